@@ -1,0 +1,118 @@
+// What each operator's kernel gets: raw pointers and sizes, already checked. The same for every backend.
+#pragma once
+
+#include <cstdint>
+
+#include "op_kernels/common/record.h"
+
+namespace rec_sdk {
+
+// The weights of a cache: row s starts at data + s * stride_bytes.
+struct Weights {
+  const uint8_t* data;
+  int64_t stride_bytes;
+  int64_t rows;
+  int64_t dim;
+  DType dtype;
+};
+
+// The bags of a pooled lookup. Bag k is (feature f, sample b) = divmod(first_bag + k, batch_size).
+struct Bags {
+  const int64_t* offsets;  // [count + 1]
+  int64_t count;
+  int64_t first_bag;
+  int64_t batch_size;
+  const int64_t* columns;  // [features]: where the feature's slice starts in a row of the output
+  const bool* mean;        // [features]
+};
+
+struct LookupSequence {
+  Weights weights;
+  const int32_t* slots;  // [n]
+  float* out;            // [n, dim]
+};
+
+struct LookupPooled {
+  Weights weights;
+  const int32_t* slots;             // [n]
+  const float* per_sample_weights;  // [n] or null
+  Bags bags;
+  float* out;  // [batch_size, columns], row stride out_stride
+  int64_t out_stride;
+};
+
+struct PooledWeightsGrad {
+  Weights weights;
+  const int32_t* slots;  // [n]
+  Bags bags;
+  const float* grad;  // [batch_size, columns], row stride grad_stride
+  int64_t grad_stride;
+  float* out;  // [n]
+};
+
+// Lookup j contributes scale[j] * grad[grad_row[j], grad_column[j] : grad_column[j] + dim].
+struct Lookups {
+  const float* grad;  // [rows, columns], row stride grad_stride
+  int64_t grad_stride;
+  const int32_t* grad_row;     // [count]
+  const int32_t* grad_column;  // [count], or null: 0
+  const float* scale;          // [count], or null: 1
+  int64_t count;
+};
+
+// Segments longer than this are summed in chunks of it, in parallel. A power of two of blocks (aggregate.h).
+constexpr int64_t kChunkLookups = 1024;
+
+struct Chunk {
+  int64_t begin, end;  // lookups
+};
+
+// A unique row whose segment was summed in chunks, from first_chunk on.
+struct HotRow {
+  int64_t row;
+  int64_t first_chunk;
+};
+
+// Unique row u has the lookups [offsets[u], offsets[u + 1]).
+struct Segments {
+  Lookups lookups;
+  int64_t dim;
+  const int32_t* unique_slots;  // [rows], distinct
+  const int32_t* offsets;       // [rows + 1]
+  int64_t rows;
+  const HotRow* hot_rows;  // [hot_count], ascending
+  int64_t hot_count;
+  const float* chunk_sums;  // [chunks, dim]
+};
+
+struct SumChunks {
+  Lookups lookups;
+  int64_t dim;
+  const Chunk* chunks;  // [n]
+  float* out;           // [n, dim]
+};
+
+constexpr int64_t kCoefficients = 8;  // per table
+
+struct UpdateRows {
+  Segments segments;
+  uint8_t* cache;  // [slots, layout.bytes]
+  RecordLayout layout;
+  const int32_t* table_offsets;  // [tables + 1]
+  int64_t tables;
+  const float* coefficients;  // [tables, kCoefficients]
+};
+
+struct AccumulateRows {
+  Segments segments;
+  float* pending;  // [slots, 2 * dim]: sum, compensation
+};
+
+struct CopyRows {
+  uint8_t* cache;        // [slots, bytes]; read only when gathering
+  uint8_t* rows;         // [n, bytes]; read only when scattering
+  const int32_t* slots;  // [n]
+  int64_t bytes;
+};
+
+}  // namespace rec_sdk

@@ -1,0 +1,47 @@
+// Walks the bags of a pooled lookup, feature by feature.
+#pragma once
+
+#include <cstdint>
+
+#include "op_kernels/common/arguments.h"
+#include "op_kernels/common/isa.h"
+
+namespace rec_sdk {
+namespace REC_SDK_ISA {
+
+// Where bag k lies in the output, and how it is pooled.
+struct BagCursor {
+  const Bags& bags;
+  int64_t feature, sample;
+
+  REC_SDK_INLINE BagCursor(const Bags& all, int64_t k)
+      : bags(all),
+        feature((all.first_bag + k) / all.batch_size),
+        sample((all.first_bag + k) % all.batch_size) {}
+
+  REC_SDK_INLINE void next() {
+    if (++sample == bags.batch_size) {
+      sample = 0;
+      ++feature;
+    }
+  }
+  REC_SDK_INLINE int64_t column() const { return bags.columns[feature]; }
+  REC_SDK_INLINE bool mean() const { return bags.mean[feature]; }
+};
+
+// The bag that holds a lookup: the last one that starts at or before it.
+REC_SDK_INLINE int64_t bag_of(const Bags& bags, int64_t lookup) {
+  int64_t low = 0, high = bags.count;
+  while (high - low > 1) {
+    const int64_t middle = (low + high) / 2;
+    if (bags.offsets[middle] <= lookup) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+}  // namespace REC_SDK_ISA
+}  // namespace rec_sdk

@@ -1,0 +1,103 @@
+// Storage formats of the weights, as arithmetic on bits: it vectorises everywhere and gives the same bits
+// everywhere.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "op_kernels/common/isa.h"
+#include "op_kernels/common/record.h"
+
+namespace rec_sdk {
+namespace REC_SDK_ISA {
+
+REC_SDK_HD float float_of(uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, 4);
+  return value;
+}
+
+REC_SDK_HD uint32_t bits_of(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, 4);
+  return bits;
+}
+
+struct Float32 {
+  using Storage = float;
+  static REC_SDK_HD float load(float stored) { return stored; }
+  static REC_SDK_HD float store(float value) { return value; }
+};
+
+struct BFloat16 {
+  using Storage = uint16_t;
+  static REC_SDK_HD float load(uint16_t stored) { return float_of(static_cast<uint32_t>(stored) << 16); }
+  static REC_SDK_HD uint16_t store(float value) {
+    const uint32_t bits = bits_of(value);
+    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;  // to nearest even
+    return static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
+  }
+};
+
+// After F. Giesen, "Float->half variants": subnormals go through one exact or correctly rounded float
+// addition.
+struct Float16 {
+  using Storage = uint16_t;
+  static REC_SDK_HD float load(uint16_t stored) {
+    const uint32_t magnitude = (stored & 0x7fffu) << 13;
+    const uint32_t exponent = magnitude & 0x0f800000u;
+    const uint32_t normal = magnitude + (112u << 23);
+    const uint32_t infinite = normal + (112u << 23);
+    const uint32_t subnormal = bits_of(float_of(normal + (1u << 23)) - float_of(113u << 23));
+    const uint32_t finite = exponent == 0 ? subnormal : normal;
+    const uint32_t bits = exponent == 0x0f800000u ? infinite : finite;
+    return float_of(bits | ((stored & 0x8000u) << 16));
+  }
+  static REC_SDK_HD uint16_t store(float value) {
+    const uint32_t all = bits_of(value);
+    const uint32_t bits = all & 0x7fffffffu;
+    const uint32_t special = bits > 0x7f800000u ? 0x7e00u : 0x7c00u;
+    const uint32_t subnormal =
+        bits_of(float_of(bits) + 0.5f) - 0x3f000000u;  // ulp of 0.5 is 2^-24, as in fp16
+    const uint32_t normal = (bits - (112u << 23) + 0xfffu + ((bits >> 13) & 1u)) >> 13;
+    const uint32_t finite = bits < (113u << 23) ? subnormal : normal;
+    const uint32_t magnitude = bits >= (143u << 23) ? special : finite;
+    return static_cast<uint16_t>(magnitude | ((all >> 16) & 0x8000u));
+  }
+};
+
+// Calls f(Format{}) with the format of a dtype.
+template <class F>
+REC_SDK_INLINE void with_format(DType dtype, const F& f) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return f(Float32{});
+    case DType::kFloat16:
+      return f(Float16{});
+    case DType::kBFloat16:
+      return f(BFloat16{});
+  }
+}
+
+template <int64_t kValue>
+struct Constant {
+  static constexpr int64_t value = kValue;
+};
+
+// Calls f(Constant<dim>{}) for the usual widths, which then unroll, and f(Constant<0>{}) for any other.
+template <class F>
+REC_SDK_INLINE void with_dim(int64_t dim, const F& f) {
+  switch (dim) {
+    case 32:
+      return f(Constant<32>{});
+    case 64:
+      return f(Constant<64>{});
+    case 128:
+      return f(Constant<128>{});
+    default:
+      return f(Constant<0>{});
+  }
+}
+
+}  // namespace REC_SDK_ISA
+}  // namespace rec_sdk

@@ -1,0 +1,32 @@
+// The CPU kernels, one table for each instruction set they were compiled for. Every kernel does the items
+// [begin, end) of its arguments; ranges may run in any order on any threads, and the bits stay the same.
+#pragma once
+
+#include <cstdint>
+
+#include "op_kernels/common/arguments.h"
+
+namespace rec_sdk {
+
+struct CpuKernels {
+  const char* isa;
+  void (*lookup_sequence)(const LookupSequence&, int64_t begin, int64_t end);         // lookups
+  void (*lookup_pooled)(const LookupPooled&, int64_t begin, int64_t end);             // bags
+  void (*pooled_weights_grad)(const PooledWeightsGrad&, int64_t begin, int64_t end);  // lookups
+  void (*sum_chunks)(const SumChunks&, int64_t begin, int64_t end);                   // chunks
+  // Unique rows; scratch: [dim]. Null for a name that is no optimizer.
+  void (*(*update_rows)(const char* optimizer))(const UpdateRows&, int64_t begin, int64_t end,
+                                                float* scratch);
+  void (*accumulate_rows)(const AccumulateRows&, int64_t begin, int64_t end, float* scratch);  // unique rows
+  void (*gather_rows)(const CopyRows&, int64_t begin, int64_t end);                            // rows
+  void (*scatter_rows)(const CopyRows&, int64_t begin, int64_t end);                           // rows
+};
+
+// The best table for this machine, or the one select_cpu_isa chose.
+const CpuKernels& cpu_kernels();
+
+// The table of that name ("" = the best); false, and no change, when this build or machine lacks it. For
+// tests.
+bool select_cpu_isa(const char* name);
+
+}  // namespace rec_sdk

@@ -1,0 +1,18 @@
+// One source, several instruction sets: the cpu.cpp files are compiled once for each, with REC_SDK_ISA naming
+// the namespace. Everything inline that they use lives in that namespace, so that the linker can never merge
+// a function compiled for AVX-512 into the build for a plain machine. For the same reason they use no std::
+// templates.
+#pragma once
+
+#ifndef REC_SDK_ISA
+#define REC_SDK_ISA portable
+#endif
+
+#ifdef __CUDACC__
+#define REC_SDK_HD __host__ __device__ __forceinline__
+#else
+#define REC_SDK_HD inline __attribute__((always_inline))
+#endif
+
+// GCC 12 deletes calls to helpers that only prefetch, unless they are always_inline.
+#define REC_SDK_INLINE inline __attribute__((always_inline))

@@ -1,0 +1,102 @@
+// Optimizer formulas, elementwise. Each struct serves every backend of this language: the CPU loop vectorises
+// it, a CUDA thread calls it. To add an optimizer: write its struct and add it to the list at the end.
+//
+// An optimizer has
+//   kName                            as the operator's `optimizer` argument names it
+//   kElementStates, kRowStates       fp32 states of [dim], then of [1], in the order of the record
+//   kMeanSquare                      whether begin_row needs the mean of g * g over the row
+//   Optimizer(coefficients)          of one table; [0] is max_gradient, common to all
+//   begin_row(row_states, mean)      updates the [1] states; what it returns goes to every element of the row
+//   element(w, states, g, row)       updates one weight and its [dim] states from the aggregated gradient
+#pragma once
+
+#include <math.h>
+
+#include <cstdint>
+
+#include "op_kernels/common/isa.h"
+
+namespace rec_sdk {
+namespace REC_SDK_ISA {
+
+struct Sgd {
+  static constexpr const char* kName = "sgd";
+  static constexpr int kElementStates = 0, kRowStates = 0;
+  static constexpr bool kMeanSquare = false;
+
+  float lr;
+  explicit REC_SDK_HD Sgd(const float* c) : lr(c[1]) {}
+
+  REC_SDK_HD float begin_row(float*, float) const { return 0; }
+  REC_SDK_HD void element(float& w, float*, float g, float) const { w -= lr * g; }
+};
+
+struct Adagrad {
+  static constexpr const char* kName = "adagrad";
+  static constexpr int kElementStates = 1, kRowStates = 0;  // sum
+  static constexpr bool kMeanSquare = false;
+
+  float lr, eps;  // lr: already decayed
+  explicit REC_SDK_HD Adagrad(const float* c) : lr(c[1]), eps(c[2]) {}
+
+  REC_SDK_HD float begin_row(float*, float) const { return 0; }
+  REC_SDK_HD void element(float& w, float* states, float g, float) const {
+    states[0] += g * g;
+    w -= lr * g / (sqrtf(states[0]) + eps);
+  }
+};
+
+struct RowWiseAdagrad {
+  static constexpr const char* kName = "rowwise_adagrad";
+  static constexpr int kElementStates = 0, kRowStates = 1;  // sum
+  static constexpr bool kMeanSquare = true;
+
+  float lr, eps;
+  explicit REC_SDK_HD RowWiseAdagrad(const float* c) : lr(c[1]), eps(c[2]) {}
+
+  REC_SDK_HD float begin_row(float* row_states, float mean_square) const {
+    row_states[0] += mean_square;
+    return lr / (sqrtf(row_states[0]) + eps);
+  }
+  REC_SDK_HD void element(float& w, float*, float g, float rate) const { w -= rate * g; }
+};
+
+// torch.optim.Adam and SparseAdam: they differ only in coefficients 1 and 5.
+struct Adam {
+  static constexpr const char* kName = "adam";
+  static constexpr int kElementStates = 2, kRowStates = 0;  // exp_avg, exp_avg_sq
+  static constexpr bool kMeanSquare = false;
+
+  float step_size, eps, one_minus_beta1, one_minus_beta2, inv_sqrt_bias_correction2;
+  explicit REC_SDK_HD Adam(const float* c)
+      : step_size(c[1]),
+        eps(c[2]),
+        one_minus_beta1(c[3]),
+        one_minus_beta2(c[4]),
+        inv_sqrt_bias_correction2(c[5]) {}
+
+  REC_SDK_HD float begin_row(float*, float) const { return 0; }
+  REC_SDK_HD void element(float& w, float* states, float g, float) const {
+    states[0] += (g - states[0]) * one_minus_beta1;
+    states[1] += (g * g - states[1]) * one_minus_beta2;
+    w -= step_size * states[0] / (sqrtf(states[1]) * inv_sqrt_bias_correction2 + eps);
+  }
+};
+
+template <class... Optimizer>
+struct OptimizerList {};
+
+using Optimizers = OptimizerList<  //
+    Sgd,                           //
+    Adagrad,                       //
+    RowWiseAdagrad,                //
+    Adam>;
+
+// Elementwise clipping of the aggregated gradient; a NaN stays a NaN.
+REC_SDK_HD float clip(float g, float max_gradient) {
+  const float below = max_gradient < g ? max_gradient : g;
+  return below < -max_gradient ? -max_gradient : below;
+}
+
+}  // namespace REC_SDK_ISA
+}  // namespace rec_sdk

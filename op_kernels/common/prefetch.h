@@ -1,0 +1,35 @@
+// Software prefetch of rows: a lookup jumps to a random place, which no hardware prefetcher can guess.
+#pragma once
+
+#include <cstdint>
+
+#include "op_kernels/common/isa.h"
+
+namespace rec_sdk {
+namespace REC_SDK_ISA {
+
+constexpr int64_t kCacheLine = 64;
+
+// Rows to run ahead: enough to hide the latency, few enough to stay within the L2 cache and its miss buffers.
+REC_SDK_INLINE int64_t rows_ahead(int64_t row_bytes) {
+  const int64_t ahead = 64 * kCacheLine / row_bytes;
+  return ahead < 4 ? 4 : ahead > 64 ? 64 : ahead;
+}
+
+// Into L2: into L1 the rows evict each other, and the gradients, before they are used.
+REC_SDK_INLINE void prefetch_row(const void* row, int64_t bytes) {
+  const char* line = static_cast<const char*>(row);
+  for (int64_t at = 0; at < bytes; at += kCacheLine) {
+    __builtin_prefetch(line + at, 0, 2);
+  }
+}
+
+REC_SDK_INLINE void prefetch_row_near(const void* row, int64_t bytes) {
+  const char* line = static_cast<const char*>(row);
+  for (int64_t at = 0; at < bytes; at += kCacheLine) {
+    __builtin_prefetch(line + at, 0, 3);
+  }
+}
+
+}  // namespace REC_SDK_ISA
+}  // namespace rec_sdk

@@ -1,0 +1,50 @@
+// The row record: everything one row owns, as contiguous bytes. The same layout in the host store, the
+// staging buffer and the device cache, on every backend.
+#pragma once
+
+#include <cstdint>
+
+namespace rec_sdk {
+
+enum class DType : int32_t { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
+
+constexpr int64_t kMaxStates = 4;
+constexpr int64_t kStateAlignment = 4;
+constexpr int64_t kRecordAlignment = 16;
+
+constexpr int64_t dtype_bytes(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
+
+constexpr int64_t round_up(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+// Weight first (offset 0), then one fp32 block per optimizer state.
+struct RecordLayout {
+  int64_t dim;
+  DType weight_dtype;
+  int64_t weight_bytes;
+  int64_t state_count;
+  int64_t state_elements[kMaxStates];  // dim, or 1 for a row-wise state
+  int64_t state_offset[kMaxStates];    // bytes from the start of the record
+  int64_t bytes;                       // of the whole record
+};
+
+// Preconditions: dim >= 1, 0 <= state_count <= kMaxStates; state_elements may be null when state_count is 0.
+constexpr RecordLayout make_record_layout(int64_t dim, DType weight_dtype, const int64_t* state_elements,
+                                          int64_t state_count) {
+  RecordLayout layout{};
+  layout.dim = dim;
+  layout.weight_dtype = weight_dtype;
+  layout.weight_bytes = dim * dtype_bytes(weight_dtype);
+  layout.state_count = state_count;
+  int64_t end = layout.weight_bytes;
+  for (int64_t s = 0; s < state_count; ++s) {
+    layout.state_elements[s] = state_elements[s];
+    layout.state_offset[s] = round_up(end, kStateAlignment);
+    end = layout.state_offset[s] + state_elements[s] * 4;
+  }
+  layout.bytes = round_up(end, kRecordAlignment);
+  return layout;
+}
+
+}  // namespace rec_sdk

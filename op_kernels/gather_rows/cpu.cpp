@@ -1,0 +1,18 @@
+#include <cstring>
+
+#include "op_kernels/common/arguments.h"
+#include "op_kernels/common/prefetch.h"
+
+namespace rec_sdk {
+namespace REC_SDK_ISA {
+
+void gather_rows(const CopyRows& a, int64_t begin, int64_t end) {
+  const int64_t ahead = rows_ahead(a.bytes);
+  for (int64_t i = begin; i < end; ++i) {
+    if (i + ahead < end) prefetch_row(a.cache + a.slots[i + ahead] * a.bytes, a.bytes);
+    memcpy(a.rows + i * a.bytes, a.cache + a.slots[i] * a.bytes, static_cast<size_t>(a.bytes));
+  }
+}
+
+}  // namespace REC_SDK_ISA
+}  // namespace rec_sdk

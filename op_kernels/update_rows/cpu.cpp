@@ -1,0 +1,92 @@
+#include <cstring>
+
+#include "op_kernels/common/aggregate.h"
+#include "op_kernels/common/arguments.h"
+#include "op_kernels/common/convert.h"
+#include "op_kernels/common/optimizers.h"
+
+namespace rec_sdk {
+namespace REC_SDK_ISA {
+namespace {
+
+template <class Optimizer, class Format, int64_t kDim>
+REC_SDK_INLINE void update_record(const Optimizer& optimizer, const RecordLayout& layout, float max_gradient,
+                                  const float* __restrict g, uint8_t* record) {
+  constexpr int kStates = Optimizer::kElementStates;
+  const int64_t dim = kDim > 0 ? kDim : layout.dim;
+  typename Format::Storage* weights = reinterpret_cast<typename Format::Storage*>(record);
+  float* states[kStates + 1];
+  for (int s = 0; s < kStates; ++s) states[s] = reinterpret_cast<float*>(record + layout.state_offset[s]);
+  // Row states follow one another in the record, being 4 bytes each.
+  float* row_states =
+      Optimizer::kRowStates > 0 ? reinterpret_cast<float*>(record + layout.state_offset[kStates]) : nullptr;
+
+  float mean_square = 0;
+  if (Optimizer::kMeanSquare) {
+    const auto square = [&](int64_t k) { return clip(g[k], max_gradient) * clip(g[k], max_gradient); };
+    mean_square = lane_sum(dim, square) / static_cast<float>(dim);
+  }
+  const auto row = optimizer.begin_row(row_states, mean_square);
+#pragma GCC ivdep
+  for (int64_t k = 0; k < dim; ++k) {
+    float element_states[kStates + 1];
+    for (int s = 0; s < kStates; ++s) element_states[s] = states[s][k];
+    float weight = Format::load(weights[k]);
+    optimizer.element(weight, element_states, clip(g[k], max_gradient), row);
+    weights[k] = Format::store(weight);
+    for (int s = 0; s < kStates; ++s) states[s][k] = element_states[s];
+  }
+}
+
+template <class Optimizer, class Format, int64_t kDim>
+void update_range(const UpdateRows& a, int64_t begin, int64_t end, float* scratch) {
+  const RecordLayout layout = a.layout;
+  int64_t table = 0;
+  while (begin >= a.table_offsets[table + 1]) ++table;
+  const float* coefficients = a.coefficients + table * kCoefficients;
+  Optimizer optimizer(coefficients);
+  for_each_row<kDim>(a.segments, a.cache, layout.bytes, begin, end, scratch,
+                     [&](int64_t u, uint8_t* record, const float* g) {
+                       if (u >= a.table_offsets[table + 1]) {
+                         while (u >= a.table_offsets[table + 1]) ++table;
+                         coefficients = a.coefficients + table * kCoefficients;
+                         optimizer = Optimizer(coefficients);
+                       }
+                       update_record<Optimizer, Format, kDim>(optimizer, layout, coefficients[0], g, record);
+                     });
+}
+
+template <class Optimizer>
+void update_with(const UpdateRows& a, int64_t begin, int64_t end, float* scratch) {
+  if (begin == end) return;
+  with_format(a.layout.weight_dtype, [&](auto format) {
+    with_dim(a.layout.dim, [&](auto dim) {
+      update_range<Optimizer, decltype(format), decltype(dim)::value>(a, begin, end, scratch);
+    });
+  });
+}
+
+using UpdateKernel = void (*)(const UpdateRows&, int64_t, int64_t, float*);
+
+template <class... Optimizer>
+UpdateKernel find(const char* name, OptimizerList<Optimizer...>) {
+  UpdateKernel found = nullptr;
+  ((strcmp(name, Optimizer::kName) == 0 ? void(found = update_with<Optimizer>) : void()), ...);
+  return found;
+}
+
+}  // namespace
+
+UpdateKernel update_rows(const char* optimizer) { return find(optimizer, Optimizers{}); }
+
+void sum_chunks(const SumChunks& a, int64_t begin, int64_t end) {
+  with_dim(a.dim, [&](auto dim) {
+    for (int64_t i = begin; i < end; ++i) {
+      sum_lookups<decltype(dim)::value>(a.lookups, a.chunks[i].begin, a.chunks[i].end, a.dim,
+                                        a.out + i * a.dim);
+    }
+  });
+}
+
+}  // namespace REC_SDK_ISA
+}  // namespace rec_sdk

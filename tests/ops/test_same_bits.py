@@ -1,0 +1,123 @@
+"""The same inputs give the same bits: the documented order, at any thread count, on any instruction set."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+import torch
+from op_batches import Cache, coefficients, int32, segments, update
+from test_lookup_pooled import lookup as lookup_pooled
+from test_lookup_pooled import make_batch, weights_grad
+
+from rec_sdk_torch import ops
+
+BLOCK = 32
+OPTIMIZERS = {"sgd": [], "adagrad": [0], "rowwise_adagrad": [1], "adam": [0, 0]}  # 0: dim elements
+
+
+def reference_sum(terms: torch.Tensor) -> torch.Tensor:
+    """Blocks of 32 one after the other, then carried as a binary counter does; left + right."""
+    stack: list[torch.Tensor] = []
+    for i, block in enumerate(terms.split(BLOCK)):
+        total = block[0]
+        for term in block[1:]:
+            total = total + term
+        stack.append(total)
+        carry = i
+        while carry & 1:
+            right = stack.pop()
+            stack[-1] = stack[-1] + right
+            carry >>= 1
+    while len(stack) > 1:
+        right = stack.pop()
+        stack[-1] = stack[-1] + right
+    return stack[0]
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def isa(name: str) -> Iterator[None]:
+    ops.select_cpu_isa(name)
+    try:
+        yield
+    finally:
+        ops.select_cpu_isa()
+
+
+def available_isas() -> list[str]:
+    found = []
+    for name in ("baseline", "x86_64_v3", "x86_64_v4"):
+        with contextlib.suppress(ValueError), isa(name):
+            found.append(ops.cpu_isa())
+    return found
+
+
+@pytest.mark.parametrize("dim", [5, 64, 130])
+@pytest.mark.parametrize("hits", [1, 2, 31, 32, 33, 64, 97, 1023, 1024, 1025, 2048, 2049, 3111, 5000])
+def test_documented_order(hits: int, dim: int, device: torch.device) -> None:
+    grad = torch.randn(hits, dim, generator=torch.Generator().manual_seed(hits)) * 100
+    cache = Cache(torch.zeros(3, dim), device=device)
+    slots = torch.full((hits,), 2, device=device)
+    update(cache, grad.to(device), slots, "sgd", coefficients(-1.0, device=device))
+    assert torch.equal(cache.weights[2].cpu(), reference_sum(grad))
+
+
+def run_everything(dim: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """The bytes that every operator leaves, for a batch with hot rows (segments of several chunks)."""
+    generator = torch.Generator().manual_seed(dim)
+    lookups, rows = 12_000, 500
+    slots = (torch.rand(lookups, generator=generator) ** 6 * rows).long()
+    grad = torch.randn(lookups, dim, generator=generator)
+    scale = torch.rand(lookups, generator=generator)
+    weights = torch.randn(rows, dim, generator=generator)
+    results = []
+    row = coefficients(0.1, 1e-8, 0.1, 0.001, 1.01, max_gradient=9.0)
+    for optimizer, elements in OPTIMIZERS.items():
+        for factor in (None, scale):
+            cache = Cache(weights, [torch.ones(rows, n or dim) for n in elements], dtype)
+            update(cache, grad, slots, optimizer, row, factor)
+            results.append(cache.records)
+    results.append(torch.ops.rec_sdk.lookup_sequence(cache.weights, int32(slots)))
+    results.append(torch.ops.rec_sdk.gather_rows(cache.records, int32(slots)))
+    torch.ops.rec_sdk.scatter_rows(cache.records, int32(torch.randperm(rows)), torch.ones_like(cache.records))
+    results.append(cache.records)
+    pending = torch.zeros(rows, 2 * dim)
+    for _ in range(2):
+        torch.ops.rec_sdk.accumulate_rows(pending, grad, *segments(slots), None, scale)
+    results.append(pending)
+    lengths = torch.randint(0, 90, (300,), generator=generator).tolist()
+    batch = make_batch(lengths, 100, dim, dtype)
+    results.append(lookup_pooled(batch, batch.sample_weights, 0, batch.out.clone()))
+    results.append(weights_grad(batch, torch.randn(batch.out.shape, generator=generator)))
+    return [r.contiguous().view(torch.uint8) for r in results]
+
+
+CONFIGURATIONS = [(name, count) for name in available_isas() for count in (1, 2, 5)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dim", [1, 3, 20, 64, 130])
+def test_threads_and_instruction_sets(dim: int, dtype: torch.dtype) -> None:
+    with isa("baseline"), threads(1):
+        expected = run_everything(dim, dtype)
+    for name, count in CONFIGURATIONS:
+        with isa(name), threads(count):
+            for i, (found, wanted) in enumerate(zip(run_everything(dim, dtype), expected, strict=True)):
+                assert torch.equal(found, wanted), f"result {i} differs with {name}, {count} thread(s)"
+
+
+def test_isa_selection() -> None:
+    assert "baseline" in available_isas()
+    with pytest.raises(ValueError, match="no CPU kernels for 'vax'"):
+        ops.select_cpu_isa("vax")

@@ -1,0 +1,269 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from op_batches import Cache, coefficients, int32, segments, update
+
+import rec_sdk_torch.ops  # noqa: F401
+
+DIMS = [1, 3, 8, 20, 32, 64, 128, 130]
+ROWS, LOOKUPS, STEPS = 40, 150, 20
+
+
+# The plain-torch references: one step on the touched rows, `w, states` in place, from the lookups' gradients.
+
+
+class Reference:
+    """torch.nn.Embedding(sparse=True) with a torch optimizer."""
+
+    def __init__(self, weights: torch.Tensor, make: Callable[..., torch.optim.Optimizer]) -> None:
+        self.embedding = torch.nn.Embedding.from_pretrained(weights.clone(), freeze=False, sparse=True)
+        self.optimizer = make(self.embedding.parameters())
+
+    def step(self, slots: torch.Tensor, grad: torch.Tensor) -> None:
+        self.optimizer.zero_grad()
+        self.embedding(slots.long()).backward(grad)
+        self.optimizer.step()
+
+    @property
+    def weights(self) -> torch.Tensor:
+        return self.embedding.weight.detach()
+
+
+class Formula:
+    """An optimizer without a sparse form, written out on the touched rows."""
+
+    def __init__(self, weights: torch.Tensor) -> None:
+        self.weights, self.t = weights.clone(), 0
+        self.state = [torch.zeros_like(weights), torch.zeros_like(weights)]
+
+    def step(self, slots: torch.Tensor, grad: torch.Tensor) -> None:
+        self.t += 1
+        rows = slots.long().unique()
+        total = torch.zeros_like(self.weights).index_add_(0, slots.long(), grad)[rows]
+        self.update(rows, total)
+
+    def update(self, rows: torch.Tensor, g: torch.Tensor) -> None:
+        raise NotImplementedError
+
+
+class AdamFormula(Formula):
+    def update(self, rows: torch.Tensor, g: torch.Tensor) -> None:
+        m, v = self.state
+        m[rows] = 0.9 * m[rows] + 0.1 * g
+        v[rows] = 0.999 * v[rows] + 0.001 * g * g
+        denominator = v[rows].sqrt() / math.sqrt(1 - 0.999**self.t) + 1e-8
+        self.weights[rows] -= 0.01 / (1 - 0.9**self.t) * m[rows] / denominator
+
+
+class RowWiseAdagradFormula(Formula):
+    def update(self, rows: torch.Tensor, g: torch.Tensor) -> None:
+        total = self.state[0][:, :1]
+        total[rows] += (g * g).mean(1, keepdim=True)
+        self.weights[rows] -= 0.1 * g / (total[rows].sqrt() + 1e-8)
+
+
+def adam_row(t: int, sparse: bool) -> torch.Tensor:
+    correction1, correction2 = 1 - 0.9**t, 1 - 0.999**t
+    step_size, inverse = 0.01 / correction1, 1 / math.sqrt(correction2)
+    if sparse:
+        step_size, inverse = step_size * math.sqrt(correction2), 1.0
+    return coefficients(step_size, 1e-8, 1 - 0.9, 1 - 0.999, inverse)
+
+
+# name: (operator's optimizer, state elements of a dim, reference, coefficients of step t, tolerance)
+CASES = {
+    "SGD": (
+        "sgd",
+        lambda d: [],
+        lambda w: Reference(w, lambda p: torch.optim.SGD(p, 0.1)),
+        lambda t: coefficients(0.1),
+        1e-6,
+    ),
+    "Adagrad": (
+        "adagrad",
+        lambda d: [d],
+        lambda w: Reference(w, lambda p: torch.optim.Adagrad(p, 0.1, lr_decay=0.01)),
+        lambda t: coefficients(0.1 / (1 + (t - 1) * 0.01), 1e-10),
+        1e-6,
+    ),
+    "RowWiseAdagrad": (
+        "rowwise_adagrad",
+        lambda d: [1],
+        RowWiseAdagradFormula,
+        lambda t: coefficients(0.1, 1e-8),
+        1e-6,
+    ),
+    "SparseAdam": (
+        "adam",
+        lambda d: [d, d],
+        lambda w: Reference(w, lambda p: torch.optim.SparseAdam(list(p), 0.01)),
+        lambda t: adam_row(t, sparse=True),
+        1e-5,
+    ),
+    "Adam": ("adam", lambda d: [d, d], AdamFormula, lambda t: adam_row(t, sparse=False), 1e-5),
+}
+
+
+@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize("name", CASES)
+def test_equals_torch_optim(name: str, dim: int, device: torch.device) -> None:
+    optimizer, elements, make_reference, row, tolerance = CASES[name]
+    torch.manual_seed(dim)
+    weights = torch.randn(ROWS, dim) * 0.1  # of the size of embeddings: the reference rounds too
+    cache = Cache(weights, [torch.zeros(ROWS, n) for n in elements(dim)], device=device)
+    reference = make_reference(weights)
+    for t in range(1, STEPS + 1):
+        slots = torch.randint(0, ROWS - 5, (LOOKUPS,)) // (1 + t % 3)
+        grad = torch.randn(LOOKUPS, dim) * 0.1
+        update(cache, grad.to(device), slots.to(device), optimizer, row(t).to(device))
+        reference.step(slots, grad)
+    torch.testing.assert_close(cache.weights.cpu(), reference.weights, rtol=tolerance, atol=tolerance)
+    assert torch.equal(cache.weights[ROWS - 5 :].cpu(), weights[ROWS - 5 :])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize("name", CASES)
+def test_16_bit_weights_round_once(name: str, dim: int, dtype: torch.dtype, device: torch.device) -> None:
+    optimizer, elements, _, row, _ = CASES[name]
+    torch.manual_seed(dim)
+    weights = torch.randn(ROWS, dim).to(dtype).float()
+    states = [torch.rand(ROWS, n) for n in elements(dim)]
+    small, exact = Cache(weights, states, dtype, device), Cache(weights, states, device=device)
+    slots, grad = torch.randint(0, ROWS, (LOOKUPS,)).to(device), torch.randn(LOOKUPS, dim, device=device)
+    for cache in (small, exact):
+        update(cache, grad, slots, optimizer, row(3).to(device))
+    assert torch.equal(small.weights, exact.weights.to(dtype))
+    for found, expected in zip(small.states, exact.states, strict=True):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rounding_to_nearest_even(dtype: torch.dtype, device: torch.device) -> None:
+    bits = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype).float()
+    values = torch.cat(
+        [
+            bits,
+            torch.nextafter(bits, torch.tensor(math.inf)),
+            ((bits[:-1].double() + bits[1:].double()) / 2).float(),  # ties
+            torch.tensor([65519.0, 65520.0, 3.4e38, -3.4e38]),
+            torch.tensor([1e-45, 2.0**-25, 2.0**-25 * 1.0001, 2.0**-24 * 1.5]),
+        ]
+    )
+    values = torch.nn.functional.pad(values, (0, -len(values) % 64)).reshape(-1, 64).to(device)
+    cache = Cache(torch.zeros_like(values), dtype=dtype, device=device)
+    update(cache, values, torch.arange(len(values), device=device), "sgd", coefficients(-1.0, device=device))
+    # 0 + v: a lone -0 becomes +0 on both sides.
+    torch.testing.assert_close(cache.weights, (values + 0.0).to(dtype), rtol=0, atol=0, equal_nan=True)
+
+
+def test_tables_columns_scale_and_clipping(device: torch.device) -> None:
+    torch.manual_seed(0)
+    dim, lookups = 20, 300
+    weights = torch.randn(30, dim)
+    cache = Cache(weights, device=device)
+    slots = torch.randint(0, 30, (lookups,))
+    unique, offsets, positions = segments(slots)
+    wide = torch.randn(16, 100)
+    grad = wide[:, 7:97]
+    grad_row, grad_column = torch.randint(0, 16, (lookups,)), torch.randint(0, 71, (lookups,))
+    scale = torch.rand(lookups)
+    limits, rates = [0.5, math.inf, math.inf, 2.0], [0.1, 9.0, 0.3, 0.7]
+    rows = torch.cat([coefficients(lr, max_gradient=m) for lr, m in zip(rates, limits, strict=True)])
+    tables = int32([0, 10, 10, 21, len(unique)])
+    torch.ops.rec_sdk.update_rows(
+        cache.records,
+        wide.to(device)[:, 7:97],
+        *[x.to(device) for x in (unique, tables, offsets, int32(grad_row), int32(grad_column), scale, rows)],
+        "sgd",
+        dim,
+        torch.float32,
+    )
+    expected = weights.double()
+    slices = torch.stack([grad[r, c : c + dim] for r, c in zip(grad_row, grad_column, strict=True)])
+    slices *= scale[:, None]
+    for u, slot in enumerate(unique.long()):
+        g = slices[int(offsets[u]) : int(offsets[u + 1])].double().sum(0)
+        table = sum(u >= int(end) for end in tables[1:-1])  # table 1 is empty
+        expected[slot] -= rates[table] * g.clamp(-limits[table], limits[table])
+    torch.testing.assert_close(cache.weights.cpu().double(), expected, rtol=1e-5, atol=1e-5)
+    assert len(positions) == lookups
+
+
+def test_nan_gradients_stay_visible(device: torch.device) -> None:
+    cache = Cache(torch.zeros(2, 8), device=device)
+    grad = torch.full((1, 8), float("nan"), device=device)
+    row = coefficients(1.0, max_gradient=1.0, device=device)
+    update(cache, grad, torch.tensor([1], device=device), "sgd", row)
+    assert cache.weights[1].isnan().all()
+    assert not cache.weights[0].isnan().any()
+
+
+def test_an_empty_segment_updates_with_a_zero_gradient(device: torch.device) -> None:
+    cache = Cache(torch.ones(4, 8), [torch.ones(4, 8), torch.ones(4, 8)], device=device)
+    torch.ops.rec_sdk.update_rows(
+        cache.records,
+        torch.zeros(1, 8, device=device),
+        int32([2], device),
+        int32([0, 1], device),
+        int32([0, 0], device),
+        int32([], device),
+        None,
+        None,
+        coefficients(1.0, 0.0, 0.5, 0.5, 1.0, device=device),
+        "adam",
+        8,
+        torch.float32,
+    )
+    assert (cache.states[0][2] == 0.5).all()
+    assert (cache.weights[2] != 1).all()
+    assert (cache.weights[3] == 1).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 140), st.lists(st.integers(0, 12), max_size=200), st.booleans())
+def test_any_batch(dim: int, slots: list[int], scaled: bool) -> None:
+    index = torch.tensor(slots, dtype=torch.int64)
+    weights, grad = torch.randn(13, dim), torch.randn(len(slots), dim)
+    scale = torch.rand(len(slots)) if scaled else None
+    cache = Cache(weights, [torch.zeros(13, dim)])
+    update(cache, grad, index, "adagrad", coefficients(0.1, 1e-10), scale)
+    scaled_grad = grad if scale is None else grad * scale[:, None]
+    total = torch.zeros(13, dim).index_add_(0, index, scaled_grad)
+    torch.testing.assert_close(cache.states[0], total * total, rtol=1e-4, atol=1e-5)
+    expected = weights - 0.1 * total / (total.abs() + 1e-10)
+    large = total.abs() > 1e-3  # elsewhere the sign of a sum that cancels decides
+    torch.testing.assert_close(cache.weights[large], expected[large], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "elements"),
+    [("sgd", []), ("adagrad", [8]), ("rowwise_adagrad", [1]), ("adam", [8, 8])],
+)
+def test_opcheck(optimizer: str, elements: list[int], device: torch.device) -> None:
+    cache = Cache(torch.randn(5, 8), [torch.ones(5, n) for n in elements], torch.bfloat16, device)
+    unique, offsets, positions = segments(torch.tensor([1, 1, 4], device=device))
+    for scale in (None, torch.rand(3, device=device)):
+        torch.library.opcheck(
+            torch.ops.rec_sdk.update_rows,
+            (
+                cache.records,
+                torch.randn(3, 8, device=device),
+                unique,
+                int32([0, 2], device),
+                offsets,
+                positions,
+                None if scale is None else int32([0, 0, 0], device),
+                scale,
+                coefficients(0.1, 1e-8, 0.1, 0.001, 1.0, device=device),
+                optimizer,
+                8,
+                torch.bfloat16,
+            ),
+        )

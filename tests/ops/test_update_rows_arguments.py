@@ -1,0 +1,77 @@
+"""What update_rows refuses: the argument is named, and nothing is written."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from op_batches import Cache, coefficients, int32
+
+import rec_sdk_torch.ops  # noqa: F401
+
+
+def good_arguments() -> dict[str, object]:
+    return {
+        "cache": Cache(torch.ones(5, 8), [torch.ones(5, 8)]).records,
+        "grad": torch.ones(3, 12),
+        "unique_slots": int32([4, 1]),
+        "table_offsets": int32([0, 1, 2]),
+        "segment_offsets": int32([0, 2, 3]),
+        "grad_row": int32([0, 2, 1]),
+        "grad_column": int32([0, 4, 1]),
+        "scale": torch.ones(3),
+        "coefficients": torch.cat([coefficients(0.1, 1e-8)] * 2),
+        "optimizer": "adagrad",
+        "dim": 8,
+        "weight_dtype": torch.float32,
+    }
+
+
+BAD: list[tuple[str, object, str]] = [
+    ("optimizer", "adamw", "optimizer must be one of sgd, adagrad, rowwise_adagrad, adam; got 'adamw'"),
+    ("dim", 0, "dim must be at least 1, got 0"),
+    ("dim", 9, "cache must have 80 bytes per row for adagrad with dim 9, got 64"),
+    ("weight_dtype", torch.float16, "cache must have 48 bytes per row for adagrad with dim 8, got 64"),
+    ("weight_dtype", torch.int32, "weight_dtype must be of Float, Half or BFloat16, got Int"),
+    ("cache", torch.ones(5, 16), "cache must be Byte, got Float"),
+    ("cache", torch.ones(5, 128, dtype=torch.uint8)[:, :64], "cache must be contiguous"),
+    ("cache", torch.ones(5 * 64 + 1, dtype=torch.uint8)[1:].view(5, 64), "cache must be aligned to 4 bytes"),
+    ("grad", torch.ones(3, 12).double(), "grad must be Float, got Double"),
+    ("grad", torch.ones(12, 3).t(), r"grad must have stride\(1\) = 1"),
+    ("grad", torch.ones(1, 12).expand(3, 12), r"grad must have stride\(0\) >= size\(1\) = 12, got 0"),
+    ("grad", torch.ones(3, 7), "grad must have at least 8 columns, got 7"),
+    ("grad", torch.ones(2, 12), r"grad_row must be in \[0, 2\), got 2 at index 1"),
+    ("grad", torch.ones(3, 11), r"grad_column must be in \[0, 4\), got 4 at index 1"),
+    ("unique_slots", torch.tensor([4, 1]), "unique_slots must be Int, got Long"),
+    ("unique_slots", int32([5, 1]), r"unique_slots must be in \[0, 5\), got 5 at index 0"),
+    ("unique_slots", int32([1]), r"segment_offsets must have 2 element\(s\), got 3"),
+    ("table_offsets", int32([0, 2]), r"coefficients must be \[1, 8\], got \[2, 8\]"),
+    ("table_offsets", int32([0, 1, 1]), "table_offsets must end at 2, got 1"),
+    ("table_offsets", int32([0, 3, 2]), "table_offsets must not decrease, got 3 then 2 at index 2"),
+    ("table_offsets", int32([]), "table_offsets must have tables"),
+    ("segment_offsets", int32([1, 2, 3]), "segment_offsets must start at 0, got 1"),
+    ("segment_offsets", int32([0, 4, 3]), "segment_offsets must not decrease, got 4 then 3 at index 2"),
+    ("segment_offsets", int32([0, 1, 2]), "segment_offsets must end at 3, got 2"),
+    ("grad_row", int32([0, -1, 1]), r"grad_row must be in \[0, 3\), got -1 at index 1"),
+    ("grad_column", int32([0, 5, 1]), r"grad_column must be in \[0, 5\), got 5 at index 1"),
+    ("grad_column", int32([0]), r"grad_column must have 3 element\(s\), got 1"),
+    ("scale", torch.ones(2), r"scale must have 3 element\(s\), got 2"),
+    ("scale", torch.ones(3).double(), "scale must be Float, got Double"),
+    ("coefficients", torch.ones(2, 7), r"coefficients must be \[2, 8\], got \[2, 7\]"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "message"), BAD, ids=[f"{b[0]}-{i}" for i, b in enumerate(BAD)])
+def test_refused(name: str, value: object, message: str, device: torch.device) -> None:
+    arguments = good_arguments() | {name: value}
+    if device.type != "cpu":
+        pytest.skip("the CPU also checks contents, and moving a tensor would change its strides")
+    cache = arguments["cache"]
+    assert isinstance(cache, torch.Tensor)
+    before = cache.clone()
+    with pytest.raises(RuntimeError, match=message):
+        torch.ops.rec_sdk.update_rows(**arguments)
+    assert torch.equal(cache, before)
+
+
+def test_good_arguments_are_accepted() -> None:
+    torch.ops.rec_sdk.update_rows(**good_arguments())

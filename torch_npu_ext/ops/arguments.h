@@ -1,0 +1,65 @@
+// From an operator's tensors to its kernel's arguments: the checks that hold on every backend (types, shapes,
+// strides, devices). A backend's kernel calls the operator's function below, checks contents as it can, and
+// launches.
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "op_kernels/common/arguments.h"
+
+namespace rec_sdk {
+
+using torch::stable::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+// weights [slots, dim] fp32 | fp16 | bf16, stride(1) = 1, slots [n] int32; out (n, dim) fp32 contiguous.
+LookupSequence lookup_sequence_arguments(const Tensor& weights, const Tensor& slots, const Tensor& out);
+
+LookupPooled lookup_pooled_arguments(const Tensor& weights, const Tensor& slots, const Tensor& offsets,
+                                     const OptionalTensor& per_sample_weights, const Tensor& columns,
+                                     const Tensor& mean, int64_t first_bag, const Tensor& out);
+
+PooledWeightsGrad pooled_weights_grad_arguments(const Tensor& weights, const Tensor& slots,
+                                                const Tensor& offsets, const Tensor& grad,
+                                                const Tensor& columns, const Tensor& mean, const Tensor& out);
+
+// Without hot rows: how to split long segments is the backend's business.
+UpdateRows update_rows_arguments(const Tensor& cache, const Tensor& grad, const Tensor& unique_slots,
+                                 const Tensor& table_offsets, const Tensor& segment_offsets,
+                                 const Tensor& grad_row, const OptionalTensor& grad_column,
+                                 const OptionalTensor& scale, const Tensor& coefficients,
+                                 const std::string& optimizer, int64_t dim,
+                                 torch::headeronly::ScalarType weight_dtype);
+
+AccumulateRows accumulate_rows_arguments(const Tensor& pending, const Tensor& grad,
+                                         const Tensor& unique_slots, const Tensor& segment_offsets,
+                                         const Tensor& grad_row, const OptionalTensor& grad_column,
+                                         const OptionalTensor& scale);
+
+// `op` names the operator in errors; rows is the result of a gather, or the source of a scatter.
+CopyRows copy_rows_arguments(const char* op, const Tensor& cache, const Tensor& slots, const Tensor& rows);
+
+// The operator's string argument. TORCH_BOX's own conversion to std::string leaks one string per call.
+struct OwnedString {
+  std::string value;
+};
+
+}  // namespace rec_sdk
+
+template <>
+struct torch::stable::detail::ToImpl<rec_sdk::OwnedString> {
+  static rec_sdk::OwnedString call(StableIValue value, uint64_t, bool) {
+    const StringHandle handle = torch::stable::detail::to<StringHandle>(value);
+    size_t length = 0;
+    const char* data = nullptr;
+    STABLE_TORCH_ERROR_CODE_CHECK(torch_string_length(handle, &length));
+    STABLE_TORCH_ERROR_CODE_CHECK(torch_string_c_str(handle, &data));
+    rec_sdk::OwnedString result{std::string(data, length)};
+    STABLE_TORCH_ERROR_CODE_CHECK(torch_delete_string(handle));
+    return result;
+  }
+};

@@ -1,0 +1,66 @@
+#include "torch_npu_ext/ops/check.h"
+
+namespace rec_sdk {
+
+void Checker::tensor(const char* name, const Tensor& tensor, ScalarType dtype, int64_t rank) const {
+  require(tensor.scalar_type() == dtype, name, " must be ", toString(dtype), ", got ",
+          toString(tensor.scalar_type()));
+  require(tensor.dim() == rank, name, " must have ", rank, " dimension(s), got ", tensor.dim());
+  require(tensor.device() == reference_.device(), name, " must be on the device of the first argument");
+}
+
+void Checker::vector_checks(const char* name, const Tensor& tensor, ScalarType dtype, int64_t size) const {
+  this->tensor(name, tensor, dtype, 1);
+  require(size < 0 || tensor.size(0) == size, name, " must have ", size, " element(s), got ", tensor.size(0));
+  contiguous(name, tensor);
+}
+
+void Checker::contiguous(const char* name, const Tensor& tensor) const {
+  require(tensor.is_contiguous(), name, " must be contiguous; call .contiguous() on it");
+}
+
+float* Checker::matrix(const char* name, const Tensor& tensor) const {
+  this->tensor(name, tensor, ScalarType::Float, 2);
+  require(tensor.size(1) <= 1 || tensor.stride(1) == 1, name, " must have stride(1) = 1, got ",
+          tensor.stride(1));
+  require(tensor.size(0) <= 1 || tensor.stride(0) >= tensor.size(1), name,
+          " must have stride(0) >= size(1) = ", tensor.size(1), ", got ", tensor.stride(0));
+  return static_cast<float*>(tensor.data_ptr());
+}
+
+DType storage_dtype(const Checker& check, const char* name, ScalarType dtype) {
+  if (dtype == ScalarType::Half) return DType::kFloat16;
+  if (dtype == ScalarType::BFloat16) return DType::kBFloat16;
+  check.require(dtype == ScalarType::Float, name, " must be of Float, Half or BFloat16, got ",
+                toString(dtype));
+  return DType::kFloat32;
+}
+
+Weights Checker::weights(const Tensor& weights) const {
+  const DType dtype = storage_dtype(*this, "weights", weights.scalar_type());
+  tensor("weights", weights, weights.scalar_type(), 2);
+  require(weights.size(1) >= 1, "weights must have at least one column, got ", weights.size(1));
+  require(weights.size(1) == 1 || weights.stride(1) == 1, "weights must have stride(1) = 1, got ",
+          weights.stride(1));
+  require(weights.stride(0) >= weights.size(1) || weights.size(0) <= 1,
+          "weights must have stride(0) >= size(1) = ", weights.size(1), ", got ", weights.stride(0));
+  const int64_t stride_bytes = weights.stride(0) * static_cast<int64_t>(weights.element_size());
+  return {static_cast<const uint8_t*>(weights.data_ptr()), stride_bytes, weights.size(0), weights.size(1),
+          dtype};
+}
+
+Bags Checker::bags(const Tensor& offsets, const Tensor& columns, const Tensor& mean, int64_t first_bag,
+                   int64_t batch_size) const {
+  const int64_t* starts = vector<const int64_t>("offsets", offsets, ScalarType::Long);
+  require(offsets.size(0) >= 1, "offsets must have bags + 1 elements, got none");
+  const int64_t count = offsets.size(0) - 1;
+  const int64_t* column = vector<const int64_t>("columns", columns, ScalarType::Long);
+  const bool* means = vector<const bool>("mean", mean, ScalarType::Bool, columns.size(0));
+  const int64_t all = columns.size(0) * batch_size;
+  require(first_bag >= 0, "first_bag must not be negative, got ", first_bag);
+  require(count == 0 || count <= all - first_bag, "bags [", first_bag, ", ", first_bag + count,
+          ") exceed the ", all, " bags of ", columns.size(0), " feature(s) with a batch of ", batch_size);
+  return {starts, count, first_bag, batch_size, column, means};
+}
+
+}  // namespace rec_sdk

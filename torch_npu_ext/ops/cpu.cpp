@@ -1,0 +1,97 @@
+#include "torch_npu_ext/ops/cpu.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace rec_sdk {
+
+namespace {
+
+template <class T>
+void check_offsets_of(const Checker& check, const char* name, const T* offsets, int64_t count, int64_t end) {
+  check.require(offsets[0] == 0, name, " must start at 0, got ", offsets[0]);
+  bool ascending = true;
+  for (int64_t i = 0; i < count; ++i) ascending &= offsets[i] <= offsets[i + 1];
+  for (int64_t i = 0; !ascending && i < count; ++i) {
+    check.require(offsets[i] <= offsets[i + 1], name, " must not decrease, got ", offsets[i], " then ",
+                  offsets[i + 1], " at index ", i + 1);
+  }
+  check.require(offsets[count] == end, name, " must end at ", end, ", got ", offsets[count]);
+}
+
+bool all_below(const int32_t* values, int64_t begin, int64_t end, int64_t limit) {
+  // As unsigned numbers, negative ones are above any limit.
+  const uint32_t bound = static_cast<uint32_t>(std::min<int64_t>(limit, std::numeric_limits<int32_t>::max()));
+  uint32_t largest = 0;
+  for (int64_t i = begin; i < end; ++i) largest = std::max(largest, static_cast<uint32_t>(values[i]));
+  return largest < bound;
+}
+
+}  // namespace
+
+void check_indices(const Checker& check, const char* name, const int32_t* values, int64_t count,
+                   int64_t limit) {
+  std::atomic<bool> good{true};
+  parallel_pieces(count, 1 << 17, [&](int64_t begin, int64_t end) {
+    if (!all_below(values, begin, end, limit)) good = false;
+  });
+  for (int64_t i = 0; !good && i < count; ++i) {
+    check.require(values[i] >= 0 && values[i] < limit, name, " must be in [0, ", limit, "), got ", values[i],
+                  " at index ", i);
+  }
+}
+
+void check_offsets(const Checker& check, const char* name, const int32_t* offsets, int64_t count,
+                   int64_t end) {
+  check_offsets_of(check, name, offsets, count, end);
+}
+
+void check_offsets(const Checker& check, const char* name, const int64_t* offsets, int64_t count,
+                   int64_t end) {
+  check_offsets_of(check, name, offsets, count, end);
+}
+
+void check_bags(const Checker& check, const Bags& bags, int64_t features, int64_t lookups, int64_t dim,
+                int64_t width) {
+  check_offsets(check, "offsets", bags.offsets, bags.count, lookups);
+  for (int64_t f = 0; f < features; ++f) {
+    check.require(bags.columns[f] >= 0 && bags.columns[f] <= width - dim, "columns must be in [0, ",
+                  width - dim, "] for slices of ", dim, " in ", width, " columns, got ", bags.columns[f],
+                  " at index ", f);
+  }
+}
+
+void check_segments(const Checker& check, const Segments& segments, int64_t slots, int64_t grad_rows,
+                    int64_t grad_columns) {
+  const Lookups& lookups = segments.lookups;
+  const int64_t last_column = grad_columns - segments.dim;
+  check.require(lookups.count == 0 || last_column >= 0, "grad must have at least ", segments.dim,
+                " columns, got ", grad_columns);
+  check_offsets(check, "segment_offsets", segments.offsets, segments.rows, lookups.count);
+  check_indices(check, "unique_slots", segments.unique_slots, segments.rows, slots);
+  check_indices(check, "grad_row", lookups.grad_row, lookups.count, grad_rows);
+  if (lookups.grad_column != nullptr) {
+    check_indices(check, "grad_column", lookups.grad_column, lookups.count, last_column + 1);
+  }
+}
+
+HotRows::HotRows(Segments& segments) {
+  for (int64_t u = 0; u < segments.rows; ++u) {
+    const int64_t begin = segments.offsets[u], end = segments.offsets[u + 1];
+    if (end - begin <= kChunkLookups) continue;
+    rows_.push_back({u, static_cast<int64_t>(chunks_.size())});
+    for (int64_t j = begin; j < end; j += kChunkLookups) {
+      chunks_.push_back({j, std::min(j + kChunkLookups, end)});
+    }
+  }
+  const int64_t count = static_cast<int64_t>(chunks_.size());
+  sums_.resize(static_cast<size_t>(count * segments.dim));
+  const SumChunks arguments{segments.lookups, segments.dim, chunks_.data(), sums_.data()};
+  const CpuKernels& kernels = cpu_kernels();
+  parallel_pieces(count, 1, [&](int64_t begin, int64_t end) { kernels.sum_chunks(arguments, begin, end); });
+  segments.hot_rows = rows_.data();
+  segments.hot_count = static_cast<int64_t>(rows_.size());
+  segments.chunk_sums = sums_.data();
+}
+
+}  // namespace rec_sdk

@@ -1,0 +1,95 @@
+// What the CPU kernels of all operators share: threads, and checks of contents, which only host memory allows
+// for free.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "op_kernels/common/cpu_kernels.h"
+#include "torch_npu_ext/ops/check.h"
+
+namespace rec_sdk {
+
+// Calls work(begin, end) for pieces of [0, count) on torch's threads, each thread taking the next piece when
+// it is free: pieces of very different cost, or a busy core, do not hold the others up.
+template <class Work>
+void parallel_pieces(int64_t count, int64_t piece, const Work& work) {
+  if (count <= piece) {
+    if (count > 0) work(int64_t{0}, count);
+    return;
+  }
+  std::atomic<int64_t> next{0};
+  const auto worker = [&](int64_t, int64_t) {
+    for (int64_t begin = next.fetch_add(piece); begin < count; begin = next.fetch_add(piece)) {
+      work(begin, begin + piece < count ? begin + piece : count);
+    }
+  };
+  torch::stable::parallel_for(0, torch::stable::get_num_threads(), 1, worker);
+}
+
+// Items of `bytes` bytes that make a piece worth handing to a thread.
+inline int64_t piece_of(int64_t bytes) {
+  constexpr int64_t kPieceBytes = 256 * 1024;
+  return bytes < kPieceBytes ? kPieceBytes / (bytes > 0 ? bytes : 1) : 1;
+}
+
+// values[i] in [0, limit) for all i.
+void check_indices(const Checker& check, const char* name, const int32_t* values, int64_t count,
+                   int64_t limit);
+
+// offsets [count + 1] start at 0, never decrease, and end at `end`.
+void check_offsets(const Checker& check, const char* name, const int32_t* offsets, int64_t count,
+                   int64_t end);
+void check_offsets(const Checker& check, const char* name, const int64_t* offsets, int64_t count,
+                   int64_t end);
+
+// The slices [column, column + dim) of the bags' features lie in a matrix of that width; offsets as above.
+void check_bags(const Checker& check, const Bags& bags, int64_t features, int64_t lookups, int64_t dim,
+                int64_t width);
+
+void check_segments(const Checker& check, const Segments& segments, int64_t slots, int64_t grad_rows,
+                    int64_t grad_columns);
+
+// The hot rows of the segments, summed. Keeps what the segments then point to.
+class HotRows {
+ public:
+  explicit HotRows(Segments& segments);
+
+ private:
+  std::vector<HotRow> rows_;
+  std::vector<Chunk> chunks_;
+  std::vector<float> sums_;
+};
+
+// Calls work(begin, end, scratch [dim]) for ranges of unique rows with about the same number of bytes to
+// touch.
+template <class Work>
+void parallel_rows(const Segments& segments, int64_t record_bytes, const Work& work) {
+  // Cost of the rows before u, in gradient rows; monotone in u, so a piece of it is a range of rows.
+  const int64_t row_cost = 1 + record_bytes / (segments.dim * 4);
+  const auto cost_before = [&](int64_t u) { return segments.offsets[u] + u * row_cost; };
+  const auto first_row = [&](int64_t cost) {
+    int64_t low = 0, high = segments.rows;
+    while (low < high) {
+      const int64_t middle = (low + high) / 2;
+      if (cost_before(middle) < cost) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    return low;
+  };
+  const int64_t total = cost_before(segments.rows);
+  parallel_pieces(total, piece_of(segments.dim * 4), [&](int64_t begin, int64_t end) {
+    const int64_t first = first_row(begin), last = first_row(end);
+    if (first == last) return;
+    std::vector<float> scratch(static_cast<size_t>(segments.dim));
+    work(first, last, scratch.data());
+  });
+}
+
+}  // namespace rec_sdk

@@ -1,0 +1,11 @@
+// A C interface beside the operators, for tests: which instruction set the CPU kernels use. Not an operator,
+// because it takes no tensors and says nothing on other backends.
+#include "op_kernels/common/cpu_kernels.h"
+
+extern "C" __attribute__((visibility("default"))) const char* rec_sdk_cpu_isa() {
+  return rec_sdk::cpu_kernels().isa;
+}
+
+extern "C" __attribute__((visibility("default"))) int rec_sdk_select_cpu_isa(const char* name) {
+  return rec_sdk::select_cpu_isa(name) ? 1 : 0;
+}

@@ -1,0 +1,56 @@
+#include <torch/csrc/stable/library.h>
+
+#include "torch_npu_ext/ops/arguments.h"
+#include "torch_npu_ext/ops/cpu.h"
+
+namespace rec_sdk {
+
+CopyRows copy_rows_arguments(const char* op, const Tensor& cache, const Tensor& slots, const Tensor& rows) {
+  const Checker check(op, cache);
+  check.tensor("cache", cache, ScalarType::Byte, 2);
+  check.contiguous("cache", cache);
+  const int32_t* slot = check.vector<const int32_t>("slots", slots, ScalarType::Int);
+  check.tensor("rows", rows, ScalarType::Byte, 2);
+  check.contiguous("rows", rows);
+  check.require(rows.size(0) == slots.size(0) && rows.size(1) == cache.size(1), "rows must be [",
+                slots.size(0), ", ", cache.size(1), "], got [", rows.size(0), ", ", rows.size(1), "]");
+  return {static_cast<uint8_t*>(cache.data_ptr()), static_cast<uint8_t*>(rows.data_ptr()), slot,
+          cache.size(1)};
+}
+
+namespace {
+
+Tensor gather_rows_cpu(const Tensor& cache, const Tensor& slots) {
+  const Checker check("gather_rows", cache);
+  check.tensor("cache", cache, ScalarType::Byte, 2);
+  check.tensor("slots", slots, ScalarType::Int, 1);
+  Tensor rows = torch::stable::new_empty(cache, {slots.size(0), cache.size(1)});
+  const CopyRows arguments = copy_rows_arguments("gather_rows", cache, slots, rows);
+  check_indices(check, "slots", arguments.slots, slots.size(0), cache.size(0));
+  const CpuKernels& kernels = cpu_kernels();
+  parallel_pieces(slots.size(0), piece_of(arguments.bytes),
+                  [&](int64_t begin, int64_t end) { kernels.gather_rows(arguments, begin, end); });
+  return rows;
+}
+
+void scatter_rows_cpu(const Tensor& cache, const Tensor& slots, const Tensor& rows) {
+  const Checker check("scatter_rows", cache);
+  const CopyRows arguments = copy_rows_arguments("scatter_rows", cache, slots, rows);
+  check_indices(check, "slots", arguments.slots, slots.size(0), cache.size(0));
+  const CpuKernels& kernels = cpu_kernels();
+  parallel_pieces(slots.size(0), piece_of(arguments.bytes),
+                  [&](int64_t begin, int64_t end) { kernels.scatter_rows(arguments, begin, end); });
+}
+
+}  // namespace
+}  // namespace rec_sdk
+
+STABLE_TORCH_LIBRARY_FRAGMENT(rec_sdk, m) {
+  m.def("gather_rows(Tensor cache, Tensor slots) -> Tensor");
+  m.def("scatter_rows(Tensor(a!) cache, Tensor slots, Tensor rows) -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(rec_sdk, CPU, m) {
+  m.impl("gather_rows", TORCH_BOX(&rec_sdk::gather_rows_cpu));
+  m.impl("scatter_rows", TORCH_BOX(&rec_sdk::scatter_rows_cpu));
+}

@@ -1,0 +1,54 @@
+#include <torch/csrc/stable/library.h>
+
+#include "torch_npu_ext/ops/arguments.h"
+#include "torch_npu_ext/ops/cpu.h"
+
+namespace rec_sdk {
+
+LookupPooled lookup_pooled_arguments(const Tensor& weights, const Tensor& slots, const Tensor& offsets,
+                                     const OptionalTensor& per_sample_weights, const Tensor& columns,
+                                     const Tensor& mean, int64_t first_bag, const Tensor& out) {
+  const Checker check("lookup_pooled", weights);
+  LookupPooled arguments{};
+  arguments.weights = check.weights(weights);
+  arguments.slots = check.vector<const int32_t>("slots", slots, ScalarType::Int);
+  if (per_sample_weights.has_value()) {
+    arguments.per_sample_weights = check.vector<const float>("per_sample_weights", *per_sample_weights,
+                                                             ScalarType::Float, slots.size(0));
+  }
+  arguments.out = check.matrix("out", out);
+  arguments.out_stride = out.stride(0);
+  arguments.bags = check.bags(offsets, columns, mean, first_bag, out.size(0));
+  return arguments;
+}
+
+namespace {
+
+void lookup_pooled_cpu(const Tensor& weights, const Tensor& slots, const Tensor& offsets,
+                       const OptionalTensor& per_sample_weights, const Tensor& columns, const Tensor& mean,
+                       int64_t first_bag, const Tensor& out) {
+  const Checker check("lookup_pooled", weights);
+  const LookupPooled arguments =
+      lookup_pooled_arguments(weights, slots, offsets, per_sample_weights, columns, mean, first_bag, out);
+  const int64_t dim = arguments.weights.dim, lookups = slots.size(0), bags = arguments.bags.count;
+  check_bags(check, arguments.bags, columns.size(0), lookups, dim, out.size(1));
+  check_indices(check, "slots", arguments.slots, lookups, arguments.weights.rows);
+  const CpuKernels& kernels = cpu_kernels();
+  const int64_t bag_bytes = (1 + lookups / std::max<int64_t>(bags, 1)) * dim * 4;
+  parallel_pieces(bags, piece_of(bag_bytes),
+                  [&](int64_t begin, int64_t end) { kernels.lookup_pooled(arguments, begin, end); });
+}
+
+}  // namespace
+}  // namespace rec_sdk
+
+STABLE_TORCH_LIBRARY_FRAGMENT(rec_sdk, m) {
+  m.def(
+      "lookup_pooled(Tensor weights, Tensor slots, Tensor offsets, Tensor? per_sample_weights, Tensor "
+      "columns, "
+      "Tensor mean, int first_bag, Tensor(a!) out) -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(rec_sdk, CPU, m) {
+  m.impl("lookup_pooled", TORCH_BOX(&rec_sdk::lookup_pooled_cpu));
+}

@@ -1,0 +1,39 @@
+#include <torch/csrc/stable/library.h>
+
+#include "torch_npu_ext/ops/arguments.h"
+#include "torch_npu_ext/ops/cpu.h"
+
+namespace rec_sdk {
+
+LookupSequence lookup_sequence_arguments(const Tensor& weights, const Tensor& slots, const Tensor& out) {
+  const Checker check("lookup_sequence", weights);
+  return {check.weights(weights), check.vector<const int32_t>("slots", slots, ScalarType::Int),
+          static_cast<float*>(out.data_ptr())};
+}
+
+namespace {
+
+Tensor lookup_sequence_cpu(const Tensor& weights, const Tensor& slots) {
+  const Checker check("lookup_sequence", weights);
+  check.tensor("weights", weights, weights.scalar_type(), 2);
+  check.tensor("slots", slots, ScalarType::Int, 1);
+  Tensor out = torch::stable::new_empty(weights, {slots.size(0), weights.size(1)}, ScalarType::Float);
+  const LookupSequence arguments = lookup_sequence_arguments(weights, slots, out);
+  const int64_t count = slots.size(0);
+  check_indices(check, "slots", arguments.slots, count, arguments.weights.rows);
+  const CpuKernels& kernels = cpu_kernels();
+  parallel_pieces(count, piece_of(arguments.weights.dim * 4),
+                  [&](int64_t begin, int64_t end) { kernels.lookup_sequence(arguments, begin, end); });
+  return out;
+}
+
+}  // namespace
+}  // namespace rec_sdk
+
+STABLE_TORCH_LIBRARY_FRAGMENT(rec_sdk, m) {
+  m.def("lookup_sequence(Tensor weights, Tensor slots) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(rec_sdk, CPU, m) {
+  m.impl("lookup_sequence", TORCH_BOX(&rec_sdk::lookup_sequence_cpu));
+}

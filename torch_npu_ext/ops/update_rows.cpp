@@ -1,0 +1,96 @@
+#include <torch/csrc/stable/library.h>
+
+#include "op_kernels/common/optimizers.h"
+#include "torch_npu_ext/ops/arguments.h"
+#include "torch_npu_ext/ops/cpu.h"
+#include "torch_npu_ext/ops/segments.h"
+
+namespace rec_sdk {
+
+namespace {
+
+using REC_SDK_ISA::OptimizerList;
+
+template <class Optimizer>
+RecordLayout layout_of(int64_t dim, DType dtype) {
+  constexpr int64_t kStates = Optimizer::kElementStates + Optimizer::kRowStates;
+  static_assert(kStates <= kMaxStates, "a record holds at most kMaxStates states");
+  int64_t elements[kMaxStates] = {};
+  for (int64_t s = 0; s < kStates; ++s) elements[s] = s < Optimizer::kElementStates ? dim : 1;
+  return make_record_layout(dim, dtype, elements, kStates);
+}
+
+template <class... Optimizer>
+RecordLayout find_layout(const Checker& check, const std::string& name, int64_t dim, DType dtype,
+                         OptimizerList<Optimizer...>) {
+  RecordLayout layout{};
+  std::string names;
+  ((layout = name == Optimizer::kName ? layout_of<Optimizer>(dim, dtype) : layout), ...);
+  ((names += std::string(names.empty() ? "" : ", ") + Optimizer::kName), ...);
+  check.require(layout.bytes > 0, "optimizer must be one of ", names, "; got '", name, "'");
+  return layout;
+}
+
+}  // namespace
+
+UpdateRows update_rows_arguments(const Tensor& cache, const Tensor& grad, const Tensor& unique_slots,
+                                 const Tensor& table_offsets, const Tensor& segment_offsets,
+                                 const Tensor& grad_row, const OptionalTensor& grad_column,
+                                 const OptionalTensor& scale, const Tensor& coefficients,
+                                 const std::string& optimizer, int64_t dim, ScalarType weight_dtype) {
+  const Checker check("update_rows", cache);
+  check.require(dim >= 1, "dim must be at least 1, got ", dim);
+  UpdateRows arguments{};
+  arguments.layout = find_layout(check, optimizer, dim, storage_dtype(check, "weight_dtype", weight_dtype),
+                                 REC_SDK_ISA::Optimizers{});
+  check.tensor("cache", cache, ScalarType::Byte, 2);
+  check.contiguous("cache", cache);
+  check.require(cache.size(1) == arguments.layout.bytes, "cache must have ", arguments.layout.bytes,
+                " bytes per row for ", optimizer, " with dim ", dim, ", got ", cache.size(1));
+  arguments.cache = static_cast<uint8_t*>(cache.data_ptr());
+  check.require(reinterpret_cast<uintptr_t>(arguments.cache) % kStateAlignment == 0,
+                "cache must be aligned to ", kStateAlignment, " bytes");
+  arguments.segments =
+      segments_of(check, grad, unique_slots, segment_offsets, grad_row, grad_column, scale, dim);
+  arguments.table_offsets = check.vector<const int32_t>("table_offsets", table_offsets, ScalarType::Int);
+  arguments.tables = table_offsets.size(0) - 1;
+  check.require(arguments.tables >= 0, "table_offsets must have tables + 1 elements, got none");
+  check.tensor("coefficients", coefficients, ScalarType::Float, 2);
+  check.contiguous("coefficients", coefficients);
+  check.require(coefficients.size(0) == arguments.tables && coefficients.size(1) == kCoefficients,
+                "coefficients must be [", arguments.tables, ", ", kCoefficients, "], got [",
+                coefficients.size(0), ", ", coefficients.size(1), "]");
+  arguments.coefficients = static_cast<const float*>(coefficients.data_ptr());
+  return arguments;
+}
+
+namespace {
+
+void update_rows_cpu(const Tensor& cache, const Tensor& grad, const Tensor& unique_slots,
+                     const Tensor& table_offsets, const Tensor& segment_offsets, const Tensor& grad_row,
+                     const OptionalTensor& grad_column, const OptionalTensor& scale,
+                     const Tensor& coefficients, OwnedString optimizer, int64_t dim,
+                     ScalarType weight_dtype) {
+  const Checker check("update_rows", cache);
+  UpdateRows arguments =
+      update_rows_arguments(cache, grad, unique_slots, table_offsets, segment_offsets, grad_row, grad_column,
+                            scale, coefficients, optimizer.value, dim, weight_dtype);
+  check_offsets(check, "table_offsets", arguments.table_offsets, arguments.tables, arguments.segments.rows);
+  check_segments(check, arguments.segments, cache.size(0), grad.size(0), grad.size(1));
+  const HotRows hot_rows(arguments.segments);
+  const auto kernel = cpu_kernels().update_rows(optimizer.value.c_str());
+  parallel_rows(arguments.segments, arguments.layout.bytes,
+                [&](int64_t begin, int64_t end, float* scratch) { kernel(arguments, begin, end, scratch); });
+}
+
+}  // namespace
+}  // namespace rec_sdk
+
+STABLE_TORCH_LIBRARY_FRAGMENT(rec_sdk, m) {
+  m.def(
+      "update_rows(Tensor(a!) cache, Tensor grad, Tensor unique_slots, Tensor table_offsets, "
+      "Tensor segment_offsets, Tensor grad_row, Tensor? grad_column, Tensor? scale, Tensor coefficients, "
+      "str optimizer, int dim, ScalarType weight_dtype) -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(rec_sdk, CPU, m) { m.impl("update_rows", TORCH_BOX(&rec_sdk::update_rows_cpu)); }
