@@ -1,0 +1,226 @@
+// A naive planner, written for clarity: what a swap plan must be, and what the records in the cache must
+// hold.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <list>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tests/host/check.h"
+#include "torch_npu_ext/host/engine.h"
+
+namespace rec_sdk {
+
+struct ModelTable {
+  ModelTable(const TableSpec& table, int64_t first) : spec(table), first_slot(first) {}
+
+  TableSpec spec;
+  int64_t first_slot;
+  std::map<int64_t, int64_t> rows;   // id -> row
+  std::map<int64_t, int32_t> slots;  // id -> slot, residents
+  std::list<int64_t> order;          // resident ids, least recently used first
+  std::map<int32_t, int> pins;       // slot -> plans
+  int64_t used = 0;
+  std::map<int64_t, float> weights;  // id -> first weight, where it differs from the initial one
+};
+
+enum class Outcome { kPlan, kTooSmall, kCapacity, kBounds };
+
+struct ModelPlan {
+  std::vector<int32_t> slots, unique_slots, table_offsets{0}, segment_offsets{0}, positions, grad_row,
+      grad_column;
+  std::vector<int32_t> swap_out, swap_in, pending_out, pending_in;
+  std::vector<float> scale;
+  std::vector<int64_t> offsets{0}, unique_ids;
+  std::vector<int32_t> unique_tables;
+  int64_t bounds_errors = 0;
+};
+
+struct TestBatch {
+  std::vector<int64_t> values, offsets{0}, keys;
+  std::vector<int32_t> values32, offsets32;
+  int64_t batch_size = 0;
+  bool wide_values = true, wide_offsets = true;
+
+  int64_t begin(int64_t feature, int64_t b) const { return offsets[keys[feature] * batch_size + b]; }
+  int64_t end(int64_t feature, int64_t b) const { return offsets[keys[feature] * batch_size + b + 1]; }
+
+  BatchInput input() {
+    values32.assign(values.begin(), values.end());
+    offsets32.assign(offsets.begin(), offsets.end());
+    const int64_t n = static_cast<int64_t>(values.size());
+    const int64_t m = static_cast<int64_t>(offsets.size());
+    BatchInput input;
+    input.values = wide_values ? IntArray{values.data(), true, n} : IntArray{values32.data(), false, n};
+    input.offsets = wide_offsets ? IntArray{offsets.data(), true, m} : IntArray{offsets32.data(), false, m};
+    input.feature_keys = {keys.data(), true, static_cast<int64_t>(keys.size())};
+    input.batch_size = batch_size;
+    return input;
+  }
+};
+
+class Model {
+ public:
+  explicit Model(const GroupSpec& spec) : features_(spec.features), pooled_(spec.pooled) {
+    int64_t first = 0;
+    for (const TableSpec& table : spec.tables) {
+      tables.emplace_back(table, first);
+      first += table.slots;
+    }
+  }
+
+  std::vector<ModelTable> tables;
+  std::map<std::pair<int32_t, int64_t>, bool> pending;  // (table, id) -> has pending gradients
+
+  // Plans the batch on a copy of the state, which replaces it when nothing fails.
+  Outcome plan(const TestBatch& batch, ModelPlan* plan) {
+    std::vector<ModelTable> next = tables;
+    auto next_pending = pending;
+    if (any_fatal(batch)) return Outcome::kBounds;
+    for (int32_t t = 0; t < static_cast<int32_t>(next.size()); ++t) {
+      const Outcome outcome = add_ids(batch, t, &next[t]);
+      if (outcome != Outcome::kPlan) return outcome;
+    }
+    for (int32_t t = 0; t < static_cast<int32_t>(next.size()); ++t) {
+      if (!place_rows(batch, t, &next[t], &next_pending, plan)) return Outcome::kTooSmall;
+    }
+    tables = std::move(next);
+    pending = std::move(next_pending);
+    segments(batch, plan);
+    return Outcome::kPlan;
+  }
+
+  void unpin(const ModelPlan& plan) {
+    for (size_t u = 0; u < plan.unique_slots.size(); ++u)
+      --tables[plan.unique_tables[u]].pins[plan.unique_slots[u]];
+  }
+
+ private:
+  bool outside(int32_t t, int64_t id) const {
+    return !tables[t].spec.hashed && (id < 0 || id >= tables[t].spec.num_embeddings);
+  }
+  int64_t clean(int32_t t, int64_t id) const { return outside(t, id) ? 0 : id; }
+
+  template <class Visit>  // visit(feature, sample, id, lookup) of one table, or of all (-1)
+  void lookups(const TestBatch& batch, int32_t table, Visit visit) const {
+    int64_t lookup = 0;
+    for (int64_t f = 0; f < static_cast<int64_t>(features_.size()); ++f) {
+      for (int64_t b = 0; b < batch.batch_size; ++b) {
+        for (int64_t i = batch.begin(f, b); i < batch.end(f, b); ++i, ++lookup) {
+          if (table < 0 || features_[f].table == table) visit(f, b, batch.values[i], lookup);
+        }
+      }
+    }
+  }
+
+  bool any_fatal(const TestBatch& batch) const {
+    bool fatal = false;
+    lookups(batch, -1, [&](int64_t f, int64_t, int64_t id, int64_t) {
+      const int32_t t = features_[f].table;
+      fatal = fatal || (outside(t, id) && tables[t].spec.bounds_check == BoundsCheck::kFatal);
+    });
+    return fatal;
+  }
+
+  Outcome add_ids(const TestBatch& batch, int32_t t, ModelTable* table) const {
+    lookups(batch, t, [&](int64_t, int64_t, int64_t id, int64_t) {
+      const int64_t row = static_cast<int64_t>(table->rows.size());
+      table->rows.emplace(clean(t, id), table->spec.hashed ? row : clean(t, id));
+    });
+    const bool full = table->spec.hashed && table->spec.capacity > 0 &&
+                      static_cast<int64_t>(table->rows.size()) > table->spec.capacity;
+    return full ? Outcome::kCapacity : Outcome::kPlan;
+  }
+
+  template <class Pending>
+  bool place_rows(const TestBatch& batch, int32_t t, ModelTable* table, Pending* marks,
+                  ModelPlan* plan) const {
+    std::vector<int64_t> ids;
+    lookups(batch, t, [&](int64_t, int64_t, int64_t id, int64_t) {
+      id = clean(t, id);
+      if (std::find(ids.begin(), ids.end(), id) == ids.end()) ids.push_back(id);
+    });
+    std::vector<int64_t> hits, misses;
+    for (const int64_t id : ids) (table->slots.count(id) != 0 ? hits : misses).push_back(id);
+    for (const int64_t id : hits) {
+      ++table->pins[table->slots[id]];
+      table->order.remove(id);
+      table->order.push_back(id);
+    }
+    std::vector<int32_t> free;
+    const size_t first_out = plan->swap_out.size();
+    for (auto it = table->order.begin();
+         free.size() + first_out < first_out + needed(*table, misses.size());) {
+      if (it == table->order.end()) return false;
+      const int64_t id = *it;
+      if (table->pins[table->slots[id]] > 0) {
+        ++it;
+        continue;
+      }
+      free.push_back(table->slots[id]);
+      if ((*marks)[{t, id}]) plan->pending_out.push_back(static_cast<int32_t>(plan->swap_out.size()));
+      plan->swap_out.push_back(table->slots[id]);
+      table->slots.erase(id);
+      it = table->order.erase(it);
+    }
+    size_t victim = 0;
+    for (const int64_t id : misses) {
+      const bool fresh = table->used < table->spec.slots;
+      const int32_t slot = fresh ? static_cast<int32_t>(table->first_slot + table->used++) : free[victim++];
+      table->slots[id] = slot;
+      table->pins[slot] = 1;
+      table->order.push_back(id);
+      if ((*marks)[{t, id}]) plan->pending_in.push_back(static_cast<int32_t>(plan->swap_in.size()));
+      plan->swap_in.push_back(slot);
+    }
+    for (const int64_t id : ids) {
+      plan->unique_ids.push_back(id);
+      plan->unique_tables.push_back(t);
+      plan->unique_slots.push_back(table->slots[id]);
+    }
+    plan->table_offsets.push_back(static_cast<int32_t>(plan->unique_ids.size()));
+    return true;
+  }
+
+  static size_t needed(const ModelTable& table, size_t misses) {
+    const size_t fresh = static_cast<size_t>(table.spec.slots - table.used);
+    return misses > fresh ? misses - fresh : 0;
+  }
+
+  void segments(const TestBatch& batch, ModelPlan* plan) const {
+    lookups(batch, -1, [&](int64_t f, int64_t, int64_t id, int64_t) {
+      const int32_t t = features_[f].table;
+      plan->slots.push_back(tables[t].slots.at(clean(t, id)));
+      plan->bounds_errors += outside(t, id);
+    });
+    bool any_mean = false;
+    for (int64_t f = 0; f < static_cast<int64_t>(features_.size()); ++f) {
+      any_mean = any_mean || features_[f].mean;
+      for (int64_t b = 0; b < batch.batch_size; ++b) {
+        plan->offsets.push_back(plan->offsets.back() + batch.end(f, b) - batch.begin(f, b));
+      }
+    }
+    for (const int32_t slot : plan->unique_slots) {
+      lookups(batch, -1, [&](int64_t f, int64_t b, int64_t, int64_t lookup) {
+        if (plan->slots[lookup] != slot) return;
+        plan->positions.push_back(static_cast<int32_t>(lookup));
+        plan->grad_row.push_back(static_cast<int32_t>(pooled_ ? b : lookup));
+        if (!pooled_) return;
+        plan->grad_column.push_back(static_cast<int32_t>(features_[f].column));
+        const float length = static_cast<float>(batch.end(f, b) - batch.begin(f, b));
+        if (any_mean) plan->scale.push_back(features_[f].mean ? 1.0f / length : 1.0f);
+      });
+      plan->segment_offsets.push_back(static_cast<int32_t>(plan->positions.size()));
+    }
+  }
+
+  std::vector<Feature> features_;
+  bool pooled_;
+};
+
+}  // namespace rec_sdk

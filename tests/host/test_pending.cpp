@@ -1,0 +1,173 @@
+// Accumulation windows: every sum follows its row out of the cache and back, whatever the swaps.
+#include "tests/host/model.h"
+
+namespace rec_sdk {
+namespace {
+
+constexpr int64_t kDim = 2;
+constexpr int64_t kWidth = 2 * kDim;
+
+GroupSpec small_group() {
+  const Initializer init("linear", 0, 1, 0, 1);
+  GroupSpec spec{{{"a", true, 10, 6, 0, init, 1, {}, BoundsCheck::kFatal},
+                  {"b", false, 30, 5, 0, init, 1, {}, BoundsCheck::kFatal}},
+                 make_record_layout(kDim, DType::kFloat32, nullptr, 0),
+                 {{0, 0, false}, {1, 0, false}},
+                 false,
+                 "lru"};
+  return spec;
+}
+
+class Window {
+ public:
+  explicit Window(uint64_t seed)
+      : random(seed), engine(std::make_shared<Engine>(small_group())), model(small_group()) {
+    device_.resize(11 * kWidth);
+  }
+
+  void backward() {
+    TestBatch batch;
+    batch.batch_size = 1;
+    batch.keys = {0, 1};
+    for (int key = 0; key < 2; ++key) {
+      for (size_t i = random() % 5; i > 0; --i) batch.values.push_back(static_cast<int64_t>(random() % 20));
+      batch.offsets.push_back(static_cast<int64_t>(batch.values.size()));
+    }
+    ModelPlan expected;
+    CHECK(model.plan(batch, &expected) == Outcome::kPlan);
+    const auto plan = engine->plan(batch.input());
+    CHECK(expected.pending_out == (*plan)->pending_out && expected.pending_in == (*plan)->pending_in);
+    moved_out += (*plan)->pending_out.size();
+    moved_in += (*plan)->pending_in.size();
+    swap(plan.get());
+    if (random() % 4 != 0) add(plan.get(), expected);  // otherwise an abandoned forward
+    model.unpin(expected);
+    plan->release();
+  }
+
+  // Every pending row is seen exactly once, resident or away, with its sums.
+  void check_and_close() {
+    std::vector<int32_t> slots, offsets;
+    engine->pending_slots(&slots, &offsets);
+    std::map<std::pair<int32_t, int64_t>, float> seen;
+    std::vector<int64_t> ids;
+    std::vector<int32_t> row_slots;
+    for (int32_t t = 0; t < 2; ++t) {
+      engine->table_rows(t, &ids, &row_slots);
+      CHECK(std::is_sorted(slots.data() + offsets[t], slots.data() + offsets[t + 1]));
+      for (int32_t i = offsets[t]; i < offsets[t + 1]; ++i) {
+        const auto row = std::find(row_slots.begin(), row_slots.end(), slots[i]) - row_slots.begin();
+        seen[{t, ids[row]}] = device_[slots[i] * kWidth];
+      }
+    }
+    read_away(&seen);
+    CHECK(seen == sums);
+    engine->clear_pending();
+    engine->pending_slots(&slots, &offsets);
+    CHECK(offsets.back() == 0 && engine->pending_away().back() == 0);
+    sums.clear();
+    model.pending.clear();
+  }
+
+  std::mt19937_64 random;
+  std::shared_ptr<Engine> engine;
+  Model model;
+  std::map<std::pair<int32_t, int64_t>, float> sums;  // (table, id)
+  size_t moved_out = 0, moved_in = 0;
+
+ private:
+  void swap(SwapPlan* plan) {
+    const PlanBuffers& p = **plan;
+    std::vector<char> records(static_cast<size_t>(std::max(p.rows_in, p.rows_out) * engine->layout().bytes));
+    engine->write_back(*plan, records.data());
+    std::vector<float> staging;
+    for (const int32_t i : p.pending_out) {
+      const float* sum = &device_[p.swap_out_slots[i] * kWidth];
+      staging.insert(staging.end(), sum, sum + kWidth);
+    }
+    engine->write_pending(*plan, staging.data());
+    engine->read_in(*plan, records.data());
+    for (int64_t i = 0; i < p.rows_in; ++i) std::fill_n(&device_[p.swap_in_slots[i] * kWidth], kWidth, 0.0f);
+    if (random() % 8 == 0 && p.pending_in.empty()) return;
+    staging.resize(p.pending_in.size() * kWidth);
+    engine->read_pending(*plan, staging.data());
+    for (size_t q = 0; q < p.pending_in.size(); ++q) {
+      std::copy_n(&staging[q * kWidth], kWidth, &device_[p.swap_in_slots[p.pending_in[q]] * kWidth]);
+    }
+  }
+
+  void add(SwapPlan* plan, const ModelPlan& expected) {
+    engine->mark_pending(*plan);
+    for (size_t u = 0; u < expected.unique_ids.size(); ++u) {
+      const std::pair<int32_t, int64_t> row = {expected.unique_tables[u], expected.unique_ids[u]};
+      const bool open = model.pending[row];
+      float* device = &device_[expected.unique_slots[u] * kWidth];
+      if (!open) std::fill_n(device, kWidth, 0.0f);
+      device[0] += static_cast<float>(u + 1);
+      sums[row] += static_cast<float>(u + 1);
+      model.pending[row] = true;
+    }
+  }
+
+  void read_away(std::map<std::pair<int32_t, int64_t>, float>* seen) {
+    const std::vector<int32_t> away = engine->pending_away();
+    const int64_t bytes = engine->layout().bytes;
+    std::vector<char> records(static_cast<size_t>(away.back() * bytes));
+    std::vector<float> host(static_cast<size_t>(away.back() * kWidth));
+    engine->read_away(0, away.back(), records.data(), host.data());
+    std::vector<int64_t> ids;
+    std::vector<int32_t> row_slots;
+    for (int32_t t = 0; t < 2; ++t) {
+      engine->table_rows(t, &ids, &row_slots);
+      size_t row = 0;  // rows ascend, so one sweep meets them all
+      for (int32_t i = away[t]; i < away[t + 1]; ++i, ++row) {
+        while (row < ids.size() && (row_slots[row] >= 0 || sums.count({t, ids[row]}) == 0)) ++row;
+        CHECK(row < ids.size());
+        if (row < ids.size()) (*seen)[{t, ids[row]}] = host[i * kWidth];
+      }
+    }
+    std::fill(records.begin(), records.end(), static_cast<char>(9));
+    engine->write_away(0, away.back(), records.data());
+    std::vector<char> back(records.size());
+    engine->read_away(0, away.back(), back.data(), host.data());
+    CHECK(back == records);
+  }
+
+  std::vector<float> device_;
+};
+
+void windows() {
+  Window window(3);
+  for (int w = 0; w < 60; ++w) {
+    for (size_t step = window.random() % 30; step > 0; --step) window.backward();
+    window.check_and_close();
+  }
+  CHECK(window.moved_out > 300 && window.moved_in > 100);
+}
+
+void refusals() {
+  Window window(4);
+  for (int step = 0; step < 20; ++step) window.backward();
+  TestBatch batch;
+  batch.batch_size = 1;
+  batch.keys = {0, 0};
+  batch.values = {1};
+  batch.offsets = {0, 1};
+  const auto plan = window.engine->plan(batch.input());
+  CHECK_THROWS(window.engine->clear_table(0), std::runtime_error);
+  plan->release();
+  CHECK_THROWS(window.engine->mark_pending(*plan), std::runtime_error);
+  window.engine->clear_table(0);
+  std::vector<int32_t> slots, offsets;
+  window.engine->pending_slots(&slots, &offsets);
+  CHECK(offsets[1] == 0 && window.engine->pending_away()[1] == 0);
+}
+
+}  // namespace
+}  // namespace rec_sdk
+
+int main() {
+  rec_sdk::windows();
+  rec_sdk::refusals();
+  return check_result();
+}

@@ -1,0 +1,334 @@
+// Random batches against the naive model: every array of every plan, the records in the cache, failures that
+// must leave no trace, reads, whole-table calls.
+#include <deque>
+#include <numeric>
+#include <stdexcept>
+
+#include "tests/host/model.h"
+#include "torch_npu_ext/host/errors.h"
+
+namespace rec_sdk {
+namespace {
+
+constexpr int64_t kDim = 3;
+
+template <class T>
+bool same(const std::vector<T>& expected, const T* given, int64_t count) {
+  return static_cast<int64_t>(expected.size()) == count &&
+         std::equal(expected.begin(), expected.end(), given);
+}
+
+std::vector<int64_t> all_rows(int64_t count) {
+  std::vector<int64_t> rows(static_cast<size_t>(count));
+  std::iota(rows.begin(), rows.end(), 0);
+  return rows;
+}
+
+TableSpec table_spec(const std::string& name, bool hashed, int64_t rows, int64_t slots, int64_t capacity,
+                     BoundsCheck bounds) {
+  return {name, hashed, rows, slots, capacity, Initializer("uniform", -1, 1, 0, 1), 5, {0.5f}, bounds};
+}
+
+GroupSpec group_spec(bool pooled, bool mean, BoundsCheck bounds) {
+  const int64_t states[] = {kDim};
+  GroupSpec spec{{table_spec("a", true, 10, 24, 0, bounds), table_spec("b", false, 60, 17, 0, bounds),
+                  table_spec("c", true, 10, 30, 45, bounds)},
+                 make_record_layout(kDim, DType::kFloat32, states, 1),
+                 {{0, 0, false}, {0, 9, mean}, {1, 3, mean}, {2, 6, false}},
+                 pooled,
+                 "lru"};
+  return spec;
+}
+
+// A device cache and the steps of a training loop over one engine and one model.
+class Trainer {
+ public:
+  Trainer(const GroupSpec& spec, uint64_t seed)
+      : random(seed), model(spec), engine(std::make_shared<Engine>(spec)), bytes_(spec.layout.bytes) {
+    int64_t slots = 0;
+    for (const TableSpec& table : spec.tables) slots += table.slots;
+    cache_.resize(static_cast<size_t>(slots * bytes_));
+    features_ = spec.features;
+  }
+
+  TestBatch random_batch(int64_t batch_size, int max_length, int64_t spread) {
+    TestBatch batch;
+    const int64_t keys = 3 + static_cast<int64_t>(random() % 2);
+    batch.batch_size = batch_size;
+    batch.wide_values = random() % 2 != 0;
+    batch.wide_offsets = random() % 2 != 0;
+    for (int64_t bag = 0; bag < keys * batch_size; ++bag) {
+      const int64_t length = static_cast<int64_t>(random() % static_cast<uint64_t>(max_length + 1));
+      for (int64_t i = 0; i < length; ++i) {
+        const int64_t id = static_cast<int64_t>(random() % static_cast<uint64_t>(spread));
+        batch.values.push_back(random() % 8 == 0 ? id / 8 : id);
+        if (random() % 150 == 0) batch.values.back() = -static_cast<int64_t>(random() % 4);
+      }
+      batch.offsets.push_back(static_cast<int64_t>(batch.values.size()));
+    }
+    for (size_t f = 0; f < features_.size(); ++f)
+      batch.keys.push_back(static_cast<int64_t>(random()) & (keys - 1));
+    for (int64_t& key : batch.keys) key = std::min(key & 3, keys - 1);
+    return batch;
+  }
+
+  void step(TestBatch batch) {
+    ModelPlan expected;
+    const Outcome outcome = model.plan(batch, &expected);
+    ++outcomes[static_cast<int>(outcome)];
+    if (outcome != Outcome::kPlan) {
+      must_fail(&batch, outcome);
+      return;
+    }
+    std::unique_ptr<SwapPlan> plan = engine->plan(batch.input());
+    check_plan(expected, **plan);
+    swap(**plan, plan.get());
+    check_and_update_records(expected);
+    in_flight.emplace_back(std::move(plan), std::move(expected));
+    while (in_flight.size() > random() % 4) finish();
+  }
+
+  void finish() {  // of the oldest or the newest batch in flight
+    const bool newest = random() % 4 == 0;
+    auto& done = newest ? in_flight.back() : in_flight.front();
+    model.unpin(done.second);
+    if (random() % 2 == 0) done.first->release();
+    newest ? in_flight.pop_back() : in_flight.pop_front();
+  }
+
+  float expected_weight(int32_t t, int64_t id) {
+    const auto& written = model.tables[t].weights;
+    const auto found = written.find(id);
+    if (found != written.end()) return found->second;
+    std::vector<char> record(static_cast<size_t>(bytes_));
+    engine->initial_records(t, &id, 1, record.data());
+    return weight(record.data());
+  }
+
+  float* cache_weight(int32_t slot) { return reinterpret_cast<float*>(&cache_[slot * bytes_]); }
+  static float weight(const char* record) {
+    float value;
+    std::memcpy(&value, record, sizeof value);
+    return value;
+  }
+
+  void check_tables();
+  void check_reads(TestBatch batch);
+
+  std::mt19937_64 random;
+  Model model;
+  std::shared_ptr<Engine> engine;
+  std::deque<std::pair<std::unique_ptr<SwapPlan>, ModelPlan>> in_flight;
+  int outcomes[4] = {};
+
+ private:
+  void must_fail(TestBatch* batch, Outcome outcome) {
+    Outcome thrown = Outcome::kPlan;
+    try {
+      engine->plan(batch->input());
+    } catch (const CacheTooSmallError&) {
+      thrown = Outcome::kTooSmall;
+    } catch (const CapacityError&) {
+      thrown = Outcome::kCapacity;
+    } catch (const std::out_of_range&) {
+      thrown = Outcome::kBounds;
+    }
+    CHECK(thrown == outcome);
+    check_tables();
+  }
+
+  void check_plan(const ModelPlan& expected, const PlanBuffers& plan) {
+    CHECK(same(expected.slots, plan.slots, plan.lookups));
+    CHECK(same(expected.offsets, plan.offsets, plan.bags + 1));
+    CHECK(same(expected.unique_slots, plan.unique_slots, plan.uniques));
+    CHECK(expected.table_offsets == plan.table_offsets);
+    CHECK(same(expected.segment_offsets, plan.segment_offsets, plan.uniques + 1));
+    CHECK(same(expected.positions, plan.positions, plan.lookups));
+    CHECK(same(expected.grad_row, plan.grad_row, plan.lookups));
+    CHECK(same(expected.grad_column, plan.grad_column, plan.grad_column == nullptr ? 0 : plan.lookups));
+    CHECK(same(expected.scale, plan.scale, plan.scale == nullptr ? 0 : plan.lookups));
+    CHECK(same(expected.swap_out, plan.swap_out_slots, plan.rows_out));
+    CHECK(same(expected.swap_in, plan.swap_in_slots, plan.rows_in));
+    CHECK(expected.pending_out == plan.pending_out);
+    CHECK(expected.pending_in == plan.pending_in);
+  }
+
+  void swap(const PlanBuffers& plan, SwapPlan* handle) {
+    std::vector<char> out(static_cast<size_t>(plan.rows_out * bytes_)),
+        in(static_cast<size_t>(plan.rows_in * bytes_));
+    for (int64_t i = 0; i < plan.rows_out; ++i) {
+      std::memcpy(&out[i * bytes_], &cache_[plan.swap_out_slots[i] * bytes_], static_cast<size_t>(bytes_));
+    }
+    engine->write_back(*handle, out.data());
+    engine->read_in(*handle, in.data());
+    for (int64_t i = 0; i < plan.rows_in; ++i) {
+      std::memcpy(&cache_[plan.swap_in_slots[i] * bytes_], &in[i * bytes_], static_cast<size_t>(bytes_));
+    }
+  }
+
+  void check_and_update_records(const ModelPlan& plan) {
+    for (size_t u = 0; u < plan.unique_ids.size(); ++u) {
+      const int32_t t = plan.unique_tables[u];
+      const int64_t id = plan.unique_ids[u];
+      CHECK(*cache_weight(plan.unique_slots[u]) == expected_weight(t, id));
+      model.tables[t].weights[id] = *cache_weight(plan.unique_slots[u]) = static_cast<float>(++version_);
+    }
+  }
+
+  std::vector<char> cache_;
+  std::vector<Feature> features_;
+  int64_t bytes_;
+  int version_ = 10;
+};
+
+void Trainer::check_tables() {
+  for (int32_t t = 0; t < engine->table_count(); ++t) {
+    const ModelTable& expected = model.tables[t];
+    std::vector<int64_t> ids;
+    std::vector<int32_t> slots;
+    engine->table_rows(t, &ids, &slots);
+    const int64_t rows =
+        expected.spec.hashed ? static_cast<int64_t>(expected.rows.size()) : expected.spec.num_embeddings;
+    CHECK(static_cast<int64_t>(ids.size()) == rows && engine->row_count(t) == rows);
+    std::vector<char> records(static_cast<size_t>(rows * bytes_));
+    engine->read_rows(t, all_rows(rows).data(), rows, records.data());
+    for (int64_t row = 0; row < rows; ++row) {
+      const int64_t id = ids[row];
+      if (expected.spec.hashed) CHECK(expected.rows.count(id) == 1 && expected.rows.at(id) == row);
+      const auto resident = expected.slots.find(id);
+      CHECK(slots[row] == (resident == expected.slots.end() ? -1 : resident->second));
+      const float given = slots[row] < 0 ? weight(&records[row * bytes_]) : *cache_weight(slots[row]);
+      CHECK(given == expected_weight(t, id));
+    }
+  }
+}
+
+void Trainer::check_reads(TestBatch batch) {
+  const BatchInput input = batch.input();
+  const int64_t bags = static_cast<int64_t>(batch.keys.size()) * batch.batch_size;
+  const std::vector<int64_t> ranges = bag_ranges(input, static_cast<int64_t>(batch.keys.size()), 7);
+  CHECK(ranges.front() == 0 && ranges.back() == bags);
+  for (size_t r = 0; r + 1 < ranges.size(); ++r) {
+    const auto plan = engine->find(input, ranges[r], ranges[r + 1]);
+    CHECK(plan->index.size() <= 7 || ranges[r + 1] == ranges[r] + 1);
+    std::vector<char> host(plan->host_rows.size() * static_cast<size_t>(bytes_));
+    engine->read(*plan, host.data());
+    const size_t resident = plan->resident_slots.size();
+    size_t i = 0;
+    for (int64_t bag = ranges[r]; bag < ranges[r + 1]; ++bag) {
+      const int64_t f = bag / batch.batch_size;
+      const int32_t t = features_[f].table;
+      CHECK(plan->offsets[bag - ranges[r]] == static_cast<int64_t>(i));
+      for (int64_t v = batch.begin(f, bag % batch.batch_size); v < batch.end(f, bag % batch.batch_size);
+           ++v, ++i) {
+        const ModelTable& table = model.tables[t];
+        const bool bad =
+            !table.spec.hashed && (batch.values[v] < 0 || batch.values[v] >= table.spec.num_embeddings);
+        const float expected = expected_weight(t, bad ? 0 : batch.values[v]);
+        const size_t index = static_cast<size_t>(plan->index[i]);
+        const float given = plan->all_resident ? *cache_weight(plan->index[i])
+                            : index < resident ? *cache_weight(plan->resident_slots[index])
+                                               : weight(&host[(index - resident) * bytes_]);
+        CHECK(given == expected);
+      }
+    }
+    CHECK(plan->offsets.back() == static_cast<int64_t>(i) && plan->index.size() == i);
+  }
+}
+
+void train(bool pooled, bool mean, BoundsCheck bounds, uint64_t seed) {
+  Trainer trainer(group_spec(pooled, mean, bounds), seed);
+  for (int i = 0; i < 500; ++i) {
+    const int64_t spread = i % 40 < 36 ? 20 + i % 30 : 60;
+    TestBatch batch =
+        trainer.random_batch(static_cast<int64_t>(trainer.random() % 5), i % 9 == 0 ? 9 : 4, spread);
+    trainer.step(batch);
+    if (i % 10 == 0) {
+      const Stats before = trainer.engine->stats();
+      if (bounds != BoundsCheck::kFatal) trainer.check_reads(trainer.random_batch(3, 4, 70));
+      CHECK(trainer.engine->stats().lookups == before.lookups);
+      trainer.check_tables();
+    }
+  }
+  std::printf("plans %d, too small %d, full %d, out of range %d\n", trainer.outcomes[0], trainer.outcomes[1],
+              trainer.outcomes[2], trainer.outcomes[3]);
+  CHECK(trainer.outcomes[0] > 100);
+  CHECK(trainer.outcomes[1] > 5);
+  if (bounds == BoundsCheck::kFatal) CHECK(trainer.outcomes[3] > 5);
+  while (!trainer.in_flight.empty()) trainer.finish();
+  trainer.engine->clear_table(0);
+  CHECK(trainer.engine->row_count(0) == 0);
+}
+
+// Batches of many blocks, so that the map grows in the middle of a scan, also of one that then fails.
+void big_batches() {
+  GroupSpec spec = group_spec(false, false, BoundsCheck::kNone);
+  spec.tables[0].slots = 1500;
+  spec.tables[1].num_embeddings = 4000;
+  spec.tables[1].slots = 1500;
+  spec.tables[2].slots = 1500;
+  spec.tables[2].capacity = 2200;
+  Trainer trainer(spec, 11);
+  for (int i = 0; i < 24; ++i) {
+    TestBatch batch = trainer.random_batch(6, 120, i % 4 == 3 ? 20000 : 500 + 400 * (i % 5));
+    trainer.step(batch);
+    trainer.check_tables();
+  }
+  CHECK(trainer.outcomes[0] > 5 && trainer.outcomes[2] + trainer.outcomes[1] > 2);
+}
+
+void memory_refused() {
+  GroupSpec spec = group_spec(false, false, BoundsCheck::kNone);
+  Trainer trainer(spec, 12);
+  for (int i = 0; i < 6; ++i) trainer.step(trainer.random_batch(2, 3, 20));
+  while (!trainer.in_flight.empty()) trainer.finish();
+  trainer.engine->set_memory_limit(0);
+  TestBatch batch;
+  batch.batch_size = 20;
+  for (int64_t i = 0; i < 20; ++i) {
+    batch.values.push_back(1000 + i);
+    batch.offsets.push_back(i + 1);
+  }
+  batch.keys = {0, 0, 0, 0};
+  CHECK_THROWS(trainer.engine->plan(batch.input()), MemoryLimitError);
+  trainer.check_tables();
+  trainer.engine->set_memory_limit(int64_t{1} << 40);
+  trainer.step(batch);
+  trainer.check_tables();
+}
+
+void load_rows() {
+  Trainer trainer(group_spec(false, false, BoundsCheck::kFatal), 13);
+  std::vector<int64_t> ids = {7, -5, 7, 100, INT64_MIN}, rows(5);
+  std::vector<int32_t> slots(5);
+  trainer.engine->insert(0, ids.data(), 5, rows.data(), slots.data());
+  CHECK((rows == std::vector<int64_t>{0, 1, 0, 2, 3}) && slots[0] == -1);
+  const int64_t bytes = trainer.engine->layout().bytes;
+  std::vector<char> records(static_cast<size_t>(5 * bytes), 3), back(records.size());
+  trainer.engine->write_rows(0, rows.data(), 5, records.data());
+  trainer.engine->read_rows(0, all_rows(4).data(), 4, back.data());
+  CHECK(std::memcmp(records.data(), back.data(), static_cast<size_t>(4 * bytes)) == 0);
+  std::vector<int64_t> many(46), many_rows(46);
+  std::vector<int32_t> many_slots(46);
+  for (int64_t i = 0; i < 46; ++i) many[i] = i;
+  CHECK_THROWS(trainer.engine->insert(2, many.data(), 46, many_rows.data(), many_slots.data()),
+               CapacityError);
+  CHECK(trainer.engine->row_count(2) == 0);
+  const int64_t outside = 60;
+  CHECK_THROWS(trainer.engine->insert(1, &outside, 1, rows.data(), slots.data()), std::out_of_range);
+  CHECK_THROWS(trainer.engine->write_rows(1, &outside, 1, records.data()), std::out_of_range);
+}
+
+}  // namespace
+}  // namespace rec_sdk
+
+int main() {
+  using rec_sdk::BoundsCheck;
+  rec_sdk::train(false, false, BoundsCheck::kFatal, 1);
+  rec_sdk::train(true, false, BoundsCheck::kWarning, 2);
+  rec_sdk::train(true, true, BoundsCheck::kIgnore, 3);
+  rec_sdk::big_batches();
+  rec_sdk::memory_refused();
+  rec_sdk::load_rows();
+  return check_result();
+}

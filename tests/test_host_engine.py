@@ -1,0 +1,437 @@
+"""The host engine: its C++ unit tests, with and without sanitizers, and its Python binding."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rec_sdk_torch import _engine
+
+ROOT = Path(__file__).resolve().parent.parent
+DIM = 4
+
+
+def find_cmake() -> str | None:
+    beside = Path(sys.executable).parent / "cmake"
+    return str(beside) if beside.exists() else shutil.which("cmake")
+
+
+@pytest.mark.parametrize("sanitize", ["OFF", "ON"])
+def test_cpp_units(tmp_path: Path, sanitize: str) -> None:
+    cmake = find_cmake()
+    if cmake is None:
+        pytest.skip("cmake is not installed")
+    build = [cmake, "-S", str(ROOT / "tests" / "host"), "-B", str(tmp_path), f"-DREC_SDK_SANITIZE={sanitize}"]
+    env = {**os.environ, "ASAN_OPTIONS": "detect_leaks=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
+    env.pop("LD_PRELOAD", None)
+    for command in (build, [cmake, "--build", str(tmp_path), "-j2"]):
+        subprocess.run(command, check=True, capture_output=True, text=True, env=env)
+    ctest = str(Path(cmake).with_name("ctest"))
+    run = [ctest, "--output-on-failure", "--no-tests=error", "-j2"]
+    result = subprocess.run(run, check=False, cwd=tmp_path, capture_output=True, text=True, env=env)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def table(name: str = "t", hashed: bool = True, rows: int = 100, slots: int = 8, **other: Any) -> _engine.TableSpec:
+    settings: dict[str, Any] = {
+        "capacity": 0,
+        "initializer": _engine.Initializer("uniform", -1.0, 1.0, 0.0, 1.0),
+        "seed": 3,
+        "state_init": [0.5],
+        "bounds_check": "fatal",
+    }
+    settings.update(other)
+    return _engine.TableSpec(name=name, hashed=hashed, num_embeddings=rows, slots=slots, **settings)
+
+
+def engine(*tables: _engine.TableSpec, columns: list[int] | None = None, means: list[bool] | None = None) -> Any:
+    count = len(tables)
+    return _engine.Engine(list(tables), DIM, 0, [DIM], list(range(count)), columns or [], means or [False] * count)
+
+
+def plan(e: Any, bags: list[list[int]], dtype: Any = np.int64, keys: list[int] | None = None, batch: int = 1) -> Any:
+    values = np.array([i for bag in bags for i in bag], dtype=dtype)
+    offsets = np.cumsum([0] + [len(bag) for bag in bags]).astype(dtype)
+    feature_keys = np.array(keys if keys is not None else range(len(bags) // batch), dtype=np.int64)
+    return e.plan(values, offsets, feature_keys, batch)
+
+
+def swap(e: Any, cache: np.ndarray, p: Any) -> None:
+    e.write_back(p, np.ascontiguousarray(cache[p.swap_out_slots]))
+    rows = np.empty((len(p.swap_in_slots), e.record_bytes), np.uint8)
+    e.read_in(p, rows)
+    cache[p.swap_in_slots] = rows
+
+
+def records(e: Any, count: int) -> np.ndarray:
+    return np.empty((count, e.record_bytes), np.uint8)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_sequence_plan(dtype: Any) -> None:
+    e = engine(table("a"), table("b", hashed=False))
+    p = plan(e, [[7, -3, 7], [5]], dtype)
+    assert p.slots.tolist() == [0, 1, 0, 8]
+    assert p.offsets.tolist() == [0, 3, 4]
+    assert p.unique_slots.tolist() == [0, 1, 8]
+    assert p.table_offsets.tolist() == [0, 2, 3]
+    assert p.segment_offsets.tolist() == [0, 2, 3, 4]
+    assert p.positions.tolist() == p.grad_row.tolist() == [0, 2, 1, 3]
+    assert p.grad_column is None
+    assert p.scale is None
+    assert p.swap_in_slots.tolist() == [0, 1, 8]
+    assert p.swap_out_slots.tolist() == []
+    assert {p.slots.dtype, p.unique_slots.dtype, p.table_offsets.dtype, p.positions.dtype} == {np.dtype(np.int32)}
+    assert e.record_bytes == 2 * DIM * 4
+
+
+def test_pooled_plan_with_a_shared_key() -> None:
+    e = engine(table("a"), table("b"), columns=[4, 0], means=[True, False])
+    p = plan(e, [[9], [], [1, 2], [2, 1, 1, 3]], keys=[1, 1], batch=2)
+    assert p.offsets.tolist() == [0, 2, 6, 8, 12]
+    assert p.positions.tolist() == [0, 3, 4, 1, 2, 5, 6, 9, 10, 7, 8, 11]
+    assert p.grad_row.tolist() == [0, 1, 1, 0, 1, 1] * 2
+    assert p.grad_column is not None
+    assert p.grad_column.tolist() == [4] * 6 + [0] * 6
+    assert p.scale is not None
+    assert p.scale.tolist() == [0.5, 0.25, 0.25, 0.5, 0.25, 0.25] + [1.0] * 6
+
+
+def test_empty_batches() -> None:
+    e = engine(table("a"), columns=[0])
+    for bags, batch in ([[], [], []], 3), ([], 0):
+        p = plan(e, bags, keys=[0], batch=batch)
+        assert p.offsets.tolist() == [0] * (batch + 1)
+        assert p.slots.size == p.unique_slots.size == p.swap_in_slots.size == 0
+        assert p.segment_offsets.tolist() == [0]
+        assert p.table_offsets.tolist() == [0, 0]
+    found = e.find(np.array([], np.int64), np.array([0]), np.array([0]), 0, 0, 0)
+    assert found.all_resident
+    assert found.offsets.tolist() == [0]
+    assert e.bag_ranges(np.array([0]), np.array([0]), 0, 5).tolist() == [0]
+
+
+def test_swaps_keep_every_record() -> None:
+    e = engine(table("a", slots=4))
+    cache = np.zeros((4, e.record_bytes), np.uint8)
+    rng = np.random.default_rng(1)
+    expected: dict[int, bytes] = {}
+    for step in range(200):
+        ids = rng.integers(-8, 8, 4).tolist()
+        p = plan(e, [ids])
+        swap(e, cache, p)
+        for lookup, slot in zip(ids, p.slots.tolist(), strict=True):
+            if lookup not in expected:
+                first = records(e, 1)
+                e.initial_records(0, np.array([lookup]), first)
+                expected[lookup] = first.tobytes()
+            assert cache[slot].tobytes() == expected[lookup]
+        for lookup, slot in zip(ids, p.slots.tolist(), strict=True):
+            cache[slot] = (step + lookup) % 256
+            expected[lookup] = cache[slot].tobytes()
+        p.release()
+    rows, slots = e.table_rows(0)
+    host = records(e, len(rows))
+    e.read_rows(0, np.arange(len(rows)), host)
+    host[slots >= 0] = cache[slots[slots >= 0]]
+    assert {i: r.tobytes() for i, r in zip(rows.tolist(), host, strict=True)} == expected
+    stats = e.stats()
+    assert stats["batches"] == 200
+    assert stats["lookups"] == 800
+    assert stats["new_rows"] == len(expected)
+    assert stats["rows_in"] == stats["unique_misses"] == stats["rows_out"] + 4
+    assert stats["bytes_out"] == stats["rows_out"] * e.record_bytes
+    assert e.memory()["rows"] == len(expected)
+    assert e.memory()["store_bytes"] > 0
+    e.reset_stats()
+    assert set(e.stats().values()) == {0}
+
+
+def test_evaluation_reads_the_same_records() -> None:
+    e = engine(table("a", slots=3))
+    cache = np.zeros((3, e.record_bytes), np.uint8)
+    for ids in ([1, 2, 3], [4, 5]):
+        p = plan(e, [ids])
+        swap(e, cache, p)
+        cache[p.unique_slots] = p.unique_slots[:, None] + 10
+        p.release()
+    before = e.stats()
+    ids = np.array([3, 99, 4, 1, 99, 3])
+    found = e.find(ids, np.array([0, 2, 6]), np.array([0]), 2, 0, 2)
+    assert not found.all_resident
+    assert found.host_count == 2
+    assert found.resident_slots.size == 2
+    host = records(e, found.host_count)
+    e.read(found, host)
+    rows = np.concatenate([cache[found.resident_slots], host])[found.index]
+    fresh = records(e, 1)
+    e.initial_records(0, np.array([99]), fresh)
+    assert (rows[1] == fresh[0]).all()
+    assert (rows[4] == fresh[0]).all()
+    assert (rows[[0, 5]] == 12).all()
+    assert (rows[3] == 10).all()
+    part = e.find(ids, np.array([0, 2, 6]), np.array([0]), 2, 0, 1)
+    assert part.index.size == 2
+    assert part.offsets.tolist() == [0, 2]
+    resident = e.find(np.array([3, 4]), np.array([0, 2]), np.array([0]), 1, 0, 1)
+    assert resident.all_resident
+    assert resident.resident_slots.size == 0
+    assert e.stats() == before
+    assert e.row_count(0) == 5
+
+
+def test_a_cache_too_small_leaves_the_engine_usable() -> None:
+    e = engine(table("small", slots=2), table("b"))
+    held = plan(e, [[1], [1]])
+    message = (
+        "table 'small': this batch needs 2 distinct rows in the device cache, which has 2 slots "
+        r"\(1 pinned by batches in flight\); enlarge it with cache=..., or use a smaller batch"
+    )
+    with pytest.raises(_engine.CacheTooSmallError, match=message):
+        plan(e, [[2, 3], [1, 2]])
+    assert e.table_rows(0)[0].tolist() == e.table_rows(1)[0].tolist() == [1]
+    assert not held.released
+    held.release()
+    held.release()
+    assert held.released
+    assert plan(e, [[2, 3], [1, 2]]).unique_slots.tolist() == [1, 0, 2, 3]
+
+
+def test_a_dropped_plan_ends_its_pins() -> None:
+    e = engine(table("a", slots=1))
+    for i in range(5):
+        p = plan(e, [[i]])
+        view = p.unique_slots
+        del p
+        gc.collect()
+    assert view.tolist() == [0]
+
+
+def test_views_outlive_plan_and_engine() -> None:
+    e = engine(table("a"))
+    slots = plan(e, [[5, 6, 5]]).slots
+    for i in range(3):
+        plan(e, [[i, 9, 8]])
+    del e
+    gc.collect()
+    assert slots.tolist() == [0, 1, 0]
+
+
+def test_capacity() -> None:
+    e = engine(table("full", capacity=3))
+    plan(e, [[1, 2, 3]]).release()
+    for attempt in (lambda: plan(e, [[1, 77]]), lambda: e.insert(0, np.array([2, 77]))):
+        with pytest.raises(_engine.CapacityError, match=r"'full'.* 3 ids.* 77 "):
+            attempt()
+    assert e.row_count(0) == 3
+    assert issubclass(_engine.CapacityError, RuntimeError)
+
+
+def test_bounds_fatal() -> None:
+    e = engine(table("i", hashed=False, rows=10))
+    for dtype in (np.int32, np.int64):
+        with pytest.raises(IndexError, match=r"'i': id -1 .*num_embeddings 10 \(2 such ids"):
+            plan(e, [[3, -1, 10]], dtype)
+    with pytest.raises(IndexError, match="'i': id 10"):
+        e.find(np.array([10]), np.array([0, 1]), np.array([0]), 1, 0, 1)
+    with pytest.raises(IndexError, match="'i': id 10"):
+        e.insert(0, np.array([3, 10]))
+    assert e.stats()["batches"] == 0
+    assert e.stats()["bounds_errors"] == 0
+
+
+@pytest.mark.parametrize("mode", ["warning", "ignore", "none"])
+def test_bounds_replace_by_zero(mode: str) -> None:
+    e = engine(table("i", hashed=False, rows=10, bounds_check=mode))
+    p = plan(e, [[3, -1, 10, 0]])
+    assert p.slots.tolist() == [0, 1, 1, 1]
+    assert e.stats()["bounds_errors"] == 2
+    assert e.take_bounds_warnings() == ([("i", 2, -1)] if mode == "warning" else [])
+    assert e.take_bounds_warnings() == []
+
+
+@pytest.mark.parametrize(
+    ("values", "offsets", "keys", "batch", "error", "message"),
+    [
+        ([1.0], [0, 1], [0], 1, TypeError, "ids must be int32 or int64, got float64"),
+        (np.array([1], np.uint64), [0, 1], [0], 1, TypeError, "ids .*uint64"),
+        (np.array([1], np.int16), [0, 1], [0], 1, TypeError, "ids .*int16"),
+        ([1], [0.0, 1.0], [0], 1, TypeError, "offsets .*float64"),
+        ([[1]], [0, 1], [0], 1, ValueError, "ids must have one dimension"),
+        ([1], [1, 1], [0], 1, ValueError, "offsets must start at 0, got 1"),
+        ([1], [0, 2, 1], [0], 1, ValueError, r"must not decrease: offsets\[1\] is 2, offsets\[2\] is 1"),
+        ([1, 2], [0, 1], [0], 1, ValueError, "must end at the number of ids, 2, got 1"),
+        ([1], [0, 1, 1, 1], [0], 2, ValueError, "batch_size 2 does not fit offsets of length 4"),
+        ([1], [0, 1], [0], 0, ValueError, "batch_size 0"),
+        ([1], [0, 1], [0], -1, ValueError, "batch_size -1"),
+        ([1], [0, 1], [1], 1, ValueError, r"feature_keys\[0\] is 1"),
+        ([1], [0, 1], [-1], 1, ValueError, r"feature_keys\[0\] is -1"),
+        ([1], [0, 1], [0, 0], 1, ValueError, "feature_keys must have one entry per feature, 1, got 2"),
+        ([], [], [0], 1, (TypeError, ValueError), "offsets|ids"),
+    ],
+)
+def test_wrong_batches(values: Any, offsets: Any, keys: Any, batch: int, error: Any, message: str) -> None:
+    e = engine(table("a"))
+    with pytest.raises(error, match=message):
+        e.plan(np.asarray(values), np.asarray(offsets), np.asarray(keys), batch)
+    assert e.row_count(0) == 0
+    assert plan(e, [[1]]).slots.tolist() == [0]
+
+
+def test_strided_ids() -> None:
+    e = engine(table("a"))
+    ids = np.arange(12)[::3]
+    p = e.plan(ids, np.array([0, 9, 4, 9])[::2], np.array([0]), 1)
+    assert p.slots.size == 4
+    assert e.table_rows(0)[0].tolist() == ids.tolist()
+
+
+def test_wrong_record_arrays() -> None:
+    e = engine(table("a"))
+    p = plan(e, [[1, 2]])
+    for wrong in (records(e, 1), records(e, 2).astype(np.int8), records(e, 4)[::2], records(e, 2)[:, :-1]):
+        with pytest.raises(ValueError, match=r"records must be a contiguous uint8 array of shape \[2, 32\]"):
+            e.read_in(p, wrong)
+    frozen = records(e, 2)
+    frozen.flags.writeable = False
+    with pytest.raises(ValueError, match="writeable"):
+        e.read_in(p, frozen)
+    with pytest.raises(IndexError, match="rows"):
+        e.read_rows(0, np.arange(1, 3), records(e, 2))
+    with pytest.raises(IndexError, match="table 1"):
+        e.row_count(1)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"slots": 0}, "'t': slots must be at least 1"),
+        ({"rows": 0}, "num_embeddings must be at least 1"),
+        ({"capacity": -1}, "capacity"),
+        ({"state_init": []}, "state_init must have one value per state block, 1, got 0"),
+        ({"slots": 2**31}, "2\\^30 slots"),
+        ({"bounds_check": "maybe"}, "'fatal', 'warning', 'ignore' or 'none'"),
+    ],
+)
+def test_wrong_specs(other: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        engine(table(**other))
+
+
+def test_wrong_groups() -> None:
+    one = [table("a")]
+    with pytest.raises(ValueError, match=r"policy 'fifo'.*'lru'"):
+        _engine.Engine(one, DIM, 0, [DIM], [0], [], [], "fifo")
+    with pytest.raises(ValueError, match="ordered by table"):
+        _engine.Engine([*one, table("b")], DIM, 0, [DIM], [1, 0], [], [])
+    with pytest.raises(ValueError, match="one entry per feature"):
+        _engine.Engine(one, DIM, 0, [DIM], [0], [0, 4], [False, False])
+    with pytest.raises(ValueError, match="initializer kind 'zeros'"):
+        _engine.Initializer("zeros", 0.0, 0.0, 0.0, 0.0)
+
+
+def test_memory_limit_names_the_table() -> None:
+    e = engine(table("big", slots=2))
+    plan(e, [[1, 2]]).release()
+    e.set_memory_limit(0)
+    with pytest.raises(MemoryError, match="table 'big'"):
+        plan(e, [[3]])
+    with pytest.raises(MemoryError, match="table 'big'"):
+        e.write_rows(0, np.array([0]), np.zeros((1, e.record_bytes), np.uint8))
+    assert e.row_count(0) == 2
+    e.set_memory_limit(1 << 40)
+    assert plan(e, [[3]]).swap_out_slots.tolist() == [0]
+
+
+def test_pending_gradients_follow_their_rows() -> None:
+    e = engine(table("a", slots=2))
+    cache = np.zeros((2, e.record_bytes), np.uint8)
+    p = plan(e, [[1, 2]])
+    swap(e, cache, p)
+    e.mark_pending(p)
+    p.release()
+    with pytest.raises(RuntimeError, match="released"):
+        e.mark_pending(p)
+    p = plan(e, [[3]])
+    swap(e, cache, p)
+    assert p.pending_out.tolist() == [0]
+    assert p.pending_in.size == 0
+    sums = np.arange(2 * DIM, dtype=np.float32)[None]
+    e.write_pending(p, sums)
+    p.release()
+    assert e.pending_slots()[0].tolist() == [1]
+    assert e.pending_away().tolist() == [0, 1]
+    away_records, away_sums = records(e, 1), np.zeros_like(sums)
+    e.read_away(0, 1, away_records, away_sums)
+    assert (away_sums == sums).all()
+    e.write_away(0, 1, away_records + 1)
+    p = plan(e, [[1]])
+    swap(e, cache, p)
+    assert p.pending_in.tolist() == [0]
+    assert (cache[p.slots[0]] == away_records[0] + 1).all()
+    back = np.zeros_like(sums)
+    e.read_pending(p, back)
+    assert (back == sums).all()
+    with pytest.raises(RuntimeError, match="pending"):
+        e.read_pending(p, back)
+    e.clear_pending()
+    assert e.pending_slots()[1].tolist() == e.pending_away().tolist() == [0, 0]
+
+
+def test_clear_table_and_seeds() -> None:
+    e = engine(table("a", seed=-1))
+    p = plan(e, [[1]])
+    with pytest.raises(RuntimeError, match="'a' cannot be cleared while 1 of its rows"):
+        e.clear_table(0)
+    p.release()
+    e.clear_table(0)
+    assert e.row_count(0) == 0
+    assert plan(e, [[4]]).slots.tolist() == [0]
+    same, other = records(e, 1), records(e, 1)
+    engine(table("a", seed=2**64 - 1)).initial_records(0, np.array([1]), same)
+    e.initial_records(0, np.array([1]), other)
+    assert (same == other).all()
+
+
+def test_numbering_does_not_depend_on_the_cache_size() -> None:
+    rng = np.random.default_rng(2)
+    small, large = engine(table("a", slots=70)), engine(table("a", slots=1000))
+    for _ in range(20):
+        ids = rng.integers(0, 500, 70).tolist()
+        p, q = plan(small, [ids]), plan(large, [ids])
+        p.release()
+        for name in ("offsets", "table_offsets", "segment_offsets", "positions", "grad_row"):
+            assert (getattr(p, name) == getattr(q, name)).all()
+
+
+def test_plans_from_several_threads() -> None:
+    e = engine(table("a", slots=400))
+    errors: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        try:
+            for _ in range(100):
+                ids = rng.integers(0, 90, 50).tolist()
+                p = plan(e, [ids])
+                assert len(set(ids)) == p.unique_slots.size == np.unique(p.slots).size
+                p.release()
+        except BaseException as error:  # reported by the main thread
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert e.stats()["lookups"] == 4 * 100 * 50

@@ -1,0 +1,58 @@
+// One batch as the engine sees it: checked, and reduced to the features of the group.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace rec_sdk {
+
+// An int32 or int64 array of the caller.
+struct IntArray {
+  const void* data = nullptr;
+  bool wide = true;  // int64
+  int64_t size = 0;
+
+  int64_t operator[](int64_t i) const {
+    return wide ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
+  }
+};
+
+// A KeyedJaggedTensor's arrays: bag (key k, sample b) is values[offsets[k*B + b] : offsets[k*B + b + 1]].
+struct BatchInput {
+  IntArray values;         // [lookups of all keys]
+  IntArray offsets;        // [K*B + 1]
+  IntArray feature_keys;   // [F] key of each feature of the group
+  int64_t batch_size = 0;  // B
+};
+
+// Throws std::invalid_argument unless the offsets start at 0, never decrease and, with `values_size` >= 0,
+// end there; and unless the keys and the batch size fit them.
+void check_batch(const BatchInput& input, int64_t features, bool check_values);
+
+// The lookups of bags [begin, end) of the group, feature-major.
+struct Batch {
+  struct Piece {  // consecutive bags of one feature
+    int64_t feature;
+    int64_t source;      // first lookup in values
+    int64_t begin, end;  // lookups, counted from the first of this batch
+    int64_t first_bag;   // counted from the first of this batch
+    int64_t first_sample;
+    int64_t bags;
+  };
+  IntArray values;
+  int64_t bags = 0;
+  int64_t lookups = 0;
+  std::vector<Piece> pieces;
+};
+
+// Fills `batch`, reusing its memory. Throws std::invalid_argument when there are 2^31 lookups or more.
+void slice_batch(const BatchInput& input, int64_t features, int64_t bag_begin, int64_t bag_end, Batch* batch);
+
+// offsets [batch.bags + 1] of the slice, from 0.
+void write_offsets(const BatchInput& input, const Batch& batch, int64_t* offsets);
+
+// Boundaries 0 = b0 < b1 < ... = F*B of runs of bags with at most `max_lookups` lookups each, or one bag.
+std::vector<int64_t> bag_ranges(const BatchInput& input, int64_t features, int64_t max_lookups);
+
+}  // namespace rec_sdk

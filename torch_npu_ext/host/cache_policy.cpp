@@ -1,0 +1,34 @@
+#include "torch_npu_ext/host/cache_policy.h"
+
+#include <stdexcept>
+
+#include "torch_npu_ext/host/lru_policy.h"
+
+namespace rec_sdk {
+namespace {
+
+template <class Policy>
+std::unique_ptr<CachePolicy> make(int64_t first_slot, int64_t slots) {
+  return std::make_unique<Policy>(first_slot, slots);
+}
+
+struct Registered {
+  const char* name;
+  std::unique_ptr<CachePolicy> (*make)(int64_t first_slot, int64_t slots);
+};
+constexpr Registered kPolicies[] = {
+    {"lru", make<LruPolicy>},
+};
+
+}  // namespace
+
+std::unique_ptr<CachePolicy> make_cache_policy(const std::string& name, int64_t first_slot, int64_t slots) {
+  std::string known;
+  for (const Registered& policy : kPolicies) {
+    if (name == policy.name) return policy.make(first_slot, slots);
+    known += std::string(known.empty() ? "" : ", ") + "'" + policy.name + "'";
+  }
+  throw std::invalid_argument("cache policy '" + name + "' is not known; there is " + known);
+}
+
+}  // namespace rec_sdk

@@ -1,0 +1,163 @@
+#include "torch_npu_ext/host/engine.h"
+
+#include <cstring>
+#include <stdexcept>
+
+namespace rec_sdk {
+
+// A plan may be dropped by Python's garbage collector while another thread plans. It must not wait for that,
+// so its pins end in the next call that takes the lock.
+void SwapPlan::release() noexcept {
+  if (released_.exchange(true)) return;
+  engine_->defer_release(buffers_);
+}
+
+void Engine::defer_release(std::shared_ptr<PlanBuffers> buffers) noexcept {
+  const std::lock_guard<std::mutex> guard(release_mutex_);
+  to_release_.push_back(std::move(buffers));
+}
+
+std::unique_lock<std::mutex> Engine::lock() {
+  std::unique_lock<std::mutex> guard(mutex_);
+  release_deferred();
+  return guard;
+}
+
+void Engine::release_deferred() {
+  std::vector<std::shared_ptr<PlanBuffers>> released;
+  {
+    const std::lock_guard<std::mutex> guard(release_mutex_);
+    released.swap(to_release_);
+  }
+  for (const std::shared_ptr<PlanBuffers>& plan : released) {
+    Planner::unpin(*plan, &group_);
+    if (plan->pending_taken || plan->pending_epoch != group_.pending.epoch()) continue;
+    for (const uint32_t place : plan->pending_in_sums) group_.pending.free(place);
+    plan->pending_taken = true;
+  }
+}
+
+std::unique_ptr<SwapPlan> Engine::plan(const BatchInput& input) {
+  const auto guard = lock();
+  std::shared_ptr<PlanBuffers> buffers = pool_->take();
+  auto plan = std::make_unique<SwapPlan>(shared_from_this(), buffers);
+  planner_.plan(input, &group_, buffers.get());
+  plan->hold();
+  return plan;
+}
+
+std::unique_ptr<ReadPlan> Engine::find(const BatchInput& input, int64_t bag_begin, int64_t bag_end) {
+  const auto guard = lock();
+  auto plan = std::make_unique<ReadPlan>();
+  reader_.find(input, bag_begin, bag_end, &group_, plan.get());
+  return plan;
+}
+
+void Engine::read(const ReadPlan& plan, char* records, InitialRows* initial) {
+  const auto guard = lock();
+  Reader::read(group_, plan, records, initial);
+}
+
+void Engine::write_back(const SwapPlan& plan, const char* records) {
+  const auto guard = lock();
+  for (int32_t t = 0; t < table_count(); ++t) {
+    for (int32_t i = plan->out_offsets[t]; i < plan->out_offsets[t + 1]; ++i) {
+      group_.tables[t].store.map(plan->swap_out_rows[i]);
+    }
+  }
+  for (int32_t t = 0; t < table_count(); ++t) {
+    for (int32_t i = plan->out_offsets[t]; i < plan->out_offsets[t + 1]; ++i) {
+      group_.tables[t].store.write(plan->swap_out_rows[i], records + i * group_.layout.bytes);
+    }
+  }
+}
+
+void Engine::read_in(const SwapPlan& plan, char* records, InitialRows* initial) {
+  const auto guard = lock();
+  const size_t bytes = static_cast<size_t>(group_.layout.bytes);
+  for (int32_t t = 0; t < table_count(); ++t) {
+    const Table& table = group_.tables[t];
+    for (int32_t i = plan->in_offsets[t]; i < plan->in_offsets[t + 1]; ++i) {
+      const uint32_t row = plan->swap_in_rows[i];
+      if (table.store.has(row)) {
+        std::memcpy(records + i * bytes, table.store.read(row), bytes);
+      } else {
+        table.initializer.write(plan->swap_in_ids[i], records + i * bytes);
+        if (initial != nullptr) initial->add(i, t);
+      }
+    }
+  }
+}
+
+void Engine::write_pending(const SwapPlan& plan, const float* sums) {
+  const auto guard = lock();
+  if (plan->pending_epoch != group_.pending.epoch()) return;  // cleared since
+  const int64_t width = 2 * group_.layout.dim;
+  for (const uint32_t place : plan->pending_out_sums) {
+    std::memcpy(group_.pending.data(place), sums, static_cast<size_t>(width) * sizeof(float));
+    sums += width;
+  }
+}
+
+void Engine::read_pending(const SwapPlan& plan, float* sums) {
+  const auto guard = lock();
+  PlanBuffers& buffers = *plan.buffers();
+  if (buffers.pending_in_sums.empty()) return;
+  if (buffers.pending_taken || buffers.pending_epoch != group_.pending.epoch()) {
+    throw std::runtime_error("the pending gradients of this plan were read, released or cleared before");
+  }
+  const int64_t width = 2 * group_.layout.dim;
+  for (const uint32_t place : buffers.pending_in_sums) {
+    std::memcpy(sums, group_.pending.data(place), static_cast<size_t>(width) * sizeof(float));
+    group_.pending.free(place);
+    sums += width;
+  }
+  buffers.pending_taken = true;
+}
+
+void Engine::mark_pending(const SwapPlan& plan) {
+  const auto guard = lock();
+  if (plan.released()) {
+    throw std::runtime_error(
+        "mark_pending needs a plan that is not released: its rows may have left the cache");
+  }
+  for (int64_t u = 0; u < plan->uniques; ++u) group_.set_pending(plan->unique_slots[u], true);
+}
+
+Engine::Memory Engine::memory() {
+  const auto guard = lock();
+  Memory memory{};
+  for (const Table& table : group_.tables) {
+    memory.index_bytes += table.index_bytes();
+    memory.store_bytes += table.store.committed_bytes();
+    memory.rows += table.rows();
+  }
+  return memory;
+}
+
+void Engine::set_memory_limit(int64_t bytes) {
+  const auto guard = lock();
+  group_.memory.set_limit(bytes);
+}
+
+Stats Engine::stats() {
+  const auto guard = lock();
+  return group_.stats;
+}
+
+void Engine::reset_stats() {
+  const auto guard = lock();
+  group_.stats = Stats();
+}
+
+std::vector<Engine::BoundsWarning> Engine::take_bounds_warnings() {
+  const auto guard = lock();
+  std::vector<BoundsWarning> warnings;
+  for (const BoundsError& error : group_.bounds_warnings) {
+    warnings.push_back({group_.tables[error.table].spec().name, error.count, error.example});
+  }
+  group_.bounds_warnings.clear();
+  return warnings;
+}
+
+}  // namespace rec_sdk

@@ -1,0 +1,195 @@
+// The engine's calls on whole tables and on pending gradients: rare, and never on the path of a batch.
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "torch_npu_ext/host/engine.h"
+#include "torch_npu_ext/host/errors.h"
+
+namespace rec_sdk {
+namespace {
+
+void check_range(const char* what, int64_t begin, int64_t end, int64_t size) {
+  if (begin >= 0 && begin <= end && end <= size) return;
+  throw std::out_of_range(std::string(what) + " [" + std::to_string(begin) + ", " + std::to_string(end) +
+                          ") are not within [0, " + std::to_string(size) + ")");
+}
+
+void check_index_ids(const Table& table, const int64_t* ids, int64_t count) {
+  const int64_t rows = table.spec().num_embeddings;
+  const auto outside = [rows](int64_t id) { return id < 0 || id >= rows; };
+  const int64_t bad = std::count_if(ids, ids + count, outside);
+  if (bad == 0) return;
+  throw std::out_of_range("table '" + table.spec().name + "': id " +
+                          std::to_string(*std::find_if(ids, ids + count, outside)) +
+                          " is out of range for num_embeddings " + std::to_string(rows) + " (" +
+                          std::to_string(bad) + " such ids)");
+}
+
+}  // namespace
+
+Table& Engine::table(int32_t t) {
+  if (t < 0 || t >= table_count()) {
+    throw std::out_of_range("table " + std::to_string(t) + " is not one of the " +
+                            std::to_string(table_count()) + " tables of the group");
+  }
+  return group_.tables[t];
+}
+
+void Engine::pending_slots(std::vector<int32_t>* slots, std::vector<int32_t>* table_offsets) {
+  const auto guard = lock();
+  slots->clear();
+  slots->reserve(static_cast<size_t>(group_.pending_resident));
+  table_offsets->assign(1, 0);
+  for (const Table& table : group_.tables) {
+    const int64_t end = group_.pending_resident == 0 ? 0 : table.first_slot() + table.used_slots;
+    for (int64_t slot = table.first_slot(); slot < end; ++slot) {
+      if (group_.pending_flags[slot] != 0) slots->push_back(static_cast<int32_t>(slot));
+    }
+    table_offsets->push_back(static_cast<int32_t>(slots->size()));
+  }
+}
+
+std::vector<int32_t> Engine::pending_away() {
+  const auto guard = lock();
+  std::vector<int32_t> offsets(group_.tables.size() + 1, 0);
+  for (const PendingSums::Away& away : group_.pending.sorted()) ++offsets[away.table() + 1];
+  for (size_t t = 0; t < group_.tables.size(); ++t) offsets[t + 1] += offsets[t];
+  return offsets;
+}
+
+void Engine::check_away(int64_t begin, int64_t end) {
+  check_range("rows with pending gradients", begin, end, group_.pending.size());
+}
+
+void Engine::read_away(int64_t begin, int64_t end, char* records, float* sums) {
+  const auto guard = lock();
+  check_away(begin, end);
+  const size_t record = static_cast<size_t>(group_.layout.bytes);
+  const int64_t width = 2 * group_.layout.dim;
+  for (int64_t i = begin; i < end; ++i, records += record, sums += width) {
+    const PendingSums::Away& away = group_.pending.sorted()[i];
+    std::memcpy(records, group_.tables[away.table()].store.read(away.row()), record);
+    std::memcpy(sums, group_.pending.data(away.place), static_cast<size_t>(width) * sizeof(float));
+  }
+}
+
+void Engine::write_away(int64_t begin, int64_t end, const char* records) {
+  const auto guard = lock();
+  check_away(begin, end);
+  for (int64_t i = begin; i < end; ++i, records += group_.layout.bytes) {
+    const PendingSums::Away& away = group_.pending.sorted()[i];
+    group_.tables[away.table()].store.write(away.row(), records);
+  }
+}
+
+void Engine::clear_pending() {
+  const auto guard = lock();
+  group_.pending.clear();
+  if (group_.pending_resident == 0) return;
+  std::memset(group_.pending_flags.data(), 0, static_cast<size_t>(group_.slots));
+  group_.pending_resident = 0;
+}
+
+int64_t Engine::row_count(int32_t t) {
+  const auto guard = lock();
+  return table(t).rows();
+}
+
+void Engine::table_rows(int32_t t, std::vector<int64_t>* ids, std::vector<int32_t>* slots) {
+  const auto guard = lock();
+  const Table& source = table(t);
+  ids->resize(static_cast<size_t>(source.rows()));
+  slots->assign(static_cast<size_t>(source.rows()), -1);
+  for (int64_t row = 0; row < source.rows(); ++row) (*ids)[row] = source.row_id(row);
+  for (int64_t slot = source.first_slot(); slot < source.first_slot() + source.used_slots; ++slot) {
+    (*slots)[group_.slot_rows[slot]] = static_cast<int32_t>(slot);
+  }
+}
+
+void Engine::read_rows(int32_t t, const int64_t* rows, int64_t count, char* records) {
+  const auto guard = lock();
+  const Table& source = table(t);
+  for (int64_t i = 0; i < count; ++i) check_range("rows", rows[i], rows[i] + 1, source.rows());
+  for (int64_t i = 0; i < count; ++i, records += group_.layout.bytes) {
+    const int64_t row = rows[i];
+    if (source.store.has(row)) {
+      std::memcpy(records, source.store.read(row), static_cast<size_t>(group_.layout.bytes));
+    } else {
+      source.initializer.write(source.row_id(row), records);
+    }
+  }
+}
+
+void Engine::insert(int32_t t, const int64_t* ids, int64_t count, int64_t* rows, int32_t* slots) {
+  const auto guard = lock();
+  Table& target = table(t);
+  if (target.spec().hashed) {
+    insert_ids(&target, ids, count, rows, slots);
+    return;
+  }
+  check_index_ids(target, ids, count);
+  for (int64_t i = 0; i < count; ++i) {
+    rows[i] = ids[i];
+    slots[i] = static_cast<int32_t>(~target.row_slots()[ids[i]]);
+  }
+}
+
+void Engine::insert_ids(Table* target, const int64_t* ids, int64_t count, int64_t* rows, int32_t* slots) {
+  const int64_t before = target->rows();
+  std::vector<int64_t> added_ids;
+  try {
+    for (int64_t i = 0; i < count; ++i) {
+      target->reserve_ids(1);
+      if (added_ids.size() == added_ids.capacity()) added_ids.reserve(2 * added_ids.size() + 64);
+      bool added = false;
+      const uint32_t next = static_cast<uint32_t>(target->rows());
+      const IdMap::Entry entry = target->map().find_or_add(ids[i], IdMap::hash(ids[i]), next, &added);
+      rows[i] = entry.row;
+      slots[i] = static_cast<int32_t>(*entry.slot);
+      if (!added) continue;
+      added_ids.push_back(ids[i]);
+      target->check_capacity(target->rows(), ids[i]);
+    }
+    target->reserve_rows(target->rows());
+  } catch (...) {
+    for (const int64_t id : added_ids) target->map().erase(id, IdMap::hash(id));
+    throw;
+  }
+  for (size_t i = 0; i < added_ids.size(); ++i)
+    target->keep_added(static_cast<uint32_t>(before + i), added_ids[i]);
+}
+
+void Engine::write_rows(int32_t t, const int64_t* rows, int64_t count, const char* records) {
+  const auto guard = lock();
+  Table& target = table(t);
+  int64_t fresh = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    check_range("rows", rows[i], rows[i] + 1, target.rows());
+    fresh += !target.store.has(rows[i]);
+  }
+  group_.memory.require(fresh * group_.layout.bytes, target.spec().name);
+  for (int64_t i = 0; i < count; ++i) target.store.map(rows[i]);
+  for (int64_t i = 0; i < count; ++i) target.store.write(rows[i], records + i * group_.layout.bytes);
+}
+
+void Engine::clear_table(int32_t t) {
+  const auto guard = lock();
+  Table& target = table(t);
+  if (target.pinned_slots > 0) {
+    throw std::runtime_error("table '" + target.spec().name + "' cannot be cleared while " +
+                             std::to_string(target.pinned_slots) +
+                             " of its rows are used by batches in flight");
+  }
+  group_.pending.drop_table(t);
+  target.clear();
+  for (int64_t slot = target.first_slot(); slot < target.end_slot(); ++slot) group_.set_pending(slot, false);
+}
+
+void Engine::initial_records(int32_t t, const int64_t* ids, int64_t count, char* records) {
+  const auto guard = lock();
+  const Table& source = table(t);
+  for (int64_t i = 0; i < count; ++i) source.initializer.write(ids[i], records + i * group_.layout.bytes);
+}
+
+}  // namespace rec_sdk

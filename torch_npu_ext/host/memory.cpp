@@ -1,0 +1,120 @@
+#include "torch_npu_ext/host/memory.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+
+#include "torch_npu_ext/host/errors.h"
+
+namespace rec_sdk {
+namespace {
+
+constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
+constexpr int64_t kGrantAhead = int64_t{256} << 20;
+
+// The number after `key` in a file of "key value" lines; `missing` when file or key is not there.
+int64_t read_field(const std::string& path, const std::string& key, int64_t missing) {
+  std::ifstream file(path);
+  std::string line;
+  while (std::getline(file, line)) {
+    std::istringstream words(line);
+    std::string word;
+    int64_t value = 0;
+    if (words >> word >> value && word == key) return value;
+  }
+  return missing;
+}
+
+int64_t read_number(const std::string& path, int64_t missing) {
+  std::ifstream file(path);
+  int64_t value = 0;
+  return file >> value ? value : missing;  // "max" is no number
+}
+
+// Page cache that a cgroup counts as used can be dropped, so it is added back.
+int64_t cgroup_room(const std::string& directory, const char* limit_name, const char* usage_name) {
+  const int64_t limit = read_number(directory + limit_name, kUnlimited);
+  const int64_t used = read_number(directory + usage_name, 0);
+  if (limit >= kUnlimited / 2) return kUnlimited;
+  const int64_t cache = std::max<int64_t>(0, read_field(directory + "/memory.stat", "inactive_file", 0));
+  return std::max<int64_t>(0, limit - used + cache);
+}
+
+// cgroup v2 limits hold for every ancestor; v1 is read at its root, which is what a container sees.
+int64_t cgroup_memory() {
+  int64_t room = cgroup_room("/sys/fs/cgroup/memory", "/memory.limit_in_bytes", "/memory.usage_in_bytes");
+  std::ifstream file("/proc/self/cgroup");
+  std::string line;
+  while (std::getline(file, line)) {
+    if (line.rfind("0::/", 0) != 0) continue;
+    std::string path = line.substr(3);
+    while (true) {
+      if (path == "/") path.clear();
+      room = std::min(room, cgroup_room("/sys/fs/cgroup" + path, "/memory.max", "/memory.current"));
+      if (path.empty()) break;
+      path.resize(path.rfind('/'));
+    }
+  }
+  return room;
+}
+
+}  // namespace
+
+HugeBuffer::HugeBuffer(size_t bytes) {
+  if (bytes == 0) return;
+  const bool huge = bytes >= kHugePage;
+  const size_t unit = huge ? kHugePage : 4096;
+  if (bytes > std::numeric_limits<size_t>::max() / 2) throw std::bad_alloc();
+  size_ = (bytes + unit - 1) / unit * unit;
+  const size_t slack = huge ? kHugePage : 0;
+  const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  void* mapped = mmap(nullptr, size_ + slack, PROT_READ | PROT_WRITE, flags, -1, 0);
+  if (mapped == MAP_FAILED) throw std::bad_alloc();
+  char* start = static_cast<char*>(mapped);
+  const size_t misaligned = reinterpret_cast<uintptr_t>(start) % unit;
+  const size_t skip = misaligned == 0 ? 0 : unit - misaligned;
+  if (skip > 0) munmap(start, skip);
+  if (slack > skip) munmap(start + skip + size_, slack - skip);
+  data_ = start + skip;
+#ifdef MADV_HUGEPAGE
+  if (huge) madvise(data_, size_, MADV_HUGEPAGE);
+#endif
+}
+
+HugeBuffer::~HugeBuffer() {
+  if (data_ != nullptr) munmap(data_, size_);
+}
+
+ChunkedMemory::ChunkedMemory(size_t item_bytes) : item_bytes_(item_bytes), shift_(0) {
+  while ((item_bytes << (shift_ + 1)) <= kHugePage) ++shift_;
+  mask_ = (size_t{1} << shift_) - 1;
+}
+
+void ChunkedMemory::extend(size_t count) {
+  while (chunks_.size() << shift_ < count) chunks_.emplace_back((mask_ + 1) * item_bytes_);
+}
+
+int64_t available_memory() {
+  const int64_t kib = read_field("/proc/meminfo", "MemAvailable:", kUnlimited / 1024);
+  return std::min(kib * 1024, cgroup_memory());
+}
+
+void MemoryGuard::require(int64_t bytes, const std::string& table) {
+  if (bytes <= 0) return;
+  int64_t room = limit_ - committed_;
+  if (bytes <= room && bytes > granted_) {
+    const int64_t available = available_memory();
+    room = std::min(room, available);
+    granted_ = std::min(available, bytes + kGrantAhead);
+  }
+  if (bytes > room) {
+    throw MemoryLimitError("table '" + table + "': its host store needs " + std::to_string(bytes) +
+                           " more bytes and " + std::to_string(std::max<int64_t>(0, room)) +
+                           " are free; use a machine or a memory limit with more, or shard the table");
+  }
+  granted_ -= bytes;
+}
+
+}  // namespace rec_sdk

@@ -1,0 +1,95 @@
+// Host memory: lazily committed buffers on huge pages, and the check that growth fits the machine.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace rec_sdk {
+
+constexpr size_t kHugePage = size_t{2} << 20;
+
+// Zeroed memory that the system commits page by page at the first touch. From one huge page on it is aligned
+// to huge pages: random rows and buckets are a TLB miss each without them.
+class HugeBuffer {
+ public:
+  HugeBuffer() = default;
+  explicit HugeBuffer(size_t bytes);  // throws std::bad_alloc
+  HugeBuffer(HugeBuffer&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+  HugeBuffer& operator=(HugeBuffer&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    return *this;
+  }
+  ~HugeBuffer();
+
+  char* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  char* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+template <class T>
+class HugeArray {
+  static_assert(std::is_trivially_copyable_v<T>, "the memory is used as it comes, zeroed");
+
+ public:
+  HugeArray() = default;
+  explicit HugeArray(size_t count) : buffer_(count * sizeof(T)) {}
+
+  // Room for `count` items. Growing drops the contents: the new memory is zero.
+  void ensure(size_t count) {
+    if (count > size()) buffer_ = HugeBuffer((count + count / 4) * sizeof(T));
+  }
+  T* data() const { return reinterpret_cast<T*>(buffer_.data()); }
+  T& operator[](size_t i) const { return data()[i]; }
+  size_t size() const { return buffer_.size() / sizeof(T); }
+
+ private:
+  HugeBuffer buffer_;
+};
+
+// Items of equal size that never move while their number grows.
+class ChunkedMemory {
+ public:
+  explicit ChunkedMemory(size_t item_bytes);
+
+  void extend(size_t count);  // room for at least `count` items
+  void* at(size_t i) const { return chunks_[i >> shift_].data() + (i & mask_) * item_bytes_; }
+  size_t bytes() const { return chunks_.size() * ((mask_ + 1) * item_bytes_); }
+  void clear() { chunks_.clear(); }
+
+ private:
+  size_t item_bytes_;
+  int shift_;  // items per chunk = 1 << shift_
+  size_t mask_;
+  std::vector<HugeBuffer> chunks_;
+};
+
+// Bytes this process may still take: the machine's MemAvailable, or what its cgroup leaves when that is less.
+int64_t available_memory();
+
+// Guards the growth of host memory. A grant is remembered, so /proc is read once per some 256 MiB of growth.
+class MemoryGuard {
+ public:
+  // Throws MemoryLimitError naming the table when `bytes` more cannot be held.
+  void require(int64_t bytes, const std::string& table);
+  void count_committed(int64_t bytes) { committed_ += bytes; }
+  int64_t committed() const { return committed_; }
+  // Caps what the stores of this engine may commit, below what the machine has.
+  void set_limit(int64_t bytes) { limit_ = bytes; }
+
+ private:
+  int64_t committed_ = 0;
+  int64_t granted_ = 0;
+  int64_t limit_ = std::numeric_limits<int64_t>::max();
+};
+
+}  // namespace rec_sdk

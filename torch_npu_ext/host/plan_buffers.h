@@ -1,0 +1,56 @@
+// The arrays of one swap plan, and the pool they return to: fresh memory would fault at every batch.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "torch_npu_ext/host/memory.h"
+
+namespace rec_sdk {
+
+// N lookups, U unique rows, O rows out, I rows in, T tables. Slots are the group's.
+struct PlanBuffers {
+  // Capacity for a batch. `swaps` bounds O and I.
+  void layout(int64_t lookups, int64_t bags, int64_t swaps, bool pooled, bool scaled);
+
+  int64_t lookups = 0, bags = 0, uniques = 0, rows_out = 0, rows_in = 0;
+  int32_t* slots = nullptr;                      // [N]
+  int64_t* offsets = nullptr;                    // [bags + 1]
+  int32_t* unique_slots = nullptr;               // [U]
+  int32_t* segment_offsets = nullptr;            // [U + 1]
+  int32_t* positions = nullptr;                  // [N] segment order -> lookup
+  int32_t* grad_row = nullptr;                   // [N] sequence: positions; pooled: the sample
+  int32_t* grad_column = nullptr;                // [N] pooled only
+  float* scale = nullptr;                        // [N] 1 / length; only when some feature is MEAN
+  int32_t* swap_out_slots = nullptr;             // [O]
+  uint32_t* swap_out_rows = nullptr;             // [O]
+  int32_t* swap_in_slots = nullptr;              // [I]
+  uint32_t* swap_in_rows = nullptr;              // [I]
+  int64_t* swap_in_ids = nullptr;                // [I]
+  std::vector<int32_t> table_offsets;            // [T + 1] into the unique rows
+  std::vector<int32_t> out_offsets;              // [T + 1] into the rows out
+  std::vector<int32_t> in_offsets;               // [T + 1] into the rows in
+  std::vector<int32_t> pending_out, pending_in;  // [P], [Q] indices into swap_out_slots / swap_in_slots
+  std::vector<uint32_t> pending_out_sums, pending_in_sums;  // their places in PendingSums
+  uint64_t pending_epoch = 0;
+  bool pending_taken = false;  // read_in of the sums is done, their places are free again
+
+ private:
+  HugeBuffer memory_;
+};
+
+class PlanPool : public std::enable_shared_from_this<PlanPool> {
+ public:
+  // Buffers that come back to the pool when the last reference goes, wherever that is.
+  std::shared_ptr<PlanBuffers> take();
+
+ private:
+  void give(PlanBuffers* buffers) noexcept;
+
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<PlanBuffers>> free_;
+};
+
+}  // namespace rec_sdk

@@ -1,0 +1,256 @@
+#include "torch_npu_ext/host/planner.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "torch_npu_ext/host/errors.h"
+#include "torch_npu_ext/host/segments.h"
+
+namespace rec_sdk {
+namespace {
+
+constexpr int64_t kPrefetchDistance = 16;
+
+template <class Id>
+int64_t count_outside(const Id* ids, int64_t count, int64_t rows) {
+  int64_t outside = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    outside += static_cast<uint64_t>(static_cast<int64_t>(ids[i])) >= static_cast<uint64_t>(rows);
+  }
+  return outside;
+}
+
+int64_t first_outside(const IntArray& ids, int64_t begin, int64_t rows) {
+  while (ids[begin] >= 0 && ids[begin] < rows) ++begin;
+  return ids[begin];
+}
+
+int64_t count_outside(const IntArray& ids, int64_t begin, int64_t count, int64_t rows) {
+  return ids.wide ? count_outside(static_cast<const int64_t*>(ids.data) + begin, count, rows)
+                  : count_outside(static_cast<const int32_t*>(ids.data) + begin, count, rows);
+}
+
+}  // namespace
+
+void find_bounds_errors(const Group& group, const Batch& batch, std::vector<BoundsError>* errors) {
+  errors->clear();
+  for (const Batch::Piece& piece : batch.pieces) {
+    const int32_t t = group.features[piece.feature].table;
+    const TableSpec& table = group.tables[t].spec();
+    if (table.hashed) continue;
+    const int64_t outside =
+        count_outside(batch.values, piece.source, piece.end - piece.begin, table.num_embeddings);
+    if (outside == 0) continue;
+    if (errors->empty() || errors->back().table != t) {
+      errors->push_back({t, 0, first_outside(batch.values, piece.source, table.num_embeddings)});
+    }
+    errors->back().count += outside;
+  }
+  for (const BoundsError& error : *errors) {
+    const TableSpec& table = group.tables[error.table].spec();
+    if (table.bounds_check != BoundsCheck::kFatal) continue;
+    throw std::out_of_range("table '" + table.name + "': id " + std::to_string(error.example) +
+                            " is out of range for num_embeddings " + std::to_string(table.num_embeddings) +
+                            " (" + std::to_string(error.count) +
+                            " such ids in the batch); correct the ids, or choose " +
+                            "another bounds_check_mode");
+  }
+}
+
+void Planner::plan(const BatchInput& input, Group* group, PlanBuffers* plan) {
+  const int64_t features = static_cast<int64_t>(group->features.size());
+  const int32_t tables = static_cast<int32_t>(group->tables.size());
+  check_batch(input, features, true);
+  slice_batch(input, features, 0, features * input.batch_size, &batch_);
+  find_bounds_errors(*group, batch_, &bounds_errors_);
+  plan->layout(batch_.lookups, batch_.bags, std::min(batch_.lookups, group->slots), group->pooled,
+               group->scaled);
+  write_offsets(input, batch_, plan->offsets);
+  hits_.ensure(static_cast<size_t>(batch_.lookups));
+  hit_offsets_.assign(group->tables.size() + 1, 0);
+  hit_count_ = 0;
+  scan_.begin(*group, batch_.lookups);
+  try {
+    for (int32_t t = 0; t < tables; ++t) scan_.scan_table(group, t, batch_);
+    for (int32_t t = 0; t < tables; ++t) {
+      const int64_t pinned_before = group->tables[t].pinned_slots;
+      pin_hits(group, t);
+      check_room(*group, t, pinned_before);
+    }
+    reserve(group, plan);
+  } catch (...) {
+    unpin_hits(group);
+    scan_.rollback(group);
+    throw;
+  }
+  for (int32_t t = 0; t < tables; ++t) commit_table(group, t, plan);
+  write_segments(*group, batch_, &scan_, plan);
+  count(group, *plan);
+}
+
+void Planner::pin_hits(Group* group, int32_t t) {
+  const uint32_t slots = static_cast<uint32_t>(group->slots);
+  uint32_t* const pins = group->pins.data();
+  int64_t hits = hit_count_;
+  int64_t pinned = 0;
+  for (int64_t u = scan_.unique_begin(t); u < scan_.unique_end(t); ++u) {
+    const RowKey key = scan_.unique[u].key;
+    if (key >= slots) continue;
+    pinned += pins[key]++ == 0;
+    hits_[hits++] = key;
+  }
+  group->tables[t].pinned_slots += pinned;
+  hit_count_ = hit_offsets_[t + 1] = hits;
+}
+
+void Planner::unpin_hits(Group* group) noexcept {
+  int32_t t = 0;
+  for (int64_t h = 0; h < hit_count_; ++h) {
+    while (hits_[h] >= static_cast<uint64_t>(group->tables[t].end_slot())) ++t;
+    group->tables[t].pinned_slots -= --group->pins[hits_[h]] == 0;
+  }
+}
+
+void Planner::check_room(const Group& group, int32_t t, int64_t pinned_before) const {
+  const Table& table = group.tables[t];
+  const int64_t misses = scan_.miss_end(t) - scan_.miss_begin(t);
+  if (misses <= table.spec().slots - table.pinned_slots) return;
+  throw CacheTooSmallError(
+      "table '" + table.spec().name + "': this batch needs " +
+      std::to_string(scan_.unique_end(t) - scan_.unique_begin(t)) +
+      " distinct rows in the device cache, which has " + std::to_string(table.spec().slots) + " slots (" +
+      std::to_string(pinned_before) +
+      " pinned by batches in flight); enlarge it with cache=..., or use a smaller batch");
+}
+
+int64_t Planner::evictions(const Table& table, int32_t t) const {
+  const int64_t misses = scan_.miss_end(t) - scan_.miss_begin(t);
+  return std::max<int64_t>(0, misses - (table.spec().slots - table.used_slots));
+}
+
+// Takes all the memory that committing the plan and executing its swaps may need.
+void Planner::reserve(Group* group, PlanBuffers* plan) {
+  const int32_t tables = static_cast<int32_t>(group->tables.size());
+  int64_t evicted = 0;
+  int64_t returning = 0;
+  for (int32_t t = 0; t < tables; ++t) {
+    Table& table = group->tables[t];
+    if (scan_.miss_begin(t) == scan_.miss_end(t)) continue;
+    const int64_t rows = table.rows();  // added ids are in the map already
+    if (table.spec().hashed) table.reserve_rows(rows);
+    const int64_t out = evictions(table, t);
+    group->memory.require(std::min(out, rows - table.store.written_rows()) * group->layout.bytes,
+                          table.spec().name);
+    evicted += out;
+    returning += scan_.miss_end(t) - scan_.miss_begin(t);
+  }
+  plan->table_offsets.assign(group->tables.size() + 1, 0);
+  plan->out_offsets.assign(group->tables.size() + 1, 0);
+  plan->in_offsets.assign(group->tables.size() + 1, 0);
+  const size_t leaving = static_cast<size_t>(std::min(evicted, group->pending_resident));
+  plan->pending_out.reserve(leaving);
+  plan->pending_out_sums.reserve(leaving);
+  returning = std::min(returning, group->pending.size());
+  plan->pending_in.reserve(static_cast<size_t>(returning));
+  plan->pending_in_sums.reserve(static_cast<size_t>(returning));
+  if (leaving > 0) group->pending.reserve(static_cast<int64_t>(leaving));
+  plan->pending_epoch = group->pending.epoch();
+}
+
+void Planner::commit_table(Group* group, int32_t t, PlanBuffers* plan) noexcept {
+  Table& table = group->tables[t];
+  const int64_t misses = scan_.miss_end(t) - scan_.miss_begin(t);
+  const int64_t evicted = evictions(table, t);
+  if (!table.never_evicts()) {
+    table.policy->touch(hits_.data() + hit_offsets_[t], hit_offsets_[t + 1] - hit_offsets_[t]);
+  }
+  if (evicted > 0) evict(group, t, evicted, plan);
+  if (misses > 0) bring_in(group, t, evicted, plan);
+  if (!table.never_evicts()) {
+    const int32_t* brought = plan->swap_in_slots + plan->in_offsets[t];
+    table.policy->touch(reinterpret_cast<const uint32_t*>(brought), misses);
+  }
+  plan->out_offsets[t + 1] = static_cast<int32_t>(plan->rows_out);
+  plan->in_offsets[t + 1] = static_cast<int32_t>(plan->rows_in);
+}
+
+void Planner::evict(Group* group, int32_t t, int64_t count, PlanBuffers* plan) noexcept {
+  Table& table = group->tables[t];
+  int32_t* const victims = plan->swap_out_slots + plan->rows_out;
+  table.policy->evict(count, group->pins.data(), reinterpret_cast<uint32_t*>(victims));
+  for (int64_t i = 0; i < count; ++i) {
+    if (i + kPrefetchDistance < count) table.prefetch_slot(group->slot_ids[victims[i + kPrefetchDistance]]);
+    const int32_t slot = victims[i];
+    const uint32_t row = group->slot_rows[slot];
+    table.set_slot(group->slot_ids[slot], kNoSlot);
+    plan->swap_out_rows[plan->rows_out] = row;
+    if (group->pending_flags[slot] != 0) {
+      group->set_pending(slot, false);
+      plan->pending_out.push_back(static_cast<int32_t>(plan->rows_out));
+      plan->pending_out_sums.push_back(group->pending.put(t, row));
+    }
+    ++plan->rows_out;
+  }
+}
+
+void Planner::bring_in(Group* group, int32_t t, int64_t evicted, PlanBuffers* plan) noexcept {
+  Table& table = group->tables[t];
+  const int32_t* victim = plan->swap_out_slots + plan->rows_out - evicted;
+  const int64_t end = scan_.miss_end(t);
+  for (int64_t m = scan_.miss_begin(t); m < end; ++m) {
+    if (m + kPrefetchDistance < end) table.prefetch_slot(scan_.misses[m + kPrefetchDistance].id);
+    const Miss& miss = scan_.misses[m];
+    const bool fresh = table.used_slots < table.spec().slots;
+    const int32_t slot = fresh ? static_cast<int32_t>(table.first_slot() + table.used_slots++) : *victim++;
+    if (miss.added) table.keep_added(miss.row, miss.id);
+    table.set_slot(miss.id, static_cast<uint32_t>(slot));
+    group->slot_ids[slot] = miss.id;
+    group->slot_rows[slot] = miss.row;
+    group->pins[slot] = 1;
+    plan->swap_in_slots[m] = slot;
+    plan->swap_in_rows[m] = miss.row;
+    plan->swap_in_ids[m] = miss.id;
+    if (group->pending.size() == 0) continue;
+    const uint32_t place = group->pending.take(t, miss.row);
+    if (place == PendingSums::kNone) continue;
+    group->set_pending(slot, true);
+    plan->pending_in.push_back(static_cast<int32_t>(m));
+    plan->pending_in_sums.push_back(place);
+  }
+  table.pinned_slots += end - scan_.miss_begin(t);
+  plan->rows_in = end;
+}
+
+void Planner::unpin(const PlanBuffers& plan, Group* group) noexcept {
+  for (size_t t = 0; t < group->tables.size(); ++t) {
+    int64_t unpinned = 0;
+    for (int32_t u = plan.table_offsets[t]; u < plan.table_offsets[t + 1]; ++u) {
+      unpinned += --group->pins[plan.unique_slots[u]] == 0;
+    }
+    group->tables[t].pinned_slots -= unpinned;
+  }
+}
+
+void Planner::count(Group* group, const PlanBuffers& plan) const noexcept {
+  Stats& stats = group->stats;
+  ++stats.batches;
+  stats.lookups += plan.lookups;
+  stats.unique_rows += plan.uniques;
+  stats.unique_misses += plan.rows_in;
+  stats.rows_in += plan.rows_in;
+  stats.rows_out += plan.rows_out;
+  stats.bytes_in += plan.rows_in * group->layout.bytes;
+  stats.bytes_out += plan.rows_out * group->layout.bytes;
+  for (size_t t = 0; t < group->tables.size(); ++t) {
+    const HostStore& store = group->tables[t].store;
+    for (int32_t i = plan.in_offsets[t]; i < plan.in_offsets[t + 1]; ++i) {
+      stats.new_rows += !store.has(plan.swap_in_rows[i]);
+    }
+  }
+  for (const BoundsError& error : bounds_errors_) {
+    stats.bounds_errors += error.count;
+    if (group->tables[error.table].spec().bounds_check == BoundsCheck::kWarning) group->warn_bounds(error);
+  }
+}
+
+}  // namespace rec_sdk

@@ -1,0 +1,46 @@
+// Turns a batch into a swap plan: all of it or, when anything is wrong, nothing.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "torch_npu_ext/host/batch.h"
+#include "torch_npu_ext/host/group.h"
+#include "torch_npu_ext/host/plan_buffers.h"
+#include "torch_npu_ext/host/scan.h"
+
+namespace rec_sdk {
+
+// Ids out of range in index tables, one entry per table that has some. Throws std::out_of_range under kFatal.
+void find_bounds_errors(const Group& group, const Batch& batch, std::vector<BoundsError>* errors);
+
+class Planner {
+ public:
+  // Fills `plan` and pins its slots until unpin(). After an exception the group is as before.
+  void plan(const BatchInput& input, Group* group, PlanBuffers* plan);
+  static void unpin(const PlanBuffers& plan, Group* group) noexcept;
+
+ private:
+  // Fallible, in this order, for all tables before anything is committed.
+  void pin_hits(Group* group, int32_t table);
+  void check_room(const Group& group, int32_t table, int64_t pinned_before) const;
+  void reserve(Group* group, PlanBuffers* plan);
+
+  void unpin_hits(Group* group) noexcept;
+  int64_t evictions(const Table& table, int32_t t) const;
+
+  // Infallible.
+  void commit_table(Group* group, int32_t table, PlanBuffers* plan) noexcept;
+  void evict(Group* group, int32_t table, int64_t count, PlanBuffers* plan) noexcept;
+  void bring_in(Group* group, int32_t table, int64_t evicted, PlanBuffers* plan) noexcept;
+  void count(Group* group, const PlanBuffers& plan) const noexcept;
+
+  Batch batch_;
+  Scan scan_;
+  std::vector<BoundsError> bounds_errors_;
+  HugeArray<uint32_t> hits_;          // slots of the resident unique rows, tables in order
+  std::vector<int64_t> hit_offsets_;  // [T + 1]
+  int64_t hit_count_ = 0;
+};
+
+}  // namespace rec_sdk

@@ -1,0 +1,57 @@
+// The first pass of a plan: finds the entry of every lookup and numbers the distinct rows of the batch.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "torch_npu_ext/host/batch.h"
+#include "torch_npu_ext/host/group.h"
+#include "torch_npu_ext/host/memory.h"
+
+namespace rec_sdk {
+
+// What a lookup's entry says during a plan: a slot of the group, or group.slots + m for the m-th row that is
+// not resident. A missed row is marked in its own entry, so one probe per lookup finds duplicates too.
+using RowKey = uint32_t;
+
+struct UniqueRow {
+  RowKey key;
+  uint32_t count;  // of lookups; a cursor into the segment later
+};
+
+struct Miss {
+  int64_t id;
+  uint32_t row;
+  bool added;  // by this plan: tentative until it is committed
+};
+
+class Scan {
+ public:
+  void begin(const Group& group, int64_t lookups);
+  void scan_table(Group* group, int32_t table, const Batch& batch);  // tables in order; throws
+  void rollback(Group* group) noexcept;                              // entries as they were before begin()
+
+  int64_t unique_begin(int32_t table) const { return unique_offsets_[table]; }
+  int64_t unique_end(int32_t table) const { return unique_offsets_[table + 1]; }
+  int64_t miss_begin(int32_t table) const { return miss_offsets_[table]; }
+  int64_t miss_end(int32_t table) const { return miss_offsets_[table + 1]; }
+
+  HugeArray<uint32_t> local;    // [N] lookup -> unique row, numbered by first occurrence
+  HugeArray<UniqueRow> unique;  // [U] tables in order
+  HugeArray<Miss> misses;       // [M]
+
+ private:
+  template <class Directory, class Id>
+  void scan_piece(Directory* directory, const Id* ids, int64_t count, uint32_t* local_out);
+  template <class Directory>
+  void scan_pieces(Directory directory, int32_t table, const Group& group, const Batch& batch);
+
+  HugeArray<uint64_t> stamps_;  // [slots + N] by key: epoch << 32 | unique row. Older epochs are void
+  uint32_t epoch_ = 0;
+  uint32_t unique_count_ = 0;
+  int64_t miss_count_ = 0;
+  int32_t last_table_ = -1;                             // the scan has begun
+  std::vector<int64_t> unique_offsets_, miss_offsets_;  // [T + 1]
+};
+
+}  // namespace rec_sdk

@@ -1,0 +1,86 @@
+#include "torch_npu_ext/host/table.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "torch_npu_ext/host/errors.h"
+
+namespace rec_sdk {
+namespace {
+
+void check_spec(const TableSpec& spec, const RecordLayout& layout) {
+  const std::string table = "table '" + spec.name + "': ";
+  const auto check = [&table](bool valid, const std::string& message) {
+    if (!valid) throw std::invalid_argument(table + message);
+  };
+  check(spec.num_embeddings >= 1,
+        "num_embeddings must be at least 1, got " + std::to_string(spec.num_embeddings));
+  check(spec.hashed || spec.num_embeddings <= kMaxRows,
+        "an index table may have at most 2^32 - 2 rows, got " + std::to_string(spec.num_embeddings));
+  check(spec.slots >= 1, "slots must be at least 1, got " + std::to_string(spec.slots));
+  check(spec.capacity >= 0, "capacity must be 0 (unlimited) or more, got " + std::to_string(spec.capacity));
+  check(static_cast<int64_t>(spec.state_init.size()) == layout.state_count,
+        "state_init must have one value per state block, " + std::to_string(layout.state_count) + ", got " +
+            std::to_string(spec.state_init.size()));
+}
+
+}  // namespace
+
+// The map starts with room for the cache, so that filling it causes no growth, but with no more than 64 MiB.
+Table::Table(TableSpec spec, const RecordLayout& layout, const std::string& policy_name, int64_t first_slot,
+             MemoryGuard* memory)
+    : store(layout.bytes, memory),
+      initializer((check_spec(spec, layout), layout), spec.initializer, spec.seed, spec.name,
+                  spec.state_init),
+      policy(make_cache_policy(policy_name, first_slot, spec.slots)),
+      spec_(std::move(spec)),
+      first_slot_(first_slot),
+      memory_(memory),
+      ids_(spec_.hashed ? std::min<int64_t>(spec_.slots, int64_t{3} << 20) : 0),
+      row_ids_(sizeof(int64_t)),
+      row_slots_(spec_.hashed ? 0 : static_cast<size_t>(spec_.num_embeddings)) {
+  if (!spec_.hashed) store.extend(spec_.num_embeddings);
+}
+
+bool Table::never_evicts() const {
+  const int64_t most = spec_.hashed ? spec_.capacity : spec_.num_embeddings;
+  return most > 0 && spec_.slots >= most;
+}
+
+int64_t Table::index_bytes() const {
+  if (!spec_.hashed) return static_cast<int64_t>(row_slots_.size() * sizeof(uint32_t));
+  return ids_.bytes() + static_cast<int64_t>(row_ids_.bytes());
+}
+
+void Table::reserve_ids(int64_t extra) {
+  const int64_t bytes = ids_.growth(extra);
+  if (bytes == 0) return;
+  memory_->require(bytes, spec_.name);
+  ids_.reserve(extra);
+}
+
+void Table::check_capacity(int64_t rows_after, int64_t id) const {
+  const int64_t capacity = spec_.capacity > 0 ? spec_.capacity : int64_t{kMaxRows};
+  if (rows_after <= capacity) return;
+  throw CapacityError("table '" + spec_.name + "' is full: its capacity is " + std::to_string(capacity) +
+                      " ids, and id " + std::to_string(id) + " would be one more; raise num_embeddings");
+}
+
+void Table::reserve_rows(int64_t rows) {
+  row_ids_.extend(static_cast<size_t>(rows));
+  store.extend(rows);
+}
+
+void Table::clear() {
+  if (spec_.hashed) {
+    ids_.clear();
+    row_ids_.clear();
+  } else {
+    row_slots_ = HugeArray<uint32_t>(static_cast<size_t>(spec_.num_embeddings));
+  }
+  store.clear();
+  policy->clear();
+  used_slots = 0;
+}
+
+}  // namespace rec_sdk

@@ -1,0 +1,84 @@
+// One table of a group: which ids it knows, where their rows are, and its share of the device cache.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "torch_npu_ext/host/cache_policy.h"
+#include "torch_npu_ext/host/host_store.h"
+#include "torch_npu_ext/host/id_map.h"
+#include "torch_npu_ext/host/initializers.h"
+#include "torch_npu_ext/host/memory.h"
+
+namespace rec_sdk {
+
+enum class BoundsCheck { kFatal, kWarning, kIgnore, kNone };
+
+struct TableSpec {
+  std::string name;
+  bool hashed;  // any int64 is an id; otherwise 0 <= id < num_embeddings, and the id is the row
+  int64_t num_embeddings;
+  int64_t slots;     // in the device cache
+  int64_t capacity;  // of a hash table; 0 = unlimited
+  Initializer initializer;
+  uint64_t seed;
+  std::vector<float> state_init;  // one per state block
+  BoundsCheck bounds_check;
+};
+
+class Table {
+ public:
+  // Throws std::invalid_argument when the spec makes no sense.
+  Table(TableSpec spec, const RecordLayout& layout, const std::string& policy, int64_t first_slot,
+        MemoryGuard* memory);
+
+  const TableSpec& spec() const { return spec_; }
+  int64_t rows() const { return spec_.hashed ? ids_.size() : spec_.num_embeddings; }
+  int64_t first_slot() const { return first_slot_; }
+  int64_t end_slot() const { return first_slot_ + spec_.slots; }
+  bool never_evicts() const;
+  int64_t index_bytes() const;  // of the id map and its kin
+
+  // Hash tables. Adding ids is in two steps, so that a failed batch leaves nothing behind: find_or_add() in
+  // the map, then either keep_added() or map().erase().
+  IdMap& map() { return ids_; }
+  void reserve_ids(int64_t extra);                            // room in the map; throws MemoryLimitError
+  void check_capacity(int64_t rows_after, int64_t id) const;  // throws CapacityError
+  void reserve_rows(int64_t rows);  // room for the ids and records of rows [0, rows)
+  void keep_added(uint32_t row, int64_t id) { *static_cast<int64_t*>(row_ids_.at(row)) = id; }
+  int64_t row_id(int64_t row) const { return spec_.hashed ? *static_cast<int64_t*>(row_ids_.at(row)) : row; }
+
+  // Index tables: the slot of each row, complemented, so that zeroed memory means kNoSlot.
+  uint32_t* row_slots() const { return row_slots_.data(); }
+
+  void prefetch_slot(int64_t id) const {
+    spec_.hashed ? ids_.prefetch(IdMap::hash(id)) : prefetch_write(&row_slots_[id]);
+  }
+  void set_slot(int64_t id, uint32_t slot) {  // of a known id
+    if (spec_.hashed) {
+      *ids_.find(id, IdMap::hash(id)).slot = slot;
+    } else {
+      row_slots_[id] = ~slot;
+    }
+  }
+
+  void clear();  // precondition: nothing is pinned
+
+  HostStore store;
+  RecordInitializer initializer;
+  std::unique_ptr<CachePolicy> policy;
+  int64_t used_slots = 0;  // slots [first_slot, first_slot + used_slots) hold a row
+  int64_t pinned_slots = 0;
+
+ private:
+  TableSpec spec_;
+  int64_t first_slot_;
+  MemoryGuard* memory_;
+  IdMap ids_;
+  ChunkedMemory row_ids_;
+  HugeArray<uint32_t> row_slots_;
+};
+
+}  // namespace rec_sdk
