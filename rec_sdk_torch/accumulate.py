@@ -1,0 +1,99 @@
+"""Optimizers with an accumulation window: the gradients of `accumulate_step` backward passes, one update.
+
+On embedding tables `apply_optimizer_in_backward` recognises these classes and the window is kept beside the
+device cache. On other parameters they are ordinary optimizers: `step()` is called once per backward pass and
+changes the parameters in every `accumulate_step`-th call, with the sum (not the mean) of the gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def _check_window(use_accumulate: object, accumulate_step: object) -> None:
+    if not isinstance(use_accumulate, bool):
+        raise TypeError(f"use_accumulate is {use_accumulate!r}, expected a bool")
+    if isinstance(accumulate_step, bool) or not isinstance(accumulate_step, int):
+        raise TypeError(f"accumulate_step is {accumulate_step!r}, expected an int")
+    if accumulate_step < 1:
+        raise ValueError(f"accumulate_step is {accumulate_step}, must be at least 1")
+    if accumulate_step > 1 and not use_accumulate:
+        raise ValueError(f"accumulate_step is {accumulate_step}, which needs use_accumulate=True")
+
+
+class _Accumulating(torch.optim.Optimizer):
+    """Puts a window before the base optimizer's `step`."""
+
+    def __init__(
+        self,
+        params: Any,
+        *args: Any,
+        use_accumulate: bool = False,
+        accumulate_step: int = 1,
+        **kwargs: Any,
+    ) -> None:
+        _check_window(use_accumulate, accumulate_step)
+        super().__init__(params, *args, **kwargs)
+        self._length = accumulate_step
+        self._backwards = 0
+        self._sums: dict[torch.Tensor, torch.Tensor] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        window = {name: self.__dict__[name] for name in ("_length", "_backwards", "_sums")}
+        return {**super().__getstate__(), **window}
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return [param for group in self.param_groups for param in group["params"]]
+
+    @torch.no_grad()
+    def _add_gradients(self) -> None:
+        for param in self._parameters():
+            if param.grad is not None:
+                total = self._sums.get(param)
+                self._sums[param] = param.grad.clone() if total is None else total.add_(param.grad)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Adds the gradients to the window; at its end, the base optimizer's step with their sum."""
+        loss = closure() if closure is not None else None
+        self._backwards += 1
+        self._add_gradients()
+        if self._backwards == self._length:
+            for param, total in self._sums.items():
+                param.grad = total
+            self._sums.clear()
+            self._backwards = 0
+            super().step()
+        return loss
+
+
+class AccumulateSGD(_Accumulating, torch.optim.SGD):
+    """SGD with one update per `accumulate_step` backward passes, on the sum of their gradients."""
+
+
+class AccumulateAdagrad(_Accumulating, torch.optim.Adagrad):
+    """Adagrad with one update per `accumulate_step` backward passes, on the sum of their gradients."""
+
+
+def _with_every_row(grad: torch.Tensor) -> torch.Tensor:
+    """`grad` as a sparse tensor that also names the rows of zeros, which `to_sparse` leaves out."""
+    rows = grad if grad.dim() else grad[None]
+    places = torch.arange(len(rows), device=grad.device)[None] if grad.dim() else rows.new_empty((0, 1)).long()
+    return torch.sparse_coo_tensor(places, rows, grad.shape, is_coalesced=True)
+
+
+class _DenseAsSparse(torch.optim.SparseAdam):
+    """SparseAdam that takes a dense gradient as one that touches every row."""
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None and not param.grad.is_sparse:
+                    param.grad = _with_every_row(param.grad)
+        return super().step(closure)
+
+
+class AccumulateAdam(_Accumulating, _DenseAsSparse):
+    """SparseAdam with one update per `accumulate_step` backward passes, on the sum of their gradients."""

@@ -1,0 +1,62 @@
+"""The devices a cache can live on. A backend is one `Backend` and one line in `_BACKENDS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+
+def _read_number(path: str) -> int | None:
+    try:
+        return int(Path(path).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def free_host_memory() -> int:
+    """Bytes of host memory that can still be taken: MemAvailable, or less where a cgroup says so."""
+    available = 1 << 62
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+    limit = _read_number("/sys/fs/cgroup/memory.max")
+    used = _read_number("/sys/fs/cgroup/memory.current")
+    if limit is not None and used is not None:
+        available = min(available, limit - used)
+    return available
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What the host side of the package needs to know of a device type."""
+
+    device_type: str
+    free_memory: Callable[[torch.device], int]
+    """Bytes of device memory that can still be allocated."""
+    pin_staging: bool
+    """Whether staging buffers are page-locked for asynchronous copies."""
+
+    def staging(self, rows: int, width: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+        """An uninitialised host buffer `[rows, width]` that a swap copies through."""
+        return torch.empty((rows, width), dtype=dtype, pin_memory=self.pin_staging)
+
+
+_BACKENDS = {
+    "cpu": Backend("cpu", lambda device: free_host_memory(), pin_staging=False),
+}
+
+
+def backend_for(device: torch.device) -> Backend:
+    """The backend of `device`.
+
+    Raises:
+        NotImplementedError: this build has no kernels for that device type.
+    """
+    if device.type not in _BACKENDS:
+        raise NotImplementedError(
+            f"device {str(device)!r}: this build of rec_sdk_torch has kernels for {sorted(_BACKENDS)} only"
+        )
+    return _BACKENDS[device.type]

@@ -1,0 +1,177 @@
+"""What the collections share: handles, optimizers, and batches from KeyedJaggedTensors."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig
+from torchrec.optim.fused import EmptyFusedOptimizer, FusedOptimizerModule
+from torchrec.optim.keyed import KeyedOptimizer
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.tensor_dict import maybe_td_to_kjt
+
+from .configs import feature_names
+from .fused_optimizer import EmbCacheFusedOptimizer
+from .handles import TableHandle, TableParameter, table_optimizers
+from .tbe import TableBatchedEmbedding, TableOptimizer
+from .tbe.batch import Batch, Int64Array
+from .tbe.optimizer import spec_for
+
+
+class CachedCollection(FusedOptimizerModule, torch.nn.Module):
+    """Base of the collections: tables of one table-batched embedding, seen through KeyedJaggedTensors."""
+
+    _handles_name = "embeddings"
+
+    def __init__(
+        self,
+        configs: Sequence[BaseEmbeddingConfig],
+        embedding: TableBatchedEmbedding,
+        embedding_optimizer_cls: type | None,
+    ) -> None:
+        super().__init__()
+        if embedding_optimizer_cls is not None:
+            spec_for(embedding_optimizer_cls)
+        self._configs = list(configs)
+        # Registered first: `.half()` on the collection is refused before a handle was converted.
+        self._embedding = embedding
+        self._feature_names = [name for config in configs for name in feature_names(config)]
+        self._names_by_table = self._embedding_names()
+        self._names = [name for names in self._names_by_table for name in names]
+        handles = {table.name: TableHandle(embedding, table, embedding_optimizer_cls) for table in embedding.tables}
+        self.add_module(self._handles_name, torch.nn.ModuleDict(handles))
+        self._seen_keys: list[str] = []
+        self._feature_keys: Int64Array = np.empty(0, np.int64)
+        self._table_optimizers: dict[str, TableOptimizer] = {}
+        self._applied: list[list[type]] = []
+        self._fused_optimizer: KeyedOptimizer | None = None
+
+    def _embedding_names(self) -> list[list[str]]:
+        """Output names by table: the feature's, or `feature@table` for one that several tables share."""
+        count: dict[str, int] = {}
+        for name in self._feature_names:
+            count[name] = count.get(name, 0) + 1
+        return [
+            [name if count[name] == 1 else f"{name}@{config.name}" for name in feature_names(config)]
+            for config in self._configs
+        ]
+
+    def _table_handles(self) -> dict[str, TableHandle]:
+        return dict(self._modules[self._handles_name].items())  # type: ignore[union-attr,operator]
+
+    def _table_parameters(self) -> dict[str, TableParameter]:
+        return {name: handle.weight for name, handle in self._table_handles().items()}
+
+    # ---- optimizers
+
+    def _sync_optimizers(self) -> None:
+        """Hands what was applied to the handles since the last look to the engine."""
+        if self._applied and sum(map(len, self._applied)) == len(self._applied):
+            return
+        handles = self._table_parameters()
+        found = table_optimizers({n: h for n, h in handles.items() if n not in self._table_optimizers})
+        for name in self._table_optimizers:
+            # Raises if the table was given a second, different optimizer meanwhile.
+            table_optimizers({name: handles[name]})
+        for index, table in enumerate(self._embedding.tables):
+            if table.name in found:
+                self._embedding.set_optimizer(index, found[table.name])
+        self._table_optimizers.update(found)
+        if found:
+            self._fused_optimizer = None
+        if len(self._table_optimizers) == len(handles):
+            self._applied = [handle.__dict__["_optimizer_classes"] for handle in handles.values()]
+
+    @property
+    def fused_optimizer(self) -> KeyedOptimizer:
+        """The tables' optimizer as a TorchRec `KeyedOptimizer`; an empty one while none was applied."""
+        self._sync_optimizers()
+        if self._fused_optimizer is None:
+            params = {
+                f"{self._handles_name}.{name}.weight": handle
+                for name, handle in self._table_parameters().items()
+                if name in self._table_optimizers
+            }
+            if not params:
+                return EmptyFusedOptimizer()
+            self._fused_optimizer = EmbCacheFusedOptimizer(self._embedding, params, self._table_optimizers)
+        return self._fused_optimizer
+
+    # ---- batches
+
+    def _batch(self, features: KeyedJaggedTensor, weighted: bool) -> tuple[KeyedJaggedTensor, Batch]:
+        """`features` as the planner reads it.
+
+        Raises:
+            ValueError: a feature that a table needs is missing, or weights are.
+            TypeError: ids that are neither int32 nor int64.
+        """
+        features = maybe_td_to_kjt(features, None)
+        if features.keys() != self._seen_keys:
+            self._match_keys(features.keys())
+        if features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:
+            raise NotImplementedError("a KeyedJaggedTensor with a batch size per key is not supported yet")
+        weights = None
+        if weighted:
+            weights = features.weights_or_none()
+            if weights is None:
+                raise ValueError("the collection is weighted (is_weighted=True), the batch has no weights")
+            weights = weights.to(device=self._embedding.device, dtype=torch.float32)
+        batch_size = features.stride()
+        if self.training and torch.is_grad_enabled():
+            self._sync_optimizers()
+        values, offsets = features.values(), features.offsets()
+        return features, Batch.from_tensors(values, offsets, batch_size, self._feature_keys, weights)
+
+    def _match_keys(self, keys: list[str]) -> None:
+        place = {key: index for index, key in enumerate(keys)}
+        missing = sorted(set(self._feature_names) - place.keys())
+        if missing:
+            tables = [c.name for c in self._configs if set(feature_names(c)) & set(missing)]
+            raise ValueError(f"the batch lacks features {missing} that tables {tables} need; it has {keys}")
+        self._feature_keys = np.array([place[name] for name in self._feature_names], np.int64)
+        self._seen_keys = list(keys)
+
+    # ---- inspection
+
+    @property
+    def device(self) -> torch.device:
+        """The compute device, where the cache lives."""
+        return self._embedding.device
+
+    @property
+    def cache_sizes(self) -> dict[str, int]:
+        """Rows of each table that the device cache holds."""
+        self._sync_optimizers()
+        return self._embedding.cache_sizes()
+
+    def cache_stats(self) -> dict[str, int]:
+        """Exact counters, see `TableBatchedEmbedding.cache_stats`."""
+        return self._embedding.cache_stats()
+
+    def reset_cache_stats(self) -> None:
+        """Sets every counter of `cache_stats` to zero."""
+        self._embedding.reset_cache_stats()
+
+    def table_ids(self, table: str) -> torch.Tensor:
+        """Ids of a hash table in order of arrival, or an index table's row numbers; int64 `[n]`."""
+        return torch.from_numpy(self._embedding.table_ids(table))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        twin = self.__class__.__new__(self.__class__)
+        memo[id(self)] = twin
+        twin.__dict__.update({name: copy.copy(value) for name, value in self.__dict__.items()})
+        embedding = twin._modules["_embedding"] = copy.deepcopy(self._embedding, memo)
+        handles = {name: handle.twin(embedding, memo) for name, handle in self._table_handles().items()}
+        twin._modules[self._handles_name] = torch.nn.ModuleDict(handles)
+        pairs = zip(embedding.tables, embedding.optimizers, strict=True)
+        twin._table_optimizers = {table.name: optimizer for table, optimizer in pairs if optimizer is not None}
+        twin._applied, twin._fused_optimizer = [], None
+        return twin
+
+    def __reduce__(self) -> Any:
+        raise TypeError("embedding tables are not pickled: save state_dict() instead")

@@ -1,0 +1,213 @@
+"""Embedding collections whose tables are larger than device memory; TorchRec's interfaces, Rec SDK's names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface, EmbeddingCollectionInterface
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+from .collection import CachedCollection
+from .configs import HashEmbeddingBagConfig, check_kind, table_config
+from .tbe import BatchHint, BoundsCheckMode, CacheOption, TableBatchedEmbedding
+
+
+class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface):
+    """Sequence embeddings with a device cache over host tables."""
+
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingConfig],
+        world_size: int = 1,
+        batch_size: int | None = None,
+        multi_hot_sizes: Sequence[int] | None = None,
+        need_indices: bool = False,
+        need_accumulate_offset: bool = True,
+        device: torch.device | str | None = None,
+        embedding_optimizer_cls: type | None = None,
+        *,
+        cache: CacheOption = None,
+        seed: int | None = None,
+        bounds_check_mode: BoundsCheckMode | str = "warning",
+    ) -> None:
+        """Checks the tables; rows and cache are laid out at first use.
+
+        Args:
+            tables: `EmbCacheEmbeddingConfig` (hash tables) and plain `EmbeddingConfig` (index tables).
+            world_size, batch_size, multi_hot_sizes: size a derived cache (ranks, samples of one rank, ids
+                per sample of each table); larger batches are legal.
+            need_indices: outputs carry their ids as weights.
+            need_accumulate_offset: accepted for Rec SDK scripts; offsets never need accumulating here.
+            device: where the cache lives.
+            embedding_optimizer_cls: optimizer the tables are made for; binding when given.
+            cache: rows per table (int), fraction of `num_embeddings` (float), bytes of all tables
+                (`"2GiB"`), a dict of these by table name, or None: derived.
+            seed: of the initial weights; `torch.initial_seed()` when None.
+            bounds_check_mode: index tables: `fatal`, `warning`, `ignore`, `none`.
+
+        Raises:
+            ValueError, TypeError: tables or options that cannot be met; the message names them.
+            MemoryError: index tables that the host cannot hold.
+        """
+        check_kind(tables, EmbeddingConfig, type(self).__name__)
+        embedding = TableBatchedEmbedding(
+            [table_config(table) for table in tables],
+            cache=cache,
+            batch_hint=BatchHint(batch_size, multi_hot_sizes, world_size),
+            device=device,
+            seed=seed,
+            bounds_check_mode=bounds_check_mode,
+        )
+        super().__init__(tables, embedding, embedding_optimizer_cls)
+        self._need_indices = need_indices
+
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """Looks up every feature.
+
+        Args:
+            features: ids int32 or int64, on the host for speed; features no table has are ignored.
+
+        Returns:
+            by embedding name, values float32 `[n_f, D]` with the feature's lengths.
+        """
+        features, batch = self._batch(features, weighted=False)
+        parts = self._embedding.lookup_features(batch)
+        size = batch.batch_size
+        lengths = features.lengths().to(self.device)
+        ids = features.values().to(self.device) if self._need_indices else None
+        result = {}
+        for name, key, part in zip(self._names, batch.feature_keys.tolist(), parts, strict=True):
+            begin = int(batch.offsets[key * size])
+            result[name] = JaggedTensor(
+                values=part,
+                lengths=lengths[key * size : (key + 1) * size],
+                weights=None if ids is None else ids[begin : begin + len(part)],
+            )
+        return result
+
+    def need_indices(self) -> bool:
+        """Whether outputs carry their ids as weights."""
+        return self._need_indices
+
+    def embedding_dim(self) -> int:
+        """D of the tables.
+
+        Raises:
+            ValueError: the tables have several.
+        """
+        dims = sorted({config.embedding_dim for config in self._configs})
+        if len(dims) > 1:
+            raise ValueError(f"the tables have embedding dims {dims}, not one")
+        return int(dims[0])
+
+    def embedding_configs(self) -> list[EmbeddingConfig]:
+        """The configs, as given."""
+        return [config for config in self._configs if isinstance(config, EmbeddingConfig)]
+
+    def embedding_names_by_table(self) -> list[list[str]]:
+        """Output names of each table."""
+        return self._names_by_table
+
+
+class _PooledCollection(CachedCollection, EmbeddingBagCollectionInterface):
+    """Pooled embeddings as a KeyedTensor."""
+
+    _handles_name = "embedding_bags"
+
+    def __init__(
+        self,
+        tables: Sequence[BaseEmbeddingConfig],
+        embedding: TableBatchedEmbedding,
+        embedding_optimizer_cls: type | None,
+        is_weighted: bool,
+    ) -> None:
+        super().__init__(tables, embedding, embedding_optimizer_cls)
+        self._is_weighted = is_weighted
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Looks up and pools every feature.
+
+        Args:
+            features: ids int32 or int64, on the host for speed; weights when the collection is weighted;
+                features no table has are ignored.
+
+        Returns:
+            values float32 `[B, sum of the features' dims]`, keys in table order.
+        """
+        _, batch = self._batch(features, weighted=self._is_weighted)
+        return KeyedTensor(
+            keys=self._names,
+            length_per_key=self._embedding.feature_dims,
+            values=self._embedding.lookup_pooled(batch),
+        )
+
+    def is_weighted(self) -> bool:
+        """Whether bags are sums weighted per sample."""
+        return self._is_weighted
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """The configs, as given."""
+        return [config for config in self._configs if isinstance(config, EmbeddingBagConfig)]
+
+
+class EmbCacheEmbeddingBagCollection(_PooledCollection):
+    """Pooled embeddings with a device cache over host tables."""
+
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingBagConfig],
+        world_size: int = 1,
+        batch_size: int | None = None,
+        multi_hot_sizes: Sequence[int] | None = None,
+        is_weighted: bool = False,
+        need_accumulate_offset: bool = True,
+        device: torch.device | str | None = None,
+        embedding_optimizer_cls: type | None = None,
+        *,
+        cache: CacheOption = None,
+        seed: int | None = None,
+        bounds_check_mode: BoundsCheckMode | str = "warning",
+    ) -> None:
+        """Checks the tables; rows and cache are laid out at first use.
+
+        Args and errors are those of `EmbCacheEmbeddingCollection`, with `EmbCacheEmbeddingBagConfig` (hash
+        tables) and plain `EmbeddingBagConfig` (index tables), and:
+
+        Args:
+            is_weighted: bags are sums weighted by the batch's weights, which may require grad.
+        """
+        check_kind(tables, EmbeddingBagConfig, type(self).__name__)
+        embedding = TableBatchedEmbedding(
+            [table_config(table) for table in tables],
+            cache=cache,
+            batch_hint=BatchHint(batch_size, multi_hot_sizes, world_size),
+            device=device,
+            seed=seed,
+            bounds_check_mode=bounds_check_mode,
+        )
+        super().__init__(tables, embedding, embedding_optimizer_cls, is_weighted)
+
+
+class HashEmbeddingBagCollection(_PooledCollection):
+    """Pooled embeddings of hash-mapped ids, wholly in device memory: `num_embeddings` is the capacity."""
+
+    def __init__(
+        self,
+        tables: Sequence[HashEmbeddingBagConfig],
+        is_weighted: bool = False,
+        device: torch.device | str | None = None,
+    ) -> None:
+        """Checks the tables; the cache, as large as the tables, is laid out at first use.
+
+        Raises:
+            ValueError, TypeError: tables that cannot be met; the message names them.
+        """
+        check_kind(tables, EmbeddingBagConfig, type(self).__name__)
+        embedding = TableBatchedEmbedding(
+            [table_config(table, capacity=True) for table in tables],
+            cache={table.name: table.num_embeddings for table in tables},
+            device=device,
+        )
+        super().__init__(tables, embedding, None, is_weighted)

@@ -1,0 +1,203 @@
+"""The optimizer of a collection's tables as TorchRec's `KeyedOptimizer`: updates happen in the backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torchrec.optim.fused import FusedOptimizer
+
+from .handles import TableParameter, ids_problem
+from .tbe import OptimizerSpec, TableBatchedEmbedding, TableConfig, TableOptimizer
+
+_STATE_KEYS = ("momentum1", "exp_avg_sq")
+"""TorchRec's names of the first and second state of a table."""
+
+
+class _TableState:
+    """A table's optimizer state as one value of a state dict; reads and writes the engine when asked."""
+
+    def __init__(self, embedding: TableBatchedEmbedding, table: str) -> None:
+        self._embedding = embedding
+        self._table = table
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _TableState:
+        return self
+
+    def problem(self, value: Any, rows: int) -> str | None:
+        """What keeps `value` from being loaded as the state of `rows` rows; None when nothing does."""
+        raise NotImplementedError
+
+    def _raise_problem(self, value: Any, rows: int = 0) -> None:
+        """A CombinedOptimizer loads states one by one, past the check of all of them."""
+        problem = self.problem(value, rows)
+        if problem:
+            raise ValueError(f"a state of table {self._table!r}: {problem}")
+
+
+class StepState(_TableState):
+    """Updates applied so far (`<table>.step`), a scalar."""
+
+    def __init__(self, embedding: TableBatchedEmbedding, table: str, optimizer: TableOptimizer) -> None:
+        super().__init__(embedding, table)
+        self._optimizer = optimizer
+
+    def state_dict(self) -> torch.Tensor:
+        return torch.tensor(float(self._optimizer.step))
+
+    def problem(self, value: Any, rows: int) -> str | None:
+        step = float(value)
+        return None if step >= 0 and step.is_integer() else f"{step} is not a whole number of updates"
+
+    def load_state_dict(self, value: Any) -> None:
+        self._raise_problem(value)
+        self._optimizer.step = int(float(value))
+
+
+class IdsState(_TableState):
+    """Ids of a hash table (`<table>.ids`), int64 `[n]`: which row each row of the other states belongs to."""
+
+    loading: torch.Tensor | None = None
+    """Those of the load that is under way."""
+
+    def __init__(self, embedding: TableBatchedEmbedding, config: TableConfig) -> None:
+        super().__init__(embedding, config.name)
+        self._config = config
+
+    def state_dict(self) -> torch.Tensor:
+        return torch.from_numpy(self._embedding.table_ids(self._table))
+
+    def problem(self, value: torch.Tensor, rows: int) -> str | None:
+        return ids_problem(self._config, value)
+
+    def load_state_dict(self, value: torch.Tensor) -> None:
+        self._raise_problem(value)
+        self.loading = value.cpu().contiguous()
+
+
+class RowState(_TableState):
+    """One state block of every row of a table, float32 `[n, D]`, or `[n]` when row-wise."""
+
+    def __init__(
+        self,
+        embedding: TableBatchedEmbedding,
+        config: TableConfig,
+        spec: OptimizerSpec,
+        index: int,
+        ids: IdsState | None,
+    ) -> None:
+        super().__init__(embedding, config.name)
+        self._index = index
+        self._ids = ids
+        self._rows = config.num_embeddings
+        self._shape = () if spec.states[index].rowwise else (config.embedding_dim,)
+
+    def chunks(self) -> Iterator[torch.Tensor]:
+        """The state chunk by chunk, in row order."""
+        group, table = self._embedding.find_table(self._table)
+        for _, records in group.read_table(table):
+            yield group.layout.state(records, self._index).clone()
+
+    def state_dict(self) -> torch.Tensor:
+        parts = [torch.empty((0, *self._shape)), *(chunk.reshape(-1, *self._shape) for chunk in self.chunks())]
+        return torch.cat(parts)
+
+    def problem(self, value: torch.Tensor, rows: int) -> str | None:
+        expected = (rows, *self._shape)
+        return None if tuple(value.shape) == expected else f"shape {tuple(value.shape)}, expected {expected}"
+
+    def load_state_dict(self, value: torch.Tensor) -> None:
+        group, table = self._embedding.find_table(self._table)
+        ids = torch.arange(self._rows) if self._ids is None else self._ids.loading
+        assert ids is not None
+        self._raise_problem(value, len(ids))
+        group.write_state(table, self._index, ids.numpy(), value.detach().cpu().reshape(len(ids), -1))
+
+
+def _table_states(
+    embedding: TableBatchedEmbedding, config: TableConfig, optimizer: TableOptimizer
+) -> dict[str, _TableState]:
+    table, spec = config.name, optimizer.spec
+    states: dict[str, _TableState] = {}
+    ids = IdsState(embedding, config) if config.hashed and spec.states else None
+    if ids is not None:
+        states[f"{table}.ids"] = ids  # first, so that the others find what it loads
+    for index in range(len(spec.states)):
+        states[f"{table}.{_STATE_KEYS[index]}"] = RowState(embedding, config, spec, index, ids)
+    states[f"{table}.step"] = StepState(embedding, table, optimizer)
+    return states
+
+
+class EmbCacheFusedOptimizer(FusedOptimizer):
+    """Optimizer of the tables of one collection.
+
+    `step()` and `zero_grad()` do nothing. `param_groups[i]` holds the live options of one
+    `apply_optimizer_in_backward` call, read at every update. `state[handle]` maps `<table>.momentum1`,
+    `<table>.exp_avg_sq`, `<table>.step` (and `<table>.ids` of a hash table with states) to views of the
+    engine, which `state_dict()` reads.
+    """
+
+    def __init__(
+        self,
+        embedding: TableBatchedEmbedding,
+        params: dict[str, TableParameter],
+        optimizers: Mapping[str, TableOptimizer],
+    ) -> None:
+        """Makes the optimizer of the tables in `optimizers`.
+
+        Args:
+            embedding: holds the rows.
+            params: the handle of each table by its parameter name.
+            optimizers: by table name.
+        """
+        configs = {table.name: table for table in embedding.tables}
+        self._rows = {name: config.num_embeddings for name, config in configs.items()}
+        state: dict[Any, Any] = {}
+        groups: dict[int, dict[str, Any]] = {}
+        for handle in params.values():
+            optimizer = optimizers[handle.table]
+            state[handle] = _table_states(embedding, configs[handle.table], optimizer)
+            if id(optimizer) not in groups:
+                groups[id(optimizer)] = optimizer.options
+                optimizer.options["params"] = []
+            optimizer.options["params"].append(handle)
+        super().__init__(dict(params), state, list(groups.values()))
+
+    def step(self, closure: Any = None) -> None:
+        """Does nothing: rows are updated in the backward pass."""
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        """Does nothing: a table's gradients are used up in the backward pass."""
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Strict, as TorchRec's; `<table>.momentum2` is read as `<table>.exp_avg_sq`.
+
+        Raises:
+            ValueError: tables, states or shapes that do not match; nothing was loaded.
+        """
+        renamed = {
+            param: {key.replace(".momentum2", ".exp_avg_sq"): value for key, value in values.items()}
+            for param, values in state_dict["state"].items()
+        }
+        for name, handle in self.params.items():
+            if isinstance(handle, TableParameter):
+                self._check(name, handle, renamed)
+        super().load_state_dict({**state_dict, "state": renamed})
+        for states in self.state.values():
+            for state in states.values():
+                if isinstance(state, IdsState):
+                    state.loading = None
+
+    def _check(self, name: str, handle: TableParameter, given: Mapping[str, Mapping[str, Any]]) -> None:
+        if name not in given:
+            raise ValueError(f"the state of {name} is missing")
+        states, values = self.state[handle], given[name]
+        missing, unexpected = sorted(states.keys() - values.keys()), sorted(values.keys() - states.keys())
+        if missing or unexpected:
+            raise ValueError(f"states of {name}: missing are {missing}, unexpected {unexpected}")
+        ids = values.get(f"{handle.table}.ids")
+        for key, state in states.items():
+            problem = state.problem(values[key], self._rows[handle.table] if ids is None else ids.numel())
+            if problem:
+                raise ValueError(f"state {key}: {problem}")

@@ -1,0 +1,54 @@
+"""`apply_optimizer_in_backward` for embedding tables, and for everything else as TorchRec does it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer_in_backward
+
+from .handles import TableParameter, check_parity, check_same
+from .tbe import TableOptimizer
+
+
+def apply_optimizer_in_backward(
+    optimizer_class: type[torch.optim.Optimizer],
+    params: Iterable[torch.nn.Parameter],
+    optimizer_kwargs: dict[str, Any],
+) -> None:
+    """Makes the backward pass update `params` with `optimizer_class`.
+
+    A collection's tables get the fused update; other parameters get what
+    `torch.distributed.optim._apply_optimizer_in_backward` does. Nothing is applied if a check fails.
+
+    Args:
+        optimizer_class: SGD, Adagrad, Adam of torch or TorchRec, torch's SparseAdam, TorchRec's
+            RowWiseAdagrad, or AccumulateSGD, AccumulateAdagrad, AccumulateAdam.
+        params: parameters, such as `collection.parameters()`.
+        optimizer_kwargs: keywords of the class, plus `gradient_clipping` and `max_gradient` (clamp the
+            aggregated gradient elementwise); `use_accumulate` and `accumulate_step` for the Accumulate
+            classes.
+
+    Raises:
+        TypeError: a class or keyword that the fused update does not know, a value of the wrong type, or a
+            class that is not of the family of a table's `embedding_optimizer_cls`.
+        ValueError: a value out of range, or a keyword that the fused update cannot honour.
+        RuntimeError: a table that has another optimizer.
+    """
+    every = list(params)
+    handles = [param for param in every if isinstance(param, TableParameter)]
+    kwargs = dict(optimizer_kwargs)
+    for handle in handles:
+        check_parity(handle, optimizer_class)
+        TableOptimizer.create(optimizer_class, kwargs, f"table {handle.table!r}, {optimizer_class.__name__}")
+        check_same(handle, optimizer_class, kwargs)
+    others = [param for param in every if not isinstance(param, TableParameter)]
+    if others:
+        _apply_optimizer_in_backward(optimizer_class, others, kwargs)
+    for handle in handles:
+        if not handle.requested():
+            # The attributes TorchRec reads; no optimizer object is needed, the engine is the optimizer.
+            handle.__dict__.setdefault("_in_backward_optimizers", [])
+            handle.__dict__.setdefault("_optimizer_classes", []).append(optimizer_class)
+            handle.__dict__.setdefault("_optimizer_kwargs", []).append(kwargs)

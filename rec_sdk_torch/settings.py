@@ -1,0 +1,56 @@
+"""Every environment variable the package reads, in one place.
+
+EMBCACHE_SIZE_ON_DEVICE_MEM, default 16GiB
+    Device memory a collection may use for its cache when no `cache=` is given: bytes, or a number with a
+    unit (`512MiB`, `2GB`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
+
+
+def parse_bytes(text: str, name: str) -> int:
+    """Bytes meant by `text`, such as `"2GiB"`, `"512 MB"` or `"17179869184"`.
+
+    Raises:
+        ValueError: not a positive number with a known unit; the message names `name`.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    unit = _UNITS.get(match.group(2).upper()) if match else None
+    size = int(float(match.group(1)) * unit) if match and unit else 0
+    if size <= 0:
+        raise ValueError(f"{name}: expected a size in bytes such as '2GiB' or '17179869184', got {text!r}")
+    return size
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the environment asks for; see the module's table."""
+
+    embcache_size_on_device_mem: int
+
+
+def read_settings() -> Settings:
+    """The settings in force now.
+
+    Raises:
+        ValueError: a variable holds something that cannot be read; the message names it.
+    """
+    name = "EMBCACHE_SIZE_ON_DEVICE_MEM"
+    return Settings(embcache_size_on_device_mem=parse_bytes(os.environ.get(name, "16GiB"), name))

@@ -1,0 +1,20 @@
+"""Table-batched embeddings: many tables, one call. Needs torch only; the collections stand on it."""
+
+from .cache_size import BatchHint, CacheOption
+from .embedding import TableBatchedEmbedding
+from .optimizer import SPECS, OptimizerSpec, StateSpec, TableOptimizer
+from .table import BoundsCheckMode, InitializerType, Pooling, TableConfig
+
+__all__ = [
+    "SPECS",
+    "BatchHint",
+    "BoundsCheckMode",
+    "CacheOption",
+    "InitializerType",
+    "OptimizerSpec",
+    "Pooling",
+    "StateSpec",
+    "TableBatchedEmbedding",
+    "TableConfig",
+    "TableOptimizer",
+]

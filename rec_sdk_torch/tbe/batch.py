@@ -1,0 +1,98 @@
+"""A batch as the planner reads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Int64Array = npt.NDArray[np.int64]
+IntArray = npt.NDArray[np.signedinteger[Any]]
+"""int32 or int64."""
+
+
+def host_ids(values: torch.Tensor) -> torch.Tensor:
+    """`values` on the host, contiguous.
+
+    Raises:
+        TypeError: ids that are neither int32 nor int64.
+    """
+    if values.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"ids are {values.dtype}, expected torch.int32 or torch.int64")
+    return values.detach().cpu().contiguous()
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Ids of K keys times B samples, key-major, in host memory.
+
+    Attributes:
+        values: int32 or int64 `[n]`.
+        offsets: int32 or int64 `[K * B + 1]`; bag (k, b) is `values[offsets[k * B + b] : offsets[k * B + b + 1]]`.
+        batch_size: B.
+        feature_keys: int64 `[F]`, for each feature of the embedding the key it reads.
+        weights: float32 `[n]` on the compute device, the per-sample weights, or None.
+        copied: the ids came from a device and were copied back for planning.
+    """
+
+    values: IntArray
+    offsets: IntArray
+    batch_size: int
+    feature_keys: Int64Array
+    weights: torch.Tensor | None = None
+    copied: bool = False
+
+    @classmethod
+    def from_tensors(
+        cls,
+        values: torch.Tensor,
+        offsets: torch.Tensor,
+        batch_size: int,
+        feature_keys: Int64Array,
+        weights: torch.Tensor | None = None,
+    ) -> Batch:
+        """A batch of tensors, copied to the host where they are not there yet.
+
+        Raises:
+            TypeError: ids or offsets that are neither int32 nor int64.
+            ValueError: shapes that do not fit each other.
+        """
+        if values.dim() != 1 or offsets.dim() != 1:
+            raise ValueError(f"ids and offsets must be flat, got shapes {values.shape} and {offsets.shape}")
+        if weights is not None and weights.shape != values.shape:
+            raise ValueError(f"{weights.numel()} per-sample weights for {values.numel()} ids")
+        if offsets.dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"offsets are {offsets.dtype}, expected torch.int32 or torch.int64")
+        copied = values.device.type != "cpu"
+        host_offsets = offsets.detach().cpu().contiguous()
+        return cls(host_ids(values).numpy(), host_offsets.numpy(), batch_size, feature_keys, weights, copied)
+
+    @cached_property
+    def _starts(self) -> Int64Array:
+        # An offsets array of the wrong length is the planner's to report, with a better message than an index's.
+        borders = self.offsets[:: self.batch_size] if self.batch_size else np.zeros(1, self.offsets.dtype)
+        return borders.astype(np.int64)
+
+    def lookups(self, features: Int64Array) -> Int64Array:
+        """Lookups of each of `features`."""
+        if not self.batch_size:
+            return np.zeros(len(features), np.int64)
+        keys = self.feature_keys[features]
+        return self._starts[keys + 1] - self._starts[keys]
+
+    def group_weights(self, features: Int64Array) -> torch.Tensor | None:
+        """Per-sample weights in the lookup order of `features` (differentiable in `weights`)."""
+        if self.weights is None or not self.batch_size:
+            return self.weights
+        keys = self.feature_keys[features]
+        lengths = self.lookups(features)
+        starts = self._starts[keys]
+        before = np.cumsum(lengths) - lengths
+        if np.array_equal(starts, before) and lengths.sum() == len(self.values):
+            return self.weights
+        source = np.arange(lengths.sum()) + np.repeat(starts - before, lengths)
+        return self.weights.index_select(0, torch.from_numpy(source).to(self.weights.device))

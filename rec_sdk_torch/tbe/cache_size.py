@@ -1,0 +1,127 @@
+"""How many rows of each table the device cache holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..settings import parse_bytes, read_settings
+from .table import TableConfig
+
+CacheSize = int | float | str
+CacheOption = CacheSize | Mapping[str, CacheSize] | None
+
+
+@dataclass(frozen=True)
+class BatchHint:
+    """The largest batch a cache of derived size must hold.
+
+    Attributes:
+        batch_size: samples of one rank, None when not known.
+        multi_hot_sizes: ids per sample of each table, None for one per feature.
+        world_size: ranks whose batches meet in one cache.
+    """
+
+    batch_size: int | None = None
+    multi_hot_sizes: Sequence[int] | None = None
+    world_size: int = 1
+
+    def rows(self, tables: Sequence[TableConfig]) -> list[int]:
+        """Rows that two batches can need of each table at the most (a batch and its successor)."""
+        if self.batch_size is None:
+            return [1] * len(tables)
+        sizes = self.multi_hot_sizes
+        if sizes is None:
+            sizes = [table.num_features for table in tables]
+        if len(sizes) != len(tables):
+            raise ValueError(f"multi_hot_sizes has {len(sizes)} entries for {len(tables)} tables")
+        for name, value in (("batch_size", self.batch_size), ("world_size", self.world_size)):
+            if value < 1:
+                raise ValueError(f"{name} is {value}, must be at least 1")
+        return [
+            min(table.num_embeddings, 2 * self.batch_size * size * self.world_size)
+            for table, size in zip(tables, sizes, strict=True)
+        ]
+
+
+def _one_table(table: TableConfig, size: CacheSize, record_bytes: int) -> int:
+    where = f"cache of table {table.name!r}"
+    if isinstance(size, bool) or not isinstance(size, (int, float, str)):
+        raise TypeError(f"{where}: {size!r} is neither rows (int), a fraction (float) nor bytes (str)")
+    if isinstance(size, str):
+        slots = parse_bytes(size, where) // record_bytes
+    elif isinstance(size, float):
+        if not 0.0 < size <= 1.0:
+            raise ValueError(f"{where}: the fraction {size} is not in (0, 1]")
+        slots = math.ceil(size * table.num_embeddings)
+    else:
+        # A hash table has no last row: an explicit number of rows is taken at its word.
+        slots = size if table.hashed else min(size, table.num_embeddings)
+        if size < 1:
+            raise ValueError(f"{where}: {size} rows, must be at least 1")
+    if slots < 1:
+        raise ValueError(f"{where}: {size!r} is less than one row record of {record_bytes} bytes")
+    return slots
+
+
+def _share(
+    tables: Sequence[TableConfig], record_bytes: Sequence[int], least: Sequence[int], budget: int, why: str
+) -> list[int]:
+    """Whole tables if they fit in `budget` bytes, else `least` rows each and the rest in proportion."""
+    whole = [table.num_embeddings for table in tables]
+    least = [min(need, rows) for need, rows in zip(least, whole, strict=True)]
+    floor = sum(rows * size for rows, size in zip(least, record_bytes, strict=True))
+    if floor > budget:
+        raise ValueError(
+            f"cache: {why} allows {budget} bytes, two batches of the {len(tables)} tables need {floor}; "
+            "enlarge it, or give cache= or a smaller batch_size"
+        )
+    wanted = sum((rows - need) * size for rows, need, size in zip(whole, least, record_bytes, strict=True))
+    fraction = min(1.0, (budget - floor) / wanted) if wanted else 1.0
+    return [need + int((rows - need) * fraction) for rows, need in zip(whole, least, strict=True)]
+
+
+def cache_slots(
+    tables: Sequence[TableConfig],
+    record_bytes: Sequence[int],
+    cache: CacheOption,
+    hint: BatchHint,
+    device_free: int,
+) -> list[int]:
+    """Slots of each table.
+
+    `cache` is rows per table (int), a fraction of `num_embeddings` (float), device memory of all tables
+    (str such as `"2GiB"`), one of these by table name (dict; unnamed tables as for None), or None: as much
+    of each table as fits into EMBCACHE_SIZE_ON_DEVICE_MEM and half the free device memory, at least two
+    batches of `hint`.
+
+    Raises:
+        TypeError, ValueError: an option that cannot be read or met; the message names table and setting.
+        MemoryError: the device has less memory free than the slots need.
+    """
+    least = hint.rows(tables)
+    budget = min(read_settings().embcache_size_on_device_mem, device_free // 2)
+    why = "EMBCACHE_SIZE_ON_DEVICE_MEM (or half the free device memory)"
+    if isinstance(cache, str):
+        slots = _share(tables, record_bytes, least, parse_bytes(cache, "cache"), f"cache={cache!r}")
+    elif isinstance(cache, Mapping):
+        unknown = sorted(set(cache) - {table.name for table in tables})
+        if unknown:
+            raise ValueError(f"cache: no table is named {unknown}; the tables are {[t.name for t in tables]}")
+        slots = _share(tables, record_bytes, least, budget, why) if len(cache) < len(tables) else list(least)
+        for index, table in enumerate(tables):
+            if table.name in cache:
+                slots[index] = _one_table(table, cache[table.name], record_bytes[index])
+    elif cache is None:
+        slots = _share(tables, record_bytes, least, budget, why)
+    else:
+        pairs = zip(tables, record_bytes, strict=True)
+        slots = [_one_table(table, cache, size) for table, size in pairs]
+    total = sum(rows * size for rows, size in zip(slots, record_bytes, strict=True))
+    if total > device_free:
+        raise MemoryError(
+            f"cache: {total} bytes for tables {[table.name for table in tables]}, but the device has "
+            f"{device_free} free; give a smaller cache="
+        )
+    return slots

@@ -1,0 +1,91 @@
+"""The autograd side of a lookup: the backward pass aggregates gradients and updates the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from .. import _engine
+from .group import Group
+
+
+@dataclass
+class PlannedLookup:
+    """One training forward: the groups it reads and the plan of each, whose pins end with this object."""
+
+    groups: Sequence[Group]
+    plans: list[_engine.SwapPlan]
+    width: int
+    """Columns of the pooled output; 0 for a sequence."""
+    batch_size: int
+    advance: Callable[[], dict[int, torch.Tensor]]
+    """Counts one backward pass; coefficients by group index of those groups whose window it ends."""
+
+    def run(self, weights: Sequence[torch.Tensor | None], device: torch.device) -> tuple[torch.Tensor, ...]:
+        out = torch.empty((self.batch_size, self.width), device=device) if self.width else None
+        outputs = [
+            group.lookup(plan, weight, out)
+            for group, plan, weight in zip(self.groups, self.plans, weights, strict=True)
+        ]
+        return (out,) if out is not None else tuple(outputs)
+
+    def release(self) -> None:
+        for plan in self.plans:
+            plan.release()
+
+
+class FusedLookup(torch.autograd.Function):
+    """Lookup whose backward is the fused update.
+
+    The cache is not saved for backward, since a later swap may move rows; the plan is, and pins its rows.
+    Inputs: an anchor that requires grad (the tables' handles never enter the graph), the planned lookup,
+    and each group's per-sample weights.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: torch.Tensor, call: PlannedLookup, *weights: torch.Tensor | None
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.call = call
+        ctx.save_for_backward(*weights)
+        ctx.set_materialize_grads(False)
+        return call.run(weights, anchor.device)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        call: PlannedLookup | None = ctx.call
+        if call is None:
+            raise RuntimeError("the embedding's rows were updated already: backward can run once per forward")
+        ctx.call = None
+        group_grads = [_ready(grad) for grad in (grads * len(call.groups) if call.width else grads)]
+        weights = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[2:]
+        try:
+            coefficients = call.advance()
+            weight_grads = [
+                group.weights_grad(plan, grad) if want and grad is not None else None
+                for group, plan, grad, want in zip(call.groups, call.plans, group_grads, wanted, strict=True)
+            ]
+            steps = zip(call.groups, call.plans, group_grads, weights, strict=True)
+            for index, (group, plan, grad, weight) in enumerate(steps):
+                group.update(plan, grad, weight, coefficients.get(index))
+        finally:
+            call.release()
+        return (None, None, *weight_grads)
+
+
+def _ready(grad: torch.Tensor | None) -> torch.Tensor | None:
+    """`grad` as the operators read it: float32 rows without gaps."""
+    return None if grad is None else grad.float().contiguous()
+
+
+def fused_lookup(
+    anchor: torch.Tensor, call: PlannedLookup, weights: Sequence[torch.Tensor | None]
+) -> tuple[torch.Tensor, ...]:
+    outputs: tuple[torch.Tensor, ...] = FusedLookup.apply(anchor, call, *weights)
+    return outputs

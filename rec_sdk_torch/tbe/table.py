@@ -1,0 +1,138 @@
+"""What a table is, in terms of torch alone."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum, unique
+
+import torch
+
+MAX_DIM = 4096
+MAX_NAME_LENGTH = 100
+_NAME = re.compile(r"[A-Za-z0-9_]+")
+
+InitFn = Callable[[torch.Tensor], object]
+
+
+@unique
+class InitializerType(Enum):
+    """How a row's initial weight is drawn; see the numerics page of the docs for the formulas."""
+
+    LINEAR = "linear"
+    TRUNCATED_NORMAL = "truncated_normal"
+    UNIFORM = "uniform"
+
+
+@unique
+class Pooling(Enum):
+    """What a lookup of a bag gives: every row (NONE), their sum, or their mean."""
+
+    NONE = "none"
+    SUM = "sum"
+    MEAN = "mean"
+
+
+@unique
+class BoundsCheckMode(Enum):
+    """What an id outside `[0, num_embeddings)` of an index table does, as in FBGEMM's TBE.
+
+    FATAL raises IndexError; WARNING reads row 0 and warns; IGNORE reads row 0; NONE promises that there is
+    no such id (one that comes all the same reads row 0 and is not counted).
+    """
+
+    FATAL = "fatal"
+    WARNING = "warning"
+    IGNORE = "ignore"
+    NONE = "none"
+
+
+WEIGHT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class TableConfig:
+    """One embedding table.
+
+    Attributes:
+        name: `[A-Za-z0-9_]+`, at most 100 characters.
+        num_embeddings: rows of an index table; of a hash table the expected number of ids, which sizes cache
+            and planner and is no limit.
+        embedding_dim: D, 1 to 4096.
+        num_features: features that look up this table.
+        pooling: what a bag becomes.
+        hashed: ids are any int64 (hash table), or `0 <= id < num_embeddings` (index table).
+        capacity: a hash table refuses more ids than this; 0 for no limit.
+        weight_dtype: float32, float16 or bfloat16; optimizer states are always float32.
+        initializer_type, init_min, init_max, init_mean, init_stddev: initial weights. None for min and max
+            means -/+ sqrt(1 / num_embeddings).
+        init_fn: fills initial weights in place instead: an index table's whole `[num_embeddings, D]`, or a
+            hash table's blocks of new rows `[n, D]` in order of arrival.
+    """
+
+    name: str
+    num_embeddings: int
+    embedding_dim: int
+    num_features: int = 1
+    pooling: Pooling = Pooling.SUM
+    hashed: bool = True
+    capacity: int = 0
+    weight_dtype: torch.dtype = torch.float32
+    initializer_type: InitializerType = InitializerType.UNIFORM
+    init_min: float | None = None
+    init_max: float | None = None
+    init_mean: float = 0.0
+    init_stddev: float = 0.05
+    init_fn: InitFn | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            raise ValueError(f"table name {self.name!r}: letters, digits and underscores only")
+        if len(self.name) > MAX_NAME_LENGTH:
+            raise ValueError(f"table name {self.name!r}: {len(self.name)} characters, at most {MAX_NAME_LENGTH}")
+        for field, value, top in (
+            ("num_embeddings", self.num_embeddings, 2**32 - 2),
+            ("embedding_dim", self.embedding_dim, MAX_DIM),
+            ("number of features", self.num_features, 2**31),
+        ):
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= top:
+                raise ValueError(f"table {self.name!r}: {field} is {value!r}, allowed are 1 .. {top}")
+        if self.weight_dtype not in WEIGHT_DTYPES:
+            raise ValueError(f"table {self.name!r}: data type {self.weight_dtype}, allowed are {WEIGHT_DTYPES}")
+        self._check_initializer()
+
+    def _check_initializer(self) -> None:
+        low, high = self.init_range
+        if self.initializer_type is InitializerType.TRUNCATED_NORMAL:
+            fits = math.isfinite(self.init_mean) and 0 <= self.init_stddev < math.inf
+            given = f"mean {self.init_mean} and stddev {self.init_stddev}, needs finite ones, stddev >= 0"
+        else:
+            fits = -math.inf < low <= high < math.inf
+            given = f"min {low} and max {high}, needs finite ones, min <= max"
+        if not fits:
+            raise ValueError(f"table {self.name!r}: {self.initializer_type.value} initial weights with {given}")
+
+    @property
+    def init_range(self) -> tuple[float, float]:
+        """(min, max) of LINEAR and UNIFORM."""
+        default = (1.0 / self.num_embeddings) ** 0.5
+        low = -default if self.init_min is None else self.init_min
+        return low, default if self.init_max is None else self.init_max
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of one row's weight."""
+        return self.embedding_dim * self.weight_dtype.itemsize
+
+
+def check_names(tables: Sequence[TableConfig]) -> None:
+    """Raises ValueError if there is no table, or two of one name."""
+    if not tables:
+        raise ValueError("at least one table is needed")
+    seen: set[str] = set()
+    for table in tables:
+        if table.name in seen:
+            raise ValueError(f"duplicate table name {table.name!r}")
+        seen.add(table.name)

@@ -1,0 +1,119 @@
+"""What importing this package adds to TorchRec, as soon as somebody imports `torchrec.optim`.
+
+- `torchrec.optim.AccumulateSGD`, `AccumulateAdagrad`, `AccumulateAdam`, as in Rec SDK's patched TorchRec.
+- `GradientClippingOptimizer` refuses to wrap a fused optimizer, whose gradients it never sees.
+
+TorchRec is not imported here: it takes seconds, and may be missing.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import types
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+_TARGET = "torchrec.optim"
+
+
+def install() -> None:
+    """Extends `torchrec.optim` now if it is imported, else when it will be."""
+    if _TARGET in sys.modules:
+        _extend(sys.modules[_TARGET])
+    elif not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _AfterImport())
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Finds nothing itself; lets `_extend` run after the real loader of `torchrec.optim`."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != _TARGET:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            loader = spec.loader
+            run = loader.exec_module
+
+            def run_and_extend(module: types.ModuleType) -> None:
+                run(module)
+                _extend(module)
+
+            loader.exec_module = run_and_extend  # type: ignore[method-assign]
+        return spec
+
+
+def _extend(optim: Any) -> None:
+    from . import accumulate
+
+    for name in ("AccumulateSGD", "AccumulateAdagrad", "AccumulateAdam"):
+        setattr(optim, name, getattr(accumulate, name))
+    _check_clipping(optim.GradientClippingOptimizer)
+
+
+def _check_clipping(clipping_optimizer: Any) -> None:
+    construct = clipping_optimizer.__init__
+    if hasattr(construct, "__wrapped__"):
+        return
+
+    @functools.wraps(construct)
+    def checked(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        construct(self, optimizer, *args, **kwargs)
+        if self._clipping.value != "none":
+            _refuse_fused(optimizer)
+
+    clipping_optimizer.__init__ = checked
+
+
+def _refuse_fused(optimizer: Any) -> None:
+    """Raises for a fused optimizer, bare or wrapped; warns for one that is combined with others."""
+    from torchrec.optim.keyed import CombinedOptimizer
+
+    from .fused_optimizer import EmbCacheFusedOptimizer
+
+    optimizer = _unwrapped(optimizer)
+    if isinstance(optimizer, EmbCacheFusedOptimizer):
+        raise ValueError(
+            "GradientClippingOptimizer cannot clip a fused optimizer: its gradients are used up in the backward "
+            "pass. Give apply_optimizer_in_backward gradient_clipping=True and max_gradient instead"
+        )
+    if isinstance(optimizer, CombinedOptimizer) and _contains_fused(optimizer):
+        _warn_tables_not_clipped()
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    from torchrec.optim.keyed import OptimizerWrapper
+
+    while isinstance(optimizer, OptimizerWrapper):
+        optimizer = optimizer._optimizer
+    return optimizer
+
+
+def _contains_fused(combined: Any) -> bool:
+    from torchrec.optim.keyed import CombinedOptimizer
+
+    from .fused_optimizer import EmbCacheFusedOptimizer
+
+    inner = [_unwrapped(optimizer) for _, optimizer in combined.optimizers]
+    return any(
+        isinstance(optimizer, EmbCacheFusedOptimizer)
+        or (isinstance(optimizer, CombinedOptimizer) and _contains_fused(optimizer))
+        for optimizer in inner
+    )
+
+
+@functools.cache
+def _warn_tables_not_clipped() -> None:
+    warnings.warn(
+        "GradientClippingOptimizer clips the dense parameters only: embedding tables are updated in the backward "
+        "pass; give apply_optimizer_in_backward gradient_clipping=True and max_gradient to clip those",
+        stacklevel=4,
+    )
