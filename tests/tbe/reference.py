@@ -1,0 +1,156 @@
+"""Plain torch, in float64, doing what a table-batched embedding should do.
+
+SGD, Adagrad and SparseAdam are torch.optim's own on sparse gradients; Adam, which refuses those, and
+RowWiseAdagrad are the documented formulas on the rows a window touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from rec_sdk_torch.tbe import Pooling, TableConfig
+
+STATE_NAMES = {
+    "sgd": (),
+    "adagrad": ("sum",),
+    "rowwise_adagrad": ("sum",),
+    "adam": ("exp_avg", "exp_avg_sq"),
+    "sparse_adam": ("exp_avg", "exp_avg_sq"),
+}
+
+
+class Adam(torch.optim.Optimizer):
+    """torch.optim.Adam's formula, on the rows that the sparse gradient names."""
+
+    def __init__(self, params: Any, lr: float, betas: tuple[float, float], eps: float) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        for group in self.param_groups:
+            (weight,), (b1, b2) = group["params"], group["betas"]
+            state = self.state[weight]
+            if not state:
+                state.update(step=0, exp_avg=torch.zeros_like(weight), exp_avg_sq=torch.zeros_like(weight))
+            state["step"] += 1
+            rows, g = touched(weight)
+            m = state["exp_avg"][rows] * b1 + (1 - b1) * g
+            v = state["exp_avg_sq"][rows] * b2 + (1 - b2) * g * g
+            state["exp_avg"][rows], state["exp_avg_sq"][rows] = m, v
+            denom = v.sqrt() / (1 - b2 ** state["step"]) ** 0.5 + group["eps"]
+            weight[rows] -= group["lr"] / (1 - b1 ** state["step"]) * m / denom
+
+
+class RowWiseAdagrad(torch.optim.Optimizer):
+    """One accumulator per row: sum += mean(g * g)."""
+
+    def __init__(self, params: Any, lr: float, lr_decay: float, initial_accumulator_value: float, eps: float) -> None:
+        super().__init__(params, {"lr": lr, "lr_decay": lr_decay, "eps": eps})
+        for group in self.param_groups:
+            (weight,) = group["params"]
+            start = weight.new_full((len(weight), 1), initial_accumulator_value)
+            self.state[weight].update(step=0, sum=start)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        for group in self.param_groups:
+            (weight,) = group["params"]
+            state = self.state[weight]
+            state["step"] += 1
+            rows, g = touched(weight)
+            state["sum"][rows] += (g * g).mean(dim=1, keepdim=True)
+            clr = group["lr"] / (1 + (state["step"] - 1) * group["lr_decay"])
+            weight[rows] -= clr * g / (state["sum"][rows].sqrt() + group["eps"])
+
+
+def touched(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(rows, their gradients) of a sparse gradient."""
+    assert weight.grad is not None
+    grad = weight.grad.coalesce()
+    return grad.indices()[0], grad.values()
+
+
+CLASSES: dict[str, type[torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adagrad": torch.optim.Adagrad,
+    "rowwise_adagrad": RowWiseAdagrad,
+    "adam": Adam,
+    "sparse_adam": torch.optim.SparseAdam,
+}
+
+
+class Reference:
+    """Tables as dense float64 matrices over all ids that ever occur."""
+
+    def __init__(
+        self,
+        tables: list[TableConfig],
+        ids: list[np.ndarray],
+        initial: list[torch.Tensor],
+        optimizer: str,
+        options: Mapping[str, Any],
+        window: int,
+        max_gradient: float,
+    ) -> None:
+        self.tables = tables
+        self.places = [{int(i): row for row, i in enumerate(every)} for every in ids]
+        self.weights = [torch.nn.Parameter(weight.double().clone()) for weight in initial]
+        self.optimizers = [CLASSES[optimizer]([weight], **options) for weight in self.weights]  # type: ignore[call-arg]
+        self.states = STATE_NAMES[optimizer]
+        self.window, self.backwards = window, 0
+        self.max_gradient = max_gradient
+
+    def forward(self, features: list[list[np.ndarray]], weights: list[list[torch.Tensor]] | None) -> list[torch.Tensor]:
+        """Per feature: rows `[n, D]` of a sequence, or pooled bags `[B, D]`."""
+        outputs, feature = [], 0
+        for table, place, weight in zip(self.tables, self.places, self.weights, strict=True):
+            for _ in range(table.num_features):
+                given = weights[feature] if weights is not None else None
+                outputs.append(self._feature(table, place, weight, features[feature], given))
+                feature += 1
+        return outputs
+
+    @staticmethod
+    def _feature(
+        table: TableConfig,
+        place: Mapping[int, int],
+        weight: torch.Tensor,
+        bags: list[np.ndarray],
+        scale: list[torch.Tensor] | None,
+    ) -> torch.Tensor:
+        lengths = torch.tensor([len(bag) for bag in bags], dtype=torch.int64)
+        index = torch.tensor([place[int(i)] for bag in bags for i in bag], dtype=torch.int64)
+        rows = F.embedding(index, weight, sparse=True)
+        if table.pooling is Pooling.NONE:
+            return rows
+        if scale is not None:
+            rows = rows * torch.cat(scale).double()[:, None]
+        bag_of_row = torch.repeat_interleave(torch.arange(len(bags)), lengths)
+        pooled = rows.new_zeros((len(bags), table.embedding_dim)).index_add(0, bag_of_row, rows)
+        if table.pooling is Pooling.MEAN:
+            pooled = pooled / lengths.clamp(min=1)[:, None]
+        return pooled
+
+    def after_backward(self, lr: float) -> None:
+        """One backward pass is done; at the window's end, the update."""
+        self.backwards += 1
+        if self.backwards % self.window:
+            return
+        for optimizer, weight in zip(self.optimizers, self.weights, strict=True):
+            optimizer.param_groups[0]["lr"] = lr
+            assert weight.grad is not None
+            weight.grad = weight.grad.coalesce()
+            weight.grad.values().clamp_(-self.max_gradient, self.max_gradient)
+            optimizer.step()
+            weight.grad = None
+
+    def state(self, table: int, name: str) -> torch.Tensor:
+        """A state of every row, `[n, D]` or `[n, 1]`; its initial value if no update has run yet."""
+        weight = self.weights[table]
+        state = self.optimizers[table].state.get(weight)
+        return state[name] if state else torch.zeros_like(weight)

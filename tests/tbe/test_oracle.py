@@ -1,0 +1,328 @@
+"""The trust anchor: random tables, batches and optimizers against plain torch, at every cache size.
+
+Outputs, weights and optimizer states agree with the float64 reference after 20 steps, and are the same bits
+whether the cache holds exactly one batch or the whole table.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from reference import STATE_NAMES, Reference
+
+import rec_sdk_torch
+from rec_sdk_torch.tbe import InitializerType, Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch.tbe.batch import Batch
+
+STEPS = 20
+BATCH = 4
+DIMS = (1, 3, 8, 20, 64, 130)
+KINDS = ("mixed", "mixed", "mixed", "empty", "one id", "all the same", "all new", "extremes", "hot")
+EVENTS = ("train", "train", "train", "train", "eval", "abandon", "overlap")
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "sgd": {"lr": 0.5},
+    "adagrad": {"lr": 0.2, "lr_decay": 0.1, "initial_accumulator_value": 0.1, "eps": 1e-8},
+    "rowwise_adagrad": {"lr": 0.2, "lr_decay": 0.1, "initial_accumulator_value": 0.1, "eps": 1e-8},
+    "adam": {"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-6},
+    "sparse_adam": {"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-6},
+}
+ACCUMULATE = {"sgd": "AccumulateSGD", "adagrad": "AccumulateAdagrad", "sparse_adam": "AccumulateAdam"}
+
+
+def optimizer_class(name: str, window: int) -> type:
+    if window > 1:
+        cls: type = getattr(rec_sdk_torch, ACCUMULATE[name])
+        return cls
+    return {
+        "sgd": torch.optim.SGD,
+        "adagrad": torch.optim.Adagrad,
+        "adam": torch.optim.Adam,
+        "sparse_adam": torch.optim.SparseAdam,
+        "rowwise_adagrad": type("RowWiseAdagrad", (), {"__module__": "torchrec.optim.rowwise_adagrad"}),
+    }[name]
+
+
+@dataclass
+class Step:
+    """One batch: `features[f][b]` are the ids of a bag, `weights` likewise."""
+
+    event: str
+    lr: float
+    features: list[list[np.ndarray]]
+    weights: list[list[torch.Tensor]] | None
+    grads: list[torch.Tensor] = field(default_factory=list)
+
+
+@dataclass
+class Scenario:
+    """What hypothesis draws; the batches follow from the seed, so that a failure prints in a line."""
+
+    tables: list[TableConfig]
+    optimizer: str
+    window: int
+    max_gradient: float
+    weighted: bool
+    events: list[str]
+    seed: int
+
+    @cached_property
+    def steps(self) -> list[Step]:
+        rng = np.random.default_rng(self.seed)
+        return [draw_step(rng, self.tables, i, event, self.weighted) for i, event in enumerate(self.events)]
+
+    def actions(self) -> Iterator[tuple[int, list[int]]]:
+        """(step to run forward, steps whose backward follows), in order.
+
+        "overlap" leaves its backward to after the next training step's forward: the pins of both hold.
+        """
+        waiting: list[int] = []
+        for index, event in enumerate(self.events):
+            if event in ("train", "overlap"):
+                waiting.append(index)
+            last = index + 1 == len(self.events)
+            ready = last or event == "train" or len(waiting) == 2
+            yield index, waiting if ready else []
+            if ready:
+                waiting = []
+
+    def features_of(self, table: int) -> slice:
+        begin = sum(t.num_features for t in self.tables[:table])
+        return slice(begin, begin + self.tables[table].num_features)
+
+    def ids(self, table: int, step: Step) -> set[int]:
+        return {int(i) for feature in step.features[self.features_of(table)] for bag in feature for i in bag}
+
+
+def draw_ids(rng: np.random.Generator, table: TableConfig, kind: str, step: int, length: int) -> np.ndarray:
+    if not table.hashed:
+        top = table.num_embeddings
+        pool = {"one id": 1, "all the same": 1, "hot": 2}.get(kind, top)
+        return rng.integers(0, pool, length) if kind != "extremes" else rng.choice([0, top - 1], length)
+    if kind == "all new":
+        return 1_000_000 * (step + 1) + rng.integers(0, 1000, length)
+    if kind == "extremes":
+        return rng.choice(np.array([-(2**63), 2**63 - 1, -1, 0, 1, -(2**62)]), length)
+    if kind == "all the same":
+        return np.full(length, -7)
+    return rng.integers(-15, 15, length) if kind != "hot" else rng.integers(0, 2, length)
+
+
+def draw_step(rng: np.random.Generator, tables: list[TableConfig], step: int, event: str, weighted: bool) -> Step:
+    kind = str(rng.choice(KINDS))
+    features: list[list[np.ndarray]] = []
+    for table in tables:
+        for _ in range(table.num_features):
+            longest = {"empty": 0, "one id": 1, "hot": 60}.get(kind, 5)
+            lengths = rng.integers(0, longest + 1, BATCH)
+            if kind == "one id":
+                lengths[1:] = 0
+            features.append([draw_ids(rng, table, kind, step, int(n)).astype(np.int64) for n in lengths])
+    weights = None
+    if weighted:
+        weights = [[torch.from_numpy(rng.normal(size=len(b)).astype(np.float32)) for b in f] for f in features]
+    sequence = tables[0].pooling is Pooling.NONE
+    dims = [t.embedding_dim for t in tables for _ in range(t.num_features)]
+    rows = [sum(map(len, f)) if sequence else BATCH for f in features]
+    grads = [torch.from_numpy(rng.normal(size=(n, d)).astype(np.float32)) for n, d in zip(rows, dims, strict=True)]
+    return Step(event, float(rng.uniform(0.01, 0.3)), features, weights, grads)
+
+
+@st.composite
+def scenarios(draw: st.DrawFn) -> Scenario:
+    sequence = draw(st.booleans())
+    same_dim = draw(st.sampled_from(DIMS))
+    tables = []
+    for index in range(draw(st.integers(1, 3))):
+        pooling = Pooling.NONE if sequence else draw(st.sampled_from((Pooling.SUM, Pooling.MEAN)))
+        hashed = draw(st.booleans())
+        tables.append(
+            TableConfig(
+                name=f"t{index}",
+                num_embeddings=40 if hashed else 12,
+                embedding_dim=draw(st.sampled_from((same_dim, *DIMS))),
+                num_features=draw(st.integers(1, 2)),
+                pooling=pooling,
+                hashed=hashed,
+                initializer_type=draw(st.sampled_from(InitializerType)),
+                init_min=-0.5,
+                init_max=0.5,
+            )
+        )
+    optimizer = draw(st.sampled_from(sorted(OPTIONS)))
+    window = draw(st.integers(1, 4)) if optimizer in ACCUMULATE else 1
+    weighted = not sequence and draw(st.booleans())
+    clip = draw(st.sampled_from((float("inf"), 0.7)))
+    events = draw(st.lists(st.sampled_from(EVENTS), min_size=STEPS, max_size=STEPS))
+    return Scenario(tables, optimizer, window, clip, weighted, events, draw(st.integers(0, 2**32 - 1)))
+
+
+def make(scenario: Scenario, cache: dict[str, int], device: torch.device) -> TableBatchedEmbedding:
+    kwargs = dict(OPTIONS[scenario.optimizer])
+    if scenario.window > 1:
+        kwargs |= {"use_accumulate": True, "accumulate_step": scenario.window}
+    if scenario.max_gradient < float("inf"):
+        kwargs |= {"gradient_clipping": True, "max_gradient": scenario.max_gradient}
+    optimizer = TableOptimizer.create(optimizer_class(scenario.optimizer, scenario.window), kwargs)
+    return TableBatchedEmbedding(
+        scenario.tables, optimizer=optimizer, cache=dict(cache), device=device, seed=scenario.seed
+    )
+
+
+def flat(step: Step, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    bags = [bag for feature in step.features for bag in feature]
+    indices = torch.from_numpy(np.concatenate(bags))
+    offsets = torch.from_numpy(np.cumsum([0, *map(len, bags)]))
+    weights = None
+    if step.weights is not None:
+        weights = torch.cat([w for feature in step.weights for w in feature]).to(device).requires_grad_()
+    return indices, offsets, weights
+
+
+def one_batch(scenario: Scenario) -> dict[str, int]:
+    """The smallest caches that can work: the largest batch, with those in flight beside it."""
+    need = dict.fromkeys((table.name for table in scenario.tables), 1)
+    for index, table in enumerate(scenario.tables):
+        in_flight: set[int] = set()
+        for number, done in scenario.actions():
+            step = scenario.steps[number]
+            if step.event != "eval":
+                now = in_flight | scenario.ids(index, step)
+                need[table.name] = max(need[table.name], len(now))
+                in_flight = now if step.event != "abandon" else in_flight
+            in_flight = set() if done else in_flight
+    return need
+
+
+Result = dict[str, torch.Tensor]
+
+
+def by_feature(output: torch.Tensor, scenario: Scenario) -> list[torch.Tensor]:
+    dims = [t.embedding_dim for t in scenario.tables for _ in range(t.num_features)]
+    return list(output.split(dims, dim=1))
+
+
+def forward(
+    embedding: TableBatchedEmbedding, scenario: Scenario, step: Step, device: torch.device
+) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+    indices, offsets, weights = flat(step, device)
+    if scenario.tables[0].pooling is not Pooling.NONE:
+        return by_feature(embedding(indices, offsets, weights), scenario), weights
+    keys = np.arange(embedding.num_features)
+    return embedding.lookup_features(Batch.from_tensors(indices, offsets, BATCH, keys)), None
+
+
+def run(scenario: Scenario, cache: dict[str, int], device: torch.device) -> Result:
+    """Trains, and returns every output, gradient, weight and state by name."""
+    embedding = make(scenario, cache, device)
+    result: Result = {}
+    optimizer = embedding.optimizers[0]
+    assert optimizer is not None
+    forwards: dict[int, tuple[list[torch.Tensor], torch.Tensor | None]] = {}
+    for index, done in scenario.actions():
+        step = scenario.steps[index]
+        embedding.train(step.event != "eval")
+        outputs, weights = forward(embedding, scenario, step, device)
+        result.update({f"output{index}.{f}": output.detach().cpu() for f, output in enumerate(outputs)})
+        if step.event in ("train", "overlap"):
+            forwards[index] = outputs, weights
+        del outputs, weights
+        gc.collect(0)  # an abandoned forward lets go of its pins when its graph is freed
+        for number in done:
+            outputs, weights = forwards.pop(number)
+            optimizer.options["lr"] = scenario.steps[number].lr
+            torch.autograd.backward(outputs, [grad.to(device) for grad in scenario.steps[number].grads])
+            if weights is not None and weights.grad is not None:
+                result[f"weights_grad{number}"] = weights.grad.cpu()
+    for table in embedding.tables:
+        collect(embedding, table.name, result)
+    return result
+
+
+def collect(embedding: TableBatchedEmbedding, name: str, result: Result) -> None:
+    group, table = embedding.find_table(name)
+    chunks = list(group.read_table(table))
+    whole = torch.cat([torch.empty((0, group.layout.bytes), dtype=torch.uint8), *(rows for _, rows in chunks)])
+    result[f"{name}.ids"] = torch.cat([torch.empty(0, dtype=torch.int64), *(torch.tensor(i) for i, _ in chunks)])
+    result[f"{name}.weight"] = group.layout.weight(whole).clone()
+    for index in range(len(group.layout.state_elements)):
+        result[f"{name}.state{index}"] = group.layout.state(whole, index).clone()
+
+
+def reference_run(scenario: Scenario, device: torch.device) -> tuple[Result, Reference]:
+    fresh = make(scenario, dict.fromkeys((t.name for t in scenario.tables), 1), device)
+    ids, initial = [], []
+    for index, table in enumerate(scenario.tables):
+        every = np.array(sorted(set().union(*(scenario.ids(index, step) for step in scenario.steps))), np.int64)
+        group, place = fresh.find_table(table.name)
+        records = torch.empty((len(every), group.layout.bytes), dtype=torch.uint8)
+        group.engine.initial_records(place, every, records.numpy())
+        ids.append(every)
+        initial.append(group.layout.weight(records).clone())
+    options = dict(OPTIONS[scenario.optimizer])
+    reference = Reference(
+        scenario.tables, ids, initial, scenario.optimizer, options, scenario.window, scenario.max_gradient
+    )
+    result: Result = {}
+    forwards = {}
+    for index, done in scenario.actions():
+        step = scenario.steps[index]
+        forwards[index] = reference.forward(step.features, step.weights)
+        outputs = forwards[index]
+        result.update({f"output{index}.{f}": output.detach().clone() for f, output in enumerate(outputs)})
+        for number in done:
+            torch.autograd.backward(forwards[number], [grad.double() for grad in scenario.steps[number].grads])
+            reference.after_backward(scenario.steps[number].lr)
+    return result, reference
+
+
+def compare(scenario: Scenario, result: Result, device: torch.device) -> None:
+    close = {"rtol": 1e-4, "atol": 1e-4}
+    expected, reference = reference_run(scenario, device)
+    for name, value in expected.items():
+        torch.testing.assert_close(result[name].double(), value, **close, msg=lambda m, n=name: f"{n}: {m}")
+    for index, table in enumerate(scenario.tables):
+        ids = result[f"{table.name}.ids"].tolist()
+        if table.hashed:
+            trained = set().union(*(scenario.ids(index, s) for s in scenario.steps if s.event != "eval"))
+            assert set(ids) == trained, "eval must insert nothing, training everything"
+        kept = [row for row, i in enumerate(ids) if i in reference.places[index]]
+        rows = [reference.places[index][ids[row]] for row in kept]
+        weight = result[f"{table.name}.weight"][kept].double()
+        torch.testing.assert_close(weight, reference.weights[index].detach()[rows], **close)
+        for number, name in enumerate(STATE_NAMES[scenario.optimizer]):
+            state = result[f"{table.name}.state{number}"][kept].double()
+            torch.testing.assert_close(state, reference.state(index, name)[rows], **close)
+
+
+def check(scenario: Scenario, device: torch.device) -> None:
+    small = one_batch(scenario)
+    whole = {t.name: 4000 if t.hashed else t.num_embeddings for t in scenario.tables}
+    between = {name: (3 * rows) // 2 + 1 for name, rows in small.items()}
+    result = run(scenario, small, device)
+    for other in (between, whole):
+        again = run(scenario, other, device)
+        assert again.keys() == result.keys()
+        for name, value in result.items():
+            assert torch.equal(value, again[name]), f"{name} differs between caches of {small} and {other} rows"
+    compare(scenario, result, device)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+@given(scenario=scenarios())
+def test_oracle(scenario: Scenario, device_name: str) -> None:
+    check(scenario, torch.device(device_name))
+
+
+@pytest.fixture(scope="session")
+def device_name(request: pytest.FixtureRequest) -> str:
+    return str(request.config.getoption("--device"))
