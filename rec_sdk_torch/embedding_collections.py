@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch._compile import _disable_dynamo
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface, EmbeddingCollectionInterface
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
@@ -63,6 +64,7 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
         super().__init__(tables, embedding, embedding_optimizer_cls)
         self._need_indices = need_indices
 
+    @_disable_dynamo  # planning is one graph break under torch.compile
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Looks up every feature.
 
@@ -126,6 +128,7 @@ class _PooledCollection(CachedCollection, EmbeddingBagCollectionInterface):
         super().__init__(tables, embedding, embedding_optimizer_cls)
         self._is_weighted = is_weighted
 
+    @_disable_dynamo  # planning is one graph break under torch.compile
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Looks up and pools every feature.
 

@@ -29,40 +29,61 @@ class BatchHint:
 
     def rows(self, tables: Sequence[TableConfig]) -> list[int]:
         """Rows that two batches can need of each table at the most (a batch and its successor)."""
-        if self.batch_size is None:
-            return [1] * len(tables)
         sizes = self.multi_hot_sizes
         if sizes is None:
             sizes = [table.num_features for table in tables]
         if len(sizes) != len(tables):
             raise ValueError(f"multi_hot_sizes has {len(sizes)} entries for {len(tables)} tables")
-        for name, value in (("batch_size", self.batch_size), ("world_size", self.world_size)):
-            if value < 1:
+        checked = [("batch_size", self.batch_size), ("world_size", self.world_size)]
+        for name, value in (*checked, *(("an entry of multi_hot_sizes", size) for size in sizes)):
+            if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}, must be at least 1")
+        if self.batch_size is None:
+            return [1] * len(tables)
         return [
             min(table.num_embeddings, 2 * self.batch_size * size * self.world_size)
             for table, size in zip(tables, sizes, strict=True)
         ]
 
 
-def _one_table(table: TableConfig, size: CacheSize, record_bytes: int) -> int:
-    where = f"cache of table {table.name!r}"
+def _check_size(where: str, size: CacheSize) -> None:
     if isinstance(size, bool) or not isinstance(size, (int, float, str)):
         raise TypeError(f"{where}: {size!r} is neither rows (int), a fraction (float) nor bytes (str)")
     if isinstance(size, str):
-        slots = parse_bytes(size, where) // record_bytes
+        parse_bytes(size, where)
     elif isinstance(size, float):
         if not 0.0 < size <= 1.0:
             raise ValueError(f"{where}: the fraction {size} is not in (0, 1]")
-        slots = math.ceil(size * table.num_embeddings)
-    else:
+    elif size < 1:
+        raise ValueError(f"{where}: {size} rows, must be at least 1")
+
+
+def check_cache_option(tables: Sequence[TableConfig], cache: CacheOption) -> None:
+    """Raises TypeError or ValueError for a `cache` that could not be met on any device."""
+    names = [table.name for table in tables]
+    if isinstance(cache, Mapping):
+        unknown = sorted(set(cache) - set(names))
+        if unknown:
+            raise ValueError(f"cache: no table is named {unknown}; the tables are {names}")
+        for name, size in cache.items():
+            _check_size(f"cache of table {name!r}", size)
+    elif isinstance(cache, str):
+        parse_bytes(cache, "cache")
+    elif cache is not None:
+        _check_size(f"cache of tables {names}", cache)
+
+
+def _one_table(table: TableConfig, size: CacheSize, record_bytes: int) -> int:
+    if isinstance(size, float):
+        return math.ceil(size * table.num_embeddings)
+    if isinstance(size, int):
         # A hash table has no last row: an explicit number of rows is taken at its word.
-        slots = size if table.hashed else min(size, table.num_embeddings)
-        if size < 1:
-            raise ValueError(f"{where}: {size} rows, must be at least 1")
+        return size if table.hashed else min(size, table.num_embeddings)
+    where = f"cache of table {table.name!r}"
+    slots = parse_bytes(size, where) // record_bytes
     if slots < 1:
         raise ValueError(f"{where}: {size!r} is less than one row record of {record_bytes} bytes")
-    return slots
+    return slots if table.hashed else min(slots, table.num_embeddings)
 
 
 def _share(
@@ -100,15 +121,13 @@ def cache_slots(
         TypeError, ValueError: an option that cannot be read or met; the message names table and setting.
         MemoryError: the device has less memory free than the slots need.
     """
+    check_cache_option(tables, cache)
     least = hint.rows(tables)
     budget = min(read_settings().embcache_size_on_device_mem, device_free // 2)
     why = "EMBCACHE_SIZE_ON_DEVICE_MEM (or half the free device memory)"
     if isinstance(cache, str):
         slots = _share(tables, record_bytes, least, parse_bytes(cache, "cache"), f"cache={cache!r}")
     elif isinstance(cache, Mapping):
-        unknown = sorted(set(cache) - {table.name for table in tables})
-        if unknown:
-            raise ValueError(f"cache: no table is named {unknown}; the tables are {[t.name for t in tables]}")
         slots = _share(tables, record_bytes, least, budget, why) if len(cache) < len(tables) else list(least)
         for index, table in enumerate(tables):
             if table.name in cache:

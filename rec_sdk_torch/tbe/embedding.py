@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._compile import _disable_dynamo
 
 from ..backends import backend_for, free_host_memory
 from .batch import Batch, Int64Array
-from .cache_size import BatchHint, CacheOption, cache_slots
+from .cache_size import BatchHint, CacheOption, cache_slots, check_cache_option
 from .group import Group, Member, record_layout
 from .lookup import PlannedLookup, fused_lookup
 from .optimizer import TableOptimizer
@@ -70,6 +71,7 @@ class TableBatchedEmbedding(torch.nn.Module):
         if self.device.type != "meta":
             backend_for(self.device)
             self._check_host_memory([table.weight_bytes for table in self.tables])
+        check_cache_option(self.tables, cache)
         self.cache_option = cache
         self.batch_hint = batch_hint or BatchHint()
         self.batch_hint.rows(self.tables)
@@ -80,6 +82,7 @@ class TableBatchedEmbedding(torch.nn.Module):
         self._features = [tuple(range(end - t.num_features, end)) for end, t in zip(ends, self.tables, strict=True)]
         self.feature_dims = [table.embedding_dim for table in self.tables for _ in range(table.num_features)]
         self.optimizers: list[TableOptimizer | None] = [optimizer] * len(self.tables)
+        self._trainable = False
         self._groups: list[Group] | None = None
         self._windows: dict[int, int] = {}
         self._copied_batches = 0
@@ -182,6 +185,7 @@ class TableBatchedEmbedding(torch.nn.Module):
 
     # ---- forward
 
+    @_disable_dynamo  # planning is one graph break under torch.compile
     def forward(
         self, indices: torch.Tensor, offsets: torch.Tensor, per_sample_weights: torch.Tensor | None = None
     ) -> torch.Tensor:
@@ -244,12 +248,15 @@ class TableBatchedEmbedding(torch.nn.Module):
         return fused_lookup(self._anchor, call, weights or [None] * len(groups))
 
     def _check_trainable(self) -> None:
+        if self._trainable:
+            return
         missing = [t.name for t, optimizer in zip(self.tables, self.optimizers, strict=True) if optimizer is None]
         if missing:
             raise RuntimeError(
                 f"tables {missing} have no optimizer: call apply_optimizer_in_backward on their parameters "
                 "before the first training forward (or use eval() / torch.no_grad() to read only)"
             )
+        self._trainable = True
 
     # ---- update
 

@@ -40,7 +40,7 @@ class BoundsCheckMode(Enum):
     """What an id outside `[0, num_embeddings)` of an index table does, as in FBGEMM's TBE.
 
     FATAL raises IndexError; WARNING reads row 0 and warns; IGNORE reads row 0; NONE promises that there is
-    no such id (one that comes all the same reads row 0 and is not counted).
+    no such id (one that comes all the same reads row 0).
     """
 
     FATAL = "fatal"

@@ -1,0 +1,159 @@
+"""What the table-batched embedding promises beyond the oracle's random walk."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from rec_sdk_torch.tbe import InitializerType, Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+
+
+def sgd(lr: float = 0.1) -> TableOptimizer:
+    return TableOptimizer.create(torch.optim.SGD, {"lr": lr})
+
+
+def table(name: str, dim: int = 4, **fields: object) -> TableConfig:
+    return TableConfig(name, 50, dim, **{"pooling": Pooling.SUM, **fields})  # type: ignore[arg-type]
+
+
+IDS = torch.tensor([5, -3, 5, 9, 11, -3])
+OFFSETS = torch.tensor([0, 2, 3, 5, 6])  # two features, two samples
+
+
+def test_weights_survive_an_optimizer_that_comes_late(device: torch.device) -> None:
+    embedding = TableBatchedEmbedding([table("a"), table("b")], cache=10, device=device, seed=3)
+    embedding.eval()
+    before = embedding(IDS, OFFSETS)
+    group, place = embedding.find_table("a")
+    group.write_weights(place, np.array([5]), torch.full((1, 4), 7.0))
+    for index in range(2):
+        embedding.set_optimizer(index, sgd())
+    embedding.train()
+    after = embedding(IDS, OFFSETS)
+    assert torch.equal(after[1, :4].cpu(), torch.full((4,), 7.0)), "the row that was written"
+    assert torch.equal(after[:, 4:].cpu(), before[:, 4:].cpu()), "initial weights are those that were read"
+    with pytest.raises(RuntimeError, match="table 'a' has its optimizer already"):
+        embedding.set_optimizer(0, sgd())
+
+
+def test_training_without_optimizer_names_the_call(device: torch.device) -> None:
+    embedding = TableBatchedEmbedding([table("a"), table("b")], cache=10, device=device)
+    embedding.set_optimizer(0, sgd())
+    with pytest.raises(RuntimeError, match=r"\['b'\].*apply_optimizer_in_backward"):
+        embedding(IDS, OFFSETS)
+
+
+def test_init_fn_of_a_hash_table_fills_new_rows_once(device: torch.device) -> None:
+    calls: list[int] = []
+
+    def numbered(weight: torch.Tensor) -> None:
+        weight.copy_(torch.arange(len(weight))[:, None] + 100.0 * len(calls))
+        calls.append(len(weight))
+
+    config = table("a", pooling=Pooling.NONE, init_fn=numbered)
+    embedding = TableBatchedEmbedding([config], optimizer=sgd(0.0), cache=2, device=device)
+    first = embedding(torch.tensor([1, 2]), torch.tensor([0, 2]))
+    first.sum().backward()
+    assert first[:, 0].tolist() == [0.0, 1.0]
+    second = embedding(torch.tensor([3, 2]), torch.tensor([0, 2]))
+    second.sum().backward()
+    assert second[:, 0].tolist() == [100.0, 1.0], "row 2 is not drawn again"
+    third = embedding(torch.tensor([1, 3]), torch.tensor([0, 2]))
+    assert third[:, 0].tolist() == [0.0, 100.0], "rows that left come back as they were"
+    assert calls == [2, 1]
+
+
+def test_init_fn_of_an_index_table_gets_the_whole_weight(device: torch.device) -> None:
+    shapes = []
+
+    def fill(weight: torch.Tensor) -> torch.Tensor:
+        shapes.append(tuple(weight.shape))
+        return torch.arange(weight.numel(), dtype=torch.float32).view_as(weight)
+
+    config = table("a", hashed=False, init_fn=fill, pooling=Pooling.NONE)
+    embedding = TableBatchedEmbedding([config], optimizer=sgd(), cache=5, device=device)
+    rows = embedding(torch.tensor([49, 0]), torch.tensor([0, 2]))
+    assert shapes == [(50, 4)]
+    assert rows[0].tolist() == [196.0, 197.0, 198.0, 199.0]
+    assert rows[1].tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_sequence_rows_come_in_feature_order_across_groups(device: torch.device) -> None:
+    fast = TableOptimizer.create(torch.optim.Adagrad, {"lr": 0.1})
+    tables = [table(name, pooling=Pooling.NONE) for name in ("a", "b", "c")]
+    embedding = TableBatchedEmbedding(tables, cache=10, device=device, seed=1)
+    for index, optimizer in enumerate((sgd(), fast, sgd())):
+        embedding.set_optimizer(index, optimizer)
+    ids, offsets = torch.tensor([1, 2, 3, 4, 5]), torch.tensor([0, 1, 2, 3, 3, 4, 5])
+    rows = embedding(ids, offsets)
+    assert len(embedding.groups) == 2
+    for index, name in enumerate("abc"):
+        single = TableBatchedEmbedding([tables[index]], cache=10, device=device, seed=1).eval()
+        begin, end = int(offsets[2 * index]), int(offsets[2 * index + 2])
+        expected = single(ids[begin:end], offsets[2 * index : 2 * index + 3] - begin)
+        assert torch.equal(rows[begin:end], expected), name
+
+
+def test_compiled_model_trains_the_same(device: torch.device) -> None:
+    model = torch.nn.Module()
+    model.embedding = TableBatchedEmbedding([table("a"), table("b")], optimizer=sgd(), cache=10, device=device, seed=4)
+    model.dense = torch.nn.Linear(8, 1, device=device)
+    model.forward = lambda: model.dense(torch.relu(model.embedding(IDS, OFFSETS))).sum()  # type: ignore[method-assign]
+    twin = torch.nn.Module()
+    twin.embedding, twin.dense = copy.deepcopy(model.embedding), copy.deepcopy(model.dense)
+    twin.forward = lambda: twin.dense(torch.relu(twin.embedding(IDS, OFFSETS))).sum()  # type: ignore[method-assign]
+    compiled = torch.compile(twin, backend="eager")
+    for _ in range(3):
+        loss, again = model(), compiled()
+        assert torch.equal(loss, again)
+        loss.backward()
+        again.backward()
+
+
+def test_copy_trains_alike_and_apart(device: torch.device) -> None:
+    optimizer = TableOptimizer.create(torch.optim.Adam, {"lr": 0.1})
+    embedding = TableBatchedEmbedding([table("a"), table("b")], optimizer=optimizer, cache=4, device=device)
+    embedding(IDS, OFFSETS).sum().backward()
+    twin = copy.deepcopy(embedding)
+    assert twin.optimizers[0] is twin.optimizers[1], "one optimizer for both tables, as before"
+    for _ in range(2):
+        embedding(IDS, OFFSETS).pow(2).sum().backward()
+    assert twin.optimizers[0] is not None
+    assert twin.optimizers[0].step == 1
+    for _ in range(2):
+        twin(IDS, OFFSETS).pow(2).sum().backward()
+    assert torch.equal(embedding.eval()(IDS, OFFSETS), twin.eval()(IDS, OFFSETS))
+
+
+def test_open_window_refuses_copies(device: torch.device) -> None:
+    from rec_sdk_torch import AccumulateSGD
+
+    optimizer = TableOptimizer.create(AccumulateSGD, {"lr": 0.1, "use_accumulate": True, "accumulate_step": 2})
+    embedding = TableBatchedEmbedding([table("a"), table("b")], optimizer=optimizer, cache=10, device=device)
+    embedding(IDS, OFFSETS).sum().backward()
+    with pytest.raises(RuntimeError, match="accumulation window is open"):
+        copy.deepcopy(embedding)
+    embedding(IDS, OFFSETS).sum().backward()
+    copy.deepcopy(embedding)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_weights_train_with_the_same_bits_at_every_cache_size(device: torch.device, dtype: torch.dtype) -> None:
+    config = table("a", 20, weight_dtype=dtype, initializer_type=InitializerType.UNIFORM)
+    rng = np.random.default_rng(0)
+    batches = [torch.from_numpy(rng.integers(-20, 20, 6)) for _ in range(15)]
+    results = []
+    for cache in (6, 40):
+        optimizer = TableOptimizer.create(torch.optim.Adagrad, {"lr": 0.1})
+        embedding = TableBatchedEmbedding([config], optimizer=optimizer, cache=cache, device=device, seed=0)
+        start = embedding.eval()(batches[0], torch.arange(7))
+        embedding.train()
+        for ids in batches:
+            embedding(ids, torch.arange(7)).pow(2).sum().backward()
+        results.append(embedding.eval()(torch.cat(batches), torch.arange(91)))
+        assert not torch.equal(start, results[-1][:6])
+        assert torch.equal(results[-1], results[-1].to(dtype).float()), "weights are stored in the table's dtype"
+    assert torch.equal(*results)
