@@ -26,7 +26,13 @@ if TYPE_CHECKING:
         HashEmbeddingBagCollection,
     )
     from .in_backward import apply_optimizer_in_backward
-    from .tbe import BoundsCheckMode, InitializerType, TableBatchedEmbedding
+    from .tbe import (
+        BoundsCheckMode,
+        CacheTooSmallError,
+        CapacityError,
+        InitializerType,
+        TableBatchedEmbedding,
+    )
 
 _EXPORTS = {
     "AccumulateAdagrad": "accumulate",
@@ -34,6 +40,8 @@ _EXPORTS = {
     "AccumulateSGD": "accumulate",
     "AdmitAndEvictConfig": "configs",
     "BoundsCheckMode": "tbe",
+    "CacheTooSmallError": "tbe",
+    "CapacityError": "tbe",
     "EmbCacheEmbeddingBagCollection": "embedding_collections",
     "EmbCacheEmbeddingBagConfig": "configs",
     "EmbCacheEmbeddingCollection": "embedding_collections",
@@ -53,6 +61,8 @@ __all__ = [
     "AccumulateSGD",
     "AdmitAndEvictConfig",
     "BoundsCheckMode",
+    "CacheTooSmallError",
+    "CapacityError",
     "EmbCacheEmbeddingBagCollection",
     "EmbCacheEmbeddingBagConfig",
     "EmbCacheEmbeddingCollection",

@@ -171,6 +171,12 @@ class Engine:
         Raises CacheTooSmallError, CapacityError, IndexError (ids out of range), MemoryError, TypeError, ValueError.
         """
 
+    def cancel(self, plan: SwapPlan) -> None:
+        """Undoes the latest plan and ends its pins, before its read_pending and before the cache was written to.
+
+        Only the order in which rows will be evicted may differ from before. RuntimeError for any other plan.
+        """
+
     def find(
         self, values: _Int, offsets: _Int, feature_keys: _Int, batch_size: int, bag_begin: int, bag_end: int
     ) -> ReadPlan:

@@ -16,7 +16,7 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from .configs import feature_names
 from .fused_optimizer import EmbCacheFusedOptimizer
-from .handles import TableHandle, TableParameter, table_optimizers
+from .handles import module_dict, TableHandle, TableParameter, table_optimizers
 from .tbe import TableBatchedEmbedding, TableOptimizer
 from .tbe.batch import Batch, Int64Array
 from .tbe.optimizer import spec_for
@@ -43,7 +43,7 @@ class CachedCollection(FusedOptimizerModule, torch.nn.Module):
         self._names_by_table = self._embedding_names()
         self._names = [name for names in self._names_by_table for name in names]
         handles = {table.name: TableHandle(embedding, table, embedding_optimizer_cls) for table in embedding.tables}
-        self.add_module(self._handles_name, torch.nn.ModuleDict(handles))
+        self.add_module(self._handles_name, module_dict(handles))
         self._seen_keys: list[str] = []
         self._feature_keys: Int64Array = np.empty(0, np.int64)
         self._table_optimizers: dict[str, TableOptimizer] = {}
@@ -167,7 +167,7 @@ class CachedCollection(FusedOptimizerModule, torch.nn.Module):
         twin.__dict__.update({name: copy.copy(value) for name, value in self.__dict__.items()})
         embedding = twin._modules["_embedding"] = copy.deepcopy(self._embedding, memo)
         handles = {name: handle.twin(embedding, memo) for name, handle in self._table_handles().items()}
-        twin._modules[self._handles_name] = torch.nn.ModuleDict(handles)
+        twin._modules[self._handles_name] = module_dict(handles)
         pairs = zip(embedding.tables, embedding.optimizers, strict=True)
         twin._table_optimizers = {table.name: optimizer for table, optimizer in pairs if optimizer is not None}
         twin._applied, twin._fused_optimizer = [], None

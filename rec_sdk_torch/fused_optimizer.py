@@ -11,8 +11,8 @@ from torchrec.optim.fused import FusedOptimizer
 from .handles import TableParameter, ids_problem
 from .tbe import OptimizerSpec, TableBatchedEmbedding, TableConfig, TableOptimizer
 
-_STATE_KEYS = ("momentum1", "exp_avg_sq")
-"""TorchRec's names of the first and second state of a table."""
+_FIRST_STATE = "momentum1"
+"""TorchRec's name of a table's first state, whatever the optimizer calls it; the others have the optimizer's."""
 
 
 class _TableState:
@@ -112,7 +112,8 @@ class RowState(_TableState):
         ids = torch.arange(self._rows) if self._ids is None else self._ids.loading
         assert ids is not None
         self._raise_problem(value, len(ids))
-        group.write_state(table, self._index, ids.numpy(), value.detach().cpu().reshape(len(ids), -1))
+        rows = value.detach().cpu()
+        group.write_state(table, self._index, ids.numpy(), rows if self._shape else rows[:, None])
 
 
 def _table_states(
@@ -123,8 +124,8 @@ def _table_states(
     ids = IdsState(embedding, config) if config.hashed and spec.states else None
     if ids is not None:
         states[f"{table}.ids"] = ids  # first, so that the others find what it loads
-    for index in range(len(spec.states)):
-        states[f"{table}.{_STATE_KEYS[index]}"] = RowState(embedding, config, spec, index, ids)
+    for index, state in enumerate(spec.states):
+        states[f"{table}.{state.name if index else _FIRST_STATE}"] = RowState(embedding, config, spec, index, ids)
     states[f"{table}.step"] = StepState(embedding, table, optimizer)
     return states
 

@@ -109,6 +109,17 @@ class TableHandle(torch.nn.Module):
         twin.weight = copy.deepcopy(self.weight, memo)
         return twin
 
+    def _apply(self, fn: Any, recurse: bool = True) -> TableHandle:
+        """`.to(device)` and `.to_empty(device=...)` move the handle, which keeps its type and dtype."""
+        data = fn(self.weight.data).to(self.weight.dtype)
+        if torch._has_compatible_shallow_copy_type(self.weight, data):
+            self.weight.data = data
+        else:  # from the meta device
+            moved: TableParameter = torch.Tensor._make_subclass(TableParameter, data, True)
+            moved.__dict__.update(self.weight.__dict__)
+            self.weight = moved
+        return self
+
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         if self._owner[0].device.type == "meta":
             return
@@ -185,6 +196,13 @@ class TableHandle(torch.nn.Module):
         for chunk, records in kept:
             for state in range(len(group.layout.state_elements)):
                 group.write_state(table, state, chunk, group.layout.state(records, state))
+
+
+def module_dict(handles: Mapping[str, TableHandle]) -> torch.nn.ModuleDict:
+    """The handles by table name; set past ModuleDict's own check, which refuses names such as `items`."""
+    modules = torch.nn.ModuleDict()
+    modules._modules.update(handles)
+    return modules
 
 
 def table_optimizers(handles: Mapping[str, TableParameter]) -> dict[str, TableOptimizer]:

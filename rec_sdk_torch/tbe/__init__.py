@@ -1,5 +1,6 @@
 """Table-batched embeddings: many tables, one call. Needs torch only; the collections stand on it."""
 
+from .._engine import CacheTooSmallError, CapacityError
 from .cache_size import BatchHint, CacheOption
 from .embedding import TableBatchedEmbedding
 from .optimizer import SPECS, OptimizerSpec, StateSpec, TableOptimizer
@@ -10,6 +11,8 @@ __all__ = [
     "BatchHint",
     "BoundsCheckMode",
     "CacheOption",
+    "CacheTooSmallError",
+    "CapacityError",
     "InitializerType",
     "OptimizerSpec",
     "Pooling",

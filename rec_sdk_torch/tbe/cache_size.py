@@ -83,7 +83,7 @@ def _one_table(table: TableConfig, size: CacheSize, record_bytes: int) -> int:
     slots = parse_bytes(size, where) // record_bytes
     if slots < 1:
         raise ValueError(f"{where}: {size!r} is less than one row record of {record_bytes} bytes")
-    return slots if table.hashed else min(slots, table.num_embeddings)
+    return min(slots, table.num_embeddings)
 
 
 def _share(
@@ -128,10 +128,15 @@ def cache_slots(
     if isinstance(cache, str):
         slots = _share(tables, record_bytes, least, parse_bytes(cache, "cache"), f"cache={cache!r}")
     elif isinstance(cache, Mapping):
-        slots = _share(tables, record_bytes, least, budget, why) if len(cache) < len(tables) else list(least)
-        for index, table in enumerate(tables):
-            if table.name in cache:
-                slots[index] = _one_table(table, cache[table.name], record_bytes[index])
+        slots = [
+            _one_table(table, cache[table.name], size) if table.name in cache else 0
+            for table, size in zip(tables, record_bytes, strict=True)
+        ]
+        rest = [index for index, rows in enumerate(slots) if rows == 0]
+        left = max(0, budget - sum(rows * size for rows, size in zip(slots, record_bytes, strict=True)))
+        unnamed = ([tables[i] for i in rest], [record_bytes[i] for i in rest], [least[i] for i in rest])
+        for index, rows in zip(rest, _share(*unnamed, left, why), strict=True):
+            slots[index] = rows
     elif cache is None:
         slots = _share(tables, record_bytes, least, budget, why)
     else:

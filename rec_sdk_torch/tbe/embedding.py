@@ -13,10 +13,23 @@ from torch._compile import _disable_dynamo
 from ..backends import backend_for, free_host_memory
 from .batch import Batch, Int64Array
 from .cache_size import BatchHint, CacheOption, cache_slots, check_cache_option
-from .group import Group, Member, record_layout
+from .group import Group, Member, PreparedSwap, record_layout
 from .lookup import PlannedLookup, fused_lookup
 from .optimizer import TableOptimizer
 from .table import BoundsCheckMode, Pooling, TableConfig, check_names
+
+COUNTERS = (
+    "batches",
+    "lookups",
+    "unique_rows",
+    "unique_misses",
+    "new_rows",
+    "rows_in",
+    "rows_out",
+    "bytes_in",
+    "bytes_out",
+    "bounds_errors",
+)
 
 
 def _bounds_check(mode: BoundsCheckMode | str) -> BoundsCheckMode:
@@ -236,16 +249,24 @@ class TableBatchedEmbedding(torch.nn.Module):
             read = [group.read(batch, weight, out) for group, weight in zip(groups, given, strict=True)]
             return (out,) if out is not None else tuple(read)
         self._check_trainable()
-        plans: list[Any] = []
-        try:
-            for group in groups:
-                plans.append(group.plan(batch))
-        except BaseException:
-            for plan in plans:
-                plan.release()
-            raise
+        plans = [swap.plan for swap in self._swap(groups, batch)]
         call = PlannedLookup(groups, plans, width, batch.batch_size, self._advance)
         return fused_lookup(self._anchor, call, weights or [None] * len(groups))
+
+    @staticmethod
+    def _swap(groups: list[Group], batch: Batch) -> list[PreparedSwap]:
+        """Swaps a batch in, for all groups or, after an exception, for none."""
+        swaps: list[PreparedSwap] = []
+        try:
+            for group in groups:
+                swaps.append(group.prepare(batch))
+        except BaseException:
+            for swap in swaps:
+                swap.cancel()
+            raise
+        for swap in swaps:
+            swap.execute()
+        return swaps
 
     def _check_trainable(self) -> None:
         if self._trainable:
@@ -286,7 +307,7 @@ class TableBatchedEmbedding(torch.nn.Module):
         `batches`, `lookups`, `unique_rows`, `unique_misses`, `new_rows`, `rows_in`, `rows_out`, `bytes_in`,
         `bytes_out`, `bounds_errors`, and `copied_batches` (batches whose ids came from a device).
         """
-        total: dict[str, int] = {"copied_batches": self._copied_batches}
+        total = dict.fromkeys(COUNTERS, 0) | {"copied_batches": self._copied_batches}
         for group in self._groups or []:
             for name, value in group.engine.stats().items():
                 total[name] = total.get(name, 0) + value

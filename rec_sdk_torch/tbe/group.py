@@ -63,6 +63,30 @@ def _table_spec(member: Member, seed: int, bounds_check: BoundsCheckMode) -> _en
     )
 
 
+@dataclass(frozen=True)
+class PreparedSwap:
+    """A batch's plan with its incoming rows at hand.
+
+    Attributes:
+        group: whose batch it is.
+        plan: pins the batch's rows.
+        leaving: slots of the rows that leave, int32 `[O]`; the host store has them already.
+        coming: records of the rows that come, uint8 `[I, bytes]` on the device.
+    """
+
+    group: Group
+    plan: _engine.SwapPlan
+    leaving: torch.Tensor
+    coming: torch.Tensor
+
+    def execute(self) -> None:
+        self.group.execute(self)
+
+    def cancel(self) -> None:
+        """Leaves group and engine as if the batch had not come."""
+        self.group.engine.cancel(self.plan)
+
+
 class Group:
     """Tables of one record layout and one optimizer kernel."""
 
@@ -133,8 +157,10 @@ class Group:
 
     # ---- planning and swapping
 
-    def plan(self, batch: Batch) -> _engine.SwapPlan:
-        """Plans a training batch and swaps its rows in; the plan pins them until it is released.
+    def prepare(self, batch: Batch) -> PreparedSwap:
+        """Plans a training batch and fetches its rows into staging; the plan pins them until it is released.
+
+        The cache itself is changed by `execute`, or not at all after `cancel`.
 
         Raises:
             CacheTooSmallError: a table's cache holds fewer rows than the batch needs.
@@ -143,41 +169,46 @@ class Group:
         """
         keys = batch.feature_keys[self.features]
         plan = self.engine.plan(batch.values, batch.offsets, keys, batch.batch_size)
-        self._warn_of_bounds()
-        self._swap_out(plan)
-        self._swap_in(plan)
-        return plan
+        try:
+            self._warn_of_bounds()
+            leaving = self._to_device(plan.swap_out_slots)
+            if len(leaving):
+                self.engine.write_back(plan, ops.gather_rows(self.cache, leaving).cpu().numpy())
+            records = self._backend.staging(len(plan.swap_in_slots), self.layout.bytes)
+            self._run_init_fns(*self.engine.read_in(plan, records.numpy()), records)
+            coming = records.to(self._device)
+        except BaseException:
+            self.engine.cancel(plan)
+            raise
+        return PreparedSwap(self, plan, leaving, coming)
+
+    def execute(self, swap: PreparedSwap) -> None:
+        """Brings the rows of a prepared swap into the cache."""
+        plan = swap.plan
+        slots = self._to_device(plan.swap_in_slots)
+        if self._pending is not None:
+            self._swap_pending(self._pending, plan, swap.leaving, slots)
+        if len(slots):
+            ops.scatter_rows(self.cache, slots, swap.coming)
+
+    def _swap_pending(
+        self, pending: torch.Tensor, plan: _engine.SwapPlan, leaving: torch.Tensor, coming: torch.Tensor
+    ) -> None:
+        if len(plan.pending_out):
+            left = leaving[self._to_device(plan.pending_out).long()].long()
+            self.engine.write_pending(plan, pending.index_select(0, left).cpu().numpy())
+            pending.index_fill_(0, left, 0.0)
+        if len(plan.pending_in):
+            sums = self._backend.staging(len(plan.pending_in), 2 * self.layout.dim, torch.float32)
+            self.engine.read_pending(plan, sums.numpy())
+            back = coming[self._to_device(plan.pending_in).long()].long()
+            pending.index_copy_(0, back, sums.to(self._device))
 
     def _warn_of_bounds(self) -> None:
         for name, count, example in self.engine.take_bounds_warnings():
             warnings.warn(
-                f"table {name!r}: {count} ids are out of range (such as {example}) and read row 0",
-                stacklevel=2,
+                f"table {name!r}: {count} ids are out of range (such as {example}) and read row 0", stacklevel=2
             )
-
-    def _swap_out(self, plan: _engine.SwapPlan) -> None:
-        if not len(plan.swap_out_slots):
-            return
-        slots = self._to_device(plan.swap_out_slots)
-        self.engine.write_back(plan, ops.gather_rows(self.cache, slots).cpu().numpy())
-        if self._pending is not None and len(plan.pending_out):
-            left = slots[self._to_device(plan.pending_out).long()]
-            sums = self._pending.index_select(0, left)
-            self.engine.write_pending(plan, sums.cpu().numpy())
-            self._pending.index_fill_(0, left.long(), 0.0)
-
-    def _swap_in(self, plan: _engine.SwapPlan) -> None:
-        if not len(plan.swap_in_slots):
-            return
-        staging = self._backend.staging(len(plan.swap_in_slots), self.layout.bytes)
-        self._run_init_fns(*self.engine.read_in(plan, staging.numpy()), staging)
-        slots = self._to_device(plan.swap_in_slots)
-        ops.scatter_rows(self.cache, slots, staging.to(self._device))
-        if self._pending is not None and len(plan.pending_in):
-            sums = self._backend.staging(len(plan.pending_in), 2 * self.layout.dim, torch.float32)
-            self.engine.read_pending(plan, sums.numpy())
-            back = slots[self._to_device(plan.pending_in).long()]
-            self._pending.index_copy_(0, back.long(), sums.to(self._device))
 
     def _run_init_fns(self, new: np.ndarray, tables: np.ndarray, records: torch.Tensor) -> None:
         """Lets hash tables with an `init_fn` fill their rows among `records[new]`, which are of `tables`."""

@@ -19,7 +19,7 @@ InitFn = Callable[[torch.Tensor], object]
 
 @unique
 class InitializerType(Enum):
-    """How a row's initial weight is drawn; see the numerics page of the docs for the formulas."""
+    """How a row's initial weight is drawn; see docs/initializers.md for the formulas."""
 
     LINEAR = "linear"
     TRUNCATED_NORMAL = "truncated_normal"

@@ -27,7 +27,7 @@ STEPS = 20
 BATCH = 4
 DIMS = (1, 3, 8, 20, 64, 130)
 KINDS = ("mixed", "mixed", "mixed", "empty", "one id", "all the same", "all new", "extremes", "hot")
-EVENTS = ("train", "train", "train", "train", "eval", "abandon", "overlap")
+EVENTS = ("train", "train", "train", "train", "eval", "abandon", "overlap", "fail")
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "sgd": {"lr": 0.5},
@@ -195,7 +195,7 @@ def one_batch(scenario: Scenario) -> dict[str, int]:
         in_flight: set[int] = set()
         for number, done in scenario.actions():
             step = scenario.steps[number]
-            if step.event != "eval":
+            if step.event not in ("eval", "fail"):
                 now = in_flight | scenario.ids(index, step)
                 need[table.name] = max(need[table.name], len(now))
                 in_flight = now if step.event != "abandon" else in_flight
@@ -231,11 +231,14 @@ def run(scenario: Scenario, cache: dict[str, int], device: torch.device) -> Resu
     for index, done in scenario.actions():
         step = scenario.steps[index]
         embedding.train(step.event != "eval")
-        outputs, weights = forward(embedding, scenario, step, device)
-        result.update({f"output{index}.{f}": output.detach().cpu() for f, output in enumerate(outputs)})
-        if step.event in ("train", "overlap"):
-            forwards[index] = outputs, weights
-        del outputs, weights
+        if step.event == "fail":
+            fail(embedding, scenario, step, device)
+        else:
+            outputs, weights = forward(embedding, scenario, step, device)
+            result.update({f"output{index}.{f}": output.detach().cpu() for f, output in enumerate(outputs)})
+            if step.event in ("train", "overlap"):
+                forwards[index] = outputs, weights
+            del outputs, weights
         gc.collect(0)  # an abandoned forward lets go of its pins when its graph is freed
         for number in done:
             outputs, weights = forwards.pop(number)
@@ -246,6 +249,20 @@ def run(scenario: Scenario, cache: dict[str, int], device: torch.device) -> Resu
     for table in embedding.tables:
         collect(embedding, table.name, result)
     return result
+
+
+def fail(embedding: TableBatchedEmbedding, scenario: Scenario, step: Step, device: torch.device) -> None:
+    """A batch that fails when every group has planned it, and must leave no trace."""
+
+    def planted() -> None:
+        raise OSError("planted")
+
+    last = embedding.groups[-1]
+    last._warn_of_bounds = planted  # type: ignore[method-assign]
+    # Without room for the batch beside those in flight it is refused before that.
+    with pytest.raises((OSError, rec_sdk_torch.CacheTooSmallError)):
+        forward(embedding, scenario, step, device)
+    del last._warn_of_bounds
 
 
 def collect(embedding: TableBatchedEmbedding, name: str, result: Result) -> None:
@@ -276,9 +293,9 @@ def reference_run(scenario: Scenario, device: torch.device) -> tuple[Result, Ref
     forwards = {}
     for index, done in scenario.actions():
         step = scenario.steps[index]
-        forwards[index] = reference.forward(step.features, step.weights)
-        outputs = forwards[index]
-        result.update({f"output{index}.{f}": output.detach().clone() for f, output in enumerate(outputs)})
+        if step.event != "fail":
+            outputs = forwards[index] = reference.forward(step.features, step.weights)
+            result.update({f"output{index}.{f}": output.detach().clone() for f, output in enumerate(outputs)})
         for number in done:
             torch.autograd.backward(forwards[number], [grad.double() for grad in scenario.steps[number].grads])
             reference.after_backward(scenario.steps[number].lr)
@@ -293,7 +310,7 @@ def compare(scenario: Scenario, result: Result, device: torch.device) -> None:
     for index, table in enumerate(scenario.tables):
         ids = result[f"{table.name}.ids"].tolist()
         if table.hashed:
-            trained = set().union(*(scenario.ids(index, s) for s in scenario.steps if s.event != "eval"))
+            trained = set().union(*(scenario.ids(index, s) for s in scenario.steps if s.event not in ("eval", "fail")))
             assert set(ids) == trained, "eval must insert nothing, training everything"
         kept = [row for row, i in enumerate(ids) if i in reference.places[index]]
         rows = [reference.places[index][ids[row]] for row in kept]

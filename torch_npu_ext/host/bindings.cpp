@@ -248,6 +248,13 @@ void bind_batches(py::class_<Engine, std::shared_ptr<Engine>>& engine) {
           },
           py::arg("values"), py::arg("offsets"), py::arg("feature_keys"), py::arg("batch_size"))
       .def(
+          "cancel",
+          [](Engine& e, SwapPlan& plan) {
+            const py::gil_scoped_release nogil;
+            e.cancel(&plan);
+          },
+          py::arg("plan"))
+      .def(
           "find",
           [](Engine& e, const py::array& values, const py::array& offsets, const py::array& feature_keys,
              int64_t batch_size, int64_t bag_begin, int64_t bag_end) {

@@ -8,7 +8,7 @@
 namespace rec_sdk {
 
 // One per table. Slots are the group's slot numbers, those of the table only. A batch calls touch (its hits),
-// evict, then touch (the rows it brought in). None of the three may fail: memory is taken by the constructor.
+// evict, then touch (the rows it brought in). None of them may fail: memory is taken by the constructor.
 class CachePolicy {
  public:
   virtual ~CachePolicy() = default;
@@ -20,6 +20,9 @@ class CachePolicy {
   // many.
   virtual void evict(int64_t count, const uint32_t* pins /*[group slots]*/,
                      uint32_t* victims /*[count]*/) noexcept = 0;
+
+  // These rows are not resident any more.
+  virtual void forget(const uint32_t* slots /*[count]*/, int64_t count) noexcept = 0;
 
   virtual void clear() noexcept = 0;  // no row is resident any more
 };

@@ -8,7 +8,7 @@ namespace rec_sdk {
 // A plan may be dropped by Python's garbage collector while another thread plans. It must not wait for that,
 // so its pins end in the next call that takes the lock.
 void SwapPlan::release() noexcept {
-  if (released_.exchange(true)) return;
+  if (!end()) return;
   engine_->defer_release(buffers_);
 }
 
@@ -43,7 +43,18 @@ std::unique_ptr<SwapPlan> Engine::plan(const BatchInput& input) {
   auto plan = std::make_unique<SwapPlan>(shared_from_this(), buffers);
   planner_.plan(input, &group_, buffers.get());
   plan->hold();
+  latest_ = buffers.get();
   return plan;
+}
+
+void Engine::cancel(SwapPlan* plan) {
+  const auto guard = lock();
+  const std::shared_ptr<PlanBuffers>& buffers = plan->buffers();
+  if (latest_ != buffers.get() || buffers->pending_taken || !plan->end()) {
+    throw std::runtime_error("only the latest plan can be cancelled, once, and before its rows are used");
+  }
+  latest_ = nullptr;
+  Planner::cancel(buffers.get(), &group_);
 }
 
 std::unique_ptr<ReadPlan> Engine::find(const BatchInput& input, int64_t bag_begin, int64_t bag_end) {

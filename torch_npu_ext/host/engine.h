@@ -30,6 +30,7 @@ class SwapPlan {
 
   void hold() { released_ = false; }
   void release() noexcept;
+  bool end() noexcept { return !released_.exchange(true); }  // whether the pins were still held
   bool released() const { return released_; }
   const std::shared_ptr<PlanBuffers>& buffers() const { return buffers_; }
   const PlanBuffers& operator*() const { return *buffers_; }
@@ -53,6 +54,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::unique_ptr<SwapPlan> plan(const BatchInput& input);
   std::unique_ptr<ReadPlan> find(const BatchInput& input, int64_t bag_begin, int64_t bag_end);
   void read(const ReadPlan& plan, char* records, InitialRows* initial = nullptr);
+
+  // Undoes the latest plan, before its read_pending and before the cache was written to.
+  void cancel(SwapPlan* plan);
 
   // The swap: write_back what the plan evicts, then read_in what it misses; before the next plan.
   void write_back(const SwapPlan& plan, const char* records);
@@ -106,6 +110,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Group group_;
   Planner planner_;
   Reader reader_;
+  const PlanBuffers* latest_ = nullptr;  // buffers of the latest plan, only to compare with
   std::shared_ptr<PlanPool> pool_ = std::make_shared<PlanPool>();
 
   std::mutex release_mutex_;

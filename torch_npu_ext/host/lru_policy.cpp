@@ -59,6 +59,10 @@ void LruPolicy::evict(int64_t count, const uint32_t* pins, uint32_t* victims) no
   head_ = end;
 }
 
+void LruPolicy::forget(const uint32_t* slots, int64_t count) noexcept {
+  for (int64_t i = 0; i < count; ++i) place_[slots[i] - first_slot_] = 0;
+}
+
 void LruPolicy::clear() noexcept {
   for (uint32_t p = head_; p < tail_; ++p) place_[queue_[p]] = 0;
   head_ = tail_ = 1;

@@ -13,6 +13,7 @@ class LruPolicy final : public CachePolicy {
 
   void touch(const uint32_t* slots, int64_t count) noexcept override;
   void evict(int64_t count, const uint32_t* pins, uint32_t* victims) noexcept override;
+  void forget(const uint32_t* slots, int64_t count) noexcept override;
   void clear() noexcept override;
 
  private:

@@ -38,6 +38,13 @@ uint32_t PendingSums::take(int32_t table, uint32_t row) {
   return entry.row;
 }
 
+void PendingSums::put_back(int32_t table, uint32_t row, uint32_t place) {
+  bool added = false;
+  const int64_t id = key(table, row);
+  places_.find_or_add(id, IdMap::hash(id), place, &added);  // into the room that take() left
+  sorted_valid_ = false;
+}
+
 const std::vector<PendingSums::Away>& PendingSums::sorted() {
   if (!sorted_valid_) {
     sorted_.clear();

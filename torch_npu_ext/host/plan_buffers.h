@@ -32,6 +32,8 @@ struct PlanBuffers {
   std::vector<int32_t> table_offsets;            // [T + 1] into the unique rows
   std::vector<int32_t> out_offsets;              // [T + 1] into the rows out
   std::vector<int32_t> in_offsets;               // [T + 1] into the rows in
+  std::vector<int64_t> rows_before;              // [T] rows the table had before the plan
+  std::vector<int64_t> used_slots_before;        // [T]
   std::vector<int32_t> pending_out, pending_in;  // [P], [Q] indices into swap_out_slots / swap_in_slots
   std::vector<uint32_t> pending_out_sums, pending_in_sums;  // their places in PendingSums
   uint64_t pending_epoch = 0;

@@ -69,6 +69,12 @@ void Planner::plan(const BatchInput& input, Group* group, PlanBuffers* plan) {
   hits_.ensure(static_cast<size_t>(batch_.lookups));
   hit_offsets_.assign(group->tables.size() + 1, 0);
   hit_count_ = 0;
+  plan->rows_before.clear();
+  plan->used_slots_before.clear();
+  for (const Table& table : group->tables) {
+    plan->rows_before.push_back(table.rows());
+    plan->used_slots_before.push_back(table.used_slots);
+  }
   scan_.begin(*group, batch_.lookups);
   try {
     for (int32_t t = 0; t < tables; ++t) scan_.scan_table(group, t, batch_);
@@ -85,7 +91,8 @@ void Planner::plan(const BatchInput& input, Group* group, PlanBuffers* plan) {
   }
   for (int32_t t = 0; t < tables; ++t) commit_table(group, t, plan);
   write_segments(*group, batch_, &scan_, plan);
-  count(group, *plan);
+  count(group, *plan, 1);
+  count_bounds_errors(group);
 }
 
 void Planner::pin_hits(Group* group, int32_t t) {
@@ -231,24 +238,80 @@ void Planner::unpin(const PlanBuffers& plan, Group* group) noexcept {
   }
 }
 
-void Planner::count(Group* group, const PlanBuffers& plan) const noexcept {
+void Planner::cancel(PlanBuffers* plan, Group* group) noexcept {
+  unpin(*plan, group);
+  count(group, *plan, -1);
+  for (size_t t = 0; t < group->tables.size(); ++t) cancel_table(plan, group, static_cast<int32_t>(t));
+  cancel_pending(plan, group);
+}
+
+void Planner::cancel_table(PlanBuffers* plan, Group* group, int32_t t) noexcept {
+  Table& table = group->tables[t];
+  const int32_t in_begin = plan->in_offsets[t];
+  const int32_t out_begin = plan->out_offsets[t];
+  for (int32_t m = plan->in_offsets[t + 1]; m-- > in_begin;) {
+    const int64_t id = plan->swap_in_ids[m];
+    if (table.spec().hashed && plan->swap_in_rows[m] >= plan->rows_before[t]) {
+      table.map().erase(id, IdMap::hash(id));
+    } else {
+      table.set_slot(id, kNoSlot);
+    }
+  }
+  for (int32_t o = out_begin; o < plan->out_offsets[t + 1]; ++o) {
+    const int32_t slot = plan->swap_out_slots[o];
+    const uint32_t row = plan->swap_out_rows[o];
+    const int64_t id = table.row_id(row);
+    table.set_slot(id, static_cast<uint32_t>(slot));
+    group->slot_ids[slot] = id;
+    group->slot_rows[slot] = row;
+  }
+  table.used_slots = plan->used_slots_before[t];
+  if (table.never_evicts()) return;
+  const uint32_t* const in = reinterpret_cast<const uint32_t*>(plan->swap_in_slots);
+  const uint32_t* const out = reinterpret_cast<const uint32_t*>(plan->swap_out_slots);
+  table.policy->forget(in + in_begin, plan->in_offsets[t + 1] - in_begin);
+  table.policy->touch(out + out_begin, plan->out_offsets[t + 1] - out_begin);
+}
+
+void Planner::cancel_pending(PlanBuffers* plan, Group* group) noexcept {
+  if (plan->pending_epoch != group->pending.epoch()) return;
+  int32_t t = 0;
+  for (size_t k = 0; k < plan->pending_in.size(); ++k) {
+    const int32_t m = plan->pending_in[k];
+    while (m >= plan->in_offsets[t + 1]) ++t;
+    group->set_pending(plan->swap_in_slots[m], false);
+    group->pending.put_back(t, plan->swap_in_rows[m], plan->pending_in_sums[k]);
+  }
+  t = 0;
+  for (const int32_t o : plan->pending_out) {
+    while (o >= plan->out_offsets[t + 1]) ++t;
+    group->pending.free(group->pending.take(t, plan->swap_out_rows[o]));
+    group->set_pending(plan->swap_out_slots[o], true);
+  }
+  plan->pending_taken = true;
+}
+
+void Planner::count(Group* group, const PlanBuffers& plan, int64_t sign) noexcept {
   Stats& stats = group->stats;
-  ++stats.batches;
-  stats.lookups += plan.lookups;
-  stats.unique_rows += plan.uniques;
-  stats.unique_misses += plan.rows_in;
-  stats.rows_in += plan.rows_in;
-  stats.rows_out += plan.rows_out;
-  stats.bytes_in += plan.rows_in * group->layout.bytes;
-  stats.bytes_out += plan.rows_out * group->layout.bytes;
+  stats.batches += sign;
+  stats.lookups += sign * plan.lookups;
+  stats.unique_rows += sign * plan.uniques;
+  stats.unique_misses += sign * plan.rows_in;
+  stats.rows_in += sign * plan.rows_in;
+  stats.rows_out += sign * plan.rows_out;
+  stats.bytes_in += sign * plan.rows_in * group->layout.bytes;
+  stats.bytes_out += sign * plan.rows_out * group->layout.bytes;
   for (size_t t = 0; t < group->tables.size(); ++t) {
     const HostStore& store = group->tables[t].store;
     for (int32_t i = plan.in_offsets[t]; i < plan.in_offsets[t + 1]; ++i) {
-      stats.new_rows += !store.has(plan.swap_in_rows[i]);
+      stats.new_rows += store.has(plan.swap_in_rows[i]) ? 0 : sign;
     }
   }
+}
+
+void Planner::count_bounds_errors(Group* group) const noexcept {
   for (const BoundsError& error : bounds_errors_) {
-    stats.bounds_errors += error.count;
+    group->stats.bounds_errors += error.count;
     if (group->tables[error.table].spec().bounds_check == BoundsCheck::kWarning) group->warn_bounds(error);
   }
 }

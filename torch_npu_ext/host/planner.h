@@ -18,6 +18,9 @@ class Planner {
  public:
   // Fills `plan` and pins its slots until unpin(). After an exception the group is as before.
   void plan(const BatchInput& input, Group* group, PlanBuffers* plan);
+  // Undoes the group's latest plan, whose swaps have not touched the cache. Only the order in which rows will
+  // be evicted may differ from before.
+  static void cancel(PlanBuffers* plan, Group* group) noexcept;
   static void unpin(const PlanBuffers& plan, Group* group) noexcept;
 
  private:
@@ -33,7 +36,10 @@ class Planner {
   void commit_table(Group* group, int32_t table, PlanBuffers* plan) noexcept;
   void evict(Group* group, int32_t table, int64_t count, PlanBuffers* plan) noexcept;
   void bring_in(Group* group, int32_t table, int64_t evicted, PlanBuffers* plan) noexcept;
-  void count(Group* group, const PlanBuffers& plan) const noexcept;
+  static void cancel_table(PlanBuffers* plan, Group* group, int32_t table) noexcept;
+  static void cancel_pending(PlanBuffers* plan, Group* group) noexcept;
+  static void count(Group* group, const PlanBuffers& plan, int64_t sign) noexcept;
+  void count_bounds_errors(Group* group) const noexcept;
 
   Batch batch_;
   Scan scan_;
