@@ -1,0 +1,74 @@
+"""The documentation is true where a machine can tell: its Python runs, its links and paths exist."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCED = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^]]+\]\(([^)]+)\)")
+PATH = re.compile(r"`([\w./*-]+/[\w.*-]+)`")
+PROMISE = re.compile(r"print\(.*\)  # (.*)$")
+PLACEHOLDER = re.compile(r"my_op|xyz")
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def blocks(page: Path) -> list[str]:
+    """Each block behind as many empty lines as it has before it in the page, for tracebacks that fit."""
+    text = page.read_text()
+    return ["\n" * text[: match.start(1)].count("\n") + match.group(1) for match in BLOCK.finditer(text)]
+
+
+def run(page: Path) -> list[tuple[str, str]]:
+    """Runs a page's blocks one after the other; (promised, printed) of every print with a comment."""
+    lines = page.read_text().splitlines()
+    seen: list[tuple[str, str]] = []
+
+    def checked_print(*values: object) -> None:
+        promise = PROMISE.search(lines[sys._getframe(1).f_lineno - 1])
+        if promise:
+            seen.append((promise.group(1), " ".join(map(str, values))))
+
+    namespace: dict[str, Any] = {"print": checked_print}
+    for block in blocks(page):
+        exec(compile(block, str(page), "exec"), namespace)
+    return seen
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name)
+def test_python_runs_and_prints_what_it_says(page: Path) -> None:
+    pytest.importorskip("torchrec")
+    for promised, printed in run(page):
+        assert printed.startswith(promised.removesuffix(" ..."))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_resolve(page: Path) -> None:
+    for target in LINK.findall(FENCED.sub("", page.read_text())):
+        if not target.startswith("https://"):
+            path = page.parent / target.partition("#")[0]
+            assert path.exists(), f"{name(page)} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_paths_exist(page: Path) -> None:
+    rooms = {path.name for path in ROOT.iterdir() if path.is_dir()}
+    for path in PATH.findall(FENCED.sub("", page.read_text())):
+        if path.split("/")[0] in rooms and not PLACEHOLDER.search(path):
+            assert list(ROOT.glob(path)), f"{name(page)} names {path}"
+
+
+def test_readme_lists_every_environment_variable() -> None:
+    listed = re.findall(r"^\| `([A-Z_]+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    source = (ROOT / "rec_sdk_torch/settings.py").read_text()
+    assert sorted(listed) == sorted(re.findall(r"^([A-Z_]+), default", source, re.MULTILINE))
