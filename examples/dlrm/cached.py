@@ -1,0 +1,36 @@
+"""The embedding tables of the DLRM, in host memory with a device cache."""
+
+from __future__ import annotations
+
+from support.clicks import ClickData
+from support.tables import TableSize, table_size
+
+from rec_sdk_torch import EmbCacheEmbeddingBagCollection, EmbCacheEmbeddingBagConfig, InitializerType
+
+
+def table_sizes(data: ClickData, fraction: float, batch_size: int) -> dict[str, TableSize]:
+    """One table per feature, with a row for each of its ids."""
+    sizes = {}
+    for name, ids in data.vocabularies().items():
+        rows = max(1, ids.numel())
+        sizes[name] = table_size(rows, fraction, batch_size * max(1, data.longest(name)))
+    return sizes
+
+
+def cached_tables(sizes: dict[str, TableSize], dim: int, seed: int) -> EmbCacheEmbeddingBagCollection:
+    """The tables, configured like those of an EmbeddingBagCollection, and the size of their cache."""
+    return EmbCacheEmbeddingBagCollection(
+        tables=[
+            EmbCacheEmbeddingBagConfig(
+                name=name,
+                feature_names=[name],
+                num_embeddings=size.rows,  # sizes the cache; any int64 id is welcome
+                embedding_dim=dim,
+                initializer_type=InitializerType.TRUNCATED_NORMAL,
+                weight_init_stddev=0.05,
+            )
+            for name, size in sizes.items()
+        ],
+        cache={name: size.cache_rows for name, size in sizes.items()},
+        seed=seed,
+    )

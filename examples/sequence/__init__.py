@@ -1,0 +1,1 @@
+"""The history model of train_sequence.py and its data sets."""

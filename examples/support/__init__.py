@@ -1,0 +1,1 @@
+"""What both examples share: click data, training loop, report."""

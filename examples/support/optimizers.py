@@ -1,0 +1,38 @@
+"""The optimizers: a choice for the tables, Adam for everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torchrec.optim.keyed import KeyedOptimizerWrapper
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+
+@dataclass(frozen=True)
+class TableOptimizer:
+    """An optimizer for embedding tables."""
+
+    optimizer_class: type[torch.optim.Optimizer]
+    default_lr: float
+    takes_sparse_gradients: bool = True  # those of torch.nn.EmbeddingBag(sparse=True)
+
+    def create(self, parameters: Iterable[Tensor], lr: float) -> torch.optim.Optimizer:
+        """The optimizer itself, for tables that are not updated in the backward."""
+        return self.optimizer_class(parameters, lr=lr)  # type: ignore[call-arg]  # every one of them has it
+
+
+TABLE_OPTIMIZERS = {
+    "sgd": TableOptimizer(torch.optim.SGD, 1.0),
+    "adagrad": TableOptimizer(torch.optim.Adagrad, 0.05),
+    "adam": TableOptimizer(torch.optim.SparseAdam, 0.002),
+    "rowwise_adagrad": TableOptimizer(RowWiseAdagrad, 0.05, takes_sparse_gradients=False),
+}
+
+
+def dense_optimizer(model: nn.Module, lr: float) -> KeyedOptimizerWrapper:
+    """Adam for every parameter of a model but those of its `embeddings`."""
+    dense = {name: p for name, p in model.named_parameters() if not name.startswith("embeddings.")}
+    return KeyedOptimizerWrapper(dense, lambda parameters: torch.optim.Adam(parameters, lr=lr))

@@ -1,0 +1,182 @@
+"""Training and evaluation of a click model, whatever its tables are made of."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+
+import torch
+from sklearn.metrics import log_loss, roc_auc_score
+from torch import Tensor, nn
+from torchrec.optim.keyed import KeyedOptimizer
+from tqdm import tqdm
+
+from support.clicks import ClickBatch, ClickData, Split
+
+CacheStats = dict[str, int]
+POINTS = 100  # of the loss and hit-rate curves
+EVALUATIONS = 6  # of the validation curve
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long to train, and in which order."""
+
+    batch_size: int
+    epochs: int
+    max_steps: int | None
+    seed: int
+
+    def steps(self, samples: int) -> int:
+        """How many batches that makes."""
+        all_epochs = self.epochs * math.ceil(samples / self.batch_size)
+        return all_epochs if self.max_steps is None else min(self.max_steps, all_epochs)
+
+    def batches(self, data: ClickData) -> Iterator[ClickBatch]:
+        """All epochs, each in a random order of its own; the same ones for the same seed."""
+        generator = torch.Generator().manual_seed(self.seed)
+        for _ in range(self.epochs):
+            yield from data.batches(self.batch_size, torch.randperm(len(data), generator=generator))
+
+
+@dataclass(frozen=True)
+class Job:
+    """What models that are to be compared have in common."""
+
+    data: ClickData
+    split: Split
+    schedule: Schedule
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How well a model predicts; None where the labels are all the same, so that nothing can be ranked."""
+
+    auc: float | None
+    log_loss: float | None
+
+
+@dataclass
+class Curves:
+    """What happened on the way, for the plot."""
+
+    steps: list[int] = field(default_factory=list)
+    loss: list[float] = field(default_factory=list)
+    hit_rate: list[float] = field(default_factory=list)  # empty without a cache
+    evaluation_steps: list[int] = field(default_factory=list)
+    validation_auc: list[float | None] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """A finished training."""
+
+    test: Quality
+    steps: int
+    seconds: float  # of the training steps, evaluations left out
+    samples_per_second: float
+    curves: Curves
+    cache: CacheStats | None
+
+
+def hit_rate(now: CacheStats, before: CacheStats | None = None) -> float:
+    """The share of the batches' distinct rows that were in the device cache already."""
+    before = before or {}
+    rows = now["unique_rows"] - before.get("unique_rows", 0)
+    misses = now["unique_misses"] - before.get("unique_misses", 0)
+    return 1.0 - misses / rows if rows else 0.0
+
+
+def evaluate(model: nn.Module, data: ClickData, batch_size: int) -> Quality:
+    """AUC and log loss of a model on a log. The tables only read: no id is inserted, no row swapped in."""
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        scores = torch.cat([model(batch) for batch in data.batches(batch_size)]).sigmoid()
+    model.train(was_training)
+    if torch.unique(data.labels).numel() < 2:
+        return Quality(None, None)
+    labels, clicks = data.labels.numpy(), scores.double().numpy()
+    return Quality(float(roc_auc_score(labels, clicks)), float(log_loss(labels, clicks)))
+
+
+def train_step(model: nn.Module, optimizer: KeyedOptimizer, batch: ClickBatch) -> Tensor:
+    """One update. Tables with an optimizer in their backward are up to date when backward() returns."""
+    optimizer.zero_grad(set_to_none=True)
+    loss = nn.functional.binary_cross_entropy_with_logits(model(batch), batch.labels)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+class Monitor:
+    """Keeps the curves and feeds the progress bar."""
+
+    def __init__(self, bar: tqdm[ClickBatch], steps: int, cache_stats: Callable[[], CacheStats] | None) -> None:
+        self.curves = Curves()
+        self.seconds = 0.0
+        self.samples = 0
+        self._bar = bar
+        self._every = max(1, steps // POINTS)
+        self._cache_stats = cache_stats
+        self._last_stats: CacheStats = {}  # the tables start their training empty
+        self._losses: list[Tensor] = []
+
+    def record(self, step: int, loss: Tensor, samples: int, seconds: float) -> None:
+        """Takes one step's outcome; every few steps it becomes a point of the curves."""
+        self._losses.append(loss)
+        self.samples += samples
+        self.seconds += seconds
+        if step % self._every == 0:
+            self._point(step)
+
+    def evaluated(self, step: int, quality: Quality) -> None:
+        """Takes the outcome of a look at the validation part."""
+        self.curves.evaluation_steps.append(step)
+        self.curves.validation_auc.append(quality.auc)
+
+    def _point(self, step: int) -> None:
+        loss = float(torch.stack(self._losses).mean())
+        self._losses.clear()
+        self.curves.steps.append(step)
+        self.curves.loss.append(loss)
+        shown = {"loss": f"{loss:.4f}", "samples/s": f"{self.samples / self.seconds:,.0f}"}
+        if self._cache_stats is not None:
+            stats = self._cache_stats()
+            self.curves.hit_rate.append(hit_rate(stats, self._last_stats))
+            self._last_stats = stats
+            shown["cache hits"] = f"{self.curves.hit_rate[-1]:.1%}"
+        self._bar.set_postfix(shown, refresh=False)
+
+
+def train(
+    name: str,
+    model: nn.Module,
+    optimizer: KeyedOptimizer,
+    job: Job,
+    cache_stats: Callable[[], CacheStats] | None = None,
+) -> TrainResult:
+    """Trains a model, looks at the validation part now and then, and judges the end on the test part."""
+    train_data, validation_data = job.data.select(job.split.train), job.data.select(job.split.validation)
+    batch_size, steps = job.schedule.batch_size, job.schedule.steps(len(train_data))
+    evaluate_every = math.ceil(steps / EVALUATIONS)
+    batches = islice(job.schedule.batches(train_data), steps)
+    with tqdm(batches, desc=name, total=steps, unit="step", dynamic_ncols=True) as bar:
+        monitor = Monitor(bar, steps, cache_stats)
+        for step, batch in enumerate(bar, start=1):
+            start = time.perf_counter()
+            loss = train_step(model, optimizer, batch)
+            monitor.record(step, loss, batch.labels.numel(), time.perf_counter() - start)
+            if step % evaluate_every == 0 or step == steps:
+                monitor.evaluated(step, evaluate(model, validation_data, batch_size))
+    return TrainResult(
+        test=evaluate(model, job.data.select(job.split.test), batch_size),
+        steps=steps,
+        seconds=monitor.seconds,
+        samples_per_second=monitor.samples / monitor.seconds,
+        curves=monitor.curves,
+        cache=cache_stats() if cache_stats else None,
+    )

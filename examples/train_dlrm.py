@@ -1,0 +1,117 @@
+"""Trains a DLRM whose embedding tables live in host memory, with a small device cache for their hot rows.
+
+python examples/train_dlrm.py                                  a generated click log, nothing to download
+python examples/train_dlrm.py --movielens ml-100k --baseline   ... against plain torch.nn.EmbeddingBag
+python examples/train_dlrm.py --criteo train.txt.gz --samples 1000000 --plot run.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from dlrm.cached import cached_tables, table_sizes
+from dlrm.data_criteo import criteo_clicks
+from dlrm.data_generated import generated_clicks
+from dlrm.data_movielens import movielens_clicks
+from dlrm.model import DLRM
+from dlrm.plain import PlainTables, initial_weights
+from support.clicks import ClickData, random_split
+from support.errors import exit_code
+from support.optimizers import TABLE_OPTIMIZERS, dense_optimizer
+from support.options import add_output_options, add_training_options, positive_int, prepare, report
+from support.report import Report
+from support.training import Job, Schedule, TrainResult, train
+from torch import Tensor, nn
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+
+from rec_sdk_torch import EmbCacheEmbeddingBagCollection, apply_optimizer_in_backward
+
+GENERATED_SAMPLES = 200_000
+
+
+def parse_options() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    data = parser.add_mutually_exclusive_group()
+    data.add_argument("--movielens", type=Path, metavar="DIR", help="train on MovieLens-100K")
+    data.add_argument("--criteo", type=Path, metavar="FILE", help="train on a Criteo display-advertising file")
+    parser.add_argument(
+        "--samples",
+        type=positive_int,
+        metavar="N",
+        help=f"clicks to generate (default {GENERATED_SAMPLES:,}), or Criteo lines to read (default all)",
+    )
+    parser.add_argument("--baseline", action="store_true", help="also train plain torch.nn.EmbeddingBag tables")
+    add_training_options(parser)
+    add_output_options(parser)
+    return parser.parse_args()
+
+
+def load_data(options: argparse.Namespace) -> tuple[str, ClickData]:
+    """The click log, and what to call it."""
+    if options.movielens:
+        return f"MovieLens-100K in {options.movielens}", movielens_clicks(options.movielens)
+    if options.criteo:
+        return f"Criteo clicks in {options.criteo}", criteo_clicks(options.criteo, options.samples)
+    samples = options.samples or GENERATED_SAMPLES
+    return f"{samples:,} generated clicks, seed {options.seed}", generated_clicks(samples, options.seed)
+
+
+def build_model(tables: nn.Module, data: ClickData, options: argparse.Namespace) -> DLRM:
+    """The model around the tables; its dense weights follow from the seed alone."""
+    torch.manual_seed(options.seed)
+    return DLRM(tables, len(data.features), options.dim, data.dense.shape[1])
+
+
+def train_cached(tables: EmbCacheEmbeddingBagCollection, job: Job, options: argparse.Namespace) -> TrainResult:
+    """The backward updates the rows of the tables where they are, in the device cache."""
+    choice = TABLE_OPTIMIZERS[options.optimizer]
+    apply_optimizer_in_backward(choice.optimizer_class, tables.parameters(), {"lr": options.sparse_lr})
+    model = build_model(tables, job.data, options)
+    optimizer = CombinedOptimizer([tables.fused_optimizer, dense_optimizer(model, options.lr)])
+    return train("cached", model, optimizer, job, tables.cache_stats)
+
+
+def train_plain(weights: dict[str, Tensor], job: Job, options: argparse.Namespace) -> TrainResult:
+    """The same start, batches and formulas, with whole tables and torch's own optimizers."""
+    choice = TABLE_OPTIMIZERS[options.optimizer]
+    tables = PlainTables(weights, choice.takes_sparse_gradients)
+    model = build_model(tables, job.data, options)
+    table_optimizer = KeyedOptimizerWrapper(
+        dict(tables.named_parameters()), lambda parameters: choice.create(parameters, options.sparse_lr)
+    )
+    optimizer = CombinedOptimizer([table_optimizer, dense_optimizer(model, options.lr)])
+    return train("plain", model, optimizer, job)
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Loads the data and trains one side, or with --baseline both, one after the other."""
+    name, data = load_data(options)
+    split = random_split(len(data), options.seed)
+    job = Job(data, split, Schedule(options.batch_size, options.epochs, options.steps, options.seed))
+    sizes = table_sizes(data, options.cache, options.batch_size)
+    tables = cached_tables(sizes, options.dim, options.seed)
+    if not options.baseline:
+        return Report(name, vars(options), sizes, train_cached(tables, job, options))
+    vocabularies = data.vocabularies()
+    weights = initial_weights(tables, vocabularies)
+    cached = train_cached(tables, job, options)
+    plain = train_plain(weights, replace(job, data=data.with_dense_ids(vocabularies)), options)
+    return Report(name, vars(options), sizes, cached, plain)
+
+
+def main() -> None:
+    """The script."""
+    options = parse_options()
+    prepare(options)
+    report(run(options), options)
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))

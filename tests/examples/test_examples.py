@@ -1,0 +1,288 @@
+"""Each example as its user runs it: a process, its exit code, its messages and its JSON."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+GENERATED = ["--samples", "12000", "--batch-size", "32"]
+
+
+def run(script: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "examples" / script), *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+def results(folder: Path, script: str, *arguments: str | Path) -> dict[str, Any]:
+    file = folder / "results.json"
+    finished = run(script, *arguments, "--json", file)
+    assert finished.returncode == 0, finished.stderr
+    content: dict[str, Any] = json.loads(file.read_text())
+    return content | {"stdout": finished.stdout, "stderr": finished.stderr}
+
+
+def assert_swapped(report: dict[str, Any]) -> None:
+    """Rows really left the cache and came back: the tables are larger than what the device holds."""
+    stats = report["cached"]["cache"]
+    assert stats["rows_out"] > 0
+    assert stats["rows_in"] > stats["new_rows"]  # some had been there before
+    assert 0 < stats["unique_misses"] < stats["unique_rows"] <= stats["lookups"]
+    assert any(table["cache_rows"] < table["rows"] for table in report["tables"].values())
+
+
+# ---------------------------------------------------------------- data files
+
+
+def write_movielens(folder: Path, users: int = 300, items: int = 400, ratings: int = 6000) -> Path:
+    """Some films are better than others, which is all there is to learn; the odd line is as in the real files."""
+    draw = random.Random(1)
+    goodness = [draw.gauss(0, 1) for _ in range(items)]
+    lines = []
+    for time in range(ratings):
+        user, item = draw.randrange(users), draw.randrange(items)
+        stars = min(5, max(1, round(3.5 + 1.2 * goodness[item] + draw.gauss(0, 0.5))))
+        lines.append(f"{user + 1}\t{item + 1}\t{stars}\t{880000000 + time}\n")
+    (folder / "u.data").write_text("".join(lines))
+    (folder / "u.user").write_text(
+        "".join(f"{u + 1}|{15 + u % 50}|{'MF'[u % 2]}|job{u % 9}|{10000 + u % 90}\n" for u in range(users))
+    )
+    rows = []
+    for item in range(items):
+        released = "" if item == 7 else f"01-Jan-{1950 + item % 45}"
+        flags = "|".join(str(int(genre in (item % 19, item % 7))) for genre in range(19))
+        rows.append(f"{item + 1}|Amélie {item}|{released}||http://x|{flags}\n")
+    (folder / "u.item").write_text("".join(rows), encoding="latin-1")
+    return folder
+
+
+def criteo_rows(count: int = 323) -> list[list[str]]:
+    draw = random.Random(2)
+    rows = []
+    for _ in range(count):
+        category = draw.randrange(20)
+        counts = [draw.choice(["", "0", "3", "1500", "-1"]) for _ in range(13)]
+        categories = [f"{category:08x}"] + [draw.choice(["", f"{draw.randrange(999):08x}"]) for _ in range(25)]
+        rows.append([str(int(category < 10)), *counts, *categories])
+    return rows
+
+
+CRITEO_HEADER = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
+
+
+def write_criteo(path: Path, rows: list[list[str]], separator: str = "\t") -> Path:
+    text = "".join(separator.join(row) + "\n" for row in rows).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    return path
+
+
+# ---------------------------------------------------------------- train_dlrm.py
+
+
+def test_dlrm_learns_generated_clicks_through_a_small_cache(tmp_path: Path) -> None:
+    plot = tmp_path / "run.png"
+    report = results(tmp_path, "train_dlrm.py", *GENERATED, "--epochs", "2", "--plot", plot)
+    assert report["cached"]["test"]["auc"] > 0.65
+    assert_swapped(report)
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    curves = report["cached"]["curves"]
+    assert curves["loss"][-1] < curves["loss"][0]
+    assert len(curves["hit_rate"]) == len(curves["steps"])
+    assert 3 <= len(curves["validation_auc"]) <= 10
+    for word in ("loss=", "samples/s=", "cache hits="):
+        assert word in report["stderr"]
+    for word in ("test AUC", "log loss", "rows out", "peak memory"):
+        assert word in report["stdout"]
+
+
+def test_dlrm_repeats_itself(tmp_path: Path) -> None:
+    short = [*GENERATED, "--steps", "60"]
+    first = results(tmp_path, "train_dlrm.py", *short, "--seed", "5")
+    again = results(tmp_path, "train_dlrm.py", *short, "--seed", "5")
+    other_cache = results(tmp_path, "train_dlrm.py", *short, "--seed", "5", "--cache", "1.0")
+    other_seed = results(tmp_path, "train_dlrm.py", *short, "--seed", "6")
+    assert first["cached"]["test"] == again["cached"]["test"] == other_cache["cached"]["test"]
+    assert first["cached"]["cache"] == again["cached"]["cache"]
+    assert first["cached"]["test"] != other_seed["cached"]["test"]
+    assert other_cache["cached"]["cache"]["rows_out"] == 0
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam", "rowwise_adagrad"])
+def test_dlrm_matches_plain_tables(tmp_path: Path, optimizer: str) -> None:
+    report = results(tmp_path, "train_dlrm.py", *GENERATED, "--steps", "150", "--optimizer", optimizer, "--baseline")
+    assert abs(report["auc_difference"]) <= 0.001
+    assert report["cached"]["curves"]["loss"] == pytest.approx(report["plain"]["curves"]["loss"], abs=1e-3)
+    assert_swapped(report)
+
+
+def test_dlrm_on_movielens_matches_plain_tables(tmp_path: Path) -> None:
+    data = write_movielens(tmp_path)
+    report = results(tmp_path, "train_dlrm.py", "--movielens", data, "--batch-size", "16", "--baseline")
+    assert report["cached"]["test"]["auc"] > 0.7
+    assert abs(report["auc_difference"]) <= 0.002
+    assert set(report["tables"]) == {"user", "item", "genre", "age", "occupation", "zip"}
+    assert_swapped(report)
+
+
+@pytest.mark.parametrize("name", ["clicks.tsv", "clicks.tsv.gz", "clicks.csv"])
+def test_dlrm_reads_criteo_files(tmp_path: Path, name: str) -> None:
+    rows = criteo_rows()
+    if name.endswith("csv"):
+        file = write_criteo(tmp_path / name, [CRITEO_HEADER, *rows], ",")
+    else:
+        file = write_criteo(tmp_path / name, rows)
+    report = results(tmp_path, "train_dlrm.py", "--criteo", file, "--batch-size", "16", "--epochs", "30")
+    assert report["cached"]["test"]["auc"] > 0.7
+    assert len(report["tables"]) == 26
+    assert report["tables"]["C1"]["rows"] == len({row[14] for row in rows})
+    assert_swapped(report)
+
+
+def test_dlrm_survives_a_file_without_clicks(tmp_path: Path) -> None:
+    file = write_criteo(tmp_path / "clicks.tsv", [["0", *row[1:]] for row in criteo_rows(10)])
+    report = results(tmp_path, "train_dlrm.py", "--criteo", file, "--baseline", "--plot", tmp_path / "run.png")
+    assert report["cached"]["test"]["auc"] is None
+    assert report["auc_difference"] is None
+    assert "n/a" in report["stdout"]
+
+
+# ---------------------------------------------------------------- train_sequence.py
+
+
+def test_sequence_learns_generated_histories_through_a_small_cache(tmp_path: Path) -> None:
+    options = ["--samples", "12000", "--batch-size", "16", "--epochs", "3"]
+    report = results(tmp_path, "train_sequence.py", *options, "--plot", tmp_path / "run.png")
+    assert report["cached"]["test"]["auc"] > 0.57
+    assert_swapped(report)
+    assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_sequence_on_movielens_repeats_itself(tmp_path: Path) -> None:
+    data = write_movielens(tmp_path)
+    options = ["--movielens", data, "--batch-size", "16", "--history", "5"]
+    first, again = (results(tmp_path, "train_sequence.py", *options) for _ in range(2))
+    assert first["cached"]["test"]["auc"] > 0.7
+    assert first["cached"]["test"] == again["cached"]["test"]
+    assert_swapped(first)
+
+
+# ---------------------------------------------------------------- wrong input
+
+
+def assert_refused(finished: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert finished.returncode == 2
+    assert "Traceback" not in finished.stderr
+    assert len(finished.stderr.strip().splitlines()) == 1
+    for word in words:
+        assert word in finished.stderr
+
+
+@pytest.mark.parametrize("script", ["train_dlrm.py", "train_sequence.py"])
+def test_missing_movielens_folder_is_named(tmp_path: Path, script: str) -> None:
+    assert_refused(run(script, "--movielens", tmp_path / "nowhere"), "nowhere", "u.data")
+
+
+def test_missing_output_folder_is_named_before_the_training(tmp_path: Path) -> None:
+    assert_refused(run("train_dlrm.py", "--json", tmp_path / "no" / "results.json"), "results.json")
+
+
+def test_a_cache_fraction_above_one_is_refused() -> None:
+    finished = run("train_dlrm.py", "--cache", "1.5")
+    assert finished.returncode == 2
+    assert "--cache" in finished.stderr
+
+
+@pytest.fixture
+def readers(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The examples' own modules, so that many wrong files need no process each."""
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    from dlrm import data_criteo, data_movielens
+    from support import clicks, errors
+
+    class Readers:
+        criteo = staticmethod(data_criteo.criteo_clicks)
+        movielens = staticmethod(data_movielens.movielens_clicks)
+        split = staticmethod(clicks.random_split)
+        InputError = errors.InputError
+
+    return Readers
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "words"),
+    [
+        ("u.data", "1\t2\tfive\t3\n", ["u.data, line 1", "five"]),
+        ("u.data", "9999\t1\t5\t3\n", ["u.user", "user 9999"]),
+        ("u.data", "1\t9999\t5\t3\n", ["u.item", "item 9999"]),
+        ("u.user", "1|24|M\n", ["u.user, line 1"]),
+        ("u.item", "1|Toy Story|01-Jan-1995||http://x|0|1\n", ["u.item, line 1", "2 genre flags"]),
+        ("u.item", None, ["u.item", "No such file"]),
+    ],
+)
+def test_wrong_movielens_files_are_named(
+    tmp_path: Path, readers: Any, file: str, line: str | None, words: list[str]
+) -> None:
+    folder = write_movielens(tmp_path, ratings=20)
+    if line is None:
+        (folder / file).unlink()
+    else:
+        (folder / file).write_text(line)
+    with pytest.raises(readers.InputError) as refused:
+        readers.movielens(folder)
+    for word in words:
+        assert word in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def wrong_criteo(kind: str) -> list[list[str]]:
+    good = criteo_rows(12)
+    return {
+        "empty": [],
+        "columns": [row[:5] for row in good],
+        "ragged": [*good, good[0][:-1]],
+        "label": [*good, ["2", *good[0][1:]]],
+        "number": [*good, ["1", "many", *good[0][2:]]],
+        "header": [[name for name in CRITEO_HEADER if name not in ("I3", "C7")]],
+    }[kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("empty", ["empty"]),
+        ("columns", ["5 columns in line 1", "40"]),
+        ("ragged", ["line 13", "39 columns"]),
+        ("label", ["line 13", "label", "'2'"]),
+        ("number", ["line 13", "I1", "'many'"]),
+        ("header", ["I3, C7"]),
+    ],
+)
+def test_wrong_criteo_files_are_named(tmp_path: Path, readers: Any, kind: str, words: list[str]) -> None:
+    file = write_criteo(tmp_path / "clicks.tsv", wrong_criteo(kind))
+    with pytest.raises(readers.InputError) as refused:
+        readers.criteo(file)
+    for word in [str(file), *words]:
+        assert word in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_unreadable_criteo_files_are_named(tmp_path: Path, readers: Any) -> None:
+    damaged = write_criteo(tmp_path / "clicks.tsv.gz", criteo_rows(50))
+    damaged.write_bytes(damaged.read_bytes()[:-200])
+    for file in (damaged, tmp_path / "nowhere.tsv", tmp_path):
+        with pytest.raises(readers.InputError, match=str(file)):
+            readers.criteo(file)
+
+
+def test_too_few_rows_are_refused(readers: Any) -> None:
+    with pytest.raises(readers.InputError, match="9 rows are too few"):
+        readers.split(9, seed=0)
