@@ -435,3 +435,31 @@ def test_plans_from_several_threads() -> None:
         thread.join()
     assert not errors
     assert e.stats()["lookups"] == 4 * 100 * 50
+
+
+def test_cancel_gives_fresh_slots_and_victims_back() -> None:
+    e = engine(table("a", slots=4))
+    cache = np.zeros((4, e.record_bytes), np.uint8)
+    first = plan(e, [[1, 2]])
+    swap(e, cache, first)
+    first.release()
+    before = e.stats()
+    failed = plan(e, [[3, 4, 5]])
+    assert failed.swap_out_slots.tolist() == first.slots.tolist()[:1], "two fresh slots and the oldest row's"
+    e.cancel(failed)
+    assert e.stats() == before
+    assert e.table_rows(0)[0].tolist() == [1, 2]
+    after = plan(e, [[6, 7, 8, 9]])
+    assert sorted(after.slots.tolist()) == [0, 1, 2, 3], "every slot once, also those the cancelled plan had"
+    assert sorted(after.swap_out_slots.tolist()) == sorted(first.slots.tolist())
+
+
+def test_only_the_latest_plan_can_be_cancelled() -> None:
+    e = engine(table("a"))
+    first, second = plan(e, [[1, 2]]), plan(e, [[2, 3]])
+    with pytest.raises(RuntimeError, match="only the latest plan"):
+        e.cancel(first)
+    e.cancel(second)
+    with pytest.raises(RuntimeError, match="only the latest plan"):
+        e.cancel(second)
+    assert e.table_rows(0)[0].tolist() == [1, 2]
