@@ -16,7 +16,7 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from .configs import feature_names
 from .fused_optimizer import EmbCacheFusedOptimizer
-from .handles import module_dict, TableHandle, TableParameter, table_optimizers
+from .handles import TableHandle, TableParameter, module_dict, table_optimizers
 from .tbe import TableBatchedEmbedding, TableOptimizer
 from .tbe.batch import Batch, Int64Array
 from .tbe.optimizer import spec_for
@@ -44,7 +44,7 @@ class CachedCollection(FusedOptimizerModule, torch.nn.Module):
         self._names = [name for names in self._names_by_table for name in names]
         handles = {table.name: TableHandle(embedding, table, embedding_optimizer_cls) for table in embedding.tables}
         self.add_module(self._handles_name, module_dict(handles))
-        self._seen_keys: list[str] = []
+        self._seen_keys: list[str] | None = None
         self._feature_keys: Int64Array = np.empty(0, np.int64)
         self._table_optimizers: dict[str, TableOptimizer] = {}
         self._applied: list[list[type]] = []
@@ -107,7 +107,7 @@ class CachedCollection(FusedOptimizerModule, torch.nn.Module):
         """`features` as the planner reads it.
 
         Raises:
-            ValueError: a feature that a table needs is missing, or weights are.
+            ValueError: a feature that a table needs is missing, or weights are; lengths that do not fit the keys.
             TypeError: ids that are neither int32 nor int64.
         """
         features = maybe_td_to_kjt(features, None)
@@ -125,6 +125,11 @@ class CachedCollection(FusedOptimizerModule, torch.nn.Module):
         if self.training and torch.is_grad_enabled():
             self._sync_optimizers()
         values, offsets = features.values(), features.offsets()
+        if offsets.numel() != len(features.keys()) * batch_size + 1:
+            raise ValueError(
+                f"the batch has {offsets.numel() - 1} lengths, expected its keys ({len(features.keys())}) times "
+                f"{batch_size} samples"
+            )
         return features, Batch.from_tensors(values, offsets, batch_size, self._feature_keys, weights)
 
     def _match_keys(self, keys: list[str]) -> None:

@@ -42,6 +42,24 @@ class TableParameter(torch.nn.Parameter):
         memo[id(self)] = twin
         return twin
 
+    def requires_grad_(self, requires_grad: bool = True) -> TableParameter:
+        """Raises RuntimeError for False: rows are updated by the backward of a lookup, whatever the handle says."""
+        self.requires_grad = requires_grad
+        return self
+
+    @property
+    def requires_grad(self) -> bool:
+        """True always; see `requires_grad_`."""
+        return True
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        if not value:
+            raise RuntimeError(
+                f"table {self.table!r} cannot be frozen by requires_grad: call eval() on its collection, or look it "
+                "up under torch.no_grad()"
+            )
+
     def requested(self) -> list[tuple[type, dict[str, Any]]]:
         """Optimizer classes and keywords that were applied to the table, in order."""
         classes = getattr(self, "_optimizer_classes", [])
@@ -49,12 +67,11 @@ class TableParameter(torch.nn.Parameter):
 
 
 def check_parity(handle: TableParameter, optimizer_class: type) -> None:
-    """Checks an optimizer class against the one the table was made for, and the one it has.
+    """Checks an optimizer class against the one the table was made for.
 
     Raises:
         TypeError: the fused update does not know the class, or it is not of the family of the table's
             `embedding_optimizer_cls`.
-        RuntimeError: the table has another optimizer.
     """
     spec = spec_for(optimizer_class)
     made_for = handle.embedding_optimizer_cls
@@ -191,7 +208,7 @@ class TableHandle(torch.nn.Module):
             for chunk, records in group.read_table(table) if group.layout.state_elements else ():
                 stays = np.isin(chunk, wanted)
                 kept.append((chunk[stays], records[torch.from_numpy(stays)]))
-            group.engine.clear_table(table)
+            group.clear_table(table)
         group.write_weights(table, wanted, weight.detach().cpu())
         for chunk, records in kept:
             for state in range(len(group.layout.state_elements)):

@@ -240,7 +240,6 @@ class TableBatchedEmbedding(torch.nn.Module):
         if batch.weights is not None and not self.pooled:
             raise ValueError("per-sample weights need pooled tables")
         groups = self.groups
-        self._copied_batches += batch.copied
         weights = [batch.group_weights(group.features) for group in groups] if batch.weights is not None else []
         width = sum(self.feature_dims) if self.pooled else 0
         if not (self.training and torch.is_grad_enabled()):
@@ -250,6 +249,7 @@ class TableBatchedEmbedding(torch.nn.Module):
             return (out,) if out is not None else tuple(read)
         self._check_trainable()
         plans = [swap.plan for swap in self._swap(groups, batch)]
+        self._copied_batches += batch.copied
         call = PlannedLookup(groups, plans, width, batch.batch_size, self._advance)
         return fused_lookup(self._anchor, call, weights or [None] * len(groups))
 

@@ -384,6 +384,14 @@ class Group:
             fresh = records[torch.from_numpy(resident)].to(self._device)
             ops.scatter_rows(self.cache, self._to_device(slots[resident]), fresh)
 
+    def clear_table(self, table: int) -> None:
+        """Forgets a table's rows, with the gradients they have pending."""
+        if self._pending is not None:
+            slots, tables = self.engine.pending_slots()
+            own = slots[tables[table] : tables[table + 1]]
+            self._pending.index_fill_(0, self._to_device(own).long(), 0.0)
+        self.engine.clear_table(table)
+
     def write_weights(self, table: int, ids: Int64Array, weight: torch.Tensor) -> None:
         """Sets the weights of `ids`, `[n, D]`, chunk by chunk; their states stay."""
         for begin in range(0, len(ids), self._chunk):

@@ -1,0 +1,324 @@
+"""`apply_optimizer_in_backward`: which classes and keywords it takes, and what the backward pass then does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torchrec
+from jagged import (
+    apply,
+    assert_trains,
+    bag_config,
+    bags_collection,
+    jagged,
+    numbered,
+    read,
+    rows_of,
+    same_bits,
+    single_ids,
+    train_step,
+)
+from torch.distributed.optim import _apply_optimizer_in_backward as torchs_apply
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+from torchrec.optim import apply_optimizer_in_backward as torchrecs_apply
+
+import rec_sdk_torch as rst
+
+ADAGRAD = {"lr": 0.2, "lr_decay": 0.1, "initial_accumulator_value": 0.1, "eps": 1e-6}
+ADAM = {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-6}
+WINDOW = {"use_accumulate": True, "accumulate_step": 2}
+
+SAME_UPDATES = [
+    (torch.optim.SGD, torchrec.optim.SGD, {"lr": 0.3}, {}),
+    (torch.optim.Adagrad, torchrec.optim.Adagrad, ADAGRAD, {}),
+    (torch.optim.Adam, torchrec.optim.Adam, ADAM, {}),
+    (torch.optim.SGD, rst.AccumulateSGD, {"lr": 0.3}, {}),
+    (torch.optim.Adagrad, rst.AccumulateAdagrad, ADAGRAD, {"use_accumulate": False, "accumulate_step": 1}),
+    (torch.optim.SparseAdam, rst.AccumulateAdam, ADAM, {"use_accumulate": True}),
+]
+"""A class, another that updates alike, their keywords, and those of the second alone."""
+
+EVERY_CLASS = {
+    torch.optim.SGD: "SGD",
+    torch.optim.Adagrad: "Adagrad",
+    torch.optim.Adam: "Adam",
+    torch.optim.SparseAdam: "Adam",
+    torchrec.optim.RowWiseAdagrad: "RowWiseAdagrad",
+    torchrec.optim.SGD: "SGD",
+    torchrec.optim.Adagrad: "Adagrad",
+    torchrec.optim.Adam: "Adam",
+    rst.AccumulateSGD: "SGD",
+    rst.AccumulateAdagrad: "Adagrad",
+    rst.AccumulateAdam: "Adam",
+}
+"""The family of each class that the fused update knows."""
+
+BATCHES = [[1, 2, 2], [2, 5, 6], [1, 1, 1], [6, 5, 2]]
+
+
+def train(collection: torch.nn.Module) -> dict[str, torch.Tensor]:
+    for number, ids in enumerate(BATCHES):
+        train_step(collection, single_ids(ids), factor=(-1.0) ** number * (number + 1))
+    return collection.state_dict()
+
+
+@pytest.mark.parametrize(("first", "second", "options", "more"), SAME_UPDATES)
+def test_classes_that_mean_the_same(
+    device: torch.device, first: type, second: type, options: dict[str, Any], more: dict[str, Any]
+) -> None:
+    collections = [bags_collection(device), bags_collection(device)]
+    apply(collections[0], first, **options)
+    apply(collections[1], second, **options, **more)
+    assert not list(same_bits(train(collections[0]), train(collections[1])))
+    before = bags_collection(device)
+    apply(before, lr=0.0)
+    assert list(same_bits(train(before), collections[0].state_dict())) == ["embedding_bags.t0.weight"]
+
+
+@pytest.mark.parametrize("cls", [torch.optim.SGD, torch.optim.Adagrad, torchrec.optim.RowWiseAdagrad])
+def test_defaults_are_those_of_the_class(device: torch.device, cls: Any) -> None:
+    """Without any keyword; the reference is the class itself on dense gradients."""
+    theirs = EmbeddingBagCollection(tables=[EmbeddingBagConfig(8, 4, "t0", feature_names=["f0"])])
+    ours = bags_collection(device, EmbeddingBagConfig(8, 4, "t0", feature_names=["f0"]))
+    ours.load_state_dict(theirs.state_dict())
+    rst.apply_optimizer_in_backward(cls, ours.parameters(), {})
+    reference = cls(theirs.parameters())
+    for ids in BATCHES:
+        train_step(ours, single_ids(ids))
+        reference.zero_grad()
+        train_step(theirs, single_ids(ids))
+        reference.step()
+    name = "embedding_bags.t0.weight"
+    torch.testing.assert_close(ours.state_dict()[name], theirs.state_dict()[name], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("cls", [torch.optim.Adam, torch.optim.SparseAdam, rst.AccumulateAdam])
+def test_defaults_of_adam(device: torch.device, cls: type) -> None:
+    """The first step of either Adam moves every touched element by lr = 0.001."""
+    collection = bags_collection(device)
+    rst.apply_optimizer_in_backward(cls, collection.parameters(), {})
+    before = read(collection, numbered(1))
+    train_step(collection, numbered(1))
+    assert torch.allclose(before - read(collection, numbered(1)), torch.tensor(0.001), rtol=1e-3)
+
+
+class MySGD(torch.optim.SGD):
+    pass
+
+
+@pytest.mark.parametrize("cls", [torch.optim.AdamW, torch.optim.RMSprop, torchrec.optim.LAMB, MySGD, "SGD", None])
+def test_other_classes_are_refused_with_a_list(device: torch.device, cls: Any) -> None:
+    collection = bags_collection(device)
+    with pytest.raises(TypeError) as error:
+        rst.apply_optimizer_in_backward(cls, collection.parameters(), {"lr": 0.1})
+    assert getattr(cls, "__name__", repr(cls)) in str(error.value)
+    for known in EVERY_CLASS:
+        assert f"{known.__module__}.{known.__qualname__}" in str(error.value)
+    apply(collection)
+    assert_trains(collection)
+
+
+# ---- the optimizer a table was made for
+
+
+@pytest.mark.parametrize("made_for", list(EVERY_CLASS))
+def test_parity_goes_by_family(device: torch.device, made_for: type) -> None:
+    for given, family in EVERY_CLASS.items():
+        collection = bags_collection(device, embedding_optimizer_cls=made_for)
+        if family == EVERY_CLASS[made_for]:
+            apply(collection, given)
+            train_step(collection, numbered(2))
+            continue
+        with pytest.raises(TypeError) as error:
+            apply(collection, given)
+        for part in ("'t0'", made_for.__name__, given.__name__, "embedding_optimizer_cls", "apply_optimizer_in_back"):
+            assert part in str(error.value)
+
+
+def test_parity_holds_through_torchs_apply(device: torch.device) -> None:
+    collection = bags_collection(device, embedding_optimizer_cls=torch.optim.Adam)
+    torchs_apply(torch.optim.SGD, collection.parameters(), {"lr": 0.1})
+    with pytest.raises(TypeError, match=r"'t0'.*embedding_optimizer_cls=torch\.optim\.adam\.Adam.*sgd\.SGD"):
+        collection(numbered(2))
+
+
+def test_unknown_embedding_optimizer_cls(device: torch.device) -> None:
+    with pytest.raises(TypeError, match="AdamW"):
+        bags_collection(device, embedding_optimizer_cls=torch.optim.AdamW)
+
+
+# ---- one optimizer per table
+
+OTHERS = [(torch.optim.SGD, {"lr": 0.25}), (torch.optim.Adagrad, {"lr": 0.5}), (torchrec.optim.SGD, {"lr": 0.5})]
+
+
+@pytest.mark.parametrize(("cls", "options"), OTHERS)
+def test_a_second_different_optimizer_is_refused(device: torch.device, cls: type, options: dict[str, Any]) -> None:
+    collection = bags_collection(device)
+    apply(collection)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=rf"'t0' already has .*SGD.*{cls.__name__}"):
+            rst.apply_optimizer_in_backward(cls, collection.parameters(), options)
+        assert_trains(collection)
+
+
+@pytest.mark.parametrize("theirs", [torchs_apply, torchrecs_apply])
+@pytest.mark.parametrize("trained_before", [False, True])
+def test_a_second_through_torchrecs_apply_is_found(device: torch.device, theirs: Any, trained_before: bool) -> None:
+    collection = bags_collection(device)
+    apply(collection)
+    if trained_before:
+        assert_trains(collection)
+    theirs(torch.optim.Adagrad, collection.parameters(), {"lr": 0.5})
+    with pytest.raises(RuntimeError, match=r"'t0' already has .*SGD.*Adagrad"):
+        collection(numbered(2))
+    assert read(collection, numbered(2)).shape == (1, 4)
+
+
+@pytest.mark.parametrize("again", [rst.apply_optimizer_in_backward, torchs_apply, torchrecs_apply])
+def test_the_same_again_is_fine(device: torch.device, again: Any) -> None:
+    collection = bags_collection(device)
+    apply(collection)
+    again(torch.optim.SGD, collection.parameters(), {"lr": 0.5})
+    assert_trains(collection)
+    collection.fused_optimizer.param_groups[0]["lr"] = 0.25
+    again(torch.optim.SGD, collection.parameters(), {"lr": 0.5})
+    assert_trains(collection, lr=0.25)
+
+
+@pytest.mark.parametrize("theirs", [torchs_apply, torchrecs_apply])
+@pytest.mark.parametrize("cls", [c for c in EVERY_CLASS if c.__module__ != "rec_sdk_torch.accumulate"])
+def test_torchrecs_apply_trains_the_same(device: torch.device, theirs: Any, cls: type) -> None:
+    mine, other = bags_collection(device), bags_collection(device)
+    rst.apply_optimizer_in_backward(cls, mine.parameters(), {"lr": 0.3})
+    theirs(cls, other.parameters(), {"lr": 0.3})
+    assert not list(same_bits(train(mine), train(other)))
+    assert other.fused_optimizer.param_groups[0]["lr"] == 0.3
+
+
+@pytest.mark.parametrize("cls", [rst.AccumulateSGD, rst.AccumulateAdagrad, rst.AccumulateAdam])
+def test_torchs_apply_takes_windows(device: torch.device, cls: type) -> None:
+    mine, other = bags_collection(device), bags_collection(device)
+    rst.apply_optimizer_in_backward(cls, mine.parameters(), {"lr": 0.3, **WINDOW})
+    torchs_apply(cls, other.parameters(), {"lr": 0.3, **WINDOW})
+    assert not list(same_bits(train(mine), train(other)))
+
+
+def test_training_without_an_optimizer(device: torch.device) -> None:
+    collection = bags_collection(device, bag_config(), bag_config("t1", ["f1"]))
+    batch = jagged({"f0": [[1]], "f1": [[2]]})
+    with pytest.raises(RuntimeError, match=r"\['t0', 't1'\].*apply_optimizer_in_backward"):
+        collection(batch)
+    first, second = collection.parameters()
+    rst.apply_optimizer_in_backward(torch.optim.SGD, [second], {"lr": 0.5})
+    with pytest.raises(RuntimeError, match=r"\['t0'\].*apply_optimizer_in_backward"):
+        collection(batch)
+    rst.apply_optimizer_in_backward(torch.optim.SGD, [first], {"lr": 0.25})
+    before = rows_of(collection), rows_of(collection, "t1")
+    assert before == ({}, {}), "a refused forward adds no rows"
+    start = read(collection, batch)
+    train_step(collection, batch)
+    torch.testing.assert_close(start - read(collection, batch), torch.tensor([[0.25] * 4 + [0.5] * 4]))
+
+
+# ---- what the handles show
+
+
+def test_attributes_that_torchrec_reads(device: torch.device) -> None:
+    collection = bags_collection(device)
+    (handle,) = collection.parameters()
+    assert not hasattr(handle, "_in_backward_optimizers")
+    options = {"lr": 0.5}
+    rst.apply_optimizer_in_backward(torch.optim.Adagrad, [handle], options)
+    assert handle._optimizer_classes == [torch.optim.Adagrad]
+    assert handle._optimizer_kwargs == [{"lr": 0.5}]
+    assert isinstance(handle._in_backward_optimizers, list)
+    options["lr"] = 9.0
+    apply(collection, torch.optim.Adagrad)  # the same again: the caller's dict was copied
+    assert options == {"lr": 9.0}
+
+
+# ---- parameters of other modules
+
+
+@pytest.mark.parametrize("windowed", [False, True])
+def test_other_modules_are_trained_in_backward(device: torch.device, windowed: bool) -> None:
+    collection = bags_collection(device)
+    dense = torch.nn.Linear(4, 1, bias=False).to(device)
+    model = torch.nn.ModuleList([collection, dense])
+    cls, more = (rst.AccumulateSGD, WINDOW) if windowed else (torch.optim.SGD, {})
+    rst.apply_optimizer_in_backward(cls, model.parameters(), {"lr": 0.5, **more})
+    start, expected = dense.weight.detach().clone(), torch.zeros(1, 4)
+    for step in range(1, 5):
+        rows = collection(numbered(2)).values()
+        expected += 0.5 * rows.detach().cpu()
+        dense(rows).sum().backward()
+        assert dense.weight.grad is None
+        moved = (start - dense.weight.detach()).cpu()
+        if windowed and step % 2:
+            assert not torch.allclose(moved, expected)
+        else:
+            torch.testing.assert_close(moved, expected, rtol=1e-5, atol=1e-6)
+    assert collection.cache_stats()["batches"] == 4
+
+
+def test_only_other_modules(device: torch.device) -> None:
+    dense = torch.nn.Linear(2, 1, bias=False).to(device)
+    rst.apply_optimizer_in_backward(torch.optim.AdamW, dense.parameters(), {"lr": 0.5})
+    before = dense.weight.detach().clone()
+    dense(torch.ones(1, 2, device=device)).sum().backward()
+    assert dense.weight.grad is None
+    assert (before - dense.weight).min() > 0.4
+
+
+def test_nothing_is_applied_if_a_check_fails(device: torch.device) -> None:
+    model = torch.nn.ModuleList([bags_collection(device), torch.nn.Linear(4, 1).to(device)])
+    for cls, options in ((torch.optim.AdamW, {}), (torch.optim.SGD, {"momentum": 0.9}), (torch.optim.SGD, {"lr": -1})):
+        with pytest.raises((TypeError, ValueError)):
+            rst.apply_optimizer_in_backward(cls, model.parameters(), options)
+    assert not any(hasattr(p, "_in_backward_optimizers") for p in model.parameters())
+    rst.apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.5})
+
+
+# ---- several tables
+
+
+def test_tables_with_their_own_learning_rate(device: torch.device) -> None:
+    """One cache, one launch: the rates are per table. A shared dict stays one param group."""
+    tables = [bag_config(f"t{i}", [f"f{i}"]) for i in range(3)]
+    collection = bags_collection(device, *tables)
+    handles = list(collection.parameters())
+    rst.apply_optimizer_in_backward(torch.optim.SGD, handles[:2], {"lr": 0.5})
+    rst.apply_optimizer_in_backward(torch.optim.SGD, handles[2:], {"lr": 0.125})
+    groups = collection.fused_optimizer.param_groups
+    assert [(len(g["params"]), g["lr"]) for g in groups] == [(2, 0.5), (1, 0.125)]
+    batch = jagged({f"f{i}": [[3]] for i in range(3)})
+    for rates in ((0.5, 0.125), (0.25, 4.0)):
+        groups[0]["lr"], groups[1]["lr"] = rates
+        before = read(collection, batch)
+        train_step(collection, batch)
+        expected = torch.tensor([rates[0]] * 8 + [rates[1]] * 4)
+        torch.testing.assert_close(before - read(collection, batch), expected[None], rtol=1e-5, atol=1e-6)
+
+
+def test_tables_with_different_optimizers_and_windows(device: torch.device) -> None:
+    tables = [bag_config(f"t{i}", [f"f{i}"], weight_init_min=1.0, weight_init_max=1.0) for i in range(4)]
+    collection = bags_collection(device, *tables)
+    handles = list(collection.parameters())
+    rst.apply_optimizer_in_backward(torch.optim.Adagrad, handles[:1], {"lr": 1.0, "initial_accumulator_value": 3.0})
+    for handle, step in zip(handles[1:], (1, 2, 3), strict=True):
+        options = {"lr": 0.25, "use_accumulate": True, "accumulate_step": step}
+        rst.apply_optimizer_in_backward(rst.AccumulateSGD, [handle], options)
+    batch = jagged({f"f{i}": [[3]] for i in range(4)})
+    adagrad = 1.0
+    for backwards in range(1, 8):
+        train_step(collection, batch)
+        adagrad -= 1.0 / (3.0 + backwards) ** 0.5
+        expected = [adagrad] + [1.0 - 0.25 * (backwards // step * step) for step in (1, 2, 3)]
+        weights = [rows_of(collection, f"t{i}")[3] for i in range(4)]
+        torch.testing.assert_close(torch.stack(weights)[:, 0], torch.tensor(expected), rtol=1e-5, atol=1e-6)
+    state = collection.fused_optimizer.state_dict()["state"]
+    steps = [float(state[f"embedding_bags.t{i}.weight"][f"t{i}.step"]) for i in range(4)]
+    assert steps == [7, 7, 3, 2]

@@ -1,0 +1,391 @@
+"""Input that cannot be met: what is raised, that the message helps, and that the model still trains afterwards."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from jagged import (
+    apply,
+    assert_trains,
+    bag_config,
+    bags_collection,
+    jagged,
+    numbered,
+    output_values,
+    read,
+    rows_of,
+    same_bits,
+    sequence_config,
+    sequences_collection,
+    single_ids,
+    train_step,
+)
+from torchrec import EmbeddingBagConfig, EmbeddingConfig, KeyedJaggedTensor, PoolingType
+from torchrec.modules.embedding_configs import DataType
+
+import rec_sdk_torch as rst
+from rec_sdk_torch._engine import CacheTooSmallError
+from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig
+
+PLAIN = EmbeddingBagConfig(num_embeddings=10, embedding_dim=4, name="t0", feature_names=["f0"])
+
+
+def batch_of(values: torch.Tensor, lengths: list[int] | None = None, **fields: Any) -> KeyedJaggedTensor:
+    lengths_tensor = None if lengths is None else torch.tensor(lengths, dtype=torch.int32)
+    return KeyedJaggedTensor(keys=["f0"], values=values, lengths=lengths_tensor, **fields)
+
+
+IDS = torch.tensor([1, 2, 3])
+
+BATCHES: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
+    ("float ids", lambda: batch_of(IDS.float(), [2, 1]), TypeError, r"ids are torch\.float32.*int32 or torch\.int64"),
+    ("bool ids", lambda: batch_of(IDS.bool(), [2, 1]), TypeError, r"torch\.bool"),
+    ("int16 ids", lambda: batch_of(IDS.short(), [2, 1]), TypeError, r"torch\.int16"),
+    ("two-dimensional ids", lambda: batch_of(IDS[:, None], [2, 1]), ValueError, "flat"),
+    ("lengths short of the ids", lambda: batch_of(IDS, [1, 1]), ValueError, "offsets|lengths"),
+    ("lengths beyond the ids", lambda: batch_of(IDS, [2, 2]), ValueError, "offsets|lengths"),
+    ("a negative length", lambda: batch_of(IDS, [4, -1]), ValueError, "offsets|lengths"),
+    (
+        "lengths that are no multiple of the keys",
+        lambda: KeyedJaggedTensor(keys=["f0", "f1"], values=IDS, lengths=torch.ones(3, dtype=torch.int32)),
+        ValueError,
+        r"3 lengths, expected its keys \(2\) times 1",
+    ),
+    ("huge lengths", lambda: batch_of(IDS, [2**31 - 1, 2**31 - 1]), ValueError, "offsets|lengths"),
+    (
+        "offsets that start late",
+        lambda: KeyedJaggedTensor(keys=["f0"], values=IDS, offsets=torch.tensor([1, 2, 3])),
+        ValueError,
+        "offsets",
+    ),
+    (
+        "offsets that go back",
+        lambda: KeyedJaggedTensor(keys=["f0"], values=IDS, offsets=torch.tensor([0, 2, 1, 3])),
+        ValueError,
+        "offsets",
+    ),
+    ("a missing feature", lambda: jagged({"other": [[1]]}), ValueError, r"lacks features \['f0'\].*'t0'.*'other'"),
+    (
+        "a batch size per key",
+        lambda: batch_of(IDS, [1, 1, 1], stride_per_key_per_rank=[[3]]),
+        NotImplementedError,
+        "batch size per key",
+    ),
+    ("no feature", lambda: KeyedJaggedTensor(keys=[], values=IDS[:0], lengths=IDS[:0]), ValueError, "'f0'"),
+]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(("batch", "error", "message"), [b[1:] for b in BATCHES], ids=[b[0] for b in BATCHES])
+@pytest.mark.parametrize("make", [bags_collection, sequences_collection])
+def test_batches(
+    device: torch.device, make: Any, training: bool, batch: Any, error: type[Exception], message: str
+) -> None:
+    collection = make(device)
+    apply(collection)
+    train_step(collection, numbered(3))
+    before, stats = collection.state_dict(), collection.cache_stats()
+    collection.train(training)
+    for _ in range(2):
+        with pytest.raises(error, match=message):
+            collection(batch())
+    assert not list(same_bits(before, collection.state_dict()))
+    assert collection.cache_stats() == stats
+    collection.train()
+    assert_trains(collection)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_first_batch_without_features(device: torch.device, training: bool) -> None:
+    collection = bags_collection(device).train(training)
+    apply(collection)
+    with pytest.raises(ValueError, match=r"lacks features \['f0'\]"):
+        collection(KeyedJaggedTensor.empty())
+    collection.train()
+    assert_trains(collection)
+
+
+def test_a_batch_that_is_none(device: torch.device) -> None:
+    collection = bags_collection(device)
+    for batch in (None, torch.tensor([1]), {"f0": torch.tensor([1])}):
+        with pytest.raises((TypeError, ValueError, AttributeError)):
+            collection(batch)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_sample_weights(device: torch.device, training: bool) -> None:
+    collection = bags_collection(device, is_weighted=True).train(training)
+    apply(collection)
+    with pytest.raises(ValueError, match=r"is_weighted=True.*no weights"):
+        collection(numbered(3))
+    for count in (2, 4):
+        with pytest.raises(ValueError, match=f"{count} per-sample weights for 3 ids"):
+            collection(batch_of(IDS, [2, 1], weights=torch.ones(count)))
+    assert collection.table_ids("t0").tolist() == []
+    good = batch_of(IDS, [2, 1], weights=torch.tensor([1.0, 2.0, 3.0]))
+    collection.train()
+    before = read(collection, good)
+    train_step(collection, good)
+    moved = before - read(collection, good)
+    torch.testing.assert_close(moved, torch.tensor([[0.5 * 5.0], [0.5 * 9.0]]).expand(2, 4))
+
+
+# ---- ids outside an index table
+
+OUTSIDE = jagged({"f0": [[3, 10], [-1], [4, 2**40]]})
+ZEROED = jagged({"f0": [[3, 0], [0], [4, 0]]})
+
+
+@pytest.mark.parametrize("mode", ["warning", "WARNING", "ignore", "none", rst.BoundsCheckMode.IGNORE])
+@pytest.mark.parametrize("training", [True, False])
+def test_out_of_range_ids_read_row_0(device: torch.device, mode: Any, training: bool) -> None:
+    collection = bags_collection(device, PLAIN, bounds_check_mode=mode, cache=8)
+    reference = bags_collection(device, PLAIN)
+    for module in (collection, reference):
+        apply(module)
+        module.train(training)
+    warns = str(mode).lower() == "warning"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        output = collection(OUTSIDE).values()
+    if warns:
+        assert len(caught) == 1
+        assert all(part in str(caught[0].message) for part in ("'t0'", "3 ids", "row 0"))
+    else:
+        assert not caught
+    assert collection.cache_stats().get("bounds_errors", 0) == (3 if training else 0)
+    expected = reference(ZEROED).values()
+    assert torch.equal(output, expected)
+    if training:
+        output.sum().backward()
+        expected.sum().backward()
+    assert not list(same_bits(collection.state_dict(), reference.state_dict()))
+
+
+@pytest.mark.parametrize("mode", ["fatal", rst.BoundsCheckMode.FATAL])
+@pytest.mark.parametrize("training", [True, False])
+def test_out_of_range_ids_are_fatal(device: torch.device, mode: Any, training: bool) -> None:
+    collection = bags_collection(device, PLAIN, bounds_check_mode=mode)
+    apply(collection)
+    before = collection.state_dict()
+    collection.train(training)
+    for bad in ([3, 10], [-1], [2**40, 1]):
+        with pytest.raises(IndexError, match=rf"'t0'.*{next(i for i in bad if not 0 <= i < 10)}.*10"):
+            collection(single_ids(bad))
+    assert not list(same_bits(before, collection.state_dict()))
+    collection.train()
+    assert_trains(collection)
+
+
+def test_hash_tables_have_no_range(device: torch.device) -> None:
+    collection = bags_collection(device, bounds_check_mode="fatal")
+    apply(collection)
+    assert_trains(collection, ids=[-1, 2**63 - 1, -(2**63), 10**12, -1])
+
+
+@pytest.mark.parametrize("mode", ["loud", 1, None])
+def test_unknown_bounds_check_mode(device: torch.device, mode: Any) -> None:
+    with pytest.raises(ValueError, match=r"bounds_check_mode is .*'fatal'.*'warning'"):
+        bags_collection(device, bounds_check_mode=mode)
+
+
+# ---- caches and memory
+
+
+def test_a_cache_smaller_than_the_batch(device: torch.device) -> None:
+    collection = bags_collection(device, bag_config(), bag_config("t1", ["f1"]), cache={"t0": 4, "t1": 8})
+    apply(collection)
+    good = jagged({"f0": [[1, 2]], "f1": [[3]]})
+    train_step(collection, good)
+    before = collection.state_dict()
+    for _ in range(3):
+        with pytest.raises(CacheTooSmallError) as error:
+            collection(jagged({"f0": [[1, 2, 3, 4, 5, 5]], "f1": [[9]]}))
+        for part in ("'t0'", "5", "4", "cache="):
+            assert part in str(error.value)
+    assert not list(same_bits(before, collection.state_dict()))
+    start = read(collection, good)
+    train_step(collection, good)
+    expected = torch.tensor([[1.0] * 4 + [0.5] * 4])
+    torch.testing.assert_close(start - read(collection, good), expected)
+    train_step(collection, jagged({"f0": [[6, 7, 8, 9]], "f1": [[9]]}))
+    assert len(rows_of(collection)) == 6
+
+
+def test_an_index_table_larger_than_the_host(device: torch.device) -> None:
+    huge = EmbeddingBagConfig(num_embeddings=2**31, embedding_dim=4096, name="huge")  # 32 TiB
+    with pytest.raises(MemoryError, match=rf"'huge'.*{2**31 * 4096 * 4} bytes.*free"):
+        bags_collection(device, bag_config(), huge)
+    hashed = bags_collection(device, bag_config(num_embeddings=2**31, embedding_dim=4096), cache=4)
+    apply(hashed)
+    assert_trains(hashed)  # a hash table takes memory as its ids arrive
+
+
+def test_a_cache_larger_than_the_device(device: torch.device) -> None:
+    config = bag_config(num_embeddings=2**31, embedding_dim=4096)
+    for cache in (2**31, 1.0, {"t0": 1.0}):
+        collection = bags_collection(device, config, cache=cache)
+        with pytest.raises(MemoryError, match=r"cache: \d+ bytes.*'t0'.*\d+ free.*cache="):
+            read(collection, numbered(2))
+
+
+CACHES: list[tuple[Any, type[Exception], str]] = [
+    (0, ValueError, "'t0'.*0 rows.*at least 1"),
+    (-5, ValueError, "'t0'.*-5 rows"),
+    (1.5, ValueError, r"'t0'.*1\.5.*\(0, 1\]"),
+    (0.0, ValueError, r"'t0'.*0\.0.*\(0, 1\]"),
+    (float("nan"), ValueError, r"'t0'.*nan.*\(0, 1\]"),
+    (True, TypeError, "'t0'.*True"),
+    ([3], TypeError, r"'t0'.*\[3\]"),
+    ("lots", ValueError, "cache.*'lots'"),
+    ("-1GiB", ValueError, "cache.*'-1GiB'"),
+    ("0", ValueError, "cache.*'0'"),
+    ("3 XB", ValueError, "cache.*'3 XB'"),
+    ("", ValueError, "cache.*''"),
+    ({"t7": 4}, ValueError, r"no table is named \['t7'\].*'t0'"),
+    ({"t0": 0}, ValueError, "'t0'.*0 rows"),
+    ({"t0": None}, TypeError, "'t0'.*None"),
+    ({"t0": "x"}, ValueError, "'t0'.*'x'"),
+]
+
+
+@pytest.mark.parametrize(("cache", "error", "message"), CACHES, ids=[str(c[0]) for c in CACHES])
+def test_cache_options(device: torch.device, cache: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        bags_collection(device, cache=cache)
+
+
+def test_a_cache_of_less_than_a_row(device: torch.device) -> None:
+    """How long a row record is depends on the optimizer, so this is found at first use."""
+    for cache, message in (("10B", "cache='10B' allows 10 bytes"), ({"t0": "10B"}, "'t0'.*'10B'.*16 bytes")):
+        collection = bags_collection(device, cache=cache)
+        with pytest.raises(ValueError, match=message):
+            read(collection, numbered(2))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"batch_size": 4, "world_size": 0}, "world_size is 0"),
+        ({"batch_size": 4, "multi_hot_sizes": [1, 2]}, "multi_hot_sizes has 2 entries for 1 tables"),
+        ({"batch_size": 4, "multi_hot_sizes": [0]}, "multi_hot_sizes"),
+        ({"world_size": -1}, "world_size is -1"),
+        ({"multi_hot_sizes": [1, 2]}, "multi_hot_sizes has 2 entries for 1 tables"),
+    ],
+)
+def test_batch_hints(device: torch.device, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        bags_collection(device, **options)
+
+
+# ---- tables
+
+FIELDS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"name": ""}, ValueError, "name ''"),
+    ({"name": "a.b"}, ValueError, "name 'a.b'"),
+    ({"name": "ä"}, ValueError, "name 'ä'"),
+    ({"name": "t0\n"}, ValueError, "name"),
+    ({"name": "x" * 101}, ValueError, "101 characters, at most 100"),
+    ({"features": ["a b"]}, ValueError, "'t0'.*'a b'"),
+    ({"features": [""]}, ValueError, "'t0'.*''"),
+    ({"features": ["f@t"]}, ValueError, "'t0'.*'f@t'"),
+    ({"features": ["f0", "f0"]}, ValueError, "'t0'.*twice"),
+    ({"embedding_dim": 0}, ValueError, "'t0'.*embedding_dim is 0.*4096"),
+    ({"embedding_dim": 4097}, ValueError, "'t0'.*embedding_dim is 4097.*4096"),
+    ({"embedding_dim": 8.0}, ValueError, "'t0'.*embedding_dim is 8.0"),
+    ({"num_embeddings": 0}, ValueError, "'t0'.*num_embeddings is 0"),
+    ({"num_embeddings": -3}, ValueError, "'t0'.*num_embeddings is -3"),
+    ({"num_embeddings": "9"}, ValueError, "'t0'.*num_embeddings is '9'"),
+    ({"data_type": DataType.INT8}, ValueError, "'t0'.*int8.*float32"),
+    ({"data_type": "FP32x"}, ValueError, "'t0'.*'FP32x'"),
+    ({"data_type": torch.float32}, ValueError, "'t0'.*float32"),
+    ({"initializer_type": "uniform"}, TypeError, "'t0'.*initializer_type is 'uniform'"),
+    ({"weight_init_min": 2.0, "weight_init_max": 1.0}, ValueError, "'t0'.*min 2.0 and max 1.0"),
+    ({"weight_init_min": float("nan")}, ValueError, "'t0'.*min nan"),
+    (
+        {"initializer_type": rst.InitializerType.TRUNCATED_NORMAL, "weight_init_stddev": -1.0},
+        ValueError,
+        "'t0'.*stddev -1.0",
+    ),
+    ({"admit_and_evict_config": rst.AdmitAndEvictConfig(admit_threshold=2)}, NotImplementedError, "'t0'.*admission"),
+    ({"is_incremental": True}, NotImplementedError, "'t0'.*incremental"),
+]
+
+
+@pytest.mark.parametrize(("fields", "error", "message"), FIELDS, ids=[str(next(iter(f[0].items()))) for f in FIELDS])
+@pytest.mark.parametrize("config", [bag_config, sequence_config])
+def test_table_fields(
+    device: torch.device, config: Any, fields: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    make = bags_collection if config is bag_config else sequences_collection
+    with pytest.raises(error, match=message):
+        make(device, config(**fields))
+
+
+def test_names_at_the_limit(device: torch.device) -> None:
+    collection = bags_collection(device, bag_config("x" * 100, num_embeddings=1, embedding_dim=4096))
+    apply(collection)
+    assert train_step(collection, single_ids([5])).shape == (1, 4096)
+
+
+@pytest.mark.parametrize("make", [bags_collection, sequences_collection])
+def test_duplicate_tables(device: torch.device, make: Any) -> None:
+    config = bag_config if make is bags_collection else sequence_config
+    with pytest.raises(ValueError, match="duplicate table name 't0'"):
+        make(device, config(), config("t1"), config())
+
+
+def test_wrong_kind_of_table(device: torch.device) -> None:
+    plain = EmbeddingConfig(num_embeddings=9, embedding_dim=4, name="t0")
+    for config in (sequence_config(), plain):
+        with pytest.raises(TypeError, match=rf"takes EmbeddingBagConfig tables, got {type(config).__name__}"):
+            bags_collection(device, bag_config("other"), config)
+        with pytest.raises(TypeError, match="HashEmbeddingBagCollection takes EmbeddingBagConfig"):
+            rst.HashEmbeddingBagCollection(tables=[config], device=device)
+    for bag in (bag_config(), PLAIN):
+        with pytest.raises(TypeError, match=rf"takes EmbeddingConfig tables, got {type(bag).__name__}"):
+            sequences_collection(device, bag)
+    for odd in ("t0", None, {"name": "t0"}):
+        with pytest.raises(TypeError, match="takes EmbeddingBagConfig tables, got"):
+            bags_collection(device, odd)
+
+
+def test_no_table(device: torch.device) -> None:
+    for make in (rst.EmbCacheEmbeddingBagCollection, rst.EmbCacheEmbeddingCollection, rst.HashEmbeddingBagCollection):
+        with pytest.raises(ValueError, match="at least one table"):
+            make(tables=[], device=device)
+
+
+def test_pooling(device: torch.device) -> None:
+    for pooling in (PoolingType.NONE, "SUM", None):
+        with pytest.raises(ValueError, match=r"'t0'.*SUM and MEAN"):
+            bags_collection(device, bag_config(pooling=pooling))
+    mixed = [TableConfig("a", 9, 4), TableConfig("b", 9, 4, pooling=Pooling.NONE)]
+    with pytest.raises(ValueError, match="cannot share an embedding"):
+        TableBatchedEmbedding(mixed, device=device)
+
+
+def test_a_device_without_kernels() -> None:
+    with pytest.raises(NotImplementedError, match=r"'xla.*cpu"):
+        bags_collection(torch.device("xla"))
+
+
+def test_errors_in_the_middle_of_training(device: torch.device) -> None:
+    """Errors of every kind between steps leave the run as if they had not been."""
+    plain, disturbed = (bags_collection(device, cache=4) for _ in range(2))
+    for module in (plain, disturbed):
+        apply(module, torch.optim.Adam, lr=0.1)
+    bad = [jagged({"x": [[1]]}), numbered(5), batch_of(IDS.float(), [3]), batch_of(IDS, [5])]
+    for start in range(8):
+        train_step(plain, numbered(3, start))
+        with pytest.raises((ValueError, TypeError, RuntimeError)):
+            output_values(disturbed(bad[start % len(bad)]))
+        train_step(disturbed, numbered(3, start))
+    assert not list(same_bits(plain.state_dict(), disturbed.state_dict()))
+    states = [m.fused_optimizer.state_dict()["state"] for m in (plain, disturbed)]
+    assert not list(same_bits(*states))

@@ -1,0 +1,156 @@
+"""How large the device cache becomes, and that its size is no limit of a batch beyond its distinct rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from jagged import apply, assert_trains, bag_config, bags_collection, jagged, numbered, read, rows_of, train_step
+from torchrec import EmbeddingBagConfig
+
+import rec_sdk_torch as rst
+from rec_sdk_torch.tbe.cache_size import BatchHint, cache_slots
+from rec_sdk_torch.tbe.table import TableConfig
+
+HASHED = {"num_embeddings": 1000, "embedding_dim": 4}  # 16 bytes a row without states
+WIDE = EmbeddingBagConfig(num_embeddings=500, embedding_dim=8, name="t1", feature_names=["f1"])  # 32 bytes
+
+
+def sizes(device: torch.device, **options: Any) -> dict[str, int]:
+    collection = bags_collection(device, bag_config(**HASHED), WIDE, **options)
+    apply(collection)
+    given = collection.cache_sizes
+    train_step(collection, jagged({"f0": [[1]], "f1": [[1]]}))
+    assert collection.cache_sizes == given
+    slots = [member.slots for group in collection._embedding.groups for member in group.members]
+    assert list(given.values()) == slots, "what is read back is what was allocated"
+    assert sum(group.cache.shape[0] for group in collection._embedding.groups) == sum(slots)
+    return given
+
+
+@pytest.mark.parametrize(
+    ("cache", "expected"),
+    [
+        (7, (7, 7)),
+        (600, (600, 500)),  # an index table has no more rows
+        (3000, (3000, 500)),  # of a hash table, num_embeddings is no limit
+        (1.0, (1000, 500)),
+        (0.25, (250, 125)),
+        (0.001, (1, 1)),  # rounded up
+        (0.0101, (11, 6)),
+        ("1GiB", (1000, 500)),  # whole tables, not more
+        ("16000B", (499, 250)),  # half of the 32000 bytes that both need: in proportion, rounded down
+        ("16 kb", (499, 250)),
+        ("0.016MB", (499, 250)),
+        ("16000", (499, 250)),
+        ({"t0": 7, "t1": 0.5}, (7, 250)),
+        ({"t0": "160B", "t1": "1KiB"}, (10, 32)),
+        ({"t0": "1MiB", "t1": "1MiB"}, (1000, 500)),
+        ({"t1": 3}, (1000, 3)),
+        ({}, (1000, 500)),
+        (None, (1000, 500)),
+    ],
+    ids=str,
+)
+def test_options(device: torch.device, cache: Any, expected: tuple[int, int]) -> None:
+    assert tuple(sizes(device, cache=cache).values()) == expected
+
+
+def test_states_take_their_share(device: torch.device) -> None:
+    """Adam's record of a row is three times the weight: the same bytes hold a third of the rows."""
+    for cls, rows in ((torch.optim.SGD, 500), (torch.optim.Adagrad, 250), (torch.optim.Adam, 166)):
+        collection = bags_collection(device, bag_config(**HASHED), cache="8000B")
+        apply(collection, cls)
+        assert collection.cache_sizes == {"t0": rows}
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [("16000", (499, 250)), ("32000B", (1000, 500)), ("8 kB", (249, 125)), ("1GiB", (1000, 500)), (None, (1000, 500))],
+)
+def test_environment(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, setting: str | None, expected: tuple[int, int]
+) -> None:
+    monkeypatch.delenv("EMBCACHE_SIZE_ON_DEVICE_MEM", raising=False)
+    if setting is not None:
+        monkeypatch.setenv("EMBCACHE_SIZE_ON_DEVICE_MEM", setting)
+    assert tuple(sizes(device).values()) == expected
+    assert tuple(sizes(device, cache=9).values()) == (9, 9), "an explicit cache= wins"
+    assert tuple(sizes(device, cache="1GiB").values()) == (1000, 500)
+
+
+def test_unreadable_environment(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    collection = bags_collection(device)
+    for text in ("lots", "-1", "0", ""):
+        monkeypatch.setenv("EMBCACHE_SIZE_ON_DEVICE_MEM", text)
+        with pytest.raises(ValueError, match=f"EMBCACHE_SIZE_ON_DEVICE_MEM.*'{text}'"):
+            read(collection, numbered(1))
+    monkeypatch.delenv("EMBCACHE_SIZE_ON_DEVICE_MEM")
+    apply(collection)
+    assert_trains(collection)
+
+
+def hinted(cache: Any = None, free: int = 2**40, hashed: bool = True, **hint: Any) -> list[int]:
+    tables = [TableConfig("a", 10**6, 4, num_features=2, hashed=hashed), TableConfig("b", 300, 4)]
+    return cache_slots(tables, [16, 16], cache, BatchHint(**hint), free)
+
+
+def test_two_batches_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`2 * batch_size * multi_hot_size * world_size` rows, never more than the table, and the rest in proportion."""
+    monkeypatch.setenv("EMBCACHE_SIZE_ON_DEVICE_MEM", str(16 * 1000))
+    wanted = 10**6 + 300
+    for hint, least in (
+        ({"batch_size": 10}, (2 * 10 * 2, 2 * 10)),  # without sizes: an id per feature
+        ({"batch_size": 10, "multi_hot_sizes": [5, 1]}, (100, 20)),
+        ({"batch_size": 10, "multi_hot_sizes": [5, 1], "world_size": 4}, (400, 80)),
+        ({"batch_size": 10, "multi_hot_sizes": [5, 20]}, (100, 300)),
+        ({"world_size": 4}, (1, 1)),
+    ):
+        slots = hinted(**hint)
+        rest = 1000 - sum(least)
+        for given, need, rows in zip(slots, least, (10**6, 300), strict=True):
+            assert need <= given <= need + rest * (rows - need) / (wanted - sum(least)) < given + 1
+    with pytest.raises(ValueError, match=r"EMBCACHE_SIZE_ON_DEVICE_MEM.*16000 bytes, two batches of"):
+        hinted(batch_size=500)
+    with pytest.raises(ValueError, match="cache='1KiB' allows 1024 bytes, two batches"):
+        hinted(cache="1KiB", batch_size=500)
+    assert hinted(cache=3, batch_size=500) == [3, 3], "an explicit number of rows is not second-guessed"
+
+
+def test_never_more_than_the_device_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EMBCACHE_SIZE_ON_DEVICE_MEM", raising=False)
+    assert sum(hinted(free=32_000)) <= 1000, "derived: half of what is free"
+    assert sum(hinted(free=32_000)) >= 998
+    assert sum(hinted(cache="32000B", free=32_000)) <= 2000
+    for cache in (1001, 1.0, "32016B", {"a": 1500, "b": 300}):
+        with pytest.raises(MemoryError, match=r"cache: \d+ bytes for tables \['a', 'b'\].*give a smaller cache="):
+            hinted(cache=cache, free=28_000)
+
+
+def test_larger_batches_than_batch_size_are_legal(device: torch.device) -> None:
+    collection = bags_collection(device, bag_config(**HASHED), batch_size=2, multi_hot_sizes=[1], cache={"t0": 40})
+    apply(collection)
+    before = read(collection, numbered(40))
+    train_step(collection, jagged({"f0": [[i] for i in range(40)] * 3}))
+    torch.testing.assert_close(before - read(collection, numbered(40)), torch.full((1, 4), 40 * 1.5), rtol=1e-4, atol=0)
+    derived = bags_collection(device, bag_config(**HASHED), batch_size=2, multi_hot_sizes=[1])
+    apply(derived)
+    train_step(derived, numbered(100))
+    assert len(rows_of(derived)) == 100
+
+
+def test_positional_arguments_are_rec_sdks(device: torch.device) -> None:
+    """tables, world_size, batch_size, multi_hot_sizes, need_indices / is_weighted, offsets, device, optimizer."""
+    sgd = torch.optim.SGD
+    bags = rst.EmbCacheEmbeddingBagCollection([bag_config()], 2, 3, [4], True, True, device, sgd, cache=5)
+    assert bags.is_weighted()
+    assert bags.cache_sizes == {"t0": 5}
+    assert bags.device.type == device.type
+    sequence = rst.EmbCacheEmbeddingConfig(num_embeddings=40, embedding_dim=4, name="t0", feature_names=["f0"])
+    sequences = rst.EmbCacheEmbeddingCollection([sequence], 2, 3, [4], True, True, device, sgd, seed=3)
+    assert sequences.need_indices()
+    for collection in (bags, sequences):
+        assert collection._embedding.batch_hint == BatchHint(3, [4], 2)
+        with pytest.raises(TypeError, match="embedding_optimizer_cls"):
+            apply(collection, torch.optim.Adagrad)

@@ -1,0 +1,289 @@
+"""Reading without training, the pins of training batches, and collections whose tables are all on the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from jagged import (
+    apply,
+    assert_trains,
+    bag_config,
+    bags_collection,
+    jagged,
+    numbered,
+    output_values,
+    random_bags,
+    read,
+    rows_of,
+    same_bits,
+    sequence_config,
+    sequences_collection,
+    single_ids,
+    train_step,
+)
+from torch.utils.checkpoint import checkpoint
+from torchrec import EmbeddingBagConfig, PoolingType
+from torchrec.modules.embedding_configs import DataType
+
+import rec_sdk_torch as rst
+from rec_sdk_torch._engine import CacheTooSmallError, CapacityError
+
+UNIFORM = {"initializer_type": rst.InitializerType.UNIFORM}
+
+
+def trained(device: torch.device, **options: Any) -> rst.EmbCacheEmbeddingBagCollection:
+    """Ids 0 to 9 are known and moved; 40 are expected."""
+    collection = bags_collection(device, bag_config(**UNIFORM), **options)
+    apply(collection)
+    for start in range(0, 10, 5):
+        train_step(collection, numbered(5, start))
+    return collection
+
+
+@pytest.mark.parametrize("how", ["eval", "no_grad", "inference_mode"])
+def test_reading_changes_nothing(device: torch.device, how: str) -> None:
+    collection = trained(device, cache=5)
+    stats, state, optimizer = collection.cache_stats(), collection.state_dict(), collection.fused_optimizer.state_dict()
+    ids = [3, 700, -5, 3, 9]
+    if how == "eval":
+        output = output_values(collection.eval()(single_ids(ids)))
+    else:
+        with getattr(torch, how)():
+            output = output_values(collection(single_ids(ids)))
+    assert not output.requires_grad
+    known = rows_of(collection)
+    assert torch.equal(output[[0, 3, 4]], torch.stack([known[i] for i in (3, 3, 9)]))
+    assert collection.cache_stats() == stats
+    assert collection.table_ids("t0").tolist() == list(range(10))
+    assert not list(same_bits(state, collection.state_dict()))
+    assert not list(same_bits(optimizer["state"], collection.fused_optimizer.state_dict()["state"]))
+    # The unknown ids read what they start from when training meets them.
+    collection.train()
+    assert torch.equal(train_step(collection, single_ids([-5, 700])), output[[2, 1]])
+
+
+def test_reading_moves_no_row_out_of_turn(device: torch.device) -> None:
+    """Which row a batch evicts does not depend on reads in between."""
+    plain, disturbed = (trained(device, cache=6) for _ in range(2))
+    rng = np.random.default_rng(0)
+    for _ in range(8):
+        batch = single_ids(rng.integers(0, 10, 4).tolist())
+        read(disturbed, single_ids(rng.integers(0, 20, 15).tolist()))
+        train_step(plain, batch)
+        train_step(disturbed, batch)
+    assert plain.cache_stats() == disturbed.cache_stats()
+    assert plain.cache_stats()["rows_out"] > 0
+    assert not list(same_bits(plain.state_dict(), disturbed.state_dict()))
+
+
+@pytest.mark.parametrize("dtype", ["FP32", "BF16"])
+def test_reading_gives_the_bits_of_training(device: torch.device, dtype: str) -> None:
+    for make, config in ((bags_collection, bag_config), (sequences_collection, sequence_config)):
+        data_type = getattr(DataType, dtype)
+        pooling = {"pooling": PoolingType.MEAN} if make is bags_collection else {}
+        collection = make(device, config(data_type=data_type, **UNIFORM, **pooling), cache=16)
+        apply(collection)
+        rng = np.random.default_rng(1)
+        for _ in range(6):
+            batch = jagged(random_bags(rng, ["f0"], 30))
+            before = read(collection, batch)  # in part not resident, in part unknown
+            with torch.no_grad():
+                assert torch.equal(output_values(collection(batch)), before)
+            assert torch.equal(train_step(collection, batch), before)
+        assert collection.cache_stats()["rows_out"] > 0
+
+
+def test_reading_a_bag_larger_than_the_cache(device: torch.device) -> None:
+    collection = trained(device, cache=5)
+    ids = list(range(-500, 500))
+    rows = read(collection, single_ids(ids))
+    assert torch.equal(rows[500:510], torch.stack([rows_of(collection)[i] for i in range(10)]))
+    whole = read(collection, jagged({"f0": [ids, ids[:3]]}))
+    torch.testing.assert_close(whole[0].double(), rows.double().sum(0), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(whole[1], rows[:3].sum(0), rtol=1e-6, atol=1e-6)
+    assert collection.cache_stats()["new_rows"] == 10
+    assert_trains(collection)
+
+
+def test_reading_before_any_optimizer(device: torch.device) -> None:
+    collection = bags_collection(device, bag_config(**UNIFORM))
+    with torch.inference_mode():
+        before = output_values(collection(numbered(6))).clone()
+    apply(collection)
+    assert torch.equal(train_step(collection, numbered(6)), before)
+
+
+# ---- pins and the autograd graph
+
+
+def test_abandoned_forwards_leak_no_pins(device: torch.device) -> None:
+    collection = bags_collection(device, cache=5)
+    apply(collection)
+    for start in range(0, 50, 5):
+        output = collection(numbered(5, start))
+        del output
+    assert_trains(collection, ids=[1, 2, 50])
+
+
+def test_a_forward_that_raises_later_leaks_no_pins(device: torch.device) -> None:
+    """Of two tables the second is too small: the plan of the first is given back, and its new rows."""
+    tables = [bag_config("a"), bag_config("b", embedding_dim=8)]
+    collection = bags_collection(device, *tables, cache={"a": 4, "b": 2})
+    apply(collection)
+    for start in range(0, 40, 4):
+        with pytest.raises(CacheTooSmallError, match="'b'"):
+            collection(numbered(4, start))
+    assert rows_of(collection, "a") == rows_of(collection, "b") == {}
+    train_step(collection, numbered(2, 100))
+    assert list(rows_of(collection, "a")) == list(rows_of(collection, "b")) == [100, 101]
+
+
+def test_forwards_in_flight_share_the_cache(device: torch.device) -> None:
+    collection = bags_collection(device, cache=6)
+    apply(collection)
+    first, second = collection(numbered(3)), collection(numbered(3, start=2))
+    with pytest.raises(CacheTooSmallError, match=r"'t0'.*2 distinct rows.*6 slots \(5 pinned") as error:
+        collection(numbered(2, start=10))
+    assert "cache=" in str(error.value)
+    before = read(collection, single_ids(range(5)))
+    second.values().sum().backward()
+    first.values().sum().backward()
+    after = read(collection, single_ids(range(5)))
+    steps = torch.tensor([0.5, 0.5, 1.0, 0.5, 0.5])
+    torch.testing.assert_close(after, before - steps[:, None], rtol=1e-6, atol=1e-6)
+    train_step(collection, numbered(6, start=10))
+
+
+def test_backward_twice_raises(device: torch.device) -> None:
+    collection = bags_collection(device, cache=4)
+    apply(collection)
+    for retain in (False, True):
+        output = collection(numbered(4))
+        loss = output.values().sum()
+        loss.backward(retain_graph=retain)
+        before = collection.state_dict()
+        with pytest.raises(RuntimeError, match="once per forward"):
+            loss.backward()
+        assert not list(same_bits(before, collection.state_dict()))
+        assert collection.fused_optimizer.state_dict()["state"]["embedding_bags.t0.weight"]["t0.step"] == 1 + retain
+        del output, loss
+    assert_trains(collection)
+
+
+def test_pins_end_with_the_backward(device: torch.device) -> None:
+    """Not when the output is forgotten; nor, after one that failed, when its traceback is."""
+    collection = bags_collection(device, cache=4)
+    apply(collection)
+    kept: list[Any] = []
+    for start in range(0, 12, 4):
+        kept.append(collection(numbered(4, start)).values())
+        kept[-1].sum().backward()
+    (group,) = collection.fused_optimizer.param_groups
+    group["lr"] = float("nan")
+    kept.append(collection(numbered(4, start=20)).values())
+    with pytest.raises(ValueError, match="lr is nan") as error:
+        kept[-1].sum().backward()
+    group["lr"] = 0.5
+    train_step(collection, numbered(4, start=30))
+    assert error.traceback
+    assert len(kept) == 4
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing(device: torch.device, reentrant: bool) -> None:
+    """The forward runs twice, the update once."""
+    collection = bags_collection(device, cache=3)
+    apply(collection)
+    scale = torch.full((1,), 2.0, device=device, requires_grad=True)
+    before = read(collection, single_ids([0, 1, 2]))
+    output = checkpoint(lambda s: collection(numbered(3)).values() * s, scale, use_reentrant=reentrant)
+    output.sum().backward()
+    torch.testing.assert_close(before - read(collection, single_ids([0, 1, 2])), torch.ones(3, 4))
+    assert_trains(collection)
+
+
+def test_autocast(device: torch.device) -> None:
+    """Tables give float32; a gradient that comes back in float32 from a bfloat16 layer is applied."""
+    collection = bags_collection(device)
+    apply(collection)
+    dense = torch.nn.Linear(4, 1, bias=False).to(device)
+    torch.nn.init.constant_(dense.weight, 0.25)
+    before = read(collection, numbered(1))
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        rows = collection(numbered(1)).values()
+        assert rows.dtype == torch.float32
+        loss = dense(rows)
+        assert loss.dtype == torch.bfloat16
+        loss.sum().backward()
+    torch.testing.assert_close(before - read(collection, numbered(1)), torch.full((1, 4), 0.125))
+
+
+def test_gradients_reach_only_the_rows_that_were_read(device: torch.device) -> None:
+    """A row that a loss ignores stays; no gradient at all is no update, but counts as one."""
+    collection = sequences_collection(device, sequence_config("t0"), sequence_config("t1", ["f1"]))
+    apply(collection, torch.optim.Adagrad)
+    output = collection(jagged({"f0": [[1, 2]], "f1": [[1]]}))
+    before = rows_of(collection), rows_of(collection, "t1")
+    output["f0"].values()[0].sum().backward()
+    after = rows_of(collection), rows_of(collection, "t1")
+    assert (before[0][1] - after[0][1]).min() > 0.4
+    assert torch.equal(before[0][2], after[0][2])
+    assert torch.equal(before[1][1], after[1][1])
+    state = collection.fused_optimizer.state_dict()["state"]
+    assert {float(state[f"embeddings.{t}.weight"][f"{t}.step"]) for t in ("t0", "t1")} == {1.0}
+
+
+# ---- tables wholly on the device
+
+
+def hash_config(**fields: Any) -> rst.HashEmbeddingBagConfig:
+    return rst.HashEmbeddingBagConfig(num_embeddings=6, embedding_dim=4, name="t0", feature_names=["f0"], **fields)
+
+
+def test_hash_collection_trains_up_to_its_capacity(device: torch.device) -> None:
+    collection = rst.HashEmbeddingBagCollection(tables=[hash_config()], device=device)
+    assert not collection.is_weighted()
+    assert collection.cache_sizes == {"t0": 6}
+    apply(collection)
+    for start in (-3, 0):
+        train_step(collection, numbered(3, start))
+    before = collection.state_dict()
+    with pytest.raises(CapacityError, match=r"'t0'.*6.*17"):
+        collection(single_ids([0, 17]))
+    assert not list(same_bits(before, collection.state_dict()))
+    assert read(collection, single_ids([17])).shape == (1, 4)  # reading needs no room
+    assert_trains(collection, ids=[-3, 2, 2, 0])
+    assert collection.cache_stats()["rows_out"] == 0
+
+
+def test_hash_collection_weighted(device: torch.device) -> None:
+    collection = rst.HashEmbeddingBagCollection([hash_config()], True, device)
+    assert collection.is_weighted()
+    rows = read(collection, jagged({"f0": [[1], [2]]}, {"f0": [[1.0], [1.0]]}))
+    both = read(collection, jagged({"f0": [[1, 2]]}, {"f0": [[2.0, -0.5]]}))
+    torch.testing.assert_close(both[0], 2 * rows[0] - 0.5 * rows[1])
+
+
+def test_hash_collection_loads_no_more_than_its_capacity(device: torch.device) -> None:
+    source = bags_collection(device, bag_config())
+    apply(source)
+    train_step(source, numbered(7))
+    collection = rst.HashEmbeddingBagCollection(tables=[hash_config()], device=device)
+    apply(collection)
+    train_step(collection, numbered(2, 50))
+    before = collection.state_dict()
+    with pytest.raises(RuntimeError, match=r"7 ids, table 't0' has a capacity of 6"):
+        collection.load_state_dict(source.state_dict())
+    assert not list(same_bits(before, collection.state_dict()))
+    assert_trains(collection)
+
+
+def test_hash_collection_takes_index_tables(device: torch.device) -> None:
+    config = EmbeddingBagConfig(num_embeddings=6, embedding_dim=4, name="t0", feature_names=["f0"])
+    collection = rst.HashEmbeddingBagCollection(tables=[config], device=device)
+    apply(collection)
+    assert collection.state_dict()["embedding_bags.t0.weight"].shape == (6, 4)
+    assert_trains(collection)

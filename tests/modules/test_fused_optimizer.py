@@ -1,0 +1,359 @@
+"""The tables' optimizer as TorchRec's KeyedOptimizer: state, schedules, and what is combined with it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from jagged import apply, bag_config, bags_collection, jagged, random_bags, rows_of, same_bits, train_step
+from torch.optim import lr_scheduler
+from torchrec import EmbeddingBagConfig
+from torchrec.optim import (
+    CombinedOptimizer,
+    FusedOptimizerModule,
+    GradientClipping,
+    GradientClippingOptimizer,
+    KeyedOptimizer,
+    KeyedOptimizerWrapper,
+    RowWiseAdagrad,
+    WarmupOptimizer,
+    WarmupPolicy,
+    WarmupStage,
+)
+
+from rec_sdk_torch import torchrec_hooks
+
+T0, T1 = "embedding_bags.t0.weight", "embedding_bags.t1.weight"
+
+STATES: list[tuple[type, dict[str, tuple[int, ...]]]] = [
+    (torch.optim.SGD, {}),
+    (torch.optim.Adagrad, {"momentum1": (4,)}),
+    (RowWiseAdagrad, {"momentum1": ()}),
+    (torch.optim.Adam, {"momentum1": (4,), "exp_avg_sq": (4,)}),
+    (torch.optim.SparseAdam, {"momentum1": (4,), "exp_avg_sq": (4,)}),
+]
+"""Classes, and the shape per row of each state."""
+
+
+def two_tables(device: torch.device, cls: type = torch.optim.Adam, **options: Any) -> Any:
+    """A hash table t0 and an index table t1 of nine rows; features f0 and f1."""
+    index = EmbeddingBagConfig(num_embeddings=9, embedding_dim=4, name="t1", feature_names=["f1"])
+    collection = bags_collection(device, bag_config(), index, **options)
+    apply(collection, cls, lr=0.1)
+    return collection
+
+
+def train(collection: Any, seed: int, steps: int = 4) -> list[torch.Tensor]:
+    rng = np.random.default_rng(seed)
+    outputs = []
+    for _ in range(steps):
+        batch = jagged(random_bags(rng, ["f0", "f1"], 9, batch_size=2))
+        outputs.append(train_step(collection, batch, factor=float(rng.normal())))
+    return outputs
+
+
+class Model(torch.nn.Module):
+    """Tables and a dense layer, with the two optimizers combined."""
+
+    def __init__(self, device: torch.device, **options: Any) -> None:
+        super().__init__()
+        self.sparse = two_tables(device, **options)
+        self.dense = torch.nn.Linear(8, 1, bias=False).to(device)
+        torch.nn.init.constant_(self.dense.weight, 0.5)
+        dense = KeyedOptimizerWrapper({"dense.weight": self.dense.weight}, lambda p: torch.optim.Adam(p, lr=0.1))
+        self.optimizer = CombinedOptimizer([("sparse", self.sparse.fused_optimizer), dense])
+
+    def step(self, batch: Any) -> float:
+        loss = self.dense(self.sparse(batch).values()).square().sum()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return loss.item()
+
+
+# ---- state
+
+
+@pytest.mark.parametrize(("cls", "states"), STATES)
+def test_state_keys_and_shapes(device: torch.device, cls: type, states: dict[str, tuple[int, ...]]) -> None:
+    collection = two_tables(device, cls)
+    assert isinstance(collection, FusedOptimizerModule)
+    optimizer = collection.fused_optimizer
+    assert isinstance(optimizer, KeyedOptimizer)
+    assert list(optimizer.params) == [T0, T1]
+    assert list(optimizer.params.values()) == list(collection.parameters())
+    train(collection, 0, steps=3)
+    state = optimizer.state_dict()["state"]
+    assert set(state) == {T0, T1}
+    ids = collection.table_ids("t0")
+    expected = {f"t0.{name}": (len(ids), *shape) for name, shape in states.items()} | {"t0.step": ()}
+    if states:
+        expected["t0.ids"] = (len(ids),)
+        assert torch.equal(state[T0]["t0.ids"], ids)
+    assert {name: tuple(value.shape) for name, value in state[T0].items()} == expected
+    expected = {f"t1.{name}": (9, *shape) for name, shape in states.items()} | {"t1.step": ()}
+    assert {name: tuple(value.shape) for name, value in state[T1].items()} == expected
+    assert float(state[T1]["t1.step"]) == 3
+    assert collection.fused_optimizer is optimizer
+
+
+def test_state_values(device: torch.device) -> None:
+    collection = bags_collection(device)
+    apply(collection, torch.optim.Adagrad, initial_accumulator_value=0.25)
+    train_step(collection, jagged({"f0": [[7, 8], [8]]}), factor=0.5)
+    train_step(collection, jagged({"f0": [[9, 8]]}), factor=2.0)
+    state = collection.fused_optimizer.state_dict()["state"][T0]
+    assert state["t0.ids"].tolist() == [7, 8, 9]
+    assert torch.equal(state["t0.momentum1"], torch.tensor([[0.5], [5.25], [4.25]]).expand(3, 4))
+
+
+def test_no_optimizer_yet(device: torch.device) -> None:
+    collection = bags_collection(device)
+    assert collection.fused_optimizer.state_dict() == {"state": {}}
+    apply(collection)
+    assert list(collection.fused_optimizer.params) == [T0]
+
+
+@pytest.mark.parametrize("cls", [cls for cls, _ in STATES])
+@pytest.mark.parametrize("optimizer_first", [False, True])
+def test_round_trip_goes_on_with_the_same_bits(device: torch.device, cls: type, optimizer_first: bool) -> None:
+    """The reader has another cache, other rows, and met the ids in another order."""
+    source, target = two_tables(device, cls), two_tables(device, cls, cache=9, seed=5)
+    train(source, 0)
+    train(target, 1, steps=2)
+    batch = jagged({"f0": [[500, 501], [8]], "f1": [[0], [0]]})
+    train_step(target, batch)
+    assert source.table_ids("t0").tolist() != target.table_ids("t0").tolist()
+    weights, states = source.state_dict(), source.fused_optimizer.state_dict()
+    if optimizer_first:
+        target.fused_optimizer.load_state_dict(states)
+    target.load_state_dict(weights)
+    if not optimizer_first:
+        target.fused_optimizer.load_state_dict(states)
+    assert all(torch.equal(a, b) for a, b in zip(train(source, 2), train(target, 2), strict=True))
+    assert set(source.table_ids("t0").tolist()) == set(target.table_ids("t0").tolist())
+    twin = two_tables(device, cls)  # one that meets them in the order of the source
+    twin.load_state_dict(source.state_dict())
+    twin.fused_optimizer.load_state_dict(source.fused_optimizer.state_dict())
+    assert not list(same_bits(source.state_dict(), twin.state_dict()))
+    ours, theirs = source.fused_optimizer.state_dict()["state"], twin.fused_optimizer.state_dict()["state"]
+    assert not list(same_bits(ours, theirs))
+
+
+def test_state_of_other_row_orders(device: torch.device) -> None:
+    """Each row gets its own state, although the tables list their ids differently."""
+    source, target = two_tables(device, torch.optim.Adagrad), two_tables(device, torch.optim.Adagrad)
+    for collection, order in ((source, [1, 2, 3]), (target, [3, 1, 2])):
+        for i in order:
+            train_step(collection, jagged({"f0": [[i]], "f1": [[i]]}), factor=float(i))
+    state = source.fused_optimizer.state_dict()
+    state["state"][T0]["t0.momentum1"] = torch.tensor([[10.0], [20.0], [30.0]]).expand(3, 4)
+    target.fused_optimizer.load_state_dict(state)
+    result = target.fused_optimizer.state_dict()["state"][T0]
+    assert result["t0.ids"].tolist() == [3, 1, 2]
+    assert result["t0.momentum1"][:, 0].tolist() == [30.0, 10.0, 20.0]
+
+
+def test_momentum2_is_accepted(device: torch.device) -> None:
+    source, target = two_tables(device), two_tables(device)
+    train(source, 0)
+    state = source.fused_optimizer.state_dict()
+    old = {
+        param: {name.replace("exp_avg_sq", "momentum2"): value for name, value in values.items()}
+        for param, values in state["state"].items()
+    }
+    assert "t1.momentum2" in old[T1]
+    target.load_state_dict(source.state_dict())
+    target.fused_optimizer.load_state_dict({"state": old})
+    assert not list(same_bits(state["state"], target.fused_optimizer.state_dict()["state"]))
+
+
+def test_loading_is_strict(device: torch.device) -> None:
+    collection = two_tables(device)
+    train(collection, 0)
+    state = collection.fused_optimizer.state_dict()["state"]
+    hash_state, index_state = state[T0], state[T1]
+    rows = len(hash_state["t0.ids"])
+    wrong: list[dict[str, Any]] = [
+        {T0: hash_state},
+        {T0: hash_state, "embedding_bags.t2.weight": index_state},
+        {**state, "embedding_bags.t2.weight": index_state},
+        {T0: hash_state, T1: {k: v for k, v in index_state.items() if k != "t1.step"}},
+        {T0: hash_state, T1: {**index_state, "t1.more": torch.zeros(1)}},
+        {T0: hash_state, T1: {k.replace("momentum1", "momentum9"): v for k, v in index_state.items()}},
+        {T0: {**hash_state, "t0.momentum1": torch.zeros(rows, 5)}, T1: index_state},
+        {T0: {**hash_state, "t0.momentum1": torch.zeros(rows + 1, 4)}, T1: index_state},
+        {T0: hash_state, T1: {**index_state, "t1.momentum1": torch.zeros(8, 4)}},
+        {T0: hash_state, T1: {**index_state, "t1.momentum1": torch.zeros(4, 9)}},
+        {T0: {**hash_state, "t0.step": torch.tensor(-1.0)}, T1: index_state},
+        {T0: {**hash_state, "t0.step": torch.tensor(1.5)}, T1: index_state},
+        {T0: {**hash_state, "t0.ids": hash_state["t0.ids"].float()}, T1: index_state},
+        {T0: {**hash_state, "t0.ids": hash_state["t0.ids"].clone().fill_(3)}, T1: index_state},
+    ]
+    for given in wrong:
+        with pytest.raises(ValueError, match=r"t0|t1|count"):
+            collection.fused_optimizer.load_state_dict({"state": given})
+        after = collection.fused_optimizer.state_dict()["state"]
+        assert not list(same_bits(state, after)), f"changed by {given}"
+    combined = CombinedOptimizer([collection.fused_optimizer])
+    for given in wrong[6:]:
+        with pytest.raises(ValueError, match=r"t0|t1"):
+            combined.load_state_dict({"state": given})
+    adagrad = two_tables(device, torch.optim.Adagrad)
+    with pytest.raises(ValueError, match="exp_avg_sq"):
+        adagrad.fused_optimizer.load_state_dict({"state": state})
+
+
+def test_param_groups_are_saved_on_demand(device: torch.device) -> None:
+    source, target = two_tables(device), two_tables(device)
+    assert "param_groups" not in source.fused_optimizer.state_dict()
+    for collection in (source, target):
+        collection.fused_optimizer.save_param_groups(True)
+    source.fused_optimizer.param_groups[0].update(lr=0.75, betas=(0.5, 0.6))
+    saved = source.fused_optimizer.state_dict()
+    assert saved["param_groups"] == [{"params": [T0, T1], "lr": 0.75, "betas": (0.5, 0.6), "eps": 1e-8}]
+    target.fused_optimizer.load_state_dict(saved)
+    train(source, 0)
+    train(target, 0)
+    assert not list(same_bits(source.state_dict(), target.state_dict()))
+
+
+def test_step_and_zero_grad_do_nothing(device: torch.device) -> None:
+    collection = two_tables(device)
+    train(collection, 0, steps=1)
+    before = collection.state_dict(), collection.fused_optimizer.state_dict()["state"]
+    collection.fused_optimizer.step()
+    collection.fused_optimizer.zero_grad(set_to_none=True)
+    assert not list(same_bits(before[0], collection.state_dict()))
+    assert not list(same_bits(before[1], collection.fused_optimizer.state_dict()["state"]))
+    assert "lr: 0.1" in repr(collection.fused_optimizer)
+    with pytest.raises(NotImplementedError):
+        collection.fused_optimizer.add_param_group({"params": []})
+
+
+# ---- schedules
+
+SCHEDULES = {
+    "step": lambda o: lr_scheduler.StepLR(o, step_size=2, gamma=0.5),
+    "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda epoch: 1.0 / (1 + epoch)),
+    "one cycle": lambda o: lr_scheduler.OneCycleLR(o, max_lr=1.0, total_steps=6, cycle_momentum=False),
+    "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=5),
+}
+
+
+@pytest.mark.parametrize("kind", list(SCHEDULES))
+@pytest.mark.parametrize("combined", [False, True])
+def test_torchs_schedulers_drive_the_update(device: torch.device, kind: str, combined: bool) -> None:
+    collection = bags_collection(device)
+    apply(collection, lr=0.5)
+    optimizer: Any = collection.fused_optimizer
+    if combined:
+        optimizer = CombinedOptimizer([optimizer])
+    reference = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
+    schedule, expected = SCHEDULES[kind](optimizer), SCHEDULES[kind](reference)
+    moved = []
+    train_step(collection, jagged({"f0": [[1]]}), factor=0.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(5):
+            before = rows_of(collection)[1]
+            train_step(collection, jagged({"f0": [[1]]}))
+            optimizer.step()
+            rate = reference.param_groups[0]["lr"]
+            torch.testing.assert_close(before - rows_of(collection)[1], torch.full((4,), rate), rtol=1e-4, atol=1e-6)
+            moved.append(rate)
+            reference.step()
+            schedule.step()
+            expected.step()
+    assert len(set(moved)) > 1
+
+
+def test_warmup(device: torch.device) -> None:
+    stages = [
+        WarmupStage(WarmupPolicy.LINEAR, max_iters=4, value=0.5),
+        WarmupStage(WarmupPolicy.CONSTANT, max_iters=6, value=0.25),
+    ]
+    collection, reader = bags_collection(device), bags_collection(device)
+    optimizers = []
+    for module in (collection, reader):
+        apply(module, lr=7.0)
+        optimizers.append(WarmupOptimizer(module.fused_optimizer, stages, lr=2.0))
+    rates = [1.0, 1.25, 1.5, 1.75, 2.0, 0.5, 0.5]
+    for number, rate in enumerate(rates):
+        if number == 3:  # a save and load in the middle; TorchRec's strict load needs one step before
+            optimizers[1].step()
+            reader.load_state_dict(collection.state_dict())
+            optimizers[1].load_state_dict(optimizers[0].state_dict())
+            collection, optimizers[0] = reader, optimizers[1]
+        output = collection(jagged({"f0": [[1]]})).values()
+        output.sum().backward()
+        optimizers[0].step()
+        moved = output.detach().cpu() - rows_of(collection)[1]
+        torch.testing.assert_close(moved, torch.full((1, 4), rate))
+
+
+# ---- combined with dense parameters
+
+
+def test_combined_training_saves_and_loads(device: torch.device) -> None:
+    model, reader = Model(device), Model(device, cache=9)
+    rng = np.random.default_rng(3)
+    batches = [jagged(random_bags(rng, ["f0", "f1"], 9)) for _ in range(6)]
+    for batch in batches[:3]:
+        model.step(batch)
+    state = model.optimizer.state_dict()["state"]
+    assert set(state) == {f"sparse.{T0}", f"sparse.{T1}", "dense.weight"}
+    reader.step(batches[5])  # TorchRec's strict load needs states that exist
+    reader.load_state_dict(model.state_dict())
+    reader.optimizer.load_state_dict(model.optimizer.state_dict())
+    before = model.dense.weight.detach().clone()
+    for batch in batches[3:]:
+        assert model.step(batch) == reader.step(batch)
+    assert not torch.equal(before, model.dense.weight)
+    assert torch.equal(model.dense.weight, reader.dense.weight)
+
+
+# ---- GradientClippingOptimizer
+
+
+@pytest.mark.parametrize("clipping", [GradientClipping.NORM, GradientClipping.VALUE])
+def test_clipping_around_the_tables_is_refused(device: torch.device, clipping: GradientClipping) -> None:
+    optimizer = two_tables(device).fused_optimizer
+    message = "gradient_clipping=True and max_gradient"
+    with pytest.raises(ValueError, match=message):
+        GradientClippingOptimizer(optimizer, clipping)
+    with pytest.raises(ValueError, match=message):
+        GradientClippingOptimizer(optimizer=optimizer, clipping=clipping, max_gradient=1.0)
+    stages = [WarmupStage(WarmupPolicy.CONSTANT, max_iters=2, value=0.25)]
+    with pytest.raises(ValueError, match=message):
+        GradientClippingOptimizer(WarmupOptimizer(optimizer, stages), clipping)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        GradientClippingOptimizer(optimizer)
+
+
+@pytest.mark.parametrize("clipping", [GradientClipping.NORM, GradientClipping.VALUE])
+def test_clipping_around_a_combination_clips_the_dense_part(device: torch.device, clipping: GradientClipping) -> None:
+    torchrec_hooks._warn_tables_not_clipped.cache_clear()
+    collection = bags_collection(device)
+    apply(collection, lr=1.0)
+    weight = torch.nn.Parameter(torch.tensor([3.0, 4.0], device=device))
+    dense = KeyedOptimizerWrapper({"w": weight}, lambda p: torch.optim.SGD(p, lr=1.0))
+    combined = CombinedOptimizer([("sparse", collection.fused_optimizer), dense])
+    with pytest.warns(UserWarning, match="dense parameters only") as caught:
+        optimizer = GradientClippingOptimizer(combined, clipping, max_gradient=0.5)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        GradientClippingOptimizer(CombinedOptimizer([("again", combined)]), clipping)
+        GradientClippingOptimizer(dense, clipping)
+    rows = collection(jagged({"f0": [[1]]})).values()
+    (rows.sum() * 2 + weight.square().sum() / 2).backward()
+    optimizer.step()
+    torch.testing.assert_close(rows.detach().cpu()[0] - rows_of(collection)[1], torch.full((4,), 2.0))
+    clipped = torch.tensor([0.3, 0.4] if clipping is GradientClipping.NORM else [0.5, 0.5])
+    torch.testing.assert_close(torch.tensor([3.0, 4.0]) - weight.detach().cpu(), clipped)

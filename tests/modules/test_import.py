@@ -1,0 +1,134 @@
+"""What can be imported where: without TorchRec, before torch, in either order, from any folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torchrec
+
+import rec_sdk_torch as rst
+
+ROOT = Path(rst.__file__).resolve().parents[1]
+
+BLOCK = """
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Block())
+"""
+
+
+def run(code: str, *blocked: str, folder: Path | None = None) -> str:
+    """Output of `code` in a fresh interpreter that cannot import `blocked`."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    prefix = BLOCK.format(blocked=blocked) if blocked else ""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", prefix + code],
+        cwd=folder or ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_name_is_there() -> None:
+    assert set(rst.__all__) <= set(dir(rst))
+    assert set(rst.__all__) == set(rst._EXPORTS)
+    for name in rst.__all__:
+        assert getattr(rst, name).__name__ == name
+    with pytest.raises(AttributeError, match="no_such_name"):
+        rst.no_such_name  # noqa: B018
+
+
+def test_importing_imports_neither_torch_nor_torchrec(tmp_path: Path) -> None:
+    code = "import sys, rec_sdk_torch; print(*[m for m in sys.modules if m.partition('.')[0] in ('torch', 'torchrec')])"
+    assert run(code, folder=tmp_path).split() == []
+
+
+WITHOUT_TORCHREC = """
+import torch
+import rec_sdk_torch
+from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
+embedding = TableBatchedEmbedding(
+    [TableConfig("t", 10, 4, init_min=1.0, init_max=1.0)], optimizer=TableOptimizer.create(torch.optim.SGD, {"lr": 0.5})
+)
+ids, offsets = torch.tensor([3, 3]), torch.tensor([0, 2])
+embedding(ids, offsets).sum().backward()
+print(embedding.eval()(ids, offsets).tolist())
+print(rec_sdk_torch.AccumulateSGD.__name__, rec_sdk_torch.TableBatchedEmbedding is TableBatchedEmbedding)
+for name in ("EmbCacheEmbeddingCollection", "HashEmbeddingBagConfig", "PolicyType"):
+    try:
+        getattr(rec_sdk_torch, name)
+    except ImportError as error:
+        print(error)
+try:
+    from rec_sdk_torch import EmbCacheEmbeddingBagCollection
+except ImportError as error:
+    print(error)
+"""
+
+
+def test_without_torchrec() -> None:
+    lines = run(WITHOUT_TORCHREC, "torchrec", "fbgemm_gpu").splitlines()
+    assert lines[:2] == ["[[0.0, 0.0, 0.0, 0.0]]", "AccumulateSGD True"]
+    names = ("EmbCacheEmbeddingCollection", "HashEmbeddingBagConfig", "PolicyType")
+    refused = [line.partition(" needs ")[0] for line in lines[2:] if "torchrec, which is not installed" in line]
+    expected = [f"rec_sdk_torch.{name}" for name in (*names, "EmbCacheEmbeddingBagCollection")]
+    assert refused == expected
+
+
+def test_without_torch() -> None:
+    code = """
+import rec_sdk_torch
+print(rec_sdk_torch.__version__, "EmbCacheEmbeddingCollection" in dir(rec_sdk_torch))
+try:
+    rec_sdk_torch.TableBatchedEmbedding
+except ModuleNotFoundError as error:
+    print(error.name)
+"""
+    assert run(code, "torch", "torchrec").split() == [rst.__version__, "True", "torch"]
+
+
+IN_TORCHREC = """
+for name in ("AccumulateSGD", "AccumulateAdagrad", "AccumulateAdam"):
+    assert getattr(torchrec.optim, name) is getattr(rec_sdk_torch, name)
+from torchrec.optim import AccumulateAdam
+assert isinstance(AccumulateAdam, type)
+from rec_sdk_torch.tbe.optimizer import spec_for
+import torch
+for cls in (torch.optim.SGD, torchrec.optim.RowWiseAdagrad, torchrec.optim.Adam, AccumulateAdam):
+    assert spec_for(cls)
+from torchrec.optim import GradientClipping, GradientClippingOptimizer
+from torchrec.optim.clipping import GradientClippingOptimizer as Other
+assert GradientClippingOptimizer is Other
+collection = rec_sdk_torch.HashEmbeddingBagCollection([rec_sdk_torch.HashEmbeddingBagConfig(9, 4, "t")])
+rec_sdk_torch.apply_optimizer_in_backward(torchrec.optim.AccumulateSGD, collection.parameters(), {"lr": 0.1})
+try:
+    GradientClippingOptimizer(collection.fused_optimizer, GradientClipping.NORM)
+except ValueError as error:
+    print("refused")
+"""
+
+
+@pytest.mark.parametrize(
+    "imports",
+    ["import rec_sdk_torch, torchrec.optim.keyed, torchrec", "import torchrec, rec_sdk_torch"],
+)
+def test_torchrec_is_extended_in_either_order(imports: str, tmp_path: Path) -> None:
+    assert run(imports + IN_TORCHREC, folder=tmp_path) == "refused\n"
+
+
+def test_importing_again_changes_nothing() -> None:
+    construct = torchrec.optim.GradientClippingOptimizer.__init__
+    rst.torchrec_hooks.install()
+    assert torchrec.optim.GradientClippingOptimizer.__init__ is construct

@@ -1,0 +1,139 @@
+"""Where rows start: the initializers, the seed, and `init_fn`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from jagged import (
+    apply,
+    bag_config,
+    bags_collection,
+    jagged,
+    read,
+    rows_of,
+    sequences_collection,
+    single_ids,
+    train_step,
+)
+from torchrec import EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_configs import DataType
+
+from rec_sdk_torch import InitializerType
+
+IDS = (-(2**63), -1, 0, 1, 5, 1000, 2**63 - 1)
+
+
+def initial(device: torch.device, ids: Any = IDS, **fields: Any) -> torch.Tensor:
+    options = {name: fields.pop(name) for name in ("cache", "seed") if name in fields}
+    return read(bags_collection(device, bag_config(**fields), **options), single_ids(list(ids)))
+
+
+def test_linear(device: torch.device) -> None:
+    rows = initial(device, embedding_dim=5, weight_init_min=-1.0, weight_init_max=3.0)
+    assert torch.equal(rows, torch.tensor([-1.0, 0.0, 1.0, 2.0, 3.0]).expand(len(IDS), 5))
+    edge = 40**-0.5
+    rows = initial(device, embedding_dim=3)
+    torch.testing.assert_close(rows, torch.tensor([-edge, 0.0, edge]).expand(len(IDS), 3))
+    assert torch.equal(initial(device, embedding_dim=1, weight_init_min=0.125), torch.full((len(IDS), 1), 0.125))
+
+
+def test_uniform(device: torch.device) -> None:
+    fields = {"initializer_type": InitializerType.UNIFORM, "embedding_dim": 16}
+    rows = initial(device, range(2000), **fields, weight_init_min=-0.25, weight_init_max=0.75)
+    assert rows.min() >= -0.25
+    assert rows.max() < 0.75
+    assert rows.unique().numel() > 31_000
+    assert abs(float(rows.mean()) - 0.25) < 0.01
+    assert abs(float(rows.std()) - 12**-0.5) < 0.01
+    default = initial(device, range(2000), **fields)
+    assert 0.99 * 40**-0.5 < default.abs().max() <= 40**-0.5
+
+
+def test_truncated_normal(device: torch.device) -> None:
+    rows = initial(
+        device,
+        range(2000),
+        initializer_type=InitializerType.TRUNCATED_NORMAL,
+        weight_init_mean=3.0,
+        weight_init_stddev=0.5,
+        embedding_dim=16,
+    )
+    assert rows.min() >= 2.0
+    assert rows.max() <= 4.0
+    assert abs(float(rows.mean()) - 3.0) < 0.02
+    assert abs(float(rows.std()) - 0.5 * 0.8796) < 0.01  # of a normal cut at two sigma
+
+
+@pytest.mark.parametrize("kind", [InitializerType.UNIFORM, InitializerType.TRUNCATED_NORMAL])
+def test_initial_weights_depend_on_seed_table_and_id_alone(device: torch.device, kind: InitializerType) -> None:
+    fields = {"initializer_type": kind}
+    expected = dict(zip(IDS, initial(device, **fields), strict=True))
+    for order, cache in (((6, 0, 3), 3), ((1, 2, 3, 4, 5, 6, 0), 40)):
+        collection = bags_collection(device, bag_config(**fields), cache=cache)
+        apply(collection, lr=0.0)
+        for i in order:
+            train_step(collection, single_ids([IDS[i]]))
+        for i, row in rows_of(collection).items():
+            assert torch.equal(row, expected[i])
+    assert not torch.equal(initial(device, seed=1, **fields), torch.stack(list(expected.values())))
+    assert not torch.equal(initial(device, name="other", **fields), torch.stack(list(expected.values())))
+
+
+def test_seed_is_that_of_torch_by_default(device: torch.device) -> None:
+    fields = {"initializer_type": InitializerType.UNIFORM}
+    with torch.random.fork_rng():
+        torch.manual_seed(1234)
+        torch.rand(3)  # the position in the generator's stream does not matter
+        drawn = initial(device, seed=None, **fields)
+    assert torch.equal(drawn, initial(device, seed=1234, **fields))
+
+
+def fill_by_row(param: torch.Tensor) -> None:
+    param.copy_(torch.arange(param.shape[0], dtype=torch.float32)[:, None].expand_as(param))
+
+
+def test_init_fn_of_index_tables(device: torch.device) -> None:
+    config = EmbeddingConfig(num_embeddings=30, embedding_dim=3, name="t0", feature_names=["f0"], init_fn=fill_by_row)
+    half = EmbeddingConfig(
+        num_embeddings=9, embedding_dim=3, name="t1", init_fn=torch.nn.init.ones_, data_type=DataType.BF16
+    )
+    collection = sequences_collection(device, config, half, cache=4)
+    weight = collection.state_dict()["embeddings.t0.weight"]
+    assert torch.equal(weight, torch.arange(30.0)[:, None].expand(30, 3))
+    assert torch.equal(collection.state_dict()["embeddings.t1.weight"], torch.ones(9, 3, dtype=torch.bfloat16))
+    assert read(collection, jagged({"f0": [[7]], "t1": [[0]]})).tolist() == [7.0] * 3 + [1.0] * 3
+
+
+def test_init_fn_of_hash_tables(device: torch.device) -> None:
+    """It fills blocks of new rows, once per row; a row keeps its weight whatever the cache does."""
+    calls: list[int] = []
+
+    def fill(block: torch.Tensor) -> None:
+        calls.append(len(block))
+        block.fill_(float(len(calls)))
+
+    collection = bags_collection(device, bag_config(init_fn=fill), bag_config("t1", ["f1"]), cache=4)
+    apply(collection, lr=0.0)
+    for start in (0, 3, 1, 5):
+        bags = [list(range(start, start + 3))]
+        train_step(collection, jagged({"f0": bags, "f1": bags}))
+    assert calls == [3, 3, 2]
+    rows = rows_of(collection)
+    assert [float(row[0]) for row in rows.values()] == [1, 1, 1, 2, 2, 2, 3, 3]
+    assert list(rows) == list(range(8))
+    assert all(torch.equal(row, row[:1].expand(4)) for row in rows.values())
+    edge = 40**-0.5
+    assert all(abs(float(row[0]) + edge) < 1e-6 for row in rows_of(collection, "t1").values())
+    assert read(collection, jagged({"f0": [[0], [99]], "f1": [[], []]}))[:, 0].tolist() == [1.0, 4.0]
+    assert len(rows_of(collection)) == 8
+
+
+def test_torchrecs_default_init_fn_means_uniform(device: torch.device) -> None:
+    config = EmbeddingBagConfig(num_embeddings=1000, embedding_dim=8, name="t0", weight_init_max=0.5, weight_init_min=0)
+    weights = [bags_collection(device, config, seed=s).state_dict()["embedding_bags.t0.weight"] for s in (0, 0, 1)]
+    assert weights[0].min() >= 0
+    assert 0.49 < weights[0].max() <= 0.5
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
