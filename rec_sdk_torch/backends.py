@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+_HUGE_PAGE = 2 << 20
 
 
 def _read_number(path: str) -> int | None:
@@ -29,6 +32,22 @@ def free_host_memory() -> int:
     return available
 
 
+def _huge_pages(rows: int, width: int, device: torch.device) -> torch.Tensor:
+    """A uint8 matrix in huge pages where the system has them: rows are read at random, 4 KiB pages miss the TLB."""
+    size = rows * width
+    if size < _HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty((rows, width), dtype=torch.uint8)
+    memory = mmap.mmap(-1, size + _HUGE_PAGE)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    aligned = -whole.data_ptr() % _HUGE_PAGE
+    return whole[aligned : aligned + size].view(rows, width)
+
+
+def _allocate(rows: int, width: int, device: torch.device) -> torch.Tensor:
+    return torch.empty((rows, width), dtype=torch.uint8, device=device)
+
+
 @dataclass(frozen=True)
 class Backend:
     """What the host side of the package needs to know of a device type."""
@@ -38,6 +57,8 @@ class Backend:
     """Bytes of device memory that can still be allocated."""
     pin_staging: bool
     """Whether staging buffers are page-locked for asynchronous copies."""
+    allocate_cache: Callable[[int, int, torch.device], torch.Tensor] = _allocate
+    """(rows, width, device) -> an uninitialised device cache, uint8 `[rows, width]`."""
 
     def staging(self, rows: int, width: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
         """An uninitialised host buffer `[rows, width]` that a swap copies through."""
@@ -45,7 +66,7 @@ class Backend:
 
 
 _BACKENDS = {
-    "cpu": Backend("cpu", lambda device: free_host_memory(), pin_staging=False),
+    "cpu": Backend("cpu", lambda device: free_host_memory(), pin_staging=False, allocate_cache=_huge_pages),
 }
 
 

@@ -127,7 +127,7 @@ class Group:
             means if self.pooled else [],
         )
         slots = sum(member.slots for member in members)
-        self.cache = torch.empty((slots, self.layout.bytes), dtype=torch.uint8, device=device)
+        self.cache = self._backend.allocate_cache(slots, self.layout.bytes, device)
         self._columns = torch.tensor(list(columns), dtype=torch.int64, device=device)
         self._means = torch.tensor(means, dtype=torch.bool, device=device)
         optimizers = [member.optimizer for member in members if member.optimizer]

@@ -20,6 +20,7 @@ LruPolicy::LruPolicy(int64_t first_slot, int64_t slots)
 void LruPolicy::touch(const uint32_t* slots, int64_t count) noexcept {
   if (count > capacity_ - tail_) compact();
   for (int64_t i = 0; i < count; ++i) {
+    if (i + kPrefetchDistance < count) prefetch_write(&place_[slots[i + kPrefetchDistance] - first_slot_]);
     const uint32_t slot = slots[i] - first_slot_;
     queue_[tail_] = slot;
     place_[slot] = tail_++;

@@ -100,7 +100,12 @@ void Planner::pin_hits(Group* group, int32_t t) {
   uint32_t* const pins = group->pins.data();
   int64_t hits = hit_count_;
   int64_t pinned = 0;
-  for (int64_t u = scan_.unique_begin(t); u < scan_.unique_end(t); ++u) {
+  const int64_t end = scan_.unique_end(t);
+  for (int64_t u = scan_.unique_begin(t); u < end; ++u) {
+    if (u + kPrefetchDistance < end) {
+      const RowKey ahead = scan_.unique[u + kPrefetchDistance].key;
+      if (ahead < slots) prefetch_write(&pins[ahead]);
+    }
     const RowKey key = scan_.unique[u].key;
     if (key >= slots) continue;
     pinned += pins[key]++ == 0;
@@ -231,7 +236,9 @@ void Planner::bring_in(Group* group, int32_t t, int64_t evicted, PlanBuffers* pl
 void Planner::unpin(const PlanBuffers& plan, Group* group) noexcept {
   for (size_t t = 0; t < group->tables.size(); ++t) {
     int64_t unpinned = 0;
-    for (int32_t u = plan.table_offsets[t]; u < plan.table_offsets[t + 1]; ++u) {
+    const int32_t end = plan.table_offsets[t + 1];
+    for (int32_t u = plan.table_offsets[t]; u < end; ++u) {
+      if (u + kPrefetchDistance < end) prefetch_write(&group->pins[plan.unique_slots[u + kPrefetchDistance]]);
       unpinned += --group->pins[plan.unique_slots[u]] == 0;
     }
     group->tables[t].pinned_slots -= unpinned;
