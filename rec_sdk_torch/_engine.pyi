@@ -18,6 +18,9 @@ _Int32: TypeAlias = npt.NDArray[np.int32]
 _Int64: TypeAlias = npt.NDArray[np.int64]
 _Int: TypeAlias = npt.NDArray[np.signedinteger[Any]]  # int32 or int64; another dtype is a TypeError
 
+def available_memory() -> int:
+    """Bytes of host memory that can still be taken: MemAvailable, or less where a cgroup (v1 or v2) says so."""
+
 class CacheTooSmallError(RuntimeError):
     """A batch needs more distinct rows than the table's device cache has slots that are not pinned."""
 
@@ -172,7 +175,7 @@ class Engine:
         """
 
     def cancel(self, plan: SwapPlan) -> None:
-        """Undoes the latest plan and ends its pins, before its read_pending and before the cache was written to.
+        """Undoes the latest plan and ends its pins, before the cache was written to.
 
         Only the order in which rows will be evicted may differ from before. RuntimeError for any other plan.
         """
@@ -201,7 +204,7 @@ class Engine:
         """Keeps the [P] sums of rows that leave."""
 
     def read_pending(self, plan: SwapPlan, sums: _Float) -> None:
-        """Fills the [Q] sums of rows that came back. Once per plan, else RuntimeError."""
+        """Fills the [Q] sums of rows that came back. RuntimeError after the plan's release or clear_pending."""
 
     def mark_pending(self, plan: SwapPlan) -> None:
         """The plan's rows now hold pending gradients. RuntimeError after the plan's release."""
@@ -229,6 +232,9 @@ class Engine:
 
     def read_rows(self, table: int, rows: _Int64, records: _Bytes) -> None:
         """Fills host records of rows [n]. Those of resident rows are stale: overlay them from the cache."""
+
+    def kept_rows(self, table: int) -> _Int64:
+        """Rows [n] with more than their initial record, ascending: those in the cache or written to the store."""
 
     def insert(self, table: int, ids: _Int64) -> tuple[_Int64, _Int32]:
         """Rows [n] and slots [n] (-1 = not resident) of the ids; a hash table adds those it does not know."""

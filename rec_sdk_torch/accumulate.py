@@ -12,16 +12,7 @@ from typing import Any
 
 import torch
 
-
-def _check_window(use_accumulate: object, accumulate_step: object) -> None:
-    if not isinstance(use_accumulate, bool):
-        raise TypeError(f"use_accumulate is {use_accumulate!r}, expected a bool")
-    if isinstance(accumulate_step, bool) or not isinstance(accumulate_step, int):
-        raise TypeError(f"accumulate_step is {accumulate_step!r}, expected an int")
-    if accumulate_step < 1:
-        raise ValueError(f"accumulate_step is {accumulate_step}, must be at least 1")
-    if accumulate_step > 1 and not use_accumulate:
-        raise ValueError(f"accumulate_step is {accumulate_step}, which needs use_accumulate=True")
+from .tbe.optimizer import check_window
 
 
 class _Accumulating(torch.optim.Optimizer):
@@ -35,9 +26,8 @@ class _Accumulating(torch.optim.Optimizer):
         accumulate_step: int = 1,
         **kwargs: Any,
     ) -> None:
-        _check_window(use_accumulate, accumulate_step)
         super().__init__(params, *args, **kwargs)
-        self._length = accumulate_step
+        self._length = check_window(type(self).__name__, use_accumulate, accumulate_step)
         self._backwards = 0
         self._sums: dict[torch.Tensor, torch.Tensor] = {}
 

@@ -5,31 +5,12 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
+from ._engine import available_memory
+
 _HUGE_PAGE = 2 << 20
-
-
-def _read_number(path: str) -> int | None:
-    try:
-        return int(Path(path).read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def free_host_memory() -> int:
-    """Bytes of host memory that can still be taken: MemAvailable, or less where a cgroup says so."""
-    available = 1 << 62
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) * 1024
-    limit = _read_number("/sys/fs/cgroup/memory.max")
-    used = _read_number("/sys/fs/cgroup/memory.current")
-    if limit is not None and used is not None:
-        available = min(available, limit - used)
-    return available
 
 
 def _huge_pages(rows: int, width: int, device: torch.device) -> torch.Tensor:
@@ -52,7 +33,6 @@ def _allocate(rows: int, width: int, device: torch.device) -> torch.Tensor:
 class Backend:
     """What the host side of the package needs to know of a device type."""
 
-    device_type: str
     free_memory: Callable[[torch.device], int]
     """Bytes of device memory that can still be allocated."""
     pin_staging: bool
@@ -66,7 +46,7 @@ class Backend:
 
 
 _BACKENDS = {
-    "cpu": Backend("cpu", lambda device: free_host_memory(), pin_staging=False, allocate_cache=_huge_pages),
+    "cpu": Backend(lambda device: available_memory(), pin_staging=False, allocate_cache=_huge_pages),
 }
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torchrec.optim.fused import FusedOptimizer
 
 from .handles import TableParameter, ids_problem
-from .tbe import OptimizerSpec, TableBatchedEmbedding, TableConfig, TableOptimizer
+from .tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
 
 _FIRST_STATE = "momentum1"
 """TorchRec's name of a table's first state, whatever the optimizer calls it; the others have the optimizer's."""
@@ -77,21 +78,25 @@ class IdsState(_TableState):
 
 
 class RowState(_TableState):
-    """One state block of every row of a table, float32 `[n, D]`, or `[n]` when row-wise."""
+    """One state block of every row of a table, float32 `[n, D]`, or `[n]` when row-wise.
+
+    Loading replaces the state of the whole table: rows that are not among the loaded ids get its initial value.
+    """
 
     def __init__(
         self,
         embedding: TableBatchedEmbedding,
         config: TableConfig,
-        spec: OptimizerSpec,
+        optimizer: TableOptimizer,
         index: int,
         ids: IdsState | None,
     ) -> None:
         super().__init__(embedding, config.name)
+        self._optimizer = optimizer
         self._index = index
         self._ids = ids
         self._rows = config.num_embeddings
-        self._shape = () if spec.states[index].rowwise else (config.embedding_dim,)
+        self._shape = () if optimizer.spec.states[index].rowwise else (config.embedding_dim,)
 
     def chunks(self) -> Iterator[torch.Tensor]:
         """The state chunk by chunk, in row order."""
@@ -114,6 +119,13 @@ class RowState(_TableState):
         self._raise_problem(value, len(ids))
         rows = value.detach().cpu()
         group.write_state(table, self._index, ids.numpy(), rows if self._shape else rows[:, None])
+        if self._ids is None:
+            return
+        others = np.setdiff1d(self._embedding.table_ids(self._table), ids.numpy())
+        initial = self._optimizer.spec.state_init(self._optimizer.options)[self._index]
+        group.write_state(table, self._index, others, torch.tensor(initial).expand(len(others), 1))
+        if self._index + 1 == len(self._optimizer.spec.states):
+            self._ids.loading = None
 
 
 def _table_states(
@@ -125,7 +137,7 @@ def _table_states(
     if ids is not None:
         states[f"{table}.ids"] = ids  # first, so that the others find what it loads
     for index, state in enumerate(spec.states):
-        states[f"{table}.{state.name if index else _FIRST_STATE}"] = RowState(embedding, config, spec, index, ids)
+        states[f"{table}.{state.name if index else _FIRST_STATE}"] = RowState(embedding, config, optimizer, index, ids)
     states[f"{table}.step"] = StepState(embedding, table, optimizer)
     return states
 

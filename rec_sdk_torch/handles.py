@@ -138,15 +138,18 @@ class TableHandle(torch.nn.Module):
         return self
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        if self._owner[0].device.type == "meta":
-            return
         ids, weight = self.rows()
         if self._config.hashed:
             destination[prefix + "ids"] = ids
         destination[prefix + "weight"] = weight
 
     def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(ids int64 `[n]`, weight `[n, D]`) of the whole table, copied to the host."""
+        """(ids int64 `[n]`, weight `[n, D]`) of the whole table, copied to the host; on the meta device, shapes."""
+        config = self._config
+        if self._owner[0].device.type == "meta":
+            shape = (0 if config.hashed else config.num_embeddings, config.embedding_dim)
+            weight = torch.empty(shape, dtype=config.weight_dtype, device="meta")
+            return torch.empty(shape[0], dtype=torch.int64, device="meta"), weight
         group, table = self._owner[0].find_table(self._config.name)
         count = group.engine.row_count(table)
         ids = torch.empty(count, dtype=torch.int64)
@@ -196,8 +199,9 @@ class TableHandle(torch.nn.Module):
     def load_rows(self, ids: torch.Tensor | None, weight: torch.Tensor) -> None:
         """Replaces the table: its rows become `ids` (None: every row of an index table) with `weight`.
 
-        Rows that stay keep their optimizer states.
+        Rows that stay keep their optimizer states. Gradients of an open accumulation window are dropped.
         """
+        self._owner[0].drop_windows()
         group, table = self._owner[0].find_table(self._config.name)
         if ids is None:
             ids = torch.arange(self._config.num_embeddings)
@@ -208,7 +212,7 @@ class TableHandle(torch.nn.Module):
             for chunk, records in group.read_table(table) if group.layout.state_elements else ():
                 stays = np.isin(chunk, wanted)
                 kept.append((chunk[stays], records[torch.from_numpy(stays)]))
-            group.clear_table(table)
+            group.engine.clear_table(table)
         group.write_weights(table, wanted, weight.detach().cpu())
         for chunk, records in kept:
             for state in range(len(group.layout.state_elements)):

@@ -381,9 +381,9 @@ def test_pending_gradients_follow_their_rows() -> None:
     back = np.zeros_like(sums)
     e.read_pending(p, back)
     assert (back == sums).all()
+    e.clear_pending()
     with pytest.raises(RuntimeError, match="pending"):
         e.read_pending(p, back)
-    e.clear_pending()
     assert e.pending_slots()[1].tolist() == e.pending_away().tolist() == [0, 0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -36,6 +37,8 @@ class BatchHint:
             raise ValueError(f"multi_hot_sizes has {len(sizes)} entries for {len(tables)} tables")
         checked = [("batch_size", self.batch_size), ("world_size", self.world_size)]
         for name, value in (*checked, *(("an entry of multi_hot_sizes", size) for size in sizes)):
+            if value is not None and not isinstance(value, numbers.Integral):
+                raise TypeError(f"{name} is {value!r}, expected an int")
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}, must be at least 1")
         if self.batch_size is None:
@@ -47,11 +50,11 @@ class BatchHint:
 
 
 def _check_size(where: str, size: CacheSize) -> None:
-    if isinstance(size, bool) or not isinstance(size, (int, float, str)):
+    if isinstance(size, bool) or not isinstance(size, (numbers.Real, str)):
         raise TypeError(f"{where}: {size!r} is neither rows (int), a fraction (float) nor bytes (str)")
     if isinstance(size, str):
         parse_bytes(size, where)
-    elif isinstance(size, float):
+    elif not isinstance(size, numbers.Integral):
         if not 0.0 < size <= 1.0:
             raise ValueError(f"{where}: the fraction {size} is not in (0, 1]")
     elif size < 1:
@@ -74,11 +77,11 @@ def check_cache_option(tables: Sequence[TableConfig], cache: CacheOption) -> Non
 
 
 def _one_table(table: TableConfig, size: CacheSize, record_bytes: int) -> int:
-    if isinstance(size, float):
-        return math.ceil(size * table.num_embeddings)
-    if isinstance(size, int):
+    if isinstance(size, numbers.Integral):
         # A hash table has no last row: an explicit number of rows is taken at its word.
-        return size if table.hashed else min(size, table.num_embeddings)
+        return int(size) if table.hashed else min(int(size), table.num_embeddings)
+    if not isinstance(size, str):
+        return math.ceil(size * table.num_embeddings)
     where = f"cache of table {table.name!r}"
     slots = parse_bytes(size, where) // record_bytes
     if slots < 1:

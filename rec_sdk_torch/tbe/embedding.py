@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,8 @@ import numpy as np
 import torch
 from torch._compile import _disable_dynamo
 
-from ..backends import backend_for, free_host_memory
+from .._engine import available_memory
+from ..backends import backend_for
 from .batch import Batch, Int64Array
 from .cache_size import BatchHint, CacheOption, cache_slots, check_cache_option
 from .group import Group, Member, PreparedSwap, record_layout
@@ -98,6 +100,8 @@ class TableBatchedEmbedding(torch.nn.Module):
         self._trainable = False
         self._groups: list[Group] | None = None
         self._windows: dict[int, int] = {}
+        self._lock = threading.RLock()
+        self._width = sum(self.feature_dims) if self.pooled else 0
         self._copied_batches = 0
         self._anchor = torch.empty(0, device=self.device, requires_grad=True)
 
@@ -121,10 +125,14 @@ class TableBatchedEmbedding(torch.nn.Module):
     def groups(self) -> list[Group]:
         """The groups, built at first use."""
         if self._groups is None:
-            if self.device.type == "meta":
-                raise RuntimeError("this embedding is on the meta device: it has no rows, give a real device=")
-            self._groups = self._build()
+            self._check_real()
+            with self._lock:
+                self._groups = self._groups or self._build(run_init_fns=True)
         return self._groups
+
+    def _check_real(self) -> None:
+        if self.device.type == "meta":
+            raise RuntimeError("this embedding is on the meta device: it has no rows, give a real device=")
 
     def cache_sizes(self) -> dict[str, int]:
         """Rows of each table that the device cache holds."""
@@ -134,6 +142,7 @@ class TableBatchedEmbedding(torch.nn.Module):
         if self._groups is not None:
             sizes = {member.config.name: member.slots for group in self._groups for member in group.members}
             return [sizes[table.name] for table in self.tables]
+        self._check_real()
         layouts = [record_layout(t, o) for t, o in zip(self.tables, self.optimizers, strict=True)]
         free = backend_for(self.device).free_memory(self.device)
         sizes_in_bytes = [layout.bytes for layout in layouts]
@@ -143,12 +152,12 @@ class TableBatchedEmbedding(torch.nn.Module):
         """Index tables have all their rows from the start: say so now if the host cannot hold them."""
         pairs = list(zip(self.tables, row_bytes, strict=True))
         need = sum(table.num_embeddings * size for table, size in pairs if not table.hashed)
-        free = free_host_memory()
+        free = available_memory()
         if need > free:
             names = [table.name for table in self.tables if not table.hashed]
             raise MemoryError(f"index tables {names} need {need} bytes of host memory, {free} are free")
 
-    def _build(self) -> list[Group]:
+    def _build(self, run_init_fns: bool) -> list[Group]:
         slots = self._slots()
         layouts = [record_layout(t, o) for t, o in zip(self.tables, self.optimizers, strict=True)]
         self._check_host_memory([layout.bytes for layout in layouts])
@@ -161,32 +170,42 @@ class TableBatchedEmbedding(torch.nn.Module):
         for indices in alike.values():
             members = [Member(self.tables[i], self._features[i], slots[i], self.optimizers[i]) for i in indices]
             own = [columns[f] for member in members for f in member.features] if self.pooled else []
-            groups.append(Group(members, own, self.device, self.seed, self.bounds_check))
+            groups.append(Group(members, own, self.device, self.seed, self.bounds_check, run_init_fns=run_init_fns))
         return groups
+
+    @property
+    def window_open(self) -> bool:
+        """Whether an accumulation window has begun and not ended."""
+        return any(self._windows.values()) or any(group.window_open for group in self._groups or [])
+
+    def drop_windows(self) -> None:
+        """Forgets open accumulation windows, with the gradients in them; loading does so."""
+        with self._lock:
+            self._windows.clear()
+            for group in self._groups or []:
+                group.drop_pending()
 
     def _rebuild(self) -> None:
         """Lays the groups out anew, for other optimizers or another device, and moves the rows over."""
-        old = self._groups
-        assert old is not None
-        if any(group.window_open for group in old):
-            raise RuntimeError("an accumulation window is open; finish it before the embedding changes")
-        self._groups = None
-        try:
-            self._groups = self._build()
-        except BaseException:
-            self._groups = old
-            raise
-        for group in old:
-            self._adopt(group)
+        with self._lock:
+            if self.window_open:
+                raise RuntimeError("an accumulation window is open; finish it before the embedding changes")
+            old, self._groups = self._groups or [], None
+            try:
+                fresh = self._build(run_init_fns=False)
+            finally:
+                self._groups = old
+            self._groups = fresh
+            for group in old:
+                self._adopt(group)
 
     def _adopt(self, other: Group) -> None:
         for index, name in enumerate(other.names):
             group, table = self.find_table(name)
-            states = len(other.layout.state_elements)
             same = other.layout == group.layout
-            for ids, records in other.read_table(index):
+            for ids, records in other.read_kept(index):
                 group.write_weights(table, ids, other.layout.weight(records))
-                for state in range(states if same else 0):
+                for state in range(len(other.layout.state_elements) if same else 0):
                     group.write_state(table, state, ids, other.layout.state(records, state))
 
     def find_table(self, name: str) -> tuple[Group, int]:
@@ -239,19 +258,22 @@ class TableBatchedEmbedding(torch.nn.Module):
     def _lookup(self, batch: Batch) -> tuple[torch.Tensor, ...]:
         if batch.weights is not None and not self.pooled:
             raise ValueError("per-sample weights need pooled tables")
-        groups = self.groups
-        weights = [batch.group_weights(group.features) for group in groups] if batch.weights is not None else []
-        width = sum(self.feature_dims) if self.pooled else 0
-        if not (self.training and torch.is_grad_enabled()):
-            out = torch.empty((batch.batch_size, width), device=self.device) if self.pooled else None
-            given = weights or [None] * len(groups)
-            read = [group.read(batch, weight, out) for group, weight in zip(groups, given, strict=True)]
-            return (out,) if out is not None else tuple(read)
+        # Plan, swap and lookup of a batch are one step: no other thread's batch or update comes between.
+        with self._lock:
+            groups = self.groups
+            weights: list[torch.Tensor | None] = [batch.group_weights(group.features) for group in groups]
+            if self.training and torch.is_grad_enabled():
+                return self._train(groups, batch, weights)
+            out = torch.empty((batch.batch_size, self._width), device=self.device) if self.pooled else None
+            read = [group.read(batch, weight, out) for group, weight in zip(groups, weights, strict=True)]
+        return (out,) if out is not None else tuple(read)
+
+    def _train(self, groups: list[Group], batch: Batch, weights: list[torch.Tensor | None]) -> tuple[torch.Tensor, ...]:
         self._check_trainable()
         plans = [swap.plan for swap in self._swap(groups, batch)]
         self._copied_batches += batch.copied
-        call = PlannedLookup(groups, plans, width, batch.batch_size, self._advance)
-        return fused_lookup(self._anchor, call, weights or [None] * len(groups))
+        call = PlannedLookup(groups, plans, self._width, batch.batch_size, self._advance, self._lock)
+        return fused_lookup(self._anchor, call, weights)
 
     @staticmethod
     def _swap(groups: list[Group], batch: Batch) -> list[PreparedSwap]:
@@ -264,8 +286,15 @@ class TableBatchedEmbedding(torch.nn.Module):
             for swap in swaps:
                 swap.cancel()
             raise
-        for swap in swaps:
-            swap.execute()
+        try:
+            for swap in swaps:
+                swap.execute()
+        except BaseException:
+            # The host side has moved on; an interrupt must not leave the cache behind.
+            for swap in swaps:
+                swap.execute()
+                swap.plan.release()
+            raise
         return swaps
 
     def _check_trainable(self) -> None:
@@ -348,10 +377,10 @@ class TableBatchedEmbedding(torch.nn.Module):
         memo[id(self)] = twin
         twin.optimizers = copy.deepcopy(self.optimizers, memo)
         twin.training = self.training
+        if self.window_open:
+            raise RuntimeError("an accumulation window is open; finish it before the embedding is copied")
         if self._groups is not None:
-            if any(group.window_open for group in self._groups):
-                raise RuntimeError("an accumulation window is open; finish it before the embedding is copied")
-            twin._groups = twin._build()
+            twin._groups = twin._build(run_init_fns=False)
             for group in self._groups:
                 twin._adopt(group)
         return twin

@@ -65,22 +65,35 @@ def _table_spec(member: Member, seed: int, bounds_check: BoundsCheckMode) -> _en
 
 @dataclass(frozen=True)
 class PreparedSwap:
-    """A batch's plan with its incoming rows at hand.
+    """A batch's plan, with all that its swap will write to the device at hand.
 
     Attributes:
         group: whose batch it is.
         plan: pins the batch's rows.
-        leaving: slots of the rows that leave, int32 `[O]`; the host store has them already.
-        coming: records of the rows that come, uint8 `[I, bytes]` on the device.
+        slots: where the rows that come will be, int32 `[I]`.
+        records: those rows, uint8 `[I, bytes]`.
+        left: slots of rows that leave with pending gradients, int64 `[P]`; the engine has their sums already.
+        back: slots of rows that come back with pending gradients, int64 `[Q]`.
+        sums: those gradients, float32 `[Q, 2 * D]`.
     """
 
     group: Group
     plan: _engine.SwapPlan
-    leaving: torch.Tensor
-    coming: torch.Tensor
+    slots: torch.Tensor
+    records: torch.Tensor
+    left: torch.Tensor | None = None
+    back: torch.Tensor | None = None
+    sums: torch.Tensor | None = None
 
     def execute(self) -> None:
-        self.group.execute(self)
+        """Writes to the cache. May be done again from the start if it was interrupted."""
+        pending = self.group.pending
+        if pending is not None and self.left is not None:
+            pending.index_fill_(0, self.left, 0.0)
+        if pending is not None and self.back is not None and self.sums is not None:
+            pending.index_copy_(0, self.back, self.sums)
+        if len(self.slots):
+            ops.scatter_rows(self.group.cache, self.slots, self.records)
 
     def cancel(self) -> None:
         """Leaves group and engine as if the batch had not come."""
@@ -97,6 +110,8 @@ class Group:
         device: torch.device,
         seed: int,
         bounds_check: BoundsCheckMode,
+        *,
+        run_init_fns: bool = True,
     ) -> None:
         """Allocates the cache.
 
@@ -106,6 +121,8 @@ class Group:
             device: where the cache lives.
             seed: of the initial weights.
             bounds_check: what an id outside an index table does.
+            run_init_fns: whether index tables with an `init_fn` are filled now; not when their rows are about to
+                be copied from elsewhere.
         """
         self.members = list(members)
         self.names = [member.config.name for member in members]
@@ -133,14 +150,15 @@ class Group:
         optimizers = [member.optimizer for member in members if member.optimizer]
         self.optimizers = list({id(optimizer): optimizer for optimizer in optimizers}.values())
         ranks = {id(optimizer): rank for rank, optimizer in enumerate(self.optimizers)}
-        self._optimizer_of_table = [ranks[id(optimizer)] for optimizer in optimizers]
-        self._pending: torch.Tensor | None = None
+        ranks_of_tables = [ranks[id(optimizer)] for optimizer in optimizers]
+        self._optimizer_of_table = torch.tensor(ranks_of_tables, dtype=torch.int64, device=device)
+        self.pending: torch.Tensor | None = None
         if self.accumulate_step > 1:
-            self._pending = torch.zeros((slots, 2 * self.layout.dim), device=device)
+            self.pending = torch.zeros((slots, 2 * self.layout.dim), device=device)
         self._with_init_fn = [i for i, m in enumerate(members) if m.config.hashed and m.config.init_fn is not None]
         self._chunk = max(1024, _CHUNK_BYTES // self.layout.bytes)
         for index, member in enumerate(members):
-            if member.config.init_fn is not None and not member.config.hashed:
+            if run_init_fns and member.config.init_fn is not None and not member.config.hashed:
                 self._initialise(index)
 
     @property
@@ -151,7 +169,7 @@ class Group:
     @property
     def window_open(self) -> bool:
         """Whether gradients wait for the end of their window."""
-        if self._pending is None:
+        if self.pending is None:
             return False
         return bool(len(self.engine.pending_slots()[0]) or self.engine.pending_away()[-1])
 
@@ -174,40 +192,30 @@ class Group:
             leaving = self._to_device(plan.swap_out_slots)
             if len(leaving):
                 self.engine.write_back(plan, ops.gather_rows(self.cache, leaving).cpu().numpy())
-            records = self._backend.staging(len(plan.swap_in_slots), self.layout.bytes)
+            slots = self._to_device(plan.swap_in_slots)
+            records = self._backend.staging(len(slots), self.layout.bytes)
             self._run_init_fns(*self.engine.read_in(plan, records.numpy()), records)
-            coming = records.to(self._device)
+            pending = () if self.pending is None else self._prepare_pending(self.pending, plan, leaving, slots)
+            return PreparedSwap(self, plan, slots, records.to(self._device), *pending)
         except BaseException:
             self.engine.cancel(plan)
             raise
-        return PreparedSwap(self, plan, leaving, coming)
 
-    def execute(self, swap: PreparedSwap) -> None:
-        """Brings the rows of a prepared swap into the cache."""
-        plan = swap.plan
-        slots = self._to_device(plan.swap_in_slots)
-        if self._pending is not None:
-            self._swap_pending(self._pending, plan, swap.leaving, slots)
-        if len(slots):
-            ops.scatter_rows(self.cache, slots, swap.coming)
-
-    def _swap_pending(
+    def _prepare_pending(
         self, pending: torch.Tensor, plan: _engine.SwapPlan, leaving: torch.Tensor, coming: torch.Tensor
-    ) -> None:
-        if len(plan.pending_out):
-            left = leaving[self._to_device(plan.pending_out).long()].long()
-            self.engine.write_pending(plan, pending.index_select(0, left).cpu().numpy())
-            pending.index_fill_(0, left, 0.0)
-        if len(plan.pending_in):
-            sums = self._backend.staging(len(plan.pending_in), 2 * self.layout.dim, torch.float32)
-            self.engine.read_pending(plan, sums.numpy())
-            back = coming[self._to_device(plan.pending_in).long()].long()
-            pending.index_copy_(0, back, sums.to(self._device))
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Saves the pending gradients of rows that leave, and fetches those of rows that come back."""
+        left = leaving[self._to_device(plan.pending_out).long()].long()
+        self.engine.write_pending(plan, pending.index_select(0, left).cpu().numpy())
+        back = coming[self._to_device(plan.pending_in).long()].long()
+        sums = self._backend.staging(len(back), 2 * self.layout.dim, torch.float32)
+        self.engine.read_pending(plan, sums.numpy())
+        return left, back, sums.to(self._device)
 
     def _warn_of_bounds(self) -> None:
         for name, count, example in self.engine.take_bounds_warnings():
             warnings.warn(
-                f"table {name!r}: {count} ids are out of range (such as {example}) and read row 0", stacklevel=2
+                f"table {name!r}: {count} ids are out of range (such as {example}) and read row 0", stacklevel=6
             )
 
     def _run_init_fns(self, new: np.ndarray, tables: np.ndarray, records: torch.Tensor) -> None:
@@ -281,7 +289,7 @@ class Group:
             TypeError, ValueError: an option of an optimizer was changed to something no update may use.
         """
         rows = [optimizer.coefficients() for optimizer in self.optimizers]
-        return torch.tensor([rows[rank] for rank in self._optimizer_of_table], device=self._device)
+        return torch.tensor(rows, dtype=torch.float32, device=self._device)[self._optimizer_of_table]
 
     def weights_grad(self, plan: _engine.SwapPlan, grad: torch.Tensor) -> torch.Tensor:
         """Gradient of the per-sample weights, float32 `[n]`, from that of the output, `[B, total]`."""
@@ -303,13 +311,13 @@ class Group:
             column = None if plan.grad_column is None else self._to_device(plan.grad_column)
             scale = self._scale(plan, weights)
             slots = self._to_device(plan.unique_slots)
-            if self._pending is not None:
-                ops.accumulate_rows(self._pending, grad, slots, *segments, column, scale)
+            if self.pending is not None:
+                ops.accumulate_rows(self.pending, grad, slots, *segments, column, scale)
                 self.engine.mark_pending(plan)
             elif coefficients is not None:
                 tables = self._to_device(plan.table_offsets)
                 self._update_rows(self.cache, grad, slots, tables, *segments, column, scale, coefficients)
-        if self._pending is not None and coefficients is not None:
+        if self.pending is not None and coefficients is not None:
             self._close_window(coefficients)
 
     def _scale(self, plan: _engine.SwapPlan, weights: torch.Tensor | None) -> torch.Tensor | None:
@@ -334,11 +342,11 @@ class Group:
         self._update_rows(cache, sums, rows, self._to_device(tables), borders, rows, None, None, c)
 
     def _close_window(self, coefficients: torch.Tensor) -> None:
-        assert self._pending is not None
+        assert self.pending is not None
         slots, tables = self.engine.pending_slots()
         if len(slots):
-            self._update_from_sums(self.cache, self._pending, slots, tables, coefficients)
-            self._pending.index_fill_(0, self._to_device(slots).long(), 0.0)
+            self._update_from_sums(self.cache, self.pending, slots, tables, coefficients)
+            self.pending.index_fill_(0, self._to_device(slots).long(), 0.0)
         away = self.engine.pending_away()
         for begin in range(0, int(away[-1]), self._chunk):
             end = min(begin + self._chunk, int(away[-1]))
@@ -362,6 +370,14 @@ class Group:
             rows = np.arange(chunk.start, chunk.stop, dtype=np.int64)
             yield ids[chunk], self._read_rows(table, rows, slots[chunk])
 
+    def read_kept(self, table: int) -> Iterator[tuple[Int64Array, torch.Tensor]]:
+        """As `read_table`, without the rows that still are as they were initialised."""
+        ids, slots = self.engine.table_rows(table)
+        kept = self.engine.kept_rows(table)
+        for begin in range(0, len(kept), self._chunk):
+            rows = kept[begin : begin + self._chunk]
+            yield ids[rows], self._read_rows(table, rows, slots[rows])
+
     def _read_rows(self, table: int, rows: Int64Array, slots: np.ndarray) -> torch.Tensor:
         records = torch.empty((len(rows), self.layout.bytes), dtype=torch.uint8)
         self.engine.read_rows(table, rows, records.numpy())
@@ -384,13 +400,12 @@ class Group:
             fresh = records[torch.from_numpy(resident)].to(self._device)
             ops.scatter_rows(self.cache, self._to_device(slots[resident]), fresh)
 
-    def clear_table(self, table: int) -> None:
-        """Forgets a table's rows, with the gradients they have pending."""
-        if self._pending is not None:
-            slots, tables = self.engine.pending_slots()
-            own = slots[tables[table] : tables[table + 1]]
-            self._pending.index_fill_(0, self._to_device(own).long(), 0.0)
-        self.engine.clear_table(table)
+    def drop_pending(self) -> None:
+        """Forgets the gradients of an open window."""
+        if self.pending is not None:
+            slots, _ = self.engine.pending_slots()
+            self.pending.index_fill_(0, self._to_device(slots).long(), 0.0)
+            self.engine.clear_pending()
 
     def write_weights(self, table: int, ids: Int64Array, weight: torch.Tensor) -> None:
         """Sets the weights of `ids`, `[n, D]`, chunk by chunk; their states stay."""

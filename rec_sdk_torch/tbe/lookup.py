@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,8 @@ class PlannedLookup:
     batch_size: int
     advance: Callable[[], dict[int, torch.Tensor]]
     """Counts one backward pass; coefficients by group index of those groups whose window it ends."""
+    lock: AbstractContextManager[object]
+    """Held while rows are updated."""
 
     def run(self, weights: Sequence[torch.Tensor | None], device: torch.device) -> tuple[torch.Tensor, ...]:
         out = torch.empty((self.batch_size, self.width), device=device) if self.width else None
@@ -32,6 +35,20 @@ class PlannedLookup:
             for group, plan, weight in zip(self.groups, self.plans, weights, strict=True)
         ]
         return (out,) if out is not None else tuple(outputs)
+
+    def weight_grads(self, grads: Sequence[torch.Tensor | None], wanted: Sequence[bool]) -> list[torch.Tensor | None]:
+        """Gradients of the per-sample weights, where they are wanted."""
+        return [
+            group.weights_grad(plan, grad) if want and grad is not None else None
+            for group, plan, grad, want in zip(self.groups, self.plans, grads, wanted, strict=True)
+        ]
+
+    def update(self, grads: Sequence[torch.Tensor | None], weights: Sequence[torch.Tensor | None]) -> None:
+        """Updates the rows, or adds to the open window."""
+        coefficients = self.advance()
+        steps = zip(self.groups, self.plans, grads, weights, strict=True)
+        for index, (group, plan, grad, weight) in enumerate(steps):
+            group.update(plan, grad, weight, coefficients.get(index))
 
     def release(self) -> None:
         for plan in self.plans:
@@ -63,17 +80,10 @@ class FusedLookup(torch.autograd.Function):
             raise RuntimeError("the embedding's rows were updated already: backward can run once per forward")
         ctx.call = None
         group_grads = [_ready(grad) for grad in (grads * len(call.groups) if call.width else grads)]
-        weights = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[2:]
         try:
-            coefficients = call.advance()
-            weight_grads = [
-                group.weights_grad(plan, grad) if want and grad is not None else None
-                for group, plan, grad, want in zip(call.groups, call.plans, group_grads, wanted, strict=True)
-            ]
-            steps = zip(call.groups, call.plans, group_grads, weights, strict=True)
-            for index, (group, plan, grad, weight) in enumerate(steps):
-                group.update(plan, grad, weight, coefficients.get(index))
+            with call.lock:
+                weight_grads = call.weight_grads(group_grads, ctx.needs_input_grad[2:])
+                call.update(group_grads, ctx.saved_tensors)
         finally:
             call.release()
         return (None, None, *weight_grads)

@@ -7,6 +7,7 @@ An optimizer is one `OptimizerSpec` here, one line in `SPECS`, and one struct wi
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -168,25 +169,29 @@ def spec_for(cls: type) -> OptimizerSpec:
 def _checked_number(where: str, name: str, value: object, low: float = 0.0, below: float = math.inf) -> float:
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         value = value.item()
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{where}: {name} is {value!r}, expected a number")
-    if not low <= value < below:  # also false for NaN
-        raise ValueError(f"{where}: {name} is {value}, must be in [{low}, {below})")
-    return float(value)
+    number = float(value)
+    if not low <= number < below:  # also false for NaN
+        raise ValueError(f"{where}: {name} is {number}, must be in [{low}, {below})")
+    return number
 
 
-def _accumulate_step(where: str, spec: OptimizerSpec, given: dict[str, Any]) -> int:
-    use = given.pop("use_accumulate", False)
-    step = given.pop("accumulate_step", 1)
-    if not isinstance(use, bool):
-        raise TypeError(f"{where}: use_accumulate is {use!r}, expected a bool")
-    if isinstance(step, bool) or not isinstance(step, int):
-        raise TypeError(f"{where}: accumulate_step is {step!r}, expected an int")
-    if step < 1:
-        raise ValueError(f"{where}: accumulate_step is {step}, must be at least 1")
-    if step > 1 and not use:
-        raise ValueError(f"{where}: accumulate_step is {step}, which needs use_accumulate=True")
-    return step
+def check_window(where: str, use_accumulate: object, accumulate_step: object) -> int:
+    """The length of an accumulation window.
+
+    Raises:
+        TypeError, ValueError: the two options of the Accumulate classes are not what they must be.
+    """
+    if not isinstance(use_accumulate, bool):
+        raise TypeError(f"{where}: use_accumulate is {use_accumulate!r}, expected a bool")
+    if isinstance(accumulate_step, bool) or not isinstance(accumulate_step, int):
+        raise TypeError(f"{where}: accumulate_step is {accumulate_step!r}, expected an int")
+    if accumulate_step < 1:
+        raise ValueError(f"{where}: accumulate_step is {accumulate_step}, must be at least 1")
+    if accumulate_step > 1 and not use_accumulate:
+        raise ValueError(f"{where}: accumulate_step is {accumulate_step}, which needs use_accumulate=True")
+    return accumulate_step
 
 
 def _checked_options(where: str, spec: OptimizerSpec, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -270,7 +275,7 @@ class TableOptimizer:
         given = dict(kwargs)
         step = 1
         if spec.accumulates:
-            step = _accumulate_step(where, spec, given)
+            step = check_window(where, given.pop("use_accumulate", False), given.pop("accumulate_step", 1))
         elif given.keys() & {"use_accumulate", "accumulate_step"}:
             raise TypeError(f"{where}: use_accumulate and accumulate_step need an Accumulate optimizer class")
         bound = _max_gradient(where, given)

@@ -6,7 +6,6 @@ records at multiples of 16.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,8 +46,3 @@ class RecordLayout:
         """View `[n, D]` or `[n, 1]`, float32, of one state block in `records`."""
         begin = self._first_state // 4 + sum(self.state_elements[:index])
         return records.view(torch.float32)[:, begin : begin + self.state_elements[index]]
-
-    def fill_states(self, records: torch.Tensor, values: Sequence[float]) -> None:
-        """Sets every state block of `records` to its initial value."""
-        for index, value in enumerate(values):
-            self.state(records, index).fill_(value)

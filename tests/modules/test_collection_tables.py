@@ -286,7 +286,13 @@ def test_meta_device_allocates_nothing() -> None:
     assert [p.device.type for p in collection.parameters()] == ["meta", "meta"]
     assert [tuple(p.shape) for p in collection.parameters()] == [(0, 4), (0, 4096)]
     assert collection.device.type == "meta"
-    assert collection.state_dict() == {}
+    state = collection.state_dict()
+    assert {name: tuple(value.shape) for name, value in state.items()} == {
+        "embedding_bags.t0.ids": (0,),
+        "embedding_bags.t0.weight": (0, 4),
+        "embedding_bags.t1.weight": (10**9, 4096),
+    }
+    assert {value.device.type for value in state.values()} == {"meta"}
     for training in (True, False):
         collection.train(training)
         with pytest.raises(RuntimeError, match="meta"):

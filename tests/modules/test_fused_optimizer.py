@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from jagged import apply, bag_config, bags_collection, jagged, random_bags, rows_of, same_bits, train_step
+from jagged import apply, bag_config, bags_collection, jagged, random_bags, rows_of, same_bits, single_ids, train_step
 from torch.optim import lr_scheduler
 from torchrec import EmbeddingBagConfig
 from torchrec.optim import (
@@ -357,3 +357,15 @@ def test_clipping_around_a_combination_clips_the_dense_part(device: torch.device
     torch.testing.assert_close(rows.detach().cpu()[0] - rows_of(collection)[1], torch.full((4,), 2.0))
     clipped = torch.tensor([0.3, 0.4] if clipping is GradientClipping.NORM else [0.5, 0.5])
     torch.testing.assert_close(torch.tensor([3.0, 4.0]) - weight.detach().cpu(), clipped)
+
+
+def test_loading_resets_rows_that_are_not_loaded(device: torch.device) -> None:
+    source, target = (bags_collection(device, cache=8) for _ in range(2))
+    for collection in (source, target):
+        apply(collection, torch.optim.Adagrad, initial_accumulator_value=0.5)
+    train_step(source, single_ids([1, 2]))
+    train_step(target, single_ids([2, 9]))
+    target.fused_optimizer.load_state_dict(source.fused_optimizer.state_dict())
+    state = next(iter(target.fused_optimizer.state_dict()["state"].values()))
+    sums = dict(zip(state["t0.ids"].tolist(), state["t0.momentum1"][:, 0].tolist(), strict=True))
+    assert sums == {1: 1.5, 2: 1.5, 9: 0.5}

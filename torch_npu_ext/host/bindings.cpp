@@ -391,6 +391,9 @@ void bind_tables(py::class_<Engine, std::shared_ptr<Engine>>& engine) {
           },
           py::arg("table"), py::arg("ids"))
       .def(
+          "kept_rows", [](Engine& e, int32_t table) { return to_numpy(e.kept_rows(table)); },
+          py::arg("table"))
+      .def(
           "write_rows",
           [](Engine& e, int32_t table, const Dense& rows, py::array records) {
             const char* in = records_in(records, e, rows.size());
@@ -445,6 +448,7 @@ PYBIND11_MODULE(_engine, m) {
   m.doc() = "The host engine: id maps, host stores, the device cache's contents, swap plans.";
   py::register_exception<CacheTooSmallError>(m, "CacheTooSmallError", PyExc_RuntimeError);
   py::register_exception<CapacityError>(m, "CapacityError", PyExc_RuntimeError);
+  m.def("available_memory", &available_memory);
   bind_specs(m);
   bind_swap_plan(m);
   bind_read_plan(m);

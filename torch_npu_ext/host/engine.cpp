@@ -31,9 +31,8 @@ void Engine::release_deferred() {
   }
   for (const std::shared_ptr<PlanBuffers>& plan : released) {
     Planner::unpin(*plan, &group_);
-    if (plan->pending_taken || plan->pending_epoch != group_.pending.epoch()) continue;
+    if (plan->pending_epoch != group_.pending.epoch()) continue;
     for (const uint32_t place : plan->pending_in_sums) group_.pending.free(place);
-    plan->pending_taken = true;
   }
 }
 
@@ -50,8 +49,8 @@ std::unique_ptr<SwapPlan> Engine::plan(const BatchInput& input) {
 void Engine::cancel(SwapPlan* plan) {
   const auto guard = lock();
   const std::shared_ptr<PlanBuffers>& buffers = plan->buffers();
-  if (latest_ != buffers.get() || buffers->pending_taken || !plan->end()) {
-    throw std::runtime_error("only the latest plan can be cancelled, once, and before its rows are used");
+  if (latest_ != buffers.get() || !plan->end()) {
+    throw std::runtime_error("only the latest plan can be cancelled, once");
   }
   latest_ = nullptr;
   Planner::cancel(buffers.get(), &group_);
@@ -112,18 +111,15 @@ void Engine::write_pending(const SwapPlan& plan, const float* sums) {
 
 void Engine::read_pending(const SwapPlan& plan, float* sums) {
   const auto guard = lock();
-  PlanBuffers& buffers = *plan.buffers();
-  if (buffers.pending_in_sums.empty()) return;
-  if (buffers.pending_taken || buffers.pending_epoch != group_.pending.epoch()) {
-    throw std::runtime_error("the pending gradients of this plan were read, released or cleared before");
+  if (plan->pending_in_sums.empty()) return;
+  if (plan.released() || plan->pending_epoch != group_.pending.epoch()) {
+    throw std::runtime_error("the pending gradients of this plan were released or cleared before");
   }
   const int64_t width = 2 * group_.layout.dim;
-  for (const uint32_t place : buffers.pending_in_sums) {
+  for (const uint32_t place : plan->pending_in_sums) {
     std::memcpy(sums, group_.pending.data(place), static_cast<size_t>(width) * sizeof(float));
-    group_.pending.free(place);
     sums += width;
   }
-  buffers.pending_taken = true;
 }
 
 void Engine::mark_pending(const SwapPlan& plan) {

@@ -55,14 +55,14 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::unique_ptr<ReadPlan> find(const BatchInput& input, int64_t bag_begin, int64_t bag_end);
   void read(const ReadPlan& plan, char* records, InitialRows* initial = nullptr);
 
-  // Undoes the latest plan, before its read_pending and before the cache was written to.
+  // Undoes the latest plan, before the cache was written to.
   void cancel(SwapPlan* plan);
 
   // The swap: write_back what the plan evicts, then read_in what it misses; before the next plan.
   void write_back(const SwapPlan& plan, const char* records);
   void read_in(const SwapPlan& plan, char* records, InitialRows* initial = nullptr);
   void write_pending(const SwapPlan& plan, const float* sums);
-  void read_pending(const SwapPlan& plan, float* sums);  // once per plan
+  void read_pending(const SwapPlan& plan, float* sums);  // the sums stay here until the plan is released
 
   // The accumulation window.
   void mark_pending(const SwapPlan& plan);
@@ -75,6 +75,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Whole tables.
   int64_t row_count(int32_t table);
   void table_rows(int32_t table, std::vector<int64_t>* ids, std::vector<int32_t>* slots);
+  std::vector<int64_t> kept_rows(int32_t table);  // those with more than their initial record, ascending
   void read_rows(int32_t table, const int64_t* rows, int64_t count, char* records);
   void insert(int32_t table, const int64_t* ids, int64_t count, int64_t* rows, int32_t* slots);
   void write_rows(int32_t table, const int64_t* rows, int64_t count, const char* records);

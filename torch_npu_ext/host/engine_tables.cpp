@@ -38,15 +38,15 @@ Table& Engine::table(int32_t t) {
 
 void Engine::pending_slots(std::vector<int32_t>* slots, std::vector<int32_t>* table_offsets) {
   const auto guard = lock();
-  slots->clear();
-  slots->reserve(static_cast<size_t>(group_.pending_resident));
+  slots->assign(group_.pending_slots.begin(), group_.pending_slots.end());
+  const auto taken_back = [this](int32_t slot) { return group_.pending_flags[slot] == 0; };
+  slots->erase(std::remove_if(slots->begin(), slots->end(), taken_back), slots->end());
+  std::sort(slots->begin(), slots->end());
+  slots->erase(std::unique(slots->begin(), slots->end()), slots->end());
   table_offsets->assign(1, 0);
   for (const Table& table : group_.tables) {
-    const int64_t end = group_.pending_resident == 0 ? 0 : table.first_slot() + table.used_slots;
-    for (int64_t slot = table.first_slot(); slot < end; ++slot) {
-      if (group_.pending_flags[slot] != 0) slots->push_back(static_cast<int32_t>(slot));
-    }
-    table_offsets->push_back(static_cast<int32_t>(slots->size()));
+    const auto end = std::lower_bound(slots->begin(), slots->end(), table.end_slot());
+    table_offsets->push_back(static_cast<int32_t>(end - slots->begin()));
   }
 }
 
@@ -69,6 +69,9 @@ void Engine::read_away(int64_t begin, int64_t end, char* records, float* sums) {
   const int64_t width = 2 * group_.layout.dim;
   for (int64_t i = begin; i < end; ++i, records += record, sums += width) {
     const PendingSums::Away& away = group_.pending.sorted()[i];
+    if (!group_.tables[away.table()].store.has(away.row())) {
+      throw std::runtime_error("a row with pending gradients is on its way out: write_back its plan first");
+    }
     std::memcpy(records, group_.tables[away.table()].store.read(away.row()), record);
     std::memcpy(sums, group_.pending.data(away.place), static_cast<size_t>(width) * sizeof(float));
   }
@@ -86,9 +89,8 @@ void Engine::write_away(int64_t begin, int64_t end, const char* records) {
 void Engine::clear_pending() {
   const auto guard = lock();
   group_.pending.clear();
-  if (group_.pending_resident == 0) return;
-  std::memset(group_.pending_flags.data(), 0, static_cast<size_t>(group_.slots));
-  group_.pending_resident = 0;
+  for (const int32_t slot : group_.pending_slots) group_.set_pending(slot, false);
+  group_.pending_slots.clear();
 }
 
 int64_t Engine::row_count(int32_t t) {
@@ -119,6 +121,20 @@ void Engine::read_rows(int32_t t, const int64_t* rows, int64_t count, char* reco
       source.initializer.write(source.row_id(row), records);
     }
   }
+}
+
+std::vector<int64_t> Engine::kept_rows(int32_t t) {
+  const auto guard = lock();
+  const Table& source = table(t);
+  std::vector<int64_t> rows;
+  for (int64_t slot = source.first_slot(); slot < source.first_slot() + source.used_slots; ++slot) {
+    if (!source.store.has(group_.slot_rows[slot])) rows.push_back(group_.slot_rows[slot]);
+  }
+  for (int64_t row = 0; row < source.rows(); ++row) {
+    if (source.store.has(row)) rows.push_back(row);
+  }
+  std::sort(rows.begin(), rows.end());
+  return rows;
 }
 
 void Engine::insert(int32_t t, const int64_t* ids, int64_t count, int64_t* rows, int32_t* slots) {

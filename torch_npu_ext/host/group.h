@@ -48,18 +48,25 @@ struct Group {
   MemoryGuard memory;
   std::vector<Table> tables;
   int64_t slots = 0;
-  HugeArray<int64_t> slot_ids;       // [slots] of a used slot
-  HugeArray<uint32_t> slot_rows;     // [slots]
-  HugeArray<uint32_t> pins;          // [slots] plans in flight that use it
-  HugeArray<uint8_t> pending_flags;  // [slots] the row has pending gradients
-  int64_t pending_resident = 0;      // flags set
+  HugeArray<int64_t> slot_ids;         // [slots] of a used slot
+  HugeArray<uint32_t> slot_rows;       // [slots]
+  HugeArray<uint32_t> pins;            // [slots] plans in flight that use it
+  HugeArray<uint8_t> pending_flags;    // [slots] the row has pending gradients
+  int64_t pending_resident = 0;        // flags set
+  std::vector<int32_t> pending_slots;  // all of those; some twice, some whose flag was taken back
   PendingSums pending;
   Stats stats;
   std::vector<BoundsError> bounds_warnings;  // one per table at most
 
+  // Allocates nothing after reserve_pending.
   void set_pending(int64_t slot, bool value) {
+    if (value && pending_flags[slot] == 0) pending_slots.push_back(static_cast<int32_t>(slot));
     pending_resident += static_cast<int64_t>(value) - pending_flags[slot];
     pending_flags[slot] = value;
+  }
+  void reserve_pending(int64_t extra) {
+    const size_t needed = pending_slots.size() + static_cast<size_t>(extra);
+    if (needed > pending_slots.capacity()) pending_slots.reserve(2 * needed);
   }
   void warn_bounds(const BoundsError& error);
 };

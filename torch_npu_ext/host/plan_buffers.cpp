@@ -53,7 +53,6 @@ void PlanBuffers::layout(int64_t lookup_count, int64_t bag_count, int64_t swaps,
   pending_in.clear();
   pending_out_sums.clear();
   pending_in_sums.clear();
-  pending_taken = false;
   const size_t bytes = place_arrays(*this, nullptr, swaps, pooled, scaled);
   if (bytes > memory_.size()) memory_ = HugeBuffer(bytes + bytes / 4);
   place_arrays(*this, memory_.data(), swaps, pooled, scaled);

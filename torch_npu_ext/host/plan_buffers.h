@@ -37,7 +37,6 @@ struct PlanBuffers {
   std::vector<int32_t> pending_out, pending_in;  // [P], [Q] indices into swap_out_slots / swap_in_slots
   std::vector<uint32_t> pending_out_sums, pending_in_sums;  // their places in PendingSums
   uint64_t pending_epoch = 0;
-  bool pending_taken = false;  // read_in of the sums is done, their places are free again
 
  private:
   HugeBuffer memory_;

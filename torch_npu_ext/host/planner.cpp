@@ -165,6 +165,8 @@ void Planner::reserve(Group* group, PlanBuffers* plan) {
   returning = std::min(returning, group->pending.size());
   plan->pending_in.reserve(static_cast<size_t>(returning));
   plan->pending_in_sums.reserve(static_cast<size_t>(returning));
+  group->reserve_pending(returning +
+                         static_cast<int64_t>(leaving));  // the latter in case the plan is cancelled
   if (leaving > 0) group->pending.reserve(static_cast<int64_t>(leaving));
   plan->pending_epoch = group->pending.epoch();
 }
@@ -295,7 +297,6 @@ void Planner::cancel_pending(PlanBuffers* plan, Group* group) noexcept {
     group->pending.free(group->pending.take(t, plan->swap_out_rows[o]));
     group->set_pending(plan->swap_out_slots[o], true);
   }
-  plan->pending_taken = true;
 }
 
 void Planner::count(Group* group, const PlanBuffers& plan, int64_t sign) noexcept {

@@ -99,6 +99,7 @@ void Scan::begin(const Group& group, int64_t lookups) {
   unique_count_ = 0;
   miss_count_ = 0;
   last_table_ = -1;
+  next_piece_ = 0;
   if (++epoch_ == 0) {
     stamps_ = HugeArray<uint64_t>(stamps_.size());
     epoch_ = 1;
@@ -120,8 +121,9 @@ void Scan::scan_table(Group* group, int32_t t, const Batch& batch) {
 
 template <class Directory>
 void Scan::scan_pieces(Directory directory, int32_t table, const Group& group, const Batch& batch) {
-  for (const Batch::Piece& piece : batch.pieces) {
-    if (group.features[piece.feature].table != table) continue;
+  for (; next_piece_ < batch.pieces.size(); ++next_piece_) {
+    const Batch::Piece& piece = batch.pieces[next_piece_];
+    if (group.features[piece.feature].table != table) return;
     const int64_t count = piece.end - piece.begin;
     uint32_t* out = local.data() + piece.begin;
     if (batch.values.wide) {

@@ -51,6 +51,7 @@ class Scan {
   uint32_t unique_count_ = 0;
   int64_t miss_count_ = 0;
   int32_t last_table_ = -1;                             // the scan has begun
+  size_t next_piece_ = 0;                               // pieces are in table order, as are the scans
   std::vector<int64_t> unique_offsets_, miss_offsets_;  // [T + 1]
 };
 

@@ -1,0 +1,126 @@
+"""Threads, interrupts and loads that come at a bad moment."""
+
+from __future__ import annotations
+
+import threading
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+from rec_sdk_torch import AccumulateSGD
+from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch.tbe.group import PreparedSwap
+
+IDS = 500
+DIM = 4
+
+
+def sgd(window: int = 1) -> TableOptimizer:
+    if window == 1:
+        return TableOptimizer.create(torch.optim.SGD, {"lr": 1.0})
+    options = {"lr": 1.0, "use_accumulate": True, "accumulate_step": window}
+    return TableOptimizer.create(AccumulateSGD, options)
+
+
+def zeros(weight: torch.Tensor) -> None:
+    weight.zero_()
+
+
+def make(window: int, cache: int, device: torch.device) -> TableBatchedEmbedding:
+    config = TableConfig("t", IDS, DIM, pooling=Pooling.NONE, hashed=False, init_fn=zeros)
+    return TableBatchedEmbedding([config], optimizer=sgd(window), cache=cache, device=device)
+
+
+def step(embedding: TableBatchedEmbedding, ids: list[int]) -> None:
+    rows = embedding(torch.tensor(ids, dtype=torch.int64), torch.tensor([0, len(ids)]))
+    rows.backward(torch.ones_like(rows))
+
+
+def weights(embedding: TableBatchedEmbedding) -> list[float]:
+    with torch.no_grad():
+        return embedding(torch.arange(IDS), torch.tensor([0, IDS]))[:, 0].tolist()
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_threads_lose_no_update(device: torch.device, window: int) -> None:
+    embedding = make(window, 60, device)
+    batches = np.random.default_rng(0).integers(0, IDS, (3, 41, 10))
+    torn: list[bool] = []
+
+    def train(mine: np.ndarray) -> None:
+        for ids in mine:
+            step(embedding, ids.tolist())
+
+    def read() -> None:
+        for _ in range(40):
+            with torch.no_grad():
+                rows = embedding(torch.arange(IDS), torch.tensor([0, IDS]))
+            torn.append(not torch.equal(rows, rows[:, :1].expand_as(rows)))
+
+    threads = [threading.Thread(target=train, args=(mine,)) for mine in batches] + [threading.Thread(target=read)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    counts = np.bincount(batches.ravel(), minlength=IDS)
+    assert weights(embedding) == (-counts).tolist(), "3 * 41 backwards are whole windows of 1 and of 3"
+    assert not any(torn)
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_an_interrupt_in_the_swap_loses_nothing(device: torch.device, window: int) -> None:
+    embedding = make(window, 4, device)
+    step(embedding, [0, 1, 2, 3])
+    original = PreparedSwap.execute
+    calls = []
+
+    def interrupted(swap: PreparedSwap) -> None:
+        calls.append(swap)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        original(swap)
+
+    with mock.patch.object(PreparedSwap, "execute", interrupted), pytest.raises(KeyboardInterrupt):
+        step(embedding, [2, 3, 4, 5])
+    assert len(calls) == 2
+    step(embedding, [4, 5, 6, 7])
+    assert weights(embedding)[:9] == [-1.0] * 8 + [0.0]
+
+
+def test_a_numpy_learning_rate(device: torch.device) -> None:
+    embedding = make(1, 10, device)
+    optimizer = embedding.optimizers[0]
+    assert optimizer is not None
+    for lr in (np.float64(0.5), np.float32(0.25), torch.tensor(0.25)):
+        optimizer.options["lr"] = lr
+        step(embedding, [3])
+    assert weights(embedding)[3] == -1.0
+
+
+def test_reading_first_moves_only_rows_that_changed(device: torch.device) -> None:
+    config = TableConfig("t", 2_000_000, DIM, pooling=Pooling.NONE, hashed=False)
+    embedding = TableBatchedEmbedding([config], cache=100, device=device, seed=0).eval()
+    before = embedding(torch.tensor([7, 9]), torch.tensor([0, 2]))
+    group, table = embedding.find_table("t")
+    group.write_weights(table, np.array([9]), torch.ones(1, DIM))
+    assert group.engine.kept_rows(table).tolist() == [9]
+    embedding.set_optimizer(0, sgd())
+    group, table = embedding.find_table("t")
+    assert group.engine.kept_rows(table).tolist() == [9]
+    after = embedding(torch.tensor([7, 9]), torch.tensor([0, 2]))
+    assert torch.equal(after[0], before[0])
+    assert torch.equal(after[1], torch.ones_like(after[1]))
+
+
+def test_window_without_rows_counts_as_open(device: torch.device) -> None:
+    embedding = make(2, 10, device)
+    step(embedding, [])
+    assert embedding.window_open
+    embedding.drop_windows()
+    assert not embedding.window_open
+    step(embedding, [1])
+    assert weights(embedding)[1] == 0.0
+    step(embedding, [1])
+    assert weights(embedding)[1] == -2.0
