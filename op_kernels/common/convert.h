@@ -39,30 +39,37 @@ struct BFloat16 {
   }
 };
 
+// All ones when a < b, else zero; a and b below 2^31. GCC turns a condition into a branch here, but not this.
+REC_SDK_HD uint32_t mask_less(uint32_t a, uint32_t b) { return 0u - ((a - b) >> 31); }
+REC_SDK_HD uint32_t select(uint32_t mask, uint32_t ones, uint32_t zeros) {
+  return zeros ^ ((zeros ^ ones) & mask);
+}
+
 // After F. Giesen, "Float->half variants": subnormals go through one exact or correctly rounded float
-// addition.
+// addition. All other numbers go through it too, adding zero: an addition for some of them would be a branch,
+// and a loop around it would stay scalar.
 struct Float16 {
   using Storage = uint16_t;
   static REC_SDK_HD float load(uint16_t stored) {
     const uint32_t magnitude = (stored & 0x7fffu) << 13;
     const uint32_t exponent = magnitude & 0x0f800000u;
-    const uint32_t normal = magnitude + (112u << 23);
-    const uint32_t infinite = normal + (112u << 23);
-    const uint32_t subnormal = bits_of(float_of(normal + (1u << 23)) - float_of(113u << 23));
-    const uint32_t finite = exponent == 0 ? subnormal : normal;
-    const uint32_t bits = exponent == 0x0f800000u ? infinite : finite;
+    const uint32_t subnormal = mask_less(exponent, 1);
+    const uint32_t rebased = magnitude + (112u << 23) + (subnormal & (1u << 23));
+    const uint32_t finite = bits_of(float_of(rebased) - float_of(subnormal & (113u << 23)));
+    const uint32_t bits = exponent == 0x0f800000u ? finite + (112u << 23) : finite;
     return float_of(bits | ((stored & 0x8000u) << 16));
   }
   static REC_SDK_HD uint16_t store(float value) {
+    constexpr uint32_t kHalf = 0x3f000000u;  // 0.5, whose ulp of 2^-24 is that of subnormals of fp16
     const uint32_t all = bits_of(value);
-    const uint32_t bits = all & 0x7fffffffu;
-    const uint32_t special = bits > 0x7f800000u ? 0x7e00u : 0x7c00u;
-    const uint32_t subnormal =
-        bits_of(float_of(bits) + 0.5f) - 0x3f000000u;  // ulp of 0.5 is 2^-24, as in fp16
+    const uint32_t magnitude = all & 0x7fffffffu;
+    const uint32_t subnormal = mask_less(magnitude, 113u << 23);
+    const uint32_t bits = bits_of(float_of(magnitude) + float_of(subnormal & kHalf));
     const uint32_t normal = (bits - (112u << 23) + 0xfffu + ((bits >> 13) & 1u)) >> 13;
-    const uint32_t finite = bits < (113u << 23) ? subnormal : normal;
-    const uint32_t magnitude = bits >= (143u << 23) ? special : finite;
-    return static_cast<uint16_t>(magnitude | ((all >> 16) & 0x8000u));
+    const uint32_t finite = select(subnormal, bits - kHalf, normal);
+    const uint32_t special = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u;
+    const uint32_t rounded = select(mask_less(magnitude, 143u << 23), finite, special);
+    return static_cast<uint16_t>(rounded | ((all >> 16) & 0x8000u));
   }
 };
 

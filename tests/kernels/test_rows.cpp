@@ -1,0 +1,100 @@
+// Pending gradients and the copies of records.
+#include "tests/kernels/gradients.h"
+
+using kernel_tests::Cache;
+using kernel_tests::Checksum;
+using kernel_tests::CpuKernels;
+using kernel_tests::Gradients;
+using kernel_tests::in_ranges;
+using kernel_tests::Random;
+using kernel_tests::same_bits;
+using rec_sdk::DType;
+
+namespace {
+
+void accumulate_into(const CpuKernels& kernels, const Gradients& gradients, bool split,
+                     std::vector<float>* pending) {
+  const rec_sdk::AccumulateRows arguments{gradients.segments(split), pending->data()};
+  std::vector<float> scratch(static_cast<size_t>(gradients.dim));
+  in_ranges(gradients.rows(), [&](int64_t begin, int64_t end) {
+    kernels.accumulate_rows(arguments, begin, end, scratch.data());
+  });
+}
+
+void check_pending(const std::vector<Gradients>& backwards, const std::vector<float>& pending) {
+  const int64_t dim = backwards[0].dim;
+  for (int64_t u = 0; u < backwards[0].rows(); ++u) {
+    std::vector<Gradients::Sum> total(static_cast<size_t>(dim));
+    for (const Gradients& gradients : backwards) {
+      const std::vector<Gradients::Sum> sums = gradients.sums(u);
+      for (int64_t k = 0; k < dim; ++k) {
+        total[k].value += sums[k].value;
+        total[k].error += sums[k].error;
+      }
+    }
+    const float* row = &pending[backwards[0].unique_slots[u] * 2 * dim];
+    for (int64_t k = 0; k < dim; ++k) {
+      CHECK(std::fabs(static_cast<double>(row[k]) + row[dim + k] - total[k].value) <= total[k].error);
+      CHECK(row[k] == row[k] + row[dim + k]);  // the best float for the total
+    }
+  }
+}
+
+void accumulate(int64_t dim, bool scaled) {
+  Random random(dim);
+  std::vector<Gradients> backwards;
+  for (int i = 0; i < 3; ++i) backwards.emplace_back(&random, dim, scaled);
+  const std::string name =
+      std::string("accumulate_rows") + (scaled ? " scaled" : "") + " dim " + std::to_string(dim);
+  same_bits(name, [&](const CpuKernels& kernels, Checksum* checksum) {
+    std::vector<float> pending(static_cast<size_t>(Gradients::kSlots * 2 * dim)), whole = pending;
+    for (Gradients& gradients : backwards) {
+      gradients.sum_chunks(kernels);
+      accumulate_into(kernels, gradients, true, &pending);
+      accumulate_into(kernels, gradients, false, &whole);
+    }
+    CHECK(std::memcmp(pending.data(), whole.data(), pending.size() * sizeof(float)) == 0);
+    check_pending(backwards, pending);
+    checksum->add(pending);
+  });
+}
+
+void copies(int64_t dim, DType dtype) {
+  Random random(dim);
+  constexpr int64_t kSlots = 100, kCopied = 37;
+  const Cache cache(&random, kSlots, dim, dtype, {dim, 1});
+  const Cache others(&random, kCopied, dim, dtype, {dim, 1});
+  const int64_t bytes = cache.layout.bytes;
+  std::vector<int32_t> slots;
+  for (int32_t i = 0; i < kCopied; ++i) slots.push_back((i * 41 + 5) % kSlots);
+  const std::string name =
+      "gather and scatter dim " + std::to_string(dim) + " " + kernel_tests::name_of(dtype);
+  same_bits(name, [&](const CpuKernels& kernels, Checksum* checksum) {
+    Cache changed = cache, gathered = others, scattered = others;
+    const rec_sdk::CopyRows gather{changed.bytes.data(), gathered.bytes.data(), slots.data(), bytes};
+    const rec_sdk::CopyRows scatter{changed.bytes.data(), scattered.bytes.data(), slots.data(), bytes};
+    in_ranges(kCopied, [&](int64_t begin, int64_t end) { kernels.gather_rows(gather, begin, end); });
+    CHECK(changed.bytes == cache.bytes);
+    in_ranges(kCopied, [&](int64_t begin, int64_t end) { kernels.scatter_rows(scatter, begin, end); });
+    CHECK(scattered.bytes == others.bytes);
+    Cache expected = cache;
+    for (int64_t i = 0; i < kCopied; ++i) {
+      CHECK(std::memcmp(gathered.record(i), cache.record(slots[i]), static_cast<size_t>(bytes)) == 0);
+      std::memcpy(expected.record(slots[i]), others.record(i), static_cast<size_t>(bytes));
+    }
+    CHECK(changed.bytes == expected.bytes);
+    checksum->add(gathered.bytes);
+    checksum->add(changed.bytes);
+  });
+}
+
+}  // namespace
+
+int main() {
+  for (const int64_t dim : kernel_tests::kDims) {
+    accumulate(dim, false);
+    accumulate(dim, true);
+    for (const DType dtype : kernel_tests::kDTypes) copies(dim, dtype);
+  }
+  return check_result();
+}

@@ -1,0 +1,188 @@
+// Every optimizer's update of the CPU kernels against its formula in double, and its bits on every
+// instruction set, with hot rows whole and in chunks.
+#include <limits>
+
+#include "tests/kernels/gradients.h"
+
+using kernel_tests::Cache;
+using kernel_tests::Checksum;
+using kernel_tests::CpuKernels;
+using kernel_tests::Gradients;
+using kernel_tests::in_ranges;
+using kernel_tests::Random;
+using kernel_tests::same_bits;
+using rec_sdk::DType;
+
+namespace {
+
+// One row in double.
+struct Row {
+  std::vector<double> weights;
+  std::vector<std::vector<double>> states;
+};
+
+using Step = void (*)(const float* coefficients, const std::vector<double>& g, Row* row);
+
+void sgd(const float* c, const std::vector<double>& g, Row* row) {
+  for (size_t k = 0; k < g.size(); ++k) row->weights[k] -= c[1] * g[k];
+}
+
+void adagrad(const float* c, const std::vector<double>& g, Row* row) {
+  for (size_t k = 0; k < g.size(); ++k) {
+    row->states[0][k] += g[k] * g[k];
+    row->weights[k] -= c[1] * g[k] / (std::sqrt(row->states[0][k]) + c[2]);
+  }
+}
+
+void rowwise_adagrad(const float* c, const std::vector<double>& g, Row* row) {
+  double squares = 0;
+  for (const double element : g) squares += element * element;
+  row->states[0][0] += squares / static_cast<double>(g.size());
+  const double rate = c[1] / (std::sqrt(row->states[0][0]) + c[2]);
+  for (size_t k = 0; k < g.size(); ++k) row->weights[k] -= rate * g[k];
+}
+
+void adam(const float* c, const std::vector<double>& g, Row* row) {
+  for (size_t k = 0; k < g.size(); ++k) {
+    double& average = row->states[0][k];
+    double& square = row->states[1][k];
+    average += (g[k] - average) * c[3];
+    square += (g[k] * g[k] - square) * c[4];
+    row->weights[k] -= c[1] * average / (std::sqrt(square) * c[5] + c[2]);
+  }
+}
+
+struct Optimizer {
+  const char* name;
+  std::vector<int64_t> states;  // elements; 0 stands for dim
+  std::vector<float> coefficients;
+  Step step;
+};
+
+const Optimizer kOptimizers[] = {
+    {"sgd", {}, {0.1f}, sgd},
+    {"adagrad", {0}, {0.1f, 1e-8f}, adagrad},
+    {"rowwise_adagrad", {1}, {0.1f, 1e-8f}, rowwise_adagrad},
+    {"adam", {0, 0}, {0.01f, 1e-8f, 0.1f, 0.001f, 1.25f}, adam},
+};
+
+constexpr int32_t kTableOffsets[] = {0, 5, 5, 12};  // one table without rows
+
+// Three tables, the last with clipping; each learns at another rate.
+std::vector<float> coefficients_of(const Optimizer& optimizer) {
+  std::vector<float> all(3 * rec_sdk::kCoefficients);
+  for (int64_t table = 0; table < 3; ++table) {
+    float* row = &all[table * rec_sdk::kCoefficients];
+    row[0] = table == 2 ? 0.75f : std::numeric_limits<float>::infinity();
+    std::copy(optimizer.coefficients.begin(), optimizer.coefficients.end(), row + 1);
+    row[1] *= 1.0f + 0.5f * static_cast<float>(table);
+  }
+  return all;
+}
+
+// The row after one step with its gradient moved by `shift` error bounds.
+Row stepped(const Optimizer& optimizer, const float* c, const Cache& before, int64_t slot,
+            const std::vector<Gradients::Sum>& sums, double shift) {
+  Row row;
+  std::vector<double> g;
+  for (size_t k = 0; k < sums.size(); ++k) {
+    const double limit = c[0];
+    g.push_back(std::clamp(sums[k].value + shift * sums[k].error, -limit, limit));
+    row.weights.push_back(before.weight(slot, static_cast<int64_t>(k)));
+  }
+  for (int64_t s = 0; s < before.layout.state_count; ++s) {
+    row.states.emplace_back();
+    for (int64_t k = 0; k < before.layout.state_elements[s]; ++k) {
+      row.states.back().push_back(before.state(slot, s, k));
+    }
+  }
+  optimizer.step(c, g, &row);
+  return row;
+}
+
+void check_near(double found, double expected, double low, double high, double rounding) {
+  const double spread = std::fabs(low - expected) + std::fabs(high - expected);
+  CHECK(std::fabs(found - expected) <=
+        spread + 2e-6 * (1 + std::fabs(expected)) + rounding * std::fabs(expected));
+}
+
+void check_row(const Optimizer& optimizer, const float* c, const Cache& before, const Cache& after,
+               int64_t slot, const std::vector<Gradients::Sum>& sums) {
+  const DType dtype = before.layout.weight_dtype;
+  const double rounding = dtype == DType::kFloat32 ? 0 : dtype == DType::kFloat16 ? 0x1p-11 : 0x1p-8;
+  const Row expected = stepped(optimizer, c, before, slot, sums, 0);
+  const Row low = stepped(optimizer, c, before, slot, sums, -1);
+  const Row high = stepped(optimizer, c, before, slot, sums, 1);
+  for (size_t k = 0; k < sums.size(); ++k) {
+    check_near(after.weight(slot, static_cast<int64_t>(k)), expected.weights[k], low.weights[k],
+               high.weights[k], rounding);
+  }
+  for (size_t s = 0; s < expected.states.size(); ++s) {
+    for (size_t k = 0; k < expected.states[s].size(); ++k) {
+      check_near(after.state(slot, static_cast<int64_t>(s), static_cast<int64_t>(k)), expected.states[s][k],
+                 low.states[s][k], high.states[s][k], 0);
+    }
+  }
+}
+
+void check_cache(const Optimizer& optimizer, const std::vector<float>& coefficients,
+                 const Gradients& gradients, const Cache& before, const Cache& after) {
+  std::vector<bool> updated(Gradients::kSlots);
+  for (int64_t u = 0; u < gradients.rows(); ++u) {
+    const int64_t table = u < kTableOffsets[1] ? 0 : 2;
+    const int32_t slot = gradients.unique_slots[u];
+    check_row(optimizer, &coefficients[table * rec_sdk::kCoefficients], before, after, slot,
+              gradients.sums(u));
+    updated[slot] = true;
+  }
+  for (int64_t slot = 0; slot < Gradients::kSlots; ++slot) {
+    const auto bytes = static_cast<size_t>(before.layout.bytes);
+    CHECK(updated[slot] || std::memcmp(before.record(slot), after.record(slot), bytes) == 0);
+  }
+}
+
+Cache updated(const CpuKernels& kernels, const Optimizer& optimizer, const std::vector<float>& coefficients,
+              const Gradients& gradients, bool split, Cache cache) {
+  const rec_sdk::UpdateRows arguments{
+      gradients.segments(split), cache.bytes.data(), cache.layout, kTableOffsets, 3, coefficients.data()};
+  std::vector<float> scratch(static_cast<size_t>(cache.layout.dim));
+  const auto kernel = kernels.update_rows(optimizer.name);
+  in_ranges(gradients.rows(),
+            [&](int64_t begin, int64_t end) { kernel(arguments, begin, end, scratch.data()); });
+  return cache;
+}
+
+void update(const Optimizer& optimizer, int64_t dim, DType dtype, bool scaled) {
+  Random random(dim);
+  Gradients gradients(&random, dim, scaled);
+  std::vector<int64_t> states;
+  for (const int64_t elements : optimizer.states) states.push_back(elements > 0 ? elements : dim);
+  const Cache before(&random, Gradients::kSlots, dim, dtype, states);
+  const std::vector<float> coefficients = coefficients_of(optimizer);
+  const std::string name = std::string(optimizer.name) + (scaled ? " scaled" : "") + " dim " +
+                           std::to_string(dim) + " " + kernel_tests::name_of(dtype);
+  bool checked = false;
+  same_bits(name, [&](const CpuKernels& kernels, Checksum* checksum) {
+    gradients.sum_chunks(kernels);
+    const Cache after = updated(kernels, optimizer, coefficients, gradients, true, before);
+    CHECK(after.bytes == updated(kernels, optimizer, coefficients, gradients, false, before).bytes);
+    if (!checked) check_cache(optimizer, coefficients, gradients, before, after);
+    checked = true;  // the others must give the same bits
+    checksum->add(after.bytes);
+  });
+}
+
+}  // namespace
+
+int main() {
+  CHECK(rec_sdk::cpu_kernels().update_rows("none such") == nullptr);
+  for (const Optimizer& optimizer : kOptimizers) {
+    for (const int64_t dim : kernel_tests::kDims) {
+      for (const DType dtype : kernel_tests::kDTypes) {
+        update(optimizer, dim, dtype, false);
+        update(optimizer, dim, dtype, true);
+      }
+    }
+  }
+  return check_result();
+}
