@@ -4,15 +4,17 @@ VENV := .venv
 PY := $(VENV)/bin/python
 TRAIN_ARGS ?=
 TEST_ARGS ?=
+BENCH_ARGS ?=
 
 NATIVE := $(shell find op_kernels torch_npu_ext -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt 2>/dev/null)
 CPP := $(shell find op_kernels torch_npu_ext tests -name '*.cpp' -o -name '*.h' 2>/dev/null)
 
-.PHONY: help train test test-aarch64 build lint format clean
+.PHONY: help train test test-aarch64 bench build lint format clean
 
 help:
 	@echo "make train [TRAIN_ARGS='--movielens DIR']   train a DLRM through cached embeddings"
 	@echo "make test  [TEST_ARGS='-k oracle']          lint, types, and every test"
+	@echo "make bench [BENCH_ARGS=--full]               ours and its rivals on the CPU, interleaved in one process"
 	@echo "make test-aarch64                           the C++ unit tests on 64-bit Arm, under qemu"
 	@echo "make build | lint | format | clean"
 
@@ -49,6 +51,9 @@ test-aarch64: $(VENV)/.installed
 	$(VENV)/bin/cmake --build build/native/kernels --target checksums
 	diff -r build/native/kernels/checksums build/aarch64/kernels/checksums
 	@echo "aarch64: every test passed, and the results have the bits they have on $$(uname -m)"
+
+bench: build
+	$(PY) -m benchmarks.cpu $(BENCH_ARGS)
 
 lint: build
 	$(PY) -m ruff check .

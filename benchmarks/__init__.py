@@ -1,0 +1,1 @@
+"""Benchmarks: ours and its rivals, interleaved in one process. `python -m benchmarks.cpu --help`."""

@@ -1,0 +1,92 @@
+"""What the figures were taken on."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rec_sdk_torch.ops import cpu_isa
+
+# A block above the mmap threshold is returned to the system when freed and page-faults when it is next needed:
+# outputs and gradients would be timed with the kernel clearing pages. Whole tables are still mapped.
+_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(128 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
+
+
+def with_malloc_settings(module: str) -> None:
+    """Starts `python -m module` anew with glibc's malloc set to keep freed blocks, unless it is already set."""
+    if all(name in os.environ for name in _MALLOC) or not sys.platform.startswith("linux"):
+        return
+    environment = {**_MALLOC, **os.environ}
+    os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], environment)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
+def _cpu_model() -> str:
+    for line in _read(Path("/proc/cpuinfo")).splitlines():
+        if line.startswith(("model name", "Model name")):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _caches() -> list[str]:
+    root = Path("/sys/devices/system/cpu/cpu0/cache")
+    levels = sorted(root.glob("index*"))
+    return [f"L{_read(i / 'level')} {_read(i / 'type')} {_read(i / 'size')}" for i in levels]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def free_memory() -> int:
+    """Bytes that can be allocated without swapping."""
+    for line in _read(Path("/proc/meminfo")).splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def resident_memory() -> int:
+    """Bytes of this process in memory."""
+    fields = _read(Path("/proc/self/statm")).split()
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if fields else 0
+
+
+def load_average() -> list[float]:
+    """Over 1, 5 and 15 minutes."""
+    return [round(value, 2) for value in os.getloadavg()]
+
+
+def describe() -> dict[str, Any]:
+    """Processor, memory, software and settings."""
+    return {
+        "cpu": _cpu_model(),
+        "architecture": platform.machine(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "caches": _caches(),
+        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "free_memory_bytes": free_memory(),
+        "transparent_hugepages": _read(Path("/sys/kernel/mm/transparent_hugepage/enabled")),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in ("torch", "fbgemm_gpu-cpu", "fbgemm_gpu", "torchrec")},
+        "isa": cpu_isa(),
+        "torch_threads": torch.get_num_threads(),
+        "malloc": {name: os.environ.get(name) for name in _MALLOC},
+        "load_average": load_average(),
+    }

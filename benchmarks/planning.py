@@ -1,0 +1,179 @@
+"""The plan benchmark: ids per second of the host planner alone, and the memory of its map and store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from rec_sdk_torch._engine import Engine, Initializer, TableSpec
+
+from .ids import Distribution, Int64Array
+from .machine import free_memory, resident_memory
+from .timing import Samples, no_collection, seconds_of
+
+_FEATURES = np.zeros(1, np.int64)
+BYTES_PER_ROW = 80
+"""What an engine with every row resident is allowed for, beside the record; only to refuse what cannot fit."""
+
+
+def make_engine(rows: int, slots: int, hashed: bool = True, expected: int = 0, policy: str = "lru") -> Engine:
+    """One table of D = 1, with the records of a 16-byte row; `expected` ids, or `rows`."""
+    table = TableSpec(
+        name="t",
+        hashed=hashed,
+        num_embeddings=expected or rows,
+        slots=slots,
+        capacity=0,
+        initializer=Initializer("uniform", 0.0, 1.0, 0.0, 1.0),
+        seed=0,
+        state_init=[],
+        bounds_check="fatal",
+    )
+    return Engine([table], 1, 0, [], [0], [], [], policy)
+
+
+class Planner:
+    """An engine that is fed batches; the swap is done for it, against a cache nobody reads."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._records = np.zeros((0, engine.record_bytes), np.uint8)
+
+    def plan(self, ids: Int64Array) -> float:
+        """Plans and swaps a batch; the seconds of plan and release."""
+        offsets = np.array([0, len(ids)], np.int64)
+        plans: list[Any] = []
+        spent = seconds_of(lambda: plans.append(self.engine.plan(ids, offsets, _FEATURES, 1)))
+        plan = plans.pop()
+        leaving, coming = len(plan.swap_out_slots), len(plan.swap_in_slots)
+        if max(leaving, coming) > len(self._records):
+            self._records = np.zeros((max(leaving, coming), self.engine.record_bytes), np.uint8)
+        if leaving:
+            self.engine.write_back(plan, self._records[:leaving])
+        if coming:
+            self.engine.read_in(plan, self._records[:coming])
+        return spent + seconds_of(plan.release)
+
+    def fill(self, rows: int, batch: int) -> None:
+        """Makes ids 0 .. rows resident."""
+        for begin in range(0, rows, batch):
+            self.plan(np.arange(begin, min(begin + batch, rows), dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """Sizes of the plan benchmark.
+
+    Attributes:
+        batch: ids of a batch.
+        rows: of the small table.
+        large_rows: of the large one; 0 leaves it out.
+        rounds: timed batches of a case.
+        seed: of the ids.
+    """
+
+    batch: int
+    rows: int
+    large_rows: int
+    rounds: int
+    seed: int
+
+
+def _drawn(alpha: float, rows: int, options: PlanOptions) -> Iterator[Int64Array]:
+    rng = np.random.default_rng(options.seed)
+    while True:
+        yield Distribution(alpha).draw(rng, rows, options.batch)
+
+
+def _new(options: PlanOptions) -> Iterator[Int64Array]:
+    begin = 0
+    while True:
+        # An odd factor makes every batch's ids new, and none of them the last one's neighbour.
+        yield np.arange(begin, begin + options.batch, dtype=np.int64) * 0x9E3779B1
+        begin += options.batch
+
+
+def _time(
+    name: str, planner: Planner, batches: Iterator[Int64Array], warm: int, options: PlanOptions
+) -> dict[str, Any]:
+    ours, unique = Samples(), Samples()
+    for _ in range(warm):
+        planner.plan(next(batches))
+    planner.engine.reset_stats()
+    with no_collection():
+        for _ in range(options.rounds):
+            ids = next(batches)
+            ours.seconds.append(planner.plan(ids))
+            tensor = torch.from_numpy(ids)
+            unique.seconds.append(seconds_of(partial(torch.unique, tensor, return_inverse=True)))
+    counters = planner.engine.stats()
+    lookups = counters["lookups"] / counters["batches"]
+    return {
+        "case": name,
+        "ids_per_second": lookups / ours.median,
+        "slowest_batch_ms": max(ours.seconds) * 1e3,
+        "torch_unique_ids_per_second": lookups / unique.median,
+        "time": ours.summary(),
+        "counters": counters,
+    }
+
+
+def _hits(options: PlanOptions, rows: int, hashed: bool, alphas: dict[str, float]) -> list[dict[str, Any]]:
+    """All rows resident; memory is what the process grew by while they came."""
+    kind = "hash" if hashed else "index"
+    before = resident_memory()
+    planner = Planner(make_engine(rows, rows, hashed))
+    planner.fill(rows, options.batch)
+    grown = resident_memory() - before
+    results = []
+    for label, alpha in alphas.items():
+        name = f"{kind}, {rows:,} rows, {label}"
+        result = _time(name, planner, _drawn(alpha, rows, options), 1, options)
+        results.append({**result, "kind": kind, "rows": rows, "alpha": alpha, "what": "hits"})
+    results[0]["memory"] = {**planner.engine.memory(), "process_growth_bytes": grown}
+    return results
+
+
+def _changes(options: PlanOptions) -> list[dict[str, Any]]:
+    """New ids into a map of the right size and into one that must grow, and a cache too small for two batches."""
+    total = options.batch * (options.rounds + 1)
+    cases: list[tuple[str, str, Planner, Iterator[Int64Array], int]] = [
+        ("insert", "new ids, map sized for them", Planner(make_engine(total, total)), _new(options), 1),
+        ("growth", "new ids, map grows", Planner(make_engine(total, total, expected=1)), _new(options), 0),
+    ]
+    rows = options.batch * 4
+    small = Planner(make_engine(rows, options.batch + options.batch // 4))
+    cases.append(("eviction", f"uniform over {rows:,} rows, small cache", small, _drawn(0.0, rows, options), 6))
+    results = []
+    for what, name, planner, batches, warm in cases:
+        result = _time(name, planner, batches, warm, options)
+        results.append({**result, "kind": "hash", "rows": rows, "alpha": 0.0, "what": what})
+    results[-1]["store_memory"] = small.engine.memory()
+    return results
+
+
+def large_table_problem(rows: int) -> str | None:
+    """Why a table of `rows` cannot be planned for here; None if it can."""
+    need, free = rows * BYTES_PER_ROW, free_memory()
+    if need <= free:
+        return None
+    return f"{rows:,} rows need about {need / 2**30:.1f} GiB, {free / 2**30:.1f} are free"
+
+
+def run_plans(options: PlanOptions, report: Callable[[str], None]) -> list[dict[str, Any]]:
+    """All cases, one thread."""
+    skewed = {"uniform": 0.0, "power law 1.05": 1.05}
+    results = _hits(options, options.rows, True, skewed)
+    results += _hits(options, options.rows, False, skewed)
+    if options.large_rows:
+        problem = large_table_problem(options.large_rows)
+        if problem:
+            report(f"plan: {problem}; left out")
+        else:
+            results += _hits(options, options.large_rows, True, skewed)
+    return results + _changes(options)

@@ -1,0 +1,216 @@
+"""The rivals of a step, each from the same initial weights as ours."""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import nn
+
+from .contenders import Contender, NotAvailableError, Ours
+from .workload import BETAS, EPS, LEARNING_RATE, Workload
+
+DENSE_ROWS = 1_000_000
+"""More rows than this are not given to TorchRec, whose gradient is as large as the tables."""
+
+
+class Rival(Contender):
+    """Has whole tables, which start from ours."""
+
+    @abstractmethod
+    def tables(self) -> list[torch.Tensor]:
+        """The weights of each table, `[rows, D]`."""
+
+    def copy_from(self, ours: Ours) -> None:
+        """Takes over the weights."""
+        tables = self.tables()
+        with torch.no_grad():
+            for table, begin, rows in ours.chunks():
+                tables[table][begin : begin + len(rows)].copy_(rows)
+
+    def weights(self, table: int, ids: torch.Tensor) -> torch.Tensor:
+        return self.tables()[table].detach()[ids]
+
+
+def _feature_parts(grad: torch.Tensor, workload: Workload) -> list[torch.Tensor]:
+    parts = grad.split(workload.dim, dim=1) if workload.pooled else grad.split(workload.per_table)
+    return [part.contiguous() for part in parts]
+
+
+class TorchSparse(Rival):
+    """`torch.nn.Embedding` or `EmbeddingBag` with sparse gradients, and torch.optim."""
+
+    name = "torch"
+
+    def __init__(self, workload: Workload, seed: int) -> None:
+        self.workload = workload
+        self._grads = _feature_parts(workload.gradient(seed), workload)
+        self._starts = torch.arange(0, workload.per_table, workload.bag)
+        rows, dim, count = workload.tables.rows, workload.dim, workload.tables.count
+        self._modules: list[Any] = []
+        for _ in range(count):
+            weight = torch.empty((rows, dim))
+            if workload.pooled:
+                self._modules.append(nn.EmbeddingBag(rows, dim, mode="sum", sparse=True, _weight=weight))
+            else:
+                self._modules.append(nn.Embedding(rows, dim, sparse=True, _weight=weight))
+        self._optimizer = self._make_optimizer(self.tables())
+
+    def _make_optimizer(self, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+        if self.workload.optimizer == "sgd":
+            return torch.optim.SGD(parameters, lr=LEARNING_RATE)
+        if self.workload.optimizer == "adagrad":
+            return torch.optim.Adagrad(parameters, lr=LEARNING_RATE, eps=EPS)
+        if self.workload.optimizer == "adam":
+            return torch.optim.SparseAdam(parameters, lr=LEARNING_RATE, eps=EPS, betas=BETAS)
+        raise NotAvailableError("torch.optim has no row-wise Adagrad")
+
+    def tables(self) -> list[torch.Tensor]:
+        return [module.weight for module in self._modules]
+
+    def step(self, ids: torch.Tensor) -> list[torch.Tensor]:
+        pairs = zip(self._modules, ids, strict=True)
+        if self.workload.pooled:
+            outputs = [module(part, self._starts) for module, part in pairs]
+        else:
+            outputs = [module(part) for module, part in pairs]
+        torch.autograd.backward(outputs, self._grads)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return outputs
+
+    def output(self, raw: list[torch.Tensor]) -> torch.Tensor:
+        return torch.cat(raw, dim=1 if self.workload.pooled else 0)
+
+
+def _fbgemm() -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from fbgemm_gpu import split_table_batched_embeddings_ops_training as training
+    except (ImportError, OSError) as error:
+        raise NotAvailableError(f"fbgemm_gpu cannot be imported: {error}") from error
+    return training
+
+
+class Fbgemm(Rival):
+    """`SplitTableBatchedEmbeddingBagsCodegen` on the CPU.
+
+    For a sequence either bags of one id that are summed (`bags_of_one`, the faster form: its backward of
+    PoolingMode.NONE is several times slower) or PoolingMode.NONE.
+    """
+
+    def __init__(self, workload: Workload, seed: int, bags_of_one: bool = True) -> None:
+        self.name = "fbgemm" if bags_of_one else "fbgemm-none"
+        self.workload = workload
+        self._single = bags_of_one and not workload.pooled
+        if not bags_of_one and workload.pooled:
+            raise NotAvailableError("PoolingMode.NONE does not pool")
+        training = _fbgemm()
+        optimizers = {"sgd": "EXACT_SGD", "adagrad": "EXACT_ADAGRAD", "rowwise_adagrad": "EXACT_ROWWISE_ADAGRAD"}
+        if workload.optimizer not in optimizers:
+            raise NotAvailableError("FBGEMM has no Adam on the CPU")
+        place = (training.EmbeddingLocation.HOST, training.ComputeDevice.CPU)
+        self._module = training.SplitTableBatchedEmbeddingBagsCodegen(
+            [(workload.tables.rows, workload.dim, *place)] * workload.tables.count,
+            optimizer=getattr(training.OptimType, optimizers[workload.optimizer]),
+            learning_rate=LEARNING_RATE,
+            eps=EPS,
+            pooling_mode=training.PoolingMode.SUM if bags_of_one else training.PoolingMode.NONE,
+            bounds_check_mode=training.BoundsCheckMode.NONE,
+            stochastic_rounding=False,
+        )
+        lookups = workload.tables.count * workload.per_table
+        self._offsets = torch.arange(lookups + 1) if self._single else workload.offsets
+        grad = workload.gradient(seed)
+        self._grad = self._in_bags(grad) if self._single else grad
+
+    def _in_bags(self, rows: torch.Tensor) -> torch.Tensor:
+        """`[N, D]` feature after feature -> `[N / tables, tables * D]`."""
+        shape = (self.workload.tables.count, self.workload.per_table, self.workload.dim)
+        return rows.view(shape).transpose(0, 1).reshape(self.workload.per_table, -1)
+
+    def tables(self) -> list[torch.Tensor]:
+        return list(self._module.split_embedding_weights())
+
+    def step(self, ids: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self._module(ids.view(-1), self._offsets)
+        out.backward(self._grad)
+        return out
+
+    def output(self, raw: torch.Tensor) -> torch.Tensor:
+        if not self._single:
+            return raw
+        shape = (self.workload.per_table, self.workload.tables.count, self.workload.dim)
+        return raw.view(shape).transpose(0, 1).reshape(-1, self.workload.dim)
+
+
+class TorchRec(Rival):
+    """`EmbeddingCollection` or `EmbeddingBagCollection`, unsharded, with `apply_optimizer_in_backward`."""
+
+    name = "torchrec"
+
+    def __init__(self, workload: Workload, seed: int) -> None:
+        if workload.optimizer not in ("sgd", "adagrad"):
+            raise NotAvailableError("unsharded TorchRec has dense gradients, which SparseAdam refuses")
+        rows = workload.tables.count * workload.tables.rows
+        if rows > DENSE_ROWS:
+            raise NotAvailableError(f"unsharded TorchRec makes a dense gradient of all {rows:,} rows at every step")
+        self.workload = workload
+        self._grads = _feature_parts(workload.gradient(seed), workload)
+        self._offsets = workload.offsets
+        self._keys = [f"f{index}" for index in range(workload.tables.count)]
+        self._collection = self._make_collection()
+        self._apply_optimizer()
+
+    def _make_collection(self) -> Any:
+        try:
+            import torchrec
+        except (ImportError, OSError) as error:
+            raise NotAvailableError(f"torchrec cannot be imported: {error}") from error
+        self._jagged: Any = torchrec.KeyedJaggedTensor
+        pooled = self.workload.pooled
+        config = torchrec.EmbeddingBagConfig if pooled else torchrec.EmbeddingConfig
+        size = {"num_embeddings": self.workload.tables.rows, "embedding_dim": self.workload.dim}
+        tables = [config(name=f"t{i}", feature_names=[key], **size) for i, key in enumerate(self._keys)]
+        return (torchrec.EmbeddingBagCollection if pooled else torchrec.EmbeddingCollection)(tables=tables)
+
+    def _apply_optimizer(self) -> None:
+        from torchrec.optim import apply_optimizer_in_backward
+
+        options: dict[str, Any] = {"lr": LEARNING_RATE}
+        optimizer: type[torch.optim.Optimizer] = torch.optim.SGD
+        if self.workload.optimizer == "adagrad":
+            optimizer, options["eps"] = torch.optim.Adagrad, EPS
+        apply_optimizer_in_backward(optimizer, self._collection.parameters(), options)
+
+    def tables(self) -> list[torch.Tensor]:
+        return list(self._collection.parameters())
+
+    def step(self, ids: torch.Tensor) -> list[torch.Tensor]:
+        batch = self._jagged(keys=self._keys, values=ids.view(-1), offsets=self._offsets)
+        result = self._collection(batch)
+        parts = [result[key] if self.workload.pooled else result[key].values() for key in self._keys]
+        torch.autograd.backward(parts, self._grads)
+        return parts
+
+    def output(self, raw: list[torch.Tensor]) -> torch.Tensor:
+        return torch.cat(raw, dim=1 if self.workload.pooled else 0)
+
+
+RIVALS = ("torch", "fbgemm", "fbgemm-none", "torchrec")
+
+
+def make_rival(name: str, workload: Workload, seed: int) -> Rival:
+    """The rival `name`.
+
+    Raises:
+        NotAvailableError: it cannot run here, or not on this workload.
+    """
+    if name == "torch":
+        return TorchSparse(workload, seed)
+    if name == "torchrec":
+        return TorchRec(workload, seed)
+    return Fbgemm(workload, seed, bags_of_one=name == "fbgemm")
