@@ -77,9 +77,8 @@ class CachedCollection(FusedOptimizerModule, torch.nn.Module):
         for name in self._table_optimizers:
             # Raises if the table was given a second, different optimizer meanwhile.
             table_optimizers({name: handles[name]})
-        for index, table in enumerate(self._embedding.tables):
-            if table.name in found:
-                self._embedding.set_optimizer(index, found[table.name])
+        places = {table.name: index for index, table in enumerate(self._embedding.tables)}
+        self._embedding.set_optimizers({places[name]: optimizer for name, optimizer in found.items()})
         self._table_optimizers.update(found)
         if found:
             self._fused_optimizer = None

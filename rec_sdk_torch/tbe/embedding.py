@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,7 +64,7 @@ class TableBatchedEmbedding(torch.nn.Module):
 
         Args:
             tables: unique names; all pooled, or none (`Pooling.NONE`).
-            optimizer: of every table; more by `set_optimizer`.
+            optimizer: of every table; others by `set_optimizers`.
             cache: size of the device cache: rows per table (int), a fraction of `num_embeddings` (float),
                 bytes of all tables (`"2GiB"`), one of these by table name (dict), or None (derived).
             batch_hint: the batches a derived cache must hold.
@@ -107,19 +107,24 @@ class TableBatchedEmbedding(torch.nn.Module):
 
     # ---- layout
 
-    def set_optimizer(self, table: int, optimizer: TableOptimizer) -> None:
-        """Makes `optimizer` the one that updates `table`; rows that exist already keep their weights.
+    def set_optimizers(self, optimizers: Mapping[int, TableOptimizer]) -> None:
+        """Makes these the optimizers of tables, by index; rows that exist already keep their weights.
 
         Raises:
-            RuntimeError: the table has another optimizer.
+            RuntimeError: a table has another optimizer.
         """
-        if self.optimizers[table] is optimizer:
-            return
-        if self.optimizers[table] is not None:
-            raise RuntimeError(f"table {self.tables[table].name!r} has its optimizer already")
-        self.optimizers[table] = optimizer
-        if self._groups is not None:
-            self._rebuild()
+        before = list(self.optimizers)
+        for table, optimizer in optimizers.items():
+            if before[table] is not None and before[table] is not optimizer:
+                raise RuntimeError(f"table {self.tables[table].name!r} has its optimizer already")
+        for table, optimizer in optimizers.items():
+            self.optimizers[table] = optimizer
+        try:
+            if self._groups is not None and any(o is not b for o, b in zip(self.optimizers, before, strict=True)):
+                self._rebuild()
+        except BaseException:
+            self.optimizers = before
+            raise
 
     @property
     def groups(self) -> list[Group]:

@@ -29,19 +29,18 @@ def test_weights_survive_an_optimizer_that_comes_late(device: torch.device) -> N
     before = embedding(IDS, OFFSETS)
     group, place = embedding.find_table("a")
     group.write_weights(place, np.array([5]), torch.full((1, 4), 7.0))
-    for index in range(2):
-        embedding.set_optimizer(index, sgd())
+    embedding.set_optimizers({0: sgd(), 1: sgd()})
     embedding.train()
     after = embedding(IDS, OFFSETS)
     assert torch.equal(after[1, :4].cpu(), torch.full((4,), 7.0)), "the row that was written"
     assert torch.equal(after[:, 4:].cpu(), before[:, 4:].cpu()), "initial weights are those that were read"
     with pytest.raises(RuntimeError, match="table 'a' has its optimizer already"):
-        embedding.set_optimizer(0, sgd())
+        embedding.set_optimizers({0: sgd()})
 
 
 def test_training_without_optimizer_names_the_call(device: torch.device) -> None:
     embedding = TableBatchedEmbedding([table("a"), table("b")], cache=10, device=device)
-    embedding.set_optimizer(0, sgd())
+    embedding.set_optimizers({0: sgd()})
     with pytest.raises(RuntimeError, match=r"\['b'\].*apply_optimizer_in_backward"):
         embedding(IDS, OFFSETS)
 
@@ -85,8 +84,7 @@ def test_sequence_rows_come_in_feature_order_across_groups(device: torch.device)
     fast = TableOptimizer.create(torch.optim.Adagrad, {"lr": 0.1})
     tables = [table(name, pooling=Pooling.NONE) for name in ("a", "b", "c")]
     embedding = TableBatchedEmbedding(tables, cache=10, device=device, seed=1)
-    for index, optimizer in enumerate((sgd(), fast, sgd())):
-        embedding.set_optimizer(index, optimizer)
+    embedding.set_optimizers(dict(enumerate((sgd(), fast, sgd()))))
     ids, offsets = torch.tensor([1, 2, 3, 4, 5]), torch.tensor([0, 1, 2, 3, 3, 4, 5])
     rows = embedding(ids, offsets)
     assert len(embedding.groups) == 2

@@ -106,7 +106,7 @@ def test_reading_first_moves_only_rows_that_changed(device: torch.device) -> Non
     group, table = embedding.find_table("t")
     group.write_weights(table, np.array([9]), torch.ones(1, DIM))
     assert group.engine.kept_rows(table).tolist() == [9]
-    embedding.set_optimizer(0, sgd())
+    embedding.set_optimizers({0: sgd()})
     group, table = embedding.find_table("t")
     assert group.engine.kept_rows(table).tolist() == [9]
     after = embedding(torch.tensor([7, 9]), torch.tensor([0, 2]))
