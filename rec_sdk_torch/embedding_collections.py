@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch._compile import _disable_dynamo
@@ -13,6 +14,21 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 from .collection import CachedCollection
 from .configs import HashEmbeddingBagConfig, check_kind, table_config
 from .tbe import BatchHint, BoundsCheckMode, CacheOption, TableBatchedEmbedding
+
+
+def _embedding(
+    collection: torch.nn.Module,
+    tables: Sequence[BaseEmbeddingConfig],
+    kind: type[BaseEmbeddingConfig],
+    device: torch.device | str | None,
+    *,
+    capacity: bool = False,
+    **options: Any,
+) -> TableBatchedEmbedding:
+    """The tables of a collection, whose configs must be of `kind`; `options` are those of the embedding."""
+    check_kind(tables, kind, type(collection).__name__)
+    configs = [table_config(table, capacity=capacity) for table in tables]
+    return TableBatchedEmbedding(configs, device=device, **options)
 
 
 class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface):
@@ -52,15 +68,9 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
             ValueError, TypeError: tables or options that cannot be met; the message names them.
             MemoryError: index tables that the host cannot hold.
         """
-        check_kind(tables, EmbeddingConfig, type(self).__name__)
-        embedding = TableBatchedEmbedding(
-            [table_config(table) for table in tables],
-            cache=cache,
-            batch_hint=BatchHint(batch_size, multi_hot_sizes, world_size),
-            device=device,
-            seed=seed,
-            bounds_check_mode=bounds_check_mode,
-        )
+        hint = BatchHint(batch_size, multi_hot_sizes, world_size)
+        options: dict[str, Any] = {"cache": cache, "seed": seed, "bounds_check_mode": bounds_check_mode}
+        embedding = _embedding(self, tables, EmbeddingConfig, device, batch_hint=hint, **options)
         super().__init__(tables, embedding, embedding_optimizer_cls)
         self._need_indices = need_indices
 
@@ -181,15 +191,9 @@ class EmbCacheEmbeddingBagCollection(_PooledCollection):
         Args:
             is_weighted: bags are sums weighted by the batch's weights, which may require grad.
         """
-        check_kind(tables, EmbeddingBagConfig, type(self).__name__)
-        embedding = TableBatchedEmbedding(
-            [table_config(table) for table in tables],
-            cache=cache,
-            batch_hint=BatchHint(batch_size, multi_hot_sizes, world_size),
-            device=device,
-            seed=seed,
-            bounds_check_mode=bounds_check_mode,
-        )
+        hint = BatchHint(batch_size, multi_hot_sizes, world_size)
+        options: dict[str, Any] = {"cache": cache, "seed": seed, "bounds_check_mode": bounds_check_mode}
+        embedding = _embedding(self, tables, EmbeddingBagConfig, device, batch_hint=hint, **options)
         super().__init__(tables, embedding, embedding_optimizer_cls, is_weighted)
 
 
@@ -207,10 +211,6 @@ class HashEmbeddingBagCollection(_PooledCollection):
         Raises:
             ValueError, TypeError: tables that cannot be met; the message names them.
         """
-        check_kind(tables, EmbeddingBagConfig, type(self).__name__)
-        embedding = TableBatchedEmbedding(
-            [table_config(table, capacity=True) for table in tables],
-            cache={table.name: table.num_embeddings for table in tables},
-            device=device,
-        )
+        cache = {table.name: table.num_embeddings for table in tables}
+        embedding = _embedding(self, tables, EmbeddingBagConfig, device, capacity=True, cache=cache)
         super().__init__(tables, embedding, None, is_weighted)

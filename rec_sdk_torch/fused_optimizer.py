@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ _FIRST_STATE = "momentum1"
 """TorchRec's name of a table's first state, whatever the optimizer calls it; the others have the optimizer's."""
 
 
-class _TableState:
+class _TableState(abc.ABC):
     """A table's optimizer state as one value of a state dict; reads and writes the engine when asked."""
 
     def __init__(self, embedding: TableBatchedEmbedding, table: str) -> None:
@@ -26,9 +27,9 @@ class _TableState:
     def __deepcopy__(self, memo: dict[int, Any]) -> _TableState:
         return self
 
+    @abc.abstractmethod
     def problem(self, value: Any, rows: int) -> str | None:
         """What keeps `value` from being loaded as the state of `rows` rows; None when nothing does."""
-        raise NotImplementedError
 
     def _raise_problem(self, value: Any, rows: int = 0) -> None:
         """A CombinedOptimizer loads states one by one, past the check of all of them."""
