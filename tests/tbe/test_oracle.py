@@ -334,7 +334,7 @@ def check(scenario: Scenario, device: torch.device) -> None:
     compare(scenario, result, device)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 @given(scenario=scenarios())
 def test_oracle(scenario: Scenario, device_name: str) -> None:
     check(scenario, torch.device(device_name))
