@@ -107,8 +107,24 @@ class Reference:
 
     def forward(self, features: list[list[np.ndarray]], weights: list[list[torch.Tensor]] | None) -> list[torch.Tensor]:
         """Per feature: rows `[n, D]` of a sequence, or pooled bags `[B, D]`."""
+        return self._features(list(self.weights), features, weights)
+
+    @torch.no_grad()
+    def tolerances(
+        self, features: list[list[np.ndarray]], weights: list[list[torch.Tensor]] | None
+    ) -> list[torch.Tensor]:
+        """How far each output may be off when every weight w may be off by 1 + |w|: a bag adds up its rows'."""
+        absolute = None if weights is None else [[bag.abs() for bag in bags] for bags in weights]
+        return self._features([1 + weight.abs() for weight in self.weights], features, absolute)
+
+    def _features(
+        self,
+        tables: list[torch.Tensor],
+        features: list[list[np.ndarray]],
+        weights: list[list[torch.Tensor]] | None,
+    ) -> list[torch.Tensor]:
         outputs, feature = [], 0
-        for table, place, weight in zip(self.tables, self.places, self.weights, strict=True):
+        for table, place, weight in zip(self.tables, self.places, tables, strict=True):
             for _ in range(table.num_features):
                 given = weights[feature] if weights is not None else None
                 outputs.append(self._feature(table, place, weight, features[feature], given))
