@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,14 +31,12 @@ class TableSet:
         """From `4x100k`, `1x4m`, `2x500`.
 
         Raises:
-            ValueError: another form.
+            argparse.ArgumentTypeError: another form; its message reaches the user.
         """
-        count, separator, rows = text.lower().partition("x")
-        factor = _SUFFIXES.get(rows[-1:], 1)
-        result = cls(int(count), int(rows[:-1] if factor > 1 else rows) * factor)
-        if not separator or result.count < 1 or result.rows < 1:
-            raise ValueError(f"{text!r} is not COUNTxROWS")
-        return result
+        match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)([km]?)", text.lower())
+        if match is None:
+            raise argparse.ArgumentTypeError(f"{text!r} is not COUNTxROWS, such as 4x100k or 1x4m")
+        return cls(int(match.group(1)), int(match.group(2)) * _SUFFIXES.get(match.group(3), 1))
 
     @property
     def name(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -408,19 +408,21 @@ class Group:
             self.engine.clear_pending()
 
     def write_weights(self, table: int, ids: Int64Array, weight: torch.Tensor) -> None:
-        """Sets the weights of `ids`, `[n, D]`, chunk by chunk; their states stay."""
-        for begin in range(0, len(ids), self._chunk):
-            chunk = slice(begin, begin + self._chunk)
-            rows, slots, records = self.read_rows(table, ids[chunk])
-            self.layout.weight(records).copy_(weight[chunk])
-            self.write_rows(table, rows, slots, records)
+        """Sets the weights of `ids`, `[n, D]`; their states stay."""
+        self._write_part(table, ids, self.layout.weight, weight)
 
     def write_state(self, table: int, index: int, ids: Int64Array, values: torch.Tensor) -> None:
-        """Sets one state of `ids`, `[n, D]` or `[n, 1]`, chunk by chunk."""
+        """Sets one state of `ids`, `[n, D]` or `[n, 1]`; weights and other states stay."""
+        self._write_part(table, ids, lambda records: self.layout.state(records, index), values)
+
+    def _write_part(
+        self, table: int, ids: Int64Array, part: Callable[[torch.Tensor], torch.Tensor], values: torch.Tensor
+    ) -> None:
+        """Sets `part` of the records of `ids` to `values`, chunk by chunk."""
         for begin in range(0, len(ids), self._chunk):
             chunk = slice(begin, begin + self._chunk)
             rows, slots, records = self.read_rows(table, ids[chunk])
-            self.layout.state(records, index).copy_(values[chunk])
+            part(records).copy_(values[chunk])
             self.write_rows(table, rows, slots, records)
 
     def _initialise(self, table: int) -> None:

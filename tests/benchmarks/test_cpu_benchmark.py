@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -250,7 +251,7 @@ def test_a_table_that_does_not_fit_says_what_it_needs() -> None:
 
 @pytest.mark.parametrize("text", ["4", "x", "0x5", "2x0", "axb"])
 def test_bad_table_sets(text: str) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011
+    with pytest.raises(argparse.ArgumentTypeError, match=f"{text!r} is not COUNTxROWS"):
         TableSet.parse(text)
 
 
