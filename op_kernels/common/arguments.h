@@ -24,40 +24,48 @@ struct Bags {
   int64_t batch_size;
   const int64_t* columns;  // [features]: where the feature's slice starts in a row of the output
   const bool* mean;        // [features]
+  int64_t features;
 };
 
 struct LookupSequence {
   Weights weights;
-  const int32_t* slots;  // [n]
-  float* out;            // [n, dim]
+  const int32_t* slots;  // [count]
+  float* out;            // [count, dim]
+  int64_t count;
 };
 
 struct LookupPooled {
   Weights weights;
-  const int32_t* slots;             // [n]
-  const float* per_sample_weights;  // [n] or null
+  const int32_t* slots;             // [lookups]
+  const float* per_sample_weights;  // [lookups] or null
   Bags bags;
-  float* out;  // [batch_size, columns], row stride out_stride
+  float* out;  // [batch_size, out_columns], row stride out_stride
   int64_t out_stride;
+  int64_t out_columns;
+  int64_t lookups;
 };
 
 struct PooledWeightsGrad {
   Weights weights;
-  const int32_t* slots;  // [n]
+  const int32_t* slots;  // [lookups]
   Bags bags;
-  const float* grad;  // [batch_size, columns], row stride grad_stride
+  const float* grad;  // [batch_size, grad_columns], row stride grad_stride
   int64_t grad_stride;
-  float* out;  // [n]
+  float* out;  // [lookups]
+  int64_t grad_columns;
+  int64_t lookups;
 };
 
 // Lookup j contributes scale[j] * grad[grad_row[j], grad_column[j] : grad_column[j] + dim].
 struct Lookups {
-  const float* grad;  // [rows, columns], row stride grad_stride
+  const float* grad;  // [grad_rows, grad_columns], row stride grad_stride
   int64_t grad_stride;
   const int32_t* grad_row;     // [count]
   const int32_t* grad_column;  // [count], or null: 0
   const float* scale;          // [count], or null: 1
   int64_t count;
+  int64_t grad_rows;
+  int64_t grad_columns;
 };
 
 // Segments longer than this are summed in chunks of it, in parallel. A power of two of blocks (aggregate.h).
@@ -101,18 +109,22 @@ struct UpdateRows {
   const int32_t* table_offsets;  // [tables + 1]
   int64_t tables;
   const float* coefficients;  // [tables, kCoefficients]
+  int64_t slots;
 };
 
 struct AccumulateRows {
   Segments segments;
   float* pending;  // [slots, 2 * dim]: sum, compensation
+  int64_t slots;
 };
 
 struct CopyRows {
-  uint8_t* cache;        // [slots, bytes]; read only when gathering
-  uint8_t* rows;         // [n, bytes]; read only when scattering
-  const int32_t* slots;  // [n]
+  uint8_t* cache;        // [cache_slots, bytes]; read only when gathering
+  uint8_t* rows;         // [count, bytes]; read only when scattering
+  const int32_t* slots;  // [count]
   int64_t bytes;
+  int64_t cache_slots;
+  int64_t count;
 };
 
 }  // namespace rec_sdk

@@ -46,7 +46,9 @@ struct Gradients {
             grad_row.data(),
             scaled ? grad_column.data() : nullptr,
             scaled ? scale.data() : nullptr,
-            offsets.back()};
+            offsets.back(),
+            kGradRows,
+            stride};
   }
 
   // `split`: hot rows come as the sums of their chunks.

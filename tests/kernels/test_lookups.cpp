@@ -31,7 +31,7 @@ void sequence(int64_t dim, DType dtype) {
   const auto count = static_cast<int64_t>(slots.size());
   same_bits(title("lookup_sequence", dim, dtype), [&](const CpuKernels& kernels, Checksum* checksum) {
     std::vector<float> out(static_cast<size_t>(count * dim), 7.0f);
-    const rec_sdk::LookupSequence arguments{cache.weights(), slots.data(), out.data()};
+    const rec_sdk::LookupSequence arguments{cache.weights(), slots.data(), out.data(), count};
     in_ranges(count, [&](int64_t begin, int64_t end) { kernels.lookup_sequence(arguments, begin, end); });
     for (int64_t i = 0; i < count * dim; ++i) CHECK(out[i] == cache.weight(slots[i / dim], i % dim));
     checksum->add(out);
@@ -48,7 +48,8 @@ void every_pattern(DType dtype) {
   const auto* data = reinterpret_cast<const uint8_t*>(patterns.data());
   same_bits(title("every pattern", kDim, dtype), [&](const CpuKernels& kernels, Checksum* checksum) {
     std::vector<float> out(patterns.size());
-    const rec_sdk::LookupSequence arguments{{data, kDim * 2, kRows, kDim, dtype}, slots.data(), out.data()};
+    const rec_sdk::LookupSequence arguments{
+        {data, kDim * 2, kRows, kDim, dtype}, slots.data(), out.data(), kRows};
     kernels.lookup_sequence(arguments, 0, kRows);
     for (size_t i = 0; i < patterns.size(); ++i) {
       const double expected = kernel_tests::value_of(patterns[i], dtype);
@@ -81,7 +82,7 @@ struct Pooled {
     grad = kernel_tests::random_floats(random, kBatch * stride);
   }
 
-  rec_sdk::Bags bags() const { return {offsets.data(), bag_count, kFirstBag, kBatch, columns, mean}; }
+  rec_sdk::Bags bags() const { return {offsets.data(), bag_count, kFirstBag, kBatch, columns, mean, 2}; }
   int64_t feature(int64_t bag) const { return (kFirstBag + bag) / kBatch; }
   // Where the bag's slice starts in the output and in its gradient.
   int64_t start(int64_t bag) const { return (kFirstBag + bag) % kBatch * stride + columns[feature(bag)]; }
@@ -116,8 +117,9 @@ void pooled(int64_t dim, DType dtype, bool weighted) {
   same_bits(name, [&](const CpuKernels& kernels, Checksum* checksum) {
     std::vector<float> out(static_cast<size_t>(Pooled::kBatch * batch.stride), 7.0f);
     const rec_sdk::LookupPooled arguments{
-        batch.cache.weights(), batch.slots.data(), weighted ? batch.sample_weights.data() : nullptr,
-        batch.bags(),          out.data(),         batch.stride};
+        batch.cache.weights(), batch.slots.data(),  weighted ? batch.sample_weights.data() : nullptr,
+        batch.bags(),          out.data(),          batch.stride,
+        batch.stride,          batch.offsets.back()};
     in_ranges(batch.bag_count,
               [&](int64_t begin, int64_t end) { kernels.lookup_pooled(arguments, begin, end); });
     check_pooled(batch, weighted, out);
@@ -131,8 +133,9 @@ void weights_grad(int64_t dim, DType dtype) {
   const int64_t lookups = batch.offsets.back();
   same_bits(title("pooled_weights_grad", dim, dtype), [&](const CpuKernels& kernels, Checksum* checksum) {
     std::vector<float> out(static_cast<size_t>(lookups));
-    const rec_sdk::PooledWeightsGrad arguments{batch.cache.weights(), batch.slots.data(), batch.bags(),
-                                               batch.grad.data(),     batch.stride,       out.data()};
+    const rec_sdk::PooledWeightsGrad arguments{
+        batch.cache.weights(), batch.slots.data(), batch.bags(), batch.grad.data(),
+        batch.stride,          out.data(),         batch.stride, lookups};
     in_ranges(lookups,
               [&](int64_t begin, int64_t end) { kernels.pooled_weights_grad(arguments, begin, end); });
     for (int64_t bag = 0; bag < batch.bag_count; ++bag) {

@@ -14,7 +14,7 @@ namespace {
 
 void accumulate_into(const CpuKernels& kernels, const Gradients& gradients, bool split,
                      std::vector<float>* pending) {
-  const rec_sdk::AccumulateRows arguments{gradients.segments(split), pending->data()};
+  const rec_sdk::AccumulateRows arguments{gradients.segments(split), pending->data(), Gradients::kSlots};
   std::vector<float> scratch(static_cast<size_t>(gradients.dim));
   in_ranges(gradients.rows(), [&](int64_t begin, int64_t end) {
     kernels.accumulate_rows(arguments, begin, end, scratch.data());
@@ -71,8 +71,10 @@ void copies(int64_t dim, DType dtype) {
       "gather and scatter dim " + std::to_string(dim) + " " + kernel_tests::name_of(dtype);
   same_bits(name, [&](const CpuKernels& kernels, Checksum* checksum) {
     Cache changed = cache, gathered = others, scattered = others;
-    const rec_sdk::CopyRows gather{changed.bytes.data(), gathered.bytes.data(), slots.data(), bytes};
-    const rec_sdk::CopyRows scatter{changed.bytes.data(), scattered.bytes.data(), slots.data(), bytes};
+    const rec_sdk::CopyRows gather{
+        changed.bytes.data(), gathered.bytes.data(), slots.data(), bytes, kSlots, kCopied};
+    const rec_sdk::CopyRows scatter{
+        changed.bytes.data(), scattered.bytes.data(), slots.data(), bytes, kSlots, kCopied};
     in_ranges(kCopied, [&](int64_t begin, int64_t end) { kernels.gather_rows(gather, begin, end); });
     CHECK(changed.bytes == cache.bytes);
     in_ranges(kCopied, [&](int64_t begin, int64_t end) { kernels.scatter_rows(scatter, begin, end); });

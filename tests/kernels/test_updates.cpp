@@ -144,7 +144,8 @@ void check_cache(const Optimizer& optimizer, const std::vector<float>& coefficie
 Cache updated(const CpuKernels& kernels, const Optimizer& optimizer, const std::vector<float>& coefficients,
               const Gradients& gradients, bool split, Cache cache) {
   const rec_sdk::UpdateRows arguments{
-      gradients.segments(split), cache.bytes.data(), cache.layout, kTableOffsets, 3, coefficients.data()};
+      gradients.segments(split), cache.bytes.data(), cache.layout, kTableOffsets, 3,
+      coefficients.data(),       Gradients::kSlots};
   std::vector<float> scratch(static_cast<size_t>(cache.layout.dim));
   const auto kernel = kernels.update_rows(optimizer.name);
   in_ranges(gradients.rows(),

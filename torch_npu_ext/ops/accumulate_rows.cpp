@@ -19,6 +19,7 @@ AccumulateRows accumulate_rows_arguments(const Tensor& pending, const Tensor& gr
   arguments.segments = segments_of(check, grad, unique_slots, segment_offsets, grad_row, grad_column, scale,
                                    pending.size(1) / 2);
   arguments.pending = static_cast<float*>(pending.data_ptr());
+  arguments.slots = pending.size(0);
   return arguments;
 }
 

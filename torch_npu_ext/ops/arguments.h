@@ -1,6 +1,6 @@
 // From an operator's tensors to its kernel's arguments: the checks that hold on every backend (types, shapes,
 // strides, devices). A backend's kernel calls the operator's function below, checks contents as it can, and
-// launches.
+// launches. Exported: a backend that needs libraries of its own is a library of its own.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -11,10 +11,16 @@
 
 #include "op_kernels/common/arguments.h"
 
+#pragma GCC visibility push(default)
 namespace rec_sdk {
 
 using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
+
+// An operator's result, uninitialised.
+Tensor lookup_sequence_output(const Tensor& weights, const Tensor& slots);      // (n, dim) fp32
+Tensor pooled_weights_grad_output(const Tensor& weights, const Tensor& slots);  // (n) fp32
+Tensor gather_rows_output(const Tensor& cache, const Tensor& slots);            // (n, bytes) uint8
 
 // weights [slots, dim] fp32 | fp16 | bf16, stride(1) = 1, slots [n] int32; out (n, dim) fp32 contiguous.
 LookupSequence lookup_sequence_arguments(const Tensor& weights, const Tensor& slots, const Tensor& out);
@@ -42,6 +48,11 @@ AccumulateRows accumulate_rows_arguments(const Tensor& pending, const Tensor& gr
 
 // `op` names the operator in errors; rows is the result of a gather, or the source of a scatter.
 CopyRows copy_rows_arguments(const char* op, const Tensor& cache, const Tensor& slots, const Tensor& rows);
+
+}  // namespace rec_sdk
+#pragma GCC visibility pop
+
+namespace rec_sdk {
 
 // The operator's string argument. TORCH_BOX's own conversion to std::string leaks one string per call.
 struct OwnedString {

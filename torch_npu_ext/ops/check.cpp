@@ -60,7 +60,7 @@ Bags Checker::bags(const Tensor& offsets, const Tensor& columns, const Tensor& m
   require(first_bag >= 0, "first_bag must not be negative, got ", first_bag);
   require(count == 0 || count <= all - first_bag, "bags [", first_bag, ", ", first_bag + count,
           ") exceed the ", all, " bags of ", columns.size(0), " feature(s) with a batch of ", batch_size);
-  return {starts, count, first_bag, batch_size, column, means};
+  return {starts, count, first_bag, batch_size, column, means, columns.size(0)};
 }
 
 }  // namespace rec_sdk

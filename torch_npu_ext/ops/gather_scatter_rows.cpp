@@ -5,6 +5,13 @@
 
 namespace rec_sdk {
 
+Tensor gather_rows_output(const Tensor& cache, const Tensor& slots) {
+  const Checker check("gather_rows", cache);
+  check.tensor("cache", cache, ScalarType::Byte, 2);
+  check.tensor("slots", slots, ScalarType::Int, 1);
+  return torch::stable::new_empty(cache, {slots.size(0), cache.size(1)});
+}
+
 CopyRows copy_rows_arguments(const char* op, const Tensor& cache, const Tensor& slots, const Tensor& rows) {
   const Checker check(op, cache);
   check.tensor("cache", cache, ScalarType::Byte, 2);
@@ -14,17 +21,19 @@ CopyRows copy_rows_arguments(const char* op, const Tensor& cache, const Tensor& 
   check.contiguous("rows", rows);
   check.require(rows.size(0) == slots.size(0) && rows.size(1) == cache.size(1), "rows must be [",
                 slots.size(0), ", ", cache.size(1), "], got [", rows.size(0), ", ", rows.size(1), "]");
-  return {static_cast<uint8_t*>(cache.data_ptr()), static_cast<uint8_t*>(rows.data_ptr()), slot,
-          cache.size(1)};
+  return {static_cast<uint8_t*>(cache.data_ptr()),
+          static_cast<uint8_t*>(rows.data_ptr()),
+          slot,
+          cache.size(1),
+          cache.size(0),
+          slots.numel()};
 }
 
 namespace {
 
 Tensor gather_rows_cpu(const Tensor& cache, const Tensor& slots) {
   const Checker check("gather_rows", cache);
-  check.tensor("cache", cache, ScalarType::Byte, 2);
-  check.tensor("slots", slots, ScalarType::Int, 1);
-  Tensor rows = torch::stable::new_empty(cache, {slots.size(0), cache.size(1)});
+  Tensor rows = gather_rows_output(cache, slots);
   const CopyRows arguments = copy_rows_arguments("gather_rows", cache, slots, rows);
   check_indices(check, "slots", arguments.slots, slots.size(0), cache.size(0));
   const CpuKernels& kernels = cpu_kernels();

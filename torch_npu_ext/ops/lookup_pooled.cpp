@@ -18,6 +18,8 @@ LookupPooled lookup_pooled_arguments(const Tensor& weights, const Tensor& slots,
   }
   arguments.out = check.matrix("out", out);
   arguments.out_stride = out.stride(0);
+  arguments.out_columns = out.size(1);
+  arguments.lookups = slots.numel();
   arguments.bags = check.bags(offsets, columns, mean, first_bag, out.size(0));
   return arguments;
 }
@@ -30,7 +32,7 @@ void lookup_pooled_cpu(const Tensor& weights, const Tensor& slots, const Tensor&
   const Checker check("lookup_pooled", weights);
   const LookupPooled arguments =
       lookup_pooled_arguments(weights, slots, offsets, per_sample_weights, columns, mean, first_bag, out);
-  const int64_t dim = arguments.weights.dim, lookups = slots.size(0), bags = arguments.bags.count;
+  const int64_t dim = arguments.weights.dim, lookups = arguments.lookups, bags = arguments.bags.count;
   check_bags(check, arguments.bags, columns.size(0), lookups, dim, out.size(1));
   check_indices(check, "slots", arguments.slots, lookups, arguments.weights.rows);
   const CpuKernels& kernels = cpu_kernels();

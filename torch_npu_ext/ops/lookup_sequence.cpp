@@ -5,24 +5,28 @@
 
 namespace rec_sdk {
 
+Tensor lookup_sequence_output(const Tensor& weights, const Tensor& slots) {
+  const Checker check("lookup_sequence", weights);
+  check.tensor("weights", weights, weights.scalar_type(), 2);
+  check.tensor("slots", slots, ScalarType::Int, 1);
+  return torch::stable::new_empty(weights, {slots.size(0), weights.size(1)}, ScalarType::Float);
+}
+
 LookupSequence lookup_sequence_arguments(const Tensor& weights, const Tensor& slots, const Tensor& out) {
   const Checker check("lookup_sequence", weights);
   return {check.weights(weights), check.vector<const int32_t>("slots", slots, ScalarType::Int),
-          static_cast<float*>(out.data_ptr())};
+          static_cast<float*>(out.data_ptr()), slots.numel()};
 }
 
 namespace {
 
 Tensor lookup_sequence_cpu(const Tensor& weights, const Tensor& slots) {
   const Checker check("lookup_sequence", weights);
-  check.tensor("weights", weights, weights.scalar_type(), 2);
-  check.tensor("slots", slots, ScalarType::Int, 1);
-  Tensor out = torch::stable::new_empty(weights, {slots.size(0), weights.size(1)}, ScalarType::Float);
+  Tensor out = lookup_sequence_output(weights, slots);
   const LookupSequence arguments = lookup_sequence_arguments(weights, slots, out);
-  const int64_t count = slots.size(0);
-  check_indices(check, "slots", arguments.slots, count, arguments.weights.rows);
+  check_indices(check, "slots", arguments.slots, arguments.count, arguments.weights.rows);
   const CpuKernels& kernels = cpu_kernels();
-  parallel_pieces(count, piece_of(arguments.weights.dim * 4),
+  parallel_pieces(arguments.count, piece_of(arguments.weights.dim * 4),
                   [&](int64_t begin, int64_t end) { kernels.lookup_sequence(arguments, begin, end); });
   return out;
 }

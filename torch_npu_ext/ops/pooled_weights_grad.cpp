@@ -5,6 +5,12 @@
 
 namespace rec_sdk {
 
+Tensor pooled_weights_grad_output(const Tensor& weights, const Tensor& slots) {
+  const Checker check("pooled_weights_grad", weights);
+  check.tensor("slots", slots, ScalarType::Int, 1);
+  return torch::stable::new_empty(weights, {slots.size(0)}, ScalarType::Float);
+}
+
 PooledWeightsGrad pooled_weights_grad_arguments(const Tensor& weights, const Tensor& slots,
                                                 const Tensor& offsets, const Tensor& grad,
                                                 const Tensor& columns, const Tensor& mean,
@@ -15,6 +21,8 @@ PooledWeightsGrad pooled_weights_grad_arguments(const Tensor& weights, const Ten
   arguments.slots = check.vector<const int32_t>("slots", slots, ScalarType::Int);
   arguments.grad = check.matrix("grad", grad);
   arguments.grad_stride = grad.stride(0);
+  arguments.grad_columns = grad.size(1);
+  arguments.lookups = slots.numel();
   arguments.bags = check.bags(offsets, columns, mean, 0, grad.size(0));
   arguments.out = static_cast<float*>(out.data_ptr());
   return arguments;
@@ -25,11 +33,10 @@ namespace {
 Tensor pooled_weights_grad_cpu(const Tensor& weights, const Tensor& slots, const Tensor& offsets,
                                const Tensor& grad, const Tensor& columns, const Tensor& mean) {
   const Checker check("pooled_weights_grad", weights);
-  check.tensor("slots", slots, ScalarType::Int, 1);
-  Tensor out = torch::stable::new_empty(weights, {slots.size(0)}, ScalarType::Float);
+  Tensor out = pooled_weights_grad_output(weights, slots);
   const PooledWeightsGrad arguments =
       pooled_weights_grad_arguments(weights, slots, offsets, grad, columns, mean, out);
-  const int64_t dim = arguments.weights.dim, lookups = slots.size(0);
+  const int64_t dim = arguments.weights.dim, lookups = arguments.lookups;
   check_bags(check, arguments.bags, columns.size(0), lookups, dim, grad.size(1));
   check_indices(check, "slots", arguments.slots, lookups, arguments.weights.rows);
   const CpuKernels& kernels = cpu_kernels();

@@ -48,6 +48,7 @@ UpdateRows update_rows_arguments(const Tensor& cache, const Tensor& grad, const 
   check.require(cache.size(1) == arguments.layout.bytes, "cache must have ", arguments.layout.bytes,
                 " bytes per row for ", optimizer, " with dim ", dim, ", got ", cache.size(1));
   arguments.cache = static_cast<uint8_t*>(cache.data_ptr());
+  arguments.slots = cache.size(0);
   check.require(reinterpret_cast<uintptr_t>(arguments.cache) % kStateAlignment == 0,
                 "cache must be aligned to ", kStateAlignment, " bytes");
   arguments.segments =
