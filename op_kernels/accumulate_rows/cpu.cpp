@@ -1,3 +1,4 @@
+#include "op_kernels/accumulate_rows/two_sum.h"
 #include "op_kernels/common/aggregate.h"
 #include "op_kernels/common/arguments.h"
 #include "op_kernels/common/convert.h"
@@ -15,16 +16,7 @@ void accumulate_rows(const AccumulateRows& a, int64_t begin, int64_t end, float*
                          float* sums = reinterpret_cast<float*>(row);
                          float* compensations = sums + dim;
 #pragma GCC ivdep
-                         for (int64_t k = 0; k < dim; ++k) {
-                           // Knuth's two-sum gives the rounding error of the addition exactly; the last two
-                           // lines renormalise, so that the sum alone is the best float for the total.
-                           const float sum = sums[k], total = sum + g[k], virtual_g = total - sum;
-                           const float error = (sum - (total - virtual_g)) + (g[k] - virtual_g);
-                           const float compensation = compensations[k] + error;
-                           const float best = total + compensation;
-                           sums[k] = best;
-                           compensations[k] = compensation - (best - total);
-                         }
+                         for (int64_t k = 0; k < dim; ++k) two_sum(sums[k], compensations[k], g[k]);
                        });
   });
 }

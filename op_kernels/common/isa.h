@@ -10,6 +10,9 @@
 
 #ifdef __CUDACC__
 #define REC_SDK_HD __host__ __device__ __forceinline__
+#elif defined(__NPU_ARCH__) && !defined(REC_SDK_ASCENDC_ARCH)  // CANN's compiler, not the emulator
+#include "kernel_operator.h"
+#define REC_SDK_HD __host_aicore__ inline __attribute__((always_inline))
 #else
 #define REC_SDK_HD inline __attribute__((always_inline))
 #endif

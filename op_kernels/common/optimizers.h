@@ -1,5 +1,6 @@
 // Optimizer formulas, elementwise. Each struct serves every backend of this language: the CPU loop vectorises
-// it, a CUDA thread calls it. To add an optimizer: write its struct and add it to the list at the end.
+// it, a CUDA thread calls it, and AscendC runs it on a tile of rows at once. To add an optimizer: write its
+// struct and add it to the list at the end.
 //
 // An optimizer has
 //   kName                            as the operator's `optimizer` argument names it
@@ -8,6 +9,9 @@
 //   Optimizer(coefficients)          of one table; [0] is max_gradient, common to all
 //   begin_row(row_states, mean)      updates the [1] states; what it returns goes to every element of the row
 //   element(w, states, g, row)       updates one weight and its [dim] states from the aggregated gradient
+//
+// T is float, or a plane of floats (ascendc/planes.h): the formulas use + - * / and sqrtf, no branches, and
+// name an intermediate result only where it is used twice.
 #pragma once
 
 #include <math.h>
@@ -19,28 +23,41 @@
 namespace rec_sdk {
 namespace REC_SDK_ISA {
 
-struct Sgd {
-  static constexpr const char* kName = "sgd";
-  static constexpr int kElementStates = 0, kRowStates = 0;
+// Most optimizers have nothing for the row as a whole.
+struct NoRow {};
+
+struct ElementwiseOptimizer {
+  static constexpr int kRowStates = 0;
   static constexpr bool kMeanSquare = false;
+
+  template <class T>
+  REC_SDK_HD NoRow begin_row(T*, const T&) const {
+    return {};
+  }
+};
+
+struct Sgd : ElementwiseOptimizer {
+  static constexpr const char* kName = "sgd";
+  static constexpr int kElementStates = 0;
 
   float lr;
   explicit REC_SDK_HD Sgd(const float* c) : lr(c[1]) {}
 
-  REC_SDK_HD float begin_row(float*, float) const { return 0; }
-  REC_SDK_HD void element(float& w, float*, float g, float) const { w -= lr * g; }
+  template <class T>
+  REC_SDK_HD void element(T& w, T*, const T& g, NoRow) const {
+    w -= lr * g;
+  }
 };
 
-struct Adagrad {
+struct Adagrad : ElementwiseOptimizer {
   static constexpr const char* kName = "adagrad";
-  static constexpr int kElementStates = 1, kRowStates = 0;  // sum
-  static constexpr bool kMeanSquare = false;
+  static constexpr int kElementStates = 1;  // sum
 
   float lr, eps;  // lr: already decayed
   explicit REC_SDK_HD Adagrad(const float* c) : lr(c[1]), eps(c[2]) {}
 
-  REC_SDK_HD float begin_row(float*, float) const { return 0; }
-  REC_SDK_HD void element(float& w, float* states, float g, float) const {
+  template <class T>
+  REC_SDK_HD void element(T& w, T* states, const T& g, NoRow) const {
     states[0] += g * g;
     w -= lr * g / (sqrtf(states[0]) + eps);
   }
@@ -54,18 +71,21 @@ struct RowWiseAdagrad {
   float lr, eps;
   explicit REC_SDK_HD RowWiseAdagrad(const float* c) : lr(c[1]), eps(c[2]) {}
 
-  REC_SDK_HD float begin_row(float* row_states, float mean_square) const {
+  template <class T>
+  REC_SDK_HD T begin_row(T* row_states, const T& mean_square) const {
     row_states[0] += mean_square;
     return lr / (sqrtf(row_states[0]) + eps);
   }
-  REC_SDK_HD void element(float& w, float*, float g, float rate) const { w -= rate * g; }
+  template <class T>
+  REC_SDK_HD void element(T& w, T*, const T& g, const T& rate) const {
+    w -= rate * g;
+  }
 };
 
 // torch.optim.Adam and SparseAdam: they differ only in coefficients 1 and 5.
-struct Adam {
+struct Adam : ElementwiseOptimizer {
   static constexpr const char* kName = "adam";
-  static constexpr int kElementStates = 2, kRowStates = 0;  // exp_avg, exp_avg_sq
-  static constexpr bool kMeanSquare = false;
+  static constexpr int kElementStates = 2;  // exp_avg, exp_avg_sq
 
   float step_size, eps, one_minus_beta1, one_minus_beta2, inv_sqrt_bias_correction2;
   explicit REC_SDK_HD Adam(const float* c)
@@ -75,8 +95,8 @@ struct Adam {
         one_minus_beta2(c[4]),
         inv_sqrt_bias_correction2(c[5]) {}
 
-  REC_SDK_HD float begin_row(float*, float) const { return 0; }
-  REC_SDK_HD void element(float& w, float* states, float g, float) const {
+  template <class T>
+  REC_SDK_HD void element(T& w, T* states, const T& g, NoRow) const {
     states[0] += (g - states[0]) * one_minus_beta1;
     states[1] += (g * g - states[1]) * one_minus_beta2;
     w -= step_size * states[0] / (sqrtf(states[1]) * inv_sqrt_bias_correction2 + eps);

@@ -1,0 +1,21 @@
+// Adds to a sum that carries its own rounding error. Generic as the optimizers are (common/optimizers.h).
+#pragma once
+
+#include "op_kernels/common/isa.h"
+
+namespace rec_sdk {
+namespace REC_SDK_ISA {
+
+template <class T>
+REC_SDK_HD void two_sum(T& sum, T& compensation, const T& g) {
+  // Knuth's two-sum gives the rounding error of the addition exactly; the last three lines renormalise, so
+  // that the sum alone is the best float for the total.
+  const T total = sum + g;
+  const T virtual_g = total - sum;
+  compensation += (sum - (total - virtual_g)) + (g - virtual_g);
+  sum = total + compensation;
+  compensation -= sum - total;
+}
+
+}  // namespace REC_SDK_ISA
+}  // namespace rec_sdk
