@@ -1,0 +1,193 @@
+"""`python -m rec_sdk_torch.emulate`: programs that know nothing of it, on the EMULATED NPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rec_sdk_torch import emulate
+
+CANN = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
+SETTINGS = ("REC_SDK_EMULATED_DEVICES", "REC_SDK_EMULATED_SOC", "REC_SDK_EMULATED_MEMORY")
+
+
+def run(
+    *arguments: str | Path, bare: bool = False, flags: tuple[str, ...] = (), **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """The launcher as from a shell that knows nothing of it. `bare` runs python itself there."""
+    unset = {"LD_LIBRARY_PATH", *CANN, *SETTINGS}
+    environment = {name: value for name, value in os.environ.items() if name not in unset} | variables
+    environment["PYTHONPATH"] = str(Path(emulate.__file__).parents[1])
+    command = [sys.executable, *flags, *([] if bare else ["-m", "rec_sdk_torch.emulate"]), *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180, check=False)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    return tmp_path / "script.py"
+
+
+# ---------------------------------------------------------------- programs
+
+
+def test_an_unmodified_program(script: Path) -> None:
+    """`import torch` alone loads torch_npu; arguments, exit code, sys.argv and sys.path are the program's own."""
+    (script.parent / "neighbour.py").write_text("VALUE = 20\n")
+    script.write_text(
+        "import sys, torch, neighbour\n"
+        "from rec_sdk_torch import emulate\n"
+        "x = torch.full((3,), float(neighbour.VALUE), device='npu')\n"
+        "print(sys.argv[1:], (x + 1).sum().item(), emulate.active())\n"
+        "sys.exit(3)\n"
+    )
+    finished = run(script, "--devices", "a b", "-m")
+    assert finished.stdout.splitlines()[-1] == "['--devices', 'a b', '-m'] 63.0 True", finished.stderr
+    assert finished.returncode == 3
+
+
+def test_a_program_that_imports_torch_npu_itself(script: Path) -> None:
+    script.write_text("import torch\nimport torch_npu\nprint(torch.ones(2).npu().device)\n")
+    finished = run(script, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert finished.stdout.splitlines()[-1] == "npu:0", finished.stderr
+
+
+def test_modules_and_flags_of_python() -> None:
+    finished = run(
+        "-m", "timeit", "-n1", "-r1", "import sys; print(sys.flags.utf8_mode, sys.argv)", flags=("-X", "utf8")
+    )
+    assert finished.stdout.startswith("1 "), finished.stderr
+
+
+def test_child_processes(script: Path) -> None:
+    script.write_text(
+        "import torch, torch.multiprocessing as mp\n"
+        "def work(rank):\n"
+        "    torch.npu.set_device(rank)\n"
+        "    print(rank, torch.ones(2, device='npu').sum().item(), flush=True)\n"
+        "if __name__ == '__main__':\n"
+        "    mp.spawn(work, nprocs=2)\n"
+    )
+    finished = run(script)
+    assert {"0 2.0", "1 2.0"} <= set(finished.stdout.splitlines()), finished.stderr
+
+
+def test_torchrun(script: Path) -> None:
+    script.write_text(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('hccl')\n"
+        "torch.npu.set_device(dist.get_rank())\n"
+        "x = torch.ones(2, device='npu') * (dist.get_rank() + 1)\n"
+        "dist.all_reduce(x)\n"
+        "print('sum', x.tolist(), flush=True)\n"
+        "dist.destroy_process_group()\n"
+    )
+    finished = run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script)
+    assert finished.stdout.count("sum [3.0, 3.0]") == 2, finished.stderr
+
+
+def test_options_set_up_the_devices(script: Path) -> None:
+    script.write_text(
+        "import os, torch\n"
+        "print(torch.npu.device_count(), torch.npu.mem_get_info()[1] >> 20, os.environ['REC_SDK_EMULATED_SOC'])\n"
+        "try:\n"
+        "    torch.empty(200 << 20, device='npu')\n"
+        "except torch.OutOfMemoryError:\n"
+        "    print('out of memory')\n"
+    )
+    finished = run("--devices", "3", "--memory", "128M", "--soc", "Ascend910B3", script)
+    assert finished.stdout.splitlines()[-2:] == ["3 128 Ascend910B3", "out of memory"], finished.stderr
+
+
+def test_the_library_path_alone_is_enough(script: Path) -> None:
+    script.write_text("import torch\nprint(torch.ones(2, device='npu').sum().item())\n")
+    library = run("--lib")
+    assert (library.returncode, library.stdout) == (0, f"{emulate.library_directory()}\n")
+    finished = run(script, bare=True, LD_LIBRARY_PATH=library.stdout.strip())
+    assert finished.stdout.splitlines()[-1] == "2.0", finished.stderr
+
+
+def test_an_existing_library_path_is_kept(script: Path) -> None:
+    script.write_text("import os\nprint(os.environ['LD_LIBRARY_PATH'])\n")
+    finished = run(script, LD_LIBRARY_PATH="/a:/b")
+    assert finished.stdout == f"{emulate.library_directory()}:/a:/b\n"
+
+
+def test_not_active_without_the_launcher() -> None:
+    finished = run(
+        "-c",
+        "from rec_sdk_torch import emulate; import sys; print(emulate.active(), 'torch' in sys.modules)",
+        bare=True,
+    )
+    assert finished.stdout == "False False\n"
+
+
+# ---------------------------------------------------------------- wrong input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give a program to run"),
+        (["missing.py"], "there is no file 'missing.py'; to run a module, put -m before it"),
+        (["--lib", "program.py"], "--lib takes no program"),
+        (["--devices", "0", "program.py"], "'0' is not allowed; it must be a number from 1 to 64"),
+        (["--devices", "x", "program.py"], "'x' is not allowed"),
+        (["--memory", "16Q", "program.py"], "'16Q' is not allowed; it must be bytes, or a number and K, M or G"),
+        (["--memory", "0", "program.py"], "'0' is not allowed"),
+        (["--device", "2", "program.py"], "--device"),
+    ],
+)
+def test_wrong_arguments(arguments: list[str], message: str) -> None:
+    finished = run(*arguments)
+    assert (finished.returncode, finished.stdout) == (2, "")
+    assert message in finished.stderr.splitlines()[-1]
+
+
+def refused(finished: subprocess.CompletedProcess[str]) -> str:
+    assert (finished.returncode, finished.stdout) == (2, "")
+    (line,) = finished.stderr.splitlines()
+    assert line.startswith("rec_sdk_torch.emulate: ")
+    return line
+
+
+@pytest.mark.parametrize("variable", CANN)
+def test_a_real_cann_is_refused_unless_forced(script: Path, variable: str) -> None:
+    script.write_text(f"import os\nprint(os.environ.get('{variable}'))\n")
+    line = refused(run(script, **{variable: "/usr/local/Ascend"}))
+    assert f"{variable}=/usr/local/Ascend" in line
+    assert "--force" in line
+    forced = run("--force", script, **{variable: "/usr/local/Ascend"})
+    assert (forced.returncode, forced.stdout) == (0, "None\n")
+
+
+def test_a_real_cann_known_to_the_linker_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    listing = "\tlibascendcl.so (libc6,x86-64) => /usr/lib64/libascendcl.so\n"
+    for variable in CANN:
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(
+        emulate.subprocess, "run", lambda *args, **kwargs: subprocess.CompletedProcess(args, 0, stdout=listing)
+    )
+    with pytest.raises(emulate.EmulatorUnavailableError, match=r"installed .*/usr/lib64/libascendcl"):
+        emulate.check()
+    assert emulate.check(force=True) == emulate.library_directory()
+
+
+def test_an_emulator_that_is_not_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(emulate, "library_directory", lambda: tmp_path)
+    assert emulate.main(["--lib"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert f"not built: {tmp_path}/libascendcl.so is missing" in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_torch_npu_not_installed(script: Path) -> None:
+    """Without site-packages, there is none."""
+    script.write_text("")
+    assert "torch_npu is not installed" in refused(run(script, flags=("-S",)))

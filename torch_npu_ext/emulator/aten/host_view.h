@@ -1,0 +1,13 @@
+// Device memory as a CPU tensor, for code that emulates work on the device.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace rec_sdk::emulator {
+
+// A CPU tensor over the device memory at `device_address`; no copy. Throws c10::Error where the elements are
+// not all inside one live allocation. The caller makes sure that everything before it on the stream has run.
+at::Tensor host_view(const void* device_address, at::IntArrayRef sizes, at::IntArrayRef strides,
+                     at::ScalarType type);
+
+}  // namespace rec_sdk::emulator

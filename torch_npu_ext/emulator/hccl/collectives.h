@@ -1,0 +1,35 @@
+// The collective operations, on host memory. Each function is called on every rank, in the same order on all.
+#pragma once
+
+#include <hccl/hccl_types.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "communicator.h"
+
+namespace rec_sdk::emulator::hccl {
+
+// Where the part of each rank is in a buffer, in bytes.
+struct Parts {
+  std::vector<uint64_t> offsets, bytes;
+
+  static Parts even(uint32_t ranks, uint64_t bytes_each);
+  uint64_t extent() const;  // bytes from the start of the buffer to the end of the last part
+};
+
+// `operation` says what to call it and what all ranks must agree on. Sums go in the order of ranks, so that
+// they are the same on every rank and in every run.
+void all_reduce(Communicator& comm, const Operation& operation, const char* in, char* out);
+void reduce(Communicator& comm, const Operation& operation, const char* in, char* out);
+void reduce_scatter(Communicator& comm, const Operation& operation, const char* in, const Parts& parts,
+                    char* out);
+void all_gather(Communicator& comm, const Operation& operation, const char* in, char* out,
+                const Parts& parts);
+void broadcast(Communicator& comm, const Operation& operation, char* buffer, uint64_t bytes);
+void scatter(Communicator& comm, const Operation& operation, const char* in, char* out, uint64_t bytes);
+void all_to_all(Communicator& comm, const Operation& operation, const char* in, const Parts& in_parts,
+                char* out, const Parts& out_parts);
+void barrier(Communicator& comm, const Operation& operation);
+
+}  // namespace rec_sdk::emulator::hccl

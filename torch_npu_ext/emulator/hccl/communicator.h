@@ -1,0 +1,78 @@
+// One rank's end of a group of ranks: moves bytes between them, and says what is wrong instead of hanging.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "segment.h"
+
+namespace rec_sdk::emulator::hccl {
+
+// What a rank is doing. Ranks that exchange bytes compare it: they must be doing the same.
+struct Operation {
+  const char* name;       // "all_reduce"
+  uint64_t number = 0;    // of the collectives of this communicator; 0 for send and recv
+  uint64_t elements = 0;  // where all ranks must agree on it
+  int32_t type = 0;       // HcclDataType
+  int32_t reduction = -1;
+  int32_t root = -1;  // not compared: with different roots, ranks wait for messages that nobody sends
+};
+
+struct Outgoing {
+  uint32_t to;
+  const char* bytes;
+  uint64_t count;
+};
+
+struct Incoming {
+  uint32_t from;
+  char* bytes;
+  uint64_t count;
+};
+
+class Communicator {
+ public:
+  Communicator(const std::string& segment, std::string name, uint32_t ranks, uint32_t rank,
+               int64_t connect_seconds, int64_t wait_seconds)
+      : name_(std::move(name)),
+        ranks_(ranks),
+        rank_(rank),
+        wait_seconds_(wait_seconds),
+        segment_(segment, ranks, rank, connect_seconds) {}
+
+  uint32_t ranks() const { return ranks_; }
+  uint32_t rank() const { return rank_; }
+  const std::string& name() const { return name_; }
+
+  // Numbers the collectives in the order in which the program calls them.
+  uint64_t next_number() { return ++calls_; }
+
+  // Makes a waiting exchange fail.
+  void abort() { aborted_ = true; }
+
+  // Sends and receives at the same time, to and from any ranks, this one included; messages between two ranks
+  // stay in order. Throws std::runtime_error, here and on the ranks that wait for this one: another operation
+  // or size at the other end, a rank that ended, a rank that moves nothing for the time allowed.
+  void exchange(const Operation& operation, std::vector<Outgoing> out, std::vector<Incoming> in);
+
+ private:
+  struct Sending;
+  struct Receiving;
+  class Waiting;
+
+  void exchange_all(std::vector<Sending>& out, std::vector<Receiving>& in);
+  std::string where(const Operation& operation) const;
+
+  const std::string name_;
+  const uint32_t ranks_, rank_;
+  const int64_t wait_seconds_;  // 0: for ever
+  Segment segment_;
+  std::mutex busy_;  // one exchange at a time, also when streams share the communicator
+  std::atomic<uint64_t> calls_{0};
+  std::atomic<bool> aborted_{false};
+};
+
+}  // namespace rec_sdk::emulator::hccl

@@ -1,0 +1,63 @@
+// The shared memory of one communicator: who is in it, and a ring of bytes from every rank to every rank.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+namespace rec_sdk::emulator::hccl {
+
+// A queue of bytes with one writer and one reader, each in a process of its own. All zero is an empty ring.
+class Ring {
+ public:
+  // Each returns how many bytes it could move without waiting.
+  uint64_t write(const char* bytes, uint64_t count, uint64_t capacity);
+  uint64_t read(char* bytes, uint64_t count, uint64_t capacity);
+
+ private:
+  char* storage() { return reinterpret_cast<char*>(this + 1); }
+
+  // Bytes since the start; apart, so that the two sides do not share a cache line.
+  alignas(64) std::atomic<uint64_t> written_;
+  alignas(64) std::atomic<uint64_t> taken_;
+};
+
+// A name that no other segment of this machine has. Also removes segments that crashed processes left behind.
+std::string new_segment_name();
+
+class Segment {
+ public:
+  // Joins as `rank` of `ranks` and waits for the others; creates the memory if it is the first. Throws
+  // std::runtime_error after `timeout_seconds`, naming the ranks that did not come.
+  Segment(std::string name, uint32_t ranks, uint32_t rank, int64_t timeout_seconds);
+  ~Segment();
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+
+  Ring& ring(uint32_t from, uint32_t to);
+  uint64_t ring_capacity() const { return capacity_; }
+
+  // Whether the process of that rank is still there. It may have sent all it had to before it ended.
+  bool is_alive(uint32_t rank) const;
+  std::string describe(uint32_t rank) const;  // "rank 3 (process 4711)"
+
+  // The first error of any rank, so that the others stop waiting; empty as long as there is none.
+  std::string failure() const;
+  void set_failure(const std::string& message);
+
+ private:
+  struct Header;
+
+  void map();
+  void join();
+  void wait_for_all(int64_t timeout_seconds);
+  std::string absent() const;
+
+  std::string name_;
+  uint32_t ranks_, rank_;
+  uint64_t capacity_, bytes_;
+  int file_ = -1;
+  Header* header_ = nullptr;
+};
+
+}  // namespace rec_sdk::emulator::hccl

@@ -1,0 +1,82 @@
+// Every environment variable of the emulated NPU. They are read once, when the emulator is first used; a
+// value that is not allowed ends the process with a message, since a test run with other settings than those
+// asked for is worse.
+//
+// REC_SDK_EMULATED_DEVICES   how many devices there are, 1 to 64                                    2
+// REC_SDK_EMULATED_MEMORY    memory of each, in bytes or with a suffix K, M or G (1024s); it takes
+//                            host memory only where it is used                                      16G
+// REC_SDK_EMULATED_SOC       the chip whose rules and sizes the kernels are held to Ascend910B1
+// REC_SDK_EMULATED_SOC_NAME  the chip that torch_npu is told it runs on; with an Ascend910B name it uses the
+//                            graph engine and float64 becomes float32 Ascend950PR_9589
+// REC_SDK_EMULATED_SEED      order in which the cores of a kernel run                               0
+// REC_SDK_EMULATED_TRACE     1: every call of the runtime is printed to stderr                      0
+#pragma once
+
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+namespace rec_sdk::emulator {
+
+constexpr int kMaxDevices = 64;
+
+struct Settings {
+  int devices;
+  uint64_t memory;
+  std::string soc;
+  std::string soc_name;
+  uint64_t seed;
+  bool trace;
+};
+
+[[noreturn]] inline void refuse_setting(const char* name, const char* value, const char* allowed) {
+  std::fprintf(stderr, "NPU emulator: %s is \"%s\"; it must be %s\n", name, value, allowed);
+  std::abort();
+}
+
+// A whole number in [least, most]; `suffixes` allows K, M and G after it.
+inline uint64_t number_setting(const char* name, uint64_t unset, uint64_t least, uint64_t most,
+                               const char* allowed, bool suffixes = false) {
+  const char* value = std::getenv(name);
+  if (value == nullptr || *value == '\0') {
+    return unset;
+  }
+  char* end = nullptr;
+  errno = 0;
+  unsigned long long number = std::strtoull(value, &end, 10);
+  bool good = errno == 0 && *value >= '0' && *value <= '9';
+  if (suffixes && *end != '\0') {
+    const int shift = *end == 'K' ? 10 : *end == 'M' ? 20 : *end == 'G' ? 30 : 0;
+    good = good && shift != 0 && number <= (most >> shift);
+    number <<= shift;
+    ++end;
+  }
+  if (!good || *end != '\0' || number < least || number > most) {
+    refuse_setting(name, value, allowed);
+  }
+  return number;
+}
+
+inline std::string name_setting(const char* name, const char* unset) {
+  const char* value = std::getenv(name);
+  return value == nullptr || *value == '\0' ? unset : value;
+}
+
+inline const Settings& settings() {
+  // Never destroyed: streams still run while the process ends.
+  static const Settings& read = *new Settings{
+      static_cast<int>(number_setting("REC_SDK_EMULATED_DEVICES", 2, 1, kMaxDevices,  //
+                                      "a number of devices, 1 to 64")),
+      number_setting("REC_SDK_EMULATED_MEMORY", uint64_t{16} << 30, 1 << 20, uint64_t{1} << 40,
+                     "a number of bytes, 1M to 1024G; suffixes are K, M and G", true),
+      name_setting("REC_SDK_EMULATED_SOC", "Ascend910B1"),
+      name_setting("REC_SDK_EMULATED_SOC_NAME", "Ascend950PR_9589"),
+      number_setting("REC_SDK_EMULATED_SEED", 0, 0, UINT64_MAX, "a whole number below 2^64"),
+      number_setting("REC_SDK_EMULATED_TRACE", 0, 0, 1, "0 or 1") != 0,
+  };
+  return read;
+}
+
+}  // namespace rec_sdk::emulator
