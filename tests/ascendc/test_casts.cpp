@@ -1,0 +1,126 @@
+// Cast between all pairs of types, against scalar code.
+#include <cmath>
+#include <limits>
+
+#include "support.h"
+
+namespace {
+
+using Kernel = std::function<void(bool)>;
+
+template <class T, class U>
+std::vector<T> cast(const std::vector<U>& values, RoundMode mode) {
+  std::vector<T> result;
+  CHECK_PASSES(run([&] {
+    LocalMemAllocator<> allocator;
+    const auto count = static_cast<uint32_t>(values.size());
+    const auto from = allocator.Alloc<U>(count);
+    const auto to = allocator.Alloc<T>(count);
+    for (uint32_t i = 0; i < count; ++i) from.SetValue(i, values[i]);
+    order<HardEvent::S_V>();
+    Cast(to, from, mode, count);
+    order<HardEvent::V_S>();
+    for (uint32_t i = 0; i < count; ++i) result.push_back(to.GetValue(i));
+  }));
+  return result;
+}
+
+// Every bit pattern of a 16-bit format comes back from float as it was; NaNs as some NaN.
+template <class T>
+void test_all_16_bits() {
+  for (int high = 0; high < 8; ++high) {
+    std::vector<T> values(8192);
+    for (int low = 0; low < 8192; ++low) values[low].bits = static_cast<uint16_t>(high * 8192 + low);
+    const auto wide = cast<float>(values, RoundMode::CAST_NONE);
+    const auto back = cast<T>(wide, RoundMode::CAST_RINT);
+    for (size_t i = 0; i < values.size(); ++i) {
+      CHECK(std::isnan(wide[i]) ? std::isnan(static_cast<float>(back[i])) : back[i].bits == values[i].bits);
+    }
+  }
+}
+
+void test_rounding_to_16_bits() {
+  const float tiny = std::ldexp(1.0f, -11);
+  const auto halves =
+      cast<half>(std::vector<float>{1 + tiny, 1 + 3 * tiny, 1 + 1.5f * tiny, 65504, 65520, 1e-8f, 0.1f},
+                 RoundMode::CAST_RINT);
+  const uint16_t expected[] = {0x3c00, 0x3c02, 0x3c01, 0x7bff, 0x7c00, 0, 0x2e66};
+  for (size_t i = 0; i < halves.size(); ++i) CHECK(halves[i].bits == expected[i]);
+  CHECK(cast<half>(std::vector<float>{1 + 3 * tiny}, RoundMode::CAST_NONE)[0].bits == 0x3c02);
+  const float ulp = std::ldexp(1.0f, -8);
+  const auto brains = cast<bfloat16_t>(
+      std::vector<float>{1 + ulp, 1 + 3 * ulp, 1 + 1.5f * ulp, 3.4e38f, 0.1f}, RoundMode::CAST_RINT);
+  const uint16_t expected_brains[] = {0x3f80, 0x3f82, 0x3f81, 0x7f80, 0x3dcd};
+  for (size_t i = 0; i < brains.size(); ++i) CHECK(brains[i].bits == expected_brains[i]);
+  CHECK(cast<half>(std::vector<int16_t>{2049, -3}, RoundMode::CAST_RINT)[0].bits == half(2048.0f).bits);
+}
+
+const std::vector<float> kValues = {0.5f, 1.5f, 2.5f, -0.5f, -1.5f, 2.4f, -2.6f, 7.0f};
+
+template <class T, class U>
+void test_whole_numbers() {
+  std::vector<U> values;
+  for (const float v : kValues) values.push_back(static_cast<U>(v));
+  const auto check = [&](RoundMode mode, float (*round)(float)) {
+    const auto results = cast<T>(values, mode);
+    for (size_t i = 0; i < values.size(); ++i) {
+      CHECK(results[i] == static_cast<T>(round(static_cast<float>(values[i]))));
+    }
+  };
+  check(RoundMode::CAST_RINT, [](float v) { return std::nearbyint(v); });
+  check(RoundMode::CAST_FLOOR, [](float v) { return std::floor(v); });
+  check(RoundMode::CAST_CEIL, [](float v) { return std::ceil(v); });
+  check(RoundMode::CAST_ROUND, [](float v) { return std::round(v); });
+  check(RoundMode::CAST_TRUNC, [](float v) { return std::trunc(v); });
+}
+
+void test_saturation() {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<float> values = {1e30f, -1e30f, nan};
+  const auto narrow = cast<int32_t>(values, RoundMode::CAST_TRUNC);
+  CHECK(narrow[0] == INT32_MAX && narrow[1] == INT32_MIN && narrow[2] == 0);
+  const auto wide = cast<int64_t>(values, RoundMode::CAST_RINT);
+  CHECK(wide[0] == INT64_MAX && wide[1] == INT64_MIN && wide[2] == 0);
+  const auto from_wide =
+      cast<int32_t>(std::vector<int64_t>{int64_t{1} << 40, -(int64_t{1} << 40), 7}, RoundMode::CAST_NONE);
+  CHECK(from_wide[0] == INT32_MAX && from_wide[1] == INT32_MIN && from_wide[2] == 7);
+  CHECK(cast<int16_t>(std::vector<int32_t>{70000}, RoundMode::CAST_NONE)[0] == INT16_MAX);
+}
+
+void test_integers_to_float() {
+  CHECK(cast<float>(std::vector<int32_t>{16777217, -5}, RoundMode::CAST_RINT)[0] == 16777216.0f);
+  CHECK(cast<float>(std::vector<int64_t>{int64_t{1} << 40, -5}, RoundMode::CAST_RINT)[1] == -5.0f);
+  CHECK(cast<float>(std::vector<int16_t>{-5}, RoundMode::CAST_NONE)[0] == -5.0f);
+  CHECK(cast<int64_t>(std::vector<int32_t>{-5}, RoundMode::CAST_NONE)[0] == -5);
+}
+
+void test_modes() {
+  const Kernel kernel = [](bool repaired) {
+    LocalMemAllocator<> allocator;
+    const auto x = allocator.Alloc<float, 8>();
+    const auto y = allocator.Alloc<bfloat16_t, 8>();
+    Duplicate(x, 1.0f, 8);
+    PipeBarrier<PIPE_V>();
+    Cast(y, x, repaired ? RoundMode::CAST_RINT : RoundMode::CAST_NONE, 8);
+  };
+  CHECK_TWIN(kernel, {}, 1, "V, Cast", "has no such RoundMode");
+}
+
+}  // namespace
+
+int main() {
+  test_all_16_bits<half>();
+  test_all_16_bits<bfloat16_t>();
+  test_rounding_to_16_bits();
+  test_whole_numbers<int16_t, float>();
+  test_whole_numbers<int32_t, float>();
+  test_whole_numbers<int64_t, float>();
+  test_whole_numbers<float, float>();
+  test_whole_numbers<int16_t, half>();
+  test_whole_numbers<int32_t, half>();
+  test_whole_numbers<int32_t, bfloat16_t>();
+  test_saturation();
+  test_integers_to_float();
+  test_modes();
+  return check_result();
+}

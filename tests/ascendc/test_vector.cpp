@@ -1,0 +1,318 @@
+// Every instruction of the vector unit against scalar code, at odd lengths and in place, and its rules.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "support.h"
+
+namespace {
+
+using Kernel = std::function<void(bool)>;
+
+constexpr int32_t kCounts[] = {1, 7, 8, 64, 129};
+
+template <class T>
+std::vector<T> numbers(int32_t count, unsigned seed) {
+  std::mt19937 random(seed);
+  std::vector<T> values;
+  for (int32_t i = 0; i < count; ++i) {
+    const float value = std::uniform_real_distribution<float>(0.1f, 100.0f)(random);
+    values.push_back(static_cast<T>(random() % 4 == 0 ? -value : value));
+  }
+  return values;
+}
+
+template <class T>
+bool same(T a, T b) {
+  return std::memcmp(&a, &b, sizeof(T)) == 0 ||
+         (static_cast<float>(a) != static_cast<float>(a) && static_cast<float>(b) != static_cast<float>(b));
+}
+
+template <class T>
+LocalTensor<T> local(LocalMemAllocator<>& allocator, const std::vector<T>& values) {
+  const auto tensor = allocator.Alloc<T>(static_cast<uint32_t>(values.size()));
+  for (size_t i = 0; i < values.size(); ++i) tensor.SetValue(static_cast<uint32_t>(i), values[i]);
+  order<HardEvent::S_V>();
+  return tensor;
+}
+
+// call(dst, a, b) must do what expected(a[i], b[i]) says; also into a.
+template <class T, class Call, class Expected>
+void check_binary(Call call, Expected expected) {
+  for (const int32_t count : kCounts) {
+    const auto a = numbers<T>(count, 1), b = numbers<T>(count, 2);
+    CHECK_PASSES(run([&] {
+      LocalMemAllocator<> allocator;
+      const auto x = local(allocator, a), y = local(allocator, b);
+      const auto z = allocator.Alloc<T>(static_cast<uint32_t>(count));
+      call(z, x, y, count);
+      PipeBarrier<PIPE_V>();
+      call(x, x, y, count);
+      order<HardEvent::V_S>();
+      for (int32_t i = 0; i < count; ++i) {
+        CHECK(same(z.GetValue(i), expected(a[i], b[i])));
+        CHECK(same(x.GetValue(i), expected(a[i], b[i])));
+      }
+    }));
+  }
+}
+
+template <class T>
+void test_arithmetic() {
+  using Tensor = LocalTensor<T>;
+  const auto wide = [](T v) { return static_cast<std::conditional_t<std::is_integral_v<T>, T, float>>(v); };
+  check_binary<T>([](Tensor z, Tensor x, Tensor y, int32_t n) { Add(z, x, y, n); },
+                  [&](T a, T b) { return T(wide(a) + wide(b)); });
+  check_binary<T>([](Tensor z, Tensor x, Tensor y, int32_t n) { Sub(z, x, y, n); },
+                  [&](T a, T b) { return T(wide(a) - wide(b)); });
+  check_binary<T>([](Tensor z, Tensor x, Tensor y, int32_t n) { Mul(z, x, y, n); },
+                  [&](T a, T b) { return T(wide(a) * wide(b)); });
+  check_binary<T>([](Tensor z, Tensor x, Tensor y, int32_t n) { Max(z, x, y, n); },
+                  [&](T a, T b) { return wide(a) > wide(b) ? a : b; });
+  check_binary<T>([](Tensor z, Tensor x, Tensor y, int32_t n) { Min(z, x, y, n); },
+                  [&](T a, T b) { return wide(a) < wide(b) ? a : b; });
+  const T scalar = static_cast<T>(3.0f);
+  check_binary<T>([&](Tensor z, Tensor x, Tensor, int32_t n) { Adds(z, x, scalar, n); },
+                  [&](T a, T) { return T(wide(a) + wide(scalar)); });
+  check_binary<T>([&](Tensor z, Tensor x, Tensor, int32_t n) { Muls(z, x, scalar, n); },
+                  [&](T a, T) { return T(wide(a) * wide(scalar)); });
+  check_binary<T>([&](Tensor z, Tensor x, Tensor, int32_t n) { Maxs(z, x, scalar, n); },
+                  [&](T a, T) { return wide(a) > wide(scalar) ? a : scalar; });
+  check_binary<T>([&](Tensor z, Tensor x, Tensor, int32_t n) { Mins(z, x, scalar, n); },
+                  [&](T a, T) { return wide(a) < wide(scalar) ? a : scalar; });
+}
+
+template <class T>
+void test_functions() {
+  using Tensor = LocalTensor<T>;
+  const auto wide = [](T v) { return static_cast<float>(v); };
+  check_binary<T>([](Tensor z, Tensor x, Tensor y, int32_t n) { Div(z, x, y, n); },
+                  [&](T a, T b) { return T(wide(a) / wide(b)); });
+  check_binary<T>([](Tensor z, Tensor x, Tensor, int32_t n) { Sqrt(z, x, n); },
+                  [&](T a, T) { return T(std::sqrt(wide(a))); });
+  check_binary<T>([](Tensor z, Tensor x, Tensor, int32_t n) { Exp(z, x, n); },
+                  [&](T a, T) { return T(std::exp(wide(a))); });
+  check_binary<T>([](Tensor z, Tensor x, Tensor, int32_t n) { Ln(z, x, n); },
+                  [&](T a, T) { return T(std::log(wide(a))); });
+  check_binary<T>([](Tensor z, Tensor x, Tensor, int32_t n) { Abs(z, x, n); },
+                  [&](T a, T) { return T(std::fabs(wide(a))); });
+}
+
+// Rsqrt and Reciprocal are near the truth, but not so near that a kernel could rely on them.
+template <class T>
+void test_coarse_functions(float bound) {
+  CHECK_PASSES(run([&] {
+    LocalMemAllocator<> allocator;
+    const std::vector<T> values = {T(3.0f), T(7.0f), T(0.3f), T(5.5f)};
+    const auto x = local(allocator, values);
+    const auto root = allocator.Alloc<T, 16>(), inverse = allocator.Alloc<T, 16>();
+    Rsqrt(root, x, 4);
+    Reciprocal(inverse, x, 4);
+    order<HardEvent::V_S>();
+    float worst = 0;
+    for (uint32_t i = 0; i < 4; ++i) {
+      const auto value = static_cast<float>(values[i]);
+      const float root_error = static_cast<float>(root.GetValue(i)) * std::sqrt(value) - 1;
+      const float inverse_error = static_cast<float>(inverse.GetValue(i)) * value - 1;
+      CHECK(std::fabs(root_error) < 5 * bound && std::fabs(inverse_error) < 5 * bound);
+      worst = std::max({worst, std::fabs(root_error), std::fabs(inverse_error)});
+    }
+    CHECK(worst > bound);
+  }));
+}
+
+void test_integers_wrap() {
+  CHECK_PASSES(run([] {
+    LocalMemAllocator<> allocator;
+    const auto x = local(allocator, std::vector<int32_t>{INT32_MAX, INT32_MIN});
+    Adds(x, x, 1, 2);
+    PipeBarrier<PIPE_V>();
+    Muls(x, x, 3, 2);
+    order<HardEvent::V_S>();
+    CHECK(x.GetValue(0) == INT32_MIN);
+    CHECK(x.GetValue(1) == INT32_MIN + 3);
+  }));
+}
+
+void test_not_a_number() {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  CHECK_PASSES(run([&] {
+    LocalMemAllocator<> allocator;
+    const auto x = local(allocator, std::vector<float>{nan, 1.0f}),
+               y = local(allocator, std::vector<float>{1.0f, nan});
+    const auto z = allocator.Alloc<float, 8>();
+    const auto check = [&] {
+      order<HardEvent::V_S>();
+      CHECK(std::isnan(z.GetValue(0)));
+      order<HardEvent::S_V>();
+    };
+    Maxs(z, x, 0.0f, 2);
+    check();
+    Mins(z, x, 2.0f, 2);
+    check();
+    Max(z, x, y, 2);
+    check();
+    CHECK(std::isnan(z.GetValue(1)));
+    order<HardEvent::S_V>();
+    Min(z, x, y, 2);
+    check();
+    CHECK(std::isnan(z.GetValue(1)));
+  }));
+}
+
+template <class T, class U>
+void test_axpy() {
+  for (const int32_t count : kCounts) {
+    const auto a = numbers<U>(count, 3);
+    const auto sums = numbers<T>(count, 4);
+    const U scalar = static_cast<U>(0.3f);
+    CHECK_PASSES(run([&] {
+      LocalMemAllocator<> allocator;
+      const auto x = local(allocator, a);
+      const auto z = local(allocator, sums);
+      Axpy(z, x, scalar, count);
+      order<HardEvent::V_S>();
+      for (int32_t i = 0; i < count; ++i) {
+        const T product = T(static_cast<float>(a[i]) * static_cast<float>(scalar));
+        const T sum = T(static_cast<float>(sums[i]) + static_cast<float>(product));
+        CHECK(same(z.GetValue(i), sum));
+      }
+    }));
+  }
+}
+
+template <class T>
+void test_duplicate(T value) {
+  CHECK_PASSES(run([&] {
+    LocalMemAllocator<> allocator;
+    const auto x = allocator.Alloc<T, 128>();
+    Duplicate(x, value, 77);
+    order<HardEvent::V_S>();
+    for (uint32_t i = 0; i < 77; ++i) CHECK(same(x.GetValue(i), value));
+  }));
+}
+
+// Within 256 bytes the additions form a tree.
+template <class T>
+T tree(const std::vector<T>& values, size_t begin, size_t count) {
+  if (count == 1) return values[begin];
+  size_t half = 1;
+  while (2 * half < count) half *= 2;
+  return T(static_cast<float>(tree(values, begin, half)) +
+           static_cast<float>(tree(values, begin + half, count - half)));
+}
+
+template <class T>
+T sum_of_repeats(const std::vector<T>& values) {
+  constexpr size_t kRepeat = 256 / sizeof(T);
+  T total = tree(values, 0, std::min(kRepeat, values.size()));
+  for (size_t i = kRepeat; i < values.size(); i += kRepeat) {
+    const T sum = tree(values, i, std::min(kRepeat, values.size() - i));
+    total = T(static_cast<float>(total) + static_cast<float>(sum));
+  }
+  return total;
+}
+
+template <class T>
+void test_reduce_sum() {
+  for (const int32_t count : {1, 2, 3, 63, 64, 100, 1000}) {
+    const auto values = numbers<T>(count, 5);
+    CHECK_PASSES(run([&] {
+      TPipe pipe;
+      TBuf<> buffer;
+      pipe.InitBuffer(buffer, 8192);
+      const auto x = buffer.GetWithOffset<T>(1024, 0), sum = buffer.GetWithOffset<T>(64, 4096);
+      for (int32_t i = 0; i < count; ++i) x.SetValue(i, values[i]);
+      order<HardEvent::S_V>();
+      ReduceSum(sum, x, sum, count);
+      CHECK(same(sum.GetValue(0), sum_of_repeats(values)));
+      order<HardEvent::S_V>();
+      Adds(sum, sum, T(1.0f), 1);
+    }));
+  }
+  CHECK_ERROR(run([] {
+                LocalMemAllocator<> allocator;
+                const auto x = allocator.Alloc<T, 64>();
+                Duplicate(x, T(1.0f), 64);
+                PipeBarrier<PIPE_V>();
+                ReduceSum(x, x, x, 64);
+              }),
+              "ReduceSum", "needs a TPipe");
+}
+
+void test_gather() {
+  const Kernel kernel = [](bool repaired) {
+    LocalMemAllocator<> allocator;
+    const auto x = local(allocator, numbers<float>(64, 6));
+    const auto at = local(allocator, std::vector<uint32_t>{8, 0, repaired ? 240u : 244u, 8});
+    const auto z = allocator.Alloc<float, 8>();
+    Gather(z, x, at, 12, 4);
+    order<HardEvent::V_S>();
+    const auto values = numbers<float>(64, 6);
+    CHECK(z.GetValue(0) == values[5]);
+    CHECK(z.GetValue(1) == values[3]);
+    CHECK(z.GetValue(2) == values[63]);
+    CHECK(z.GetValue(3) == values[5]);
+  };
+  CHECK_TWIN(kernel, {}, 1, "V, Gather", "srcOffset[2] leads to byte 256 of src, which has 256");
+  const Kernel odd = [](bool repaired) {
+    LocalMemAllocator<> allocator;
+    const auto x = local(allocator, numbers<float>(64, 6));
+    const auto at = local(allocator, std::vector<uint32_t>{repaired ? 4u : 2u});
+    Gather(allocator.Alloc<float, 8>(), x, at, 0, 1);
+  };
+  CHECK_TWIN(odd, {}, 1, "must lie inside and be a multiple of 4");
+}
+
+void test_overlap() {
+  const Kernel shifted = [](bool repaired) {
+    LocalMemAllocator<> allocator;
+    const auto x = local(allocator, numbers<float>(64, 7));
+    Adds(x[repaired ? 16 : 8], x, 1.0f, 16);
+  };
+  CHECK_TWIN(shifted, {}, 1, "dst [32, 96) overlaps src0 [0, 64)");
+  const Kernel other_size = [](bool repaired) {
+    LocalMemAllocator<> allocator;
+    const auto x = local(allocator, numbers<float>(64, 7));
+    const auto y = repaired ? allocator.Alloc<half, 64>() : x.ReinterpretCast<half>();
+    Cast(y, x, RoundMode::CAST_RINT, 64);
+  };
+  CHECK_TWIN(other_size, {}, 1, "dst [0, 128) overlaps src0 [0, 256)");
+  const Kernel negative = [](bool repaired) {
+    LocalMemAllocator<> allocator;
+    const auto x = local(allocator, numbers<float>(64, 7));
+    Adds(x, x, 1.0f, repaired ? 0 : -1);
+  };
+  CHECK_TWIN(negative, {}, 1, "count -1");
+}
+
+}  // namespace
+
+int main() {
+  test_arithmetic<float>();
+  test_arithmetic<half>();
+  test_arithmetic<int16_t>();
+  test_arithmetic<int32_t>();
+  test_functions<float>();
+  test_functions<half>();
+  test_coarse_functions<float>(1e-4f);
+  test_coarse_functions<half>(1e-3f);
+  test_integers_wrap();
+  test_not_a_number();
+  test_axpy<float, float>();
+  test_axpy<half, half>();
+  test_axpy<float, half>();
+  test_duplicate<float>(1.5f);
+  test_duplicate<half>(half(1.5f));
+  test_duplicate<bfloat16_t>(bfloat16_t(1.5f));
+  test_duplicate<int16_t>(-3);
+  test_duplicate<uint16_t>(3);
+  test_duplicate<int32_t>(-3);
+  test_duplicate<uint32_t>(3);
+  test_reduce_sum<float>();
+  test_reduce_sum<half>();
+  test_gather();
+  test_overlap();
+  return check_result();
+}

@@ -1,0 +1,58 @@
+// The parts of local memory that a kernel has set aside: by TPipe::InitBuffer, or by LocalMemAllocator.
+#pragma once
+
+#include <cstdint>
+
+namespace rec_sdk::emulator {
+
+constexpr uint32_t kUbBlock = 32;  // all addresses but the scalar unit's are multiples of it
+
+constexpr uint64_t round_up_to_block(uint64_t bytes) { return (bytes + kUbBlock - 1) / kUbBlock * kUbBlock; }
+
+// A tensor in local memory, as the engine sees it. `generation` ends with the buffer: a tensor that was
+// freed, or whose pipe is gone, no longer matches.
+struct UbTensor {
+  uint32_t address = 0;
+  uint32_t bytes = 0;  // from address to the end of the tensor
+  uint32_t generation = 0;
+  uint16_t buffer = 0;  // LocalBuffers index; kNoBuffer: from LocalMemAllocator
+  uint8_t position = 0;
+};
+
+constexpr uint16_t kNoBuffer = UINT16_MAX;
+constexpr int kMaxBuffers = 64;
+
+enum class BufferState : uint8_t { kFree, kAllocated, kQueued, kDequeued, kScratch };
+
+struct LocalBuffer {
+  uint32_t address;
+  uint32_t bytes;
+  uint32_t generation;
+  BufferState state;
+  uint8_t position;
+  int8_t ready_id;  // of the flag that EnQue set, or -1
+  int8_t free_id;   // of the flag that FreeTensor set, or -1
+  int8_t free_event;
+};
+
+struct LocalBuffers {
+  LocalBuffer items[kMaxBuffers];
+  int count = 0;
+  uint32_t used_bytes = 0;
+  bool piped = false;            // a TPipe exists
+  bool static_tensors = false;   // a LocalMemAllocator was used
+  uint32_t pipe = 1;             // changes when all buffers go
+  uint32_t next_generation = 1;  // never starts again, so that no old tensor can match
+
+  void drop() {
+    count = 0;
+    used_bytes = 0;
+    ++pipe;
+  }
+  void clear() {
+    drop();
+    piped = static_tensors = false;
+  }
+};
+
+}  // namespace rec_sdk::emulator

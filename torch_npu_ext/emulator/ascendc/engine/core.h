@@ -1,0 +1,97 @@
+// One emulated vector core: its clock, its engines, its local memory, its flags and its buffers.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "torch_npu_ext/emulator/ascendc/engine/buffers.h"
+#include "torch_npu_ext/emulator/ascendc/engine/counters.h"
+#include "torch_npu_ext/emulator/ascendc/engine/data_cache.h"
+#include "torch_npu_ext/emulator/ascendc/engine/flags.h"
+#include "torch_npu_ext/emulator/ascendc/engine/order.h"
+#include "torch_npu_ext/emulator/ascendc/engine/unified_buffer.h"
+#include "torch_npu_ext/emulator/ascendc/launch.h"
+
+namespace rec_sdk::emulator {
+
+class GlobalMemory;
+class Machine;
+
+// What copies out do while SetAtomicAdd<T>() or the like is on.
+struct AtomicState {
+  bool on = false;
+  const char* type = nullptr;  // as Copy::type
+  void (*combine)(void* gm, const void* ub, uint64_t bytes) = nullptr;
+};
+
+class Core {
+ public:
+  Core(Machine& machine, UnifiedBuffer& ub) : ub(ub), machine_(machine) {}
+
+  void start(int64_t index, int64_t blocks);
+  // The rules that hold at the end of a kernel.
+  void finish();
+
+  // The next instruction of an engine. `name` must be a literal.
+  void issue(Engine engine, const char* name);
+  Stamp stamp() const { return stamp_; }
+  Engine engine() const { return static_cast<Engine>(stamp_engine(stamp_)); }
+  const Limits& limits() const { return order.limits(stamp_engine(stamp_)); }
+  int32_t time() const { return stamp_time(stamp_); }
+
+  // Accesses of the current instruction to local memory. All checks come before all marks, since an
+  // instruction may write what it reads.
+  void check_read(UbSpan span);
+  void check_write(UbSpan span);
+  void mark_read(UbSpan span) { ub.mark_read(span, stamp_); }
+  void mark_written(UbSpan span) { ub.mark_written(span, stamp_); }
+
+  void set_flag(int event, int32_t id);
+  void wait_flag(int event, int32_t id);
+  void barrier(Engine engine);
+  void barrier_all();
+
+  // Ends the launch. `rule` says what was done and what is allowed.
+  [[noreturn]] void fail(const std::string& rule) const;
+  // For places that may not throw, such as destructors: reported when the core ends. The first one counts.
+  void fail_later(const KernelError& error);
+  // "Add (V, instruction 12)"
+  std::string describe(Stamp stamp) const;
+  // What orders an instruction of `to` after one of `from`.
+  static std::string cure(int from, int to);
+
+  GlobalMemory& gm() const;
+  Machine& machine() const { return machine_; }
+
+  int64_t index = 0;
+  int64_t blocks = 0;
+  UnifiedBuffer& ub;
+  Order order;
+  Flags flags;
+  LocalBuffers buffers;
+  DataCache data_cache;
+  AtomicState atomic;
+  Counters counters;
+
+ private:
+  std::string where(const char* engine, const char* name) const;
+
+  Machine& machine_;
+  Stamp stamp_ = 0;
+  const char* name_ = "";
+  int32_t start_time_ = 0;
+  std::string later_;
+};
+
+// The core that runs on this thread; outside of kernels calls of AscendC throw std::logic_error.
+// initial-exec: every instruction asks, and this library is not one that is loaded and unloaded.
+extern __thread Core* running_core __attribute__((tls_model("initial-exec")));
+[[noreturn]] void no_core();
+inline Core& current_core() {
+  if (running_core == nullptr) {
+    no_core();
+  }
+  return *running_core;
+}
+
+}  // namespace rec_sdk::emulator

@@ -1,0 +1,41 @@
+// The arithmetic of vector instructions on plain arrays. Each result is rounded once, as in IEEE single
+// precision or, for half, as if computed in single precision and then rounded. dst may be a or b.
+#pragma once
+
+#include <cstdint>
+
+namespace rec_sdk::emulator {
+
+enum class BinaryOp { kAdd, kSub, kMul, kDiv, kMax, kMin };
+enum class UnaryOp { kSqrt, kRsqrt, kExp, kLn, kAbs, kReciprocal };
+
+// dst = a op b
+template <BinaryOp op, class T>
+void binary(void* dst, const void* a, const void* b, const void* scalar, int64_t count);
+
+// dst = a op scalar
+template <BinaryOp op, class T>
+void with_scalar(void* dst, const void* a, const void* b, const void* scalar, int64_t count);
+
+// Rsqrt and Reciprocal are deliberately as inexact as the hardware's.
+template <UnaryOp op, class T>
+void unary(void* dst, const void* a, const void* b, const void* scalar, int64_t count);
+
+// dst += a * scalar, with the product rounded to T first.
+template <class T, class U>
+void axpy(void* dst, const void* a, const void* b, const void* scalar, int64_t count);
+
+template <class T>
+void duplicate(void* dst, const void* a, const void* b, const void* scalar, int64_t count);
+
+// dst[0] = the sum, in the order of A2 and A3: within each 256 bytes neighbours are added in pairs, then
+// these sums in pairs, and so on; what comes out is added up one after the other.
+template <class T>
+void reduce_sum(void* dst, const void* a, const void* b, const void* scalar, int64_t count);
+
+// Modes as in AscendC::RoundMode: how a value that T has not is rounded.
+enum class Rounding { kNone, kRint, kFloor, kCeil, kRound, kTrunc };
+template <class T, class U, Rounding rounding>
+void cast(void* dst, const void* a, const void* b, const void* scalar, int64_t count);
+
+}  // namespace rec_sdk::emulator

@@ -1,0 +1,10 @@
+// printf into a string.
+#pragma once
+
+#include <string>
+
+namespace rec_sdk::emulator {
+
+__attribute__((format(printf, 1, 2))) std::string text(const char* format, ...);
+
+}  // namespace rec_sdk::emulator
