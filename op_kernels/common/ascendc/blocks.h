@@ -1,0 +1,38 @@
+// Host side: how many cores a launch uses.
+#pragma once
+
+#include <cstdint>
+
+#include "op_kernels/common/arguments.h"
+
+namespace rec_sdk {
+namespace ascendc {
+
+// Half a microsecond of one core's copies. Starting a kernel takes longer the more cores it has.
+constexpr int64_t kBytesWorthACore = 16384;
+
+inline int64_t blocks_for(int64_t bytes, int64_t cores) {
+  const int64_t useful = (bytes + kBytesWorthACore - 1) / kBytesWorthACore;
+  return useful < cores ? useful : cores;
+}
+
+inline int64_t row_bytes(const Weights& weights) { return weights.dim * dtype_bytes(weights.dtype); }
+
+inline int64_t blocks_of(const LookupSequence& a, int64_t cores) {
+  return blocks_for(a.count * (row_bytes(a.weights) + a.weights.dim * 4), cores);
+}
+
+inline int64_t blocks_of(const LookupPooled& a, int64_t cores) {
+  return blocks_for(a.lookups * row_bytes(a.weights) + a.bags.count * a.weights.dim * 4, cores);
+}
+
+inline int64_t blocks_of(const PooledWeightsGrad& a, int64_t cores) {
+  return blocks_for(a.lookups * row_bytes(a.weights), cores);
+}
+
+inline int64_t blocks_of(const CopyRows& a, int64_t cores) {
+  return blocks_for(2 * a.count * a.bytes, cores);
+}
+
+}  // namespace ascendc
+}  // namespace rec_sdk

@@ -1,0 +1,106 @@
+// int32 arrays in GM that are read together by the scalar unit, nearly in order: windows of them in UB, of
+// which the next one is fetched in good time. A reader may fall behind by half a window without a second
+// fetch, and may jump ahead: a window is then fetched only from there on.
+#pragma once
+
+#include "op_kernels/common/ascendc/signal.h"
+
+namespace rec_sdk {
+namespace ascendc {
+
+// kWindow: elements, a power of two.
+template <int kArrays, int64_t kWindow>
+class IndexWindows {
+ public:
+  static constexpr int64_t kBytesOfArray = 2 * kWindow * 4;
+
+  __aicore__ inline void init(TPipe* pipe) {
+    for (int h = 0; h < 2; ++h) {
+      arrived_[h].init(pipe);
+      window_[h] = -1;
+      pending_[h] = false;
+    }
+    released_.init(pipe);
+    for (int a = 0; a < kArrays; ++a) data_[a] = nullptr;
+  }
+
+  // Array a, to be read up to `end`, takes kBytesOfArray of UB. Null is no array.
+  __aicore__ inline void add(TPipe* pipe, int a, const int32_t* data, int64_t end) {
+    data_[a] = data;
+    end_[a] = end;
+    if (data == nullptr) return;
+    pipe->InitBuffer(buffer_[a], kBytesOfArray);
+    windows_[a] = buffer_[a].template Get<int32_t>();
+  }
+
+  // Brings element i of all arrays into UB.
+  __aicore__ inline void reach(int64_t i) {
+    const int64_t window = i / kWindow;
+    const int half = static_cast<int>(window % 2);
+    if (window_[half] != window || i < from_[half]) fetch(window, align_down(i, kUbBlock / 4));
+    settle(half);
+    if (i - from_[half] >= kWindow / 2 && window_[1 - half] != window + 1)
+      fetch(window + 1, (window + 1) * kWindow);
+  }
+
+  // The same for all of [first, last], at most half a window.
+  __aicore__ inline void reach(int64_t first, int64_t last) {
+    reach(first);
+    const int64_t window_of_last = align_down(last, kWindow);
+    if (first < window_of_last) reach(window_of_last);
+    reach(last);
+  }
+
+  // An element that reach() was called for, no more than half a window before the latest one that it was
+  // called for.
+  __aicore__ inline int32_t at(int a, int64_t i) const {
+    return windows_[a].GetValue(static_cast<uint32_t>(i % (2 * kWindow)));
+  }
+  // The same of an array of floats.
+  __aicore__ inline float float_at(int a, int64_t i) const {
+    return windows_[a].template ReinterpretCast<float>().GetValue(static_cast<uint32_t>(i % (2 * kWindow)));
+  }
+  __aicore__ inline int32_t get(int a, int64_t i) {
+    reach(i);
+    return at(a, i);
+  }
+
+  // Waits for what was fetched and not read.
+  __aicore__ inline void finish() {
+    for (int h = 0; h < 2; ++h) settle(h);
+  }
+
+ private:
+  __aicore__ inline void settle(int half) {
+    if (pending_[half]) arrived_[half].wait();
+    pending_[half] = false;
+  }
+
+  // Elements [from, end of the window).
+  __aicore__ inline void fetch(int64_t window, int64_t from) {
+    const int half = static_cast<int>(window % 2);
+    settle(half);
+    released_.order();
+    for (int a = 0; a < kArrays; ++a) {
+      const int64_t last = minimum((window + 1) * kWindow, end_[a]);
+      if (data_[a] == nullptr || from >= last) continue;
+      load(windows_[a][static_cast<uint32_t>(from % (2 * kWindow))], data_[a] + from, last - from);
+    }
+    arrived_[half].set();
+    window_[half] = window;
+    from_[half] = from;
+    pending_[half] = true;
+  }
+
+  Scratch buffer_[kArrays];
+  LocalTensor<int32_t> windows_[kArrays];
+  const int32_t* data_[kArrays];
+  int64_t end_[kArrays];
+  int64_t window_[2], from_[2];
+  bool pending_[2];
+  Signal<HardEvent::MTE2_S> arrived_[2];
+  Signal<HardEvent::S_MTE2> released_;
+};
+
+}  // namespace ascendc
+}  // namespace rec_sdk

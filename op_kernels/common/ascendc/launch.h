@@ -1,0 +1,28 @@
+// One C function per kernel: CANN provides them on an NPU (the .asc files), the emulator elsewhere. All are
+// asynchronous on `stream` (an aclrtStream); the arguments hold device pointers and are already checked.
+#pragma once
+
+#include <cstdint>
+
+#include "op_kernels/common/arguments.h"
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+int64_t rec_sdk_ascendc_vector_cores();
+
+void rec_sdk_launch_lookup_sequence(void* stream, const rec_sdk::LookupSequence* a);
+void rec_sdk_launch_lookup_pooled(void* stream, const rec_sdk::LookupPooled* a);
+void rec_sdk_launch_pooled_weights_grad(void* stream, const rec_sdk::PooledWeightsGrad* a);
+void rec_sdk_launch_gather_rows(void* stream, const rec_sdk::CopyRows* a);
+void rec_sdk_launch_scatter_rows(void* stream, const rec_sdk::CopyRows* a);
+
+// workspace: device memory of rec_sdk_segments_workspace(lookups, dim) bytes, any contents; may be null when
+// that is 0.
+int64_t rec_sdk_segments_workspace(int64_t lookups, int64_t dim);
+void rec_sdk_launch_update_rows(void* stream, const rec_sdk::UpdateRows* a, const char* optimizer,
+                                void* workspace);
+void rec_sdk_launch_accumulate_rows(void* stream, const rec_sdk::AccumulateRows* a, void* workspace);
+
+}  // extern "C"
+#pragma GCC visibility pop

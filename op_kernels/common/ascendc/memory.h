@@ -1,0 +1,142 @@
+// Device side: addresses, sizes and copies. `load` is MTE2 (GM to UB), `store` MTE3 (UB to GM); both return
+// before the copy is done, so a queue or a flag must order them with what reads or writes the UB.
+#pragma once
+
+#include <cstdint>
+
+#include "kernel_operator.h"
+#include "op_kernels/common/arguments.h"
+
+namespace rec_sdk {
+namespace ascendc {
+
+using AscendC::GlobalTensor;
+using AscendC::HardEvent;
+using AscendC::LocalTensor;
+using AscendC::TPipe;
+using AscendC::TPosition;
+
+using Scratch = AscendC::TBuf<TPosition::VECCALC>;
+using Landing = AscendC::TBuf<TPosition::VECIN>;  // of copies that the scalar unit reads
+
+// What a kernel may plan for on arch 2201: 192 KB less 256 bytes, and less the 8 KB that the compiler keeps.
+constexpr uint32_t kUbBytes = 188160;
+constexpr uint32_t kUbBlock = 32;        // UB addresses of copies and vector instructions are multiples of it
+constexpr int64_t kMaxDmaBlocks = 4095;  // of one DataCopyPad
+constexpr int64_t kMaxGap = UINT32_MAX;  // bytes between its blocks in GM
+
+// The host's pointers are device addresses.
+template <class T>
+__aicore__ inline __gm__ T* gm(const void* pointer) {
+  return reinterpret_cast<__gm__ T*>(reinterpret_cast<uint64_t>(pointer));
+}
+
+template <class T>
+__aicore__ inline constexpr T minimum(T a, T b) {
+  return a < b ? a : b;
+}
+
+template <class T>
+__aicore__ inline constexpr T maximum(T a, T b) {
+  return a < b ? b : a;
+}
+
+__aicore__ inline constexpr int64_t ceil_div(int64_t value, int64_t by) { return (value + by - 1) / by; }
+
+__aicore__ inline constexpr int64_t align_up(int64_t value, int64_t multiple) {
+  return ceil_div(value, multiple) * multiple;
+}
+
+__aicore__ inline constexpr int64_t align_down(int64_t value, int64_t multiple) {
+  return value / multiple * multiple;
+}
+
+// value >= 1
+__aicore__ inline constexpr int32_t floor_log2(int64_t value) {
+  int32_t log = 0;
+  for (; value > 1; value >>= 1) ++log;
+  return log;
+}
+
+template <class T>
+__aicore__ inline GlobalTensor<T> global(const T* from, int64_t count) {
+  GlobalTensor<T> tensor;
+  tensor.SetGlobalBuffer(gm<T>(from), static_cast<uint64_t>(count));
+  return tensor;
+}
+
+// count values; what follows them in their last UB block is undefined.
+template <class T>
+__aicore__ inline void load(const LocalTensor<T>& to, const T* from, int64_t count) {
+  const AscendC::DataCopyExtParams one{1, static_cast<uint32_t>(count * sizeof(T)), 0, 0, 0};
+  const AscendC::DataCopyPadExtParams<T> no_padding{false, 0, 0, 0};
+  AscendC::DataCopyPad(to, global(from, count), one, no_padding);
+}
+
+// As load, with zeros up to the end of the last UB block, so that vector operations may run over it.
+template <class T>
+__aicore__ inline void load_padded(const LocalTensor<T>& to, const T* from, int64_t count) {
+  const int64_t padding = align_up(count, kUbBlock / sizeof(T)) - count;
+  const AscendC::DataCopyExtParams one{1, static_cast<uint32_t>(count * sizeof(T)), 0, 0, 0};
+  const AscendC::DataCopyPadExtParams<T> zeros{true, 0, static_cast<uint8_t>(padding), 0};
+  AscendC::DataCopyPad(to, global(from, count), one, zeros);
+}
+
+// Rows of `count` values each; gm_pitch and ub_pitch are the values from one row's start to the next.
+// Preconditions: rows <= kMaxDmaBlocks, ub_pitch is whole UB blocks, the gap in GM is at most kMaxGap bytes.
+template <class T>
+__aicore__ inline AscendC::DataCopyExtParams row_blocks(int64_t rows, int64_t count, int64_t gm_pitch,
+                                                        int64_t ub_pitch, bool to_ub) {
+  if (rows == 1 || (gm_pitch == count && ub_pitch == count)) {  // one long block moves faster than many
+    return {1, static_cast<uint32_t>(rows * count * sizeof(T)), 0, 0, 0};
+  }
+  const auto bytes = static_cast<uint32_t>(count * sizeof(T));
+  const auto gm_gap = static_cast<uint32_t>((gm_pitch - count) * sizeof(T));
+  const auto ub_gap = static_cast<uint32_t>((ub_pitch * sizeof(T) - align_up(bytes, kUbBlock)) / kUbBlock);
+  const auto blocks = static_cast<uint16_t>(rows);
+  if (to_ub) return {blocks, bytes, gm_gap, ub_gap, 0};
+  return {blocks, bytes, ub_gap, gm_gap, 0};
+}
+
+template <class T>
+__aicore__ inline void load_rows(const LocalTensor<T>& to, const T* from, int64_t rows, int64_t count,
+                                 int64_t gm_pitch, int64_t ub_pitch) {
+  const AscendC::DataCopyPadExtParams<T> no_padding{false, 0, 0, 0};
+  AscendC::DataCopyPad(to, global(from, (rows - 1) * gm_pitch + count),
+                       row_blocks<T>(rows, count, gm_pitch, ub_pitch, true), no_padding);
+}
+
+template <class T>
+__aicore__ inline void store_rows(const T* to, const LocalTensor<T>& from, int64_t rows, int64_t count,
+                                  int64_t gm_pitch, int64_t ub_pitch) {
+  AscendC::DataCopyPad(global(to, (rows - 1) * gm_pitch + count), from,
+                       row_blocks<T>(rows, count, gm_pitch, ub_pitch, false));
+}
+
+template <class T>
+__aicore__ inline void store(const T* to, const LocalTensor<T>& from, int64_t count) {
+  const AscendC::DataCopyExtParams one{1, static_cast<uint32_t>(count * sizeof(T)), 0, 0, 0};
+  AscendC::DataCopyPad(global(to, count), from, one);
+}
+
+// Between vector instructions that depend on each other.
+__aicore__ inline void vector_barrier() { AscendC::PipeBarrier<PIPE_V>(); }
+
+// Elements [begin, end) of this core, when all elements cost the same.
+struct Share {
+  int64_t begin, end;
+};
+
+__aicore__ inline Share share_of_core(int64_t count) {
+  const int64_t cores = AscendC::GetBlockNum(), core = AscendC::GetBlockIdx();
+  return {count * core / cores, count * (core + 1) / cores};
+}
+
+// Rows of a tile: as many as fit, but not all that a core has, or reading and writing would not overlap.
+__aicore__ inline int64_t tile_rows(int64_t fit, int64_t rows_of_core) {
+  constexpr int64_t kTilesOfCore = 4, kWorthATile = 8;
+  return maximum<int64_t>(1, minimum(fit, maximum(kWorthATile, ceil_div(rows_of_core, kTilesOfCore))));
+}
+
+}  // namespace ascendc
+}  // namespace rec_sdk

@@ -1,0 +1,95 @@
+// Device side: moves rows between a table, where slots say which, and a packed array, through UB and without
+// a vector instruction.
+#pragma once
+
+#include "op_kernels/common/ascendc/row_parts.h"
+#include "op_kernels/common/ascendc/scalar_stream.h"
+
+namespace rec_sdk {
+namespace ascendc {
+
+struct MovedRows {
+  const uint8_t* table;  // row s starts at table + s * table_pitch
+  int64_t table_pitch;
+  const uint8_t* packed;  // [count, bytes]
+  const int32_t* slots;   // [count]
+  int64_t bytes;          // of a row
+  int64_t count;
+};
+
+enum class Direction { kFromTable, kToTable };
+
+template <Direction kDirection>
+class RowMover {
+ public:
+  __aicore__ inline void run(TPipe* pipe, const MovedRows& rows) {
+    rows_ = rows;
+    parts_ = RowParts(rows.count, rows.bytes, kTileBytes, kSmallestPart, kUbBlock);
+    const Share share = share_of_core(parts_.units());
+    if (share.begin == share.end) return;
+    pitch_ = align_up(parts_.longest(), kUbBlock);
+    units_of_tile_ = tile_rows(kTileBytes / pitch_, share.end - share.begin);
+    pipe->InitBuffer(tiles_, 2, static_cast<uint32_t>(units_of_tile_ * pitch_));
+    slots_.init(pipe);
+    slots_.start(rows_.slots, parts_.row(share.begin), parts_.row(share.end - 1) + 1);
+    move(share);
+  }
+
+ private:
+  static constexpr int64_t kTileBytes = 64 * 1024, kSmallestPart = 4096, kSlots = 1024;
+  static_assert(kTileBytes / kUbBlock <= kMaxDmaBlocks, "a tile goes out in one copy");
+  static_assert(2 * kTileBytes + ScalarStream<int32_t, kSlots>::kBytes <= kUbBytes, "UB");
+
+  __aicore__ inline void move(const Share& share) {
+    load_tile(share.begin, share.end);
+    for (int64_t first = share.begin; first < share.end; first += units_of_tile_) {
+      // Told first: telling the copies of a tile out one by one fills that engine's queue, and then waits for
+      // it.
+      if (first + units_of_tile_ < share.end) load_tile(first + units_of_tile_, share.end);
+      store_tile(first, minimum(units_of_tile_, share.end - first));
+    }
+  }
+
+  __aicore__ inline void load_tile(int64_t first, int64_t end) {
+    const int64_t units = minimum(units_of_tile_, end - first);
+    LocalTensor<uint8_t> tile = tiles_.template AllocTensor<uint8_t>();
+    if (kDirection == Direction::kToTable && parts_.whole()) {
+      load_rows(tile, rows_.packed + first * rows_.bytes, units, rows_.bytes, rows_.bytes, pitch_);
+    } else {
+      for (int64_t u = 0; u < units; ++u) {
+        const uint8_t* from = kDirection == Direction::kToTable ? in_packed(first + u) : in_table(first + u);
+        load(tile[static_cast<uint32_t>(u * pitch_)], from, parts_.size(first + u));
+      }
+    }
+    tiles_.EnQue(tile);
+  }
+
+  __aicore__ inline void store_tile(int64_t first, int64_t units) {
+    LocalTensor<uint8_t> tile = tiles_.template DeQue<uint8_t>();
+    if (kDirection == Direction::kFromTable && parts_.whole()) {
+      store_rows(rows_.packed + first * rows_.bytes, tile, units, rows_.bytes, rows_.bytes, pitch_);
+    } else {
+      for (int64_t u = 0; u < units; ++u) {
+        const uint8_t* to = kDirection == Direction::kToTable ? in_table(first + u) : in_packed(first + u);
+        store(to, tile[static_cast<uint32_t>(u * pitch_)], parts_.size(first + u));
+      }
+    }
+    tiles_.FreeTensor(tile);
+  }
+
+  __aicore__ inline const uint8_t* in_table(int64_t unit) {
+    return rows_.table + slots_.at(parts_.row(unit)) * rows_.table_pitch + parts_.offset(unit);
+  }
+  __aicore__ inline const uint8_t* in_packed(int64_t unit) const {
+    return rows_.packed + parts_.row(unit) * rows_.bytes + parts_.offset(unit);
+  }
+
+  MovedRows rows_{};
+  RowParts parts_;
+  int64_t pitch_ = 0, units_of_tile_ = 0;
+  AscendC::TQueBind<TPosition::VECIN, TPosition::VECOUT, 2> tiles_;
+  ScalarStream<int32_t, kSlots> slots_;
+};
+
+}  // namespace ascendc
+}  // namespace rec_sdk

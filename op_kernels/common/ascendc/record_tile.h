@@ -1,0 +1,194 @@
+// Records of a tile of rows, between GM and planes in UB: a plane of weights, one of each element state, one
+// of the gradients, and planes of one number a row for the row states. Padding in a record is neither read
+// nor written.
+#pragma once
+
+#include "op_kernels/common/ascendc/saturation.h"
+#include "op_kernels/common/ascendc/tile_plan.h"
+
+namespace rec_sdk {
+namespace ascendc {
+
+struct FloatWeights {
+  static constexpr int64_t kBytes = 4;
+};
+struct HalfWeights {
+  static constexpr int64_t kBytes = 2;
+  using Type = half;
+};
+struct BFloat16Weights {
+  static constexpr int64_t kBytes = 2;
+  using Type = bfloat16_t;
+};
+
+// Which part of which records a tile holds.
+struct TileColumns {
+  int64_t column, width;
+};
+
+// Two sets of planes: one is loaded while the other is computed and stored.
+template <class Weights>
+class RecordTiles {
+ public:
+  __aicore__ inline void init(TPipe* pipe, const RecordShape& shape, const TilePlan& plan, uint8_t* records) {
+    shape_ = shape;
+    plan_ = plan;
+    records_ = records;
+    plane_ = plan.rows * plan.pitch;
+    const int64_t planes = shape.element_states + 1 + (Weights::kBytes == 4 ? 1 : 0);
+    for (int s = 0; s < 2; ++s) {
+      pipe->InitBuffer(planes_[s], static_cast<uint32_t>(planes * plane_ * 4));
+      if (Weights::kBytes == 2) pipe->InitBuffer(stored_[s], static_cast<uint32_t>(plane_ * 2));
+      if (shape.row_states > 0) {
+        pipe->InitBuffer(row_states_[s], static_cast<uint32_t>(shape.row_states * row_plane() * 4));
+      }
+      clear(s);
+    }
+    if constexpr (Weights::kBytes == 2) {
+      pipe->InitBuffer(decoded_, static_cast<uint32_t>(plane_ * 4));
+      conversions_.start();
+    }
+  }
+  __aicore__ inline void finish() {
+    if constexpr (Weights::kBytes == 2) conversions_.finish();
+  }
+
+  __aicore__ inline LocalTensor<float> weights(int set) {
+    return Weights::kBytes == 4 ? plane(set, 0) : decoded_.template Get<float>();
+  }
+  __aicore__ inline LocalTensor<float> element_state(int set, int64_t s) {
+    return plane(set, first_state() + s);
+  }
+  __aicore__ inline LocalTensor<float> gradients(int set) {
+    return plane(set, first_state() + shape_.element_states);
+  }
+  __aicore__ inline LocalTensor<float> row_state(int set, int64_t s) {
+    return row_states_[set].template Get<float>()[static_cast<uint32_t>(s * row_plane())];
+  }
+
+  // Row r of the set from the record in `slot`. MTE2.
+  __aicore__ inline void load_record(int set, int64_t r, int64_t slot, const TileColumns& columns) {
+    const uint8_t* record = records_ + slot * shape_.bytes;
+    if (Weights::kBytes == 2) {
+      load_padded(stored_row(set, r), reinterpret_cast<const uint16_t*>(record) + columns.column,
+                  columns.width);
+    }
+    if (float_blocks() > 0) load_floats(set, r, record, columns);
+    if (shape_.row_states > 0 && columns.column == 0) load_row_states(set, r, record);
+  }
+
+  // The reverse. MTE3.
+  __aicore__ inline void store_record(int set, int64_t r, int64_t slot, const TileColumns& columns) {
+    const uint8_t* record = records_ + slot * shape_.bytes;
+    if (Weights::kBytes == 2) {
+      store(reinterpret_cast<const uint16_t*>(record) + columns.column, stored_row(set, r), columns.width);
+    }
+    if (float_blocks() > 0) store_floats(set, r, record, columns);
+    if (shape_.row_states > 0 && columns.column == 0) store_row_states(set, r, record);
+  }
+
+  // 16-bit weights to floats and back. V.
+  __aicore__ inline void decode(int set, int64_t rows) {
+    if constexpr (Weights::kBytes == 2) {
+      using Type = typename Weights::Type;
+      AscendC::Cast(weights(set), stored_[set].template Get<Type>(), AscendC::RoundMode::CAST_NONE,
+                    static_cast<uint32_t>(rows * plan_.pitch));
+      vector_barrier();
+    }
+  }
+  __aicore__ inline void encode(int set, int64_t rows) {
+    if constexpr (Weights::kBytes == 2) {
+      using Type = typename Weights::Type;
+      AscendC::Cast(stored_[set].template Get<Type>(), weights(set), AscendC::RoundMode::CAST_RINT,
+                    static_cast<uint32_t>(rows * plan_.pitch));
+      vector_barrier();
+    }
+  }
+
+ private:
+  __aicore__ inline int64_t row_plane() const { return plan_.rows * kRowPlanePitch; }
+  // The planes of a set that are floats in the record come first, and then the gradients.
+  __aicore__ inline int64_t first_state() const { return Weights::kBytes == 4 ? 1 : 0; }
+  __aicore__ inline int64_t float_blocks() const { return first_state() + shape_.element_states; }
+  __aicore__ inline int64_t float_offset() const {
+    return Weights::kBytes == 4 ? 0 : shape_.element_states_offset;
+  }
+  __aicore__ inline LocalTensor<float> plane(int set, int64_t i) {
+    return planes_[set].template Get<float>()[static_cast<uint32_t>(i * plane_)];
+  }
+  __aicore__ inline LocalTensor<uint16_t> stored_row(int set, int64_t r) {
+    return stored_[set].template Get<uint16_t>()[static_cast<uint32_t>(r * plan_.pitch)];
+  }
+
+  // Copies leave what follows a narrow row alone, but vector instructions run over it.
+  __aicore__ inline void clear(int set) {
+    const LocalTensor<float> planes = planes_[set].template Get<float>();
+    AscendC::Duplicate(planes, 0.0f, static_cast<int32_t>((float_blocks() + 1) * plane_));
+    if (Weights::kBytes == 2) {
+      AscendC::Duplicate(stored_[set].template Get<uint16_t>(), static_cast<uint16_t>(0),
+                         static_cast<int32_t>(plane_));
+    }
+  }
+
+  // The blocks of a record that are floats: the pitch of one in the record, of one in UB, and its size, in
+  // bytes.
+  struct Blocks {
+    int64_t count, record_pitch, ub_pitch, bytes;
+    __aicore__ inline uint32_t record_gap() const { return static_cast<uint32_t>(record_pitch - bytes); }
+    __aicore__ inline uint32_t ub_gap() const {
+      return static_cast<uint32_t>((ub_pitch - align_up(bytes, kUbBlock)) / kUbBlock);
+    }
+  };
+  __aicore__ inline void load_blocks(const LocalTensor<float>& to, const uint8_t* from,
+                                     const Blocks& blocks) {
+    const AscendC::DataCopyExtParams copy{static_cast<uint16_t>(blocks.count),
+                                          static_cast<uint32_t>(blocks.bytes), blocks.record_gap(),
+                                          blocks.ub_gap(), 0};
+    const int64_t padding = (align_up(blocks.bytes, kUbBlock) - blocks.bytes) / 4;
+    const AscendC::DataCopyPadExtParams<float> zeros{true, 0, static_cast<uint8_t>(padding), 0};
+    AscendC::DataCopyPad(to, global(reinterpret_cast<const float*>(from), span(blocks)), copy, zeros);
+  }
+  __aicore__ inline void store_blocks(const LocalTensor<float>& from, const uint8_t* to,
+                                      const Blocks& blocks) {
+    const AscendC::DataCopyExtParams copy{static_cast<uint16_t>(blocks.count),
+                                          static_cast<uint32_t>(blocks.bytes), blocks.ub_gap(),
+                                          blocks.record_gap(), 0};
+    AscendC::DataCopyPad(global(reinterpret_cast<const float*>(to), span(blocks)), from, copy);
+  }
+  __aicore__ inline int64_t span(const Blocks& blocks) const {
+    return ((blocks.count - 1) * blocks.record_pitch + blocks.bytes) / 4;
+  }
+
+  __aicore__ inline Blocks elements(const TileColumns& columns) const {
+    return {float_blocks(), shape_.dim * 4, plane_ * 4, columns.width * 4};
+  }
+  __aicore__ inline LocalTensor<float> element_row(int set, int64_t r) {
+    return plane(set, 0)[static_cast<uint32_t>(r * plan_.pitch)];
+  }
+  __aicore__ inline void load_floats(int set, int64_t r, const uint8_t* record, const TileColumns& columns) {
+    load_blocks(element_row(set, r), record + float_offset() + columns.column * 4, elements(columns));
+  }
+  __aicore__ inline void store_floats(int set, int64_t r, const uint8_t* record, const TileColumns& columns) {
+    store_blocks(element_row(set, r), record + float_offset() + columns.column * 4, elements(columns));
+  }
+
+  __aicore__ inline Blocks row_blocks() const { return {shape_.row_states, 4, row_plane() * 4, 4}; }
+  __aicore__ inline void load_row_states(int set, int64_t r, const uint8_t* record) {
+    load_blocks(row_state(set, 0)[static_cast<uint32_t>(r * kRowPlanePitch)],
+                record + shape_.row_states_offset, row_blocks());
+  }
+  __aicore__ inline void store_row_states(int set, int64_t r, const uint8_t* record) {
+    store_blocks(row_state(set, 0)[static_cast<uint32_t>(r * kRowPlanePitch)],
+                 record + shape_.row_states_offset, row_blocks());
+  }
+
+  RecordShape shape_;
+  TilePlan plan_;
+  uint8_t* records_;
+  int64_t plane_;  // floats
+  Scratch planes_[2], stored_[2], row_states_[2], decoded_;
+  IeeeConversions conversions_;
+};
+
+}  // namespace ascendc
+}  // namespace rec_sdk

@@ -1,0 +1,63 @@
+// Scalars of an array in GM, read in order (slots, offsets, weights of samples). Chunks come into UB by DMA,
+// the next one under way while this one is read: a GM read by the scalar unit stalls it at every cache line.
+#pragma once
+
+#include "op_kernels/common/ascendc/signal.h"
+
+namespace rec_sdk {
+namespace ascendc {
+
+// kChunk: elements, a power of two. Uses 2 * kChunk * sizeof(T) bytes of UB.
+template <class T, int64_t kChunk>
+class ScalarStream {
+ public:
+  static constexpr uint32_t kBytes = 2 * kChunk * sizeof(T);
+
+  __aicore__ inline void init(TPipe* pipe) {
+    pipe->InitBuffer(buffer_, kBytes);
+    halves_ = buffer_.template Get<T>();
+    arrived_.init(pipe);
+    released_.init(pipe);
+  }
+
+  // Elements [begin, end) of the array; at() must then reach the last one. May be called again after that.
+  __aicore__ inline void start(const T* array, int64_t begin, int64_t end) {
+    from_ = array + begin;
+    begin_ = begin;
+    count_ = end - begin;
+    chunk_ = -1;
+    if (count_ > 0) fetch(0);
+  }
+
+  // Element i of the array; i must not fall behind the chunk of the one before, counted from `begin`.
+  __aicore__ inline T at(int64_t i) {
+    const auto index = static_cast<uint64_t>(i - begin_);
+    while (chunk_ < static_cast<int64_t>(index / kChunk)) advance();
+    return halves_.GetValue(static_cast<uint32_t>(index % (2 * kChunk)));
+  }
+
+ private:
+  __aicore__ inline void advance() {
+    ++chunk_;
+    arrived_.wait();
+    if ((chunk_ + 1) * kChunk < count_) fetch(chunk_ + 1);
+  }
+
+  __aicore__ inline void fetch(int64_t chunk) {
+    released_.order();
+    const int64_t first = chunk * kChunk;
+    load(halves_[static_cast<uint32_t>(first % (2 * kChunk))], from_ + first,
+         minimum(kChunk, count_ - first));
+    arrived_.set();
+  }
+
+  Landing buffer_;
+  LocalTensor<T> halves_;
+  const T* from_ = nullptr;
+  int64_t begin_ = 0, count_ = 0, chunk_ = -1;
+  Signal<HardEvent::MTE2_S> arrived_;
+  Signal<HardEvent::S_MTE2> released_;
+};
+
+}  // namespace ascendc
+}  // namespace rec_sdk

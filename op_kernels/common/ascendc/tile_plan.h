@@ -1,0 +1,54 @@
+// How the rows of records, their gradients and the temporaries of an update share UB.
+#pragma once
+
+#include "op_kernels/common/ascendc/gradient_sums.h"
+#include "op_kernels/common/ascendc/planes.h"
+
+namespace rec_sdk {
+namespace ascendc {
+
+// The records of one kernel. Element states follow the weights, row states follow those.
+struct RecordShape {
+  int64_t dim;
+  int64_t bytes;         // from one record to the next
+  int64_t weight_bytes;  // of an element: 4 or 2
+  int64_t element_states, row_states;
+  int64_t element_states_offset, row_states_offset;  // bytes from the start of the record
+};
+
+// A tile is `rows` rows by `width` columns; planes have a row pitch of `pitch` floats.
+struct TilePlan {
+  int64_t rows, width, pitch;
+  int64_t levels;  // of the stack of GradientSums
+};
+
+constexpr int64_t kRowPlanePitch = kUbBlock / 4;  // a plane of one number a row
+constexpr int64_t kLanes = 16;                    // of lane_sum in aggregate.h
+constexpr int64_t kMaxTileRows = 128;
+
+// Bytes of a tile: two sets of weights, states and gradients, then what only vector instructions use.
+__aicore__ inline int64_t tile_bytes(const RecordShape& shape, int64_t rows, int64_t pitch) {
+  const int64_t set = shape.weight_bytes + 4 * (shape.element_states + 1);
+  const int64_t decoded = shape.weight_bytes == 4 ? 0 : 4;
+  const int64_t row_planes = 2 * shape.row_states * kRowPlanePitch + kLanes + 2 * kRowPlanePitch;
+  return rows * (pitch * (2 * set + decoded + 4 * PlanePool::kPlanes) + 4 * row_planes);
+}
+
+// other_bytes: of UB, for the index windows. The widest tile that fits, and then as many rows as fit.
+__aicore__ inline TilePlan plan_tiles(const RecordShape& shape, int64_t lookups, int64_t rows_of_core,
+                                      int64_t other_bytes) {
+  TilePlan plan{1, 0, 0, sum_levels(lookups)};
+  const int64_t budget = kUbBytes - other_bytes;
+  for (int64_t tiles = 1;; ++tiles) {
+    // Whole UB blocks of weights and of states, and whole passes of the lanes.
+    plan.width = tiles == 1 ? shape.dim : align_up(ceil_div(shape.dim, tiles), kLanes);
+    plan.pitch = align_up(plan.width, kUbBlock / shape.weight_bytes);
+    const int64_t left = budget - sum_bytes(plan.pitch, plan.levels);
+    if (left < tile_bytes(shape, 1, plan.pitch)) continue;
+    plan.rows = tile_rows(minimum(left / tile_bytes(shape, 1, plan.pitch), kMaxTileRows), rows_of_core);
+    return plan;
+  }
+}
+
+}  // namespace ascendc
+}  // namespace rec_sdk

@@ -1,0 +1,285 @@
+// The update of rows, tile by tile: records and gradients into UB, the optimizer on all rows of the tile at
+// once, records back.
+#pragma once
+
+#include "op_kernels/common/ascendc/row_split.h"
+#include "op_kernels/common/ascendc/row_values.h"
+#include "op_kernels/common/optimizers.h"
+
+namespace rec_sdk {
+namespace ascendc {
+
+// Tables share a launch, but not their coefficients. Null offsets: one table; null coefficients: none, no
+// clipping.
+struct TablesOfRows {
+  const int32_t* offsets;  // [count + 1]
+  int64_t count;
+  const float* coefficients;  // [count, kCoefficients]
+};
+
+struct RowsToUpdate {
+  Segments segments;
+  uint8_t* records;
+  RecordShape shape;
+  TablesOfRows tables;
+  HotWorkspace workspace;
+};
+
+// Optimizer: as in optimizers.h. Weights: a type of record_tile.h.
+template <class Optimizer, class Weights>
+class UpdateTiles {
+ public:
+  __aicore__ inline void run(TPipe* pipe, const RowsToUpdate& a) {
+    a_ = a;
+    RowSplit split;
+    split.init(pipe, a.segments, a.workspace, a.shape.bytes);
+    rows_ = split.rows_of_core();
+    if (rows_.begin == rows_.end) return;
+    init(pipe);
+    Step step = first_step();
+    load(step);
+    while (step.row < rows_.end) {
+      const Step next = step_after(step);
+      arrived_[step.set].wait();
+      sum_gradients(step);
+      if (next.row < rows_.end) load(next);
+      compute(step);
+      computed_[step.set].order();
+      if (step.update) store(step);
+      free_[step.set].set();
+      step = next;
+    }
+    finish();
+  }
+
+ private:
+  static constexpr int kElementStates = Optimizer::kElementStates, kRowStates = Optimizer::kRowStates;
+  static constexpr bool kHasRow = kRowStates > 0 || Optimizer::kMeanSquare;
+
+  enum RowArray { kOffset, kSlot, kRowArrays };
+  using RowIndex = IndexWindows<kRowArrays, 4 * kMaxTileRows>;  // half of one: this tile and the next
+
+  // One pass over columns of a tile of rows of one table. A row-wise optimizer on rows wider than a tile
+  // measures all columns before it updates them.
+  struct Step {
+    int64_t row, rows, table, table_end;
+    TileColumns columns;
+    bool measure, update;
+    int set;
+  };
+
+  // The rows of a tile whose gradient does not come by one copy.
+  struct RowList {
+    int64_t count;
+    uint8_t rows[kMaxTileRows];
+
+    __aicore__ inline void add(int64_t r) { rows[count++] = static_cast<uint8_t>(r); }
+  };
+
+  // What GradientSums asks for.
+  struct TileTerms {
+    const UpdateTiles& tiles;
+    const Step& step;
+    __aicore__ inline Terms operator()(int64_t i) const {
+      return tiles.terms_of(step, tiles.summed_[step.set].rows[i]);
+    }
+  };
+
+  __aicore__ inline void init(TPipe* pipe) {
+    const Lookups& lookups = a_.segments.lookups;
+    row_index_.init(pipe);
+    row_index_.add(pipe, kOffset, a_.segments.offsets, rows_.end + 1);
+    row_index_.add(pipe, kSlot, a_.segments.unique_slots, rows_.end);
+    const int64_t end =
+        global(a_.segments.offsets, a_.segments.rows + 1).GetValue(static_cast<uint64_t>(rows_.end));
+    open_lookup_index(&lookup_index_, pipe, lookups, end);
+    const int64_t index_bytes = kRowArrays * RowIndex::kBytesOfArray + lookup_index_bytes(lookups) +
+                                a_.workspace.part_count * kPartFields * 4;
+    plan_ = plan_tiles(a_.shape, lookups.count, rows_.end - rows_.begin, index_bytes);
+    sums_.init(pipe, &lookup_index_, lookups, plan_.pitch, plan_.levels, a_.workspace.sums,
+               a_.workspace.pitch);
+    records_.init(pipe, a_.shape, plan_, a_.records);
+    pool_.init(pipe, plan_.rows * plan_.pitch);
+    if (kHasRow) row_values_.init(pipe, plan_, a_.shape.dim);
+    vector_barrier();
+    for (int s = 0; s < 2; ++s) {
+      arrived_[s].init(pipe);
+      computed_[s].init(pipe);
+      free_[s].init(pipe);
+      free_[s].set();
+    }
+    cleared_.init(pipe);
+    cleared_.order();
+  }
+
+  __aicore__ inline void finish() {
+    for (int s = 0; s < 2; ++s) free_[s].wait();
+    sums_.finish();
+    records_.finish();
+    row_index_.finish();
+    lookup_index_.finish();
+  }
+
+  __aicore__ inline Step first_step() const {
+    Step step{rows_.begin, 0, 0, 0, {0, minimum(plan_.width, a_.shape.dim)}, false, false, 0};
+    find_table(&step);
+    set_passes(&step, true);
+    return step;
+  }
+
+  __aicore__ inline Step step_after(const Step& step) const {
+    Step next = step;
+    next.set = 1 - step.set;
+    next.columns.column += plan_.width;
+    if (next.columns.column >= a_.shape.dim) {
+      next.columns.column = 0;
+      if (step.update) {
+        next.row += step.rows;
+        if (next.row < rows_.end) find_table(&next);
+      }
+      set_passes(&next, step.update);
+    }
+    next.columns.width = minimum(plan_.width, a_.shape.dim - next.columns.column);
+    return next;
+  }
+
+  __aicore__ inline void set_passes(Step* step, bool first) const {
+    const bool two_passes = Optimizer::kMeanSquare && plan_.width < a_.shape.dim;
+    step->measure = Optimizer::kMeanSquare && first;
+    step->update = !two_passes || !first;
+  }
+
+  // The table of step->row, and the rows up to its end.
+  __aicore__ inline void find_table(Step* step) const {
+    const TablesOfRows& tables = a_.tables;
+    if (tables.offsets == nullptr) {
+      step->table_end = a_.segments.rows;
+    } else {
+      const GlobalTensor<int32_t> offsets = global(tables.offsets, tables.count + 1);
+      while (step->row >= step->table_end) {
+        step->table_end = offsets.GetValue(static_cast<uint64_t>(step->table + 1));
+        if (step->row >= step->table_end) ++step->table;
+      }
+    }
+    step->rows = minimum(plan_.rows, minimum(step->table_end, rows_.end) - step->row);
+  }
+
+  __aicore__ inline Terms terms_of(const Step& step, int64_t r) const {
+    const int64_t begin = row_index_.at(kOffset, step.row + r);
+    const int64_t lookups = row_index_.at(kOffset, step.row + r + 1) - begin;
+    const int64_t chunks = chunks_of(lookups, a_.workspace);
+    return {r, first_place(begin), chunks, begin + chunks * kChunk, lookups - chunks * kChunk};
+  }
+
+  __aicore__ inline LocalTensor<float> gradient_row(const Step& step, int64_t r) {
+    return records_.gradients(step.set)[static_cast<uint32_t>(r * plan_.pitch)];
+  }
+
+  // Records, and the gradients of rows with one lookup, which need no sum.
+  __aicore__ inline void load(const Step& step) {
+    RowList& summed = summed_[step.set];
+    RowList& empty = empty_[step.set];
+    summed.count = empty.count = 0;
+    free_[step.set].wait();
+    row_index_.reach(step.row, step.row + step.rows);
+    int64_t begin = row_index_.at(kOffset, step.row);
+    for (int64_t r = 0; r < step.rows; ++r) {
+      const int64_t end = row_index_.at(kOffset, step.row + r + 1), lookups = end - begin;
+      if (step.update) records_.load_record(step.set, r, row_index_.at(kSlot, step.row + r), step.columns);
+      if (lookups == 1 && !sums_.scaled()) {
+        load_padded(gradient_row(step, r), sums_.gradient(begin, step.columns.column), step.columns.width);
+      } else {
+        (lookups > 0 ? summed : empty).add(r);
+      }
+      begin = end;
+    }
+    arrived_[step.set].set();
+  }
+
+  __aicore__ inline void sum_gradients(const Step& step) {
+    const RowList& empty = empty_[step.set];
+    for (int64_t i = 0; i < empty.count; ++i) {
+      AscendC::Duplicate(gradient_row(step, empty.rows[i]), 0.0f, static_cast<int32_t>(step.columns.width));
+    }
+    sums_.run(TileTerms{*this, step}, summed_[step.set].count, step.columns.column, step.columns.width,
+              records_.gradients(step.set));
+    vector_barrier();
+  }
+
+  __aicore__ inline void compute(const Step& step) {
+    float coefficients[kCoefficients];
+    read_coefficients(step.table, coefficients);
+    const Optimizer optimizer(coefficients);
+    const auto count = static_cast<int32_t>(step.rows * plan_.pitch);
+    const Plane g(&pool_, records_.gradients(step.set), count);
+    clip_gradients(g, coefficients[0]);
+    if (step.measure) row_values_.add_squares(g, step.rows, step.columns);
+    if (!step.update) return;
+    records_.decode(step.set, step.rows);
+    Plane w(&pool_, records_.weights(step.set), count);
+    Plane states[kElementStates + 1];
+    for (int s = 0; s < kElementStates; ++s) {
+      states[s].view(&pool_, records_.element_state(step.set, s), count);
+    }
+    if constexpr (kHasRow) {
+      if (step.columns.column == 0) begin_rows(optimizer, step);
+      const Plane row = row_values_.broadcast(g, step.rows);
+      optimizer.element(w, states, g, row);
+    } else {
+      optimizer.element(w, states, g, REC_SDK_ISA::NoRow{});
+    }
+    records_.encode(step.set, step.rows);
+  }
+
+  __aicore__ inline void begin_rows(const Optimizer& optimizer, const Step& step) {
+    const auto count = static_cast<int32_t>(step.rows * kRowPlanePitch);
+    Plane states[kRowStates + 1];
+    for (int s = 0; s < kRowStates; ++s) states[s].view(&pool_, records_.row_state(step.set, s), count);
+    const Plane mean_square = Optimizer::kMeanSquare ? row_values_.mean_square(&pool_, step.rows)
+                                                     : row_values_.zeros(&pool_, step.rows);
+    row_values_.keep(optimizer.begin_row(states, mean_square), step.rows);
+  }
+
+  __aicore__ inline void read_coefficients(int64_t table, float* coefficients) const {
+    coefficients[0] = __builtin_inff();
+    if (a_.tables.coefficients == nullptr) return;
+    const GlobalTensor<float> all = global(a_.tables.coefficients, a_.tables.count * kCoefficients);
+    for (int64_t i = 0; i < kCoefficients; ++i) {
+      coefficients[i] = all.GetValue(static_cast<uint64_t>(table * kCoefficients + i));
+    }
+  }
+
+  // As clip() of optimizers.h.
+  __aicore__ inline void clip_gradients(const Plane& g, float max_gradient) const {
+    if (!(max_gradient < __builtin_inff())) return;
+    const PlaneStorage& at = g.storage();
+    AscendC::Mins(at.data, at.data, max_gradient, at.count);
+    vector_barrier();
+    AscendC::Maxs(at.data, at.data, -max_gradient, at.count);
+    vector_barrier();
+  }
+
+  __aicore__ inline void store(const Step& step) {
+    for (int64_t r = 0; r < step.rows; ++r) {
+      records_.store_record(step.set, r, row_index_.at(kSlot, step.row + r), step.columns);
+    }
+  }
+
+  RowsToUpdate a_;
+  Share rows_;
+  TilePlan plan_;
+  RowIndex row_index_;
+  LookupIndex lookup_index_;
+  GradientSums sums_;
+  RecordTiles<Weights> records_;
+  PlanePool pool_;
+  RowValues row_values_;
+  RowList summed_[2], empty_[2];
+  Signal<HardEvent::MTE2_V> arrived_[2];
+  Signal<HardEvent::V_MTE3> computed_[2];
+  Signal<HardEvent::MTE3_MTE2> free_[2];
+  Signal<HardEvent::V_MTE2> cleared_;
+};
+
+}  // namespace ascendc
+}  // namespace rec_sdk

@@ -1,0 +1,388 @@
+#pragma once
+
+#include "op_kernels/common/ascendc/bags.h"
+#include "op_kernels/common/ascendc/stored_rows.h"
+
+namespace rec_sdk {
+namespace ascendc {
+
+// The rows of consecutive lookups, a panel of columns of them, as fp32 in UB. A tile of rows is on its way
+// while the one before is used.
+template <class Stored>
+class RowTiles {
+ public:
+  static constexpr int64_t kTile = 8192, kSlots = 1024;  // values of a tile; slots
+  static constexpr bool kWidens = sizeof(Stored) != sizeof(float);
+  static constexpr uint32_t kBytes =
+      kTile * (2 * sizeof(Stored) + (kWidens ? sizeof(float) : 0)) + ScalarStream<int32_t, kSlots>::kBytes;
+
+  // width: of the widest panel; lookups: about how many rows this core will take.
+  __aicore__ inline void init(TPipe* pipe, const Weights& weights, const int32_t* slots, int64_t width,
+                              int64_t lookups) {
+    weights_ = weights;
+    slots_array_ = slots;
+    const int64_t pitch = align_up(width, kWidthMultiple);
+    rows_of_tile_ = tile_rows(kTile / pitch, lookups);
+    pipe->InitBuffer(stored_, 2, static_cast<uint32_t>(rows_of_tile_ * pitch * sizeof(Stored)));
+    if (kWidens) pipe->InitBuffer(widened_, static_cast<uint32_t>(rows_of_tile_ * pitch * sizeof(float)));
+    slots_.init(pipe);
+  }
+
+  // Columns [column, column + width) of lookups [begin, end); all must be taken.
+  __aicore__ inline void start(int64_t begin, int64_t end, int64_t column, int64_t width) {
+    slots_.start(slots_array_, begin, end);
+    next_load_ = begin;
+    end_ = end;
+    column_ = column;
+    width_ = width;
+    pitch_ = align_up(width, kWidthMultiple);  // no gap between rows, which a whole tile's Cast would read
+    load_tile();
+  }
+
+  // How many rows come next in UB, at least 1 and at most `wanted`.
+  __aicore__ inline int64_t available(int64_t wanted) {
+    if (used_ == in_tile_) next_tile();
+    return minimum(wanted, in_tile_ - used_);
+  }
+
+  // The next row; available() first. Valid until the next call of available().
+  __aicore__ inline LocalTensor<float> take() { return rows_[static_cast<uint32_t>(used_++ * pitch_)]; }
+
+  // After the last row.
+  __aicore__ inline void finish() {
+    if (in_tile_ > 0) release();
+  }
+
+ private:
+  __aicore__ inline void next_tile() {
+    if (in_tile_ > 0) release();
+    in_tile_ = loaded_;
+    load_tile();
+    current_ = stored_.template DeQue<Stored>();
+    if constexpr (kWidens) {
+      rows_ = widened_.template Get<float>();
+      vector_barrier();  // the sums have read the rows before
+      widen(rows_, current_, in_tile_ * pitch_);
+      vector_barrier();
+    } else {
+      rows_ = current_;
+    }
+  }
+
+  __aicore__ inline void load_tile() {
+    loaded_ = minimum(rows_of_tile_, end_ - next_load_);
+    if (loaded_ <= 0) return;
+    LocalTensor<Stored> tile = stored_.template AllocTensor<Stored>();
+    for (int64_t i = 0; i < loaded_; ++i) {
+      load_weights(tile[static_cast<uint32_t>(i * pitch_)], weights_, slots_.at(next_load_ + i), column_,
+                   width_);
+    }
+    stored_.EnQue(tile);
+    next_load_ += loaded_;
+  }
+
+  __aicore__ inline void release() {
+    stored_.FreeTensor(current_);
+    in_tile_ = 0;
+    used_ = 0;
+  }
+
+  Weights weights_{};
+  const int32_t* slots_array_ = nullptr;
+  int64_t pitch_ = 0, rows_of_tile_ = 0;
+  int64_t next_load_ = 0, end_ = 0, column_ = 0, width_ = 0;
+  int64_t loaded_ = 0, in_tile_ = 0, used_ = 0;
+  AscendC::TQue<TPosition::VECIN, 2> stored_;
+  Scratch widened_;
+  ScalarStream<int32_t, kSlots> slots_;
+  LocalTensor<Stored> current_;
+  LocalTensor<float> rows_;
+};
+
+// The slices of consecutive bags of a feature, which lie one output row apart, go out together.
+class PooledOutput {
+ public:
+  static constexpr int64_t kTile = 2048;  // values
+  static constexpr uint32_t kBytes = 2 * kTile * sizeof(float);
+
+  __aicore__ inline void init(TPipe* pipe, float* out, int64_t out_stride, int64_t width) {
+    out_ = out;
+    out_stride_ = out_stride;
+    pitch_ = align_up(width, kWidthMultiple);
+    const bool far = (out_stride - 1) * static_cast<int64_t>(sizeof(float)) > kMaxGap;
+    rows_of_tile_ = far ? 1 : kTile / pitch_;
+    pipe->InitBuffer(tiles_, 2, static_cast<uint32_t>(rows_of_tile_ * pitch_ * sizeof(float)));
+  }
+
+  __aicore__ inline void start(int64_t width) { width_ = width; }
+
+  // Where to put the `width` values of out[sample, column:].
+  __aicore__ inline LocalTensor<float> slice(int64_t sample, int64_t column) {
+    if (rows_ > 0 && (rows_ == rows_of_tile_ || column != column_ || sample != sample_ + rows_)) flush();
+    if (rows_ == 0) {
+      tile_ = tiles_.AllocTensor<float>();
+      sample_ = sample;
+      column_ = column;
+    }
+    return tile_[static_cast<uint32_t>(rows_++ * pitch_)];
+  }
+
+  __aicore__ inline void flush() {
+    if (rows_ == 0) return;
+    tiles_.EnQue(tile_);
+    LocalTensor<float> tile = tiles_.DeQue<float>();
+    store_rows(out_ + sample_ * out_stride_ + column_, tile, rows_, width_, out_stride_, pitch_);
+    tiles_.FreeTensor(tile);
+    rows_ = 0;
+  }
+
+ private:
+  float* out_ = nullptr;
+  int64_t out_stride_ = 0, pitch_ = 0, rows_of_tile_ = 0, width_ = 0;
+  int64_t rows_ = 0, sample_ = 0, column_ = 0;
+  AscendC::TQue<TPosition::VECOUT, 2> tiles_;
+  LocalTensor<float> tile_;
+};
+
+// Sums of rows in the order of aggregate.h: blocks of 32 rows, whose sums a stack combines as a binary
+// counter carries. Sample weights are scalars of the vector instructions.
+template <class Stored, bool kWeighted>
+class BagSum {
+ public:
+  static constexpr int64_t kSumBlock = 32;  // rows added one after the other: kBlock of aggregate.h
+  static constexpr int64_t kWeights = 1024;
+  static constexpr uint32_t kBytes = kWeighted ? ScalarStream<float, kWeights>::kBytes : 0;
+
+  __aicore__ inline void init(TPipe* pipe, const LookupPooled& a, int64_t width) {
+    weights_array_ = a.per_sample_weights;
+    pitch_ = align_up(width, kWidthMultiple);
+    const int64_t levels = levels_for(a.lookups);
+    pipe->InitBuffer(stack_, static_cast<uint32_t>(levels * pitch_ * sizeof(float)));
+    if (kWeighted) weights_.init(pipe);
+  }
+
+  // Of the longest bag there could be.
+  static __aicore__ inline int64_t levels_for(int64_t lookups) {
+    return 1 + floor_log2(maximum<int64_t>(1, ceil_div(lookups, kSumBlock)));
+  }
+
+  __aicore__ inline void start(int64_t begin, int64_t end, int64_t width) {
+    if (kWeighted) weights_.start(weights_array_, begin, end);
+    lookup_ = begin;
+    width_ = static_cast<int32_t>(width);
+  }
+
+  // The sum of the next `length` rows, length >= 1.
+  __aicore__ inline void add_up(RowTiles<Stored>* rows, int64_t length, const LocalTensor<float>& sum) {
+    const int64_t blocks = ceil_div(length, kSumBlock);
+    if (blocks == 1) return sum_block(rows, length, sum);
+    int32_t depth = 0;
+    for (int64_t i = 0; i < blocks; ++i) {
+      sum_block(rows, minimum(kSumBlock, length - i * kSumBlock), level(depth++));
+      if (i + 1 == blocks) break;
+      for (int64_t carry = i; carry & 1; carry >>= 1) depth = fold(depth, level(depth - 2));
+    }
+    while (depth > 2) depth = fold(depth, level(depth - 2));
+    fold(depth, sum);
+  }
+
+ private:
+  __aicore__ inline LocalTensor<float> level(int32_t depth) {
+    return stack_.Get<float>()[static_cast<uint32_t>(depth * pitch_)];
+  }
+
+  // The two sums on top of the stack become one.
+  __aicore__ inline int32_t fold(int32_t depth, const LocalTensor<float>& to) {
+    vector_barrier();
+    AscendC::Add(to, level(depth - 2), level(depth - 1), width_);
+    return depth - 1;
+  }
+
+  __aicore__ inline void sum_block(RowTiles<Stored>* rows, int64_t length, const LocalTensor<float>& sum) {
+    for (int64_t done = 0; done < length;) {
+      const int64_t taken = rows->available(length - done);
+      add_rows(rows, taken, done == 0, sum);
+      done += taken;
+    }
+  }
+
+  // The first row of a block is copied, or added to the second: a sum that starts from zero would lose the
+  // sign of -0.
+  __aicore__ inline void add_rows(RowTiles<Stored>* rows, int64_t count, bool first_of_block,
+                                  const LocalTensor<float>& sum) {
+    int64_t i = 0;
+    if (first_of_block) {
+      vector_barrier();
+      if (count == 1 || kWeighted) {
+        AscendC::Muls(sum, rows->take(), next_weight(), width_);
+        i = 1;
+      } else {
+        const LocalTensor<float> first = rows->take();
+        AscendC::Add(sum, first, rows->take(), width_);
+        i = 2;
+      }
+    }
+    for (; i < count; ++i) {
+      const LocalTensor<float> row = rows->take();
+      if (kWeighted) AscendC::Muls(row, row, next_weight(), width_);
+      vector_barrier();
+      AscendC::Add(sum, sum, row, width_);
+    }
+  }
+
+  __aicore__ inline float next_weight() {
+    if constexpr (kWeighted) return weights_.at(lookup_++);
+    return 1.0f;
+  }
+
+  const float* weights_array_ = nullptr;
+  int64_t pitch_ = 0, lookup_ = 0;
+  int32_t width_ = 0;
+  Scratch stack_;
+  ScalarStream<float, kWeights> weights_;
+};
+
+// Every core gets a stretch of bags that moves as many bytes as any other's. Where a long bag lies across the
+// end of a core's share, its columns are cut: the core pools the left ones, and the next core the others.
+template <class Stored, bool kWeighted>
+class PooledLookup {
+ public:
+  __aicore__ inline void run(TPipe* pipe, const LookupPooled& a) {
+    a_ = a;
+    panel_ = align_up(ceil_div(a.weights.dim, ceil_div(a.weights.dim, kWidestPanel)), kWidthMultiple);
+    tiles_.init(pipe, a.weights, a.slots, panel_, ceil_div(a.lookups, AscendC::GetBlockNum()));
+    output_.init(pipe, a.out, a.out_stride, panel_);
+    sums_.init(pipe, a, panel_);
+    walk_.init(pipe);
+    search_.init(pipe);
+    pipe->InitBuffer(divisor_, static_cast<uint32_t>(panel_ * sizeof(float)));
+
+    Position begin, end;
+    find_share(&begin, &end);
+    pool_share(begin, end);
+  }
+
+ private:
+  static constexpr int64_t kWidestPanel = 512;
+  static constexpr int64_t kLevels = 28;  // 2^31 lookups are 2^26 blocks
+  static_assert(kWidestPanel <= PooledOutput::kTile && kWidestPanel <= RowTiles<Stored>::kTile, "a row fits");
+  static_assert(RowTiles<Stored>::kBytes + PooledOutput::kBytes + BagSum<Stored, kWeighted>::kBytes +
+                        (kLevels + 1) * kWidestPanel * sizeof(float) + BagWalk::kBytes + BagSearch::kBytes <=
+                    kUbBytes,
+                "UB");
+
+  // Before this column of this bag, whose lookups are [first, last); last is not known where column is 0.
+  struct Position {
+    int64_t bag, column, first, last;
+  };
+
+  __aicore__ inline void find_share(Position* begin, Position* end) {
+    constexpr int64_t kIndexBytes = sizeof(int32_t), kOffsetBytes = sizeof(int64_t);
+    const BagCosts costs{a_.weights.dim * static_cast<int64_t>(sizeof(Stored)) + kIndexBytes,
+                         a_.weights.dim * static_cast<int64_t>(sizeof(float)) + kOffsetBytes};
+    const int64_t all = costs.before(a_.bags.count, a_.lookups);
+    const int64_t core = AscendC::GetBlockIdx(), cores = AscendC::GetBlockNum();
+    const int64_t targets[] = {all * core / cores, all * (core + 1) / cores};
+    BagSearch::Found found[BagSearch::kTargets];
+    search_.find(a_.bags, costs, targets, found);
+    *begin = position(costs, all / cores, found[0], targets[0]);
+    *end = position(costs, all / cores, found[1], targets[1]);
+  }
+
+  __aicore__ inline Position position(const BagCosts& costs, int64_t share, const BagSearch::Found& found,
+                                      int64_t target) const {
+    constexpr int64_t kWorthACut = 32;                   // part of a core's share that a bag must be
+    constexpr int64_t kCut = kUbBlock / sizeof(Stored);  // columns
+    if (found.bag == 0) return {0, 0, found.first, 0};
+    const int64_t dim = a_.weights.dim, first = found.first_of_previous, bag = found.bag - 1;
+    const int64_t into_bag = target - costs.before(bag, first);
+    const int64_t cost = (found.first - first) * costs.lookup + costs.bag;
+    if (into_bag == cost) return {found.bag, 0, found.first, 0};
+    const int64_t unit = cost * kWorthACut < share ? dim : minimum(kCut, dim);
+    const int64_t column = align_down(dim * into_bag / cost + unit / 2, unit);
+    if (column >= dim) return {found.bag, 0, found.first, 0};
+    return {bag, column, first, found.first};
+  }
+
+  __aicore__ inline void pool_share(const Position& begin, const Position& end) {
+    const int64_t dim = a_.weights.dim;
+    if (begin.bag == end.bag) {
+      if (begin.column < end.column)
+        pool(end.bag, end.bag + 1, end.first, end.last, begin.column, end.column);
+      return;
+    }
+    const bool cut = begin.column > 0;
+    if (cut) pool(begin.bag, begin.bag + 1, begin.first, begin.last, begin.column, dim);
+    const int64_t whole = begin.bag + (cut ? 1 : 0);
+    if (whole < end.bag) pool(whole, end.bag, cut ? begin.last : begin.first, end.first, 0, dim);
+    if (end.column > 0) pool(end.bag, end.bag + 1, end.first, end.last, 0, end.column);
+  }
+
+  // Bags [begin, end), begin < end, which have lookups [first, last); panel by panel of columns [left,
+  // right).
+  __aicore__ inline void pool(int64_t begin, int64_t end, int64_t first, int64_t last, int64_t left,
+                              int64_t right) {
+    for (int64_t column = left; column < right; column += panel_) {
+      const int64_t width = minimum(panel_, right - column);
+      walk_.start(a_.bags, begin, end);
+      tiles_.start(first, last, column, width);
+      sums_.start(first, last, width);
+      output_.start(width);
+      for (int64_t k = begin; k < end; ++k) {
+        if (k > begin) walk_.next();
+        const LocalTensor<float> slice = output_.slice(walk_.sample(), walk_.column() + column);
+        pool_bag(slice, static_cast<int32_t>(width));
+      }
+      output_.flush();
+      tiles_.finish();
+    }
+  }
+
+  __aicore__ inline void pool_bag(const LocalTensor<float>& slice, int32_t width) {
+    if (walk_.length() == 0) {
+      AscendC::Duplicate(slice, 0.0f, width);
+      return;
+    }
+    sums_.add_up(&tiles_, walk_.length(), slice);
+    if (!walk_.mean()) return;
+    const LocalTensor<float> divisor = divisor_.Get<float>();
+    vector_barrier();
+    AscendC::Duplicate(divisor, static_cast<float>(walk_.length()), width);
+    vector_barrier();
+    AscendC::Div(slice, slice, divisor, width);
+  }
+
+  LookupPooled a_{};
+  int64_t panel_ = 0;
+  RowTiles<Stored> tiles_;
+  PooledOutput output_;
+  BagSum<Stored, kWeighted> sums_;
+  BagWalk walk_;
+  BagSearch search_;
+  Scratch divisor_;
+};
+
+template <class Stored>
+__aicore__ inline void lookup_pooled_of(const LookupPooled& a) {
+  TPipe pipe;
+  if (a.per_sample_weights != nullptr) {
+    PooledLookup<Stored, true> lookup;
+    lookup.run(&pipe, a);
+  } else {
+    PooledLookup<Stored, false> lookup;
+    lookup.run(&pipe, a);
+  }
+}
+
+__aicore__ inline void lookup_pooled(const LookupPooled& a) {
+  if (a.weights.dtype == DType::kFloat16) {
+    lookup_pooled_of<half>(a);
+  } else if (a.weights.dtype == DType::kBFloat16) {
+    lookup_pooled_of<bfloat16_t>(a);
+  } else {
+    lookup_pooled_of<float>(a);
+  }
+}
+
+}  // namespace ascendc
+}  // namespace rec_sdk

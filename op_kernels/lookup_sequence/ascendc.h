@@ -1,0 +1,102 @@
+#pragma once
+
+#include "op_kernels/common/ascendc/move_rows.h"
+#include "op_kernels/common/ascendc/stored_rows.h"
+
+namespace rec_sdk {
+namespace ascendc {
+
+// 16-bit weights: a tile of rows comes in, is widened by one instruction and goes out as one copy.
+template <class Stored>
+class WideningLookup {
+ public:
+  __aicore__ inline void run(TPipe* pipe, const LookupSequence& a) {
+    weights_ = a.weights;
+    out_ = a.out;
+    parts_ = RowParts(a.count, a.weights.dim, kTile, kSmallestPart, kWidthMultiple);
+    const Share share = share_of_core(parts_.units());
+    if (share.begin == share.end) return;
+    width_ = align_up(parts_.longest(), kWidthMultiple);
+    const int64_t units = tile_rows(kTile / width_, share.end - share.begin);
+    pipe->InitBuffer(stored_, 2, static_cast<uint32_t>(units * width_ * sizeof(Stored)));
+    pipe->InitBuffer(widened_, 2, static_cast<uint32_t>(units * width_ * sizeof(float)));
+    slots_.init(pipe);
+    slots_.start(a.slots, parts_.row(share.begin), parts_.row(share.end - 1) + 1);
+    for (int64_t first = share.begin; first < share.end; first += units) {
+      const int64_t n = minimum(units, share.end - first);
+      load_tile(first, n);
+      widen_tile(first, n);
+      store_tile(first, n);
+    }
+  }
+
+ private:
+  static constexpr int64_t kTile = 12288, kSmallestPart = 1024, kSlots = 1024;  // weights; slots
+  static_assert(kTile / kWidthMultiple <= kMaxDmaBlocks, "a tile goes out in one copy");
+  static_assert(2 * kTile * (sizeof(Stored) + sizeof(float)) + ScalarStream<int32_t, kSlots>::kBytes <=
+                    kUbBytes,
+                "UB");
+
+  __aicore__ inline void load_tile(int64_t first, int64_t units) {
+    LocalTensor<Stored> tile = stored_.template AllocTensor<Stored>();
+    for (int64_t u = 0; u < units; ++u) {
+      load_weights(tile[static_cast<uint32_t>(u * width_)], weights_, slots_.at(parts_.row(first + u)),
+                   parts_.offset(first + u), parts_.size(first + u));
+    }
+    stored_.EnQue(tile);
+  }
+
+  __aicore__ inline void widen_tile(int64_t first, int64_t units) {
+    LocalTensor<Stored> from = stored_.template DeQue<Stored>();
+    LocalTensor<float> to = widened_.template AllocTensor<float>();
+    if (parts_.whole()) {  // with the padding between the rows
+      widen(to, from, units * width_);
+    } else {
+      for (int64_t u = 0; u < units; ++u) {
+        const auto at = static_cast<uint32_t>(u * width_);
+        widen(to[at], from[at], parts_.size(first + u));
+      }
+    }
+    widened_.EnQue(to);
+    stored_.FreeTensor(from);
+  }
+
+  __aicore__ inline void store_tile(int64_t first, int64_t units) {
+    LocalTensor<float> tile = widened_.template DeQue<float>();
+    if (parts_.whole()) {
+      store_rows(out_ + first * weights_.dim, tile, units, weights_.dim, weights_.dim, width_);
+    } else {
+      for (int64_t u = 0; u < units; ++u) {
+        store(out_ + parts_.row(first + u) * weights_.dim + parts_.offset(first + u),
+              tile[static_cast<uint32_t>(u * width_)], parts_.size(first + u));
+      }
+    }
+    widened_.FreeTensor(tile);
+  }
+
+  Weights weights_{};
+  const float* out_ = nullptr;
+  RowParts parts_;
+  int64_t width_ = 0;
+  AscendC::TQue<TPosition::VECIN, 2> stored_;
+  AscendC::TQue<TPosition::VECOUT, 2> widened_;
+  ScalarStream<int32_t, kSlots> slots_;
+};
+
+__aicore__ inline void lookup_sequence(const LookupSequence& a) {
+  TPipe pipe;
+  if (a.weights.dtype == DType::kFloat16) {
+    WideningLookup<half> lookup;
+    lookup.run(&pipe, a);
+  } else if (a.weights.dtype == DType::kBFloat16) {
+    WideningLookup<bfloat16_t> lookup;
+    lookup.run(&pipe, a);
+  } else {
+    RowMover<Direction::kFromTable> mover;
+    mover.run(&pipe, {a.weights.data, a.weights.stride_bytes, reinterpret_cast<const uint8_t*>(a.out),
+                      a.slots, a.weights.dim * static_cast<int64_t>(sizeof(float)), a.count});
+  }
+}
+
+}  // namespace ascendc
+}  // namespace rec_sdk

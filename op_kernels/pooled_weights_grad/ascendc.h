@@ -1,0 +1,393 @@
+#pragma once
+
+#include "op_kernels/common/ascendc/bags.h"
+#include "op_kernels/common/ascendc/signal.h"
+#include "op_kernels/common/ascendc/stored_rows.h"
+
+namespace rec_sdk {
+namespace ascendc {
+
+constexpr int64_t kLanes = 16;  // of lane_sum in aggregate.h
+
+// Sums of the rows of a tile in the order of lane_sum: lane l adds columns l, l + 16, ..., then lane l gets
+// lane l + 8, + 4, + 2, + 1. Gather turns 16 columns of the tile, so that lane l of all rows lies side by
+// side: every step is one addition for the whole tile, and the results come out in order.
+class LaneSums {
+ public:
+  static constexpr int64_t kMaxRows = 256;
+  static constexpr uint32_t kBytes = 3 * kMaxRows * kLanes * sizeof(float);
+
+  // rows: of a tile, a multiple of 8, so that a lane is whole UB blocks; pitch: values from one to the next.
+  __aicore__ inline void init(TPipe* pipe, int64_t rows, int64_t pitch) {
+    rows_ = rows;
+    pitch_ = pitch;
+    const auto bytes = static_cast<uint32_t>(rows * kLanes * sizeof(float));
+    pipe->InitBuffer(sums_, bytes);
+    pipe->InitBuffer(turned_, bytes);
+    pipe->InitBuffer(index_, bytes);
+    indexed_.init(pipe);
+    used_.init(pipe);
+  }
+
+  // A new tile, of which `present` rows, at least 1, are there.
+  __aicore__ inline void begin(int64_t present) {
+    if (present != present_) index_rows(present);
+    vector_barrier();
+    AscendC::Duplicate(sums_.Get<float>(), 0.0f, static_cast<int32_t>(rows_ * kLanes));
+    vector_barrier();
+  }
+
+  // The next `width` columns of the tile; those before were a multiple of 16.
+  __aicore__ inline void add(const LocalTensor<float>& values, int64_t width) {
+    const LocalTensor<float> sums = sums_.Get<float>(), turned = turned_.Get<float>();
+    for (int64_t column = 0; column < width; column += kLanes) {
+      const int64_t count = minimum(kLanes, width - column) * rows_;
+      AscendC::Gather(turned, values, index_.Get<uint32_t>(), static_cast<uint32_t>(column * sizeof(float)),
+                      static_cast<uint32_t>(count));
+      vector_barrier();
+      AscendC::Add(sums, sums, turned, static_cast<int32_t>(count));
+      vector_barrier();
+    }
+  }
+
+  // to[i] = the sum of row i
+  __aicore__ inline void finish(const LocalTensor<float>& to) {
+    const LocalTensor<float> sums = sums_.Get<float>();
+    for (int64_t half = kLanes / 2; half > 0; half /= 2) {
+      const int64_t count = half * rows_;
+      AscendC::Add(half == 1 ? to : sums, sums, sums[static_cast<uint32_t>(count)],
+                   static_cast<int32_t>(count));
+      vector_barrier();
+    }
+  }
+
+ private:
+  // index[l * rows + i] = bytes before column l of row i. Rows that are not there repeat the last one.
+  __aicore__ inline void index_rows(int64_t present) {
+    const LocalTensor<int32_t> index = index_.Get<int32_t>();
+    used_.order();
+    for (int64_t i = 0; i < rows_; ++i) {
+      const int64_t bytes = minimum(i, present - 1) * pitch_ * static_cast<int64_t>(sizeof(float));
+      index.SetValue(static_cast<uint32_t>(i), static_cast<int32_t>(bytes));
+    }
+    indexed_.order();
+    for (int64_t l = 1; l < kLanes; ++l) {
+      AscendC::Adds(index[static_cast<uint32_t>(l * rows_)], index, static_cast<int32_t>(l * sizeof(float)),
+                    static_cast<int32_t>(rows_));
+    }
+    present_ = present;
+  }
+
+  int64_t rows_ = 0, pitch_ = 0, present_ = 0;
+  Scratch sums_, turned_, index_;
+  Signal<HardEvent::S_V> indexed_;
+  Signal<HardEvent::V_S> used_;
+};
+
+// Divisors of the lookups of a tile, written by the scalar unit while the vector unit may still use those of
+// the tiles before: a ring of them.
+class Divisors {
+ public:
+  static constexpr int64_t kRing = 4;
+
+  __aicore__ inline void init(TPipe* pipe, int64_t rows) {
+    rows_ = rows;
+    pipe->InitBuffer(buffer_, static_cast<uint32_t>(kRing * rows * sizeof(float)));
+    written_.init(pipe);
+    for (int64_t i = 0; i < kRing; ++i) used_[i].init(pipe);
+  }
+
+  __aicore__ inline void begin_tile(int64_t tile) {
+    if (tile >= kRing) used_[tile % kRing].wait();
+    divides_[tile % kRing] = false;
+  }
+
+  // Of the rows [begin, end) of the tile; the rows before have theirs already.
+  __aicore__ inline void set(int64_t tile, int64_t begin, int64_t end, bool divides, float divisor) {
+    bool& tile_divides = divides_[tile % kRing];
+    if (divides && !tile_divides) {
+      tile_divides = true;
+      fill(tile, 0, begin, 1.0f);
+    }
+    if (tile_divides) fill(tile, begin, end, divides ? divisor : 1.0f);
+  }
+
+  __aicore__ inline void apply(int64_t tile, const LocalTensor<float>& values, int64_t rows) {
+    if (divides_[tile % kRing]) {
+      written_.order();
+      vector_barrier();
+      AscendC::Div(values, values, of(tile), static_cast<int32_t>(rows));
+    }
+    used_[tile % kRing].set();
+  }
+
+  __aicore__ inline void finish(int64_t tiles) {
+    for (int64_t tile = maximum<int64_t>(0, tiles - kRing); tile < tiles; ++tile) {
+      used_[tile % kRing].wait();
+    }
+  }
+
+ private:
+  __aicore__ inline LocalTensor<float> of(int64_t tile) {
+    return buffer_.Get<float>()[static_cast<uint32_t>(tile % kRing * rows_)];
+  }
+  __aicore__ inline void fill(int64_t tile, int64_t begin, int64_t end, float value) {
+    for (int64_t i = begin; i < end; ++i) of(tile).SetValue(static_cast<uint32_t>(i), value);
+  }
+
+  int64_t rows_ = 0;
+  Scratch buffer_;
+  Signal<HardEvent::V_S> used_[kRing];
+  Signal<HardEvent::S_V> written_;
+  bool divides_[kRing] = {};
+};
+
+// The bags that the lookups of a tile belong to. Two tiles' worth, since one is loaded ahead.
+class TileBags {
+ public:
+  static constexpr int64_t kTiles = 2;
+  static constexpr uint32_t kBytesOfRow = kTiles * (sizeof(int32_t) + sizeof(int64_t));
+
+  __aicore__ inline void init(TPipe* pipe, int64_t rows) {
+    rows_ = rows;
+    pipe->InitBuffer(ends_, static_cast<uint32_t>(kTiles * rows * sizeof(int32_t)));
+    pipe->InitBuffer(gradients_, static_cast<uint32_t>(kTiles * rows * sizeof(int64_t)));
+  }
+
+  __aicore__ inline void clear(int64_t tile) { counts_[tile % kTiles] = 0; }
+  __aicore__ inline void append(int64_t tile, int64_t end, int64_t gradient) {
+    const auto at = static_cast<uint32_t>(tile % kTiles * rows_ + counts_[tile % kTiles]++);
+    ends_.Get<int32_t>().SetValue(at, static_cast<int32_t>(end));
+    gradients_.Get<int64_t>().SetValue(at, gradient);
+  }
+
+  __aicore__ inline int64_t count(int64_t tile) const { return counts_[tile % kTiles]; }
+  // One past the last row of the tile's i-th bag.
+  __aicore__ inline int64_t end(int64_t tile, int64_t i) {
+    return ends_.Get<int32_t>().GetValue(static_cast<uint32_t>(tile % kTiles * rows_ + i));
+  }
+  // Where the gradient of the tile's i-th bag starts, in values.
+  __aicore__ inline int64_t gradient(int64_t tile, int64_t i) {
+    return gradients_.Get<int64_t>().GetValue(static_cast<uint32_t>(tile % kTiles * rows_ + i));
+  }
+
+ private:
+  int64_t rows_ = 0;
+  int64_t counts_[kTiles] = {};
+  Scratch ends_, gradients_;
+};
+
+// A tile of lookups is loaded with one gradient row for each bag in it, panel by panel of columns, and leaves
+// one value for each lookup.
+template <class Stored>
+class WeightsGradient {
+ public:
+  __aicore__ inline void run(TPipe* pipe, const PooledWeightsGrad& a) {
+    a_ = a;
+    walk_.init(pipe);
+    search_.init(pipe);
+    Position begin, end;
+    find_share(&begin, &end);
+    begin_ = begin.lookup;
+    end_ = end.lookup;
+    if (begin_ == end_) return;
+    plan_tiles();
+    init_buffers(pipe);
+    slots_.start(a.slots, begin_, end_);
+    walk_.start(a.bags, begin.bag, end.bag + 1);
+    compute();
+    divisors_.finish(tiles_);
+    while (walk_.bag() < end.bag) walk_.next();
+  }
+
+ private:
+  static constexpr int64_t kTile = 4096, kWidestPanel = 256,
+                           kSlots = 1024;  // values of a tile, columns, slots
+  static constexpr int64_t kMinRows = 8;
+  static constexpr bool kWidens = sizeof(Stored) != sizeof(float);
+  static_assert(kTile / kWidestPanel >= kMinRows && kSlots % LaneSums::kMaxRows == 0, "tiles of rows");
+  static_assert(kTile * (2 * sizeof(Stored) + (kWidens ? sizeof(float) : 0) + 2 * sizeof(float)) +
+                        LaneSums::kBytes +
+                        LaneSums::kMaxRows * ((2 + Divisors::kRing) * sizeof(float) + TileBags::kBytesOfRow) +
+                        ScalarStream<int32_t, kSlots>::kBytes + BagWalk::kBytes + BagSearch::kBytes <=
+                    kUbBytes,
+                "UB");
+
+  struct Position {
+    int64_t bag, lookup;  // the lookup is in the bag, or follows its last
+  };
+
+  // The core's lookups by the bytes they move. Bags may be cut.
+  __aicore__ inline void find_share(Position* begin, Position* end) {
+    constexpr int64_t kIndexBytes = sizeof(int32_t), kOffsetBytes = sizeof(int64_t),
+                      kValueBytes = sizeof(float);
+    const BagCosts costs{a_.weights.dim * static_cast<int64_t>(sizeof(Stored)) + kIndexBytes + kValueBytes,
+                         a_.weights.dim * kValueBytes + kOffsetBytes};
+    const int64_t all = costs.before(a_.bags.count, a_.lookups);
+    const int64_t core = AscendC::GetBlockIdx(), cores = AscendC::GetBlockNum();
+    const int64_t targets[] = {all * core / cores, all * (core + 1) / cores};
+    BagSearch::Found found[BagSearch::kTargets];
+    search_.find(a_.bags, costs, targets, found);
+    *begin = position(costs, found[0], targets[0]);
+    *end = position(costs, found[1], targets[1]);
+  }
+
+  __aicore__ inline Position position(const BagCosts& costs, const BagSearch::Found& found,
+                                      int64_t target) const {
+    if (found.bag == 0) return {0, 0};
+    const int64_t bag = found.bag - 1,
+                  into_bag = target - costs.before(bag, found.first_of_previous) - costs.bag;
+    const int64_t lookup = found.first_of_previous + maximum<int64_t>(0, into_bag) / costs.lookup;
+    return {bag, minimum(found.first, lookup)};
+  }
+
+  // A power of two of lookups, so that a tile never straddles chunks of the stream of slots.
+  __aicore__ inline void plan_tiles() {
+    panel_ = minimum(align_up(a_.weights.dim, kWidthMultiple), kWidestPanel);
+    panels_ = ceil_div(a_.weights.dim, panel_);
+    const int64_t rows = tile_rows(minimum(kTile / panel_, LaneSums::kMaxRows), end_ - begin_);
+    rows_ = maximum(kMinRows, int64_t{1} << floor_log2(rows));
+    tiles_ = ceil_div(end_ - begin_, rows_);
+  }
+
+  __aicore__ inline void init_buffers(TPipe* pipe) {
+    const int64_t values = rows_ * panel_;
+    pipe->InitBuffer(stored_, 2, static_cast<uint32_t>(values * sizeof(Stored)));
+    pipe->InitBuffer(gradients_, 2, static_cast<uint32_t>(values * sizeof(float)));
+    if (kWidens) pipe->InitBuffer(widened_, static_cast<uint32_t>(values * sizeof(float)));
+    pipe->InitBuffer(results_, 2, static_cast<uint32_t>(rows_ * sizeof(float)));
+    slots_.init(pipe);
+    lanes_.init(pipe, rows_, panel_);
+    divisors_.init(pipe, rows_);
+    bags_.init(pipe, rows_);
+  }
+
+  __aicore__ inline void compute() {
+    const int64_t steps = tiles_ * panels_;
+    load_step(0);
+    for (int64_t step = 0; step < steps; ++step) {
+      if (step + 1 < steps) load_step(step + 1);
+      const int64_t tile = step / panels_, panel = step % panels_;
+      if (panel == 0) lanes_.begin(rows_in(tile));
+      add_products(tile, panel);
+      if (panel + 1 == panels_) store_tile(tile);
+    }
+  }
+
+  __aicore__ inline int64_t first_of(int64_t tile) const { return begin_ + tile * rows_; }
+  __aicore__ inline int64_t rows_in(int64_t tile) const { return minimum(rows_, end_ - first_of(tile)); }
+  __aicore__ inline int64_t width_of(int64_t panel) const {
+    return minimum(panel_, a_.weights.dim - panel * panel_);
+  }
+
+  __aicore__ inline void load_step(int64_t step) {
+    const int64_t tile = step / panels_, panel = step % panels_;
+    if (panel == 0) list_bags(tile);
+    const int64_t column = panel * panel_, width = width_of(panel);
+    LocalTensor<Stored> rows = stored_.template AllocTensor<Stored>();
+    for (int64_t i = 0; i < rows_in(tile); ++i) {
+      load_weights(rows[static_cast<uint32_t>(i * panel_)], a_.weights, slots_.at(first_of(tile) + i), column,
+                   width);
+    }
+    stored_.EnQue(rows);
+    LocalTensor<float> gradients = gradients_.template AllocTensor<float>();
+    for (int64_t i = 0; i < bags_.count(tile); ++i) {
+      load(gradients[static_cast<uint32_t>(i * panel_)], a_.grad + bags_.gradient(tile, i) + column, width);
+    }
+    gradients_.EnQue(gradients);
+  }
+
+  __aicore__ inline void list_bags(int64_t tile) {
+    bags_.clear(tile);
+    divisors_.begin_tile(tile);
+    const int64_t rows = rows_in(tile);
+    for (int64_t row = 0; row < rows;) {
+      const int64_t lookup = first_of(tile) + row;
+      while (lookup >= walk_.last()) walk_.next();
+      const int64_t end = minimum(rows, walk_.last() - first_of(tile));
+      bags_.append(tile, end, walk_.sample() * a_.grad_stride + walk_.column());
+      divisors_.set(tile, row, end, walk_.mean(), static_cast<float>(walk_.length()));
+      row = end;
+    }
+  }
+
+  __aicore__ inline void add_products(int64_t tile, int64_t panel) {
+    const auto width = static_cast<int32_t>(width_of(panel));
+    LocalTensor<Stored> stored = stored_.template DeQue<Stored>();
+    LocalTensor<float> gradients = gradients_.template DeQue<float>();
+    const LocalTensor<float> rows = as_floats(stored, rows_in(tile), width);
+    int64_t row = 0;
+    for (int64_t i = 0; i < bags_.count(tile); ++i) {
+      const LocalTensor<float> gradient = gradients[static_cast<uint32_t>(i * panel_)];
+      for (const int64_t end = bags_.end(tile, i); row < end; ++row) {
+        const LocalTensor<float> products = rows[static_cast<uint32_t>(row * panel_)];
+        AscendC::Mul(products, gradient, products, width);
+      }
+    }
+    vector_barrier();
+    lanes_.add(rows, width);
+    gradients_.FreeTensor(gradients);
+    stored_.FreeTensor(stored);
+  }
+
+  __aicore__ inline LocalTensor<float> as_floats(const LocalTensor<Stored>& stored, int64_t rows,
+                                                 int64_t width) {
+    if constexpr (kWidens) {
+      const LocalTensor<float> floats = widened_.template Get<float>();
+      const int64_t padded = align_up(width, kWidthMultiple);
+      if (padded == panel_) {
+        widen(floats, stored, rows * panel_);
+      } else {  // a narrower panel leaves gaps with nothing in them
+        for (int64_t i = 0; i < rows; ++i) {
+          const auto at = static_cast<uint32_t>(i * panel_);
+          widen(floats[at], stored[at], padded);
+        }
+      }
+      vector_barrier();
+      return floats;
+    } else {
+      return stored;
+    }
+  }
+
+  __aicore__ inline void store_tile(int64_t tile) {
+    const int64_t rows = rows_in(tile);
+    LocalTensor<float> results = results_.template AllocTensor<float>();
+    lanes_.finish(results);
+    divisors_.apply(tile, results, rows);
+    results_.EnQue(results);
+    LocalTensor<float> stored = results_.template DeQue<float>();
+    store(a_.out + first_of(tile), stored, rows);
+    results_.FreeTensor(stored);
+  }
+
+  PooledWeightsGrad a_{};
+  int64_t begin_ = 0, end_ = 0;
+  int64_t panel_ = 0, panels_ = 0, rows_ = 0, tiles_ = 0;
+  AscendC::TQue<TPosition::VECIN, 2> stored_, gradients_;
+  AscendC::TQue<TPosition::VECOUT, 2> results_;
+  Scratch widened_;
+  ScalarStream<int32_t, kSlots> slots_;
+  BagWalk walk_;
+  BagSearch search_;
+  LaneSums lanes_;
+  Divisors divisors_;
+  TileBags bags_;
+};
+
+__aicore__ inline void pooled_weights_grad(const PooledWeightsGrad& a) {
+  TPipe pipe;
+  if (a.weights.dtype == DType::kFloat16) {
+    WeightsGradient<half> gradient;
+    gradient.run(&pipe, a);
+  } else if (a.weights.dtype == DType::kBFloat16) {
+    WeightsGradient<bfloat16_t> gradient;
+    gradient.run(&pipe, a);
+  } else {
+    WeightsGradient<float> gradient;
+    gradient.run(&pipe, a);
+  }
+}
+
+}  // namespace ascendc
+}  // namespace rec_sdk

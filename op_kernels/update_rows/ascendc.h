@@ -1,0 +1,36 @@
+// update_rows for arch 2201. See README.md for how the work is split.
+#pragma once
+
+#include "op_kernels/common/ascendc/chunk_sums.h"
+#include "op_kernels/common/ascendc/update_tiles.h"
+
+namespace rec_sdk {
+namespace ascendc {
+
+__aicore__ inline void find_hot_rows(TPipe* pipe, const Segments& segments, const HotWorkspace& workspace) {
+  HotRowFinder finder;
+  finder.run(pipe, segments, workspace);
+}
+
+__aicore__ inline void sum_chunks(TPipe* pipe, const Segments& segments, const HotWorkspace& workspace) {
+  ChunkSums sums;
+  sums.run(pipe, segments, workspace);
+}
+
+template <class Optimizer, class Weights>
+__aicore__ inline void update_rows(TPipe* pipe, const UpdateRows& a, const HotWorkspace& workspace) {
+  constexpr int kElementStates = Optimizer::kElementStates, kRowStates = Optimizer::kRowStates;
+  RowsToUpdate rows{};
+  rows.segments = a.segments;
+  rows.records = a.cache;
+  rows.shape = {a.layout.dim, a.layout.bytes, Weights::kBytes, kElementStates, kRowStates, 0, 0};
+  if (kElementStates > 0) rows.shape.element_states_offset = a.layout.state_offset[0];
+  if (kRowStates > 0) rows.shape.row_states_offset = a.layout.state_offset[kElementStates];
+  rows.tables = {a.table_offsets, a.tables, a.coefficients};
+  rows.workspace = workspace;
+  UpdateTiles<Optimizer, Weights> tiles;
+  tiles.run(pipe, rows);
+}
+
+}  // namespace ascendc
+}  // namespace rec_sdk

@@ -1,0 +1,40 @@
+// Host side of update_rows and accumulate_rows, which the launchers for an NPU and for the emulator share.
+#pragma once
+
+#include <cstring>
+
+#include "op_kernels/common/ascendc/launch.h"
+#include "op_kernels/common/optimizers.h"
+#include "op_kernels/update_rows/ascendc.h"
+#include "op_kernels/update_rows/ascendc_plan.h"
+
+namespace rec_sdk {
+namespace ascendc {
+
+// Launches what hot rows need before the rows are updated, if the lookups are many enough to have any; the
+// result is for the update.
+HotWorkspace launch_hot_rows(void* stream, const Segments& segments, void* workspace);
+
+// Calls launcher.launch<Optimizer, Weights>() for the optimizer of that name; Weights is a type of
+// record_tile.h.
+template <class Optimizer, class Launcher>
+void launch_optimizer(const Launcher& launcher, DType weight_dtype) {
+  switch (weight_dtype) {
+    case DType::kFloat32:
+      return launcher.template launch<Optimizer, FloatWeights>();
+    case DType::kFloat16:
+      return launcher.template launch<Optimizer, HalfWeights>();
+    case DType::kBFloat16:
+      return launcher.template launch<Optimizer, BFloat16Weights>();
+  }
+}
+
+template <class Launcher, class... Optimizer>
+void launch_by_name(const Launcher& launcher, const char* name, DType weight_dtype,
+                    REC_SDK_ISA::OptimizerList<Optimizer...>) {
+  ((std::strcmp(name, Optimizer::kName) == 0 ? launch_optimizer<Optimizer>(launcher, weight_dtype) : void()),
+   ...);
+}
+
+}  // namespace ascendc
+}  // namespace rec_sdk

@@ -1,0 +1,51 @@
+// Host side of update_rows and accumulate_rows: the workspace, and the cores of each launch.
+#pragma once
+
+#include "op_kernels/common/ascendc/blocks.h"
+#include "op_kernels/common/ascendc/hot_rows.h"
+
+namespace rec_sdk {
+namespace ascendc {
+
+inline int64_t fewer(int64_t a, int64_t b) { return a < b ? a : b; }
+
+inline int64_t workspace_places(int64_t lookups) { return (lookups + kChunk - 1) / kChunk; }
+inline int64_t workspace_pitch(int64_t dim) { return round_up(dim, kUbBlock / 4); }
+
+// The parts, then the entries, then the sums, which begin at a whole UB block.
+inline int64_t workspace_bytes(int64_t lookups, int64_t dim) {
+  if (lookups <= kLookupsWithoutChunks) return 0;
+  const int64_t places = round_up(workspace_places(lookups), kUbBlock / 16);
+  return kMaxParts * kPartFields * 4 + places * (kEntryFields * 4 + workspace_pitch(dim) * 4);
+}
+
+// Cores of find_hot_rows: it reads 4 bytes a row, and a launch takes the longer the more cores it has.
+inline int64_t hot_row_parts(const Segments& segments, int64_t cores) {
+  constexpr int64_t kRowsOfPart = 8192;
+  const int64_t wanted = (segments.rows + kRowsOfPart - 1) / kRowsOfPart;
+  return fewer(wanted, fewer(cores, kMaxParts));
+}
+
+// Without parts when the rows are to be updated in one launch.
+inline HotWorkspace hot_workspace(void* base, const Segments& segments, int64_t cores) {
+  const int64_t lookups = segments.lookups.count;
+  if (workspace_bytes(lookups, segments.dim) == 0) return {nullptr, nullptr, nullptr, 0, 0};
+  auto* parts = static_cast<int32_t*>(base);
+  int32_t* entries = parts + kMaxParts * kPartFields;
+  const int64_t places = round_up(workspace_places(lookups), kUbBlock / 16);
+  auto* sums = reinterpret_cast<float*>(entries + places * kEntryFields);
+  return {parts, entries, sums, hot_row_parts(segments, cores), workspace_pitch(segments.dim)};
+}
+
+inline int64_t chunk_blocks(const Segments& segments, int64_t cores) {
+  const int64_t chunks = segments.lookups.count / kChunk;
+  return fewer(chunks, blocks_for(chunks * kChunk * segments.dim * 4, cores));
+}
+
+inline int64_t update_blocks(const Segments& segments, int64_t record_bytes, int64_t cores) {
+  const int64_t bytes = segments.rows * 2 * record_bytes + segments.lookups.count * segments.dim * 4;
+  return fewer(segments.rows, blocks_for(bytes, cores));
+}
+
+}  // namespace ascendc
+}  // namespace rec_sdk

@@ -1,0 +1,51 @@
+// What kernels moved, from the counters of the emulated cores.
+#pragma once
+
+#include <cstdlib>
+
+#include "tests/ascendc_kernels/support.h"
+#include "torch_npu_ext/emulator/ascendc/engine/counters.h"
+
+namespace ascendc_tests {
+
+constexpr int64_t kAllCores = 48;
+constexpr double kMostBytes = 1.15, kMostImbalance = 1.10;
+
+// One counter of a kernel, by core.
+inline std::vector<int64_t> counter(const std::string& json, const std::string& kernel,
+                                    const std::string& name) {
+  size_t at = json.find("\"" + kernel + "\"");
+  if (at == std::string::npos) return {};
+  at = json.find("\"" + name + "\"", at);
+  std::vector<int64_t> values;
+  for (at = json.find('[', at); json[at] != ']';) {
+    char* end;
+    values.push_back(std::strtoll(json.c_str() + at + 1, &end, 10));
+    at = static_cast<size_t>(end - json.c_str());
+  }
+  return values;
+}
+
+struct Moved {
+  int64_t bytes = 0;     // a read of the scalar unit is a cache line
+  double imbalance = 0;  // bytes of the busiest core, against the mean
+};
+
+inline Moved moved_by(const std::string& json, const std::string& kernel) {
+  constexpr int64_t kLine = 64;
+  const std::vector<int64_t> in = counter(json, kernel, "mte2_gm_bytes"),
+                             out = counter(json, kernel, "mte3_gm_bytes"),
+                             reads = counter(json, kernel, "scalar_gm_reads");
+  Moved moved;
+  int64_t most = 0;
+  for (size_t core = 0; core < in.size(); ++core) {
+    const int64_t bytes = in[core] + out[core] + reads[core] * kLine;
+    moved.bytes += bytes;
+    most = std::max(most, bytes);
+  }
+  if (moved.bytes > 0)
+    moved.imbalance = static_cast<double>(most * kAllCores) / static_cast<double>(moved.bytes);
+  return moved;
+}
+
+}  // namespace ascendc_tests

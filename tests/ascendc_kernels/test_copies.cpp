@@ -1,0 +1,67 @@
+// gather_rows and scatter_rows.
+#include "op_kernels/gather_rows/ascendc.h"
+#include "op_kernels/scatter_rows/ascendc.h"
+#include "tests/ascendc_kernels/support.h"
+#include "torch_npu_ext/emulator/kernels/lookup_buffers.h"
+
+using ascendc_tests::check_bits;
+using kernel_tests::Random;
+
+namespace {
+
+std::vector<uint8_t> random_bytes(Random* random, int64_t count) {
+  std::vector<uint8_t> bytes(static_cast<size_t>(count));
+  for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random->bits());
+  return bytes;
+}
+
+// Every slot at most once.
+std::vector<int32_t> distinct_slots(Random* random, int64_t count, int64_t slots) {
+  std::vector<int32_t> all;
+  for (int64_t s = 0; s < slots; ++s) all.push_back(static_cast<int32_t>(s));
+  for (int64_t i = 0; i < count; ++i) std::swap(all[i], all[i + random->below(slots - i)]);
+  all.resize(static_cast<size_t>(count));
+  return all;
+}
+
+void check_copies(int64_t bytes, int64_t count) {
+  Random random(bytes);
+  const int64_t slots = count + 10;
+  const std::vector<int32_t> list = distinct_slots(&random, count, slots);
+  const std::vector<uint8_t> cache = random_bytes(&random, slots * bytes),
+                             rows = random_bytes(&random, count * bytes);
+  const auto slice = [&](auto* data, int64_t i) { return data + i * bytes; };
+
+  std::vector<uint8_t> gathered(rows.size()), scattered = cache;
+  for (int64_t i = 0; i < count; ++i) {
+    std::memcpy(slice(gathered.data(), i), slice(cache.data(), list[i]), static_cast<size_t>(bytes));
+    std::memcpy(slice(scattered.data(), list[i]), slice(rows.data(), i), static_cast<size_t>(bytes));
+  }
+  for (const int64_t cores : ascendc_tests::kCores) {
+    std::vector<uint8_t> target = cache, out(rows.size()), from = rows;
+    const rec_sdk::CopyRows gather{target.data(), out.data(), list.data(), bytes, slots, count};
+    const std::string title = "gather_rows of " + std::to_string(bytes) + " bytes";
+    ascendc_tests::run(title, cores, rec_sdk::emulator::gather_buffers(gather),
+                       [&] { rec_sdk::ascendc::gather_rows(gather); });
+    check_bits(title, cores, out, gathered);
+    check_bits(title, cores, target, cache);
+
+    const rec_sdk::CopyRows scatter{target.data(), from.data(), list.data(), bytes, slots, count};
+    const std::string other = "scatter_rows of " + std::to_string(bytes) + " bytes";
+    ascendc_tests::run(other, cores, rec_sdk::emulator::scatter_buffers(scatter),
+                       [&] { rec_sdk::ascendc::scatter_rows(scatter); });
+    check_bits(other, cores, target, scattered);
+    check_bits(other, cores, from, rows);
+  }
+}
+
+}  // namespace
+
+int main() {
+  for (const int64_t bytes : {1, 16, 31, 48, 112, 528, 1552, 4112}) {
+    check_copies(bytes, 1);
+    check_copies(bytes, std::min<int64_t>(2500, 400000 / bytes));
+  }
+  for (const int64_t bytes : {65536, 65552, 200016}) check_copies(bytes, 5);
+  return check_result();
+}

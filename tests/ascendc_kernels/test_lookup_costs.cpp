@@ -1,0 +1,108 @@
+// What the lookups move on a batch whose bags' lengths follow a power law, against the least they can, and
+// how evenly over the cores: counted by the emulator, not measured on a chip.
+#include "op_kernels/gather_rows/ascendc.h"
+#include "op_kernels/lookup_pooled/ascendc.h"
+#include "op_kernels/lookup_sequence/ascendc.h"
+#include "op_kernels/pooled_weights_grad/ascendc.h"
+#include "op_kernels/scatter_rows/ascendc.h"
+#include "tests/ascendc_kernels/costs.h"
+#include "torch_npu_ext/emulator/kernels/lookup_buffers.h"
+
+using ascendc_tests::kAllCores;
+using kernel_tests::Random;
+using rec_sdk::DType;
+
+namespace {
+
+constexpr int64_t kSlots = 2000;
+
+template <class Arguments, class Body>
+void check_costs(const char* kernel, const std::string& title, const rec_sdk::emulator::Buffers& buffers,
+                 int64_t least, const Arguments& arguments, const Body& body) {
+  rec_sdk_emulator_reset_counters();
+  ascendc_tests::run(kernel, kAllCores, buffers, [&] { body(arguments); });
+  const ascendc_tests::Moved moved = ascendc_tests::moved_by(rec_sdk_emulator_counters(), kernel);
+  const double ratio = static_cast<double>(moved.bytes) / static_cast<double>(least);
+  std::printf("%s %s: %.1f MB, %.3f of the least bytes; busiest core %.3f\n", title.c_str(), kernel,
+              static_cast<double>(moved.bytes) * 1e-6, ratio, moved.imbalance);
+  CHECK(ratio <= ascendc_tests::kMostBytes);
+  CHECK(moved.imbalance <= ascendc_tests::kMostImbalance);
+}
+
+// Bags from empty ones to some of 500 lookups, almost half of a core's share: P(length >= x) ~ x^-1.2.
+std::vector<int64_t> power_law_offsets(Random* random, int64_t bags) {
+  std::vector<int64_t> offsets{0};
+  for (int64_t k = 0; k < bags; ++k) {
+    const double u = (static_cast<double>(random->unit()) + 1) / 2;
+    const double length = std::min(500.0, std::pow(1 - u, -1 / 1.2));
+    offsets.push_back(offsets.back() + static_cast<int64_t>(length) - (random->below(5) == 0 ? 1 : 0));
+  }
+  return offsets;
+}
+
+void check_lookups(int64_t dim, DType dtype) {
+  constexpr int64_t kBatch = 512, kFeatures = 26, kBags = kBatch * kFeatures, kIndex = 4, kOffset = 8,
+                    kValue = 4;
+  Random random(dim);
+  const kernel_tests::Cache cache(&random, kSlots, dim, dtype, {dim});
+  const std::vector<int64_t> offsets = power_law_offsets(&random, kBags);
+  const int64_t lookups = offsets.back(), row = dim * rec_sdk::dtype_bytes(dtype), slice = dim * kValue;
+  const std::vector<int32_t> slots = ascendc_tests::random_slots(&random, lookups, kSlots);
+  std::vector<int64_t> columns;
+  std::vector<uint8_t> means;
+  int64_t filled = 0;
+  for (int64_t f = 0; f < kFeatures; ++f) {
+    columns.push_back(f * dim);
+    means.push_back(f % 2 == 1);
+  }
+  for (int64_t k = 0; k < kBags; ++k) filled += offsets[k] < offsets[k + 1] ? 1 : 0;
+  const rec_sdk::Bags bags{offsets.data(), kBags,          0,
+                           kBatch,         columns.data(), reinterpret_cast<const bool*>(means.data()),
+                           kFeatures};
+  const int64_t width = kFeatures * dim;
+  std::vector<float> weights(slots.size()), pooled(static_cast<size_t>(kBatch * width));
+  std::vector<float> sequence(static_cast<size_t>(lookups * dim));
+
+  const std::string title = "D " + std::to_string(dim) + " " + kernel_tests::name_of(dtype);
+  const rec_sdk::LookupSequence s{cache.weights(), slots.data(), sequence.data(), lookups};
+  check_costs("lookup_sequence", title, rec_sdk::emulator::buffers_of(s), lookups * (kIndex + row + slice), s,
+              rec_sdk::ascendc::lookup_sequence);
+  rec_sdk::LookupPooled p{cache.weights(), slots.data(), nullptr, bags, pooled.data(), width, width, lookups};
+  const int64_t least = lookups * (kIndex + row) + kBags * (kOffset + slice);
+  check_costs("lookup_pooled", title, rec_sdk::emulator::buffers_of(p), least, p,
+              rec_sdk::ascendc::lookup_pooled);
+  p.per_sample_weights = weights.data();
+  check_costs("lookup_pooled", title + " weighted", rec_sdk::emulator::buffers_of(p),
+              least + lookups * kValue, p, rec_sdk::ascendc::lookup_pooled);
+  const rec_sdk::PooledWeightsGrad g{cache.weights(), slots.data(),   bags,  pooled.data(),
+                                     width,           weights.data(), width, lookups};
+  check_costs("pooled_weights_grad", title, rec_sdk::emulator::buffers_of(g),
+              lookups * (kIndex + row + kValue) + kBags * kOffset + filled * slice, g,
+              rec_sdk::ascendc::pooled_weights_grad);
+}
+
+void check_copies(int64_t bytes, int64_t count) {
+  std::vector<uint8_t> cache(static_cast<size_t>(count * bytes)), rows(cache.size());
+  std::vector<int32_t> slots;
+  for (int64_t i = 0; i < count; ++i) slots.push_back(static_cast<int32_t>(count - 1 - i));
+  const rec_sdk::CopyRows a{cache.data(), rows.data(), slots.data(), bytes, count, count};
+  const std::string title = std::to_string(count) + " rows of " + std::to_string(bytes) + " bytes";
+  const int64_t least = count * (2 * bytes + 4);
+  check_costs("gather_rows", title, rec_sdk::emulator::gather_buffers(a), least, a,
+              rec_sdk::ascendc::gather_rows);
+  check_costs("scatter_rows", title, rec_sdk::emulator::scatter_buffers(a), least, a,
+              rec_sdk::ascendc::scatter_rows);
+}
+
+}  // namespace
+
+int main() {
+  for (const int64_t dim : {16, 64, 128, 512, 1000}) {
+    check_lookups(dim, DType::kFloat32);
+    check_lookups(dim, DType::kFloat16);
+  }
+  check_copies(80, 20000);
+  check_copies(1552, 5000);
+  check_copies(65552, 200);
+  return check_result();
+}

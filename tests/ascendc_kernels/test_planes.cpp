@@ -1,0 +1,101 @@
+// Formulas on planes in UB against the same formulas on floats, bit for bit.
+#include <cmath>
+
+#include "op_kernels/common/ascendc/planes.h"
+#include "op_kernels/common/ascendc/signal.h"
+#include "tests/ascendc_kernels/support.h"
+
+namespace {
+
+using rec_sdk::ascendc::Plane;
+using rec_sdk::ascendc::PlanePool;
+using rec_sdk::ascendc::Scratch;
+
+constexpr int64_t kCount = 200;
+
+// Each changes a with b.
+struct Arithmetic {
+  template <class T>
+  void operator()(T& a, const T& b) const {
+    a = (a + b) * (a - b) / (b * b + 2.0f);
+  }
+};
+struct WithScalars {
+  template <class T>
+  void operator()(T& a, const T& b) const {
+    a = 1.5f / (2.0f + a * a) - (b - 0.25f) / 3.0f;
+    a += (1.0f - b) * 0.5f + 0.1f * a;
+  }
+};
+struct InPlace {
+  template <class T>
+  void operator()(T& a, const T& b) const {
+    const T old = a;
+    a += b;
+    a *= old;
+    a -= sqrtf(old * old);
+    a *= 0.75f;
+  }
+};
+// A deep expression.
+struct Balanced {
+  template <class T>
+  void operator()(T& a, const T& b) const {
+    a = ((a + b) * (a - b) - (a * b) * (b * b)) / ((a * a) * (b + a) + (a - b) * (a + 1.0f));
+  }
+};
+struct Assigned {
+  template <class T>
+  void operator()(T& a, const T& b) const {
+    a = b;
+  }
+};
+
+template <class Formula>
+void on_planes(const float* a, const float* b, float* out) {
+  AscendC::TPipe pipe;
+  Scratch storage;
+  PlanePool pool;
+  pipe.InitBuffer(storage, 2 * kCount * 4);
+  pool.init(&pipe, kCount);
+  const auto both = storage.Get<float>();
+  rec_sdk::ascendc::load(both, a, kCount);
+  rec_sdk::ascendc::load(both[kCount], b, kCount);
+  rec_sdk::ascendc::Signal<AscendC::HardEvent::MTE2_V> loaded;
+  rec_sdk::ascendc::Signal<AscendC::HardEvent::V_MTE3> computed;
+  loaded.init(&pipe);
+  computed.init(&pipe);
+  loaded.order();
+  {
+    Plane left(&pool, both, kCount);
+    const Plane right(&pool, both[kCount], kCount);
+    Formula{}(left, right);
+  }
+  CHECK(pool.take() == 0);  // all were given back
+  computed.order();
+  rec_sdk::ascendc::store(out, both, kCount);
+}
+
+template <class Formula>
+void check(const char* name) {
+  kernel_tests::Random random(7);
+  const std::vector<float> a = kernel_tests::random_floats(&random, kCount),
+                           b = kernel_tests::random_floats(&random, kCount);
+  std::vector<float> expected = a, found(kCount);
+  for (int64_t i = 0; i < kCount; ++i) Formula{}(expected[i], b[i]);
+  rec_sdk::emulator::Buffers buffers;
+  buffers.read("a", a.data(), kCount).read("b", b.data(), kCount).write("out", found.data(), kCount);
+  ascendc_tests::run(name, 1, buffers, [&] { on_planes<Formula>(a.data(), b.data(), found.data()); });
+  ascendc_tests::check_bits(name, 1, found, expected);
+}
+
+}  // namespace
+
+int main() {
+  check<Arithmetic>("arithmetic");
+  check<WithScalars>("with scalars");
+  check<InPlace>("in place");
+  check<Balanced>("balanced");
+  check<Assigned>("assigned");
+  return check_result();
+}

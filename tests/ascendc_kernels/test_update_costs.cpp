@@ -1,0 +1,141 @@
+// What update_rows and accumulate_rows move on a batch whose ids follow a power law, against the least they
+// can, and how evenly over the cores: counted by the emulator, not measured on a chip.
+#include <cmath>
+#include <map>
+
+#include "tests/ascendc_kernels/update_batch.h"
+#include "torch_npu_ext/emulator/ascendc/engine/counters.h"
+
+using ascendc_tests::AtOnce;
+using ascendc_tests::Batch;
+using kernel_tests::Cache;
+using kernel_tests::Random;
+using rec_sdk::DType;
+
+namespace {
+
+constexpr int64_t kCores = 48;
+constexpr double kMostBytes = 1.15;  // of the least
+constexpr double kMostTime = 1.10;   // of a perfect balance, if bytes were time
+
+// Lookups of each row, in the order in which their ids first appear: id i with probability ~ i^-exponent.
+std::vector<int32_t> power_law(Random* random, int64_t lookups, int64_t ids, double exponent) {
+  std::vector<double> cumulative;
+  double sum = 0;
+  for (int64_t i = 1; i <= ids; ++i) cumulative.push_back(sum += std::pow(static_cast<double>(i), -exponent));
+  std::vector<int32_t> lengths;
+  std::map<int64_t, size_t> row_of;
+  for (int64_t j = 0; j < lookups; ++j) {
+    const double at = (random->unit() + 1) / 2 * sum;
+    const int64_t id = std::lower_bound(cumulative.begin(), cumulative.end(), at) - cumulative.begin();
+    const auto [row, added] = row_of.emplace(id, lengths.size());
+    if (added) lengths.push_back(0);
+    ++lengths[row->second];
+  }
+  return lengths;
+}
+
+// One counter of a kernel, by core.
+std::vector<int64_t> counter(const std::string& json, const std::string& kernel, const std::string& name) {
+  size_t at = json.find("\"" + kernel + "\"");
+  if (at == std::string::npos) return {};
+  at = json.find("\"" + name + "\"", at);
+  std::vector<int64_t> values;
+  for (at = json.find('[', at); json[at] != ']';) {
+    char* end;
+    values.push_back(std::strtoll(json.c_str() + at + 1, &end, 10));
+    at = static_cast<size_t>(end - json.c_str());
+  }
+  return values;
+}
+
+struct Moved {
+  int64_t bytes = 0;
+  int64_t of_busiest_core = 0;
+};
+
+Moved moved_by(const std::string& json, const std::string& kernel) {
+  const std::vector<int64_t> in = counter(json, kernel, "mte2_gm_bytes"),
+                             out = counter(json, kernel, "mte3_gm_bytes"),
+                             reads = counter(json, kernel, "scalar_gm_reads");
+  constexpr int64_t kLine = 64;
+  Moved moved;
+  for (size_t core = 0; core < in.size(); ++core) {
+    const int64_t bytes = in[core] + out[core] + reads[core] * kLine;
+    moved.bytes += bytes;
+    moved.of_busiest_core = std::max(moved.of_busiest_core, bytes);
+  }
+  return moved;
+}
+
+int64_t least_bytes(const Batch& batch, int64_t record_bytes) {
+  const int64_t of_lookup = batch.dim * 4 + 4 + (batch.scale.empty() ? 0 : 8);
+  return batch.lookups() * of_lookup + batch.rows() * (2 * record_bytes + 8);
+}
+
+void check_costs(const std::string& title, int64_t least, const char* kernel) {
+  const std::string json = rec_sdk_emulator_counters();
+  rec_sdk_emulator_reset_counters();
+  int64_t bytes = 0, time = 0;  // of the busiest core of each launch
+  std::printf("%s:", title.c_str());
+  for (const std::string& launch :
+       {std::string("find_hot_rows"), std::string("sum_chunks"), std::string(kernel)}) {
+    const Moved moved = moved_by(json, launch);
+    bytes += moved.bytes;
+    time += moved.of_busiest_core;
+    std::printf(" %s %.2f MB, busiest core %.3f;", launch.c_str(), static_cast<double>(moved.bytes) * 1e-6,
+                static_cast<double>(moved.of_busiest_core * kCores) / static_cast<double>(moved.bytes));
+  }
+  const double ratio = static_cast<double>(bytes) / static_cast<double>(least);
+  const double balance = static_cast<double>(time * kCores) / static_cast<double>(bytes);
+  std::printf(" bytes %.3f of the least, time %.3f of balanced\n", ratio, balance);
+  CHECK(ratio <= kMostBytes);
+  CHECK(balance <= kMostTime);
+}
+
+struct Counted {
+  template <class Body>
+  void operator()(const char* name, int64_t blocks, const rec_sdk::emulator::Buffers& buffers,
+                  const Body& body) const {
+    ascendc_tests::run(name, blocks, buffers, body);
+  }
+};
+
+void check_optimizers(const Batch& batch, Random* random, const std::string& title) {
+  for (const ascendc_tests::OptimizerCase& optimizer : ascendc_tests::kOptimizers) {
+    const DType dtype = DType::kFloat32;
+    Cache cache(random, batch.slots, batch.dim, dtype, ascendc_tests::states_of(optimizer, batch.dim));
+    const ascendc_tests::Tables tables(optimizer, batch.rows());
+    const rec_sdk::UpdateRows a{
+        batch.segments(),           cache.bytes.data(), cache.layout, tables.offsets.data(), 4,
+        tables.coefficients.data(), cache.slots};
+    std::vector<uint8_t> workspace = ascendc_tests::workspace_for(batch);
+    rec_sdk::emulator::run_update_rows(Counted{}, a, optimizer.name, workspace.data(), kCores);
+    check_costs(title + " " + optimizer.name, least_bytes(batch, cache.layout.bytes), "update_rows");
+  }
+  std::vector<float> pending(static_cast<size_t>(batch.slots * 2 * batch.dim));
+  const rec_sdk::AccumulateRows a{batch.segments(), pending.data(), batch.slots};
+  std::vector<uint8_t> workspace = ascendc_tests::workspace_for(batch);
+  rec_sdk::emulator::run_accumulate_rows(Counted{}, a, workspace.data(), kCores);
+  check_costs(title + " accumulate", least_bytes(batch, batch.dim * 8), "accumulate_rows");
+}
+
+void check_batch(int64_t dim, double exponent, bool scaled) {
+  Random random(dim);
+  const Batch batch(&random, dim, power_law(&random, 1 << 18, 1000000, exponent), scaled);
+  char title[80];
+  std::snprintf(title, sizeof title, "D %d, exponent %.1f, %d rows%s", static_cast<int>(dim), exponent,
+                static_cast<int>(batch.rows()), scaled ? ", scaled" : "");
+  check_optimizers(batch, &random, title);
+}
+
+}  // namespace
+
+int main() {
+  rec_sdk_emulator_reset_counters();
+  check_batch(64, 1.1, false);
+  check_batch(64, 1.1, true);
+  check_batch(128, 0.8, false);
+  check_batch(128, 1.1, true);
+  return check_result();
+}

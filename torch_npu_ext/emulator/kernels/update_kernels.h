@@ -1,0 +1,127 @@
+// The kernels of update_rows and accumulate_rows, and what each may touch. Run is a function
+// (name, blocks, buffers, body) that runs a kernel: in the order of a stream, or at once.
+#pragma once
+
+#include "op_kernels/accumulate_rows/ascendc.h"
+#include "op_kernels/update_rows/ascendc_launch.h"
+#include "torch_npu_ext/emulator/kernels/buffers.h"
+
+namespace rec_sdk::emulator {
+
+using ascendc::HotWorkspace;
+
+inline Buffers& read_segments(Buffers& buffers, const Segments& segments) {
+  const Lookups& lookups = segments.lookups;
+  return buffers.read("segment_offsets", segments.offsets, segments.rows + 1)
+      .read("grad", lookups.grad, values_in(lookups.grad_rows, lookups.grad_columns, lookups.grad_stride))
+      .read("grad_row", lookups.grad_row, lookups.count)
+      .read("grad_column", lookups.grad_column, lookups.count)
+      .read("scale", lookups.scale, lookups.count);
+}
+
+// What find_hot_rows lists, and the sums of chunks.
+enum class Use { kRead, kChange };
+
+inline Buffers& use_lists(Buffers& buffers, Use use, const Segments& segments,
+                          const HotWorkspace& workspace) {
+  if (workspace.part_count == 0) return buffers;
+  const int64_t entries = ascendc::workspace_places(segments.lookups.count) * ascendc::kEntryFields;
+  const int64_t parts = workspace.part_count * ascendc::kPartFields;
+  if (use == Use::kRead)
+    return buffers.read("parts", workspace.parts, parts).read("entries", workspace.entries, entries);
+  return buffers.change("parts", workspace.parts, parts).change("entries", workspace.entries, entries);
+}
+
+inline Buffers& use_sums(Buffers& buffers, Use use, const Segments& segments, const HotWorkspace& workspace) {
+  if (workspace.part_count == 0) return buffers;
+  const int64_t count = ascendc::workspace_places(segments.lookups.count) * workspace.pitch;
+  if (use == Use::kRead) return buffers.read("chunk sums", workspace.sums, count);
+  return buffers.change("chunk sums", workspace.sums, count);
+}
+
+// For the last launch.
+inline Buffers& read_workspace(Buffers& buffers, const Segments& segments, const HotWorkspace& workspace) {
+  return use_sums(use_lists(buffers, Use::kRead, segments, workspace), Use::kRead, segments, workspace);
+}
+
+template <class Run>
+HotWorkspace run_hot_rows(const Run& run, const Segments& segments, void* base, int64_t cores) {
+  const HotWorkspace workspace = ascendc::hot_workspace(base, segments, cores);
+  if (workspace.part_count == 0) return workspace;
+  Buffers lists;
+  use_lists(lists.read("segment_offsets", segments.offsets, segments.rows + 1), Use::kChange, segments,
+            workspace);
+  run("find_hot_rows", workspace.part_count, lists, [segments, workspace] {
+    AscendC::TPipe pipe;
+    ascendc::find_hot_rows(&pipe, segments, workspace);
+  });
+  Buffers all;
+  use_lists(read_segments(all, segments), Use::kRead, segments, workspace);
+  use_sums(all, Use::kChange, segments, workspace);
+  run("sum_chunks", ascendc::chunk_blocks(segments, cores), all, [segments, workspace] {
+    AscendC::TPipe pipe;
+    ascendc::sum_chunks(&pipe, segments, workspace);
+  });
+  return workspace;
+}
+
+template <class Run>
+struct UpdateLauncher {
+  const Run& run;
+  const UpdateRows& a;
+  HotWorkspace workspace;
+  int64_t blocks;
+
+  Buffers buffers() const {
+    Buffers all;
+    return read_workspace(read_segments(all, a.segments), a.segments, workspace)
+        .read("unique_slots", a.segments.unique_slots, a.segments.rows)
+        .read("table_offsets", a.table_offsets, a.tables + 1)
+        .read("coefficients", a.coefficients, a.tables * kCoefficients)
+        .change("cache", a.cache, a.slots * a.layout.bytes);
+  }
+
+  template <class Optimizer, class Weights>
+  void launch() const {
+    run("update_rows", blocks, buffers(), [a = a, workspace = workspace] {
+      AscendC::TPipe pipe;
+      ascendc::update_rows<Optimizer, Weights>(&pipe, a, workspace);
+    });
+  }
+};
+
+template <class Run>
+void run_update_rows(const Run& run, const UpdateRows& a, const char* optimizer, void* workspace,
+                     int64_t cores) {
+  const int64_t blocks = ascendc::update_blocks(a.segments, a.layout.bytes, cores);
+  if (blocks == 0) return;
+  const UpdateLauncher<Run> launcher{run, a, run_hot_rows(run, a.segments, workspace, cores), blocks};
+  ascendc::launch_by_name(launcher, optimizer, a.layout.weight_dtype, REC_SDK_ISA::Optimizers{});
+}
+
+template <class Run>
+void run_accumulate_rows(const Run& run, const AccumulateRows& a, void* base, int64_t cores) {
+  const int64_t blocks = ascendc::update_blocks(a.segments, a.segments.dim * 8, cores);
+  if (blocks == 0) return;
+  const HotWorkspace workspace = run_hot_rows(run, a.segments, base, cores);
+  Buffers all;
+  read_workspace(read_segments(all, a.segments), a.segments, workspace)
+      .read("unique_slots", a.segments.unique_slots, a.segments.rows)
+      .change("pending", a.pending, a.slots * 2 * a.segments.dim);
+  run("accumulate_rows", blocks, all, [a, workspace] {
+    AscendC::TPipe pipe;
+    ascendc::accumulate_rows(&pipe, a, workspace);
+  });
+}
+
+// Runs kernels in the order of a stream.
+struct OnStream {
+  void* stream;
+
+  template <class Body>
+  void operator()(const char* name, int64_t blocks, const Buffers& buffers, const Body& body) const {
+    launch_kernel(stream, name, blocks, buffers.list(), body);
+  }
+};
+
+}  // namespace rec_sdk::emulator
