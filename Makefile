@@ -1,19 +1,24 @@
-# Two commands: `make train` and `make test`. Everything they need goes into .venv and build/.
+# Two commands: `make train` and `make test`. Everything they need goes into .venv, .venv-npu and build/.
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
+# torch_npu keeps torch from being imported where neither CANN nor the emulated NPU is: it has its own environment.
+NPU_VENV := .venv-npu
+NPU_PY := $(NPU_VENV)/bin/python
 TRAIN_ARGS ?=
 TEST_ARGS ?=
+NPU_TESTS ?= tests/ops tests/tbe tests/modules tests/emulator
 BENCH_ARGS ?=
 
 NATIVE := $(shell find op_kernels torch_npu_ext -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt 2>/dev/null)
-CPP := $(shell find op_kernels torch_npu_ext tests -name '*.cpp' -o -name '*.h' 2>/dev/null)
+CPP := $(shell find op_kernels torch_npu_ext tests -name '*.cpp' -o -name '*.h' -o -name '*.asc' 2>/dev/null)
 
-.PHONY: help train test test-aarch64 bench build lint format clean
+.PHONY: help train test test-cpu test-npu test-aarch64 bench build build-npu lint format clean
 
 help:
 	@echo "make train [TRAIN_ARGS='--movielens DIR']   train a DLRM through cached embeddings"
-	@echo "make test  [TEST_ARGS='-k oracle']          lint, types, and every test"
+	@echo "make test  [TEST_ARGS='-k oracle']          lint, types, and every test: test-cpu, then test-npu"
+	@echo "make test-npu                               the suite on torch_npu, on the emulated NPU"
 	@echo "make bench [BENCH_ARGS=--full]               ours and its rivals on the CPU, interleaved in one process"
 	@echo "make test-aarch64                           the C++ unit tests on 64-bit Arm, under qemu"
 	@echo "make build | lint | format | clean"
@@ -30,11 +35,30 @@ $(VENV)/.built: $(VENV)/.installed setup.py pyproject.toml CMakeLists.txt $(NATI
 
 build: $(VENV)/.built
 
+# Holds what the NPU adds; the rest it shares with .venv.
+$(NPU_VENV)/.installed: $(VENV)/.installed requirements-npu.txt
+	$(PYTHON) -m venv --without-pip $(NPU_VENV)
+	$(PY) -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
+		> "$$($(NPU_PY) -c "import sysconfig; print(sysconfig.get_path('purelib'))")/shared.pth"
+	$(NPU_PY) -m pip install --quiet --no-deps -r requirements-npu.txt
+	touch $@
+
+$(NPU_VENV)/.built: $(NPU_VENV)/.installed $(VENV)/.built
+	$(NPU_PY) setup.py --quiet build_ext --inplace --projects npu,ascendc,emulator
+	touch $@
+
+build-npu: $(NPU_VENV)/.built
+
 train: build
 	$(PY) examples/train_dlrm.py $(TRAIN_ARGS)
 
-test: lint
+test: test-cpu test-npu
+
+test-cpu: lint
 	$(PY) -m pytest $(TEST_ARGS)
+
+test-npu: build-npu
+	$(NPU_PY) -m rec_sdk_torch.emulate -m pytest --device npu $(NPU_TESTS) $(TEST_ARGS)
 
 # The C++ that needs no torch, cross-compiled and run under emulation. The kernels print checksums of their results;
 # they must be those of this machine.
@@ -67,4 +91,4 @@ format: build
 	$(VENV)/bin/clang-format -i $(CPP)
 
 clean:
-	rm -rf build $(VENV) rec_sdk_torch/*.so *.egg-info
+	rm -rf build $(VENV) $(NPU_VENV) rec_sdk_torch/*.so rec_sdk_torch/_emulator *.egg-info

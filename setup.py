@@ -1,10 +1,20 @@
-"""Builds the host engine and the operators with CMake; everything else is in pyproject.toml."""
+"""Builds the C++ with CMake; everything else is in pyproject.toml.
+
+Three projects: the engine with the CPU operators always, the operators on torch_npu where that package is
+installed, and then the kernels: with CANN's compiler where ASCEND_HOME_PATH names CANN, otherwise the emulated NPU.
+"""
 
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
+from typing import ClassVar
 
+import cmake
+import ninja
 import pybind11
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -12,33 +22,59 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).resolve().parent
 
 
+@dataclass(frozen=True)
+class Project:
+    """A CMake project of this repository."""
+
+    name: str
+    source: Path
+    options: dict[str, str | Path] = field(default_factory=dict)
+
+    def build(self) -> None:
+        """Configures and builds in a tree kept between builds, so that rebuilding is incremental."""
+        tree = ROOT / "build" / f"{self.name}-{sys.implementation.cache_tag}"
+        # The programs that the build requirements install, whether or not their environment is activated.
+        path = os.pathsep.join([cmake.CMAKE_BIN_DIR, ninja.BIN_DIR, os.environ.get("PATH", "")])
+        environment = {**os.environ, "PATH": path}
+        options = [f"-D{name}={value}" for name, value in self.options.items()]
+        configure = ["cmake", "-S", str(self.source), "-B", str(tree), "-G", "Ninja", *options]
+        subprocess.run(configure, check=True, env=environment)
+        subprocess.run(["cmake", "--build", str(tree)], check=True, env=environment)
+
+
+def projects(package: Path) -> Iterator[Project]:
+    """What this environment can build; `package` is where the libraries go."""
+    python = {"Python_EXECUTABLE": sys.executable}
+    engine = {"pybind11_DIR": pybind11.get_cmake_dir(), "CMAKE_LIBRARY_OUTPUT_DIRECTORY": package}
+    yield Project("engine", ROOT, {**python, **engine})
+    if find_spec("torch_npu") is None:
+        return
+    yield Project("npu", ROOT / "torch_npu_ext" / "npu", {**python, "REC_SDK_PACKAGE": package})
+    if os.environ.get("ASCEND_HOME_PATH"):
+        yield Project("ascendc", ROOT / "op_kernels" / "ascendc", {"REC_SDK_ASCENDC_OUTPUT": package})
+    else:
+        output = {"REC_SDK_EMULATOR_OUTPUT": package / "_emulator"}
+        yield Project("emulator", ROOT / "torch_npu_ext" / "emulator", {**python, **output})
+
+
 class CMakeBuild(build_ext):
-    """Builds every extension in one CMake tree, kept between builds so that rebuilding is incremental."""
+    """Builds every project, or those that `--projects` names."""
+
+    user_options: ClassVar = [*build_ext.user_options, ("projects=", None, "engine,npu,ascendc,emulator")]
+
+    def initialize_options(self) -> None:
+        super().initialize_options()
+        self.projects = ""
 
     def run(self) -> None:
         # An editable install and `build_ext --inplace` want the libraries beside the Python files.
         in_place = bool(self.inplace) or getattr(self, "editable_mode", False)
         package = ROOT / "rec_sdk_torch" if in_place else Path(self.build_lib).resolve() / "rec_sdk_torch"
-        build = ROOT / "build" / f"cmake-{sys.implementation.cache_tag}"
-        build.mkdir(parents=True, exist_ok=True)
         package.mkdir(parents=True, exist_ok=True)
-        configure = [
-            "cmake",
-            "-S",
-            str(ROOT),
-            "-B",
-            str(build),
-            "-G",
-            "Ninja",
-            f"-DPython_EXECUTABLE={sys.executable}",
-            f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
-            f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={package}",
-        ]
-        # The programs of this environment (cmake, ninja) come first, whether or not it is activated.
-        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-        environment = {**os.environ, "PATH": path}
-        subprocess.run(configure, check=True, env=environment)
-        subprocess.run(["cmake", "--build", str(build)], check=True, env=environment)
+        wanted = set(filter(None, self.projects.split(",")))
+        for project in projects(package):
+            if not wanted or project.name in wanted:
+                project.build()
 
 
 setup(

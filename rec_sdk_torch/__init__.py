@@ -90,6 +90,15 @@ def __getattr__(name: str) -> Any:
         if error.name is None or error.name.partition(".")[0] not in {"torchrec", "fbgemm_gpu"}:
             raise
         raise ImportError(f"rec_sdk_torch.{name} needs torchrec, which is not installed: {error}") from error
+    except RuntimeError as error:
+        if "torch_npu" not in str(error):  # which torch loads when it is imported itself
+            raise
+        from .emulate import HINT  # not above, where it would be imported twice by `python -m rec_sdk_torch.emulate`
+
+        raise ImportError(
+            f"rec_sdk_torch.{name}: torch cannot be imported, since torch_npu is installed and does not load "
+            f"({error.__cause__}). {HINT}, and to leave NPUs out, set TORCH_DEVICE_BACKEND_AUTOLOAD=0"
+        ) from error
     globals()[name] = value
     return value
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from . import npu
 from ._engine import available_memory
 
 _HUGE_PAGE = 2 << 20
@@ -29,6 +30,10 @@ def _allocate(rows: int, width: int, device: torch.device) -> torch.Tensor:
     return torch.empty((rows, width), dtype=torch.uint8, device=device)
 
 
+def _nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class Backend:
     """What the host side of the package needs to know of a device type."""
@@ -39,6 +44,8 @@ class Backend:
     """Whether staging buffers are page-locked for asynchronous copies."""
     allocate_cache: Callable[[int, int, torch.device], torch.Tensor] = _allocate
     """(rows, width, device) -> an uninitialised device cache, uint8 `[rows, width]`."""
+    load: Callable[[], None] = _nothing
+    """Makes torch know the device type and the operators' kernels for it; ImportError says what is missing."""
 
     def staging(self, rows: int, width: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
         """An uninitialised host buffer `[rows, width]` that a swap copies through."""
@@ -47,17 +54,36 @@ class Backend:
 
 _BACKENDS = {
     "cpu": Backend(lambda device: available_memory(), pin_staging=False, allocate_cache=_huge_pages),
+    "npu": Backend(npu.free_memory, pin_staging=True, load=npu.load_operators),
 }
 
 
 def backend_for(device: torch.device) -> Backend:
-    """The backend of `device`.
+    """The backend of `device`, ready to run its operators.
 
     Raises:
         NotImplementedError: this build has no kernels for that device type.
+        ImportError: it has, and the device's own software is missing.
     """
     if device.type not in _BACKENDS:
         raise NotImplementedError(
             f"device {str(device)!r}: this build of rec_sdk_torch has kernels for {sorted(_BACKENDS)} only"
         )
-    return _BACKENDS[device.type]
+    backend = _BACKENDS[device.type]
+    backend.load()
+    return backend
+
+
+def parse_device(device: torch.device | str | None) -> torch.device:
+    """`device` as torch knows it, the host when None; "npu" without an index is the current NPU.
+
+    Raises:
+        ImportError: as `backend_for`; torch alone knows no "npu".
+    """
+    kind = str(device or "cpu").partition(":")[0]
+    if kind in _BACKENDS:
+        _BACKENDS[kind].load()
+    parsed = torch.device(device or "cpu")
+    if parsed.type == "cpu" or parsed.type not in _BACKENDS or parsed.index is not None:
+        return parsed
+    return torch.empty(0, device=parsed).device

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
+
+from rec_sdk_torch import emulate
+from rec_sdk_torch.backends import parse_device
+
+HERE = Path(__file__).parent
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -13,16 +21,43 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: takes many seconds or much memory; runs with --slow")
+    config.addinivalue_line("markers", "contents: bad contents of index tensors, which only the CPU looks for")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--slow"):
-        return
+    skips = {}
+    if not config.getoption("--slow"):
+        skips["slow"] = "slow: needs --slow"
+    if config.getoption("--device") != "cpu":
+        skips["contents"] = "contents are checked on the CPU only; elsewhere they would have to be read back"
     for item in items:
-        if "slow" in item.keywords:
-            item.add_marker(pytest.mark.skip(reason="slow: needs --slow"))
+        for marker in skips.keys() & set(item.keywords):
+            item.add_marker(pytest.mark.skip(reason=skips[marker]))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """What is about the emulated NPU runs on it only."""
+    emulator = collection_path == HERE / "emulator"
+    return True if emulator and config.getoption("--device") != "npu" else None
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    # Not pytest_report_header, which says nothing under -q.
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    reporter.write_line(f"device: {describe(parse_device(session.config.getoption('--device')))}")
+
+
+def describe(device: torch.device) -> str:
+    """The device, and whether an NPU is real or emulated."""
+    if device.type != "npu":
+        return str(device)
+    name = torch.npu.get_device_name(device)
+    if emulate.active():
+        chip = os.environ.get("REC_SDK_EMULATED_SOC", "Ascend910B1")
+        return f"{device}, EMULATED, not an NPU: kernels held to the rules of {chip}, torch_npu is told {name}"
+    return f"{device}, a real NPU: {name}"
 
 
 @pytest.fixture
 def device(request: pytest.FixtureRequest) -> torch.device:
-    return torch.device(request.config.getoption("--device"))
+    return parse_device(request.config.getoption("--device"))

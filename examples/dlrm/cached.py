@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from support.clicks import ClickData
 from support.tables import TableSize, table_size
 
@@ -17,8 +18,10 @@ def table_sizes(data: ClickData, fraction: float, batch_size: int) -> dict[str, 
     return sizes
 
 
-def cached_tables(sizes: dict[str, TableSize], dim: int, seed: int) -> EmbCacheEmbeddingBagCollection:
-    """The tables, configured like those of an EmbeddingBagCollection, and the size of their cache."""
+def cached_tables(
+    sizes: dict[str, TableSize], dim: int, seed: int, device: torch.device | None = None
+) -> EmbCacheEmbeddingBagCollection:
+    """The tables, configured like those of an EmbeddingBagCollection, and the size and device of their cache."""
     return EmbCacheEmbeddingBagCollection(
         tables=[
             EmbCacheEmbeddingBagConfig(
@@ -33,4 +36,5 @@ def cached_tables(sizes: dict[str, TableSize], dim: int, seed: int) -> EmbCacheE
         ],
         cache={name: size.cache_rows for name, size in sizes.items()},
         seed=seed,
+        device=device,
     )

@@ -18,30 +18,42 @@ def mlp(sizes: Sequence[int]) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-class DLRM(nn.Module):
-    """A click's logit from dense features and pooled embeddings.
-
-    `embeddings` is any module from a KeyedJaggedTensor to a KeyedTensor of `features` columns of `dim`
-    each: torchrec's EmbeddingBagCollection, an EmbCacheEmbeddingBagCollection, ...
-    """
+class DensePart(nn.Module):
+    """A click's logit from dense features and `features` pooled embeddings of `dim` columns each."""
 
     pairs: Tensor  # int64 [2, pairs]: which vectors meet
 
-    def __init__(self, embeddings: nn.Module, features: int, dim: int, dense_features: int) -> None:
+    def __init__(self, features: int, dim: int, dense_features: int) -> None:
         super().__init__()
-        self.embeddings = embeddings
         self.dim = dim
         self.bottom = mlp([dense_features, 64, dim])
         pairs = torch.triu_indices(features + 1, features + 1, offset=1)
         self.register_buffer("pairs", pairs, persistent=False)
         self.top = nn.Sequential(mlp([dim + pairs.shape[1], 64, 32]), nn.Linear(32, 1))
 
-    def forward(self, batch: ClickBatch) -> Tensor:
-        """The logits, float32 [B]."""
-        dense = self.bottom(batch.dense)
-        pooled = self.embeddings(batch.sparse).values()  # [B, features * dim]
-        vectors = torch.cat([dense, pooled], dim=1).view(len(dense), -1, self.dim)
+    def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
+        """The logits, float32 [B], from `[B, dense features]` and `[B, features * dim]`."""
+        bottom = self.bottom(dense)
+        vectors = torch.cat([bottom, pooled], dim=1).view(len(bottom), -1, self.dim)
         products = torch.bmm(vectors, vectors.transpose(1, 2))  # every vector with every other
         interactions = products[:, self.pairs[0], self.pairs[1]]
-        logits: Tensor = self.top(torch.cat([dense, interactions], dim=1)).squeeze(1)
+        logits: Tensor = self.top(torch.cat([bottom, interactions], dim=1)).squeeze(1)
+        return logits
+
+
+class DLRM(nn.Module):
+    """The whole model.
+
+    `embeddings` is any module from a KeyedJaggedTensor to a KeyedTensor of `features` columns of `dim`
+    each: torchrec's EmbeddingBagCollection, an EmbCacheEmbeddingBagCollection, ...
+    """
+
+    def __init__(self, embeddings: nn.Module, features: int, dim: int, dense_features: int) -> None:
+        super().__init__()
+        self.embeddings = embeddings
+        self.dense = DensePart(features, dim, dense_features)
+
+    def forward(self, batch: ClickBatch) -> Tensor:
+        """The logits, float32 [B]."""
+        logits: Tensor = self.dense(batch.dense, self.embeddings(batch.sparse).values())
         return logits

@@ -12,7 +12,7 @@ import torch
 from torch._compile import _disable_dynamo
 
 from .._engine import available_memory
-from ..backends import backend_for
+from ..backends import backend_for, parse_device
 from .batch import Batch, Int64Array
 from .cache_size import BatchHint, CacheOption, cache_slots, check_cache_option
 from .group import Group, Member, PreparedSwap, record_layout
@@ -82,7 +82,7 @@ class TableBatchedEmbedding(torch.nn.Module):
         self.pooled = self.tables[0].pooling is not Pooling.NONE
         if any((table.pooling is not Pooling.NONE) is not self.pooled for table in self.tables):
             raise ValueError("pooled tables and sequence tables (Pooling.NONE) cannot share an embedding")
-        self.device = torch.device(device or "cpu")
+        self.device = parse_device(device)
         if self.device.type != "meta":
             backend_for(self.device)
             self._check_host_memory([table.weight_bytes for table in self.tables])

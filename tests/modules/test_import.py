@@ -26,7 +26,8 @@ sys.meta_path.insert(0, Block())
 
 def run(code: str, *blocked: str, folder: Path | None = None) -> str:
     """Output of `code` in a fresh interpreter that cannot import `blocked`."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    # None of this is about NPUs: torch is not to load torch_npu where it is installed.
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     prefix = BLOCK.format(blocked=blocked) if blocked else ""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", prefix + code],
@@ -97,6 +98,25 @@ except ModuleNotFoundError as error:
     print(error.name)
 """
     assert run(code, "torch", "torchrec").split() == [rst.__version__, "True", "torch"]
+
+
+WITHOUT_TORCH_NPU = """
+import rec_sdk_torch
+from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig
+try:
+    TableBatchedEmbedding([TableConfig("t", 10, 4)], device="npu")
+except ImportError as error:
+    print(error)
+print(TableBatchedEmbedding([TableConfig("t", 10, 4)], device="cpu").device)
+"""
+
+
+def test_without_torch_npu() -> None:
+    error, device = run(WITHOUT_TORCH_NPU, "torch_npu").splitlines()
+    assert "'npu' needs the package torch_npu" in error
+    assert "pip install" in error
+    assert "python -m rec_sdk_torch.emulate" in error
+    assert device == "cpu"
 
 
 IN_TORCHREC = """

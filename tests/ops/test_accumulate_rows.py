@@ -74,5 +74,11 @@ def test_errors_name_the_argument(device: torch.device) -> None:
         op(torch.zeros(5, 15, device=device), grad, unique, offsets, positions, None, None)
     with pytest.raises(RuntimeError, match="pending must be contiguous"):
         op(torch.zeros(5, 32, device=device)[:, :16], grad, unique, offsets, positions, None, None)
+
+
+@pytest.mark.contents
+def test_slot_out_of_range(device: torch.device) -> None:
+    unique, offsets, positions = segments(torch.tensor([1, 1, 4], device=device))
+    pending, grad = torch.zeros(3, 16, device=device), torch.randn(3, 8, device=device)
     with pytest.raises(RuntimeError, match=r"unique_slots must be in \[0, 3\), got 4 at index 1"):
-        op(torch.zeros(3, 16, device=device), grad, unique, offsets, positions, None, None)
+        torch.ops.rec_sdk.accumulate_rows(pending, grad, unique, offsets, positions, None, None)

@@ -50,9 +50,14 @@ def test_errors_name_the_argument(device: torch.device) -> None:
         gather(cache.float(), slots)
     with pytest.raises(RuntimeError, match="cache must be contiguous"):
         gather(cache[:, :8], slots)
-    with pytest.raises(RuntimeError, match=r"slots must be in \[0, 5\), got 5 at index 1"):
-        gather(cache, int32([0, 5], device))
-    with pytest.raises(RuntimeError, match=r"slots must be in \[0, 5\), got -1 at index 0"):
-        scatter(cache, int32([-1, 5], device), random_bytes(2, 16, device))
     with pytest.raises(RuntimeError, match=r"rows must be \[2, 16\], got \[3, 16\]"):
         scatter(cache, slots, random_bytes(3, 16, device))
+
+
+@pytest.mark.contents
+def test_slot_out_of_range(device: torch.device) -> None:
+    cache = random_bytes(5, 16, device)
+    with pytest.raises(RuntimeError, match=r"slots must be in \[0, 5\), got 5 at index 1"):
+        torch.ops.rec_sdk.gather_rows(cache, int32([0, 5], device))
+    with pytest.raises(RuntimeError, match=r"slots must be in \[0, 5\), got -1 at index 0"):
+        torch.ops.rec_sdk.scatter_rows(cache, int32([-1, 5], device), random_bytes(2, 16, device))

@@ -68,6 +68,7 @@ def test_errors_name_the_argument(device: torch.device) -> None:
         lookup(weights, int32([1, 2, 3, 4], device)[::2])
 
 
+@pytest.mark.contents
 @pytest.mark.parametrize("slot", [-1, 5, 2**31 - 1, -(2**31)])
 def test_slot_out_of_range(slot: int, device: torch.device) -> None:
     with pytest.raises(RuntimeError, match=rf"slots must be in \[0, 5\), got {slot} at index 2"):

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from reference import STATE_NAMES, Reference
 
 import rec_sdk_torch
+from rec_sdk_torch.backends import parse_device
 from rec_sdk_torch.tbe import InitializerType, Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
 from rec_sdk_torch.tbe.batch import Batch
 
@@ -331,18 +332,22 @@ def check(scenario: Scenario, device: torch.device) -> None:
     whole = {t.name: 4000 if t.hashed else t.num_embeddings for t in scenario.tables}
     between = {name: (3 * rows) // 2 + 1 for name, rows in small.items()}
     result = run(scenario, small, device)
-    for other in (between, whole):
-        again = run(scenario, other, device)
+    others = [(cache, device) for cache in (between, whole)]
+    if device.type != "cpu":  # every backend sums in the same order
+        others.append((small, torch.device("cpu")))
+    for cache, where in others:
+        again = run(scenario, cache, where)
         assert again.keys() == result.keys()
         for name, value in result.items():
-            assert torch.equal(value, again[name]), f"{name} differs between caches of {small} and {other} rows"
+            same = torch.equal(value, again[name])
+            assert same, f"{name} differs between caches of {small} rows on {device} and {cache} rows on {where}"
     compare(scenario, result, device)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 @given(scenario=scenarios())
 def test_oracle(scenario: Scenario, device_name: str) -> None:
-    check(scenario, torch.device(device_name))
+    check(scenario, parse_device(device_name))
 
 
 @pytest.fixture(scope="session")

@@ -65,8 +65,6 @@ void check_segments(const Checker& check, const Segments& segments, int64_t slot
                     int64_t grad_columns) {
   const Lookups& lookups = segments.lookups;
   const int64_t last_column = grad_columns - segments.dim;
-  check.require(lookups.count == 0 || last_column >= 0, "grad must have at least ", segments.dim,
-                " columns, got ", grad_columns);
   check_offsets(check, "segment_offsets", segments.offsets, segments.rows, lookups.count);
   check_indices(check, "unique_slots", segments.unique_slots, segments.rows, slots);
   check_indices(check, "grad_row", lookups.grad_row, lookups.count, grad_rows);

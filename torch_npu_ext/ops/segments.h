@@ -19,6 +19,8 @@ inline Segments segments_of(const Checker& check, const Tensor& grad, const Tens
   lookups.grad = check.matrix("grad", grad);
   lookups.grad_stride = grad.stride(0);
   lookups.count = grad_row.numel();
+  check.require(lookups.count == 0 || grad.size(1) >= dim, "grad must have at least ", dim, " columns, got ",
+                grad.size(1));
   lookups.grad_rows = grad.size(0);
   lookups.grad_columns = grad.size(1);
   lookups.grad_row = check.vector<const int32_t>("grad_row", grad_row, ScalarType::Int);

@@ -1,0 +1,132 @@
+"""Bytes, balance and a modelled time of every AscendC kernel, from the counters of the emulated NPU.
+
+    python -m rec_sdk_torch.emulate -m benchmarks.npu
+
+The exit status is 1 when a kernel misses a target: 1.15 times the least bytes, cores within 10% of each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from rec_sdk_torch import emulate
+from rec_sdk_torch.backends import parse_device
+
+from .ids import Distribution
+from .npu_model import CHIPS, EmulatedCounters, total_bytes
+from .npu_workloads import Batch, calls
+
+TARGET_BYTES = 1.15
+TARGET_IMBALANCE = 0.10
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One call of an operator.
+
+    Attributes:
+        operator, dim, distribution: what was called.
+        bytes_over_least: bytes moved over the least.
+        imbalance: bytes of the busiest core over the mean of all, less 1; of the launch that moves the most.
+        modelled_us: of all its launches, by chip.
+        bound_by: of the longest launch, by chip.
+    """
+
+    operator: str
+    dim: int
+    distribution: str
+    bytes_over_least: float
+    imbalance: float
+    modelled_us: dict[str, float]
+    bound_by: dict[str, str]
+
+    @property
+    def good(self) -> bool:
+        """Whether it meets both targets."""
+        return self.bytes_over_least <= TARGET_BYTES and self.imbalance <= TARGET_IMBALANCE
+
+
+def measure(options: argparse.Namespace) -> list[Figure]:
+    """Runs every call once, on the emulated NPU."""
+    device = parse_device("npu")
+    counters = EmulatedCounters()
+    cores = counters.vector_cores()
+    figures = []
+    for distribution in map(Distribution.parse, options.distributions):
+        batch = Batch.draw(distribution, options.rows, options.lookups, device)
+        for dim in options.dims:
+            for call in calls(batch, options.rows, dim, device):
+                torch.npu.synchronize()  # type: ignore[attr-defined]
+                counters.reset()
+                call.run()
+                torch.npu.synchronize()  # type: ignore[attr-defined]
+                kernels = counters.read()
+                longest = max(kernels, key=lambda kernel: float(kernel.bytes.sum()))
+                times = {chip.name: [kernel.seconds(chip) for kernel in kernels] for chip in CHIPS}
+                figures.append(
+                    Figure(
+                        call.name,
+                        dim,
+                        distribution.name,
+                        total_bytes(kernels) / call.least_bytes,
+                        longest.imbalance(cores),
+                        {name: 1e6 * sum(seconds for seconds, _ in each) for name, each in times.items()},
+                        {name: max(each)[1] for name, each in times.items()},
+                    )
+                )
+    return figures
+
+
+def report(figures: Sequence[Figure], options: argparse.Namespace) -> str:
+    """A table for people."""
+    soc = os.environ.get("REC_SDK_EMULATED_SOC", "Ascend910B1")
+    lines = [
+        f"{options.lookups} lookups of {options.rows} rows, emulated {soc}. Counted: bytes, balance. "
+        "MODELLED, not measured: times.",
+        f"{'operator':<28}{'D':>5}  {'ids':<16}{'bytes':>7}{'imbalance':>11}"
+        + "".join(f"{chip.name + ' us':>10} {'bound':<7}" for chip in CHIPS),
+    ]
+    for f in figures:
+        times = "".join(f"{f.modelled_us[chip.name]:>10.1f} {f.bound_by[chip.name]:<7}" for chip in CHIPS)
+        miss = "" if f.good else "  <- misses a target"
+        counted = f"{f.bytes_over_least:>7.3f}{f.imbalance:>10.1%} "
+        lines.append(f"{f.operator:<28}{f.dim:>5}  {f.distribution:<16}{counted}{times}{miss}")
+    return "\n".join(lines)
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m rec_sdk_torch.emulate -m benchmarks.npu", description=__doc__)
+    parser.add_argument("--rows", type=int, default=100_000, help="rows of the table (default: %(default)s)")
+    parser.add_argument("--lookups", type=int, default=65_536, help="lookups of the batch (default: %(default)s)")
+    parser.add_argument("--dims", type=int, nargs="+", default=[64, 128], help="embedding dims (default: 64 128)")
+    parser.add_argument(
+        "--distributions", nargs="+", default=["1.05", "uniform"], help="power laws, or uniform (default: both)"
+    )
+    parser.add_argument("--json", type=Path, help="results for programs")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the benchmark; the exit status."""
+    options = parse(arguments)
+    if not emulate.active():
+        print(f"benchmarks.npu counts what the emulated NPU does. {emulate.HINT}", file=sys.stderr)
+        return 2
+    figures = measure(options)
+    print(report(figures, options))
+    if options.json:
+        options.json.write_text(json.dumps([asdict(figure) for figure in figures], indent=1) + "\n")
+    return 0 if all(figure.good for figure in figures) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

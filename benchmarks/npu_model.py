@@ -1,0 +1,111 @@
+"""A model of what the AscendC kernels cost on a chip, from what the emulated NPU counted. Modelled, never measured.
+
+Per core, the engines that copy in (MTE2), copy out (MTE3) and compute (vector) run side by side, so a core takes as
+long as its busiest engine; a launch takes as long as its slowest core, and no less than its bytes need at the
+bandwidth of the chip's memory. Hits in the L2 cache, conflicts in memory and the scalar unit are left out: the
+result is a lower bound.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rec_sdk_torch import emulate
+
+Counts = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Chip:
+    """Constants of a chip, with their source in `benchmarks/README.md`."""
+
+    name: str
+    hbm_bytes_per_s: float
+    """Of the whole chip."""
+    core_bytes_per_s: float
+    """One core's copies from or to global memory, each direction."""
+    copy_issue_s: float
+    """Engine time that a copy takes whatever its size."""
+    vector_bytes_per_s: float
+    """Of one operand."""
+    vector_issue_s: float
+    """Engine time that a vector instruction takes whatever its size, with the barrier of a dependent one."""
+
+
+CHIPS = (
+    Chip("910B", 1.49e12, 32 * 1.85e9, 20.9 / 1.85e9, 256 * 1.85e9, 15 / 1.85e9),
+    Chip("950", 1.63e12, 16 * 1.65e9, 38.8 / 1.65e9, 256 * 1.65e9, 15 / 1.65e9),
+)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What one kernel did since the counters were reset; arrays hold one value per core."""
+
+    name: str
+    launches: int
+    counters: Mapping[str, Counts]
+
+    @property
+    def bytes(self) -> Counts:
+        """Moved between global memory and the cores, exact."""
+        return self.counters["mte2_gm_bytes"] + self.counters["mte3_gm_bytes"]
+
+    def imbalance(self, cores: int) -> float:
+        """Bytes of the busiest core over the mean of all cores, less 1."""
+        total = self.bytes.sum()
+        return float(self.bytes.max() * cores / total - 1) if total else 0.0
+
+    def engine_seconds(self, chip: Chip) -> dict[str, Counts]:
+        """Busy time of each engine of each core."""
+        c = self.counters
+        copies = {
+            engine: c[f"{engine}_instructions"] * chip.copy_issue_s + c[f"{engine}_gm_bytes"] / chip.core_bytes_per_s
+            for engine in ("mte2", "mte3")
+        }
+        elements = 4 * c["vector_elements"] / chip.vector_bytes_per_s
+        return {**copies, "vector": c["vector_instructions"] * chip.vector_issue_s + elements}
+
+    def seconds(self, chip: Chip) -> tuple[float, str]:
+        """The modelled time, and what bounds it."""
+        engines = {name: float(seconds.max()) for name, seconds in self.engine_seconds(chip).items()}
+        bounds = {**engines, "hbm": float(self.bytes.sum()) / chip.hbm_bytes_per_s}
+        name = max(bounds, key=lambda bound: bounds[bound])
+        return bounds[name], name
+
+
+class EmulatedCounters:
+    """The counters of the emulated NPU that this process runs on."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL(str(emulate.library_directory() / "librec_sdk_ascendc.so"))
+        self._library.rec_sdk_emulator_counters.restype = ctypes.c_char_p
+        self._library.rec_sdk_ascendc_vector_cores.restype = ctypes.c_int64
+
+    def vector_cores(self) -> int:
+        """Of the emulated chip."""
+        return int(self._library.rec_sdk_ascendc_vector_cores())
+
+    def reset(self) -> None:
+        """Sets every counter to zero."""
+        self._library.rec_sdk_emulator_reset_counters()
+
+    def read(self) -> list[Kernel]:
+        """Every kernel that ran since the last reset; wait for the device before."""
+        text: bytes = self._library.rec_sdk_emulator_counters()
+        kernels = []
+        for name, values in json.loads(text).items():
+            counters = {key: np.asarray(value, np.float64) for key, value in values.items() if isinstance(value, list)}
+            kernels.append(Kernel(name, values["launches"], counters))
+        return kernels
+
+
+def total_bytes(kernels: Sequence[Kernel]) -> int:
+    """Of all kernels of an operator."""
+    return int(sum(kernel.bytes.sum() for kernel in kernels))

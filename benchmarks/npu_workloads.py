@@ -1,0 +1,150 @@
+"""One call of each operator on an NPU, with the least bytes that it has to move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+
+from rec_sdk_torch.ops import ops
+from rec_sdk_torch.tbe.record import RecordLayout
+
+from .ids import Distribution
+
+_ELEMENT_STATES = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 0, "adam": 2}
+_BAG = 8
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operator's call on a batch.
+
+    Attributes:
+        name: operator and variant.
+        run: does it.
+        least_bytes: every index once, every gradient and looked-up row once, every updated record once each way,
+            every output once. Rows looked up again count again: only a cache could save them.
+    """
+
+    name: str
+    run: Callable[[], object]
+    least_bytes: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Lookups of a table, and the segments of their rows, on a device.
+
+    Attributes:
+        slots: int32 `[N]`.
+        unique: int32 `[U]`, the distinct slots.
+        offsets: int32 `[U + 1]`, segment borders.
+        positions: int32 `[N]`, the lookups ordered by row.
+    """
+
+    slots: torch.Tensor
+    unique: torch.Tensor
+    offsets: torch.Tensor
+    positions: torch.Tensor
+
+    @classmethod
+    def draw(cls, distribution: Distribution, rows: int, lookups: int, device: torch.device) -> Batch:
+        """A batch of seed 0."""
+        slots = distribution.draw(np.random.default_rng(0), rows, lookups)
+        unique, counts = np.unique(slots, return_counts=True)
+        arrays = (slots, unique, np.cumsum([0, *counts]), np.argsort(slots, kind="stable"))
+        return cls(*(torch.from_numpy(a.astype(np.int32)).to(device) for a in arrays))
+
+
+def _layout(dim: int, optimizer: str, dtype: torch.dtype = torch.float32) -> RecordLayout:
+    states = (1,) if optimizer == "rowwise_adagrad" else (dim,) * _ELEMENT_STATES[optimizer]
+    return RecordLayout(dim, dtype, states)
+
+
+def _cache(rows: int, layout: RecordLayout, device: torch.device) -> torch.Tensor:
+    return torch.zeros((rows, layout.bytes), dtype=torch.uint8, device=device)
+
+
+def _record_bytes(layout: RecordLayout) -> int:
+    return layout.dim * layout.weight_dtype.itemsize + 4 * sum(layout.state_elements)
+
+
+def lookups(batch: Batch, rows: int, dim: int, device: torch.device) -> Iterator[Call]:
+    """Sequence and pooled lookups, and the gradient of sample weights; weights in fp32 and bf16."""
+    n = len(batch.slots)
+    bags = n // _BAG
+    offsets = torch.arange(0, n + 1, _BAG, device=device)
+    columns = torch.zeros(1, dtype=torch.int64, device=device)
+    mean = torch.zeros(1, dtype=torch.bool, device=device)
+    for dtype in (torch.float32, torch.bfloat16):
+        layout = _layout(dim, "adagrad", dtype)
+        weights = layout.weight(_cache(rows, layout, device))
+        read = n * dim * dtype.itemsize + 4 * n
+        name = str(dtype).removeprefix("torch.")
+        yield Call(f"lookup_sequence {name}", partial(ops.lookup_sequence, weights, batch.slots), read + 4 * n * dim)
+        out = torch.zeros((bags, dim), device=device)
+        pooled = read + 8 * bags + 4 * bags * dim
+        yield Call(
+            f"lookup_pooled {name}",
+            partial(ops.lookup_pooled, weights, batch.slots, offsets, None, columns, mean, 0, out),
+            pooled,
+        )
+        yield Call(
+            f"pooled_weights_grad {name}",
+            partial(ops.pooled_weights_grad, weights, batch.slots, offsets, out, columns, mean),
+            pooled + 4 * n,
+        )
+
+
+def copies(batch: Batch, rows: int, dim: int, device: torch.device) -> Iterator[Call]:
+    """Records of the distinct rows, out of the cache and into it."""
+    layout = _layout(dim, "adagrad")
+    cache = _cache(rows, layout, device)
+    least = len(batch.unique) * (4 + 2 * layout.bytes)
+    records = torch.zeros((len(batch.unique), layout.bytes), dtype=torch.uint8, device=device)
+    yield Call("gather_rows", partial(ops.gather_rows, cache, batch.unique), least)
+    yield Call("scatter_rows", partial(ops.scatter_rows, cache, batch.unique, records), least)
+
+
+def updates(batch: Batch, rows: int, dim: int, device: torch.device) -> Iterator[Call]:
+    """Every optimizer, and the sums of an accumulation window."""
+    n, u = len(batch.slots), len(batch.unique)
+    grad = torch.zeros((n, dim), device=device)
+    segments = (batch.offsets, batch.positions, None, None)
+    read = 4 * n * dim + 4 * n + 8 * u
+    for optimizer in _ELEMENT_STATES:
+        layout = _layout(dim, optimizer)
+        cache = _cache(rows, layout, device)
+        tables = torch.tensor([0, u], dtype=torch.int32, device=device)
+        coefficients = torch.tensor([[float("inf"), 0.1, 1e-8, 0.1, 0.001, 1.0, 0.0, 0.0]], device=device)
+        yield Call(
+            f"update_rows {optimizer}",
+            partial(
+                ops.update_rows,
+                cache,
+                grad,
+                batch.unique,
+                tables,
+                *segments,
+                coefficients,
+                optimizer,
+                dim,
+                torch.float32,
+            ),
+            read + 2 * u * _record_bytes(layout),
+        )
+    pending = torch.zeros((rows, 2 * dim), device=device)
+    yield Call(
+        "accumulate_rows",
+        partial(ops.accumulate_rows, pending, grad, batch.unique, *segments),
+        read + 2 * u * 8 * dim,
+    )
+
+
+def calls(batch: Batch, rows: int, dim: int, device: torch.device) -> Iterator[Call]:
+    """Every operator."""
+    for family in (lookups, copies, updates):
+        yield from family(batch, rows, dim, device)

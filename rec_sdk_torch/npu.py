@@ -1,0 +1,68 @@
+"""The operators on torch_npu: finds and loads their libraries, once, when a device "npu" is first asked for."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+from pathlib import Path
+
+import torch
+
+from . import emulate
+from .ops import ops
+
+__all__ = ["load_operators"]
+
+_HERE = Path(__file__).parent
+_KERNELS = "librec_sdk_ascendc.so"
+
+
+def _import_torch_npu() -> None:
+    try:
+        importlib.import_module("torch_npu")
+    except ModuleNotFoundError as error:
+        if error.name != "torch_npu":
+            raise
+        raise ImportError(
+            "device 'npu' needs the package torch_npu, which is not installed: pip install --no-deps "
+            f"torch-npu=={torch.__version__.partition('+')[0]}, and CANN on a machine with NPUs. {emulate.HINT}"
+        ) from error
+    except (ImportError, OSError) as error:
+        raise ImportError(
+            f"device 'npu': torch_npu does not load, most likely for want of CANN ({error}). {emulate.HINT}"
+        ) from error
+
+
+def _kernels() -> Path:
+    """The kernels' library: the emulated NPU's own, or what CANN's compiler built."""
+    folder = emulate.library_directory() if emulate.active() else _HERE
+    return folder / _KERNELS
+
+
+@functools.cache
+def load_operators() -> None:
+    """Makes device "npu" known to torch, and `torch.ops.rec_sdk.*` run on it.
+
+    Raises:
+        ImportError: torch_npu, CANN, or the libraries of this package for it are missing; says which, and what to do.
+    """
+    _import_torch_npu()
+    kernels, operators = _kernels(), _HERE / "_ops_npu.so"
+    for path in (kernels, operators):
+        if not path.exists():
+            raise ImportError(
+                f"device 'npu': {path} is missing, this build of rec_sdk_torch is without NPU kernels. Install it "
+                "again where torch_npu is installed, with ASCEND_HOME_PATH set if CANN is: "
+                "pip install --no-build-isolation ."
+            )
+    ctypes.CDLL(str(kernels), mode=ctypes.RTLD_GLOBAL)
+    torch.ops.load_library(str(operators))
+    assert ops
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes of device memory that can still be allocated."""
+    with torch.npu.device(device):  # type: ignore[attr-defined]  # a new thread has none
+        free: int = torch.npu.mem_get_info(device)[0]  # type: ignore[attr-defined]
+    return free

@@ -1,0 +1,22 @@
+#include "torch_npu_ext/npu/launch.h"
+
+#include <torch_npu/csrc/core/npu/NPUGuard.h>
+#include <torch_npu/csrc/core/npu/NPUStream.h>
+#include <torch_npu/csrc/framework/OpCommand.h>
+
+#include <utility>
+
+namespace rec_sdk {
+
+void on_current_stream(const char* op, int32_t device_index, std::function<void(void* stream)> launch) {
+  const auto device = static_cast<c10::DeviceIndex>(device_index);
+  const c10_npu::NPUGuard guard(device);
+  // false: the handle as it is, without first draining the task queue that the launch goes through.
+  aclrtStream stream = c10_npu::getCurrentNPUStream(device).stream(false);
+  at_npu::native::OpCommand::RunOpApiV2(op, [stream, launch = std::move(launch)]() -> int {
+    launch(stream);
+    return ACL_ERROR_NONE;
+  });
+}
+
+}  // namespace rec_sdk
