@@ -5,6 +5,7 @@ installed, and then the kernels: with CANN's compiler where ASCEND_HOME_PATH nam
 """
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -37,6 +38,7 @@ class Project:
         path = os.pathsep.join([cmake.CMAKE_BIN_DIR, ninja.BIN_DIR, os.environ.get("PATH", "")])
         environment = {**os.environ, "PATH": path}
         options = [f"-D{name}={value}" for name, value in self.options.items()]
+        options += shlex.split(os.environ.get("CMAKE_ARGS", ""))
         configure = ["cmake", "-S", str(self.source), "-B", str(tree), "-G", "Ninja", *options]
         subprocess.run(configure, check=True, env=environment)
         subprocess.run(["cmake", "--build", str(tree)], check=True, env=environment)

@@ -32,15 +32,14 @@ class Chip:
     """One core's copies from or to global memory, each direction."""
     copy_issue_s: float
     """Engine time that a copy takes whatever its size."""
-    vector_bytes_per_s: float
-    """Of one operand."""
-    vector_issue_s: float
-    """Engine time that a vector instruction takes whatever its size, with the barrier of a dependent one."""
+    clock_hz: float
+    vector_issue_cycles: float
+    """What a vector instruction takes whatever its size, with the barrier of a dependent one."""
 
 
 CHIPS = (
-    Chip("910B", 1.49e12, 32 * 1.85e9, 20.9 / 1.85e9, 256 * 1.85e9, 15 / 1.85e9),
-    Chip("950", 1.63e12, 16 * 1.65e9, 38.8 / 1.65e9, 256 * 1.65e9, 15 / 1.65e9),
+    Chip("910B", 1.49e12, 32 * 1.85e9, 20.9 / 1.85e9, 1.85e9, 15),
+    Chip("950", 1.63e12, 16 * 1.65e9, 38.8 / 1.65e9, 1.65e9, 15),
 )
 
 
@@ -69,8 +68,8 @@ class Kernel:
             engine: c[f"{engine}_instructions"] * chip.copy_issue_s + c[f"{engine}_gm_bytes"] / chip.core_bytes_per_s
             for engine in ("mte2", "mte3")
         }
-        elements = 4 * c["vector_elements"] / chip.vector_bytes_per_s
-        return {**copies, "vector": c["vector_instructions"] * chip.vector_issue_s + elements}
+        cycles = c["vector_instructions"] * chip.vector_issue_cycles + c["vector_cycles"]
+        return {**copies, "vector": cycles / chip.clock_hz}
 
     def seconds(self, chip: Chip) -> tuple[float, str]:
         """The modelled time, and what bounds it."""

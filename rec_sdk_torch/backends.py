@@ -30,7 +30,7 @@ def _allocate(rows: int, width: int, device: torch.device) -> torch.Tensor:
     return torch.empty((rows, width), dtype=torch.uint8, device=device)
 
 
-def _nothing() -> None:
+def _nothing(*_: torch.device) -> None:
     pass
 
 
@@ -46,6 +46,8 @@ class Backend:
     """(rows, width, device) -> an uninitialised device cache, uint8 `[rows, width]`."""
     load: Callable[[], None] = _nothing
     """Makes torch know the device type and the operators' kernels for it; ImportError says what is missing."""
+    start: Callable[[torch.device], None] = _nothing
+    """Prepares one device; ValueError if there is none."""
 
     def staging(self, rows: int, width: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
         """An uninitialised host buffer `[rows, width]` that a swap copies through."""
@@ -54,7 +56,7 @@ class Backend:
 
 _BACKENDS = {
     "cpu": Backend(lambda device: available_memory(), pin_staging=False, allocate_cache=_huge_pages),
-    "npu": Backend(npu.free_memory, pin_staging=True, load=npu.load_operators),
+    "npu": Backend(npu.free_memory, pin_staging=True, load=npu.load_operators, start=npu.start),
 }
 
 
@@ -64,6 +66,7 @@ def backend_for(device: torch.device) -> Backend:
     Raises:
         NotImplementedError: this build has no kernels for that device type.
         ImportError: it has, and the device's own software is missing.
+        ValueError: there is no such device.
     """
     if device.type not in _BACKENDS:
         raise NotImplementedError(
@@ -71,6 +74,7 @@ def backend_for(device: torch.device) -> Backend:
         )
     backend = _BACKENDS[device.type]
     backend.load()
+    backend.start(device)
     return backend
 
 
@@ -78,12 +82,15 @@ def parse_device(device: torch.device | str | None) -> torch.device:
     """`device` as torch knows it, the host when None; "npu" without an index is the current NPU.
 
     Raises:
-        ImportError: as `backend_for`; torch alone knows no "npu".
+        ImportError, ValueError: as `backend_for`; torch alone knows no "npu".
     """
     kind = str(device or "cpu").partition(":")[0]
     if kind in _BACKENDS:
         _BACKENDS[kind].load()
     parsed = torch.device(device or "cpu")
-    if parsed.type == "cpu" or parsed.type not in _BACKENDS or parsed.index is not None:
+    if parsed.type == "cpu" or parsed.type not in _BACKENDS:
+        return parsed
+    _BACKENDS[parsed.type].start(parsed)
+    if parsed.index is not None:
         return parsed
     return torch.empty(0, device=parsed).device

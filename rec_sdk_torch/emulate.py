@@ -116,8 +116,10 @@ def _devices(text: str) -> str:
 
 
 def _memory(text: str) -> str:
-    if not re.fullmatch(r"[1-9][0-9]*[KMG]?", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; it must be bytes, or a number and K, M or G")
+    match = re.fullmatch(r"([1-9][0-9]*)([KMG]?)", text)
+    size = int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2]] if match else 0
+    if not 1 << 20 <= size <= 1 << 40:
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; it must be 1M to 1024G, as bytes or with K, M or G")
     return text
 
 
@@ -143,6 +145,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; does not return where it runs a program. 2: one line on stderr says what is wrong."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    if options.program[:1] == ["--"]:
+        del options.program[0]
     if options.lib == bool(options.program):
         parser.error("give a program to run" if not options.program else "--lib takes no program")
     if options.program and not options.module and not Path(options.program[0]).exists():
@@ -155,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.lib:
         print(folder)
         return 0
-    flags = sys.orig_argv[1 : sys.orig_argv.index("-m")] if "-m" in sys.orig_argv else []
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing does
     command = [sys.executable, *flags, *(["-m"] if options.module else []), *options.program]
     # A new process image: the dynamic linker reads LD_LIBRARY_PATH only when a process starts.
     os.execve(sys.executable, command, _environment(folder, options))

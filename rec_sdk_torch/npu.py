@@ -10,9 +10,8 @@ from pathlib import Path
 import torch
 
 from . import emulate
-from .ops import ops
 
-__all__ = ["load_operators"]
+__all__ = ["free_memory", "load_operators", "start"]
 
 _HERE = Path(__file__).parent
 _KERNELS = "librec_sdk_ascendc.so"
@@ -57,8 +56,22 @@ def load_operators() -> None:
                 "pip install --no-build-isolation ."
             )
     ctypes.CDLL(str(kernels), mode=ctypes.RTLD_GLOBAL)
+    importlib.import_module(".ops", __package__)  # the schemas
     torch.ops.load_library(str(operators))
-    assert ops
+
+
+def start(device: torch.device) -> None:
+    """Lets torch_npu set `device` up.
+
+    It ends the process in a backward, on whatever device, when another was chosen before it had memory and streams.
+
+    Raises:
+        ValueError: there is no such device.
+    """
+    count: int = torch.npu.device_count()  # type: ignore[attr-defined]
+    if device.index is not None and device.index >= count:
+        raise ValueError(f"device {str(device)!r}: there are {count} NPUs, 0 to {count - 1}")
+    torch.empty(1, device=device)
 
 
 def free_memory(device: torch.device) -> int:

@@ -44,7 +44,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_sessionstart(session: pytest.Session) -> None:
     # Not pytest_report_header, which says nothing under -q.
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    reporter.write_line(f"device: {describe(parse_device(session.config.getoption('--device')))}")
+    try:
+        device = parse_device(session.config.getoption("--device"))
+    except (ImportError, RuntimeError, ValueError) as error:
+        raise pytest.UsageError(f"--device: {error}") from error
+    reporter.write_line(f"device: {describe(device)}")
 
 
 def describe(device: torch.device) -> str:

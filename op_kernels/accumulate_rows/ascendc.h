@@ -19,6 +19,7 @@ struct Accumulate : REC_SDK_ISA::ElementwiseOptimizer {
 };
 
 __aicore__ inline void accumulate_rows(TPipe* pipe, const AccumulateRows& a, const HotWorkspace& workspace) {
+  forget_cached(a.segments.offsets);
   RowsToUpdate rows{};
   rows.segments = a.segments;
   rows.records = reinterpret_cast<uint8_t*>(a.pending);

@@ -10,9 +10,11 @@
 
 #ifdef __CUDACC__
 #define REC_SDK_HD __host__ __device__ __forceinline__
-#elif defined(__NPU_ARCH__) && !defined(REC_SDK_ASCENDC_ARCH)  // CANN's compiler, not the emulator
+#elif defined(REC_SDK_CANN) || (defined(__NPU_ARCH__) && !defined(REC_SDK_ASCENDC_ARCH))
+// CANN's compiler, in its pass for the host too, and not the emulator. Only for the device, as are the
+// operators of planes that formulas call.
 #include "kernel_operator.h"
-#define REC_SDK_HD __host_aicore__ inline __attribute__((always_inline))
+#define REC_SDK_HD __aicore__ inline __attribute__((always_inline))
 #else
 #define REC_SDK_HD inline __attribute__((always_inline))
 #endif

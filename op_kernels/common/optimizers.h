@@ -3,7 +3,7 @@
 // struct and add it to the list at the end.
 //
 // An optimizer has
-//   kName                            as the operator's `optimizer` argument names it
+//   name()                           as the operator's `optimizer` argument names it; for the host
 //   kElementStates, kRowStates       fp32 states of [dim], then of [1], in the order of the record
 //   kMeanSquare                      whether begin_row needs the mean of g * g over the row
 //   Optimizer(coefficients)          of one table; [0] is max_gradient, common to all
@@ -37,7 +37,7 @@ struct ElementwiseOptimizer {
 };
 
 struct Sgd : ElementwiseOptimizer {
-  static constexpr const char* kName = "sgd";
+  static const char* name() { return "sgd"; }
   static constexpr int kElementStates = 0;
 
   float lr;
@@ -50,7 +50,7 @@ struct Sgd : ElementwiseOptimizer {
 };
 
 struct Adagrad : ElementwiseOptimizer {
-  static constexpr const char* kName = "adagrad";
+  static const char* name() { return "adagrad"; }
   static constexpr int kElementStates = 1;  // sum
 
   float lr, eps;  // lr: already decayed
@@ -64,7 +64,7 @@ struct Adagrad : ElementwiseOptimizer {
 };
 
 struct RowWiseAdagrad {
-  static constexpr const char* kName = "rowwise_adagrad";
+  static const char* name() { return "rowwise_adagrad"; }
   static constexpr int kElementStates = 0, kRowStates = 1;  // sum
   static constexpr bool kMeanSquare = true;
 
@@ -84,7 +84,7 @@ struct RowWiseAdagrad {
 
 // torch.optim.Adam and SparseAdam: they differ only in coefficients 1 and 5.
 struct Adam : ElementwiseOptimizer {
-  static constexpr const char* kName = "adam";
+  static const char* name() { return "adam"; }
   static constexpr int kElementStates = 2;  // exp_avg, exp_avg_sq
 
   float step_size, eps, one_minus_beta1, one_minus_beta2, inv_sqrt_bias_correction2;

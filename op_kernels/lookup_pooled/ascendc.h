@@ -2,6 +2,7 @@
 
 #include "op_kernels/common/ascendc/bags.h"
 #include "op_kernels/common/ascendc/stored_rows.h"
+#include "op_kernels/lookup_pooled/ascendc_group.h"
 
 namespace rec_sdk {
 namespace ascendc {
@@ -45,8 +46,13 @@ class RowTiles {
     return minimum(wanted, in_tile_ - used_);
   }
 
+  __aicore__ inline int64_t pitch() const { return pitch_; }
+
   // The next row; available() first. Valid until the next call of available().
   __aicore__ inline LocalTensor<float> take() { return rows_[static_cast<uint32_t>(used_++ * pitch_)]; }
+
+  // Whether that many rows lie in UB already.
+  __aicore__ inline bool holds(int64_t rows) const { return in_tile_ - used_ >= rows; }
 
   // After the last row.
   __aicore__ inline void finish() {
@@ -116,9 +122,14 @@ class PooledOutput {
 
   __aicore__ inline void start(int64_t width) { width_ = width; }
 
+  // Whether the slice at out[sample, column:] goes out with those before it.
+  __aicore__ inline bool joins(int64_t sample, int64_t column) const {
+    return rows_ > 0 && rows_ < rows_of_tile_ && column == column_ && sample == sample_ + rows_;
+  }
+
   // Where to put the `width` values of out[sample, column:].
   __aicore__ inline LocalTensor<float> slice(int64_t sample, int64_t column) {
-    if (rows_ > 0 && (rows_ == rows_of_tile_ || column != column_ || sample != sample_ + rows_)) flush();
+    if (!joins(sample, column)) flush();
     if (rows_ == 0) {
       tile_ = tiles_.AllocTensor<float>();
       sample_ = sample;
@@ -172,6 +183,17 @@ class BagSum {
     width_ = static_cast<int32_t>(width);
   }
 
+  // The next `length` rows, which the tile holds, times their weights; the first of them.
+  __aicore__ inline LocalTensor<float> take_rows(RowTiles<Stored>* rows, int64_t length) {
+    const LocalTensor<float> first = rows->take();
+    if (kWeighted) AscendC::Muls(first, first, next_weight(), width_);
+    for (int64_t i = 1; i < length; ++i) {
+      const LocalTensor<float> row = rows->take();
+      if (kWeighted) AscendC::Muls(row, row, next_weight(), width_);
+    }
+    return first;
+  }
+
   // The sum of the next `length` rows, length >= 1.
   __aicore__ inline void add_up(RowTiles<Stored>* rows, int64_t length, const LocalTensor<float>& sum) {
     const int64_t blocks = ceil_div(length, kSumBlock);
@@ -213,8 +235,11 @@ class BagSum {
     int64_t i = 0;
     if (first_of_block) {
       vector_barrier();
-      if (count == 1 || kWeighted) {
+      if (kWeighted) {
         AscendC::Muls(sum, rows->take(), next_weight(), width_);
+        i = 1;
+      } else if (count == 1) {
+        copy_values(sum, rows->take(), width_);
         i = 1;
       } else {
         const LocalTensor<float> first = rows->take();
@@ -253,6 +278,7 @@ class PooledLookup {
     tiles_.init(pipe, a.weights, a.slots, panel_, ceil_div(a.lookups, AscendC::GetBlockNum()));
     output_.init(pipe, a.out, a.out_stride, panel_);
     sums_.init(pipe, a, panel_);
+    group_.init(pipe, panel_);
     walk_.init(pipe);
     search_.init(pipe);
     pipe->InitBuffer(divisor_, static_cast<uint32_t>(panel_ * sizeof(float)));
@@ -267,7 +293,8 @@ class PooledLookup {
   static constexpr int64_t kLevels = 28;  // 2^31 lookups are 2^26 blocks
   static_assert(kWidestPanel <= PooledOutput::kTile && kWidestPanel <= RowTiles<Stored>::kTile, "a row fits");
   static_assert(RowTiles<Stored>::kBytes + PooledOutput::kBytes + BagSum<Stored, kWeighted>::kBytes +
-                        (kLevels + 1) * kWidestPanel * sizeof(float) + BagWalk::kBytes + BagSearch::kBytes <=
+                        (kLevels + 1) * kWidestPanel * sizeof(float) + BagGroup::kBytes + BagWalk::kBytes +
+                        BagSearch::kBytes <=
                     kUbBytes,
                 "UB");
 
@@ -328,15 +355,33 @@ class PooledLookup {
       tiles_.start(first, last, column, width);
       sums_.start(first, last, width);
       output_.start(width);
+      group_.start(width);
       for (int64_t k = begin; k < end; ++k) {
         if (k > begin) walk_.next();
-        const LocalTensor<float> slice = output_.slice(walk_.sample(), walk_.column() + column);
-        pool_bag(slice, static_cast<int32_t>(width));
+        pool_next(walk_.column() + column, static_cast<int32_t>(width));
       }
+      finish_group();
       output_.flush();
       tiles_.finish();
     }
   }
+
+  // The bag where walk_ stands.
+  __aicore__ inline void pool_next(int64_t column, int32_t width) {
+    const int64_t length = walk_.length();
+    const bool is_short = group_.useful() && length > 0 && length <= BagSum<Stored, kWeighted>::kSumBlock;
+    if (!is_short || group_.full() || !tiles_.holds(length) || !output_.joins(walk_.sample(), column)) {
+      finish_group();
+    }
+    const LocalTensor<float> slice = output_.slice(walk_.sample(), column);
+    if (is_short && group_.empty()) tiles_.available(length);
+    if (is_short && tiles_.holds(length)) {
+      group_.add(slice, sums_.take_rows(&tiles_, length), length, walk_.mean());
+    } else {
+      pool_bag(slice, width);
+    }
+  }
+  __aicore__ inline void finish_group() { group_.finish(tiles_.pitch()); }
 
   __aicore__ inline void pool_bag(const LocalTensor<float>& slice, int32_t width) {
     if (walk_.length() == 0) {
@@ -357,6 +402,7 @@ class PooledLookup {
   RowTiles<Stored> tiles_;
   PooledOutput output_;
   BagSum<Stored, kWeighted> sums_;
+  BagGroup group_;
   BagWalk walk_;
   BagSearch search_;
   Scratch divisor_;

@@ -13,12 +13,14 @@ __aicore__ inline void find_hot_rows(TPipe* pipe, const Segments& segments, cons
 }
 
 __aicore__ inline void sum_chunks(TPipe* pipe, const Segments& segments, const HotWorkspace& workspace) {
+  forget_cached(workspace.entries);
   ChunkSums sums;
   sums.run(pipe, segments, workspace);
 }
 
 template <class Optimizer, class Weights>
 __aicore__ inline void update_rows(TPipe* pipe, const UpdateRows& a, const HotWorkspace& workspace) {
+  forget_cached(a.table_offsets);
   constexpr int kElementStates = Optimizer::kElementStates, kRowStates = Optimizer::kRowStates;
   RowsToUpdate rows{};
   rows.segments = a.segments;

@@ -32,7 +32,7 @@ void launch_optimizer(const Launcher& launcher, DType weight_dtype) {
 template <class Launcher, class... Optimizer>
 void launch_by_name(const Launcher& launcher, const char* name, DType weight_dtype,
                     REC_SDK_ISA::OptimizerList<Optimizer...>) {
-  ((std::strcmp(name, Optimizer::kName) == 0 ? launch_optimizer<Optimizer>(launcher, weight_dtype) : void()),
+  ((std::strcmp(name, Optimizer::name()) == 0 ? launch_optimizer<Optimizer>(launcher, weight_dtype) : void()),
    ...);
 }
 

@@ -71,7 +71,7 @@ using UpdateKernel = void (*)(const UpdateRows&, int64_t, int64_t, float*);
 template <class... Optimizer>
 UpdateKernel find(const char* name, OptimizerList<Optimizer...>) {
   UpdateKernel found = nullptr;
-  ((strcmp(name, Optimizer::kName) == 0 ? void(found = update_with<Optimizer>) : void()), ...);
+  ((strcmp(name, Optimizer::name()) == 0 ? void(found = update_with<Optimizer>) : void()), ...);
   return found;
 }
 

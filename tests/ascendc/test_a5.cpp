@@ -25,7 +25,7 @@ void test_nothing_to_do() {
 }
 
 void test_strides() {
-  Global<float> in("in", 64, Access::kRead, 2.0f), out("out", 64, Access::kWrite);
+  Global<float> in("in", 64, Access::kRead, 2.0f), out("out", 64, Access::kReadWrite);
   const std::vector<Buffer> buffers = {in.buffer(), out.buffer()};
   // The same block again and again.
   const Kernel backwards = [&](bool repaired) {

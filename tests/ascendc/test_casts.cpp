@@ -1,4 +1,4 @@
-// Cast between all pairs of types, against scalar code.
+// Cast between all pairs of types, against scalar code, and saturation.
 #include <cmath>
 #include <limits>
 
@@ -8,10 +8,12 @@ namespace {
 
 using Kernel = std::function<void(bool)>;
 
+// Without saturation of 16-bit floats, unless asked for.
 template <class T, class U>
-std::vector<T> cast(const std::vector<U>& values, RoundMode mode) {
+std::vector<T> cast(const std::vector<U>& values, RoundMode mode, bool saturated = false) {
   std::vector<T> result;
   CHECK_PASSES(run([&] {
+    SetSaturationFlag<SaturationMode::FLOAT>(saturated);
     LocalMemAllocator<> allocator;
     const auto count = static_cast<uint32_t>(values.size());
     const auto from = allocator.Alloc<U>(count);
@@ -21,6 +23,7 @@ std::vector<T> cast(const std::vector<U>& values, RoundMode mode) {
     Cast(to, from, mode, count);
     order<HardEvent::V_S>();
     for (uint32_t i = 0; i < count; ++i) result.push_back(to.GetValue(i));
+    SetSaturationFlag<SaturationMode::FLOAT>(true);
   }));
   return result;
 }
@@ -74,7 +77,7 @@ void test_whole_numbers() {
   check(RoundMode::CAST_TRUNC, [](float v) { return std::trunc(v); });
 }
 
-void test_saturation() {
+void test_saturation_of_integers() {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const std::vector<float> values = {1e30f, -1e30f, nan};
   const auto narrow = cast<int32_t>(values, RoundMode::CAST_TRUNC);
@@ -85,6 +88,72 @@ void test_saturation() {
       cast<int32_t>(std::vector<int64_t>{int64_t{1} << 40, -(int64_t{1} << 40), 7}, RoundMode::CAST_NONE);
   CHECK(from_wide[0] == INT32_MAX && from_wide[1] == INT32_MIN && from_wide[2] == 7);
   CHECK(cast<int16_t>(std::vector<int32_t>{70000}, RoundMode::CAST_NONE)[0] == INT16_MAX);
+}
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+const float kNan = std::numeric_limits<float>::quiet_NaN();
+
+// Off, the host's own conversion; on, the largest number and zero.
+void test_saturation_of_16_bits() {
+  const std::vector<float> values = {kInfinity, -kInfinity, kNan, -kNan, 1e6f, 3.4e38f, 1.5f, -65504};
+  const uint16_t halves[] = {0x7bff, 0xfbff, 0, 0, 0x7bff, 0x7bff, 0x3e00, 0xfbff};
+  const uint16_t brains[] = {0x7f7f, 0xff7f, 0, 0, 0x4974, 0x7f7f, 0x3fc0, 0xc780};
+  const auto half_on = cast<half>(values, RoundMode::CAST_RINT, true);
+  const auto half_off = cast<half>(values, RoundMode::CAST_RINT);
+  const auto brain_on = cast<bfloat16_t>(values, RoundMode::CAST_RINT, true);
+  const auto brain_off = cast<bfloat16_t>(values, RoundMode::CAST_RINT);
+  for (size_t i = 0; i < values.size(); ++i) {
+    CHECK(half_on[i].bits == halves[i] && brain_on[i].bits == brains[i]);
+    CHECK(half_off[i].bits == half(values[i]).bits && brain_off[i].bits == bfloat16_t(values[i]).bits);
+  }
+  // What is read is not changed, nor is a float.
+  CHECK(std::isinf(cast<float>(std::vector<half>{half(kInfinity)}, RoundMode::CAST_NONE, true)[0]));
+}
+
+// Results that half has no number for.
+void test_saturation_of_arithmetic() {
+  for (const bool on : {true, false}) {
+    CHECK_PASSES(run([&] {
+      TPipe pipe;
+      TBuf<> buffer;
+      pipe.InitBuffer(buffer, 256);
+      const auto x = buffer.GetWithOffset<half>(16, 0), y = buffer.GetWithOffset<half>(16, 32);
+      const auto moved = buffer.GetWithOffset<half>(16, 64);
+      const uint16_t infinity = on ? 0x7bff : 0x7c00;
+      const auto check = [&](uint16_t expected) {
+        order<HardEvent::V_S>();
+        CHECK(y.GetValue(0).bits == expected);
+        order<HardEvent::S_V>();
+      };
+      SetSaturationFlag<SaturationMode::FLOAT>(on);
+      CHECK(GetSaturationFlag<SaturationMode::FLOAT>() == on);
+      Duplicate(x, half(60000.0f), 16);
+      PipeBarrier<PIPE_V>();
+      Add(y, x, x, 16);
+      check(infinity);
+      Muls(y, x, half(-2.0f), 16);
+      check(on ? 0xfbff : 0xfc00);
+      ReduceSum(y, x, y, 16);
+      check(infinity);
+      Duplicate(y, half(kInfinity), 16);  // moves bits, as Gather does
+      check(0x7c00);
+      Sub(moved, y, y, 16);
+      order<HardEvent::V_S>();
+      CHECK(on ? moved.GetValue(0).bits == 0 : std::isnan(static_cast<float>(moved.GetValue(0))));
+      SetSaturationFlag<SaturationMode::FLOAT>(true);
+    }));
+  }
+}
+
+void test_saturation_flag() {
+  const Kernel kernel = [](bool repaired) {
+    const bool before = GetSaturationFlag<SaturationMode::FLOAT>();
+    CHECK(before);  // also after a kernel that did not put it back
+    SetSaturationFlag<SaturationMode::FLOAT>(false);
+    if (repaired) SetSaturationFlag<SaturationMode::FLOAT>(before);
+  };
+  CHECK_TWIN(kernel, {}, 3, "end of the kernel", "the saturation of floats is off",
+             "SetSaturationFlag must put back");
 }
 
 void test_integers_to_float() {
@@ -119,7 +188,10 @@ int main() {
   test_whole_numbers<int16_t, half>();
   test_whole_numbers<int32_t, half>();
   test_whole_numbers<int32_t, bfloat16_t>();
-  test_saturation();
+  test_saturation_of_integers();
+  test_saturation_of_16_bits();
+  test_saturation_of_arithmetic();
+  test_saturation_flag();
   test_integers_to_float();
   test_modes();
   return check_result();

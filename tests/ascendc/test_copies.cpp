@@ -99,7 +99,7 @@ void test_padding() {
   const auto both = padded(4, {true, 2, 10, 9}, 16);
   for (int i = 0; i < 16; ++i) CHECK(both[i] == (i >= 2 && i < 6 ? i + 3 : 9));
 
-  Global<int16_t> in("in", 16, Access::kRead), out("out", 16, Access::kWrite);
+  Global<int16_t> in("in", 16, Access::kRead), out("out", 16, Access::kReadWrite);
   const Kernel undefined = [&](bool repaired) {
     LocalMemAllocator<> allocator;
     const auto local = allocator.Alloc<int16_t, 64>();
@@ -126,7 +126,7 @@ void test_padding() {
 }
 
 void test_limits() {
-  Global<float> in("in", 600000, Access::kRead), out("out", 600000, Access::kWrite);
+  Global<float> in("in", 600000, Access::kRead), out("out", 600000, Access::kReadWrite);
   const std::vector<Buffer> buffers = {in.buffer(), out.buffer()};
   const Kernel too_many_blocks = [&](bool repaired) {
     LocalMemAllocator<> allocator;
@@ -174,7 +174,7 @@ void test_limits() {
 }
 
 void test_data_copy() {
-  Global<half> in("in", 64, Access::kRead), out("out", 64, Access::kWrite);
+  Global<half> in("in", 64, Access::kRead), out("out", 64, Access::kReadWrite);
   for (int i = 0; i < 64; ++i) in.values[i].bits = static_cast<uint16_t>(i);
   const std::vector<Buffer> buffers = {in.buffer(), out.buffer()};
   const Kernel rounds_down = [&](bool repaired) {

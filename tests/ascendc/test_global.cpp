@@ -68,7 +68,7 @@ void test_bounds() {
 }
 
 void test_access() {
-  Global<float> data("data", 64, Access::kRead), out("out", 64, Access::kWrite, 5.0f);
+  Global<float> data("data", 64, Access::kRead), out("out", 16, Access::kWrite);
   const Buffers buffers = {data.buffer(), out.buffer()};
   const Kernel writes_input = [&](bool repaired) {
     LocalMemAllocator<> allocator;
@@ -76,20 +76,30 @@ void test_access() {
   };
   CHECK_TWIN(writes_input, buffers, 1, "writes to 'data', which this launch may only read");
   CHECK(out.values[15] == 1.0f);
-  CHECK(out.values[16] != out.values[16]);  // an output starts as NaN
   const Kernel stores_input = [&](bool repaired) {
     auto tensor = repaired ? out.tensor() : data.tensor();
-    tensor.SetValue(0, 1.0f);
-    clean(tensor);
+    for (uint32_t i = 0; i < 16; ++i) tensor.SetValue(i, 1.0f);
+    clean<CacheLine::ENTIRE_DATA_CACHE>(tensor);
   };
   CHECK_TWIN(stores_input, buffers, 1, "GlobalTensor::SetValue", "may only read");
   const Kernel reads_output = [&](bool repaired) {
     LocalMemAllocator<> allocator;
-    if (repaired) copy_out(out.tensor(), ones(allocator), 16);
+    copy_out(out.tensor(), ones(allocator), repaired ? 16 : 15);
     order<HardEvent::MTE3_MTE2>();
     copy_in(allocator.Alloc<float, 64>(), out.tensor(), 16);
   };
-  CHECK_TWIN(reads_output, buffers, 1, "reads byte 0 of 'out', an output that nothing has written yet");
+  CHECK_TWIN(reads_output, buffers, 1, "reads byte 60 of 'out', an output that nothing has written yet");
+  const Kernel adds_to_output = [&](bool repaired) {
+    LocalMemAllocator<> allocator;
+    const auto tensor = ones(allocator);
+    if (repaired) copy_out(out.tensor(), tensor, 16);
+    PipeBarrier<PIPE_MTE3>();
+    SetAtomicAdd<float>();
+    copy_out(out.tensor(), tensor, 16);
+    SetAtomicNone();
+  };
+  CHECK_TWIN(adds_to_output, buffers, 1,
+             "combines with byte 0 of 'out', an output that nothing has written yet");
   // A buffer for reading inside one for writing is one of both.
   const Buffers nested = {{"rows", data.values.data(), 128, Access::kRead},
                           {"cache", data.values.data(), 256, Access::kReadWrite}};
@@ -101,6 +111,50 @@ void test_access() {
         copy_out(data.tensor(), ones(allocator), 16);
       },
       nested));
+}
+
+// Each core writes its half, which neither starts nor ends with a line.
+void test_outputs_are_written() {
+  constexpr uint32_t kHalf = 35003;
+  std::vector<float> values(2 * kHalf + 2, 5.0f);
+  const Buffers buffers = {{"out", values.data() + 1, 2 * kHalf * sizeof(float), Access::kWrite}};
+  const auto write = [&](int64_t half, uint32_t begin, uint32_t end) {
+    LocalMemAllocator<> allocator;
+    const auto part = allocator.Alloc<float>(kHalf);
+    Duplicate(part, 1.0f, kHalf);
+    order<HardEvent::V_MTE3>();
+    GlobalTensor<float> tensor;
+    tensor.SetGlobalBuffer(values.data() + 1 + half * kHalf, kHalf);
+    copy_out(tensor[begin], part, end - begin);
+  };
+  const Kernel end_missing = [&](bool repaired) { write(GetBlockIdx(), 0, kHalf - (repaired ? 0 : 1)); };
+  CHECK_TWIN(end_missing, buffers, 2,
+             "kernel 'kernel', 2 cores: ends, and nothing has written byte 140008 of",
+             "'out', an output of 280024 bytes");
+  CHECK(values.front() == 5.0f && values.back() == 5.0f && values[1] == 1.0f);
+  // What an earlier launch wrote does not count.
+  const Kernel start_missing = [&](bool repaired) { write(GetBlockIdx(), repaired ? 0 : 1, kHalf); };
+  CHECK_TWIN(start_missing, buffers, 2, "nothing has written byte 0 of 'out'");
+  const Kernel half_missing = [&](bool repaired) {
+    if (GetBlockIdx() == 0 || repaired) write(GetBlockIdx(), 0, kHalf);
+  };
+  CHECK_TWIN(half_missing, buffers, 2, "nothing has written byte 140012 of 'out'");
+  CHECK(values[kHalf + 1] == 1.0f);
+  // After a SyncAll, and a byte at a time.
+  std::vector<uint8_t> bytes(100);
+  const Kernel by_turns = [&](bool repaired) {
+    GlobalTensor<uint8_t> tensor;
+    tensor.SetGlobalBuffer(bytes.data(), 100);
+    for (uint32_t i = 0; i < 100; ++i) {
+      if (i % 2 == GetBlockIdx() && (repaired || i != 77)) tensor.SetValue(i, 1);
+      clean<CacheLine::ENTIRE_DATA_CACHE>(tensor);
+      SyncAll();
+    }
+  };
+  CHECK_TWIN(by_turns, (Buffers{{"bytes", bytes.data(), 100, Access::kWrite}}), 2,
+             "nothing has written byte 77 of 'bytes'");
+  // A launch that fails says why, not what it did not write.
+  CHECK_ERROR(run([&] { write(0, 0, kHalf + 1); }, buffers), "has 140012");
 }
 
 void test_order_within_a_core() {
@@ -384,6 +438,7 @@ void test_atomics() {
 int main() {
   test_bounds();
   test_access();
+  test_outputs_are_written();
   test_order_within_a_core();
   test_order_between_cores();
   test_data_cache();

@@ -171,7 +171,7 @@ void test_bounds_of_tensors() {
 }
 
 void test_alignment() {
-  Global<float> in("in", 64, Access::kRead, 1.0f), out("out", 64, Access::kWrite);
+  Global<float> in("in", 64, Access::kRead, 1.0f), out("out", 64, Access::kReadWrite);
   const std::vector<Buffer> buffers = {in.buffer(), out.buffer()};
   const Kernel vector_dst = [](bool repaired) {
     LocalMemAllocator<> allocator;
@@ -204,7 +204,7 @@ void test_alignment() {
 }
 
 void test_unwritten_bytes() {
-  Global<float> in("in", 64, Access::kRead, 1.0f), out("out", 64, Access::kWrite);
+  Global<float> in("in", 64, Access::kRead, 1.0f), out("out", 64, Access::kReadWrite);
   const std::vector<Buffer> buffers = {in.buffer(), out.buffer()};
   const Kernel vector_reads = [](bool repaired) {
     LocalMemAllocator<> allocator;

@@ -46,7 +46,7 @@ void test_copy_in_then_vector() {
 }
 
 void test_vector_then_copy_out() {
-  Global<float> out("out", 64, Access::kWrite);
+  Global<float> out("out", 64, Access::kReadWrite);
   const Kernel read_after_write = [&](bool repaired) {
     Memory m;
     Duplicate(m.part(0), 1.0f, kCount);
@@ -67,7 +67,7 @@ void test_vector_then_copy_out() {
 }
 
 void test_copy_in_and_copy_out() {
-  Global<float> in("in", 64, Access::kRead, 1.0f), out("out", 64, Access::kWrite);
+  Global<float> in("in", 64, Access::kRead, 1.0f), out("out", 64, Access::kReadWrite);
   const std::vector<Buffer> buffers = {in.buffer(), out.buffer()};
   const Kernel read_after_write = [&](bool repaired) {
     Memory m;
@@ -88,7 +88,7 @@ void test_copy_in_and_copy_out() {
 }
 
 void test_scalar_unit() {
-  Global<float> in("in", 64, Access::kRead, 1.0f), out("out", 64, Access::kWrite);
+  Global<float> in("in", 64, Access::kRead, 1.0f), out("out", 64, Access::kReadWrite);
   const std::vector<Buffer> buffers = {in.buffer(), out.buffer()};
   const Kernel reads_copy = [&](bool repaired) {
     Memory m;
@@ -192,7 +192,7 @@ void test_copy_after_copy() {
 
 // What one engine waited for is known to whoever waits for that engine.
 void test_order_is_transitive() {
-  Global<float> in("in", 64, Access::kRead, 1.0f), out("out", 64, Access::kWrite);
+  Global<float> in("in", 64, Access::kRead, 1.0f), out("out", 64, Access::kReadWrite);
   const std::vector<Buffer> buffers = {in.buffer(), out.buffer()};
   const Kernel through_vector = [&](bool repaired) {
     Memory m;

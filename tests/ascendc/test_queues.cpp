@@ -183,7 +183,7 @@ void test_freeing() {
 
 // A queue orders the two engines of its positions, and no others.
 void test_order() {
-  Global<float> in("in", kCount, Access::kRead), out("out", kCount, Access::kWrite);
+  Global<float> in("in", kCount, Access::kRead), out("out", kCount, Access::kReadWrite);
   const std::vector<Buffer> buffers = {in.buffer(), out.buffer()};
   const Kernel no_queue_between = [&](bool repaired) {
     TPipe pipe;

@@ -57,5 +57,7 @@ void kernel() {
   TPipe pipe;
   TBuf<> buffer;
   pipe.InitBuffer(buffer, 2, 64);
+#elif REC_SDK_CASE == 17
+  SetSaturationFlag<SaturationMode::CAST>(false);
 #endif
 }

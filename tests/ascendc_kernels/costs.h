@@ -9,7 +9,8 @@
 namespace ascendc_tests {
 
 constexpr int64_t kAllCores = 48;
-constexpr double kMostBytes = 1.15, kMostImbalance = 1.10;
+constexpr double kMostBytes = 1.15;      // of the least
+constexpr double kMostImbalance = 1.10;  // of a perfect balance, if bytes were time
 
 // One counter of a kernel, by core.
 inline std::vector<int64_t> counter(const std::string& json, const std::string& kernel,
@@ -27,8 +28,13 @@ inline std::vector<int64_t> counter(const std::string& json, const std::string& 
 }
 
 struct Moved {
-  int64_t bytes = 0;     // a read of the scalar unit is a cache line
-  double imbalance = 0;  // bytes of the busiest core, against the mean
+  int64_t bytes = 0;  // a read of the scalar unit is a cache line
+  int64_t of_busiest_core = 0;
+
+  // The busiest core against the mean of all.
+  double imbalance() const {
+    return bytes == 0 ? 0 : static_cast<double>(of_busiest_core * kAllCores) / static_cast<double>(bytes);
+  }
 };
 
 inline Moved moved_by(const std::string& json, const std::string& kernel) {
@@ -37,14 +43,11 @@ inline Moved moved_by(const std::string& json, const std::string& kernel) {
                              out = counter(json, kernel, "mte3_gm_bytes"),
                              reads = counter(json, kernel, "scalar_gm_reads");
   Moved moved;
-  int64_t most = 0;
   for (size_t core = 0; core < in.size(); ++core) {
     const int64_t bytes = in[core] + out[core] + reads[core] * kLine;
     moved.bytes += bytes;
-    most = std::max(most, bytes);
+    moved.of_busiest_core = std::max(moved.of_busiest_core, bytes);
   }
-  if (moved.bytes > 0)
-    moved.imbalance = static_cast<double>(most * kAllCores) / static_cast<double>(moved.bytes);
   return moved;
 }
 

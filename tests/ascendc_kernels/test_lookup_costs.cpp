@@ -24,9 +24,9 @@ void check_costs(const char* kernel, const std::string& title, const rec_sdk::em
   const ascendc_tests::Moved moved = ascendc_tests::moved_by(rec_sdk_emulator_counters(), kernel);
   const double ratio = static_cast<double>(moved.bytes) / static_cast<double>(least);
   std::printf("%s %s: %.1f MB, %.3f of the least bytes; busiest core %.3f\n", title.c_str(), kernel,
-              static_cast<double>(moved.bytes) * 1e-6, ratio, moved.imbalance);
+              static_cast<double>(moved.bytes) * 1e-6, ratio, moved.imbalance());
   CHECK(ratio <= ascendc_tests::kMostBytes);
-  CHECK(moved.imbalance <= ascendc_tests::kMostImbalance);
+  CHECK(moved.imbalance() <= ascendc_tests::kMostImbalance);
 }
 
 // Bags from empty ones to some of 500 lookups, almost half of a core's share: P(length >= x) ~ x^-1.2.

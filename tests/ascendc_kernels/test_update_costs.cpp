@@ -3,20 +3,17 @@
 #include <cmath>
 #include <map>
 
+#include "tests/ascendc_kernels/costs.h"
 #include "tests/ascendc_kernels/update_batch.h"
-#include "torch_npu_ext/emulator/ascendc/engine/counters.h"
 
 using ascendc_tests::AtOnce;
 using ascendc_tests::Batch;
+using ascendc_tests::kAllCores;
 using kernel_tests::Cache;
 using kernel_tests::Random;
 using rec_sdk::DType;
 
 namespace {
-
-constexpr int64_t kCores = 48;
-constexpr double kMostBytes = 1.15;  // of the least
-constexpr double kMostTime = 1.10;   // of a perfect balance, if bytes were time
 
 // Lookups of each row, in the order in which their ids first appear: id i with probability ~ i^-exponent.
 std::vector<int32_t> power_law(Random* random, int64_t lookups, int64_t ids, double exponent) {
@@ -35,39 +32,6 @@ std::vector<int32_t> power_law(Random* random, int64_t lookups, int64_t ids, dou
   return lengths;
 }
 
-// One counter of a kernel, by core.
-std::vector<int64_t> counter(const std::string& json, const std::string& kernel, const std::string& name) {
-  size_t at = json.find("\"" + kernel + "\"");
-  if (at == std::string::npos) return {};
-  at = json.find("\"" + name + "\"", at);
-  std::vector<int64_t> values;
-  for (at = json.find('[', at); json[at] != ']';) {
-    char* end;
-    values.push_back(std::strtoll(json.c_str() + at + 1, &end, 10));
-    at = static_cast<size_t>(end - json.c_str());
-  }
-  return values;
-}
-
-struct Moved {
-  int64_t bytes = 0;
-  int64_t of_busiest_core = 0;
-};
-
-Moved moved_by(const std::string& json, const std::string& kernel) {
-  const std::vector<int64_t> in = counter(json, kernel, "mte2_gm_bytes"),
-                             out = counter(json, kernel, "mte3_gm_bytes"),
-                             reads = counter(json, kernel, "scalar_gm_reads");
-  constexpr int64_t kLine = 64;
-  Moved moved;
-  for (size_t core = 0; core < in.size(); ++core) {
-    const int64_t bytes = in[core] + out[core] + reads[core] * kLine;
-    moved.bytes += bytes;
-    moved.of_busiest_core = std::max(moved.of_busiest_core, bytes);
-  }
-  return moved;
-}
-
 int64_t least_bytes(const Batch& batch, int64_t record_bytes) {
   const int64_t of_lookup = batch.dim * 4 + 4 + (batch.scale.empty() ? 0 : 8);
   return batch.lookups() * of_lookup + batch.rows() * (2 * record_bytes + 8);
@@ -80,17 +44,17 @@ void check_costs(const std::string& title, int64_t least, const char* kernel) {
   std::printf("%s:", title.c_str());
   for (const std::string& launch :
        {std::string("find_hot_rows"), std::string("sum_chunks"), std::string(kernel)}) {
-    const Moved moved = moved_by(json, launch);
+    const ascendc_tests::Moved moved = ascendc_tests::moved_by(json, launch);
     bytes += moved.bytes;
     time += moved.of_busiest_core;
     std::printf(" %s %.2f MB, busiest core %.3f;", launch.c_str(), static_cast<double>(moved.bytes) * 1e-6,
-                static_cast<double>(moved.of_busiest_core * kCores) / static_cast<double>(moved.bytes));
+                moved.imbalance());
   }
   const double ratio = static_cast<double>(bytes) / static_cast<double>(least);
-  const double balance = static_cast<double>(time * kCores) / static_cast<double>(bytes);
+  const double balance = static_cast<double>(time * kAllCores) / static_cast<double>(bytes);
   std::printf(" bytes %.3f of the least, time %.3f of balanced\n", ratio, balance);
-  CHECK(ratio <= kMostBytes);
-  CHECK(balance <= kMostTime);
+  CHECK(ratio <= ascendc_tests::kMostBytes);
+  CHECK(balance <= ascendc_tests::kMostImbalance);
 }
 
 struct Counted {
@@ -110,13 +74,13 @@ void check_optimizers(const Batch& batch, Random* random, const std::string& tit
         batch.segments(),           cache.bytes.data(), cache.layout, tables.offsets.data(), 4,
         tables.coefficients.data(), cache.slots};
     std::vector<uint8_t> workspace = ascendc_tests::workspace_for(batch);
-    rec_sdk::emulator::run_update_rows(Counted{}, a, optimizer.name, workspace.data(), kCores);
+    rec_sdk::emulator::run_update_rows(Counted{}, a, optimizer.name, workspace.data(), kAllCores);
     check_costs(title + " " + optimizer.name, least_bytes(batch, cache.layout.bytes), "update_rows");
   }
   std::vector<float> pending(static_cast<size_t>(batch.slots * 2 * batch.dim));
   const rec_sdk::AccumulateRows a{batch.segments(), pending.data(), batch.slots};
   std::vector<uint8_t> workspace = ascendc_tests::workspace_for(batch);
-  rec_sdk::emulator::run_accumulate_rows(Counted{}, a, workspace.data(), kCores);
+  rec_sdk::emulator::run_accumulate_rows(Counted{}, a, workspace.data(), kAllCores);
   check_costs(title + " accumulate", least_bytes(batch, batch.dim * 8), "accumulate_rows");
 }
 

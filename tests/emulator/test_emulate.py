@@ -62,6 +62,12 @@ def test_modules_and_flags_of_python() -> None:
     assert finished.stdout.startswith("1 "), finished.stderr
 
 
+@pytest.mark.parametrize("flags", [("-Bm", "rec_sdk_torch.emulate"), ("-mrec_sdk_torch.emulate",)])
+def test_other_spellings_of_the_command(flags: tuple[str, ...]) -> None:
+    finished = run("-m", "timeit", "-n1", "-r1", "import sys; print('ran', sys.argv)", bare=True, flags=flags)
+    assert finished.stdout.startswith("ran"), finished.stderr
+
+
 def test_child_processes(script: Path) -> None:
     script.write_text(
         "import torch, torch.multiprocessing as mp\n"
@@ -136,7 +142,7 @@ def test_not_active_without_the_launcher() -> None:
         (["--lib", "program.py"], "--lib takes no program"),
         (["--devices", "0", "program.py"], "'0' is not allowed; it must be a number from 1 to 64"),
         (["--devices", "x", "program.py"], "'x' is not allowed"),
-        (["--memory", "16Q", "program.py"], "'16Q' is not allowed; it must be bytes, or a number and K, M or G"),
+        (["--memory", "16Q", "program.py"], "'16Q' is not allowed; it must be 1M to 1024G, as bytes or with K, M or G"),
         (["--memory", "0", "program.py"], "'0' is not allowed"),
         (["--device", "2", "program.py"], "--device"),
     ],

@@ -118,7 +118,9 @@ def test_outputs_are_resized_and_written_through_views() -> None:
 
 def test_an_output_that_is_an_input() -> None:
     a = sample(6).to("npu")
-    torch.add(a[:5], a[1:], out=a[:5].clone())
+    with pytest.raises(RuntimeError, match="memory location"):
+        torch.add(a[:5], 1, out=a[1:])
+    assert_same(a, sample(6))
     b = sample(6).to("npu")
     torch.exp(b, out=b)
     assert_same(b, sample(6).exp())
@@ -428,6 +430,11 @@ def test_what_fails_on_the_stream_is_raised_at_the_next_synchronisation() -> Non
     assert "raised" in finished.stdout, finished.stderr
     assert "aclnnInplaceCopy" in finished.stdout
     assert "must match the size" in finished.stdout
+
+
+def test_quantized_tensors_are_refused() -> None:
+    with pytest.raises(NotImplementedError, match="quantized"):
+        torch.quantize_per_tensor(torch.ones(3, device="npu"), 0.1, 0, torch.qint8)
 
 
 def test_threads() -> None:

@@ -144,6 +144,21 @@ def test_16_bit_weights_round_once(name: str, dim: int, dtype: torch.dtype, devi
         assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("name", CASES)
+def test_padding_of_records_is_left_alone(name: str, dtype: torch.dtype, device: torch.device) -> None:
+    optimizer, elements, _, row, _ = CASES[name]
+    cache = Cache(torch.zeros(ROWS, 5), [torch.zeros(ROWS, n) for n in elements(5)], dtype, device)
+    cache.records.fill_(0xA5)
+    for part in (cache.weights, *cache.states):
+        part.zero_()
+    padding = cache.records == 0xA5
+    slots, grad = torch.arange(ROWS, device=device), torch.randn(ROWS, 5, device=device)
+    update(cache, grad, slots, optimizer, row(1).to(device))
+    assert padding.any()
+    assert (cache.records[padding] == 0xA5).all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_rounding_to_nearest_even(dtype: torch.dtype, device: torch.device) -> None:
     bits = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype).float()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import numpy as np
@@ -41,6 +42,20 @@ def step(embedding: TableBatchedEmbedding, ids: list[int]) -> None:
 def weights(embedding: TableBatchedEmbedding) -> list[float]:
     with torch.no_grad():
         return embedding(torch.arange(IDS), torch.tensor([0, IDS]))[:, 0].tolist()
+
+
+def test_threads_of_their_own(device: torch.device) -> None:
+    """Embeddings that share nothing but the device train side by side as they do one after the other."""
+
+    def train(seed: int) -> list[float]:
+        embedding = make(1, 60, device)
+        for ids in np.random.default_rng(seed).integers(0, IDS, (30, 50)):
+            step(embedding, ids.tolist())
+        return weights(embedding)
+
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(train, range(4)))
+    assert together == [train(seed) for seed in range(4)]
 
 
 @pytest.mark.parametrize("window", [1, 3])

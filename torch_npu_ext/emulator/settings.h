@@ -5,7 +5,8 @@
 // REC_SDK_EMULATED_DEVICES   how many devices there are, 1 to 64                                    2
 // REC_SDK_EMULATED_MEMORY    memory of each, in bytes or with a suffix K, M or G (1024s); it takes
 //                            host memory only where it is used                                      16G
-// REC_SDK_EMULATED_SOC       the chip whose rules and sizes the kernels are held to Ascend910B1
+// REC_SDK_EMULATED_SOC       the chip whose rules and sizes the kernels are held to, one of chips.h that they
+//                            are compiled for                                               Ascend910B1
 // REC_SDK_EMULATED_SOC_NAME  the chip that torch_npu is told it runs on; with an Ascend910B name it uses the
 //                            graph engine and float64 becomes float32 Ascend950PR_9589
 // REC_SDK_EMULATED_SEED      order in which the cores of a kernel run                               0
@@ -18,6 +19,8 @@
 #include <cstdlib>
 #include <string>
 
+#include "chips.h"
+
 namespace rec_sdk::emulator {
 
 constexpr int kMaxDevices = 64;
@@ -25,7 +28,7 @@ constexpr int kMaxDevices = 64;
 struct Settings {
   int devices;
   uint64_t memory;
-  std::string soc;
+  const Soc* soc;
   std::string soc_name;
   uint64_t seed;
   bool trace;
@@ -64,6 +67,27 @@ inline std::string name_setting(const char* name, const char* unset) {
   return value == nullptr || *value == '\0' ? unset : value;
 }
 
+// One of the chips that the kernels are compiled for; unless set, the first.
+inline const Soc* soc_setting(const char* name) {
+  const std::string value = name_setting(name, "");
+  const Soc* first = nullptr;
+  std::string allowed;
+  for (const Soc& soc : kSocs) {
+    if (soc.arch != REC_SDK_ASCENDC_ARCH) {
+      continue;
+    }
+    if (value == soc.name) {
+      return &soc;
+    }
+    first = first == nullptr ? &soc : first;
+    allowed += (allowed.empty() ? "one of " : ", ") + std::string(soc.name);
+  }
+  if (!value.empty()) {
+    refuse_setting(name, value.c_str(), allowed.c_str());
+  }
+  return first;
+}
+
 inline const Settings& settings() {
   // Never destroyed: streams still run while the process ends.
   static const Settings& read = *new Settings{
@@ -71,7 +95,7 @@ inline const Settings& settings() {
                                       "a number of devices, 1 to 64")),
       number_setting("REC_SDK_EMULATED_MEMORY", uint64_t{16} << 30, 1 << 20, uint64_t{1} << 40,
                      "a number of bytes, 1M to 1024G; suffixes are K, M and G", true),
-      name_setting("REC_SDK_EMULATED_SOC", "Ascend910B1"),
+      soc_setting("REC_SDK_EMULATED_SOC"),
       name_setting("REC_SDK_EMULATED_SOC_NAME", "Ascend950PR_9589"),
       number_setting("REC_SDK_EMULATED_SEED", 0, 0, UINT64_MAX, "a whole number below 2^64"),
       number_setting("REC_SDK_EMULATED_TRACE", 0, 0, 1, "0 or 1") != 0,

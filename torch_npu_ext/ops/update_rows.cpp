@@ -25,8 +25,8 @@ RecordLayout find_layout(const Checker& check, const std::string& name, int64_t 
                          OptimizerList<Optimizer...>) {
   RecordLayout layout{};
   std::string names;
-  ((layout = name == Optimizer::kName ? layout_of<Optimizer>(dim, dtype) : layout), ...);
-  ((names += std::string(names.empty() ? "" : ", ") + Optimizer::kName), ...);
+  ((layout = name == Optimizer::name() ? layout_of<Optimizer>(dim, dtype) : layout), ...);
+  ((names += std::string(names.empty() ? "" : ", ") + Optimizer::name()), ...);
   check.require(layout.bytes > 0, "optimizer must be one of ", names, "; got '", name, "'");
   return layout;
 }

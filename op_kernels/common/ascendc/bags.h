@@ -2,6 +2,7 @@
 #pragma once
 
 #include "op_kernels/common/ascendc/scalar_stream.h"
+#include "op_kernels/common/ascendc/sorted_search.h"
 
 namespace rec_sdk {
 namespace ascendc {
@@ -15,13 +16,11 @@ struct BagCosts {
   }
 };
 
-// Finds the two ends of a core's share in `offsets` [count + 1]. A round copies kSamples offsets, spread over
-// the range left, into UB with one DMA, and a short range as a whole: a binary search in GM would wait for
-// memory log2(count) times, this one two or three times.
+// Finds the two ends of a core's share in `offsets` [count + 1].
 class BagSearch {
  public:
-  static constexpr int64_t kWindow = 512, kSamples = 128, kTargets = 2;
-  static constexpr uint32_t kBytes = kTargets * kWindow * sizeof(int64_t);
+  static constexpr int64_t kTargets = 2;
+  static constexpr uint32_t kBytes = SortedSearch<128>::kBytes;
 
   // The first bag before which the bags cost at least the target (bags.count is the end of the last one),
   // where its lookups start, and where those of the bag before it do (0 for bag 0).
@@ -29,85 +28,30 @@ class BagSearch {
     int64_t bag, first, first_of_previous;
   };
 
-  __aicore__ inline void init(TPipe* pipe) {
-    pipe->InitBuffer(buffer_, kBytes);
-    arrived_.init(pipe);
-    released_.init(pipe);
-  }
+  __aicore__ inline void init(TPipe* pipe) { search_.init(pipe); }
 
-  // 0 <= targets <= the cost of all bags. At the same time, since most of it is waiting.
+  // 0 <= targets <= the cost of all bags.
   __aicore__ inline void find(const Bags& bags, const BagCosts& costs, const int64_t (&targets)[kTargets],
                               Found (&found)[kTargets]) {
-    Range ranges[kTargets] = {{0, bags.count}, {0, bags.count}};
-    while (!ranges[0].found || !ranges[1].found) {
-      released_.order();
-      for (int64_t t = 0; t < kTargets; ++t) copy_offsets(bags, &ranges[t], t);
-      arrived_.order();
-      for (int64_t t = 0; t < kTargets; ++t) narrow(costs, targets[t], t, &ranges[t], &found[t]);
+    const SearchedArray<int64_t> offsets{bags.offsets, bags.count + 1, 0, bags.count};
+    FoundPlace<int64_t, 1> places[kTargets];
+    search_.find({offsets, offsets}, Below{costs, {targets[0], targets[1]}}, places);
+    for (int64_t t = 0; t < kTargets; ++t) {
+      found[t] = {places[t].place, places[t].here[0], places[t].before[0]};
     }
   }
 
  private:
-  static constexpr int64_t kPitch =
-      kUbBlock / sizeof(int64_t);  // of samples in UB: each has a block of its own
-  static_assert(kSamples * kPitch <= kWindow, "samples fit where a window does");
-
-  // The bag is one of [low, high]. In UB are `taken` offsets: those of bags start, start + step, ...
-  struct Range {
-    int64_t low, high;
-    bool found = false;
-    int64_t start = 0, step = 1, taken = 0;
+  struct Below {
+    BagCosts costs;
+    int64_t targets[kTargets];
+    template <class Values>
+    __aicore__ inline bool operator()(int64_t t, int64_t bag, const Values& offset) const {
+      return costs.before(bag, offset.get(0)) < targets[t];
+    }
   };
 
-  __aicore__ inline void copy_offsets(const Bags& bags, Range* range, int64_t target) {
-    if (range->found) return;
-    const LocalTensor<int64_t> to = window(target);
-    if (range->high - range->low + 2 <= kWindow) {  // with the bag before
-      range->start = maximum<int64_t>(0, range->low - 1);
-      range->step = 1;
-      range->taken = range->high + 1 - range->start;
-      load(to, bags.offsets + range->start, range->taken);
-    } else {
-      range->start = range->low;
-      range->step = ceil_div(range->high - range->low, kSamples);
-      range->taken = ceil_div(range->high - range->low, range->step);
-      load_rows(to, bags.offsets + range->start, range->taken, 1, range->step, kPitch);
-    }
-  }
-
-  __aicore__ inline void narrow(const BagCosts& costs, int64_t cost, int64_t target, Range* range,
-                                Found* found) {
-    if (range->found) return;
-    const LocalTensor<int64_t> offsets = window(target);
-    const int64_t pitch = range->step == 1 ? 1 : kPitch;
-    int64_t low = 0, high = range->taken;  // how many of the offsets lie below the target
-    while (low < high) {
-      const int64_t middle = (low + high) / 2;
-      const int64_t offset = offsets.GetValue(static_cast<uint32_t>(middle * pitch));
-      if (costs.before(range->start + middle * range->step, offset) < cost) {
-        low = middle + 1;
-      } else {
-        high = middle;
-      }
-    }
-    if (range->step == 1) {
-      range->found = true;
-      found->bag = range->start + low;
-      found->first = offsets.GetValue(static_cast<uint32_t>(low));
-      found->first_of_previous = low > 0 ? offsets.GetValue(static_cast<uint32_t>(low - 1)) : 0;
-      return;
-    }
-    if (low < range->taken) range->high = range->start + low * range->step;
-    if (low > 0) range->low = range->start + (low - 1) * range->step + 1;
-  }
-
-  __aicore__ inline LocalTensor<int64_t> window(int64_t target) {
-    return buffer_.Get<int64_t>()[static_cast<uint32_t>(target * kWindow)];
-  }
-
-  Landing buffer_;
-  Signal<HardEvent::MTE2_S> arrived_;
-  Signal<HardEvent::S_MTE2> released_;
+  SortedSearch<128> search_;
 };
 
 // Walks bags in order: where bag k lies in the output, and how it is pooled.

@@ -169,7 +169,7 @@ class GradientSums {
   }
 
   __aicore__ inline void push(const Cursor& at, const LocalTensor<float>& value) {
-    AscendC::Muls(level(at.terms.row, depth_++), value, 1.0f, width_);
+    copy_values(level(at.terms.row, depth_++), value, width_);
     vector_barrier();
   }
   // The first two terms of a block in one instruction.

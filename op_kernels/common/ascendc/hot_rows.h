@@ -136,6 +136,10 @@ class HotParts {
   __aicore__ inline int64_t get(int64_t part, PartField field) {
     return buffer_.Get<int32_t>().GetValue(static_cast<uint32_t>(part * kPartFields + field));
   }
+  // [kHotRows, kEntryFields]
+  __aicore__ inline const int32_t* entries(int64_t part) {
+    return workspace_.entries + get(part, kFirstEntry) * kEntryFields;
+  }
   // Of hot row i of a part. By the scalar unit from GM: a search reads few of them.
   __aicore__ inline int64_t entry(int64_t part, int64_t i, EntryField field) {
     const int64_t at = (get(part, kFirstEntry) + i) * kEntryFields + field;

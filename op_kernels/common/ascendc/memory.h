@@ -119,8 +119,23 @@ __aicore__ inline void store(const T* to, const LocalTensor<T>& from, int64_t co
   AscendC::DataCopyPad(global(to, count), from, one);
 }
 
+// Values from UB to UB. V, which adds 0 to their bits: arithmetic on floats may flush subnormal numbers.
+__aicore__ inline void copy_values(const LocalTensor<float>& to, const LocalTensor<float>& from,
+                                   int64_t count) {
+  AscendC::Adds(to.ReinterpretCast<int32_t>(), from.ReinterpretCast<int32_t>(), 0,
+                static_cast<int32_t>(count));
+}
+
 // Between vector instructions that depend on each other.
 __aicore__ inline void vector_barrier() { AscendC::PipeBarrier<PIPE_V>(); }
+
+// Before the scalar unit reads GM that an earlier launch wrote. The end of a launch already forgets what its
+// cores hold; this costs one instruction.
+template <class T>
+__aicore__ inline void forget_cached(const T* any) {
+  AscendC::DataCacheCleanAndInvalid<T, AscendC::CacheLine::ENTIRE_DATA_CACHE,
+                                    AscendC::DcciDst::CACHELINE_OUT>(global(any, 1));
+}
 
 // Elements [begin, end) of this core, when all elements cost the same.
 struct Share {

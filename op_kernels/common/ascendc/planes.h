@@ -100,7 +100,7 @@ class Plane {
 
  private:
   __aicore__ inline void copy(const Plane& other) {
-    AscendC::Muls(at_.data, other.at_.data, 1.0f, at_.count);
+    copy_values(at_.data, other.at_.data, at_.count);
     vector_barrier();
   }
 

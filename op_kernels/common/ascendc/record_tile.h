@@ -21,11 +21,6 @@ struct BFloat16Weights {
   using Type = bfloat16_t;
 };
 
-// Which part of which records a tile holds.
-struct TileColumns {
-  int64_t column, width;
-};
-
 // Two sets of planes: one is loaded while the other is computed and stored.
 template <class Weights>
 class RecordTiles {

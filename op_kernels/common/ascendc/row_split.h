@@ -2,17 +2,21 @@
 #pragma once
 
 #include "op_kernels/common/ascendc/hot_rows.h"
+#include "op_kernels/common/ascendc/sorted_search.h"
 
 namespace rec_sdk {
 namespace ascendc {
 
 class RowSplit {
  public:
+  static constexpr uint32_t kBytes = SortedSearch<64>::kBytes;
+
   // record_bytes: of a row, read and written.
   __aicore__ inline void init(TPipe* pipe, const Segments& segments, const HotWorkspace& workspace,
                               int64_t record_bytes) {
     segments_ = segments;
     parts_.init(pipe, workspace);
+    search_.init(pipe);
     const Lookups& lookups = segments.lookups;
     const int64_t index_bytes =
         4 + (lookups.grad_column != nullptr ? 4 : 0) + (lookups.scale != nullptr ? 4 : 0);
@@ -27,11 +31,18 @@ class RowSplit {
   __aicore__ inline Share rows_of_core() {
     const int64_t cores = AscendC::GetBlockNum(), core = AscendC::GetBlockIdx();
     const int64_t total = cost(segments_.rows, segments_.lookups.count, chunks_);
-    return {core == 0 ? 0 : first_row(total / cores * core),
-            core == cores - 1 ? segments_.rows : first_row(total / cores * (core + 1))};
+    const int64_t wanted[kEnds] = {total / cores * core, total / cores * (core + 1)};
+    Interval in[kEnds] = {{0, segments_.rows, 0}, {0, segments_.rows, 0}};
+    narrow(wanted, in);
+    const SearchedArray<int32_t> offsets[kEnds] = {offsets_of(in[0]), offsets_of(in[1])};
+    FoundPlace<int32_t, 1> rows[kEnds];
+    search_.find(offsets, RowBelow{*this, wanted, in}, rows);
+    return {core == 0 ? 0 : rows[0].place, core == cores - 1 ? segments_.rows : rows[1].place};
   }
 
  private:
+  static constexpr int64_t kEnds = SortedSearch<64>::kTargets;
+
   // Of the rows before `row`, which have `lookups` lookups and `chunks` chunks; it never decreases.
   __aicore__ inline int64_t cost(int64_t row, int64_t lookups, int64_t chunks) const {
     return row * row_cost_ + lookups * lookup_cost_ + chunks * chunk_cost_;
@@ -42,25 +53,53 @@ class RowSplit {
     int64_t low, high, chunks;
   };
 
-  // The first row with at least that cost before it.
-  __aicore__ inline int64_t first_row(int64_t wanted) {
-    Interval in{0, segments_.rows, 0};
-    narrow(wanted, &in);
-    while (in.low < in.high) {
-      const int64_t middle = (in.low + in.high) / 2;
-      const int64_t lookups =
-          global(segments_.offsets, segments_.rows + 1).GetValue(static_cast<uint64_t>(middle));
-      if (cost(middle, lookups, in.chunks) < wanted) {
-        in.low = middle + 1;
-      } else {
-        in.high = middle;
-      }
-    }
-    return in.low;
+  __aicore__ inline SearchedArray<int32_t> offsets_of(const Interval& in) const {
+    return {segments_.offsets, segments_.rows + 1, in.low, in.high};
   }
 
-  // To an interval without a hot row inside: between parts, then between the hot rows of the part.
-  __aicore__ inline void narrow(int64_t wanted, Interval* in) {
+  // Whether a row without a hot one between it and the start of its interval lies before an end of the share.
+  struct RowBelow {
+    const RowSplit& split;
+    const int64_t (&wanted)[kEnds];
+    const Interval (&in)[kEnds];
+    template <class Values>
+    __aicore__ inline bool operator()(int64_t t, int64_t row, const Values& offset) const {
+      return split.cost(row, offset.get(0), in[t].chunks) < wanted[t];
+    }
+  };
+  // The same of a hot row.
+  struct HotRowBelow {
+    const RowSplit& split;
+    const int64_t (&wanted)[kEnds];
+    const Interval (&in)[kEnds];
+    template <class Values>
+    __aicore__ inline bool operator()(int64_t t, int64_t, const Values& entry) const {
+      const int64_t chunks = in[t].chunks + entry.get(kChunksBefore);
+      return split.cost(entry.get(kRow), entry.get(kLookup), chunks) < wanted[t];
+    }
+  };
+
+  // To intervals without a hot row inside: between parts, then between the hot rows of the part.
+  __aicore__ inline void narrow(const int64_t (&wanted)[kEnds], Interval (&in)[kEnds]) {
+    if (parts_.count() == 0) return;
+    SearchedArray<int32_t> entries[kEnds];
+    for (int64_t t = 0; t < kEnds; ++t) entries[t] = entries_of(narrow_to_part(wanted[t], &in[t]));
+    FoundPlace<int32_t, kEntryFields> hot[kEnds];
+    search_.find(entries, HotRowBelow{*this, wanted, in}, hot);
+    for (int64_t t = 0; t < kEnds; ++t) {
+      if (hot[t].place < entries[t].size) in[t].high = hot[t].here[kRow];
+      if (hot[t].place == 0) continue;
+      in[t].low = hot[t].before[kRow] + 1;
+      in[t].chunks += hot[t].before[kChunksBefore] + hot[t].before[kRowChunks];
+    }
+  }
+
+  __aicore__ inline SearchedArray<int32_t> entries_of(int64_t part) {
+    const int64_t hot_rows = parts_.get(part, kHotRows);
+    return {parts_.entries(part), hot_rows, 0, hot_rows};
+  }
+
+  __aicore__ inline int64_t narrow_to_part(int64_t wanted, Interval* in) {
     int64_t part = 0;
     for (int64_t p = 1; p < parts_.count(); ++p) {
       const int64_t chunks = in->chunks + parts_.get(p - 1, kChunks);
@@ -72,29 +111,12 @@ class RowSplit {
       *in = {row, segments_.rows, chunks};
       part = p;
     }
-    if (parts_.count() > 0) narrow_between_hot_rows(wanted, part, in);
-  }
-
-  __aicore__ inline void narrow_between_hot_rows(int64_t wanted, int64_t part, Interval* in) {
-    const int64_t chunks_before_part = in->chunks;
-    int64_t low = 0, high = parts_.get(part, kHotRows);
-    while (low < high) {
-      const int64_t middle = (low + high) / 2;
-      const int64_t row = parts_.entry(part, middle, kRow);
-      const int64_t chunks = chunks_before_part + parts_.entry(part, middle, kChunksBefore);
-      if (cost(row, parts_.entry(part, middle, kLookup), chunks) < wanted) {
-        in->low = row + 1;
-        in->chunks = chunks + parts_.entry(part, middle, kRowChunks);
-        low = middle + 1;
-      } else {
-        in->high = row;
-        high = middle;
-      }
-    }
+    return part;
   }
 
   Segments segments_;
   HotParts parts_;
+  SortedSearch<64> search_;
   int64_t row_cost_, lookup_cost_, chunk_cost_, chunks_;
 };
 

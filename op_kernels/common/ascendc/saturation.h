@@ -9,10 +9,6 @@ namespace ascendc {
 
 class IeeeConversions {
  public:
-#ifdef REC_SDK_ASCENDC_ARCH  // the emulator, which has no other ones
-  __aicore__ inline void start() {}
-  __aicore__ inline void finish() {}
-#else
   __aicore__ inline void start() {
     saturated_ = AscendC::GetSaturationFlag<AscendC::SaturationMode::FLOAT>();
     AscendC::SetSaturationFlag<AscendC::SaturationMode::FLOAT>(false);
@@ -22,7 +18,6 @@ class IeeeConversions {
 
  private:
   bool saturated_;
-#endif
 };
 
 }  // namespace ascendc

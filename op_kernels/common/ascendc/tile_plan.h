@@ -2,6 +2,7 @@
 #pragma once
 
 #include "op_kernels/common/ascendc/gradient_sums.h"
+#include "op_kernels/common/ascendc/lane_sums.h"
 #include "op_kernels/common/ascendc/planes.h"
 
 namespace rec_sdk {
@@ -23,20 +24,33 @@ struct TilePlan {
 };
 
 constexpr int64_t kRowPlanePitch = kUbBlock / 4;  // a plane of one number a row
-constexpr int64_t kLanes = 16;                    // of lane_sum in aggregate.h
+constexpr int64_t kSpreadIndex = 1024;            // numbers of a row value that one instruction spreads
 constexpr int64_t kMaxTileRows = 128;
+
+// Which part of which records a tile holds.
+struct TileColumns {
+  int64_t column, width;
+};
 
 // Bytes of a tile: two sets of weights, states and gradients, then what only vector instructions use.
 __aicore__ inline int64_t tile_bytes(const RecordShape& shape, int64_t rows, int64_t pitch) {
   const int64_t set = shape.weight_bytes + 4 * (shape.element_states + 1);
   const int64_t decoded = shape.weight_bytes == 4 ? 0 : 4;
-  const int64_t row_planes = 2 * shape.row_states * kRowPlanePitch + kLanes + 2 * kRowPlanePitch;
+  const int64_t row_planes = 2 * shape.row_states * kRowPlanePitch;
   return rows * (pitch * (2 * set + decoded + 4 * PlanePool::kPlanes) + 4 * row_planes);
 }
 
-// other_bytes: of UB, for the index windows. The widest tile that fits, and then as many rows as fit.
-__aicore__ inline TilePlan plan_tiles(const RecordShape& shape, int64_t lookups, int64_t rows_of_core,
-                                      int64_t other_bytes) {
+// Bytes of RowValues for those rows: the lanes of the mean of squares, vectors of one number a row, and the
+// indices that spread them.
+__aicore__ inline int64_t row_value_bytes(const RecordShape& shape, int64_t rows, int64_t pitch) {
+  const int64_t of_row = LaneSums::kVectors * kLanes + 3 + shape.row_states;
+  return 4 * (align_up(rows, kUbBlock / 4) * of_row + maximum(kSpreadIndex, pitch) + kSpreadIndex);
+}
+
+// other_bytes: of UB, for the index windows; row_values: whether the optimizer has any. The widest tile that
+// fits, and then as many rows as fit.
+__aicore__ inline TilePlan plan_tiles(const RecordShape& shape, bool row_values, int64_t lookups,
+                                      int64_t rows_of_core, int64_t other_bytes) {
   TilePlan plan{1, 0, 0, sum_levels(lookups)};
   const int64_t budget = kUbBytes - other_bytes;
   for (int64_t tiles = 1;; ++tiles) {
@@ -44,8 +58,13 @@ __aicore__ inline TilePlan plan_tiles(const RecordShape& shape, int64_t lookups,
     plan.width = tiles == 1 ? shape.dim : align_up(ceil_div(shape.dim, tiles), kLanes);
     plan.pitch = align_up(plan.width, kUbBlock / shape.weight_bytes);
     const int64_t left = budget - sum_bytes(plan.pitch, plan.levels);
-    if (left < tile_bytes(shape, 1, plan.pitch)) continue;
-    plan.rows = tile_rows(minimum(left / tile_bytes(shape, 1, plan.pitch), kMaxTileRows), rows_of_core);
+    int64_t fit = minimum(left / tile_bytes(shape, 1, plan.pitch), kMaxTileRows);
+    while (row_values && fit > 0 &&
+           left < tile_bytes(shape, fit, plan.pitch) + row_value_bytes(shape, fit, plan.pitch)) {
+      --fit;
+    }
+    if (fit <= 0) continue;
+    plan.rows = tile_rows(fit, rows_of_core);
     return plan;
   }
 }

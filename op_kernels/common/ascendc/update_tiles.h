@@ -2,6 +2,7 @@
 // once, records back.
 #pragma once
 
+#include "op_kernels/common/ascendc/record_tile.h"
 #include "op_kernels/common/ascendc/row_split.h"
 #include "op_kernels/common/ascendc/row_values.h"
 #include "op_kernels/common/optimizers.h"
@@ -57,7 +58,7 @@ class UpdateTiles {
   static constexpr bool kHasRow = kRowStates > 0 || Optimizer::kMeanSquare;
 
   enum RowArray { kOffset, kSlot, kRowArrays };
-  using RowIndex = IndexWindows<kRowArrays, 4 * kMaxTileRows>;  // half of one: this tile and the next
+  using RowIndex = IndexWindows<kRowArrays, 4 * kMaxTileRows>;
 
   // One pass over columns of a tile of rows of one table. A row-wise optimizer on rows wider than a tile
   // measures all columns before it updates them.
@@ -68,7 +69,7 @@ class UpdateTiles {
     int set;
   };
 
-  // The rows of a tile whose gradient does not come by one copy.
+  // Rows of a tile.
   struct RowList {
     int64_t count;
     uint8_t rows[kMaxTileRows];
@@ -76,12 +77,20 @@ class UpdateTiles {
     __aicore__ inline void add(int64_t r) { rows[count++] = static_cast<uint8_t>(r); }
   };
 
+  // What the index arrays say of the rows of a tile, and those of them whose gradient does not come by one
+  // copy.
+  struct TileRows {
+    int32_t begins[kMaxTileRows + 1];  // row r has lookups [begins[r], begins[r + 1])
+    int32_t slots[kMaxTileRows];
+    RowList summed, empty;
+  };
+
   // What GradientSums asks for.
   struct TileTerms {
     const UpdateTiles& tiles;
     const Step& step;
     __aicore__ inline Terms operator()(int64_t i) const {
-      return tiles.terms_of(step, tiles.summed_[step.set].rows[i]);
+      return tiles.terms_of(step, tiles.tile_rows_[step.set].summed.rows[i]);
     }
   };
 
@@ -94,13 +103,13 @@ class UpdateTiles {
         global(a_.segments.offsets, a_.segments.rows + 1).GetValue(static_cast<uint64_t>(rows_.end));
     open_lookup_index(&lookup_index_, pipe, lookups, end);
     const int64_t index_bytes = kRowArrays * RowIndex::kBytesOfArray + lookup_index_bytes(lookups) +
-                                a_.workspace.part_count * kPartFields * 4;
-    plan_ = plan_tiles(a_.shape, lookups.count, rows_.end - rows_.begin, index_bytes);
+                                a_.workspace.part_count * kPartFields * 4 + RowSplit::kBytes;
+    plan_ = plan_tiles(a_.shape, kHasRow, lookups.count, rows_.end - rows_.begin, index_bytes);
     sums_.init(pipe, &lookup_index_, lookups, plan_.pitch, plan_.levels, a_.workspace.sums,
                a_.workspace.pitch);
     records_.init(pipe, a_.shape, plan_, a_.records);
     pool_.init(pipe, plan_.rows * plan_.pitch);
-    if (kHasRow) row_values_.init(pipe, plan_, a_.shape.dim);
+    if (kHasRow) row_values_.init(pipe, plan_, a_.shape);
     vector_barrier();
     for (int s = 0; s < 2; ++s) {
       arrived_[s].init(pipe);
@@ -165,8 +174,8 @@ class UpdateTiles {
   }
 
   __aicore__ inline Terms terms_of(const Step& step, int64_t r) const {
-    const int64_t begin = row_index_.at(kOffset, step.row + r);
-    const int64_t lookups = row_index_.at(kOffset, step.row + r + 1) - begin;
+    const int32_t* begins = tile_rows_[step.set].begins;
+    const int64_t begin = begins[r], lookups = begins[r + 1] - begin;
     const int64_t chunks = chunks_of(lookups, a_.workspace);
     return {r, first_place(begin), chunks, begin + chunks * kChunk, lookups - chunks * kChunk};
   }
@@ -177,19 +186,24 @@ class UpdateTiles {
 
   // Records, and the gradients of rows with one lookup, which need no sum.
   __aicore__ inline void load(const Step& step) {
-    RowList& summed = summed_[step.set];
-    RowList& empty = empty_[step.set];
-    summed.count = empty.count = 0;
+    TileRows& rows = tile_rows_[step.set];
+    rows.summed.count = rows.empty.count = 0;
     free_[step.set].wait();
     row_index_.reach(step.row, step.row + step.rows);
-    int64_t begin = row_index_.at(kOffset, step.row);
+    int32_t begin = row_index_.at(kOffset, step.row);
+    rows.begins[0] = begin;
     for (int64_t r = 0; r < step.rows; ++r) {
-      const int64_t end = row_index_.at(kOffset, step.row + r + 1), lookups = end - begin;
-      if (step.update) records_.load_record(step.set, r, row_index_.at(kSlot, step.row + r), step.columns);
+      const int32_t end = row_index_.at(kOffset, step.row + r + 1), lookups = end - begin;
+      rows.begins[r + 1] = end;
+      if (step.update) {
+        const int32_t slot = row_index_.at(kSlot, step.row + r);
+        rows.slots[r] = slot;
+        records_.load_record(step.set, r, slot, step.columns);
+      }
       if (lookups == 1 && !sums_.scaled()) {
         load_padded(gradient_row(step, r), sums_.gradient(begin, step.columns.column), step.columns.width);
       } else {
-        (lookups > 0 ? summed : empty).add(r);
+        (lookups > 0 ? rows.summed : rows.empty).add(r);
       }
       begin = end;
     }
@@ -197,22 +211,21 @@ class UpdateTiles {
   }
 
   __aicore__ inline void sum_gradients(const Step& step) {
-    const RowList& empty = empty_[step.set];
+    const RowList& empty = tile_rows_[step.set].empty;
     for (int64_t i = 0; i < empty.count; ++i) {
       AscendC::Duplicate(gradient_row(step, empty.rows[i]), 0.0f, static_cast<int32_t>(step.columns.width));
     }
-    sums_.run(TileTerms{*this, step}, summed_[step.set].count, step.columns.column, step.columns.width,
-              records_.gradients(step.set));
+    sums_.run(TileTerms{*this, step}, tile_rows_[step.set].summed.count, step.columns.column,
+              step.columns.width, records_.gradients(step.set));
     vector_barrier();
   }
 
   __aicore__ inline void compute(const Step& step) {
-    float coefficients[kCoefficients];
-    read_coefficients(step.table, coefficients);
-    const Optimizer optimizer(coefficients);
+    read_coefficients(step.table);
+    const Optimizer optimizer(coefficients_);
     const auto count = static_cast<int32_t>(step.rows * plan_.pitch);
     const Plane g(&pool_, records_.gradients(step.set), count);
-    clip_gradients(g, coefficients[0]);
+    clip_gradients(g, coefficients_[0]);
     if (step.measure) row_values_.add_squares(g, step.rows, step.columns);
     if (!step.update) return;
     records_.decode(step.set, step.rows);
@@ -232,20 +245,25 @@ class UpdateTiles {
   }
 
   __aicore__ inline void begin_rows(const Optimizer& optimizer, const Step& step) {
-    const auto count = static_cast<int32_t>(step.rows * kRowPlanePitch);
     Plane states[kRowStates + 1];
-    for (int s = 0; s < kRowStates; ++s) states[s].view(&pool_, records_.row_state(step.set, s), count);
+    for (int s = 0; s < kRowStates; ++s) {
+      const LocalTensor<float> state = row_values_.take_state(s, records_.row_state(step.set, s), step.rows);
+      states[s].view(&pool_, state, static_cast<int32_t>(step.rows));
+    }
     const Plane mean_square = Optimizer::kMeanSquare ? row_values_.mean_square(&pool_, step.rows)
                                                      : row_values_.zeros(&pool_, step.rows);
     row_values_.keep(optimizer.begin_row(states, mean_square), step.rows);
+    for (int s = 0; s < kRowStates; ++s) row_values_.put_state(s, records_.row_state(step.set, s), step.rows);
   }
 
-  __aicore__ inline void read_coefficients(int64_t table, float* coefficients) const {
-    coefficients[0] = __builtin_inff();
+  __aicore__ inline void read_coefficients(int64_t table) {
+    if (table == coefficients_of_) return;
+    coefficients_of_ = table;
+    coefficients_[0] = __builtin_inff();
     if (a_.tables.coefficients == nullptr) return;
     const GlobalTensor<float> all = global(a_.tables.coefficients, a_.tables.count * kCoefficients);
     for (int64_t i = 0; i < kCoefficients; ++i) {
-      coefficients[i] = all.GetValue(static_cast<uint64_t>(table * kCoefficients + i));
+      coefficients_[i] = all.GetValue(static_cast<uint64_t>(table * kCoefficients + i));
     }
   }
 
@@ -261,7 +279,7 @@ class UpdateTiles {
 
   __aicore__ inline void store(const Step& step) {
     for (int64_t r = 0; r < step.rows; ++r) {
-      records_.store_record(step.set, r, row_index_.at(kSlot, step.row + r), step.columns);
+      records_.store_record(step.set, r, tile_rows_[step.set].slots[r], step.columns);
     }
   }
 
@@ -274,7 +292,9 @@ class UpdateTiles {
   RecordTiles<Weights> records_;
   PlanePool pool_;
   RowValues row_values_;
-  RowList summed_[2], empty_[2];
+  TileRows tile_rows_[2];
+  float coefficients_[kCoefficients];
+  int64_t coefficients_of_ = -1;  // table
   Signal<HardEvent::MTE2_V> arrived_[2];
   Signal<HardEvent::V_MTE3> computed_[2];
   Signal<HardEvent::MTE3_MTE2> free_[2];

@@ -38,6 +38,9 @@ int main() {
   }
   check_refused("REC_SDK_EMULATED_SEED", "-1", "a whole number below 2^64");
   check_refused("REC_SDK_EMULATED_TRACE", "yes", "0 or 1");
+  for (const char* bad : {"Ascend910", "ascend910b1", "Ascend950PR_9589"}) {
+    check_refused("REC_SDK_EMULATED_SOC", bad, "one of Ascend910B1, Ascend910B2, ");
+  }
 
   check_taken("REC_SDK_EMULATED_DEVICES", "", [](const Settings& s) { return s.devices == 2; });
   check_taken("REC_SDK_EMULATED_DEVICES", "64", [](const Settings& s) { return s.devices == 64; });
@@ -51,7 +54,10 @@ int main() {
   check_taken("REC_SDK_EMULATED_SEED", "18446744073709551615",
               [](const Settings& s) { return s.seed == UINT64_MAX; });
   check_taken("REC_SDK_EMULATED_TRACE", "1", [](const Settings& s) { return s.trace; });
-  check_taken("REC_SDK_EMULATED_SOC", "", [](const Settings& s) { return s.soc == "Ascend910B1"; });
+  check_taken("REC_SDK_EMULATED_SOC", "",
+              [](const Settings& s) { return s.soc->name == std::string("Ascend910B1"); });
+  check_taken("REC_SDK_EMULATED_SOC", "Ascend910B4",
+              [](const Settings& s) { return s.soc->vector_cores == 40; });
   check_taken("REC_SDK_EMULATED_SOC_NAME", "Ascend910_9382",
               [](const Settings& s) { return s.soc_name == "Ascend910_9382"; });
   return check_result();

@@ -58,7 +58,7 @@ aclError aclInit(const char*) {
   }
   initialized = true;
   trace("%d devices of %llu bytes; kernels are checked for %s, torch_npu sees %s", settings().devices,
-        static_cast<unsigned long long>(settings().memory), settings().soc.c_str(),
+        static_cast<unsigned long long>(settings().memory), settings().soc->name,
         settings().soc_name.c_str());
   install_guard();
   install_fallback();

@@ -10,6 +10,7 @@
 #include "torch_npu_ext/emulator/ascendc/api/flags.h"
 #include "torch_npu_ext/emulator/ascendc/api/language.h"
 #include "torch_npu_ext/emulator/ascendc/api/queues.h"
+#include "torch_npu_ext/emulator/ascendc/api/saturation.h"
 #include "torch_npu_ext/emulator/ascendc/api/sync_all.h"
 #include "torch_npu_ext/emulator/ascendc/api/tensors.h"
 #include "torch_npu_ext/emulator/ascendc/api/types.h"

@@ -14,7 +14,7 @@ namespace rec_sdk::emulator {
 
 enum class Access {
   kRead,
-  kWrite,  // an output that the kernel writes as a whole: filled with 0xFF (NaN) before it runs
+  kWrite,  // an output that the kernel must write as a whole: filled with 0xFF (NaN) before it runs
   kReadWrite,
 };
 

@@ -1,5 +1,6 @@
 #include "host_call.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/empty.h>
@@ -26,9 +27,14 @@ using OptionalTensorList = c10::List<std::optional<Tensor>>;
 constexpr const char* kHostArguments[] = {"indices",        "lengths",     "input_lengths",
                                           "target_lengths", "batch_sizes", "tensor_indices_or_sections"};
 
-Tensor view_of(const Tensor& tensor) {
-  TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided, "emulated NPU: ", tensor.layout(),
+void check_kind(const Tensor& tensor) {
+  TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided && !tensor.is_quantized(),
+                              "emulated NPU: ", tensor.is_quantized() ? "quantized " : "", tensor.layout(),
                               " tensors are not supported");
+}
+
+Tensor view_of(const Tensor& tensor) {
+  check_kind(tensor);
   Tensor view = host_view(tensor.const_data_ptr(), tensor.sizes(), tensor.strides(), tensor.scalar_type());
   view._set_conj(tensor.is_conj());
   view._set_neg(tensor.is_neg());
@@ -47,9 +53,9 @@ class HostCall {
 
   void run() {
     const c10::DeviceGuard guard(device_);
-    const c10::impl::VirtualGuardImpl device(device_.type());
-    device.synchronizeStream(device.getStream(device_));
+    wait_for_stream();
     for (size_t i = 0; i < schema_.arguments().size(); ++i) replace(i);
+    for (const Operand& operand : operands_) check_overlap(operand);
     call_kernel();
     finish_outputs();
     for (size_t i = stack_->size() - schema_.returns().size(); i < stack_->size(); ++i) {
@@ -65,6 +71,21 @@ class HostCall {
   };
 
   IValue& argument(size_t i) { return (*stack_)[first_ + i]; }
+
+  // Before the host touches memory that work on the stream may still use. That goes for memory just allocated
+  // too: another thread may have freed it behind a kernel that has not run yet.
+  void wait_for_stream() {
+    const c10::impl::VirtualGuardImpl device(device_.type());
+    device.synchronizeStream(device.getStream(device_));
+  }
+
+  // The kernel writes an output in other memory, so it cannot see that it overlaps an input.
+  void check_overlap(const Operand& output) {
+    if (!output.is_output) return;
+    for (const Operand& other : operands_) {
+      if (&other != &output) at::assert_no_partial_overlap(output.device, other.device);
+    }
+  }
 
   // Calls visit(tensor, argument) for every defined tensor among the arguments.
   template <class Visit>
@@ -172,6 +193,7 @@ class HostCall {
     for (const Operand& operand : operands_) {
       if (operand.is_output) {
         at::native::resize_output(operand.device, operand.host.sizes());
+        wait_for_stream();
         view_of(operand.device).copy_(operand.host);
       } else {
         TORCH_CHECK_NOT_IMPLEMENTED(operand.host.sizes() == operand.device.sizes() &&
@@ -197,12 +219,12 @@ class HostCall {
     for (const Operand& operand : operands_) {
       if (operand.host.is_same(host)) return operand.device;
     }
-    TORCH_CHECK_NOT_IMPLEMENTED(host.layout() == at::kStrided, "emulated NPU: ", schema_.name(), " gives a ",
-                                host.layout(), " tensor; that is not supported");
+    check_kind(host);
     const at::TensorOptions options = at::TensorOptions().dtype(host.scalar_type()).device(device_);
     Tensor result = host.is_non_overlapping_and_dense()
                         ? at::empty_strided(host.sizes(), host.strides(), options)
                         : at::empty(host.sizes(), options);
+    wait_for_stream();
     view_of(result).copy_(host);
     return result;
   }

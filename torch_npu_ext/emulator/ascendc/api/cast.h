@@ -1,6 +1,7 @@
 // Conversion between types on the vector unit.
 #pragma once
 
+#include "torch_npu_ext/emulator/ascendc/api/saturation.h"
 #include "torch_npu_ext/emulator/ascendc/api/tensors.h"
 #include "torch_npu_ext/emulator/ascendc/engine/elementwise.h"
 
@@ -76,7 +77,8 @@ void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const RoundMode&
           const uint32_t count) {
   static_assert(cast_kind<T, U>() != CastKind::kAbsent,
                 "Cast: this pair of types does not exist on this chip");
-  rec_sdk::emulator::VectorCall call{"Cast", cast_function<T, U>(roundMode), count, &dst.memory(), sizeof(T)};
+  rec_sdk::emulator::VectorCall call = vector_call("Cast", dst, count);
+  call.function = cast_function<T, U>(roundMode);
   call.a = &src.memory();
   call.src_bytes = sizeof(U);
   rec_sdk::emulator::run_vector(call);

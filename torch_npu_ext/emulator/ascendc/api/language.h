@@ -3,10 +3,9 @@
 
 #include <cstdint>
 
+#include "torch_npu_ext/emulator/chips.h"
+
 // 2201: 910B, 910_93 (A2, A3). 3510: 950 (A5).
-#ifndef REC_SDK_ASCENDC_ARCH
-#define REC_SDK_ASCENDC_ARCH 2201
-#endif
 static_assert(REC_SDK_ASCENDC_ARCH == 2201 || REC_SDK_ASCENDC_ARCH == 3510,
               "REC_SDK_ASCENDC_ARCH must be 2201 or 3510");
 #ifndef __NPU_ARCH__

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "torch_npu_ext/emulator/ascendc/api/flags.h"
+#include "torch_npu_ext/emulator/ascendc/api/saturation.h"
 #include "torch_npu_ext/emulator/ascendc/api/tensors.h"
 #include "torch_npu_ext/emulator/ascendc/engine/elementwise.h"
 
@@ -17,7 +18,7 @@ constexpr bool kFloating = kOneOf<T, half, float>;
   void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1, \
             const int32_t& count) {                                                            \
     static_assert(types<T>, message);                                                          \
-    rec_sdk::emulator::VectorCall call{#Name, nullptr, count, &dst.memory(), sizeof(T)};       \
+    rec_sdk::emulator::VectorCall call = vector_call(#Name, dst, count);                       \
     if constexpr (types<T>) {                                                                  \
       call.function = rec_sdk::emulator::binary<rec_sdk::emulator::BinaryOp::op, T>;           \
     }                                                                                          \
@@ -33,7 +34,7 @@ constexpr bool kFloating = kOneOf<T, half, float>;
             const int32_t& count) {                                                                   \
     static_assert(kNumber<T>,                                                                         \
                   #Name ": half, float, int16_t and int32_t only; bfloat16_t must be cast to float"); \
-    rec_sdk::emulator::VectorCall call{#Name, nullptr, count, &dst.memory(), sizeof(T)};              \
+    rec_sdk::emulator::VectorCall call = vector_call(#Name, dst, count);                              \
     if constexpr (kNumber<T>) {                                                                       \
       call.function = rec_sdk::emulator::with_scalar<rec_sdk::emulator::BinaryOp::op, T>;             \
     }                                                                                                 \
@@ -47,7 +48,7 @@ constexpr bool kFloating = kOneOf<T, half, float>;
   template <typename T>                                                                           \
   void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const int32_t& count) {         \
     static_assert(kFloating<T>, #Name ": half and float only; bfloat16_t must be cast to float"); \
-    rec_sdk::emulator::VectorCall call{#Name, nullptr, count, &dst.memory(), sizeof(T)};          \
+    rec_sdk::emulator::VectorCall call = vector_call(#Name, dst, count);                          \
     if constexpr (kFloating<T>) {                                                                 \
       call.function = rec_sdk::emulator::unary<rec_sdk::emulator::UnaryOp::k##Name, T>;           \
     }                                                                                             \
@@ -89,7 +90,7 @@ template <typename T, typename U>
 void Axpy(const LocalTensor<T>& dst, const LocalTensor<U>& src, const U& scalarValue, const int32_t& count) {
   constexpr bool kPair = (kOneOf<T, float> && kFloating<U>) || (kOneOf<T, half> && kOneOf<U, half>);
   static_assert(kPair, "Axpy: (half, half), (float, float) and (float, half) only");
-  rec_sdk::emulator::VectorCall call{"Axpy", nullptr, count, &dst.memory(), sizeof(T)};
+  rec_sdk::emulator::VectorCall call = vector_call("Axpy", dst, count);
   if constexpr (kPair) {
     call.function = rec_sdk::emulator::axpy<T, U>;
   }
@@ -118,7 +119,7 @@ void ReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, const Local
   static_assert(kFloating<T>, "ReduceSum: half and float only; bfloat16_t must be cast to float");
   if constexpr (kFloating<T>) {
     rec_sdk::emulator::reduce(dst.memory(), src.memory(), sharedTmpBuffer.memory(), count, sizeof(T),
-                              rec_sdk::emulator::reduce_sum<T>);
+                              rec_sdk::emulator::reduce_sum<T>, saturate_function<T>());
   }
 }
 

@@ -24,6 +24,7 @@ void Core::start(int64_t core_index, int64_t block_count) {
   buffers.clear();
   data_cache.clear();
   atomic = {};
+  saturates = kSaturatesAtStart;
   counters = {};
   later_.clear();
 }
@@ -50,6 +51,12 @@ void Core::finish() {
   }
   if (atomic.on) {
     fail("atomic copies are still on: SetAtomicNone must end them");
+  }
+  if (saturates != kSaturatesAtStart) {
+    fail(
+        "the saturation of floats is off, but was on when the kernel began: the next kernel would inherit "
+        "it, "
+        "so SetSaturationFlag must put back what GetSaturationFlag gave");
   }
 }
 

@@ -24,6 +24,9 @@ struct AtomicState {
   void (*combine)(void* gm, const void* ub, uint64_t bytes) = nullptr;
 };
 
+// As the chip comes up. The register outlives a kernel, so that each must leave it as it found it.
+constexpr bool kSaturatesAtStart = true;
+
 class Core {
  public:
   Core(Machine& machine, UnifiedBuffer& ub) : ub(ub), machine_(machine) {}
@@ -71,6 +74,7 @@ class Core {
   LocalBuffers buffers;
   DataCache data_cache;
   AtomicState atomic;
+  bool saturates = kSaturatesAtStart;
   Counters counters;
 
  private:

@@ -21,6 +21,7 @@ constexpr Field kFields[] = {
     {"mte3_ub_bytes", &Counters::mte3_ub_bytes},
     {"vector_instructions", &Counters::vector_instructions},
     {"vector_elements", &Counters::vector_elements},
+    {"vector_cycles", &Counters::vector_cycles},
     {"scalar_gm_reads", &Counters::scalar_gm_reads},
     {"scalar_gm_writes", &Counters::scalar_gm_writes},
     {"scalar_ub_accesses", &Counters::scalar_ub_accesses},

@@ -15,6 +15,7 @@ struct Counters {
   int64_t mte3_ub_bytes = 0;
   int64_t vector_instructions = 0;
   int64_t vector_elements = 0;
+  int64_t vector_cycles = 0;  // as vector_rates.h has it: no issue, no barriers
   int64_t scalar_gm_reads = 0;
   int64_t scalar_gm_writes = 0;
   int64_t scalar_ub_accesses = 0;

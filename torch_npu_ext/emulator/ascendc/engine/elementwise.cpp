@@ -225,6 +225,20 @@ void cast(void* dst, const void* a, const void*, const void*, int64_t count) {
   }
 }
 
+template <class T>
+void saturate(void* values, int64_t count) {
+  constexpr uint16_t kInfinity = std::is_same_v<T, half> ? 0x7c00 : 0x7f80, kMagnitude = 0x7fff;
+  auto* bits = static_cast<uint16_t*>(values);
+  for (int64_t i = 0; i < count; ++i) {
+    const uint16_t magnitude = bits[i] & kMagnitude;
+    const auto largest = static_cast<uint16_t>(bits[i] - 1);
+    bits[i] = magnitude > kInfinity ? 0 : magnitude == kInfinity ? largest : bits[i];
+  }
+}
+
+template void saturate<half>(void*, int64_t);
+template void saturate<bfloat16_t>(void*, int64_t);
+
 #define REC_SDK_VECTOR(function, ...) \
   template void function<__VA_ARGS__>(void*, const void*, const void*, const void*, int64_t);
 #define REC_SDK_BINARY(op, T)             \

@@ -33,6 +33,11 @@ void duplicate(void* dst, const void* a, const void* b, const void* scalar, int6
 template <class T>
 void reduce_sum(void* dst, const void* a, const void* b, const void* scalar, int64_t count);
 
+// What 16-bit results become while a core saturates: the largest number for infinity, 0 for what is not a
+// number.
+template <class T>
+void saturate(void* values, int64_t count);
+
 // Modes as in AscendC::RoundMode: how a value that T has not is rounded.
 enum class Rounding { kNone, kRint, kFloor, kCeil, kRound, kTrunc };
 template <class T, class U, Rounding rounding>

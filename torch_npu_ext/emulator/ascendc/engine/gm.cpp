@@ -53,6 +53,34 @@ void GlobalMemory::end_launch() {
   others_.clear();
 }
 
+uint64_t GlobalMemory::first_missing(const Range& range) const {
+  if (range.buffer.access != Access::kWrite) {
+    return UINT64_MAX;
+  }
+  for (uint64_t address = range.begin; address < range.end; address += kCacheLine - address % kCacheLine) {
+    const uint64_t number = address / kCacheLine, offset = number - range.first_line;
+    const uint64_t left = range.end - number * kCacheLine;
+    const uint64_t bytes = mask_between(address % kCacheLine, left < kCacheLine ? left : kCacheLine);
+    const GmChunk* chunk = range.chunks[offset / kChunkLines];
+    const uint64_t missed = chunk == nullptr ? bytes : missing(range, (*chunk)[offset % kChunkLines], bytes);
+    if (missed != 0) {
+      return byte_of(range, number, missed);
+    }
+  }
+  return UINT64_MAX;
+}
+
+std::string GlobalMemory::unwritten_output() const {
+  for (const Range& range : ranges_) {
+    const uint64_t byte = first_missing(range);
+    if (byte != UINT64_MAX) {
+      return text("byte %lu of '%s', an output of %lu bytes", byte, range.buffer.name,
+                  range.end - range.begin);
+    }
+  }
+  return "";
+}
+
 void GlobalMemory::forget_times() {
   for (const auto& chunk : chunks_) {
     std::memset(chunk.get(), 0, sizeof(GmChunk));

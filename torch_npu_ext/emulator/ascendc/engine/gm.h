@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -20,6 +21,7 @@ struct GmLine {
   uint64_t written;   // by plain copies and stores
   uint64_t combined;  // by atomic copies
   uint64_t was_read;
+  uint64_t filled;  // written by any core in this launch, if `write` is of it
   uint32_t others;  // index of what earlier cores of this phase did, if its line is this one
   uint32_t older;   // index, from 1, of the first of the core's accesses before the latest; 0: none
 };
@@ -31,6 +33,8 @@ class GlobalMemory {
  public:
   void begin_launch(const std::vector<Buffer>& buffers, int32_t time);
   void end_launch();
+  // Names the first byte of an output that this launch has not written; "" when all are.
+  std::string unwritten_output() const;
   // From here on the accesses before `time` are in the past for every core: a launch starts, or a SyncAll
   // ended.
   void begin_phase(int32_t time) { phase_ = limit_of(time); }
@@ -97,6 +101,17 @@ class GlobalMemory {
   void age(Stamp now, GmLine& line, uint64_t mask, bool writes);
   void clean_before_copy(Core& core, const Range& range, uint64_t number) const;
   void check_cached(Core& core, Range& range, uint64_t number, const GmLine& line, uint64_t mask);
+
+  uint64_t filled(const GmLine& line) const { return line.write > launch_ ? line.filled : 0; }
+  // Those of the bytes that are of an output and hold no result yet.
+  uint64_t missing(const Range& range, const GmLine& line, uint64_t mask) const {
+    return range.buffer.access == Access::kWrite ? mask & ~filled(line) : 0;
+  }
+  void require_filled(Core& core, const Range& range, uint64_t number, const GmLine& line, uint64_t mask,
+                      const char* does) const;
+  // The first byte of the range that is `missing`, or UINT64_MAX.
+  uint64_t first_missing(const Range& range) const;
+  static uint64_t byte_of(const Range& range, uint64_t number, uint64_t mask);
 
   bool in_phase(Stamp stamp) const { return stamp > phase_; }
   bool own(Stamp stamp) const { return stamp > segment_; }

@@ -6,20 +6,23 @@
 
 namespace rec_sdk::emulator {
 
+// The first byte of the mask, in the buffer.
+uint64_t GlobalMemory::byte_of(const Range& range, uint64_t number, uint64_t mask) {
+  return number * kCacheLine + static_cast<uint64_t>(__builtin_ctzll(mask)) - range.begin;
+}
+
 void GlobalMemory::conflict(Core& core, const Range& range, uint64_t number, uint64_t mask, Stamp other,
                             const char* did) const {
-  const uint64_t byte = number * kCacheLine + static_cast<uint64_t>(__builtin_ctzll(mask));
   core.fail(
       text("touches byte %lu of '%s', which another core %s (%s) in the same launch without a SyncAll in "
            "between",
-           byte - range.begin, range.buffer.name, did, engine_name(stamp_engine(other))));
+           byte_of(range, number, mask), range.buffer.name, did, engine_name(stamp_engine(other))));
 }
 
 void GlobalMemory::unordered(Core& core, const Range& range, uint64_t number, uint64_t mask, Stamp other,
                              const char* did, const char* does) const {
-  const uint64_t byte = number * kCacheLine + static_cast<uint64_t>(__builtin_ctzll(mask));
-  core.fail(text("%s byte %lu of '%s' that %s %s, and nothing orders the two: %s", does, byte - range.begin,
-                 range.buffer.name, core.describe(other).c_str(), did,
+  core.fail(text("%s byte %lu of '%s' that %s %s, and nothing orders the two: %s", does,
+                 byte_of(range, number, mask), range.buffer.name, core.describe(other).c_str(), did,
                  Core::cure(stamp_engine(other), core.engine()).c_str()));
 }
 
@@ -112,6 +115,15 @@ void GlobalMemory::age(Stamp now, GmLine& line, uint64_t mask, bool writes) {
   line.older = static_cast<uint32_t>(older_.size());
 }
 
+void GlobalMemory::require_filled(Core& core, const Range& range, uint64_t number, const GmLine& line,
+                                  uint64_t mask, const char* does) const {
+  const uint64_t bytes = missing(range, line, mask);
+  if (bytes != 0) {
+    core.fail(text("%s byte %lu of '%s', an output that nothing has written yet", does,
+                   byte_of(range, number, bytes), range.buffer.name));
+  }
+}
+
 void GlobalMemory::touch_read(Core& core, Range& range, uint64_t number, GmLine& line, uint64_t mask) {
   if (const Others* others = settle(number, line)) {
     const uint64_t shared = (others->written | others->combined) & mask;
@@ -120,11 +132,7 @@ void GlobalMemory::touch_read(Core& core, Range& range, uint64_t number, GmLine&
     }
   }
   check_order(core, range, number, line, (line.written | line.combined) & mask, true, "reads");
-  if (range.buffer.access == Access::kWrite && line.write <= launch_) {
-    core.fail(text("reads byte %lu of '%s', an output that nothing has written yet",
-                   number * kCacheLine + static_cast<uint64_t>(__builtin_ctzll(mask)) - range.begin,
-                   range.buffer.name));
-  }
+  require_filled(core, range, number, line, mask, "reads");
   age(core.stamp(), line, mask, false);
   line.was_read |= mask;
   line.read = core.stamp();
@@ -145,7 +153,11 @@ void GlobalMemory::touch_write(Core& core, Range& range, uint64_t number, GmLine
   }
   check_order(core, range, number, line, (line.written | (line.combined & counts)) & mask, true, "writes");
   check_order(core, range, number, line, line.was_read & mask, false, "overwrites");
+  if (atomic) {
+    require_filled(core, range, number, line, mask, "combines with");
+  }
   age(core.stamp(), line, mask, true);
+  line.filled = filled(line) | mask;
   (atomic ? line.combined : line.written) |= mask;
   line.write = core.stamp();
 }
@@ -164,10 +176,10 @@ void GlobalMemory::check_cached(Core& core, Range& range, uint64_t number, const
   const Stamp since = core.data_cache.held_since(number, mask);
   const bool touched = !own(line.write) || ((line.written | line.combined) & mask) != 0;
   if (touched && line.write > since) {
-    core.fail(text(
-        "accesses byte %lu of '%s' in the data cache, which has held its line since before a copy or "
-        "another core wrote it: DataCacheCleanAndInvalid must come first",
-        number * kCacheLine + static_cast<uint64_t>(__builtin_ctzll(mask)) - range.begin, range.buffer.name));
+    core.fail(
+        text("accesses byte %lu of '%s' in the data cache, which has held its line since before a copy or "
+             "another core wrote it: DataCacheCleanAndInvalid must come first",
+             byte_of(range, number, mask), range.buffer.name));
   }
 }
 

@@ -60,12 +60,15 @@ void copy_out(const Copy& copy);
 
 // dst[i] = function(a[i], b[i], scalar), i < count; what an instruction lacks is null.
 using ElementFunction = void (*)(void* dst, const void* a, const void* b, const void* scalar, int64_t count);
+// What becomes of results that are infinite or not a number while the core saturates.
+using SaturateFunction = void (*)(void* values, int64_t count);
 struct VectorCall {
   const char* name;
   ElementFunction function;
   int64_t count;
   const UbTensor* dst;
-  uint32_t dst_bytes;  // of an element
+  uint32_t dst_bytes;                   // of an element
+  SaturateFunction saturate = nullptr;  // null: nothing
   const UbTensor* a = nullptr;
   const UbTensor* b = nullptr;
   uint32_t src_bytes = 0;
@@ -76,7 +79,7 @@ void run_vector(const VectorCall& call);
 
 // dst[0] = function(src[i], i < count).
 void reduce(const UbTensor& dst, const UbTensor& src, const UbTensor& scratch, int64_t count,
-            uint32_t element_bytes, ElementFunction function);
+            uint32_t element_bytes, ElementFunction function, SaturateFunction saturate);
 
 // dst[i] = the element at base + offsets[i] bytes of src.
 void gather(const UbTensor& dst, const UbTensor& src, const UbTensor& offsets, uint32_t base, int64_t count,
@@ -90,5 +93,9 @@ void sync_all_soft(const GmTensor& workspace, const UbTensor& scratch, int32_t u
 using CombineFunction = void (*)(void* gm, const void* ub, uint64_t bytes);
 void set_atomic(const char* name, const char* type, CombineFunction combine);
 void set_atomic_none();
+
+// Whether 16-bit floats saturate.
+void set_saturation(bool on);
+bool saturation();
 
 }  // namespace rec_sdk::emulator

@@ -81,9 +81,15 @@ void Machine::run(const char* kernel, int64_t blocks, const std::vector<Buffer>&
     }
   }
   abandon();
+  const std::string unwritten = error_ == nullptr ? gm_.unwritten_output() : "";
   gm_.end_launch();
   if (error_ != nullptr) {
     std::rethrow_exception(std::exchange(error_, nullptr));
+  }
+  if (!unwritten.empty()) {
+    throw KernelError(
+        text("kernel '%s', %ld cores: ends, and nothing has written ", kernel, static_cast<long>(blocks)) +
+        unwritten);
   }
   count_launch(kernel, counters_);
 }

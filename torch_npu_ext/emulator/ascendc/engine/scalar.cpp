@@ -135,4 +135,16 @@ void set_atomic_none() {
   core.atomic = {};
 }
 
+void set_saturation(bool on) {
+  Core& core = current_core();
+  core.issue(kScalar, "SetSaturationFlag");
+  core.saturates = on;
+}
+
+bool saturation() {
+  Core& core = current_core();
+  core.issue(kScalar, "GetSaturationFlag");
+  return core.saturates;
+}
+
 }  // namespace rec_sdk::emulator

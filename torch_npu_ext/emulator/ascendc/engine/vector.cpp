@@ -1,10 +1,12 @@
 // The vector unit.
+#include <algorithm>
 #include <cstring>
 
 #include "torch_npu_ext/emulator/ascendc/engine/instructions.h"
 #include "torch_npu_ext/emulator/ascendc/engine/operands.h"
 #include "torch_npu_ext/emulator/ascendc/engine/queue.h"
 #include "torch_npu_ext/emulator/ascendc/engine/text.h"
+#include "torch_npu_ext/emulator/ascendc/engine/vector_rates.h"
 
 namespace rec_sdk::emulator {
 namespace {
@@ -26,6 +28,12 @@ bool is_nothing(Core& core, int64_t count) {
     core.fail("count 0: only A2 and A3 do nothing then");
   }
   return count == 0;
+}
+
+void count_instruction(Core& core, const char* name, int64_t count, uint32_t element_bytes) {
+  core.counters.vector_instructions += 1;
+  core.counters.vector_elements += count;
+  core.counters.vector_cycles += vector_cycles(name, count, element_bytes);
 }
 
 // A flag that is set and waited for at once.
@@ -70,14 +78,16 @@ void run_vector(const VectorCall& call) {
   core.mark_written(dst);
   call.function(core.ub.at(dst.address), source_count > 0 ? core.ub.at(sources[0].address) : nullptr,
                 source_count > 1 ? core.ub.at(sources[1].address) : nullptr, call.scalar, call.count);
-  core.counters.vector_instructions += 1;
-  core.counters.vector_elements += call.count;
+  if (core.saturates && call.saturate != nullptr) {
+    call.saturate(core.ub.at(dst.address), call.count);
+  }
+  count_instruction(core, call.name, call.count, std::max(call.dst_bytes, call.src_bytes));
 }
 
 // As CANN's library does on 2201: the vector unit sums into a register, the scalar unit stores it, and flags
 // of the pipe order both.
 void reduce(const UbTensor& dst, const UbTensor& src, const UbTensor& scratch, int64_t count,
-            uint32_t element_bytes, ElementFunction function) {
+            uint32_t element_bytes, ElementFunction function, SaturateFunction saturate) {
   static_cast<void>(scratch);
   Core& core = current_core();
   core.issue(kVector, "ReduceSum");
@@ -91,10 +101,12 @@ void reduce(const UbTensor& dst, const UbTensor& src, const UbTensor& scratch, i
   const UbSpan to = operand(core, dst, element_bytes, "dst");
   core.check_read(from);
   core.mark_read(from);
-  core.counters.vector_instructions += 1;
-  core.counters.vector_elements += count;
-  uint8_t sum[8];
+  count_instruction(core, "ReduceSum", count, element_bytes);
+  alignas(8) uint8_t sum[8];
   function(sum, core.ub.at(from.address), nullptr, nullptr, count);
+  if (core.saturates && saturate != nullptr) {
+    saturate(sum, 1);
+  }
   pass(core, kVector, kScalar);
   core.issue(kScalar, "ReduceSum");
   core.check_write(to);
@@ -136,8 +148,7 @@ void gather(const UbTensor& dst, const UbTensor& src, const UbTensor& offsets, u
   }
   core.mark_read(at);
   core.mark_written(to);
-  core.counters.vector_instructions += 1;
-  core.counters.vector_elements += count;
+  count_instruction(core, "Gather", count, element_bytes);
 }
 
 }  // namespace rec_sdk::emulator

@@ -1,12 +1,22 @@
-#include "torch_npu_ext/emulator/ascendc/soc.h"
+// The chips whose limits the emulated kernels can be held to.
+#pragma once
 
-#include <stdexcept>
-#include <string>
+#include <cstdint>
 
-#include "torch_npu_ext/emulator/settings.h"
+// What the kernels are compiled for; see REC_SDK_ASCENDC_ARCH in CMakeLists.txt.
+#ifndef REC_SDK_ASCENDC_ARCH
+#define REC_SDK_ASCENDC_ARCH 2201
+#endif
 
 namespace rec_sdk::emulator {
-namespace {
+
+struct Soc {
+  const char* name;
+  int arch;               // as in CMAKE_ASC_ARCHITECTURES: dav-<arch>
+  int64_t vector_cores;   // the most blocks that can wait for each other
+  int64_t ub_bytes;       // unified buffer of a core, as the platform reports it
+  int64_t ub_free_bytes;  // what the system leaves of it to a kernel
+};
 
 // The system keeps 256 bytes, and 8 KB more unless a kernel is compiled without that reserve.
 constexpr int64_t kUb2201 = 192 * 1024, kFree2201 = kUb2201 - 256 - 8 * 1024;
@@ -22,29 +32,5 @@ constexpr Soc kSocs[] = {
     {"Ascend910_9372", 2201, 40, kUb2201, kFree2201}, {"Ascend950PR_9579", 3510, 56, kUb3510, kUb3510},
     {"Ascend950PR_9589", 3510, 64, kUb3510, kUb3510}, {"Ascend950PR_9599", 3510, 72, kUb3510, kUb3510},
 };
-
-const Soc& find_soc() {
-  const std::string name = settings().soc;
-  std::string known;
-  for (const Soc& candidate : kSocs) {
-    if (candidate.arch != REC_SDK_ASCENDC_ARCH) {
-      continue;
-    }
-    if (name == candidate.name) {
-      return candidate;
-    }
-    known += std::string(known.empty() ? "" : ", ") + candidate.name;
-  }
-  throw std::invalid_argument("REC_SDK_EMULATED_SOC is \"" + name +
-                              "\"; the kernels were compiled for arch " +
-                              std::to_string(REC_SDK_ASCENDC_ARCH) + ", whose chips are " + known);
-}
-
-}  // namespace
-
-const Soc& soc() {
-  static const Soc& chosen = find_soc();
-  return chosen;
-}
 
 }  // namespace rec_sdk::emulator

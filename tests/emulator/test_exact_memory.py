@@ -1,0 +1,37 @@
+"""Operators on the EMULATED NPU with an allocation for every tensor: what a kernel touches must be inside."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+# torch_npu's allocator gives pieces of large blocks, in which a kernel may stray unnoticed.
+PROGRAM = """
+import torch
+from rec_sdk_torch.backends import parse_device
+rows, lookups, dim = 20, 5000, 8
+def run(device):
+    generator = torch.Generator().manual_seed(0)
+    grad = torch.randn(lookups, dim, generator=generator).to(device)
+    index = torch.randperm(lookups, generator=generator).int().to(device)
+    slots = torch.arange(rows, dtype=torch.int32).to(device)
+    offsets = torch.arange(0, lookups + 1, lookups // rows, dtype=torch.int32).to(device)
+    cache, pending = torch.zeros(rows, dim).view(torch.uint8).to(device), torch.zeros(rows, 2 * dim).to(device)
+    tables, row = torch.tensor([0, rows], dtype=torch.int32).to(device), torch.full((1, 8), 0.5).to(device)
+    segments = offsets, index, None, None
+    torch.ops.rec_sdk.update_rows(cache, grad, slots, tables, *segments, row, "sgd", dim, torch.float32)
+    torch.ops.rec_sdk.accumulate_rows(pending, grad, slots, *segments)
+    return cache.cpu(), pending.cpu()
+for found, expected in zip(run(parse_device("npu")), run("cpu")):
+    assert torch.equal(found, expected)
+print("same")
+"""
+
+
+def test_updates_stay_inside_their_workspace() -> None:
+    environment = os.environ | {"PYTORCH_NO_NPU_MEMORY_CACHING": "1"}
+    finished = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert finished.stdout.splitlines()[-1:] == ["same"], finished.stderr

@@ -1,0 +1,57 @@
+"""benchmarks.npu: what it counts, on the EMULATED NPU, and the arithmetic of its model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import npu
+from benchmarks.npu_model import Chip, Kernel
+
+CHIP = Chip("toy", hbm_bytes_per_s=100.0, core_bytes_per_s=10.0, copy_issue_s=1.0, clock_hz=1.0, vector_issue_cycles=2)
+
+
+def kernel(**counters: list[float]) -> Kernel:
+    names = ("mte2_instructions", "mte2_gm_bytes", "mte3_instructions", "mte3_gm_bytes")
+    zeros = dict.fromkeys((*names, "vector_instructions", "vector_cycles"), np.zeros(2))
+    return Kernel("k", 1, zeros | {name: np.array(values) for name, values in counters.items()})
+
+
+@pytest.mark.parametrize(
+    ("counters", "seconds", "bound"),
+    [
+        ({"mte2_instructions": [3.0, 1.0], "mte2_gm_bytes": [20.0, 30.0]}, 5.0, "mte2"),
+        ({"mte3_instructions": [0.0, 4.0], "mte3_gm_bytes": [0.0, 0.0]}, 4.0, "mte3"),
+        ({"vector_instructions": [2.0, 3.0], "vector_cycles": [1.0, 5.0]}, 11.0, "vector"),
+        ({"mte2_gm_bytes": [500.0, 500.0], "mte3_gm_bytes": [5000.0, 5000.0]}, 500.0, "mte3"),
+    ],
+)
+def test_the_busiest_engine_of_the_slowest_core(counters: dict[str, list[float]], seconds: float, bound: str) -> None:
+    assert kernel(**counters).seconds(CHIP) == (seconds, bound)
+
+
+def test_no_faster_than_the_memory() -> None:
+    wide = Chip("wide", 100.0, 1e9, 0.0, 1.0, 0)
+    assert kernel(mte2_gm_bytes=[500.0, 300.0], mte3_gm_bytes=[100.0, 100.0]).seconds(wide) == (10.0, "hbm")
+
+
+def test_imbalance_counts_cores_that_did_nothing() -> None:
+    assert kernel(mte2_gm_bytes=[30.0, 10.0]).imbalance(2) == pytest.approx(0.5)
+    assert kernel(mte2_gm_bytes=[30.0, 10.0]).imbalance(4) == pytest.approx(2.0)
+
+
+def test_every_kernel_meets_the_targets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "npu.json"
+    assert npu.main(["--dims", "64", "--json", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert "MODELLED, not measured" in printed
+    figures = json.loads(path.read_text())
+    assert {figure["operator"].split()[0] for figure in figures} == {
+        *("lookup_sequence", "lookup_pooled", "pooled_weights_grad"),
+        *("gather_rows", "scatter_rows", "update_rows", "accumulate_rows"),
+    }
+    assert all(1 <= figure["bytes_over_least"] <= npu.TARGET_BYTES for figure in figures)
+    assert all(0 <= figure["imbalance"] <= npu.TARGET_IMBALANCE for figure in figures)

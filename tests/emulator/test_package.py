@@ -1,0 +1,125 @@
+"""What this package says on an NPU when something is missing or wrong; on the EMULATED one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rec_sdk_torch import emulate
+from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig
+
+ROOT = Path(emulate.__file__).parents[1]
+
+
+def run(code: str, *, emulated: bool, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"} | variables
+    environment["PYTHONPATH"] = str(ROOT)
+    if emulated:
+        environment["LD_LIBRARY_PATH"] = str(emulate.library_directory())
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+
+
+def test_torch_npu_without_cann() -> None:
+    """`import torch` fails there, so this package says it for torch."""
+    code = """
+import rec_sdk_torch
+try:
+    rec_sdk_torch.TableBatchedEmbedding
+except ImportError as error:
+    print(error)
+"""
+    finished = run(code, emulated=False)
+    assert "torch_npu is installed and does not load" in finished.stdout, finished.stderr
+    assert emulate.HINT in finished.stdout
+    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in finished.stdout
+
+
+def test_device_npu_without_cann() -> None:
+    code = """
+from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig
+print(TableBatchedEmbedding([TableConfig("t", 10, 4)], device="cpu").device)
+try:
+    TableBatchedEmbedding([TableConfig("t", 10, 4)], device="npu")
+except ImportError as error:
+    print(error)
+"""
+    finished = run(code, emulated=False, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    device, error = finished.stdout.splitlines()
+    assert device == "cpu"
+    assert "device 'npu': torch_npu does not load" in error
+    assert "CANN" in error
+    assert emulate.HINT in error
+
+
+BAD_SLOT = """
+import torch
+from rec_sdk_torch.backends import parse_device
+from rec_sdk_torch.ops import ops
+device = parse_device("npu")
+weights, slots = torch.ones(4, 8, device=device), torch.tensor([1, {slot}], dtype=torch.int32, device=device)
+try:
+    print({call})
+    torch.npu.synchronize()
+except RuntimeError as error:
+    print("refused", str(error).splitlines()[-1])
+"""
+
+
+@pytest.mark.parametrize(
+    ("kernel", "slot", "engine", "call"),
+    [
+        ("lookup_sequence", 4, "MTE2", "ops.lookup_sequence(weights, slots).shape"),
+        ("gather_rows", -(2**31), "MTE2", "ops.gather_rows(weights.view(torch.uint8), slots).shape"),
+        (
+            "scatter_rows",
+            -1,
+            "MTE3",
+            "ops.scatter_rows(weights.view(torch.uint8), slots, weights.view(torch.uint8)[:2])",
+        ),
+    ],
+)
+def test_a_slot_out_of_range_stops_the_run(kernel: str, slot: int, engine: str, call: str) -> None:
+    """Contents are not checked before the launch, so the kernel itself runs into the end of the cache."""
+    finished = run(BAD_SLOT.format(slot=slot, call=call), emulated=True)
+    refused = finished.stdout.splitlines()[-1]
+    assert refused.startswith("refused"), finished.stdout + finished.stderr
+    for part in (f"kernel '{kernel}'", "core 0 of 1", engine, "DataCopyPad", "in no buffer of this launch"):
+        assert part in refused
+
+
+def test_host_code_that_reads_device_memory_ends_the_run() -> None:
+    code = "import ctypes, torch; ctypes.string_at(torch.ones(4, device='npu').data_ptr(), 4)"
+    finished = run(code, emulated=True)
+    assert finished.returncode == -signal.SIGSEGV
+    assert "host code touched device memory" in finished.stderr
+
+
+def test_a_device_that_is_not_there() -> None:
+    with pytest.raises(ValueError, match=r"'npu:7': there are 2 NPUs, 0 to 1"):
+        TableBatchedEmbedding([TableConfig("t", 10, 4)], device="npu:7")
+
+
+def test_a_backward_on_one_device_beside_tables_on_another() -> None:
+    """torch_npu's autograd ends the process when another device was chosen before it had memory there."""
+    code = """
+import torch
+from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig
+TableBatchedEmbedding([TableConfig("t", 10, 4)], device="npu:1").cache_sizes()
+x = torch.ones(2, device="npu:0", requires_grad=True)
+x.sum().backward()
+print(x.grad.tolist())
+"""
+    finished = run(code, emulated=True)
+    assert finished.stdout.splitlines()[-1] == "[1.0, 1.0]", finished.stderr
