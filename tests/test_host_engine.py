@@ -3,42 +3,23 @@
 from __future__ import annotations
 
 import gc
-import os
-import shutil
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from cpp_units import run_cpp_units
 
 from rec_sdk_torch import _engine
 
-ROOT = Path(__file__).resolve().parent.parent
 DIM = 4
-
-
-def find_cmake() -> str | None:
-    beside = Path(sys.executable).parent / "cmake"
-    return str(beside) if beside.exists() else shutil.which("cmake")
 
 
 @pytest.mark.parametrize("sanitize", ["OFF", "ON"])
 def test_cpp_units(tmp_path: Path, sanitize: str) -> None:
-    cmake = find_cmake()
-    if cmake is None:
-        pytest.skip("cmake is not installed")
-    build = [cmake, "-S", str(ROOT / "tests" / "host"), "-B", str(tmp_path), f"-DREC_SDK_SANITIZE={sanitize}"]
-    env = {**os.environ, "ASAN_OPTIONS": "detect_leaks=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
-    env.pop("LD_PRELOAD", None)
-    for command in (build, [cmake, "--build", str(tmp_path), "-j2"]):
-        subprocess.run(command, check=True, capture_output=True, text=True, env=env)
-    ctest = str(Path(cmake).with_name("ctest"))
-    run = [ctest, "--output-on-failure", "--no-tests=error", "-j2"]
-    result = subprocess.run(run, check=False, cwd=tmp_path, capture_output=True, text=True, env=env)
-    assert result.returncode == 0, result.stdout + result.stderr
+    options = {"ASAN_OPTIONS": "detect_leaks=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
+    run_cpp_units("host", tmp_path, f"-DREC_SDK_SANITIZE={sanitize}", **options)
 
 
 def table(name: str = "t", hashed: bool = True, rows: int = 100, slots: int = 8, **other: Any) -> _engine.TableSpec:
