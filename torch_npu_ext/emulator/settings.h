@@ -1,16 +1,17 @@
-// Every environment variable of the emulated NPU. They are read once, when the emulator is first used; a
-// value that is not allowed ends the process with a message, since a test run with other settings than those
-// asked for is worse.
+// Every environment variable of the emulated NPU but the two that CANN has too (HCCL_CONNECT_TIMEOUT and
+// HCCL_EXEC_TIMEOUT, in hccl/hccl.cpp). They are read once, when the emulator is first used; a value that is
+// not allowed ends the process with a message, since a test run with other settings is worse.
 //
-// REC_SDK_EMULATED_DEVICES   how many devices there are, 1 to 64                                    2
-// REC_SDK_EMULATED_MEMORY    memory of each, in bytes or with a suffix K, M or G (1024s); it takes
-//                            host memory only where it is used                                      16G
-// REC_SDK_EMULATED_SOC       the chip whose rules and sizes the kernels are held to, one of chips.h that they
-//                            are compiled for                                               Ascend910B1
-// REC_SDK_EMULATED_SOC_NAME  the chip that torch_npu is told it runs on; with an Ascend910B name it uses the
-//                            graph engine and float64 becomes float32 Ascend950PR_9589
-// REC_SDK_EMULATED_SEED      order in which the cores of a kernel run                               0
-// REC_SDK_EMULATED_TRACE     1: every call of the runtime is printed to stderr                      0
+// REC_SDK_EMULATED_DEVICES   2            how many devices there are, 1 to 64
+// REC_SDK_EMULATED_MEMORY    16G          memory of each, in bytes or with K, M or G (1024s); it takes host
+//                                         memory only where it is used
+// REC_SDK_EMULATED_SOC       Ascend910B1  the chip whose rules and sizes the kernels are held to: one of
+//                                         chips.h that they are compiled for
+// REC_SDK_EMULATED_SOC_NAME  Ascend950PR_9589  the chip that torch_npu is told it runs on; with an
+//                                         Ascend910B name it uses the graph engine, and float64 becomes
+//                                         float32
+// REC_SDK_EMULATED_SEED      0            order in which the cores of a kernel run
+// REC_SDK_EMULATED_TRACE     0            1: every call of the runtime is printed to stderr
 #pragma once
 
 #include <cerrno>

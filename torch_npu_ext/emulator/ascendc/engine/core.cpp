@@ -62,7 +62,7 @@ void Core::finish() {
 
 void Core::issue(Engine engine, const char* name) {
   name_ = name;
-  stamp_ = stamp_of(machine_.tick(engine, name), engine);
+  stamp_ = stamp_of(machine_.tick(name), engine);
 }
 
 void Core::check_read(UbSpan span) {

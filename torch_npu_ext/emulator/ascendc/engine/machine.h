@@ -23,8 +23,7 @@ class Machine {
 
   int32_t now() const { return now_; }
   // The time of the next instruction.
-  int32_t tick(Engine engine, const char* name) {
-    (void)engine;
+  int32_t tick(const char* name) {
     if (++now_ > kLastTime) {
       clock_ran_out();
     }
