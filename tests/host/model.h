@@ -3,9 +3,9 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstring>
-#include <list>
 #include <map>
 #include <random>
 #include <string>
@@ -21,10 +21,11 @@ struct ModelTable {
 
   TableSpec spec;
   int64_t first_slot;
-  std::map<int64_t, int64_t> rows;   // id -> row
-  std::map<int64_t, int32_t> slots;  // id -> slot, residents
-  std::list<int64_t> order;          // resident ids, least recently used first
-  std::map<int32_t, int> pins;       // slot -> plans
+  std::map<int64_t, int64_t> rows;     // id -> row
+  std::map<int64_t, int32_t> slots;    // id -> slot, residents
+  std::map<int64_t, int64_t> used_by;  // id -> last batch that used it, residents
+  int64_t batches = 0;
+  std::map<int32_t, int> pins;  // slot -> plans
   int64_t used = 0;
   std::map<int64_t, float> weights;  // id -> first weight, where it differs from the initial one
 };
@@ -147,34 +148,20 @@ class Model {
     });
     std::vector<int64_t> hits, misses;
     for (const int64_t id : ids) (table->slots.count(id) != 0 ? hits : misses).push_back(id);
+    ++table->batches;
     for (const int64_t id : hits) {
       ++table->pins[table->slots[id]];
-      table->order.remove(id);
-      table->order.push_back(id);
+      table->used_by[id] = table->batches;
     }
     std::vector<int32_t> free;
-    const size_t first_out = plan->swap_out.size();
-    for (auto it = table->order.begin();
-         free.size() + first_out < first_out + needed(*table, misses.size());) {
-      if (it == table->order.end()) return false;
-      const int64_t id = *it;
-      if (table->pins[table->slots[id]] > 0) {
-        ++it;
-        continue;
-      }
-      free.push_back(table->slots[id]);
-      if ((*marks)[{t, id}]) plan->pending_out.push_back(static_cast<int32_t>(plan->swap_out.size()));
-      plan->swap_out.push_back(table->slots[id]);
-      table->slots.erase(id);
-      it = table->order.erase(it);
-    }
+    if (!evict(t, needed(*table, misses.size()), table, marks, plan, &free)) return false;
     size_t victim = 0;
     for (const int64_t id : misses) {
       const bool fresh = table->used < table->spec.slots;
       const int32_t slot = fresh ? static_cast<int32_t>(table->first_slot + table->used++) : free[victim++];
       table->slots[id] = slot;
       table->pins[slot] = 1;
-      table->order.push_back(id);
+      table->used_by[id] = table->batches;
       if ((*marks)[{t, id}]) plan->pending_in.push_back(static_cast<int32_t>(plan->swap_in.size()));
       plan->swap_in.push_back(slot);
     }
@@ -185,6 +172,24 @@ class Model {
     }
     plan->table_offsets.push_back(static_cast<int32_t>(plan->unique_ids.size()));
     return true;
+  }
+
+  template <class Pending>
+  static bool evict(int32_t t, size_t count, ModelTable* table, Pending* marks, ModelPlan* plan,
+                    std::vector<int32_t>* free) {
+    std::vector<std::array<int64_t, 3>> order;  // last batch, slot, id
+    for (const auto& [id, batch] : table->used_by) order.push_back({batch, table->slots[id], id});
+    std::sort(order.begin(), order.end());
+    for (const auto& [batch, slot, id] : order) {
+      if (free->size() == count) break;
+      if (table->pins[static_cast<int32_t>(slot)] > 0) continue;
+      free->push_back(static_cast<int32_t>(slot));
+      if ((*marks)[{t, id}]) plan->pending_out.push_back(static_cast<int32_t>(plan->swap_out.size()));
+      plan->swap_out.push_back(static_cast<int32_t>(slot));
+      table->slots.erase(id);
+      table->used_by.erase(id);
+    }
+    return free->size() == count;
   }
 
   static size_t needed(const ModelTable& table, size_t misses) {

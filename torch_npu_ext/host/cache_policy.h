@@ -5,26 +5,25 @@
 #include <memory>
 #include <string>
 
+#include "torch_npu_ext/host/slot_uses.h"
+
 namespace rec_sdk {
 
-// One per table. Slots are the group's slot numbers, those of the table only. A batch calls touch (its hits),
-// evict, then touch (the rows it brought in). None of them may fail: memory is taken by the constructor.
+// One per table. Slots are the group's slot numbers, those of the table only. A batch that needs room calls
+// evict; every batch calls touch in the end. None of them may fail: memory is taken by the constructor.
 class CachePolicy {
  public:
   virtual ~CachePolicy() = default;
 
-  // The batch uses these rows; every slot at most once per batch.
-  virtual void touch(const uint32_t* slots /*[count]*/, int64_t count) noexcept = 0;
+  // Chooses `count` slots that have a row and are not held, and forgets their uses. The caller knows that
+  // there are so many. `uses` says which batch used a slot last; the current one is there already.
+  virtual void evict(int64_t count, SlotUses* uses, uint32_t* victims /*[count]*/) noexcept = 0;
 
-  // Chooses `count` resident rows with pins[slot] == 0 and forgets them. The caller knows that there are so
-  // many.
-  virtual void evict(int64_t count, const uint32_t* pins /*[group slots]*/,
-                     uint32_t* victims /*[count]*/) noexcept = 0;
+  // The batch used these rows, the ones that it brought in included; each is named once. For a policy that
+  // needs to know more than the last use.
+  virtual void touch(const uint32_t* /*slots, [count]*/, int64_t /*count*/) noexcept {}
 
-  // These rows are not resident any more.
-  virtual void forget(const uint32_t* slots /*[count]*/, int64_t count) noexcept = 0;
-
-  virtual void clear() noexcept = 0;  // no row is resident any more
+  virtual void clear() noexcept {}  // no row is resident any more
 };
 
 // Throws std::invalid_argument when there is no such policy.

@@ -30,7 +30,7 @@ void Engine::release_deferred() {
     released.swap(to_release_);
   }
   for (const std::shared_ptr<PlanBuffers>& plan : released) {
-    Planner::unpin(*plan, &group_);
+    group_.uses.release(*plan);
     if (plan->pending_epoch != group_.pending.epoch()) continue;
     for (const uint32_t place : plan->pending_in_sums) group_.pending.free(place);
   }

@@ -192,14 +192,18 @@ void Engine::write_rows(int32_t t, const int64_t* rows, int64_t count, const cha
 void Engine::clear_table(int32_t t) {
   const auto guard = lock();
   Table& target = table(t);
-  if (target.pinned_slots > 0) {
+  group_.uses.mark_held();
+  if (group_.uses.marked_count(t) > 0) {
     throw std::runtime_error("table '" + target.spec().name + "' cannot be cleared while " +
-                             std::to_string(target.pinned_slots) +
+                             std::to_string(group_.uses.marked_count(t)) +
                              " of its rows are used by batches in flight");
   }
   group_.pending.drop_table(t);
   target.clear();
-  for (int64_t slot = target.first_slot(); slot < target.end_slot(); ++slot) group_.set_pending(slot, false);
+  for (int64_t slot = target.first_slot(); slot < target.end_slot(); ++slot) {
+    group_.set_pending(slot, false);
+    group_.uses.forget(slot);
+  }
 }
 
 void Engine::initial_records(int32_t t, const int64_t* ids, int64_t count, char* records) {

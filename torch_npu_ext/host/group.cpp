@@ -5,7 +5,7 @@
 namespace rec_sdk {
 namespace {
 
-// The cache policy counts four places per slot in 32 bits.
+// Slots and the missing rows of a batch are numbered together in 32 bits.
 constexpr int64_t kMaxSlots = int64_t{1} << 30;
 
 int64_t count_slots(const GroupSpec& spec) {
@@ -50,7 +50,7 @@ Group::Group(GroupSpec spec)
   }
   slot_ids = HugeArray<int64_t>(static_cast<size_t>(slots));
   slot_rows = HugeArray<uint32_t>(static_cast<size_t>(slots));
-  pins = HugeArray<uint32_t>(static_cast<size_t>(slots));
+  uses = SlotUses(slots);
   pending_flags = HugeArray<uint8_t>(static_cast<size_t>(slots));
   bounds_warnings.reserve(tables.size());  // so that warn_bounds() cannot fail
 }

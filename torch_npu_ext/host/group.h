@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "torch_npu_ext/host/pending_sums.h"
+#include "torch_npu_ext/host/slot_uses.h"
 #include "torch_npu_ext/host/table.h"
 
 namespace rec_sdk {
@@ -48,9 +49,9 @@ struct Group {
   MemoryGuard memory;
   std::vector<Table> tables;
   int64_t slots = 0;
-  HugeArray<int64_t> slot_ids;         // [slots] of a used slot
-  HugeArray<uint32_t> slot_rows;       // [slots]
-  HugeArray<uint32_t> pins;            // [slots] plans in flight that use it
+  HugeArray<int64_t> slot_ids;    // [slots] of a used slot
+  HugeArray<uint32_t> slot_rows;  // [slots]
+  SlotUses uses;
   HugeArray<uint8_t> pending_flags;    // [slots] the row has pending gradients
   int64_t pending_resident = 0;        // flags set
   std::vector<int32_t> pending_slots;  // all of those; some twice, some whose flag was taken back

@@ -1,72 +1,103 @@
 #include "torch_npu_ext/host/lru_policy.h"
 
+#include <algorithm>
+#include <limits>
+
 #include "torch_npu_ext/host/id_map.h"
 
 namespace rec_sdk {
 namespace {
 
-constexpr uint32_t kPrefetchDistance = 16;
+constexpr int64_t kPrefetchDistance = 16;
+constexpr uint32_t kBins = 4096;
+// A refill looks at every slot, and this share of them is queued at least: eight slots looked at, one after
+// the other in memory, for a row that leaves or is used again.
+constexpr int64_t kQueuedShare = 8;
+
+// Slots by the batch that used them last, several batches to a bin where there are too many.
+struct Bins {
+  Bins(uint32_t oldest, uint32_t newest) : base(oldest) {
+    while ((newest - oldest) >> shift >= kBins) ++shift;
+  }
+  uint32_t of(uint32_t batch) const { return (batch - base) >> shift; }
+
+  uint32_t base;
+  int shift = 0;
+  uint32_t all[kBins] = {};   // slots; later the end of the bin in the queue
+  uint32_t free[kBins] = {};  // those not held
+};
 
 }  // namespace
 
-// Room for four times the slots: compacting leaves at most one entry per slot, so it runs once per three
-// times as many touches at most.
 LruPolicy::LruPolicy(int64_t first_slot, int64_t slots)
     : first_slot_(static_cast<uint32_t>(first_slot)),
-      capacity_(static_cast<uint32_t>(4 * slots + 1)),
-      queue_(static_cast<size_t>(capacity_)),
-      place_(static_cast<size_t>(slots)) {}
+      end_slot_(static_cast<uint32_t>(first_slot + slots)),
+      queue_(static_cast<size_t>(slots)) {}
 
-void LruPolicy::touch(const uint32_t* slots, int64_t count) noexcept {
-  if (count > capacity_ - tail_) compact();
-  for (int64_t i = 0; i < count; ++i) {
-    if (i + kPrefetchDistance < count) prefetch_write(&place_[slots[i + kPrefetchDistance] - first_slot_]);
-    const uint32_t slot = slots[i] - first_slot_;
-    queue_[tail_] = slot;
-    place_[slot] = tail_++;
-  }
+void LruPolicy::evict(int64_t count, SlotUses* uses, uint32_t* victims) noexcept {
+  if (renumbered_ != uses->renumbered()) clear();
+  renumbered_ = uses->renumbered();
+  int64_t found = take(count, uses, victims);
+  if (found == count) return;
+  refill(count - found, *uses);
+  take(count - found, uses, victims + found);
 }
 
-void LruPolicy::compact() noexcept {
-  uint32_t end = 1;
-  for (uint32_t p = head_; p < tail_; ++p) {
-    if (p + kPrefetchDistance < tail_) prefetch_write(&place_[queue_[p + kPrefetchDistance]]);
-    if (!live(p)) continue;
+// From the queue, `count` or as many as it has.
+int64_t LruPolicy::take(int64_t count, SlotUses* uses, uint32_t* victims) noexcept {
+  int64_t found = 0, passed = 0, p = head_;
+  for (; p < tail_ && found < count; ++p) {
+    if (p + kPrefetchDistance < tail_) prefetch_write(&uses->stamps()[queue_[p + kPrefetchDistance]]);
     const uint32_t slot = queue_[p];
-    queue_[end] = slot;
-    place_[slot] = end++;
+    if (stale(*uses, slot)) continue;
+    if (uses->held(slot)) {
+      queue_[head_ + passed++] = slot;
+      continue;
+    }
+    uses->forget(slot);
+    victims[found++] = slot;
   }
-  head_ = 1;
-  tail_ = end;
+  // Held rows that were passed keep their place, right before what was not looked at.
+  std::copy_backward(queue_.data() + head_, queue_.data() + head_ + passed, queue_.data() + p);
+  head_ = p - passed;
+  return found;
 }
 
-void LruPolicy::evict(int64_t count, const uint32_t* pins, uint32_t* victims) noexcept {
-  uint32_t p = head_;
-  for (int64_t found = 0; found < count; ++p) {
-    if (p + kPrefetchDistance < tail_) prefetch_write(&place_[queue_[p + kPrefetchDistance]]);
-    const uint32_t slot = queue_[p];
-    if (!live(p) || pins[first_slot_ + slot] != 0) continue;
-    place_[slot] = 0;
-    victims[found++] = first_slot_ + slot;
+// Queues the oldest rows, so many that `wanted` of them are not held. Those of the current batch are not
+// queued: it has yet to bring in others, which would be missing among them.
+void LruPolicy::refill(int64_t wanted, const SlotUses& uses) noexcept {
+  const auto old = [&uses](uint32_t batch) { return batch != 0 && batch != uses.epoch(); };
+  uint32_t oldest = uses.epoch();
+  for (uint32_t slot = first_slot_; slot < end_slot_; ++slot) {
+    oldest = std::min(oldest, uses.last_batch(slot) - 1);  // 0, no row, becomes the largest number
   }
-  // Pinned rows that were passed keep their order, right before what was not looked at.
-  uint32_t end = p;
-  while (p-- > head_) {
-    if (!live(p)) continue;
-    const uint32_t slot = queue_[p];
-    queue_[--end] = slot;
-    place_[slot] = end;
+  Bins bins(oldest, uses.epoch());
+  for (uint32_t slot = first_slot_; slot < end_slot_; ++slot) {
+    const uint32_t batch = uses.last_batch(slot);
+    if (!old(batch)) continue;
+    ++bins.all[bins.of(batch)];
+    bins.free[bins.of(batch)] += !uses.held(slot);
   }
-  head_ = end;
-}
-
-void LruPolicy::forget(const uint32_t* slots, int64_t count) noexcept {
-  for (int64_t i = 0; i < count; ++i) place_[slots[i] - first_slot_] = 0;
-}
-
-void LruPolicy::clear() noexcept {
-  for (uint32_t p = head_; p < tail_; ++p) place_[queue_[p]] = 0;
-  head_ = tail_ = 1;
+  wanted = std::max(wanted, (end_slot_ - first_slot_) / kQueuedShare);
+  uint32_t end_bin = 0;
+  uint32_t queued = 0;
+  for (int64_t free = 0; end_bin < kBins && free < wanted; ++end_bin) {
+    free += bins.free[end_bin];
+    queued += std::exchange(bins.all[end_bin], queued);
+  }
+  for (uint32_t slot = first_slot_; slot < end_slot_; ++slot) {
+    const uint32_t batch = uses.last_batch(slot);
+    if (old(batch) && bins.of(batch) < end_bin) queue_[bins.all[bins.of(batch)]++] = slot;
+  }
+  const auto earlier = [&uses](uint32_t a, uint32_t b) {
+    return std::make_pair(uses.last_batch(a), a) < std::make_pair(uses.last_batch(b), b);
+  };
+  for (uint32_t bin = 0, begin = 0; bins.shift > 0 && bin < end_bin; begin = bins.all[bin++]) {
+    std::sort(queue_.data() + begin, queue_.data() + bins.all[bin], earlier);
+  }
+  head_ = 0;
+  tail_ = queued;
+  queued_at_ = uses.epoch() - 1;
 }
 
 }  // namespace rec_sdk

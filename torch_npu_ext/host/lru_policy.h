@@ -1,5 +1,6 @@
-// Exact least-recently-used order, with sequential work only: a queue in which a touched slot is appended
-// again and its older place goes stale. Amortised O(1) per touched or evicted row.
+// Least recently used first, by batches; rows that the same batch used last leave in the order of their
+// slots. No order is kept: when rows must leave, a pass over the slots sorts some of the oldest into a queue,
+// which serves until it is used up.
 #pragma once
 
 #include "torch_npu_ext/host/cache_policy.h"
@@ -11,21 +12,22 @@ class LruPolicy final : public CachePolicy {
  public:
   LruPolicy(int64_t first_slot, int64_t slots);
 
-  void touch(const uint32_t* slots, int64_t count) noexcept override;
-  void evict(int64_t count, const uint32_t* pins, uint32_t* victims) noexcept override;
-  void forget(const uint32_t* slots, int64_t count) noexcept override;
-  void clear() noexcept override;
+  void evict(int64_t count, SlotUses* uses, uint32_t* victims) noexcept override;
+  void clear() noexcept override { head_ = tail_ = 0; }
 
  private:
-  bool live(uint32_t position) const { return place_[queue_[position]] == position; }
-  void compact() noexcept;
+  // Whether the slot has not been used since it was queued.
+  bool stale(const SlotUses& uses, uint32_t slot) const { return uses.last_batch(slot) - 1 >= queued_at_; }
+  int64_t take(int64_t count, SlotUses* uses, uint32_t* victims) noexcept;
+  void refill(int64_t wanted, const SlotUses& uses) noexcept;
 
   uint32_t first_slot_;
-  uint32_t capacity_;
-  HugeArray<uint32_t> queue_;  // [capacity] slots - first_slot, oldest first
-  HugeArray<uint32_t> place_;  // [slots] position of the slot's live entry in the queue; 0 = none
-  uint32_t head_ = 1;          // position 0 is never used, so that zeroed memory means 'none'
-  uint32_t tail_ = 1;
+  uint32_t end_slot_;
+  HugeArray<uint32_t> queue_;  // [slots] oldest first; committed as far as it was ever filled
+  int64_t head_ = 0;
+  int64_t tail_ = 0;
+  uint32_t queued_at_ = 0;  // the last batch before the queue was filled
+  uint32_t renumbered_ = 0;
 };
 
 }  // namespace rec_sdk

@@ -37,6 +37,8 @@ struct PlanBuffers {
   std::vector<int32_t> pending_out, pending_in;  // [P], [Q] indices into swap_out_slots / swap_in_slots
   std::vector<uint32_t> pending_out_sums, pending_in_sums;  // their places in PendingSums
   uint64_t pending_epoch = 0;
+  uint32_t epoch = 0;   // of the batch, in SlotUses
+  uint64_t serial = 0;  // the same, without batches that failed
 
  private:
   HugeBuffer memory_;

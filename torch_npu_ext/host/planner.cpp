@@ -66,72 +66,52 @@ void Planner::plan(const BatchInput& input, Group* group, PlanBuffers* plan) {
   plan->layout(batch_.lookups, batch_.bags, std::min(batch_.lookups, group->slots), group->pooled,
                group->scaled);
   write_offsets(input, batch_, plan->offsets);
-  hits_.ensure(static_cast<size_t>(batch_.lookups));
-  hit_offsets_.assign(group->tables.size() + 1, 0);
-  hit_count_ = 0;
   plan->rows_before.clear();
   plan->used_slots_before.clear();
   for (const Table& table : group->tables) {
     plan->rows_before.push_back(table.rows());
     plan->used_slots_before.push_back(table.used_slots);
   }
-  scan_.begin(*group, batch_.lookups);
+  begin(group);
   try {
     for (int32_t t = 0; t < tables; ++t) scan_.scan_table(group, t, batch_);
-    for (int32_t t = 0; t < tables; ++t) {
-      const int64_t pinned_before = group->tables[t].pinned_slots;
-      pin_hits(group, t);
-      check_room(*group, t, pinned_before);
-    }
+    for (int32_t t = 0; t < tables; ++t) check_room(group, t);
     reserve(group, plan);
   } catch (...) {
-    unpin_hits(group);
     scan_.rollback(group);
     throw;
   }
   for (int32_t t = 0; t < tables; ++t) commit_table(group, t, plan);
   write_segments(*group, batch_, &scan_, plan);
+  group->uses.hold(plan);
+  for (int32_t t = 0; t < tables; ++t) touch(group, t, *plan);
   count(group, *plan, 1);
   count_bounds_errors(group);
 }
 
-void Planner::pin_hits(Group* group, int32_t t) {
-  const uint32_t slots = static_cast<uint32_t>(group->slots);
-  uint32_t* const pins = group->pins.data();
-  int64_t hits = hit_count_;
-  int64_t pinned = 0;
-  const int64_t end = scan_.unique_end(t);
-  for (int64_t u = scan_.unique_begin(t); u < end; ++u) {
-    if (u + kPrefetchDistance < end) {
-      const RowKey ahead = scan_.unique[u + kPrefetchDistance].key;
-      if (ahead < slots) prefetch_write(&pins[ahead]);
-    }
+void Planner::begin(Group* group) {
+  group->uses.begin_batch();
+  scan_.begin(group, batch_.lookups);
+}
+
+// The rows that may not leave are those of batches in flight and those that this batch found.
+void Planner::check_room(Group* group, int32_t t) {
+  const Table& table = group->tables[t];
+  const int64_t uniques = scan_.unique_end(t) - scan_.unique_begin(t);
+  const int64_t slots = table.spec().slots;
+  if (evictions(table, t) == 0 || uniques + group->uses.held_at_most(t) <= slots) return;
+  group->uses.mark_held();
+  const int64_t held = group->uses.marked_count(t);
+  int64_t held_too = 0;
+  for (int64_t u = scan_.unique_begin(t); u < scan_.unique_end(t); ++u) {
     const RowKey key = scan_.unique[u].key;
-    if (key >= slots) continue;
-    pinned += pins[key]++ == 0;
-    hits_[hits++] = key;
+    held_too += key < static_cast<RowKey>(group->slots) && group->uses.marked(key);
   }
-  group->tables[t].pinned_slots += pinned;
-  hit_count_ = hit_offsets_[t + 1] = hits;
-}
-
-void Planner::unpin_hits(Group* group) noexcept {
-  int32_t t = 0;
-  for (int64_t h = 0; h < hit_count_; ++h) {
-    while (hits_[h] >= static_cast<uint64_t>(group->tables[t].end_slot())) ++t;
-    group->tables[t].pinned_slots -= --group->pins[hits_[h]] == 0;
-  }
-}
-
-void Planner::check_room(const Group& group, int32_t t, int64_t pinned_before) const {
-  const Table& table = group.tables[t];
-  const int64_t misses = scan_.miss_end(t) - scan_.miss_begin(t);
-  if (misses <= table.spec().slots - table.pinned_slots) return;
+  if (uniques + held - held_too <= slots) return;
   throw CacheTooSmallError(
-      "table '" + table.spec().name + "': this batch needs " +
-      std::to_string(scan_.unique_end(t) - scan_.unique_begin(t)) +
-      " distinct rows in the device cache, which has " + std::to_string(table.spec().slots) + " slots (" +
-      std::to_string(pinned_before) +
+      "table '" + table.spec().name + "': this batch needs " + std::to_string(uniques) +
+      " distinct rows in the device cache, which has " + std::to_string(slots) + " slots (" +
+      std::to_string(held) +
       " pinned by batches in flight); enlarge it with cache=..., or use a smaller batch");
 }
 
@@ -169,29 +149,31 @@ void Planner::reserve(Group* group, PlanBuffers* plan) {
                          static_cast<int64_t>(leaving));  // the latter in case the plan is cancelled
   if (leaving > 0) group->pending.reserve(static_cast<int64_t>(leaving));
   plan->pending_epoch = group->pending.epoch();
+  if (evicted > 0) group->uses.prepare_held();
 }
 
 void Planner::commit_table(Group* group, int32_t t, PlanBuffers* plan) noexcept {
   Table& table = group->tables[t];
   const int64_t misses = scan_.miss_end(t) - scan_.miss_begin(t);
   const int64_t evicted = evictions(table, t);
-  if (!table.never_evicts()) {
-    table.policy->touch(hits_.data() + hit_offsets_[t], hit_offsets_[t + 1] - hit_offsets_[t]);
-  }
   if (evicted > 0) evict(group, t, evicted, plan);
   if (misses > 0) bring_in(group, t, evicted, plan);
-  if (!table.never_evicts()) {
-    const int32_t* brought = plan->swap_in_slots + plan->in_offsets[t];
-    table.policy->touch(reinterpret_cast<const uint32_t*>(brought), misses);
-  }
   plan->out_offsets[t + 1] = static_cast<int32_t>(plan->rows_out);
   plan->in_offsets[t + 1] = static_cast<int32_t>(plan->rows_in);
+}
+
+void Planner::touch(Group* group, int32_t t, const PlanBuffers& plan) noexcept {
+  const Table& table = group->tables[t];
+  if (table.never_evicts()) return;
+  const int32_t begin = plan.table_offsets[t];
+  const uint32_t* slots = reinterpret_cast<const uint32_t*>(plan.unique_slots);
+  table.policy->touch(slots + begin, plan.table_offsets[t + 1] - begin);
 }
 
 void Planner::evict(Group* group, int32_t t, int64_t count, PlanBuffers* plan) noexcept {
   Table& table = group->tables[t];
   int32_t* const victims = plan->swap_out_slots + plan->rows_out;
-  table.policy->evict(count, group->pins.data(), reinterpret_cast<uint32_t*>(victims));
+  table.policy->evict(count, &group->uses, reinterpret_cast<uint32_t*>(victims));
   for (int64_t i = 0; i < count; ++i) {
     if (i + kPrefetchDistance < count) table.prefetch_slot(group->slot_ids[victims[i + kPrefetchDistance]]);
     const int32_t slot = victims[i];
@@ -212,15 +194,19 @@ void Planner::bring_in(Group* group, int32_t t, int64_t evicted, PlanBuffers* pl
   const int32_t* victim = plan->swap_out_slots + plan->rows_out - evicted;
   const int64_t end = scan_.miss_end(t);
   for (int64_t m = scan_.miss_begin(t); m < end; ++m) {
-    if (m + kPrefetchDistance < end) table.prefetch_slot(scan_.misses[m + kPrefetchDistance].id);
     const Miss& miss = scan_.misses[m];
-    const bool fresh = table.used_slots < table.spec().slots;
-    const int32_t slot = fresh ? static_cast<int32_t>(table.first_slot() + table.used_slots++) : *victim++;
+    int32_t slot;
+    if (table.used_slots < table.spec().slots) {  // the scan knew
+      slot = static_cast<int32_t>(table.first_slot() + table.used_slots++);
+    } else {
+      if (m + kPrefetchDistance < end) table.prefetch_slot(scan_.misses[m + kPrefetchDistance].id);
+      slot = *victim++;
+      table.set_slot(miss.id, static_cast<uint32_t>(slot));
+      group->uses.touch(slot);
+    }
     if (miss.added) table.keep_added(miss.row, miss.id);
-    table.set_slot(miss.id, static_cast<uint32_t>(slot));
     group->slot_ids[slot] = miss.id;
     group->slot_rows[slot] = miss.row;
-    group->pins[slot] = 1;
     plan->swap_in_slots[m] = slot;
     plan->swap_in_rows[m] = miss.row;
     plan->swap_in_ids[m] = miss.id;
@@ -231,24 +217,11 @@ void Planner::bring_in(Group* group, int32_t t, int64_t evicted, PlanBuffers* pl
     plan->pending_in.push_back(static_cast<int32_t>(m));
     plan->pending_in_sums.push_back(place);
   }
-  table.pinned_slots += end - scan_.miss_begin(t);
   plan->rows_in = end;
 }
 
-void Planner::unpin(const PlanBuffers& plan, Group* group) noexcept {
-  for (size_t t = 0; t < group->tables.size(); ++t) {
-    int64_t unpinned = 0;
-    const int32_t end = plan.table_offsets[t + 1];
-    for (int32_t u = plan.table_offsets[t]; u < end; ++u) {
-      if (u + kPrefetchDistance < end) prefetch_write(&group->pins[plan.unique_slots[u + kPrefetchDistance]]);
-      unpinned += --group->pins[plan.unique_slots[u]] == 0;
-    }
-    group->tables[t].pinned_slots -= unpinned;
-  }
-}
-
 void Planner::cancel(PlanBuffers* plan, Group* group) noexcept {
-  unpin(*plan, group);
+  group->uses.release(*plan);
   count(group, *plan, -1);
   for (size_t t = 0; t < group->tables.size(); ++t) cancel_table(plan, group, static_cast<int32_t>(t));
   cancel_pending(plan, group);
@@ -274,12 +247,11 @@ void Planner::cancel_table(PlanBuffers* plan, Group* group, int32_t t) noexcept 
     group->slot_ids[slot] = id;
     group->slot_rows[slot] = row;
   }
+  for (int64_t slot = table.first_slot() + plan->used_slots_before[t];
+       slot < table.first_slot() + table.used_slots; ++slot) {
+    group->uses.forget(slot);
+  }
   table.used_slots = plan->used_slots_before[t];
-  if (table.never_evicts()) return;
-  const uint32_t* const in = reinterpret_cast<const uint32_t*>(plan->swap_in_slots);
-  const uint32_t* const out = reinterpret_cast<const uint32_t*>(plan->swap_out_slots);
-  table.policy->forget(in + in_begin, plan->in_offsets[t + 1] - in_begin);
-  table.policy->touch(out + out_begin, plan->out_offsets[t + 1] - out_begin);
 }
 
 void Planner::cancel_pending(PlanBuffers* plan, Group* group) noexcept {

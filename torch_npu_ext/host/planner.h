@@ -16,26 +16,26 @@ void find_bounds_errors(const Group& group, const Batch& batch, std::vector<Boun
 
 class Planner {
  public:
-  // Fills `plan` and pins its slots until unpin(). After an exception the group is as before.
+  // Fills `plan`, whose slots are held until group->uses.release(). After an exception the group is as
+  // before.
   void plan(const BatchInput& input, Group* group, PlanBuffers* plan);
   // Undoes the group's latest plan, whose swaps have not touched the cache. Only the order in which rows will
   // be evicted may differ from before.
   static void cancel(PlanBuffers* plan, Group* group) noexcept;
-  static void unpin(const PlanBuffers& plan, Group* group) noexcept;
 
  private:
   // Fallible, in this order, for all tables before anything is committed.
-  void pin_hits(Group* group, int32_t table);
-  void check_room(const Group& group, int32_t table, int64_t pinned_before) const;
+  void begin(Group* group);
+  void check_room(Group* group, int32_t table);
   void reserve(Group* group, PlanBuffers* plan);
 
-  void unpin_hits(Group* group) noexcept;
   int64_t evictions(const Table& table, int32_t t) const;
 
   // Infallible.
   void commit_table(Group* group, int32_t table, PlanBuffers* plan) noexcept;
   void evict(Group* group, int32_t table, int64_t count, PlanBuffers* plan) noexcept;
   void bring_in(Group* group, int32_t table, int64_t evicted, PlanBuffers* plan) noexcept;
+  static void touch(Group* group, int32_t table, const PlanBuffers& plan) noexcept;
   static void cancel_table(PlanBuffers* plan, Group* group, int32_t table) noexcept;
   static void cancel_pending(PlanBuffers* plan, Group* group) noexcept;
   static void count(Group* group, const PlanBuffers& plan, int64_t sign) noexcept;
@@ -44,9 +44,6 @@ class Planner {
   Batch batch_;
   Scan scan_;
   std::vector<BoundsError> bounds_errors_;
-  HugeArray<uint32_t> hits_;          // slots of the resident unique rows, tables in order
-  std::vector<int64_t> hit_offsets_;  // [T + 1]
-  int64_t hit_count_ = 0;
 };
 
 }  // namespace rec_sdk

@@ -11,17 +11,35 @@ constexpr int64_t kEntryDistance = 48;
 constexpr int64_t kStampDistance = 32;
 constexpr int64_t kRing = 64;  // more than either distance; a power of two
 
-// How an id is found, for hash and for index tables. prepare() prefetches; key() adds a missing row to
-// `misses`.
+// Numbers the rows that are not resident: by a slot that no row has had yet, or else by a key beyond the
+// slots.
+class MissList {
+ public:
+  MissList(const Table& table, int64_t slots, Miss* misses, int64_t* count)
+      : misses_(misses),
+        count_(count),
+        next_slot_(static_cast<RowKey>(table.first_slot() + table.used_slots)),
+        end_slot_(static_cast<RowKey>(table.end_slot())),
+        beyond_(static_cast<RowKey>(slots)) {}
+
+  RowKey add(int64_t id, uint32_t row, bool added) {
+    misses_[*count_] = {id, row, added};
+    const RowKey key = next_slot_ < end_slot_ ? next_slot_++ : beyond_ + static_cast<RowKey>(*count_);
+    ++*count_;
+    return key;
+  }
+
+ private:
+  Miss* misses_;
+  int64_t* count_;
+  RowKey next_slot_, end_slot_, beyond_;
+};
+
+// How an id is found, for hash and for index tables. prepare() prefetches; key() marks a missing row.
 class HashDirectory {
  public:
-  HashDirectory(Table* table, Miss* misses, int64_t* miss_count, RowKey first_miss_key)
-      : table_(table),
-        map_(&table->map()),
-        misses_(misses),
-        miss_count_(miss_count),
-        first_miss_key_(first_miss_key),
-        next_row_(table->rows()) {}
+  HashDirectory(Table* table, MissList misses)
+      : table_(table), map_(&table->map()), misses_(misses), next_row_(table->rows()) {}
 
   void reserve(int64_t extra) { table_->reserve_ids(extra); }
 
@@ -40,27 +58,22 @@ class HashDirectory {
 
  private:
   void add_miss(const IdMap::Entry& entry, int64_t id, bool added) {
-    misses_[*miss_count_] = {id, entry.row, added};
-    *entry.slot = first_miss_key_ + static_cast<RowKey>((*miss_count_)++);
+    *entry.slot = misses_.add(id, entry.row, added);
     if (added) table_->check_capacity(++next_row_, id);
   }
 
   Table* table_;
   IdMap* map_;
-  Miss* misses_;
-  int64_t* miss_count_;
-  RowKey first_miss_key_;
+  MissList misses_;
   int64_t next_row_;
 };
 
 class IndexDirectory {
  public:
-  IndexDirectory(Table* table, Miss* misses, int64_t* miss_count, RowKey first_miss_key)
+  IndexDirectory(Table* table, MissList misses)
       : row_slots_(table->row_slots()),
         rows_(static_cast<uint64_t>(table->spec().num_embeddings)),
-        misses_(misses),
-        miss_count_(miss_count),
-        first_miss_key_(first_miss_key) {}
+        misses_(misses) {}
 
   void reserve(int64_t) {}
 
@@ -73,8 +86,7 @@ class IndexDirectory {
 
   REC_SDK_ALWAYS_INLINE RowKey key(int64_t, uint64_t row) {
     if (__builtin_expect(~row_slots_[row] == kNoSlot, 0)) {
-      misses_[*miss_count_] = {static_cast<int64_t>(row), static_cast<uint32_t>(row), false};
-      row_slots_[row] = ~(first_miss_key_ + static_cast<RowKey>((*miss_count_)++));
+      row_slots_[row] = ~misses_.add(static_cast<int64_t>(row), static_cast<uint32_t>(row), false);
     }
     return ~row_slots_[row];
   }
@@ -82,38 +94,46 @@ class IndexDirectory {
  private:
   uint32_t* row_slots_;
   uint64_t rows_;
-  Miss* misses_;
-  int64_t* miss_count_;
-  RowKey first_miss_key_;
+  MissList misses_;
+};
+
+// Writes a counter back also when an exception leaves the loop that counts.
+struct Counter {
+  uint32_t value;
+  uint32_t* target;
+  ~Counter() { *target = value; }
 };
 
 }  // namespace
 
-void Scan::begin(const Group& group, int64_t lookups) {
+void Scan::begin(Group* group, int64_t lookups) {
   local.ensure(static_cast<size_t>(lookups));
   unique.ensure(static_cast<size_t>(lookups) + 1);
+  last_batch_.ensure(static_cast<size_t>(lookups) + 1);
   misses.ensure(static_cast<size_t>(lookups));
-  stamps_.ensure(static_cast<size_t>(group.slots + lookups));
-  unique_offsets_.assign(group.tables.size() + 1, 0);
-  miss_offsets_.assign(group.tables.size() + 1, 0);
+  miss_stamps_.ensure(static_cast<size_t>(lookups));
+  if (renumbered_ != group->uses.renumbered()) {
+    miss_stamps_ = HugeArray<uint64_t>(miss_stamps_.size());
+    renumbered_ = group->uses.renumbered();
+  }
+  stamps_ = {group->uses.stamps(), miss_stamps_.data(), static_cast<RowKey>(group->slots)};
+  epoch_ = group->uses.epoch();
+  unique_offsets_.assign(group->tables.size() + 1, 0);
+  miss_offsets_.assign(group->tables.size() + 1, 0);
   unique_count_ = 0;
   miss_count_ = 0;
   last_table_ = -1;
   next_piece_ = 0;
-  if (++epoch_ == 0) {
-    stamps_ = HugeArray<uint64_t>(stamps_.size());
-    epoch_ = 1;
-  }
 }
 
 void Scan::scan_table(Group* group, int32_t t, const Batch& batch) {
   last_table_ = t;
   Table& table = group->tables[t];
-  const RowKey first_miss_key = static_cast<RowKey>(group->slots);
+  const MissList list(table, group->slots, misses.data(), &miss_count_);
   if (table.spec().hashed) {
-    scan_pieces(HashDirectory(&table, misses.data(), &miss_count_, first_miss_key), t, *group, batch);
+    scan_pieces(HashDirectory(&table, list), t, *group, batch);
   } else {
-    scan_pieces(IndexDirectory(&table, misses.data(), &miss_count_, first_miss_key), t, *group, batch);
+    scan_pieces(IndexDirectory(&table, list), t, *group, batch);
   }
   unique_offsets_[t + 1] = unique_count_;
   miss_offsets_[t + 1] = miss_count_;
@@ -136,10 +156,11 @@ void Scan::scan_pieces(Directory directory, int32_t table, const Group& group, c
 
 template <class Directory, class Id>
 void Scan::scan_piece(Directory* directory, const Id* ids, int64_t count, uint32_t* local_out) {
-  uint64_t* const stamps = stamps_.data();
+  const Stamps stamps = stamps_;
   UniqueRow* const rows = unique.data();
+  uint32_t* const last_batch = last_batch_.data();
   const uint64_t epoch = static_cast<uint64_t>(epoch_) << 32;
-  uint32_t next = unique_count_;
+  Counter next{unique_count_, &unique_count_};
   uint64_t places[kRing];
   RowKey keys[kRing];
   for (int64_t j = 0; j < std::min(count, kEntryDistance); ++j) places[j] = directory->prepare(ids[j]);
@@ -150,26 +171,30 @@ void Scan::scan_piece(Directory* directory, const Id* ids, int64_t count, uint32
       if (j % kRing == 0) directory->reserve(kRing);
       const RowKey key = directory->key(ids[j], places[j % kRing]);
       keys[j % kRing] = key;
-      prefetch_write(&stamps[key]);
+      prefetch_write(stamps.at(key));
     }
     const int64_t behind = j - kStampDistance;
     if (behind < 0) continue;
     // No branch on first or repeated: on uniform batches it would be mispredicted half of the time.
     const RowKey key = keys[behind % kRing];
-    const uint64_t stamp = stamps[key];
+    uint64_t* const at = stamps.at(key);
+    const uint64_t stamp = *at;
     const bool seen = (stamp ^ epoch) >> 32 == 0;
-    const uint32_t row = seen ? static_cast<uint32_t>(stamp) : next;
-    stamps[key] = epoch | row;
+    const uint32_t row = seen ? static_cast<uint32_t>(stamp) : next.value;
+    *at = epoch | row;
+    last_batch[next.value] = static_cast<uint32_t>(stamp >> 32);  // stays when the row is new
     const uint32_t before = rows[row].count;
     rows[row] = {key, seen ? before + 1 : 1};
     local_out[behind] = row;
-    next += !seen;
+    next.value += !seen;
   }
-  unique_count_ = next;
 }
 
 // Erasing moves entries, so every mark is looked up again. Ids go in reverse order of arrival.
 void Scan::rollback(Group* group) noexcept {
+  for (int64_t u = 0; u < unique_count_; ++u) {
+    if (unique[u].key < stamps_.slots) group->uses.restore(unique[u].key, last_batch_[u]);
+  }
   int64_t end = miss_count_;  // the table whose scan threw has no end of its own
   for (int32_t t = last_table_; t >= 0; --t) {
     Table& table = group->tables[t];

@@ -11,7 +11,8 @@
 namespace rec_sdk {
 
 // What a lookup's entry says during a plan: a slot of the group, or group.slots + m for the m-th row that is
-// not resident. A missed row is marked in its own entry, so one probe per lookup finds duplicates too.
+// not resident and for which no slot was free. A missed row is marked in its own entry, so one probe per
+// lookup finds duplicates too.
 using RowKey = uint32_t;
 
 struct UniqueRow {
@@ -27,7 +28,7 @@ struct Miss {
 
 class Scan {
  public:
-  void begin(const Group& group, int64_t lookups);
+  void begin(Group* group, int64_t lookups);  // of the current batch of group->uses; throws
   void scan_table(Group* group, int32_t table, const Batch& batch);  // tables in order; throws
   void rollback(Group* group) noexcept;                              // entries as they were before begin()
 
@@ -41,13 +42,27 @@ class Scan {
   HugeArray<Miss> misses;       // [M]
 
  private:
+  // Where a key's stamp is; without a branch.
+  struct Stamps {
+    uint64_t* of_slots;
+    uint64_t* of_misses;
+    RowKey slots;
+    uint64_t* at(RowKey key) const {
+      const bool resident = key < slots;
+      return (resident ? of_slots : of_misses) + (resident ? key : key - slots);
+    }
+  };
   template <class Directory, class Id>
   void scan_piece(Directory* directory, const Id* ids, int64_t count, uint32_t* local_out);
   template <class Directory>
   void scan_pieces(Directory directory, int32_t table, const Group& group, const Batch& batch);
 
-  HugeArray<uint64_t> stamps_;  // [slots + N] by key: epoch << 32 | unique row. Older epochs are void
+  Stamps stamps_{};
   uint32_t epoch_ = 0;
+
+  HugeArray<uint64_t> miss_stamps_;  // [N] for keys from group.slots on, as SlotUses has them for slots
+  HugeArray<uint32_t> last_batch_;   // [U + 1] the last batch before this one that used the row's slot
+  uint32_t renumbered_ = 0;
   uint32_t unique_count_ = 0;
   int64_t miss_count_ = 0;
   int32_t last_table_ = -1;                             // the scan has begun

@@ -70,7 +70,6 @@ class Table {
   RecordInitializer initializer;
   std::unique_ptr<CachePolicy> policy;
   int64_t used_slots = 0;  // slots [first_slot, first_slot + used_slots) hold a row
-  int64_t pinned_slots = 0;
 
  private:
   TableSpec spec_;
