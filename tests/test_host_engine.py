@@ -122,7 +122,7 @@ def test_swaps_keep_every_record() -> None:
         p.release()
     rows, slots = e.table_rows(0)
     host = records(e, len(rows))
-    e.read_rows(0, np.arange(len(rows)), host)
+    e.read_rows(0, rows, np.arange(len(rows)), host)
     host[slots >= 0] = cache[slots[slots >= 0]]
     assert {i: r.tobytes() for i, r in zip(rows.tolist(), host, strict=True)} == expected
     stats = e.stats()
@@ -287,7 +287,9 @@ def test_wrong_record_arrays() -> None:
     with pytest.raises(ValueError, match="writeable"):
         e.read_in(p, frozen)
     with pytest.raises(IndexError, match="rows"):
-        e.read_rows(0, np.arange(1, 3), records(e, 2))
+        e.read_rows(0, np.arange(1, 3), np.arange(1, 3), records(e, 2))
+    with pytest.raises(ValueError, match="1 ids and 2 rows"):
+        e.read_rows(0, np.arange(1), np.arange(2), records(e, 2))
     with pytest.raises(IndexError, match="table 1"):
         e.row_count(1)
 

@@ -368,7 +368,7 @@ class Group:
         for begin in range(0, len(ids), self._chunk):
             chunk = slice(begin, min(begin + self._chunk, len(ids)))
             rows = np.arange(chunk.start, chunk.stop, dtype=np.int64)
-            yield ids[chunk], self._read_rows(table, rows, slots[chunk])
+            yield ids[chunk], self._read_rows(table, ids[chunk], rows, slots[chunk])
 
     def read_kept(self, table: int) -> Iterator[tuple[Int64Array, torch.Tensor]]:
         """As `read_table`, without the rows that still are as they were initialised."""
@@ -376,11 +376,11 @@ class Group:
         kept = self.engine.kept_rows(table)
         for begin in range(0, len(kept), self._chunk):
             rows = kept[begin : begin + self._chunk]
-            yield ids[rows], self._read_rows(table, rows, slots[rows])
+            yield ids[rows], self._read_rows(table, ids[rows], rows, slots[rows])
 
-    def _read_rows(self, table: int, rows: Int64Array, slots: np.ndarray) -> torch.Tensor:
+    def _read_rows(self, table: int, ids: Int64Array, rows: Int64Array, slots: np.ndarray) -> torch.Tensor:
         records = torch.empty((len(rows), self.layout.bytes), dtype=torch.uint8)
-        self.engine.read_rows(table, rows, records.numpy())
+        self.engine.read_rows(table, ids, rows, records.numpy())
         resident = np.flatnonzero(slots >= 0)
         if len(resident):
             current = ops.gather_rows(self.cache, self._to_device(slots[resident]))
@@ -390,7 +390,7 @@ class Group:
     def read_rows(self, table: int, ids: Int64Array) -> tuple[Int64Array, np.ndarray, torch.Tensor]:
         """(rows, slots, records) of `ids`; unknown ids of a hash table are added with their initial record."""
         rows, slots = self.engine.insert(table, ids)
-        return rows, slots, self._read_rows(table, rows, slots)
+        return rows, slots, self._read_rows(table, ids, rows, slots)
 
     def write_rows(self, table: int, rows: Int64Array, slots: np.ndarray, records: torch.Tensor) -> None:
         """Replaces the records of rows that `read_rows` gave."""

@@ -191,7 +191,7 @@ void Trainer::check_tables() {
         expected.spec.hashed ? static_cast<int64_t>(expected.rows.size()) : expected.spec.num_embeddings;
     CHECK(static_cast<int64_t>(ids.size()) == rows && engine->row_count(t) == rows);
     std::vector<char> records(static_cast<size_t>(rows * bytes_));
-    engine->read_rows(t, all_rows(rows).data(), rows, records.data());
+    engine->read_rows(t, ids.data(), all_rows(rows).data(), rows, records.data());
     for (int64_t row = 0; row < rows; ++row) {
       const int64_t id = ids[row];
       if (expected.spec.hashed) CHECK(expected.rows.count(id) == 1 && expected.rows.at(id) == row);
@@ -306,7 +306,7 @@ void load_rows() {
   const int64_t bytes = trainer.engine->layout().bytes;
   std::vector<char> records(static_cast<size_t>(5 * bytes), 3), back(records.size());
   trainer.engine->write_rows(0, rows.data(), 5, records.data());
-  trainer.engine->read_rows(0, all_rows(4).data(), 4, back.data());
+  trainer.engine->read_rows(0, ids.data(), all_rows(4).data(), 4, back.data());
   CHECK(std::memcmp(records.data(), back.data(), static_cast<size_t>(4 * bytes)) == 0);
   std::vector<int64_t> many(46), many_rows(46);
   std::vector<int32_t> many_slots(46);

@@ -372,12 +372,16 @@ void bind_tables(py::class_<Engine, std::shared_ptr<Engine>>& engine) {
           py::arg("table"))
       .def(
           "read_rows",
-          [](Engine& e, int32_t table, const Dense& rows, py::array records) {
+          [](Engine& e, int32_t table, const Dense& ids, const Dense& rows, py::array records) {
+            if (ids.size() != rows.size()) {
+              throw py::value_error("read_rows needs an id for every row, got " + std::to_string(ids.size()) +
+                                    " ids and " + std::to_string(rows.size()) + " rows");
+            }
             char* out = records_out(records, e, rows.size());
             const py::gil_scoped_release nogil;
-            e.read_rows(table, rows.data(), rows.size(), out);
+            e.read_rows(table, ids.data(), rows.data(), rows.size(), out);
           },
-          py::arg("table"), py::arg("rows"), py::arg("records"))
+          py::arg("table"), py::arg("ids"), py::arg("rows"), py::arg("records"))
       .def(
           "insert",
           [](Engine& e, int32_t table, const Dense& ids) {

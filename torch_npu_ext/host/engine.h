@@ -76,7 +76,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   int64_t row_count(int32_t table);
   void table_rows(int32_t table, std::vector<int64_t>* ids, std::vector<int32_t>* slots);
   std::vector<int64_t> kept_rows(int32_t table);  // those with more than their initial record, ascending
-  void read_rows(int32_t table, const int64_t* rows, int64_t count, char* records);
+  void read_rows(int32_t table, const int64_t* ids, const int64_t* rows, int64_t count, char* records);
   void insert(int32_t table, const int64_t* ids, int64_t count, int64_t* rows, int32_t* slots);
   void write_rows(int32_t table, const int64_t* rows, int64_t count, const char* records);
   void clear_table(int32_t table);

@@ -102,14 +102,14 @@ void Engine::table_rows(int32_t t, std::vector<int64_t>* ids, std::vector<int32_
   const auto guard = lock();
   const Table& source = table(t);
   ids->resize(static_cast<size_t>(source.rows()));
-  slots->assign(static_cast<size_t>(source.rows()), -1);
-  for (int64_t row = 0; row < source.rows(); ++row) (*ids)[row] = source.row_id(row);
-  for (int64_t slot = source.first_slot(); slot < source.first_slot() + source.used_slots; ++slot) {
-    (*slots)[group_.slot_rows[slot]] = static_cast<int32_t>(slot);
-  }
+  slots->resize(static_cast<size_t>(source.rows()));
+  source.for_each([&](int64_t id, uint32_t row, uint32_t slot) {
+    (*ids)[row] = id;
+    (*slots)[row] = static_cast<int32_t>(slot);  // kNoSlot is -1
+  });
 }
 
-void Engine::read_rows(int32_t t, const int64_t* rows, int64_t count, char* records) {
+void Engine::read_rows(int32_t t, const int64_t* ids, const int64_t* rows, int64_t count, char* records) {
   const auto guard = lock();
   const Table& source = table(t);
   for (int64_t i = 0; i < count; ++i) check_range("rows", rows[i], rows[i] + 1, source.rows());
@@ -118,7 +118,7 @@ void Engine::read_rows(int32_t t, const int64_t* rows, int64_t count, char* reco
     if (source.store.has(row)) {
       std::memcpy(records, source.store.read(row), static_cast<size_t>(group_.layout.bytes));
     } else {
-      source.initializer.write(source.row_id(row), records);
+      source.initializer.write(ids[i], records);
     }
   }
 }
@@ -127,12 +127,9 @@ std::vector<int64_t> Engine::kept_rows(int32_t t) {
   const auto guard = lock();
   const Table& source = table(t);
   std::vector<int64_t> rows;
-  for (int64_t slot = source.first_slot(); slot < source.first_slot() + source.used_slots; ++slot) {
-    if (!source.store.has(group_.slot_rows[slot])) rows.push_back(group_.slot_rows[slot]);
-  }
-  for (int64_t row = 0; row < source.rows(); ++row) {
-    if (source.store.has(row)) rows.push_back(row);
-  }
+  source.for_each([&](int64_t, uint32_t row, uint32_t slot) {
+    if (slot != kNoSlot || source.store.has(row)) rows.push_back(row);
+  });
   std::sort(rows.begin(), rows.end());
   return rows;
 }
@@ -152,7 +149,6 @@ void Engine::insert(int32_t t, const int64_t* ids, int64_t count, int64_t* rows,
 }
 
 void Engine::insert_ids(Table* target, const int64_t* ids, int64_t count, int64_t* rows, int32_t* slots) {
-  const int64_t before = target->rows();
   std::vector<int64_t> added_ids;
   try {
     for (int64_t i = 0; i < count; ++i) {
@@ -167,13 +163,11 @@ void Engine::insert_ids(Table* target, const int64_t* ids, int64_t count, int64_
       added_ids.push_back(ids[i]);
       target->check_capacity(target->rows(), ids[i]);
     }
-    target->reserve_rows(target->rows());
+    target->store.extend(target->rows());
   } catch (...) {
     for (const int64_t id : added_ids) target->map().erase(id, IdMap::hash(id));
     throw;
   }
-  for (size_t i = 0; i < added_ids.size(); ++i)
-    target->keep_added(static_cast<uint32_t>(before + i), added_ids[i]);
 }
 
 void Engine::write_rows(int32_t t, const int64_t* rows, int64_t count, const char* records) {

@@ -49,7 +49,6 @@ Group::Group(GroupSpec spec)
     first_slot += count;
   }
   slot_ids = HugeArray<int64_t>(static_cast<size_t>(slots));
-  slot_rows = HugeArray<uint32_t>(static_cast<size_t>(slots));
   uses = SlotUses(slots);
   pending_flags = HugeArray<uint8_t>(static_cast<size_t>(slots));
   bounds_warnings.reserve(tables.size());  // so that warn_bounds() cannot fail

@@ -49,8 +49,7 @@ struct Group {
   MemoryGuard memory;
   std::vector<Table> tables;
   int64_t slots = 0;
-  HugeArray<int64_t> slot_ids;    // [slots] of a used slot
-  HugeArray<uint32_t> slot_rows;  // [slots]
+  HugeArray<int64_t> slot_ids;  // [slots] of a used slot
   SlotUses uses;
   HugeArray<uint8_t> pending_flags;    // [slots] the row has pending gradients
   int64_t pending_resident = 0;        // flags set

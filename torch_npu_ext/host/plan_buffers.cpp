@@ -37,6 +37,7 @@ size_t place_arrays(PlanBuffers& plan, char* base, int64_t swaps, bool pooled, b
   arena.place(plan.scale, scaled ? n : 0);
   arena.place(plan.swap_out_slots, swaps);
   arena.place(plan.swap_out_rows, swaps);
+  arena.place(plan.swap_out_ids, swaps);
   arena.place(plan.swap_in_slots, swaps);
   arena.place(plan.swap_in_rows, swaps);
   arena.place(plan.swap_in_ids, swaps);

@@ -26,6 +26,7 @@ struct PlanBuffers {
   float* scale = nullptr;                        // [N] 1 / length; only when some feature is MEAN
   int32_t* swap_out_slots = nullptr;             // [O]
   uint32_t* swap_out_rows = nullptr;             // [O]
+  int64_t* swap_out_ids = nullptr;               // [O]
   int32_t* swap_in_slots = nullptr;              // [I]
   uint32_t* swap_in_rows = nullptr;              // [I]
   int64_t* swap_in_ids = nullptr;                // [I]

@@ -129,7 +129,7 @@ void Planner::reserve(Group* group, PlanBuffers* plan) {
     Table& table = group->tables[t];
     if (scan_.miss_begin(t) == scan_.miss_end(t)) continue;
     const int64_t rows = table.rows();  // added ids are in the map already
-    if (table.spec().hashed) table.reserve_rows(rows);
+    table.store.extend(rows);
     const int64_t out = evictions(table, t);
     group->memory.require(std::min(out, rows - table.store.written_rows()) * group->layout.bytes,
                           table.spec().name);
@@ -177,9 +177,10 @@ void Planner::evict(Group* group, int32_t t, int64_t count, PlanBuffers* plan) n
   for (int64_t i = 0; i < count; ++i) {
     if (i + kPrefetchDistance < count) table.prefetch_slot(group->slot_ids[victims[i + kPrefetchDistance]]);
     const int32_t slot = victims[i];
-    const uint32_t row = group->slot_rows[slot];
-    table.set_slot(group->slot_ids[slot], kNoSlot);
+    const int64_t id = group->slot_ids[slot];
+    const uint32_t row = table.take_slot(id);
     plan->swap_out_rows[plan->rows_out] = row;
+    plan->swap_out_ids[plan->rows_out] = id;
     if (group->pending_flags[slot] != 0) {
       group->set_pending(slot, false);
       plan->pending_out.push_back(static_cast<int32_t>(plan->rows_out));
@@ -204,9 +205,7 @@ void Planner::bring_in(Group* group, int32_t t, int64_t evicted, PlanBuffers* pl
       table.set_slot(miss.id, static_cast<uint32_t>(slot));
       group->uses.touch(slot);
     }
-    if (miss.added) table.keep_added(miss.row, miss.id);
     group->slot_ids[slot] = miss.id;
-    group->slot_rows[slot] = miss.row;
     plan->swap_in_slots[m] = slot;
     plan->swap_in_rows[m] = miss.row;
     plan->swap_in_ids[m] = miss.id;
@@ -241,11 +240,9 @@ void Planner::cancel_table(PlanBuffers* plan, Group* group, int32_t t) noexcept 
   }
   for (int32_t o = out_begin; o < plan->out_offsets[t + 1]; ++o) {
     const int32_t slot = plan->swap_out_slots[o];
-    const uint32_t row = plan->swap_out_rows[o];
-    const int64_t id = table.row_id(row);
+    const int64_t id = plan->swap_out_ids[o];
     table.set_slot(id, static_cast<uint32_t>(slot));
     group->slot_ids[slot] = id;
-    group->slot_rows[slot] = row;
   }
   for (int64_t slot = table.first_slot() + plan->used_slots_before[t];
        slot < table.first_slot() + table.used_slots; ++slot) {

@@ -37,7 +37,6 @@ Table::Table(TableSpec spec, const RecordLayout& layout, const std::string& poli
       first_slot_(first_slot),
       memory_(memory),
       ids_(spec_.hashed ? std::min<int64_t>(spec_.slots, int64_t{3} << 20) : 0),
-      row_ids_(sizeof(int64_t)),
       row_slots_(spec_.hashed ? 0 : static_cast<size_t>(spec_.num_embeddings)) {
   if (!spec_.hashed) store.extend(spec_.num_embeddings);
 }
@@ -49,7 +48,7 @@ bool Table::never_evicts() const {
 
 int64_t Table::index_bytes() const {
   if (!spec_.hashed) return static_cast<int64_t>(row_slots_.size() * sizeof(uint32_t));
-  return ids_.bytes() + static_cast<int64_t>(row_ids_.bytes());
+  return ids_.bytes();
 }
 
 void Table::reserve_ids(int64_t extra) {
@@ -66,15 +65,9 @@ void Table::check_capacity(int64_t rows_after, int64_t id) const {
                       " ids, and id " + std::to_string(id) + " would be one more; raise num_embeddings");
 }
 
-void Table::reserve_rows(int64_t rows) {
-  row_ids_.extend(static_cast<size_t>(rows));
-  store.extend(rows);
-}
-
 void Table::clear() {
   if (spec_.hashed) {
     ids_.clear();
-    row_ids_.clear();
   } else {
     row_slots_ = HugeArray<uint32_t>(static_cast<size_t>(spec_.num_embeddings));
   }

@@ -41,14 +41,10 @@ class Table {
   bool never_evicts() const;
   int64_t index_bytes() const;  // of the id map and its kin
 
-  // Hash tables. Adding ids is in two steps, so that a failed batch leaves nothing behind: find_or_add() in
-  // the map, then either keep_added() or map().erase().
+  // Hash tables. A failed batch erases from the map what it added.
   IdMap& map() { return ids_; }
   void reserve_ids(int64_t extra);                            // room in the map; throws MemoryLimitError
   void check_capacity(int64_t rows_after, int64_t id) const;  // throws CapacityError
-  void reserve_rows(int64_t rows);  // room for the ids and records of rows [0, rows)
-  void keep_added(uint32_t row, int64_t id) { *static_cast<int64_t*>(row_ids_.at(row)) = id; }
-  int64_t row_id(int64_t row) const { return spec_.hashed ? *static_cast<int64_t*>(row_ids_.at(row)) : row; }
 
   // Index tables: the slot of each row, complemented, so that zeroed memory means kNoSlot.
   uint32_t* row_slots() const { return row_slots_.data(); }
@@ -64,7 +60,28 @@ class Table {
     }
   }
 
-  void clear();  // precondition: nothing is pinned
+  uint32_t take_slot(int64_t id) {  // the row of a known id, which loses its slot
+    if (!spec_.hashed) {
+      row_slots_[id] = ~kNoSlot;
+      return static_cast<uint32_t>(id);
+    }
+    const IdMap::Entry entry = ids_.find(id, IdMap::hash(id));
+    *entry.slot = kNoSlot;
+    return entry.row;
+  }
+
+  template <class Visit>  // visit(id, row, slot) of every row, in no order
+  void for_each(Visit visit) const {
+    if (spec_.hashed) {
+      ids_.for_each(visit);
+      return;
+    }
+    for (int64_t row = 0; row < spec_.num_embeddings; ++row) {
+      visit(row, static_cast<uint32_t>(row), ~row_slots_[row]);
+    }
+  }
+
+  void clear();  // precondition: no slot is held
 
   HostStore store;
   RecordInitializer initializer;
@@ -76,7 +93,6 @@ class Table {
   int64_t first_slot_;
   MemoryGuard* memory_;
   IdMap ids_;
-  ChunkedMemory row_ids_;
   HugeArray<uint32_t> row_slots_;
 };
 
