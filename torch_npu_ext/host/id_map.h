@@ -97,7 +97,7 @@ class IdMap {
 
   template <class Visit>  // visit(id, row, slot)
   void for_each(Visit visit) const {
-    for (int64_t b = 0; b < bucket_count_; ++b) {
+    for (uint64_t b = 0; b < bucket_count_; ++b) {
       for (int lane = 0; lane < kLanes; ++lane) {
         const Bucket& bucket = buckets_[b];
         if (bucket.tag[lane] != 0) visit(bucket.id[lane], bucket.tag[lane] - 1, bucket.slot[lane]);
