@@ -17,7 +17,7 @@ from .machine import free_memory, resident_memory
 from .timing import Samples, no_collection, seconds_of
 
 _FEATURES = np.zeros(1, np.int64)
-BYTES_PER_ROW = 80
+BYTES_PER_ROW = 64
 """What an engine with every row resident is allowed for, beside the record; only to refuse what cannot fit."""
 
 
