@@ -231,7 +231,7 @@ class Engine:
         """Ids [n] in row order, which for hash tables is the order of arrival, and slots [n], -1 = not resident."""
 
     def read_rows(self, table: int, ids: _Int64, rows: _Int64, records: _Bytes) -> None:
-        """Fills host records of rows [n], which have these ids. Those of resident rows are stale: overlay them from the cache."""
+        """Fills host records of rows [n] and their ids. Resident rows are stale: overlay those of the cache."""
 
     def kept_rows(self, table: int) -> _Int64:
         """Rows [n] with more than their initial record, ascending: those in the cache or written to the store."""
