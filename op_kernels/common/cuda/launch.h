@@ -1,0 +1,58 @@
+// How kernels are started, and how threads share rows.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace rec_sdk {
+namespace cuda {
+
+constexpr int kWarp = 32;
+constexpr int kBlockThreads = 256;
+
+// Starts kernel(arguments...) on `blocks` blocks of kBlockThreads threads; nothing when blocks is 0.
+template <class... Parameters, class... Arguments>
+cudaError_t launch(void (*kernel)(Parameters...), int64_t blocks, cudaStream_t stream,
+                   const Arguments&... arguments) {
+  if (blocks == 0) return cudaSuccess;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(kBlockThreads);
+  config.stream = stream;
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+// A team: the 4, 8, 16 or 32 neighbouring threads of a warp that share a row, each with `elements` columns
+// next to each other; wider rows take several rounds.
+constexpr int team_width(int64_t dim, int elements) {
+  int width = 4;
+  while (width < kWarp && width * elements < dim) width *= 2;
+  return width;
+}
+
+// Blocks in which `teams` teams of that width have a place.
+constexpr int64_t blocks_of(int64_t teams, int width) {
+  const int64_t per_block = kBlockThreads / width;
+  return (teams + per_block - 1) / per_block;
+}
+
+// This thread's place in its team.
+struct Team {
+  int width;
+  int lane;       // in [0, width)
+  unsigned mask;  // of the team's threads in the warp
+  int64_t index;  // of the team in the grid
+
+  explicit __device__ __forceinline__ Team(int threads)
+      : width(threads),
+        lane(static_cast<int>(threadIdx.x) % threads),
+        mask(threads == kWarp ? 0xffffffffu
+                              : ((1u << threads) - 1) << (static_cast<int>(threadIdx.x) % kWarp / threads *
+                                                          threads)),
+        index(static_cast<int64_t>(blockIdx.x) * (kBlockThreads / threads) +
+              static_cast<int>(threadIdx.x) / threads) {}
+};
+
+}  // namespace cuda
+}  // namespace rec_sdk
