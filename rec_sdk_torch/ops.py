@@ -15,7 +15,7 @@ from typing import ParamSpec, TypeVar, cast
 
 import torch
 
-__all__ = ["cpu_isa", "ops", "select_cpu_isa"]
+__all__ = ["cpu_isa", "ops", "parallel_runner", "select_cpu_isa"]
 
 
 def _find_library() -> Path:
@@ -35,6 +35,11 @@ ops = torch.ops.rec_sdk
 _library = ctypes.CDLL(str(_PATH))
 _library.rec_sdk_cpu_isa.restype = ctypes.c_char_p
 _library.rec_sdk_select_cpu_isa.argtypes = [ctypes.c_char_p]
+
+
+def parallel_runner() -> int:
+    """Address of the function that runs pieces of work on torch's threads, for `_engine.set_parallel_runner`."""
+    return cast("int", ctypes.cast(_library.rec_sdk_run_pieces, ctypes.c_void_p).value)
 
 
 def cpu_isa() -> str:

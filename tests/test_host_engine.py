@@ -16,10 +16,14 @@ from rec_sdk_torch import _engine
 DIM = 4
 
 
-@pytest.mark.parametrize("sanitize", ["OFF", "ON"])
+@pytest.mark.parametrize("sanitize", ["", "address,undefined"])
 def test_cpp_units(tmp_path: Path, sanitize: str) -> None:
     options = {"ASAN_OPTIONS": "detect_leaks=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
     run_cpp_units("host", tmp_path, f"-DREC_SDK_SANITIZE={sanitize}", **options)
+
+
+def test_no_data_races(tmp_path: Path) -> None:
+    run_cpp_units("host", tmp_path, "-DREC_SDK_SANITIZE=thread", "-DREC_SDK_TESTS=planner;pending")
 
 
 def table(name: str = "t", hashed: bool = True, rows: int = 100, slots: int = 8, **other: Any) -> _engine.TableSpec:

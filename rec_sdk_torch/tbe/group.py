@@ -11,11 +11,13 @@ import torch
 
 from .. import _engine
 from ..backends import backend_for
-from ..ops import ops
+from ..ops import ops, parallel_runner
 from .batch import Batch, Int64Array
 from .optimizer import TableOptimizer
 from .record import RecordLayout
 from .table import WEIGHT_DTYPES, BoundsCheckMode, Pooling, TableConfig
+
+_engine.set_parallel_runner(parallel_runner())
 
 _CHUNK_BYTES = 64 << 20
 """Records that pass through one staging buffer when whole tables are read, written or looked up."""

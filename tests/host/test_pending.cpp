@@ -1,5 +1,6 @@
 // Accumulation windows: every sum follows its row out of the cache and back, whatever the swaps.
 #include "tests/host/model.h"
+#include "tests/host/threads.h"
 
 namespace rec_sdk {
 namespace {
@@ -163,11 +164,15 @@ void refusals() {
   CHECK(offsets[1] == 0 && window.engine->pending_away()[1] == 0);
 }
 
+void all() {
+  windows();
+  refusals();
+}
+
 }  // namespace
 }  // namespace rec_sdk
 
 int main() {
-  rec_sdk::windows();
-  rec_sdk::refusals();
+  rec_sdk::with_and_without_threads(rec_sdk::all);
   return check_result();
 }

@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "tests/host/model.h"
+#include "tests/host/threads.h"
 #include "torch_npu_ext/host/errors.h"
 
 namespace rec_sdk {
@@ -319,16 +320,19 @@ void load_rows() {
   CHECK_THROWS(trainer.engine->write_rows(1, &outside, 1, records.data()), std::out_of_range);
 }
 
+void all() {
+  train(false, false, BoundsCheck::kFatal, 1);
+  train(true, false, BoundsCheck::kWarning, 2);
+  train(true, true, BoundsCheck::kIgnore, 3);
+  big_batches();
+  memory_refused();
+  load_rows();
+}
+
 }  // namespace
 }  // namespace rec_sdk
 
 int main() {
-  using rec_sdk::BoundsCheck;
-  rec_sdk::train(false, false, BoundsCheck::kFatal, 1);
-  rec_sdk::train(true, false, BoundsCheck::kWarning, 2);
-  rec_sdk::train(true, true, BoundsCheck::kIgnore, 3);
-  rec_sdk::big_batches();
-  rec_sdk::memory_refused();
-  rec_sdk::load_rows();
+  rec_sdk::with_and_without_threads(rec_sdk::all);
   return check_result();
 }

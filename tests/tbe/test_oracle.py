@@ -20,9 +20,13 @@ from hypothesis import strategies as st
 from reference import STATE_NAMES, Reference
 
 import rec_sdk_torch
+from rec_sdk_torch import _engine
 from rec_sdk_torch.backends import parse_device
+from rec_sdk_torch.ops import parallel_runner
 from rec_sdk_torch.tbe import InitializerType, Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
 from rec_sdk_torch.tbe.batch import Batch
+
+_engine.set_parallel_runner(parallel_runner(), from_lookups=0)  # small batches on threads too
 
 STEPS = 20
 BATCH = 4

@@ -13,6 +13,7 @@
 
 #include "torch_npu_ext/host/engine.h"
 #include "torch_npu_ext/host/errors.h"
+#include "torch_npu_ext/host/parallel.h"
 
 namespace py = pybind11;
 
@@ -453,6 +454,13 @@ PYBIND11_MODULE(_engine, m) {
   py::register_exception<CacheTooSmallError>(m, "CacheTooSmallError", PyExc_RuntimeError);
   py::register_exception<CapacityError>(m, "CapacityError", PyExc_RuntimeError);
   m.def("available_memory", &available_memory);
+  // The address of a ParallelRunner: a function of another library.
+  m.def(
+      "set_parallel_runner",
+      [](uintptr_t address, int64_t from_lookups) {
+        set_parallel_runner(reinterpret_cast<ParallelRunner>(address), from_lookups);
+      },
+      py::arg("address"), py::arg("from_lookups") = kParallelLookups);
   bind_specs(m);
   bind_swap_plan(m);
   bind_read_plan(m);

@@ -1,6 +1,5 @@
 #include "torch_npu_ext/host/engine.h"
 
-#include <cstring>
 #include <stdexcept>
 
 namespace rec_sdk {
@@ -66,60 +65,6 @@ std::unique_ptr<ReadPlan> Engine::find(const BatchInput& input, int64_t bag_begi
 void Engine::read(const ReadPlan& plan, char* records, InitialRows* initial) {
   const auto guard = lock();
   Reader::read(group_, plan, records, initial);
-}
-
-void Engine::write_back(const SwapPlan& plan, const char* records) {
-  const auto guard = lock();
-  for (int32_t t = 0; t < table_count(); ++t) {
-    for (int32_t i = plan->out_offsets[t]; i < plan->out_offsets[t + 1]; ++i) {
-      group_.tables[t].store.map(plan->swap_out_rows[i]);
-    }
-  }
-  for (int32_t t = 0; t < table_count(); ++t) {
-    for (int32_t i = plan->out_offsets[t]; i < plan->out_offsets[t + 1]; ++i) {
-      group_.tables[t].store.write(plan->swap_out_rows[i], records + i * group_.layout.bytes);
-    }
-  }
-}
-
-void Engine::read_in(const SwapPlan& plan, char* records, InitialRows* initial) {
-  const auto guard = lock();
-  const size_t bytes = static_cast<size_t>(group_.layout.bytes);
-  for (int32_t t = 0; t < table_count(); ++t) {
-    const Table& table = group_.tables[t];
-    for (int32_t i = plan->in_offsets[t]; i < plan->in_offsets[t + 1]; ++i) {
-      const uint32_t row = plan->swap_in_rows[i];
-      if (table.store.has(row)) {
-        std::memcpy(records + i * bytes, table.store.read(row), bytes);
-      } else {
-        table.initializer.write(plan->swap_in_ids[i], records + i * bytes);
-        if (initial != nullptr) initial->add(i, t);
-      }
-    }
-  }
-}
-
-void Engine::write_pending(const SwapPlan& plan, const float* sums) {
-  const auto guard = lock();
-  if (plan->pending_epoch != group_.pending.epoch()) return;  // cleared since
-  const int64_t width = 2 * group_.layout.dim;
-  for (const uint32_t place : plan->pending_out_sums) {
-    std::memcpy(group_.pending.data(place), sums, static_cast<size_t>(width) * sizeof(float));
-    sums += width;
-  }
-}
-
-void Engine::read_pending(const SwapPlan& plan, float* sums) {
-  const auto guard = lock();
-  if (plan->pending_in_sums.empty()) return;
-  if (plan.released() || plan->pending_epoch != group_.pending.epoch()) {
-    throw std::runtime_error("the pending gradients of this plan were released or cleared before");
-  }
-  const int64_t width = 2 * group_.layout.dim;
-  for (const uint32_t place : plan->pending_in_sums) {
-    std::memcpy(sums, group_.pending.data(place), static_cast<size_t>(width) * sizeof(float));
-    sums += width;
-  }
 }
 
 void Engine::mark_pending(const SwapPlan& plan) {

@@ -29,17 +29,20 @@ void HostStore::map(int64_t row) {
   chunk.written = std::move(written);
 }
 
-void HostStore::write(int64_t row, const char* data) {
-  map(row);
+void HostStore::mark(int64_t row) {
   Chunk& chunk = chunks_[row >> shift_];
   const int64_t i = row & mask_;
   uint64_t& word = chunk.written[i >> 6];
   const uint64_t bit = uint64_t{1} << (i & 63);
-  if ((word & bit) == 0) {
-    word |= bit;
-    ++written_rows_;
-    count_pages(chunk, i * record_bytes_);
-  }
+  if ((word & bit) != 0) return;
+  word |= bit;
+  ++written_rows_;
+  count_pages(chunk, i * record_bytes_);
+}
+
+void HostStore::write(int64_t row, const char* data) {
+  map(row);
+  mark(row);
   std::memcpy(record(row), data, record_bytes_);
 }
 

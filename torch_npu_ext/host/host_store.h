@@ -24,7 +24,12 @@ class HostStore {
   }
   const char* read(int64_t row) const { return record(row); }  // precondition: has(row)
 
-  void map(int64_t row);  // all of write() that can fail: throws std::bad_alloc
+  // write() in parts. The last may run on several threads, for rows that are not the same.
+  void map(int64_t row);  // all that can fail: throws std::bad_alloc
+  void mark(int64_t row);
+  char* record(int64_t row) const {
+    return chunks_[row >> shift_].memory.data() + (row & mask_) * record_bytes_;
+  }
   void write(int64_t row, const char* data);
 
   int64_t written_rows() const { return written_rows_; }
@@ -38,9 +43,6 @@ class HostStore {
     uint32_t committed = 0;               // one bit per huge page
   };
 
-  char* record(int64_t row) const {
-    return chunks_[row >> shift_].memory.data() + (row & mask_) * record_bytes_;
-  }
   void count_pages(Chunk& chunk, int64_t first_byte);
 
   int64_t record_bytes_;

@@ -103,6 +103,7 @@ int64_t available_memory() {
 
 void MemoryGuard::require(int64_t bytes, const std::string& table) {
   if (bytes <= 0) return;
+  const std::lock_guard<std::mutex> guard(mutex_);
   int64_t room = limit_ - committed_;
   if (bytes <= room && bytes > granted_) {
     const int64_t available = available_memory();

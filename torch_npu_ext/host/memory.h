@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <mutex>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -76,17 +77,21 @@ class ChunkedMemory {
 // Bytes this process may still take: the machine's MemAvailable, or what its cgroup leaves when that is less.
 int64_t available_memory();
 
-// Guards the growth of host memory. A grant is remembered, so /proc is read once per some 256 MiB of growth.
+// Guards the growth of host memory, for several threads. A grant is remembered, so /proc is read once per some 256 MiB of growth.
 class MemoryGuard {
  public:
   // Throws MemoryLimitError naming the table when `bytes` more cannot be held.
   void require(int64_t bytes, const std::string& table);
-  void count_committed(int64_t bytes) { committed_ += bytes; }
+  void count_committed(int64_t bytes) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    committed_ += bytes;
+  }
   int64_t committed() const { return committed_; }
   // Caps what the stores of this engine may commit, below what the machine has.
   void set_limit(int64_t bytes) { limit_ = bytes; }
 
  private:
+  std::mutex mutex_;
   int64_t committed_ = 0;
   int64_t granted_ = 0;
   int64_t limit_ = std::numeric_limits<int64_t>::max();

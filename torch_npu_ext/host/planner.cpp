@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "torch_npu_ext/host/errors.h"
+#include "torch_npu_ext/host/parallel.h"
 #include "torch_npu_ext/host/segments.h"
 
 namespace rec_sdk {
@@ -72,38 +73,33 @@ void Planner::plan(const BatchInput& input, Group* group, PlanBuffers* plan) {
     plan->rows_before.push_back(table.rows());
     plan->used_slots_before.push_back(table.used_slots);
   }
-  begin(group);
+  group->uses.begin_batch();
+  scan_.begin(group, batch_);
   try {
-    for (int32_t t = 0; t < tables; ++t) scan_.scan_table(group, t, batch_);
+    scan_.run(group, batch_);
     for (int32_t t = 0; t < tables; ++t) check_room(group, t);
     reserve(group, plan);
   } catch (...) {
     scan_.rollback(group);
     throw;
   }
-  for (int32_t t = 0; t < tables; ++t) commit_table(group, t, plan);
-  write_segments(*group, batch_, &scan_, plan);
+  commit(group, plan);
   group->uses.hold(plan);
-  for (int32_t t = 0; t < tables; ++t) touch(group, t, *plan);
   count(group, *plan, 1);
   count_bounds_errors(group);
-}
-
-void Planner::begin(Group* group) {
-  group->uses.begin_batch();
-  scan_.begin(group, batch_.lookups);
 }
 
 // The rows that may not leave are those of batches in flight and those that this batch found.
 void Planner::check_room(Group* group, int32_t t) {
   const Table& table = group->tables[t];
-  const int64_t uniques = scan_.unique_end(t) - scan_.unique_begin(t);
+  const Range rows = scan_.unique_rows(t);
+  const int64_t uniques = rows.size();
   const int64_t slots = table.spec().slots;
   if (evictions(table, t) == 0 || uniques + group->uses.held_at_most(t) <= slots) return;
   group->uses.mark_held();
   const int64_t held = group->uses.marked_count(t);
   int64_t held_too = 0;
-  for (int64_t u = scan_.unique_begin(t); u < scan_.unique_end(t); ++u) {
+  for (int64_t u = rows.begin; u < rows.end; ++u) {
     const RowKey key = scan_.unique[u].key;
     held_too += key < static_cast<RowKey>(group->slots) && group->uses.marked(key);
   }
@@ -116,33 +112,34 @@ void Planner::check_room(Group* group, int32_t t) {
 }
 
 int64_t Planner::evictions(const Table& table, int32_t t) const {
-  const int64_t misses = scan_.miss_end(t) - scan_.miss_begin(t);
-  return std::max<int64_t>(0, misses - (table.spec().slots - table.used_slots));
+  return std::max<int64_t>(0, scan_.missing(t).size() - (table.spec().slots - table.used_slots));
 }
 
-// Takes all the memory that committing the plan and executing its swaps may need.
+// Takes all the memory that committing the plan and executing its swaps may need, and counts its rows.
 void Planner::reserve(Group* group, PlanBuffers* plan) {
-  const int32_t tables = static_cast<int32_t>(group->tables.size());
-  int64_t evicted = 0;
-  int64_t returning = 0;
-  for (int32_t t = 0; t < tables; ++t) {
+  const size_t tables = group->tables.size();
+  plan->table_offsets.assign(tables + 1, 0);
+  plan->out_offsets.assign(tables + 1, 0);
+  plan->in_offsets.assign(tables + 1, 0);
+  for (size_t t = 0; t < tables; ++t) {
     Table& table = group->tables[t];
-    if (scan_.miss_begin(t) == scan_.miss_end(t)) continue;
+    const int32_t number = static_cast<int32_t>(t);
+    const int64_t out = evictions(table, number), missed = scan_.missing(number).size();
+    plan->table_offsets[t + 1] =
+        plan->table_offsets[t] + static_cast<int32_t>(scan_.unique_rows(number).size());
+    plan->out_offsets[t + 1] = plan->out_offsets[t] + static_cast<int32_t>(out);
+    plan->in_offsets[t + 1] = plan->in_offsets[t] + static_cast<int32_t>(missed);
+    if (missed == 0) continue;
     const int64_t rows = table.rows();  // added ids are in the map already
     table.store.extend(rows);
-    const int64_t out = evictions(table, t);
     group->memory.require(std::min(out, rows - table.store.written_rows()) * group->layout.bytes,
                           table.spec().name);
-    evicted += out;
-    returning += scan_.miss_end(t) - scan_.miss_begin(t);
   }
-  plan->table_offsets.assign(group->tables.size() + 1, 0);
-  plan->out_offsets.assign(group->tables.size() + 1, 0);
-  plan->in_offsets.assign(group->tables.size() + 1, 0);
+  const int64_t evicted = plan->out_offsets[tables];
   const size_t leaving = static_cast<size_t>(std::min(evicted, group->pending_resident));
   plan->pending_out.reserve(leaving);
   plan->pending_out_sums.reserve(leaving);
-  returning = std::min(returning, group->pending.size());
+  const int64_t returning = std::min<int64_t>(plan->in_offsets[tables], group->pending.size());
   plan->pending_in.reserve(static_cast<size_t>(returning));
   plan->pending_in_sums.reserve(static_cast<size_t>(returning));
   group->reserve_pending(returning +
@@ -152,14 +149,25 @@ void Planner::reserve(Group* group, PlanBuffers* plan) {
   if (evicted > 0) group->uses.prepare_held();
 }
 
-void Planner::commit_table(Group* group, int32_t t, PlanBuffers* plan) noexcept {
-  Table& table = group->tables[t];
-  const int64_t misses = scan_.miss_end(t) - scan_.miss_begin(t);
-  const int64_t evicted = evictions(table, t);
-  if (evicted > 0) evict(group, t, evicted, plan);
-  if (misses > 0) bring_in(group, t, evicted, plan);
-  plan->out_offsets[t + 1] = static_cast<int32_t>(plan->rows_out);
-  plan->in_offsets[t + 1] = static_cast<int32_t>(plan->rows_in);
+void Planner::commit(Group* group, PlanBuffers* plan) noexcept {
+  const int32_t tables = static_cast<int32_t>(group->tables.size());
+  plan->uniques = plan->table_offsets[tables];
+  plan->rows_out = plan->out_offsets[tables];
+  plan->rows_in = plan->in_offsets[tables];
+  for_each_table(tables, batch_.lookups, [&](int64_t t) noexcept {
+    const int32_t number = static_cast<int32_t>(t);
+    swap_table(group, number, plan);
+    write_segments(*group, batch_, number, &scan_, plan);
+    touch(group, number, *plan);
+  });
+  plan->segment_offsets[plan->uniques] = static_cast<int32_t>(plan->lookups);
+  if (group->pending.size() == 0 && group->pending_resident == 0) return;
+  for (int32_t t = 0; t < tables; ++t) move_pending(group, t, plan);
+}
+
+void Planner::swap_table(Group* group, int32_t t, PlanBuffers* plan) noexcept {
+  if (plan->out_offsets[t] < plan->out_offsets[t + 1]) evict(group, t, plan);
+  if (plan->in_offsets[t] < plan->in_offsets[t + 1]) bring_in(group, t, plan);
 }
 
 void Planner::touch(Group* group, int32_t t, const PlanBuffers& plan) noexcept {
@@ -170,53 +178,60 @@ void Planner::touch(Group* group, int32_t t, const PlanBuffers& plan) noexcept {
   table.policy->touch(slots + begin, plan.table_offsets[t + 1] - begin);
 }
 
-void Planner::evict(Group* group, int32_t t, int64_t count, PlanBuffers* plan) noexcept {
+void Planner::evict(Group* group, int32_t t, PlanBuffers* plan) noexcept {
   Table& table = group->tables[t];
-  int32_t* const victims = plan->swap_out_slots + plan->rows_out;
-  table.policy->evict(count, &group->uses, reinterpret_cast<uint32_t*>(victims));
-  for (int64_t i = 0; i < count; ++i) {
-    if (i + kPrefetchDistance < count) table.prefetch_slot(group->slot_ids[victims[i + kPrefetchDistance]]);
-    const int32_t slot = victims[i];
-    const int64_t id = group->slot_ids[slot];
-    const uint32_t row = table.take_slot(id);
-    plan->swap_out_rows[plan->rows_out] = row;
-    plan->swap_out_ids[plan->rows_out] = id;
-    if (group->pending_flags[slot] != 0) {
-      group->set_pending(slot, false);
-      plan->pending_out.push_back(static_cast<int32_t>(plan->rows_out));
-      plan->pending_out_sums.push_back(group->pending.put(t, row));
-    }
-    ++plan->rows_out;
+  const int32_t begin = plan->out_offsets[t], end = plan->out_offsets[t + 1];
+  int32_t* const victims = plan->swap_out_slots;
+  table.policy->evict(end - begin, &group->uses, reinterpret_cast<uint32_t*>(victims + begin));
+  for (int32_t i = begin; i < end; ++i) {
+    if (i + kPrefetchDistance < end) table.prefetch_slot(group->slot_ids[victims[i + kPrefetchDistance]]);
+    const int64_t id = group->slot_ids[victims[i]];
+    plan->swap_out_rows[i] = table.take_slot(id);
+    plan->swap_out_ids[i] = id;
   }
 }
 
-void Planner::bring_in(Group* group, int32_t t, int64_t evicted, PlanBuffers* plan) noexcept {
+void Planner::bring_in(Group* group, int32_t t, PlanBuffers* plan) noexcept {
   Table& table = group->tables[t];
-  const int32_t* victim = plan->swap_out_slots + plan->rows_out - evicted;
-  const int64_t end = scan_.miss_end(t);
-  for (int64_t m = scan_.miss_begin(t); m < end; ++m) {
+  const int32_t* victim = plan->swap_out_slots + plan->out_offsets[t];
+  const Range missing = scan_.missing(t);
+  int32_t place = plan->in_offsets[t];
+  for (int64_t m = missing.begin; m < missing.end; ++m, ++place) {
     const Miss& miss = scan_.misses[m];
     int32_t slot;
     if (table.used_slots < table.spec().slots) {  // the scan knew
       slot = static_cast<int32_t>(table.first_slot() + table.used_slots++);
     } else {
-      if (m + kPrefetchDistance < end) table.prefetch_slot(scan_.misses[m + kPrefetchDistance].id);
+      if (m + kPrefetchDistance < missing.end) {
+        table.prefetch_slot(scan_.misses[m + kPrefetchDistance].id);
+      }
       slot = *victim++;
       table.set_slot(miss.id, static_cast<uint32_t>(slot));
       group->uses.touch(slot);
     }
     group->slot_ids[slot] = miss.id;
-    plan->swap_in_slots[m] = slot;
-    plan->swap_in_rows[m] = miss.row;
-    plan->swap_in_ids[m] = miss.id;
-    if (group->pending.size() == 0) continue;
-    const uint32_t place = group->pending.take(t, miss.row);
+    plan->swap_in_slots[place] = slot;
+    plan->swap_in_rows[place] = miss.row;
+    plan->swap_in_ids[place] = miss.id;
+  }
+}
+
+// Of rows that leave to the host, and of rows that come back from there.
+void Planner::move_pending(Group* group, int32_t t, PlanBuffers* plan) noexcept {
+  for (int32_t i = plan->out_offsets[t]; i < plan->out_offsets[t + 1]; ++i) {
+    const int32_t slot = plan->swap_out_slots[i];
+    if (group->pending_flags[slot] == 0) continue;
+    group->set_pending(slot, false);
+    plan->pending_out.push_back(i);
+    plan->pending_out_sums.push_back(group->pending.put(t, plan->swap_out_rows[i]));
+  }
+  for (int32_t i = plan->in_offsets[t]; i < plan->in_offsets[t + 1]; ++i) {
+    const uint32_t place = group->pending.take(t, plan->swap_in_rows[i]);
     if (place == PendingSums::kNone) continue;
-    group->set_pending(slot, true);
-    plan->pending_in.push_back(static_cast<int32_t>(m));
+    group->set_pending(plan->swap_in_slots[i], true);
+    plan->pending_in.push_back(i);
     plan->pending_in_sums.push_back(place);
   }
-  plan->rows_in = end;
 }
 
 void Planner::cancel(PlanBuffers* plan, Group* group) noexcept {

@@ -32,9 +32,11 @@ class Planner {
   int64_t evictions(const Table& table, int32_t t) const;
 
   // Infallible.
-  void commit_table(Group* group, int32_t table, PlanBuffers* plan) noexcept;
-  void evict(Group* group, int32_t table, int64_t count, PlanBuffers* plan) noexcept;
-  void bring_in(Group* group, int32_t table, int64_t evicted, PlanBuffers* plan) noexcept;
+  void commit(Group* group, PlanBuffers* plan) noexcept;
+  void swap_table(Group* group, int32_t table, PlanBuffers* plan) noexcept;
+  static void evict(Group* group, int32_t table, PlanBuffers* plan) noexcept;
+  void bring_in(Group* group, int32_t table, PlanBuffers* plan) noexcept;
+  static void move_pending(Group* group, int32_t table, PlanBuffers* plan) noexcept;
   static void touch(Group* group, int32_t table, const PlanBuffers& plan) noexcept;
   static void cancel_table(PlanBuffers* plan, Group* group, int32_t table) noexcept;
   static void cancel_pending(PlanBuffers* plan, Group* group) noexcept;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "torch_npu_ext/host/parallel.h"
+
 namespace rec_sdk {
 namespace {
 
@@ -11,16 +13,17 @@ constexpr int64_t kEntryDistance = 48;
 constexpr int64_t kStampDistance = 32;
 constexpr int64_t kRing = 64;  // more than either distance; a power of two
 
-// Numbers the rows that are not resident: by a slot that no row has had yet, or else by a key beyond the
-// slots.
+// Numbers the rows of a table that are not resident: by a slot that no row has had yet, or else by a key
+// beyond the slots.
 class MissList {
  public:
-  MissList(const Table& table, int64_t slots, Miss* misses, int64_t* count)
-      : misses_(misses),
+  // `first` is the place of the table's first one among all misses.
+  MissList(const Table& table, int64_t slots, Miss* misses, int64_t first, int64_t* count)
+      : misses_(misses + first),
         count_(count),
         next_slot_(static_cast<RowKey>(table.first_slot() + table.used_slots)),
         end_slot_(static_cast<RowKey>(table.end_slot())),
-        beyond_(static_cast<RowKey>(slots)) {}
+        beyond_(static_cast<RowKey>(slots + first)) {}
 
   RowKey add(int64_t id, uint32_t row, bool added) {
     misses_[*count_] = {id, row, added};
@@ -99,68 +102,89 @@ class IndexDirectory {
 
 // Writes a counter back also when an exception leaves the loop that counts.
 struct Counter {
-  uint32_t value;
-  uint32_t* target;
-  ~Counter() { *target = value; }
+  int64_t first;
+  uint32_t value;  // first + *target
+  int64_t* target;
+  ~Counter() { *target = value - first; }
 };
 
 }  // namespace
 
-void Scan::begin(Group* group, int64_t lookups) {
-  local.ensure(static_cast<size_t>(lookups));
-  unique.ensure(static_cast<size_t>(lookups) + 1);
-  last_batch_.ensure(static_cast<size_t>(lookups) + 1);
-  misses.ensure(static_cast<size_t>(lookups));
-  miss_stamps_.ensure(static_cast<size_t>(lookups));
+void Scan::begin(Group* group, const Batch& batch) {
+  const size_t lookups = static_cast<size_t>(batch.lookups);
+  local.ensure(lookups);
+  unique.ensure(lookups + 1);
+  last_batch_.ensure(lookups + 1);
+  misses.ensure(lookups);
+  miss_stamps_.ensure(lookups);
   if (renumbered_ != group->uses.renumbered()) {
     miss_stamps_ = HugeArray<uint64_t>(miss_stamps_.size());
     renumbered_ = group->uses.renumbered();
   }
   stamps_ = {group->uses.stamps(), miss_stamps_.data(), static_cast<RowKey>(group->slots)};
   epoch_ = group->uses.epoch();
-  unique_offsets_.assign(group->tables.size() + 1, 0);
-  miss_offsets_.assign(group->tables.size() + 1, 0);
-  unique_count_ = 0;
-  miss_count_ = 0;
-  last_table_ = -1;
-  next_piece_ = 0;
+  tables_.assign(group->tables.size(), TableScan());
+  size_t piece = 0;
+  for (size_t t = 0; t < tables_.size(); ++t) {
+    TableScan& table = tables_[t];
+    table.first = piece < batch.pieces.size() ? batch.pieces[piece].begin : batch.lookups;
+    table.first_piece = piece;
+    while (piece < batch.pieces.size() &&
+           group->features[batch.pieces[piece].feature].table == static_cast<int32_t>(t)) {
+      ++piece;
+    }
+    table.end_piece = piece;
+  }
+}
+
+void Scan::run(Group* group, const Batch& batch) {
+  for_each_table(static_cast<int64_t>(tables_.size()), batch.lookups, [&](int64_t t) noexcept {
+    try {
+      scan_table(group, static_cast<int32_t>(t), batch);
+    } catch (...) {
+      tables_[t].error = std::current_exception();
+    }
+  });
+  for (const TableScan& table : tables_) {
+    if (table.error) std::rethrow_exception(table.error);
+  }
 }
 
 void Scan::scan_table(Group* group, int32_t t, const Batch& batch) {
-  last_table_ = t;
+  TableScan& scan = tables_[t];
   Table& table = group->tables[t];
-  const MissList list(table, group->slots, misses.data(), &miss_count_);
+  const MissList list(table, group->slots, misses.data(), scan.first, &scan.misses);
   if (table.spec().hashed) {
-    scan_pieces(HashDirectory(&table, list), t, *group, batch);
+    scan_pieces(HashDirectory(&table, list), batch, &scan);
   } else {
-    scan_pieces(IndexDirectory(&table, list), t, *group, batch);
+    scan_pieces(IndexDirectory(&table, list), batch, &scan);
   }
-  unique_offsets_[t + 1] = unique_count_;
-  miss_offsets_[t + 1] = miss_count_;
 }
 
 template <class Directory>
-void Scan::scan_pieces(Directory directory, int32_t table, const Group& group, const Batch& batch) {
-  for (; next_piece_ < batch.pieces.size(); ++next_piece_) {
-    const Batch::Piece& piece = batch.pieces[next_piece_];
-    if (group.features[piece.feature].table != table) return;
+void Scan::scan_pieces(Directory directory, const Batch& batch, TableScan* table) {
+  for (size_t p = table->first_piece; p < table->end_piece; ++p) {
+    const Batch::Piece& piece = batch.pieces[p];
     const int64_t count = piece.end - piece.begin;
     uint32_t* out = local.data() + piece.begin;
     if (batch.values.wide) {
-      scan_piece(&directory, static_cast<const int64_t*>(batch.values.data) + piece.source, count, out);
+      scan_piece(&directory, static_cast<const int64_t*>(batch.values.data) + piece.source, count, out,
+                 table);
     } else {
-      scan_piece(&directory, static_cast<const int32_t*>(batch.values.data) + piece.source, count, out);
+      scan_piece(&directory, static_cast<const int32_t*>(batch.values.data) + piece.source, count, out,
+                 table);
     }
   }
 }
 
 template <class Directory, class Id>
-void Scan::scan_piece(Directory* directory, const Id* ids, int64_t count, uint32_t* local_out) {
+void Scan::scan_piece(Directory* directory, const Id* ids, int64_t count, uint32_t* local_out,
+                      TableScan* table) {
   const Stamps stamps = stamps_;
   UniqueRow* const rows = unique.data();
   uint32_t* const last_batch = last_batch_.data();
   const uint64_t epoch = static_cast<uint64_t>(epoch_) << 32;
-  Counter next{unique_count_, &unique_count_};
+  Counter next{table->first, static_cast<uint32_t>(table->first + table->uniques), &table->uniques};
   uint64_t places[kRing];
   RowKey keys[kRing];
   for (int64_t j = 0; j < std::min(count, kEntryDistance); ++j) places[j] = directory->prepare(ids[j]);
@@ -192,22 +216,20 @@ void Scan::scan_piece(Directory* directory, const Id* ids, int64_t count, uint32
 
 // Erasing moves entries, so every mark is looked up again. Ids go in reverse order of arrival.
 void Scan::rollback(Group* group) noexcept {
-  for (int64_t u = 0; u < unique_count_; ++u) {
-    if (unique[u].key < stamps_.slots) group->uses.restore(unique[u].key, last_batch_[u]);
-  }
-  int64_t end = miss_count_;  // the table whose scan threw has no end of its own
-  for (int32_t t = last_table_; t >= 0; --t) {
+  for (size_t t = 0; t < tables_.size(); ++t) {
     Table& table = group->tables[t];
-    for (int64_t m = end; m-- > miss_offsets_[t];) {
+    const Range rows = unique_rows(static_cast<int32_t>(t)), missed = missing(static_cast<int32_t>(t));
+    for (int64_t u = rows.begin; u < rows.end; ++u) {
+      if (unique[u].key < stamps_.slots) group->uses.restore(unique[u].key, last_batch_[u]);
+    }
+    for (int64_t m = missed.end; m-- > missed.begin;) {
       if (misses[m].added) {
         table.map().erase(misses[m].id, IdMap::hash(misses[m].id));
       } else {
         table.set_slot(misses[m].id, kNoSlot);
       }
     }
-    end = miss_offsets_[t];
   }
-  miss_count_ = 0;
 }
 
 }  // namespace rec_sdk

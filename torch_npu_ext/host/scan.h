@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <vector>
 
 #include "torch_npu_ext/host/batch.h"
@@ -26,20 +27,27 @@ struct Miss {
   bool added;  // by this plan: tentative until it is committed
 };
 
+struct Range {
+  int64_t begin, end;
+  int64_t size() const { return end - begin; }
+};
+
+// A table has its own part of every array, from its first lookup on: no table waits for another.
 class Scan {
  public:
-  void begin(Group* group, int64_t lookups);  // of the current batch of group->uses; throws
-  void scan_table(Group* group, int32_t table, const Batch& batch);  // tables in order; throws
-  void rollback(Group* group) noexcept;                              // entries as they were before begin()
+  void begin(Group* group, const Batch& batch);  // the current batch of group->uses; throws
+  void run(Group* group, const Batch& batch);    // all tables; throws, and leaves what it did to rollback()
+  void rollback(Group* group) noexcept;          // entries as they were before begin()
 
-  int64_t unique_begin(int32_t table) const { return unique_offsets_[table]; }
-  int64_t unique_end(int32_t table) const { return unique_offsets_[table + 1]; }
-  int64_t miss_begin(int32_t table) const { return miss_offsets_[table]; }
-  int64_t miss_end(int32_t table) const { return miss_offsets_[table + 1]; }
+  Range unique_rows(int32_t t) const { return part(tables_[t], tables_[t].uniques); }  // of `unique`
+  Range missing(int32_t t) const { return part(tables_[t], tables_[t].misses); }       // of `misses`
+  // Those of the batch's pieces that look up the table.
+  size_t piece_begin(int32_t t) const { return tables_[t].first_piece; }
+  size_t piece_end(int32_t t) const { return tables_[t].end_piece; }
 
-  HugeArray<uint32_t> local;    // [N] lookup -> unique row, numbered by first occurrence
-  HugeArray<UniqueRow> unique;  // [U] tables in order
-  HugeArray<Miss> misses;       // [M]
+  HugeArray<uint32_t> local;    // [N] lookup -> its row in `unique`
+  HugeArray<UniqueRow> unique;  // by first occurrence
+  HugeArray<Miss> misses;
 
  private:
   // Where a key's stamp is; without a branch.
@@ -52,22 +60,27 @@ class Scan {
       return (resident ? of_slots : of_misses) + (resident ? key : key - slots);
     }
   };
-  template <class Directory, class Id>
-  void scan_piece(Directory* directory, const Id* ids, int64_t count, uint32_t* local_out);
+  struct alignas(64) TableScan {  // a cache line: threads write side by side
+    int64_t first = 0;            // lookup
+    int64_t uniques = 0, misses = 0;
+    size_t first_piece = 0, end_piece = 0;
+    std::exception_ptr error;
+  };
+  static Range part(const TableScan& table, int64_t count) { return {table.first, table.first + count}; }
+
+  void scan_table(Group* group, int32_t t, const Batch& batch);
   template <class Directory>
-  void scan_pieces(Directory directory, int32_t table, const Group& group, const Batch& batch);
+  void scan_pieces(Directory directory, const Batch& batch, TableScan* table);
+  template <class Directory, class Id>
+  void scan_piece(Directory* directory, const Id* ids, int64_t count, uint32_t* local_out, TableScan* table);
 
   Stamps stamps_{};
   uint32_t epoch_ = 0;
 
   HugeArray<uint64_t> miss_stamps_;  // [N] for keys from group.slots on, as SlotUses has them for slots
-  HugeArray<uint32_t> last_batch_;   // [U + 1] the last batch before this one that used the row's slot
+  HugeArray<uint32_t> last_batch_;   // [N + 1] of each unique row: the last batch before that used its slot
   uint32_t renumbered_ = 0;
-  uint32_t unique_count_ = 0;
-  int64_t miss_count_ = 0;
-  int32_t last_table_ = -1;                             // the scan has begun
-  size_t next_piece_ = 0;                               // pieces are in table order, as are the scans
-  std::vector<int64_t> unique_offsets_, miss_offsets_;  // [T + 1]
+  std::vector<TableScan> tables_;
 };
 
 }  // namespace rec_sdk

@@ -8,8 +8,9 @@
 
 namespace rec_sdk {
 
-// Fills slots, unique_slots, table_offsets, segment_offsets, positions, grad_row, grad_column and scale.
-// Needs swap_in_slots and offsets; uses up scan->unique.
-void write_segments(const Group& group, const Batch& batch, Scan* scan, PlanBuffers* plan) noexcept;
+// Fills the table's part of slots, unique_slots, segment_offsets, positions, grad_row, grad_column and scale.
+// Needs its swap_in_slots, the offsets of bags and tables; uses up its part of scan->unique.
+void write_segments(const Group& group, const Batch& batch, int32_t t, Scan* scan,
+                    PlanBuffers* plan) noexcept;
 
 }  // namespace rec_sdk
