@@ -26,7 +26,7 @@ class Cache {
         policy_(rec_sdk::make_cache_policy("lru", first_slot, slots)) {}
 
   void batch() {
-    uses_.begin_batch();
+    uses_.begin_batch(0);
     ++batches_;
     renumbered = uses_.renumbered();
     std::vector<int32_t> used;
@@ -132,7 +132,7 @@ void long_ago() {
   const auto policy = rec_sdk::make_cache_policy("lru", 1, 5);
   const uint32_t last[] = {0, 900000, 3, 899999, 2, 0};
   for (int64_t slot = 0; slot < 6; ++slot) uses.restore(slot, last[slot]);
-  for (int i = 0; i < 1000000; ++i) uses.begin_batch();
+  for (int i = 0; i < 1000000; ++i) uses.begin_batch(0);
   std::vector<uint32_t> victims(4);
   policy->evict(1, &uses, victims.data());
   policy->evict(3, &uses, victims.data() + 1);

@@ -9,13 +9,20 @@ namespace {
 
 template <class T>
 void check_order(const T* offsets, int64_t count) {
-  for (int64_t i = 0; i + 1 < count; ++i) {
+  bool ordered = true;
+  for (int64_t i = 0; i + 1 < count; ++i) ordered &= offsets[i + 1] >= offsets[i];  // vectorises
+  for (int64_t i = 0; !ordered && i + 1 < count; ++i) {
     if (offsets[i + 1] < offsets[i]) {
       throw std::invalid_argument("offsets must not decrease: offsets[" + std::to_string(i) + "] is " +
                                   std::to_string(offsets[i]) + ", offsets[" + std::to_string(i + 1) +
                                   "] is " + std::to_string(offsets[i + 1]));
     }
   }
+}
+
+template <class T>
+void add_to_all(const T* values, int64_t count, int64_t shift, int64_t* sums) {
+  for (int64_t i = 0; i < count; ++i) sums[i] = values[i] + shift;
 }
 
 void check_offsets(const IntArray& offsets, int64_t values_size) {
@@ -94,10 +101,13 @@ void slice_batch(const BatchInput& input, int64_t features, int64_t bag_begin, i
 void write_offsets(const BatchInput& input, const Batch& batch, int64_t* offsets) {
   offsets[0] = 0;
   for (const Batch::Piece& piece : batch.pieces) {
-    const int64_t first = input.feature_keys[piece.feature] * input.batch_size + piece.first_sample;
+    const int64_t first = input.feature_keys[piece.feature] * input.batch_size + piece.first_sample + 1;
     const int64_t shift = piece.begin - piece.source;
-    for (int64_t b = 1; b <= piece.bags; ++b) {
-      offsets[piece.first_bag + b] = input.offsets[first + b] + shift;
+    int64_t* const to = offsets + piece.first_bag + 1;
+    if (input.offsets.wide) {
+      add_to_all(static_cast<const int64_t*>(input.offsets.data) + first, piece.bags, shift, to);
+    } else {
+      add_to_all(static_cast<const int32_t*>(input.offsets.data) + first, piece.bags, shift, to);
     }
   }
 }

@@ -37,7 +37,15 @@ class IdMap {
                 0x9E3779B97F4A7C15ull);
   }
 
-  REC_SDK_ALWAYS_INLINE void prefetch(uint64_t hash) const { prefetch_write(&buckets_[home(hash)]); }
+  // Where the search for a hash begins; void once the map has grown.
+  static constexpr int kLanes = 4;
+  struct alignas(64) Bucket {
+    int64_t id[kLanes];
+    uint32_t tag[kLanes];  // row + 1; 0 = free, so zeroed memory is an empty map
+    uint32_t slot[kLanes];
+  };
+  REC_SDK_ALWAYS_INLINE Bucket* home_of(uint64_t hash) const { return &buckets_[home(hash)]; }
+  REC_SDK_ALWAYS_INLINE void prefetch(uint64_t hash) const { prefetch_write(home_of(hash)); }
 
   REC_SDK_ALWAYS_INLINE Entry find(int64_t id, uint64_t hash) const {
     for (uint64_t b = home(hash);; b = next(b)) {
@@ -49,20 +57,14 @@ class IdMap {
   }
 
   // The entry of `id`; when it is new, it is added with `new_row` and no slot. Precondition: growth(1) == 0.
-  REC_SDK_ALWAYS_INLINE Entry find_or_add(int64_t id, uint64_t hash, uint32_t new_row, bool* added) {
-    for (uint64_t b = home(hash);; b = next(b)) {
-      Bucket& bucket = buckets_[b];
-      const int lane = find_lane(bucket, id);
-      if (__builtin_expect(lane >= 0, 1)) {
-        *added = false;
-        return {bucket.tag[lane] - 1, &bucket.slot[lane]};
-      }
-      const int free = free_lane(bucket);
-      if (free >= 0) {
-        *added = true;
-        return fill(bucket, free, id, new_row, kNoSlot);
-      }
-    }
+  REC_SDK_ALWAYS_INLINE Entry find_or_add(int64_t id, Bucket* home, uint32_t new_row, bool* added) {
+    const int lane = find_lane(*home, id);
+    if (__builtin_expect(lane < 0, 0)) return add_or_find_behind(id, home, new_row, added);
+    *added = false;
+    return {home->tag[lane] - 1, &home->slot[lane]};
+  }
+  Entry find_or_add(int64_t id, uint64_t hash, uint32_t new_row, bool* added) {
+    return find_or_add(id, home_of(hash), new_row, added);
   }
 
   bool erase(int64_t id, uint64_t hash) {
@@ -106,13 +108,6 @@ class IdMap {
   }
 
  private:
-  static constexpr int kLanes = 4;
-  struct alignas(64) Bucket {
-    int64_t id[kLanes];
-    uint32_t tag[kLanes];  // row + 1; 0 = free, so zeroed memory is an empty map
-    uint32_t slot[kLanes];
-  };
-
   static REC_SDK_ALWAYS_INLINE uint64_t fold(uint64_t a, uint64_t b) {
     const unsigned __int128 product = static_cast<unsigned __int128>(a) * b;
     return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
@@ -150,6 +145,19 @@ class IdMap {
       if (bucket.tag[lane] == 0) return lane;
     }
     return -1;
+  }
+
+  // The rest of find_or_add, where the id is not in its home.
+  __attribute__((noinline)) Entry add_or_find_behind(int64_t id, Bucket* home, uint32_t new_row,
+                                                     bool* added) {
+    for (uint64_t b = static_cast<uint64_t>(home - buckets_.data());; b = next(b)) {
+      Bucket& bucket = buckets_[b];
+      const int lane = find_lane(bucket, id);
+      *added = lane < 0;
+      if (lane >= 0) return {bucket.tag[lane] - 1, &bucket.slot[lane]};
+      const int free = free_lane(bucket);
+      if (free >= 0) return fill(bucket, free, id, new_row, kNoSlot);
+    }
   }
 
   REC_SDK_ALWAYS_INLINE Entry fill(Bucket& bucket, int lane, int64_t id, uint32_t row, uint32_t slot) {

@@ -77,7 +77,8 @@ class ChunkedMemory {
 // Bytes this process may still take: the machine's MemAvailable, or what its cgroup leaves when that is less.
 int64_t available_memory();
 
-// Guards the growth of host memory, for several threads. A grant is remembered, so /proc is read once per some 256 MiB of growth.
+// Guards the growth of host memory, for several threads. A grant is remembered, so /proc is read once per
+// some 256 MiB of growth.
 class MemoryGuard {
  public:
   // Throws MemoryLimitError naming the table when `bytes` more cannot be held.

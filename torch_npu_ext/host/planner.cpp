@@ -73,7 +73,7 @@ void Planner::plan(const BatchInput& input, Group* group, PlanBuffers* plan) {
     plan->rows_before.push_back(table.rows());
     plan->used_slots_before.push_back(table.used_slots);
   }
-  group->uses.begin_batch();
+  group->uses.begin_batch(batch_.lookups);
   scan_.begin(group, batch_);
   try {
     scan_.run(group, batch_);

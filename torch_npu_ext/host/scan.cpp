@@ -38,23 +38,26 @@ class MissList {
   RowKey next_slot_, end_slot_, beyond_;
 };
 
-// How an id is found, for hash and for index tables. prepare() prefetches; key() marks a missing row.
+// How an id is found, for hash and for index tables. prepare() prefetches its place, which is void once
+// reserve() has said that the places moved; key() marks a missing row.
 class HashDirectory {
  public:
   HashDirectory(Table* table, MissList misses)
       : table_(table), map_(&table->map()), misses_(misses), next_row_(table->rows()) {}
 
-  void reserve(int64_t extra) { table_->reserve_ids(extra); }
+  using Place = IdMap::Bucket*;
 
-  REC_SDK_ALWAYS_INLINE uint64_t prepare(int64_t id) const {
-    const uint64_t hash = IdMap::hash(id);
-    map_->prefetch(hash);
-    return hash;
+  bool reserve(int64_t extra) { return table_->reserve_ids(extra); }
+
+  REC_SDK_ALWAYS_INLINE Place prepare(int64_t id) const {
+    const Place home = map_->home_of(IdMap::hash(id));
+    prefetch_write(home);
+    return home;
   }
 
-  REC_SDK_ALWAYS_INLINE RowKey key(int64_t id, uint64_t hash) {
+  REC_SDK_ALWAYS_INLINE RowKey key(int64_t id, Place home) {
     bool added = false;
-    const IdMap::Entry entry = map_->find_or_add(id, hash, static_cast<uint32_t>(next_row_), &added);
+    const IdMap::Entry entry = map_->find_or_add(id, home, static_cast<uint32_t>(next_row_), &added);
     if (__builtin_expect(*entry.slot == kNoSlot, 0)) add_miss(entry, id, added);
     return *entry.slot;
   }
@@ -78,16 +81,18 @@ class IndexDirectory {
         rows_(static_cast<uint64_t>(table->spec().num_embeddings)),
         misses_(misses) {}
 
-  void reserve(int64_t) {}
+  using Place = uint64_t;
+
+  bool reserve(int64_t) { return false; }
 
   // Ids out of range are counted before the scan; here they become 0.
-  REC_SDK_ALWAYS_INLINE uint64_t prepare(int64_t id) const {
+  REC_SDK_ALWAYS_INLINE Place prepare(int64_t id) const {
     const uint64_t row = static_cast<uint64_t>(id) < rows_ ? static_cast<uint64_t>(id) : 0;
     prefetch_write(&row_slots_[row]);
     return row;
   }
 
-  REC_SDK_ALWAYS_INLINE RowKey key(int64_t, uint64_t row) {
+  REC_SDK_ALWAYS_INLINE RowKey key(int64_t, Place row) {
     if (__builtin_expect(~row_slots_[row] == kNoSlot, 0)) {
       row_slots_[row] = ~misses_.add(static_cast<int64_t>(row), static_cast<uint32_t>(row), false);
     }
@@ -116,12 +121,7 @@ void Scan::begin(Group* group, const Batch& batch) {
   unique.ensure(lookups + 1);
   last_batch_.ensure(lookups + 1);
   misses.ensure(lookups);
-  miss_stamps_.ensure(lookups);
-  if (renumbered_ != group->uses.renumbered()) {
-    miss_stamps_ = HugeArray<uint64_t>(miss_stamps_.size());
-    renumbered_ = group->uses.renumbered();
-  }
-  stamps_ = {group->uses.stamps(), miss_stamps_.data(), static_cast<RowKey>(group->slots)};
+  stamps_ = group->uses.stamps();
   epoch_ = group->uses.epoch();
   tables_.assign(group->tables.size(), TableScan());
   size_t piece = 0;
@@ -177,41 +177,53 @@ void Scan::scan_pieces(Directory directory, const Batch& batch, TableScan* table
   }
 }
 
+// Lookups pass through a row of stages; see the distances above.
 template <class Directory, class Id>
 void Scan::scan_piece(Directory* directory, const Id* ids, int64_t count, uint32_t* local_out,
                       TableScan* table) {
-  const Stamps stamps = stamps_;
+  uint64_t* const stamps = stamps_;
   UniqueRow* const rows = unique.data();
   uint32_t* const last_batch = last_batch_.data();
   const uint64_t epoch = static_cast<uint64_t>(epoch_) << 32;
   Counter next{table->first, static_cast<uint32_t>(table->first + table->uniques), &table->uniques};
-  uint64_t places[kRing];
+  typename Directory::Place places[kRing];
   RowKey keys[kRing];
-  for (int64_t j = 0; j < std::min(count, kEntryDistance); ++j) places[j] = directory->prepare(ids[j]);
-  for (int64_t j = 0; j < count + kStampDistance; ++j) {
-    const int64_t ahead = j + kEntryDistance;
-    if (ahead < count) places[ahead % kRing] = directory->prepare(ids[ahead]);
-    if (j < count) {
-      if (j % kRing == 0) directory->reserve(kRing);
-      const RowKey key = directory->key(ids[j], places[j % kRing]);
-      keys[j % kRing] = key;
-      prefetch_write(stamps.at(key));
+
+  const auto find = [&](int64_t j) __attribute__((always_inline)) {
+    if (j % kRing == 0 && directory->reserve(kRing)) {
+      for (int64_t k = j; k < std::min(count, j + kEntryDistance); ++k) {
+        places[k % kRing] = directory->prepare(ids[k]);
+      }
     }
-    const int64_t behind = j - kStampDistance;
-    if (behind < 0) continue;
+    if (j + kEntryDistance < count) {
+      places[(j + kEntryDistance) % kRing] = directory->prepare(ids[j + kEntryDistance]);
+    }
+    const RowKey key = directory->key(ids[j], places[j % kRing]);
+    keys[j % kRing] = key;
+    prefetch_write(&stamps[key]);
+  };
+  const auto number = [&](int64_t j) __attribute__((always_inline)) {
     // No branch on first or repeated: on uniform batches it would be mispredicted half of the time.
-    const RowKey key = keys[behind % kRing];
-    uint64_t* const at = stamps.at(key);
-    const uint64_t stamp = *at;
+    const RowKey key = keys[j % kRing];
+    const uint64_t stamp = stamps[key];
     const bool seen = (stamp ^ epoch) >> 32 == 0;
     const uint32_t row = seen ? static_cast<uint32_t>(stamp) : next.value;
-    *at = epoch | row;
+    stamps[key] = epoch | row;
     last_batch[next.value] = static_cast<uint32_t>(stamp >> 32);  // stays when the row is new
     const uint32_t before = rows[row].count;
     rows[row] = {key, seen ? before + 1 : 1};
-    local_out[behind] = row;
+    local_out[j] = row;
     next.value += !seen;
+  };
+
+  const int64_t first = std::min(count, kStampDistance);
+  for (int64_t j = 0; j < std::min(count, kEntryDistance); ++j) places[j] = directory->prepare(ids[j]);
+  for (int64_t j = 0; j < first; ++j) find(j);
+  for (int64_t j = first; j < count; ++j) {
+    find(j);
+    number(j - kStampDistance);
   }
+  for (int64_t j = count - first; j < count; ++j) number(j);
 }
 
 // Erasing moves entries, so every mark is looked up again. Ids go in reverse order of arrival.
@@ -220,7 +232,8 @@ void Scan::rollback(Group* group) noexcept {
     Table& table = group->tables[t];
     const Range rows = unique_rows(static_cast<int32_t>(t)), missed = missing(static_cast<int32_t>(t));
     for (int64_t u = rows.begin; u < rows.end; ++u) {
-      if (unique[u].key < stamps_.slots) group->uses.restore(unique[u].key, last_batch_[u]);
+      if (unique[u].key < static_cast<RowKey>(group->slots))
+        group->uses.restore(unique[u].key, last_batch_[u]);
     }
     for (int64_t m = missed.end; m-- > missed.begin;) {
       if (misses[m].added) {

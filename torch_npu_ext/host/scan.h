@@ -50,16 +50,6 @@ class Scan {
   HugeArray<Miss> misses;
 
  private:
-  // Where a key's stamp is; without a branch.
-  struct Stamps {
-    uint64_t* of_slots;
-    uint64_t* of_misses;
-    RowKey slots;
-    uint64_t* at(RowKey key) const {
-      const bool resident = key < slots;
-      return (resident ? of_slots : of_misses) + (resident ? key : key - slots);
-    }
-  };
   struct alignas(64) TableScan {  // a cache line: threads write side by side
     int64_t first = 0;            // lookup
     int64_t uniques = 0, misses = 0;
@@ -74,12 +64,9 @@ class Scan {
   template <class Directory, class Id>
   void scan_piece(Directory* directory, const Id* ids, int64_t count, uint32_t* local_out, TableScan* table);
 
-  Stamps stamps_{};
+  uint64_t* stamps_ = nullptr;  // of SlotUses, by key
   uint32_t epoch_ = 0;
-
-  HugeArray<uint64_t> miss_stamps_;  // [N] for keys from group.slots on, as SlotUses has them for slots
-  HugeArray<uint32_t> last_batch_;   // [N + 1] of each unique row: the last batch before that used its slot
-  uint32_t renumbered_ = 0;
+  HugeArray<uint32_t> last_batch_;  // [N + 1] of each unique row: the last batch before that used its slot
   std::vector<TableScan> tables_;
 };
 

@@ -5,7 +5,13 @@
 
 namespace rec_sdk {
 
-void SlotUses::begin_batch() {
+void SlotUses::begin_batch(int64_t lookups) {
+  const size_t needed = static_cast<size_t>(slots_ + lookups);
+  if (needed > stamps_.size()) {
+    HugeArray<uint64_t> longer(needed + static_cast<size_t>(lookups) / 4);
+    std::copy_n(stamps_.data(), slots_, longer.data());
+    stamps_ = std::move(longer);
+  }
   if (in_flight_.size() == in_flight_.capacity())
     in_flight_.reserve(2 * in_flight_.size() + 8);  // for hold()
   if (epoch_ == std::numeric_limits<uint32_t>::max()) renumber();
@@ -19,6 +25,7 @@ void SlotUses::begin_batch() {
 void SlotUses::renumber() {
   const uint64_t old = uint64_t{1} << 32;
   for (int64_t slot = 0; slot < slots_; ++slot) stamps_[slot] = stamps_[slot] == 0 ? 0 : old;
+  std::fill(stamps_.data() + slots_, stamps_.data() + stamps_.size(), 0);
   epoch_ = 1;
   ++renumbered_;
   for (PlanBuffers* plan : in_flight_) {

@@ -16,11 +16,13 @@ class SlotUses {
   explicit SlotUses(int64_t slots = 0, uint32_t epoch = 0)
       : stamps_(static_cast<size_t>(slots)), slots_(slots), epoch_(epoch) {}
 
-  void begin_batch();  // the current batch, from now on; throws std::bad_alloc
+  // The current batch, from now on; throws std::bad_alloc.
+  void begin_batch(int64_t lookups);
   uint32_t epoch() const { return epoch_; }
   uint32_t renumbered() const { return renumbered_; }  // how often epochs began anew
 
-  // [slots] epoch << 32 | unique row in that batch; 0 when there is no row
+  // [slots + lookups of the batch] epoch << 32 | unique row in that batch; 0 when there is no row. Those
+  // behind the slots are a batch's own, for rows that it misses.
   uint64_t* stamps() const { return stamps_.data(); }
   uint32_t last_batch(int64_t slot) const { return static_cast<uint32_t>(stamps_[slot] >> 32); }
   void touch(int64_t slot) { stamps_[slot] = static_cast<uint64_t>(epoch_) << 32; }

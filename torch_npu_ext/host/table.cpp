@@ -51,11 +51,12 @@ int64_t Table::index_bytes() const {
   return ids_.bytes();
 }
 
-void Table::reserve_ids(int64_t extra) {
+bool Table::reserve_ids(int64_t extra) {
   const int64_t bytes = ids_.growth(extra);
-  if (bytes == 0) return;
+  if (bytes == 0) return false;
   memory_->require(bytes, spec_.name);
   ids_.reserve(extra);
+  return true;
 }
 
 void Table::check_capacity(int64_t rows_after, int64_t id) const {

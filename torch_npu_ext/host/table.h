@@ -43,7 +43,7 @@ class Table {
 
   // Hash tables. A failed batch erases from the map what it added.
   IdMap& map() { return ids_; }
-  void reserve_ids(int64_t extra);                            // room in the map; throws MemoryLimitError
+  bool reserve_ids(int64_t extra);  // room in the map; whether it grew. Throws MemoryLimitError
   void check_capacity(int64_t rows_after, int64_t id) const;  // throws CapacityError
 
   // Index tables: the slot of each row, complemented, so that zeroed memory means kNoSlot.
