@@ -5,20 +5,28 @@ PY := $(VENV)/bin/python
 # torch_npu keeps torch from being imported where neither CANN nor the emulated NPU is: it has its own environment.
 NPU_VENV := .venv-npu
 NPU_PY := $(NPU_VENV)/bin/python
+# Has a CUDA build of torch, pytest, and what setup.py needs; .venv has what the pip index offers.
+CUDA_PY ?= $(PYTHON)
 TRAIN_ARGS ?=
 TEST_ARGS ?=
 NPU_TESTS ?= tests/ops tests/tbe tests/modules tests/emulator
+CUDA_TESTS ?= tests
 BENCH_ARGS ?=
 
-NATIVE := $(shell find op_kernels torch_npu_ext -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt 2>/dev/null)
-CPP := $(shell find op_kernels torch_npu_ext tests -name '*.cpp' -o -name '*.h' -o -name '*.asc' 2>/dev/null)
+NATIVE := $(shell find op_kernels torch_npu_ext cmake -name '*.cpp' -o -name '*.h' -o -name '*.cu' \
+	-o -name CMakeLists.txt -o -name '*.cmake' 2>/dev/null)
+CPP := $(shell find op_kernels torch_npu_ext tests -name '*.cpp' -o -name '*.h' -o -name '*.asc' \
+	-o -name '*.cu' 2>/dev/null)
 
-.PHONY: help train test test-cpu test-npu test-aarch64 bench build build-npu lint format clean
+.PHONY: help train test test-cpu test-npu test-cuda test-aarch64 sanitize-cuda bench bench-cuda build build-npu \
+	build-cuda lint format clean
 
 help:
 	@echo "make train [TRAIN_ARGS='--movielens DIR']   train a DLRM through cached embeddings"
 	@echo "make test  [TEST_ARGS='-k oracle']          lint, types, and every test: test-cpu, then test-npu"
 	@echo "make test-npu                               the suite on torch_npu, on the emulated NPU"
+	@echo "make test-cuda | sanitize-cuda | bench-cuda [CUDA_PY=python3]"
+	@echo "                                            on a GPU, with a Python whose torch is a CUDA build"
 	@echo "make bench [BENCH_ARGS=--full]               ours and its rivals on the CPU, interleaved in one process"
 	@echo "make test-aarch64                           the C++ unit tests on 64-bit Arm, under qemu"
 	@echo "make build | lint | format | clean"
@@ -60,6 +68,20 @@ test-cpu: lint
 test-npu: build-npu
 	$(NPU_PY) -m rec_sdk_torch.emulate -m pytest --device npu $(NPU_TESTS) $(TEST_ARGS)
 
+# Nothing is installed: a machine with a GPU often reaches no package index, and has its own torch.
+build-cuda:
+	$(CUDA_PY) setup.py --quiet build_ext --inplace --projects engine,cuda
+
+test-cuda: build-cuda
+	$(CUDA_PY) -m pytest $(CUDA_TESTS) --device cuda $(TEST_ARGS)
+
+# Without torch's caching, an access beyond one tensor's memory does not land in another's.
+SANITIZER := PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --report-api-errors no --error-exitcode 1
+
+sanitize-cuda: build-cuda
+	$(SANITIZER) --tool memcheck $(CUDA_PY) -m pytest tests/ops --device cuda $(TEST_ARGS)
+	$(SANITIZER) --tool racecheck $(CUDA_PY) -m pytest tests/ops --device cuda $(TEST_ARGS)
+
 # The C++ that needs no torch, cross-compiled and run under emulation. The kernels print checksums of their results;
 # they must be those of this machine.
 CONFIGURE := $(VENV)/bin/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja
@@ -78,6 +100,9 @@ test-aarch64: $(VENV)/.installed
 
 bench: build
 	$(PY) -m benchmarks.cpu $(BENCH_ARGS)
+
+bench-cuda: build-cuda
+	$(CUDA_PY) -m benchmarks.cuda $(BENCH_ARGS)
 
 lint: build
 	$(PY) -m ruff check .

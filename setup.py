@@ -1,11 +1,15 @@
 """Builds the C++ with CMake; everything else is in pyproject.toml.
 
-Three projects: the engine with the CPU operators always, the operators on torch_npu where that package is
-installed, and then the kernels: with CANN's compiler where ASCEND_HOME_PATH names CANN, otherwise the emulated NPU.
+The engine with the CPU operators always; the operators on CUDA where nvcc is, and a torch for the same CUDA; the
+operators on torch_npu where that package is installed, and then their kernels: with CANN's compiler where
+ASCEND_HOME_PATH names CANN, otherwise the emulated NPU.
 """
 
 import os
+import re
+import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +23,7 @@ import ninja
 import pybind11
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import SetupError
 
 ROOT = Path(__file__).resolve().parent
 
@@ -44,14 +49,44 @@ class Project:
         subprocess.run(["cmake", "--build", str(tree)], check=True, env=environment)
 
 
+def find_nvcc() -> str | None:
+    """CUDA's compiler: of CUDA_HOME if that is set, else on the path, else where CUDA installs itself."""
+    home = os.environ.get("CUDA_HOME")
+    folders = [f"{home}/bin"] if home else [os.environ.get("PATH", ""), "/usr/local/cuda/bin"]
+    return shutil.which("nvcc", path=os.pathsep.join(folders))
+
+
+def without_cuda() -> str:
+    """Why the operators cannot be built for CUDA here; empty when they can."""
+    nvcc = find_nvcc()
+    if nvcc is None:
+        return "there is no nvcc, in CUDA_HOME, on the path or in /usr/local/cuda"
+    torch = find_spec("torch")  # not imported: that takes seconds, and torch_npu may forbid it
+    if torch is None or torch.origin is None:
+        return "torch is not installed"
+    # A CUDA version as in "13.0"; None in builds without CUDA.
+    of_torch = runpy.run_path(str(Path(torch.origin).with_name("version.py"))).get("cuda")
+    if of_torch is None:
+        return "the installed torch is a build without CUDA"
+    report = subprocess.run([nvcc, "--version"], check=True, capture_output=True, text=True).stdout
+    release = re.search(r"release (\d+)", report)
+    if release is None or release[1] != of_torch.partition(".")[0]:
+        return f"torch is built for CUDA {of_torch}, and {nvcc} is CUDA {release and release[1]}"
+    return ""
+
+
 def projects(package: Path) -> Iterator[Project]:
     """What this environment can build; `package` is where the libraries go."""
     python = {"Python_EXECUTABLE": sys.executable}
     engine = {"pybind11_DIR": pybind11.get_cmake_dir(), "CMAKE_LIBRARY_OUTPUT_DIRECTORY": package}
     yield Project("engine", ROOT, {**python, **engine})
+    operators = {**python, "REC_SDK_PACKAGE": package}
+    if not without_cuda():
+        options = {"CMAKE_CUDA_COMPILER": str(find_nvcc())}
+        yield Project("cuda", ROOT / "torch_npu_ext" / "cuda", {**operators, **options})
     if find_spec("torch_npu") is None:
         return
-    yield Project("npu", ROOT / "torch_npu_ext" / "npu", {**python, "REC_SDK_PACKAGE": package})
+    yield Project("npu", ROOT / "torch_npu_ext" / "npu", operators)
     if os.environ.get("ASCEND_HOME_PATH"):
         yield Project("ascendc", ROOT / "op_kernels" / "ascendc", {"REC_SDK_ASCENDC_OUTPUT": package})
     else:
@@ -62,7 +97,7 @@ def projects(package: Path) -> Iterator[Project]:
 class CMakeBuild(build_ext):
     """Builds every project, or those that `--projects` names."""
 
-    user_options: ClassVar = [*build_ext.user_options, ("projects=", None, "engine,npu,ascendc,emulator")]
+    user_options: ClassVar = [*build_ext.user_options, ("projects=", None, "engine,cuda,npu,ascendc,emulator")]
 
     def initialize_options(self) -> None:
         super().initialize_options()
@@ -74,6 +109,8 @@ class CMakeBuild(build_ext):
         package = ROOT / "rec_sdk_torch" if in_place else Path(self.build_lib).resolve() / "rec_sdk_torch"
         package.mkdir(parents=True, exist_ok=True)
         wanted = set(filter(None, self.projects.split(",")))
+        if "cuda" in wanted and without_cuda():
+            raise SetupError(f"--projects cuda: {without_cuda()}")
         for project in projects(package):
             if not wanted or project.name in wanted:
                 project.build()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from . import npu
+from . import cuda, npu
 from ._engine import available_memory
 
 _HUGE_PAGE = 2 << 20
@@ -56,6 +56,7 @@ class Backend:
 
 _BACKENDS = {
     "cpu": Backend(lambda device: available_memory(), pin_staging=False, allocate_cache=_huge_pages),
+    "cuda": Backend(cuda.free_memory, pin_staging=True, load=cuda.load_operators, start=cuda.start),
     "npu": Backend(npu.free_memory, pin_staging=True, load=npu.load_operators, start=npu.start),
 }
 
@@ -79,7 +80,7 @@ def backend_for(device: torch.device) -> Backend:
 
 
 def parse_device(device: torch.device | str | None) -> torch.device:
-    """`device` as torch knows it, the host when None; "npu" without an index is the current NPU.
+    """`device` as torch knows it, the host when None; "npu" or "cuda" without an index is the current one.
 
     Raises:
         ImportError, ValueError: as `backend_for`; torch alone knows no "npu".

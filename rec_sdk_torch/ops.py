@@ -18,17 +18,12 @@ import torch
 __all__ = ["cpu_isa", "ops", "parallel_runner", "select_cpu_isa"]
 
 
-def _find_library() -> Path:
-    here = Path(__file__).parent
-    for path in sorted(here.glob("_ops*.so")):
-        return path
+_PATH = Path(__file__).with_name("_ops.so")
+if not _PATH.exists():
     raise ImportError(
-        f"rec_sdk_torch is not built: no _ops*.so in {here}. Build it in the repository with "
+        f"rec_sdk_torch is not built: {_PATH} is missing. Build it in the repository with "
         "`pip install -e . --no-build-isolation`, or install a wheel."
     )
-
-
-_PATH = _find_library()
 torch.ops.load_library(str(_PATH))
 ops = torch.ops.rec_sdk
 """The loaded operators, typed as Any: `ops.lookup_sequence(...)`."""
@@ -134,6 +129,11 @@ def _accumulate_rows(
 @_fake("gather_rows")
 def _gather_rows(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     return cache.new_empty((slots.shape[0], cache.shape[1]))
+
+
+@_fake("gather_rows.out")
+def _gather_rows_out(cache: torch.Tensor, slots: torch.Tensor, *, out: torch.Tensor) -> None:
+    return None
 
 
 @_fake("scatter_rows")

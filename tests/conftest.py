@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
 from rec_sdk_torch import emulate
-from rec_sdk_torch.backends import parse_device
+from rec_sdk_torch.backends import backend_for, parse_device
 
 HERE = Path(__file__).parent
 
@@ -41,18 +43,48 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if emulator and config.getoption("--device") != "npu" else None
 
 
+class WithoutTorchRec(pytest.Module):
+    """A test file that cannot be imported."""
+
+    def collect(self) -> list[pytest.Item]:
+        pytest.skip(f"{self.path.name}: torchrec is not installed", allow_module_level=True)
+
+
+def imports_torchrec(path: Path) -> bool:
+    """At its top level; jagged.py, which the collections' tests share, is about TorchRec too."""
+    names = []
+    for statement in ast.parse(path.read_text()).body:
+        if isinstance(statement, ast.Import):
+            names += [alias.name for alias in statement.names]
+        elif isinstance(statement, ast.ImportFrom):
+            names.append(statement.module or "")
+    return any(name.partition(".")[0] in {"torchrec", "jagged"} for name in names)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    """Operators, engine and table-batched embedding are tested without TorchRec as well."""
+    if find_spec("torchrec") or not imports_torchrec(module_path):
+        return None
+    module: pytest.Module = WithoutTorchRec.from_parent(parent, path=module_path)
+    return module
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     # Not pytest_report_header, which says nothing under -q.
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     try:
         device = parse_device(session.config.getoption("--device"))
-    except (ImportError, RuntimeError, ValueError) as error:
+        backend_for(device)  # a device that torch knows and this package does not
+    except (ImportError, NotImplementedError, RuntimeError, ValueError) as error:
         raise pytest.UsageError(f"--device: {error}") from error
-    reporter.write_line(f"device: {describe(device)}")
+    reporter.write_line(f"device: {describe(device)}, torch {torch.__version__}")
 
 
 def describe(device: torch.device) -> str:
-    """The device, and whether an NPU is real or emulated."""
+    """The device: which GPU it is; whether an NPU is real or emulated."""
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        return f"{device}, {torch.cuda.get_device_name(device)} (sm_{major}{minor})"
     if device.type != "npu":
         return str(device)
     name = torch.npu.get_device_name(device)

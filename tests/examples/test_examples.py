@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("torchrec")
+
 ROOT = Path(__file__).parents[2]
 GENERATED = ["--samples", "12000", "--batch-size", "32"]
 

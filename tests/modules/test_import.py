@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torchrec
 
 import rec_sdk_torch as rst
 
@@ -43,6 +42,7 @@ def run(code: str, *blocked: str, folder: Path | None = None) -> str:
 
 
 def test_every_name_is_there() -> None:
+    pytest.importorskip("torchrec")
     assert set(rst.__all__) <= set(dir(rst))
     assert set(rst.__all__) == set(rst._EXPORTS)
     for name in rst.__all__:
@@ -145,10 +145,12 @@ except ValueError as error:
     ["import rec_sdk_torch, torchrec.optim.keyed, torchrec", "import torchrec, rec_sdk_torch"],
 )
 def test_torchrec_is_extended_in_either_order(imports: str, tmp_path: Path) -> None:
+    pytest.importorskip("torchrec")
     assert run(imports + IN_TORCHREC, folder=tmp_path) == "refused\n"
 
 
 def test_importing_again_changes_nothing() -> None:
+    torchrec = pytest.importorskip("torchrec")
     construct = torchrec.optim.GradientClippingOptimizer.__init__
     rst.torchrec_hooks.install()
     assert torchrec.optim.GradientClippingOptimizer.__init__ is construct

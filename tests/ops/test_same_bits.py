@@ -1,4 +1,5 @@
-"""The same inputs give the same bits: the documented order, at any thread count, on any instruction set."""
+"""The same inputs give the same bits: the documented order, at any thread count, on any instruction set, on any
+device."""
 
 from __future__ import annotations
 
@@ -73,34 +74,36 @@ def test_documented_order(hits: int, dim: int, device: torch.device) -> None:
     assert torch.equal(cache.weights[2].cpu(), reference_sum(grad))
 
 
-def run_everything(dim: int, dtype: torch.dtype) -> list[torch.Tensor]:
+def run_everything(dim: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> list[torch.Tensor]:
     """The bytes that every operator leaves, for a batch with hot rows (segments of several chunks)."""
     generator = torch.Generator().manual_seed(dim)
     lookups, rows = 12_000, 500
-    slots = (torch.rand(lookups, generator=generator) ** 6 * rows).long()
-    grad = torch.randn(lookups, dim, generator=generator)
-    scale = torch.rand(lookups, generator=generator)
-    weights = torch.randn(rows, dim, generator=generator)
+    slots = (torch.rand(lookups, generator=generator) ** 6 * rows).long().to(device)
+    grad = torch.randn(lookups, dim, generator=generator).to(device)
+    scale = torch.rand(lookups, generator=generator).to(device)
+    weights = torch.randn(rows, dim, generator=generator).to(device)
     results = []
-    row = coefficients(0.1, 1e-8, 0.1, 0.001, 1.01, max_gradient=9.0)
+    row = coefficients(0.1, 1e-8, 0.1, 0.001, 1.01, max_gradient=9.0, device=device)
     for optimizer, elements in OPTIMIZERS.items():
         for factor in (None, scale):
-            cache = Cache(weights, [torch.ones(rows, n or dim) for n in elements], dtype)
+            states = [torch.ones(rows, n or dim, device=device) for n in elements]
+            cache = Cache(weights, states, dtype, device)
             update(cache, grad, slots, optimizer, row, factor)
-            results.append(cache.records)
-    results.append(torch.ops.rec_sdk.lookup_sequence(cache.weights, int32(slots)))
-    results.append(torch.ops.rec_sdk.gather_rows(cache.records, int32(slots)))
-    torch.ops.rec_sdk.scatter_rows(cache.records, int32(torch.randperm(rows)), torch.ones_like(cache.records))
+            results.append(cache.records.clone())
+    results.append(torch.ops.rec_sdk.lookup_sequence(cache.weights, int32(slots, device)))
+    results.append(torch.ops.rec_sdk.gather_rows(cache.records, int32(slots, device)))
+    order = int32(torch.randperm(rows, generator=generator), device)
+    torch.ops.rec_sdk.scatter_rows(cache.records, order, cache.records.clone())
     results.append(cache.records)
-    pending = torch.zeros(rows, 2 * dim)
+    pending = torch.zeros(rows, 2 * dim, device=device)
     for _ in range(2):
         torch.ops.rec_sdk.accumulate_rows(pending, grad, *segments(slots), None, scale)
     results.append(pending)
     lengths = torch.randint(0, 90, (300,), generator=generator).tolist()
-    batch = make_batch(lengths, 100, dim, dtype)
+    batch = make_batch(lengths, 100, dim, dtype, device)
     results.append(lookup_pooled(batch, batch.sample_weights, 0, batch.out.clone()))
-    results.append(weights_grad(batch, torch.randn(batch.out.shape, generator=generator)))
-    return [r.contiguous().view(torch.uint8) for r in results]
+    results.append(weights_grad(batch, torch.randn(batch.out.shape, generator=generator).to(device)))
+    return [r.contiguous().view(torch.uint8).cpu() for r in results]
 
 
 CONFIGURATIONS = [(name, count) for name in available_isas() for count in (1, 2, 5)]
@@ -115,6 +118,17 @@ def test_threads_and_instruction_sets(dim: int, dtype: torch.dtype) -> None:
         with isa(name), threads(count):
             for i, (found, wanted) in enumerate(zip(run_everything(dim, dtype), expected, strict=True)):
                 assert torch.equal(found, wanted), f"result {i} differs with {name}, {count} thread(s)"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dim", [1, 3, 20, 64, 130])
+def test_devices(dim: int, dtype: torch.dtype, device: torch.device) -> None:
+    if device.type == "cpu":
+        pytest.skip("compares another device with the CPU")
+    for i, (found, wanted) in enumerate(
+        zip(run_everything(dim, dtype, device), run_everything(dim, dtype), strict=True)
+    ):
+        assert torch.equal(found, wanted), f"result {i} differs"
 
 
 def test_isa_selection() -> None:

@@ -1,22 +1,24 @@
-"""An embedding on an NPU that is not the current one. The reference is the same embedding on the current one."""
+"""An embedding on a device that is not the current one, with the embedding on the current one as the reference; and
+what is said of devices that are not there."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 
-from rec_sdk_torch import AccumulateAdagrad
+from rec_sdk_torch import AccumulateAdagrad, cuda
 from rec_sdk_torch.backends import backend_for, parse_device
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
 
 
 @pytest.fixture
 def other(device: torch.device) -> torch.device:
-    if device.type != "npu" or torch.npu.device_count() < 2:
-        pytest.skip("needs two NPUs")
-    return torch.device("npu", 1 - (device.index or 0))
+    if device.type == "cpu" or torch.get_device_module(device).device_count() < 2:
+        pytest.skip("needs two devices")
+    return torch.device(device.type, 1 - (device.index or 0))
 
 
 def train(device: torch.device) -> list[torch.Tensor]:
@@ -43,6 +45,7 @@ def test_trains_as_on_the_current_device(device: torch.device, other: torch.devi
 
 
 def test_memory_is_that_of_the_device_asked_for(device: torch.device, other: torch.device) -> None:
+    torch.get_device_module(device).empty_cache()
     free = [backend_for(where).free_memory(where) for where in (device, other)]
     cache = backend_for(other).allocate_cache(1 << 10, 1 << 16, other)
     assert cache.device == other
@@ -57,6 +60,44 @@ def test_memory_is_known_to_a_new_thread(device: torch.device) -> None:
         assert pool.submit(backend_for(device).free_memory, device).result() > 0
 
 
-def test_npu_without_an_index_is_the_current_one(other: torch.device) -> None:
-    with torch.npu.device(other):
-        assert parse_device("npu") == other
+def test_without_an_index_the_device_is_the_current_one(other: torch.device) -> None:
+    with torch.get_device_module(other).device(other):
+        assert parse_device(other.type) == other
+
+
+def test_a_device_that_is_not_there(device: torch.device) -> None:
+    if device.type == "cpu":
+        pytest.skip("there is one host")
+    count = torch.get_device_module(device).device_count()
+    with pytest.raises(ValueError, match=rf"'{device.type}:{count}': there are {count} .*, 0 to {count - 1}"):
+        TableBatchedEmbedding([TableConfig("t", 10, 4)], device=f"{device.type}:{count}")
+
+
+def test_cuda_where_there_is_none() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises((ImportError, ValueError), match="device 'cuda'"):
+        TableBatchedEmbedding([TableConfig("t", 10, 4)], device="cuda")
+
+
+def test_cuda_without_its_software(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    load = cuda.load_operators.__wrapped__  # this process may have loaded them
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(ImportError, match=r"needs a CUDA build of torch; torch .* is one without"):
+        load()
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(cuda, "_OPERATORS", tmp_path / "_ops_cuda.so")
+    with pytest.raises(ImportError, match=r"_ops_cuda.so is missing.* nvcc .*pip install --no-build-isolation"):
+        load()
+    cuda._OPERATORS.write_text("not a library")
+    with pytest.raises(ImportError, match=r"_ops_cuda.so does not load with torch .*pip install"):
+        load()
+
+
+def test_cuda_devices_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ValueError, match="'cuda': torch finds no GPU"):
+        cuda.start(torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ValueError, match="'cuda:2': there are 2 GPUs, 0 to 1"):
+        cuda.start(torch.device("cuda:2"))

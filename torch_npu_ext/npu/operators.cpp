@@ -46,15 +46,19 @@ Tensor pooled_weights_grad_npu(const Tensor& weights, const Tensor& slots, const
   return out;
 }
 
+void gather_rows_out_npu(const Tensor& cache, const Tensor& slots, const Tensor& out) {
+  const CopyRows arguments = copy_rows_arguments("gather_rows", cache, slots, "out", out);
+  launch("rec_sdk_gather_rows", cache, arguments.count, rec_sdk_launch_gather_rows, arguments);
+}
+
 Tensor gather_rows_npu(const Tensor& cache, const Tensor& slots) {
   Tensor rows = gather_rows_output(cache, slots);
-  const CopyRows arguments = copy_rows_arguments("gather_rows", cache, slots, rows);
-  launch("rec_sdk_gather_rows", cache, arguments.count, rec_sdk_launch_gather_rows, arguments);
+  gather_rows_out_npu(cache, slots, rows);
   return rows;
 }
 
 void scatter_rows_npu(const Tensor& cache, const Tensor& slots, const Tensor& rows) {
-  const CopyRows arguments = copy_rows_arguments("scatter_rows", cache, slots, rows);
+  const CopyRows arguments = copy_rows_arguments("scatter_rows", cache, slots, "rows", rows);
   launch("rec_sdk_scatter_rows", cache, arguments.count, rec_sdk_launch_scatter_rows, arguments);
 }
 
@@ -102,6 +106,7 @@ STABLE_TORCH_LIBRARY_IMPL(rec_sdk, PrivateUse1, m) {
   m.impl("lookup_pooled", TORCH_BOX(&rec_sdk::lookup_pooled_npu));
   m.impl("pooled_weights_grad", TORCH_BOX(&rec_sdk::pooled_weights_grad_npu));
   m.impl("gather_rows", TORCH_BOX(&rec_sdk::gather_rows_npu));
+  m.impl("gather_rows.out", TORCH_BOX(&rec_sdk::gather_rows_out_npu));
   m.impl("scatter_rows", TORCH_BOX(&rec_sdk::scatter_rows_npu));
   m.impl("update_rows", TORCH_BOX(&rec_sdk::update_rows_npu));
   m.impl("accumulate_rows", TORCH_BOX(&rec_sdk::accumulate_rows_npu));

@@ -46,8 +46,10 @@ AccumulateRows accumulate_rows_arguments(const Tensor& pending, const Tensor& gr
                                          const Tensor& grad_row, const OptionalTensor& grad_column,
                                          const OptionalTensor& scale);
 
-// `op` names the operator in errors; rows is the result of a gather, or the source of a scatter.
-CopyRows copy_rows_arguments(const char* op, const Tensor& cache, const Tensor& slots, const Tensor& rows);
+// `op` and `name` name the operator and its argument `rows` in errors: the result of a gather, or the source
+// of a scatter. host_rows: where the device reaches rows that are on the host; null if it does not.
+CopyRows copy_rows_arguments(const char* op, const Tensor& cache, const Tensor& slots, const char* name,
+                             const Tensor& rows, void* host_rows = nullptr);
 
 }  // namespace rec_sdk
 #pragma GCC visibility pop
@@ -67,10 +69,10 @@ struct torch::stable::detail::ToImpl<rec_sdk::OwnedString> {
     const StringHandle handle = torch::stable::detail::to<StringHandle>(value);
     size_t length = 0;
     const char* data = nullptr;
-    STABLE_TORCH_ERROR_CODE_CHECK(torch_string_length(handle, &length));
-    STABLE_TORCH_ERROR_CODE_CHECK(torch_string_c_str(handle, &data));
+    TORCH_ERROR_CODE_CHECK(torch_string_length(handle, &length));
+    TORCH_ERROR_CODE_CHECK(torch_string_c_str(handle, &data));
     rec_sdk::OwnedString result{std::string(data, length)};
-    STABLE_TORCH_ERROR_CODE_CHECK(torch_delete_string(handle));
+    TORCH_ERROR_CODE_CHECK(torch_delete_string(handle));
     return result;
   }
 };

@@ -2,10 +2,14 @@
 
 namespace rec_sdk {
 
-void Checker::tensor(const char* name, const Tensor& tensor, ScalarType dtype, int64_t rank) const {
+void Checker::type_and_rank(const char* name, const Tensor& tensor, ScalarType dtype, int64_t rank) const {
   require(tensor.scalar_type() == dtype, name, " must be ", toString(dtype), ", got ",
           toString(tensor.scalar_type()));
   require(tensor.dim() == rank, name, " must have ", rank, " dimension(s), got ", tensor.dim());
+}
+
+void Checker::tensor(const char* name, const Tensor& tensor, ScalarType dtype, int64_t rank) const {
+  type_and_rank(name, tensor, dtype, rank);
   require(tensor.device() == reference_.device(), name, " must be on the device of the first argument");
 }
 

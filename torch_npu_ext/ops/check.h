@@ -32,6 +32,7 @@ class Checker {
 
   // Type, rank and device.
   void tensor(const char* name, const Tensor& tensor, ScalarType dtype, int64_t rank) const;
+  void type_and_rank(const char* name, const Tensor& tensor, ScalarType dtype, int64_t rank) const;
   // A contiguous vector; size < 0: any.
   template <class T>
   T* vector(const char* name, const Tensor& tensor, ScalarType dtype, int64_t size = -1) const {

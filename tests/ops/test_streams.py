@@ -1,0 +1,162 @@
+"""On which stream and device an operator runs, and whose memory it uses meanwhile. The reference is the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+
+import pytest
+import torch
+from op_batches import coefficients, int32
+
+import rec_sdk_torch.ops  # noqa: F401
+
+ROWS, LOOKUPS, DIM = 20, 5000, 8  # rows hot enough for a workspace
+
+
+def operands() -> list[torch.Tensor]:
+    """Records, slots, gradients, and the rest of what update_rows takes."""
+    generator = torch.Generator().manual_seed(0)
+    records = torch.randn(ROWS, DIM, generator=generator).view(torch.uint8)
+    slots = int32(torch.randperm(ROWS, generator=generator))
+    grad = torch.randn(LOOKUPS, DIM, generator=generator)
+    offsets = int32(torch.arange(0, LOOKUPS + 1, LOOKUPS // ROWS))
+    lookups = int32(torch.randperm(LOOKUPS, generator=generator))
+    return [records, slots, grad, int32([0, ROWS]), offsets, lookups, coefficients(0.1)]
+
+
+def scatter(records: torch.Tensor, slots: torch.Tensor, grad: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+    half = ROWS // 2
+    torch.ops.rec_sdk.scatter_rows(records, slots[:half], grad[:half].view(torch.uint8))
+    return records
+
+
+def step(records: torch.Tensor, slots: torch.Tensor, grad: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+    *segments, row = rest
+    args = (slots, *segments, None, None, row, "sgd", DIM, torch.float32)
+    torch.ops.rec_sdk.update_rows(records, grad, *args)
+    return records
+
+
+@pytest.fixture
+def there(device: torch.device) -> torch.device:
+    if device.type == "cpu":
+        pytest.skip("about a device's streams")
+    for operator in (scatter, step):  # CUDA loads a kernel at its first launch, which may wait for all streams
+        operator(*[x.to(device) for x in operands()])
+    return device
+
+
+Gate = Callable[[torch.Stream], Callable[[], object]]
+
+
+def npu_gate(made: list[ctypes.Array[ctypes.c_char]]) -> Gate:
+    """Of semaphores, which go to `made`."""
+    libc = ctypes.CDLL(None)
+
+    def close(stream: torch.Stream) -> Callable[[], object]:
+        semaphore = ctypes.create_string_buffer(64)
+        libc.sem_init(semaphore, 0, 0)
+        launch = ctypes.CDLL("libascendcl.so").aclrtLaunchHostFunc
+        assert launch(ctypes.c_void_p(stream.npu_stream), libc.sem_wait, semaphore) == 0
+        made.append(semaphore)
+        return lambda: libc.sem_post(semaphore)
+
+    return close
+
+
+def cuda_gate(stream: torch.Stream) -> Callable[[], object]:
+    """Opens by itself: whatever CUDA might do that waits for the stream, the test ends."""
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(1_000_000_000)  # cycles: half a second
+    return lambda: None
+
+
+@pytest.fixture
+def gate(there: torch.device) -> Iterator[Gate]:
+    """gate(stream) holds back what the stream is given from now on, until what it returns is called."""
+    made: list[ctypes.Array[ctypes.c_char]] = []
+    yield cuda_gate if there.type == "cuda" else npu_gate(made)
+    for semaphore in made:  # a test that failed leaves no stream waiting
+        ctypes.CDLL(None).sem_post(semaphore)
+
+
+@pytest.mark.parametrize("where", ["a stream of its own", "another device"])
+@pytest.mark.parametrize("operator", [scatter, step])
+def test_waits_for_what_comes_before_it(
+    operator: Callable[..., torch.Tensor], where: str, there: torch.device, gate: Gate
+) -> None:
+    """On the current stream of its operands' device: records that arrive there late are those it takes."""
+    module = torch.get_device_module(there)
+    current, other = there, where == "another device"
+    if other and module.device_count() < 2:
+        pytest.skip("needs two devices")
+    if other:
+        there = torch.device(current.type, 1 - (current.index or 0))
+    given = operands()
+    on_device = [x.to(there) for x in given]
+    late = given[0].pin_memory()
+    on_device[0].zero_()
+    module.synchronize(there)
+    stream = module.current_stream(there) if other else module.Stream(there)
+    open_gate = gate(stream)
+    # The other device's stream is its current one although the device is not.
+    with nullcontext() if other else module.stream(stream):
+        on_device[0].copy_(late, non_blocking=True)
+        found = operator(*on_device)
+    module.default_stream(current).synchronize()
+    open_gate()
+    stream.synchronize()
+    assert torch.equal(found.cpu(), operator(*given))
+
+
+def test_a_workspace_is_nobody_elses_while_it_is_used(there: torch.device, gate: Gate) -> None:
+    module = torch.get_device_module(there)
+    given = operands()
+    on_device = [x.to(there) for x in given]
+    stream = module.Stream(there)
+    module.synchronize(there)
+    open_gate = gate(stream)
+    with module.stream(stream):
+        step(*on_device)
+    taken = [torch.zeros(512, dtype=torch.uint8, device=there) for _ in range(6000)]  # what the allocator has left
+    module.default_stream(there).synchronize()
+    open_gate()
+    stream.synchronize()
+    assert not torch.cat(taken).any()
+    assert torch.equal(on_device[0].cpu(), step(*given))
+
+
+def test_an_operand_elsewhere_is_an_error(there: torch.device) -> None:
+    records, slots, grad, *segments, row = operands()
+    ops = torch.ops.rec_sdk
+    weights = records.view(torch.float32)
+    with pytest.raises(RuntimeError, match="lookup_sequence: slots must be on the device of the first argument"):
+        ops.lookup_sequence(weights.to(there), slots)
+    with pytest.raises(RuntimeError, match="lookup_sequence: slots must be on the device of the first argument"):
+        ops.lookup_sequence(weights, slots.to(there))
+    lookups = [x.to(there) for x in (slots, *segments)]
+    with pytest.raises(RuntimeError, match="update_rows: grad must be on the device of the first argument"):
+        ops.update_rows(records.to(there), grad, *lookups, None, None, row.to(there), "sgd", DIM, torch.float32)
+    rows = torch.empty_like(records)
+    with pytest.raises(RuntimeError, match="gather_rows: out must be on the device of the first argument"):
+        ops.gather_rows.out(records.to(there), slots.to(there), out=rows)
+    with pytest.raises(RuntimeError, match="scatter_rows: rows must be on the device of the first argument"):
+        ops.scatter_rows(records.to(there), slots.to(there), rows)
+
+
+def test_pinned_rows(there: torch.device) -> None:
+    """CUDA's copies also read and write rows in pinned host memory."""
+    if there.type != "cuda":
+        pytest.skip("only CUDA's copies reach host memory")
+    records, slots, grad, *_ = operands()
+    on_device, on_slots = records.to(there), slots.to(there)
+    rows = torch.zeros_like(records).pin_memory()
+    torch.ops.rec_sdk.gather_rows.out(on_device, on_slots, out=rows)
+    torch.cuda.synchronize(there)
+    assert torch.equal(rows, records[slots.long()])
+    fresh = grad[:ROWS].view(torch.uint8).pin_memory()
+    torch.ops.rec_sdk.scatter_rows(on_device, on_slots, fresh)
+    torch.ops.rec_sdk.scatter_rows(records, slots, fresh)
+    assert torch.equal(on_device.cpu(), records)
