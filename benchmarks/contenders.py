@@ -12,11 +12,13 @@ import torch
 
 from rec_sdk_torch.tbe import BoundsCheckMode, Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
 
+from .timing import Clock
 from .workload import BETAS, EPS, LEARNING_RATE, Workload
 
 CHUNK = 65536
 PHASES = ("plan", "swap", "lookup", "update")
 _Result = TypeVar("_Result")
+HOST = torch.device("cpu")
 
 
 class NotAvailableError(Exception):
@@ -29,22 +31,29 @@ class Contender(ABC):
     name: str
 
     @abstractmethod
-    def step(self, ids: torch.Tensor) -> Any:
-        """Forward, backward with the workload's gradient, and update; returns the output as it came.
+    def forward(self, ids: torch.Tensor) -> Any:
+        """Looks up int64 `[tables, lookups per table]`; returns the output as it comes."""
 
-        ids: int64 `[tables, lookups per table]`.
-        """
+    @abstractmethod
+    def backward(self, raw: Any) -> None:
+        """Backward of an output of `forward`, with the workload's gradient, and update."""
+
+    def step(self, ids: torch.Tensor) -> Any:
+        """Both; returns the output."""
+        raw = self.forward(ids)
+        self.backward(raw)
+        return raw
 
     @abstractmethod
     def output(self, raw: Any) -> torch.Tensor:
-        """What `step` returned, in our layout: `[N, D]` feature after feature, or `[B, tables * D]`."""
+        """What `forward` returned, in our layout: `[N, D]` feature after feature, or `[B, tables * D]`."""
 
     @abstractmethod
     def weights(self, table: int, ids: torch.Tensor) -> torch.Tensor:
         """Current weights of `ids` `[n]`, float32 `[n, D]`."""
 
 
-def _optimizer(name: str) -> TableOptimizer:
+def table_optimizer(name: str) -> TableOptimizer:
     options: dict[str, Any] = {"lr": LEARNING_RATE}
     if name == "sgd":
         return TableOptimizer.create(torch.optim.SGD, options)
@@ -63,57 +72,105 @@ def _optimizer(name: str) -> TableOptimizer:
 class Ours(Contender):
     """`TableBatchedEmbedding`, timed phase by phase inside its own step."""
 
-    def __init__(self, workload: Workload, cache: float = 1.0, hashed: bool = True, seed: int = 0) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        cache: float = 1.0,
+        hashed: bool = True,
+        seed: int = 0,
+        device: torch.device = HOST,
+        grad: torch.Tensor | None = None,
+    ) -> None:
+        """`grad` is the gradient of the output when others share it."""
         self.name = ("ours" if hashed else "ours-index") + ("" if cache == 1.0 else f"@{cache:g}")
         self.workload = workload
         self.cache = cache
+        self.hashed = hashed
+        self.seed = seed
+        self.device = device
         self._offsets = workload.offsets
-        self._grad = workload.gradient(seed)
-        pooling = Pooling.SUM if workload.pooled else Pooling.NONE
+        self._grad = workload.gradient(seed).to(device) if grad is None else grad
+        self.embedding = self._make_embedding()
+        (self.group,) = self.embedding.groups
+        self.engine = self.group.engine
+        self._clock = Clock(device)
+        self._spans: list[tuple[str, Any, Any]] = []
+        self._swap_begin: Any = None
+        self._plan_seconds = 0.0
+        self._time_phases()
+
+    def _make_embedding(self) -> TableBatchedEmbedding:
+        pooling = Pooling.SUM if self.workload.pooled else Pooling.NONE
         tables = [
-            TableConfig(f"t{index}", workload.tables.rows, workload.dim, pooling=pooling, hashed=hashed)
-            for index in range(workload.tables.count)
+            TableConfig(f"t{index}", self.workload.tables.rows, self.workload.dim, pooling=pooling, hashed=self.hashed)
+            for index in range(self.workload.tables.count)
         ]
-        self.embedding = TableBatchedEmbedding(
+        return TableBatchedEmbedding(
             tables,
-            optimizer=_optimizer(workload.optimizer),
-            cache=cache,
-            seed=seed,
+            optimizer=table_optimizer(self.workload.optimizer),
+            cache=self.cache,
+            seed=self.seed,
+            device=self.device,
             bounds_check_mode=BoundsCheckMode.FATAL,
         )
-        self.phase_seconds = dict.fromkeys(PHASES, 0.0)
-        (self.group,) = self.embedding.groups
-        self._time_phases()
 
     def _time_phases(self) -> None:
         embedding: Any = self.embedding
         group: Any = self.group
-        engine = group.engine
-        embedding._swap = self._timed("swap", embedding._swap)
+        embedding._swap = self._timed_swap(embedding._swap)
         group.lookup = self._timed("lookup", group.lookup)
         group.update = self._timed("update", group.update)
-        group.engine = _TimedEngine(engine, self._timed("plan", engine.plan))
+        group.engine = _TimedEngine(self.engine, self._timed_plan)
 
     def _timed(self, phase: str, call: Callable[..., _Result]) -> Callable[..., _Result]:
         def timed(*args: Any) -> _Result:
-            begin = time.perf_counter()
+            begin = self._clock.mark()
             try:
                 return call(*args)
             finally:
-                self.phase_seconds[phase] += time.perf_counter() - begin
+                self._spans.append((phase, begin, self._clock.mark()))
 
         return timed
 
+    def _timed_swap(self, call: Callable[..., _Result]) -> Callable[..., _Result]:
+        def timed(*args: Any) -> _Result:
+            self._swap_begin = self._clock.mark()
+            try:
+                return call(*args)
+            finally:
+                self._spans.append(("swap", self._swap_begin, self._clock.mark()))
+
+        return timed
+
+    def _timed_plan(self, *args: Any) -> Any:
+        """The plan of a batch, which is work of the host inside of a swap."""
+        self._spans.append(("swap", self._swap_begin, self._clock.mark()))
+        begin = time.perf_counter()
+        try:
+            return self.engine.plan(*args)
+        finally:
+            self._plan_seconds += time.perf_counter() - begin
+            self._swap_begin = self._clock.mark()
+
     def take_phases(self) -> dict[str, float]:
-        """Seconds per phase since the last call; the swap without the plan inside it."""
-        taken = dict(self.phase_seconds)
-        taken["swap"] -= taken["plan"]
-        self.phase_seconds = dict.fromkeys(PHASES, 0.0)
+        """Seconds per phase since the last call; the swap without the plan inside it. Waits for the device."""
+        self._clock.synchronize()
+        taken = dict.fromkeys(PHASES, 0.0)
+        taken["plan"] = self._plan_seconds
+        for phase, begin, end in self._spans:
+            taken[phase] += self._clock.seconds(begin, end)
+        self._spans.clear()
+        self._plan_seconds = 0.0
         return taken
+
+    def plan(self, ids: torch.Tensor) -> Any:
+        """The engine's plan of a batch, which pins its rows until it is released; its swap is the caller's."""
+        values, keys = np.ascontiguousarray(ids.reshape(-1).numpy()), np.arange(len(ids), dtype=np.int64)
+        return self.engine.plan(values, self._offsets.numpy(), keys, self.workload.batch_size)
 
     def look(self, ids: torch.Tensor) -> None:
         """Brings rows into the cache and changes none: a training forward without its backward."""
-        self.embedding(ids.reshape(-1), self._offsets)
+        self.forward(ids)
 
     def fill(self) -> None:
         """Makes every row resident, in order of its id; the cache must hold whole tables."""
@@ -130,13 +187,15 @@ class Ours(Contender):
                 end = min(begin + CHUNK, self.workload.tables.rows)
                 yield table, begin, self.weights(table, torch.arange(begin, end))
 
-    def step(self, ids: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.embedding(ids.reshape(-1), self._offsets)
-        out.backward(self._grad)
-        return out
+    def forward(self, ids: torch.Tensor) -> Any:
+        return self.embedding(ids.reshape(-1), self._offsets)
 
-    def output(self, raw: torch.Tensor) -> torch.Tensor:
-        return raw
+    def backward(self, raw: Any) -> None:
+        raw.backward(self._grad)
+
+    def output(self, raw: Any) -> torch.Tensor:
+        result: torch.Tensor = raw
+        return result
 
     def weights(self, table: int, ids: torch.Tensor) -> torch.Tensor:
         group, index = self.embedding.find_table(f"t{table}")

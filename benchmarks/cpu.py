@@ -114,7 +114,7 @@ def run(options: argparse.Namespace) -> Result:
     return results
 
 
-def _plain(value: object) -> object:
+def plain(value: object) -> object:
     """What JSON does not know: table sets, distributions, paths."""
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
@@ -130,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = run(options)
     print(render(results))
     if options.json:
-        options.json.write_text(json.dumps(results, indent=1, default=_plain) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(results, indent=1, default=plain) + "\n", encoding="utf-8")
     if options.plot:
         draw(results, options.plot)
     return 0 if all(all(case["correct"].values()) for case in results["steps"]) else 1

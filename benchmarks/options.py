@@ -98,6 +98,13 @@ def _add_other_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--growth-rows", nargs="*", type=positive_int)
 
 
+def check_outputs(parser: argparse.ArgumentParser, *paths: Path | None) -> None:
+    """Ends the program now, rather than after its run, where a file cannot be written."""
+    for path in filter(None, paths):
+        if path.is_dir() or not path.parent.is_dir():
+            parser.error(f"cannot write {path}: it is a folder, or its folder does not exist")
+
+
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The options; those not given are those of quick or full mode."""
     parser = argparse.ArgumentParser(
@@ -116,9 +123,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     _add_step_options(parser)
     _add_other_options(parser)
     options = parser.parse_args(arguments)
-    for path in filter(None, (options.json, options.plot)):
-        if path.is_dir() or not path.parent.is_dir():
-            parser.error(f"cannot write {path}: it is a folder, or its folder does not exist")
+    check_outputs(parser, options.json, options.plot)
     if options.tables and options.sample_tables is None:
         options.sample_tables = []
     for name, value in (_FULL if options.full else _QUICK).items():

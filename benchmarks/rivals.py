@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .contenders import Contender, NotAvailableError, Ours
+from .contenders import HOST, Contender, NotAvailableError, Ours
 from .workload import BETAS, EPS, LEARNING_RATE, Workload
 
 DENSE_ROWS = 1_000_000
@@ -31,7 +31,8 @@ class Rival(Contender):
                 tables[table][begin : begin + len(rows)].copy_(rows)
 
     def weights(self, table: int, ids: torch.Tensor) -> torch.Tensor:
-        return self.tables()[table].detach()[ids]
+        weights = self.tables()[table].detach()
+        return weights[ids.to(weights.device)]
 
 
 def _feature_parts(grad: torch.Tensor, workload: Workload) -> list[torch.Tensor]:
@@ -44,14 +45,16 @@ class TorchSparse(Rival):
 
     name = "torch"
 
-    def __init__(self, workload: Workload, seed: int) -> None:
+    def __init__(
+        self, workload: Workload, seed: int, device: torch.device = HOST, grad: torch.Tensor | None = None
+    ) -> None:
         self.workload = workload
-        self._grads = _feature_parts(workload.gradient(seed), workload)
-        self._starts = torch.arange(0, workload.per_table, workload.bag)
+        self._grads = _feature_parts(workload.gradient(seed).to(device) if grad is None else grad, workload)
+        self._starts = torch.arange(0, workload.per_table, workload.bag, device=device)
         rows, dim, count = workload.tables.rows, workload.dim, workload.tables.count
         self._modules: list[Any] = []
         for _ in range(count):
-            weight = torch.empty((rows, dim))
+            weight = torch.zeros((rows, dim), device=device)
             if workload.pooled:
                 self._modules.append(nn.EmbeddingBag(rows, dim, mode="sum", sparse=True, _weight=weight))
             else:
@@ -70,22 +73,23 @@ class TorchSparse(Rival):
     def tables(self) -> list[torch.Tensor]:
         return [module.weight for module in self._modules]
 
-    def step(self, ids: torch.Tensor) -> list[torch.Tensor]:
+    def forward(self, ids: torch.Tensor) -> list[torch.Tensor]:
         pairs = zip(self._modules, ids, strict=True)
         if self.workload.pooled:
-            outputs = [module(part, self._starts) for module, part in pairs]
-        else:
-            outputs = [module(part) for module, part in pairs]
-        torch.autograd.backward(outputs, self._grads)
+            return [module(part, self._starts) for module, part in pairs]
+        return [module(part) for module, part in pairs]
+
+    def backward(self, raw: list[torch.Tensor]) -> None:
+        torch.autograd.backward(raw, self._grads)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        return outputs
 
     def output(self, raw: list[torch.Tensor]) -> torch.Tensor:
         return torch.cat(raw, dim=1 if self.workload.pooled else 0)
 
 
-def _fbgemm() -> Any:
+def fbgemm_training() -> Any:
+    """FBGEMM's module; NotAvailableError where it cannot be imported."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -108,7 +112,7 @@ class Fbgemm(Rival):
         self._single = bags_of_one and not workload.pooled
         if not bags_of_one and workload.pooled:
             raise NotAvailableError("PoolingMode.NONE does not pool")
-        training = _fbgemm()
+        training = fbgemm_training()
         optimizers = {"sgd": "EXACT_SGD", "adagrad": "EXACT_ADAGRAD", "rowwise_adagrad": "EXACT_ROWWISE_ADAGRAD"}
         if workload.optimizer not in optimizers:
             raise NotAvailableError("FBGEMM has no Adam on the CPU")
@@ -135,10 +139,12 @@ class Fbgemm(Rival):
     def tables(self) -> list[torch.Tensor]:
         return list(self._module.split_embedding_weights())
 
-    def step(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self._module(ids.view(-1), self._offsets)
-        out.backward(self._grad)
         return out
+
+    def backward(self, raw: torch.Tensor) -> None:
+        raw.backward(self._grad)
 
     def output(self, raw: torch.Tensor) -> torch.Tensor:
         if not self._single:
@@ -189,12 +195,13 @@ class TorchRec(Rival):
     def tables(self) -> list[torch.Tensor]:
         return list(self._collection.parameters())
 
-    def step(self, ids: torch.Tensor) -> list[torch.Tensor]:
+    def forward(self, ids: torch.Tensor) -> list[torch.Tensor]:
         batch = self._jagged(keys=self._keys, values=ids.view(-1), offsets=self._offsets)
         result = self._collection(batch)
-        parts = [result[key] if self.workload.pooled else result[key].values() for key in self._keys]
-        torch.autograd.backward(parts, self._grads)
-        return parts
+        return [result[key] if self.workload.pooled else result[key].values() for key in self._keys]
+
+    def backward(self, raw: list[torch.Tensor]) -> None:
+        torch.autograd.backward(raw, self._grads)
 
     def output(self, raw: list[torch.Tensor]) -> torch.Tensor:
         return torch.cat(raw, dim=1 if self.workload.pooled else 0)

@@ -8,6 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
+
+import torch
 
 
 @dataclass
@@ -27,6 +30,31 @@ class Samples:
     def summary(self) -> dict[str, float]:
         """For the JSON."""
         return {"median_ms": self.median * 1e3, "min_ms": self.best * 1e3, "rounds": len(self.seconds)}
+
+
+class Clock:
+    """Marks moments in a device's work: events of its current stream; the time, where the device is the host."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._module = None if device.type == "cpu" else torch.get_device_module(device)
+
+    def mark(self) -> Any:
+        """The moment when all that was queued until now will be done."""
+        if self._module is None:
+            return time.perf_counter()
+        event = self._module.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def synchronize(self) -> None:
+        """Waits for the device."""
+        if self._module is not None:
+            self._module.synchronize(self._device)
+
+    def seconds(self, begin: Any, end: Any) -> float:
+        """Between two marks; call `synchronize` after the second."""
+        return float(end - begin if self._module is None else begin.elapsed_time(end) / 1e3)
 
 
 def seconds_of(call: Callable[[], object]) -> float:

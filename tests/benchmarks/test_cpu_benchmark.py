@@ -20,6 +20,9 @@ from benchmarks.policy import PolicyOptions, RoundRobin, run_policies
 from benchmarks.step import StepBench, StepOptions
 from benchmarks.workload import OPTIMIZERS, TableSet, Workload, make_workload
 
+for _package in ("torchrec", "matplotlib"):
+    pytest.importorskip(_package, reason=f"the CPU benchmark with all rivals and its plot needs {_package}")
+
 TINY = [
     *["--tables", "2x500", "--dims", "8", "--lookups", "256", "--bag", "4", "--rounds", "2", "--buffer-mib", "4"],
     *["--plan-batch", "2000", "--plan-rows", "4000", "--policy-rows", "2000", "--policy-steps", "5"],
@@ -164,7 +167,7 @@ def test_missing_rival_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> None:
         raise NotAvailableError("fbgemm_gpu cannot be imported: not here")
 
-    monkeypatch.setattr(rivals, "_fbgemm", missing)
+    monkeypatch.setattr(rivals, "fbgemm_training", missing)
     bench = StepBench(_workload("sgd"), StepOptions(("fbgemm",), (), False, 2, 0))
     assert bench.skipped == {"fbgemm": "fbgemm_gpu cannot be imported: not here"}
 

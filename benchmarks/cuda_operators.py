@@ -1,0 +1,138 @@
+"""The operators alone, on plans that are ready and rows that are all resident."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from rec_sdk_torch.ops import ops
+
+from .contenders import Ours
+from .timing import Clock, Samples, no_collection
+from .workload import BETAS, EPS, LEARNING_RATE, Workload
+
+RTOL, ATOL = 1e-4, 2e-5
+Result = dict[str, Any]
+
+
+def operator_bytes(workload: Workload, unique_rows: float) -> dict[str, float]:
+    """Bytes an operator must move: every index, gradient, output and distinct row once, a record both ways."""
+    activation, weight = 4.0 * workload.lookups * workload.dim, 4.0 * workload.dim * unique_rows
+    record = weight * (1 + workload.states)
+    indices = 4.0 * workload.lookups
+    return {
+        "lookup": indices + weight + activation,
+        "update": indices + 8.0 * unique_rows + activation + 2 * record,
+    }
+
+
+@dataclass(frozen=True)
+class ReadyPlan:
+    """A plan's arrays on the device."""
+
+    slots: torch.Tensor
+    unique_slots: torch.Tensor
+    table_offsets: torch.Tensor
+    segment_offsets: torch.Tensor
+    grad_row: torch.Tensor
+
+
+class OperatorBench:
+    """Calls the operators on the cache of `ours`, which must hold every row of `batches`."""
+
+    def __init__(self, ours: Ours, batches: list[torch.Tensor], grad: torch.Tensor) -> None:
+        self._ours = ours
+        self._grad = grad
+        self._group = ours.group
+        self._clock = Clock(ours.device)
+        self._weights = self._group.layout.weight(self._group.cache)
+        optimizer = self._group.optimizer
+        assert optimizer is not None
+        self._optimizer = optimizer
+        rows = [optimizer.coefficients()] * ours.workload.tables.count
+        self._coefficients = torch.tensor(rows, dtype=torch.float32, device=ours.device)
+        self._plans = [self._ready(ids) for ids in batches]
+
+    def _ready(self, ids: torch.Tensor) -> ReadyPlan:
+        plan = self._ours.plan(ids)
+        try:
+            if len(plan.swap_in_slots):
+                raise AssertionError(f"{len(plan.swap_in_slots)} rows are not resident")
+            arrays = (plan.slots, plan.unique_slots, plan.table_offsets, plan.segment_offsets, plan.grad_row)
+            # Copies, since the plan's memory is used again.
+            return ReadyPlan(*(torch.tensor(array, device=self._ours.device) for array in arrays))
+        finally:
+            plan.release()
+
+    def _lookup(self, plan: ReadyPlan) -> torch.Tensor:
+        rows: torch.Tensor = ops.lookup_sequence(self._weights, plan.slots)
+        return rows
+
+    def _update(self, plan: ReadyPlan) -> None:
+        group = self._group
+        segments = (plan.unique_slots, plan.table_offsets, plan.segment_offsets, plan.grad_row)
+        kernel, layout = self._optimizer.spec.kernel, group.layout
+        ops.update_rows(
+            group.cache, self._grad, *segments, None, None, self._coefficients, kernel, layout.dim, layout.weight_dtype
+        )
+
+    def check(self) -> dict[str, bool]:
+        """Both operators beside torch's, from the same rows, states and step."""
+        plan = self._plans[0]
+        layout = self._group.layout
+        before = ops.gather_rows(self._group.cache, plan.unique_slots)
+        looked_up = torch.equal(self._lookup(plan), self._weights[plan.slots.long()])
+        self._update(plan)
+        after = ops.gather_rows(self._group.cache, plan.unique_slots)
+        expected = self._torch_update(plan, before)
+        return {
+            "lookup": looked_up,
+            "update": torch.allclose(layout.weight(after), expected, rtol=RTOL, atol=ATOL),
+        }
+
+    def _torch_update(self, plan: ReadyPlan, records: torch.Tensor) -> torch.Tensor:
+        """The weights of `records` after torch's own update."""
+        layout = self._group.layout
+        weights = torch.nn.Parameter(layout.weight(records).clone())
+        rows = torch.arange(len(records), device=records.device)
+        lengths = plan.segment_offsets[1:] - plan.segment_offsets[:-1]
+        row_of_lookup = torch.empty_like(plan.grad_row, dtype=torch.int64)
+        row_of_lookup[plan.grad_row.long()] = rows.repeat_interleave(lengths.long())
+        F.embedding(row_of_lookup, weights, sparse=True).backward(self._grad)
+        optimizer: torch.optim.Optimizer
+        if self._ours.workload.optimizer == "sgd":
+            optimizer = torch.optim.SGD([weights], lr=LEARNING_RATE)
+        else:
+            optimizer = torch.optim.SparseAdam([weights], lr=LEARNING_RATE, eps=EPS, betas=BETAS)
+            averages = {name: layout.state(records, i).clone() for i, name in enumerate(("exp_avg", "exp_avg_sq"))}
+            optimizer.state[weights] = {"step": self._optimizer.step - 1, **averages}
+        optimizer.step()
+        return weights.detach()
+
+    def time(self) -> Result:
+        """Each operator alone and both together, all batches in a row, so that launches are hidden."""
+        marks = []
+        clock = self._clock
+        with no_collection():
+            for plan in (self._plans[-1], *self._plans):
+                begin = clock.mark()
+                rows = self._lookup(plan)
+                middle = clock.mark()
+                del rows
+                self._update(plan)
+                marks.append((begin, middle, clock.mark()))
+            clock.synchronize()
+        return {name: sample.summary() for name, sample in spans(clock, marks[1:]).items()}
+
+
+def spans(clock: Clock, marks: Sequence[tuple[Any, Any, Any]]) -> dict[str, Samples]:
+    """Of steps marked before the lookup, between it and the update, and after."""
+    return {
+        "lookup": Samples([clock.seconds(begin, middle) for begin, middle, _ in marks]),
+        "update": Samples([clock.seconds(middle, end) for _, middle, end in marks]),
+        "together": Samples([clock.seconds(begin, end) for begin, _, end in marks]),
+    }

@@ -1,0 +1,264 @@
+"""A case of the CUDA benchmark: whole steps of ours at one cache ratio and of the rivals, turn by turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from rec_sdk_torch.tbe import CacheTooSmallError
+
+from .contenders import PHASES, Contender, NotAvailableError, Ours
+from .cuda_operators import ATOL, RTOL, OperatorBench, operator_bytes, spans
+from .cuda_rivals import Place, Resident, make_contender, need_of
+from .cuda_workload import Need, Pool, free_memory, need_of_ours, shortage
+from .timing import Clock, Samples, no_collection
+from .workload import Workload
+
+CHECKED = 2
+"""Batches that everybody trains on, from the same weights, before anything is timed."""
+Result = dict[str, Any]
+
+
+@dataclass
+class _Entrant:
+    """A contender, what it looks up in each batch, and what was found."""
+
+    contender: Contender
+    inputs: list[torch.Tensor]
+    correct: dict[str, bool] = field(default_factory=dict)
+    samples: dict[str, Samples] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.contender.name
+
+    def add(self, figures: dict[str, float]) -> None:
+        for name, seconds in figures.items():
+            self.samples.setdefault(name, Samples()).seconds.append(seconds)
+
+
+class StepCase:
+    """One optimizer and cache ratio on a pool's batches."""
+
+    def __init__(
+        self, workload: Workload, pool: Pool, ratio: float, rivals: Iterable[str], grad: torch.Tensor, seed: int
+    ) -> None:
+        """Builds ours and whatever rival there is memory for.
+
+        Raises:
+            NotAvailableError: ours itself does not fit.
+            CacheTooSmallError: a batch does not fit in the cache.
+        """
+        self.workload, self.pool, self.ratio = workload, pool, ratio
+        self._grad = grad
+        self._clock = Clock(grad.device)
+        self._place = Place(grad.device, seed, grad, ratio)
+        self.skipped: dict[str, str] = {}
+        self._need = need_of_ours(workload, pool, ratio)
+        self._free = free_memory(grad.device)
+        problem = shortage(self._need, self._free)
+        if problem:
+            raise NotAvailableError(problem)
+        self.ours = Ours(workload, ratio, seed=seed, device=grad.device, grad=grad)
+        self._mine = _Entrant(self.ours, pool.ids)
+        self._entrants = [self._mine]
+        ours = self._need
+        for name in rivals:
+            self._add(name, need_of(name, workload, ours, ratio))
+        self._fill()
+
+    def _add(self, name: str, more: Need) -> None:
+        problem = shortage(self._need + more, self._free)
+        if problem:
+            self.skipped[name] = problem
+            return
+        try:
+            contender = make_contender(name, self.workload, self._place)
+        except NotAvailableError as error:
+            self.skipped[name] = str(error)
+            return
+        self._need = self._need + more
+        if isinstance(contender, Resident):
+            self._entrants.append(_Entrant(contender, [contender.inputs(ranks) for ranks in self.pool.ranks]))
+        else:
+            self._entrants.append(_Entrant(contender, self.pool.ids))
+
+    def _fill(self) -> None:
+        """Makes every id known, and the cache what it is in the long run."""
+        for entrant in self._cached():
+            for ids in entrant.inputs:
+                entrant.contender.forward(ids)
+
+    def _cached(self) -> list[_Entrant]:
+        return [entrant for entrant in self._entrants if isinstance(entrant.contender, Ours)]
+
+    def run(self) -> Result:
+        """Checks results, then times."""
+        self._load_rivals()
+        self._check()
+        self._time_in_turn()
+        counters = self._counters()
+        self._time_in_a_row()
+        return self._result(counters)
+
+    # ---- correctness
+
+    def _touched(self, table: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(ids, ranks) of a table's rows in the checked batches."""
+        ids = torch.cat([batch[table] for batch in self.pool.ids[:CHECKED]])
+        ranks = torch.cat([batch[table] for batch in self.pool.ranks[:CHECKED]])
+        distinct, where = ranks.unique(return_inverse=True)
+        of_rank = torch.empty_like(distinct)
+        of_rank[where] = ids
+        return of_rank, distinct
+
+    def _load_rivals(self) -> None:
+        residents = [e.contender for e in self._entrants if isinstance(e.contender, Resident)]
+        for table in range(self.workload.tables.count if residents else 0):
+            ids, ranks = self._touched(table)
+            weights = self.ours.weights(table, ids)
+            for resident in residents:
+                resident.load(table, ranks, weights)
+
+    def _check(self) -> None:
+        """Trains everybody on the same batches: the first outputs are the same bits, then weights are near."""
+        device = self._grad.device
+        for step in range(CHECKED):
+            expected = None
+            for entrant in self._entrants:
+                raw = entrant.contender.forward(entrant.inputs[step])
+                got = entrant.contender.output(raw).detach()
+                if expected is None:
+                    expected = got.clone()
+                elif step == 0:
+                    entrant.correct["lookup"] = torch.equal(got, expected)
+                del got
+                entrant.contender.backward(raw)
+        for table in range(self.workload.tables.count):
+            ids, ranks = self._touched(table)
+            mine = self.ours.weights(table, ids).to(device)
+            for entrant in self._entrants[1:]:
+                known = ids if isinstance(entrant.contender, Ours) else ranks
+                weights = entrant.contender.weights(table, known).to(device)
+                near = torch.allclose(weights, mine, rtol=RTOL, atol=ATOL)
+                entrant.correct["update"] = entrant.correct.get("update", True) and near
+
+    # ---- times
+
+    def _batches(self) -> Iterable[int]:
+        """One round over the pool, from where the check ended."""
+        size = len(self.pool.ids)
+        return [(CHECKED + index) % size for index in range(size)]
+
+    def _time_in_turn(self) -> None:
+        """Waits for the device around every step, so that a step pays for all that it started."""
+        for entrant in self._cached():
+            self._our(entrant).embedding.reset_cache_stats()
+            self._our(entrant).take_phases()
+        with no_collection():
+            for batch in self._batches():
+                for entrant in self._entrants:
+                    entrant.add(self._step(entrant, batch))
+
+    @staticmethod
+    def _our(entrant: _Entrant) -> Ours:
+        assert isinstance(entrant.contender, Ours)
+        return entrant.contender
+
+    def _step(self, entrant: _Entrant, batch: int) -> dict[str, float]:
+        contender, clock = entrant.contender, self._clock
+        clock.synchronize()
+        start = time.perf_counter()
+        begin = clock.mark()
+        raw = contender.forward(entrant.inputs[batch])
+        contender.backward(raw)
+        end = clock.mark()
+        clock.synchronize()
+        figures = {"end to end": time.perf_counter() - start}
+        if isinstance(contender, Ours):
+            phases = contender.take_phases()
+            figures |= phases
+            figures["plans ready"] = clock.seconds(begin, end) - phases["plan"]
+            figures["other"] = clock.seconds(begin, end) - sum(phases[phase] for phase in PHASES)
+        return figures
+
+    def _time_in_a_row(self) -> None:
+        """One step after the other, as in training: the host runs ahead of the device where it can."""
+        clock = self._clock
+        for entrant in self._entrants:
+            marks = []
+            with no_collection():
+                clock.synchronize()
+                start = time.perf_counter()
+                for batch in self._batches():
+                    begin = clock.mark()
+                    raw = entrant.contender.forward(entrant.inputs[batch])
+                    middle = clock.mark()
+                    entrant.contender.backward(raw)
+                    del raw
+                    marks.append((begin, middle, clock.mark()))
+                clock.synchronize()
+                entrant.samples["in a row"] = Samples([(time.perf_counter() - start) / len(marks)])
+            entrant.samples |= {f"{name} in a row": sample for name, sample in spans(clock, marks).items()}
+
+    # ---- what was found
+
+    def _counters(self) -> dict[str, dict[str, int]]:
+        return {entrant.name: self._our(entrant).embedding.cache_stats() for entrant in self._cached()}
+
+    def operators(self) -> Result | None:
+        """The operators alone; None where the cache does not hold every row."""
+        if self.ratio < 1.0:
+            return None
+        bench = OperatorBench(self.ours, self.pool.ids, self._grad)
+        correct = bench.check()
+        return {"times": bench.time(), "correct": correct}
+
+    def _result(self, counters: dict[str, dict[str, int]]) -> Result:
+        mine = counters[self.ours.name]
+        unique = mine["unique_rows"] / mine["batches"]
+        slots = self.ours.embedding.cache_sizes()
+        return {
+            **self.workload.describe(),
+            "distribution": self.pool.distribution.name,
+            "alpha": self.pool.distribution.alpha,
+            "id_range": self.pool.id_range.rows,
+            "footprints": self.pool.footprints,
+            "ratio": self.ratio,
+            "ours": self.ours.name,
+            "slots": sum(slots.values()),
+            "record_bytes": self.workload.record_bytes,
+            "unique_rows": unique,
+            "hit_rate": 1.0 - mine["unique_misses"] / mine["unique_rows"],
+            "bytes": operator_bytes(self.workload, unique),
+            "counters": counters,
+            "correct": {entrant.name: entrant.correct for entrant in self._entrants[1:]},
+            "times": {
+                entrant.name: {name: sample.summary() for name, sample in entrant.samples.items()}
+                for entrant in self._entrants
+            },
+            "skipped": self.skipped,
+            "need": {"device_bytes": self._need.device, "host_bytes": self._need.host},
+        }
+
+
+def run_case(
+    workload: Workload, pool: Pool, ratio: float, rivals: Iterable[str], grad: torch.Tensor, seed: int
+) -> Result:
+    """A case, with the operators alone where every row is resident; `absent` says why there is none."""
+    try:
+        case = StepCase(workload, pool, ratio, rivals, grad, seed)
+        result = case.run()
+        result["operators"] = case.operators()
+    except (CacheTooSmallError, NotAvailableError, MemoryError, torch.OutOfMemoryError) as error:
+        return {
+            "distribution": pool.distribution.name,
+            "optimizer": workload.optimizer,
+            "ratio": ratio,
+            "absent": str(error),
+        }
+    return result

@@ -1,0 +1,115 @@
+"""What the CUDA benchmark looks up: the shape of NVIDIA dynamicemb's TestCaching, and the memory it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rec_sdk_torch._engine import available_memory
+
+from .ids import Distribution, Int64Array
+from .planning import BYTES_PER_ROW
+from .workload import TableSet, Workload
+
+LOOKUPS, DIM = 1_048_570, 128
+"""Of dynamicemb's benchmark: 2**20 // 10 lookups of each of 10 tables."""
+ID_RANGES = {"power law": TableSet(10, 2**28 // 10), "uniform": TableSet(10, 2**24 // 10)}
+"""Ids of a table: of its TestCaching, and of its TestGpu for uniform ids, nearly all of which would be new in the
+first."""
+HOST_MARGIN, DEVICE_MARGIN = 4 << 30, 2 << 30
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The batches of a run, drawn beforehand and looked up again and again.
+
+    The footprint of a table is its distinct ids in all of them. A cache of ratio r holds r times the largest
+    footprint, of each table; tables without a host store have `rows` rows.
+    """
+
+    distribution: Distribution
+    id_range: TableSet
+    ids: list[torch.Tensor]
+    """Of each batch, int64 `[tables, lookups per table]`."""
+    ranks: list[torch.Tensor]
+    """The same, renumbered within the footprint of the table: the rows of an all-resident rival."""
+    footprints: list[int]
+    unique_rows: list[int]
+    """Distinct rows of each batch, over all tables."""
+
+    @property
+    def rows(self) -> int:
+        return max(self.footprints)
+
+    def workload(self, dim: int, optimizer: str) -> Workload:
+        """One lookup a sample, a sequence."""
+        count, per_table = self.ids[0].shape
+        return Workload(TableSet(count, self.rows), dim, False, optimizer, count * per_table, 1)
+
+
+def draw_pool(distribution: Distribution, id_range: TableSet, lookups: int, batches: int, seed: int) -> Pool:
+    """`batches` batches of `lookups` ids each."""
+    rng = np.random.default_rng(seed)
+    per_table = lookups // id_range.count
+    drawn: list[Int64Array] = []
+    ranked: list[Int64Array] = []
+    footprints = []
+    unique = np.zeros(batches, np.int64)
+    for table in range(id_range.count):
+        ids = distribution.draw(rng, id_range.rows, batches * per_table, table).reshape(batches, per_table)
+        known, ranks = np.unique(ids, return_inverse=True)
+        ranks = ranks.reshape(batches, per_table)
+        drawn.append(ids)
+        ranked.append(ranks)
+        footprints.append(len(known))
+        unique += [len(np.unique(batch)) for batch in ranks]
+
+    def by_batch(tables: list[Int64Array]) -> list[torch.Tensor]:
+        return [torch.from_numpy(np.stack([table[batch] for table in tables])) for batch in range(batches)]
+
+    return Pool(distribution, id_range, by_batch(drawn), by_batch(ranked), footprints, unique.tolist())
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes of memory."""
+
+    device: int
+    host: int
+
+    def __add__(self, other: Need) -> Need:
+        return Need(self.device + other.device, self.host + other.host)
+
+
+def activation_bytes(workload: Workload) -> int:
+    """A lookup's output, or its gradient."""
+    return 4 * workload.lookups * workload.dim
+
+
+def need_of_ours(workload: Workload, pool: Pool, ratio: float) -> Need:
+    """The cache, three activations (output, its gradient, one more) and a swap; the host store, maps and staging."""
+    swap = 2 * max(pool.unique_rows) * workload.record_bytes
+    rows = workload.tables.count * workload.tables.rows
+    batches = sum(2 * ids.nbytes for ids in pool.ids)
+    device = int(ratio * workload.table_bytes) + 3 * activation_bytes(workload) + batches + swap
+    return Need(device, workload.table_bytes + rows * BYTES_PER_ROW + batches + 2 * swap)
+
+
+def free_memory(device: torch.device) -> Need:
+    """What may be taken; a device that is the host takes its part from the host."""
+    host = max(0, available_memory() - HOST_MARGIN)
+    if device.type == "cpu":
+        return Need(host // 2, host // 2)
+    return Need(max(0, torch.get_device_module(device).mem_get_info(device)[0] - DEVICE_MARGIN), host)
+
+
+def shortage(need: Need, free: Need) -> str | None:
+    """What is missing, None if nothing is."""
+    parts = [
+        f"{name} memory: needs {wanted / 2**30:.1f} GiB, {there / 2**30:.1f} are free"
+        for name, wanted, there in (("device", need.device, free.device), ("host", need.host, free.host))
+        if wanted > there
+    ]
+    return "; ".join(parts) or None
