@@ -14,24 +14,24 @@ struct BagCursor {
   const Bags& bags;
   int64_t feature, sample;
 
-  REC_SDK_INLINE BagCursor(const Bags& all, int64_t k)
+  REC_SDK_HD BagCursor(const Bags& all, int64_t k)
       : bags(all),
         feature((all.first_bag + k) / all.batch_size),
         sample((all.first_bag + k) % all.batch_size) {}
 
-  REC_SDK_INLINE void next() {
+  REC_SDK_HD void next() {
     if (++sample == bags.batch_size) {
       sample = 0;
       ++feature;
     }
   }
-  REC_SDK_INLINE int64_t column() const { return bags.columns[feature]; }
-  REC_SDK_INLINE bool mean() const { return bags.mean[feature]; }
+  REC_SDK_HD int64_t column() const { return bags.columns[feature]; }
+  REC_SDK_HD bool mean() const { return bags.mean[feature]; }
 };
 
-// The bag that holds a lookup: the last one that starts at or before it.
-REC_SDK_INLINE int64_t bag_of(const Bags& bags, int64_t lookup) {
-  int64_t low = 0, high = bags.count;
+// The bag that holds a lookup: the last one that starts at or before it. It is not before bag `low`.
+REC_SDK_HD int64_t bag_of(const Bags& bags, int64_t lookup, int64_t low = 0) {
+  int64_t high = bags.count;
   while (high - low > 1) {
     const int64_t middle = (low + high) / 2;
     if (bags.offsets[middle] <= lookup) {

@@ -42,16 +42,17 @@ struct Team {
   int width;
   int lane;       // in [0, width)
   unsigned mask;  // of the team's threads in the warp
+  int place;      // of the team in its block
   int64_t index;  // of the team in the grid
 
   explicit __device__ __forceinline__ Team(int threads)
-      : width(threads),
-        lane(static_cast<int>(threadIdx.x) % threads),
-        mask(threads == kWarp ? 0xffffffffu
-                              : ((1u << threads) - 1) << (static_cast<int>(threadIdx.x) % kWarp / threads *
-                                                          threads)),
-        index(static_cast<int64_t>(blockIdx.x) * (kBlockThreads / threads) +
-              static_cast<int>(threadIdx.x) / threads) {}
+      : width(threads), lane(static_cast<int>(threadIdx.x) & (threads - 1)) {
+    const int shift = 2 + (threads > 4) + (threads > 8) + (threads > 16);  // integer division is slow
+    const unsigned lanes = threads == kWarp ? 0xffffffffu : (1u << threads) - 1;
+    mask = lanes << (static_cast<int>(threadIdx.x) % kWarp - lane);
+    place = static_cast<int>(threadIdx.x) >> shift;
+    index = static_cast<int64_t>(blockIdx.x) * (kBlockThreads >> shift) + place;
+  }
 };
 
 }  // namespace cuda

@@ -1,0 +1,155 @@
+// Neighbouring columns of a row, loaded and stored at once: kVector columns where the address is a multiple
+// of their bytes, one at a time otherwise. Four for every format: 16 bytes of fp32 on the side of outputs and
+// gradients, which threads next to each other then cover without gaps.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "op_kernels/common/arguments.h"
+#include "op_kernels/common/convert.h"
+#include "op_kernels/common/isa.h"
+
+namespace rec_sdk {
+namespace cuda {
+
+constexpr int kVector = 4;
+
+template <int kSize>
+struct WordOf;
+template <>
+struct WordOf<1> {
+  using Type = uint8_t;
+};
+template <>
+struct WordOf<2> {
+  using Type = uint16_t;
+};
+template <>
+struct WordOf<4> {
+  using Type = uint32_t;
+};
+template <>
+struct WordOf<8> {
+  using Type = uint2;
+};
+template <>
+struct WordOf<16> {
+  using Type = uint4;
+};
+
+// The type of one access of so many bytes.
+template <int kSize>
+using Word = typename WordOf<kSize>::Type;
+
+template <class Format, int N>
+constexpr int kBytes = N * static_cast<int>(sizeof(typename Format::Storage));
+
+REC_SDK_HD bool is_multiple(const void* address, int bytes) {
+  return reinterpret_cast<uintptr_t>(address) % static_cast<unsigned>(bytes) == 0;
+}
+
+// Whether all rows can be read in vectors.
+template <class Format>
+bool in_vectors(const Weights& weights) {
+  constexpr int kAlignment = kBytes<Format, kVector>;
+  return weights.dim % kVector == 0 && weights.stride_bytes % kAlignment == 0 &&
+         is_multiple(weights.data, kAlignment);
+}
+
+template <class Format>
+__device__ __forceinline__ const typename Format::Storage* row_of(const Weights& weights, int32_t slot) {
+  return reinterpret_cast<const typename Format::Storage*>(weights.data + slot * weights.stride_bytes);
+}
+
+// N neighbouring columns, widened.
+template <int N>
+struct alignas(4 * N) Columns {
+  float value[N];
+
+  __device__ __forceinline__ float& operator[](int k) { return value[k]; }
+  __device__ __forceinline__ const float& operator[](int k) const { return value[k]; }
+
+  __device__ __forceinline__ void operator+=(const Columns& other) {
+#pragma unroll
+    for (int k = 0; k < N; ++k) value[k] += other[k];
+  }
+};
+
+// N neighbouring columns as they are stored: what is kept in registers while a load is in flight.
+template <class Format, int N>
+struct Packed {
+  using Storage = typename Format::Storage;
+  Word<kBytes<Format, N>> word;
+
+  __device__ __forceinline__ Columns<N> unpack() const {
+    Storage stored[N];
+    memcpy(stored, &word, sizeof(stored));
+    Columns<N> columns;
+#pragma unroll
+    for (int k = 0; k < N; ++k) columns[k] = Format::load(stored[k]);
+    return columns;
+  }
+
+  static __device__ __forceinline__ Packed pack(const Columns<N>& columns) {
+    Storage stored[N];
+#pragma unroll
+    for (int k = 0; k < N; ++k) stored[k] = Format::store(columns[k]);
+    Packed packed;
+    memcpy(&packed.word, stored, sizeof(stored));
+    return packed;
+  }
+};
+
+// From memory that the kernel does not write: such loads may move ahead of its stores. `from` must be a
+// multiple of the bytes.
+template <class Format, int N>
+__device__ __forceinline__ Packed<Format, N> load_constant(const typename Format::Storage* from) {
+  return {__ldg(reinterpret_cast<const Word<kBytes<Format, N>>*>(from))};
+}
+
+// From memory that this thread may write later.
+template <class Format, int N>
+__device__ __forceinline__ Packed<Format, N> load(const typename Format::Storage* from) {
+  return {*reinterpret_cast<const Word<kBytes<Format, N>>*>(from)};
+}
+
+template <class Format, int N>
+__device__ __forceinline__ void store(typename Format::Storage* to, const Columns<N>& columns) {
+  *reinterpret_cast<Word<kBytes<Format, N>>*>(to) = Packed<Format, N>::pack(columns).word;
+}
+
+// Of results that nobody reads soon: they are the first to leave the caches.
+template <class Format, int N>
+__device__ __forceinline__ void store_streaming(typename Format::Storage* to, const Columns<N>& columns) {
+  __stcs(reinterpret_cast<Word<kBytes<Format, N>>*>(to), Packed<Format, N>::pack(columns).word);
+}
+
+// For fp32 whose alignment depends on the contents of the arguments, as does that of a column slice.
+template <int N>
+__device__ __forceinline__ Columns<N> load_constant_anywhere(const float* from) {
+  using Float32 = REC_SDK_ISA::Float32;
+  if (is_multiple(from, kBytes<Float32, N>)) return load_constant<Float32, N>(from).unpack();
+  Columns<N> columns;
+#pragma unroll
+  for (int k = 0; k < N; ++k) columns[k] = __ldg(from + k);
+  return columns;
+}
+
+// By __stcg: nvcc would split a plain store of a vector to join it with the other branch.
+template <int N>
+__device__ __forceinline__ void store_anywhere(float* to, const Columns<N>& columns) {
+  using Float32 = REC_SDK_ISA::Float32;
+  constexpr int kSize = kBytes<Float32, N>;
+  if (is_multiple(to, kSize)) {
+    __stcg(reinterpret_cast<Word<kSize>*>(to), Packed<Float32, N>::pack(columns).word);
+    return;
+  }
+#pragma unroll
+  for (int k = 0; k < N; ++k) __stcg(to + k, columns[k]);
+}
+
+}  // namespace cuda
+}  // namespace rec_sdk
