@@ -92,7 +92,7 @@ class Ours(Contender):
         self._grad = workload.gradient(seed).to(device) if grad is None else grad
         self.embedding = self._make_embedding()
         (self.group,) = self.embedding.groups
-        self.engine = self.group.engine
+        self.engine = self.group.swap.engine
         self._clock = Clock(device)
         self._spans: list[tuple[str, Any, Any]] = []
         self._swap_begin: Any = None
@@ -120,7 +120,7 @@ class Ours(Contender):
         embedding._swap = self._timed_swap(embedding._swap)
         group.lookup = self._timed("lookup", group.lookup)
         group.update = self._timed("update", group.update)
-        group.engine = _TimedEngine(self.engine, self._timed_plan)
+        group.swap.engine = _TimedEngine(self.engine, self._timed_plan)
 
     def _timed(self, phase: str, call: Callable[..., _Result]) -> Callable[..., _Result]:
         def timed(*args: Any) -> _Result:

@@ -177,7 +177,8 @@ class Engine:
         """Plans a batch and pins its slots.
 
         values: [*] ids of all keys. offsets: [K*B + 1]. feature_keys: [F] which key each feature reads.
-        Execute the swap before the next plan: write_back (and write_pending), then read_in (and read_pending).
+        Its swap: read_in (and read_pending), and write_back (and write_pending), in any order. The rows that leave
+        have to be written back before anything else asks for them: the next plan, a read, whole tables.
         Raises CacheTooSmallError, CapacityError, IndexError (ids out of range), MemoryError, TypeError, ValueError.
         """
 
@@ -199,7 +200,7 @@ class Engine:
         """Fills the [host_count] host rows. Returns (places [m], their tables [m]) of those with initial values."""
 
     def write_back(self, plan: SwapPlan, records: _Bytes) -> None:
-        """Stores the [O] records of plan.swap_out_slots."""
+        """Stores the [O] records of plan.swap_out_slots. The plan may be released already."""
 
     def read_in(self, plan: SwapPlan, records: _Bytes) -> tuple[_Int32, _Int32]:
         """Fills the [I] records for plan.swap_in_slots.
@@ -219,14 +220,14 @@ class Engine:
     def pending_slots(self) -> tuple[_Int32, _Int32]:
         """Resident rows with pending gradients: slots [n], ascending within a table, and table_offsets [T + 1]."""
 
-    def pending_away(self) -> _Int32:
-        """table_offsets [T + 1] of the rows with pending gradients that left the cache, by table, then row."""
+    def pending_away(self) -> tuple[_Int64, _Int32]:
+        """Rows with pending gradients that left the cache: rows [n], ascending within a table; table_offsets [T + 1].
+
+        Their updated records go to `write_rows`.
+        """
 
     def read_away(self, begin: int, end: int, records: _Bytes, sums: _Float) -> None:
         """Fills records and sums of the begin-th to end-th row of pending_away."""
-
-    def write_away(self, begin: int, end: int, records: _Bytes) -> None:
-        """Stores the updated records of the begin-th to end-th row of pending_away."""
 
     def clear_pending(self) -> None:
         """Ends the window: no row has pending gradients."""

@@ -42,6 +42,8 @@ class Backend:
     """Bytes of device memory that can still be allocated."""
     pin_staging: bool
     """Whether staging buffers are page-locked for asynchronous copies."""
+    direct_swap: bool = False
+    """Whether kernels copy rows between the cache and staging buffers themselves."""
     allocate_cache: Callable[[int, int, torch.device], torch.Tensor] = _allocate
     """(rows, width, device) -> an uninitialised device cache, uint8 `[rows, width]`."""
     load: Callable[[], None] = _nothing

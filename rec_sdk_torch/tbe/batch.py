@@ -84,15 +84,15 @@ class Batch:
         keys = self.feature_keys[features]
         return self._starts[keys + 1] - self._starts[keys]
 
-    def group_weights(self, features: Int64Array) -> torch.Tensor | None:
-        """Per-sample weights in the lookup order of `features` (differentiable in `weights`)."""
-        if self.weights is None or not self.batch_size:
-            return self.weights
+    def order(self, features: Int64Array) -> Int64Array | None:
+        """Where each lookup of `features` is in `values`, int64 `[n]`; None when they are all of them in order."""
+        if not self.batch_size:
+            return None
         keys = self.feature_keys[features]
         lengths = self.lookups(features)
         starts = self._starts[keys]
         before = np.cumsum(lengths) - lengths
         if np.array_equal(starts, before) and lengths.sum() == len(self.values):
-            return self.weights
-        source = np.arange(lengths.sum()) + np.repeat(starts - before, lengths)
-        return self.weights.index_select(0, torch.from_numpy(source).to(self.weights.device))
+            return None
+        source: Int64Array = np.arange(lengths.sum()) + np.repeat(starts - before, lengths)
+        return source

@@ -15,9 +15,10 @@ from .._engine import available_memory
 from ..backends import backend_for, parse_device
 from .batch import Batch, Int64Array
 from .cache_size import BatchHint, CacheOption, cache_slots, check_cache_option
-from .group import Group, Member, PreparedSwap, record_layout
+from .group import Group, Member, record_layout
 from .lookup import PlannedLookup, fused_lookup
 from .optimizer import TableOptimizer
+from .swap import PreparedSwap
 from .table import BoundsCheckMode, Pooling, TableConfig, check_names
 
 COUNTERS = (
@@ -266,7 +267,7 @@ class TableBatchedEmbedding(torch.nn.Module):
         # Plan, swap and lookup of a batch are one step: no other thread's batch or update comes between.
         with self._lock:
             groups = self.groups
-            weights: list[torch.Tensor | None] = [batch.group_weights(group.features) for group in groups]
+            weights: list[torch.Tensor | None] = [group.weights_of(batch) for group in groups]
             if self.training and torch.is_grad_enabled():
                 return self._train(groups, batch, weights)
             out = torch.empty((batch.batch_size, self._width), device=self.device) if self.pooled else None
@@ -275,9 +276,9 @@ class TableBatchedEmbedding(torch.nn.Module):
 
     def _train(self, groups: list[Group], batch: Batch, weights: list[torch.Tensor | None]) -> tuple[torch.Tensor, ...]:
         self._check_trainable()
-        plans = [swap.plan for swap in self._swap(groups, batch)]
+        batches = [swap.batch for swap in self._swap(groups, batch)]
         self._copied_batches += batch.copied
-        call = PlannedLookup(groups, plans, self._width, batch.batch_size, self._advance, self._lock)
+        call = PlannedLookup(groups, batches, self._width, batch.batch_size, self._advance, self._lock)
         return fused_lookup(self._anchor, call, weights)
 
     @staticmethod
@@ -298,7 +299,7 @@ class TableBatchedEmbedding(torch.nn.Module):
             # The host side has moved on; an interrupt must not leave the cache behind.
             for swap in swaps:
                 swap.execute()
-                swap.plan.release()
+                swap.batch.plan.release()
             raise
         return swaps
 
@@ -343,7 +344,7 @@ class TableBatchedEmbedding(torch.nn.Module):
         """
         total = dict.fromkeys(COUNTERS, 0) | {"copied_batches": self._copied_batches}
         for group in self._groups or []:
-            for name, value in group.engine.stats().items():
+            for name, value in group.stats().items():
                 total[name] = total.get(name, 0) + value
         return total
 
@@ -351,7 +352,7 @@ class TableBatchedEmbedding(torch.nn.Module):
         """Sets every counter of `cache_stats` to zero."""
         self._copied_batches = 0
         for group in self._groups or []:
-            group.engine.reset_stats()
+            group.reset_stats()
 
     # ---- what torch.nn.Module does to modules
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -15,7 +16,9 @@ from ..ops import ops, parallel_runner
 from .batch import Batch, Int64Array
 from .optimizer import TableOptimizer
 from .record import RecordLayout
+from .swap import PlanArrays, PlannedBatch, PreparedSwap, Swap
 from .table import WEIGHT_DTYPES, BoundsCheckMode, Pooling, TableConfig
+from .transfers import Transfers
 
 _engine.set_parallel_runner(parallel_runner())
 
@@ -65,43 +68,6 @@ def _table_spec(member: Member, seed: int, bounds_check: BoundsCheckMode) -> _en
     )
 
 
-@dataclass(frozen=True)
-class PreparedSwap:
-    """A batch's plan, with all that its swap will write to the device at hand.
-
-    Attributes:
-        group: whose batch it is.
-        plan: pins the batch's rows.
-        slots: where the rows that come will be, int32 `[I]`.
-        records: those rows, uint8 `[I, bytes]`.
-        left: slots of rows that leave with pending gradients, int64 `[P]`; the engine has their sums already.
-        back: slots of rows that come back with pending gradients, int64 `[Q]`.
-        sums: those gradients, float32 `[Q, 2 * D]`.
-    """
-
-    group: Group
-    plan: _engine.SwapPlan
-    slots: torch.Tensor
-    records: torch.Tensor
-    left: torch.Tensor | None = None
-    back: torch.Tensor | None = None
-    sums: torch.Tensor | None = None
-
-    def execute(self) -> None:
-        """Writes to the cache. May be done again from the start if it was interrupted."""
-        pending = self.group.pending
-        if pending is not None and self.left is not None:
-            pending.index_fill_(0, self.left, 0.0)
-        if pending is not None and self.back is not None and self.sums is not None:
-            pending.index_copy_(0, self.back, self.sums)
-        if len(self.slots):
-            ops.scatter_rows(self.group.cache, self.slots, self.records)
-
-    def cancel(self) -> None:
-        """Leaves group and engine as if the batch had not come."""
-        self.group.engine.cancel(self.plan)
-
-
 class Group:
     """Tables of one record layout and one optimizer kernel."""
 
@@ -134,9 +100,9 @@ class Group:
         self.optimizer = first.optimizer
         self.pooled = first.config.pooling is not Pooling.NONE
         self._device = device
-        self._backend = backend_for(device)
+        backend = backend_for(device)
         means = [m.config.pooling is Pooling.MEAN for m in members for _ in m.features]
-        self.engine = _engine.Engine(
+        engine = _engine.Engine(
             [_table_spec(member, seed, bounds_check) for member in members],
             self.layout.dim,
             WEIGHT_DTYPES.index(self.layout.weight_dtype),
@@ -146,22 +112,29 @@ class Group:
             means if self.pooled else [],
         )
         slots = sum(member.slots for member in members)
-        self.cache = self._backend.allocate_cache(slots, self.layout.bytes, device)
+        self.cache = backend.allocate_cache(slots, self.layout.bytes, device)
         self._columns = torch.tensor(list(columns), dtype=torch.int64, device=device)
         self._means = torch.tensor(means, dtype=torch.bool, device=device)
         optimizers = [member.optimizer for member in members if member.optimizer]
         self.optimizers = list({id(optimizer): optimizer for optimizer in optimizers}.values())
         ranks = {id(optimizer): rank for rank, optimizer in enumerate(self.optimizers)}
-        ranks_of_tables = [ranks[id(optimizer)] for optimizer in optimizers]
-        self._optimizer_of_table = torch.tensor(ranks_of_tables, dtype=torch.int64, device=device)
+        self._optimizer_of_table = torch.tensor([ranks[id(optimizer)] for optimizer in optimizers], dtype=torch.int64)
         self.pending: torch.Tensor | None = None
         if self.accumulate_step > 1:
             self.pending = torch.zeros((slots, 2 * self.layout.dim), device=device)
+        self._transfers = Transfers(device, backend)
+        self.swap = Swap(engine, self.cache, self.pending, self._transfers)
         self._with_init_fn = [i for i, m in enumerate(members) if m.config.hashed and m.config.init_fn is not None]
         self._chunk = max(1024, _CHUNK_BYTES // self.layout.bytes)
         for index, member in enumerate(members):
             if run_init_fns and member.config.init_fn is not None and not member.config.hashed:
                 self._initialise(index)
+
+    @property
+    def engine(self) -> _engine.Engine:
+        """The host engine, once it has all rows that left the cache."""
+        self.swap.settle()
+        return self.swap.engine
 
     @property
     def accumulate_step(self) -> int:
@@ -173,12 +146,19 @@ class Group:
         """Whether gradients wait for the end of their window."""
         if self.pending is None:
             return False
-        return bool(len(self.engine.pending_slots()[0]) or self.engine.pending_away()[-1])
+        return bool(len(self.swap.engine.pending_slots()[0]) or len(self.swap.engine.pending_away()[0]))
+
+    def stats(self) -> dict[str, int]:
+        """The engine's counters."""
+        return self.swap.engine.stats()
+
+    def reset_stats(self) -> None:
+        self.swap.engine.reset_stats()
 
     # ---- planning and swapping
 
     def prepare(self, batch: Batch) -> PreparedSwap:
-        """Plans a training batch and fetches its rows into staging; the plan pins them until it is released.
+        """Plans a training batch and starts its swap; the plan pins the batch's rows until it is released.
 
         The cache itself is changed by `execute`, or not at all after `cancel`.
 
@@ -191,31 +171,13 @@ class Group:
         plan = self.engine.plan(batch.values, batch.offsets, keys, batch.batch_size)
         try:
             self._warn_of_bounds()
-            leaving = self._to_device(plan.swap_out_slots)
-            if len(leaving):
-                self.engine.write_back(plan, ops.gather_rows(self.cache, leaving).cpu().numpy())
-            slots = self._to_device(plan.swap_in_slots)
-            records = self._backend.staging(len(slots), self.layout.bytes)
-            self._run_init_fns(*self.engine.read_in(plan, records.numpy()), records)
-            pending = () if self.pending is None else self._prepare_pending(self.pending, plan, leaving, slots)
-            return PreparedSwap(self, plan, slots, records.to(self._device), *pending)
+            return self.swap.prepare(plan, batch.weights is not None, self._run_init_fns)
         except BaseException:
-            self.engine.cancel(plan)
+            self.swap.cancel(plan)
             raise
 
-    def _prepare_pending(
-        self, pending: torch.Tensor, plan: _engine.SwapPlan, leaving: torch.Tensor, coming: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Saves the pending gradients of rows that leave, and fetches those of rows that come back."""
-        left = leaving[self._to_device(plan.pending_out).long()].long()
-        self.engine.write_pending(plan, pending.index_select(0, left).cpu().numpy())
-        back = coming[self._to_device(plan.pending_in).long()].long()
-        sums = self._backend.staging(len(back), 2 * self.layout.dim, torch.float32)
-        self.engine.read_pending(plan, sums.numpy())
-        return left, back, sums.to(self._device)
-
     def _warn_of_bounds(self) -> None:
-        for name, count, example in self.engine.take_bounds_warnings():
+        for name, count, example in self.swap.engine.take_bounds_warnings():
             warnings.warn(
                 f"table {name!r}: {count} ids are out of range (such as {example}) and read row 0", stacklevel=6
             )
@@ -233,20 +195,22 @@ class Group:
             result = config.init_fn(weight)
         return result if isinstance(result, torch.Tensor) else weight
 
-    def _to_device(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
-
     # ---- lookup
 
-    def lookup(self, plan: _engine.SwapPlan, weights: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:
+    def weights_of(self, batch: Batch) -> torch.Tensor | None:
+        """The batch's per-sample weights in the order of this group's lookups, differentiable."""
+        order = None if batch.weights is None else batch.order(self.features)
+        if batch.weights is None or order is None:
+            return batch.weights
+        return batch.weights.index_select(0, *self._transfers.put(order))
+
+    def lookup(self, batch: PlannedBatch, weights: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:
         """Rows of a planned batch: `[n, D]`, or pooled into this group's columns of `out` `[B, total]`."""
-        rows = self.layout.weight(self.cache)
-        slots = self._to_device(plan.slots)
+        rows, plan = self.layout.weight(self.cache), batch.arrays
         if out is None:
-            sequence: torch.Tensor = ops.lookup_sequence(rows, slots)
+            sequence: torch.Tensor = ops.lookup_sequence(rows, plan.slots)
             return sequence
-        offsets = self._to_device(plan.offsets)
-        ops.lookup_pooled(rows, slots, offsets, weights, self._columns, self._means, 0, out)
+        ops.lookup_pooled(rows, plan.slots, plan.offsets, weights, self._columns, self._means, 0, out)
         return out
 
     def read(self, batch: Batch, weights: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:
@@ -261,12 +225,12 @@ class Group:
         done = 0
         for begin, end in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
             plan = self.engine.find(batch.values, batch.offsets, keys, batch.batch_size, begin, end)
-            rows, index = self._readable(plan), self._to_device(plan.index)
+            rows = self._readable(plan)
+            index, offsets = self._transfers.put(plan.index, plan.offsets)
             if out is None:
                 parts.append(ops.lookup_sequence(rows, index))
                 continue
             part = weights[done : done + len(plan.index)] if weights is not None else None
-            offsets = self._to_device(plan.offsets)
             ops.lookup_pooled(rows, index, offsets, part, self._columns, self._means, begin, out)
             done += len(plan.index)
         self._warn_of_bounds()
@@ -277,10 +241,10 @@ class Group:
     def _readable(self, plan: _engine.ReadPlan) -> torch.Tensor:
         if plan.all_resident:
             return self.layout.weight(self.cache)
-        staging = self._backend.staging(plan.host_count, self.layout.bytes)
+        staging = self._transfers.staging(plan.host_count, self.layout.bytes)
         self._run_init_fns(*self.engine.read(plan, staging.numpy()), staging)
-        resident = ops.gather_rows(self.cache, self._to_device(plan.resident_slots))
-        return self.layout.weight(torch.cat([resident, staging.to(self._device)]))
+        resident = ops.gather_rows(self.cache, *self._transfers.put(plan.resident_slots))
+        return self.layout.weight(torch.cat([resident, *self._transfers.send(staging).wait()]))
 
     # ---- update
 
@@ -290,45 +254,42 @@ class Group:
         Raises:
             TypeError, ValueError: an option of an optimizer was changed to something no update may use.
         """
-        rows = [optimizer.coefficients() for optimizer in self.optimizers]
-        return torch.tensor(rows, dtype=torch.float32, device=self._device)[self._optimizer_of_table]
+        rows = torch.tensor([optimizer.coefficients() for optimizer in self.optimizers], dtype=torch.float32)
+        (of_tables,) = self._transfers.put(rows.index_select(0, self._optimizer_of_table).numpy())
+        return of_tables
 
-    def weights_grad(self, plan: _engine.SwapPlan, grad: torch.Tensor) -> torch.Tensor:
+    def weights_grad(self, batch: PlannedBatch, grad: torch.Tensor) -> torch.Tensor:
         """Gradient of the per-sample weights, float32 `[n]`, from that of the output, `[B, total]`."""
-        rows = self.layout.weight(self.cache)
-        slots, offsets = self._to_device(plan.slots), self._to_device(plan.offsets)
-        result: torch.Tensor = ops.pooled_weights_grad(rows, slots, offsets, grad, self._columns, self._means)
+        rows, plan = self.layout.weight(self.cache), batch.arrays
+        result: torch.Tensor = ops.pooled_weights_grad(rows, plan.slots, plan.offsets, grad, self._columns, self._means)
         return result
 
     def update(
         self,
-        plan: _engine.SwapPlan,
+        batch: PlannedBatch,
         grad: torch.Tensor | None,
         weights: torch.Tensor | None,
         coefficients: torch.Tensor | None,
     ) -> None:
         """Aggregates `grad` per row; updates the rows when `coefficients` are given (the window's end)."""
+        plan = batch.arrays
         if grad is not None and len(plan.unique_slots):
-            segments = (self._to_device(plan.segment_offsets), self._to_device(plan.grad_row))
-            column = None if plan.grad_column is None else self._to_device(plan.grad_column)
-            scale = self._scale(plan, weights)
-            slots = self._to_device(plan.unique_slots)
+            segments = (plan.segment_offsets, plan.grad_row, plan.grad_column, self._scale(plan, weights))
             if self.pending is not None:
-                ops.accumulate_rows(self.pending, grad, slots, *segments, column, scale)
-                self.engine.mark_pending(plan)
+                ops.accumulate_rows(self.pending, grad, plan.unique_slots, *segments)
+                self.swap.engine.mark_pending(batch.plan)
             elif coefficients is not None:
-                tables = self._to_device(plan.table_offsets)
-                self._update_rows(self.cache, grad, slots, tables, *segments, column, scale, coefficients)
+                self._update_rows(self.cache, grad, plan.unique_slots, plan.table_offsets, *segments, coefficients)
         if self.pending is not None and coefficients is not None:
             self._close_window(coefficients)
 
-    def _scale(self, plan: _engine.SwapPlan, weights: torch.Tensor | None) -> torch.Tensor | None:
+    @staticmethod
+    def _scale(plan: PlanArrays, weights: torch.Tensor | None) -> torch.Tensor | None:
         """What multiplies each lookup's gradient: its sample weight, over its bag's length for MEAN."""
-        scale = None if plan.scale is None else self._to_device(plan.scale)
-        if weights is None:
-            return scale
-        weight = weights.detach().index_select(0, self._to_device(plan.positions))
-        return weight if scale is None else weight * scale
+        if weights is None or plan.positions is None:
+            return plan.scale
+        weight = weights.detach().index_select(0, plan.positions)
+        return weight if plan.scale is None else weight * plan.scale
 
     def _update_rows(self, cache: torch.Tensor, *segments: torch.Tensor | None) -> None:
         assert self.optimizer is not None
@@ -339,28 +300,41 @@ class Group:
         self, cache: torch.Tensor, sums: torch.Tensor, slots: np.ndarray, tables: np.ndarray, c: torch.Tensor
     ) -> None:
         """Updates `slots` of `cache` from one row of pending sums each, `sums[slot]`."""
-        rows = self._to_device(slots)
-        borders = torch.arange(len(slots) + 1, dtype=torch.int32, device=self._device)
-        self._update_rows(cache, sums, rows, self._to_device(tables), borders, rows, None, None, c)
+        borders = np.arange(len(slots) + 1, dtype=np.int32)
+        rows, table_offsets, segments = self._transfers.put(slots, tables, borders)
+        self._update_rows(cache, sums, rows, table_offsets, segments, rows, None, None, c)
 
     def _close_window(self, coefficients: torch.Tensor) -> None:
         assert self.pending is not None
-        slots, tables = self.engine.pending_slots()
+        slots, tables = self.swap.engine.pending_slots()
         if len(slots):
             self._update_from_sums(self.cache, self.pending, slots, tables, coefficients)
-            self.pending.index_fill_(0, self._to_device(slots).long(), 0.0)
-        away = self.engine.pending_away()
-        for begin in range(0, int(away[-1]), self._chunk):
-            end = min(begin + self._chunk, int(away[-1]))
-            records = self._backend.staging(end - begin, self.layout.bytes)
-            sums = self._backend.staging(end - begin, 2 * self.layout.dim, torch.float32)
-            self.engine.read_away(begin, end, records.numpy(), sums.numpy())
-            rows = records.to(self._device)
-            every = np.arange(end - begin, dtype=np.int32)
-            tables = (np.clip(away, begin, end) - begin).astype(np.int32)
-            self._update_from_sums(rows, sums.to(self._device), every, tables, coefficients)
-            self.engine.write_away(begin, end, rows.cpu().numpy())
-        self.engine.clear_pending()
+            self._clear_sums(slots)
+        rows, away = self.swap.engine.pending_away()
+        for begin in range(0, len(rows), self._chunk):
+            self._update_away(rows[begin : begin + self._chunk], begin, away, coefficients)
+        self.swap.engine.clear_pending()
+
+    def _clear_sums(self, slots: np.ndarray) -> None:
+        if self.pending is not None:
+            (rows,) = self._transfers.put(slots.astype(np.int64))
+            self.pending.index_fill_(0, rows, 0.0)
+
+    def _update_away(self, rows: Int64Array, begin: int, tables: np.ndarray, coefficients: torch.Tensor) -> None:
+        """Updates rows of the window that left the cache, from `begin` on among all such rows."""
+        records = self._transfers.staging(len(rows), self.layout.bytes)
+        sums = self._transfers.staging(len(rows), 2 * self.layout.dim, torch.float32)
+        self.engine.read_away(begin, begin + len(rows), records.numpy(), sums.numpy())
+        (cache,), (sums,) = self._transfers.send(records).wait(), self._transfers.send(sums).wait()
+        borders = (np.clip(tables, begin, begin + len(rows)) - begin).astype(np.int32)
+        self._update_from_sums(cache, sums, np.arange(len(rows), dtype=np.int32), borders, coefficients)
+        engine = self.swap.engine
+
+        def store(updated: torch.Tensor) -> None:
+            for table, (low, high) in enumerate(pairwise(borders.tolist())):
+                engine.write_rows(table, rows[low:high], updated[low:high].numpy())
+
+        self.swap.owe(cache, store)
 
     # ---- whole tables
 
@@ -385,7 +359,7 @@ class Group:
         self.engine.read_rows(table, ids, rows, records.numpy())
         resident = np.flatnonzero(slots >= 0)
         if len(resident):
-            current = ops.gather_rows(self.cache, self._to_device(slots[resident]))
+            current = ops.gather_rows(self.cache, *self._transfers.put(slots[resident]))
             records[torch.from_numpy(resident)] = current.cpu()
         return records
 
@@ -400,13 +374,12 @@ class Group:
         resident = np.flatnonzero(slots >= 0)
         if len(resident):
             fresh = records[torch.from_numpy(resident)].to(self._device)
-            ops.scatter_rows(self.cache, self._to_device(slots[resident]), fresh)
+            ops.scatter_rows(self.cache, *self._transfers.put(slots[resident]), fresh)
 
     def drop_pending(self) -> None:
         """Forgets the gradients of an open window."""
         if self.pending is not None:
-            slots, _ = self.engine.pending_slots()
-            self.pending.index_fill_(0, self._to_device(slots).long(), 0.0)
+            self._clear_sums(self.engine.pending_slots()[0])
             self.engine.clear_pending()
 
     def write_weights(self, table: int, ids: Int64Array, weight: torch.Tensor) -> None:

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from .. import _engine
 from .group import Group
+from .swap import PlannedBatch
 
 
 @dataclass
 class PlannedLookup:
-    """One training forward: the groups it reads and the plan of each, whose pins end with this object."""
+    """One training forward: the groups it reads and the batch of each, whose pins end with this object."""
 
     groups: Sequence[Group]
-    plans: list[_engine.SwapPlan]
+    batches: list[PlannedBatch]
     width: int
     """Columns of the pooled output; 0 for a sequence."""
     batch_size: int
@@ -31,28 +31,28 @@ class PlannedLookup:
     def run(self, weights: Sequence[torch.Tensor | None], device: torch.device) -> tuple[torch.Tensor, ...]:
         out = torch.empty((self.batch_size, self.width), device=device) if self.width else None
         outputs = [
-            group.lookup(plan, weight, out)
-            for group, plan, weight in zip(self.groups, self.plans, weights, strict=True)
+            group.lookup(batch, weight, out)
+            for group, batch, weight in zip(self.groups, self.batches, weights, strict=True)
         ]
         return (out,) if out is not None else tuple(outputs)
 
     def weight_grads(self, grads: Sequence[torch.Tensor | None], wanted: Sequence[bool]) -> list[torch.Tensor | None]:
         """Gradients of the per-sample weights, where they are wanted."""
         return [
-            group.weights_grad(plan, grad) if want and grad is not None else None
-            for group, plan, grad, want in zip(self.groups, self.plans, grads, wanted, strict=True)
+            group.weights_grad(batch, grad) if want and grad is not None else None
+            for group, batch, grad, want in zip(self.groups, self.batches, grads, wanted, strict=True)
         ]
 
     def update(self, grads: Sequence[torch.Tensor | None], weights: Sequence[torch.Tensor | None]) -> None:
         """Updates the rows, or adds to the open window."""
         coefficients = self.advance()
-        steps = zip(self.groups, self.plans, grads, weights, strict=True)
-        for index, (group, plan, grad, weight) in enumerate(steps):
-            group.update(plan, grad, weight, coefficients.get(index))
+        steps = zip(self.groups, self.batches, grads, weights, strict=True)
+        for index, (group, batch, grad, weight) in enumerate(steps):
+            group.update(batch, grad, weight, coefficients.get(index))
 
     def release(self) -> None:
-        for plan in self.plans:
-            plan.release()
+        for batch in self.batches:
+            batch.plan.release()
 
 
 class FusedLookup(torch.autograd.Function):

@@ -12,7 +12,7 @@ import torch
 
 from rec_sdk_torch import AccumulateSGD
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
-from rec_sdk_torch.tbe.group import PreparedSwap
+from rec_sdk_torch.tbe.swap import PreparedSwap
 
 IDS = 500
 DIM = 4

@@ -330,12 +330,13 @@ void bind_pending(py::class_<Engine, std::shared_ptr<Engine>>& engine) {
            })
       .def("pending_away",
            [](Engine& e) {
-             std::vector<int32_t> offsets;
+             std::vector<int64_t> rows;
+             std::vector<int32_t> table_offsets;
              {
                const py::gil_scoped_release nogil;
-               offsets = e.pending_away();
+               e.pending_away(&rows, &table_offsets);
              }
-             return to_numpy(std::move(offsets));
+             return std::make_pair(to_numpy(std::move(rows)), to_numpy(std::move(table_offsets)));
            })
       .def(
           "read_away",
@@ -346,14 +347,6 @@ void bind_pending(py::class_<Engine, std::shared_ptr<Engine>>& engine) {
             e.read_away(begin, end, out, out_sums);
           },
           py::arg("begin"), py::arg("end"), py::arg("records"), py::arg("sums"))
-      .def(
-          "write_away",
-          [](Engine& e, int64_t begin, int64_t end, py::array records) {
-            const char* in = records_in(records, e, end - begin);
-            const py::gil_scoped_release nogil;
-            e.write_away(begin, end, in);
-          },
-          py::arg("begin"), py::arg("end"), py::arg("records"))
       .def("clear_pending", &Engine::clear_pending, py::call_guard<py::gil_scoped_release>());
 }
 

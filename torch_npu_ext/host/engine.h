@@ -58,7 +58,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Undoes the latest plan, before the cache was written to.
   void cancel(SwapPlan* plan);
 
-  // The swap: write_back what the plan evicts, then read_in what it misses; before the next plan.
+  // The swap: write_back what the plan evicts, and read_in what it misses. Before anything else asks for the
+  // rows that left, the next plan among it, they have to be written back; the plan may be released by then.
   void write_back(const SwapPlan& plan, const char* records);
   void read_in(const SwapPlan& plan, char* records, InitialRows* initial = nullptr);
   void write_pending(const SwapPlan& plan, const float* sums);
@@ -67,9 +68,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // The accumulation window.
   void mark_pending(const SwapPlan& plan);
   void pending_slots(std::vector<int32_t>* slots, std::vector<int32_t>* table_offsets);
-  std::vector<int32_t> pending_away();
+  void pending_away(std::vector<int64_t>* rows, std::vector<int32_t>* table_offsets);
   void read_away(int64_t begin, int64_t end, char* records, float* sums);
-  void write_away(int64_t begin, int64_t end, const char* records);
   void clear_pending();
 
   // Whole tables.
@@ -105,7 +105,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   Table& table(int32_t t);
   static void insert_ids(Table* table, const int64_t* ids, int64_t count, int64_t* rows, int32_t* slots);
-  void check_away(int64_t begin, int64_t end);
 
   std::mutex mutex_;
   Group group_;

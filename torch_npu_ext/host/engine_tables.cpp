@@ -50,21 +50,21 @@ void Engine::pending_slots(std::vector<int32_t>* slots, std::vector<int32_t>* ta
   }
 }
 
-std::vector<int32_t> Engine::pending_away() {
+void Engine::pending_away(std::vector<int64_t>* rows, std::vector<int32_t>* table_offsets) {
   const auto guard = lock();
-  std::vector<int32_t> offsets(group_.tables.size() + 1, 0);
-  for (const PendingSums::Away& away : group_.pending.sorted()) ++offsets[away.table() + 1];
-  for (size_t t = 0; t < group_.tables.size(); ++t) offsets[t + 1] += offsets[t];
-  return offsets;
-}
-
-void Engine::check_away(int64_t begin, int64_t end) {
-  check_range("rows with pending gradients", begin, end, group_.pending.size());
+  const size_t tables = group_.tables.size();
+  rows->clear();
+  table_offsets->assign(tables + 1, 0);
+  for (const PendingSums::Away& away : group_.pending.sorted()) {
+    rows->push_back(away.row());
+    ++(*table_offsets)[away.table() + 1];
+  }
+  for (size_t t = 0; t < tables; ++t) (*table_offsets)[t + 1] += (*table_offsets)[t];
 }
 
 void Engine::read_away(int64_t begin, int64_t end, char* records, float* sums) {
   const auto guard = lock();
-  check_away(begin, end);
+  check_range("rows with pending gradients", begin, end, group_.pending.size());
   const size_t record = static_cast<size_t>(group_.layout.bytes);
   const int64_t width = 2 * group_.layout.dim;
   for (int64_t i = begin; i < end; ++i, records += record, sums += width) {
@@ -74,15 +74,6 @@ void Engine::read_away(int64_t begin, int64_t end, char* records, float* sums) {
     }
     std::memcpy(records, group_.tables[away.table()].store.read(away.row()), record);
     std::memcpy(sums, group_.pending.data(away.place), static_cast<size_t>(width) * sizeof(float));
-  }
-}
-
-void Engine::write_away(int64_t begin, int64_t end, const char* records) {
-  const auto guard = lock();
-  check_away(begin, end);
-  for (int64_t i = begin; i < end; ++i, records += group_.layout.bytes) {
-    const PendingSums::Away& away = group_.pending.sorted()[i];
-    group_.tables[away.table()].store.write(away.row(), records);
   }
 }
 

@@ -1,0 +1,129 @@
+"""Copies between the host and a device, on streams of their own: nobody waits for one before its data is needed.
+
+On the CPU host and device are one, and the same calls copy nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..backends import Backend
+
+_ALIGNMENT = 64
+"""Bytes that arrays of one copy start at multiples of, as in fresh device memory."""
+
+
+@functools.cache
+def _streams(device: torch.device) -> tuple[Any, Any]:
+    """The device's streams for copies to it and from it: one each, since the link carries both at once."""
+    stream = torch.get_device_module(device).Stream
+    return stream(device), stream(device)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """Tensors on their way to the device; only what `wait` is called before may use them.
+
+    Attributes:
+        tensors: views of `memory`.
+        memory: of the copy, on the device.
+        event: the end of the copy; None where nothing is copied.
+    """
+
+    tensors: tuple[torch.Tensor, ...]
+    memory: torch.Tensor
+    event: Any = None
+
+    def wait(self) -> tuple[torch.Tensor, ...]:
+        """The tensors, for what the current stream is given from now on. The host does not wait."""
+        if self.event is not None:
+            stream = torch.get_device_module(self.memory.device).current_stream(self.memory.device)
+            stream.wait_event(self.event)
+            self.memory.record_stream(stream)  # it belongs to the copy's stream, which would use it again too soon
+        return self.tensors
+
+
+@dataclass(frozen=True)
+class Departure:
+    """A tensor in host memory that a stream is still writing, or reading."""
+
+    tensor: torch.Tensor
+    event: Any
+
+    def wait(self) -> torch.Tensor:
+        """The tensor, when the stream has come that far: of the host's waits the only one."""
+        if self.event is not None:
+            self.event.synchronize()
+        return self.tensor
+
+    def done(self) -> bool:
+        return self.event is None or bool(self.event.query())
+
+
+class Transfers:
+    """Copies to and from one device. Staging is page-locked where the backend says so, and may be dropped at once:
+    torch's allocator hands it out again only behind the copies.
+    """
+
+    def __init__(self, device: torch.device, backend: Backend) -> None:
+        self.device = device
+        self.staging = backend.staging
+        self.direct = backend.direct_swap
+        self._module = torch.get_device_module(device)
+        self._pinned = backend.pin_staging
+        self._in_use: list[Departure] = []
+
+    def send(self, staging: torch.Tensor) -> Arrival:
+        """Starts to copy a staging buffer to the device."""
+        if not self._pinned:
+            return Arrival((staging,), staging)
+        inward, _ = _streams(self.device)
+        with self._module.stream(inward):
+            memory = staging.to(self.device, non_blocking=True)
+            return Arrival((memory,), memory, inward.record_event())
+
+    def send_arrays(self, arrays: Sequence[np.ndarray]) -> Arrival:
+        """Starts to copy arrays, at least one, to the device: all in one copy through staging."""
+        tensors = [torch.from_numpy(array) for array in arrays]
+        if not self._pinned:
+            return Arrival(tuple(tensors), tensors[0])
+        sizes = [-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in tensors]
+        begins = [0, *accumulate(sizes)]
+        staging = self.staging(1, begins.pop())[0]
+        places = [slice(begin, begin + tensor.nbytes) for begin, tensor in zip(begins, tensors, strict=True)]
+        for place, tensor in zip(places, tensors, strict=True):
+            staging[place].view(tensor.dtype).view_as(tensor).copy_(tensor)
+        there = self.send(staging)
+        pairs = zip(places, tensors, strict=True)
+        views = tuple(there.memory[place].view(tensor.dtype).view_as(tensor) for place, tensor in pairs)
+        return Arrival(views, there.memory, there.event)
+
+    def put(self, *arrays: np.ndarray) -> tuple[torch.Tensor, ...]:
+        """Arrays on the device, for the current stream."""
+        return self.send_arrays(arrays).wait()
+
+    def fetch(self, tensor: torch.Tensor) -> Departure:
+        """Starts to copy a matrix to the host, as the current stream leaves it."""
+        if not self._pinned:
+            return Departure(tensor, None)
+        _, outward = _streams(self.device)
+        outward.wait_stream(self._module.current_stream(self.device))
+        staging = self.staging(tensor.shape[0], tensor.shape[1], tensor.dtype)
+        with self._module.stream(outward):
+            staging.copy_(tensor, non_blocking=True)
+        tensor.record_stream(outward)
+        return Departure(staging, outward.record_event())
+
+    def used(self, staging: torch.Tensor) -> Departure:
+        """Keeps staging that a kernel on the current stream uses until it has: torch only knows of copies."""
+        self._in_use = [other for other in self._in_use if not other.done()]
+        event = self._module.current_stream(self.device).record_event() if self._pinned else None
+        self._in_use.append(Departure(staging, event))
+        return self._in_use[-1]

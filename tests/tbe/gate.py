@@ -1,0 +1,49 @@
+"""Holds a stream back, so that a test sees what waits for it."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class Gate:
+    """What `stream` is given from now on waits until the gate opens: by hand, or after `patience` seconds."""
+
+    def __init__(self, stream: Any, patience: float) -> None:
+        libc = ctypes.CDLL(None)
+        self._semaphore = ctypes.create_string_buffer(64)
+        self._post = libc.sem_post
+        self.closed = True
+        self._lock = threading.Lock()
+        libc.sem_init(self._semaphore, 0, 0)
+        torch.get_device_module(stream.device).synchronize(stream.device)  # nothing on its way overtakes the gate
+        handle, launch = _launcher(stream)
+        assert launch(ctypes.c_void_p(handle), libc.sem_wait, self._semaphore) == 0
+        self._timer = threading.Timer(patience, self.open)
+        self._timer.start()
+
+    def open(self) -> None:
+        with self._lock:
+            if self.closed:
+                self.closed = False
+                self._post(self._semaphore)
+
+    def __enter__(self) -> Gate:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        self.open()
+
+
+def _launcher(stream: Any) -> tuple[int, Callable[..., int]]:
+    """The stream's handle, and the runtime's function that runs a host function on it."""
+    if stream.device.type == "npu":
+        return stream.npu_stream, ctypes.CDLL("libascendcl.so").aclrtLaunchHostFunc
+    assert torch.version.cuda
+    runtime = f"libcudart.so.{torch.version.cuda.partition('.')[0]}"  # the one that torch has loaded
+    return stream.cuda_stream, ctypes.CDLL(runtime).cudaLaunchHostFunc

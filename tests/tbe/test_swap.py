@@ -1,0 +1,149 @@
+"""Rows that left the cache reach the host store late, and nobody can tell."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from rec_sdk_torch import AccumulateSGD, backends
+from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch.tbe.transfers import Departure
+
+DIM = 4
+
+
+@pytest.fixture(autouse=True, params=["staged", "direct"])
+def way(request: pytest.FixtureRequest, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are copied through staging, or kernels copy between it and the cache."""
+    if device.type == "npu" and request.param == "direct":
+        pytest.skip("an NPU's kernels do not reach host memory")
+    backend = backends._BACKENDS[device.type]
+    direct = dataclasses.replace(backend, direct_swap=request.param == "direct")
+    monkeypatch.setitem(backends._BACKENDS, device.type, direct)
+
+
+def make(
+    device: torch.device, window: int = 1, fill: Callable[[torch.Tensor], None] | None = None
+) -> TableBatchedEmbedding:
+    """A hash table with two rows in the cache, whose rows begin at 0 and lose 1 at every update."""
+    options = {"lr": 1.0, "use_accumulate": True, "accumulate_step": window} if window > 1 else {"lr": 1.0}
+    optimizer = TableOptimizer.create(AccumulateSGD if window > 1 else torch.optim.SGD, options)
+    config = TableConfig("t", 50, DIM, pooling=Pooling.NONE, init_fn=fill or zeros)
+    return TableBatchedEmbedding([config], optimizer=optimizer, cache=2, device=device)
+
+
+def zeros(weight: torch.Tensor) -> None:
+    weight.zero_()
+
+
+def step(embedding: TableBatchedEmbedding, *ids: int) -> list[float]:
+    rows = embedding(torch.tensor(ids), torch.tensor([0, len(ids)]))
+    rows.backward(torch.ones_like(rows))
+    return rows[:, 0].tolist()
+
+
+def read(embedding: TableBatchedEmbedding, *ids: int) -> list[float]:
+    with torch.no_grad():
+        return embedding(torch.tensor(ids), torch.tensor([0, len(ids)]))[:, 0].tolist()
+
+
+def whole(embedding: TableBatchedEmbedding, *ids: int) -> list[float]:
+    group, table = embedding.find_table("t")
+    chunks = [(torch.from_numpy(i), group.layout.weight(records)[:, 0]) for i, records in group.read_table(table)]
+    values = dict(
+        zip(torch.cat([c[0] for c in chunks]).tolist(), torch.cat([c[1] for c in chunks]).tolist(), strict=True)
+    )
+    return [values[i] for i in ids]
+
+
+def copied(embedding: TableBatchedEmbedding, *ids: int) -> list[float]:
+    return read(copy.deepcopy(embedding), *ids)
+
+
+def single(embedding: TableBatchedEmbedding, *ids: int) -> list[float]:
+    group, table = embedding.find_table("t")
+    return group.layout.weight(group.read_rows(table, np.array(ids))[2])[:, 0].tolist()
+
+
+def relaid(embedding: TableBatchedEmbedding, *ids: int) -> list[float]:
+    embedding._rebuild()
+    return read(embedding, *ids)
+
+
+@pytest.mark.parametrize("look", [step, read, whole, copied, single, relaid])
+def test_rows_that_have_just_left(look: Callable[..., list[float]], device: torch.device) -> None:
+    embedding = make(device)
+    step(embedding, 1, 2)
+    step(embedding, 1, 2)
+    step(embedding, 3)
+    assert embedding.cache_stats()["rows_out"] == 1
+    assert look(embedding, 1, 2) == [-2.0, -2.0]
+
+
+def test_rows_that_left_can_be_written_and_dropped(device: torch.device) -> None:
+    embedding = make(device)
+    step(embedding, 1, 2)
+    step(embedding, 3, 4)
+    group, table = embedding.find_table("t")
+    group.write_weights(table, np.array([1]), torch.full((1, DIM), 7.0))
+    assert read(embedding, 1, 2) == [7.0, -1.0]
+    step(embedding, 5, 6)
+    group.engine.clear_table(table)
+    assert group.engine.memory()["store_bytes"] == 0
+    assert step(embedding, 3, 4) == [0.0, 0.0]
+    assert read(embedding, 5) == [0.0], "not what was on its way when the table was cleared"
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_a_swap_that_fails_takes_nothing_out(device: torch.device, window: int) -> None:
+    failing = False
+
+    def fill(weight: torch.Tensor) -> None:
+        weight.zero_()
+        if failing:
+            raise OSError("planted")
+
+    embedding = make(device, window, fill)
+    step(embedding, 1, 2)
+    failing = True
+    with pytest.raises(OSError, match="planted"):
+        step(embedding, 3, 4)
+    failing = False
+    assert embedding.groups[0].engine.memory()["store_bytes"] == 0
+    assert embedding.cache_stats()["rows_out"] == 0
+    step(embedding, 1, 3)
+    step(embedding, 4)
+    assert embedding.cache_stats()["rows_out"] == 2
+    step(embedding, 2, 3)
+    assert read(embedding, 1, 2, 3, 4) == [-2.0, -2.0, -2.0, -1.0]
+
+
+def test_a_window_ends_for_rows_that_left_in_it(device: torch.device) -> None:
+    embedding = make(device, window=3)
+    for ids in (1, 2), (3, 4), (1, 3):
+        step(embedding, *ids)
+    assert step(embedding, 1, 4) == [-2.0, -1.0]
+    step(embedding, 5, 6)
+    assert read(embedding, 1, 2, 3, 4) == [-2.0, -1.0, -2.0, -1.0]
+    step(embedding, 7)
+    assert read(embedding, 1, 2, 3, 4, 5, 6, 7) == [-3.0, -1.0, -2.0, -2.0, -1.0, -1.0, -1.0]
+
+
+def test_an_interrupted_write_back_is_done_again(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    embedding = make(device)
+    step(embedding, 1, 2)
+    step(embedding, 3, 4)
+
+    def interrupted(_: Departure) -> torch.Tensor:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Departure, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            step(embedding, 1, 2)
+    assert step(embedding, 1, 2) == [-1.0, -1.0]

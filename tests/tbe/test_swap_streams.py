@@ -1,0 +1,184 @@
+"""Who waits for whom while rows are swapped: the host for nothing on the way of training, the streams for each other.
+
+Streams are held back by a gate: what the host gets through meanwhile waits for none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gate import Gate
+
+from rec_sdk_torch import AccumulateSGD, emulate
+from rec_sdk_torch.backends import backend_for
+from rec_sdk_torch.ops import ops
+from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch.tbe.transfers import Transfers, _streams
+
+ROWS, DIM, CACHE = 400, 8, 60
+PATIENCE = 20.0
+"""Seconds until a step that waits is let go; a machine that needs longer for a step fails the test."""
+
+
+@pytest.fixture
+def accelerator(device: torch.device) -> torch.device:
+    if device.type == "cpu":
+        pytest.skip("the CPU has no streams")
+    return device
+
+
+def current_stream(device: torch.device) -> Any:
+    return torch.get_device_module(device).current_stream(device)
+
+
+def zeros(weight: torch.Tensor) -> None:
+    weight.zero_()
+
+
+@dataclass
+class Kind:
+    """What is trained."""
+
+    pooling: Pooling = Pooling.NONE
+    weighted: bool = False
+    window: int = 1
+
+
+class Training:
+    """Every step updates the rows it looks up by -1, and swaps most of the cache."""
+
+    def __init__(self, device: torch.device, kind: Kind) -> None:
+        self.device, self.kind, self.steps = device, kind, 0
+        options: dict[str, Any] = {"lr": 1.0}
+        optimizer = TableOptimizer.create(torch.optim.SGD, options)
+        if kind.window > 1:
+            options |= {"use_accumulate": True, "accumulate_step": kind.window}
+            optimizer = TableOptimizer.create(AccumulateSGD, options)
+        config = TableConfig("t", ROWS, DIM, pooling=kind.pooling, hashed=False, init_fn=zeros)
+        self.embedding = TableBatchedEmbedding([config], optimizer=optimizer, cache=CACHE, device=device)
+        self.offsets = torch.arange(51) if kind.pooling is not Pooling.NONE else torch.tensor([0, 50])
+        self.grad = torch.ones(50, DIM, device=device)
+        self.weights = torch.ones(50, device=device, requires_grad=True) if kind.weighted else None
+        self.counts = torch.zeros(ROWS)
+
+    def step(self) -> torch.Tensor:
+        """The looked up rows, from before the update."""
+        ids = (torch.arange(50) + 50 * self.steps) % ROWS
+        self.steps += 1
+        self.counts[ids] += 1
+        rows: torch.Tensor = self.embedding(ids, self.offsets, self.weights)
+        rows.backward(self.grad)
+        return rows
+
+    def expected(self) -> torch.Tensor:
+        """What the next step looks up."""
+        ids = (torch.arange(50) + 50 * self.steps) % ROWS
+        return -self.counts[ids, None].expand(50, DIM).clone()
+
+    def table(self) -> torch.Tensor:
+        group, _ = self.embedding.find_table("t")
+        return torch.cat([group.layout.weight(records) for _, records in group.read_table(0)])
+
+
+def goes_through(stream: Any, action: Callable[[], object], patience: float = PATIENCE) -> bool:
+    """Whether the host gets through `action` while the stream is held."""
+    with Gate(stream, patience) as gate:
+        action()
+        return gate.closed
+
+
+KINDS = {
+    "sequence": Kind(),
+    "sum": Kind(Pooling.SUM),
+    "mean": Kind(Pooling.MEAN),
+    "weighted": Kind(Pooling.MEAN, weighted=True),
+    "window": Kind(window=3),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_training_step_waits_for_nothing(accelerator: torch.device, name: str) -> None:
+    kind = KINDS[name]
+    if emulate.active() and (kind.weighted or kind.window > 1):
+        pytest.skip("uses operators of ATen, for which the emulated NPU's host waits")
+    training = Training(accelerator, kind)
+    for _ in range(9):  # more than the whole table: rows come back; step 11 is not the end of a window
+        training.step()
+    stream = current_stream(accelerator)
+    goes_through(stream, training.step)  # allocators learn what a step needs whose memory is still in use
+    assert goes_through(stream, training.step)
+    assert torch.equal(training.table()[:, 0], -training.counts) or kind.window > 1
+
+
+@pytest.mark.parametrize("wait", ["a copy to the host", "a synchronisation"])
+def test_a_wait_is_seen(accelerator: torch.device, wait: str) -> None:
+    training = Training(accelerator, Kind())
+    training.step()
+    stream = current_stream(accelerator)
+    action = stream.synchronize if wait == "a synchronisation" else lambda: training.step().cpu()
+    assert not goes_through(stream, action, patience=0.5)
+
+
+def test_rows_that_come_are_waited_for(accelerator: torch.device) -> None:
+    """By the stream of the lookup, not by the host."""
+    training = Training(accelerator, Kind())
+    for _ in range(9):
+        training.step()
+    inward, _ = _streams(accelerator)
+    expected = training.expected()
+    with Gate(inward, PATIENCE) as gate:
+        rows = training.step()
+        current = current_stream(accelerator)
+        assert gate.closed
+        assert not current.query(), "the lookup waits"
+        gate.open()
+    assert torch.equal(rows.detach().cpu(), expected)
+    assert torch.equal(training.table()[:, 0], -training.counts)
+
+
+def test_rows_that_left_are_waited_for(accelerator: torch.device) -> None:
+    """By the host, when the store is next asked for rows; not by the lookup and not before."""
+    training = Training(accelerator, Kind())
+    for _ in range(9):
+        training.step()
+    _, outward = _streams(accelerator)
+    with Gate(outward, 0.5) as gate:
+        training.step()
+        current_stream(accelerator).synchronize()
+        training.embedding.cache_stats()
+        assert gate.closed
+        training.step()
+        assert not gate.closed
+    assert torch.equal(training.table()[:, 0], -training.counts)
+
+
+def test_memory_that_arrived_is_nobody_elses_while_it_is_used(accelerator: torch.device) -> None:
+    transfers = Transfers(accelerator, backend_for(accelerator))
+    cache = torch.zeros((1000, 16), dtype=torch.uint8, device=accelerator)
+    (slots,) = transfers.put(np.arange(1000, dtype=np.int32))
+    with Gate(current_stream(accelerator), PATIENCE) as gate:
+        ops.scatter_rows(cache, slots, *transfers.put(np.ones((1000, 16), np.uint8)))
+        others = [transfers.send_arrays([np.zeros((1000, 16), np.uint8)]) for _ in range(20)]
+        _streams(accelerator)[0].synchronize()
+        assert gate.closed
+    assert cache.cpu().bool().all()
+    del others
+
+
+def test_memory_that_leaves_is_nobody_elses_until_it_has(accelerator: torch.device) -> None:
+    transfers = Transfers(accelerator, backend_for(accelerator))
+    cache = torch.zeros((1000, 16), dtype=torch.uint8, device=accelerator)
+    cache[:500] = 1
+    ones, zeros = transfers.put(*np.arange(1000, dtype=np.int32).reshape(2, 500))
+    with Gate(_streams(accelerator)[1], PATIENCE) as gate:
+        departure = transfers.fetch(ops.gather_rows(cache, ones))
+        others = [ops.gather_rows(cache, zeros) for _ in range(20)]
+        current_stream(accelerator).synchronize()
+        assert gate.closed
+    assert departure.wait().bool().all()
+    del others
