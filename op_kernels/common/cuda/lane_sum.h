@@ -1,0 +1,52 @@
+// lane_sum of aggregate.h by a team: lane l of 16 adds columns l, l + 16, ... one after the other; then the
+// upper half of the lanes is added to the lower, and again.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "op_kernels/common/cuda/launch.h"
+#include "op_kernels/common/cuda/vector.h"
+
+namespace rec_sdk {
+namespace cuda {
+
+// Every thread keeps the lanes of its columns, and so the lanes are kept more than once.
+template <int N>
+class LaneSum {
+ public:
+  explicit __device__ __forceinline__ LaneSum(const Team& team) : team_(team) {}
+
+  // The terms of team.width * N further columns, zeros behind the last of the row.
+  __device__ __forceinline__ void add(const Columns<N>& terms) {
+    for (int first = 0; first < team_.width; first += kThreads) {
+      for (int k = 0; k < N; ++k) {
+        lanes_[k] += __shfl_sync(team_.mask, terms[k], first + team_.lane % kThreads, team_.width);
+      }
+    }
+  }
+
+  // In every thread.
+  __device__ __forceinline__ float total() {
+    // A team of fewer threads has no more lanes than it has columns.
+    for (int half = kThreads / 2; half > 0; half /= 2) {
+      if (half >= team_.width) continue;
+      for (int k = 0; k < N; ++k) {
+        lanes_[k] += __shfl_xor_sync(team_.mask, lanes_[k], half, team_.width);
+      }
+    }
+    for (int half = N / 2; half > 0; half /= 2) {
+      for (int k = 0; k < half; ++k) lanes_[k] += lanes_[k + half];
+    }
+    return lanes_[0];
+  }
+
+ private:
+  static constexpr int kLanes = 16;
+  static constexpr int kThreads = kLanes / N;  // that hold all lanes once
+
+  const Team& team_;
+  Columns<N> lanes_{};
+};
+
+}  // namespace cuda
+}  // namespace rec_sdk
