@@ -1,4 +1,4 @@
-"""Builds a project of C++ unit tests, and runs them."""
+"""Builds CMake projects, and runs those that are C++ unit tests."""
 
 from __future__ import annotations
 
@@ -22,14 +22,24 @@ def run_cpp_units(project: str, build: Path, *options: str, ctest: Sequence[str]
         ctest: options of ctest.
         variables: of the environment, beside what there is; nothing is preloaded.
     """
+    result = build_cpp(TESTS / project, build, *options, **variables)
+    if result.returncode == 0:
+        result = _run(build, "ctest", "--output-on-failure", "--no-tests=error", *ctest, **variables)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def build_cpp(source: Path, build: Path, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """What CMake, or if it succeeds the compiler, says about the project in the folder `source`."""
+    build.mkdir(parents=True, exist_ok=True)
+    result = _run(build, "cmake", "-S", str(source), "-B", str(build), *options, **variables)
+    if result.returncode == 0:
+        result = _run(build, "cmake", "--build", str(build), "-j2", **variables)
+    return result
+
+
+def _run(folder: Path, program: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     programs = Path(pytest.importorskip("cmake").CMAKE_BIN_DIR)
     # A test run's own libraries, an emulated NPU's among them, must not come between a test and what it builds.
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("LD_", "REC_SDK_"))} | variables
-    for program, *arguments in (
-        ("cmake", "-S", str(TESTS / project), "-B", str(build), *options),
-        ("cmake", "--build", str(build), "-j2"),
-        ("ctest", "--output-on-failure", "--no-tests=error", *ctest),
-    ):
-        command = [str(programs / program), *arguments]
-        result = subprocess.run(command, check=False, cwd=build, capture_output=True, text=True, env=environment)
-        assert result.returncode == 0, result.stdout + result.stderr
+    command = [str(programs / program), *arguments]
+    return subprocess.run(command, check=False, cwd=folder, capture_output=True, text=True, env=environment)

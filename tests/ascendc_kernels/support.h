@@ -5,12 +5,13 @@
 #include <functional>
 #include <stdexcept>
 
-#include "tests/kernels/support.h"
+#include "tests/kernels/backend.h"
 #include "torch_npu_ext/emulator/kernels/buffers.h"
 
 namespace ascendc_tests {
 
-using kernel_tests::Random;
+using kernel_tests::random_slots;
+using kernel_tests::title_of;
 using rec_sdk::DType;
 
 constexpr int64_t kDims[] = {1, 3, 8, 16, 20, 64, 100, 128, 200, 1000, 4096, 5000};
@@ -35,26 +36,7 @@ inline void run(const std::string& title, int64_t cores, const rec_sdk::emulator
 template <class T>
 void check_bits(const std::string& title, int64_t cores, const std::vector<T>& found,
                 const std::vector<T>& expected) {
-  CHECK(found.size() == expected.size());
-  for (size_t i = 0; i < expected.size(); ++i) {
-    if (std::memcmp(&found[i], &expected[i], sizeof(T)) == 0) continue;
-    std::fprintf(stderr, "%s on %d cores: element %zu of %zu is %.9g, not %.9g\n", title.c_str(),
-                 static_cast<int>(cores), i, expected.size(), static_cast<double>(found[i]),
-                 static_cast<double>(expected[i]));
-    CHECK(false && "the bits differ");
-    return;
-  }
-}
-
-inline std::string title_of(const char* kernel, int64_t dim, DType dtype, const char* variant = "") {
-  return std::string(kernel) + " dim " + std::to_string(dim) + " " + kernel_tests::name_of(dtype) + " " +
-         variant;
-}
-
-inline std::vector<int32_t> random_slots(Random* random, int64_t count, int64_t slots) {
-  std::vector<int32_t> list;
-  for (int64_t i = 0; i < count; ++i) list.push_back(random->below(slots));
-  return list;
+  kernel_tests::check_bits(title + " on " + std::to_string(cores) + " cores", found, expected);
 }
 
 }  // namespace ascendc_tests

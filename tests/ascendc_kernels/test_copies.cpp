@@ -5,24 +5,11 @@
 #include "torch_npu_ext/emulator/kernels/lookup_buffers.h"
 
 using ascendc_tests::check_bits;
+using kernel_tests::distinct_slots;
 using kernel_tests::Random;
+using kernel_tests::random_bytes;
 
 namespace {
-
-std::vector<uint8_t> random_bytes(Random* random, int64_t count) {
-  std::vector<uint8_t> bytes(static_cast<size_t>(count));
-  for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random->bits());
-  return bytes;
-}
-
-// Every slot at most once.
-std::vector<int32_t> distinct_slots(Random* random, int64_t count, int64_t slots) {
-  std::vector<int32_t> all;
-  for (int64_t s = 0; s < slots; ++s) all.push_back(static_cast<int32_t>(s));
-  for (int64_t i = 0; i < count; ++i) std::swap(all[i], all[i + random->below(slots - i)]);
-  all.resize(static_cast<size_t>(count));
-  return all;
-}
 
 void check_copies(int64_t bytes, int64_t count) {
   Random random(bytes);

@@ -3,11 +3,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cstdint>
 #include <new>
 #include <utility>
 
 #ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 
@@ -28,6 +28,13 @@ void enter_stack([[maybe_unused]] void* fake_stack, [[maybe_unused]] const void*
 #endif
 }
 
+// What functions that never returned left there.
+void forget_stack([[maybe_unused]] void* stack, [[maybe_unused]] size_t bytes) {
+#ifdef __SANITIZE_ADDRESS__
+  __asan_unpoison_memory_region(stack, bytes);
+#endif
+}
+
 }  // namespace
 
 Fiber::Fiber(std::function<void()> work) : work_(std::move(work)) {
@@ -42,9 +49,8 @@ Fiber::Fiber(std::function<void()> work) : work_(std::move(work)) {
 
 Fiber::~Fiber() { munmap(stack_, mapped_); }
 
-void Fiber::enter(unsigned high, unsigned low) {
-  // makecontext passes ints only.
-  auto* fiber = reinterpret_cast<Fiber*>(static_cast<uintptr_t>(high) << 32 | low);
+void Fiber::enter(void* self) {
+  auto* fiber = static_cast<Fiber*>(self);
   enter_stack(nullptr, &fiber->resumer_stack_, &fiber->resumer_bytes_);
   for (;;) {
     fiber->work_();
@@ -55,23 +61,18 @@ void Fiber::enter(unsigned high, unsigned low) {
 void Fiber::resume() {
   if (!started_) {
     started_ = true;
-    getcontext(&context_);
-    context_.uc_stack.ss_sp = stack_;
-    context_.uc_stack.ss_size = mapped_;
-    context_.uc_link = nullptr;
-    const auto self = reinterpret_cast<uintptr_t>(this);
-    makecontext(&context_, reinterpret_cast<void (*)()>(enter), 2, static_cast<unsigned>(self >> 32),
-                static_cast<unsigned>(self));
+    forget_stack(stack_, mapped_);
+    context_.start(stack_, mapped_, enter, this);
   }
   void* fake_stack = nullptr;
   leave_stack(&fake_stack, stack_, mapped_);
-  swapcontext(&resumer_, &context_);
+  resumer_.switch_to(&context_);
   enter_stack(fake_stack, nullptr, nullptr);
 }
 
 void Fiber::stop() {
   leave_stack(&fake_stack_, resumer_stack_, resumer_bytes_);
-  swapcontext(&context_, &resumer_);
+  context_.switch_to(&resumer_);
   enter_stack(fake_stack_, &resumer_stack_, &resumer_bytes_);
 }
 

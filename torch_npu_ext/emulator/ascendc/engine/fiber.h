@@ -1,10 +1,10 @@
 // A stack of its own for a function that can stop half way.
 #pragma once
 
-#include <ucontext.h>
-
 #include <cstddef>
 #include <functional>
+
+#include "torch_npu_ext/emulator/ascendc/engine/context.h"
 
 namespace rec_sdk::emulator {
 
@@ -24,13 +24,13 @@ class Fiber {
 
  private:
   static constexpr size_t kStackBytes = 512 * 1024;
-  static void enter(unsigned high, unsigned low);
+  static void enter(void* self);
 
   std::function<void()> work_;
   void* stack_;
   size_t mapped_;
   bool started_ = false;
-  ucontext_t context_, resumer_;
+  Context context_, resumer_;
   // For the address sanitizer, which must be told of every change of the stack.
   void* fake_stack_ = nullptr;
   const void* resumer_stack_ = nullptr;

@@ -1,0 +1,58 @@
+// Runs a kernel on the host: the blocks one after the other, the threads of a block as fibers that change
+// places only at barriers and shuffles. Which block and which ready thread comes next is for set_order to
+// say, and no result may depend on it: it is how a missing barrier shows. A kernel that no GPU would run, or
+// none for sure, is a KernelError.
+//
+// Stricter than a GPU: the threads that a barrier or a shuffle names must all come to the same line of the
+// source, and none of them may have ended.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <stdexcept>
+#include <string>
+
+struct dim3;
+
+namespace cuda_host {
+
+struct KernelError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Orders of blocks and threads; any other number is a random one.
+constexpr uint64_t kAscending = 0, kDescending = 1;
+void set_order(uint64_t order);
+
+// What is being tested, for the reports of the sanitizers.
+void set_title(const std::string& title);
+
+// For cuda_runtime.h.
+
+struct Place {
+  const char* file;
+  int line;
+
+  static constexpr Place caller(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    return {file, line};
+  }
+};
+
+// What a thread has come to: it waits for the threads of its warp that `mask` names.
+struct Call {
+  const char* name;
+  Place place;
+  uint32_t mask;
+  int source;  // lane whose value it gets
+  uint64_t value;
+};
+
+uint64_t exchange(const Call& call);
+void wait_for_block(Place place);
+int lane();
+// The first lane of the segment of `width` lanes that the caller is in.
+int segment_start(int width, Place place);
+
+void run(const void* kernel, const dim3& grid, const dim3& block, const std::function<void()>& call);
+
+}  // namespace cuda_host

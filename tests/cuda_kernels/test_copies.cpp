@@ -1,0 +1,71 @@
+// gather_rows and scatter_rows.
+#include "tests/cuda_kernels/support.h"
+
+using cuda_tests::check_bits;
+using cuda_tests::in_every_order;
+using kernel_tests::Random;
+
+namespace {
+
+// Records, and rows of them in another buffer; both start `offset` bytes behind a multiple of 16.
+struct Copies {
+  int64_t bytes, slots, count, offset;
+  std::vector<int32_t> list;
+  std::vector<uint8_t> cache, rows;
+
+  Copies(Random* random, int64_t bytes_, int64_t count_, int64_t offset_)
+      : bytes(bytes_),
+        slots(count_ + 10),
+        count(count_),
+        offset(offset_),
+        list(kernel_tests::distinct_slots(random, count, slots)),
+        cache(kernel_tests::random_bytes(random, offset + slots * bytes)),
+        rows(kernel_tests::random_bytes(random, offset + count * bytes)) {}
+
+  rec_sdk::CopyRows arguments(std::vector<uint8_t>* to_cache, std::vector<uint8_t>* to_rows) const {
+    return {to_cache->data() + offset, to_rows->data() + offset, list.data(), bytes, slots, count};
+  }
+};
+
+void check(const Copies& copies, const std::string& title) {
+  std::vector<uint8_t> gathered = copies.rows, scattered = copies.cache, cache = copies.cache,
+                       rows = copies.rows;
+  rec_sdk::cpu_kernels().gather_rows(copies.arguments(&cache, &gathered), 0, copies.count);
+  rec_sdk::cpu_kernels().scatter_rows(copies.arguments(&scattered, &rows), 0, copies.count);
+  in_every_order("gather_rows, " + title, [&](const std::string& where) {
+    std::vector<uint8_t> from = copies.cache, out = copies.rows;
+    CHECK(rec_sdk::cuda::gather_rows(copies.arguments(&from, &out), nullptr) == cudaSuccess);
+    check_bits(where, out, gathered);
+    check_bits(where, from, copies.cache);
+  });
+  in_every_order("scatter_rows, " + title, [&](const std::string& where) {
+    std::vector<uint8_t> to = copies.cache, from = copies.rows;
+    CHECK(rec_sdk::cuda::scatter_rows(copies.arguments(&to, &from), nullptr) == cudaSuccess);
+    check_bits(where, to, scattered);
+    check_bits(where, from, copies.rows);
+  });
+}
+
+void check_copies(int64_t bytes, int64_t count, int64_t offset = 0) {
+  Random random(bytes + offset);
+  const Copies copies(&random, bytes, count, offset);
+  const std::string title =
+      std::to_string(count) + " rows of " + std::to_string(bytes) + " bytes at " + std::to_string(offset);
+  check(copies, title);
+  cuda_host::memory_type = cudaMemoryTypeHost;
+  check(copies, title + " in pinned memory");
+  cuda_host::memory_type = cudaMemoryTypeDevice;
+}
+
+}  // namespace
+
+int main() {
+  for (const int64_t bytes : {1, 2, 4, 16, 31, 36, 48, 112, 528, 1552, 4112}) {
+    for (const int64_t count : {int64_t{0}, int64_t{1}, int64_t{7}, std::min<int64_t>(1500, 60000 / bytes)}) {
+      check_copies(bytes, count);
+    }
+  }
+  for (const int64_t offset : {1, 4, 8}) check_copies(48, 100, offset);
+  for (const int64_t bytes : {65536, 65552, 200016}) check_copies(bytes, 5);
+  return check_result();
+}

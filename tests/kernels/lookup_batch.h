@@ -1,0 +1,115 @@
+// A table, and a batch of bags of lookups in it.
+#pragma once
+
+#include "tests/kernels/backend.h"
+
+namespace kernel_tests {
+
+// Row 0 is all -0, which a sum must keep.
+struct Table {
+  static constexpr int64_t kSlots = 50;
+
+  rec_sdk::Weights weights;
+  std::vector<uint8_t> bytes;
+
+  Table(Random* random, int64_t dim, DType dtype, Spacing spacing) {
+    const int64_t value_bytes = rec_sdk::dtype_bytes(dtype);
+    const Cache cache(random, kSlots, dim, dtype, {dim});
+    const int64_t stride =
+        spacing == Spacing::kRecords ? cache.layout.bytes : (dim + 1 + dim % 2 + 1) * value_bytes;
+    bytes.resize(static_cast<size_t>((kSlots - 1) * stride + dim * value_bytes));
+    for (int64_t s = 0; s < kSlots; ++s) {
+      std::memcpy(bytes.data() + s * stride, cache.record(s), static_cast<size_t>(dim * value_bytes));
+    }
+    for (int64_t i = 0; i < dim * value_bytes; ++i) bytes[i] = (i + 1) % value_bytes == 0 ? 0x80 : 0;
+    weights = {bytes.data(), stride, kSlots, dim, dtype};
+  }
+};
+
+struct BagShape {
+  const char* name;
+  int64_t batch_size, first_bag;
+  std::vector<int64_t> lengths;  // of the bags
+};
+
+struct LookupBatch {
+  int64_t dim, bag_count, features, columns, stride;
+  Table table;
+  std::vector<int64_t> offsets{0}, feature_columns;
+  std::vector<uint8_t> means;
+  std::vector<int32_t> slots;
+  std::vector<float> sample_weights, grad;
+
+  // The features' slices in descending order, with gaps where rows are oddly spaced; every other one is a
+  // mean.
+  LookupBatch(Random* random, int64_t dim_, DType dtype, const BagShape& shape, Spacing spacing)
+      : dim(dim_),
+        table(random, dim_, dtype, spacing),
+        batch_size_(shape.batch_size),
+        first_bag_(shape.first_bag) {
+    const int64_t gap = spacing == Spacing::kOdd ? 1 : 0;
+    bag_count = static_cast<int64_t>(shape.lengths.size());
+    features = (first_bag_ + bag_count - 1) / batch_size_ + 1;
+    columns = features * (dim + gap) + gap;
+    stride = columns + (spacing == Spacing::kOdd ? 3 : 4);
+    for (const int64_t length : shape.lengths) offsets.push_back(offsets.back() + length);
+    for (int64_t f = 0; f < features; ++f) {
+      feature_columns.push_back((features - 1 - f) * (dim + gap) + gap);
+      means.push_back(f % 2 == 1);
+    }
+    slots = random_slots(random, offsets.back(), Table::kSlots);
+    for (size_t j = 0; j < slots.size() && j < 3; ++j) slots[j] = 0;
+    sample_weights = random_floats(random, offsets.back());
+    grad = random_floats(random, (batch_size_ - 1) * stride + columns);
+  }
+
+  int64_t lookups() const { return offsets.back(); }
+
+  rec_sdk::Bags bags() const {
+    return {offsets.data(),
+            bag_count,
+            first_bag_,
+            batch_size_,
+            feature_columns.data(),
+            reinterpret_cast<const bool*>(means.data()),
+            features};
+  }
+
+  rec_sdk::LookupPooled pooled(bool weighted, std::vector<float>* out) const {
+    return {table.weights, slots.data(), weighted ? sample_weights.data() : nullptr,
+            bags(),        out->data(),  stride,
+            columns,       lookups()};
+  }
+
+  rec_sdk::PooledWeightsGrad weights_grad(std::vector<float>* out) const {
+    return {table.weights, slots.data(), bags(), grad.data(), stride, out->data(), columns, lookups()};
+  }
+
+  // Room for the output, with values that show where nothing is written.
+  std::vector<float> blank_output() const { return std::vector<float>(grad.size(), 7.0f); }
+
+  std::vector<float> pooled_on_cpu(bool weighted) const {
+    std::vector<float> out = blank_output();
+    rec_sdk::cpu_kernels().lookup_pooled(pooled(weighted, &out), 0, bag_count);
+    return out;
+  }
+
+  std::vector<float> weights_grad_on_cpu() const {
+    std::vector<float> out(slots.size());
+    rec_sdk::cpu_kernels().pooled_weights_grad(weights_grad(&out), 0, lookups());
+    return out;
+  }
+
+ private:
+  int64_t batch_size_, first_bag_;
+};
+
+// What lookup_sequence makes of the slots, [count, dim].
+inline std::vector<float> sequence_on_cpu(const Table& table, const std::vector<int32_t>& slots) {
+  std::vector<float> out(slots.size() * static_cast<size_t>(table.weights.dim));
+  const auto count = static_cast<int64_t>(slots.size());
+  rec_sdk::cpu_kernels().lookup_sequence({table.weights, slots.data(), out.data(), count}, 0, count);
+  return out;
+}
+
+}  // namespace kernel_tests

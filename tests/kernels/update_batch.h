@@ -1,0 +1,177 @@
+// A batch of gradients as segments, the optimizers, and what the CPU kernels make of them.
+#pragma once
+
+#include <limits>
+
+#include "tests/kernels/backend.h"
+
+namespace kernel_tests {
+
+struct UpdateBatch {
+  int64_t dim, stride, slots;
+  std::vector<float> grad, scale;
+  std::vector<int32_t> unique_slots, offsets, grad_row, grad_column;
+  static constexpr int64_t kGradRows = 500;
+
+  // lengths: lookups of each row. Scaled ones have a scale and a column for each lookup, as pooled lookups
+  // have.
+  UpdateBatch(Random* random, int64_t dim_, const std::vector<int32_t>& lengths, bool scaled,
+              Spacing spacing = Spacing::kOdd)
+      : dim(dim_), stride(dim_ + (spacing == Spacing::kOdd ? 9 : 12)), offsets{0} {
+    for (const int32_t length : lengths) offsets.push_back(offsets.back() + length);
+    slots = rows() + 5;
+    unique_slots.resize(lengths.size());
+    for (int64_t u = 0; u < rows(); ++u) unique_slots[u] = static_cast<int32_t>(u);
+    for (int64_t u = 0; u < rows(); ++u) std::swap(unique_slots[u], unique_slots[random->below(rows())]);
+    grad = random_floats(random, kGradRows * stride);
+    for (int64_t j = 0; j < lookups(); ++j) grad_row.push_back(random->below(kGradRows));
+    if (!scaled) return;
+    scale = random_floats(random, lookups());
+    const int32_t step = spacing == Spacing::kOdd ? 1 : 4;
+    for (int64_t j = 0; j < lookups(); ++j)
+      grad_column.push_back(random->below((stride - dim) / step) * step);
+  }
+
+  int64_t rows() const { return static_cast<int64_t>(offsets.size()) - 1; }
+  int64_t lookups() const { return offsets.back(); }
+
+  rec_sdk::Segments segments() const {
+    rec_sdk::Segments all{};
+    all.lookups = {grad.data(),
+                   stride,
+                   grad_row.data(),
+                   grad_column.empty() ? nullptr : grad_column.data(),
+                   scale.empty() ? nullptr : scale.data(),
+                   lookups(),
+                   kGradRows,
+                   stride};
+    all.dim = dim;
+    all.unique_slots = unique_slots.data();
+    all.offsets = offsets.data();
+    all.rows = rows();
+    return all;
+  }
+};
+
+// Empty, single, of several blocks; `rows` rows that repeat them.
+inline std::vector<int32_t> short_rows(int64_t rows) {
+  const std::vector<int32_t> pattern = {1, 0, 2, 1, 1, 31, 1, 33, 1, 1, 3, 100, 1, 0, 0, 1, 2};
+  std::vector<int32_t> lengths;
+  for (int64_t u = 0; u < rows; ++u) lengths.push_back(pattern[u % pattern.size()]);
+  return lengths;
+}
+
+// With hot rows next to each other, at borders of windows, and with rests of all kinds.
+inline std::vector<int32_t> with_hot_rows(std::vector<int32_t> lengths, const std::vector<int32_t>& hot) {
+  const int64_t step = static_cast<int64_t>(lengths.size()) / static_cast<int64_t>(hot.size() + 1);
+  for (size_t i = 0; i < hot.size(); ++i) {
+    lengths[static_cast<size_t>(step) * (i + 1)] = hot[i];
+    if (i % 3 == 2) lengths[static_cast<size_t>(step) * (i + 1) + 1] = 257;
+  }
+  return lengths;
+}
+
+struct OptimizerCase {
+  const char* name;
+  std::vector<int64_t> states;      // elements; 0 stands for dim
+  std::vector<float> coefficients;  // from [1] on
+};
+
+inline const OptimizerCase kOptimizers[] = {
+    {"sgd", {}, {0.1f}},
+    {"adagrad", {0}, {0.1f, 1e-8f}},
+    {"rowwise_adagrad", {1}, {0.1f, 1e-8f}},
+    {"adam", {0, 0}, {0.01f, 1e-8f, 0.1f, 0.001f, 1.25f}},
+};
+
+inline std::vector<int64_t> states_of(const OptimizerCase& optimizer, int64_t dim) {
+  std::vector<int64_t> states;
+  for (const int64_t elements : optimizer.states) states.push_back(elements > 0 ? elements : dim);
+  return states;
+}
+
+// Four tables, one without rows and the last with clipping; each learns at another rate.
+struct Tables {
+  std::vector<int32_t> offsets;
+  std::vector<float> coefficients;
+
+  Tables(const OptimizerCase& optimizer, int64_t rows)
+      : offsets{0, static_cast<int32_t>(rows / 3), static_cast<int32_t>(rows / 3),
+                static_cast<int32_t>(rows - rows / 4), static_cast<int32_t>(rows)},
+        coefficients(4 * rec_sdk::kCoefficients) {
+    for (int64_t t = 0; t < 4; ++t) {
+      float* of_table = &coefficients[t * rec_sdk::kCoefficients];
+      of_table[0] = t == 3 ? 0.5f : std::numeric_limits<float>::infinity();
+      std::copy(optimizer.coefficients.begin(), optimizer.coefficients.end(), of_table + 1);
+      of_table[1] *= 1.0f + 0.5f * static_cast<float>(t);
+    }
+  }
+};
+
+// What lies between the weights and the states, and behind them, is nobody's to write.
+inline void fill_padding(Cache* cache) {
+  const RecordLayout& layout = cache->layout;
+  std::vector<bool> used(static_cast<size_t>(layout.bytes));
+  const auto use = [&](int64_t first, int64_t bytes) { std::fill_n(used.begin() + first, bytes, true); };
+  use(0, layout.weight_bytes);
+  for (int64_t s = 0; s < layout.state_count; ++s) use(layout.state_offset[s], layout.state_elements[s] * 4);
+  for (size_t i = 0; i < cache->bytes.size(); ++i) {
+    if (!used[i % used.size()]) cache->bytes[i] = 0xA5;
+  }
+}
+
+inline rec_sdk::UpdateRows update_arguments(const UpdateBatch& batch, const Tables& tables,
+                                            const Cache& cache, std::vector<uint8_t>* bytes) {
+  return {batch.segments(),           bytes->data(), cache.layout, tables.offsets.data(), 4,
+          tables.coefficients.data(), cache.slots};
+}
+
+inline std::vector<uint8_t> updated_on_cpu(const UpdateBatch& batch, const Tables& tables,
+                                           const char* optimizer, const Cache& before) {
+  std::vector<uint8_t> bytes = before.bytes;
+  std::vector<float> scratch(static_cast<size_t>(batch.dim));
+  rec_sdk::cpu_kernels().update_rows(optimizer)(update_arguments(batch, tables, before, &bytes), 0,
+                                                batch.rows(), scratch.data());
+  return bytes;
+}
+
+inline std::vector<float> accumulated_on_cpu(const UpdateBatch& batch, const std::vector<float>& before) {
+  std::vector<float> pending = before, scratch(static_cast<size_t>(batch.dim));
+  rec_sdk::cpu_kernels().accumulate_rows({batch.segments(), pending.data(), batch.slots}, 0, batch.rows(),
+                                         scratch.data());
+  return pending;
+}
+
+// Gradients that are not numbers, infinite, subnormal or too large for 16 bits.
+inline void add_special_values(Random* random, UpdateBatch* batch) {
+  const float specials[] = {NAN,   INFINITY, -INFINITY, 1e-40f,    -3e-45f, 0.0f,
+                            -0.0f, 70000.0f, 3e38f,     -65519.9f, 6e-8f};
+  for (float& g : batch->grad) {
+    if (random->below(20) == 0) g = specials[random->below(11)];
+  }
+}
+
+// Weights and states of any bits.
+inline void add_special_values(Random* random, Cache* cache) {
+  const int64_t values = static_cast<int64_t>(cache->bytes.size()) / 2;
+  for (int64_t i = 0; i < values; ++i) {
+    if (random->below(20) == 0) write(cache->bytes.data(), i, static_cast<uint16_t>(random->bits()));
+  }
+}
+
+// The sign and payload of a NaN depend on the order of the operands, which a compiler may change.
+inline std::vector<uint8_t> without_nans(const RecordLayout& layout, std::vector<uint8_t> bytes) {
+  for (uint8_t* record = bytes.data(); record < bytes.data() + bytes.size(); record += layout.bytes) {
+    for (int64_t i = 0; i < layout.weight_bytes / 2 && layout.weight_dtype != DType::kFloat32; ++i) {
+      const auto bits = read<uint16_t>(record, i);
+      if (std::isnan(value_of(bits, layout.weight_dtype))) write<uint16_t>(record, i, 0xffff);
+    }
+    const int64_t floats = layout.weight_dtype == DType::kFloat32 ? 0 : layout.state_offset[0] / 4;
+    for (int64_t i = floats; i < layout.bytes / 4 && (layout.state_count > 0 || floats == 0); ++i) {
+      if (std::isnan(read<float>(record, i))) write<uint32_t>(record, i, 0xffffffff);
+    }
+  }
+  return bytes;
+}
+
+}  // namespace kernel_tests

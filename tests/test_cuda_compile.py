@@ -1,0 +1,66 @@
+"""Where nvcc is, with or without a GPU: every CUDA kernel compiles for A100 and H100, without a warning."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+from pathlib import Path
+
+import pytest
+from cpp_units import TESTS, build_cpp
+
+ROOT = TESTS.parent
+OPERATORS = sorted(folder.parent.name for folder in (ROOT / "op_kernels").glob("*/cpu.cpp"))
+FOLDERS = [os.environ.get("CUDA_HOME", "/usr/local/cuda") + "/bin", os.environ.get("PATH", ""), "/usr/local/cuda/bin"]
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("nvcc", path=os.pathsep.join(FOLDERS)) is None,
+    reason="no nvcc in CUDA_HOME, on the path or in /usr/local/cuda",
+)
+
+PLANTED = {
+    "": "__global__ void planted(int* to) { *to = 2; }",
+    "unused_on_the_device": "__global__ void planted(int* to) { int unused_on_the_device = 1; *to = 2; }",
+    "unused_on_the_host": "static int planted(int unused_on_the_host) { return 1; } int user() { return planted(1); }",
+}
+
+
+def machine_code(object_file: Path) -> set[int]:
+    """The architectures an object has machine code for, such as 80. Its fat binaries are lists of entries with the
+    header (16 bits: 1 for PTX, 2 for machine code; 16: version; 32: bytes of the header; 64: of what follows; 64: not
+    of interest; 32: minor and major version; 32: architecture)."""
+    content = object_file.read_bytes()
+    found: set[int] = set()
+    at = content.find(struct.pack("<I", 0xBA55ED50))
+    while at >= 0:
+        header_bytes, size = struct.unpack_from("<HQ", content, at + 6)
+        entry, end = at + header_bytes, at + header_bytes + size
+        while entry < end:
+            kind, entry_bytes, entry_size = struct.unpack_from("<H2xIQ", content, entry)
+            if kind == 2:
+                found.add(struct.unpack_from("<I", content, entry + 28)[0])
+            entry += entry_bytes + entry_size
+        at = content.find(struct.pack("<I", 0xBA55ED50), end)
+    return found
+
+
+def test_every_kernel_compiles() -> None:
+    build = ROOT / "build" / "cuda-compile-check"  # kept, as it takes long
+    result = build_cpp(ROOT / "op_kernels" / "cuda", build)
+    assert result.returncode == 0, result.stdout + result.stderr
+    objects = {file.parent.name: file for file in build.glob("**/op_kernels/*/cuda.cu.o")}
+    assert sorted(objects) == OPERATORS
+    assert {name: machine_code(file) for name, file in objects.items()} == {name: {80, 90} for name in OPERATORS}
+
+
+def test_warnings_are_errors(tmp_path: Path) -> None:
+    planted = tmp_path / "op_kernels" / "planted" / "cuda.cu"
+    planted.parent.mkdir(parents=True)
+    project = shutil.copytree(ROOT / "op_kernels" / "cuda", tmp_path / "op_kernels" / "cuda")
+    for warning, code in PLANTED.items():
+        planted.write_text(f"#include <cuda_runtime.h>\n\n{code}\n")
+        result = build_cpp(project, tmp_path / "build")
+        output = result.stdout + result.stderr
+        assert (result.returncode == 0) == (not warning), output
+        assert warning in output, output
