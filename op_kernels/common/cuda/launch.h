@@ -15,7 +15,9 @@ constexpr int kBlockThreads = 256;
 template <class... Parameters, class... Arguments>
 cudaError_t launch(void (*kernel)(Parameters...), int64_t blocks, cudaStream_t stream,
                    const Arguments&... arguments) {
+  constexpr int64_t kMostBlocks = 0x7fffffff;
   if (blocks == 0) return cudaSuccess;
+  if (blocks > kMostBlocks) return cudaErrorInvalidConfiguration;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(blocks));
   config.blockDim = dim3(kBlockThreads);

@@ -21,7 +21,7 @@
 // every block.
 #define __shared__ static thread_local
 
-enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1 };
+enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorInvalidConfiguration = 9 };
 using cudaStream_t = struct CUstream_st*;
 
 struct dim3 {
@@ -41,6 +41,7 @@ enum cudaMemoryType { cudaMemoryTypeHost = 1, cudaMemoryTypeDevice = 2 };
 
 struct cudaPointerAttributes {
   cudaMemoryType type;
+  void* devicePointer;
 };
 
 namespace cuda_host {
@@ -50,9 +51,14 @@ inline cudaMemoryType memory_type = cudaMemoryTypeDevice;
 
 }  // namespace cuda_host
 
-inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void*) {
-  attributes->type = cuda_host::memory_type;
+inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer) {
+  *attributes = {cuda_host::memory_type, const_cast<void*>(pointer)};
   return cudaSuccess;
+}
+
+inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+inline const char* cudaGetErrorString(cudaError_t error) {
+  return error == cudaErrorInvalidValue ? "invalid argument" : "invalid configuration";
 }
 
 inline dim3 threadIdx, blockIdx, blockDim, gridDim;

@@ -1,0 +1,48 @@
+"""The CUDA operators from Python, without a GPU: their dispatch and their kernels, executed on the host."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cpp_units import build_cpp
+
+import rec_sdk_torch
+
+TESTS = Path(__file__).parent
+RUN = (
+    ("ops", "-k", "not threads_and_instruction_sets"),  # which CUDA knows nothing of
+    ("tbe/test_oracle.py",),
+)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    build = tmp_path_factory.mktemp("cuda_operators")
+    package = Path(rec_sdk_torch.__file__).parent
+    options = (f"-DPython_EXECUTABLE={sys.executable}", f"-DREC_SDK_PACKAGE={package}")
+    result = build_cpp(TESTS / "cuda_operators", build, *options)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return build / "cuda_operators.so"
+
+
+@pytest.mark.parametrize("tests", RUN, ids=lambda tests: tests[0])
+def test_passes(library: Path, tests: tuple[str, ...]) -> None:
+    """What the CPU's operators pass, the CUDA ones must."""
+    paths = [str(TESTS / "cuda_operators"), os.environ.get("PYTHONPATH", "")]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "CUDA_OPERATORS_LIBRARY": str(library),
+    }
+    folder, *options = tests
+    command = [sys.executable, "-m", "pytest", "-p", "cuda_operators_plugin", str(TESTS / folder), *options]
+    result = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, cwd=TESTS.parent)
+    assert result.returncode == 0, result.stdout + result.stderr
+    launches = re.search(r"launched on the host: (\d+)", result.stdout)
+    assert launches is not None
+    assert int(launches[1]) > 100
