@@ -159,11 +159,12 @@ REC_SDK_INLINE void for_each_row(const Segments& segments, uint8_t* base, int64_
   const Lookups lookups = segments.lookups;
   const GradientTerms<false> single(lookups, dim);
   const int64_t ahead = rows_ahead(record_bytes);
+  const int64_t fetched = prefetch_bytes(base, record_bytes, record_bytes);
   const auto record = [&](int64_t u) { return base + segments.unique_slots[u] * record_bytes; };
   int64_t hot = first_hot_row(segments, begin);
-  for (int64_t u = begin; u < smaller(begin + ahead, end); ++u) prefetch_row(record(u), record_bytes);
+  for (int64_t u = begin; u < smaller(begin + ahead, end); ++u) prefetch_row(record(u), fetched);
   for (int64_t u = begin; u < end; ++u) {
-    if (u + ahead < end) prefetch_row(record(u + ahead), record_bytes);
+    if (u + ahead < end) prefetch_row(record(u + ahead), fetched);
     const int64_t first = segments.offsets[u], last = segments.offsets[u + 1], count = last - first;
     const float* g = scratch;
     if (count == 1 && lookups.scale == nullptr) {

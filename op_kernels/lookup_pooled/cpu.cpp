@@ -12,7 +12,7 @@ template <class Format, bool kWeighted>
 struct RowTerms {
   using Stored = typename Format::Storage;
   const LookupPooled& a;
-  int64_t row_bytes, ahead, last;
+  int64_t fetched, ahead, last;
 
   struct Row {
     const Stored* __restrict data;
@@ -24,9 +24,13 @@ struct RowTerms {
 
   REC_SDK_INLINE RowTerms(const LookupPooled& arguments, int64_t lookups)
       : a(arguments),
-        row_bytes(arguments.weights.dim * static_cast<int64_t>(sizeof(Stored))),
-        ahead(rows_ahead(row_bytes)),
+        fetched(prefetch_bytes(a.weights.data, a.weights.stride_bytes, row_bytes(a.weights))),
+        ahead(rows_ahead(row_bytes(a.weights))),
         last(lookups) {}
+
+  static REC_SDK_INLINE int64_t row_bytes(const Weights& weights) {
+    return weights.dim * static_cast<int64_t>(sizeof(Stored));
+  }
 
   REC_SDK_INLINE const uint8_t* address(int64_t j) const {
     return a.weights.data + a.slots[j] * a.weights.stride_bytes;
@@ -35,7 +39,7 @@ struct RowTerms {
     return {reinterpret_cast<const Stored*>(address(j)) + column, kWeighted ? a.per_sample_weights[j] : 1.0f};
   }
   REC_SDK_INLINE void prefetch(int64_t j) const {
-    if (j + ahead < last) prefetch_row(address(j + ahead), row_bytes);
+    if (j + ahead < last) prefetch_row(address(j + ahead), fetched);
   }
 };
 

@@ -13,9 +13,10 @@ void lookup_sequence(const LookupSequence& a, int64_t begin, int64_t end) {
       const int64_t dim = decltype(fixed)::value > 0 ? decltype(fixed)::value : a.weights.dim;
       const int64_t row_bytes = dim * static_cast<int64_t>(sizeof(Stored));
       const int64_t ahead = rows_ahead(row_bytes);
+      const int64_t fetched = prefetch_bytes(a.weights.data, a.weights.stride_bytes, row_bytes);
       const auto row = [&](int64_t i) { return a.weights.data + a.slots[i] * a.weights.stride_bytes; };
       for (int64_t i = begin; i < end; ++i) {
-        if (i + ahead < end) prefetch_row(row(i + ahead), row_bytes);
+        if (i + ahead < end) prefetch_row(row(i + ahead), fetched);
         const Stored* __restrict from = reinterpret_cast<const Stored*>(row(i));
         float* __restrict to = a.out + i * dim;
         for (int64_t k = 0; k < dim; ++k) to[k] = Format::load(from[k]);

@@ -15,12 +15,13 @@ void pooled_weights_grad(const PooledWeightsGrad& a, int64_t begin, int64_t end)
     const int64_t dim = a.weights.dim;
     const int64_t row_bytes = dim * static_cast<int64_t>(sizeof(Stored));
     const int64_t ahead = rows_ahead(row_bytes);
+    const int64_t fetched = prefetch_bytes(a.weights.data, a.weights.stride_bytes, row_bytes);
     const auto row = [&](int64_t j) { return a.weights.data + a.slots[j] * a.weights.stride_bytes; };
     int64_t k = bag_of(a.bags, begin);
     BagCursor bag(a.bags, k);
     for (int64_t j = begin; j < end; ++j) {
       for (; j >= a.bags.offsets[k + 1]; ++k) bag.next();
-      if (j + ahead < end) prefetch_row(row(j + ahead), row_bytes);
+      if (j + ahead < end) prefetch_row(row(j + ahead), fetched);
       const Stored* weight = reinterpret_cast<const Stored*>(row(j));
       const float* grad = a.grad + bag.sample * a.grad_stride + bag.column();
       const float dot = lane_sum(dim, [&](int64_t i) { return grad[i] * Format::load(weight[i]); });
