@@ -50,14 +50,15 @@ class Project:
 
 
 def find_nvcc() -> str | None:
-    """CUDA's compiler: of CUDA_HOME if that is set, else on the path, else where CUDA installs itself."""
-    home = os.environ.get("CUDA_HOME")
-    folders = [f"{home}/bin"] if home else [os.environ.get("PATH", ""), "/usr/local/cuda/bin"]
+    """CUDA's compiler: in CUDA_HOME, else on the path, else where CUDA installs itself."""
+    folders = [os.environ.get("CUDA_HOME", "") + "/bin", os.environ.get("PATH", ""), "/usr/local/cuda/bin"]
     return shutil.which("nvcc", path=os.pathsep.join(folders))
 
 
 def without_cuda() -> str:
-    """Why the operators cannot be built for CUDA here; empty when they can."""
+    """Why the operators are not built for CUDA here; empty when they are."""
+    if os.environ.get("REC_SDK_CUDA") == "0":
+        return "REC_SDK_CUDA=0 is set"
     nvcc = find_nvcc()
     if nvcc is None:
         return "there is no nvcc, in CUDA_HOME, on the path or in /usr/local/cuda"
@@ -68,10 +69,14 @@ def without_cuda() -> str:
     of_torch = runpy.run_path(str(Path(torch.origin).with_name("version.py"))).get("cuda")
     if of_torch is None:
         return "the installed torch is a build without CUDA"
-    report = subprocess.run([nvcc, "--version"], check=True, capture_output=True, text=True).stdout
-    release = re.search(r"release (\d+)", report)
-    if release is None or release[1] != of_torch.partition(".")[0]:
-        return f"torch is built for CUDA {of_torch}, and {nvcc} is CUDA {release and release[1]}"
+    report = subprocess.run([nvcc, "--version"], check=False, capture_output=True, text=True).stdout
+    release = re.search(r"release (\d+)\.(\d+)", report)
+    if release is None:
+        return f"{nvcc} --version does not name its release"
+    major, minor = (int(number) for number in of_torch.split(".")[:2])
+    # The kernels use torch's CUDA runtime, which has what its own release needs, and older ones of the same major.
+    if int(release[1]) != major or int(release[2]) > minor:
+        return f"torch is built for CUDA {of_torch}, and {nvcc} is of CUDA {release[1]}.{release[2]}"
     return ""
 
 

@@ -42,8 +42,8 @@ class Backend:
     """Bytes of device memory that can still be allocated."""
     pin_staging: bool
     """Whether staging buffers are page-locked for asynchronous copies."""
-    direct_swap: bool = False
-    """Whether kernels copy rows between the cache and staging buffers themselves."""
+    reaches_host: bool = False
+    """Whether kernels can read and write staging buffers, so that a swap may do without copies."""
     allocate_cache: Callable[[int, int, torch.device], torch.Tensor] = _allocate
     """(rows, width, device) -> an uninitialised device cache, uint8 `[rows, width]`."""
     load: Callable[[], None] = _nothing
@@ -58,7 +58,7 @@ class Backend:
 
 _BACKENDS = {
     "cpu": Backend(lambda device: available_memory(), pin_staging=False, allocate_cache=_huge_pages),
-    "cuda": Backend(cuda.free_memory, pin_staging=True, load=cuda.load_operators, start=cuda.start),
+    "cuda": Backend(cuda.free_memory, pin_staging=True, reaches_host=True, load=cuda.load_operators, start=cuda.start),
     "npu": Backend(npu.free_memory, pin_staging=True, load=npu.load_operators, start=npu.start),
 }
 

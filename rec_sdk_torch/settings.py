@@ -3,6 +3,10 @@
 EMBCACHE_SIZE_ON_DEVICE_MEM, default 16GiB
     Device memory a collection may use for its cache when no `cache=` is given: bytes, or a number with a
     unit (`512MiB`, `2GB`).
+
+EMBCACHE_DIRECT_SWAP, default 0
+    1: on CUDA, the kernels of a swap read and write page-locked host memory themselves, instead of copies through
+    staging on the device. Which is faster is for `python -m benchmarks.cuda` to say.
 """
 
 from __future__ import annotations
@@ -39,11 +43,23 @@ def parse_bytes(text: str, name: str) -> int:
     return size
 
 
+def parse_switch(text: str, name: str) -> bool:
+    """`"0"` or `"1"`.
+
+    Raises:
+        ValueError: anything else; the message names `name`.
+    """
+    if text not in ("0", "1"):
+        raise ValueError(f"{name}: expected 0 or 1, got {text!r}")
+    return text == "1"
+
+
 @dataclass(frozen=True)
 class Settings:
     """What the environment asks for; see the module's table."""
 
     embcache_size_on_device_mem: int
+    embcache_direct_swap: bool
 
 
 def read_settings() -> Settings:
@@ -53,4 +69,7 @@ def read_settings() -> Settings:
         ValueError: a variable holds something that cannot be read; the message names it.
     """
     name = "EMBCACHE_SIZE_ON_DEVICE_MEM"
-    return Settings(embcache_size_on_device_mem=parse_bytes(os.environ.get(name, "16GiB"), name))
+    return Settings(
+        embcache_size_on_device_mem=parse_bytes(os.environ.get(name, "16GiB"), name),
+        embcache_direct_swap=parse_switch(os.environ.get("EMBCACHE_DIRECT_SWAP", "0"), "EMBCACHE_DIRECT_SWAP"),
+    )

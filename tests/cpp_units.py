@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,10 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).resolve().parent
+
+_CUDA_FOLDERS = (os.environ.get("CUDA_HOME", "") + "/bin", os.environ.get("PATH", ""), "/usr/local/cuda/bin")
+NVCC = shutil.which("nvcc", path=os.pathsep.join(_CUDA_FOLDERS))
+"""CUDA's compiler, found where setup.py looks for it; None if it is not there."""
 
 
 def run_cpp_units(project: str, build: Path, *options: str, ctest: Sequence[str] = ("-j2",), **variables: str) -> None:

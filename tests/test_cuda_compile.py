@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import struct
 from pathlib import Path
 
 import pytest
-from cpp_units import TESTS, build_cpp
+from cpp_units import NVCC, TESTS, build_cpp
 
 ROOT = TESTS.parent
 OPERATORS = sorted(folder.parent.name for folder in (ROOT / "op_kernels").glob("*/cpu.cpp"))
-FOLDERS = [os.environ.get("CUDA_HOME", "/usr/local/cuda") + "/bin", os.environ.get("PATH", ""), "/usr/local/cuda/bin"]
+STRICT = "-DREC_SDK_CUDA_WERROR=ON"
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("nvcc", path=os.pathsep.join(FOLDERS)) is None,
-    reason="no nvcc in CUDA_HOME, on the path or in /usr/local/cuda",
-)
+pytestmark = pytest.mark.skipif(NVCC is None, reason="no nvcc in CUDA_HOME, on the path or in /usr/local/cuda")
 
 PLANTED = {
     "": "__global__ void planted(int* to) { *to = 2; }",
@@ -47,7 +43,7 @@ def machine_code(object_file: Path) -> set[int]:
 
 def test_every_kernel_compiles() -> None:
     build = ROOT / "build" / "cuda-compile-check"  # kept, as it takes long
-    result = build_cpp(ROOT / "op_kernels" / "cuda", build)
+    result = build_cpp(ROOT / "op_kernels" / "cuda", build, STRICT)
     assert result.returncode == 0, result.stdout + result.stderr
     objects = {file.parent.name: file for file in build.glob("**/op_kernels/*/cuda.cu.o")}
     assert sorted(objects) == OPERATORS
@@ -60,7 +56,7 @@ def test_warnings_are_errors(tmp_path: Path) -> None:
     project = shutil.copytree(ROOT / "op_kernels" / "cuda", tmp_path / "op_kernels" / "cuda")
     for warning, code in PLANTED.items():
         planted.write_text(f"#include <cuda_runtime.h>\n\n{code}\n")
-        result = build_cpp(project, tmp_path / "build")
+        result = build_cpp(project, tmp_path / "build", STRICT)
         output = result.stdout + result.stderr
         assert (result.returncode == 0) == (not warning), output
         assert warning in output, output

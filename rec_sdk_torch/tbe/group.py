@@ -112,18 +112,16 @@ class Group:
             means if self.pooled else [],
         )
         slots = sum(member.slots for member in members)
-        self.cache = backend.allocate_cache(slots, self.layout.bytes, device)
+        cache = backend.allocate_cache(slots, self.layout.bytes, device)
         self._columns = torch.tensor(list(columns), dtype=torch.int64, device=device)
         self._means = torch.tensor(means, dtype=torch.bool, device=device)
         optimizers = [member.optimizer for member in members if member.optimizer]
         self.optimizers = list({id(optimizer): optimizer for optimizer in optimizers}.values())
         ranks = {id(optimizer): rank for rank, optimizer in enumerate(self.optimizers)}
         self._optimizer_of_table = torch.tensor([ranks[id(optimizer)] for optimizer in optimizers], dtype=torch.int64)
-        self.pending: torch.Tensor | None = None
-        if self.accumulate_step > 1:
-            self.pending = torch.zeros((slots, 2 * self.layout.dim), device=device)
+        pending = torch.zeros((slots, 2 * self.layout.dim), device=device) if self.accumulate_step > 1 else None
         self._transfers = Transfers(device, backend)
-        self.swap = Swap(engine, self.cache, self.pending, self._transfers)
+        self.swap = Swap(engine, cache, pending, self._transfers)
         self._with_init_fn = [i for i, m in enumerate(members) if m.config.hashed and m.config.init_fn is not None]
         self._chunk = max(1024, _CHUNK_BYTES // self.layout.bytes)
         for index, member in enumerate(members):
@@ -135,6 +133,16 @@ class Group:
         """The host engine, once it has all rows that left the cache."""
         self.swap.settle()
         return self.swap.engine
+
+    @property
+    def cache(self) -> torch.Tensor:
+        """The device cache, uint8 `[slots, bytes]`."""
+        return self.swap.cache
+
+    @property
+    def pending(self) -> torch.Tensor | None:
+        """Gradients of the open window, float32 `[slots, 2 * D]`: sums and compensations."""
+        return self.swap.pending
 
     @property
     def accumulate_step(self) -> int:

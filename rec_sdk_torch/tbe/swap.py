@@ -113,11 +113,23 @@ class Swap:
             transfers: to the cache's device.
         """
         self.engine = engine
-        self.pending = pending
+        self._pending = pending
         self._cache = cache
         self._transfers = transfers
         self._leaving: list[_Leaving] = []
         self._lock = threading.RLock()
+
+    @property
+    def cache(self) -> torch.Tensor:
+        """uint8 `[slots, bytes]`, for the current stream: behind what other streams do with it."""
+        self._transfers.follow()
+        return self._cache
+
+    @property
+    def pending(self) -> torch.Tensor | None:
+        """float32 `[slots, 2 * D]`, likewise."""
+        self._transfers.follow()
+        return self._pending
 
     def settle(self) -> None:
         """Writes the rows that left to the host store. Waits for their own copies only, mostly long done."""
@@ -174,8 +186,8 @@ class Swap:
     def cancel(self, plan: _engine.SwapPlan) -> None:
         """Undoes the latest plan: what was to leave stays."""
         with self._lock:
+            self.engine.cancel(plan)  # which may refuse
             self._leaving = [leaving for leaving in self._leaving if leaving.plan is not plan]
-        self.engine.cancel(plan)
 
     def owe(self, rows: torch.Tensor, store: Callable[[torch.Tensor], None]) -> None:
         """Copies `rows` to the host, for `store` to take when the engine is next asked for rows."""
@@ -186,9 +198,9 @@ class Swap:
 
     def _read_cache(self, slots: torch.Tensor) -> Departure:
         if not self._transfers.direct:
-            return self._transfers.fetch(ops.gather_rows(self._cache, slots))
+            return self._transfers.fetch(ops.gather_rows(self.cache, slots))
         staging = self._transfers.staging(len(slots), self._cache.shape[1])
-        ops.gather_rows.out(self._cache, slots, out=staging)
+        ops.gather_rows.out(self.cache, slots, out=staging)
         return self._transfers.used(staging)
 
     def _send_records(self, staging: torch.Tensor) -> Arrival:
@@ -196,6 +208,6 @@ class Swap:
 
     def write_cache(self, slots: torch.Tensor, records: Arrival) -> None:
         """Replaces `slots` of the cache."""
-        ops.scatter_rows(self._cache, slots, *records.wait())
+        ops.scatter_rows(self.cache, slots, *records.wait())
         if self._transfers.direct:
             self._transfers.used(records.memory)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from ..backends import Backend
+from ..settings import read_settings
 
 _ALIGNMENT = 64
 """Bytes that arrays of one copy start at multiples of, as in fresh device memory."""
@@ -75,10 +76,23 @@ class Transfers:
     def __init__(self, device: torch.device, backend: Backend) -> None:
         self.device = device
         self.staging = backend.staging
-        self.direct = backend.direct_swap
+        self.direct = backend.reaches_host and read_settings().embcache_direct_swap
         self._module = torch.get_device_module(device)
         self._pinned = backend.pin_staging
         self._in_use: list[Departure] = []
+        self._last: Any = None
+
+    def follow(self) -> None:
+        """Puts what the current stream is given from now on behind what the stream of the last call was given.
+
+        To be called before every use of a group's cache: a row may leave it right after its update was launched.
+        """
+        if not self._pinned:
+            return
+        stream = self._module.current_stream(self.device)
+        if self._last is not None and stream != self._last:
+            stream.wait_stream(self._last)
+        self._last = stream
 
     def send(self, staging: torch.Tensor) -> Arrival:
         """Starts to copy a staging buffer to the device."""

@@ -12,6 +12,7 @@ import torch
 
 from rec_sdk_torch import AccumulateSGD, backends
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch.tbe.batch import Batch
 from rec_sdk_torch.tbe.transfers import Departure
 
 DIM = 4
@@ -23,8 +24,8 @@ def way(request: pytest.FixtureRequest, device: torch.device, monkeypatch: pytes
     if device.type == "npu" and request.param == "direct":
         pytest.skip("an NPU's kernels do not reach host memory")
     backend = backends._BACKENDS[device.type]
-    direct = dataclasses.replace(backend, direct_swap=request.param == "direct")
-    monkeypatch.setitem(backends._BACKENDS, device.type, direct)
+    monkeypatch.setitem(backends._BACKENDS, device.type, dataclasses.replace(backend, reaches_host=True))
+    monkeypatch.setenv("EMBCACHE_DIRECT_SWAP", str(int(request.param == "direct")))
 
 
 def make(
@@ -121,6 +122,19 @@ def test_a_swap_that_fails_takes_nothing_out(device: torch.device, window: int) 
     assert embedding.cache_stats()["rows_out"] == 2
     step(embedding, 2, 3)
     assert read(embedding, 1, 2, 3, 4) == [-2.0, -2.0, -2.0, -1.0]
+
+
+def test_a_cancellation_that_is_refused_loses_nothing(device: torch.device) -> None:
+    embedding = make(device)
+    step(embedding, 1, 2)
+    (group,) = embedding.groups
+    ids = Batch.from_tensors(torch.tensor([3]), torch.tensor([0, 1]), 1, np.zeros(1, np.int64))
+    swap = group.prepare(ids)
+    swap.execute()
+    swap.batch.plan.release()
+    with pytest.raises(RuntimeError, match="only the latest plan"):
+        swap.cancel()
+    assert read(embedding, 1, 2, 3) == [-1.0, -1.0, 0.0]
 
 
 def test_a_window_ends_for_rows_that_left_in_it(device: torch.device) -> None:

@@ -157,6 +157,28 @@ def test_rows_that_left_are_waited_for(accelerator: torch.device) -> None:
     assert torch.equal(training.table()[:, 0], -training.counts)
 
 
+def test_an_update_on_another_stream_comes_before_its_row_leaves(accelerator: torch.device) -> None:
+    config = TableConfig("t", 50, DIM, pooling=Pooling.NONE, init_fn=zeros)
+    optimizer = TableOptimizer.create(torch.optim.SGD, {"lr": 1.0})
+    embedding = TableBatchedEmbedding([config], optimizer=optimizer, cache=2, device=accelerator)
+    module = torch.get_device_module(accelerator)
+
+    def step(*ids: int) -> torch.Tensor:
+        rows: torch.Tensor = embedding(torch.tensor(ids), torch.tensor([0, 2]))
+        rows.backward(torch.ones(2, DIM, device=accelerator))
+        return rows[:, 0].detach()
+
+    step(3, 4)
+    side = module.Stream(accelerator)
+    with Gate(side, PATIENCE) as gate:
+        with module.stream(side):
+            step(3, 4)
+        step(5, 6)
+        assert gate.closed
+    assert step(3, 4).tolist() == [-2.0, -2.0]
+    assert step(5, 6).tolist() == [-1.0, -1.0]
+
+
 def test_memory_that_arrived_is_nobody_elses_while_it_is_used(accelerator: torch.device) -> None:
     transfers = Transfers(accelerator, backend_for(accelerator))
     cache = torch.zeros((1000, 16), dtype=torch.uint8, device=accelerator)

@@ -66,6 +66,7 @@ void* pinned_rows(const Tensor& cache, const Tensor& rows) {
   const torch::stable::accelerator::DeviceGuard guard(cache.get_device_index());
   cudaPointerAttributes found{};
   const cudaError_t error = cudaPointerGetAttributes(&found, rows.data_ptr());
+  if (error != cudaSuccess) cudaGetLastError();  // not for torch to report
   return error == cudaSuccess && found.type == cudaMemoryTypeHost ? found.devicePointer : nullptr;
 }
 

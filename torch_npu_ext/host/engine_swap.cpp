@@ -11,6 +11,7 @@ namespace {
 
 constexpr int32_t kRowsPerPiece = 1024;
 constexpr int32_t kRowsAhead = 8;
+constexpr int64_t kLookupsPerRecord = 4;
 constexpr size_t kCacheLine = 64;
 
 struct RowRange {
@@ -27,6 +28,13 @@ std::vector<RowRange> split_rows(const std::vector<int32_t>& offsets) {
     }
   }
   return pieces;
+}
+
+// copy(piece) for all; a record costs more than a lookup does.
+template <class Copy>
+void for_each_piece(const std::vector<RowRange>& pieces, int64_t rows, const Copy& copy) {
+  const auto at = [&](int64_t p) noexcept { copy(pieces[static_cast<size_t>(p)]); };
+  for_each_part(static_cast<int64_t>(pieces.size()), rows * kLookupsPerRecord, at);
 }
 
 REC_SDK_ALWAYS_INLINE void prefetch_record(const char* record, size_t bytes) {
@@ -48,8 +56,7 @@ void Engine::write_back(const SwapPlan& plan, const char* records) {
     HostStore& store = group_.tables[piece.table].store;
     for (int32_t i = piece.begin; i < piece.end; ++i) store.mark(rows[i]);
   }
-  run_pieces(static_cast<int64_t>(pieces.size()), [&](int64_t p) noexcept {
-    const RowRange& piece = pieces[p];
+  for_each_piece(pieces, plan->rows_out, [&](const RowRange& piece) {
     const HostStore& store = group_.tables[piece.table].store;
     for (int32_t i = piece.begin; i < piece.end; ++i) {
       std::memcpy(store.record(rows[i]), records + static_cast<size_t>(i) * bytes, bytes);
@@ -62,8 +69,7 @@ void Engine::read_in(const SwapPlan& plan, char* records, InitialRows* initial) 
   const size_t bytes = static_cast<size_t>(group_.layout.bytes);
   const std::vector<RowRange> pieces = split_rows(plan->in_offsets);
   const uint32_t* const rows = plan->swap_in_rows;
-  run_pieces(static_cast<int64_t>(pieces.size()), [&](int64_t p) noexcept {
-    const RowRange& piece = pieces[p];
+  for_each_piece(pieces, plan->rows_in, [&](const RowRange& piece) {
     const Table& table = group_.tables[piece.table];
     for (int32_t i = piece.begin; i < piece.end; ++i) {
       const int32_t ahead = i + kRowsAhead;

@@ -37,13 +37,13 @@ class IdMap {
                 0x9E3779B97F4A7C15ull);
   }
 
-  // Where the search for a hash begins; void once the map has grown.
   static constexpr int kLanes = 4;
   struct alignas(64) Bucket {
     int64_t id[kLanes];
     uint32_t tag[kLanes];  // row + 1; 0 = free, so zeroed memory is an empty map
     uint32_t slot[kLanes];
   };
+  // Where the search for a hash begins; void once the map has grown.
   REC_SDK_ALWAYS_INLINE Bucket* home_of(uint64_t hash) const { return &buckets_[home(hash)]; }
   REC_SDK_ALWAYS_INLINE void prefetch(uint64_t hash) const { prefetch_write(home_of(hash)); }
 

@@ -88,11 +88,13 @@ class MemoryGuard {
     committed_ += bytes;
   }
   int64_t committed() const { return committed_; }
+  // Held while memory that was granted is first used: until then it looks free to others.
+  std::unique_lock<std::mutex> one_at_a_time() { return std::unique_lock<std::mutex>(growth_); }
   // Caps what the stores of this engine may commit, below what the machine has.
   void set_limit(int64_t bytes) { limit_ = bytes; }
 
  private:
-  std::mutex mutex_;
+  std::mutex mutex_, growth_;
   int64_t committed_ = 0;
   int64_t granted_ = 0;
   int64_t limit_ = std::numeric_limits<int64_t>::max();

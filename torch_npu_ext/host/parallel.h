@@ -26,13 +26,13 @@ void run_pieces(int64_t count, const Work& work) {
 
 bool worth_threads(int64_t lookups);
 
-// work(t) for the tables of a batch, side by side where it is large.
+// work(i) for the parts of what costs as much as so many lookups, side by side where that is much.
 template <class Work>
-void for_each_table(int64_t tables, int64_t lookups, const Work& work) {
+void for_each_part(int64_t parts, int64_t lookups, const Work& work) {
   if (worth_threads(lookups)) {
-    run_pieces(tables, work);
+    run_pieces(parts, work);
   } else {
-    for (int64_t t = 0; t < tables; ++t) work(t);
+    for (int64_t i = 0; i < parts; ++i) work(i);
   }
 }
 

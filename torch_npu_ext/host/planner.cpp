@@ -154,7 +154,7 @@ void Planner::commit(Group* group, PlanBuffers* plan) noexcept {
   plan->uniques = plan->table_offsets[tables];
   plan->rows_out = plan->out_offsets[tables];
   plan->rows_in = plan->in_offsets[tables];
-  for_each_table(tables, batch_.lookups, [&](int64_t t) noexcept {
+  for_each_part(tables, batch_.lookups, [&](int64_t t) noexcept {
     const int32_t number = static_cast<int32_t>(t);
     swap_table(group, number, plan);
     write_segments(*group, batch_, number, &scan_, plan);

@@ -138,7 +138,7 @@ void Scan::begin(Group* group, const Batch& batch) {
 }
 
 void Scan::run(Group* group, const Batch& batch) {
-  for_each_table(static_cast<int64_t>(tables_.size()), batch.lookups, [&](int64_t t) noexcept {
+  for_each_part(static_cast<int64_t>(tables_.size()), batch.lookups, [&](int64_t t) noexcept {
     try {
       scan_table(group, static_cast<int32_t>(t), batch);
     } catch (...) {

@@ -14,7 +14,7 @@ namespace rec_sdk {
 class SlotUses {
  public:
   explicit SlotUses(int64_t slots = 0, uint32_t epoch = 0)
-      : stamps_(static_cast<size_t>(slots)), slots_(slots), epoch_(epoch) {}
+      : stamps_(static_cast<size_t>(slots + kForeseenLookups)), slots_(slots), epoch_(epoch) {}
 
   // The current batch, from now on; throws std::bad_alloc.
   void begin_batch(int64_t lookups);
@@ -48,6 +48,9 @@ class SlotUses {
   int64_t marked_count(int32_t table) const { return table < int32_t(counts_.size()) ? counts_[table] : 0; }
 
  private:
+  // Address space alone, until batches use it. Larger batches copy the stamps once.
+  static constexpr int64_t kForeseenLookups = int64_t{1} << 24;
+
   void renumber();
 
   HugeArray<uint64_t> stamps_;

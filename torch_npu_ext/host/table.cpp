@@ -54,6 +54,7 @@ int64_t Table::index_bytes() const {
 bool Table::reserve_ids(int64_t extra) {
   const int64_t bytes = ids_.growth(extra);
   if (bytes == 0) return false;
+  const auto growth = memory_->one_at_a_time();
   memory_->require(bytes, spec_.name);
   ids_.reserve(extra);
   return true;
