@@ -137,6 +137,12 @@ def test_a_cancellation_that_is_refused_loses_nothing(device: torch.device) -> N
     assert read(embedding, 1, 2, 3) == [-1.0, -1.0, 0.0]
 
 
+def test_setting_is_checked(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EMBCACHE_DIRECT_SWAP", "yes")
+    with pytest.raises(ValueError, match="EMBCACHE_DIRECT_SWAP: expected 0 or 1, got 'yes'"):
+        step(make(device), 1)
+
+
 def test_a_window_ends_for_rows_that_left_in_it(device: torch.device) -> None:
     embedding = make(device, window=3)
     for ids in (1, 2), (3, 4), (1, 3):
