@@ -18,7 +18,7 @@ from .optimizer import TableOptimizer
 from .record import RecordLayout
 from .swap import PlanArrays, PlannedBatch, PreparedSwap, Swap
 from .table import WEIGHT_DTYPES, BoundsCheckMode, Pooling, TableConfig
-from .transfers import Transfers
+from .transfers import Arrival, Transfers
 
 _engine.set_parallel_runner(parallel_runner())
 
@@ -118,9 +118,10 @@ class Group:
         optimizers = [member.optimizer for member in members if member.optimizer]
         self.optimizers = list({id(optimizer): optimizer for optimizer in optimizers}.values())
         ranks = {id(optimizer): rank for rank, optimizer in enumerate(self.optimizers)}
-        self._optimizer_of_table = torch.tensor([ranks[id(optimizer)] for optimizer in optimizers], dtype=torch.int64)
+        self._optimizer_of_table = [ranks[id(optimizer)] for optimizer in optimizers]
         pending = torch.zeros((slots, 2 * self.layout.dim), device=device) if self.accumulate_step > 1 else None
         self._transfers = Transfers(device, backend)
+        self._sent_coefficients: tuple[list[list[float]], Arrival] = ([], Arrival((), cache))
         self.swap = Swap(engine, cache, pending, self._transfers)
         self._with_init_fn = [i for i, m in enumerate(members) if m.config.hashed and m.config.init_fn is not None]
         self._chunk = max(1024, _CHUNK_BYTES // self.layout.bytes)
@@ -262,9 +263,11 @@ class Group:
         Raises:
             TypeError, ValueError: an option of an optimizer was changed to something no update may use.
         """
-        rows = torch.tensor([optimizer.coefficients() for optimizer in self.optimizers], dtype=torch.float32)
-        (of_tables,) = self._transfers.put(rows.index_select(0, self._optimizer_of_table).numpy())
-        return of_tables
+        rows = [optimizer.coefficients() for optimizer in self.optimizers]
+        if rows != self._sent_coefficients[0]:  # some optimizers' never change
+            of_tables = np.array(rows, np.float32)[self._optimizer_of_table]
+            self._sent_coefficients = (rows, self._transfers.send_arrays([of_tables]))
+        return self._sent_coefficients[1].wait()[0]
 
     def weights_grad(self, batch: PlannedBatch, grad: torch.Tensor) -> torch.Tensor:
         """Gradient of the per-sample weights, float32 `[n]`, from that of the output, `[B, total]`."""
