@@ -11,7 +11,7 @@
 #include <string>
 
 #include "op_kernels/common/cuda/kernels.h"
-#include "torch_npu_ext/ops/arguments.h"
+#include "torch_npu_ext/ops/device_operators.h"
 
 namespace {
 

@@ -1,113 +1,62 @@
-// The operators on an NPU: arguments as on every backend, and a launch on torch_npu's current stream.
-// Contents of index tensors are not checked: reading them back would wait for the device.
+// The operators on an NPU: launches on torch_npu's current stream.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
+
+#include <string>
+#include <utility>
 
 #include "op_kernels/common/ascendc/launch.h"
 #include "torch_npu_ext/npu/launch.h"
-#include "torch_npu_ext/ops/arguments.h"
+#include "torch_npu_ext/ops/device_operators.h"
 
 namespace rec_sdk {
 namespace {
 
-using torch::headeronly::ScalarType;
+// What a launch needs is copied into the task queue.
+struct OnNpu {
+  static void lookup_sequence(const Tensor& on, const LookupSequence& a) {
+    launch("rec_sdk_lookup_sequence", on, rec_sdk_launch_lookup_sequence, a);
+  }
+  static void lookup_pooled(const Tensor& on, const LookupPooled& a) {
+    launch("rec_sdk_lookup_pooled", on, rec_sdk_launch_lookup_pooled, a);
+  }
+  static void pooled_weights_grad(const Tensor& on, const PooledWeightsGrad& a) {
+    launch("rec_sdk_pooled_weights_grad", on, rec_sdk_launch_pooled_weights_grad, a);
+  }
+  static void gather_rows(const Tensor& on, const CopyRows& a) {
+    launch("rec_sdk_gather_rows", on, rec_sdk_launch_gather_rows, a);
+  }
+  static void scatter_rows(const Tensor& on, const CopyRows& a) {
+    launch("rec_sdk_scatter_rows", on, rec_sdk_launch_scatter_rows, a);
+  }
+  static void update_rows(const Tensor& on, const UpdateRows& a, std::string optimizer, void* workspace) {
+    on_current_stream("rec_sdk_update_rows", on.get_device_index(),
+                      [a, workspace, name = std::move(optimizer)](void* stream) {
+                        rec_sdk_launch_update_rows(stream, &a, name.c_str(), workspace);
+                      });
+  }
+  static void accumulate_rows(const Tensor& on, const AccumulateRows& a, void* workspace) {
+    on_current_stream("rec_sdk_accumulate_rows", on.get_device_index(), [a, workspace](void* stream) {
+      rec_sdk_launch_accumulate_rows(stream, &a, workspace);
+    });
+  }
+  static int64_t segments_workspace(int64_t lookups, int64_t dim) {
+    return rec_sdk_segments_workspace(lookups, dim);
+  }
 
-// Launches when there is work. `launch` and its arguments are copied into the task queue.
-template <class Arguments>
-void launch(const char* op, const Tensor& reference, int64_t work, void (*kernel)(void*, const Arguments*),
-            const Arguments& arguments) {
-  if (work == 0) return;
-  on_current_stream(op, reference.get_device_index(),
-                    [kernel, arguments](void* stream) { kernel(stream, &arguments); });
-}
+  // Host memory is not reached.
+  static void* host_rows(const Tensor&, const Tensor&) { return nullptr; }
 
-Tensor lookup_sequence_npu(const Tensor& weights, const Tensor& slots) {
-  Tensor out = lookup_sequence_output(weights, slots);
-  const LookupSequence arguments = lookup_sequence_arguments(weights, slots, out);
-  launch("rec_sdk_lookup_sequence", weights, arguments.count, rec_sdk_launch_lookup_sequence, arguments);
-  return out;
-}
-
-void lookup_pooled_npu(const Tensor& weights, const Tensor& slots, const Tensor& offsets,
-                       const OptionalTensor& per_sample_weights, const Tensor& columns, const Tensor& mean,
-                       int64_t first_bag, const Tensor& out) {
-  const LookupPooled arguments =
-      lookup_pooled_arguments(weights, slots, offsets, per_sample_weights, columns, mean, first_bag, out);
-  launch("rec_sdk_lookup_pooled", weights, arguments.bags.count, rec_sdk_launch_lookup_pooled, arguments);
-}
-
-Tensor pooled_weights_grad_npu(const Tensor& weights, const Tensor& slots, const Tensor& offsets,
-                               const Tensor& grad, const Tensor& columns, const Tensor& mean) {
-  Tensor out = pooled_weights_grad_output(weights, slots);
-  const PooledWeightsGrad arguments =
-      pooled_weights_grad_arguments(weights, slots, offsets, grad, columns, mean, out);
-  launch("rec_sdk_pooled_weights_grad", weights, arguments.lookups, rec_sdk_launch_pooled_weights_grad,
-         arguments);
-  return out;
-}
-
-void gather_rows_out_npu(const Tensor& cache, const Tensor& slots, const Tensor& out) {
-  const CopyRows arguments = copy_rows_arguments("gather_rows", cache, slots, "out", out);
-  launch("rec_sdk_gather_rows", cache, arguments.count, rec_sdk_launch_gather_rows, arguments);
-}
-
-Tensor gather_rows_npu(const Tensor& cache, const Tensor& slots) {
-  Tensor rows = gather_rows_output(cache, slots);
-  gather_rows_out_npu(cache, slots, rows);
-  return rows;
-}
-
-void scatter_rows_npu(const Tensor& cache, const Tensor& slots, const Tensor& rows) {
-  const CopyRows arguments = copy_rows_arguments("scatter_rows", cache, slots, "rows", rows);
-  launch("rec_sdk_scatter_rows", cache, arguments.count, rec_sdk_launch_scatter_rows, arguments);
-}
-
-// Freed when the operator returns; the allocator hands it out again only behind the launch on the same
-// stream.
-Tensor workspace_of(const Tensor& reference, const Segments& segments) {
-  const int64_t bytes = rec_sdk_segments_workspace(segments.lookups.count, segments.dim);
-  return torch::stable::new_empty(reference, {bytes}, ScalarType::Byte);
-}
-
-void update_rows_npu(const Tensor& cache, const Tensor& grad, const Tensor& unique_slots,
-                     const Tensor& table_offsets, const Tensor& segment_offsets, const Tensor& grad_row,
-                     const OptionalTensor& grad_column, const OptionalTensor& scale,
-                     const Tensor& coefficients, OwnedString optimizer, int64_t dim,
-                     ScalarType weight_dtype) {
-  const UpdateRows arguments =
-      update_rows_arguments(cache, grad, unique_slots, table_offsets, segment_offsets, grad_row, grad_column,
-                            scale, coefficients, optimizer.value, dim, weight_dtype);
-  if (arguments.segments.rows == 0) return;
-  const Tensor workspace = workspace_of(cache, arguments.segments);
-  on_current_stream("rec_sdk_update_rows", cache.get_device_index(),
-                    [arguments, name = std::move(optimizer.value), at = workspace.data_ptr()](void* stream) {
-                      rec_sdk_launch_update_rows(stream, &arguments, name.c_str(), at);
-                    });
-}
-
-void accumulate_rows_npu(const Tensor& pending, const Tensor& grad, const Tensor& unique_slots,
-                         const Tensor& segment_offsets, const Tensor& grad_row,
-                         const OptionalTensor& grad_column, const OptionalTensor& scale) {
-  const AccumulateRows arguments =
-      accumulate_rows_arguments(pending, grad, unique_slots, segment_offsets, grad_row, grad_column, scale);
-  if (arguments.segments.rows == 0) return;
-  const Tensor workspace = workspace_of(pending, arguments.segments);
-  on_current_stream("rec_sdk_accumulate_rows", pending.get_device_index(),
-                    [arguments, at = workspace.data_ptr()](void* stream) {
-                      rec_sdk_launch_accumulate_rows(stream, &arguments, at);
-                    });
-}
+ private:
+  template <class Arguments>
+  static void launch(const char* op, const Tensor& on, void (*kernel)(void*, const Arguments*),
+                     const Arguments& a) {
+    on_current_stream(op, on.get_device_index(), [kernel, a](void* stream) { kernel(stream, &a); });
+  }
+};
 
 }  // namespace
 }  // namespace rec_sdk
 
 STABLE_TORCH_LIBRARY_IMPL(rec_sdk, PrivateUse1, m) {
-  m.impl("lookup_sequence", TORCH_BOX(&rec_sdk::lookup_sequence_npu));
-  m.impl("lookup_pooled", TORCH_BOX(&rec_sdk::lookup_pooled_npu));
-  m.impl("pooled_weights_grad", TORCH_BOX(&rec_sdk::pooled_weights_grad_npu));
-  m.impl("gather_rows", TORCH_BOX(&rec_sdk::gather_rows_npu));
-  m.impl("gather_rows.out", TORCH_BOX(&rec_sdk::gather_rows_out_npu));
-  m.impl("scatter_rows", TORCH_BOX(&rec_sdk::scatter_rows_npu));
-  m.impl("update_rows", TORCH_BOX(&rec_sdk::update_rows_npu));
-  m.impl("accumulate_rows", TORCH_BOX(&rec_sdk::accumulate_rows_npu));
+  rec_sdk::DeviceOperators<rec_sdk::OnNpu>::register_in(m);
 }

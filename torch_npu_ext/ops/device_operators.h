@@ -1,0 +1,113 @@
+// The operators on a device: arguments as on every backend, and a launch where there is work. Contents of
+// index tensors are not checked: reading them back would wait for the device.
+//
+// A backend is a class with static functions that launch on the current stream of the device of `on`:
+//   lookup_sequence, lookup_pooled, pooled_weights_grad, gather_rows, scatter_rows(on, arguments)
+//   update_rows(on, arguments, optimizer, workspace), accumulate_rows(on, arguments, workspace)
+// with a workspace of
+//   segments_workspace(lookups, dim)   bytes of device memory
+// and with
+//   host_rows(cache, rows)             where the device reaches rows in host memory; null if it does not
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <cstdint>
+#include <utility>
+
+#include "torch_npu_ext/ops/arguments.h"
+
+namespace rec_sdk {
+
+template <class Backend>
+struct DeviceOperators {
+  using ScalarType = torch::headeronly::ScalarType;
+
+  static Tensor lookup_sequence(const Tensor& weights, const Tensor& slots) {
+    Tensor out = lookup_sequence_output(weights, slots);
+    const LookupSequence arguments = lookup_sequence_arguments(weights, slots, out);
+    if (arguments.count > 0) Backend::lookup_sequence(weights, arguments);
+    return out;
+  }
+
+  static void lookup_pooled(const Tensor& weights, const Tensor& slots, const Tensor& offsets,
+                            const OptionalTensor& per_sample_weights, const Tensor& columns,
+                            const Tensor& mean, int64_t first_bag, const Tensor& out) {
+    const LookupPooled arguments =
+        lookup_pooled_arguments(weights, slots, offsets, per_sample_weights, columns, mean, first_bag, out);
+    if (arguments.bags.count > 0) Backend::lookup_pooled(weights, arguments);
+  }
+
+  static Tensor pooled_weights_grad(const Tensor& weights, const Tensor& slots, const Tensor& offsets,
+                                    const Tensor& grad, const Tensor& columns, const Tensor& mean) {
+    Tensor out = pooled_weights_grad_output(weights, slots);
+    const PooledWeightsGrad arguments =
+        pooled_weights_grad_arguments(weights, slots, offsets, grad, columns, mean, out);
+    if (arguments.lookups > 0) Backend::pooled_weights_grad(weights, arguments);
+    return out;
+  }
+
+  static void gather_rows_out(const Tensor& cache, const Tensor& slots, const Tensor& out) {
+    const CopyRows arguments =
+        copy_rows_arguments("gather_rows", cache, slots, "out", out, Backend::host_rows(cache, out));
+    if (arguments.count > 0) Backend::gather_rows(cache, arguments);
+  }
+
+  static Tensor gather_rows(const Tensor& cache, const Tensor& slots) {
+    Tensor rows = gather_rows_output(cache, slots);
+    gather_rows_out(cache, slots, rows);
+    return rows;
+  }
+
+  static void scatter_rows(const Tensor& cache, const Tensor& slots, const Tensor& rows) {
+    const CopyRows arguments =
+        copy_rows_arguments("scatter_rows", cache, slots, "rows", rows, Backend::host_rows(cache, rows));
+    if (arguments.count > 0) Backend::scatter_rows(cache, arguments);
+  }
+
+  static void update_rows(const Tensor& cache, const Tensor& grad, const Tensor& unique_slots,
+                          const Tensor& table_offsets, const Tensor& segment_offsets, const Tensor& grad_row,
+                          const OptionalTensor& grad_column, const OptionalTensor& scale,
+                          const Tensor& coefficients, OwnedString optimizer, int64_t dim,
+                          ScalarType weight_dtype) {
+    const UpdateRows arguments =
+        update_rows_arguments(cache, grad, unique_slots, table_offsets, segment_offsets, grad_row,
+                              grad_column, scale, coefficients, optimizer.value, dim, weight_dtype);
+    if (arguments.segments.rows == 0) return;
+    const Tensor workspace = workspace_of(cache, arguments.segments);
+    Backend::update_rows(cache, arguments, std::move(optimizer.value), workspace.data_ptr());
+  }
+
+  static void accumulate_rows(const Tensor& pending, const Tensor& grad, const Tensor& unique_slots,
+                              const Tensor& segment_offsets, const Tensor& grad_row,
+                              const OptionalTensor& grad_column, const OptionalTensor& scale) {
+    const AccumulateRows arguments =
+        accumulate_rows_arguments(pending, grad, unique_slots, segment_offsets, grad_row, grad_column, scale);
+    if (arguments.segments.rows == 0) return;
+    const Tensor workspace = workspace_of(pending, arguments.segments);
+    Backend::accumulate_rows(pending, arguments, workspace.data_ptr());
+  }
+
+  // In STABLE_TORCH_LIBRARY_IMPL of the backend's dispatch key.
+  static void register_in(torch::stable::detail::StableLibrary& library) {
+    library.impl("lookup_sequence", TORCH_BOX(&DeviceOperators::lookup_sequence));
+    library.impl("lookup_pooled", TORCH_BOX(&DeviceOperators::lookup_pooled));
+    library.impl("pooled_weights_grad", TORCH_BOX(&DeviceOperators::pooled_weights_grad));
+    library.impl("gather_rows", TORCH_BOX(&DeviceOperators::gather_rows));
+    library.impl("gather_rows.out", TORCH_BOX(&DeviceOperators::gather_rows_out));
+    library.impl("scatter_rows", TORCH_BOX(&DeviceOperators::scatter_rows));
+    library.impl("update_rows", TORCH_BOX(&DeviceOperators::update_rows));
+    library.impl("accumulate_rows", TORCH_BOX(&DeviceOperators::accumulate_rows));
+  }
+
+ private:
+  // Freed when the operator returns; the allocator hands it out again only behind the launch on the same
+  // stream.
+  static Tensor workspace_of(const Tensor& on, const Segments& segments) {
+    const int64_t bytes = Backend::segments_workspace(segments.lookups.count, segments.dim);
+    return torch::stable::new_empty(on, {bytes}, ScalarType::Byte);
+  }
+};
+
+}  // namespace rec_sdk
