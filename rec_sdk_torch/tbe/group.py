@@ -263,7 +263,8 @@ class Group:
         Raises:
             TypeError, ValueError: an option of an optimizer was changed to something no update may use.
         """
-        rows = [optimizer.coefficients() for optimizer in self.optimizers]
+        # Numbers: an option may be a tensor, which changes without becoming another.
+        rows = [[float(value) for value in optimizer.coefficients()] for optimizer in self.optimizers]
         if rows != self._sent_coefficients[0]:  # some optimizers' never change
             of_tables = np.array(rows, np.float32)[self._optimizer_of_table]
             self._sent_coefficients = (rows, self._transfers.send_arrays([of_tables]))
