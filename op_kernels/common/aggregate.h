@@ -101,7 +101,7 @@ struct GradientTerms {
   };
 
   REC_SDK_INLINE GradientTerms(const Lookups& all, int64_t dim)
-      : lookups(all), row_bytes(dim * 4), ahead(rows_ahead(dim * 4) / 2 + 2) {}
+      : lookups(all), row_bytes(dim * 4), ahead(rows_ahead(dim * 4)) {}
 
   REC_SDK_INLINE const float* address(int64_t j) const {
     const int64_t column = lookups.grad_column != nullptr ? lookups.grad_column[j] : 0;
@@ -111,7 +111,7 @@ struct GradientTerms {
     return {address(j) + column, kScaled ? lookups.scale[j] : 1.0f};
   }
   REC_SDK_INLINE void prefetch(int64_t j) const {
-    if (j + ahead < lookups.count) prefetch_row_near(address(j + ahead), row_bytes);
+    if (j + ahead < lookups.count) prefetch_row(address(j + ahead), row_bytes);
   }
 };
 

@@ -10,9 +10,9 @@ namespace REC_SDK_ISA {
 
 constexpr int64_t kCacheLine = 64;
 
-// Rows to run ahead: enough to hide the latency, few enough to stay within the L2 cache and its miss buffers.
+// Rows to run ahead: enough to hide the latency, few enough to stay within the L2 cache.
 REC_SDK_INLINE int64_t rows_ahead(int64_t row_bytes) {
-  const int64_t ahead = 64 * kCacheLine / row_bytes;
+  const int64_t ahead = 128 * kCacheLine / row_bytes;
   return ahead < 4 ? 4 : ahead > 64 ? 64 : ahead;
 }
 
@@ -24,18 +24,11 @@ inline __attribute__((noinline)) int64_t prefetch_bytes(const void* first, int64
   return bytes + kCacheLine - static_cast<int64_t>(starts & -starts);
 }
 
-// Into L2: into L1 the rows evict each other, and the gradients, before they are used.
+// Into L2: L1 has too few miss buffers, and rows would evict each other from it before they are used.
 REC_SDK_INLINE void prefetch_row(const void* row, int64_t bytes) {
   const char* line = static_cast<const char*>(row);
   for (int64_t at = 0; at < bytes; at += kCacheLine) {
     __builtin_prefetch(line + at, 0, 2);
-  }
-}
-
-REC_SDK_INLINE void prefetch_row_near(const void* row, int64_t bytes) {
-  const char* line = static_cast<const char*>(row);
-  for (int64_t at = 0; at < bytes; at += kCacheLine) {
-    __builtin_prefetch(line + at, 0, 3);
   }
 }
 
