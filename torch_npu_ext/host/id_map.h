@@ -18,8 +18,9 @@ namespace rec_sdk {
 constexpr uint32_t kNoSlot = 0xFFFFFFFFu;
 constexpr uint32_t kMaxRows = 0xFFFFFFFEu;
 
-// GCC deletes calls of a function that does nothing but prefetch unless it must be inlined.
-REC_SDK_ALWAYS_INLINE void prefetch_write(const void* address) { __builtin_prefetch(address, 1); }
+// Into L2: fetching for L1, as every fetch for writing does on x86, waits for its few miss buffers. GCC
+// deletes calls of a function that does nothing but prefetch unless it must be inlined.
+REC_SDK_ALWAYS_INLINE void prefetch(const void* address) { __builtin_prefetch(address, 0, 2); }
 
 class IdMap {
  public:
@@ -44,8 +45,13 @@ class IdMap {
     uint32_t slot[kLanes];
   };
   // Where the search for a hash begins; void once the map has grown.
-  REC_SDK_ALWAYS_INLINE Bucket* home_of(uint64_t hash) const { return &buckets_[home(hash)]; }
-  REC_SDK_ALWAYS_INLINE void prefetch(uint64_t hash) const { prefetch_write(home_of(hash)); }
+  struct Homes {
+    const Bucket* buckets;
+    uint64_t count;
+    REC_SDK_ALWAYS_INLINE const Bucket* of(uint64_t hash) const { return buckets + fastrange(hash, count); }
+  };
+  Homes homes() const { return {buckets_.data(), bucket_count_}; }
+  REC_SDK_ALWAYS_INLINE void prefetch(uint64_t hash) const { rec_sdk::prefetch(homes().of(hash)); }
 
   REC_SDK_ALWAYS_INLINE Entry find(int64_t id, uint64_t hash) const {
     for (uint64_t b = home(hash);; b = next(b)) {
@@ -56,15 +62,23 @@ class IdMap {
     }
   }
 
-  // The entry of `id`; when it is new, it is added with `new_row` and no slot. Precondition: growth(1) == 0.
-  REC_SDK_ALWAYS_INLINE Entry find_or_add(int64_t id, Bucket* home, uint32_t new_row, bool* added) {
-    const int lane = find_lane(*home, id);
-    if (__builtin_expect(lane < 0, 0)) return add_or_find_behind(id, home, new_row, added);
-    *added = false;
-    return {home->tag[lane] - 1, &home->slot[lane]};
+  // The slot of `id` if `bucket` has it, or else kNoSlot.
+  static REC_SDK_ALWAYS_INLINE uint32_t slot_at(const Bucket& bucket, int64_t id) {
+    const uint32_t lanes = lanes_of(bucket, id);
+    const uint32_t none = 0u - ((lanes - 1) >> 31);  // kNoSlot for no lane; GCC makes a condition a branch
+    return bucket.slot[__builtin_ctz(lanes | 1u << (kLanes - 1))] | none;
   }
+
+  // The entry of `id`; when it is new, it is added with `new_row` and no slot. Precondition: growth(1) == 0.
   Entry find_or_add(int64_t id, uint64_t hash, uint32_t new_row, bool* added) {
-    return find_or_add(id, home_of(hash), new_row, added);
+    for (uint64_t b = home(hash);; b = next(b)) {
+      Bucket& bucket = buckets_[b];
+      const int lane = find_lane(bucket, id);
+      *added = lane < 0;
+      if (lane >= 0) return {bucket.tag[lane] - 1, &bucket.slot[lane]};
+      const int free = free_lane(bucket);
+      if (free >= 0) return fill(bucket, free, id, new_row, kNoSlot);
+    }
   }
 
   bool erase(int64_t id, uint64_t hash) {
@@ -114,12 +128,14 @@ class IdMap {
   }
 
   // Lemire's fastrange: any bucket count will do, so growth need not double.
-  REC_SDK_ALWAYS_INLINE uint64_t home(uint64_t hash) const {
-    return static_cast<uint64_t>((static_cast<unsigned __int128>(hash) * bucket_count_) >> 64);
+  static REC_SDK_ALWAYS_INLINE uint64_t fastrange(uint64_t hash, uint64_t count) {
+    return static_cast<uint64_t>((static_cast<unsigned __int128>(hash) * count) >> 64);
   }
+  REC_SDK_ALWAYS_INLINE uint64_t home(uint64_t hash) const { return fastrange(hash, bucket_count_); }
   REC_SDK_ALWAYS_INLINE uint64_t next(uint64_t b) const { return b + 1 == bucket_count_ ? 0 : b + 1; }
 
-  static REC_SDK_ALWAYS_INLINE int find_lane(const Bucket& bucket, int64_t id) {
+  // Bit l: lane l has `id`. At most one has.
+  static REC_SDK_ALWAYS_INLINE uint32_t lanes_of(const Bucket& bucket, int64_t id) {
 #if defined(__SSE2__)
     const __m128i key = _mm_set1_epi64x(id);
     const __m128i* ids = reinterpret_cast<const __m128i*>(bucket.id);
@@ -130,14 +146,19 @@ class IdMap {
     const __m128 odd = _mm_shuffle_ps(low, high, _MM_SHUFFLE(3, 1, 3, 1));
     const __m128i tags = _mm_load_si128(reinterpret_cast<const __m128i*>(bucket.tag));
     const __m128 free = _mm_castsi128_ps(_mm_cmpeq_epi32(tags, _mm_setzero_si128()));
-    const int mask = _mm_movemask_ps(_mm_andnot_ps(free, _mm_and_ps(even, odd)));
+    return static_cast<uint32_t>(_mm_movemask_ps(_mm_andnot_ps(free, _mm_and_ps(even, odd))));
 #else
-    int mask = 0;
+    uint32_t lanes = 0;
     for (int lane = 0; lane < kLanes; ++lane) {
-      mask |= ((bucket.id[lane] == id) & (bucket.tag[lane] != 0)) << lane;
+      lanes |= static_cast<uint32_t>((bucket.id[lane] == id) & (bucket.tag[lane] != 0)) << lane;
     }
+    return lanes;
 #endif
-    return mask == 0 ? -1 : __builtin_ctz(mask);
+  }
+
+  static REC_SDK_ALWAYS_INLINE int find_lane(const Bucket& bucket, int64_t id) {
+    const uint32_t lanes = lanes_of(bucket, id);
+    return lanes == 0 ? -1 : __builtin_ctz(lanes);
   }
 
   static REC_SDK_ALWAYS_INLINE int free_lane(const Bucket& bucket) {
@@ -147,20 +168,7 @@ class IdMap {
     return -1;
   }
 
-  // The rest of find_or_add, where the id is not in its home.
-  __attribute__((noinline)) Entry add_or_find_behind(int64_t id, Bucket* home, uint32_t new_row,
-                                                     bool* added) {
-    for (uint64_t b = static_cast<uint64_t>(home - buckets_.data());; b = next(b)) {
-      Bucket& bucket = buckets_[b];
-      const int lane = find_lane(bucket, id);
-      *added = lane < 0;
-      if (lane >= 0) return {bucket.tag[lane] - 1, &bucket.slot[lane]};
-      const int free = free_lane(bucket);
-      if (free >= 0) return fill(bucket, free, id, new_row, kNoSlot);
-    }
-  }
-
-  REC_SDK_ALWAYS_INLINE Entry fill(Bucket& bucket, int lane, int64_t id, uint32_t row, uint32_t slot) {
+  Entry fill(Bucket& bucket, int lane, int64_t id, uint32_t row, uint32_t slot) {
     bucket.id[lane] = id;
     bucket.tag[lane] = row + 1;
     bucket.slot[lane] = slot;

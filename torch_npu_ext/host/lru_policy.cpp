@@ -47,7 +47,7 @@ void LruPolicy::evict(int64_t count, SlotUses* uses, uint32_t* victims) noexcept
 int64_t LruPolicy::take(int64_t count, SlotUses* uses, uint32_t* victims) noexcept {
   int64_t found = 0, passed = 0, p = head_;
   for (; p < tail_ && found < count; ++p) {
-    if (p + kPrefetchDistance < tail_) prefetch_write(&uses->stamps()[queue_[p + kPrefetchDistance]]);
+    if (p + kPrefetchDistance < tail_) rec_sdk::prefetch(&uses->stamps()[queue_[p + kPrefetchDistance]]);
     const uint32_t slot = queue_[p];
     if (stale(*uses, slot)) continue;
     if (uses->held(slot)) {

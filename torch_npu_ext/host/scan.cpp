@@ -7,11 +7,19 @@
 namespace rec_sdk {
 namespace {
 
-// A lookup is a pipeline: hash and prefetch its entry, later probe and prefetch its stamp, later number its
-// row. Evenly spaced misses of the processor's cache overlap; issued in blocks they queue up.
-constexpr int64_t kEntryDistance = 48;
-constexpr int64_t kStampDistance = 32;
-constexpr int64_t kRing = 64;  // more than either distance; a power of two
+// A lookup is a pipeline: hash and prefetch its entry; later peek there and prefetch its stamp; later settle
+// what a peek does not find; later number its row; later count it. Evenly spaced misses of the processor's
+// cache overlap; issued in blocks they queue up.
+constexpr int64_t kEntryDistance = 48;                                              // from hashing to peeking
+constexpr int64_t kSettleDistance = 16, kNumberDistance = 32, kTallyDistance = 48;  // from peeking
+constexpr int64_t kRing = 64;  // no less than any distance; a power of two
+constexpr uint64_t ring(int64_t j) { return static_cast<uint64_t>(j) % kRing; }
+
+// Of two addresses; GCC makes a condition a branch here, and the processor mispredicts it.
+REC_SDK_ALWAYS_INLINE const void* choose(bool first, const void* a, const void* b) {
+  const uintptr_t x = reinterpret_cast<uintptr_t>(a), y = reinterpret_cast<uintptr_t>(b);
+  return reinterpret_cast<const void*>(y ^ ((x ^ y) & (uintptr_t{0} - first)));
+}
 
 // Numbers the rows of a table that are not resident: by a slot that no row has had yet, or else by a key
 // beyond the slots.
@@ -38,70 +46,73 @@ class MissList {
   RowKey next_slot_, end_slot_, beyond_;
 };
 
-// How an id is found, for hash and for index tables. prepare() prefetches its place, which is void once
-// reserve() has said that the places moved; key() marks a missing row.
+// How an id is found, for hash and for index tables. `places` says where, until reserve() says that they have
+// moved; to peek there gives the key of a row that has one, in most cases, or else kNoSlot. key() always
+// gives one, and marks a missing row; after a vain peek it reads what is beyond the place.
 class HashDirectory {
  public:
-  HashDirectory(Table* table, MissList misses)
-      : table_(table), map_(&table->map()), misses_(misses), next_row_(table->rows()) {}
+  using Place = const IdMap::Bucket*;
+  struct Places {
+    IdMap::Homes homes;
+    REC_SDK_ALWAYS_INLINE Place of(int64_t id) const { return homes.of(IdMap::hash(id)); }
+  };
 
-  using Place = IdMap::Bucket*;
+  HashDirectory(Table* table, MissList misses) : table_(table), misses_(misses), next_row_(table->rows()) {}
 
+  Places places() const { return {table_->map().homes()}; }
   bool reserve(int64_t extra) { return table_->reserve_ids(extra); }
 
-  REC_SDK_ALWAYS_INLINE Place prepare(int64_t id) const {
-    const Place home = map_->home_of(IdMap::hash(id));
-    prefetch_write(home);
-    return home;
-  }
+  static REC_SDK_ALWAYS_INLINE RowKey peek(int64_t id, Place home) { return IdMap::slot_at(*home, id); }
+  static REC_SDK_ALWAYS_INLINE const void* beyond(Place home) { return home + 1; }
 
-  REC_SDK_ALWAYS_INLINE RowKey key(int64_t id, Place home) {
+  RowKey key(int64_t id) {
     bool added = false;
-    const IdMap::Entry entry = map_->find_or_add(id, home, static_cast<uint32_t>(next_row_), &added);
-    if (__builtin_expect(*entry.slot == kNoSlot, 0)) add_miss(entry, id, added);
+    const IdMap::Entry entry =
+        table_->map().find_or_add(id, IdMap::hash(id), static_cast<uint32_t>(next_row_), &added);
+    if (*entry.slot == kNoSlot) {
+      *entry.slot = misses_.add(id, entry.row, added);
+      if (added) table_->check_capacity(++next_row_, id);
+    }
     return *entry.slot;
   }
 
  private:
-  void add_miss(const IdMap::Entry& entry, int64_t id, bool added) {
-    *entry.slot = misses_.add(id, entry.row, added);
-    if (added) table_->check_capacity(++next_row_, id);
-  }
-
   Table* table_;
-  IdMap* map_;
   MissList misses_;
   int64_t next_row_;
 };
 
 class IndexDirectory {
  public:
+  using Place = const uint32_t*;
+  struct Places {
+    uint32_t* row_slots;
+    uint64_t rows;
+    // Ids out of range are counted before the scan; here they become 0.
+    REC_SDK_ALWAYS_INLINE uint64_t row_of(int64_t id) const {
+      return static_cast<uint64_t>(id) < rows ? static_cast<uint64_t>(id) : 0;
+    }
+    REC_SDK_ALWAYS_INLINE Place of(int64_t id) const { return row_slots + row_of(id); }
+  };
+
   IndexDirectory(Table* table, MissList misses)
-      : row_slots_(table->row_slots()),
-        rows_(static_cast<uint64_t>(table->spec().num_embeddings)),
-        misses_(misses) {}
+      : places_{table->row_slots(), static_cast<uint64_t>(table->spec().num_embeddings)}, misses_(misses) {}
 
-  using Place = uint64_t;
-
+  Places places() const { return places_; }
   bool reserve(int64_t) { return false; }
 
-  // Ids out of range are counted before the scan; here they become 0.
-  REC_SDK_ALWAYS_INLINE Place prepare(int64_t id) const {
-    const uint64_t row = static_cast<uint64_t>(id) < rows_ ? static_cast<uint64_t>(id) : 0;
-    prefetch_write(&row_slots_[row]);
-    return row;
-  }
+  static REC_SDK_ALWAYS_INLINE RowKey peek(int64_t, Place place) { return ~*place; }
+  static REC_SDK_ALWAYS_INLINE const void* beyond(Place place) { return place; }
 
-  REC_SDK_ALWAYS_INLINE RowKey key(int64_t, Place row) {
-    if (__builtin_expect(~row_slots_[row] == kNoSlot, 0)) {
-      row_slots_[row] = ~misses_.add(static_cast<int64_t>(row), static_cast<uint32_t>(row), false);
-    }
-    return ~row_slots_[row];
+  RowKey key(int64_t id) {
+    const uint64_t row = places_.row_of(id);
+    uint32_t& slot = places_.row_slots[row];
+    if (~slot == kNoSlot) slot = ~misses_.add(static_cast<int64_t>(row), static_cast<uint32_t>(row), false);
+    return ~slot;
   }
 
  private:
-  uint32_t* row_slots_;
-  uint64_t rows_;
+  Places places_;
   MissList misses_;
 };
 
@@ -188,42 +199,63 @@ void Scan::scan_piece(Directory* directory, const Id* ids, int64_t count, uint32
   Counter next{table->first, static_cast<uint32_t>(table->first + table->uniques), &table->uniques};
   typename Directory::Place places[kRing];
   RowKey keys[kRing];
+  typename Directory::Places current = directory->places();
 
-  const auto find = [&](int64_t j) __attribute__((always_inline)) {
-    if (j % kRing == 0 && directory->reserve(kRing)) {
-      for (int64_t k = j; k < std::min(count, j + kEntryDistance); ++k) {
-        places[k % kRing] = directory->prepare(ids[k]);
-      }
+  const auto prepare = [&](int64_t j) __attribute__((always_inline)) {
+    const typename Directory::Place place = current.of(ids[j]);
+    prefetch(place);
+    places[ring(j)] = place;
+  };
+  const auto peek = [&](int64_t j) __attribute__((always_inline)) {
+    const typename Directory::Place place = places[ring(j)];
+    const RowKey key = Directory::peek(ids[j], place);
+    keys[ring(j)] = key;
+    prefetch(choose(key == kNoSlot, Directory::beyond(place), &stamps[key]));
+    if (j + kEntryDistance < count) prepare(j + kEntryDistance);
+  };
+  const auto settle = [&](int64_t j) __attribute__((always_inline)) {
+    if (ring(j) == 0 && directory->reserve(kRing)) {
+      current = directory->places();
+      const int64_t next_peek = j + kSettleDistance + 1;
+      for (int64_t k = next_peek; k < std::min(count, next_peek + kEntryDistance); ++k) prepare(k);
     }
-    if (j + kEntryDistance < count) {
-      places[(j + kEntryDistance) % kRing] = directory->prepare(ids[j + kEntryDistance]);
-    }
-    const RowKey key = directory->key(ids[j], places[j % kRing]);
-    keys[j % kRing] = key;
-    prefetch_write(&stamps[key]);
+    RowKey& key = keys[ring(j)];
+    if (__builtin_expect(key != kNoSlot, 1)) return;
+    key = directory->key(ids[j]);
+    prefetch(&stamps[key]);
   };
   const auto number = [&](int64_t j) __attribute__((always_inline)) {
     // No branch on first or repeated: on uniform batches it would be mispredicted half of the time.
-    const RowKey key = keys[j % kRing];
+    const RowKey key = keys[ring(j)];
     const uint64_t stamp = stamps[key];
     const bool seen = (stamp ^ epoch) >> 32 == 0;
     const uint32_t row = seen ? static_cast<uint32_t>(stamp) : next.value;
     stamps[key] = epoch | row;
-    last_batch[next.value] = static_cast<uint32_t>(stamp >> 32);  // stays when the row is new
-    const uint32_t before = rows[row].count;
-    rows[row] = {key, seen ? before + 1 : 1};
+    // These two stay when the row is new.
+    last_batch[next.value] = static_cast<uint32_t>(stamp >> 32);
+    rows[next.value] = {key, 0};
     local_out[j] = row;
+    prefetch(&rows[row]);
     next.value += !seen;
   };
+  const auto tally = [&](int64_t j) __attribute__((always_inline)) { ++rows[local_out[j]].count; };
+  const auto step_at_edge = [&](int64_t j) __attribute__((always_inline)) {
+    if (j < count) peek(j);
+    if (j >= kSettleDistance && j - kSettleDistance < count) settle(j - kSettleDistance);
+    if (j >= kNumberDistance && j - kNumberDistance < count) number(j - kNumberDistance);
+    if (j >= kTallyDistance && j - kTallyDistance < count) tally(j - kTallyDistance);
+  };
 
-  const int64_t first = std::min(count, kStampDistance);
-  for (int64_t j = 0; j < std::min(count, kEntryDistance); ++j) places[j] = directory->prepare(ids[j]);
-  for (int64_t j = 0; j < first; ++j) find(j);
-  for (int64_t j = first; j < count; ++j) {
-    find(j);
-    number(j - kStampDistance);
+  for (int64_t k = 0; k < std::min(count, kEntryDistance); ++k) prepare(k);
+  int64_t j = 0;
+  for (; j < std::min(count, kTallyDistance); ++j) step_at_edge(j);
+  for (; j < count; ++j) {
+    peek(j);
+    settle(j - kSettleDistance);
+    number(j - kNumberDistance);
+    tally(j - kTallyDistance);
   }
-  for (int64_t j = count - first; j < count; ++j) number(j);
+  for (; j < count + kTallyDistance; ++j) step_at_edge(j);
 }
 
 // Erasing moves entries, so every mark is looked up again. Ids go in reverse order of arrival.

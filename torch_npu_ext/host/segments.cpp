@@ -23,9 +23,17 @@ void number_segments(const Group& group, int32_t t, Scan* scan, PlanBuffers* pla
   }
 }
 
+constexpr int64_t kPrefetchDistance = 32;
+
+// The row of lookup i < end; prefetches that of a later one.
+REC_SDK_ALWAYS_INLINE UniqueRow& next_row(const Scan& scan, int64_t i, int64_t end) {
+  if (i + kPrefetchDistance < end) prefetch(&scan.unique[scan.local[i + kPrefetchDistance]]);
+  return scan.unique[scan.local[i]];
+}
+
 void fill_sequence(const Batch::Piece& piece, const Scan& scan, PlanBuffers* plan) {
   for (int64_t i = piece.begin; i < piece.end; ++i) {
-    UniqueRow& row = scan.unique[scan.local[i]];
+    UniqueRow& row = next_row(scan, i, piece.end);
     plan->slots[i] = static_cast<int32_t>(row.key);
     plan->positions[row.count++] = static_cast<int32_t>(i);
   }
@@ -40,7 +48,7 @@ void fill_pooled(const Batch::Piece& piece, const Feature& feature, const Scan& 
     const int32_t sample = static_cast<int32_t>(piece.first_sample + b);
     const float scale = feature.mean && end > begin ? 1.0f / static_cast<float>(end - begin) : 1.0f;
     for (int64_t i = begin; i < end; ++i) {
-      UniqueRow& row = scan.unique[scan.local[i]];
+      UniqueRow& row = next_row(scan, i, piece.end);
       const uint32_t position = row.count++;
       plan->slots[i] = static_cast<int32_t>(row.key);
       plan->positions[position] = static_cast<int32_t>(i);

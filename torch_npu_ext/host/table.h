@@ -50,7 +50,7 @@ class Table {
   uint32_t* row_slots() const { return row_slots_.data(); }
 
   void prefetch_slot(int64_t id) const {
-    spec_.hashed ? ids_.prefetch(IdMap::hash(id)) : prefetch_write(&row_slots_[id]);
+    spec_.hashed ? ids_.prefetch(IdMap::hash(id)) : rec_sdk::prefetch(&row_slots_[id]);
   }
   void set_slot(int64_t id, uint32_t slot) {  // of a known id
     if (spec_.hashed) {
