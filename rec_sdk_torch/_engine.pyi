@@ -105,6 +105,14 @@ class SwapPlan:
         """[N] in segment order, 1 / length of the bag for MEAN, else 1; None when no feature is MEAN."""
 
     @property
+    def rows_out(self) -> int:
+        """O."""
+
+    @property
+    def rows_in(self) -> int:
+        """I."""
+
+    @property
     def swap_out_slots(self) -> _Int32:
         """[O] slots whose rows leave; hand their records to Engine.write_back."""
 

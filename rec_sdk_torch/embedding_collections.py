@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._compile import _disable_dynamo
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface, EmbeddingCollectionInterface
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from .collection import CachedCollection
 from .configs import HashEmbeddingBagConfig, check_kind, table_config
+from .eager import eager
 from .tbe import BatchHint, BoundsCheckMode, CacheOption, TableBatchedEmbedding
 
 
@@ -74,7 +74,7 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
         super().__init__(tables, embedding, embedding_optimizer_cls)
         self._need_indices = need_indices
 
-    @_disable_dynamo  # planning is one graph break under torch.compile
+    @eager
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Looks up every feature.
 
@@ -138,7 +138,7 @@ class _PooledCollection(CachedCollection, EmbeddingBagCollectionInterface):
         super().__init__(tables, embedding, embedding_optimizer_cls)
         self._is_weighted = is_weighted
 
-    @_disable_dynamo  # planning is one graph break under torch.compile
+    @eager
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Looks up and pools every feature.
 

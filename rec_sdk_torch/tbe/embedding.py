@@ -5,14 +5,15 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from torch._compile import _disable_dynamo
 
 from .._engine import available_memory
 from ..backends import backend_for, parse_device
+from ..eager import eager
 from .batch import Batch, Int64Array
 from .cache_size import BatchHint, CacheOption, cache_slots, check_cache_option
 from .group import Group, Member, record_layout
@@ -33,6 +34,19 @@ COUNTERS = (
     "bytes_out",
     "bounds_errors",
 )
+
+
+@dataclass
+class _Progress:
+    """What every step changes; apart from the module, whose attributes are slow to set.
+
+    Attributes:
+        windows: backward passes so far of the accumulation windows of each length.
+        copied_batches: batches whose ids came from a device.
+    """
+
+    windows: dict[int, int] = field(default_factory=dict)
+    copied_batches: int = 0
 
 
 def _bounds_check(mode: BoundsCheckMode | str) -> BoundsCheckMode:
@@ -100,10 +114,9 @@ class TableBatchedEmbedding(torch.nn.Module):
         self.optimizers: list[TableOptimizer | None] = [optimizer] * len(self.tables)
         self._trainable = False
         self._groups: list[Group] | None = None
-        self._windows: dict[int, int] = {}
+        self._progress = _Progress()
         self._lock = threading.RLock()
         self._width = sum(self.feature_dims) if self.pooled else 0
-        self._copied_batches = 0
         self._anchor = torch.empty(0, device=self.device, requires_grad=True)
 
     # ---- layout
@@ -182,12 +195,12 @@ class TableBatchedEmbedding(torch.nn.Module):
     @property
     def window_open(self) -> bool:
         """Whether an accumulation window has begun and not ended."""
-        return any(self._windows.values()) or any(group.window_open for group in self._groups or [])
+        return any(self._progress.windows.values()) or any(group.window_open for group in self._groups or [])
 
     def drop_windows(self) -> None:
         """Forgets open accumulation windows, with the gradients in them; loading does so."""
         with self._lock:
-            self._windows.clear()
+            self._progress.windows.clear()
             for group in self._groups or []:
                 group.drop_pending()
 
@@ -223,7 +236,7 @@ class TableBatchedEmbedding(torch.nn.Module):
 
     # ---- forward
 
-    @_disable_dynamo  # planning is one graph break under torch.compile
+    @eager
     def forward(
         self, indices: torch.Tensor, offsets: torch.Tensor, per_sample_weights: torch.Tensor | None = None
     ) -> torch.Tensor:
@@ -277,7 +290,7 @@ class TableBatchedEmbedding(torch.nn.Module):
     def _train(self, groups: list[Group], batch: Batch, weights: list[torch.Tensor | None]) -> tuple[torch.Tensor, ...]:
         self._check_trainable()
         batches = [swap.batch for swap in self._swap(groups, batch)]
-        self._copied_batches += batch.copied
+        self._progress.copied_batches += batch.copied
         call = PlannedLookup(groups, batches, self._width, batch.batch_size, self._advance, self._lock)
         return fused_lookup(self._anchor, call, weights)
 
@@ -320,7 +333,7 @@ class TableBatchedEmbedding(torch.nn.Module):
         """Counts a backward pass; advances the step of every optimizer whose accumulation window it ends."""
         groups = self.groups
         windows = {group.accumulate_step for group in groups}
-        counts = {length: self._windows.get(length, 0) + 1 for length in windows}
+        counts = {length: self._progress.windows.get(length, 0) + 1 for length in windows}
         ended = [index for index, group in enumerate(groups) if counts[group.accumulate_step] >= group.accumulate_step]
         optimizers = {id(o): o for index in ended for o in groups[index].optimizers}.values()
         for optimizer in optimizers:
@@ -331,7 +344,7 @@ class TableBatchedEmbedding(torch.nn.Module):
             for optimizer in optimizers:
                 optimizer.step -= 1
             raise
-        self._windows = {length: count % length for length, count in counts.items()}
+        self._progress.windows = {length: count % length for length, count in counts.items()}
         return coefficients
 
     # ---- inspection
@@ -342,7 +355,7 @@ class TableBatchedEmbedding(torch.nn.Module):
         `batches`, `lookups`, `unique_rows`, `unique_misses`, `new_rows`, `rows_in`, `rows_out`, `bytes_in`,
         `bytes_out`, `bounds_errors`, and `copied_batches` (batches whose ids came from a device).
         """
-        total = dict.fromkeys(COUNTERS, 0) | {"copied_batches": self._copied_batches}
+        total = dict.fromkeys(COUNTERS, 0) | {"copied_batches": self._progress.copied_batches}
         for group in self._groups or []:
             for name, value in group.stats().items():
                 total[name] = total.get(name, 0) + value
@@ -350,7 +363,7 @@ class TableBatchedEmbedding(torch.nn.Module):
 
     def reset_cache_stats(self) -> None:
         """Sets every counter of `cache_stats` to zero."""
-        self._copied_batches = 0
+        self._progress.copied_batches = 0
         for group in self._groups or []:
             group.reset_stats()
 

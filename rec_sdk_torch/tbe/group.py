@@ -122,7 +122,8 @@ class Group:
         pending = torch.zeros((slots, 2 * self.layout.dim), device=device) if self.accumulate_step > 1 else None
         self._transfers = Transfers(device, backend)
         self._sent_coefficients: tuple[list[list[float]], Arrival] = ([], Arrival((), cache))
-        self.swap = Swap(engine, cache, pending, self._transfers)
+        self.swap = Swap(engine, cache, pending, self._transfers, pooled=self.pooled, scaled=self.pooled and any(means))
+        self._may_warn = bounds_check is BoundsCheckMode.WARNING and not all(m.config.hashed for m in members)
         self._with_init_fn = [i for i, m in enumerate(members) if m.config.hashed and m.config.init_fn is not None]
         self._chunk = max(1024, _CHUNK_BYTES // self.layout.bytes)
         for index, member in enumerate(members):
@@ -186,6 +187,8 @@ class Group:
             raise
 
     def _warn_of_bounds(self) -> None:
+        if not self._may_warn:
+            return
         for name, count, example in self.swap.engine.take_bounds_warnings():
             warnings.warn(
                 f"table {name!r}: {count} ids are out of range (such as {example}) and read row 0", stacklevel=6

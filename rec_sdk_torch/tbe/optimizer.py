@@ -261,6 +261,8 @@ class TableOptimizer:
     accumulate_step: int = 1
     step: int = 0
     where: str = field(default="", repr=False)
+    _checked: Options | None = field(default=None, init=False, repr=False, compare=False)
+    """The options as `coefficients` found them in order."""
 
     @classmethod
     def create(cls, optimizer_class: type, kwargs: Mapping[str, Any], where: str = "") -> TableOptimizer:
@@ -289,6 +291,9 @@ class TableOptimizer:
         Raises:
             TypeError, ValueError: an option was changed to something no update may use, such as a NaN `lr`.
         """
-        check_options(self.where, self.options)
+        numbers_only = {int, float}.issuperset(map(type, self.options.values()))
+        if not numbers_only or self.options != self._checked:  # others may change without becoming unequal
+            check_options(self.where, self.options)
+            self._checked = dict(self.options)
         row = [self.max_gradient, *self.spec.coefficients(self.options, self.step)]
         return row + [0.0] * (COEFFICIENTS - len(row))

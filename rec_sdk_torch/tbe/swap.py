@@ -22,7 +22,7 @@ FillNew = Callable[[np.ndarray, np.ndarray, torch.Tensor], None]
 
 
 class PlanArrays(NamedTuple):
-    """A plan's arrays on the device; `_engine.SwapPlan` describes them, but for the last two.
+    """A plan's arrays on the device, those that its batch needs; `_engine.SwapPlan` describes them, but for two.
 
     Attributes:
         left: slots of rows that leave with pending gradients, int64 `[P]`.
@@ -30,18 +30,22 @@ class PlanArrays(NamedTuple):
     """
 
     slots: torch.Tensor
-    offsets: torch.Tensor
     unique_slots: torch.Tensor
     table_offsets: torch.Tensor
     segment_offsets: torch.Tensor
     grad_row: torch.Tensor
-    swap_out_slots: torch.Tensor
-    swap_in_slots: torch.Tensor
-    grad_column: torch.Tensor | None
-    scale: torch.Tensor | None
-    positions: torch.Tensor | None
-    left: torch.Tensor | None
-    back: torch.Tensor | None
+    offsets: torch.Tensor | None = None
+    grad_column: torch.Tensor | None = None
+    scale: torch.Tensor | None = None
+    positions: torch.Tensor | None = None
+    swap_out_slots: torch.Tensor | None = None
+    swap_in_slots: torch.Tensor | None = None
+    left: torch.Tensor | None = None
+    back: torch.Tensor | None = None
+
+
+_OF_EVERY_BATCH = ("slots", "unique_slots", "table_offsets", "segment_offsets", "grad_row")
+_OF_BAGS = ("offsets", "grad_column")
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ class PreparedSwap:
             pending.index_fill_(0, arrays.left, 0.0)
         if pending is not None and arrays.back is not None and self.sums is not None:
             pending.index_copy_(0, arrays.back, *self.sums.wait())
-        if self.records is not None:
+        if self.records is not None and arrays.swap_in_slots is not None:
             self.swap.write_cache(arrays.swap_in_slots, self.records)
 
     def cancel(self) -> None:
@@ -104,6 +108,8 @@ class Swap:
         cache: torch.Tensor,
         pending: torch.Tensor | None,
         transfers: Transfers,
+        pooled: bool,
+        scaled: bool,
     ) -> None:
         """
         Args:
@@ -111,24 +117,29 @@ class Swap:
             cache: uint8 `[slots, bytes]`.
             pending: float32 `[slots, 2 * D]`, gradients of an accumulation window.
             transfers: to the cache's device.
+            pooled: lookups are of bags.
+            scaled: some bags are means.
         """
         self.engine = engine
         self._pending = pending
         self._cache = cache
         self._transfers = transfers
+        self._arrays = (*_OF_EVERY_BATCH, *(_OF_BAGS if pooled else ()), *(("scale",) if scaled else ()))
         self._leaving: list[_Leaving] = []
         self._lock = threading.RLock()
 
     @property
     def cache(self) -> torch.Tensor:
         """uint8 `[slots, bytes]`, for the current stream: behind what other streams do with it."""
-        self._transfers.follow()
+        if self._transfers.streams:
+            self._transfers.follow()
         return self._cache
 
     @property
     def pending(self) -> torch.Tensor | None:
         """float32 `[slots, 2 * D]`, likewise."""
-        self._transfers.follow()
+        if self._transfers.streams:
+            self._transfers.follow()
         return self._pending
 
     def settle(self) -> None:
@@ -149,33 +160,39 @@ class Swap:
         """
         arrays, arrival = self._send_plan(plan, weighted)
         batch = PlannedBatch(plan, arrays)
-        if len(plan.swap_out_slots):
+        if arrays.swap_out_slots is not None:
             arrival.wait()
-            self._take_out(batch)
+            self._take_out(batch, arrays.swap_out_slots)
         records = sums = None
-        if len(plan.swap_in_slots):
-            staging = self._transfers.staging(len(plan.swap_in_slots), self._cache.shape[1])
+        if arrays.swap_in_slots is not None:
+            staging = self._transfers.staging(plan.rows_in, self._cache.shape[1])
             fill_new(*self.engine.read_in(plan, staging.numpy()), staging)
             records = self._send_records(staging)
-        if self.pending is not None and len(plan.pending_in):
-            staging = self._transfers.staging(len(plan.pending_in), self.pending.shape[1], torch.float32)
+        if self._pending is not None and arrays.back is not None:
+            staging = self._transfers.staging(len(plan.pending_in), self._pending.shape[1], torch.float32)
             self.engine.read_pending(plan, staging.numpy())
             sums = self._transfers.send(staging)
         return PreparedSwap(self, batch, arrival, records, sums)
 
     def _send_plan(self, plan: _engine.SwapPlan, weighted: bool) -> tuple[PlanArrays, Arrival]:
-        arrays: list[np.ndarray | None] = [getattr(plan, name) for name in PlanArrays._fields[:-3]]
-        arrays.append(plan.positions if weighted else None)
-        for slots, places in (plan.swap_out_slots, plan.pending_out), (plan.swap_in_slots, plan.pending_in):
-            arrays.append(slots[places].astype(np.int64) if len(places) else None)
-        arrival = self._transfers.send_arrays([array for array in arrays if array is not None])
-        tensors = iter(arrival.tensors)
-        return PlanArrays._make(None if array is None else next(tensors) for array in arrays), arrival
+        arrays: dict[str, np.ndarray] = {name: getattr(plan, name) for name in self._arrays}
+        if weighted:
+            arrays["positions"] = plan.positions
+        if plan.rows_out:
+            arrays["swap_out_slots"] = plan.swap_out_slots
+            if len(plan.pending_out):
+                arrays["left"] = plan.swap_out_slots[plan.pending_out].astype(np.int64)
+        if plan.rows_in:
+            arrays["swap_in_slots"] = plan.swap_in_slots
+            if len(plan.pending_in):
+                arrays["back"] = plan.swap_in_slots[plan.pending_in].astype(np.int64)
+        arrival = self._transfers.send_arrays(list(arrays.values()))
+        return PlanArrays(**dict(zip(arrays, arrival.tensors, strict=True))), arrival
 
-    def _take_out(self, batch: PlannedBatch) -> None:
+    def _take_out(self, batch: PlannedBatch, slots: torch.Tensor) -> None:
         """Copies the rows that leave, with the updates that the current stream has been given."""
         plan, engine = batch.plan, self.engine
-        rows = self._read_cache(batch.arrays.swap_out_slots)
+        rows = self._read_cache(slots)
         owed = [_Leaving(rows, lambda host: engine.write_back(plan, host.numpy()), plan)]
         if self.pending is not None and batch.arrays.left is not None:
             sums = self._transfers.fetch(self.pending.index_select(0, batch.arrays.left))

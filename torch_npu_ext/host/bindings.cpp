@@ -217,6 +217,8 @@ void bind_swap_plan(py::module_& m) {
       .def_property_readonly(
           "pending_in",
           [](const SwapPlan& p) { return plan_view(p, p->pending_in.data(), p->pending_in.size()); })
+      .def_property_readonly("rows_out", [](const SwapPlan& p) { return p->rows_out; })
+      .def_property_readonly("rows_in", [](const SwapPlan& p) { return p->rows_in; })
       .def_property_readonly("released", &SwapPlan::released)
       .def("release", &SwapPlan::release);
 }
