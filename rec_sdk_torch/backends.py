@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,8 +20,10 @@ def _huge_pages(rows: int, width: int, device: torch.device) -> torch.Tensor:
     size = rows * width
     if size < _HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty((rows, width), dtype=torch.uint8)
-    memory = mmap.mmap(-1, size + _HUGE_PAGE)
-    memory.madvise(mmap.MADV_HUGEPAGE)
+    # Private: huge pages of shared memory, mmap's default, are off in most systems.
+    memory = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     aligned = -whole.data_ptr() % _HUGE_PAGE
     return whole[aligned : aligned + size].view(rows, width)

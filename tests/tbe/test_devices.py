@@ -3,6 +3,7 @@ what is said of devices that are not there."""
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -101,3 +102,19 @@ def test_cuda_devices_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ValueError, match="'cuda:2': there are 2 GPUs, 0 to 1"):
         cuda.start(torch.device("cuda:2"))
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="a system without huge pages")
+def test_cache_on_the_host_may_have_huge_pages() -> None:
+    cache = backend_for(torch.device("cpu")).allocate_cache(5000, 1024, torch.device("cpu"))
+    assert cache.shape == (5000, 1024)
+    assert cache.data_ptr() % (2 << 20) == 0
+    flags = ""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(match[1], 16) <= cache.data_ptr() < int(match[2], 16)
+        elif inside and line.startswith("VmFlags:"):
+            flags = line
+    assert " hg" in flags, "advised"
+    assert " sh" not in flags, "shared memory follows a setting of its own, which is off by default"
