@@ -15,15 +15,11 @@ IntArray = npt.NDArray[np.signedinteger[Any]]
 """int32 or int64."""
 
 
-def host_ids(values: torch.Tensor) -> torch.Tensor:
-    """`values` on the host, contiguous.
-
-    Raises:
-        TypeError: ids that are neither int32 nor int64.
-    """
+def _host_array(name: str, values: torch.Tensor) -> IntArray:
     if values.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"ids are {values.dtype}, expected torch.int32 or torch.int64")
-    return values.detach().cpu().contiguous()
+        raise TypeError(f"{name} are {values.dtype}, expected torch.int32 or torch.int64")
+    array: IntArray = (values if values.device.type == "cpu" else values.cpu()).numpy()
+    return array
 
 
 @dataclass(frozen=True)
@@ -65,11 +61,8 @@ class Batch:
             raise ValueError(f"ids and offsets must be flat, got shapes {values.shape} and {offsets.shape}")
         if weights is not None and weights.shape != values.shape:
             raise ValueError(f"{weights.numel()} per-sample weights for {values.numel()} ids")
-        if offsets.dtype not in (torch.int32, torch.int64):
-            raise TypeError(f"offsets are {offsets.dtype}, expected torch.int32 or torch.int64")
-        copied = values.device.type != "cpu"
-        host_offsets = offsets.detach().cpu().contiguous()
-        return cls(host_ids(values).numpy(), host_offsets.numpy(), batch_size, feature_keys, weights, copied)
+        arrays = _host_array("ids", values), _host_array("offsets", offsets)
+        return cls(*arrays, batch_size, feature_keys, weights, values.device.type != "cpu")
 
     @cached_property
     def _starts(self) -> Int64Array:

@@ -122,7 +122,15 @@ class Group:
         pending = torch.zeros((slots, 2 * self.layout.dim), device=device) if self.accumulate_step > 1 else None
         self._transfers = Transfers(device, backend)
         self._sent_coefficients: tuple[list[list[float]], Arrival] = ([], Arrival((), cache))
-        self.swap = Swap(engine, cache, pending, self._transfers, pooled=self.pooled, scaled=self.pooled and any(means))
+        self.swap = Swap(
+            engine,
+            cache,
+            self.layout.weight(cache),
+            pending,
+            self._transfers,
+            pooled=self.pooled,
+            scaled=self.pooled and any(means),
+        )
         self._may_warn = bounds_check is BoundsCheckMode.WARNING and not all(m.config.hashed for m in members)
         self._with_init_fn = [i for i, m in enumerate(members) if m.config.hashed and m.config.init_fn is not None]
         self._chunk = max(1024, _CHUNK_BYTES // self.layout.bytes)
@@ -218,7 +226,7 @@ class Group:
 
     def lookup(self, batch: PlannedBatch, weights: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:
         """Rows of a planned batch: `[n, D]`, or pooled into this group's columns of `out` `[B, total]`."""
-        rows, plan = self.layout.weight(self.cache), batch.arrays
+        rows, plan = self.swap.weights, batch.arrays
         if out is None:
             sequence: torch.Tensor = ops.lookup_sequence(rows, plan.slots)
             return sequence
@@ -252,7 +260,7 @@ class Group:
 
     def _readable(self, plan: _engine.ReadPlan) -> torch.Tensor:
         if plan.all_resident:
-            return self.layout.weight(self.cache)
+            return self.swap.weights
         staging = self._transfers.staging(plan.host_count, self.layout.bytes)
         self._run_init_fns(*self.engine.read(plan, staging.numpy()), staging)
         resident = ops.gather_rows(self.cache, *self._transfers.put(plan.resident_slots))
@@ -275,7 +283,7 @@ class Group:
 
     def weights_grad(self, batch: PlannedBatch, grad: torch.Tensor) -> torch.Tensor:
         """Gradient of the per-sample weights, float32 `[n]`, from that of the output, `[B, total]`."""
-        rows, plan = self.layout.weight(self.cache), batch.arrays
+        rows, plan = self.swap.weights, batch.arrays
         result: torch.Tensor = ops.pooled_weights_grad(rows, plan.slots, plan.offsets, grad, self._columns, self._means)
         return result
 

@@ -106,6 +106,7 @@ class Swap:
         self,
         engine: _engine.Engine,
         cache: torch.Tensor,
+        weights: torch.Tensor,
         pending: torch.Tensor | None,
         transfers: Transfers,
         pooled: bool,
@@ -115,6 +116,7 @@ class Swap:
         Args:
             engine: rows that left may still be on their way to its store; `settle` ends that.
             cache: uint8 `[slots, bytes]`.
+            weights: view `[slots, D]` of the cache.
             pending: float32 `[slots, 2 * D]`, gradients of an accumulation window.
             transfers: to the cache's device.
             pooled: lookups are of bags.
@@ -123,6 +125,7 @@ class Swap:
         self.engine = engine
         self._pending = pending
         self._cache = cache
+        self._weights = weights
         self._transfers = transfers
         self._arrays = (*_OF_EVERY_BATCH, *(_OF_BAGS if pooled else ()), *(("scale",) if scaled else ()))
         self._leaving: list[_Leaving] = []
@@ -134,6 +137,13 @@ class Swap:
         if self._transfers.streams:
             self._transfers.follow()
         return self._cache
+
+    @property
+    def weights(self) -> torch.Tensor:
+        """The weights in the cache, `[slots, D]`, likewise."""
+        if self._transfers.streams:
+            self._transfers.follow()
+        return self._weights
 
     @property
     def pending(self) -> torch.Tensor | None:
