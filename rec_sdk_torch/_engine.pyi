@@ -73,8 +73,8 @@ class SwapPlan:
         """[N] cache slot of each lookup."""
 
     @property
-    def offsets(self) -> _Int64:
-        """[F*B + 1] the group's bags, feature-major."""
+    def offsets(self) -> _Int64 | None:
+        """[F*B + 1] the group's bags, feature-major; None for a sequence."""
 
     @property
     def unique_slots(self) -> _Int32:
@@ -89,8 +89,8 @@ class SwapPlan:
         """[U + 1] the lookups of each unique row, in segment order."""
 
     @property
-    def positions(self) -> _Int32:
-        """[N] segment order -> lookup; lookups of one row keep their order."""
+    def positions(self) -> _Int32 | None:
+        """[N] segment order -> lookup; lookups of one row keep their order. None for bags that are not weighted."""
 
     @property
     def grad_row(self) -> _Int32:
@@ -181,7 +181,9 @@ class Engine:
 
     @property
     def record_bytes(self) -> int: ...
-    def plan(self, values: _Int, offsets: _Int, feature_keys: _Int, batch_size: int) -> SwapPlan:
+    def plan(
+        self, values: _Int, offsets: _Int, feature_keys: _Int, batch_size: int, weighted: bool = False
+    ) -> SwapPlan:
         """Plans a batch and pins its slots.
 
         values: [*] ids of all keys. offsets: [K*B + 1]. feature_keys: [F] which key each feature reads.

@@ -43,11 +43,18 @@ def engine(*tables: _engine.TableSpec, columns: list[int] | None = None, means: 
     return _engine.Engine(list(tables), DIM, 0, [DIM], list(range(count)), columns or [], means or [False] * count)
 
 
-def plan(e: Any, bags: list[list[int]], dtype: Any = np.int64, keys: list[int] | None = None, batch: int = 1) -> Any:
+def plan(
+    e: Any,
+    bags: list[list[int]],
+    dtype: Any = np.int64,
+    keys: list[int] | None = None,
+    batch: int = 1,
+    weighted: bool = False,
+) -> Any:
     values = np.array([i for bag in bags for i in bag], dtype=dtype)
     offsets = np.cumsum([0] + [len(bag) for bag in bags]).astype(dtype)
     feature_keys = np.array(keys if keys is not None else range(len(bags) // batch), dtype=np.int64)
-    return e.plan(values, offsets, feature_keys, batch)
+    return e.plan(values, offsets, feature_keys, batch, weighted)
 
 
 def swap(e: Any, cache: np.ndarray, p: Any) -> None:
@@ -66,7 +73,7 @@ def test_sequence_plan(dtype: Any) -> None:
     e = engine(table("a"), table("b", hashed=False))
     p = plan(e, [[7, -3, 7], [5]], dtype)
     assert p.slots.tolist() == [0, 1, 0, 8]
-    assert p.offsets.tolist() == [0, 3, 4]
+    assert p.offsets is None
     assert p.unique_slots.tolist() == [0, 1, 8]
     assert p.table_offsets.tolist() == [0, 2, 3]
     assert p.segment_offsets.tolist() == [0, 2, 3, 4]
@@ -81,7 +88,9 @@ def test_sequence_plan(dtype: Any) -> None:
 
 def test_pooled_plan_with_a_shared_key() -> None:
     e = engine(table("a"), table("b"), columns=[4, 0], means=[True, False])
-    p = plan(e, [[9], [], [1, 2], [2, 1, 1, 3]], keys=[1, 1], batch=2)
+    bags = [[9], [], [1, 2], [2, 1, 1, 3]]
+    assert plan(e, bags, keys=[1, 1], batch=2).positions is None
+    p = plan(e, bags, keys=[1, 1], batch=2, weighted=True)
     assert p.offsets.tolist() == [0, 2, 6, 8, 12]
     assert p.positions.tolist() == [0, 3, 4, 1, 2, 5, 6, 9, 10, 7, 8, 11]
     assert p.grad_row.tolist() == [0, 1, 1, 0, 1, 1] * 2
@@ -396,7 +405,7 @@ def test_numbering_does_not_depend_on_the_cache_size() -> None:
         ids = rng.integers(0, 500, 70).tolist()
         p, q = plan(small, [ids]), plan(large, [ids])
         p.release()
-        for name in ("offsets", "table_offsets", "segment_offsets", "positions", "grad_row"):
+        for name in ("table_offsets", "segment_offsets", "grad_row"):
             assert (getattr(p, name) == getattr(q, name)).all()
 
 

@@ -186,10 +186,11 @@ class Group:
             IndexError, ValueError, TypeError: ids or offsets that cannot be right.
         """
         keys = batch.feature_keys[self.features]
-        plan = self.engine.plan(batch.values, batch.offsets, keys, batch.batch_size)
+        weighted = batch.weights is not None
+        plan = self.engine.plan(batch.values, batch.offsets, keys, batch.batch_size, weighted)
         try:
             self._warn_of_bounds()
-            return self.swap.prepare(plan, batch.weights is not None, self._run_init_fns)
+            return self.swap.prepare(plan, weighted, self._run_init_fns)
         except BaseException:
             self.swap.cancel(plan)
             raise

@@ -185,9 +185,8 @@ class Swap:
         return PreparedSwap(self, batch, arrival, records, sums)
 
     def _send_plan(self, plan: _engine.SwapPlan, weighted: bool) -> tuple[PlanArrays, Arrival]:
-        arrays: dict[str, np.ndarray] = {name: getattr(plan, name) for name in self._arrays}
-        if weighted:
-            arrays["positions"] = plan.positions
+        names = (*self._arrays, "positions") if weighted else self._arrays
+        arrays: dict[str, np.ndarray] = {name: getattr(plan, name) for name in names}
         if plan.rows_out:
             arrays["swap_out_slots"] = plan.swap_out_slots
             if len(plan.pending_out):

@@ -46,7 +46,7 @@ struct TestBatch {
   std::vector<int64_t> values, offsets{0}, keys;
   std::vector<int32_t> values32, offsets32;
   int64_t batch_size = 0;
-  bool wide_values = true, wide_offsets = true;
+  bool wide_values = true, wide_offsets = true, weighted = false;
 
   int64_t begin(int64_t feature, int64_t b) const { return offsets[keys[feature] * batch_size + b]; }
   int64_t end(int64_t feature, int64_t b) const { return offsets[keys[feature] * batch_size + b + 1]; }
@@ -61,6 +61,7 @@ struct TestBatch {
     input.offsets = wide_offsets ? IntArray{offsets.data(), true, m} : IntArray{offsets32.data(), false, m};
     input.feature_keys = {keys.data(), true, static_cast<int64_t>(keys.size())};
     input.batch_size = batch_size;
+    input.weighted = weighted;
     return input;
   }
 };

@@ -50,6 +50,7 @@ class Trainer {
     for (const TableSpec& table : spec.tables) slots += table.slots;
     cache_.resize(static_cast<size_t>(slots * bytes_));
     features_ = spec.features;
+    pooled_ = spec.pooled;
   }
 
   TestBatch random_batch(int64_t batch_size, int max_length, int64_t spread) {
@@ -58,6 +59,7 @@ class Trainer {
     batch.batch_size = batch_size;
     batch.wide_values = random() % 2 != 0;
     batch.wide_offsets = random() % 2 != 0;
+    batch.weighted = random() % 2 != 0;
     for (int64_t bag = 0; bag < keys * batch_size; ++bag) {
       const int64_t length = static_cast<int64_t>(random() % static_cast<uint64_t>(max_length + 1));
       for (int64_t i = 0; i < length; ++i) {
@@ -82,7 +84,7 @@ class Trainer {
       return;
     }
     std::unique_ptr<SwapPlan> plan = engine->plan(batch.input());
-    check_plan(expected, **plan);
+    check_plan(expected, **plan, batch.weighted);
     swap(**plan, plan.get());
     check_and_update_records(expected);
     in_flight.emplace_back(std::move(plan), std::move(expected));
@@ -138,13 +140,15 @@ class Trainer {
     check_tables();
   }
 
-  void check_plan(const ModelPlan& expected, const PlanBuffers& plan) {
+  void check_plan(const ModelPlan& expected, const PlanBuffers& plan, bool weighted) {
     CHECK(same(expected.slots, plan.slots, plan.lookups));
-    CHECK(same(expected.offsets, plan.offsets, plan.bags + 1));
+    CHECK((plan.offsets != nullptr) == pooled_);
+    CHECK(plan.offsets == nullptr || same(expected.offsets, plan.offsets, plan.bags + 1));
     CHECK(same(expected.unique_slots, plan.unique_slots, plan.uniques));
     CHECK(expected.table_offsets == plan.table_offsets);
     CHECK(same(expected.segment_offsets, plan.segment_offsets, plan.uniques + 1));
-    CHECK(same(expected.positions, plan.positions, plan.lookups));
+    CHECK((plan.positions != nullptr) == (!pooled_ || weighted));
+    CHECK(plan.positions == nullptr || same(expected.positions, plan.positions, plan.lookups));
     CHECK(same(expected.grad_row, plan.grad_row, plan.lookups));
     CHECK(same(expected.grad_column, plan.grad_column, plan.grad_column == nullptr ? 0 : plan.lookups));
     CHECK(same(expected.scale, plan.scale, plan.scale == nullptr ? 0 : plan.lookups));
@@ -178,6 +182,7 @@ class Trainer {
 
   std::vector<char> cache_;
   std::vector<Feature> features_;
+  bool pooled_ = false;
   int64_t bytes_;
   int version_ = 10;
 };

@@ -24,6 +24,7 @@ struct BatchInput {
   IntArray offsets;        // [K*B + 1]
   IntArray feature_keys;   // [F] key of each feature of the group
   int64_t batch_size = 0;  // B
+  bool weighted = false;   // the lookups of bags have weights
 };
 
 // Throws std::invalid_argument unless the offsets start at 0, never decrease and, with `values_size` >= 0,
@@ -41,6 +42,7 @@ struct Batch {
     int64_t bags;
   };
   IntArray values;
+  bool weighted = false;
   int64_t bags = 0;
   int64_t lookups = 0;
   std::vector<Piece> pieces;

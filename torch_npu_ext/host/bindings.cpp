@@ -190,7 +190,7 @@ void bind_swap_plan(py::module_& m) {
   py::class_<SwapPlan>(m, "SwapPlan")
       .def_property_readonly("slots", [](const SwapPlan& p) { return plan_view(p, p->slots, p->lookups); })
       .def_property_readonly("offsets",
-                             [](const SwapPlan& p) { return plan_view(p, p->offsets, p->bags + 1); })
+                             [](const SwapPlan& p) { return optional_plan_view(p, p->offsets, p->bags + 1); })
       .def_property_readonly("unique_slots",
                              [](const SwapPlan& p) { return plan_view(p, p->unique_slots, p->uniques); })
       .def_property_readonly(
@@ -199,8 +199,8 @@ void bind_swap_plan(py::module_& m) {
       .def_property_readonly(
           "segment_offsets",
           [](const SwapPlan& p) { return plan_view(p, p->segment_offsets, p->uniques + 1); })
-      .def_property_readonly("positions",
-                             [](const SwapPlan& p) { return plan_view(p, p->positions, p->lookups); })
+      .def_property_readonly(
+          "positions", [](const SwapPlan& p) { return optional_plan_view(p, p->positions, p->lookups); })
       .def_property_readonly("grad_row",
                              [](const SwapPlan& p) { return plan_view(p, p->grad_row, p->lookups); })
       .def_property_readonly(
@@ -244,12 +244,14 @@ void bind_batches(py::class_<Engine, std::shared_ptr<Engine>>& engine) {
       .def(
           "plan",
           [](Engine& e, const py::array& values, const py::array& offsets, const py::array& feature_keys,
-             int64_t batch_size) {
-            const BatchArguments batch(values, offsets, feature_keys, batch_size);
+             int64_t batch_size, bool weighted) {
+            BatchArguments batch(values, offsets, feature_keys, batch_size);
+            batch.input.weighted = weighted;
             const py::gil_scoped_release nogil;
             return e.plan(batch.input);
           },
-          py::arg("values"), py::arg("offsets"), py::arg("feature_keys"), py::arg("batch_size"))
+          py::arg("values"), py::arg("offsets"), py::arg("feature_keys"), py::arg("batch_size"),
+          py::arg("weighted") = false)
       .def(
           "cancel",
           [](Engine& e, SwapPlan& plan) {

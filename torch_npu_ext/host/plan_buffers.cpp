@@ -24,17 +24,18 @@ class Arena {
   size_t used_ = 0;
 };
 
-size_t place_arrays(PlanBuffers& plan, char* base, int64_t swaps, bool pooled, bool scaled) {
+size_t place_arrays(PlanBuffers& plan, char* base, int64_t swaps, PlanBuffers::Needs needs) {
   const int64_t n = plan.lookups;
+  const int64_t of_bags = needs.pooled ? n : 0;
   Arena arena(base);
   arena.place(plan.slots, n);
-  arena.place(plan.offsets, plan.bags + 1);
+  arena.place(plan.offsets, needs.pooled ? plan.bags + 1 : 0);
   arena.place(plan.unique_slots, n);
   arena.place(plan.segment_offsets, n + 1);
-  arena.place(plan.positions, n);
-  arena.place(plan.grad_row, pooled ? n : 0);
-  arena.place(plan.grad_column, pooled ? n : 0);
-  arena.place(plan.scale, scaled ? n : 0);
+  arena.place(plan.grad_row, n);
+  arena.place(plan.grad_column, of_bags);
+  arena.place(plan.positions, needs.weighted ? of_bags : 0);
+  arena.place(plan.scale, needs.scaled ? of_bags : 0);
   arena.place(plan.swap_out_slots, swaps);
   arena.place(plan.swap_out_rows, swaps);
   arena.place(plan.swap_out_ids, swaps);
@@ -46,7 +47,7 @@ size_t place_arrays(PlanBuffers& plan, char* base, int64_t swaps, bool pooled, b
 
 }  // namespace
 
-void PlanBuffers::layout(int64_t lookup_count, int64_t bag_count, int64_t swaps, bool pooled, bool scaled) {
+void PlanBuffers::layout(int64_t lookup_count, int64_t bag_count, int64_t swaps, Needs needs) {
   lookups = lookup_count;
   bags = bag_count;
   uniques = rows_out = rows_in = 0;
@@ -54,14 +55,17 @@ void PlanBuffers::layout(int64_t lookup_count, int64_t bag_count, int64_t swaps,
   pending_in.clear();
   pending_out_sums.clear();
   pending_in_sums.clear();
-  const size_t bytes = place_arrays(*this, nullptr, swaps, pooled, scaled);
+  const size_t bytes = place_arrays(*this, nullptr, swaps, needs);
   if (bytes > memory_.size()) memory_ = HugeBuffer(bytes + bytes / 4);
-  place_arrays(*this, memory_.data(), swaps, pooled, scaled);
-  if (!pooled) {
-    grad_row = positions;
+  place_arrays(*this, memory_.data(), swaps, needs);
+  if (!needs.pooled) {
+    positions = grad_row;
+    offsets = nullptr;
     grad_column = nullptr;
+  } else if (!needs.weighted) {
+    positions = nullptr;
   }
-  if (!scaled) scale = nullptr;
+  if (!needs.scaled) scale = nullptr;
 }
 
 std::shared_ptr<PlanBuffers> PlanPool::take() {

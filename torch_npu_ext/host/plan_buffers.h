@@ -12,15 +12,19 @@ namespace rec_sdk {
 
 // N lookups, U unique rows, O rows out, I rows in, T tables. Slots are the group's.
 struct PlanBuffers {
+  // What a batch needs beside lookups: the arrays of bags, of bags of which some are means, of weighted bags.
+  struct Needs {
+    bool pooled, scaled, weighted;
+  };
   // Capacity for a batch. `swaps` bounds O and I.
-  void layout(int64_t lookups, int64_t bags, int64_t swaps, bool pooled, bool scaled);
+  void layout(int64_t lookups, int64_t bags, int64_t swaps, Needs needs);
 
   int64_t lookups = 0, bags = 0, uniques = 0, rows_out = 0, rows_in = 0;
   int32_t* slots = nullptr;                      // [N]
-  int64_t* offsets = nullptr;                    // [bags + 1]
+  int64_t* offsets = nullptr;                    // [bags + 1] pooled only
   int32_t* unique_slots = nullptr;               // [U]
   int32_t* segment_offsets = nullptr;            // [U + 1]
-  int32_t* positions = nullptr;                  // [N] segment order -> lookup
+  int32_t* positions = nullptr;                  // [N] segment order -> lookup; pooled: only when weighted
   int32_t* grad_row = nullptr;                   // [N] sequence: positions; pooled: the sample
   int32_t* grad_column = nullptr;                // [N] pooled only
   float* scale = nullptr;                        // [N] 1 / length; only when some feature is MEAN

@@ -64,9 +64,9 @@ void Planner::plan(const BatchInput& input, Group* group, PlanBuffers* plan) {
   check_batch(input, features, true);
   slice_batch(input, features, 0, features * input.batch_size, &batch_);
   find_bounds_errors(*group, batch_, &bounds_errors_);
-  plan->layout(batch_.lookups, batch_.bags, std::min(batch_.lookups, group->slots), group->pooled,
-               group->scaled);
-  write_offsets(input, batch_, plan->offsets);
+  plan->layout(batch_.lookups, batch_.bags, std::min(batch_.lookups, group->slots),
+               {group->pooled, group->scaled, batch_.weighted});
+  if (group->pooled) write_offsets(input, batch_, plan->offsets);
   plan->rows_before.clear();
   plan->used_slots_before.clear();
   for (const Table& table : group->tables) {

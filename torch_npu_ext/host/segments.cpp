@@ -35,11 +35,11 @@ void fill_sequence(const Batch::Piece& piece, const Scan& scan, PlanBuffers* pla
   for (int64_t i = piece.begin; i < piece.end; ++i) {
     UniqueRow& row = next_row(scan, i, piece.end);
     plan->slots[i] = static_cast<int32_t>(row.key);
-    plan->positions[row.count++] = static_cast<int32_t>(i);
+    plan->grad_row[row.count++] = static_cast<int32_t>(i);
   }
 }
 
-template <bool kScaled>
+template <bool kScaled, bool kWeighted>
 void fill_pooled(const Batch::Piece& piece, const Feature& feature, const Scan& scan, PlanBuffers* plan) {
   const int32_t column = static_cast<int32_t>(feature.column);
   for (int64_t b = 0; b < piece.bags; ++b) {
@@ -51,10 +51,10 @@ void fill_pooled(const Batch::Piece& piece, const Feature& feature, const Scan& 
       UniqueRow& row = next_row(scan, i, piece.end);
       const uint32_t position = row.count++;
       plan->slots[i] = static_cast<int32_t>(row.key);
-      plan->positions[position] = static_cast<int32_t>(i);
       plan->grad_row[position] = sample;
       plan->grad_column[position] = column;
       if (kScaled) plan->scale[position] = scale;
+      if (kWeighted) plan->positions[position] = static_cast<int32_t>(i);
     }
   }
 }
@@ -68,11 +68,12 @@ void write_segments(const Group& group, const Batch& batch, int32_t t, Scan* sca
     const Batch::Piece& piece = batch.pieces[p];
     if (!group.pooled) {
       fill_sequence(piece, *scan, plan);
-    } else if (group.scaled) {
-      fill_pooled<true>(piece, group.features[piece.feature], *scan, plan);
-    } else {
-      fill_pooled<false>(piece, group.features[piece.feature], *scan, plan);
+      continue;
     }
+    const auto fill = group.scaled     ? batch.weighted ? fill_pooled<true, true> : fill_pooled<true, false>
+                      : batch.weighted ? fill_pooled<false, true>
+                                       : fill_pooled<false, false>;
+    fill(piece, group.features[piece.feature], *scan, plan);
   }
 }
 
