@@ -1,7 +1,6 @@
 #include "torch_npu_ext/ops/cpu.h"
 
 #include <algorithm>
-#include <limits>
 
 namespace rec_sdk {
 
@@ -19,21 +18,15 @@ void check_offsets_of(const Checker& check, const char* name, const T* offsets, 
   check.require(offsets[count] == end, name, " must end at ", end, ", got ", offsets[count]);
 }
 
-bool all_below(const int32_t* values, int64_t begin, int64_t end, int64_t limit) {
-  // As unsigned numbers, negative ones are above any limit.
-  const uint32_t bound = static_cast<uint32_t>(std::min<int64_t>(limit, std::numeric_limits<int32_t>::max()));
-  uint32_t largest = 0;
-  for (int64_t i = begin; i < end; ++i) largest = std::max(largest, static_cast<uint32_t>(values[i]));
-  return largest < bound;
-}
-
 }  // namespace
 
 void check_indices(const Checker& check, const char* name, const int32_t* values, int64_t count,
                    int64_t limit) {
+  const CpuKernels& kernels = cpu_kernels();
+  const int64_t bound = std::min(limit, int64_t{1} << 31);  // from which on numbers are negative ones
   std::atomic<bool> good{true};
   parallel_pieces(count, 1 << 17, [&](int64_t begin, int64_t end) {
-    if (!all_below(values, begin, end, limit)) good = false;
+    if (kernels.largest(values, begin, end) >= bound) good = false;
   });
   for (int64_t i = 0; !good && i < count; ++i) {
     check.require(values[i] >= 0 && values[i] < limit, name, " must be in [0, ", limit, "), got ", values[i],

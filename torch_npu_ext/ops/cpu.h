@@ -17,7 +17,8 @@ namespace rec_sdk {
 // it is free: pieces of very different cost, or a busy core, do not hold the others up.
 template <class Work>
 void parallel_pieces(int64_t count, int64_t piece, const Work& work) {
-  if (count <= piece) {
+  const int64_t threads = torch::stable::get_num_threads();
+  if (count <= piece || threads == 1) {
     if (count > 0) work(int64_t{0}, count);
     return;
   }
@@ -27,7 +28,7 @@ void parallel_pieces(int64_t count, int64_t piece, const Work& work) {
       work(begin, begin + piece < count ? begin + piece : count);
     }
   };
-  torch::stable::parallel_for(0, torch::stable::get_num_threads(), 1, worker);
+  torch::stable::parallel_for(0, threads, 1, worker);
 }
 
 // Items of `bytes` bytes that make a piece worth handing to a thread.
