@@ -51,7 +51,12 @@ class IdMap {
     REC_SDK_ALWAYS_INLINE const Bucket* of(uint64_t hash) const { return buckets + fastrange(hash, count); }
   };
   Homes homes() const { return {buckets_.data(), bucket_count_}; }
-  REC_SDK_ALWAYS_INLINE void prefetch(uint64_t hash) const { rec_sdk::prefetch(homes().of(hash)); }
+  // For a find(): the home, and where it goes on when the home is full.
+  REC_SDK_ALWAYS_INLINE void prefetch(uint64_t hash) const {
+    const Bucket* const home = homes().of(hash);
+    rec_sdk::prefetch(home);
+    rec_sdk::prefetch(home + 1);
+  }
 
   REC_SDK_ALWAYS_INLINE Entry find(int64_t id, uint64_t hash) const {
     for (uint64_t b = home(hash);; b = next(b)) {

@@ -10,7 +10,7 @@
 namespace rec_sdk {
 namespace {
 
-constexpr int64_t kPrefetchDistance = 16;
+constexpr int64_t kPrefetchDistance = 32;
 
 template <class Id>
 int64_t count_outside(const Id* ids, int64_t count, int64_t rows) {
@@ -184,6 +184,7 @@ void Planner::evict(Group* group, int32_t t, PlanBuffers* plan) noexcept {
   int32_t* const victims = plan->swap_out_slots;
   table.policy->evict(end - begin, &group->uses, reinterpret_cast<uint32_t*>(victims + begin));
   for (int32_t i = begin; i < end; ++i) {
+    if (i + 2 * kPrefetchDistance < end) prefetch(&group->slot_ids[victims[i + 2 * kPrefetchDistance]]);
     if (i + kPrefetchDistance < end) table.prefetch_slot(group->slot_ids[victims[i + kPrefetchDistance]]);
     const int64_t id = group->slot_ids[victims[i]];
     plan->swap_out_rows[i] = table.take_slot(id);

@@ -49,7 +49,7 @@ class Table {
   // Index tables: the slot of each row, complemented, so that zeroed memory means kNoSlot.
   uint32_t* row_slots() const { return row_slots_.data(); }
 
-  void prefetch_slot(int64_t id) const {
+  REC_SDK_ALWAYS_INLINE void prefetch_slot(int64_t id) const {
     spec_.hashed ? ids_.prefetch(IdMap::hash(id)) : rec_sdk::prefetch(&row_slots_[id]);
   }
   void set_slot(int64_t id, uint32_t slot) {  // of a known id
