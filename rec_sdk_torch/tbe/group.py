@@ -310,8 +310,9 @@ class Group:
     @staticmethod
     def _scale(plan: PlanArrays, weights: torch.Tensor | None) -> torch.Tensor | None:
         """What multiplies each lookup's gradient: its sample weight, over its bag's length for MEAN."""
-        if weights is None or plan.positions is None:
+        if weights is None:
             return plan.scale
+        assert plan.positions is not None, "the plan is of a batch without weights"
         weight = weights.detach().index_select(0, plan.positions)
         return weight if plan.scale is None else weight * plan.scale
 
