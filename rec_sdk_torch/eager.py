@@ -14,7 +14,7 @@ _Result = TypeVar("_Result")
 
 
 def eager(function: Callable[_Params, _Result]) -> Callable[_Params, _Result]:
-    """`function`, which is one graph break under torch.compile and costs nothing more elsewhere.
+    """`function`, which is one graph break under torch.compile and costs two calls elsewhere.
 
     `torch.compiler.disable` alone makes a dozen calls each time, and imports the compiler at the first.
     """

@@ -18,7 +18,7 @@ IntArray = npt.NDArray[np.signedinteger[Any]]
 def _host_array(name: str, values: torch.Tensor) -> IntArray:
     if values.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"{name} are {values.dtype}, expected torch.int32 or torch.int64")
-    array: IntArray = (values if values.device.type == "cpu" else values.cpu()).numpy()
+    array: IntArray = values.cpu().numpy()
     return array
 
 

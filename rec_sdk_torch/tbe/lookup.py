@@ -91,9 +91,7 @@ class FusedLookup(torch.autograd.Function):
 
 def _ready(grad: torch.Tensor | None) -> torch.Tensor | None:
     """`grad` as the operators read it: float32 rows without gaps."""
-    if grad is None or (grad.dtype is torch.float32 and grad.is_contiguous()):
-        return grad
-    return grad.float().contiguous()
+    return None if grad is None else grad.float().contiguous()
 
 
 def fused_lookup(

@@ -134,22 +134,19 @@ class Swap:
     @property
     def cache(self) -> torch.Tensor:
         """uint8 `[slots, bytes]`, for the current stream: behind what other streams do with it."""
-        if self._transfers.streams:
-            self._transfers.follow()
+        self._transfers.follow()
         return self._cache
 
     @property
     def weights(self) -> torch.Tensor:
         """The weights in the cache, `[slots, D]`, likewise."""
-        if self._transfers.streams:
-            self._transfers.follow()
+        self._transfers.follow()
         return self._weights
 
     @property
     def pending(self) -> torch.Tensor | None:
         """float32 `[slots, 2 * D]`, likewise."""
-        if self._transfers.streams:
-            self._transfers.follow()
+        self._transfers.follow()
         return self._pending
 
     def settle(self) -> None:

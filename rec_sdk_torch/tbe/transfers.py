@@ -71,10 +71,6 @@ class Departure:
 class Transfers:
     """Copies to and from one device. Staging is page-locked where the backend says so, and may be dropped at once:
     torch's allocator hands it out again only behind the copies.
-
-    Attributes:
-        streams: whether there are streams to copy on; if not, nothing is copied either.
-        direct: whether kernels reach staging buffers, so that rows need no copy.
     """
 
     def __init__(self, device: torch.device, backend: Backend) -> None:
@@ -82,16 +78,17 @@ class Transfers:
         self.staging = backend.staging
         self.direct = backend.reaches_host and read_settings().embcache_direct_swap
         self._module = torch.get_device_module(device)
-        self.streams = backend.pin_staging
+        self._pinned = backend.pin_staging
         self._in_use: list[Departure] = []
         self._last: Any = None
 
     def follow(self) -> None:
         """Puts what the current stream is given from now on behind what the stream of the last call was given.
 
-        To be called, where there are streams, before every use of a group's cache: a row may leave it right after
-        its update was launched.
+        To be called before every use of a group's cache: a row may leave it right after its update was launched.
         """
+        if not self._pinned:
+            return
         stream = self._module.current_stream(self.device)
         if self._last is not None and stream != self._last:
             stream.wait_stream(self._last)
@@ -99,7 +96,7 @@ class Transfers:
 
     def send(self, staging: torch.Tensor) -> Arrival:
         """Starts to copy a staging buffer to the device."""
-        if not self.streams:
+        if not self._pinned:
             return Arrival((staging,), staging)
         inward, _ = _streams(self.device)
         with self._module.stream(inward):
@@ -109,7 +106,7 @@ class Transfers:
     def send_arrays(self, arrays: Sequence[np.ndarray]) -> Arrival:
         """Starts to copy arrays, at least one, to the device: all in one copy through staging."""
         tensors = [torch.from_numpy(array) for array in arrays]
-        if not self.streams:
+        if not self._pinned:
             return Arrival(tuple(tensors), tensors[0])
         sizes = [-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in tensors]
         begins = [0, *accumulate(sizes)]
@@ -128,7 +125,7 @@ class Transfers:
 
     def fetch(self, tensor: torch.Tensor) -> Departure:
         """Starts to copy a matrix to the host, as the current stream leaves it."""
-        if not self.streams:
+        if not self._pinned:
             return Departure(tensor, None)
         _, outward = _streams(self.device)
         outward.wait_stream(self._module.current_stream(self.device))
@@ -141,6 +138,6 @@ class Transfers:
     def used(self, staging: torch.Tensor) -> Departure:
         """Keeps staging that a kernel on the current stream uses until it has: torch only knows of copies."""
         self._in_use = [other for other in self._in_use if not other.done()]
-        event = self._module.current_stream(self.device).record_event() if self.streams else None
+        event = self._module.current_stream(self.device).record_event() if self._pinned else None
         self._in_use.append(Departure(staging, event))
         return self._in_use[-1]
