@@ -83,12 +83,13 @@ def test_child_processes(script: Path) -> None:
 
 def test_torchrun(script: Path) -> None:
     script.write_text(
-        "import torch, torch.distributed as dist\n"
+        "import os, torch, torch.distributed as dist\n"
         "dist.init_process_group('hccl')\n"
         "torch.npu.set_device(dist.get_rank())\n"
         "x = torch.ones(2, device='npu') * (dist.get_rank() + 1)\n"
         "dist.all_reduce(x)\n"
-        "print('sum', x.tolist(), flush=True)\n"
+        # One write: torchrun runs Python unbuffered, where print writes each argument by itself.
+        "os.write(1, f'sum {x.tolist()}\\n'.encode())\n"
         "dist.destroy_process_group()\n"
     )
     finished = run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script)

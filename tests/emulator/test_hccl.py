@@ -257,7 +257,7 @@ try:
     dist.all_reduce(x)
     torch.npu.synchronize()
 except RuntimeError as error:
-    print("raised", error, flush=True)
+    print(f"raised {error}", flush=True)
 """
 
 
