@@ -111,7 +111,7 @@ class Machine:
 
     def add_bounds(self, case: dict[str, Any], workload: Workload) -> None:
         """Completes a case with its bounds, from all that was observed until now."""
-        unique, ours = case["unique_rows"], case["times"]["ours"]["median_ms"]
+        unique, ours = case["unique_rows"], case["times"]["ours"]["min_ms"]
         bounds = {"copy": self.copy_bound(workload, unique), "random": self.random_bound(workload, unique)}
         for name, seconds in bounds.items():
             case[f"{name}_bound_ms"] = seconds * 1e3

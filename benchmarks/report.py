@@ -45,20 +45,20 @@ def case_name(case: Result) -> str:
 def _rival(case: Result, name: str) -> str:
     if name not in case["times"]:
         return "-"
-    median = f"{case['times'][name]['median_ms']:.1f}"
-    return f"{median} ({case['ratios'][name]:.2f}x)" if name in case["ratios"] else f"{median} DIFFERS"
+    best = f"{case['times'][name]['min_ms']:.1f}"
+    return f"{best} ({case['ratios'][name]:.2f}x)" if name in case["ratios"] else f"{best} DIFFERS"
 
 
 def _steps(cases: Sequence[Result]) -> str:
     names = list(dict.fromkeys(name for case in cases for name in case["times"] if name != "ours"))
-    header = ["step, median ms (ratio to ours)", "ours", *names, "copy bound", "random bound"]
+    header = ["step, fastest in ms (ratio to ours)", "ours", *names, "copy bound", "random bound"]
     rows = []
     for case in cases:
         bounds = [
             f"{case['copy_bound_ms']:.2f} ({case['over_copy_bound']:.1f}x)",
             f"{case['random_bound_ms']:.2f} ({case['over_random_bound']:.1f}x)",
         ]
-        ours = f"{case['times']['ours']['median_ms']:.2f}"
+        ours = f"{case['times']['ours']['min_ms']:.2f}"
         rows.append([case_name(case), ours, *(_rival(case, name) for name in names), *bounds])
     return table(header, rows)
 
@@ -161,10 +161,12 @@ def _targets(targets: Sequence[Result]) -> str:
             number(target["median"]),
             number(target["worst"]),
             str(target["workloads"]),
+            number(target["of_medians"]),
         ]
         for target in targets
     ]
-    return table(["target", "wanted", "reached", "", "median", "worst", "workloads"], rows)
+    header = ["target", "wanted", "reached", "", "median", "worst", "workloads", "reached, medians of rounds"]
+    return table(header, rows)
 
 
 def _bandwidth(bounds: Sequence[Result]) -> str:

@@ -153,7 +153,9 @@ class StepBench:
             for _ in range(self.options.rounds):
                 ids = self.workload.draw(distribution, rng)
                 self.ours.take_phases()
-                for contender in self.contenders:
+                # Drawn anew, because what ran before a contender has left the caches to it.
+                for place in rng.permutation(len(self.contenders)):
+                    contender = self.contenders[place]
                     begin = time.perf_counter()
                     output = contender.step(ids)
                     samples[contender.name].seconds.append(time.perf_counter() - begin)
@@ -180,8 +182,8 @@ class StepBench:
             "times": {name: sample.summary() for name, sample in measured.samples.items()},
             "correct": measured.correct,
             "skipped": measured.skipped,
-            "ratios": {n: measured.samples[n].median / ours.median for n in others if measured.correct[n]},
-            "ratios_of_minima": {n: measured.samples[n].best / ours.best for n in others if measured.correct[n]},
+            "ratios": {n: measured.samples[n].best / ours.best for n in others if measured.correct[n]},
+            "ratios_of_medians": {n: measured.samples[n].median / ours.median for n in others if measured.correct[n]},
             "phases_ms": {phase: sample.median * 1e3 for phase, sample in measured.phases.items()},
             "bytes": dict(zip(("streams", "read", "written"), step_bytes(self.workload, unique), strict=True)),
             "counters": measured.counters,

@@ -114,6 +114,41 @@ def test_targets_are_listed(results: dict[str, Any]) -> None:
     assert found["plan, hash, 100 million rows, M ids/s"]["met"] is None
 
 
+def test_index_tables_are_compared_as_well() -> None:
+    case = {
+        "optimizer": "sgd",
+        "threads": 1,
+        "alpha": 0.0,
+        "dim": 64,
+        "form": "pooled",
+        "correct": {},
+        "ratios": {"torch": 3.0, "fbgemm": 2.0, "ours-index": 0.5},
+        "ratios_of_medians": {"torch": 2.0, "fbgemm": 1.5},
+        "over_random_bound": 1.0,
+        "over_copy_bound": 1.0,
+    }
+    found = {target["target"]: target for target in targets.compare([case], [], [], [1])}
+    hashed, index = (found[f"FBGEMM, sgd{suffix}, median"] for suffix in ("", ", index tables"))
+    assert (hashed["reached"], index["reached"]) == (2.0, 4.0)
+    assert (hashed["of_medians"], index["of_medians"]) == (1.5, None)
+    assert found["torch sparse, sgd, index tables, every workload"]["reached"] == 6.0
+
+
+def test_contenders_take_turns_in_changing_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = StepBench(_workload("sgd"), StepOptions(("torch",), (0.5,), True, 8, 0))
+    turns: list[str] = []
+    for contender in bench.contenders:
+        step = contender.step
+        monkeypatch.setattr(
+            contender, "step", lambda ids, step=step, name=contender.name: (turns.append(name), step(ids))[1]
+        )
+    bench.run(Distribution(0.0), Machine(1, 1 << 20, 1))
+    timed = turns[-8 * len(bench.contenders) :]
+    rounds = [tuple(timed[i : i + len(bench.contenders)]) for i in range(0, len(timed), len(bench.contenders))]
+    assert all(sorted(names) == sorted(rounds[0]) for names in rounds)
+    assert len(set(rounds)) > 2
+
+
 def test_growing_table(tmp_path: Path) -> None:
     found = _run(tmp_path, "--sections", "growth", "--growth-rows", "2000", "4000")
     for run, rows in zip(found["growth"], (2000, 4000), strict=True):
