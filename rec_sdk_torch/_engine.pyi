@@ -21,11 +21,12 @@ _Int: TypeAlias = npt.NDArray[np.signedinteger[Any]]  # int32 or int64; another 
 def available_memory() -> int:
     """Bytes of host memory that can still be taken: MemAvailable, or less where a cgroup (v1 or v2) says so."""
 
-def set_parallel_runner(address: int, from_lookups: int = 8192) -> None:
-    """Lets all engines work on several threads: `address` is that of a C function `void (int64_t count,
+def set_parallel_runner(runner: int, threads: int, from_lookups: int = 8192) -> None:
+    """Lets all engines work on several threads: `runner` is the address of a C function `void (int64_t count,
     void (*piece)(void* context, int64_t i), void* context)` that calls `piece(context, i)` for every i in [0, count),
-    or 0: on one thread. Batches of less than `from_lookups` are planned on one thread anyway. Results do not depend
-    on any of this. Not while an engine is at work.
+    or 0: on one thread; `threads` is that of an `int64_t (void)` that says how many there are at the moment. Batches
+    of less than `from_lookups` are planned on one thread anyway. Results do not depend on any of this. Not while an
+    engine is at work.
     """
 
 class CacheTooSmallError(RuntimeError):

@@ -32,9 +32,11 @@ _library.rec_sdk_cpu_isa.restype = ctypes.c_char_p
 _library.rec_sdk_select_cpu_isa.argtypes = [ctypes.c_char_p]
 
 
-def parallel_runner() -> int:
-    """Address of the function that runs pieces of work on torch's threads, for `_engine.set_parallel_runner`."""
-    return cast("int", ctypes.cast(_library.rec_sdk_run_pieces, ctypes.c_void_p).value)
+def parallel_runner() -> tuple[int, int]:
+    """For `_engine.set_parallel_runner`: addresses of the functions that run work on torch's threads and count them."""
+    functions = _library.rec_sdk_run_pieces, _library.rec_sdk_thread_count
+    runner, threads = (cast("int", ctypes.cast(function, ctypes.c_void_p).value) for function in functions)
+    return runner, threads
 
 
 def cpu_isa() -> str:

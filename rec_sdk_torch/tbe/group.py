@@ -20,7 +20,7 @@ from .swap import PlanArrays, PlannedBatch, PreparedSwap, Swap
 from .table import WEIGHT_DTYPES, BoundsCheckMode, Pooling, TableConfig
 from .transfers import Arrival, Transfers
 
-_engine.set_parallel_runner(parallel_runner())
+_engine.set_parallel_runner(*parallel_runner())
 
 _CHUNK_BYTES = 64 << 20
 """Records that pass through one staging buffer when whole tables are read, written or looked up."""

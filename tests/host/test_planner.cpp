@@ -266,21 +266,33 @@ void train(bool pooled, bool mean, BoundsCheck bounds, uint64_t seed) {
   CHECK(trainer.engine->row_count(0) == 0);
 }
 
+GroupSpec big_spec() {
+  GroupSpec spec = group_spec(false, false, BoundsCheck::kNone);
+  for (TableSpec& table : spec.tables) table.slots = 1500;
+  spec.tables[1].num_embeddings = 4000;
+  spec.tables[2].capacity = 2200;
+  return spec;
+}
+
 // Batches of many blocks, so that the map grows in the middle of a scan, also of one that then fails.
 void big_batches() {
-  GroupSpec spec = group_spec(false, false, BoundsCheck::kNone);
-  spec.tables[0].slots = 1500;
-  spec.tables[1].num_embeddings = 4000;
-  spec.tables[1].slots = 1500;
-  spec.tables[2].slots = 1500;
-  spec.tables[2].capacity = 2200;
-  Trainer trainer(spec, 11);
+  Trainer trainer(big_spec(), 11);
   for (int i = 0; i < 24; ++i) {
     TestBatch batch = trainer.random_batch(6, 120, i % 4 == 3 ? 20000 : 500 + 400 * (i % 5));
     trainer.step(batch);
     trainer.check_tables();
   }
   CHECK(trainer.outcomes[0] > 5 && trainer.outcomes[2] + trainer.outcomes[1] > 2);
+}
+
+// Pieces of several parts, where the lookups of a table are located by several threads.
+void long_pieces() {
+  Trainer trainer(big_spec(), 17);
+  for (int i = 0; i < 4; ++i) {
+    trainer.step(trainer.random_batch(6, 3000, 900));
+    trainer.check_tables();
+  }
+  CHECK(trainer.outcomes[0] == 4);
 }
 
 void memory_refused() {
@@ -330,6 +342,7 @@ void all() {
   train(true, false, BoundsCheck::kWarning, 2);
   train(true, true, BoundsCheck::kIgnore, 3);
   big_batches();
+  long_pieces();
   memory_refused();
   load_rows();
 }

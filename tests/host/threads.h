@@ -18,12 +18,14 @@ inline void run_on_threads(int64_t count, void (*piece)(void* context, int64_t i
   pieces_run += count;
 }
 
+inline int64_t eight_threads() { return 8; }
+
 // The test on one thread, and again on several however small the batches are.
 inline void with_and_without_threads(void (*test)()) {
   test();
-  set_parallel_runner(run_on_threads, 0);
+  set_parallel_runner(run_on_threads, eight_threads, 0);
   test();
-  set_parallel_runner(nullptr);
+  set_parallel_runner(nullptr, nullptr);
   CHECK(pieces_run > 1000);
 }
 

@@ -26,7 +26,7 @@ from rec_sdk_torch.ops import parallel_runner
 from rec_sdk_torch.tbe import InitializerType, Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
 from rec_sdk_torch.tbe.batch import Batch
 
-_engine.set_parallel_runner(parallel_runner(), from_lookups=0)  # small batches on threads too
+_engine.set_parallel_runner(*parallel_runner(), from_lookups=0)  # small batches on threads too
 
 STEPS = 20
 BATCH = 4

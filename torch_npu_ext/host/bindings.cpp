@@ -451,13 +451,14 @@ PYBIND11_MODULE(_engine, m) {
   py::register_exception<CacheTooSmallError>(m, "CacheTooSmallError", PyExc_RuntimeError);
   py::register_exception<CapacityError>(m, "CapacityError", PyExc_RuntimeError);
   m.def("available_memory", &available_memory);
-  // The address of a ParallelRunner: a function of another library.
+  // Addresses of functions of another library.
   m.def(
       "set_parallel_runner",
-      [](uintptr_t address, int64_t from_lookups) {
-        set_parallel_runner(reinterpret_cast<ParallelRunner>(address), from_lookups);
+      [](uintptr_t runner, uintptr_t threads, int64_t from_lookups) {
+        set_parallel_runner(reinterpret_cast<ParallelRunner>(runner),
+                            reinterpret_cast<int64_t (*)()>(threads), from_lookups);
       },
-      py::arg("address"), py::arg("from_lookups") = kParallelLookups);
+      py::arg("runner"), py::arg("threads"), py::arg("from_lookups") = kParallelLookups);
   bind_specs(m);
   bind_swap_plan(m);
   bind_read_plan(m);

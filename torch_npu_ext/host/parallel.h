@@ -11,8 +11,10 @@ using ParallelRunner = void (*)(int64_t count, void (*piece)(void* context, int6
 // Lookups of a batch from which on threads are worth waking up.
 constexpr int64_t kParallelLookups = 8192;
 
-// For all engines; null: one piece after the other. Not while an engine is at work.
-void set_parallel_runner(ParallelRunner runner, int64_t from_lookups = kParallelLookups);
+// For all engines; null: one piece after the other. `threads` says how many there are at the moment. Not
+// while an engine is at work.
+void set_parallel_runner(ParallelRunner runner, int64_t (*threads)(),
+                         int64_t from_lookups = kParallelLookups);
 
 void run_pieces(int64_t count, void (*piece)(void* context, int64_t i), void* context);
 
@@ -25,6 +27,7 @@ void run_pieces(int64_t count, const Work& work) {
 }
 
 bool worth_threads(int64_t lookups);
+int64_t parallel_threads();
 
 // work(i) for the parts of what costs as much as so many lookups, side by side where that is much.
 template <class Work>

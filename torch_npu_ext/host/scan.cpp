@@ -9,12 +9,14 @@ namespace {
 
 // A lookup is a pipeline: hash and prefetch its entry; later peek there and prefetch its stamp; later settle
 // what a peek does not find; later number its row; later count it. Evenly spaced misses of the processor's
-// cache overlap; issued in blocks they queue up. What was prefetched into L2 is fetched into L1 shortly before
-// its use, because the processor drops prefetches into L2 at times: plans took up to three times as long.
+// cache overlap; issued in blocks they queue up. What was prefetched into L2 is fetched into L1 shortly
+// before its use, because the processor drops prefetches into L2 at times: plans took up to three times as
+// long.
 constexpr int64_t kEntryDistance = 48;                                              // from hashing to peeking
 constexpr int64_t kSettleDistance = 16, kNumberDistance = 32, kTallyDistance = 48;  // from peeking
 constexpr int64_t kNearDistance = 6;                                                // to the next stage
-constexpr int64_t kRing = 64;  // no less than any distance; a power of two
+constexpr int64_t kRing = 64;           // no less than any distance; a power of two
+constexpr int64_t kPartLookups = 4096;  // located in one go
 constexpr uint64_t ring(int64_t j) { return static_cast<uint64_t>(j) % kRing; }
 
 // Of two addresses; GCC makes a condition a branch here, and the processor mispredicts it.
@@ -50,23 +52,28 @@ class MissList {
 
 // How an id is found, for hash and for index tables. `places` says where, until reserve() says that they have
 // moved; to peek there gives the key of a row that has one, in most cases, or else kNoSlot. key() always
-// gives one, and marks a missing row; after a vain peek it reads what is beyond the place.
+// gives one, and marks a missing row; after a vain peek it reads what is beyond the place. find() does not
+// mark, and gives kNoSlot for a missing row.
 class HashDirectory {
  public:
   using Place = const IdMap::Bucket*;
   struct Places {
     IdMap::Homes homes;
-    REC_SDK_ALWAYS_INLINE Place of(int64_t id) const { return homes.of(IdMap::hash(id)); }
+    REC_SDK_ALWAYS_INLINE Place of(int64_t id, int64_t) const { return homes.of(IdMap::hash(id)); }
   };
 
   HashDirectory(Table* table, MissList misses) : table_(table), misses_(misses), next_row_(table->rows()) {}
 
-  Places places() const { return {table_->map().homes()}; }
+  Places places(const RowKey*) const { return {table_->map().homes()}; }
   bool reserve(int64_t extra) { return table_->reserve_ids(extra); }
 
   static REC_SDK_ALWAYS_INLINE RowKey peek(int64_t id, Place home) { return IdMap::slot_at(*home, id); }
   static REC_SDK_ALWAYS_INLINE const void* beyond(Place home) { return home + 1; }
 
+  RowKey find(int64_t id) const {
+    const IdMap::Entry entry = table_->map().find(id, IdMap::hash(id));
+    return entry ? *entry.slot : kNoSlot;
+  }
   RowKey key(int64_t id) {
     bool added = false;
     const IdMap::Entry entry =
@@ -94,18 +101,19 @@ class IndexDirectory {
     REC_SDK_ALWAYS_INLINE uint64_t row_of(int64_t id) const {
       return static_cast<uint64_t>(id) < rows ? static_cast<uint64_t>(id) : 0;
     }
-    REC_SDK_ALWAYS_INLINE Place of(int64_t id) const { return row_slots + row_of(id); }
+    REC_SDK_ALWAYS_INLINE Place of(int64_t id, int64_t) const { return row_slots + row_of(id); }
   };
 
   IndexDirectory(Table* table, MissList misses)
       : places_{table->row_slots(), static_cast<uint64_t>(table->spec().num_embeddings)}, misses_(misses) {}
 
-  Places places() const { return places_; }
+  Places places(const RowKey*) const { return places_; }
   bool reserve(int64_t) { return false; }
 
   static REC_SDK_ALWAYS_INLINE RowKey peek(int64_t, Place place) { return ~*place; }
   static REC_SDK_ALWAYS_INLINE const void* beyond(Place place) { return place; }
 
+  RowKey find(int64_t) const { return kNoSlot; }  // a peek has said so
   RowKey key(int64_t id) {
     const uint64_t row = places_.row_of(id);
     uint32_t& slot = places_.row_slots[row];
@@ -117,6 +125,53 @@ class IndexDirectory {
   Places places_;
   MissList misses_;
 };
+
+// Of lookups that locate() has peeked at already.
+template <class Directory>
+class Located : public Directory {
+ public:
+  using Place = const RowKey*;
+  struct Places {
+    const RowKey* located;
+    REC_SDK_ALWAYS_INLINE Place of(int64_t, int64_t j) const { return located + j; }
+  };
+
+  explicit Located(const Directory& directory) : Directory(directory) {}
+
+  Places places(const RowKey* located) const { return {located}; }
+  static REC_SDK_ALWAYS_INLINE RowKey peek(int64_t, Place place) { return *place; }
+  static REC_SDK_ALWAYS_INLINE const void* beyond(Place place) { return place; }
+};
+
+// The keys of rows that have one, or else kNoSlot.
+template <class Directory, class Id>
+void locate(const Directory& directory, const Id* ids, int64_t count, RowKey* keys) {
+  const typename Directory::Places places = directory.places(keys);
+  typename Directory::Place prepared[kRing];
+  for (int64_t k = 0; k < count + kEntryDistance + kSettleDistance; ++k) {
+    const int64_t peeked = k - kEntryDistance, settled = peeked - kSettleDistance;
+    if (peeked >= 0 && peeked < count) {
+      const typename Directory::Place place = prepared[ring(peeked)];
+      keys[peeked] = Directory::peek(ids[peeked], place);
+      if (keys[peeked] == kNoSlot) prefetch(Directory::beyond(place));
+    }
+    if (k < count) {
+      prepared[ring(k)] = places.of(ids[k], k);
+      prefetch(prepared[ring(k)]);
+    }
+    if (settled >= 0 && keys[settled] == kNoSlot) keys[settled] = directory.find(ids[settled]);
+  }
+}
+
+// Calls use(ids of the piece): int64 or int32.
+template <class Use>
+void with_ids(const Batch& batch, const Batch::Piece& piece, const Use& use) {
+  if (batch.values.wide) {
+    use(static_cast<const int64_t*>(batch.values.data) + piece.source);
+  } else {
+    use(static_cast<const int32_t*>(batch.values.data) + piece.source);
+  }
+}
 
 // Writes a counter back also when an exception leaves the loop that counts.
 struct Counter {
@@ -151,6 +206,7 @@ void Scan::begin(Group* group, const Batch& batch) {
 }
 
 void Scan::run(Group* group, const Batch& batch) {
+  locate_lookups(group, batch);
   for_each_part(static_cast<int64_t>(tables_.size()), batch.lookups, [&](int64_t t) noexcept {
     try {
       scan_table(group, static_cast<int32_t>(t), batch);
@@ -163,30 +219,69 @@ void Scan::run(Group* group, const Batch& batch) {
   }
 }
 
-void Scan::scan_table(Group* group, int32_t t, const Batch& batch) {
+// Calls use(directory) of a table.
+template <class Use>
+void Scan::with_directory(Group* group, int32_t t, const Use& use) {
   TableScan& scan = tables_[t];
   Table& table = group->tables[t];
   const MissList list(table, group->slots, misses.data(), scan.first, &scan.misses);
   if (table.spec().hashed) {
-    scan_pieces(HashDirectory(&table, list), batch, &scan);
+    use(HashDirectory(&table, list));
   } else {
-    scan_pieces(IndexDirectory(&table, list), batch, &scan);
+    use(IndexDirectory(&table, list));
   }
+}
+
+// Tables with more than a thread's share of the lookups would keep the others waiting: of these, what does
+// not change anything is done by all threads first.
+void Scan::locate_lookups(Group* group, const Batch& batch) {
+  if (!worth_threads(batch.lookups)) return;
+  struct Part {
+    int32_t table;
+    const Batch::Piece* piece;
+    int64_t begin, end;
+  };
+  std::vector<Part> parts;
+  const int64_t share = batch.lookups / parallel_threads();
+  for (size_t t = 0; t < tables_.size(); ++t) {
+    TableScan& table = tables_[t];
+    if (table.first_piece == table.end_piece) continue;
+    table.located = batch.pieces[table.end_piece - 1].end - table.first > share;
+    for (size_t p = table.first_piece; table.located && p < table.end_piece; ++p) {
+      const Batch::Piece& piece = batch.pieces[p];
+      for (int64_t begin = piece.begin; begin < piece.end; begin += kPartLookups) {
+        parts.push_back({static_cast<int32_t>(t), &piece, begin, std::min(begin + kPartLookups, piece.end)});
+      }
+    }
+  }
+  run_pieces(static_cast<int64_t>(parts.size()), [&](int64_t i) noexcept {
+    const Part& part = parts[i];
+    with_directory(group, part.table, [&](const auto& directory) {
+      with_ids(batch, *part.piece, [&](const auto* ids) {
+        locate(directory, ids + (part.begin - part.piece->begin), part.end - part.begin,
+               local.data() + part.begin);
+      });
+    });
+  });
+}
+
+void Scan::scan_table(Group* group, int32_t t, const Batch& batch) {
+  with_directory(group, t, [&](const auto& directory) {
+    if (tables_[t].located) {
+      scan_pieces(Located(directory), batch, &tables_[t]);
+    } else {
+      scan_pieces(directory, batch, &tables_[t]);
+    }
+  });
 }
 
 template <class Directory>
 void Scan::scan_pieces(Directory directory, const Batch& batch, TableScan* table) {
   for (size_t p = table->first_piece; p < table->end_piece; ++p) {
     const Batch::Piece& piece = batch.pieces[p];
-    const int64_t count = piece.end - piece.begin;
-    uint32_t* out = local.data() + piece.begin;
-    if (batch.values.wide) {
-      scan_piece(&directory, static_cast<const int64_t*>(batch.values.data) + piece.source, count, out,
-                 table);
-    } else {
-      scan_piece(&directory, static_cast<const int32_t*>(batch.values.data) + piece.source, count, out,
-                 table);
-    }
+    with_ids(batch, piece, [&](const auto* ids) {
+      scan_piece(&directory, ids, piece.end - piece.begin, local.data() + piece.begin, table);
+    });
   }
 }
 
@@ -202,10 +297,10 @@ void Scan::scan_piece(Directory* directory, const Id* ids, int64_t count, uint32
   typename Directory::Place places[kRing] = {};
   const void* peeked[kRing] = {};  // what a peek prefetched
   RowKey keys[kRing];
-  typename Directory::Places current = directory->places();
+  typename Directory::Places current = directory->places(local_out);
 
   const auto prepare = [&](int64_t j) __attribute__((always_inline)) {
-    const typename Directory::Place place = current.of(ids[j]);
+    const typename Directory::Place place = current.of(ids[j], j);
     prefetch(place);
     places[ring(j)] = place;
   };
@@ -220,7 +315,7 @@ void Scan::scan_piece(Directory* directory, const Id* ids, int64_t count, uint32
   };
   const auto settle = [&](int64_t j) __attribute__((always_inline)) {
     if (ring(j) == 0 && directory->reserve(kRing)) {
-      current = directory->places();
+      current = directory->places(local_out);
       const int64_t next_peek = j + kSettleDistance + 1;
       for (int64_t k = next_peek; k < std::min(count, next_peek + kEntryDistance); ++k) prepare(k);
     }

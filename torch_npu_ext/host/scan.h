@@ -45,7 +45,7 @@ class Scan {
   size_t piece_begin(int32_t t) const { return tables_[t].first_piece; }
   size_t piece_end(int32_t t) const { return tables_[t].end_piece; }
 
-  HugeArray<uint32_t> local;    // [N] lookup -> its row in `unique`
+  HugeArray<uint32_t> local;    // [N] lookup -> its row in `unique`; its key in between
   HugeArray<UniqueRow> unique;  // by first occurrence
   HugeArray<Miss> misses;
 
@@ -54,10 +54,14 @@ class Scan {
     int64_t first = 0;            // lookup
     int64_t uniques = 0, misses = 0;
     size_t first_piece = 0, end_piece = 0;
+    bool located = false;  // its part of `local` holds what locate() found
     std::exception_ptr error;
   };
   static Range part(const TableScan& table, int64_t count) { return {table.first, table.first + count}; }
 
+  template <class Use>
+  void with_directory(Group* group, int32_t t, const Use& use);
+  void locate_lookups(Group* group, const Batch& batch);
   void scan_table(Group* group, int32_t t, const Batch& batch);
   template <class Directory>
   void scan_pieces(Directory directory, const Batch& batch, TableScan* table);

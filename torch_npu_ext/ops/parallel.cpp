@@ -7,3 +7,7 @@ extern "C" __attribute__((visibility("default"))) void rec_sdk_run_pieces(
     for (int64_t i = begin; i < end; ++i) piece(context, i);
   });
 }
+
+extern "C" __attribute__((visibility("default"))) int64_t rec_sdk_thread_count() {
+  return torch::stable::get_num_threads();
+}
