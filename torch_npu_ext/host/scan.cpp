@@ -50,10 +50,10 @@ class MissList {
   RowKey next_slot_, end_slot_, beyond_;
 };
 
-// How an id is found, for hash and for index tables. `places` says where, until reserve() says that they have
-// moved; to peek there gives the key of a row that has one, in most cases, or else kNoSlot. key() always
-// gives one, and marks a missing row; after a vain peek it reads what is beyond the place. find() does not
-// mark, and gives kNoSlot for a missing row.
+// How an id is found, for hash and for index tables. `places` says where, as of(id, lookup), until reserve()
+// says that they have moved; to peek there gives the key of a row that has one, in most cases, or else
+// kNoSlot. key() always gives one, and marks a missing row; after a vain peek it reads what is beyond the
+// place. find() does not mark, and gives kNoSlot for a missing row.
 class HashDirectory {
  public:
   using Place = const IdMap::Bucket*;
