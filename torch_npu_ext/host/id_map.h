@@ -21,7 +21,7 @@ constexpr uint32_t kMaxRows = 0xFFFFFFFEu;
 // Into L2: fetching for L1, as every fetch for writing does on x86, waits for its few miss buffers. GCC
 // deletes calls of a function that does nothing but prefetch unless it must be inlined.
 REC_SDK_ALWAYS_INLINE void prefetch(const void* address) { __builtin_prefetch(address, 0, 2); }
-// Into L1, shortly before the use: processors drop fetches into L2 at times.
+// Into L1, shortly before the use: processors seem to drop fetches into L2 at times.
 REC_SDK_ALWAYS_INLINE void prefetch_near(const void* address) { __builtin_prefetch(address, 0, 3); }
 
 class IdMap {

@@ -10,8 +10,8 @@ namespace {
 // A lookup is a pipeline: hash and prefetch its entry; later peek there and prefetch its stamp; later settle
 // what a peek does not find; later number its row; later count it. Evenly spaced misses of the processor's
 // cache overlap; issued in blocks they queue up. What was prefetched into L2 is fetched into L1 shortly
-// before its use, because the processor drops prefetches into L2 at times: plans took up to three times as
-// long.
+// before its use: processors seem to drop prefetches into L2 at times, and without it plans then took up to
+// three times as long.
 constexpr int64_t kEntryDistance = 48;                                              // from hashing to peeking
 constexpr int64_t kSettleDistance = 16, kNumberDistance = 32, kTallyDistance = 48;  // from peeking
 constexpr int64_t kNearDistance = 6;                                                // to the next stage
@@ -247,7 +247,8 @@ void Scan::locate_lookups(Group* group, const Batch& batch) {
     TableScan& table = tables_[t];
     if (table.first_piece == table.end_piece) continue;
     table.located = batch.pieces[table.end_piece - 1].end - table.first > share;
-    for (size_t p = table.first_piece; table.located && p < table.end_piece; ++p) {
+    if (!table.located) continue;
+    for (size_t p = table.first_piece; p < table.end_piece; ++p) {
       const Batch::Piece& piece = batch.pieces[p];
       for (int64_t begin = piece.begin; begin < piece.end; begin += kPartLookups) {
         parts.push_back({static_cast<int32_t>(t), &piece, begin, std::min(begin + kPartLookups, piece.end)});
