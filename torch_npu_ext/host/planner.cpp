@@ -92,17 +92,15 @@ void Planner::plan(const BatchInput& input, Group* group, PlanBuffers* plan) {
 // The rows that may not leave are those of batches in flight and those that this batch found.
 void Planner::check_room(Group* group, int32_t t) {
   const Table& table = group->tables[t];
-  const Range rows = scan_.unique_rows(t);
-  const int64_t uniques = rows.size();
+  const int64_t uniques = scan_.unique_count(t);
   const int64_t slots = table.spec().slots;
   if (evictions(table, t) == 0 || uniques + group->uses.held_at_most(t) <= slots) return;
   group->uses.mark_held();
   const int64_t held = group->uses.marked_count(t);
   int64_t held_too = 0;
-  for (int64_t u = rows.begin; u < rows.end; ++u) {
-    const RowKey key = scan_.unique[u].key;
-    held_too += key < static_cast<RowKey>(group->slots) && group->uses.marked(key);
-  }
+  scan_.for_each_unique(t, [&](const UniqueRow& row) {
+    held_too += row.key < static_cast<RowKey>(group->slots) && group->uses.marked(row.key);
+  });
   if (uniques + held - held_too <= slots) return;
   throw CacheTooSmallError(
       "table '" + table.spec().name + "': this batch needs " + std::to_string(uniques) +
@@ -125,8 +123,7 @@ void Planner::reserve(Group* group, PlanBuffers* plan) {
     Table& table = group->tables[t];
     const int32_t number = static_cast<int32_t>(t);
     const int64_t out = evictions(table, number), missed = scan_.missing(number).size();
-    plan->table_offsets[t + 1] =
-        plan->table_offsets[t] + static_cast<int32_t>(scan_.unique_rows(number).size());
+    plan->table_offsets[t + 1] = plan->table_offsets[t] + static_cast<int32_t>(scan_.unique_count(number));
     plan->out_offsets[t + 1] = plan->out_offsets[t] + static_cast<int32_t>(out);
     plan->in_offsets[t + 1] = plan->in_offsets[t] + static_cast<int32_t>(missed);
     if (missed == 0) continue;
@@ -154,13 +151,14 @@ void Planner::commit(Group* group, PlanBuffers* plan) noexcept {
   plan->uniques = plan->table_offsets[tables];
   plan->rows_out = plan->out_offsets[tables];
   plan->rows_in = plan->in_offsets[tables];
-  for_each_part(tables, batch_.lookups, [&](int64_t t) noexcept {
-    const int32_t number = static_cast<int32_t>(t);
-    swap_table(group, number, plan);
-    write_segments(*group, batch_, number, &scan_, plan);
-    touch(group, number, *plan);
-  });
+  if (plan->rows_in > 0) {
+    for_each_part(tables, batch_.lookups,
+                  [&](int64_t t) noexcept { swap_table(group, static_cast<int32_t>(t), plan); });
+  }
+  for_each_part(scan_.share_count(), batch_.lookups,
+                [&](int64_t s) noexcept { write_segments(*group, batch_, s, &scan_, plan); });
   plan->segment_offsets[plan->uniques] = static_cast<int32_t>(plan->lookups);
+  for (int32_t t = 0; t < tables; ++t) touch(group, t, *plan);
   if (group->pending.size() == 0 && group->pending_resident == 0) return;
   for (int32_t t = 0; t < tables; ++t) move_pending(group, t, plan);
 }

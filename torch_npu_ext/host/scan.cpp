@@ -17,6 +17,7 @@ constexpr int64_t kSettleDistance = 16, kNumberDistance = 32, kTallyDistance = 4
 constexpr int64_t kNearDistance = 6;                                                // to the next stage
 constexpr int64_t kRing = 64;           // no less than any distance; a power of two
 constexpr int64_t kPartLookups = 4096;  // located in one go
+constexpr int64_t kStampDistance = 48, kTallyLag = kTallyDistance - kNumberDistance;  // of divided tables
 constexpr uint64_t ring(int64_t j) { return static_cast<uint64_t>(j) % kRing; }
 
 // Of two addresses; GCC makes a condition a branch here, and the processor mispredicts it.
@@ -50,21 +51,21 @@ class MissList {
   RowKey next_slot_, end_slot_, beyond_;
 };
 
-// How an id is found, for hash and for index tables. `places` says where, as of(id, lookup), until reserve()
-// says that they have moved; to peek there gives the key of a row that has one, in most cases, or else
-// kNoSlot. key() always gives one, and marks a missing row; after a vain peek it reads what is beyond the
-// place. find() does not mark, and gives kNoSlot for a missing row.
+// How an id is found, for hash and for index tables. `places` says where, as of(id), until reserve() says
+// that they have moved; to peek there gives the key of a row that has one, in most cases, or else kNoSlot.
+// key() always gives one, and marks a missing row; after a vain peek it reads what is beyond the place.
+// find() does not mark, and gives kNoSlot for a missing row.
 class HashDirectory {
  public:
   using Place = const IdMap::Bucket*;
   struct Places {
     IdMap::Homes homes;
-    REC_SDK_ALWAYS_INLINE Place of(int64_t id, int64_t) const { return homes.of(IdMap::hash(id)); }
+    REC_SDK_ALWAYS_INLINE Place of(int64_t id) const { return homes.of(IdMap::hash(id)); }
   };
 
   HashDirectory(Table* table, MissList misses) : table_(table), misses_(misses), next_row_(table->rows()) {}
 
-  Places places(const RowKey*) const { return {table_->map().homes()}; }
+  Places places() const { return {table_->map().homes()}; }
   bool reserve(int64_t extra) { return table_->reserve_ids(extra); }
 
   static REC_SDK_ALWAYS_INLINE RowKey peek(int64_t id, Place home) { return IdMap::slot_at(*home, id); }
@@ -101,13 +102,13 @@ class IndexDirectory {
     REC_SDK_ALWAYS_INLINE uint64_t row_of(int64_t id) const {
       return static_cast<uint64_t>(id) < rows ? static_cast<uint64_t>(id) : 0;
     }
-    REC_SDK_ALWAYS_INLINE Place of(int64_t id, int64_t) const { return row_slots + row_of(id); }
+    REC_SDK_ALWAYS_INLINE Place of(int64_t id) const { return row_slots + row_of(id); }
   };
 
   IndexDirectory(Table* table, MissList misses)
       : places_{table->row_slots(), static_cast<uint64_t>(table->spec().num_embeddings)}, misses_(misses) {}
 
-  Places places(const RowKey*) const { return places_; }
+  Places places() const { return places_; }
   bool reserve(int64_t) { return false; }
 
   static REC_SDK_ALWAYS_INLINE RowKey peek(int64_t, Place place) { return ~*place; }
@@ -126,27 +127,10 @@ class IndexDirectory {
   MissList misses_;
 };
 
-// Of lookups that locate() has peeked at already.
-template <class Directory>
-class Located : public Directory {
- public:
-  using Place = const RowKey*;
-  struct Places {
-    const RowKey* located;
-    REC_SDK_ALWAYS_INLINE Place of(int64_t, int64_t j) const { return located + j; }
-  };
-
-  explicit Located(const Directory& directory) : Directory(directory) {}
-
-  Places places(const RowKey* located) const { return {located}; }
-  static REC_SDK_ALWAYS_INLINE RowKey peek(int64_t, Place place) { return *place; }
-  static REC_SDK_ALWAYS_INLINE const void* beyond(Place place) { return place; }
-};
-
 // The keys of rows that have one, or else kNoSlot.
 template <class Directory, class Id>
 void locate(const Directory& directory, const Id* ids, int64_t count, RowKey* keys) {
-  const typename Directory::Places places = directory.places(keys);
+  const typename Directory::Places places = directory.places();
   typename Directory::Place prepared[kRing];
   for (int64_t k = 0; k < count + kEntryDistance + kSettleDistance; ++k) {
     const int64_t peeked = k - kEntryDistance, settled = peeked - kSettleDistance;
@@ -156,7 +140,7 @@ void locate(const Directory& directory, const Id* ids, int64_t count, RowKey* ke
       if (keys[peeked] == kNoSlot) prefetch(Directory::beyond(place));
     }
     if (k < count) {
-      prepared[ring(k)] = places.of(ids[k], k);
+      prepared[ring(k)] = places.of(ids[k]);
       prefetch(prepared[ring(k)]);
     }
     if (settled >= 0 && keys[settled] == kNoSlot) keys[settled] = directory.find(ids[settled]);
@@ -173,25 +157,73 @@ void with_ids(const Batch& batch, const Batch::Piece& piece, const Use& use) {
   }
 }
 
-// Writes a counter back also when an exception leaves the loop that counts.
-struct Counter {
-  int64_t first;
-  uint32_t value;  // first + *target
-  int64_t* target;
-  ~Counter() { *target = value - first; }
+// Gives the rows whose keys locate() did not find theirs.
+template <class Directory, class Id>
+void settle(Directory* directory, const Id* ids, int64_t count, RowKey* keys) {
+  for (int64_t j = 0; j < count; ++j) {
+    if (__builtin_expect(keys[j] != kNoSlot, 1)) continue;
+    directory->reserve(1);
+    keys[j] = directory->key(ids[j]);
+  }
+}
+
+// Numbers the rows of a share as they come, and writes their number back also when an exception ends that.
+class Numbering {
+ public:
+  Numbering(uint64_t* stamps, uint32_t epoch, UniqueRow* unique, uint32_t* last_batch, Share* share)
+      : stamps_(stamps),
+        epoch_(static_cast<uint64_t>(epoch) << 32),
+        unique_(unique),
+        last_batch_(last_batch),
+        share_(share),
+        next_(static_cast<uint32_t>(share->end())) {}
+  ~Numbering() { share_->uniques = next_ - share_->first; }
+
+  // No branch on first or repeated: on uniform batches it would be mispredicted half of the time.
+  REC_SDK_ALWAYS_INLINE uint32_t number(RowKey key) {
+    const uint64_t stamp = stamps_[key];
+    const bool seen = (stamp ^ epoch_) >> 32 == 0;
+    const uint32_t row = seen ? static_cast<uint32_t>(stamp) : next_;
+    stamps_[key] = epoch_ | row;
+    // These two stay when the row is new.
+    last_batch_[next_] = static_cast<uint32_t>(stamp >> 32);
+    unique_[next_] = {key, 0};
+    prefetch(&unique_[row]);
+    next_ += !seen;
+    return row;
+  }
+  REC_SDK_ALWAYS_INLINE void tally(uint32_t row) { ++unique_[row].count; }
+  REC_SDK_ALWAYS_INLINE const void* stamp(RowKey key) const { return &stamps_[key]; }
+
+ private:
+  uint64_t* stamps_;
+  uint64_t epoch_;
+  UniqueRow* unique_;
+  uint32_t* last_batch_;
+  Share* share_;
+  uint32_t next_;
 };
+
+// Which of so many shares has the row. Those whose stamps are in a cache line have the same.
+REC_SDK_ALWAYS_INLINE uint32_t share_of(RowKey key, uint64_t shares) {
+  constexpr uint32_t kStampsPerLine = 8;
+  return static_cast<uint32_t>(key / kStampsPerLine * 0x9E3779B1u * shares >> 32);
+}
 
 }  // namespace
 
 void Scan::begin(Group* group, const Batch& batch) {
   const size_t lookups = static_cast<size_t>(batch.lookups);
   local.ensure(lookups);
-  unique.ensure(lookups + 1);
-  last_batch_.ensure(lookups + 1);
+  unique.ensure(lookups);
+  last_batch_.ensure(lookups);
   misses.ensure(lookups);
   stamps_ = group->uses.stamps();
   epoch_ = group->uses.epoch();
   tables_.assign(group->tables.size(), TableScan());
+  shares_.clear();
+  const int64_t threads = worth_threads(batch.lookups) ? parallel_threads() : 1;
+  const int64_t worth_dividing = batch.lookups / threads + 1;
   size_t piece = 0;
   for (size_t t = 0; t < tables_.size(); ++t) {
     TableScan& table = tables_[t];
@@ -199,9 +231,17 @@ void Scan::begin(Group* group, const Batch& batch) {
     table.first_piece = piece;
     while (piece < batch.pieces.size() &&
            group->features[batch.pieces[piece].feature].table == static_cast<int32_t>(t)) {
+      table.count += batch.pieces[piece].end - batch.pieces[piece].begin;
       ++piece;
     }
     table.end_piece = piece;
+    table.first_share = shares_.size();
+    table.end_share = table.first_share + (table.count < worth_dividing ? 1 : threads);
+    Share share;
+    share.table = static_cast<int32_t>(t);
+    share.first = table.first;
+    share.count = table.count;
+    shares_.resize(table.end_share, share);
   }
 }
 
@@ -217,6 +257,7 @@ void Scan::run(Group* group, const Batch& batch) {
   for (const TableScan& table : tables_) {
     if (table.error) std::rethrow_exception(table.error);
   }
+  number_divided();
 }
 
 // Calls use(directory) of a table.
@@ -232,23 +273,19 @@ void Scan::with_directory(Group* group, int32_t t, const Use& use) {
   }
 }
 
-// Tables with more than a thread's share of the lookups would keep the others waiting: of these, what does
-// not change anything is done by all threads first.
+// Tables with more than a thread's share of the lookups would keep the others waiting. Of these, all threads
+// first do what changes nothing; then one gives missing rows their keys, in the order of the lookups, so that
+// rows and slots are the same for every number of threads; then all number the rows.
 void Scan::locate_lookups(Group* group, const Batch& batch) {
-  if (!worth_threads(batch.lookups)) return;
   struct Part {
     int32_t table;
     const Batch::Piece* piece;
     int64_t begin, end;
   };
   std::vector<Part> parts;
-  const int64_t share = batch.lookups / parallel_threads();
   for (size_t t = 0; t < tables_.size(); ++t) {
-    TableScan& table = tables_[t];
-    if (table.first_piece == table.end_piece) continue;
-    table.located = batch.pieces[table.end_piece - 1].end - table.first > share;
-    if (!table.located) continue;
-    for (size_t p = table.first_piece; p < table.end_piece; ++p) {
+    if (!tables_[t].divided()) continue;
+    for (size_t p = tables_[t].first_piece; p < tables_[t].end_piece; ++p) {
       const Batch::Piece& piece = batch.pieces[p];
       for (int64_t begin = piece.begin; begin < piece.end; begin += kPartLookups) {
         parts.push_back({static_cast<int32_t>(t), &piece, begin, std::min(begin + kPartLookups, piece.end)});
@@ -267,41 +304,90 @@ void Scan::locate_lookups(Group* group, const Batch& batch) {
 }
 
 void Scan::scan_table(Group* group, int32_t t, const Batch& batch) {
-  with_directory(group, t, [&](const auto& directory) {
-    if (tables_[t].located) {
-      scan_pieces(Located(directory), batch, &tables_[t]);
-    } else {
-      scan_pieces(directory, batch, &tables_[t]);
+  const TableScan& table = tables_[t];
+  with_directory(group, t, [&](auto directory) {
+    for (size_t p = table.first_piece; p < table.end_piece; ++p) {
+      const Batch::Piece& piece = batch.pieces[p];
+      with_ids(batch, piece, [&](const auto* ids) {
+        const int64_t count = piece.end - piece.begin;
+        if (table.divided()) {
+          settle(&directory, ids, count, local.data() + piece.begin);
+        } else {
+          scan_piece(&directory, ids, count, local.data() + piece.begin, &shares_[table.first_share]);
+        }
+      });
     }
   });
 }
 
-template <class Directory>
-void Scan::scan_pieces(Directory directory, const Batch& batch, TableScan* table) {
-  for (size_t p = table->first_piece; p < table->end_piece; ++p) {
-    const Batch::Piece& piece = batch.pieces[p];
-    with_ids(batch, piece, [&](const auto* ids) {
-      scan_piece(&directory, ids, piece.end - piece.begin, local.data() + piece.begin, table);
-    });
+void Scan::number_divided() {
+  std::vector<Share*> divided;
+  int64_t listed = 0;
+  for (const TableScan& table : tables_) {
+    if (!table.divided()) continue;
+    for (size_t s = table.first_share; s < table.end_share; ++s) divided.push_back(&shares_[s]);
+    listed += table.count * static_cast<int64_t>(table.end_share - table.first_share);
+  }
+  if (divided.empty()) return;
+  lists_.ensure(static_cast<size_t>(listed));
+  list_rows_.ensure(local.size());
+  listed = 0;
+  for (Share* const share : divided) {
+    share->lookups = lists_.data() + listed;
+    listed += share->count;
+  }
+  const int64_t shares = static_cast<int64_t>(divided.size());
+  run_pieces(shares, [&](int64_t s) noexcept { list_lookups(divided[s]); });
+  for (const TableScan& table : tables_) {
+    for (size_t s = table.first_share + 1; s < table.end_share; ++s) {
+      shares_[s].first = shares_[s - 1].first + shares_[s - 1].count;
+    }
+  }
+  run_pieces(shares, [&](int64_t s) noexcept { number_lookups(divided[s]); });
+  for (const TableScan& table : tables_) {
+    for (size_t s = table.first_share + 1; s < table.end_share; ++s) {
+      shares_[s].uniques_before = shares_[s - 1].uniques_before + shares_[s - 1].uniques;
+    }
+  }
+}
+
+// Of all the table's lookups, share->count at first, those whose rows are the share's.
+void Scan::list_lookups(Share* share) noexcept {
+  const TableScan& table = tables_[share->table];
+  const uint64_t shares = table.end_share - table.first_share;
+  const uint32_t number = static_cast<uint32_t>(share - &shares_[table.first_share]);
+  int64_t count = 0;
+  for (int64_t i = table.first; i < table.first + table.count; ++i) {
+    share->lookups[count] = static_cast<uint32_t>(i);
+    count += share_of(local[i], shares) == number;
+  }
+  share->count = count;
+}
+
+void Scan::number_lookups(Share* share) noexcept {
+  share->rows = list_rows_.data() + share->first;
+  Numbering numbering(stamps_, epoch_, unique.data(), last_batch_.data(), share);
+  const auto key = [&](int64_t i) { return local[share->lookups[i]]; };
+  const int64_t count = share->count;
+  for (int64_t i = 0; i < count + kTallyLag; ++i) {
+    if (i + kStampDistance < count) prefetch(numbering.stamp(key(i + kStampDistance)));
+    if (i + kNearDistance < count) prefetch_near(numbering.stamp(key(i + kNearDistance)));
+    if (i < count) share->rows[i] = numbering.number(key(i));
+    if (i >= kTallyLag) numbering.tally(share->rows[i - kTallyLag]);
   }
 }
 
 // Lookups pass through a row of stages; see the distances above.
 template <class Directory, class Id>
-void Scan::scan_piece(Directory* directory, const Id* ids, int64_t count, uint32_t* local_out,
-                      TableScan* table) {
-  uint64_t* const stamps = stamps_;
-  UniqueRow* const rows = unique.data();
-  uint32_t* const last_batch = last_batch_.data();
-  const uint64_t epoch = static_cast<uint64_t>(epoch_) << 32;
-  Counter next{table->first, static_cast<uint32_t>(table->first + table->uniques), &table->uniques};
+void Scan::scan_piece(Directory* directory, const Id* ids, int64_t count, uint32_t* local_out, Share* share) {
+  Numbering numbering(stamps_, epoch_, unique.data(), last_batch_.data(), share);
   typename Directory::Place places[kRing] = {};
   const void* peeked[kRing] = {};  // what a peek prefetched
   RowKey keys[kRing];
-  typename Directory::Places current = directory->places(local_out);
+  typename Directory::Places current = directory->places();
 
   const auto prepare = [&](int64_t j) __attribute__((always_inline)) {
-    const typename Directory::Place place = current.of(ids[j], j);
+    const typename Directory::Place place = current.of(ids[j]);
     prefetch(place);
     places[ring(j)] = place;
   };
@@ -309,14 +395,14 @@ void Scan::scan_piece(Directory* directory, const Id* ids, int64_t count, uint32
     const typename Directory::Place place = places[ring(j)];
     const RowKey key = Directory::peek(ids[j], place);
     keys[ring(j)] = key;
-    peeked[ring(j)] = choose(key == kNoSlot, Directory::beyond(place), &stamps[key]);
+    peeked[ring(j)] = choose(key == kNoSlot, Directory::beyond(place), numbering.stamp(key));
     prefetch(peeked[ring(j)]);
     prefetch_near(places[ring(j + kNearDistance)]);
     if (j + kEntryDistance < count) prepare(j + kEntryDistance);
   };
   const auto settle = [&](int64_t j) __attribute__((always_inline)) {
     if (ring(j) == 0 && directory->reserve(kRing)) {
-      current = directory->places(local_out);
+      current = directory->places();
       const int64_t next_peek = j + kSettleDistance + 1;
       for (int64_t k = next_peek; k < std::min(count, next_peek + kEntryDistance); ++k) prepare(k);
     }
@@ -324,23 +410,11 @@ void Scan::scan_piece(Directory* directory, const Id* ids, int64_t count, uint32
     RowKey& key = keys[ring(j)];
     if (__builtin_expect(key != kNoSlot, 1)) return;
     key = directory->key(ids[j]);
-    prefetch_near(&stamps[key]);
+    prefetch_near(numbering.stamp(key));
   };
-  const auto number = [&](int64_t j) __attribute__((always_inline)) {
-    // No branch on first or repeated: on uniform batches it would be mispredicted half of the time.
-    const RowKey key = keys[ring(j)];
-    const uint64_t stamp = stamps[key];
-    const bool seen = (stamp ^ epoch) >> 32 == 0;
-    const uint32_t row = seen ? static_cast<uint32_t>(stamp) : next.value;
-    stamps[key] = epoch | row;
-    // These two stay when the row is new.
-    last_batch[next.value] = static_cast<uint32_t>(stamp >> 32);
-    rows[next.value] = {key, 0};
-    local_out[j] = row;
-    prefetch(&rows[row]);
-    next.value += !seen;
-  };
-  const auto tally = [&](int64_t j) __attribute__((always_inline)) { ++rows[local_out[j]].count; };
+  const auto number = [&](int64_t j)
+                          __attribute__((always_inline)) { local_out[j] = numbering.number(keys[ring(j)]); };
+  const auto tally = [&](int64_t j) __attribute__((always_inline)) { numbering.tally(local_out[j]); };
   const auto step_at_edge = [&](int64_t j) __attribute__((always_inline)) {
     if (j < count) peek(j);
     if (j >= kSettleDistance && j - kSettleDistance < count) settle(j - kSettleDistance);
@@ -364,11 +438,13 @@ void Scan::scan_piece(Directory* directory, const Id* ids, int64_t count, uint32
 void Scan::rollback(Group* group) noexcept {
   for (size_t t = 0; t < tables_.size(); ++t) {
     Table& table = group->tables[t];
-    const Range rows = unique_rows(static_cast<int32_t>(t)), missed = missing(static_cast<int32_t>(t));
-    for (int64_t u = rows.begin; u < rows.end; ++u) {
-      if (unique[u].key < static_cast<RowKey>(group->slots))
-        group->uses.restore(unique[u].key, last_batch_[u]);
+    for (size_t s = tables_[t].first_share; s < tables_[t].end_share; ++s) {
+      for (int64_t u = shares_[s].first; u < shares_[s].end(); ++u) {
+        const RowKey key = unique[u].key;
+        if (key < static_cast<RowKey>(group->slots)) group->uses.restore(key, last_batch_[u]);
+      }
     }
+    const Range missed = missing(static_cast<int32_t>(t));
     for (int64_t m = missed.end; m-- > missed.begin;) {
       if (misses[m].added) {
         table.map().erase(misses[m].id, IdMap::hash(misses[m].id));

@@ -32,6 +32,19 @@ struct Range {
   int64_t size() const { return end - begin; }
 };
 
+// A thread's part of a plan: the lookups of a table, or some of those of a large one. All lookups of a row
+// are in one share.
+struct alignas(64) Share {  // a cache line: threads write side by side
+  int32_t table = 0;
+  int64_t first = 0;            // place of its rows in `unique`, and of their segments
+  int64_t count = 0;            // lookups
+  int64_t uniques = 0;          // rows
+  int64_t uniques_before = 0;   // rows of the table in the shares before
+  uint32_t* lookups = nullptr;  // [count] in order; null: all of the table, which are those from `first` on
+  uint32_t* rows = nullptr;     // [count] of each of `lookups`: its row in `unique`
+  int64_t end() const { return first + uniques; }  // of its rows in `unique`
+};
+
 // A table has its own part of every array, from its first lookup on: no table waits for another.
 class Scan {
  public:
@@ -39,39 +52,56 @@ class Scan {
   void run(Group* group, const Batch& batch);    // all tables; throws, and leaves what it did to rollback()
   void rollback(Group* group) noexcept;          // entries as they were before begin()
 
-  Range unique_rows(int32_t t) const { return part(tables_[t], tables_[t].uniques); }  // of `unique`
-  Range missing(int32_t t) const { return part(tables_[t], tables_[t].misses); }       // of `misses`
+  int64_t unique_count(int32_t t) const { return last_share(t).uniques_before + last_share(t).uniques; }
+  Range missing(int32_t t) const {  // of `misses`
+    return {tables_[t].first, tables_[t].first + tables_[t].misses};
+  }
+  // Ordered by table.
+  int64_t share_count() const { return static_cast<int64_t>(shares_.size()); }
+  const Share& share(int64_t s) const { return shares_[s]; }
+  template <class Visit>  // visit(UniqueRow) of a table's
+  void for_each_unique(int32_t t, Visit visit) const {
+    for (size_t s = tables_[t].first_share; s < tables_[t].end_share; ++s) {
+      for (int64_t u = shares_[s].first; u < shares_[s].end(); ++u) visit(unique[u]);
+    }
+  }
   // Those of the batch's pieces that look up the table.
   size_t piece_begin(int32_t t) const { return tables_[t].first_piece; }
   size_t piece_end(int32_t t) const { return tables_[t].end_piece; }
 
-  HugeArray<uint32_t> local;    // [N] lookup -> its row in `unique`; its key in between
+  HugeArray<uint32_t> local;    // [N] lookup -> its row in `unique`; its key, in a table of several shares
   HugeArray<UniqueRow> unique;  // by first occurrence
   HugeArray<Miss> misses;
 
  private:
   struct alignas(64) TableScan {  // a cache line: threads write side by side
     int64_t first = 0;            // lookup
-    int64_t uniques = 0, misses = 0;
+    int64_t count = 0;            // lookups
+    int64_t misses = 0;
     size_t first_piece = 0, end_piece = 0;
-    bool located = false;  // its part of `local` holds what locate() found
+    size_t first_share = 0, end_share = 0;
     std::exception_ptr error;
+    bool divided() const { return end_share - first_share > 1; }
   };
-  static Range part(const TableScan& table, int64_t count) { return {table.first, table.first + count}; }
+  const Share& last_share(int32_t t) const { return shares_[tables_[t].end_share - 1]; }
 
   template <class Use>
   void with_directory(Group* group, int32_t t, const Use& use);
   void locate_lookups(Group* group, const Batch& batch);
   void scan_table(Group* group, int32_t t, const Batch& batch);
-  template <class Directory>
-  void scan_pieces(Directory directory, const Batch& batch, TableScan* table);
   template <class Directory, class Id>
-  void scan_piece(Directory* directory, const Id* ids, int64_t count, uint32_t* local_out, TableScan* table);
+  void scan_piece(Directory* directory, const Id* ids, int64_t count, uint32_t* local_out, Share* share);
+  void number_divided();
+  void list_lookups(Share* share) noexcept;
+  void number_lookups(Share* share) noexcept;
 
   uint64_t* stamps_ = nullptr;  // of SlotUses, by key
   uint32_t epoch_ = 0;
   HugeArray<uint32_t> last_batch_;  // [N + 1] of each unique row: the last batch before that used its slot
+  HugeArray<uint32_t> lists_;       // lookups of shares
+  HugeArray<uint32_t> list_rows_;   // [N] rows of those
   std::vector<TableScan> tables_;
+  std::vector<Share> shares_;
 };
 
 }  // namespace rec_sdk

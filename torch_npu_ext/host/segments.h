@@ -8,9 +8,9 @@
 
 namespace rec_sdk {
 
-// Fills the table's part of slots, unique_slots, segment_offsets and the plan's other arrays of lookups.
-// Needs its swap_in_slots, the offsets of bags and tables; uses up its part of scan->unique.
-void write_segments(const Group& group, const Batch& batch, int32_t t, Scan* scan,
+// Fills a share's part of slots, unique_slots, segment_offsets and the plan's other arrays of lookups. Needs
+// its table's swap_in_slots, the offsets of bags and tables; uses up its part of scan->unique.
+void write_segments(const Group& group, const Batch& batch, int64_t share, Scan* scan,
                     PlanBuffers* plan) noexcept;
 
 }  // namespace rec_sdk
