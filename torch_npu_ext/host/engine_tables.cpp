@@ -148,8 +148,8 @@ void Engine::insert_ids(Table* target, const int64_t* ids, int64_t count, int64_
       bool added = false;
       const uint32_t next = static_cast<uint32_t>(target->rows());
       const IdMap::Entry entry = target->map().find_or_add(ids[i], IdMap::hash(ids[i]), next, &added);
-      rows[i] = entry.row;
-      slots[i] = static_cast<int32_t>(*entry.slot);
+      rows[i] = target->row_of(ids[i], entry);
+      slots[i] = static_cast<int32_t>(entry.slot());
       if (!added) continue;
       added_ids.push_back(ids[i]);
       target->check_capacity(target->rows(), ids[i]);

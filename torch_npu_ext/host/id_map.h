@@ -1,5 +1,5 @@
-// id -> (row, slot). Open addressing over cache-line buckets of four entries, so a lookup is one memory
-// access almost always. Any int64 is a legal id: an entry is told free by its tag.
+// id -> its slot or, without one, its row. Open addressing over cache-line buckets of five entries, so a
+// lookup is one memory access almost always. Any int64 is a legal id: an entry is told free by a bit.
 #pragma once
 
 #include <cstdint>
@@ -26,10 +26,36 @@ REC_SDK_ALWAYS_INLINE void prefetch_near(const void* address) { __builtin_prefet
 
 class IdMap {
  public:
-  struct Entry {
-    uint32_t row;
-    uint32_t* slot;  // null: the id is not there. Valid until the next growth or erase
-    explicit operator bool() const { return slot != nullptr; }
+  static constexpr int kLanes = 5;
+  struct alignas(64) Bucket {
+    int64_t id[kLanes];
+    uint32_t value[kLanes];  // the slot, or else the row
+    uint8_t with_slot;       // bit l: lane l is used, and has a slot
+    uint8_t used;            // bit l: lane l is not free. Zeroed memory is an empty map
+  };
+
+  // Of an id that is there, or null. Valid until the next growth or erase.
+  class Entry {
+   public:
+    Entry() : bucket_(nullptr), lane_(0) {}
+    Entry(Bucket* bucket, int lane) : bucket_(bucket), lane_(lane) {}
+    explicit operator bool() const { return bucket_ != nullptr; }
+
+    bool has_slot() const { return bucket_->with_slot >> lane_ & 1; }
+    uint32_t slot() const { return has_slot() ? bucket_->value[lane_] : kNoSlot; }
+    uint32_t row() const { return bucket_->value[lane_]; }  // precondition: !has_slot()
+    void set_slot(uint32_t slot) const {
+      bucket_->value[lane_] = slot;
+      bucket_->with_slot |= bit(lane_);
+    }
+    void set_row(uint32_t row) const {  // and no slot
+      bucket_->value[lane_] = row;
+      bucket_->with_slot &= ~bit(lane_);
+    }
+
+   private:
+    Bucket* bucket_;
+    int lane_;
   };
 
   explicit IdMap(int64_t expected = 0) : bucket_count_(buckets_for(expected)), buckets_(bucket_count_) {}
@@ -40,12 +66,6 @@ class IdMap {
                 0x9E3779B97F4A7C15ull);
   }
 
-  static constexpr int kLanes = 4;
-  struct alignas(64) Bucket {
-    int64_t id[kLanes];
-    uint32_t tag[kLanes];  // row + 1; 0 = free, so zeroed memory is an empty map
-    uint32_t slot[kLanes];
-  };
   // Where the search for a hash begins; void once the map has grown.
   struct Homes {
     const Bucket* buckets;
@@ -63,40 +83,46 @@ class IdMap {
   REC_SDK_ALWAYS_INLINE Entry find(int64_t id, uint64_t hash) const {
     for (uint64_t b = home(hash);; b = next(b)) {
       Bucket& bucket = buckets_[b];
-      const int lane = find_lane(bucket, id);
-      if (lane >= 0) return {bucket.tag[lane] - 1, &bucket.slot[lane]};
-      if (free_lane(bucket) >= 0) return {0, nullptr};
+      const uint32_t lanes = lanes_of(bucket, id) & bucket.used;
+      if (lanes != 0) return {&bucket, __builtin_ctz(lanes)};
+      if (bucket.used != kFull) return {};
     }
   }
 
-  // The slot of `id` if `bucket` has it, or else kNoSlot.
+  // The slot of `id` if it has one and `bucket` has the id, or else kNoSlot.
   static REC_SDK_ALWAYS_INLINE uint32_t slot_at(const Bucket& bucket, int64_t id) {
-    const uint32_t lanes = lanes_of(bucket, id);
+    const uint32_t lanes = lanes_of(bucket, id) & bucket.with_slot;
     const uint32_t none = 0u - ((lanes - 1) >> 31);  // kNoSlot for no lane; GCC makes a condition a branch
-    return bucket.slot[__builtin_ctz(lanes | 1u << (kLanes - 1))] | none;
+    return bucket.value[__builtin_ctz(lanes | 1u << (kLanes - 1))] | none;
   }
 
   // The entry of `id`; when it is new, it is added with `new_row` and no slot. Precondition: growth(1) == 0.
   Entry find_or_add(int64_t id, uint64_t hash, uint32_t new_row, bool* added) {
     for (uint64_t b = home(hash);; b = next(b)) {
       Bucket& bucket = buckets_[b];
-      const int lane = find_lane(bucket, id);
-      *added = lane < 0;
-      if (lane >= 0) return {bucket.tag[lane] - 1, &bucket.slot[lane]};
-      const int free = free_lane(bucket);
-      if (free >= 0) return fill(bucket, free, id, new_row, kNoSlot);
+      const uint32_t lanes = lanes_of(bucket, id) & bucket.used;
+      *added = lanes == 0;
+      if (lanes != 0) return {&bucket, __builtin_ctz(lanes)};
+      if (bucket.used == kFull) continue;
+      const int lane = free_lane(bucket);
+      bucket.id[lane] = id;
+      bucket.used |= bit(lane);
+      ++size_;
+      const Entry entry(&bucket, lane);
+      entry.set_row(new_row);
+      return entry;
     }
   }
 
   bool erase(int64_t id, uint64_t hash) {
     for (uint64_t b = home(hash);; b = next(b)) {
-      const int lane = find_lane(buckets_[b], id);
-      if (lane >= 0) {
-        close_hole(b, lane);
+      const uint32_t lanes = lanes_of(buckets_[b], id) & buckets_[b].used;
+      if (lanes != 0) {
+        close_hole(b, __builtin_ctz(lanes));
         --size_;
         return true;
       }
-      if (free_lane(buckets_[b]) >= 0) return false;
+      if (buckets_[b].used != kFull) return false;
     }
   }
 
@@ -118,12 +144,13 @@ class IdMap {
   int64_t size() const { return size_; }
   int64_t bytes() const { return static_cast<int64_t>(bucket_count_ * sizeof(Bucket)); }
 
-  template <class Visit>  // visit(id, row, slot)
+  template <class Visit>  // visit(id, entry)
   void for_each(Visit visit) const {
     for (uint64_t b = 0; b < bucket_count_; ++b) {
-      for (int lane = 0; lane < kLanes; ++lane) {
-        const Bucket& bucket = buckets_[b];
-        if (bucket.tag[lane] != 0) visit(bucket.id[lane], bucket.tag[lane] - 1, bucket.slot[lane]);
+      Bucket& bucket = buckets_[b];
+      for (uint32_t lanes = bucket.used; lanes != 0; lanes &= lanes - 1) {
+        const int lane = __builtin_ctz(lanes);
+        visit(bucket.id[lane], Entry(&bucket, lane));
       }
     }
   }
@@ -141,7 +168,10 @@ class IdMap {
   REC_SDK_ALWAYS_INLINE uint64_t home(uint64_t hash) const { return fastrange(hash, bucket_count_); }
   REC_SDK_ALWAYS_INLINE uint64_t next(uint64_t b) const { return b + 1 == bucket_count_ ? 0 : b + 1; }
 
-  // Bit l: lane l has `id`. At most one has.
+  static constexpr uint8_t kFull = (1u << kLanes) - 1;
+  static constexpr uint8_t bit(int lane) { return static_cast<uint8_t>(1u << lane); }
+
+  // Bit l: lane l has `id`, or had it and is free.
   static REC_SDK_ALWAYS_INLINE uint32_t lanes_of(const Bucket& bucket, int64_t id) {
 #if defined(__SSE2__)
     const __m128i key = _mm_set1_epi64x(id);
@@ -151,62 +181,52 @@ class IdMap {
     const __m128 high = _mm_castsi128_ps(_mm_cmpeq_epi32(_mm_load_si128(ids + 1), key));
     const __m128 even = _mm_shuffle_ps(low, high, _MM_SHUFFLE(2, 0, 2, 0));
     const __m128 odd = _mm_shuffle_ps(low, high, _MM_SHUFFLE(3, 1, 3, 1));
-    const __m128i tags = _mm_load_si128(reinterpret_cast<const __m128i*>(bucket.tag));
-    const __m128 free = _mm_castsi128_ps(_mm_cmpeq_epi32(tags, _mm_setzero_si128()));
-    return static_cast<uint32_t>(_mm_movemask_ps(_mm_andnot_ps(free, _mm_and_ps(even, odd))));
+    const uint32_t last = bucket.id[kLanes - 1] == id;
+    return static_cast<uint32_t>(_mm_movemask_ps(_mm_and_ps(even, odd))) | last << (kLanes - 1);
 #else
     uint32_t lanes = 0;
-    for (int lane = 0; lane < kLanes; ++lane) {
-      lanes |= static_cast<uint32_t>((bucket.id[lane] == id) & (bucket.tag[lane] != 0)) << lane;
-    }
+    for (int lane = 0; lane < kLanes; ++lane) lanes |= static_cast<uint32_t>(bucket.id[lane] == id) << lane;
     return lanes;
 #endif
   }
 
-  static REC_SDK_ALWAYS_INLINE int find_lane(const Bucket& bucket, int64_t id) {
-    const uint32_t lanes = lanes_of(bucket, id);
-    return lanes == 0 ? -1 : __builtin_ctz(lanes);
-  }
-
-  static REC_SDK_ALWAYS_INLINE int free_lane(const Bucket& bucket) {
-    for (int lane = 0; lane < kLanes; ++lane) {
-      if (bucket.tag[lane] == 0) return lane;
-    }
-    return -1;
-  }
-
-  Entry fill(Bucket& bucket, int lane, int64_t id, uint32_t row, uint32_t slot) {
-    bucket.id[lane] = id;
-    bucket.tag[lane] = row + 1;
-    bucket.slot[lane] = slot;
-    ++size_;
-    return {row, &bucket.slot[lane]};
+  static int free_lane(const Bucket& bucket) {  // precondition: not full
+    return __builtin_ctz(~static_cast<uint32_t>(bucket.used));
   }
 
   // A search stops at the first bucket with a free lane, so every bucket between an entry's home and its
   // place must be full. Freeing a lane of a full bucket therefore pulls a later entry back into it, and so
   // on.
   void close_hole(uint64_t hole, int hole_lane) {
-    bool full = free_lane(buckets_[hole]) < 0;
-    buckets_[hole].tag[hole_lane] = 0;
+    bool full = buckets_[hole].used == kFull;
+    free(hole, hole_lane);
     for (uint64_t b = next(hole); full; b = next(b)) {
-      full = free_lane(buckets_[b]) < 0;
+      full = buckets_[b].used == kFull;
       const int lane = lane_from_before(b, hole);
       if (lane < 0) continue;
-      buckets_[hole].id[hole_lane] = buckets_[b].id[lane];
-      buckets_[hole].tag[hole_lane] = buckets_[b].tag[lane];
-      buckets_[hole].slot[hole_lane] = buckets_[b].slot[lane];
-      buckets_[b].tag[lane] = 0;
+      move(buckets_[b], lane, &buckets_[hole], hole_lane);
+      free(b, lane);
       hole = b;
       hole_lane = lane;
     }
+  }
+  void free(uint64_t b, int lane) {
+    buckets_[b].used &= ~bit(lane);
+    buckets_[b].with_slot &= ~bit(lane);
+  }
+  static void move(const Bucket& from, int from_lane, Bucket* to, int lane) {
+    to->id[lane] = from.id[from_lane];
+    to->value[lane] = from.value[from_lane];
+    to->used |= bit(lane);
+    to->with_slot =
+        static_cast<uint8_t>((to->with_slot & ~bit(lane)) | (from.with_slot >> from_lane & 1) << lane);
   }
 
   // A lane of bucket `b` whose entry would be found at `hole` as well: its home is not after the hole.
   int lane_from_before(uint64_t b, uint64_t hole) const {
     const Bucket& bucket = buckets_[b];
-    for (int lane = 0; lane < kLanes; ++lane) {
-      if (bucket.tag[lane] == 0) continue;
+    for (uint32_t lanes = bucket.used; lanes != 0; lanes &= lanes - 1) {
+      const int lane = __builtin_ctz(lanes);
       if (distance(home(hash(bucket.id[lane])), b) >= distance(hole, b)) return lane;
     }
     return -1;
@@ -215,11 +235,11 @@ class IdMap {
     return to >= from ? to - from : to + bucket_count_ - from;
   }
 
-  // Load 0.85: beyond it the runs of full buckets grow quickly.
-  int64_t max_size() const { return static_cast<int64_t>(bucket_count_) * kLanes * 17 / 20; }
-  static int64_t buckets_for(int64_t ids) { return ids * 20 / (17 * kLanes) + 16; }
+  // Load 0.68: one id in 16 is not in its home then. With growth by a quarter, at most 24 bytes per id.
+  int64_t max_size() const { return static_cast<int64_t>(bucket_count_) * kLanes * 17 / 25; }
+  static int64_t buckets_for(int64_t ids) { return ids * 25 / (17 * kLanes) + 16; }
   int64_t grown_buckets(int64_t extra) const {
-    const int64_t larger = bucket_count_ + bucket_count_ / 4;  // at most 24 bytes per id, at load 0.85 * 0.8
+    const int64_t larger = bucket_count_ + bucket_count_ / 4;
     const int64_t needed = buckets_for(size_ + extra);
     return larger > needed ? larger : needed;
   }
@@ -229,9 +249,10 @@ class IdMap {
     bigger.buckets_ = HugeArray<Bucket>(bucket_count);
     bigger.bucket_count_ = bucket_count;
     // Homes keep their order under fastrange, so both arrays are walked from front to back.
-    for_each([&](int64_t id, uint32_t row, uint32_t slot) {
+    for_each([&](int64_t id, const Entry& entry) {
       bool added = false;
-      *bigger.find_or_add(id, hash(id), row, &added).slot = slot;
+      const Entry moved = bigger.find_or_add(id, hash(id), entry.row(), &added);
+      if (entry.has_slot()) moved.set_slot(entry.slot());
     });
     *this = std::move(bigger);
   }

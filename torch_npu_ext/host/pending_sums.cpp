@@ -33,9 +33,10 @@ uint32_t PendingSums::take(int32_t table, uint32_t row) {
   const uint64_t hash = IdMap::hash(id);
   const IdMap::Entry entry = places_.find(id, hash);
   if (!entry) return kNone;
+  const uint32_t place = entry.row();
   places_.erase(id, hash);
   sorted_valid_ = false;
-  return entry.row;
+  return place;
 }
 
 void PendingSums::put_back(int32_t table, uint32_t row, uint32_t place) {
@@ -49,7 +50,7 @@ const std::vector<PendingSums::Away>& PendingSums::sorted() {
   if (!sorted_valid_) {
     sorted_.clear();
     sorted_.reserve(static_cast<size_t>(places_.size()));
-    places_.for_each([&](int64_t id, uint32_t place, uint32_t) { sorted_.push_back({id, place}); });
+    places_.for_each([&](int64_t id, const IdMap::Entry& entry) { sorted_.push_back({id, entry.row()}); });
     std::sort(sorted_.begin(), sorted_.end(), [](const Away& a, const Away& b) { return a.key < b.key; });
     sorted_valid_ = true;
   }

@@ -185,7 +185,9 @@ void Planner::evict(Group* group, int32_t t, PlanBuffers* plan) noexcept {
     if (i + 2 * kPrefetchDistance < end) prefetch(&group->slot_ids[victims[i + 2 * kPrefetchDistance]]);
     if (i + kPrefetchDistance < end) table.prefetch_slot(group->slot_ids[victims[i + kPrefetchDistance]]);
     const int64_t id = group->slot_ids[victims[i]];
-    plan->swap_out_rows[i] = table.take_slot(id);
+    const uint32_t row = table.row_in(static_cast<uint32_t>(victims[i]), id);
+    table.send_away(id, row);
+    plan->swap_out_rows[i] = row;
     plan->swap_out_ids[i] = id;
   }
 }
@@ -209,6 +211,7 @@ void Planner::bring_in(Group* group, int32_t t, PlanBuffers* plan) noexcept {
       group->uses.touch(slot);
     }
     group->slot_ids[slot] = miss.id;
+    table.keep_row(static_cast<uint32_t>(slot), miss.row);
     plan->swap_in_slots[place] = slot;
     plan->swap_in_rows[place] = miss.row;
     plan->swap_in_ids[place] = miss.id;
@@ -249,13 +252,14 @@ void Planner::cancel_table(PlanBuffers* plan, Group* group, int32_t t) noexcept 
     if (table.spec().hashed && plan->swap_in_rows[m] >= plan->rows_before[t]) {
       table.map().erase(id, IdMap::hash(id));
     } else {
-      table.set_slot(id, kNoSlot);
+      table.send_away(id, plan->swap_in_rows[m]);
     }
   }
   for (int32_t o = out_begin; o < plan->out_offsets[t + 1]; ++o) {
     const int32_t slot = plan->swap_out_slots[o];
     const int64_t id = plan->swap_out_ids[o];
     table.set_slot(id, static_cast<uint32_t>(slot));
+    table.keep_row(static_cast<uint32_t>(slot), plan->swap_out_rows[o]);
     group->slot_ids[slot] = id;
   }
   for (int64_t slot = table.first_slot() + plan->used_slots_before[t];

@@ -25,8 +25,9 @@ uint32_t locate(Table& table, int64_t id, ReadPlan::HostRow* row) {
   }
   const IdMap::Entry entry = table.map().find(id, IdMap::hash(id));
   row->known = static_cast<bool>(entry);
-  row->row = entry.row;
-  return entry ? *entry.slot : kNoSlot;
+  if (!entry) return kNoSlot;
+  row->row = table.row_of(id, entry);
+  return entry.slot();
 }
 
 }  // namespace
@@ -90,7 +91,7 @@ void Reader::compact(const Group& group, ReadPlan* plan) {
     host_places.reserve(1);
     bool added = false;
     const uint32_t next = static_cast<uint32_t>(plan->host_rows.size());
-    const uint32_t place = host_places.find_or_add(row.id, IdMap::hash(row.id), next, &added).row;
+    const uint32_t place = host_places.find_or_add(row.id, IdMap::hash(row.id), next, &added).row();
     if (added) plan->host_rows.push_back(row);
     plan->index[i] = -1 - static_cast<int32_t>(place);  // the number of resident rows is not known yet
   }

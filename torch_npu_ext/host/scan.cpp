@@ -73,17 +73,17 @@ class HashDirectory {
 
   RowKey find(int64_t id) const {
     const IdMap::Entry entry = table_->map().find(id, IdMap::hash(id));
-    return entry ? *entry.slot : kNoSlot;
+    return entry ? entry.slot() : kNoSlot;
   }
   RowKey key(int64_t id) {
     bool added = false;
     const IdMap::Entry entry =
         table_->map().find_or_add(id, IdMap::hash(id), static_cast<uint32_t>(next_row_), &added);
-    if (*entry.slot == kNoSlot) {
-      *entry.slot = misses_.add(id, entry.row, added);
+    if (!entry.has_slot()) {
+      entry.set_slot(misses_.add(id, entry.row(), added));
       if (added) table_->check_capacity(++next_row_, id);
     }
-    return *entry.slot;
+    return entry.slot();
   }
 
  private:
@@ -449,7 +449,7 @@ void Scan::rollback(Group* group) noexcept {
       if (misses[m].added) {
         table.map().erase(misses[m].id, IdMap::hash(misses[m].id));
       } else {
-        table.set_slot(misses[m].id, kNoSlot);
+        table.send_away(misses[m].id, misses[m].row);
       }
     }
   }

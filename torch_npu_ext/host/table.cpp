@@ -37,6 +37,7 @@ Table::Table(TableSpec spec, const RecordLayout& layout, const std::string& poli
       first_slot_(first_slot),
       memory_(memory),
       ids_(spec_.hashed ? std::min<int64_t>(spec_.slots, int64_t{3} << 20) : 0),
+      slot_rows_(spec_.hashed ? static_cast<size_t>(spec_.slots) : 0),
       row_slots_(spec_.hashed ? 0 : static_cast<size_t>(spec_.num_embeddings)) {
   if (!spec_.hashed) store.extend(spec_.num_embeddings);
 }

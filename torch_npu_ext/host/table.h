@@ -54,26 +54,37 @@ class Table {
   }
   void set_slot(int64_t id, uint32_t slot) {  // of a known id
     if (spec_.hashed) {
-      *ids_.find(id, IdMap::hash(id)).slot = slot;
+      ids_.find(id, IdMap::hash(id)).set_slot(slot);
     } else {
       row_slots_[id] = ~slot;
     }
   }
 
-  uint32_t take_slot(int64_t id) {  // the row of a known id, which loses its slot
-    if (!spec_.hashed) {
+  void send_away(int64_t id, uint32_t row) {  // a known id loses its slot
+    if (spec_.hashed) {
+      ids_.find(id, IdMap::hash(id)).set_row(row);
+    } else {
       row_slots_[id] = ~kNoSlot;
-      return static_cast<uint32_t>(id);
     }
-    const IdMap::Entry entry = ids_.find(id, IdMap::hash(id));
-    *entry.slot = kNoSlot;
-    return entry.row;
+  }
+
+  // The rows of resident ids: the map of a hash table has either the slot or the row.
+  void keep_row(uint32_t slot, uint32_t row) {
+    if (spec_.hashed) slot_rows_[slot - first_slot_] = row;
+  }
+  uint32_t row_in(uint32_t slot, int64_t id) const {
+    return spec_.hashed ? slot_rows_[slot - first_slot_] : static_cast<uint32_t>(id);
+  }
+  // Of a hash table, and not during a plan, when the keys of missing rows are no slots.
+  uint32_t row_of(int64_t id, const IdMap::Entry& entry) const {
+    return entry.has_slot() ? row_in(entry.slot(), id) : entry.row();
   }
 
   template <class Visit>  // visit(id, row, slot) of every row, in no order
   void for_each(Visit visit) const {
     if (spec_.hashed) {
-      ids_.for_each(visit);
+      ids_.for_each(
+          [&](int64_t id, const IdMap::Entry& entry) { visit(id, row_of(id, entry), entry.slot()); });
       return;
     }
     for (int64_t row = 0; row < spec_.num_embeddings; ++row) {
@@ -93,6 +104,7 @@ class Table {
   int64_t first_slot_;
   MemoryGuard* memory_;
   IdMap ids_;
+  HugeArray<uint32_t> slot_rows_;  // [slots] of a hash table: the row in each used slot
   HugeArray<uint32_t> row_slots_;
 };
 
