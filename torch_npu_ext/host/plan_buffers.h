@@ -22,7 +22,7 @@ struct PlanBuffers {
   int64_t lookups = 0, bags = 0, uniques = 0, rows_out = 0, rows_in = 0;
   int32_t* slots = nullptr;                      // [N]
   int64_t* offsets = nullptr;                    // [bags + 1] pooled only
-  int32_t* unique_slots = nullptr;               // [U]
+  int32_t* unique_slots = nullptr;               // [U] by table, but those of a table in no order
   int32_t* segment_offsets = nullptr;            // [U + 1]
   int32_t* positions = nullptr;                  // [N] segment order -> lookup; pooled: only when weighted
   int32_t* grad_row = nullptr;                   // [N] sequence: positions; pooled: the sample

@@ -223,7 +223,6 @@ void Scan::begin(Group* group, const Batch& batch) {
   tables_.assign(group->tables.size(), TableScan());
   shares_.clear();
   const int64_t threads = worth_threads(batch.lookups) ? parallel_threads() : 1;
-  const int64_t worth_dividing = batch.lookups / threads + 1;
   size_t piece = 0;
   for (size_t t = 0; t < tables_.size(); ++t) {
     TableScan& table = tables_[t];
@@ -236,7 +235,8 @@ void Scan::begin(Group* group, const Batch& batch) {
     }
     table.end_piece = piece;
     table.first_share = shares_.size();
-    table.end_share = table.first_share + (table.count < worth_dividing ? 1 : threads);
+    const int64_t shares = (table.count * threads + batch.lookups - 1) / std::max<int64_t>(1, batch.lookups);
+    table.end_share = table.first_share + std::max<int64_t>(1, shares);
     Share share;
     share.table = static_cast<int32_t>(t);
     share.first = table.first;
@@ -273,7 +273,7 @@ void Scan::with_directory(Group* group, int32_t t, const Use& use) {
   }
 }
 
-// Tables with more than a thread's share of the lookups would keep the others waiting. Of these, all threads
+// Tables with more lookups than a thread's share would keep the other threads waiting. Of these, all threads
 // first do what changes nothing; then one gives missing rows their keys, in the order of the lookups, so that
 // rows and slots are the same for every number of threads; then all number the rows.
 void Scan::locate_lookups(Group* group, const Batch& batch) {

@@ -70,7 +70,7 @@ class Scan {
   size_t piece_end(int32_t t) const { return tables_[t].end_piece; }
 
   HugeArray<uint32_t> local;    // [N] lookup -> its row in `unique`; its key, in a table of several shares
-  HugeArray<UniqueRow> unique;  // by first occurrence
+  HugeArray<UniqueRow> unique;  // by share, then by first occurrence
   HugeArray<Miss> misses;
 
  private:

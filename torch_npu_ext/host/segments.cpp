@@ -55,8 +55,8 @@ constexpr int64_t kPrefetchDistance = 32;
 
 // Gives the i-th lookup its place in the segment of its row.
 template <class Lookups>
-REC_SDK_ALWAYS_INLINE uint32_t place(const Lookups& lookups, int64_t i, UniqueRow* unique,
-                                     PlanBuffers* plan) {
+REC_SDK_ALWAYS_INLINE uint32_t take_place(const Lookups& lookups, int64_t i, UniqueRow* unique,
+                                          PlanBuffers* plan) {
   if (i + kPrefetchDistance < lookups.count) prefetch(&unique[lookups.row(i + kPrefetchDistance)]);
   UniqueRow& row = unique[lookups.row(i)];
   if (Lookups::kAll) plan->slots[lookups.lookup(i)] = static_cast<int32_t>(row.key);
@@ -66,7 +66,7 @@ REC_SDK_ALWAYS_INLINE uint32_t place(const Lookups& lookups, int64_t i, UniqueRo
 template <class Lookups>
 void fill_sequence(const Lookups& lookups, UniqueRow* unique, PlanBuffers* plan) {
   for (int64_t i = 0; i < lookups.count; ++i) {
-    plan->grad_row[place(lookups, i, unique, plan)] = static_cast<int32_t>(lookups.lookup(i));
+    plan->grad_row[take_place(lookups, i, unique, plan)] = static_cast<int32_t>(lookups.lookup(i));
   }
 }
 
@@ -82,7 +82,7 @@ void fill_pooled(const Batch::Piece& piece, const Feature& feature, const Lookup
     const int32_t sample = static_cast<int32_t>(piece.first_sample + b);
     const float scale = feature.mean && end > begin ? 1.0f / static_cast<float>(end - begin) : 1.0f;
     for (; next < lookups.count && lookups.lookup(next) < end; ++next) {
-      const uint32_t position = place(lookups, next, unique, plan);
+      const uint32_t position = take_place(lookups, next, unique, plan);
       plan->grad_row[position] = sample;
       plan->grad_column[position] = column;
       if (kScaled) plan->scale[position] = scale;
