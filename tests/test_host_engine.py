@@ -398,15 +398,16 @@ def test_clear_table_and_seeds() -> None:
     assert (same == other).all()
 
 
-def test_numbering_does_not_depend_on_the_cache_size() -> None:
+def test_segments_do_not_depend_on_the_cache_size() -> None:
     rng = np.random.default_rng(2)
     small, large = engine(table("a", slots=70)), engine(table("a", slots=1000))
     for _ in range(20):
         ids = rng.integers(0, 500, 70).tolist()
         p, q = plan(small, [ids]), plan(large, [ids])
         p.release()
-        for name in ("table_offsets", "segment_offsets", "grad_row"):
-            assert (getattr(p, name) == getattr(q, name)).all()
+        # Which thread has a row depends on its slot, and so does the order of rows.
+        of_p, of_q = (sorted(s.tolist() for s in np.split(x.grad_row, x.segment_offsets[1:-1])) for x in (p, q))
+        assert of_p == of_q
 
 
 def test_plans_from_several_threads() -> None:
