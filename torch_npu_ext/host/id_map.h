@@ -235,7 +235,7 @@ class IdMap {
     return to >= from ? to - from : to + bucket_count_ - from;
   }
 
-  // Load 0.68: one id in 16 is not in its home then. With growth by a quarter, at most 24 bytes per id.
+  // Load 0.68: 8 in 100 ids are not in their home then. With growth by a quarter, at most 24 bytes per id.
   int64_t max_size() const { return static_cast<int64_t>(bucket_count_) * kLanes * 17 / 25; }
   static int64_t buckets_for(int64_t ids) { return ids * 25 / (17 * kLanes) + 16; }
   int64_t grown_buckets(int64_t extra) const {

@@ -97,7 +97,7 @@ class Scan {
 
   uint64_t* stamps_ = nullptr;  // of SlotUses, by key
   uint32_t epoch_ = 0;
-  HugeArray<uint32_t> last_batch_;  // [N + 1] of each unique row: the last batch before that used its slot
+  HugeArray<uint32_t> last_batch_;  // [N] of each unique row: the last batch before that used its slot
   HugeArray<uint32_t> lists_;       // lookups of shares
   HugeArray<uint32_t> list_rows_;   // [N] rows of those
   std::vector<TableScan> tables_;
