@@ -79,7 +79,7 @@ class SwapPlan:
 
     @property
     def unique_slots(self) -> _Int32:
-        """[U] slots of the distinct rows, tables in order, rows by first occurrence."""
+        """[U] slots of the distinct rows, tables in order; the rows of a table are in no order."""
 
     @property
     def table_offsets(self) -> _Int32:
@@ -91,7 +91,7 @@ class SwapPlan:
 
     @property
     def positions(self) -> _Int32 | None:
-        """[N] segment order -> lookup; lookups of one row keep their order. None for bags that are not weighted."""
+        """[N] segment order -> lookup, for weighted bags; None for others. Lookups of one row keep their order."""
 
     @property
     def grad_row(self) -> _Int32:

@@ -77,12 +77,13 @@ def test_sequence_plan(dtype: Any) -> None:
     assert p.unique_slots.tolist() == [0, 1, 8]
     assert p.table_offsets.tolist() == [0, 2, 3]
     assert p.segment_offsets.tolist() == [0, 2, 3, 4]
-    assert p.positions.tolist() == p.grad_row.tolist() == [0, 2, 1, 3]
+    assert p.positions is None
+    assert p.grad_row.tolist() == [0, 2, 1, 3]
     assert p.grad_column is None
     assert p.scale is None
     assert p.swap_in_slots.tolist() == [0, 1, 8]
     assert p.swap_out_slots.tolist() == []
-    assert {p.slots.dtype, p.unique_slots.dtype, p.table_offsets.dtype, p.positions.dtype} == {np.dtype(np.int32)}
+    assert {p.slots.dtype, p.unique_slots.dtype, p.table_offsets.dtype, p.grad_row.dtype} == {np.dtype(np.int32)}
     assert e.record_bytes == 2 * DIM * 4
 
 

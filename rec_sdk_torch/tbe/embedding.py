@@ -117,6 +117,7 @@ class TableBatchedEmbedding(torch.nn.Module):
         self._progress = _Progress()
         self._lock = threading.RLock()
         self._width = sum(self.feature_dims) if self.pooled else 0
+        self._keys = np.arange(self.num_features, dtype=np.int64)
         self._anchor = torch.empty(0, device=self.device, requires_grad=True)
 
     # ---- layout
@@ -254,12 +255,10 @@ class TableBatchedEmbedding(torch.nn.Module):
         batch_size, rest = divmod(offsets.numel() - 1, self.num_features)
         if rest or offsets.numel() < 1:
             raise ValueError(f"offsets has {offsets.numel()} entries, expected features ({self.num_features}) * B + 1")
-        keys = np.arange(self.num_features, dtype=np.int64)
-        batch = Batch.from_tensors(indices, offsets, batch_size, keys, per_sample_weights)
-        if self.pooled:
-            return self.lookup_pooled(batch)
+        batch = Batch.from_tensors(indices, offsets, batch_size, self._keys, per_sample_weights)
+        outputs = self._lookup(batch)
         # One group's rows are in feature order already.
-        return self._lookup(batch)[0] if len(self.groups) == 1 else torch.cat(self.lookup_features(batch))
+        return outputs[0] if len(outputs) == 1 else torch.cat(self._by_feature(batch, outputs))
 
     def lookup_pooled(self, batch: Batch) -> torch.Tensor:
         """Pooled rows, float32 `[B, sum of the features' dims]`."""
@@ -267,8 +266,11 @@ class TableBatchedEmbedding(torch.nn.Module):
 
     def lookup_features(self, batch: Batch) -> list[torch.Tensor]:
         """Rows of each feature, float32 `[n_f, D_f]`."""
+        return self._by_feature(batch, self._lookup(batch))
+
+    def _by_feature(self, batch: Batch, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         parts: list[torch.Tensor] = [torch.empty(0)] * self.num_features
-        for group, output in zip(self.groups, self._lookup(batch), strict=True):
+        for group, output in zip(self.groups, outputs, strict=True):
             lengths = batch.lookups(group.features).tolist()
             for feature, part in zip(group.features.tolist(), output.split(lengths), strict=True):
                 parts[feature] = part

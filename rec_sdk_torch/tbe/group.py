@@ -98,6 +98,8 @@ class Group:
         first = self.members[0]
         self.layout = record_layout(first.config, first.optimizer)
         self.optimizer = first.optimizer
+        self.accumulate_step = first.optimizer.accumulate_step if first.optimizer else 1
+        """Backward passes of this group's accumulation window."""
         self.pooled = first.config.pooling is not Pooling.NONE
         self._device = device
         backend = backend_for(device)
@@ -122,15 +124,7 @@ class Group:
         pending = torch.zeros((slots, 2 * self.layout.dim), device=device) if self.accumulate_step > 1 else None
         self._transfers = Transfers(device, backend)
         self._sent_coefficients: tuple[list[list[float]], Arrival] = ([], Arrival((), cache))
-        self.swap = Swap(
-            engine,
-            cache,
-            self.layout.weight(cache),
-            pending,
-            self._transfers,
-            pooled=self.pooled,
-            scaled=self.pooled and any(means),
-        )
+        self.swap = Swap(engine, cache, self.layout.weight(cache), pending, self._transfers)
         self._may_warn = bounds_check is BoundsCheckMode.WARNING and not all(m.config.hashed for m in members)
         self._with_init_fn = [i for i, m in enumerate(members) if m.config.hashed and m.config.init_fn is not None]
         self._chunk = max(1024, _CHUNK_BYTES // self.layout.bytes)
@@ -153,11 +147,6 @@ class Group:
     def pending(self) -> torch.Tensor | None:
         """Gradients of the open window, float32 `[slots, 2 * D]`: sums and compensations."""
         return self.swap.pending
-
-    @property
-    def accumulate_step(self) -> int:
-        """Backward passes of this group's accumulation window."""
-        return self.optimizer.accumulate_step if self.optimizer else 1
 
     @property
     def window_open(self) -> bool:
@@ -186,11 +175,10 @@ class Group:
             IndexError, ValueError, TypeError: ids or offsets that cannot be right.
         """
         keys = batch.feature_keys[self.features]
-        weighted = batch.weights is not None
-        plan = self.engine.plan(batch.values, batch.offsets, keys, batch.batch_size, weighted)
+        plan = self.engine.plan(batch.values, batch.offsets, keys, batch.batch_size, batch.weights is not None)
         try:
             self._warn_of_bounds()
-            return self.swap.prepare(plan, weighted, self._run_init_fns)
+            return self.swap.prepare(plan, self._run_init_fns)
         except BaseException:
             self.swap.cancel(plan)
             raise
@@ -296,16 +284,16 @@ class Group:
         coefficients: torch.Tensor | None,
     ) -> None:
         """Aggregates `grad` per row; updates the rows when `coefficients` are given (the window's end)."""
-        plan = batch.arrays
-        if grad is not None and len(plan.unique_slots):
+        plan, pending = batch.arrays, self.pending
+        if grad is not None and plan.unique_slots.shape[0]:
             segments = (plan.segment_offsets, plan.grad_row, plan.grad_column, self._scale(plan, weights))
-            if self.pending is not None:
-                ops.accumulate_rows(self.pending, grad, plan.unique_slots, *segments)
+            if pending is not None:
+                ops.accumulate_rows(pending, grad, plan.unique_slots, *segments)
                 self.swap.engine.mark_pending(batch.plan)
             elif coefficients is not None:
                 self._update_rows(self.cache, grad, plan.unique_slots, plan.table_offsets, *segments, coefficients)
-        if self.pending is not None and coefficients is not None:
-            self._close_window(coefficients)
+        if pending is not None and coefficients is not None:
+            self._close_window(pending, coefficients)
 
     @staticmethod
     def _scale(plan: PlanArrays, weights: torch.Tensor | None) -> torch.Tensor | None:
@@ -329,11 +317,10 @@ class Group:
         rows, table_offsets, segments = self._transfers.put(slots, tables, borders)
         self._update_rows(cache, sums, rows, table_offsets, segments, rows, None, None, c)
 
-    def _close_window(self, coefficients: torch.Tensor) -> None:
-        assert self.pending is not None
+    def _close_window(self, pending: torch.Tensor, coefficients: torch.Tensor) -> None:
         slots, tables = self.swap.engine.pending_slots()
         if len(slots):
-            self._update_from_sums(self.cache, self.pending, slots, tables, coefficients)
+            self._update_from_sums(self.cache, pending, slots, tables, coefficients)
             self._clear_sums(slots)
         rows, away = self.swap.engine.pending_away()
         for begin in range(0, len(rows), self._chunk):

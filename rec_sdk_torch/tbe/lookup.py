@@ -73,20 +73,27 @@ class FusedLookup(torch.autograd.Function):
         return call.run(weights, anchor.device)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        call: PlannedLookup | None = ctx.call
-        if call is None:
-            raise RuntimeError("the embedding's rows were updated already: backward can run once per forward")
-        ctx.call = None
-        group_grads = [_ready(grad) for grad in (grads * len(call.groups) if call.width else grads)]
-        try:
-            with call.lock:
-                weight_grads = call.weight_grads(group_grads, ctx.needs_input_grad[2:])
-                call.update(group_grads, ctx.saved_tensors)
-        finally:
-            call.release()
-        return (None, None, *weight_grads)
+        # The decorator's dozen calls are for create_graph=True, which alone records a backward pass.
+        return (_backward_once if torch.is_grad_enabled() else _backward)(ctx, *grads)
+
+
+def _backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    call: PlannedLookup | None = ctx.call
+    if call is None:
+        raise RuntimeError("the embedding's rows were updated already: backward can run once per forward")
+    ctx.call = None
+    group_grads = [_ready(grad) for grad in (grads * len(call.groups) if call.width else grads)]
+    try:
+        with call.lock:
+            weight_grads = call.weight_grads(group_grads, ctx.needs_input_grad[2:])
+            call.update(group_grads, ctx.saved_tensors)
+    finally:
+        call.release()
+    return (None, None, *weight_grads)
+
+
+_backward_once = once_differentiable(_backward)
 
 
 def _ready(grad: torch.Tensor | None) -> torch.Tensor | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -34,22 +35,28 @@ class PlanArrays(NamedTuple):
     table_offsets: torch.Tensor
     segment_offsets: torch.Tensor
     grad_row: torch.Tensor
-    offsets: torch.Tensor | None = None
-    grad_column: torch.Tensor | None = None
-    scale: torch.Tensor | None = None
-    positions: torch.Tensor | None = None
-    swap_out_slots: torch.Tensor | None = None
-    swap_in_slots: torch.Tensor | None = None
-    left: torch.Tensor | None = None
-    back: torch.Tensor | None = None
+    offsets: torch.Tensor | None
+    grad_column: torch.Tensor | None
+    scale: torch.Tensor | None
+    positions: torch.Tensor | None
+    swap_out_slots: torch.Tensor | None
+    swap_in_slots: torch.Tensor | None
+    left: torch.Tensor | None
+    back: torch.Tensor | None
 
 
-_OF_EVERY_BATCH = ("slots", "unique_slots", "table_offsets", "segment_offsets", "grad_row")
-_OF_BAGS = ("offsets", "grad_column")
+_arrays_of_batch = attrgetter(*PlanArrays._fields[: PlanArrays._fields.index("swap_out_slots")])
+_NO_SWAP = (None, None, None, None)
 
 
-@dataclass(frozen=True)
-class PlannedBatch:
+def _arrays_of_swap(plan: _engine.SwapPlan) -> list[np.ndarray | None]:
+    """The last four of `PlanArrays`, those that are not empty."""
+    out, into = plan.swap_out_slots, plan.swap_in_slots
+    left, back = out[plan.pending_out].astype(np.int64), into[plan.pending_in].astype(np.int64)
+    return [array if len(array) else None for array in (out, into, left, back)]
+
+
+class PlannedBatch(NamedTuple):
     """A batch that is planned, and pinned until `plan` is released."""
 
     plan: _engine.SwapPlan
@@ -65,8 +72,7 @@ class _Leaving:
     plan: _engine.SwapPlan | None
 
 
-@dataclass(frozen=True)
-class PreparedSwap:
+class PreparedSwap(NamedTuple):
     """A planned batch whose rows are on their way to the device.
 
     Attributes:
@@ -109,8 +115,6 @@ class Swap:
         weights: torch.Tensor,
         pending: torch.Tensor | None,
         transfers: Transfers,
-        pooled: bool,
-        scaled: bool,
     ) -> None:
         """
         Args:
@@ -119,15 +123,12 @@ class Swap:
             weights: view `[slots, D]` of the cache.
             pending: float32 `[slots, 2 * D]`, gradients of an accumulation window.
             transfers: to the cache's device.
-            pooled: lookups are of bags.
-            scaled: some bags are means.
         """
         self.engine = engine
         self._pending = pending
         self._cache = cache
         self._weights = weights
         self._transfers = transfers
-        self._arrays = (*_OF_EVERY_BATCH, *(_OF_BAGS if pooled else ()), *(("scale",) if scaled else ()))
         self._leaving: list[_Leaving] = []
         self._lock = threading.RLock()
 
@@ -157,15 +158,14 @@ class Swap:
                 leaving.store(leaving.departure.wait())  # may be done again, should an interrupt come now
                 del self._leaving[0]
 
-    def prepare(self, plan: _engine.SwapPlan, weighted: bool, fill_new: FillNew) -> PreparedSwap:
+    def prepare(self, plan: _engine.SwapPlan, fill_new: FillNew) -> PreparedSwap:
         """Starts the copies that the latest plan needs, both ways. The cache itself is changed by `execute`.
 
         Args:
             plan: to be cancelled after an exception.
-            weighted: the batch has per-sample weights.
             fill_new: for tables with an `init_fn`.
         """
-        arrays, arrival = self._send_plan(plan, weighted)
+        arrays, arrival = self._send_plan(plan)
         batch = PlannedBatch(plan, arrays)
         if arrays.swap_out_slots is not None:
             arrival.wait()
@@ -181,19 +181,11 @@ class Swap:
             sums = self._transfers.send(staging)
         return PreparedSwap(self, batch, arrival, records, sums)
 
-    def _send_plan(self, plan: _engine.SwapPlan, weighted: bool) -> tuple[PlanArrays, Arrival]:
-        names = (*self._arrays, "positions") if weighted else self._arrays
-        arrays: dict[str, np.ndarray] = {name: getattr(plan, name) for name in names}
-        if plan.rows_out:
-            arrays["swap_out_slots"] = plan.swap_out_slots
-            if len(plan.pending_out):
-                arrays["left"] = plan.swap_out_slots[plan.pending_out].astype(np.int64)
-        if plan.rows_in:
-            arrays["swap_in_slots"] = plan.swap_in_slots
-            if len(plan.pending_in):
-                arrays["back"] = plan.swap_in_slots[plan.pending_in].astype(np.int64)
-        arrival = self._transfers.send_arrays(list(arrays.values()))
-        return PlanArrays(**dict(zip(arrays, arrival.tensors, strict=True))), arrival
+    def _send_plan(self, plan: _engine.SwapPlan) -> tuple[PlanArrays, Arrival]:
+        arrays = (*_arrays_of_batch(plan), *(_arrays_of_swap(plan) if plan.rows_out or plan.rows_in else _NO_SWAP))
+        arrival = self._transfers.send_arrays([array for array in arrays if array is not None])
+        tensors = iter(arrival.tensors)
+        return PlanArrays._make([None if array is None else next(tensors) for array in arrays]), arrival
 
     def _take_out(self, batch: PlannedBatch, slots: torch.Tensor) -> None:
         """Copies the rows that leave, with the updates that the current stream has been given."""

@@ -111,6 +111,20 @@ def test_compiled_model_trains_the_same(device: torch.device) -> None:
         again.backward()
 
 
+def test_second_derivatives_are_refused(device: torch.device) -> None:
+    """A backward that records itself trains as any other, and says no when it is differentiated."""
+    embedding = TableBatchedEmbedding([table("a"), table("b")], optimizer=sgd(), cache=10, device=device)
+    twin = copy.deepcopy(embedding)
+    weights = torch.rand(len(IDS)).to(device).requires_grad_()
+    loss = embedding(IDS, OFFSETS, weights).pow(2).sum()
+    (expected,) = torch.autograd.grad(twin(IDS, OFFSETS, weights).pow(2).sum(), weights)
+    (grad,) = torch.autograd.grad(loss, weights, create_graph=True)
+    assert torch.equal(grad, expected)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        grad.sum().backward()
+    assert torch.equal(embedding.eval()(IDS, OFFSETS), twin.eval()(IDS, OFFSETS))
+
+
 def test_copy_trains_alike_and_apart(device: torch.device) -> None:
     optimizer = TableOptimizer.create(torch.optim.Adam, {"lr": 0.1})
     embedding = TableBatchedEmbedding([table("a"), table("b")], optimizer=optimizer, cache=4, device=device)
