@@ -154,6 +154,19 @@ def test_a_window_ends_for_rows_that_left_in_it(device: torch.device) -> None:
     assert read(embedding, 1, 2, 3, 4, 5, 6, 7) == [-3.0, -1.0, -2.0, -2.0, -1.0, -1.0, -1.0]
 
 
+def test_sums_come_back_beside_a_row_that_evicts_none(device: torch.device) -> None:
+    options = {"lr": 1.0, "use_accumulate": True, "accumulate_step": 3}
+    optimizer = TableOptimizer.create(AccumulateSGD, options)
+    tables = [TableConfig(name, 50, DIM, pooling=Pooling.NONE, init_fn=zeros) for name in "ab"]
+    embedding = TableBatchedEmbedding(tables, optimizer=optimizer, cache={"a": 4, "b": 2}, device=device)
+    for ids in ((1, 11, 12), (1, 13, 14), (2, 11, 15)):
+        rows = embedding(torch.tensor(ids), torch.tensor([0, 1, 3]))
+        rows.backward(torch.ones_like(rows))
+    with torch.no_grad():
+        rows = embedding(torch.tensor([1, 2, 11, 12, 13, 14, 15]), torch.tensor([0, 2, 7]))
+    assert rows[:, 0].tolist() == [-2.0, -1.0, -2.0, -1.0, -1.0, -1.0, -1.0]
+
+
 def test_an_interrupted_write_back_is_done_again(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     embedding = make(device)
     step(embedding, 1, 2)
