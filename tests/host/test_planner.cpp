@@ -148,7 +148,7 @@ class Trainer {
     CHECK(plan.offsets == nullptr || same(expected.offsets, plan.offsets, plan.bags + 1));
     CHECK(expected.table_offsets == plan.table_offsets);
     CHECK(plan.segment_offsets[0] == 0 && plan.segment_offsets[plan.uniques] == plan.lookups);
-    CHECK((plan.positions != nullptr) == (!pooled_ || weighted));
+    CHECK((plan.positions != nullptr) == (pooled_ && weighted));
     CHECK((plan.grad_column != nullptr) == pooled_);
     CHECK((plan.scale != nullptr) == !expected.scale.empty() || plan.lookups == 0);
     CHECK(segments(plan.table_offsets, plan.unique_slots, plan.segment_offsets, plan.positions, plan.grad_row,

@@ -199,11 +199,8 @@ void bind_swap_plan(py::module_& m) {
       .def_property_readonly(
           "segment_offsets",
           [](const SwapPlan& p) { return plan_view(p, p->segment_offsets, p->uniques + 1); })
-      .def_property_readonly("positions",
-                             [](const SwapPlan& p) {
-                               return optional_plan_view(p, p->offsets != nullptr ? p->positions : nullptr,
-                                                         p->lookups);
-                             })
+      .def_property_readonly(
+          "positions", [](const SwapPlan& p) { return optional_plan_view(p, p->positions, p->lookups); })
       .def_property_readonly("grad_row",
                              [](const SwapPlan& p) { return plan_view(p, p->grad_row, p->lookups); })
       .def_property_readonly(

@@ -59,12 +59,10 @@ void PlanBuffers::layout(int64_t lookup_count, int64_t bag_count, int64_t swaps,
   if (bytes > memory_.size()) memory_ = HugeBuffer(bytes + bytes / 4);
   place_arrays(*this, memory_.data(), swaps, needs);
   if (!needs.pooled) {
-    positions = grad_row;
     offsets = nullptr;
     grad_column = nullptr;
-  } else if (!needs.weighted) {
-    positions = nullptr;
   }
+  if (!needs.pooled || !needs.weighted) positions = nullptr;
   if (!needs.scaled) scale = nullptr;
 }
 

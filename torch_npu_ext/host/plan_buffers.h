@@ -24,8 +24,8 @@ struct PlanBuffers {
   int64_t* offsets = nullptr;                    // [bags + 1] pooled only
   int32_t* unique_slots = nullptr;               // [U] by table, but those of a table in no order
   int32_t* segment_offsets = nullptr;            // [U + 1]
-  int32_t* positions = nullptr;                  // [N] segment order -> lookup; pooled: only when weighted
-  int32_t* grad_row = nullptr;                   // [N] sequence: positions; pooled: the sample
+  int32_t* positions = nullptr;                  // [N] segment order -> lookup; weighted bags only
+  int32_t* grad_row = nullptr;                   // [N] in segment order: the lookup; pooled: the sample
   int32_t* grad_column = nullptr;                // [N] pooled only
   float* scale = nullptr;                        // [N] 1 / length; only when some feature is MEAN
   int32_t* swap_out_slots = nullptr;             // [O]
