@@ -9,7 +9,7 @@ NPU_PY := $(NPU_VENV)/bin/python
 CUDA_PY ?= $(PYTHON)
 TRAIN_ARGS ?=
 TEST_ARGS ?=
-NPU_TESTS ?= tests/ops tests/tbe tests/modules tests/emulator
+NPU_TESTS ?= tests/ops tests/tbe tests/modules tests/optim tests/emulator
 CUDA_TESTS ?= tests
 BENCH_ARGS ?=
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from rec_sdk_torch.backends import backend_for
+from rec_sdk_torch.backends.devices import backend_for
 
 from .cpu import plain
 from .cuda_ceilings import Ceilings, CeilingSizes

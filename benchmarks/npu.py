@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from rec_sdk_torch import emulate
-from rec_sdk_torch.backends import parse_device
+from rec_sdk_torch.backends.devices import parse_device
 
 from .ids import Distribution
 from .npu_model import CHIPS, EmulatedCounters, total_bytes

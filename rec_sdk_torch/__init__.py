@@ -8,11 +8,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from . import torchrec_hooks
+from .optim import torchrec_hooks
 
 if TYPE_CHECKING:
-    from .accumulate import AccumulateAdagrad, AccumulateAdam, AccumulateSGD
-    from .configs import (
+    from .modules.configs import (
         AdmitAndEvictConfig,
         EmbCacheEmbeddingBagConfig,
         EmbCacheEmbeddingConfig,
@@ -20,12 +19,13 @@ if TYPE_CHECKING:
         PolicyType,
         ShowClickParams,
     )
-    from .embedding_collections import (
+    from .modules.embedding_collections import (
         EmbCacheEmbeddingBagCollection,
         EmbCacheEmbeddingCollection,
         HashEmbeddingBagCollection,
     )
-    from .in_backward import apply_optimizer_in_backward
+    from .optim.accumulate import AccumulateAdagrad, AccumulateAdam, AccumulateSGD
+    from .optim.in_backward import apply_optimizer_in_backward
     from .tbe import (
         BoundsCheckMode,
         CacheTooSmallError,
@@ -35,24 +35,24 @@ if TYPE_CHECKING:
     )
 
 _EXPORTS = {
-    "AccumulateAdagrad": "accumulate",
-    "AccumulateAdam": "accumulate",
-    "AccumulateSGD": "accumulate",
-    "AdmitAndEvictConfig": "configs",
+    "AccumulateAdagrad": "optim.accumulate",
+    "AccumulateAdam": "optim.accumulate",
+    "AccumulateSGD": "optim.accumulate",
+    "AdmitAndEvictConfig": "modules.configs",
     "BoundsCheckMode": "tbe",
     "CacheTooSmallError": "tbe",
     "CapacityError": "tbe",
-    "EmbCacheEmbeddingBagCollection": "embedding_collections",
-    "EmbCacheEmbeddingBagConfig": "configs",
-    "EmbCacheEmbeddingCollection": "embedding_collections",
-    "EmbCacheEmbeddingConfig": "configs",
-    "HashEmbeddingBagCollection": "embedding_collections",
-    "HashEmbeddingBagConfig": "configs",
+    "EmbCacheEmbeddingBagCollection": "modules.embedding_collections",
+    "EmbCacheEmbeddingBagConfig": "modules.configs",
+    "EmbCacheEmbeddingCollection": "modules.embedding_collections",
+    "EmbCacheEmbeddingConfig": "modules.configs",
+    "HashEmbeddingBagCollection": "modules.embedding_collections",
+    "HashEmbeddingBagConfig": "modules.configs",
     "InitializerType": "tbe",
-    "PolicyType": "configs",
-    "ShowClickParams": "configs",
+    "PolicyType": "modules.configs",
+    "ShowClickParams": "modules.configs",
     "TableBatchedEmbedding": "tbe",
-    "apply_optimizer_in_backward": "in_backward",
+    "apply_optimizer_in_backward": "optim.in_backward",
 }
 
 __all__ = [
@@ -93,7 +93,7 @@ def __getattr__(name: str) -> Any:
     except RuntimeError as error:
         if "torch_npu" not in str(error):  # which torch loads when it is imported itself
             raise
-        from .emulate import HINT  # not above, where it would be imported twice by `python -m rec_sdk_torch.emulate`
+        from .backends.emulator import HINT
 
         raise ImportError(
             f"rec_sdk_torch.{name}: torch cannot be imported, since torch_npu is installed and does not load "

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rec_sdk_torch import emulate
-from rec_sdk_torch.backends import backend_for, parse_device
+from rec_sdk_torch.backends.devices import backend_for, parse_device
 
 HERE = Path(__file__).parent
 

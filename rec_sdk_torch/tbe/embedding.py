@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from .._engine import available_memory
-from ..backends import backend_for, parse_device
+from ..backends.devices import backend_for, parse_device
 from ..eager import eager
 from .batch import Batch, Int64Array
 from .cache_size import BatchHint, CacheOption, cache_slots, check_cache_option

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from .. import _engine
-from ..backends import backend_for
+from ..backends.devices import backend_for
 from ..ops import ops, parallel_runner
 from .batch import Batch, Int64Array
 from .optimizer import TableOptimizer

@@ -82,7 +82,7 @@ def _lr(options: Options, t: int) -> list[float]:
 _ADAM_STATES = (StateSpec("exp_avg"), StateSpec("exp_avg_sq"))
 _ADAM_OPTIONS = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8}
 _ADAGRAD_OPTIONS = {"lr": 1e-2, "lr_decay": 0.0, "initial_accumulator_value": 0.0, "eps": 1e-10}
-_ACCUMULATE = "rec_sdk_torch.accumulate"
+_ACCUMULATE = "rec_sdk_torch.optim.accumulate"
 
 SPECS = (
     OptimizerSpec("sgd", "SGD", ("torch.optim.sgd.SGD", "torchrec.optim.optimizers.SGD"), {"lr": 1e-3}, _lr),

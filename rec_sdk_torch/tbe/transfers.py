@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..backends import Backend
+from ..backends.devices import Backend
 from ..settings import read_settings
 
 _ALIGNMENT = 64

@@ -9,7 +9,7 @@ import sys
 # torch_npu's allocator gives pieces of large blocks, in which a kernel may stray unnoticed.
 PROGRAM = """
 import torch
-from rec_sdk_torch.backends import parse_device
+from rec_sdk_torch.backends.devices import parse_device
 rows, lookups, dim = 20, 5000, 8
 def run(device):
     generator = torch.Generator().manual_seed(0)

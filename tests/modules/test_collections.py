@@ -15,7 +15,7 @@ from torchrec import KeyedJaggedTensor as Jagged
 from torchrec.modules.embedding_configs import DataType
 from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface, EmbeddingCollectionInterface
 
-from rec_sdk_torch.configs import feature_names, table_config
+from rec_sdk_torch.modules.configs import feature_names, table_config
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableOptimizer
 
 ROWS = 17

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from rec_sdk_torch import AccumulateAdagrad, cuda
-from rec_sdk_torch.backends import backend_for, parse_device
+from rec_sdk_torch import AccumulateAdagrad
+from rec_sdk_torch.backends import cuda
+from rec_sdk_torch.backends.devices import backend_for, parse_device
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
 
 

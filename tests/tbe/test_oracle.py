@@ -21,7 +21,7 @@ from reference import STATE_NAMES, Reference
 
 import rec_sdk_torch
 from rec_sdk_torch import _engine
-from rec_sdk_torch.backends import parse_device
+from rec_sdk_torch.backends.devices import parse_device
 from rec_sdk_torch.ops import parallel_runner
 from rec_sdk_torch.tbe import InitializerType, Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
 from rec_sdk_torch.tbe.batch import Batch

@@ -15,7 +15,7 @@ import torch
 from gate import Gate
 
 from rec_sdk_torch import AccumulateSGD, emulate
-from rec_sdk_torch.backends import backend_for
+from rec_sdk_torch.backends.devices import backend_for
 from rec_sdk_torch.ops import ops
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
 from rec_sdk_torch.tbe.transfers import Transfers, _streams

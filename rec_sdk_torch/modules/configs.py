@@ -17,8 +17,8 @@ from torchrec.modules.embedding_configs import (
     data_type_to_dtype,
 )
 
-from .tbe import InitializerType, Pooling, TableConfig
-from .tbe.table import InitFn
+from ..tbe import InitializerType, Pooling, TableConfig
+from ..tbe.table import InitFn
 
 _FEATURE_NAME = re.compile(r"[A-Za-z0-9_]+")
 

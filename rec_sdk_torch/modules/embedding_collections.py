@@ -10,10 +10,10 @@ from torchrec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBag
 from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface, EmbeddingCollectionInterface
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
+from ..eager import eager
+from ..tbe import BatchHint, BoundsCheckMode, CacheOption, TableBatchedEmbedding
 from .collection import CachedCollection
 from .configs import HashEmbeddingBagConfig, check_kind, table_config
-from .eager import eager
-from .tbe import BatchHint, BoundsCheckMode, CacheOption, TableBatchedEmbedding
 
 
 def _embedding(

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .tbe.optimizer import check_window
+from ..tbe.optimizer import check_window
 
 
 class _Accumulating(torch.optim.Optimizer):

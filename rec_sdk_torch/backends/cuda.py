@@ -10,7 +10,7 @@ import torch
 
 __all__ = ["free_memory", "load_operators", "start"]
 
-_OPERATORS = Path(__file__).with_name("_ops_cuda.so")
+_OPERATORS = Path(__file__).parents[1] / "_ops_cuda.so"
 _INSTALL = (
     "Install rec_sdk_torch again where nvcc and a torch for the same CUDA are: pip install --no-build-isolation ."
 )
@@ -32,7 +32,7 @@ def load_operators() -> None:
         raise ImportError(
             f"device 'cuda': {_OPERATORS} is missing, this build of rec_sdk_torch is without CUDA kernels. {_INSTALL}"
         )
-    importlib.import_module(".ops", __package__)  # the schemas
+    importlib.import_module("rec_sdk_torch.ops")  # the schemas
     try:
         torch.ops.load_library(str(_OPERATORS))
     except OSError as error:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
-from . import emulate
+from . import emulator
 
 __all__ = ["free_memory", "load_operators", "start"]
 
-_HERE = Path(__file__).parent
+_PACKAGE = Path(__file__).parents[1]
 _KERNELS = "librec_sdk_ascendc.so"
 
 
@@ -25,17 +25,17 @@ def _import_torch_npu() -> None:
             raise
         raise ImportError(
             "device 'npu' needs the package torch_npu, which is not installed: pip install --no-deps "
-            f"torch-npu=={torch.__version__.partition('+')[0]}, and CANN on a machine with NPUs. {emulate.HINT}"
+            f"torch-npu=={torch.__version__.partition('+')[0]}, and CANN on a machine with NPUs. {emulator.HINT}"
         ) from error
     except (ImportError, OSError) as error:
         raise ImportError(
-            f"device 'npu': torch_npu does not load, most likely for want of CANN ({error}). {emulate.HINT}"
+            f"device 'npu': torch_npu does not load, most likely for want of CANN ({error}). {emulator.HINT}"
         ) from error
 
 
 def _kernels() -> Path:
     """The kernels' library: the emulated NPU's own, or what CANN's compiler built."""
-    folder = emulate.library_directory() if emulate.active() else _HERE
+    folder = emulator.library_directory() if emulator.active() else _PACKAGE
     return folder / _KERNELS
 
 
@@ -47,7 +47,7 @@ def load_operators() -> None:
         ImportError: torch_npu, CANN, or the libraries of this package for it are missing; says which, and what to do.
     """
     _import_torch_npu()
-    kernels, operators = _kernels(), _HERE / "_ops_npu.so"
+    kernels, operators = _kernels(), _PACKAGE / "_ops_npu.so"
     for path in (kernels, operators):
         if not path.exists():
             raise ImportError(
@@ -56,7 +56,7 @@ def load_operators() -> None:
                 "pip install --no-build-isolation ."
             )
     ctypes.CDLL(str(kernels), mode=ctypes.RTLD_GLOBAL)
-    importlib.import_module(".ops", __package__)  # the schemas
+    importlib.import_module("rec_sdk_torch.ops")  # the schemas
     torch.ops.load_library(str(operators))
 
 

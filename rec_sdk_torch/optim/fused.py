@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torchrec.optim.fused import FusedOptimizer
 
-from .handles import TableParameter, ids_problem
-from .tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
+from ..modules.handles import TableParameter, ids_problem
+from ..tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
 
 _FIRST_STATE = "momentum1"
 """TorchRec's name of a table's first state, whatever the optimizer calls it; the others have the optimizer's."""

@@ -77,7 +77,7 @@ def _refuse_fused(optimizer: Any) -> None:
     """Raises for a fused optimizer, bare or wrapped; warns for one that is combined with others."""
     from torchrec.optim.keyed import CombinedOptimizer
 
-    from .fused_optimizer import EmbCacheFusedOptimizer
+    from .fused import EmbCacheFusedOptimizer
 
     optimizer = _unwrapped(optimizer)
     if isinstance(optimizer, EmbCacheFusedOptimizer):
@@ -100,7 +100,7 @@ def _unwrapped(optimizer: Any) -> Any:
 def _contains_fused(combined: Any) -> bool:
     from torchrec.optim.keyed import CombinedOptimizer
 
-    from .fused_optimizer import EmbCacheFusedOptimizer
+    from .fused import EmbCacheFusedOptimizer
 
     inner = [_unwrapped(optimizer) for _, optimizer in combined.optimizers]
     return any(

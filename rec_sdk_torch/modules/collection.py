@@ -14,12 +14,12 @@ from torchrec.optim.keyed import KeyedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
+from ..optim.fused import EmbCacheFusedOptimizer
+from ..tbe import TableBatchedEmbedding, TableOptimizer
+from ..tbe.batch import Batch, Int64Array
+from ..tbe.optimizer import spec_for
 from .configs import feature_names
-from .fused_optimizer import EmbCacheFusedOptimizer
 from .handles import TableHandle, TableParameter, module_dict, table_optimizers
-from .tbe import TableBatchedEmbedding, TableOptimizer
-from .tbe.batch import Batch, Int64Array
-from .tbe.optimizer import spec_for
 
 
 class CachedCollection(FusedOptimizerModule, torch.nn.Module):

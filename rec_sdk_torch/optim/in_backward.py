@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer_in_backward
 
-from .handles import TableParameter, check_parity, check_same
-from .tbe import TableOptimizer
+from ..modules.handles import TableParameter, check_parity, check_same
+from ..tbe import TableOptimizer
 
 
 def apply_optimizer_in_backward(

@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from . import cuda, npu
-from ._engine import available_memory
-
-_HUGE_PAGE = 2 << 20
-
-
-def _huge_pages(rows: int, width: int, device: torch.device) -> torch.Tensor:
-    """A uint8 matrix in huge pages where the system has them: rows are read at random, 4 KiB pages miss the TLB."""
-    size = rows * width
-    if size < _HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.empty((rows, width), dtype=torch.uint8)
-    # Private: huge pages of shared memory, mmap's default, are off in most systems.
-    memory = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel without them
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(memory, dtype=torch.uint8)
-    aligned = -whole.data_ptr() % _HUGE_PAGE
-    return whole[aligned : aligned + size].view(rows, width)
+from . import cpu, cuda, npu
 
 
 def _allocate(rows: int, width: int, device: torch.device) -> torch.Tensor:
@@ -60,7 +41,7 @@ class Backend:
 
 
 _BACKENDS = {
-    "cpu": Backend(lambda device: available_memory(), pin_staging=False, allocate_cache=_huge_pages),
+    "cpu": Backend(cpu.free_memory, pin_staging=False, allocate_cache=cpu.allocate_cache),
     "cuda": Backend(cuda.free_memory, pin_staging=True, reaches_host=True, load=cuda.load_operators, start=cuda.start),
     "npu": Backend(npu.free_memory, pin_staging=True, load=npu.load_operators, start=npu.start),
 }

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from .tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
-from .tbe.batch import Int64Array
-from .tbe.optimizer import class_name, spec_for
+from ..tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
+from ..tbe.batch import Int64Array
+from ..tbe.optimizer import class_name, spec_for
 
 
 class TableParameter(torch.nn.Parameter):
