@@ -77,7 +77,16 @@ class OperatorBench:
         segments = (plan.unique_slots, plan.table_offsets, plan.segment_offsets, plan.grad_row)
         kernel, layout = self._optimizer.spec.kernel, group.layout
         ops.update_rows(
-            group.cache, self._grad, *segments, None, None, self._coefficients, kernel, layout.dim, layout.weight_dtype
+            group.cache,
+            [self._grad],
+            *segments,
+            None,
+            None,
+            None,
+            self._coefficients,
+            kernel,
+            layout.dim,
+            layout.weight_dtype,
         )
 
     def check(self) -> dict[str, bool]:

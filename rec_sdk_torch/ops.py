@@ -100,11 +100,12 @@ def _pooled_weights_grad(
 @_fake("update_rows")
 def _update_rows(
     cache: torch.Tensor,
-    grad: torch.Tensor,
+    grads: list[torch.Tensor],
     unique_slots: torch.Tensor,
     table_offsets: torch.Tensor,
     segment_offsets: torch.Tensor,
     grad_row: torch.Tensor,
+    grad_source: torch.Tensor | None,
     grad_column: torch.Tensor | None,
     scale: torch.Tensor | None,
     coefficients: torch.Tensor,
@@ -118,10 +119,11 @@ def _update_rows(
 @_fake("accumulate_rows")
 def _accumulate_rows(
     pending: torch.Tensor,
-    grad: torch.Tensor,
+    grads: list[torch.Tensor],
     unique_slots: torch.Tensor,
     segment_offsets: torch.Tensor,
     grad_row: torch.Tensor,
+    grad_source: torch.Tensor | None,
     grad_column: torch.Tensor | None,
     scale: torch.Tensor | None,
 ) -> None:

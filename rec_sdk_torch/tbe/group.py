@@ -286,9 +286,9 @@ class Group:
         """Aggregates `grad` per row; updates the rows when `coefficients` are given (the window's end)."""
         plan, pending = batch.arrays, self.pending
         if grad is not None and plan.unique_slots.shape[0]:
-            segments = (plan.segment_offsets, plan.grad_row, plan.grad_column, self._scale(plan, weights))
+            segments = (plan.segment_offsets, plan.grad_row, None, plan.grad_column, self._scale(plan, weights))
             if pending is not None:
-                ops.accumulate_rows(pending, grad, plan.unique_slots, *segments)
+                ops.accumulate_rows(pending, [grad], plan.unique_slots, *segments)
                 self.swap.engine.mark_pending(batch.plan)
             elif coefficients is not None:
                 self._update_rows(self.cache, grad, plan.unique_slots, plan.table_offsets, *segments, coefficients)
@@ -304,10 +304,10 @@ class Group:
         weight = weights.detach().index_select(0, plan.positions)
         return weight if plan.scale is None else weight * plan.scale
 
-    def _update_rows(self, cache: torch.Tensor, *segments: torch.Tensor | None) -> None:
+    def _update_rows(self, cache: torch.Tensor, grad: torch.Tensor, *segments: torch.Tensor | None) -> None:
         assert self.optimizer is not None
         kernel = self.optimizer.spec.kernel
-        ops.update_rows(cache, *segments, kernel, self.layout.dim, self.layout.weight_dtype)
+        ops.update_rows(cache, [grad], *segments, kernel, self.layout.dim, self.layout.weight_dtype)
 
     def _update_from_sums(
         self, cache: torch.Tensor, sums: torch.Tensor, slots: np.ndarray, tables: np.ndarray, c: torch.Tensor
@@ -315,7 +315,7 @@ class Group:
         """Updates `slots` of `cache` from one row of pending sums each, `sums[slot]`."""
         borders = np.arange(len(slots) + 1, dtype=np.int32)
         rows, table_offsets, segments = self._transfers.put(slots, tables, borders)
-        self._update_rows(cache, sums, rows, table_offsets, segments, rows, None, None, c)
+        self._update_rows(cache, sums, rows, table_offsets, segments, rows, None, None, None, c)
 
     def _close_window(self, pending: torch.Tensor, coefficients: torch.Tensor) -> None:
         slots, tables = self.swap.engine.pending_slots()

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "tests/kernels/gradients.h"
+#include "tests/kernels/split_gradients.h"
 
 using kernel_tests::Cache;
 using kernel_tests::Checksum;
@@ -11,6 +12,7 @@ using kernel_tests::Gradients;
 using kernel_tests::in_ranges;
 using kernel_tests::Random;
 using kernel_tests::same_bits;
+using kernel_tests::SplitGradients;
 using rec_sdk::DType;
 
 namespace {
@@ -142,13 +144,12 @@ void check_cache(const Optimizer& optimizer, const std::vector<float>& coefficie
 }
 
 Cache updated(const CpuKernels& kernels, const Optimizer& optimizer, const std::vector<float>& coefficients,
-              const Gradients& gradients, bool split, Cache cache) {
-  const rec_sdk::UpdateRows arguments{
-      gradients.segments(split), cache.bytes.data(), cache.layout, kTableOffsets, 3,
-      coefficients.data(),       Gradients::kSlots};
+              const rec_sdk::Segments& segments, Cache cache) {
+  const rec_sdk::UpdateRows arguments{segments, cache.bytes.data(),  cache.layout,     kTableOffsets,
+                                      3,        coefficients.data(), Gradients::kSlots};
   std::vector<float> scratch(static_cast<size_t>(cache.layout.dim));
   const auto kernel = kernels.update_rows(optimizer.name);
-  in_ranges(gradients.rows(),
+  in_ranges(segments.rows,
             [&](int64_t begin, int64_t end) { kernel(arguments, begin, end, scratch.data()); });
   return cache;
 }
@@ -162,11 +163,18 @@ void update(const Optimizer& optimizer, int64_t dim, DType dtype, bool scaled) {
   const std::vector<float> coefficients = coefficients_of(optimizer);
   const std::string name = std::string(optimizer.name) + (scaled ? " scaled" : "") + " dim " +
                            std::to_string(dim) + " " + kernel_tests::name_of(dtype);
+  const SplitGradients in_several(&random, gradients.lookups(), 3 + dim % 5);
   bool checked = false;
   same_bits(name, [&](const CpuKernels& kernels, Checksum* checksum) {
     gradients.sum_chunks(kernels);
-    const Cache after = updated(kernels, optimizer, coefficients, gradients, true, before);
-    CHECK(after.bytes == updated(kernels, optimizer, coefficients, gradients, false, before).bytes);
+    const auto after_update = [&](const rec_sdk::Segments& segments) {
+      return updated(kernels, optimizer, coefficients, segments, before);
+    };
+    const Cache after = after_update(gradients.segments(true));
+    CHECK(after.bytes == after_update(gradients.segments(false)).bytes);
+    rec_sdk::Segments several = gradients.segments(false);
+    several.lookups = in_several.lookups(several.lookups);
+    CHECK(after.bytes == after_update(several).bytes);
     if (!checked) check_cache(optimizer, coefficients, gradients, before, after);
     checked = true;  // the others must give the same bits
     checksum->add(after.bytes);

@@ -71,5 +71,5 @@ def update(
     tables = int32([0, len(unique)], slots.device)
     if scale is not None:
         scale = scale[positions.long()]
-    lookups = (unique, tables, offsets, positions, None, scale)
-    torch.ops.rec_sdk.update_rows(cache.records, grad, *lookups, row, optimizer, cache.dim, cache.dtype)
+    lookups = (unique, tables, offsets, positions, None, None, scale)
+    torch.ops.rec_sdk.update_rows(cache.records, [grad], *lookups, row, optimizer, cache.dim, cache.dtype)

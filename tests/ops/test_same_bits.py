@@ -97,7 +97,7 @@ def run_everything(dim: int, dtype: torch.dtype, device: torch.device | str = "c
     results.append(cache.records)
     pending = torch.zeros(rows, 2 * dim, device=device)
     for _ in range(2):
-        torch.ops.rec_sdk.accumulate_rows(pending, grad, *segments(slots), None, scale)
+        torch.ops.rec_sdk.accumulate_rows(pending, [grad], *segments(slots), None, None, scale)
     results.append(pending)
     lengths = torch.randint(0, 90, (300,), generator=generator).tolist()
     batch = make_batch(lengths, 100, dim, dtype, device)

@@ -194,8 +194,10 @@ def test_tables_columns_scale_and_clipping(device: torch.device) -> None:
     tables = int32([0, 10, 10, 21, len(unique)])
     torch.ops.rec_sdk.update_rows(
         cache.records,
-        wide.to(device)[:, 7:97],
-        *[x.to(device) for x in (unique, tables, offsets, int32(grad_row), int32(grad_column), scale, rows)],
+        [wide.to(device)[:, 7:97]],
+        *[x.to(device) for x in (unique, tables, offsets, int32(grad_row))],
+        None,
+        *[x.to(device) for x in (int32(grad_column), scale, rows)],
         "sgd",
         dim,
         torch.float32,
@@ -224,11 +226,12 @@ def test_an_empty_segment_updates_with_a_zero_gradient(device: torch.device) -> 
     cache = Cache(torch.ones(4, 8), [torch.ones(4, 8), torch.ones(4, 8)], device=device)
     torch.ops.rec_sdk.update_rows(
         cache.records,
-        torch.zeros(1, 8, device=device),
+        [torch.zeros(1, 8, device=device)],
         int32([2], device),
         int32([0, 1], device),
         int32([0, 0], device),
         int32([], device),
+        None,
         None,
         None,
         coefficients(1.0, 0.0, 0.5, 0.5, 1.0, device=device),
@@ -269,11 +272,12 @@ def test_opcheck(optimizer: str, elements: list[int], device: torch.device) -> N
             torch.ops.rec_sdk.update_rows,
             (
                 cache.records,
-                torch.randn(3, 8, device=device),
+                [torch.randn(3, 8, device=device)],
                 unique,
                 int32([0, 2], device),
                 offsets,
                 positions,
+                None,
                 None if scale is None else int32([0, 0, 0], device),
                 scale,
                 coefficients(0.1, 1e-8, 0.1, 0.001, 1.0, device=device),

@@ -1,5 +1,7 @@
 #include "torch_npu_ext/ops/check.h"
 
+#include "torch_npu_ext/ops/arguments.h"
+
 namespace rec_sdk {
 
 void Checker::type_and_rank(const char* name, const Tensor& tensor, ScalarType dtype, int64_t rank) const {
@@ -30,6 +32,18 @@ float* Checker::matrix(const char* name, const Tensor& tensor) const {
   require(tensor.size(0) <= 1 || tensor.stride(0) >= tensor.size(1), name,
           " must have stride(0) >= size(1) = ", tensor.size(1), ", got ", tensor.stride(0));
   return static_cast<float*>(tensor.data_ptr());
+}
+
+Gradients gradients_of(const char* op, const Tensor& cache, const Tensors& grads) {
+  const Checker check(op, cache);
+  check.require(!grads.empty(), "grads must have at least one gradient, got none");
+  Gradients gradients;
+  for (size_t i = 0; i < grads.size(); ++i) {
+    const Tensor& grad = grads[i];
+    const float* data = check.matrix(("grads[" + std::to_string(i) + "]").c_str(), grad);
+    gradients.push_back({data, grad.size(0) > 1 ? grad.stride(0) : grad.size(1), grad.size(0), grad.size(1)});
+  }
+  return gradients;
 }
 
 DType storage_dtype(const Checker& check, const char* name, ScalarType dtype) {
