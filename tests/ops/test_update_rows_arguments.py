@@ -29,7 +29,7 @@ def good_arguments() -> dict[str, object]:
 
 BAD: list[tuple[str, object, str]] = [
     ("optimizer", "adamw", "optimizer must be one of sgd, adagrad, rowwise_adagrad, adam; got 'adamw'"),
-    ("dim", 0, "dim must be at least 1, got 0"),
+    ("dim", 0, r"dim must be in \[1, 1073741824\], got 0"),
     ("dim", 9, "cache must have 80 bytes per row for adagrad with dim 9, got 64"),
     ("weight_dtype", torch.float16, "cache must have 48 bytes per row for adagrad with dim 8, got 64"),
     ("weight_dtype", torch.int32, "weight_dtype must be of Float, Half or BFloat16, got Int"),

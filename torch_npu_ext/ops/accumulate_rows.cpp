@@ -15,6 +15,8 @@ AccumulateRows accumulate_rows_arguments(const Tensor& pending, const Gradients&
   check.contiguous("pending", pending);
   check.require(pending.size(1) >= 2 && pending.size(1) % 2 == 0,
                 "pending must have 2 * dim columns (sum, compensation), got ", pending.size(1));
+  check.require(pending.size(1) <= 2 * kMaxDim, "pending must have at most ", 2 * kMaxDim, " columns, got ",
+                pending.size(1));
   AccumulateRows arguments{};
   arguments.segments = segments_of(check, grads, unique_slots, segment_offsets, grad_row, grad_source,
                                    grad_column, scale, pending.size(1) / 2);
@@ -44,12 +46,6 @@ void accumulate_rows_cpu(const Tensor& pending, const Tensors& grads, const Tens
 
 }  // namespace
 }  // namespace rec_sdk
-
-STABLE_TORCH_LIBRARY_FRAGMENT(rec_sdk, m) {
-  m.def(
-      "accumulate_rows(Tensor(a!) pending, Tensor[] grads, Tensor unique_slots, Tensor segment_offsets, "
-      "Tensor grad_row, Tensor? grad_source, Tensor? grad_column, Tensor? scale) -> ()");
-}
 
 STABLE_TORCH_LIBRARY_IMPL(rec_sdk, CPU, m) {
   m.impl("accumulate_rows", TORCH_BOX(&rec_sdk::accumulate_rows_cpu));

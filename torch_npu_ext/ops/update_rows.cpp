@@ -40,7 +40,7 @@ UpdateRows update_rows_arguments(const Tensor& cache, const Gradients& grads, co
                                  const Tensor& coefficients, const std::string& optimizer, int64_t dim,
                                  ScalarType weight_dtype) {
   const Checker check("update_rows", cache);
-  check.require(dim >= 1, "dim must be at least 1, got ", dim);
+  check.require(dim >= 1 && dim <= kMaxDim, "dim must be in [1, ", kMaxDim, "], got ", dim);
   UpdateRows arguments{};
   arguments.layout = find_layout(check, optimizer, dim, storage_dtype(check, "weight_dtype", weight_dtype),
                                  REC_SDK_ISA::Optimizers{});
@@ -88,13 +88,5 @@ void update_rows_cpu(const Tensor& cache, const Tensors& grads, const Tensor& un
 
 }  // namespace
 }  // namespace rec_sdk
-
-STABLE_TORCH_LIBRARY_FRAGMENT(rec_sdk, m) {
-  m.def(
-      "update_rows(Tensor(a!) cache, Tensor[] grads, Tensor unique_slots, Tensor table_offsets, "
-      "Tensor segment_offsets, Tensor grad_row, Tensor? grad_source, Tensor? grad_column, Tensor? scale, "
-      "Tensor coefficients, "
-      "str optimizer, int dim, ScalarType weight_dtype) -> ()");
-}
 
 STABLE_TORCH_LIBRARY_IMPL(rec_sdk, CPU, m) { m.impl("update_rows", TORCH_BOX(&rec_sdk::update_rows_cpu)); }
