@@ -4,6 +4,7 @@
 
 #include "tests/kernels/gradients.h"
 #include "tests/kernels/split_gradients.h"
+#include "tests/kernels/update_batch.h"
 
 using kernel_tests::Cache;
 using kernel_tests::Checksum;
@@ -54,18 +55,12 @@ void adam(const float* c, const std::vector<double>& g, Row* row) {
   }
 }
 
-struct Optimizer {
-  const char* name;
-  std::vector<int64_t> states;  // elements; 0 stands for dim
-  std::vector<float> coefficients;
-  Step step;
-};
+// In the order of kOptimizers.
+constexpr Step kSteps[] = {sgd, adagrad, rowwise_adagrad, adam};
+static_assert(std::size(kSteps) == std::size(kernel_tests::kOptimizers), "every optimizer has its formula");
 
-const Optimizer kOptimizers[] = {
-    {"sgd", {}, {0.1f}, sgd},
-    {"adagrad", {0}, {0.1f, 1e-8f}, adagrad},
-    {"rowwise_adagrad", {1}, {0.1f, 1e-8f}, rowwise_adagrad},
-    {"adam", {0, 0}, {0.01f, 1e-8f, 0.1f, 0.001f, 1.25f}, adam},
+struct Optimizer : kernel_tests::OptimizerCase {
+  Step step;
 };
 
 constexpr int32_t kTableOffsets[] = {0, 5, 5, 12};  // one table without rows
@@ -157,9 +152,7 @@ Cache updated(const CpuKernels& kernels, const Optimizer& optimizer, const std::
 void update(const Optimizer& optimizer, int64_t dim, DType dtype, bool scaled) {
   Random random(dim);
   Gradients gradients(&random, dim, scaled);
-  std::vector<int64_t> states;
-  for (const int64_t elements : optimizer.states) states.push_back(elements > 0 ? elements : dim);
-  const Cache before(&random, Gradients::kSlots, dim, dtype, states);
+  const Cache before(&random, Gradients::kSlots, dim, dtype, kernel_tests::states_of(optimizer, dim));
   const std::vector<float> coefficients = coefficients_of(optimizer);
   const std::string name = std::string(optimizer.name) + (scaled ? " scaled" : "") + " dim " +
                            std::to_string(dim) + " " + kernel_tests::name_of(dtype);
@@ -185,7 +178,8 @@ void update(const Optimizer& optimizer, int64_t dim, DType dtype, bool scaled) {
 
 int main() {
   CHECK(rec_sdk::cpu_kernels().update_rows("none such") == nullptr);
-  for (const Optimizer& optimizer : kOptimizers) {
+  for (size_t i = 0; i < std::size(kSteps); ++i) {
+    const Optimizer optimizer{kernel_tests::kOptimizers[i], kSteps[i]};
     for (const int64_t dim : kernel_tests::kDims) {
       for (const DType dtype : kernel_tests::kDTypes) {
         update(optimizer, dim, dtype, false);

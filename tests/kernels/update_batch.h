@@ -4,6 +4,7 @@
 #include <limits>
 #include <memory>
 
+#include "op_kernels/common/optimizers.h"
 #include "tests/kernels/backend.h"
 #include "tests/kernels/split_gradients.h"
 
@@ -97,6 +98,13 @@ inline const OptimizerCase kOptimizers[] = {
     {"rowwise_adagrad", {1}, {0.1f, 1e-8f}},
     {"adam", {0, 0}, {0.01f, 1e-8f, 0.1f, 0.001f, 1.25f}},
 };
+
+template <class... Optimizer>
+constexpr size_t count_of(rec_sdk::REC_SDK_ISA::OptimizerList<Optimizer...>) {
+  return sizeof...(Optimizer);
+}
+static_assert(std::size(kOptimizers) == count_of(rec_sdk::REC_SDK_ISA::Optimizers{}),
+              "every optimizer has its line above");
 
 inline std::vector<int64_t> states_of(const OptimizerCase& optimizer, int64_t dim) {
   std::vector<int64_t> states;

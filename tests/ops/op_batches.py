@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 
 INF = float("inf")
+OPTIMIZERS: dict[str, list[int]] = {"sgd": [], "adagrad": [0], "rowwise_adagrad": [1], "adam": [0, 0]}
+"""Elements of each state; 0: as many as the weight has."""
 Device = torch.device | str
 
 
@@ -43,6 +45,11 @@ class Cache:
         self.states = [as_float[:, o : o + s.shape[1]] for o, s in zip(starts, states, strict=True)]
         for view, state in zip(self.states, states, strict=True):
             view.copy_(state)
+
+
+def states_of(optimizer: str, dim: int) -> list[int]:
+    """Elements of each state of an optimizer."""
+    return [elements or dim for elements in OPTIMIZERS[optimizer]]
 
 
 def segments(slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

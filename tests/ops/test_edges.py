@@ -52,7 +52,7 @@ def good_calls(device: torch.device | str) -> dict[str, tuple[Callable[..., obje
         "first_bag": 0,
         "out": torch.ones(2, 8, device=device),
     }
-    copy: Arguments = {"cache": cache.records, "slots": slots}
+    copy: Arguments = {"cache": cache.records, "slots": int32([1, 0, 4], device)}
     rows = torch.zeros(3, 32, dtype=torch.uint8, device=device)
     return {
         "lookup_sequence": (ops.lookup_sequence, {"weights": cache.weights, "slots": slots}),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from op_batches import Cache, coefficients, int32, segments
+from op_batches import Cache, coefficients, int32, segments, states_of
 
 import rec_sdk_torch.ops  # noqa: F401
 
@@ -73,9 +73,11 @@ def test_equals_the_sum_of_all(name: str, dim: int, device: torch.device) -> Non
 @pytest.mark.parametrize("name", LENGTHS)
 def test_the_bits_of_one_joined_gradient(name: str, dim: int, scaled: bool, device: torch.device) -> None:
     batch = Batch(LENGTHS[name], dim, device, scaled)
-    for optimizer, elements in {"rowwise_adagrad": [1], "adam": [dim, dim]}.items():
+    for optimizer in ("rowwise_adagrad", "adam"):
         weights = torch.randn(ROWS, dim)
-        caches = [Cache(weights, [torch.ones(ROWS, n) for n in elements], device=device) for _ in range(2)]
+        caches = [
+            Cache(weights, [torch.ones(ROWS, n) for n in states_of(optimizer, dim)], device=device) for _ in range(2)
+        ]
         for cache, gradients in zip(caches, (batch.several(), batch.one()), strict=True):
             update(cache, batch, gradients, optimizer)
         assert torch.equal(caches[0].records, caches[1].records)

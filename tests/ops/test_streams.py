@@ -13,17 +13,19 @@ from op_batches import coefficients, int32
 import rec_sdk_torch.ops  # noqa: F401
 
 ROWS, LOOKUPS, DIM = 20, 5000, 8  # rows hot enough for a workspace
+EACH = 50  # rows of each of several gradients
 
 
 def operands() -> list[torch.Tensor]:
-    """Records, slots, gradients, and the rest of what update_rows takes."""
+    """Records, slots, gradients, the rest of what update_rows takes, and its rows and sources of several gradients."""
     generator = torch.Generator().manual_seed(0)
     records = torch.randn(ROWS, DIM, generator=generator).view(torch.uint8)
     slots = int32(torch.randperm(ROWS, generator=generator))
     grad = torch.randn(LOOKUPS, DIM, generator=generator)
     offsets = int32(torch.arange(0, LOOKUPS + 1, LOOKUPS // ROWS))
     lookups = int32(torch.randperm(LOOKUPS, generator=generator))
-    return [records, slots, grad, int32([0, ROWS]), offsets, lookups, coefficients(0.1)]
+    several = [lookups % EACH, lookups // EACH]
+    return [records, slots, grad, int32([0, ROWS]), offsets, lookups, coefficients(0.1), *several]
 
 
 def scatter(records: torch.Tensor, slots: torch.Tensor, grad: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
@@ -36,16 +38,14 @@ def step_of_several(
     records: torch.Tensor, slots: torch.Tensor, grad: torch.Tensor, *rest: torch.Tensor
 ) -> torch.Tensor:
     """The same with 100 gradients, of which the operator's list is gone when the kernels run."""
-    tables, offsets, lookups, row = rest
-    each = LOOKUPS // 100
-    where = (lookups % each, lookups // each, None, None)
-    args = (slots, tables, offsets, *where, row, "sgd", DIM, torch.float32)
-    torch.ops.rec_sdk.update_rows(records, list(grad.split(each)), *args)
+    tables, offsets, _, rates, rows, sources = rest
+    args = (slots, tables, offsets, rows, sources, None, None, rates, "sgd", DIM, torch.float32)
+    torch.ops.rec_sdk.update_rows(records, list(grad.split(EACH)), *args)
     return records
 
 
 def step(records: torch.Tensor, slots: torch.Tensor, grad: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-    *segments, row = rest
+    *segments, row = rest[:4]
     args = (slots, *segments, None, None, None, row, "sgd", DIM, torch.float32)
     torch.ops.rec_sdk.update_rows(records, [grad], *args)
     return records
@@ -145,7 +145,7 @@ def test_a_workspace_is_nobody_elses_while_it_is_used(there: torch.device, gate:
 
 
 def test_an_operand_elsewhere_is_an_error(there: torch.device) -> None:
-    records, slots, grad, *segments, row = operands()
+    records, slots, grad, *segments, row = operands()[:7]
     ops = torch.ops.rec_sdk
     weights = records.view(torch.float32)
     with pytest.raises(RuntimeError, match="lookup_sequence: slots must be on the device of the first argument"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from op_batches import Cache, coefficients, int32
+from op_batches import OPTIMIZERS, Cache, coefficients, int32
 
 import rec_sdk_torch.ops  # noqa: F401
 
@@ -28,7 +28,7 @@ def good_arguments() -> dict[str, object]:
 
 
 BAD: list[tuple[str, object, str]] = [
-    ("optimizer", "adamw", "optimizer must be one of sgd, adagrad, rowwise_adagrad, adam; got 'adamw'"),
+    ("optimizer", "adamw", f"optimizer must be one of {', '.join(OPTIMIZERS)}; got 'adamw'"),
     ("dim", 0, r"dim must be in \[1, 1073741824\], got 0"),
     ("dim", 9, "cache must have 80 bytes per row for adagrad with dim 9, got 64"),
     ("weight_dtype", torch.float16, "cache must have 48 bytes per row for adagrad with dim 8, got 64"),
