@@ -20,13 +20,13 @@ def _embedding(
     collection: torch.nn.Module,
     tables: Sequence[BaseEmbeddingConfig],
     kind: type[BaseEmbeddingConfig],
-    device: torch.device | str | None,
+    device: torch.device | str | int | None,
     *,
     capacity: bool = False,
     **options: Any,
 ) -> TableBatchedEmbedding:
     """The tables of a collection, whose configs must be of `kind`; `options` are those of the embedding."""
-    check_kind(tables, kind, type(collection).__name__)
+    check_kind(tables, kind, type(collection).__name__, capacity=capacity)
     configs = [table_config(table, capacity=capacity) for table in tables]
     return TableBatchedEmbedding(configs, device=device, **options)
 
@@ -42,7 +42,7 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
         multi_hot_sizes: Sequence[int] | None = None,
         need_indices: bool = False,
         need_accumulate_offset: bool = True,
-        device: torch.device | str | None = None,
+        device: torch.device | str | int | None = None,
         embedding_optimizer_cls: type | None = None,
         *,
         cache: CacheOption = None,
@@ -57,7 +57,7 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
                 per sample of each table); larger batches are legal.
             need_indices: outputs carry their ids as weights.
             need_accumulate_offset: accepted for Rec SDK scripts; offsets never need accumulating here.
-            device: where the cache lives.
+            device: where the cache lives; the host when None. An int is an index of the machine's accelerator.
             embedding_optimizer_cls: optimizer the tables are made for; binding when given.
             cache: rows per table (int), fraction of `num_embeddings` (float), bytes of all tables
                 (`"2GiB"`), a dict of these by table name, or None: derived.
@@ -176,7 +176,7 @@ class EmbCacheEmbeddingBagCollection(_PooledCollection):
         multi_hot_sizes: Sequence[int] | None = None,
         is_weighted: bool = False,
         need_accumulate_offset: bool = True,
-        device: torch.device | str | None = None,
+        device: torch.device | str | int | None = None,
         embedding_optimizer_cls: type | None = None,
         *,
         cache: CacheOption = None,
@@ -204,7 +204,7 @@ class HashEmbeddingBagCollection(_PooledCollection):
         self,
         tables: Sequence[HashEmbeddingBagConfig],
         is_weighted: bool = False,
-        device: torch.device | str | None = None,
+        device: torch.device | str | int | None = None,
     ) -> None:
         """Checks the tables; the cache, as large as the tables, is laid out at first use.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from .._engine import available_memory
 from ..backends.devices import backend_for, parse_device
 from ..eager import eager
 from .batch import Batch, Int64Array
-from .cache_size import BatchHint, CacheOption, cache_slots, check_cache_option
+from .cache_size import BatchHint, CacheOption, cache_slots, check_cache_option, warn_of_one_row
 from .group import Group, Member, record_layout
 from .lookup import PlannedLookup, fused_lookup
 from .optimizer import TableOptimizer
@@ -71,7 +72,7 @@ class TableBatchedEmbedding(torch.nn.Module):
         optimizer: TableOptimizer | None = None,
         cache: CacheOption = None,
         batch_hint: BatchHint | None = None,
-        device: torch.device | str | None = None,
+        device: torch.device | str | int | None = None,
         seed: int | None = None,
         bounds_check_mode: BoundsCheckMode | str = BoundsCheckMode.WARNING,
     ) -> None:
@@ -83,7 +84,8 @@ class TableBatchedEmbedding(torch.nn.Module):
             cache: size of the device cache: rows per table (int), a fraction of `num_embeddings` (float),
                 bytes of all tables (`"2GiB"`), one of these by table name (dict), or None (derived).
             batch_hint: the batches a derived cache must hold.
-            device: where the cache lives; the host when None. `meta` allocates nothing and cannot forward.
+            device: where the cache lives; the host when None, an accelerator when an int. `meta` allocates nothing and
+                cannot forward.
             seed: of the initial weights, `torch.initial_seed()` when None.
             bounds_check_mode: what an id outside an index table does.
 
@@ -101,11 +103,16 @@ class TableBatchedEmbedding(torch.nn.Module):
         if self.device.type != "meta":
             backend_for(self.device)
             self._check_host_memory([table.weight_bytes for table in self.tables])
+        if optimizer is not None and not isinstance(optimizer, TableOptimizer):
+            raise TypeError(
+                f"optimizer is {optimizer!r}, expected a TableOptimizer: TableOptimizer.create(class, keywords)"
+            )
         check_cache_option(self.tables, cache)
+        warn_of_one_row(self.tables, cache)
         self.cache_option = cache
         self.batch_hint = batch_hint or BatchHint()
         self.batch_hint.rows(self.tables)
-        self.seed = (torch.initial_seed() if seed is None else seed) & (2**64 - 1)
+        self.seed = (torch.initial_seed() if seed is None else operator.index(seed)) & (2**64 - 1)
         self.bounds_check = _bounds_check(bounds_check_mode)
         self.num_features = sum(table.num_features for table in self.tables)
         ends = np.cumsum([table.num_features for table in self.tables])

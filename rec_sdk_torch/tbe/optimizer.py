@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from .table import as_int
+
 COEFFICIENTS = 8
 """Width of a table's row of coefficients in `rec_sdk::update_rows`."""
 
@@ -185,13 +187,14 @@ def check_window(where: str, use_accumulate: object, accumulate_step: object) ->
     """
     if not isinstance(use_accumulate, bool):
         raise TypeError(f"{where}: use_accumulate is {use_accumulate!r}, expected a bool")
-    if isinstance(accumulate_step, bool) or not isinstance(accumulate_step, int):
+    step = as_int(accumulate_step)
+    if step is None:
         raise TypeError(f"{where}: accumulate_step is {accumulate_step!r}, expected an int")
-    if accumulate_step < 1:
-        raise ValueError(f"{where}: accumulate_step is {accumulate_step}, must be at least 1")
-    if accumulate_step > 1 and not use_accumulate:
-        raise ValueError(f"{where}: accumulate_step is {accumulate_step}, which needs use_accumulate=True")
-    return accumulate_step
+    if step < 1:
+        raise ValueError(f"{where}: accumulate_step is {step}, must be at least 1")
+    if step > 1 and not use_accumulate:
+        raise ValueError(f"{where}: accumulate_step is {step}, which needs use_accumulate=True")
+    return step
 
 
 def _checked_options(where: str, spec: OptimizerSpec, given: Mapping[str, Any]) -> dict[str, Any]:
