@@ -12,6 +12,7 @@ from torchrec.optim.fused import FusedOptimizer
 
 from ..modules.handles import TableParameter, ids_problem
 from ..tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
+from .torchrec_hooks import check_clipping
 
 _FIRST_STATE = "momentum1"
 """TorchRec's name of a table's first state, whatever the optimizer calls it; the others have the optimizer's."""
@@ -177,6 +178,7 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
                 optimizer.options["params"] = []
             optimizer.options["params"].append(handle)
         super().__init__(dict(params), state, list(groups.values()))
+        check_clipping()
 
     def step(self, closure: Any = None) -> None:
         """Does nothing: rows are updated in the backward pass."""

@@ -24,7 +24,7 @@ from torchrec.optim import (
     WarmupStage,
 )
 
-from rec_sdk_torch import torchrec_hooks
+from rec_sdk_torch.optim import torchrec_hooks
 
 T0, T1 = "embedding_bags.t0.weight", "embedding_bags.t1.weight"
 
