@@ -28,11 +28,11 @@ def _load(package: str, module: str, name: str) -> Any:
     except RuntimeError as error:
         if "torch_npu" not in str(error):  # which torch loads when it is imported itself
             raise
-        from .backends.emulator import HINT
+        from .backends.emulator import hint
 
         raise ImportError(
             f"{package}.{name}: torch cannot be imported, since torch_npu is installed and does not load "
-            f"({error.__cause__}). {HINT}, and to leave NPUs out, set TORCH_DEVICE_BACKEND_AUTOLOAD=0"
+            f"({error.__cause__}). To leave NPUs out, set TORCH_DEVICE_BACKEND_AUTOLOAD=0. {hint()}"
         ) from error
 
 

@@ -101,6 +101,8 @@ except ModuleNotFoundError as error:
 
 
 WITHOUT_TORCH_NPU = """
+import sys
+sys.modules["torch_npu"] = None  # neither imported nor found
 import rec_sdk_torch
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig
 try:
@@ -111,12 +113,19 @@ print(TableBatchedEmbedding([TableConfig("t", 10, 4)], device="cpu").device)
 """
 
 
-def test_without_torch_npu() -> None:
-    error, device = run(WITHOUT_TORCH_NPU, "torch_npu").splitlines()
+def test_without_torch_npu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch_npu is recommended only where CANN is: elsewhere it keeps torch from being imported."""
+    for variable in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "LD_LIBRARY_PATH"):
+        monkeypatch.delenv(variable, raising=False)
+    error, device = run(WITHOUT_TORCH_NPU).splitlines()
     assert "'npu' needs the package torch_npu" in error
-    assert "pip install" in error
-    assert "python -m rec_sdk_torch.emulate" in error
+    assert "pip install" not in error
+    assert f"make -C {ROOT} build-npu && {ROOT}/.venv-npu/bin/python -m rec_sdk_torch.emulate program.py" in error
     assert device == "cpu"
+    monkeypatch.setenv("ASCEND_HOME_PATH", "/usr/local/Ascend")
+    error, _ = run(WITHOUT_TORCH_NPU).splitlines()
+    assert f"{sys.executable} -m pip install --no-deps torch-npu==" in error
+    assert "emulate" not in error
 
 
 IN_TORCHREC = """
