@@ -70,7 +70,7 @@ class TableConfig:
     Attributes:
         name: `[A-Za-z0-9_]+`, at most 100 characters.
         num_embeddings: rows of an index table; of a hash table the expected number of ids, which sizes cache
-            and planner and is no limit.
+            and planner, sets the default of init_min and init_max, and is no limit.
         embedding_dim: D, 1 to 4096.
         num_features: features that look up this table.
         pooling: what a bag becomes.

@@ -59,7 +59,7 @@ class Departure:
     event: Any
 
     def wait(self) -> torch.Tensor:
-        """The tensor, when the stream has come that far: of the host's waits the only one."""
+        """The tensor, on the host; waits until the stream has copied it, and for nothing behind that."""
         if self.event is not None:
             self.event.synchronize()
         return self.tensor
