@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from rec_sdk_torch.ops import ops
 
-from .contenders import Ours
+from .cuda_ours import TimedOurs
 from .timing import Clock, Samples, no_collection
 from .workload import BETAS, EPS, LEARNING_RATE, Workload
 
@@ -44,7 +44,7 @@ class ReadyPlan:
 class OperatorBench:
     """Calls the operators on the cache of `ours`, which must hold every row of `batches`."""
 
-    def __init__(self, ours: Ours, batches: list[torch.Tensor], grad: torch.Tensor) -> None:
+    def __init__(self, ours: TimedOurs, batches: list[torch.Tensor], grad: torch.Tensor) -> None:
         self._ours = ours
         self._grad = grad
         self._group = ours.group
