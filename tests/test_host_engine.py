@@ -23,7 +23,7 @@ def test_cpp_units(tmp_path: Path, sanitize: str) -> None:
 
 
 def test_no_data_races(tmp_path: Path) -> None:
-    run_cpp_units("host", tmp_path, "-DREC_SDK_SANITIZE=thread", "-DREC_SDK_TESTS=planner;pending")
+    run_cpp_units("host", tmp_path, "-DREC_SDK_SANITIZE=thread", "-DREC_SDK_TESTS=planner;pending;host_store")
 
 
 def table(name: str = "t", hashed: bool = True, rows: int = 100, slots: int = 8, **other: Any) -> _engine.TableSpec:
