@@ -74,11 +74,15 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   // Whole tables.
   int64_t row_count(int32_t table);
-  void table_rows(int32_t table, std::vector<int64_t>* ids, std::vector<int32_t>* slots);
+  // Known ids by ascending row; rows have gaps once ids were removed.
+  void table_rows(int32_t table, std::vector<int64_t>* ids, std::vector<int32_t>* slots,
+                  std::vector<int64_t>* rows = nullptr);
   std::vector<int64_t> kept_rows(int32_t table);  // those with more than their initial record, ascending
   void read_rows(int32_t table, const int64_t* ids, const int64_t* rows, int64_t count, char* records);
   void insert(int32_t table, const int64_t* ids, int64_t count, int64_t* rows, int32_t* slots);
   void write_rows(int32_t table, const int64_t* rows, int64_t count, const char* records);
+  void read_columns(int32_t table, const int64_t* rows, int64_t count, RowColumnValues* values);
+  int64_t remove(int32_t table, const int64_t* ids, int64_t count);  // remove_ids() says what and when
   void clear_table(int32_t table);
   void initial_records(int32_t table, const int64_t* ids, int64_t count, char* records);
 

@@ -5,6 +5,7 @@
 
 #include "torch_npu_ext/host/engine.h"
 #include "torch_npu_ext/host/errors.h"
+#include "torch_npu_ext/host/removal.h"
 
 namespace rec_sdk {
 namespace {
@@ -15,15 +16,12 @@ void check_range(const char* what, int64_t begin, int64_t end, int64_t size) {
                           ") are not within [0, " + std::to_string(size) + ")");
 }
 
-void check_index_ids(const Table& table, const int64_t* ids, int64_t count) {
-  const int64_t rows = table.spec().num_embeddings;
-  const auto outside = [rows](int64_t id) { return id < 0 || id >= rows; };
-  const int64_t bad = std::count_if(ids, ids + count, outside);
-  if (bad == 0) return;
-  throw std::out_of_range("table '" + table.spec().name + "': id " +
-                          std::to_string(*std::find_if(ids, ids + count, outside)) +
-                          " is out of range for num_embeddings " + std::to_string(rows) + " (" +
-                          std::to_string(bad) + " such ids)");
+void check_rows(const Table& table, const int64_t* rows, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    if (rows[i] >= 0 && rows[i] < table.row_bound()) continue;
+    throw std::out_of_range("table '" + table.spec().name + "': row " + std::to_string(rows[i]) +
+                            " is not one of its rows, which are below " + std::to_string(table.row_bound()));
+  }
 }
 
 }  // namespace
@@ -89,21 +87,34 @@ int64_t Engine::row_count(int32_t t) {
   return table(t).rows();
 }
 
-void Engine::table_rows(int32_t t, std::vector<int64_t>* ids, std::vector<int32_t>* slots) {
+void Engine::table_rows(int32_t t, std::vector<int64_t>* ids, std::vector<int32_t>* slots,
+                        std::vector<int64_t>* rows) {
+  constexpr int32_t kNobody = -2;  // the slot of a row that has no id
   const auto guard = lock();
   const Table& source = table(t);
-  ids->resize(static_cast<size_t>(source.rows()));
-  slots->resize(static_cast<size_t>(source.rows()));
+  const size_t bound = static_cast<size_t>(source.row_bound());
+  ids->resize(bound);
+  slots->assign(bound, kNobody);
   source.for_each([&](int64_t id, uint32_t row, uint32_t slot) {
     (*ids)[row] = id;
     (*slots)[row] = static_cast<int32_t>(slot);  // kNoSlot is -1
   });
+  if (rows != nullptr) rows->clear();
+  size_t known = 0;
+  for (size_t row = 0; row < bound; ++row) {
+    if ((*slots)[row] == kNobody) continue;
+    (*ids)[known] = (*ids)[row];
+    (*slots)[known++] = (*slots)[row];
+    if (rows != nullptr) rows->push_back(static_cast<int64_t>(row));
+  }
+  ids->resize(known);
+  slots->resize(known);
 }
 
 void Engine::read_rows(int32_t t, const int64_t* ids, const int64_t* rows, int64_t count, char* records) {
   const auto guard = lock();
   const Table& source = table(t);
-  for (int64_t i = 0; i < count; ++i) check_range("rows", rows[i], rows[i] + 1, source.rows());
+  check_rows(source, rows, count);
   for (int64_t i = 0; i < count; ++i, records += group_.layout.bytes) {
     const int64_t row = rows[i];
     if (source.store.has(row)) {
@@ -140,23 +151,25 @@ void Engine::insert(int32_t t, const int64_t* ids, int64_t count, int64_t* rows,
 }
 
 void Engine::insert_ids(Table* target, const int64_t* ids, int64_t count, int64_t* rows, int32_t* slots) {
-  std::vector<int64_t> added_ids;
+  const int64_t bound_before = target->row_bound();
+  std::vector<std::pair<int64_t, uint32_t>> added_ids;
   try {
     for (int64_t i = 0; i < count; ++i) {
       target->reserve_ids(1);
       if (added_ids.size() == added_ids.capacity()) added_ids.reserve(2 * added_ids.size() + 64);
       bool added = false;
-      const uint32_t next = static_cast<uint32_t>(target->rows());
-      const IdMap::Entry entry = target->map().find_or_add(ids[i], IdMap::hash(ids[i]), next, &added);
+      const IdMap::Entry entry = target->directory().find_or_add(ids[i], IdMap::hash(ids[i]), &added);
       rows[i] = target->row_of(ids[i], entry);
       slots[i] = static_cast<int32_t>(entry.slot());
       if (!added) continue;
-      added_ids.push_back(ids[i]);
+      added_ids.emplace_back(ids[i], entry.row());
       target->check_capacity(target->rows(), ids[i]);
     }
-    target->store.extend(target->rows());
+    target->extend_rows();
   } catch (...) {
-    for (const int64_t id : added_ids) target->map().erase(id, IdMap::hash(id));
+    for (auto added = added_ids.rbegin(); added != added_ids.rend(); ++added) {
+      target->directory().undo_add(added->first, added->second, bound_before);
+    }
     throw;
   }
 }
@@ -164,14 +177,28 @@ void Engine::insert_ids(Table* target, const int64_t* ids, int64_t count, int64_
 void Engine::write_rows(int32_t t, const int64_t* rows, int64_t count, const char* records) {
   const auto guard = lock();
   Table& target = table(t);
+  check_rows(target, rows, count);
   int64_t fresh = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    check_range("rows", rows[i], rows[i] + 1, target.rows());
-    fresh += !target.store.has(rows[i]);
-  }
-  group_.memory.require(fresh * group_.layout.bytes, target.spec().name);
+  for (int64_t i = 0; i < count; ++i) fresh += !target.store.has(rows[i]);
+  group_.memory.require(saturated_product(fresh, group_.layout.bytes), target.spec().name);
   for (int64_t i = 0; i < count; ++i) target.store.map(rows[i]);
   for (int64_t i = 0; i < count; ++i) target.store.write(rows[i], records + i * group_.layout.bytes);
+  if (!target.columns.has(Column::kVersion)) return;
+  // Whoever saves what changed since the latest batch has to find these rows as well.
+  for (int64_t i = 0; i < count; ++i) target.columns.version(rows[i]) = group_.uses.serial() + 1;
+}
+
+void Engine::read_columns(int32_t t, const int64_t* rows, int64_t count, RowColumnValues* values) {
+  const auto guard = lock();
+  const Table& source = table(t);
+  check_rows(source, rows, count);
+  for (int64_t i = 0; i < count; ++i) values[i] = source.columns.read(rows[i]);
+}
+
+int64_t Engine::remove(int32_t t, const int64_t* ids, int64_t count) {
+  const auto guard = lock();
+  table(t);  // checked
+  return remove_ids(&group_, t, ids, count);
 }
 
 void Engine::clear_table(int32_t t) {

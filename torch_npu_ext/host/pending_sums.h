@@ -25,6 +25,9 @@ class PendingSums {
   void reserve(int64_t extra);                 // room for `extra` more rows: put() cannot fail then
   uint32_t put(int32_t table, uint32_t row);   // the row left; its sums go to data() of the returned place
   uint32_t take(int32_t table, uint32_t row);  // the row came back: its place, which stays in use, or kNone
+  bool has(int32_t table, uint32_t row) const {
+    return static_cast<bool>(places_.find(key(table, row), IdMap::hash(key(table, row))));
+  }
   void put_back(int32_t table, uint32_t row, uint32_t place);  // undoes take(), before anything else is put
   void free(uint32_t place) { free_.push_back(place); }
   float* data(uint32_t place) const { return static_cast<float*>(sums_.at(place)); }  // [2 * dim]

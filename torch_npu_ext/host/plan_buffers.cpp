@@ -42,6 +42,7 @@ size_t place_arrays(PlanBuffers& plan, char* base, int64_t swaps, PlanBuffers::N
   arena.place(plan.swap_in_slots, swaps);
   arena.place(plan.swap_in_rows, swaps);
   arena.place(plan.swap_in_ids, swaps);
+  arena.place(plan.swap_in_added, swaps);
   return arena.used();
 }
 

@@ -68,10 +68,10 @@ void Planner::plan(const BatchInput& input, Group* group, PlanBuffers* plan) {
                {group->pooled, group->scaled, batch_.weighted});
   if (group->pooled) write_offsets(input, batch_, plan->offsets);
   plan->rows_before.clear();
-  plan->used_slots_before.clear();
+  plan->slots_before.clear();
   for (const Table& table : group->tables) {
-    plan->rows_before.push_back(table.rows());
-    plan->used_slots_before.push_back(table.used_slots);
+    plan->rows_before.push_back(table.row_bound());
+    plan->slots_before.push_back(table.slot_bound());
   }
   group->uses.begin_batch(batch_.lookups);
   scan_.begin(group, batch_);
@@ -85,6 +85,7 @@ void Planner::plan(const BatchInput& input, Group* group, PlanBuffers* plan) {
   }
   commit(group, plan);
   group->uses.hold(plan);
+  touch_columns(group, *plan);
   count(group, *plan, 1);
   count_bounds_errors(group);
 }
@@ -110,7 +111,7 @@ void Planner::check_room(Group* group, int32_t t) {
 }
 
 int64_t Planner::evictions(const Table& table, int32_t t) const {
-  return std::max<int64_t>(0, scan_.missing(t).size() - (table.spec().slots - table.used_slots));
+  return std::max<int64_t>(0, scan_.missing(t).size() - table.free_slots());
 }
 
 // Takes all the memory that committing the plan and executing its swaps may need, and counts its rows.
@@ -127,9 +128,9 @@ void Planner::reserve(Group* group, PlanBuffers* plan) {
     plan->out_offsets[t + 1] = plan->out_offsets[t] + static_cast<int32_t>(out);
     plan->in_offsets[t + 1] = plan->in_offsets[t] + static_cast<int32_t>(missed);
     if (missed == 0) continue;
-    const int64_t rows = table.rows();  // added ids are in the map already
-    table.store.extend(rows);
-    group->memory.require(std::min(out, rows - table.store.written_rows()) * group->layout.bytes,
+    table.extend_rows();  // added ids are in the map already
+    const int64_t unwritten = table.rows() - table.store.written_rows();
+    group->memory.require(saturated_product(std::min(out, unwritten), group->layout.bytes),
                           table.spec().name);
   }
   const int64_t evicted = plan->out_offsets[tables];
@@ -157,7 +158,7 @@ void Planner::commit(Group* group, PlanBuffers* plan) noexcept {
   }
   for_each_part(scan_.share_count(), batch_.lookups,
                 [&](int64_t s) noexcept { write_segments(*group, batch_, s, &scan_, plan); });
-  plan->segment_offsets[plan->uniques] = static_cast<int32_t>(plan->lookups);
+  plan->segment_offsets[plan->uniques] = static_cast<int32_t>(scan_.segment_lookups());
   for (int32_t t = 0; t < tables; ++t) touch(group, t, *plan);
   if (group->pending.size() == 0 && group->pending_resident == 0) return;
   for (int32_t t = 0; t < tables; ++t) move_pending(group, t, plan);
@@ -200,8 +201,8 @@ void Planner::bring_in(Group* group, int32_t t, PlanBuffers* plan) noexcept {
   for (int64_t m = missing.begin; m < missing.end; ++m, ++place) {
     const Miss& miss = scan_.misses[m];
     int32_t slot;
-    if (table.used_slots < table.spec().slots) {  // the scan knew
-      slot = static_cast<int32_t>(table.first_slot() + table.used_slots++);
+    if (table.free_slots() > 0) {  // the scan knew
+      slot = static_cast<int32_t>(table.take_slot());
     } else {
       if (m + kPrefetchDistance < missing.end) {
         table.prefetch_slot(scan_.misses[m + kPrefetchDistance].id);
@@ -215,6 +216,7 @@ void Planner::bring_in(Group* group, int32_t t, PlanBuffers* plan) noexcept {
     plan->swap_in_slots[place] = slot;
     plan->swap_in_rows[place] = miss.row;
     plan->swap_in_ids[place] = miss.id;
+    plan->swap_in_added[place] = miss.added ? 1 : 0;
   }
 }
 
@@ -239,6 +241,7 @@ void Planner::move_pending(Group* group, int32_t t, PlanBuffers* plan) noexcept 
 void Planner::cancel(PlanBuffers* plan, Group* group) noexcept {
   group->uses.release(*plan);
   count(group, *plan, -1);
+  untouch_columns(group, *plan);
   for (size_t t = 0; t < group->tables.size(); ++t) cancel_table(plan, group, static_cast<int32_t>(t));
   cancel_pending(plan, group);
 }
@@ -249,8 +252,9 @@ void Planner::cancel_table(PlanBuffers* plan, Group* group, int32_t t) noexcept 
   const int32_t out_begin = plan->out_offsets[t];
   for (int32_t m = plan->in_offsets[t + 1]; m-- > in_begin;) {
     const int64_t id = plan->swap_in_ids[m];
-    if (table.spec().hashed && plan->swap_in_rows[m] >= plan->rows_before[t]) {
-      table.map().erase(id, IdMap::hash(id));
+    if (plan->swap_in_added[m] != 0) {
+      table.forget_row(plan->swap_in_rows[m]);
+      table.directory().undo_add(id, plan->swap_in_rows[m], plan->rows_before[t]);
     } else {
       table.send_away(id, plan->swap_in_rows[m]);
     }
@@ -262,11 +266,12 @@ void Planner::cancel_table(PlanBuffers* plan, Group* group, int32_t t) noexcept 
     table.keep_row(static_cast<uint32_t>(slot), plan->swap_out_rows[o]);
     group->slot_ids[slot] = id;
   }
-  for (int64_t slot = table.first_slot() + plan->used_slots_before[t];
-       slot < table.first_slot() + table.used_slots; ++slot) {
-    group->uses.forget(slot);
+  // The rows that came first took free slots, the others those of the rows that left.
+  const int32_t left = plan->out_offsets[t + 1] - out_begin;
+  for (int32_t m = plan->in_offsets[t + 1] - left; m-- > in_begin;) {
+    group->uses.forget(plan->swap_in_slots[m]);
+    table.put_back_slot(static_cast<uint32_t>(plan->swap_in_slots[m]), plan->slots_before[t]);
   }
-  table.used_slots = plan->used_slots_before[t];
 }
 
 void Planner::cancel_pending(PlanBuffers* plan, Group* group) noexcept {

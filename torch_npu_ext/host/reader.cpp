@@ -15,7 +15,8 @@ int64_t valid_id(const Table& table, int64_t id) {
   return inside ? id : 0;
 }
 
-// The slot of the id, or kNoSlot and the row when it has one.
+// The slot of the id, or kNoSlot and the row when it has one. An id that a table with a filter did not take
+// in reads the default row.
 uint32_t locate(Table& table, int64_t id, ReadPlan::HostRow* row) {
   row->id = id;
   if (!table.spec().hashed) {
@@ -25,7 +26,7 @@ uint32_t locate(Table& table, int64_t id, ReadPlan::HostRow* row) {
   }
   const IdMap::Entry entry = table.map().find(id, IdMap::hash(id));
   row->known = static_cast<bool>(entry);
-  if (!entry) return kNoSlot;
+  if (!entry) return table.spec().admission != nullptr ? table.default_slot() : kNoSlot;
   row->row = table.row_of(id, entry);
   return entry.slot();
 }

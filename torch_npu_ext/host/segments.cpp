@@ -23,13 +23,17 @@ class Slots {
 // unique: from (key, count) to (slot, first position of its segment).
 void number_segments(const Share& share, const Slots& slots, Scan* scan, PlanBuffers* plan) {
   int64_t u = plan->table_offsets[share.table] + share.uniques_before;
-  uint32_t position = static_cast<uint32_t>(share.first);
-  for (int64_t r = share.first; r < share.end(); ++r, ++u) {
+  uint32_t position = static_cast<uint32_t>(share.position);
+  for (int64_t r = share.first; r < share.end(); ++r) {
     UniqueRow& row = scan->unique[r];
+    if (r == share.default_row) {
+      row.count = static_cast<uint32_t>(share.default_position);
+      continue;
+    }
     const uint32_t count = row.count;
     row = {slots.of(row.key), position};
     plan->unique_slots[u] = static_cast<int32_t>(row.key);
-    plan->segment_offsets[u] = static_cast<int32_t>(position);
+    plan->segment_offsets[u++] = static_cast<int32_t>(position);
     position += count;
   }
 }
