@@ -336,6 +336,25 @@ def test_wrong_groups() -> None:
         _engine.Initializer("zeros", 0.0, 0.0, 0.0, 0.0)
 
 
+def test_sizes_that_would_overflow() -> None:
+    for dim in (2**61, 2**62 + 1, 2**24 + 1, 0):
+        with pytest.raises(ValueError, match=f"dim must be between 1 and 16777216, got {dim}"):
+            _engine.Engine([table("a")], dim, 0, [], [0], [], [])
+    e = engine(table("a"))
+    plan(e, [[1]]).release()
+    sums = np.empty((1, 2 * DIM), np.float32)
+    for begin, end in ((-(2**63), 1), (-1, 0), (3, 2)):
+        with pytest.raises(IndexError, match="no range"):
+            e.read_away(begin, end, records(e, 1), sums)
+    with pytest.raises(IndexError, match="not within"):
+        e.read_away(0, 1, records(e, 1), sums)
+    for row in (2**63 - 1, -(2**63), 1):
+        with pytest.raises(IndexError, match=f"'a': row {row} is not one of its rows"):
+            e.read_rows(0, np.array([1]), np.array([row]), records(e, 1))
+        with pytest.raises(IndexError, match=f"'a': row {row} is not one of its rows"):
+            e.write_rows(0, np.array([row]), records(e, 1))
+
+
 def test_memory_limit_names_the_table() -> None:
     e = engine(table("big", slots=2))
     plan(e, [[1, 2]]).release()

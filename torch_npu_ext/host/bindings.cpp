@@ -20,6 +20,8 @@ namespace py = pybind11;
 namespace rec_sdk {
 namespace {
 
+constexpr int64_t kMaxDim = int64_t{1} << 24;  // far from any overflow of a record's bytes
+
 using Dense = py::array_t<int64_t, py::array::c_style | py::array::forcecast>;
 
 // A caller's int32 or int64 array. Only a strided one is copied.
@@ -122,7 +124,10 @@ BoundsCheck parse_bounds_check(const std::string& mode) {
 }
 
 RecordLayout make_layout(int64_t dim, int weight_dtype, const std::vector<int64_t>& state_elements) {
-  if (dim < 1) throw py::value_error("dim must be at least 1, got " + std::to_string(dim));
+  if (dim < 1 || dim > kMaxDim) {
+    throw py::value_error("dim must be between 1 and " + std::to_string(kMaxDim) + ", got " +
+                          std::to_string(dim));
+  }
   if (weight_dtype < 0 || weight_dtype > 2) {
     throw py::value_error("weight_dtype must be 0 (fp32), 1 (fp16) or 2 (bf16), got " +
                           std::to_string(weight_dtype));
@@ -345,6 +350,10 @@ void bind_pending(py::class_<Engine, std::shared_ptr<Engine>>& engine) {
       .def(
           "read_away",
           [](Engine& e, int64_t begin, int64_t end, py::array records, py::array sums) {
+            if (begin < 0 || end < begin) {  // the engine checks the upper end
+              throw py::index_error("rows [" + std::to_string(begin) + ", " + std::to_string(end) +
+                                    ") are no range of rows with pending gradients");
+            }
             char* out = records_out(records, e, end - begin);
             float* out_sums = matrix<float, true>(sums, "sums", end - begin, 2 * e.layout().dim);
             const py::gil_scoped_release nogil;
