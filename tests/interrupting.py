@@ -128,19 +128,23 @@ class Moment:
         return replace(self, weights=weights, sums=sums, pending=zeros, backwards=0, t=t)
 
     def difference(self, other: Moment) -> str:
-        """In what of weights, known rows and t they differ; the rest is not read directly."""
+        """In what of weights, known rows, and sums and t where `other` has them, they differ."""
         found = []
         for table, (a, b) in enumerate(zip(self.weights, other.weights, strict=True)):
             rows = np.flatnonzero((a != b).any(axis=1) | np.isnan(b).any(axis=1))
             if len(rows):
                 row = rows[0]
-                found.append(f"table {table}: {len(rows)} rows, such as {row}: {b[row]}, not {a[row]}")
+                found.append(f"table {table}: {len(rows)} rows, such as {row}: {b[row][:3]}, not {a[row][:3]}")
+        for table, (a, b) in enumerate(zip(self.sums, other.sums, strict=False)):  # none, or all
+            rows = np.flatnonzero((a != b).any(axis=1))
+            if len(rows):
+                found.append(f"table {table}: the sum of row {rows[0]} is {b[rows[0]][:3]}, not {a[rows[0]][:3]}")
         for table, (a, b) in enumerate(zip(self.known, other.known, strict=True)):
             if (a != b).any():
                 found.append(f"table {table}: known {np.flatnonzero(b).tolist()}, not {np.flatnonzero(a).tolist()}")
         if other.t is not None and self.t != other.t:
             found.append(f"t is {other.t}, not {self.t}")
-        return "; ".join(found)
+        return ", ".join(found)
 
     def key(self) -> tuple[object, ...]:
         """Equal for equal moments."""
@@ -173,6 +177,7 @@ class Possible:
     def look(self, seen: Moment) -> None:
         """Keeps the moments that look like `seen` and fails if none does."""
         differences = [moment.difference(seen) for moment in self.moments]
-        last = self.log[-3:]
-        assert not all(differences), f"after {last}: " + "; OR ".join(dict.fromkeys(differences))
+        if all(differences):
+            from_each = "; ".join(f"({n}) {text}" for n, text in enumerate(dict.fromkeys(differences), 1))
+            raise AssertionError(f"after {self.log[-3:]} it is none of what it could be: {from_each}")
         self.moments = [moment for moment, differs in zip(self.moments, differences, strict=True) if not differs]

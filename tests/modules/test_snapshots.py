@@ -33,7 +33,7 @@ CACHE = 16
 LOOKED_UP = ("t0", "t1", "t2", "t3")
 
 
-def make(device: torch.device, lr: float, optimizer: type = torch.optim.SGD, high: float = 0.0) -> Any:
+def make(device: torch.device, lr: float, optimizer: type = torch.optim.SGD, high: float = 0.0, **keywords: Any) -> Any:
     """Hash tables t0 and t2 and index tables t1 and t3, three groups; weights from 0 to `high`."""
     options: dict[str, Any] = {"num_embeddings": IDS, "weight_init_min": 0.0, "weight_init_max": high}
     tables = [
@@ -43,7 +43,7 @@ def make(device: torch.device, lr: float, optimizer: type = torch.optim.SGD, hig
         EmbeddingBagConfig(name="t3", feature_names=["f3"], embedding_dim=16, **options),
     ]
     collection = bags_collection(device, *tables, cache=CACHE)
-    apply(collection, optimizer, lr=lr)
+    apply(collection, optimizer, lr=lr, **keywords)
     return collection
 
 
@@ -77,9 +77,10 @@ def steps_of(state: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 @contextmanager
-def beside(work: Callable[[], None], threads: int = 1) -> Iterator[None]:
-    """Calls `work` over and over in threads of their own; their errors are the caller's."""
-    over, errors = threading.Event(), []
+def beside(work: Callable[[], None], threads: int = 1) -> Iterator[list[BaseException]]:
+    """Calls `work` over and over in threads of their own; yields their errors, and raises the first at the end."""
+    over = threading.Event()
+    errors: list[BaseException] = []
 
     def loop() -> None:
         try:
@@ -94,7 +95,7 @@ def beside(work: Callable[[], None], threads: int = 1) -> Iterator[None]:
     try:
         for worker in workers:
             worker.start()
-        yield
+        yield errors
     finally:
         over.set()
         for worker in workers:
@@ -188,8 +189,8 @@ def load_beside_refusals(device: torch.device, seconds: float) -> None:
 
     end = time.monotonic() + seconds
     loads = 0
-    with beside(refuse, threads=2):
-        while time.monotonic() < end or loads < 20 or refused < 20:
+    with beside(refuse, threads=2) as errors:
+        while not errors and (time.monotonic() < end or min(loads, refused) < 20):
             state = states[loads % 2]
             collection.load_state_dict(state)
             found = save(collection)
@@ -198,6 +199,54 @@ def load_beside_refusals(device: torch.device, seconds: float) -> None:
             loads += 1
     train(collection, rng)
     steps_of(save(collection))
+
+
+def all_at_once(device: torch.device, seconds: float, window: int = 1) -> None:
+    """Two threads train, one loads what a third has saved; a load may be refused while a batch is in flight."""
+    optimizer, keywords = torch.optim.SGD, {}
+    if window > 1:
+        optimizer, keywords = rst.AccumulateSGD, {"use_accumulate": True, "accumulate_step": window}
+    collection = make(device, 1.0, optimizer, **keywords)
+    for seed in range(4 * window):
+        train(collection, np.random.default_rng(seed))
+    states = [save(collection)]
+    rngs = {}
+    counts = {"steps": 0, "saves": 0, "loads": 0, "refused": 0}
+
+    def trains() -> None:
+        rng = rngs.setdefault(threading.get_ident(), np.random.default_rng(len(rngs)))
+        train(collection, rng)
+        counts["steps"] += 1
+        time.sleep(float(rng.uniform(0, 2e-3)))  # for a while no batch is in flight
+
+    def saves() -> None:
+        state = save(collection)
+        steps_of(state)
+        states[:] = [states[-1], state]
+        counts["saves"] += 1
+
+    def loads() -> None:
+        try:
+            collection.load_state_dict(states[0])
+            counts["loads"] += 1
+        except RuntimeError as error:
+            if "in flight" not in str(error):
+                raise
+            counts["refused"] += 1
+        time.sleep(1e-3)
+
+    end = time.monotonic() + seconds
+    with beside(trains, threads=2) as a, beside(saves) as b, beside(loads) as c:
+        while not (a or b or c) and (time.monotonic() < end or min(counts["saves"], counts["loads"]) < 5):
+            time.sleep(0.02)
+            if time.monotonic() > end + 30:
+                raise AssertionError(f"no progress: {counts}")
+    steps_of(save(collection))
+    print(counts)
+
+
+def all_at_once_in_windows(device: torch.device, seconds: float) -> None:
+    all_at_once(device, seconds, window=2)
 
 
 def run_apart(scenario: str, device: torch.device, seconds: float, limit: float = 120.0) -> None:
@@ -209,6 +258,12 @@ def run_apart(scenario: str, device: torch.device, seconds: float, limit: float 
 @pytest.mark.parametrize("seconds", [1.0, pytest.param(60.0, marks=pytest.mark.slow)])
 def test_loads_beside_refused_batches(device: torch.device, seconds: float) -> None:
     run_apart("load_beside_refusals", device, seconds)
+
+
+@pytest.mark.parametrize("seconds", [1.5, pytest.param(60.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("scenario", ["all_at_once", "all_at_once_in_windows"])
+def test_training_saving_and_loading_threads(device: torch.device, scenario: str, seconds: float) -> None:
+    run_apart(scenario, device, seconds)
 
 
 if __name__ == "__main__":
