@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -38,7 +39,8 @@ def strike(action: Callable[[], object], at: int) -> str | None:
     """Runs `action` with Ctrl-C at its `at`-th point (from 1) where Python looks for signals in the main thread.
 
     Those are the entry of a Python function and the return of a C function; a handler's exception then comes in the
-    place of that function's result. The signal is a real one, so that blocking it defers it.
+    place of that function's result. The signal is a real one, to the process: a handler may defer it, but a mask of
+    the main thread does not, since any other thread takes it then.
 
     Returns:
         where it struck; None if the action was over before.
@@ -55,7 +57,7 @@ def strike(action: Callable[[], object], at: int) -> str | None:
             what = getattr(arg, "__name__", "") if event == "c_return" else "entry"
             code = frame.f_code
             struck = f"point {at}: {code.co_filename}:{frame.f_lineno}, {code.co_qualname}, {what}"
-            signal.raise_signal(signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
 
     with handler(signal.SIGINT):
         sys.setprofile(profile)
