@@ -181,5 +181,5 @@ class Possible:
         differences = [moment.difference(seen) for moment in self.moments]
         if all(differences):
             from_each = "; ".join(f"({n}) {text}" for n, text in enumerate(dict.fromkeys(differences), 1))
-            raise AssertionError(f"after {self.log[-3:]} it is none of what it could be: {from_each}")
+            raise AssertionError(f"after {self.log[-8:]} it is none of what it could be: {from_each}")
         self.moments = [moment for moment, differs in zip(self.moments, differences, strict=True) if not differs]
