@@ -147,10 +147,12 @@ class Training:
         delay = max(1e-6, float(self.rng.uniform(0.1, 1.3)) * self.durations.get(name, 1e-3))
         begin = time.perf_counter()
         try:
-            signal.setitimer(signal.ITIMER_REAL, delay if timer else 0)
-            result = call()
-            done = True
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            try:
+                signal.setitimer(signal.ITIMER_REAL, delay if timer else 0)
+                result = call()
+                done = True
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
             self.durations[name] = 0.8 * self.durations.get(name, 1e-3) + 0.2 * (time.perf_counter() - begin)
         except Interrupt:
             pass
