@@ -161,6 +161,7 @@ class Training:
         else:
             self.possible.may_have_done(name, *changes)
             gc.collect(1)  # frames of the exception, with the batch's pins
+            torch.set_grad_enabled(True)  # torch.no_grad is written in Python, and may be left half-way
         self.look()
         if isinstance(result, SavedState):
             self.keep(result)
