@@ -29,6 +29,8 @@ help:
 	@echo "                                            on a GPU, with a Python whose torch is a CUDA build"
 	@echo "make bench [BENCH_ARGS=--full]               ours and its rivals on the CPU, interleaved in one process"
 	@echo "make test-aarch64                           the C++ unit tests on 64-bit Arm, under qemu"
+	@echo "make build-npu                              .venv-npu with torch_npu and the emulated NPU; then, for example,"
+	@echo "    .venv-npu/bin/python -m rec_sdk_torch.emulate examples/train_npu.py --steps 100"
 	@echo "make build | lint | format | clean"
 
 $(VENV)/.installed: requirements-torch.txt requirements.txt

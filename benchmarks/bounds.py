@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,16 +19,18 @@ _READS = 65536
 _ROWS_PER_BAG = 64
 
 
-def step_bytes(workload: Workload, unique_rows: float) -> tuple[float, float, float]:
-    """Bytes a step must move, as (streams, rows read, rows written back).
+def step_bytes(workload: Workload, unique_rows: Sequence[float]) -> tuple[float, float, float]:
+    """Bytes a step must move, as (streams, rows read, rows written back), from the distinct rows of each table.
 
     Streams: ids, 8N; output and its gradient, 8RD. Rows, of U distinct ones: the lookup reads the weight, 4DU; the
     update reads and writes weight and states, 4DUS each, S = 1 + states. Together 8N + 8RD + 4DU(1 + 2S), where R,
-    the rows of the output, is N for a sequence.
+    the rows of the output, is N for a sequence; tables of several dims are added up.
     """
-    weight = 4.0 * workload.dim * unique_rows
-    record = weight * (1 + workload.states)
-    return 8.0 * workload.lookups + 8.0 * workload.output_rows * workload.dim, weight + record, record
+    weight = record = 0.0
+    for dim, unique in zip(workload.dims, unique_rows, strict=True):
+        weight += 4.0 * dim * unique
+        record += 4.0 * dim * unique * (1 + workload.states_of(dim))
+    return 8.0 * workload.lookups + 8.0 * workload.output_elements, weight + record, record
 
 
 def huge_buffer(size: int) -> torch.Tensor:
@@ -65,7 +68,7 @@ class Machine:
         half = self.buffer_bytes // 2
         source, target = self._buffer[:half], self._buffer[half : 2 * half]
         self.copy_bandwidth = max(self.copy_bandwidth, 2 * half / best_of(lambda: target.copy_(source), self.repeats))
-        for size in {4 * workload.dim, workload.record_bytes}:
+        for size in sorted({size for dim in workload.dims for size in (4 * dim, workload.record_bytes_of(dim))}):
             rows = self._rows(workload, size)
             known = self._costs.get((rows, size), float("inf"))
             self._costs[rows, size] = min(known, self._measure(rows, size))
@@ -96,26 +99,28 @@ class Machine:
                 best = min(best, best_of(call, 1))
         return best / _READS
 
-    def copy_bound(self, workload: Workload, unique_rows: float) -> float:
+    def copy_bound(self, workload: Workload, unique_rows: Sequence[float]) -> float:
         """Seconds to move a step's bytes at copy bandwidth."""
         return sum(step_bytes(workload, unique_rows)) / self.copy_bandwidth
 
-    def random_bound(self, workload: Workload, unique_rows: float) -> float:
+    def random_bound(self, workload: Workload, unique_rows: Sequence[float]) -> float:
         """The same bytes, but rows are read at the measured cost of a random row: once by the lookup, once by
         the update. Streams and write-back stay at copy bandwidth.
         """
         streams, _, written = step_bytes(workload, unique_rows)
-        lookup = self.row_cost(workload, 4 * workload.dim)
-        update = self.row_cost(workload, workload.record_bytes)
-        return (streams + written) / self.copy_bandwidth + unique_rows * (lookup + update)
+        seconds = (streams + written) / self.copy_bandwidth
+        for dim, unique in zip(workload.dims, unique_rows, strict=True):
+            lookup, update = (self.row_cost(workload, size) for size in (4 * dim, workload.record_bytes_of(dim)))
+            seconds += unique * (lookup + update)
+        return seconds
 
     def add_bounds(self, case: dict[str, Any], workload: Workload) -> None:
         """Completes a case with its bounds, from all that was observed until now."""
-        unique, ours = case["unique_rows"], case["times"]["ours"]["min_ms"]
+        unique, collection = case["unique_rows_of_tables"], case["times"]["collection"]["min_ms"]
         bounds = {"copy": self.copy_bound(workload, unique), "random": self.random_bound(workload, unique)}
         for name, seconds in bounds.items():
             case[f"{name}_bound_ms"] = seconds * 1e3
-            case[f"over_{name}_bound"] = ours / (seconds * 1e3)
+            case[f"over_{name}_bound"] = collection / (seconds * 1e3)
 
     def describe(self) -> dict[str, Any]:
         """For the JSON."""

@@ -1,23 +1,25 @@
-"""Who takes part in a step benchmark: ours here, the rivals in `rivals.py`."""
+"""Who takes part in a step benchmark: ours here, by the package's public names alone; the rivals in `rivals.py`."""
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-import numpy as np
 import torch
 
-from rec_sdk_torch.tbe import BoundsCheckMode, Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch.tbe import (
+    BoundsCheckMode,
+    InitializerType,
+    Pooling,
+    TableBatchedEmbedding,
+    TableConfig,
+    TableOptimizer,
+)
 
-from .timing import Clock
 from .workload import BETAS, EPS, LEARNING_RATE, Workload
 
 CHUNK = 65536
-PHASES = ("plan", "swap", "lookup", "update")
-_Result = TypeVar("_Result")
 HOST = torch.device("cpu")
 
 
@@ -30,9 +32,13 @@ class Contender(ABC):
 
     name: str
 
+    def inputs(self, ids: torch.Tensor) -> Any:
+        """What a data loader would hand to `forward`, from int64 `[tables, lookups per table]`; not timed."""
+        return ids
+
     @abstractmethod
-    def forward(self, ids: torch.Tensor) -> Any:
-        """Looks up int64 `[tables, lookups per table]`; returns the output as it comes."""
+    def forward(self, batch: Any) -> Any:
+        """Looks up what `inputs` made; returns the output as it comes."""
 
     @abstractmethod
     def backward(self, raw: Any) -> None:
@@ -40,37 +46,45 @@ class Contender(ABC):
 
     def step(self, ids: torch.Tensor) -> Any:
         """Both; returns the output."""
-        raw = self.forward(ids)
+        raw = self.forward(self.inputs(ids))
         self.backward(raw)
         return raw
 
     @abstractmethod
     def output(self, raw: Any) -> torch.Tensor:
-        """What `forward` returned, in our layout: `[N, D]` feature after feature, or `[B, tables * D]`."""
+        """What `forward` returned, in one layout: `[N, D]` feature after feature, or `[B, dims of all tables]`."""
 
     @abstractmethod
     def weights(self, table: int, ids: torch.Tensor) -> torch.Tensor:
         """Current weights of `ids` `[n]`, float32 `[n, D]`."""
 
 
-def table_optimizer(name: str) -> TableOptimizer:
+def optimizer_of(name: str) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    """Class and keywords of one of OPTIMIZERS.
+
+    Raises:
+        NotAvailableError: its class cannot be imported.
+    """
     options: dict[str, Any] = {"lr": LEARNING_RATE}
     if name == "sgd":
-        return TableOptimizer.create(torch.optim.SGD, options)
+        return torch.optim.SGD, options
     options["eps"] = EPS
     if name == "adagrad":
-        return TableOptimizer.create(torch.optim.Adagrad, options)
+        return torch.optim.Adagrad, options
     if name == "adam":
-        return TableOptimizer.create(torch.optim.SparseAdam, {**options, "betas": BETAS})
+        return torch.optim.SparseAdam, {**options, "betas": BETAS}
     try:
         from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
     except ImportError as error:
         raise NotAvailableError(f"RowWiseAdagrad is a class of torchrec: {error}") from error
-    return TableOptimizer.create(RowWiseAdagrad, options)
+    return RowWiseAdagrad, options
 
 
 class Ours(Contender):
-    """`TableBatchedEmbedding`, timed phase by phase inside its own step."""
+    """`TableBatchedEmbedding`: ids and offsets in, one output and one gradient for all features."""
+
+    kind = "ours"
+    module: Any
 
     def __init__(
         self,
@@ -82,113 +96,39 @@ class Ours(Contender):
         grad: torch.Tensor | None = None,
     ) -> None:
         """`grad` is the gradient of the output when others share it."""
-        self.name = ("ours" if hashed else "ours-index") + ("" if cache == 1.0 else f"@{cache:g}")
+        self.name = self.kind + ("" if hashed else "-index") + ("" if cache == 1.0 else f"@{cache:g}")
         self.workload = workload
         self.cache = cache
         self.hashed = hashed
         self.seed = seed
         self.device = device
-        self._offsets = workload.offsets
         self._grad = workload.gradient(seed).to(device) if grad is None else grad
-        self.embedding = self._make_embedding()
-        (self.group,) = self.embedding.groups
-        self.engine = self.group.swap.engine
-        self._clock = Clock(device)
-        self._spans: list[tuple[str, Any, Any]] = []
-        self._swap_begin: Any = None
-        self._plan_seconds = 0.0
-        self._time_phases()
+        self.module = self._make()
 
-    def _make_embedding(self) -> TableBatchedEmbedding:
+    def _make(self) -> Any:
         pooling = Pooling.SUM if self.workload.pooled else Pooling.NONE
-        tables = [
-            TableConfig(f"t{index}", self.workload.tables.rows, self.workload.dim, pooling=pooling, hashed=self.hashed)
-            for index in range(self.workload.tables.count)
-        ]
+        pairs = zip(self.workload.tables.sizes, self.workload.dims, strict=True)
         return TableBatchedEmbedding(
-            tables,
-            optimizer=table_optimizer(self.workload.optimizer),
+            [
+                TableConfig(f"t{index}", rows, dim, pooling=pooling, hashed=self.hashed)
+                for index, (rows, dim) in enumerate(pairs)
+            ],
+            optimizer=TableOptimizer.create(*optimizer_of(self.workload.optimizer)),
             cache=self.cache,
             seed=self.seed,
             device=self.device,
             bounds_check_mode=BoundsCheckMode.FATAL,
         )
 
-    def _time_phases(self) -> None:
-        embedding: Any = self.embedding
-        group: Any = self.group
-        embedding._swap = self._timed_swap(embedding._swap)
-        group.lookup = self._timed("lookup", group.lookup)
-        group.update = self._timed("update", group.update)
-        group.swap.engine = _TimedEngine(self.engine, self._timed_plan)
+    def _batch(self, values: torch.Tensor, lengths: torch.Tensor) -> Any:
+        """A batch as `forward` takes it."""
+        return values, torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))
 
-    def _timed(self, phase: str, call: Callable[..., _Result]) -> Callable[..., _Result]:
-        def timed(*args: Any) -> _Result:
-            begin = self._clock.mark()
-            try:
-                return call(*args)
-            finally:
-                self._spans.append((phase, begin, self._clock.mark()))
+    def inputs(self, ids: torch.Tensor) -> Any:
+        return self._batch(ids.reshape(-1), self.workload.lengths)
 
-        return timed
-
-    def _timed_swap(self, call: Callable[..., _Result]) -> Callable[..., _Result]:
-        def timed(*args: Any) -> _Result:
-            self._swap_begin = self._clock.mark()
-            try:
-                return call(*args)
-            finally:
-                self._spans.append(("swap", self._swap_begin, self._clock.mark()))
-
-        return timed
-
-    def _timed_plan(self, *args: Any) -> Any:
-        """The plan of a batch, which is work of the host inside of a swap."""
-        self._spans.append(("swap", self._swap_begin, self._clock.mark()))
-        begin = time.perf_counter()
-        try:
-            return self.engine.plan(*args)
-        finally:
-            self._plan_seconds += time.perf_counter() - begin
-            self._swap_begin = self._clock.mark()
-
-    def take_phases(self) -> dict[str, float]:
-        """Seconds per phase since the last call; the swap without the plan inside it. Waits for the device."""
-        self._clock.synchronize()
-        taken = dict.fromkeys(PHASES, 0.0)
-        taken["plan"] = self._plan_seconds
-        for phase, begin, end in self._spans:
-            taken[phase] += self._clock.seconds(begin, end)
-        self._spans.clear()
-        self._plan_seconds = 0.0
-        return taken
-
-    def plan(self, ids: torch.Tensor) -> Any:
-        """The engine's plan of a batch, which pins its rows until it is released; its swap is the caller's."""
-        values, keys = np.ascontiguousarray(ids.reshape(-1).numpy()), np.arange(len(ids), dtype=np.int64)
-        return self.engine.plan(values, self._offsets.numpy(), keys, self.workload.batch_size)
-
-    def look(self, ids: torch.Tensor) -> None:
-        """Brings rows into the cache and changes none: a training forward without its backward."""
-        self.forward(ids)
-
-    def fill(self) -> None:
-        """Makes every row resident, in order of its id; the cache must hold whole tables."""
-        count, rows = self.workload.tables.count, self.workload.tables.rows
-        size = max(1, CHUNK // count)
-        for begin in range(0, rows, size):
-            ids = torch.arange(begin, min(begin + size, rows)).repeat(count)
-            self.embedding(ids, torch.arange(len(ids) + 1))
-
-    def chunks(self) -> Iterator[tuple[int, int, torch.Tensor]]:
-        """All weights as (table, first row, `[n, D]`)."""
-        for table in range(self.workload.tables.count):
-            for begin in range(0, self.workload.tables.rows, CHUNK):
-                end = min(begin + CHUNK, self.workload.tables.rows)
-                yield table, begin, self.weights(table, torch.arange(begin, end))
-
-    def forward(self, ids: torch.Tensor) -> Any:
-        return self.embedding(ids.reshape(-1), self._offsets)
+    def forward(self, batch: Any) -> Any:
+        return self.module(*batch)
 
     def backward(self, raw: Any) -> None:
         raw.backward(self._grad)
@@ -197,18 +137,125 @@ class Ours(Contender):
         result: torch.Tensor = raw
         return result
 
+    # ---- rows
+
+    def _one_a_bag(self, ids: Sequence[torch.Tensor]) -> Any:
+        """The ids of each table as bags of one; a table with fewer than others ends in empty bags."""
+        size = max(len(part) for part in ids)
+        lengths = torch.stack([(torch.arange(size) < len(part)).long() for part in ids])
+        return self._batch(torch.cat(list(ids)), lengths.view(-1))
+
+    def _read(self, ids: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Weights of some ids of each table, as a lookup without gradient sees them, which changes no row."""
+        with torch.no_grad():
+            found = self.output(self.forward(self._one_a_bag(ids)))
+        if not self.workload.pooled:
+            return list(found.split([len(part) for part in ids]))
+        columns = found.split(list(self.workload.dims), dim=1)
+        return [rows[: len(part)] for rows, part in zip(columns, ids, strict=True)]
+
+    def _id_chunks(self) -> Iterator[tuple[int, list[torch.Tensor]]]:
+        """(first row, ids of each table), until every row of every table was there."""
+        sizes = self.workload.tables.sizes
+        step = max(1, CHUNK // len(sizes))
+        for begin in range(0, max(sizes), step):
+            yield begin, [torch.arange(min(begin, rows), min(begin + step, rows)) for rows in sizes]
+
+    def fill(self) -> None:
+        """Makes every row resident, in order of its id; the cache must hold whole tables."""
+        for _, ids in self._id_chunks():
+            self.forward(self._one_a_bag(ids))
+
+    def look(self, ids: torch.Tensor) -> None:
+        """Brings rows into the cache and changes none: a training forward without its backward."""
+        self.forward(self.inputs(ids))
+
+    def chunks(self) -> Iterator[tuple[int, int, torch.Tensor]]:
+        """All weights as (table, first row, `[n, D]`)."""
+        for begin, ids in self._id_chunks():
+            for table, rows in enumerate(self._read(ids)):
+                if len(rows):
+                    yield table, begin, rows
+
     def weights(self, table: int, ids: torch.Tensor) -> torch.Tensor:
-        group, index = self.embedding.find_table(f"t{table}")
-        records = group.read_rows(index, np.ascontiguousarray(ids.numpy()))[2]
-        return group.layout.weight(records)
+        parts = [ids[:0]] * self.workload.tables.count
+        parts[table] = ids
+        return self._read(parts)[table]
+
+    # ---- counters
+
+    def counters(self) -> dict[str, int]:
+        """What was counted since `reset_counters`."""
+        found: dict[str, int] = self.module.cache_stats()
+        return found
+
+    def reset_counters(self) -> None:
+        self.module.reset_cache_stats()
 
 
-class _TimedEngine:
-    """An engine whose `plan` is another; everything else is the engine's own."""
+class Collection(Ours):
+    """`EmbCacheEmbeddingCollection` or `EmbCacheEmbeddingBagCollection`: what users call.
 
-    def __init__(self, engine: Any, plan: Callable[..., Any]) -> None:
-        self._engine = engine
-        self.plan = plan
+    A KeyedJaggedTensor goes in. A sequence gives a tensor per feature and gets a gradient for each, as from a
+    model; a pooled output is one tensor of all features.
+    """
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
+    kind = "collection"
+
+    def __init__(self, workload: Workload, *args: Any, **options: Any) -> None:
+        """As `Ours`.
+
+        Raises:
+            NotAvailableError: there is no torchrec.
+        """
+        try:
+            import torchrec
+        except (ImportError, OSError) as error:
+            raise NotAvailableError(f"torchrec cannot be imported: {error}") from error
+        self._torchrec: Any = torchrec
+        self._keys = [f"f{index}" for index in range(workload.tables.count)]
+        super().__init__(workload, *args, **options)
+        self._grads = [self._grad] if workload.pooled else workload.by_feature(self._grad)
+
+    def _configs(self) -> list[Any]:
+        import rec_sdk_torch
+
+        pooled = self.workload.pooled
+        options: dict[str, Any] = {}
+        if self.hashed:
+            kind: Any = rec_sdk_torch.EmbCacheEmbeddingBagConfig if pooled else rec_sdk_torch.EmbCacheEmbeddingConfig
+            options["initializer_type"] = InitializerType.UNIFORM
+        else:
+            kind = self._torchrec.EmbeddingBagConfig if pooled else self._torchrec.EmbeddingConfig
+        tables = zip(self._keys, self.workload.tables.sizes, self.workload.dims, strict=True)
+        return [
+            kind(name=f"t{i}", feature_names=[key], num_embeddings=rows, embedding_dim=dim, **options)
+            for i, (key, rows, dim) in enumerate(tables)
+        ]
+
+    def _make(self) -> Any:
+        import rec_sdk_torch
+
+        kind: Any = rec_sdk_torch.EmbCacheEmbeddingCollection
+        if self.workload.pooled:
+            kind = rec_sdk_torch.EmbCacheEmbeddingBagCollection
+        options = {"cache": self.cache, "seed": self.seed, "bounds_check_mode": BoundsCheckMode.FATAL}
+        collection = kind(self._configs(), device=self.device, **options)
+        optimizer, keywords = optimizer_of(self.workload.optimizer)
+        rec_sdk_torch.apply_optimizer_in_backward(optimizer, collection.parameters(), keywords)
+        return collection
+
+    def _batch(self, values: torch.Tensor, lengths: torch.Tensor) -> Any:
+        return self._torchrec.KeyedJaggedTensor(keys=self._keys, values=values, lengths=lengths)
+
+    def forward(self, batch: Any) -> list[torch.Tensor]:
+        result = self.module(batch)
+        if self.workload.pooled:
+            return [result.values()]
+        return [result[key].values() for key in self._keys]
+
+    def backward(self, raw: list[torch.Tensor]) -> None:
+        torch.autograd.backward(raw, self._grads)
+
+    def output(self, raw: list[torch.Tensor]) -> torch.Tensor:
+        return torch.cat(raw)

@@ -25,8 +25,8 @@ from .plot import draw
 from .policy import PolicyOptions, run_policies
 from .report import case_name, render
 from .step import StepBench, StepOptions
-from .targets import compare
-from .workload import TableSet, Workload, make_workload
+from .targets import compare, torch_targets
+from .workload import Workload, make_workload
 
 Result = dict[str, Any]
 
@@ -35,17 +35,16 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _workloads(options: argparse.Namespace) -> Iterator[Workload]:
-    """The product of the axes, and one workload of each sampled table set."""
-
-    def make(tables: TableSet, dim: int, form: str, optimizer: str) -> Workload:
-        return make_workload(tables, dim, form == "pooled", optimizer, options.lookups, options.bag)
-
-    for axes in itertools.product(options.tables, options.dims, options.forms, options.optimizers):
-        yield make(*axes)
-    for tables in options.sample_tables:
-        optimizer = "adagrad" if "adagrad" in options.optimizers else options.optimizers[0]
-        yield make(tables, options.dims[0], options.forms[0], optimizer)
+def _workloads(options: argparse.Namespace) -> Iterator[tuple[Workload, bool]]:
+    """The product of the axes, as far as there is such a workload, and the samples; whether it is one of these."""
+    for tables, dim, form, optimizer in itertools.product(
+        options.tables, options.dims, options.forms, options.optimizers
+    ):
+        if not tables.criteo or form == "pooled":
+            yield make_workload(tables, dim, form == "pooled", optimizer, options.lookups, options.bag), False
+    for sample in options.samples:
+        pooled, dim = sample.form == "pooled", options.dims[0]
+        yield make_workload(sample.tables, dim, pooled, sample.optimizer, options.lookups, options.bag), True
 
 
 def _steps(options: argparse.Namespace, machine: Machine) -> list[Result]:
@@ -53,8 +52,7 @@ def _steps(options: argparse.Namespace, machine: Machine) -> list[Result]:
     caches = tuple(c for c in options.cache if c < 1.0)
     chosen = StepOptions(tuple(options.rivals), caches, options.index, options.rounds, options.seed)
     found: list[tuple[Workload, Result]] = []
-    for workload in _workloads(options):
-        sampled = workload.tables in options.sample_tables
+    for workload, sampled in _workloads(options):
         try:
             bench = StepBench(workload, replace(chosen, caches=(), index=False) if sampled else chosen)
         except NotAvailableError as error:
@@ -62,7 +60,7 @@ def _steps(options: argparse.Namespace, machine: Machine) -> list[Result]:
             continue
         for distribution in options.distributions:
             case = bench.run(distribution, machine)
-            _say(f"{case_name(case)}: {case['times']['ours']['min_ms']:.2f} ms")
+            _say(f"{case_name(case)}: {case['times']['collection']['min_ms']:.2f} ms")
             found.append((workload, case))
         del bench
     for workload, case in found:
@@ -81,8 +79,9 @@ def _run_steps(options: argparse.Namespace) -> tuple[list[Result], list[Result]]
 
 
 def _run_plans(options: argparse.Namespace) -> list[Result]:
-    sizes = PlanOptions(options.plan_batch, options.plan_rows, options.large_rows, options.rounds, options.seed)
-    return run_plans(sizes, _say)
+    threads = tuple(sorted({1, *options.threads}))
+    rows = (options.plan_rows, options.large_rows)
+    return run_plans(PlanOptions(options.plan_batch, *rows, options.rounds, options.seed, threads), _say)
 
 
 def _run_policies(options: argparse.Namespace) -> list[Result]:
@@ -95,7 +94,7 @@ def _run_policies(options: argparse.Namespace) -> list[Result]:
 def run(options: argparse.Namespace) -> Result:
     """All chosen sections, as what the JSON holds."""
     begin = time.perf_counter()
-    results: Result = {"schema": 1, "mode": "full" if options.full else "quick", "options": vars(options)}
+    results: Result = {"schema": 2, "mode": "full" if options.full else "quick", "options": vars(options)}
     results["machine"] = describe()
     sections, threads = options.sections, torch.get_num_threads()
     try:
@@ -108,7 +107,10 @@ def run(options: argparse.Namespace) -> Result:
         results["growth"] = run_growth(growth, lookups, options.rounds, 2 * lookups, options.seed, _say)
     finally:
         torch.set_num_threads(threads)
-    results["targets"] = compare(results["steps"], results["plans"], results["growth"], options.threads)
+    # Of no core when steps were not measured at one thread: then no target that depends on it was either.
+    bandwidth = next((bound["copy_bytes_per_second"] for bound in results["bounds"] if bound["threads"] == 1), 0.0)
+    results["torch_targets"] = torch_targets(bandwidth)
+    results["targets"] = compare(results["steps"], results["plans"], results["growth"], bandwidth)
     results["load_average_at_end"] = load_average()
     results["seconds"] = time.perf_counter() - begin
     return results
@@ -124,7 +126,7 @@ def plain(value: object) -> object:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs, prints, writes; 1 when a contender's results differ from ours."""
+    """Runs, prints, writes; 1 when a contender's results differ from the collection's."""
     options = parse(arguments)
     warnings.filterwarnings("ignore", message="Sparse invariant checks")
     results = run(options)

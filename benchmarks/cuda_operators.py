@@ -10,8 +10,9 @@ import torch
 from torch.nn import functional as F
 
 from rec_sdk_torch.ops import ops
+from rec_sdk_torch.tbe.plan import PlanArrays
 
-from .contenders import Ours
+from .cuda_ours import TimedOurs
 from .timing import Clock, Samples, no_collection
 from .workload import BETAS, EPS, LEARNING_RATE, Workload
 
@@ -34,6 +35,7 @@ def operator_bytes(workload: Workload, unique_rows: float) -> dict[str, float]:
 class ReadyPlan:
     """A plan's arrays on the device."""
 
+    grad_source: torch.Tensor | None
     slots: torch.Tensor
     unique_slots: torch.Tensor
     table_offsets: torch.Tensor
@@ -44,14 +46,14 @@ class ReadyPlan:
 class OperatorBench:
     """Calls the operators on the cache of `ours`, which must hold every row of `batches`."""
 
-    def __init__(self, ours: Ours, batches: list[torch.Tensor], grad: torch.Tensor) -> None:
+    def __init__(self, ours: TimedOurs, batches: list[torch.Tensor], grad: torch.Tensor) -> None:
         self._ours = ours
         self._grad = grad
+        self._lookups = len(grad) // ours.workload.tables.count  # of a table, which has a gradient of its own
         self._group = ours.group
         self._clock = Clock(ours.device)
-        self._weights = self._group.layout.weight(self._group.cache)
-        optimizer = self._group.optimizer
-        assert optimizer is not None
+        self._weights = self._group.layout.weight(self._group.swap.cache)
+        (optimizer,) = self._group.optimizers
         self._optimizer = optimizer
         rows = [optimizer.coefficients()] * ours.workload.tables.count
         self._coefficients = torch.tensor(rows, dtype=torch.float32, device=ours.device)
@@ -60,11 +62,14 @@ class OperatorBench:
     def _ready(self, ids: torch.Tensor) -> ReadyPlan:
         plan = self._ours.plan(ids)
         try:
-            if len(plan.swap_in_slots):
-                raise AssertionError(f"{len(plan.swap_in_slots)} rows are not resident")
-            arrays = (plan.slots, plan.unique_slots, plan.table_offsets, plan.segment_offsets, plan.grad_row)
+            if plan.rows_in:
+                raise AssertionError(f"{plan.rows_in} rows are not resident")
+            of = PlanArrays.of(torch.from_numpy(plan.arena), plan.fields)
+            arrays = (of.slots, of.unique_slots, of.table_offsets, of.segment_offsets, of.grad_row)
             # Copies, since the plan's memory is used again.
-            return ReadyPlan(*(torch.tensor(array, device=self._ours.device) for array in arrays))
+            source = None if of.grad_source is None else of.grad_source.clone().to(self._ours.device)
+            copies = (array.clone().to(self._ours.device) for array in arrays)
+            return ReadyPlan(source, *copies)
         finally:
             plan.release()
 
@@ -77,17 +82,26 @@ class OperatorBench:
         segments = (plan.unique_slots, plan.table_offsets, plan.segment_offsets, plan.grad_row)
         kernel, layout = self._optimizer.spec.kernel, group.layout
         ops.update_rows(
-            group.cache, self._grad, *segments, None, None, self._coefficients, kernel, layout.dim, layout.weight_dtype
+            group.swap.cache,
+            list(self._grad.split(self._lookups)),
+            *segments,
+            plan.grad_source,
+            None,
+            None,
+            self._coefficients,
+            kernel,
+            layout.dim,
+            layout.weight_dtype,
         )
 
     def check(self) -> dict[str, bool]:
         """Both operators beside torch's, from the same rows, states and step."""
         plan = self._plans[0]
         layout = self._group.layout
-        before = ops.gather_rows(self._group.cache, plan.unique_slots)
+        before = ops.gather_rows(self._group.swap.cache, plan.unique_slots)
         looked_up = torch.equal(self._lookup(plan), self._weights[plan.slots.long()])
         self._update(plan)
-        after = ops.gather_rows(self._group.cache, plan.unique_slots)
+        after = ops.gather_rows(self._group.swap.cache, plan.unique_slots)
         expected = self._torch_update(plan, before)
         return {
             "lookup": looked_up,
@@ -101,7 +115,10 @@ class OperatorBench:
         rows = torch.arange(len(records), device=records.device)
         lengths = plan.segment_offsets[1:] - plan.segment_offsets[:-1]
         row_of_lookup = torch.empty_like(plan.grad_row, dtype=torch.int64)
-        row_of_lookup[plan.grad_row.long()] = rows.repeat_interleave(lengths.long())
+        lookups = plan.grad_row.long()
+        if plan.grad_source is not None:
+            lookups = lookups + plan.grad_source.long() * self._lookups
+        row_of_lookup[lookups] = rows.repeat_interleave(lengths.long())
         F.embedding(row_of_lookup, weights, sparse=True).backward(self._grad)
         optimizer: torch.optim.Optimizer
         if self._ours.workload.optimizer == "sgd":
@@ -109,7 +126,7 @@ class OperatorBench:
         else:
             optimizer = torch.optim.SparseAdam([weights], lr=LEARNING_RATE, eps=EPS, betas=BETAS)
             averages = {name: layout.state(records, i).clone() for i, name in enumerate(("exp_avg", "exp_avg_sq"))}
-            optimizer.state[weights] = {"step": self._optimizer.step - 1, **averages}
+            optimizer.state[weights] = {"step": self._optimizer.step, **averages}
         optimizer.step()
         return weights.detach()
 

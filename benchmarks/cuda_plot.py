@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from .contenders import PHASES
+from .cuda_ours import PHASES
 from .cuda_report import case_title
 
 Result = dict[str, Any]

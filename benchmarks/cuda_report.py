@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .contenders import PHASES
 from .cuda_ceilings import faster_swaps, rate
+from .cuda_ours import PHASES
 from .cuda_targets import PUBLISHED, is_published_shape
 from .report import table
 

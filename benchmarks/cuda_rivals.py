@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
-from rec_sdk_torch.tbe import InitializerType, TableBatchedEmbedding
-
-from .contenders import Contender, NotAvailableError, Ours
+from .contenders import Contender, NotAvailableError
+from .cuda_ours import TimedCollection
 from .cuda_workload import Need, activation_bytes
 from .rivals import Rival, TorchSparse, fbgemm_training
 from .workload import BETAS, EPS, LEARNING_RATE, TableSet, Workload
@@ -30,57 +28,6 @@ class Place:
     seed: int
     grad: torch.Tensor
     ratio: float
-
-
-class OursCollection(Ours):
-    """`EmbCacheEmbeddingCollection`: from a KeyedJaggedTensor to the features' rows."""
-
-    def __init__(self, workload: Workload, place: Place) -> None:
-        try:
-            import torchrec
-        except (ImportError, OSError) as error:
-            raise NotAvailableError(f"torchrec cannot be imported: {error}") from error
-        self._jagged: Any = torchrec.KeyedJaggedTensor
-        self._keys = [f"f{index}" for index in range(workload.tables.count)]
-        super().__init__(workload, place.ratio, seed=place.seed, device=place.device, grad=place.grad)
-        self.name = f"collection{self.name.removeprefix('ours')}"
-        self._grads = place.grad.split(workload.per_table)
-
-    def _make_embedding(self) -> TableBatchedEmbedding:
-        from rec_sdk_torch import EmbCacheEmbeddingCollection, EmbCacheEmbeddingConfig, apply_optimizer_in_backward
-
-        tables = [
-            EmbCacheEmbeddingConfig(
-                name=f"t{index}",
-                feature_names=[key],
-                num_embeddings=self.workload.tables.rows,
-                embedding_dim=self.workload.dim,
-                initializer_type=InitializerType.UNIFORM,
-            )
-            for index, key in enumerate(self._keys)
-        ]
-        self._collection: Any = EmbCacheEmbeddingCollection(
-            tables, device=self.device, cache=self.cache, seed=self.seed
-        )
-        options: dict[str, Any] = {"lr": LEARNING_RATE}
-        optimizer: type[torch.optim.Optimizer] = torch.optim.SGD
-        if self.workload.optimizer == "adam":
-            optimizer, options = torch.optim.SparseAdam, {**options, "eps": EPS, "betas": BETAS}
-        apply_optimizer_in_backward(optimizer, self._collection.parameters(), options)
-        _ = self._collection.cache_sizes  # hands the optimizers over, before the tables are laid out
-        embedding: TableBatchedEmbedding = self._collection._embedding
-        return embedding
-
-    def forward(self, ids: torch.Tensor) -> list[torch.Tensor]:
-        batch = self._jagged(keys=self._keys, values=ids.reshape(-1), offsets=self._offsets)
-        result = self._collection(batch)
-        return [result[key].values() for key in self._keys]
-
-    def backward(self, raw: list[torch.Tensor]) -> None:
-        torch.autograd.backward(raw, self._grads)
-
-    def output(self, raw: list[torch.Tensor]) -> torch.Tensor:
-        return torch.cat(raw)
 
 
 class Resident(Rival):
@@ -237,7 +184,7 @@ def make_contender(name: str, workload: Workload, place: Place) -> Contender:
         NotAvailableError: it cannot run here, or not on this workload.
     """
     if name == "collection":
-        return OursCollection(workload, place)
+        return TimedCollection(workload, place.ratio, seed=place.seed, device=place.device, grad=place.grad)
     if name == "torch":
         return TorchFused(workload, place)
     if name == "index-add":

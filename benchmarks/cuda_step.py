@@ -11,8 +11,9 @@ import torch
 
 from rec_sdk_torch.tbe import CacheTooSmallError
 
-from .contenders import PHASES, Contender, NotAvailableError, Ours
+from .contenders import Contender, NotAvailableError
 from .cuda_operators import ATOL, RTOL, OperatorBench, operator_bytes, spans
+from .cuda_ours import PHASES, TimedOurs
 from .cuda_rivals import Place, Resident, make_contender, need_of
 from .cuda_workload import Need, Pool, free_memory, need_of_ours, shortage
 from .timing import Clock, Samples, no_collection
@@ -63,7 +64,7 @@ class StepCase:
         problem = shortage(self._need, self._free)
         if problem:
             raise NotAvailableError(problem)
-        self.ours = Ours(workload, ratio, seed=seed, device=grad.device, grad=grad)
+        self.ours = TimedOurs(workload, ratio, seed=seed, device=grad.device, grad=grad)
         self._mine = _Entrant(self.ours, pool.ids)
         self._entrants = [self._mine]
         ours = self._need
@@ -94,7 +95,7 @@ class StepCase:
                 entrant.contender.forward(ids)
 
     def _cached(self) -> list[_Entrant]:
-        return [entrant for entrant in self._entrants if isinstance(entrant.contender, Ours)]
+        return [entrant for entrant in self._entrants if isinstance(entrant.contender, TimedOurs)]
 
     def run(self) -> Result:
         """Checks results, then times."""
@@ -142,7 +143,7 @@ class StepCase:
             ids, ranks = self._touched(table)
             mine = self.ours.weights(table, ids).to(device)
             for entrant in self._entrants[1:]:
-                known = ids if isinstance(entrant.contender, Ours) else ranks
+                known = ids if isinstance(entrant.contender, TimedOurs) else ranks
                 weights = entrant.contender.weights(table, known).to(device)
                 near = torch.allclose(weights, mine, rtol=RTOL, atol=ATOL)
                 entrant.correct["update"] = entrant.correct.get("update", True) and near
@@ -165,8 +166,8 @@ class StepCase:
                     entrant.add(self._step(entrant, batch))
 
     @staticmethod
-    def _our(entrant: _Entrant) -> Ours:
-        assert isinstance(entrant.contender, Ours)
+    def _our(entrant: _Entrant) -> TimedOurs:
+        assert isinstance(entrant.contender, TimedOurs)
         return entrant.contender
 
     def _step(self, entrant: _Entrant, batch: int) -> dict[str, float]:
@@ -179,7 +180,7 @@ class StepCase:
         end = clock.mark()
         clock.synchronize()
         figures = {"end to end": time.perf_counter() - start}
-        if isinstance(contender, Ours):
+        if isinstance(contender, TimedOurs):
             phases = contender.take_phases()
             figures |= phases
             figures["plans ready"] = clock.seconds(begin, end) - phases["plan"]

@@ -119,7 +119,7 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the benchmark; the exit status."""
     options = parse(arguments)
     if not emulate.active():
-        print(f"benchmarks.npu counts what the emulated NPU does. {emulate.HINT}", file=sys.stderr)
+        print(f"benchmarks.npu counts what the emulated NPU does. {emulate.hint()}", file=sys.stderr)
         return 2
     figures = measure(options)
     print(report(figures, options))

@@ -113,7 +113,7 @@ def updates(batch: Batch, rows: int, dim: int, device: torch.device) -> Iterator
     """Every optimizer, and the sums of an accumulation window."""
     n, u = len(batch.slots), len(batch.unique)
     grad = torch.zeros((n, dim), device=device)
-    segments = (batch.offsets, batch.positions, None, None)
+    segments = (batch.offsets, batch.positions, None, None, None)
     read = 4 * n * dim + 4 * n + 8 * u
     for optimizer in _ELEMENT_STATES:
         layout = _layout(dim, optimizer)
@@ -125,7 +125,7 @@ def updates(batch: Batch, rows: int, dim: int, device: torch.device) -> Iterator
             partial(
                 ops.update_rows,
                 cache,
-                grad,
+                [grad],
                 batch.unique,
                 tables,
                 *segments,
@@ -139,7 +139,7 @@ def updates(batch: Batch, rows: int, dim: int, device: torch.device) -> Iterator
     pending = torch.zeros((rows, 2 * dim), device=device)
     yield Call(
         "accumulate_rows",
-        partial(ops.accumulate_rows, pending, grad, batch.unique, *segments),
+        partial(ops.accumulate_rows, pending, [grad], batch.unique, *segments),
         read + 2 * u * 8 * dim,
     )
 

@@ -4,20 +4,47 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from .ids import Distribution
 from .rivals import RIVALS
 from .workload import OPTIMIZERS, TableSet
 
+
+@dataclass(frozen=True)
+class Sample:
+    """One workload beside the product of the axes."""
+
+    tables: TableSet
+    form: str
+    optimizer: str
+
+    @classmethod
+    def parse(cls, text: str) -> Sample:
+        """From `1x4m:sequence:adagrad`.
+
+        Raises:
+            argparse.ArgumentTypeError: another form, or a sequence of tables whose dims differ.
+        """
+        tables, form, optimizer, *rest = [*text.split(":"), "", ""]
+        if form not in FORMS or optimizer not in OPTIMIZERS or any(rest):
+            raise argparse.ArgumentTypeError(f"{text!r} is not TABLES:FORM:OPTIMIZER, such as 1x4m:sequence:adagrad")
+        sample = cls(TableSet.parse(tables), form, optimizer)
+        if sample.tables.criteo and form != "pooled":
+            raise argparse.ArgumentTypeError(f"{text!r}: a sequence needs tables of one dim; criteo is pooled only")
+        return sample
+
+
+FORMS = ("sequence", "pooled")
 SECTIONS = ("step", "plan", "policy", "growth")
 _FULL = {
-    "tables": [TableSet.parse("4x100k"), TableSet.parse("1x4m")],
-    "sample_tables": [],
+    "tables": [TableSet.parse(text) for text in ("4x100k", "1x4m", "criteo")],
+    "samples": [Sample.parse("1x100k:sequence:sgd")],
     "dims": [32, 64, 128],
     "optimizers": list(OPTIMIZERS),
     "distributions": [Distribution(a) for a in (0.8, 1.05, 1.2, 0.0)],
-    "forms": ["sequence", "pooled"],
+    "forms": list(FORMS),
     "rivals": ["torch", "fbgemm", "torchrec"],
     "rounds": 21,
     "plan_rows": 1_000_000,
@@ -30,7 +57,7 @@ _FULL = {
 _QUICK = {
     **_FULL,
     "tables": [TableSet.parse("4x100k")],
-    "sample_tables": [TableSet.parse("1x4m")],
+    "samples": [Sample.parse(s) for s in ("1x100k:sequence:sgd", "1x4m:sequence:adagrad", "criteo:pooled:adagrad")],
     "dims": [64],
     "distributions": [Distribution(1.05), Distribution(0.0)],
     "rounds": 7,
@@ -60,25 +87,27 @@ def positive_int(text: str) -> int:
 
 def _add_step_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("step")
-    group.add_argument("--tables", nargs="+", type=TableSet.parse, metavar="COUNTxROWS", help="such as 4x100k 1x4m")
+    group.add_argument("--tables", nargs="+", type=TableSet.parse, metavar="TABLES", help="such as 4x100k 1x4m criteo")
     group.add_argument(
-        "--sample-tables",
+        "--samples",
         nargs="*",
-        type=TableSet.parse,
-        metavar="COUNTxROWS",
-        help="only one form and optimizer of these",
+        type=Sample.parse,
+        metavar="TABLES:FORM:OPTIMIZER",
+        help="more workloads, of the first dim, without caches and index tables; none when --tables is given",
     )
     group.add_argument("--dims", nargs="+", type=positive_int, metavar="D")
     group.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS)
     group.add_argument(
         "--distributions", nargs="+", type=Distribution.parse, metavar="A", help="uniform, or a power law's exponent"
     )
-    group.add_argument("--forms", nargs="+", choices=("sequence", "pooled"))
+    group.add_argument("--forms", nargs="+", choices=FORMS, help="criteo is pooled only")
     group.add_argument("--rivals", nargs="*", choices=RIVALS)
     group.add_argument(
         "--cache", nargs="*", type=fraction, default=[0.1], help="fractions beside 100%% (default %(default)s)"
     )
-    group.add_argument("--no-index", dest="index", action="store_false", help="leave out ours with index tables")
+    group.add_argument(
+        "--no-index", dest="index", action="store_false", help="leave out the collection of index tables"
+    )
     group.add_argument("--rounds", type=positive_int)
     group.add_argument("--lookups", type=positive_int, default=65536, help="per step; half from D = 128 on")
     group.add_argument("--bag", type=positive_int, default=16, help="ids of a sample in a table (default %(default)s)")
@@ -110,7 +139,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.cpu",
         description="Steps, plans and cache policies on the CPU, beside torch, FBGEMM and TorchRec.",
-        epilog="Without --full: D = 64, 4x100k and one case of 1x4m, two distributions, 7 rounds; under two minutes.",
+        epilog="Without --full: D = 64, 4x100k and three samples, two distributions, 7 rounds; under two minutes.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -124,11 +153,13 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     _add_other_options(parser)
     options = parser.parse_args(arguments)
     check_outputs(parser, options.json, options.plot)
-    if options.tables and options.sample_tables is None:
-        options.sample_tables = []
+    if options.tables and options.samples is None:
+        options.samples = []
     for name, value in (_FULL if options.full else _QUICK).items():
         if getattr(options, name) is None:
             setattr(options, name, value)
+    if "pooled" not in options.forms and any(tables.criteo for tables in options.tables):
+        parser.error("criteo has tables of several dims, which a sequence cannot have: add --forms pooled")
     # The most skewed first: a small cache that a batch does not fit in stays out from then on.
     options.distributions.sort(key=lambda distribution: -distribution.alpha)
     return options

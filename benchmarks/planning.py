@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rec_sdk_torch._engine import Engine, Initializer, TableSpec
+from rec_sdk_torch._engine import Engine, Initializer, TableSpec, begin
 
 from .ids import Distribution, Int64Array
 from .machine import free_memory, resident_memory
@@ -50,19 +50,21 @@ class Planner:
         plans: list[Any] = []
         spent = seconds_of(lambda: plans.append(self.engine.plan(ids, offsets, _FEATURES, 1)))
         plan = plans.pop()
-        leaving, coming = len(plan.swap_out_slots), len(plan.swap_in_slots)
+        leaving, coming = plan.rows_out, plan.rows_in
         if max(leaving, coming) > len(self._records):
             self._records = np.zeros((max(leaving, coming), self.engine.record_bytes), np.uint8)
-        if leaving:
-            self.engine.write_back(plan, self._records[:leaving])
         if coming:
             self.engine.read_in(plan, self._records[:coming])
+        begin([plan])
+        self.engine.applied(plan)
+        if leaving:
+            self.engine.land(plan, self._records[:leaving])
         return spent + seconds_of(plan.release)
 
     def fill(self, rows: int, batch: int) -> None:
         """Makes ids 0 .. rows resident."""
-        for begin in range(0, rows, batch):
-            self.plan(np.arange(begin, min(begin + batch, rows), dtype=np.int64))
+        for first in range(0, rows, batch):
+            self.plan(np.arange(first, min(first + batch, rows), dtype=np.int64))
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class PlanOptions:
         large_rows: of the large one; 0 leaves it out.
         rounds: timed batches of a case.
         seed: of the ids.
+        threads: of torch; each plans the hits of the small tables.
     """
 
     batch: int
@@ -82,6 +85,7 @@ class PlanOptions:
     large_rows: int
     rounds: int
     seed: int
+    threads: tuple[int, ...] = (1,)
 
 
 def _drawn(alpha: float, rows: int, options: PlanOptions) -> Iterator[Int64Array]:
@@ -123,7 +127,9 @@ def _time(
     }
 
 
-def _hits(options: PlanOptions, rows: int, hashed: bool, alphas: dict[str, float]) -> list[dict[str, Any]]:
+def _hits(
+    options: PlanOptions, rows: int, hashed: bool, alphas: dict[str, float], threads: tuple[int, ...] = (1,)
+) -> list[dict[str, Any]]:
     """All rows resident; memory is what the process grew by while they came."""
     kind = "hash" if hashed else "index"
     before = resident_memory()
@@ -131,10 +137,14 @@ def _hits(options: PlanOptions, rows: int, hashed: bool, alphas: dict[str, float
     planner.fill(rows, options.batch)
     grown = resident_memory() - before
     results = []
-    for label, alpha in alphas.items():
-        name = f"{kind}, {rows:,} rows, {label}"
-        result = _time(name, planner, _drawn(alpha, rows, options), 1, options)
-        results.append({**result, "kind": kind, "rows": rows, "alpha": alpha, "what": "hits"})
+    for count in threads:
+        torch.set_num_threads(count)
+        for label, alpha in alphas.items():
+            name = f"{kind}, {rows:,} rows, {label}, {count} thread(s)"
+            result = _time(name, planner, _drawn(alpha, rows, options), 1, options)
+            case = {"kind": kind, "rows": rows, "alpha": alpha, "what": "hits", "threads": count}
+            results.append({**result, **case})
+    torch.set_num_threads(1)
     results[0]["memory"] = {**planner.engine.memory(), "process_growth_bytes": grown}
     return results
 
@@ -152,7 +162,7 @@ def _changes(options: PlanOptions) -> list[dict[str, Any]]:
     results = []
     for what, name, planner, batches, warm in cases:
         result = _time(name, planner, batches, warm, options)
-        results.append({**result, "kind": "hash", "rows": rows, "alpha": 0.0, "what": what})
+        results.append({**result, "kind": "hash", "rows": rows, "alpha": 0.0, "what": what, "threads": 1})
     results[-1]["store_memory"] = small.engine.memory()
     return results
 
@@ -166,10 +176,11 @@ def large_table_problem(rows: int) -> str | None:
 
 
 def run_plans(options: PlanOptions, report: Callable[[str], None]) -> list[dict[str, Any]]:
-    """All cases, one thread."""
+    """All cases, at one thread but for hits; torch is left with one."""
+    torch.set_num_threads(1)
     skewed = {"uniform": 0.0, "power law 1.05": 1.05}
-    results = _hits(options, options.rows, True, skewed)
-    results += _hits(options, options.rows, False, skewed)
+    results = _hits(options, options.rows, True, skewed, options.threads)
+    results += _hits(options, options.rows, False, skewed, options.threads)
     if options.large_rows:
         problem = large_table_problem(options.large_rows)
         if problem:

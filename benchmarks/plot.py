@@ -11,7 +11,7 @@ Result = dict[str, Any]
 
 
 def draw(results: Result, path: Path) -> None:
-    """Left: every rival's time over ours. Right: ours over its bounds. One line per workload."""
+    """Left: every contender's time over the collection's. Right: that over its bounds. One line per workload."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -28,7 +28,10 @@ def draw(results: Result, path: Path) -> None:
         right.plot([case[key] for case in cases], places, "o", label=label)
     left.set_yticks(places, [case_name(case) for case in cases], fontsize=7)
     left.invert_yaxis()
-    for axis, title in ((left, "time over ours (more is better for us)"), (right, "ours over bound (1 is ideal)")):
+    for axis, title in (
+        (left, "time over the collection's (more is better for us)"),
+        (right, "collection over bound (1 is ideal)"),
+    ):
         axis.set_xscale("log")
         axis.axvline(1.0, color="black", linewidth=0.8)
         axis.grid(visible=True, axis="x", which="both", alpha=0.3)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from .contenders import HOST, Contender, NotAvailableError, Ours
-from .workload import BETAS, EPS, LEARNING_RATE, Workload
+from .contenders import HOST, Contender, NotAvailableError, optimizer_of
+from .workload import EPS, LEARNING_RATE, Workload
 
 DENSE_ROWS = 1_000_000
 """More rows than this are not given to TorchRec, whose gradient is as large as the tables."""
@@ -23,21 +23,9 @@ class Rival(Contender):
     def tables(self) -> list[torch.Tensor]:
         """The weights of each table, `[rows, D]`."""
 
-    def copy_from(self, ours: Ours) -> None:
-        """Takes over the weights."""
-        tables = self.tables()
-        with torch.no_grad():
-            for table, begin, rows in ours.chunks():
-                tables[table][begin : begin + len(rows)].copy_(rows)
-
     def weights(self, table: int, ids: torch.Tensor) -> torch.Tensor:
         weights = self.tables()[table].detach()
         return weights[ids.to(weights.device)]
-
-
-def _feature_parts(grad: torch.Tensor, workload: Workload) -> list[torch.Tensor]:
-    parts = grad.split(workload.dim, dim=1) if workload.pooled else grad.split(workload.per_table)
-    return [part.contiguous() for part in parts]
 
 
 class TorchSparse(Rival):
@@ -49,11 +37,10 @@ class TorchSparse(Rival):
         self, workload: Workload, seed: int, device: torch.device = HOST, grad: torch.Tensor | None = None
     ) -> None:
         self.workload = workload
-        self._grads = _feature_parts(workload.gradient(seed).to(device) if grad is None else grad, workload)
+        self._grads = workload.by_feature(workload.gradient(seed).to(device) if grad is None else grad)
         self._starts = torch.arange(0, workload.per_table, workload.bag, device=device)
-        rows, dim, count = workload.tables.rows, workload.dim, workload.tables.count
         self._modules: list[Any] = []
-        for _ in range(count):
+        for rows, dim in zip(workload.tables.sizes, workload.dims, strict=True):
             weight = torch.zeros((rows, dim), device=device)
             if workload.pooled:
                 self._modules.append(nn.EmbeddingBag(rows, dim, mode="sum", sparse=True, _weight=weight))
@@ -62,13 +49,10 @@ class TorchSparse(Rival):
         self._optimizer = self._make_optimizer(self.tables())
 
     def _make_optimizer(self, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
-        if self.workload.optimizer == "sgd":
-            return torch.optim.SGD(parameters, lr=LEARNING_RATE)
-        if self.workload.optimizer == "adagrad":
-            return torch.optim.Adagrad(parameters, lr=LEARNING_RATE, eps=EPS)
-        if self.workload.optimizer == "adam":
-            return torch.optim.SparseAdam(parameters, lr=LEARNING_RATE, eps=EPS, betas=BETAS)
-        raise NotAvailableError("torch.optim has no row-wise Adagrad")
+        if self.workload.optimizer == "rowwise_adagrad":
+            raise NotAvailableError("torch.optim has no row-wise Adagrad")
+        optimizer, options = optimizer_of(self.workload.optimizer)
+        return optimizer(parameters, **options)
 
     def tables(self) -> list[torch.Tensor]:
         return [module.weight for module in self._modules]
@@ -118,7 +102,7 @@ class Fbgemm(Rival):
             raise NotAvailableError("FBGEMM has no Adam on the CPU")
         place = (training.EmbeddingLocation.HOST, training.ComputeDevice.CPU)
         self._module = training.SplitTableBatchedEmbeddingBagsCodegen(
-            [(workload.tables.rows, workload.dim, *place)] * workload.tables.count,
+            [(*size, *place) for size in zip(workload.tables.sizes, workload.dims, strict=True)],
             optimizer=getattr(training.OptimType, optimizers[workload.optimizer]),
             learning_rate=LEARNING_RATE,
             eps=EPS,
@@ -161,12 +145,12 @@ class TorchRec(Rival):
     def __init__(self, workload: Workload, seed: int) -> None:
         if workload.optimizer not in ("sgd", "adagrad"):
             raise NotAvailableError("unsharded TorchRec has dense gradients, which SparseAdam refuses")
-        rows = workload.tables.count * workload.tables.rows
+        rows = sum(workload.tables.sizes)
         if rows > DENSE_ROWS:
             raise NotAvailableError(f"unsharded TorchRec makes a dense gradient of all {rows:,} rows at every step")
         self.workload = workload
-        self._grads = _feature_parts(workload.gradient(seed), workload)
-        self._offsets = workload.offsets
+        grad = workload.gradient(seed)
+        self._grads = [grad] if workload.pooled else workload.by_feature(grad)
         self._keys = [f"f{index}" for index in range(workload.tables.count)]
         self._collection = self._make_collection()
         self._apply_optimizer()
@@ -179,32 +163,34 @@ class TorchRec(Rival):
         self._jagged: Any = torchrec.KeyedJaggedTensor
         pooled = self.workload.pooled
         config = torchrec.EmbeddingBagConfig if pooled else torchrec.EmbeddingConfig
-        size = {"num_embeddings": self.workload.tables.rows, "embedding_dim": self.workload.dim}
-        tables = [config(name=f"t{i}", feature_names=[key], **size) for i, key in enumerate(self._keys)]
+        sizes = zip(self._keys, self.workload.tables.sizes, self.workload.dims, strict=True)
+        tables = [
+            config(name=f"t{i}", feature_names=[key], num_embeddings=rows, embedding_dim=dim)
+            for i, (key, rows, dim) in enumerate(sizes)
+        ]
         return (torchrec.EmbeddingBagCollection if pooled else torchrec.EmbeddingCollection)(tables=tables)
 
     def _apply_optimizer(self) -> None:
         from torchrec.optim import apply_optimizer_in_backward
 
-        options: dict[str, Any] = {"lr": LEARNING_RATE}
-        optimizer: type[torch.optim.Optimizer] = torch.optim.SGD
-        if self.workload.optimizer == "adagrad":
-            optimizer, options["eps"] = torch.optim.Adagrad, EPS
+        optimizer, options = optimizer_of(self.workload.optimizer)
         apply_optimizer_in_backward(optimizer, self._collection.parameters(), options)
 
     def tables(self) -> list[torch.Tensor]:
         return list(self._collection.parameters())
 
-    def forward(self, ids: torch.Tensor) -> list[torch.Tensor]:
-        batch = self._jagged(keys=self._keys, values=ids.view(-1), offsets=self._offsets)
+    def inputs(self, ids: torch.Tensor) -> Any:
+        return self._jagged(keys=self._keys, values=ids.view(-1), lengths=self.workload.lengths)
+
+    def forward(self, batch: Any) -> list[torch.Tensor]:
         result = self._collection(batch)
-        return [result[key] if self.workload.pooled else result[key].values() for key in self._keys]
+        return [result.values()] if self.workload.pooled else [result[key].values() for key in self._keys]
 
     def backward(self, raw: list[torch.Tensor]) -> None:
         torch.autograd.backward(raw, self._grads)
 
     def output(self, raw: list[torch.Tensor]) -> torch.Tensor:
-        return torch.cat(raw, dim=1 if self.workload.pooled else 0)
+        return torch.cat(raw)
 
 
 RIVALS = ("torch", "fbgemm", "fbgemm-none", "torchrec")

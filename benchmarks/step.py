@@ -1,10 +1,10 @@
-"""The step benchmark: plan, lookup, backward and update of one batch, ours and the rivals turn by turn."""
+"""The step benchmark: forward, backward and update of one batch, ours and the rivals turn by turn."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from rec_sdk_torch.tbe import CacheTooSmallError
 
 from .bounds import Machine, step_bytes
-from .contenders import PHASES, Contender, NotAvailableError, Ours
+from .contenders import Collection, Contender, NotAvailableError, Ours
 from .ids import Distribution
 from .machine import free_memory
 from .rivals import Rival, make_rival
@@ -32,8 +32,8 @@ class StepOptions:
 
     Attributes:
         rivals: their names.
-        caches: fractions of the rows that a cache beside the full one holds.
-        index: also run ours with index tables, which need no id map.
+        caches: fractions of the rows that a collection's cache beside the full one holds.
+        index: also run a collection of index tables, which need no id map.
         rounds: timed steps of every contender.
         seed: of ids, weights and gradients.
     """
@@ -45,29 +45,70 @@ class StepOptions:
     seed: int
 
 
+@dataclass
+class _Timed:
+    """Seconds of one contender, round by round."""
+
+    forward: Samples = field(default_factory=Samples)
+    backward: Samples = field(default_factory=Samples)
+    step: Samples = field(default_factory=Samples)
+
+    def run(self, contender: Contender, batch: Any) -> None:
+        """One timed step."""
+        begin = time.perf_counter()
+        raw = contender.forward(batch)
+        middle = time.perf_counter()
+        contender.backward(raw)
+        end = time.perf_counter()
+        self.forward.seconds.append(middle - begin)
+        self.backward.seconds.append(end - middle)
+        self.step.seconds.append(end - begin)
+
+    def phases(self) -> dict[str, dict[str, float]]:
+        return {"forward": self.forward.summary(), "backward": self.backward.summary()}
+
+
+@dataclass
+class _Measured:
+    """What a case found."""
+
+    correct: dict[str, bool]
+    skipped: dict[str, str]
+    timed: dict[str, _Timed]
+    unique_rows: list[float]
+    """Distinct rows of a batch, of each table, on average."""
+    counters: dict[str, dict[str, int]]
+
+
 class StepBench:
-    """One set of tables, dim, form and optimizer, built once and run on several distributions."""
+    """One set of tables, dims, form and optimizer, built once and run on several distributions."""
 
     def __init__(self, workload: Workload, options: StepOptions) -> None:
-        """Builds ours and whatever rival there is memory for.
+        """Builds the collection, and whatever else there is memory for.
 
         Raises:
-            NotAvailableError: ours itself cannot run.
+            NotAvailableError: the collection itself cannot run.
         """
         self.workload = workload
         self.options = options
         self.skipped: dict[str, str] = {}
         self._budget = float(free_memory() - _MARGIN)
         self._reserve(workload.table_bytes)
-        self.ours = Ours(workload, seed=options.seed)
-        self.ours.fill()
-        self.contenders: list[Contender] = [self.ours]
+        self.collection: Ours = self._filled(Collection)
+        self.contenders: list[Contender] = [self.collection]
+        self._add("ours", partial(self._filled, Ours))
         for name in options.rivals:
             self._add(name, partial(make_rival, name, workload, options.seed))
         for cache in options.caches:
-            self._add(f"ours@{cache:g}", partial(Ours, workload, cache=cache, seed=options.seed), 1 + cache)
+            make = partial(Collection, workload, cache=cache, seed=options.seed)
+            self._add(f"collection@{cache:g}", make, 1 + cache)
         if options.index:
-            self._add("ours-index", self._index)
+            self._add("collection-index", partial(self._filled, Collection, hashed=False))
+
+    def _filled(self, kind: type[Ours], **options: Any) -> Ours:
+        contender = kind(self.workload, seed=self.options.seed, **options)
+        contender.fill()
+        return contender
 
     def _reserve(self, need: float) -> None:
         """Counts down what was free at the start: memory of a contender is only touched when it steps."""
@@ -85,26 +126,27 @@ class StepBench:
             self._budget = before
             self.skipped[name] = str(error)
 
-    def _index(self) -> Ours:
-        contender = Ours(self.workload, hashed=False, seed=self.options.seed)
-        contender.fill()
-        return contender
-
     def run(self, distribution: Distribution, machine: Machine) -> dict[str, Any]:
         """One case: checks results, then times. `machine` adds the bounds when the run is over."""
         rng = np.random.default_rng(self.options.seed)
-        for contender in self.contenders:
-            if isinstance(contender, Rival):
-                contender.copy_from(self.ours)
+        self._copy_to_rivals()
         skipped = dict(self.skipped)
         self._fill_caches(distribution, skipped)
         correct = self._check(distribution, rng)
-        samples, phases, counters = self._time(distribution, rng)
+        timed, unique = self._time(distribution, rng)
+        counters = {contender.name: contender.counters() for contender in self._ours()}
         machine.observe(self.workload)
-        return self._case(distribution, machine.threads, _Measured(correct, skipped, samples, phases, counters))
+        return self._case(distribution, machine.threads, _Measured(correct, skipped, timed, unique, counters))
 
-    def _cached(self) -> Iterable[Ours]:
-        return [c for c in self.contenders if isinstance(c, Ours) and c.cache < 1.0]
+    def _ours(self) -> list[Ours]:
+        return [contender for contender in self.contenders if isinstance(contender, Ours)]
+
+    def _copy_to_rivals(self) -> None:
+        tables = [contender.tables() for contender in self.contenders if isinstance(contender, Rival)]
+        with torch.no_grad():
+            for table, begin, rows in self.collection.chunks() if tables else ():
+                for rival in tables:
+                    rival[table][begin : begin + len(rows)].copy_(rows)
 
     def _fill_caches(self, distribution: Distribution, skipped: dict[str, str]) -> None:
         """Brings partial caches to the state in which every miss evicts; drops those a batch does not fit in.
@@ -112,88 +154,75 @@ class StepBench:
         For good: they would be steps behind the others in the next distribution.
         """
         rng = np.random.default_rng(self.options.seed + 1)
-        for contender in list(self._cached()):
+        for contender in [ours for ours in self._ours() if ours.cache < 1.0]:
             try:
                 for _ in range(_FILL_BATCHES):
                     contender.look(self.workload.draw(distribution, rng))
-                    if contender.embedding.cache_stats()["rows_out"]:
+                    if contender.counters()["rows_out"]:
                         break
             except CacheTooSmallError as error:
                 self.contenders.remove(contender)
                 self.skipped[contender.name] = skipped[contender.name] = str(error)
 
     def _check(self, distribution: Distribution, rng: np.random.Generator) -> dict[str, bool]:
-        """Steps everybody on the same batches and compares outputs and weights with ours."""
-        correct = {contender.name: True for contender in self.contenders if contender is not self.ours}
+        """Steps everybody on the same batches and compares outputs and weights with the collection's."""
+        others = self.contenders[1:]
+        correct = {contender.name: True for contender in others}
         # Our outputs sum a bag's rows, and with them their rounding.
         tolerance = 2e-5 * (self.workload.bag**0.5 if self.workload.pooled else 1.0)
         for _ in range(CHECKED_STEPS):
             ids = self.workload.draw(distribution, rng)
-            expected = self.ours.step(ids).detach()
-            for contender in self.contenders[1:]:
+            expected = self.collection.output(self.collection.step(ids)).detach()
+            for contender in others:
                 got = contender.output(contender.step(ids)).detach()
                 correct[contender.name] &= torch.allclose(got, expected, rtol=1e-4, atol=tolerance)
         for table in range(self.workload.tables.count):
             touched = ids[table].unique()
-            weights = self.ours.weights(table, touched)
-            for contender in self.contenders[1:]:
+            weights = self.collection.weights(table, touched)
+            for contender in others:
                 got = contender.weights(table, touched)
                 correct[contender.name] &= torch.allclose(got, weights, rtol=1e-4, atol=2e-5)
         return correct
 
-    def _time(
-        self, distribution: Distribution, rng: np.random.Generator
-    ) -> tuple[dict[str, Samples], dict[str, Samples], dict[str, dict[str, int]]]:
-        samples = {contender.name: Samples() for contender in self.contenders}
-        phases = {phase: Samples() for phase in (*PHASES, "other")}
-        for contender in self.contenders:
-            if isinstance(contender, Ours):
-                contender.embedding.reset_cache_stats()
+    def _time(self, distribution: Distribution, rng: np.random.Generator) -> tuple[dict[str, _Timed], list[float]]:
+        timed = {contender.name: _Timed() for contender in self.contenders}
+        unique = np.zeros(self.workload.tables.count)
+        for contender in self._ours():
+            contender.reset_counters()
         with no_collection():
             for _ in range(self.options.rounds):
                 ids = self.workload.draw(distribution, rng)
-                self.ours.take_phases()
+                unique += [len(part.unique()) for part in ids]
+                batches = [contender.inputs(ids) for contender in self.contenders]
                 # Drawn anew, because what ran before a contender has left the caches to it.
                 for place in rng.permutation(len(self.contenders)):
-                    contender = self.contenders[place]
-                    begin = time.perf_counter()
-                    output = contender.step(ids)
-                    samples[contender.name].seconds.append(time.perf_counter() - begin)
-                    del output
-                spent = self.ours.take_phases()
-                spent["other"] = samples["ours"].seconds[-1] - sum(spent.values())
-                for phase, seconds in spent.items():
-                    phases[phase].seconds.append(seconds)
-        counters = {c.name: c.embedding.cache_stats() for c in self.contenders if isinstance(c, Ours)}
-        return samples, phases, counters
+                    timed[self.contenders[place].name].run(self.contenders[place], batches[place])
+        return timed, (unique / self.options.rounds).tolist()
 
     def _case(self, distribution: Distribution, threads: int, measured: _Measured) -> dict[str, Any]:
-        counted = measured.counters["ours"]
-        unique = counted["unique_rows"] / counted["batches"]
-        ours = measured.samples["ours"]
-        others = [name for name in measured.samples if name != "ours"]
+        counted = measured.counters["collection"]
         return {
             **self.workload.describe(),
             "distribution": distribution.name,
             "alpha": distribution.alpha,
             "threads": threads,
-            "unique_rows": unique,
+            "unique_rows": sum(measured.unique_rows),
+            "unique_rows_of_tables": measured.unique_rows,
             "hit_rate": 1.0 - counted["unique_misses"] / counted["unique_rows"],
-            "times": {name: sample.summary() for name, sample in measured.samples.items()},
+            "times": {name: timed.step.summary() for name, timed in measured.timed.items()},
+            "phases": {name: timed.phases() for name, timed in measured.timed.items()},
             "correct": measured.correct,
             "skipped": measured.skipped,
-            "ratios": {n: measured.samples[n].best / ours.best for n in others if measured.correct[n]},
-            "ratios_of_medians": {n: measured.samples[n].median / ours.median for n in others if measured.correct[n]},
-            "phases_ms": {phase: sample.median * 1e3 for phase, sample in measured.phases.items()},
-            "bytes": dict(zip(("streams", "read", "written"), step_bytes(self.workload, unique), strict=True)),
+            "ratios": _ratios(measured, lambda samples: samples.best),
+            "ratios_of_medians": _ratios(measured, lambda samples: samples.median),
+            "bytes": dict(
+                zip(("streams", "read", "written"), step_bytes(self.workload, measured.unique_rows), strict=True)
+            ),
             "counters": measured.counters,
         }
 
 
-@dataclass(frozen=True)
-class _Measured:
-    correct: dict[str, bool]
-    skipped: dict[str, str]
-    samples: dict[str, Samples]
-    phases: dict[str, Samples]
-    counters: dict[str, dict[str, int]]
+def _ratios(measured: _Measured, of: Callable[[Samples], float]) -> dict[str, float]:
+    """Steps of those with the collection's results, over its own."""
+    steps = {name: of(timed.step) for name, timed in measured.timed.items()}
+    return {name: steps[name] / steps["collection"] for name, right in measured.correct.items() if right}

@@ -18,32 +18,68 @@ BETAS = (0.9, 0.999)
 OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad", "adam")
 _SUFFIXES = {"k": 1_000, "m": 1_000_000}
 
+CRITEO_SIZES = (
+    *(1_460, 583, 10_131_227, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5_683, 8_351_593, 3_194),
+    *(27, 14_992, 5_461_306, 10, 5_652, 2_173, 4, 7_046_547, 18, 15, 286_181, 105, 142_572),
+)
+"""Distinct values of the 26 categorical features of the Criteo Kaggle data, as DLRM's own script counts them."""
+CRITEO_CAP = 400_000
+
+
+def _number(digits: str, suffix: str) -> int:
+    return int(digits) * _SUFFIXES.get(suffix, 1)
+
+
+def _short(rows: int) -> str:
+    for suffix, factor in (("m", 1_000_000), ("k", 1_000)):
+        if rows % factor == 0:
+            return f"{rows // factor}{suffix}"
+    return str(rows)
+
 
 @dataclass(frozen=True)
 class TableSet:
-    """`count` tables of `rows` rows each."""
+    """`count` tables of `rows` rows each; or the 26 of Criteo, of at most `rows` rows and of mixed dims."""
 
     count: int
     rows: int
+    criteo: bool = False
 
     @classmethod
     def parse(cls, text: str) -> TableSet:
-        """From `4x100k`, `1x4m`, `2x500`.
+        """From `4x100k`, `1x4m`, `2x500`; `criteo`, or `criteo@20k` with no table above that.
 
         Raises:
             argparse.ArgumentTypeError: another form; its message reaches the user.
         """
+        mixed = re.fullmatch(r"criteo(?:@([1-9]\d*)([km]?))?", text.lower())
+        if mixed is not None:
+            cap = _number(mixed.group(1), mixed.group(2)) if mixed.group(1) else CRITEO_CAP
+            return cls(len(CRITEO_SIZES), cap, criteo=True)
         match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)([km]?)", text.lower())
         if match is None:
-            raise argparse.ArgumentTypeError(f"{text!r} is not COUNTxROWS, such as 4x100k or 1x4m")
-        return cls(int(match.group(1)), int(match.group(2)) * _SUFFIXES.get(match.group(3), 1))
+            raise argparse.ArgumentTypeError(f"{text!r} is not COUNTxROWS, such as 4x100k or 1x4m, nor criteo")
+        return cls(int(match.group(1)), _number(match.group(2), match.group(3)))
 
     @property
     def name(self) -> str:
-        for suffix, factor in (("m", 1_000_000), ("k", 1_000)):
-            if self.rows % factor == 0:
-                return f"{self.count}x{self.rows // factor}{suffix}"
-        return f"{self.count}x{self.rows}"
+        if self.criteo:
+            return "criteo" if self.rows == CRITEO_CAP else f"criteo@{_short(self.rows)}"
+        return f"{self.count}x{_short(self.rows)}"
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Rows of each table."""
+        if self.criteo:
+            return tuple(min(size, self.rows) for size in CRITEO_SIZES)
+        return (self.rows,) * self.count
+
+    def dims(self, dim: int) -> tuple[int, ...]:
+        """D of each table; of Criteo's, those below 100 thousand rows have half, below 1,000 a quarter."""
+        if not self.criteo:
+            return (dim,) * self.count
+        wanted = [dim if size >= 100_000 else dim // 2 if size >= 1_000 else dim // 4 for size in CRITEO_SIZES]
+        return tuple(max(4, width // 4 * 4) for width in wanted)
 
 
 @dataclass(frozen=True)
@@ -52,7 +88,7 @@ class Workload:
 
     Attributes:
         tables: each has one feature.
-        dim: D.
+        dim: D, the largest where they differ.
         pooled: bags of `bag` ids are summed; otherwise every lookup is an output row.
         optimizer: one of OPTIMIZERS; adam is torch.optim.SparseAdam.
         lookups: N, of all tables together.
@@ -75,24 +111,43 @@ class Workload:
         return self.batch_size * self.bag
 
     @property
-    def output_rows(self) -> int:
-        """Rows of D elements that leave the lookup, R."""
-        return self.batch_size * self.tables.count if self.pooled else self.lookups
+    def dims(self) -> tuple[int, ...]:
+        """D of each table."""
+        return self.tables.dims(self.dim)
+
+    @property
+    def output_elements(self) -> int:
+        """Elements that leave the lookup: N * D, or B * the dims of all tables when pooled."""
+        return self.batch_size * sum(self.dims) if self.pooled else self.lookups * self.dim
 
     @property
     def states(self) -> float:
         """Optimizer state per weight element."""
-        return {"sgd": 0.0, "adagrad": 1.0, "rowwise_adagrad": 1.0 / self.dim, "adam": 2.0}[self.optimizer]
+        return self.states_of(self.dim)
+
+    def states_of(self, dim: int) -> float:
+        """The same, of a table of `dim`."""
+        return {"sgd": 0.0, "adagrad": 1.0, "rowwise_adagrad": 1.0 / dim, "adam": 2.0}[self.optimizer]
 
     @property
     def record_bytes(self) -> int:
         """Weight and states of one row, as ours lays them out."""
-        return (round(4 * self.dim * (1 + self.states)) + 15) // 16 * 16
+        return self.record_bytes_of(self.dim)
+
+    def record_bytes_of(self, dim: int) -> int:
+        """The same, of a table of `dim`."""
+        return (round(4 * dim * (1 + self.states_of(dim))) + 15) // 16 * 16
 
     @property
     def table_bytes(self) -> int:
         """Weights and states of all tables."""
-        return self.tables.count * self.tables.rows * self.record_bytes
+        pairs = zip(self.tables.sizes, self.dims, strict=True)
+        return sum(rows * self.record_bytes_of(dim) for rows, dim in pairs)
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        """Of the bags of all features, int64 `[F * B]`."""
+        return torch.full((self.tables.count * self.batch_size,), self.bag)
 
     @property
     def offsets(self) -> torch.Tensor:
@@ -104,7 +159,9 @@ class Workload:
             "tables": self.tables.name,
             "table_count": self.tables.count,
             "rows": self.tables.rows,
+            "rows_of_tables": list(self.tables.sizes),
             "dim": self.dim,
+            "dims_of_tables": list(self.dims),
             "form": "pooled" if self.pooled else "sequence",
             "optimizer": self.optimizer,
             "lookups": self.lookups,
@@ -113,24 +170,38 @@ class Workload:
 
     def draw(self, distribution: Distribution, rng: np.random.Generator) -> torch.Tensor:
         """The ids of one batch, int64 `[tables, lookups per table]`."""
-        tables = range(self.tables.count)
-        ids = [distribution.draw(rng, self.tables.rows, self.per_table, table) for table in tables]
+        sizes = enumerate(self.tables.sizes)
+        ids = [distribution.draw(rng, rows, self.per_table, table) for table, rows in sizes]
         return torch.from_numpy(np.stack(ids))
 
     def gradient(self, seed: int) -> torch.Tensor:
-        """Gradient of the output: `[N, D]`, or `[B, tables * D]` when pooled.
+        """Gradient of the output: `[N, D]`, or `[B, dims of all tables]` when pooled.
 
         Small multiples of 1/16: their sums are exact in any order, so that a difference between two
         contenders is a fault and not the order of a sum.
         """
-        width = self.tables.count * self.dim if self.pooled else self.dim
+        width = sum(self.dims) if self.pooled else self.dim
         rows = self.batch_size if self.pooled else self.lookups
         generator = torch.Generator().manual_seed(seed)
         return torch.randint(-8, 9, (rows, width), generator=generator).float() / 16
 
+    def by_feature(self, output: torch.Tensor) -> list[torch.Tensor]:
+        """An output or its gradient, one tensor per feature; each in memory of its own, as a model's gradients are."""
+        if self.tables.count == 1:
+            return [output]
+        parts = output.split(list(self.dims), dim=1) if self.pooled else output.split(self.per_table)
+        return [part.clone(memory_format=torch.contiguous_format) for part in parts]
+
 
 def make_workload(tables: TableSet, dim: int, pooled: bool, optimizer: str, lookups: int, bag: int) -> Workload:
-    """A workload of about `lookups` lookups: half of them from D = 128 on, and whole bags."""
+    """A workload of about `lookups` lookups: half of them from D = 128 on, and whole bags, of one id for Criteo.
+
+    Raises:
+        ValueError: a sequence of Criteo's tables, whose dims differ.
+    """
+    if tables.criteo and not pooled:
+        raise ValueError(f"{tables.name}: a sequence needs tables of one dim")
+    bag = 1 if tables.criteo else bag
     wanted = lookups if dim < 128 else lookups // 2
     unit = tables.count * bag
     return Workload(tables, dim, pooled, optimizer, max(unit, wanted // unit * unit), bag)

@@ -7,6 +7,9 @@ python examples/train_dlrm.py --criteo train.txt.gz --samples 1000000 --plot run
 
 from __future__ import annotations
 
+import support.environment  # noqa: F401  # first: what follows may be missing
+
+# isort: split
 import argparse
 import sys
 from dataclasses import replace
@@ -22,7 +25,7 @@ from dlrm.plain import PlainTables, initial_weights
 from support.clicks import ClickData, random_split
 from support.errors import exit_code
 from support.optimizers import TABLE_OPTIMIZERS, dense_optimizer
-from support.options import add_output_options, add_training_options, positive_int, prepare, report
+from support.options import Parser, add_output_options, add_training_options, log_size, prepare, report
 from support.report import Report
 from support.training import Job, Schedule, TrainResult, train
 from torch import Tensor, nn
@@ -35,15 +38,13 @@ GENERATED_SAMPLES = 200_000
 
 def parse_options() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = Parser(__doc__)
     data = parser.add_mutually_exclusive_group()
     data.add_argument("--movielens", type=Path, metavar="DIR", help="train on MovieLens-100K")
     data.add_argument("--criteo", type=Path, metavar="FILE", help="train on a Criteo display-advertising file")
     parser.add_argument(
         "--samples",
-        type=positive_int,
+        type=log_size,
         metavar="N",
         help=f"clicks to generate (default {GENERATED_SAMPLES:,}), or Criteo lines to read (default all)",
     )

@@ -9,8 +9,12 @@ Nothing in this file knows of the emulation, but for the line that says which of
 
 from __future__ import annotations
 
+import support.environment  # noqa: F401  # first: what follows may be missing
+
+# isort: split
 import argparse
 import os
+import sys
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -23,7 +27,8 @@ from dlrm.data_generated import generated_clicks
 from dlrm.model import DensePart
 from sklearn.metrics import roc_auc_score
 from support.clicks import ClickBatch, ClickData, random_split
-from support.options import fraction, positive_float, positive_int
+from support.errors import exit_code
+from support.options import Parser, dimension, fraction, log_size, positive_float, positive_int, seed
 from support.training import hit_rate
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -35,19 +40,17 @@ REPORTS = 10  # lines about the loss
 
 def parse_options() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("--samples", type=positive_int, default=60_000, help="clicks to generate (default %(default)s)")
+    parser = Parser(__doc__)
+    parser.add_argument("--samples", type=log_size, default=60_000, help="clicks to generate (default %(default)s)")
     parser.add_argument("--steps", type=positive_int, metavar="N", help="stop after N steps (default: one epoch)")
     parser.add_argument("--batch-size", type=positive_int, default=64, help="of each NPU (default %(default)s)")
-    parser.add_argument("--dim", type=positive_int, default=16, help="embedding dimension (default %(default)s)")
+    parser.add_argument("--dim", type=dimension, default=16, help="embedding dimension (default %(default)s)")
     parser.add_argument("--lr", type=positive_float, default=0.001, help="of the dense part (default %(default)s)")
     parser.add_argument("--sparse-lr", type=positive_float, default=0.05, help="of the tables (default %(default)s)")
     parser.add_argument(
         "--cache", type=fraction, default=0.1, help="share of the rows on the NPU (default %(default)s)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of data, weights and order (default %(default)s)")
+    parser.add_argument("--seed", type=seed, default=0, help="of data, weights and order (default %(default)s)")
     return parser.parse_args()
 
 
@@ -173,4 +176,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code(main))

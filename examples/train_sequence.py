@@ -6,6 +6,9 @@ python examples/train_sequence.py --movielens ml-100k        liked films, in ord
 
 from __future__ import annotations
 
+import support.environment  # noqa: F401  # first: what follows may be missing
+
+# isort: split
 import argparse
 import sys
 from pathlib import Path
@@ -17,7 +20,7 @@ from sequence.model import InterestModel
 from support.clicks import ClickData, Split, ordered_split, random_split
 from support.errors import exit_code
 from support.optimizers import TABLE_OPTIMIZERS, dense_optimizer
-from support.options import add_output_options, add_training_options, positive_int, prepare, report
+from support.options import Parser, add_output_options, add_training_options, log_size, positive_int, prepare, report
 from support.report import Report
 from support.tables import TableSize, table_size
 from support.training import Job, Schedule, TrainResult, train
@@ -35,12 +38,10 @@ TABLE = "item"
 
 def parse_options() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = Parser(__doc__)
     parser.add_argument("--movielens", type=Path, metavar="DIR", help="train on MovieLens-100K")
     parser.add_argument(
-        "--samples", type=positive_int, default=200_000, metavar="N", help="to generate (default %(default)s)"
+        "--samples", type=log_size, default=200_000, metavar="N", help="to generate (default %(default)s)"
     )
     parser.add_argument(
         "--history", type=positive_int, default=10, metavar="N", help="longest history (default %(default)s)"

@@ -1,9 +1,12 @@
 """The host engine (built from torch_npu_ext/host): id maps, host stores, the device cache's contents, swap plans.
 
-Letters in shapes: N lookups of the group, K keys of the batch, F features, B samples, U unique rows, T tables, O rows
-out, I rows in. Slot numbers are the group's: table t owns a contiguous range of them, tables in order.
+Letters in shapes: K keys of the batch, F features, B samples, T tables, O rows out, I rows in, P and Q those of them
+that have gradients in the open window. Slot numbers are the group's: table t owns a contiguous range of them, tables in
+order.
 
 After any exception the engine is as it was before the call. Methods are safe to call from several threads.
+
+A test compares names, arguments and defaults here with the built module.
 """
 
 from collections.abc import Sequence
@@ -59,51 +62,44 @@ class TableSpec:
         seed: int,
         state_init: Sequence[float],
         bounds_check: str,
+        columns: Sequence[str] = [],
     ) -> None:
         """slots: rows in the device cache. capacity: most ids of a hash table, 0 = unlimited.
+
+        columns: what is kept of each row beside its record: "count", "last_use", "version", "score".
 
         state_init: the initial value of each state block. bounds_check, for index tables: "fatal" (IndexError), or
         "warning", "ignore", "none" (such ids become 0; under "warning" they are reported by take_bounds_warnings).
         """
 
-class SwapPlan:
-    """What one batch needs. The arrays are views that keep the plan's memory alive, also after release()."""
+class Plan:
+    """What one batch needs. Its slots are pinned until it is released or deleted.
+
+    It is planned, then applying (from `begin` on the cache may have been written to, and the plan can only be
+    completed), then applied; or it is cancelled. One that has ended before it began, with no later plan, is cancelled.
+    """
 
     @property
-    def slots(self) -> _Int32:
-        """[N] cache slot of each lookup."""
+    def arena(self) -> _Bytes:
+        """The arrays that go to the device, a view that keeps their memory alive, also after release()."""
 
     @property
-    def offsets(self) -> _Int64 | None:
-        """[F*B + 1] the group's bags, feature-major; None for a sequence."""
+    def views(self) -> tuple[_Int32 | None, ...]:
+        """The fields as int32 arrays that keep the arena."""
 
     @property
-    def unique_slots(self) -> _Int32:
-        """[U] slots of the distinct rows, tables in order; the rows of a table are in no order."""
+    def fields(self) -> tuple[tuple[int, int] | None, ...]:
+        """(begin, words) of each array in `arena`, in units of 4 bytes, in the order of tbe.plan.PlanArrays; None for
+        an array that the batch does not need.
+        """
 
     @property
-    def table_offsets(self) -> _Int32:
-        """[T + 1] unique rows of each table."""
+    def serial(self) -> int:
+        """The number of the plan; later plans have larger ones."""
 
     @property
-    def segment_offsets(self) -> _Int32:
-        """[U + 1] the lookups of each unique row, in segment order."""
-
-    @property
-    def positions(self) -> _Int32 | None:
-        """[N] segment order -> lookup, for weighted bags; None for others. Lookups of one row keep their order."""
-
-    @property
-    def grad_row(self) -> _Int32:
-        """[N] in segment order, the row of the output gradient: the lookup for a sequence, the sample when pooled."""
-
-    @property
-    def grad_column(self) -> _Int32 | None:
-        """[N] in segment order, the first column of the output gradient; None for a sequence."""
-
-    @property
-    def scale(self) -> _Float | None:
-        """[N] in segment order, 1 / length of the bag for MEAN, else 1; None when no feature is MEAN."""
+    def sources(self) -> list[int]:
+        """Serials of the plans that took out rows which this one brings in: they land before Engine.read_in."""
 
     @property
     def rows_out(self) -> int:
@@ -114,20 +110,20 @@ class SwapPlan:
         """I."""
 
     @property
-    def swap_out_slots(self) -> _Int32:
-        """[O] slots whose rows leave; hand their records to Engine.write_back."""
+    def window_out(self) -> int:
+        """P."""
 
     @property
-    def swap_in_slots(self) -> _Int32:
-        """[I] slots to fill with the records of Engine.read_in."""
+    def window_in(self) -> int:
+        """Q."""
 
     @property
-    def pending_out(self) -> _Int32:
-        """[P] indices into swap_out_slots of rows with pending gradients, for Engine.write_pending."""
+    def bounds_warnings(self) -> list[tuple[str, int, int]]:
+        """(table name, count, an example) of ids that were out of range, under "warning"."""
 
     @property
-    def pending_in(self) -> _Int32:
-        """[Q] indices into swap_in_slots of rows with pending gradients, from Engine.read_pending."""
+    def applied(self) -> bool:
+        """Whether the cache has the plan's rows."""
 
     @property
     def released(self) -> bool: ...
@@ -154,13 +150,27 @@ class ReadPlan:
     @property
     def host_count(self) -> int: ...
     @property
+    def sources(self) -> list[int]:
+        """Serials of the plans whose rows must land before Engine.read."""
+
+    @property
     def all_resident(self) -> bool: ...
+
+def begin(plans: Sequence[Plan]) -> None:
+    """The caches will be written to: the plans, of several engines, can only be completed from now on. All or none.
+
+    RuntimeError unless each is the oldest of its engine that is not applied.
+    """
 
 class Engine:
     """The tables of one record layout, which share a device cache and a plan.
 
+    A batch: plan; read_sums and read_in, for which the rows of the plan's sources must have landed; begin; the cache is
+    written to; applied; land, when the copy of the rows that left has arrived. Plans are applied in their order.
+
     `records` arguments are C-contiguous uint8 [rows, record_bytes], `sums` float32 [rows, 2 * dim] (sum, compensation);
-    a wrong shape or dtype is a ValueError.
+    a wrong shape or dtype is a ValueError, and so is a plan of another engine. A table that is not there is an
+    IndexError.
     """
 
     def __init__(
@@ -173,99 +183,176 @@ class Engine:
         feature_columns: Sequence[int],
         feature_means: Sequence[bool],
         policy: str = "lru",
+        serial: int = 0,
     ) -> None:
         """weight_dtype: 0 fp32, 1 fp16, 2 bf16. state_elements: dim or 1 for each state block.
 
         feature_tables: the table of each feature, ascending. feature_columns: the first output column of each feature,
-        or [] for a sequence. feature_means: whether it is MEAN-pooled.
+        or [] for a sequence. feature_means: whether it is MEAN-pooled. serial: plans and versions are numbered
+        behind it.
         """
 
     @property
     def record_bytes(self) -> int: ...
-    def plan(
-        self, values: _Int, offsets: _Int, feature_keys: _Int, batch_size: int, weighted: bool = False
-    ) -> SwapPlan:
-        """Plans a batch and pins its slots.
 
-        values: [*] ids of all keys. offsets: [K*B + 1]. feature_keys: [F] which key each feature reads.
-        Its swap: read_in (and read_pending), and write_back (and write_pending), in any order. The rows that leave
-        have to be written back before anything else asks for them: the next plan, a read, whole tables.
+    # ---- batches
+
+    def plan(
+        self,
+        values: _Int,
+        offsets: _Int,
+        feature_keys: _Int,
+        batch_size: int,
+        weighted: bool = False,
+        arena: _Bytes | None = None,
+    ) -> Plan:
+        """Plans a batch and pins its slots. Waits for no copy.
+
+        values: [*] ids of all keys. offsets: [K*B + 1]. feature_keys: [F] which key each feature reads. arena: memory
+        for the plan's arrays, of arena_bytes() at least, which the plan keeps; None for memory of its own.
         Raises CacheTooSmallError, CapacityError, IndexError (ids out of range), MemoryError, TypeError, ValueError.
         """
 
-    def cancel(self, plan: SwapPlan) -> None:
-        """Undoes the latest plan and ends its pins, before the cache was written to.
+    def arena_bytes(
+        self, values: _Int, offsets: _Int, feature_keys: _Int, batch_size: int, weighted: bool = False
+    ) -> int:
+        """What the arrays of the batch's plan take at the most."""
+
+    def cancel(self, plan: Plan) -> None:
+        """Undoes the newest plan and ends its pins, before it begins; so any suffix of the plans, newest first.
 
         Only the order in which rows will be evicted may differ from before. RuntimeError for any other plan.
         """
 
+    def unapplied(self, upto: Plan | None = None) -> list[Plan]:
+        """The plans to be applied before and with `upto`, or all, oldest first. Holding these does not pin.
+
+        RuntimeError when `upto` was cancelled.
+        """
+
+    def applied(self, plan: Plan) -> None:
+        """The cache holds what the plan brings in. RuntimeError unless it is the oldest, and has begun."""
+
+    def in_flight(self) -> int:
+        """Plans whose pins have not ended."""
+
+    def read_in(self, plan: Plan, records: _Bytes) -> tuple[_Int32, _Int32]:
+        """Fills the [I] records for the slots that the plan fills.
+
+        Returns (places [m], their tables [m]) of those with initial values. RuntimeError before the plan's sources have
+        landed.
+        """
+
+    def read_sums(self, plan: Plan, sums: _Float) -> None:
+        """Fills the [Q] sums of rows that come back. RuntimeError once the plan is applied or cancelled."""
+
+    def land(self, plan: Plan, records: _Bytes, sums: _Float | None = None) -> None:
+        """Stores the [O] records of the rows that the plan took out, and their [P] sums, needed when P > 0.
+
+        The plan may be released already; landing twice does nothing. RuntimeError before the plan has begun.
+        """
+
+    def landed(self, plan: Plan) -> bool:
+        """Whether no row that the plan took out is on its way to the store."""
+
     def find(
         self, values: _Int, offsets: _Int, feature_keys: _Int, batch_size: int, bag_begin: int, bag_end: int
     ) -> ReadPlan:
-        """Where the rows of the group's bags [bag_begin, bag_end) are. Changes nothing, apart from bounds warnings."""
+        """Where the rows of the group's bags [bag_begin, bag_end) are. Changes nothing, apart from bounds warnings.
+
+        RuntimeError before all plans are applied.
+        """
 
     def bag_ranges(self, offsets: _Int, feature_keys: _Int, batch_size: int, max_lookups: int) -> _Int64:
         """Boundaries 0 = b0 < b1 < ... = F*B of runs of bags with at most max_lookups lookups each, or one bag."""
 
     def read(self, read_plan: ReadPlan, records: _Bytes) -> tuple[_Int32, _Int32]:
-        """Fills the [host_count] host rows. Returns (places [m], their tables [m]) of those with initial values."""
+        """Fills the [host_count] host rows. Returns (places [m], their tables [m]) of those with initial values.
 
-    def write_back(self, plan: SwapPlan, records: _Bytes) -> None:
-        """Stores the [O] records of plan.swap_out_slots. The plan may be released already."""
-
-    def read_in(self, plan: SwapPlan, records: _Bytes) -> tuple[_Int32, _Int32]:
-        """Fills the [I] records for plan.swap_in_slots.
-
-        Returns (places [m], their tables [m]) of those with initial values.
+        RuntimeError before its sources have landed.
         """
 
-    def write_pending(self, plan: SwapPlan, sums: _Float) -> None:
-        """Keeps the [P] sums of rows that leave."""
+    # ---- the accumulation window; from window_slots on, all plans must be applied and rows landed, else RuntimeError
 
-    def read_pending(self, plan: SwapPlan, sums: _Float) -> None:
-        """Fills the [Q] sums of rows that came back. RuntimeError after the plan's release or clear_pending."""
+    def mark(self, plan: Plan, slots: _Int32 | None = None) -> None:
+        """The plan's rows, or those in `slots`, which are some of them, have sums from now on.
 
-    def mark_pending(self, plan: SwapPlan) -> None:
-        """The plan's rows now hold pending gradients. RuntimeError after the plan's release."""
-
-    def pending_slots(self) -> tuple[_Int32, _Int32]:
-        """Resident rows with pending gradients: slots [n], ascending within a table, and table_offsets [T + 1]."""
-
-    def pending_away(self) -> tuple[_Int64, _Int32]:
-        """Rows with pending gradients that left the cache: rows [n], ascending within a table; table_offsets [T + 1].
-
-        Their updated records go to `write_rows`.
+        RuntimeError after the plan's release.
         """
+
+    def window_open(self) -> bool:
+        """Whether any row has a sum."""
+
+    def window_slots(self) -> tuple[_Int32, _Int32]:
+        """Resident rows with sums: slots [n], ascending, and table_offsets [T + 1]."""
+
+    def window_away(self) -> tuple[_Int64, _Int32]:
+        """Rows with sums that left the cache: rows [n], ascending within a table; table_offsets [T + 1]."""
 
     def read_away(self, begin: int, end: int, records: _Bytes, sums: _Float) -> None:
-        """Fills records and sums of the begin-th to end-th row of pending_away."""
+        """Fills records and sums of the begin-th to end-th row of window_away. IndexError beyond them."""
 
-    def clear_pending(self) -> None:
-        """Ends the window: no row has pending gradients."""
+    def write_away(self, begin: int, end: int, records: _Bytes) -> None:
+        """Stores the records of the begin-th to end-th row of window_away. IndexError beyond them."""
+
+    def close_window(self) -> None:
+        """Ends the window: no row has a sum."""
+
+    # ---- whole tables: all plans must be applied and all rows landed, else RuntimeError
 
     def row_count(self, table: int) -> int:
-        """Ids known (hash table) or num_embeddings (index table)."""
+        """Ids known (hash table) or num_embeddings (index table). Needs nothing applied or landed."""
 
     def table_rows(self, table: int) -> tuple[_Int64, _Int32]:
-        """Ids [n] in row order, which for hash tables is the order of arrival, and slots [n], -1 = not resident."""
+        """Ids [n] by ascending row, and slots [n], -1 = not resident. Rows have gaps once ids were removed."""
+
+    def kept_ids(self, table: int) -> _Int64:
+        """Ids [n], by ascending row, of rows with more than their initial record: in the cache, or in the store."""
+
+    def changed_ids(self, table: int, since: int) -> _Int64:
+        """Ids [n], by ascending row, of rows that changed after version `since`.
+
+        ValueError for a table without the column "version".
+        """
+
+    def version(self) -> int:
+        """What changes from now on is of a later version. Needs nothing applied or landed."""
+
+    def find_rows(self, table: int, ids: _Int64) -> tuple[_Int64, _Int32]:
+        """Rows [n], -1 = not known, and slots [n], -1 = not resident. IndexError for ids that an index table lacks."""
+
+    def others(self, table: int, ids: _Int64) -> _Int64:
+        """Ids [n] that the table has beside these, by ascending row."""
 
     def read_rows(self, table: int, ids: _Int64, rows: _Int64, records: _Bytes) -> None:
         """Fills host records of rows [n] and their ids. Resident rows are stale: overlay those of the cache."""
 
-    def kept_rows(self, table: int) -> _Int64:
-        """Rows [n] with more than their initial record, ascending: those in the cache or written to the store."""
-
     def insert(self, table: int, ids: _Int64) -> tuple[_Int64, _Int32]:
-        """Rows [n] and slots [n] (-1 = not resident) of the ids; a hash table adds those it does not know."""
+        """Rows [n] and slots [n] (-1 = not resident) of the ids; a hash table adds those it does not know.
+
+        CapacityError, MemoryError; IndexError for ids that an index table lacks.
+        """
+
+    def reserve_rows(self, table: int, rows: _Int64) -> None:
+        """Takes the memory of rows [n], so that write_rows cannot fail. MemoryError, IndexError."""
 
     def write_rows(self, table: int, rows: _Int64, records: _Bytes) -> None:
         """Stores host records. Resident rows must be written to the cache as well."""
 
+    def remove(self, table: int, ids: _Int64) -> int:
+        """Takes ids out of a hash table, or makes rows of an index table initial; how many it knew.
+
+        RuntimeError, with nothing removed, while batches in flight use one of the rows, or one has a sum of the
+        window; IndexError for ids that an index table lacks.
+        """
+
     def clear_table(self, table: int) -> None:
-        """Forgets all rows. RuntimeError while a batch in flight uses one."""
+        """Forgets all rows, with their sums. RuntimeError while a batch in flight uses one."""
 
     def initial_records(self, table: int, ids: _Int64, records: _Bytes) -> None:
-        """Fills the [n] records that the ids start from."""
+        """Fills the [n] records that the ids start from. Needs nothing applied or landed."""
+
+    # ---- reports
 
     def stats(self) -> dict[str, int]:
         """Counts: batches, lookups, unique_rows, unique_misses, new_rows, rows_in, rows_out, bytes_in, bytes_out,
@@ -280,4 +367,4 @@ class Engine:
         """Caps what the host stores may commit, below what the machine and its cgroup have free."""
 
     def take_bounds_warnings(self) -> list[tuple[str, int, int]]:
-        """(table name, count, an example) of ids that were out of range since the last call, under "warning"."""
+        """(table name, count, an example) of ids that reads found out of range since the last call, under "warning"."""

@@ -2,9 +2,9 @@
 
 import sys
 
-from .backends.emulator import HINT, EmulatorUnavailableError, active, check, library_directory, main
+from .backends.emulator import EmulatorUnavailableError, active, check, hint, library_directory, main
 
-__all__ = ["HINT", "EmulatorUnavailableError", "active", "check", "library_directory", "main"]
+__all__ = ["EmulatorUnavailableError", "active", "check", "hint", "library_directory", "main"]
 
 if __name__ == "__main__":
     sys.exit(main())

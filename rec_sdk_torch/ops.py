@@ -1,6 +1,8 @@
-"""The operators `torch.ops.rec_sdk.*`: the loaded library and its fake kernels (shapes for tracing).
+"""The operators `torch.ops.rec_sdk.*`: their schemas, each with its fake kernel (shapes for tracing), and the library
+of their kernels, which declares nothing itself.
 
-Shapes, dtypes and orders of summation: `op_kernels/<operator>/README.md`.
+Shapes, dtypes and orders of summation: `op_kernels/<operator>/README.md`. All tensors of a call are on one device,
+except that the rows of a copy may be in pinned host memory where the cache is on CUDA.
 
 There is no autograd registration. The fused update changes the cache in place, so no gradient of it
 exists; the one gradient a lookup has, that of `per_sample_weights`, is the operator `pooled_weights_grad`.
@@ -9,6 +11,8 @@ exists; the one gradient a lookup has, that of `per_sample_weights`, is the oper
 from __future__ import annotations
 
 import ctypes
+import functools
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import ParamSpec, TypeVar, cast
@@ -56,22 +60,62 @@ def select_cpu_isa(name: str = "") -> None:
 
 _Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")
+_schemas = torch.library.Library("rec_sdk", "FRAGMENT")
 
 
-def _fake(name: str) -> Callable[[Callable[_Params, _Result]], Callable[_Params, _Result]]:
-    """`torch.library.register_fake`, typed."""
-    return cast(
-        "Callable[[Callable[_Params, _Result]], Callable[_Params, _Result]]",
-        torch.library.register_fake(f"rec_sdk::{name}"),
-    )
+def _check_devices(name: str, tensors: dict[str, object], host_rows: str | None) -> None:
+    """What the kernels of every device check, for calls with a meta tensor, which reach the fake kernel alone.
+
+    host_rows: the argument that may be on the host where the others are on CUDA.
+
+    Raises:
+        RuntimeError: a tensor is not on the device of the first one.
+    """
+    each: list[tuple[str, torch.Tensor]] = []
+    for key, value in tensors.items():
+        if isinstance(value, torch.Tensor):
+            each.append((key, value))
+        elif isinstance(value, list | tuple):
+            each.extend((f"{key}[{i}]", tensor) for i, tensor in enumerate(value))
+    device = each[0][1].device
+    for key, tensor in each:
+        on_host = key == host_rows and device.type == "cuda" and tensor.device.type == "cpu"
+        if tensor.device != device and not on_host:
+            raise RuntimeError(
+                f"rec_sdk::{name}: {key} must be on the device of the first argument, {device}, got {tensor.device}"
+            )
 
 
-@_fake("lookup_sequence")
+def _operator(
+    schema: str, host_rows: str | None = None
+) -> Callable[[Callable[_Params, _Result]], Callable[_Params, _Result]]:
+    """Declares an operator; the function decorated is its fake kernel, with the parameters of the schema."""
+    name = schema.partition("(")[0]
+
+    def declare(fake: Callable[_Params, _Result]) -> Callable[_Params, _Result]:
+        parameters = tuple(inspect.signature(fake).parameters)
+
+        @functools.wraps(fake)
+        def checked(*args: _Params.args, **kwargs: _Params.kwargs) -> _Result:
+            _check_devices(name, dict(zip(parameters, args, strict=False)) | kwargs, host_rows)
+            return fake(*args, **kwargs)
+
+        _schemas.define(schema)
+        torch.library.register_fake(f"rec_sdk::{name}", checked, lib=_schemas)
+        return fake
+
+    return declare
+
+
+@_operator("lookup_sequence(Tensor weights, Tensor slots) -> Tensor")
 def _lookup_sequence(weights: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     return weights.new_empty((slots.shape[0], weights.shape[1]), dtype=torch.float32)
 
 
-@_fake("lookup_pooled")
+@_operator(
+    "lookup_pooled(Tensor weights, Tensor slots, Tensor offsets, Tensor? per_sample_weights, Tensor columns, "
+    "Tensor mean, int first_bag, Tensor(a!) out) -> ()"
+)
 def _lookup_pooled(
     weights: torch.Tensor,
     slots: torch.Tensor,
@@ -85,7 +129,10 @@ def _lookup_pooled(
     return None
 
 
-@_fake("pooled_weights_grad")
+@_operator(
+    "pooled_weights_grad(Tensor weights, Tensor slots, Tensor offsets, Tensor grad, Tensor columns, Tensor mean) "
+    "-> Tensor"
+)
 def _pooled_weights_grad(
     weights: torch.Tensor,
     slots: torch.Tensor,
@@ -97,14 +144,19 @@ def _pooled_weights_grad(
     return weights.new_empty((slots.shape[0],), dtype=torch.float32)
 
 
-@_fake("update_rows")
+@_operator(
+    "update_rows(Tensor(a!) cache, Tensor[] grads, Tensor unique_slots, Tensor table_offsets, Tensor segment_offsets, "
+    "Tensor grad_row, Tensor? grad_source, Tensor? grad_column, Tensor? scale, Tensor coefficients, str optimizer, "
+    "int dim, ScalarType weight_dtype) -> ()"
+)
 def _update_rows(
     cache: torch.Tensor,
-    grad: torch.Tensor,
+    grads: list[torch.Tensor],
     unique_slots: torch.Tensor,
     table_offsets: torch.Tensor,
     segment_offsets: torch.Tensor,
     grad_row: torch.Tensor,
+    grad_source: torch.Tensor | None,
     grad_column: torch.Tensor | None,
     scale: torch.Tensor | None,
     coefficients: torch.Tensor,
@@ -115,29 +167,38 @@ def _update_rows(
     return None
 
 
-@_fake("accumulate_rows")
+@_operator(
+    "accumulate_rows(Tensor(a!) pending, Tensor[] grads, Tensor unique_slots, Tensor segment_offsets, "
+    "Tensor grad_row, Tensor? grad_source, Tensor? grad_column, Tensor? scale) -> ()"
+)
 def _accumulate_rows(
     pending: torch.Tensor,
-    grad: torch.Tensor,
+    grads: list[torch.Tensor],
     unique_slots: torch.Tensor,
     segment_offsets: torch.Tensor,
     grad_row: torch.Tensor,
+    grad_source: torch.Tensor | None,
     grad_column: torch.Tensor | None,
     scale: torch.Tensor | None,
 ) -> None:
     return None
 
 
-@_fake("gather_rows")
+@_operator("gather_rows(Tensor cache, Tensor slots) -> Tensor")
 def _gather_rows(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     return cache.new_empty((slots.shape[0], cache.shape[1]))
 
 
-@_fake("gather_rows.out")
+@_operator("gather_rows.out(Tensor cache, Tensor slots, *, Tensor(a!) out) -> ()", host_rows="out")
 def _gather_rows_out(cache: torch.Tensor, slots: torch.Tensor, *, out: torch.Tensor) -> None:
     return None
 
 
-@_fake("scatter_rows")
+@_operator("scatter_rows(Tensor(a!) cache, Tensor slots, Tensor rows) -> ()", host_rows="rows")
 def _scatter_rows(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
     return None
+
+
+# Without a frame of Python between caller and operator, for `tbe.ledger`.
+update_rows: Callable[..., None] = ops.update_rows.default._op
+accumulate_rows: Callable[..., None] = ops.accumulate_rows.default._op

@@ -72,3 +72,50 @@ def test_readme_lists_every_environment_variable() -> None:
     listed = re.findall(r"^\| `([A-Z_]+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
     source = (ROOT / "rec_sdk_torch/settings.py").read_text()
     assert sorted(listed) == sorted(re.findall(r"^([A-Z_]+), default", source, re.MULTILINE))
+
+
+def constant(file: str, pattern: str) -> int:
+    found = re.search(pattern, (ROOT / file).read_text())
+    assert found, f"{file} has no {pattern}"
+    return int(found[1])
+
+
+def said(page: str) -> str:
+    """Its text, without the line breaks."""
+    return " ".join((ROOT / page).read_text().split())
+
+
+def test_bytes_of_the_id_map() -> None:
+    """Of docs/cache.md: a full map has the fewest bytes per id, one that has just grown by a quarter the most."""
+    header = "torch_npu_ext/host/id_map.h"
+    lanes = constant(header, r"kLanes = (\d+);")
+    full = constant(header, r"kLanes \* (\d+) / 25") / 25
+    quarter = constant(header, r"bucket_count_ \+ bucket_count_ / (\d+);")
+    least = 64 / lanes / full
+    text = said("docs/cache.md")
+    assert f"{least:.0f} to {least * (1 + 1 / quarter):.0f} in the id map" in text
+    assert f"at a load of {full:.0%} it grows by a quarter" in text
+    assert (lanes, quarter) == (5, 4)
+    assert "five entries share a cache line" in text
+
+
+def test_chunks_of_long_segments() -> None:
+    cpu = constant("op_kernels/common/arguments.h", r"kChunkLookups = (\d+);")
+    cuda = constant("op_kernels/common/cuda/gradient_sums.h", r"kChunk = (\d+);")
+    block = constant("op_kernels/common/ascendc/gradient_sums.h", r"kSumBlock = (\d+);")
+    npu = block * constant("op_kernels/common/ascendc/gradient_sums.h", r"kBlocksOfChunk = (\d+);")
+    assert f"chunks, of {cpu} lookups on the CPU and of {cuda} on GPUs and NPUs" in said("docs/optimizers.md")
+    assert npu == cuda
+    few = constant("op_kernels/common/ascendc/hot_rows.h", r"kLookupsWithoutChunks = (\d+);")
+    text = said("docs/npu.md")
+    assert f"A batch of up to {few} lookups is one launch." in text
+    assert f"rows with more than {npu} lookups, the second sums these in chunks of {npu}" in text
+
+
+def test_num_embeddings_is_no_riddle() -> None:
+    """It sizes the cache, and the default range of the initial weights follows from it; checked where it is said."""
+    from rec_sdk_torch.tbe import TableConfig
+
+    assert TableConfig("t", 100, 4).init_range != TableConfig("t", 400, 4).init_range
+    assert "only sizes the cache" not in said("README.md")
+    assert "sets the default range of the initial weights" in said("README.md")

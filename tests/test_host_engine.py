@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from cpp_units import run_cpp_units
 
 from rec_sdk_torch import _engine
+from rec_sdk_torch.tbe.plan import PlanArrays
 
 DIM = 4
 
@@ -23,7 +25,9 @@ def test_cpp_units(tmp_path: Path, sanitize: str) -> None:
 
 
 def test_no_data_races(tmp_path: Path) -> None:
-    run_cpp_units("host", tmp_path, "-DREC_SDK_SANITIZE=thread", "-DREC_SDK_TESTS=planner;pending")
+    tests = "planner;window;host_store;lifecycle;stress"
+    options = ("-DREC_SDK_SANITIZE=thread", f"-DREC_SDK_TESTS={tests}")
+    run_cpp_units("host", tmp_path, *options, REC_SDK_TEST_ROUNDS="30")
 
 
 def table(name: str = "t", hashed: bool = True, rows: int = 100, slots: int = 8, **other: Any) -> _engine.TableSpec:
@@ -54,14 +58,47 @@ def plan(
     values = np.array([i for bag in bags for i in bag], dtype=dtype)
     offsets = np.cumsum([0] + [len(bag) for bag in bags]).astype(dtype)
     feature_keys = np.array(keys if keys is not None else range(len(bags) // batch), dtype=np.int64)
-    return e.plan(values, offsets, feature_keys, batch, weighted)
+    return Planned(e.plan(values, offsets, feature_keys, batch, weighted))
 
 
-def swap(e: Any, cache: np.ndarray, p: Any) -> None:
-    e.write_back(p, np.ascontiguousarray(cache[p.swap_out_slots]))
+class Planned:
+    """The engine's plan, with its arrays by name."""
+
+    def __init__(self, host: Any) -> None:
+        self.host = host
+        words = host.arena.view(np.int32)
+        for name, field in zip(PlanArrays._fields, host.fields, strict=True):
+            view = None if field is None else words[field[0] : field[0] + field[1]].view(TYPES.get(name, np.int32))
+            if view is None and "_slots" in name:
+                view = np.empty(0, np.int32)
+            setattr(self, name, view)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.host, name)
+
+
+TYPES: dict[str, Any] = dict.fromkeys(("offsets", "window_out_slots", "window_in_slots"), np.int64)
+TYPES["scale"] = np.float32
+
+
+def swap(e: Any, cache: np.ndarray, p: Any, sums: np.ndarray | None = None) -> None:
+    leaving = np.ascontiguousarray(cache[p.swap_out_slots])
     rows = np.empty((len(p.swap_in_slots), e.record_bytes), np.uint8)
-    e.read_in(p, rows)
+    e.read_in(p.host, rows)
+    _engine.begin([p.host])
     cache[p.swap_in_slots] = rows
+    e.applied(p.host)
+    e.land(p.host, leaving, sums)
+
+
+def apply(e: Any, p: Any) -> Any:
+    swap(e, np.zeros((100, e.record_bytes), np.uint8), p)
+    return p
+
+
+def run(e: Any, bags: list[list[int]]) -> None:
+    """A batch whose swap takes place, and which is done."""
+    apply(e, plan(e, bags)).release()
 
 
 def records(e: Any, count: int) -> np.ndarray:
@@ -78,7 +115,8 @@ def test_sequence_plan(dtype: Any) -> None:
     assert p.table_offsets.tolist() == [0, 2, 3]
     assert p.segment_offsets.tolist() == [0, 2, 3, 4]
     assert p.positions is None
-    assert p.grad_row.tolist() == [0, 2, 1, 3]
+    assert p.grad_row.tolist() == [0, 2, 1, 0]
+    assert p.grad_source.tolist() == [0, 0, 0, 1]
     assert p.grad_column is None
     assert p.scale is None
     assert p.swap_in_slots.tolist() == [0, 1, 8]
@@ -109,6 +147,7 @@ def test_empty_batches() -> None:
         assert p.slots.size == p.unique_slots.size == p.swap_in_slots.size == 0
         assert p.segment_offsets.tolist() == [0]
         assert p.table_offsets.tolist() == [0, 0]
+        apply(e, p)
     found = e.find(np.array([], np.int64), np.array([0]), np.array([0]), 0, 0, 0)
     assert found.all_resident
     assert found.offsets.tolist() == [0]
@@ -186,7 +225,7 @@ def test_evaluation_reads_the_same_records() -> None:
 
 def test_a_cache_too_small_leaves_the_engine_usable() -> None:
     e = engine(table("small", slots=2), table("b"))
-    held = plan(e, [[1], [1]])
+    held = apply(e, plan(e, [[1], [1]]))
     message = (
         "table 'small': this batch needs 2 distinct rows in the device cache, which has 2 slots "
         r"\(1 pinned by batches in flight\); enlarge it with cache=..., or use a smaller batch"
@@ -205,10 +244,14 @@ def test_a_dropped_plan_ends_its_pins() -> None:
     e = engine(table("a", slots=1))
     for i in range(5):
         p = plan(e, [[i]])
+        if i % 2:
+            apply(e, p)
         view = p.unique_slots
         del p
         gc.collect()
+        assert e.in_flight() == 0
     assert view.tolist() == [0]
+    assert e.table_rows(0)[0].tolist() == [1, 3], "those that were applied"
 
 
 def test_views_outlive_plan_and_engine() -> None:
@@ -223,7 +266,7 @@ def test_views_outlive_plan_and_engine() -> None:
 
 def test_capacity() -> None:
     e = engine(table("full", capacity=3))
-    plan(e, [[1, 2, 3]]).release()
+    run(e, [[1, 2, 3]])
     for attempt in (lambda: plan(e, [[1, 77]]), lambda: e.insert(0, np.array([2, 77]))):
         with pytest.raises(_engine.CapacityError, match=r"'full'.* 3 ids.* 77 "):
             attempt()
@@ -249,8 +292,14 @@ def test_bounds_replace_by_zero(mode: str) -> None:
     e = engine(table("i", hashed=False, rows=10, bounds_check=mode))
     p = plan(e, [[3, -1, 10, 0]])
     assert p.slots.tolist() == [0, 1, 1, 1]
+    warnings = [("i", 2, -1)] if mode == "warning" else []
+    assert p.bounds_warnings == warnings
+    assert e.stats()["bounds_errors"] == 0, "counted when the plan is applied"
+    apply(e, p)
     assert e.stats()["bounds_errors"] == 2
-    assert e.take_bounds_warnings() == ([("i", 2, -1)] if mode == "warning" else [])
+    assert e.take_bounds_warnings() == []
+    e.find(np.array([3, -1, 10]), np.array([0, 3]), np.array([0]), 1, 0, 1)
+    assert e.take_bounds_warnings() == warnings
     assert e.take_bounds_warnings() == []
 
 
@@ -285,7 +334,7 @@ def test_wrong_batches(values: Any, offsets: Any, keys: Any, batch: int, error: 
 def test_strided_ids() -> None:
     e = engine(table("a"))
     ids = np.arange(12)[::3]
-    p = e.plan(ids, np.array([0, 9, 4, 9])[::2], np.array([0]), 1)
+    p = apply(e, Planned(e.plan(ids, np.array([0, 9, 4, 9])[::2], np.array([0]), 1)))
     assert p.slots.size == 4
     assert e.table_rows(0)[0].tolist() == ids.tolist()
 
@@ -293,13 +342,15 @@ def test_strided_ids() -> None:
 def test_wrong_record_arrays() -> None:
     e = engine(table("a"))
     p = plan(e, [[1, 2]])
+    host = p.host
     for wrong in (records(e, 1), records(e, 2).astype(np.int8), records(e, 4)[::2], records(e, 2)[:, :-1]):
         with pytest.raises(ValueError, match=r"records must be a contiguous uint8 array of shape \[2, 32\]"):
-            e.read_in(p, wrong)
+            e.read_in(host, wrong)
     frozen = records(e, 2)
     frozen.flags.writeable = False
     with pytest.raises(ValueError, match="writeable"):
-        e.read_in(p, frozen)
+        e.read_in(host, frozen)
+    apply(e, p)
     with pytest.raises(IndexError, match="rows"):
         e.read_rows(0, np.arange(1, 3), np.arange(1, 3), records(e, 2))
     with pytest.raises(ValueError, match="1 ids and 2 rows"):
@@ -336,9 +387,28 @@ def test_wrong_groups() -> None:
         _engine.Initializer("zeros", 0.0, 0.0, 0.0, 0.0)
 
 
+def test_sizes_that_would_overflow() -> None:
+    for dim in (2**61, 2**62 + 1, 2**24 + 1, 0):
+        with pytest.raises(ValueError, match=f"dim must be between 1 and 16777216, got {dim}"):
+            _engine.Engine([table("a")], dim, 0, [], [0], [], [])
+    e = engine(table("a"))
+    run(e, [[1]])
+    sums = np.empty((1, 2 * DIM), np.float32)
+    for begin, end in ((-(2**63), 1), (-1, 0), (3, 2)):
+        with pytest.raises(IndexError, match="begin <= end"):
+            e.read_away(begin, end, records(e, 1), sums)
+    with pytest.raises(IndexError, match="not within"):
+        e.read_away(0, 1, records(e, 1), sums)
+    for row in (2**63 - 1, -(2**63), 1):
+        with pytest.raises(IndexError, match=f"'a': row {row} is not one of its rows"):
+            e.read_rows(0, np.array([1]), np.array([row]), records(e, 1))
+        with pytest.raises(IndexError, match=f"'a': row {row} is not one of its rows"):
+            e.write_rows(0, np.array([row]), records(e, 1))
+
+
 def test_memory_limit_names_the_table() -> None:
     e = engine(table("big", slots=2))
-    plan(e, [[1, 2]]).release()
+    run(e, [[1, 2]])
     e.set_memory_limit(0)
     with pytest.raises(MemoryError, match="table 'big'"):
         plan(e, [[3]])
@@ -354,39 +424,46 @@ def test_pending_gradients_follow_their_rows() -> None:
     cache = np.zeros((2, e.record_bytes), np.uint8)
     p = plan(e, [[1, 2]])
     swap(e, cache, p)
-    e.mark_pending(p)
+    assert not e.window_open()
+    e.mark(p.host)
+    assert e.window_open()
     p.release()
     with pytest.raises(RuntimeError, match="released"):
-        e.mark_pending(p)
+        e.mark(p.host)
     p = plan(e, [[3]])
-    swap(e, cache, p)
-    assert p.pending_out.tolist() == [0]
-    assert p.pending_in.size == 0
+    assert p.window_out_slots.tolist() == p.swap_out_slots.tolist() == [0]
+    assert p.window_in == p.window_in_slots.size == 0
+    with pytest.raises(ValueError, match="sums that leave"):
+        e.land(p.host, records(e, 1))
     sums = np.arange(2 * DIM, dtype=np.float32)[None]
-    e.write_pending(p, sums)
+    swap(e, cache, p, sums)
     p.release()
-    assert e.pending_slots()[0].tolist() == [1]
-    assert [part.tolist() for part in e.pending_away()] == [[0], [0, 1]]
+    assert e.window_slots()[0].tolist() == [1]
+    assert [part.tolist() for part in e.window_away()] == [[0], [0, 1]]
     away_records, away_sums = records(e, 1), np.zeros_like(sums)
     e.read_away(0, 1, away_records, away_sums)
     assert (away_sums == sums).all()
-    e.write_rows(0, np.array([0]), away_records + 1)
+    e.write_away(0, 1, away_records + 1)
     p = plan(e, [[1]])
-    swap(e, cache, p)
-    assert p.pending_in.tolist() == [0]
-    assert (cache[p.slots[0]] == away_records[0] + 1).all()
+    assert p.window_in_slots.tolist() == p.swap_in_slots.tolist()
     back = np.zeros_like(sums)
-    e.read_pending(p, back)
+    e.read_sums(p.host, back)
     assert (back == sums).all()
-    e.clear_pending()
-    with pytest.raises(RuntimeError, match="pending"):
-        e.read_pending(p, back)
-    assert e.pending_slots()[1].tolist() == e.pending_away()[1].tolist() == [0, 0]
+    swap(e, cache, p, np.zeros((p.window_out, 2 * DIM), np.float32))
+    assert (cache[p.slots[0]] == away_records[0] + 1).all()
+    with pytest.raises(RuntimeError, match="before it is applied"):
+        e.read_sums(p.host, back)
+    e.close_window()
+    assert not e.window_open()
+    assert e.window_slots()[1].tolist() == e.window_away()[1].tolist() == [0, 0]
 
 
 def test_clear_table_and_seeds() -> None:
     e = engine(table("a", seed=-1))
     p = plan(e, [[1]])
+    with pytest.raises(RuntimeError, match=r"clearing a table needs .*: 1 plans are not applied"):
+        e.clear_table(0)
+    apply(e, p)
     with pytest.raises(RuntimeError, match="'a' cannot be cleared while 1 of its rows"):
         e.clear_table(0)
     p.release()
@@ -404,7 +481,7 @@ def test_segments_do_not_depend_on_the_cache_size() -> None:
     small, large = engine(table("a", slots=70)), engine(table("a", slots=1000))
     for _ in range(20):
         ids = rng.integers(0, 500, 70).tolist()
-        p, q = plan(small, [ids]), plan(large, [ids])
+        p, q = apply(small, plan(small, [ids])), plan(large, [ids])
         p.release()
         # Which thread has a row depends on its slot, and so does the order of rows.
         of_p, of_q = (sorted(s.tolist() for s in np.split(x.grad_row, x.segment_offsets[1:-1])) for x in (p, q))
@@ -414,6 +491,7 @@ def test_segments_do_not_depend_on_the_cache_size() -> None:
 def test_plans_from_several_threads() -> None:
     e = engine(table("a", slots=400))
     errors: list[BaseException] = []
+    launch = threading.Lock()
 
     def work(seed: int) -> None:
         rng = np.random.default_rng(seed)
@@ -422,6 +500,10 @@ def test_plans_from_several_threads() -> None:
                 ids = rng.integers(0, 90, 50).tolist()
                 p = plan(e, [ids])
                 assert len(set(ids)) == p.unique_slots.size == np.unique(p.slots).size
+                with launch:
+                    for host in e.unapplied(p.host):
+                        _engine.begin([host])
+                        e.applied(host)
                 p.release()
         except BaseException as error:  # reported by the main thread
             errors.append(error)
@@ -444,7 +526,7 @@ def test_cancel_gives_fresh_slots_and_victims_back() -> None:
     before = e.stats()
     failed = plan(e, [[3, 4, 5]])
     assert failed.swap_out_slots.tolist() == first.slots.tolist()[:1], "two fresh slots and the oldest row's"
-    e.cancel(failed)
+    e.cancel(failed.host)
     assert e.stats() == before
     assert e.table_rows(0)[0].tolist() == [1, 2]
     after = plan(e, [[6, 7, 8, 9]])
@@ -452,12 +534,132 @@ def test_cancel_gives_fresh_slots_and_victims_back() -> None:
     assert sorted(after.swap_out_slots.tolist()) == sorted(first.slots.tolist())
 
 
-def test_only_the_latest_plan_can_be_cancelled() -> None:
+def test_only_the_newest_plan_can_be_cancelled() -> None:
     e = engine(table("a"))
     first, second = plan(e, [[1, 2]]), plan(e, [[2, 3]])
-    with pytest.raises(RuntimeError, match="only the latest plan"):
-        e.cancel(first)
-    e.cancel(second)
-    with pytest.raises(RuntimeError, match="only the latest plan"):
-        e.cancel(second)
+    refused = pytest.raises(RuntimeError, match="only the newest plan can be cancelled")
+    with refused:
+        e.cancel(first.host)
+    e.cancel(second.host)
+    with refused:
+        e.cancel(second.host)
+    _engine.begin([first.host])
+    with refused:
+        e.cancel(first.host)
+    e.applied(first.host)
+    with refused:
+        e.cancel(first.host)
     assert e.table_rows(0)[0].tolist() == [1, 2]
+
+
+def test_plans_are_applied_in_order() -> None:
+    e, other = engine(table("a")), engine(table("b"))
+    first, second, foreign = plan(e, [[1]]), plan(e, [[2]]), plan(other, [[2]])
+    for wrong in ([second.host], [foreign.host, second.host]):
+        with pytest.raises(RuntimeError, match="in their order"):
+            _engine.begin(wrong)
+    with pytest.raises(RuntimeError, match="has not begun"):
+        e.applied(first.host)
+    with pytest.raises(RuntimeError, match="has not begun"):
+        other.applied(foreign.host)
+    with pytest.raises(ValueError, match="another engine"):
+        e.applied(foreign.host)
+    assert [host.serial for host in e.unapplied()] == [first.serial, second.serial]
+    _engine.begin([first.host, foreign.host])
+    e.applied(first.host)
+    other.applied(foreign.host)
+    assert e.unapplied(first.host) == []
+    e.cancel(second.host)
+    with pytest.raises(RuntimeError, match="cancelled"):
+        e.unapplied(second.host)
+    assert e.table_rows(0)[0].tolist() == [1]
+    assert other.table_rows(0)[0].tolist() == [2]
+
+
+def test_whole_tables_wait_for_plans_and_rows() -> None:
+    e = engine(table("a", slots=1, columns=["version"]))
+    run(e, [[1]])
+    one = np.array([0])
+    p = plan(e, [[2]])
+
+    def refused(reason: str) -> None:
+        calls = (
+            lambda: e.table_rows(0),
+            lambda: e.kept_ids(0),
+            lambda: e.changed_ids(0, 0),
+            lambda: e.read_rows(0, one, one, records(e, 1)),
+            lambda: e.write_rows(0, one, records(e, 1)),
+            lambda: e.reserve_rows(0, one),
+            lambda: e.find_rows(0, one),
+            lambda: e.others(0, one),
+            lambda: e.insert(0, one),
+            lambda: e.remove(0, one),
+            lambda: e.clear_table(0),
+            e.window_slots,
+            e.window_away,
+            lambda: e.read_away(0, 0, records(e, 0), np.empty((0, 2 * DIM), np.float32)),
+            lambda: e.write_away(0, 0, records(e, 0)),
+            e.close_window,
+        )
+        for call in calls:
+            with pytest.raises(RuntimeError, match=reason):
+                call()
+
+    refused("1 plans are not applied, rows of 1 plans have not landed")
+    _engine.begin([p.host])
+    refused("1 plans are not applied, rows of 1 plans have not landed")
+    e.applied(p.host)
+    refused("0 plans are not applied, rows of 1 plans have not landed")
+    back = plan(e, [[2]])
+    p.release()
+    assert back.sources == []
+    e.cancel(back.host)
+    back = plan(e, [[1]])
+    assert back.sources == [p.serial]
+    with pytest.raises(RuntimeError, match=f"land plan {p.serial} first"):
+        e.read_in(back.host, records(e, 1))
+    e.cancel(back.host)
+    assert not e.landed(p.host)
+    e.land(p.host, records(e, 1))
+    assert e.landed(p.host)
+    assert e.table_rows(0)[0].tolist() == e.kept_ids(0).tolist() == e.changed_ids(0, 0).tolist() == [1, 2]
+
+
+def test_a_plan_that_is_being_applied_may_be_dropped() -> None:
+    e = engine(table("a"))
+    p = plan(e, [[1]])
+    hosts = e.unapplied()
+    del p
+    gc.collect()
+    _engine.begin(hosts)
+    e.applied(hosts[0])
+    assert e.table_rows(0)[0].tolist() == [1]
+    p = plan(e, [[2]])
+    hosts = e.unapplied()
+    p.release()
+    assert e.in_flight() == 1
+    del hosts
+    gc.collect()
+    assert e.in_flight() == 0, "nobody applied it"
+    assert e.table_rows(0)[0].tolist() == [1]
+
+
+def test_an_arena_of_the_callers() -> None:
+    e = engine(table("a"))
+    batch = (np.array([5, 6, 5]), np.array([0, 3]), np.array([0]), 1)
+    most = e.arena_bytes(*batch)
+    memory = np.zeros(most, np.uint8)
+    references = sys.getrefcount(memory)
+    host = e.plan(*batch, arena=memory)
+    assert np.shares_memory(host.arena, memory)
+    assert sys.getrefcount(memory) > references
+    assert Planned(host).slots.tolist() == [0, 1, 0]
+    e.cancel(host)
+    del host
+    gc.collect()
+    assert e.in_flight() == 0, "dropped plans end in the next call"
+    assert sys.getrefcount(memory) == references
+    with pytest.raises(ValueError, match="the arena has 64 bytes, the plan needs"):
+        e.plan(*batch, arena=np.zeros(64, np.uint8))
+    assert sys.getrefcount(memory) == references
+    assert e.row_count(0) == e.in_flight() == 0

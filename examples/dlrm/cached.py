@@ -27,7 +27,7 @@ def cached_tables(
             EmbCacheEmbeddingBagConfig(
                 name=name,
                 feature_names=[name],
-                num_embeddings=size.rows,  # sizes the cache; any int64 id is welcome
+                num_embeddings=size.rows,  # how many ids to expect; any int64 is welcome
                 embedding_dim=dim,
                 initializer_type=InitializerType.TRUNCATED_NORMAL,
                 weight_init_stddev=0.05,

@@ -3,26 +3,77 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
-from support.errors import InputError
+from support.clicks import SMALLEST_LOG
+from support.environment import USAGE_ERROR, say
+from support.errors import InputError, write_problem
 from support.optimizers import TABLE_OPTIMIZERS
 from support.report import Report
 
 
+class Parser(argparse.ArgumentParser):
+    """Takes options in full only, shows the script's own help, and says what is wrong in one line."""
+
+    def __init__(self, description: str | None) -> None:
+        """A parser without options."""
+        layout = argparse.RawDescriptionHelpFormatter
+        super().__init__(description=description, formatter_class=layout, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the script."""
+        say(f"{message}; --help lists the options")
+        sys.exit(USAGE_ERROR)
+
+
+def _integer(text: str, low: int, high: int | None = None) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+    if value < low or (high is not None and value > high):
+        allowed = f"at least {low} is" if high is None else f"{low} to {high} are"
+        raise argparse.ArgumentTypeError(f"{value} is not allowed; {allowed}")
+    return value
+
+
 def positive_int(text: str) -> int:
     """An argparse type: 1, 2, ..."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not allowed; at least 1 is")
-    return value
+    return _integer(text, 1)
+
+
+def log_size(text: str) -> int:
+    """An argparse type: samples, as many as can be split at least."""
+    return _integer(text, SMALLEST_LOG)
+
+
+def dimension(text: str) -> int:
+    """An argparse type: what a table may have as its embedding dimension."""
+    return _integer(text, 1, 4096)
+
+
+def seed(text: str) -> int:
+    """An argparse type: what torch takes as a seed."""
+    return _integer(text, 0, 2**63 - 1)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
 
 
 def positive_float(text: str) -> float:
     """An argparse type: above 0."""
-    value = float(text)
+    value = _number(text)
     if not 0.0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is not allowed; it must be above 0")
     return value
@@ -30,7 +81,7 @@ def positive_float(text: str) -> float:
 
 def fraction(text: str) -> float:
     """An argparse type: above 0, at most 1."""
-    value = float(text)
+    value = _number(text)
     if not 0.0 < value <= 1.0:
         raise argparse.ArgumentTypeError(f"{text} is not allowed; it must be above 0 and at most 1")
     return value
@@ -42,7 +93,7 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--epochs", type=positive_int, help="default 3 with --movielens, else 1")
     group.add_argument("--steps", type=positive_int, metavar="N", help="stop after N steps, whatever --epochs says")
     group.add_argument("--batch-size", type=positive_int, default=64, help="default %(default)s")
-    group.add_argument("--dim", type=positive_int, default=16, help="embedding dimension (default %(default)s)")
+    group.add_argument("--dim", type=dimension, default=16, help="embedding dimension (default %(default)s)")
     group.add_argument(
         "--optimizer", choices=TABLE_OPTIMIZERS, default="adagrad", help="of the tables (default %(default)s)"
     )
@@ -51,7 +102,7 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--lr", type=positive_float, default=0.001, help="of Adam on the dense part (default %(default)s)"
     )
-    group.add_argument("--seed", type=int, default=0, help="of data, weights and order (default %(default)s)")
+    group.add_argument("--seed", type=seed, default=0, help="of data, weights and order (default %(default)s)")
     group.add_argument(
         "--threads",
         type=positive_int,
@@ -74,11 +125,30 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--json", type=Path, metavar="FILE", help="write the results and the curves")
 
 
+def _check_output(path: Path) -> None:
+    """Refuses a file that cannot be written, as far as that can be known before."""
+    if path.is_dir() or not path.parent.is_dir():
+        raise InputError(f"cannot write {path}: it is a folder, or its folder does not exist")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise InputError(f"cannot write {path}: no permission")
+
+
+def _check_picture(path: Path) -> None:
+    if find_spec("matplotlib") is None:
+        raise InputError(f"--plot needs matplotlib, which is not installed for {sys.executable}")
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    kinds = sorted(FigureCanvasBase.get_supported_filetypes())
+    if path.suffix.lower().removeprefix(".") not in kinds:
+        raise InputError(f"cannot draw {path}: its name must end in one of {', '.join(f'.{kind}' for kind in kinds)}")
+
+
 def prepare(options: argparse.Namespace) -> None:
     """Settles what the options leave open, and refuses an output file before the training, not after it."""
     for path in filter(None, (options.plot, options.json)):
-        if path.is_dir() or not path.parent.is_dir():
-            raise InputError(f"cannot write {path}: it is a folder, or its folder does not exist")
+        _check_output(path)
+    if options.plot:
+        _check_picture(options.plot)
     if options.epochs is None:
         # A long log is read once: its many rare ids would be learned by heart the second time.
         options.epochs = 3 if options.movielens else 1
@@ -87,10 +157,16 @@ def prepare(options: argparse.Namespace) -> None:
     torch.set_num_threads(options.threads)
 
 
+def _write(path: Path | None, write: Callable[[Path], None]) -> None:
+    if path:
+        try:
+            write(path)
+        except OSError as error:
+            raise write_problem(path, error) from error
+
+
 def report(finished: Report, options: argparse.Namespace) -> None:
     """Prints the report, and writes the files asked for."""
     finished.print()
-    if options.json:
-        finished.write_json(options.json)
-    if options.plot:
-        finished.draw(options.plot)
+    _write(options.json, finished.write_json)
+    _write(options.plot, finished.draw)

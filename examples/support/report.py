@@ -99,7 +99,8 @@ def _print_result(name: str, result: TrainResult) -> None:
     print(
         f"{name:18s} test AUC {_number(result.test.auc, '.4f')},"
         f" log loss {_number(result.test.log_loss, '.4f')}; {result.steps:,} steps in"
-        f" {result.seconds:.1f} s, {result.samples_per_second:,.0f} samples/s"
+        f" {result.seconds:.1f} s, of which training {result.training_seconds:.1f} s ({result.samples_per_second:,.0f}"
+        " samples/s)"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from support.clicks import ClickBatch, ClickData, Split
 CacheStats = dict[str, int]
 POINTS = 100  # of the loss and hit-rate curves
 EVALUATIONS = 6  # of the validation curve
+BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps [{elapsed}<{remaining}{postfix}]"
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ class TrainResult:
 
     test: Quality
     steps: int
-    seconds: float  # of the training steps, evaluations left out
+    seconds: float  # of everything between the first step and the last: batches, steps, evaluations
+    training_seconds: float  # of the steps alone
     samples_per_second: float
     curves: Curves
     cache: CacheStats | None
@@ -113,13 +116,18 @@ def train_step(model: nn.Module, optimizer: KeyedOptimizer, batch: ClickBatch) -
 
 
 class Monitor:
-    """Keeps the curves and feeds the progress bar."""
+    """Keeps the curves and shows them: in the progress bar or, where that is no terminal, in a few lines."""
 
-    def __init__(self, bar: tqdm[ClickBatch], steps: int, cache_stats: Callable[[], CacheStats] | None) -> None:
+    def __init__(
+        self, bar: tqdm[ClickBatch], name: str, steps: int, cache_stats: Callable[[], CacheStats] | None
+    ) -> None:
         self.curves = Curves()
         self.seconds = 0.0
         self.samples = 0
         self._bar = bar
+        self._name = name
+        self._steps = steps
+        self._shown: dict[str, str] = {}
         self._every = max(1, steps // POINTS)
         self._cache_stats = cache_stats
         self._last_stats: CacheStats = {}  # the tables start their training empty
@@ -137,13 +145,16 @@ class Monitor:
         """Takes the outcome of a look at the validation part."""
         self.curves.evaluation_steps.append(step)
         self.curves.validation_auc.append(quality.auc)
+        if self._bar.disable:
+            shown = "".join(f", {name}={value}" for name, value in self._shown.items())
+            print(f"{self._name}: step {step:,} of {self._steps:,}{shown}", file=sys.stderr)
 
     def _point(self, step: int) -> None:
         loss = float(torch.stack(self._losses).mean())
         self._losses.clear()
         self.curves.steps.append(step)
         self.curves.loss.append(loss)
-        shown = {"loss": f"{loss:.4f}", "samples/s": f"{self.samples / self.seconds:,.0f}"}
+        self._shown = shown = {"loss": f"{loss:.4f}", "samples/s": f"{self.samples / self.seconds:,.0f}"}
         if self._cache_stats is not None:
             stats = self._cache_stats()
             self.curves.hit_rate.append(hit_rate(stats, self._last_stats))
@@ -164,18 +175,22 @@ def train(
     batch_size, steps = job.schedule.batch_size, job.schedule.steps(len(train_data))
     evaluate_every = math.ceil(steps / EVALUATIONS)
     batches = islice(job.schedule.batches(train_data), steps)
-    with tqdm(batches, desc=name, total=steps, unit="step", dynamic_ncols=True) as bar:
-        monitor = Monitor(bar, steps, cache_stats)
+    begin = time.perf_counter()
+    # Without a terminal (disable=None) there is no bar. tqdm's own rate would count evaluations as training.
+    with tqdm(batches, desc=name, total=steps, dynamic_ncols=True, disable=None, bar_format=BAR) as bar:
+        monitor = Monitor(bar, name, steps, cache_stats)
         for step, batch in enumerate(bar, start=1):
             start = time.perf_counter()
             loss = train_step(model, optimizer, batch)
             monitor.record(step, loss, batch.labels.numel(), time.perf_counter() - start)
             if step % evaluate_every == 0 or step == steps:
                 monitor.evaluated(step, evaluate(model, validation_data, batch_size))
+    seconds = time.perf_counter() - begin
     return TrainResult(
         test=evaluate(model, job.data.select(job.split.test), batch_size),
         steps=steps,
-        seconds=monitor.seconds,
+        seconds=seconds,
+        training_seconds=monitor.seconds,
         samples_per_second=monitor.samples / monitor.seconds,
         curves=monitor.curves,
         cache=cache_stats() if cache_stats else None,

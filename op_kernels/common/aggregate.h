@@ -90,8 +90,8 @@ REC_SDK_INLINE float lane_sum(int64_t dim, const Term& term) {
   return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
-// The gradients of lookups as terms of a sum.
-template <bool kScaled>
+// The gradients of lookups as terms of a sum. kMany: they lie in several tensors.
+template <bool kScaled, bool kMany>
 struct GradientTerms {
   const Lookups& lookups;
   int64_t row_bytes;
@@ -108,7 +108,8 @@ struct GradientTerms {
 
   REC_SDK_INLINE const float* address(int64_t j) const {
     const int64_t column = lookups.grad_column != nullptr ? lookups.grad_column[j] : 0;
-    return lookups.grad + lookups.grad_row[j] * lookups.grad_stride + column;
+    const Gradient& from = kMany ? lookups.grads[lookups.grad_source[j]] : lookups.grad;
+    return from.data + lookups.grad_row[j] * from.stride + column;
   }
   REC_SDK_INLINE Row row(int64_t j, int64_t column) const {
     return {address(j) + column, kScaled ? lookups.scale[j] : 1.0f};
@@ -118,15 +119,34 @@ struct GradientTerms {
   }
 };
 
+template <int64_t kDim, bool kMany>
+REC_SDK_INLINE void sum_terms(const Lookups& lookups, int64_t begin, int64_t end, int64_t dim, float* out) {
+  if (lookups.scale != nullptr) {
+    pairwise_sum<kDim>(GradientTerms<true, kMany>(lookups, dim), begin, end, dim, out);
+  } else {
+    pairwise_sum<kDim>(GradientTerms<false, kMany>(lookups, dim), begin, end, dim, out);
+  }
+}
+
+// Several gradients: apart, so that they cost nothing where there is one.
+template <int64_t kDim>
+__attribute__((noinline)) void sum_lookups_of_many(const Lookups& lookups, int64_t begin, int64_t end,
+                                                   int64_t dim, float* out) {
+  sum_terms<kDim, true>(lookups, begin, end, dim, out);
+}
+
+inline __attribute__((noinline)) const float* single_of_many(const Lookups& lookups, int64_t j, int64_t dim) {
+  const GradientTerms<false, true> terms(lookups, dim);
+  terms.prefetch(j);
+  return terms.address(j);
+}
+
 // The sum of lookups [begin, end), begin < end. Not inlined: every optimizer and format shares it.
 template <int64_t kDim>
 __attribute__((noinline)) void sum_lookups(const Lookups& lookups, int64_t begin, int64_t end, int64_t dim,
                                            float* out) {
-  if (lookups.scale != nullptr) {
-    pairwise_sum<kDim>(GradientTerms<true>(lookups, dim), begin, end, dim, out);
-  } else {
-    pairwise_sum<kDim>(GradientTerms<false>(lookups, dim), begin, end, dim, out);
-  }
+  if (lookups.grad_source != nullptr) return sum_lookups_of_many<kDim>(lookups, begin, end, dim, out);
+  sum_terms<kDim, false>(lookups, begin, end, dim, out);
 }
 
 // The second pass over a hot row: its chunk sums, combined as sum_lookups would have.
@@ -160,7 +180,7 @@ REC_SDK_INLINE void for_each_row(const Segments& segments, uint8_t* base, int64_
                                  int64_t end, float* scratch, const Visit& visit) {
   const int64_t dim = kDim > 0 ? kDim : segments.dim;
   const Lookups lookups = segments.lookups;
-  const GradientTerms<false> single(lookups, dim);
+  const GradientTerms<false, false> single(lookups, dim);
   const int64_t ahead = rows_ahead(record_bytes);
   const int64_t fetched = prefetch_bytes(base, record_bytes, record_bytes);
   const auto record = [&](int64_t u) { return base + segments.unique_slots[u] * record_bytes; };
@@ -171,8 +191,12 @@ REC_SDK_INLINE void for_each_row(const Segments& segments, uint8_t* base, int64_
     const int64_t first = segments.offsets[u], last = segments.offsets[u + 1], count = last - first;
     const float* g = scratch;
     if (count == 1 && lookups.scale == nullptr) {
-      single.prefetch(first);
-      g = single.address(first);
+      if (lookups.grad_source == nullptr) {
+        single.prefetch(first);
+        g = single.address(first);
+      } else {
+        g = single_of_many(lookups, first, dim);
+      }
     } else if (hot < segments.hot_count && segments.hot_rows[hot].row == u) {
       const float* chunks = segments.chunk_sums + segments.hot_rows[hot++].first_chunk * dim;
       sum_of_chunks<kDim>(chunks, (count + kChunkLookups - 1) / kChunkLookups, dim, scratch);

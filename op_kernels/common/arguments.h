@@ -56,16 +56,25 @@ struct PooledWeightsGrad {
   int64_t lookups;
 };
 
-// Lookup j contributes scale[j] * grad[grad_row[j], grad_column[j] : grad_column[j] + dim].
+// Gradient of an output of lookups. Four words: kernels keep tables of them.
+struct Gradient {
+  const float* data;  // [rows, columns], row stride `stride`
+  int64_t stride;
+  int64_t rows;
+  int64_t columns;
+};
+
+// Lookup j contributes scale[j] * g[grad_row[j], grad_column[j] : grad_column[j] + dim], where g is
+// grads[grad_source[j]], or `grad` without grad_source.
 struct Lookups {
-  const float* grad;  // [grad_rows, grad_columns], row stride grad_stride
-  int64_t grad_stride;
+  Gradient grad;
   const int32_t* grad_row;     // [count]
   const int32_t* grad_column;  // [count], or null: 0
   const float* scale;          // [count], or null: 1
   int64_t count;
-  int64_t grad_rows;
-  int64_t grad_columns;
+  const int32_t* grad_source;  // [count], or null: there is one gradient
+  const Gradient* grads;       // [grad_count], in memory of the host; a launch takes it to its device
+  int64_t grad_count;
 };
 
 // Segments longer than this are summed in chunks of it, in parallel. A power of two of blocks (aggregate.h).

@@ -8,6 +8,8 @@ namespace rec_sdk {
 
 enum class DType : int32_t { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 
+// Elements of a weight or a state; products with it, and sums of a few, stay within 64 bits.
+constexpr int64_t kMaxDim = int64_t{1} << 30;
 constexpr int64_t kMaxStates = 4;
 constexpr int64_t kStateAlignment = 4;
 constexpr int64_t kRecordAlignment = 16;
@@ -29,7 +31,8 @@ struct RecordLayout {
   int64_t bytes;                       // of the whole record
 };
 
-// Preconditions: dim >= 1, 0 <= state_count <= kMaxStates; state_elements may be null when state_count is 0.
+// Preconditions: 1 <= dim <= kMaxDim, 0 <= state_count <= kMaxStates, 0 <= state_elements[s] <= kMaxDim;
+// state_elements may be null when state_count is 0.
 constexpr RecordLayout make_record_layout(int64_t dim, DType weight_dtype, const int64_t* state_elements,
                                           int64_t state_count) {
   RecordLayout layout{};

@@ -11,9 +11,10 @@
 namespace rec_sdk {
 namespace ascendc {
 
-// Launches what hot rows need before the rows are updated, if the lookups are many enough to have any; the
-// result is for the update.
-HotWorkspace launch_hot_rows(void* stream, const Segments& segments, void* workspace);
+// Launches what comes before the rows are updated: the table of gradients, if there are several, and hot
+// rows, if the lookups are many enough to have any. The result, and the segments as they then are, are for
+// the update.
+HotWorkspace launch_preparation(void* stream, Segments* segments, void* workspace);
 
 // Calls launcher.launch<Optimizer, Weights>() for the optimizer of that name; Weights is a type of
 // record_tile.h.

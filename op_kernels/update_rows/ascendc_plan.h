@@ -12,11 +12,38 @@ inline int64_t fewer(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t workspace_places(int64_t lookups) { return (lookups + kChunk - 1) / kChunk; }
 inline int64_t workspace_pitch(int64_t dim) { return round_up(dim, kUbBlock / 4); }
 
+// The table of gradients, if there is more than one.
+inline int64_t gradient_table_bytes(const Lookups& lookups) {
+  static_assert(sizeof(Gradient) % kUbBlock == 0, "what follows the table begins at a whole UB block");
+  return lookups.grad_source != nullptr ? lookups.grad_count * static_cast<int64_t>(sizeof(Gradient)) : 0;
+}
+
 // The parts, then the entries, then the sums, which begin at a whole UB block.
-inline int64_t workspace_bytes(int64_t lookups, int64_t dim) {
+inline int64_t hot_workspace_bytes(const Segments& segments) {
+  const int64_t lookups = segments.lookups.count;
   if (lookups <= kLookupsWithoutChunks) return 0;
   const int64_t places = round_up(workspace_places(lookups), kUbBlock / 16);
-  return kMaxParts * kPartFields * 4 + places * (kEntryFields * 4 + workspace_pitch(dim) * 4);
+  return kMaxParts * kPartFields * 4 + places * (kEntryFields * 4 + workspace_pitch(segments.dim) * 4);
+}
+
+inline int64_t workspace_bytes(const Segments& segments) {
+  return gradient_table_bytes(segments.lookups) + hot_workspace_bytes(segments);
+}
+
+// Calls write(part) for what brings the table of gradients into the workspace, and says in the lookups that
+// it is there.
+template <class Write>
+void put_gradient_table(Lookups* lookups, void* workspace, const Write& write) {
+  if (lookups->grad_source == nullptr) return;
+  auto* table = static_cast<Gradient*>(workspace);
+  for (int64_t first = 0; first < lookups->grad_count; first += GradientTablePart::kMost) {
+    GradientTablePart part{};
+    part.count = fewer(GradientTablePart::kMost, lookups->grad_count - first);
+    part.to = table + first;
+    for (int64_t i = 0; i < part.count; ++i) part.grads[i] = lookups->grads[first + i];
+    write(part);
+  }
+  lookups->grads = table;
 }
 
 // Cores of find_hot_rows: it reads 4 bytes a row, and a launch takes the longer the more cores it has.
@@ -29,8 +56,9 @@ inline int64_t hot_row_parts(const Segments& segments, int64_t cores) {
 // Without parts when the rows are to be updated in one launch.
 inline HotWorkspace hot_workspace(void* base, const Segments& segments, int64_t cores) {
   const int64_t lookups = segments.lookups.count;
-  if (workspace_bytes(lookups, segments.dim) == 0) return {nullptr, nullptr, nullptr, 0, 0};
-  auto* parts = static_cast<int32_t*>(base);
+  if (hot_workspace_bytes(segments) == 0) return {nullptr, nullptr, nullptr, 0, 0};
+  const int64_t table_words = gradient_table_bytes(segments.lookups) / 4;
+  int32_t* parts = static_cast<int32_t*>(base) + table_words;
   int32_t* entries = parts + kMaxParts * kPartFields;
   const int64_t places = round_up(workspace_places(lookups), kUbBlock / 16);
   auto* sums = reinterpret_cast<float*>(entries + places * kEntryFields);

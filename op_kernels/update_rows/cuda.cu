@@ -29,7 +29,9 @@ Update find(const char* name, REC_SDK_ISA::OptimizerList<Optimizer...>) {
 
 }  // namespace
 
-int64_t segments_workspace(int64_t lookups, int64_t dim) { return chunk_places(lookups) * dim * 4; }
+int64_t segments_workspace(const Segments& segments) {
+  return gradient_table_bytes(segments.lookups) + chunk_places(segments.lookups.count) * segments.dim * 4;
+}
 
 cudaError_t update_rows(const UpdateRows& a, const char* optimizer, void* workspace, cudaStream_t stream) {
   const Update update = find(optimizer, REC_SDK_ISA::Optimizers{});

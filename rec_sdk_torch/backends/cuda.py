@@ -12,7 +12,8 @@ __all__ = ["free_memory", "load_operators", "start"]
 
 _OPERATORS = Path(__file__).parents[1] / "_ops_cuda.so"
 _INSTALL = (
-    "Install rec_sdk_torch again where nvcc and a torch for the same CUDA are: pip install --no-build-isolation ."
+    "Install rec_sdk_torch again from its repository, where nvcc and a torch for the same CUDA are: "
+    "pip install --no-build-isolation ."
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -37,7 +38,7 @@ class Backend:
 
     def staging(self, rows: int, width: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
         """An uninitialised host buffer `[rows, width]` that a swap copies through."""
-        return torch.empty((rows, width), dtype=dtype, pin_memory=self.pin_staging)
+        return torch.empty((rows, width), dtype=dtype, device="cpu", pin_memory=self.pin_staging)
 
 
 _BACKENDS = {
@@ -65,16 +66,35 @@ def backend_for(device: torch.device) -> Backend:
     return backend
 
 
-def parse_device(device: torch.device | str | None) -> torch.device:
+def _accelerator(index: int) -> torch.device:
+    """What torch means by a bare index."""
+    try:
+        return torch.device(index)
+    except RuntimeError as error:
+        raise ValueError(
+            f"device {index}: an int is an index of torch's accelerator; {error} The host is 'cpu'"
+        ) from error
+
+
+def parse_device(device: torch.device | str | int | None) -> torch.device:
     """`device` as torch knows it, the host when None; "npu" or "cuda" without an index is the current one.
+
+    An int is an index of the accelerator that torch has, as in `torch.device(0)`.
 
     Raises:
         ImportError, ValueError: as `backend_for`; torch alone knows no "npu".
+        TypeError: neither a device, a string, an int nor None.
     """
-    kind = str(device or "cpu").partition(":")[0]
+    if isinstance(device, bool) or not isinstance(device, (torch.device, str, numbers.Integral, type(None))):
+        raise TypeError(f"device is {device!r}, expected a torch.device, a string, an int or None")
+    if isinstance(device, numbers.Integral):
+        device = _accelerator(int(device))
+    elif device is None:
+        device = "cpu"
+    kind = str(device).partition(":")[0]
     if kind in _BACKENDS:
         _BACKENDS[kind].load()
-    parsed = torch.device(device or "cpu")
+    parsed = torch.device(device)
     if parsed.type == "cpu" or parsed.type not in _BACKENDS:
         return parsed
     _BACKENDS[parsed.type].start(parsed)

@@ -20,15 +20,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["HINT", "EmulatorUnavailableError", "active", "check", "library_directory", "main"]
-
-HINT = "Without an NPU, run the program on the emulated NPU: python -m rec_sdk_torch.emulate program.py"
+__all__ = ["EmulatorUnavailableError", "active", "check", "hint", "library_directory", "main"]
 
 # CANN's runtime: real, or the emulator's under the same name. Only the latter has the function.
 _RUNTIME = "libascendcl.so"
 _FUNCTION = "rec_sdk_emulator_launch"
 _CANN_VARIABLES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
 _USAGE_ERROR = 2
+
+
+_ROOT = Path(__file__).resolve().parents[2]  # the repository, where the package is used in place
 
 
 class EmulatorUnavailableError(Exception):
@@ -38,6 +39,34 @@ class EmulatorUnavailableError(Exception):
 def library_directory() -> Path:
     """The folder of the emulator's libraries."""
     return Path(__file__).resolve().parents[1] / "_emulator"
+
+
+def _missing() -> Path | None:
+    """A library of the emulated NPU that was not built."""
+    libraries = (library_directory() / _RUNTIME, Path(__file__).resolve().parents[1] / "_ops_npu.so")
+    return next((path for path in libraries if not path.exists()), None)
+
+
+def _has_torch_npu() -> bool:
+    return importlib.util.find_spec("torch_npu") is not None
+
+
+def _set_up() -> str:
+    """The commands that make the emulated NPU and run a program on it.
+
+    It gets an environment of its own: torch_npu keeps torch from being imported wherever CANN is not.
+    """
+    launch = "python -m rec_sdk_torch.emulate program.py"
+    if (_ROOT / "Makefile").exists():
+        return f"make -C {_ROOT} build-npu && {_ROOT}/.venv-npu/bin/{launch}"
+    return f"make build-npu && .venv-npu/bin/{launch}, in the repository of rec_sdk_torch"
+
+
+def hint() -> str:
+    """How to run a program without an NPU: a command that works here and leaves this environment as it is."""
+    here = _has_torch_npu() and _missing() is None
+    command = f"{sys.executable} -m rec_sdk_torch.emulate program.py" if here else _set_up()
+    return f"Without an NPU, run the program on the emulated NPU: {command}"
 
 
 def active() -> bool:
@@ -51,7 +80,7 @@ def active() -> bool:
     return hasattr(runtime, _FUNCTION)
 
 
-def _cann_runtime() -> str | None:
+def cann() -> str | None:
     """How a real CANN shows on this machine, or None."""
     for name in _CANN_VARIABLES:
         if os.environ.get(name):
@@ -73,22 +102,21 @@ def check(force: bool = False) -> Path:
     Raises:
         EmulatorUnavailableError: they are not built, torch_npu is not installed, or a real CANN is (and not `force`).
     """
-    folder = library_directory()
-    if not (folder / _RUNTIME).exists():
+    if not _has_torch_npu():
         raise EmulatorUnavailableError(
-            f"the emulated NPU is not built: {folder / _RUNTIME} is missing. Install rec_sdk_torch where torch_npu is "
-            "installed: pip install --no-build-isolation ."
+            f"torch_npu is not installed for {sys.executable}. To run the program: {_set_up()}"
         )
-    if importlib.util.find_spec("torch_npu") is None:
+    missing = _missing()
+    if missing is not None:
         raise EmulatorUnavailableError(
-            f"torch_npu is not installed for {sys.executable}: pip install --no-deps torch-npu==2.13.0"
+            f"the emulated NPU is not built: {missing} is missing. To build it and run the program: {_set_up()}"
         )
-    cann = None if force else _cann_runtime()
-    if cann:
+    real = None if force else cann()
+    if real:
         raise EmulatorUnavailableError(
-            f"a real CANN is installed ({cann}): run the program without the emulator, or with --force on it anyway"
+            f"a real CANN is installed ({real}): run the program without the emulator, or with --force on it anyway"
         )
-    return folder
+    return library_directory()
 
 
 def _environment(folder: Path, options: argparse.Namespace) -> dict[str, str]:

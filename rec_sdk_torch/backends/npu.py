@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+import sys
 from pathlib import Path
 
 import torch
@@ -17,19 +18,26 @@ _PACKAGE = Path(__file__).parents[1]
 _KERNELS = "librec_sdk_ascendc.so"
 
 
+def _advice(with_cann: str) -> str:
+    """What to do: where CANN is, a command; elsewhere the emulated NPU, since torch_npu would break torch there."""
+    if emulator.cann() and not emulator.active():
+        return f"In the repository of rec_sdk_torch: {sys.executable} -m pip install {with_cann}"
+    return f"On a machine with NPUs it needs CANN and torch_npu (docs/npu.md). {emulator.hint()}"
+
+
 def _import_torch_npu() -> None:
     try:
         importlib.import_module("torch_npu")
     except ModuleNotFoundError as error:
         if error.name != "torch_npu":
             raise
+        package = f"--no-deps torch-npu=={torch.__version__.partition('+')[0]} pyyaml"
         raise ImportError(
-            "device 'npu' needs the package torch_npu, which is not installed: pip install --no-deps "
-            f"torch-npu=={torch.__version__.partition('+')[0]}, and CANN on a machine with NPUs. {emulator.HINT}"
+            f"device 'npu' needs the package torch_npu, which is not installed. {_advice(package)}"
         ) from error
     except (ImportError, OSError) as error:
         raise ImportError(
-            f"device 'npu': torch_npu does not load, most likely for want of CANN ({error}). {emulator.HINT}"
+            f"device 'npu': torch_npu does not load, most likely for want of CANN ({error}). {emulator.hint()}"
         ) from error
 
 
@@ -51,9 +59,8 @@ def load_operators() -> None:
     for path in (kernels, operators):
         if not path.exists():
             raise ImportError(
-                f"device 'npu': {path} is missing, this build of rec_sdk_torch is without NPU kernels. Install it "
-                "again where torch_npu is installed, with ASCEND_HOME_PATH set if CANN is: "
-                "pip install --no-build-isolation ."
+                f"device 'npu': {path} is missing, this build of rec_sdk_torch is without NPU kernels. "
+                f"{_advice('--no-build-isolation --no-deps .')}"
             )
     ctypes.CDLL(str(kernels), mode=ctypes.RTLD_GLOBAL)
     importlib.import_module("rec_sdk_torch.ops")  # the schemas

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,11 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 from ..optim.fused import EmbCacheFusedOptimizer
 from ..tbe import TableBatchedEmbedding, TableOptimizer
 from ..tbe.batch import Batch, Int64Array
+from ..tbe.guard import Scaler
 from ..tbe.optimizer import spec_for
+from ..tbe.state import load_tables
 from .configs import feature_names
+from .data_parallel import keep_tables_out
 from .handles import TableHandle, TableParameter, module_dict, table_optimizers
 
 
@@ -26,6 +29,7 @@ class CachedCollection(FusedOptimizerModule, torch.nn.Module):
     """Base of the collections: tables of one table-batched embedding, seen through KeyedJaggedTensors."""
 
     _handles_name = "embeddings"
+    _embedding: TableBatchedEmbedding
 
     def __init__(
         self,
@@ -37,13 +41,15 @@ class CachedCollection(FusedOptimizerModule, torch.nn.Module):
         if embedding_optimizer_cls is not None:
             spec_for(embedding_optimizer_cls)
         self._configs = list(configs)
-        # Registered first: `.half()` on the collection is refused before a handle was converted.
-        self._embedding = embedding
+        # Not a submodule: its tables are those of the handles, and would be in a state dict twice.
+        self.__dict__["_embedding"] = embedding
         self._feature_names = [name for config in configs for name in feature_names(config)]
         self._names_by_table = self._embedding_names()
         self._names = [name for names in self._names_by_table for name in names]
+        keep_tables_out()
         handles = {table.name: TableHandle(embedding, table, embedding_optimizer_cls) for table in embedding.tables}
         self.add_module(self._handles_name, module_dict(handles))
+        self._strict = False
         self._seen_keys: list[str] | None = None
         self._feature_keys: Int64Array = np.empty(0, np.int64)
         self._table_optimizers: dict[str, TableOptimizer] = {}
@@ -100,6 +106,15 @@ class CachedCollection(FusedOptimizerModule, torch.nn.Module):
             self._fused_optimizer = EmbCacheFusedOptimizer(self._embedding, params, self._table_optimizers)
         return self._fused_optimizer
 
+    def set_grad_scaler(self, scaler: Scaler | None) -> None:
+        """Tells which `torch.amp.GradScaler` scales the losses, see `TableBatchedEmbedding.set_grad_scaler`."""
+        self._embedding.set_grad_scaler(scaler)
+
+    @property
+    def skipped_updates(self) -> int:
+        """Updates skipped because scaled gradients overflowed."""
+        return self._embedding.skipped_updates
+
     # ---- batches
 
     def _batch(self, features: KeyedJaggedTensor, weighted: bool) -> tuple[KeyedJaggedTensor, Batch]:
@@ -119,7 +134,7 @@ class CachedCollection(FusedOptimizerModule, torch.nn.Module):
             weights = features.weights_or_none()
             if weights is None:
                 raise ValueError("the collection is weighted (is_weighted=True), the batch has no weights")
-            weights = weights.to(device=self._embedding.device, dtype=torch.float32)
+            weights = weights.to(device=self._embedding.device)
         batch_size = features.stride()
         if self.training and torch.is_grad_enabled():
             self._sync_optimizers()
@@ -165,11 +180,55 @@ class CachedCollection(FusedOptimizerModule, torch.nn.Module):
         """Ids of a hash table in order of arrival, or an index table's row numbers; int64 `[n]`."""
         return torch.from_numpy(self._embedding.table_ids(table))
 
+    # ---- what torch.nn.Module does to modules
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        self._embedding._apply(fn)  # first: `.half()` is refused before a handle was converted
+        return super()._apply(fn, recurse)
+
+    def train(self, mode: bool = True) -> Any:
+        """As any module's."""
+        self._embedding.train(mode)
+        return super().train(mode)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As any module's: one moment of all tables, copied to the host."""
+        with self._embedding.exclusive():
+            return super().state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As any module's; with `strict`, a state dict that lacks keys or has others changes nothing."""
+        self._strict = strict  # torch does not pass it on
+        try:
+            return super().load_state_dict(state_dict, strict, assign)
+        finally:
+            self._strict = False
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        tables = f"{prefix}{self._handles_name}."
+        prefixes = {table.name: f"{tables}{table.name}." for table in self._embedding.tables}
+        load_tables(
+            self._embedding, state_dict, tables, prefixes, self._strict, missing_keys, unexpected_keys, error_msgs
+        )
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         twin = self.__class__.__new__(self.__class__)
         memo[id(self)] = twin
-        twin.__dict__.update({name: copy.copy(value) for name, value in self.__dict__.items()})
-        embedding = twin._modules["_embedding"] = copy.deepcopy(self._embedding, memo)
+        own = {name: copy.copy(value) for name, value in self.__dict__.items() if name != "_embedding"}
+        twin.__dict__.update(own)
+        embedding = twin.__dict__["_embedding"] = copy.deepcopy(self._embedding, memo)
         handles = {name: handle.twin(embedding, memo) for name, handle in self._table_handles().items()}
         twin._modules[self._handles_name] = module_dict(handles)
         pairs = zip(embedding.tables, embedding.optimizers, strict=True)

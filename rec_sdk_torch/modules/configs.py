@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+import numbers
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,22 +20,46 @@ from torchrec.modules.embedding_configs import (
 )
 
 from ..tbe import InitializerType, Pooling, TableConfig
-from ..tbe.table import InitFn
+from ..tbe.table import InitFn, as_int
 
-_FEATURE_NAME = re.compile(r"[A-Za-z0-9_]+")
+# `@` joins a shared feature's name with its table's.
+_FEATURE_NAME = re.compile(r"[^\s@]+")
 
 
 @unique
-class PolicyType(Enum):
+class AdmitAndEvictPolicyType(Enum):
     """What admission and eviction of features go by."""
 
     POLICY_COUNT = "count"
     POLICY_SHOWCLICK = "showclick"
 
 
+def _check_int(owner: str, name: str, value: object, low: int) -> None:
+    number = as_int(value)
+    if number is None:
+        raise TypeError(f"{owner}: {name} is {value!r}, expected an int")
+    if number < low:
+        raise ValueError(f"{owner}: {name} is {number}, must be at least {low}")
+
+
+def _check_float(owner: str, name: str, value: object, low: float = -math.inf, high: float = math.inf) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{owner}: {name} is {value!r}, expected a number")
+    if not low <= float(value) <= high or math.isinf(value):  # also for NaN
+        raise ValueError(f"{owner}: {name} is {value}, must be finite and in [{low}, {high}]")
+
+
 @dataclass
 class ShowClickParams:
-    """Score of a feature: `alpha * show + beta * click`, decayed by `score_decay`."""
+    """Score of a feature: `alpha * show + beta * click`, decayed by `score_decay`.
+
+    An id is admitted from a score of `admit_threshold` on (0: every id is), and the share `evict_percentage` with the
+    lowest scores leaves (0: none does).
+
+    Raises:
+        TypeError: a field that is not a number.
+        ValueError: a field that is not finite, a negative threshold, a share or decay outside [0, 1].
+    """
 
     alpha: float = 1
     beta: float = 0
@@ -41,22 +67,70 @@ class ShowClickParams:
     evict_percentage: float = 0
     score_decay: float = 1
 
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        owner = "ShowClickParams"
+        _check_float(owner, "alpha", self.alpha)
+        _check_float(owner, "beta", self.beta)
+        _check_float(owner, "admit_threshold", self.admit_threshold, low=0)
+        _check_float(owner, "evict_percentage", self.evict_percentage, low=0, high=1)
+        _check_float(owner, "score_decay", self.score_decay, low=0, high=1)
+
 
 @dataclass
 class AdmitAndEvictConfig:
-    """Admission and eviction of features. The defaults mean: every id is admitted, none is evicted."""
+    """Admission and eviction of features, which the defaults leave off: every id is admitted, none is evicted.
 
-    admit_threshold: int = -1
-    not_admitted_default_value: float = 0.0
-    evict_threshold: int = 0
-    evict_step_interval: int = 0
+    Attributes:
+        admit_threshold: POLICY_COUNT admits an id that was seen this often; -1 (or None): off.
+        not_admitted_default_value: what an id that is not admitted is looked up as. Without admission it means nothing.
+        evict_threshold: POLICY_COUNT evicts an id that was not seen for more seconds; 0 (or None): off.
+        evict_step_interval: steps between evictions. Without eviction it means nothing.
+        showclick_params: of POLICY_SHOWCLICK, which reads neither threshold.
+        policy_type: which of the two rules.
+
+    Raises:
+        TypeError: a field of the wrong type.
+        ValueError: `admit_threshold` below -1, a negative `evict_threshold` or `evict_step_interval`, a
+            `not_admitted_default_value` that is not finite.
+    """
+
+    admit_threshold: int | None = -1
+    not_admitted_default_value: float | None = 0.0
+    evict_threshold: int | None = 0
+    evict_step_interval: int | None = 0
     showclick_params: ShowClickParams = field(default_factory=ShowClickParams)
-    policy_type: PolicyType = PolicyType.POLICY_COUNT
+    policy_type: AdmitAndEvictPolicyType = AdmitAndEvictPolicyType.POLICY_COUNT
 
-    @property
-    def enabled(self) -> bool:
-        """Whether anything differs from the defaults."""
-        return self != AdmitAndEvictConfig()
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        owner = "AdmitAndEvictConfig"
+        for name, low in (("admit_threshold", -1), ("evict_threshold", 0), ("evict_step_interval", 0)):
+            value = getattr(self, name)
+            if value is not None:
+                _check_int(owner, name, value, low)
+        if self.not_admitted_default_value is not None:
+            _check_float(owner, "not_admitted_default_value", self.not_admitted_default_value)
+        if not isinstance(self.showclick_params, ShowClickParams):
+            raise TypeError(f"{owner}: showclick_params is {self.showclick_params!r}, expected ShowClickParams")
+        if not isinstance(self.policy_type, AdmitAndEvictPolicyType):
+            raise TypeError(f"{owner}: policy_type is {self.policy_type!r}, expected AdmitAndEvictPolicyType")
+
+    def is_feature_admit_enabled(self) -> bool:
+        """Whether ids have to be admitted."""
+        if self.policy_type is AdmitAndEvictPolicyType.POLICY_SHOWCLICK:
+            return self.showclick_params.admit_threshold > 0
+        return self.admit_threshold not in (None, -1)
+
+    def is_feature_evict_enabled(self) -> bool:
+        """Whether ids leave their table."""
+        if self.policy_type is AdmitAndEvictPolicyType.POLICY_SHOWCLICK:
+            return self.showclick_params.evict_percentage > 0
+        return self.evict_threshold not in (None, 0)
+
+    def is_feature_filter_enabled(self) -> bool:
+        """Whether either is on."""
+        return self.is_feature_admit_enabled() or self.is_feature_evict_enabled()
 
 
 @dataclass
@@ -66,7 +140,7 @@ class _HashTableFields:
     weight_init_mean: float = 0.0
     weight_init_stddev: float = 0.05
     initializer_type: InitializerType = InitializerType.LINEAR
-    admit_and_evict_config: AdmitAndEvictConfig = field(default_factory=AdmitAndEvictConfig)
+    admit_and_evict_config: AdmitAndEvictConfig | None = field(default_factory=AdmitAndEvictConfig)
     is_incremental: bool = False
 
     def __post_init__(self) -> None:
@@ -77,7 +151,8 @@ class _HashTableFields:
 class EmbCacheEmbeddingConfig(_HashTableFields, EmbeddingConfig):
     """A sequence table whose ids are any int64; rows live in host memory, hot ones in the device cache.
 
-    `num_embeddings` sizes cache and planner and is no limit. `initializer_type`: LINEAR and UNIFORM go from
+    `num_embeddings` is an expectation, no limit: it sizes cache and planner, and sets the default range of initial
+    weights. `initializer_type`: LINEAR and UNIFORM go from
     `weight_init_min` to `weight_init_max` (None: -/+ sqrt(1 / num_embeddings)), TRUNCATED_NORMAL has
     `weight_init_mean` and `weight_init_stddev`, cut at two standard deviations. `init_fn`, when given, fills
     blocks of new rows instead, and initial weights then depend on the order in which ids arrive.
@@ -116,19 +191,21 @@ def feature_names(config: BaseEmbeddingConfig) -> list[str]:
     """The features of a table: those named, else one of the table's own name, as in TorchRec.
 
     Raises:
-        ValueError: a name that is not `[A-Za-z0-9_]+`, or one that is there twice.
+        ValueError: a name that is empty or has spaces or `@`, or one that is there twice.
     """
     names = list(config.feature_names) or [config.name]
     for name in names:
         if not isinstance(name, str) or not _FEATURE_NAME.fullmatch(name):
-            raise ValueError(f"table {config.name!r}: feature name {name!r}: letters, digits and underscores only")
+            raise ValueError(f"table {config.name!r}: feature name {name!r}: a string without spaces and '@' is needed")
     if len(set(names)) < len(names):
         raise ValueError(f"table {config.name!r}: a feature is named twice in {names}")
     return names
 
 
-def _check_not_yet(admission: AdmitAndEvictConfig, is_incremental: bool, name: str) -> None:
-    if admission.enabled:
+def _check_not_yet(admission: AdmitAndEvictConfig | None, is_incremental: bool, name: str) -> None:
+    if not isinstance(admission, (AdmitAndEvictConfig, type(None))):
+        raise TypeError(f"table {name!r}: admit_and_evict_config is {admission!r}, expected AdmitAndEvictConfig")
+    if admission is not None and admission.is_feature_filter_enabled():
         raise NotImplementedError(f"table {name!r}: admission and eviction of features are not supported yet")
     if is_incremental:
         raise NotImplementedError(f"table {name!r}: incremental saves are not supported yet")
@@ -180,8 +257,19 @@ def table_config(config: BaseEmbeddingConfig, *, capacity: bool = False) -> Tabl
     )
 
 
-def check_kind(tables: Sequence[BaseEmbeddingConfig], kind: type[BaseEmbeddingConfig], collection: str) -> None:
-    """Raises TypeError for a table config that the collection cannot take."""
+def check_kind(
+    tables: Sequence[BaseEmbeddingConfig], kind: type[BaseEmbeddingConfig], collection: str, *, capacity: bool
+) -> None:
+    """Raises TypeError for a table config that the collection cannot take.
+
+    Only a collection with `capacity` can keep what `HashEmbeddingBagConfig` says.
+    """
     for table in tables:
         if not isinstance(table, kind):
             raise TypeError(f"{collection} takes {kind.__name__} tables, got {type(table).__name__}")
+        if isinstance(table, HashEmbeddingBagConfig) and not capacity:
+            raise TypeError(
+                f"table {table.name!r}: HashEmbeddingBagConfig means that num_embeddings is a capacity and that "
+                f"all rows are in device memory, neither of which holds in {collection}: give it "
+                "EmbCacheEmbeddingBagConfig, or use HashEmbeddingBagCollection"
+            )

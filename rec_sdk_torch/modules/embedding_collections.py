@@ -20,13 +20,13 @@ def _embedding(
     collection: torch.nn.Module,
     tables: Sequence[BaseEmbeddingConfig],
     kind: type[BaseEmbeddingConfig],
-    device: torch.device | str | None,
+    device: torch.device | str | int | None,
     *,
     capacity: bool = False,
     **options: Any,
 ) -> TableBatchedEmbedding:
     """The tables of a collection, whose configs must be of `kind`; `options` are those of the embedding."""
-    check_kind(tables, kind, type(collection).__name__)
+    check_kind(tables, kind, type(collection).__name__, capacity=capacity)
     configs = [table_config(table, capacity=capacity) for table in tables]
     return TableBatchedEmbedding(configs, device=device, **options)
 
@@ -42,12 +42,13 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
         multi_hot_sizes: Sequence[int] | None = None,
         need_indices: bool = False,
         need_accumulate_offset: bool = True,
-        device: torch.device | str | None = None,
+        device: torch.device | str | int | None = None,
         embedding_optimizer_cls: type | None = None,
         *,
         cache: CacheOption = None,
         seed: int | None = None,
         bounds_check_mode: BoundsCheckMode | str = "warning",
+        check_finite: str = "off",
     ) -> None:
         """Checks the tables; rows and cache are laid out at first use.
 
@@ -57,12 +58,14 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
                 per sample of each table); larger batches are legal.
             need_indices: outputs carry their ids as weights.
             need_accumulate_offset: accepted for Rec SDK scripts; offsets never need accumulating here.
-            device: where the cache lives.
+            device: where the cache lives; the host when None. An int is an index of the machine's accelerator.
             embedding_optimizer_cls: optimizer the tables are made for; binding when given.
             cache: rows per table (int), fraction of `num_embeddings` (float), bytes of all tables
                 (`"2GiB"`), a dict of these by table name, or None: derived.
             seed: of the initial weights; `torch.initial_seed()` when None.
             bounds_check_mode: index tables: `fatal`, `warning`, `ignore`, `none`.
+            check_finite: what a NaN or infinite gradient does: `off` (nothing), `warn`, or `raise`
+                (FloatingPointError before any row changes).
 
         Raises:
             ValueError, TypeError: tables or options that cannot be met; the message names them.
@@ -70,6 +73,7 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
         """
         hint = BatchHint(batch_size, multi_hot_sizes, world_size)
         options: dict[str, Any] = {"cache": cache, "seed": seed, "bounds_check_mode": bounds_check_mode}
+        options["check_finite"] = check_finite
         embedding = _embedding(self, tables, EmbeddingConfig, device, batch_hint=hint, **options)
         super().__init__(tables, embedding, embedding_optimizer_cls)
         self._need_indices = need_indices
@@ -176,12 +180,13 @@ class EmbCacheEmbeddingBagCollection(_PooledCollection):
         multi_hot_sizes: Sequence[int] | None = None,
         is_weighted: bool = False,
         need_accumulate_offset: bool = True,
-        device: torch.device | str | None = None,
+        device: torch.device | str | int | None = None,
         embedding_optimizer_cls: type | None = None,
         *,
         cache: CacheOption = None,
         seed: int | None = None,
         bounds_check_mode: BoundsCheckMode | str = "warning",
+        check_finite: str = "off",
     ) -> None:
         """Checks the tables; rows and cache are laid out at first use.
 
@@ -193,6 +198,7 @@ class EmbCacheEmbeddingBagCollection(_PooledCollection):
         """
         hint = BatchHint(batch_size, multi_hot_sizes, world_size)
         options: dict[str, Any] = {"cache": cache, "seed": seed, "bounds_check_mode": bounds_check_mode}
+        options["check_finite"] = check_finite
         embedding = _embedding(self, tables, EmbeddingBagConfig, device, batch_hint=hint, **options)
         super().__init__(tables, embedding, embedding_optimizer_cls, is_weighted)
 
@@ -204,7 +210,9 @@ class HashEmbeddingBagCollection(_PooledCollection):
         self,
         tables: Sequence[HashEmbeddingBagConfig],
         is_weighted: bool = False,
-        device: torch.device | str | None = None,
+        device: torch.device | str | int | None = None,
+        *,
+        check_finite: str = "off",
     ) -> None:
         """Checks the tables; the cache, as large as the tables, is laid out at first use.
 
@@ -212,5 +220,6 @@ class HashEmbeddingBagCollection(_PooledCollection):
             ValueError, TypeError: tables that cannot be met; the message names them.
         """
         cache = {table.name: table.num_embeddings for table in tables}
-        embedding = _embedding(self, tables, EmbeddingBagConfig, device, capacity=True, cache=cache)
+        options: dict[str, Any] = {"cache": cache, "check_finite": check_finite}
+        embedding = _embedding(self, tables, EmbeddingBagConfig, device, capacity=True, **options)
         super().__init__(tables, embedding, None, is_weighted)

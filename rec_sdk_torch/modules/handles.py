@@ -6,12 +6,11 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
 from ..tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
-from ..tbe.batch import Int64Array
 from ..tbe.optimizer import class_name, spec_for
+from ..tbe.state import save_table
 
 
 class TableParameter(torch.nn.Parameter):
@@ -92,24 +91,14 @@ def check_same(handle: TableParameter, optimizer_class: type, kwargs: Mapping[st
             )
 
 
-def ids_problem(config: TableConfig, ids: torch.Tensor) -> str | None:
-    """What keeps `ids` from being the rows of a hash table; None when nothing does."""
-    if ids.dtype != torch.int64 or ids.dim() != 1:
-        return f"its ids are {ids.dtype} of shape {tuple(ids.shape)}, expected flat torch.int64"
-    twice = ids.numel() - ids.unique().numel()
-    if twice:
-        return f"{twice} of its ids are there twice"
-    if 0 < config.capacity < ids.numel():
-        return f"{ids.numel()} ids, table {config.name!r} has a capacity of {config.capacity}"
-    return None
-
-
 class TableHandle(torch.nn.Module):
     """Holds a table's handle under the name TorchRec users know, `<collection>.embeddings.<table>.weight`.
 
     In a state dict an index table is `weight` `[num_embeddings, D]`; a hash table is `ids` int64 `[n]` and
     their `weight` `[n, D]`.
     """
+
+    ids: torch.Tensor
 
     def __init__(
         self, embedding: TableBatchedEmbedding, config: TableConfig, embedding_optimizer_cls: type | None
@@ -119,6 +108,18 @@ class TableHandle(torch.nn.Module):
         self._owner = [embedding]
         self._config = config
         self.weight = TableParameter.create(config, embedding.device, embedding_optimizer_cls)
+        if config.hashed:
+            # Stands for the key of the state dict: torch.distributed.checkpoint looks keys up as attributes.
+            self.register_buffer("ids", torch.empty(0, dtype=torch.int64, device=embedding.device))
+
+    @property
+    def table(self) -> str:
+        """The table's name."""
+        return self._config.name
+
+    def state_names(self) -> list[str]:
+        """What the table is called in a state dict, behind its prefix."""
+        return ["ids", "weight"] if self._config.hashed else ["weight"]
 
     def twin(self, embedding: TableBatchedEmbedding, memo: dict[int, Any]) -> TableHandle:
         """This handle for a copy of the embedding."""
@@ -128,6 +129,8 @@ class TableHandle(torch.nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> TableHandle:
         """`.to(device)` and `.to_empty(device=...)` move the handle, which keeps its type and dtype."""
+        if self._config.hashed:
+            self.ids = fn(self.ids).to(torch.int64)
         data = fn(self.weight.data).to(self.weight.dtype)
         if torch._has_compatible_shallow_copy_type(self.weight, data):
             self.weight.data = data
@@ -138,28 +141,7 @@ class TableHandle(torch.nn.Module):
         return self
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        ids, weight = self.rows()
-        if self._config.hashed:
-            destination[prefix + "ids"] = ids
-        destination[prefix + "weight"] = weight
-
-    def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(ids int64 `[n]`, weight `[n, D]`) of the whole table, copied to the host; on the meta device, shapes."""
-        config = self._config
-        if self._owner[0].device.type == "meta":
-            shape = (0 if config.hashed else config.num_embeddings, config.embedding_dim)
-            weight = torch.empty(shape, dtype=config.weight_dtype, device="meta")
-            return torch.empty(shape[0], dtype=torch.int64, device="meta"), weight
-        group, table = self._owner[0].find_table(self._config.name)
-        count = group.engine.row_count(table)
-        ids = torch.empty(count, dtype=torch.int64)
-        weight = torch.empty((count, self._config.embedding_dim), dtype=self._config.weight_dtype)
-        done = 0
-        for chunk, records in group.read_table(table):
-            ids[done : done + len(chunk)] = torch.from_numpy(chunk)
-            weight[done : done + len(chunk)] = group.layout.weight(records)
-            done += len(chunk)
-        return ids, weight
+        save_table(self._owner[0], self._config.name, destination, prefix)
 
     def _load_from_state_dict(
         self,
@@ -171,52 +153,7 @@ class TableHandle(torch.nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        wanted = [prefix + "ids", prefix + "weight"] if self._config.hashed else [prefix + "weight"]
-        missing = [key for key in wanted if key not in state_dict]
-        if missing:
-            missing_keys.extend(missing)
-            return
-        ids = state_dict[prefix + "ids"] if self._config.hashed else None
-        problem = self._shape_problem(ids, state_dict[prefix + "weight"])
-        if problem:
-            error_msgs.append(f"{prefix}weight: {problem}")
-            return
-        self.load_rows(ids, state_dict[prefix + "weight"])
-        if strict:
-            unexpected_keys.extend(k for k in state_dict if k.startswith(prefix) and k not in wanted)
-
-    def _shape_problem(self, ids: torch.Tensor | None, weight: torch.Tensor) -> str | None:
-        if ids is not None:
-            problem = ids_problem(self._config, ids)
-            if problem:
-                return problem
-        rows = self._config.num_embeddings if ids is None else ids.numel()
-        expected = (rows, self._config.embedding_dim)
-        if tuple(weight.shape) != expected:
-            return f"shape {tuple(weight.shape)}, expected {expected}"
-        return None
-
-    def load_rows(self, ids: torch.Tensor | None, weight: torch.Tensor) -> None:
-        """Replaces the table: its rows become `ids` (None: every row of an index table) with `weight`.
-
-        Rows that stay keep their optimizer states. Gradients of an open accumulation window are dropped.
-        """
-        self._owner[0].drop_windows()
-        group, table = self._owner[0].find_table(self._config.name)
-        if ids is None:
-            ids = torch.arange(self._config.num_embeddings)
-        wanted = ids.cpu().contiguous().numpy()
-        kept: list[tuple[Int64Array, torch.Tensor]] = []
-        known = group.engine.table_rows(table)[0]
-        if self._config.hashed and not np.array_equal(np.sort(known), np.sort(wanted)):
-            for chunk, records in group.read_table(table) if group.layout.state_elements else ():
-                stays = np.isin(chunk, wanted)
-                kept.append((chunk[stays], records[torch.from_numpy(stays)]))
-            group.engine.clear_table(table)
-        group.write_weights(table, wanted, weight.detach().cpu())
-        for chunk, records in kept:
-            for state in range(len(group.layout.state_elements)):
-                group.write_state(table, state, chunk, group.layout.state(records, state))
+        """Loads nothing: the collection has loaded all of its tables by now, or none."""
 
 
 def module_dict(handles: Mapping[str, TableHandle]) -> torch.nn.ModuleDict:

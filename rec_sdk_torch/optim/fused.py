@@ -6,15 +6,20 @@ import abc
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torchrec.optim.fused import FusedOptimizer
 
-from ..modules.handles import TableParameter, ids_problem
+from ..modules.handles import TableParameter
 from ..tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
+from ..tbe.view import Content, known_ids_problem
+from .torchrec_hooks import check_clipping
 
 _FIRST_STATE = "momentum1"
 """TorchRec's name of a table's first state, whatever the optimizer calls it; the others have the optimizer's."""
+
+
+_LOADED: Any = object()
+"""The value of a state that was loaded together with others."""
 
 
 class _TableState(abc.ABC):
@@ -46,15 +51,22 @@ class StepState(_TableState):
         self._optimizer = optimizer
 
     def state_dict(self) -> torch.Tensor:
-        return torch.tensor(float(self._optimizer.step))
+        with self._embedding.exclusive():  # a step that an interrupt broke off counts
+            return torch.tensor(float(self._optimizer.step), dtype=torch.float64, device="cpu")
 
     def problem(self, value: Any, rows: int) -> str | None:
         step = float(value)
         return None if step >= 0 and step.is_integer() else f"{step} is not a whole number of updates"
 
     def load_state_dict(self, value: Any) -> None:
+        if value is _LOADED:
+            return
         self._raise_problem(value)
-        self._optimizer.step = int(float(value))
+        self._embedding.load([], [self.number(value)])
+
+    def number(self, value: Any) -> tuple[TableOptimizer, int]:
+        """What loading `value` sets: the optimizer and its step."""
+        return self._optimizer, int(float(value))
 
 
 class IdsState(_TableState):
@@ -68,12 +80,21 @@ class IdsState(_TableState):
         self._config = config
 
     def state_dict(self) -> torch.Tensor:
-        return torch.from_numpy(self._embedding.table_ids(self._table))
+        return self._embedding.view(self._table).ids()
 
     def problem(self, value: torch.Tensor, rows: int) -> str | None:
-        return ids_problem(self._config, value)
+        return known_ids_problem(self._config, value) or self._unknown(value)
+
+    def _unknown(self, ids: torch.Tensor) -> str | None:
+        known = self._embedding.view(self._table).knows(ids)
+        if bool(known.all()):
+            return None
+        example = int(ids.cpu()[~known][0])
+        return f"the table does not know {int((~known).sum())} of its ids, such as {example}: load the weights first"
 
     def load_state_dict(self, value: torch.Tensor) -> None:
+        if value is _LOADED:
+            return
         self._raise_problem(value)
         self.loading = value.cpu().contiguous()
 
@@ -95,38 +116,41 @@ class RowState(_TableState):
         super().__init__(embedding, config.name)
         self._optimizer = optimizer
         self._index = index
+        self._name = optimizer.spec.states[index].name
         self._ids = ids
         self._rows = config.num_embeddings
         self._shape = () if optimizer.spec.states[index].rowwise else (config.embedding_dim,)
 
     def chunks(self) -> Iterator[torch.Tensor]:
         """The state chunk by chunk, in row order."""
-        group, table = self._embedding.find_table(self._table)
-        for _, records in group.read_table(table):
-            yield group.layout.state(records, self._index).clone()
+        for chunk in self._embedding.view(self._table).chunks([self._name]):
+            yield chunk.parts[self._name].reshape(-1, *self._shape)
 
     def state_dict(self) -> torch.Tensor:
-        parts = [torch.empty((0, *self._shape)), *(chunk.reshape(-1, *self._shape) for chunk in self.chunks())]
-        return torch.cat(parts)
+        with self._embedding.exclusive():
+            view = self._embedding.view(self._table)
+            return view.read(view.ids(), [self._name]).parts[self._name].reshape(-1, *self._shape)
 
     def problem(self, value: torch.Tensor, rows: int) -> str | None:
         expected = (rows, *self._shape)
         return None if tuple(value.shape) == expected else f"shape {tuple(value.shape)}, expected {expected}"
 
     def load_state_dict(self, value: torch.Tensor) -> None:
-        group, table = self._embedding.find_table(self._table)
-        ids = torch.arange(self._rows) if self._ids is None else self._ids.loading
+        if value is _LOADED:
+            return
+        ids = torch.arange(self._rows, dtype=torch.int64, device="cpu") if self._ids is None else self._ids.loading
         assert ids is not None
         self._raise_problem(value, len(ids))
-        rows = value.detach().cpu()
-        group.write_state(table, self._index, ids.numpy(), rows if self._shape else rows[:, None])
-        if self._ids is None:
-            return
-        others = np.setdiff1d(self._embedding.table_ids(self._table), ids.numpy())
-        initial = self._optimizer.spec.state_init(self._optimizer.options)[self._index]
-        group.write_state(table, self._index, others, torch.tensor(initial).expand(len(others), 1))
-        if self._index + 1 == len(self._optimizer.spec.states):
+        self._embedding.load([self.content(ids, value)])
+        if self._ids is not None and self._index + 1 == len(self._optimizer.spec.states):
             self._ids.loading = None
+
+    def content(self, ids: torch.Tensor, value: torch.Tensor) -> Content:
+        """What loading `value` sets: the state of `ids`, and of the table's other rows as at first."""
+        view = self._embedding.view(self._table)
+        initial = self._optimizer.spec.state_init(self._optimizer.options)[self._index]
+        shape = (len(ids), *view.parts()[self._name])
+        return Content(view, ids, {self._name: value.reshape(shape)}, initial={self._name: initial})
 
 
 def _table_states(
@@ -165,6 +189,7 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
             params: the handle of each table by its parameter name.
             optimizers: by table name.
         """
+        self._embedding = embedding
         configs = {table.name: table for table in embedding.tables}
         self._rows = {name: config.num_embeddings for name, config in configs.items()}
         state: dict[Any, Any] = {}
@@ -177,12 +202,19 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
                 optimizer.options["params"] = []
             optimizer.options["params"].append(handle)
         super().__init__(dict(params), state, list(groups.values()))
+        check_clipping()
 
     def step(self, closure: Any = None) -> None:
         """Does nothing: rows are updated in the backward pass."""
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Does nothing: a table's gradients are used up in the backward pass."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """As TorchRec's: one moment of all tables, copied to the host."""
+        with self._embedding.exclusive():
+            result: dict[str, Any] = super().state_dict()
+        return result
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Strict, as TorchRec's; `<table>.momentum2` is read as `<table>.exp_avg_sq`.
@@ -197,11 +229,27 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
         for name, handle in self.params.items():
             if isinstance(handle, TableParameter):
                 self._check(name, handle, renamed)
-        super().load_state_dict({**state_dict, "state": renamed})
-        for states in self.state.values():
-            for state in states.values():
-                if isinstance(state, IdsState):
-                    state.loading = None
+        self._load_states(renamed)
+        ours = {name for name, handle in self.params.items() if isinstance(handle, TableParameter)}
+        loaded = {name: dict.fromkeys(v, _LOADED) if name in ours else v for name, v in renamed.items()}
+        super().load_state_dict({**state_dict, "state": loaded})
+
+    def _load_states(self, given: Mapping[str, Mapping[str, Any]]) -> None:
+        """Loads all states of all tables, or none."""
+        contents: list[Content] = []
+        numbers: list[tuple[TableOptimizer, int]] = []
+        for name, handle in self.params.items():
+            if not isinstance(handle, TableParameter):
+                continue
+            rows = self._rows[handle.table]
+            ids = given[name].get(f"{handle.table}.ids", torch.arange(rows, dtype=torch.int64, device="cpu"))
+            for key, state in self.state[handle].items():
+                value = given[name][key]
+                if isinstance(state, RowState):
+                    contents.append(state.content(ids.cpu(), value))
+                elif isinstance(state, StepState):
+                    numbers.append(state.number(value))
+        self._embedding.load(contents, numbers)
 
     def _check(self, name: str, handle: TableParameter, given: Mapping[str, Mapping[str, Any]]) -> None:
         if name not in given:

@@ -1,9 +1,10 @@
-"""What importing this package adds to TorchRec, as soon as somebody imports `torchrec.optim`.
+"""Everything that this package changes in TorchRec, two things.
 
-- `torchrec.optim.AccumulateSGD`, `AccumulateAdagrad`, `AccumulateAdam`, as in Rec SDK's patched TorchRec.
-- `GradientClippingOptimizer` refuses to wrap a fused optimizer, whose gradients it never sees.
-
-TorchRec is not imported here: it takes seconds, and may be missing.
+- `import rec_sdk_torch` adds three names to `torchrec.optim`, as soon as somebody imports that: `AccumulateSGD`,
+  `AccumulateAdagrad`, `AccumulateAdam`, as in Rec SDK's patched TorchRec. TorchRec is not imported for it: that takes
+  seconds, and it may be missing.
+- Making a fused optimizer of ours (not importing anything) lets TorchRec's `GradientClippingOptimizer` refuse to wrap
+  one, whose gradients it never sees. TorchRec has no place to ask for that, so its constructor is wrapped.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _TARGET = "torchrec.optim"
 
 
 def install() -> None:
-    """Extends `torchrec.optim` now if it is imported, else when it will be."""
+    """Adds the names to `torchrec.optim` now if it is imported, else when it will be."""
     if _TARGET in sys.modules:
         _extend(sys.modules[_TARGET])
     elif not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
@@ -56,11 +57,13 @@ def _extend(optim: Any) -> None:
 
     for name in ("AccumulateSGD", "AccumulateAdagrad", "AccumulateAdam"):
         setattr(optim, name, getattr(accumulate, name))
-    _check_clipping(optim.GradientClippingOptimizer)
 
 
-def _check_clipping(clipping_optimizer: Any) -> None:
-    construct = clipping_optimizer.__init__
+def check_clipping() -> None:
+    """Lets every GradientClippingOptimizer made from now on refuse our fused optimizers; called when one is made."""
+    from torchrec.optim.clipping import GradientClippingOptimizer
+
+    construct = GradientClippingOptimizer.__init__
     if hasattr(construct, "__wrapped__"):
         return
 
@@ -70,7 +73,7 @@ def _check_clipping(clipping_optimizer: Any) -> None:
         if self._clipping.value != "none":
             _refuse_fused(optimizer)
 
-    clipping_optimizer.__init__ = checked
+    GradientClippingOptimizer.__init__ = checked
 
 
 def _refuse_fused(optimizer: Any) -> None:

@@ -31,7 +31,7 @@ class Batch:
         offsets: int32 or int64 `[K * B + 1]`; bag (k, b) is `values[offsets[k * B + b] : offsets[k * B + b + 1]]`.
         batch_size: B.
         feature_keys: int64 `[F]`, for each feature of the embedding the key it reads.
-        weights: float32 `[n]` on the compute device, the per-sample weights, or None.
+        weights: float32 `[n]` without gaps on the compute device, the per-sample weights, or None.
         copied: the ids came from a device and were copied back for planning.
     """
 
@@ -61,6 +61,8 @@ class Batch:
             raise ValueError(f"ids and offsets must be flat, got shapes {values.shape} and {offsets.shape}")
         if weights is not None and weights.shape != values.shape:
             raise ValueError(f"{weights.numel()} per-sample weights for {values.numel()} ids")
+        if weights is not None:
+            weights = weights.to(dtype=torch.float32).contiguous()
         arrays = _host_array("ids", values), _host_array("offsets", offsets)
         return cls(*arrays, batch_size, feature_keys, weights, values.device.type != "cpu")
 

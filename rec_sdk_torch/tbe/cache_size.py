@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import numbers
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..settings import parse_bytes, read_settings
-from .table import TableConfig
+from .table import TableConfig, as_int
 
 CacheSize = int | float | str
 CacheOption = CacheSize | Mapping[str, CacheSize] | None
@@ -35,18 +36,24 @@ class BatchHint:
             sizes = [table.num_features for table in tables]
         if len(sizes) != len(tables):
             raise ValueError(f"multi_hot_sizes has {len(sizes)} entries for {len(tables)} tables")
-        checked = [("batch_size", self.batch_size), ("world_size", self.world_size)]
-        for name, value in (*checked, *(("an entry of multi_hot_sizes", size) for size in sizes)):
-            if value is not None and not isinstance(value, numbers.Integral):
-                raise TypeError(f"{name} is {value!r}, expected an int")
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}, must be at least 1")
-        if self.batch_size is None:
+        batch_size = None if self.batch_size is None else _positive("batch_size", self.batch_size)
+        world_size = _positive("world_size", self.world_size)
+        checked = [_positive("an entry of multi_hot_sizes", size) for size in sizes]
+        if batch_size is None:
             return [1] * len(tables)
         return [
-            min(table.num_embeddings, 2 * self.batch_size * size * self.world_size)
-            for table, size in zip(tables, sizes, strict=True)
+            min(table.num_embeddings, 2 * batch_size * size * world_size)
+            for table, size in zip(tables, checked, strict=True)
         ]
+
+
+def _positive(name: str, value: object) -> int:
+    number = as_int(value)
+    if number is None:
+        raise TypeError(f"{name} is {value!r}, expected an int")
+    if number < 1:
+        raise ValueError(f"{name} is {number}, must be at least 1")
+    return number
 
 
 def _check_size(where: str, size: CacheSize) -> None:
@@ -59,6 +66,17 @@ def _check_size(where: str, size: CacheSize) -> None:
             raise ValueError(f"{where}: the fraction {size} is not in (0, 1]")
     elif size < 1:
         raise ValueError(f"{where}: {size} rows, must be at least 1")
+
+
+def warn_of_one_row(tables: Sequence[TableConfig], cache: CacheOption) -> None:
+    """`cache=1` next to `cache=1.0`: says that the int is one row, which hardly any batch fits into."""
+    for table in tables:
+        size = cache.get(table.name) if isinstance(cache, Mapping) else cache
+        if isinstance(size, numbers.Integral) and size == 1 < table.num_embeddings:
+            warnings.warn(
+                f"cache of table {table.name!r}: the int 1 is one of its {table.num_embeddings} rows, 1.0 all of them",
+                stacklevel=3,
+            )
 
 
 def check_cache_option(tables: Sequence[TableConfig], cache: CacheOption) -> None:

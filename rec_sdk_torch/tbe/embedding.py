@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import operator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,16 @@ from .._engine import available_memory
 from ..backends.devices import backend_for, parse_device
 from ..eager import eager
 from .batch import Batch, Int64Array
-from .cache_size import BatchHint, CacheOption, cache_slots, check_cache_option
-from .group import Group, Member, record_layout
-from .lookup import PlannedLookup, fused_lookup
+from .cache_size import BatchHint, CacheOption, cache_slots, check_cache_option, warn_of_one_row
+from .group import Group, Member, drawn, record_layout
+from .guard import GradientGuard, Scaler
+from .lookup import BatchLookup, fused_lookup
 from .optimizer import TableOptimizer
-from .swap import PreparedSwap
+from .plan import Plan
+from .state import load_tables, save_table
+from .steps import Steps
 from .table import BoundsCheckMode, Pooling, TableConfig, check_names
+from .view import WEIGHT, Content, Load, TableView, move_rows
 
 COUNTERS = (
     "batches",
@@ -34,19 +38,6 @@ COUNTERS = (
     "bytes_out",
     "bounds_errors",
 )
-
-
-@dataclass
-class _Progress:
-    """What every step changes; apart from the module, whose attributes are slow to set.
-
-    Attributes:
-        windows: backward passes so far of the accumulation windows of each length.
-        copied_batches: batches whose ids came from a device.
-    """
-
-    windows: dict[int, int] = field(default_factory=dict)
-    copied_batches: int = 0
 
 
 def _bounds_check(mode: BoundsCheckMode | str) -> BoundsCheckMode:
@@ -71,9 +62,10 @@ class TableBatchedEmbedding(torch.nn.Module):
         optimizer: TableOptimizer | None = None,
         cache: CacheOption = None,
         batch_hint: BatchHint | None = None,
-        device: torch.device | str | None = None,
+        device: torch.device | str | int | None = None,
         seed: int | None = None,
         bounds_check_mode: BoundsCheckMode | str = BoundsCheckMode.WARNING,
+        check_finite: str = "off",
     ) -> None:
         """Checks the configuration; allocates nothing yet.
 
@@ -83,9 +75,12 @@ class TableBatchedEmbedding(torch.nn.Module):
             cache: size of the device cache: rows per table (int), a fraction of `num_embeddings` (float),
                 bytes of all tables (`"2GiB"`), one of these by table name (dict), or None (derived).
             batch_hint: the batches a derived cache must hold.
-            device: where the cache lives; the host when None. `meta` allocates nothing and cannot forward.
+            device: where the cache lives; the host when None, an accelerator when an int. `meta` allocates nothing and
+                cannot forward.
             seed: of the initial weights, `torch.initial_seed()` when None.
             bounds_check_mode: what an id outside an index table does.
+            check_finite: what a NaN or infinite gradient does: nothing (`off`), a warning (`warn`), or a
+                FloatingPointError in the backward pass before any row changes (`raise`).
 
         Raises:
             ValueError, TypeError: tables or options that cannot be met.
@@ -101,11 +96,16 @@ class TableBatchedEmbedding(torch.nn.Module):
         if self.device.type != "meta":
             backend_for(self.device)
             self._check_host_memory([table.weight_bytes for table in self.tables])
+        if optimizer is not None and not isinstance(optimizer, TableOptimizer):
+            raise TypeError(
+                f"optimizer is {optimizer!r}, expected a TableOptimizer: TableOptimizer.create(class, keywords)"
+            )
         check_cache_option(self.tables, cache)
+        warn_of_one_row(self.tables, cache)
         self.cache_option = cache
         self.batch_hint = batch_hint or BatchHint()
         self.batch_hint.rows(self.tables)
-        self.seed = (torch.initial_seed() if seed is None else seed) & (2**64 - 1)
+        self.seed = (torch.initial_seed() if seed is None else operator.index(seed)) & (2**64 - 1)
         self.bounds_check = _bounds_check(bounds_check_mode)
         self.num_features = sum(table.num_features for table in self.tables)
         ends = np.cumsum([table.num_features for table in self.tables])
@@ -114,11 +114,25 @@ class TableBatchedEmbedding(torch.nn.Module):
         self.optimizers: list[TableOptimizer | None] = [optimizer] * len(self.tables)
         self._trainable = False
         self._groups: list[Group] | None = None
-        self._progress = _Progress()
-        self._lock = threading.RLock()
+        self.steps = Steps()
+        self._strict = False
+        self.steps.guard = GradientGuard(check_finite)
+        self._copied_batches = [0]  # in a list: attributes of a module are slow to set
         self._width = sum(self.feature_dims) if self.pooled else 0
         self._keys = np.arange(self.num_features, dtype=np.int64)
-        self._anchor = torch.empty(0, device=self.device, requires_grad=True)
+        self._anchor = self._make_anchor()
+
+    def _make_anchor(self) -> torch.Tensor:
+        """What makes autograd record lookups."""
+        with torch.inference_mode(False):
+            return torch.empty(0, dtype=torch.float32, device=self.device, requires_grad=True)
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Keeps other threads from planning, reading or updating: what is seen inside is one moment of all tables."""
+        with self.steps.planning, self.steps.launch:
+            self.steps.complete()
+            yield
 
     # ---- layout
 
@@ -141,14 +155,40 @@ class TableBatchedEmbedding(torch.nn.Module):
             self.optimizers = before
             raise
 
+    def set_grad_scaler(self, scaler: Scaler | None) -> None:
+        """Tells which `torch.amp.GradScaler` scales the losses; None: none does.
+
+        Output gradients are then divided by `scaler.get_scale()` before the update. Where one is not finite the
+        update is skipped as a whole: no row, step or accumulation window changes, and `skipped_updates` counts it.
+
+        Raises:
+            TypeError: something without `get_scale` and `is_enabled`.
+        """
+        if scaler is not None and not all(callable(getattr(scaler, n, None)) for n in ("get_scale", "is_enabled")):
+            raise TypeError(f"scaler is {scaler!r}, expected a torch.amp.GradScaler or None")
+        self.steps.guard.scaler = scaler
+
+    @property
+    def skipped_updates(self) -> int:
+        """Updates that were skipped because gradients that a GradScaler had scaled overflowed."""
+        return self.steps.guard.skipped
+
     @property
     def groups(self) -> list[Group]:
         """The groups, built at first use."""
         if self._groups is None:
             self._check_real()
-            with self._lock:
-                self._groups = self._groups or self._build(run_init_fns=True)
+            with self.exclusive():
+                if self._groups is None:
+                    self._groups = self._build()
+                    self._run_init_fns()
         return self._groups
+
+    def _run_init_fns(self) -> None:
+        """Fills index tables that have an `init_fn`; hash tables draw new rows when they come."""
+        for table in self.tables:
+            if table.init_fn is not None and not table.hashed:
+                self.load([Content(self.view(table.name), None, {WEIGHT: drawn(table, table.num_embeddings)})])
 
     def _check_real(self) -> None:
         if self.device.type == "meta":
@@ -177,7 +217,7 @@ class TableBatchedEmbedding(torch.nn.Module):
             names = [table.name for table in self.tables if not table.hashed]
             raise MemoryError(f"index tables {names} need {need} bytes of host memory, {free} are free")
 
-    def _build(self, run_init_fns: bool) -> list[Group]:
+    def _build(self, serial: int = 0) -> list[Group]:
         slots = self._slots()
         layouts = [record_layout(t, o) for t, o in zip(self.tables, self.optimizers, strict=True)]
         self._check_host_memory([layout.bytes for layout in layouts])
@@ -190,50 +230,90 @@ class TableBatchedEmbedding(torch.nn.Module):
         for indices in alike.values():
             members = [Member(self.tables[i], self._features[i], slots[i], self.optimizers[i]) for i in indices]
             own = [columns[f] for member in members for f in member.features] if self.pooled else []
-            groups.append(Group(members, own, self.device, self.seed, self.bounds_check, run_init_fns=run_init_fns))
+            groups.append(Group(members, own, self.device, self.seed, self.bounds_check, serial))
         return groups
 
-    @property
     def window_open(self) -> bool:
         """Whether an accumulation window has begun and not ended."""
-        return any(self._progress.windows.values()) or any(group.window_open for group in self._groups or [])
+        windows = [group.window for group in self._groups or [] if group.window is not None]
+        return any(self.steps.windows.values()) or any(window.is_open() for window in windows)
 
     def drop_windows(self) -> None:
         """Forgets open accumulation windows, with the gradients in them; loading does so."""
-        with self._lock:
-            self._progress.windows.clear()
+        with self.exclusive():
+            self.steps.windows = {}
             for group in self._groups or []:
-                group.drop_pending()
+                if group.window is not None:
+                    group.swap.settle()
+                    group.window.drop()
+
+    def _check_idle(self, what: str) -> None:
+        """Raises RuntimeError where gradients would be lost by `what`."""
+        if self.window_open():
+            raise RuntimeError(f"an accumulation window is open; finish it before {what}")
+        if any(group.engine.in_flight() for group in self._groups or []):
+            raise RuntimeError(
+                f"batches are in flight: run their backward, or drop the outputs of their forward, before {what}"
+            )
 
     def _rebuild(self) -> None:
         """Lays the groups out anew, for other optimizers or another device, and moves the rows over."""
-        with self._lock:
-            if self.window_open:
-                raise RuntimeError("an accumulation window is open; finish it before the embedding changes")
+        with self.exclusive():
+            self._check_idle("the embedding changes")
             old, self._groups = self._groups or [], None
             try:
-                fresh = self._build(run_init_fns=False)
+                fresh = self._build(max((group.engine.version() for group in old), default=0))
+                move_rows(old, fresh)
             finally:
                 self._groups = old
             self._groups = fresh
-            for group in old:
-                self._adopt(group)
-
-    def _adopt(self, other: Group) -> None:
-        for index, name in enumerate(other.names):
-            group, table = self.find_table(name)
-            same = other.layout == group.layout
-            for ids, records in other.read_kept(index):
-                group.write_weights(table, ids, other.layout.weight(records))
-                for state in range(len(other.layout.state_elements) if same else 0):
-                    group.write_state(table, state, ids, other.layout.state(records, state))
 
     def find_table(self, name: str) -> tuple[Group, int]:
         """The group that holds table `name`, and its place there."""
         for group in self.groups:
-            if name in group.names:
-                return group, group.names.index(name)
+            for place, member in enumerate(group.members):
+                if member.config.name == name:
+                    return group, place
         raise KeyError(f"no table is named {name!r}")
+
+    def optimizer_of(self, name: str) -> TableOptimizer | None:
+        """The optimizer of table `name`."""
+        return self.optimizers[[table.name for table in self.tables].index(name)]
+
+    # ---- whole tables
+
+    def view(self, name: str) -> TableView:
+        """The whole table `name`.
+
+        Raises:
+            KeyError: there is no such table.
+        """
+        for table in self.tables:
+            if table.name == name:
+                return TableView(self, table)
+        raise KeyError(f"no table is named {name!r}, only {[table.name for table in self.tables]}")
+
+    def load(
+        self,
+        contents: Sequence[Content],
+        steps: Sequence[tuple[TableOptimizer, int]] = (),
+        *,
+        drop_windows: bool = False,
+    ) -> None:
+        """Sets rows of tables, and the steps that optimizers have counted: all, or after an exception nothing.
+
+        Raises:
+            ValueError: contents that do not fit their tables.
+            IndexError, CapacityError, MemoryError: rows that there cannot be.
+            RuntimeError: ids are to leave that a batch in flight uses.
+        """
+        for content in contents:
+            problem = content.problem()
+            if problem:
+                raise ValueError(f"table {content.view.config.name!r}: {problem}")
+        with self.exclusive():
+            self.steps.keep_rows(self.groups if contents else [])
+            self.steps.do(Load(contents, steps, self.drop_windows if drop_windows else None))
 
     # ---- forward
 
@@ -256,67 +336,60 @@ class TableBatchedEmbedding(torch.nn.Module):
         if rest or offsets.numel() < 1:
             raise ValueError(f"offsets has {offsets.numel()} entries, expected features ({self.num_features}) * B + 1")
         batch = Batch.from_tensors(indices, offsets, batch_size, self._keys, per_sample_weights)
-        outputs = self._lookup(batch)
-        # One group's rows are in feature order already.
-        return outputs[0] if len(outputs) == 1 else torch.cat(self._by_feature(batch, outputs))
+        if self.pooled:
+            return self.lookup_pooled(batch)
+        if len(self.groups) == 1:  # whose rows are in feature order already
+            return self._lookup(batch, None, joined=True)[0]
+        return torch.cat(self.lookup_features(batch))
 
     def lookup_pooled(self, batch: Batch) -> torch.Tensor:
         """Pooled rows, float32 `[B, sum of the features' dims]`."""
-        return self._lookup(batch)[0]
+        shape = (batch.batch_size, self._width)
+        return self._lookup(batch, torch.empty(shape, dtype=torch.float32, device=self.device))[0]
 
     def lookup_features(self, batch: Batch) -> list[torch.Tensor]:
         """Rows of each feature, float32 `[n_f, D_f]`."""
-        return self._by_feature(batch, self._lookup(batch))
-
-    def _by_feature(self, batch: Batch, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        parts: list[torch.Tensor] = [torch.empty(0)] * self.num_features
-        for group, output in zip(self.groups, outputs, strict=True):
-            lengths = batch.lookups(group.features).tolist()
-            for feature, part in zip(group.features.tolist(), output.split(lengths), strict=True):
-                parts[feature] = part
+        parts: list[torch.Tensor] = [torch.empty(0, dtype=torch.float32, device="cpu")] * self.num_features
+        outputs = self._lookup(batch, None)
+        features = [feature for group in self.groups for feature in group.features.tolist()]
+        for feature, part in zip(features, outputs, strict=True):
+            parts[feature] = part
         return parts
 
-    def _lookup(self, batch: Batch) -> tuple[torch.Tensor, ...]:
+    def _lookup(self, batch: Batch, out: torch.Tensor | None, joined: bool = False) -> tuple[torch.Tensor, ...]:
+        """The pooled output `out`; or, group by group, the rows of each feature or, `joined`, of all features."""
         if batch.weights is not None and not self.pooled:
             raise ValueError("per-sample weights need pooled tables")
-        # Plan, swap and lookup of a batch are one step: no other thread's batch or update comes between.
-        with self._lock:
-            groups = self.groups
-            weights: list[torch.Tensor | None] = [group.weights_of(batch) for group in groups]
-            if self.training and torch.is_grad_enabled():
-                return self._train(groups, batch, weights)
-            out = torch.empty((batch.batch_size, self._width), device=self.device) if self.pooled else None
-            read = [group.read(batch, weight, out) for group, weight in zip(groups, weights, strict=True)]
-        return (out,) if out is not None else tuple(read)
+        groups = self.groups
+        weights = [group.weights_of(batch) for group in groups]
+        lengths = None if self.pooled else [batch.lookups(group.features).tolist() for group in groups]
+        if self.training and torch.is_grad_enabled():
+            self._check_trainable()
+            call = BatchLookup(self.steps, groups, self._plan(groups, batch), lengths, joined)
+            self._copied_batches[0] += batch.copied
+            try:
+                return fused_lookup(self._anchor, call, out, weights)
+            except BaseException:
+                call.release()  # now: the traceback may live on
+                raise
+        with self.exclusive():
+            read = [group.read(batch, weight, out) for group, weight in zip(self.groups, weights, strict=True)]
+        if lengths is None or joined:
+            return tuple(read[:1])
+        return tuple(part for rows, of_group in zip(read, lengths, strict=True) for part in rows.split(of_group))
 
-    def _train(self, groups: list[Group], batch: Batch, weights: list[torch.Tensor | None]) -> tuple[torch.Tensor, ...]:
-        self._check_trainable()
-        batches = [swap.batch for swap in self._swap(groups, batch)]
-        self._progress.copied_batches += batch.copied
-        call = PlannedLookup(groups, batches, self._width, batch.batch_size, self._advance, self._lock)
-        return fused_lookup(self._anchor, call, weights)
-
-    @staticmethod
-    def _swap(groups: list[Group], batch: Batch) -> list[PreparedSwap]:
-        """Swaps a batch in, for all groups or, after an exception, for none."""
-        swaps: list[PreparedSwap] = []
-        try:
-            for group in groups:
-                swaps.append(group.prepare(batch))
-        except BaseException:
-            for swap in swaps:
-                swap.cancel()
-            raise
-        try:
-            for swap in swaps:
-                swap.execute()
-        except BaseException:
-            # The host side has moved on; an interrupt must not leave the cache behind.
-            for swap in swaps:
-                swap.execute()
-                swap.batch.plan.release()
-            raise
-        return swaps
+    def _plan(self, groups: Sequence[Group], batch: Batch) -> list[Plan]:
+        """The plans of a batch, of all groups or, after an exception, of none."""
+        plans: list[Plan] = []
+        with self.steps.planning:
+            try:
+                for group in groups:
+                    plans.append(group.plan(batch))
+            except BaseException:
+                for group, plan in zip(reversed(groups[: len(plans)]), reversed(plans), strict=True):
+                    group.swap.cancel(plan)
+                raise
+        return plans
 
     def _check_trainable(self) -> None:
         if self._trainable:
@@ -329,26 +402,6 @@ class TableBatchedEmbedding(torch.nn.Module):
             )
         self._trainable = True
 
-    # ---- update
-
-    def _advance(self) -> dict[int, torch.Tensor]:
-        """Counts a backward pass; advances the step of every optimizer whose accumulation window it ends."""
-        groups = self.groups
-        windows = {group.accumulate_step for group in groups}
-        counts = {length: self._progress.windows.get(length, 0) + 1 for length in windows}
-        ended = [index for index, group in enumerate(groups) if counts[group.accumulate_step] >= group.accumulate_step]
-        optimizers = {id(o): o for index in ended for o in groups[index].optimizers}.values()
-        for optimizer in optimizers:
-            optimizer.step += 1
-        try:
-            coefficients = {index: groups[index].coefficients() for index in ended}
-        except BaseException:
-            for optimizer in optimizers:
-                optimizer.step -= 1
-            raise
-        self._progress.windows = {length: count % length for length, count in counts.items()}
-        return coefficients
-
     # ---- inspection
 
     def cache_stats(self) -> dict[str, int]:
@@ -357,33 +410,37 @@ class TableBatchedEmbedding(torch.nn.Module):
         `batches`, `lookups`, `unique_rows`, `unique_misses`, `new_rows`, `rows_in`, `rows_out`, `bytes_in`,
         `bytes_out`, `bounds_errors`, and `copied_batches` (batches whose ids came from a device).
         """
-        total = dict.fromkeys(COUNTERS, 0) | {"copied_batches": self._progress.copied_batches}
+        total = dict.fromkeys(COUNTERS, 0) | {"copied_batches": self._copied_batches[0]}
         for group in self._groups or []:
-            for name, value in group.stats().items():
+            for name, value in group.engine.stats().items():
                 total[name] = total.get(name, 0) + value
         return total
 
     def reset_cache_stats(self) -> None:
         """Sets every counter of `cache_stats` to zero."""
-        self._progress.copied_batches = 0
+        self._copied_batches[0] = 0
         for group in self._groups or []:
-            group.reset_stats()
+            group.engine.reset_stats()
 
     # ---- what torch.nn.Module does to modules
 
     def _apply(self, fn: Any, recurse: bool = True) -> TableBatchedEmbedding:
         """`.to(device)` moves the cache; a change of dtype is refused."""
-        probe = fn(torch.empty(0, device=self.device))
+        probe = fn(torch.empty(0, dtype=torch.float32, device=self.device))
         if probe.dtype != torch.float32:
             raise RuntimeError(
                 f"embedding tables cannot be converted to {probe.dtype}: set the data type in their config"
             )
         if probe.device != self.device:
             backend_for(probe.device)
-            self.device = probe.device
-            self._anchor = torch.empty(0, device=self.device, requires_grad=True)
-            if self._groups is not None:
-                self._rebuild()
+            before, self.device = self.device, probe.device
+            try:
+                if self._groups is not None:
+                    self._rebuild()
+            except BaseException:
+                self.device = before
+                raise
+            self._anchor = self._make_anchor()
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TableBatchedEmbedding:
@@ -394,25 +451,58 @@ class TableBatchedEmbedding(torch.nn.Module):
             device=self.device,
             seed=self.seed,
             bounds_check_mode=self.bounds_check,
+            check_finite=self.steps.guard.check_finite,
         )
+        twin.steps.guard.scaler = self.steps.guard.scaler
         memo[id(self)] = twin
-        twin.optimizers = copy.deepcopy(self.optimizers, memo)
         twin.training = self.training
-        if self.window_open:
-            raise RuntimeError("an accumulation window is open; finish it before the embedding is copied")
-        if self._groups is not None:
-            twin._groups = twin._build(run_init_fns=False)
-            for group in self._groups:
-                twin._adopt(group)
+        with self.exclusive():
+            if self.window_open():
+                raise RuntimeError("an accumulation window is open; finish it before the embedding is copied")
+            twin.optimizers = copy.deepcopy(self.optimizers, memo)
+            if self._groups is not None:
+                fresh = twin._build()
+                move_rows(self._groups, fresh)
+                twin._groups = fresh
         return twin
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        """`<table>.weight`, and of a hash table `<table>.ids`."""
+        for table in self.tables:
+            save_table(self, table.name, destination, f"{prefix}{table.name}.")
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As any module's: one moment of all tables, copied to the host."""
+        with self.exclusive():
+            return super().state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As any module's; with `strict`, a state dict that lacks keys or has others changes nothing."""
+        self._strict = strict  # torch does not pass it on
+        try:
+            return super().load_state_dict(state_dict, strict, assign)
+        finally:
+            self._strict = False
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        prefixes = {table.name: f"{prefix}{table.name}." for table in self.tables}
+        load_tables(self, state_dict, prefix, prefixes, self._strict, missing_keys, unexpected_keys, error_msgs)
 
     def __reduce__(self) -> Any:
         raise TypeError("embedding tables are not pickled: save state_dict() instead")
 
     def table_ids(self, name: str) -> Int64Array:
         """Ids of a hash table in order of arrival, or the row numbers of an index table; int64 `[n]`."""
-        group, table = self.find_table(name)
-        ids: Int64Array = group.engine.table_rows(table)[0]
+        ids: Int64Array = self.view(name).ids().numpy()
         return ids
 
     def extra_repr(self) -> str:

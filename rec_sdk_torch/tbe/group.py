@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import torch
 
 from .. import _engine
-from ..backends.devices import backend_for
-from ..ops import ops, parallel_runner
+from ..backends.devices import Backend, backend_for
+from ..ops import ops, parallel_runner, update_rows
 from .batch import Batch, Int64Array
+from .ledger import Ledger, Run
 from .optimizer import TableOptimizer
+from .plan import Plan, PlanArrays
 from .record import RecordLayout
-from .swap import PlanArrays, PlannedBatch, PreparedSwap, Swap
+from .swap import Swap
 from .table import WEIGHT_DTYPES, BoundsCheckMode, Pooling, TableConfig
 from .transfers import Arrival, Transfers
+from .window import Segments, Window
 
 _engine.set_parallel_runner(*parallel_runner())
 
-_CHUNK_BYTES = 64 << 20
+CHUNK_BYTES = 64 << 20
 """Records that pass through one staging buffer when whole tables are read, written or looked up."""
 
 
@@ -65,11 +68,48 @@ def _table_spec(member: Member, seed: int, bounds_check: BoundsCheckMode) -> _en
         seed=seed,
         state_init=optimizer.spec.state_init(optimizer.options) if optimizer else [],
         bounds_check=bounds_check.value,
+        columns=["version"] if config.track_changes else [],
+    )
+
+
+def _engine_of(
+    members: Sequence[Member],
+    layout: RecordLayout,
+    columns: Sequence[int],
+    means: Sequence[bool],
+    seed: int,
+    bounds_check: BoundsCheckMode,
+    serial: int,
+) -> _engine.Engine:
+    return _engine.Engine(
+        [_table_spec(member, seed, bounds_check) for member in members],
+        layout.dim,
+        WEIGHT_DTYPES.index(layout.weight_dtype),
+        list(layout.state_elements),
+        [index for index, member in enumerate(members) for _ in member.features],
+        list(columns),
+        list(means) if columns else [],
+        serial=serial,
     )
 
 
 class Group:
-    """Tables of one record layout and one optimizer kernel."""
+    """Tables of one record layout and one optimizer kernel.
+
+    A training batch comes here four times: `plan`, `stage`, `lookup` and, in the backward pass, `update`. The first is
+    called under the embedding's planning lock, all else under its launch lock.
+
+    Attributes:
+        members: the tables.
+        features: those of the embedding that look them up, int64.
+        layout: of a record.
+        accumulate_step: backward passes of the accumulation window.
+        optimizers: of the members, each once.
+        engine: the rows' directory and store.
+        swap: brings rows to the cache.
+        window: gradients that wait; None where each backward pass updates.
+        chunk: rows that pass through one staging buffer when whole tables are read, written or looked up.
+    """
 
     def __init__(
         self,
@@ -78,8 +118,7 @@ class Group:
         device: torch.device,
         seed: int,
         bounds_check: BoundsCheckMode,
-        *,
-        run_init_fns: bool = True,
+        serial: int = 0,
     ) -> None:
         """Allocates the cache.
 
@@ -89,122 +128,55 @@ class Group:
             device: where the cache lives.
             seed: of the initial weights.
             bounds_check: what an id outside an index table does.
-            run_init_fns: whether index tables with an `init_fn` are filled now; not when their rows are about to
-                be copied from elsewhere.
+            serial: versions of rows go on from here.
         """
         self.members = list(members)
-        self.names = [member.config.name for member in members]
         self.features: Int64Array = np.array([f for m in members for f in m.features], np.int64)
         first = self.members[0]
         self.layout = record_layout(first.config, first.optimizer)
-        self.optimizer = first.optimizer
         self.accumulate_step = first.optimizer.accumulate_step if first.optimizer else 1
-        """Backward passes of this group's accumulation window."""
-        self.pooled = first.config.pooling is not Pooling.NONE
+        self._kernel = first.optimizer.spec.kernel if first.optimizer else ""
         self._device = device
-        backend = backend_for(device)
         means = [m.config.pooling is Pooling.MEAN for m in members for _ in m.features]
-        engine = _engine.Engine(
-            [_table_spec(member, seed, bounds_check) for member in members],
-            self.layout.dim,
-            WEIGHT_DTYPES.index(self.layout.weight_dtype),
-            list(self.layout.state_elements),
-            [index for index, member in enumerate(members) for _ in member.features],
-            list(columns),
-            means if self.pooled else [],
-        )
-        slots = sum(member.slots for member in members)
-        cache = backend.allocate_cache(slots, self.layout.bytes, device)
-        self._columns = torch.tensor(list(columns), dtype=torch.int64, device=device)
-        self._means = torch.tensor(means, dtype=torch.bool, device=device)
+        self.engine = _engine_of(members, self.layout, columns, means, seed, bounds_check, serial)
         optimizers = [member.optimizer for member in members if member.optimizer]
         self.optimizers = list({id(optimizer): optimizer for optimizer in optimizers}.values())
         ranks = {id(optimizer): rank for rank, optimizer in enumerate(self.optimizers)}
         self._optimizer_of_table = [ranks[id(optimizer)] for optimizer in optimizers]
-        pending = torch.zeros((slots, 2 * self.layout.dim), device=device) if self.accumulate_step > 1 else None
-        self._transfers = Transfers(device, backend)
-        self._sent_coefficients: tuple[list[list[float]], Arrival] = ([], Arrival((), cache))
-        self.swap = Swap(engine, cache, self.layout.weight(cache), pending, self._transfers)
         self._may_warn = bounds_check is BoundsCheckMode.WARNING and not all(m.config.hashed for m in members)
         self._with_init_fn = [i for i, m in enumerate(members) if m.config.hashed and m.config.init_fn is not None]
-        self._chunk = max(1024, _CHUNK_BYTES // self.layout.bytes)
-        for index, member in enumerate(members):
-            if run_init_fns and member.config.init_fn is not None and not member.config.hashed:
-                self._initialise(index)
+        self.chunk = max(1024, CHUNK_BYTES // self.layout.bytes)
+        # Buffers are made outside of inference mode, whose tensors could not be changed by a later step.
+        with torch.inference_mode(False):
+            self._allocate(backend_for(device), columns, means)
 
-    @property
-    def engine(self) -> _engine.Engine:
-        """The host engine, once it has all rows that left the cache."""
-        self.swap.settle()
-        return self.swap.engine
+    def _allocate(self, backend: Backend, columns: Sequence[int], means: Sequence[bool]) -> None:
+        slots = sum(member.slots for member in self.members)
+        cache = backend.allocate_cache(slots, self.layout.bytes, self._device)
+        self._columns = torch.tensor(list(columns), dtype=torch.int64, device=self._device)
+        self._means = torch.tensor(list(means), dtype=torch.bool, device=self._device)
+        self._transfers = Transfers(self._device, backend)
+        self._sent_coefficients: tuple[list[list[float]], Arrival] = ([], Arrival((), cache))
+        self.window = None
+        if self.accumulate_step > 1:
+            self.window = Window(self.engine, slots, self.layout.dim, self._transfers, self.chunk)
+        sums = self.window.sums if self.window else None
+        self.swap = Swap(self.engine, cache, self.layout.weight(cache), sums, self._transfers, self.run_init_fns)
 
-    @property
-    def cache(self) -> torch.Tensor:
-        """The device cache, uint8 `[slots, bytes]`."""
-        return self.swap.cache
+    # ---- a training batch
 
-    @property
-    def pending(self) -> torch.Tensor | None:
-        """Gradients of the open window, float32 `[slots, 2 * D]`: sums and compensations."""
-        return self.swap.pending
-
-    @property
-    def window_open(self) -> bool:
-        """Whether gradients wait for the end of their window."""
-        if self.pending is None:
-            return False
-        return bool(len(self.swap.engine.pending_slots()[0]) or len(self.swap.engine.pending_away()[0]))
-
-    def stats(self) -> dict[str, int]:
-        """The engine's counters."""
-        return self.swap.engine.stats()
-
-    def reset_stats(self) -> None:
-        self.swap.engine.reset_stats()
-
-    # ---- planning and swapping
-
-    def prepare(self, batch: Batch) -> PreparedSwap:
-        """Plans a training batch and starts its swap; the plan pins the batch's rows until it is released.
-
-        The cache itself is changed by `execute`, or not at all after `cancel`.
+    def plan(self, batch: Batch) -> Plan:
+        """Plans a training batch; the plan pins the batch's rows until it is released or dropped.
 
         Raises:
             CacheTooSmallError: a table's cache holds fewer rows than the batch needs.
             CapacityError: a bounded hash table is full.
             IndexError, ValueError, TypeError: ids or offsets that cannot be right.
         """
-        keys = batch.feature_keys[self.features]
-        plan = self.engine.plan(batch.values, batch.offsets, keys, batch.batch_size, batch.weights is not None)
-        try:
-            self._warn_of_bounds()
-            return self.swap.prepare(plan, self._run_init_fns)
-        except BaseException:
-            self.swap.cancel(plan)
-            raise
-
-    def _warn_of_bounds(self) -> None:
-        if not self._may_warn:
-            return
-        for name, count, example in self.swap.engine.take_bounds_warnings():
-            warnings.warn(
-                f"table {name!r}: {count} ids are out of range (such as {example}) and read row 0", stacklevel=6
-            )
-
-    def _run_init_fns(self, new: np.ndarray, tables: np.ndarray, records: torch.Tensor) -> None:
-        """Lets hash tables with an `init_fn` fill their rows among `records[new]`, which are of `tables`."""
-        for index in self._with_init_fn if len(new) else ():
-            rows = torch.from_numpy(new[tables == index]).long()
-            self.layout.weight(records)[rows] = self._drawn(self.members[index].config, len(rows))
-
-    def _drawn(self, config: TableConfig, rows: int) -> torch.Tensor:
-        assert config.init_fn is not None
-        weight = torch.empty((rows, config.embedding_dim), dtype=config.weight_dtype)
-        with torch.no_grad():
-            result = config.init_fn(weight)
-        return result if isinstance(result, torch.Tensor) else weight
-
-    # ---- lookup
+        plan = self.swap.plan(batch, batch.feature_keys[self.features])
+        if self._may_warn:
+            _warn_of_bounds(plan.host.bounds_warnings)
+        return plan
 
     def weights_of(self, batch: Batch) -> torch.Tensor | None:
         """The batch's per-sample weights in the order of this group's lookups, differentiable."""
@@ -213,52 +185,50 @@ class Group:
             return batch.weights
         return batch.weights.index_select(0, *self._transfers.put(order))
 
-    def lookup(self, batch: PlannedBatch, weights: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:
-        """Rows of a planned batch: `[n, D]`, or pooled into this group's columns of `out` `[B, total]`."""
-        rows, plan = self.swap.weights, batch.arrays
+    def stage(self, plan: Plan) -> None:
+        """Makes ready what `lookup` brings in. All that can fail of a swap."""
+        self._transfers.follow()
+        self.swap.stage(plan)
+
+    def lookup(self, plan: Plan, weights: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:
+        """Brings in the rows of a batch that has begun, and looks them up.
+
+        Returns:
+            float32 `[n, D]`; or `out` `[B, total]`, into whose columns they were pooled.
+        """
+        self._transfers.follow()
+        self.swap.finish(plan)
+        rows, arrays = self.swap.weights, plan.arrays
         if out is None:
-            sequence: torch.Tensor = ops.lookup_sequence(rows, plan.slots)
+            sequence: torch.Tensor = ops.lookup_sequence(rows, arrays.slots)
             return sequence
-        ops.lookup_pooled(rows, plan.slots, plan.offsets, weights, self._columns, self._means, 0, out)
+        ops.lookup_pooled(rows, arrays.slots, arrays.offsets, weights, self._columns, self._means, 0, out)
         return out
 
-    def read(self, batch: Batch, weights: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:
-        """As `lookup` without a plan: changes nothing, and unknown ids read their initial weight.
+    def copy_rows(self, plan: Plan) -> torch.Tensor:
+        """The weights that the plan's lookups read, float32 `[n, D]`."""
+        self._transfers.follow()
+        rows: torch.Tensor = ops.lookup_sequence(self.swap.weights, plan.arrays.slots)
+        return rows
 
-        Rows that are not resident pass through a temporary cache, chunk by chunk, so any batch can be read
-        with any cache, by the same operators.
+    def weights_grad(self, plan: Plan, grad: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+        """Gradient of the per-sample weights, float32 `[n]`, from that of the output, `[B, total]`.
+
+        `rows` are what `copy_rows` gave before an update changed them; None when none did.
         """
-        keys = batch.feature_keys[self.features]
-        borders = self.engine.bag_ranges(batch.offsets, keys, batch.batch_size, self._chunk)
-        parts: list[torch.Tensor] = []
-        done = 0
-        for begin, end in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
-            plan = self.engine.find(batch.values, batch.offsets, keys, batch.batch_size, begin, end)
-            rows = self._readable(plan)
-            index, offsets = self._transfers.put(plan.index, plan.offsets)
-            if out is None:
-                parts.append(ops.lookup_sequence(rows, index))
-                continue
-            part = weights[done : done + len(plan.index)] if weights is not None else None
-            ops.lookup_pooled(rows, index, offsets, part, self._columns, self._means, begin, out)
-            done += len(plan.index)
-        self._warn_of_bounds()
-        if out is not None:
-            return out
-        return torch.cat(parts) if parts else torch.empty((0, self.layout.dim), device=self._device)
-
-    def _readable(self, plan: _engine.ReadPlan) -> torch.Tensor:
-        if plan.all_resident:
-            return self.swap.weights
-        staging = self._transfers.staging(plan.host_count, self.layout.bytes)
-        self._run_init_fns(*self.engine.read(plan, staging.numpy()), staging)
-        resident = ops.gather_rows(self.cache, *self._transfers.put(plan.resident_slots))
-        return self.layout.weight(torch.cat([resident, *self._transfers.send(staging).wait()]))
-
-    # ---- update
+        self._transfers.follow()
+        slots = plan.arrays.slots
+        if rows is None:
+            rows = self.swap.weights
+        else:
+            slots = torch.arange(len(slots), dtype=torch.int32, device=self._device)
+        result: torch.Tensor = ops.pooled_weights_grad(
+            rows, slots, plan.arrays.offsets, grad, self._columns, self._means
+        )
+        return result
 
     def coefficients(self) -> torch.Tensor:
-        """This update's coefficients of every table, float32 `[T, 8]` on the device.
+        """The next update's coefficients of every table, float32 `[T, 8]` on the device.
 
         Raises:
             TypeError, ValueError: an option of an optimizer was changed to something no update may use.
@@ -270,148 +240,184 @@ class Group:
             self._sent_coefficients = (rows, self._transfers.send_arrays([of_tables]))
         return self._sent_coefficients[1].wait()[0]
 
-    def weights_grad(self, batch: PlannedBatch, grad: torch.Tensor) -> torch.Tensor:
-        """Gradient of the per-sample weights, float32 `[n]`, from that of the output, `[B, total]`."""
-        rows, plan = self.swap.weights, batch.arrays
-        result: torch.Tensor = ops.pooled_weights_grad(rows, plan.slots, plan.offsets, grad, self._columns, self._means)
-        return result
-
     def update(
         self,
-        batch: PlannedBatch,
-        grad: torch.Tensor | None,
+        plan: Plan,
+        grads: Sequence[torch.Tensor | None],
         weights: torch.Tensor | None,
         coefficients: torch.Tensor | None,
+        ledger: Ledger,
     ) -> None:
-        """Aggregates `grad` per row; updates the rows when `coefficients` are given (the window's end)."""
-        plan, pending = batch.arrays, self.pending
-        if grad is not None and plan.unique_slots.shape[0]:
-            segments = (plan.segment_offsets, plan.grad_row, plan.grad_column, self._scale(plan, weights))
-            if pending is not None:
-                ops.accumulate_rows(pending, grad, plan.unique_slots, *segments)
-                self.swap.engine.mark_pending(batch.plan)
+        """Aggregates the gradients per row; updates the rows when `coefficients` are given (the window's end).
+
+        Args:
+            plan: of the batch.
+            grads: that of the pooled output, or one of each feature; None for a feature that is not part of the loss.
+            weights: the per-sample weights.
+            coefficients: as `coefficients` gives them.
+            ledger: says what was done of it before an interrupt.
+        """
+        self._transfers.follow()
+        window = self.window
+        rows = self._graded(plan.arrays, grads, weights)
+        if rows is not None:
+            present, slots, tables, segments = rows
+            if window is not None:
+                window.add(plan, present, slots, segments, ledger)
             elif coefficients is not None:
-                self._update_rows(self.cache, grad, plan.unique_slots, plan.table_offsets, *segments, coefficients)
-        if pending is not None and coefficients is not None:
-            self._close_window(pending, coefficients)
+                run = functools.partial(ledger.run, self)
+                self._update_rows(run, self.swap.cache, present, slots, tables, segments, coefficients)
+        if window is not None and coefficients is not None:
+            self.swap.settle()
+            window.close(
+                self.swap.cache,
+                lambda run, cache, sums, slots, tables, borders: self._update_rows(
+                    run, cache, [sums], slots, tables, (borders, slots, None, None, None), coefficients
+                ),
+                ledger,
+            )
+
+    def _graded(
+        self, arrays: PlanArrays, grads: Sequence[torch.Tensor | None], weights: torch.Tensor | None
+    ) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor, Segments] | None:
+        """(gradients, unique_slots, table_offsets, segments) of the rows that have a gradient; None for no row."""
+        present = [grad for grad in grads if grad is not None]
+        if not present or not arrays.unique_slots.shape[0]:
+            return None
+        if len(present) < len(grads):
+            return self._with_gradient(arrays, grads)
+        scale = self._scale(arrays, weights)
+        segments = (arrays.segment_offsets, arrays.grad_row, arrays.grad_source, arrays.grad_column, scale)
+        return present, arrays.unique_slots, arrays.table_offsets, segments
 
     @staticmethod
-    def _scale(plan: PlanArrays, weights: torch.Tensor | None) -> torch.Tensor | None:
+    def _with_gradient(
+        arrays: PlanArrays, grads: Sequence[torch.Tensor | None]
+    ) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor, Segments] | None:
+        """The same where features of a sequence are not part of the loss: without their lookups, and without the rows
+        that have no others.
+        """
+        assert arrays.grad_source is not None, "one feature has one gradient or none"
+        device = arrays.slots.device
+        numbers = np.cumsum([grad is not None for grad in grads]) - 1
+        source, borders, tables = (
+            array.cpu().numpy() for array in (arrays.grad_source, arrays.segment_offsets, arrays.table_offsets)
+        )
+        source = source[: borders[-1]]
+        kept = np.array([grad is not None for grad in grads])[source]
+        before = np.concatenate([[0], np.cumsum(kept)])[borders]
+        rows = np.flatnonzero(np.diff(before))
+        if not len(rows):
+            return None
+
+        def put(array: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(array.astype(np.int32)).to(device)
+
+        lookups = torch.from_numpy(np.flatnonzero(kept)).to(device)
+        segments = (
+            put(np.append(before[rows], before[-1])),
+            arrays.grad_row.index_select(0, lookups),
+            put(numbers[source[kept]]),
+            None,
+            None,
+        )
+        slots = arrays.unique_slots.index_select(0, torch.from_numpy(rows).to(device))
+        present = [grad for grad in grads if grad is not None]
+        return present, slots, put(np.searchsorted(rows, tables)), segments
+
+    @staticmethod
+    def _scale(arrays: PlanArrays, weights: torch.Tensor | None) -> torch.Tensor | None:
         """What multiplies each lookup's gradient: its sample weight, over its bag's length for MEAN."""
         if weights is None:
-            return plan.scale
-        assert plan.positions is not None, "the plan is of a batch without weights"
-        weight = weights.detach().index_select(0, plan.positions)
-        return weight if plan.scale is None else weight * plan.scale
+            return arrays.scale
+        assert arrays.positions is not None, "the plan is of a batch without weights"
+        weight = weights.detach().index_select(0, arrays.positions)
+        return weight if arrays.scale is None else weight * arrays.scale
 
-    def _update_rows(self, cache: torch.Tensor, *segments: torch.Tensor | None) -> None:
-        assert self.optimizer is not None
-        kernel = self.optimizer.spec.kernel
-        ops.update_rows(cache, *segments, kernel, self.layout.dim, self.layout.weight_dtype)
-
-    def _update_from_sums(
-        self, cache: torch.Tensor, sums: torch.Tensor, slots: np.ndarray, tables: np.ndarray, c: torch.Tensor
+    def _update_rows(
+        self,
+        run: Run,
+        cache: torch.Tensor,
+        grads: list[torch.Tensor],
+        slots: torch.Tensor,
+        tables: torch.Tensor,
+        segments: Segments,
+        coefficients: torch.Tensor,
     ) -> None:
-        """Updates `slots` of `cache` from one row of pending sums each, `sums[slot]`."""
-        borders = np.arange(len(slots) + 1, dtype=np.int32)
-        rows, table_offsets, segments = self._transfers.put(slots, tables, borders)
-        self._update_rows(cache, sums, rows, table_offsets, segments, rows, None, None, c)
+        layout = self.layout
+        settings = (coefficients, self._kernel, layout.dim, layout.weight_dtype)
+        run(update_rows, cache, grads, slots, tables, *segments, *settings)
 
-    def _close_window(self, pending: torch.Tensor, coefficients: torch.Tensor) -> None:
-        slots, tables = self.swap.engine.pending_slots()
-        if len(slots):
-            self._update_from_sums(self.cache, pending, slots, tables, coefficients)
-            self._clear_sums(slots)
-        rows, away = self.swap.engine.pending_away()
-        for begin in range(0, len(rows), self._chunk):
-            self._update_away(rows[begin : begin + self._chunk], begin, away, coefficients)
-        self.swap.engine.clear_pending()
+    # ---- reading
 
-    def _clear_sums(self, slots: np.ndarray) -> None:
-        if self.pending is not None:
-            (rows,) = self._transfers.put(slots.astype(np.int64))
-            self.pending.index_fill_(0, rows, 0.0)
+    def read(self, batch: Batch, weights: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:
+        """As `plan` and `lookup`, but changes nothing, and unknown ids read their initial weight.
 
-    def _update_away(self, rows: Int64Array, begin: int, tables: np.ndarray, coefficients: torch.Tensor) -> None:
-        """Updates rows of the window that left the cache, from `begin` on among all such rows."""
-        records = self._transfers.staging(len(rows), self.layout.bytes)
-        sums = self._transfers.staging(len(rows), 2 * self.layout.dim, torch.float32)
-        self.engine.read_away(begin, begin + len(rows), records.numpy(), sums.numpy())
-        (cache,), (sums,) = self._transfers.send(records).wait(), self._transfers.send(sums).wait()
-        borders = (np.clip(tables, begin, begin + len(rows)) - begin).astype(np.int32)
-        self._update_from_sums(cache, sums, np.arange(len(rows), dtype=np.int32), borders, coefficients)
-        engine = self.swap.engine
+        Rows that are not resident pass through a temporary cache, chunk by chunk, so any batch can be read
+        with any cache, by the same operators. No plan may be made meanwhile.
+        """
+        keys = batch.feature_keys[self.features]
+        borders = self.engine.bag_ranges(batch.offsets, keys, batch.batch_size, self.chunk)
+        parts: list[torch.Tensor] = []
+        done = 0
+        self._transfers.follow()
+        self.swap.apply_all()
+        for begin, end in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
+            plan = self.engine.find(batch.values, batch.offsets, keys, batch.batch_size, begin, end)
+            rows = self._readable(plan)
+            index, offsets = self._transfers.put(plan.index, plan.offsets)
+            if out is None:
+                parts.append(ops.lookup_sequence(rows, index))
+                continue
+            part = weights[done : done + len(plan.index)] if weights is not None else None
+            ops.lookup_pooled(rows, index, offsets, part, self._columns, self._means, begin, out)
+            done += len(plan.index)
+        if self._may_warn:
+            _warn_of_bounds(self.engine.take_bounds_warnings())
+        if out is not None:
+            return out
+        empty = torch.empty((0, self.layout.dim), dtype=torch.float32, device=self._device)
+        return torch.cat(parts) if parts else empty
 
-        def store(updated: torch.Tensor) -> None:
-            for table, (low, high) in enumerate(pairwise(borders.tolist())):
-                engine.write_rows(table, rows[low:high], updated[low:high].numpy())
+    def _readable(self, plan: _engine.ReadPlan) -> torch.Tensor:
+        if plan.all_resident:
+            return self.swap.weights
+        for serial in plan.sources:
+            self.swap.land(serial)
+        staging = self._transfers.staging(plan.host_count, self.layout.bytes)
+        self.run_init_fns(*self.engine.read(plan, staging.numpy()), staging)
+        resident = ops.gather_rows(self.swap.cache, *self._transfers.put(plan.resident_slots))
+        return self.layout.weight(torch.cat([resident, *self._transfers.send(staging).wait()]))
 
-        self.swap.owe(cache, store)
+    # ---- records of whole tables
 
-    # ---- whole tables
+    def run_init_fns(self, new: np.ndarray, tables: np.ndarray, records: torch.Tensor) -> None:
+        """Lets hash tables with an `init_fn` fill their rows among `records[new]`, which are of `tables`."""
+        for index in self._with_init_fn if len(new) else ():
+            rows = torch.from_numpy(new[tables == index]).long()
+            self.layout.weight(records)[rows] = drawn(self.members[index].config, len(rows))
 
-    def read_table(self, table: int) -> Iterator[tuple[Int64Array, torch.Tensor]]:
-        """Every row of a table in row order, chunk by chunk: (ids int64 `[n]`, records uint8 `[n, bytes]`)."""
-        ids, slots = self.engine.table_rows(table)
-        for begin in range(0, len(ids), self._chunk):
-            chunk = slice(begin, min(begin + self._chunk, len(ids)))
-            rows = np.arange(chunk.start, chunk.stop, dtype=np.int64)
-            yield ids[chunk], self._read_rows(table, ids[chunk], rows, slots[chunk])
-
-    def read_kept(self, table: int) -> Iterator[tuple[Int64Array, torch.Tensor]]:
-        """As `read_table`, without the rows that still are as they were initialised."""
-        ids, slots = self.engine.table_rows(table)
-        kept = self.engine.kept_rows(table)
-        for begin in range(0, len(kept), self._chunk):
-            rows = kept[begin : begin + self._chunk]
-            yield ids[rows], self._read_rows(table, ids[rows], rows, slots[rows])
-
-    def _read_rows(self, table: int, ids: Int64Array, rows: Int64Array, slots: np.ndarray) -> torch.Tensor:
-        records = torch.empty((len(rows), self.layout.bytes), dtype=torch.uint8)
-        self.engine.read_rows(table, ids, rows, records.numpy())
-        resident = np.flatnonzero(slots >= 0)
-        if len(resident):
-            current = ops.gather_rows(self.cache, *self._transfers.put(slots[resident]))
-            records[torch.from_numpy(resident)] = current.cpu()
+    def gather(self, slots: np.ndarray) -> torch.Tensor:
+        """Records in the cache, copied to the host, uint8 `[n, bytes]`."""
+        self._transfers.follow()
+        records: torch.Tensor = ops.gather_rows(self.swap.cache, *self._transfers.put(slots)).cpu()
         return records
 
-    def read_rows(self, table: int, ids: Int64Array) -> tuple[Int64Array, np.ndarray, torch.Tensor]:
-        """(rows, slots, records) of `ids`; unknown ids of a hash table are added with their initial record."""
-        rows, slots = self.engine.insert(table, ids)
-        return rows, slots, self._read_rows(table, ids, rows, slots)
+    def scatter(self, slots: np.ndarray, records: torch.Tensor) -> None:
+        """Replaces records in the cache by those of the host."""
+        self._transfers.follow()
+        ops.scatter_rows(self.swap.cache, *self._transfers.put(slots), records.to(self._device))
 
-    def write_rows(self, table: int, rows: Int64Array, slots: np.ndarray, records: torch.Tensor) -> None:
-        """Replaces the records of rows that `read_rows` gave."""
-        self.engine.write_rows(table, rows, records.numpy())
-        resident = np.flatnonzero(slots >= 0)
-        if len(resident):
-            fresh = records[torch.from_numpy(resident)].to(self._device)
-            ops.scatter_rows(self.cache, *self._transfers.put(slots[resident]), fresh)
 
-    def drop_pending(self) -> None:
-        """Forgets the gradients of an open window."""
-        if self.pending is not None:
-            self._clear_sums(self.engine.pending_slots()[0])
-            self.engine.clear_pending()
+def _warn_of_bounds(found: Sequence[tuple[str, int, int]]) -> None:
+    for name, count, example in found:
+        warnings.warn(f"table {name!r}: {count} ids are out of range (such as {example}) and read row 0", stacklevel=7)
 
-    def write_weights(self, table: int, ids: Int64Array, weight: torch.Tensor) -> None:
-        """Sets the weights of `ids`, `[n, D]`; their states stay."""
-        self._write_part(table, ids, self.layout.weight, weight)
 
-    def write_state(self, table: int, index: int, ids: Int64Array, values: torch.Tensor) -> None:
-        """Sets one state of `ids`, `[n, D]` or `[n, 1]`; weights and other states stay."""
-        self._write_part(table, ids, lambda records: self.layout.state(records, index), values)
-
-    def _write_part(
-        self, table: int, ids: Int64Array, part: Callable[[torch.Tensor], torch.Tensor], values: torch.Tensor
-    ) -> None:
-        """Sets `part` of the records of `ids` to `values`, chunk by chunk."""
-        for begin in range(0, len(ids), self._chunk):
-            chunk = slice(begin, begin + self._chunk)
-            rows, slots, records = self.read_rows(table, ids[chunk])
-            part(records).copy_(values[chunk])
-            self.write_rows(table, rows, slots, records)
-
-    def _initialise(self, table: int) -> None:
-        config = self.members[table].config
-        self.write_weights(table, np.arange(config.num_embeddings), self._drawn(config, config.num_embeddings))
+def drawn(config: TableConfig, rows: int) -> torch.Tensor:
+    """Initial weights from the table's `init_fn`, `[rows, D]`."""
+    assert config.init_fn is not None
+    weight = torch.empty((rows, config.embedding_dim), dtype=config.weight_dtype, device="cpu")
+    with torch.no_grad():
+        result = config.init_fn(weight)
+    return result if isinstance(result, torch.Tensor) else weight

@@ -2,75 +2,141 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
 
+from .. import _engine
 from .group import Group
-from .swap import PlannedBatch
+from .plan import Plan
+from .steps import Steps
 
 
-@dataclass
-class PlannedLookup:
-    """One training forward: the groups it reads and the batch of each, whose pins end with this object."""
+class BatchLookup:
+    """One training forward: the groups it reads and the plan of each, whose pins end with this object."""
 
-    groups: Sequence[Group]
-    batches: list[PlannedBatch]
-    width: int
-    """Columns of the pooled output; 0 for a sequence."""
-    batch_size: int
-    advance: Callable[[], dict[int, torch.Tensor]]
-    """Counts one backward pass; coefficients by group index of those groups whose window it ends."""
-    lock: AbstractContextManager[object]
-    """Held while rows are updated."""
+    def __init__(
+        self,
+        steps: Steps,
+        groups: Sequence[Group],
+        plans: Sequence[Plan],
+        lengths: Sequence[Sequence[int]] | None,
+        joined: bool,
+    ) -> None:
+        """
+        Args:
+            steps: of the embedding.
+            groups, plans: side by side.
+            lengths: for sequences, of each group the lookups of each of its features; None when pooled.
+            joined: the rows of all features of a group are one output.
+        """
+        self.steps = steps
+        self._joined = joined
+        self.groups = groups
+        self.plans = plans
+        self.lengths = lengths
+        self._kept: dict[int, torch.Tensor] = {}
 
-    def run(self, weights: Sequence[torch.Tensor | None], device: torch.device) -> tuple[torch.Tensor, ...]:
-        out = torch.empty((self.batch_size, self.width), device=device) if self.width else None
-        outputs = [
-            group.lookup(batch, weight, out)
-            for group, batch, weight in zip(self.groups, self.batches, weights, strict=True)
-        ]
-        return (out,) if out is not None else tuple(outputs)
+    def run(self, weights: Sequence[torch.Tensor | None], out: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        """Pooled rows into `out` `[B, total]`; or of each group, and there of each feature, rows `[n, D]`."""
+        outputs: list[torch.Tensor] = []
+        self.steps.catch_up()
+        with self.steps.launch:
+            self.steps.complete()
+            for group, plan in zip(self.groups, self.plans, strict=True):
+                group.stage(plan)
+            _engine.begin([plan.host for plan in self.plans])  # from here on the batch has come, for all groups
+            for index, (group, plan, weight) in enumerate(zip(self.groups, self.plans, weights, strict=True)):
+                rows = group.lookup(plan, weight, out)
+                if self.lengths is not None:
+                    outputs += [rows] if self._joined else rows.split(self.lengths[index])
+        return tuple(outputs) if out is None else (out,)
 
-    def weight_grads(self, grads: Sequence[torch.Tensor | None], wanted: Sequence[bool]) -> list[torch.Tensor | None]:
-        """Gradients of the per-sample weights, where they are wanted."""
-        return [
-            group.weights_grad(batch, grad) if want and grad is not None else None
-            for group, batch, grad, want in zip(self.groups, self.batches, grads, wanted, strict=True)
-        ]
+    def keep_rows(self, index: int) -> None:
+        """Keeps the rows of a group as they are: an update is about to change them."""
+        if index not in self._kept:
+            self._kept[index] = self.groups[index].copy_rows(self.plans[index])
 
-    def update(self, grads: Sequence[torch.Tensor | None], weights: Sequence[torch.Tensor | None]) -> None:
-        """Updates the rows, or adds to the open window."""
-        coefficients = self.advance()
-        steps = zip(self.groups, self.batches, grads, weights, strict=True)
-        for index, (group, batch, grad, weight) in enumerate(steps):
-            group.update(batch, grad, weight, coefficients.get(index))
+    def backward(
+        self, grads: Sequence[torch.Tensor | None], weights: Sequence[torch.Tensor | None], wanted: Sequence[bool]
+    ) -> list[torch.Tensor | None]:
+        """Updates the rows; gradients of the per-sample weights of each group, where they are wanted."""
+        ready = [None if grad is None else _ready(grad) for grad in grads]
+        admitted = self.steps.guard.admit(ready, self._tables)
+        of_groups = self._by_group(ready)
+        for_rows = None if admitted is None else self._by_group(admitted)
+        self.steps.catch_up()
+        with self.steps.launch:
+            if not self.steps.ends_window(self.groups):
+                return self._backward(of_groups, for_rows, weights, wanted)
+        with self.steps.planning, self.steps.launch:  # rows of the window must not move meanwhile
+            return self._backward(of_groups, for_rows, weights, wanted)
+
+    def _tables(self, meant: Sequence[bool]) -> list[str]:
+        """Tables of the outputs that are meant; of a pooled output, which they share, all."""
+        members = [member for group in self.groups for member in group.members]
+        if self.lengths is None:
+            return [member.config.name for member in members]
+        names = [member.config.name for member in members for _ in member.features]
+        return sorted({name for name, this in zip(names, meant, strict=True) if this})
+
+    def _backward(
+        self,
+        grads: list[list[torch.Tensor | None]],
+        for_rows: list[list[torch.Tensor | None]] | None,
+        weights: Sequence[torch.Tensor | None],
+        wanted: Sequence[bool],
+    ) -> list[torch.Tensor | None]:
+        self.steps.complete()
+        result: list[torch.Tensor | None] = []
+        for index, (group, plan, want) in enumerate(zip(self.groups, self.plans, wanted, strict=True)):
+            grad = grads[index][0] if want else None
+            result.append(None if grad is None else group.weights_grad(plan, grad, self._kept.get(index)))
+        if for_rows is None:
+            self.steps.skip(self)
+        else:
+            self.steps.update(self, for_rows, weights)
+        return result
+
+    def _by_group(self, grads: list[torch.Tensor | None]) -> list[list[torch.Tensor | None]]:
+        if self.lengths is None:
+            return [grads] * len(self.groups)
+        if self._joined:
+            pairs = zip(grads, self.lengths, strict=True)
+            return [list(grad.split(ns)) if grad is not None else [None] * len(ns) for grad, ns in pairs]
+        rest = iter(grads)
+        return [[next(rest) for _ in lengths] for lengths in self.lengths]
 
     def release(self) -> None:
-        for batch in self.batches:
-            batch.plan.release()
+        for plan in self.plans:
+            plan.release()
+
+
+def _ready(grad: torch.Tensor) -> torch.Tensor:
+    """`grad` as the operators read it: float32 rows without gaps. One without elements may have any strides."""
+    return grad.float().contiguous() if grad.numel() else grad.new_empty(grad.shape, dtype=torch.float32)
 
 
 class FusedLookup(torch.autograd.Function):
     """Lookup whose backward is the fused update.
 
     The cache is not saved for backward, since a later swap may move rows; the plan is, and pins its rows.
-    Inputs: an anchor that requires grad (the tables' handles never enter the graph), the planned lookup,
-    and each group's per-sample weights.
+    Inputs: an anchor that requires grad (the tables' handles never enter the graph), the planned lookup, its output
+    when pooled, and each group's per-sample weights.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: torch.Tensor, call: PlannedLookup, *weights: torch.Tensor | None
+        ctx: Any, anchor: torch.Tensor, call: BatchLookup, out: torch.Tensor | None, *weights: torch.Tensor | None
     ) -> tuple[torch.Tensor, ...]:
         ctx.call = call
         ctx.save_for_backward(*weights)
         ctx.set_materialize_grads(False)
-        return call.run(weights, anchor.device)
+        if any(ctx.needs_input_grad[3:]):
+            call.steps.watch(call)
+        return call.run(weights, out)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
@@ -79,30 +145,26 @@ class FusedLookup(torch.autograd.Function):
 
 
 def _backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    call: PlannedLookup | None = ctx.call
+    call: BatchLookup | None = ctx.call
     if call is None:
         raise RuntimeError("the embedding's rows were updated already: backward can run once per forward")
     ctx.call = None
-    group_grads = [_ready(grad) for grad in (grads * len(call.groups) if call.width else grads)]
     try:
-        with call.lock:
-            weight_grads = call.weight_grads(group_grads, ctx.needs_input_grad[2:])
-            call.update(group_grads, ctx.saved_tensors)
-    finally:
-        call.release()
-    return (None, None, *weight_grads)
+        weight_grads = call.backward(grads, ctx.saved_tensors, ctx.needs_input_grad[3:])
+    except BaseException:
+        if not call.steps.left(call):
+            call.release()
+        raise
+    return (None, None, None, *weight_grads)
 
 
 _backward_once = once_differentiable(_backward)
 
 
-def _ready(grad: torch.Tensor | None) -> torch.Tensor | None:
-    """`grad` as the operators read it: float32 rows without gaps."""
-    return None if grad is None else grad.float().contiguous()
-
-
 def fused_lookup(
-    anchor: torch.Tensor, call: PlannedLookup, weights: Sequence[torch.Tensor | None]
+    anchor: torch.Tensor, call: BatchLookup, out: torch.Tensor | None, weights: Sequence[torch.Tensor | None]
 ) -> tuple[torch.Tensor, ...]:
-    outputs: tuple[torch.Tensor, ...] = FusedLookup.apply(anchor, call, *weights)
-    return outputs
+    """`BatchLookup.run`, recorded."""
+    outputs: tuple[torch.Tensor, ...] = FusedLookup.apply(anchor, call, out, *weights)
+    # A node of its own for each: hooks of a feature that is not part of the loss are not called.
+    return outputs if len(outputs) == 1 else tuple(output.view_as(output) for output in outputs)

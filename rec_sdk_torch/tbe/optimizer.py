@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from .table import as_int
+
 COEFFICIENTS = 8
 """Width of a table's row of coefficients in `rec_sdk::update_rows`."""
 
@@ -185,13 +187,14 @@ def check_window(where: str, use_accumulate: object, accumulate_step: object) ->
     """
     if not isinstance(use_accumulate, bool):
         raise TypeError(f"{where}: use_accumulate is {use_accumulate!r}, expected a bool")
-    if isinstance(accumulate_step, bool) or not isinstance(accumulate_step, int):
+    step = as_int(accumulate_step)
+    if step is None:
         raise TypeError(f"{where}: accumulate_step is {accumulate_step!r}, expected an int")
-    if accumulate_step < 1:
-        raise ValueError(f"{where}: accumulate_step is {accumulate_step}, must be at least 1")
-    if accumulate_step > 1 and not use_accumulate:
-        raise ValueError(f"{where}: accumulate_step is {accumulate_step}, which needs use_accumulate=True")
-    return accumulate_step
+    if step < 1:
+        raise ValueError(f"{where}: accumulate_step is {step}, must be at least 1")
+    if step > 1 and not use_accumulate:
+        raise ValueError(f"{where}: accumulate_step is {step}, which needs use_accumulate=True")
+    return step
 
 
 def _checked_options(where: str, spec: OptimizerSpec, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -286,7 +289,7 @@ class TableOptimizer:
         return cls(optimizer_class, spec, options, bound, step, 0, where)
 
     def coefficients(self) -> list[float]:
-        """This update's row of `COEFFICIENTS` numbers, for t = step.
+        """The next update's row of `COEFFICIENTS` numbers, for t = step + 1.
 
         Raises:
             TypeError, ValueError: an option was changed to something no update may use, such as a NaN `lr`.
@@ -295,5 +298,5 @@ class TableOptimizer:
         if not numbers_only or self.options != self._checked:  # others may change without becoming unequal
             check_options(self.where, self.options)
             self._checked = dict(self.options)
-        row = [self.max_gradient, *self.spec.coefficients(self.options, self.step)]
+        row = [self.max_gradient, *self.spec.coefficients(self.options, self.step + 1)]
         return row + [0.0] * (COEFFICIENTS - len(row))

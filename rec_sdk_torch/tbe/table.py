@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -52,6 +53,16 @@ class BoundsCheckMode(Enum):
 WEIGHT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
+def as_int(value: object) -> int | None:
+    """`value` as an int if it is an integer of any library; None for everything else, bools too."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
 @dataclass(frozen=True)
 class TableConfig:
     """One embedding table.
@@ -59,7 +70,7 @@ class TableConfig:
     Attributes:
         name: `[A-Za-z0-9_]+`, at most 100 characters.
         num_embeddings: rows of an index table; of a hash table the expected number of ids, which sizes cache
-            and planner and is no limit.
+            and planner, sets the default of init_min and init_max, and is no limit.
         embedding_dim: D, 1 to 4096.
         num_features: features that look up this table.
         pooling: what a bag becomes.
@@ -70,6 +81,7 @@ class TableConfig:
             means -/+ sqrt(1 / num_embeddings).
         init_fn: fills initial weights in place instead: an index table's whole `[num_embeddings, D]`, or a
             hash table's blocks of new rows `[n, D]` in order of arrival.
+        track_changes: rows know when they changed last, for `TableView.chunks(since=)`; 8 bytes per row.
     """
 
     name: str
@@ -86,19 +98,25 @@ class TableConfig:
     init_mean: float = 0.0
     init_stddev: float = 0.05
     init_fn: InitFn | None = None
+    track_changes: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise ValueError(f"table name {self.name!r}: letters, digits and underscores only")
         if len(self.name) > MAX_NAME_LENGTH:
             raise ValueError(f"table name {self.name!r}: {len(self.name)} characters, at most {MAX_NAME_LENGTH}")
-        for field, value, top in (
-            ("num_embeddings", self.num_embeddings, 2**32 - 2),
-            ("embedding_dim", self.embedding_dim, MAX_DIM),
-            ("number of features", self.num_features, 2**31),
+        for field, low, top in (
+            ("num_embeddings", 1, 2**32 - 2),
+            ("embedding_dim", 1, MAX_DIM),
+            ("num_features", 1, 2**31),
+            ("capacity", 0, 2**32 - 2),
         ):
-            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= top:
-                raise ValueError(f"table {self.name!r}: {field} is {value!r}, allowed are 1 .. {top}")
+            value = as_int(getattr(self, field))
+            if value is None or not low <= value <= top:
+                raise ValueError(
+                    f"table {self.name!r}: {field} is {getattr(self, field)!r}, allowed are {low} .. {top}"
+                )
+            object.__setattr__(self, field, value)  # an int, also where NumPy's was given
         if self.weight_dtype not in WEIGHT_DTYPES:
             raise ValueError(f"table {self.name!r}: data type {self.weight_dtype}, allowed are {WEIGHT_DTYPES}")
         self._check_initializer()

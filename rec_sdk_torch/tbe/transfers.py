@@ -59,7 +59,7 @@ class Departure:
     event: Any
 
     def wait(self) -> torch.Tensor:
-        """The tensor, when the stream has come that far: of the host's waits the only one."""
+        """The tensor, on the host; waits until the stream has copied it, and for nothing behind that."""
         if self.event is not None:
             self.event.synchronize()
         return self.tensor
@@ -69,8 +69,13 @@ class Departure:
 
 
 class Transfers:
-    """Copies to and from one device. Staging is page-locked where the backend says so, and may be dropped at once:
-    torch's allocator hands it out again only behind the copies.
+    """Copies to and from one device.
+
+    Attributes:
+        pinned: whether host and device are two, and staging is page-locked.
+        direct: whether kernels use staging in place of copies.
+
+    Staging may be dropped at once: torch's allocator hands it out again only behind the copies.
     """
 
     def __init__(self, device: torch.device, backend: Backend) -> None:
@@ -78,7 +83,7 @@ class Transfers:
         self.staging = backend.staging
         self.direct = backend.reaches_host and read_settings().embcache_direct_swap
         self._module = torch.get_device_module(device)
-        self._pinned = backend.pin_staging
+        self.pinned = backend.pin_staging
         self._in_use: list[Departure] = []
         self._last: Any = None
 
@@ -87,7 +92,7 @@ class Transfers:
 
         To be called before every use of a group's cache: a row may leave it right after its update was launched.
         """
-        if not self._pinned:
+        if not self.pinned:
             return
         stream = self._module.current_stream(self.device)
         if self._last is not None and stream != self._last:
@@ -96,7 +101,7 @@ class Transfers:
 
     def send(self, staging: torch.Tensor) -> Arrival:
         """Starts to copy a staging buffer to the device."""
-        if not self._pinned:
+        if not self.pinned:
             return Arrival((staging,), staging)
         inward, _ = _streams(self.device)
         with self._module.stream(inward):
@@ -106,7 +111,7 @@ class Transfers:
     def send_arrays(self, arrays: Sequence[np.ndarray]) -> Arrival:
         """Starts to copy arrays, at least one, to the device: all in one copy through staging."""
         tensors = [torch.from_numpy(array) for array in arrays]
-        if not self._pinned:
+        if not self.pinned:
             return Arrival(tuple(tensors), tensors[0])
         sizes = [-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in tensors]
         begins = [0, *accumulate(sizes)]
@@ -125,7 +130,7 @@ class Transfers:
 
     def fetch(self, tensor: torch.Tensor) -> Departure:
         """Starts to copy a matrix to the host, as the current stream leaves it."""
-        if not self._pinned:
+        if not self.pinned:
             return Departure(tensor, None)
         _, outward = _streams(self.device)
         outward.wait_stream(self._module.current_stream(self.device))
@@ -138,6 +143,6 @@ class Transfers:
     def used(self, staging: torch.Tensor) -> Departure:
         """Keeps staging that a kernel on the current stream uses until it has: torch only knows of copies."""
         self._in_use = [other for other in self._in_use if not other.done()]
-        event = self._module.current_stream(self.device).record_event() if self._pinned else None
+        event = self._module.current_stream(self.device).record_event() if self.pinned else None
         self._in_use.append(Departure(staging, event))
         return self._in_use[-1]

@@ -39,6 +39,20 @@ void check_all(int64_t dim, const std::vector<int32_t>& lengths, const char* row
   }
 }
 
+void check_split(int64_t dim, const std::vector<int32_t>& lengths, int64_t gradients, bool scaled) {
+  Random random(dim);
+  Batch batch(&random, dim, lengths, scaled);
+  batch.split_gradient(&random, gradients);
+  const std::string rows = std::to_string(gradients) + " gradients";
+  for (const OptimizerCase& optimizer : kOptimizers) {
+    const Cache cache(&random, batch.slots, dim, DType::kBFloat16, ascendc_tests::states_of(optimizer, dim));
+    check_update(batch, cache, optimizer,
+                 title_of(optimizer.name, dim, DType::kBFloat16, scaled, rows.c_str()), {1, 48},
+                 ascendc_tests::check_bits<uint8_t>);
+  }
+  check_accumulate(batch, &random, title_of("accumulate", dim, DType::kFloat32, scaled, rows.c_str()), {7});
+}
+
 // The same for values that are not usual ones.
 void check_special_values(bool scaled) {
   Random random(1);
@@ -66,6 +80,11 @@ int main(int argc, char** argv) {
   const int64_t only = argc > 1 ? std::atoll(argv[1]) : 0;
   check_special_values(false);
   check_special_values(true);
+  for (const int64_t gradients : {3, 16, 17, 70}) {  // 16 come with one launch
+    check_split(20, short_rows(200), gradients, gradients == 17);
+    check_split(8, with_hot_rows(short_rows(100), {5000, 257, 513}), gradients, gradients == 16);
+  }
+  check_split(8, {0, 0, 0}, 4, false);
   for (const int64_t dim : ascendc_tests::kDims) {
     if (only > 0 && only != dim) continue;
     check_all(dim, {1}, "one row", {48});

@@ -26,8 +26,7 @@ struct AtOnce {
 
 // What the kernels find there must not matter.
 inline std::vector<uint8_t> workspace_for(const Batch& batch) {
-  return std::vector<uint8_t>(
-      static_cast<size_t>(rec_sdk::ascendc::workspace_bytes(batch.lookups(), batch.dim)), 0xA5);
+  return std::vector<uint8_t>(static_cast<size_t>(rec_sdk::ascendc::workspace_bytes(batch.segments())), 0xA5);
 }
 
 // The same update by both.

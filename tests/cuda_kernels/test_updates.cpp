@@ -18,7 +18,7 @@ using Bytes = std::vector<uint8_t>;
 
 // What the kernels find there must not matter.
 Bytes workspace_for(const UpdateBatch& batch) {
-  return Bytes(static_cast<size_t>(rec_sdk::cuda::segments_workspace(batch.lookups(), batch.dim)), 0xA5);
+  return Bytes(static_cast<size_t>(rec_sdk::cuda::segments_workspace(batch.segments())), 0xA5);
 }
 
 void* address_of(Bytes& workspace) { return workspace.empty() ? nullptr : workspace.data(); }
@@ -58,11 +58,12 @@ std::string title_of(const char* name, const UpdateBatch& batch, DType dtype, Sp
 // Every optimizer with every format would take long: each batch has a third of the pairs, and the next one
 // others.
 void check_batch(int64_t dim, const std::vector<int32_t>& lengths, const char* rows, bool scaled,
-                 Spacing spacing) {
+                 Spacing spacing, int64_t gradients = 1) {
   static int64_t turn = 0;
   ++turn;
   Random random(dim);
-  const UpdateBatch batch(&random, dim, lengths, scaled, spacing);
+  UpdateBatch batch(&random, dim, lengths, scaled, spacing);
+  if (gradients > 1) batch.split_gradient(&random, gradients);
   int64_t pair = turn;
   for (const OptimizerCase& optimizer : kernel_tests::kOptimizers) {
     for (const DType dtype : kernel_tests::kDTypes) {
@@ -141,5 +142,13 @@ int main() {
   check_batch(8, {}, "no rows", false, Spacing::kOdd);
   check_batch(8, {0, 0, 0, 0}, "no lookups", false, Spacing::kOdd);
   check_batch(8, std::vector<int32_t>(30, 130), "hot rows only", true, Spacing::kRecords);
+  for (const int64_t dim : {1, 4, 20}) {
+    for (const int64_t gradients : {3, 64, 65, 200}) {  // 64 come with one launch
+      check_batch(dim, with_hot_rows(short_rows(60), around_chunks), "several gradients, hot rows",
+                  gradients % 2 == 0, dim == 4 ? Spacing::kRecords : Spacing::kOdd, gradients);
+    }
+  }
+  check_batch(132, short_rows(17), "several gradients", true, Spacing::kOdd, 5);
+  check_batch(8, {0, 0, 0, 0}, "several gradients, no lookups", false, Spacing::kOdd, 5);
   return check_result();
 }

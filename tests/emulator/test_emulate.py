@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rec_sdk_torch import emulate
+from rec_sdk_torch.backends import emulator
 
 CANN = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
 SETTINGS = ("REC_SDK_EMULATED_DEVICES", "REC_SDK_EMULATED_SOC", "REC_SDK_EMULATED_MEMORY")
@@ -176,7 +177,7 @@ def test_a_real_cann_known_to_the_linker_is_refused(monkeypatch: pytest.MonkeyPa
     for variable in CANN:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(
-        emulate.subprocess, "run", lambda *args, **kwargs: subprocess.CompletedProcess(args, 0, stdout=listing)
+        emulator.subprocess, "run", lambda *args, **kwargs: subprocess.CompletedProcess(args, 0, stdout=listing)
     )
     with pytest.raises(emulate.EmulatorUnavailableError, match=r"installed .*/usr/lib64/libascendcl"):
         emulate.check()
@@ -186,7 +187,7 @@ def test_a_real_cann_known_to_the_linker_is_refused(monkeypatch: pytest.MonkeyPa
 def test_an_emulator_that_is_not_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(emulate, "library_directory", lambda: tmp_path)
+    monkeypatch.setattr(emulator, "library_directory", lambda: tmp_path)
     assert emulate.main(["--lib"]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -197,4 +198,6 @@ def test_an_emulator_that_is_not_built(
 def test_torch_npu_not_installed(script: Path) -> None:
     """Without site-packages, there is none."""
     script.write_text("")
-    assert "torch_npu is not installed" in refused(run(script, flags=("-S",)))
+    line = refused(run(script, flags=("-S",)))
+    assert "torch_npu is not installed" in line
+    assert "pip install" not in line  # it would keep torch from being imported in that environment

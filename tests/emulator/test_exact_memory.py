@@ -19,9 +19,9 @@ def run(device):
     offsets = torch.arange(0, lookups + 1, lookups // rows, dtype=torch.int32).to(device)
     cache, pending = torch.zeros(rows, dim).view(torch.uint8).to(device), torch.zeros(rows, 2 * dim).to(device)
     tables, row = torch.tensor([0, rows], dtype=torch.int32).to(device), torch.full((1, 8), 0.5).to(device)
-    segments = offsets, index, None, None
-    torch.ops.rec_sdk.update_rows(cache, grad, slots, tables, *segments, row, "sgd", dim, torch.float32)
-    torch.ops.rec_sdk.accumulate_rows(pending, grad, slots, *segments)
+    segments = offsets, index, None, None, None
+    torch.ops.rec_sdk.update_rows(cache, [grad], slots, tables, *segments, row, "sgd", dim, torch.float32)
+    torch.ops.rec_sdk.accumulate_rows(pending, [grad], slots, *segments)
     return cache.cpu(), pending.cpu()
 for found, expected in zip(run(parse_device("npu")), run("cpu")):
     assert torch.equal(found, expected)

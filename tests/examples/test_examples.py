@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +107,15 @@ def test_dlrm_learns_generated_clicks_through_a_small_cache(tmp_path: Path) -> N
         assert word in report["stderr"]
     for word in ("test AUC", "log loss", "rows out", "peak memory"):
         assert word in report["stdout"]
+    # A log that is no terminal: a line per evaluation, no bar, no warning of torch's.
+    lines = report["stderr"].splitlines()
+    assert len(lines) == len(curves["validation_auc"])
+    assert all(line.startswith("cached: step ") and "\r" not in line for line in lines), report["stderr"]
+    cached = report["cached"]
+    assert cached["seconds"] > cached["training_seconds"] > 0
+    assert (
+        f"steps in {cached['seconds']:.1f} s, of which training {cached['training_seconds']:.1f} s" in report["stdout"]
+    )
 
 
 def test_dlrm_repeats_itself(tmp_path: Path) -> None:
@@ -193,14 +205,71 @@ def test_missing_movielens_folder_is_named(tmp_path: Path, script: str) -> None:
     assert_refused(run(script, "--movielens", tmp_path / "nowhere"), "nowhere", "u.data")
 
 
-def test_missing_output_folder_is_named_before_the_training(tmp_path: Path) -> None:
-    assert_refused(run("train_dlrm.py", "--json", tmp_path / "no" / "results.json"), "results.json")
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--json", "{}/no/results.json"], ["results.json", "folder does not exist"]),
+        (["--plot", "{}/run.xyz"], ["run.xyz", ".png", ".pdf"]),
+        (["--cache", "1.5"], ["--cache", "at most 1"]),
+        (["--samples", "1"], ["--samples", "1 is not allowed; at least 10 is"]),
+        (["--nothing"], ["--nothing"]),
+    ],
+)
+def test_wrong_options_are_refused_before_the_training(tmp_path: Path, arguments: list[str], words: list[str]) -> None:
+    assert_refused(run("train_dlrm.py", *(text.format(tmp_path) for text in arguments)), *words)
 
 
-def test_a_cache_fraction_above_one_is_refused() -> None:
-    finished = run("train_dlrm.py", "--cache", "1.5")
+def test_a_disk_that_is_full() -> None:
+    """No one can know before; what was printed stays."""
+    finished = run("train_dlrm.py", "--samples", "500", "--json", "/dev/full")
     assert finished.returncode == 2
-    assert "--cache" in finished.stderr
+    assert "peak memory" in finished.stdout
+    assert finished.stderr.splitlines()[-1] == "train_dlrm.py: cannot write /dev/full: No space left on device"
+    assert "Traceback" not in finished.stderr
+
+
+@pytest.mark.parametrize(
+    ("reader", "message"),
+    [("| true", "the output was closed before the end"), ("> /dev/full", "cannot write the output: No space left")],
+)
+def test_output_that_nobody_takes(reader: str, message: str) -> None:
+    script = ROOT / "examples" / "train_sequence.py"
+    command = f"{sys.executable} {script} --samples 500 --steps 2 {reader}"
+    finished = subprocess.run(
+        command, shell=True, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
+    )
+    assert finished.stderr.splitlines()[-1].startswith(f"train_sequence.py: {message}"), finished.stderr
+    assert "Traceback" not in finished.stderr
+    assert "Exception ignored" not in finished.stderr
+
+
+def test_ctrl_c_ends_it_with_one_line() -> None:
+    command = [sys.executable, str(ROOT / "examples" / "train_dlrm.py"), "--samples", "100000", "--steps", "600"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    ) as run:
+        assert run.stderr
+        first = run.stderr.readline()  # of the first evaluation
+        run.send_signal(signal.SIGINT)
+        rest = run.stderr.read()
+    assert first.startswith("cached: step "), first + rest
+    assert rest.splitlines()[-1] == "train_dlrm.py: interrupted"
+    assert "Traceback" not in rest
+    assert run.returncode == -signal.SIGINT
+
+
+@pytest.mark.parametrize("script", ["train_dlrm.py", "train_sequence.py", "train_npu.py"])
+def test_a_python_without_the_environment(script: str) -> None:
+    """Such as the system's: `-S` leaves out what was installed."""
+    file = ROOT / "examples" / script
+    finished = subprocess.run([sys.executable, "-S", file], capture_output=True, text=True, check=False)
+    assert_refused(finished, f"{sys.executable} has no torch", f"{ROOT}/.venv/bin/python {file}")
+
+
+@pytest.mark.skipif(find_spec("torch_npu") is not None, reason="torch_npu is here")
+def test_the_example_for_npus_without_torch_npu() -> None:
+    assert_refused(run("train_npu.py"), "torch_npu is not installed", f"make -C {ROOT} build-npu")
 
 
 @pytest.fixture
@@ -283,6 +352,28 @@ def test_unreadable_criteo_files_are_named(tmp_path: Path, readers: Any) -> None
     for file in (damaged, tmp_path / "nowhere.tsv", tmp_path):
         with pytest.raises(readers.InputError, match=str(file)):
             readers.criteo(file)
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "message"),
+    [
+        ("log_size", "9", "9 is not allowed; at least 10 is"),
+        ("dimension", "5000", "5000 is not allowed; 1 to 4096 are"),
+        ("dimension", "0", "0 is not allowed"),
+        ("dimension", "16.0", "'16.0' is not a whole number"),
+        ("seed", "-1", "-1 is not allowed"),
+        ("seed", str(2**64), "is not allowed; 0 to 9223372036854775807 are"),
+        ("positive_int", "many", "'many' is not a whole number"),
+        ("positive_float", "fast", "'fast' is not a number"),
+        ("positive_float", "nan", "nan is not allowed"),
+        ("fraction", "all", "'all' is not a number"),
+    ],
+)
+def test_wrong_numbers(readers: Any, option: str, text: str, message: str) -> None:
+    from support import options
+
+    with pytest.raises(argparse.ArgumentTypeError, match=message):
+        getattr(options, option)(text)
 
 
 def test_too_few_rows_are_refused(readers: Any) -> None:

@@ -1,4 +1,4 @@
-// A naive planner, written for clarity: what a swap plan must be, and what the records in the cache must
+// A naive planner, written for clarity: what a plan must be, and what the records in the cache must
 // hold.
 #pragma once
 
@@ -25,20 +25,52 @@ struct ModelTable {
   std::map<int64_t, int32_t> slots;    // id -> slot, residents
   std::map<int64_t, int64_t> used_by;  // id -> last batch that used it, residents
   int64_t batches = 0;
-  std::map<int32_t, int> pins;  // slot -> plans
-  int64_t used = 0;
-  std::map<int64_t, float> weights;  // id -> first weight, where it differs from the initial one
+  std::map<int32_t, int> pins;                 // slot -> plans
+  int64_t used = 0, row_bound = 0;             // slots and rows ever handed out
+  std::vector<int64_t> free_rows, free_slots;  // those that came back, the next one to take last
+  std::map<int64_t, float> weights;            // id -> first weight, where it differs from the initial one
+
+  int32_t default_slot() const { return static_cast<int32_t>(first_slot + spec.slots); }
+  bool refused(int64_t id) const {  // by a filter that always says the same
+    return spec.admission != nullptr && rows.count(id) == 0 && !spec.admission->admit(id);
+  }
+  void add(int64_t id) {
+    if (rows.count(id) == 0) rows[id] = spec.hashed ? take(&free_rows, &row_bound) : id;
+  }
+  int64_t unused_slots() const { return spec.slots - used + static_cast<int64_t>(free_slots.size()); }
+  int32_t take_slot() {
+    const bool again = !free_slots.empty();
+    return static_cast<int32_t>(take(&free_slots, &used) + (again ? 0 : first_slot));
+  }
+  bool remove(int64_t id) {
+    const auto row = rows.find(id);
+    if (row == rows.end()) return false;
+    if (spec.hashed) free_rows.push_back(row->second);
+    if (slots.count(id) != 0) free_slots.push_back(slots[id]);
+    rows.erase(row);
+    slots.erase(id);
+    used_by.erase(id);
+    weights.erase(id);
+    return true;
+  }
+  static int64_t take(std::vector<int64_t>* free, int64_t* bound) {
+    if (free->empty()) return (*bound)++;
+    const int64_t number = free->back();
+    free->pop_back();
+    return number;
+  }
 };
 
 enum class Outcome { kPlan, kTooSmall, kCapacity, kBounds };
 
 struct ModelPlan {
   std::vector<int32_t> slots, unique_slots, table_offsets{0}, segment_offsets{0}, positions, grad_row,
-      grad_column;
+      grad_column, grad_source;
   std::vector<int32_t> swap_out, swap_in, pending_out, pending_in;
   std::vector<float> scale;
   std::vector<int64_t> offsets{0}, unique_ids;
   std::vector<int32_t> unique_tables;
+  std::vector<std::pair<int32_t, int64_t>> evicted;  // table, id
   int64_t bounds_errors = 0;
 };
 
@@ -72,7 +104,7 @@ class Model {
     int64_t first = 0;
     for (const TableSpec& table : spec.tables) {
       tables.emplace_back(table, first);
-      first += table.slots;
+      first += table.slots + (table.default_row ? 1 : 0);
     }
   }
 
@@ -131,8 +163,7 @@ class Model {
 
   Outcome add_ids(const TestBatch& batch, int32_t t, ModelTable* table) const {
     lookups(batch, t, [&](int64_t, int64_t, int64_t id, int64_t) {
-      const int64_t row = static_cast<int64_t>(table->rows.size());
-      table->rows.emplace(clean(t, id), table->spec.hashed ? row : clean(t, id));
+      if (!table->refused(clean(t, id))) table->add(clean(t, id));
     });
     const bool full = table->spec.hashed && table->spec.capacity > 0 &&
                       static_cast<int64_t>(table->rows.size()) > table->spec.capacity;
@@ -145,6 +176,7 @@ class Model {
     std::vector<int64_t> ids;
     lookups(batch, t, [&](int64_t, int64_t, int64_t id, int64_t) {
       id = clean(t, id);
+      if (table->refused(id)) return;
       if (std::find(ids.begin(), ids.end(), id) == ids.end()) ids.push_back(id);
     });
     std::vector<int64_t> hits, misses;
@@ -158,8 +190,7 @@ class Model {
     if (!evict(t, needed(*table, misses.size()), table, marks, plan, &free)) return false;
     size_t victim = 0;
     for (const int64_t id : misses) {
-      const bool fresh = table->used < table->spec.slots;
-      const int32_t slot = fresh ? static_cast<int32_t>(table->first_slot + table->used++) : free[victim++];
+      const int32_t slot = table->unused_slots() > 0 ? table->take_slot() : free[victim++];
       table->slots[id] = slot;
       table->pins[slot] = 1;
       table->used_by[id] = table->batches;
@@ -187,6 +218,7 @@ class Model {
       free->push_back(static_cast<int32_t>(slot));
       if ((*marks)[{t, id}]) plan->pending_out.push_back(static_cast<int32_t>(plan->swap_out.size()));
       plan->swap_out.push_back(static_cast<int32_t>(slot));
+      plan->evicted.emplace_back(t, id);
       table->slots.erase(id);
       table->used_by.erase(id);
     }
@@ -194,14 +226,15 @@ class Model {
   }
 
   static size_t needed(const ModelTable& table, size_t misses) {
-    const size_t fresh = static_cast<size_t>(table.spec.slots - table.used);
+    const size_t fresh = static_cast<size_t>(table.unused_slots());
     return misses > fresh ? misses - fresh : 0;
   }
 
   void segments(const TestBatch& batch, ModelPlan* plan) const {
     lookups(batch, -1, [&](int64_t f, int64_t, int64_t id, int64_t) {
       const int32_t t = features_[f].table;
-      plan->slots.push_back(tables[t].slots.at(clean(t, id)));
+      const bool refused = tables[t].refused(clean(t, id));
+      plan->slots.push_back(refused ? tables[t].default_slot() : tables[t].slots.at(clean(t, id)));
       plan->bounds_errors += outside(t, id);
     });
     bool any_mean = false;
@@ -211,17 +244,28 @@ class Model {
         plan->offsets.push_back(plan->offsets.back() + batch.end(f, b) - batch.begin(f, b));
       }
     }
-    for (const int32_t slot : plan->unique_slots) {
+    std::vector<int64_t> first(features_.size(), -1);  // lookup of each feature
+    lookups(batch, -1, [&](int64_t f, int64_t, int64_t, int64_t lookup) {
+      if (first[f] < 0) first[f] = lookup;
+    });
+    const auto add_lookups = [&](int32_t slot) {
       lookups(batch, -1, [&](int64_t f, int64_t b, int64_t, int64_t lookup) {
         if (plan->slots[lookup] != slot) return;
         plan->positions.push_back(static_cast<int32_t>(lookup));
-        plan->grad_row.push_back(static_cast<int32_t>(pooled_ ? b : lookup));
+        plan->grad_row.push_back(static_cast<int32_t>(pooled_ ? b : lookup - first[f]));
+        if (!pooled_ && features_.size() > 1) plan->grad_source.push_back(static_cast<int32_t>(f));
         if (!pooled_) return;
         plan->grad_column.push_back(static_cast<int32_t>(features_[f].column));
         const float length = static_cast<float>(batch.end(f, b) - batch.begin(f, b));
         if (any_mean) plan->scale.push_back(features_[f].mean ? 1.0f / length : 1.0f);
       });
+    };
+    for (const int32_t slot : plan->unique_slots) {
+      add_lookups(slot);
       plan->segment_offsets.push_back(static_cast<int32_t>(plan->positions.size()));
+    }
+    for (const ModelTable& table : tables) {
+      if (table.spec.default_row) add_lookups(table.default_slot());
     }
   }
 

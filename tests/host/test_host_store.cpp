@@ -1,6 +1,13 @@
-// The host store: contents survive growth, memory is committed at the first write only, and the memory check.
+// The host store: contents survive growth, memory is committed at the first write and given back with the
+// last row, threads without the lock, and the memory check.
+#include <sys/mman.h>
+
+#include <atomic>
 #include <cstring>
+#include <random>
+#include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/host/check.h"
@@ -53,12 +60,126 @@ void commits_lazily() {
   CHECK(!store.has(999999998));
 }
 
+int64_t pages_in_memory(const char* begin, int64_t bytes) {
+  std::vector<unsigned char> present(static_cast<size_t>(bytes / 4096));
+  CHECK(mincore(const_cast<char*>(begin), static_cast<size_t>(bytes), present.data()) == 0);
+  int64_t pages = 0;
+  for (const unsigned char page : present) pages += page & 1;
+  return pages;
+}
+
+// Against the pages that the written rows touch; records of 49152 bytes lie across pages.
+void forgets(int64_t bytes, int64_t rows) {
+  std::mt19937_64 random(static_cast<uint64_t>(bytes));
+  MemoryGuard guard;
+  HostStore store(bytes, &guard);
+  store.extend(rows);
+  const int64_t page = static_cast<int64_t>(rec_sdk::kHugePage);
+  const int64_t chunk_rows = [&] {  // as the store has them, so that pages can be told
+    int64_t count = 1;
+    while (2 * count * bytes <= 8 * page) count *= 2;
+    return count;
+  }();
+  std::set<int64_t> written;
+  const auto expected_bytes = [&] {
+    std::set<int64_t> pages;
+    for (const int64_t row : written) {
+      const int64_t begin = row % chunk_rows * bytes;
+      for (int64_t p = begin / page; p <= (begin + bytes - 1) / page; ++p) {
+        pages.insert(row / chunk_rows * 1000000 + p);
+      }
+    }
+    return static_cast<int64_t>(pages.size()) * page;
+  };
+  for (int round = 0; round < 6; ++round) {
+    for (int64_t i = 0; i < rows / 8; ++i) {
+      const int64_t row = static_cast<int64_t>(random() % static_cast<uint64_t>(rows));
+      store.write(row,
+                  std::vector<char>(static_cast<size_t>(bytes), static_cast<char>(1 + row % 100)).data());
+      written.insert(row);
+      store.forget(static_cast<int64_t>(random() % static_cast<uint64_t>(rows)));
+    }
+    written.clear();
+    for (int64_t row = 0; row < rows; ++row) {
+      if (store.has(row)) written.insert(row);
+    }
+    CHECK(store.written_rows() == static_cast<int64_t>(written.size()));
+    CHECK(store.committed_bytes() == expected_bytes() && guard.committed() == store.committed_bytes());
+    const int64_t kept = *written.begin();
+    const std::vector<char> before(store.read(kept), store.read(kept) + bytes);
+    while (written.size() > 1) {
+      store.forget(*written.rbegin());
+      store.forget(*written.rbegin());  // again: nothing
+      CHECK(!store.has(*written.rbegin()));
+      written.erase(*written.rbegin());
+    }
+    CHECK(store.committed_bytes() == expected_bytes() && store.has(kept));
+    CHECK(before.front() == 1 + kept % 100 && before.back() == before.front());
+    CHECK(std::memcmp(before.data(), store.read(kept), before.size()) == 0);
+    store.forget(kept);
+    CHECK(store.written_rows() == 0 && store.committed_bytes() == 0 && guard.committed() == 0);
+    CHECK(store.record(kept)[0] == 0);  // the page is new
+  }
+}
+
+void memory_comes_back() {
+  MemoryGuard guard;
+  HostStore store(256, &guard);
+  const int64_t rows = 8 * 8192;  // a chunk
+  store.extend(rows);
+  for (int64_t row = 0; row < rows; ++row) store.write(row, pattern(row, 256).data());
+  const char* const begin = store.record(0);
+  CHECK(pages_in_memory(begin, rows * 256) == rows * 256 / 4096);
+  for (int64_t row = 0; row < rows - 1; ++row) store.forget(row);
+  CHECK(pages_in_memory(begin, rows * 256) == 512);  // the last huge page
+  CHECK(guard.committed() == static_cast<int64_t>(rec_sdk::kHugePage));
+}
+
+// Copies of rows that are written, while others come and go: ThreadSanitizer must be content with it.
+void copies_beside_growth() {
+  constexpr int64_t kBytes = 64 << 10, kRows = 130, kOthers = 4000;
+  MemoryGuard guard;
+  HostStore store(kBytes, &guard);
+  store.extend(kRows);
+  for (int64_t row = 0; row < kRows; ++row) {
+    store.map(row);
+    store.mark(row);
+  }
+  std::atomic<int> bad{0};
+  std::vector<std::thread> threads;
+  for (int64_t t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      std::vector<char> record(kBytes);
+      for (int round = 0; round < 3; ++round) {
+        for (int64_t row = t; row < kRows; row += 4) {
+          std::memcpy(store.record(row), pattern(row + round, kBytes).data(), kBytes);
+          bad += !store.has(row);
+          std::memcpy(record.data(), store.read(row), kBytes);
+          bad += record != pattern(row + round, kBytes);
+        }
+      }
+    });
+  }
+  for (int64_t row = kRows; row < kOthers; ++row) {
+    store.extend(row + 1);
+    if (row % 3 == 0) continue;
+    store.map(row);
+    store.mark(row);
+    if (row % 4 == 1) store.forget(row);
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(bad == 0);
+}
+
 void checks_memory() {
   MemoryGuard guard;
   CHECK(rec_sdk::available_memory() > 0);
   guard.require(1 << 20, "t");
   CHECK_THROWS(guard.require(int64_t{1} << 60, "t"), rec_sdk::MemoryLimitError);
   guard.require(1 << 20, "t");  // a refusal changes nothing
+  CHECK_THROWS(guard.require(std::numeric_limits<int64_t>::max(), "t"), rec_sdk::MemoryLimitError);
+  CHECK(rec_sdk::saturated_product(int64_t{1} << 40, int64_t{1} << 40) ==
+        std::numeric_limits<int64_t>::max());
   guard.set_limit(4 << 20);
   guard.count_committed(3 << 20);
   guard.require(1 << 20, "t");
@@ -77,7 +198,13 @@ int main() {
   grows_without_moving(48, 200011, 20);
   grows_without_moving(49152, 7, 100);
   grows_without_moving((3 << 20) + 16, 1, 12);
+  grows_without_moving((40 << 20) + 16, 1, 1);  // more huge pages than a word has bits
   commits_lazily();
+  forgets(4096, 3000);
+  forgets(49152, 500);
+  forgets((3 << 20) + 16, 40);
+  memory_comes_back();
+  copies_beside_growth();
   checks_memory();
   return check_result();
 }

@@ -123,6 +123,28 @@ void growth() {
   check_equal(map, {});
 }
 
+// Removing most ids gives memory back, and the others stay; a few more or less change nothing.
+void shrinking() {
+  IdMap map;
+  Model model;
+  for (int64_t i = 0; i < 100000; ++i) add(&map, &model, i * 1000003, static_cast<uint32_t>(i));
+  const int64_t full = map.bytes();
+  map.shrink(0);
+  CHECK(map.bytes() == full);
+  for (int64_t i = 0; i < 99000; ++i) {
+    CHECK(map.erase(i * 1000003, IdMap::hash(i * 1000003)));
+    model.erase(i * 1000003);
+  }
+  map.shrink(90000);
+  CHECK(map.bytes() == full);
+  map.shrink(0);
+  CHECK(map.bytes() < full / 50 && map.growth(200) == 0);
+  check_equal(map, model);
+  const int64_t small = map.bytes();
+  map.shrink(0);
+  CHECK(map.bytes() == small);
+}
+
 }  // namespace
 
 int main() {
@@ -132,5 +154,6 @@ int main() {
   random_operations(3, 64, 20000, 50);
   erase_at_full_load();
   growth();
+  shrinking();
   return check_result();
 }

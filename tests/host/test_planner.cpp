@@ -1,5 +1,6 @@
 // Random batches against the naive model: every array of every plan, the records in the cache, failures that
-// must leave no trace, reads, whole-table calls.
+// must leave no trace, ids that are removed or not taken in, reads, whole-table calls.
+#include <cstdlib>
 #include <deque>
 #include <map>
 #include <numeric>
@@ -27,6 +28,13 @@ std::vector<int64_t> all_rows(int64_t count) {
   return rows;
 }
 
+constexpr float kDefaultWeight = 77;
+
+class EveryFourthRefused final : public AdmissionFilter {
+ public:
+  bool admit(int64_t id) noexcept override { return id % 4 != 1; }
+};
+
 TableSpec table_spec(const std::string& name, bool hashed, int64_t rows, int64_t slots, int64_t capacity,
                      BoundsCheck bounds) {
   return {name, hashed, rows, slots, capacity, Initializer("uniform", -1, 1, 0, 1), 5, {0.5f}, bounds};
@@ -43,14 +51,25 @@ GroupSpec group_spec(bool pooled, bool mean, BoundsCheck bounds) {
   return spec;
 }
 
+GroupSpec with_defaults(GroupSpec spec) {
+  for (TableSpec& table : spec.tables) {
+    table.default_row = true;  // of an index table too, which has no use for it
+    if (table.hashed) table.admission = std::make_shared<EveryFourthRefused>();
+  }
+  return spec;
+}
+
 // A device cache and the steps of a training loop over one engine and one model.
 class Trainer {
  public:
   Trainer(const GroupSpec& spec, uint64_t seed)
       : random(seed), model(spec), engine(std::make_shared<Engine>(spec)), bytes_(spec.layout.bytes) {
     int64_t slots = 0;
-    for (const TableSpec& table : spec.tables) slots += table.slots;
+    for (const TableSpec& table : spec.tables) slots += table.slots + (table.default_row ? 1 : 0);
     cache_.resize(static_cast<size_t>(slots * bytes_));
+    for (const ModelTable& table : model.tables) {
+      if (table.spec.default_row) *cache_weight(table.default_slot()) = kDefaultWeight;
+    }
     features_ = spec.features;
     pooled_ = spec.pooled;
   }
@@ -85,12 +104,36 @@ class Trainer {
       must_fail(&batch, outcome);
       return;
     }
-    std::unique_ptr<SwapPlan> plan = engine->plan(batch.input());
+    const int64_t bounds_errors = engine->stats().bounds_errors;
+    std::unique_ptr<Plan> plan = engine->plan(batch.input());
     check_plan(expected, **plan, batch.weighted);
+    CHECK(engine->stats().bounds_errors == bounds_errors);
     swap(**plan, plan.get());
+    CHECK(engine->stats().bounds_errors == bounds_errors + expected.bounds_errors);
     check_and_update_records(expected);
     in_flight.emplace_back(std::move(plan), std::move(expected));
     while (in_flight.size() > random() % 4) finish();
+  }
+
+  // Random ids of a table, which batches in flight may use.
+  void remove() {
+    const int32_t t = static_cast<int32_t>(random() % model.tables.size());
+    ModelTable& table = model.tables[t];
+    std::vector<int64_t> ids;
+    for (size_t i = random() % 12; i > 0; --i) ids.push_back(static_cast<int64_t>(random() % 50));
+    const int64_t count = static_cast<int64_t>(ids.size());
+    const auto in_use = [&](int64_t id) {
+      return table.slots.count(id) != 0 && table.pins[table.slots[id]] > 0;
+    };
+    if (std::any_of(ids.begin(), ids.end(), in_use)) {
+      ++refused_removals;
+      CHECK_THROWS(engine->remove(t, ids.data(), count), std::runtime_error);
+      return;
+    }
+    int64_t known = 0;
+    for (const int64_t id : ids) known += table.remove(id);
+    removed += known;
+    CHECK(engine->remove(t, ids.data(), count) == known);
   }
 
   void finish() {  // of the oldest or the newest batch in flight
@@ -102,6 +145,8 @@ class Trainer {
   }
 
   float expected_weight(int32_t t, int64_t id) {
+    if (model.tables[t].spec.admission != nullptr && model.tables[t].rows.count(id) == 0)
+      return kDefaultWeight;
     const auto& written = model.tables[t].weights;
     const auto found = written.find(id);
     if (found != written.end()) return found->second;
@@ -123,8 +168,9 @@ class Trainer {
   std::mt19937_64 random;
   Model model;
   std::shared_ptr<Engine> engine;
-  std::deque<std::pair<std::unique_ptr<SwapPlan>, ModelPlan>> in_flight;
+  std::deque<std::pair<std::unique_ptr<Plan>, ModelPlan>> in_flight;
   int outcomes[4] = {};
+  int64_t removed = 0, refused_removals = 0, defaults = 0;
 
  private:
   void must_fail(TestBatch* batch, Outcome outcome) {
@@ -147,15 +193,25 @@ class Trainer {
     CHECK((plan.offsets != nullptr) == pooled_);
     CHECK(plan.offsets == nullptr || same(expected.offsets, plan.offsets, plan.bags + 1));
     CHECK(expected.table_offsets == plan.table_offsets);
-    CHECK(plan.segment_offsets[0] == 0 && plan.segment_offsets[plan.uniques] == plan.lookups);
+    const int32_t end = expected.segment_offsets.back();
+    CHECK(plan.segment_offsets[0] == 0 && plan.segment_offsets[plan.uniques] == end);
+    for (int64_t i = end; i < plan.lookups; ++i, ++defaults) {
+      CHECK(plan.grad_row[i] == expected.grad_row[i]);
+      CHECK(plan.grad_source == nullptr || plan.grad_source[i] == expected.grad_source[i]);
+      CHECK(plan.positions == nullptr || plan.positions[i] == expected.positions[i]);
+      CHECK(plan.grad_column == nullptr || plan.grad_column[i] == expected.grad_column[i]);
+      CHECK(plan.scale == nullptr || plan.scale[i] == expected.scale[i]);
+    }
     CHECK((plan.positions != nullptr) == (pooled_ && weighted));
     CHECK((plan.grad_column != nullptr) == pooled_);
+    CHECK((plan.grad_source != nullptr) == !pooled_);
     CHECK((plan.scale != nullptr) == !expected.scale.empty() || plan.lookups == 0);
     CHECK(segments(plan.table_offsets, plan.unique_slots, plan.segment_offsets, plan.positions, plan.grad_row,
-                   plan.grad_column, plan.scale) ==
+                   plan.grad_column, plan.grad_source, plan.scale) ==
           segments(plan.table_offsets, expected.unique_slots.data(), expected.segment_offsets.data(),
                    plan.positions == nullptr ? nullptr : expected.positions.data(), expected.grad_row.data(),
                    plan.grad_column == nullptr ? nullptr : expected.grad_column.data(),
+                   plan.grad_source == nullptr ? nullptr : expected.grad_source.data(),
                    plan.scale == nullptr ? nullptr : expected.scale.data()));
     CHECK(same(expected.swap_out, plan.swap_out_slots, plan.rows_out));
     CHECK(same(expected.swap_in, plan.swap_in_slots, plan.rows_in));
@@ -165,11 +221,11 @@ class Trainer {
 
   // [T] slot -> what the update reads of each of its lookups, in order. The order of a table's rows may
   // depend on threads.
-  using Lookup = std::tuple<int32_t, int32_t, int32_t, float>;
+  using Lookup = std::tuple<int32_t, int32_t, int32_t, int32_t, float>;
   using Segments = std::vector<std::map<int32_t, std::vector<Lookup>>>;
   static Segments segments(const std::vector<int32_t>& table_offsets, const int32_t* slots,
                            const int32_t* offsets, const int32_t* positions, const int32_t* grad_row,
-                           const int32_t* grad_column, const float* scale) {
+                           const int32_t* grad_column, const int32_t* grad_source, const float* scale) {
     const auto value = [](const auto* array, int32_t i) { return array == nullptr ? 0 : array[i]; };
     Segments found(table_offsets.size() - 1);
     for (size_t t = 0; t < found.size(); ++t) {
@@ -177,24 +233,30 @@ class Trainer {
         std::vector<Lookup>& segment = found[t][slots[u]];
         CHECK(segment.empty() && offsets[u] < offsets[u + 1]);
         for (int32_t i = offsets[u]; i < offsets[u + 1]; ++i) {
-          segment.emplace_back(value(positions, i), grad_row[i], value(grad_column, i), value(scale, i));
+          segment.emplace_back(value(positions, i), grad_row[i], value(grad_column, i), value(grad_source, i),
+                               value(scale, i));
         }
       }
     }
     return found;
   }
 
-  void swap(const PlanBuffers& plan, SwapPlan* handle) {
+  void swap(const PlanBuffers& plan, Plan* handle) {
     std::vector<char> out(static_cast<size_t>(plan.rows_out * bytes_)),
         in(static_cast<size_t>(plan.rows_in * bytes_));
     for (int64_t i = 0; i < plan.rows_out; ++i) {
       std::memcpy(&out[i * bytes_], &cache_[plan.swap_out_slots[i] * bytes_], static_cast<size_t>(bytes_));
     }
-    engine->write_back(*handle, out.data());
+    CHECK(plan.sources.empty());  // every plan lands before the next is made
     engine->read_in(*handle, in.data());
+    Engine::begin({handle});
     for (int64_t i = 0; i < plan.rows_in; ++i) {
       std::memcpy(&cache_[plan.swap_in_slots[i] * bytes_], &in[i * bytes_], static_cast<size_t>(bytes_));
     }
+    engine->applied(*handle);
+    CHECK(engine->landed(*handle) == (plan.rows_out == 0));
+    engine->land(*handle, out.data(), nullptr);
+    CHECK(engine->landed(*handle));
   }
 
   void check_and_update_records(const ModelPlan& plan) {
@@ -216,17 +278,18 @@ class Trainer {
 void Trainer::check_tables() {
   for (int32_t t = 0; t < engine->table_count(); ++t) {
     const ModelTable& expected = model.tables[t];
-    std::vector<int64_t> ids;
+    std::vector<int64_t> ids, numbers;
     std::vector<int32_t> slots;
-    engine->table_rows(t, &ids, &slots);
+    engine->table_rows(t, &ids, &slots, &numbers);
     const int64_t rows =
         expected.spec.hashed ? static_cast<int64_t>(expected.rows.size()) : expected.spec.num_embeddings;
     CHECK(static_cast<int64_t>(ids.size()) == rows && engine->row_count(t) == rows);
+    CHECK(numbers.size() == ids.size() && slots.size() == ids.size());
     std::vector<char> records(static_cast<size_t>(rows * bytes_));
-    engine->read_rows(t, ids.data(), all_rows(rows).data(), rows, records.data());
+    engine->read_rows(t, ids.data(), numbers.data(), rows, records.data());
     for (int64_t row = 0; row < rows; ++row) {
       const int64_t id = ids[row];
-      if (expected.spec.hashed) CHECK(expected.rows.count(id) == 1 && expected.rows.at(id) == row);
+      if (expected.spec.hashed) CHECK(expected.rows.count(id) == 1 && expected.rows.at(id) == numbers[row]);
       const auto resident = expected.slots.find(id);
       CHECK(slots[row] == (resident == expected.slots.end() ? -1 : resident->second));
       const float given = slots[row] < 0 ? weight(&records[row * bytes_]) : *cache_weight(slots[row]);
@@ -268,13 +331,24 @@ void Trainer::check_reads(TestBatch batch) {
   }
 }
 
-void train(bool pooled, bool mean, BoundsCheck bounds, uint64_t seed) {
-  Trainer trainer(group_spec(pooled, mean, bounds), seed);
-  for (int i = 0; i < 500; ++i) {
+constexpr int kRounds = 500;
+
+// Fewer under a sanitizer that is slow.
+int training_rounds() {
+  const char* const rounds = std::getenv("REC_SDK_TEST_ROUNDS");
+  return rounds == nullptr ? kRounds : std::atoi(rounds);
+}
+
+void train(bool pooled, bool mean, BoundsCheck bounds, uint64_t seed, bool defaults = false) {
+  const GroupSpec spec = group_spec(pooled, mean, bounds);
+  Trainer trainer(defaults ? with_defaults(spec) : spec, seed);
+  const int rounds = training_rounds();
+  for (int i = 0; i < rounds; ++i) {
     const int64_t spread = i % 40 < 36 ? 20 + i % 30 : 60;
     TestBatch batch =
         trainer.random_batch(static_cast<int64_t>(trainer.random() % 5), i % 9 == 0 ? 9 : 4, spread);
     trainer.step(batch);
+    if (seed % 2 == 0 && i % 3 == 0) trainer.remove();
     if (i % 10 == 0) {
       const Stats before = trainer.engine->stats();
       if (bounds != BoundsCheck::kFatal) trainer.check_reads(trainer.random_batch(3, 4, 70));
@@ -284,36 +358,43 @@ void train(bool pooled, bool mean, BoundsCheck bounds, uint64_t seed) {
   }
   std::printf("plans %d, too small %d, full %d, out of range %d\n", trainer.outcomes[0], trainer.outcomes[1],
               trainer.outcomes[2], trainer.outcomes[3]);
-  CHECK(trainer.outcomes[0] > 100);
-  CHECK(trainer.outcomes[1] > 5);
-  if (bounds == BoundsCheck::kFatal) CHECK(trainer.outcomes[3] > 5);
+  CHECK(trainer.outcomes[0] > rounds / 5);
+  CHECK((trainer.defaults > rounds / 5) == defaults);
+  if (rounds == kRounds) {
+    CHECK(trainer.outcomes[1] > 5);
+    CHECK(seed % 2 != 0 || (trainer.removed > 100 && trainer.refused_removals > 10));
+    if (bounds == BoundsCheck::kFatal) CHECK(trainer.outcomes[3] > 5);
+  }
   while (!trainer.in_flight.empty()) trainer.finish();
   trainer.engine->clear_table(0);
   CHECK(trainer.engine->row_count(0) == 0);
 }
 
-GroupSpec big_spec() {
+GroupSpec big_spec(bool defaults) {
   GroupSpec spec = group_spec(false, false, BoundsCheck::kNone);
   for (TableSpec& table : spec.tables) table.slots = 1500;
   spec.tables[1].num_embeddings = 4000;
   spec.tables[2].capacity = 2200;
-  return spec;
+  return defaults ? with_defaults(spec) : spec;
 }
 
 // Batches of many blocks, so that the map grows in the middle of a scan, also of one that then fails.
-void big_batches() {
-  Trainer trainer(big_spec(), 11);
-  for (int i = 0; i < 24; ++i) {
+void big_batches(bool defaults) {
+  Trainer trainer(big_spec(defaults), 11);
+  const int rounds = training_rounds() == kRounds ? 24 : 8;
+  for (int i = 0; i < rounds; ++i) {
     TestBatch batch = trainer.random_batch(6, 120, i % 4 == 3 ? 20000 : 500 + 400 * (i % 5));
     trainer.step(batch);
     trainer.check_tables();
   }
-  CHECK(trainer.outcomes[0] > 5 && trainer.outcomes[2] + trainer.outcomes[1] > 2);
+  CHECK(trainer.outcomes[0] > rounds / 5 &&
+        (defaults || trainer.outcomes[2] + trainer.outcomes[1] > rounds / 12));
+  CHECK((trainer.defaults > 100) == defaults);
 }
 
 // Pieces of several parts, where the lookups of a table are located by several threads.
 void long_pieces() {
-  Trainer trainer(big_spec(), 17);
+  Trainer trainer(big_spec(true), 17);
   for (int i = 0; i < 4; ++i) {
     trainer.step(trainer.random_batch(6, 3000, 900));
     trainer.check_tables();
@@ -367,7 +448,14 @@ void all() {
   train(false, false, BoundsCheck::kFatal, 1);
   train(true, false, BoundsCheck::kWarning, 2);
   train(true, true, BoundsCheck::kIgnore, 3);
-  big_batches();
+  train(false, false, BoundsCheck::kFatal, 4);
+  for (const bool mean : {false, true}) {
+    train(true, mean, BoundsCheck::kIgnore, 5, true);
+    train(false, mean, BoundsCheck::kIgnore, 6, true);
+    train(true, mean, BoundsCheck::kWarning, 8, true);
+  }
+  big_batches(false);
+  big_batches(true);
   long_pieces();
   memory_refused();
   load_rows();

@@ -41,14 +41,14 @@ struct Gradients {
 
   rec_sdk::Lookups lookups() const {
     const bool scaled = !scale.empty();
-    return {grad.data(),
-            stride,
+    return {{grad.data(), stride, kGradRows, stride},
             grad_row.data(),
             scaled ? grad_column.data() : nullptr,
             scaled ? scale.data() : nullptr,
             offsets.back(),
-            kGradRows,
-            stride};
+            nullptr,
+            nullptr,
+            0};
   }
 
   // `split`: hot rows come as the sums of their chunks.

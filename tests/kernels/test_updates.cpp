@@ -3,6 +3,8 @@
 #include <limits>
 
 #include "tests/kernels/gradients.h"
+#include "tests/kernels/split_gradients.h"
+#include "tests/kernels/update_batch.h"
 
 using kernel_tests::Cache;
 using kernel_tests::Checksum;
@@ -11,6 +13,7 @@ using kernel_tests::Gradients;
 using kernel_tests::in_ranges;
 using kernel_tests::Random;
 using kernel_tests::same_bits;
+using kernel_tests::SplitGradients;
 using rec_sdk::DType;
 
 namespace {
@@ -52,18 +55,12 @@ void adam(const float* c, const std::vector<double>& g, Row* row) {
   }
 }
 
-struct Optimizer {
-  const char* name;
-  std::vector<int64_t> states;  // elements; 0 stands for dim
-  std::vector<float> coefficients;
-  Step step;
-};
+// In the order of kOptimizers.
+constexpr Step kSteps[] = {sgd, adagrad, rowwise_adagrad, adam};
+static_assert(std::size(kSteps) == std::size(kernel_tests::kOptimizers), "every optimizer has its formula");
 
-const Optimizer kOptimizers[] = {
-    {"sgd", {}, {0.1f}, sgd},
-    {"adagrad", {0}, {0.1f, 1e-8f}, adagrad},
-    {"rowwise_adagrad", {1}, {0.1f, 1e-8f}, rowwise_adagrad},
-    {"adam", {0, 0}, {0.01f, 1e-8f, 0.1f, 0.001f, 1.25f}, adam},
+struct Optimizer : kernel_tests::OptimizerCase {
+  Step step;
 };
 
 constexpr int32_t kTableOffsets[] = {0, 5, 5, 12};  // one table without rows
@@ -142,13 +139,12 @@ void check_cache(const Optimizer& optimizer, const std::vector<float>& coefficie
 }
 
 Cache updated(const CpuKernels& kernels, const Optimizer& optimizer, const std::vector<float>& coefficients,
-              const Gradients& gradients, bool split, Cache cache) {
-  const rec_sdk::UpdateRows arguments{
-      gradients.segments(split), cache.bytes.data(), cache.layout, kTableOffsets, 3,
-      coefficients.data(),       Gradients::kSlots};
+              const rec_sdk::Segments& segments, Cache cache) {
+  const rec_sdk::UpdateRows arguments{segments, cache.bytes.data(),  cache.layout,     kTableOffsets,
+                                      3,        coefficients.data(), Gradients::kSlots};
   std::vector<float> scratch(static_cast<size_t>(cache.layout.dim));
   const auto kernel = kernels.update_rows(optimizer.name);
-  in_ranges(gradients.rows(),
+  in_ranges(segments.rows,
             [&](int64_t begin, int64_t end) { kernel(arguments, begin, end, scratch.data()); });
   return cache;
 }
@@ -156,17 +152,22 @@ Cache updated(const CpuKernels& kernels, const Optimizer& optimizer, const std::
 void update(const Optimizer& optimizer, int64_t dim, DType dtype, bool scaled) {
   Random random(dim);
   Gradients gradients(&random, dim, scaled);
-  std::vector<int64_t> states;
-  for (const int64_t elements : optimizer.states) states.push_back(elements > 0 ? elements : dim);
-  const Cache before(&random, Gradients::kSlots, dim, dtype, states);
+  const Cache before(&random, Gradients::kSlots, dim, dtype, kernel_tests::states_of(optimizer, dim));
   const std::vector<float> coefficients = coefficients_of(optimizer);
   const std::string name = std::string(optimizer.name) + (scaled ? " scaled" : "") + " dim " +
                            std::to_string(dim) + " " + kernel_tests::name_of(dtype);
+  const SplitGradients in_several(&random, gradients.lookups(), 3 + dim % 5);
   bool checked = false;
   same_bits(name, [&](const CpuKernels& kernels, Checksum* checksum) {
     gradients.sum_chunks(kernels);
-    const Cache after = updated(kernels, optimizer, coefficients, gradients, true, before);
-    CHECK(after.bytes == updated(kernels, optimizer, coefficients, gradients, false, before).bytes);
+    const auto after_update = [&](const rec_sdk::Segments& segments) {
+      return updated(kernels, optimizer, coefficients, segments, before);
+    };
+    const Cache after = after_update(gradients.segments(true));
+    CHECK(after.bytes == after_update(gradients.segments(false)).bytes);
+    rec_sdk::Segments several = gradients.segments(false);
+    several.lookups = in_several.lookups(several.lookups);
+    CHECK(after.bytes == after_update(several).bytes);
     if (!checked) check_cache(optimizer, coefficients, gradients, before, after);
     checked = true;  // the others must give the same bits
     checksum->add(after.bytes);
@@ -177,7 +178,8 @@ void update(const Optimizer& optimizer, int64_t dim, DType dtype, bool scaled) {
 
 int main() {
   CHECK(rec_sdk::cpu_kernels().update_rows("none such") == nullptr);
-  for (const Optimizer& optimizer : kOptimizers) {
+  for (size_t i = 0; i < std::size(kSteps); ++i) {
+    const Optimizer optimizer{kernel_tests::kOptimizers[i], kSteps[i]};
     for (const int64_t dim : kernel_tests::kDims) {
       for (const DType dtype : kernel_tests::kDTypes) {
         update(optimizer, dim, dtype, false);

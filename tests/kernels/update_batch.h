@@ -2,8 +2,11 @@
 #pragma once
 
 #include <limits>
+#include <memory>
 
+#include "op_kernels/common/optimizers.h"
 #include "tests/kernels/backend.h"
+#include "tests/kernels/split_gradients.h"
 
 namespace kernel_tests {
 
@@ -11,6 +14,7 @@ struct UpdateBatch {
   int64_t dim, stride, slots;
   std::vector<float> grad, scale;
   std::vector<int32_t> unique_slots, offsets, grad_row, grad_column;
+  std::shared_ptr<const SplitGradients> split;  // where the kernels find the gradient, if not in one tensor
   static constexpr int64_t kGradRows = 500;
 
   // lengths: lookups of each row. Scaled ones have a scale and a column for each lookup, as pooled lookups
@@ -35,16 +39,27 @@ struct UpdateBatch {
   int64_t rows() const { return static_cast<int64_t>(offsets.size()) - 1; }
   int64_t lookups() const { return offsets.back(); }
 
+  void split_gradient(Random* random, int64_t count) {
+    split = std::make_shared<SplitGradients>(random, joined().lookups, count);
+  }
+
   rec_sdk::Segments segments() const {
+    rec_sdk::Segments all = joined();
+    if (split != nullptr) all.lookups = split->lookups(all.lookups);
+    return all;
+  }
+
+  // With one gradient.
+  rec_sdk::Segments joined() const {
     rec_sdk::Segments all{};
-    all.lookups = {grad.data(),
-                   stride,
+    all.lookups = {{grad.data(), stride, kGradRows, stride},
                    grad_row.data(),
                    grad_column.empty() ? nullptr : grad_column.data(),
                    scale.empty() ? nullptr : scale.data(),
                    lookups(),
-                   kGradRows,
-                   stride};
+                   nullptr,
+                   nullptr,
+                   0};
     all.dim = dim;
     all.unique_slots = unique_slots.data();
     all.offsets = offsets.data();
@@ -83,6 +98,13 @@ inline const OptimizerCase kOptimizers[] = {
     {"rowwise_adagrad", {1}, {0.1f, 1e-8f}},
     {"adam", {0, 0}, {0.01f, 1e-8f, 0.1f, 0.001f, 1.25f}},
 };
+
+template <class... Optimizer>
+constexpr size_t count_of(rec_sdk::REC_SDK_ISA::OptimizerList<Optimizer...>) {
+  return sizeof...(Optimizer);
+}
+static_assert(std::size(kOptimizers) == count_of(rec_sdk::REC_SDK_ISA::Optimizers{}),
+              "every optimizer has its line above");
 
 inline std::vector<int64_t> states_of(const OptimizerCase& optimizer, int64_t dim) {
   std::vector<int64_t> states;
@@ -130,14 +152,15 @@ inline std::vector<uint8_t> updated_on_cpu(const UpdateBatch& batch, const Table
                                            const char* optimizer, const Cache& before) {
   std::vector<uint8_t> bytes = before.bytes;
   std::vector<float> scratch(static_cast<size_t>(batch.dim));
-  rec_sdk::cpu_kernels().update_rows(optimizer)(update_arguments(batch, tables, before, &bytes), 0,
-                                                batch.rows(), scratch.data());
+  rec_sdk::UpdateRows arguments = update_arguments(batch, tables, before, &bytes);
+  arguments.segments = batch.joined();
+  rec_sdk::cpu_kernels().update_rows(optimizer)(arguments, 0, batch.rows(), scratch.data());
   return bytes;
 }
 
 inline std::vector<float> accumulated_on_cpu(const UpdateBatch& batch, const std::vector<float>& before) {
   std::vector<float> pending = before, scratch(static_cast<size_t>(batch.dim));
-  rec_sdk::cpu_kernels().accumulate_rows({batch.segments(), pending.data(), batch.slots}, 0, batch.rows(),
+  rec_sdk::cpu_kernels().accumulate_rows({batch.joined(), pending.data(), batch.slots}, 0, batch.rows(),
                                          scratch.data());
   return pending;
 }

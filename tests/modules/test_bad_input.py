@@ -25,7 +25,6 @@ from jagged import (
     train_step,
 )
 from torchrec import EmbeddingBagConfig, EmbeddingConfig, KeyedJaggedTensor, PoolingType
-from torchrec.modules.embedding_configs import DataType
 
 import rec_sdk_torch as rst
 from rec_sdk_torch._engine import CacheTooSmallError
@@ -284,53 +283,6 @@ def test_batch_hints(device: torch.device, options: dict[str, Any], message: str
 
 
 # ---- tables
-
-FIELDS: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"name": ""}, ValueError, "name ''"),
-    ({"name": "a.b"}, ValueError, "name 'a.b'"),
-    ({"name": "ä"}, ValueError, "name 'ä'"),
-    ({"name": "t0\n"}, ValueError, "name"),
-    ({"name": "x" * 101}, ValueError, "101 characters, at most 100"),
-    ({"features": ["a b"]}, ValueError, "'t0'.*'a b'"),
-    ({"features": [""]}, ValueError, "'t0'.*''"),
-    ({"features": ["f@t"]}, ValueError, "'t0'.*'f@t'"),
-    ({"features": ["f0", "f0"]}, ValueError, "'t0'.*twice"),
-    ({"embedding_dim": 0}, ValueError, "'t0'.*embedding_dim is 0.*4096"),
-    ({"embedding_dim": 4097}, ValueError, "'t0'.*embedding_dim is 4097.*4096"),
-    ({"embedding_dim": 8.0}, ValueError, "'t0'.*embedding_dim is 8.0"),
-    ({"num_embeddings": 0}, ValueError, "'t0'.*num_embeddings is 0"),
-    ({"num_embeddings": -3}, ValueError, "'t0'.*num_embeddings is -3"),
-    ({"num_embeddings": "9"}, ValueError, "'t0'.*num_embeddings is '9'"),
-    ({"data_type": DataType.INT8}, ValueError, "'t0'.*int8.*float32"),
-    ({"data_type": "FP32x"}, ValueError, "'t0'.*'FP32x'"),
-    ({"data_type": torch.float32}, ValueError, "'t0'.*float32"),
-    ({"initializer_type": "uniform"}, TypeError, "'t0'.*initializer_type is 'uniform'"),
-    ({"weight_init_min": 2.0, "weight_init_max": 1.0}, ValueError, "'t0'.*min 2.0 and max 1.0"),
-    ({"weight_init_min": float("nan")}, ValueError, "'t0'.*min nan"),
-    (
-        {"initializer_type": rst.InitializerType.TRUNCATED_NORMAL, "weight_init_stddev": -1.0},
-        ValueError,
-        "'t0'.*stddev -1.0",
-    ),
-    ({"admit_and_evict_config": rst.AdmitAndEvictConfig(admit_threshold=2)}, NotImplementedError, "'t0'.*admission"),
-    ({"is_incremental": True}, NotImplementedError, "'t0'.*incremental"),
-]
-
-
-@pytest.mark.parametrize(("fields", "error", "message"), FIELDS, ids=[str(next(iter(f[0].items()))) for f in FIELDS])
-@pytest.mark.parametrize("config", [bag_config, sequence_config])
-def test_table_fields(
-    device: torch.device, config: Any, fields: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    make = bags_collection if config is bag_config else sequences_collection
-    with pytest.raises(error, match=message):
-        make(device, config(**fields))
-
-
-def test_names_at_the_limit(device: torch.device) -> None:
-    collection = bags_collection(device, bag_config("x" * 100, num_embeddings=1, embedding_dim=4096))
-    apply(collection)
-    assert train_step(collection, single_ids([5])).shape == (1, 4096)
 
 
 @pytest.mark.parametrize("make", [bags_collection, sequences_collection])

@@ -25,7 +25,7 @@ def sizes(device: torch.device, **options: Any) -> dict[str, int]:
     assert collection.cache_sizes == given
     slots = [member.slots for group in collection._embedding.groups for member in group.members]
     assert list(given.values()) == slots, "what is read back is what was allocated"
-    assert sum(group.cache.shape[0] for group in collection._embedding.groups) == sum(slots)
+    assert sum(group.swap.cache.shape[0] for group in collection._embedding.groups) == sum(slots)
     return given
 
 

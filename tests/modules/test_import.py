@@ -44,9 +44,9 @@ def run(code: str, *blocked: str, folder: Path | None = None) -> str:
 def test_every_name_is_there() -> None:
     pytest.importorskip("torchrec")
     assert set(rst.__all__) <= set(dir(rst))
-    assert set(rst.__all__) == set(rst._EXPORTS)
     for name in rst.__all__:
         assert getattr(rst, name).__name__ == name
+    assert {"TableBatchedEmbedding", "TableConfig", "TableOptimizer", "Pooling"} <= set(rst.__all__)
     with pytest.raises(AttributeError, match="no_such_name"):
         rst.no_such_name  # noqa: B018
 
@@ -67,7 +67,7 @@ ids, offsets = torch.tensor([3, 3]), torch.tensor([0, 2])
 embedding(ids, offsets).sum().backward()
 print(embedding.eval()(ids, offsets).tolist())
 print(rec_sdk_torch.AccumulateSGD.__name__, rec_sdk_torch.TableBatchedEmbedding is TableBatchedEmbedding)
-for name in ("EmbCacheEmbeddingCollection", "HashEmbeddingBagConfig", "PolicyType"):
+for name in ("EmbCacheEmbeddingCollection", "HashEmbeddingBagConfig", "AdmitAndEvictPolicyType"):
     try:
         getattr(rec_sdk_torch, name)
     except ImportError as error:
@@ -82,7 +82,7 @@ except ImportError as error:
 def test_without_torchrec() -> None:
     lines = run(WITHOUT_TORCHREC, "torchrec", "fbgemm_gpu").splitlines()
     assert lines[:2] == ["[[0.0, 0.0, 0.0, 0.0]]", "AccumulateSGD True"]
-    names = ("EmbCacheEmbeddingCollection", "HashEmbeddingBagConfig", "PolicyType")
+    names = ("EmbCacheEmbeddingCollection", "HashEmbeddingBagConfig", "AdmitAndEvictPolicyType")
     refused = [line.partition(" needs ")[0] for line in lines[2:] if "torchrec, which is not installed" in line]
     expected = [f"rec_sdk_torch.{name}" for name in (*names, "EmbCacheEmbeddingBagCollection")]
     assert refused == expected
@@ -101,6 +101,8 @@ except ModuleNotFoundError as error:
 
 
 WITHOUT_TORCH_NPU = """
+import sys
+sys.modules["torch_npu"] = None  # neither imported nor found
 import rec_sdk_torch
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig
 try:
@@ -111,12 +113,19 @@ print(TableBatchedEmbedding([TableConfig("t", 10, 4)], device="cpu").device)
 """
 
 
-def test_without_torch_npu() -> None:
-    error, device = run(WITHOUT_TORCH_NPU, "torch_npu").splitlines()
+def test_without_torch_npu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch_npu is recommended only where CANN is: elsewhere it keeps torch from being imported."""
+    for variable in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "LD_LIBRARY_PATH"):
+        monkeypatch.delenv(variable, raising=False)
+    error, device = run(WITHOUT_TORCH_NPU).splitlines()
     assert "'npu' needs the package torch_npu" in error
-    assert "pip install" in error
-    assert "python -m rec_sdk_torch.emulate" in error
+    assert "pip install" not in error
+    assert f"make -C {ROOT} build-npu && {ROOT}/.venv-npu/bin/python -m rec_sdk_torch.emulate program.py" in error
     assert device == "cpu"
+    monkeypatch.setenv("ASCEND_HOME_PATH", "/usr/local/Ascend")
+    error, _ = run(WITHOUT_TORCH_NPU).splitlines()
+    assert f"{sys.executable} -m pip install --no-deps torch-npu==" in error
+    assert "emulate" not in error
 
 
 IN_TORCHREC = """
@@ -149,8 +158,56 @@ def test_torchrec_is_extended_in_either_order(imports: str, tmp_path: Path) -> N
     assert run(imports + IN_TORCHREC, folder=tmp_path) == "refused\n"
 
 
+def test_type_checkers_see_the_names(tmp_path: Path) -> None:
+    """As a user with `mypy --strict` sees them, who may not use what a module only happens to import."""
+    pytest.importorskip("mypy")
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"from rec_sdk_torch import {', '.join(rst.__all__)}\n"
+        "TableConfig('t', num_embeddings='many', embedding_dim=4)\n"
+        "from rec_sdk_torch import NoSuchName\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", str(script)],
+        cwd=tmp_path,
+        env={**os.environ, "MYPYPATH": str(ROOT), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    errors = [line.partition(": error: ")[2] for line in done.stdout.splitlines() if ": error: " in line]
+    assert len(errors) == 2, done.stdout + done.stderr
+    assert 'Argument "num_embeddings" to "TableConfig" has incompatible type "str"; expected "int"' in errors[0]
+    assert "NoSuchName" in errors[1]
+
+
+UNTOUCHED = """
+import torch, torchrec.optim
+construct = torchrec.optim.GradientClippingOptimizer.__init__
+import rec_sdk_torch
+rec_sdk_torch.EmbCacheEmbeddingBagCollection
+assert torchrec.optim.GradientClippingOptimizer.__init__ is construct
+config = rec_sdk_torch.HashEmbeddingBagConfig(9, 4, "t")
+for _ in range(2):
+    collection = rec_sdk_torch.HashEmbeddingBagCollection([config])
+    rec_sdk_torch.apply_optimizer_in_backward(torch.optim.SGD, collection.parameters(), {"lr": 0.1})
+    collection.fused_optimizer
+    assert torchrec.optim.GradientClippingOptimizer.__init__.__wrapped__ is construct
+print("once, by the first fused optimizer")
+"""
+
+
+def test_importing_changes_no_class_of_torchrec(tmp_path: Path) -> None:
+    pytest.importorskip("torchrec")
+    assert run(UNTOUCHED, folder=tmp_path) == "once, by the first fused optimizer\n"
+
+
 def test_importing_again_changes_nothing() -> None:
     torchrec = pytest.importorskip("torchrec")
-    construct = torchrec.optim.GradientClippingOptimizer.__init__
-    rst.torchrec_hooks.install()
-    assert torchrec.optim.GradientClippingOptimizer.__init__ is construct
+    from rec_sdk_torch.optim import torchrec_hooks
+
+    accumulate, finders = torchrec.optim.AccumulateSGD, list(sys.meta_path)
+    torchrec_hooks.install()
+    assert torchrec.optim.AccumulateSGD is accumulate
+    assert sys.meta_path == finders

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 
 INF = float("inf")
+OPTIMIZERS: dict[str, list[int]] = {"sgd": [], "adagrad": [0], "rowwise_adagrad": [1], "adam": [0, 0]}
+"""Elements of each state; 0: as many as the weight has."""
 Device = torch.device | str
 
 
@@ -45,6 +47,11 @@ class Cache:
             view.copy_(state)
 
 
+def states_of(optimizer: str, dim: int) -> list[int]:
+    """Elements of each state of an optimizer."""
+    return [elements or dim for elements in OPTIMIZERS[optimizer]]
+
+
 def segments(slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """unique_slots, segment_offsets and the lookups in segment order."""
     unique, inverse, counts = torch.unique(slots, return_inverse=True, return_counts=True)
@@ -71,5 +78,5 @@ def update(
     tables = int32([0, len(unique)], slots.device)
     if scale is not None:
         scale = scale[positions.long()]
-    lookups = (unique, tables, offsets, positions, None, scale)
-    torch.ops.rec_sdk.update_rows(cache.records, grad, *lookups, row, optimizer, cache.dim, cache.dtype)
+    lookups = (unique, tables, offsets, positions, None, None, scale)
+    torch.ops.rec_sdk.update_rows(cache.records, [grad], *lookups, row, optimizer, cache.dim, cache.dtype)

@@ -19,7 +19,7 @@ def accumulate(
     unique, offsets, positions = segments(slots)
     if scale is not None:
         scale = scale[positions.long()]
-    torch.ops.rec_sdk.accumulate_rows(pending, grad, unique, offsets, positions, None, scale)
+    torch.ops.rec_sdk.accumulate_rows(pending, [grad], unique, offsets, positions, None, None, scale)
 
 
 @pytest.mark.parametrize("dim", DIMS)
@@ -44,7 +44,7 @@ def test_the_sum_alone_is_the_best_float(dim: int, device: torch.device) -> None
     segment = segments(slots.to(device))
     for step in range(200):
         grad = torch.randn(1, dim) * 10.0 ** (step % 5)
-        torch.ops.rec_sdk.accumulate_rows(pending, grad.to(device), *segment, None, None)
+        torch.ops.rec_sdk.accumulate_rows(pending, [grad.to(device)], *segment, None, None, None)
         totals = reference(totals, slots, grad)
     assert torch.equal(pending[:, :dim].cpu(), totals.float())
     both = pending.cpu().double().view(2, dim).sum(0, keepdim=True)
@@ -60,7 +60,7 @@ def test_empty(device: torch.device) -> None:
 def test_opcheck(device: torch.device) -> None:
     unique, offsets, positions = segments(torch.tensor([1, 1, 4], device=device))
     pending, grad = torch.zeros(5, 16, device=device), torch.randn(3, 8, device=device)
-    arguments = (pending, grad, unique, offsets, positions)
+    arguments = (pending, [grad], unique, offsets, positions, None)
     torch.library.opcheck(torch.ops.rec_sdk.accumulate_rows, (*arguments, None, None))
     columns, scale = int32([0, 0, 0], device), torch.rand(3, device=device)
     torch.library.opcheck(torch.ops.rec_sdk.accumulate_rows, (*arguments, columns, scale))
@@ -71,9 +71,9 @@ def test_errors_name_the_argument(device: torch.device) -> None:
     grad = torch.randn(3, 8, device=device)
     op = torch.ops.rec_sdk.accumulate_rows
     with pytest.raises(RuntimeError, match=r"pending must have 2 \* dim columns .* got 15"):
-        op(torch.zeros(5, 15, device=device), grad, unique, offsets, positions, None, None)
+        op(torch.zeros(5, 15, device=device), [grad], unique, offsets, positions, None, None, None)
     with pytest.raises(RuntimeError, match="pending must be contiguous"):
-        op(torch.zeros(5, 32, device=device)[:, :16], grad, unique, offsets, positions, None, None)
+        op(torch.zeros(5, 32, device=device)[:, :16], [grad], unique, offsets, positions, None, None, None)
 
 
 @pytest.mark.contents
@@ -81,4 +81,4 @@ def test_slot_out_of_range(device: torch.device) -> None:
     unique, offsets, positions = segments(torch.tensor([1, 1, 4], device=device))
     pending, grad = torch.zeros(3, 16, device=device), torch.randn(3, 8, device=device)
     with pytest.raises(RuntimeError, match=r"unique_slots must be in \[0, 3\), got 4 at index 1"):
-        torch.ops.rec_sdk.accumulate_rows(pending, grad, unique, offsets, positions, None, None)
+        torch.ops.rec_sdk.accumulate_rows(pending, [grad], unique, offsets, positions, None, None, None)

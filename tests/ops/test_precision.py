@@ -39,7 +39,7 @@ def aggregate(grad: torch.Tensor) -> torch.Tensor:
     unique, offsets, rows = one_segment(grad)
     tables, row = int32([0, 1], grad.device), coefficients(-1.0, device=grad.device)
     torch.ops.rec_sdk.update_rows(
-        cache.records, grad, unique, tables, offsets, rows, None, None, row, "sgd", DIM, torch.float32
+        cache.records, [grad], unique, tables, offsets, rows, None, None, None, row, "sgd", DIM, torch.float32
     )
     return cache.weights[1].double().cpu()
 
@@ -58,7 +58,7 @@ def test_accumulate_rows(kind: str, hits: int, windows: int, device: torch.devic
     grad = gradients(kind, hits)
     pending = torch.zeros(2, 2 * DIM, device=device)
     for part in grad.to(device).chunk(windows):
-        torch.ops.rec_sdk.accumulate_rows(pending, part, *one_segment(part), None, None)
+        torch.ops.rec_sdk.accumulate_rows(pending, [part], *one_segment(part), None, None, None)
     torch.testing.assert_close(pending[1, :DIM].double().cpu(), reference(grad), **TOLERANCE)
 
 
@@ -67,7 +67,7 @@ def test_a_window_of_many_single_hits(device: torch.device) -> None:
     pending = torch.zeros(2, 2 * DIM, device=device)
     segment = one_segment(grad)
     for _ in range(30_000):
-        torch.ops.rec_sdk.accumulate_rows(pending, grad, *segment, None, None)
+        torch.ops.rec_sdk.accumulate_rows(pending, [grad], *segment, None, None, None)
     expected = grad[0].double().cpu() * 30_000
     torch.testing.assert_close(pending[1, :DIM].double().cpu(), expected, rtol=1e-7, atol=0)
 

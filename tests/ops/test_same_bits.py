@@ -8,14 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from op_batches import Cache, coefficients, int32, segments, update
+from op_batches import OPTIMIZERS, Cache, coefficients, int32, segments, states_of, update
 from test_lookup_pooled import lookup as lookup_pooled
 from test_lookup_pooled import make_batch, weights_grad
 
 from rec_sdk_torch import ops
 
 BLOCK = 32
-OPTIMIZERS = {"sgd": [], "adagrad": [0], "rowwise_adagrad": [1], "adam": [0, 0]}  # 0: dim elements
 
 
 def reference_sum(terms: torch.Tensor) -> torch.Tensor:
@@ -84,9 +83,9 @@ def run_everything(dim: int, dtype: torch.dtype, device: torch.device | str = "c
     weights = torch.randn(rows, dim, generator=generator).to(device)
     results = []
     row = coefficients(0.1, 1e-8, 0.1, 0.001, 1.01, max_gradient=9.0, device=device)
-    for optimizer, elements in OPTIMIZERS.items():
+    for optimizer in OPTIMIZERS:
         for factor in (None, scale):
-            states = [torch.ones(rows, n or dim, device=device) for n in elements]
+            states = [torch.ones(rows, n, device=device) for n in states_of(optimizer, dim)]
             cache = Cache(weights, states, dtype, device)
             update(cache, grad, slots, optimizer, row, factor)
             results.append(cache.records.clone())
@@ -97,7 +96,7 @@ def run_everything(dim: int, dtype: torch.dtype, device: torch.device | str = "c
     results.append(cache.records)
     pending = torch.zeros(rows, 2 * dim, device=device)
     for _ in range(2):
-        torch.ops.rec_sdk.accumulate_rows(pending, grad, *segments(slots), None, scale)
+        torch.ops.rec_sdk.accumulate_rows(pending, [grad], *segments(slots), None, None, scale)
     results.append(pending)
     lengths = torch.randint(0, 90, (300,), generator=generator).tolist()
     batch = make_batch(lengths, 100, dim, dtype, device)

@@ -13,17 +13,19 @@ from op_batches import coefficients, int32
 import rec_sdk_torch.ops  # noqa: F401
 
 ROWS, LOOKUPS, DIM = 20, 5000, 8  # rows hot enough for a workspace
+EACH = 50  # rows of each of several gradients
 
 
 def operands() -> list[torch.Tensor]:
-    """Records, slots, gradients, and the rest of what update_rows takes."""
+    """Records, slots, gradients, the rest of what update_rows takes, and its rows and sources of several gradients."""
     generator = torch.Generator().manual_seed(0)
     records = torch.randn(ROWS, DIM, generator=generator).view(torch.uint8)
     slots = int32(torch.randperm(ROWS, generator=generator))
     grad = torch.randn(LOOKUPS, DIM, generator=generator)
     offsets = int32(torch.arange(0, LOOKUPS + 1, LOOKUPS // ROWS))
     lookups = int32(torch.randperm(LOOKUPS, generator=generator))
-    return [records, slots, grad, int32([0, ROWS]), offsets, lookups, coefficients(0.1)]
+    several = [lookups % EACH, lookups // EACH]
+    return [records, slots, grad, int32([0, ROWS]), offsets, lookups, coefficients(0.1), *several]
 
 
 def scatter(records: torch.Tensor, slots: torch.Tensor, grad: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
@@ -32,10 +34,20 @@ def scatter(records: torch.Tensor, slots: torch.Tensor, grad: torch.Tensor, *_: 
     return records
 
 
+def step_of_several(
+    records: torch.Tensor, slots: torch.Tensor, grad: torch.Tensor, *rest: torch.Tensor
+) -> torch.Tensor:
+    """The same with 100 gradients, of which the operator's list is gone when the kernels run."""
+    tables, offsets, _, rates, rows, sources = rest
+    args = (slots, tables, offsets, rows, sources, None, None, rates, "sgd", DIM, torch.float32)
+    torch.ops.rec_sdk.update_rows(records, list(grad.split(EACH)), *args)
+    return records
+
+
 def step(records: torch.Tensor, slots: torch.Tensor, grad: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-    *segments, row = rest
-    args = (slots, *segments, None, None, row, "sgd", DIM, torch.float32)
-    torch.ops.rec_sdk.update_rows(records, grad, *args)
+    *segments, row = rest[:4]
+    args = (slots, *segments, None, None, None, row, "sgd", DIM, torch.float32)
+    torch.ops.rec_sdk.update_rows(records, [grad], *args)
     return records
 
 
@@ -43,7 +55,11 @@ def step(records: torch.Tensor, slots: torch.Tensor, grad: torch.Tensor, *rest: 
 def there(device: torch.device) -> torch.device:
     if device.type == "cpu":
         pytest.skip("about a device's streams")
-    for operator in (scatter, step):  # CUDA loads a kernel at its first launch, which may wait for all streams
+    for operator in (
+        scatter,
+        step,
+        step_of_several,
+    ):  # CUDA loads a kernel at its first launch, which may wait for all streams
         operator(*[x.to(device) for x in operands()])
     return device
 
@@ -83,7 +99,7 @@ def gate(there: torch.device) -> Iterator[Gate]:
 
 
 @pytest.mark.parametrize("where", ["a stream of its own", "another device"])
-@pytest.mark.parametrize("operator", [scatter, step])
+@pytest.mark.parametrize("operator", [scatter, step, step_of_several])
 def test_waits_for_what_comes_before_it(
     operator: Callable[..., torch.Tensor], where: str, there: torch.device, gate: Gate
 ) -> None:
@@ -129,7 +145,7 @@ def test_a_workspace_is_nobody_elses_while_it_is_used(there: torch.device, gate:
 
 
 def test_an_operand_elsewhere_is_an_error(there: torch.device) -> None:
-    records, slots, grad, *segments, row = operands()
+    records, slots, grad, *segments, row = operands()[:7]
     ops = torch.ops.rec_sdk
     weights = records.view(torch.float32)
     with pytest.raises(RuntimeError, match="lookup_sequence: slots must be on the device of the first argument"):
@@ -137,8 +153,8 @@ def test_an_operand_elsewhere_is_an_error(there: torch.device) -> None:
     with pytest.raises(RuntimeError, match="lookup_sequence: slots must be on the device of the first argument"):
         ops.lookup_sequence(weights, slots.to(there))
     lookups = [x.to(there) for x in (slots, *segments)]
-    with pytest.raises(RuntimeError, match="update_rows: grad must be on the device of the first argument"):
-        ops.update_rows(records.to(there), grad, *lookups, None, None, row.to(there), "sgd", DIM, torch.float32)
+    with pytest.raises(RuntimeError, match=r"update_rows: grads\[0\] must be on the device of the first argument"):
+        ops.update_rows(records.to(there), [grad], *lookups, None, None, None, row.to(there), "sgd", DIM, torch.float32)
     rows = torch.empty_like(records)
     with pytest.raises(RuntimeError, match="gather_rows: out must be on the device of the first argument"):
         ops.gather_rows.out(records.to(there), slots.to(there), out=rows)

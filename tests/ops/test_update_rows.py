@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from op_batches import Cache, coefficients, int32, segments, update
+from op_batches import OPTIMIZERS, Cache, coefficients, int32, segments, states_of, update
 
 import rec_sdk_torch.ops  # noqa: F401
 
@@ -76,47 +76,43 @@ def adam_row(t: int, sparse: bool) -> torch.Tensor:
     return coefficients(step_size, 1e-8, 1 - 0.9, 1 - 0.999, inverse)
 
 
-# name: (operator's optimizer, state elements of a dim, reference, coefficients of step t, tolerance)
+# name: (operator's optimizer, reference, coefficients of step t, tolerance)
 CASES = {
     "SGD": (
         "sgd",
-        lambda d: [],
         lambda w: Reference(w, lambda p: torch.optim.SGD(p, 0.1)),
         lambda t: coefficients(0.1),
         1e-6,
     ),
     "Adagrad": (
         "adagrad",
-        lambda d: [d],
         lambda w: Reference(w, lambda p: torch.optim.Adagrad(p, 0.1, lr_decay=0.01)),
         lambda t: coefficients(0.1 / (1 + (t - 1) * 0.01), 1e-10),
         1e-6,
     ),
     "RowWiseAdagrad": (
         "rowwise_adagrad",
-        lambda d: [1],
         RowWiseAdagradFormula,
         lambda t: coefficients(0.1, 1e-8),
         1e-6,
     ),
     "SparseAdam": (
         "adam",
-        lambda d: [d, d],
         lambda w: Reference(w, lambda p: torch.optim.SparseAdam(list(p), 0.01)),
         lambda t: adam_row(t, sparse=True),
         1e-5,
     ),
-    "Adam": ("adam", lambda d: [d, d], AdamFormula, lambda t: adam_row(t, sparse=False), 1e-5),
+    "Adam": ("adam", AdamFormula, lambda t: adam_row(t, sparse=False), 1e-5),
 }
 
 
 @pytest.mark.parametrize("dim", DIMS)
 @pytest.mark.parametrize("name", CASES)
 def test_equals_torch_optim(name: str, dim: int, device: torch.device) -> None:
-    optimizer, elements, make_reference, row, tolerance = CASES[name]
+    optimizer, make_reference, row, tolerance = CASES[name]
     torch.manual_seed(dim)
     weights = torch.randn(ROWS, dim) * 0.1  # of the size of embeddings: the reference rounds too
-    cache = Cache(weights, [torch.zeros(ROWS, n) for n in elements(dim)], device=device)
+    cache = Cache(weights, [torch.zeros(ROWS, n) for n in states_of(optimizer, dim)], device=device)
     reference = make_reference(weights)
     for t in range(1, STEPS + 1):
         slots = torch.randint(0, ROWS - 5, (LOOKUPS,)) // (1 + t % 3)
@@ -131,10 +127,10 @@ def test_equals_torch_optim(name: str, dim: int, device: torch.device) -> None:
 @pytest.mark.parametrize("dim", DIMS)
 @pytest.mark.parametrize("name", CASES)
 def test_16_bit_weights_round_once(name: str, dim: int, dtype: torch.dtype, device: torch.device) -> None:
-    optimizer, elements, _, row, _ = CASES[name]
+    optimizer, _, row, _ = CASES[name]
     torch.manual_seed(dim)
     weights = torch.randn(ROWS, dim).to(dtype).float()
-    states = [torch.rand(ROWS, n) for n in elements(dim)]
+    states = [torch.rand(ROWS, n) for n in states_of(optimizer, dim)]
     small, exact = Cache(weights, states, dtype, device), Cache(weights, states, device=device)
     slots, grad = torch.randint(0, ROWS, (LOOKUPS,)).to(device), torch.randn(LOOKUPS, dim, device=device)
     for cache in (small, exact):
@@ -147,8 +143,8 @@ def test_16_bit_weights_round_once(name: str, dim: int, dtype: torch.dtype, devi
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("name", CASES)
 def test_padding_of_records_is_left_alone(name: str, dtype: torch.dtype, device: torch.device) -> None:
-    optimizer, elements, _, row, _ = CASES[name]
-    cache = Cache(torch.zeros(ROWS, 5), [torch.zeros(ROWS, n) for n in elements(5)], dtype, device)
+    optimizer, _, row, _ = CASES[name]
+    cache = Cache(torch.zeros(ROWS, 5), [torch.zeros(ROWS, n) for n in states_of(optimizer, 5)], dtype, device)
     cache.records.fill_(0xA5)
     for part in (cache.weights, *cache.states):
         part.zero_()
@@ -194,8 +190,10 @@ def test_tables_columns_scale_and_clipping(device: torch.device) -> None:
     tables = int32([0, 10, 10, 21, len(unique)])
     torch.ops.rec_sdk.update_rows(
         cache.records,
-        wide.to(device)[:, 7:97],
-        *[x.to(device) for x in (unique, tables, offsets, int32(grad_row), int32(grad_column), scale, rows)],
+        [wide.to(device)[:, 7:97]],
+        *[x.to(device) for x in (unique, tables, offsets, int32(grad_row))],
+        None,
+        *[x.to(device) for x in (int32(grad_column), scale, rows)],
         "sgd",
         dim,
         torch.float32,
@@ -224,11 +222,12 @@ def test_an_empty_segment_updates_with_a_zero_gradient(device: torch.device) -> 
     cache = Cache(torch.ones(4, 8), [torch.ones(4, 8), torch.ones(4, 8)], device=device)
     torch.ops.rec_sdk.update_rows(
         cache.records,
-        torch.zeros(1, 8, device=device),
+        [torch.zeros(1, 8, device=device)],
         int32([2], device),
         int32([0, 1], device),
         int32([0, 0], device),
         int32([], device),
+        None,
         None,
         None,
         coefficients(1.0, 0.0, 0.5, 0.5, 1.0, device=device),
@@ -257,23 +256,21 @@ def test_any_batch(dim: int, slots: list[int], scaled: bool) -> None:
     torch.testing.assert_close(cache.weights[large], expected[large], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "elements"),
-    [("sgd", []), ("adagrad", [8]), ("rowwise_adagrad", [1]), ("adam", [8, 8])],
-)
-def test_opcheck(optimizer: str, elements: list[int], device: torch.device) -> None:
-    cache = Cache(torch.randn(5, 8), [torch.ones(5, n) for n in elements], torch.bfloat16, device)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_opcheck(optimizer: str, device: torch.device) -> None:
+    cache = Cache(torch.randn(5, 8), [torch.ones(5, n) for n in states_of(optimizer, 8)], torch.bfloat16, device)
     unique, offsets, positions = segments(torch.tensor([1, 1, 4], device=device))
     for scale in (None, torch.rand(3, device=device)):
         torch.library.opcheck(
             torch.ops.rec_sdk.update_rows,
             (
                 cache.records,
-                torch.randn(3, 8, device=device),
+                [torch.randn(3, 8, device=device)],
                 unique,
                 int32([0, 2], device),
                 offsets,
                 positions,
+                None,
                 None if scale is None else int32([0, 0, 0], device),
                 scale,
                 coefficients(0.1, 1e-8, 0.1, 0.001, 1.0, device=device),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from op_batches import Cache, coefficients, int32
+from op_batches import OPTIMIZERS, Cache, coefficients, int32
 
 import rec_sdk_torch.ops  # noqa: F401
 
@@ -12,11 +12,12 @@ import rec_sdk_torch.ops  # noqa: F401
 def good_arguments() -> dict[str, object]:
     return {
         "cache": Cache(torch.ones(5, 8), [torch.ones(5, 8)]).records,
-        "grad": torch.ones(3, 12),
+        "grads": [torch.ones(3, 12)],
         "unique_slots": int32([4, 1]),
         "table_offsets": int32([0, 1, 2]),
         "segment_offsets": int32([0, 2, 3]),
         "grad_row": int32([0, 2, 1]),
+        "grad_source": None,
         "grad_column": int32([0, 4, 1]),
         "scale": torch.ones(3),
         "coefficients": torch.cat([coefficients(0.1, 1e-8)] * 2),
@@ -27,18 +28,23 @@ def good_arguments() -> dict[str, object]:
 
 
 BAD: list[tuple[str, object, str]] = [
-    ("optimizer", "adamw", "optimizer must be one of sgd, adagrad, rowwise_adagrad, adam; got 'adamw'"),
-    ("dim", 0, "dim must be at least 1, got 0"),
+    ("optimizer", "adamw", f"optimizer must be one of {', '.join(OPTIMIZERS)}; got 'adamw'"),
+    ("dim", 0, r"dim must be in \[1, 1073741824\], got 0"),
     ("dim", 9, "cache must have 80 bytes per row for adagrad with dim 9, got 64"),
     ("weight_dtype", torch.float16, "cache must have 48 bytes per row for adagrad with dim 8, got 64"),
     ("weight_dtype", torch.int32, "weight_dtype must be of Float, Half or BFloat16, got Int"),
     ("cache", torch.ones(5, 16), "cache must be Byte, got Float"),
     ("cache", torch.ones(5, 128, dtype=torch.uint8)[:, :64], "cache must be contiguous"),
     ("cache", torch.ones(5 * 64 + 1, dtype=torch.uint8)[1:].view(5, 64), "cache must be aligned to 4 bytes"),
-    ("grad", torch.ones(3, 12).double(), "grad must be Float, got Double"),
-    ("grad", torch.ones(12, 3).t(), r"grad must have stride\(1\) = 1"),
-    ("grad", torch.ones(1, 12).expand(3, 12), r"grad must have stride\(0\) >= size\(1\) = 12, got 0"),
-    ("grad", torch.ones(3, 7), "grad must have at least 8 columns, got 7"),
+    ("grads", [torch.ones(3, 12).double()], r"grads\[0\] must be Float, got Double"),
+    ("grads", [torch.ones(12, 3).t()], r"grads\[0\] must have stride\(1\) = 1"),
+    ("grads", [torch.ones(1, 12).expand(3, 12)], r"grads\[0\] must have stride\(0\) >= size\(1\) = 12, got 0"),
+    ("grads", [torch.ones(3, 7)], r"grads\[0\] must have at least 8 columns, got 7"),
+    ("grads", [], "grads must have at least one gradient, got none"),
+    ("grads", [torch.ones(3, 12)] * 2, "grad_source must say which of the 2 grads each lookup reads, got None"),
+    ("grads", [torch.ones(3, 12), torch.ones(3)], r"grads\[1\] must have 2 dimension\(s\), got 1"),
+    ("grad_source", torch.zeros(3), "grad_source must be Int, got Float"),
+    ("grad_source", int32([0, 0]), r"grad_source must have 3 element\(s\), got 2"),
     ("unique_slots", torch.tensor([4, 1]), "unique_slots must be Int, got Long"),
     ("unique_slots", int32([1]), r"segment_offsets must have 2 element\(s\), got 3"),
     ("table_offsets", int32([0, 2]), r"coefficients must be \[1, 8\], got \[2, 8\]"),
@@ -50,8 +56,10 @@ BAD: list[tuple[str, object, str]] = [
 ]
 
 CONTENTS: list[tuple[str, object, str]] = [
-    ("grad", torch.ones(2, 12), r"grad_row must be in \[0, 2\), got 2 at index 1"),
-    ("grad", torch.ones(3, 11), r"grad_column must be in \[0, 4\), got 4 at index 1"),
+    ("grads", [torch.ones(2, 12)], r"grad_row must be in \[0, 2\), got 2 at index 1"),
+    ("grads", [torch.ones(3, 11)], r"grad_column must be in \[0, 4\), got 4 at index 1"),
+    ("grad_source", int32([0, 0, 1]), r"grad_source must be in \[0, 1\), got 1 at index 2"),
+    ("grad_source", int32([0, -1, 0]), r"grad_source must be in \[0, 1\), got -1 at index 1"),
     ("unique_slots", int32([5, 1]), r"unique_slots must be in \[0, 5\), got 5 at index 0"),
     ("table_offsets", int32([0, 1, 1]), "table_offsets must end at 2, got 1"),
     ("table_offsets", int32([0, 3, 2]), "table_offsets must not decrease, got 3 then 2 at index 2"),
@@ -63,8 +71,24 @@ CONTENTS: list[tuple[str, object, str]] = [
 ]
 
 
+SEVERAL: list[tuple[str, object, str]] = [
+    ("grads", [torch.ones(3, 12), torch.ones(2, 12)], r"grad_row must be in \[0, 2\) for grads\[1\], got 2 at index 1"),
+    ("grads", [torch.ones(3, 12), torch.ones(0, 12)], r"grad_row must be in \[0, 0\) for grads\[1\], got 2 at index 1"),
+    (
+        "grads",
+        [torch.ones(3, 12), torch.ones(3, 11)],
+        r"grad_column must be in \[0, 4\) for grads\[1\], got 4 at index 1",
+    ),
+    ("grad_row", int32([0, -1, 1]), r"grad_row must be in \[0, 3\) for grads\[1\], got -1 at index 1"),
+]
+
+
 def assert_refused(name: str, value: object, message: str, device: torch.device) -> None:
-    arguments = {key: moved(each, device) for key, each in (good_arguments() | {name: value}).items()}
+    refused(good_arguments() | {name: value}, message, device)
+
+
+def refused(given: dict[str, object], message: str, device: torch.device) -> None:
+    arguments = {key: moved(each, device) for key, each in given.items()}
     cache = arguments["cache"]
     assert isinstance(cache, torch.Tensor)
     before = cache.clone()
@@ -75,6 +99,8 @@ def assert_refused(name: str, value: object, message: str, device: torch.device)
 
 def moved(value: object, device: torch.device) -> object:
     """The same on a device, a tensor with its strides and offset."""
+    if isinstance(value, list):
+        return [moved(each, device) for each in value]
     if not isinstance(value, torch.Tensor):
         return value
     elements = value.untyped_storage().nbytes() // value.element_size()
@@ -91,6 +117,13 @@ def test_refused(name: str, value: object, message: str, device: torch.device) -
 @pytest.mark.parametrize(("name", "value", "message"), CONTENTS, ids=[f"{b[0]}-{i}" for i, b in enumerate(CONTENTS)])
 def test_contents_refused(name: str, value: object, message: str, device: torch.device) -> None:
     assert_refused(name, value, message, device)
+
+
+@pytest.mark.contents
+@pytest.mark.parametrize(("name", "value", "message"), SEVERAL, ids=[f"{b[0]}-{i}" for i, b in enumerate(SEVERAL)])
+def test_contents_of_several_refused(name: str, value: object, message: str, device: torch.device) -> None:
+    several = {"grads": [torch.ones(3, 12)] * 2, "grad_source": int32([0, 1, 0])}
+    refused(good_arguments() | several | {name: value}, message, device)
 
 
 def test_good_arguments_are_accepted(device: torch.device) -> None:

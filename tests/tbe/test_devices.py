@@ -6,7 +6,9 @@ from __future__ import annotations
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -65,6 +67,34 @@ def test_memory_is_known_to_a_new_thread(device: torch.device) -> None:
 def test_without_an_index_the_device_is_the_current_one(other: torch.device) -> None:
     with torch.get_device_module(other).device(other):
         assert parse_device(other.type) == other
+
+
+def test_an_int_is_an_accelerator(device: torch.device) -> None:
+    """As in `torch.device(0)`; the host is never meant."""
+    if device.type != "cpu":
+        assert parse_device(0) == torch.device(device.type, 0)
+        assert TableBatchedEmbedding([TableConfig("t", 10, 4)], device=0).device == torch.device(device.type, 0)
+        return
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None:
+        for index in (0, np.int64(1)):
+            with pytest.raises(ValueError, match=rf"device {index}: an int is .*accelerator.*The host is 'cpu'"):
+                parse_device(index)
+            with pytest.raises(ValueError, match=f"device {index}"):
+                TableBatchedEmbedding([TableConfig("t", 10, 4)], device=index)
+    else:
+        assert str(parse_device(0)) == f"{accelerator.type}:0"
+
+
+@pytest.mark.parametrize("given", [True, 1.5, ["cpu"]])
+def test_what_is_no_device(given: Any) -> None:
+    with pytest.raises(TypeError, match=f"device is {re.escape(repr(given))}, expected"):
+        parse_device(given)
+
+
+def test_an_empty_string_is_no_device() -> None:
+    with pytest.raises(RuntimeError, match="must not be empty"):
+        parse_device("")
 
 
 def test_a_device_that_is_not_there(device: torch.device) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 
 from rec_sdk_torch import AccumulateSGD
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
-from rec_sdk_torch.tbe.swap import PreparedSwap
+from rec_sdk_torch.tbe.swap import Swap
 
 IDS = 500
 DIM = 4
@@ -84,24 +85,24 @@ def test_threads_lose_no_update(device: torch.device, window: int) -> None:
     assert not any(torn)
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("window", [1, 2])
-def test_an_interrupt_in_the_swap_loses_nothing(device: torch.device, window: int) -> None:
+def test_an_interrupt_in_the_swap_loses_nothing(device: torch.device, window: int, when: str) -> None:
     embedding = make(window, 4, device)
     step(embedding, [0, 1, 2, 3])
-    original = PreparedSwap.execute
-    calls = []
+    original = Swap._write
 
-    def interrupted(swap: PreparedSwap) -> None:
-        calls.append(swap)
-        if len(calls) == 1:
-            raise KeyboardInterrupt
-        original(swap)
+    def interrupted(swap: Swap, staged: Any) -> None:
+        if when == "after":
+            original(swap, staged)
+        raise KeyboardInterrupt
 
-    with mock.patch.object(PreparedSwap, "execute", interrupted), pytest.raises(KeyboardInterrupt):
+    with mock.patch.object(Swap, "_write", interrupted), pytest.raises(KeyboardInterrupt):
         step(embedding, [2, 3, 4, 5])
-    assert len(calls) == 2
+    step(embedding, [2, 3, 4, 5])
+    step(embedding, [0, 1, 6, 7])
     step(embedding, [4, 5, 6, 7])
-    assert weights(embedding)[:9] == [-1.0] * 8 + [0.0]
+    assert weights(embedding)[:9] == [-2.0, -2.0, -2.0, -2.0, -2.0, -2.0, -2.0, -2.0, 0.0]
 
 
 def test_a_numpy_learning_rate(device: torch.device) -> None:
@@ -118,12 +119,11 @@ def test_reading_first_moves_only_rows_that_changed(device: torch.device) -> Non
     config = TableConfig("t", 2_000_000, DIM, pooling=Pooling.NONE, hashed=False)
     embedding = TableBatchedEmbedding([config], cache=100, device=device, seed=0).eval()
     before = embedding(torch.tensor([7, 9]), torch.tensor([0, 2]))
-    group, table = embedding.find_table("t")
-    group.write_weights(table, np.array([9]), torch.ones(1, DIM))
-    assert group.engine.kept_rows(table).tolist() == [9]
+    view = embedding.view("t")
+    view.write(torch.tensor([9]), {"weight": torch.ones(1, DIM)})
+    assert [chunk.ids.tolist() for chunk in view.chunks(kept=True)] == [[9]]
     embedding.set_optimizers({0: sgd()})
-    group, table = embedding.find_table("t")
-    assert group.engine.kept_rows(table).tolist() == [9]
+    assert [chunk.ids.tolist() for chunk in view.chunks(kept=True)] == [[9]]
     after = embedding(torch.tensor([7, 9]), torch.tensor([0, 2]))
     assert torch.equal(after[0], before[0])
     assert torch.equal(after[1], torch.ones_like(after[1]))
@@ -132,9 +132,9 @@ def test_reading_first_moves_only_rows_that_changed(device: torch.device) -> Non
 def test_window_without_rows_counts_as_open(device: torch.device) -> None:
     embedding = make(2, 10, device)
     step(embedding, [])
-    assert embedding.window_open
+    assert embedding.window_open()
     embedding.drop_windows()
-    assert not embedding.window_open
+    assert not embedding.window_open()
     step(embedding, [1])
     assert weights(embedding)[1] == 0.0
     step(embedding, [1])

@@ -262,25 +262,26 @@ def run(scenario: Scenario, cache: dict[str, int], device: torch.device) -> Resu
 def fail(embedding: TableBatchedEmbedding, scenario: Scenario, step: Step, device: torch.device) -> None:
     """A batch that fails when every group has planned it, and must leave no trace."""
 
-    def planted() -> None:
+    last = embedding.groups[-1]
+    plan_batch = last.plan
+
+    def planted(batch: Any) -> Any:
+        plan_batch(batch)
         raise OSError("planted")
 
-    last = embedding.groups[-1]
-    last._warn_of_bounds = planted  # type: ignore[method-assign]
+    last.plan = planted  # type: ignore[method-assign]
     # Without room for the batch beside those in flight it is refused before that.
     with pytest.raises((OSError, rec_sdk_torch.CacheTooSmallError)):
         forward(embedding, scenario, step, device)
-    del last._warn_of_bounds
+    del last.plan
 
 
 def collect(embedding: TableBatchedEmbedding, name: str, result: Result) -> None:
-    group, table = embedding.find_table(name)
-    chunks = list(group.read_table(table))
-    whole = torch.cat([torch.empty((0, group.layout.bytes), dtype=torch.uint8), *(rows for _, rows in chunks)])
-    result[f"{name}.ids"] = torch.cat([torch.empty(0, dtype=torch.int64), *(torch.tensor(i) for i, _ in chunks)])
-    result[f"{name}.weight"] = group.layout.weight(whole).clone()
-    for index in range(len(group.layout.state_elements)):
-        result[f"{name}.state{index}"] = group.layout.state(whole, index).clone()
+    view = embedding.view(name)
+    whole = view.read(view.ids())
+    result[f"{name}.ids"] = whole.ids
+    for part, values in whole.parts.items():
+        result[f"{name}.{part}"] = values
 
 
 def reference_run(scenario: Scenario, device: torch.device) -> tuple[Result, Reference]:
@@ -288,11 +289,8 @@ def reference_run(scenario: Scenario, device: torch.device) -> tuple[Result, Ref
     ids, initial = [], []
     for index, table in enumerate(scenario.tables):
         every = np.array(sorted(set().union(*(scenario.ids(index, step) for step in scenario.steps))), np.int64)
-        group, place = fresh.find_table(table.name)
-        records = torch.empty((len(every), group.layout.bytes), dtype=torch.uint8)
-        group.engine.initial_records(place, every, records.numpy())
         ids.append(every)
-        initial.append(group.layout.weight(records).clone())
+        initial.append(fresh.view(table.name).read(torch.from_numpy(every), ["weight"]).parts["weight"])
     options = dict(OPTIONS[scenario.optimizer])
     reference = Reference(
         scenario.tables, ids, initial, scenario.optimizer, options, scenario.window, scenario.max_gradient
@@ -329,8 +327,8 @@ def compare(scenario: Scenario, result: Result, device: torch.device) -> None:
         rows = [reference.places[index][ids[row]] for row in kept]
         weight = result[f"{table.name}.weight"][kept].double()
         torch.testing.assert_close(weight, reference.weights[index].detach()[rows], **close)
-        for number, name in enumerate(STATE_NAMES[scenario.optimizer]):
-            state = result[f"{table.name}.state{number}"][kept].double()
+        for name in STATE_NAMES[scenario.optimizer]:
+            state = result[f"{table.name}.{name}"][kept].double()
             torch.testing.assert_close(state, reference.state(index, name)[rows], **close)
 
 

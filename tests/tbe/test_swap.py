@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from rec_sdk_torch import AccumulateSGD
+from rec_sdk_torch import AccumulateSGD, _engine
 from rec_sdk_torch.backends import devices
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
 from rec_sdk_torch.tbe.batch import Batch
@@ -55,11 +55,9 @@ def read(embedding: TableBatchedEmbedding, *ids: int) -> list[float]:
 
 
 def whole(embedding: TableBatchedEmbedding, *ids: int) -> list[float]:
-    group, table = embedding.find_table("t")
-    chunks = [(torch.from_numpy(i), group.layout.weight(records)[:, 0]) for i, records in group.read_table(table)]
-    values = dict(
-        zip(torch.cat([c[0] for c in chunks]).tolist(), torch.cat([c[1] for c in chunks]).tolist(), strict=True)
-    )
+    values: dict[int, float] = {}
+    for chunk in embedding.view("t").chunks():
+        values |= dict(zip(chunk.ids.tolist(), chunk.parts["weight"][:, 0].tolist(), strict=True))
     return [values[i] for i in ids]
 
 
@@ -68,8 +66,7 @@ def copied(embedding: TableBatchedEmbedding, *ids: int) -> list[float]:
 
 
 def single(embedding: TableBatchedEmbedding, *ids: int) -> list[float]:
-    group, table = embedding.find_table("t")
-    return group.layout.weight(group.read_rows(table, np.array(ids))[2])[:, 0].tolist()
+    return embedding.view("t").read(torch.tensor(ids)).parts["weight"][:, 0].tolist()
 
 
 def relaid(embedding: TableBatchedEmbedding, *ids: int) -> list[float]:
@@ -91,12 +88,12 @@ def test_rows_that_left_can_be_written_and_dropped(device: torch.device) -> None
     embedding = make(device)
     step(embedding, 1, 2)
     step(embedding, 3, 4)
-    group, table = embedding.find_table("t")
-    group.write_weights(table, np.array([1]), torch.full((1, DIM), 7.0))
+    view = embedding.view("t")
+    view.write(torch.tensor([1]), {"weight": torch.full((1, DIM), 7.0)})
     assert read(embedding, 1, 2) == [7.0, -1.0]
     step(embedding, 5, 6)
-    group.engine.clear_table(table)
-    assert group.engine.memory()["store_bytes"] == 0
+    assert view.remove(view.ids()) == 6
+    assert embedding.groups[0].engine.memory()["store_bytes"] == 0
     assert step(embedding, 3, 4) == [0.0, 0.0]
     assert read(embedding, 5) == [0.0], "not what was on its way when the table was cleared"
 
@@ -130,11 +127,13 @@ def test_a_cancellation_that_is_refused_loses_nothing(device: torch.device) -> N
     step(embedding, 1, 2)
     (group,) = embedding.groups
     ids = Batch.from_tensors(torch.tensor([3]), torch.tensor([0, 1]), 1, np.zeros(1, np.int64))
-    swap = group.prepare(ids)
-    swap.execute()
-    swap.batch.plan.release()
-    with pytest.raises(RuntimeError, match="only the latest plan"):
-        swap.cancel()
+    plan = group.plan(ids)
+    group.stage(plan)
+    _engine.begin([plan.host])
+    group.lookup(plan, None, None)
+    with pytest.raises(RuntimeError, match="only the newest plan"):
+        group.swap.cancel(plan)
+    plan.release()
     assert read(embedding, 1, 2, 3) == [-1.0, -1.0, 0.0]
 
 

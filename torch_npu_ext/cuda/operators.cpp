@@ -52,9 +52,7 @@ struct OnCuda {
     on_current_stream("accumulate_rows", on,
                       [&](cudaStream_t stream) { return cuda::accumulate_rows(a, workspace, stream); });
   }
-  static int64_t segments_workspace(int64_t lookups, int64_t dim) {
-    return cuda::segments_workspace(lookups, dim);
-  }
+  static int64_t segments_workspace(const Segments& segments) { return cuda::segments_workspace(segments); }
 
   // Pinned memory is reached.
   static void* host_rows(const Tensor& cache, const Tensor& rows) {

@@ -5,58 +5,152 @@
 namespace rec_sdk {
 
 // A plan may be dropped by Python's garbage collector while another thread plans. It must not wait for that,
-// so its pins end in the next call that takes the lock.
-void SwapPlan::release() noexcept {
-  if (!end()) return;
-  engine_->defer_release(buffers_);
+// so it ends in the next call that takes the lock.
+void Plan::release() noexcept {
+  if (released_.exchange(true)) return;
+  engine_->end_later(buffers_);
 }
 
-void Engine::defer_release(std::shared_ptr<PlanBuffers> buffers) noexcept {
-  const std::lock_guard<std::mutex> guard(release_mutex_);
-  to_release_.push_back(std::move(buffers));
+void Engine::end_later(std::shared_ptr<PlanBuffers> buffers) noexcept {
+  const std::lock_guard<std::mutex> guard(end_mutex_);
+  to_end_.push_back(std::move(buffers));
 }
 
 std::unique_lock<std::mutex> Engine::lock() {
   std::unique_lock<std::mutex> guard(mutex_);
-  release_deferred();
+  end_plans();
   return guard;
 }
 
-void Engine::release_deferred() {
-  std::vector<std::shared_ptr<PlanBuffers>> released;
-  {
-    const std::lock_guard<std::mutex> guard(release_mutex_);
-    released.swap(to_release_);
+std::unique_lock<std::mutex> Engine::lock_settled(const char* what) {
+  std::unique_lock<std::mutex> guard = lock();
+  if (!unapplied_.empty() || !group_.transit.empty()) {
+    throw std::runtime_error(std::string(what) + " needs all plans applied and all rows landed: " +
+                             std::to_string(unapplied_.size()) + " plans are not applied, rows of " +
+                             std::to_string(group_.transit.size()) + " plans have not landed");
   }
-  for (const std::shared_ptr<PlanBuffers>& plan : released) {
-    group_.uses.release(*plan);
-    if (plan->pending_epoch != group_.pending.epoch()) continue;
-    for (const uint32_t place : plan->pending_in_sums) group_.pending.free(place);
+  return guard;
+}
+
+void Engine::end_plans() noexcept {
+  std::vector<std::shared_ptr<PlanBuffers>> ended;
+  {
+    const std::lock_guard<std::mutex> guard(end_mutex_);
+    ended.swap(to_end_);
+  }
+  for (const std::shared_ptr<PlanBuffers>& plan : ended) end(plan.get());
+  while (!unapplied_.empty()) {
+    const PlanBuffers& newest = *unapplied_.back();
+    if (!newest.ended || newest.kept > 0 || newest.state != PlanState::kPlanned) break;
+    cancel_newest();
   }
 }
 
-std::unique_ptr<SwapPlan> Engine::plan(const BatchInput& input) {
+// A plan that was not applied, and is not the newest, stays until it is applied on the way to a later one.
+void Engine::end(PlanBuffers* plan) noexcept {
+  plan->ended = true;
+  if (plan->state == PlanState::kApplied) group_.uses.release(*plan);
+}
+
+void Engine::cancel_newest() noexcept {
+  PlanBuffers* const plan = unapplied_.back().get();
+  Planner::cancel(plan, &group_);
+  plan->state = PlanState::kCancelled;
+  unapplied_.pop_back();
+}
+
+void Engine::check_own(const Plan& plan) const {
+  if (plan.engine() != this) throw std::invalid_argument("the plan is of another engine");
+}
+
+std::unique_ptr<Plan> Engine::plan(const BatchInput& input, ExternalArena arena) {
   const auto guard = lock();
   std::shared_ptr<PlanBuffers> buffers = pool_->take();
-  auto plan = std::make_unique<SwapPlan>(shared_from_this(), buffers);
-  planner_.plan(input, &group_, buffers.get());
+  auto plan = std::make_unique<Plan>(shared_from_this(), buffers, false);
+  unapplied_.push_back(buffers);
+  try {
+    planner_.plan(input, &group_, buffers, std::move(arena));
+  } catch (...) {
+    unapplied_.pop_back();
+    throw;
+  }
   plan->hold();
-  latest_ = buffers.get();
   return plan;
 }
 
-void Engine::cancel(SwapPlan* plan) {
+size_t Engine::arena_bytes(const BatchInput& input) {
   const auto guard = lock();
-  const std::shared_ptr<PlanBuffers>& buffers = plan->buffers();
-  if (latest_ != buffers.get() || !plan->end()) {
-    throw std::runtime_error("only the latest plan can be cancelled, once");
+  return planner_.arena_bytes(input, group_);
+}
+
+void Engine::cancel(Plan* plan) {
+  check_own(*plan);
+  const auto guard = lock();
+  const PlanBuffers* const buffers = plan->buffers().get();
+  if (unapplied_.empty() || unapplied_.back().get() != buffers || buffers->state != PlanState::kPlanned) {
+    throw std::runtime_error("only the newest plan can be cancelled, once, and before it is applied");
   }
-  latest_ = nullptr;
-  Planner::cancel(buffers.get(), &group_);
+  cancel_newest();
+}
+
+std::vector<std::unique_ptr<Plan>> Engine::unapplied(const Plan* upto) {
+  if (upto != nullptr) check_own(*upto);
+  std::vector<std::unique_ptr<Plan>> plans;
+  const auto guard = lock();
+  if (upto != nullptr && upto->buffers()->state == PlanState::kCancelled) {
+    throw std::runtime_error("the plan was cancelled");
+  }
+  if (upto != nullptr && upto->buffers()->state == PlanState::kApplied) return plans;
+  for (const std::shared_ptr<PlanBuffers>& buffers : unapplied_) {
+    plans.push_back(std::make_unique<Plan>(shared_from_this(), buffers, false));
+    plans.back()->keep();
+    if (upto != nullptr && buffers == upto->buffers()) break;
+  }
+  return plans;
+}
+
+void Engine::check_next(const Plan& plan) {
+  const auto guard = lock();
+  if (plan.buffers()->state == PlanState::kApplied) return;
+  if (unapplied_.empty() || unapplied_.front() != plan.buffers()) {
+    throw std::runtime_error("plans are applied once each, in their order");
+  }
+}
+
+void Engine::begin(const std::vector<const Plan*>& plans) {
+  for (const Plan* plan : plans) plan->engine()->check_next(*plan);
+  for (const Plan* plan : plans) {
+    const auto guard = plan->engine()->lock();
+    if (plan->buffers()->state == PlanState::kPlanned) plan->buffers()->state = PlanState::kApplying;
+  }
+}
+
+void Engine::applied(const Plan& plan) {
+  check_own(plan);
+  const auto guard = lock();
+  PlanBuffers* const buffers = plan.buffers().get();
+  if (unapplied_.empty() || unapplied_.front().get() != buffers || buffers->state != PlanState::kApplying) {
+    throw std::runtime_error("the plan has not begun to be applied");
+  }
+  finish_oldest();
+}
+
+void Engine::finish_oldest() noexcept {
+  PlanBuffers* const plan = unapplied_.front().get();
+  plan->state = PlanState::kApplied;
+  Planner::finish(*plan, &group_);
+  if (plan->ended) group_.uses.release(*plan);
+  unapplied_.pop_front();
+}
+
+int64_t Engine::in_flight() {
+  const auto guard = lock();
+  return static_cast<int64_t>(group_.uses.in_flight().size());
 }
 
 std::unique_ptr<ReadPlan> Engine::find(const BatchInput& input, int64_t bag_begin, int64_t bag_end) {
   const auto guard = lock();
+  if (!unapplied_.empty()) throw std::runtime_error("find needs all plans applied");
   auto plan = std::make_unique<ReadPlan>();
   reader_.find(input, bag_begin, bag_end, &group_, plan.get());
   return plan;
@@ -64,16 +158,8 @@ std::unique_ptr<ReadPlan> Engine::find(const BatchInput& input, int64_t bag_begi
 
 void Engine::read(const ReadPlan& plan, char* records, InitialRows* initial) {
   const auto guard = lock();
+  check_landed(plan.sources);
   Reader::read(group_, plan, records, initial);
-}
-
-void Engine::mark_pending(const SwapPlan& plan) {
-  const auto guard = lock();
-  if (plan.released()) {
-    throw std::runtime_error(
-        "mark_pending needs a plan that is not released: its rows may have left the cache");
-  }
-  for (int64_t u = 0; u < plan->uniques; ++u) group_.set_pending(plan->unique_slots[u], true);
 }
 
 Engine::Memory Engine::memory() {
@@ -100,6 +186,16 @@ Stats Engine::stats() {
 void Engine::reset_stats() {
   const auto guard = lock();
   group_.stats = Stats();
+}
+
+std::vector<Engine::BoundsWarning> Engine::bounds_warnings(const Plan& plan) const {
+  std::vector<BoundsWarning> warnings;
+  for (const BoundsError& error : plan->bounds_errors) {
+    const TableSpec& table = group_.tables[error.table].spec();
+    if (table.bounds_check == BoundsCheck::kWarning)
+      warnings.push_back({table.name, error.count, error.example});
+  }
+  return warnings;
 }
 
 std::vector<Engine::BoundsWarning> Engine::take_bounds_warnings() {

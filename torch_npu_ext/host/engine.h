@@ -4,8 +4,10 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
+#include <shared_mutex>
 #include <string>
 #include <vector>
 
@@ -19,19 +21,27 @@ namespace rec_sdk {
 
 class Engine;
 
-// What one batch needs. Its slots are pinned from hold() until release(), which the destructor calls.
-class SwapPlan {
+// A caller's hold on what one batch needs. Its slots are pinned until release(), which the destructor calls.
+// A plan that nobody applied undoes itself when it is released.
+class Plan {
  public:
-  SwapPlan(std::shared_ptr<Engine> engine, std::shared_ptr<PlanBuffers> buffers)
-      : engine_(std::move(engine)), buffers_(std::move(buffers)) {}
-  SwapPlan(const SwapPlan&) = delete;
-  SwapPlan& operator=(const SwapPlan&) = delete;
-  ~SwapPlan() { release(); }
+  Plan(std::shared_ptr<Engine> engine, std::shared_ptr<PlanBuffers> buffers, bool pins)
+      : engine_(std::move(engine)), buffers_(std::move(buffers)), released_(!pins) {}
+  Plan(const Plan&) = delete;
+  Plan& operator=(const Plan&) = delete;
+  ~Plan() {
+    release();
+    if (keeps_) --buffers_->kept;
+  }
 
-  void hold() { released_ = false; }
   void release() noexcept;
-  bool end() noexcept { return !released_.exchange(true); }  // whether the pins were still held
+  void hold() { released_ = false; }
+  void keep() {  // while this is there the plan does not undo itself
+    keeps_ = true;
+    ++buffers_->kept;
+  }
   bool released() const { return released_; }
+  Engine* engine() const { return engine_.get(); }
   const std::shared_ptr<PlanBuffers>& buffers() const { return buffers_; }
   const PlanBuffers& operator*() const { return *buffers_; }
   const PlanBuffers* operator->() const { return buffers_.get(); }
@@ -39,10 +49,16 @@ class SwapPlan {
  private:
   std::shared_ptr<Engine> engine_;
   std::shared_ptr<PlanBuffers> buffers_;
-  std::atomic<bool> released_{true};
+  std::atomic<bool> released_;
+  bool keeps_ = false;
 };
 
-// `records` are [rows, record_bytes], `sums` [rows, 2 * dim]; [begin, end) are ranges of rows.
+// `records` are [rows, record_bytes], `sums` [rows, 2 * dim]; [begin, end) are ranges of rows. A call throws
+// std::invalid_argument for a plan of another engine.
+//
+// A batch: plan; stage (read_in, read_sums), for which the rows of the plan's sources must have landed;
+// begin; the cache is written to; applied; land, when the copy of the rows that left has arrived. Plans are
+// applied in their order.
 class Engine : public std::enable_shared_from_this<Engine> {
  public:
   explicit Engine(GroupSpec spec) : group_(std::move(spec)) {}
@@ -51,34 +67,59 @@ class Engine : public std::enable_shared_from_this<Engine> {
   int32_t table_count() const { return static_cast<int32_t>(group_.tables.size()); }
   int64_t feature_count() const { return static_cast<int64_t>(group_.features.size()); }
 
-  std::unique_ptr<SwapPlan> plan(const BatchInput& input);
+  std::unique_ptr<Plan> plan(const BatchInput& input, ExternalArena arena = {});
+  size_t arena_bytes(
+      const BatchInput& input);  // enough for the batch, whatever other threads do before its plan
   std::unique_ptr<ReadPlan> find(const BatchInput& input, int64_t bag_begin, int64_t bag_end);
   void read(const ReadPlan& plan, char* records, InitialRows* initial = nullptr);
 
-  // Undoes the latest plan, before the cache was written to.
-  void cancel(SwapPlan* plan);
+  // Undoes the newest plan, which must not have begun; so any suffix of the plans, newest first.
+  void cancel(Plan* plan);
+  // Those to be applied before and with `upto`, or all of them with null. Holding them does not pin,
+  // but none of them undoes itself meanwhile.
+  std::vector<std::unique_ptr<Plan>> unapplied(const Plan* upto);
+  // The cache will be written to: from now on the plan can only be completed. Plans of several groups begin
+  // together.
+  static void begin(const std::vector<const Plan*>& plans);
+  void applied(const Plan& plan);
+  int64_t in_flight();  // plans whose pins have not ended
 
-  // The swap: write_back what the plan evicts, and read_in what it misses. Before anything else asks for the
-  // rows that left, the next plan among it, they have to be written back; the plan may be released by then.
-  void write_back(const SwapPlan& plan, const char* records);
-  void read_in(const SwapPlan& plan, char* records, InitialRows* initial = nullptr);
-  void write_pending(const SwapPlan& plan, const float* sums);
-  void read_pending(const SwapPlan& plan, float* sums);  // the sums stay here until the plan is released
+  // Copies, outside the engine's mutex.
+  void read_in(const Plan& plan, char* records, InitialRows* initial = nullptr);
+  void read_sums(const Plan& plan, float* sums);
+  void land(const Plan& plan, const char* records, const float* sums);
+  bool landed(const Plan& plan);
 
   // The accumulation window.
-  void mark_pending(const SwapPlan& plan);
-  void pending_slots(std::vector<int32_t>* slots, std::vector<int32_t>* table_offsets);
-  void pending_away(std::vector<int64_t>* rows, std::vector<int32_t>* table_offsets);
+  void mark(const Plan&
+                plan);  // the plan's rows have sums from now on; or those in `slots`, which are some of them
+  void mark(const Plan& plan, const int32_t* slots, int64_t count);
+  bool window_open();
+  void window_slots(std::vector<int32_t>* slots, std::vector<int32_t>* table_offsets);
+  void window_away(std::vector<int64_t>* rows, std::vector<int32_t>* table_offsets);
   void read_away(int64_t begin, int64_t end, char* records, float* sums);
-  void clear_pending();
+  void write_away(int64_t begin, int64_t end, const char* records);
+  void close_window();
 
-  // Whole tables.
+  // Whole tables. All plans must be applied and all rows that left the cache landed; std::runtime_error
+  // otherwise.
   int64_t row_count(int32_t table);
-  void table_rows(int32_t table, std::vector<int64_t>* ids, std::vector<int32_t>* slots);
-  std::vector<int64_t> kept_rows(int32_t table);  // those with more than their initial record, ascending
+  // Known ids by ascending row; rows have gaps once ids were removed.
+  void table_rows(int32_t table, std::vector<int64_t>* ids, std::vector<int32_t>* slots,
+                  std::vector<int64_t>* rows = nullptr);
+  // By ascending row, ids of rows that have more than their initial record, or that changed after `since`,
+  // for which the table needs the column of versions.
+  std::vector<int64_t> kept_ids(int32_t table);
+  std::vector<int64_t> changed_ids(int32_t table, uint64_t since);
+  uint64_t version();  // what changes from now on is of a later one
   void read_rows(int32_t table, const int64_t* ids, const int64_t* rows, int64_t count, char* records);
+  void find_rows(int32_t table, const int64_t* ids, int64_t count, int64_t* rows, int32_t* slots);
+  std::vector<int64_t> others(int32_t table, const int64_t* ids, int64_t count);  // ids known beside these
   void insert(int32_t table, const int64_t* ids, int64_t count, int64_t* rows, int32_t* slots);
+  void reserve_rows(int32_t table, const int64_t* rows, int64_t count);
   void write_rows(int32_t table, const int64_t* rows, int64_t count, const char* records);
+  void read_columns(int32_t table, const int64_t* rows, int64_t count, RowColumnValues* values);
+  int64_t remove(int32_t table, const int64_t* ids, int64_t count);  // remove_ids() says what and when
   void clear_table(int32_t table);
   void initial_records(int32_t table, const int64_t* ids, int64_t count, char* records);
 
@@ -87,7 +128,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
     int64_t count;
     int64_t example;
   };
-  std::vector<BoundsWarning> take_bounds_warnings();
+  std::vector<BoundsWarning> take_bounds_warnings();  // of reads
+  std::vector<BoundsWarning> bounds_warnings(const Plan& plan) const;
 
   struct Memory {
     int64_t index_bytes, store_bytes, rows;
@@ -98,23 +140,32 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void reset_stats();
 
  private:
-  friend class SwapPlan;
+  friend class Plan;
   std::unique_lock<std::mutex> lock();
-  void defer_release(std::shared_ptr<PlanBuffers> buffers) noexcept;
-  void release_deferred();
+  std::unique_lock<std::mutex> lock_settled(const char* what);
+  void end_later(std::shared_ptr<PlanBuffers> buffers) noexcept;
+  void end_plans() noexcept;
+  void end(PlanBuffers* plan) noexcept;
+  void cancel_newest() noexcept;
+  void finish_oldest() noexcept;
+  void check_own(const Plan& plan) const;
+  void check_next(const Plan& plan);
+  void check_landed(const std::vector<uint64_t>& sources) const;
 
   Table& table(int32_t t);
   static void insert_ids(Table* table, const int64_t* ids, int64_t count, int64_t* rows, int32_t* slots);
 
   std::mutex mutex_;
+  // Shared by copies of records; alone by what frees or moves them. Taken after mutex_.
+  std::shared_mutex records_mutex_;
   Group group_;
   Planner planner_;
   Reader reader_;
-  const PlanBuffers* latest_ = nullptr;  // buffers of the latest plan, only to compare with
+  std::deque<std::shared_ptr<PlanBuffers>> unapplied_;  // oldest first
   std::shared_ptr<PlanPool> pool_ = std::make_shared<PlanPool>();
 
-  std::mutex release_mutex_;
-  std::vector<std::shared_ptr<PlanBuffers>> to_release_;
+  std::mutex end_mutex_;
+  std::vector<std::shared_ptr<PlanBuffers>> to_end_;
 };
 
 }  // namespace rec_sdk

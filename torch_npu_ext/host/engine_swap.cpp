@@ -1,6 +1,7 @@
 // The engine's part in a swap: records between the host store and staging.
 #include <algorithm>
 #include <cstring>
+#include <shared_mutex>
 #include <stdexcept>
 
 #include "torch_npu_ext/host/engine.h"
@@ -43,29 +44,20 @@ REC_SDK_ALWAYS_INLINE void prefetch_record(const char* record, size_t bytes) {
 
 }  // namespace
 
-void Engine::write_back(const SwapPlan& plan, const char* records) {
-  const auto guard = lock();
-  const size_t bytes = static_cast<size_t>(group_.layout.bytes);
-  const std::vector<RowRange> pieces = split_rows(plan->out_offsets);
-  const uint32_t* const rows = plan->swap_out_rows;
-  for (const RowRange& piece : pieces) {
-    HostStore& store = group_.tables[piece.table].store;
-    for (int32_t i = piece.begin; i < piece.end; ++i) store.map(rows[i]);
+void Engine::check_landed(const std::vector<uint64_t>& sources) const {
+  for (const uint64_t serial : sources) {
+    if (group_.transit.find(serial) == nullptr) continue;
+    throw std::runtime_error("rows that are wanted are on their way to the store: land plan " +
+                             std::to_string(serial) + " first");
   }
-  for (const RowRange& piece : pieces) {
-    HostStore& store = group_.tables[piece.table].store;
-    for (int32_t i = piece.begin; i < piece.end; ++i) store.mark(rows[i]);
-  }
-  for_each_piece(pieces, plan->rows_out, [&](const RowRange& piece) {
-    const HostStore& store = group_.tables[piece.table].store;
-    for (int32_t i = piece.begin; i < piece.end; ++i) {
-      std::memcpy(store.record(rows[i]), records + static_cast<size_t>(i) * bytes, bytes);
-    }
-  });
 }
 
-void Engine::read_in(const SwapPlan& plan, char* records, InitialRows* initial) {
-  const auto guard = lock();
+void Engine::read_in(const Plan& plan, char* records, InitialRows* initial) {
+  check_own(plan);
+  auto guard = lock();
+  check_landed(plan->sources);
+  const std::shared_lock<std::shared_mutex> reading(records_mutex_);
+  guard.unlock();
   const size_t bytes = static_cast<size_t>(group_.layout.bytes);
   const std::vector<RowRange> pieces = split_rows(plan->in_offsets);
   const uint32_t* const rows = plan->swap_in_rows;
@@ -93,27 +85,54 @@ void Engine::read_in(const SwapPlan& plan, char* records, InitialRows* initial) 
   }
 }
 
-void Engine::write_pending(const SwapPlan& plan, const float* sums) {
+void Engine::read_sums(const Plan& plan, float* sums) {
+  check_own(plan);
   const auto guard = lock();
-  if (plan->pending_epoch != group_.pending.epoch()) return;  // cleared since
-  const int64_t width = 2 * group_.layout.dim;
-  for (const uint32_t place : plan->pending_out_sums) {
-    std::memcpy(group_.pending.data(place), sums, static_cast<size_t>(width) * sizeof(float));
-    sums += width;
+  if (plan->state == PlanState::kApplied || plan->state == PlanState::kCancelled) {
+    throw std::runtime_error("the sums of a plan are read before it is applied");
   }
+  check_landed(plan->sources);
+  group_.window.read(*plan, sums);
 }
 
-void Engine::read_pending(const SwapPlan& plan, float* sums) {
+// The rows are in transit until their records are whole, so nobody reads them meanwhile.
+void Engine::land(const Plan& plan, const char* records, const float* sums) {
+  check_own(plan);
+  auto guard = lock();
+  if (group_.transit.find(plan->serial) != plan.buffers()) return;  // landed before, or nothing left
+  if (plan->state != PlanState::kApplied && plan->state != PlanState::kApplying) {
+    throw std::runtime_error("rows land after their plan has begun");
+  }
+  const size_t bytes = static_cast<size_t>(group_.layout.bytes);
+  const std::vector<RowRange> pieces = split_rows(plan->out_offsets);
+  const uint32_t* const rows = plan->swap_out_rows;
+  for (const RowRange& piece : pieces) {
+    HostStore& store = group_.tables[piece.table].store;
+    for (int32_t i = piece.begin; i < piece.end; ++i) store.map(rows[i]);
+  }
+  for (const RowRange& piece : pieces) {
+    HostStore& store = group_.tables[piece.table].store;
+    for (int32_t i = piece.begin; i < piece.end; ++i) store.mark(rows[i]);
+  }
+  if (sums != nullptr) group_.window.write(*plan, sums);
+  {
+    const std::shared_lock<std::shared_mutex> writing(records_mutex_);
+    guard.unlock();
+    for_each_piece(pieces, plan->rows_out, [&](const RowRange& piece) {
+      const HostStore& store = group_.tables[piece.table].store;
+      for (int32_t i = piece.begin; i < piece.end; ++i) {
+        std::memcpy(store.record(rows[i]), records + static_cast<size_t>(i) * bytes, bytes);
+      }
+    });
+  }
+  guard.lock();
+  group_.transit.remove(*plan);
+}
+
+bool Engine::landed(const Plan& plan) {
+  check_own(plan);
   const auto guard = lock();
-  if (plan->pending_in_sums.empty()) return;
-  if (plan.released() || plan->pending_epoch != group_.pending.epoch()) {
-    throw std::runtime_error("the pending gradients of this plan were released or cleared before");
-  }
-  const int64_t width = 2 * group_.layout.dim;
-  for (const uint32_t place : plan->pending_in_sums) {
-    std::memcpy(sums, group_.pending.data(place), static_cast<size_t>(width) * sizeof(float));
-    sums += width;
-  }
+  return group_.transit.find(plan->serial) != plan.buffers();
 }
 
 }  // namespace rec_sdk

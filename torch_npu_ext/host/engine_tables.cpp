@@ -1,29 +1,22 @@
-// The engine's calls on whole tables and on pending gradients: rare, and never on the path of a batch.
+// The engine's calls on whole tables: rare, and never on the path of a batch.
 #include <algorithm>
 #include <cstring>
+#include <shared_mutex>
 #include <stdexcept>
 
 #include "torch_npu_ext/host/engine.h"
 #include "torch_npu_ext/host/errors.h"
+#include "torch_npu_ext/host/removal.h"
 
 namespace rec_sdk {
 namespace {
 
-void check_range(const char* what, int64_t begin, int64_t end, int64_t size) {
-  if (begin >= 0 && begin <= end && end <= size) return;
-  throw std::out_of_range(std::string(what) + " [" + std::to_string(begin) + ", " + std::to_string(end) +
-                          ") are not within [0, " + std::to_string(size) + ")");
-}
-
-void check_index_ids(const Table& table, const int64_t* ids, int64_t count) {
-  const int64_t rows = table.spec().num_embeddings;
-  const auto outside = [rows](int64_t id) { return id < 0 || id >= rows; };
-  const int64_t bad = std::count_if(ids, ids + count, outside);
-  if (bad == 0) return;
-  throw std::out_of_range("table '" + table.spec().name + "': id " +
-                          std::to_string(*std::find_if(ids, ids + count, outside)) +
-                          " is out of range for num_embeddings " + std::to_string(rows) + " (" +
-                          std::to_string(bad) + " such ids)");
+void check_rows(const Table& table, const int64_t* rows, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    if (rows[i] >= 0 && rows[i] < table.row_bound()) continue;
+    throw std::out_of_range("table '" + table.spec().name + "': row " + std::to_string(rows[i]) +
+                            " is not one of its rows, which are below " + std::to_string(table.row_bound()));
+  }
 }
 
 }  // namespace
@@ -36,74 +29,39 @@ Table& Engine::table(int32_t t) {
   return group_.tables[t];
 }
 
-void Engine::pending_slots(std::vector<int32_t>* slots, std::vector<int32_t>* table_offsets) {
-  const auto guard = lock();
-  slots->assign(group_.pending_slots.begin(), group_.pending_slots.end());
-  const auto taken_back = [this](int32_t slot) { return group_.pending_flags[slot] == 0; };
-  slots->erase(std::remove_if(slots->begin(), slots->end(), taken_back), slots->end());
-  std::sort(slots->begin(), slots->end());
-  slots->erase(std::unique(slots->begin(), slots->end()), slots->end());
-  table_offsets->assign(1, 0);
-  for (const Table& table : group_.tables) {
-    const auto end = std::lower_bound(slots->begin(), slots->end(), table.end_slot());
-    table_offsets->push_back(static_cast<int32_t>(end - slots->begin()));
-  }
-}
-
-void Engine::pending_away(std::vector<int64_t>* rows, std::vector<int32_t>* table_offsets) {
-  const auto guard = lock();
-  const size_t tables = group_.tables.size();
-  rows->clear();
-  table_offsets->assign(tables + 1, 0);
-  for (const PendingSums::Away& away : group_.pending.sorted()) {
-    rows->push_back(away.row());
-    ++(*table_offsets)[away.table() + 1];
-  }
-  for (size_t t = 0; t < tables; ++t) (*table_offsets)[t + 1] += (*table_offsets)[t];
-}
-
-void Engine::read_away(int64_t begin, int64_t end, char* records, float* sums) {
-  const auto guard = lock();
-  check_range("rows with pending gradients", begin, end, group_.pending.size());
-  const size_t record = static_cast<size_t>(group_.layout.bytes);
-  const int64_t width = 2 * group_.layout.dim;
-  for (int64_t i = begin; i < end; ++i, records += record, sums += width) {
-    const PendingSums::Away& away = group_.pending.sorted()[i];
-    if (!group_.tables[away.table()].store.has(away.row())) {
-      throw std::runtime_error("a row with pending gradients is on its way out: write_back its plan first");
-    }
-    std::memcpy(records, group_.tables[away.table()].store.read(away.row()), record);
-    std::memcpy(sums, group_.pending.data(away.place), static_cast<size_t>(width) * sizeof(float));
-  }
-}
-
-void Engine::clear_pending() {
-  const auto guard = lock();
-  group_.pending.clear();
-  for (const int32_t slot : group_.pending_slots) group_.set_pending(slot, false);
-  group_.pending_slots.clear();
-}
-
 int64_t Engine::row_count(int32_t t) {
   const auto guard = lock();
   return table(t).rows();
 }
 
-void Engine::table_rows(int32_t t, std::vector<int64_t>* ids, std::vector<int32_t>* slots) {
-  const auto guard = lock();
+void Engine::table_rows(int32_t t, std::vector<int64_t>* ids, std::vector<int32_t>* slots,
+                        std::vector<int64_t>* rows) {
+  constexpr int32_t kNobody = -2;  // the slot of a row that has no id
+  const auto guard = lock_settled("listing a table");
   const Table& source = table(t);
-  ids->resize(static_cast<size_t>(source.rows()));
-  slots->resize(static_cast<size_t>(source.rows()));
+  const size_t bound = static_cast<size_t>(source.row_bound());
+  ids->resize(bound);
+  slots->assign(bound, kNobody);
   source.for_each([&](int64_t id, uint32_t row, uint32_t slot) {
     (*ids)[row] = id;
     (*slots)[row] = static_cast<int32_t>(slot);  // kNoSlot is -1
   });
+  if (rows != nullptr) rows->clear();
+  size_t known = 0;
+  for (size_t row = 0; row < bound; ++row) {
+    if ((*slots)[row] == kNobody) continue;
+    (*ids)[known] = (*ids)[row];
+    (*slots)[known++] = (*slots)[row];
+    if (rows != nullptr) rows->push_back(static_cast<int64_t>(row));
+  }
+  ids->resize(known);
+  slots->resize(known);
 }
 
 void Engine::read_rows(int32_t t, const int64_t* ids, const int64_t* rows, int64_t count, char* records) {
-  const auto guard = lock();
+  const auto guard = lock_settled("reading rows");
   const Table& source = table(t);
-  for (int64_t i = 0; i < count; ++i) check_range("rows", rows[i], rows[i] + 1, source.rows());
+  check_rows(source, rows, count);
   for (int64_t i = 0; i < count; ++i, records += group_.layout.bytes) {
     const int64_t row = rows[i];
     if (source.store.has(row)) {
@@ -114,19 +72,78 @@ void Engine::read_rows(int32_t t, const int64_t* ids, const int64_t* rows, int64
   }
 }
 
-std::vector<int64_t> Engine::kept_rows(int32_t t) {
-  const auto guard = lock();
-  const Table& source = table(t);
-  std::vector<int64_t> rows;
-  source.for_each([&](int64_t, uint32_t row, uint32_t slot) {
-    if (slot != kNoSlot || source.store.has(row)) rows.push_back(row);
+namespace {
+
+// Ids of the rows that `wanted(row, slot)` wants, by ascending row.
+template <class Wanted>
+std::vector<int64_t> ids_by_row(const Table& table, const Wanted& wanted) {
+  std::vector<std::pair<uint32_t, int64_t>> found;
+  table.for_each([&](int64_t id, uint32_t row, uint32_t slot) {
+    if (wanted(id, row, slot)) found.emplace_back(row, id);
   });
-  std::sort(rows.begin(), rows.end());
-  return rows;
+  std::sort(found.begin(), found.end());
+  std::vector<int64_t> ids;
+  ids.reserve(found.size());
+  for (const auto& row_and_id : found) ids.push_back(row_and_id.second);
+  return ids;
+}
+
+}  // namespace
+
+std::vector<int64_t> Engine::kept_ids(int32_t t) {
+  const auto guard = lock_settled("listing a table");
+  const Table& source = table(t);
+  return ids_by_row(
+      source, [&](int64_t, uint32_t row, uint32_t slot) { return slot != kNoSlot || source.store.has(row); });
+}
+
+std::vector<int64_t> Engine::changed_ids(int32_t t, uint64_t since) {
+  const auto guard = lock_settled("listing a table");
+  const Table& source = table(t);
+  if (!source.columns.has(Column::kVersion)) {
+    throw std::invalid_argument("table '" + source.spec().name + "' does not keep versions of its rows");
+  }
+  return ids_by_row(source,
+                    [&](int64_t, uint32_t row, uint32_t) { return source.columns.version(row) > since; });
+}
+
+// Rows of a batch in flight have the batch's version, and their update is yet to come.
+uint64_t Engine::version() {
+  const auto guard = lock();
+  const auto& in_flight = group_.uses.in_flight();
+  return in_flight.empty() ? group_.uses.serial() : in_flight.front()->serial - 1;
+}
+
+void Engine::find_rows(int32_t t, const int64_t* ids, int64_t count, int64_t* rows, int32_t* slots) {
+  const auto guard = lock_settled("finding rows");
+  Table& source = table(t);
+  if (!source.spec().hashed) check_index_ids(source, ids, count);
+  for (int64_t i = 0; i < count; ++i) {
+    if (!source.spec().hashed) {
+      rows[i] = ids[i];
+      slots[i] = static_cast<int32_t>(~source.row_slots()[ids[i]]);
+      continue;
+    }
+    const IdMap::Entry entry = source.map().find(ids[i], IdMap::hash(ids[i]));
+    rows[i] = entry ? static_cast<int64_t>(source.row_of(ids[i], entry)) : -1;
+    slots[i] = entry ? static_cast<int32_t>(entry.slot()) : -1;
+  }
+}
+
+std::vector<int64_t> Engine::others(int32_t t, const int64_t* ids, int64_t count) {
+  const auto guard = lock_settled("listing a table");
+  const Table& source = table(t);
+  IdMap given(count);
+  for (int64_t i = 0; i < count; ++i) {
+    bool added = false;
+    given.reserve(1);
+    given.find_or_add(ids[i], IdMap::hash(ids[i]), 0, &added);
+  }
+  return ids_by_row(source, [&](int64_t id, uint32_t, uint32_t) { return !given.find(id, IdMap::hash(id)); });
 }
 
 void Engine::insert(int32_t t, const int64_t* ids, int64_t count, int64_t* rows, int32_t* slots) {
-  const auto guard = lock();
+  const auto guard = lock_settled("adding rows");
   Table& target = table(t);
   if (target.spec().hashed) {
     insert_ids(&target, ids, count, rows, slots);
@@ -140,42 +157,66 @@ void Engine::insert(int32_t t, const int64_t* ids, int64_t count, int64_t* rows,
 }
 
 void Engine::insert_ids(Table* target, const int64_t* ids, int64_t count, int64_t* rows, int32_t* slots) {
-  std::vector<int64_t> added_ids;
+  const int64_t bound_before = target->row_bound();
+  std::vector<std::pair<int64_t, uint32_t>> added_ids;
   try {
     for (int64_t i = 0; i < count; ++i) {
       target->reserve_ids(1);
       if (added_ids.size() == added_ids.capacity()) added_ids.reserve(2 * added_ids.size() + 64);
       bool added = false;
-      const uint32_t next = static_cast<uint32_t>(target->rows());
-      const IdMap::Entry entry = target->map().find_or_add(ids[i], IdMap::hash(ids[i]), next, &added);
+      const IdMap::Entry entry = target->directory().find_or_add(ids[i], IdMap::hash(ids[i]), &added);
       rows[i] = target->row_of(ids[i], entry);
       slots[i] = static_cast<int32_t>(entry.slot());
       if (!added) continue;
-      added_ids.push_back(ids[i]);
+      added_ids.emplace_back(ids[i], entry.row());
       target->check_capacity(target->rows(), ids[i]);
     }
-    target->store.extend(target->rows());
+    target->extend_rows();
   } catch (...) {
-    for (const int64_t id : added_ids) target->map().erase(id, IdMap::hash(id));
+    for (auto added = added_ids.rbegin(); added != added_ids.rend(); ++added) {
+      target->directory().undo_add(added->first, added->second, bound_before);
+    }
     throw;
   }
 }
 
-void Engine::write_rows(int32_t t, const int64_t* rows, int64_t count, const char* records) {
-  const auto guard = lock();
+void Engine::reserve_rows(int32_t t, const int64_t* rows, int64_t count) {
+  const auto guard = lock_settled("reserving rows");
   Table& target = table(t);
+  check_rows(target, rows, count);
   int64_t fresh = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    check_range("rows", rows[i], rows[i] + 1, target.rows());
-    fresh += !target.store.has(rows[i]);
-  }
-  group_.memory.require(fresh * group_.layout.bytes, target.spec().name);
+  for (int64_t i = 0; i < count; ++i) fresh += !target.store.has(rows[i]);
+  group_.memory.require(saturated_product(fresh, group_.layout.bytes), target.spec().name);
   for (int64_t i = 0; i < count; ++i) target.store.map(rows[i]);
+}
+
+void Engine::write_rows(int32_t t, const int64_t* rows, int64_t count, const char* records) {
+  reserve_rows(t, rows, count);
+  const auto guard = lock_settled("writing rows");
+  const std::unique_lock<std::shared_mutex> alone(records_mutex_);
+  Table& target = table(t);
   for (int64_t i = 0; i < count; ++i) target.store.write(rows[i], records + i * group_.layout.bytes);
+  if (!target.columns.has(Column::kVersion)) return;
+  // Whoever saves what changed since the latest batch has to find these rows as well.
+  for (int64_t i = 0; i < count; ++i) target.columns.version(rows[i]) = group_.uses.serial() + 1;
+}
+
+void Engine::read_columns(int32_t t, const int64_t* rows, int64_t count, RowColumnValues* values) {
+  const auto guard = lock();
+  const Table& source = table(t);
+  check_rows(source, rows, count);
+  for (int64_t i = 0; i < count; ++i) values[i] = source.columns.read(rows[i]);
+}
+
+int64_t Engine::remove(int32_t t, const int64_t* ids, int64_t count) {
+  const auto guard = lock_settled("removing rows");
+  const std::unique_lock<std::shared_mutex> alone(records_mutex_);
+  table(t);  // checked
+  return remove_ids(&group_, t, ids, count);
 }
 
 void Engine::clear_table(int32_t t) {
-  const auto guard = lock();
+  const auto guard = lock_settled("clearing a table");
   Table& target = table(t);
   group_.uses.mark_held();
   if (group_.uses.marked_count(t) > 0) {
@@ -183,12 +224,11 @@ void Engine::clear_table(int32_t t) {
                              std::to_string(group_.uses.marked_count(t)) +
                              " of its rows are used by batches in flight");
   }
-  group_.pending.drop_table(t);
+  const std::unique_lock<std::shared_mutex> alone(records_mutex_);
+  group_.window.drop_table(t);
+  group_.window.drop_slots(target.first_slot(), target.end_slot());
   target.clear();
-  for (int64_t slot = target.first_slot(); slot < target.end_slot(); ++slot) {
-    group_.set_pending(slot, false);
-    group_.uses.forget(slot);
-  }
+  for (int64_t slot = target.first_slot(); slot < target.end_slot(); ++slot) group_.uses.forget(slot);
 }
 
 void Engine::initial_records(int32_t t, const int64_t* ids, int64_t count, char* records) {

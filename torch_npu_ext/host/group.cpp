@@ -1,5 +1,6 @@
 #include "torch_npu_ext/host/group.h"
 
+#include <algorithm>
 #include <stdexcept>
 
 namespace rec_sdk {
@@ -11,8 +12,8 @@ constexpr int64_t kMaxSlots = int64_t{1} << 30;
 int64_t count_slots(const GroupSpec& spec) {
   int64_t slots = 0;
   for (const TableSpec& table : spec.tables) {
-    slots += table.slots;
-    if (table.slots > kMaxSlots || slots > kMaxSlots) {
+    slots += std::min(table.slots, kMaxSlots + 1) + (table.default_row ? 1 : 0);
+    if (slots > kMaxSlots) {
       throw std::invalid_argument("table '" + table.name +
                                   "': the device caches of a group may have 2^30 slots " + "together, got " +
                                   std::to_string(slots) + " up to this table");
@@ -37,20 +38,22 @@ void check_features(const GroupSpec& spec) {
 }  // namespace
 
 Group::Group(GroupSpec spec)
-    : layout(spec.layout), features(spec.features), pooled(spec.pooled), pending(spec.layout.dim) {
-  check_features(spec);
-  slots = count_slots(spec);
+    : layout(spec.layout),
+      features((check_features(spec), spec.features)),
+      pooled(spec.pooled),
+      slots(count_slots(spec)),
+      window(spec.layout.dim, slots) {
+  sources = !pooled && features.size() > 1;
   for (const Feature& feature : features) scaled = scaled || (pooled && feature.mean);
   tables.reserve(spec.tables.size());
   int64_t first_slot = 0;
   for (TableSpec& table : spec.tables) {
-    const int64_t count = table.slots;
     tables.emplace_back(std::move(table), layout, spec.policy, first_slot, &memory);
-    first_slot += count;
+    first_slot = tables.back().end_slot();
   }
   slot_ids = HugeArray<int64_t>(static_cast<size_t>(slots));
   uses = SlotUses(slots);
-  pending_flags = HugeArray<uint8_t>(static_cast<size_t>(slots));
+  uses.start_at(spec.serial);
   bounds_warnings.reserve(tables.size());  // so that warn_bounds() cannot fail
 }
 

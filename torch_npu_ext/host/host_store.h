@@ -1,10 +1,16 @@
 // The host store of one table: row -> record. Records never move; memory is committed at the first write of a
-// row.
+// row, and given back page by page when no row on a page is written any more.
+//
+// Calls that change the store need exclusive access among themselves (the engine's lock). Beside them, has(),
+// read() and record() of mapped rows may run on any thread without it: chunks never move, and whether a row
+// is written is an atomic bit. What they order is no more than that: who reads the bytes of a record that
+// another thread writes has to wait for it by other means. forget() and clear() also need that nobody copies
+// to or from the rows that they drop.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
-#include <vector>
 
 #include "torch_npu_ext/host/memory.h"
 
@@ -14,42 +20,58 @@ class HostStore {
  public:
   HostStore(int64_t record_bytes, MemoryGuard* guard);
 
-  void extend(int64_t rows);  // rows [0, rows) become addressable; commits nothing
+  void extend(int64_t rows);  // rows [0, rows) become addressable; commits nothing. Throws std::bad_alloc
 
   // Whether the row has ever been written. Precondition of all calls: row < the rows of extend().
   bool has(int64_t row) const {
-    const Chunk& chunk = chunks_[row >> shift_];
+    const Word* const written = chunk_of(row).written.load(std::memory_order_acquire);
     const int64_t i = row & mask_;
-    return chunk.memory.data() != nullptr && (chunk.written[i >> 6] >> (i & 63) & 1) != 0;
+    return written != nullptr && (written[i >> 6].load(std::memory_order_relaxed) >> (i & 63) & 1) != 0;
   }
   const char* read(int64_t row) const { return record(row); }  // precondition: has(row)
 
   // write() in parts. The last may run on several threads, for rows that are not the same.
   void map(int64_t row);  // all that can fail: throws std::bad_alloc
-  void mark(int64_t row);
+  void mark(int64_t row) noexcept;
   char* record(int64_t row) const {
-    return chunks_[row >> shift_].memory.data() + (row & mask_) * record_bytes_;
+    return chunk_of(row).records.load(std::memory_order_acquire) + (row & mask_) * record_bytes_;
   }
   void write(int64_t row, const char* data);
 
+  void forget(int64_t row) noexcept;  // the row was never written
+
   int64_t written_rows() const { return written_rows_; }
   int64_t committed_bytes() const { return committed_bytes_; }
-  void clear();  // forgets every row and gives the memory back
+  void clear();  // forgets every row and gives the memory back, address space too
 
  private:
+  using Word = std::atomic<uint64_t>;
   struct Chunk {
     HugeBuffer memory;
-    std::unique_ptr<uint64_t[]> written;  // one bit per row
-    uint32_t committed = 0;               // one bit per huge page
+    std::unique_ptr<Word[]> bits;              // one per row: it is written
+    std::unique_ptr<uint32_t[]> rows_on_page;  // written rows that touch each huge page
+    std::atomic<char*> records{nullptr};       // of `memory`, for threads without the lock
+    std::atomic<Word*> written{nullptr};       // of `bits`; set last
   };
+  static constexpr int kFirstBlockLog = 6;
+  static constexpr int kBlocks = 64 - kFirstBlockLog;
 
-  void count_pages(Chunk& chunk, int64_t first_byte);
+  // Block b has 64 * 2^b chunks, so none ever moves.
+  Chunk& chunk_of(int64_t row) const {
+    const uint64_t place = static_cast<uint64_t>(row >> shift_) + (uint64_t{1} << kFirstBlockLog);
+    const int log = 63 - __builtin_clzll(place);
+    return blocks_[log - kFirstBlockLog][place - (uint64_t{1} << log)];
+  }
+  template <class Visit>  // visit(page) of the huge pages that the chunk's i-th record touches
+  void for_each_page(int64_t i, Visit visit) const;
+  void count_committed(int64_t bytes);
 
   int64_t record_bytes_;
   MemoryGuard* guard_;
   int shift_;  // rows per chunk = 1 << shift_
   int64_t mask_;
-  std::vector<Chunk> chunks_;
+  std::unique_ptr<Chunk[]> blocks_[kBlocks];
+  int block_count_ = 0;
   int64_t written_rows_ = 0;
   int64_t committed_bytes_ = 0;
 };

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <new>
 #include <utility>
 
 #include "torch_npu_ext/host/memory.h"
@@ -135,6 +136,16 @@ class IdMap {
     if (size_ + extra > max_size()) rehash(grown_buckets(extra));
   }
 
+  // Gives memory back when the map could do with a fourth of it, but keeps room for `expected` ids.
+  void shrink(int64_t expected) noexcept {
+    const int64_t wanted = buckets_for(size_ + size_ / 4 > expected ? size_ + size_ / 4 : expected);
+    if (static_cast<int64_t>(bucket_count_) / 4 < wanted) return;
+    try {
+      rehash(wanted);
+    } catch (const std::bad_alloc&) {  // then it stays as it is
+    }
+  }
+
   void clear() {
     bucket_count_ = buckets_for(0);
     buckets_ = HugeArray<Bucket>(bucket_count_);
@@ -245,16 +256,16 @@ class IdMap {
   }
 
   void rehash(int64_t bucket_count) {
-    IdMap bigger;
-    bigger.buckets_ = HugeArray<Bucket>(bucket_count);
-    bigger.bucket_count_ = bucket_count;
+    IdMap other;
+    other.buckets_ = HugeArray<Bucket>(bucket_count);
+    other.bucket_count_ = bucket_count;
     // Homes keep their order under fastrange, so both arrays are walked from front to back.
     for_each([&](int64_t id, const Entry& entry) {
       bool added = false;
-      const Entry moved = bigger.find_or_add(id, hash(id), entry.row(), &added);
+      const Entry moved = other.find_or_add(id, hash(id), entry.row(), &added);
       if (entry.has_slot()) moved.set_slot(entry.slot());
     });
-    *this = std::move(bigger);
+    *this = std::move(other);
   }
 
   uint64_t bucket_count_;

@@ -87,6 +87,13 @@ HugeBuffer::~HugeBuffer() {
   if (data_ != nullptr) munmap(data_, size_);
 }
 
+void HugeBuffer::give_back(size_t begin, size_t bytes) noexcept {
+  const size_t unit = size_ >= kHugePage ? kHugePage : 4096;
+  const size_t first = (begin + unit - 1) / unit * unit;
+  const size_t end = std::min(begin + bytes, size_) / unit * unit;
+  if (first < end) madvise(data_ + first, end - first, MADV_DONTNEED);
+}
+
 ChunkedMemory::ChunkedMemory(size_t item_bytes) : item_bytes_(item_bytes), shift_(0) {
   while ((item_bytes << (shift_ + 1)) <= kHugePage) ++shift_;
   mask_ = (size_t{1} << shift_) - 1;
@@ -108,7 +115,7 @@ void MemoryGuard::require(int64_t bytes, const std::string& table) {
   if (bytes <= room && bytes > granted_) {
     const int64_t available = available_memory();
     room = std::min(room, available);
-    granted_ = std::min(available, bytes + kGrantAhead);
+    granted_ = bytes < available ? bytes + std::min(kGrantAhead, available - bytes) : available;
   }
   if (bytes > room) {
     throw MemoryLimitError("table '" + table + "': its host store needs " + std::to_string(bytes) +

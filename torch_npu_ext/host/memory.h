@@ -23,11 +23,17 @@ class HugeBuffer {
   HugeBuffer(HugeBuffer&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
   HugeBuffer& operator=(HugeBuffer&& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(size_, other.size_);
+    swap(other);
     return *this;
   }
   ~HugeBuffer();
+
+  void swap(HugeBuffer& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+  }
+  // Whole pages of [begin, begin + bytes) are zero again, and the system has their memory.
+  void give_back(size_t begin, size_t bytes) noexcept;
 
   char* data() const { return data_; }
   size_t size() const { return size_; }
@@ -64,6 +70,7 @@ class ChunkedMemory {
 
   void extend(size_t count);  // room for at least `count` items
   void* at(size_t i) const { return chunks_[i >> shift_].data() + (i & mask_) * item_bytes_; }
+  size_t size() const { return chunks_.size() << shift_; }  // items there is room for
   size_t bytes() const { return chunks_.size() * ((mask_ + 1) * item_bytes_); }
   void clear() { chunks_.clear(); }
 
@@ -73,6 +80,12 @@ class ChunkedMemory {
   size_t mask_;
   std::vector<HugeBuffer> chunks_;
 };
+
+// count * bytes, or the largest number: to be refused, not to overflow. Neither may be negative.
+inline int64_t saturated_product(int64_t count, int64_t bytes) {
+  int64_t product;
+  return __builtin_mul_overflow(count, bytes, &product) ? std::numeric_limits<int64_t>::max() : product;
+}
 
 // Bytes this process may still take: the machine's MemAvailable, or what its cgroup leaves when that is less.
 int64_t available_memory();
@@ -91,7 +104,7 @@ class MemoryGuard {
   // Held while memory that was granted is first used: until then it looks free to others.
   std::unique_lock<std::mutex> one_at_a_time() { return std::unique_lock<std::mutex>(growth_); }
   // Caps what the stores of this engine may commit, below what the machine has.
-  void set_limit(int64_t bytes) { limit_ = bytes; }
+  void set_limit(int64_t bytes) { limit_ = bytes < 0 ? 0 : bytes; }
 
  private:
   std::mutex mutex_, growth_;

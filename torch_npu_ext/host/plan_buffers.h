@@ -1,6 +1,8 @@
-// The arrays of one swap plan, and the pool they return to: fresh memory would fault at every batch.
+// The arrays of one plan, in one arena: those that the device needs first, so that one copy brings them
+// there.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -10,43 +12,97 @@
 
 namespace rec_sdk {
 
-// N lookups, U unique rows, O rows out, I rows in, T tables. Slots are the group's.
-struct PlanBuffers {
-  // What a batch needs beside lookups: the arrays of bags, of bags of which some are means, of weighted bags.
-  struct Needs {
-    bool pooled, scaled, weighted;
-  };
-  // Capacity for a batch. `swaps` bounds O and I.
-  void layout(int64_t lookups, int64_t bags, int64_t swaps, Needs needs);
+struct BoundsError {
+  int32_t table;
+  int64_t count;
+  int64_t example;
+};
 
-  int64_t lookups = 0, bags = 0, uniques = 0, rows_out = 0, rows_in = 0;
-  int32_t* slots = nullptr;                      // [N]
-  int64_t* offsets = nullptr;                    // [bags + 1] pooled only
-  int32_t* unique_slots = nullptr;               // [U] by table, but those of a table in no order
-  int32_t* segment_offsets = nullptr;            // [U + 1]
-  int32_t* positions = nullptr;                  // [N] segment order -> lookup; weighted bags only
-  int32_t* grad_row = nullptr;                   // [N] in segment order: the lookup; pooled: the sample
-  int32_t* grad_column = nullptr;                // [N] pooled only
-  float* scale = nullptr;                        // [N] 1 / length; only when some feature is MEAN
-  int32_t* swap_out_slots = nullptr;             // [O]
+// kPlanned -> kApplying -> kApplied, or kPlanned -> kCancelled. While it is kApplying the cache may have been
+// written to: such a plan can only be completed.
+enum class PlanState { kPlanned, kApplying, kApplied, kCancelled };
+
+// What decides the size of an arena. N lookups, U unique rows, O rows out, I rows in, T tables, P and Q rows
+// out and in that have gradients in the open window. Slots are the group's.
+struct PlanShape {
+  int64_t lookups = 0, bags = 0, tables = 0, uniques = 0, out = 0, in = 0, window_out = 0, window_in = 0;
+  bool pooled = false, scaled = false, weighted = false;
+  bool sources = false;  // a sequence of several features
+};
+
+// Memory of the caller's for a plan's arrays; `owner` is let go with the last use of them.
+struct ExternalArena {
+  char* data = nullptr;
+  size_t bytes = 0;
+  std::shared_ptr<void> owner;
+};
+
+struct PlanBuffers {
+  // A part of the arena that goes to the device, in units of 4 bytes from its begin.
+  struct Field {
+    int64_t begin, words;  // begin is -1 for an array that the batch does not need
+  };
+
+  static size_t arena_bytes(const PlanShape& shape);
+  // Lays the arrays out in `arena` or, without one, in memory of its own. Throws std::invalid_argument for an
+  // arena that is too small, and std::bad_alloc.
+  void layout(const PlanShape& shape, ExternalArena arena);
+
+  // In the order of the arrays below. Valid until the next layout().
+  std::vector<Field> device_fields() const;
+  const char* arena() const { return arena_; }
+  size_t device_bytes() const { return device_bytes_; }
+
+  int64_t lookups = 0, bags = 0, tables = 0, uniques = 0, rows_out = 0, rows_in = 0;
+  int64_t window_out = 0, window_in = 0;
+  // On the device.
+  int64_t* offsets = nullptr;               // [bags + 1] pooled only
+  int32_t* slots = nullptr;                 // [N]
+  int32_t* unique_slots = nullptr;          // [U] by table, but those of a table in no order
+  int32_t* device_table_offsets = nullptr;  // [T + 1] into the unique rows
+  int32_t* segment_offsets = nullptr;       // [U + 1] from 0 to M: N without the default lookups
+  int32_t* grad_row =
+      nullptr;  // [N] in segment order, default lookups last: the lookup of its feature; pooled: the sample
+  int32_t* grad_source = nullptr;       // [N] the feature; only a sequence of several
+  int32_t* grad_column = nullptr;       // [N] pooled only
+  float* scale = nullptr;               // [N] 1 / length; only when some feature is MEAN
+  int32_t* positions = nullptr;         // [N] segment order -> lookup; weighted bags only
+  int32_t* swap_out_slots = nullptr;    // [O]
+  int32_t* swap_in_slots = nullptr;     // [I]
+  int64_t* window_out_slots = nullptr;  // [P] those of swap_out_slots
+  int64_t* window_in_slots = nullptr;   // [Q] those of swap_in_slots
+  // On the host.
   uint32_t* swap_out_rows = nullptr;             // [O]
   int64_t* swap_out_ids = nullptr;               // [O]
-  int32_t* swap_in_slots = nullptr;              // [I]
   uint32_t* swap_in_rows = nullptr;              // [I]
   int64_t* swap_in_ids = nullptr;                // [I]
+  uint8_t* swap_in_added = nullptr;              // [I] the plan added the id to its table
   std::vector<int32_t> table_offsets;            // [T + 1] into the unique rows
   std::vector<int32_t> out_offsets;              // [T + 1] into the rows out
   std::vector<int32_t> in_offsets;               // [T + 1] into the rows in
-  std::vector<int64_t> rows_before;              // [T] rows the table had before the plan
-  std::vector<int64_t> used_slots_before;        // [T]
+  std::vector<int64_t> rows_before;              // [T] Table::row_bound() before the plan
+  std::vector<int64_t> slots_before;             // [T] Table::slot_bound()
   std::vector<int32_t> pending_out, pending_in;  // [P], [Q] indices into swap_out_slots / swap_in_slots
-  std::vector<uint32_t> pending_out_sums, pending_in_sums;  // their places in PendingSums
-  uint64_t pending_epoch = 0;
+  std::vector<uint32_t> pending_out_sums, pending_in_sums;  // their places among the window's sums
+  std::vector<uint64_t> sources;  // serials of the plans whose rows out this one wants, not landed when made
+  std::vector<BoundsError> bounds_errors;  // counted when the plan is applied
+  int64_t new_rows = 0;
+  uint64_t window_epoch = 0;
   uint32_t epoch = 0;   // of the batch, in SlotUses
   uint64_t serial = 0;  // the same, without batches that failed
 
+  std::atomic<PlanState> state{PlanState::kPlanned};  // changes under the engine's mutex
+  std::atomic<int> kept{0};  // by who is about to apply it: it does not undo itself meanwhile
+  bool ended = false;        // nobody holds it any more: its pins end when it is applied
+
  private:
+  friend class PlanPool;
+  size_t place_arrays(const PlanShape& shape, char* base);
+
+  char* arena_ = nullptr;
+  size_t device_bytes_ = 0;
   HugeBuffer memory_;
+  std::shared_ptr<void> owner_;
 };
 
 class PlanPool : public std::enable_shared_from_this<PlanPool> {

@@ -58,35 +58,60 @@ void find_bounds_errors(const Group& group, const Batch& batch, std::vector<Boun
   }
 }
 
-void Planner::plan(const BatchInput& input, Group* group, PlanBuffers* plan) {
+size_t Planner::arena_bytes(const BatchInput& input, const Group& group) {
+  const int64_t features = static_cast<int64_t>(group.features.size());
+  check_batch(input, features, true);
+  slice_batch(input, features, 0, features * input.batch_size, &batch_);
+  PlanShape most = shape(group);
+  most.uniques = batch_.lookups;
+  most.out = most.in = std::min(batch_.lookups, group.slots);
+  // Whatever happens before the plan is made: the window may grow.
+  most.window_out = most.out;
+  most.window_in = most.in;
+  return PlanBuffers::arena_bytes(most);
+}
+
+PlanShape Planner::shape(const Group& group) const {
+  PlanShape shape;
+  shape.lookups = batch_.lookups;
+  shape.bags = batch_.bags;
+  shape.tables = static_cast<int64_t>(group.tables.size());
+  shape.pooled = group.pooled;
+  shape.scaled = group.scaled;
+  shape.weighted = batch_.weighted;
+  shape.sources = group.sources;
+  return shape;
+}
+
+void Planner::plan(const BatchInput& input, Group* group, const std::shared_ptr<PlanBuffers>& plan,
+                   ExternalArena arena) {
   const int64_t features = static_cast<int64_t>(group->features.size());
   const int32_t tables = static_cast<int32_t>(group->tables.size());
   check_batch(input, features, true);
   slice_batch(input, features, 0, features * input.batch_size, &batch_);
-  find_bounds_errors(*group, batch_, &bounds_errors_);
-  plan->layout(batch_.lookups, batch_.bags, std::min(batch_.lookups, group->slots),
-               {group->pooled, group->scaled, batch_.weighted});
-  if (group->pooled) write_offsets(input, batch_, plan->offsets);
+  find_bounds_errors(*group, batch_, &plan->bounds_errors);
+  plan->new_rows = 0;
   plan->rows_before.clear();
-  plan->used_slots_before.clear();
+  plan->slots_before.clear();
   for (const Table& table : group->tables) {
-    plan->rows_before.push_back(table.rows());
-    plan->used_slots_before.push_back(table.used_slots);
+    plan->rows_before.push_back(table.row_bound());
+    plan->slots_before.push_back(table.slot_bound());
   }
   group->uses.begin_batch(batch_.lookups);
   scan_.begin(group, batch_);
   try {
     scan_.run(group, batch_);
     for (int32_t t = 0; t < tables; ++t) check_room(group, t);
-    reserve(group, plan);
+    reserve(input, group, plan.get(), std::move(arena));
   } catch (...) {
     scan_.rollback(group);
     throw;
   }
-  commit(group, plan);
-  group->uses.hold(plan);
+  commit(group, plan.get());
+  group->uses.hold(plan.get());
+  if (plan->rows_out > 0) group->transit.depart(plan);
+  touch_columns(group, *plan);
   count(group, *plan, 1);
-  count_bounds_errors(group);
 }
 
 // The rows that may not leave are those of batches in flight and those that this batch found.
@@ -110,11 +135,11 @@ void Planner::check_room(Group* group, int32_t t) {
 }
 
 int64_t Planner::evictions(const Table& table, int32_t t) const {
-  return std::max<int64_t>(0, scan_.missing(t).size() - (table.spec().slots - table.used_slots));
+  return std::max<int64_t>(0, scan_.missing(t).size() - table.free_slots());
 }
 
-// Takes all the memory that committing the plan and executing its swaps may need, and counts its rows.
-void Planner::reserve(Group* group, PlanBuffers* plan) {
+// Takes all the memory that committing the plan and executing its swap may need, and counts its rows.
+void Planner::reserve(const BatchInput& input, Group* group, PlanBuffers* plan, ExternalArena arena) {
   const size_t tables = group->tables.size();
   plan->table_offsets.assign(tables + 1, 0);
   plan->out_offsets.assign(tables + 1, 0);
@@ -127,40 +152,41 @@ void Planner::reserve(Group* group, PlanBuffers* plan) {
     plan->out_offsets[t + 1] = plan->out_offsets[t] + static_cast<int32_t>(out);
     plan->in_offsets[t + 1] = plan->in_offsets[t] + static_cast<int32_t>(missed);
     if (missed == 0) continue;
-    const int64_t rows = table.rows();  // added ids are in the map already
-    table.store.extend(rows);
-    group->memory.require(std::min(out, rows - table.store.written_rows()) * group->layout.bytes,
+    table.extend_rows();  // added ids are in the map already
+    const int64_t unwritten = table.rows() - table.store.written_rows();
+    group->memory.require(saturated_product(std::min(out, unwritten), group->layout.bytes),
                           table.spec().name);
   }
-  const int64_t evicted = plan->out_offsets[tables];
-  const size_t leaving = static_cast<size_t>(std::min(evicted, group->pending_resident));
-  plan->pending_out.reserve(leaving);
-  plan->pending_out_sums.reserve(leaving);
-  const int64_t returning = std::min<int64_t>(plan->in_offsets[tables], group->pending.size());
-  plan->pending_in.reserve(static_cast<size_t>(returning));
-  plan->pending_in_sums.reserve(static_cast<size_t>(returning));
-  group->reserve_pending(returning +
-                         static_cast<int64_t>(leaving));  // the latter in case the plan is cancelled
-  if (leaving > 0) group->pending.reserve(static_cast<int64_t>(leaving));
-  plan->pending_epoch = group->pending.epoch();
-  if (evicted > 0) group->uses.prepare_held();
+  PlanShape exact = shape(*group);
+  exact.uniques = plan->table_offsets[tables];
+  exact.out = plan->out_offsets[tables];
+  exact.in = plan->in_offsets[tables];
+  const Window::Bound moved = group->window.bound(exact.out, exact.in);
+  exact.window_out = moved.out;
+  exact.window_in = moved.in;
+  plan->layout(exact, std::move(arena));
+  group->window.reserve(moved, plan);
+  plan->sources.clear();
+  if (exact.in > 0 || exact.out > 0) group->transit.prepare(exact.in > 0);
+  plan->sources.reserve(group->transit.size());
+  if (exact.out > 0) group->uses.prepare_held();
+  if (group->pooled) write_offsets(input, batch_, plan->offsets);
 }
 
 void Planner::commit(Group* group, PlanBuffers* plan) noexcept {
   const int32_t tables = static_cast<int32_t>(group->tables.size());
-  plan->uniques = plan->table_offsets[tables];
-  plan->rows_out = plan->out_offsets[tables];
-  plan->rows_in = plan->in_offsets[tables];
+  std::copy(plan->table_offsets.begin(), plan->table_offsets.end(), plan->device_table_offsets);
   if (plan->rows_in > 0) {
     for_each_part(tables, batch_.lookups,
                   [&](int64_t t) noexcept { swap_table(group, static_cast<int32_t>(t), plan); });
+    if (!group->transit.empty()) group->transit.find_sources(plan);
+    count_new(*group, plan);
   }
   for_each_part(scan_.share_count(), batch_.lookups,
                 [&](int64_t s) noexcept { write_segments(*group, batch_, s, &scan_, plan); });
-  plan->segment_offsets[plan->uniques] = static_cast<int32_t>(plan->lookups);
+  plan->segment_offsets[plan->uniques] = static_cast<int32_t>(scan_.segment_lookups());
   for (int32_t t = 0; t < tables; ++t) touch(group, t, *plan);
-  if (group->pending.size() == 0 && group->pending_resident == 0) return;
-  for (int32_t t = 0; t < tables; ++t) move_pending(group, t, plan);
+  if (!group->window.empty()) group->window.move(plan);
 }
 
 void Planner::swap_table(Group* group, int32_t t, PlanBuffers* plan) noexcept {
@@ -200,8 +226,8 @@ void Planner::bring_in(Group* group, int32_t t, PlanBuffers* plan) noexcept {
   for (int64_t m = missing.begin; m < missing.end; ++m, ++place) {
     const Miss& miss = scan_.misses[m];
     int32_t slot;
-    if (table.used_slots < table.spec().slots) {  // the scan knew
-      slot = static_cast<int32_t>(table.first_slot() + table.used_slots++);
+    if (table.free_slots() > 0) {  // the scan knew
+      slot = static_cast<int32_t>(table.take_slot());
     } else {
       if (m + kPrefetchDistance < missing.end) {
         table.prefetch_slot(scan_.misses[m + kPrefetchDistance].id);
@@ -215,32 +241,24 @@ void Planner::bring_in(Group* group, int32_t t, PlanBuffers* plan) noexcept {
     plan->swap_in_slots[place] = slot;
     plan->swap_in_rows[place] = miss.row;
     plan->swap_in_ids[place] = miss.id;
-  }
-}
-
-// Of rows that leave to the host, and of rows that come back from there.
-void Planner::move_pending(Group* group, int32_t t, PlanBuffers* plan) noexcept {
-  for (int32_t i = plan->out_offsets[t]; i < plan->out_offsets[t + 1]; ++i) {
-    const int32_t slot = plan->swap_out_slots[i];
-    if (group->pending_flags[slot] == 0) continue;
-    group->set_pending(slot, false);
-    plan->pending_out.push_back(i);
-    plan->pending_out_sums.push_back(group->pending.put(t, plan->swap_out_rows[i]));
-  }
-  for (int32_t i = plan->in_offsets[t]; i < plan->in_offsets[t + 1]; ++i) {
-    const uint32_t place = group->pending.take(t, plan->swap_in_rows[i]);
-    if (place == PendingSums::kNone) continue;
-    group->set_pending(plan->swap_in_slots[i], true);
-    plan->pending_in.push_back(i);
-    plan->pending_in_sums.push_back(place);
+    plan->swap_in_added[place] = miss.added ? 1 : 0;
   }
 }
 
 void Planner::cancel(PlanBuffers* plan, Group* group) noexcept {
   group->uses.release(*plan);
+  group->transit.remove(*plan);
   count(group, *plan, -1);
+  untouch_columns(group, *plan);
   for (size_t t = 0; t < group->tables.size(); ++t) cancel_table(plan, group, static_cast<int32_t>(t));
-  cancel_pending(plan, group);
+  group->window.undo(plan);
+}
+
+void Planner::finish(const PlanBuffers& plan, Group* group) noexcept {
+  group->window.finish(plan);
+  for (const BoundsError& error : plan.bounds_errors) {
+    group->stats.bounds_errors += error.count;
+  }
 }
 
 void Planner::cancel_table(PlanBuffers* plan, Group* group, int32_t t) noexcept {
@@ -249,8 +267,9 @@ void Planner::cancel_table(PlanBuffers* plan, Group* group, int32_t t) noexcept 
   const int32_t out_begin = plan->out_offsets[t];
   for (int32_t m = plan->in_offsets[t + 1]; m-- > in_begin;) {
     const int64_t id = plan->swap_in_ids[m];
-    if (table.spec().hashed && plan->swap_in_rows[m] >= plan->rows_before[t]) {
-      table.map().erase(id, IdMap::hash(id));
+    if (plan->swap_in_added[m] != 0) {
+      table.forget_row(plan->swap_in_rows[m]);
+      table.directory().undo_add(id, plan->swap_in_rows[m], plan->rows_before[t]);
     } else {
       table.send_away(id, plan->swap_in_rows[m]);
     }
@@ -262,27 +281,22 @@ void Planner::cancel_table(PlanBuffers* plan, Group* group, int32_t t) noexcept 
     table.keep_row(static_cast<uint32_t>(slot), plan->swap_out_rows[o]);
     group->slot_ids[slot] = id;
   }
-  for (int64_t slot = table.first_slot() + plan->used_slots_before[t];
-       slot < table.first_slot() + table.used_slots; ++slot) {
-    group->uses.forget(slot);
+  // The rows that came first took free slots, the others those of the rows that left.
+  const int32_t left = plan->out_offsets[t + 1] - out_begin;
+  for (int32_t m = plan->in_offsets[t + 1] - left; m-- > in_begin;) {
+    group->uses.forget(plan->swap_in_slots[m]);
+    table.put_back_slot(static_cast<uint32_t>(plan->swap_in_slots[m]), plan->slots_before[t]);
   }
-  table.used_slots = plan->used_slots_before[t];
 }
 
-void Planner::cancel_pending(PlanBuffers* plan, Group* group) noexcept {
-  if (plan->pending_epoch != group->pending.epoch()) return;
-  int32_t t = 0;
-  for (size_t k = 0; k < plan->pending_in.size(); ++k) {
-    const int32_t m = plan->pending_in[k];
-    while (m >= plan->in_offsets[t + 1]) ++t;
-    group->set_pending(plan->swap_in_slots[m], false);
-    group->pending.put_back(t, plan->swap_in_rows[m], plan->pending_in_sums[k]);
-  }
-  t = 0;
-  for (const int32_t o : plan->pending_out) {
-    while (o >= plan->out_offsets[t + 1]) ++t;
-    group->pending.free(group->pending.take(t, plan->swap_out_rows[o]));
-    group->set_pending(plan->swap_out_slots[o], true);
+// Rows that have no record yet, neither in the store nor on its way there.
+void Planner::count_new(const Group& group, PlanBuffers* plan) noexcept {
+  for (int32_t t = 0; t < static_cast<int32_t>(group.tables.size()); ++t) {
+    const HostStore& store = group.tables[t].store;
+    for (int32_t i = plan->in_offsets[t]; i < plan->in_offsets[t + 1]; ++i) {
+      const uint32_t row = plan->swap_in_rows[i];
+      plan->new_rows += !store.has(row) && (plan->sources.empty() || group.transit.serial_of(t, row) == 0);
+    }
   }
 }
 
@@ -296,19 +310,7 @@ void Planner::count(Group* group, const PlanBuffers& plan, int64_t sign) noexcep
   stats.rows_out += sign * plan.rows_out;
   stats.bytes_in += sign * plan.rows_in * group->layout.bytes;
   stats.bytes_out += sign * plan.rows_out * group->layout.bytes;
-  for (size_t t = 0; t < group->tables.size(); ++t) {
-    const HostStore& store = group->tables[t].store;
-    for (int32_t i = plan.in_offsets[t]; i < plan.in_offsets[t + 1]; ++i) {
-      stats.new_rows += store.has(plan.swap_in_rows[i]) ? 0 : sign;
-    }
-  }
-}
-
-void Planner::count_bounds_errors(Group* group) const noexcept {
-  for (const BoundsError& error : bounds_errors_) {
-    group->stats.bounds_errors += error.count;
-    if (group->tables[error.table].spec().bounds_check == BoundsCheck::kWarning) group->warn_bounds(error);
-  }
+  stats.new_rows += sign * plan.new_rows;
 }
 
 }  // namespace rec_sdk

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "torch_npu_ext/host/batch.h"
@@ -16,19 +17,24 @@ void find_bounds_errors(const Group& group, const Batch& batch, std::vector<Boun
 
 class Planner {
  public:
-  // Fills `plan`, whose slots are held until group->uses.release(). After an exception the group is as
-  // before.
-  void plan(const BatchInput& input, Group* group, PlanBuffers* plan);
-  // Undoes the group's latest plan, whose swaps have not touched the cache. Only the order in which rows will
+  // Fills `plan`, whose slots are held until group->uses.release(), in `arena` of so many bytes, or with null
+  // in memory of the plan's own. After an exception the group is as before.
+  void plan(const BatchInput& input, Group* group, const std::shared_ptr<PlanBuffers>& plan,
+            ExternalArena arena);
+  // The most bytes of an arena that a batch can need.
+  size_t arena_bytes(const BatchInput& input, const Group& group);
+  // Undoes the group's latest plan, whose swap has not touched the cache. Only the order in which rows will
   // be evicted may differ from before.
   static void cancel(PlanBuffers* plan, Group* group) noexcept;
+  // The plan's swap is done.
+  static void finish(const PlanBuffers& plan, Group* group) noexcept;
 
  private:
   // Fallible, in this order, for all tables before anything is committed.
-  void begin(Group* group);
   void check_room(Group* group, int32_t table);
-  void reserve(Group* group, PlanBuffers* plan);
+  void reserve(const BatchInput& input, Group* group, PlanBuffers* plan, ExternalArena arena);
 
+  PlanShape shape(const Group& group) const;
   int64_t evictions(const Table& table, int32_t t) const;
 
   // Infallible.
@@ -36,16 +42,13 @@ class Planner {
   void swap_table(Group* group, int32_t table, PlanBuffers* plan) noexcept;
   static void evict(Group* group, int32_t table, PlanBuffers* plan) noexcept;
   void bring_in(Group* group, int32_t table, PlanBuffers* plan) noexcept;
-  static void move_pending(Group* group, int32_t table, PlanBuffers* plan) noexcept;
   static void touch(Group* group, int32_t table, const PlanBuffers& plan) noexcept;
   static void cancel_table(PlanBuffers* plan, Group* group, int32_t table) noexcept;
-  static void cancel_pending(PlanBuffers* plan, Group* group) noexcept;
+  static void count_new(const Group& group, PlanBuffers* plan) noexcept;
   static void count(Group* group, const PlanBuffers& plan, int64_t sign) noexcept;
-  void count_bounds_errors(Group* group) const noexcept;
 
   Batch batch_;
   Scan scan_;
-  std::vector<BoundsError> bounds_errors_;
 };
 
 }  // namespace rec_sdk

@@ -15,7 +15,8 @@ int64_t valid_id(const Table& table, int64_t id) {
   return inside ? id : 0;
 }
 
-// The slot of the id, or kNoSlot and the row when it has one.
+// The slot of the id, or kNoSlot and the row when it has one. An id that a table with a filter did not take
+// in reads the default row.
 uint32_t locate(Table& table, int64_t id, ReadPlan::HostRow* row) {
   row->id = id;
   if (!table.spec().hashed) {
@@ -25,7 +26,7 @@ uint32_t locate(Table& table, int64_t id, ReadPlan::HostRow* row) {
   }
   const IdMap::Entry entry = table.map().find(id, IdMap::hash(id));
   row->known = static_cast<bool>(entry);
-  if (!entry) return kNoSlot;
+  if (!entry) return table.spec().admission != nullptr ? table.default_slot() : kNoSlot;
   row->row = table.row_of(id, entry);
   return entry.slot();
 }
@@ -42,7 +43,10 @@ void Reader::find(const BatchInput& input, int64_t bag_begin, int64_t bag_end, G
   write_offsets(input, batch_, plan->offsets.data());
   found_.ensure(static_cast<size_t>(batch_.lookups));
   probe(group, plan);
-  if (!plan->all_resident) compact(*group, plan);
+  if (!plan->all_resident) {
+    group->transit.prepare(true);
+    compact(*group, plan);
+  }
   for (const BoundsError& error : bounds_errors_) {
     if (group->tables[error.table].spec().bounds_check == BoundsCheck::kWarning) group->warn_bounds(error);
   }
@@ -92,7 +96,10 @@ void Reader::compact(const Group& group, ReadPlan* plan) {
     bool added = false;
     const uint32_t next = static_cast<uint32_t>(plan->host_rows.size());
     const uint32_t place = host_places.find_or_add(row.id, IdMap::hash(row.id), next, &added).row();
-    if (added) plan->host_rows.push_back(row);
+    if (added) {
+      plan->host_rows.push_back(row);
+      if (row.known) add_source(&plan->sources, group.transit.serial_of(row.table, row.row));
+    }
     plan->index[i] = -1 - static_cast<int32_t>(place);  // the number of resident rows is not known yet
   }
   const int32_t resident = static_cast<int32_t>(plan->resident_slots.size());

@@ -31,6 +31,7 @@ struct ReadPlan {
   std::vector<int32_t> index;    // [N] cache slots when all_resident, else into [resident_slots; host_rows]
   std::vector<int32_t> resident_slots;  // [R] distinct; empty when all_resident
   std::vector<HostRow> host_rows;       // distinct
+  std::vector<uint64_t> sources;        // serials of the plans that have some of these rows in transit
   bool all_resident = true;
 };
 

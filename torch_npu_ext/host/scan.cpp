@@ -26,21 +26,22 @@ REC_SDK_ALWAYS_INLINE const void* choose(bool first, const void* a, const void* 
   return reinterpret_cast<const void*>(y ^ ((x ^ y) & (uintptr_t{0} - first)));
 }
 
-// Numbers the rows of a table that are not resident: by a slot that no row has had yet, or else by a key
-// beyond the slots.
+// Numbers the rows of a table that are not resident: by a slot that no row has, or else by a key beyond the
+// slots.
 class MissList {
  public:
   // `first` is the place of the table's first one among all misses.
   MissList(const Table& table, int64_t slots, Miss* misses, int64_t first, int64_t* count)
       : misses_(misses + first),
         count_(count),
-        next_slot_(static_cast<RowKey>(table.first_slot() + table.used_slots)),
-        end_slot_(static_cast<RowKey>(table.end_slot())),
+        table_(&table),
+        free_slots_(table.free_slots()),
         beyond_(static_cast<RowKey>(slots + first)) {}
 
   RowKey add(int64_t id, uint32_t row, bool added) {
     misses_[*count_] = {id, row, added};
-    const RowKey key = next_slot_ < end_slot_ ? next_slot_++ : beyond_ + static_cast<RowKey>(*count_);
+    const RowKey key =
+        *count_ < free_slots_ ? table_->peek_slot(*count_) : beyond_ + static_cast<RowKey>(*count_);
     ++*count_;
     return key;
   }
@@ -48,13 +49,16 @@ class MissList {
  private:
   Miss* misses_;
   int64_t* count_;
-  RowKey next_slot_, end_slot_, beyond_;
+  const Table* table_;
+  int64_t free_slots_;
+  RowKey beyond_;
 };
 
 // How an id is found, for hash and for index tables. `places` says where, as of(id), until reserve() says
 // that they have moved; to peek there gives the key of a row that has one, in most cases, or else kNoSlot.
-// key() always gives one, and marks a missing row; after a vain peek it reads what is beyond the place.
-// find() does not mark, and gives kNoSlot for a missing row.
+// key() always gives one, and marks a missing row; after a vain peek it reads what is beyond the place. The
+// key of an id that the table does not take in is its default slot. find() does not mark, and gives kNoSlot
+// for a missing row.
 class HashDirectory {
  public:
   using Place = const IdMap::Bucket*;
@@ -63,7 +67,8 @@ class HashDirectory {
     REC_SDK_ALWAYS_INLINE Place of(int64_t id) const { return homes.of(IdMap::hash(id)); }
   };
 
-  HashDirectory(Table* table, MissList misses) : table_(table), misses_(misses), next_row_(table->rows()) {}
+  HashDirectory(Table* table, MissList misses)
+      : table_(table), admission_(table->spec().admission.get()), misses_(misses) {}
 
   Places places() const { return {table_->map().homes()}; }
   bool reserve(int64_t extra) { return table_->reserve_ids(extra); }
@@ -76,20 +81,22 @@ class HashDirectory {
     return entry ? entry.slot() : kNoSlot;
   }
   RowKey key(int64_t id) {
+    if (admission_ != nullptr && !table_->map().find(id, IdMap::hash(id)) && !admission_->admit(id)) {
+      return table_->default_slot();
+    }
     bool added = false;
-    const IdMap::Entry entry =
-        table_->map().find_or_add(id, IdMap::hash(id), static_cast<uint32_t>(next_row_), &added);
+    const IdMap::Entry entry = table_->directory().find_or_add(id, IdMap::hash(id), &added);
     if (!entry.has_slot()) {
       entry.set_slot(misses_.add(id, entry.row(), added));
-      if (added) table_->check_capacity(++next_row_, id);
+      if (added) table_->check_capacity(table_->rows(), id);
     }
     return entry.slot();
   }
 
  private:
   Table* table_;
+  AdmissionFilter* admission_;
   MissList misses_;
-  int64_t next_row_;
 };
 
 class IndexDirectory {
@@ -234,6 +241,7 @@ void Scan::begin(Group* group, const Batch& batch) {
       ++piece;
     }
     table.end_piece = piece;
+    table.bound_before = group->tables[t].row_bound();
     table.first_share = shares_.size();
     const int64_t shares = (table.count * threads + batch.lookups - 1) / std::max<int64_t>(1, batch.lookups);
     table.end_share = table.first_share + std::max<int64_t>(1, shares);
@@ -258,6 +266,7 @@ void Scan::run(Group* group, const Batch& batch) {
     if (table.error) std::rethrow_exception(table.error);
   }
   number_divided();
+  place_segments(*group);
 }
 
 // Calls use(directory) of a table.
@@ -344,11 +353,35 @@ void Scan::number_divided() {
     }
   }
   run_pieces(shares, [&](int64_t s) noexcept { number_lookups(divided[s]); });
-  for (const TableScan& table : tables_) {
-    for (size_t s = table.first_share + 1; s < table.end_share; ++s) {
-      shares_[s].uniques_before = shares_[s - 1].uniques_before + shares_[s - 1].uniques;
+}
+
+// Default lookups are counted like those of a row, and here taken out: their positions are behind all
+// segments.
+void Scan::place_segments(const Group& group) noexcept {
+  int64_t position = 0;
+  for (size_t s = 0; s < shares_.size(); ++s) {
+    Share& share = shares_[s];
+    find_default_row(group.tables[share.table], &share);
+    share.position = position;
+    position += share.count - share.defaults;
+    if (s > tables_[share.table].first_share) {
+      share.uniques_before = shares_[s - 1].uniques_before + shares_[s - 1].rows_found();
     }
   }
+  segment_lookups_ = position;
+  for (Share& share : shares_) {
+    share.default_position = position;
+    position += share.defaults;
+  }
+}
+
+void Scan::find_default_row(const Table& table, Share* share) const noexcept {
+  if (!table.spec().default_row) return;
+  const uint64_t stamp = stamps_[table.default_slot()];
+  const int64_t row = static_cast<uint32_t>(stamp);
+  if (stamp >> 32 != epoch_ || row < share->first || row >= share->end()) return;
+  share->default_row = row;
+  share->defaults = unique[static_cast<size_t>(row)].count;
 }
 
 // Of all the table's lookups, share->count at first, those whose rows are the share's.
@@ -447,7 +480,7 @@ void Scan::rollback(Group* group) noexcept {
     const Range missed = missing(static_cast<int32_t>(t));
     for (int64_t m = missed.end; m-- > missed.begin;) {
       if (misses[m].added) {
-        table.map().erase(misses[m].id, IdMap::hash(misses[m].id));
+        table.directory().undo_add(misses[m].id, misses[m].row, tables_[t].bound_before);
       } else {
         table.send_away(misses[m].id, misses[m].row);
       }

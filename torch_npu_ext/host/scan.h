@@ -36,13 +36,18 @@ struct Range {
 // are in one share.
 struct alignas(64) Share {  // a cache line: threads write side by side
   int32_t table = 0;
-  int64_t first = 0;            // place of its rows in `unique`, and of their segments
-  int64_t count = 0;            // lookups
-  int64_t uniques = 0;          // rows
-  int64_t uniques_before = 0;   // rows of the table in the shares before
-  uint32_t* lookups = nullptr;  // [count] in order; null: all of the table, which are those from `first` on
-  uint32_t* rows = nullptr;     // [count] of each of `lookups`: its row in `unique`
+  int64_t first = 0;             // place of its rows in `unique`, and of its slots in the plan
+  int64_t count = 0;             // lookups
+  int64_t uniques = 0;           // rows; the default row, if some lookup is its, counts as one
+  int64_t uniques_before = 0;    // rows of the table in the shares before, without the default row
+  int64_t default_row = -1;      // its place in `unique`, if any
+  int64_t defaults = 0;          // lookups of the default row
+  int64_t position = 0;          // of its first segment
+  int64_t default_position = 0;  // of the lookups of the default row
+  uint32_t* lookups = nullptr;   // [count] in order; null: all of the table, which are those from `first` on
+  uint32_t* rows = nullptr;      // [count] of each of `lookups`: its row in `unique`
   int64_t end() const { return first + uniques; }  // of its rows in `unique`
+  int64_t rows_found() const { return uniques - (default_row >= 0 ? 1 : 0); }
 };
 
 // A table has its own part of every array, from its first lookup on: no table waits for another.
@@ -52,8 +57,9 @@ class Scan {
   void run(Group* group, const Batch& batch);    // all tables; throws, and leaves what it did to rollback()
   void rollback(Group* group) noexcept;          // entries as they were before begin()
 
-  int64_t unique_count(int32_t t) const { return last_share(t).uniques_before + last_share(t).uniques; }
-  Range missing(int32_t t) const {  // of `misses`
+  int64_t unique_count(int32_t t) const { return last_share(t).uniques_before + last_share(t).rows_found(); }
+  int64_t segment_lookups() const { return segment_lookups_; }  // all but those of default rows
+  Range missing(int32_t t) const {                              // of `misses`
     return {tables_[t].first, tables_[t].first + tables_[t].misses};
   }
   // Ordered by table.
@@ -80,6 +86,7 @@ class Scan {
     int64_t misses = 0;
     size_t first_piece = 0, end_piece = 0;
     size_t first_share = 0, end_share = 0;
+    int64_t bound_before = 0;  // of the table's rows
     std::exception_ptr error;
     bool divided() const { return end_share - first_share > 1; }
   };
@@ -94,6 +101,8 @@ class Scan {
   void number_divided();
   void list_lookups(Share* share) noexcept;
   void number_lookups(Share* share) noexcept;
+  void place_segments(const Group& group) noexcept;
+  void find_default_row(const Table& table, Share* share) const noexcept;
 
   uint64_t* stamps_ = nullptr;  // of SlotUses, by key
   uint32_t epoch_ = 0;
@@ -102,6 +111,7 @@ class Scan {
   HugeArray<uint32_t> list_rows_;   // [N] rows of those
   std::vector<TableScan> tables_;
   std::vector<Share> shares_;
+  int64_t segment_lookups_ = 0;
 };
 
 }  // namespace rec_sdk

@@ -23,13 +23,17 @@ class Slots {
 // unique: from (key, count) to (slot, first position of its segment).
 void number_segments(const Share& share, const Slots& slots, Scan* scan, PlanBuffers* plan) {
   int64_t u = plan->table_offsets[share.table] + share.uniques_before;
-  uint32_t position = static_cast<uint32_t>(share.first);
-  for (int64_t r = share.first; r < share.end(); ++r, ++u) {
+  uint32_t position = static_cast<uint32_t>(share.position);
+  for (int64_t r = share.first; r < share.end(); ++r) {
     UniqueRow& row = scan->unique[r];
+    if (r == share.default_row) {
+      row.count = static_cast<uint32_t>(share.default_position);
+      continue;
+    }
     const uint32_t count = row.count;
     row = {slots.of(row.key), position};
     plan->unique_slots[u] = static_cast<int32_t>(row.key);
-    plan->segment_offsets[u] = static_cast<int32_t>(position);
+    plan->segment_offsets[u++] = static_cast<int32_t>(position);
     position += count;
   }
 }
@@ -63,11 +67,17 @@ REC_SDK_ALWAYS_INLINE uint32_t take_place(const Lookups& lookups, int64_t i, Uni
   return row.count++;
 }
 
-template <class Lookups>
-void fill_sequence(const Lookups& lookups, UniqueRow* unique, PlanBuffers* plan) {
-  for (int64_t i = 0; i < lookups.count; ++i) {
-    plan->grad_row[take_place(lookups, i, unique, plan)] = static_cast<int32_t>(lookups.lookup(i));
+// Of one piece, all lookups of a feature; `i` is the next lookup.
+template <bool kSources, class Lookups>
+void fill_sequence(const Batch::Piece& piece, const Lookups& lookups, int64_t* i, UniqueRow* unique,
+                   PlanBuffers* plan) {
+  int64_t next = *i;
+  for (; next < lookups.count && lookups.lookup(next) < piece.end; ++next) {
+    const uint32_t position = take_place(lookups, next, unique, plan);
+    plan->grad_row[position] = static_cast<int32_t>(lookups.lookup(next) - piece.begin);
+    if (kSources) plan->grad_source[position] = static_cast<int32_t>(piece.feature);
   }
+  *i = next;
 }
 
 // Of one piece; `i` is the next lookup.
@@ -96,15 +106,16 @@ template <class Lookups>
 void fill(const Group& group, const Batch& batch, int32_t t, const Lookups& lookups, Scan* scan,
           PlanBuffers* plan) {
   UniqueRow* const unique = scan->unique.data();
-  if (!group.pooled) {
-    fill_sequence(lookups, unique, plan);
-    return;
+  int64_t next = 0;
+  for (size_t p = scan->piece_begin(t); !group.pooled && p < scan->piece_end(t); ++p) {
+    const auto fill_piece = group.sources ? fill_sequence<true, Lookups> : fill_sequence<false, Lookups>;
+    fill_piece(batch.pieces[p], lookups, &next, unique, plan);
   }
+  if (!group.pooled) return;
   const auto fill_piece =
       group.scaled     ? batch.weighted ? fill_pooled<true, true, Lookups> : fill_pooled<true, false, Lookups>
       : batch.weighted ? fill_pooled<false, true, Lookups>
                        : fill_pooled<false, false, Lookups>;
-  int64_t next = 0;
   for (size_t p = scan->piece_begin(t); p < scan->piece_end(t); ++p) {
     const Batch::Piece& piece = batch.pieces[p];
     fill_piece(piece, group.features[piece.feature], lookups, &next, unique, plan);

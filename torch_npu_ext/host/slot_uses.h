@@ -32,6 +32,10 @@ class SlotUses {
   void hold(PlanBuffers* plan) noexcept;  // the current batch succeeded, with these unique_slots
   void release(const PlanBuffers& plan) noexcept;
 
+  const std::vector<PlanBuffers*>& in_flight() const { return in_flight_; }  // oldest first
+  uint64_t serial() const { return held_plans_; }                            // of the latest plan held
+  void start_at(uint64_t serial) { held_plans_ = serial; }                   // before the first plan
+
   // Whether the slot is held, or used by the current batch. Needs prepare_held(), or mark_held() if any.
   bool held(int64_t slot) const {
     const uint32_t batch = last_batch(slot);

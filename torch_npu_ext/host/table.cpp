@@ -22,6 +22,9 @@ void check_spec(const TableSpec& spec, const RecordLayout& layout) {
   check(static_cast<int64_t>(spec.state_init.size()) == layout.state_count,
         "state_init must have one value per state block, " + std::to_string(layout.state_count) + ", got " +
             std::to_string(spec.state_init.size()));
+  check(spec.admission == nullptr || (spec.hashed && spec.default_row),
+        std::string("an admission filter needs a hash table with a default row, and this is ") +
+            (spec.hashed ? "one without" : "an index table"));
 }
 
 }  // namespace
@@ -33,13 +36,19 @@ Table::Table(TableSpec spec, const RecordLayout& layout, const std::string& poli
       initializer((check_spec(spec, layout), layout), spec.initializer, spec.seed, spec.name,
                   spec.state_init),
       policy(make_cache_policy(policy_name, first_slot, spec.slots)),
+      columns(spec.columns),
       spec_(std::move(spec)),
       first_slot_(first_slot),
       memory_(memory),
-      ids_(spec_.hashed ? std::min<int64_t>(spec_.slots, int64_t{3} << 20) : 0),
+      directory_(spec_.hashed ? std::min<int64_t>(spec_.slots, int64_t{3} << 20) : 0),
       slot_rows_(spec_.hashed ? static_cast<size_t>(spec_.slots) : 0),
       row_slots_(spec_.hashed ? 0 : static_cast<size_t>(spec_.num_embeddings)) {
-  if (!spec_.hashed) store.extend(spec_.num_embeddings);
+  prepare();
+}
+
+void Table::prepare() {
+  used_slots_.reserve(spec_.slots);
+  if (!spec_.hashed) extend_rows();
 }
 
 bool Table::never_evicts() const {
@@ -49,15 +58,15 @@ bool Table::never_evicts() const {
 
 int64_t Table::index_bytes() const {
   if (!spec_.hashed) return static_cast<int64_t>(row_slots_.size() * sizeof(uint32_t));
-  return ids_.bytes();
+  return directory_.bytes();
 }
 
 bool Table::reserve_ids(int64_t extra) {
-  const int64_t bytes = ids_.growth(extra);
+  const int64_t bytes = directory_.growth(extra);
   if (bytes == 0) return false;
   const auto growth = memory_->one_at_a_time();
   memory_->require(bytes, spec_.name);
-  ids_.reserve(extra);
+  directory_.reserve(extra);
   return true;
 }
 
@@ -68,15 +77,29 @@ void Table::check_capacity(int64_t rows_after, int64_t id) const {
                       " ids, and id " + std::to_string(id) + " would be one more; raise num_embeddings");
 }
 
+void Table::extend_rows() {
+  const int64_t rows = row_bound();
+  store.extend(rows);
+  columns.extend(rows);
+  if (spec_.hashed) directory_.reserve_removal();
+}
+
+void Table::forget_row(uint32_t row) noexcept {
+  store.forget(row);
+  columns.reset(row);
+}
+
 void Table::clear() {
   if (spec_.hashed) {
-    ids_.clear();
+    directory_.clear();
   } else {
     row_slots_ = HugeArray<uint32_t>(static_cast<size_t>(spec_.num_embeddings));
   }
   store.clear();
+  columns.clear();
   policy->clear();
-  used_slots = 0;
+  used_slots_.clear();
+  prepare();
 }
 
 }  // namespace rec_sdk

@@ -6,11 +6,15 @@
 #include <string>
 #include <vector>
 
+#include "torch_npu_ext/host/admission.h"
 #include "torch_npu_ext/host/cache_policy.h"
 #include "torch_npu_ext/host/host_store.h"
 #include "torch_npu_ext/host/id_map.h"
 #include "torch_npu_ext/host/initializers.h"
 #include "torch_npu_ext/host/memory.h"
+#include "torch_npu_ext/host/number_pool.h"
+#include "torch_npu_ext/host/row_columns.h"
+#include "torch_npu_ext/host/row_directory.h"
 
 namespace rec_sdk {
 
@@ -20,12 +24,15 @@ struct TableSpec {
   std::string name;
   bool hashed;  // any int64 is an id; otherwise 0 <= id < num_embeddings, and the id is the row
   int64_t num_embeddings;
-  int64_t slots;     // in the device cache
+  int64_t slots;     // in the device cache, for rows
   int64_t capacity;  // of a hash table; 0 = unlimited
   Initializer initializer;
   uint64_t seed;
   std::vector<float> state_init;  // one per state block
   BoundsCheck bounds_check;
+  ColumnSet columns = {};
+  bool default_row = false;  // one more slot, behind those for rows: default_slot()
+  std::shared_ptr<AdmissionFilter> admission = nullptr;  // of a hash table with a default row; null: all ids
 };
 
 class Table {
@@ -35,26 +42,50 @@ class Table {
         MemoryGuard* memory);
 
   const TableSpec& spec() const { return spec_; }
-  int64_t rows() const { return spec_.hashed ? ids_.size() : spec_.num_embeddings; }
+  int64_t rows() const { return spec_.hashed ? directory_.count() : spec_.num_embeddings; }
+  int64_t row_bound() const { return spec_.hashed ? directory_.bound() : spec_.num_embeddings; }
   int64_t first_slot() const { return first_slot_; }
-  int64_t end_slot() const { return first_slot_ + spec_.slots; }
+  int64_t end_slot() const { return first_slot_ + spec_.slots + (spec_.default_row ? 1 : 0); }
+  // Of the constant that default lookups read: no row ever has it. Precondition: spec().default_row.
+  uint32_t default_slot() const { return static_cast<uint32_t>(first_slot_ + spec_.slots); }
   bool never_evicts() const;
   int64_t index_bytes() const;  // of the id map and its kin
 
-  // Hash tables. A failed batch erases from the map what it added.
-  IdMap& map() { return ids_; }
+  // Hash tables. A failed batch undoes what it added to the directory.
+  RowDirectory& directory() { return directory_; }
+  const IdMap& map() const { return directory_.ids(); }
   bool reserve_ids(int64_t extra);  // room in the map; whether it grew. Throws MemoryLimitError
   void check_capacity(int64_t rows_after, int64_t id) const;  // throws CapacityError
+
+  void extend_rows();  // what is kept per row gets room for all of row_bound(). Throws std::bad_alloc
+  void forget_row(uint32_t row) noexcept;            // as if no id ever had it
+  void drop_id(int64_t id, uint32_t row) noexcept {  // a known id, whose slot, if any, is freed
+    if (spec_.hashed) {
+      directory_.remove(id, row);
+    } else {
+      row_slots_[row] = ~kNoSlot;
+    }
+  }
+
+  // Slots without a row, those that were freed first. free_slots() of them are there.
+  int64_t free_slots() const { return spec_.slots - used_slots_.count(); }
+  int64_t slot_bound() const { return used_slots_.bound(); }
+  uint32_t peek_slot(int64_t k) const { return static_cast<uint32_t>(first_slot_ + used_slots_.peek(k)); }
+  uint32_t take_slot() { return static_cast<uint32_t>(first_slot_) + used_slots_.take(); }
+  void put_back_slot(uint32_t slot, int64_t bound_before) noexcept {  // undoes take_slot(), latest first
+    used_slots_.put_back(slot - static_cast<uint32_t>(first_slot_), bound_before);
+  }
+  void free_slot(uint32_t slot) noexcept { used_slots_.free(slot - static_cast<uint32_t>(first_slot_)); }
 
   // Index tables: the slot of each row, complemented, so that zeroed memory means kNoSlot.
   uint32_t* row_slots() const { return row_slots_.data(); }
 
   REC_SDK_ALWAYS_INLINE void prefetch_slot(int64_t id) const {
-    spec_.hashed ? ids_.prefetch(IdMap::hash(id)) : rec_sdk::prefetch(&row_slots_[id]);
+    spec_.hashed ? map().prefetch(IdMap::hash(id)) : rec_sdk::prefetch(&row_slots_[id]);
   }
   void set_slot(int64_t id, uint32_t slot) {  // of a known id
     if (spec_.hashed) {
-      ids_.find(id, IdMap::hash(id)).set_slot(slot);
+      map().find(id, IdMap::hash(id)).set_slot(slot);
     } else {
       row_slots_[id] = ~slot;
     }
@@ -62,7 +93,7 @@ class Table {
 
   void send_away(int64_t id, uint32_t row) {  // a known id loses its slot
     if (spec_.hashed) {
-      ids_.find(id, IdMap::hash(id)).set_row(row);
+      map().find(id, IdMap::hash(id)).set_row(row);
     } else {
       row_slots_[id] = ~kNoSlot;
     }
@@ -83,7 +114,7 @@ class Table {
   template <class Visit>  // visit(id, row, slot) of every row, in no order
   void for_each(Visit visit) const {
     if (spec_.hashed) {
-      ids_.for_each(
+      map().for_each(
           [&](int64_t id, const IdMap::Entry& entry) { visit(id, row_of(id, entry), entry.slot()); });
       return;
     }
@@ -97,13 +128,16 @@ class Table {
   HostStore store;
   RecordInitializer initializer;
   std::unique_ptr<CachePolicy> policy;
-  int64_t used_slots = 0;  // slots [first_slot, first_slot + used_slots) hold a row
+  RowColumns columns;
 
  private:
+  void prepare();
+
   TableSpec spec_;
   int64_t first_slot_;
   MemoryGuard* memory_;
-  IdMap ids_;
+  RowDirectory directory_;
+  NumberPool used_slots_;          // counted from first_slot
   HugeArray<uint32_t> slot_rows_;  // [slots] of a hash table: the row in each used slot
   HugeArray<uint32_t> row_slots_;
 };

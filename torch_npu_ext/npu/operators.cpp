@@ -29,24 +29,34 @@ struct OnNpu {
     launch("rec_sdk_scatter_rows", on, rec_sdk_launch_scatter_rows, a);
   }
   static void update_rows(const Tensor& on, const UpdateRows& a, std::string optimizer, void* workspace) {
-    on_current_stream("rec_sdk_update_rows", on.get_device_index(),
-                      [a, workspace, name = std::move(optimizer)](void* stream) {
-                        rec_sdk_launch_update_rows(stream, &a, name.c_str(), workspace);
-                      });
+    on_current_stream(
+        "rec_sdk_update_rows", on.get_device_index(),
+        [a, workspace, name = std::move(optimizer), grads = grads_of(a.segments)](void* stream) {
+          UpdateRows rows = a;
+          rows.segments.lookups.grads = grads.data();
+          rec_sdk_launch_update_rows(stream, &rows, name.c_str(), workspace);
+        });
   }
   static void accumulate_rows(const Tensor& on, const AccumulateRows& a, void* workspace) {
-    on_current_stream("rec_sdk_accumulate_rows", on.get_device_index(), [a, workspace](void* stream) {
-      rec_sdk_launch_accumulate_rows(stream, &a, workspace);
-    });
+    on_current_stream("rec_sdk_accumulate_rows", on.get_device_index(),
+                      [a, workspace, grads = grads_of(a.segments)](void* stream) {
+                        AccumulateRows rows = a;
+                        rows.segments.lookups.grads = grads.data();
+                        rec_sdk_launch_accumulate_rows(stream, &rows, workspace);
+                      });
   }
-  static int64_t segments_workspace(int64_t lookups, int64_t dim) {
-    return rec_sdk_segments_workspace(lookups, dim);
+  static int64_t segments_workspace(const Segments& segments) {
+    return rec_sdk_segments_workspace(&segments);
   }
 
   // Host memory is not reached.
   static void* host_rows(const Tensor&, const Tensor&) { return nullptr; }
 
  private:
+  static Gradients grads_of(const Segments& segments) {
+    return Gradients(segments.lookups.grads, segments.lookups.grads + segments.lookups.grad_count);
+  }
+
   template <class Arguments>
   static void launch(const char* op, const Tensor& on, void (*kernel)(void*, const Arguments*),
                      const Arguments& a) {

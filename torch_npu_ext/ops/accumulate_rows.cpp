@@ -6,18 +6,20 @@
 
 namespace rec_sdk {
 
-AccumulateRows accumulate_rows_arguments(const Tensor& pending, const Tensor& grad,
+AccumulateRows accumulate_rows_arguments(const Tensor& pending, const Gradients& grads,
                                          const Tensor& unique_slots, const Tensor& segment_offsets,
-                                         const Tensor& grad_row, const OptionalTensor& grad_column,
-                                         const OptionalTensor& scale) {
+                                         const Tensor& grad_row, const OptionalTensor& grad_source,
+                                         const OptionalTensor& grad_column, const OptionalTensor& scale) {
   const Checker check("accumulate_rows", pending);
   check.tensor("pending", pending, ScalarType::Float, 2);
   check.contiguous("pending", pending);
   check.require(pending.size(1) >= 2 && pending.size(1) % 2 == 0,
                 "pending must have 2 * dim columns (sum, compensation), got ", pending.size(1));
+  check.require(pending.size(1) <= 2 * kMaxDim, "pending must have at most ", 2 * kMaxDim, " columns, got ",
+                pending.size(1));
   AccumulateRows arguments{};
-  arguments.segments = segments_of(check, grad, unique_slots, segment_offsets, grad_row, grad_column, scale,
-                                   pending.size(1) / 2);
+  arguments.segments = segments_of(check, grads, unique_slots, segment_offsets, grad_row, grad_source,
+                                   grad_column, scale, pending.size(1) / 2);
   arguments.pending = static_cast<float*>(pending.data_ptr());
   arguments.slots = pending.size(0);
   return arguments;
@@ -25,13 +27,15 @@ AccumulateRows accumulate_rows_arguments(const Tensor& pending, const Tensor& gr
 
 namespace {
 
-void accumulate_rows_cpu(const Tensor& pending, const Tensor& grad, const Tensor& unique_slots,
+void accumulate_rows_cpu(const Tensor& pending, const Tensors& grads, const Tensor& unique_slots,
                          const Tensor& segment_offsets, const Tensor& grad_row,
-                         const OptionalTensor& grad_column, const OptionalTensor& scale) {
+                         const OptionalTensor& grad_source, const OptionalTensor& grad_column,
+                         const OptionalTensor& scale) {
   const Checker check("accumulate_rows", pending);
-  AccumulateRows arguments =
-      accumulate_rows_arguments(pending, grad, unique_slots, segment_offsets, grad_row, grad_column, scale);
-  check_segments(check, arguments.segments, pending.size(0), grad.size(0), grad.size(1));
+  const Gradients gradients = gradients_of("accumulate_rows", pending, grads);
+  AccumulateRows arguments = accumulate_rows_arguments(pending, gradients, unique_slots, segment_offsets,
+                                                       grad_row, grad_source, grad_column, scale);
+  check_segments(check, arguments.segments, pending.size(0));
   const HotRows hot_rows(arguments.segments);
   const CpuKernels& kernels = cpu_kernels();
   parallel_rows(arguments.segments, arguments.segments.dim * 8,
@@ -42,12 +46,6 @@ void accumulate_rows_cpu(const Tensor& pending, const Tensor& grad, const Tensor
 
 }  // namespace
 }  // namespace rec_sdk
-
-STABLE_TORCH_LIBRARY_FRAGMENT(rec_sdk, m) {
-  m.def(
-      "accumulate_rows(Tensor(a!) pending, Tensor grad, Tensor unique_slots, Tensor segment_offsets, "
-      "Tensor grad_row, Tensor? grad_column, Tensor? scale) -> ()");
-}
 
 STABLE_TORCH_LIBRARY_IMPL(rec_sdk, CPU, m) {
   m.impl("accumulate_rows", TORCH_BOX(&rec_sdk::accumulate_rows_cpu));

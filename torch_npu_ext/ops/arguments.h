@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "op_kernels/common/arguments.h"
 
@@ -16,6 +17,8 @@ namespace rec_sdk {
 
 using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
+using Tensors = std::vector<Tensor>;
+using Gradients = std::vector<Gradient>;
 
 // An operator's result, uninitialised.
 Tensor lookup_sequence_output(const Tensor& weights, const Tensor& slots);      // (n, dim) fp32
@@ -33,18 +36,22 @@ PooledWeightsGrad pooled_weights_grad_arguments(const Tensor& weights, const Ten
                                                 const Tensor& offsets, const Tensor& grad,
                                                 const Tensor& columns, const Tensor& mean, const Tensor& out);
 
-// Without hot rows: how to split long segments is the backend's business.
-UpdateRows update_rows_arguments(const Tensor& cache, const Tensor& grad, const Tensor& unique_slots,
+// grads: at least one [rows, columns] fp32 each, stride(1) = 1. `cache` fixes the device.
+Gradients gradients_of(const char* op, const Tensor& cache, const Tensors& grads);
+
+// Without hot rows: how to split long segments is the backend's business. `grads`, of gradients_of, must
+// outlive the result.
+UpdateRows update_rows_arguments(const Tensor& cache, const Gradients& grads, const Tensor& unique_slots,
                                  const Tensor& table_offsets, const Tensor& segment_offsets,
-                                 const Tensor& grad_row, const OptionalTensor& grad_column,
-                                 const OptionalTensor& scale, const Tensor& coefficients,
-                                 const std::string& optimizer, int64_t dim,
+                                 const Tensor& grad_row, const OptionalTensor& grad_source,
+                                 const OptionalTensor& grad_column, const OptionalTensor& scale,
+                                 const Tensor& coefficients, const std::string& optimizer, int64_t dim,
                                  torch::headeronly::ScalarType weight_dtype);
 
-AccumulateRows accumulate_rows_arguments(const Tensor& pending, const Tensor& grad,
+AccumulateRows accumulate_rows_arguments(const Tensor& pending, const Gradients& grads,
                                          const Tensor& unique_slots, const Tensor& segment_offsets,
-                                         const Tensor& grad_row, const OptionalTensor& grad_column,
-                                         const OptionalTensor& scale);
+                                         const Tensor& grad_row, const OptionalTensor& grad_source,
+                                         const OptionalTensor& grad_column, const OptionalTensor& scale);
 
 // `op` and `name` name the operator and its argument `rows` in errors: the result of a gather, or the source
 // of a scatter. host_rows: where the device reaches rows that are on the host; null if it does not.

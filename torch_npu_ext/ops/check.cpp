@@ -1,5 +1,7 @@
 #include "torch_npu_ext/ops/check.h"
 
+#include "torch_npu_ext/ops/arguments.h"
+
 namespace rec_sdk {
 
 void Checker::type_and_rank(const char* name, const Tensor& tensor, ScalarType dtype, int64_t rank) const {
@@ -32,6 +34,20 @@ float* Checker::matrix(const char* name, const Tensor& tensor) const {
   return static_cast<float*>(tensor.data_ptr());
 }
 
+int64_t row_stride(const Tensor& matrix) { return matrix.size(0) > 1 ? matrix.stride(0) : matrix.size(1); }
+
+Gradients gradients_of(const char* op, const Tensor& cache, const Tensors& grads) {
+  const Checker check(op, cache);
+  check.require(!grads.empty(), "grads must have at least one gradient, got none");
+  Gradients gradients;
+  for (size_t i = 0; i < grads.size(); ++i) {
+    const Tensor& grad = grads[i];
+    const float* data = check.matrix(("grads[" + std::to_string(i) + "]").c_str(), grad);
+    gradients.push_back({data, row_stride(grad), grad.size(0), grad.size(1)});
+  }
+  return gradients;
+}
+
 DType storage_dtype(const Checker& check, const char* name, ScalarType dtype) {
   if (dtype == ScalarType::Half) return DType::kFloat16;
   if (dtype == ScalarType::BFloat16) return DType::kBFloat16;
@@ -43,12 +59,13 @@ DType storage_dtype(const Checker& check, const char* name, ScalarType dtype) {
 Weights Checker::weights(const Tensor& weights) const {
   const DType dtype = storage_dtype(*this, "weights", weights.scalar_type());
   tensor("weights", weights, weights.scalar_type(), 2);
-  require(weights.size(1) >= 1, "weights must have at least one column, got ", weights.size(1));
+  require(weights.size(1) >= 1 && weights.size(1) <= kMaxDim, "weights must have from 1 to ", kMaxDim,
+          " columns, got ", weights.size(1));
   require(weights.size(1) == 1 || weights.stride(1) == 1, "weights must have stride(1) = 1, got ",
           weights.stride(1));
   require(weights.stride(0) >= weights.size(1) || weights.size(0) <= 1,
           "weights must have stride(0) >= size(1) = ", weights.size(1), ", got ", weights.stride(0));
-  const int64_t stride_bytes = weights.stride(0) * static_cast<int64_t>(weights.element_size());
+  const int64_t stride_bytes = row_stride(weights) * static_cast<int64_t>(weights.element_size());
   return {static_cast<const uint8_t*>(weights.data_ptr()), stride_bytes, weights.size(0), weights.size(1),
           dtype};
 }
@@ -60,10 +77,12 @@ Bags Checker::bags(const Tensor& offsets, const Tensor& columns, const Tensor& m
   const int64_t count = offsets.size(0) - 1;
   const int64_t* column = vector<const int64_t>("columns", columns, ScalarType::Long);
   const bool* means = vector<const bool>("mean", mean, ScalarType::Bool, columns.size(0));
-  const int64_t all = columns.size(0) * batch_size;
+  int64_t all = 0;
+  require(!__builtin_mul_overflow(columns.size(0), batch_size, &all), columns.size(0),
+          " feature(s) with a batch of ", batch_size, " are too many bags");
   require(first_bag >= 0, "first_bag must not be negative, got ", first_bag);
-  require(count == 0 || count <= all - first_bag, "bags [", first_bag, ", ", first_bag + count,
-          ") exceed the ", all, " bags of ", columns.size(0), " feature(s) with a batch of ", batch_size);
+  require(count == 0 || count <= all - first_bag, "bags ", first_bag, " to ", first_bag, " + ", count,
+          " exceed the ", all, " bags of ", columns.size(0), " feature(s) with a batch of ", batch_size);
   return {starts, count, first_bag, batch_size, column, means, columns.size(0)};
 }
 

@@ -55,6 +55,9 @@ class Checker {
   const Tensor& reference_;
 };
 
+// From one row to the next; that of a single row may be anything in torch, and is its width here.
+int64_t row_stride(const Tensor& matrix);
+
 DType storage_dtype(const Checker& check, const char* name, ScalarType dtype);
 
 }  // namespace rec_sdk

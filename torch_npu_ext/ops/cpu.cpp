@@ -18,6 +18,29 @@ void check_offsets_of(const Checker& check, const char* name, const T* offsets, 
   check.require(offsets[count] == end, name, " must end at ", end, ", got ", offsets[count]);
 }
 
+// values[j] in [0, limit_of(the gradient of lookup j)) for all lookups; grad_source is already checked.
+template <class LimitOf>
+void check_places(const Checker& check, const char* name, const int32_t* values, const Lookups& lookups,
+                  const LimitOf& limit_of) {
+  if (lookups.grad_source == nullptr) {
+    return check_indices(check, name, values, lookups.count, limit_of(lookups.grad));
+  }
+  const auto good_at = [&](int64_t j) {
+    return values[j] >= 0 && values[j] < limit_of(lookups.grads[lookups.grad_source[j]]);
+  };
+  std::atomic<bool> good{true};
+  parallel_pieces(lookups.count, 1 << 16, [&](int64_t begin, int64_t end) {
+    bool all = true;
+    for (int64_t j = begin; j < end; ++j) all &= good_at(j);
+    if (!all) good = false;
+  });
+  for (int64_t j = 0; !good && j < lookups.count; ++j) {
+    const int32_t source = lookups.grad_source[j];
+    check.require(good_at(j), name, " must be in [0, ", limit_of(lookups.grads[source]), ") for grads[",
+                  source, "], got ", values[j], " at index ", j);
+  }
+}
+
 }  // namespace
 
 void check_indices(const Checker& check, const char* name, const int32_t* values, int64_t count,
@@ -54,15 +77,18 @@ void check_bags(const Checker& check, const Bags& bags, int64_t features, int64_
   }
 }
 
-void check_segments(const Checker& check, const Segments& segments, int64_t slots, int64_t grad_rows,
-                    int64_t grad_columns) {
+void check_segments(const Checker& check, const Segments& segments, int64_t slots) {
   const Lookups& lookups = segments.lookups;
-  const int64_t last_column = grad_columns - segments.dim;
   check_offsets(check, "segment_offsets", segments.offsets, segments.rows, lookups.count);
   check_indices(check, "unique_slots", segments.unique_slots, segments.rows, slots);
-  check_indices(check, "grad_row", lookups.grad_row, lookups.count, grad_rows);
+  if (lookups.grad_source != nullptr) {
+    check_indices(check, "grad_source", lookups.grad_source, lookups.count, lookups.grad_count);
+  }
+  check_places(check, "grad_row", lookups.grad_row, lookups, [](const Gradient& g) { return g.rows; });
   if (lookups.grad_column != nullptr) {
-    check_indices(check, "grad_column", lookups.grad_column, lookups.count, last_column + 1);
+    const int64_t dim = segments.dim;
+    check_places(check, "grad_column", lookups.grad_column, lookups,
+                 [dim](const Gradient& g) { return g.columns - dim + 1; });
   }
 }
 

@@ -51,8 +51,7 @@ void check_offsets(const Checker& check, const char* name, const int64_t* offset
 void check_bags(const Checker& check, const Bags& bags, int64_t features, int64_t lookups, int64_t dim,
                 int64_t width);
 
-void check_segments(const Checker& check, const Segments& segments, int64_t slots, int64_t grad_rows,
-                    int64_t grad_columns);
+void check_segments(const Checker& check, const Segments& segments, int64_t slots);
 
 // The hot rows of the segments, summed. Keeps what the segments then point to.
 class HotRows {

@@ -5,7 +5,7 @@
 //   lookup_sequence, lookup_pooled, pooled_weights_grad, gather_rows, scatter_rows(on, arguments)
 //   update_rows(on, arguments, optimizer, workspace), accumulate_rows(on, arguments, workspace)
 // with a workspace of
-//   segments_workspace(lookups, dim)   bytes of device memory
+//   segments_workspace(segments)       bytes of device memory
 // and with
 //   host_rows(cache, rows)             where the device reaches rows in host memory; null if it does not
 #pragma once
@@ -66,24 +66,27 @@ struct DeviceOperators {
     if (arguments.count > 0) Backend::scatter_rows(cache, arguments);
   }
 
-  static void update_rows(const Tensor& cache, const Tensor& grad, const Tensor& unique_slots,
+  static void update_rows(const Tensor& cache, const Tensors& grads, const Tensor& unique_slots,
                           const Tensor& table_offsets, const Tensor& segment_offsets, const Tensor& grad_row,
-                          const OptionalTensor& grad_column, const OptionalTensor& scale,
-                          const Tensor& coefficients, OwnedString optimizer, int64_t dim,
-                          ScalarType weight_dtype) {
-    const UpdateRows arguments =
-        update_rows_arguments(cache, grad, unique_slots, table_offsets, segment_offsets, grad_row,
-                              grad_column, scale, coefficients, optimizer.value, dim, weight_dtype);
+                          const OptionalTensor& grad_source, const OptionalTensor& grad_column,
+                          const OptionalTensor& scale, const Tensor& coefficients, OwnedString optimizer,
+                          int64_t dim, ScalarType weight_dtype) {
+    const Gradients gradients = gradients_of("update_rows", cache, grads);
+    const UpdateRows arguments = update_rows_arguments(
+        cache, gradients, unique_slots, table_offsets, segment_offsets, grad_row, grad_source, grad_column,
+        scale, coefficients, optimizer.value, dim, weight_dtype);
     if (arguments.segments.rows == 0) return;
     const Tensor workspace = workspace_of(cache, arguments.segments);
     Backend::update_rows(cache, arguments, std::move(optimizer.value), workspace.data_ptr());
   }
 
-  static void accumulate_rows(const Tensor& pending, const Tensor& grad, const Tensor& unique_slots,
+  static void accumulate_rows(const Tensor& pending, const Tensors& grads, const Tensor& unique_slots,
                               const Tensor& segment_offsets, const Tensor& grad_row,
-                              const OptionalTensor& grad_column, const OptionalTensor& scale) {
-    const AccumulateRows arguments =
-        accumulate_rows_arguments(pending, grad, unique_slots, segment_offsets, grad_row, grad_column, scale);
+                              const OptionalTensor& grad_source, const OptionalTensor& grad_column,
+                              const OptionalTensor& scale) {
+    const Gradients gradients = gradients_of("accumulate_rows", pending, grads);
+    const AccumulateRows arguments = accumulate_rows_arguments(
+        pending, gradients, unique_slots, segment_offsets, grad_row, grad_source, grad_column, scale);
     if (arguments.segments.rows == 0) return;
     const Tensor workspace = workspace_of(pending, arguments.segments);
     Backend::accumulate_rows(pending, arguments, workspace.data_ptr());
@@ -105,7 +108,7 @@ struct DeviceOperators {
   // Freed when the operator returns; the allocator hands it out again only behind the launch on the same
   // stream.
   static Tensor workspace_of(const Tensor& on, const Segments& segments) {
-    const int64_t bytes = Backend::segments_workspace(segments.lookups.count, segments.dim);
+    const int64_t bytes = Backend::segments_workspace(segments);
     return torch::stable::new_empty(on, {bytes}, ScalarType::Byte);
   }
 };

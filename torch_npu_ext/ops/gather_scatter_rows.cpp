@@ -29,7 +29,7 @@ CopyRows copy_rows_arguments(const char* op, const Tensor& cache, const Tensor& 
           slot,
           cache.size(1),
           cache.size(0),
-          slots.numel()};
+          cache.size(1) > 0 ? slots.numel() : 0};  // of records without bytes there is nothing to copy
 }
 
 namespace {
@@ -39,7 +39,7 @@ void gather_rows_out_cpu(const Tensor& cache, const Tensor& slots, const Tensor&
   const CopyRows arguments = copy_rows_arguments("gather_rows", cache, slots, "out", out);
   check_indices(check, "slots", arguments.slots, slots.size(0), cache.size(0));
   const CpuKernels& kernels = cpu_kernels();
-  parallel_pieces(slots.size(0), piece_of(arguments.bytes),
+  parallel_pieces(arguments.count, piece_of(arguments.bytes),
                   [&](int64_t begin, int64_t end) { kernels.gather_rows(arguments, begin, end); });
 }
 
@@ -54,18 +54,12 @@ void scatter_rows_cpu(const Tensor& cache, const Tensor& slots, const Tensor& ro
   const CopyRows arguments = copy_rows_arguments("scatter_rows", cache, slots, "rows", rows);
   check_indices(check, "slots", arguments.slots, slots.size(0), cache.size(0));
   const CpuKernels& kernels = cpu_kernels();
-  parallel_pieces(slots.size(0), piece_of(arguments.bytes),
+  parallel_pieces(arguments.count, piece_of(arguments.bytes),
                   [&](int64_t begin, int64_t end) { kernels.scatter_rows(arguments, begin, end); });
 }
 
 }  // namespace
 }  // namespace rec_sdk
-
-STABLE_TORCH_LIBRARY_FRAGMENT(rec_sdk, m) {
-  m.def("gather_rows(Tensor cache, Tensor slots) -> Tensor");
-  m.def("gather_rows.out(Tensor cache, Tensor slots, *, Tensor(a!) out) -> ()");
-  m.def("scatter_rows(Tensor(a!) cache, Tensor slots, Tensor rows) -> ()");
-}
 
 STABLE_TORCH_LIBRARY_IMPL(rec_sdk, CPU, m) {
   m.impl("gather_rows", TORCH_BOX(&rec_sdk::gather_rows_cpu));

@@ -17,7 +17,7 @@ LookupPooled lookup_pooled_arguments(const Tensor& weights, const Tensor& slots,
                                                              ScalarType::Float, slots.size(0));
   }
   arguments.out = check.matrix("out", out);
-  arguments.out_stride = out.stride(0);
+  arguments.out_stride = row_stride(out);
   arguments.out_columns = out.size(1);
   arguments.lookups = slots.numel();
   arguments.bags = check.bags(offsets, columns, mean, first_bag, out.size(0));
@@ -36,20 +36,13 @@ void lookup_pooled_cpu(const Tensor& weights, const Tensor& slots, const Tensor&
   check_bags(check, arguments.bags, columns.size(0), lookups, dim, out.size(1));
   check_indices(check, "slots", arguments.slots, lookups, arguments.weights.rows);
   const CpuKernels& kernels = cpu_kernels();
-  const int64_t bag_bytes = (1 + lookups / std::max<int64_t>(bags, 1)) * dim * 4;
-  parallel_pieces(bags, piece_of(bag_bytes),
+  const int64_t rows_of_bag = 1 + lookups / std::max<int64_t>(bags, 1);
+  parallel_pieces(bags, piece_of(rows_of_bag < kMaxDim ? rows_of_bag * dim * 4 : INT64_MAX),
                   [&](int64_t begin, int64_t end) { kernels.lookup_pooled(arguments, begin, end); });
 }
 
 }  // namespace
 }  // namespace rec_sdk
-
-STABLE_TORCH_LIBRARY_FRAGMENT(rec_sdk, m) {
-  m.def(
-      "lookup_pooled(Tensor weights, Tensor slots, Tensor offsets, Tensor? per_sample_weights, Tensor "
-      "columns, "
-      "Tensor mean, int first_bag, Tensor(a!) out) -> ()");
-}
 
 STABLE_TORCH_LIBRARY_IMPL(rec_sdk, CPU, m) {
   m.impl("lookup_pooled", TORCH_BOX(&rec_sdk::lookup_pooled_cpu));

@@ -34,10 +34,6 @@ Tensor lookup_sequence_cpu(const Tensor& weights, const Tensor& slots) {
 }  // namespace
 }  // namespace rec_sdk
 
-STABLE_TORCH_LIBRARY_FRAGMENT(rec_sdk, m) {
-  m.def("lookup_sequence(Tensor weights, Tensor slots) -> Tensor");
-}
-
 STABLE_TORCH_LIBRARY_IMPL(rec_sdk, CPU, m) {
   m.impl("lookup_sequence", TORCH_BOX(&rec_sdk::lookup_sequence_cpu));
 }

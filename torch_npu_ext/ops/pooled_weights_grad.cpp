@@ -20,7 +20,7 @@ PooledWeightsGrad pooled_weights_grad_arguments(const Tensor& weights, const Ten
   arguments.weights = check.weights(weights);
   arguments.slots = check.vector<const int32_t>("slots", slots, ScalarType::Int);
   arguments.grad = check.matrix("grad", grad);
-  arguments.grad_stride = grad.stride(0);
+  arguments.grad_stride = row_stride(grad);
   arguments.grad_columns = grad.size(1);
   arguments.lookups = slots.numel();
   arguments.bags = check.bags(offsets, columns, mean, 0, grad.size(0));
@@ -47,12 +47,6 @@ Tensor pooled_weights_grad_cpu(const Tensor& weights, const Tensor& slots, const
 
 }  // namespace
 }  // namespace rec_sdk
-
-STABLE_TORCH_LIBRARY_FRAGMENT(rec_sdk, m) {
-  m.def(
-      "pooled_weights_grad(Tensor weights, Tensor slots, Tensor offsets, Tensor grad, Tensor columns, "
-      "Tensor mean) -> Tensor");
-}
 
 STABLE_TORCH_LIBRARY_IMPL(rec_sdk, CPU, m) {
   m.impl("pooled_weights_grad", TORCH_BOX(&rec_sdk::pooled_weights_grad_cpu));

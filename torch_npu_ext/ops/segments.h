@@ -1,14 +1,18 @@
 // The arguments that update_rows and accumulate_rows share.
 #pragma once
 
+#include <vector>
+
 #include "torch_npu_ext/ops/arguments.h"
 #include "torch_npu_ext/ops/check.h"
 
 namespace rec_sdk {
 
-inline Segments segments_of(const Checker& check, const Tensor& grad, const Tensor& unique_slots,
+// `grads` must outlive the result.
+inline Segments segments_of(const Checker& check, const Gradients& grads, const Tensor& unique_slots,
                             const Tensor& segment_offsets, const Tensor& grad_row,
-                            const OptionalTensor& grad_column, const OptionalTensor& scale, int64_t dim) {
+                            const OptionalTensor& grad_source, const OptionalTensor& grad_column,
+                            const OptionalTensor& scale, int64_t dim) {
   Segments segments{};
   segments.dim = dim;
   segments.rows = unique_slots.numel();
@@ -16,14 +20,22 @@ inline Segments segments_of(const Checker& check, const Tensor& grad, const Tens
   segments.offsets =
       check.vector<const int32_t>("segment_offsets", segment_offsets, ScalarType::Int, segments.rows + 1);
   Lookups& lookups = segments.lookups;
-  lookups.grad = check.matrix("grad", grad);
-  lookups.grad_stride = grad.stride(0);
-  lookups.count = grad_row.numel();
-  check.require(lookups.count == 0 || grad.size(1) >= dim, "grad must have at least ", dim, " columns, got ",
-                grad.size(1));
-  lookups.grad_rows = grad.size(0);
-  lookups.grad_columns = grad.size(1);
+  lookups.grad = grads.front();
+  lookups.grads = grads.data();
+  lookups.grad_count = static_cast<int64_t>(grads.size());
   lookups.grad_row = check.vector<const int32_t>("grad_row", grad_row, ScalarType::Int);
+  lookups.count = grad_row.numel();
+  for (size_t i = 0; i < grads.size(); ++i) {
+    const bool read = lookups.count > 0 && grads[i].rows > 0;
+    check.require(!read || grads[i].columns >= dim, "grads[", i, "] must have at least ", dim,
+                  " columns, got ", grads[i].columns);
+  }
+  check.require(grad_source.has_value() || grads.size() == 1, "grad_source must say which of the ",
+                grads.size(), " grads each lookup reads, got None");
+  if (grad_source.has_value()) {
+    lookups.grad_source =
+        check.vector<const int32_t>("grad_source", *grad_source, ScalarType::Int, lookups.count);
+  }
   if (grad_column.has_value()) {
     lookups.grad_column =
         check.vector<const int32_t>("grad_column", *grad_column, ScalarType::Int, lookups.count);

@@ -33,13 +33,14 @@ RecordLayout find_layout(const Checker& check, const std::string& name, int64_t 
 
 }  // namespace
 
-UpdateRows update_rows_arguments(const Tensor& cache, const Tensor& grad, const Tensor& unique_slots,
+UpdateRows update_rows_arguments(const Tensor& cache, const Gradients& grads, const Tensor& unique_slots,
                                  const Tensor& table_offsets, const Tensor& segment_offsets,
-                                 const Tensor& grad_row, const OptionalTensor& grad_column,
-                                 const OptionalTensor& scale, const Tensor& coefficients,
-                                 const std::string& optimizer, int64_t dim, ScalarType weight_dtype) {
+                                 const Tensor& grad_row, const OptionalTensor& grad_source,
+                                 const OptionalTensor& grad_column, const OptionalTensor& scale,
+                                 const Tensor& coefficients, const std::string& optimizer, int64_t dim,
+                                 ScalarType weight_dtype) {
   const Checker check("update_rows", cache);
-  check.require(dim >= 1, "dim must be at least 1, got ", dim);
+  check.require(dim >= 1 && dim <= kMaxDim, "dim must be in [1, ", kMaxDim, "], got ", dim);
   UpdateRows arguments{};
   arguments.layout = find_layout(check, optimizer, dim, storage_dtype(check, "weight_dtype", weight_dtype),
                                  REC_SDK_ISA::Optimizers{});
@@ -51,8 +52,8 @@ UpdateRows update_rows_arguments(const Tensor& cache, const Tensor& grad, const 
   arguments.slots = cache.size(0);
   check.require(reinterpret_cast<uintptr_t>(arguments.cache) % kStateAlignment == 0,
                 "cache must be aligned to ", kStateAlignment, " bytes");
-  arguments.segments =
-      segments_of(check, grad, unique_slots, segment_offsets, grad_row, grad_column, scale, dim);
+  arguments.segments = segments_of(check, grads, unique_slots, segment_offsets, grad_row, grad_source,
+                                   grad_column, scale, dim);
   arguments.table_offsets = check.vector<const int32_t>("table_offsets", table_offsets, ScalarType::Int);
   arguments.tables = table_offsets.size(0) - 1;
   check.require(arguments.tables >= 0, "table_offsets must have tables + 1 elements, got none");
@@ -67,17 +68,18 @@ UpdateRows update_rows_arguments(const Tensor& cache, const Tensor& grad, const 
 
 namespace {
 
-void update_rows_cpu(const Tensor& cache, const Tensor& grad, const Tensor& unique_slots,
+void update_rows_cpu(const Tensor& cache, const Tensors& grads, const Tensor& unique_slots,
                      const Tensor& table_offsets, const Tensor& segment_offsets, const Tensor& grad_row,
-                     const OptionalTensor& grad_column, const OptionalTensor& scale,
-                     const Tensor& coefficients, OwnedString optimizer, int64_t dim,
-                     ScalarType weight_dtype) {
+                     const OptionalTensor& grad_source, const OptionalTensor& grad_column,
+                     const OptionalTensor& scale, const Tensor& coefficients, OwnedString optimizer,
+                     int64_t dim, ScalarType weight_dtype) {
   const Checker check("update_rows", cache);
-  UpdateRows arguments =
-      update_rows_arguments(cache, grad, unique_slots, table_offsets, segment_offsets, grad_row, grad_column,
-                            scale, coefficients, optimizer.value, dim, weight_dtype);
+  const Gradients gradients = gradients_of("update_rows", cache, grads);
+  UpdateRows arguments = update_rows_arguments(cache, gradients, unique_slots, table_offsets, segment_offsets,
+                                               grad_row, grad_source, grad_column, scale, coefficients,
+                                               optimizer.value, dim, weight_dtype);
   check_offsets(check, "table_offsets", arguments.table_offsets, arguments.tables, arguments.segments.rows);
-  check_segments(check, arguments.segments, cache.size(0), grad.size(0), grad.size(1));
+  check_segments(check, arguments.segments, cache.size(0));
   const HotRows hot_rows(arguments.segments);
   const auto kernel = cpu_kernels().update_rows(optimizer.value.c_str());
   parallel_rows(arguments.segments, arguments.layout.bytes,
@@ -86,12 +88,5 @@ void update_rows_cpu(const Tensor& cache, const Tensor& grad, const Tensor& uniq
 
 }  // namespace
 }  // namespace rec_sdk
-
-STABLE_TORCH_LIBRARY_FRAGMENT(rec_sdk, m) {
-  m.def(
-      "update_rows(Tensor(a!) cache, Tensor grad, Tensor unique_slots, Tensor table_offsets, "
-      "Tensor segment_offsets, Tensor grad_row, Tensor? grad_column, Tensor? scale, Tensor coefficients, "
-      "str optimizer, int dim, ScalarType weight_dtype) -> ()");
-}
 
 STABLE_TORCH_LIBRARY_IMPL(rec_sdk, CPU, m) { m.impl("update_rows", TORCH_BOX(&rec_sdk::update_rows_cpu)); }

@@ -2,6 +2,7 @@
 // pairwise, as a binary counter carries. Blocks complete since an earlier launch (chunks) come as their sums.
 #pragma once
 
+#include "op_kernels/common/ascendc/gradient_table.h"
 #include "op_kernels/common/ascendc/index_windows.h"
 
 namespace rec_sdk {
@@ -20,7 +21,7 @@ struct Terms {
 };
 
 // Index arrays of lookups.
-enum LookupArray { kGradRow, kGradColumn, kScale, kLookupArrays };
+enum LookupArray { kGradRow, kGradColumn, kScale, kGradSource, kLookupArrays };
 using LookupIndex = IndexWindows<kLookupArrays, 256>;
 
 __aicore__ inline void open_lookup_index(LookupIndex* index, TPipe* pipe, const Lookups& lookups,
@@ -29,11 +30,15 @@ __aicore__ inline void open_lookup_index(LookupIndex* index, TPipe* pipe, const 
   index->add(pipe, kGradRow, lookups.grad_row, end);
   index->add(pipe, kGradColumn, lookups.grad_column, end);
   index->add(pipe, kScale, reinterpret_cast<const int32_t*>(lookups.scale), end);
+  index->add(pipe, kGradSource, lookups.grad_source, end);
+}
+
+__aicore__ inline int64_t lookup_arrays(const Lookups& lookups) {
+  return 1 + (lookups.grad_column != nullptr) + (lookups.scale != nullptr) + (lookups.grad_source != nullptr);
 }
 
 __aicore__ inline int64_t lookup_index_bytes(const Lookups& lookups) {
-  const int arrays = 1 + (lookups.grad_column != nullptr) + (lookups.scale != nullptr);
-  return arrays * LookupIndex::kBytesOfArray;
+  return lookup_arrays(lookups) * LookupIndex::kBytesOfArray;
 }
 
 // Levels of the stack for the sum of that many lookups, above the lowest one, which is the result itself.
@@ -95,8 +100,10 @@ class GradientSums {
   // The address of a lookup's gradient, from `column` on.
   __aicore__ inline const float* gradient(int64_t lookup, int64_t column) {
     index_->reach(lookup);
-    const int64_t start = lookups_.grad_column != nullptr ? index_->at(kGradColumn, lookup) : 0;
-    return lookups_.grad + index_->at(kGradRow, lookup) * lookups_.grad_stride + start + column;
+    if (lookups_.grad_column != nullptr) column += index_->at(kGradColumn, lookup);
+    const int64_t row = index_->at(kGradRow, lookup);
+    if (lookups_.grad_source == nullptr) return lookups_.grad.data + row * lookups_.grad.stride + column;
+    return row_of_gradient(lookups_, index_->at(kGradSource, lookup), row) + column;
   }
   __aicore__ inline bool scaled() const { return lookups_.scale != nullptr; }
 

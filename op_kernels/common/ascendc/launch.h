@@ -17,9 +17,9 @@ void rec_sdk_launch_pooled_weights_grad(void* stream, const rec_sdk::PooledWeigh
 void rec_sdk_launch_gather_rows(void* stream, const rec_sdk::CopyRows* a);
 void rec_sdk_launch_scatter_rows(void* stream, const rec_sdk::CopyRows* a);
 
-// workspace: device memory of rec_sdk_segments_workspace(lookups, dim) bytes, any contents; may be null when
-// that is 0.
-int64_t rec_sdk_segments_workspace(int64_t lookups, int64_t dim);
+// workspace: device memory of rec_sdk_segments_workspace(segments) bytes, any contents; may be null when that
+// is 0.
+int64_t rec_sdk_segments_workspace(const rec_sdk::Segments* segments);
 void rec_sdk_launch_update_rows(void* stream, const rec_sdk::UpdateRows* a, const char* optimizer,
                                 void* workspace);
 void rec_sdk_launch_accumulate_rows(void* stream, const rec_sdk::AccumulateRows* a, void* workspace);

@@ -17,11 +17,8 @@ class RowSplit {
     segments_ = segments;
     parts_.init(pipe, workspace);
     search_.init(pipe);
-    const Lookups& lookups = segments.lookups;
-    const int64_t index_bytes =
-        4 + (lookups.grad_column != nullptr ? 4 : 0) + (lookups.scale != nullptr ? 4 : 0);
     row_cost_ = 2 * record_bytes + 8;
-    lookup_cost_ = segments.dim * 4 + index_bytes;
+    lookup_cost_ = segments.dim * 4 + lookup_arrays(segments.lookups) * 4;
     // A chunk's sum is read instead of its lookups.
     chunk_cost_ = segments.dim * 4 - kChunk * lookup_cost_;
     chunks_ = 0;

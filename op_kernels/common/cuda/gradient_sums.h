@@ -62,16 +62,24 @@ class GradientSums {
   static constexpr int kAhead = 4;  // gradients in flight; the width of every team is a multiple
 
   struct Lookup {
-    int64_t start;  // of its gradient, in floats
+    int64_t start;  // of its gradient, in floats from lookups.grad: an address would take more registers
     float scale;
   };
 
   static __device__ __forceinline__ int smaller(int a, int b) { return a < b ? a : b; }
 
+  __device__ __forceinline__ int64_t start_of_row(int64_t j) const {
+    const int64_t row = lookups_.grad_row[j];
+    if (lookups_.grad_source == nullptr) return row * lookups_.grad.stride;
+    const Gradient* from = lookups_.grads + lookups_.grad_source[j];
+    const int64_t bytes =
+        reinterpret_cast<int64_t>(from->data) - reinterpret_cast<int64_t>(lookups_.grad.data);
+    return bytes / 4 + row * from->stride;
+  }
+
   __device__ __forceinline__ Lookup lookup(int64_t j) const {
     const int64_t column = lookups_.grad_column != nullptr ? lookups_.grad_column[j] : 0;
-    return {lookups_.grad_row[j] * lookups_.grad_stride + column,
-            lookups_.scale != nullptr ? lookups_.scale[j] : 1.0f};
+    return {start_of_row(j) + column, lookups_.scale != nullptr ? lookups_.scale[j] : 1.0f};
   }
 
   // At most kBlock lookups, one after the other. The lanes read their indices together.
@@ -81,7 +89,7 @@ class GradientSums {
       const int count = smaller(team_.width, block.last - first);
       const Lookup mine = team_.lane < count ? lookup(first + team_.lane) : Lookup{0, 1.0f};
       for (int lane = 0; lane < count; lane += kAhead) {
-        add_some(mine, lane, active ? count - lane : 0, lookups_.grad + column, &sum);
+        add_some(mine, lane, active ? count - lane : 0, lookups_.grad.data + column, &sum);
       }
     }
     return sum;

@@ -18,9 +18,8 @@ cudaError_t pooled_weights_grad(const PooledWeightsGrad& a, cudaStream_t stream)
 cudaError_t gather_rows(const CopyRows& a, cudaStream_t stream);
 cudaError_t scatter_rows(const CopyRows& a, cudaStream_t stream);
 
-// workspace: device memory of segments_workspace(lookups, dim) bytes, any contents; may be null when that is
-// 0.
-int64_t segments_workspace(int64_t lookups, int64_t dim);
+// workspace: device memory of segments_workspace(segments) bytes, any contents; may be null when that is 0.
+int64_t segments_workspace(const Segments& segments);
 // cudaErrorInvalidValue for a name that is no optimizer.
 cudaError_t update_rows(const UpdateRows& a, const char* optimizer, void* workspace, cudaStream_t stream);
 cudaError_t accumulate_rows(const AccumulateRows& a, void* workspace, cudaStream_t stream);

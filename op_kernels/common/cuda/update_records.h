@@ -1,6 +1,7 @@
 // The update of rows: a team sums the gradients of a row and applies the optimizer to the row's record.
 #pragma once
 
+#include "op_kernels/common/cuda/gradient_table.h"
 #include "op_kernels/common/cuda/hot_rows.h"
 #include "op_kernels/common/cuda/lane_sum.h"
 #include "op_kernels/common/optimizers.h"
@@ -167,7 +168,10 @@ bool fits_vectors(const UpdateRows& a, const void* workspace) {
 
 template <class Optimizer, class Format, int N>
 cudaError_t launch_update_records(UpdateRows a, void* workspace, cudaStream_t stream) {
-  const cudaError_t error = launch_sum_chunks<N>(&a.segments, workspace, stream);
+  const int64_t table_bytes = gradient_table_bytes(a.segments.lookups);
+  cudaError_t error = put_gradient_table(&a.segments.lookups, workspace, stream);
+  if (error != cudaSuccess) return error;
+  error = launch_sum_chunks<N>(&a.segments, static_cast<uint8_t*>(workspace) + table_bytes, stream);
   if (error != cudaSuccess) return error;
   const int width = team_width(a.layout.dim, N);
   return launch(update_records<Optimizer, Format, N>, blocks_of(a.segments.rows, width), stream, a, width);

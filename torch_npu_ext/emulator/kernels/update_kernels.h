@@ -10,10 +10,23 @@ namespace rec_sdk::emulator {
 
 using ascendc::HotWorkspace;
 
-inline Buffers& read_segments(Buffers& buffers, const Segments& segments) {
+using GradientList = std::vector<Gradient>;
+
+inline Buffers& read_gradient(Buffers& buffers, const Gradient& grad) {
+  return buffers.read("grad", grad.data, values_in(grad.rows, grad.columns, grad.stride));
+}
+
+// all_grads: what the table of gradients has.
+inline Buffers& read_segments(Buffers& buffers, const Segments& segments, const GradientList& all_grads) {
   const Lookups& lookups = segments.lookups;
+  if (lookups.grad_source == nullptr) {
+    read_gradient(buffers, lookups.grad);
+  } else {
+    for (const Gradient& grad : all_grads) read_gradient(buffers, grad);
+    buffers.read("table of gradients", lookups.grads, lookups.grad_count);
+  }
   return buffers.read("segment_offsets", segments.offsets, segments.rows + 1)
-      .read("grad", lookups.grad, values_in(lookups.grad_rows, lookups.grad_columns, lookups.grad_stride))
+      .read("grad_source", lookups.grad_source, lookups.count)
       .read("grad_row", lookups.grad_row, lookups.count)
       .read("grad_column", lookups.grad_column, lookups.count)
       .read("scale", lookups.scale, lookups.count);
@@ -44,8 +57,26 @@ inline Buffers& read_workspace(Buffers& buffers, const Segments& segments, const
   return use_sums(use_lists(buffers, Use::kRead, segments, workspace), Use::kRead, segments, workspace);
 }
 
+inline GradientList gradients_of(const Lookups& lookups) {
+  return lookups.grad_source != nullptr ? GradientList(lookups.grads, lookups.grads + lookups.grad_count)
+                                        : GradientList();
+}
+
 template <class Run>
-HotWorkspace run_hot_rows(const Run& run, const Segments& segments, void* base, int64_t cores) {
+void run_gradient_table(const Run& run, Lookups* lookups, void* base) {
+  ascendc::put_gradient_table(lookups, base, [&](const ascendc::GradientTablePart& part) {
+    Buffers table;
+    table.change("table of gradients", part.to, part.count);
+    run("write_gradient_table", 1, table, [part] {
+      AscendC::TPipe pipe;
+      ascendc::write_gradient_table(&pipe, part);
+    });
+  });
+}
+
+template <class Run>
+HotWorkspace run_hot_rows(const Run& run, const Segments& segments, const GradientList& grads, void* base,
+                          int64_t cores) {
   const HotWorkspace workspace = ascendc::hot_workspace(base, segments, cores);
   if (workspace.part_count == 0) return workspace;
   Buffers lists;
@@ -56,7 +87,7 @@ HotWorkspace run_hot_rows(const Run& run, const Segments& segments, void* base, 
     ascendc::find_hot_rows(&pipe, segments, workspace);
   });
   Buffers all;
-  use_lists(read_segments(all, segments), Use::kRead, segments, workspace);
+  use_lists(read_segments(all, segments, grads), Use::kRead, segments, workspace);
   use_sums(all, Use::kChange, segments, workspace);
   run("sum_chunks", ascendc::chunk_blocks(segments, cores), all, [segments, workspace] {
     AscendC::TPipe pipe;
@@ -69,12 +100,13 @@ template <class Run>
 struct UpdateLauncher {
   const Run& run;
   const UpdateRows& a;
+  const GradientList& grads;
   HotWorkspace workspace;
   int64_t blocks;
 
   Buffers buffers() const {
     Buffers all;
-    return read_workspace(read_segments(all, a.segments), a.segments, workspace)
+    return read_workspace(read_segments(all, a.segments, grads), a.segments, workspace)
         .read("unique_slots", a.segments.unique_slots, a.segments.rows)
         .read("table_offsets", a.table_offsets, a.tables + 1)
         .read("coefficients", a.coefficients, a.tables * kCoefficients)
@@ -91,21 +123,25 @@ struct UpdateLauncher {
 };
 
 template <class Run>
-void run_update_rows(const Run& run, const UpdateRows& a, const char* optimizer, void* workspace,
-                     int64_t cores) {
+void run_update_rows(const Run& run, UpdateRows a, const char* optimizer, void* base, int64_t cores) {
   const int64_t blocks = ascendc::update_blocks(a.segments, a.layout.bytes, cores);
   if (blocks == 0) return;
-  const UpdateLauncher<Run> launcher{run, a, run_hot_rows(run, a.segments, workspace, cores), blocks};
+  const GradientList grads = gradients_of(a.segments.lookups);
+  run_gradient_table(run, &a.segments.lookups, base);
+  const HotWorkspace workspace = run_hot_rows(run, a.segments, grads, base, cores);
+  const UpdateLauncher<Run> launcher{run, a, grads, workspace, blocks};
   ascendc::launch_by_name(launcher, optimizer, a.layout.weight_dtype, REC_SDK_ISA::Optimizers{});
 }
 
 template <class Run>
-void run_accumulate_rows(const Run& run, const AccumulateRows& a, void* base, int64_t cores) {
+void run_accumulate_rows(const Run& run, AccumulateRows a, void* base, int64_t cores) {
   const int64_t blocks = ascendc::update_blocks(a.segments, a.segments.dim * 8, cores);
   if (blocks == 0) return;
-  const HotWorkspace workspace = run_hot_rows(run, a.segments, base, cores);
+  const GradientList grads = gradients_of(a.segments.lookups);
+  run_gradient_table(run, &a.segments.lookups, base);
+  const HotWorkspace workspace = run_hot_rows(run, a.segments, grads, base, cores);
   Buffers all;
-  read_workspace(read_segments(all, a.segments), a.segments, workspace)
+  read_workspace(read_segments(all, a.segments, grads), a.segments, workspace)
       .read("unique_slots", a.segments.unique_slots, a.segments.rows)
       .change("pending", a.pending, a.slots * 2 * a.segments.dim);
   run("accumulate_rows", blocks, all, [a, workspace] {

@@ -1,7 +1,7 @@
 #include "torch_npu_ext/emulator/kernels/update_kernels.h"
 
-int64_t rec_sdk_segments_workspace(int64_t lookups, int64_t dim) {
-  return rec_sdk::ascendc::workspace_bytes(lookups, dim);
+int64_t rec_sdk_segments_workspace(const rec_sdk::Segments* segments) {
+  return rec_sdk::ascendc::workspace_bytes(*segments);
 }
 
 void rec_sdk_launch_update_rows(void* stream, const rec_sdk::UpdateRows* a, const char* optimizer,

@@ -1,4 +1,5 @@
-// Accumulation windows: every sum follows its row out of the cache and back, whatever the swaps.
+// Accumulation windows: every sum follows its row out of the cache and back, whatever the swaps, and however
+// late rows land.
 #include "tests/host/model.h"
 #include "tests/host/threads.h"
 
@@ -19,15 +20,14 @@ GroupSpec small_group() {
   return spec;
 }
 
-class Window {
+class Accumulation {
  public:
-  explicit Window(uint64_t seed)
+  explicit Accumulation(uint64_t seed)
       : random(seed), engine(std::make_shared<Engine>(small_group())), model(small_group()) {
     device_.resize(11 * kWidth);
   }
 
   void backward() {
-    settle();
     TestBatch batch;
     batch.batch_size = 1;
     batch.keys = {0, 1};
@@ -45,15 +45,20 @@ class Window {
     if (random() % 4 != 0) add(plan.get(), expected);  // otherwise an abandoned forward
     model.unpin(expected);
     plan->release();
-    leaving_ = std::move(plan);
-    if (random() % 2 == 0) settle();  // or late: before the next plan
+    if (engine->landed(*plan)) return;
+    const uint64_t serial = (*plan)->serial;
+    leaving_.emplace(serial, Leaving{std::move(plan), std::move(leaving_sums_)});
+    while (leaving_.size() > random() % 6) land(leaving_.begin()->first);
   }
 
   // Every pending row is seen exactly once, resident or away, with its sums.
   void check_and_close() {
     std::vector<int32_t> slots, offsets, away_offsets;
     std::vector<int64_t> away;
-    engine->pending_slots(&slots, &offsets);
+    if (!leaving_.empty()) CHECK_THROWS(engine->window_slots(&slots, &offsets), std::runtime_error);
+    land_all();
+    CHECK(engine->window_open() == !sums.empty());
+    engine->window_slots(&slots, &offsets);
     std::map<std::pair<int32_t, int64_t>, float> seen;
     std::vector<int64_t> ids;
     std::vector<int32_t> row_slots;
@@ -65,13 +70,13 @@ class Window {
         seen[{t, ids[row]}] = device_[slots[i] * kWidth];
       }
     }
-    engine->pending_away(&away, &away_offsets);
-    if (!away.empty()) settle();
+    engine->window_away(&away, &away_offsets);
     read_away(&seen);
     CHECK(seen == sums);
-    engine->clear_pending();
-    engine->pending_slots(&slots, &offsets);
-    engine->pending_away(&away, &away_offsets);
+    engine->close_window();
+    CHECK(!engine->window_open());
+    engine->window_slots(&slots, &offsets);
+    engine->window_away(&away, &away_offsets);
     CHECK(offsets.back() == 0 && away.empty() && away_offsets.back() == 0);
     sums.clear();
     model.pending.clear();
@@ -81,38 +86,61 @@ class Window {
   std::shared_ptr<Engine> engine;
   Model model;
   std::map<std::pair<int32_t, int64_t>, float> sums;  // (table, id)
-  size_t moved_out = 0, moved_in = 0;
+  size_t moved_out = 0, moved_in = 0, waited = 0;
 
- private:
-  // The host learns of the rows that left: by then their plan is released.
-  void settle() {
-    if (leaving_ == nullptr) return;
-    const std::vector<char> records(static_cast<size_t>((*leaving_)->rows_out * engine->layout().bytes));
-    engine->write_back(*leaving_, records.data());
-    engine->write_pending(*leaving_, leaving_sums_.data());
-    leaving_.reset();
+  void land_all() {
+    while (!leaving_.empty()) land(leaving_.begin()->first);
   }
 
-  void swap(SwapPlan* plan) {
+ private:
+  struct Leaving {
+    std::unique_ptr<Plan> plan;
+    std::vector<float> sums;
+  };
+
+  // The host learns of the rows that left: by then their plan is released.
+  void land(uint64_t serial) {
+    const auto leaving = leaving_.find(serial);
+    CHECK(leaving != leaving_.end());
+    if (leaving == leaving_.end()) return;
+    const Plan& plan = *leaving->second.plan;
+    const std::vector<char> records(static_cast<size_t>(plan->rows_out * engine->layout().bytes));
+    engine->land(plan, records.data(), leaving->second.sums.data());
+    leaving_.erase(leaving);
+  }
+
+  void swap(Plan* plan) {
     const PlanBuffers& p = **plan;
     leaving_sums_.clear();
     for (const int32_t i : p.pending_out) {
       const float* sum = &device_[p.swap_out_slots[i] * kWidth];
       leaving_sums_.insert(leaving_sums_.end(), sum, sum + kWidth);
     }
+    CHECK(p.window_out == static_cast<int64_t>(p.pending_out.size()));
+    for (int64_t o = 0; o < p.window_out; ++o) {
+      CHECK(p.window_out_slots[o] == p.swap_out_slots[p.pending_out[static_cast<size_t>(o)]]);
+    }
+    CHECK(p.window_in == static_cast<int64_t>(p.pending_in.size()));
+    for (int64_t q = 0; q < p.window_in; ++q) {
+      CHECK(p.window_in_slots[q] == p.swap_in_slots[p.pending_in[static_cast<size_t>(q)]]);
+    }
+    for (const uint64_t serial : p.sources) land(serial);
+    waited += p.sources.size();
     std::vector<char> records(static_cast<size_t>(p.rows_in * engine->layout().bytes));
     engine->read_in(*plan, records.data());
     for (int64_t i = 0; i < p.rows_in; ++i) std::fill_n(&device_[p.swap_in_slots[i] * kWidth], kWidth, 0.0f);
-    if (random() % 8 == 0 && p.pending_in.empty()) return;
     std::vector<float> staging(p.pending_in.size() * kWidth);
-    engine->read_pending(*plan, staging.data());
+    engine->read_sums(*plan, staging.data());
+    Engine::begin({plan});
     for (size_t q = 0; q < p.pending_in.size(); ++q) {
       std::copy_n(&staging[q * kWidth], kWidth, &device_[p.swap_in_slots[p.pending_in[q]] * kWidth]);
     }
+    engine->applied(*plan);
+    CHECK_THROWS(engine->read_sums(*plan, staging.data()), std::runtime_error);
   }
 
-  void add(SwapPlan* plan, const ModelPlan& expected) {
-    engine->mark_pending(*plan);
+  void add(Plan* plan, const ModelPlan& expected) {
+    engine->mark(*plan);
     for (size_t u = 0; u < expected.unique_ids.size(); ++u) {
       const std::pair<int32_t, int64_t> row = {expected.unique_tables[u], expected.unique_ids[u]};
       const bool open = model.pending[row];
@@ -127,7 +155,7 @@ class Window {
   void read_away(std::map<std::pair<int32_t, int64_t>, float>* seen) {
     std::vector<int64_t> rows;
     std::vector<int32_t> away;
-    engine->pending_away(&rows, &away);
+    engine->window_away(&rows, &away);
     const int64_t bytes = engine->layout().bytes;
     std::vector<char> records(static_cast<size_t>(away.back() * bytes));
     std::vector<float> host(static_cast<size_t>(away.back() * kWidth));
@@ -153,36 +181,45 @@ class Window {
   }
 
   std::vector<float> device_;
-  std::unique_ptr<SwapPlan> leaving_;  // its rows have left the cache and are not in the store yet
+  std::map<uint64_t, Leaving> leaving_;  // by serial: rows that left the cache and are not in the store yet
   std::vector<float> leaving_sums_;
 };
 
 void windows() {
-  Window window(3);
+  Accumulation window(3);
   for (int w = 0; w < 60; ++w) {
     for (size_t step = window.random() % 30; step > 0; --step) window.backward();
     window.check_and_close();
   }
-  CHECK(window.moved_out > 300 && window.moved_in > 100);
+  CHECK(window.moved_out > 300 && window.moved_in > 100 && window.waited > 50);
 }
 
 void refusals() {
-  Window window(4);
+  Accumulation window(4);
   for (int step = 0; step < 20; ++step) window.backward();
+  window.land_all();
   TestBatch batch;
   batch.batch_size = 1;
   batch.keys = {0, 0};
   batch.values = {1};
   batch.offsets = {0, 1};
   const auto plan = window.engine->plan(batch.input());
+  std::vector<char> records(
+      static_cast<size_t>(((*plan)->rows_in + (*plan)->rows_out) * window.engine->layout().bytes));
+  CHECK_THROWS(window.engine->clear_table(0), std::runtime_error);
+  const std::vector<float> sums(static_cast<size_t>((*plan)->window_out * kWidth));
+  Engine::begin({plan.get()});
+  CHECK_THROWS(window.engine->clear_table(0), std::runtime_error);
+  window.engine->applied(*plan);
+  window.engine->land(*plan, records.data(), sums.data());
   CHECK_THROWS(window.engine->clear_table(0), std::runtime_error);
   plan->release();
-  CHECK_THROWS(window.engine->mark_pending(*plan), std::runtime_error);
+  CHECK_THROWS(window.engine->mark(*plan), std::runtime_error);
   window.engine->clear_table(0);
   std::vector<int32_t> slots, offsets, away_offsets;
   std::vector<int64_t> away;
-  window.engine->pending_slots(&slots, &offsets);
-  window.engine->pending_away(&away, &away_offsets);
+  window.engine->window_slots(&slots, &offsets);
+  window.engine->window_away(&away, &away_offsets);
   CHECK(offsets[1] == 0 && away_offsets[1] == 0);
 }
 

@@ -1,0 +1,127 @@
+"""Ours in the CUDA benchmark, timed phase by phase inside its own step: this file knows what a step calls."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from rec_sdk_torch.tbe import TableBatchedEmbedding
+from rec_sdk_torch.tbe.group import Group
+
+from .contenders import Collection, Ours
+from .timing import Clock
+from .workload import Workload
+
+PHASES = ("plan", "swap", "lookup", "update")
+_Result = TypeVar("_Result")
+
+
+class TimedOurs(Ours):
+    """`TableBatchedEmbedding`; a step begins with ids."""
+
+    group: Group
+
+    def __init__(self, workload: Workload, *args: Any, **options: Any) -> None:
+        super().__init__(workload, *args, **options)
+        self._time_phases()
+
+    @property
+    def embedding(self) -> TableBatchedEmbedding:
+        embedding: TableBatchedEmbedding = self.module
+        return embedding
+
+    def inputs(self, ids: torch.Tensor) -> torch.Tensor:
+        return ids
+
+    def forward(self, batch: Any) -> Any:
+        return super().forward(super().inputs(batch) if isinstance(batch, torch.Tensor) else batch)
+
+    def _time_phases(self) -> None:
+        """Puts clocks around what a step calls of its group."""
+        (self.group,) = self.embedding.groups
+        group: Any = self.group
+        self.engine = group.engine
+        self._clock = Clock(self.device)
+        self._spans: list[tuple[str, Any, Any]] = []
+        self._lookup_begin: Any = None
+        self._plan_seconds = 0.0
+        self._offsets = self.workload.offsets
+        group.plan = self._timed_plan(group.plan)
+        group.stage = self._timed("swap", group.stage)
+        group.lookup = self._timed_lookup(group.lookup)
+        group.update = self._timed("update", group.update)
+        group.swap.finish = self._timed_finish(group.swap.finish)
+
+    def _timed(self, phase: str, call: Callable[..., _Result]) -> Callable[..., _Result]:
+        def timed(*args: Any) -> _Result:
+            begin = self._clock.mark()
+            try:
+                return call(*args)
+            finally:
+                self._spans.append((phase, begin, self._clock.mark()))
+
+        return timed
+
+    def _timed_lookup(self, call: Callable[..., _Result]) -> Callable[..., _Result]:
+        def timed(*args: Any) -> _Result:
+            self._lookup_begin = self._clock.mark()
+            try:
+                return call(*args)
+            finally:
+                self._spans.append(("lookup", self._lookup_begin, self._clock.mark()))
+
+        return timed
+
+    def _timed_finish(self, call: Callable[..., _Result]) -> Callable[..., _Result]:
+        """The end of a swap, inside of a lookup."""
+
+        def timed(*args: Any) -> _Result:
+            self._spans.append(("lookup", self._lookup_begin, self._clock.mark()))
+            try:
+                return self._timed("swap", call)(*args)
+            finally:
+                self._lookup_begin = self._clock.mark()
+
+        return timed
+
+    def _timed_plan(self, call: Callable[..., _Result]) -> Callable[..., _Result]:
+        """Work of the host."""
+
+        def timed(*args: Any) -> _Result:
+            begin = time.perf_counter()
+            try:
+                return call(*args)
+            finally:
+                self._plan_seconds += time.perf_counter() - begin
+
+        return timed
+
+    def take_phases(self) -> dict[str, float]:
+        """Seconds per phase since the last call. Waits for the device."""
+        self._clock.synchronize()
+        taken = dict.fromkeys(PHASES, 0.0)
+        taken["plan"] = self._plan_seconds
+        for phase, begin, end in self._spans:
+            taken[phase] += self._clock.seconds(begin, end)
+        self._spans.clear()
+        self._plan_seconds = 0.0
+        return taken
+
+    def plan(self, ids: torch.Tensor) -> Any:
+        """The engine's plan of a batch, which pins its rows until it is released; its swap is the caller's."""
+        values, keys = np.ascontiguousarray(ids.reshape(-1).numpy()), np.arange(len(ids), dtype=np.int64)
+        return self.engine.plan(values, self._offsets.numpy(), keys, self.workload.batch_size)
+
+
+class TimedCollection(TimedOurs, Collection):
+    """`EmbCacheEmbeddingCollection`, from ids: making the KeyedJaggedTensor is part of its step."""
+
+    @property
+    def embedding(self) -> TableBatchedEmbedding:
+        _ = self.module.cache_sizes  # hands the optimizers over, before the tables are laid out
+        embedding: TableBatchedEmbedding = self.module._embedding
+        return embedding

@@ -1,0 +1,57 @@
+"""Imported before everything else: says in one line when a script cannot run here, or is interrupted.
+
+Only the standard library is needed, since the Python that a script is started with may have nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+
+NEEDED = ("torch", "torchrec", "sklearn", "tqdm", "rec_sdk_torch")
+ROOT = Path(__file__).resolve().parents[2]
+USAGE_ERROR = 2
+
+
+def say(message: str) -> None:
+    """One line on stderr, beginning with the script's name."""
+    print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr)
+
+
+def _uncaught(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    """Python's own hook, but for Ctrl-C, which may come during imports too."""
+    if issubclass(kind, KeyboardInterrupt):
+        say("interrupted")
+    else:
+        sys.__excepthook__(kind, error, traceback)
+
+
+def _problem(script: str) -> str | None:
+    command = f"Run: make -C {ROOT} build && {ROOT}/.venv/bin/python {ROOT}/examples/{script}"
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        return f"{sys.executable} has no {', '.join(missing)}. {command}"
+    if find_spec("rec_sdk_torch._engine") is None:
+        return f"rec_sdk_torch is not built for {sys.executable}. {command}"
+    import rec_sdk_torch
+    from rec_sdk_torch import emulate
+
+    try:
+        rec_sdk_torch.TableBatchedEmbedding  # noqa: B018  # imports torch, which torch_npu can keep from working
+    except ImportError as error:
+        return str(error)
+    if script == "train_npu.py" and find_spec("torch_npu") is None:
+        return f"torch_npu is not installed for {sys.executable}. {emulate.hint()}"
+    return None
+
+
+sys.excepthook = _uncaught
+# TorchRec asks whether it is being traced, and torch warns that the answer may not be what it wants.
+logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
+problem = _problem(Path(sys.argv[0]).name)
+if problem:
+    say(problem)
+    sys.exit(USAGE_ERROR)

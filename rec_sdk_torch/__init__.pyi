@@ -1,0 +1,25 @@
+# What `import rec_sdk_torch` offers: for type checkers, and read by __init__.py. The names are listed nowhere else.
+from .modules.configs import AdmitAndEvictConfig as AdmitAndEvictConfig
+from .modules.configs import AdmitAndEvictPolicyType as AdmitAndEvictPolicyType
+from .modules.configs import EmbCacheEmbeddingBagConfig as EmbCacheEmbeddingBagConfig
+from .modules.configs import EmbCacheEmbeddingConfig as EmbCacheEmbeddingConfig
+from .modules.configs import HashEmbeddingBagConfig as HashEmbeddingBagConfig
+from .modules.configs import ShowClickParams as ShowClickParams
+from .modules.embedding_collections import EmbCacheEmbeddingBagCollection as EmbCacheEmbeddingBagCollection
+from .modules.embedding_collections import EmbCacheEmbeddingCollection as EmbCacheEmbeddingCollection
+from .modules.embedding_collections import HashEmbeddingBagCollection as HashEmbeddingBagCollection
+from .optim.accumulate import AccumulateAdagrad as AccumulateAdagrad
+from .optim.accumulate import AccumulateAdam as AccumulateAdam
+from .optim.accumulate import AccumulateSGD as AccumulateSGD
+from .optim.in_backward import apply_optimizer_in_backward as apply_optimizer_in_backward
+from .tbe import BoundsCheckMode as BoundsCheckMode
+from .tbe import CacheTooSmallError as CacheTooSmallError
+from .tbe import CapacityError as CapacityError
+from .tbe import InitializerType as InitializerType
+from .tbe import Pooling as Pooling
+from .tbe import TableBatchedEmbedding as TableBatchedEmbedding
+from .tbe import TableConfig as TableConfig
+from .tbe import TableOptimizer as TableOptimizer
+
+__version__: str
+__all__: list[str]

@@ -1,0 +1,53 @@
+"""Names of a package that are imported when first used: those its stub imports, as `lazy_loader.attach_stub` does."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_TORCHREC = {"torchrec", "fbgemm_gpu"}
+
+
+def _exports(stub: Path) -> dict[str, str]:
+    """The module, relative to the package, of each name that the stub imports."""
+    imports = [node for node in ast.parse(stub.read_text()).body if isinstance(node, ast.ImportFrom)]
+    return {alias.name: f".{node.module}" for node in imports for alias in node.names}
+
+
+def _load(package: str, module: str, name: str) -> Any:
+    try:
+        return getattr(importlib.import_module(module, package), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in _TORCHREC:
+            raise
+        raise ImportError(f"{package}.{name} needs torchrec, which is not installed: {error}") from error
+    except RuntimeError as error:
+        if "torch_npu" not in str(error):  # which torch loads when it is imported itself
+            raise
+        from .backends.emulator import hint
+
+        raise ImportError(
+            f"{package}.{name}: torch cannot be imported, since torch_npu is installed and does not load "
+            f"({error.__cause__}). To leave NPUs out, set TORCH_DEVICE_BACKEND_AUTOLOAD=0. {hint()}"
+        ) from error
+
+
+def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """`__getattr__`, `__dir__` and `__all__` of the package whose `__init__.py` is `file`.
+
+    The names come from the stub beside it, so that they are listed once, for Python and for type checkers.
+    """
+    exports = _exports(Path(file).with_suffix(".pyi"))
+    namespace = sys.modules[package].__dict__
+
+    def load(name: str) -> Any:
+        if name not in exports:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        namespace[name] = _load(package, exports[name], name)
+        return namespace[name]
+
+    return load, lambda: sorted({*namespace, *exports}), sorted(exports)

@@ -1,0 +1,59 @@
+"""What this package changes in torch's DistributedDataParallel: it leaves tables alone.
+
+A handle never gets a gradient, and carries the attributes of an optimizer in backward. DistributedDataParallel would
+wait for the first, and take the second for a reason to hand dense gradients to no one. It has a list of names to
+ignore, but reads it from the module that is wrapped, which a collection inside it does not know; so its constructor is
+wrapped. Done when the first collection is made, not on import.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from .handles import TableHandle
+
+_IGNORED = "_ddp_params_and_buffers_to_ignore"
+
+
+def keep_tables_out() -> None:
+    """Lets every DistributedDataParallel made from now on ignore the tables of its module."""
+    construct = DistributedDataParallel.__init__
+    if getattr(construct, "keeps_tables_out", False):
+        return
+
+    @functools.wraps(construct)
+    def ignoring(self: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        handles = {name: part for name, part in module.named_modules() if isinstance(part, TableHandle)}
+        if not handles:
+            construct(self, module, *args, **kwargs)
+            return
+        own = _IGNORED in module.__dict__
+        given = getattr(module, _IGNORED, ())
+        names = [f"{prefix}.{name}" for prefix, part in handles.items() for name in part.state_names()]
+        setattr(module, _IGNORED, [*given, *names])
+        try:
+            construct(self, module, *args, **kwargs)
+        finally:
+            if own:
+                setattr(module, _IGNORED, given)
+            else:
+                delattr(module, _IGNORED)
+        if torch.distributed.get_world_size(self.process_group) > 1:
+            _warn_per_rank(tuple(part.table for part in handles.values()))
+
+    ignoring.keeps_tables_out = True  # type: ignore[attr-defined]
+    DistributedDataParallel.__init__ = ignoring  # type: ignore[method-assign]
+
+
+@functools.cache
+def _warn_per_rank(tables: tuple[str, ...]) -> None:
+    warnings.warn(
+        f"DistributedDataParallel averages the gradients of dense parameters only: tables {list(tables)} are each "
+        "rank's own, and grow apart. Tables that ranks share need TorchRec's DistributedModelParallel",
+        stacklevel=4,
+    )

@@ -1,0 +1,74 @@
+"""What output gradients pass before they reach rows: a check that they are finite, and loss scaling undone."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+CHECKS = ("off", "warn", "raise")
+
+
+class Scaler(Protocol):
+    """The part of `torch.amp.GradScaler` that tables need."""
+
+    def get_scale(self) -> float: ...
+
+    def is_enabled(self) -> bool: ...
+
+
+def checked_mode(check_finite: str) -> str:
+    """`check_finite`; raises ValueError for what is none of `CHECKS`."""
+    if check_finite not in CHECKS:
+        raise ValueError(f"check_finite is {check_finite!r}, allowed are {list(CHECKS)}")
+    return check_finite
+
+
+class GradientGuard:
+    """Looks at the gradients of one backward pass before any row changes.
+
+    Attributes:
+        check_finite: `off`, `warn` (the update is applied all the same) or `raise`.
+        scaler: what scaled the loss; its scale is divided out, and an overflow skips the update.
+        skipped: updates that were skipped.
+    """
+
+    def __init__(self, check_finite: str = "off", scaler: Scaler | None = None) -> None:
+        self.check_finite = checked_mode(check_finite)
+        self.scaler = scaler
+        self.skipped = 0
+
+    def admit(
+        self, grads: Sequence[torch.Tensor | None], tables: Callable[[Sequence[bool]], list[str]]
+    ) -> list[torch.Tensor | None] | None:
+        """The gradients that rows are updated with; None when the update is to be skipped.
+
+        Args:
+            grads: of the outputs, float32.
+            tables: names of tables that outputs belong to, given for each output whether it is meant.
+
+        Raises:
+            FloatingPointError: `check_finite="raise"` and a gradient is NaN or infinite.
+        """
+        scaler = self.scaler if self.scaler is not None and self.scaler.is_enabled() else None
+        if scaler is None and self.check_finite == "off":
+            return list(grads)
+        bad = [grad is not None and not bool(torch.isfinite(grad).all()) for grad in grads]
+        if scaler is not None:
+            # As GradScaler.step does for dense parameters; an overflow is its business, not an error.
+            if any(bad):
+                self.skipped += 1
+                return None
+            scale = scaler.get_scale()
+            return [None if grad is None else grad / scale for grad in grads]
+        if any(bad):
+            self._report(tables(bad))
+        return list(grads)
+
+    def _report(self, tables: list[str]) -> None:
+        problem = f"the gradient of tables {tables} has NaN or infinite elements"
+        if self.check_finite == "raise":
+            raise FloatingPointError(f"{problem}; no row was changed (check_finite='raise')")
+        warnings.warn(f"{problem}; the rows of this batch take them up (check_finite='warn')", stacklevel=2)

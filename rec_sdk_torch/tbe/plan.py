@@ -1,0 +1,101 @@
+"""The plan of a batch: the one object of a batch that goes from planning to the update."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from .. import _engine
+from .transfers import Arrival
+
+
+class PlanArrays(NamedTuple):
+    """A plan's arrays on the device; None where the batch does not need one.
+
+    N lookups, B samples, F features, U distinct rows, T tables. Slots are those of the group's cache. Segment order has
+    the lookups of each distinct row side by side, in the order of the batch.
+
+    Attributes:
+        offsets: int64 `[F * B + 1]`, the group's bags, feature-major; pooled groups.
+        slots: int32 `[N]`, the slot of each lookup.
+        unique_slots: int32 `[U]`, tables in order; the rows of a table are in no order.
+        table_offsets: int32 `[T + 1]`, the distinct rows of each table.
+        segment_offsets: int32 `[U + 1]`, the lookups of each distinct row in segment order.
+        grad_row: int32 `[N]` in segment order, the row of the gradient: the lookup among its feature's for a sequence,
+            the sample when pooled.
+        grad_source: int32 `[N]` in segment order, the feature; sequence groups of several features.
+        grad_column: int32 `[N]` in segment order, the first column of the gradient; pooled groups.
+        scale: float32 `[N]` in segment order, 1 / length of the bag for MEAN, else 1; groups with a MEAN feature.
+        positions: int32 `[N]`, segment order -> lookup; weighted bags.
+        swap_out_slots: int32, slots whose rows leave.
+        swap_in_slots: int32, slots of the rows that come.
+        window_out_slots: int64, those of `swap_out_slots` with sums of an open window.
+        window_in_slots: int64, those of `swap_in_slots` with sums that come back.
+    """
+
+    offsets: torch.Tensor | None
+    slots: torch.Tensor
+    unique_slots: torch.Tensor
+    table_offsets: torch.Tensor
+    segment_offsets: torch.Tensor
+    grad_row: torch.Tensor
+    grad_source: torch.Tensor | None
+    grad_column: torch.Tensor | None
+    scale: torch.Tensor | None
+    positions: torch.Tensor | None
+    swap_out_slots: torch.Tensor | None
+    swap_in_slots: torch.Tensor | None
+    window_out_slots: torch.Tensor | None
+    window_in_slots: torch.Tensor | None
+
+    @classmethod
+    def on_host(cls, host: _engine.Plan) -> PlanArrays:
+        """The plan's own arrays, where host and device are one."""
+        return cls._typed([None if view is None else torch.from_numpy(view) for view in host.views])
+
+    @classmethod
+    def of(cls, arena: torch.Tensor, fields: tuple[tuple[int, int] | None, ...]) -> PlanArrays:
+        """Views of `arena`, uint8, at the places that the engine's plan names."""
+        words = arena.view(torch.int32)
+        return cls._typed([None if field is None else words.narrow(0, *field) for field in fields])
+
+    @classmethod
+    def _typed(cls, views: list[torch.Tensor | None]) -> PlanArrays:
+        """From views of int32."""
+        for place, dtype in _OTHER_TYPES:
+            view = views[place]
+            if view is not None:
+                views[place] = view.view(dtype)
+        return cls(*views)  # type: ignore[arg-type]  # the engine gives what is never None
+
+
+_OTHER_TYPES = tuple(
+    (PlanArrays._fields.index(name), dtype)
+    for name, dtype in {
+        "offsets": torch.int64,
+        "scale": torch.float32,
+        "window_out_slots": torch.int64,
+        "window_in_slots": torch.int64,
+    }.items()
+)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Plan:
+    """What a batch needs of one group. Its rows stay in the cache until it is released or dropped.
+
+    Attributes:
+        host: the engine's plan; one that nobody applied undoes itself when it is dropped.
+        arrays: on the device.
+        arrival: of the arrays.
+    """
+
+    host: _engine.Plan
+    arrays: PlanArrays
+    arrival: Arrival
+
+    def release(self) -> None:
+        """Ends the pins of its rows."""
+        self.host.release()

@@ -1,0 +1,77 @@
+"""State dicts of tables: `weight` `[n, D]`, and of a hash table its `ids` int64 `[n]`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .view import WEIGHT, Chunk, Content
+
+if TYPE_CHECKING:
+    from .embedding import TableBatchedEmbedding
+
+
+def save_table(embedding: TableBatchedEmbedding, name: str, destination: dict[str, Any], prefix: str) -> None:
+    """Puts a table into a state dict: `weight` `[n, D]`, and of a hash table its `ids` int64 `[n]`."""
+    config = embedding.view(name).config
+    if embedding.device.type == "meta":
+        rows = 0 if config.hashed else config.num_embeddings
+        whole = Chunk(
+            torch.empty(rows, dtype=torch.int64, device="meta"),
+            {WEIGHT: torch.empty((rows, config.embedding_dim), dtype=config.weight_dtype, device="meta")},
+        )
+    else:
+        view = embedding.view(name)
+        whole = view.read(view.ids(), [WEIGHT])
+    if config.hashed:
+        destination[f"{prefix}ids"] = whole.ids
+    destination[f"{prefix}weight"] = whole.parts[WEIGHT]
+
+
+def load_tables(
+    embedding: TableBatchedEmbedding,
+    state_dict: Mapping[str, Any],
+    prefix: str,
+    prefixes: Mapping[str, str],
+    strict: bool,
+    missing_keys: list[str],
+    unexpected_keys: list[str],
+    error_msgs: list[str],
+) -> None:
+    """Replaces tables by what a state dict has of them: all, or none where something is wrong.
+
+    Rows that stay keep their optimizer states. Gradients of open accumulation windows are dropped.
+
+    Args:
+        embedding: has the tables.
+        state_dict: `weight` behind the table's prefix, and of a hash table `ids`.
+        prefix: what begins with it is of these tables.
+        prefixes: by table name.
+        strict: nothing is replaced unless every table is there, and nothing else.
+        missing_keys, unexpected_keys, error_msgs: what is wrong is added to these.
+    """
+    contents = []
+    wanted: set[str] = set()
+    problems = []
+    for name, own in prefixes.items():
+        view = embedding.view(name)
+        keys = [f"{own}ids", f"{own}weight"] if view.config.hashed else [f"{own}weight"]
+        wanted.update(keys)
+        missing = [key for key in keys if key not in state_dict]
+        missing_keys.extend(missing)
+        if missing:
+            continue
+        ids = state_dict[keys[0]] if view.config.hashed else None
+        content = Content(view, ids, {WEIGHT: state_dict[keys[-1]]}, whole=view.config.hashed)
+        problem = content.problem()
+        if problem:
+            problems.append(f"{keys[-1]}: {problem}")
+        contents.append(content)
+    error_msgs.extend(problems)
+    unexpected = [key for key in state_dict if key.startswith(prefix) and key not in wanted]
+    unexpected_keys.extend(unexpected)
+    if not contents or problems or (strict and (unexpected or len(contents) < len(prefixes))):
+        return
+    embedding.load(contents, drop_windows=True)

@@ -1,0 +1,365 @@
+"""The one door to whole tables: saves, the optimizer's states, shards and exports use nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from .batch import Int64Array
+from .group import Group
+from .optimizer import TableOptimizer
+from .table import TableConfig
+
+if TYPE_CHECKING:
+    from .embedding import TableBatchedEmbedding
+
+WEIGHT = "weight"
+"""The part of a row that every table has; the others are named as its optimizer's states."""
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """Some rows of a table.
+
+    Attributes:
+        ids: int64 `[n]`.
+        parts: of those rows, by name: `weight` `[n, D]` in the table's data type, states float32 `[n, D]` or `[n, 1]`.
+    """
+
+    ids: torch.Tensor
+    parts: dict[str, torch.Tensor]
+
+
+def known_ids_problem(config: TableConfig, ids: torch.Tensor) -> str | None:
+    """What keeps `ids` from being the rows of a hash table; None when nothing does."""
+    if ids.dtype != torch.int64 or ids.dim() != 1 or ids.device.type == "meta":
+        return f"its ids are {ids.dtype} of shape {tuple(ids.shape)} on {ids.device}, expected flat torch.int64"
+    twice = ids.numel() - ids.unique().numel()
+    if twice:
+        return f"{twice} of its ids are there twice"
+    if 0 < config.capacity < ids.numel():
+        return f"{ids.numel()} ids, table {config.name!r} has a capacity of {config.capacity}"
+    return None
+
+
+class TableView:
+    """One whole table of an embedding.
+
+    A call sees one moment of the table. For one moment of several calls or tables, hold `embedding.exclusive()`.
+
+    Attributes:
+        config: of the table.
+        shard: (rank, world size) of the processes that the table is divided among.
+        offset: what row 0 of an index table is in the whole of its shards.
+    """
+
+    shard = (0, 1)
+    offset = 0
+
+    def __init__(self, embedding: TableBatchedEmbedding, config: TableConfig) -> None:
+        self.config = config
+        self._embedding = embedding
+
+    def _open(self) -> tuple[Group, int]:
+        """The table's group and its place there, with every row where the engine says it is."""
+        group, table = self._embedding.find_table(self.config.name)
+        group.swap.settle()
+        return group, table
+
+    def parts(self) -> dict[str, tuple[int, ...]]:
+        """Names of the parts of a row and their shapes, `weight` first."""
+        dim = self.config.embedding_dim
+        optimizer = self._embedding.optimizer_of(self.config.name)
+        states = optimizer.spec.states if optimizer else ()
+        return {WEIGHT: (dim,), **{state.name: (state.elements(dim),) for state in states}}
+
+    def count(self) -> int:
+        """Rows: ids known of a hash table, `num_embeddings` of an index table."""
+        with self._embedding.exclusive():
+            group, table = self._open()
+            return group.engine.row_count(table)
+
+    def ids(self) -> torch.Tensor:
+        """Ids of a hash table, or row numbers of an index table, in row order: int64 `[n]`.
+
+        In a hash table that is the order of arrival; an id that comes after a removal takes the place of a removed one.
+        """
+        with self._embedding.exclusive():
+            group, table = self._open()
+            return torch.from_numpy(group.engine.table_rows(table)[0])
+
+    def version(self) -> int:
+        """A number for `chunks(since=)`: rows that change from now on are of a later version."""
+        with self._embedding.exclusive():
+            return self._open()[0].engine.version()
+
+    def chunks(
+        self, parts: Sequence[str] | None = None, *, kept: bool = False, since: int | None = None
+    ) -> Iterator[Chunk]:
+        """Rows in row order, some at a time; all rows if nothing else is said.
+
+        Args:
+            parts: names of the parts that are wanted; None for all.
+            kept: leaves out rows that are as they were initialised.
+            since: only rows that changed after `version` gave this number, and perhaps some that did shortly before.
+
+        Raises:
+            ValueError: `since` for a table without `track_changes`.
+        """
+        with self._embedding.exclusive():
+            group, table = self._open()
+            if since is not None:
+                ids = group.engine.changed_ids(table, since)
+            else:
+                ids = group.engine.kept_ids(table) if kept else group.engine.table_rows(table)[0]
+        for begin in range(0, len(ids), group.chunk):
+            yield self.read(torch.from_numpy(ids[begin : begin + group.chunk]), parts)
+
+    def read(self, ids: torch.Tensor, parts: Sequence[str] | None = None) -> Chunk:
+        """Rows of `ids`, int64 `[n]`. An id that a hash table does not know has its initial row, and is not added.
+
+        Raises:
+            IndexError: an index table has no such row.
+            KeyError: the table has no such part.
+        """
+        wanted = ids.cpu().numpy()
+        with self._embedding.exclusive():
+            group, table = self._open()
+            names = self._places(parts)
+            result: dict[str, list[torch.Tensor]] = {name: [] for name in names}
+            for begin in range(0, len(wanted), group.chunk):
+                records = _read_records(group, table, wanted[begin : begin + group.chunk])
+                for name, place in names.items():
+                    result[name].append(_part(group, place)(records).clone())
+            return Chunk(ids, {name: _joined(group, names[name], chunks) for name, chunks in result.items()})
+
+    def knows(self, ids: torch.Tensor) -> torch.Tensor:
+        """Which of `ids`, int64 `[n]`, are rows: bool `[n]`."""
+        with self._embedding.exclusive():
+            group, table = self._open()
+            return torch.from_numpy(group.engine.find_rows(table, ids.cpu().numpy())[0] >= 0)
+
+    def _places(self, parts: Sequence[str] | None) -> dict[str, int]:
+        """-1 for the weight, else the state's index, by name."""
+        known = {name: index - 1 for index, name in enumerate(self.parts())}
+        return known if parts is None else {name: known[name] for name in parts}
+
+    def write(self, ids: torch.Tensor, parts: Mapping[str, torch.Tensor]) -> None:
+        """Sets parts of the rows of `ids`; their other parts stay. A hash table adds ids that it does not know.
+
+        All or nothing: after an exception the table is as before.
+
+        Raises:
+            IndexError: an index table has no such row.
+            CapacityError, MemoryError: the rows do not fit.
+            ValueError, KeyError: parts that are not the table's.
+        """
+        self._embedding.load([Content(self, ids, parts)])
+
+    def remove(self, ids: torch.Tensor) -> int:
+        """Takes ids out of a hash table, or makes rows of an index table initial; how many were known.
+
+        Raises:
+            RuntimeError: a batch in flight uses one of them; nothing was removed.
+        """
+        wanted = ids.cpu().numpy()
+        with self._embedding.exclusive():
+            group, table = self._open()
+            return group.engine.remove(table, wanted)
+
+
+@dataclass(frozen=True, eq=False)
+class Content:
+    """What some rows of a table are to be.
+
+    Attributes:
+        view: the table.
+        ids: int64 `[n]`; None for all rows of an index table.
+        parts: by name, `[n, ...]`.
+        whole: the table is to have no other ids.
+        initial: parts that all other rows have at first, by name, one number each.
+    """
+
+    view: TableView
+    ids: torch.Tensor | None
+    parts: Mapping[str, torch.Tensor]
+    whole: bool = False
+    initial: Mapping[str, float] | None = None
+
+    def problem(self) -> str | None:
+        """What keeps it from being loaded; None when nothing does."""
+        config = self.view.config
+        if self.ids is not None and config.hashed:
+            problem = known_ids_problem(config, self.ids)
+            if problem:
+                return problem
+        rows = config.num_embeddings if self.ids is None else self.ids.numel()
+        shapes = self.view.parts()
+        for name, values in self.parts.items():
+            if name not in shapes:
+                return f"it has no part {name!r}, only {list(shapes)}"
+            if tuple(values.shape) != (rows, *shapes[name]):
+                return f"shape {tuple(values.shape)} of {name}, expected {(rows, *shapes[name])}"
+            if values.device.type == "meta":
+                return f"{name} is on the meta device: it has no values"
+        return None
+
+
+class Load:
+    """Contents on their way into tables: all of them, or after an exception none."""
+
+    def __init__(
+        self,
+        contents: Sequence[Content],
+        numbers: Sequence[tuple[TableOptimizer, int]],
+        drop_windows: Callable[[], None] | None,
+    ) -> None:
+        """`numbers`: the steps that optimizers are to have counted. `drop_windows`: where open windows are to go."""
+        self._contents = contents
+        self._numbers = numbers
+        self._drop_windows = drop_windows
+        self._staying: list[dict[str, torch.Tensor] | None] = []
+        self.begun = False
+
+    def run(self) -> None:
+        if not self.begun:
+            self._make_ready()
+        if self._drop_windows is not None:
+            self._drop_windows()
+        for content, staying in zip(self._contents, self._staying, strict=True):
+            _write(content, staying)
+        for optimizer, step in self._numbers:
+            optimizer.step = step
+
+    def _make_ready(self) -> None:
+        """Everything that can fail; leaves no trace then."""
+        added: list[tuple[Group, int, Int64Array]] = []
+        try:
+            for content in self._contents:
+                group, table = content.view._open()
+                ids = _ids_of(content)
+                rows, _ = group.engine.find_rows(table, ids)
+                added.append((group, table, ids[rows < 0]))
+                rows, _ = group.engine.insert(table, ids)
+                group.engine.reserve_rows(table, rows)
+            self._staying = [_staying(content) for content in self._contents]
+            self.begun = True
+        except BaseException:
+            for group, table, ids in () if self.begun else added:
+                group.engine.remove(table, ids)
+            raise
+
+
+def _ids_of(content: Content) -> Int64Array:
+    if content.ids is None:
+        return np.arange(content.view.config.num_embeddings, dtype=np.int64)
+    ids: Int64Array = content.ids.cpu().contiguous().numpy()
+    return ids
+
+
+def _staying(content: Content) -> dict[str, torch.Tensor] | None:
+    """All parts of the rows that a table is to have, where it has others too; None where it has no others.
+
+    Raises:
+        RuntimeError: batches in flight use rows of the table.
+    """
+    group, table = content.view._open()
+    ids = _ids_of(content)
+    if not content.whole or not len(group.engine.others(table, ids)):
+        return None
+    if group.engine.in_flight():
+        raise RuntimeError(
+            f"table {content.view.config.name!r} cannot get other ids while batches are in flight: run their backward, "
+            "or drop the outputs of their forward"
+        )
+    return content.view.read(torch.from_numpy(ids)).parts
+
+
+def _write(content: Content, staying: Mapping[str, torch.Tensor] | None) -> None:
+    """May be done again from the start."""
+    group, table = content.view._open()
+    ids = _ids_of(content)
+    parts = {**(staying or {}), **content.parts}
+    if staying is not None:  # begun anew, rows have the order of the ids, as in the table that was saved
+        group.engine.clear_table(table)
+        group.engine.insert(table, ids)
+    places = content.view._places(list(parts))
+    _set_parts(group, table, ids, {places[name]: part.detach() for name, part in parts.items()})
+    others = group.engine.others(table, ids) if content.initial else np.empty(0, np.int64)
+    for name, number in (content.initial or {}).items():
+        initial = torch.tensor(number, dtype=torch.float32, device="cpu").expand(len(others), 1)
+        _set_parts(group, table, others, {content.view._places([name])[name]: initial})
+
+
+def _set_parts(group: Group, table: int, ids: Int64Array, parts: Mapping[int, torch.Tensor]) -> None:
+    for begin in range(0, len(ids), group.chunk):
+        piece = slice(begin, begin + group.chunk)
+        rows, slots = group.engine.find_rows(table, ids[piece])
+        records = _read_known(group, table, ids[piece], rows, slots)
+        for place, values in parts.items():
+            _part(group, place)(records).copy_(values[piece])
+        group.engine.write_rows(table, rows, records.numpy())
+        resident = np.flatnonzero(slots >= 0)
+        if len(resident):
+            group.scatter(slots[resident], records[torch.from_numpy(resident)])
+
+
+def _part(group: Group, place: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The part of records, as a view: the weight for -1, else a state."""
+    if place < 0:
+        return group.layout.weight
+    return lambda records: group.layout.state(records, place)
+
+
+def _joined(group: Group, place: int, chunks: list[torch.Tensor]) -> torch.Tensor:
+    if len(chunks) == 1:
+        return chunks[0]
+    empty = torch.empty((0, group.layout.bytes), dtype=torch.uint8, device="cpu")
+    return torch.cat([_part(group, place)(empty), *chunks])
+
+
+def _read_records(group: Group, table: int, ids: Int64Array) -> torch.Tensor:
+    """Records of `ids`, uint8 `[n, bytes]`, initial ones for those that are not known."""
+    rows, slots = group.engine.find_rows(table, ids)
+    unknown = rows < 0
+    if not unknown.any():
+        return _read_known(group, table, ids, rows, slots)
+    records = torch.empty((len(ids), group.layout.bytes), dtype=torch.uint8, device="cpu")
+    fresh = records.numpy()[: int(unknown.sum())].copy()
+    group.engine.initial_records(table, ids[unknown], fresh)
+    records[torch.from_numpy(unknown)] = torch.from_numpy(fresh)
+    known = ~unknown
+    if known.any():
+        records[torch.from_numpy(known)] = _read_known(group, table, ids[known], rows[known], slots[known])
+    return records
+
+
+def _read_known(group: Group, table: int, ids: Int64Array, rows: Int64Array, slots: np.ndarray) -> torch.Tensor:
+    records = torch.empty((len(rows), group.layout.bytes), dtype=torch.uint8, device="cpu")
+    group.engine.read_rows(table, ids, rows, records.numpy())
+    resident = np.flatnonzero(slots >= 0)
+    if len(resident):
+        records[torch.from_numpy(resident)] = group.gather(slots[resident])
+    return records
+
+
+def move_rows(old: Sequence[Group], new: Sequence[Group]) -> None:
+    """Copies rows that are not as they were initialised to groups of other layouts: weights, and states where alike."""
+    places = {member.config.name: (group, place) for group in new for place, member in enumerate(group.members)}
+    for source in old:
+        source.swap.settle()
+        for table, member in enumerate(source.members):
+            target, place = places[member.config.name]
+            same = source.layout == target.layout
+            ids = source.engine.kept_ids(table)
+            for begin in range(0, len(ids), source.chunk):
+                chosen = ids[begin : begin + source.chunk]
+                records = _read_records(source, table, chosen)
+                parts = range(-1, len(source.layout.state_elements) if same else 0)
+                rows, _ = target.engine.insert(place, chosen)
+                target.engine.reserve_rows(place, rows)
+                _set_parts(target, place, chosen, {part: _part(source, part)(records) for part in parts})

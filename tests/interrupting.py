@@ -1,0 +1,185 @@
+"""Interrupts at every point where a signal can strike, and the plain reference of what may have happened by then."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+
+class Interrupt(KeyboardInterrupt):
+    """What the tests' signal handlers raise."""
+
+
+# ---- striking
+
+
+@contextmanager
+def handler(number: int) -> Any:
+    """Within, the signal raises Interrupt."""
+
+    def raise_interrupt(*_: object) -> None:
+        raise Interrupt
+
+    before = signal.signal(number, raise_interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+def strike(action: Callable[[], object], at: int) -> str | None:
+    """Runs `action` with Ctrl-C at its `at`-th point (from 1) where Python looks for signals in the main thread.
+
+    Those are the entry of a Python function and the return of a C function; a handler's exception then comes in the
+    place of that function's result. The signal is a real one, to the process: a handler may defer it, but a mask of
+    the main thread does not, since any other thread takes it then.
+
+    Returns:
+        where it struck; None if the action was over before.
+    """
+    points = 0
+    struck = None
+
+    def profile(frame: Any, event: str, arg: Any) -> None:
+        nonlocal points, struck
+        if event not in ("call", "c_return") or struck:
+            return
+        points += 1
+        if points == at:
+            what = getattr(arg, "__name__", "") if event == "c_return" else "entry"
+            code = frame.f_code
+            struck = f"point {at}: {code.co_filename}:{frame.f_lineno}, {code.co_qualname}, {what}"
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with handler(signal.SIGINT):
+        sys.setprofile(profile)
+        try:
+            action()
+        except Interrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+    return struck
+
+
+# ---- the reference
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What a training has come to: Adagrad with lr_decay, whose every update shows t, in numpy's float32.
+
+    Attributes:
+        weights: of each table, `[rows, D]` in the table's dtype, over all ids that ever occur.
+        sums: Adagrad's state of each table, float32 `[rows, D]`.
+        pending: gradients of the open window, float32 `[rows, D]`.
+        known: rows of each table that are in it (every row of an index table), bool `[rows]`.
+        backwards: of the open window.
+        t: updates; None in what was seen, where only the next update shows it.
+    """
+
+    weights: tuple[np.ndarray, ...]
+    known: tuple[np.ndarray, ...]
+    sums: tuple[np.ndarray, ...] = ()
+    pending: tuple[np.ndarray, ...] = ()
+    backwards: int = 0
+    t: int | None = 0
+
+    EPS = 1e-2
+    OPTIONS = {"lr_decay": 1.0, "eps": EPS}  # noqa: RUF012 (no field: it has no annotation)
+
+    @classmethod
+    def start(cls, weights: Sequence[np.ndarray], hashed: Sequence[bool]) -> Moment:
+        zeros = tuple(np.zeros(w.shape, np.float32) for w in weights)
+        known = tuple(np.full(len(w), not h) for w, h in zip(weights, hashed, strict=True))
+        return cls(tuple(weights), known, zeros, zeros)
+
+    def forward(self, lookups: Sequence[np.ndarray]) -> Moment:
+        """A training forward of `lookups`, rows of each table: it makes them known."""
+        known = tuple(k.copy() for k in self.known)
+        for table, rows in zip(known, lookups, strict=True):
+            table[rows] = True
+        return replace(self, known=known)
+
+    def backward(self, lookups: Sequence[np.ndarray], lr: float, window: int) -> Moment:
+        """The backward of the sum of all outputs: each lookup's gradient is 1."""
+        counts = [np.bincount(rows, minlength=len(w)) for rows, w in zip(lookups, self.weights, strict=True)]
+        grads = [
+            p + np.broadcast_to(count[:, None], p.shape).astype(np.float32)
+            for p, count in zip(self.pending, counts, strict=True)
+        ]
+        if self.backwards + 1 < window:
+            return replace(self, pending=tuple(grads), backwards=self.backwards + 1)
+        assert self.t is not None
+        t = self.t + 1
+        clr, eps = np.float32(lr / (1 + (t - 1) * 1.0)), np.float32(self.EPS)
+        sums = tuple(s + g * g for s, g in zip(self.sums, grads, strict=True))
+        weights = tuple(
+            (w.astype(np.float32) - clr * g / (np.sqrt(s) + eps)).astype(w.dtype)
+            for w, g, s in zip(self.weights, grads, sums, strict=True)
+        )
+        zeros = tuple(np.zeros_like(p) for p in self.pending)
+        return replace(self, weights=weights, sums=sums, pending=zeros, backwards=0, t=t)
+
+    def difference(self, other: Moment) -> str:
+        """In what of weights, known rows, and sums and t where `other` has them, they differ."""
+        found = []
+        for table, (a, b) in enumerate(zip(self.weights, other.weights, strict=True)):
+            rows = np.flatnonzero((a != b).any(axis=1) | np.isnan(b).any(axis=1))
+            if len(rows):
+                row = rows[0]
+                found.append(f"table {table}: {len(rows)} rows, such as {row}: {b[row][:3]}, not {a[row][:3]}")
+        for table, (a, b) in enumerate(zip(self.sums, other.sums, strict=False)):  # none, or all
+            rows = np.flatnonzero((a != b).any(axis=1))
+            if len(rows):
+                found.append(f"table {table}: the sum of row {rows[0]} is {b[rows[0]][:3]}, not {a[rows[0]][:3]}")
+        for table, (a, b) in enumerate(zip(self.known, other.known, strict=True)):
+            if (a != b).any():
+                found.append(f"table {table}: known {np.flatnonzero(b).tolist()}, not {np.flatnonzero(a).tolist()}")
+        if other.t is not None and self.t != other.t:
+            found.append(f"t is {other.t}, not {self.t}")
+        return ", ".join(found)
+
+    def key(self) -> tuple[object, ...]:
+        """Equal for equal moments."""
+        arrays = (*self.weights, *self.known, *self.sums, *self.pending)
+        return (self.backwards, self.t, *(array.tobytes() for array in arrays))
+
+
+Change = Callable[[Moment], Moment]
+
+
+@dataclass
+class Possible:
+    """The moments that a training may be at: more than one after an interrupt, until it is looked at."""
+
+    moments: list[Moment]
+    log: list[str] = field(default_factory=list)
+
+    def did(self, what: str, *changes: Change) -> None:
+        """All of the changes happened."""
+        self.log.append(what)
+        for change in changes:
+            self.moments = [change(moment) for moment in self.moments]
+
+    def may_have_done(self, what: str, *changes: Change) -> None:
+        """None of the changes happened, or the first, or the first two, ..."""
+        self.log.append(f"interrupted {what}")
+        every = [list(itertools.accumulate(changes, lambda m, change: change(m), initial=m)) for m in self.moments]
+        self.moments = list({moment.key(): moment for moment in itertools.chain.from_iterable(every)}.values())
+
+    def look(self, seen: Moment) -> None:
+        """Keeps the moments that look like `seen` and fails if none does."""
+        differences = [moment.difference(seen) for moment in self.moments]
+        if all(differences):
+            from_each = "; ".join(f"({n}) {text}" for n, text in enumerate(dict.fromkeys(differences), 1))
+            raise AssertionError(f"after {self.log[-8:]} it is none of what it could be: {from_each}")
+        self.moments = [moment for moment, differs in zip(self.moments, differences, strict=True) if not differs]

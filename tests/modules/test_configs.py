@@ -1,0 +1,220 @@
+"""What a table's config and a collection's arguments may hold: at construction, and with a message that helps."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from jagged import (
+    apply,
+    assert_trains,
+    bag_config,
+    bags_collection,
+    jagged,
+    numbered,
+    output_values,
+    read,
+    sequence_config,
+    sequences_collection,
+    single_ids,
+    train_step,
+)
+from torchrec.modules.embedding_configs import DataType
+
+import rec_sdk_torch as rst
+from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig
+
+SHOWCLICK = rst.AdmitAndEvictPolicyType.POLICY_SHOWCLICK
+SHOWCLICK_ADMITS = rst.AdmitAndEvictConfig(
+    showclick_params=rst.ShowClickParams(admit_threshold=0.5), policy_type=SHOWCLICK
+)
+SHOWCLICK_EVICTS = rst.AdmitAndEvictConfig(
+    showclick_params=rst.ShowClickParams(evict_percentage=0.1), policy_type=SHOWCLICK
+)
+
+FIELDS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"name": ""}, ValueError, "name ''"),
+    ({"name": "a.b"}, ValueError, "name 'a.b'"),
+    ({"name": "ä"}, ValueError, "name 'ä'"),
+    ({"name": "t0\n"}, ValueError, "name"),
+    ({"name": "x" * 101}, ValueError, "101 characters, at most 100"),
+    ({"features": ["a b"]}, ValueError, "'t0'.*'a b'"),
+    ({"features": [""]}, ValueError, "'t0'.*''"),
+    ({"features": ["f@t"]}, ValueError, "'t0'.*'f@t'"),
+    ({"features": [3]}, ValueError, "'t0'.*3"),
+    ({"features": ["f0", "f0"]}, ValueError, "'t0'.*twice"),
+    ({"embedding_dim": 0}, ValueError, "'t0'.*embedding_dim is 0.*4096"),
+    ({"embedding_dim": 4097}, ValueError, "'t0'.*embedding_dim is 4097.*4096"),
+    ({"embedding_dim": 8.0}, ValueError, "'t0'.*embedding_dim is 8.0"),
+    ({"num_embeddings": 0}, ValueError, "'t0'.*num_embeddings is 0"),
+    ({"num_embeddings": -3}, ValueError, "'t0'.*num_embeddings is -3"),
+    ({"num_embeddings": "9"}, ValueError, "'t0'.*num_embeddings is '9'"),
+    ({"num_embeddings": True}, ValueError, "'t0'.*num_embeddings is True"),
+    ({"num_embeddings": np.float64(9)}, ValueError, "'t0'.*num_embeddings is .*9.0"),
+    ({"embedding_dim": np.bool_(True)}, ValueError, "'t0'.*embedding_dim is .*True"),
+    ({"data_type": DataType.INT8}, ValueError, "'t0'.*int8.*float32"),
+    ({"data_type": "FP32x"}, ValueError, "'t0'.*'FP32x'"),
+    ({"data_type": torch.float32}, ValueError, "'t0'.*float32"),
+    ({"initializer_type": "uniform"}, TypeError, "'t0'.*initializer_type is 'uniform'"),
+    ({"weight_init_min": 2.0, "weight_init_max": 1.0}, ValueError, "'t0'.*min 2.0 and max 1.0"),
+    ({"weight_init_min": float("nan")}, ValueError, "'t0'.*min nan"),
+    (
+        {"initializer_type": rst.InitializerType.TRUNCATED_NORMAL, "weight_init_stddev": -1.0},
+        ValueError,
+        "'t0'.*stddev -1.0",
+    ),
+    ({"admit_and_evict_config": rst.AdmitAndEvictConfig(admit_threshold=2)}, NotImplementedError, "'t0'.*admission"),
+    ({"admit_and_evict_config": rst.AdmitAndEvictConfig(admit_threshold=0)}, NotImplementedError, "'t0'.*admission"),
+    ({"admit_and_evict_config": rst.AdmitAndEvictConfig(evict_threshold=9)}, NotImplementedError, "'t0'.*eviction"),
+    ({"admit_and_evict_config": SHOWCLICK_ADMITS}, NotImplementedError, "'t0'.*admission"),
+    ({"admit_and_evict_config": SHOWCLICK_EVICTS}, NotImplementedError, "'t0'.*eviction"),
+    ({"admit_and_evict_config": {"admit_threshold": 2}}, TypeError, "'t0'.*admit_and_evict_config is {'admit"),
+    ({"is_incremental": True}, NotImplementedError, "'t0'.*incremental"),
+]
+
+
+@pytest.mark.parametrize(("fields", "error", "message"), FIELDS, ids=[str(next(iter(f[0].items()))) for f in FIELDS])
+@pytest.mark.parametrize("config", [bag_config, sequence_config])
+def test_table_fields(
+    device: torch.device, config: Any, fields: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    make = bags_collection if config is bag_config else sequences_collection
+    with pytest.raises(error, match=message):
+        make(device, config(**fields))
+
+
+ADMISSION_OFF = {
+    "the defaults": rst.AdmitAndEvictConfig(),
+    "a value without a threshold": rst.AdmitAndEvictConfig(admit_threshold=-1, not_admitted_default_value=0.99),
+    "an interval without a threshold": rst.AdmitAndEvictConfig(evict_step_interval=5),
+    "parameters of the other policy": rst.AdmitAndEvictConfig(
+        showclick_params=rst.ShowClickParams(1, 1, 0.5, 0.1, 0.9)
+    ),
+    "thresholds of the other policy": rst.AdmitAndEvictConfig(3, 0.5, 60, 10, policy_type=SHOWCLICK),
+    "None, as Rec SDK's types allow": rst.AdmitAndEvictConfig(None, None, None, None),
+    "NumPy's numbers": rst.AdmitAndEvictConfig(np.int64(-1), np.float32(0.5), np.int32(0)),
+    "no config": None,
+}
+
+
+@pytest.mark.parametrize("admission", ADMISSION_OFF.values(), ids=ADMISSION_OFF)
+@pytest.mark.parametrize("config", [bag_config, sequence_config])
+def test_admission_that_is_off(device: torch.device, config: Any, admission: Any) -> None:
+    make = bags_collection if config is bag_config else sequences_collection
+    collection = make(device, config(admit_and_evict_config=admission))
+    apply(collection)
+    assert_trains(collection)
+    if admission is not None:
+        assert not admission.is_feature_admit_enabled()
+        assert not admission.is_feature_evict_enabled()
+        assert not admission.is_feature_filter_enabled()
+
+
+def test_admission_that_is_on() -> None:
+    counted, clicked = {"admit_threshold": 0}, {"policy_type": SHOWCLICK}
+    for config in (rst.AdmitAndEvictConfig(**counted), SHOWCLICK_ADMITS):
+        assert (config.is_feature_admit_enabled(), config.is_feature_evict_enabled()) == (True, False)
+    for config in (rst.AdmitAndEvictConfig(evict_threshold=1), SHOWCLICK_EVICTS):
+        assert (config.is_feature_admit_enabled(), config.is_feature_evict_enabled()) == (False, True)
+        assert config.is_feature_filter_enabled()
+    assert not rst.AdmitAndEvictConfig(**counted, **clicked).is_feature_admit_enabled()
+
+
+ADMISSION: list[tuple[type, dict[str, Any], type[Exception], str]] = [
+    (rst.AdmitAndEvictConfig, {"admit_threshold": "3"}, TypeError, "admit_threshold is '3', expected an int"),
+    (rst.AdmitAndEvictConfig, {"admit_threshold": 2.0}, TypeError, "admit_threshold is 2.0"),
+    (rst.AdmitAndEvictConfig, {"admit_threshold": True}, TypeError, "admit_threshold is True"),
+    (rst.AdmitAndEvictConfig, {"admit_threshold": -2}, ValueError, "admit_threshold is -2, must be at least -1"),
+    (rst.AdmitAndEvictConfig, {"not_admitted_default_value": "0"}, TypeError, "not_admitted_default_value is '0'"),
+    (rst.AdmitAndEvictConfig, {"not_admitted_default_value": float("nan")}, ValueError, "not_admitted_default_value"),
+    (rst.AdmitAndEvictConfig, {"evict_threshold": [1]}, TypeError, r"evict_threshold is \[1\]"),
+    (rst.AdmitAndEvictConfig, {"evict_threshold": -1}, ValueError, "evict_threshold is -1, must be at least 0"),
+    (rst.AdmitAndEvictConfig, {"evict_step_interval": 0.5}, TypeError, "evict_step_interval is 0.5"),
+    (rst.AdmitAndEvictConfig, {"evict_step_interval": -1}, ValueError, "evict_step_interval is -1"),
+    (rst.AdmitAndEvictConfig, {"showclick_params": {}}, TypeError, "showclick_params is {}, expected ShowClickParams"),
+    (rst.AdmitAndEvictConfig, {"policy_type": "count"}, TypeError, "policy_type is 'count'.*AdmitAndEvictPolicyType"),
+    (rst.ShowClickParams, {"alpha": "1"}, TypeError, "alpha is '1', expected a number"),
+    (rst.ShowClickParams, {"beta": float("inf")}, ValueError, "beta is inf"),
+    (rst.ShowClickParams, {"admit_threshold": -1}, ValueError, "admit_threshold is -1"),
+    (rst.ShowClickParams, {"evict_percentage": 1.5}, ValueError, r"evict_percentage is 1.5.*\[0, 1\]"),
+    (rst.ShowClickParams, {"score_decay": True}, TypeError, "score_decay is True"),
+]
+
+
+@pytest.mark.parametrize(("config", "fields", "error", "message"), ADMISSION, ids=[str(a[1]) for a in ADMISSION])
+def test_wrong_admission(config: type, fields: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=f"{config.__name__}: {message}"):
+        config(**fields)
+
+
+@pytest.mark.parametrize("number", [np.int32, np.int64, np.uint8, torch.tensor])
+@pytest.mark.parametrize("config", [bag_config, sequence_config])
+def test_integers_of_other_libraries(device: torch.device, config: Any, number: Any) -> None:
+    make = bags_collection if config is bag_config else sequences_collection
+    sizes = {"batch_size": number(3), "multi_hot_sizes": [number(2)], "world_size": number(1), "seed": number(7)}
+    collection = make(device, config(num_embeddings=number(40), embedding_dim=number(4)), **sizes)
+    expected = make(device, config(num_embeddings=40, embedding_dim=4), seed=7)
+    assert torch.equal(read(collection, numbered(3)), read(expected, numbered(3)))
+    assert repr(collection._embedding) == repr(expected._embedding)
+    apply(collection, rst.AccumulateSGD, use_accumulate=True, accumulate_step=number(1))
+    assert_trains(collection)
+
+
+def test_a_bool_is_no_size(device: torch.device) -> None:
+    for options in ({"batch_size": True}, {"world_size": True}, {"batch_size": 2, "multi_hot_sizes": [True]}):
+        with pytest.raises(TypeError, match="is True, expected an int"):
+            bags_collection(device, **options)
+
+
+@pytest.mark.parametrize("names", [["user-id"], ["user.id", "user:clicks"], ["f/0"], ["größe"]])
+@pytest.mark.parametrize("config", [bag_config, sequence_config])
+def test_feature_names_as_torchrec_takes_them(device: torch.device, config: Any, names: list[str]) -> None:
+    make = bags_collection if config is bag_config else sequences_collection
+    collection = make(device, config(features=names))
+    apply(collection)
+    output = collection(jagged({name: [[1], [2, 3]] for name in names}))
+    assert list(output.keys()) == names
+    output_values(output)
+
+
+def test_a_capacity_is_not_lost(device: torch.device) -> None:
+    config = rst.HashEmbeddingBagConfig(num_embeddings=6, embedding_dim=4, name="t7", feature_names=["f0"])
+    with pytest.raises(TypeError, match=r"'t7'.*capacity.*EmbCacheEmbeddingBagCollection.*HashEmbeddingBagCollection"):
+        bags_collection(device, bag_config(), config)
+    collection = rst.HashEmbeddingBagCollection(tables=[config], device=device)
+    apply(collection)
+    assert_trains(collection)
+
+
+def test_an_optimizer_class_is_no_optimizer(device: torch.device) -> None:
+    tables = [TableConfig("t0", 9, 4)]
+    for given in (torch.optim.SGD, torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1), {"lr": 0.1}, "sgd"):
+        with pytest.raises(TypeError, match=r"expected a TableOptimizer: TableOptimizer\.create\("):
+            TableBatchedEmbedding(tables, optimizer=given, device=device)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("cache", [1, np.int64(1), {"t0": 1}])
+def test_a_cache_of_one_row_is_pointed_out(device: torch.device, cache: Any) -> None:
+    """Next to 1.0, which is the whole table; it works all the same."""
+    with pytest.warns(UserWarning, match=r"'t0'.*int 1 is one of its 40 rows, 1\.0 all of them") as caught:
+        collection = bags_collection(device, cache=cache)
+    assert len(caught) == 1
+    apply(collection)
+    train_step(collection, numbered(1))
+    assert collection.cache_sizes == {"t0": 1}
+
+
+@pytest.mark.parametrize(("cache", "rows"), [(1.0, 40), (2, 40), ({"t1": 1}, 1), (1, 1)])
+def test_a_cache_that_needs_no_hint(device: torch.device, cache: Any, rows: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bags_collection(device, bag_config(num_embeddings=rows), bag_config("t1", num_embeddings=1), cache=cache)
+
+
+def test_names_at_the_limit(device: torch.device) -> None:
+    collection = bags_collection(device, bag_config("x" * 100, num_embeddings=1, embedding_dim=4096))
+    apply(collection)
+    assert train_step(collection, single_ids([5])).shape == (1, 4096)

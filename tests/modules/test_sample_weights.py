@@ -1,0 +1,192 @@
+"""Per-sample weights: their gradient is that of what the forward returned, in their own data type.
+
+The reference is plain torch on copies of the rows as they were at the time of the forward.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from jagged import apply, bag_config, bags_collection
+from torchrec import KeyedJaggedTensor
+
+import rec_sdk_torch as rst
+from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+
+LENGTHS = [2, 1, 0, 3] * 2  # of both features
+IDS = 10
+
+
+def batch(seed: int, device: torch.device) -> KeyedJaggedTensor:
+    """Features f0 and f1, few ids, so that batches share rows."""
+    rng = np.random.default_rng(seed)
+    weights = torch.from_numpy(rng.normal(size=sum(LENGTHS)).astype(np.float32)).to(device)
+    return KeyedJaggedTensor(
+        keys=["f0", "f1"],
+        values=torch.from_numpy(rng.integers(0, IDS, sum(LENGTHS))),
+        lengths=torch.tensor(LENGTHS),
+        weights=weights.requires_grad_(),
+    )
+
+
+def expected_grad(tables: Sequence[torch.Tensor], given: KeyedJaggedTensor, grad: torch.Tensor) -> torch.Tensor:
+    """Of the weights of `given`: each lookup's row, as in `tables`, times the gradient of its bag."""
+    bag = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS))
+    samples, dims = len(LENGTHS) // 2, [table.shape[1] for table in tables]
+    grads = grad.cpu().split(dims, dim=1)
+    parts = [
+        (tables[feature][i].double() * grads[feature][b % samples].double()).sum()
+        for feature, b, i in zip((bag // samples).tolist(), bag.tolist(), given.values().tolist(), strict=True)
+    ]
+    return torch.stack(parts).float()
+
+
+def collection_of(device: torch.device, window: int, dims: tuple[int, int]) -> Any:
+    tables = [bag_config("t0", ("f0",), embedding_dim=dims[0]), bag_config("t1", ("f1",), embedding_dim=dims[1])]
+    collection = bags_collection(device, *tables, is_weighted=True, cache=IDS)
+    if window == 1:
+        apply(collection)
+    else:
+        apply(collection, rst.AccumulateSGD, use_accumulate=True, accumulate_step=window)
+    return collection
+
+
+def rows(collection: Any) -> list[torch.Tensor]:
+    """Every row of both tables."""
+    ids = torch.arange(IDS).repeat(2)
+    every = KeyedJaggedTensor(
+        ["f0", "f1"], ids, lengths=torch.ones(len(ids), dtype=torch.int64), weights=torch.ones(len(ids))
+    )
+    collection.eval()
+    values = collection(every)
+    collection.train()
+    return [values[key].detach().cpu().clone() for key in ("f0", "f1")]
+
+
+def grad_like(output: torch.Tensor, seed: int) -> torch.Tensor:
+    return torch.randn(output.shape, generator=torch.Generator().manual_seed(seed)).to(output.device)
+
+
+CASES = pytest.mark.parametrize(
+    ("window", "dims"), [(1, (4, 4)), (1, (4, 8)), (2, (4, 8)), (3, (4, 4))], ids=lambda v: str(v).replace(" ", "")
+)
+
+
+@CASES
+@pytest.mark.parametrize("first", [0, 1])
+def test_two_forwards_then_their_backwards(
+    device: torch.device, window: int, dims: tuple[int, int], first: int
+) -> None:
+    """The backward that comes second sees the rows that its forward saw, whichever it is."""
+    collection = collection_of(device, window, dims)
+    for seed in range(3):  # anywhere in a window
+        before = rows(collection)
+        batches = [batch(2 * seed, device), batch(2 * seed + 1, device)]
+        outputs = [collection(b).values() for b in batches]
+        grads = [grad_like(output, seed) for output in outputs]
+        for index in (first, 1 - first):
+            outputs[index].backward(grads[index])
+        for b, grad in zip(batches, grads, strict=True):
+            torch.testing.assert_close(b.weights().grad.cpu(), expected_grad(before, b, grad))
+
+
+@CASES
+def test_two_forwards_of_one_loss(device: torch.device, window: int, dims: tuple[int, int]) -> None:
+    collection = collection_of(device, window, dims)
+    for seed in range(3):
+        before = rows(collection)
+        batches = [batch(2 * seed, device), batch(2 * seed + 1, device)]
+        outputs = [collection(b).values() for b in batches]
+        grads = [2 * outputs[1].detach(), 2 * outputs[0].detach()]
+        (2 * outputs[0] * outputs[1]).sum().backward()
+        for b, grad in zip(batches, grads, strict=True):
+            torch.testing.assert_close(b.weights().grad.cpu(), expected_grad(before, b, grad))
+
+
+def test_one_forward_of_three_updates_between(device: torch.device) -> None:
+    """Not only the latest update counts; rows stay in the cache as long as the forward waits."""
+    collection = collection_of(device, 1, (4, 8))
+    before = rows(collection)
+    waiting = batch(0, device)
+    output = collection(waiting).values()
+    for seed in range(1, 4):
+        collection(batch(seed, device)).values().sum().backward()
+    grad = grad_like(output, 0)
+    output.backward(grad)
+    torch.testing.assert_close(waiting.weights().grad.cpu(), expected_grad(before, waiting, grad))
+
+
+def test_a_load_between_forward_and_backward(device: torch.device) -> None:
+    collection = collection_of(device, 1, (4, 8))
+    rows_before = rows(collection)
+    waiting = batch(0, device)
+    output = collection(waiting).values()
+    state = {key: value.clone() if key.endswith("ids") else value + 1 for key, value in collection.state_dict().items()}
+    collection.load_state_dict(state)
+    grad = grad_like(output, 0)
+    output.backward(grad)
+    torch.testing.assert_close(waiting.weights().grad.cpu(), expected_grad(rows_before, waiting, grad))
+
+
+# ---- data types and strides
+
+
+def embedding(device: torch.device) -> TableBatchedEmbedding:
+    tables = [TableConfig(name, 20, dim, pooling=pool) for name, dim, pool in TABLES]
+    optimizer = TableOptimizer.create(torch.optim.SGD, {"lr": 0.5})
+    return TableBatchedEmbedding(tables, optimizer=optimizer, cache=IDS, device=device, seed=0)
+
+
+TABLES = [("a", 4, Pooling.SUM), ("b", 8, Pooling.SUM), ("c", 4, Pooling.MEAN)]
+
+
+def strided(weights: torch.Tensor) -> torch.Tensor:
+    return torch.stack([weights, weights + 1], dim=1)[:, 0]
+
+
+def reversed_expanded(weights: torch.Tensor) -> torch.Tensor:
+    return weights[:1].expand(len(weights))
+
+
+FORMS = {
+    "float64": torch.Tensor.double,
+    "float16": torch.Tensor.half,
+    "bfloat16": torch.Tensor.bfloat16,
+    "strided": strided,
+    "expanded": reversed_expanded,
+    "strided float64": lambda weights: strided(weights.double()),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_weights_of_any_form(device: torch.device, form: str, mode: str) -> None:
+    """They count as float32 `[n]` of the same numbers would; the gradient comes back in their own data type."""
+    ids = torch.from_numpy(np.random.default_rng(0).integers(0, IDS, 12))
+    offsets = torch.tensor([0, 3, 4, 4, 8, 9, 12])
+    ours = embedding(device).train(mode == "train")
+    plain = copy.deepcopy(ours)
+    drawn = torch.randn(12, generator=torch.Generator().manual_seed(1)).to(device)
+    given = FORMS[form](drawn).detach().requires_grad_()
+    flat = given.detach().float().contiguous().clone().requires_grad_()
+    for _ in range(2):
+        output, expected = ours(ids, offsets, given), plain(ids, offsets, flat)
+        assert output.dtype == torch.float32
+        assert torch.equal(output, expected)
+        if mode == "train":
+            output.square().sum().backward()
+            expected.square().sum().backward()
+    if mode == "train":
+        assert given.grad is not None
+        assert flat.grad is not None
+        assert given.grad.dtype == given.dtype
+        torch.testing.assert_close(
+            given.grad.float(), flat.grad, rtol=1e-6 if given.dtype.itemsize > 2 else 2e-2, atol=1e-6
+        )
+    every = torch.arange(IDS).repeat(3), torch.arange(3 * IDS + 1)
+    assert torch.equal(ours.eval()(*every), plain.eval()(*every))

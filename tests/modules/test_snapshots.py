@@ -1,0 +1,271 @@
+"""Saves, copies and loads beside training threads: each is of one moment, of all tables together.
+
+The reference is arithmetic: every step looks up the same ids in every table, with a gradient of 1 and a learning rate
+of 1, so that at any moment a row's weight is minus the number of its steps, in every table.
+"""
+
+from __future__ import annotations
+
+import copy
+import faulthandler
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torchrec import EmbeddingBagConfig
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # as a program, see `run_apart`
+from jagged import apply, bag_config, bags_collection, jagged
+
+import rec_sdk_torch as rst
+
+IDS = 3000
+BATCH = 3
+CACHE = 16
+LOOKED_UP = ("t0", "t1", "t2", "t3")
+
+
+def make(device: torch.device, lr: float, optimizer: type = torch.optim.SGD, high: float = 0.0, **keywords: Any) -> Any:
+    """Hash tables t0 and t2 and index tables t1 and t3, three groups; weights from 0 to `high`."""
+    options: dict[str, Any] = {"num_embeddings": IDS, "weight_init_min": 0.0, "weight_init_max": high}
+    tables = [
+        bag_config("t0", ("f0",), **options),
+        EmbeddingBagConfig(name="t1", feature_names=["f1"], embedding_dim=4, **options),
+        bag_config("t2", ("f2",), **{**options, "embedding_dim": 8}),
+        EmbeddingBagConfig(name="t3", feature_names=["f3"], embedding_dim=16, **options),
+    ]
+    collection = bags_collection(device, *tables, cache=CACHE)
+    apply(collection, optimizer, lr=lr, **keywords)
+    return collection
+
+
+def batch_of(ids: np.ndarray) -> Any:
+    return jagged({f"f{n}": [[int(i)] for i in ids] for n in range(4)})
+
+
+def train(collection: Any, rng: np.random.Generator) -> None:
+    collection(batch_of(rng.choice(IDS, BATCH, replace=False))).values().sum().backward()
+
+
+def rows_of(state: Mapping[str, torch.Tensor], table: str) -> torch.Tensor:
+    """Weights `[IDS, D]` of a table by id; 0 for an id that a hash table does not know."""
+    weight = state[f"embedding_bags.{table}.weight"]
+    ids = state.get(f"embedding_bags.{table}.ids", torch.arange(IDS))
+    return torch.zeros(IDS, weight.shape[1]).index_copy(0, ids, weight)
+
+
+def steps_of(state: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """How often each id was in a batch; fails where the tables do not agree."""
+    steps = -rows_of(state, "t0")[:, 0]
+    for table in LOOKED_UP:
+        rows = -rows_of(state, table)
+        wrong = (rows != steps[:, None]).any(dim=1).nonzero().flatten().tolist()
+        assert not wrong, (
+            f"table {table}: ids {wrong[:5]} have {rows[wrong[:5], 0].tolist()} steps, not as in t0, "
+            + str(steps[wrong[:5]].tolist())
+        )
+    assert int(steps.sum()) % BATCH == 0, f"{int(steps.sum())} lookups are no whole batches of {BATCH}"
+    return steps
+
+
+@contextmanager
+def beside(work: Callable[[], None], threads: int = 1) -> Iterator[list[BaseException]]:
+    """Calls `work` over and over in threads of their own; yields their errors, and raises the first at the end."""
+    over = threading.Event()
+    errors: list[BaseException] = []
+
+    def loop() -> None:
+        try:
+            while not over.is_set():
+                work()
+        except BaseException as error:
+            errors.append(error)
+
+    workers = [threading.Thread(target=loop, daemon=True) for _ in range(threads)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for worker in workers:
+            worker.start()
+        yield errors
+    finally:
+        over.set()
+        for worker in workers:
+            worker.join(60)
+        sys.setswitchinterval(interval)
+    assert not any(worker.is_alive() for worker in workers), "a thread does not come back"
+    if errors:
+        raise errors[0]
+
+
+def save(collection: Any) -> dict[str, torch.Tensor]:
+    return dict(collection.state_dict())
+
+
+def save_of_a_copy(collection: Any) -> dict[str, torch.Tensor]:
+    return dict(copy.deepcopy(collection).state_dict())
+
+
+HOW = pytest.mark.parametrize("take", [save, save_of_a_copy])
+
+
+@HOW
+def test_reads_every_row_as_it_is(device: torch.device, take: Callable[[Any], dict[str, torch.Tensor]]) -> None:
+    """With a learning rate of 0 rows move between cache and host, and nothing else happens."""
+    collection = make(device, lr=0.0, high=1.0)
+    collection(batch_of(np.arange(BATCH)))  # laid out
+    rng = np.random.default_rng(0)
+    for first in range(0, IDS, CACHE):
+        collection(batch_of(np.arange(first, min(first + CACHE, IDS)))).values().sum().backward()
+    expected = save(collection)
+    with beside(lambda: train(collection, rng)):
+        for _ in range(30):
+            found = take(collection)
+            assert [name for name, value in expected.items() if not torch.equal(value, found[name])] == []
+
+
+@HOW
+def test_one_moment_of_all_tables(device: torch.device, take: Callable[[Any], dict[str, torch.Tensor]]) -> None:
+    collection = make(device, lr=1.0)
+    train(collection, np.random.default_rng(0))
+    rngs = np.random.default_rng(1)
+    last = torch.zeros(IDS)
+    with beside(lambda: train(collection, rngs)):
+        for _ in range(40):
+            steps = steps_of(take(collection))
+            assert (steps >= last).all(), "moments come in order"
+            last = steps
+    assert last.sum() > 0
+
+
+def test_optimizer_states_are_of_one_moment(device: torch.device) -> None:
+    """Adagrad's sums count the steps of each row, `step` counts all."""
+    collection = make(device, lr=1.0, optimizer=torch.optim.Adagrad)
+    rng = np.random.default_rng(0)
+    train(collection, rng)
+    with beside(lambda: train(collection, rng)):
+        for _ in range(40):
+            state = collection.fused_optimizer.state_dict()["state"]
+            counts = {}
+            for table in LOOKED_UP:
+                values = state[f"embedding_bags.{table}.weight"]
+                counts[table] = (
+                    float(values[f"{table}.momentum1"][:, 0].sum()),
+                    BATCH * float(values[f"{table}.step"]),
+                )
+            assert len({count for pair in counts.values() for count in pair}) == 1, f"lookups, and by steps: {counts}"
+
+
+# ---- in a process of its own, since it may die or hang
+
+
+def load_beside_refusals(device: torch.device, seconds: float) -> None:
+    """Loads, while batches that are too large for the cache are refused in another thread."""
+    collection = make(device, lr=1.0)
+    for seed in range(10):
+        train(collection, np.random.default_rng(seed))
+    states = [save(collection), save(make(device, lr=1.0))]
+    rng = np.random.default_rng(0)
+    refused = 0
+
+    def refuse() -> None:
+        nonlocal refused
+        ids = rng.choice(IDS, CACHE + 1, replace=False) + IDS * int(rng.integers(1, 4))
+        features = {"f0": [[1, 2]], "f1": [[1]], "f2": [ids.tolist()], "f3": [[3]]}
+        try:
+            collection(jagged(features))
+        except rst.CacheTooSmallError:
+            refused += 1
+        else:
+            raise AssertionError("not refused")
+
+    end = time.monotonic() + seconds
+    loads = 0
+    with beside(refuse, threads=2) as errors:
+        while not errors and (time.monotonic() < end or min(loads, refused) < 20):
+            state = states[loads % 2]
+            collection.load_state_dict(state)
+            found = save(collection)
+            differ = [name for name, value in state.items() if not torch.equal(value, found[name])]
+            assert not differ, f"load {loads}: {differ} are not as loaded"
+            loads += 1
+    train(collection, rng)
+    steps_of(save(collection))
+
+
+def all_at_once(device: torch.device, seconds: float) -> None:
+    for window in (1, 2):
+        train_save_and_load(device, seconds / 2, window)
+
+
+def train_save_and_load(device: torch.device, seconds: float, window: int) -> None:
+    """Two threads train, one loads what a third has saved; a load may be refused while a batch is in flight."""
+    optimizer, keywords = torch.optim.SGD, {}
+    if window > 1:
+        optimizer, keywords = rst.AccumulateSGD, {"use_accumulate": True, "accumulate_step": window}
+    collection = make(device, 1.0, optimizer, **keywords)
+    for seed in range(4 * window):
+        train(collection, np.random.default_rng(seed))
+    states = [save(collection)]
+    rngs = {}
+    counts = {"steps": 0, "saves": 0, "loads": 0, "refused": 0}
+
+    def trains() -> None:
+        rng = rngs.setdefault(threading.get_ident(), np.random.default_rng(len(rngs)))
+        train(collection, rng)
+        counts["steps"] += 1
+        time.sleep(float(rng.uniform(0, 2e-3)))  # for a while no batch is in flight
+
+    def saves() -> None:
+        state = save(collection)
+        steps_of(state)
+        states[:] = [states[-1], state]
+        counts["saves"] += 1
+
+    def loads() -> None:
+        try:
+            collection.load_state_dict(states[0])
+            counts["loads"] += 1
+        except RuntimeError as error:
+            if "in flight" not in str(error):
+                raise
+            counts["refused"] += 1
+        time.sleep(1e-3)
+
+    end = time.monotonic() + seconds
+    with beside(trains, threads=2) as a, beside(saves) as b, beside(loads) as c:
+        while not (a or b or c) and (time.monotonic() < end or min(counts["saves"], counts["loads"]) < 5):
+            time.sleep(0.02)
+            if time.monotonic() > end + 30:
+                raise AssertionError(f"no progress: {counts}")
+    steps_of(save(collection))
+    print(counts, flush=True)
+
+
+def run_apart(scenario: str, device: torch.device, seconds: float, limit: float = 120.0) -> None:
+    command = [sys.executable, "-X", "faulthandler", __file__, scenario, str(device), str(seconds), str(limit)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limit + 60, check=False)
+    assert done.returncode == 0, f"{' '.join(command)}: {done.returncode}\n{done.stdout}\n{done.stderr[-6000:]}"
+
+
+@pytest.mark.parametrize("seconds", [1.0, pytest.param(60.0, marks=pytest.mark.slow)])
+def test_loads_beside_refused_batches(device: torch.device, seconds: float) -> None:
+    run_apart("load_beside_refusals", device, seconds)
+
+
+@pytest.mark.parametrize("seconds", [2.0, pytest.param(60.0, marks=pytest.mark.slow)])
+def test_training_saving_and_loading_threads(device: torch.device, seconds: float) -> None:
+    run_apart("all_at_once", device, seconds)
+
+
+if __name__ == "__main__":
+    faulthandler.dump_traceback_later(float(sys.argv[4]), exit=True)
+    globals()[sys.argv[1]](torch.device(sys.argv[2]), float(sys.argv[3]))

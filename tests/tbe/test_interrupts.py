@@ -1,0 +1,165 @@
+"""Ctrl-C at every point of a step: what is left is a step that did not happen or one that did, for all tables.
+
+The reference is the numpy training in tests/interrupting.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+import torch
+from interrupting import Change, Moment, Possible, strike
+
+from rec_sdk_torch import AccumulateAdagrad
+from rec_sdk_torch.tbe import InitializerType, Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+
+ROWS = 48
+CACHE = 4  # of each table: every batch swaps
+LR = 0.5
+
+
+class Training:
+    """Two groups, of three tables, and what the reference says of them."""
+
+    def __init__(self, device: torch.device, *, pooled: bool, hashed: bool, window: int) -> None:
+        self.device, self.window, self.hashed = device, window, hashed
+        # Sequence tables are of one dim: there the data type makes two groups.
+        kinds = [(4, torch.float32), (8, torch.float32) if pooled else (4, torch.float16)]
+        self.tables = [
+            TableConfig(
+                name,
+                ROWS,
+                dim,
+                pooling=Pooling.SUM if pooled else Pooling.NONE,
+                hashed=hashed,
+                weight_dtype=dtype,
+                initializer_type=InitializerType.UNIFORM,
+            )
+            for name, (dim, dtype) in zip("abc", (kinds[0], kinds[1], kinds[0]), strict=True)
+        ]
+        self.ids = np.arange(ROWS) * (104729 if hashed else 1)
+        self.start()
+
+    def start(self) -> None:
+        """A new embedding."""
+        options = {"lr": LR, **Moment.OPTIONS}
+        cls: type = torch.optim.Adagrad
+        if self.window > 1:
+            cls, options = AccumulateAdagrad, {**options, "use_accumulate": True, "accumulate_step": self.window}
+        optimizer = TableOptimizer.create(cls, options)
+        self.embedding = TableBatchedEmbedding(
+            self.tables, optimizer=optimizer, cache=CACHE, device=self.device, seed=1
+        )
+        self.possible = Possible([Moment.start(self.weights(), [self.hashed] * len(self.tables))])
+        self._batches = itertools.cycle(range(0, ROWS, CACHE))
+        self.new = ROWS // CACHE
+        """Batches that are left of rows that hash tables do not know."""
+
+    def batch(self) -> list[np.ndarray]:
+        """Rows of each table: as many as the cache has, none of them in it, the first of them twice."""
+        first = next(self._batches)
+        self.new -= 1
+        return [np.append(np.arange(first, first + CACHE), first) for _ in self.tables]
+
+    def weights(self) -> list[np.ndarray]:
+        """Every row of every table."""
+        self.embedding.eval()
+        rows = [torch.from_numpy(self.ids)] * len(self.tables)
+        pooled = self.tables[0].pooling is not Pooling.NONE
+        offsets = torch.arange(len(rows) * ROWS + 1)
+        out = self.embedding(torch.cat(rows), offsets).cpu()
+        self.embedding.train()
+        parts = out.split([table.embedding_dim for table in self.tables], 1) if pooled else out.split(ROWS)
+        return [part.to(table.weight_dtype).numpy() for part, table in zip(parts, self.tables, strict=True)]
+
+    def look(self) -> None:
+        """Compares every row with the reference."""
+        known = tuple(np.isin(self.ids, self.embedding.table_ids(table.name)) for table in self.tables)
+        self.possible.look(Moment(tuple(self.weights()), known, t=None))
+
+    def forward(self, lookups: list[np.ndarray]) -> torch.Tensor:
+        ids = torch.from_numpy(np.concatenate([self.ids[rows] for rows in lookups]))
+        return self.embedding(ids, torch.arange(len(ids) + 1))
+
+    def changes(self, lookups: list[np.ndarray]) -> tuple[Change, Change]:
+        """Of a forward, and of its backward."""
+        return lambda m: m.forward(lookups), lambda m: m.backward(lookups, LR, self.window)
+
+    def train(self) -> None:
+        lookups = self.batch()
+        self.forward(lookups).sum().backward()
+        self.possible.did("a step", *self.changes(lookups))
+
+
+def counted(training: Training, lookups: list[np.ndarray], at: int) -> tuple[str | None, dict[str, int]]:
+    """Where Ctrl-C struck a forward, and what the forward added to the counters."""
+    before = training.embedding.cache_stats()
+    struck = strike(lambda: training.forward(lookups), at)
+    after = training.embedding.cache_stats()
+    return struck, {name: after[name] - before[name] for name in after}
+
+
+KINDS = pytest.mark.parametrize(
+    ("pooled", "hashed", "window"),
+    [(True, True, 1), (True, False, 3), (False, False, 1), (False, True, 3)],
+    ids=["pooled hash", "pooled index, window", "sequence index", "sequence hash, window"],
+)
+
+EVERY = pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
+"""Of how many points one is tried; the kinds try others."""
+
+
+@EVERY
+@KINDS
+def test_in_a_forward(device: torch.device, pooled: bool, hashed: bool, window: int, every: int) -> None:
+    """Rows swap in every batch. Whether the batch's ids are known and counted, no row reads anything else."""
+    training = Training(device, pooled=pooled, hashed=hashed, window=window)
+    for _ in range(1 if hashed else ROWS // CACHE):  # an index table counts its rows as new once
+        training.train()
+    lookups = training.batch()
+    _, whole = counted(training, lookups, at=-1)  # a forward without interrupt
+    training.possible.did("forward", training.changes(lookups)[0])
+    for at in itertools.count(1 + (pooled + hashed) % every, every):
+        if hashed and training.new < 2:
+            training.start()
+        training.train()
+        lookups = training.batch()
+        struck, added = counted(training, lookups, at)
+        training.possible.may_have_done(f"forward at {struck}", training.changes(lookups)[0])
+        training.look()
+        assert added in (whole, dict.fromkeys(added, 0)), f"half a batch is counted: {struck}"
+        if struck is None:
+            break
+    assert at > 50, "points of a forward"
+
+
+@EVERY
+@KINDS
+def test_in_a_backward(device: torch.device, pooled: bool, hashed: bool, window: int, every: int) -> None:
+    """All tables have the update, or none has. If the next use refuses, it says why, and a new embedding is made."""
+    training = Training(device, pooled=pooled, hashed=hashed, window=window)
+    for place in {0, window - 1}:  # in a window; its last backward is the update
+        for at in itertools.count(1 + (pooled + hashed) % every, every):
+            while training.possible.moments[0].backwards != place:
+                training.train()
+            lookups = training.batch()
+            output = training.forward(lookups).sum()
+            forward, backward = training.changes(lookups)
+            training.possible.did("forward", forward)
+            struck = strike(output.backward, at)
+            del output
+            training.possible.may_have_done(f"backward at {struck}", backward)
+            try:
+                training.look()
+                for _ in range(window):  # sums of a window, and t, show in the next update
+                    training.train()
+                training.look()
+            except RuntimeError as refused:
+                assert re.search("interrupt", str(refused)), str(refused)  # noqa: PT017
+                training.start()
+            if struck is None:
+                break
+        assert at > 20, "points of a backward"

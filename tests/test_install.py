@@ -1,0 +1,209 @@
+"""What a user installs: the source distribution builds a wheel, the wheel works, and pip chooses a stack that fits."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from rec_sdk_torch import emulate
+from rec_sdk_torch.backends import emulator
+
+ROOT = Path(__file__).resolve().parent.parent
+NOT_SOURCE = shutil.ignore_patterns(
+    "build", "dist", ".*", "*.so", "*.so.*", "*.egg-info", "__pycache__", "_emulator", "node_modules"
+)
+
+TRAIN = """
+import pathlib, sys
+import torch
+import rec_sdk_torch
+from rec_sdk_torch import TableBatchedEmbedding, TableConfig, TableOptimizer
+assert pathlib.Path(rec_sdk_torch.__file__).is_relative_to(sys.argv[1]), rec_sdk_torch.__file__
+embedding = TableBatchedEmbedding(
+    [TableConfig("t", 10, 4, init_min=1.0, init_max=1.0)], optimizer=TableOptimizer.create(torch.optim.SGD, {"lr": 0.5})
+)
+ids, offsets = torch.tensor([3, 3]), torch.tensor([0, 2])
+embedding(ids, offsets).sum().backward()
+print(embedding.eval()(ids, offsets).tolist())
+"""
+
+
+def run(*command: str | Path, folder: Path, **variables: str) -> str:
+    # Outside of any checkout, and without what happens to be there: CUDA, or flags for CMake.
+    environment = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "CMAKE_ARGS"}}
+    environment |= {"REC_SDK_CUDA": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    # pip builds in a new folder each time; ccache, where it is, finds the objects again all the same.
+    environment |= {"CCACHE_BASEDIR": tempfile.gettempdir(), "CCACHE_NOHASHDIR": "1", **variables}
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As it is built from a fresh checkout."""
+    source, made = tmp_path_factory.mktemp("source") / "source", tmp_path_factory.mktemp("sdist")
+    shutil.copytree(ROOT, source, ignore=NOT_SOURCE)
+    shutil.copy(ROOT / ".clang-format", source)
+    run("setup.py", "-q", "sdist", "--dist-dir", made, folder=source)
+    (archive,) = made.iterdir()
+    return archive
+
+
+def test_the_source_distribution_is_whole(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        files = {name.partition("/")[2] for name in archive.getnames()}
+    tracked = [
+        path.relative_to(ROOT) for room in ("cmake", "op_kernels", "torch_npu_ext") for path in walk(ROOT / room)
+    ]
+    assert len(tracked) > 100
+    assert not [path for path in tracked if str(path) not in files]
+    assert {"CMakeLists.txt", "Makefile", "requirements-npu.txt", "rec_sdk_torch/__init__.pyi"} <= files
+    assert not [name for name in files if name.endswith(".so") or "__pycache__" in name]
+
+
+def walk(room: Path) -> list[Path]:
+    return [path for path in room.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+
+
+def test_a_wheel_of_it_trains(sdist: Path, tmp_path: Path) -> None:
+    offline = ("--no-deps", "--no-index", "--quiet")
+    run("-m", "pip", "wheel", "--no-build-isolation", *offline, "-w", tmp_path, sdist, folder=tmp_path)
+    (wheel,) = tmp_path.glob("*.whl")
+    target = tmp_path / "target"
+    run("-m", "pip", "install", *offline, "--target", target, wheel, folder=tmp_path)
+    code = tmp_path / "train.py"
+    code.write_text(TRAIN)
+    options = {"PYTHONPATH": str(target), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    assert run(code, target, folder=tmp_path, **options) == "[[0.0, 0.0, 0.0, 0.0]]\n"
+
+
+# ---------------------------------------------------------------- what pip chooses
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def requirements(lines: list[str]) -> dict[str, Requirement]:
+    return {re.sub("[-_.]+", "-", r.name).lower(): r for r in map(Requirement, lines)}
+
+
+def pins(file: str) -> dict[str, str]:
+    """Versions by package of a requirements file."""
+    lines = [line for line in (ROOT / file).read_text().splitlines() if line and not line.startswith("#")]
+    return {name: str(r.specifier).removeprefix("==") for name, r in requirements(lines).items()}
+
+
+def test_pip_chooses_versions_that_fit() -> None:
+    torch = requirements(PROJECT["project"]["dependencies"])["torch"].specifier
+    tested = pins("requirements-torch.txt")["torch"]
+    assert tested in torch
+    assert "2.11.0" in torch
+    assert "2.10.0" not in torch
+    assert "2.14.0" not in torch
+    extra = requirements(PROJECT["project"]["optional-dependencies"]["torchrec"])
+    assert str(extra["torchrec"].specifier).removeprefix("==") == pins("requirements.txt")["torchrec"]
+    # The CUDA build here, the CPU build in requirements.txt; one version, which fits one torch.
+    assert str(extra["fbgemm-gpu"].specifier).removeprefix("==") == pins("requirements.txt")["fbgemm-gpu-cpu"]
+    assert tested in extra["torch"].specifier
+    assert "2.12.0" not in extra["torch"].specifier
+    assert "2.14.0" not in extra["torch"].specifier
+
+
+def test_the_build_requirements_are_those_tested() -> None:
+    build = requirements(PROJECT["build-system"]["requires"])
+    tested = pins("requirements.txt") | pins("requirements-torch.txt")
+    for name in ("pybind11", "cmake", "ninja", "torch"):
+        assert str(build[name].specifier) == f"=={tested[name]}"
+    assert tested["setuptools"] in build["setuptools"].specifier
+
+
+# ---------------------------------------------------------------- the emulated NPU, from an environment without it
+
+SET_UP = f"make -C {ROOT} build-npu && {ROOT}/.venv-npu/bin/python -m rec_sdk_torch.emulate program.py"
+
+
+@pytest.fixture
+def without_torch_npu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emulator, "_has_torch_npu", lambda: False)
+
+
+def refusal(capsys: pytest.CaptureFixture[str]) -> str:
+    assert emulate.main(["--lib"]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+@pytest.mark.usefixtures("without_torch_npu")
+def test_the_launcher_says_how_to_get_the_emulated_npu(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not to install torch_npu here: after that, `import torch` would fail in this environment."""
+    line = refusal(capsys)
+    assert f"torch_npu is not installed for {sys.executable}" in line
+    assert line.rstrip().endswith(SET_UP)
+    assert "pip install" not in line
+    assert emulate.hint() == f"Without an NPU, run the program on the emulated NPU: {SET_UP}"
+
+
+@pytest.mark.usefixtures("without_torch_npu")
+def test_the_hint_outside_of_a_repository(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(emulator, "_ROOT", tmp_path)
+    assert emulate.hint().endswith(
+        "make build-npu && .venv-npu/bin/python -m rec_sdk_torch.emulate program.py, in the repository of rec_sdk_torch"
+    )
+
+
+@pytest.mark.parametrize("missing", ["_emulator/libascendcl.so", "_ops_npu.so"])
+def test_a_hint_never_leads_back_to_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, missing: str
+) -> None:
+    """With torch_npu and a part of the build, the launcher would refuse: so the hint is to build."""
+    package = tmp_path / "rec_sdk_torch"
+    for name in {"_emulator/libascendcl.so", "_ops_npu.so", "backends/emulator.py"} - {missing}:
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).touch()
+    monkeypatch.setattr(emulator, "__file__", str(package / "backends" / "emulator.py"))
+    monkeypatch.setattr(emulator, "_has_torch_npu", lambda: True)
+    line = refusal(capsys)
+    assert f"{package / missing} is missing" in line
+    assert line.rstrip().endswith(SET_UP)
+    assert emulate.hint().endswith(SET_UP)
+    (package / missing).parent.mkdir(exist_ok=True)
+    (package / missing).touch()
+    assert emulate.hint().endswith(f"{sys.executable} -m rec_sdk_torch.emulate program.py")
+    assert emulate.check(force=True) == package / "_emulator"
+
+
+def test_the_command_of_the_hint_exists() -> None:
+    """What make would do, short of doing it: it makes the Python that the hint goes on with."""
+    command, _, launch = SET_UP.partition(" && ")
+    planned = subprocess.run([*command.split(), "-n", "-B"], capture_output=True, text=True, check=False)
+    assert planned.returncode == 0, planned.stderr
+    python = Path(launch.split()[0]).relative_to(ROOT)
+    assert f"-m venv --without-pip {python.parents[1]}" in planned.stdout
+    assert f"{python} -m pip install --quiet --no-deps -r requirements-npu.txt" in planned.stdout
+    assert f"{python} setup.py --quiet build_ext --inplace --projects npu,ascendc,emulator" in planned.stdout
+
+
+def test_users_pages_have_the_command() -> None:
+    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for text in (shown, (ROOT / "README.md").read_text(), (ROOT / "docs" / "emulator.md").read_text()):
+        assert "make build-npu" in text
+        assert ".venv-npu/bin/python -m rec_sdk_torch.emulate" in text

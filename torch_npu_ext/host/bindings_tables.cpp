@@ -1,0 +1,219 @@
+// rec_sdk_torch._engine: the calls on windows and whole tables. Shapes and errors are documented in
+// rec_sdk_torch/_engine.pyi.
+#include <map>
+#include <optional>
+
+#include "torch_npu_ext/host/bindings.h"
+
+namespace rec_sdk {
+
+void bind_window(EngineClass& engine) {
+  engine
+      .def(
+          "mark",
+          [](Engine& e, const Plan& plan, std::optional<Slots> slots) {
+            const py::gil_scoped_release nogil;
+            slots ? e.mark(plan, slots->data(), slots->size()) : e.mark(plan);
+          },
+          py::arg("plan"), py::arg("slots").noconvert() = py::none())
+      .def("window_open", &Engine::window_open, py::call_guard<py::gil_scoped_release>())
+      .def("window_slots",
+           [](Engine& e) {
+             std::vector<int32_t> slots, table_offsets;
+             {
+               const py::gil_scoped_release nogil;
+               e.window_slots(&slots, &table_offsets);
+             }
+             return std::make_pair(to_numpy(std::move(slots)), to_numpy(std::move(table_offsets)));
+           })
+      .def("window_away",
+           [](Engine& e) {
+             std::vector<int64_t> rows;
+             std::vector<int32_t> table_offsets;
+             {
+               const py::gil_scoped_release nogil;
+               e.window_away(&rows, &table_offsets);
+             }
+             return std::make_pair(to_numpy(std::move(rows)), to_numpy(std::move(table_offsets)));
+           })
+      .def(
+          "read_away",
+          [](Engine& e, int64_t begin, int64_t end, py::array records, py::array sums) {
+            if (begin < 0 || end < begin) throw py::index_error("read_away: begin <= end, both from 0 on");
+            const int64_t rows = end - begin;
+            char* out = records_out(records, e, rows);
+            float* out_sums = matrix<float, true>(sums, "sums", rows, 2 * e.layout().dim);
+            const py::gil_scoped_release nogil;
+            e.read_away(begin, end, out, out_sums);
+          },
+          py::arg("begin"), py::arg("end"), py::arg("records"), py::arg("sums"))
+      .def(
+          "write_away",
+          [](Engine& e, int64_t begin, int64_t end, py::array records) {
+            if (begin < 0 || end < begin) throw py::index_error("write_away: begin <= end, both from 0 on");
+            const char* in = records_in(records, e, end - begin);
+            const py::gil_scoped_release nogil;
+            e.write_away(begin, end, in);
+          },
+          py::arg("begin"), py::arg("end"), py::arg("records"))
+      .def("close_window", &Engine::close_window, py::call_guard<py::gil_scoped_release>());
+}
+
+void bind_tables(EngineClass& engine) {
+  engine.def("row_count", &Engine::row_count, py::arg("table"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "table_rows",
+          [](Engine& e, int32_t table) {
+            std::vector<int64_t> ids;
+            std::vector<int32_t> slots;
+            {
+              const py::gil_scoped_release nogil;
+              e.table_rows(table, &ids, &slots);
+            }
+            return std::make_pair(to_numpy(std::move(ids)), to_numpy(std::move(slots)));
+          },
+          py::arg("table"))
+      .def(
+          "read_rows",
+          [](Engine& e, int32_t table, const Dense& ids, const Dense& rows, py::array records) {
+            if (ids.size() != rows.size()) {
+              throw py::value_error("read_rows needs an id for every row, got " + std::to_string(ids.size()) +
+                                    " ids and " + std::to_string(rows.size()) + " rows");
+            }
+            char* out = records_out(records, e, rows.size());
+            const py::gil_scoped_release nogil;
+            e.read_rows(table, ids.data(), rows.data(), rows.size(), out);
+          },
+          py::arg("table"), py::arg("ids"), py::arg("rows"), py::arg("records"))
+      .def(
+          "insert",
+          [](Engine& e, int32_t table, const Dense& ids) {
+            std::vector<int64_t> rows(static_cast<size_t>(ids.size()));
+            std::vector<int32_t> slots(rows.size());
+            {
+              const py::gil_scoped_release nogil;
+              e.insert(table, ids.data(), ids.size(), rows.data(), slots.data());
+            }
+            return std::make_pair(to_numpy(std::move(rows)), to_numpy(std::move(slots)));
+          },
+          py::arg("table"), py::arg("ids"))
+      .def(
+          "others",
+          [](Engine& e, int32_t table, const Dense& ids) {
+            std::vector<int64_t> others;
+            {
+              const py::gil_scoped_release nogil;
+              others = e.others(table, ids.data(), ids.size());
+            }
+            return to_numpy(std::move(others));
+          },
+          py::arg("table"), py::arg("ids"))
+      .def(
+          "find_rows",
+          [](Engine& e, int32_t table, const Dense& ids) {
+            std::vector<int64_t> rows(static_cast<size_t>(ids.size()));
+            std::vector<int32_t> slots(rows.size());
+            {
+              const py::gil_scoped_release nogil;
+              e.find_rows(table, ids.data(), ids.size(), rows.data(), slots.data());
+            }
+            return std::make_pair(to_numpy(std::move(rows)), to_numpy(std::move(slots)));
+          },
+          py::arg("table"), py::arg("ids"))
+      .def(
+          "kept_ids",
+          [](Engine& e, int32_t table) {
+            std::vector<int64_t> ids;
+            {
+              const py::gil_scoped_release nogil;
+              ids = e.kept_ids(table);
+            }
+            return to_numpy(std::move(ids));
+          },
+          py::arg("table"))
+      .def(
+          "changed_ids",
+          [](Engine& e, int32_t table, uint64_t since) {
+            std::vector<int64_t> ids;
+            {
+              const py::gil_scoped_release nogil;
+              ids = e.changed_ids(table, since);
+            }
+            return to_numpy(std::move(ids));
+          },
+          py::arg("table"), py::arg("since"))
+      .def("version", &Engine::version, py::call_guard<py::gil_scoped_release>())
+      .def(
+          "remove",
+          [](Engine& e, int32_t table, const Dense& ids) {
+            const py::gil_scoped_release nogil;
+            return e.remove(table, ids.data(), ids.size());
+          },
+          py::arg("table"), py::arg("ids"))
+      .def(
+          "reserve_rows",
+          [](Engine& e, int32_t table, const Dense& rows) {
+            const py::gil_scoped_release nogil;
+            e.reserve_rows(table, rows.data(), rows.size());
+          },
+          py::arg("table"), py::arg("rows"))
+      .def(
+          "write_rows",
+          [](Engine& e, int32_t table, const Dense& rows, py::array records) {
+            const char* in = records_in(records, e, rows.size());
+            const py::gil_scoped_release nogil;
+            e.write_rows(table, rows.data(), rows.size(), in);
+          },
+          py::arg("table"), py::arg("rows"), py::arg("records"))
+      .def("clear_table", &Engine::clear_table, py::arg("table"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "initial_records",
+          [](Engine& e, int32_t table, const Dense& ids, py::array records) {
+            char* out = records_out(records, e, ids.size());
+            const py::gil_scoped_release nogil;
+            e.initial_records(table, ids.data(), ids.size(), out);
+          },
+          py::arg("table"), py::arg("ids"), py::arg("records"));
+}
+
+void bind_reports(EngineClass& engine) {
+  engine.def_property_readonly("record_bytes", [](const Engine& e) { return e.layout().bytes; })
+      .def("stats",
+           [](Engine& e) {
+             Stats s;
+             {
+               const py::gil_scoped_release nogil;
+               s = e.stats();
+             }
+             return std::map<std::string, int64_t>{
+                 {"batches", s.batches},         {"lookups", s.lookups},
+                 {"unique_rows", s.unique_rows}, {"new_rows", s.new_rows},
+                 {"rows_in", s.rows_in},         {"unique_misses", s.unique_misses},
+                 {"rows_out", s.rows_out},       {"bytes_in", s.bytes_in},
+                 {"bytes_out", s.bytes_out},     {"bounds_errors", s.bounds_errors}};
+           })
+      .def("reset_stats", &Engine::reset_stats, py::call_guard<py::gil_scoped_release>())
+      .def("memory",
+           [](Engine& e) {
+             Engine::Memory memory{};
+             {
+               const py::gil_scoped_release nogil;
+               memory = e.memory();
+             }
+             return std::map<std::string, int64_t>{{"id_map_bytes", memory.index_bytes},
+                                                   {"store_bytes", memory.store_bytes},
+                                                   {"rows", memory.rows}};
+           })
+      .def("set_memory_limit", &Engine::set_memory_limit, py::arg("bytes"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("take_bounds_warnings", [](Engine& e) {
+        std::vector<Engine::BoundsWarning> warnings;
+        {
+          const py::gil_scoped_release nogil;
+          warnings = e.take_bounds_warnings();
+        }
+        return warnings_to_python(std::move(warnings));
+      });
+}
+
+}  // namespace rec_sdk

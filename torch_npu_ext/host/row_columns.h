@@ -1,0 +1,80 @@
+// What a table keeps about each of its rows beside the record, where an option asks for it: one array per
+// column, by row. Columns that nobody asked for cost nothing.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+
+#include "torch_npu_ext/host/memory.h"
+
+namespace rec_sdk {
+
+enum class Column : int {
+  kCount = 0,    // uint32: lookups by training batches; stays at 2^32 - 1
+  kLastUse = 1,  // uint32: serial of the last batch that looked the row up, its low 32 bits
+  kVersion = 2,  // uint64: serial of the last change, at least
+  kScore = 3,    // float: of a policy
+};
+
+// A set of columns.
+class ColumnSet {
+ public:
+  constexpr ColumnSet() = default;
+  constexpr ColumnSet(std::initializer_list<Column> columns) {
+    for (const Column column : columns) add(column);
+  }
+  constexpr void add(Column column) { bits_ |= 1u << static_cast<int>(column); }
+  constexpr bool has(Column column) const { return (bits_ >> static_cast<int>(column) & 1) != 0; }
+  constexpr bool empty() const { return bits_ == 0; }
+
+ private:
+  uint32_t bits_ = 0;
+};
+
+// Of one row; a column that the table does not have reads as 0.
+struct RowColumnValues {
+  uint32_t count = 0, last_use = 0;
+  uint64_t version = 0;
+  float score = 0;
+};
+
+class RowColumns {
+ public:
+  explicit RowColumns(ColumnSet columns);
+
+  bool has(Column column) const { return columns_.has(column); }
+  bool empty() const { return columns_.empty(); }
+
+  void extend(int64_t rows);  // room for rows [0, rows), zero at first. Throws std::bad_alloc
+  void reset(int64_t row) noexcept;
+  RowColumnValues read(int64_t row) const;
+  void clear();
+
+  // Preconditions: the table has the column; row < the rows of extend().
+  uint32_t& count(int64_t row) const { return at<uint32_t>(Column::kCount, row); }
+  uint32_t& last_use(int64_t row) const { return at<uint32_t>(Column::kLastUse, row); }
+  uint64_t& version(int64_t row) const { return at<uint64_t>(Column::kVersion, row); }
+  float& score(int64_t row) const { return at<float>(Column::kScore, row); }
+
+  int64_t bytes() const;  // address space
+
+ private:
+  template <class T>
+  T& at(Column column, int64_t row) const {
+    return *static_cast<T*>(arrays_[static_cast<int>(column)].at(static_cast<size_t>(row)));
+  }
+
+  ColumnSet columns_;
+  ChunkedMemory arrays_[4];  // by Column
+};
+
+struct Group;
+struct PlanBuffers;
+
+// Of the rows of a training batch, after its plan was held: its serial is known. Without columns it does
+// nothing.
+void touch_columns(Group* group, const PlanBuffers& plan) noexcept;
+// The batch was cancelled: count is as before. last_use and version stay, which errs on the safe side.
+void untouch_columns(Group* group, const PlanBuffers& plan) noexcept;
+
+}  // namespace rec_sdk
