@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import signal
@@ -59,6 +60,8 @@ def strike(action: Callable[[], object], at: int) -> str | None:
             struck = f"point {at}: {code.co_filename}:{frame.f_lineno}, {code.co_qualname}, {what}"
             os.kill(os.getpid(), signal.SIGINT)
 
+    # What the garbage collector calls swallows exceptions, and pytest keeps those, with the frames below them.
+    gc.disable()
     with handler(signal.SIGINT):
         sys.setprofile(profile)
         try:
@@ -67,6 +70,7 @@ def strike(action: Callable[[], object], at: int) -> str | None:
             pass
         finally:
             sys.setprofile(None)
+            gc.enable()
     return struck
 
 

@@ -117,7 +117,7 @@ class Steps:
     def ends_window(self, groups: Sequence[Group]) -> bool:
         """Whether the next backward pass ends an accumulation window of several."""
         lengths = [group.accumulate_step for group in groups if group.window is not None]
-        return bool(lengths) and any(count >= length for length, count in counted(self.windows, lengths).items())
+        return bool(lengths) and max(count - length for length, count in counted(self.windows, lengths).items()) >= 0
 
     def do(self, work: Unfinished) -> None:
         """Does `work` as a whole: once it has begun, the next call of `complete` does what an interrupt left."""
