@@ -7,6 +7,7 @@ wants one of them lands the plan that took it out, and no other.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -74,7 +75,7 @@ class Swap:
         self.weights = weights
         self.sums = sums
         self.transfers = transfers
-        self._fill_new = fill_new
+        self._fill_new = weakref.WeakMethod(fill_new)  # of who holds this: a cycle would keep the cache too long
         self._staged: dict[int, _Staged] = {}
         self._leaving: dict[int, tuple[_engine.Plan, _Copies]] = {}  # by serial, rows in transit
         self._landing = threading.Lock()
@@ -166,7 +167,10 @@ class Swap:
                 self.engine.read_sums(host, staging.numpy())
                 staged.sums = self.transfers.send(staging)
             staging = self.transfers.staging(host.rows_in, self.cache.shape[1])
-            self._fill_new(*self.engine.read_in(host, staging.numpy()), staging)
+            fill_new = self._fill_new()
+            new = self.engine.read_in(host, staging.numpy())
+            if fill_new is not None:
+                fill_new(*new, staging)
             staged.records = Arrival((staging,), staging) if self.transfers.direct else self.transfers.send(staging)
 
     def _take_out(self, arrays: PlanArrays, slots: torch.Tensor) -> _Copies:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,8 @@ class Gate:
         self._post = libc.sem_post
         self.closed = True
         self._lock = threading.Lock()
+        gc.collect()
+        gc.disable()  # what it frees may wait for the stream
         libc.sem_init(self._semaphore, 0, 0)
         torch.get_device_module(stream.device).synchronize(stream.device)  # nothing on its way overtakes the gate
         handle, launch = _launcher(stream)
@@ -38,6 +41,7 @@ class Gate:
     def __exit__(self, *_: object) -> None:
         self._timer.cancel()
         self.open()
+        gc.enable()
 
 
 def _launcher(stream: Any) -> tuple[int, Callable[..., int]]:
