@@ -28,6 +28,15 @@ def _streams(device: torch.device) -> tuple[Any, Any]:
     return stream(device), stream(device)
 
 
+def _current(stream: Any) -> Any:
+    """Makes `stream` the current one of a `with` block.
+
+    Not `torch.cuda.stream`, which a KeyboardInterrupt may leave in its Python part, with the stream still current.
+    Each block has an object of its own, which remembers the stream before.
+    """
+    return torch.Stream(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)
+
+
 @dataclass(frozen=True)
 class Arrival:
     """Tensors on their way to the device; only what `wait` is called before may use them.
@@ -104,7 +113,7 @@ class Transfers:
         if not self.pinned:
             return Arrival((staging,), staging)
         inward, _ = _streams(self.device)
-        with self._module.stream(inward):
+        with _current(inward):
             memory = staging.to(self.device, non_blocking=True)
             return Arrival((memory,), memory, inward.record_event())
 
@@ -135,7 +144,7 @@ class Transfers:
         _, outward = _streams(self.device)
         outward.wait_stream(self._module.current_stream(self.device))
         staging = self.staging(tensor.shape[0], tensor.shape[1], tensor.dtype)
-        with self._module.stream(outward):
+        with _current(outward):
             staging.copy_(tensor, non_blocking=True)
         tensor.record_stream(outward)
         return Departure(staging, outward.record_event())
