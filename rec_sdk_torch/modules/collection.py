@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,13 @@ from ..tbe import TableBatchedEmbedding, TableOptimizer
 from ..tbe.batch import Batch, Int64Array
 from ..tbe.guard import Scaler
 from ..tbe.optimizer import spec_for
-from ..tbe.state import load_tables
+from ..tbe.state import TablesModule, load_tables
 from .configs import feature_names
 from .data_parallel import keep_tables_out
 from .handles import TableHandle, TableParameter, module_dict, table_optimizers
 
 
-class CachedCollection(FusedOptimizerModule, torch.nn.Module):
+class CachedCollection(FusedOptimizerModule, TablesModule):
     """Base of the collections: tables of one table-batched embedding, seen through KeyedJaggedTensors."""
 
     _handles_name = "embeddings"
@@ -49,7 +50,6 @@ class CachedCollection(FusedOptimizerModule, torch.nn.Module):
         keep_tables_out()
         handles = {table.name: TableHandle(embedding, table, embedding_optimizer_cls) for table in embedding.tables}
         self.add_module(self._handles_name, module_dict(handles))
-        self._strict = False
         self._seen_keys: list[str] | None = None
         self._feature_keys: Int64Array = np.empty(0, np.int64)
         self._table_optimizers: dict[str, TableOptimizer] = {}
@@ -182,6 +182,9 @@ class CachedCollection(FusedOptimizerModule, torch.nn.Module):
 
     # ---- what torch.nn.Module does to modules
 
+    def exclusive(self) -> AbstractContextManager[None]:
+        return self._embedding.exclusive()
+
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         self._embedding._apply(fn)  # first: `.half()` is refused before a handle was converted
         return super()._apply(fn, recurse)
@@ -190,19 +193,6 @@ class CachedCollection(FusedOptimizerModule, torch.nn.Module):
         """As any module's."""
         self._embedding.train(mode)
         return super().train(mode)
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As any module's: one moment of all tables, copied to the host."""
-        with self._embedding.exclusive():
-            return super().state_dict(*args, **kwargs)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """As any module's; with `strict`, a state dict that lacks keys or has others changes nothing."""
-        self._strict = strict  # torch does not pass it on
-        try:
-            return super().load_state_dict(state_dict, strict, assign)
-        finally:
-            self._strict = False
 
     def _load_from_state_dict(
         self,
@@ -235,6 +225,3 @@ class CachedCollection(FusedOptimizerModule, torch.nn.Module):
         twin._table_optimizers = {table.name: optimizer for table, optimizer in pairs if optimizer is not None}
         twin._applied, twin._fused_optimizer = [], None
         return twin
-
-    def __reduce__(self) -> Any:
-        raise TypeError("embedding tables are not pickled: save state_dict() instead")

@@ -21,7 +21,7 @@ from .guard import GradientGuard, Scaler
 from .lookup import BatchLookup, fused_lookup
 from .optimizer import TableOptimizer
 from .plan import Plan
-from .state import load_tables, save_table
+from .state import TablesModule, load_tables, save_table
 from .steps import Steps
 from .table import BoundsCheckMode, Pooling, TableConfig, check_names
 from .view import WEIGHT, Content, Load, TableView, move_rows
@@ -48,7 +48,7 @@ def _bounds_check(mode: BoundsCheckMode | str) -> BoundsCheckMode:
         raise ValueError(f"bounds_check_mode is {mode!r}, allowed are {known}") from None
 
 
-class TableBatchedEmbedding(torch.nn.Module):
+class TableBatchedEmbedding(TablesModule):
     """Embedding tables in host memory with their hot rows in a device cache, updated in the backward pass.
 
     Layout and cache are fixed at the first training forward, load or read, from the optimizers known then;
@@ -115,7 +115,6 @@ class TableBatchedEmbedding(torch.nn.Module):
         self._trainable = False
         self._groups: list[Group] | None = None
         self.steps = Steps()
-        self._strict = False
         self.steps.guard = GradientGuard(check_finite)
         self._copied_batches = [0]  # in a list: attributes of a module are slow to set
         self._width = sum(self.feature_dims) if self.pooled else 0
@@ -471,19 +470,6 @@ class TableBatchedEmbedding(torch.nn.Module):
         for table in self.tables:
             save_table(self, table.name, destination, f"{prefix}{table.name}.")
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As any module's: one moment of all tables, copied to the host."""
-        with self.exclusive():
-            return super().state_dict(*args, **kwargs)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """As any module's; with `strict`, a state dict that lacks keys or has others changes nothing."""
-        self._strict = strict  # torch does not pass it on
-        try:
-            return super().load_state_dict(state_dict, strict, assign)
-        finally:
-            self._strict = False
-
     def _load_from_state_dict(
         self,
         state_dict: Mapping[str, Any],
@@ -496,9 +482,6 @@ class TableBatchedEmbedding(torch.nn.Module):
     ) -> None:
         prefixes = {table.name: f"{prefix}{table.name}." for table in self.tables}
         load_tables(self, state_dict, prefix, prefixes, self._strict, missing_keys, unexpected_keys, error_msgs)
-
-    def __reduce__(self) -> Any:
-        raise TypeError("embedding tables are not pickled: save state_dict() instead")
 
     def table_ids(self, name: str) -> Int64Array:
         """Ids of a hash table in order of arrival, or the row numbers of an index table; int64 `[n]`."""
