@@ -19,6 +19,7 @@ from ..optim.fused import EmbCacheFusedOptimizer
 from ..tbe import TableBatchedEmbedding, TableOptimizer
 from ..tbe.batch import Batch, Int64Array
 from ..tbe.guard import Scaler
+from ..tbe.look_ahead import Prefetched
 from ..tbe.optimizer import spec_for
 from ..tbe.state import TablesModule, load_tables
 from .configs import feature_names
@@ -30,6 +31,7 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
     """Base of the collections: tables of one table-batched embedding, seen through KeyedJaggedTensors."""
 
     _handles_name = "embeddings"
+    _is_weighted = False
     _embedding: TableBatchedEmbedding
 
     def __init__(
@@ -124,27 +126,51 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
             ValueError: a feature that a table needs is missing, or weights are; lengths that do not fit the keys.
             TypeError: ids that are neither int32 nor int64.
         """
-        features = maybe_td_to_kjt(features, None)
-        if features.keys() != self._seen_keys:
-            self._match_keys(features.keys())
-        if features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:
-            raise NotImplementedError("a KeyedJaggedTensor with a batch size per key is not supported yet")
+        features, offsets = self._checked(features)
         weights = None
         if weighted:
             weights = features.weights_or_none()
             if weights is None:
                 raise ValueError("the collection is weighted (is_weighted=True), the batch has no weights")
             weights = weights.to(device=self._embedding.device)
-        batch_size = features.stride()
         if self.training and torch.is_grad_enabled():
             self._sync_optimizers()
-        values, offsets = features.values(), features.offsets()
-        if offsets.numel() != len(features.keys()) * batch_size + 1:
+        source, values, keys = features, features.values(), self._feature_keys
+        return features, self._embedding.batch(source, values, offsets, features.stride(), keys, weights)
+
+    def _checked(self, features: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, torch.Tensor]:
+        """`features` and their offsets."""
+        features = maybe_td_to_kjt(features, None)
+        if features.keys() != self._seen_keys:
+            self._match_keys(features.keys())
+        if features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:
+            raise NotImplementedError("a KeyedJaggedTensor with a batch size per key is not supported yet")
+        offsets = features.offsets()
+        if offsets.numel() != len(features.keys()) * features.stride() + 1:
             raise ValueError(
                 f"the batch has {offsets.numel() - 1} lengths, expected its keys ({len(features.keys())}) times "
-                f"{batch_size} samples"
+                f"{features.stride()} samples"
             )
-        return features, Batch.from_tensors(values, offsets, batch_size, self._feature_keys, weights)
+        return features, offsets
+
+    def prefetch(self, features: KeyedJaggedTensor) -> Prefetched:
+        """Plans the batch of a training forward to come, and starts to bring its rows in; in another thread.
+
+        The forward finds the plan by itself, whether it is given `features`, a copy, or the same ids on a device.
+        Batches come in the order in which they were prefetched, and results are those without prefetching. Nothing is
+        planned before the first training forward, nor in evaluation mode. The ids must not be written to before the
+        forward. `rec_sdk_torch.prefetch` calls this for a whole model.
+
+        Raises:
+            RuntimeError: 13 batches are prefetched already.
+            ValueError: as in the forward.
+        """
+        features, offsets = self._checked(features)
+        prefetched = Prefetched(
+            features.values(), offsets, features.stride(), self._feature_keys, self._is_weighted, source=features
+        )
+        self._embedding.steps.ahead.add(prefetched)
+        return prefetched
 
     def _match_keys(self, keys: list[str]) -> None:
         place = {key: index for index, key in enumerate(keys)}

@@ -5,8 +5,10 @@ On the CPU host and device are one, and the same calls copy nothing.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -35,6 +37,34 @@ def _current(stream: Any) -> Any:
     Each block has an object of its own, which remembers the stream before.
     """
     return torch.Stream(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)
+
+
+def in_thread(device: torch.device) -> AbstractContextManager[Any]:
+    """What a thread of its own works on `device` in."""
+    if device.type in ("cpu", "meta"):
+        return contextlib.nullcontext()
+    context: AbstractContextManager[Any] = torch.get_device_module(device).device(device)
+    return context
+
+
+def when_written(tensor: torch.Tensor) -> Callable[[], AbstractContextManager[Any]]:
+    """Gives contexts in which `tensor` may be copied to the host, as the current stream leaves it now, by any thread.
+
+    The copy waits for nothing that the current stream is given later.
+    """
+    device = tensor.device
+    if device.type == "cpu":
+        return contextlib.nullcontext
+    event = torch.get_device_module(device).current_stream(device).record_event()
+
+    @contextlib.contextmanager
+    def copying() -> Iterator[None]:
+        _, outward = _streams(device)
+        with _current(outward):
+            outward.wait_event(event)
+            yield
+
+    return copying
 
 
 @dataclass(frozen=True)
