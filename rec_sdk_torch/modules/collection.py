@@ -172,6 +172,14 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
         self._embedding.steps.ahead.add(prefetched)
         return prefetched
 
+    def forget(self, prefetched: Prefetched) -> None:
+        """The forward of a batch that `prefetch` was told of will not be; nothing happens if it has been."""
+        self._embedding.steps.ahead.remove(prefetched)
+
+    def wait_for_plans(self) -> None:
+        """Until what was prefetched is planned, as far as it can be now."""
+        self._embedding.steps.ahead.wait()
+
     def _match_keys(self, keys: list[str]) -> None:
         place = {key: index for index, key in enumerate(keys)}
         missing = sorted(set(self._feature_names) - place.keys())

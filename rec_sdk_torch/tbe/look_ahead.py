@@ -134,8 +134,8 @@ class LookAhead:
         if self._too_small and not self._warned:
             self._warned = True
             warnings.warn(
-                "the device cache does not hold the rows of all batches that were prefetched: they are planned less far "
-                "ahead (a larger cache= or a smaller depth= ends this)",
+                "the device cache does not hold the rows of all batches that were prefetched: they are planned less "
+                "far ahead (a larger cache= or a smaller depth= ends this)",
                 stacklevel=6,
             )
 
