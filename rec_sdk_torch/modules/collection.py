@@ -172,9 +172,9 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
         self._embedding.steps.ahead.add(prefetched)
         return prefetched
 
-    def forget(self, prefetched: Prefetched) -> None:
-        """The forward of a batch that `prefetch` was told of will not be; nothing happens if it has been."""
-        self._embedding.steps.ahead.remove(prefetched)
+    def forget(self, prefetched: Prefetched | None = None) -> None:
+        """The forward of this batch, or of none of those that were prefetched, will be. It may have been."""
+        self._embedding.forget(prefetched)
 
     def wait_for_plans(self) -> None:
         """Until what was prefetched is planned, as far as it can be now."""

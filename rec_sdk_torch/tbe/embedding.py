@@ -325,6 +325,10 @@ class TableBatchedEmbedding(TablesModule):
         self.steps.ahead.add(prefetched)
         return prefetched
 
+    def forget(self, prefetched: Prefetched | None = None) -> None:
+        """The forward of this batch, or of none of those that were prefetched, will be. It may have been."""
+        self.steps.ahead.remove(prefetched)
+
     def plans_ahead(self) -> bool:
         """Whether training batches can be planned: not before the first forward, nor while evaluating."""
         return self.training and self._trainable and self._groups is not None

@@ -8,7 +8,6 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +16,7 @@ from .._engine import CacheTooSmallError
 from .batch import Batch, Int64Array
 from .plan import Plan
 from .transfers import in_thread, when_written
+from .worker import Worker
 
 if TYPE_CHECKING:
     from .embedding import TableBatchedEmbedding
@@ -108,8 +108,7 @@ class LookAhead:
         self._embedding = weakref.ref(embedding)
         self._coming: deque[Prefetched] = deque()  # those with plans before those without
         self._lock = threading.RLock()  # of `_coming` and `plans`; taken after the embedding's
-        self._worker: ThreadPoolExecutor | None = None
-        self._running: Future[None] | None = None
+        self._worker = Worker("rec_sdk_torch.prefetch")
         self._idle = True
         self._too_small = self._warned = False
 
@@ -170,7 +169,9 @@ class LookAhead:
         """
         with self._lock:
             if sum(not other.gone for other in self._coming) > MAX_DEPTH:
-                raise RuntimeError(f"{MAX_DEPTH + 1} batches were prefetched and have not come: run their forward")
+                raise RuntimeError(
+                    f"{MAX_DEPTH + 1} batches were prefetched and have not come: run their forward, or forget() them"
+                )
             self._coming.append(prefetched)
         self.go_on()
 
@@ -208,20 +209,22 @@ class LookAhead:
         self._coming.popleft().plans = None
         return plans
 
-    def remove(self, prefetched: Prefetched) -> None:
-        """The batch will not come."""
-        prefetched.gone = True
+    def remove(self, prefetched: Prefetched | None) -> None:
+        """The batch will not come; with None, none of those that were added will."""
+        leaving = [other for other in tuple(self._coming) if prefetched is None or other is prefetched]
+        for other in leaving:
+            other.gone = True
         embedding = self._embedding()
-        if embedding is None or prefetched not in self._coming:
+        if embedding is None or not leaving:
             return
         planning = embedding.steps.planning
         if self._lock._is_owned() or planning._is_owned():  # type: ignore[attr-defined]
             return  # the garbage collector calls in the middle of something: who comes next does the rest
         with planning, self._lock:
-            if prefetched in self._coming:
-                if prefetched.plans is not None:
-                    self._drop(after=prefetched)
-                self._coming.remove(prefetched)
+            planned = [other for other in self._coming if other.gone and other.plans is not None]
+            if planned:
+                self._drop(after=planned[0])
+            self._coming = deque(other for other in self._coming if not other.gone)
 
     def drop(self) -> None:
         """Drops all plans, which leave no trace. Under the planning lock; the batches are still to come."""
@@ -247,16 +250,13 @@ class LookAhead:
             return
         with self._lock:
             if self._idle and self._next() is not None:
-                if self._worker is None:
-                    self._worker = ThreadPoolExecutor(1, thread_name_prefix="rec_sdk_torch.prefetch")
-                self._running = self._worker.submit(self._plan_all)
+                self._worker.run(self._plan_all)
                 self._idle = False
 
     def wait(self) -> None:
         """Until all that can be planned now is planned, and its rows are on their way."""
-        running = self._running
-        if running is not None:
-            running.result()
+        if self._coming:
+            self._worker.wait()
 
     def _next(self) -> Prefetched | None:
         embedding = self._embedding()

@@ -24,8 +24,8 @@ LR = 0.5
 class Training:
     """Two groups, of three tables, and what the reference says of them."""
 
-    def __init__(self, device: torch.device, *, pooled: bool, hashed: bool, window: int) -> None:
-        self.device, self.window, self.hashed = device, window, hashed
+    def __init__(self, device: torch.device, *, pooled: bool, hashed: bool, window: int, cache: int = CACHE) -> None:
+        self.device, self.window, self.hashed, self.cache = device, window, hashed, cache
         # Sequence tables are of one dim: there the data type makes two groups.
         kinds = [(4, torch.float32), (8, torch.float32) if pooled else (4, torch.float16)]
         self.tables = [
@@ -51,7 +51,7 @@ class Training:
             cls, options = AccumulateAdagrad, {**options, "use_accumulate": True, "accumulate_step": self.window}
         optimizer = TableOptimizer.create(cls, options)
         self.embedding = TableBatchedEmbedding(
-            self.tables, optimizer=optimizer, cache=CACHE, device=self.device, seed=1
+            self.tables, optimizer=optimizer, cache=self.cache, device=self.device, seed=1
         )
         self.possible = Possible([Moment.start(self.weights(), [self.hashed] * len(self.tables))])
         self._batches = itertools.cycle(range(0, ROWS, CACHE))
@@ -80,9 +80,12 @@ class Training:
         known = tuple(np.isin(self.ids, self.embedding.table_ids(table.name)) for table in self.tables)
         self.possible.look(Moment(tuple(self.weights()), known, t=None))
 
-    def forward(self, lookups: list[np.ndarray]) -> torch.Tensor:
+    def given(self, lookups: list[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
         ids = torch.from_numpy(np.concatenate([self.ids[rows] for rows in lookups]))
-        return self.embedding(ids, torch.arange(len(ids) + 1))
+        return ids, torch.arange(len(ids) + 1)
+
+    def forward(self, lookups: list[np.ndarray]) -> torch.Tensor:
+        return self.embedding(*self.given(lookups))
 
     def changes(self, lookups: list[np.ndarray]) -> tuple[Change, Change]:
         """Of a forward, and of its backward."""
@@ -134,6 +137,35 @@ def test_in_a_forward(device: torch.device, pooled: bool, hashed: bool, window: 
         if struck is None:
             break
     assert at > 50, "points of a forward"
+
+
+@EVERY
+@KINDS
+def test_with_batches_ahead(device: torch.device, pooled: bool, hashed: bool, window: int, every: int) -> None:
+    """Of the batch that is prefetched, and whose forward never is, nothing is seen."""
+    training = Training(device, pooled=pooled, hashed=hashed, window=window, cache=3 * CACHE)
+    for at in itertools.count(1 + (pooled + hashed) % every, every):
+        if hashed and training.new < 4:
+            training.start()
+        training.train()
+        lookups, later = training.batch(), training.batch()
+
+        def action(lookups: list[np.ndarray] = lookups, later: list[np.ndarray] = later) -> None:
+            for batch in lookups, later:
+                training.embedding.prefetch(*training.given(batch))
+            training.embedding.steps.ahead.wait()
+            training.forward(lookups)
+
+        struck = strike(action, at)
+        training.possible.may_have_done(f"forward at {struck}", training.changes(lookups)[0])
+        training.look()
+        training.train()
+        training.look()
+        training.embedding.forget()
+        assert not any(group.engine.in_flight() for group in training.embedding.groups), struck
+        if struck is None:
+            break
+    assert at > 80, "points of two prefetches and a forward"
 
 
 @EVERY
