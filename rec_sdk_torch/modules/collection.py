@@ -22,7 +22,8 @@ from ..tbe.optimizer import spec_for
 from ..tbe.state import load_tables
 from .configs import feature_names
 from .data_parallel import keep_tables_out
-from .handles import TableHandle, TableParameter, module_dict, table_optimizers
+from .handles import TableHandle, TableParameter, module_dict
+from .requests import share_options, table_optimizers
 
 
 class CachedCollection(FusedOptimizerModule, torch.nn.Module):
@@ -80,9 +81,10 @@ class CachedCollection(FusedOptimizerModule, torch.nn.Module):
             return
         handles = self._table_parameters()
         found = table_optimizers({n: h for n, h in handles.items() if n not in self._table_optimizers})
-        for name in self._table_optimizers:
+        for name, optimizer in self._table_optimizers.items():
             # Raises if the table was given a second, different optimizer meanwhile.
             table_optimizers({name: handles[name]})
+            share_options(handles[name], optimizer)
         places = {table.name: index for index, table in enumerate(self._embedding.tables)}
         self._embedding.set_optimizers({places[name]: optimizer for name, optimizer in found.items()})
         self._table_optimizers.update(found)

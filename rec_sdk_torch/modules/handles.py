@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
-from ..tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
-from ..tbe.optimizer import class_name, spec_for
+from ..tbe import TableBatchedEmbedding, TableConfig
 from ..tbe.state import save_table
+from . import requests
 
 
 class TableParameter(torch.nn.Parameter):
     """A table's handle: shape `[0, D]`, requires grad, never part of the autograd graph.
 
-    TorchRec's and torch's `apply_optimizer_in_backward` leave what they were asked for on it; the next
-    training forward checks that and hands it to the engine.
+    TorchRec's and torch's `apply_optimizer_in_backward` leave what they were asked for on it, which is checked there;
+    the next training forward hands it to the engine.
     """
 
     table: str
@@ -32,14 +32,35 @@ class TableParameter(torch.nn.Parameter):
         handle.embedding_optimizer_cls = embedding_optimizer_cls
         return handle
 
+    def twin(self, data: torch.Tensor) -> TableParameter:
+        """A handle on `data` with the same requests. The optimizer objects that torch made stay with the first."""
+        twin: TableParameter = torch.Tensor._make_subclass(TableParameter, data, True)
+        notes = {name: self.__dict__[name] for name in requests.NOTES if name in self.__dict__}
+        twin.__dict__.update({name: value for name, value in self.__dict__.items() if name not in notes})
+        for name, values in notes.items():
+            dropped = name == requests.OPTIMIZERS and requests.is_hooked(self)
+            twin.__dict__[name] = [] if dropped else list(values)
+        if notes:
+            twin._optimizer_kwargs = notes[requests.KEYWORDS]
+        return twin
+
     def __deepcopy__(self, memo: dict[int, Any]) -> TableParameter:
-        twin: TableParameter = torch.Tensor._make_subclass(TableParameter, self.data.clone(), self.requires_grad)
-        twin.__dict__.update(self.__dict__)
-        for name in ("_in_backward_optimizers", "_optimizer_classes", "_optimizer_kwargs"):
-            if name in twin.__dict__:
-                twin.__dict__[name] = list(twin.__dict__[name])
+        twin = self.twin(self.data.clone())
         memo[id(self)] = twin
         return twin
+
+    @property
+    def _optimizer_kwargs(self) -> requests.Keywords:
+        """What torch's apply adds to is checked; the attribute is there when an optimizer was noted."""
+        try:
+            keywords: requests.Keywords = self.__dict__[requests.KEYWORDS]
+        except KeyError:
+            raise AttributeError(f"table {self.table!r} was given no optimizer") from None
+        return keywords
+
+    @_optimizer_kwargs.setter
+    def _optimizer_kwargs(self, values: Iterable[dict[str, Any]]) -> None:
+        self.__dict__[requests.KEYWORDS] = requests.Keywords(self, values)
 
     def requires_grad_(self, requires_grad: bool = True) -> TableParameter:
         """Raises RuntimeError for False: rows are updated by the backward of a lookup, whatever the handle says."""
@@ -61,34 +82,8 @@ class TableParameter(torch.nn.Parameter):
 
     def requested(self) -> list[tuple[type, dict[str, Any]]]:
         """Optimizer classes and keywords that were applied to the table, in order."""
-        classes = getattr(self, "_optimizer_classes", [])
-        return list(zip(classes, getattr(self, "_optimizer_kwargs", []), strict=True))
-
-
-def check_parity(handle: TableParameter, optimizer_class: type) -> None:
-    """Checks an optimizer class against the one the table was made for.
-
-    Raises:
-        TypeError: the fused update does not know the class, or it is not of the family of the table's
-            `embedding_optimizer_cls`.
-    """
-    spec = spec_for(optimizer_class)
-    made_for = handle.embedding_optimizer_cls
-    if made_for is not None and spec_for(made_for).family != spec.family:
-        raise TypeError(
-            f"table {handle.table!r} was made with embedding_optimizer_cls={class_name(made_for)}, but "
-            f"apply_optimizer_in_backward gives it {class_name(optimizer_class)}: change one of the two"
-        )
-
-
-def check_same(handle: TableParameter, optimizer_class: type, kwargs: Mapping[str, Any]) -> None:
-    """Raises RuntimeError if the table has another optimizer, or the same with other keywords."""
-    for given, options in handle.requested():
-        if given is not optimizer_class or options != dict(kwargs):
-            raise RuntimeError(
-                f"table {handle.table!r} already has {class_name(given)} with {options}; "
-                f"{class_name(optimizer_class)} with {dict(kwargs)} cannot be applied on top"
-            )
+        notes = self.__dict__
+        return list(zip(notes.get(requests.CLASSES, []), notes.get(requests.KEYWORDS, []), strict=True))
 
 
 class TableHandle(torch.nn.Module):
@@ -135,9 +130,7 @@ class TableHandle(torch.nn.Module):
         if torch._has_compatible_shallow_copy_type(self.weight, data):
             self.weight.data = data
         else:  # from the meta device
-            moved: TableParameter = torch.Tensor._make_subclass(TableParameter, data, True)
-            moved.__dict__.update(self.weight.__dict__)
-            self.weight = moved
+            self.weight = self.weight.twin(data)
         return self
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -161,29 +154,3 @@ def module_dict(handles: Mapping[str, TableHandle]) -> torch.nn.ModuleDict:
     modules = torch.nn.ModuleDict()
     modules._modules.update(handles)
     return modules
-
-
-def table_optimizers(handles: Mapping[str, TableParameter]) -> dict[str, TableOptimizer]:
-    """The optimizer of each table that has one, one object for all tables of one call.
-
-    Raises:
-        TypeError, ValueError, RuntimeError: see `check_parity`, `check_same` and `TableOptimizer.create`.
-    """
-    made: list[tuple[type, dict[str, Any], TableOptimizer]] = []
-    result: dict[str, TableOptimizer] = {}
-    for name, handle in handles.items():
-        requested = handle.requested()
-        if not requested:
-            continue
-        cls, kwargs = requested[0]
-        check_parity(handle, cls)
-        for later, options in requested[1:]:
-            check_same(handle, later, options)
-        for other, options, optimizer in made:
-            if other is cls and options is kwargs:
-                result[name] = optimizer
-                break
-        else:
-            result[name] = TableOptimizer.create(cls, kwargs, f"table {name!r}, {cls.__name__}")
-            made.append((cls, kwargs, result[name]))
-    return result
