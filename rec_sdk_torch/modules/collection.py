@@ -14,6 +14,7 @@ from torchrec.optim.keyed import KeyedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
+from ..eager import check_batch
 from ..optim.fused import EmbCacheFusedOptimizer
 from ..tbe import TableBatchedEmbedding, TableOptimizer
 from ..tbe.batch import Batch, Int64Array
@@ -125,10 +126,12 @@ class CachedCollection(FusedOptimizerModule, torch.nn.Module):
         Raises:
             ValueError: a feature that a table needs is missing, or weights are; lengths that do not fit the keys.
             TypeError: ids that are neither int32 nor int64.
+            RuntimeError: a tracer's stand-in for a batch, or any in a function that torch.func transforms.
         """
         features = maybe_td_to_kjt(features, None)
         if features.keys() != self._seen_keys:
             self._match_keys(features.keys())
+        check_batch(features.values())
         if features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:
             raise NotImplementedError("a KeyedJaggedTensor with a batch size per key is not supported yet")
         weights = None
