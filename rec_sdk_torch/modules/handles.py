@@ -3,30 +3,83 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
+from ..eager import check_real
 from ..tbe import TableBatchedEmbedding, TableConfig
 from ..tbe.state import save_table
 from . import requests
 
 
-class TableParameter(torch.nn.Parameter):
+def _writes(function: Callable[..., Any]) -> bool:
+    """Whether a function of torch's changes its first argument."""
+    name = getattr(function, "__name__", "")
+    if name == "__set__":
+        return _attribute(function) == "data"
+    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+
+
+def _attribute(function: Any) -> str | None:
+    """The attribute of tensors that `function` gets or sets; None for other functions."""
+    return getattr(getattr(function, "__self__", None), "__name__", None)
+
+
+class _NotWritten(torch.Tensor):
+    """A tensor without rows in place of a table, which nobody fills in vain: that would change no row.
+
+    Its `detach()` and `data`, which share its memory, are of this class too.
+    """
+
+    table: str
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if _writes(func):
+            _refuse(func, args[0] if args else next(iter(kwargs.values())))
+        if "out" in kwargs:
+            _refuse(func, kwargs["out"])
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **kwargs)
+            detached = getattr(func, "__name__", "") == "detach" or (
+                getattr(func, "__name__", "") == "__get__" and _attribute(func) == "data"
+            )
+            if detached and isinstance(args[0], _NotWritten):
+                table, result = args[0].table, torch.Tensor._make_subclass(_NotWritten, result)
+                result.table = table
+            return result
+
+
+def _refuse(function: Any, target: Any) -> None:
+    """Raises RuntimeError where `target`, a tensor or several, has a table's."""
+    for tensor in target if isinstance(target, (list, tuple)) else [target]:
+        if isinstance(tensor, _NotWritten):
+            name = "data" if function.__name__ == "__set__" else function.__name__
+            raise RuntimeError(
+                f"table {tensor.table!r}: {name} on its parameter would change no row, since the parameter has none. "
+                "A table's config says its initial weights (initializer_type, init_fn), load_state_dict sets its rows; "
+                "an average of parameters (AveragedModel) is for the dense modules only"
+            )
+
+
+class TableParameter(_NotWritten, torch.nn.Parameter):
     """A table's handle: shape `[0, D]`, requires grad, never part of the autograd graph.
 
     TorchRec's and torch's `apply_optimizer_in_backward` leave what they were asked for on it, which is checked there;
     the next training forward hands it to the engine.
     """
 
-    table: str
     embedding_optimizer_cls: type | None
 
     @classmethod
     def create(cls, config: TableConfig, device: torch.device, embedding_optimizer_cls: type | None) -> TableParameter:
         """The handle of `config`."""
         data = torch.empty((0, config.embedding_dim), dtype=config.weight_dtype, device=device)
+        check_real(data)
         handle: TableParameter = torch.Tensor._make_subclass(cls, data, True)
         handle.table = config.name
         handle.embedding_optimizer_cls = embedding_optimizer_cls
@@ -45,7 +98,8 @@ class TableParameter(torch.nn.Parameter):
         return twin
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TableParameter:
-        twin = self.twin(self.data.clone())
+        with torch._C.DisableTorchFunctionSubclass():
+            twin = self.twin(self.data.clone())
         memo[id(self)] = twin
         return twin
 
@@ -86,6 +140,33 @@ class TableParameter(torch.nn.Parameter):
         return list(zip(notes.get(requests.CLASSES, []), notes.get(requests.KEYWORDS, []), strict=True))
 
 
+class _OnlyHandle(dict[str, Any]):
+    """The parameters of a TableHandle: its handle, in whose place nothing else would have an effect."""
+
+    def __init__(self, owner: TableHandle, handle: TableParameter) -> None:
+        super().__init__(weight=handle)
+        self._owner = weakref.ref(owner)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        handle, owner = self.get(name), self._owner()
+        if value is handle:
+            return
+        check_real(value)
+        brought = handle is not None and handle.is_meta and isinstance(value, torch.Tensor) and not value.is_meta
+        if brought and owner is not None:  # by DistributedModelParallel, to its device
+            owner.materialise(value.device)
+            return
+        raise RuntimeError(
+            f"table {getattr(handle, 'table', '')!r}: its parameter cannot be replaced by a {type(value).__name__}, "
+            "which would change no row. Leave tables out of what torch.func.functional_call is given; "
+            "load_state_dict sets rows"
+        )
+
+    def replace(self, handle: TableParameter) -> None:
+        """Puts another handle of the table in place."""
+        super().__setitem__("weight", handle)
+
+
 class TableHandle(torch.nn.Module):
     """Holds a table's handle under the name TorchRec users know, `<collection>.embeddings.<table>.weight`.
 
@@ -93,6 +174,7 @@ class TableHandle(torch.nn.Module):
     their `weight` `[n, D]`.
     """
 
+    weight: TableParameter
     ids: torch.Tensor
 
     def __init__(
@@ -102,7 +184,8 @@ class TableHandle(torch.nn.Module):
         # In a list, so that the embedding is not registered as a submodule of every one of its tables.
         self._owner = [embedding]
         self._config = config
-        self.weight = TableParameter.create(config, embedding.device, embedding_optimizer_cls)
+        handle = TableParameter.create(config, embedding.device, embedding_optimizer_cls)
+        self._parameters: _OnlyHandle = _OnlyHandle(self, handle)
         if config.hashed:
             # Stands for the key of the state dict: torch.distributed.checkpoint looks keys up as attributes.
             self.register_buffer("ids", torch.empty(0, dtype=torch.int64, device=embedding.device))
@@ -119,19 +202,25 @@ class TableHandle(torch.nn.Module):
     def twin(self, embedding: TableBatchedEmbedding, memo: dict[int, Any]) -> TableHandle:
         """This handle for a copy of the embedding."""
         twin = TableHandle(embedding, self._config, None)
-        twin.weight = copy.deepcopy(self.weight, memo)
+        twin._parameters.replace(copy.deepcopy(self.weight, memo))
         return twin
 
     def _apply(self, fn: Any, recurse: bool = True) -> TableHandle:
         """`.to(device)` and `.to_empty(device=...)` move the handle, which keeps its type and dtype."""
         if self._config.hashed:
             self.ids = fn(self.ids).to(torch.int64)
-        data = fn(self.weight.data).to(self.weight.dtype)
-        if torch._has_compatible_shallow_copy_type(self.weight, data):
-            self.weight.data = data
-        else:  # from the meta device
-            self.weight = self.weight.twin(data)
+        with torch._C.DisableTorchFunctionSubclass():
+            data = fn(self.weight.data).to(self.weight.dtype)
+            if torch._has_compatible_shallow_copy_type(self.weight, data):
+                self.weight.data = data
+            else:  # from the meta device
+                self._parameters.replace(self.weight.twin(data))
         return self
+
+    def materialise(self, device: torch.device) -> None:
+        """Moves the table, with all of its embedding, from the meta device to a real one."""
+        for module in (self._owner[0], self):
+            module.to_empty(device=device)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         save_table(self._owner[0], self._config.name, destination, prefix)

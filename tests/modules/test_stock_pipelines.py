@@ -144,7 +144,7 @@ def test_a_stock_pipeline_evaluates(device: torch.device, alone: None, pipeline:
 
 
 @pytest.mark.parametrize("sharders", [None, [], [EmbeddingBagCollectionSharder()]])
-@pytest.mark.parametrize("meta", [False])
+@pytest.mark.parametrize("meta", [False, True])
 def test_model_parallel_leaves_tables_to_each_rank(
     device: torch.device, alone: None, sharders: Any, meta: bool
 ) -> None:

@@ -109,11 +109,18 @@ def fake_batch(model: torch.nn.Module) -> None:
         model(jagged({"f0": [[1, 2]]}))
 
 
+def fake_table(model: torch.nn.Module) -> None:
+    with FakeTensorMode():
+        bags_collection(torch.device("cpu"))
+
+
 UNTRACEABLE_BY: dict[str, Callable[[Any], Any]] = {
+    "export": lambda model: torch.export.export(model, (BATCHES[0],)),
     "strict export": lambda model: torch.export.export(model, (BATCHES[0],), strict=True),
     "fullgraph": lambda model: torch.compile(model, fullgraph=True, backend="eager")(BATCHES[0]),
     "fx of a collection alone": lambda model: torch.fx.symbolic_trace(model.tables),
     "fake batch": fake_batch,
+    "fake table": fake_table,
 }
 
 
