@@ -21,6 +21,7 @@ from ..tbe.batch import Batch, Int64Array
 from ..tbe.guard import Scaler
 from ..tbe.optimizer import spec_for
 from ..tbe.state import load_tables
+from .clipping import look_for_tables
 from .configs import feature_names
 from .data_parallel import keep_tables_out
 from .handles import TableHandle, TableParameter, module_dict
@@ -49,6 +50,7 @@ class CachedCollection(FusedOptimizerModule, torch.nn.Module):
         self._names_by_table = self._embedding_names()
         self._names = [name for names in self._names_by_table for name in names]
         keep_tables_out()
+        look_for_tables()
         handles = {table.name: TableHandle(embedding, table, embedding_optimizer_cls) for table in embedding.tables}
         self.add_module(self._handles_name, module_dict(handles))
         self._strict = False

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from jagged import apply, assert_trains, bags_collection, numbered, rows_of, sequences_collection, single_ids
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torchrec import EmbeddingBagConfig
 
+import rec_sdk_torch as rst
 from rec_sdk_torch.modules.handles import TableParameter
+from rec_sdk_torch.optim import torchrec_hooks
 
 
 class Model(torch.nn.Module):
@@ -190,3 +194,58 @@ def test_a_function_that_torch_transforms(device: torch.device, training: bool) 
     grads = torch.func.grad(lambda given: torch.func.functional_call(model.dense, given, rows).sum())(own)
     torch.testing.assert_close(grads["weight"], rows.sum(0, keepdim=True))
     assert_trains(model.tables.train())
+
+
+# ---- clipping of gradients
+
+
+@pytest.mark.parametrize("clip", [clip_grad_norm_, clip_grad_value_])
+def test_clipping_tables_is_refused(device: torch.device, clip: Any) -> None:
+    """Also by the functions as they were imported before a collection was made."""
+    model = Model(device)
+    model(numbered(2)).sum().backward()
+    (handle,) = model.tables.parameters()
+    for parameters in (model.tables.parameters(), [handle], handle):
+        with pytest.raises(
+            ValueError, match=r"clip_grad_\w+ cannot clip.*\['t0'\].*gradient_clipping=True and max_grad"
+        ):
+            clip(parameters, 0.1)
+    assert_trains(model.tables)
+
+
+@pytest.mark.parametrize("clip", [clip_grad_norm_, clip_grad_value_])
+@pytest.mark.parametrize("named", [False, True])
+def test_clipping_a_model_clips_the_dense_part(device: torch.device, clip: Any, named: bool) -> None:
+    torchrec_hooks.warn_tables_not_clipped.cache_clear()
+    model = Model(device)
+    options = {"foreach": False} if named else {}
+    for time in range(2):
+        model(numbered(2)).sum().backward()
+        expected = copy.deepcopy(model.dense)
+        for parameter, twin in zip(model.dense.parameters(), expected.parameters(), strict=True):
+            twin.grad = parameter.grad.clone()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            result = clip(model.parameters(), 0.1, **options)
+        assert [("dense parameters only" in str(w.message), w.filename) for w in caught] == [(True, __file__)][time:]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            reference = clip(expected.parameters(), 0.1)
+        assert result is reference is None or torch.equal(result, reference)
+        for parameter, twin in zip(model.dense.parameters(), expected.parameters(), strict=True):
+            assert torch.equal(parameter.grad, twin.grad)
+
+
+def test_clipping_without_tables_is_torchs(device: torch.device) -> None:
+    bags_collection(device)
+    dense = torch.nn.Linear(2, 1)
+    dense.weight.grad = torch.full((1, 2), 3.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert clip_grad_norm_(dense.weight, 1.0) > 4
+        clip_grad_value_([dense.weight], 0.5)
+    with pytest.warns(UserWarning, match="empty generator"):
+        clip_grad_norm_((p for p in ()), 1.0)
+    assert torch.nn.utils.clip_grad_norm_ is clip_grad_norm_
+    assert dense.weight.grad.abs().max() <= 0.5
+    assert rst.EmbCacheEmbeddingBagCollection.__name__ in repr(bags_collection(device))
