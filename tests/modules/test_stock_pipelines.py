@@ -20,6 +20,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.train_pipeline import train_pipelines as pipelines
+from torchrec.distributed.types import ShardingPlan
 from torchrec.streamable import Pipelineable
 
 from rec_sdk_torch.backends.devices import parse_device
@@ -88,6 +89,19 @@ def through(pipeline: Any) -> list[torch.Tensor]:
             return outputs
 
 
+def pipelined(pipeline: Any, model: Any, device: torch.device) -> Any:
+    """`pipeline` of `model`; Inductor, the default of the one that compiles, is not there for every device."""
+    compiles = pipeline is pipelines.TrainPipelinePT2
+    options = {"compile_configs": pipelines.TorchCompileConfig(backend="eager")} if compiles else {}
+    return pipeline(model, optimizer_of(model), device, **options)
+
+
+def model_parallel(model: torch.nn.Module, device: torch.device, **options: Any) -> DistributedModelParallel:
+    """With TorchRec's plan, which is empty; TorchRec makes none for an NPU."""
+    plan = ShardingPlan({}) if device.type == "npu" else None
+    return DistributedModelParallel(model, device=device, plan=plan, **options)
+
+
 def assert_same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
     assert len(found) == len(expected)
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
@@ -122,8 +136,8 @@ def test_a_stock_pipeline_trains_the_same(
     device: torch.device, alone: None, kind: Any, pipeline: Any, wrapped: bool
 ) -> None:
     plain, model = kind(device), kind(device)
-    whole = DistributedModelParallel(model, device=device) if wrapped else model
-    assert_same(through(pipeline(whole, optimizer_of(whole), device)), loop(plain))
+    whole = model_parallel(model, device) if wrapped else model
+    assert_same(through(pipelined(pipeline, whole, device)), loop(plain))
     assert not list(same_bits(model.state_dict(), plain.state_dict()))
     states = (m.tables.fused_optimizer.state_dict()["state"] for m in (model, plain))
     assert not list(same_bits(*states))
@@ -151,7 +165,7 @@ def test_model_parallel_leaves_tables_to_each_rank(
     """Also from the meta device, where nothing was allocated."""
     plain = Model(device)
     model = Model(torch.device("meta") if meta else device)
-    parallel = DistributedModelParallel(model, device=device, sharders=sharders)
+    parallel = model_parallel(model, device, sharders=sharders)
     if meta:
         parallel.load_state_dict(plain.state_dict())
     assert parallel.module.tables.device == device
@@ -186,6 +200,8 @@ class Both(Model):
 
 
 def test_beside_a_collection_that_torchrec_shards(device: torch.device, alone: None) -> None:
+    if device.type == "npu":
+        pytest.skip("TorchRec has no kernels of its own for NPUs")
     plain, model = (DistributedModelParallel(Both(device), device=device) for _ in range(2))
     assert list(model.plan.plan) == ["sharded"]
     plain.load_state_dict(model.state_dict())
@@ -200,7 +216,7 @@ def run_rank(rank: int, kind: str, store: str) -> None:
     torch.distributed.init_process_group(BACKENDS[kind], init_method=f"file://{store}", rank=rank, world_size=2)
     model = Model(device)
     with pytest.warns(UserWarning, match="'t0'.*each rank's own"):
-        parallel = DistributedModelParallel(model, device=device)
+        parallel = model_parallel(model, device)
     parallel(Sample(jagged({"f0": [[rank + 1]]})))[0].backward()
     assert model.tables.table_ids("t0").tolist() == [rank + 1]
     own = model.dense.weight.grad.flatten()
