@@ -243,6 +243,15 @@ class Engine:
         landed.
         """
 
+    def read_ahead(self, plan: Plan, records: _Bytes) -> _Int32:
+        """Fills the records before the plan's sources have landed, but for the rows that they take out.
+
+        Returns the places [m] of those, ascending. RuntimeError once the plan has begun or was cancelled.
+        """
+
+    def read_late(self, plan: Plan, places: _Int32, records: _Bytes) -> None:
+        """Fills the [m] records of the rows at `places`, ascending. RuntimeError before the sources have landed."""
+
     def read_sums(self, plan: Plan, sums: _Float) -> None:
         """Fills the [Q] sums of rows that come back. RuntimeError once the plan is applied or cancelled."""
 

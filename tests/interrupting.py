@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 
 class Interrupt(KeyboardInterrupt):
@@ -45,7 +46,11 @@ def strike(action: Callable[[], object], at: int) -> str | None:
 
     Returns:
         where it struck; None if the action was over before.
+
+    Raises:
+        AssertionError: another stream is the current one afterwards.
     """
+    stream = torch.accelerator.current_stream() if torch.accelerator.is_available() else None
     points = 0
     struck = None
 
@@ -71,6 +76,7 @@ def strike(action: Callable[[], object], at: int) -> str | None:
         finally:
             sys.setprofile(None)
             gc.enable()
+    assert stream is None or torch.accelerator.current_stream() == stream, f"{struck}: the stream has changed"
     return struck
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,9 @@ from ..optim.fused import EmbCacheFusedOptimizer
 from ..tbe import TableBatchedEmbedding, TableOptimizer
 from ..tbe.batch import Batch, Int64Array
 from ..tbe.guard import Scaler
+from ..tbe.look_ahead import Prefetched
 from ..tbe.optimizer import spec_for
-from ..tbe.state import load_tables
+from ..tbe.state import TablesModule, load_tables
 from .clipping import look_for_tables
 from .configs import feature_names
 from .data_parallel import keep_tables_out
@@ -28,10 +30,11 @@ from .handles import TableHandle, TableParameter, module_dict
 from .requests import share_options, table_optimizers
 
 
-class CachedCollection(FusedOptimizerModule, torch.nn.Module):
+class CachedCollection(FusedOptimizerModule, TablesModule):
     """Base of the collections: tables of one table-batched embedding, seen through KeyedJaggedTensors."""
 
     _handles_name = "embeddings"
+    _is_weighted = False
     _embedding: TableBatchedEmbedding
 
     def __init__(
@@ -53,7 +56,6 @@ class CachedCollection(FusedOptimizerModule, torch.nn.Module):
         look_for_tables()
         handles = {table.name: TableHandle(embedding, table, embedding_optimizer_cls) for table in embedding.tables}
         self.add_module(self._handles_name, module_dict(handles))
-        self._strict = False
         self._seen_keys: list[str] | None = None
         self._feature_keys: Int64Array = np.empty(0, np.int64)
         self._table_optimizers: dict[str, TableOptimizer] = {}
@@ -130,28 +132,60 @@ class CachedCollection(FusedOptimizerModule, torch.nn.Module):
             TypeError: ids that are neither int32 nor int64.
             RuntimeError: a tracer's stand-in for a batch, or any in a function that torch.func transforms.
         """
-        features = maybe_td_to_kjt(features, None)
-        if features.keys() != self._seen_keys:
-            self._match_keys(features.keys())
-        check_batch(features.values())
-        if features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:
-            raise NotImplementedError("a KeyedJaggedTensor with a batch size per key is not supported yet")
+        features, offsets = self._checked(features)
         weights = None
         if weighted:
             weights = features.weights_or_none()
             if weights is None:
                 raise ValueError("the collection is weighted (is_weighted=True), the batch has no weights")
             weights = weights.to(device=self._embedding.device)
-        batch_size = features.stride()
         if self.training and torch.is_grad_enabled():
             self._sync_optimizers()
-        values, offsets = features.values(), features.offsets()
-        if offsets.numel() != len(features.keys()) * batch_size + 1:
+        source, values, keys = features, features.values(), self._feature_keys
+        return features, self._embedding.batch(source, values, offsets, features.stride(), keys, weights)
+
+    def _checked(self, features: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, torch.Tensor]:
+        """`features` and their offsets."""
+        features = maybe_td_to_kjt(features, None)
+        if features.keys() != self._seen_keys:
+            self._match_keys(features.keys())
+        check_batch(features.values())
+        if features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:
+            raise NotImplementedError("a KeyedJaggedTensor with a batch size per key is not supported yet")
+        offsets = features.offsets()
+        if offsets.numel() != len(features.keys()) * features.stride() + 1:
             raise ValueError(
                 f"the batch has {offsets.numel() - 1} lengths, expected its keys ({len(features.keys())}) times "
-                f"{batch_size} samples"
+                f"{features.stride()} samples"
             )
-        return features, Batch.from_tensors(values, offsets, batch_size, self._feature_keys, weights)
+        return features, offsets
+
+    def prefetch(self, features: KeyedJaggedTensor) -> Prefetched:
+        """Plans the batch of a training forward to come, and starts to bring its rows in; in another thread.
+
+        The forward finds the plan by itself, whether it is given `features`, a copy, or the same ids on a device.
+        Batches come in the order in which they were prefetched, and results are those without prefetching. Nothing is
+        planned before the first training forward, nor in evaluation mode. The ids must not be written to before the
+        forward. `rec_sdk_torch.prefetch` calls this for a whole model.
+
+        Raises:
+            RuntimeError: 13 batches are prefetched already.
+            ValueError: as in the forward.
+        """
+        features, offsets = self._checked(features)
+        prefetched = Prefetched(
+            features.values(), offsets, features.stride(), self._feature_keys, self._is_weighted, source=features
+        )
+        self._embedding.steps.ahead.add(prefetched)
+        return prefetched
+
+    def forget(self, prefetched: Prefetched) -> None:
+        """The forward of a batch that `prefetch` was told of will not be; nothing happens if it has been."""
+        self._embedding.steps.ahead.remove(prefetched)
+
+    def wait_for_plans(self) -> None:
+        """Until what was prefetched is planned, as far as it can be now."""
+        self._embedding.steps.ahead.wait()
 
     def _match_keys(self, keys: list[str]) -> None:
         place = {key: index for index, key in enumerate(keys)}
@@ -189,6 +223,9 @@ class CachedCollection(FusedOptimizerModule, torch.nn.Module):
 
     # ---- what torch.nn.Module does to modules
 
+    def exclusive(self) -> AbstractContextManager[None]:
+        return self._embedding.exclusive()
+
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         self._embedding._apply(fn)  # first: `.half()` is refused before a handle was converted
         return super()._apply(fn, recurse)
@@ -197,19 +234,6 @@ class CachedCollection(FusedOptimizerModule, torch.nn.Module):
         """As any module's."""
         self._embedding.train(mode)
         return super().train(mode)
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As any module's: one moment of all tables, copied to the host."""
-        with self._embedding.exclusive():
-            return super().state_dict(*args, **kwargs)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """As any module's; with `strict`, a state dict that lacks keys or has others changes nothing."""
-        self._strict = strict  # torch does not pass it on
-        try:
-            return super().load_state_dict(state_dict, strict, assign)
-        finally:
-            self._strict = False
 
     def _load_from_state_dict(
         self,
@@ -242,6 +266,3 @@ class CachedCollection(FusedOptimizerModule, torch.nn.Module):
         twin._table_optimizers = {table.name: optimizer for table, optimizer in pairs if optimizer is not None}
         twin._applied, twin._fused_optimizer = [], None
         return twin
-
-    def __reduce__(self) -> Any:
-        raise TypeError("embedding tables are not pickled: save state_dict() instead")

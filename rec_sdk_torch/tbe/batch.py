@@ -22,6 +22,10 @@ def _host_array(name: str, values: torch.Tensor) -> IntArray:
     return array
 
 
+def _same_memory(a: IntArray, b: IntArray) -> bool:
+    return a.ctypes.data == b.ctypes.data and (a.dtype, a.shape, a.strides) == (b.dtype, b.shape, b.strides)
+
+
 @dataclass(frozen=True)
 class Batch:
     """Ids of K keys times B samples, key-major, in host memory.
@@ -33,6 +37,7 @@ class Batch:
         feature_keys: int64 `[F]`, for each feature of the embedding the key it reads.
         weights: float32 `[n]` without gaps on the compute device, the per-sample weights, or None.
         copied: the ids came from a device and were copied back for planning.
+        weighted: there are per-sample weights, or there will be when the batch is looked up.
     """
 
     values: IntArray
@@ -41,6 +46,7 @@ class Batch:
     feature_keys: Int64Array
     weights: torch.Tensor | None = None
     copied: bool = False
+    weighted: bool = False
 
     @classmethod
     def from_tensors(
@@ -50,6 +56,7 @@ class Batch:
         batch_size: int,
         feature_keys: Int64Array,
         weights: torch.Tensor | None = None,
+        weighted: bool | None = None,
     ) -> Batch:
         """A batch of tensors, copied to the host where they are not there yet.
 
@@ -64,7 +71,16 @@ class Batch:
         if weights is not None:
             weights = weights.to(dtype=torch.float32).contiguous()
         arrays = _host_array("ids", values), _host_array("offsets", offsets)
-        return cls(*arrays, batch_size, feature_keys, weights, values.device.type != "cpu")
+        copied = values.device.type != "cpu"
+        weighted = weights is not None if weighted is None else weighted
+        return cls(*arrays, batch_size, feature_keys, weights, copied, weighted)
+
+    def same_plan(self, other: Batch) -> bool:
+        """Whether one plan serves both."""
+        if self.batch_size != other.batch_size or self.weighted is not other.weighted:
+            return False
+        pairs = [(self.offsets, other.offsets), (self.feature_keys, other.feature_keys), (self.values, other.values)]
+        return all(_same_memory(mine, its) or np.array_equal(mine, its) for mine, its in pairs)
 
     @cached_property
     def _starts(self) -> Int64Array:

@@ -18,10 +18,10 @@ from .batch import Batch, Int64Array
 from .cache_size import BatchHint, CacheOption, cache_slots, check_cache_option, warn_of_one_row
 from .group import Group, Member, drawn, record_layout
 from .guard import GradientGuard, Scaler
+from .look_ahead import LookAhead, Prefetched
 from .lookup import BatchLookup, fused_lookup
 from .optimizer import TableOptimizer
-from .plan import Plan
-from .state import load_tables, save_table
+from .state import TablesModule, load_tables, save_table
 from .steps import Steps
 from .table import BoundsCheckMode, Pooling, TableConfig, check_names
 from .view import WEIGHT, Content, Load, TableView, move_rows
@@ -40,15 +40,7 @@ COUNTERS = (
 )
 
 
-def _bounds_check(mode: BoundsCheckMode | str) -> BoundsCheckMode:
-    try:
-        return mode if isinstance(mode, BoundsCheckMode) else BoundsCheckMode(mode.lower())
-    except (ValueError, AttributeError):
-        known = [m.value for m in BoundsCheckMode]
-        raise ValueError(f"bounds_check_mode is {mode!r}, allowed are {known}") from None
-
-
-class TableBatchedEmbedding(torch.nn.Module):
+class TableBatchedEmbedding(TablesModule):
     """Embedding tables in host memory with their hot rows in a device cache, updated in the backward pass.
 
     Layout and cache are fixed at the first training forward, load or read, from the optimizers known then;
@@ -106,7 +98,7 @@ class TableBatchedEmbedding(torch.nn.Module):
         self.batch_hint = batch_hint or BatchHint()
         self.batch_hint.rows(self.tables)
         self.seed = (torch.initial_seed() if seed is None else operator.index(seed)) & (2**64 - 1)
-        self.bounds_check = _bounds_check(bounds_check_mode)
+        self.bounds_check = BoundsCheckMode.parse(bounds_check_mode)
         self.num_features = sum(table.num_features for table in self.tables)
         ends = np.cumsum([table.num_features for table in self.tables])
         self._features = [tuple(range(end - t.num_features, end)) for end, t in zip(ends, self.tables, strict=True)]
@@ -114,8 +106,7 @@ class TableBatchedEmbedding(torch.nn.Module):
         self.optimizers: list[TableOptimizer | None] = [optimizer] * len(self.tables)
         self._trainable = False
         self._groups: list[Group] | None = None
-        self.steps = Steps()
-        self._strict = False
+        self.steps = Steps(LookAhead(self))
         self.steps.guard = GradientGuard(check_finite)
         self._copied_batches = [0]  # in a list: attributes of a module are slow to set
         self._width = sum(self.feature_dims) if self.pooled else 0
@@ -130,7 +121,7 @@ class TableBatchedEmbedding(torch.nn.Module):
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
         """Keeps other threads from planning, reading or updating: what is seen inside is one moment of all tables."""
-        with self.steps.planning, self.steps.launch:
+        with self.steps.alone():
             self.steps.complete()
             yield
 
@@ -251,7 +242,7 @@ class TableBatchedEmbedding(torch.nn.Module):
         """Raises RuntimeError where gradients would be lost by `what`."""
         if self.window_open():
             raise RuntimeError(f"an accumulation window is open; finish it before {what}")
-        if any(group.engine.in_flight() for group in self._groups or []):
+        if self.in_flight():
             raise RuntimeError(
                 f"batches are in flight: run their backward, or drop the outputs of their forward, before {what}"
             )
@@ -315,6 +306,58 @@ class TableBatchedEmbedding(torch.nn.Module):
             self.steps.keep_rows(self.groups if contents else [])
             self.steps.do(Load(contents, steps, self.drop_windows if drop_windows else None))
 
+    # ---- batches that will come
+
+    def prefetch(
+        self, indices: torch.Tensor, offsets: torch.Tensor, per_sample_weights: torch.Tensor | None = None
+    ) -> Prefetched:
+        """Plans the batch of a training forward to come, and starts to bring its rows in; in another thread.
+
+        `forward` finds the plan by itself, by the ids. Batches come in the order in which they were prefetched; results
+        are those without. Arguments are those of `forward`; the ids must not be written to before it.
+
+        Raises:
+            RuntimeError: `MAX_DEPTH` + 1 batches are prefetched already.
+        """
+        batch_size = self._batch_size(offsets)
+        weighted = per_sample_weights is not None
+        prefetched = Prefetched(indices, offsets, batch_size, self._keys, weighted, offsets)
+        self.steps.ahead.add(prefetched)
+        return prefetched
+
+    def plans_ahead(self) -> bool:
+        """Whether training batches can be planned: not before the first forward, nor while evaluating."""
+        return self.training and self._trainable and self._groups is not None
+
+    def in_flight(self) -> int:
+        """Batches that are planned and whose update is not launched."""
+        return max((group.engine.in_flight() for group in self._groups or []), default=0)
+
+    def batch(
+        self,
+        source: object,
+        values: torch.Tensor,
+        offsets: torch.Tensor,
+        batch_size: int,
+        keys: Int64Array,
+        weights: torch.Tensor | None,
+    ) -> Batch:
+        """`Batch.from_tensors`; ids on a device that were prefetched from `source` are on the host already."""
+        if values.device.type != "cpu":
+            prefetched = self.steps.ahead.find(source, values)
+            if prefetched is not None:
+                known = prefetched.batch
+                return Batch.from_tensors(
+                    torch.from_numpy(known.values), torch.from_numpy(known.offsets), batch_size, keys, weights
+                )
+        return Batch.from_tensors(values, offsets, batch_size, keys, weights)
+
+    def _batch_size(self, offsets: torch.Tensor) -> int:
+        batch_size, rest = divmod(offsets.numel() - 1, self.num_features)
+        if rest or offsets.numel() < 1:
+            raise ValueError(f"offsets has {offsets.numel()} entries, expected features ({self.num_features}) * B + 1")
+        return batch_size
+
     # ---- forward
 
     @eager
@@ -333,10 +376,7 @@ class TableBatchedEmbedding(torch.nn.Module):
             one dim.
         """
         check_batch(indices)
-        batch_size, rest = divmod(offsets.numel() - 1, self.num_features)
-        if rest or offsets.numel() < 1:
-            raise ValueError(f"offsets has {offsets.numel()} entries, expected features ({self.num_features}) * B + 1")
-        batch = Batch.from_tensors(indices, offsets, batch_size, self._keys, per_sample_weights)
+        batch = self.batch(offsets, indices, offsets, self._batch_size(offsets), self._keys, per_sample_weights)
         if self.pooled:
             return self.lookup_pooled(batch)
         if len(self.groups) == 1:  # whose rows are in feature order already
@@ -366,7 +406,7 @@ class TableBatchedEmbedding(torch.nn.Module):
         lengths = None if self.pooled else [batch.lookups(group.features).tolist() for group in groups]
         if self.training and torch.is_grad_enabled():
             self._check_trainable()
-            call = BatchLookup(self.steps, groups, self._plan(groups, batch), lengths, joined)
+            call = BatchLookup(self.steps, groups, self.steps.ahead.plans_of(batch), lengths, joined)
             self._copied_batches[0] += batch.copied
             try:
                 return fused_lookup(self._anchor, call, out, weights)
@@ -374,23 +414,11 @@ class TableBatchedEmbedding(torch.nn.Module):
                 call.release()  # now: the traceback may live on
                 raise
         with self.exclusive():
+            self.steps.ahead.take(batch)
             read = [group.read(batch, weight, out) for group, weight in zip(self.groups, weights, strict=True)]
         if lengths is None or joined:
             return tuple(read[:1])
         return tuple(part for rows, of_group in zip(read, lengths, strict=True) for part in rows.split(of_group))
-
-    def _plan(self, groups: Sequence[Group], batch: Batch) -> list[Plan]:
-        """The plans of a batch, of all groups or, after an exception, of none."""
-        plans: list[Plan] = []
-        with self.steps.planning:
-            try:
-                for group in groups:
-                    plans.append(group.plan(batch))
-            except BaseException:
-                for group, plan in zip(reversed(groups[: len(plans)]), reversed(plans), strict=True):
-                    group.swap.cancel(plan)
-                raise
-        return plans
 
     def _check_trainable(self) -> None:
         if self._trainable:
@@ -472,19 +500,6 @@ class TableBatchedEmbedding(torch.nn.Module):
         for table in self.tables:
             save_table(self, table.name, destination, f"{prefix}{table.name}.")
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As any module's: one moment of all tables, copied to the host."""
-        with self.exclusive():
-            return super().state_dict(*args, **kwargs)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """As any module's; with `strict`, a state dict that lacks keys or has others changes nothing."""
-        self._strict = strict  # torch does not pass it on
-        try:
-            return super().load_state_dict(state_dict, strict, assign)
-        finally:
-            self._strict = False
-
     def _load_from_state_dict(
         self,
         state_dict: Mapping[str, Any],
@@ -497,9 +512,6 @@ class TableBatchedEmbedding(torch.nn.Module):
     ) -> None:
         prefixes = {table.name: f"{prefix}{table.name}." for table in self.tables}
         load_tables(self, state_dict, prefix, prefixes, self._strict, missing_keys, unexpected_keys, error_msgs)
-
-    def __reduce__(self) -> Any:
-        raise TypeError("embedding tables are not pickled: save state_dict() instead")
 
     def table_ids(self, name: str) -> Int64Array:
         """Ids of a hash table in order of arrival, or the row numbers of an index table; int64 `[n]`."""

@@ -173,10 +173,17 @@ class Group:
             CapacityError: a bounded hash table is full.
             IndexError, ValueError, TypeError: ids or offsets that cannot be right.
         """
-        plan = self.swap.plan(batch, batch.feature_keys[self.features])
+        return self.swap.plan(batch, batch.feature_keys[self.features])
+
+    def read_ahead(self, plan: Plan) -> None:
+        """Starts to bring in the plan's rows before its turn, in any thread."""
+        if not self._with_init_fn:  # which draw random numbers: in the forward, as without
+            self.swap.read_ahead(plan)
+
+    def warn(self, plan: Plan) -> None:
+        """Warns of ids of the plan that were out of range."""
         if self._may_warn:
             _warn_of_bounds(plan.host.bounds_warnings)
-        return plan
 
     def weights_of(self, batch: Batch) -> torch.Tensor | None:
         """The batch's per-sample weights in the order of this group's lookups, differentiable."""

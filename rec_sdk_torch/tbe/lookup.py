@@ -72,7 +72,7 @@ class BatchLookup:
         with self.steps.launch:
             if not self.steps.ends_window(self.groups):
                 return self._backward(of_groups, for_rows, weights, wanted)
-        with self.steps.planning, self.steps.launch:  # rows of the window must not move meanwhile
+        with self.steps.alone():  # rows of the window must not move meanwhile
             return self._backward(of_groups, for_rows, weights, wanted)
 
     def _tables(self, meant: Sequence[bool]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +12,33 @@ from .view import WEIGHT, Chunk, Content
 
 if TYPE_CHECKING:
     from .embedding import TableBatchedEmbedding
+
+
+class TablesModule(torch.nn.Module):
+    """A module with tables: its state dict is one moment of all of them, a strict load is all or nothing."""
+
+    _strict = False
+    """Whether the load that is going on is strict: torch does not tell those who load."""
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        """Keeps other threads from planning, reading or updating."""
+        raise NotImplementedError
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As any module's: one moment of all tables, copied to the host."""
+        with self.exclusive():
+            return super().state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As any module's; with `strict`, a state dict that lacks keys or has others changes nothing."""
+        self._strict = strict
+        try:
+            return super().load_state_dict(state_dict, strict, assign)
+        finally:
+            self._strict = False
+
+    def __reduce__(self) -> Any:
+        raise TypeError("embedding tables are not pickled: save state_dict() instead")
 
 
 def save_table(embedding: TableBatchedEmbedding, name: str, destination: dict[str, Any], prefix: str) -> None:

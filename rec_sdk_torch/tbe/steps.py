@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -16,6 +17,7 @@ from .window import counted
 
 if TYPE_CHECKING:
     from .group import Group
+    from .look_ahead import LookAhead
     from .lookup import BatchLookup
 
 
@@ -80,9 +82,11 @@ class Steps:
         launch: held while the device is given work of a step. Taken after `planning` where both are.
         windows: backward passes so far of the accumulation windows of each length.
         guard: what gradients pass before an update.
+        ahead: batches that will come.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ahead: LookAhead) -> None:
+        self.ahead = ahead
         self.planning = threading.RLock()
         self.launch = threading.RLock()
         self.windows: dict[int, int] = {}
@@ -111,8 +115,15 @@ class Steps:
     def catch_up(self) -> None:
         """`complete`, with all that it may need; costs nothing when there is nothing to do."""
         if self._unfinished is not None:
-            with self.planning, self.launch:
+            with self.alone():
                 self.complete()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Both locks, and no plan but those of batches whose forward has begun."""
+        with self.planning, self.launch:
+            self.ahead.drop()
+            yield
 
     def ends_window(self, groups: Sequence[Group]) -> bool:
         """Whether the next backward pass ends an accumulation window of several."""

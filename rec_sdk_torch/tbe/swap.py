@@ -6,10 +6,11 @@ wants one of them lands the plan that took it out, and no other.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -37,19 +38,31 @@ class _Copies:
 
 @dataclass(eq=False)
 class _Staged:
-    """A plan that is not applied: what has been made ready. Does not hold the plan, which may be dropped."""
+    """A plan that is not applied: what has been made ready. Does not hold the plan, which may be dropped.
+
+    Attributes:
+        lock: held while `records` are made ready, which may be ahead of time in another thread.
+        late: places among the rows that come of those that were not read ahead; `late_rows` are their slots, records.
+    """
 
     arrays: PlanArrays
     arrival: Arrival
+    lock: threading.Lock = field(default_factory=threading.Lock)
     leaving: _Copies | None = None
     records: Arrival | None = None
+    late: np.ndarray | None = None
+    late_rows: Arrival | None = None
     sums: Arrival | None = None
+
+
+_SWAP_IN_SLOTS = PlanArrays._fields.index("swap_in_slots")
 
 
 class Swap:
     """Plans batches of one group, and brings the cache to where their plans want it.
 
-    Plans are made under the embedding's planning lock; all else is called under its launch lock.
+    Plans are made and dropped under the embedding's planning lock, and read ahead by who made them; all else is called
+    under its launch lock.
     """
 
     def __init__(
@@ -87,7 +100,7 @@ class Swap:
         for serial, (_, copies) in list(self._leaving.items()):
             if copies.arrived():
                 self.land(serial)
-        arguments = (batch.values, batch.offsets, keys, batch.batch_size, batch.weights is not None)
+        arguments = (batch.values, batch.offsets, keys, batch.batch_size, batch.weighted)
         if self.transfers.pinned:
             staging = self.transfers.staging(1, self.engine.arena_bytes(*arguments))[0]
             host = self.engine.plan(*arguments, staging.numpy())
@@ -104,10 +117,30 @@ class Swap:
         arrival = self.transfers.send(arena)
         return _Staged(PlanArrays.of(arrival.tensors[0], host.fields), arrival)
 
-    def cancel(self, plan: Plan) -> None:
-        """Undoes the newest plan, which is not applied: what was to leave stays."""
-        self.engine.cancel(plan.host)
-        self._staged.pop(plan.host.serial, None)
+    def drop(self, plan: Plan) -> None:
+        """Ends a plan. If it has not begun it undoes itself, when those made after it have: what was to leave stays."""
+        staged = self._staged.get(plan.host.serial)  # goes when a later plan is applied
+        with staged.lock if staged else contextlib.nullcontext():
+            plan.release()
+
+    def read_ahead(self, plan: Plan) -> None:
+        """Starts to bring in the rows of a plan before its turn, in any thread, without the launch lock.
+
+        Rows that a plan before it takes out, and that have not landed, are left to `stage`.
+        """
+        staged = self._staged.get(plan.host.serial)
+        if staged is None:
+            return
+        with staged.lock:
+            if staged.records is not None or plan.host.released:
+                return
+            for serial in plan.host.sources:
+                _, copies = self._leaving.get(serial, (None, None))
+                if copies is not None and copies.arrived():
+                    self.land(serial)
+            staging = self.transfers.staging(plan.host.rows_in, self.cache.shape[1])
+            staged.late = self.engine.read_ahead(plan.host, staging.numpy())
+            staged.records = self._send_records(staging)
 
     # ---- applying
 
@@ -150,8 +183,9 @@ class Swap:
                 self._leaving[host.serial] = host, staged.leaving
             self._write(staged)
         self.engine.applied(host)
-        for serial in [serial for serial in self._staged if serial <= host.serial]:
-            del self._staged[serial]
+        for serial in list(self._staged):  # which a thread that plans adds to
+            if serial <= host.serial:
+                self._staged.pop(serial, None)
 
     def _stage(self, host: _engine.Plan, staged: _Staged) -> None:
         """Starts the copies that a plan needs, both ways. Changes nothing."""
@@ -159,19 +193,36 @@ class Swap:
         arrays = staged.arrays
         if arrays.swap_out_slots is not None and staged.leaving is None:
             staged.leaving = self._take_out(arrays, arrays.swap_out_slots)
-        if arrays.swap_in_slots is not None and staged.records is None:
-            for serial in host.sources:
-                self.land(serial)
-            if self.sums is not None and arrays.window_in_slots is not None:
-                staging = self.transfers.staging(host.window_in, self.sums.shape[1], torch.float32)
-                self.engine.read_sums(host, staging.numpy())
-                staged.sums = self.transfers.send(staging)
-            staging = self.transfers.staging(host.rows_in, self.cache.shape[1])
-            fill_new = self._fill_new()
-            new = self.engine.read_in(host, staging.numpy())
-            if fill_new is not None:
-                fill_new(*new, staging)
-            staged.records = Arrival((staging,), staging) if self.transfers.direct else self.transfers.send(staging)
+        if arrays.swap_in_slots is None:
+            return
+        if self.sums is not None and arrays.window_in_slots is not None and staged.sums is None:
+            self._land_sources(host)
+            sums = self.transfers.staging(host.window_in, self.sums.shape[1], torch.float32)
+            self.engine.read_sums(host, sums.numpy())
+            staged.sums = self.transfers.send(sums)
+        with staged.lock:
+            if staged.records is None:
+                self._land_sources(host)
+                staging = self.transfers.staging(host.rows_in, self.cache.shape[1])
+                fill_new = self._fill_new()
+                new = self.engine.read_in(host, staging.numpy())
+                if fill_new is not None:
+                    fill_new(*new, staging)
+                staged.records = self._send_records(staging)
+            elif staged.late is not None and len(staged.late) and staged.late_rows is None:
+                self._land_sources(host)
+                late = np.empty((len(staged.late), self.cache.shape[1]), np.uint8)
+                self.engine.read_late(host, staged.late, late)
+                slots = host.views[_SWAP_IN_SLOTS]
+                assert slots is not None
+                staged.late_rows = self.transfers.send_arrays([slots[staged.late], late])
+
+    def _land_sources(self, host: _engine.Plan) -> None:
+        for serial in host.sources:
+            self.land(serial)
+
+    def _send_records(self, staging: torch.Tensor) -> Arrival:
+        return Arrival((staging,), staging) if self.transfers.direct else self.transfers.send(staging)
 
     def _take_out(self, arrays: PlanArrays, slots: torch.Tensor) -> _Copies:
         """Copies the rows that leave, with the updates that the current stream has been given."""
@@ -194,6 +245,8 @@ class Swap:
             self.sums.index_copy_(0, arrays.window_in_slots, *staged.sums.wait())
         if arrays.swap_in_slots is not None and staged.records is not None:
             ops.scatter_rows(self.cache, arrays.swap_in_slots, *staged.records.wait())
+            if staged.late_rows is not None:
+                ops.scatter_rows(self.cache, *staged.late_rows.wait())
             if self.transfers.direct:
                 self.transfers.used(staged.records.memory)
 

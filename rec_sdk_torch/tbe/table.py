@@ -49,6 +49,19 @@ class BoundsCheckMode(Enum):
     IGNORE = "ignore"
     NONE = "none"
 
+    @classmethod
+    def parse(cls, mode: BoundsCheckMode | str) -> BoundsCheckMode:
+        """The mode, or the one of this name.
+
+        Raises:
+            ValueError: there is none.
+        """
+        try:
+            return mode if isinstance(mode, BoundsCheckMode) else cls(mode.lower())
+        except (ValueError, AttributeError):
+            known = [m.value for m in cls]
+            raise ValueError(f"bounds_check_mode is {mode!r}, allowed are {known}") from None
+
 
 WEIGHT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 

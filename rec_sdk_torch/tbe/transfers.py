@@ -5,8 +5,10 @@ On the CPU host and device are one, and the same calls copy nothing.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -26,6 +28,43 @@ def _streams(device: torch.device) -> tuple[Any, Any]:
     """The device's streams for copies to it and from it: one each, since the link carries both at once."""
     stream = torch.get_device_module(device).Stream
     return stream(device), stream(device)
+
+
+def _current(stream: Any) -> Any:
+    """Makes `stream` the current one of a `with` block.
+
+    Not `torch.cuda.stream`, which a KeyboardInterrupt may leave in its Python part, with the stream still current.
+    Each block has an object of its own, which remembers the stream before.
+    """
+    return torch.Stream(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)
+
+
+def in_thread(device: torch.device) -> AbstractContextManager[Any]:
+    """What a thread of its own works on `device` in."""
+    if device.type in ("cpu", "meta"):
+        return contextlib.nullcontext()
+    context: AbstractContextManager[Any] = torch.get_device_module(device).device(device)
+    return context
+
+
+def when_written(tensor: torch.Tensor) -> Callable[[], AbstractContextManager[Any]]:
+    """Gives contexts in which `tensor` may be copied to the host, as the current stream leaves it now, by any thread.
+
+    The copy waits for nothing that the current stream is given later.
+    """
+    device = tensor.device
+    if device.type == "cpu":
+        return contextlib.nullcontext
+    event = torch.get_device_module(device).current_stream(device).record_event()
+
+    @contextlib.contextmanager
+    def copying() -> Iterator[None]:
+        _, outward = _streams(device)
+        with _current(outward):
+            outward.wait_event(event)
+            yield
+
+    return copying
 
 
 @dataclass(frozen=True)
@@ -104,7 +143,7 @@ class Transfers:
         if not self.pinned:
             return Arrival((staging,), staging)
         inward, _ = _streams(self.device)
-        with self._module.stream(inward):
+        with _current(inward):
             memory = staging.to(self.device, non_blocking=True)
             return Arrival((memory,), memory, inward.record_event())
 
@@ -135,7 +174,7 @@ class Transfers:
         _, outward = _streams(self.device)
         outward.wait_stream(self._module.current_stream(self.device))
         staging = self.staging(tensor.shape[0], tensor.shape[1], tensor.dtype)
-        with self._module.stream(outward):
+        with _current(outward):
             staging.copy_(tensor, non_blocking=True)
         tensor.record_stream(outward)
         return Departure(staging, outward.record_event())

@@ -86,6 +86,17 @@ class Pipeline {
     undo_dropped();
   }
 
+  // Reads what a plan brings in while others before it are not applied, nor landed.
+  void read_ahead() {
+    if (planned.empty()) return;
+    Made& made = planned[random() % planned.size()];
+    if (made.plan == nullptr) return;
+    made.ahead.resize(static_cast<size_t>((*made.plan)->rows_in * bytes()));
+    made.late = engine->read_ahead(*made.plan, made.ahead.data());
+    ++read_aheads;
+    late_rows += made.late.size();
+  }
+
   void apply_oldest() {
     if (planned.empty()) return;
     auto handles = engine->unapplied(nullptr);
@@ -103,6 +114,7 @@ class Pipeline {
       CHECK_THROWS(engine->land(*handle, leaving.records.data(), leaving.sums.data()), std::runtime_error);
     }
     engine->read_in(*handle, in.data());
+    check_ahead(made, *handle, in);
     std::vector<float> sums_in(static_cast<size_t>(p.window_in) * kWidth);
     engine->read_sums(*handle, sums_in.data());
     Engine::begin({handle.get()});
@@ -270,10 +282,13 @@ class Pipeline {
     std::map<Row, int32_t> residents_before;
     std::set<Row> known_before;
     Stats stats_before;
+    std::vector<char> ahead;  // records in, but for the late ones
+    std::vector<int32_t> late;
   };
   std::deque<Made> planned, held;  // not applied; applied and in use
   int64_t applied = 0, cancelled = 0, undone_by_drop = 0, dropped_in_the_middle = 0, refused = 0;
-  int64_t waited = 0, unchanged = 0;
+  int64_t waited = 0, unchanged = 0, read_aheads = 0;
+  size_t late_rows = 0;
 
  private:
   struct Leaving {
@@ -297,6 +312,21 @@ class Pipeline {
     return value;
   }
   static void set_weight(char* record, float value) { std::memcpy(record, &value, sizeof value); }
+  // What was read ahead, with the rows that were late, is what is read now.
+  void check_ahead(Made& made, const Plan& plan, const std::vector<char>& in) {
+    if (made.ahead.empty()) return;
+    std::vector<char> late(made.late.size() * static_cast<size_t>(bytes()));
+    engine->read_late(plan, made.late.data(), static_cast<int64_t>(made.late.size()), late.data());
+    for (size_t k = 0; k < made.late.size(); ++k) {
+      std::memcpy(&made.ahead[made.late[k] * bytes()], &late[k * bytes()], static_cast<size_t>(bytes()));
+    }
+    CHECK(made.ahead == in);
+    if (made.late.empty()) return;
+    made.late.push_back(made.late.back());
+    CHECK_THROWS(
+        engine->read_late(plan, made.late.data(), static_cast<int64_t>(made.late.size()), late.data()),
+        std::invalid_argument);
+  }
   static bool same(const Stats& a, const Stats& b) {
     return a.batches == b.batches && a.lookups == b.lookups && a.unique_rows == b.unique_rows &&
            a.unique_misses == b.unique_misses && a.new_rows == b.new_rows && a.rows_in == b.rows_in &&

@@ -11,7 +11,7 @@ void random_lives() {
   Pipeline p(1);
   const bool few = std::getenv("REC_SDK_TEST_ROUNDS") != nullptr;  // under a sanitizer that is slow
   for (int i = 0; i < (few ? 1000 : 6000); ++i) {
-    switch (p.random() % 12) {
+    switch (p.random() % 13) {
       case 0:
       case 1:
       case 2:
@@ -37,6 +37,9 @@ void random_lives() {
       case 10:
         if (p.random() % 4 == 0) p.take_version();
         break;
+      case 11:
+        p.read_ahead();
+        break;
       default:
         if (p.random() % 8 != 0) break;
         p.settle();
@@ -54,11 +57,13 @@ void random_lives() {
   p.check_tables();
   std::printf(
       "applied %ld, cancelled %ld, undone by a drop %ld, dropped before newer ones %ld, too small %ld, "
-      "sources %ld, unchanged %ld\n",
-      p.applied, p.cancelled, p.undone_by_drop, p.dropped_in_the_middle, p.refused, p.waited, p.unchanged);
+      "sources %ld, unchanged %ld, read ahead %ld, late rows %zu\n",
+      p.applied, p.cancelled, p.undone_by_drop, p.dropped_in_the_middle, p.refused, p.waited, p.unchanged,
+      p.read_aheads, p.late_rows);
   CHECK(few ||
         (p.applied > 300 && p.cancelled > 100 && p.undone_by_drop > 50 && p.dropped_in_the_middle > 50));
   CHECK(few || (p.refused > 10 && p.waited > 50 && p.unchanged > 100));
+  CHECK(few || (p.read_aheads > 200 && p.late_rows > 50));
   // No slot was lost: a batch may have all of them.
   TestBatch all;
   all.batch_size = 1;

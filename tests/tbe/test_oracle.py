@@ -23,7 +23,7 @@ from reference import STATE_NAMES, Reference
 
 import rec_sdk_torch
 from rec_sdk_torch import _engine
-from rec_sdk_torch.backends.devices import parse_device
+from rec_sdk_torch.backends.devices import Backend, parse_device
 from rec_sdk_torch.ops import parallel_runner
 from rec_sdk_torch.tbe import InitializerType, Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
 from rec_sdk_torch.tbe.batch import Batch
@@ -36,6 +36,7 @@ BATCH = 4
 DIMS = (1, 3, 8, 20, 64, 130)
 KINDS = ("mixed", "mixed", "mixed", "empty", "one id", "all the same", "all new", "extremes", "hot")
 EVENTS = ("train", "train", "train", "train", "eval", "abandon", "overlap", "fail")
+WITHOUT_FORWARD = ("fail", "save", "load")
 
 # A large eps is seen wherever it belongs, and keeps the first step of Adam, lr * g / (|g| + eps), from magnifying
 # the rounding of a gradient whose terms cancel.
@@ -85,6 +86,7 @@ class Scenario:
     weighted: bool
     events: list[str]
     seed: int
+    depth: int = 0
 
     @cached_property
     def steps(self) -> list[Step]:
@@ -149,7 +151,7 @@ def draw_step(rng: np.random.Generator, tables: list[TableConfig], step: int, ev
 
 
 @st.composite
-def scenarios(draw: st.DrawFn) -> Scenario:
+def scenarios(draw: st.DrawFn, events: tuple[str, ...] = EVENTS, depths: tuple[int, int] = (0, 0)) -> Scenario:
     sequence = draw(st.booleans())
     same_dim = draw(st.sampled_from(DIMS))
     tables = []
@@ -173,8 +175,9 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     window = draw(st.integers(1, 4)) if optimizer in ACCUMULATE else 1
     weighted = not sequence and draw(st.booleans())
     clip = draw(st.sampled_from((float("inf"), 0.7)))
-    events = draw(st.lists(st.sampled_from(EVENTS), min_size=STEPS, max_size=STEPS))
-    return Scenario(tables, optimizer, window, clip, weighted, events, draw(st.integers(0, 2**32 - 1)))
+    drawn = draw(st.lists(st.sampled_from(events), min_size=STEPS, max_size=STEPS))
+    seed = draw(st.integers(0, 2**32 - 1))
+    return Scenario(tables, optimizer, window, clip, weighted, drawn, seed, draw(st.integers(*depths)))
 
 
 def make(scenario: Scenario, cache: dict[str, int], device: torch.device) -> TableBatchedEmbedding:
@@ -206,7 +209,7 @@ def one_batch(scenario: Scenario) -> dict[str, int]:
         in_flight: set[int] = set()
         for number, done in scenario.actions():
             step = scenario.steps[number]
-            if step.event not in ("eval", "fail"):
+            if step.event not in ("eval", *WITHOUT_FORWARD):
                 now = in_flight | scenario.ids(index, step)
                 need[table.name] = max(need[table.name], len(now))
                 in_flight = now if step.event != "abandon" else in_flight
@@ -223,29 +226,68 @@ def by_feature(output: torch.Tensor, scenario: Scenario) -> list[torch.Tensor]:
 
 
 def forward(
-    embedding: TableBatchedEmbedding, scenario: Scenario, step: Step, device: torch.device
+    embedding: TableBatchedEmbedding,
+    scenario: Scenario,
+    step: Step,
+    device: torch.device,
+    prefetched: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
     indices, offsets, weights = flat(step, device)
+    if prefetched is not None:
+        indices, offsets = prefetched
     if scenario.tables[0].pooling is not Pooling.NONE:
         return by_feature(embedding(indices, offsets, weights), scenario), weights
     keys = np.arange(embedding.num_features)
     return embedding.lookup_features(Batch.from_tensors(indices, offsets, BATCH, keys)), None
 
 
-def run(scenario: Scenario, cache: dict[str, int], device: torch.device) -> Result:
+class Ahead:
+    """Prefetches the training batches that come, `depth` of them."""
+
+    def __init__(self, embedding: TableBatchedEmbedding, scenario: Scenario, depth: int, device: torch.device) -> None:
+        self.embedding, self.scenario, self.depth, self.device = embedding, scenario, depth, device
+        self.rng = np.random.default_rng(scenario.seed + depth)
+        self.coming = [i for i, event in enumerate(scenario.events) if event in ("train", "overlap", "abandon")]
+        self.given: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def step(self, index: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Before step `index`: what its forward is given; None for a copy."""
+        if not self.depth:
+            return None
+        for number in [i for i in self.coming if i >= index][: self.depth + 1]:
+            if number not in self.given and self.rng.random() < 0.95:
+                indices, offsets, weights = flat(self.scenario.steps[number], self.device)
+                where = self.device if self.rng.random() < 0.3 else torch.device("cpu")
+                self.given[number] = indices.to(where), offsets.to(where)
+                with contextlib.suppress(RuntimeError):  # too many that never came
+                    self.embedding.prefetch(*self.given[number], weights)
+        if self.rng.random() < 0.7:
+            self.embedding.steps.ahead.wait()
+        return self.given.get(index) if self.rng.random() < 0.8 else None
+
+
+def run(scenario: Scenario, cache: dict[str, int], device: torch.device, depth: int = 0) -> Result:
     """Trains, and returns every output, gradient, weight and state by name."""
     embedding = make(scenario, cache, device)
     result: Result = {}
+    saved: dict[str, torch.Tensor] = {}
     optimizer = embedding.optimizers[0]
     assert optimizer is not None
     forwards: dict[int, tuple[list[torch.Tensor], torch.Tensor | None]] = {}
+    ahead = Ahead(embedding, scenario, depth, device)
     for index, done in scenario.actions():
         step = scenario.steps[index]
         embedding.train(step.event != "eval")
+        prefetched = ahead.step(index)
         if step.event == "fail":
             fail(embedding, scenario, step, device)
+        elif step.event == "save":
+            saved = embedding.state_dict()
+            result.update({f"saved{index}.{name}": value for name, value in saved.items()})
+        elif step.event == "load":
+            result[f"loaded{index}"] = torch.tensor(loaded(embedding, saved))
         else:
-            outputs, weights = forward(embedding, scenario, step, device)
+            outputs, weights = forward(embedding, scenario, step, device, prefetched)
             result.update({f"output{index}.{f}": output.detach().cpu() for f, output in enumerate(outputs)})
             if step.event in ("train", "overlap"):
                 forwards[index] = outputs, weights
@@ -262,6 +304,19 @@ def run(scenario: Scenario, cache: dict[str, int], device: torch.device) -> Resu
     return result
 
 
+def loaded(embedding: TableBatchedEmbedding, saved: dict[str, torch.Tensor]) -> bool:
+    """Whether the state was loaded; it is refused where ids would leave that a batch in flight uses."""
+    if not saved:
+        return False
+    try:
+        embedding.load_state_dict(saved)
+    except RuntimeError as error:
+        if "in flight" not in str(error):
+            raise
+        return False
+    return True
+
+
 def fail(embedding: TableBatchedEmbedding, scenario: Scenario, step: Step, device: torch.device) -> None:
     """A batch that fails when every group has planned it, and must leave no trace."""
 
@@ -272,7 +327,8 @@ def fail(embedding: TableBatchedEmbedding, scenario: Scenario, step: Step, devic
         plan_batch(batch)
         raise OSError("planted")
 
-    last.plan = planted  # type: ignore[method-assign]
+    with embedding.exclusive():  # drops plans, of which one may be of the same ids
+        last.plan = planted  # type: ignore[method-assign]
     # Without room for the batch beside those in flight it is refused before that.
     with pytest.raises((OSError, rec_sdk_torch.CacheTooSmallError)):
         forward(embedding, scenario, step, device)
@@ -355,10 +411,41 @@ def check(scenario: Scenario, device: torch.device) -> None:
     compare(scenario, result, device)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def staging_without_old_records() -> Iterator[None]:
+    """What is not initialised is no record that was there before: weights would be NaN."""
+    staging = Backend.staging
+
+    def filled(*arguments: Any) -> torch.Tensor:
+        return (
+            staging(*arguments).view(torch.uint8).fill_(0xFF).view(arguments[3] if len(arguments) > 3 else torch.uint8)
+        )
+
+    with mock.patch.object(Backend, "staging", filled):
+        yield
+
+
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 @given(scenario=scenarios())
 def test_oracle(scenario: Scenario, device_name: str) -> None:
     check(scenario, parse_device(device_name))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+@given(scenario=scenarios((*EVENTS, "save", "load"), (1, 4)))
+def test_prefetched_batches_change_nothing(scenario: Scenario, device_name: str) -> None:
+    device = parse_device(device_name)
+    small = one_batch(scenario)
+    result = run(scenario, small, device)
+    deep = {name: (scenario.depth + 1) * rows for name, rows in small.items()}
+    between = {name: rows + rows // 2 for name, rows in small.items()}
+    for cache, late in ((small, False), (between, False), (deep, False), (deep, True)):
+        with mock.patch.object(Departure, "done", return_value=False) if late else contextlib.nullcontext():
+            again = run(scenario, cache, device, scenario.depth)
+        assert again.keys() == result.keys()
+        for name, value in result.items():
+            other = f"{scenario.depth} batches ahead, {cache} rows{', rows late' if late else ''}"
+            assert torch.equal(value, again[name]), f"{name} differs between none ahead and {other}"
 
 
 @pytest.fixture(scope="session")

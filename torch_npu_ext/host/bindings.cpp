@@ -331,7 +331,27 @@ void bind_batches(EngineClass& engine) {
             char* out = records_out(records, e, plan->rows_in);
             return initial_rows([&](InitialRows* initial) { e.read_in(plan, out, initial); });
           },
-          py::arg("plan"), py::arg("records"));
+          py::arg("plan"), py::arg("records"))
+      .def(
+          "read_ahead",
+          [](Engine& e, const Plan& plan, py::array records) {
+            char* out = records_out(records, e, plan->rows_in);
+            std::vector<int32_t> late;
+            {
+              const py::gil_scoped_release nogil;
+              late = e.read_ahead(plan, out);
+            }
+            return to_numpy(std::move(late));
+          },
+          py::arg("plan"), py::arg("records"))
+      .def(
+          "read_late",
+          [](Engine& e, const Plan& plan, const Slots& places, py::array records) {
+            char* out = records_out(records, e, places.size());
+            const py::gil_scoped_release nogil;
+            e.read_late(plan, places.data(), places.size(), out);
+          },
+          py::arg("plan"), py::arg("places"), py::arg("records"));
 }
 
 }  // namespace

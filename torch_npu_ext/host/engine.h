@@ -20,6 +20,7 @@
 namespace rec_sdk {
 
 class Engine;
+struct RowRange;
 
 // A caller's hold on what one batch needs. Its slots are pinned until release(), which the destructor calls.
 // A plan that nobody applied undoes itself when it is released.
@@ -86,6 +87,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   // Copies, outside the engine's mutex.
   void read_in(const Plan& plan, char* records, InitialRows* initial = nullptr);
+  // The same ahead of its time: all records but those of the rows that its sources have yet to land, whose
+  // places are returned; and later these, [places, record_bytes].
+  std::vector<int32_t> read_ahead(const Plan& plan, char* records);
+  void read_late(const Plan& plan, const int32_t* places, int64_t count, char* records);
   void read_sums(const Plan& plan, float* sums);
   void land(const Plan& plan, const char* records, const float* sums);
   bool landed(const Plan& plan);
@@ -151,6 +156,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void check_own(const Plan& plan) const;
   void check_next(const Plan& plan);
   void check_landed(const std::vector<uint64_t>& sources) const;
+  void copy_in(const Plan& plan, const std::vector<RowRange>& pieces, char* records) const;
 
   Table& table(int32_t t);
   static void insert_ids(Table* table, const int64_t* ids, int64_t count, int64_t* rows, int32_t* slots);

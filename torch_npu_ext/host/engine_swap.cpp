@@ -8,6 +8,12 @@
 #include "torch_npu_ext/host/parallel.h"
 
 namespace rec_sdk {
+
+// Rows of a table among those that a plan moves, and where in a buffer the first of them goes.
+struct RowRange {
+  int32_t table, begin, end, to;
+};
+
 namespace {
 
 constexpr int32_t kRowsPerPiece = 1024;
@@ -15,20 +21,31 @@ constexpr int32_t kRowsAhead = 8;
 constexpr int64_t kLookupsPerRecord = 4;
 constexpr size_t kCacheLine = 64;
 
-struct RowRange {
-  int32_t table, begin, end;
-};
-
 // The rows [offsets[t], offsets[t + 1]) of every table, in pieces for threads.
 std::vector<RowRange> split_rows(const std::vector<int32_t>& offsets) {
   std::vector<RowRange> pieces;
   for (size_t t = 0; t + 1 < offsets.size(); ++t) {
     for (int32_t begin = offsets[t]; begin < offsets[t + 1]; begin += kRowsPerPiece) {
       const int32_t end = std::min(begin + kRowsPerPiece, offsets[t + 1]);
-      pieces.push_back({static_cast<int32_t>(t), begin, end});
+      pieces.push_back({static_cast<int32_t>(t), begin, end, begin});
     }
   }
   return pieces;
+}
+
+// The pieces without the rows at `places`, ascending.
+std::vector<RowRange> without(const std::vector<RowRange>& pieces, const std::vector<int32_t>& places) {
+  std::vector<RowRange> kept;
+  auto next = places.begin();
+  for (const RowRange& piece : pieces) {
+    int32_t begin = piece.begin;
+    for (; next != places.end() && *next < piece.end; ++next) {
+      if (begin < *next) kept.push_back({piece.table, begin, *next, begin});
+      begin = *next + 1;
+    }
+    if (begin < piece.end) kept.push_back({piece.table, begin, piece.end, begin});
+  }
+  return kept;
 }
 
 // copy(piece) for all; a record costs more than a lookup does.
@@ -52,23 +69,18 @@ void Engine::check_landed(const std::vector<uint64_t>& sources) const {
   }
 }
 
-void Engine::read_in(const Plan& plan, char* records, InitialRows* initial) {
-  check_own(plan);
-  auto guard = lock();
-  check_landed(plan->sources);
-  const std::shared_lock<std::shared_mutex> reading(records_mutex_);
-  guard.unlock();
+// Under a shared hold of records_mutex_.
+void Engine::copy_in(const Plan& plan, const std::vector<RowRange>& pieces, char* records) const {
   const size_t bytes = static_cast<size_t>(group_.layout.bytes);
-  const std::vector<RowRange> pieces = split_rows(plan->in_offsets);
   const uint32_t* const rows = plan->swap_in_rows;
   for_each_piece(pieces, plan->rows_in, [&](const RowRange& piece) {
     const Table& table = group_.tables[piece.table];
-    for (int32_t i = piece.begin; i < piece.end; ++i) {
+    char* record = records + static_cast<size_t>(piece.to) * bytes;
+    for (int32_t i = piece.begin; i < piece.end; ++i, record += bytes) {
       const int32_t ahead = i + kRowsAhead;
       if (ahead < piece.end && table.store.has(rows[ahead])) {
         prefetch_record(table.store.record(rows[ahead]), bytes);
       }
-      char* const record = records + static_cast<size_t>(i) * bytes;
       if (table.store.has(rows[i])) {
         std::memcpy(record, table.store.record(rows[i]), bytes);
       } else {
@@ -76,13 +88,54 @@ void Engine::read_in(const Plan& plan, char* records, InitialRows* initial) {
       }
     }
   });
+}
+
+void Engine::read_in(const Plan& plan, char* records, InitialRows* initial) {
+  check_own(plan);
+  auto guard = lock();
+  check_landed(plan->sources);
+  const std::shared_lock<std::shared_mutex> reading(records_mutex_);
+  guard.unlock();
+  const std::vector<RowRange> pieces = split_rows(plan->in_offsets);
+  copy_in(plan, pieces, records);
   if (initial == nullptr) return;
   for (const RowRange& piece : pieces) {
     const HostStore& store = group_.tables[piece.table].store;
     for (int32_t i = piece.begin; i < piece.end; ++i) {
-      if (!store.has(rows[i])) initial->add(i, piece.table);
+      if (!store.has(plan->swap_in_rows[i])) initial->add(i, piece.table);
     }
   }
+}
+
+std::vector<int32_t> Engine::read_ahead(const Plan& plan, char* records) {
+  check_own(plan);
+  auto guard = lock();
+  if (plan->state != PlanState::kPlanned) {
+    throw std::runtime_error("rows are read ahead before their plan begins or is cancelled");
+  }
+  std::vector<int32_t> late = group_.transit.late_rows(*plan);
+  const std::shared_lock<std::shared_mutex> reading(records_mutex_);
+  guard.unlock();
+  copy_in(plan, without(split_rows(plan->in_offsets), late), records);
+  return late;
+}
+
+void Engine::read_late(const Plan& plan, const int32_t* places, int64_t count, char* records) {
+  check_own(plan);
+  auto guard = lock();
+  check_landed(plan->sources);
+  std::vector<RowRange> pieces;
+  int32_t table = 0;
+  for (int32_t i = 0; i < static_cast<int32_t>(count); ++i) {
+    if (places[i] < (i == 0 ? 0 : places[i - 1] + 1) || places[i] >= plan->rows_in) {
+      throw std::invalid_argument("places are ascending, of rows that the plan brings in");
+    }
+    while (plan->in_offsets[table + 1] <= places[i]) ++table;
+    pieces.push_back({table, places[i], places[i] + 1, i});
+  }
+  const std::shared_lock<std::shared_mutex> reading(records_mutex_);
+  guard.unlock();
+  copy_in(plan, pieces, records);
 }
 
 void Engine::read_sums(const Plan& plan, float* sums) {

@@ -68,4 +68,26 @@ void Transit::find_sources(PlanBuffers* plan) const noexcept {
   }
 }
 
+// A plan's sources were indexed when it was made.
+std::vector<int32_t> Transit::late_rows(const PlanBuffers& plan) const {
+  std::vector<const Departure*> sources;
+  for (const Departure& departure : departures_) {
+    const uint64_t serial = departure.plan->serial;
+    if (std::find(plan.sources.begin(), plan.sources.end(), serial) != plan.sources.end()) {
+      sources.push_back(&departure);
+    }
+  }
+  std::vector<int32_t> late;
+  if (sources.empty()) return late;
+  for (int32_t t = 0; t < static_cast<int32_t>(plan.tables); ++t) {
+    for (int32_t i = plan.in_offsets[t]; i < plan.in_offsets[t + 1]; ++i) {
+      const int64_t id = key(t, plan.swap_in_rows[i]);
+      const uint64_t hash = IdMap::hash(id);
+      const auto has = [id, hash](const Departure* source) { return bool{source->rows.find(id, hash)}; };
+      if (std::any_of(sources.begin(), sources.end(), has)) late.push_back(i);
+    }
+  }
+  return late;
+}
+
 }  // namespace rec_sdk

@@ -27,6 +27,8 @@ class Transit {
   uint64_t serial_of(int32_t table, uint32_t row) const noexcept;
   // plan->sources: of the rows in. Needs prepare(true), and room in sources for each departure.
   void find_sources(PlanBuffers* plan) const noexcept;
+  // Places [i] among the plan's rows in, ascending, of those that its sources have not landed yet.
+  std::vector<int32_t> late_rows(const PlanBuffers& plan) const;
   size_t size() const { return departures_.size(); }
 
  private:

@@ -1,0 +1,1 @@
+"""Pipelines: what runs beside the training step."""

@@ -1,0 +1,190 @@
+"""Batches for a training loop, of which the next ones are planned and brought to the device cache meanwhile."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from ..modules.collection import CachedCollection
+from ..tbe.look_ahead import MAX_DEPTH, Prefetched
+
+T = TypeVar("T")
+U = TypeVar("U")
+Features: TypeAlias = KeyedJaggedTensor | Mapping[str, KeyedJaggedTensor]
+
+
+def prefetch(
+    batches: Iterable[T],
+    module: torch.nn.Module,
+    depth: int = 2,
+    features: Callable[[T], Features] | None = None,
+) -> Iterator[T]:
+    """The batches, in order; while one is trained, the next `depth` are planned and their rows brought in.
+
+    For every collection in `module`, in threads of their own. Outputs, weights and optimizer states are those without
+    prefetching. A batch that is skipped, or an iterator that is left half-way, leaves no trace.
+
+    Args:
+        batches: read up to `depth` ahead, in the caller's thread. What it raises comes after the batches before.
+        module: a collection, or a model with some.
+        depth: 0 to 12; 0 prefetches nothing. The device cache must hold the rows of depth + 1 batches, or fewer are
+            planned ahead.
+        features: of a batch, the KeyedJaggedTensor that the collections will look up, or one for each of them by its
+            name in `module`. By default the batch itself or its only field that is one.
+
+    Raises:
+        ValueError: `depth` is out of range; `module` has no collection; `features` names one that is not there.
+        TypeError: a batch has no KeyedJaggedTensor, or several, and `features` does not say which (at that batch).
+    """
+    depth = check_depth(depth)
+    collections = find_collections(module)
+    of_batch = features or only_features
+
+    def start(batch: T) -> tuple[T, Started | None]:
+        return batch, Started(collections, of_batch(batch)) if depth else None
+
+    return iterate(batches, depth, start)
+
+
+def check_depth(depth: int) -> int:
+    """`depth` as an int.
+
+    Raises:
+        ValueError: not from 0 to 12.
+        TypeError: no whole number.
+    """
+    number = operator.index(depth)
+    if not 0 <= number <= MAX_DEPTH:
+        raise ValueError(f"depth is {number}, allowed are 0 to {MAX_DEPTH}")
+    return number
+
+
+def find_collections(module: torch.nn.Module) -> dict[str, CachedCollection]:
+    """The collections of a module by name.
+
+    Raises:
+        ValueError: there are none.
+    """
+    found = {name: part for name, part in module.named_modules() if isinstance(part, CachedCollection)}
+    if not found:
+        raise ValueError(
+            f"{type(module).__name__} has no EmbCacheEmbeddingCollection, EmbCacheEmbeddingBagCollection or "
+            "HashEmbeddingBagCollection: nothing can be prefetched"
+        )
+    return found
+
+
+def only_features(batch: object) -> KeyedJaggedTensor:
+    """The batch itself, or its only field that is a KeyedJaggedTensor.
+
+    Raises:
+        TypeError: there is none, or several.
+    """
+    if isinstance(batch, KeyedJaggedTensor):
+        return batch
+    found = {name: value for name, value in _fields(batch).items() if isinstance(value, KeyedJaggedTensor)}
+    if len(found) != 1:
+        which = f"several KeyedJaggedTensors ({sorted(found)})" if found else "no KeyedJaggedTensor"
+        raise TypeError(f"a batch of type {type(batch).__name__} has {which}: say which to prefetch by features=")
+    return next(iter(found.values()))
+
+
+def _fields(batch: object) -> dict[str, object]:
+    if isinstance(batch, Mapping):
+        return {str(name): value for name, value in batch.items()}
+    if dataclasses.is_dataclass(batch):
+        return {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+    if isinstance(batch, (tuple, list)):
+        return {str(place): value for place, value in enumerate(batch)}
+    return dict(getattr(batch, "__dict__", {}))
+
+
+class Started:
+    """A batch that was prefetched for the collections that look it up."""
+
+    def __init__(self, collections: Mapping[str, CachedCollection], features: Features) -> None:
+        self._entries: list[tuple[CachedCollection, Prefetched]] = []
+        self._of = _by_collection(collections, features)
+        try:
+            for name, given in self._of.items():
+                self._entries.append((collections[name], collections[name].prefetch(given)))
+        except BaseException:
+            self.end()
+            raise
+
+    def also(self, features: Features) -> None:
+        """The same batch, copied to a device."""
+        copies = _by_collection(dict(self._of), features)
+        for (_, prefetched), name in zip(self._entries, self._of, strict=True):
+            if name in copies:
+                prefetched.also(copies[name], copies[name].values())
+
+    def end(self) -> None:
+        """Forgets it where its forward has not been."""
+        for collection, prefetched in self._entries:
+            collection.forget(prefetched)
+
+
+def _by_collection(collections: Mapping[str, Any], features: Features) -> dict[str, KeyedJaggedTensor]:
+    if isinstance(features, KeyedJaggedTensor):
+        return dict.fromkeys(collections, features)
+    if not isinstance(features, Mapping):
+        raise TypeError(
+            f"features= gave a {type(features).__name__}, expected a KeyedJaggedTensor, or a dict of them by collection"
+        )
+    unknown = sorted(set(features) - set(collections))
+    if unknown:
+        raise ValueError(f"features= names collections {unknown} that are not there, only {sorted(collections)}")
+    return dict(features)
+
+
+def iterate(
+    batches: Iterable[T], depth: int, start: Callable[[T], tuple[U, Started | None]], drain: bool = True
+) -> Iterator[U]:
+    """What `start` makes of each batch, which is started up to `depth` batches ahead.
+
+    Args:
+        batches: what it raises, and what `start` raises, comes after the batches before.
+        depth: 0 or more.
+        start: batch -> (what is given, what ends with its turn).
+        drain: False ends with the last batch that is read: those read before it and not given are left.
+    """
+    source = iter(batches)
+    coming: deque[tuple[U, Started | None]] = deque()
+    error: Exception | None = None
+    more = True
+    try:
+        while True:
+            while more and len(coming) <= depth:
+                try:
+                    batch = next(source)
+                except StopIteration:
+                    more = False
+                    break
+                except Exception as raised:
+                    error, more = raised, False
+                    break
+                try:
+                    coming.append(start(batch))
+                except Exception as raised:
+                    error, more = raised, False
+            if not coming or not (more or drain):
+                break
+            given, started = coming.popleft()
+            try:
+                yield given
+            finally:
+                if started is not None:
+                    started.end()
+    finally:
+        for _, started in reversed(coming):
+            if started is not None:
+                started.end()
+    if error is not None:
+        raise error

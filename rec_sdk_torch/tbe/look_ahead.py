@@ -1,0 +1,315 @@
+"""Batches that will come: they are planned, and their rows are on their way, while others are trained."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import torch
+
+from .._engine import CacheTooSmallError
+from .batch import Batch, Int64Array
+from .plan import Plan
+from .transfers import in_thread, when_written
+
+if TYPE_CHECKING:
+    from .embedding import TableBatchedEmbedding
+
+MAX_DEPTH = 12
+"""Batches that may be ahead of the one that is trained."""
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """Changes when the tensor is written to; tensors of inference mode do not count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+class Prefetched:
+    """A batch that will come.
+
+    Attributes:
+        plans: of all groups, once they are made; None while they are not, and after they were dropped.
+    """
+
+    def __init__(
+        self,
+        values: torch.Tensor,
+        offsets: torch.Tensor,
+        batch_size: int,
+        keys: Int64Array,
+        weighted: bool,
+        source: object = None,
+    ) -> None:
+        """
+        Args:
+            values, offsets, batch_size, keys: as for `Batch.from_tensors`.
+            weighted: there will be per-sample weights.
+            source: what the batch comes as.
+        """
+        self._tensors = values, offsets
+        self._versions = _version(values), _version(offsets)
+        self._shape = batch_size, keys, weighted
+        self._copying = when_written(values)
+        self._known: list[tuple[object, torch.Tensor]] = [(source, values)]
+        self._batch: Batch | None = None
+        self.plans: list[Plan] | None = None
+        self.refused_beside: int | None = None
+        """Batches in flight when the cache had no room for this one beside them."""
+        self.failed = False
+        """Its forward will say why."""
+        self.gone = False
+        """It will not come."""
+
+    @property
+    def batch(self) -> Batch:
+        """On the host; copied there at the first call if it is on a device."""
+        if self._batch is None:
+            batch_size, keys, weighted = self._shape
+            with self._copying():
+                self._batch = Batch.from_tensors(*self._tensors, batch_size, keys, weighted=weighted)
+        return self._batch
+
+    def stands_for(self, source: object, values: torch.Tensor) -> bool:
+        """Whether the batch comes as `source`, with these ids, and they are unchanged."""
+        return any(source is s and values is v for s, v in self._known) and self._unchanged()
+
+    def also(self, source: object, values: torch.Tensor) -> None:
+        """The batch may come as `source`, a copy of it."""
+        self._known.append((source, values))
+
+    def is_of(self, batch: Batch) -> bool:
+        """Whether its plans are plans of `batch`."""
+        if self.gone or not self._unchanged():
+            return False
+        try:
+            return self.batch.same_plan(batch)
+        except (TypeError, ValueError):  # its own forward raises it
+            return False
+
+    def _unchanged(self) -> bool:
+        return tuple(map(_version, self._tensors)) == self._versions
+
+
+class LookAhead:
+    """The batches that will come to one embedding, in order, and the thread that plans them.
+
+    What is trained has the bits that it has without: plans are made in the order of the forwards, and a plan whose
+    forward has not begun leaves no trace when it is dropped. Who looks at whole tables, or trains another batch, drops
+    the plans; those who are still to come are planned anew.
+    """
+
+    def __init__(self, embedding: TableBatchedEmbedding) -> None:
+        self._embedding = weakref.ref(embedding)
+        self._coming: deque[Prefetched] = deque()  # those with plans before those without
+        self._lock = threading.RLock()  # of `_coming` and `plans`; taken after the embedding's
+        self._worker: ThreadPoolExecutor | None = None
+        self._running: Future[None] | None = None
+        self._idle = True
+        self._too_small = self._warned = False
+
+    def __len__(self) -> int:
+        return len(self._coming)
+
+    # ---- plans
+
+    def plans_of(self, batch: Batch) -> list[Plan]:
+        """The plans of a batch whose forward is now, made ahead or now."""
+        plans = self._take_ready(batch)
+        if plans is None:
+            with self._live().steps.planning:
+                plans = self.take(batch) or self._plan(batch)
+        for group, plan in zip(self._live().groups, plans, strict=True):
+            group.warn(plan)
+        self._warn()
+        self.go_on()
+        return plans
+
+    def _warn(self) -> None:
+        if self._too_small and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "the device cache does not hold the rows of all batches that were prefetched: they are planned less "
+                "far ahead (a larger cache= or a smaller depth= ends this)",
+                stacklevel=6,
+            )
+
+    def _plan(self, batch: Batch) -> list[Plan]:
+        """Of all groups or, after an exception, of none. Under the planning lock."""
+        plans: list[Plan] = []
+        try:
+            for group in self._live().groups:
+                plans.append(group.plan(batch))
+        except BaseException:
+            self._end(plans)
+            raise
+        return plans
+
+    def _end(self, plans: Sequence[Plan]) -> None:
+        """Of a batch that did not begin, the newest that has plans."""
+        for group, plan in zip(reversed(self._live().groups[: len(plans)]), reversed(plans), strict=True):
+            group.swap.drop(plan)
+
+    def _live(self) -> TableBatchedEmbedding:
+        embedding = self._embedding()
+        assert embedding is not None, "who calls holds it"
+        return embedding
+
+    # ---- coming and going
+
+    def add(self, prefetched: Prefetched) -> None:
+        """A batch is to come, after those that were added before.
+
+        Raises:
+            RuntimeError: `MAX_DEPTH` + 1 are to come already.
+        """
+        with self._lock:
+            if sum(not other.gone for other in self._coming) > MAX_DEPTH:
+                raise RuntimeError(f"{MAX_DEPTH + 1} batches were prefetched and have not come: run their forward")
+            self._coming.append(prefetched)
+        self.go_on()
+
+    def find(self, source: object, values: torch.Tensor) -> Prefetched | None:
+        """The batch that comes as `source`, with these ids."""
+        return next((prefetched for prefetched in tuple(self._coming) if prefetched.stands_for(source, values)), None)
+
+    def _take_ready(self, batch: Batch) -> list[Plan] | None:
+        """The plans of a batch that comes, if it is the next one, and planned. Its caller need not hold a lock."""
+        if not self._coming:
+            return None
+        with self._lock:
+            return self._pop(batch)
+
+    def take(self, batch: Batch) -> list[Plan] | None:
+        """The plans of a batch that comes. None if it has none: then no other has one either.
+
+        Under the planning lock. Batches that were to come before it are forgotten.
+        """
+        if not self._coming:
+            return None
+        with self._lock:
+            plans = self._pop(batch)
+            if plans is None:
+                self._drop()
+                coming = tuple(self._coming)
+                place = next((i for i, prefetched in enumerate(coming) if prefetched.is_of(batch)), -1)
+                self._coming = deque(prefetched for prefetched in coming[place + 1 :] if not prefetched.gone)
+            return plans
+
+    def _pop(self, batch: Batch) -> list[Plan] | None:
+        if not self._coming or self._coming[0].plans is None or not self._coming[0].is_of(batch):
+            return None
+        plans = self._coming[0].plans
+        self._coming.popleft().plans = None
+        return plans
+
+    def remove(self, prefetched: Prefetched) -> None:
+        """The batch will not come."""
+        prefetched.gone = True
+        embedding = self._embedding()
+        if embedding is None or prefetched not in self._coming:
+            return
+        planning = embedding.steps.planning
+        if self._lock._is_owned() or planning._is_owned():  # type: ignore[attr-defined]
+            return  # the garbage collector calls in the middle of something: who comes next does the rest
+        with planning, self._lock:
+            if prefetched in self._coming:
+                if prefetched.plans is not None:
+                    self._drop(after=prefetched)
+                self._coming.remove(prefetched)
+
+    def drop(self) -> None:
+        """Drops all plans, which leave no trace. Under the planning lock; the batches are still to come."""
+        if self._coming:
+            with self._lock:
+                self._drop()
+
+    def _drop(self, after: Prefetched | None = None) -> None:
+        """Those of the batches from `after` on."""
+        for prefetched in reversed(tuple(self._coming)):
+            # Taken away first: after an interrupt, plans that nobody holds undo themselves.
+            plans, prefetched.plans = prefetched.plans, None
+            if plans is not None:
+                self._end(plans)
+            if prefetched is after:
+                break
+
+    # ---- planning ahead
+
+    def go_on(self) -> None:
+        """Plans what is to come and can be planned now, in the thread for it."""
+        if not self._coming or not self._idle:
+            return
+        with self._lock:
+            if self._idle and self._next() is not None:
+                if self._worker is None:
+                    self._worker = ThreadPoolExecutor(1, thread_name_prefix="rec_sdk_torch.prefetch")
+                self._running = self._worker.submit(self._plan_all)
+                self._idle = False
+
+    def wait(self) -> None:
+        """Until all that can be planned now is planned, and its rows are on their way."""
+        running = self._running
+        if running is not None:
+            running.result()
+
+    def _next(self) -> Prefetched | None:
+        embedding = self._embedding()
+        if embedding is None or not embedding.plans_ahead():
+            return None
+        prefetched = next((p for p in tuple(self._coming) if p.plans is None and not p.gone), None)
+        if prefetched is None or prefetched.failed:
+            return None
+        refused = prefetched.refused_beside
+        return prefetched if refused is None or embedding.in_flight() < refused else None
+
+    def _plan_all(self) -> None:
+        try:
+            while True:
+                with self._lock:
+                    prefetched = self._next()
+                    if prefetched is None:
+                        self._idle = True  # under the lock: who adds a batch sees it
+                        return
+                self._prepare(prefetched)
+        finally:
+            self._idle = True
+
+    def _prepare(self, prefetched: Prefetched) -> None:
+        """Errors are not raised here: the batch's forward meets them again, when nothing else is in its way."""
+        embedding = self._embedding()
+        if embedding is None:
+            return
+        with in_thread(embedding.device):
+            plans = self._plan_ahead(embedding, prefetched)
+            if plans is not None:
+                with contextlib.suppress(Exception):
+                    for group, plan in zip(embedding.groups, plans, strict=True):
+                        group.read_ahead(plan)
+
+    def _plan_ahead(self, embedding: TableBatchedEmbedding, prefetched: Prefetched) -> Sequence[Plan] | None:
+        try:
+            batch = prefetched.batch
+        except Exception:
+            prefetched.failed = True
+            return None
+        with embedding.steps.planning:
+            if self._next() is not prefetched:  # it came meanwhile
+                return None
+            try:
+                plans = self._plan(batch)
+            except CacheTooSmallError:
+                prefetched.refused_beside = embedding.in_flight()
+                self._too_small |= prefetched.refused_beside > 0
+                return None
+            except Exception:
+                prefetched.failed = True
+                return None
+            with self._lock:
+                prefetched.plans = plans
+            return plans

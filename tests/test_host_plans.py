@@ -1,0 +1,190 @@
+"""The life of the host engine's plans: threads, cancelling, applying, dropping."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+
+import numpy as np
+import pytest
+from engine_calls import DIM, Planned, engine, plan, records, run, swap, table
+
+from rec_sdk_torch import _engine
+
+
+def test_plans_from_several_threads() -> None:
+    e = engine(table("a", slots=400))
+    errors: list[BaseException] = []
+    launch = threading.Lock()
+
+    def work(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        try:
+            for _ in range(100):
+                ids = rng.integers(0, 90, 50).tolist()
+                p = plan(e, [ids])
+                assert len(set(ids)) == p.unique_slots.size == np.unique(p.slots).size
+                with launch:
+                    for host in e.unapplied(p.host):
+                        _engine.begin([host])
+                        e.applied(host)
+                p.release()
+        except BaseException as error:  # reported by the main thread
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert e.stats()["lookups"] == 4 * 100 * 50
+
+
+def test_cancel_gives_fresh_slots_and_victims_back() -> None:
+    e = engine(table("a", slots=4))
+    cache = np.zeros((4, e.record_bytes), np.uint8)
+    first = plan(e, [[1, 2]])
+    swap(e, cache, first)
+    first.release()
+    before = e.stats()
+    failed = plan(e, [[3, 4, 5]])
+    assert failed.swap_out_slots.tolist() == first.slots.tolist()[:1], "two fresh slots and the oldest row's"
+    e.cancel(failed.host)
+    assert e.stats() == before
+    assert e.table_rows(0)[0].tolist() == [1, 2]
+    after = plan(e, [[6, 7, 8, 9]])
+    assert sorted(after.slots.tolist()) == [0, 1, 2, 3], "every slot once, also those the cancelled plan had"
+    assert sorted(after.swap_out_slots.tolist()) == sorted(first.slots.tolist())
+
+
+def test_only_the_newest_plan_can_be_cancelled() -> None:
+    e = engine(table("a"))
+    first, second = plan(e, [[1, 2]]), plan(e, [[2, 3]])
+    refused = pytest.raises(RuntimeError, match="only the newest plan can be cancelled")
+    with refused:
+        e.cancel(first.host)
+    e.cancel(second.host)
+    with refused:
+        e.cancel(second.host)
+    _engine.begin([first.host])
+    with refused:
+        e.cancel(first.host)
+    e.applied(first.host)
+    with refused:
+        e.cancel(first.host)
+    assert e.table_rows(0)[0].tolist() == [1, 2]
+
+
+def test_plans_are_applied_in_order() -> None:
+    e, other = engine(table("a")), engine(table("b"))
+    first, second, foreign = plan(e, [[1]]), plan(e, [[2]]), plan(other, [[2]])
+    for wrong in ([second.host], [foreign.host, second.host]):
+        with pytest.raises(RuntimeError, match="in their order"):
+            _engine.begin(wrong)
+    with pytest.raises(RuntimeError, match="has not begun"):
+        e.applied(first.host)
+    with pytest.raises(RuntimeError, match="has not begun"):
+        other.applied(foreign.host)
+    with pytest.raises(ValueError, match="another engine"):
+        e.applied(foreign.host)
+    assert [host.serial for host in e.unapplied()] == [first.serial, second.serial]
+    _engine.begin([first.host, foreign.host])
+    e.applied(first.host)
+    other.applied(foreign.host)
+    assert e.unapplied(first.host) == []
+    e.cancel(second.host)
+    with pytest.raises(RuntimeError, match="cancelled"):
+        e.unapplied(second.host)
+    assert e.table_rows(0)[0].tolist() == [1]
+    assert other.table_rows(0)[0].tolist() == [2]
+
+
+def test_whole_tables_wait_for_plans_and_rows() -> None:
+    e = engine(table("a", slots=1, columns=["version"]))
+    run(e, [[1]])
+    one = np.array([0])
+    p = plan(e, [[2]])
+
+    def refused(reason: str) -> None:
+        calls = (
+            lambda: e.table_rows(0),
+            lambda: e.kept_ids(0),
+            lambda: e.changed_ids(0, 0),
+            lambda: e.read_rows(0, one, one, records(e, 1)),
+            lambda: e.write_rows(0, one, records(e, 1)),
+            lambda: e.reserve_rows(0, one),
+            lambda: e.find_rows(0, one),
+            lambda: e.others(0, one),
+            lambda: e.insert(0, one),
+            lambda: e.remove(0, one),
+            lambda: e.clear_table(0),
+            e.window_slots,
+            e.window_away,
+            lambda: e.read_away(0, 0, records(e, 0), np.empty((0, 2 * DIM), np.float32)),
+            lambda: e.write_away(0, 0, records(e, 0)),
+            e.close_window,
+        )
+        for call in calls:
+            with pytest.raises(RuntimeError, match=reason):
+                call()
+
+    refused("1 plans are not applied, rows of 1 plans have not landed")
+    _engine.begin([p.host])
+    refused("1 plans are not applied, rows of 1 plans have not landed")
+    e.applied(p.host)
+    refused("0 plans are not applied, rows of 1 plans have not landed")
+    back = plan(e, [[2]])
+    p.release()
+    assert back.sources == []
+    e.cancel(back.host)
+    back = plan(e, [[1]])
+    assert back.sources == [p.serial]
+    with pytest.raises(RuntimeError, match=f"land plan {p.serial} first"):
+        e.read_in(back.host, records(e, 1))
+    e.cancel(back.host)
+    assert not e.landed(p.host)
+    e.land(p.host, records(e, 1))
+    assert e.landed(p.host)
+    assert e.table_rows(0)[0].tolist() == e.kept_ids(0).tolist() == e.changed_ids(0, 0).tolist() == [1, 2]
+
+
+def test_a_plan_that_is_being_applied_may_be_dropped() -> None:
+    e = engine(table("a"))
+    p = plan(e, [[1]])
+    hosts = e.unapplied()
+    del p
+    gc.collect()
+    _engine.begin(hosts)
+    e.applied(hosts[0])
+    assert e.table_rows(0)[0].tolist() == [1]
+    p = plan(e, [[2]])
+    hosts = e.unapplied()
+    p.release()
+    assert e.in_flight() == 1
+    del hosts
+    gc.collect()
+    assert e.in_flight() == 0, "nobody applied it"
+    assert e.table_rows(0)[0].tolist() == [1]
+
+
+def test_an_arena_of_the_callers() -> None:
+    e = engine(table("a"))
+    batch = (np.array([5, 6, 5]), np.array([0, 3]), np.array([0]), 1)
+    most = e.arena_bytes(*batch)
+    memory = np.zeros(most, np.uint8)
+    references = sys.getrefcount(memory)
+    host = e.plan(*batch, arena=memory)
+    assert np.shares_memory(host.arena, memory)
+    assert sys.getrefcount(memory) > references
+    assert Planned(host).slots.tolist() == [0, 1, 0]
+    e.cancel(host)
+    del host
+    gc.collect()
+    assert e.in_flight() == 0, "dropped plans end in the next call"
+    assert sys.getrefcount(memory) == references
+    with pytest.raises(ValueError, match="the arena has 64 bytes, the plan needs"):
+        e.plan(*batch, arena=np.zeros(64, np.uint8))
+    assert sys.getrefcount(memory) == references
+    assert e.row_count(0) == e.in_flight() == 0
