@@ -1,29 +1,69 @@
-"""What torch.compile leaves to Python."""
+"""What tracers and torch.compile leave to Python: a lookup plans its batch by the ids' values."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch._compile import _disable_dynamo
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import Proxy
 
 _Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")
 
+UNTRACEABLE = (
+    "embedding tables cannot be traced: a lookup reads the ids of its batch in Python. Use torch.compile without "
+    "fullgraph=True, where a lookup is a graph break; or torch.fx on the model around a collection, which is one node; "
+    "export the dense part of a model by itself"
+)
+
 
 def eager(function: Callable[_Params, _Result]) -> Callable[_Params, _Result]:
-    """`function`, which is one graph break under torch.compile and costs two calls elsewhere.
+    """`function`, a module's forward: one graph break under torch.compile, one node of a torch.fx graph.
 
     `torch.compiler.disable` alone makes a dozen calls each time, and imports the compiler at the first.
     """
-    disabled = _disable_dynamo(function)
+    disabled: Any = _disable_dynamo(function)
+    # What torch._dynamo.disable(reason=) would set: fullgraph=True shows it to who asked for that.
+    disabled._torchdynamo_disable = True
+    disabled._torchdynamo_disable_msg = UNTRACEABLE
 
     @functools.wraps(function)
     def called(*args: _Params.args, **kwargs: _Params.kwargs) -> _Result:
         if torch.compiler.is_dynamo_compiling():
-            return disabled(*args, **kwargs)
+            result: _Result = disabled(*args, **kwargs)
+            return result
+        for argument in (*args, *kwargs.values()):
+            if isinstance(argument, Proxy):
+                result = _node(argument.tracer, args[0], args[1:], kwargs)
+                return result
         return function(*args, **kwargs)
 
     return called
+
+
+def _node(tracer: Any, module: Any, args: Any, kwargs: Any) -> Any:
+    """The call of `module` in the graph that `tracer` makes, as of one of torch's own modules."""
+    path = tracer.path_of_module(module)
+    if not path:
+        raise RuntimeError(f"{type(module).__name__} is all of the model: {UNTRACEABLE}")
+    return tracer.create_proxy("call_module", path, args, kwargs)
+
+
+def check_real(values: object) -> None:
+    """Raises RuntimeError where a tracer has put something without values in place of a batch or a parameter."""
+    if isinstance(values, (FakeTensor, Proxy)):
+        raise RuntimeError(f"{type(values).__name__} in place of a tensor: {UNTRACEABLE}")
+
+
+def check_batch(ids: object) -> None:
+    """Raises RuntimeError for ids that cannot be read: those of a tracer, or anything in a function transform."""
+    check_real(ids)
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise RuntimeError(
+            "embedding tables cannot be looked up in a function that torch.func transforms (grad, vmap): look them up "
+            "before, and give the function their output"
+        )

@@ -15,6 +15,7 @@ from torchrec.optim.keyed import KeyedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
+from ..eager import check_batch
 from ..optim.fused import EmbCacheFusedOptimizer
 from ..tbe import TableBatchedEmbedding, TableOptimizer
 from ..tbe.batch import Batch, Int64Array
@@ -22,9 +23,11 @@ from ..tbe.guard import Scaler
 from ..tbe.look_ahead import Prefetched
 from ..tbe.optimizer import spec_for
 from ..tbe.state import TablesModule, load_tables
+from .clipping import look_for_tables
 from .configs import feature_names
 from .data_parallel import keep_tables_out
-from .handles import TableHandle, TableParameter, module_dict, table_optimizers
+from .handles import TableHandle, TableParameter, module_dict
+from .requests import share_options, table_optimizers
 
 
 class CachedCollection(FusedOptimizerModule, TablesModule):
@@ -50,6 +53,7 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
         self._names_by_table = self._embedding_names()
         self._names = [name for names in self._names_by_table for name in names]
         keep_tables_out()
+        look_for_tables()
         handles = {table.name: TableHandle(embedding, table, embedding_optimizer_cls) for table in embedding.tables}
         self.add_module(self._handles_name, module_dict(handles))
         self._seen_keys: list[str] | None = None
@@ -82,9 +86,10 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
             return
         handles = self._table_parameters()
         found = table_optimizers({n: h for n, h in handles.items() if n not in self._table_optimizers})
-        for name in self._table_optimizers:
+        for name, optimizer in self._table_optimizers.items():
             # Raises if the table was given a second, different optimizer meanwhile.
             table_optimizers({name: handles[name]})
+            share_options(handles[name], optimizer)
         places = {table.name: index for index, table in enumerate(self._embedding.tables)}
         self._embedding.set_optimizers({places[name]: optimizer for name, optimizer in found.items()})
         self._table_optimizers.update(found)
@@ -125,6 +130,7 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
         Raises:
             ValueError: a feature that a table needs is missing, or weights are; lengths that do not fit the keys.
             TypeError: ids that are neither int32 nor int64.
+            RuntimeError: a tracer's stand-in for a batch, or any in a function that torch.func transforms.
         """
         features, offsets = self._checked(features)
         weights = None
@@ -143,6 +149,7 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
         features = maybe_td_to_kjt(features, None)
         if features.keys() != self._seen_keys:
             self._match_keys(features.keys())
+        check_batch(features.values())
         if features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:
             raise NotImplementedError("a KeyedJaggedTensor with a batch size per key is not supported yet")
         offsets = features.offsets()

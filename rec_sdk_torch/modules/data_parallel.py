@@ -54,6 +54,6 @@ def keep_tables_out() -> None:
 def _warn_per_rank(tables: tuple[str, ...]) -> None:
     warnings.warn(
         f"DistributedDataParallel averages the gradients of dense parameters only: tables {list(tables)} are each "
-        "rank's own, and grow apart. Tables that ranks share need TorchRec's DistributedModelParallel",
+        "rank's own, and grow apart; DistributedModelParallel with TorchRec's sharders does not shard them either",
         stacklevel=4,
     )

@@ -3,43 +3,118 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
-from ..tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
-from ..tbe.optimizer import class_name, spec_for
+from ..eager import check_real
+from ..tbe import TableBatchedEmbedding, TableConfig
 from ..tbe.state import save_table
+from . import requests
 
 
-class TableParameter(torch.nn.Parameter):
-    """A table's handle: shape `[0, D]`, requires grad, never part of the autograd graph.
+def _writes(function: Callable[..., Any]) -> bool:
+    """Whether a function of torch's changes its first argument."""
+    name = getattr(function, "__name__", "")
+    if name == "__set__":
+        return _attribute(function) == "data"
+    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
 
-    TorchRec's and torch's `apply_optimizer_in_backward` leave what they were asked for on it; the next
-    training forward checks that and hands it to the engine.
+
+def _attribute(function: Any) -> str | None:
+    """The attribute of tensors that `function` gets or sets; None for other functions."""
+    return getattr(getattr(function, "__self__", None), "__name__", None)
+
+
+class _NotWritten(torch.Tensor):
+    """A tensor without rows in place of a table, which nobody fills in vain: that would change no row.
+
+    Its `detach()` and `data`, which share its memory, are of this class too.
     """
 
     table: str
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if _writes(func):
+            _refuse(func, args[0] if args else next(iter(kwargs.values())))
+        if "out" in kwargs:
+            _refuse(func, kwargs["out"])
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **kwargs)
+            detached = getattr(func, "__name__", "") == "detach" or (
+                getattr(func, "__name__", "") == "__get__" and _attribute(func) == "data"
+            )
+            if detached and isinstance(args[0], _NotWritten):
+                table, result = args[0].table, torch.Tensor._make_subclass(_NotWritten, result)
+                result.table = table
+            return result
+
+
+def _refuse(function: Any, target: Any) -> None:
+    """Raises RuntimeError where `target`, a tensor or several, has a table's."""
+    for tensor in target if isinstance(target, (list, tuple)) else [target]:
+        if isinstance(tensor, _NotWritten):
+            name = "data" if function.__name__ == "__set__" else function.__name__
+            raise RuntimeError(
+                f"table {tensor.table!r}: {name} on its parameter would change no row, since the parameter has none. "
+                "A table's config says its initial weights (initializer_type, init_fn), load_state_dict sets its rows; "
+                "an average of parameters (AveragedModel) is for the dense modules only"
+            )
+
+
+class TableParameter(_NotWritten, torch.nn.Parameter):
+    """A table's handle: shape `[0, D]`, requires grad, never part of the autograd graph.
+
+    TorchRec's and torch's `apply_optimizer_in_backward` leave what they were asked for on it, which is checked there;
+    the next training forward hands it to the engine.
+    """
+
     embedding_optimizer_cls: type | None
 
     @classmethod
     def create(cls, config: TableConfig, device: torch.device, embedding_optimizer_cls: type | None) -> TableParameter:
         """The handle of `config`."""
         data = torch.empty((0, config.embedding_dim), dtype=config.weight_dtype, device=device)
+        check_real(data)
         handle: TableParameter = torch.Tensor._make_subclass(cls, data, True)
         handle.table = config.name
         handle.embedding_optimizer_cls = embedding_optimizer_cls
         return handle
 
+    def twin(self, data: torch.Tensor) -> TableParameter:
+        """A handle on `data` with the same requests. The optimizer objects that torch made stay with the first."""
+        twin: TableParameter = torch.Tensor._make_subclass(TableParameter, data, True)
+        notes = {name: self.__dict__[name] for name in requests.NOTES if name in self.__dict__}
+        twin.__dict__.update({name: value for name, value in self.__dict__.items() if name not in notes})
+        for name, values in notes.items():
+            dropped = name == requests.OPTIMIZERS and requests.is_hooked(self)
+            twin.__dict__[name] = [] if dropped else list(values)
+        if notes:
+            twin._optimizer_kwargs = notes[requests.KEYWORDS]
+        return twin
+
     def __deepcopy__(self, memo: dict[int, Any]) -> TableParameter:
-        twin: TableParameter = torch.Tensor._make_subclass(TableParameter, self.data.clone(), self.requires_grad)
-        twin.__dict__.update(self.__dict__)
-        for name in ("_in_backward_optimizers", "_optimizer_classes", "_optimizer_kwargs"):
-            if name in twin.__dict__:
-                twin.__dict__[name] = list(twin.__dict__[name])
+        with torch._C.DisableTorchFunctionSubclass():
+            twin = self.twin(self.data.clone())
         memo[id(self)] = twin
         return twin
+
+    @property
+    def _optimizer_kwargs(self) -> requests.Keywords:
+        """What torch's apply adds to is checked; the attribute is there when an optimizer was noted."""
+        try:
+            keywords: requests.Keywords = self.__dict__[requests.KEYWORDS]
+        except KeyError:
+            raise AttributeError(f"table {self.table!r} was given no optimizer") from None
+        return keywords
+
+    @_optimizer_kwargs.setter
+    def _optimizer_kwargs(self, values: Iterable[dict[str, Any]]) -> None:
+        self.__dict__[requests.KEYWORDS] = requests.Keywords(self, values)
 
     def requires_grad_(self, requires_grad: bool = True) -> TableParameter:
         """Raises RuntimeError for False: rows are updated by the backward of a lookup, whatever the handle says."""
@@ -61,34 +136,35 @@ class TableParameter(torch.nn.Parameter):
 
     def requested(self) -> list[tuple[type, dict[str, Any]]]:
         """Optimizer classes and keywords that were applied to the table, in order."""
-        classes = getattr(self, "_optimizer_classes", [])
-        return list(zip(classes, getattr(self, "_optimizer_kwargs", []), strict=True))
+        notes = self.__dict__
+        return list(zip(notes.get(requests.CLASSES, []), notes.get(requests.KEYWORDS, []), strict=True))
 
 
-def check_parity(handle: TableParameter, optimizer_class: type) -> None:
-    """Checks an optimizer class against the one the table was made for.
+class _OnlyHandle(dict[str, Any]):
+    """The parameters of a TableHandle: its handle, in whose place nothing else would have an effect."""
 
-    Raises:
-        TypeError: the fused update does not know the class, or it is not of the family of the table's
-            `embedding_optimizer_cls`.
-    """
-    spec = spec_for(optimizer_class)
-    made_for = handle.embedding_optimizer_cls
-    if made_for is not None and spec_for(made_for).family != spec.family:
-        raise TypeError(
-            f"table {handle.table!r} was made with embedding_optimizer_cls={class_name(made_for)}, but "
-            f"apply_optimizer_in_backward gives it {class_name(optimizer_class)}: change one of the two"
+    def __init__(self, owner: TableHandle, handle: TableParameter) -> None:
+        super().__init__(weight=handle)
+        self._owner = weakref.ref(owner)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        handle, owner = self.get(name), self._owner()
+        if value is handle:
+            return
+        check_real(value)
+        brought = handle is not None and handle.is_meta and isinstance(value, torch.Tensor) and not value.is_meta
+        if brought and owner is not None:  # by DistributedModelParallel, to its device
+            owner.materialise(value.device)
+            return
+        raise RuntimeError(
+            f"table {getattr(handle, 'table', '')!r}: its parameter cannot be replaced by a {type(value).__name__}, "
+            "which would change no row. Leave tables out of what torch.func.functional_call is given; "
+            "load_state_dict sets rows"
         )
 
-
-def check_same(handle: TableParameter, optimizer_class: type, kwargs: Mapping[str, Any]) -> None:
-    """Raises RuntimeError if the table has another optimizer, or the same with other keywords."""
-    for given, options in handle.requested():
-        if given is not optimizer_class or options != dict(kwargs):
-            raise RuntimeError(
-                f"table {handle.table!r} already has {class_name(given)} with {options}; "
-                f"{class_name(optimizer_class)} with {dict(kwargs)} cannot be applied on top"
-            )
+    def replace(self, handle: TableParameter) -> None:
+        """Puts another handle of the table in place."""
+        super().__setitem__("weight", handle)
 
 
 class TableHandle(torch.nn.Module):
@@ -98,6 +174,7 @@ class TableHandle(torch.nn.Module):
     their `weight` `[n, D]`.
     """
 
+    weight: TableParameter
     ids: torch.Tensor
 
     def __init__(
@@ -107,7 +184,8 @@ class TableHandle(torch.nn.Module):
         # In a list, so that the embedding is not registered as a submodule of every one of its tables.
         self._owner = [embedding]
         self._config = config
-        self.weight = TableParameter.create(config, embedding.device, embedding_optimizer_cls)
+        handle = TableParameter.create(config, embedding.device, embedding_optimizer_cls)
+        self._parameters: _OnlyHandle = _OnlyHandle(self, handle)
         if config.hashed:
             # Stands for the key of the state dict: torch.distributed.checkpoint looks keys up as attributes.
             self.register_buffer("ids", torch.empty(0, dtype=torch.int64, device=embedding.device))
@@ -124,21 +202,25 @@ class TableHandle(torch.nn.Module):
     def twin(self, embedding: TableBatchedEmbedding, memo: dict[int, Any]) -> TableHandle:
         """This handle for a copy of the embedding."""
         twin = TableHandle(embedding, self._config, None)
-        twin.weight = copy.deepcopy(self.weight, memo)
+        twin._parameters.replace(copy.deepcopy(self.weight, memo))
         return twin
 
     def _apply(self, fn: Any, recurse: bool = True) -> TableHandle:
         """`.to(device)` and `.to_empty(device=...)` move the handle, which keeps its type and dtype."""
         if self._config.hashed:
             self.ids = fn(self.ids).to(torch.int64)
-        data = fn(self.weight.data).to(self.weight.dtype)
-        if torch._has_compatible_shallow_copy_type(self.weight, data):
-            self.weight.data = data
-        else:  # from the meta device
-            moved: TableParameter = torch.Tensor._make_subclass(TableParameter, data, True)
-            moved.__dict__.update(self.weight.__dict__)
-            self.weight = moved
+        with torch._C.DisableTorchFunctionSubclass():
+            data = fn(self.weight.data).to(self.weight.dtype)
+            if torch._has_compatible_shallow_copy_type(self.weight, data):
+                self.weight.data = data
+            else:  # from the meta device
+                self._parameters.replace(self.weight.twin(data))
         return self
+
+    def materialise(self, device: torch.device) -> None:
+        """Moves the table, with all of its embedding, from the meta device to a real one."""
+        for module in (self._owner[0], self):
+            module.to_empty(device=device)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         save_table(self._owner[0], self._config.name, destination, prefix)
@@ -161,29 +243,3 @@ def module_dict(handles: Mapping[str, TableHandle]) -> torch.nn.ModuleDict:
     modules = torch.nn.ModuleDict()
     modules._modules.update(handles)
     return modules
-
-
-def table_optimizers(handles: Mapping[str, TableParameter]) -> dict[str, TableOptimizer]:
-    """The optimizer of each table that has one, one object for all tables of one call.
-
-    Raises:
-        TypeError, ValueError, RuntimeError: see `check_parity`, `check_same` and `TableOptimizer.create`.
-    """
-    made: list[tuple[type, dict[str, Any], TableOptimizer]] = []
-    result: dict[str, TableOptimizer] = {}
-    for name, handle in handles.items():
-        requested = handle.requested()
-        if not requested:
-            continue
-        cls, kwargs = requested[0]
-        check_parity(handle, cls)
-        for later, options in requested[1:]:
-            check_same(handle, later, options)
-        for other, options, optimizer in made:
-            if other is cls and options is kwargs:
-                result[name] = optimizer
-                break
-        else:
-            result[name] = TableOptimizer.create(cls, kwargs, f"table {name!r}, {cls.__name__}")
-            made.append((cls, kwargs, result[name]))
-    return result

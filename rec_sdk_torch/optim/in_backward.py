@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer_in_backward
 
-from ..modules.handles import TableParameter, check_parity, check_same
-from ..tbe import TableOptimizer
+from ..modules import requests
+from ..modules.handles import TableParameter
 
 
 def apply_optimizer_in_backward(
@@ -40,15 +40,10 @@ def apply_optimizer_in_backward(
     handles = [param for param in every if isinstance(param, TableParameter)]
     kwargs = dict(optimizer_kwargs)
     for handle in handles:
-        check_parity(handle, optimizer_class)
-        TableOptimizer.create(optimizer_class, kwargs, f"table {handle.table!r}, {optimizer_class.__name__}")
-        check_same(handle, optimizer_class, kwargs)
+        requests.check(handle, optimizer_class, kwargs, handle.requested())
     others = [param for param in every if not isinstance(param, TableParameter)]
     if others:
         _apply_optimizer_in_backward(optimizer_class, others, kwargs)
     for handle in handles:
         if not handle.requested():
-            # The attributes TorchRec reads; no optimizer object is needed, the engine is the optimizer.
-            handle.__dict__.setdefault("_in_backward_optimizers", [])
-            handle.__dict__.setdefault("_optimizer_classes", []).append(optimizer_class)
-            handle.__dict__.setdefault("_optimizer_kwargs", []).append(kwargs)
+            requests.note(handle, optimizer_class, kwargs)

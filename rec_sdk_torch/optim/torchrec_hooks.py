@@ -16,10 +16,11 @@ import importlib.util
 import sys
 import types
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 _TARGET = "torchrec.optim"
+CLIP_INSTEAD = "give apply_optimizer_in_backward gradient_clipping=True and max_gradient"
 
 
 def install() -> None:
@@ -77,46 +78,37 @@ def check_clipping() -> None:
 
 
 def _refuse_fused(optimizer: Any) -> None:
-    """Raises for a fused optimizer, bare or wrapped; warns for one that is combined with others."""
-    from torchrec.optim.keyed import CombinedOptimizer
-
+    """Raises for fused optimizers, bare, wrapped or combined; warns for one that is combined with others."""
     from .fused import EmbCacheFusedOptimizer
 
-    optimizer = _unwrapped(optimizer)
-    if isinstance(optimizer, EmbCacheFusedOptimizer):
+    fused = [isinstance(leaf, EmbCacheFusedOptimizer) for leaf in _leaves(optimizer)]
+    if fused and all(fused):
         raise ValueError(
             "GradientClippingOptimizer cannot clip a fused optimizer: its gradients are used up in the backward "
-            "pass. Give apply_optimizer_in_backward gradient_clipping=True and max_gradient instead"
+            f"pass: {CLIP_INSTEAD} instead"
         )
-    if isinstance(optimizer, CombinedOptimizer) and _contains_fused(optimizer):
-        _warn_tables_not_clipped()
+    if any(fused):
+        warn_tables_not_clipped()
 
 
-def _unwrapped(optimizer: Any) -> Any:
-    from torchrec.optim.keyed import OptimizerWrapper
+def _leaves(optimizer: Any) -> Iterator[Any]:
+    """The optimizers that are wrapped and combined in `optimizer`."""
+    from torchrec.optim.keyed import CombinedOptimizer, OptimizerWrapper
 
     while isinstance(optimizer, OptimizerWrapper):
         optimizer = optimizer._optimizer
-    return optimizer
-
-
-def _contains_fused(combined: Any) -> bool:
-    from torchrec.optim.keyed import CombinedOptimizer
-
-    from .fused import EmbCacheFusedOptimizer
-
-    inner = [_unwrapped(optimizer) for _, optimizer in combined.optimizers]
-    return any(
-        isinstance(optimizer, EmbCacheFusedOptimizer)
-        or (isinstance(optimizer, CombinedOptimizer) and _contains_fused(optimizer))
-        for optimizer in inner
-    )
+    if isinstance(optimizer, CombinedOptimizer):
+        for _, inner in optimizer.optimizers:
+            yield from _leaves(inner)
+    else:
+        yield optimizer
 
 
 @functools.cache
-def _warn_tables_not_clipped() -> None:
+def warn_tables_not_clipped() -> None:
+    """Says so once, to the caller of what called this function's caller."""
     warnings.warn(
-        "GradientClippingOptimizer clips the dense parameters only: embedding tables are updated in the backward "
-        "pass; give apply_optimizer_in_backward gradient_clipping=True and max_gradient to clip those",
+        "gradients are clipped of the dense parameters only: embedding tables are updated in the backward pass; "
+        f"{CLIP_INSTEAD} to clip those",
         stacklevel=4,
     )

@@ -13,7 +13,7 @@ import torch
 
 from .._engine import available_memory
 from ..backends.devices import backend_for, parse_device
-from ..eager import eager
+from ..eager import check_batch, eager
 from .batch import Batch, Int64Array
 from .cache_size import BatchHint, CacheOption, cache_slots, check_cache_option, warn_of_one_row
 from .group import Group, Member, drawn, record_layout
@@ -379,6 +379,7 @@ class TableBatchedEmbedding(TablesModule):
             float32 `[B, sum of the features' dims]`, or `[n, D]` for sequence tables, which must then be of
             one dim.
         """
+        check_batch(indices)
         batch = self.batch(offsets, indices, offsets, self._batch_size(offsets), self._keys, per_sample_weights)
         if self.pooled:
             return self.lookup_pooled(batch)

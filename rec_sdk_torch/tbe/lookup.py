@@ -9,6 +9,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from .. import _engine
+from ..eager import eager
 from .group import Group
 from .plan import Plan
 from .steps import Steps
@@ -144,6 +145,7 @@ class FusedLookup(torch.autograd.Function):
         return (_backward_once if torch.is_grad_enabled() else _backward)(ctx, *grads)
 
 
+@eager
 def _backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
     call: BatchLookup | None = ctx.call
     if call is None:

@@ -227,6 +227,18 @@ def check_options(where: str, options: Options) -> None:
             raise TypeError(f"{where}: betas is {betas!r}, expected two numbers")
         for index, beta in enumerate(betas):
             _checked_number(where, f"betas[{index}]", beta, below=1.0)
+    for name in options.keys() & _NEUTRAL.keys():
+        if options[name] not in _NEUTRAL[name]:
+            raise ValueError(
+                f"{where}: {name}={options[name]!r} is not supported by the fused update, only {_NEUTRAL[name][0]!r}"
+            )
+
+
+_CONSTANTS = {int, float, bool, type(None)}
+
+
+def _is_constant(value: object) -> bool:
+    return type(value) in _CONSTANTS or (type(value) is tuple and _CONSTANTS.issuperset(map(type, value)))
 
 
 def _max_gradient(where: str, given: dict[str, Any]) -> float:
@@ -294,8 +306,8 @@ class TableOptimizer:
         Raises:
             TypeError, ValueError: an option was changed to something no update may use, such as a NaN `lr`.
         """
-        numbers_only = {int, float}.issuperset(map(type, self.options.values()))
-        if not numbers_only or self.options != self._checked:  # others may change without becoming unequal
+        constant = all(_is_constant(value) for name, value in self.options.items() if name != "params")
+        if not constant or self.options != self._checked:  # others may change without becoming unequal
             check_options(self.where, self.options)
             self._checked = dict(self.options)
         row = [self.max_gradient, *self.spec.coefficients(self.options, self.step + 1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -21,11 +22,14 @@ from jagged import (
     train_step,
 )
 from torch.distributed.optim import _apply_optimizer_in_backward as torchs_apply
+from torch.distributed.optim import _get_in_backward_optimizers
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.optim import apply_optimizer_in_backward as torchrecs_apply
 
 import rec_sdk_torch as rst
 
+NOTES = ("_in_backward_optimizers", "_optimizer_classes", "_optimizer_kwargs")
+ONES = {"weight_init_min": 1.0, "weight_init_max": 1.0}
 ADAGRAD = {"lr": 0.2, "lr_decay": 0.1, "initial_accumulator_value": 0.1, "eps": 1e-6}
 ADAM = {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-6}
 WINDOW = {"use_accumulate": True, "accumulate_step": 2}
@@ -137,11 +141,123 @@ def test_parity_goes_by_family(device: torch.device, made_for: type) -> None:
             assert part in str(error.value)
 
 
-def test_parity_holds_through_torchs_apply(device: torch.device) -> None:
+@pytest.mark.parametrize("theirs", [torchs_apply, torchrecs_apply])
+@pytest.mark.parametrize(
+    ("cls", "options", "message"),
+    [
+        (torch.optim.SGD, {}, r"'t0'.*embedding_optimizer_cls=torch\.optim\.adam\.Adam.*sgd\.SGD"),
+        (torch.optim.AdamW, {}, "AdamW.*has no fused update; supported are .*SparseAdam"),
+        (torch.optim.Adam, {"weight_decay": 0.1}, "'t0'.*weight_decay=0.1 is not supported"),
+    ],
+)
+def test_what_a_table_cannot_have_is_refused_by_torchs_apply(
+    device: torch.device, theirs: Any, cls: type, options: dict[str, Any], message: str
+) -> None:
+    """At the call; then the right class can be applied."""
     collection = bags_collection(device, embedding_optimizer_cls=torch.optim.Adam)
-    torchs_apply(torch.optim.SGD, collection.parameters(), {"lr": 0.1})
-    with pytest.raises(TypeError, match=r"'t0'.*embedding_optimizer_cls=torch\.optim\.adam\.Adam.*sgd\.SGD"):
+    (handle,) = collection.parameters()
+    for _ in range(2):
+        with pytest.raises((TypeError, ValueError), match=message):
+            theirs(cls, [handle], {"lr": 0.1, **options})
+        assert not any(hasattr(handle, name) for name in NOTES)
+    with pytest.raises(RuntimeError, match=r"\['t0'\] have no optimizer"):
         collection(numbered(2))
+    theirs(torch.optim.Adam, [handle], {"lr": 0.1})
+    other = bags_collection(device)
+    rst.apply_optimizer_in_backward(torch.optim.Adam, other.parameters(), {"lr": 0.1})
+    assert not list(same_bits(train(collection), train(other)))
+
+
+@pytest.mark.parametrize("trained_before", [False, True])
+def test_no_hook_is_refused(device: torch.device, trained_before: bool) -> None:
+    """register_hook=False asks for a step that somebody else calls."""
+    collection = bags_collection(device)
+    if trained_before:
+        torchs_apply(torch.optim.SGD, collection.parameters(), {"lr": 0.5})
+        assert_trains(collection)
+        torchs_apply(torch.optim.SGD, collection.parameters(), {"lr": 0.5}, register_hook=False)
+        assert_trains(collection)  # one that has its hook keeps it
+        return
+    torchs_apply(torch.optim.SGD, collection.parameters(), {"lr": 0.5}, register_hook=False)
+    twin = copy.deepcopy(collection)
+    for unhooked in (collection, twin):
+        with pytest.raises(RuntimeError, match=r"'t0'.*register_hook=False.*without"):
+            unhooked(numbered(2))
+        assert rows_of(unhooked) == {}
+        torchs_apply(torch.optim.SGD, unhooked.parameters(), {"lr": 0.5})
+        assert_trains(unhooked)
+
+
+# ---- the optimizers that torch's apply makes
+
+
+def pair_of_tables(device: torch.device) -> Any:
+    tables = [bag_config(name, [feature], **ONES) for name, feature in (("t0", "f0"), ("t1", "f1"))]
+    return bags_collection(device, *tables)
+
+
+@pytest.mark.parametrize("theirs", [torchs_apply, torchrecs_apply])
+@pytest.mark.parametrize("cls", [torch.optim.SGD, torchrec.optim.SGD, rst.AccumulateSGD])
+@pytest.mark.parametrize("ours_too", [None, "before", "after"])
+@pytest.mark.filterwarnings("error:Detected call of")
+def test_learning_rates_of_in_backward_optimizers(
+    device: torch.device, theirs: Any, cls: type, ours_too: str | None
+) -> None:
+    """Each table's own; set before the first forward, or later, or by a scheduler that multiplies."""
+    collection = pair_of_tables(device)
+    batch = jagged({"f0": [[3]], "f1": [[3]]})
+    if ours_too == "before":
+        for handle in collection.parameters():
+            rst.apply_optimizer_in_backward(cls, [handle], {"lr": 0.5})
+    theirs(cls, collection.parameters(), {"lr": 0.5})
+    if ours_too == "after":
+        apply(collection, cls)
+    optimizers = _get_in_backward_optimizers(collection)
+    assert len(optimizers) == 2
+    schedulers = [torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5) for optimizer in optimizers]
+
+    def moved() -> list[float]:
+        before = read(collection, batch)
+        train_step(collection, batch)
+        return (before - read(collection, batch))[0, ::4].tolist()
+
+    optimizers[0].param_groups[0]["lr"] = 0.25
+    assert moved() == [0.25, 0.5]
+    optimizers[1].param_groups[0]["lr"] = 2.0
+    assert moved() == [0.25, 2.0]
+    for scheduler in schedulers:
+        scheduler.step()
+    assert moved() == [0.125, 1.0]
+    assert [group["lr"] for group in collection.fused_optimizer.param_groups] == [0.125, 1.0]
+    for group in collection.fused_optimizer.param_groups:
+        group["lr"] = 4.0
+    assert moved() == [4.0, 4.0]
+    assert [optimizer.param_groups[0]["lr"] for optimizer in optimizers] == [4.0, 4.0]
+
+
+def test_a_copy_has_options_of_its_own(device: torch.device) -> None:
+    collection = bags_collection(device)
+    torchs_apply(torch.optim.SGD, collection.parameters(), {"lr": 0.5})
+    assert_trains(collection)
+    twin = copy.deepcopy(collection)
+    _get_in_backward_optimizers(collection)[0].param_groups[0]["lr"] = 0.25
+    assert_trains(collection, lr=0.25)
+    assert_trains(twin, lr=0.5)
+
+
+def test_what_the_update_cannot_honour_in_param_groups(device: torch.device) -> None:
+    collection = bags_collection(device)
+    torchs_apply(torch.optim.SGD, collection.parameters(), {"lr": 0.5})
+    for group in (
+        _get_in_backward_optimizers(collection)[0].param_groups[0],
+        collection.fused_optimizer.param_groups[0],
+    ):
+        group["momentum"] = 0.9
+        loss = collection(numbered(2)).values().sum()
+        with pytest.raises(ValueError, match=r"'t0'.*momentum=0\.9 is not supported"):
+            loss.backward()
+        group["momentum"] = 0
+        assert_trains(collection)
 
 
 def test_unknown_embedding_optimizer_cls(device: torch.device) -> None:
@@ -171,10 +287,10 @@ def test_a_second_through_torchrecs_apply_is_found(device: torch.device, theirs:
     apply(collection)
     if trained_before:
         assert_trains(collection)
-    theirs(torch.optim.Adagrad, collection.parameters(), {"lr": 0.5})
-    with pytest.raises(RuntimeError, match=r"'t0' already has .*SGD.*Adagrad"):
-        collection(numbered(2))
-    assert read(collection, numbered(2)).shape == (1, 4)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"'t0' already has .*SGD.*Adagrad"):
+            theirs(torch.optim.Adagrad, collection.parameters(), {"lr": 0.5})
+        assert_trains(collection)
 
 
 @pytest.mark.parametrize("again", [rst.apply_optimizer_in_backward, torchs_apply, torchrecs_apply])

@@ -326,6 +326,8 @@ def test_clipping_around_the_tables_is_refused(device: torch.device, clipping: G
     stages = [WarmupStage(WarmupPolicy.CONSTANT, max_iters=2, value=0.25)]
     with pytest.raises(ValueError, match=message):
         GradientClippingOptimizer(WarmupOptimizer(optimizer, stages), clipping)
+    with pytest.raises(ValueError, match=message):
+        GradientClippingOptimizer(CombinedOptimizer([optimizer]), clipping)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         GradientClippingOptimizer(optimizer)
@@ -333,7 +335,7 @@ def test_clipping_around_the_tables_is_refused(device: torch.device, clipping: G
 
 @pytest.mark.parametrize("clipping", [GradientClipping.NORM, GradientClipping.VALUE])
 def test_clipping_around_a_combination_clips_the_dense_part(device: torch.device, clipping: GradientClipping) -> None:
-    torchrec_hooks._warn_tables_not_clipped.cache_clear()
+    torchrec_hooks.warn_tables_not_clipped.cache_clear()
     collection = bags_collection(device)
     apply(collection, lr=1.0)
     weight = torch.nn.Parameter(torch.tensor([3.0, 4.0], device=device))

@@ -1,0 +1,152 @@
+"""Which optimizer a table was asked to have: through this package's apply, torch's, or TorchRec's, which is torch's.
+
+torch's makes an optimizer for each parameter, and notes on the parameter that, its class and its keywords, in three
+lists. The last of them checks what is added, so that what a table cannot have is an error at the call.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_hook_handle_map
+
+from ..tbe import TableOptimizer
+from ..tbe.optimizer import class_name, spec_for
+
+if TYPE_CHECKING:
+    from .handles import TableParameter
+
+OPTIMIZERS, CLASSES, KEYWORDS = NOTES = ("_in_backward_optimizers", "_optimizer_classes", "_optimizer_kwargs")
+"""The attributes that torch notes an optimizer in, the last one last."""
+
+
+class Keywords(list[dict[str, Any]]):
+    """The keywords of a handle's optimizers; what torch adds is checked, and a request that fails leaves no trace."""
+
+    def __init__(self, handle: TableParameter, values: Iterable[dict[str, Any]] = ()) -> None:
+        super().__init__(values)
+        self._handle = weakref.ref(handle)
+
+    def append(self, keywords: dict[str, Any]) -> None:
+        """Adds the keywords of the optimizer whose class was added before.
+
+        Raises:
+            TypeError, ValueError, RuntimeError: see `check`.
+        """
+        super().append(keywords)
+        handle = self._handle()
+        if handle is None:
+            return
+        try:
+            optimizer_class = handle.__dict__[CLASSES][-1]
+            made = check(handle, optimizer_class, keywords, handle.requested()[:-1])
+        except BaseException:
+            forget(handle)
+            raise
+        optimizer = handle.__dict__[OPTIMIZERS][-1]
+        if not hasattr(optimizer, "param_groups"):  # TorchRec's placeholders
+            optimizer.param_groups = [{"params": [handle], **made.options}]
+
+
+def note(handle: TableParameter, optimizer_class: type, keywords: dict[str, Any]) -> None:
+    """Notes a request that was checked, without an optimizer object: the engine is the optimizer."""
+    handle.__dict__.setdefault(OPTIMIZERS, [])
+    handle.__dict__.setdefault(CLASSES, []).append(optimizer_class)
+    list.append(handle.__dict__.setdefault(KEYWORDS, Keywords(handle)), keywords)
+
+
+def forget(handle: TableParameter) -> None:
+    """Takes back the last request, which torch noted."""
+    for name in NOTES:
+        del handle.__dict__[name][-1:]
+    if not handle.requested():
+        for name in NOTES:
+            del handle.__dict__[name]
+
+
+def check(
+    handle: TableParameter,
+    optimizer_class: type,
+    keywords: Mapping[str, Any],
+    before: Iterable[tuple[type, Mapping[str, Any]]],
+) -> TableOptimizer:
+    """The optimizer that a table can have, where it was asked for those `before`.
+
+    Raises:
+        TypeError: the fused update does not know the class or a keyword, a value of the wrong type, or a class that is
+            not of the family of the table's `embedding_optimizer_cls`.
+        ValueError: a value out of range, or a keyword that the fused update cannot honour.
+        RuntimeError: the table has another optimizer, or the same with other keywords.
+    """
+    spec = spec_for(optimizer_class)
+    made_for = handle.embedding_optimizer_cls
+    if made_for is not None and spec_for(made_for).family != spec.family:
+        raise TypeError(
+            f"table {handle.table!r} was made with embedding_optimizer_cls={class_name(made_for)}, but "
+            f"apply_optimizer_in_backward gives it {class_name(optimizer_class)}: change one of the two"
+        )
+    where = f"table {handle.table!r}, {optimizer_class.__name__}"
+    optimizer = TableOptimizer.create(optimizer_class, keywords, where)
+    for given, options in before:
+        if given is not optimizer_class or options != dict(keywords):
+            raise RuntimeError(
+                f"table {handle.table!r} already has {class_name(given)} with {options}; "
+                f"{class_name(optimizer_class)} with {dict(keywords)} cannot be applied on top"
+            )
+    return optimizer
+
+
+def is_hooked(handle: TableParameter) -> bool:
+    """Whether the optimizer is to act in the backward pass: torch's apply can be told that it is not."""
+    return not handle.__dict__.get(OPTIMIZERS) or handle in param_to_optim_hook_handle_map
+
+
+def _check_hooked(handle: TableParameter) -> None:
+    if not is_hooked(handle):
+        while handle.requested():
+            forget(handle)
+        raise RuntimeError(
+            f"table {handle.table!r} was given its optimizer with register_hook=False, but rows are only updated in "
+            "the backward pass: apply it again without register_hook=False"
+        )
+
+
+def share_options(handle: TableParameter, optimizer: TableOptimizer) -> None:
+    """Lets the param_groups of the optimizers that torch made for a table be the live options of the update."""
+    for made in handle.__dict__[OPTIMIZERS]:
+        made.param_groups[0] = optimizer.options
+        made._opt_called = True  # a scheduler warns of its first step before the optimizer's: backward passes are those
+
+
+def table_optimizers(handles: Mapping[str, TableParameter]) -> dict[str, TableOptimizer]:
+    """The optimizer of each table that has one: one for all tables of a call of ours, one for each table of torch's.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: see `check`.
+    """
+    shared: list[tuple[dict[str, Any], TableOptimizer]] = []
+    result: dict[str, TableOptimizer] = {}
+    for name, handle in handles.items():
+        requested = handle.requested()
+        if not requested:
+            continue
+        _check_hooked(handle)
+        cls, keywords = requested[0]
+        optimizer = check(handle, cls, keywords, requested[1:])
+        if handle.__dict__[OPTIMIZERS]:
+            group = handle.__dict__[OPTIMIZERS][0].param_groups[0]
+            for option, value in optimizer.options.items():
+                group.setdefault(option, value)
+            optimizer.options = group  # as somebody may have changed it by now
+            share_options(handle, optimizer)
+        else:
+            for other, made in shared:
+                if other is keywords:
+                    optimizer = made
+                    break
+            else:
+                shared.append((keywords, optimizer))
+        result[name] = optimizer
+    return result

@@ -1,0 +1,251 @@
+"""What torch's own tools do to a table's parameter, which has no rows: each works or raises, none is silent."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from jagged import apply, assert_trains, bags_collection, numbered, rows_of, sequences_collection, single_ids
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torchrec import EmbeddingBagConfig
+
+import rec_sdk_torch as rst
+from rec_sdk_torch.modules.handles import TableParameter
+from rec_sdk_torch.optim import torchrec_hooks
+
+
+class Model(torch.nn.Module):
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.tables = bags_collection(device)
+        apply(self.tables)
+        self.dense = torch.nn.Linear(4, 1, device=device)
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        return self.dense(self.tables(batch).values())
+
+
+def trained(collection: torch.nn.Module) -> TableParameter:
+    """The handle of a collection that has rows."""
+    apply(collection)
+    assert_trains(collection)
+    (handle,) = collection.parameters()
+    assert isinstance(handle, TableParameter)
+    return handle
+
+
+# ---- writing
+
+
+def in_place(change: Callable[[torch.Tensor], object]) -> Callable[[torch.Tensor], object]:
+    def changed(handle: torch.Tensor) -> object:
+        with torch.no_grad():
+            return change(handle)
+
+    return changed
+
+
+def times(tensor: torch.Tensor) -> None:
+    tensor *= 2
+
+
+def item(tensor: torch.Tensor) -> None:
+    tensor[:] = 1.0
+
+
+def new_data(handle: torch.Tensor) -> None:
+    handle.data = torch.ones(40, 4)
+
+
+one = torch.ones(())
+WRITES: dict[str, Callable[[torch.Tensor], object]] = {
+    "normal_": torch.nn.init.normal_,
+    "uniform_": torch.nn.init.uniform_,
+    "constant_": lambda handle: torch.nn.init.constant_(handle, 1.0),
+    "zero_": torch.nn.init.zeros_,
+    "fill_": in_place(lambda handle: handle.fill_(1.0)),
+    "copy_": in_place(lambda handle: handle.copy_(one)),
+    "div_": in_place(lambda handle: handle.detach().div_(2.0)),
+    "lerp_": in_place(lambda handle: handle.data.lerp_(one, 0.5)),
+    "add_": in_place(lambda handle: handle.detach().data.add_(1.0)),
+    "_foreach_add_": in_place(lambda handle: torch._foreach_add_([torch.ones(1), handle], 1.0)),
+    "add": in_place(lambda handle: torch.add(handle, 1.0, out=handle)),
+    "mul_": in_place(times),
+    "__setitem__": in_place(item),
+    "data": new_data,
+}
+
+
+@pytest.mark.parametrize("make", [bags_collection, sequences_collection])
+@pytest.mark.parametrize("name", WRITES)
+def test_writing_is_refused(device: torch.device, make: Any, name: str) -> None:
+    collection = make(device)
+    handle = trained(collection)
+    before = rows_of(collection)
+    with pytest.raises(RuntimeError, match=rf"'t0': {name} on its parameter would change no row.*init_fn"):
+        WRITES[name](handle)
+    assert handle.shape == (0, 4)
+    assert all(torch.equal(row, before[id_]) for id_, row in rows_of(collection).items())
+    assert_trains(collection)
+
+
+@pytest.mark.parametrize(
+    "init",
+    [
+        torch.nn.init.xavier_uniform_,
+        torch.nn.init.xavier_normal_,
+        torch.nn.init.kaiming_uniform_,
+        torch.nn.init.trunc_normal_,
+        torch.nn.init.eye_,
+    ],
+)
+def test_initialisers_that_look_at_the_shape(device: torch.device, init: Any) -> None:
+    index = EmbeddingBagConfig(num_embeddings=8, embedding_dim=4, name="t0", feature_names=["f0"])
+    handle = trained(bags_collection(device, index))
+    with pytest.raises((RuntimeError, ZeroDivisionError)):
+        init(handle)
+
+
+def test_kaiming_normal_warns(device: torch.device) -> None:
+    """torch's own words; it leaves the parameter alone."""
+    with pytest.warns(UserWarning, match="zero-element tensors is a no-op"):
+        torch.nn.init.kaiming_normal_(trained(bags_collection(device)))
+
+
+def test_what_only_reads_still_works(device: torch.device) -> None:
+    collection = bags_collection(device)
+    handle = trained(collection)
+    assert handle.detach().shape == handle.data.shape == handle.clone().shape == (0, 4)
+    assert handle.sum().item() == 0.0
+    assert type(handle.detach().clone()) is torch.Tensor
+    assert isinstance(handle, torch.nn.Parameter)
+    assert not isinstance(handle.detach(), torch.nn.Parameter)
+    assert "size=(0, 4)" in repr(handle)
+    handle.grad = None
+    torch.optim.SGD(collection.parameters(), lr=9.0).zero_grad()
+    dense = torch.ones(2, 4, device=device)
+    dense[:0].copy_(handle.detach())
+    assert_trains(collection)
+
+
+def test_modules_still_move_and_copy(device: torch.device) -> None:
+    """By the ways that do change parameters in place."""
+    model = Model(device)
+    model(numbered(3)).sum().backward()
+    if device.type == "cpu":
+        model.share_memory()
+    model = copy.deepcopy(model.to(device).float())
+    model.requires_grad_(True)
+    assert_trains(model.tables)
+
+
+def test_an_average_of_models_is_refused(device: torch.device) -> None:
+    """At its first update, and the average of the dense part works."""
+    model = Model(device)
+    for options in ({}, {"multi_avg_fn": get_ema_multi_avg_fn(0.9)}, {"use_buffers": True}):
+        averaged = AveragedModel(model, **options)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=r"'t0': copy_ on its parameter.*AveragedModel.*dense modules only"):
+                averaged.update_parameters(model)
+    dense = AveragedModel(model.dense)
+    dense.update_parameters(model.dense)
+    assert_trains(model.tables)
+
+
+# ---- other tensors in its place
+
+
+def test_another_parameter_is_refused(device: torch.device) -> None:
+    model, other = Model(device), Model(device)
+    name = "tables.embedding_bags.t0.weight"
+    dense = {key: torch.zeros_like(p) for key, p in model.named_parameters() if key != name}
+    batch = single_ids([1, 2])
+    for instead in (torch.nn.Parameter(torch.ones(40, 4)), torch.ones(40, 4), other.get_parameter(name)):
+        with pytest.raises(RuntimeError, match=r"'t0'.*cannot be replaced.*functional_call"):
+            torch.func.functional_call(model, {**dense, name: instead}, batch)
+        assert model(batch).abs().sum() > 0, "what had been replaced is back"
+    with pytest.raises(RuntimeError, match=r"'t0'.*cannot be replaced by a Parameter"):
+        model.tables.embedding_bags["t0"].weight = torch.nn.Parameter(torch.ones(40, 4))
+    with pytest.raises(RuntimeError, match="'t0'"):
+        torch.func.functional_call(model, {**model.state_dict(), **dense}, batch)
+    for given in (dense, {**dict(model.named_parameters()), **dense}):
+        assert not torch.func.functional_call(model, given, batch).any()
+    assert_trains(model.tables)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_function_that_torch_transforms(device: torch.device, training: bool) -> None:
+    """Tables are looked up before it."""
+    model = Model(device).train(training)
+    batch = single_ids([1, 2])
+    dense = {name: p.detach() for name, p in model.named_parameters() if name.startswith("dense.")}
+    with pytest.raises(RuntimeError, match=r"cannot be looked up in a function that torch\.func transforms"):
+        torch.func.grad(lambda given: torch.func.functional_call(model, given, batch).sum())(dense)
+    everything = {name: p.detach() for name, p in model.named_parameters()}
+    with pytest.raises(RuntimeError, match=r"'t0'.*cannot be replaced"):
+        torch.func.grad(lambda given: torch.func.functional_call(model, given, batch).sum())(everything)
+    rows = model.tables(batch).values().detach()
+    own = {name.removeprefix("dense."): p for name, p in dense.items()}
+    grads = torch.func.grad(lambda given: torch.func.functional_call(model.dense, given, rows).sum())(own)
+    torch.testing.assert_close(grads["weight"], rows.sum(0, keepdim=True))
+    assert_trains(model.tables.train())
+
+
+# ---- clipping of gradients
+
+
+@pytest.mark.parametrize("clip", [clip_grad_norm_, clip_grad_value_])
+def test_clipping_tables_is_refused(device: torch.device, clip: Any) -> None:
+    """Also by the functions as they were imported before a collection was made."""
+    model = Model(device)
+    model(numbered(2)).sum().backward()
+    (handle,) = model.tables.parameters()
+    for parameters in (model.tables.parameters(), [handle], handle):
+        with pytest.raises(
+            ValueError, match=r"clip_grad_\w+ cannot clip.*\['t0'\].*gradient_clipping=True and max_grad"
+        ):
+            clip(parameters, 0.1)
+    assert_trains(model.tables)
+
+
+@pytest.mark.parametrize("clip", [clip_grad_norm_, clip_grad_value_])
+@pytest.mark.parametrize("named", [False, True])
+def test_clipping_a_model_clips_the_dense_part(device: torch.device, clip: Any, named: bool) -> None:
+    torchrec_hooks.warn_tables_not_clipped.cache_clear()
+    model = Model(device)
+    options = {"foreach": False} if named else {}
+    for time in range(2):
+        model(numbered(2)).sum().backward()
+        expected = copy.deepcopy(model.dense)
+        for parameter, twin in zip(model.dense.parameters(), expected.parameters(), strict=True):
+            twin.grad = parameter.grad.clone()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            result = clip(model.parameters(), 0.1, **options)
+        assert [("dense parameters only" in str(w.message), w.filename) for w in caught] == [(True, __file__)][time:]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            reference = clip(expected.parameters(), 0.1)
+        assert result is reference is None or torch.equal(result, reference)
+        for parameter, twin in zip(model.dense.parameters(), expected.parameters(), strict=True):
+            assert torch.equal(parameter.grad, twin.grad)
+
+
+def test_clipping_without_tables_is_torchs(device: torch.device) -> None:
+    bags_collection(device)
+    dense = torch.nn.Linear(2, 1)
+    dense.weight.grad = torch.full((1, 2), 3.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert clip_grad_norm_(dense.weight, 1.0) > 4
+        clip_grad_value_([dense.weight], 0.5)
+    with pytest.warns(UserWarning, match="empty generator"):
+        clip_grad_norm_((p for p in ()), 1.0)
+    assert torch.nn.utils.clip_grad_norm_ is clip_grad_norm_
+    assert dense.weight.grad.abs().max() <= 0.5
+    assert rst.EmbCacheEmbeddingBagCollection.__name__ in repr(bags_collection(device))

@@ -1,0 +1,233 @@
+"""TorchRec's own train pipelines and DistributedModelParallel, around tables that no sharder shards.
+
+The reference is a plain loop over the same batches: the bits must be the same.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from jagged import apply, bags_collection, jagged, same_bits, sequences_collection
+from torch.distributed.optim import _apply_optimizer_in_backward
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.train_pipeline import train_pipelines as pipelines
+from torchrec.distributed.types import ShardingPlan
+from torchrec.streamable import Pipelineable
+
+from rec_sdk_torch.backends.devices import parse_device
+
+BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
+
+
+@dataclass
+class Sample(Pipelineable):
+    ids: KeyedJaggedTensor
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Sample:
+        return Sample(self.ids.to(device, non_blocking=non_blocking))
+
+    def record_stream(self, stream: Any) -> None:
+        if self.ids.values().device.type != "cpu":
+            self.ids.record_stream(stream)
+
+
+class Model(torch.nn.Module):
+    def __init__(self, device: torch.device, make: Any = bags_collection) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tables = make(device, cache=6)
+        apply(self.tables, torch.optim.Adagrad)
+        self.dense = torch.nn.Linear(4, 1, device=device)
+
+    def forward(self, batch: Sample) -> tuple[torch.Tensor, torch.Tensor]:
+        output = self.dense(self.tables(batch.ids).values())
+        return output.square().sum(), output.detach()
+
+
+class Sequences(Model):
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device, sequences_collection)
+
+    def forward(self, batch: Sample) -> tuple[torch.Tensor, torch.Tensor]:
+        output = self.dense(self.tables(batch.ids)["f0"].values())
+        return output.square().sum(), output.detach()
+
+
+BATCHES = [Sample(jagged({"f0": [[i, i + 1], [i + 2], []]})) for i in (0, 1, 0, 5, 9, 2, 0)]
+
+
+def optimizer_of(model: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adagrad(getattr(model, "module", model).dense.parameters(), lr=0.1)
+
+
+def loop(model: Any) -> list[torch.Tensor]:
+    optimizer, outputs = optimizer_of(model), []
+    for batch in BATCHES:
+        optimizer.zero_grad()
+        loss, output = model(batch)
+        loss.backward()
+        optimizer.step()
+        outputs.append(output)
+    return outputs
+
+
+def through(pipeline: Any) -> list[torch.Tensor]:
+    outputs, batches = [], iter(BATCHES)
+    while True:
+        try:
+            outputs.append(pipeline.progress(batches))
+        except StopIteration:
+            return outputs
+
+
+def pipelined(pipeline: Any, model: Any, device: torch.device) -> Any:
+    """`pipeline` of `model`; Inductor, the default of the one that compiles, is not there for every device."""
+    compiles = pipeline is pipelines.TrainPipelinePT2
+    options = {"compile_configs": pipelines.TorchCompileConfig(backend="eager")} if compiles else {}
+    return pipeline(model, optimizer_of(model), device, **options)
+
+
+def model_parallel(model: torch.nn.Module, device: torch.device, **options: Any) -> DistributedModelParallel:
+    """With TorchRec's plan, which is empty; TorchRec makes none for an NPU."""
+    plan = ShardingPlan({}) if device.type == "npu" else None
+    return DistributedModelParallel(model, device=device, plan=plan, **options)
+
+
+def assert_same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    assert len(found) == len(expected)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.fixture
+def alone(device: torch.device) -> Iterator[None]:
+    """A process group of one."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"tcp://localhost:{free.getsockname()[1]}"
+    torch.distributed.init_process_group(BACKENDS[device.type], init_method=address, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+TRAINING = [
+    pipelines.TrainPipelineBase,
+    pipelines.TrainPipelinePT2,
+    pipelines.TrainPipelineSparseDist,
+    pipelines.TrainPipelineSparseDistLite,
+    pipelines.TrainPipelineFusedSparseDist,
+    pipelines.TrainPipelineSemiSync,
+    pipelines.PrefetchTrainPipelineSparseDist,
+]
+
+
+@pytest.mark.parametrize("pipeline", TRAINING)
+@pytest.mark.parametrize("kind", [Model, Sequences])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_stock_pipeline_trains_the_same(
+    device: torch.device, alone: None, kind: Any, pipeline: Any, wrapped: bool
+) -> None:
+    plain, model = kind(device), kind(device)
+    whole = model_parallel(model, device) if wrapped else model
+    assert_same(through(pipelined(pipeline, whole, device)), loop(plain))
+    assert not list(same_bits(model.state_dict(), plain.state_dict()))
+    states = (m.tables.fused_optimizer.state_dict()["state"] for m in (model, plain))
+    assert not list(same_bits(*states))
+
+
+@pytest.mark.parametrize("pipeline", [pipelines.EvalPipelineSparseDist, pipelines.EvalPipelineFusedSparseDist])
+def test_a_stock_pipeline_evaluates(device: torch.device, alone: None, pipeline: Any) -> None:
+    model = Model(device)
+    loop(model)
+    model.eval()
+    before = model.state_dict()
+    expected = [model(batch)[1] for batch in BATCHES]
+    assert_same(through(pipeline(model, optimizer_of(model), device)), expected)
+    assert not list(same_bits(model.state_dict(), before))
+
+
+# ---- DistributedModelParallel
+
+
+@pytest.mark.parametrize("sharders", [None, [], [EmbeddingBagCollectionSharder()]])
+@pytest.mark.parametrize("meta", [False, True])
+def test_model_parallel_leaves_tables_to_each_rank(
+    device: torch.device, alone: None, sharders: Any, meta: bool
+) -> None:
+    """Also from the meta device, where nothing was allocated."""
+    plain = Model(device)
+    model = Model(torch.device("meta") if meta else device)
+    parallel = model_parallel(model, device, sharders=sharders)
+    if meta:
+        parallel.load_state_dict(plain.state_dict())
+    assert parallel.module.tables.device == device
+    assert [p.device.type for p in parallel.parameters()] == [device.type] * 3
+    assert parallel.plan.plan == {}
+    assert_same(loop(parallel), loop(plain))
+    assert not list(same_bits(parallel.state_dict(), plain.state_dict()))
+    states = [m.fused_optimizer.state_dict()["state"] for m in (parallel, plain.tables)]
+    assert list(states[0].values()) != []
+    assert not [
+        name for one, other in zip(*(state.values() for state in states), strict=True) for name in same_bits(one, other)
+    ]
+    parallel.fused_optimizer.param_groups[0]["lr"] = 0.0
+    before = model.tables.state_dict()
+    loop(parallel)
+    assert not list(same_bits(model.tables.state_dict(), before))
+
+
+class Both(Model):
+    """Tables of ours beside a collection that TorchRec shards."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        config = EmbeddingBagConfig(num_embeddings=20, embedding_dim=4, name="own", feature_names=["f0"])
+        self.sharded = EmbeddingBagCollection(tables=[config], device=torch.device("meta"))
+        _apply_optimizer_in_backward(torch.optim.SGD, self.sharded.parameters(), {"lr": 0.1})
+
+    def forward(self, batch: Sample) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = self.tables(batch.ids).values() + self.sharded(batch.ids).values()
+        output = self.dense(rows)
+        return output.square().sum(), output.detach()
+
+
+def test_beside_a_collection_that_torchrec_shards(device: torch.device, alone: None) -> None:
+    if device.type == "npu":
+        pytest.skip("TorchRec has no kernels of its own for NPUs")
+    plain, model = (DistributedModelParallel(Both(device), device=device) for _ in range(2))
+    assert list(model.plan.plan) == ["sharded"]
+    plain.load_state_dict(model.state_dict())
+    expected = loop(plain)
+    assert_same(through(pipelines.TrainPipelineSparseDist(model, optimizer_of(model), device)), expected)
+
+
+def run_rank(rank: int, kind: str, store: str) -> None:
+    device = parse_device(kind if kind == "cpu" else f"{kind}:{rank}")
+    if kind != "cpu":
+        torch.get_device_module(device).set_device(device)
+    torch.distributed.init_process_group(BACKENDS[kind], init_method=f"file://{store}", rank=rank, world_size=2)
+    model = Model(device)
+    with pytest.warns(UserWarning, match="'t0'.*each rank's own"):
+        parallel = model_parallel(model, device)
+    parallel(Sample(jagged({"f0": [[rank + 1]]})))[0].backward()
+    assert model.tables.table_ids("t0").tolist() == [rank + 1]
+    own = model.dense.weight.grad.flatten()
+    gradients = [torch.empty_like(own) for _ in range(2)]
+    torch.distributed.all_gather(gradients, own)
+    assert torch.equal(*(gradient.cpu() for gradient in gradients))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def test_model_parallel_says_that_tables_are_not_shared(device: torch.device, tmp_path: Path) -> None:
+    if device.type != "cpu" and torch.get_device_module(device).device_count() < 2:
+        pytest.skip("two ranks need two devices")
+    mp.spawn(run_rank, (device.type, str(tmp_path / "store")), nprocs=2)

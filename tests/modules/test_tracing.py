@@ -1,0 +1,155 @@
+"""Models with tables under torch.fx, torch.compile and torch.export; the reference is the model itself."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from jagged import apply, bags_collection, jagged, same_bits, sequences_collection
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torchrec import KeyedJaggedTensor
+from torchrec.fx import Tracer
+
+from rec_sdk_torch import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+
+UNTRACEABLE = "embedding tables cannot be traced.*without fullgraph.*export the dense part"
+
+
+class Model(torch.nn.Module):
+    def __init__(self, device: torch.device, make: Any = bags_collection) -> None:
+        super().__init__()
+        self.tables = make(device)
+        apply(self.tables)
+        self.dense = torch.nn.Linear(4, 1).to(device)
+
+
+class Pooled(Model):
+    def forward(self, batch: KeyedJaggedTensor) -> torch.Tensor:
+        return self.dense(self.tables(batch).values())
+
+
+class Sequences(Model):
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device, sequences_collection)
+
+    def forward(self, batch: KeyedJaggedTensor) -> torch.Tensor:
+        return self.dense(self.tables(features=batch)["f0"].values())
+
+
+class Builds(Pooled):
+    """Makes its KeyedJaggedTensor itself."""
+
+    def forward(self, batch: KeyedJaggedTensor) -> torch.Tensor:
+        again = KeyedJaggedTensor(keys=["f0"], values=batch.values(), lengths=batch.lengths())
+        return super().forward(again)
+
+
+BATCHES = [jagged({"f0": [[1, 2], [i], []]}) for i in range(5)]
+
+
+def train(model: Any) -> list[torch.Tensor]:
+    outputs = []
+    for batch in BATCHES:
+        output = model(batch)
+        output.square().sum().backward()
+        outputs.append(output.detach())
+    return outputs
+
+
+TRACERS: dict[str, Callable[[torch.nn.Module], Any]] = {
+    "torch.fx": torch.fx.symbolic_trace,
+    "torchrec.fx": lambda model: torch.fx.GraphModule(model, Tracer().trace(model)),
+    "torch.compile": lambda model: torch.compile(model, backend="eager"),
+}
+
+
+@pytest.mark.parametrize("tracer", TRACERS)
+@pytest.mark.parametrize("kind", [Pooled, Sequences, Builds])
+def test_a_traced_model_trains_the_same(device: torch.device, kind: Any, tracer: str) -> None:
+    plain = kind(device)
+    traced = copy.deepcopy(plain)
+    found, expected = train(TRACERS[tracer](traced)), train(plain)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert not list(same_bits(traced.state_dict(), plain.state_dict()))
+
+
+def test_a_collection_is_one_node(device: torch.device) -> None:
+    graph = torch.fx.symbolic_trace(Pooled(device)).graph
+    assert [node.target for node in graph.nodes if node.op == "call_module"] == ["tables", "dense"]
+
+
+class Lower(torch.nn.Module):
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        table = TableConfig("t0", num_embeddings=10, embedding_dim=4, pooling=Pooling.SUM)
+        sgd = TableOptimizer.create(torch.optim.SGD, {"lr": 0.5})
+        self.embedding = TableBatchedEmbedding([table], optimizer=sgd, seed=0, device=device)
+
+    def forward(self, ids: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        return self.embedding(ids, offsets=offsets).square()
+
+
+def test_a_table_batched_embedding_is_one_node(device: torch.device) -> None:
+    plain = Lower(device)
+    traced = torch.fx.symbolic_trace(copy.deepcopy(plain))
+    assert [node.target for node in traced.graph.nodes if node.op == "call_module"] == ["embedding"]
+    ids, offsets = torch.tensor([3, 3]), torch.tensor([0, 1, 2])
+    for _ in range(2):
+        outputs = traced(ids, offsets), plain(ids, offsets)
+        assert torch.equal(*outputs)
+        for output in outputs:
+            output.sum().backward()
+
+
+def fake_batch(model: torch.nn.Module) -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model(jagged({"f0": [[1, 2]]}))
+
+
+def fake_table(model: torch.nn.Module) -> None:
+    with FakeTensorMode():
+        bags_collection(torch.device("cpu"))
+
+
+UNTRACEABLE_BY: dict[str, Callable[[Any], Any]] = {
+    "export": lambda model: torch.export.export(model, (BATCHES[0],)),
+    "strict export": lambda model: torch.export.export(model, (BATCHES[0],), strict=True),
+    "fullgraph": lambda model: torch.compile(model, fullgraph=True, backend="eager")(BATCHES[0]),
+    "fx of a collection alone": lambda model: torch.fx.symbolic_trace(model.tables),
+    "fake batch": fake_batch,
+    "fake table": fake_table,
+}
+
+
+@pytest.mark.parametrize("way", UNTRACEABLE_BY)
+@pytest.mark.parametrize("training", [True, False])
+def test_what_cannot_be_traced_says_so(device: torch.device, way: str, training: bool) -> None:
+    """And the model stays usable."""
+    model = Pooled(device).train(training)
+    twin = copy.deepcopy(model)
+    with pytest.raises(RuntimeError, match=UNTRACEABLE):
+        UNTRACEABLE_BY[way](model)
+    assert all(torch.equal(one, other) for one, other in zip(train(model), train(twin), strict=True))
+    assert not list(same_bits(model.state_dict(), twin.state_dict()))
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_compiled_autograd(device: torch.device, fullgraph: bool) -> None:
+    """An update is a graph break too."""
+    torch._dynamo.reset()
+    plain = Pooled(device)
+    model = copy.deepcopy(plain)
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager", fullgraph=fullgraph)):
+        if fullgraph:
+            with pytest.raises(RuntimeError, match=UNTRACEABLE):
+                train(model)
+        else:
+            train(model)
+    if not fullgraph:
+        train(plain)
+    assert not list(same_bits(model.tables.fused_optimizer.state_dict(), plain.tables.fused_optimizer.state_dict()))
+    assert not [name for name in same_bits(model.state_dict(), plain.state_dict()) if not fullgraph]
+    train(model)
