@@ -136,9 +136,6 @@ void on_call() {
     return;
   }
   ++course().calls;
-  if (!course().watched.exchange(true)) {
-    std::thread(watch).detach();
-  }
   if (settings().streams.order == StreamOrder::kRandom) {
     run_some();
   }
@@ -147,7 +144,13 @@ void on_call() {
 Point put(const std::shared_ptr<Stream>& stream, Task task) {
   Stream::start(stream);
   const Point point{stream, stream->add(std::move(task))};
-  if (!runs_freely() && !stream->reached(point.position - std::min(point.position, kDepth))) {
+  if (runs_freely()) {
+    return point;
+  }
+  if (!course().watched.exchange(true)) {
+    std::thread(watch).detach();
+  }
+  if (!stream->reached(point.position - std::min(point.position, kDepth))) {
     glance_towards(point);
   }
   return point;
