@@ -132,6 +132,7 @@ def _environment(folder: Path, options: argparse.Namespace) -> dict[str, str]:
         "REC_SDK_EMULATED_DEVICES": options.devices,
         "REC_SDK_EMULATED_SOC": options.soc,
         "REC_SDK_EMULATED_MEMORY": options.memory,
+        "REC_SDK_EMULATED_STREAMS": options.streams,
     }
     environment.update({name: value for name, value in settings.items() if value is not None})
     return environment
@@ -151,6 +152,15 @@ def _memory(text: str) -> str:
     return text
 
 
+def _streams(text: str) -> str:
+    seed = re.fullmatch(r"random:([0-9]+)", text)
+    if text not in ("eager", "late") and not (seed and int(seed[1]) < 1 << 64):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not allowed; it must be eager, late, or random:SEED with a whole number below 2^64"
+        )
+    return text
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m rec_sdk_torch.emulate",
@@ -161,6 +171,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--devices", type=_devices, metavar="N", help="emulated NPUs of the machine (default 2)")
     parser.add_argument("--soc", metavar="NAME", help="chip whose rules the kernels are held to (default Ascend910B1)")
     parser.add_argument("--memory", type=_memory, metavar="SIZE", help="memory of each NPU, such as 512M (default 16G)")
+    parser.add_argument(
+        "--streams", type=_streams, metavar="ORDER", help="when streams run: eager, late or random:SEED (default eager)"
+    )
     parser.add_argument("--force", action="store_true", help="emulate although a real CANN is installed")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--lib", action="store_true", help="only print the folder to put into LD_LIBRARY_PATH")

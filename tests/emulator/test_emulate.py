@@ -13,7 +13,12 @@ from rec_sdk_torch import emulate
 from rec_sdk_torch.backends import emulator
 
 CANN = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
-SETTINGS = ("REC_SDK_EMULATED_DEVICES", "REC_SDK_EMULATED_SOC", "REC_SDK_EMULATED_MEMORY")
+SETTINGS = (
+    "REC_SDK_EMULATED_DEVICES",
+    "REC_SDK_EMULATED_SOC",
+    "REC_SDK_EMULATED_MEMORY",
+    "REC_SDK_EMULATED_STREAMS",
+)
 
 
 def run(
@@ -146,6 +151,9 @@ def test_not_active_without_the_launcher() -> None:
         (["--devices", "x", "program.py"], "'x' is not allowed"),
         (["--memory", "16Q", "program.py"], "'16Q' is not allowed; it must be 1M to 1024G, as bytes or with K, M or G"),
         (["--memory", "0", "program.py"], "'0' is not allowed"),
+        (["--streams", "lately", "program.py"], "'lately' is not allowed; it must be eager, late, or random:SEED with"),
+        (["--streams", "random", "program.py"], "'random' is not allowed"),
+        (["--streams", f"random:{1 << 64}", "program.py"], "is not allowed"),
         (["--device", "2", "program.py"], "--device"),
     ],
 )

@@ -6,7 +6,7 @@ import ctypes
 import gc
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -14,9 +14,13 @@ import torch
 class Gate:
     """What `stream` is given from now on waits until the gate opens: by hand, or after `patience` seconds."""
 
+    _semaphores: ClassVar[list[Any]] = []
+    """Kept for ever: a stream may come to an open gate when nobody thinks of it any more."""
+
     def __init__(self, stream: Any, patience: float) -> None:
         libc = ctypes.CDLL(None)
         self._semaphore = ctypes.create_string_buffer(64)
+        self._semaphores.append(self._semaphore)
         self._post = libc.sem_post
         self.closed = True
         self._lock = threading.Lock()

@@ -11,9 +11,13 @@
 //                                         Ascend910B name it uses the graph engine, and float64 becomes
 //                                         float32
 // REC_SDK_EMULATED_SEED      0            order in which the cores of a kernel run
+// REC_SDK_EMULATED_STREAMS   eager        when streams run: at once; "late", only when the host must have
+// what
+//                                         they do; "random:SEED", some of them at each call (acl/scheduler.h)
 // REC_SDK_EMULATED_TRACE     0            1: every call of the runtime is printed to stderr
 #pragma once
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
@@ -26,12 +30,20 @@ namespace rec_sdk::emulator {
 
 constexpr int kMaxDevices = 64;
 
+enum class StreamOrder { kEager, kLate, kRandom };
+
+struct Streaming {
+  StreamOrder order;
+  uint64_t seed;  // of a random order
+};
+
 struct Settings {
   int devices;
   uint64_t memory;
   const Soc* soc;
   std::string soc_name;
   uint64_t seed;
+  Streaming streams;
   bool trace;
 };
 
@@ -68,6 +80,22 @@ inline std::string name_setting(const char* name, const char* unset) {
   return value == nullptr || *value == '\0' ? unset : value;
 }
 
+inline Streaming streams_setting(const char* name) {
+  const std::string value = name_setting(name, "eager");
+  if (value == "eager" || value == "late") {
+    return {value == "late" ? StreamOrder::kLate : StreamOrder::kEager, 0};
+  }
+  const std::string random = "random:";
+  char* end = nullptr;
+  errno = 0;
+  const char* digits = value.c_str() + std::min(value.size(), random.size());
+  const unsigned long long seed = std::strtoull(digits, &end, 10);
+  if (value.rfind(random, 0) != 0 || *digits < '0' || *digits > '9' || *end != '\0' || errno != 0) {
+    refuse_setting(name, value.c_str(), "eager, late, or random:SEED with a whole number below 2^64");
+  }
+  return {StreamOrder::kRandom, seed};
+}
+
 // One of the chips that the kernels are compiled for; unless set, the first.
 inline const Soc* soc_setting(const char* name) {
   const std::string value = name_setting(name, "");
@@ -99,6 +127,7 @@ inline const Settings& settings() {
       soc_setting("REC_SDK_EMULATED_SOC"),
       name_setting("REC_SDK_EMULATED_SOC_NAME", "Ascend950PR_9589"),
       number_setting("REC_SDK_EMULATED_SEED", 0, 0, UINT64_MAX, "a whole number below 2^64"),
+      streams_setting("REC_SDK_EMULATED_STREAMS"),
       number_setting("REC_SDK_EMULATED_TRACE", 0, 0, 1, "0 or 1") != 0,
   };
   return read;

@@ -30,7 +30,7 @@ void test_failing_launch() {
 
   on_stream(stream, "gate", [] { std::this_thread::sleep_for(std::chrono::milliseconds(30)); });
   fail_a_launch(stream);
-  rec_sdk_emulator_launch(stream, "later", &Later::run, &Later::destroy, &later);
+  rec_sdk_emulator_launch(stream, "later", &Later::run, &Later::destroy, &later, false);
   CHECK(aclrtRecordEvent(event, stream) == ACL_SUCCESS);
 
   const aclError bad = ACL_ERROR_RT_VECTOR_CORE_EXCEPTION;
@@ -58,7 +58,7 @@ void test_failing_launch() {
   }).join();
   // Launches are dropped, and what they own is destroyed.
   ran = destroyed = false;
-  rec_sdk_emulator_launch(stream, "later", &Later::run, &Later::destroy, &later);
+  rec_sdk_emulator_launch(stream, "later", &Later::run, &Later::destroy, &later, false);
   CHECK(!ran && destroyed);
 
   CHECK(aclrtSetDevice(1) == ACL_SUCCESS);

@@ -8,6 +8,7 @@ namespace {
 
 using rec_sdk::emulator::Settings;
 using rec_sdk::emulator::settings;
+using rec_sdk::emulator::StreamOrder;
 
 void check_refused(const char* name, const char* value, const char* allowed) {
   const Ending ending = in_child([=] {
@@ -37,6 +38,11 @@ int main() {
     check_refused("REC_SDK_EMULATED_MEMORY", bad, "a number of bytes, 1M to 1024G");
   }
   check_refused("REC_SDK_EMULATED_SEED", "-1", "a whole number below 2^64");
+  for (const char* bad : {"Late", "lately", "rand", "random", "random:", "random:-1", "random:1x",
+                          "random: 1", "random:18446744073709551616", "1"}) {
+    check_refused("REC_SDK_EMULATED_STREAMS", bad,
+                  "eager, late, or random:SEED with a whole number below 2^64");
+  }
   check_refused("REC_SDK_EMULATED_TRACE", "yes", "0 or 1");
   for (const char* bad : {"Ascend910", "ascend910b1", "Ascend950PR_9589"}) {
     check_refused("REC_SDK_EMULATED_SOC", bad, "one of Ascend910B1, Ascend910B2, ");
@@ -53,6 +59,15 @@ int main() {
               [](const Settings& s) { return s.memory == uint64_t{1} << 40; });
   check_taken("REC_SDK_EMULATED_SEED", "18446744073709551615",
               [](const Settings& s) { return s.seed == UINT64_MAX; });
+  check_taken("REC_SDK_EMULATED_STREAMS", "",
+              [](const Settings& s) { return s.streams.order == StreamOrder::kEager; });
+  check_taken("REC_SDK_EMULATED_STREAMS", "eager",
+              [](const Settings& s) { return s.streams.order == StreamOrder::kEager; });
+  check_taken("REC_SDK_EMULATED_STREAMS", "late",
+              [](const Settings& s) { return s.streams.order == StreamOrder::kLate; });
+  check_taken("REC_SDK_EMULATED_STREAMS", "random:18446744073709551615", [](const Settings& s) {
+    return s.streams.order == StreamOrder::kRandom && s.streams.seed == UINT64_MAX;
+  });
   check_taken("REC_SDK_EMULATED_TRACE", "1", [](const Settings& s) { return s.trace; });
   check_taken("REC_SDK_EMULATED_SOC", "",
               [](const Settings& s) { return s.soc->name == std::string("Ascend910B1"); });

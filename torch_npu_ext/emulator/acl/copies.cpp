@@ -9,6 +9,7 @@
 #include "errors.h"
 #include "host_memory.h"
 #include "live_memory.h"
+#include "scheduler.h"
 #include "stream.h"
 
 namespace rec_sdk::emulator {
@@ -159,6 +160,7 @@ aclError aclrtMemcpy(void* destination, size_t room, const void* source, size_t 
   if (const aclError error = prepare("aclrtMemcpy", &copy, destination, room, source, bytes, kind)) {
     return error;
   }
+  on_call();
   trace("aclrtMemcpy: %zu bytes to %p from %p, %s", bytes, destination, source, copy.kind->name);
   copy.run();
   return ACL_SUCCESS;
@@ -179,12 +181,13 @@ aclError aclrtMemcpyAsync(void* destination, size_t room, const void* source, si
   }
   trace("aclrtMemcpyAsync: stream %d, %zu bytes to %p from %p, %s", found->id, bytes, destination, source,
         copy.kind->name);
+  Point end;
   const aclError error =
-      submit("aclrtMemcpyAsync", stream, make_task("aclrtMemcpyAsync", [copy] { run_later(copy); }));
+      submit("aclrtMemcpyAsync", stream, make_task("aclrtMemcpyAsync", [copy] { run_later(copy); }), &end);
   if (error != ACL_SUCCESS || !copy.needs_pinning()) {
     return error;
   }
-  found->synchronize(kForever);
+  wait_for({end}, kNever);
   return check_device(found->device);
 }
 

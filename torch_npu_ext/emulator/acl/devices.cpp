@@ -6,8 +6,8 @@
 
 #include "errors.h"
 #include "guard.h"
+#include "scheduler.h"
 #include "settings.h"
-#include "stream.h"
 
 namespace rec_sdk::emulator {
 namespace {
@@ -89,7 +89,7 @@ aclError aclrtResetDevice(int32_t device) {
   if (const aclError error = check_device_id("aclrtResetDevice", device)) {
     return error;
   }
-  synchronize_streams(device, kForever);
+  wait_for(ends_of_streams(device), kNever);
   clear_device_error(device);
   contexts.active[device] = false;
   return ACL_SUCCESS;
@@ -140,7 +140,8 @@ aclError aclrtSynchronizeDeviceWithTimeout(int32_t timeout) {
     return error;
   }
   trace("aclrtSynchronizeDevice: device %d", device);
-  if (!synchronize_streams(device, timeout)) {
+  on_call();
+  if (!wait_for(ends_of_streams(device), deadline_in(timeout))) {
     return fail(ACL_ERROR_RT_STREAM_SYNC_TIMEOUT,
                 text("device %d was not done after %d ms", device, timeout));
   }

@@ -13,9 +13,10 @@ extern "C" {
 // stream of the calling thread's device. `run` returns null, or an error message that stays valid until
 // `destroy`. After an error the device is in error: the message is printed, later calls that use the device
 // fail, aclGetRecentErrMsg() gives it, and work that is still queued is dropped. `destroy(state)` always
-// runs, also for dropped work.
+// runs, also for dropped work. `waits` says that the work waits for something outside its stream, such as
+// another process: nobody who only asks how far the stream is may then wait for it.
 void rec_sdk_emulator_launch(void* stream, const char* name, const char* (*run)(void* state),
-                             void (*destroy)(void* state), void* state);
+                             void (*destroy)(void* state), void* state, bool waits);
 
 // Where the emulator may touch the device memory [device_address, device_address + bytes), or null when that
 // is not inside one live allocation. The device address itself is never accessible.
@@ -46,9 +47,9 @@ struct StreamWork {
 
 // Runs work() on the stream; what an exception says becomes the device's error.
 template <class Work>
-void on_stream(void* stream, const char* name, Work work) {
+void on_stream(void* stream, const char* name, Work work, bool waits = false) {
   using State = StreamWork<Work>;
-  rec_sdk_emulator_launch(stream, name, &State::run, &State::destroy, new State{std::move(work), {}});
+  rec_sdk_emulator_launch(stream, name, &State::run, &State::destroy, new State{std::move(work), {}}, waits);
 }
 
 }  // namespace rec_sdk::emulator

@@ -1,67 +1,61 @@
 // Events: points in a stream that other streams and threads wait for.
 #include <acl/acl.h>
 
-#include <algorithm>
 #include <chrono>
-#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
 
 #include "errors.h"
+#include "scheduler.h"
 #include "stream.h"
 
 namespace rec_sdk::emulator {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-// An event can be recorded again while somebody waits for an earlier record, so records are counted.
+// A point in a stream, and when it was reached. Who waits for an event waits for that point, and does not
+// mind that the event is recorded again meanwhile.
 class Event {
  public:
   explicit Event(bool timed) : timed(timed) {}
 
   const bool timed;
 
-  uint64_t begin_record(int device) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    device_ = device;
-    return ++recorded_;
-  }
-
-  void finish_record(uint64_t record) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    finished_ = std::max(finished_, record);
-    time_ = Clock::now();
-    progress_.notify_all();
-  }
-
-  // The latest record, 0 if there was none.
-  uint64_t latest() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return recorded_;
-  }
-
-  bool wait(uint64_t record, int timeout) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    const auto reached = [&] { return finished_ >= record; };
-    if (timeout == kForever) {
-      progress_.wait(lock, reached);
-      return true;
+  // `put(number)` puts the record on a stream, and gives its point.
+  template <class Put>
+  aclError record(int device, Put put) {
+    const std::lock_guard<std::mutex> lock(record_mutex_);
+    Point point;
+    if (const aclError error = put(records_ + 1, &point)) {
+      return error;
     }
-    return progress_.wait_for(lock, std::chrono::milliseconds(timeout), reached);
+    const std::lock_guard<std::mutex> lock_all(mutex_);
+    device_ = device;
+    ++records_;
+    point_ = std::move(point);
+    return ACL_SUCCESS;
   }
 
-  bool complete() {
+  // When its stream has come to the record.
+  void reach(uint64_t number) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return finished_ == recorded_;
+    if (number > timed_record_) {
+      timed_record_ = number;
+      time_ = Clock::now();
+    }
+  }
+
+  // The latest record.
+  Point point() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return point_;
   }
 
   // When the latest record was reached; false if it was not, or there is none.
   bool time(Clock::time_point* time) {
     const std::lock_guard<std::mutex> lock(mutex_);
     *time = time_;
-    return recorded_ > 0 && finished_ == recorded_;
+    return records_ > 0 && timed_record_ == records_ && point_.reached();
   }
 
   // The error of the device it was recorded on.
@@ -75,9 +69,10 @@ class Event {
   }
 
  private:
+  std::mutex record_mutex_;  // keeps records in order; may be held for long
   std::mutex mutex_;
-  std::condition_variable progress_;
-  uint64_t recorded_ = 0, finished_ = 0;
+  Point point_;
+  uint64_t records_ = 0, timed_record_ = 0;
   int device_ = -1;
   Clock::time_point time_;
 };
@@ -96,6 +91,15 @@ aclError find_event(const char* call, aclrtEvent handle, EventPointer* event) {
   }
   *event = found->second;
   return ACL_SUCCESS;
+}
+
+// Whether the latest record is reached.
+bool ask(Event& event) {
+  on_call();
+  const Point point = event.point();
+  const bool reached = point.reached();
+  asked(point);
+  return reached;
 }
 
 }  // namespace
@@ -143,10 +147,11 @@ aclError aclrtRecordEvent(aclrtEvent handle, aclrtStream stream_handle) {
   if (error != ACL_SUCCESS) {
     return error;
   }
-  const uint64_t record = event->begin_record(stream->device);
-  Task task = make_task("record of an event", [event, record] { event->finish_record(record); });
-  task.always = true;
-  return submit("aclrtRecordEvent", stream_handle, std::move(task));
+  return event->record(stream->device, [&](uint64_t number, Point* point) {
+    Task task = make_task("record of an event", [event, number] { event->reach(number); });
+    task.always = true;
+    return submit("aclrtRecordEvent", stream_handle, std::move(task), point);
+  });
 }
 
 // Every record counts for itself, so there is nothing to reset.
@@ -160,9 +165,7 @@ aclError aclrtStreamWaitEvent(aclrtStream stream, aclrtEvent handle) {
   if (const aclError error = find_event("aclrtStreamWaitEvent", handle, &event)) {
     return error;
   }
-  const uint64_t record = event->latest();
-  return submit("aclrtStreamWaitEvent", stream,
-                make_task("wait for an event", [event, record] { event->wait(record, kForever); }));
+  return submit("aclrtStreamWaitEvent", stream, Task("wait for an event", event->point()));
 }
 
 aclError aclrtSynchronizeEventWithTimeout(aclrtEvent handle, int32_t timeout) {
@@ -170,7 +173,8 @@ aclError aclrtSynchronizeEventWithTimeout(aclrtEvent handle, int32_t timeout) {
   if (const aclError error = find_event("aclrtSynchronizeEvent", handle, &event)) {
     return error;
   }
-  if (!event->wait(event->latest(), timeout)) {
+  on_call();
+  if (!wait_for({event->point()}, deadline_in(timeout))) {
     return fail(ACL_ERROR_RT_EVENT_SYNC_TIMEOUT,
                 text("aclrtSynchronizeEvent: the event was not reached after %d ms", timeout));
   }
@@ -186,7 +190,7 @@ aclError aclrtQueryEventStatus(aclrtEvent handle, aclrtEventRecordedStatus* stat
   if (const aclError error = find_event("aclrtQueryEventStatus", handle, &event)) {
     return error;
   }
-  *status = event->complete() ? ACL_EVENT_RECORDED_STATUS_COMPLETE : ACL_EVENT_RECORDED_STATUS_NOT_READY;
+  *status = ask(*event) ? ACL_EVENT_RECORDED_STATUS_COMPLETE : ACL_EVENT_RECORDED_STATUS_NOT_READY;
   return event->check();
 }
 
@@ -195,7 +199,7 @@ aclError aclrtQueryEventWaitStatus(aclrtEvent handle, aclrtEventWaitStatus* stat
   if (const aclError error = find_event("aclrtQueryEventWaitStatus", handle, &event)) {
     return error;
   }
-  *status = event->complete() ? ACL_EVENT_WAIT_STATUS_COMPLETE : ACL_EVENT_WAIT_STATUS_NOT_READY;
+  *status = ask(*event) ? ACL_EVENT_WAIT_STATUS_COMPLETE : ACL_EVENT_WAIT_STATUS_NOT_READY;
   return event->check();
 }
 

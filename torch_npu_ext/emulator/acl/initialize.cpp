@@ -8,8 +8,8 @@
 
 #include "errors.h"
 #include "guard.h"
+#include "scheduler.h"
 #include "settings.h"
-#include "stream.h"
 
 namespace rec_sdk::emulator {
 namespace {
@@ -71,8 +71,6 @@ aclError aclFinalize() {
     return fail(ACL_ERROR_UNINITIALIZE, "aclFinalize: aclInit() was not called");
   }
   initialized = false;
-  for (int device = 0; device < settings().devices; ++device) {
-    synchronize_streams(device, kForever);
-  }
+  wait_for(ends_of_streams(-1), kNever);
   return ACL_SUCCESS;
 }

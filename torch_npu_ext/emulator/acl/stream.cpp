@@ -1,7 +1,6 @@
 #include "stream.h"
 
-#include <atomic>
-#include <chrono>
+#include <algorithm>
 #include <thread>
 
 #include "devices.h"
@@ -10,33 +9,82 @@
 namespace rec_sdk::emulator {
 namespace {
 
+constexpr uint64_t kAll = UINT64_MAX;
+
 std::atomic<int> next_id{0};
+std::atomic<uint64_t> next_number{0};
 
 }  // namespace
 
-Stream::Stream(int device) : device(device), id(next_id++) {}
+const char* Task::run() {
+  if (after.stream != nullptr) {
+    after.stream->wait(after.position, kNever);
+  }
+  return run_ == nullptr ? nullptr : run_(state_);
+}
 
-void Stream::add(Task task) {
+Stream::Stream(int device, bool free)
+    : device(device), id(next_id++), allowed_(free ? kAll : 0), free_(free) {}
+
+uint64_t Stream::add(Task task) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  tasks_.push_back(std::move(task));
-  ++added_;
+  tasks_.push_back({std::move(task), next_number++});
   wake_.notify_one();
+  return ++added_;
 }
 
-bool Stream::done() {
+uint64_t Stream::added() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return finished_ == added_;
+  return added_;
 }
 
-bool Stream::synchronize(int timeout) {
+bool Stream::wait(uint64_t position, Clock::time_point deadline) {
   std::unique_lock<std::mutex> lock(mutex_);
-  const uint64_t target = added_;
-  const auto reached = [&] { return finished_ >= target; };
-  if (timeout == kForever) {
-    progress_.wait(lock, reached);
+  const auto done = [&] { return finished_ >= position; };
+  if (deadline == kNever) {
+    progress_.wait(lock, done);
     return true;
   }
-  return progress_.wait_for(lock, std::chrono::milliseconds(timeout), reached);
+  return progress_.wait_until(lock, deadline, done);
+}
+
+bool Stream::run_next(uint64_t position, bool patient, Clock::time_point deadline) {
+  uint64_t target;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (finished_ >= std::min(position, added_)) {
+      return true;
+    }
+    target = finished_ + 1;
+    if (allowed_ < target) {
+      const Task& next = tasks_.front().task;
+      running_waits_ = next.waits || !next.after.reached();
+      allowed_ = target;
+      wake_.notify_one();
+    }
+    if (!patient && running_waits_) {
+      return true;
+    }
+  }
+  return wait(target, deadline);
+}
+
+Stream::Next Stream::next() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (finished_ == added_ || allowed_ > finished_) {
+    return {};
+  }
+  const Queued& front = tasks_.front();
+  return {true, front.task.after.reached() ? Point{} : front.task.after, front.number};
+}
+
+void Stream::release() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (allowed_ < added_) {
+    allowed_ = added_;
+    running_waits_ = true;  // some task may
+    wake_.notify_one();
+  }
 }
 
 void Stream::start(const std::shared_ptr<Stream>& stream) {
@@ -51,6 +99,7 @@ void Stream::start(const std::shared_ptr<Stream>& stream) {
 void Stream::stop(const std::shared_ptr<Stream>& stream) {
   const std::lock_guard<std::mutex> lock(stream->mutex_);
   stream->stopping_ = true;
+  stream->allowed_ = kAll;
   stream->wake_.notify_one();
 }
 
@@ -58,12 +107,12 @@ void Stream::work() {
   set_current_device(device);
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
-    wake_.wait(lock, [&] { return stopping_ || !tasks_.empty(); });
+    wake_.wait(lock, [&] { return tasks_.empty() ? stopping_ : allowed_ > finished_; });
     if (tasks_.empty()) {
       return;
     }
     {
-      Task task = std::move(tasks_.front());
+      Task task = std::move(tasks_.front().task);
       tasks_.pop_front();
       lock.unlock();
       run(&task);

@@ -3,13 +3,13 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <unordered_map>
 #include <vector>
 
 #include "devices.h"
 #include "errors.h"
+#include "scheduler.h"
 #include "settings.h"
 #include "stream.h"
 
@@ -39,7 +39,7 @@ StreamPointer default_stream(int device) {
   const std::lock_guard<std::mutex> lock(streams->mutex);
   StreamPointer& stream = streams->defaults[device];
   if (stream == nullptr) {
-    stream = std::make_shared<Stream>(device);
+    stream = std::make_shared<Stream>(device, runs_freely());
   }
   return stream;
 }
@@ -48,20 +48,6 @@ StreamPointer created_stream(void* handle) {
   const std::lock_guard<std::mutex> lock(streams->mutex);
   const auto found = streams->created.find(handle);
   return found == streams->created.end() ? nullptr : found->second;
-}
-
-std::vector<StreamPointer> streams_of(int device) {
-  const std::lock_guard<std::mutex> lock(streams->mutex);
-  std::vector<StreamPointer> result;
-  if (streams->defaults[device] != nullptr) {
-    result.push_back(streams->defaults[device]);
-  }
-  for (const auto& [handle, stream] : streams->created) {
-    if (stream->device == device) {
-      result.push_back(stream);
-    }
-  }
-  return result;
 }
 
 // The stream whether or not its device is in error.
@@ -88,31 +74,35 @@ aclError find_stream(const char* call, aclrtStream handle, StreamPointer* stream
   return error != ACL_SUCCESS ? error : check_device((*stream)->device);
 }
 
-aclError submit(const char* call, aclrtStream handle, Task task) {
+aclError submit(const char* call, aclrtStream handle, Task task, Point* point) {
   StreamPointer stream;
   if (const aclError error =
           task.always ? any_stream(call, handle, &stream) : find_stream(call, handle, &stream)) {
     return error;
   }
-  Stream::start(stream);
-  stream->add(std::move(task));
+  on_call();
+  const Point end = put(stream, std::move(task));
+  if (point != nullptr) {
+    *point = end;
+  }
   return ACL_SUCCESS;
 }
 
-bool synchronize_streams(int device, int timeout) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout);
-  for (const StreamPointer& stream : streams_of(device)) {
-    int left = kForever;
-    if (timeout != kForever) {
-      const auto rest = end - std::chrono::steady_clock::now();
-      left =
-          std::max(0, static_cast<int>(std::chrono::duration_cast<std::chrono::milliseconds>(rest).count()));
+std::vector<Point> ends_of_streams(int device) {
+  std::vector<Point> ends;
+  const std::lock_guard<std::mutex> lock(streams->mutex);
+  const auto add = [&](const StreamPointer& stream) {
+    if (stream != nullptr && (device < 0 || stream->device == device)) {
+      ends.push_back({stream, stream->added()});
     }
-    if (!stream->synchronize(left)) {
-      return false;
-    }
+  };
+  std::for_each(std::begin(streams->defaults), std::end(streams->defaults), add);
+  for (const auto& [handle, stream] : streams->created) {
+    add(stream);
   }
-  return true;
+  std::sort(ends.begin(), ends.end(),
+            [](const Point& a, const Point& b) { return a.stream->id < b.stream->id; });
+  return ends;
 }
 
 }  // namespace rec_sdk::emulator
@@ -121,15 +111,16 @@ using namespace rec_sdk::emulator;
 
 __attribute__((visibility("default"))) void rec_sdk_emulator_launch(void* stream, const char* name,
                                                                     const char* (*run)(void* state),
-                                                                    void (*destroy)(void* state),
-                                                                    void* state) {
+                                                                    void (*destroy)(void* state), void* state,
+                                                                    bool waits) {
   Task task(name, run, destroy, state);
+  task.waits = waits;
   StreamPointer found;
   const aclError error = any_stream(name, stream, &found);
   if (error == ACL_SUCCESS) {
     if (!is_failed(found->device)) {
-      Stream::start(found);
-      found->add(std::move(task));
+      on_call();
+      put(found, std::move(task));
     }
     return;
   }
@@ -148,7 +139,7 @@ aclError aclrtCreateStream(aclrtStream* handle) {
   if (const aclError error = use_current_device(&device)) {
     return error;
   }
-  const auto stream = std::make_shared<Stream>(device);
+  const auto stream = std::make_shared<Stream>(device, runs_freely());
   const std::lock_guard<std::mutex> lock(streams->mutex);
   streams->created[stream.get()] = stream;
   *handle = stream.get();
@@ -165,7 +156,8 @@ aclError aclrtDestroyStream(aclrtStream handle) {
     return fail(ACL_ERROR_RT_PARAM_INVALID,
                 text("aclrtDestroyStream: %p is no stream, or was destroyed", handle));
   }
-  stream->synchronize(kForever);
+  on_call();
+  wait_for({{stream, stream->added()}}, kNever);
   {
     const std::lock_guard<std::mutex> lock(streams->mutex);
     streams->created.erase(handle);
@@ -182,7 +174,8 @@ aclError aclrtSynchronizeStreamWithTimeout(aclrtStream handle, int32_t timeout) 
     return error;
   }
   trace("aclrtSynchronizeStream: stream %d", stream->id);
-  if (!stream->synchronize(timeout)) {
+  on_call();
+  if (!wait_for({{stream, stream->added()}}, deadline_in(timeout))) {
     return fail(ACL_ERROR_RT_STREAM_SYNC_TIMEOUT,
                 text("aclrtSynchronizeStream: stream %d was not done after %d ms", stream->id, timeout));
   }
@@ -198,7 +191,10 @@ aclError aclrtStreamQuery(aclrtStream handle, aclrtStreamStatus* status) {
   if (const aclError error = find_stream("aclrtStreamQuery", handle, &stream)) {
     return error;
   }
-  *status = stream->done() ? ACL_STREAM_STATUS_COMPLETE : ACL_STREAM_STATUS_NOT_READY;
+  on_call();
+  const Point end{stream, stream->added()};
+  *status = end.reached() ? ACL_STREAM_STATUS_COMPLETE : ACL_STREAM_STATUS_NOT_READY;
+  asked(end);
   return check_device(stream->device);
 }
 
@@ -212,5 +208,7 @@ aclError aclrtStreamGetId(aclrtStream handle, int32_t* id) {
 }
 
 aclError aclrtLaunchHostFunc(aclrtStream handle, aclrtHostFunc function, void* arguments) {
-  return submit("aclrtLaunchHostFunc", handle, make_task("host function", [=] { function(arguments); }));
+  Task task = make_task("host function", [=] { function(arguments); });
+  task.waits = true;  // it may
+  return submit("aclrtLaunchHostFunc", handle, std::move(task));
 }

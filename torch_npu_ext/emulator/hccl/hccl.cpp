@@ -24,6 +24,8 @@ constexpr char kConnectTimeout[] = "HCCL_CONNECT_TIMEOUT";
 constexpr char kWaitTimeout[] = "HCCL_EXEC_TIMEOUT";
 constexpr int64_t kConnectSeconds = 120, kWaitSeconds = 300;
 
+constexpr bool kWaitsForOthers = true;  // for the other ranks
+
 // What an HcclComm points to. Work on a stream outlives the handle.
 struct Handle {
   std::shared_ptr<Communicator> communicator;
@@ -86,7 +88,7 @@ HcclResult collective(const char* name, HcclComm comm, aclrtStream stream, Opera
   const std::shared_ptr<Communicator> communicator = communicator_of(comm);
   operation.name = name;
   operation.number = communicator->next_number();
-  on_stream(stream, name, [=] { work(*communicator, operation); });
+  on_stream(stream, name, [=] { work(*communicator, operation); }, kWaitsForOthers);
   return HCCL_SUCCESS;
 }
 
@@ -276,21 +278,24 @@ HcclResult HcclBarrier(HcclComm comm, aclrtStream stream) {
 HcclResult HcclBatchSendRecv(HcclSendRecvItem* items, uint32_t count, HcclComm comm, aclrtStream stream) {
   const std::vector<HcclSendRecvItem> batch(items, items + count);
   const std::shared_ptr<Communicator> communicator = communicator_of(comm);
-  on_stream(stream, "batch_send_recv", [=] {
-    std::vector<Outgoing> sends;
-    std::vector<Incoming> receives;
-    for (const HcclSendRecvItem& item : batch) {
-      const uint64_t bytes = item.count * element_bytes(item.dataType);
-      char* buffer = host(item.buf, bytes);
-      if (item.sendRecvType == HCCL_SEND) {
-        sends.push_back({item.remoteRank, buffer, bytes});
-      } else {
-        receives.push_back({item.remoteRank, buffer, bytes});
-      }
-    }
-    // A batch may meet single calls at the other end, so it has their name.
-    communicator->exchange({.name = "send/recv"}, std::move(sends), std::move(receives));
-  });
+  on_stream(
+      stream, "batch_send_recv",
+      [=] {
+        std::vector<Outgoing> sends;
+        std::vector<Incoming> receives;
+        for (const HcclSendRecvItem& item : batch) {
+          const uint64_t bytes = item.count * element_bytes(item.dataType);
+          char* buffer = host(item.buf, bytes);
+          if (item.sendRecvType == HCCL_SEND) {
+            sends.push_back({item.remoteRank, buffer, bytes});
+          } else {
+            receives.push_back({item.remoteRank, buffer, bytes});
+          }
+        }
+        // A batch may meet single calls at the other end, so it has their name.
+        communicator->exchange({.name = "send/recv"}, std::move(sends), std::move(receives));
+      },
+      kWaitsForOthers);
   return HCCL_SUCCESS;
 }
 

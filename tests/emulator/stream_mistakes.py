@@ -1,0 +1,79 @@
+"""Three mistakes that a missing event is, each beside the same work with its event: a program for test_stream_order.py.
+
+Prints for each how many rounds gave a wrong result. Arguments: seconds that the host pauses at the place of the
+mistake, and rounds.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import torch
+
+from rec_sdk_torch.backends.devices import backend_for
+from rec_sdk_torch.ops import ops
+
+PAUSE, ROUNDS = float(sys.argv[1]), int(sys.argv[2])
+backend_for(torch.device("npu"))  # its kernels; torch's own operators are not asynchronous
+
+
+def rows(value: int) -> torch.Tensor:
+    return torch.full((64, 32), value, dtype=torch.uint8)
+
+
+main, a, b = torch.npu.current_stream(), torch.npu.Stream(), torch.npu.Stream()
+slots = torch.arange(64, dtype=torch.int32).npu()
+new, staging = rows(2).npu(), rows(0).pin_memory()
+
+
+def read_too_soon(right: bool) -> bool:
+    """A kernel reads what a kernel of another stream writes."""
+    cache = rows(1).npu()
+    torch.npu.synchronize()
+    with torch.npu.stream(a):
+        ops.scatter_rows(cache, slots, new)
+    time.sleep(PAUSE)
+    if right:
+        b.wait_stream(a)
+    with torch.npu.stream(b):
+        read = ops.gather_rows(cache, slots)
+        wrong = bool((read != 2).any())
+    torch.npu.synchronize()
+    return wrong
+
+
+def staging_used_again(right: bool) -> bool:
+    """The host writes to memory that is still being copied."""
+    staging.fill_(1)
+    with torch.npu.stream(a):
+        there = staging.to("npu", non_blocking=True)
+        copied = a.record_event()
+    time.sleep(PAUSE)
+    if right:
+        copied.synchronize()
+    staging.fill_(2)
+    with torch.npu.stream(a):
+        return bool((there != 1).any())
+
+
+def memory_used_again(right: bool) -> bool:
+    """Memory is freed on one stream while another still reads it."""
+    cache = rows(1).npu()
+    a.wait_stream(main)
+    with torch.npu.stream(a):
+        read = ops.gather_rows(cache, slots)
+    if right:
+        cache.record_stream(a)
+    del cache
+    time.sleep(PAUSE)
+    other = rows(3).npu()
+    with torch.npu.stream(a):
+        wrong = bool((read != 1).any())
+    del other
+    return wrong
+
+
+for scenario in (read_too_soon, staging_used_again, memory_used_again):
+    for right in (False, True):
+        print(scenario.__name__, right, sum(scenario(right) for _ in range(ROUNDS)))

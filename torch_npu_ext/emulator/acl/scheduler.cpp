@@ -1,0 +1,185 @@
+#include "scheduler.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <chrono>
+#include <random>
+#include <thread>
+
+#include "settings.h"
+
+namespace rec_sdk::emulator {
+namespace {
+
+constexpr uint64_t kDepth = 1024;
+constexpr auto kIdle = std::chrono::milliseconds(1000);
+// Who only wants a task to run waits for it no longer than this: it may need what is not on a stream yet.
+constexpr int kGlance = 100;
+constexpr uint64_t kMostAtOnce = 2;  // tasks that run at a call, if the order is random
+
+// What random orders are drawn with, and what shows that the program goes on.
+class Course {
+ public:
+  std::atomic<uint64_t> calls{0};
+  std::atomic<bool> watched{false};
+
+  // Below `sides`.
+  uint64_t roll(uint64_t sides) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return random_() % sides;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::mt19937_64 random_{settings().streams.seed};
+};
+
+std::atomic<Course*> made{nullptr};
+
+// Never destroyed: streams still run while the process ends.
+Course& course() {
+  if (made == nullptr) {
+    auto* own = new Course;
+    Course* none = nullptr;
+    if (!made.compare_exchange_strong(none, own)) {
+      delete own;
+    }
+  }
+  return *made;
+}
+
+// The threads of the parent are not there, and one may have held the lock. Its Course is kept, so that leak
+// checkers do not take it for lost.
+Course* of_parent = nullptr;
+[[maybe_unused]] const int registered_fork_handler =
+    pthread_atfork(nullptr, nullptr, [] { of_parent = made.exchange(nullptr); });
+
+// The point to run towards first: what the next task on the way to `point` waits for, if it does.
+Point origin(Point point) {
+  for (;;) {
+    Point before = point.stream->next().after;
+    if (before.stream == nullptr) {
+      return point;
+    }
+    point = std::move(before);
+  }
+}
+
+// One task.
+bool run_towards(const Point& point, Clock::time_point deadline) {
+  const Point first = origin(point);
+  return first.stream->run_next(first.position, true, deadline);
+}
+
+void glance_towards(const Point& point) {
+  const Point first = origin(point);
+  first.stream->run_next(first.position, false, deadline_in(kGlance));
+}
+
+// Some tasks that could run on a device now.
+void run_some() {
+  for (uint64_t left = course().roll(kMostAtOnce + 1); left > 0; --left) {
+    std::vector<Point> ready;
+    for (Point& end : ends_of_streams(-1)) {
+      const Stream::Next next = end.stream->next();
+      if (next.exists && next.after.stream == nullptr) {
+        ready.push_back(std::move(end));
+      }
+    }
+    if (ready.empty()) {
+      return;
+    }
+    glance_towards(ready[course().roll(ready.size())]);
+  }
+}
+
+// The point, not yet reached, whose stream is to run next.
+const Point& choose(const std::vector<Point>& points) {
+  if (settings().streams.order == StreamOrder::kRandom) {
+    return points[course().roll(points.size())];
+  }
+  return *std::max_element(points.begin(), points.end(), [](const Point& a, const Point& b) {
+    return a.stream->next().number < b.stream->next().number;
+  });
+}
+
+uint64_t tasks_done() {
+  uint64_t done = 0;
+  for (const Point& end : ends_of_streams(-1)) {
+    done += end.stream->finished();
+  }
+  return done;
+}
+
+// Lets streams run when nothing else has for a while.
+void watch() {
+  uint64_t last = UINT64_MAX;
+  for (;;) {
+    std::this_thread::sleep_for(kIdle);
+    const uint64_t now = course().calls + tasks_done();
+    if (now == last) {
+      for (const Point& end : ends_of_streams(-1)) {
+        end.stream->release();
+      }
+    }
+    last = now;
+  }
+}
+
+}  // namespace
+
+bool runs_freely() { return settings().streams.order == StreamOrder::kEager; }
+
+void on_call() {
+  if (runs_freely()) {
+    return;
+  }
+  ++course().calls;
+  if (settings().streams.order == StreamOrder::kRandom) {
+    run_some();
+  }
+}
+
+Point put(const std::shared_ptr<Stream>& stream, Task task) {
+  Stream::start(stream);
+  const Point point{stream, stream->add(std::move(task))};
+  if (runs_freely()) {
+    return point;
+  }
+  if (!course().watched.exchange(true)) {
+    std::thread(watch).detach();
+  }
+  if (!stream->reached(point.position - std::min(point.position, kDepth))) {
+    glance_towards(point);
+  }
+  return point;
+}
+
+bool wait_for(std::vector<Point> points, Clock::time_point deadline) {
+  for (;;) {
+    points.erase(
+        std::remove_if(points.begin(), points.end(), [](const Point& point) { return point.reached(); }),
+        points.end());
+    if (points.empty()) {
+      return true;
+    }
+    if (runs_freely()) {
+      if (!points.front().stream->wait(points.front().position, deadline)) {
+        return false;
+      }
+    } else if (!run_towards(choose(points), deadline)) {
+      return false;
+    } else if (settings().streams.order == StreamOrder::kRandom) {
+      run_some();
+    }
+  }
+}
+
+void asked(const Point& point) {
+  if (!runs_freely() && !point.reached()) {
+    glance_towards(point);
+  }
+}
+
+}  // namespace rec_sdk::emulator
