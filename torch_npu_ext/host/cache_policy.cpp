@@ -2,6 +2,8 @@
 
 #include <stdexcept>
 
+#include "torch_npu_ext/host/lfu_policy.h"
+#include "torch_npu_ext/host/lrfu_policy.h"
 #include "torch_npu_ext/host/lru_policy.h"
 
 namespace rec_sdk {
@@ -18,6 +20,9 @@ struct Registered {
 };
 constexpr Registered kPolicies[] = {
     {"lru", make<LruPolicy>},
+    {"lfu", make<LfuPolicy>},
+    {"lrfu", make<LrfuPolicy>},
+    {"look_ahead", make<LookAheadPolicy>},
 };
 
 }  // namespace
