@@ -24,6 +24,9 @@ _Int: TypeAlias = npt.NDArray[np.signedinteger[Any]]  # int32 or int64; another 
 def available_memory() -> int:
     """Bytes of host memory that can still be taken: MemAvailable, or less where a cgroup (v1 or v2) says so."""
 
+def cache_policies() -> list[str]:
+    """Names of the policies that say which rows leave the cache, the default first."""
+
 def set_parallel_runner(runner: int, threads: int, from_lookups: int = 8192) -> None:
     """Lets all engines work on several threads: `runner` is the address of a C function `void (int64_t count,
     void (*piece)(void* context, int64_t i), void* context)` that calls `piece(context, i)` for every i in [0, count),
@@ -224,8 +227,8 @@ class Engine:
     def announce(self, values: _Int, offsets: _Int, feature_keys: _Int, batch_size: int) -> Announcement:
         """Says that the batch will be planned, after those announced before: a policy that looks ahead keeps its rows.
 
-        It counts until it is planned or forgotten. Changes no row; other policies ignore it. RuntimeError when 16
-        batches are announced; TypeError, ValueError as from plan().
+        It counts until it is planned or forgotten. Changes no row; other policies ignore it. RuntimeError when 16 were
+        announced from the oldest on that still counts; TypeError, ValueError as from plan().
         """
 
     def arena_bytes(

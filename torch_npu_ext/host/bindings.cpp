@@ -355,6 +355,7 @@ PYBIND11_MODULE(_engine, m) {
   py::register_exception<CacheTooSmallError>(m, "CacheTooSmallError", PyExc_RuntimeError);
   py::register_exception<CapacityError>(m, "CapacityError", PyExc_RuntimeError);
   m.def("available_memory", &available_memory);
+  m.def("cache_policies", &cache_policy_names);
   // Addresses of functions of another library.
   m.def(
       "set_parallel_runner",

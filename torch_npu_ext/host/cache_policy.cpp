@@ -27,6 +27,12 @@ constexpr Registered kPolicies[] = {
 
 }  // namespace
 
+std::vector<std::string> cache_policy_names() {
+  std::vector<std::string> names;
+  for (const Registered& policy : kPolicies) names.emplace_back(policy.name);
+  return names;
+}
+
 std::unique_ptr<CachePolicy> make_cache_policy(const std::string& name, int64_t first_slot, int64_t slots) {
   std::string known;
   for (const Registered& policy : kPolicies) {

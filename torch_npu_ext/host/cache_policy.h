@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "torch_npu_ext/host/future_uses.h"
 #include "torch_npu_ext/host/slot_uses.h"
@@ -38,6 +39,7 @@ class CachePolicy {
   virtual bool looks_ahead() const { return false; }
 };
 
+std::vector<std::string> cache_policy_names();  // the default first
 // Throws std::invalid_argument when there is no such policy.
 std::unique_ptr<CachePolicy> make_cache_policy(const std::string& name, int64_t first_slot, int64_t slots);
 

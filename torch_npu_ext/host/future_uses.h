@@ -14,7 +14,7 @@ namespace rec_sdk {
 
 class FutureUses {
  public:
-  static constexpr uint64_t kMost = 16;  // batches announced at a time
+  static constexpr uint64_t kMost = 16;  // batches announced from the oldest live one on
   static constexpr uint32_t kNever = 32;
 
   explicit FutureUses(int64_t slots = 0, int64_t tables = 0)
