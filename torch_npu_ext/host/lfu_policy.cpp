@@ -14,11 +14,11 @@ constexpr uint32_t kOldest = (1u << kAgeBits) - 1;
 constexpr int64_t kStepsPerFill = 8;
 
 struct CountAndAge {
-  const SlotUses& uses;
+  uint32_t epoch;
   const uint8_t* counts;  // of slot 0
   int shift;              // log2 of the batches in a step
-  uint32_t key(uint32_t slot) const {
-    const uint32_t age = (uses.epoch() - uses.last_batch(slot)) >> shift;
+  uint32_t key(uint32_t slot, uint32_t last_batch) const {
+    const uint32_t age = (epoch - last_batch) >> shift;
     return static_cast<uint32_t>(counts[slot]) << kAgeBits | (kOldest - std::min(age, kOldest));
   }
   static bool waits(uint32_t) { return false; }
@@ -32,7 +32,7 @@ struct CountAndAge {
 void LfuPolicy::evict(int64_t count, SlotUses* uses, const FutureUses&, uint32_t* victims) noexcept {
   int shift = 0;
   while ((batch_rows_ << (shift + 1)) * kStepsPerFill <= slots_) ++shift;
-  queue_.evict(count, uses, CountAndAge{*uses, counts_.data() - first_slot_, shift}, victims);
+  queue_.evict(count, uses, CountAndAge{uses->epoch(), counts_.data() - first_slot_, shift}, victims);
 }
 
 void LfuPolicy::enter(const uint32_t* slots, const uint32_t*, int64_t count) noexcept {

@@ -28,7 +28,7 @@ constexpr uint32_t kMostScore = 255;
 
 struct ByScore {
   const uint8_t* scores;  // of slot 0
-  uint32_t key(uint32_t slot) const { return scores[slot]; }
+  uint32_t key(uint32_t slot, uint32_t) const { return scores[slot]; }
   static bool waits(uint32_t) { return false; }
   static std::pair<uint32_t, uint32_t> range(uint32_t, uint32_t) { return {0, kMostScore}; }
 };
@@ -36,9 +36,10 @@ struct ByScore {
 struct ByNeedAndScore {
   ByScore by_score;
   const FutureUses& future;
-  uint32_t key(uint32_t slot) const {
+  uint32_t key(uint32_t slot, uint32_t last_batch) const {
     const uint32_t distance = future.distance(slot);
-    return distance == FutureUses::kNever ? by_score.key(slot) : kMostScore + FutureUses::kNever - distance;
+    return distance == FutureUses::kNever ? by_score.key(slot, last_batch)
+                                          : kMostScore + FutureUses::kNever - distance;
   }
   bool waits(uint32_t slot) const { return future.distance(slot) != FutureUses::kNever; }
   static std::pair<uint32_t, uint32_t> range(uint32_t, uint32_t) {

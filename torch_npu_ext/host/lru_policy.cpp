@@ -7,7 +7,7 @@ namespace {
 
 struct LastBatch {
   const SlotUses& uses;
-  uint32_t key(uint32_t slot) const { return uses.last_batch(slot); }
+  static uint32_t key(uint32_t, uint32_t last_batch) { return last_batch; }
   static bool waits(uint32_t) { return false; }
   std::pair<uint32_t, uint32_t> range(uint32_t first_slot, uint32_t end_slot) const {
     uint32_t oldest = uses.epoch();
