@@ -88,7 +88,7 @@ def _run_policies(options: argparse.Namespace) -> list[Result]:
     batch = options.policy_batch or max(1, options.policy_rows // 16)
     policies = tuple(options.policies)
     sizes = PolicyOptions(options.policy_rows, 0.1, batch, 20, options.policy_steps, 1.05, policies, options.seed)
-    return run_policies(sizes)
+    return run_policies(replace(sizes, movielens=options.movielens))
 
 
 def run(options: argparse.Namespace) -> Result:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rec_sdk_torch._engine import cache_policies
+
 from .ids import Distribution
 from .rivals import RIVALS
 from .workload import OPTIMIZERS, TableSet
@@ -123,7 +125,8 @@ def _add_other_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--policy-rows", type=positive_int)
     group.add_argument("--policy-batch", type=positive_int, help="ids (default rows / 16)")
     group.add_argument("--policy-steps", type=positive_int, default=40, help="batches counted (default %(default)s)")
-    group.add_argument("--policies", nargs="+", default=["lru"], help="of the engine (default %(default)s)")
+    group.add_argument("--policies", nargs="+", default=cache_policies(), help="of the engine (default %(default)s)")
+    group.add_argument("--movielens", type=Path, metavar="DIR", help="its items in time order, as one more trace")
     group.add_argument("--growth-rows", nargs="*", type=positive_int)
 
 

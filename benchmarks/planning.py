@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rec_sdk_torch._engine import Engine, Initializer, TableSpec, begin
+from rec_sdk_torch._engine import Announcement, Engine, Initializer, TableSpec, begin
 
 from .ids import Distribution, Int64Array
 from .machine import free_memory, resident_memory
@@ -44,11 +44,15 @@ class Planner:
         self.engine = engine
         self._records = np.zeros((0, engine.record_bytes), np.uint8)
 
-    def plan(self, ids: Int64Array) -> float:
+    def announce(self, ids: Int64Array) -> Announcement:
+        """Says that a batch will come."""
+        return self.engine.announce(ids, np.array([0, len(ids)], np.int64), _FEATURES, 1)
+
+    def plan(self, ids: Int64Array, announced: Announcement | None = None) -> float:
         """Plans and swaps a batch; the seconds of plan and release."""
         offsets = np.array([0, len(ids)], np.int64)
         plans: list[Any] = []
-        spent = seconds_of(lambda: plans.append(self.engine.plan(ids, offsets, _FEATURES, 1)))
+        spent = seconds_of(lambda: plans.append(self.engine.plan(ids, offsets, _FEATURES, 1, announced=announced)))
         plan = plans.pop()
         leaving, coming = plan.rows_out, plan.rows_in
         if max(leaving, coming) > len(self._records):

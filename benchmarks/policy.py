@@ -1,15 +1,19 @@
-"""Exact counts of what a cache policy misses, on a stationary power law, a drifting one and a scan."""
+"""Exact counts of what cache policies miss: on a stationary power law, a drifting one, a scan, and MovieLens-100K."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .ids import STREAMS, Int64Array, stream
 from .planning import Planner, make_engine
+
+LOOK_AHEAD = "look_ahead"
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,8 @@ class PolicyOptions:
         alpha: of the power laws.
         policies: of the engine.
         seed: of the ids.
+        depths: batches announced ahead, for the policy that looks ahead.
+        movielens: folder of MovieLens-100K; its batches have 1/16 of the rows, and all are served.
     """
 
     rows: int
@@ -35,20 +41,43 @@ class PolicyOptions:
     alpha: float
     policies: tuple[str, ...]
     seed: int
+    depths: tuple[int, ...] = (1, 4, 12)
+    movielens: Path | None = None
 
     @property
     def slots(self) -> int:
         return max(1, round(self.rows * self.fraction))
 
 
-class RoundRobin:
-    """A hand that walks over the slots and takes each that the batch does not need: the policy to beat."""
+class Simulated:
+    """What a batch needs, from a cache that is simulated.
+
+    Attributes:
+        counters: as the engine's, as far as they are the same.
+    """
+
+    def __init__(self) -> None:
+        self.counters: dict[str, int] = {}
+        self.reset()
+
+    def reset(self) -> None:
+        """Sets every counter to zero."""
+        self.counters = dict.fromkeys(("lookups", "unique_rows", "unique_misses", "rows_in", "rows_out"), 0)
+
+    def count(self, lookups: int, unique: int, missing: int, leaving: int) -> None:
+        """Adds a batch."""
+        for name, number in zip(self.counters, (lookups, unique, missing, missing, leaving), strict=True):
+            self.counters[name] += number
+
+
+class RoundRobin(Simulated):
+    """A hand that walks over the slots and takes each that the batch does not need: Rec SDK's, and to be beaten."""
 
     def __init__(self, rows: int, slots: int) -> None:
+        super().__init__()
         self._slot_of = np.full(rows, -1, np.int64)
         self._row_in = np.full(slots, -1, np.int64)
         self._hand = 0
-        self.counters = dict.fromkeys(("lookups", "unique_rows", "unique_misses", "rows_in", "rows_out"), 0)
 
     def plan(self, ids: Int64Array) -> None:
         """Serves a batch.
@@ -72,17 +101,62 @@ class RoundRobin:
         self._slot_of[missing] = taken
         if len(taken):
             self._hand = int(taken[-1] + 1) % len(needed)
-        self._count(len(ids), len(unique), len(missing), len(leaving))
-
-    def _count(self, lookups: int, unique: int, missing: int, leaving: int) -> None:
-        counted = (lookups, unique, missing, missing, leaving)
-        for name, count in zip(self.counters, counted, strict=True):
-            self.counters[name] += count
+        self.count(len(ids), len(unique), len(missing), len(leaving))
 
 
-def _result(kind: str, policy: str, options: PolicyOptions, counters: dict[str, int]) -> dict[str, Any]:
+class Optimum(Simulated):
+    """Belady's: what leaves is needed last. It knows all batches."""
+
+    def __init__(self, rows: int, slots: int, batches: Sequence[Int64Array]) -> None:
+        super().__init__()
+        never = len(batches)
+        after = np.full(rows, never, np.int64)
+        self._next_uses: list[Int64Array] = []
+        for step in reversed(range(len(batches))):
+            unique = np.unique(batches[step])
+            self._next_uses.append(after[unique])
+            after[unique] = step
+        self._slots = slots
+        self._resident = np.zeros(rows, bool)
+        self._next_use = np.full(rows, never, np.int64)
+
+    def plan(self, ids: Int64Array) -> None:
+        """Serves the next batch, which is `ids`.
+
+        Raises:
+            ValueError: it needs more rows than there are slots.
+        """
+        unique = np.unique(ids)
+        if len(unique) > self._slots:
+            raise ValueError(f"a batch of {len(unique)} distinct rows in a cache of {self._slots}")
+        missing = len(unique) - int(self._resident[unique].sum())
+        self._next_use[unique] = self._next_uses.pop()
+        self._resident[unique] = False  # so that what is left may leave
+        others = np.flatnonzero(self._resident)
+        leaving = max(0, len(others) + len(unique) - self._slots)
+        if leaving:
+            self._resident[others[np.argpartition(-self._next_use[others], leaving - 1)[:leaving]]] = False
+        self._resident[unique] = True
+        self.count(len(ids), len(unique), missing, leaving)
+
+
+class Ahead(Planner):
+    """An engine that batches are announced to, `depth` ahead of the one that is planned."""
+
+    def __init__(self, options: PolicyOptions, depth: int, batches: Sequence[Int64Array]) -> None:
+        super().__init__(make_engine(options.rows, options.slots, policy=LOOK_AHEAD))
+        self._coming = iter(batches)
+        self._announced = [self.announce(ids) for ids in itertools.islice(self._coming, depth)]
+
+    def serve(self, ids: Int64Array) -> None:
+        """Plans the next batch, which is `ids`."""
+        self._announced += [self.announce(coming) for coming in itertools.islice(self._coming, 1)]
+        self.plan(ids, self._announced.pop(0))
+
+
+def _result(trace: str, policy: str, options: PolicyOptions, counters: dict[str, int]) -> dict[str, Any]:
     return {
-        "stream": kind,
+        "stream": trace,
         "policy": policy,
         "rows": options.rows,
         "slots": options.slots,
@@ -93,34 +167,62 @@ def _result(kind: str, policy: str, options: PolicyOptions, counters: dict[str, 
     }
 
 
-def _batches(kind: str, options: PolicyOptions) -> Iterator[Int64Array]:
-    return stream(kind, options.rows, options.batch, options.alpha, options.seed)
+def movielens_items(folder: Path) -> Int64Array:
+    """Items of the ratings of MovieLens-100K in the order of time, from 0."""
+    ratings = np.loadtxt(folder / "u.data", dtype=np.int64)
+    items: Int64Array = ratings[np.argsort(ratings[:, 3], kind="stable"), 1] - 1
+    return items
 
 
-def _engine_run(kind: str, policy: str, options: PolicyOptions) -> dict[str, Any]:
-    planner = Planner(make_engine(options.rows, options.slots, policy=policy))
-    batches = _batches(kind, options)
-    for step in range(options.warm + options.steps):
+def _traces(options: PolicyOptions) -> list[tuple[str, PolicyOptions, list[Int64Array]]]:
+    """Names, sizes and batches."""
+    steps = options.warm + options.steps
+    traces = []
+    for kind in STREAMS:
+        endless = stream(kind, options.rows, options.batch, options.alpha, options.seed)
+        traces.append((kind, options, list(itertools.islice(endless, steps))))
+    if options.movielens is not None:
+        items = movielens_items(options.movielens)
+        rows = int(items.max()) + 1
+        batch = max(1, rows // 16)
+        batches = [items[first : first + batch] for first in range(0, len(items) - batch + 1, batch)]
+        sizes = replace(options, rows=rows, batch=batch, steps=len(batches) - options.warm)
+        traces.append(("MovieLens items", sizes, batches))
+    return traces
+
+
+def _engine_run(
+    trace: str, policy: str, options: PolicyOptions, batches: Sequence[Int64Array], depth: int = 0
+) -> dict[str, Any]:
+    planner = (
+        Ahead(options, depth, batches) if depth else Planner(make_engine(options.rows, options.slots, policy=policy))
+    )
+    for step, ids in enumerate(batches):
         if step == options.warm:
             planner.engine.reset_stats()
-        planner.plan(next(batches))
-    return _result(kind, policy, options, planner.engine.stats())
+        planner.serve(ids) if isinstance(planner, Ahead) else planner.plan(ids)
+    name = f"{policy}, {depth} announced" if depth else policy
+    return _result(trace, name, options, planner.engine.stats())
 
 
-def _hand_run(kind: str, options: PolicyOptions) -> dict[str, Any]:
-    hand = RoundRobin(options.rows, options.slots)
-    batches = _batches(kind, options)
-    for step in range(options.warm + options.steps):
+def _simulated_run(
+    trace: str, name: str, simulated: RoundRobin | Optimum, options: PolicyOptions, batches: Sequence[Int64Array]
+) -> dict[str, Any]:
+    for step, ids in enumerate(batches):
         if step == options.warm:
-            hand.counters = dict.fromkeys(hand.counters, 0)
-        hand.plan(next(batches))
-    return _result(kind, "round robin (simulated)", options, hand.counters)
+            simulated.reset()
+        simulated.plan(ids)
+    return _result(trace, name, options, simulated.counters)
 
 
 def run_policies(options: PolicyOptions) -> list[dict[str, Any]]:
-    """Every policy on every stream."""
+    """Every policy on every trace; then the hand, and what no policy can do better than."""
     results = []
-    for kind in STREAMS:
-        results += [_engine_run(kind, policy, options) for policy in options.policies]
-        results.append(_hand_run(kind, options))
+    for trace, sizes, batches in _traces(options):
+        results += [_engine_run(trace, policy, sizes, batches) for policy in options.policies]
+        if LOOK_AHEAD in options.policies:
+            results += [_engine_run(trace, LOOK_AHEAD, sizes, batches, depth) for depth in options.depths]
+        hand, optimum = RoundRobin(sizes.rows, sizes.slots), Optimum(sizes.rows, sizes.slots, batches)
+        results.append(_simulated_run(trace, "round robin (simulated)", hand, sizes, batches))
+        results.append(_simulated_run(trace, "Belady (simulated)", optimum, sizes, batches))
     return results

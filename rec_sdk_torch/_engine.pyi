@@ -24,6 +24,9 @@ _Int: TypeAlias = npt.NDArray[np.signedinteger[Any]]  # int32 or int64; another 
 def available_memory() -> int:
     """Bytes of host memory that can still be taken: MemAvailable, or less where a cgroup (v1 or v2) says so."""
 
+def cache_policies() -> list[str]:
+    """Names of the policies that say which rows leave the cache, the default first."""
+
 def set_parallel_runner(runner: int, threads: int, from_lookups: int = 8192) -> None:
     """Lets all engines work on several threads: `runner` is the address of a C function `void (int64_t count,
     void (*piece)(void* context, int64_t i), void* context)` that calls `piece(context, i)` for every i in [0, count),
@@ -130,6 +133,12 @@ class Plan:
     def release(self) -> None:
         """Ends the pins of the plan's slots. Idempotent; deleting the plan releases it too."""
 
+class Announcement:
+    """A batch that will be planned later. Deleting it forgets it."""
+
+    def forget(self) -> None:
+        """The batch will not come. Idempotent, and nothing after the batch was planned."""
+
 class ReadPlan:
     """Where the rows of some bags are. When all_resident, `index` holds cache slots. Otherwise it points into
     [the rows of resident_slots ; the host_count rows that Engine.read fills].
@@ -205,12 +214,21 @@ class Engine:
         batch_size: int,
         weighted: bool = False,
         arena: _Bytes | None = None,
+        announced: Announcement | None = None,
     ) -> Plan:
         """Plans a batch and pins its slots. Waits for no copy.
 
         values: [*] ids of all keys. offsets: [K*B + 1]. feature_keys: [F] which key each feature reads. arena: memory
-        for the plan's arrays, of arena_bytes() at least, which the plan keeps; None for memory of its own.
+        for the plan's arrays, of arena_bytes() at least, which the plan keeps; None for memory of its own. announced:
+        what announce() gave for the batch, which then no longer counts; after an exception it still does.
         Raises CacheTooSmallError, CapacityError, IndexError (ids out of range), MemoryError, TypeError, ValueError.
+        """
+
+    def announce(self, values: _Int, offsets: _Int, feature_keys: _Int, batch_size: int) -> Announcement:
+        """Says that the batch will be planned, after those announced before: a policy that looks ahead keeps its rows.
+
+        It counts until it is planned or forgotten. Changes no row; other policies ignore it. RuntimeError when 16 were
+        announced from the oldest on that still counts; TypeError, ValueError as from plan().
         """
 
     def arena_bytes(

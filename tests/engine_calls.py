@@ -24,9 +24,13 @@ def table(name: str = "t", hashed: bool = True, rows: int = 100, slots: int = 8,
     return _engine.TableSpec(name=name, hashed=hashed, num_embeddings=rows, slots=slots, **settings)
 
 
-def engine(*tables: _engine.TableSpec, columns: list[int] | None = None, means: list[bool] | None = None) -> Any:
+def engine(
+    *tables: _engine.TableSpec, columns: list[int] | None = None, means: list[bool] | None = None, policy: str = "lru"
+) -> Any:
     count = len(tables)
-    return _engine.Engine(list(tables), DIM, 0, [DIM], list(range(count)), columns or [], means or [False] * count)
+    return _engine.Engine(
+        list(tables), DIM, 0, [DIM], list(range(count)), columns or [], means or [False] * count, policy
+    )
 
 
 def plan(

@@ -298,7 +298,7 @@ def test_wrong_specs(other: dict[str, Any], message: str) -> None:
 
 def test_wrong_groups() -> None:
     one = [table("a")]
-    with pytest.raises(ValueError, match=r"policy 'fifo'.*'lru'"):
+    with pytest.raises(ValueError, match=r"policy 'fifo'.*'lru', 'lfu', 'lrfu', 'look_ahead'"):
         _engine.Engine(one, DIM, 0, [DIM], [0], [], [], "fifo")
     with pytest.raises(ValueError, match="ordered by table"):
         _engine.Engine([*one, table("b")], DIM, 0, [DIM], [1, 0], [], [])

@@ -49,6 +49,7 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
         seed: int | None = None,
         bounds_check_mode: BoundsCheckMode | str = "warning",
         check_finite: str = "off",
+        cache_policy: str = "lru",
     ) -> None:
         """Checks the tables; rows and cache are laid out at first use.
 
@@ -66,6 +67,7 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
             bounds_check_mode: index tables: `fatal`, `warning`, `ignore`, `none`.
             check_finite: what a NaN or infinite gradient does: `off` (nothing), `warn`, or `raise`
                 (FloatingPointError before any row changes).
+            cache_policy: which rows leave a full cache: `lru`, `lfu`, `lrfu` or `look_ahead`. Results are the same.
 
         Raises:
             ValueError, TypeError: tables or options that cannot be met; the message names them.
@@ -73,7 +75,7 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
         """
         hint = BatchHint(batch_size, multi_hot_sizes, world_size)
         options: dict[str, Any] = {"cache": cache, "seed": seed, "bounds_check_mode": bounds_check_mode}
-        options["check_finite"] = check_finite
+        options |= {"check_finite": check_finite, "cache_policy": cache_policy}
         embedding = _embedding(self, tables, EmbeddingConfig, device, batch_hint=hint, **options)
         super().__init__(tables, embedding, embedding_optimizer_cls)
         self._need_indices = need_indices
@@ -187,6 +189,7 @@ class EmbCacheEmbeddingBagCollection(_PooledCollection):
         seed: int | None = None,
         bounds_check_mode: BoundsCheckMode | str = "warning",
         check_finite: str = "off",
+        cache_policy: str = "lru",
     ) -> None:
         """Checks the tables; rows and cache are laid out at first use.
 
@@ -198,7 +201,7 @@ class EmbCacheEmbeddingBagCollection(_PooledCollection):
         """
         hint = BatchHint(batch_size, multi_hot_sizes, world_size)
         options: dict[str, Any] = {"cache": cache, "seed": seed, "bounds_check_mode": bounds_check_mode}
-        options["check_finite"] = check_finite
+        options |= {"check_finite": check_finite, "cache_policy": cache_policy}
         embedding = _embedding(self, tables, EmbeddingBagConfig, device, batch_hint=hint, **options)
         super().__init__(tables, embedding, embedding_optimizer_cls, is_weighted)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .._engine import available_memory
+from .._engine import available_memory, cache_policies
 from ..backends.devices import backend_for, parse_device
 from ..eager import check_batch, eager
 from .batch import Batch, Int64Array
@@ -58,6 +58,7 @@ class TableBatchedEmbedding(TablesModule):
         seed: int | None = None,
         bounds_check_mode: BoundsCheckMode | str = BoundsCheckMode.WARNING,
         check_finite: str = "off",
+        cache_policy: str = "lru",
     ) -> None:
         """Checks the configuration; allocates nothing yet.
 
@@ -73,6 +74,7 @@ class TableBatchedEmbedding(TablesModule):
             bounds_check_mode: what an id outside an index table does.
             check_finite: what a NaN or infinite gradient does: nothing (`off`), a warning (`warn`), or a
                 FloatingPointError in the backward pass before any row changes (`raise`).
+            cache_policy: which rows leave a full cache: `lru`, `lfu`, `lrfu` or `look_ahead`. Results are the same.
 
         Raises:
             ValueError, TypeError: tables or options that cannot be met.
@@ -97,6 +99,9 @@ class TableBatchedEmbedding(TablesModule):
         self.cache_option = cache
         self.batch_hint = batch_hint or BatchHint()
         self.batch_hint.rows(self.tables)
+        if cache_policy not in cache_policies():
+            raise ValueError(f"cache_policy is {cache_policy!r}, allowed are {cache_policies()}")
+        self.cache_policy = cache_policy
         self.seed = (torch.initial_seed() if seed is None else operator.index(seed)) & (2**64 - 1)
         self.bounds_check = BoundsCheckMode.parse(bounds_check_mode)
         self.num_features = sum(table.num_features for table in self.tables)
@@ -221,7 +226,7 @@ class TableBatchedEmbedding(TablesModule):
         for indices in alike.values():
             members = [Member(self.tables[i], self._features[i], slots[i], self.optimizers[i]) for i in indices]
             own = [columns[f] for member in members for f in member.features] if self.pooled else []
-            groups.append(Group(members, own, self.device, self.seed, self.bounds_check, serial))
+            groups.append(Group(members, own, self.device, self.seed, self.bounds_check, self.cache_policy, serial))
         return groups
 
     def window_open(self) -> bool:
@@ -485,6 +490,7 @@ class TableBatchedEmbedding(TablesModule):
             seed=self.seed,
             bounds_check_mode=self.bounds_check,
             check_finite=self.steps.guard.check_finite,
+            cache_policy=self.cache_policy,
         )
         twin.steps.guard.scaler = self.steps.guard.scaler
         memo[id(self)] = twin

@@ -79,6 +79,7 @@ def _engine_of(
     means: Sequence[bool],
     seed: int,
     bounds_check: BoundsCheckMode,
+    cache_policy: str,
     serial: int,
 ) -> _engine.Engine:
     return _engine.Engine(
@@ -89,6 +90,7 @@ def _engine_of(
         [index for index, member in enumerate(members) for _ in member.features],
         list(columns),
         list(means) if columns else [],
+        policy=cache_policy,
         serial=serial,
     )
 
@@ -118,6 +120,7 @@ class Group:
         device: torch.device,
         seed: int,
         bounds_check: BoundsCheckMode,
+        cache_policy: str,
         serial: int = 0,
     ) -> None:
         """Allocates the cache.
@@ -128,6 +131,7 @@ class Group:
             device: where the cache lives.
             seed: of the initial weights.
             bounds_check: what an id outside an index table does.
+            cache_policy: which rows leave the cache, by its name in the engine.
             serial: versions of rows go on from here.
         """
         self.members = list(members)
@@ -138,7 +142,7 @@ class Group:
         self._kernel = first.optimizer.spec.kernel if first.optimizer else ""
         self._device = device
         means = [m.config.pooling is Pooling.MEAN for m in members for _ in m.features]
-        self.engine = _engine_of(members, self.layout, columns, means, seed, bounds_check, serial)
+        self.engine = _engine_of(members, self.layout, columns, means, seed, bounds_check, cache_policy, serial)
         optimizers = [member.optimizer for member in members if member.optimizer]
         self.optimizers = list({id(optimizer): optimizer for optimizer in optimizers}.values())
         ranks = {id(optimizer): rank for rank, optimizer in enumerate(self.optimizers)}

@@ -14,10 +14,10 @@ import torch
 from benchmarks import cpu, rivals, targets
 from benchmarks.bounds import Machine, step_bytes
 from benchmarks.contenders import Collection, NotAvailableError, Ours
-from benchmarks.ids import Distribution, power_law_ranks, scatter, stream
+from benchmarks.ids import STREAMS, Distribution, power_law_ranks, scatter, stream
 from benchmarks.options import Sample, parse
 from benchmarks.planning import Planner, PlanOptions, large_table_problem, make_engine, run_plans
-from benchmarks.policy import PolicyOptions, RoundRobin, run_policies
+from benchmarks.policy import Optimum, PolicyOptions, RoundRobin, movielens_items, run_policies
 from benchmarks.report import render
 from benchmarks.step import StepBench, StepOptions
 from benchmarks.workload import OPTIMIZERS, TableSet, Workload, make_workload
@@ -448,14 +448,35 @@ def test_engine_counts_on_a_known_case() -> None:
 
 
 def test_policies_see_the_same_stream() -> None:
-    options = PolicyOptions(1000, 0.1, 20, 5, 5, 1.05, ("lru",), 0)
+    options = PolicyOptions(1000, 0.1, 20, 5, 40, 1.05, ("lru", "lrfu", "look_ahead"), 0, depths=(2, 12))
     runs = run_policies(options)
-    assert [(r["stream"], r["policy"]) for r in runs[:2]] == [
-        ("stationary", "lru"),
-        ("stationary", "round robin (simulated)"),
-    ]
-    for engine, hand in zip(runs[::2], runs[1::2], strict=True):
-        assert engine["counters"]["unique_rows"] == hand["counters"]["unique_rows"]
+    names = ["lru", "lrfu", "look_ahead", "look_ahead, 2 announced", "look_ahead, 12 announced"]
+    names += ["round robin (simulated)", "Belady (simulated)"]
+    assert [(r["stream"], r["policy"]) for r in runs] == [(s, n) for s in STREAMS for n in names]
+    for first in range(0, len(runs), len(names)):
+        misses = [run["counters"]["unique_misses"] for run in runs[first : first + len(names)]]
+        assert len({run["counters"]["unique_rows"] for run in runs[first : first + len(names)]}) == 1
+        assert min(misses) == misses[-1], "nothing is better than Belady's optimum"
+        assert misses[1] == misses[2], "with nothing announced there is nothing to look ahead to"
+        assert misses[4] <= misses[3] <= misses[2]
+
+
+def test_the_optimum_of_a_known_case() -> None:
+    batches = [np.array(ids) for ids in ([0, 1], [2], [3], [1], [0], [2])]
+    optimum = Optimum(4, 2, batches)
+    for ids in batches:
+        optimum.plan(ids)
+    # 0 leaves for 2, 2 for 3, 3 for 0, and then either for 2: only 1 is there when it is wanted.
+    assert (optimum.counters["unique_misses"], optimum.counters["rows_out"]) == (6, 4)
+
+
+def test_items_in_time_order(tmp_path: Path) -> None:
+    (tmp_path / "u.data").write_text("1\t7\t3\t30\n2\t5\t3\t10\n1\t6\t4\t20\n")
+    assert movielens_items(tmp_path).tolist() == [4, 5, 6]
+    options = PolicyOptions(100, 0.5, 2, 1, 2, 1.05, ("lru",), 0, movielens=tmp_path)
+    runs = [run for run in run_policies(options) if run["stream"] == "MovieLens items"]
+    assert [run["rows"] for run in runs] == [7, 7, 7]
+    assert [run["counters"]["unique_misses"] for run in runs] == [2, 2, 2], "the first item is warm-up"
 
 
 def test_a_table_that_does_not_fit_says_what_it_needs() -> None:

@@ -80,7 +80,7 @@ class Cache {
     order.resize(std::min(order.size(), static_cast<size_t>(wanted)));
     uses_.prepare_held();
     std::vector<uint32_t> victims(order.size());
-    policy_->evict(static_cast<int64_t>(victims.size()), &uses_, victims.data());
+    policy_->evict(static_cast<int64_t>(victims.size()), &uses_, rec_sdk::FutureUses(), victims.data());
     // The order of what was not held is not kept when epochs begin anew.
     if (uses_.renumbered() == 0) {
       for (size_t i = 0; i < order.size(); ++i) CHECK(victims[i] == order[i].second);
@@ -134,8 +134,8 @@ void long_ago() {
   for (int64_t slot = 0; slot < 6; ++slot) uses.restore(slot, last[slot]);
   for (int i = 0; i < 1000000; ++i) uses.begin_batch(0);
   std::vector<uint32_t> victims(4);
-  policy->evict(1, &uses, victims.data());
-  policy->evict(3, &uses, victims.data() + 1);
+  policy->evict(1, &uses, rec_sdk::FutureUses(), victims.data());
+  policy->evict(3, &uses, rec_sdk::FutureUses(), victims.data() + 1);
   CHECK((victims == std::vector<uint32_t>{4, 2, 3, 1}));
 }
 

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
-from jagged import apply, assert_trains, bag_config, bags_collection, jagged, numbered, read, rows_of, train_step
+from jagged import (
+    apply,
+    assert_trains,
+    bag_config,
+    bags_collection,
+    jagged,
+    numbered,
+    read,
+    rows_of,
+    sequences_collection,
+    train_step,
+)
 from torchrec import EmbeddingBagConfig
 
 import rec_sdk_torch as rst
@@ -154,3 +166,14 @@ def test_positional_arguments_are_rec_sdks(device: torch.device) -> None:
         assert collection._embedding.batch_hint == BatchHint(3, [4], 2)
         with pytest.raises(TypeError, match="embedding_optimizer_cls"):
             apply(collection, torch.optim.Adagrad)
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu", "lrfu", "look_ahead"])
+@pytest.mark.parametrize("sequence", [True, False])
+def test_the_cache_policy_of_a_collection(device: torch.device, policy: str, sequence: bool) -> None:
+    make = sequences_collection if sequence else bags_collection
+    collection = make(device, cache=2, cache_policy=policy)
+    assert collection._embedding.cache_policy == policy
+    assert copy.deepcopy(collection)._embedding.cache_policy == policy
+    with pytest.raises(ValueError, match="cache_policy is 'fifo', allowed are"):
+        make(device, cache_policy="fifo")

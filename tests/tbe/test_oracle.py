@@ -1,4 +1,4 @@
-"""The trust anchor: random tables, batches and optimizers against plain torch, at every cache size.
+"""The trust anchor: random tables, batches, cache policies and optimizers against plain torch, at every cache size.
 
 Outputs, weights and optimizer states agree with the float64 reference after 20 steps, and are the same bits
 whether the cache holds exactly one batch or the whole table.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 from unittest import mock
@@ -85,6 +85,7 @@ class Scenario:
     max_gradient: float
     weighted: bool
     events: list[str]
+    policy: str
     seed: int
     depth: int = 0
 
@@ -176,8 +177,9 @@ def scenarios(draw: st.DrawFn, events: tuple[str, ...] = EVENTS, depths: tuple[i
     weighted = not sequence and draw(st.booleans())
     clip = draw(st.sampled_from((float("inf"), 0.7)))
     drawn = draw(st.lists(st.sampled_from(events), min_size=STEPS, max_size=STEPS))
+    policy = draw(st.sampled_from(_engine.cache_policies()))
     seed = draw(st.integers(0, 2**32 - 1))
-    return Scenario(tables, optimizer, window, clip, weighted, drawn, seed, draw(st.integers(*depths)))
+    return Scenario(tables, optimizer, window, clip, weighted, drawn, policy, seed, draw(st.integers(*depths)))
 
 
 def make(scenario: Scenario, cache: dict[str, int], device: torch.device) -> TableBatchedEmbedding:
@@ -188,7 +190,12 @@ def make(scenario: Scenario, cache: dict[str, int], device: torch.device) -> Tab
         kwargs |= {"gradient_clipping": True, "max_gradient": scenario.max_gradient}
     optimizer = TableOptimizer.create(optimizer_class(scenario.optimizer, scenario.window), kwargs)
     return TableBatchedEmbedding(
-        scenario.tables, optimizer=optimizer, cache=dict(cache), device=device, seed=scenario.seed
+        scenario.tables,
+        optimizer=optimizer,
+        cache=dict(cache),
+        device=device,
+        seed=scenario.seed,
+        cache_policy=scenario.policy,
     )
 
 
@@ -399,15 +406,18 @@ def check(scenario: Scenario, device: torch.device) -> None:
     others = [(between, device, False), (whole, device, False), (small, device, True)]
     if device.type != "cpu":  # every backend sums in the same order
         others.append((small, torch.device("cpu"), False))
+    # Another policy finds other rows gone, and nobody sees it.
+    policies = _engine.cache_policies()
+    other = replace(scenario, policy=policies[(policies.index(scenario.policy) + 1) % len(policies)])
     for cache, where, late in others:
         # Late: no row has arrived on the host before somebody waits for it.
         with mock.patch.object(Departure, "done", return_value=False) if late else contextlib.nullcontext():
-            again = run(scenario, cache, where)
+            again = run(other, cache, where)
         assert again.keys() == result.keys()
         for name, value in result.items():
             same = torch.equal(value, again[name])
-            other = f"{cache} rows on {where}{', rows late' if late else ''}"
-            assert same, f"{name} differs between caches of {small} rows on {device} and {other}"
+            against = f"{cache} rows on {where}{', rows late' if late else ''}"
+            assert same, f"{name} differs between caches of {small} rows on {device} and {against}"
     compare(scenario, result, device)
 
 

@@ -221,6 +221,10 @@ void bind_plan(py::module_& m) {
       .def("release", &Plan::release);
 }
 
+void bind_announcement(py::module_& m) {
+  py::class_<Announcement>(m, "Announcement").def("forget", &Announcement::forget);
+}
+
 void bind_read_plan(py::module_& m) {
   const auto view = [](auto member) {
     return [member](const py::object& self) {
@@ -243,19 +247,29 @@ void bind_batches(EngineClass& engine) {
       .def(
           "plan",
           [](Engine& e, const py::array& values, const py::array& offsets, const py::array& feature_keys,
-             int64_t batch_size, bool weighted, std::optional<Bytes> arena) {
+             int64_t batch_size, bool weighted, std::optional<Bytes> arena, const Announcement* announced) {
             BatchArguments batch(values, offsets, feature_keys, batch_size);
             batch.input.weighted = weighted;
             ExternalArena memory = arena ? external_arena(*arena) : ExternalArena();
             std::unique_ptr<Plan> plan;
             {
               const py::gil_scoped_release nogil;
-              plan = e.plan(batch.input, std::move(memory));
+              plan = e.plan(batch.input, std::move(memory), announced);
             }
             return plan;
           },
           py::arg("values"), py::arg("offsets"), py::arg("feature_keys"), py::arg("batch_size"),
-          py::arg("weighted") = false, py::arg("arena").noconvert() = py::none())
+          py::arg("weighted") = false, py::arg("arena").noconvert() = py::none(),
+          py::arg("announced").none(true) = py::none())
+      .def(
+          "announce",
+          [](Engine& e, const py::array& values, const py::array& offsets, const py::array& feature_keys,
+             int64_t batch_size) {
+            const BatchArguments batch(values, offsets, feature_keys, batch_size);
+            const py::gil_scoped_release nogil;
+            return e.announce(batch.input);
+          },
+          py::arg("values"), py::arg("offsets"), py::arg("feature_keys"), py::arg("batch_size"))
       .def(
           "arena_bytes",
           [](Engine& e, const py::array& values, const py::array& offsets, const py::array& feature_keys,
@@ -361,6 +375,7 @@ PYBIND11_MODULE(_engine, m) {
   py::register_exception<CacheTooSmallError>(m, "CacheTooSmallError", PyExc_RuntimeError);
   py::register_exception<CapacityError>(m, "CapacityError", PyExc_RuntimeError);
   m.def("available_memory", &available_memory);
+  m.def("cache_policies", &cache_policy_names);
   // Addresses of functions of another library.
   m.def(
       "set_parallel_runner",
@@ -371,6 +386,7 @@ PYBIND11_MODULE(_engine, m) {
       py::arg("runner"), py::arg("threads"), py::arg("from_lookups") = kParallelLookups);
   bind_specs(m);
   bind_plan(m);
+  bind_announcement(m);
   bind_read_plan(m);
   EngineClass engine(m, "Engine");
   engine.def(py::init(&make_engine), py::arg("tables"), py::arg("dim"), py::arg("weight_dtype"),

@@ -2,6 +2,8 @@
 
 #include <stdexcept>
 
+#include "torch_npu_ext/host/lfu_policy.h"
+#include "torch_npu_ext/host/lrfu_policy.h"
 #include "torch_npu_ext/host/lru_policy.h"
 
 namespace rec_sdk {
@@ -18,9 +20,18 @@ struct Registered {
 };
 constexpr Registered kPolicies[] = {
     {"lru", make<LruPolicy>},
+    {"lfu", make<LfuPolicy>},
+    {"lrfu", make<LrfuPolicy>},
+    {"look_ahead", make<LookAheadPolicy>},
 };
 
 }  // namespace
+
+std::vector<std::string> cache_policy_names() {
+  std::vector<std::string> names;
+  for (const Registered& policy : kPolicies) names.emplace_back(policy.name);
+  return names;
+}
 
 std::unique_ptr<CachePolicy> make_cache_policy(const std::string& name, int64_t first_slot, int64_t slots) {
   std::string known;

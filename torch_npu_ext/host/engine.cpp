@@ -16,6 +16,15 @@ void Engine::end_later(std::shared_ptr<PlanBuffers> buffers) noexcept {
   to_end_.push_back(std::move(buffers));
 }
 
+void Announcement::forget() noexcept {
+  if (ticket_ != 0 && !forgotten_.exchange(true)) engine_->forget_later(ticket_);
+}
+
+void Engine::forget_later(uint64_t ticket) noexcept {
+  const std::lock_guard<std::mutex> guard(end_mutex_);
+  to_forget_.push_back(ticket);
+}
+
 std::unique_lock<std::mutex> Engine::lock() {
   std::unique_lock<std::mutex> guard(mutex_);
   end_plans();
@@ -37,6 +46,8 @@ void Engine::end_plans() noexcept {
   {
     const std::lock_guard<std::mutex> guard(end_mutex_);
     ended.swap(to_end_);
+    for (const uint64_t ticket : to_forget_) group_.future.forget(ticket);
+    to_forget_.clear();
   }
   for (const std::shared_ptr<PlanBuffers>& plan : ended) end(plan.get());
   while (!unapplied_.empty()) {
@@ -63,13 +74,26 @@ void Engine::check_own(const Plan& plan) const {
   if (plan.engine() != this) throw std::invalid_argument("the plan is of another engine");
 }
 
-std::unique_ptr<Plan> Engine::plan(const BatchInput& input, ExternalArena arena) {
+std::unique_ptr<Announcement> Engine::announce(const BatchInput& input) {
+  const auto guard = lock();
+  uint64_t ticket = 0;
+  if (!group_.tables.empty() && group_.tables[0].policy->looks_ahead()) {
+    ticket = planner_.announce(input, &group_);
+  }
+  return std::make_unique<Announcement>(shared_from_this(), ticket);
+}
+
+std::unique_ptr<Plan> Engine::plan(const BatchInput& input, ExternalArena arena,
+                                   const Announcement* announced) {
+  if (announced != nullptr && announced->engine() != this) {
+    throw std::invalid_argument("the announcement is of another engine");
+  }
   const auto guard = lock();
   std::shared_ptr<PlanBuffers> buffers = pool_->take();
   auto plan = std::make_unique<Plan>(shared_from_this(), buffers, false);
   unapplied_.push_back(buffers);
   try {
-    planner_.plan(input, &group_, buffers, std::move(arena));
+    planner_.plan(input, &group_, buffers, std::move(arena), announced == nullptr ? 0 : announced->ticket());
   } catch (...) {
     unapplied_.pop_back();
     throw;

@@ -54,6 +54,25 @@ class Plan {
   bool keeps_ = false;
 };
 
+// A batch that will be planned later. Dropping it is forgetting it.
+class Announcement {
+ public:
+  Announcement(std::shared_ptr<Engine> engine, uint64_t ticket)
+      : engine_(std::move(engine)), ticket_(ticket) {}
+  Announcement(const Announcement&) = delete;
+  Announcement& operator=(const Announcement&) = delete;
+  ~Announcement() { forget(); }
+
+  void forget() noexcept;
+  Engine* engine() const { return engine_.get(); }
+  uint64_t ticket() const { return ticket_; }
+
+ private:
+  std::shared_ptr<Engine> engine_;
+  uint64_t ticket_;  // 0 where the policy does not look ahead
+  std::atomic<bool> forgotten_{false};
+};
+
 // `records` are [rows, record_bytes], `sums` [rows, 2 * dim]; [begin, end) are ranges of rows. A call throws
 // std::invalid_argument for a plan of another engine.
 //
@@ -68,7 +87,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   int32_t table_count() const { return static_cast<int32_t>(group_.tables.size()); }
   int64_t feature_count() const { return static_cast<int64_t>(group_.features.size()); }
 
-  std::unique_ptr<Plan> plan(const BatchInput& input, ExternalArena arena = {});
+  std::unique_ptr<Plan> plan(const BatchInput& input, ExternalArena arena = {},
+                             const Announcement* announced = nullptr);
+  // A batch that comes after all those announced and not planned yet: a policy that looks ahead keeps its
+  // rows. It counts until it is planned or dropped. Throws std::runtime_error when there are too many.
+  std::unique_ptr<Announcement> announce(const BatchInput& input);
   size_t arena_bytes(
       const BatchInput& input);  // enough for the batch, whatever other threads do before its plan
   std::unique_ptr<ReadPlan> find(const BatchInput& input, int64_t bag_begin, int64_t bag_end);
@@ -146,9 +169,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
  private:
   friend class Plan;
+  friend class Announcement;
   std::unique_lock<std::mutex> lock();
   std::unique_lock<std::mutex> lock_settled(const char* what);
   void end_later(std::shared_ptr<PlanBuffers> buffers) noexcept;
+  void forget_later(uint64_t ticket) noexcept;
   void end_plans() noexcept;
   void end(PlanBuffers* plan) noexcept;
   void cancel_newest() noexcept;
@@ -170,8 +195,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::deque<std::shared_ptr<PlanBuffers>> unapplied_;  // oldest first
   std::shared_ptr<PlanPool> pool_ = std::make_shared<PlanPool>();
 
-  std::mutex end_mutex_;
+  std::mutex end_mutex_;  // of what is let go, until the next call
   std::vector<std::shared_ptr<PlanBuffers>> to_end_;
+  std::vector<uint64_t> to_forget_;
 };
 
 }  // namespace rec_sdk

@@ -54,6 +54,7 @@ Group::Group(GroupSpec spec)
   slot_ids = HugeArray<int64_t>(static_cast<size_t>(slots));
   uses = SlotUses(slots);
   uses.start_at(spec.serial);
+  future = FutureUses(slots, static_cast<int64_t>(tables.size()));
   bounds_warnings.reserve(tables.size());  // so that warn_bounds() cannot fail
 }
 

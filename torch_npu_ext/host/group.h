@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "torch_npu_ext/host/future_uses.h"
 #include "torch_npu_ext/host/slot_uses.h"
 #include "torch_npu_ext/host/table.h"
 #include "torch_npu_ext/host/transit.h"
@@ -48,6 +49,7 @@ struct Group {
   int64_t slots;
   HugeArray<int64_t> slot_ids;  // [slots] of a used slot
   SlotUses uses;
+  FutureUses future;
   Window window;
   Transit transit;
   Stats stats;

@@ -83,8 +83,36 @@ PlanShape Planner::shape(const Group& group) const {
   return shape;
 }
 
+// Of an index table, an id outside is the row that a plan would take it for.
+uint64_t Planner::announce(const BatchInput& input, Group* group) {
+  const int64_t features = static_cast<int64_t>(group->features.size());
+  check_batch(input, features, true);
+  slice_batch(input, features, 0, features * input.batch_size, &batch_);
+  const uint64_t ticket = group->future.begin();
+  for (const Batch::Piece& piece : batch_.pieces) {
+    const int32_t t = group->features[piece.feature].table;
+    const Table& table = group->tables[t];
+    if (table.never_evicts()) continue;
+    const int64_t end = piece.source + piece.end - piece.begin;
+    for (int64_t i = piece.source; i < end; ++i) {
+      if (i + kPrefetchDistance < end) {
+        table.prefetch_slot(table.known_id(batch_.values[i + kPrefetchDistance]));
+      }
+      const int64_t id = table.known_id(batch_.values[i]);
+      const uint32_t slot = table.slot_of(id);
+      if (slot != kNoSlot) {
+        group->future.add(slot);
+      } else {
+        group->future.add_absent(t, id);
+      }
+    }
+  }
+  group->future.confirm();
+  return ticket;
+}
+
 void Planner::plan(const BatchInput& input, Group* group, const std::shared_ptr<PlanBuffers>& plan,
-                   ExternalArena arena) {
+                   ExternalArena arena, uint64_t announced) {
   const int64_t features = static_cast<int64_t>(group->features.size());
   const int32_t tables = static_cast<int32_t>(group->tables.size());
   check_batch(input, features, true);
@@ -107,6 +135,7 @@ void Planner::plan(const BatchInput& input, Group* group, const std::shared_ptr<
     scan_.rollback(group);
     throw;
   }
+  group->future.forget(announced);
   commit(group, plan.get());
   group->uses.hold(plan.get());
   if (plan->rows_out > 0) group->transit.depart(plan);
@@ -153,6 +182,7 @@ void Planner::reserve(const BatchInput& input, Group* group, PlanBuffers* plan, 
     plan->in_offsets[t + 1] = plan->in_offsets[t] + static_cast<int32_t>(missed);
     if (missed == 0) continue;
     table.extend_rows();  // added ids are in the map already
+    if (group->future.any()) group->future.reserve(number, out);
     const int64_t unwritten = table.rows() - table.store.written_rows();
     group->memory.require(saturated_product(std::min(out, unwritten), group->layout.bytes),
                           table.spec().name);
@@ -206,7 +236,7 @@ void Planner::evict(Group* group, int32_t t, PlanBuffers* plan) noexcept {
   Table& table = group->tables[t];
   const int32_t begin = plan->out_offsets[t], end = plan->out_offsets[t + 1];
   int32_t* const victims = plan->swap_out_slots;
-  table.policy->evict(end - begin, &group->uses, reinterpret_cast<uint32_t*>(victims + begin));
+  table.policy->evict(end - begin, &group->uses, group->future, reinterpret_cast<uint32_t*>(victims + begin));
   for (int32_t i = begin; i < end; ++i) {
     if (i + 2 * kPrefetchDistance < end) prefetch(&group->slot_ids[victims[i + 2 * kPrefetchDistance]]);
     if (i + kPrefetchDistance < end) table.prefetch_slot(group->slot_ids[victims[i + kPrefetchDistance]]);
@@ -216,6 +246,7 @@ void Planner::evict(Group* group, int32_t t, PlanBuffers* plan) noexcept {
     plan->swap_out_rows[i] = row;
     plan->swap_out_ids[i] = id;
   }
+  leave(group, t, victims, plan->swap_out_rows, plan->swap_out_ids, begin, end);
 }
 
 void Planner::bring_in(Group* group, int32_t t, PlanBuffers* plan) noexcept {
@@ -243,6 +274,22 @@ void Planner::bring_in(Group* group, int32_t t, PlanBuffers* plan) noexcept {
     plan->swap_in_ids[place] = miss.id;
     plan->swap_in_added[place] = miss.added ? 1 : 0;
   }
+  enter(group, t, plan->swap_in_slots, plan->swap_in_rows, plan->swap_in_ids, plan->in_offsets[t], place);
+}
+
+// What the policy and the announcements know of rows [begin, end) of these goes with them, or comes back.
+void Planner::leave(Group* group, int32_t t, const int32_t* slots, const uint32_t* rows, const int64_t* ids,
+                    int32_t begin, int32_t end) noexcept {
+  group->tables[t].policy->leave(reinterpret_cast<const uint32_t*>(slots) + begin, rows + begin, end - begin);
+  if (!group->future.any()) return;
+  for (int32_t i = begin; i < end; ++i) group->future.leave(t, slots[i], ids[i]);
+}
+
+void Planner::enter(Group* group, int32_t t, const int32_t* slots, const uint32_t* rows, const int64_t* ids,
+                    int32_t begin, int32_t end) noexcept {
+  group->tables[t].policy->enter(reinterpret_cast<const uint32_t*>(slots) + begin, rows + begin, end - begin);
+  if (!group->future.any()) return;
+  for (int32_t i = begin; i < end; ++i) group->future.enter(t, slots[i], ids[i]);
 }
 
 void Planner::cancel(PlanBuffers* plan, Group* group) noexcept {
@@ -265,6 +312,8 @@ void Planner::cancel_table(PlanBuffers* plan, Group* group, int32_t t) noexcept 
   Table& table = group->tables[t];
   const int32_t in_begin = plan->in_offsets[t];
   const int32_t out_begin = plan->out_offsets[t];
+  leave(group, t, plan->swap_in_slots, plan->swap_in_rows, plan->swap_in_ids, in_begin,
+        plan->in_offsets[t + 1]);
   for (int32_t m = plan->in_offsets[t + 1]; m-- > in_begin;) {
     const int64_t id = plan->swap_in_ids[m];
     if (plan->swap_in_added[m] != 0) {
@@ -281,6 +330,8 @@ void Planner::cancel_table(PlanBuffers* plan, Group* group, int32_t t) noexcept 
     table.keep_row(static_cast<uint32_t>(slot), plan->swap_out_rows[o]);
     group->slot_ids[slot] = id;
   }
+  enter(group, t, plan->swap_out_slots, plan->swap_out_rows, plan->swap_out_ids, out_begin,
+        plan->out_offsets[t + 1]);
   // The rows that came first took free slots, the others those of the rows that left.
   const int32_t left = plan->out_offsets[t + 1] - out_begin;
   for (int32_t m = plan->in_offsets[t + 1] - left; m-- > in_begin;) {

@@ -80,6 +80,15 @@ class Table {
   // Index tables: the slot of each row, complemented, so that zeroed memory means kNoSlot.
   uint32_t* row_slots() const { return row_slots_.data(); }
 
+  // An id that the table can have: of an index table, those that it cannot are row 0.
+  int64_t known_id(int64_t id) const {
+    return spec_.hashed || static_cast<uint64_t>(id) < static_cast<uint64_t>(spec_.num_embeddings) ? id : 0;
+  }
+  uint32_t slot_of(int64_t id) const {  // of a known id, or one that a hash table has not met; or kNoSlot
+    if (!spec_.hashed) return ~row_slots_[id];
+    const IdMap::Entry entry = map().find(id, IdMap::hash(id));
+    return entry ? entry.slot() : kNoSlot;
+  }
   REC_SDK_ALWAYS_INLINE void prefetch_slot(int64_t id) const {
     spec_.hashed ? map().prefetch(IdMap::hash(id)) : rec_sdk::prefetch(&row_slots_[id]);
   }

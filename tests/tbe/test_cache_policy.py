@@ -1,0 +1,55 @@
+"""`cache_policy=`: which rows leave, kept by whatever lays the groups out anew, and never seen in results."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from rec_sdk_torch import _engine
+from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+
+
+def embedding(device: torch.device, policy: str, late: bool = False) -> TableBatchedEmbedding:
+    optimizer = None if late else TableOptimizer.create(torch.optim.SGD, {"lr": 0.1})
+    config = TableConfig("a", 50, 4, pooling=Pooling.NONE)
+    return TableBatchedEmbedding([config], optimizer=optimizer, cache=3, device=device, seed=3, cache_policy=policy)
+
+
+def train(tables: TableBatchedEmbedding, *batches: list[int]) -> None:
+    for ids in batches:
+        tables(torch.tensor(ids), torch.tensor([0, len(ids)])).sum().backward()
+
+
+def misses(tables: TableBatchedEmbedding, ids: list[int]) -> int:
+    before = tables.cache_stats()["unique_misses"]
+    train(tables, ids)
+    return tables.cache_stats()["unique_misses"] - before
+
+
+HOT = [[1], [1, 2, 3], [1], [1], [1], [2], [3], [4]]  # 1 is used most, and longest ago
+
+
+@pytest.mark.parametrize("policy", _engine.cache_policies())
+@pytest.mark.parametrize("how", ["new", "deepcopy", "other optimizer"])
+def test_the_policy_decides_what_leaves(device: torch.device, policy: str, how: str) -> None:
+    tables = embedding(device, policy, late=how == "other optimizer")
+    assert tables.cache_policy == policy
+    if how == "deepcopy":
+        train(tables, [7])
+        tables = copy.deepcopy(tables)
+    if how == "other optimizer":
+        tables.eval()
+        train_free = tables(torch.tensor([1]), torch.tensor([0, 1]))
+        assert train_free.shape == (1, 4)
+        tables.train()
+        tables.set_optimizers({0: TableOptimizer.create(torch.optim.Adagrad, {"lr": 0.1})})
+    train(tables, [5, 6, 9], [6])  # so that rows leave, and uses are counted, from the first of HOT on
+    train(tables, *HOT)
+    assert misses(tables, [1]) == (1 if policy == "lru" else 0)
+
+
+def test_an_unknown_policy_names_what_there_is(device: torch.device) -> None:
+    with pytest.raises(ValueError, match=r"cache_policy is 'fifo', allowed are \['lru', 'lfu', 'lrfu', 'look_ahead'\]"):
+        embedding(device, "fifo")
