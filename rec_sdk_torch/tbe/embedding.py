@@ -338,6 +338,10 @@ class TableBatchedEmbedding(TablesModule):
         """Whether training batches can be planned: not before the first forward, nor while evaluating."""
         return self.training and self._trainable and self._groups is not None
 
+    def looks_ahead(self) -> bool:
+        """Whether the cache policy wants to know what batches come."""
+        return self.cache_policy == "look_ahead"
+
     def in_flight(self) -> int:
         """Batches that are planned and whose update is not launched."""
         return max((group.engine.in_flight() for group in self._groups or []), default=0)

@@ -169,7 +169,12 @@ class Group:
 
     # ---- a training batch
 
-    def plan(self, batch: Batch) -> Plan:
+    def announce(self, batch: Batch) -> _engine.Announcement:
+        """Tells the cache policy that the batch will be planned, after those announced before."""
+        keys = batch.feature_keys[self.features]
+        return self.engine.announce(batch.values, batch.offsets, keys, batch.batch_size)
+
+    def plan(self, batch: Batch, announced: _engine.Announcement | None = None) -> Plan:
         """Plans a training batch; the plan pins the batch's rows until it is released or dropped.
 
         Raises:
@@ -177,7 +182,7 @@ class Group:
             CapacityError: a bounded hash table is full.
             IndexError, ValueError, TypeError: ids or offsets that cannot be right.
         """
-        return self.swap.plan(batch, batch.feature_keys[self.features])
+        return self.swap.plan(batch, batch.feature_keys[self.features], announced)
 
     def read_ahead(self, plan: Plan) -> None:
         """Starts to bring in the plan's rows before its turn, in any thread."""

@@ -8,11 +8,12 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import torch
 
-from .._engine import CacheTooSmallError
+from .._engine import Announcement, CacheTooSmallError
 from .batch import Batch, Int64Array
 from .plan import Plan
 from .transfers import in_thread, when_written
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 MAX_DEPTH = 12
 """Batches that may be ahead of the one that is trained."""
+
+PLANNED_BY_FORESIGHT = 2
+"""Of these, so many are planned under a cache policy that looks ahead. The others are announced to it."""
 
 
 def _version(tensor: torch.Tensor) -> int:
@@ -35,6 +39,7 @@ class Prefetched:
 
     Attributes:
         plans: of all groups, once they are made; None while they are not, and after they were dropped.
+        announced: to the cache policy, by all groups; empty once it is planned.
     """
 
     def __init__(
@@ -59,6 +64,7 @@ class Prefetched:
         self._known: list[tuple[object, torch.Tensor]] = [(source, values)]
         self._batch: Batch | None = None
         self.plans: list[Plan] | None = None
+        self.announced: list[Announcement] | None = None
         self.refused_beside: int | None = None
         """Batches in flight when the cache had no room for this one beside them."""
         self.failed = False
@@ -138,12 +144,12 @@ class LookAhead:
                 stacklevel=6,
             )
 
-    def _plan(self, batch: Batch) -> list[Plan]:
+    def _plan(self, batch: Batch, announced: Sequence[Announcement] = ()) -> list[Plan]:
         """Of all groups or, after an exception, of none. Under the planning lock."""
         plans: list[Plan] = []
         try:
-            for group in self._live().groups:
-                plans.append(group.plan(batch))
+            for group, announcement in zip_longest(self._live().groups, announced):
+                plans.append(group.plan(batch, announcement))
         except BaseException:
             self._end(plans)
             raise
@@ -237,6 +243,7 @@ class LookAhead:
         for prefetched in reversed(tuple(self._coming)):
             # Taken away first: after an interrupt, plans that nobody holds undo themselves.
             plans, prefetched.plans = prefetched.plans, None
+            prefetched.announced = None
             if plans is not None:
                 self._end(plans)
             if prefetched is after:
@@ -249,7 +256,7 @@ class LookAhead:
         if not self._coming or not self._idle:
             return
         with self._lock:
-            if self._idle and self._next() is not None:
+            if self._idle and (self._next() or self._to_announce()) is not None:
                 self._worker.run(self._plan_all)
                 self._idle = False
 
@@ -265,18 +272,41 @@ class LookAhead:
         prefetched = next((p for p in tuple(self._coming) if p.plans is None and not p.gone), None)
         if prefetched is None or prefetched.failed:
             return None
+        if embedding.looks_ahead() and sum(p.plans is not None for p in tuple(self._coming)) >= PLANNED_BY_FORESIGHT:
+            return None
         refused = prefetched.refused_beside
         return prefetched if refused is None or embedding.in_flight() < refused else None
+
+    def _to_announce(self) -> Prefetched | None:
+        """Under a policy that looks ahead, once all is planned that can be."""
+        embedding = self._embedding()
+        if embedding is None or not embedding.looks_ahead() or not embedding.plans_ahead():
+            return None
+        waiting = (p for p in tuple(self._coming) if p.plans is None and not p.gone and not p.failed)
+        return next((prefetched for prefetched in waiting if prefetched.announced is None), None)
+
+    def _announce(self, prefetched: Prefetched) -> None:
+        embedding = self._embedding()
+        if embedding is None:
+            return
+        announced: list[Announcement] = []
+        with contextlib.suppress(Exception), embedding.steps.planning:  # without, it is planned all the same
+            if self._to_announce() is prefetched:
+                announced = [group.announce(prefetched.batch) for group in embedding.groups]
+        prefetched.announced = announced
 
     def _plan_all(self) -> None:
         try:
             while True:
                 with self._lock:
-                    prefetched = self._next()
-                    if prefetched is None:
+                    prefetched, announces = self._next(), self._to_announce()
+                    if prefetched is None and announces is None:
                         self._idle = True  # under the lock: who adds a batch sees it
                         return
-                self._prepare(prefetched)
+                if prefetched is not None:
+                    self._prepare(prefetched)
+                elif announces is not None:
+                    self._announce(announces)
         finally:
             self._idle = True
 
@@ -302,7 +332,7 @@ class LookAhead:
             if self._next() is not prefetched:  # it came meanwhile
                 return None
             try:
-                plans = self._plan(batch)
+                plans = self._plan(batch, prefetched.announced or ())
             except CacheTooSmallError:
                 prefetched.refused_beside = embedding.in_flight()
                 self._too_small |= prefetched.refused_beside > 0
@@ -311,5 +341,5 @@ class LookAhead:
                 prefetched.failed = True
                 return None
             with self._lock:
-                prefetched.plans = plans
+                prefetched.plans, prefetched.announced = plans, []
             return plans

@@ -95,18 +95,18 @@ class Swap:
 
     # ---- planning
 
-    def plan(self, batch: Batch, keys: Int64Array) -> Plan:
-        """The plan of a training batch. Waits for nothing."""
+    def plan(self, batch: Batch, keys: Int64Array, announced: _engine.Announcement | None = None) -> Plan:
+        """The plan of a training batch, which may have been announced. Waits for nothing."""
         for serial, (_, copies) in list(self._leaving.items()):
             if copies.arrived():
                 self.land(serial)
         arguments = (batch.values, batch.offsets, keys, batch.batch_size, batch.weighted)
         if self.transfers.pinned:
             staging = self.transfers.staging(1, self.engine.arena_bytes(*arguments))[0]
-            host = self.engine.plan(*arguments, staging.numpy())
+            host = self.engine.plan(*arguments, staging.numpy(), announced)
             staged = self._send_arrays(staging[: host.arena.nbytes], host)
         else:
-            host = self.engine.plan(*arguments)
+            host = self.engine.plan(*arguments, announced=announced)
             arrays = PlanArrays.on_host(host)
             staged = _Staged(arrays, Arrival((), arrays.slots))
         if host.rows_in:

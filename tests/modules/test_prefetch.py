@@ -23,10 +23,17 @@ CACHE = 40
 class Model(torch.nn.Module):
     """Two tables of different dims, and a dense layer."""
 
-    def __init__(self, device: torch.device, cache: int = CACHE, optimizer: type = torch.optim.Adagrad, **options: Any):
+    def __init__(
+        self,
+        device: torch.device,
+        cache: int = CACHE,
+        optimizer: type = torch.optim.Adagrad,
+        cache_policy: str = "lru",
+        **options: Any,
+    ) -> None:
         super().__init__()
         tables = [bag_config("t0", ("f0",)), bag_config("t1", ("f1",), embedding_dim=8)]
-        self.sparse = bags_collection(device, *tables, cache=cache)
+        self.sparse = bags_collection(device, *tables, cache=cache, cache_policy=cache_policy)
         apply(self.sparse, optimizer, lr=0.1, **options)
         torch.manual_seed(0)
         self.dense = torch.nn.Linear(
@@ -383,6 +390,18 @@ def test_windows(device: torch.device) -> None:
     expected = train(plain, batches)
     assert all(map(torch.equal, train(ahead, rst.prefetch(batches, ahead, 3)), expected))
     assert at_rest(ahead)
+
+
+def test_a_policy_that_looks_ahead_misses_less(device: torch.device) -> None:
+    batches = make_batches(60)
+    misses = {}
+    for depth in (0, 10):
+        model = Model(device, cache=16, cache_policy="look_ahead")
+        outputs = train(model, (wait(model, batch) for batch in rst.prefetch(batches, model, depth)))
+        misses[depth] = model.sparse.cache_stats()["unique_misses"], outputs
+        assert at_rest(model)
+    assert all(map(torch.equal, misses[0][1], misses[10][1]))
+    assert misses[10][0] < 0.9 * misses[0][0]
 
 
 def test_a_prefetched_batch_that_is_only_read(device: torch.device) -> None:
