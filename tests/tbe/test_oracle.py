@@ -330,8 +330,8 @@ def fail(embedding: TableBatchedEmbedding, scenario: Scenario, step: Step, devic
     last = embedding.groups[-1]
     plan_batch = last.plan
 
-    def planted(batch: Any) -> Any:
-        plan_batch(batch)
+    def planted(batch: Any, announced: Any = None) -> Any:
+        plan_batch(batch, announced)
         raise OSError("planted")
 
     with embedding.exclusive():  # drops plans, of which one may be of the same ids
