@@ -142,7 +142,7 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
         if self.training and torch.is_grad_enabled():
             self._sync_optimizers()
         source, values, keys = features, features.values(), self._feature_keys
-        return features, self._embedding.batch(source, values, offsets, features.stride(), keys, weights)
+        return features, self._embedding.steps.ahead.batch(source, values, offsets, features.stride(), keys, weights)
 
     def _checked(self, features: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, torch.Tensor]:
         """`features` and their offsets."""

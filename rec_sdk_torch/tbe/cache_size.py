@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from .._engine import available_memory
 from ..settings import parse_bytes, read_settings
 from .table import TableConfig, as_int
 
@@ -170,3 +171,17 @@ def cache_slots(
             f"{device_free} free; give a smaller cache="
         )
     return slots
+
+
+def check_host_memory(tables: Sequence[TableConfig], row_bytes: Sequence[int]) -> None:
+    """Index tables have all their rows from the start: says so now if the host cannot hold them.
+
+    Raises:
+        MemoryError: it cannot.
+    """
+    pairs = list(zip(tables, row_bytes, strict=True))
+    need = sum(table.num_embeddings * size for table, size in pairs if not table.hashed)
+    free = available_memory()
+    if need > free:
+        names = [table.name for table in tables if not table.hashed]
+        raise MemoryError(f"index tables {names} need {need} bytes of host memory, {free} are free")

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from .._engine import available_memory, cache_policies
+from .._engine import cache_policies
 from ..backends.devices import backend_for, parse_device
 from ..eager import check_batch, eager
 from .batch import Batch, Int64Array
-from .cache_size import BatchHint, CacheOption, cache_slots, check_cache_option, warn_of_one_row
-from .group import Group, Member, drawn, record_layout
+from .cache_size import BatchHint, CacheOption, cache_slots, check_cache_option, check_host_memory, warn_of_one_row
+from .group import COUNTERS, Group, Member, drawn, record_layout
 from .guard import GradientGuard, Scaler
 from .look_ahead import LookAhead, Prefetched
 from .lookup import BatchLookup, fused_lookup
@@ -25,19 +25,6 @@ from .state import TablesModule, load_tables, save_table
 from .steps import Steps
 from .table import BoundsCheckMode, Pooling, TableConfig, check_names
 from .view import WEIGHT, Content, Load, TableView, move_rows
-
-COUNTERS = (
-    "batches",
-    "lookups",
-    "unique_rows",
-    "unique_misses",
-    "new_rows",
-    "rows_in",
-    "rows_out",
-    "bytes_in",
-    "bytes_out",
-    "bounds_errors",
-)
 
 
 class TableBatchedEmbedding(TablesModule):
@@ -89,7 +76,7 @@ class TableBatchedEmbedding(TablesModule):
         self.device = parse_device(device)
         if self.device.type != "meta":
             backend_for(self.device)
-            self._check_host_memory([table.weight_bytes for table in self.tables])
+            check_host_memory(self.tables, [table.weight_bytes for table in self.tables])
         if optimizer is not None and not isinstance(optimizer, TableOptimizer):
             raise TypeError(
                 f"optimizer is {optimizer!r}, expected a TableOptimizer: TableOptimizer.create(class, keywords)"
@@ -204,19 +191,10 @@ class TableBatchedEmbedding(TablesModule):
         sizes_in_bytes = [layout.bytes for layout in layouts]
         return cache_slots(self.tables, sizes_in_bytes, self.cache_option, self.batch_hint, free)
 
-    def _check_host_memory(self, row_bytes: Sequence[int]) -> None:
-        """Index tables have all their rows from the start: say so now if the host cannot hold them."""
-        pairs = list(zip(self.tables, row_bytes, strict=True))
-        need = sum(table.num_embeddings * size for table, size in pairs if not table.hashed)
-        free = available_memory()
-        if need > free:
-            names = [table.name for table in self.tables if not table.hashed]
-            raise MemoryError(f"index tables {names} need {need} bytes of host memory, {free} are free")
-
     def _build(self, serial: int = 0) -> list[Group]:
         slots = self._slots()
         layouts = [record_layout(t, o) for t, o in zip(self.tables, self.optimizers, strict=True)]
-        self._check_host_memory([layout.bytes for layout in layouts])
+        check_host_memory(self.tables, [layout.bytes for layout in layouts])
         alike: dict[object, list[int]] = {}
         for index, (layout, optimizer) in enumerate(zip(layouts, self.optimizers, strict=True)):
             kernel = (optimizer.spec.kernel, optimizer.accumulate_step) if optimizer else None
@@ -346,25 +324,6 @@ class TableBatchedEmbedding(TablesModule):
         """Batches that are planned and whose update is not launched."""
         return max((group.engine.in_flight() for group in self._groups or []), default=0)
 
-    def batch(
-        self,
-        source: object,
-        values: torch.Tensor,
-        offsets: torch.Tensor,
-        batch_size: int,
-        keys: Int64Array,
-        weights: torch.Tensor | None,
-    ) -> Batch:
-        """`Batch.from_tensors`; ids on a device that were prefetched from `source` are on the host already."""
-        if values.device.type != "cpu":
-            prefetched = self.steps.ahead.find(source, values)
-            if prefetched is not None:
-                known = prefetched.batch
-                return Batch.from_tensors(
-                    torch.from_numpy(known.values), torch.from_numpy(known.offsets), batch_size, keys, weights
-                )
-        return Batch.from_tensors(values, offsets, batch_size, keys, weights)
-
     def _batch_size(self, offsets: torch.Tensor) -> int:
         batch_size, rest = divmod(offsets.numel() - 1, self.num_features)
         if rest or offsets.numel() < 1:
@@ -389,7 +348,8 @@ class TableBatchedEmbedding(TablesModule):
             one dim.
         """
         check_batch(indices)
-        batch = self.batch(offsets, indices, offsets, self._batch_size(offsets), self._keys, per_sample_weights)
+        size = self._batch_size(offsets)
+        batch = self.steps.ahead.batch(offsets, indices, offsets, size, self._keys, per_sample_weights)
         if self.pooled:
             return self.lookup_pooled(batch)
         if len(self.groups) == 1:  # whose rows are in feature order already

@@ -29,6 +29,21 @@ CHUNK_BYTES = 64 << 20
 """Records that pass through one staging buffer when whole tables are read, written or looked up."""
 
 
+COUNTERS = (
+    "batches",
+    "lookups",
+    "unique_rows",
+    "unique_misses",
+    "new_rows",
+    "rows_in",
+    "rows_out",
+    "bytes_in",
+    "bytes_out",
+    "bounds_errors",
+)
+"""What a group counts, see `TableBatchedEmbedding.cache_stats`."""
+
+
 @dataclass(frozen=True)
 class Member:
     """A table of a group.

@@ -121,6 +121,27 @@ class LookAhead:
     def __len__(self) -> int:
         return len(self._coming)
 
+    # ---- batches
+
+    def batch(
+        self,
+        source: object,
+        values: torch.Tensor,
+        offsets: torch.Tensor,
+        batch_size: int,
+        keys: Int64Array,
+        weights: torch.Tensor | None,
+    ) -> Batch:
+        """`Batch.from_tensors`; ids on a device that were prefetched from `source` are on the host already."""
+        if values.device.type != "cpu":
+            prefetched = self._find(source, values)
+            if prefetched is not None:
+                known = prefetched.batch
+                return Batch.from_tensors(
+                    torch.from_numpy(known.values), torch.from_numpy(known.offsets), batch_size, keys, weights
+                )
+        return Batch.from_tensors(values, offsets, batch_size, keys, weights)
+
     # ---- plans
 
     def plans_of(self, batch: Batch) -> list[Plan]:
@@ -181,7 +202,7 @@ class LookAhead:
             self._coming.append(prefetched)
         self.go_on()
 
-    def find(self, source: object, values: torch.Tensor) -> Prefetched | None:
+    def _find(self, source: object, values: torch.Tensor) -> Prefetched | None:
         """The batch that comes as `source`, with these ids."""
         return next((prefetched for prefetched in tuple(self._coming) if prefetched.stands_for(source, values)), None)
 

@@ -52,6 +52,10 @@ class Embedding {
       } catch (const CacheTooSmallError&) {
         continue;
       }
+      if (random() % 2 == 0) {  // rows that come, without a lock
+        std::vector<char> ahead(static_cast<size_t>((*plan)->rows_in * bytes()));
+        engine_->read_ahead(*plan, ahead.data());
+      }
       if (random() % 16 == 0) {
         const std::lock_guard<std::recursive_mutex> launch(launch_);
         engine_->cancel(plan.get());
