@@ -14,6 +14,9 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from ..modules.collection import CachedCollection
 from ..tbe.look_ahead import MAX_DEPTH, Prefetched
 
+LAG = 3
+"""Batches that a loop may have been given and not trained, as TorchRec's pipelines do; those before are skipped."""
+
 T = TypeVar("T")
 U = TypeVar("U")
 Features: TypeAlias = KeyedJaggedTensor | Mapping[str, KeyedJaggedTensor]
@@ -157,6 +160,7 @@ def iterate(
     """
     source = iter(batches)
     coming: deque[tuple[U, Started | None]] = deque()
+    given: deque[Started] = deque()
     error: Exception | None = None
     more = True
     try:
@@ -176,14 +180,14 @@ def iterate(
                     error, more = raised, False
             if not coming or not (more or drain):
                 break
-            given, started = coming.popleft()
-            try:
-                yield given
-            finally:
-                if started is not None:
-                    started.end()
+            item, started = coming.popleft()
+            if started is not None:
+                given.append(started)
+            yield item
+            while len(given) > LAG:
+                given.popleft().end()
     finally:
-        for _, started in reversed(coming):
+        for started in (*(started for _, started in reversed(coming)), *reversed(given)):
             if started is not None:
                 started.end()
     if error is not None:

@@ -169,7 +169,7 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
         forward. `rec_sdk_torch.prefetch` calls this for a whole model.
 
         Raises:
-            RuntimeError: 13 batches are prefetched already.
+            RuntimeError: 16 batches are prefetched already.
             ValueError: as in the forward.
         """
         features, offsets = self._checked(features)

@@ -300,7 +300,7 @@ class TableBatchedEmbedding(TablesModule):
         are those without. Arguments are those of `forward`; the ids must not be written to before it.
 
         Raises:
-            RuntimeError: `MAX_DEPTH` + 1 batches are prefetched already.
+            RuntimeError: 16 batches are prefetched already.
         """
         batch_size = self._batch_size(offsets)
         weighted = per_sample_weights is not None

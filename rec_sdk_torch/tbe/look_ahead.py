@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 MAX_DEPTH = 12
 """Batches that may be ahead of the one that is trained."""
 
+MAX_COMING = 16
+"""Batches that may have been prefetched and not come: the engine takes as many announcements."""
+
 PLANNED_BY_FORESIGHT = 2
 """Of these, so many are planned under a cache policy that looks ahead. The others are announced to it."""
 
@@ -192,12 +195,12 @@ class LookAhead:
         """A batch is to come, after those that were added before.
 
         Raises:
-            RuntimeError: `MAX_DEPTH` + 1 are to come already.
+            RuntimeError: `MAX_COMING` are to come already.
         """
         with self._lock:
-            if sum(not other.gone for other in self._coming) > MAX_DEPTH:
+            if sum(not other.gone for other in self._coming) >= MAX_COMING:
                 raise RuntimeError(
-                    f"{MAX_DEPTH + 1} batches were prefetched and have not come: run their forward, or forget() them"
+                    f"{MAX_COMING} batches were prefetched and have not come: run their forward, or forget() them"
                 )
             self._coming.append(prefetched)
         self.go_on()

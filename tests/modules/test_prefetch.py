@@ -370,14 +370,23 @@ def test_where_the_features_are(device: torch.device) -> None:
     assert at_rest(model)
 
 
+def test_many_batches_skipped(device: torch.device) -> None:
+    model = Model(device)
+    train(model, make_batches(1))
+    before = state(model)
+    assert len(list(rst.prefetch(make_batches(40), model, 12))) == 40
+    assert at_rest(model)
+    assert same(state(model), before)
+
+
 def test_too_many_prefetched(device: torch.device) -> None:
     model = Model(device)
     train(model, make_batches(1))
-    batches = make_batches(14)
-    for batch in batches[:13]:
+    batches = make_batches(17)
+    for batch in batches[:16]:
         model.sparse.prefetch(batch)
-    with pytest.raises(RuntimeError, match="13 batches were prefetched"):
-        model.sparse.prefetch(batches[13])
+    with pytest.raises(RuntimeError, match="16 batches were prefetched"):
+        model.sparse.prefetch(batches[16])
     plain = Model(device)
     train(plain, make_batches(1))
     assert all(map(torch.equal, train(model, batches), train(plain, batches)))

@@ -6,10 +6,12 @@ The reference is a plain loop over the same batches: the bits must be the same.
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from torchrec.distributed.train_pipeline import train_pipelines as pipelines
 from torchrec.distributed.types import ShardingPlan
 from torchrec.streamable import Pipelineable
 
+from rec_sdk_torch import prefetch
 from rec_sdk_torch.backends.devices import parse_device
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
@@ -41,10 +44,10 @@ class Sample(Pipelineable):
 
 
 class Model(torch.nn.Module):
-    def __init__(self, device: torch.device, make: Any = bags_collection) -> None:
+    def __init__(self, device: torch.device, make: Any = bags_collection, cache: int = 6) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.tables = make(device, cache=6)
+        self.tables = make(device, cache=cache)
         apply(self.tables, torch.optim.Adagrad)
         self.dense = torch.nn.Linear(4, 1, device=device)
 
@@ -80,13 +83,19 @@ def loop(model: Any) -> list[torch.Tensor]:
     return outputs
 
 
-def through(pipeline: Any) -> list[torch.Tensor]:
-    outputs, batches = [], iter(BATCHES)
+def through(pipeline: Any, batches: Any = BATCHES) -> list[torch.Tensor]:
+    outputs, batches = [], iter(batches)
     while True:
         try:
             outputs.append(pipeline.progress(batches))
         except StopIteration:
             return outputs
+
+
+def waited(batches: Iterator[Sample], model: Model) -> Iterator[Sample]:
+    for batch in batches:
+        model.tables.wait_for_plans()
+        yield batch
 
 
 def pipelined(pipeline: Any, model: Any, device: torch.device) -> Any:
@@ -127,6 +136,25 @@ TRAINING = [
     pipelines.TrainPipelineSemiSync,
     pipelines.PrefetchTrainPipelineSparseDist,
 ]
+
+
+@pytest.mark.parametrize("pipeline", TRAINING)
+def test_a_stock_pipeline_of_prefetched_batches(device: torch.device, alone: None, pipeline: Any) -> None:
+    """The batches that it reads are planned when it comes to train them, and the bits are the same."""
+    plain, model = Model(device, cache=40), Model(device, cache=40)
+    model.tables(BATCHES[0].ids)  # nothing is planned ahead before the first forward
+    ahead = model.tables._embedding.steps.ahead
+    in_threads: list[bool] = []
+
+    def plan(*arguments: Any) -> Any:
+        in_threads.append(threading.current_thread() is not threading.main_thread())
+        return type(ahead)._plan(ahead, *arguments)
+
+    with mock.patch.object(ahead, "_plan", plan):
+        batches = waited(prefetch(BATCHES, model, depth=2, features=lambda batch: batch.ids), model)
+        found = through(pipelined(pipeline, model, device), batches)
+    assert_same(found, loop(plain))
+    assert sum(in_threads) > len(BATCHES) / 2, "most were planned in the other thread"
 
 
 @pytest.mark.parametrize("pipeline", TRAINING)
