@@ -382,10 +382,12 @@ class TableBatchedEmbedding(TablesModule):
             call = BatchLookup(self.steps, groups, self.steps.ahead.plans_of(batch), lengths, joined)
             self._copied_batches[0] += batch.copied
             try:
-                return fused_lookup(self._anchor, call, out, weights)
+                outputs = fused_lookup(self._anchor, call, out, weights)
             except BaseException:
                 call.release()  # now: the traceback may live on
                 raise
+            self.steps.ahead.go_on()
+            return outputs
         with self.exclusive():
             self.steps.ahead.take(batch)
             read = [group.read(batch, weight, out) for group, weight in zip(self.groups, weights, strict=True)]

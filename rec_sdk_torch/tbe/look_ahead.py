@@ -156,7 +156,6 @@ class LookAhead:
         for group, plan in zip(self._live().groups, plans, strict=True):
             group.warn(plan)
         self._warn()
-        self.go_on()
         return plans
 
     def _warn(self) -> None:
@@ -203,7 +202,9 @@ class LookAhead:
                     f"{MAX_COMING} batches were prefetched and have not come: run their forward, or forget() them"
                 )
             self._coming.append(prefetched)
-        self.go_on()
+            planned = self._coming[0].plans is not None
+        if not planned:  # otherwise once the next forward is launched: it would wait for the engine
+            self.go_on()
 
     def _find(self, source: object, values: torch.Tensor) -> Prefetched | None:
         """The batch that comes as `source`, with these ids."""
@@ -287,6 +288,7 @@ class LookAhead:
     def wait(self) -> None:
         """Until all that can be planned now is planned, and its rows are on their way."""
         if self._coming:
+            self.go_on()
             self._worker.wait()
 
     def _next(self) -> Prefetched | None:
