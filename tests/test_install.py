@@ -68,6 +68,12 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return archive
 
 
+def test_every_package_is_installed() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    found = [path.parent.relative_to(ROOT) for path in (ROOT / "rec_sdk_torch").rglob("__init__.py")]
+    assert sorted(listed) == sorted(str(folder).replace(os.sep, ".") for folder in found)
+
+
 def test_the_source_distribution_is_whole(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         files = {name.partition("/")[2] for name in archive.getnames()}
