@@ -8,6 +8,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 
 from ..backends.devices import parse_device
+from ..tbe.transfers import current
 from .prefetch import Started, check_depth, find_collections, iterate, only_features
 
 In = TypeVar("In")
@@ -147,7 +148,7 @@ class EmbCacheTrainPipelineSparseDist(Generic[In]):
         started = Started(self._collections, self._features(batch)) if self._depth else None
         if self._module is None:
             return _Coming(batch, None), started
-        with self._module.stream(self._copies):
+        with current(self._copies):
             copied = batch.to(self._device, non_blocking=True)  # type: ignore[attr-defined]
             event = self._module.current_stream(self._device).record_event()
         if started is not None:

@@ -30,7 +30,7 @@ def _streams(device: torch.device) -> tuple[Any, Any]:
     return stream(device), stream(device)
 
 
-def _current(stream: Any) -> Any:
+def current(stream: Any) -> Any:
     """Makes `stream` the current one of a `with` block.
 
     Not `torch.cuda.stream`, which a KeyboardInterrupt may leave in its Python part, with the stream still current.
@@ -60,7 +60,7 @@ def when_written(tensor: torch.Tensor) -> Callable[[], AbstractContextManager[An
     @contextlib.contextmanager
     def copying() -> Iterator[None]:
         _, outward = _streams(device)
-        with _current(outward):
+        with current(outward):
             outward.wait_event(event)
             yield
 
@@ -143,7 +143,7 @@ class Transfers:
         if not self.pinned:
             return Arrival((staging,), staging)
         inward, _ = _streams(self.device)
-        with _current(inward):
+        with current(inward):
             memory = staging.to(self.device, non_blocking=True)
             return Arrival((memory,), memory, inward.record_event())
 
@@ -174,7 +174,7 @@ class Transfers:
         _, outward = _streams(self.device)
         outward.wait_stream(self._module.current_stream(self.device))
         staging = self.staging(tensor.shape[0], tensor.shape[1], tensor.dtype)
-        with _current(outward):
+        with current(outward):
             staging.copy_(tensor, non_blocking=True)
         tensor.record_stream(outward)
         return Departure(staging, outward.record_event())
