@@ -213,13 +213,15 @@ class Engine:
         feature_keys: _Int,
         batch_size: int,
         weighted: bool = False,
+        joined: bool = False,
         arena: _Bytes | None = None,
         announced: Announcement | None = None,
     ) -> Plan:
         """Plans a batch and pins its slots. Waits for no copy.
 
-        values: [*] ids of all keys. offsets: [K*B + 1]. feature_keys: [F] which key each feature reads. arena: memory
-        for the plan's arrays, of arena_bytes() at least, which the plan keeps; None for memory of its own. announced:
+        values: [*] ids of all keys. offsets: [K*B + 1]. feature_keys: [F] which key each feature reads. weighted: the
+        lookups of bags have weights. joined: the features of a sequence have one gradient, one after another. arena:
+        memory for the plan's arrays, of arena_bytes() at least, which it keeps; None for memory of its own. announced:
         what announce() gave for the batch, which then no longer counts; after an exception it still does.
         Raises CacheTooSmallError, CapacityError, IndexError (ids out of range), MemoryError, TypeError, ValueError.
         """
@@ -232,7 +234,13 @@ class Engine:
         """
 
     def arena_bytes(
-        self, values: _Int, offsets: _Int, feature_keys: _Int, batch_size: int, weighted: bool = False
+        self,
+        values: _Int,
+        offsets: _Int,
+        feature_keys: _Int,
+        batch_size: int,
+        weighted: bool = False,
+        joined: bool = False,
     ) -> int:
         """What the arrays of the batch's plan take at the most."""
 

@@ -40,11 +40,12 @@ def plan(
     keys: list[int] | None = None,
     batch: int = 1,
     weighted: bool = False,
+    joined: bool = False,
 ) -> Any:
     values = np.array([i for bag in bags for i in bag], dtype=dtype)
     offsets = np.cumsum([0] + [len(bag) for bag in bags]).astype(dtype)
     feature_keys = np.array(keys if keys is not None else range(len(bags) // batch), dtype=np.int64)
-    return Planned(e.plan(values, offsets, feature_keys, batch, weighted))
+    return Planned(e.plan(values, offsets, feature_keys, batch, weighted, joined))
 
 
 class Planned:

@@ -38,6 +38,7 @@ class Batch:
         weights: float32 `[n]` without gaps on the compute device, the per-sample weights, or None.
         copied: the ids came from a device and were copied back for planning.
         weighted: there are per-sample weights, or there will be when the batch is looked up.
+        joined: the rows of all features of a sequence group are one output, and have one gradient.
     """
 
     values: IntArray
@@ -47,6 +48,7 @@ class Batch:
     weights: torch.Tensor | None = None
     copied: bool = False
     weighted: bool = False
+    joined: bool = False
 
     @classmethod
     def from_tensors(
@@ -57,6 +59,7 @@ class Batch:
         feature_keys: Int64Array,
         weights: torch.Tensor | None = None,
         weighted: bool | None = None,
+        joined: bool = False,
     ) -> Batch:
         """A batch of tensors, copied to the host where they are not there yet.
 
@@ -73,14 +76,15 @@ class Batch:
         arrays = _host_array("ids", values), _host_array("offsets", offsets)
         copied = values.device.type != "cpu"
         weighted = weights is not None if weighted is None else weighted
-        return cls(*arrays, batch_size, feature_keys, weights, copied, weighted)
+        return cls(*arrays, batch_size, feature_keys, weights, copied, weighted, joined)
 
     def same_plan(self, other: Batch) -> bool:
         """Whether one plan serves both."""
-        if self.batch_size != other.batch_size or self.weighted is not other.weighted:
+        mine, its = ((batch.batch_size, batch.weighted, batch.joined) for batch in (self, other))
+        if mine != its:
             return False
         pairs = [(self.offsets, other.offsets), (self.feature_keys, other.feature_keys), (self.values, other.values)]
-        return all(_same_memory(mine, its) or np.array_equal(mine, its) for mine, its in pairs)
+        return all(_same_memory(a, b) or np.array_equal(a, b) for a, b in pairs)
 
     @cached_property
     def _starts(self) -> Int64Array:

@@ -304,7 +304,7 @@ class TableBatchedEmbedding(TablesModule):
         """
         batch_size = self._batch_size(offsets)
         weighted = per_sample_weights is not None
-        prefetched = Prefetched(indices, offsets, batch_size, self._keys, weighted, offsets)
+        prefetched = Prefetched(indices, offsets, batch_size, self._keys, weighted, offsets, not self.pooled)
         self.steps.ahead.add(prefetched)
         return prefetched
 
@@ -349,12 +349,14 @@ class TableBatchedEmbedding(TablesModule):
         """
         check_batch(indices)
         size = self._batch_size(offsets)
-        batch = self.steps.ahead.batch(offsets, indices, offsets, size, self._keys, per_sample_weights)
+        arrays = offsets, indices, offsets
+        batch = self.steps.ahead.batch(*arrays, size, self._keys, per_sample_weights, not self.pooled)
         if self.pooled:
             return self.lookup_pooled(batch)
-        if len(self.groups) == 1:  # whose rows are in feature order already
-            return self._lookup(batch, None, joined=True)[0]
-        return torch.cat(self.lookup_features(batch))
+        outputs = self._lookup(batch, None)
+        if len(outputs) == 1:  # whose rows are in feature order already
+            return outputs[0]
+        return torch.cat(self._in_order(_split(outputs, self._lengths(batch))))
 
     def lookup_pooled(self, batch: Batch) -> torch.Tensor:
         """Pooled rows, float32 `[B, sum of the features' dims]`."""
@@ -363,23 +365,28 @@ class TableBatchedEmbedding(TablesModule):
 
     def lookup_features(self, batch: Batch) -> list[torch.Tensor]:
         """Rows of each feature, float32 `[n_f, D_f]`."""
-        parts: list[torch.Tensor] = [torch.empty(0, dtype=torch.float32, device="cpu")] * self.num_features
-        outputs = self._lookup(batch, None)
-        features = [feature for group in self.groups for feature in group.features.tolist()]
-        for feature, part in zip(features, outputs, strict=True):
-            parts[feature] = part
-        return parts
+        return self._in_order(self._lookup(batch, None))
 
-    def _lookup(self, batch: Batch, out: torch.Tensor | None, joined: bool = False) -> tuple[torch.Tensor, ...]:
-        """The pooled output `out`; or, group by group, the rows of each feature or, `joined`, of all features."""
+    def _in_order(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Rows of each feature, from those in the order of the groups."""
+        features = [feature for group in self.groups for feature in group.features.tolist()]
+        of_features = dict(zip(features, parts, strict=True))
+        return [of_features[feature] for feature in range(self.num_features)]
+
+    def _lengths(self, batch: Batch) -> list[list[int]]:
+        """Of each group the lookups of each of its features."""
+        return [batch.lookups(group.features).tolist() for group in self.groups]
+
+    def _lookup(self, batch: Batch, out: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        """The pooled output `out`; or, group by group, the rows of each feature or, joined, of all features."""
         if batch.weights is not None and not self.pooled:
             raise ValueError("per-sample weights need pooled tables")
         groups = self.groups
         weights = [group.weights_of(batch) for group in groups]
-        lengths = None if self.pooled else [batch.lookups(group.features).tolist() for group in groups]
+        lengths = None if self.pooled or batch.joined else self._lengths(batch)
         if self.training and torch.is_grad_enabled():
             self._check_trainable()
-            call = BatchLookup(self.steps, groups, self.steps.ahead.plans_of(batch), lengths, joined)
+            call = BatchLookup(self.steps, groups, self.steps.ahead.plans_of(batch), lengths)
             self._copied_batches[0] += batch.copied
             try:
                 outputs = fused_lookup(self._anchor, call, out, weights)
@@ -391,9 +398,9 @@ class TableBatchedEmbedding(TablesModule):
         with self.exclusive():
             self.steps.ahead.take(batch)
             read = [group.read(batch, weight, out) for group, weight in zip(self.groups, weights, strict=True)]
-        if lengths is None or joined:
-            return tuple(read[:1])
-        return tuple(part for rows, of_group in zip(read, lengths, strict=True) for part in rows.split(of_group))
+        if lengths is not None:
+            return _split(read, lengths)
+        return tuple(read) if out is None else (out,)
 
     def _check_trainable(self) -> None:
         if self._trainable:
@@ -496,3 +503,8 @@ class TableBatchedEmbedding(TablesModule):
 
     def extra_repr(self) -> str:
         return ", ".join(f"{t.name}: {t.num_embeddings} x {t.embedding_dim}" for t in self.tables)
+
+
+def _split(of_groups: Sequence[torch.Tensor], lengths: Sequence[list[int]]) -> tuple[torch.Tensor, ...]:
+    """Rows of each feature, from the rows of each group."""
+    return tuple(part for rows, of_group in zip(of_groups, lengths, strict=True) for part in rows.split(of_group))

@@ -53,16 +53,18 @@ class Prefetched:
         keys: Int64Array,
         weighted: bool,
         source: object = None,
+        joined: bool = False,
     ) -> None:
         """
         Args:
             values, offsets, batch_size, keys: as for `Batch.from_tensors`.
             weighted: there will be per-sample weights.
             source: what the batch comes as.
+            joined: as of `Batch`.
         """
         self._tensors = values, offsets
         self._versions = _version(values), _version(offsets)
-        self._shape = batch_size, keys, weighted
+        self._shape = batch_size, keys, weighted, joined
         self._copying = when_written(values)
         self._known: list[tuple[object, torch.Tensor]] = [(source, values)]
         self._batch: Batch | None = None
@@ -79,9 +81,9 @@ class Prefetched:
     def batch(self) -> Batch:
         """On the host; copied there at the first call if it is on a device."""
         if self._batch is None:
-            batch_size, keys, weighted = self._shape
+            batch_size, keys, weighted, joined = self._shape
             with self._copying():
-                self._batch = Batch.from_tensors(*self._tensors, batch_size, keys, weighted=weighted)
+                self._batch = Batch.from_tensors(*self._tensors, batch_size, keys, None, weighted, joined)
         return self._batch
 
     def stands_for(self, source: object, values: torch.Tensor) -> bool:
@@ -134,16 +136,15 @@ class LookAhead:
         batch_size: int,
         keys: Int64Array,
         weights: torch.Tensor | None,
+        joined: bool = False,
     ) -> Batch:
         """`Batch.from_tensors`; ids on a device that were prefetched from `source` are on the host already."""
         if values.device.type != "cpu":
             prefetched = self._find(source, values)
             if prefetched is not None:
                 known = prefetched.batch
-                return Batch.from_tensors(
-                    torch.from_numpy(known.values), torch.from_numpy(known.offsets), batch_size, keys, weights
-                )
-        return Batch.from_tensors(values, offsets, batch_size, keys, weights)
+                values, offsets = torch.from_numpy(known.values), torch.from_numpy(known.offsets)
+        return Batch.from_tensors(values, offsets, batch_size, keys, weights, joined=joined)
 
     # ---- plans
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -13,6 +13,8 @@ from ..eager import eager
 from .group import Group
 from .plan import Plan
 from .steps import Steps
+
+T = TypeVar("T")
 
 
 class BatchLookup:
@@ -24,17 +26,15 @@ class BatchLookup:
         groups: Sequence[Group],
         plans: Sequence[Plan],
         lengths: Sequence[Sequence[int]] | None,
-        joined: bool,
     ) -> None:
         """
         Args:
             steps: of the embedding.
             groups, plans: side by side.
-            lengths: for sequences, of each group the lookups of each of its features; None when pooled.
-            joined: the rows of all features of a group are one output.
+            lengths: of each group the lookups of each of its features, whose rows are outputs of their own; None for
+                one output of each group, or one of all groups when pooled.
         """
         self.steps = steps
-        self._joined = joined
         self.groups = groups
         self.plans = plans
         self.lengths = lengths
@@ -51,8 +51,7 @@ class BatchLookup:
             _engine.begin([plan.host for plan in self.plans])  # from here on the batch has come, for all groups
             for index, (group, plan, weight) in enumerate(zip(self.groups, self.plans, weights, strict=True)):
                 rows = group.lookup(plan, weight, out)
-                if self.lengths is not None:
-                    outputs += [rows] if self._joined else rows.split(self.lengths[index])
+                outputs += [rows] if self.lengths is None else rows.split(self.lengths[index])
         return tuple(outputs) if out is None else (out,)
 
     def keep_rows(self, index: int) -> None:
@@ -76,12 +75,13 @@ class BatchLookup:
             return self._backward(of_groups, for_rows, weights, wanted)
 
     def _tables(self, meant: Sequence[bool]) -> list[str]:
-        """Tables of the outputs that are meant; of a pooled output, which they share, all."""
-        members = [member for group in self.groups for member in group.members]
-        if self.lengths is None:
-            return [member.config.name for member in members]
-        names = [member.config.name for member in members for _ in member.features]
-        return sorted({name for name, this in zip(names, meant, strict=True) if this})
+        """Tables of the outputs that are meant; an output may be of several."""
+        names: set[str] = set()
+        for group, outputs in zip(self.groups, self._by_group(meant), strict=True):
+            features = [member.config.name for member in group.members for _ in member.features]
+            of_features = outputs if self.lengths is not None else outputs * len(features)
+            names.update(name for name, this in zip(features, of_features, strict=True) if this)
+        return sorted(names)
 
     def _backward(
         self,
@@ -101,14 +101,13 @@ class BatchLookup:
             self.steps.update(self, for_rows, weights)
         return result
 
-    def _by_group(self, grads: list[torch.Tensor | None]) -> list[list[torch.Tensor | None]]:
-        if self.lengths is None:
-            return [grads] * len(self.groups)
-        if self._joined:
-            pairs = zip(grads, self.lengths, strict=True)
-            return [list(grad.split(ns)) if grad is not None else [None] * len(ns) for grad, ns in pairs]
-        rest = iter(grads)
-        return [[next(rest) for _ in lengths] for lengths in self.lengths]
+    def _by_group(self, of_outputs: Sequence[T]) -> list[list[T]]:
+        """Of each group, what there is of its outputs."""
+        if self.lengths is not None:
+            rest = iter(of_outputs)
+            return [[next(rest) for _ in lengths] for lengths in self.lengths]
+        shared = len(of_outputs) < len(self.groups)
+        return [list(of_outputs)] * len(self.groups) if shared else [[one] for one in of_outputs]
 
     def release(self) -> None:
         for plan in self.plans:

@@ -23,9 +23,9 @@ class PlanArrays(NamedTuple):
         unique_slots: int32 `[U]`, tables in order; the rows of a table are in no order.
         table_offsets: int32 `[T + 1]`, the distinct rows of each table.
         segment_offsets: int32 `[U + 1]`, the lookups of each distinct row in segment order.
-        grad_row: int32 `[N]` in segment order, the row of the gradient: the lookup among its feature's for a sequence,
-            the sample when pooled.
-        grad_source: int32 `[N]` in segment order, the feature; sequence groups of several features.
+        grad_row: int32 `[N]` in segment order, the row of the gradient: the lookup among those of the gradient for a
+            sequence, the sample when pooled.
+        grad_source: int32 `[N]` in segment order, the feature; sequences whose features have a gradient each.
         grad_column: int32 `[N]` in segment order, the first column of the gradient; pooled groups.
         scale: float32 `[N]` in segment order, 1 / length of the bag for MEAN, else 1; groups with a MEAN feature.
         positions: int32 `[N]`, segment order -> lookup; weighted bags.

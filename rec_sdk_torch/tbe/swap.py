@@ -100,7 +100,7 @@ class Swap:
         for serial, (_, copies) in list(self._leaving.items()):
             if copies.arrived():
                 self.land(serial)
-        arguments = (batch.values, batch.offsets, keys, batch.batch_size, batch.weighted)
+        arguments = (batch.values, batch.offsets, keys, batch.batch_size, batch.weighted, batch.joined)
         if self.transfers.pinned:
             staging = self.transfers.staging(1, self.engine.arena_bytes(*arguments))[0]
             host = self.engine.plan(*arguments, staging.numpy(), announced)

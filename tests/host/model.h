@@ -78,7 +78,7 @@ struct TestBatch {
   std::vector<int64_t> values, offsets{0}, keys;
   std::vector<int32_t> values32, offsets32;
   int64_t batch_size = 0;
-  bool wide_values = true, wide_offsets = true, weighted = false;
+  bool wide_values = true, wide_offsets = true, weighted = false, joined = false;
 
   int64_t begin(int64_t feature, int64_t b) const { return offsets[keys[feature] * batch_size + b]; }
   int64_t end(int64_t feature, int64_t b) const { return offsets[keys[feature] * batch_size + b + 1]; }
@@ -94,6 +94,7 @@ struct TestBatch {
     input.feature_keys = {keys.data(), true, static_cast<int64_t>(keys.size())};
     input.batch_size = batch_size;
     input.weighted = weighted;
+    input.joined = joined;
     return input;
   }
 };
@@ -252,8 +253,11 @@ class Model {
       lookups(batch, -1, [&](int64_t f, int64_t b, int64_t, int64_t lookup) {
         if (plan->slots[lookup] != slot) return;
         plan->positions.push_back(static_cast<int32_t>(lookup));
-        plan->grad_row.push_back(static_cast<int32_t>(pooled_ ? b : lookup - first[f]));
-        if (!pooled_ && features_.size() > 1) plan->grad_source.push_back(static_cast<int32_t>(f));
+        plan->grad_row.push_back(static_cast<int32_t>(pooled_        ? b
+                                                      : batch.joined ? lookup
+                                                                     : lookup - first[f]));
+        if (!pooled_ && !batch.joined && features_.size() > 1)
+          plan->grad_source.push_back(static_cast<int32_t>(f));
         if (!pooled_) return;
         plan->grad_column.push_back(static_cast<int32_t>(features_[f].column));
         const float length = static_cast<float>(batch.end(f, b) - batch.begin(f, b));

@@ -81,6 +81,7 @@ class Trainer {
     batch.wide_values = random() % 2 != 0;
     batch.wide_offsets = random() % 2 != 0;
     batch.weighted = random() % 2 != 0;
+    batch.joined = batch.weighted;  // of sequences, as the weights are of bags
     for (int64_t bag = 0; bag < keys * batch_size; ++bag) {
       const int64_t length = static_cast<int64_t>(random() % static_cast<uint64_t>(max_length + 1));
       for (int64_t i = 0; i < length; ++i) {
@@ -106,7 +107,7 @@ class Trainer {
     }
     const int64_t bounds_errors = engine->stats().bounds_errors;
     std::unique_ptr<Plan> plan = engine->plan(batch.input());
-    check_plan(expected, **plan, batch.weighted);
+    check_plan(expected, **plan, batch);
     CHECK(engine->stats().bounds_errors == bounds_errors);
     swap(**plan, plan.get());
     CHECK(engine->stats().bounds_errors == bounds_errors + expected.bounds_errors);
@@ -188,7 +189,7 @@ class Trainer {
     check_tables();
   }
 
-  void check_plan(const ModelPlan& expected, const PlanBuffers& plan, bool weighted) {
+  void check_plan(const ModelPlan& expected, const PlanBuffers& plan, const TestBatch& batch) {
     CHECK(same(expected.slots, plan.slots, plan.lookups));
     CHECK((plan.offsets != nullptr) == pooled_);
     CHECK(plan.offsets == nullptr || same(expected.offsets, plan.offsets, plan.bags + 1));
@@ -202,9 +203,9 @@ class Trainer {
       CHECK(plan.grad_column == nullptr || plan.grad_column[i] == expected.grad_column[i]);
       CHECK(plan.scale == nullptr || plan.scale[i] == expected.scale[i]);
     }
-    CHECK((plan.positions != nullptr) == (pooled_ && weighted));
+    CHECK((plan.positions != nullptr) == (pooled_ && batch.weighted));
     CHECK((plan.grad_column != nullptr) == pooled_);
-    CHECK((plan.grad_source != nullptr) == !pooled_);
+    CHECK((plan.grad_source != nullptr) == (!pooled_ && !batch.joined));
     CHECK((plan.scale != nullptr) == !expected.scale.empty() || plan.lookups == 0);
     CHECK(segments(plan.table_offsets, plan.unique_slots, plan.segment_offsets, plan.positions, plan.grad_row,
                    plan.grad_column, plan.grad_source, plan.scale) ==

@@ -94,6 +94,20 @@ def test_sequence_rows_come_in_feature_order_across_groups(device: torch.device)
         assert torch.equal(rows[begin:end], expected), name
 
 
+@pytest.mark.parametrize("optimizers", [1, 2])
+def test_gradient_that_is_not_finite_names_the_tables_of_the_output(device: torch.device, optimizers: int) -> None:
+    """Rows of all features are one output, or one of each group."""
+    tables = [table(name, pooling=Pooling.NONE) for name in "ab"]
+    embedding = TableBatchedEmbedding(tables, device=device, cache=10, check_finite="raise")
+    embedding.set_optimizers(dict(enumerate([sgd(), sgd()] if optimizers == 2 else [sgd()] * 2)))
+    rows = embedding(IDS, OFFSETS)
+    grad = torch.ones_like(rows)
+    grad[-1, 0] = torch.nan
+    with pytest.raises(FloatingPointError, match=r"\['a', 'b'\]"):
+        rows.backward(grad)
+    assert not embedding.in_flight()
+
+
 def test_compiled_model_trains_the_same(device: torch.device) -> None:
     model = torch.nn.Module()
     model.embedding = TableBatchedEmbedding([table("a"), table("b")], optimizer=sgd(), cache=10, device=device, seed=4)

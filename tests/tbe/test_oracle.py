@@ -26,7 +26,7 @@ from rec_sdk_torch import _engine
 from rec_sdk_torch.backends.devices import Backend, parse_device
 from rec_sdk_torch.ops import parallel_runner
 from rec_sdk_torch.tbe import InitializerType, Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
-from rec_sdk_torch.tbe.batch import Batch
+from rec_sdk_torch.tbe.look_ahead import Prefetched
 from rec_sdk_torch.tbe.transfers import Departure
 
 _engine.set_parallel_runner(*parallel_runner(), from_lookups=0)  # small batches on threads too
@@ -93,6 +93,15 @@ class Scenario:
     def steps(self) -> list[Step]:
         rng = np.random.default_rng(self.seed)
         return [draw_step(rng, self.tables, i, event, self.weighted) for i, event in enumerate(self.events)]
+
+    @property
+    def sequence(self) -> bool:
+        return self.tables[0].pooling is Pooling.NONE
+
+    @property
+    def joined(self) -> bool:
+        """Whether the features of a sequence are one output, with one gradient."""
+        return self.sequence and len({table.embedding_dim for table in self.tables}) == 1 and self.seed % 2 == 0
 
     def actions(self) -> Iterator[tuple[int, list[int]]]:
         """(step to run forward, steps whose backward follows), in order.
@@ -232,6 +241,12 @@ def by_feature(output: torch.Tensor, scenario: Scenario) -> list[torch.Tensor]:
     return list(output.split(dims, dim=1))
 
 
+def separate(embedding: TableBatchedEmbedding, indices: torch.Tensor, offsets: torch.Tensor) -> Prefetched:
+    """The batch of a sequence whose features have a gradient each."""
+    keys = np.arange(embedding.num_features)
+    return Prefetched(indices, offsets, BATCH, keys, False, offsets)
+
+
 def forward(
     embedding: TableBatchedEmbedding,
     scenario: Scenario,
@@ -242,10 +257,12 @@ def forward(
     indices, offsets, weights = flat(step, device)
     if prefetched is not None:
         indices, offsets = prefetched
-    if scenario.tables[0].pooling is not Pooling.NONE:
+    if not scenario.sequence:
         return by_feature(embedding(indices, offsets, weights), scenario), weights
-    keys = np.arange(embedding.num_features)
-    return embedding.lookup_features(Batch.from_tensors(indices, offsets, BATCH, keys)), None
+    if scenario.joined:
+        lengths = [sum(map(len, feature)) for feature in step.features]
+        return list(embedding(indices, offsets).split(lengths)), None
+    return embedding.lookup_features(separate(embedding, indices, offsets).batch), None
 
 
 class Ahead:
@@ -267,7 +284,10 @@ class Ahead:
                 where = self.device if self.rng.random() < 0.3 else torch.device("cpu")
                 self.given[number] = indices.to(where), offsets.to(where)
                 with contextlib.suppress(RuntimeError):  # too many that never came
-                    self.embedding.prefetch(*self.given[number], weights)
+                    if self.scenario.sequence and not self.scenario.joined:
+                        self.embedding.steps.ahead.add(separate(self.embedding, *self.given[number]))
+                    else:
+                        self.embedding.prefetch(*self.given[number], weights)
         if self.rng.random() < 0.7:
             self.embedding.steps.ahead.wait()
         return self.given.get(index) if self.rng.random() < 0.8 else None

@@ -25,6 +25,7 @@ struct BatchInput {
   IntArray feature_keys;   // [F] key of each feature of the group
   int64_t batch_size = 0;  // B
   bool weighted = false;   // the lookups of bags have weights
+  bool joined = false;     // the features of a sequence have one gradient, one after another
 };
 
 // Throws std::invalid_argument unless the offsets start at 0, never decrease and, with `values_size` >= 0,
@@ -42,7 +43,7 @@ struct Batch {
     int64_t bags;
   };
   IntArray values;
-  bool weighted = false;
+  bool weighted = false, joined = false;
   int64_t bags = 0;
   int64_t lookups = 0;
   std::vector<Piece> pieces;

@@ -247,9 +247,11 @@ void bind_batches(EngineClass& engine) {
       .def(
           "plan",
           [](Engine& e, const py::array& values, const py::array& offsets, const py::array& feature_keys,
-             int64_t batch_size, bool weighted, std::optional<Bytes> arena, const Announcement* announced) {
+             int64_t batch_size, bool weighted, bool joined, std::optional<Bytes> arena,
+             const Announcement* announced) {
             BatchArguments batch(values, offsets, feature_keys, batch_size);
             batch.input.weighted = weighted;
+            batch.input.joined = joined;
             ExternalArena memory = arena ? external_arena(*arena) : ExternalArena();
             std::unique_ptr<Plan> plan;
             {
@@ -259,7 +261,7 @@ void bind_batches(EngineClass& engine) {
             return plan;
           },
           py::arg("values"), py::arg("offsets"), py::arg("feature_keys"), py::arg("batch_size"),
-          py::arg("weighted") = false, py::arg("arena").noconvert() = py::none(),
+          py::arg("weighted") = false, py::arg("joined") = false, py::arg("arena").noconvert() = py::none(),
           py::arg("announced").none(true) = py::none())
       .def(
           "announce",
@@ -273,14 +275,15 @@ void bind_batches(EngineClass& engine) {
       .def(
           "arena_bytes",
           [](Engine& e, const py::array& values, const py::array& offsets, const py::array& feature_keys,
-             int64_t batch_size, bool weighted) {
+             int64_t batch_size, bool weighted, bool joined) {
             BatchArguments batch(values, offsets, feature_keys, batch_size);
             batch.input.weighted = weighted;
+            batch.input.joined = joined;
             const py::gil_scoped_release nogil;
             return e.arena_bytes(batch.input);
           },
           py::arg("values"), py::arg("offsets"), py::arg("feature_keys"), py::arg("batch_size"),
-          py::arg("weighted") = false)
+          py::arg("weighted") = false, py::arg("joined") = false)
       .def("unapplied", &Engine::unapplied, py::arg("upto").none(true) = py::none(),
            py::call_guard<py::gil_scoped_release>())
       .def("applied", &Engine::applied, py::arg("plan"), py::call_guard<py::gil_scoped_release>())

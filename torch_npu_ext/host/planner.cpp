@@ -79,7 +79,7 @@ PlanShape Planner::shape(const Group& group) const {
   shape.pooled = group.pooled;
   shape.scaled = group.scaled;
   shape.weighted = batch_.weighted;
-  shape.sources = group.sources;
+  shape.sources = group.sources && !batch_.joined;
   return shape;
 }
 

@@ -67,14 +67,14 @@ REC_SDK_ALWAYS_INLINE uint32_t take_place(const Lookups& lookups, int64_t i, Uni
   return row.count++;
 }
 
-// Of one piece, all lookups of a feature; `i` is the next lookup.
+// Of one piece, all lookups of a feature, the first of whose gradient is `first`; `i` is the next lookup.
 template <bool kSources, class Lookups>
-void fill_sequence(const Batch::Piece& piece, const Lookups& lookups, int64_t* i, UniqueRow* unique,
-                   PlanBuffers* plan) {
+void fill_sequence(const Batch::Piece& piece, int64_t first, const Lookups& lookups, int64_t* i,
+                   UniqueRow* unique, PlanBuffers* plan) {
   int64_t next = *i;
   for (; next < lookups.count && lookups.lookup(next) < piece.end; ++next) {
     const uint32_t position = take_place(lookups, next, unique, plan);
-    plan->grad_row[position] = static_cast<int32_t>(lookups.lookup(next) - piece.begin);
+    plan->grad_row[position] = static_cast<int32_t>(lookups.lookup(next) - first);
     if (kSources) plan->grad_source[position] = static_cast<int32_t>(piece.feature);
   }
   *i = next;
@@ -108,8 +108,10 @@ void fill(const Group& group, const Batch& batch, int32_t t, const Lookups& look
   UniqueRow* const unique = scan->unique.data();
   int64_t next = 0;
   for (size_t p = scan->piece_begin(t); !group.pooled && p < scan->piece_end(t); ++p) {
-    const auto fill_piece = group.sources ? fill_sequence<true, Lookups> : fill_sequence<false, Lookups>;
-    fill_piece(batch.pieces[p], lookups, &next, unique, plan);
+    const Batch::Piece& piece = batch.pieces[p];
+    const bool sources = plan->grad_source != nullptr;
+    const auto fill_piece = sources ? fill_sequence<true, Lookups> : fill_sequence<false, Lookups>;
+    fill_piece(piece, batch.joined ? 0 : piece.begin, lookups, &next, unique, plan);
   }
   if (!group.pooled) return;
   const auto fill_piece =
