@@ -262,10 +262,10 @@ class Engine:
     def in_flight(self) -> int:
         """Plans whose pins have not ended."""
 
-    def read_in(self, plan: Plan, records: _Bytes) -> tuple[_Int32, _Int32]:
+    def read_in(self, plan: Plan, records: _Bytes, initial: bool = False) -> tuple[_Int32, _Int32]:
         """Fills the [I] records for the slots that the plan fills.
 
-        Returns (places [m], their tables [m]) of those with initial values. RuntimeError before the plan's sources have
+        Returns (places [m], their tables [m]) of those with initial values, if `initial`. RuntimeError before the plan's sources have
         landed.
         """
 

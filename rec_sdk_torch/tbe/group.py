@@ -180,7 +180,8 @@ class Group:
         if self.accumulate_step > 1:
             self.window = Window(self.engine, slots, self.layout.dim, self._transfers, self.chunk)
         sums = self.window.sums if self.window else None
-        self.swap = Swap(self.engine, cache, self.layout.weight(cache), sums, self._transfers, self.run_init_fns)
+        fill_new = self.run_init_fns if self._with_init_fn else None
+        self.swap = Swap(self.engine, cache, self.layout.weight(cache), sums, self._transfers, fill_new)
 
     # ---- a training batch
 

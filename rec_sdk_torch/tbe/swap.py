@@ -72,7 +72,7 @@ class Swap:
         weights: torch.Tensor,
         sums: torch.Tensor | None,
         transfers: Transfers,
-        fill_new: FillNew,
+        fill_new: FillNew | None,
     ) -> None:
         """
         Args:
@@ -81,14 +81,15 @@ class Swap:
             weights: view `[slots, D]` of the cache.
             sums: float32 `[slots, 2 * D]`, gradients of an accumulation window.
             transfers: to the cache's device.
-            fill_new: for tables with an `init_fn`.
+            fill_new: for tables with an `init_fn`; None if there are none.
         """
         self.engine = engine
         self.cache = cache
         self.weights = weights
         self.sums = sums
         self.transfers = transfers
-        self._fill_new = weakref.WeakMethod(fill_new)  # of who holds this: a cycle would keep the cache too long
+        # Of who holds this: a cycle would keep the cache too long.
+        self._fill_new = None if fill_new is None else weakref.WeakMethod(fill_new)
         self._staged: dict[int, _Staged] = {}
         self._leaving: dict[int, tuple[_engine.Plan, _Copies]] = {}  # by serial, rows in transit
         self._landing = threading.Lock()
@@ -204,8 +205,8 @@ class Swap:
             if staged.records is None:
                 self._land_sources(host)
                 staging = self.transfers.staging(host.rows_in, self.cache.shape[1])
-                fill_new = self._fill_new()
-                new = self.engine.read_in(host, staging.numpy())
+                fill_new = None if self._fill_new is None else self._fill_new()
+                new = self.engine.read_in(host, staging.numpy(), fill_new is not None)
                 if fill_new is not None:
                     fill_new(*new, staging)
                 staged.records = self._send_records(staging)

@@ -344,11 +344,11 @@ void bind_batches(EngineClass& engine) {
           py::arg("plan"), py::arg("sums"))
       .def(
           "read_in",
-          [](Engine& e, const Plan& plan, py::array records) {
+          [](Engine& e, const Plan& plan, py::array records, bool initial) {
             char* out = records_out(records, e, plan->rows_in);
-            return initial_rows([&](InitialRows* initial) { e.read_in(plan, out, initial); });
+            return initial_rows([&](InitialRows* rows) { e.read_in(plan, out, initial ? rows : nullptr); });
           },
-          py::arg("plan"), py::arg("records"))
+          py::arg("plan"), py::arg("records"), py::arg("initial") = false)
       .def(
           "read_ahead",
           [](Engine& e, const Plan& plan, py::array records) {

@@ -77,12 +77,10 @@ void Engine::copy_in(const Plan& plan, const std::vector<RowRange>& pieces, char
     const Table& table = group_.tables[piece.table];
     char* record = records + static_cast<size_t>(piece.to) * bytes;
     for (int32_t i = piece.begin; i < piece.end; ++i, record += bytes) {
-      const int32_t ahead = i + kRowsAhead;
-      if (ahead < piece.end && table.store.has(rows[ahead])) {
-        prefetch_record(table.store.record(rows[ahead]), bytes);
-      }
-      if (table.store.has(rows[i])) {
-        std::memcpy(record, table.store.record(rows[i]), bytes);
+      const char* const ahead = i + kRowsAhead < piece.end ? table.store.find(rows[i + kRowsAhead]) : nullptr;
+      if (ahead != nullptr) prefetch_record(ahead, bytes);
+      if (const char* const stored = table.store.find(rows[i])) {
+        std::memcpy(record, stored, bytes);
       } else {
         table.initializer.write(plan->swap_in_ids[i], record);
       }
@@ -159,11 +157,18 @@ void Engine::land(const Plan& plan, const char* records, const float* sums) {
   const size_t bytes = static_cast<size_t>(group_.layout.bytes);
   const std::vector<RowRange> pieces = split_rows(plan->out_offsets);
   const uint32_t* const rows = plan->swap_out_rows;
+  std::vector<RowRange> unwritten;
   for (const RowRange& piece : pieces) {
     HostStore& store = group_.tables[piece.table].store;
-    for (int32_t i = piece.begin; i < piece.end; ++i) store.map(rows[i]);
+    int32_t found = 0;
+    for (int32_t i = piece.begin; i < piece.end; ++i) {
+      if (store.has(rows[i])) continue;
+      store.map(rows[i]);
+      ++found;
+    }
+    if (found > 0) unwritten.push_back(piece);
   }
-  for (const RowRange& piece : pieces) {
+  for (const RowRange& piece : unwritten) {
     HostStore& store = group_.tables[piece.table].store;
     for (int32_t i = piece.begin; i < piece.end; ++i) store.mark(rows[i]);
   }

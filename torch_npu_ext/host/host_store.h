@@ -2,10 +2,10 @@
 // row, and given back page by page when no row on a page is written any more.
 //
 // Calls that change the store need exclusive access among themselves (the engine's lock). Beside them, has(),
-// read() and record() of mapped rows may run on any thread without it: chunks never move, and whether a row
-// is written is an atomic bit. What they order is no more than that: who reads the bytes of a record that
-// another thread writes has to wait for it by other means. forget() and clear() also need that nobody copies
-// to or from the rows that they drop.
+// find(), read() and record() of mapped rows may run on any thread without it: chunks never move, and whether
+// a row is written is an atomic bit. What they order is no more than that: who reads the bytes of a record
+// that another thread writes has to wait for it by other means. forget() and clear() also need that nobody
+// copies to or from the rows that they drop.
 #pragma once
 
 #include <atomic>
@@ -23,19 +23,17 @@ class HostStore {
   void extend(int64_t rows);  // rows [0, rows) become addressable; commits nothing. Throws std::bad_alloc
 
   // Whether the row has ever been written. Precondition of all calls: row < the rows of extend().
-  bool has(int64_t row) const {
-    const Word* const written = chunk_of(row).written.load(std::memory_order_acquire);
-    const int64_t i = row & mask_;
-    return written != nullptr && (written[i >> 6].load(std::memory_order_relaxed) >> (i & 63) & 1) != 0;
-  }
+  bool has(int64_t row) const { return has(chunk_of(row), row); }
   const char* read(int64_t row) const { return record(row); }  // precondition: has(row)
+  const char* find(int64_t row) const {                        // null for a row that was never written
+    const Chunk& chunk = chunk_of(row);
+    return has(chunk, row) ? record(chunk, row) : nullptr;
+  }
 
   // write() in parts. The last may run on several threads, for rows that are not the same.
   void map(int64_t row);  // all that can fail: throws std::bad_alloc
   void mark(int64_t row) noexcept;
-  char* record(int64_t row) const {
-    return chunk_of(row).records.load(std::memory_order_acquire) + (row & mask_) * record_bytes_;
-  }
+  char* record(int64_t row) const { return record(chunk_of(row), row); }
   void write(int64_t row, const char* data);
 
   void forget(int64_t row) noexcept;  // the row was never written
@@ -61,6 +59,14 @@ class HostStore {
     const uint64_t place = static_cast<uint64_t>(row >> shift_) + (uint64_t{1} << kFirstBlockLog);
     const int log = 63 - __builtin_clzll(place);
     return blocks_[log - kFirstBlockLog][place - (uint64_t{1} << log)];
+  }
+  bool has(const Chunk& chunk, int64_t row) const {
+    const Word* const written = chunk.written.load(std::memory_order_acquire);
+    const int64_t i = row & mask_;
+    return written != nullptr && (written[i >> 6].load(std::memory_order_relaxed) >> (i & 63) & 1) != 0;
+  }
+  char* record(const Chunk& chunk, int64_t row) const {
+    return chunk.records.load(std::memory_order_acquire) + (row & mask_) * record_bytes_;
   }
   template <class Visit>  // visit(page) of the huge pages that the chunk's i-th record touches
   void for_each_page(int64_t i, Visit visit) const;

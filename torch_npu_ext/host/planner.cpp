@@ -251,30 +251,32 @@ void Planner::evict(Group* group, int32_t t, PlanBuffers* plan) noexcept {
 
 void Planner::bring_in(Group* group, int32_t t, PlanBuffers* plan) noexcept {
   Table& table = group->tables[t];
-  const int32_t* victim = plan->swap_out_slots + plan->out_offsets[t];
-  const Range missing = scan_.missing(t);
-  int32_t place = plan->in_offsets[t];
-  for (int64_t m = missing.begin; m < missing.end; ++m, ++place) {
-    const Miss& miss = scan_.misses[m];
-    int32_t slot;
-    if (table.free_slots() > 0) {  // the scan knew
-      slot = static_cast<int32_t>(table.take_slot());
-    } else {
-      if (m + kPrefetchDistance < missing.end) {
-        table.prefetch_slot(scan_.misses[m + kPrefetchDistance].id);
-      }
-      slot = *victim++;
-      table.set_slot(miss.id, static_cast<uint32_t>(slot));
-      group->uses.touch(slot);
-    }
-    group->slot_ids[slot] = miss.id;
-    table.keep_row(static_cast<uint32_t>(slot), miss.row);
-    plan->swap_in_slots[place] = slot;
-    plan->swap_in_rows[place] = miss.row;
-    plan->swap_in_ids[place] = miss.id;
-    plan->swap_in_added[place] = miss.added ? 1 : 0;
+  const int32_t begin = plan->in_offsets[t], end = plan->in_offsets[t + 1], count = end - begin;
+  const Miss* const misses = &scan_.misses[scan_.missing(t).begin];
+  int32_t* const slots = plan->swap_in_slots + begin;
+  const int32_t evicted = plan->out_offsets[t + 1] - plan->out_offsets[t];
+  for (int32_t i = 0; i < count - evicted; ++i)
+    slots[i] = static_cast<int32_t>(table.take_slot());  // the scan knew
+  std::copy_n(plan->swap_out_slots + plan->out_offsets[t], evicted, slots + count - evicted);
+  for (int32_t i = count - evicted; i < count; ++i) {
+    if (i + kPrefetchDistance < count) table.prefetch_slot(misses[i + kPrefetchDistance].id);
+    table.set_slot(misses[i].id, static_cast<uint32_t>(slots[i]));
+    group->uses.touch(slots[i]);
   }
-  enter(group, t, plan->swap_in_slots, plan->swap_in_rows, plan->swap_in_ids, plan->in_offsets[t], place);
+  int64_t* const slot_ids = group->slot_ids.data();
+  uint32_t* const rows = plan->swap_in_rows + begin;
+  int64_t* const ids = plan->swap_in_ids + begin;
+  uint8_t* const added =
+      plan->swap_in_added + begin;  // in a loop of its own: it may alias what the others read
+  for (int32_t i = 0; i < count; ++i) {
+    const Miss miss = misses[i];
+    slot_ids[slots[i]] = miss.id;
+    table.keep_row(static_cast<uint32_t>(slots[i]), miss.row);
+    rows[i] = miss.row;
+    ids[i] = miss.id;
+  }
+  for (int32_t i = 0; i < count; ++i) added[i] = misses[i].added ? 1 : 0;
+  enter(group, t, plan->swap_in_slots, plan->swap_in_rows, plan->swap_in_ids, begin, end);
 }
 
 // What the policy and the announcements know of rows [begin, end) of these goes with them, or comes back.
@@ -346,7 +348,11 @@ void Planner::count_new(const Group& group, PlanBuffers* plan) noexcept {
     const HostStore& store = group.tables[t].store;
     for (int32_t i = plan->in_offsets[t]; i < plan->in_offsets[t + 1]; ++i) {
       const uint32_t row = plan->swap_in_rows[i];
-      plan->new_rows += !store.has(row) && (plan->sources.empty() || group.transit.serial_of(t, row) == 0);
+      if (plan->swap_in_added[i] != 0) {
+        ++plan->new_rows;
+      } else if (!store.has(row)) {
+        plan->new_rows += plan->sources.empty() || group.transit.serial_of(t, row) == 0;
+      }
     }
   }
 }
