@@ -265,8 +265,8 @@ class Engine:
     def read_in(self, plan: Plan, records: _Bytes, initial: bool = False) -> tuple[_Int32, _Int32]:
         """Fills the [I] records for the slots that the plan fills.
 
-        Returns (places [m], their tables [m]) of those with initial values, if `initial`. RuntimeError before the plan's sources have
-        landed.
+        Returns (places [m], their tables [m]) of those with initial values, if `initial`. RuntimeError before the
+        plan's sources have landed.
         """
 
     def read_ahead(self, plan: Plan, records: _Bytes) -> _Int32:
