@@ -389,14 +389,17 @@ class Engine:
 
     # ---- reports
 
-    def stats(self) -> dict[str, int]:
-        """Counts: batches, lookups, unique_rows, unique_misses, new_rows, rows_in, rows_out, bytes_in, bytes_out,
-        bounds_errors.
+    def stats(self, table: int | None = None) -> dict[str, int]:
+        """Of a table, or of all: batches, lookups, unique_rows, unique_misses, new_rows, rows_in, rows_out, bytes_in,
+        bytes_out, bounds_errors, and largest_batch (the most unique rows that a batch had of one table).
         """
 
+    def pinned(self, table: int | None = None) -> int:
+        """Slots that batches in flight hold."""
+
     def reset_stats(self) -> None: ...
-    def memory(self) -> dict[str, int]:
-        """id_map_bytes, store_bytes (committed), rows."""
+    def memory(self, table: int | None = None) -> dict[str, int]:
+        """Of a table, or of all: id_map_bytes, store_bytes (committed), rows."""
 
     def set_memory_limit(self, bytes: int) -> None:
         """Caps what the host stores may commit, below what the machine and its cgroup have free."""

@@ -209,9 +209,13 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
         self._sync_optimizers()
         return self._embedding.cache_sizes()
 
-    def cache_stats(self) -> dict[str, int]:
+    def cache_stats(self, table: str | None = None) -> dict[str, int]:
         """Exact counters, see `TableBatchedEmbedding.cache_stats`."""
-        return self._embedding.cache_stats()
+        return self._embedding.cache_stats(table)
+
+    def memory_report(self, table: str | None = None) -> dict[str, int]:
+        """Bytes on device and host, see `TableBatchedEmbedding.memory_report`."""
+        return self._embedding.memory_report(table)
 
     def reset_cache_stats(self) -> None:
         """Sets every counter of `cache_stats` to zero."""

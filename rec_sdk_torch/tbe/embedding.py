@@ -16,10 +16,11 @@ from ..backends.devices import backend_for, parse_device
 from ..eager import check_batch, eager
 from .batch import Batch, Int64Array
 from .cache_size import BatchHint, CacheOption, cache_slots, check_cache_option, check_host_memory, warn_of_one_row
-from .group import COUNTERS, Group, Member, drawn, record_layout
+from .group import Group, Member, drawn, record_layout
 from .guard import GradientGuard, Scaler
 from .look_ahead import LookAhead, Prefetched
 from .lookup import BatchLookup, fused_lookup
+from .monitor import Inspected
 from .optimizer import TableOptimizer
 from .state import TablesModule, load_tables, save_table
 from .steps import Steps
@@ -27,7 +28,7 @@ from .table import BoundsCheckMode, Pooling, TableConfig, check_names
 from .view import WEIGHT, Content, Load, TableView, move_rows
 
 
-class TableBatchedEmbedding(TablesModule):
+class TableBatchedEmbedding(Inspected, TablesModule):
     """Embedding tables in host memory with their hot rows in a device cache, updated in the backward pass.
 
     Layout and cache are fixed at the first training forward, load or read, from the optimizers known then;
@@ -100,7 +101,6 @@ class TableBatchedEmbedding(TablesModule):
         self._groups: list[Group] | None = None
         self.steps = Steps(LookAhead(self))
         self.steps.guard = GradientGuard(check_finite)
-        self._copied_batches = [0]  # in a list: attributes of a module are slow to set
         self._width = sum(self.feature_dims) if self.pooled else 0
         self._keys = np.arange(self.num_features, dtype=np.int64)
         self._anchor = self._make_anchor()
@@ -387,13 +387,14 @@ class TableBatchedEmbedding(TablesModule):
         if self.training and torch.is_grad_enabled():
             self._check_trainable()
             call = BatchLookup(self.steps, groups, self.steps.ahead.plans_of(batch), lengths)
-            self._copied_batches[0] += batch.copied
+            self.steps.monitor.copied_batches += batch.copied
             try:
                 outputs = fused_lookup(self._anchor, call, out, weights)
             except BaseException:
                 call.release()  # now: the traceback may live on
                 raise
             self.steps.ahead.go_on()
+            self.steps.monitor.count_forward(groups)
             return outputs
         with self.exclusive():
             self.steps.ahead.take(batch)
@@ -412,26 +413,6 @@ class TableBatchedEmbedding(TablesModule):
                 "before the first training forward (or use eval() / torch.no_grad() to read only)"
             )
         self._trainable = True
-
-    # ---- inspection
-
-    def cache_stats(self) -> dict[str, int]:
-        """Exact counters since the start or `reset_cache_stats`, summed over groups.
-
-        `batches`, `lookups`, `unique_rows`, `unique_misses`, `new_rows`, `rows_in`, `rows_out`, `bytes_in`,
-        `bytes_out`, `bounds_errors`, and `copied_batches` (batches whose ids came from a device).
-        """
-        total = dict.fromkeys(COUNTERS, 0) | {"copied_batches": self._copied_batches[0]}
-        for group in self._groups or []:
-            for name, value in group.engine.stats().items():
-                total[name] = total.get(name, 0) + value
-        return total
-
-    def reset_cache_stats(self) -> None:
-        """Sets every counter of `cache_stats` to zero."""
-        self._copied_batches[0] = 0
-        for group in self._groups or []:
-            group.engine.reset_stats()
 
     # ---- what torch.nn.Module does to modules
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ import torch
 from .. import _engine
 from ..backends.devices import Backend, backend_for
 from ..ops import ops, parallel_runner, update_rows
+from ..warn import warn
 from .batch import Batch, Int64Array
 from .ledger import Ledger, Run
 from .optimizer import TableOptimizer
@@ -27,21 +27,6 @@ _engine.set_parallel_runner(*parallel_runner())
 
 CHUNK_BYTES = 64 << 20
 """Records that pass through one staging buffer when whole tables are read, written or looked up."""
-
-
-COUNTERS = (
-    "batches",
-    "lookups",
-    "unique_rows",
-    "unique_misses",
-    "new_rows",
-    "rows_in",
-    "rows_out",
-    "bytes_in",
-    "bytes_out",
-    "bounds_errors",
-)
-"""What a group counts, see `TableBatchedEmbedding.cache_stats`."""
 
 
 @dataclass(frozen=True)
@@ -222,14 +207,17 @@ class Group:
         self._transfers.follow()
         self.swap.stage(plan)
 
+    def apply(self, plan: Plan) -> None:
+        """Brings in the rows of a batch that has begun."""
+        self._transfers.follow()
+        self.swap.finish(plan)
+
     def lookup(self, plan: Plan, weights: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:
-        """Brings in the rows of a batch that has begun, and looks them up.
+        """Looks up the rows of a plan that is applied.
 
         Returns:
             float32 `[n, D]`; or `out` `[B, total]`, into whose columns they were pooled.
         """
-        self._transfers.follow()
-        self.swap.finish(plan)
         rows, arrays = self.swap.weights, plan.arrays
         if out is None:
             sequence: torch.Tensor = ops.lookup_sequence(rows, arrays.slots)
@@ -421,6 +409,11 @@ class Group:
         resident = ops.gather_rows(self.swap.cache, *self._transfers.put(plan.resident_slots))
         return self.layout.weight(torch.cat([resident, *self._transfers.send(staging).wait()]))
 
+    def slot_bytes(self) -> int:
+        """Of a row in the cache and, in a group with a window, its sums."""
+        matrices = [matrix for matrix in (self.swap.cache, self.swap.sums) if matrix is not None]
+        return sum(matrix.shape[1] * matrix.element_size() for matrix in matrices)
+
     # ---- records of whole tables
 
     def run_init_fns(self, new: np.ndarray, tables: np.ndarray, records: torch.Tensor) -> None:
@@ -443,7 +436,7 @@ class Group:
 
 def _warn_of_bounds(found: Sequence[tuple[str, int, int]]) -> None:
     for name, count, example in found:
-        warnings.warn(f"table {name!r}: {count} ids are out of range (such as {example}) and read row 0", stacklevel=7)
+        warn(f"table {name!r}: {count} ids are out of range (such as {example}) and read row 0")
 
 
 def drawn(config: TableConfig, rows: int) -> torch.Tensor:

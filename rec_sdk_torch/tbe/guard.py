@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
+
+from ..warn import warn
 
 CHECKS = ("off", "warn", "raise")
 
@@ -71,4 +72,4 @@ class GradientGuard:
         problem = f"the gradient of tables {tables} has NaN or infinite elements"
         if self.check_finite == "raise":
             raise FloatingPointError(f"{problem}; no row was changed (check_finite='raise')")
-        warnings.warn(f"{problem}; the rows of this batch take them up (check_finite='warn')", stacklevel=2)
+        warn(f"{problem}; the rows of this batch take them up (check_finite='warn')")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .._engine import Announcement, CacheTooSmallError
+from ..warn import warn
 from .batch import Batch, Int64Array
 from .plan import Plan
 from .transfers import in_thread, when_written
@@ -150,10 +150,12 @@ class LookAhead:
 
     def plans_of(self, batch: Batch) -> list[Plan]:
         """The plans of a batch whose forward is now, made ahead or now."""
-        plans = self._take_ready(batch)
-        if plans is None:
-            with self._live().steps.planning:
-                plans = self.take(batch) or self._plan(batch)
+        steps = self._live().steps
+        with steps.monitor.waiting():
+            plans = self._take_ready(batch)
+            if plans is None:
+                with steps.planning:
+                    plans = self.take(batch) or self._plan(batch)
         for group, plan in zip(self._live().groups, plans, strict=True):
             group.warn(plan)
         self._warn()
@@ -162,18 +164,19 @@ class LookAhead:
     def _warn(self) -> None:
         if self._too_small and not self._warned:
             self._warned = True
-            warnings.warn(
+            warn(
                 "the device cache does not hold the rows of all batches that were prefetched: they are planned less "
-                "far ahead (a larger cache= or a smaller depth= ends this)",
-                stacklevel=6,
+                "far ahead (a larger cache= or a smaller depth= ends this)"
             )
 
     def _plan(self, batch: Batch, announced: Sequence[Announcement] = ()) -> list[Plan]:
         """Of all groups or, after an exception, of none. Under the planning lock."""
         plans: list[Plan] = []
+        monitor = self._live().steps.monitor
         try:
             for group, announcement in zip_longest(self._live().groups, announced):
-                plans.append(group.plan(batch, announcement))
+                with monitor.planning():
+                    plans.append(group.plan(batch, announcement))
         except BaseException:
             self._end(plans)
             raise
@@ -345,7 +348,7 @@ class LookAhead:
         with in_thread(embedding.device):
             plans = self._plan_ahead(embedding, prefetched)
             if plans is not None:
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(Exception), embedding.steps.monitor.range("read_ahead"):
                     for group, plan in zip(embedding.groups, plans, strict=True):
                         group.read_ahead(plan)
 
@@ -369,4 +372,7 @@ class LookAhead:
                 return None
             with self._lock:
                 prefetched.plans, prefetched.announced = plans, []
+                planned = sum(other.plans is not None for other in self._coming)
+            monitor = embedding.steps.monitor
+            monitor.depth_reached = max(monitor.depth_reached, planned)
             return plans

@@ -43,14 +43,19 @@ class BatchLookup:
     def run(self, weights: Sequence[torch.Tensor | None], out: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         """Pooled rows into `out` `[B, total]`; or of each group, and there of each feature, rows `[n, D]`."""
         outputs: list[torch.Tensor] = []
+        monitor = self.steps.monitor
         self.steps.catch_up()
         with self.steps.launch:
             self.steps.complete()
-            for group, plan in zip(self.groups, self.plans, strict=True):
-                group.stage(plan)
+            with monitor.waiting("stage"):
+                for group, plan in zip(self.groups, self.plans, strict=True):
+                    group.stage(plan)
             _engine.begin([plan.host for plan in self.plans])  # from here on the batch has come, for all groups
             for index, (group, plan, weight) in enumerate(zip(self.groups, self.plans, weights, strict=True)):
-                rows = group.lookup(plan, weight, out)
+                with monitor.waiting("apply"):
+                    group.apply(plan)
+                with monitor.range("lookup"):
+                    rows = group.lookup(plan, weight, out)
                 outputs += [rows] if self.lengths is None else rows.split(self.lengths[index])
         return tuple(outputs) if out is None else (out,)
 
@@ -98,7 +103,8 @@ class BatchLookup:
         if for_rows is None:
             self.steps.skip(self)
         else:
-            self.steps.update(self, for_rows, weights)
+            with self.steps.monitor.range("update"):
+                self.steps.update(self, for_rows, weights)
         return result
 
     def _by_group(self, of_outputs: Sequence[T]) -> list[list[T]]:

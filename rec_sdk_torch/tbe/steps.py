@@ -12,6 +12,7 @@ import torch
 
 from .guard import GradientGuard
 from .ledger import Ledger
+from .monitor import Monitor
 from .optimizer import TableOptimizer
 from .window import counted
 
@@ -83,6 +84,7 @@ class Steps:
         windows: backward passes so far of the accumulation windows of each length.
         guard: what gradients pass before an update.
         ahead: batches that will come.
+        monitor: counts of what the steps do.
     """
 
     def __init__(self, ahead: LookAhead) -> None:
@@ -91,6 +93,7 @@ class Steps:
         self.launch = threading.RLock()
         self.windows: dict[int, int] = {}
         self.guard = GradientGuard()
+        self.monitor = Monitor()
         self._unfinished: Unfinished | None = None
         self._running = threading.RLock()  # held while it runs: it calls what completes it
         self._watched: weakref.WeakSet[BatchLookup] = weakref.WeakSet()

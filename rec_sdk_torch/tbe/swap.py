@@ -94,6 +94,16 @@ class Swap:
         self._leaving: dict[int, tuple[_engine.Plan, _Copies]] = {}  # by serial, rows in transit
         self._landing = threading.Lock()
 
+    def staging_bytes(self) -> int:
+        """Host memory of plans that are not applied, and of rows on their way."""
+        tensors: list[torch.Tensor] = []
+        for staged in list(self._staged.values()):
+            arrivals = staged.arrival, staged.records, staged.late_rows, staged.sums
+            tensors += [arrival.memory for arrival in arrivals if arrival is not None]
+        for _, copies in list(self._leaving.values()):
+            tensors += [departure.tensor for departure in (copies.records, copies.sums) if departure is not None]
+        return sum(tensor.nbytes for tensor in tensors)
+
     # ---- planning
 
     def plan(self, batch: Batch, keys: Int64Array, announced: _engine.Announcement | None = None) -> Plan:

@@ -11,6 +11,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from counts import exact_counts
 from interrupting import Change, Moment, Possible, strike
 
 from rec_sdk_torch import AccumulateAdagrad
@@ -99,9 +100,9 @@ class Training:
 
 def counted(training: Training, lookups: list[np.ndarray], at: int) -> tuple[str | None, dict[str, int]]:
     """Where Ctrl-C struck a forward, and what the forward added to the counters."""
-    before = training.embedding.cache_stats()
+    before = exact_counts(training.embedding)
     struck = strike(lambda: training.forward(lookups), at)
-    after = training.embedding.cache_stats()
+    after = exact_counts(training.embedding)
     return struck, {name: after[name] - before[name] for name in after}
 
 

@@ -178,32 +178,48 @@ void bind_tables(EngineClass& engine) {
 
 void bind_reports(EngineClass& engine) {
   engine.def_property_readonly("record_bytes", [](const Engine& e) { return e.layout().bytes; })
-      .def("stats",
-           [](Engine& e) {
-             Stats s;
-             {
-               const py::gil_scoped_release nogil;
-               s = e.stats();
-             }
-             return std::map<std::string, int64_t>{
-                 {"batches", s.batches},         {"lookups", s.lookups},
-                 {"unique_rows", s.unique_rows}, {"new_rows", s.new_rows},
-                 {"rows_in", s.rows_in},         {"unique_misses", s.unique_misses},
-                 {"rows_out", s.rows_out},       {"bytes_in", s.bytes_in},
-                 {"bytes_out", s.bytes_out},     {"bounds_errors", s.bounds_errors}};
-           })
+      .def(
+          "stats",
+          [](Engine& e, std::optional<int32_t> table) {
+            Stats s;
+            {
+              const py::gil_scoped_release nogil;
+              s = e.stats(table.value_or(Engine::kAllTables));
+            }
+            return std::map<std::string, int64_t>{{"batches", s.batches},
+                                                  {"lookups", s.lookups},
+                                                  {"unique_rows", s.unique_rows},
+                                                  {"new_rows", s.new_rows},
+                                                  {"rows_in", s.rows_in},
+                                                  {"unique_misses", s.unique_misses},
+                                                  {"rows_out", s.rows_out},
+                                                  {"bytes_in", s.bytes_in},
+                                                  {"bytes_out", s.bytes_out},
+                                                  {"bounds_errors", s.bounds_errors},
+                                                  {"largest_batch", s.largest_batch}};
+          },
+          py::arg("table") = py::none())
+      .def(
+          "pinned",
+          [](Engine& e, std::optional<int32_t> table) {
+            const py::gil_scoped_release nogil;
+            return e.pinned(table.value_or(Engine::kAllTables));
+          },
+          py::arg("table") = py::none())
       .def("reset_stats", &Engine::reset_stats, py::call_guard<py::gil_scoped_release>())
-      .def("memory",
-           [](Engine& e) {
-             Engine::Memory memory{};
-             {
-               const py::gil_scoped_release nogil;
-               memory = e.memory();
-             }
-             return std::map<std::string, int64_t>{{"id_map_bytes", memory.index_bytes},
-                                                   {"store_bytes", memory.store_bytes},
-                                                   {"rows", memory.rows}};
-           })
+      .def(
+          "memory",
+          [](Engine& e, std::optional<int32_t> table) {
+            Engine::Memory memory{};
+            {
+              const py::gil_scoped_release nogil;
+              memory = e.memory(table.value_or(Engine::kAllTables));
+            }
+            return std::map<std::string, int64_t>{{"id_map_bytes", memory.index_bytes},
+                                                  {"store_bytes", memory.store_bytes},
+                                                  {"rows", memory.rows}};
+          },
+          py::arg("table") = py::none())
       .def("set_memory_limit", &Engine::set_memory_limit, py::arg("bytes"),
            py::call_guard<py::gil_scoped_release>())
       .def("take_bounds_warnings", [](Engine& e) {

@@ -186,10 +186,18 @@ void Engine::read(const ReadPlan& plan, char* records, InitialRows* initial) {
   Reader::read(group_, plan, records, initial);
 }
 
-Engine::Memory Engine::memory() {
+std::pair<int32_t, int32_t> Engine::tables(int32_t t) {
+  if (t == kAllTables) return {0, table_count()};
+  table(t);
+  return {t, t + 1};
+}
+
+Engine::Memory Engine::memory(int32_t t) {
   const auto guard = lock();
+  const auto [first, end] = tables(t);
   Memory memory{};
-  for (const Table& table : group_.tables) {
+  for (int32_t k = first; k < end; ++k) {
+    const Table& table = group_.tables[k];
     memory.index_bytes += table.index_bytes();
     memory.store_bytes += table.store.committed_bytes();
     memory.rows += table.rows();
@@ -202,14 +210,38 @@ void Engine::set_memory_limit(int64_t bytes) {
   group_.memory.set_limit(bytes);
 }
 
-Stats Engine::stats() {
+Stats Engine::stats(int32_t t) {
   const auto guard = lock();
-  return group_.stats;
+  const auto [first, end] = tables(t);
+  Stats total = group_.stats[first];
+  for (int32_t k = first + 1; k < end; ++k) {
+    const Stats& stats = group_.stats[k];
+    total.lookups += stats.lookups;
+    total.unique_rows += stats.unique_rows;
+    total.unique_misses += stats.unique_misses;
+    total.new_rows += stats.new_rows;
+    total.rows_in += stats.rows_in;
+    total.rows_out += stats.rows_out;
+    total.bytes_in += stats.bytes_in;
+    total.bytes_out += stats.bytes_out;
+    total.bounds_errors += stats.bounds_errors;
+    total.largest_batch = std::max(total.largest_batch, stats.largest_batch);
+  }
+  return total;
+}
+
+int64_t Engine::pinned(int32_t t) {
+  const auto guard = lock();
+  const auto [first, end] = tables(t);
+  group_.uses.mark_held();
+  int64_t pinned = 0;
+  for (int32_t k = first; k < end; ++k) pinned += group_.uses.marked_count(k);
+  return pinned;
 }
 
 void Engine::reset_stats() {
   const auto guard = lock();
-  group_.stats = Stats();
+  group_.stats.assign(group_.tables.size(), Stats());
 }
 
 std::vector<Engine::BoundsWarning> Engine::bounds_warnings(const Plan& plan) const {

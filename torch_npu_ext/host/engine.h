@@ -159,12 +159,15 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<BoundsWarning> take_bounds_warnings();  // of reads
   std::vector<BoundsWarning> bounds_warnings(const Plan& plan) const;
 
+  static constexpr int32_t kAllTables = -1;
   struct Memory {
     int64_t index_bytes, store_bytes, rows;
   };
-  Memory memory();
+  // Of one table, or of all: batches are counted once.
+  Memory memory(int32_t table = kAllTables);
   void set_memory_limit(int64_t bytes);
-  Stats stats();
+  Stats stats(int32_t table = kAllTables);
+  int64_t pinned(int32_t table = kAllTables);  // slots that batches in flight hold
   void reset_stats();
 
  private:
@@ -184,6 +187,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void copy_in(const Plan& plan, const std::vector<RowRange>& pieces, char* records) const;
 
   Table& table(int32_t t);
+  std::pair<int32_t, int32_t> tables(int32_t table);  // [first, end) of one or all
   static void insert_ids(Table* table, const int64_t* ids, int64_t count, int64_t* rows, int32_t* slots);
 
   std::mutex mutex_;

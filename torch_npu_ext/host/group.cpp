@@ -51,6 +51,7 @@ Group::Group(GroupSpec spec)
     tables.emplace_back(std::move(table), layout, spec.policy, first_slot, &memory);
     first_slot = tables.back().end_slot();
   }
+  stats.resize(tables.size());
   slot_ids = HugeArray<int64_t>(static_cast<size_t>(slots));
   uses = SlotUses(slots);
   uses.start_at(spec.serial);

@@ -28,9 +28,11 @@ struct GroupSpec {
   uint64_t serial = 0;  // of the plan before the first
 };
 
+// Of one table, or of all. largest_batch is of those that began: the most unique rows of one.
 struct Stats {
   int64_t batches = 0, lookups = 0, unique_rows = 0, unique_misses = 0, new_rows = 0;
   int64_t rows_in = 0, rows_out = 0, bytes_in = 0, bytes_out = 0, bounds_errors = 0;
+  int64_t largest_batch = 0;
 };
 
 // Slot numbers are the group's: table t has [tables[t].first_slot(), tables[t].end_slot()).
@@ -52,7 +54,7 @@ struct Group {
   FutureUses future;
   Window window;
   Transit transit;
-  Stats stats;
+  std::vector<Stats> stats;                  // [T]
   std::vector<BoundsError> bounds_warnings;  // one per table at most
 
   void warn_bounds(const BoundsError& error);

@@ -85,8 +85,8 @@ struct PlanBuffers {
   std::vector<int32_t> pending_out, pending_in;  // [P], [Q] indices into swap_out_slots / swap_in_slots
   std::vector<uint32_t> pending_out_sums, pending_in_sums;  // their places among the window's sums
   std::vector<uint64_t> sources;  // serials of the plans whose rows out this one wants, not landed when made
-  std::vector<BoundsError> bounds_errors;  // counted when the plan is applied
-  int64_t new_rows = 0;
+  std::vector<BoundsError> bounds_errors;              // counted when the plan is applied
+  std::vector<int64_t> table_lookups, table_new_rows;  // [T]
   uint64_t window_epoch = 0;
   uint32_t epoch = 0;   // of the batch, in SlotUses
   uint64_t serial = 0;  // the same, without batches that failed

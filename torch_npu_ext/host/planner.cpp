@@ -118,7 +118,11 @@ void Planner::plan(const BatchInput& input, Group* group, const std::shared_ptr<
   check_batch(input, features, true);
   slice_batch(input, features, 0, features * input.batch_size, &batch_);
   find_bounds_errors(*group, batch_, &plan->bounds_errors);
-  plan->new_rows = 0;
+  plan->table_lookups.assign(group->tables.size(), 0);
+  plan->table_new_rows.assign(group->tables.size(), 0);
+  for (const Batch::Piece& piece : batch_.pieces) {
+    plan->table_lookups[group->features[piece.feature].table] += piece.end - piece.begin;
+  }
   plan->rows_before.clear();
   plan->slots_before.clear();
   for (const Table& table : group->tables) {
@@ -306,7 +310,11 @@ void Planner::cancel(PlanBuffers* plan, Group* group) noexcept {
 void Planner::finish(const PlanBuffers& plan, Group* group) noexcept {
   group->window.finish(plan);
   for (const BoundsError& error : plan.bounds_errors) {
-    group->stats.bounds_errors += error.count;
+    group->stats[error.table].bounds_errors += error.count;
+  }
+  for (size_t t = 0; t < group->tables.size(); ++t) {
+    int64_t& largest = group->stats[t].largest_batch;
+    largest = std::max<int64_t>(largest, plan.table_offsets[t + 1] - plan.table_offsets[t]);
   }
 }
 
@@ -349,25 +357,29 @@ void Planner::count_new(const Group& group, PlanBuffers* plan) noexcept {
     for (int32_t i = plan->in_offsets[t]; i < plan->in_offsets[t + 1]; ++i) {
       const uint32_t row = plan->swap_in_rows[i];
       if (plan->swap_in_added[i] != 0) {
-        ++plan->new_rows;
+        ++plan->table_new_rows[t];
       } else if (!store.has(row)) {
-        plan->new_rows += plan->sources.empty() || group.transit.serial_of(t, row) == 0;
+        plan->table_new_rows[t] += plan->sources.empty() || group.transit.serial_of(t, row) == 0;
       }
     }
   }
 }
 
 void Planner::count(Group* group, const PlanBuffers& plan, int64_t sign) noexcept {
-  Stats& stats = group->stats;
-  stats.batches += sign;
-  stats.lookups += sign * plan.lookups;
-  stats.unique_rows += sign * plan.uniques;
-  stats.unique_misses += sign * plan.rows_in;
-  stats.rows_in += sign * plan.rows_in;
-  stats.rows_out += sign * plan.rows_out;
-  stats.bytes_in += sign * plan.rows_in * group->layout.bytes;
-  stats.bytes_out += sign * plan.rows_out * group->layout.bytes;
-  stats.new_rows += sign * plan.new_rows;
+  for (size_t t = 0; t < group->tables.size(); ++t) {
+    Stats& stats = group->stats[t];
+    const int64_t in = plan.in_offsets[t + 1] - plan.in_offsets[t];
+    const int64_t out = plan.out_offsets[t + 1] - plan.out_offsets[t];
+    stats.batches += sign;
+    stats.lookups += sign * plan.table_lookups[t];
+    stats.unique_rows += sign * (plan.table_offsets[t + 1] - plan.table_offsets[t]);
+    stats.unique_misses += sign * in;
+    stats.rows_in += sign * in;
+    stats.rows_out += sign * out;
+    stats.bytes_in += sign * in * group->layout.bytes;
+    stats.bytes_out += sign * out * group->layout.bytes;
+    stats.new_rows += sign * plan.table_new_rows[t];
+  }
 }
 
 }  // namespace rec_sdk

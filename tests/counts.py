@@ -1,0 +1,12 @@
+"""Counters that two runs can be compared by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+NO_SUMS = {"plan_us", "wait_us", "largest_batch", "pinned_rows", "depth_reached"}
+
+
+def exact_counts(tables: Any) -> dict[str, int]:
+    """`cache_stats` of a collection or an embedding, as far as they are sums over batches."""
+    return {name: count for name, count in tables.cache_stats().items() if name not in NO_SUMS}
