@@ -1,6 +1,7 @@
 # What `import rec_sdk_torch` offers: for type checkers, and read by __init__.py. The names are listed nowhere else.
 from .distributed.prefetch import prefetch as prefetch
 from .distributed.train_pipeline import EmbCacheTrainPipelineSparseDist as EmbCacheTrainPipelineSparseDist
+from .modules.cache_log import CacheLog as CacheLog
 from .modules.configs import AdmitAndEvictConfig as AdmitAndEvictConfig
 from .modules.configs import AdmitAndEvictPolicyType as AdmitAndEvictPolicyType
 from .modules.configs import EmbCacheEmbeddingBagConfig as EmbCacheEmbeddingBagConfig

@@ -49,7 +49,7 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
         seed: int | None = None,
         bounds_check_mode: BoundsCheckMode | str = "warning",
         check_finite: str = "off",
-        cache_policy: str = "lru",
+        cache_policy: str = "lrfu",
     ) -> None:
         """Checks the tables; rows and cache are laid out at first use.
 
@@ -67,7 +67,7 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
             bounds_check_mode: index tables: `fatal`, `warning`, `ignore`, `none`.
             check_finite: what a NaN or infinite gradient does: `off` (nothing), `warn`, or `raise`
                 (FloatingPointError before any row changes).
-            cache_policy: which rows leave a full cache: `lru`, `lfu`, `lrfu` or `look_ahead`. Results are the same.
+            cache_policy: which rows leave a full cache: `lrfu`, `lru`, `lfu` or `look_ahead`. Results are the same.
 
         Raises:
             ValueError, TypeError: tables or options that cannot be met; the message names them.
@@ -189,7 +189,7 @@ class EmbCacheEmbeddingBagCollection(_PooledCollection):
         seed: int | None = None,
         bounds_check_mode: BoundsCheckMode | str = "warning",
         check_finite: str = "off",
-        cache_policy: str = "lru",
+        cache_policy: str = "lrfu",
     ) -> None:
         """Checks the tables; rows and cache are laid out at first use.
 

@@ -46,7 +46,7 @@ class TableBatchedEmbedding(Inspected, TablesModule):
         seed: int | None = None,
         bounds_check_mode: BoundsCheckMode | str = BoundsCheckMode.WARNING,
         check_finite: str = "off",
-        cache_policy: str = "lru",
+        cache_policy: str = "lrfu",
     ) -> None:
         """Checks the configuration; allocates nothing yet.
 
@@ -62,7 +62,7 @@ class TableBatchedEmbedding(Inspected, TablesModule):
             bounds_check_mode: what an id outside an index table does.
             check_finite: what a NaN or infinite gradient does: nothing (`off`), a warning (`warn`), or a
                 FloatingPointError in the backward pass before any row changes (`raise`).
-            cache_policy: which rows leave a full cache: `lru`, `lfu`, `lrfu` or `look_ahead`. Results are the same.
+            cache_policy: which rows leave a full cache: `lrfu`, `lru`, `lfu` or `look_ahead`. Results are the same.
 
         Raises:
             ValueError, TypeError: tables or options that cannot be met.

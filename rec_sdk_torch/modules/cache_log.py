@@ -1,0 +1,97 @@
+"""Scalars of the cache for TensorBoard, or whatever takes scalars as it does."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+from ..distributed.prefetch import find_collections
+from .collection import CachedCollection
+
+TOTALS = ("bytes_in", "bytes_out", "plan_us", "wait_us")
+"""Counters of a collection that are written, per training forward."""
+
+OF_TABLES = ("rows_in", "rows_out", "new_rows")
+"""Counters of a table that are written, per training forward."""
+
+
+class ScalarWriter(Protocol):
+    """What `torch.utils.tensorboard.SummaryWriter` has."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> Any: ...
+
+
+class CacheLog:
+    """Writes scalars while a model trains; ends with `remove()`.
+
+    Per collection: the hit rate over distinct rows, bytes swapped, microseconds of planning and waiting per training
+    forward, the depth that prefetching reached, and bytes of memory. Per table: the hit rate, and rows in, out and new
+    per training forward. Tags are `<collection>/<scalar>` and `<collection>/<table>/<scalar>`, with the collection's
+    name in the module, or `cache` for the module itself.
+    """
+
+    def __init__(self, writer: ScalarWriter, module: torch.nn.Module, every: int = 100) -> None:
+        """
+        Args:
+            writer: as `torch.utils.tensorboard.SummaryWriter`.
+            module: a collection, or a model with some.
+            every: training forwards of a collection between two writes; they are the step of the scalars.
+
+        Raises:
+            ValueError: `every` is less than 1; the module has no collection.
+            TypeError: the writer has no `add_scalar`.
+        """
+        if every < 1:
+            raise ValueError(f"every is {every}, must be at least 1")
+        if not callable(getattr(writer, "add_scalar", None)):
+            raise TypeError(f"writer is {writer!r}, expected one with add_scalar, as TensorBoard's SummaryWriter")
+        self._logs = [
+            _CollectionLog(writer, name or "cache", collection, every)
+            for name, collection in find_collections(module).items()
+        ]
+
+    def remove(self) -> None:
+        """Writes no more."""
+        for log in self._logs:
+            log.hook.remove()
+
+
+class _CollectionLog:
+    def __init__(self, writer: ScalarWriter, name: str, collection: CachedCollection, every: int) -> None:
+        self._writer, self._name, self._every = writer, name, every
+        self._forwards = 0
+        self._before: dict[str | None, dict[str, int]] = {}
+        self.hook = collection.register_forward_hook(self._count)
+
+    def _count(self, collection: CachedCollection, args: object, output: object) -> None:
+        if not (collection.training and torch.is_grad_enabled()):
+            return
+        self._forwards += 1
+        if self._forwards % self._every == 0:
+            self._write(collection)
+
+    def _write(self, collection: CachedCollection) -> None:
+        self._write_counts(collection, None, TOTALS)
+        for table in collection.cache_sizes:
+            self._write_counts(collection, table, OF_TABLES)
+        self._add(None, "depth_reached", collection.cache_stats()["depth_reached"])
+        for kind, size in collection.memory_report().items():
+            self._add(None, f"{kind}_bytes", size)
+
+    def _write_counts(self, collection: CachedCollection, table: str | None, names: tuple[str, ...]) -> None:
+        """Of the forwards since the last time; since the reset if the counters were reset meanwhile."""
+        now = collection.cache_stats(table)
+        before = self._before.get(table, {})
+        if now["batches"] < before.get("batches", 0):
+            before = {}
+        self._before[table] = now
+        if now["unique_rows"] > before.get("unique_rows", 0):
+            missed, rows = (now[name] - before.get(name, 0) for name in ("unique_misses", "unique_rows"))
+            self._add(table, "hit_rate", 1 - missed / rows)
+        for name in names:
+            self._add(table, name, (now[name] - before.get(name, 0)) / self._every)
+
+    def _add(self, table: str | None, scalar: str, value: float) -> None:
+        place = self._name if table is None else f"{self._name}/{table}"
+        self._writer.add_scalar(f"{place}/{scalar}", value, self._forwards)
