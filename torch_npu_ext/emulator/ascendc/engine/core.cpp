@@ -98,7 +98,23 @@ void Core::check_write(UbSpan span) {
   }
 }
 
-void Core::set_flag(int event, int32_t id) {
+// Engines run as late as flags allow, so that a WaitFlag before this one in the source may still be to come.
+void Core::check_consumed(int event, int32_t id) const {
+  const EventType& type = kEvents[event];
+  // The scalar unit has passed its WaitFlag before it issues anything else.
+  if (type.to == kScalar || !flags.was_waited_for(event, id)) {
+    return;
+  }
+  const Stamp waiter = flags.waiter(event, id);
+  if (!limits().covers(waiter)) {
+    fail(text(
+        "sets flag %s %d again, and nothing says that %s has taken the one before, which may be lost: %s, "
+        "or another flag",
+        type.name, id, describe(waiter).c_str(), cure(type.to, type.from).c_str()));
+  }
+}
+
+void Core::set_flag(int event, int32_t id, bool of_library) {
   const EventType& type = kEvents[event];
   issue(type.from, "SetFlag");
   if (id < 0 || id >= kEventIds) {
@@ -107,6 +123,9 @@ void Core::set_flag(int event, int32_t id) {
   if (flags.is_set(event, id)) {
     fail(text("flag %s %d is already set, by %s, and was not waited for", type.name, id,
               describe(flags.setter(event, id)).c_str()));
+  }
+  if (!of_library) {
+    check_consumed(event, id);
   }
   flags.set(event, id, order.after(type.from, time()), stamp_);
 }
@@ -120,7 +139,7 @@ void Core::wait_flag(int event, int32_t id) {
   if (!flags.is_set(event, id)) {
     fail(text("flag %s %d is not set: the engine waits for ever", type.name, id));
   }
-  order.wait(type.to, flags.take(event, id));
+  order.wait(type.to, flags.take(event, id, stamp_));
 }
 
 void Core::barrier(Engine engine) {

@@ -49,7 +49,9 @@ class Core {
   void mark_read(UbSpan span) { ub.mark_read(span, stamp_); }
   void mark_written(UbSpan span) { ub.mark_written(span, stamp_); }
 
-  void set_flag(int event, int32_t id);
+  // `of_queue`: by CANN's queues, which take the lowest free flag whatever the engines do; CANN answers for
+  // it.
+  void set_flag(int event, int32_t id, bool of_library = false);
   void wait_flag(int event, int32_t id);
   void barrier(Engine engine);
   void barrier_all();
@@ -79,6 +81,7 @@ class Core {
 
  private:
   std::string where(const char* engine, const char* name) const;
+  void check_consumed(int event, int32_t id) const;
 
   Machine& machine_;
   Stamp stamp_ = 0;

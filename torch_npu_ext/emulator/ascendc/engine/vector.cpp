@@ -40,7 +40,7 @@ void count_instruction(Core& core, const char* name, int64_t count, uint32_t ele
 void pass(Core& core, Engine from, Engine to) {
   const int event = event_index(from, to);
   const int id = fetch_flag(event);
-  core.set_flag(event, id);
+  core.set_flag(event, id, true);
   core.wait_flag(event, id);
 }
 
