@@ -307,7 +307,7 @@ __aicore__ inline void pooled_weights_grad(const PooledWeightsGrad& a) {
     WeightsGradient<half> gradient;
     gradient.run(&pipe, a);
   } else if (a.weights.dtype == DType::kBFloat16) {
-    WeightsGradient<bfloat16_t> gradient;
+    WeightsGradient<BFloat16> gradient;
     gradient.run(&pipe, a);
   } else {
     WeightsGradient<float> gradient;

@@ -24,7 +24,7 @@ void Core::start(int64_t core_index, int64_t block_count) {
   buffers.clear();
   data_cache.clear();
   atomic = {};
-  saturates = kSaturatesAtStart;
+  control = kControlAtStart;
   counters = {};
   later_.clear();
 }
@@ -52,11 +52,11 @@ void Core::finish() {
   if (atomic.on) {
     fail("atomic copies are still on: SetAtomicNone must end them");
   }
-  if (saturates != kSaturatesAtStart) {
+  if (control != kControlAtStart) {
     fail(
-        "the saturation of floats is off, but was on when the kernel began: the next kernel would inherit "
-        "it, "
-        "so SetSaturationFlag must put back what GetSaturationFlag gave");
+        "bit 48 of the control register is 1, but was 0 when the kernel began: the next kernel would inherit "
+        "that "
+        "16-bit floats do not saturate, so set_ctrl must put back what get_ctrl gave");
   }
 }
 

@@ -24,8 +24,10 @@ struct AtomicState {
   void (*combine)(void* gm, const void* ub, uint64_t bytes) = nullptr;
 };
 
-// As the chip comes up. The register outlives a kernel, so that each must leave it as it found it.
-constexpr bool kSaturatesAtStart = true;
+// The control register (CTRL). It outlives a kernel, so that each must leave it as it found it.
+constexpr uint64_t kKeepsInfinity = uint64_t{1} << 48;  // 16-bit floats do not saturate
+constexpr uint64_t kForAllOfCore = uint64_t{1} << 60;   // on 950: bit 48 is heard
+constexpr uint64_t kControlAtStart = REC_SDK_ASCENDC_ARCH == 3510 ? kForAllOfCore : 0;
 
 class Core {
  public:
@@ -55,6 +57,7 @@ class Core {
   void wait_flag(int event, int32_t id);
   void barrier(Engine engine);
   void barrier_all();
+  bool saturates() const { return (control & kKeepsInfinity) == 0; }
 
   // Ends the launch. `rule` says what was done and what is allowed.
   [[noreturn]] void fail(const std::string& rule) const;
@@ -76,7 +79,7 @@ class Core {
   LocalBuffers buffers;
   DataCache data_cache;
   AtomicState atomic;
-  bool saturates = kSaturatesAtStart;
+  uint64_t control = kControlAtStart;
   Counters counters;
 
  private:

@@ -78,7 +78,7 @@ void run_vector(const VectorCall& call) {
   core.mark_written(dst);
   call.function(core.ub.at(dst.address), source_count > 0 ? core.ub.at(sources[0].address) : nullptr,
                 source_count > 1 ? core.ub.at(sources[1].address) : nullptr, call.scalar, call.count);
-  if (core.saturates && call.saturate != nullptr) {
+  if (core.saturates() && call.saturate != nullptr) {
     call.saturate(core.ub.at(dst.address), call.count);
   }
   count_instruction(core, call.name, call.count, std::max(call.dst_bytes, call.src_bytes));
@@ -104,7 +104,7 @@ void reduce(const UbTensor& dst, const UbTensor& src, const UbTensor& scratch, i
   count_instruction(core, "ReduceSum", count, element_bytes);
   alignas(8) uint8_t sum[8];
   function(sum, core.ub.at(from.address), nullptr, nullptr, count);
-  if (core.saturates && saturate != nullptr) {
+  if (core.saturates() && saturate != nullptr) {
     saturate(sum, 1);
   }
   pass(core, kVector, kScalar);
