@@ -19,7 +19,7 @@ def test_kernels_for_an_npu(tmp_path: Path) -> None:
     environment = {**os.environ, "REC_SDK_BISHENG_LOG": str(log), "REC_SDK_ACL_HEADERS": str(headers)}
     configure = ["cmake", "-S", str(ROOT / "op_kernels/ascendc"), "-B", str(tmp_path / "build"), f"-DASC_DIR={CANN}"]
     for command in (configure, ["cmake", "--build", str(tmp_path / "build")]):
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
     compiled = [line.split() for line in log.read_text().splitlines() if " -c " in line]
     sources = {Path(call[-1]).relative_to(ROOT).as_posix() for call in compiled}
