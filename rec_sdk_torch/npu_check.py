@@ -238,7 +238,7 @@ class _Check:
 
     def _copy_bandwidth(self) -> float:
         """Bytes per second, read and written."""
-        size = self.options.copy_mib << 20
+        size: int = self.options.copy_mib << 20
         source = torch.zeros(size, dtype=torch.uint8, device=self.device)
         target = torch.empty_like(source)
         return 2 * size / _seconds(self.device, lambda: target.copy_(source), self.options.repeats)
@@ -261,7 +261,7 @@ class _Check:
 
     def case(self, case: Case, bandwidth: float) -> None:
         """Prints one line."""
-        print(f"{case.name:<28}", end="", flush=True)
+        print(f"{case.name:<34}", end="", flush=True)
         differences = _differences(case, self.device)
         there = {name: tensor.to(self.device) for name, tensor in case.inputs.items()}
         seconds = _seconds(self.device, lambda: case.call(there), self.options.repeats)
