@@ -268,7 +268,7 @@ void test_gather() {
     CHECK(z.GetValue(2) == values[63]);
     CHECK(z.GetValue(3) == values[5]);
   };
-  CHECK_TWIN(kernel, {}, 1, "V, Gather", "srcOffset[2] leads to byte 256 of src, which has 256");
+  CHECK_TWIN(kernel, {}, 1, "Gather (V, ", "srcOffset[2]", "leads to byte 256 of src, which has 256");
   const Kernel odd = [](bool repaired) {
     LocalMemAllocator<> allocator;
     const auto x = local(allocator, numbers<float>(64, 6));

@@ -21,6 +21,7 @@ void Core::start(int64_t core_index, int64_t block_count) {
   order.complete_all(start_time_);
   ub.forget();
   flags.clear();
+  schedule.start(core_index);
   buffers.clear();
   data_cache.clear();
   atomic = {};
@@ -33,6 +34,7 @@ void Core::finish() {
   if (!later_.empty()) {
     throw KernelError(later_);
   }
+  schedule.finish_all();
   name_ = "end of the kernel";
   stamp_ = stamp_of(machine_.now(), kScalar);
   for (int event = 0; event < kEventTypes; ++event) {
@@ -128,6 +130,7 @@ void Core::set_flag(int event, int32_t id, bool of_library) {
     check_consumed(event, id);
   }
   flags.set(event, id, order.after(type.from, time()), stamp_);
+  schedule.set_flag(event, id, of_library);
 }
 
 void Core::wait_flag(int event, int32_t id) {
@@ -140,6 +143,7 @@ void Core::wait_flag(int event, int32_t id) {
     fail(text("flag %s %d is not set: the engine waits for ever", type.name, id));
   }
   order.wait(type.to, flags.take(event, id, stamp_));
+  schedule.wait_flag(event, id);
 }
 
 void Core::barrier(Engine engine) {
@@ -149,6 +153,7 @@ void Core::barrier(Engine engine) {
 
 void Core::barrier_all() {
   issue(kScalar, "PipeBarrier<PIPE_ALL>");
+  schedule.finish_all();
   order.complete_all(time());
 }
 

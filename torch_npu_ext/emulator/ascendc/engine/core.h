@@ -9,6 +9,7 @@
 #include "torch_npu_ext/emulator/ascendc/engine/data_cache.h"
 #include "torch_npu_ext/emulator/ascendc/engine/flags.h"
 #include "torch_npu_ext/emulator/ascendc/engine/order.h"
+#include "torch_npu_ext/emulator/ascendc/engine/schedule.h"
 #include "torch_npu_ext/emulator/ascendc/engine/unified_buffer.h"
 #include "torch_npu_ext/emulator/ascendc/launch.h"
 
@@ -31,7 +32,7 @@ constexpr uint64_t kControlAtStart = REC_SDK_ASCENDC_ARCH == 3510 ? kForAllOfCor
 
 class Core {
  public:
-  Core(Machine& machine, UnifiedBuffer& ub) : ub(ub), machine_(machine) {}
+  Core(Machine& machine, UnifiedBuffer& ub) : ub(ub), schedule(*this), machine_(machine) {}
 
   void start(int64_t index, int64_t blocks);
   // The rules that hold at the end of a kernel.
@@ -76,6 +77,7 @@ class Core {
   UnifiedBuffer& ub;
   Order order;
   Flags flags;
+  Schedule schedule;
   LocalBuffers buffers;
   DataCache data_cache;
   AtomicState atomic;
