@@ -86,10 +86,11 @@ class EmulatedCounters:
         self._library = ctypes.CDLL(str(emulate.library_directory() / "librec_sdk_ascendc.so"))
         self._library.rec_sdk_emulator_counters.restype = ctypes.c_char_p
         self._library.rec_sdk_ascendc_vector_cores.restype = ctypes.c_int64
+        self._library.rec_sdk_ascendc_vector_cores.argtypes = (ctypes.c_void_p,)
 
     def vector_cores(self) -> int:
-        """Of the emulated chip."""
-        return int(self._library.rec_sdk_ascendc_vector_cores())
+        """Of the emulated chip, on the default stream; a device must be in use."""
+        return int(self._library.rec_sdk_ascendc_vector_cores(None))
 
     def reset(self) -> None:
         """Sets every counter to zero."""

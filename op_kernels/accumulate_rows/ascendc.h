@@ -10,10 +10,10 @@ namespace ascendc {
 struct Accumulate : REC_SDK_ISA::ElementwiseOptimizer {
   static constexpr int kElementStates = 1;  // compensation
 
-  __aicore__ inline explicit Accumulate(const float*) {}
+  __aicore__ inline explicit constexpr Accumulate(const float*) {}
 
   template <class T>
-  __aicore__ inline void element(T& sum, T* states, const T& g, REC_SDK_ISA::NoRow) const {
+  __aicore__ inline constexpr void element(T& sum, T* states, const T& g, REC_SDK_ISA::NoRow) const {
     REC_SDK_ISA::two_sum(sum, states[0], g);
   }
 };

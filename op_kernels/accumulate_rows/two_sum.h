@@ -7,7 +7,7 @@ namespace rec_sdk {
 namespace REC_SDK_ISA {
 
 template <class T>
-REC_SDK_HD void two_sum(T& sum, T& compensation, const T& g) {
+constexpr REC_SDK_HD void two_sum(T& sum, T& compensation, const T& g) {
   // Knuth's two-sum gives the rounding error of the addition exactly; the last three lines renormalise, so
   // that the sum alone is the best float for the total.
   const T total = sum + g;

@@ -11,7 +11,8 @@
 //   element(w, states, g, row)       updates one weight and its [dim] states from the aggregated gradient
 //
 // T is float, or a plane of floats (ascendc/planes.h): the formulas use + - * / and sqrtf, no branches, and
-// name an intermediate result only where it is used twice.
+// name an intermediate result only where it is used twice. constexpr: the planes that they need are counted
+// while the kernels are compiled (ascendc/plane_count.h).
 #pragma once
 
 #include <math.h>
@@ -31,7 +32,7 @@ struct ElementwiseOptimizer {
   static constexpr bool kMeanSquare = false;
 
   template <class T>
-  REC_SDK_HD NoRow begin_row(T*, const T&) const {
+  constexpr REC_SDK_HD NoRow begin_row(T*, const T&) const {
     return {};
   }
 };
@@ -41,10 +42,10 @@ struct Sgd : ElementwiseOptimizer {
   static constexpr int kElementStates = 0;
 
   float lr;
-  explicit REC_SDK_HD Sgd(const float* c) : lr(c[1]) {}
+  explicit constexpr REC_SDK_HD Sgd(const float* c) : lr(c[1]) {}
 
   template <class T>
-  REC_SDK_HD void element(T& w, T*, const T& g, NoRow) const {
+  constexpr REC_SDK_HD void element(T& w, T*, const T& g, NoRow) const {
     w -= lr * g;
   }
 };
@@ -54,10 +55,10 @@ struct Adagrad : ElementwiseOptimizer {
   static constexpr int kElementStates = 1;  // sum
 
   float lr, eps;  // lr: already decayed
-  explicit REC_SDK_HD Adagrad(const float* c) : lr(c[1]), eps(c[2]) {}
+  explicit constexpr REC_SDK_HD Adagrad(const float* c) : lr(c[1]), eps(c[2]) {}
 
   template <class T>
-  REC_SDK_HD void element(T& w, T* states, const T& g, NoRow) const {
+  constexpr REC_SDK_HD void element(T& w, T* states, const T& g, NoRow) const {
     states[0] += g * g;
     w -= lr * g / (sqrtf(states[0]) + eps);
   }
@@ -69,15 +70,15 @@ struct RowWiseAdagrad {
   static constexpr bool kMeanSquare = true;
 
   float lr, eps;
-  explicit REC_SDK_HD RowWiseAdagrad(const float* c) : lr(c[1]), eps(c[2]) {}
+  explicit constexpr REC_SDK_HD RowWiseAdagrad(const float* c) : lr(c[1]), eps(c[2]) {}
 
   template <class T>
-  REC_SDK_HD T begin_row(T* row_states, const T& mean_square) const {
+  constexpr REC_SDK_HD T begin_row(T* row_states, const T& mean_square) const {
     row_states[0] += mean_square;
     return lr / (sqrtf(row_states[0]) + eps);
   }
   template <class T>
-  REC_SDK_HD void element(T& w, T*, const T& g, const T& rate) const {
+  constexpr REC_SDK_HD void element(T& w, T*, const T& g, const T& rate) const {
     w -= rate * g;
   }
 };
@@ -88,7 +89,7 @@ struct Adam : ElementwiseOptimizer {
   static constexpr int kElementStates = 2;  // exp_avg, exp_avg_sq
 
   float step_size, eps, one_minus_beta1, one_minus_beta2, inv_sqrt_bias_correction2;
-  explicit REC_SDK_HD Adam(const float* c)
+  explicit constexpr REC_SDK_HD Adam(const float* c)
       : step_size(c[1]),
         eps(c[2]),
         one_minus_beta1(c[3]),
@@ -96,7 +97,7 @@ struct Adam : ElementwiseOptimizer {
         inv_sqrt_bias_correction2(c[5]) {}
 
   template <class T>
-  REC_SDK_HD void element(T& w, T* states, const T& g, NoRow) const {
+  constexpr REC_SDK_HD void element(T& w, T* states, const T& g, NoRow) const {
     states[0] += (g - states[0]) * one_minus_beta1;
     states[1] += (g * g - states[1]) * one_minus_beta2;
     w -= step_size * states[0] / (sqrtf(states[1]) * inv_sqrt_bias_correction2 + eps);

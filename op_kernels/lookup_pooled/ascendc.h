@@ -424,7 +424,7 @@ __aicore__ inline void lookup_pooled(const LookupPooled& a) {
   if (a.weights.dtype == DType::kFloat16) {
     lookup_pooled_of<half>(a);
   } else if (a.weights.dtype == DType::kBFloat16) {
-    lookup_pooled_of<bfloat16_t>(a);
+    lookup_pooled_of<BFloat16>(a);
   } else {
     lookup_pooled_of<float>(a);
   }

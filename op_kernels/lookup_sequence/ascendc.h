@@ -89,7 +89,7 @@ __aicore__ inline void lookup_sequence(const LookupSequence& a) {
     WideningLookup<half> lookup;
     lookup.run(&pipe, a);
   } else if (a.weights.dtype == DType::kBFloat16) {
-    WideningLookup<bfloat16_t> lookup;
+    WideningLookup<BFloat16> lookup;
     lookup.run(&pipe, a);
   } else {
     RowMover<Direction::kFromTable> mover;

@@ -17,8 +17,10 @@ class Divisors {
   __aicore__ inline void init(TPipe* pipe, int64_t rows) {
     rows_ = rows;
     pipe->InitBuffer(buffer_, static_cast<uint32_t>(kRing * rows * sizeof(float)));
-    written_.init(pipe);
-    for (int64_t i = 0; i < kRing; ++i) used_[i].init(pipe);
+    for (int64_t i = 0; i < kRing; ++i) {
+      written_[i].init(pipe);
+      used_[i].init(pipe);
+    }
   }
 
   __aicore__ inline void begin_tile(int64_t tile) {
@@ -38,7 +40,7 @@ class Divisors {
 
   __aicore__ inline void apply(int64_t tile, const LocalTensor<float>& values, int64_t rows) {
     if (divides_[tile % kRing]) {
-      written_.order();
+      written_[tile % kRing].order();
       vector_barrier();
       AscendC::Div(values, values, of(tile), static_cast<int32_t>(rows));
     }
@@ -62,7 +64,7 @@ class Divisors {
   int64_t rows_ = 0;
   Scratch buffer_;
   Signal<HardEvent::V_S> used_[kRing];
-  Signal<HardEvent::S_V> written_;
+  Signal<HardEvent::S_V> written_[kRing];
   bool divides_[kRing] = {};
 };
 
@@ -305,7 +307,7 @@ __aicore__ inline void pooled_weights_grad(const PooledWeightsGrad& a) {
     WeightsGradient<half> gradient;
     gradient.run(&pipe, a);
   } else if (a.weights.dtype == DType::kBFloat16) {
-    WeightsGradient<bfloat16_t> gradient;
+    WeightsGradient<BFloat16> gradient;
     gradient.run(&pipe, a);
   } else {
     WeightsGradient<float> gradient;

@@ -13,7 +13,7 @@ namespace ascendc {
 
 // Launches what comes before the rows are updated: the table of gradients, if there are several, and hot
 // rows, if the lookups are many enough to have any. The result, and the segments as they then are, are for
-// the update.
+// the update, unless a launch failed.
 HotWorkspace launch_preparation(void* stream, Segments* segments, void* workspace);
 
 // Calls launcher.launch<Optimizer, Weights>() for the optimizer of that name; Weights is a type of

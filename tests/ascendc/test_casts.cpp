@@ -8,12 +8,19 @@ namespace {
 
 using Kernel = std::function<void(bool)>;
 
+constexpr uint64_t kKeepsInfinity = uint64_t{1} << 48;
+
+void set_saturation(bool on) {
+  const auto control = static_cast<uint64_t>(get_ctrl());
+  set_ctrl(on ? control & ~kKeepsInfinity : control | kKeepsInfinity);
+}
+
 // Without saturation of 16-bit floats, unless asked for.
 template <class T, class U>
 std::vector<T> cast(const std::vector<U>& values, RoundMode mode, bool saturated = false) {
   std::vector<T> result;
   CHECK_PASSES(run([&] {
-    SetSaturationFlag<SaturationMode::FLOAT>(saturated);
+    set_saturation(saturated);
     LocalMemAllocator<> allocator;
     const auto count = static_cast<uint32_t>(values.size());
     const auto from = allocator.Alloc<U>(count);
@@ -23,7 +30,7 @@ std::vector<T> cast(const std::vector<U>& values, RoundMode mode, bool saturated
     Cast(to, from, mode, count);
     order<HardEvent::V_S>();
     for (uint32_t i = 0; i < count; ++i) result.push_back(to.GetValue(i));
-    SetSaturationFlag<SaturationMode::FLOAT>(true);
+    set_saturation(true);
   }));
   return result;
 }
@@ -125,8 +132,8 @@ void test_saturation_of_arithmetic() {
         CHECK(y.GetValue(0).bits == expected);
         order<HardEvent::S_V>();
       };
-      SetSaturationFlag<SaturationMode::FLOAT>(on);
-      CHECK(GetSaturationFlag<SaturationMode::FLOAT>() == on);
+      set_saturation(on);
+      CHECK(((static_cast<uint64_t>(get_ctrl()) & kKeepsInfinity) == 0) == on);
       Duplicate(x, half(60000.0f), 16);
       PipeBarrier<PIPE_V>();
       Add(y, x, x, 16);
@@ -140,20 +147,26 @@ void test_saturation_of_arithmetic() {
       Sub(moved, y, y, 16);
       order<HardEvent::V_S>();
       CHECK(on ? moved.GetValue(0).bits == 0 : std::isnan(static_cast<float>(moved.GetValue(0))));
-      SetSaturationFlag<SaturationMode::FLOAT>(true);
+      set_saturation(true);
     }));
   }
 }
 
-void test_saturation_flag() {
-  const Kernel kernel = [](bool repaired) {
-    const bool before = GetSaturationFlag<SaturationMode::FLOAT>();
-    CHECK(before);  // also after a kernel that did not put it back
-    SetSaturationFlag<SaturationMode::FLOAT>(false);
-    if (repaired) SetSaturationFlag<SaturationMode::FLOAT>(before);
+void test_control_register() {
+  const Kernel not_put_back = [](bool repaired) {
+    const auto before = static_cast<uint64_t>(get_ctrl());
+    CHECK((before & kKeepsInfinity) == 0);  // also after a kernel that did not put it back
+    set_saturation(false);
+    if (repaired) set_ctrl(before);
   };
-  CHECK_TWIN(kernel, {}, 3, "end of the kernel", "the saturation of floats is off",
-             "SetSaturationFlag must put back");
+  CHECK_TWIN(not_put_back, {}, 3, "end of the kernel", "bit 48 of the control register is 1",
+             "set_ctrl must put back");
+  const Kernel other_bits = [](bool repaired) {
+    const auto before = static_cast<uint64_t>(get_ctrl());
+    set_ctrl(repaired ? before : before ^ 1 << 6);
+    set_ctrl(before);
+  };
+  CHECK_TWIN(other_bits, {}, 1, "S, set_ctrl", "knows bit 48 only");
 }
 
 void test_integers_to_float() {
@@ -191,7 +204,7 @@ int main() {
   test_saturation_of_integers();
   test_saturation_of_16_bits();
   test_saturation_of_arithmetic();
-  test_saturation_flag();
+  test_control_register();
   test_integers_to_float();
   test_modes();
   return check_result();

@@ -227,7 +227,10 @@ void test_order_is_transitive() {
 void test_flags() {
   const Kernel set_twice = [](bool repaired) {
     SetFlag<HardEvent::MTE2_V>(EVENT_ID3);
-    if (repaired) WaitFlag<HardEvent::MTE2_V>(EVENT_ID3);
+    if (repaired) {
+      WaitFlag<HardEvent::MTE2_V>(EVENT_ID3);
+      order<HardEvent::V_MTE2>();
+    }
     SetFlag<HardEvent::MTE2_V>(EVENT_ID3);
     WaitFlag<HardEvent::MTE2_V>(EVENT_ID3);
   };
@@ -252,6 +255,48 @@ void test_flags() {
     WaitFlag<HardEvent::S_V>(7);
   };
   CHECK_TWIN(no_such_id, {}, 1, "flag id 8 of S_V", "0 to 7");
+}
+
+// A WaitFlag that stands before a SetFlag in the source has not run before it: engines may be late.
+void test_flags_set_again() {
+  const auto signal = [](bool first) {
+    SetFlag<HardEvent::S_MTE2>(first ? EVENT_ID0 : EVENT_ID1);
+    WaitFlag<HardEvent::S_MTE2>(first ? EVENT_ID0 : EVENT_ID1);
+  };
+  const Kernel by_scalar_unit = [&](bool repaired) {
+    signal(true);
+    if (repaired) order<HardEvent::MTE2_S>();
+    signal(true);
+  };
+  CHECK_TWIN(by_scalar_unit, {}, 1, "S, SetFlag", "sets flag S_MTE2 0 again", "MTE2, instruction 2",
+             "MTE2_S");
+  const Kernel two_flags = [&](bool repaired) {
+    signal(true);
+    signal(!repaired);
+  };
+  CHECK_TWIN(two_flags, {}, 1, "sets flag S_MTE2 0 again");
+  const Kernel other_engine_knows = [&](bool repaired) {
+    order<HardEvent::MTE2_V>();
+    order<HardEvent::V_MTE3>();
+    if (repaired) order<HardEvent::MTE3_MTE2>();
+    order<HardEvent::MTE2_V>();
+  };
+  CHECK_TWIN(other_engine_knows, {}, 1, "MTE2, SetFlag", "sets flag MTE2_V 0 again");
+  const Kernel barrier = [&](bool repaired) {
+    signal(true);
+    if (repaired) {
+      PipeBarrier<PIPE_ALL>();
+    } else {
+      PipeBarrier<PIPE_MTE2>();
+    }
+    signal(true);
+  };
+  CHECK_TWIN(barrier, {}, 1, "sets flag S_MTE2 0 again");
+  // The scalar unit has passed its own waits.
+  CHECK_PASSES(run([] {
+    order<HardEvent::MTE2_S>();
+    order<HardEvent::MTE2_S>();
+  }));
 }
 
 void test_flag_ids_of_the_pipe() {
@@ -291,6 +336,7 @@ int main() {
   test_copy_after_copy();
   test_order_is_transitive();
   test_flags();
+  test_flags_set_again();
   test_flag_ids_of_the_pipe();
   return check_result();
 }

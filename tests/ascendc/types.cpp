@@ -58,6 +58,6 @@ void kernel() {
   TBuf<> buffer;
   pipe.InitBuffer(buffer, 2, 64);
 #elif REC_SDK_CASE == 17
-  SetSaturationFlag<SaturationMode::CAST>(false);
+  SetSaturationFlag<SaturationMode::FLOAT>(false);
 #endif
 }

@@ -17,17 +17,17 @@ struct Mixed {
   static constexpr bool kMeanSquare = kMean;
 
   float lr;
-  explicit Mixed(const float* c) : lr(c[1]) {}
+  explicit constexpr Mixed(const float* c) : lr(c[1]) {}
 
   template <class T>
-  T begin_row(T* row_states, const T& mean_square) const {
+  constexpr T begin_row(T* row_states, const T& mean_square) const {
     for (int s = 0; s < kRow; ++s) row_states[s] += mean_square + 0.5f;
     if constexpr (kRow > 1) row_states[0] *= row_states[1];
     if constexpr (kRow > 0) return lr / (1.0f + row_states[0]);
     return mean_square * lr;
   }
   template <class T>
-  void element(T& w, T* states, const T& g, const T& row) const {
+  constexpr void element(T& w, T* states, const T& g, const T& row) const {
     for (int s = 0; s < kElement; ++s) states[s] += g * w;
     w -= row * g;
   }

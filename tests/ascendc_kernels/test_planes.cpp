@@ -1,14 +1,17 @@
 // Formulas on planes in UB against the same formulas on floats, bit for bit.
 #include <cmath>
 
+#include "op_kernels/common/ascendc/plane_count.h"
 #include "op_kernels/common/ascendc/planes.h"
 #include "op_kernels/common/ascendc/signal.h"
 #include "tests/ascendc_kernels/support.h"
 
 namespace {
 
+using rec_sdk::ascendc::CountedPlane;
 using rec_sdk::ascendc::Plane;
 using rec_sdk::ascendc::PlanePool;
+using rec_sdk::ascendc::PlaneTally;
 using rec_sdk::ascendc::Scratch;
 
 constexpr int64_t kCount = 200;
@@ -16,20 +19,20 @@ constexpr int64_t kCount = 200;
 // Each changes a with b.
 struct Arithmetic {
   template <class T>
-  void operator()(T& a, const T& b) const {
+  constexpr void operator()(T& a, const T& b) const {
     a = (a + b) * (a - b) / (b * b + 2.0f);
   }
 };
 struct WithScalars {
   template <class T>
-  void operator()(T& a, const T& b) const {
+  constexpr void operator()(T& a, const T& b) const {
     a = 1.5f / (2.0f + a * a) - (b - 0.25f) / 3.0f;
     a += (1.0f - b) * 0.5f + 0.1f * a;
   }
 };
 struct InPlace {
   template <class T>
-  void operator()(T& a, const T& b) const {
+  constexpr void operator()(T& a, const T& b) const {
     const T old = a;
     a += b;
     a *= old;
@@ -40,24 +43,32 @@ struct InPlace {
 // A deep expression.
 struct Balanced {
   template <class T>
-  void operator()(T& a, const T& b) const {
+  constexpr void operator()(T& a, const T& b) const {
     a = ((a + b) * (a - b) - (a * b) * (b * b)) / ((a * a) * (b + a) + (a - b) * (a + 1.0f));
   }
 };
 struct Assigned {
   template <class T>
-  void operator()(T& a, const T& b) const {
+  constexpr void operator()(T& a, const T& b) const {
     a = b;
   }
 };
 
 template <class Formula>
-void on_planes(const float* a, const float* b, float* out) {
+constexpr int planes_of() {
+  PlaneTally tally;
+  CountedPlane a(&tally, 0, 0), b(&tally, 0, 0);
+  Formula{}(a, b);
+  return tally.most;
+}
+
+template <class Formula>
+void on_planes(const float* a, const float* b, float* out, int planes) {
   AscendC::TPipe pipe;
   Scratch storage;
   PlanePool pool;
   pipe.InitBuffer(storage, 2 * kCount * 4);
-  pool.init(&pipe, kCount);
+  pool.init(&pipe, kCount, planes);
   const auto both = storage.Get<float>();
   rec_sdk::ascendc::load(both, a, kCount);
   rec_sdk::ascendc::load(both[kCount], b, kCount);
@@ -85,8 +96,20 @@ void check(const char* name) {
   for (int64_t i = 0; i < kCount; ++i) Formula{}(expected[i], b[i]);
   rec_sdk::emulator::Buffers buffers;
   buffers.read("a", a.data(), kCount).read("b", b.data(), kCount).write("out", found.data(), kCount);
-  ascendc_tests::run(name, 1, buffers, [&] { on_planes<Formula>(a.data(), b.data(), found.data()); });
+  constexpr int kPlanes = planes_of<Formula>();
+  static_assert(kPlanes <= PlanePool::kPlanes, "so many are set aside");
+  const auto run = [&](int planes) { on_planes<Formula>(a.data(), b.data(), found.data(), planes); };
+  ascendc_tests::run(name, 1, buffers, [&] { run(std::max(1, kPlanes)); });
   ascendc_tests::check_bits(name, 1, found, expected);
+  if (kPlanes > 1) {  // with one less, it writes past the end of the pool
+    bool refused = false;
+    try {
+      rec_sdk::emulator::run_kernel(name, 1, buffers.list(), [&] { run(kPlanes - 1); });
+    } catch (const rec_sdk::emulator::KernelError&) {
+      refused = true;
+    }
+    CHECK(refused);
+  }
 }
 
 }  // namespace

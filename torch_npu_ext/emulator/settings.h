@@ -14,6 +14,9 @@
 // REC_SDK_EMULATED_STREAMS   eager        when streams run: at once; "late", only when the host must have
 // what
 //                                         they do; "random:SEED", some of them at each call (acl/scheduler.h)
+// REC_SDK_EMULATED_ENGINES   eager        when the engines of a core do what a kernel tells them: at once;
+// "late",
+//                                         only when something must wait for it; "random:SEED"
 // REC_SDK_EMULATED_TRACE     0            1: every call of the runtime is printed to stderr
 #pragma once
 
@@ -44,6 +47,7 @@ struct Settings {
   std::string soc_name;
   uint64_t seed;
   Streaming streams;
+  Streaming engines;
   bool trace;
 };
 
@@ -128,6 +132,7 @@ inline const Settings& settings() {
       name_setting("REC_SDK_EMULATED_SOC_NAME", "Ascend950PR_9589"),
       number_setting("REC_SDK_EMULATED_SEED", 0, 0, UINT64_MAX, "a whole number below 2^64"),
       streams_setting("REC_SDK_EMULATED_STREAMS"),
+      streams_setting("REC_SDK_EMULATED_ENGINES"),
       number_setting("REC_SDK_EMULATED_TRACE", 0, 0, 1, "0 or 1") != 0,
   };
   return read;

@@ -6,6 +6,8 @@
 
 #include <utility>
 
+#include "op_kernels/common/ascendc/launch.h"
+
 namespace rec_sdk {
 
 void on_current_stream(const char* op, int32_t device_index, std::function<void(void* stream)> launch) {
@@ -14,8 +16,9 @@ void on_current_stream(const char* op, int32_t device_index, std::function<void(
   // false: the handle as it is, without first draining the task queue that the launch goes through.
   aclrtStream stream = c10_npu::getCurrentNPUStream(device).stream(false);
   at_npu::native::OpCommand::RunOpApiV2(op, [stream, launch = std::move(launch)]() -> int {
+    rec_sdk_ascendc_take_error();  // of calls that were told of it
     launch(stream);
-    return ACL_ERROR_NONE;
+    return rec_sdk_ascendc_take_error();
   });
 }
 

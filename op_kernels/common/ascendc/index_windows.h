@@ -17,10 +17,10 @@ class IndexWindows {
   __aicore__ inline void init(TPipe* pipe) {
     for (int h = 0; h < 2; ++h) {
       arrived_[h].init(pipe);
+      released_[h].init(pipe);
       window_[h] = -1;
       pending_[h] = false;
     }
-    released_.init(pipe);
     for (int a = 0; a < kArrays; ++a) data_[a] = nullptr;
   }
 
@@ -76,11 +76,12 @@ class IndexWindows {
     pending_[half] = false;
   }
 
-  // Elements [from, end of the window).
+  // Elements [from, end of the window). A signal for each half: what was fetched into this one before has
+  // arrived, so its signal was taken, but the other half's fetch may not have begun.
   __aicore__ inline void fetch(int64_t window, int64_t from) {
     const int half = static_cast<int>(window % 2);
     settle(half);
-    released_.order();
+    released_[half].order();
     for (int a = 0; a < kArrays; ++a) {
       const int64_t last = minimum((window + 1) * kWindow, end_[a]);
       if (data_[a] == nullptr || from >= last) continue;
@@ -99,7 +100,7 @@ class IndexWindows {
   int64_t window_[2], from_[2];
   bool pending_[2];
   Signal<HardEvent::MTE2_S> arrived_[2];
-  Signal<HardEvent::S_MTE2> released_;
+  Signal<HardEvent::S_MTE2> released_[2];
 };
 
 }  // namespace ascendc

@@ -9,7 +9,11 @@
 #pragma GCC visibility push(default)
 extern "C" {
 
-int64_t rec_sdk_ascendc_vector_cores();
+// Vector cores that launches on the stream may use, at least 1.
+int64_t rec_sdk_ascendc_vector_cores(void* stream);
+// The error (an aclError, 0 is none) of what this thread launched since this was called last. A launch itself
+// has no result.
+int32_t rec_sdk_ascendc_take_error();
 
 void rec_sdk_launch_lookup_sequence(void* stream, const rec_sdk::LookupSequence* a);
 void rec_sdk_launch_lookup_pooled(void* stream, const rec_sdk::LookupPooled* a);

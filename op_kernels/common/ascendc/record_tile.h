@@ -3,6 +3,7 @@
 // nor written.
 #pragma once
 
+#include "op_kernels/common/ascendc/bfloat16.h"
 #include "op_kernels/common/ascendc/saturation.h"
 #include "op_kernels/common/ascendc/tile_plan.h"
 
@@ -18,7 +19,7 @@ struct HalfWeights {
 };
 struct BFloat16Weights {
   static constexpr int64_t kBytes = 2;
-  using Type = bfloat16_t;
+  using Type = BFloat16;
 };
 
 // Two sets of planes: one is loaded while the other is computed and stored.

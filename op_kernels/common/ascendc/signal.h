@@ -6,7 +6,9 @@
 namespace rec_sdk {
 namespace ascendc {
 
-// set() and wait() alternate; every set is waited for before the kernel ends.
+// set() and wait() alternate in the source and on the engines: who sets again must know that the other engine
+// took the last one, or it may be lost and the other waits for ever. Every set is waited for before the
+// kernel ends.
 template <HardEvent kEvent>
 class Signal {
  public:

@@ -1,7 +1,7 @@
 // Device side: weights in their storage format, and as fp32.
 #pragma once
 
-#include "op_kernels/common/ascendc/memory.h"
+#include "op_kernels/common/ascendc/bfloat16.h"
 
 namespace rec_sdk {
 namespace ascendc {

@@ -2,6 +2,7 @@
 // once, records back.
 #pragma once
 
+#include "op_kernels/common/ascendc/plane_count.h"
 #include "op_kernels/common/ascendc/record_tile.h"
 #include "op_kernels/common/ascendc/row_split.h"
 #include "op_kernels/common/ascendc/row_values.h"
@@ -55,6 +56,8 @@ class UpdateTiles {
 
  private:
   static constexpr int kElementStates = Optimizer::kElementStates, kRowStates = Optimizer::kRowStates;
+  static_assert(planes_of_formula<Optimizer>() <= PlanePool::kPlanes,
+                "the formula of an optimizer has more intermediate results at once than PlanePool::kPlanes");
   static constexpr bool kHasRow = kRowStates > 0 || Optimizer::kMeanSquare;
 
   enum RowArray { kOffset, kSlot, kRowArrays };

@@ -59,6 +59,11 @@ int main() {
               [](const Settings& s) { return s.memory == uint64_t{1} << 40; });
   check_taken("REC_SDK_EMULATED_SEED", "18446744073709551615",
               [](const Settings& s) { return s.seed == UINT64_MAX; });
+  check_taken("REC_SDK_EMULATED_ENGINES", "random:7", [](const Settings& s) {
+    return s.engines.order == StreamOrder::kRandom && s.engines.seed == 7 &&
+           s.streams.order == StreamOrder::kEager;
+  });
+  check_refused("REC_SDK_EMULATED_ENGINES", "lazy", "eager, late, or random:SEED");
   check_taken("REC_SDK_EMULATED_STREAMS", "",
               [](const Settings& s) { return s.streams.order == StreamOrder::kEager; });
   check_taken("REC_SDK_EMULATED_STREAMS", "eager",

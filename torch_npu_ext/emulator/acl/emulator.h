@@ -18,6 +18,12 @@ extern "C" {
 void rec_sdk_emulator_launch(void* stream, const char* name, const char* (*run)(void* state),
                              void (*destroy)(void* state), void* state, bool waits);
 
+// The launch of a kernel that `others` more precede fails, as one that the runtime has no room for: nothing
+// runs, and aclrtGetLastError() of the thread says so.
+void rec_sdk_emulator_refuse_launch(int64_t others);
+// Whether the launch of the kernel is that one.
+bool rec_sdk_emulator_refuses(const char* kernel);
+
 // Where the emulator may touch the device memory [device_address, device_address + bytes), or null when that
 // is not inside one live allocation. The device address itself is never accessible.
 void* rec_sdk_emulator_host_address(const void* device_address, uint64_t bytes);

@@ -88,6 +88,7 @@ class Stream {
 
   const int device;
   const int id;
+  std::atomic<uint32_t> core_limits[2] = {};  // by aclrtDevResLimitType; 0: none
 
   // The position that is reached when the task is done.
   uint64_t add(Task task);

@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <unordered_map>
 #include <vector>
@@ -131,6 +132,23 @@ __attribute__((visibility("default"))) void rec_sdk_emulator_launch(void* stream
   } else {
     std::fprintf(stderr, "NPU emulator: %s\n", message.c_str());
   }
+}
+
+namespace {
+std::atomic<int64_t> launches_before_refusal{-1};  // none is refused
+}  // namespace
+
+__attribute__((visibility("default"))) void rec_sdk_emulator_refuse_launch(int64_t others) {
+  launches_before_refusal = others;
+}
+
+__attribute__((visibility("default"))) bool rec_sdk_emulator_refuses(const char* kernel) {
+  if (launches_before_refusal < 0 || launches_before_refusal-- > 0) {
+    return false;
+  }
+  fail(ACL_ERROR_RT_INTERNAL_ERROR,
+       text("kernel '%s' was not launched: the emulator was told to refuse it", kernel));
+  return true;
 }
 
 aclError aclrtCreateStream(aclrtStream* handle) {

@@ -37,8 +37,11 @@ struct KernelError : std::runtime_error {
 void run_kernel(const char* kernel, int64_t blocks, const std::vector<Buffer>& buffers,
                 const std::function<void()>& body);
 
-// The same in the order of a stream (null: the default one). `host` of the buffers is found from `device`.
+// The same in the order of a stream (null: the default one). `host` of the buffers is found from `device`. As
+// on a chip, a launch that fails is known by the runtime's last error only.
 void launch_kernel(void* stream, const char* kernel, int64_t blocks, std::vector<Buffer> buffers,
                    std::function<void()> body);
+// The runtime's last error on this thread (an aclError), which stays.
+int launch_error();
 
 }  // namespace rec_sdk::emulator

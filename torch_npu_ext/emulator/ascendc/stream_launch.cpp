@@ -1,4 +1,6 @@
 // Kernels in the order of a stream of the emulated runtime.
+#include <acl/acl.h>
+
 #include <utility>
 
 #include "torch_npu_ext/emulator/acl/emulator.h"
@@ -25,10 +27,15 @@ void find_host_memory(const char* kernel, std::vector<Buffer>& buffers) {
 
 void launch_kernel(void* stream, const char* kernel, int64_t blocks, std::vector<Buffer> buffers,
                    std::function<void()> body) {
+  if (rec_sdk_emulator_refuses(kernel)) {
+    return;
+  }
   on_stream(stream, kernel, [kernel, blocks, buffers = std::move(buffers), body = std::move(body)]() mutable {
     find_host_memory(kernel, buffers);
     run_kernel(kernel, blocks, buffers, body);
   });
 }
+
+int launch_error() { return aclrtPeekAtLastError(ACL_RT_THREAD_LEVEL); }
 
 }  // namespace rec_sdk::emulator

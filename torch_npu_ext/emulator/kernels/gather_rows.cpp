@@ -4,7 +4,7 @@
 #include "torch_npu_ext/emulator/kernels/lookup_buffers.h"
 
 void rec_sdk_launch_gather_rows(void* stream, const rec_sdk::CopyRows* a) {
-  const int64_t blocks = rec_sdk::ascendc::blocks_of(*a, rec_sdk_ascendc_vector_cores());
+  const int64_t blocks = rec_sdk::ascendc::blocks_of(*a, rec_sdk_ascendc_vector_cores(stream));
   if (blocks == 0) return;
   rec_sdk::emulator::launch_kernel(stream, "gather_rows", blocks,
                                    rec_sdk::emulator::gather_buffers(*a).list(),

@@ -150,13 +150,13 @@ void run_accumulate_rows(const Run& run, AccumulateRows a, void* base, int64_t c
   });
 }
 
-// Runs kernels in the order of a stream.
+// Runs kernels in the order of a stream, until one cannot be launched.
 struct OnStream {
   void* stream;
 
   template <class Body>
   void operator()(const char* name, int64_t blocks, const Buffers& buffers, const Body& body) const {
-    launch_kernel(stream, name, blocks, buffers.list(), body);
+    if (launch_error() == 0) launch_kernel(stream, name, blocks, buffers.list(), body);
   }
 };
 

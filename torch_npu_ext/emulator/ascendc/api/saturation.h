@@ -1,27 +1,15 @@
-// What 16-bit floats become that are infinite or not a number: as a core comes up, results of arithmetic and
-// of Cast saturate to the largest number and to 0. Off, they stay as they are.
+// What 16-bit floats become that are infinite or not a number: while bit 48 of the control register is 0,
+// results of arithmetic and of Cast saturate to the largest number and to 0; at 1, they stay as they are.
 #pragma once
 
 #include "torch_npu_ext/emulator/ascendc/api/tensors.h"
 #include "torch_npu_ext/emulator/ascendc/engine/elementwise.h"
 
+// Of bisheng, which names the register so in every CANN since 8.5.
+inline int64_t get_ctrl() { return static_cast<int64_t>(rec_sdk::emulator::control()); }
+inline void set_ctrl(uint64_t value) { rec_sdk::emulator::set_control(value); }
+
 namespace AscendC {
-
-enum class SaturationMode : uint8_t { FLOAT, FLOAT8, INT, CAST };
-
-template <SaturationMode mode>
-void SetSaturationFlag(bool enableSat) {
-  static_assert(mode == SaturationMode::FLOAT,
-                "SetSaturationFlag: the emulator has FLOAT only; casts to integers always saturate");
-  rec_sdk::emulator::set_saturation(enableSat);
-}
-
-template <SaturationMode mode>
-bool GetSaturationFlag() {
-  static_assert(mode == SaturationMode::FLOAT,
-                "GetSaturationFlag: the emulator has FLOAT only; casts to integers always saturate");
-  return rec_sdk::emulator::saturation();
-}
 
 template <typename T>
 constexpr rec_sdk::emulator::SaturateFunction saturate_function() {

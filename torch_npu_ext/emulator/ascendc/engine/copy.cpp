@@ -91,18 +91,22 @@ struct Block {
   uint32_t left, data, right, total;  // bytes; total: with the tail up to a multiple of 32
 };
 
-// Returns whether the bytes around the data are defined.
-bool pad_block(uint8_t* to, const Block& block, const Copy& copy, const Padding& padding) {
-  const uint32_t behind = block.total - block.left - block.data;
-  const bool asked = block.left != 0 || block.right != 0;
-  if (asked && !padding.given) {
-    return false;
+bool asks_for_padding(const Block& block) { return block.left != 0 || block.right != 0; }
+
+// Whether the bytes around the data are.
+bool is_defined(const Block& block, const Padding& padding) {
+  return block.total == block.data || !asks_for_padding(block) || padding.given;
+}
+
+void pad_block(uint8_t* to, const Block& block, uint32_t element_bytes, const Padding& padding) {
+  if (block.total == block.data || !is_defined(block, padding)) {
+    return;
   }
+  const uint32_t behind = block.total - block.left - block.data;
   // Without padding the hardware repeats the first element.
-  const void* element = asked ? static_cast<const void*>(&padding.value) : to;
-  fill_elements(to, block.left, element, copy.element_bytes);
-  fill_elements(to + block.left + block.data, behind, element, copy.element_bytes);
-  return true;
+  const void* element = asks_for_padding(block) ? static_cast<const void*>(&padding.value) : to;
+  fill_elements(to, block.left, element, element_bytes);
+  fill_elements(to + block.left + block.data, behind, element, element_bytes);
 }
 
 }  // namespace
@@ -127,10 +131,13 @@ void copy_in(const Copy& copy, const Padding& padding) {
     const uint64_t from =
         copy.global.address + static_cast<uint64_t>(i * (copy.block_bytes + copy.global_stride));
     uint8_t* to = core.ub.at(span.address);
-    std::memcpy(to + left, core.gm().copy_in(core, from, data), data);
-    const bool defined = block.total == data || pad_block(to, block, copy, padding);
+    const uint8_t* host = core.gm().copy_in(core, from, data);
+    core.schedule.run(kMte2, [to, host, block, padding, bytes = copy.element_bytes] {
+      std::memcpy(to + block.left, host, block.data);
+      pad_block(to, block, bytes, padding);
+    });
     core.mark_written(span);
-    if (!defined) {
+    if (!is_defined(block, padding)) {
       core.ub.mark_undefined(span, {span.address + left, data});
     }
   }
@@ -161,11 +168,14 @@ void copy_out(const Copy& copy) {
     const uint64_t to =
         copy.global.address + static_cast<uint64_t>(i * (copy.block_bytes + copy.global_stride));
     uint8_t* host = core.gm().copy_out(core, to, data);
-    if (core.atomic.on) {
-      core.atomic.combine(host, core.ub.at(span.address), data);
-    } else {
-      std::memcpy(host, core.ub.at(span.address), data);
-    }
+    core.schedule.run(kMte3, [host, from = core.ub.at(span.address), data,
+                              combine = core.atomic.on ? core.atomic.combine : nullptr] {
+      if (combine != nullptr) {
+        combine(host, from, data);
+      } else {
+        std::memcpy(host, from, data);
+      }
+    });
   }
   core.counters.mte3_instructions += 1;
   core.counters.mte3_gm_bytes += copy.blocks * copy.block_bytes;

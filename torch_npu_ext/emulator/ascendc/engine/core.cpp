@@ -21,10 +21,11 @@ void Core::start(int64_t core_index, int64_t block_count) {
   order.complete_all(start_time_);
   ub.forget();
   flags.clear();
+  schedule.start(core_index);
   buffers.clear();
   data_cache.clear();
   atomic = {};
-  saturates = kSaturatesAtStart;
+  control = kControlAtStart;
   counters = {};
   later_.clear();
 }
@@ -33,6 +34,7 @@ void Core::finish() {
   if (!later_.empty()) {
     throw KernelError(later_);
   }
+  schedule.finish_all();
   name_ = "end of the kernel";
   stamp_ = stamp_of(machine_.now(), kScalar);
   for (int event = 0; event < kEventTypes; ++event) {
@@ -52,11 +54,11 @@ void Core::finish() {
   if (atomic.on) {
     fail("atomic copies are still on: SetAtomicNone must end them");
   }
-  if (saturates != kSaturatesAtStart) {
+  if (control != kControlAtStart) {
     fail(
-        "the saturation of floats is off, but was on when the kernel began: the next kernel would inherit "
-        "it, "
-        "so SetSaturationFlag must put back what GetSaturationFlag gave");
+        "bit 48 of the control register is 1, but was 0 when the kernel began: the next kernel would inherit "
+        "that "
+        "16-bit floats do not saturate, so set_ctrl must put back what get_ctrl gave");
   }
 }
 
@@ -98,7 +100,23 @@ void Core::check_write(UbSpan span) {
   }
 }
 
-void Core::set_flag(int event, int32_t id) {
+// Engines run as late as flags allow, so that a WaitFlag before this one in the source may still be to come.
+void Core::check_consumed(int event, int32_t id) const {
+  const EventType& type = kEvents[event];
+  // The scalar unit has passed its WaitFlag before it issues anything else.
+  if (type.to == kScalar || !flags.was_waited_for(event, id)) {
+    return;
+  }
+  const Stamp waiter = flags.waiter(event, id);
+  if (!limits().covers(waiter)) {
+    fail(text(
+        "sets flag %s %d again, and nothing says that %s has taken the one before, which may be lost: %s, "
+        "or another flag",
+        type.name, id, describe(waiter).c_str(), cure(type.to, type.from).c_str()));
+  }
+}
+
+void Core::set_flag(int event, int32_t id, bool of_library) {
   const EventType& type = kEvents[event];
   issue(type.from, "SetFlag");
   if (id < 0 || id >= kEventIds) {
@@ -108,7 +126,11 @@ void Core::set_flag(int event, int32_t id) {
     fail(text("flag %s %d is already set, by %s, and was not waited for", type.name, id,
               describe(flags.setter(event, id)).c_str()));
   }
+  if (!of_library) {
+    check_consumed(event, id);
+  }
   flags.set(event, id, order.after(type.from, time()), stamp_);
+  schedule.set_flag(event, id, of_library);
 }
 
 void Core::wait_flag(int event, int32_t id) {
@@ -120,7 +142,8 @@ void Core::wait_flag(int event, int32_t id) {
   if (!flags.is_set(event, id)) {
     fail(text("flag %s %d is not set: the engine waits for ever", type.name, id));
   }
-  order.wait(type.to, flags.take(event, id));
+  order.wait(type.to, flags.take(event, id, stamp_));
+  schedule.wait_flag(event, id);
 }
 
 void Core::barrier(Engine engine) {
@@ -130,6 +153,7 @@ void Core::barrier(Engine engine) {
 
 void Core::barrier_all() {
   issue(kScalar, "PipeBarrier<PIPE_ALL>");
+  schedule.finish_all();
   order.complete_all(time());
 }
 

@@ -9,6 +9,7 @@
 #include "torch_npu_ext/emulator/ascendc/engine/data_cache.h"
 #include "torch_npu_ext/emulator/ascendc/engine/flags.h"
 #include "torch_npu_ext/emulator/ascendc/engine/order.h"
+#include "torch_npu_ext/emulator/ascendc/engine/schedule.h"
 #include "torch_npu_ext/emulator/ascendc/engine/unified_buffer.h"
 #include "torch_npu_ext/emulator/ascendc/launch.h"
 
@@ -24,12 +25,14 @@ struct AtomicState {
   void (*combine)(void* gm, const void* ub, uint64_t bytes) = nullptr;
 };
 
-// As the chip comes up. The register outlives a kernel, so that each must leave it as it found it.
-constexpr bool kSaturatesAtStart = true;
+// The control register (CTRL). It outlives a kernel, so that each must leave it as it found it.
+constexpr uint64_t kKeepsInfinity = uint64_t{1} << 48;  // 16-bit floats do not saturate
+constexpr uint64_t kForAllOfCore = uint64_t{1} << 60;   // on 950: bit 48 is heard
+constexpr uint64_t kControlAtStart = REC_SDK_ASCENDC_ARCH == 3510 ? kForAllOfCore : 0;
 
 class Core {
  public:
-  Core(Machine& machine, UnifiedBuffer& ub) : ub(ub), machine_(machine) {}
+  Core(Machine& machine, UnifiedBuffer& ub) : ub(ub), schedule(*this), machine_(machine) {}
 
   void start(int64_t index, int64_t blocks);
   // The rules that hold at the end of a kernel.
@@ -49,10 +52,13 @@ class Core {
   void mark_read(UbSpan span) { ub.mark_read(span, stamp_); }
   void mark_written(UbSpan span) { ub.mark_written(span, stamp_); }
 
-  void set_flag(int event, int32_t id);
+  // `of_queue`: by CANN's queues, which take the lowest free flag whatever the engines do; CANN answers for
+  // it.
+  void set_flag(int event, int32_t id, bool of_library = false);
   void wait_flag(int event, int32_t id);
   void barrier(Engine engine);
   void barrier_all();
+  bool saturates() const { return (control & kKeepsInfinity) == 0; }
 
   // Ends the launch. `rule` says what was done and what is allowed.
   [[noreturn]] void fail(const std::string& rule) const;
@@ -71,14 +77,16 @@ class Core {
   UnifiedBuffer& ub;
   Order order;
   Flags flags;
+  Schedule schedule;
   LocalBuffers buffers;
   DataCache data_cache;
   AtomicState atomic;
-  bool saturates = kSaturatesAtStart;
+  uint64_t control = kControlAtStart;
   Counters counters;
 
  private:
   std::string where(const char* engine, const char* name) const;
+  void check_consumed(int event, int32_t id) const;
 
   Machine& machine_;
   Stamp stamp_ = 0;

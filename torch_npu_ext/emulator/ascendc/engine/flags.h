@@ -11,7 +11,7 @@ class Flags {
  public:
   void clear() {
     for (int event = 0; event < kEventTypes; ++event) {
-      set_[event] = taken_[event] = 0;
+      set_[event] = taken_[event] = waited_[event] = 0;
     }
   }
   bool is_set(int event, int id) const { return (set_[event] >> id & 1) != 0; }
@@ -20,11 +20,16 @@ class Flags {
     known_[event][id] = known;
     setter_[event][id] = setter;
   }
-  const Limits& take(int event, int id) {
+  const Limits& take(int event, int id, Stamp waiter) {
     set_[event] = static_cast<uint8_t>(set_[event] & ~(1 << id));
+    waited_[event] = static_cast<uint8_t>(waited_[event] | 1 << id);
+    waiter_[event][id] = waiter;
     return known_[event][id];
   }
   Stamp setter(int event, int id) const { return setter_[event][id]; }
+  // Whether anything waited for the flag yet, and the WaitFlag that did so last.
+  bool was_waited_for(int event, int id) const { return (waited_[event] >> id & 1) != 0; }
+  Stamp waiter(int event, int id) const { return waiter_[event][id]; }
 
   // The lowest id that nobody allocated, or -1.
   int free_id(int event) const {
@@ -38,8 +43,10 @@ class Flags {
  private:
   uint8_t set_[kEventTypes] = {};
   uint8_t taken_[kEventTypes] = {};
+  uint8_t waited_[kEventTypes] = {};
   Limits known_[kEventTypes][kEventIds];
   Stamp setter_[kEventTypes][kEventIds];
+  Stamp waiter_[kEventTypes][kEventIds];
 };
 
 }  // namespace rec_sdk::emulator

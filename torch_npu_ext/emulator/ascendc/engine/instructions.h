@@ -94,8 +94,7 @@ using CombineFunction = void (*)(void* gm, const void* ub, uint64_t bytes);
 void set_atomic(const char* name, const char* type, CombineFunction combine);
 void set_atomic_none();
 
-// Whether 16-bit floats saturate.
-void set_saturation(bool on);
-bool saturation();
+void set_control(uint64_t value);
+uint64_t control();
 
 }  // namespace rec_sdk::emulator

@@ -142,6 +142,7 @@ void Machine::sync_all(Core& core) {
     core.fail(text("%ld cores have ended without it, so that the others wait for ever",
                    static_cast<long>(finished_)));
   }
+  core.schedule.finish_all();
   for (const auto& lane : lanes_) {
     if (&lane->core == &core) {
       waiting_.push_back(lane.get());

@@ -255,7 +255,7 @@ bool Queue::push(const UbTensor& tensor, int event) {
   }
   buffer.state = BufferState::kQueued;
   buffer.ready_id = static_cast<int8_t>(allocate_flag(event));
-  core.set_flag(event, buffer.ready_id);
+  core.set_flag(event, buffer.ready_id, true);
   order_[(head_ + queued_) % kMaxDepth] = static_cast<uint8_t>(tensor.buffer);
   ++queued_;
   return true;
@@ -290,7 +290,7 @@ void Queue::free(const UbTensor& tensor) {
   buffer.generation = core.buffers.next_generation++;
   buffer.free_event = static_cast<int8_t>(events_.free);
   buffer.free_id = static_cast<int8_t>(allocate_flag(events_.free));
-  core.set_flag(events_.free, buffer.free_id);
+  core.set_flag(events_.free, buffer.free_id, true);
 }
 
 bool Queue::has_free() const {

@@ -135,16 +135,22 @@ void set_atomic_none() {
   core.atomic = {};
 }
 
-void set_saturation(bool on) {
+void set_control(uint64_t value) {
   Core& core = current_core();
-  core.issue(kScalar, "SetSaturationFlag");
-  core.saturates = on;
+  core.issue(kScalar, "set_ctrl");
+  if (((value ^ core.control) & ~kKeepsInfinity) != 0) {
+    core.fail(
+        text("writes %#lx to the control register, which is %#lx: the emulator knows bit 48 only, the others "
+             "must stay as they are",
+             value, core.control));
+  }
+  core.control = value;
 }
 
-bool saturation() {
+uint64_t control() {
   Core& core = current_core();
-  core.issue(kScalar, "GetSaturationFlag");
-  return core.saturates;
+  core.issue(kScalar, "get_ctrl");
+  return core.control;
 }
 
 }  // namespace rec_sdk::emulator

@@ -40,7 +40,7 @@ void count_instruction(Core& core, const char* name, int64_t count, uint32_t ele
 void pass(Core& core, Engine from, Engine to) {
   const int event = event_index(from, to);
   const int id = fetch_flag(event);
-  core.set_flag(event, id);
+  core.set_flag(event, id, true);
   core.wait_flag(event, id);
 }
 
@@ -76,11 +76,20 @@ void run_vector(const VectorCall& call) {
     core.mark_read(sources[i]);
   }
   core.mark_written(dst);
-  call.function(core.ub.at(dst.address), source_count > 0 ? core.ub.at(sources[0].address) : nullptr,
-                source_count > 1 ? core.ub.at(sources[1].address) : nullptr, call.scalar, call.count);
-  if (core.saturates && call.saturate != nullptr) {
-    call.saturate(core.ub.at(dst.address), call.count);
+  uint64_t scalar = 0;
+  if (call.scalar != nullptr) {
+    std::memcpy(&scalar, call.scalar, call.src_bytes != 0 ? call.src_bytes : call.dst_bytes);
   }
+  core.schedule.run(kVector,
+                    [to = core.ub.at(dst.address), scalar, count = call.count, function = call.function,
+                     a = source_count > 0 ? core.ub.at(sources[0].address) : nullptr,
+                     b = source_count > 1 ? core.ub.at(sources[1].address) : nullptr,
+                     saturate = core.saturates() ? call.saturate : nullptr] {
+                      function(to, a, b, &scalar, count);
+                      if (saturate != nullptr) {
+                        saturate(to, count);
+                      }
+                    });
   count_instruction(core, call.name, call.count, std::max(call.dst_bytes, call.src_bytes));
 }
 
@@ -102,9 +111,10 @@ void reduce(const UbTensor& dst, const UbTensor& src, const UbTensor& scratch, i
   core.check_read(from);
   core.mark_read(from);
   count_instruction(core, "ReduceSum", count, element_bytes);
+  core.schedule.finish(kVector);
   alignas(8) uint8_t sum[8];
   function(sum, core.ub.at(from.address), nullptr, nullptr, count);
-  if (core.saturates && saturate != nullptr) {
+  if (core.saturates() && saturate != nullptr) {
     saturate(sum, 1);
   }
   pass(core, kVector, kScalar);
@@ -115,6 +125,22 @@ void reduce(const UbTensor& dst, const UbTensor& src, const UbTensor& scratch, i
   pass(core, kScalar, kVector);
   pass(core, kScalar, kMte3);
 }
+
+namespace {
+
+// Element i, at byte `begin` of src.
+UbSpan gathered(Core& core, Stamp issued, const UbSpan& from, uint64_t begin, int64_t i,
+                uint32_t element_bytes) {
+  if (begin % element_bytes != 0 || begin + element_bytes > from.bytes) {
+    core.fail(
+        text("srcOffset[%ld] of %s leads to byte %lu of src, which has %u: it must lie inside and be a "
+             "multiple of %u",
+             static_cast<long>(i), core.describe(issued).c_str(), begin, from.bytes, element_bytes));
+  }
+  return {from.address + static_cast<uint32_t>(begin), element_bytes};
+}
+
+}  // namespace
 
 void gather(const UbTensor& dst, const UbTensor& src, const UbTensor& offsets, uint32_t base, int64_t count,
             uint32_t element_bytes) {
@@ -131,21 +157,19 @@ void gather(const UbTensor& dst, const UbTensor& src, const UbTensor& offsets, u
   check_overlap(core, to, from, false, "src");
   core.check_read(at);
   core.check_write(to);
-  for (int64_t i = 0; i < count; ++i) {
-    uint32_t offset;
-    std::memcpy(&offset, core.ub.at(at.address) + i * 4, 4);
-    const uint64_t begin = uint64_t{base} + offset;
-    if (begin % element_bytes != 0 || begin + element_bytes > from.bytes) {
-      core.fail(text(
-          "srcOffset[%ld] leads to byte %lu of src, which has %u: it must lie inside and be a multiple of "
-          "%u",
-          static_cast<long>(i), begin, from.bytes, element_bytes));
+  // Which bytes are read is known when it runs: their order is checked only if that is at once.
+  core.schedule.run(kVector, [=, &core, issued = core.stamp(), checks = core.schedule.eager()] {
+    for (int64_t i = 0; i < count; ++i) {
+      uint32_t offset;
+      std::memcpy(&offset, core.ub.at(at.address) + i * 4, 4);
+      const UbSpan element = gathered(core, issued, from, base + uint64_t{offset}, i, element_bytes);
+      if (checks) {
+        core.check_read(element);
+        core.mark_read(element);
+      }
+      std::memcpy(core.ub.at(to.address) + i * element_bytes, core.ub.at(element.address), element_bytes);
     }
-    const UbSpan element{from.address + static_cast<uint32_t>(begin), element_bytes};
-    core.check_read(element);
-    core.mark_read(element);
-    std::memcpy(core.ub.at(to.address) + i * element_bytes, core.ub.at(element.address), element_bytes);
-  }
+  });
   core.mark_read(at);
   core.mark_written(to);
   count_instruction(core, "Gather", count, element_bytes);

@@ -1,0 +1,126 @@
+// How many planes of the pool a formula may have in use at once, counted while it is compiled: it runs on
+// planes that only count, by the rules of planes.h.
+#pragma once
+
+#include "op_kernels/common/ascendc/memory.h"
+#include "op_kernels/common/optimizers.h"
+
+namespace rec_sdk {
+namespace ascendc {
+
+struct PlaneTally {
+  int used = 0, most = 0;
+
+  __aicore__ inline constexpr void take() {
+    ++used;
+    most = maximum(most, used);
+  }
+};
+
+// `owned`: 1 if it has a plane of the pool, else 0. `need`: the most planes that its expression may have had,
+// by itself. A constant of C++17 has no destructor: an intermediate result with a name counts to the end.
+struct CountedPlane {
+  PlaneTally* tally;
+  int owned, need;
+
+  __aicore__ inline constexpr CountedPlane() : CountedPlane(nullptr, 0, 0) {}
+  __aicore__ inline constexpr CountedPlane(PlaneTally* tally, int owned, int need)
+      : tally(tally), owned(owned), need(need) {}
+  __aicore__ inline constexpr CountedPlane(const CountedPlane& other) : CountedPlane(other.tally, 1, 1) {
+    tally->take();
+  }
+  __aicore__ inline constexpr CountedPlane(CountedPlane&& other)
+      : CountedPlane(other.tally, other.owned, other.need) {
+    other.owned = 0;
+  }
+
+  __aicore__ inline constexpr CountedPlane& operator=(const CountedPlane&) { return *this; }
+  __aicore__ inline constexpr CountedPlane& operator=(CountedPlane&& other) { return use_up(&other); }
+  __aicore__ inline constexpr CountedPlane& operator+=(const CountedPlane&) { return *this; }
+  __aicore__ inline constexpr CountedPlane& operator+=(CountedPlane&& other) { return use_up(&other); }
+  __aicore__ inline constexpr CountedPlane& operator-=(const CountedPlane&) { return *this; }
+  __aicore__ inline constexpr CountedPlane& operator-=(CountedPlane&& other) { return use_up(&other); }
+  __aicore__ inline constexpr CountedPlane& operator*=(const CountedPlane&) { return *this; }
+  __aicore__ inline constexpr CountedPlane& operator*=(CountedPlane&& other) { return use_up(&other); }
+  __aicore__ inline constexpr CountedPlane& operator*=(float) { return *this; }
+
+ private:
+  __aicore__ inline constexpr CountedPlane& use_up(CountedPlane* temporary) {
+    tally->used -= temporary->owned;
+    temporary->owned = 0;
+    return *this;
+  }
+};
+
+// Only a temporary gives its plane up.
+struct CountedOperand {
+  PlaneTally* tally;
+  int owned, need;
+
+  __aicore__ inline constexpr CountedOperand(const CountedPlane& plane)
+      : tally(plane.tally), owned(0), need(0) {}
+  __aicore__ inline constexpr CountedOperand(CountedPlane&& plane)
+      : tally(plane.tally), owned(plane.owned), need(plane.owned * plane.need) {
+    plane.owned = 0;
+  }
+};
+
+// The result of an operator that had `need` planes and ends with one, its operands having had `owned`.
+__aicore__ inline constexpr CountedPlane counted(PlaneTally* tally, int owned, int need) {
+  tally->used -= owned;
+  tally->most = maximum(tally->most, tally->used + need);
+  tally->take();
+  return CountedPlane(tally, 1, need);
+}
+// Compilers choose which operand they compute first, and hold its result meanwhile.
+__aicore__ inline constexpr CountedPlane counted(const CountedOperand& a, const CountedOperand& b) {
+  const int operands = maximum(maximum(a.need, a.owned + b.need), maximum(b.need, b.owned + a.need));
+  return counted(a.tally, a.owned + b.owned, maximum(1, operands));
+}
+__aicore__ inline constexpr CountedPlane counted(const CountedOperand& a) {
+  return counted(a.tally, a.owned, maximum(1, a.need));
+}
+__aicore__ inline constexpr CountedPlane counted_beside(const CountedOperand& a) {
+  return counted(a.tally, a.owned, maximum(a.owned + 1, a.need));
+}
+
+#define REC_SDK_COUNTED __aicore__ inline constexpr CountedPlane
+REC_SDK_COUNTED operator+(CountedOperand a, CountedOperand b) { return counted(a, b); }
+REC_SDK_COUNTED operator-(CountedOperand a, CountedOperand b) { return counted(a, b); }
+REC_SDK_COUNTED operator*(CountedOperand a, CountedOperand b) { return counted(a, b); }
+REC_SDK_COUNTED operator/(CountedOperand a, CountedOperand b) { return counted(a, b); }
+REC_SDK_COUNTED operator+(CountedOperand a, float) { return counted(a); }
+REC_SDK_COUNTED operator+(float, CountedOperand b) { return counted(b); }
+REC_SDK_COUNTED operator-(CountedOperand a, float) { return counted(a); }
+REC_SDK_COUNTED operator*(CountedOperand a, float) { return counted(a); }
+REC_SDK_COUNTED operator*(float, CountedOperand b) { return counted(b); }
+REC_SDK_COUNTED operator-(float, CountedOperand b) { return counted_beside(b); }
+REC_SDK_COUNTED operator/(float, CountedOperand b) { return counted_beside(b); }
+REC_SDK_COUNTED operator/(CountedOperand a, float) { return counted_beside(a); }
+REC_SDK_COUNTED sqrtf(CountedOperand a) { return counted(a); }
+#undef REC_SDK_COUNTED
+
+// The most that the update of a tile has at once, as UpdateTiles and RowValues use the formula.
+template <class Optimizer>
+__aicore__ inline constexpr int planes_of_formula() {
+  constexpr float kAny[kCoefficients] = {2, 3, 5, 7, 11, 13, 17, 19};
+  const Optimizer optimizer(kAny);
+  PlaneTally elements, rows;
+  CountedPlane g(&elements, 0, 0), w(&elements, 0, 0);
+  CountedPlane states[Optimizer::kElementStates + 1];
+  for (CountedPlane& state : states) state.tally = &elements;
+  if constexpr (Optimizer::kRowStates > 0 || Optimizer::kMeanSquare) {
+    const CountedPlane row(g);  // has a plane
+    optimizer.element(w, states, g, row);
+    CountedPlane row_states[Optimizer::kRowStates + 1];
+    for (CountedPlane& state : row_states) state.tally = &rows;
+    const CountedPlane mean_square(row_states[0]);
+    optimizer.begin_row(row_states, mean_square);
+  } else {
+    optimizer.element(w, states, g, REC_SDK_ISA::NoRow{});
+  }
+  return maximum(elements.most, rows.most);
+}
+
+}  // namespace ascendc
+}  // namespace rec_sdk

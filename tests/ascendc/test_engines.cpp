@@ -1,0 +1,96 @@
+// When the engines of a core work: at once, when somebody waits for them, or at random. What can be seen of
+// that from outside is when the bytes arrive.
+#include <cmath>
+#include <cstdlib>
+
+#include "support.h"
+#include "torch_npu_ext/emulator/ascendc/engine/core.h"
+
+namespace {
+
+using rec_sdk::emulator::current_core;
+using rec_sdk::emulator::event_index;
+using rec_sdk::emulator::kScalar;
+using rec_sdk::emulator::kVector;
+
+constexpr uint32_t kCount = 8;
+
+std::string engines() {
+  const char* value = std::getenv("REC_SDK_EMULATED_ENGINES");
+  return value == nullptr ? "eager" : value;
+}
+
+void test_when_copies_arrive() {
+  Global<float> first("first", kCount, Access::kWrite), second("second", kCount, Access::kWrite);
+  const auto arrived = [](const Global<float>& values) { return values.values[0] == 1.0f; };
+  CHECK_PASSES(run(
+      [&] {
+        LocalMemAllocator<> allocator;
+        const auto ones = allocator.Alloc<float, kCount>();
+        Duplicate(ones, 1.0f, kCount);
+        order<HardEvent::V_MTE3>();
+        copy_out(first.tensor(), ones, kCount);
+        SetFlag<HardEvent::MTE3_S>(EVENT_ID0);
+        copy_out(second.tensor(), ones, kCount);
+        if (engines() == "eager") CHECK(arrived(first) && arrived(second));
+        if (engines() == "late") CHECK(!arrived(first) && !arrived(second));
+        WaitFlag<HardEvent::MTE3_S>(EVENT_ID0);
+        CHECK(arrived(first));
+        if (engines() == "late") CHECK(!arrived(second));  // no more than was waited for
+        PipeBarrier<PIPE_ALL>();
+        CHECK(arrived(second));
+      },
+      {first.buffer(), second.buffer()}));
+  CHECK(arrived(second));
+}
+
+// What was computed from is what the scalar value and the bytes were then, not what they became.
+void test_effects_keep_their_operands() {
+  Global<float> out("out", 2 * kCount, Access::kWrite);
+  CHECK_PASSES(run(
+      [&] {
+        LocalMemAllocator<> allocator;
+        const auto x = allocator.Alloc<float, kCount>(), y = allocator.Alloc<float, kCount>();
+        for (float value = 1; value <= 2; ++value) {
+          Duplicate(x, value, kCount);
+          PipeBarrier<PIPE_V>();
+          Muls(value == 1 ? y : x, x, 10 * value, kCount);
+          PipeBarrier<PIPE_V>();
+        }
+        order<HardEvent::V_MTE3>();
+        copy_out(out.tensor(), y, kCount);
+        copy_out(out.tensor()[kCount], x, kCount);
+      },
+      {out.buffer()}));
+  CHECK(out.values[0] == 10.0f && out.values[kCount] == 40.0f);
+}
+
+// Below the check of every SetFlag, which forbids this for all timings: what the hardware would do.
+void test_two_sets_of_a_flag() {
+  const int event = event_index(kScalar, kVector);
+  const std::string error = run([&] {
+    current_core().schedule.set_flag(event, 0, false);
+    current_core().schedule.wait_flag(event, 0);
+    current_core().schedule.set_flag(event, 0, false);
+    current_core().schedule.wait_flag(event, 0);
+  });
+  if (engines() == "eager") CHECK_PASSES(error);
+  if (engines() == "late") CHECK_ERROR(error, "flag S_V 0 is set while the last set of it is still up");
+}
+
+void test_a_flag_that_never_comes_up() {
+  const int event = event_index(kVector, kScalar);
+  const std::string error = run([&] { current_core().schedule.wait_flag(event, 3); });
+  if (engines() == "eager") CHECK_PASSES(error);
+  if (engines() != "eager") CHECK_ERROR(error, "flag V_S 3 never comes up");
+}
+
+}  // namespace
+
+int main() {
+  test_when_copies_arrive();
+  test_effects_keep_their_operands();
+  test_two_sets_of_a_flag();
+  test_a_flag_that_never_comes_up();
+  return check_result();
+}

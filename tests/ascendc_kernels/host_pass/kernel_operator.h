@@ -1,0 +1,6 @@
+// What bisheng's pass for the host may lack of AscendC: the type bfloat16_t. Here naming it does not compile.
+#pragma once
+
+#include "torch_npu_ext/emulator/ascendc/kernel_operator.h"
+
+#pragma GCC poison bfloat16_t

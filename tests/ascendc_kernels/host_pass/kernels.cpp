@@ -1,0 +1,24 @@
+// All kernels as bisheng's pass for the host sees them: parsed, and instantiated for every type of weights.
+#include "op_kernels/accumulate_rows/ascendc.h"
+#include "op_kernels/gather_rows/ascendc.h"
+#include "op_kernels/lookup_pooled/ascendc.h"
+#include "op_kernels/lookup_sequence/ascendc.h"
+#include "op_kernels/pooled_weights_grad/ascendc.h"
+#include "op_kernels/scatter_rows/ascendc.h"
+#include "op_kernels/update_rows/ascendc_launch.h"
+
+namespace {
+
+struct Instantiate {
+  template <class Optimizer, class Weights>
+  void launch() const {
+    AscendC::TPipe pipe;
+    rec_sdk::ascendc::update_rows<Optimizer, Weights>(&pipe, {}, {});
+  }
+};
+
+}  // namespace
+
+void instantiate(const char* optimizer, rec_sdk::DType weights) {
+  rec_sdk::ascendc::launch_by_name(Instantiate{}, optimizer, weights, rec_sdk::REC_SDK_ISA::Optimizers{});
+}

@@ -1,0 +1,71 @@
+"""Operators of which a launch fails, on the EMULATED NPU: what test_launches.py runs in a process of its own, since
+torch_npu's task queue ends with the first error."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+import torch
+from torch import Tensor
+
+from rec_sdk_torch import emulate, ops  # noqa: F401  (declares the operators)
+from rec_sdk_torch.backends.devices import parse_device
+
+DIM, ROWS = 64, 10
+WEIGHTS = torch.arange(1000 * DIM, dtype=torch.float32).reshape(1000, DIM)
+
+
+def lookup(device: str) -> Tensor:
+    slots = torch.arange(5000, dtype=torch.int32) * 7 % 1000
+    return torch.ops.rec_sdk.lookup_sequence(WEIGHTS.to(device), slots.to(device))
+
+
+def update(cache: Tensor) -> None:
+    """SGD on ROWS rows of 1,000 lookups each: three launches on an NPU."""
+    lookups = torch.arange(ROWS * 1000, dtype=torch.int32)
+
+    def there(values: object) -> Tensor:
+        return torch.as_tensor(values, dtype=torch.int32).to(cache.device)
+
+    grads = [torch.ones(len(lookups), DIM).to(cache.device)]
+    coefficients = torch.tensor([[float("inf"), 0.5, 0, 0, 0, 0, 0, 0]]).to(cache.device)
+    torch.ops.rec_sdk.update_rows(
+        cache,
+        grads,
+        there(range(ROWS)),
+        there([0, ROWS]),
+        there([1000 * row for row in range(ROWS + 1)]),
+        there(lookups),
+        None,
+        None,
+        None,
+        coefficients,
+        "sgd",
+        DIM,
+        torch.float32,
+    )
+
+
+def main() -> None:
+    """Prints the error of a lookup or of an update whose `after`-th launch fails, and which kernels ran."""
+    operator, after = sys.argv[1], int(sys.argv[2])
+    parse_device("npu")  # loads its operators
+    runtime = ctypes.CDLL(str(emulate.library_directory() / "libascendcl.so"))
+    kernels = ctypes.CDLL(str(emulate.library_directory() / "librec_sdk_ascendc.so"))
+    kernels.rec_sdk_emulator_counters.restype = ctypes.c_char_p
+    cache = WEIGHTS.view(torch.uint8).to("npu")
+    run = {"lookup": lambda: lookup("npu"), "update": lambda: update(cache)}[operator]
+    torch.npu.synchronize()
+    runtime.rec_sdk_emulator_refuse_launch(ctypes.c_int64(after))
+    try:
+        run()
+        torch.npu.synchronize()
+    except RuntimeError as error:
+        print(error)
+    runtime.aclrtSynchronizeDevice()  # torch_npu may not, after an error
+    print("ran:", kernels.rec_sdk_emulator_counters().decode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""Training steps on the EMULATED NPU, whose trace test_launch_counts.py reads; each begins with a line of its own."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+
+
+def main() -> None:
+    """Steps of one group that miss most of their rows. Arguments: lookups of a step, pooling."""
+    lookups, pooling = int(sys.argv[1]), Pooling[sys.argv[2]]
+    optimizer = TableOptimizer.create(torch.optim.SGD, {"lr": 0.1})
+    config = TableConfig("t", 100_000, 16, pooling=pooling)
+    embedding = TableBatchedEmbedding([config], optimizer=optimizer, cache=2 * lookups, device="npu")
+    offsets = torch.tensor([0, lookups]) if pooling is Pooling.NONE else torch.arange(0, lookups + 1, 10)
+    generator = torch.Generator().manual_seed(0)
+    grad = None
+    for _ in range(4):
+        ids = torch.randint(0, 100_000, (lookups,), generator=generator)
+        torch.npu.synchronize()
+        print("step", file=sys.stderr, flush=True)
+        out = embedding(ids, offsets)
+        grad = torch.ones_like(out) if grad is None else grad
+        out.backward(grad)
+        torch.npu.synchronize()
+        print("end of step", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

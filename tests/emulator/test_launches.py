@@ -1,0 +1,67 @@
+"""Launches that fail, and limits of cores, on the EMULATED NPU. The reference of the results is the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import launch_failures
+import pytest
+import torch
+import torch_npu
+
+from benchmarks.npu_model import EmulatedCounters
+from rec_sdk_torch import emulate
+
+KERNELS_OF_UPDATE = ["find_hot_rows", "sum_chunks", "update_rows"]
+
+
+@pytest.mark.parametrize("queue", ["0", "1"], ids=["at once", "task queue"])
+@pytest.mark.parametrize(
+    ("operator", "launched", "kernels"),
+    [("lookup", 0, ["lookup_sequence"]), *(("update", n, KERNELS_OF_UPDATE) for n in range(3))],
+)
+def test_a_launch_that_fails_raises_and_nothing_follows_it(
+    operator: str, launched: int, kernels: list[str], queue: str
+) -> None:
+    script = Path(launch_failures.__file__)
+    command = [sys.executable, "-m", "rec_sdk_torch.emulate", str(script), operator, str(launched)]
+    environment = {**os.environ, "TASK_QUEUE_ENABLE": queue}
+    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert f"{kernels[-1]}" in printed, "names the operator"
+    assert f"kernel '{kernels[launched]}' was not launched" in printed
+    ran = json.loads(printed.partition("ran: ")[2].splitlines()[0])
+    assert sorted(ran) == kernels[:launched]
+
+
+def test_kernels_keep_to_the_limit_of_their_stream() -> None:
+    counters = EmulatedCounters()
+    stream = torch.npu.Stream()
+    torch_npu.npu.set_stream_limit(stream, -1, 5)
+    cores = {}
+    for name, on in (("limited", stream), ("default", torch.npu.current_stream())):
+        torch.npu.synchronize()
+        counters.reset()
+        with torch.npu.stream(on):
+            rows = launch_failures.lookup("npu")
+        torch.npu.synchronize()
+        assert torch.equal(rows.cpu(), launch_failures.lookup("cpu"))
+        (kernel,) = (kernel for kernel in counters.read() if kernel.name == "lookup_sequence")
+        cores[name] = len(kernel.bytes)
+    assert cores["limited"] == 5
+    assert cores["default"] > 5
+
+
+def test_cores_that_the_runtime_will_not_tell(capfd: pytest.CaptureFixture[str]) -> None:
+    library = ctypes.CDLL(str(emulate.library_directory() / "librec_sdk_ascendc.so"))
+    library.rec_sdk_ascendc_vector_cores.restype = ctypes.c_int64
+    library.rec_sdk_ascendc_vector_cores.argtypes = (ctypes.c_void_p,)
+    no_stream = ctypes.c_void_p(64)
+    assert library.rec_sdk_ascendc_vector_cores(no_stream) == 1
+    assert library.rec_sdk_ascendc_vector_cores(no_stream) == 1
+    assert library.rec_sdk_ascendc_take_error() == 0
+    assert capfd.readouterr().err.count("kernels run on one core, which is slow") == 1

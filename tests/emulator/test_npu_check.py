@@ -1,0 +1,81 @@
+"""rec_sdk_torch.npu_check on the EMULATED NPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from rec_sdk_torch import npu_check
+from rec_sdk_torch.npu_check import Case, Tensors
+
+SMALL = ["--rows", "2000", "--lookups", "6000", "--dim", "20", "--repeats", "1", "--copy-mib", "1"]
+
+
+def test_the_report(capsys: pytest.CaptureFixture[str]) -> None:
+    assert npu_check.main(SMALL) == 0
+    report = capsys.readouterr().out
+    assert "EMULATED" in report
+    assert "times do not" in report
+    lines = [line for line in report.splitlines() if "x byte time" in line]
+    assert len(lines) == 2 + 9 + 13
+    assert [line for line in lines if "same bits" not in line] == []
+    assert report.endswith("All bits are the CPU's.\n")
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, wrong: Callable[[Tensors], Tensors]) -> None:
+    """Makes gather_rows do something else on an NPU."""
+
+    def planted(*sizes: int) -> Iterator[Case]:
+        for case in cases(*sizes):
+            if case.name == "gather_rows":
+
+                def call(t: Tensors, right: Callable[[Tensors], Tensors] = case.call) -> Tensors:
+                    return wrong(right(t)) if t["cache"].device.type == "npu" else right(t)
+
+                yield Case(case.name, case.inputs, call, case.least_bytes)
+            elif case.name in ("scatter_rows", "lookup_sequence fp32"):
+                yield case
+
+    cases = npu_check.cases
+    monkeypatch.setattr(npu_check, "cases", planted)
+
+
+def test_one_wrong_bit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def wrong(results: Tensors) -> Tensors:
+        rows = results["rows"].cpu()
+        rows[3, 5] ^= 1
+        return {"rows": rows.to("npu")}
+
+    plant(monkeypatch, wrong)
+    assert npu_check.main(SMALL) == 1
+    report = capsys.readouterr().out
+    assert "gather_rows                       DIFFERS" in report
+    assert "rows: 1 of " in report
+    assert "by up to 1 in the last place; the first at [3, 5]" in report
+    assert "lookup_sequence fp32              same bits" in report  # the others are checked all the same
+    assert report.endswith("Bits differ: gather_rows.\n")
+
+
+def test_an_operator_that_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def wrong(results: Tensors) -> Tensors:
+        raise RuntimeError("507000")
+
+    plant(monkeypatch, wrong)
+    assert npu_check.main(SMALL) == 1
+    report = capsys.readouterr().out
+    assert "gather_rows                       FAILED\n507000\nNot run: what follows gather_rows." in report
+    assert "scatter_rows" not in report
+
+
+def test_distances() -> None:
+    one = torch.tensor([1.0, 2.0])
+    near = one.view(torch.int32).add(torch.tensor([0, -3], dtype=torch.int32)).view(torch.float32)
+    assert npu_check._difference(one, one) == ""
+    assert "1 of 2 values differ, by up to 3 in the last place; the first at [1]" in npu_check._difference(near, one)
+
+
+def test_a_device_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert npu_check.main(["--device", "npu:7"]) == 2
+    assert "there are 2 NPUs" in capsys.readouterr().err

@@ -1,0 +1,6 @@
+#include "op_kernels/common/ascendc/runtime.h"
+
+#include "op_kernels/common/ascendc/launch.h"
+
+int64_t rec_sdk_ascendc_vector_cores(void* stream) { return rec_sdk::ascendc::vector_cores(stream); }
+int32_t rec_sdk_ascendc_take_error() { return rec_sdk::ascendc::take_error(); }
