@@ -21,8 +21,8 @@ NATIVE := $(shell find op_kernels torch_npu_ext cmake -name '*.cpp' -o -name '*.
 CPP := $(shell find op_kernels torch_npu_ext tests -name '*.cpp' -o -name '*.h' -o -name '*.asc' \
 	-o -name '*.cu' 2>/dev/null)
 
-.PHONY: help train test test-cpu test-npu test-cuda test-aarch64 sanitize-cuda bench bench-cuda build build-npu \
-	build-cuda lint format clean
+.PHONY: help train test test-cpu test-npu test-cuda test-aarch64 sanitize-cuda bench bench-prefetch bench-cuda \
+	build build-npu build-cuda lint format clean
 
 help:
 	@echo "make train [TRAIN_ARGS='--movielens DIR']   train a DLRM through cached embeddings"
@@ -31,6 +31,7 @@ help:
 	@echo "make test-cuda | sanitize-cuda | bench-cuda [CUDA_PY=python3]"
 	@echo "                                            on a GPU, with a Python whose torch is a CUDA build"
 	@echo "make bench [BENCH_ARGS=--full]               ours and its rivals on the CPU, interleaved in one process"
+	@echo "make bench-prefetch [BENCH_ARGS=--quick]     training steps behind prefetch(), on two cores of the CPU"
 	@echo "make test-aarch64                           the C++ unit tests on 64-bit Arm, under qemu"
 	@echo "make build-npu                              .venv-npu with torch_npu and the emulated NPU; then, for example,"
 	@echo "    .venv-npu/bin/python -m rec_sdk_torch.emulate examples/train_npu.py --steps 100"
@@ -107,6 +108,9 @@ test-aarch64: $(VENV)/.installed
 
 bench: build
 	$(PY) -m benchmarks.cpu $(BENCH_ARGS)
+
+bench-prefetch: build
+	$(PY) -m benchmarks.prefetch $(BENCH_ARGS)
 
 bench-cuda: build-cuda
 	$(CUDA_PY) -m benchmarks.cuda $(BENCH_ARGS)

@@ -21,7 +21,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(shown)
 
 
-def _machine(machine: Result) -> str:
+def machine_lines(machine: Result) -> str:
+    """What the figures were taken on; says so when it was busy."""
     load = machine["load_average"][0]
     busy = "\nOther processes were running: take these figures as rough." if load > machine["cores"] / 2 else ""
     return (
@@ -141,7 +142,9 @@ def _policies(results: Sequence[Result]) -> str:
     return table(header, rows)
 
 
-def _targets(targets: Sequence[Result]) -> str:
+def targets_table(targets: Sequence[Result], title: str = "target, one thread") -> str:
+    """Of `Target.describe`: wanted, reached, and whether it was met."""
+
     def number(value: float | None) -> str:
         return "-" if value is None else f"{value:.2f}"
 
@@ -155,7 +158,7 @@ def _targets(targets: Sequence[Result]) -> str:
         ]
         counted = [str(target["workloads"]), number(target["median_of_medians"])]
         rows.append([target["target"], *cells, verdict[target["met"]], *counted])
-    header = ["target, one thread", "median", "", "worst", "", "", "workloads", "median, from medians of rounds"]
+    header = [title, "median", "", "worst", "", "", "workloads", "median, from medians of rounds"]
     return table(header, rows)
 
 
@@ -184,13 +187,13 @@ def _bandwidth(bounds: Sequence[Result]) -> str:
 
 def render(results: Result) -> str:
     """Everything a run found."""
-    parts = [_machine(results["machine"])]
+    parts = [machine_lines(results["machine"])]
     if results["steps"]:
         parts += [_bandwidth(results["bounds"]), _steps(results["steps"]), _phases(results["steps"])]
         parts.append(_skipped(results["steps"]))
     for key, show in (("plans", _plans), ("growth", _growth), ("policies", _policies)):
         if results[key]:
             parts.append(show(results[key]))
-    parts += [_row_of_targets(results["torch_targets"]), _targets(results["targets"])]
+    parts += [_row_of_targets(results["torch_targets"]), targets_table(results["targets"])]
     parts.append(f"took {results['seconds']:.0f} s, load average at the end {results['load_average_at_end'][0]}")
     return "\n\n".join(part for part in parts if part)

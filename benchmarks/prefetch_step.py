@@ -1,0 +1,234 @@
+"""Training steps behind `prefetch`: models whose caches differ train on the same batches, at depths that take turns."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+import rec_sdk_torch
+
+from .contenders import Collection
+from .ids import Distribution
+from .timing import best_of, no_collection
+from .workload import LEARNING_RATE, Workload
+
+RESIDENT = 1.0
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class PrefetchOptions:
+    """How the cases of a workload are run.
+
+    Attributes:
+        hidden: widths of the dense model, each by itself.
+        caches: fractions of the rows that a cache holds; all of them, 1.0, among them.
+        depths: of `prefetch`.
+        alpha: of the power law of the ids.
+        rounds: of each of them one segment of every cache and depth.
+        warm: steps of a segment before its clock starts.
+        steps: of a segment, timed.
+        settle: batches looked up before the first segment, so that a small cache holds what is asked for often.
+        seed: of ids, weights and orders.
+    """
+
+    hidden: tuple[int, ...]
+    caches: tuple[float, ...]
+    depths: tuple[int, ...]
+    alpha: float
+    rounds: int
+    warm: int
+    steps: int
+    settle: int
+    seed: int
+
+
+@dataclass
+class Segment:
+    """Steps in a row at one depth.
+
+    Attributes:
+        seconds: of a step, on average.
+        planned: batches that were planned ahead before its first step.
+        counters: `cache_stats` of the timed steps. Batches are counted when they are planned, so with those ahead.
+        losses: of every step, the untimed as well.
+        waited: part of the timed steps that the training thread spent on plans and swaps.
+    """
+
+    seconds: float
+    planned: int
+    counters: dict[str, int]
+    losses: list[float]
+    waited: float
+
+
+class DenseModel(torch.nn.Module):
+    """A collection of tables and three dense layers behind it, the middle one `hidden` x `hidden`."""
+
+    def __init__(self, collection: Collection, hidden: int, seed: int) -> None:
+        super().__init__()
+        self.tables = collection.module
+        torch.manual_seed(seed)
+        layers = [torch.nn.Linear(sum(collection.workload.dims), hidden), torch.nn.Linear(hidden, hidden)]
+        self.dense = torch.nn.Sequential(layers[0], torch.nn.ReLU(), layers[1], torch.nn.ReLU())
+        self.dense.append(torch.nn.Linear(hidden, 1))
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        """The loss of a batch."""
+        return self.loss(self.tables(batch).values())
+
+    def loss(self, pooled: torch.Tensor) -> torch.Tensor:
+        """Of the tables' output, `[B, dims of all tables]`."""
+        output: torch.Tensor = self.dense(pooled)
+        return output.square().mean()
+
+
+class Trainer:
+    """A model with its optimizers, and one cache."""
+
+    def __init__(self, workload: Workload, cache: float, hidden: int, seed: int) -> None:
+        self.cache = cache
+        self.collection = Collection(workload, cache=cache, seed=seed)
+        self.model = DenseModel(self.collection, hidden, seed)
+        self._optimizer = torch.optim.SGD(self.model.dense.parameters(), lr=LEARNING_RATE)
+        self._pooled = torch.zeros(workload.batch_size, sum(workload.dims), requires_grad=True)
+
+    def fill(self) -> None:
+        """Gives every table all of its rows, in the order of their ids; as many as fit stay in the cache."""
+        workload = self.collection.workload
+        for first in range(0, max(workload.tables.sizes), workload.per_table):
+            ids = torch.arange(first, first + workload.per_table)
+            self.collection.look(torch.stack([ids % rows for rows in workload.tables.sizes]))
+
+    def dense_seconds(self, repeats: int) -> float:
+        """The fastest forward, backward and update of the dense layers alone."""
+        return best_of(lambda: self._learn(self.model.loss(self._pooled)), repeats)
+
+    def _learn(self, loss: torch.Tensor) -> torch.Tensor:
+        self._optimizer.zero_grad()
+        loss.backward()
+        self._optimizer.step()
+        return loss.detach()
+
+    def run(self, batches: Sequence[Any], depth: int, warm: int, steps: int) -> Segment:
+        """Trains on the first `warm + steps` batches; those behind them keep the planning thread busy."""
+        losses: list[torch.Tensor] = []
+        begin, end, planned = 0.0, 0.0, 0
+        self.collection.reset_counters()
+        with no_collection():
+            for step, batch in enumerate(rec_sdk_torch.prefetch(batches, self.model, depth)):
+                if step == 0:
+                    self.model.tables.wait_for_plans()
+                    planned = self.collection.counters()["depth_reached"]
+                elif step == warm:
+                    self.collection.reset_counters()
+                    begin = time.perf_counter()
+                elif step == warm + steps:
+                    end = time.perf_counter()
+                    break
+                losses.append(self._learn(self.model(batch)))
+        counters = self.collection.counters()
+        waited = counters["wait_us"] * 1e-6 / (end - begin)
+        return Segment((end - begin) / steps, planned, counters, [float(loss) for loss in losses], waited)
+
+
+@dataclass
+class _Case:
+    """Segments of one cache at one depth."""
+
+    segments: list[Segment] = field(default_factory=list)
+
+    @property
+    def fastest(self) -> Segment:
+        return min(self.segments, key=lambda segment: segment.seconds)
+
+    def describe(self, workload: Workload) -> Result:
+        fastest = self.fastest
+        seconds = [segment.seconds for segment in self.segments]
+        counters = {name: sum(s.counters[name] for s in self.segments) for name in fastest.counters}
+        counted = counters["lookups"] // workload.lookups
+        plan_us = [s.counters["plan_us"] / (s.counters["lookups"] // workload.lookups) for s in self.segments]
+        return {
+            "time": {
+                "min_ms": min(seconds) * 1e3,
+                "median_ms": statistics.median(seconds) * 1e3,
+                "rounds": len(seconds),
+            },
+            "wait_ms": fastest.waited * fastest.seconds * 1e3,
+            "wait_share": fastest.waited,
+            "median_wait_share": statistics.median(segment.waited for segment in self.segments),
+            "plan_ms": min(plan_us) / 1e3,
+            "depth_reached": max(segment.counters["depth_reached"] for segment in self.segments),
+            "planned_at_start": min(segment.planned for segment in self.segments),
+            "missed_rows_per_batch": counters["unique_misses"] / counted,
+            "unique_miss_rate": counters["unique_misses"] / counters["unique_rows"],
+            "counted_batches": counted,
+            "counters": counters,
+        }
+
+
+def _batches(trainer: Trainer, options: PrefetchOptions) -> Iterator[Any]:
+    rng = np.random.default_rng(options.seed)
+    while True:
+        yield trainer.collection.inputs(trainer.collection.workload.draw(Distribution(options.alpha), rng))
+
+
+def _run_hidden(workload: Workload, options: PrefetchOptions, hidden: int) -> list[Result]:
+    """Every cache and depth. Depths are permuted for each cache by itself, so that equal losses compare them, too."""
+    trainers = [Trainer(workload, cache, hidden, options.seed) for cache in options.caches]
+    stream = _batches(trainers[0], options)
+    for trainer in trainers:
+        trainer.fill()
+    for batch in itertools.islice(stream, options.settle):
+        for trainer in trainers:
+            trainer.collection.forward(batch)
+    cases = {(trainer.cache, depth): _Case() for trainer in trainers for depth in options.depths}
+    rng = np.random.default_rng(options.seed)
+    dense, correct = float("inf"), True
+    for _ in range(options.rounds):
+        orders = {trainer.cache: rng.permutation(options.depths) for trainer in trainers}
+        for place in range(len(options.depths)):
+            # The tail is drawn anew for every segment: it is planned, and never trained.
+            batches = list(itertools.islice(stream, options.warm + options.steps + max(options.depths) + 1))
+            losses = []
+            for index in rng.permutation(len(trainers)):
+                trainer = trainers[index]
+                depth = int(orders[trainer.cache][place])
+                segment = trainer.run(batches, depth, options.warm, options.steps)
+                cases[trainer.cache, depth].segments.append(segment)
+                losses.append(segment.losses)
+            correct &= all(other == losses[0] for other in losses)
+        # Of one model: a step of the dense layers alone changes their weights, so the others take the same.
+        dense = min(dense, *(trainer.dense_seconds(3) for trainer in trainers))
+    described = {key: case.describe(workload) for key, case in cases.items()}
+    results = []
+    for (cache, depth), case in described.items():
+        resident = described[RESIDENT, depth]["time"]
+        ratios = {f"{name}over_resident": case["time"][key] / resident[key] for name, key in _RATIOS}
+        named = {"hidden": hidden, "cache": cache, "depth": depth, "dense_ms": dense * 1e3, "correct": correct}
+        results.append({**named, **case, **ratios})
+    return results
+
+
+_RATIOS = (("", "min_ms"), ("medians_", "median_ms"))
+
+
+def run_prefetch(workload: Workload, options: PrefetchOptions, report: Callable[[str], None]) -> list[Result]:
+    """A case for every width, cache and depth; `over_resident` is over the same depth with all rows resident."""
+    results = []
+    for hidden in options.hidden:
+        found = _run_hidden(workload, options, hidden)
+        for case in found:
+            report(
+                f"hidden {hidden}, cache {case['cache']:g}, depth {case['depth']}: {case['time']['min_ms']:.2f} ms, "
+                f"{case['wait_share']:.1%} of it waiting"
+            )
+        results += found
+    return results
