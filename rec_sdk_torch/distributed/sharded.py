@@ -17,6 +17,7 @@ from torchrec.streamable import Multistreamable
 from ..modules.collection import CachedCollection
 from ..modules.embedding_collections import EmbCacheEmbeddingCollection
 from ..tbe.batch import Batch
+from ..tbe.look_ahead import Prefetched
 from .exchange import Exchange, SendRows
 from .expand import Pool, Repeat
 from .home import HomeTables
@@ -113,6 +114,55 @@ class OutputAwaitable(LazyAwaitable[Any]):
         return module.output(ctx, rows)
 
 
+class Coming:
+    """A batch that will come: its ids are on their way while others are trained."""
+
+    def __init__(self, module: ShardedCollection, features: KeyedJaggedTensor) -> None:
+        self.module = module
+        self.ctx = module.create_context()
+        self._known = [features]
+        self._counts = module.input_dist(self.ctx, features)
+        self._ids: Awaitable[Asked] | None = None
+        self._announced: Prefetched | None = None
+        self._error: Exception | None = None
+
+    def also(self, features: KeyedJaggedTensor, values: torch.Tensor) -> None:
+        """The batch may come as `features`, a copy of it."""
+        self._known.append(features)
+
+    def is_of(self, features: KeyedJaggedTensor) -> bool:
+        """Whether it is this batch. Nobody compares ids: all ranks must come to the same answer."""
+        return any(features is known for known in self._known)
+
+    def advance(self) -> None:
+        """The next of its stages: ids are sent, then those that arrived are planned. All ranks call it in one order."""
+        try:
+            if self._error is not None:
+                return
+            if self._ids is None:
+                self._ids = self._counts.wait()
+            elif self._announced is None:
+                asked = self._ids.wait()
+                self._announced = self.module.home.announce(asked.values, asked.offsets)
+        except Exception as error:  # its forward raises it
+            self._error = error
+
+    def take(self) -> Asked:
+        """The ids that this rank is asked for."""
+        if self._ids is None:
+            self.advance()
+        if self._error is not None:
+            raise self._error
+        assert self._ids is not None
+        asked: Asked = self._ids.wait()
+        return asked
+
+    def end(self) -> None:
+        """Its forward will not be, or has been."""
+        if self._announced is not None:
+            self.module.home.forget(self._announced)
+
+
 class ShardedCollection(ShardedEmbeddingModule[Any, Any, Any, ShardedContext], FusedOptimizerModule):
     """A collection whose rows live on many ranks; it takes and gives what the unsharded one does.
 
@@ -140,6 +190,7 @@ class ShardedCollection(ShardedEmbeddingModule[Any, Any, Any, ShardedContext], F
         self._type = type(origin)
         self._dims = embedding.feature_dims
         self._columns = (np.cumsum(self._dims) - self._dims).tolist()
+        self._coming: list[Coming] = []
         self._need_indices = isinstance(origin, EmbCacheEmbeddingCollection) and origin.need_indices()
         self.__dict__["home"] = HomeTables(origin, placements, exchange)
         name = origin._handles_name
@@ -147,6 +198,44 @@ class ShardedCollection(ShardedEmbeddingModule[Any, Any, Any, ShardedContext], F
         self.train(origin.training)
 
     # ---- a batch
+
+    def prefetch(self, features: Any, *args: Any, **kwargs: Any) -> Any:
+        """Starts the exchange of a batch that will come, and plans it once its ids are here.
+
+        All ranks must call it for the same batches, and come to their forwards in the same order. TorchRec's pipelines
+        with a stage of this name call it with what `input_dist` gave, which needs no more.
+        """
+        if not isinstance(features, KeyedJaggedTensor):
+            return None
+        for other in self._coming:
+            other.advance()
+        coming = Coming(self, features)
+        self._coming.append(coming)
+        return coming
+
+    def forget(self, coming: Coming) -> None:
+        """The forward of this batch will not be, or has been."""
+        if coming in self._coming:
+            self._coming.remove(coming)
+            coming.end()
+
+    def wait_for_plans(self) -> None:
+        """Until what was prefetched is planned, as far as it can be now."""
+        self.home.wait_for_plans()
+
+    def forward(self, features: KeyedJaggedTensor) -> LazyAwaitable[Any]:
+        """Looks up a batch as the unsharded collection does; the result arrives when it is first used."""
+        place = next((i for i, coming in enumerate(self._coming) if coming.is_of(features)), None)
+        if place is None:
+            output: LazyAwaitable[Any] = super().forward(features)
+            return output
+        for skipped in self._coming[:place]:
+            skipped.end()
+        coming, self._coming = self._coming[place], self._coming[place + 1 :]
+        result = self.compute_and_output_dist(coming.ctx, coming.take())
+        for other in self._coming:
+            other.advance()
+        return result
 
     def create_context(self) -> ShardedContext:
         return ShardedContext()
