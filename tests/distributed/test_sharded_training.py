@@ -65,6 +65,9 @@ def check(ranks: Ranks, world_size: int, scenario: Scenario) -> list[Any]:
         assert expected.keys() <= found.keys()
         extra = found.keys() - expected.keys()
         assert not extra, f"rows {sorted(extra)} that one process has not"
+        for rank, result in enumerate(results):
+            if scenario.sharding[int(table[1])] == ROW:
+                assert all(i % world_size == rank for i in result[1][table]), "negative ids by floor"
         for i, row in expected.items():
             kept = len(found[i])  # states of a row of an index table that nobody looked up are not kept
             assert not row[kept:].any()
