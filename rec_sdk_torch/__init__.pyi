@@ -1,5 +1,9 @@
 # What `import rec_sdk_torch` offers: for type checkers, and read by __init__.py. The names are listed nowhere else.
 from .distributed.prefetch import prefetch as prefetch
+from .distributed.sharders import EmbCacheEmbeddingBagCollectionSharder as EmbCacheEmbeddingBagCollectionSharder
+from .distributed.sharders import EmbCacheEmbeddingCollectionSharder as EmbCacheEmbeddingCollectionSharder
+from .distributed.sharders import HashEmbeddingBagCollectionSharder as HashEmbeddingBagCollectionSharder
+from .distributed.sharders import get_default_hybrid_sharders as get_default_hybrid_sharders
 from .distributed.train_pipeline import EmbCacheTrainPipelineSparseDist as EmbCacheTrainPipelineSparseDist
 from .modules.cache_log import CacheLog as CacheLog
 from .modules.configs import AdmitAndEvictConfig as AdmitAndEvictConfig

@@ -13,12 +13,14 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from ..modules.collection import CachedCollection
 from ..tbe.look_ahead import MAX_DEPTH, Prefetched
+from .sharded import Coming, ShardedCollection
 
 LAG = 3
 """Batches that a loop may have been given and not trained, as TorchRec's pipelines do; those before are skipped."""
 
 T = TypeVar("T")
 U = TypeVar("U")
+Collection: TypeAlias = CachedCollection | ShardedCollection
 Features: TypeAlias = KeyedJaggedTensor | Mapping[str, KeyedJaggedTensor]
 
 
@@ -68,13 +70,13 @@ def check_depth(depth: int) -> int:
     return number
 
 
-def find_collections(module: torch.nn.Module) -> dict[str, CachedCollection]:
+def find_collections(module: torch.nn.Module) -> dict[str, Collection]:
     """The collections of a module by name.
 
     Raises:
         ValueError: there are none.
     """
-    found = {name: part for name, part in module.named_modules() if isinstance(part, CachedCollection)}
+    found = {name: part for name, part in module.named_modules() if isinstance(part, Collection)}
     if not found:
         raise ValueError(
             f"{type(module).__name__} has no EmbCacheEmbeddingCollection, EmbCacheEmbeddingBagCollection or "
@@ -111,8 +113,8 @@ def _fields(batch: object) -> dict[str, object]:
 class Started:
     """A batch that was prefetched for the collections that look it up."""
 
-    def __init__(self, collections: Mapping[str, CachedCollection], features: Features) -> None:
-        self._entries: list[tuple[CachedCollection, Prefetched]] = []
+    def __init__(self, collections: Mapping[str, Collection], features: Features) -> None:
+        self._entries: list[tuple[Any, Prefetched | Coming]] = []
         self._of = _by_collection(collections, features)
         try:
             for name, given in self._of.items():

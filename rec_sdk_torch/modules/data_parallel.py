@@ -43,8 +43,9 @@ def keep_tables_out() -> None:
                 setattr(module, _IGNORED, given)
             else:
                 delattr(module, _IGNORED)
-        if torch.distributed.get_world_size(self.process_group) > 1:
-            _warn_per_rank(tuple(part.table for part in handles.values()))
+        alone = tuple(part.table for part in handles.values() if not part.sharded)
+        if alone and torch.distributed.get_world_size(self.process_group) > 1:
+            _warn_per_rank(alone)
 
     ignoring.keeps_tables_out = True  # type: ignore[attr-defined]
     DistributedDataParallel.__init__ = ignoring  # type: ignore[method-assign]
@@ -54,6 +55,6 @@ def keep_tables_out() -> None:
 def _warn_per_rank(tables: tuple[str, ...]) -> None:
     warnings.warn(
         f"DistributedDataParallel averages the gradients of dense parameters only: tables {list(tables)} are each "
-        "rank's own, and grow apart; DistributedModelParallel with TorchRec's sharders does not shard them either",
+        "rank's own, and grow apart; DistributedModelParallel with get_default_hybrid_sharders(host_env) shards them",
         stacklevel=4,
     )

@@ -176,6 +176,8 @@ class TableHandle(torch.nn.Module):
 
     weight: TableParameter
     ids: torch.Tensor
+    sharded = False
+    """Whether other ranks have the other rows of the table."""
 
     def __init__(
         self, embedding: TableBatchedEmbedding, config: TableConfig, embedding_optimizer_cls: type | None

@@ -1,0 +1,162 @@
+"""The tables of a sharded collection on one rank: rows that are at home there, in a table-batched embedding."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import numbers
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..modules.collection import CachedCollection
+from ..modules.handles import TableHandle, module_dict
+from ..tbe import Pooling, TableBatchedEmbedding
+from ..tbe.batch import Batch
+from ..tbe.cache_size import BatchHint, CacheOption
+from ..tbe.look_ahead import Prefetched
+from ..tbe.view import WEIGHT
+from .exchange import Exchange
+from .placement import Placement
+from .unique import Tables
+
+
+class ShardHandle(TableHandle):
+    """A table's handle on one rank. In its state dict are rows that are at home there: `ids` and `weight`.
+
+    Ids are those of the whole table. An index table has all of the rank's rows, a hash table those it has met.
+    """
+
+    sharded = True
+
+    def all_rows(self, ids: np.ndarray | None) -> None:
+        """`ids` of the rank's rows of an index table; None for a hash table."""
+        self._all_rows = ids
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        view = self._owner[0].view(self.table)
+        ids = view.ids() if self._all_rows is None else torch.from_numpy(self._all_rows.copy())
+        destination[f"{prefix}ids"] = ids
+        destination[f"{prefix}weight"] = view.read(ids, [WEIGHT]).parts[WEIGHT]
+
+
+class HomeTables(CachedCollection):
+    """A rank's rows of all tables of a collection, each looked up once for each rank.
+
+    All tables are hash tables here, since ids are not those of the rows: an initial weight depends on the id alone.
+    """
+
+    def __init__(self, origin: CachedCollection, placements: list[Placement], exchange: Exchange) -> None:
+        """
+        Raises:
+            NotImplementedError: an index table with an `init_fn`.
+        """
+        source, world_size = origin._embedding, exchange.world_size
+        for table in source.tables:
+            if table.init_fn is not None and not table.hashed:
+                raise NotImplementedError(
+                    f"table {table.name!r}: init_fn fills a whole index table, of which a rank has a part: give it "
+                    "weight_init_min and weight_init_max, or load its weights once it is sharded"
+                )
+        pairs = list(zip(source.tables, placements, strict=True))
+        hint = source.batch_hint
+        if hint.multi_hot_sizes is None:
+            hint = BatchHint(hint.batch_size, [table.num_features for table in source.tables], hint.world_size)
+        embedding = TableBatchedEmbedding(
+            [
+                dataclasses.replace(
+                    table,
+                    num_embeddings=placement.most_rows(table.num_embeddings),
+                    num_features=world_size,
+                    pooling=Pooling.NONE,
+                    hashed=True,
+                    capacity=placement.most_rows(table.capacity) if table.capacity else 0,
+                    init_min=table.init_range[0],
+                    init_max=table.init_range[1],
+                )
+                for table, placement in pairs
+            ],
+            cache=_cache(source, placements),
+            batch_hint=hint,
+            device=exchange.device,
+            seed=exchange.broadcast(source.seed),
+            check_finite=source.steps.guard.check_finite,
+            cache_policy=source.cache_policy,
+        )
+        embedding.steps.guard.scaler = source.steps.guard.scaler
+        self.__dict__["_handles_name"] = origin._handles_name
+        super().__init__(origin._configs, embedding, None)
+        self._modules[self._handles_name] = module_dict(
+            {name: self._handle(handle) for name, handle in origin._table_handles().items()}
+        )
+        handles: dict[str, Any] = self._table_handles()
+        for table, placement in pairs:
+            handles[table.name].all_rows(None if table.hashed else placement.rows(table.num_embeddings))
+        keys = np.arange(len(pairs))[:, None] + len(pairs) * np.arange(world_size)
+        self._keys = keys.ravel()
+        self._take_over(source, placements, exchange.rank)
+        self.train(origin.training)
+
+    def _handle(self, old: TableHandle) -> ShardHandle:
+        handle = ShardHandle(self._embedding, self._embedding.view(old.table).config, None)
+        old_weight = old.weight
+        shape, dtype = (0, old_weight.shape[1]), old_weight.dtype
+        handle._parameters.replace(old_weight.twin(torch.empty(shape, dtype=dtype, device=self._embedding.device)))
+        return handle
+
+    def _take_over(self, source: TableBatchedEmbedding, placements: list[Placement], rank: int) -> None:
+        """Rows that were trained or loaded before, each by the rank that is their home."""
+        if source._groups is None:
+            return
+        self._sync_optimizers()
+        for table, placement in zip(source.tables, placements, strict=True):
+            for chunk in source.view(table.name).chunks(kept=True):
+                mine = torch.from_numpy(placement.owner(chunk.ids.numpy()) == rank)
+                parts = {name: part[mine] for name, part in chunk.parts.items()}
+                self._embedding.view(table.name).write(chunk.ids[mine], parts)
+            before, now = source.optimizer_of(table.name), self._embedding.optimizer_of(table.name)
+            if before is not None and now is not None:
+                self._embedding.load([], [(now, before.step)])
+
+    def batch_of(self, values: torch.Tensor, offsets: torch.Tensor) -> Batch:
+        """Ids of all ranks, rank by rank and there table by table, as a batch."""
+        return self._embedding.steps.ahead.batch(values, values, offsets, 1, self._keys, None)
+
+    def announce(self, values: torch.Tensor, offsets: torch.Tensor) -> Prefetched:
+        """`prefetch` of what `batch_of` will be given."""
+        prefetched = Prefetched(values, offsets, 1, self._keys, False, source=values)
+        self._embedding.steps.ahead.add(prefetched)
+        return prefetched
+
+    def rows_of(self, batch: Batch, tables: Tables) -> list[torch.Tensor]:
+        """Rows of the tables of each dim, float32 `[n, D]`, rank by rank and there table by table."""
+        if self.training and torch.is_grad_enabled():
+            self._sync_optimizers()
+        parts = self._embedding.lookup_features(batch)
+        ranks = range(tables.world_size)
+        return [
+            torch.cat([parts[table * tables.world_size + rank] for rank in ranks for table in group])
+            for group in tables.same_dim()
+        ]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.copy(self)
+
+
+def _cache(source: TableBatchedEmbedding, placements: list[Placement]) -> CacheOption:
+    """The option for one rank: rows are rows of a rank, but no more than can be there."""
+    option = source.cache_option
+    if not isinstance(option, (numbers.Integral, Mapping)) or isinstance(option, bool):
+        return option
+    sizes = {}
+    for table, placement in zip(source.tables, placements, strict=True):
+        size = option.get(table.name) if isinstance(option, Mapping) else int(option)
+        if size is None:
+            continue
+        bounded = not table.hashed or table.capacity or not placement.share
+        if isinstance(size, numbers.Integral) and bounded:
+            size = min(int(size), placement.most_rows(table.num_embeddings))
+        sizes[table.name] = size
+    return sizes

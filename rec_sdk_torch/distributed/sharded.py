@@ -1,0 +1,401 @@
+"""Collections whose tables are divided among the ranks of a process group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torchrec.distributed.embedding_types import KJTList, ShardedEmbeddingModule
+from torchrec.distributed.types import Awaitable, LazyAwaitable
+from torchrec.optim.fused import FusedOptimizerModule
+from torchrec.optim.keyed import KeyedOptimizer
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from torchrec.streamable import Multistreamable
+
+from ..modules.collection import CachedCollection
+from ..modules.embedding_collections import EmbCacheEmbeddingCollection
+from ..tbe.batch import Batch
+from ..tbe.look_ahead import Prefetched
+from .exchange import Exchange, SendRows
+from .expand import Pool, Repeat
+from .home import HomeTables
+from .placement import Placement
+from .unique import Segments, Tables, UniqueBatch
+
+
+class ShardedContext(Multistreamable):
+    """One batch on its way through a sharded collection."""
+
+    def __init__(self) -> None:
+        self.features: KeyedJaggedTensor | None = None
+        self.asked: UniqueBatch | None = None
+        self.error: Exception | None = None
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Its tensors are on the host."""
+
+
+class Asked(Multistreamable):
+    """Ids that all ranks ask this one for.
+
+    Attributes:
+        values: int64 `[n]`, rank by rank, and there table by table.
+        offsets: int64 `[W * T + 1]`.
+        counts: int64 `[W, T]`.
+    """
+
+    def __init__(self, values: torch.Tensor, counts: np.ndarray) -> None:
+        self.values, self.counts = values, counts
+        self.offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(counts.ravel())]))
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Its tensors are on the host."""
+
+
+class AskedAwaitable(Awaitable[Asked]):
+    """The ids are on their way."""
+
+    def __init__(self, work: Any, values: torch.Tensor, counts: np.ndarray) -> None:
+        super().__init__()
+        self._work, self._values, self._counts = work, values, counts
+        self._asked: Asked | None = None
+
+    def _wait_impl(self) -> Asked:
+        if self._asked is None:
+            self._work.wait()
+            self._asked = Asked(self._values, self._counts)
+        return self._asked
+
+
+class CountsAwaitable(Awaitable[Awaitable[Asked]]):
+    """The numbers of ids are on their way."""
+
+    def __init__(self, exchange: Exchange, ctx: ShardedContext, tables: int) -> None:
+        super().__init__()
+        self._exchange, self._ctx = exchange, ctx
+        empty = np.zeros((exchange.world_size, tables), np.int64)
+        counts = empty if ctx.asked is None else ctx.asked.counts
+        self._sent = counts
+        self._work, self._received = exchange.send_counts(counts, ctx.error is not None)
+
+    @property
+    def awaitables(self) -> list[Awaitable[Awaitable[Asked]]]:
+        """As TorchRec's pipelines look into requests."""
+        return [self]
+
+    def _wait_impl(self) -> Awaitable[Asked]:
+        self._work.wait()
+        received = self._received.numpy()
+        if received[:, -1].any():
+            self._exchange.raise_together(self._ctx.error)
+        counts = received[:, :-1]
+        assert self._ctx.asked is not None
+        to, of = self._sent.sum(axis=1).tolist(), counts.sum(axis=1).tolist()
+        return AskedAwaitable(*self._exchange.send_ids(self._ctx.asked.ids, to, of), counts)
+
+
+class OutputAwaitable(LazyAwaitable[Any]):
+    """The rows are on their way."""
+
+    def __init__(
+        self, module: ShardedCollection, ctx: ShardedContext, rows: list[torch.Tensor], works: list[Any], status: Any
+    ):
+        super().__init__()
+        self._parts = module, ctx, rows, works, status
+
+    def _wait_impl(self) -> Any:
+        module, ctx, rows, works, (work, failed) = self._parts
+        for each in (work, *works):
+            each.wait()
+        if failed.item():
+            module.exchange.raise_together(ctx.error)
+        return module.output(ctx, rows)
+
+
+class Coming:
+    """A batch that will come: its ids are on their way while others are trained."""
+
+    def __init__(self, module: ShardedCollection, features: KeyedJaggedTensor) -> None:
+        self.module = module
+        self.ctx = module.create_context()
+        self._known = [features]
+        self._counts = module.input_dist(self.ctx, features)
+        self._ids: Awaitable[Asked] | None = None
+        self._announced: Prefetched | None = None
+        self._error: Exception | None = None
+
+    def also(self, features: KeyedJaggedTensor, values: torch.Tensor) -> None:
+        """The batch may come as `features`, a copy of it."""
+        self._known.append(features)
+
+    def is_of(self, features: KeyedJaggedTensor) -> bool:
+        """Whether it is this batch. Nobody compares ids: all ranks must come to the same answer."""
+        return any(features is known for known in self._known)
+
+    def advance(self) -> None:
+        """The next of its stages: ids are sent, then those that arrived are planned. All ranks call it in one order."""
+        try:
+            if self._error is not None:
+                return
+            if self._ids is None:
+                self._ids = self._counts.wait()
+            elif self._announced is None:
+                asked = self._ids.wait()
+                self._announced = self.module.home.announce(asked.values, asked.offsets)
+        except Exception as error:  # its forward raises it
+            self._error = error
+
+    def take(self) -> Asked:
+        """The ids that this rank is asked for."""
+        if self._ids is None:
+            self.advance()
+        if self._error is not None:
+            raise self._error
+        assert self._ids is not None
+        asked: Asked = self._ids.wait()
+        return asked
+
+    def end(self) -> None:
+        """Its forward will not be, or has been."""
+        if self._announced is not None:
+            self.module.home.forget(self._announced)
+
+
+class ShardedCollection(ShardedEmbeddingModule[Any, Any, Any, ShardedContext], FusedOptimizerModule):
+    """A collection whose rows live on many ranks; it takes and gives what the unsharded one does.
+
+    Attributes:
+        home: the rows of this rank.
+        exchange: with the other ranks.
+    """
+
+    home: HomeTables
+
+    def __init__(self, origin: CachedCollection, placements: list[Placement], exchange: Exchange) -> None:
+        """
+        Args:
+            origin: the unsharded collection, which gives its rows and requests, and is of no use after.
+            placements: of its tables.
+            exchange: with the ranks that have the same collection.
+        """
+        super().__init__()
+        self.exchange = exchange
+        embedding = origin._embedding
+        self._tables = Tables(embedding.tables, placements, exchange.world_size, embedding.bounds_check)
+        self._pooled = embedding.pooled
+        self._is_weighted = origin._is_weighted
+        self._names = origin._names
+        self._type = type(origin)
+        self._dims = embedding.feature_dims
+        self._columns = (np.cumsum(self._dims) - self._dims).tolist()
+        self._coming: list[Coming] = []
+        self._need_indices = isinstance(origin, EmbCacheEmbeddingCollection) and origin.need_indices()
+        self.__dict__["home"] = HomeTables(origin, placements, exchange)
+        name = origin._handles_name
+        self.add_module(name, self.home._modules[name])
+        self.train(origin.training)
+
+    # ---- a batch
+
+    def prefetch(self, features: Any, *args: Any, **kwargs: Any) -> Any:
+        """Starts the exchange of a batch that will come, and plans it once its ids are here.
+
+        All ranks must call it for the same batches, and come to their forwards in the same order. TorchRec's pipelines
+        with a stage of this name call it with what `input_dist` gave, which needs no more.
+        """
+        if not isinstance(features, KeyedJaggedTensor):
+            return None
+        for other in self._coming:
+            other.advance()
+        coming = Coming(self, features)
+        self._coming.append(coming)
+        return coming
+
+    def forget(self, coming: Coming) -> None:
+        """The forward of this batch will not be, or has been."""
+        if coming in self._coming:
+            self._coming.remove(coming)
+            coming.end()
+
+    def wait_for_plans(self) -> None:
+        """Until what was prefetched is planned, as far as it can be now."""
+        self.home.wait_for_plans()
+
+    def forward(self, features: KeyedJaggedTensor) -> LazyAwaitable[Any]:
+        """Looks up a batch as the unsharded collection does; the result arrives when it is first used."""
+        place = next((i for i, coming in enumerate(self._coming) if coming.is_of(features)), None)
+        if place is None:
+            output: LazyAwaitable[Any] = super().forward(features)
+            return output
+        for skipped in self._coming[:place]:
+            skipped.end()
+        coming, self._coming = self._coming[place], self._coming[place + 1 :]
+        result = self.compute_and_output_dist(coming.ctx, coming.take())
+        for other in self._coming:
+            other.advance()
+        return result
+
+    def create_context(self) -> ShardedContext:
+        return ShardedContext()
+
+    def input_dist(self, ctx: ShardedContext, features: KeyedJaggedTensor) -> Awaitable[Awaitable[Asked]]:
+        """Asks each rank for the ids that are at home there, each once. Errors are raised by all ranks, when waited."""
+        try:
+            ctx.features, offsets = self.home._checked(features)
+            keys, weights = self.home._feature_keys, None
+            if self._is_weighted:
+                weights = ctx.features.weights_or_none()
+                if weights is None:
+                    raise ValueError("the collection is weighted (is_weighted=True), the batch has no weights")
+                weights = weights.to(device=self.exchange.device)
+            batch = Batch.from_tensors(ctx.features.values(), offsets, ctx.features.stride(), keys, weights)
+            ctx.asked = UniqueBatch(batch, self._tables)
+        except Exception as error:
+            ctx.error = error
+        return CountsAwaitable(self.exchange, ctx, len(self._tables.configs))
+
+    def compute(self, ctx: ShardedContext, dist_input: Asked | KJTList) -> tuple[Asked, list[torch.Tensor]]:
+        """Rows that the ranks asked for; of a batch that fails, no rows, which `output_dist` tells the others."""
+        asked = cast(Asked, dist_input.features[0] if isinstance(dist_input, KJTList) else dist_input)
+        try:
+            return asked, self.home.rows_of(self.home.batch_of(asked.values, asked.offsets), self._tables)
+        except Exception as error:
+            ctx.error = error
+        groups = self._tables.same_dim()
+        return asked, [
+            torch.zeros(int(asked.counts[:, group].sum()), self._tables.configs[group[0]].embedding_dim).to(
+                self.exchange.device
+            )
+            for group in groups
+        ]
+
+    def output_dist(self, ctx: ShardedContext, output: tuple[Asked, list[torch.Tensor]]) -> LazyAwaitable[Any]:
+        asked, rows = output
+        assert ctx.asked is not None
+        status = self.exchange.send_status(ctx.error is not None)
+        works: list[Any] = []
+        received = []
+        for group, part in zip(self._tables.same_dim(), rows, strict=True):
+            to, of = (counts[:, group].sum(axis=1).tolist() for counts in (asked.counts, ctx.asked.counts))
+            received.append(SendRows.apply(part, self.exchange, to, of, works))
+        self._count(ctx.asked)
+        return OutputAwaitable(self, ctx, received, works, status)
+
+    def output(self, ctx: ShardedContext, rows: list[torch.Tensor]) -> Any:
+        """What the unsharded collection gives, from rows of each distinct id."""
+        assert ctx.asked is not None
+        assert ctx.features is not None
+        size = ctx.asked.batch.batch_size
+        segments = [
+            Segments(lookups, self._tables, self._columns, size, self.exchange.device) for lookups in ctx.asked.lookups
+        ]
+        if not self._pooled:
+            return self._sequences(ctx.features, segments, rows, size)
+        weights = ctx.asked.batch.weights
+        of_dims = [None if weights is None else weights.index_select(0, each.source) for each in segments]
+        values = Pool.apply(segments, size, sum(self._dims), *rows, *of_dims)
+        return KeyedTensor(self._names, self._dims, values)
+
+    def _sequences(
+        self, features: KeyedJaggedTensor, segments: list[Segments], rows: list[torch.Tensor], size: int
+    ) -> dict[str, JaggedTensor]:
+        result: dict[str, JaggedTensor] = {}
+        lengths = features.lengths().to(self.exchange.device)
+        for each, received in zip(segments, rows, strict=True):
+            lookups = each.lookups
+            repeated = Repeat.apply(received, each)
+            of_feature = lookups.lengths.reshape(len(lookups.features), size).sum(axis=1).tolist()
+            sources = each.source.split(of_feature)
+            for feature, part, source in zip(lookups.features, repeated.split(of_feature), sources, strict=True):
+                key = int(self.home._feature_keys[feature])
+                ids = features.values().to(self.exchange.device)[source] if self._need_indices else None
+                own = lengths[key * size : (key + 1) * size]
+                result[self._names[feature]] = JaggedTensor(values=part, lengths=own, weights=ids)
+        return {name: result[name] for name in self._names}
+
+    # ---- figures
+
+    def _count(self, asked: UniqueBatch) -> None:
+        stats, rank = self.exchange.stats, self.exchange.rank
+        away = np.delete(asked.counts, rank, axis=0).sum(axis=0)
+        stats["unique_ids"] += int(asked.counts.sum())
+        stats["id_bytes"] += 8 * int(away.sum())
+        training = 2 if self.training and torch.is_grad_enabled() else 1
+        for lookups in asked.lookups:
+            dim = self._tables.configs[lookups.tables[0]].embedding_dim
+            stats["row_bytes"] += 4 * dim * int(away[lookups.tables].sum())
+            stats["lookups"] += len(lookups.slots)
+            at_home = _at_home(asked, lookups.tables, rank)
+            every = len(lookups.slots) - int(at_home[lookups.slots].sum())
+            stats["bytes_with_duplicates"] += every * (8 + 4 * dim * training)
+
+    def exchange_stats(self) -> dict[str, int]:
+        """Exact counters since the start: of this rank's batches.
+
+        `lookups`, `unique_ids` (distinct ones of each table and batch), and bytes to and from other ranks: `id_bytes`,
+        `row_bytes`, `grad_bytes`; `bytes_with_duplicates` is what these three would be if each lookup sent its id.
+        """
+        return dict(self.exchange.stats)
+
+    def cache_stats(self) -> dict[str, int]:
+        """Of this rank's tables, see `TableBatchedEmbedding.cache_stats`."""
+        return self.home.cache_stats()
+
+    # ---- what TorchRec and torch ask of modules
+
+    @property
+    def fused_optimizer(self) -> KeyedOptimizer:
+        """Of this rank's rows, as the unsharded collection's."""
+        return self.home.fused_optimizer
+
+    @property
+    def unsharded_module_type(self) -> type[torch.nn.Module]:
+        return self._type
+
+    @property
+    def device(self) -> torch.device:
+        """The compute device."""
+        return self.exchange.device
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """This rank's rows of each table: `ids` int64 `[n]` and `weight` `[n, D]`."""
+        return self.home.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Rows of this rank, as `state_dict` gave them on the same rank of as many.
+
+        Raises:
+            ValueError: ids that are at home on other ranks; nothing was loaded.
+        """
+        names = [config.name for config in self._tables.configs]
+        for name, placement in zip(names, self._tables.placements, strict=True):
+            ids = state_dict.get(f"{self.home._handles_name}.{name}.ids")
+            foreign = 0 if ids is None else int((placement.owner(ids.cpu().numpy()) != self.exchange.rank).sum())
+            if foreign:
+                raise ValueError(
+                    f"table {name!r}: {foreign} of its ids are not at home on rank {self.exchange.rank} of "
+                    f"{self.exchange.world_size}: load what the same rank of as many saved"
+                )
+        return self.home.load_state_dict(state_dict, strict, assign)
+
+    def train(self, mode: bool = True) -> Any:
+        self.home.train(mode)
+        return super().train(mode)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        probe = fn(torch.empty(0, device=self.exchange.device))
+        if probe.device != self.exchange.device:
+            raise RuntimeError(f"a sharded collection stays on {self.exchange.device}, it cannot go to {probe.device}")
+        self.home._embedding._apply(fn)
+        return super()._apply(fn, recurse)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        raise TypeError("a sharded collection cannot be copied: make a model anew, and load its state dict")
+
+
+def _at_home(asked: UniqueBatch, tables: list[int], rank: int) -> np.ndarray:
+    """Which of the rows that are received come from this rank itself, bool `[U]`."""
+    of_rank = asked.counts[:, tables].sum(axis=1)
+    return np.repeat(np.arange(len(of_rank)) == rank, of_rank)

@@ -1,0 +1,147 @@
+"""Sharders: what TorchRec's planner and DistributedModelParallel ask about our collections."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torchrec.distributed.embedding_types import BaseEmbeddingSharder, EmbeddingComputeKernel
+from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.distributed.types import ModuleSharder, ShardingEnv
+
+from ..backends.devices import parse_device
+from ..modules.collection import CachedCollection
+from ..modules.embedding_collections import (
+    EmbCacheEmbeddingBagCollection,
+    EmbCacheEmbeddingCollection,
+    HashEmbeddingBagCollection,
+)
+from .exchange import Exchange
+from .placement import SHARDING_TYPES, placements_of
+from .sharded import ShardedCollection
+
+
+class _Sharder(BaseEmbeddingSharder[Any]):
+    """Divides the tables of a collection among ranks, row-wise or table-wise."""
+
+    _type: type[CachedCollection]
+
+    def __init__(
+        self,
+        cpu_device: torch.device | str = "cpu",
+        cpu_env: ShardingEnv | None = None,
+        npu_device: torch.device | str | int | None = None,
+        npu_env: ShardingEnv | None = None,
+        fused_params: dict[str, Any] | None = None,
+        qcomm_codecs_registry: dict[str, Any] | None = None,
+    ) -> None:
+        """
+        Args:
+            cpu_device: the host's.
+            cpu_env: its process group exchanges ids, which are on the host (gloo); DistributedModelParallel's if None.
+            npu_device: where caches live, any device; DistributedModelParallel's if None.
+            npu_env: its process group exchanges rows; DistributedModelParallel's if None.
+            fused_params: None or empty: options of optimizers belong into `apply_optimizer_in_backward`.
+            qcomm_codecs_registry: None or empty: rows are exchanged in float32.
+
+        Raises:
+            ValueError: `cpu_device` is not the host, or an option that is not supported.
+        """
+        if torch.device(cpu_device).type != "cpu":
+            raise ValueError(f"cpu_device is {cpu_device!r}, expected the host: torch.device('cpu')")
+        if fused_params:
+            raise ValueError(
+                f"fused_params has {sorted(fused_params)}, which these tables do not read: give options to "
+                "apply_optimizer_in_backward and to the collection"
+            )
+        if qcomm_codecs_registry:
+            raise ValueError("qcomm_codecs_registry is not supported: rows are exchanged in float32, leave it None")
+        super().__init__()
+        self._device = None if npu_device is None else parse_device(npu_device)
+        self._ids_env, self._rows_env = cpu_env, npu_env
+
+    @property
+    def module_type(self) -> type[Any]:
+        """The class of modules that it shards; subclasses are not, as TorchRec has it."""
+        return self._type
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        """Row-wise and table-wise."""
+        return list(SHARDING_TYPES)
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        """The fused one."""
+        return [EmbeddingComputeKernel.FUSED.value]
+
+    def shardable_parameters(self, module: CachedCollection) -> dict[str, torch.nn.Parameter]:
+        """By table, a parameter of its full shape without memory."""
+        shown = {}
+        for table in module._embedding.tables:
+            data = torch.empty((table.num_embeddings, table.embedding_dim), dtype=table.weight_dtype, device="meta")
+            shown[table.name] = torch.nn.Parameter(data, requires_grad=True)
+        return shown
+
+    def shard(
+        self,
+        module: CachedCollection,
+        params: Any,
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedCollection:
+        """
+        Raises:
+            ValueError: no process group, groups of different ranks, a device or a plan that does not fit.
+            TypeError: a module of another class.
+        """
+        if type(module) is not self._type:
+            raise TypeError(f"{type(self).__name__} shards {self._type.__name__}, got {type(module).__name__}")
+        ids, rows = ((own or env).process_group for own in (self._ids_env, self._rows_env))
+        if ids is None or rows is None:
+            raise ValueError(
+                "a process group is needed: ShardingEnv.from_process_group(torch.distributed.group.WORLD), after "
+                "torch.distributed.init_process_group"
+            )
+        ranks = [torch.distributed.get_process_group_ranks(group) for group in (ids, rows)]
+        if env.process_group is not None:
+            ranks.append(torch.distributed.get_process_group_ranks(env.process_group))
+        if any(each != ranks[0] for each in ranks):
+            raise ValueError(f"cpu_env, npu_env and the model have process groups of ranks {ranks}: they must agree")
+        given = self._device if device is None else parse_device(device)
+        if self._device is not None and given != self._device:
+            raise ValueError(f"npu_device is {self._device}, DistributedModelParallel's device is {given}")
+        exchange = Exchange(ids, rows, given or module.device)
+        names = [table.name for table in module._embedding.tables]
+        return ShardedCollection(module, placements_of(names, params, exchange.rank, exchange.world_size), exchange)
+
+
+class EmbCacheEmbeddingCollectionSharder(_Sharder):
+    """Of `EmbCacheEmbeddingCollection`."""
+
+    _type = EmbCacheEmbeddingCollection
+
+
+class EmbCacheEmbeddingBagCollectionSharder(_Sharder):
+    """Of `EmbCacheEmbeddingBagCollection`."""
+
+    _type = EmbCacheEmbeddingBagCollection
+
+
+class HashEmbeddingBagCollectionSharder(_Sharder):
+    """Of `HashEmbeddingBagCollection`."""
+
+    _type = HashEmbeddingBagCollection
+
+
+def get_default_hybrid_sharders(host_env: ShardingEnv | None = None) -> list[ModuleSharder[Any]]:
+    """Sharders of all collections of this package, and TorchRec's of its own.
+
+    Args:
+        host_env: its process group exchanges ids, which are on the host (gloo); DistributedModelParallel's if None.
+    """
+    ours = (
+        EmbCacheEmbeddingCollectionSharder,
+        EmbCacheEmbeddingBagCollectionSharder,
+        HashEmbeddingBagCollectionSharder,
+    )
+    return [*(sharder(cpu_env=host_env) for sharder in ours), *get_default_sharders()]

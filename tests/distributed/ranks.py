@@ -1,0 +1,86 @@
+"""Processes of a gloo group that stay, and do one task after another."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+
+TIMEOUT = 90
+"""Seconds for one task; then the processes are killed."""
+
+
+def _serve(rank: int, world_size: int, port: int, paths: list[str], pipe: Any) -> None:
+    sys.path[:0] = paths
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"tcp://localhost:{port}", rank=rank, world_size=world_size
+    )
+    while True:
+        task = pipe.recv()
+        if task is None:
+            break
+        function, args = task
+        try:
+            pipe.send((True, function(rank, world_size, *args)))
+        except BaseException:
+            pipe.send((False, traceback.format_exc()))
+    torch.distributed.destroy_process_group()
+
+
+class Ranks:
+    """`world_size` processes."""
+
+    def __init__(self, world_size: int) -> None:
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = free.getsockname()[1]
+        context = mp.get_context("spawn")
+        here = Path(__file__).parent
+        paths = [str(here), str(here.parent)]
+        self._pipes, self._processes = [], []
+        for rank in range(world_size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, world_size, port, paths, theirs), daemon=True)
+            process.start()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """What `function(rank, world_size, *args)` gives on each rank; raises what a rank raises."""
+        for pipe in self._pipes:
+            pipe.send((function, args))
+        results = []
+        for rank, pipe in enumerate(self._pipes):
+            if not pipe.poll(TIMEOUT):
+                self.kill()
+                raise TimeoutError(f"rank {rank} has not answered for {TIMEOUT} s")
+            results.append(pipe.recv())
+        wrong = [f"rank {rank}:\n{text}" for rank, (fine, text) in enumerate(results) if not fine]
+        if wrong:
+            raise AssertionError("\n".join(wrong))
+        return [result for _, result in results]
+
+    def alive(self) -> bool:
+        """Whether all processes are."""
+        return all(process.is_alive() for process in self._processes)
+
+    def kill(self) -> None:
+        """Ends the processes, whatever they are at."""
+        for process in self._processes:
+            process.kill()
+
+    def close(self) -> None:
+        """Lets the processes end."""
+        for pipe, process in zip(self._pipes, self._processes, strict=True):
+            if process.is_alive():
+                pipe.send(None)
+        for process in self._processes:
+            process.join(10)
+        self.kill()

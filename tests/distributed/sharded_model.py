@@ -1,0 +1,187 @@
+"""A model that is trained on many ranks, and on one with the batches of all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from jagged import bag_config, jagged, random_bags, random_weights, sequence_config
+from torchrec import EmbeddingBagConfig, EmbeddingConfig, KeyedJaggedTensor, PoolingType
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+from torchrec.distributed.types import ShardingEnv
+
+import rec_sdk_torch as rst
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What is trained.
+
+    Attributes:
+        kind: `bags`, `sequences` or `hash`.
+        sharding: of each table, `row_wise` or `table_wise`; None lets the planner choose.
+        cache: rows of a rank.
+        sizes: for each step, samples of each rank: `step % len(sizes)`, then `rank % len(sizes[...])`.
+    """
+
+    kind: str = "bags"
+    sharding: tuple[str | None, ...] = ("row_wise", "row_wise", "row_wise")
+    optimizer: type = torch.optim.SGD
+    options: dict[str, Any] = field(default_factory=dict)
+    weighted: bool = False
+    cache: Any = 1.0
+    sizes: tuple[tuple[int, ...], ...] = ((5,),)
+    steps: int = 4
+    seed: int = 0
+    dims: tuple[int, int, int] = (4, 4, 4)
+    ids: int = 31
+
+
+KEYS = ("f0", "f1", "f2", "f3")
+FEATURES = (["f0", "f1"], ["f2"], ["f3", "f0"])
+
+
+def configs(scenario: Scenario) -> list[Any]:
+    """A hash table, an index table, and a hash table that shares a feature."""
+    d0, d1, d2 = scenario.dims
+    uniform = {"initializer_type": rst.InitializerType.UNIFORM}
+    if scenario.kind == "sequences":
+        return [
+            sequence_config("t0", FEATURES[0], embedding_dim=d0, **uniform),
+            EmbeddingConfig(name="t1", num_embeddings=31, embedding_dim=d1, feature_names=FEATURES[1]),
+            sequence_config("t2", FEATURES[2], embedding_dim=d2, **uniform),
+        ]
+    mean, plain = {"pooling": PoolingType.MEAN}, {"pooling": PoolingType.SUM}
+    if scenario.kind == "hash":
+        hashed = [
+            rst.HashEmbeddingBagConfig(
+                name=f"t{i}", num_embeddings=100, embedding_dim=dim, feature_names=names, **uniform, **pooling
+            )
+            for i, (dim, names, pooling) in enumerate(zip(scenario.dims, FEATURES, (plain, mean, plain), strict=True))
+        ]
+        return hashed
+    return [
+        bag_config("t0", FEATURES[0], embedding_dim=d0, **uniform, **plain),
+        EmbeddingBagConfig(name="t1", num_embeddings=31, embedding_dim=d1, feature_names=FEATURES[1], **mean),
+        bag_config("t2", FEATURES[2], embedding_dim=d2, **uniform, **mean),
+    ]
+
+
+class Model(torch.nn.Module):
+    """A collection, and one dense parameter."""
+
+    def __init__(self, scenario: Scenario, seed: int, device: Any = "cpu", cache: Any = None) -> None:
+        super().__init__()
+        options: dict[str, Any] = {"device": device}
+        if scenario.kind == "hash":
+            torch.manual_seed(seed)
+            self.sparse = rst.HashEmbeddingBagCollection(configs(scenario), is_weighted=scenario.weighted, **options)
+        else:
+            options |= {"cache": scenario.cache if cache is None else cache, "seed": seed}
+            if scenario.kind == "sequences":
+                self.sparse = rst.EmbCacheEmbeddingCollection(configs(scenario), **options)
+            else:
+                self.sparse = rst.EmbCacheEmbeddingBagCollection(
+                    configs(scenario), is_weighted=scenario.weighted, **options
+                )
+        self.pooled = scenario.kind != "sequences"
+        self.scale = torch.nn.Parameter(torch.full((1,), 0.7))
+        rst.apply_optimizer_in_backward(scenario.optimizer, self.sparse.parameters(), {"lr": 0.1, **scenario.options})
+
+    def forward(self, batch: KeyedJaggedTensor) -> tuple[torch.Tensor, torch.Tensor]:
+        output = self.sparse(batch)
+        values = output.values() if self.pooled else sequence_values(output)  # the output may be an Awaitable
+        return torch.tanh(values * self.scale * 3).pow(2).sum() + values.sum() * 0.1, values.detach()
+
+
+def sequence_values(output: Any) -> torch.Tensor:
+    """By name: TorchRec's pipelines trace the model, where nothing can be iterated."""
+    return torch.cat([output[name].values().flatten() for name in ("f0@t0", "f1", "f2", "f3", "f0@t2")])
+
+
+def bags_of(scenario: Scenario, step: int, world_size: int) -> list[tuple[Any, Any]]:
+    """Bags and weights of each rank."""
+    rng = np.random.default_rng([scenario.seed, step])
+    sizes = scenario.sizes[step % len(scenario.sizes)]
+    batches = []
+    for rank in range(world_size):
+        bags = random_bags(rng, KEYS, scenario.ids, batch_size=sizes[rank % len(sizes)], longest=5)
+        # f2 is the index table's; the others have negative ids too
+        bags = {key: [[i % 31 if key == "f2" else i - 15 for i in bag] for bag in of] for key, of in bags.items()}
+        batches.append((bags, random_weights(rng, bags) if scenario.weighted else None))
+    return batches
+
+
+def concatenated(batches: list[tuple[Any, Any]]) -> KeyedJaggedTensor:
+    """The batch of all ranks."""
+    whole = {key: [bag for bags, _ in batches for bag in bags[key]] for key in KEYS}
+    weights = None
+    if batches[0][1] is not None:
+        weights = {key: [bag for _, weight in batches for bag in weight[key]] for key in KEYS}
+    return jagged(whole, weights)
+
+
+def shard(model: Model, scenario: Scenario, world_size: int) -> DistributedModelParallel:
+    """As TorchRec's users do."""
+    constraints = {
+        f"t{i}": ParameterConstraints(sharding_types=[kind]) for i, kind in enumerate(scenario.sharding) if kind
+    }
+    world = torch.distributed.group.WORLD
+    env = ShardingEnv.from_process_group(world)
+    sharders = rst.get_default_hybrid_sharders(env)
+    planner = EmbeddingShardingPlanner(
+        Topology(world_size, "cpu", local_world_size=world_size), constraints=constraints
+    )
+    plan = planner.collective_plan(model, sharders, world)
+    return DistributedModelParallel(model, env, torch.device("cpu"), plan, sharders)
+
+
+def rows(collection: Any) -> dict[str, dict[int, torch.Tensor]]:
+    """Rows by table and id, weight and states in one tensor."""
+    result = {}
+    state = collection.state_dict()
+    optimizer = collection.fused_optimizer.state_dict()["state"]
+    for table in ("t0", "t1", "t2"):
+        (key,) = [key for key in state if key.endswith(f".{table}.weight")]
+        ids = state.get(key.replace(".weight", ".ids"), torch.arange(len(state[key])))
+        result[table] = dict(zip(ids.tolist(), state[key], strict=True))
+        values = optimizer[key]
+        known = values.get(f"{table}.ids", torch.arange(len(state[key])))
+        for name in (f"{table}.momentum1", f"{table}.exp_avg_sq"):
+            if name in values:
+                for i, part in zip(known.tolist(), values[name], strict=True):
+                    result[table][i] = torch.cat([result[table][i], part.flatten()])
+    return result
+
+
+def train_sharded(rank: int, world_size: int, scenario: Scenario) -> Any:
+    """(outputs of each step, rows, dense parameter, steps, exchange stats) of a rank."""
+    model = shard(Model(scenario, seed=3 + rank), scenario, world_size)  # rank 0's seed holds
+    dense = torch.optim.SGD([model.module.scale], lr=0.05)
+    outputs = []
+    for step in range(scenario.steps):
+        batch = jagged(*bags_of(scenario, step, world_size)[rank])
+        dense.zero_grad()
+        loss, output = model(batch)
+        loss.backward()
+        dense.step()
+        outputs.append(output)
+    sparse = model.module.sparse
+    return outputs, rows(sparse), model.module.scale.detach().clone(), sparse.exchange_stats(), sparse.cache_stats()
+
+
+def train_alone(scenario: Scenario, world_size: int) -> Any:
+    """(outputs of each step, rows, dense parameter) of one process."""
+    model = Model(scenario, seed=3, cache=1.0)
+    dense = torch.optim.SGD([model.scale], lr=0.05)
+    outputs = []
+    for step in range(scenario.steps):
+        dense.zero_grad()
+        loss, output = model(concatenated(bags_of(scenario, step, world_size)))
+        (loss / world_size).backward()
+        dense.step()
+        outputs.append(output)
+    return outputs, rows(model.sparse), model.scale.detach().clone()

@@ -1,0 +1,94 @@
+"""Many ranks give what one process gives on the batches of all of them, with the loss averaged over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from ranks import Ranks
+from sharded_model import Scenario, train_alone, train_sharded
+from torchrec.optim import RowWiseAdagrad
+
+import rec_sdk_torch as rst
+
+ROW, TABLE = "row_wise", "table_wise"
+CASES = {
+    "sgd": Scenario(),
+    "table_wise": Scenario(sharding=(TABLE,) * 3, seed=1),
+    "mixed": Scenario(sharding=(ROW, TABLE, ROW), optimizer=torch.optim.Adagrad, seed=2),
+    "planner": Scenario(sharding=(None, None, None), seed=3),
+    "sequences": Scenario(kind="sequences", optimizer=torch.optim.Adagrad, seed=4),
+    "sequences_dims": Scenario(kind="sequences", sharding=(ROW, ROW, TABLE), dims=(4, 8, 4), seed=5),
+    "dims": Scenario(dims=(4, 8, 3), optimizer=RowWiseAdagrad, options={"eps": 1e-8}, seed=6),
+    "weighted": Scenario(weighted=True, optimizer=torch.optim.Adam, dims=(4, 8, 4), seed=7),
+    "hash": Scenario(kind="hash", optimizer=torch.optim.Adagrad, seed=8),
+    "hash_table_wise": Scenario(kind="hash", sharding=(TABLE, ROW, TABLE), seed=9),
+    "uneven": Scenario(sizes=((5, 2), (0, 3), (1, 0), (0, 0)), optimizer=torch.optim.Adagrad, steps=6, seed=10),
+    "swaps": Scenario(cache=40, optimizer=torch.optim.Adam, sizes=((2,),), ids=300, steps=12, seed=11),
+    "accumulate_sgd": Scenario(
+        optimizer=rst.AccumulateSGD, options={"use_accumulate": True, "accumulate_step": 3}, steps=6, seed=12
+    ),
+    "accumulate_adagrad": Scenario(
+        optimizer=rst.AccumulateAdagrad,
+        options={"use_accumulate": True, "accumulate_step": 2},
+        cache=40,
+        sizes=((2, 1),),
+        ids=300,
+        steps=8,
+        seed=13,
+    ),
+    "accumulate_adam": Scenario(
+        kind="sequences",
+        optimizer=rst.AccumulateAdam,
+        options={"use_accumulate": True, "accumulate_step": 2},
+        steps=6,
+        seed=14,
+    ),
+}
+
+
+def check(ranks: Ranks, world_size: int, scenario: Scenario) -> list[Any]:
+    results = ranks.run(train_sharded, scenario)
+    outputs, rows, dense = train_alone(scenario, world_size)
+    if scenario.kind != "sequences":
+        for step, expected in enumerate(outputs):
+            together = torch.cat([result[0][step] for result in results])
+            torch.testing.assert_close(together, expected, rtol=1e-5, atol=1e-6)
+            assert step or torch.equal(together, expected), "the bits of the first forward"
+    for table, expected in rows.items():
+        found: dict[int, torch.Tensor] = {}
+        for result in results:
+            assert not found.keys() & result[1][table].keys(), "a row has one home"
+            found |= result[1][table]
+        assert expected.keys() <= found.keys()
+        extra = found.keys() - expected.keys()
+        assert not extra, f"rows {sorted(extra)} that one process has not"
+        for rank, result in enumerate(results):
+            if scenario.sharding[int(table[1])] == ROW:
+                assert all(i % world_size == rank for i in result[1][table]), "negative ids by floor"
+        for i, row in expected.items():
+            kept = len(found[i])  # states of a row of an index table that nobody looked up are not kept
+            assert not row[kept:].any()
+            torch.testing.assert_close(found[i], row[:kept], rtol=1e-5, atol=2e-6, msg=f"{table}, id {i}")
+    for result in results:
+        torch.testing.assert_close(result[2], dense, rtol=1e-5, atol=1e-6)
+    return results
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks(ranks_of: Callable[[int], Ranks], name: str) -> None:
+    results = check(ranks_of(2), 2, CASES[name])
+    if CASES[name].cache == 40:
+        assert any(result[4]["rows_out"] for result in results), "the cache swaps"
+
+
+@pytest.mark.parametrize("name", ["mixed", "weighted", "uneven"])
+def test_four_ranks(ranks_of: Callable[[int], Ranks], name: str) -> None:
+    check(ranks_of(4), 4, CASES[name])
+
+
+@pytest.mark.parametrize("name", ["sgd", "sequences", "table_wise"])
+def test_one_rank(ranks_of: Callable[[int], Ranks], name: str) -> None:
+    check(ranks_of(1), 1, CASES[name])

@@ -1,0 +1,255 @@
+"""Plans, state dicts, bytes exchanged, pipelines and errors of sharded collections."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from jagged import bags_collection, jagged
+from ranks import Ranks
+from sharded_model import Model, Scenario, bags_of, concatenated, rows, shard, train_alone
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingEnv
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+
+import rec_sdk_torch as rst
+
+Start = Callable[[int], Ranks]
+
+
+def plan_of(kind: str, ranks: list[int] | None = None, tables: tuple[str, ...] = ("t0",)) -> Any:
+    fused = EmbeddingComputeKernel.FUSED.value
+    return EmbeddingModuleShardingPlan({table: ParameterSharding(kind, fused, ranks) for table in tables})
+
+
+def world() -> ShardingEnv:
+    return ShardingEnv.from_process_group(torch.distributed.group.WORLD)
+
+
+# ---- what is refused
+
+
+def refused_plans(rank: int, world_size: int) -> None:
+    sharder = rst.EmbCacheEmbeddingBagCollectionSharder()
+    for plan, message in (
+        (plan_of("column_wise", [0]), "'t0': sharding type 'column_wise'.*'row_wise', 'table_wise'"),
+        (plan_of("table_wise", [world_size]), "'t0': table_wise on ranks"),
+        (plan_of("table_wise", [0, 1]), "'t0': table_wise on ranks"),
+        (plan_of("row_wise", tables=()), "lacks tables \\['t0'\\]"),
+        (plan_of("row_wise", tables=("t0", "t9")), "unknown ones \\['t9'\\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            sharder.shard(bags_collection(torch.device("cpu")), plan, world(), torch.device("cpu"))
+    planner = EmbeddingShardingPlanner(
+        Topology(world_size, "cpu"), constraints={"t0": ParameterConstraints(sharding_types=["column_wise"])}
+    )
+    with pytest.raises(RuntimeError, match=r"No available sharding type.* for t0"):
+        planner.plan(Model(Scenario(), 0), rst.get_default_hybrid_sharders(world()))
+
+
+def test_wrong_plans_are_refused(ranks_of: Start) -> None:
+    ranks_of(2).run(refused_plans)
+
+
+def test_no_process_group() -> None:
+    with pytest.raises(ValueError, match="a process group is needed"):
+        rst.EmbCacheEmbeddingBagCollectionSharder().shard(
+            bags_collection(torch.device("cpu")), plan_of("row_wise"), ShardingEnv.from_local(2, 0)
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cpu_device": "cuda:0"}, "cpu_device is 'cuda:0'"),
+        ({"fused_params": {"eps": 1e-8}}, "fused_params has .'eps'"),
+        ({"qcomm_codecs_registry": {"x": 1}}, "float32"),
+    ],
+)
+def test_options_that_are_not_supported(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        rst.EmbCacheEmbeddingBagCollectionSharder(**options)
+
+
+def bad_batches(rank: int, world_size: int) -> list[str]:
+    model = shard(Model(Scenario(cache=8), 0), Scenario(), world_size)
+    good, seen = jagged({key: [[1], [2]] for key in ("f0", "f1", "f2", "f3")}), []
+    lacking = jagged({"f0": [[1]]})
+    many = jagged({key: [list(range(0, 200, 2))] for key in ("f0", "f1", "f2", "f3")})
+    for bad in (lacking, many):  # of rank 1; the second is too much for the cache of rank 0
+        try:
+            output = model(good if rank == 0 else bad)
+            output[0].backward()
+        except Exception as error:
+            seen.append(f"{type(error).__name__}: {error}")
+        model(good)[0].backward()
+    return seen
+
+
+def test_a_batch_that_fails_fails_on_all_ranks(ranks_of: Start) -> None:
+    first, second = ranks_of(2).run(bad_batches)
+    assert first == second
+    assert "lacks features" in first[0]
+    assert first[1].startswith("CacheTooSmallError")
+
+
+# ---- state
+
+
+def save_and_load(rank: int, world_size: int, scenario: Scenario) -> None:
+    trained = shard(Model(scenario, 3), scenario, world_size)
+    for step in range(3):
+        trained(jagged(*bags_of(scenario, step, world_size)[rank]))[0].backward()
+    state, states = trained.state_dict(), trained.fused_optimizer.state_dict()
+    fresh = shard(Model(scenario, 3), scenario, world_size)  # the seed of ids that are yet to come
+    fresh(jagged(*bags_of(scenario, 7, world_size)[rank]))[0].backward()
+    fresh.load_state_dict({name: value.clone() for name, value in state.items()})
+    fresh.fused_optimizer.load_state_dict(states)
+    for model in (trained, fresh):
+        model(jagged(*bags_of(scenario, 3, world_size)[rank]))[0].backward()
+    mine, its = rows(trained.module.sparse), rows(fresh.module.sparse)
+    for table, found in mine.items():
+        assert found.keys() == its[table].keys()
+        for i, row in found.items():
+            both = min(len(row), len(its[table][i]))  # states of rows that nobody looked up are kept, or not
+            assert torch.equal(row[:both], its[table][i][:both]), (table, i)
+            assert not its[table][i][both:].any()
+    name = "sparse.embedding_bags.t1.ids"
+    index = state[name].tolist()
+    assert index == list(range(rank, 31, world_size)), "an index table has all of its rows"
+    state[name] = state[name] + 1  # another rank's
+    with pytest.raises(ValueError, match="not at home on rank"):
+        fresh.module.sparse.load_state_dict({key.removeprefix("sparse."): v for key, v in state.items() if "t" in key})
+
+
+def test_state_dict_round_trip(ranks_of: Start) -> None:
+    ranks_of(2).run(save_and_load, Scenario(optimizer=torch.optim.Adam, seed=20))
+
+
+def trained_before(rank: int, world_size: int, scenario: Scenario) -> Any:
+    model = Model(scenario, 3)
+    for step in range(2):
+        model(concatenated(bags_of(scenario, step, world_size)))[0].div(world_size).backward()
+    model = shard(model, scenario, world_size)
+    for step in range(2, 4):
+        model(jagged(*bags_of(scenario, step, world_size)[rank]))[0].backward()
+    return rows(model.module.sparse)
+
+
+def test_rows_from_before_the_sharding_stay(ranks_of: Start) -> None:
+    scenario = Scenario(optimizer=torch.optim.Adam, seed=21)
+    alone = Model(scenario, 3)
+    for step in range(4):
+        alone(concatenated(bags_of(scenario, step, 2)))[0].div(2).backward()
+    sharded = ranks_of(2).run(trained_before, scenario)
+    for table, expected in rows(alone.sparse).items():
+        found = sharded[0][table] | sharded[1][table]
+        for i, row in expected.items():
+            torch.testing.assert_close(found[i], row[: len(found[i])], rtol=1e-5, atol=2e-6)
+
+
+def optimizers(rank: int, world_size: int) -> None:
+    model = shard(Model(Scenario(optimizer=torch.optim.Adagrad), 0), Scenario(), world_size)
+    dense = KeyedOptimizerWrapper({"scale": model.module.scale}, lambda params: torch.optim.SGD(params, lr=0.1))
+    both = CombinedOptimizer([model.fused_optimizer, dense])
+    assert set(both.params) >= {"sparse.embedding_bags.t0.weight", "scale"}
+    both.zero_grad()
+    model(jagged(*bags_of(Scenario(), 0, world_size)[rank]))[0].backward()
+    both.step()
+    assert both.state_dict()["state"]["sparse.embedding_bags.t0.weight"]["t0.step"] == 1
+    model.fused_optimizer.param_groups[0]["lr"] = 0.0
+    before = rows(model.module.sparse)
+    model(jagged(*bags_of(Scenario(), 0, world_size)[rank]))[0].backward()
+    after = rows(model.module.sparse)
+    assert all(torch.equal(after["t0"][i][:4], row[:4]) for i, row in before["t0"].items())
+
+
+def test_fused_and_combined_optimizer(ranks_of: Start) -> None:
+    ranks_of(2).run(optimizers)
+
+
+# ---- bytes
+
+
+def count_bytes(rank: int, world_size: int) -> dict[str, int]:
+    model = shard(Model(Scenario(), 0), Scenario(), world_size)
+    bags = {"f0": [[1, 1, 3]], "f1": [[1, 2, -1]], "f2": [[5, 5]], "f3": [[]]}
+    model(jagged(bags))[0].backward()
+    return model.module.sparse.exchange_stats()
+
+
+def test_bytes_exchanged(ranks_of: Start) -> None:
+    first, second = ranks_of(2).run(count_bytes)
+    # t0 has f0 and f1: ids 1, 3, 2, -1 of 6 lookups; t1 5 of 2; t2 has f0: 1, 3 of 3. Even ids live on rank 0: only 2.
+    assert first["lookups"] == second["lookups"] == 11
+    assert first["unique_ids"] == second["unique_ids"] == 7
+    assert (first["id_bytes"], first["row_bytes"], first["grad_bytes"]) == (6 * 8, 6 * 16, 6 * 16)
+    assert (second["id_bytes"], second["row_bytes"], second["grad_bytes"]) == (8, 16, 16)
+    assert first["bytes_with_duplicates"] == 10 * (8 + 16 + 16)
+    assert second["bytes_with_duplicates"] == 1 * (8 + 16 + 16)
+
+
+# ---- pipelines
+
+
+def own_pipeline(rank: int, world_size: int, scenario: Scenario, depth: int) -> Any:
+    model = shard(Model(scenario, 3 + rank), scenario, world_size)
+    dense = torch.optim.SGD([model.module.scale], lr=0.05)
+    pipeline = rst.EmbCacheTrainPipelineSparseDist(model, dense, "cpu", "cpu", depth=depth)
+    batches = (jagged(*bags_of(scenario, step, world_size)[rank]) for step in range(scenario.steps))
+    planned = set()
+    outputs = []
+    while True:
+        try:
+            outputs.append(pipeline.progress(batches))
+        except StopIteration:
+            break
+        model.module.sparse.wait_for_plans()
+        planned.add(model.module.sparse.cache_stats()["batches"] - len(outputs))
+    return outputs, rows(model.module.sparse), planned
+
+
+@pytest.mark.parametrize("kind", ["bags", "sequences"])
+def test_own_pipeline_has_the_bits_of_any_depth(ranks_of: Start, kind: str) -> None:
+    scenario = Scenario(kind=kind, optimizer=torch.optim.Adagrad, cache=60, ids=300, sizes=((2, 1),), steps=8, seed=23)
+    ranks = ranks_of(2)
+    plain, ahead = ranks.run(own_pipeline, scenario, 0), ranks.run(own_pipeline, scenario, 3)
+    for one, other in zip(plain, ahead, strict=True):
+        assert len(one[0]) == len(other[0]) == 8
+        assert all(torch.equal(a, b) for a, b in zip(one[0], other[0], strict=True))
+        for table, found in one[1].items():
+            assert found.keys() == other[1][table].keys()
+            assert all(torch.equal(row, other[1][table][i]) for i, row in found.items())
+        assert one[2] == {0}
+        assert max(other[2]) >= 1, "batches are planned ahead"
+
+
+def stock_pipeline(rank: int, world_size: int, scenario: Scenario) -> Any:
+    model = shard(Model(scenario, 3 + rank), scenario, world_size)
+    dense = torch.optim.SGD([model.module.scale], lr=0.05)
+    pipeline = TrainPipelineSparseDist(model, dense, torch.device("cpu"))
+    batches = (jagged(*bags_of(scenario, step, world_size)[rank]) for step in range(scenario.steps))
+    outputs = []
+    for _ in itertools.count():
+        try:
+            outputs.append(pipeline.progress(batches))
+        except StopIteration:
+            break
+    return outputs, rows(model.module.sparse)
+
+
+@pytest.mark.parametrize("kind", ["bags", "sequences"])
+def test_stock_pipeline(ranks_of: Start, kind: str) -> None:
+    scenario = Scenario(kind=kind, optimizer=torch.optim.Adagrad, steps=6, seed=22)
+    results = ranks_of(2).run(stock_pipeline, scenario)
+    assert [len(result[0]) for result in results] == [6, 6]
+    _, expected, _ = train_alone(scenario, 2)
+    for table in ("t0", "t1", "t2"):
+        found = results[0][1][table] | results[1][1][table]
+        for i, row in expected[table].items():
+            torch.testing.assert_close(found[i], row[: len(found[i])], rtol=1e-5, atol=2e-6)
