@@ -47,14 +47,13 @@ class TimedOurs(Ours):
         self.engine = group.engine
         self._clock = Clock(self.device)
         self._spans: list[tuple[str, Any, Any]] = []
-        self._lookup_begin: Any = None
         self._plan_seconds = 0.0
         self._offsets = self.workload.offsets
         group.plan = self._timed_plan(group.plan)
         group.stage = self._timed("swap", group.stage)
-        group.lookup = self._timed_lookup(group.lookup)
+        group.apply = self._timed("swap", group.apply)
+        group.lookup = self._timed("lookup", group.lookup)
         group.update = self._timed("update", group.update)
-        group.swap.finish = self._timed_finish(group.swap.finish)
 
     def _timed(self, phase: str, call: Callable[..., _Result]) -> Callable[..., _Result]:
         def timed(*args: Any) -> _Result:
@@ -63,28 +62,6 @@ class TimedOurs(Ours):
                 return call(*args)
             finally:
                 self._spans.append((phase, begin, self._clock.mark()))
-
-        return timed
-
-    def _timed_lookup(self, call: Callable[..., _Result]) -> Callable[..., _Result]:
-        def timed(*args: Any) -> _Result:
-            self._lookup_begin = self._clock.mark()
-            try:
-                return call(*args)
-            finally:
-                self._spans.append(("lookup", self._lookup_begin, self._clock.mark()))
-
-        return timed
-
-    def _timed_finish(self, call: Callable[..., _Result]) -> Callable[..., _Result]:
-        """The end of a swap, inside of a lookup."""
-
-        def timed(*args: Any) -> _Result:
-            self._spans.append(("lookup", self._lookup_begin, self._clock.mark()))
-            try:
-                return self._timed("swap", call)(*args)
-            finally:
-                self._lookup_begin = self._clock.mark()
 
         return timed
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 NO_SUMS = {"plan_us", "wait_us", "largest_batch", "pinned_rows", "depth_reached"}
@@ -9,4 +10,9 @@ NO_SUMS = {"plan_us", "wait_us", "largest_batch", "pinned_rows", "depth_reached"
 
 def exact_counts(tables: Any) -> dict[str, int]:
     """`cache_stats` of a collection or an embedding, as far as they are sums over batches."""
-    return {name: count for name, count in tables.cache_stats().items() if name not in NO_SUMS}
+    return sums(tables.cache_stats())
+
+
+def sums(counted: Mapping[str, int]) -> dict[str, int]:
+    """Those of `cache_stats` that are."""
+    return {name: count for name, count in counted.items() if name not in NO_SUMS}
