@@ -339,9 +339,22 @@ class ShardedCollection(ShardedEmbeddingModule[Any, Any, Any, ShardedContext], F
         """
         return dict(self.exchange.stats)
 
-    def cache_stats(self) -> dict[str, int]:
+    @property
+    def cache_sizes(self) -> dict[str, int]:
+        """Rows of each table that this rank's device cache holds."""
+        return self.home.cache_sizes
+
+    def cache_stats(self, table: str | None = None) -> dict[str, int]:
         """Of this rank's tables, see `TableBatchedEmbedding.cache_stats`."""
-        return self.home.cache_stats()
+        return self.home.cache_stats(table)
+
+    def reset_cache_stats(self) -> None:
+        """Sets every counter of `cache_stats` to zero."""
+        self.home.reset_cache_stats()
+
+    def memory_report(self, table: str | None = None) -> dict[str, int]:
+        """Of this rank's tables, see `TableBatchedEmbedding.memory_report`."""
+        return self.home.memory_report(table)
 
     # ---- what TorchRec and torch ask of modules
 

@@ -6,8 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..distributed.prefetch import find_collections
-from .collection import CachedCollection
+from ..distributed.prefetch import Collection, find_collections
 
 TOTALS = ("bytes_in", "bytes_out", "plan_us", "wait_us")
 """Counters of a collection that are written, per training forward."""
@@ -58,28 +57,28 @@ class CacheLog:
 
 
 class _CollectionLog:
-    def __init__(self, writer: ScalarWriter, name: str, collection: CachedCollection, every: int) -> None:
+    def __init__(self, writer: ScalarWriter, name: str, collection: Collection, every: int) -> None:
         self._writer, self._name, self._every = writer, name, every
         self._forwards = 0
         self._before: dict[str | None, dict[str, int]] = {}
         self.hook = collection.register_forward_hook(self._count)
 
-    def _count(self, collection: CachedCollection, args: object, output: object) -> None:
+    def _count(self, collection: Collection, args: object, output: object) -> None:
         if not (collection.training and torch.is_grad_enabled()):
             return
         self._forwards += 1
         if self._forwards % self._every == 0:
             self._write(collection)
 
-    def _write(self, collection: CachedCollection) -> None:
+    def _write(self, collection: Collection) -> None:
         self._write_counts(collection, None, TOTALS)
         for table in collection.cache_sizes:
             self._write_counts(collection, table, OF_TABLES)
-        self._add(None, "depth_reached", collection.cache_stats()["depth_reached"])
+        self._add(None, "depth_reached", self._before[None]["depth_reached"])
         for kind, size in collection.memory_report().items():
             self._add(None, f"{kind}_bytes", size)
 
-    def _write_counts(self, collection: CachedCollection, table: str | None, names: tuple[str, ...]) -> None:
+    def _write_counts(self, collection: Collection, table: str | None, names: tuple[str, ...]) -> None:
         """Of the forwards since the last time; since the reset if the counters were reset meanwhile."""
         now = collection.cache_stats(table)
         before = self._before.get(table, {})

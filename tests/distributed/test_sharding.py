@@ -194,6 +194,34 @@ def test_bytes_exchanged(ranks_of: Start) -> None:
     assert second["bytes_with_duplicates"] == 1 * (8 + 16 + 16)
 
 
+class Scalars:
+    def __init__(self) -> None:
+        self.tags: list[str] = []
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+        self.tags.append(tag)
+
+
+def watch(rank: int, world_size: int) -> dict[str, Any]:
+    model = shard(Model(Scenario(), 0), Scenario(), world_size)
+    tables, writer = model.module.sparse, Scalars()
+    log = rst.CacheLog(writer, model.module, every=1)
+    model(jagged({"f0": [[1, 1, 3]], "f1": [[1, 2, -1]], "f2": [[5, 5]], "f3": [[]]}))[0].backward()
+    log.remove()
+    result = {"rows": tables.cache_stats("t0")["new_rows"], "device": tables.memory_report()["device"]}
+    tables.reset_cache_stats()
+    assert tables.cache_stats()["lookups"] == 0
+    return result | {"sizes": tables.cache_sizes, "tags": writer.tags}
+
+
+def test_each_rank_reports_its_own_tables(ranks_of: Start) -> None:
+    results = ranks_of(2).run(watch)
+    assert [result["rows"] for result in results] == [1, 3], "of ids 1, 2, 3 and -1"
+    for result in results:
+        assert result["device"] == 16 * sum(result["sizes"].values())
+        assert {"sparse/t0/hit_rate", "sparse/wait_us", "sparse/device_bytes"} <= set(result["tags"])
+
+
 # ---- pipelines
 
 

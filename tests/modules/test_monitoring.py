@@ -125,6 +125,19 @@ def test_the_profiler_sees_the_parts_of_a_step(device: torch.device) -> None:
     assert sorted(names) == [f"rec_sdk_torch::{part}" for part in ("apply", "lookup", "plan", "stage", "update")]
 
 
+def test_the_profiler_sees_the_thread_that_prefetches(device: torch.device) -> None:
+    collection = two_tables(device, cache=8)
+    train(collection, batch([1], [5]))
+    every_thread = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, experimental_config=every_thread) as profile:
+        collection.prefetch(batch([2, 3], [6]))
+        collection.wait_for_plans()
+    names = {event.name for event in profile.events() if event.name.startswith("rec_sdk_torch::")}
+    assert names == {"rec_sdk_torch::plan", "rec_sdk_torch::read_ahead"}
+    collection.forget()
+
+
 def test_cache_below_two_batches_warns_once(device: torch.device) -> None:
     small, large = two_tables(device, cache=3), two_tables(device, cache=6)
     batches = [batch([3 * i, 3 * i + 1, 3 * i + 2], [0]) for i in range(70)]
