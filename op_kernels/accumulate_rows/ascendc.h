@@ -13,7 +13,7 @@ struct Accumulate : REC_SDK_ISA::ElementwiseOptimizer {
   __aicore__ inline explicit constexpr Accumulate(const float*) {}
 
   template <class T>
-  __aicore__ inline constexpr void element(T& sum, T* states, const T& g, REC_SDK_ISA::NoRow) const {
+  __aicore__ inline constexpr void element(T& sum, T* states, const T& g, REC_SDK_ISA::NoValues) const {
     REC_SDK_ISA::two_sum(sum, states[0], g);
   }
 };

@@ -14,7 +14,7 @@ struct Accumulate : REC_SDK_ISA::ElementwiseOptimizer {
 
   explicit __device__ __forceinline__ Accumulate(const float*) {}
 
-  __device__ __forceinline__ void element(float& sum, float* states, float g, REC_SDK_ISA::NoRow) const {
+  __device__ __forceinline__ void element(float& sum, float* states, float g, REC_SDK_ISA::NoValues) const {
     REC_SDK_ISA::two_sum(sum, states[0], g);
   }
 };

@@ -8,6 +8,7 @@
 
 #include "op_kernels/common/arguments.h"
 #include "op_kernels/common/isa.h"
+#include "op_kernels/common/numbers.h"
 #include "op_kernels/common/prefetch.h"
 
 namespace rec_sdk {
@@ -72,22 +73,40 @@ REC_SDK_INLINE void pairwise_sum(const Terms& terms, int64_t begin, int64_t end,
   tree_sum<kDim>((end - begin + kBlock - 1) / kBlock, dim, block, out);
 }
 
-// Sum over a row of 16 lanes, lane l taking columns l, l + 16, ...: an order that no vector width changes.
-template <class Term>
-REC_SDK_INLINE float lane_sum(int64_t dim, const Term& term) {
-  constexpr int64_t kLanes = 16;
-  float lanes[kLanes] = {};
-  int64_t k = 0;
-  for (; k + kLanes <= dim; k += kLanes) {
-    for (int64_t l = 0; l < kLanes; ++l) lanes[l] += term(k + l);
-  }
-  for (int64_t l = 0; k + l < dim; ++l) lanes[l] += term(k + l);
-  // Halves are added to halves. In a loop GCC 12 keeps the lanes in memory, a hundred instructions of a row.
+constexpr int64_t kLanes = 16;
+
+// Halves are added to halves. In a loop GCC 12 keeps the lanes in memory, a hundred instructions of a row.
+REC_SDK_INLINE float sum_of_lanes(const float* lanes) {
   typedef float Quad __attribute__((vector_size(16)));
   Quad quads[kLanes / 4];
-  memcpy(quads, lanes, sizeof(lanes));
+  memcpy(quads, lanes, kLanes * sizeof(float));
   const Quad four = (quads[0] + quads[2]) + (quads[1] + quads[3]);
   return (four[0] + four[2]) + (four[1] + four[3]);
+}
+
+// Sums over a row of 16 lanes, lane l taking columns l, l + 16, ...: an order that no vector width changes.
+// terms(k) gives Numbers, of each of which there is a sum.
+template <class Terms>
+REC_SDK_INLINE auto lane_sums(int64_t dim, const Terms& terms) {
+  using Sums = decltype(terms(dim));
+  float lanes[Sums::kCount][kLanes] = {};
+  const auto add = [&](int64_t k, int64_t l) {
+    const Sums numbers = terms(k + l);
+    for (int i = 0; i < Sums::kCount; ++i) lanes[i][l] += numbers.each[i];
+  };
+  int64_t k = 0;
+  for (; k + kLanes <= dim; k += kLanes) {
+    for (int64_t l = 0; l < kLanes; ++l) add(k, l);
+  }
+  for (int64_t l = 0; k + l < dim; ++l) add(k, l);
+  Sums sums;
+  for (int i = 0; i < Sums::kCount; ++i) sums.each[i] = sum_of_lanes(lanes[i]);
+  return sums;
+}
+
+template <class Term>
+REC_SDK_INLINE float lane_sum(int64_t dim, const Term& term) {
+  return lane_sums(dim, [&](int64_t k) { return Numbers<float, 1>{{term(k)}}; }).each[0];
 }
 
 // The gradients of lookups as terms of a sum. kMany: they lie in several tensors.

@@ -9,10 +9,34 @@ namespace rec_sdk {
 namespace REC_SDK_ISA {
 namespace {
 
+template <int kStates>
+struct Element {
+  float weight, states[kStates + 1], g;
+};
+
+// What is known of a row after its passes from kPass on.
+template <int kPass, class Optimizer, class ElementAt, class Values>
+REC_SDK_INLINE auto measured(const Optimizer& optimizer, int64_t dim, const ElementAt& element,
+                             float* row_states, const Values& values) {
+  if constexpr (kPass == Optimizer::kMeasures) {
+    return values;
+  } else {
+    constexpr Pass<kPass> kThis{};
+    const auto terms = [&](int64_t k) {
+      const auto e = element(k);
+      return optimizer.measure(kThis, e.weight, e.states, e.g, values);
+    };
+    const auto sums = lane_sums(dim, terms);
+    const auto known = optimizer.begin_row(kThis, row_states, sums, static_cast<float>(dim), values);
+    return measured<kPass + 1>(optimizer, dim, element, row_states, known);
+  }
+}
+
 template <class Optimizer, class Format, int64_t kDim>
 REC_SDK_INLINE void update_record(const Optimizer& optimizer, const RecordLayout& layout, float max_gradient,
                                   const float* __restrict g, uint8_t* record) {
   constexpr int kStates = Optimizer::kElementStates;
+  static_assert(Optimizer::kRowStates == 0 || Optimizer::kMeasures > 0, "begin_row changes row states");
   const int64_t dim = kDim > 0 ? kDim : layout.dim;
   typename Format::Storage* weights = reinterpret_cast<typename Format::Storage*>(record);
   float* states[kStates + 1];
@@ -21,20 +45,21 @@ REC_SDK_INLINE void update_record(const Optimizer& optimizer, const RecordLayout
   float* row_states =
       Optimizer::kRowStates > 0 ? reinterpret_cast<float*>(record + layout.state_offset[kStates]) : nullptr;
 
-  float mean_square = 0;
-  if (Optimizer::kMeanSquare) {
-    const auto square = [&](int64_t k) { return clip(g[k], max_gradient) * clip(g[k], max_gradient); };
-    mean_square = lane_sum(dim, square) / static_cast<float>(dim);
-  }
-  const auto row = optimizer.begin_row(row_states, mean_square);
+  const auto element = [&](int64_t k) {
+    Element<kStates> e;
+    e.g = clip(g[k], max_gradient);
+    e.weight = Format::load(weights[k]);
+    for (int s = 0; s < kStates; ++s) e.states[s] = states[s][k];
+    optimizer.advance(e.states, e.g);
+    return e;
+  };
+  const auto values = measured<0>(optimizer, dim, element, row_states, NoValues{});
 #pragma GCC ivdep
   for (int64_t k = 0; k < dim; ++k) {
-    float element_states[kStates + 1];
-    for (int s = 0; s < kStates; ++s) element_states[s] = states[s][k];
-    float weight = Format::load(weights[k]);
-    optimizer.element(weight, element_states, clip(g[k], max_gradient), row);
-    weights[k] = Format::store(weight);
-    for (int s = 0; s < kStates; ++s) states[s][k] = element_states[s];
+    Element<kStates> e = element(k);
+    optimizer.element(e.weight, e.states, e.g, values);
+    weights[k] = Format::store(e.weight);
+    for (int s = 0; s < kStates; ++s) states[s][k] = e.states[s];
   }
 }
 

@@ -9,7 +9,7 @@ struct Nested : rec_sdk::REC_SDK_ISA::ElementwiseOptimizer {
   explicit constexpr Nested(const float*) {}
 
   template <class T>
-  constexpr void element(T& w, T*, const T& g, rec_sdk::REC_SDK_ISA::NoRow) const {
+  constexpr void element(T& w, T*, const T& g, rec_sdk::REC_SDK_ISA::NoValues) const {
     nest<REC_SDK_RESULTS>(w, g);
   }
 

@@ -10,46 +10,89 @@ using rec_sdk::ascendc::RowsToUpdate;
 
 namespace {
 
-// Row states after element states.
-template <int kElement, int kRow, bool kMean>
+using rec_sdk::Numbers;
+using rec_sdk::REC_SDK_ISA::NoValues;
+using rec_sdk::REC_SDK_ISA::Pass;
+
+// Row states after element states, and passes of which the second needs what the first found.
+template <int kElement, int kRow, int kPasses>
 struct Mixed {
   static constexpr int kElementStates = kElement, kRowStates = kRow;
-  static constexpr bool kMeanSquare = kMean;
+  static constexpr int kMeasures = kPasses, kSums = 2, kValues = 2;
+  static constexpr bool kMeasuresRecord = kPasses > 1;
 
   float lr;
   explicit constexpr Mixed(const float* c) : lr(c[1]) {}
 
   template <class T>
-  constexpr T begin_row(T* row_states, const T& mean_square) const {
-    for (int s = 0; s < kRow; ++s) row_states[s] += mean_square + 0.5f;
-    if constexpr (kRow > 1) row_states[0] *= row_states[1];
-    if constexpr (kRow > 0) return lr / (1.0f + row_states[0]);
-    return mean_square * lr;
+  constexpr void advance(T* states, const T& g) const {
+    for (int s = 0; s < kElement; ++s) states[s] += g * 0.5f;
   }
   template <class T>
-  constexpr void element(T& w, T* states, const T& g, const T& row) const {
+  constexpr Numbers<T, 1> measure(Pass<0>, const T&, const T*, const T& g, NoValues) const {
+    return {{g * g}};
+  }
+  template <class T>
+  constexpr Numbers<T, 2> begin_row(Pass<0>, T* row_states, const Numbers<T, 1>& sums, float dim,
+                                    NoValues) const {
+    for (int s = 0; s < kRow; ++s) row_states[s] += sums.each[0] / dim + 0.5f;
+    if constexpr (kRow > 1) row_states[0] *= row_states[1];
+    if constexpr (kRow > 0) return {{lr / (1.0f + row_states[0]), sums.each[0] * 0.125f}};
+    return {{sums.each[0] * lr, sums.each[0] + 1.0f}};
+  }
+  template <class T>
+  constexpr Numbers<T, 2> measure(Pass<1>, const T& w, const T* states, const T& g,
+                                  const Numbers<T, 2>& values) const {
+    if constexpr (kElement > 0) return {{w * states[0], g * values.each[0]}};
+    return {{w * g, g * values.each[0]}};
+  }
+  template <class T>
+  constexpr Numbers<T, 1> begin_row(Pass<1>, T* row_states, const Numbers<T, 2>& sums, float dim,
+                                    const Numbers<T, 2>& values) const {
+    if constexpr (kRow > 0) row_states[kRow - 1] += sums.each[1];
+    return {{values.each[1] * sums.each[0] / dim + sums.each[1]}};
+  }
+  template <class T, int kCount>
+  constexpr void element(T& w, T* states, const T& g, const Numbers<T, kCount>& values) const {
     for (int s = 0; s < kElement; ++s) states[s] += g * w;
-    w -= row * g;
+    w -= values.each[kCount - 1] * g;
   }
 };
 
-// Every row has one lookup.
-template <class Optimizer>
-void update_row(const float* g, const float* coefficients, Cache* cache, int64_t slot) {
-  const Optimizer optimizer(coefficients);
-  const int64_t dim = cache->layout.dim;
-  auto* record = reinterpret_cast<float*>(cache->record(slot));
-  float* row_states = record + dim * (1 + Optimizer::kElementStates);
-  const auto clipped = [&](int64_t k) { return rec_sdk::REC_SDK_ISA::clip(g[k], coefficients[0]); };
-  const float squares =
-      rec_sdk::REC_SDK_ISA::lane_sum(dim, [&](int64_t k) { return clipped(k) * clipped(k); });
-  const float mean = Optimizer::kMeanSquare ? squares / static_cast<float>(dim) : 0;
-  const float row = optimizer.begin_row(row_states, mean);
-  for (int64_t k = 0; k < dim; ++k) {
-    float states[Optimizer::kElementStates + 1];
+// A row of a cache: its gradient, and its record.
+struct Row {
+  const float* g;
+  float max_gradient;
+  float* record;
+  int64_t dim;
+
+  template <class Optimizer>
+  std::vector<float> advanced(const Optimizer& optimizer, int64_t k) const {
+    std::vector<float> states(Optimizer::kElementStates + 1);
     for (int s = 0; s < Optimizer::kElementStates; ++s) states[s] = record[dim * (1 + s) + k];
-    optimizer.element(record[k], states, clipped(k), row);
-    for (int s = 0; s < Optimizer::kElementStates; ++s) record[dim * (1 + s) + k] = states[s];
+    optimizer.advance(states.data(), clipped(k));
+    return states;
+  }
+  float clipped(int64_t k) const { return rec_sdk::REC_SDK_ISA::clip(g[k], max_gradient); }
+};
+
+template <int kPass, class Optimizer, class Values>
+void update_row(const Optimizer& optimizer, const Row& row, const Values& values) {
+  if constexpr (kPass == Optimizer::kMeasures) {
+    for (int64_t k = 0; k < row.dim; ++k) {
+      std::vector<float> states = row.advanced(optimizer, k);
+      optimizer.element(row.record[k], states.data(), row.clipped(k), values);
+      for (int s = 0; s < Optimizer::kElementStates; ++s) row.record[row.dim * (1 + s) + k] = states[s];
+    }
+  } else {
+    constexpr Pass<kPass> kThis{};
+    const auto sums = rec_sdk::REC_SDK_ISA::lane_sums(row.dim, [&](int64_t k) {
+      const std::vector<float> states = row.advanced(optimizer, k);
+      return optimizer.measure(kThis, row.record[k], states.data(), row.clipped(k), values);
+    });
+    float* row_states = row.record + row.dim * (1 + Optimizer::kElementStates);
+    update_row<kPass + 1>(optimizer, row,
+                          optimizer.begin_row(kThis, row_states, sums, static_cast<float>(row.dim), values));
   }
 }
 
@@ -67,7 +110,8 @@ void check(int64_t dim) {
   Cache expected = before, found = before;
   for (int64_t u = 0; u < batch.rows(); ++u) {
     const float* g = &batch.grad[batch.grad_row[u] * batch.stride];
-    update_row<Optimizer>(g, coefficients, &expected, batch.unique_slots[u]);
+    const Row row{g, coefficients[0], reinterpret_cast<float*>(expected.record(batch.unique_slots[u])), dim};
+    update_row<0>(Optimizer(coefficients), row, NoValues{});
   }
   const rec_sdk::UpdateRows a{batch.segments(), found.bytes.data(), found.layout, table_offsets, 1,
                               coefficients,     found.slots};
@@ -85,11 +129,12 @@ void check(int64_t dim) {
 
 int main() {
   for (const int64_t dim : {3, 64, 2500}) {
-    check<Mixed<0, 2, false>>(dim);
-    check<Mixed<1, 1, true>>(dim);
-    check<Mixed<2, 2, true>>(dim);
-    check<Mixed<3, 1, false>>(dim);
-    check<Mixed<1, 0, true>>(dim);
+    check<Mixed<0, 2, 1>>(dim);
+    check<Mixed<1, 1, 1>>(dim);
+    check<Mixed<2, 2, 2>>(dim);
+    check<Mixed<3, 1, 2>>(dim);
+    check<Mixed<1, 0, 1>>(dim);
+    check<Mixed<0, 0, 2>>(dim);
   }
   return check_result();
 }

@@ -45,6 +45,73 @@ void rowwise_adagrad(const float* c, const std::vector<double>& g, Row* row) {
   for (size_t k = 0; k < g.size(); ++k) row->weights[k] -= rate * g[k];
 }
 
+void decayed_rowwise_adagrad(const float* c, const std::vector<double>& g, Row* row) {
+  double squares = 0;
+  for (size_t k = 0; k < g.size(); ++k) squares += std::pow(g[k] + c[3] * row->weights[k], 2);
+  row->states[0][0] += squares / static_cast<double>(g.size());
+  const double rate = c[1] / (std::sqrt(row->states[0][0]) + c[2]);
+  for (size_t k = 0; k < g.size(); ++k) {
+    row->weights[k] -= rate * (g[k] + c[3] * row->weights[k]) + c[4] * row->weights[k];
+  }
+}
+
+double length_of(const std::vector<double>& values) {
+  double squares = 0;
+  for (const double value : values) squares += value * value;
+  return std::sqrt(squares);
+}
+
+double ratio_of(const std::vector<double>& weights, const std::vector<double>& step) {
+  return length_of(step) > 0 ? length_of(weights) / length_of(step) : 0;
+}
+
+void lamb(const float* c, const std::vector<double>& g, Row* row) {
+  std::vector<double> step(g.size());
+  for (size_t k = 0; k < g.size(); ++k) {
+    double& average = row->states[0][k];
+    double& square = row->states[1][k];
+    average += (g[k] - average) * c[3];
+    square += (g[k] * g[k] - square) * c[4];
+    step[k] = average * c[5] / (std::sqrt(square) * c[6] + c[2]) + c[7] * row->weights[k];
+  }
+  const double rate = c[1] * ratio_of(row->weights, step);
+  for (size_t k = 0; k < g.size(); ++k) row->weights[k] -= rate * step[k];
+}
+
+// Of the two with one exp_avg_sq a row; the step without a rate.
+std::vector<double> partial_rowwise_step(const float* c, const std::vector<double>& g, Row* row) {
+  double& square = row->states[1][0];
+  square += (std::pow(length_of(g), 2) / static_cast<double>(g.size()) - square) * c[4];
+  std::vector<double> step(g.size());
+  for (size_t k = 0; k < g.size(); ++k) {
+    double& average = row->states[0][k];
+    average += (g[k] - average) * c[3];
+    step[k] = average * c[5] / (std::sqrt(square) * c[6] + c[2]) + c[7] * row->weights[k];
+  }
+  return step;
+}
+
+void partial_rowwise_adam(const float* c, const std::vector<double>& g, Row* row) {
+  const std::vector<double> step = partial_rowwise_step(c, g, row);
+  for (size_t k = 0; k < g.size(); ++k) row->weights[k] -= c[1] * step[k];
+}
+
+void partial_rowwise_lamb(const float* c, const std::vector<double>& g, Row* row) {
+  const std::vector<double> step = partial_rowwise_step(c, g, row);
+  const double rate = c[1] * ratio_of(row->weights, step);
+  for (size_t k = 0; k < g.size(); ++k) row->weights[k] -= rate * step[k];
+}
+
+void lars_sgd(const float* c, const std::vector<double>& g, Row* row) {
+  const double length = length_of(row->weights), below = length_of(g) + c[3] * length;
+  const double rate = below > 0 ? c[1] * length / below : 0;
+  for (size_t k = 0; k < g.size(); ++k) {
+    double& momentum = row->states[0][k];
+    momentum = c[2] * momentum + rate * (g[k] + c[3] * row->weights[k]);
+    row->weights[k] -= momentum;
+  }
+}
+
 void adam(const float* c, const std::vector<double>& g, Row* row) {
   for (size_t k = 0; k < g.size(); ++k) {
     double& average = row->states[0][k];
@@ -56,7 +123,15 @@ void adam(const float* c, const std::vector<double>& g, Row* row) {
 }
 
 // In the order of kOptimizers.
-constexpr Step kSteps[] = {sgd, adagrad, rowwise_adagrad, adam};
+constexpr Step kSteps[] = {sgd,
+                           adagrad,
+                           rowwise_adagrad,
+                           decayed_rowwise_adagrad,
+                           adam,
+                           partial_rowwise_adam,
+                           lamb,
+                           partial_rowwise_lamb,
+                           lars_sgd};
 static_assert(std::size(kSteps) == std::size(kernel_tests::kOptimizers), "every optimizer has its formula");
 
 struct Optimizer : kernel_tests::OptimizerCase {

@@ -96,7 +96,12 @@ inline const OptimizerCase kOptimizers[] = {
     {"sgd", {}, {0.1f}},
     {"adagrad", {0}, {0.1f, 1e-8f}},
     {"rowwise_adagrad", {1}, {0.1f, 1e-8f}},
+    {"decayed_rowwise_adagrad", {1}, {0.1f, 1e-8f, 0.25f, 0.0625f}},
     {"adam", {0, 0}, {0.01f, 1e-8f, 0.1f, 0.001f, 1.25f}},
+    {"partial_rowwise_adam", {0, 1}, {0.01f, 1e-3f, 0.1f, 0.25f, 1.5f, 1.25f, 0.125f}},
+    {"lamb", {0, 0}, {0.01f, 1e-3f, 0.1f, 0.25f, 1.5f, 1.25f, 0.125f}},
+    {"partial_rowwise_lamb", {0, 1}, {0.01f, 1e-3f, 0.1f, 0.25f, 1.5f, 1.25f, 0.125f}},
+    {"lars_sgd", {0}, {0.1f, 0.75f, 0.125f}},
 };
 
 template <class... Optimizer>

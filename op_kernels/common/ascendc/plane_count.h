@@ -3,6 +3,7 @@
 #pragma once
 
 #include "op_kernels/common/ascendc/memory.h"
+#include "op_kernels/common/numbers.h"
 #include "op_kernels/common/optimizers.h"
 
 namespace rec_sdk {
@@ -100,26 +101,55 @@ REC_SDK_COUNTED operator/(CountedOperand a, float) { return counted_beside(a); }
 REC_SDK_COUNTED sqrtf(CountedOperand a) { return counted(a); }
 #undef REC_SDK_COUNTED
 
-// The most that the update of a tile has at once, as UpdateTiles and RowValues use the formula.
+// Values of a row; `owned`: they have planes of the pool.
+template <int kCount>
+__aicore__ inline constexpr Numbers<CountedPlane, kCount> counted_values(
+    PlaneTally* tally, int owned, const Numbers<CountedPlane, kCount>&) {
+  Numbers<CountedPlane, kCount> values;
+  for (CountedPlane& value : values.each) {
+    value.tally = tally;
+    if (owned > 0) tally->take();
+  }
+  return values;
+}
+__aicore__ inline constexpr REC_SDK_ISA::NoValues counted_values(PlaneTally*, int, REC_SDK_ISA::NoValues) {
+  return {};
+}
+
+// The most of the passes from kPass on and of the update, `before` being like the values of the pass before.
+template <int kPass, class Optimizer, class Values>
+__aicore__ inline constexpr int planes_from_pass(const Optimizer& optimizer, const Values& before) {
+  PlaneTally elements;
+  CountedPlane g(&elements, 0, 0), w(&elements, 0, 0);
+  CountedPlane states[Optimizer::kElementStates + 1];
+  for (CountedPlane& state : states) state.tally = &elements;
+  const auto of_columns = counted_values(&elements, 1, before);
+  if constexpr (kPass == Optimizer::kMeasures) {
+    optimizer.element(w, states, g, of_columns);
+    return elements.most;
+  } else {
+    constexpr REC_SDK_ISA::Pass<kPass> kThis{};
+    const auto terms = optimizer.measure(kThis, w, states, g, of_columns);
+    PlaneTally rows;
+    CountedPlane row_states[Optimizer::kRowStates + 1];
+    for (CountedPlane& state : row_states) state.tally = &rows;
+    const auto values = optimizer.begin_row(kThis, row_states, counted_values(&rows, 0, terms), 5.0f,
+                                            counted_values(&rows, 0, before));
+    return maximum(maximum(elements.most, rows.most), planes_from_pass<kPass + 1>(optimizer, values));
+  }
+}
+
+// The most that the update of a tile has at once, as UpdateTiles uses the formula.
 template <class Optimizer>
 __aicore__ inline constexpr int planes_of_formula() {
   constexpr float kAny[kCoefficients] = {2, 3, 5, 7, 11, 13, 17, 19};
   const Optimizer optimizer(kAny);
-  PlaneTally elements, rows;
-  CountedPlane g(&elements, 0, 0), w(&elements, 0, 0);
+  PlaneTally advance;
+  CountedPlane g(&advance, 0, 0);
   CountedPlane states[Optimizer::kElementStates + 1];
-  for (CountedPlane& state : states) state.tally = &elements;
-  if constexpr (Optimizer::kRowStates > 0 || Optimizer::kMeanSquare) {
-    const CountedPlane row(g);  // has a plane
-    optimizer.element(w, states, g, row);
-    CountedPlane row_states[Optimizer::kRowStates + 1];
-    for (CountedPlane& state : row_states) state.tally = &rows;
-    const CountedPlane mean_square(row_states[0]);
-    optimizer.begin_row(row_states, mean_square);
-  } else {
-    optimizer.element(w, states, g, REC_SDK_ISA::NoRow{});
-  }
-  return maximum(elements.most, rows.most);
+  for (CountedPlane& state : states) state.tally = &advance;
+  optimizer.advance(states, g);
+  return maximum(advance.most, planes_from_pass<0>(optimizer, REC_SDK_ISA::NoValues{}));
 }
 
 }  // namespace ascendc

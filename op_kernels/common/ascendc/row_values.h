@@ -1,9 +1,10 @@
-// What an optimizer does once a row: the mean of squares of the gradient, and begin_row on planes of one
-// number a row, whose result then goes to every column. Always for all rows of the tile at once; Gather
-// brings the numbers from one layout to the next.
+// What an optimizer knows of the rows of a tile: sums over their columns, and values that begin_row makes of
+// them on planes of one number a row, and that then go to every column. Always for all rows of the tile at
+// once; Gather brings the numbers from one layout to the next.
 #pragma once
 
 #include "op_kernels/common/ascendc/tile_plan.h"
+#include "op_kernels/common/numbers.h"
 
 namespace rec_sdk {
 namespace ascendc {
@@ -40,37 +41,56 @@ class Spread {
   Scratch index_;
 };
 
+// kPasses have kSums at the most, and values kValues.
+template <int kPasses, int kSums, int kValues>
 class RowValues {
  public:
+  static constexpr RowNeeds kNeeds{kSums, kPasses * kSums + kValues};
+
   __aicore__ inline void init(TPipe* pipe, const TilePlan& plan, const RecordShape& shape) {
-    dim_ = shape.dim;
     row_states_ = shape.row_states;
     rows_ = align_up(plan.rows, kUbBlock / 4);
-    lanes_.init(pipe, rows_, plan.pitch);
+    lanes_.init(pipe, rows_, plan.pitch, kSums);
     columns_.init(pipe, plan.rows, plan.pitch);
-    pipe->InitBuffer(means_, static_cast<uint32_t>(rows_ * 4));
-    pipe->InitBuffer(values_, static_cast<uint32_t>(rows_ * 4));
+    pipe->InitBuffer(numbers_, static_cast<uint32_t>(kNeeds.vectors * rows_ * 4));
     if (row_states_ > 0) init_states(pipe, plan.rows);
   }
 
-  // Adds the squares of these columns to the lanes; the first ones start anew.
-  __aicore__ inline void add_squares(const Plane& g, int64_t rows, const TileColumns& columns) {
+  // Adds the terms of these columns to the sums; the first ones start anew.
+  template <int kCount>
+  __aicore__ inline void add(const Numbers<Plane, kCount>& terms, int64_t rows, const TileColumns& columns) {
     if (columns.column == 0) lanes_.begin(rows);
-    const Plane squares = g * g;
-    lanes_.add(squares.storage().data, columns.width);
+    for (int i = 0; i < kCount; ++i) lanes_.add(terms.each[i].storage().data, columns.width, i);
+  }
+  // All columns of the pass were added.
+  template <int kCount>
+  __aicore__ inline void finish(int64_t pass) {
+    for (int i = 0; i < kCount; ++i) lanes_.finish(sum(pass, i), i);
+  }
+  template <int kCount>
+  __aicore__ inline Numbers<Plane, kCount> sums(PlanePool* pool, int64_t pass, int64_t rows) {
+    return views<kCount>(pool, pass * kSums, rows);
   }
 
-  // Of the squares added.
-  __aicore__ inline Plane mean_square(PlanePool* pool, int64_t rows) {
-    lanes_.finish(means_.Get<float>());
-    return Plane(pool, means_.Get<float>(), static_cast<int32_t>(rows)) / static_cast<float>(dim_);
+  // Of the last pass that kept some.
+  template <int kCount>
+  __aicore__ inline Numbers<Plane, kCount> values(PlanePool* pool, int64_t rows) {
+    return views<kCount>(pool, kPasses * kSums, rows);
   }
-
-  // For an optimizer that needs no mean.
-  __aicore__ inline Plane zeros(PlanePool* pool, int64_t rows) {
-    AscendC::Duplicate(means_.Get<float>(), 0.0f, static_cast<int32_t>(rows));
+  template <int kCount>
+  __aicore__ inline void keep(const Numbers<Plane, kCount>& values, int64_t rows) {
+    for (int i = 0; i < kCount; ++i) copy_values(value(i), values.each[i].storage().data, rows);
     vector_barrier();
-    return Plane(pool, means_.Get<float>(), static_cast<int32_t>(rows));
+  }
+  // A row of equal numbers for each one kept.
+  template <int kCount>
+  __aicore__ inline Numbers<Plane, kCount> broadcast(const Plane& like, int64_t rows) {
+    static_assert(kCount == 1 || kCount == 2, "the values of a row");
+    if constexpr (kCount == 1) {
+      return {{spread(like, 0, rows)}};
+    } else {
+      return {{spread(like, 0, rows), spread(like, 1, rows)}};
+    }
   }
 
   // Row state s as a vector, from where its numbers lie kRowPlanePitch apart, and back.
@@ -84,20 +104,25 @@ class RowValues {
     state_rows_.run(to, states_.Get<float>()[static_cast<uint32_t>(s * rows_)], rows);
   }
 
-  // Keeps what begin_row returned.
-  __aicore__ inline void keep(const Plane& values, int64_t rows) {
-    copy_values(values_.Get<float>(), values.storage().data, rows);
-    vector_barrier();
+ private:
+  __aicore__ inline LocalTensor<float> number(int64_t i) {
+    return numbers_.Get<float>()[static_cast<uint32_t>(i * rows_)];
   }
+  __aicore__ inline LocalTensor<float> sum(int64_t pass, int64_t i) { return number(pass * kSums + i); }
+  __aicore__ inline LocalTensor<float> value(int64_t i) { return number(kPasses * kSums + i); }
 
-  // A row of equal numbers for each one kept.
-  __aicore__ inline Plane broadcast(const Plane& like, int64_t rows) {
+  template <int kCount>
+  __aicore__ inline Numbers<Plane, kCount> views(PlanePool* pool, int64_t first, int64_t rows) {
+    Numbers<Plane, kCount> planes;
+    for (int i = 0; i < kCount; ++i) planes.each[i].view(pool, number(first + i), static_cast<int32_t>(rows));
+    return planes;
+  }
+  __aicore__ inline Plane spread(const Plane& like, int64_t i, int64_t rows) {
     const PlaneStorage plane = like.storage().another();
-    columns_.run(plane.data, values_.Get<float>(), rows);
+    columns_.run(plane.data, value(i), rows);
     return Plane(plane);
   }
 
- private:
   __aicore__ inline void init_states(TPipe* pipe, int64_t rows) {
     constexpr int64_t kStep = kRowPlanePitch * sizeof(float), kFirst = kUbBlock / 4;
     state_rows_.init(pipe, rows, kRowPlanePitch);
@@ -115,10 +140,10 @@ class RowValues {
     }
   }
 
-  int64_t dim_, row_states_, rows_;
+  int64_t row_states_, rows_;
   LaneSums lanes_;
   Spread columns_, state_rows_;
-  Scratch means_, values_, states_, state_index_;
+  Scratch numbers_, states_, state_index_;
   Signal<HardEvent::S_V> indexed_;
 };
 

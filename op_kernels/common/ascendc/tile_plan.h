@@ -40,16 +40,21 @@ __aicore__ inline int64_t tile_bytes(const RecordShape& shape, int64_t rows, int
   return rows * (pitch * (2 * set + decoded + 4 * PlanePool::kPlanes) + 4 * row_planes);
 }
 
-// Bytes of RowValues for those rows: the lanes of the mean of squares, vectors of one number a row, and the
-// indices that spread them.
-__aicore__ inline int64_t row_value_bytes(const RecordShape& shape, int64_t rows, int64_t pitch) {
-  const int64_t of_row = LaneSums::kVectors * kLanes + 3 + shape.row_states;
+// What an optimizer knows of a row: sums of one pass, and vectors of one number a row.
+struct RowNeeds {
+  int64_t sums, vectors;
+};
+
+// Bytes of RowValues for those rows: lanes of the sums, vectors of one number a row, those of the row states
+// and their index among them, and the indices that spread them.
+__aicore__ inline int64_t row_value_bytes(const RecordShape& shape, RowNeeds needs, int64_t rows,
+                                          int64_t pitch) {
+  const int64_t of_row = LaneSums::vectors(needs.sums) * kLanes + needs.vectors + 1 + shape.row_states;
   return 4 * (align_up(rows, kUbBlock / 4) * of_row + maximum(kSpreadIndex, pitch) + kSpreadIndex);
 }
 
-// other_bytes: of UB, for the index windows; row_values: whether the optimizer has any. The widest tile that
-// fits, and then as many rows as fit.
-__aicore__ inline TilePlan plan_tiles(const RecordShape& shape, bool row_values, int64_t lookups,
+// other_bytes: of UB, for the index windows. The widest tile that fits, and then as many rows as fit.
+__aicore__ inline TilePlan plan_tiles(const RecordShape& shape, RowNeeds needs, int64_t lookups,
                                       int64_t rows_of_core, int64_t other_bytes) {
   TilePlan plan{1, 0, 0, sum_levels(lookups)};
   const int64_t budget = kUbBytes - other_bytes;
@@ -59,8 +64,8 @@ __aicore__ inline TilePlan plan_tiles(const RecordShape& shape, bool row_values,
     plan.pitch = align_up(plan.width, kUbBlock / shape.weight_bytes);
     const int64_t left = budget - sum_bytes(plan.pitch, plan.levels);
     int64_t fit = minimum(left / tile_bytes(shape, 1, plan.pitch), kMaxTileRows);
-    while (row_values && fit > 0 &&
-           left < tile_bytes(shape, fit, plan.pitch) + row_value_bytes(shape, fit, plan.pitch)) {
+    while (needs.sums > 0 && fit > 0 &&
+           left < tile_bytes(shape, fit, plan.pitch) + row_value_bytes(shape, needs, fit, plan.pitch)) {
       --fit;
     }
     if (fit <= 0) continue;

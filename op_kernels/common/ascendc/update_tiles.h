@@ -47,7 +47,7 @@ class UpdateTiles {
       if (next.row < rows_.end) load(next);
       compute(step);
       computed_[step.set].order();
-      if (step.update) store(step);
+      if (step.update()) store(step);
       free_[step.set].set();
       step = next;
     }
@@ -58,18 +58,24 @@ class UpdateTiles {
   static constexpr int kElementStates = Optimizer::kElementStates, kRowStates = Optimizer::kRowStates;
   static_assert(planes_of_formula<Optimizer>() <= PlanePool::kPlanes,
                 "the formula of an optimizer has more intermediate results at once than PlanePool::kPlanes");
-  static constexpr bool kHasRow = kRowStates > 0 || Optimizer::kMeanSquare;
+  static constexpr int kPasses = Optimizer::kMeasures;  // and then the update
+  static_assert(kRowStates == 0 || kPasses > 0, "begin_row changes row states");
+  static_assert(kPasses < 2 || Optimizer::kMeasuresRecord, "row states come with the record");
 
+  using RowNumbers = RowValues<kPasses, Optimizer::kSums, Optimizer::kValues>;
   enum RowArray { kOffset, kSlot, kRowArrays };
   using RowIndex = IndexWindows<kRowArrays, 4 * kMaxTileRows>;
 
-  // One pass over columns of a tile of rows of one table. A row-wise optimizer on rows wider than a tile
-  // measures all columns before it updates them.
+  // One pass over columns of a tile of rows of one table. An optimizer that measures rows wider than a tile
+  // goes through all columns for each of its passes, and then updates them.
   struct Step {
     int64_t row, rows, table, table_end;
     TileColumns columns;
-    bool measure, update;
+    int pass;
     int set;
+
+    __aicore__ inline bool update() const { return pass == kPasses; }
+    __aicore__ inline bool has_record() const { return update() || Optimizer::kMeasuresRecord; }
   };
 
   // Rows of a tile.
@@ -107,12 +113,12 @@ class UpdateTiles {
     open_lookup_index(&lookup_index_, pipe, lookups, end);
     const int64_t index_bytes = kRowArrays * RowIndex::kBytesOfArray + lookup_index_bytes(lookups) +
                                 a_.workspace.part_count * kPartFields * 4 + RowSplit::kBytes;
-    plan_ = plan_tiles(a_.shape, kHasRow, lookups.count, rows_.end - rows_.begin, index_bytes);
+    plan_ = plan_tiles(a_.shape, RowNumbers::kNeeds, lookups.count, rows_.end - rows_.begin, index_bytes);
     sums_.init(pipe, &lookup_index_, lookups, plan_.pitch, plan_.levels, a_.workspace.sums,
                a_.workspace.pitch);
     records_.init(pipe, a_.shape, plan_, a_.records);
     pool_.init(pipe, plan_.rows * plan_.pitch);
-    if (kHasRow) row_values_.init(pipe, plan_, a_.shape);
+    if (kPasses > 0) row_values_.init(pipe, plan_, a_.shape);
     vector_barrier();
     for (int s = 0; s < 2; ++s) {
       arrived_[s].init(pipe);
@@ -133,9 +139,8 @@ class UpdateTiles {
   }
 
   __aicore__ inline Step first_step() const {
-    Step step{rows_.begin, 0, 0, 0, {0, minimum(plan_.width, a_.shape.dim)}, false, false, 0};
+    Step step{rows_.begin, 0, 0, 0, {0, minimum(plan_.width, a_.shape.dim)}, first_pass(), 0};
     find_table(&step);
-    set_passes(&step, true);
     return step;
   }
 
@@ -145,21 +150,19 @@ class UpdateTiles {
     next.columns.column += plan_.width;
     if (next.columns.column >= a_.shape.dim) {
       next.columns.column = 0;
-      if (step.update) {
+      next.pass = step.update() ? first_pass() : step.pass + 1;
+      if (step.update()) {
         next.row += step.rows;
         if (next.row < rows_.end) find_table(&next);
       }
-      set_passes(&next, step.update);
     }
     next.columns.width = minimum(plan_.width, a_.shape.dim - next.columns.column);
     return next;
   }
 
-  __aicore__ inline void set_passes(Step* step, bool first) const {
-    const bool two_passes = Optimizer::kMeanSquare && plan_.width < a_.shape.dim;
-    step->measure = Optimizer::kMeanSquare && first;
-    step->update = !two_passes || !first;
-  }
+  // Rows that fit a tile are measured and updated at once.
+  __aicore__ inline bool whole_rows() const { return plan_.width >= a_.shape.dim; }
+  __aicore__ inline int first_pass() const { return whole_rows() ? kPasses : 0; }
 
   // The table of step->row, and the rows up to its end.
   __aicore__ inline void find_table(Step* step) const {
@@ -198,7 +201,7 @@ class UpdateTiles {
     for (int64_t r = 0; r < step.rows; ++r) {
       const int32_t end = row_index_.at(kOffset, step.row + r + 1), lookups = end - begin;
       rows.begins[r + 1] = end;
-      if (step.update) {
+      if (step.has_record()) {
         const int32_t slot = row_index_.at(kSlot, step.row + r);
         rows.slots[r] = slot;
         records_.load_record(step.set, r, slot, step.columns);
@@ -227,35 +230,68 @@ class UpdateTiles {
     read_coefficients(step.table);
     const Optimizer optimizer(coefficients_);
     const auto count = static_cast<int32_t>(step.rows * plan_.pitch);
-    const Plane g(&pool_, records_.gradients(step.set), count);
-    clip_gradients(g, coefficients_[0]);
-    if (step.measure) row_values_.add_squares(g, step.rows, step.columns);
-    if (!step.update) return;
-    records_.decode(step.set, step.rows);
-    Plane w(&pool_, records_.weights(step.set), count);
-    Plane states[kElementStates + 1];
-    for (int s = 0; s < kElementStates; ++s) {
-      states[s].view(&pool_, records_.element_state(step.set, s), count);
+    Elements e{Plane(&pool_, records_.gradients(step.set), count), {}, {}};
+    clip_gradients(e.g, coefficients_[0]);
+    if (step.has_record()) {
+      records_.decode(step.set, step.rows);
+      e.w.view(&pool_, records_.weights(step.set), count);
+      for (int s = 0; s < kElementStates; ++s) {
+        e.states[s].view(&pool_, records_.element_state(step.set, s), count);
+      }
+      optimizer.advance(e.states, e.g);
     }
-    if constexpr (kHasRow) {
-      if (step.columns.column == 0) begin_rows(optimizer, step);
-      const Plane row = row_values_.broadcast(g, step.rows);
-      optimizer.element(w, states, g, row);
-    } else {
-      optimizer.element(w, states, g, REC_SDK_ISA::NoRow{});
-    }
-    records_.encode(step.set, step.rows);
+    go_through<0>(optimizer, &e, step, NoValues{});
+    if (step.update()) records_.encode(step.set, step.rows);
   }
 
-  __aicore__ inline void begin_rows(const Optimizer& optimizer, const Step& step) {
+  // The columns of a tile: gradient, weight, new states.
+  struct Elements {
+    Plane g, w, states[kElementStates + 1];
+  };
+  using NoValues = REC_SDK_ISA::NoValues;
+
+  // The passes of a step from kPass on, `values` being those of the pass before: row planes.
+  template <int kPass, class Values>
+  __aicore__ inline void go_through(const Optimizer& optimizer, Elements* e, const Step& step,
+                                    const Values& values) {
+    if constexpr (kPass == kPasses) {
+      optimizer.element(e->w, e->states, e->g, of_columns(*e, step, values));
+    } else {
+      constexpr REC_SDK_ISA::Pass<kPass> kThis{};
+      using Terms = decltype(optimizer.measure(kThis, e->w, e->states, e->g, values));
+      if (whole_rows() || step.pass == kPass) {
+        row_values_.add(optimizer.measure(kThis, e->w, e->states, e->g, of_columns(*e, step, values)),
+                        step.rows, step.columns);
+        if (step.columns.column + step.columns.width < a_.shape.dim) return;
+        row_values_.template finish<Terms::kCount>(kPass);
+        if (!whole_rows()) return;
+      }
+      using Next = decltype(optimizer.begin_row(kThis, e->states, Terms{}, 0.0f, values));
+      if (step.columns.column == 0) begin_rows<Terms::kCount>(kThis, optimizer, step, values);
+      go_through<kPass + 1>(optimizer, e, step, row_values_.template values<Next::kCount>(&pool_, step.rows));
+    }
+  }
+
+  __aicore__ inline NoValues of_columns(const Elements&, const Step&, NoValues) { return {}; }
+  template <int kCount>
+  __aicore__ inline Numbers<Plane, kCount> of_columns(const Elements& e, const Step& step,
+                                                      const Numbers<Plane, kCount>&) {
+    return row_values_.template broadcast<kCount>(e.g, step.rows);
+  }
+
+  // Row states come anew with every sweep over the columns that has the record, so that all passes until now
+  // begin again.
+  template <int kSums, class Pass, class Values>
+  __aicore__ inline void begin_rows(Pass pass, const Optimizer& optimizer, const Step& step,
+                                    const Values& values) {
     Plane states[kRowStates + 1];
     for (int s = 0; s < kRowStates; ++s) {
       const LocalTensor<float> state = row_values_.take_state(s, records_.row_state(step.set, s), step.rows);
       states[s].view(&pool_, state, static_cast<int32_t>(step.rows));
     }
-    const Plane mean_square = Optimizer::kMeanSquare ? row_values_.mean_square(&pool_, step.rows)
-                                                     : row_values_.zeros(&pool_, step.rows);
-    row_values_.keep(optimizer.begin_row(states, mean_square), step.rows);
+    const Numbers<Plane, kSums> sums = row_values_.template sums<kSums>(&pool_, pass.kNumber, step.rows);
+    row_values_.keep(optimizer.begin_row(pass, states, sums, static_cast<float>(a_.shape.dim), values),
+                     step.rows);
     for (int s = 0; s < kRowStates; ++s) row_values_.put_state(s, records_.row_state(step.set, s), step.rows);
   }
 
@@ -294,7 +330,7 @@ class UpdateTiles {
   GradientSums sums_;
   RecordTiles<Weights> records_;
   PlanePool pool_;
-  RowValues row_values_;
+  RowNumbers row_values_;
   TileRows tile_rows_[2];
   float coefficients_[kCoefficients];
   int64_t coefficients_of_ = -1;  // table

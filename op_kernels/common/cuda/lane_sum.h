@@ -14,24 +14,22 @@ namespace cuda {
 template <int N>
 class LaneSum {
  public:
-  explicit __device__ __forceinline__ LaneSum(const Team& team) : team_(team) {}
-
   // The terms of team.width * N further columns, zeros behind the last of the row.
-  __device__ __forceinline__ void add(const Columns<N>& terms) {
-    for (int first = 0; first < team_.width; first += kThreads) {
+  __device__ __forceinline__ void add(const Team& team, const Columns<N>& terms) {
+    for (int first = 0; first < team.width; first += kThreads) {
       for (int k = 0; k < N; ++k) {
-        lanes_[k] += __shfl_sync(team_.mask, terms[k], first + team_.lane % kThreads, team_.width);
+        lanes_[k] += __shfl_sync(team.mask, terms[k], first + team.lane % kThreads, team.width);
       }
     }
   }
 
   // In every thread.
-  __device__ __forceinline__ float total() {
+  __device__ __forceinline__ float total(const Team& team) {
     // A team of fewer threads has no more lanes than it has columns.
     for (int half = kThreads / 2; half > 0; half /= 2) {
-      if (half >= team_.width) continue;
+      if (half >= team.width) continue;
       for (int k = 0; k < N; ++k) {
-        lanes_[k] += __shfl_xor_sync(team_.mask, lanes_[k], half, team_.width);
+        lanes_[k] += __shfl_xor_sync(team.mask, lanes_[k], half, team.width);
       }
     }
     for (int half = N / 2; half > 0; half /= 2) {
@@ -44,7 +42,6 @@ class LaneSum {
   static constexpr int kLanes = 16;
   static constexpr int kThreads = kLanes / N;  // that hold all lanes once
 
-  const Team& team_;
   Columns<N> lanes_{};
 };
 

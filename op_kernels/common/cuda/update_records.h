@@ -20,14 +20,27 @@ class RecordColumns {
     weights_ = load<Format, N>(weights(column)).unpack();
     for (int s = 0; s < kStates; ++s) states_[s] = load<Float32, N>(state(s, column)).unpack();
   }
-  template <class Row>
-  __device__ __forceinline__ void update(const Optimizer& optimizer, const Columns<N>& g, const Row& row) {
+  template <class Values>
+  __device__ __forceinline__ void update(const Optimizer& optimizer, const Columns<N>& g,
+                                         const Values& values) {
     for (int k = 0; k < N; ++k) {
-      float states[kStates + 1];
-      for (int s = 0; s < kStates; ++s) states[s] = states_[s][k];
-      optimizer.element(weights_[k], states, g[k], row);
-      for (int s = 0; s < kStates; ++s) states_[s][k] = states[s];
+      Element e(*this, optimizer, g, k);
+      optimizer.element(weights_[k], e.states, g[k], values);
+      for (int s = 0; s < kStates; ++s) states_[s][k] = e.states[s];
     }
+  }
+  // The terms of a pass, zeros where these are not columns of the row.
+  template <class Pass, class Values>
+  __device__ __forceinline__ auto measure(Pass pass, const Optimizer& optimizer, const Columns<N>& g,
+                                          const Values& values, bool active) const {
+    using Terms = decltype(optimizer.measure(pass, 0.0f, static_cast<float*>(nullptr), 0.0f, values));
+    Numbers<Columns<N>, Terms::kCount> terms;
+    for (int k = 0; k < N; ++k) {
+      const Element e(*this, optimizer, g, k);
+      const Terms of_column = optimizer.measure(pass, weights_[k], e.states, g[k], values);
+      for (int i = 0; i < Terms::kCount; ++i) terms.each[i][k] = active ? of_column.each[i] : 0.0f;
+    }
+    return terms;
   }
   __device__ __forceinline__ void store_to(int column) const {
     store<Format>(weights(column), weights_);
@@ -36,6 +49,17 @@ class RecordColumns {
 
  private:
   static constexpr int kStates = Optimizer::kElementStates;
+
+  // The new states of column k.
+  struct Element {
+    float states[kStates + 1];
+
+    __device__ __forceinline__ Element(const RecordColumns& columns, const Optimizer& optimizer,
+                                       const Columns<N>& g, int k) {
+      for (int s = 0; s < kStates; ++s) states[s] = columns.states_[s][k];
+      optimizer.advance(states, g[k]);
+    }
+  };
 
   __device__ __forceinline__ typename Format::Storage* weights(int column) const {
     return reinterpret_cast<typename Format::Storage*>(record_) + column;
@@ -59,15 +83,13 @@ class RowStates {
   }
 
   // All threads of the team compute the same, and one writes.
-  __device__ __forceinline__ auto begin_row(const Optimizer& optimizer, const Team& team, float mean_square) {
-    const auto row = optimizer.begin_row(values_, mean_square);
-    if (kStates > 0) {
-      __syncwarp(team.mask);  // all have read
-      for (int s = 0; s < kStates; ++s) {
-        if (team.lane == 0) *state(s) = values_[s];
-      }
+  __device__ __forceinline__ float* values() { return values_; }
+  __device__ __forceinline__ void store(const Team& team) const {
+    if (kStates == 0) return;
+    __syncwarp(team.mask);  // all have read
+    for (int s = 0; s < kStates; ++s) {
+      if (team.lane == 0) *state(s) = values_[s];
     }
-    return row;
   }
 
  private:
@@ -106,55 +128,102 @@ struct RowGradient {
   }
 };
 
-// The mean of g * g over a row; *g becomes the gradient of the last columns.
-template <int N>
-__device__ __forceinline__ float mean_square(const RowGradient<N>& gradient, const Team& team, int dim,
-                                             Columns<N>* g) {
-  LaneSum<N> lanes(team);
-  for (int start = 0; start < dim; start += team.width * N) {
-    *g = gradient.at(start + team.lane * N);
-    Columns<N> squares;
-    for (int k = 0; k < N; ++k) squares[k] = (*g)[k] * (*g)[k];
-    lanes.add(squares);
+// The update of one row by its team.
+template <class Optimizer, class Format, int N>
+class RowUpdate {
+ public:
+  __device__ __forceinline__ RowUpdate(const UpdateRows& a, const Team& team, const RowGradient<N>& gradient,
+                                       uint8_t* record)
+      : layout_(a.layout),
+        team_(team),
+        gradient_(gradient),
+        columns_(a.layout, record),
+        row_states_(a.layout, record) {
+    load(first_column());  // in flight while the gradients are summed
   }
-  return lanes.total() / static_cast<float>(dim);
-}
+
+  __device__ __forceinline__ void run() {
+    const auto values = measured<0>(NoValues{});
+    row_states_.store(team_);
+    for (int column = first_column();; column += pass()) {
+      if (!keeps_gradient()) g_ = gradient_.at(column);
+      if (column < dim()) {
+        columns_.update(optimizer(), g_, values);
+        columns_.store_to(column);
+      }
+      if (column - first_column() + pass() >= dim()) break;
+      load(column + pass());
+    }
+  }
+
+ private:
+  using NoValues = REC_SDK_ISA::NoValues;
+
+  __device__ __forceinline__ int dim() const { return static_cast<int>(layout_.dim); }
+  __device__ __forceinline__ int pass() const { return team_.width * N; }
+  __device__ __forceinline__ int first_column() const { return team_.lane * N; }
+  // Since its coefficients would take registers until they are used.
+  __device__ __forceinline__ Optimizer optimizer() const { return Optimizer(gradient_.coefficients); }
+  // A row of one round sums its gradients once.
+  __device__ __forceinline__ bool keeps_gradient() const {
+    return Optimizer::kMeasures > 0 && dim() <= pass();
+  }
+  __device__ __forceinline__ void load(int column) {
+    if (column < dim()) columns_.load_from(column);
+  }
+
+  // What is known of the row after its passes from kPass on.
+  template <int kPass, class Values>
+  __device__ __forceinline__ auto measured(const Values& values) {
+    if constexpr (kPass == Optimizer::kMeasures) {
+      return values;
+    } else {
+      constexpr REC_SDK_ISA::Pass<kPass> kThis{};
+      const auto sums = sums_of(kThis, values);
+      return measured<kPass + 1>(
+          optimizer().begin_row(kThis, row_states_.values(), sums, static_cast<float>(dim()), values));
+    }
+  }
+
+  template <int kPass, class Values>
+  __device__ __forceinline__ auto sums_of(REC_SDK_ISA::Pass<kPass> which, const Values& values) {
+    using Terms = decltype(optimizer().measure(which, 0.0f, static_cast<float*>(nullptr), 0.0f, values));
+    LaneSum<N> lanes[Terms::kCount];
+    for (int start = 0; start < dim(); start += pass()) {
+      const int column = start + first_column();
+      if (kPass == 0 || !keeps_gradient()) g_ = gradient_.at(column);
+      if (Optimizer::kMeasuresRecord && start > 0) load(column);
+      const auto terms = columns_.measure(which, optimizer(), g_, values, column < dim());
+      for (int i = 0; i < Terms::kCount; ++i) lanes[i].add(team_, terms.each[i]);
+    }
+    if (Optimizer::kMeasuresRecord && dim() > pass()) load(first_column());
+    Terms sums;
+    for (int i = 0; i < Terms::kCount; ++i) sums.each[i] = lanes[i].total(team_);
+    return sums;
+  }
+
+  const RecordLayout& layout_;
+  const Team& team_;
+  const RowGradient<N>& gradient_;
+  RecordColumns<Optimizer, Format, N> columns_;
+  RowStates<Optimizer> row_states_;
+  Columns<N> g_{};
+};
 
 constexpr int kBlocksPerProcessor = 4;  // 64 registers: rows in flight are worth more
 
-// A team per row. Coefficients are read where they are used, since until then they would take registers.
+// A team per row.
 template <class Optimizer, class Format, int N>
 __global__ void __launch_bounds__(kBlockThreads, kBlocksPerProcessor)
     update_records(const __grid_constant__ UpdateRows a, int width) {
   const Team team(width);
   if (team.index >= a.segments.rows) return;
-  const int u = static_cast<int>(team.index), dim = static_cast<int>(a.layout.dim), pass = width * N;
+  const int u = static_cast<int>(team.index);
   const int slot = a.segments.unique_slots[u];
   const LookupRange segment{a.segments.offsets[u], a.segments.offsets[u + 1]};
-  const float* coefficients = coefficients_of(a, u);
-
-  uint8_t* record = a.cache + slot * a.layout.bytes;
-  int column = team.lane * N;
-  RecordColumns<Optimizer, Format, N> columns(a.layout, record);
-  if (column < dim) columns.load_from(column);  // in flight while the gradients are summed
-  RowStates<Optimizer> row_states(a.layout, record);
-
   const GradientSums<N> sums(a.segments, team);
-  const RowGradient<N> gradient{sums, segment, dim, coefficients};
-  Columns<N> g;
-  const float mean = Optimizer::kMeanSquare ? mean_square(gradient, team, dim, &g) : 0.0f;
-  const auto row = row_states.begin_row(Optimizer(coefficients), team, mean);
-  for (int start = 0;;) {
-    if (!Optimizer::kMeanSquare || dim > pass) g = gradient.at(column);
-    if (column < dim) {
-      columns.update(Optimizer(coefficients), g, row);
-      columns.store_to(column);
-    }
-    start += pass;
-    if (start >= dim) break;
-    column += pass;
-    if (column < dim) columns.load_from(column);
-  }
+  const RowGradient<N> gradient{sums, segment, static_cast<int>(a.layout.dim), coefficients_of(a, u)};
+  RowUpdate<Optimizer, Format, N>(a, team, gradient, a.cache + slot * a.layout.bytes).run();
 }
 
 // Whether records, chunk sums and rows of them start at multiples of what N columns need.
