@@ -18,6 +18,11 @@ from .modules.embedding_collections import HashEmbeddingBagCollection as HashEmb
 from .optim.accumulate import AccumulateAdagrad as AccumulateAdagrad
 from .optim.accumulate import AccumulateAdam as AccumulateAdam
 from .optim.accumulate import AccumulateSGD as AccumulateSGD
+from .optim.accumulate_torchrec import AccumulateLAMB as AccumulateLAMB
+from .optim.accumulate_torchrec import AccumulateLarsSGD as AccumulateLarsSGD
+from .optim.accumulate_torchrec import AccumulatePartialRowWiseAdam as AccumulatePartialRowWiseAdam
+from .optim.accumulate_torchrec import AccumulatePartialRowWiseLAMB as AccumulatePartialRowWiseLAMB
+from .optim.accumulate_torchrec import AccumulateRowWiseAdagrad as AccumulateRowWiseAdagrad
 from .optim.in_backward import apply_optimizer_in_backward as apply_optimizer_in_backward
 from .tbe import BoundsCheckMode as BoundsCheckMode
 from .tbe import CacheTooSmallError as CacheTooSmallError

@@ -19,7 +19,7 @@ from typing import ParamSpec, TypeVar, cast
 
 import torch
 
-__all__ = ["cpu_isa", "ops", "parallel_runner", "select_cpu_isa"]
+__all__ = ["coefficient_names", "cpu_isa", "ops", "parallel_runner", "select_cpu_isa"]
 
 
 _PATH = Path(__file__).with_name("_ops.so")
@@ -34,6 +34,8 @@ ops = torch.ops.rec_sdk
 _library = ctypes.CDLL(str(_PATH))
 _library.rec_sdk_cpu_isa.restype = ctypes.c_char_p
 _library.rec_sdk_select_cpu_isa.argtypes = [ctypes.c_char_p]
+_library.rec_sdk_coefficient_names.argtypes = [ctypes.c_char_p]
+_library.rec_sdk_coefficient_names.restype = ctypes.c_char_p
 
 
 def parallel_runner() -> tuple[int, int]:
@@ -41,6 +43,17 @@ def parallel_runner() -> tuple[int, int]:
     functions = _library.rec_sdk_run_pieces, _library.rec_sdk_thread_count
     runner, threads = (cast("int", ctypes.cast(function, ctypes.c_void_p).value) for function in functions)
     return runner, threads
+
+
+def coefficient_names(optimizer: str) -> list[str]:
+    """What the columns of `update_rows`' coefficients are, from `[1]` on, for that name of an optimizer.
+
+    Raises ValueError when there is no optimizer of this name.
+    """
+    names: bytes | None = _library.rec_sdk_coefficient_names(optimizer.encode())
+    if names is None:
+        raise ValueError(f"no optimizer {optimizer!r} in update_rows")
+    return names.decode().split()
 
 
 def cpu_isa() -> str:

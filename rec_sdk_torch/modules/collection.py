@@ -21,7 +21,7 @@ from ..tbe import TableBatchedEmbedding, TableOptimizer
 from ..tbe.batch import Batch, Int64Array
 from ..tbe.guard import Scaler
 from ..tbe.look_ahead import Prefetched
-from ..tbe.optimizer import spec_for
+from ..tbe.optimizer_specs import spec_for
 from ..tbe.state import TablesModule, load_tables
 from .clipping import look_for_tables
 from .configs import feature_names

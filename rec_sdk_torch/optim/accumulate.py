@@ -15,7 +15,7 @@ import torch
 from ..tbe.optimizer import check_window
 
 
-class _Accumulating(torch.optim.Optimizer):
+class Accumulating(torch.optim.Optimizer):
     """Puts a window before the base optimizer's `step`."""
 
     def __init__(
@@ -59,11 +59,11 @@ class _Accumulating(torch.optim.Optimizer):
         return loss
 
 
-class AccumulateSGD(_Accumulating, torch.optim.SGD):
+class AccumulateSGD(Accumulating, torch.optim.SGD):
     """SGD with one update per `accumulate_step` backward passes, on the sum of their gradients."""
 
 
-class AccumulateAdagrad(_Accumulating, torch.optim.Adagrad):
+class AccumulateAdagrad(Accumulating, torch.optim.Adagrad):
     """Adagrad with one update per `accumulate_step` backward passes, on the sum of their gradients."""
 
 
@@ -85,5 +85,5 @@ class _DenseAsSparse(torch.optim.SparseAdam):
         return super().step(closure)
 
 
-class AccumulateAdam(_Accumulating, _DenseAsSparse):
+class AccumulateAdam(Accumulating, _DenseAsSparse):
     """SparseAdam with one update per `accumulate_step` backward passes, on the sum of their gradients."""

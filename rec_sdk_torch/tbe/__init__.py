@@ -3,7 +3,8 @@
 from .._engine import CacheTooSmallError, CapacityError
 from .cache_size import BatchHint, CacheOption
 from .embedding import TableBatchedEmbedding
-from .optimizer import SPECS, OptimizerSpec, StateSpec, TableOptimizer
+from .optimizer import TableOptimizer
+from .optimizer_specs import SPECS, OptimizerSpec, StateSpec
 from .table import BoundsCheckMode, InitializerType, Pooling, TableConfig
 
 __all__ = [

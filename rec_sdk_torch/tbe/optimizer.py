@@ -1,139 +1,22 @@
-"""The optimizers that the fused update knows.
-
-An optimizer is one `OptimizerSpec` here, one line in `SPECS`, and one struct with the update of a row in
-`op_kernels/common/optimizers.h`. Formulas: the optimizers page of the docs.
-"""
+"""The optimizer of tables: its options, checked, and the coefficients of its next update."""
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from ..ops import coefficient_names
+from .optimizer_specs import OptimizerSpec, Options, spec_for
 from .table import as_int
 
 COEFFICIENTS = 8
 """Width of a table's row of coefficients in `rec_sdk::update_rows`."""
-
-Options = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class StateSpec:
-    """One state block of the row record: `[D]`, or `[1]` when `rowwise`."""
-
-    name: str
-    rowwise: bool = False
-
-    def elements(self, dim: int) -> int:
-        return 1 if self.rowwise else dim
-
-
-@dataclass(frozen=True)
-class OptimizerSpec:
-    """What the host side knows of an optimizer.
-
-    Attributes:
-        kernel: its name in `rec_sdk::update_rows`.
-        family: classes of one family count as the same optimizer in the check against a table's
-            `embedding_optimizer_cls`.
-        classes: qualified names of the classes that mean it.
-        options: keywords the update honours, with their defaults (those of the torch class).
-        coefficients: (options, t) -> the row of coefficients behind `max_gradient`, in double precision.
-        states: its state blocks, in the order they have in the record.
-        accumulates: an Accumulate variant, with `use_accumulate` and `accumulate_step`.
-    """
-
-    kernel: str
-    family: str
-    classes: tuple[str, ...]
-    options: Options
-    coefficients: Callable[[Options, int], list[float]]
-    states: tuple[StateSpec, ...] = ()
-    accumulates: bool = False
-
-    def state_init(self, options: Options) -> list[float]:
-        """Initial value of each state block."""
-        return [float(options.get("initial_accumulator_value", 0.0)) for _ in self.states]
-
-
-def _decayed_lr(options: Options, t: int) -> list[float]:
-    return [options["lr"] / (1 + (t - 1) * options["lr_decay"]), options["eps"]]
-
-
-def _adam(options: Options, t: int) -> list[float]:
-    beta1, beta2 = options["betas"]
-    step_size = options["lr"] / (1 - beta1**t)
-    return [step_size, options["eps"], 1 - beta1, 1 - beta2, 1 / math.sqrt(1 - beta2**t)]
-
-
-def _sparse_adam(options: Options, t: int) -> list[float]:
-    beta1, beta2 = options["betas"]
-    step_size = options["lr"] * math.sqrt(1 - beta2**t) / (1 - beta1**t)
-    return [step_size, options["eps"], 1 - beta1, 1 - beta2, 1.0]
-
-
-def _lr(options: Options, t: int) -> list[float]:
-    return [options["lr"]]
-
-
-_ADAM_STATES = (StateSpec("exp_avg"), StateSpec("exp_avg_sq"))
-_ADAM_OPTIONS = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8}
-_ADAGRAD_OPTIONS = {"lr": 1e-2, "lr_decay": 0.0, "initial_accumulator_value": 0.0, "eps": 1e-10}
-_ACCUMULATE = "rec_sdk_torch.optim.accumulate"
-
-SPECS = (
-    OptimizerSpec("sgd", "SGD", ("torch.optim.sgd.SGD", "torchrec.optim.optimizers.SGD"), {"lr": 1e-3}, _lr),
-    OptimizerSpec(
-        "adagrad",
-        "Adagrad",
-        ("torch.optim.adagrad.Adagrad", "torchrec.optim.optimizers.Adagrad"),
-        _ADAGRAD_OPTIONS,
-        _decayed_lr,
-        (StateSpec("sum"),),
-    ),
-    OptimizerSpec(
-        "adam",
-        "Adam",
-        ("torch.optim.adam.Adam", "torchrec.optim.optimizers.Adam"),
-        _ADAM_OPTIONS,
-        _adam,
-        _ADAM_STATES,
-    ),
-    OptimizerSpec("adam", "Adam", ("torch.optim.sparse_adam.SparseAdam",), _ADAM_OPTIONS, _sparse_adam, _ADAM_STATES),
-    OptimizerSpec(
-        "rowwise_adagrad",
-        "RowWiseAdagrad",
-        ("torchrec.optim.rowwise_adagrad.RowWiseAdagrad",),
-        _ADAGRAD_OPTIONS,
-        _decayed_lr,
-        (StateSpec("sum", rowwise=True),),
-    ),
-    OptimizerSpec("sgd", "SGD", (f"{_ACCUMULATE}.AccumulateSGD",), {"lr": 1e-3}, _lr, accumulates=True),
-    OptimizerSpec(
-        "adagrad",
-        "Adagrad",
-        (f"{_ACCUMULATE}.AccumulateAdagrad",),
-        _ADAGRAD_OPTIONS,
-        _decayed_lr,
-        (StateSpec("sum"),),
-        accumulates=True,
-    ),
-    OptimizerSpec(
-        "adam",
-        "Adam",
-        (f"{_ACCUMULATE}.AccumulateAdam",),
-        _ADAM_OPTIONS,
-        _sparse_adam,
-        _ADAM_STATES,
-        accumulates=True,
-    ),
-)
-_BY_CLASS = {name: spec for spec in SPECS for name in spec.classes}
 
 # Keywords of the torch classes that the fused update does not implement, with the values that ask for nothing.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -149,23 +32,8 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 }
 _IRRELEVANT = {"foreach", "fused"}
 """How torch would execute the same update."""
-
-
-def class_name(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
-
-
-def spec_for(cls: type) -> OptimizerSpec:
-    """The spec of an optimizer class.
-
-    Raises:
-        TypeError: the fused update does not know the class; the message lists those it knows.
-    """
-    spec = _BY_CLASS.get(class_name(cls)) if isinstance(cls, type) else None
-    if spec is None:
-        known = ", ".join(sorted(_BY_CLASS))
-        raise TypeError(f"{cls!r} has no fused update; supported are {known}")
-    return spec
+_NUMBERS = {"lr", "lr_decay", "initial_accumulator_value", "eps", "weight_decay", "eta"}
+_DECAY_MODES = ("l2", "decouple")
 
 
 def _checked_number(where: str, name: str, value: object, low: float = 0.0, below: float = math.inf) -> float:
@@ -202,7 +70,7 @@ def _checked_options(where: str, spec: OptimizerSpec, given: Mapping[str, Any]) 
     options = dict(spec.options)
     for name, value in given.items():
         if name in options:
-            options[name] = value
+            options[name] = _decay_mode(where, value) if name == "weight_decay_mode" else value
         elif name in _NEUTRAL:
             if value not in _NEUTRAL[name]:
                 raise ValueError(
@@ -217,24 +85,37 @@ def _checked_options(where: str, spec: OptimizerSpec, given: Mapping[str, Any]) 
     return options
 
 
-def check_options(where: str, options: Options) -> None:
+def _decay_mode(where: str, mode: object) -> str:
+    """One of `_DECAY_MODES`, of its name or of a member of FBGEMM's WeightDecayMode."""
+    name = getattr(mode, "name", mode)
+    if not isinstance(name, str) or name.lower() not in _DECAY_MODES:
+        raise ValueError(f"{where}: weight_decay_mode is {mode!r}, supported are {list(_DECAY_MODES)}")
+    return name.lower()
+
+
+def check_options(where: str, spec: OptimizerSpec, options: Options) -> None:
     """Raises TypeError or ValueError, naming `where` and the option, for a value no update may use."""
-    for name in options.keys() & {"lr", "lr_decay", "initial_accumulator_value", "eps"}:
+    known = spec.options.keys()
+    for name in options.keys() & _NUMBERS & known:
         _checked_number(where, name, options[name])
+    if "momentum" in known:
+        _checked_number(where, "momentum", options["momentum"], below=1.0)
+    if "weight_decay_mode" in known and options["weight_decay_mode"] not in _DECAY_MODES:
+        _decay_mode(where, options["weight_decay_mode"])
     betas = options.get("betas")
     if betas is not None:
         if not isinstance(betas, Sequence) or len(betas) != 2:
             raise TypeError(f"{where}: betas is {betas!r}, expected two numbers")
         for index, beta in enumerate(betas):
             _checked_number(where, f"betas[{index}]", beta, below=1.0)
-    for name in options.keys() & _NEUTRAL.keys():
+    for name in (options.keys() & _NEUTRAL.keys()) - known:
         if options[name] not in _NEUTRAL[name]:
             raise ValueError(
                 f"{where}: {name}={options[name]!r} is not supported by the fused update, only {_NEUTRAL[name][0]!r}"
             )
 
 
-_CONSTANTS = {int, float, bool, type(None)}
+_CONSTANTS = {int, float, bool, str, type(None)}
 
 
 def _is_constant(value: object) -> bool:
@@ -253,6 +134,9 @@ def _max_gradient(where: str, given: dict[str, Any]) -> float:
     if bound is None:
         raise ValueError(f"{where}: gradient_clipping=True needs max_gradient")
     return _checked_number(where, "max_gradient", bound)
+
+
+_coefficient_names = functools.cache(coefficient_names)
 
 
 @dataclass
@@ -287,7 +171,7 @@ class TableOptimizer:
             TypeError: unknown class or keyword, or a value of the wrong type.
             ValueError: a value out of range, or a keyword that the fused update cannot honour.
         """
-        spec = spec_for(optimizer_class)
+        spec = spec_for(optimizer_class, kwargs)
         where = where or optimizer_class.__name__
         given = dict(kwargs)
         step = 1
@@ -297,7 +181,7 @@ class TableOptimizer:
             raise TypeError(f"{where}: use_accumulate and accumulate_step need an Accumulate optimizer class")
         bound = _max_gradient(where, given)
         options = _checked_options(where, spec, given)
-        check_options(where, options)
+        check_options(where, spec, options)
         return cls(optimizer_class, spec, options, bound, step, 0, where)
 
     def coefficients(self) -> list[float]:
@@ -308,7 +192,8 @@ class TableOptimizer:
         """
         constant = all(_is_constant(value) for name, value in self.options.items() if name != "params")
         if not constant or self.options != self._checked:  # others may change without becoming unequal
-            check_options(self.where, self.options)
+            check_options(self.where, self.spec, self.options)
             self._checked = dict(self.options)
-        row = [self.max_gradient, *self.spec.coefficients(self.options, self.step + 1)]
+        values = self.spec.coefficients(self.options, self.step + 1)
+        row = [self.max_gradient, *(values[name] for name in _coefficient_names(self.spec.kernel))]
         return row + [0.0] * (COEFFICIENTS - len(row))

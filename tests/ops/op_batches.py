@@ -5,7 +5,17 @@ from __future__ import annotations
 import torch
 
 INF = float("inf")
-OPTIMIZERS: dict[str, list[int]] = {"sgd": [], "adagrad": [0], "rowwise_adagrad": [1], "adam": [0, 0]}
+OPTIMIZERS: dict[str, list[int]] = {
+    "sgd": [],
+    "adagrad": [0],
+    "rowwise_adagrad": [1],
+    "decayed_rowwise_adagrad": [1],
+    "adam": [0, 0],
+    "partial_rowwise_adam": [0, 1],
+    "lamb": [0, 0],
+    "partial_rowwise_lamb": [0, 1],
+    "lars_sgd": [0],
+}
 """Elements of each state; 0: as many as the weight has."""
 Device = torch.device | str
 

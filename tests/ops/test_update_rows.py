@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from op_batches import OPTIMIZERS, Cache, coefficients, int32, segments, states_of, update
+from reference_optimizers import Adam, Lamb, LarsSgd, OnRows, PartialRowWiseAdam, PartialRowWiseLamb, RowWiseAdagrad
 
 import rec_sdk_torch.ops  # noqa: F401
 
@@ -19,7 +21,7 @@ ROWS, LOOKUPS, STEPS = 40, 150, 20
 
 
 class Reference:
-    """torch.nn.Embedding(sparse=True) with a torch optimizer."""
+    """torch.nn.Embedding(sparse=True) with an optimizer that takes its gradients."""
 
     def __init__(self, weights: torch.Tensor, make: Callable[..., torch.optim.Optimizer]) -> None:
         self.embedding = torch.nn.Embedding.from_pretrained(weights.clone(), freeze=False, sparse=True)
@@ -35,39 +37,6 @@ class Reference:
         return self.embedding.weight.detach()
 
 
-class Formula:
-    """An optimizer without a sparse form, written out on the touched rows."""
-
-    def __init__(self, weights: torch.Tensor) -> None:
-        self.weights, self.t = weights.clone(), 0
-        self.state = [torch.zeros_like(weights), torch.zeros_like(weights)]
-
-    def step(self, slots: torch.Tensor, grad: torch.Tensor) -> None:
-        self.t += 1
-        rows = slots.long().unique()
-        total = torch.zeros_like(self.weights).index_add_(0, slots.long(), grad)[rows]
-        self.update(rows, total)
-
-    def update(self, rows: torch.Tensor, g: torch.Tensor) -> None:
-        raise NotImplementedError
-
-
-class AdamFormula(Formula):
-    def update(self, rows: torch.Tensor, g: torch.Tensor) -> None:
-        m, v = self.state
-        m[rows] = 0.9 * m[rows] + 0.1 * g
-        v[rows] = 0.999 * v[rows] + 0.001 * g * g
-        denominator = v[rows].sqrt() / math.sqrt(1 - 0.999**self.t) + 1e-8
-        self.weights[rows] -= 0.01 / (1 - 0.9**self.t) * m[rows] / denominator
-
-
-class RowWiseAdagradFormula(Formula):
-    def update(self, rows: torch.Tensor, g: torch.Tensor) -> None:
-        total = self.state[0][:, :1]
-        total[rows] += (g * g).mean(1, keepdim=True)
-        self.weights[rows] -= 0.1 * g / (total[rows].sqrt() + 1e-8)
-
-
 def adam_row(t: int, sparse: bool) -> torch.Tensor:
     correction1, correction2 = 1 - 0.9**t, 1 - 0.999**t
     step_size, inverse = 0.01 / correction1, 1 / math.sqrt(correction2)
@@ -75,6 +44,16 @@ def adam_row(t: int, sparse: bool) -> torch.Tensor:
         step_size, inverse = step_size * math.sqrt(correction2), 1.0
     return coefficients(step_size, 1e-8, 1 - 0.9, 1 - 0.999, inverse)
 
+
+def lamb_row(t: int) -> torch.Tensor:
+    return coefficients(0.01, 1e-3, 1 - 0.9, 1 - 0.999, 1 / (1 - 0.9**t), 1 / math.sqrt(1 - 0.999**t), 0.1)
+
+
+def on_rows(cls: type[OnRows], **options: Any) -> Callable[[torch.Tensor], Reference]:
+    return lambda weights: Reference(weights, lambda p: cls(p, **options))
+
+
+LAMB = {"lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-3, "weight_decay": 0.1}
 
 # name: (operator's optimizer, reference, coefficients of step t, tolerance)
 CASES = {
@@ -92,7 +71,7 @@ CASES = {
     ),
     "RowWiseAdagrad": (
         "rowwise_adagrad",
-        RowWiseAdagradFormula,
+        on_rows(RowWiseAdagrad, lr=0.1, eps=1e-8),
         lambda t: coefficients(0.1, 1e-8),
         1e-6,
     ),
@@ -102,7 +81,28 @@ CASES = {
         lambda t: adam_row(t, sparse=True),
         1e-5,
     ),
-    "Adam": ("adam", AdamFormula, lambda t: adam_row(t, sparse=False), 1e-5),
+    "Adam": ("adam", on_rows(Adam, lr=0.01, betas=(0.9, 0.999), eps=1e-8), lambda t: adam_row(t, sparse=False), 1e-5),
+    "RowWiseAdagrad, L2": (
+        "decayed_rowwise_adagrad",
+        on_rows(RowWiseAdagrad, lr=0.1, eps=1e-8, weight_decay=0.2),
+        lambda t: coefficients(0.1, 1e-8, 0.2, 0.0),
+        1e-6,
+    ),
+    "RowWiseAdagrad, decoupled": (
+        "decayed_rowwise_adagrad",
+        on_rows(RowWiseAdagrad, lr=0.1, eps=1e-8, weight_decay=0.2, weight_decay_mode="decouple"),
+        lambda t: coefficients(0.1, 1e-8, 0.0, 0.1 * 0.2),
+        1e-6,
+    ),
+    "PartialRowWiseAdam": ("partial_rowwise_adam", on_rows(PartialRowWiseAdam, **LAMB), lamb_row, 1e-5),
+    "LAMB": ("lamb", on_rows(Lamb, **LAMB), lamb_row, 1e-5),
+    "PartialRowWiseLAMB": ("partial_rowwise_lamb", on_rows(PartialRowWiseLamb, **LAMB), lamb_row, 1e-5),
+    "LarsSGD": (
+        "lars_sgd",
+        on_rows(LarsSgd, lr=0.5, eta=0.1, momentum=0.9, weight_decay=0.1),
+        lambda t: coefficients(0.5 * 0.1, 0.9, 0.1),
+        1e-5,
+    ),
 }
 
 

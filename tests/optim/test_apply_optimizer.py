@@ -50,12 +50,21 @@ EVERY_CLASS = {
     torch.optim.Adam: "Adam",
     torch.optim.SparseAdam: "Adam",
     torchrec.optim.RowWiseAdagrad: "RowWiseAdagrad",
+    torchrec.optim.PartialRowWiseAdam: "PartialRowWiseAdam",
+    torchrec.optim.LAMB: "LAMB",
+    torchrec.optim.PartialRowWiseLAMB: "PartialRowWiseLAMB",
+    torchrec.optim.LarsSGD: "LarsSGD",
     torchrec.optim.SGD: "SGD",
     torchrec.optim.Adagrad: "Adagrad",
     torchrec.optim.Adam: "Adam",
     rst.AccumulateSGD: "SGD",
     rst.AccumulateAdagrad: "Adagrad",
     rst.AccumulateAdam: "Adam",
+    rst.AccumulateRowWiseAdagrad: "RowWiseAdagrad",
+    rst.AccumulatePartialRowWiseAdam: "PartialRowWiseAdam",
+    rst.AccumulateLAMB: "LAMB",
+    rst.AccumulatePartialRowWiseLAMB: "PartialRowWiseLAMB",
+    rst.AccumulateLarsSGD: "LarsSGD",
 }
 """The family of each class that the fused update knows."""
 
@@ -112,7 +121,7 @@ class MySGD(torch.optim.SGD):
     pass
 
 
-@pytest.mark.parametrize("cls", [torch.optim.AdamW, torch.optim.RMSprop, torchrec.optim.LAMB, MySGD, "SGD", None])
+@pytest.mark.parametrize("cls", [torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adamax, MySGD, "SGD", None])
 def test_other_classes_are_refused_with_a_list(device: torch.device, cls: Any) -> None:
     collection = bags_collection(device)
     with pytest.raises(TypeError) as error:

@@ -1,86 +1,37 @@
 """Plain torch, in float64, doing what a table-batched embedding should do.
 
-SGD, Adagrad and SparseAdam are torch.optim's own on sparse gradients; Adam, which refuses those, and
-RowWiseAdagrad are the documented formulas on the rows a window touched.
+SGD, Adagrad and SparseAdam are torch.optim's own on sparse gradients; the others, which torch lacks or which refuse
+those, are the documented formulas on the rows a window touched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from reference_optimizers import Adam, Lamb, LarsSgd, OnRows, PartialRowWiseAdam, PartialRowWiseLamb, RowWiseAdagrad
 
 from rec_sdk_torch.tbe import Pooling, TableConfig
-
-STATE_NAMES = {
-    "sgd": (),
-    "adagrad": ("sum",),
-    "rowwise_adagrad": ("sum",),
-    "adam": ("exp_avg", "exp_avg_sq"),
-    "sparse_adam": ("exp_avg", "exp_avg_sq"),
-}
-
-
-class Adam(torch.optim.Optimizer):
-    """torch.optim.Adam's formula, on the rows that the sparse gradient names."""
-
-    def __init__(self, params: Any, lr: float, betas: tuple[float, float], eps: float) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:
-        for group in self.param_groups:
-            (weight,), (b1, b2) = group["params"], group["betas"]
-            state = self.state[weight]
-            if not state:
-                state.update(step=0, exp_avg=torch.zeros_like(weight), exp_avg_sq=torch.zeros_like(weight))
-            state["step"] += 1
-            rows, g = touched(weight)
-            m = state["exp_avg"][rows] * b1 + (1 - b1) * g
-            v = state["exp_avg_sq"][rows] * b2 + (1 - b2) * g * g
-            state["exp_avg"][rows], state["exp_avg_sq"][rows] = m, v
-            denom = v.sqrt() / (1 - b2 ** state["step"]) ** 0.5 + group["eps"]
-            weight[rows] -= group["lr"] / (1 - b1 ** state["step"]) * m / denom
-
-
-class RowWiseAdagrad(torch.optim.Optimizer):
-    """One accumulator per row: sum += mean(g * g)."""
-
-    def __init__(self, params: Any, lr: float, lr_decay: float, initial_accumulator_value: float, eps: float) -> None:
-        super().__init__(params, {"lr": lr, "lr_decay": lr_decay, "eps": eps})
-        for group in self.param_groups:
-            (weight,) = group["params"]
-            start = weight.new_full((len(weight), 1), initial_accumulator_value)
-            self.state[weight].update(step=0, sum=start)
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:
-        for group in self.param_groups:
-            (weight,) = group["params"]
-            state = self.state[weight]
-            state["step"] += 1
-            rows, g = touched(weight)
-            state["sum"][rows] += (g * g).mean(dim=1, keepdim=True)
-            clr = group["lr"] / (1 + (state["step"] - 1) * group["lr_decay"])
-            weight[rows] -= clr * g / (state["sum"][rows].sqrt() + group["eps"])
-
-
-def touched(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(rows, their gradients) of a sparse gradient."""
-    assert weight.grad is not None
-    grad = weight.grad.coalesce()
-    return grad.indices()[0], grad.values()
-
 
 CLASSES: dict[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
     "adagrad": torch.optim.Adagrad,
     "rowwise_adagrad": RowWiseAdagrad,
+    "l2_rowwise_adagrad": RowWiseAdagrad,
+    "decoupled_rowwise_adagrad": RowWiseAdagrad,
     "adam": Adam,
     "sparse_adam": torch.optim.SparseAdam,
+    "partial_rowwise_adam": PartialRowWiseAdam,
+    "lamb": Lamb,
+    "partial_rowwise_lamb": PartialRowWiseLamb,
+    "lars_sgd": LarsSgd,
+}
+STATE_NAMES = {
+    name: cls.states if issubclass(cls, OnRows) else {"adagrad": ("sum",), "sparse_adam": Adam.states}.get(name, ())
+    for name, cls in CLASSES.items()
 }
 
 

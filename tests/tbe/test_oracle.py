@@ -47,21 +47,38 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "rowwise_adagrad": {"lr": 0.2, "lr_decay": 0.1, "initial_accumulator_value": 0.1, "eps": EPS},
     "adam": {"lr": 0.05, "betas": (0.8, 0.95), "eps": EPS},
     "sparse_adam": {"lr": 0.05, "betas": (0.8, 0.95), "eps": EPS},
+    "l2_rowwise_adagrad": {"lr": 0.2, "eps": EPS, "weight_decay": 0.1, "initial_accumulator_value": 0.1},
+    "decoupled_rowwise_adagrad": {"lr": 0.2, "eps": EPS, "weight_decay": 0.1, "weight_decay_mode": "decouple"},
+    "partial_rowwise_adam": {"lr": 0.05, "betas": (0.8, 0.95), "eps": EPS, "weight_decay": 0.1},
+    "lamb": {"lr": 0.05, "betas": (0.8, 0.95), "eps": EPS, "weight_decay": 0.1},
+    "partial_rowwise_lamb": {"lr": 0.05, "betas": (0.8, 0.95), "eps": EPS, "weight_decay": 0.1},
+    "lars_sgd": {"lr": 0.5, "eta": 0.1, "momentum": 0.5, "weight_decay": 0.1},
 }
-ACCUMULATE = {"sgd": "AccumulateSGD", "adagrad": "AccumulateAdagrad", "sparse_adam": "AccumulateAdam"}
+TORCH = {"sgd": "SGD", "adagrad": "Adagrad", "adam": "Adam", "sparse_adam": "SparseAdam"}
+TORCHREC = {
+    "rowwise_adagrad": "RowWiseAdagrad",
+    "l2_rowwise_adagrad": "RowWiseAdagrad",
+    "decoupled_rowwise_adagrad": "RowWiseAdagrad",
+    "partial_rowwise_adam": "PartialRowWiseAdam",
+    "lamb": "LAMB",
+    "partial_rowwise_lamb": "PartialRowWiseLAMB",
+    "lars_sgd": "LarsSGD",
+}
+ACCUMULATE = {"sgd": "SGD", "adagrad": "Adagrad", "sparse_adam": "Adam"}
 
 
 def optimizer_class(name: str, window: int) -> type:
-    if window > 1:
-        cls: type = getattr(rec_sdk_torch, ACCUMULATE[name])
+    """By name alone: the engine's tests need no TorchRec."""
+    if window > 1 and name in ACCUMULATE:
+        windowed: type = getattr(rec_sdk_torch, f"Accumulate{ACCUMULATE[name]}")
+        return windowed
+    if name in TORCH:
+        cls: type = getattr(torch.optim, TORCH[name])
         return cls
-    return {
-        "sgd": torch.optim.SGD,
-        "adagrad": torch.optim.Adagrad,
-        "adam": torch.optim.Adam,
-        "sparse_adam": torch.optim.SparseAdam,
-        "rowwise_adagrad": type("RowWiseAdagrad", (), {"__module__": "torchrec.optim.rowwise_adagrad"}),
-    }[name]
+    module = "rowwise_adagrad" if "adagrad" in name else "optimizers"
+    if window > 1:
+        return type(f"Accumulate{TORCHREC[name]}", (), {"__module__": "rec_sdk_torch.optim.accumulate_torchrec"})
+    return type(TORCHREC[name], (), {"__module__": f"torchrec.optim.{module}"})
 
 
 @dataclass
@@ -182,7 +199,7 @@ def scenarios(draw: st.DrawFn, events: tuple[str, ...] = EVENTS, depths: tuple[i
             )
         )
     optimizer = draw(st.sampled_from(sorted(OPTIONS)))
-    window = draw(st.integers(1, 4)) if optimizer in ACCUMULATE else 1
+    window = draw(st.integers(1, 4)) if optimizer != "adam" else 1
     weighted = not sequence and draw(st.booleans())
     clip = draw(st.sampled_from((float("inf"), 0.7)))
     drawn = draw(st.lists(st.sampled_from(events), min_size=STEPS, max_size=STEPS))

@@ -1,5 +1,7 @@
 #include <torch/csrc/stable/library.h>
 
+#include <cstring>
+
 #include "op_kernels/common/optimizers.h"
 #include "torch_npu_ext/ops/arguments.h"
 #include "torch_npu_ext/ops/cpu.h"
@@ -29,6 +31,13 @@ RecordLayout find_layout(const Checker& check, const std::string& name, int64_t 
   ((names += std::string(names.empty() ? "" : ", ") + Optimizer::name()), ...);
   check.require(layout.bytes > 0, "optimizer must be one of ", names, "; got '", name, "'");
   return layout;
+}
+
+template <class... Optimizer>
+const char* find_coefficients(const char* name, OptimizerList<Optimizer...>) {
+  const char* found = nullptr;
+  ((std::strcmp(name, Optimizer::name()) == 0 ? void(found = Optimizer::coefficients()) : void()), ...);
+  return found;
 }
 
 }  // namespace
@@ -90,3 +99,8 @@ void update_rows_cpu(const Tensor& cache, const Tensors& grads, const Tensor& un
 }  // namespace rec_sdk
 
 STABLE_TORCH_LIBRARY_IMPL(rec_sdk, CPU, m) { m.impl("update_rows", TORCH_BOX(&rec_sdk::update_rows_cpu)); }
+
+// For Python, which fills the columns: names from [1] on, separated by spaces; null for no optimizer.
+extern "C" __attribute__((visibility("default"))) const char* rec_sdk_coefficient_names(const char* optimizer) {
+  return rec_sdk::find_coefficients(optimizer, rec_sdk::REC_SDK_ISA::Optimizers{});
+}

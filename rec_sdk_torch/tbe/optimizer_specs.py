@@ -1,0 +1,216 @@
+"""What the fused update knows of each optimizer.
+
+An optimizer is one `OptimizerSpec` here, one line in `SPECS`, and one struct with the update of a row in
+`op_kernels/common/optimizers.h`. Formulas: the optimizers page of the docs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+Options = Mapping[str, Any]
+Coefficients = dict[str, float]
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """One state block of the row record: `[D]`, or `[1]` when `rowwise`."""
+
+    name: str
+    rowwise: bool = False
+
+    def elements(self, dim: int) -> int:
+        return 1 if self.rowwise else dim
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """What the host side knows of an optimizer.
+
+    Attributes:
+        kernel: its name in `rec_sdk::update_rows`.
+        family: classes of one family count as the same optimizer in the check against a table's
+            `embedding_optimizer_cls`.
+        classes: qualified names of the classes that mean it.
+        options: keywords the update honours, with their defaults (those of the torch class).
+        coefficients: (options, t) -> the coefficients that the kernel's struct names, in double precision.
+        states: its state blocks, in the order they have in the record.
+        accumulates: an Accumulate variant, with `use_accumulate` and `accumulate_step`.
+        when: an option without which another spec of the class is meant, or "".
+    """
+
+    kernel: str
+    family: str
+    classes: tuple[str, ...]
+    options: Options
+    coefficients: Callable[[Options, int], Coefficients]
+    states: tuple[StateSpec, ...] = ()
+    accumulates: bool = False
+    when: str = ""
+
+    def state_init(self, options: Options) -> list[float]:
+        """Initial value of each state block."""
+        return [float(options.get("initial_accumulator_value", 0.0)) for _ in self.states]
+
+
+def _sgd(options: Options, t: int) -> Coefficients:
+    return {"lr": options["lr"]}
+
+
+def _adagrad(options: Options, t: int) -> Coefficients:
+    return {"lr": options["lr"] / (1 + (t - 1) * options["lr_decay"]), "eps": options["eps"]}
+
+
+def _decayed_adagrad(options: Options, t: int) -> Coefficients:
+    plain, decay = _adagrad(options, t), options["weight_decay"]
+    if options["weight_decay_mode"] == "l2":
+        return {**plain, "l2": decay, "decoupled": 0.0}
+    return {**plain, "l2": 0.0, "decoupled": plain["lr"] * decay}
+
+
+def _betas(options: Options) -> Coefficients:
+    beta1, beta2 = options["betas"]
+    return {"eps": options["eps"], "one_minus_beta1": 1 - beta1, "one_minus_beta2": 1 - beta2}
+
+
+def _adam(options: Options, t: int) -> Coefficients:
+    beta1, beta2 = options["betas"]
+    step_size = options["lr"] / (1 - beta1**t)
+    return {**_betas(options), "step_size": step_size, "inv_sqrt_bias_correction2": 1 / math.sqrt(1 - beta2**t)}
+
+
+def _sparse_adam(options: Options, t: int) -> Coefficients:
+    beta1, beta2 = options["betas"]
+    step_size = options["lr"] * math.sqrt(1 - beta2**t) / (1 - beta1**t)
+    return {**_betas(options), "step_size": step_size, "inv_sqrt_bias_correction2": 1.0}
+
+
+def _decayed_adam(options: Options, t: int) -> Coefficients:
+    beta1, beta2 = options["betas"]
+    return {
+        **_betas(options),
+        "lr": options["lr"],
+        "inv_bias_correction1": 1 / (1 - beta1**t),
+        "inv_sqrt_bias_correction2": 1 / math.sqrt(1 - beta2**t),
+        "weight_decay": options["weight_decay"],
+    }
+
+
+def _lars(options: Options, t: int) -> Coefficients:
+    return {
+        "scaled_lr": options["lr"] * options["eta"],
+        "momentum": options["momentum"],
+        "weight_decay": options["weight_decay"],
+    }
+
+
+_ADAM_STATES = (StateSpec("exp_avg"), StateSpec("exp_avg_sq"))
+_PARTIAL_STATES = (StateSpec("exp_avg"), StateSpec("exp_avg_sq", rowwise=True))
+_ADAM_OPTIONS = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8}
+_ADAGRAD_OPTIONS = {"lr": 1e-2, "lr_decay": 0.0, "initial_accumulator_value": 0.0, "eps": 1e-10}
+_DECAY_OPTIONS = {**_ADAGRAD_OPTIONS, "weight_decay": 0.0, "weight_decay_mode": "l2"}
+# FBGEMM's defaults: TorchRec's classes have none.
+_LAMB_OPTIONS = {"lr": 1e-2, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
+_LARS_OPTIONS = {"lr": 1e-2, "eta": 1e-3, "momentum": 0.9, "weight_decay": 0.0}
+_TORCHREC = "torchrec.optim.optimizers"
+_ACCUMULATE = "rec_sdk_torch.optim.accumulate"
+_ACCUMULATE_TORCHREC = "rec_sdk_torch.optim.accumulate_torchrec"
+
+
+def _windowed(spec: OptimizerSpec, cls: str) -> OptimizerSpec:
+    return replace(spec, classes=(cls,), accumulates=True)
+
+
+_SGD = OptimizerSpec("sgd", "SGD", ("torch.optim.sgd.SGD", f"{_TORCHREC}.SGD"), {"lr": 1e-3}, _sgd)
+_ADAGRAD = OptimizerSpec(
+    "adagrad",
+    "Adagrad",
+    ("torch.optim.adagrad.Adagrad", f"{_TORCHREC}.Adagrad"),
+    _ADAGRAD_OPTIONS,
+    _adagrad,
+    (StateSpec("sum"),),
+)
+_ADAM = OptimizerSpec(
+    "adam", "Adam", ("torch.optim.adam.Adam", f"{_TORCHREC}.Adam"), _ADAM_OPTIONS, _adam, _ADAM_STATES
+)
+_SPARSE_ADAM = replace(_ADAM, classes=("torch.optim.sparse_adam.SparseAdam",), coefficients=_sparse_adam)
+_ROWWISE = OptimizerSpec(
+    "rowwise_adagrad",
+    "RowWiseAdagrad",
+    ("torchrec.optim.rowwise_adagrad.RowWiseAdagrad",),
+    _ADAGRAD_OPTIONS,
+    _adagrad,
+    (StateSpec("sum", rowwise=True),),
+)
+_DECAYED_ROWWISE = replace(
+    _ROWWISE,
+    kernel="decayed_rowwise_adagrad",
+    options=_DECAY_OPTIONS,
+    coefficients=_decayed_adagrad,
+    when="weight_decay",
+)
+_PARTIAL_ADAM = OptimizerSpec(
+    "partial_rowwise_adam",
+    "PartialRowWiseAdam",
+    (f"{_TORCHREC}.PartialRowWiseAdam",),
+    _LAMB_OPTIONS,
+    _decayed_adam,
+    _PARTIAL_STATES,
+)
+_LAMB = OptimizerSpec("lamb", "LAMB", (f"{_TORCHREC}.LAMB",), _LAMB_OPTIONS, _decayed_adam, _ADAM_STATES)
+_PARTIAL_LAMB = OptimizerSpec(
+    "partial_rowwise_lamb",
+    "PartialRowWiseLAMB",
+    (f"{_TORCHREC}.PartialRowWiseLAMB",),
+    _LAMB_OPTIONS,
+    _decayed_adam,
+    _PARTIAL_STATES,
+)
+_LARS = OptimizerSpec("lars_sgd", "LarsSGD", (f"{_TORCHREC}.LarsSGD",), _LARS_OPTIONS, _lars, (StateSpec("momentum"),))
+
+SPECS = (
+    _SGD,
+    _ADAGRAD,
+    _ADAM,
+    _SPARSE_ADAM,
+    _ROWWISE,
+    _DECAYED_ROWWISE,
+    _PARTIAL_ADAM,
+    _LAMB,
+    _PARTIAL_LAMB,
+    _LARS,
+    _windowed(_SGD, f"{_ACCUMULATE}.AccumulateSGD"),
+    _windowed(_ADAGRAD, f"{_ACCUMULATE}.AccumulateAdagrad"),
+    _windowed(_SPARSE_ADAM, f"{_ACCUMULATE}.AccumulateAdam"),
+    _windowed(_ROWWISE, f"{_ACCUMULATE_TORCHREC}.AccumulateRowWiseAdagrad"),
+    _windowed(_DECAYED_ROWWISE, f"{_ACCUMULATE_TORCHREC}.AccumulateRowWiseAdagrad"),
+    _windowed(_PARTIAL_ADAM, f"{_ACCUMULATE_TORCHREC}.AccumulatePartialRowWiseAdam"),
+    _windowed(_LAMB, f"{_ACCUMULATE_TORCHREC}.AccumulateLAMB"),
+    _windowed(_PARTIAL_LAMB, f"{_ACCUMULATE_TORCHREC}.AccumulatePartialRowWiseLAMB"),
+    _windowed(_LARS, f"{_ACCUMULATE_TORCHREC}.AccumulateLarsSGD"),
+)
+_BY_CLASS: dict[str, list[OptimizerSpec]] = {}
+for _spec in SPECS:
+    for _name in _spec.classes:
+        _BY_CLASS.setdefault(_name, []).append(_spec)
+
+
+def class_name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def spec_for(cls: type, given: Options | None = None) -> OptimizerSpec:
+    """The spec of an optimizer class with the keywords `given`.
+
+    Raises:
+        TypeError: the fused update does not know the class; the message lists those it knows.
+    """
+    specs = _BY_CLASS.get(class_name(cls)) if isinstance(cls, type) else None
+    if not specs:
+        known = ", ".join(sorted(_BY_CLASS))
+        raise TypeError(f"{cls!r} has no fused update; supported are {known}")
+    asked = [spec for spec in specs if spec.when and (given or {}).get(spec.when)]
+    return asked[0] if asked else next(spec for spec in specs if not spec.when)

@@ -1,0 +1,105 @@
+"""Coefficients of the fused update, weight decay, and the optimizers that look at a row as a whole."""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import Any
+
+import pytest
+import torch
+import torchrec
+from jagged import bags_collection, single_ids, train_step
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+
+import rec_sdk_torch as rst
+from rec_sdk_torch.ops import coefficient_names
+from rec_sdk_torch.tbe import SPECS, OptimizerSpec, TableOptimizer
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.classes[0].rpartition('.')[2]}-{spec.when}")
+def test_a_spec_has_the_coefficients_that_its_kernel_names(spec: OptimizerSpec) -> None:
+    assert sorted(spec.coefficients(spec.options, 1)) == sorted(coefficient_names(spec.kernel))
+
+
+def test_an_unknown_kernel_has_no_coefficients() -> None:
+    with pytest.raises(ValueError, match="no optimizer 'none such'"):
+        coefficient_names("none such")
+
+
+def test_weight_decay_of_torchrecs_rowwise_adagrad(device: torch.device) -> None:
+    """L2, as the class itself does it on dense gradients, where all rows are in the batch."""
+    options = {"lr": 0.25, "weight_decay": 0.5}
+    config = EmbeddingBagConfig(3, 4, "t0", feature_names=["f0"])
+    theirs = EmbeddingBagCollection(tables=[config])
+    ours = bags_collection(device, EmbeddingBagConfig(3, 4, "t0", feature_names=["f0"]))
+    ours.load_state_dict(theirs.state_dict())
+    rst.apply_optimizer_in_backward(torchrec.optim.RowWiseAdagrad, ours.parameters(), options)
+    reference = torchrec.optim.RowWiseAdagrad(theirs.parameters(), **options)
+    for ids in ([0, 1, 2], [2, 2, 1, 0]):
+        train_step(ours, single_ids(ids))
+        reference.zero_grad()
+        train_step(theirs, single_ids(ids))
+        reference.step()
+    name = "embedding_bags.t0.weight"
+    torch.testing.assert_close(ours.state_dict()[name].cpu(), theirs.state_dict()[name], rtol=1e-6, atol=1e-6)
+
+
+class Mode(enum.IntEnum):  # as FBGEMM's WeightDecayMode
+    NONE = 0
+    L2 = 1
+    DECOUPLE = 2
+    COUNTER = 3
+
+
+@pytest.mark.parametrize("mode", ["decouple", "DECOUPLE", Mode.DECOUPLE])
+def test_decay_that_is_decoupled(mode: Any) -> None:
+    optimizer = TableOptimizer.create(
+        torchrec.optim.RowWiseAdagrad, {"lr": 0.5, "weight_decay": 0.25, "weight_decay_mode": mode}
+    )
+    columns = dict(zip(coefficient_names(optimizer.spec.kernel), optimizer.coefficients()[1:], strict=False))
+    assert (columns["l2"], columns["decoupled"]) == (0.0, 0.125)
+
+
+@pytest.mark.parametrize("mode", ["cowclip", Mode.NONE, Mode.COUNTER, 1, None])
+def test_other_modes_of_decay_are_refused(mode: Any) -> None:
+    with pytest.raises(ValueError, match=r"weight_decay_mode is .*supported are \['l2', 'decouple'\]"):
+        TableOptimizer.create(torchrec.optim.RowWiseAdagrad, {"weight_decay": 0.25, "weight_decay_mode": mode})
+
+
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    [
+        (torchrec.optim.LAMB, {"weight_decay": -1.0}),
+        (torchrec.optim.LarsSGD, {"momentum": 1.0}),
+        (torchrec.optim.LarsSGD, {"eta": math.nan}),
+        (torchrec.optim.RowWiseAdagrad, {"weight_decay": math.inf}),
+        (torchrec.optim.PartialRowWiseAdam, {"betas": (0.9, 1.0)}),
+    ],
+)
+def test_values_that_no_update_may_use(cls: type, options: dict[str, Any]) -> None:
+    (name,) = options
+    with pytest.raises(ValueError, match=name):
+        TableOptimizer.create(cls, options)
+    optimizer = TableOptimizer.create(cls, {name: 0.5} if name != "betas" else {})
+    optimizer.options |= options
+    with pytest.raises(ValueError, match=name):
+        optimizer.coefficients()
+
+
+def test_a_decay_that_begins_later_is_refused() -> None:
+    optimizer = TableOptimizer.create(torchrec.optim.RowWiseAdagrad, {"lr": 0.5})
+    optimizer.options["weight_decay"] = 0.5
+    with pytest.raises(ValueError, match=r"weight_decay=0\.5"):
+        optimizer.coefficients()
+
+
+@pytest.mark.parametrize("cls", [torchrec.optim.LAMB, torchrec.optim.PartialRowWiseLAMB, torchrec.optim.LarsSGD])
+def test_a_row_of_zeros_stays_without_being_nan(device: torch.device, cls: type) -> None:
+    """Its length is 0, and so is the step's."""
+    config = EmbeddingBagConfig(3, 4, "t0", feature_names=["f0"], weight_init_min=0.0, weight_init_max=0.0)
+    collection = bags_collection(device, config)
+    rst.apply_optimizer_in_backward(cls, collection.parameters(), {"lr": 0.5})
+    train_step(collection, single_ids([1, 2]))
+    train_step(collection, single_ids([1]), factor=0.0)
+    assert not collection.state_dict()["embedding_bags.t0.weight"].any()

@@ -1,0 +1,131 @@
+"""Optimizers that torch does not have for sparse gradients: the documented formulas, on the rows a gradient names.
+
+The formulas are in the optimizers page of the docs. States are `[n, D]`, or `[n, 1]` where there is one number a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class OnRows(torch.optim.Optimizer):
+    """An optimizer of one matrix of rows."""
+
+    states: tuple[str, ...] = ()
+    rowwise: tuple[str, ...] = ()
+
+    def __init__(self, params: Any, initial_accumulator_value: float = 0.0, **options: Any) -> None:
+        super().__init__(params, options)
+        (self.weight,) = self.param_groups[0]["params"]
+        rows, dim = self.weight.shape
+        self.state[self.weight]["step"] = 0
+        for name in self.states:
+            shape = (rows, 1 if name in self.rowwise else dim)
+            self.state[self.weight][name] = self.weight.new_full(shape, initial_accumulator_value)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        state = self.state[self.weight]
+        state["step"] += 1
+        assert self.weight.grad is not None
+        grad = self.weight.grad.coalesce()
+        rows = grad.indices()[0]
+        states = {name: state[name][rows] for name in self.states}
+        weight = self.weight[rows]
+        self.update(weight, grad.values(), states, state["step"], self.param_groups[0])
+        self.weight[rows] = weight
+        for name, values in states.items():
+            state[name][rows] = values
+
+    def update(
+        self, w: torch.Tensor, g: torch.Tensor, states: dict[str, torch.Tensor], t: int, options: dict[str, Any]
+    ) -> None:
+        """Changes the rows `w` and their states in place."""
+        raise NotImplementedError
+
+
+def mean_square(g: torch.Tensor) -> torch.Tensor:
+    return (g * g).mean(dim=1, keepdim=True)
+
+
+def norm(rows: torch.Tensor) -> torch.Tensor:
+    return rows.norm(dim=1, keepdim=True)
+
+
+def ratio(over: torch.Tensor, under: torch.Tensor) -> torch.Tensor:
+    """0 where nothing is under."""
+    return torch.where(under > 0, over / under, 0)
+
+
+class Adam(OnRows):
+    """torch.optim.Adam's formula."""
+
+    states = ("exp_avg", "exp_avg_sq")
+
+    def update(
+        self, w: torch.Tensor, g: torch.Tensor, states: dict[str, torch.Tensor], t: int, options: dict[str, Any]
+    ) -> None:
+        w -= options["lr"] * self.direction(g, states, t, options)
+
+    def direction(
+        self, g: torch.Tensor, states: dict[str, torch.Tensor], t: int, options: dict[str, Any]
+    ) -> torch.Tensor:
+        (m, v), (b1, b2) = states.values(), options["betas"]
+        square = mean_square(g) if "exp_avg_sq" in self.rowwise else g * g
+        m.mul_(b1).add_(g, alpha=1 - b1)
+        v.mul_(b2).add_(square, alpha=1 - b2)
+        return m / (1 - b1**t) / ((v / (1 - b2**t)).sqrt() + options["eps"])
+
+
+class Lamb(Adam):
+    def update(
+        self, w: torch.Tensor, g: torch.Tensor, states: dict[str, torch.Tensor], t: int, options: dict[str, Any]
+    ) -> None:
+        step = self.direction(g, states, t, options) + options["weight_decay"] * w
+        w -= options["lr"] * ratio(norm(w), norm(step)) * step
+
+
+class PartialRowWiseLamb(Lamb):
+    rowwise = ("exp_avg_sq",)
+
+
+class PartialRowWiseAdam(Adam):
+    rowwise = ("exp_avg_sq",)
+
+    def update(
+        self, w: torch.Tensor, g: torch.Tensor, states: dict[str, torch.Tensor], t: int, options: dict[str, Any]
+    ) -> None:
+        w -= options["lr"] * (self.direction(g, states, t, options) + options["weight_decay"] * w)
+
+
+class LarsSgd(OnRows):
+    states = ("momentum",)
+
+    def update(
+        self, w: torch.Tensor, g: torch.Tensor, states: dict[str, torch.Tensor], t: int, options: dict[str, Any]
+    ) -> None:
+        decay, length = options["weight_decay"], norm(w)
+        rate = options["lr"] * options["eta"] * ratio(length, norm(g) + decay * length)
+        w -= states["momentum"].mul_(options["momentum"]).add_(rate * (g + decay * w))
+
+
+class RowWiseAdagrad(OnRows):
+    """One accumulator per row: sum += mean(g * g). With L2 decay the gradient has it, decoupled the rate has."""
+
+    states = ("sum",)
+    rowwise = ("sum",)
+
+    def update(
+        self, w: torch.Tensor, g: torch.Tensor, states: dict[str, torch.Tensor], t: int, options: dict[str, Any]
+    ) -> None:
+        decay = options.get("weight_decay", 0.0)
+        l2 = options.get("weight_decay_mode", "l2") == "l2"
+        lr = options["lr"] / (1 + (t - 1) * options.get("lr_decay", 0.0))
+        if l2:
+            g = g + decay * w
+        states["sum"] += mean_square(g)
+        step = lr * g / (states["sum"].sqrt() + options["eps"])
+        w -= step if l2 else step + lr * decay * w
