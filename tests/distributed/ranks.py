@@ -1,4 +1,4 @@
-"""Processes of a gloo group that stay, and do one task after another."""
+"""Processes of a group that stay, and do one task after another: over gloo, or each on a device of its own."""
 
 from __future__ import annotations
 
@@ -16,12 +16,34 @@ TIMEOUT = 90
 """Seconds for one task; then the processes are killed."""
 
 
-def _serve(rank: int, world_size: int, port: int, paths: list[str], pipe: Any) -> None:
+BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
+
+
+class Place:
+    """Of this process.
+
+    Attributes:
+        device: where its models are.
+        host: the group that exchanges tensors on the host; None: the default group does.
+    """
+
+    device = torch.device("cpu")
+    host: Any = None
+
+
+def _serve(rank: int, world_size: int, port: int, kind: str, paths: list[str], pipe: Any) -> None:
     sys.path[:0] = paths
     torch.set_num_threads(1)
+    if kind != "cpu":
+        import rec_sdk_torch  # noqa: F401  finds torch_npu
+
+        Place.device = torch.device(kind, rank)
+        torch.get_device_module(kind).set_device(Place.device)
     torch.distributed.init_process_group(
-        "gloo", init_method=f"tcp://localhost:{port}", rank=rank, world_size=world_size
+        BACKENDS[kind], init_method=f"tcp://localhost:{port}", rank=rank, world_size=world_size
     )
+    if kind != "cpu":
+        Place.host = torch.distributed.new_group(backend="gloo")
     while True:
         task = pipe.recv()
         if task is None:
@@ -37,7 +59,8 @@ def _serve(rank: int, world_size: int, port: int, paths: list[str], pipe: Any) -
 class Ranks:
     """`world_size` processes."""
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, kind: str = "cpu") -> None:
+        """`kind`: of device."""
         with socket.socket() as free:
             free.bind(("localhost", 0))
             port = free.getsockname()[1]
@@ -47,7 +70,7 @@ class Ranks:
         self._pipes, self._processes = [], []
         for rank in range(world_size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, world_size, port, paths, theirs), daemon=True)
+            process = context.Process(target=_serve, args=(rank, world_size, port, kind, paths, theirs), daemon=True)
             process.start()
             self._pipes.append(ours)
             self._processes.append(process)

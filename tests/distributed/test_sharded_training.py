@@ -78,8 +78,10 @@ def check(ranks: Ranks, world_size: int, scenario: Scenario) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_two_ranks(ranks_of: Callable[[int], Ranks], name: str) -> None:
+def test_two_ranks(ranks_of: Callable[[int], Ranks], device: torch.device, name: str) -> None:
     results = check(ranks_of(2), 2, CASES[name])
+    places = ["cpu", "cpu"] if device.type == "cpu" else [f"{device.type}:{rank}" for rank in (0, 1)]
+    assert [result[5] for result in results] == places
     if CASES[name].cache == 40:
         assert any(result[4]["rows_out"] for result in results), "the cache swaps"
 
