@@ -59,14 +59,15 @@ class Asked(Multistreamable):
 class AskedAwaitable(Awaitable[Asked]):
     """The ids are on their way."""
 
-    def __init__(self, work: Any, values: torch.Tensor, counts: np.ndarray) -> None:
+    def __init__(self, exchange: Exchange, work: Any, values: torch.Tensor, counts: np.ndarray) -> None:
         super().__init__()
-        self._work, self._values, self._counts = work, values, counts
+        self._exchange, self._work, self._values, self._counts = exchange, work, values, counts
         self._asked: Asked | None = None
 
     def _wait_impl(self) -> Asked:
         if self._asked is None:
-            self._work.wait()
+            with self._exchange.waiting("ids"):
+                self._work.wait()
             self._asked = Asked(self._values, self._counts)
         return self._asked
 
@@ -88,14 +89,15 @@ class CountsAwaitable(Awaitable[Awaitable[Asked]]):
         return [self]
 
     def _wait_impl(self) -> Awaitable[Asked]:
-        self._work.wait()
+        with self._exchange.waiting("numbers of ids"):
+            self._work.wait()
         received = self._received.numpy()
         if received[:, -1].any():
             self._exchange.raise_together(self._ctx.error)
         counts = received[:, :-1]
         assert self._ctx.asked is not None
         to, of = self._sent.sum(axis=1).tolist(), counts.sum(axis=1).tolist()
-        return AskedAwaitable(*self._exchange.send_ids(self._ctx.asked.host.ids, to, of), counts)
+        return AskedAwaitable(self._exchange, *self._exchange.send_ids(self._ctx.asked.host.ids, to, of), counts)
 
 
 class OutputAwaitable(LazyAwaitable[Any]):
@@ -109,8 +111,9 @@ class OutputAwaitable(LazyAwaitable[Any]):
 
     def _wait_impl(self) -> Any:
         module, ctx, rows, works, (work, failed) = self._parts
-        for each in (work, *works):
-            each.wait()
+        with module.exchange.waiting("rows"):
+            for each in (work, *works):
+                each.wait()
         if failed.item():
             module.exchange.raise_together(ctx.error)
         return module.output(ctx, rows)
