@@ -176,7 +176,7 @@ def train_sharded(rank: int, world_size: int, scenario: Scenario) -> Any:
 
 def train_alone(scenario: Scenario, world_size: int) -> Any:
     """(outputs of each step, rows, dense parameter) of one process."""
-    model = Model(scenario, seed=3, cache=1.0)
+    model = Model(scenario, seed=3, cache=1000)
     dense = torch.optim.SGD([model.scale], lr=0.05)
     outputs = []
     for step in range(scenario.steps):

@@ -49,13 +49,13 @@ CASES = {
 }
 
 
-def check(ranks: Ranks, world_size: int, scenario: Scenario) -> list[Any]:
+def check(ranks: Ranks, world_size: int, scenario: Scenario, rtol: float = 1e-5, atol: float = 2e-6) -> list[Any]:
     results = ranks.run(train_sharded, scenario)
     outputs, rows, dense = train_alone(scenario, world_size)
     if scenario.kind != "sequences":
         for step, expected in enumerate(outputs):
             together = torch.cat([result[0][step] for result in results])
-            torch.testing.assert_close(together, expected, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(together, expected, rtol=rtol, atol=atol)
             assert step or torch.equal(together, expected), "the bits of the first forward"
     for table, expected in rows.items():
         found: dict[int, torch.Tensor] = {}
@@ -71,9 +71,9 @@ def check(ranks: Ranks, world_size: int, scenario: Scenario) -> list[Any]:
         for i, row in expected.items():
             kept = len(found[i])  # states of a row of an index table that nobody looked up are not kept
             assert not row[kept:].any()
-            torch.testing.assert_close(found[i], row[:kept], rtol=1e-5, atol=2e-6, msg=f"{table}, id {i}")
+            torch.testing.assert_close(found[i], row[:kept], rtol=rtol, atol=atol, msg=f"{table}, id {i}")
     for result in results:
-        torch.testing.assert_close(result[2], dense, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(result[2], dense, rtol=rtol, atol=atol)
     return results
 
 
