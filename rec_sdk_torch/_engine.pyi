@@ -406,3 +406,78 @@ class Engine:
 
     def take_bounds_warnings(self) -> list[tuple[str, int, int]]:
         """(table name, count, an example) of ids that reads found out of range since the last call, under "warning"."""
+
+class UniqueBatch:
+    """A rank's batch as the ranks of a sharded collection see it, of W ranks and T tables: each id of a table once.
+
+    Rows come back in the order of `ids`, those of the tables of a group in one tensor.
+    """
+
+    @property
+    def ids(self) -> _Int64:
+        """[U] of each rank, and there of each table, in the order in which they came."""
+
+    @property
+    def repeats(self) -> _Int32:
+        """[U] lookups of each of `ids`."""
+
+    @property
+    def counts(self) -> _Int64:
+        """[W, T] ids."""
+
+    @property
+    def lookups(self) -> _Int64:
+        """[W, T] lookups of them."""
+
+    @property
+    def out_of_range(self) -> list[tuple[int, int, int]]:
+        """Index tables that have no such ids, which read row 0: (table, how many, one of them)."""
+
+    def rows(self, group: int) -> int:
+        """Rows that the tables of a group receive. IndexError: there is no such group."""
+
+    def feature_lookups(self, group: int) -> list[int]:
+        """Lookups of each feature of a group."""
+
+    def slots(self, group: int) -> tuple[_Int32, tuple[tuple[int, int] | None, ...]]:
+        """An arena of int32 words and, for each array in it, None or (first word, words), N lookups feature by feature:
+        slots int32 [N], the received row; offsets int64 [F * B + 1] of the bags, pooled; source int64 [N], where a
+        lookup is in the batch's values, None when they are all of them in order.
+        """
+
+    def segments(self, group: int) -> tuple[_Int32, tuple[tuple[int, int] | None, ...]]:
+        """The same of lookups sorted by received row, U rows: segment_offsets int32 [U + 1]; grad_row int32 [N], the
+        lookup, or the sample when pooled; grad_column int32 [N], pooled; scale float32 [N], with a MEAN feature;
+        positions int32 [N], the lookup, weighted bags. Not from two threads at a time.
+        """
+
+class Deduplicator:
+    """Removes duplicates from batches of a sharded collection. Safe to call from several threads."""
+
+    def __init__(
+        self,
+        num_embeddings: Sequence[int],
+        homes: Sequence[int],
+        groups: Sequence[int],
+        feature_tables: Sequence[int],
+        feature_columns: Sequence[int],
+        feature_means: Sequence[bool],
+        world_size: int,
+    ) -> None:
+        """num_embeddings, homes, groups: of each table: rows of an index table, 0 for a hash table; the rank of all
+        ids, -1 for rank id mod world_size, by floor; whose rows are received in one tensor.
+
+        feature_tables, feature_columns, feature_means: of each feature, ordered by table. The last two are empty for
+        sequences.
+        """
+
+    def run(
+        self,
+        values: _Int,
+        offsets: _Int,
+        feature_keys: _Int,
+        batch_size: int,
+        weighted: bool = False,
+        segments: bool = True,
+    ) -> UniqueBatch:
+        """As for `Engine.plan`. Without `segments`, those are made when they are asked for."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -35,6 +37,21 @@ class Exchange:
         self.rank, self.world_size = dist.get_rank(ids), dist.get_world_size(ids)
         self.stats = dict.fromkeys(COUNTERS, 0)
 
+    @contextlib.contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """Around what waits for other ranks.
+
+        Raises:
+            RuntimeError: the process group has, because a rank has died or does not come.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"rank {self.rank} of {self.world_size} could not exchange {what}: another rank has ended, has "
+                f"raised an error, or has not come within the process group's timeout: {error}"
+            ) from error
+
     def broadcast(self, number: int) -> int:
         """Rank 0's `number`, of 64 bits without sign."""
         tensor = torch.from_numpy(np.array([number], np.uint64).view(np.int64))
@@ -61,10 +78,18 @@ class Exchange:
         status = torch.tensor([int(failed)])
         return dist.all_reduce(status, dist.ReduceOp.MAX, group=self.ids, async_op=True), status
 
+    def any_failed(self, failed: bool) -> bool:
+        """Whether this or any other rank failed. All must call it."""
+        with self.waiting("whether gradients are finite"):
+            work, status = self.send_status(failed)
+            work.wait()
+        return bool(status.item())
+
     def raise_together(self, error: Exception | None) -> None:
         """Raises the same error on all ranks: that of the first one that has one. All must call it."""
         every: list[Any] = [None] * self.world_size
-        dist.all_gather_object(every, None if error is None else _packed(error), group=self.ids)
+        with self.waiting("errors"):
+            dist.all_gather_object(every, None if error is None else _packed(error), group=self.ids)
         rank, packed = next((rank, packed) for rank, packed in enumerate(every) if packed is not None)
         raised: Exception = pickle.loads(packed)
         raised.add_note(f"raised on rank {rank} of {self.world_size}, and so on all of them")
@@ -91,7 +116,10 @@ class SendRows(torch.autograd.Function):
         ctx: Any, rows: torch.Tensor, exchange: Exchange, to: list[int], of: list[int], works: list[Any]
     ) -> torch.Tensor:
         received = rows.new_empty((sum(of), rows.shape[1]))
-        works.append(dist.all_to_all_single(received, rows.contiguous(), of, to, group=exchange.rows, async_op=True))
+        with exchange.waiting("rows"):
+            works.append(
+                dist.all_to_all_single(received, rows.contiguous(), of, to, group=exchange.rows, async_op=True)
+            )
         ctx.exchange, ctx.to, ctx.of = exchange, to, of
         return received
 
@@ -102,5 +130,6 @@ class SendRows(torch.autograd.Function):
             grad = grad / exchange.world_size
         exchange.stats["grad_bytes"] += (sum(ctx.of) - ctx.of[exchange.rank]) * grad.shape[1] * 4
         result = grad.new_empty((sum(ctx.to), grad.shape[1]))
-        dist.all_to_all_single(result, grad.contiguous(), ctx.to, ctx.of, group=exchange.rows)
+        with exchange.waiting("gradients"):
+            dist.all_to_all_single(result, grad.contiguous(), ctx.to, ctx.of, group=exchange.rows)
         return result, None, None, None, None

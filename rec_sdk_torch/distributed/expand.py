@@ -12,7 +12,7 @@ from .unique import Segments
 
 def _summed(grad: torch.Tensor, segments: Segments, by_row: tuple[torch.Tensor | None, ...]) -> torch.Tensor:
     """Gradients of the rows, float32 `[U, D]`, summed as the update of a table sums them."""
-    rows, dim = segments.lookups.rows, segments.dim
+    rows, dim = segments.rows, segments.dim
     sums = grad.new_zeros((rows, 2 * dim))
     if rows:
         accumulate_rows(sums, [grad], torch.arange(rows, dtype=torch.int32, device=grad.device), *by_row)
@@ -30,7 +30,7 @@ class Repeat(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return _summed(grad.float().contiguous(), ctx.segments, ctx.segments.by_row(False, None)), None
+        return _summed(grad.float().contiguous(), ctx.segments, ctx.segments.by_row(None)), None
 
 
 class Pool(torch.autograd.Function):
@@ -45,7 +45,9 @@ class Pool(torch.autograd.Function):
         rows, weights = tensors[:count], tensors[count:]
         out = torch.empty((size, width), dtype=torch.float32, device=segments[0].slots.device)
         for each, row, weight in zip(segments, rows, weights, strict=True):
-            ops.lookup_pooled(row, each.slots, each.offsets, weight, each.columns, each.means, 0, out)
+            ops.lookup_pooled(
+                row, each.slots, each.offsets, weight, each.constants.columns, each.constants.means, 0, out
+            )
         ctx.segments = segments
         wanted = any(ctx.needs_input_grad[3 + count :])
         ctx.save_for_backward(*(rows if wanted else [None] * count), *weights)
@@ -57,11 +59,11 @@ class Pool(torch.autograd.Function):
         segments: list[Segments] = ctx.segments
         count = len(segments)
         rows, weights = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
-        of_rows = [_summed(grad, s, s.by_row(True, w)) for s, w in zip(segments, weights, strict=True)]
+        of_rows = [_summed(grad, s, s.by_row(w)) for s, w in zip(segments, weights, strict=True)]
         of_weights: list[torch.Tensor | None] = [None] * count
         for index, each in enumerate(segments):
             if ctx.needs_input_grad[3 + count + index]:
                 of_weights[index] = ops.pooled_weights_grad(
-                    rows[index], each.slots, each.offsets, grad, each.columns, each.means
+                    rows[index], each.slots, each.offsets, grad, each.constants.columns, each.constants.means
                 )
         return (None, None, None, *of_rows, *of_weights)

@@ -86,6 +86,7 @@ class HomeTables(CachedCollection):
             cache_policy=source.cache_policy,
         )
         embedding.steps.guard.scaler = source.steps.guard.scaler
+        embedding.steps.guard.others = exchange
         self.__dict__["_handles_name"] = origin._handles_name
         super().__init__(origin._configs, embedding, None)
         self._modules[self._handles_name] = module_dict(

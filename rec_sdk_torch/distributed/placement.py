@@ -18,9 +18,11 @@ class Placement(abc.ABC):
 
     Attributes:
         share: of the table that is at home on this rank, 0 to 1.
+        home: the rank of all ids; None: an id is at home on rank `id % world_size`.
     """
 
     share: float
+    home: int | None
 
     @abc.abstractmethod
     def owner(self, ids: Int64Array) -> Int64Array:
@@ -40,7 +42,7 @@ class RowWise(Placement):
 
     def __init__(self, rank: int, world_size: int) -> None:
         self._rank, self._world_size = rank, world_size
-        self.share = 1 / world_size
+        self.share, self.home = 1 / world_size, None
 
     def owner(self, ids: Int64Array) -> Int64Array:
         return np.mod(ids, self._world_size)
@@ -53,11 +55,11 @@ class TableWise(Placement):
     """All ids go to one rank."""
 
     def __init__(self, rank: int, home: int) -> None:
-        self._home, self._here = home, rank == home
+        self.home, self._here = home, rank == home
         self.share = float(self._here)
 
     def owner(self, ids: Int64Array) -> Int64Array:
-        return np.full(len(ids), self._home, np.int64)
+        return np.full(len(ids), self.home, np.int64)
 
     def rows(self, num_embeddings: int) -> Int64Array:
         return np.arange(num_embeddings if self._here else 0, dtype=np.int64)

@@ -14,15 +14,17 @@ from torchrec.optim.keyed import KeyedOptimizer
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from torchrec.streamable import Multistreamable
 
+from ..backends.devices import backend_for
 from ..modules.collection import CachedCollection
 from ..modules.embedding_collections import EmbCacheEmbeddingCollection
 from ..tbe.batch import Batch
 from ..tbe.look_ahead import Prefetched
+from ..tbe.transfers import Transfers
 from .exchange import Exchange, SendRows
 from .expand import Pool, Repeat
 from .home import HomeTables
 from .placement import Placement
-from .unique import Segments, Tables, UniqueBatch
+from .unique import Deduplication, GroupConstants, Segments, Tables, UniqueBatch
 
 
 class ShardedContext(Multistreamable):
@@ -57,14 +59,15 @@ class Asked(Multistreamable):
 class AskedAwaitable(Awaitable[Asked]):
     """The ids are on their way."""
 
-    def __init__(self, work: Any, values: torch.Tensor, counts: np.ndarray) -> None:
+    def __init__(self, exchange: Exchange, work: Any, values: torch.Tensor, counts: np.ndarray) -> None:
         super().__init__()
-        self._work, self._values, self._counts = work, values, counts
+        self._exchange, self._work, self._values, self._counts = exchange, work, values, counts
         self._asked: Asked | None = None
 
     def _wait_impl(self) -> Asked:
         if self._asked is None:
-            self._work.wait()
+            with self._exchange.waiting("ids"):
+                self._work.wait()
             self._asked = Asked(self._values, self._counts)
         return self._asked
 
@@ -76,7 +79,7 @@ class CountsAwaitable(Awaitable[Awaitable[Asked]]):
         super().__init__()
         self._exchange, self._ctx = exchange, ctx
         empty = np.zeros((exchange.world_size, tables), np.int64)
-        counts = empty if ctx.asked is None else ctx.asked.counts
+        counts = empty if ctx.asked is None else ctx.asked.host.counts
         self._sent = counts
         self._work, self._received = exchange.send_counts(counts, ctx.error is not None)
 
@@ -86,14 +89,15 @@ class CountsAwaitable(Awaitable[Awaitable[Asked]]):
         return [self]
 
     def _wait_impl(self) -> Awaitable[Asked]:
-        self._work.wait()
+        with self._exchange.waiting("numbers of ids"):
+            self._work.wait()
         received = self._received.numpy()
         if received[:, -1].any():
             self._exchange.raise_together(self._ctx.error)
         counts = received[:, :-1]
         assert self._ctx.asked is not None
         to, of = self._sent.sum(axis=1).tolist(), counts.sum(axis=1).tolist()
-        return AskedAwaitable(*self._exchange.send_ids(self._ctx.asked.ids, to, of), counts)
+        return AskedAwaitable(self._exchange, *self._exchange.send_ids(self._ctx.asked.host.ids, to, of), counts)
 
 
 class OutputAwaitable(LazyAwaitable[Any]):
@@ -107,8 +111,9 @@ class OutputAwaitable(LazyAwaitable[Any]):
 
     def _wait_impl(self) -> Any:
         module, ctx, rows, works, (work, failed) = self._parts
-        for each in (work, *works):
-            each.wait()
+        with module.exchange.waiting("rows"):
+            for each in (work, *works):
+                each.wait()
         if failed.item():
             module.exchange.raise_together(ctx.error)
         return module.output(ctx, rows)
@@ -190,6 +195,12 @@ class ShardedCollection(ShardedEmbeddingModule[Any, Any, Any, ShardedContext], F
         self._type = type(origin)
         self._dims = embedding.feature_dims
         self._columns = (np.cumsum(self._dims) - self._dims).tolist()
+        self._deduplication = Deduplication(self._tables, self._columns, self._pooled)
+        self._transfers = Transfers(exchange.device, backend_for(exchange.device))
+        self._constants = [
+            GroupConstants(self._tables, group, self._columns, self._transfers) for group in self._deduplication.groups
+        ]
+        self._row_bytes = np.array([4 * config.embedding_dim for config in self._tables.configs])
         self._coming: list[Coming] = []
         self._need_indices = isinstance(origin, EmbCacheEmbeddingCollection) and origin.need_indices()
         self.__dict__["home"] = HomeTables(origin, placements, exchange)
@@ -251,7 +262,8 @@ class ShardedCollection(ShardedEmbeddingModule[Any, Any, Any, ShardedContext], F
                     raise ValueError("the collection is weighted (is_weighted=True), the batch has no weights")
                 weights = weights.to(device=self.exchange.device)
             batch = Batch.from_tensors(ctx.features.values(), offsets, ctx.features.stride(), keys, weights)
-            ctx.asked = UniqueBatch(batch, self._tables)
+            ctx.asked = self._deduplication.run(batch, self.training and torch.is_grad_enabled())
+            ctx.asked.warn()
         except Exception as error:
             ctx.error = error
         return CountsAwaitable(self.exchange, ctx, len(self._tables.configs))
@@ -278,7 +290,7 @@ class ShardedCollection(ShardedEmbeddingModule[Any, Any, Any, ShardedContext], F
         works: list[Any] = []
         received = []
         for group, part in zip(self._tables.same_dim(), rows, strict=True):
-            to, of = (counts[:, group].sum(axis=1).tolist() for counts in (asked.counts, ctx.asked.counts))
+            to, of = (counts[:, group].sum(axis=1).tolist() for counts in (asked.counts, ctx.asked.host.counts))
             received.append(SendRows.apply(part, self.exchange, to, of, works))
         self._count(ctx.asked)
         return OutputAwaitable(self, ctx, received, works, status)
@@ -289,12 +301,12 @@ class ShardedCollection(ShardedEmbeddingModule[Any, Any, Any, ShardedContext], F
         assert ctx.features is not None
         size = ctx.asked.batch.batch_size
         segments = [
-            Segments(lookups, self._tables, self._columns, size, self.exchange.device) for lookups in ctx.asked.lookups
+            Segments(ctx.asked, group, constants, self._transfers) for group, constants in enumerate(self._constants)
         ]
         if not self._pooled:
             return self._sequences(ctx.features, segments, rows, size)
         weights = ctx.asked.batch.weights
-        of_dims = [None if weights is None else weights.index_select(0, each.source) for each in segments]
+        of_dims = [_chosen(weights, each.source) for each in segments]
         values = Pool.apply(segments, size, sum(self._dims), *rows, *of_dims)
         return KeyedTensor(self._names, self._dims, values)
 
@@ -303,33 +315,30 @@ class ShardedCollection(ShardedEmbeddingModule[Any, Any, Any, ShardedContext], F
     ) -> dict[str, JaggedTensor]:
         result: dict[str, JaggedTensor] = {}
         lengths = features.lengths().to(self.exchange.device)
+        values = features.values().to(self.exchange.device) if self._need_indices else None
         for each, received in zip(segments, rows, strict=True):
-            lookups = each.lookups
-            repeated = Repeat.apply(received, each)
-            of_feature = lookups.lengths.reshape(len(lookups.features), size).sum(axis=1).tolist()
-            sources = each.source.split(of_feature)
-            for feature, part, source in zip(lookups.features, repeated.split(of_feature), sources, strict=True):
+            parts = Repeat.apply(received, each).split(each.lookups)
+            chosen = _chosen(values, each.source)
+            ids = [None] * len(parts) if chosen is None else chosen.split(each.lookups)
+            for feature, part, own_ids in zip(each.features, parts, ids, strict=True):
                 key = int(self.home._feature_keys[feature])
-                ids = features.values().to(self.exchange.device)[source] if self._need_indices else None
                 own = lengths[key * size : (key + 1) * size]
-                result[self._names[feature]] = JaggedTensor(values=part, lengths=own, weights=ids)
+                result[self._names[feature]] = JaggedTensor(values=part, lengths=own, weights=own_ids)
         return {name: result[name] for name in self._names}
 
     # ---- figures
 
     def _count(self, asked: UniqueBatch) -> None:
-        stats, rank = self.exchange.stats, self.exchange.rank
-        away = np.delete(asked.counts, rank, axis=0).sum(axis=0)
-        stats["unique_ids"] += int(asked.counts.sum())
+        stats, rank, host = self.exchange.stats, self.exchange.rank, asked.host
+        unique, lookups = host.counts, host.lookups
+        away = unique.sum(axis=0) - unique[rank]
+        stats["lookups"] += int(lookups.sum())
+        stats["unique_ids"] += int(unique.sum())
         stats["id_bytes"] += 8 * int(away.sum())
+        stats["row_bytes"] += int((away * self._row_bytes).sum())
         training = 2 if self.training and torch.is_grad_enabled() else 1
-        for lookups in asked.lookups:
-            dim = self._tables.configs[lookups.tables[0]].embedding_dim
-            stats["row_bytes"] += 4 * dim * int(away[lookups.tables].sum())
-            stats["lookups"] += len(lookups.slots)
-            at_home = _at_home(asked, lookups.tables, rank)
-            every = len(lookups.slots) - int(at_home[lookups.slots].sum())
-            stats["bytes_with_duplicates"] += every * (8 + 4 * dim * training)
+        every = lookups.sum(axis=0) - lookups[rank]
+        stats["bytes_with_duplicates"] += int((every * (8 + self._row_bytes * training)).sum())
 
     def exchange_stats(self) -> dict[str, int]:
         """Exact counters since the start: of this rank's batches.
@@ -408,7 +417,6 @@ class ShardedCollection(ShardedEmbeddingModule[Any, Any, Any, ShardedContext], F
         raise TypeError("a sharded collection cannot be copied: make a model anew, and load its state dict")
 
 
-def _at_home(asked: UniqueBatch, tables: list[int], rank: int) -> np.ndarray:
-    """Which of the rows that are received come from this rank itself, bool `[U]`."""
-    of_rank = asked.counts[:, tables].sum(axis=1)
-    return np.repeat(np.arange(len(of_rank)) == rank, of_rank)
+def _chosen(values: torch.Tensor | None, source: torch.Tensor | None) -> torch.Tensor | None:
+    """`values` of lookups, which all are there when `source` is None."""
+    return values if values is None or source is None else values.index_select(0, source)

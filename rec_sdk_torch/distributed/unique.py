@@ -5,12 +5,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 import torch
 
-from ..tbe.batch import Batch, Int64Array
+from .._engine import Deduplicator
+from .._engine import UniqueBatch as HostBatch
+from ..tbe.batch import Batch
 from ..tbe.table import BoundsCheckMode, Pooling, TableConfig
+from ..tbe.transfers import Transfers
 from .placement import Placement
 
 
@@ -43,151 +46,123 @@ class Tables:
         return range(begin, begin + self.configs[table].num_features)
 
 
+class Deduplication:
+    """Removes duplicates from the batches of a collection, in the engine."""
+
+    def __init__(self, tables: Tables, columns: Sequence[int], pooled: bool) -> None:
+        """`columns`: of each feature of the collection in the pooled output."""
+        self.tables = tables
+        self.groups = tables.same_dim()
+        group_of = {table: group for group, own in enumerate(self.groups) for table in own}
+        of_features = [table for table, config in enumerate(tables.configs) for _ in range(config.num_features)]
+        self._host = Deduplicator(
+            [0 if config.hashed else config.num_embeddings for config in tables.configs],
+            [-1 if placement.home is None else placement.home for placement in tables.placements],
+            [group_of[table] for table in range(len(tables.configs))],
+            of_features,
+            list(columns) if pooled else [],
+            [tables.configs[table].pooling is Pooling.MEAN for table in of_features] if pooled else [],
+            tables.world_size,
+        )
+
+    def run(self, batch: Batch, segments: bool) -> UniqueBatch:
+        """
+        Args:
+            batch: of this rank.
+            segments: also sorts the lookups by row, which the backward pass needs; otherwise it does when it comes.
+
+        Raises:
+            IndexError: an index table has no such id, and its check is FATAL.
+            ValueError: offsets that do not fit.
+        """
+        found = self._host.run(
+            batch.values, batch.offsets, batch.feature_keys, batch.batch_size, batch.weights is not None, segments
+        )
+        warned = [self._out_of_range(*each) for each in found.out_of_range]
+        return UniqueBatch(batch, found, [text for text in warned if text])
+
+    def _out_of_range(self, table: int, count: int, example: int) -> str | None:
+        """Such ids read row 0: only whoever asks can tell."""
+        config, mode = self.tables.configs[table], self.tables.bounds_check
+        what = f"table {config.name!r}: {count} ids are out of range (such as {example})"
+        if mode is BoundsCheckMode.FATAL:
+            raise IndexError(f"{what}, allowed are 0 .. {config.num_embeddings - 1}")
+        return f"{what} and read row 0" if mode is BoundsCheckMode.WARNING else None
+
+
 @dataclass(frozen=True)
-class Lookups:
-    """Lookups of the tables of one dim, feature by feature.
-
-    Attributes:
-        tables, features: by index.
-        rows: received, U.
-        slots: int32 `[n]`, the received row of each lookup.
-        lengths: of each bag, int64 `[F * B]`.
-        source: int64 `[n]`, where each lookup is in the batch's values.
-    """
-
-    tables: list[int]
-    features: list[int]
-    rows: int
-    slots: np.ndarray
-    lengths: Int64Array
-    source: Int64Array
-
-
 class UniqueBatch:
     """What a rank asks others for.
 
     Attributes:
         batch: as it came.
-        ids: int64 `[U]`: of each rank, and there of each table, the distinct ids.
-        counts: int64 `[W, T]`, how many those are.
-        lookups: of the tables of each dim.
+        host: the engine's: `ids` int64 `[U]` of each rank and there of each table, `repeats` int32 `[U]`, `counts`
+            int64 `[W, T]`, how many ids those are.
+        warnings: to be given where the user sees them.
     """
 
-    def __init__(self, batch: Batch, tables: Tables) -> None:
-        """
-        Raises:
-            IndexError: an index table has no such id, and its check is FATAL.
-        """
-        self.batch = batch
-        found = [_distinct(batch, tables, index) for index in range(len(tables.configs))]
-        counts = [np.bincount(one.owners, minlength=tables.world_size) for one in found]
-        self.counts: Int64Array = np.stack(counts, axis=1).astype(np.int64)
-        ends = [np.concatenate([[0], np.cumsum(of_table)]) for of_table in counts]
-        pieces = [
-            one.ids[end[rank] : end[rank + 1]]
-            for rank in range(tables.world_size)
-            for one, end in zip(found, ends, strict=True)
-        ]
-        self.ids: Int64Array = np.concatenate(pieces)
-        self.lookups = [self._lookups(group, found, tables) for group in tables.same_dim()]
+    batch: Batch
+    host: HostBatch
+    warnings: list[str]
 
-    def _lookups(self, group: list[int], found: Sequence[_Distinct], tables: Tables) -> Lookups:
-        of_group = self.counts[:, group]  # rows come rank by rank, and there table by table
-        first = (np.cumsum(of_group.ravel()) - of_group.ravel()).reshape(of_group.shape)
-        slots, lengths, source = [], [], []
-        for place, table in enumerate(group):
-            one = found[table]
-            before = np.cumsum(of_group[:, place]) - of_group[:, place]
-            position = np.arange(len(one.ids)) + (first[:, place] - before)[one.owners]
-            slots.append(position[one.inverse].astype(np.int32))
-            lengths.append(one.lengths)
-            source.append(one.source)
-        features = [feature for table in group for feature in tables.features(table)]
-        arrays = np.concatenate(slots), np.concatenate(lengths), np.concatenate(source)
-        return Lookups(group, features, int(of_group.sum()), *arrays)
-
-
-@dataclass(frozen=True)
-class _Distinct:
-    """Ids of one table by rank `[u]`, their ranks `[u]`, the one of each lookup `[n]`; of bags, the lengths."""
-
-    ids: Int64Array
-    owners: Int64Array
-    inverse: Int64Array
-    lengths: Int64Array
-    source: Int64Array
-
-
-def _distinct(batch: Batch, tables: Tables, table: int) -> _Distinct:
-    size, offsets = batch.batch_size, batch.offsets.astype(np.int64)
-    keys = [int(batch.feature_keys[feature]) for feature in tables.features(table)]
-    source = np.concatenate([np.arange(offsets[key * size], offsets[(key + 1) * size]) for key in keys])
-    lengths = np.concatenate([np.diff(offsets[key * size : (key + 1) * size + 1]) for key in keys])
-    values = _in_bounds(batch.values[source].astype(np.int64), tables.configs[table], tables.bounds_check)
-    distinct, inverse = np.unique(values, return_inverse=True)
-    owners = tables.placements[table].owner(distinct)
-    order = np.argsort(owners, kind="stable")
-    place = np.empty_like(order)
-    place[order] = np.arange(len(order))
-    return _Distinct(distinct[order], owners[order], place[inverse.ravel()], lengths, source)
-
-
-def _in_bounds(ids: Int64Array, table: TableConfig, mode: BoundsCheckMode) -> Int64Array:
-    """`ids`, with row 0 in place of what an index table does not have: only whoever asks can tell."""
-    if table.hashed:
-        return ids
-    wrong = (ids < 0) | (ids >= table.num_embeddings)
-    if not wrong.any():
-        return ids
-    what = f"table {table.name!r}: {int(wrong.sum())} ids are out of range (such as {int(ids[wrong][0])})"
-    if mode is BoundsCheckMode.FATAL:
-        raise IndexError(f"{what}, allowed are 0 .. {table.num_embeddings - 1}")
-    if mode is BoundsCheckMode.WARNING:
-        warnings.warn(f"{what} and read row 0", stacklevel=6)
-    return np.where(wrong, 0, ids)
+    def warn(self) -> None:
+        """Says which ids were out of range."""
+        for text in self.warnings:
+            warnings.warn(text, stacklevel=6)
 
 
 class Segments:
-    """Lookups of one dim on the device, as the operators read them."""
+    """Lookups of the tables of one dim, on the device, as the operators read them.
 
-    def __init__(self, lookups: Lookups, tables: Tables, columns: Sequence[int], size: int, device: torch.device):
-        """`columns`: of each feature of the collection in the pooled output. `size`: samples."""
-        self.lookups = lookups
-        self.dim = tables.configs[lookups.tables[0]].embedding_dim
-        pooling = [tables.configs[table].pooling for table in lookups.tables for _ in tables.features(table)]
-        means = np.array([each is Pooling.MEAN for each in pooling])
-        offsets = np.concatenate([[0], np.cumsum(lookups.lengths)])
-        self._put = lambda array: torch.from_numpy(np.ascontiguousarray(array)).to(device)
-        self.slots = self._put(lookups.slots)
-        self.source = self._put(lookups.source)
-        self.offsets, self.means = self._put(offsets), self._put(means)
-        own = np.array([columns[feature] for feature in lookups.features], np.int64)
-        self.columns = self._put(own)
-        self._shape = size, own, means
+    Attributes:
+        features: by index, in the order of the lookups.
+        lookups: of each of them.
+        rows: received, U.
+        dim: of the rows.
+        slots: int32 `[n]`, the received row of each lookup, feature by feature.
+        source: int64 `[n]`, where each lookup is in the batch's values; None: they are all of them, in order.
+        offsets: int64 `[F * B + 1]` of the bags; pooled.
+    """
 
-    def by_row(self, pooled: bool, weights: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        """Segments of the received rows: segment_offsets, grad_row, grad_source, grad_column, scale."""
-        lookups = self.lookups
-        order = np.argsort(lookups.slots, kind="stable")
-        borders = np.concatenate([[0], np.cumsum(np.bincount(lookups.slots, minlength=lookups.rows))])
-        put = self._put
-        if not pooled:
-            return put(borders.astype(np.int32)), put(order.astype(np.int32)), None, None, None
-        size, columns, means = self._shape
-        bag = np.repeat(np.arange(len(lookups.lengths)), lookups.lengths)[order]
-        feature = bag // size if size else bag
-        scale = None
-        if means.any():
-            lengths = np.maximum(lookups.lengths, 1)[bag].astype(np.float32)
-            scale = put(np.where(means[feature], np.float32(1) / lengths, np.float32(1)).astype(np.float32))
+    def __init__(self, unique: UniqueBatch, group: int, constants: GroupConstants, transfers: Transfers) -> None:
+        self._host, self._group, self._transfers = unique.host, group, transfers
+        self.constants = constants
+        self.dim, self.features = constants.dim, constants.features
+        self.rows = unique.host.rows(group)
+        self.lookups = unique.host.feature_lookups(group)
+        slots, offsets, source = self._arrays(*unique.host.slots(group))
+        assert slots is not None
+        self.slots = slots
+        self.offsets = None if offsets is None else offsets.view(torch.int64)
+        self.source = None if source is None else source.view(torch.int64)
+
+    def _arrays(self, arena: Any, fields: Any) -> list[torch.Tensor | None]:
+        (words,) = self._transfers.put(arena)
+        return [None if field is None else words.narrow(0, *field) for field in fields]
+
+    def by_row(self, weights: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        """Lookups sorted by the received rows: segment_offsets, grad_row, grad_source, grad_column, scale."""
+        borders, grad_row, grad_column, scale, positions = self._arrays(*self._host.segments(self._group))
+        scale = None if scale is None else scale.view(torch.float32)
         if weights is not None:
-            own = weights.detach().index_select(0, put(order))
+            assert positions is not None
+            own = weights.detach().index_select(0, positions)
             scale = own if scale is None else own * scale
-        row = bag % size if size else bag
-        return (
-            put(borders.astype(np.int32)),
-            put(row.astype(np.int32)),
-            None,
-            put(columns[feature].astype(np.int32)),
-            scale,
-        )
+        return borders, grad_row, None, grad_column, scale
+
+
+class GroupConstants:
+    """What the tables of one dim have in every batch.
+
+    Attributes:
+        features: by index.
+        dim: of the rows.
+        columns, means: of each of the features, on the device.
+    """
+
+    def __init__(self, tables: Tables, group: Sequence[int], columns: Sequence[int], transfers: Transfers) -> None:
+        self.features = [feature for table in group for feature in tables.features(table)]
+        self.dim = tables.configs[group[0]].embedding_dim
+        means = [tables.configs[table].pooling is Pooling.MEAN for table in group for _ in tables.features(table)]
+        own = torch.tensor([columns[feature] for feature in self.features], dtype=torch.int64)
+        self.columns, self.means = own.to(transfers.device), torch.tensor(means).to(transfers.device)

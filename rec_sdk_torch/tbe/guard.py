@@ -20,6 +20,14 @@ class Scaler(Protocol):
     def is_enabled(self) -> bool: ...
 
 
+class Others(Protocol):
+    """Ranks that have parts of the same tables, and do the same steps."""
+
+    def any_failed(self, failed: bool) -> bool: ...
+
+    def raise_together(self, error: Exception | None) -> None: ...
+
+
 def checked_mode(check_finite: str) -> str:
     """`check_finite`; raises ValueError for what is none of `CHECKS`."""
     if check_finite not in CHECKS:
@@ -34,12 +42,14 @@ class GradientGuard:
         check_finite: `off`, `warn` (the update is applied all the same) or `raise`.
         scaler: what scaled the loss; its scale is divided out, and an overflow skips the update.
         skipped: updates that were skipped.
+        others: skip and raise together with this one; None: there are none.
     """
 
     def __init__(self, check_finite: str = "off", scaler: Scaler | None = None) -> None:
         self.check_finite = checked_mode(check_finite)
         self.scaler = scaler
         self.skipped = 0
+        self.others: Others | None = None
 
     def admit(
         self, grads: Sequence[torch.Tensor | None], tables: Callable[[Sequence[bool]], list[str]]
@@ -59,17 +69,31 @@ class GradientGuard:
         bad = [grad is not None and not bool(torch.isfinite(grad).all()) for grad in grads]
         if scaler is not None:
             # As GradScaler.step does for dense parameters; an overflow is its business, not an error.
-            if any(bad):
+            if self._anywhere(any(bad)):
                 self.skipped += 1
                 return None
             scale = scaler.get_scale()
             return [None if grad is None else grad / scale for grad in grads]
-        if any(bad):
-            self._report(tables(bad))
+        if self.check_finite == "raise":
+            if self._anywhere(any(bad)):
+                self._raise(tables(bad) if any(bad) else None)
+        elif any(bad):
+            self._warn(tables(bad))
         return list(grads)
 
-    def _report(self, tables: list[str]) -> None:
+    def _anywhere(self, bad: bool) -> bool:
+        return bad if self.others is None else self.others.any_failed(bad)
+
+    def _raise(self, tables: list[str] | None) -> None:
+        error = None
+        if tables is not None:
+            problem = f"the gradient of tables {tables} has NaN or infinite elements"
+            error = FloatingPointError(f"{problem}; no row was changed (check_finite='raise')")
+        if self.others is not None:
+            self.others.raise_together(error)
+        if error is not None:
+            raise error
+
+    def _warn(self, tables: list[str]) -> None:
         problem = f"the gradient of tables {tables} has NaN or infinite elements"
-        if self.check_finite == "raise":
-            raise FloatingPointError(f"{problem}; no row was changed (check_finite='raise')")
         warn(f"{problem}; the rows of this batch take them up (check_finite='warn')")

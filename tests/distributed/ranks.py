@@ -1,11 +1,12 @@
-"""Processes of a gloo group that stay, and do one task after another."""
+"""Processes of a group that stay, and do one task after another: over gloo, or each on a device of its own."""
 
 from __future__ import annotations
 
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,38 @@ TIMEOUT = 90
 """Seconds for one task; then the processes are killed."""
 
 
-def _serve(rank: int, world_size: int, port: int, paths: list[str], pipe: Any) -> None:
+BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
+
+
+class Place:
+    """Of this process.
+
+    Attributes:
+        device: where its models are.
+        host: the group that exchanges tensors on the host; None: the default group does.
+    """
+
+    device = torch.device("cpu")
+    host: Any = None
+
+
+def _serve(rank: int, world_size: int, port: int, kind: str, timeout: float, paths: list[str], pipe: Any) -> None:
     sys.path[:0] = paths
     torch.set_num_threads(1)
+    if kind != "cpu":
+        import rec_sdk_torch  # noqa: F401  finds torch_npu
+
+        Place.device = torch.device(kind, rank)
+        torch.get_device_module(kind).set_device(Place.device)
     torch.distributed.init_process_group(
-        "gloo", init_method=f"tcp://localhost:{port}", rank=rank, world_size=world_size
+        BACKENDS[kind],
+        init_method=f"tcp://localhost:{port}",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=timeout),
     )
+    if kind != "cpu":
+        Place.host = torch.distributed.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
     while True:
         task = pipe.recv()
         if task is None:
@@ -37,7 +64,8 @@ def _serve(rank: int, world_size: int, port: int, paths: list[str], pipe: Any) -
 class Ranks:
     """`world_size` processes."""
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, kind: str = "cpu", timeout: float = TIMEOUT) -> None:
+        """`kind`: of device. `timeout`: seconds, of the process groups."""
         with socket.socket() as free:
             free.bind(("localhost", 0))
             port = free.getsockname()[1]
@@ -47,8 +75,11 @@ class Ranks:
         self._pipes, self._processes = [], []
         for rank in range(world_size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, world_size, port, paths, theirs), daemon=True)
+            process = context.Process(
+                target=_serve, args=(rank, world_size, port, kind, timeout, paths, theirs), daemon=True
+            )
             process.start()
+            theirs.close()  # so that the end of a process is seen
             self._pipes.append(ours)
             self._processes.append(process)
 
@@ -66,6 +97,20 @@ class Ranks:
         if wrong:
             raise AssertionError("\n".join(wrong))
         return [result for _, result in results]
+
+    def run_survivors(self, function: Callable[..., Any], *args: Any, survivors: Sequence[int]) -> list[Any]:
+        """The same where the other ranks die of it."""
+        for pipe in self._pipes:
+            pipe.send((function, args))
+        results = []
+        for rank in survivors:
+            assert self._pipes[rank].poll(TIMEOUT), f"rank {rank} hangs"
+            fine, result = self._pipes[rank].recv()
+            assert fine, result
+            results.append(result)
+        dead = [process.exitcode for rank, process in enumerate(self._processes) if rank not in survivors]
+        assert all(code is not None and code < 0 for code in dead), f"exit codes {dead}"
+        return results
 
     def alive(self) -> bool:
         """Whether all processes are."""

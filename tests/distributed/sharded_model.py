@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from jagged import bag_config, jagged, random_bags, random_weights, sequence_config
+from ranks import Place
 from torchrec import EmbeddingBagConfig, EmbeddingConfig, KeyedJaggedTensor, PoolingType
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
@@ -73,9 +74,9 @@ def configs(scenario: Scenario) -> list[Any]:
 class Model(torch.nn.Module):
     """A collection, and one dense parameter."""
 
-    def __init__(self, scenario: Scenario, seed: int, device: Any = "cpu", cache: Any = None) -> None:
+    def __init__(self, scenario: Scenario, seed: int, cache: Any = None) -> None:
         super().__init__()
-        options: dict[str, Any] = {"device": device}
+        options: dict[str, Any] = {"device": Place.device}
         if scenario.kind == "hash":
             torch.manual_seed(seed)
             self.sparse = rst.HashEmbeddingBagCollection(configs(scenario), is_weighted=scenario.weighted, **options)
@@ -88,13 +89,13 @@ class Model(torch.nn.Module):
                     configs(scenario), is_weighted=scenario.weighted, **options
                 )
         self.pooled = scenario.kind != "sequences"
-        self.scale = torch.nn.Parameter(torch.full((1,), 0.7))
+        self.scale = torch.nn.Parameter(torch.full((1,), 0.7, device=Place.device))
         rst.apply_optimizer_in_backward(scenario.optimizer, self.sparse.parameters(), {"lr": 0.1, **scenario.options})
 
     def forward(self, batch: KeyedJaggedTensor) -> tuple[torch.Tensor, torch.Tensor]:
         output = self.sparse(batch)
         values = output.values() if self.pooled else sequence_values(output)  # the output may be an Awaitable
-        return torch.tanh(values * self.scale * 3).pow(2).sum() + values.sum() * 0.1, values.detach()
+        return torch.tanh(values * self.scale * 3).pow(2).sum() + values.sum() * 0.1, values.detach().cpu()
 
 
 def sequence_values(output: Any) -> torch.Tensor:
@@ -131,12 +132,12 @@ def shard(model: Model, scenario: Scenario, world_size: int) -> DistributedModel
     }
     world = torch.distributed.group.WORLD
     env = ShardingEnv.from_process_group(world)
-    sharders = rst.get_default_hybrid_sharders(env)
-    planner = EmbeddingShardingPlanner(
-        Topology(world_size, "cpu", local_world_size=world_size), constraints=constraints
-    )
+    host = None if Place.host is None else ShardingEnv.from_process_group(Place.host)
+    sharders = rst.get_default_hybrid_sharders(host)
+    kind = "cuda" if Place.device.type == "cuda" else "cpu"  # what TorchRec's Topology knows
+    planner = EmbeddingShardingPlanner(Topology(world_size, kind, local_world_size=world_size), constraints=constraints)
     plan = planner.collective_plan(model, sharders, world)
-    return DistributedModelParallel(model, env, torch.device("cpu"), plan, sharders)
+    return DistributedModelParallel(model, env, Place.device, plan, sharders)
 
 
 def rows(collection: Any) -> dict[str, dict[int, torch.Tensor]]:
@@ -158,7 +159,7 @@ def rows(collection: Any) -> dict[str, dict[int, torch.Tensor]]:
 
 
 def train_sharded(rank: int, world_size: int, scenario: Scenario) -> Any:
-    """(outputs of each step, rows, dense parameter, steps, exchange stats) of a rank."""
+    """(outputs of each step, rows, dense parameter, exchange stats, cache stats, device) of a rank."""
     model = shard(Model(scenario, seed=3 + rank), scenario, world_size)  # rank 0's seed holds
     dense = torch.optim.SGD([model.module.scale], lr=0.05)
     outputs = []
@@ -169,13 +170,13 @@ def train_sharded(rank: int, world_size: int, scenario: Scenario) -> Any:
         loss.backward()
         dense.step()
         outputs.append(output)
-    sparse = model.module.sparse
-    return outputs, rows(sparse), model.module.scale.detach().clone(), sparse.exchange_stats(), sparse.cache_stats()
+    sparse, scale = model.module.sparse, model.module.scale.detach().cpu().clone()
+    return outputs, rows(sparse), scale, sparse.exchange_stats(), sparse.cache_stats(), str(sparse.device)
 
 
 def train_alone(scenario: Scenario, world_size: int) -> Any:
     """(outputs of each step, rows, dense parameter) of one process."""
-    model = Model(scenario, seed=3, cache=1.0)
+    model = Model(scenario, seed=3, cache=1000)
     dense = torch.optim.SGD([model.scale], lr=0.05)
     outputs = []
     for step in range(scenario.steps):

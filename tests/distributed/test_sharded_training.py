@@ -49,13 +49,13 @@ CASES = {
 }
 
 
-def check(ranks: Ranks, world_size: int, scenario: Scenario) -> list[Any]:
+def check(ranks: Ranks, world_size: int, scenario: Scenario, rtol: float = 1e-5, atol: float = 2e-6) -> list[Any]:
     results = ranks.run(train_sharded, scenario)
     outputs, rows, dense = train_alone(scenario, world_size)
     if scenario.kind != "sequences":
         for step, expected in enumerate(outputs):
             together = torch.cat([result[0][step] for result in results])
-            torch.testing.assert_close(together, expected, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(together, expected, rtol=rtol, atol=atol)
             assert step or torch.equal(together, expected), "the bits of the first forward"
     for table, expected in rows.items():
         found: dict[int, torch.Tensor] = {}
@@ -71,15 +71,17 @@ def check(ranks: Ranks, world_size: int, scenario: Scenario) -> list[Any]:
         for i, row in expected.items():
             kept = len(found[i])  # states of a row of an index table that nobody looked up are not kept
             assert not row[kept:].any()
-            torch.testing.assert_close(found[i], row[:kept], rtol=1e-5, atol=2e-6, msg=f"{table}, id {i}")
+            torch.testing.assert_close(found[i], row[:kept], rtol=rtol, atol=atol, msg=f"{table}, id {i}")
     for result in results:
-        torch.testing.assert_close(result[2], dense, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(result[2], dense, rtol=rtol, atol=atol)
     return results
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_two_ranks(ranks_of: Callable[[int], Ranks], name: str) -> None:
+def test_two_ranks(ranks_of: Callable[[int], Ranks], device: torch.device, name: str) -> None:
     results = check(ranks_of(2), 2, CASES[name])
+    places = ["cpu", "cpu"] if device.type == "cpu" else [f"{device.type}:{rank}" for rank in (0, 1)]
+    assert [result[5] for result in results] == places
     if CASES[name].cache == 40:
         assert any(result[4]["rows_out"] for result in results), "the cache swaps"
 

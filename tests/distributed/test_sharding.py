@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from jagged import bags_collection, jagged
-from ranks import Ranks
+from ranks import Place, Ranks
 from sharded_model import Model, Scenario, bags_of, concatenated, rows, shard, train_alone
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
@@ -44,7 +44,7 @@ def refused_plans(rank: int, world_size: int) -> None:
         (plan_of("row_wise", tables=("t0", "t9")), "unknown ones \\['t9'\\]"),
     ):
         with pytest.raises(ValueError, match=message):
-            sharder.shard(bags_collection(torch.device("cpu")), plan, world(), torch.device("cpu"))
+            sharder.shard(bags_collection(Place.device), plan, world(), Place.device)
     planner = EmbeddingShardingPlanner(
         Topology(world_size, "cpu"), constraints={"t0": ParameterConstraints(sharding_types=["column_wise"])}
     )
@@ -228,7 +228,7 @@ def test_each_rank_reports_its_own_tables(ranks_of: Start) -> None:
 def own_pipeline(rank: int, world_size: int, scenario: Scenario, depth: int) -> Any:
     model = shard(Model(scenario, 3 + rank), scenario, world_size)
     dense = torch.optim.SGD([model.module.scale], lr=0.05)
-    pipeline = rst.EmbCacheTrainPipelineSparseDist(model, dense, "cpu", "cpu", depth=depth)
+    pipeline = rst.EmbCacheTrainPipelineSparseDist(model, dense, "cpu", Place.device, depth=depth)
     batches = (jagged(*bags_of(scenario, step, world_size)[rank]) for step in range(scenario.steps))
     planned = set()
     outputs = []
@@ -260,7 +260,7 @@ def test_own_pipeline_has_the_bits_of_any_depth(ranks_of: Start, kind: str) -> N
 def stock_pipeline(rank: int, world_size: int, scenario: Scenario) -> Any:
     model = shard(Model(scenario, 3 + rank), scenario, world_size)
     dense = torch.optim.SGD([model.module.scale], lr=0.05)
-    pipeline = TrainPipelineSparseDist(model, dense, torch.device("cpu"))
+    pipeline = TrainPipelineSparseDist(model, dense, Place.device)
     batches = (jagged(*bags_of(scenario, step, world_size)[rank]) for step in range(scenario.steps))
     outputs = []
     for _ in itertools.count():

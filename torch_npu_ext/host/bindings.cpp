@@ -22,35 +22,6 @@ namespace {
 
 constexpr int64_t kMaxDim = int64_t{1} << 24;  // far from any overflow of a record's bytes
 
-// A caller's int32 or int64 array. Only a strided one is copied.
-struct IntArgument {
-  IntArgument(const py::array& given, const char* name)
-      : array(py::array::ensure(given, py::array::c_style)) {
-    const py::dtype dtype = given.dtype();
-    const bool native = dtype.kind() == 'i' && dtype.byteorder() != '>';
-    if (!native || (dtype.itemsize() != 4 && dtype.itemsize() != 8)) {
-      throw py::type_error(std::string(name) + " must be int32 or int64, got " + std::string(py::str(dtype)));
-    }
-    if (given.ndim() != 1) {
-      throw py::value_error(std::string(name) + " must have one dimension, got " +
-                            std::to_string(given.ndim()));
-    }
-    view = {array.data(), dtype.itemsize() == 8, array.size()};
-  }
-  py::array array;
-  IntArray view;
-};
-
-struct BatchArguments {
-  BatchArguments(const py::array& values, const py::array& offset_array, const py::array& key_array,
-                 int64_t batch_size)
-      : ids(values, "ids"), offsets(offset_array, "offsets"), keys(key_array, "feature_keys") {
-    input = {ids.view, offsets.view, keys.view, batch_size};
-  }
-  IntArgument ids, offsets, keys;
-  BatchInput input;
-};
-
 // A view into the plan's buffers, which it keeps alive.
 template <class T>
 py::array_t<T> plan_view(const Plan& plan, const T* data, int64_t size) {
@@ -400,6 +371,7 @@ PYBIND11_MODULE(_engine, m) {
   bind_window(engine);
   bind_tables(engine);
   bind_reports(engine);
+  bind_unique(m);
 }
 
 }  // namespace rec_sdk

@@ -1,0 +1,188 @@
+"""What happens when a rank dies, does not come, or has a batch or gradients that fail."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from jagged import jagged
+from ranks import Place, Ranks
+from sharded_model import Model, Scenario, bags_of, rows, shard
+
+import rec_sdk_torch as rst
+
+Start = Callable[[int], Ranks]
+TIMEOUT = 4
+"""Seconds of the process group, of ranks that fail."""
+
+
+@pytest.fixture
+def doomed(device: torch.device) -> Any:
+    """Two ranks of their own, which may be killed."""
+    if device.type != "cpu":
+        pytest.skip("the timeouts of nccl and hccl are those of their libraries; ids go over gloo on every device")
+    ranks = Ranks(2, device.type, TIMEOUT)
+    yield ranks
+    ranks.kill()
+
+
+def batch_of(scenario: Scenario, step: int, rank: int, world_size: int) -> Any:
+    return jagged(*bags_of(scenario, step, world_size)[rank])
+
+
+# ---- a rank that dies, or does not come
+
+
+def die_at(rank: int, world_size: int, stage: str) -> tuple[str, float]:
+    scenario = Scenario(dims=(4, 8, 4))
+    model = shard(Model(scenario, 3), scenario, world_size)
+    model(batch_of(scenario, 0, rank, world_size))[0].backward()
+    exchange = model.module.sparse.exchange
+    begin = time.monotonic()
+    if rank == 1:
+        if stage == "backward":
+            model.module.scale.register_hook(lambda grad: os.kill(os.getpid(), signal.SIGKILL))
+        else:
+            setattr(exchange, stage, lambda *args: os.kill(os.getpid(), signal.SIGKILL))
+    try:
+        for step in range(1, 4):
+            model(batch_of(scenario, step, rank, world_size))[0].backward()
+    except RuntimeError as error:
+        return str(error), time.monotonic() - begin
+    return "nothing was raised", time.monotonic() - begin
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [pytest.param("send_counts", marks=SLOW), "send_ids", pytest.param("send_status", marks=SLOW), "backward"],
+)
+def test_a_rank_that_dies(doomed: Ranks, device: torch.device, stage: str) -> None:
+    message, seconds = doomed.run_survivors(die_at, stage, survivors=[0])[0]
+    if stage != "backward":  # there, it may be DistributedDataParallel's exchange that ends
+        assert "rank 0 of 2 could not exchange" in message
+        assert "another rank has ended" in message
+    assert message != "nothing was raised"
+    assert seconds < TIMEOUT + 3
+
+
+def end_early(rank: int, world_size: int) -> tuple[int, str]:
+    scenario = Scenario()
+    model = shard(Model(scenario, 3), scenario, world_size)
+    dense = torch.optim.SGD([model.module.scale], lr=0.05)
+    pipeline: Any = rst.EmbCacheTrainPipelineSparseDist(model, dense, "cpu", Place.device, depth=0)
+    batches = (batch_of(scenario, step, rank, world_size) for step in range(6 - 2 * rank))
+    for step in range(10):
+        try:
+            pipeline.progress(batches)
+        except StopIteration:
+            return step, ""
+        except RuntimeError as error:
+            return step, str(error)
+    raise AssertionError
+
+
+def test_a_rank_whose_data_ends_early(doomed: Ranks) -> None:
+    (steps, message), other = doomed.run(end_early)
+    assert other == (4, "")
+    assert steps <= 4
+    assert "rank 0 of 2 could not exchange" in message
+    assert "has not come within the process group's timeout" in message
+
+
+# ---- a batch that fails
+
+
+def fail_in_the_middle(rank: int, world_size: int, depth: int, kind: str) -> Any:
+    scenario = Scenario(optimizer=torch.optim.Adagrad, cache=40, seed=31)
+    model = shard(Model(scenario, 3), scenario, world_size)
+    dense = torch.optim.SGD([model.module.scale], lr=0.05)
+    pipeline: Any = rst.EmbCacheTrainPipelineSparseDist(model, dense, "cpu", Place.device, depth=depth)
+
+    def batches() -> Any:
+        for step in range(5):
+            yield batch_of(scenario, step, rank, world_size)
+            if step == 1 and kind != "none":
+                wide = {key: [list(range(0, 200, 2))] for key in ("f0", "f1", "f2", "f3")}  # too much for rank 0
+                bad = {"lacking": jagged({"f0": [[1]]}), "wide": jagged(wide)}[kind]
+                yield bad if rank == 1 else batch_of(scenario, 7, rank, world_size)
+
+    source, seen, steps = batches(), [], 0
+    while True:
+        try:
+            pipeline.progress(source)
+            steps += 1
+        except StopIteration:
+            return seen, steps, rows(model.module.sparse)
+        except Exception as error:
+            seen.append((steps, f"{type(error).__name__}: {error}"))
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+@pytest.mark.parametrize("kind", ["lacking", "wide"])
+def test_a_batch_that_fails_in_a_pipeline(ranks_of: Start, depth: int, kind: str) -> None:
+    first, second = ranks_of(2).run(fail_in_the_middle, depth, kind)
+    assert first[:2] == second[:2]
+    ((step, message),) = first[0]
+    assert step == 2
+    assert ("lacks features" if kind == "lacking" else "CacheTooSmallError") in message
+    assert first[1] == 5
+    without = ranks_of(2).run(fail_in_the_middle, 0, "none")
+    for mine, its in zip((first, second), without, strict=True):
+        for table, expected in its[2].items():
+            for i, row in expected.items():
+                found = mine[2][table][i]
+                both = min(len(row), len(found))  # states of a row that nobody looked up are kept, or not
+                assert torch.equal(found[:both], row[:both]), (table, i)
+                assert not found[both:].any()
+
+
+# ---- gradients
+
+
+def one_nan(rank: int, world_size: int, guard: str) -> Any:
+    scenario = Scenario(optimizer=torch.optim.Adagrad, cache=1.0)
+    origin = Model(scenario, 3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    if guard == "scaler":
+        origin.sparse.set_grad_scaler(scaler)
+    else:
+        origin.sparse._embedding.steps.guard.check_finite = guard
+    model = shard(origin, scenario, world_size)
+    sparse = model.module.sparse
+    # Odd ids are of rank 1, which is the only one to have a NaN, for an id of its own.
+    bags = {key: [[2 * i + rank] for i in range(3)] for key in ("f0", "f1", "f2", "f3")}
+
+    def step(bad: bool) -> str:
+        loss, _ = model.module(jagged(bags))  # DistributedDataParallel ends with an error in a backward pass
+        try:
+            (loss * (float("nan") if bad else scaler.get_scale() if guard == "scaler" else 1.0)).backward()
+        except FloatingPointError as error:
+            return str(error)
+        return ""
+
+    step(False)
+    before = rows(sparse)
+    raised = step(rank == 1)
+    unchanged = all(torch.equal(row, before[t][i]) for t, of in rows(sparse).items() for i, row in of.items())
+    after = step(False)
+    changed = any(not torch.equal(row, before[t][i]) for t, of in rows(sparse).items() for i, row in of.items())
+    return raised, unchanged, after, changed, sparse.home.skipped_updates
+
+
+@pytest.mark.parametrize("guard", ["raise", "scaler"])
+def test_a_nan_of_one_rank(ranks_of: Start, guard: str) -> None:
+    results = ranks_of(2).run(one_nan, guard)
+    for raised, unchanged, after, changed, skipped in results:
+        assert raised == results[0][0], "all raise the same error"
+        assert ("NaN or infinite" in raised) == (guard == "raise")
+        assert unchanged, "no rank changes rows"
+        assert (after, changed) == ("", True), "and all can go on"
+        assert skipped == (guard == "scaler")

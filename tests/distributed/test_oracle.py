@@ -1,0 +1,52 @@
+"""Random tables, optimizers, batches and pipelines on many ranks, beside one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from ranks import Ranks
+from sharded_model import Scenario
+from test_sharded_training import check
+from torchrec.optim import RowWiseAdagrad
+
+import rec_sdk_torch as rst
+
+OPTIMIZERS = (
+    (torch.optim.SGD, {}),
+    (torch.optim.Adagrad, {"eps": 1e-4}),
+    (RowWiseAdagrad, {"eps": 1e-4}),
+    (torch.optim.Adam, {"eps": 1e-4}),
+    (torch.optim.SparseAdam, {"eps": 1e-4}),
+    (rst.AccumulateSGD, {"use_accumulate": True, "accumulate_step": 2}),
+    (rst.AccumulateAdagrad, {"use_accumulate": True, "accumulate_step": 3, "eps": 1e-4}),
+    (rst.AccumulateAdam, {"use_accumulate": True, "accumulate_step": 2, "eps": 1e-4}),
+)
+
+
+def draw(rng: np.random.Generator, world_size: int) -> Scenario:
+    optimizer, options = OPTIMIZERS[rng.integers(len(OPTIMIZERS))]
+    kind = str(rng.choice(["bags", "sequences", "hash"]))
+    few = tuple(tuple(rng.integers(0, 4, world_size).tolist()) for _ in range(3))
+    return Scenario(
+        kind=kind,
+        sharding=tuple(rng.choice(["row_wise", "table_wise"], 3).tolist()),
+        optimizer=optimizer,
+        options=options,
+        weighted=kind != "sequences" and bool(rng.integers(2)),
+        cache=30 * world_size,  # 2 features of 3 samples of 5 ids on each rank, at most
+        sizes=few,
+        steps=6,
+        seed=int(rng.integers(2**31)),
+        dims=tuple(rng.choice([1, 4, 6, 16], 3).tolist()),
+        ids=31 if kind == "hash" else int(rng.choice([31, 200])),
+    )
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(s, marks=pytest.mark.slow) for s in range(6, 110))])
+def test_ranks_are_one_process(ranks_of: Callable[[int], Ranks], seed: int, world_size: int) -> None:
+    scenario = draw(np.random.default_rng([world_size, seed]), world_size)
+    check(ranks_of(world_size), world_size, scenario, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,181 @@
+"""The engine's removal of duplicates, beside dictionaries in plain Python."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rec_sdk_torch._engine import Deduplicator, UniqueBatch
+
+
+def fields(arena: np.ndarray, places: Any, *dtypes: Any) -> list[Any]:
+    found = []
+    for place, dtype in zip(places, dtypes, strict=True):
+        found.append(None if place is None else arena[place[0] : place[0] + place[1]].view(dtype).tolist())
+    return found
+
+
+class Case:
+    """Random tables and a batch; keys are shared by features, and one that no feature reads may be there."""
+
+    def __init__(self, rng: np.random.Generator, longest: int = 4) -> None:
+        tables = int(rng.integers(1, 5))
+        self.world_size = int(rng.integers(1, 6))
+        self.rows = [int(rng.choice([0, 7])) for _ in range(tables)]
+        self.homes = [int(rng.integers(-1, self.world_size)) for _ in range(tables)]
+        self.groups = [int(rng.integers(0, table + 1)) if table else 0 for table in range(tables)]
+        used = sorted(set(self.groups))
+        self.groups = [used.index(group) for group in self.groups]
+        self.tables = sorted([*range(tables), *rng.integers(0, tables, 2).tolist()])
+        self.pooled, self.weighted = bool(rng.integers(2)), bool(rng.integers(2))
+        self.columns = [4 * f for f in range(len(self.tables))] if self.pooled else []
+        self.means = rng.integers(0, 2, len(self.tables)).astype(bool).tolist() if self.pooled else []
+        self.size = int(rng.integers(0, 5))
+        keys = int(rng.integers(1, 5))
+        self.keys = rng.integers(0, keys, len(self.tables))
+        lengths = rng.integers(0, longest + 1, keys * self.size)
+        dtype = rng.choice([np.int32, np.int64])
+        self.offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(dtype)
+        self.values = rng.integers(-9, 10, self.offsets[-1]).astype(dtype)
+
+    def run(self, segments: bool = True) -> UniqueBatch:
+        host = Deduplicator(self.rows, self.homes, self.groups, self.tables, self.columns, self.means, self.world_size)
+        host.run(self.values[:0], np.zeros(1, np.int64), np.zeros_like(self.keys), 0)  # leaves nothing
+        return host.run(self.values, self.offsets, self.keys, self.size, self.weighted, segments)
+
+    def lookups(self, table: int) -> list[tuple[int, int, int, int]]:
+        """(id, feature, bag of the feature, place in values) of each lookup of a table."""
+        found = []
+        for feature, of in enumerate(self.tables):
+            if of != table:
+                continue
+            for bag in range(self.size):
+                first = int(self.keys[feature]) * self.size + bag
+                for place in range(int(self.offsets[first]), int(self.offsets[first + 1])):
+                    i = int(self.values[place])
+                    wrong = self.rows[table] and not 0 <= i < self.rows[table]
+                    found.append((0 if wrong else i, feature, bag, place))
+        return found
+
+
+def check(case: Case, found: UniqueBatch) -> None:
+    count = len(case.homes)
+    of_table = [case.lookups(table) for table in range(count)]
+    home = [
+        lambda i, table=table: i % case.world_size if case.homes[table] < 0 else case.homes[table]
+        for table in range(count)
+    ]
+    places: dict[tuple[int, int], int] = {}  # (table, id) -> slot
+    ids, repeats = [], []
+    slots = [0] * (max(case.groups) + 1)
+    for rank in range(case.world_size):
+        for table in range(count):
+            here = [i for i, *_ in of_table[table] if home[table](i) == rank]
+            assert found.lookups[rank, table] == len(here)
+            assert found.counts[rank, table] == len(set(here))
+            for i in dict.fromkeys(here):
+                ids.append(i)
+                repeats.append(here.count(i))
+                places[table, i] = slots[case.groups[table]]
+                slots[case.groups[table]] += 1
+    assert found.ids.tolist() == ids
+    assert found.repeats.tolist() == repeats
+    for group, rows in enumerate(slots):
+        tables = [table for table in range(count) if case.groups[table] == group]
+        lookups = [(table, *lookup) for table in tables for lookup in of_table[table]]
+        assert found.rows(group) == rows
+        own, offsets, source = fields(*found.slots(group), np.int32, np.int64, np.int64)
+        assert own == [places[table, i] for table, i, *_ in lookups]
+        whole = list(range(len(case.values)))
+        assert [place for *_, place in lookups] == (whole if source is None else source)
+        features = [feature for feature, table in enumerate(case.tables) if table in tables]
+        in_bag = [
+            [sum(f == feature and b == bag for _, _, f, b, _ in lookups) for bag in range(case.size)]
+            for feature in features
+        ]
+        assert found.feature_lookups(group) == [sum(bags) for bags in in_bag]
+        assert offsets == (np.cumsum([0, *(n for bags in in_bag for n in bags)]).tolist() if case.pooled else None)
+        borders, row, column, scale, positions = fields(
+            *found.segments(group), np.int32, np.int32, np.int32, np.float32, np.int32
+        )
+        order = sorted(range(len(lookups)), key=lambda n: own[n])  # stable
+        assert borders == [sum(slot < row for slot in own) for row in range(rows + 1)]
+        if not case.pooled:
+            assert (row, column, scale, positions) == (order, None, None, None)
+            continue
+        assert row == [lookups[n][3] for n in order]
+        assert column == [case.columns[lookups[n][2]] for n in order]
+        assert positions == (order if case.weighted else None)
+        mean = [case.means[feature] for feature in features]
+        lengths = [in_bag[features.index(f)][bag] for _, _, f, bag, _ in lookups]
+        expected = [np.float32(1) / np.float32(lengths[n]) if case.means[lookups[n][2]] else 1 for n in order]
+        assert scale == (expected if any(mean) else None)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_batches(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(30):
+        case = Case(rng)
+        check(case, case.run())
+        check(case, case.run(segments=False))
+
+
+def test_ids_that_an_index_table_does_not_have() -> None:
+    host = Deduplicator([5, 0], [-1, -1], [0, 0], [0, 1], [], [], 2)
+    found = host.run(np.array([4, 5, -1, 9, -9]), np.array([0, 3, 5]), np.array([0, 1]), 1)
+    assert found.out_of_range == [(0, 2, 5)]
+    assert found.ids.tolist() == [4, 0, 9, -9]  # those of rank 0: of table 0; then of rank 1: 9 and -9
+
+
+def test_a_large_batch_on_any_number_of_threads() -> None:
+    rng = np.random.default_rng(0)
+    values = rng.zipf(1.3, 60_000) % 5_000 - 100
+    offsets = np.arange(0, 60_001, 5)
+    seen = []
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        host = Deduplicator([0] * 3, [-1, 2, -1], [0, 1, 0], [0, 1, 2], [0, 4, 8], [True, False, False], 4)
+        found = host.run(values, offsets, np.arange(3), 4_000, True)
+        arrays = [array.tolist() for array in (found.ids, found.repeats, found.counts)]
+        for group in (0, 1):
+            arrays += fields(*found.slots(group), np.int32, np.int64, np.int64)
+            arrays += fields(*found.segments(group), np.int32, np.int32, np.int32, np.float32, np.int32)
+        seen.append(arrays)
+    torch.set_num_threads(1)
+    assert seen[0] == seen[1]
+    assert len(seen[0][0]) == sum(len(set(part.tolist())) for part in np.split(values, 3))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"homes": [2]}, "rank 2, group 0 or 0 rows"),
+        ({"groups": [0, 0]}, "one entry per table, 1"),
+        ({"feature_tables": [1]}, "features must be ordered by table"),
+        ({"feature_columns": [0, 4]}, "one entry per feature, 1"),
+        ({"world_size": 0}, "world_size must be at least 1"),
+    ],
+)
+def test_what_is_refused(change: dict[str, Any], message: str) -> None:
+    options: dict[str, Any] = {
+        "num_embeddings": [0],
+        "homes": [-1],
+        "groups": [0],
+        "feature_tables": [0],
+        "feature_columns": [],
+        "feature_means": [],
+        "world_size": 2,
+    }
+    with pytest.raises(ValueError, match=message):
+        Deduplicator(**options | change)
+
+
+def test_offsets_that_do_not_fit() -> None:
+    host = Deduplicator([0], [-1], [0], [0], [], [], 2)
+    with pytest.raises(ValueError, match="offsets must end at the number of ids, 2, got 3"):
+        host.run(np.array([1, 2]), np.array([0, 3]), np.array([0]), 1)
+    assert host.run(np.array([1, 1]), np.array([0, 2]), np.array([0]), 1).ids.tolist() == [1]
