@@ -126,7 +126,7 @@ class SendRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         exchange = ctx.exchange
-        if get_gradient_division():  # TorchRec's convention: losses are averaged over ranks
+        if get_gradient_division() and exchange.world_size > 1:  # TorchRec's convention: losses are averaged over ranks
             grad = grad / exchange.world_size
         exchange.stats["grad_bytes"] += (sum(ctx.of) - ctx.of[exchange.rank]) * grad.shape[1] * 4
         result = grad.new_empty((sum(ctx.to), grad.shape[1]))
