@@ -171,6 +171,97 @@ class TableView:
             group, table = self._open()
             return group.engine.remove(table, wanted)
 
+    # ---- the life of ids: docs/life.md
+
+    def row_columns(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What the table counts of the rows of `ids`, int64 `[n]`, all of which it knows; empty without a `TableLife`.
+
+        Those that its rules need of `count`, `last_use` (of the clock `batches`, modulo 2^32), `clicks` and
+        `timestamp`, int64 `[n]`, and `score`, float64 `[n]`.
+
+        Raises:
+            KeyError: an id has no row.
+        """
+        with self._embedding.exclusive():
+            group, table = self._open()
+            columns = group.engine.read_columns(table, self._rows_of(group, table, ids))
+        columns.pop("version", None)
+        return {name: torch.from_numpy(values) for name, values in columns.items()}
+
+    def write_row_columns(self, ids: torch.Tensor, columns: Mapping[str, torch.Tensor]) -> None:
+        """Sets what `row_columns` reads; columns that are not given stay.
+
+        Raises:
+            KeyError: an id has no row, or the table keeps no such column; nothing was set.
+            ValueError: another number of values than of ids, or one out of range.
+        """
+        with self._embedding.exclusive():
+            group, table = self._open()
+            group.engine.write_columns(table, self._rows_of(group, table, ids), _numpy(columns))
+
+    def candidates(self) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Ids that were seen and not admitted, int64 `[n]` ascending, and what is counted of each, int64 `[n]`.
+
+        `count`, `last_use`, and `clicks` and `timestamp` where the table's rules need them.
+        """
+        with self._embedding.exclusive():
+            group, table = self._open()
+            ids, columns = group.engine.candidates(table)
+        return torch.from_numpy(ids), {name: torch.from_numpy(values) for name, values in columns.items()}
+
+    def set_candidates(self, ids: torch.Tensor, columns: Mapping[str, torch.Tensor]) -> None:
+        """The table has these candidates and no others; columns that are not given are 0.
+
+        Raises:
+            KeyError, ValueError: columns that cannot be; a table that admits every id; nothing was set.
+        """
+        with self._embedding.exclusive():
+            group, table = self._open()
+            group.engine.set_candidates(table, ids.cpu().numpy(), _numpy(columns))
+
+    def clocks(self) -> dict[str, int]:
+        """What the rules go by: training `batches`, `steps` (backward passes), and the latest `timestamp`."""
+        with self._embedding.exclusive():
+            group, table = self._open()
+            return dict(zip(CLOCKS, group.engine.clock(table), strict=True))
+
+    def set_clocks(self, clocks: Mapping[str, int]) -> None:
+        """Sets what `clocks` reads; what is not given stays.
+
+        Raises:
+            KeyError: a name that is none of a clock.
+        """
+        unknown = sorted(set(clocks) - set(CLOCKS))
+        if unknown:
+            raise KeyError(f"table {self.config.name!r} has no clocks {unknown}, only {list(CLOCKS)}")
+        with self._embedding.exclusive():
+            group, table = self._open()
+            now = dict(zip(CLOCKS, group.engine.clock(table), strict=True)) | dict(clocks)
+            group.engine.set_clock(table, *(now[name] for name in CLOCKS))
+
+    def evict(self) -> int:
+        """Takes out the ids that the table's rules choose now; how many had rows.
+
+        Rows that batches in flight use, or whose gradients wait for the end of a window, stay for the next time.
+        """
+        with self._embedding.exclusive():
+            group, table = self._open()
+            return group.engine.evict(table)
+
+    def _rows_of(self, group: Group, table: int, ids: torch.Tensor) -> Int64Array:
+        rows = group.engine.find_rows(table, ids.cpu().numpy())[0]
+        if (rows < 0).any():
+            missing = ids.cpu().numpy()[rows < 0]
+            raise KeyError(f"table {self.config.name!r}: {len(missing)} ids have no row (such as {missing[0]})")
+        return rows
+
+
+CLOCKS = ("batches", "steps", "timestamp")
+
+
+def _numpy(columns: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    return {name: values.cpu().numpy() for name, values in columns.items()}
+
 
 @dataclass(frozen=True, eq=False)
 class Content:
@@ -250,7 +341,7 @@ class Load:
             self.begun = True
         except BaseException:
             for group, table, ids in () if self.begun else added:
-                group.engine.remove(table, ids)
+                group.engine.remove(table, ids, candidates=False)
             raise
 
 
