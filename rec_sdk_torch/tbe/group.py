@@ -388,6 +388,11 @@ class Group:
         settings = (coefficients, self._kernel, layout.dim, layout.weight_dtype)
         run(update_rows, cache, grads, slots, tables, *segments, *settings)
 
+    def set_evict_step_interval(self, steps: int | None) -> None:
+        """Of all members that evict ids at intervals; None: what their configs say."""
+        configured = [member.config.life.evict_step_interval if member.config.life else 0 for member in self.members]
+        self.intervals = configured if steps is None else [steps] * len(self.members)
+
     def evicts(self) -> bool:
         """Whether ids leave when the step that goes on ends: no plan may be made then."""
         return self._evicting and self.engine.evicts(self.intervals)

@@ -185,7 +185,6 @@ class TableView:
         with self._embedding.exclusive():
             group, table = self._open()
             columns = group.engine.read_columns(table, self._rows_of(group, table, ids))
-        columns.pop("version", None)
         return {name: torch.from_numpy(values) for name, values in columns.items()}
 
     def write_row_columns(self, ids: torch.Tensor, columns: Mapping[str, torch.Tensor]) -> None:
@@ -313,7 +312,7 @@ class Load:
         self._contents = contents
         self._numbers = numbers
         self._drop_windows = drop_windows
-        self._staying: list[dict[str, torch.Tensor] | None] = []
+        self._staying: list[_Staying | None] = []
         self.begun = False
 
     def run(self) -> None:
@@ -352,8 +351,17 @@ def _ids_of(content: Content) -> Int64Array:
     return ids
 
 
-def _staying(content: Content) -> dict[str, torch.Tensor] | None:
-    """All parts of the rows that a table is to have, where it has others too; None where it has no others.
+@dataclass(frozen=True, eq=False)
+class _Staying:
+    """Of the rows that a table is to have, all parts, and what is counted of them; candidates."""
+
+    parts: dict[str, torch.Tensor]
+    columns: dict[str, np.ndarray]
+    candidates: tuple[Int64Array, dict[str, np.ndarray]]
+
+
+def _staying(content: Content) -> _Staying | None:
+    """What stays of a table that has other rows too; None where it has no others.
 
     Raises:
         RuntimeError: batches in flight use rows of the table.
@@ -367,17 +375,21 @@ def _staying(content: Content) -> dict[str, torch.Tensor] | None:
             f"table {content.view.config.name!r} cannot get other ids while batches are in flight: run their backward, "
             "or drop the outputs of their forward"
         )
-    return content.view.read(torch.from_numpy(ids)).parts
+    columns = group.engine.read_columns(table, group.engine.find_rows(table, ids)[0])
+    parts = content.view.read(torch.from_numpy(ids)).parts
+    return _Staying(parts, columns, group.engine.candidates(table))
 
 
-def _write(content: Content, staying: Mapping[str, torch.Tensor] | None) -> None:
+def _write(content: Content, staying: _Staying | None) -> None:
     """May be done again from the start."""
     group, table = content.view._open()
     ids = _ids_of(content)
-    parts = {**(staying or {}), **content.parts}
+    parts = {**(staying.parts if staying else {}), **content.parts}
     if staying is not None:  # begun anew, rows have the order of the ids, as in the table that was saved
         group.engine.clear_table(table)
-        group.engine.insert(table, ids)
+        rows, _ = group.engine.insert(table, ids)
+        group.engine.write_columns(table, rows, staying.columns)
+        group.engine.set_candidates(table, *staying.candidates)
     places = content.view._places(list(parts))
     _set_parts(group, table, ids, {places[name]: part.detach() for name, part in parts.items()})
     others = group.engine.others(table, ids) if content.initial else np.empty(0, np.int64)
@@ -454,3 +466,14 @@ def move_rows(old: Sequence[Group], new: Sequence[Group]) -> None:
                 rows, _ = target.engine.insert(place, chosen)
                 target.engine.reserve_rows(place, rows)
                 _set_parts(target, place, chosen, {part: _part(source, part)(records) for part in parts})
+            if member.config.life is not None:
+                _move_life(source, table, target, place)
+
+
+def _move_life(source: Group, table: int, target: Group, place: int) -> None:
+    """Copies what is counted of the ids of a table."""
+    target.engine.set_clock(place, *source.engine.clock(table))
+    ids = source.engine.table_rows(table)[0]
+    rows, _ = target.engine.insert(place, ids)
+    target.engine.write_columns(place, rows, source.engine.read_columns(table, source.engine.find_rows(table, ids)[0]))
+    target.engine.set_candidates(place, *source.engine.candidates(table))
