@@ -134,6 +134,10 @@ class Plan:
         """I."""
 
     @property
+    def segment_lookups(self) -> int:
+        """Lookups that read a row; the others are behind these in segment order."""
+
+    @property
     def window_out(self) -> int:
         """P."""
 

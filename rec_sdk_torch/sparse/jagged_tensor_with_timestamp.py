@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -210,7 +210,7 @@ def with_click_labels(features: Features, click_labels: torch.Tensor) -> Feature
         raise ValueError(
             f"click_labels have shape {tuple(click_labels.shape)}, expected one for each of {features.stride()} samples"
         )
-    features._click_labels = click_labels.flatten().to(torch.int32)  # type: ignore[attr-defined]
+    features._click_labels = click_labels.flatten().to(torch.int32)
     return features
 
 
@@ -244,7 +244,7 @@ def _flatten_with_keys(features: KeyedJaggedTensorWithTimestamp) -> tuple[list[t
     return [(GetAttrKey(name), value) for name, value in zip(names, values, strict=True)], context
 
 
-def _unflatten(parts: Sequence[Any], context: Any) -> KeyedJaggedTensorWithTimestamp:
+def _unflatten(parts: Iterable[Any], context: Any) -> KeyedJaggedTensorWithTimestamp:
     keys, stride, per_rank, inverse = context
     values, weights, lengths, offsets, timestamps, labels = parts
     plain = KeyedJaggedTensor(
@@ -256,7 +256,7 @@ def _unflatten(parts: Sequence[Any], context: Any) -> KeyedJaggedTensorWithTimes
 register_pytree_node(
     KeyedJaggedTensorWithTimestamp,
     _flatten,
-    _unflatten,  # type: ignore[arg-type]
+    _unflatten,
     flatten_with_keys_fn=_flatten_with_keys,
     serialized_type_name="rec_sdk_torch.KeyedJaggedTensorWithTimestamp",
 )

@@ -159,7 +159,7 @@ class Group:
         self._with_init_fn = [i for i, m in enumerate(members) if m.config.hashed and m.config.init_fn is not None]
         lives = [member.config.life or TableLife() for member in members]
         self.intervals = [life.evict_step_interval for life in lives]
-        self._evicting = any(life.any() for life in lives)
+        self._evicting = any(member.config.life is not None for member in members)
         self.chunk = max(1024, CHUNK_BYTES // self.layout.bytes)
         # Buffers are made outside of inference mode, whose tensors could not be changed by a later step.
         with torch.inference_mode(False):
@@ -299,7 +299,7 @@ class Group:
         """
         self._transfers.follow()
         window = self.window
-        rows = self._graded(plan.arrays, grads, weights)
+        rows = self._graded(plan, grads, weights)
         if rows is not None:
             present, slots, tables, segments = rows
             if window is not None:
@@ -318,17 +318,21 @@ class Group:
             )
 
     def _graded(
-        self, arrays: PlanArrays, grads: Sequence[torch.Tensor | None], weights: torch.Tensor | None
+        self, plan: Plan, grads: Sequence[torch.Tensor | None], weights: torch.Tensor | None
     ) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor, Segments] | None:
         """(gradients, unique_slots, table_offsets, segments) of the rows that have a gradient; None for no row."""
+        arrays = plan.arrays
         present = [grad for grad in grads if grad is not None]
         if not present or not arrays.unique_slots.shape[0]:
             return None
         if len(present) < len(grads):
             return self._with_gradient(arrays, grads)
         scale = self._scale(arrays, weights)
-        segments = (arrays.segment_offsets, arrays.grad_row, arrays.grad_source, arrays.grad_column, scale)
-        return present, arrays.unique_slots, arrays.table_offsets, segments
+        of_lookups: Segments = (arrays.grad_row, arrays.grad_source, arrays.grad_column, scale)
+        count = plan.host.segment_lookups
+        if count < len(arrays.grad_row):  # without the lookups of ids that have no row
+            of_lookups = tuple(None if array is None else array[:count] for array in of_lookups)
+        return present, arrays.unique_slots, arrays.table_offsets, (arrays.segment_offsets, *of_lookups)
 
     @staticmethod
     def _with_gradient(

@@ -226,6 +226,7 @@ void bind_plan(py::module_& m) {
       .def_property_readonly("sources", [](const Plan& p) { return p->sources; })
       .def_property_readonly("rows_out", [](const Plan& p) { return p->rows_out; })
       .def_property_readonly("rows_in", [](const Plan& p) { return p->rows_in; })
+      .def_property_readonly("segment_lookups", [](const Plan& p) { return p->segment_offsets[p->uniques]; })
       .def_property_readonly("window_out", [](const Plan& p) { return p->window_out; })
       .def_property_readonly("window_in", [](const Plan& p) { return p->window_in; })
       .def_property_readonly("applied", [](const Plan& p) { return p->state == PlanState::kApplied; })

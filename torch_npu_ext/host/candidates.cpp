@@ -44,6 +44,7 @@ int64_t Candidates::find_or_add(int64_t id) {
     p = next(p);
   }
   entries_[p] = {id, 0, 0};
+  if (wide_) extras_[p] = {0, 0, 0};  // another id may have been here
   ++size_;
   return static_cast<int64_t>(p);
 }

@@ -71,6 +71,7 @@ std::vector<int64_t> leaving(const std::vector<Known>& known) {
   for (const Known& one : known) {
     if (one.leaves && !one.held) ids.push_back(one.id);
   }
+  std::sort(ids.begin(), ids.end());  // rows that are free are given to others in this order
   return ids;
 }
 

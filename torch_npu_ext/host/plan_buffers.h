@@ -33,7 +33,7 @@ struct LifeLog {
   std::vector<Counted> candidates;  // before the batch; a count of 0: it was none
   std::vector<Counted> admitted;    // with the batch, in the order of their rows
   HugeArray<uint64_t> columns;      // of the unique rows, before the batch
-  LifeClock clock;                  // before the batch
+  int64_t latest_before = 0;        // timestamp of the table
   int64_t default_lookups = 0;
   int64_t candidates_added = 0;  // less those that were admitted
 

@@ -54,14 +54,18 @@ void advance_clocks(Group* group, PlanBuffers* plan) {
   plan->life.resize(group->tables.size());
   for (size_t t = 0; t < group->tables.size(); ++t) {
     plan->life[t].clear();
-    plan->life[t].clock = group->tables[t].clock;
+    plan->life[t].latest_before = group->tables[t].clock.timestamp;
     plan->life[t].candidates_added = -group->tables[t].candidates.size();
   }
   for (Table& table : group->tables) ++table.clock.batches;
 }
 
+// Steps may have ended meanwhile.
 void put_back_clocks(Group* group, const PlanBuffers& plan) noexcept {
-  for (size_t t = 0; t < group->tables.size(); ++t) group->tables[t].clock = plan.life[t].clock;
+  for (size_t t = 0; t < group->tables.size(); ++t) {
+    --group->tables[t].clock.batches;
+    group->tables[t].clock.timestamp = plan.life[t].latest_before;
+  }
 }
 
 }  // namespace
