@@ -10,7 +10,8 @@
 namespace rec_sdk {
 namespace {
 
-constexpr int32_t kPrefetchDistance = 16;
+constexpr int32_t kPrefetchDistance = 24;
+constexpr int32_t kRing = 32;  // no less; a power of two
 
 uint64_t packed(uint32_t high, uint32_t low) { return static_cast<uint64_t>(high) << 32 | low; }
 
@@ -18,21 +19,44 @@ uint32_t row_at(const Group& group, const Table& table, int32_t slot) {
   return table.row_in(static_cast<uint32_t>(slot), group.slot_ids[slot]);
 }
 
-// visit(row, u) of the unique rows of a table.
+class ColumnPrefetch {
+ public:
+  explicit ColumnPrefetch(const RowColumns& columns)
+      : columns_(columns),
+        count_(columns.has(Column::kCount)),
+        others_(columns.has(Column::kLastUse) || columns.has(Column::kVersion) ||
+                columns.has(Column::kScore) || columns.has(Column::kClicks) ||
+                columns.has(Column::kTimestamp)) {}
+  void operator()(uint32_t row) const {
+    if (count_) prefetch_near(&columns_.count(row));
+    if (others_) columns_.prefetch(row);
+  }
+
+ private:
+  const RowColumns& columns_;
+  bool count_, others_;
+};
+
+// visit(row, u) of the unique rows of a table. Rows come from one pass of prefetches, columns from the next.
 template <class Visit>
 void for_each_row(const Group& group, int32_t t, const PlanBuffers& plan, const Visit& visit) {
   const Table& table = group.tables[t];
-  const int32_t end = plan.table_offsets[t + 1];
-  for (int32_t u = plan.table_offsets[t]; u < end; ++u) {
-    if (u + 2 * kPrefetchDistance < end) {
-      const int32_t slot = plan.unique_slots[u + 2 * kPrefetchDistance];
-      prefetch(&group.slot_ids[slot]);
-      table.prefetch_row(static_cast<uint32_t>(slot));
+  const bool hashed = table.spec().hashed;
+  const int32_t begin = plan.table_offsets[t], end = plan.table_offsets[t + 1];
+  const int32_t* const slots = plan.unique_slots;
+  const int64_t* const ids = group.slot_ids.data();
+  uint32_t rows[kRing];
+  const ColumnPrefetch prefetch_columns(table.columns);
+  for (int32_t u = begin; u < end + 2 * kPrefetchDistance; ++u) {
+    if (u < end) hashed ? table.prefetch_row(static_cast<uint32_t>(slots[u])) : prefetch(&ids[slots[u]]);
+    const int32_t found = u - kPrefetchDistance, visited = u - 2 * kPrefetchDistance;
+    if (found >= begin && found < end) {
+      const uint32_t slot = static_cast<uint32_t>(slots[found]);
+      const uint32_t row = hashed ? table.row_in(slot, 0) : static_cast<uint32_t>(ids[slot]);
+      rows[found % kRing] = row;
+      prefetch_columns(row);
     }
-    if (u + kPrefetchDistance < end) {
-      table.columns.prefetch(row_at(group, table, plan.unique_slots[u + kPrefetchDistance]));
-    }
-    visit(row_at(group, table, plan.unique_slots[u]), u);
+    if (visited >= begin) visit(rows[visited % kRing], visited);
   }
 }
 
@@ -80,15 +104,31 @@ void touch_table(Group* group, int32_t t, const Batch& batch, PlanBuffers* plan)
   Table& table = group->tables[t];
   RowColumns& columns = table.columns;
   LifeLog& log = plan->life[t];
-  const bool counts = columns.has(Column::kCount) && batch.shows == nullptr;
+  // Copies: what is written could be these, for all that the compiler knows.
+  const bool has_count = columns.has(Column::kCount), has_last_use = columns.has(Column::kLastUse);
+  const bool has_version = columns.has(Column::kVersion), by_segment = batch.shows == nullptr;
+  const int64_t words = columns.words();
+  const bool packed_alone = words == 1 && (has_count || has_last_use);
+  const int32_t first = plan->table_offsets[t];
+  const int32_t* const segments = plan->segment_offsets;
+  const uint32_t now = static_cast<uint32_t>(table.clock.batches);
+  const uint64_t serial = plan->serial;
+  uint64_t* const before = log.columns.data();
   for_each_row(*group, t, *plan, [&](uint32_t row, int32_t u) {
-    columns.save(row, log.columns.data() + (u - plan->table_offsets[t]) * columns.words());
-    if (counts) {
-      const int32_t lookups = plan->segment_offsets[u + 1] - plan->segment_offsets[u];
-      columns.count(row) = saturated_sum(columns.count(row), static_cast<uint32_t>(lookups));
+    if (words > 0 && !packed_alone) columns.save(row, before + (u - first) * words);
+    uint32_t count_before = 0, last_use_before = 0;
+    if (has_count) {
+      uint32_t& count = columns.count(row);
+      count_before = count;
+      if (by_segment) count = saturated_sum(count, static_cast<uint32_t>(segments[u + 1] - segments[u]));
     }
-    if (columns.has(Column::kLastUse)) columns.last_use(row) = static_cast<uint32_t>(table.clock.batches);
-    if (columns.has(Column::kVersion)) columns.version(row) = plan->serial;
+    if (has_last_use) {
+      uint32_t& last_use = columns.last_use(row);
+      last_use_before = last_use;
+      last_use = now;
+    }
+    if (packed_alone) before[u - first] = packed(count_before, last_use_before);
+    if (has_version) columns.version(row) = serial;
   });
   touch_by_lookups(*group, t, batch, *plan);
   for (const LifeLog::Counted& admitted : log.admitted) {  // the batch is in what they have

@@ -70,7 +70,7 @@ class RowColumns {
   void restore(int64_t row, const uint64_t* words) noexcept;
   void prefetch(int64_t row) const {
     for (int c = 0; c < ColumnSet::kColumns; ++c) {
-      if (has(static_cast<Column>(c))) __builtin_prefetch(arrays_[c].at(static_cast<size_t>(row)), 1, 3);
+      if (has(static_cast<Column>(c))) __builtin_prefetch(arrays_[c].at(static_cast<size_t>(row)), 0, 3);
     }
   }
 
