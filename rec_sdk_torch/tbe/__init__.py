@@ -3,6 +3,7 @@
 from .._engine import CacheTooSmallError, CapacityError
 from .cache_size import BatchHint, CacheOption
 from .embedding import TableBatchedEmbedding
+from .life import TableLife
 from .optimizer import TableOptimizer
 from .optimizer_specs import SPECS, OptimizerSpec, StateSpec
 from .table import BoundsCheckMode, InitializerType, Pooling, TableConfig
@@ -20,5 +21,6 @@ __all__ = [
     "StateSpec",
     "TableBatchedEmbedding",
     "TableConfig",
+    "TableLife",
     "TableOptimizer",
 ]
