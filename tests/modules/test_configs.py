@@ -66,11 +66,6 @@ FIELDS: list[tuple[dict[str, Any], type[Exception], str]] = [
         ValueError,
         "'t0'.*stddev -1.0",
     ),
-    ({"admit_and_evict_config": rst.AdmitAndEvictConfig(admit_threshold=2)}, NotImplementedError, "'t0'.*admission"),
-    ({"admit_and_evict_config": rst.AdmitAndEvictConfig(admit_threshold=0)}, NotImplementedError, "'t0'.*admission"),
-    ({"admit_and_evict_config": rst.AdmitAndEvictConfig(evict_threshold=9)}, NotImplementedError, "'t0'.*eviction"),
-    ({"admit_and_evict_config": SHOWCLICK_ADMITS}, NotImplementedError, "'t0'.*admission"),
-    ({"admit_and_evict_config": SHOWCLICK_EVICTS}, NotImplementedError, "'t0'.*eviction"),
     ({"admit_and_evict_config": {"admit_threshold": 2}}, TypeError, "'t0'.*admit_and_evict_config is {'admit"),
 ]
 
@@ -132,6 +127,9 @@ ADMISSION: list[tuple[type, dict[str, Any], type[Exception], str]] = [
     (rst.AdmitAndEvictConfig, {"evict_threshold": [1]}, TypeError, r"evict_threshold is \[1\]"),
     (rst.AdmitAndEvictConfig, {"evict_threshold": -1}, ValueError, "evict_threshold is -1, must be at least 0"),
     (rst.AdmitAndEvictConfig, {"evict_step_interval": 0.5}, TypeError, "evict_step_interval is 0.5"),
+    (rst.AdmitAndEvictConfig, {"evict_idle_steps": -1}, ValueError, "evict_idle_steps is -1"),
+    (rst.AdmitAndEvictConfig, {"max_rows": 1.5}, TypeError, "max_rows is 1.5"),
+    (rst.AdmitAndEvictConfig, {"max_bytes": -1}, ValueError, "max_bytes is -1"),
     (rst.AdmitAndEvictConfig, {"evict_step_interval": -1}, ValueError, "evict_step_interval is -1"),
     (rst.AdmitAndEvictConfig, {"showclick_params": {}}, TypeError, "showclick_params is {}, expected ShowClickParams"),
     (rst.AdmitAndEvictConfig, {"policy_type": "count"}, TypeError, "policy_type is 'count'.*AdmitAndEvictPolicyType"),

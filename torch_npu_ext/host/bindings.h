@@ -70,5 +70,7 @@ void bind_window(EngineClass& engine);
 void bind_tables(EngineClass& engine);
 void bind_saves(EngineClass& engine);
 void bind_reports(EngineClass& engine);
+void bind_life_spec(py::module_& m);
+void bind_life(EngineClass& engine);
 
 }  // namespace rec_sdk
