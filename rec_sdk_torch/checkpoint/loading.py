@@ -16,7 +16,7 @@ from ..warn import warn
 from .errors import CheckpointError
 from .manifest import REMOVED, ROWS, WINDOW, SavedOptimizer
 from .owners import Owner
-from .reading import Chain, Match, layers, same_family, window
+from .reading import Chain, Match, layers, life, same_family, window
 from .tensors import TensorReader
 
 
@@ -102,7 +102,7 @@ def _source(found: Match, chain: Chain, with_window: bool) -> TableSource:
     def waiting() -> Iterator[tuple[Int64Array, Any]]:
         return window(found, chain, rows) if with_window else iter(())
 
-    return TableSource(view, lambda: layers(found, chain, rows), waiting)
+    return TableSource(view, lambda: layers(found, chain, rows), waiting, life(found, chain))
 
 
 def _options(optimizer: TableOptimizer, saved: SavedOptimizer) -> dict[str, Any]:

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from ..tbe.batch import Int64Array
-from ..tbe.view import WEIGHT, Chunk
-from ..tbe.whole import Removed
+from ..tbe.view import WEIGHT
+from ..tbe.whole import LifeState, Removed, Rows
 from .errors import CheckpointError
-from .manifest import REMOVED, ROWS, WINDOW, Manifest, SavedTable
+from .manifest import CANDIDATES, REMOVED, ROWS, WINDOW, Manifest, SavedTable
 from .owners import Owner
 from .tensors import TensorReader
 
@@ -108,7 +108,7 @@ def same_family(owner: Owner, name: str, saved: SavedTable, manifest: Manifest) 
     return manifest.optimizers[saved.optimizer].kernel == optimizer.spec.kernel
 
 
-def layers(found: Match, chain: Chain, rows: int) -> Iterator[Chunk | Removed]:
+def layers(found: Match, chain: Chain, rows: int) -> Iterator[Rows | Removed]:
     """What makes the table from an empty one: so many rows at a time, those that are at home here."""
     for key, (folder, manifest) in zip(found.keys, chain, strict=True):
         for file in manifest.files_of(key, REMOVED, ROWS):
@@ -124,7 +124,39 @@ def layers(found: Match, chain: Chain, rows: int) -> Iterator[Chunk | Removed]:
                     for part in found.parts:
                         values = reader.read(part if part == WEIGHT else f"state.{part}", begin, end)
                         parts[part] = values if mine is None else values[mine]
-                    yield Chunk(ids if mine is None else ids[mine], parts)
+                    columns = _columns(found, reader, begin, end, mine)
+                    yield Rows(ids if mine is None else ids[mine], parts, columns)
+
+
+def _kept(found: Match) -> list[str]:
+    """Columns of a row that both the save and the table have."""
+    life = found.owner.embedding.view(found.name).config.life
+    return [name for name in (life.columns() if life else []) if name in found.saved.columns]
+
+
+def _columns(
+    found: Match, reader: TensorReader, begin: int, end: int, mine: torch.Tensor | None
+) -> dict[str, torch.Tensor]:
+    there = [name for name in _kept(found) if f"column.{name}" in reader.specs]
+    values = {name: reader.read(f"column.{name}", begin, end) for name in there}
+    return values if mine is None else {name: column[mine] for name, column in values.items()}
+
+
+def life(found: Match, chain: Chain) -> LifeState | None:
+    """What admission and eviction of the table go by; None where it or the save has none."""
+    config = found.owner.embedding.view(found.name).config
+    if config.life is None or not found.saved.clocks:
+        return None
+    folder, manifest = chain[-1]
+    if not config.life.admits:
+        return LifeState(found.saved.clocks, None)
+    ids, columns = torch.empty(0, dtype=torch.int64, device="cpu"), {}
+    for file in manifest.files_of(found.keys[-1], CANDIDATES):
+        with TensorReader(folder / file.path) as reader:
+            ids = reader.read("ids")
+            columns = {name.removeprefix("column."): reader.read(name) for name in reader.specs if name != "ids"}
+    known = set(found.owner.embedding.view(found.name).candidates()[1])
+    return LifeState(found.saved.clocks, (ids, {name: column for name, column in columns.items() if name in known}))
 
 
 def _mine(found: Match, ids: torch.Tensor) -> torch.Tensor | None:

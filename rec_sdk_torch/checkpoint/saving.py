@@ -19,10 +19,21 @@ from ..tbe.whole import changed, knows_changes, piece_rows, split, versions, win
 from . import files
 from .errors import CheckpointError
 from .folders import UNFINISHED, chain_of, next_timestamp, saves_in
-from .manifest import DELTA, FULL, MANIFEST, WINDOW, Manifest, SavedFile, SavedOptimizer, SavedTable, read_manifest
+from .manifest import (
+    CANDIDATES,
+    DELTA,
+    FULL,
+    MANIFEST,
+    WINDOW,
+    Manifest,
+    SavedFile,
+    SavedOptimizer,
+    SavedTable,
+    read_manifest,
+)
 from .marks import mark_of, set_mark
 from .owners import Owner
-from .tensors import DTYPE_NAMES
+from .tensors import DTYPE_NAMES, TensorSpec
 from .writing import Piece, RankFiles, row_specs, window_specs
 
 
@@ -84,11 +95,13 @@ class Written:
         files: for the manifest.
         rows: of each table, by its key.
         versions: of each embedding.
+        clocks: of each table that admits or evicts ids, by its key.
     """
 
     files: list[SavedFile]
     rows: dict[str, int] = field(default_factory=dict)
     versions: list[list[int]] = field(default_factory=list)
+    clocks: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 def follows(owners: Sequence[Owner], path: str) -> list[tuple[str, str, int] | None]:
@@ -134,7 +147,7 @@ def write(owners: Sequence[Owner], keys: dict[tuple[int, str], str], start: Star
         for name in owner.configs:
             view, key = owner.embedding.view(name), keys[place, name]
             written.rows[key] = owner.count(view)
-            specs = row_specs(view.config.weight_dtype, _elements(view), {})
+            specs = row_specs(view.config.weight_dtype, _elements(view), _columns(view))
             if mark is None:
                 out.rows(key, 0, specs, written.rows[key], _read(view, owner.ids(view)))
             else:
@@ -146,8 +159,26 @@ def write(owners: Sequence[Owner], keys: dict[tuple[int, str], str], start: Star
             if waiting:
                 pieces = ({"ids": torch.from_numpy(ids), "sums": sums} for ids, sums in window_rows(view))
                 out.other(WINDOW, key, window_specs(view.config.embedding_dim), waiting, pieces)
+            _write_candidates(out, view, key, written)
         written.versions.append(versions(owner.embedding))
     return written
+
+
+def _columns(view: TableView) -> dict[str, torch.dtype]:
+    """Columns of a row beside its parts, and their data types in files."""
+    kept = view.config.life.columns() if view.config.life is not None else []
+    return {name: torch.float64 if name == "score" else torch.int64 for name in kept}
+
+
+def _write_candidates(out: RankFiles, view: TableView, key: str, written: Written) -> None:
+    if view.config.life is None:
+        return
+    written.clocks[key] = view.clocks()
+    if view.config.life.admits:
+        ids, columns = view.candidates()
+        piece = {"ids": ids, **{f"column.{name}": values for name, values in columns.items()}}
+        specs = [TensorSpec(name, values.dtype, (0,)) for name, values in piece.items()]
+        out.other(CANDIDATES, key, specs, len(ids), [piece])
 
 
 def _elements(view: TableView) -> dict[str, int]:
@@ -158,7 +189,9 @@ def _read(view: TableView, pieces: Iterable[Any]) -> Iterator[Piece]:
     for ids in pieces:
         chunk = view.read(torch.from_numpy(ids))
         states = {f"state.{name}": part for name, part in chunk.parts.items() if name != WEIGHT}
-        yield {"ids": chunk.ids, WEIGHT: chunk.parts[WEIGHT], **states}
+        kept = view.row_columns(chunk.ids) if view.config.life is not None and len(ids) else {}
+        columns = {f"column.{name}": values for name, values in kept.items()}
+        yield {"ids": chunk.ids, WEIGHT: chunk.parts[WEIGHT], **states, **columns}
 
 
 # ---- the manifest
@@ -218,6 +251,10 @@ def manifest_of(
                     parts=_elements(owner.embedding.view(name)),
                     optimizer=number,
                     rows=sum(each.rows[keys[place, name]] for each in written),
+                    columns={
+                        column: DTYPE_NAMES[kind] for column, kind in _columns(owner.embedding.view(name)).items()
+                    },
+                    clocks=written[0].clocks.get(keys[place, name], {}),
                 )
             )
     open_windows = {

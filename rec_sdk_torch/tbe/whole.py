@@ -125,6 +125,30 @@ class Removed:
 
 
 @dataclass(frozen=True, eq=False)
+class Rows(Chunk):
+    """Rows with what the table counts of each.
+
+    Attributes:
+        columns: as `TableView.row_columns` has them.
+    """
+
+    columns: Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class LifeState:
+    """What a table that admits or evicts ids has beside its rows.
+
+    Attributes:
+        clocks: as `TableView.clocks` has them.
+        candidates: as `TableView.candidates` has them; None for a table that admits every id.
+    """
+
+    clocks: Mapping[str, int]
+    candidates: tuple[torch.Tensor, Mapping[str, torch.Tensor]] | None
+
+
+@dataclass(frozen=True, eq=False)
 class TableSource:
     """What a table is to be.
 
@@ -132,11 +156,13 @@ class TableSource:
         view: the table.
         layers: gives what to do, from an empty table on: rows that come or change, ids that leave. More than once.
         window: gradients that wait: ids, float32 `[n, 2 * D]`.
+        life: None for a table that keeps every id.
     """
 
     view: TableView
-    layers: Callable[[], Iterator[Chunk | Removed]]
+    layers: Callable[[], Iterator[Rows | Removed]]
     window: Callable[[], Iterator[tuple[Int64Array, torch.Tensor]]]
+    life: LifeState | None = None
 
 
 class Replacement:
@@ -189,9 +215,13 @@ def _replace(source: TableSource) -> None:
     for ids, sums in source.window():
         rows, _ = group.engine.find_rows(table, ids)
         group.engine.put_away(table, rows, sums.contiguous().numpy())
+    if source.life is not None:
+        source.view.set_clocks(source.life.clocks)
+        if source.life.candidates is not None:
+            source.view.set_candidates(*source.life.candidates)
 
 
-def _write_rows(view: TableView, group: Group, table: int, chunk: Chunk) -> None:
+def _write_rows(view: TableView, group: Group, table: int, chunk: Rows) -> None:
     """Nothing of the table is in the cache."""
     ids: Int64Array = chunk.ids.numpy()
     rows, slots = group.engine.insert(table, ids)
@@ -202,3 +232,5 @@ def _write_rows(view: TableView, group: Group, table: int, chunk: Chunk) -> None
     for name, place in view._places(list(chunk.parts)).items():
         _part(group, place)(records).copy_(chunk.parts[name])
     group.engine.write_rows(table, rows, records.numpy())
+    if chunk.columns and len(ids):
+        view.write_row_columns(chunk.ids, chunk.columns)
