@@ -243,11 +243,9 @@ def feature_names(config: BaseEmbeddingConfig) -> list[str]:
     return names
 
 
-def _check_not_yet(admission: AdmitAndEvictConfig | None, is_incremental: bool, name: str) -> None:
+def _check_admission(admission: AdmitAndEvictConfig | None, name: str) -> None:
     if not isinstance(admission, (AdmitAndEvictConfig, type(None))):
         raise TypeError(f"table {name!r}: admit_and_evict_config is {admission!r}, expected AdmitAndEvictConfig")
-    if is_incremental:
-        raise NotImplementedError(f"table {name!r}: incremental saves are not supported yet")
 
 
 def table_config(config: BaseEmbeddingConfig, *, capacity: bool = False) -> TableConfig:
@@ -265,7 +263,7 @@ def table_config(config: BaseEmbeddingConfig, *, capacity: bool = False) -> Tabl
     initializer, mean, stddev = InitializerType.UNIFORM, 0.0, 0.05
     life: TableLife | None = None
     if isinstance(config, _HashTableFields):
-        _check_not_yet(config.admit_and_evict_config, config.is_incremental, name)
+        _check_admission(config.admit_and_evict_config, name)
         life = config.admit_and_evict_config.table_life() if config.admit_and_evict_config else None
         initializer = config.initializer_type
         mean, stddev = config.weight_init_mean, config.weight_init_stddev
@@ -295,6 +293,7 @@ def table_config(config: BaseEmbeddingConfig, *, capacity: bool = False) -> Tabl
         init_mean=mean,
         init_stddev=stddev,
         init_fn=_init_fn(config),
+        track_changes=isinstance(config, _HashTableFields) and config.is_incremental,
         life=life,
     )
 

@@ -67,7 +67,6 @@ FIELDS: list[tuple[dict[str, Any], type[Exception], str]] = [
         "'t0'.*stddev -1.0",
     ),
     ({"admit_and_evict_config": {"admit_threshold": 2}}, TypeError, "'t0'.*admit_and_evict_config is {'admit"),
-    ({"is_incremental": True}, NotImplementedError, "'t0'.*incremental"),
 ]
 
 

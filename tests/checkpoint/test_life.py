@@ -1,0 +1,87 @@
+"""Saves of tables that admit and evict ids: what is counted goes on where it stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tables import contents
+from test_saver import same
+
+import rec_sdk_torch as rst
+from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch.tbe.life import TableLife
+
+LIVES = [
+    TableLife(admit_threshold=3.0, default_value=0.5),
+    TableLife(admit_threshold=2.0, evict_idle_steps=4, evict_step_interval=2),
+    TableLife(evict_share=0.2, score_decay=0.9, beta=2.0, evict_step_interval=3),
+    TableLife(evict_age=25, evict_step_interval=2),
+    TableLife(max_rows=24, admit_threshold=2.0),
+]
+
+
+def make(life: TableLife, cache: int = 40) -> TableBatchedEmbedding:
+    optimizer = TableOptimizer.create(torch.optim.Adagrad, {"lr": 0.1})
+    tables = [TableConfig(name, 60, 4, track_changes=True, life=life) for name in "ab"]
+    return TableBatchedEmbedding(tables, optimizer=optimizer, cache=cache, seed=1)
+
+
+def train(embedding: TableBatchedEmbedding, seeds: range) -> list[torch.Tensor]:
+    outputs = []
+    for seed in seeds:
+        random = np.random.default_rng(seed)
+        ids = torch.from_numpy(random.integers(0, 60, 24))
+        clicks, when = (
+            torch.from_numpy(random.integers(0, 2, 24)),
+            torch.from_numpy(10 * seed + random.integers(0, 10, 24)),
+        )
+        needs = embedding.tables[0].life
+        seen = {"clicks": clicks} if needs.beta else {}
+        seen |= {"timestamps": when} if needs.evict_age else {}
+        output = embedding(ids, torch.arange(0, 25, 4), **seen)
+        output.square().sum().backward()
+        outputs.append(output.detach())
+    return outputs
+
+
+def lives(embedding: TableBatchedEmbedding) -> dict[str, Any]:
+    """Clocks, candidates and columns of rows, by table."""
+    result: dict[str, Any] = {}
+    for name in "ab":
+        view = embedding.view(name)
+        ids = view.ids().sort().values
+        columns = {key: values.tolist() for key, values in view.row_columns(ids).items()}
+        waiting, counted = view.candidates()
+        candidates = waiting.tolist(), {key: values.tolist() for key, values in counted.items()}
+        result[name] = {"ids": ids.tolist(), "columns": columns, "candidates": candidates, "clocks": view.clocks()}
+    return result
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+@pytest.mark.parametrize("life", LIVES, ids=range(len(LIVES)))
+def test_life_goes_on_after_a_load(life: TableLife, incremental: bool, tmp_path: Path) -> None:
+    source, target = make(life), make(life, cache=50)
+    for begin in (0, 5, 9):
+        train(source, range(begin, begin + 4))
+        rst.Saver().save(source, tmp_path, incremental=incremental)
+    train(target, range(100, 103))
+    rst.Saver().load(target, tmp_path)
+    assert lives(target) == lives(source)
+    assert any(lives(source)[name]["columns"] for name in "ab")
+    for a, b in zip(train(source, range(13, 25)), train(target, range(13, 25)), strict=True):
+        assert torch.equal(a, b)
+    assert lives(target) == lives(source)
+    same(contents(target), contents(source))
+
+
+def test_a_table_that_admits_every_id_loads_the_rows(tmp_path: Path) -> None:
+    source = make(LIVES[1])
+    train(source, range(6))
+    rst.Saver().save(source, tmp_path)
+    target = make(TableLife())
+    rst.Saver().load(target, tmp_path)
+    assert target.view("a").count() == source.view("a").count() > 0

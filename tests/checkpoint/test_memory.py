@@ -1,0 +1,60 @@
+"""A save and a load need little memory beside the table, whatever its size."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import rec_sdk_torch as rst
+
+MOST = 256 << 20
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class Peak:
+    """The largest growth of this process meanwhile."""
+
+    def __enter__(self) -> Peak:
+        self.bytes, self._before, self._stop = 0, resident(), threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.001):
+            self.bytes = max(self.bytes, resident() - self._before)
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def table(rows: int) -> rst.TableBatchedEmbedding:
+    config = rst.TableConfig("t", rows, 64, hashed=False)
+    optimizer = rst.TableOptimizer.create(torch.optim.Adagrad, {"lr": 0.1})
+    return rst.TableBatchedEmbedding([config], optimizer=optimizer, cache=1000, seed=1)
+
+
+def test_half_a_gigabyte(tmp_path: Path) -> None:
+    """Rows and states of 512 MiB; of rows that were not written yet the table itself needs no memory."""
+    rows = 1 << 20
+    source, target = table(rows), table(rows)
+    for each in (source, target):
+        each.view("t").count()
+    with Peak() as saving:
+        rst.Saver().save(source, tmp_path)
+    assert sum(file.stat().st_size for file in tmp_path.rglob("*.safetensors")) > 512 << 20
+    assert saving.bytes < MOST
+    with Peak() as loading:
+        rst.Saver().load(target, tmp_path)
+    assert loading.bytes - target.memory_report()["host"] < MOST
+    ids = torch.from_numpy(np.random.default_rng(1).integers(0, rows, 100))
+    assert torch.equal(target.view("t").read(ids).parts["weight"], source.view("t").read(ids).parts["weight"])
+    print(f"beside the table: {saving.bytes >> 20} MiB to save, {loading.bytes >> 20} MiB with it to load")

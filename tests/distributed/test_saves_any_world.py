@@ -1,0 +1,218 @@
+"""Saves of sharded collections, read by as many ranks, by others, and by one process; and the other way round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sharded_model
+import torch
+from jagged import jagged
+from ranks import Ranks
+from sharded_model import Model, Scenario, bags_of, concatenated, shard
+
+import rec_sdk_torch as rst
+from rec_sdk_torch.checkpoint.manifest import DELTA, read_manifest
+from rec_sdk_torch.checkpoint.owners import owners_of
+from rec_sdk_torch.tbe.whole import window_rows
+
+Start = Callable[[int], Ranks]
+Rows = dict[str, dict[int, bytes]]
+WINDOW = {"use_accumulate": True, "accumulate_step": 3}
+SCENARIOS = [
+    Scenario(optimizer=torch.optim.Adagrad, cache=29),
+    Scenario(kind="sequences", optimizer=torch.optim.Adam, sharding=("row_wise", "table_wise", "row_wise")),
+    Scenario(
+        optimizer=rst.AccumulateAdagrad,
+        options=WINDOW,
+        cache=31,
+        steps=5,
+        sharding=("table_wise", "row_wise", "row_wise"),
+    ),
+    Scenario(kind="hash", optimizer=torch.optim.SGD),
+]
+
+
+def name_of(scenario: Scenario) -> str:
+    return f"{scenario.kind}-{scenario.optimizer.__name__}"
+
+
+def held(model: torch.nn.Module) -> Rows:
+    """Rows, states, pending gradients and steps at home in this process."""
+    result: Rows = {}
+    for owner in owners_of(model):
+        with owner.embedding.exclusive():
+            for name in owner.configs:
+                view = owner.embedding.view(name)
+                rows = result.setdefault(name, {})
+                for ids in owner.ids(view):
+                    chunk = view.read(torch.from_numpy(ids))
+                    flat = torch.cat([part.contiguous().view(torch.uint8) for part in chunk.parts.values()], 1)
+                    rows.update({int(i): row.numpy().tobytes() for i, row in zip(ids, flat, strict=True)})
+                waiting = result.setdefault(f"{name}.window", {})
+                for ids, sums in window_rows(view):
+                    waiting.update({int(i): row.numpy().tobytes() for i, row in zip(ids, sums, strict=True)})
+                optimizer = owner.embedding.optimizer_of(name)
+                assert optimizer is not None
+                result[f"{name}.step"] = {optimizer.step: b""}
+            windows = owner.embedding.steps.windows
+            result["counts"] = {length: bytes([count]) for length, count in windows.items() if count}
+    return result
+
+
+def joined(parts: list[Rows]) -> Rows:
+    """Of all ranks."""
+    result: Rows = {}
+    for part in parts:
+        for name, rows in part.items():
+            result.setdefault(name, {}).update(rows)
+    return result
+
+
+def train(model: Any, scenario: Scenario, steps: range, rank: int, world_size: int) -> None:
+    for step in steps:
+        model(jagged(*bags_of(scenario, step, world_size)[rank]))[0].backward()
+
+
+def save(rank: int, world_size: int, scenario: Scenario, path: str) -> Rows:
+    model = shard(Model(scenario, 3), scenario, world_size)
+    train(model, scenario, range(scenario.steps), rank, world_size)
+    rst.Saver(rank).save(model, path)
+    return held(model)
+
+
+def load(rank: int, world_size: int, scenario: Scenario, path: str) -> Rows:
+    model = shard(Model(scenario, 3), scenario, world_size)
+    train(model, scenario, range(50, 52), rank, world_size)  # other rows, which go
+    rst.Saver().load(model, path)
+    return held(model)
+
+
+def alone(scenario: Scenario, path: Path, steps: int | None = None) -> tuple[Any, Rows]:
+    """The model of one process that loaded the save; `steps`: that was trained and saved instead."""
+    model = Model(scenario, 3)
+    if steps is None:
+        rst.Saver().load(model, path)
+    else:
+        for step in range(steps):
+            model(concatenated(bags_of(scenario, step, 2)))[0].backward()
+        rst.Saver().save(model, path)
+    return model, held(model)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=name_of)
+def test_any_number_of_ranks_loads_what_any_saved(ranks_of: Start, tmp_path: Path, scenario: Scenario) -> None:
+    paths: dict[str, Rows] = {}
+    for world_size in (2, 4):
+        path = str(tmp_path / f"of{world_size}")
+        paths[path] = joined(ranks_of(world_size).run(save, scenario, path))
+    single = tmp_path / "alone"
+    paths[str(single)] = alone(scenario, single, scenario.steps)[1]
+    for path, expected in paths.items():
+        found = [joined(ranks_of(world_size).run(load, scenario, path)) for world_size in (2, 4)]
+        for rows in (*found, alone(scenario, Path(path))[1]):
+            assert rows.keys() == expected.keys()
+            for name in expected:
+                assert rows[name] == expected[name], (path, name)
+    assert any(expected["t0"] for expected in paths.values())
+    if scenario.options:
+        assert all(expected["counts"] and expected["t0.window"] for expected in paths.values())
+
+
+def resume(rank: int, world_size: int, scenario: Scenario, path: str) -> None:
+    """A model that goes on after a load comes to the same bits."""
+    straight = shard(Model(scenario, 3), scenario, world_size)
+    train(straight, scenario, range(4), rank, world_size)
+    rst.Saver().save(straight, path)
+    again = shard(Model(scenario, 3), scenario, world_size)
+    rst.Saver().load(again, path)
+    for model in (straight, again):
+        train(model, scenario, range(4, 8), rank, world_size)
+    assert held(again) == held(straight)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS[:3], ids=name_of)
+def test_training_goes_on_alike(ranks_of: Start, tmp_path: Path, scenario: Scenario) -> None:
+    ranks_of(2).run(resume, scenario, str(tmp_path))
+
+
+def tracked(scenario: Scenario) -> list[Any]:
+    made = original(scenario)
+    for config in made:
+        if hasattr(config, "is_incremental"):
+            config.is_incremental = True
+    return made
+
+
+original = sharded_model.configs
+
+
+def save_deltas(rank: int, world_size: int, scenario: Scenario, path: str) -> list[Rows]:
+    sharded_model.configs = tracked
+    try:
+        model, seen = shard(Model(scenario, 3), scenario, world_size), []
+    finally:
+        sharded_model.configs = original
+    for step in range(4):
+        train(model, scenario, range(step, step + 1), rank, world_size)
+        view = owners_of(model)[0].embedding.view("t2")
+        if rank == step % world_size and view.count() > 2:
+            view.remove(view.ids()[:2])
+        rst.Saver().save(model, path, incremental=True)
+        seen.append(held(model))
+    return seen
+
+
+def test_deltas_of_ranks(ranks_of: Start, tmp_path: Path) -> None:
+    scenario = SCENARIOS[0]
+    of_ranks = ranks_of(2).run(save_deltas, scenario, str(tmp_path))
+    folders = sorted(tmp_path.iterdir())
+    assert [read_manifest(folder).kind == DELTA for folder in folders] == [False, True, True, True]
+    for number, folder in enumerate(folders):
+        expected = joined([seen[number] for seen in of_ranks])
+        assert joined(ranks_of(4).run(load, scenario, str(folder))) == expected
+        assert alone(scenario, folder)[1] == expected
+
+
+def fail_on_one(rank: int, world_size: int, scenario: Scenario, path: str) -> tuple[str, str]:
+    """What both calls raise when a file cannot be written, or read, by rank 1 alone."""
+    from rec_sdk_torch.checkpoint import files, reading
+
+    model = shard(Model(scenario, 3), scenario, world_size)
+    train(model, scenario, range(2), rank, world_size)
+    before, verify, texts = files.before, reading.TensorReader.verify, []
+
+    def fail(*_: Any) -> None:
+        if rank == 1:
+            raise OSError("planted")
+
+    files.before = fail
+    try:
+        rst.Saver().save(model, path)
+    except (OSError, rst.CheckpointError) as error:
+        texts.append(str(error))
+    finally:
+        files.before = before
+    state = held(model)
+    rst.Saver().save(model, path)
+    train(model, scenario, range(2, 3), rank, world_size)
+    state = held(model)
+    reading.TensorReader.verify = fail  # type: ignore[method-assign, assignment]
+    try:
+        rst.Saver().load(model, path)
+    except (OSError, rst.CheckpointError) as error:
+        texts.append(str(error))
+    finally:
+        reading.TensorReader.verify = verify  # type: ignore[method-assign]
+    assert held(model) == state
+    train(model, scenario, range(3, 4), rank, world_size)
+    return texts[0], texts[1]
+
+
+def test_what_fails_on_one_rank_fails_on_all(ranks_of: Start, tmp_path: Path) -> None:
+    others, own = ranks_of(2).run(fail_on_one, SCENARIOS[0], str(tmp_path))
+    assert own == ("planted", "planted")
+    assert all("rank 1 of 2: OSError: planted" in text for text in others)
+    assert len(list(tmp_path.iterdir())) == 1
