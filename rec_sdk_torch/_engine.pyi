@@ -66,10 +66,14 @@ class TableSpec:
         state_init: Sequence[float],
         bounds_check: str,
         columns: Sequence[str] = [],
+        store_path: str = "",
     ) -> None:
         """slots: rows in the device cache. capacity: most ids of a hash table, 0 = unlimited.
 
         columns: what is kept of each row beside its record: "count", "last_use", "version", "score".
+
+        store_path: a file for the host store, which must not be there; it is removed with the engine. OSError from
+        the engine where it cannot be made or has no room on the disk, before rows change. Empty: in memory.
 
         state_init: the initial value of each state block. bounds_check, for index tables: "fatal" (IndexError), or
         "warning", "ignore", "none" (such ids become 0; under "warning" they are reported by take_bounds_warnings).
@@ -399,7 +403,7 @@ class Engine:
 
     def reset_stats(self) -> None: ...
     def memory(self, table: int | None = None) -> dict[str, int]:
-        """Of a table, or of all: id_map_bytes, store_bytes (committed), rows."""
+        """Of a table, or of all: id_map_bytes, store_bytes (of memory), disk_bytes, rows."""
 
     def set_memory_limit(self, bytes: int) -> None:
         """Caps what the host stores may commit, below what the machine and its cgroup have free."""

@@ -157,12 +157,13 @@ COUNTERS = (
 
 def memory_report(groups: Sequence[Group], table: str | None) -> dict[str, int]:
     """See `TableBatchedEmbedding.memory_report`."""
-    report = dict.fromkeys(("device", "host", "index"), 0)
+    report = dict.fromkeys(("device", "host", "disk", "index"), 0)
     for group, place in _places(groups, table):
         members = group.members if place is None else [group.members[place]]
         memory = group.engine.memory(place)
         report["device"] += sum(member.slots for member in members) * group.slot_bytes()
         report["host"] += memory["store_bytes"]
+        report["disk"] += memory["disk_bytes"]
         report["index"] += memory["id_map_bytes"]
     if table is None:
         report["staging"] = sum(group.swap.staging_bytes() for group in groups)
@@ -210,7 +211,8 @@ class Inspected:
         """Bytes of the whole embedding, or of one table; zeros before the first use.
 
         `device`: the cache, and the sums of an accumulation window. `host`: rows in the host store, as far as memory is
-        committed. `index`: the maps from ids to rows. `staging`, without `table`: plans and rows on their way now.
+        committed. `disk`: files of a host store on disk. `index`: the maps from ids to rows. `staging`, without
+        `table`: plans and rows on their way now.
 
         Raises:
             KeyError: no table has this name.

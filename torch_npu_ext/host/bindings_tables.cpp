@@ -217,6 +217,7 @@ void bind_reports(EngineClass& engine) {
             }
             return std::map<std::string, int64_t>{{"id_map_bytes", memory.index_bytes},
                                                   {"store_bytes", memory.store_bytes},
+                                                  {"disk_bytes", memory.disk_bytes},
                                                   {"rows", memory.rows}};
           },
           py::arg("table") = py::none())

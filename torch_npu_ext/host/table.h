@@ -31,7 +31,8 @@ struct TableSpec {
   std::vector<float> state_init;  // one per state block
   BoundsCheck bounds_check;
   ColumnSet columns = {};
-  bool default_row = false;  // one more slot, behind those for rows: default_slot()
+  bool default_row = false;     // one more slot, behind those for rows: default_slot()
+  std::string store_path = {};  // of the host store's file, which is new; empty: in memory
   std::shared_ptr<AdmissionFilter> admission = nullptr;  // of a hash table with a default row; null: all ids
 };
 
@@ -57,7 +58,8 @@ class Table {
   bool reserve_ids(int64_t extra);  // room in the map; whether it grew. Throws MemoryLimitError
   void check_capacity(int64_t rows_after, int64_t id) const;  // throws CapacityError
 
-  void extend_rows();  // what is kept per row gets room for all of row_bound(). Throws std::bad_alloc
+  void
+  extend_rows();  // what is kept per row gets room for all of row_bound(). Throws std::bad_alloc, DiskError
   void forget_row(uint32_t row) noexcept;            // as if no id ever had it
   void drop_id(int64_t id, uint32_t row) noexcept {  // a known id, whose slot, if any, is freed
     if (spec_.hashed) {
