@@ -1,4 +1,6 @@
 # What `import rec_sdk_torch` offers: for type checkers, and read by __init__.py. The names are listed nowhere else.
+from .checkpoint.errors import CheckpointError as CheckpointError
+from .checkpoint.saver import Saver as Saver
 from .distributed.prefetch import prefetch as prefetch
 from .distributed.sharders import EmbCacheEmbeddingBagCollectionSharder as EmbCacheEmbeddingBagCollectionSharder
 from .distributed.sharders import EmbCacheEmbeddingCollectionSharder as EmbCacheEmbeddingCollectionSharder

@@ -391,6 +391,31 @@ class Engine:
     def initial_records(self, table: int, ids: _Int64, records: _Bytes) -> None:
         """Fills the [n] records that the ids start from. Needs nothing applied or landed."""
 
+    # ---- saves; as for whole tables
+
+    def scan_ids(self, table: int, begin: int, least: int) -> tuple[_Int64, int]:
+        """Ids of a hash table from bucket `begin` on, `least` or somewhat more, in no order; where to go on, -1 at
+        the end. ValueError for an index table.
+        """
+
+    def removed_ids(self, table: int, since: int) -> tuple[_Int64, bool]:
+        """Ids [n], ascending, that were removed after version `since`, with those that came back; whether that is all.
+
+        ValueError for a table without the column "version".
+        """
+
+    def forget_removed(self, table: int, upto: int) -> None:
+        """Nobody will ask for what was removed before this version. Needs nothing applied or landed."""
+
+    def next_version(self) -> int:
+        """As version(); where no batch is in flight, no row is of a later version yet."""
+
+    def window_ids(self, table: int) -> _Int64:
+        """Ids [n] of the table's rows with sums: those of window_slots, then those of window_away, in their order."""
+
+    def put_away(self, table: int, rows: _Int64, sums: _Float) -> None:
+        """Gives rows [n] that are not in the cache sums [n, 2 * dim]. IndexError for others, or those with sums."""
+
     # ---- reports
 
     def stats(self, table: int | None = None) -> dict[str, int]:

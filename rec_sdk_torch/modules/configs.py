@@ -202,13 +202,11 @@ def feature_names(config: BaseEmbeddingConfig) -> list[str]:
     return names
 
 
-def _check_not_yet(admission: AdmitAndEvictConfig | None, is_incremental: bool, name: str) -> None:
+def _check_not_yet(admission: AdmitAndEvictConfig | None, name: str) -> None:
     if not isinstance(admission, (AdmitAndEvictConfig, type(None))):
         raise TypeError(f"table {name!r}: admit_and_evict_config is {admission!r}, expected AdmitAndEvictConfig")
     if admission is not None and admission.is_feature_filter_enabled():
         raise NotImplementedError(f"table {name!r}: admission and eviction of features are not supported yet")
-    if is_incremental:
-        raise NotImplementedError(f"table {name!r}: incremental saves are not supported yet")
 
 
 def table_config(config: BaseEmbeddingConfig, *, capacity: bool = False) -> TableConfig:
@@ -225,7 +223,7 @@ def table_config(config: BaseEmbeddingConfig, *, capacity: bool = False) -> Tabl
     name = config.name
     initializer, mean, stddev = InitializerType.UNIFORM, 0.0, 0.05
     if isinstance(config, _HashTableFields):
-        _check_not_yet(config.admit_and_evict_config, config.is_incremental, name)
+        _check_not_yet(config.admit_and_evict_config, name)
         initializer = config.initializer_type
         mean, stddev = config.weight_init_mean, config.weight_init_stddev
         if not isinstance(initializer, InitializerType):
@@ -254,6 +252,7 @@ def table_config(config: BaseEmbeddingConfig, *, capacity: bool = False) -> Tabl
         init_mean=mean,
         init_stddev=stddev,
         init_fn=_init_fn(config),
+        track_changes=isinstance(config, _HashTableFields) and config.is_incremental,
     )
 
 

@@ -72,7 +72,6 @@ FIELDS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"admit_and_evict_config": SHOWCLICK_ADMITS}, NotImplementedError, "'t0'.*admission"),
     ({"admit_and_evict_config": SHOWCLICK_EVICTS}, NotImplementedError, "'t0'.*eviction"),
     ({"admit_and_evict_config": {"admit_threshold": 2}}, TypeError, "'t0'.*admit_and_evict_config is {'admit"),
-    ({"is_incremental": True}, NotImplementedError, "'t0'.*incremental"),
 ]
 
 

@@ -414,6 +414,7 @@ PYBIND11_MODULE(_engine, m) {
   bind_batches(engine);
   bind_window(engine);
   bind_tables(engine);
+  bind_saves(engine);
   bind_reports(engine);
 }
 

@@ -68,6 +68,7 @@ using EngineClass = py::class_<Engine, std::shared_ptr<Engine>>;
 
 void bind_window(EngineClass& engine);
 void bind_tables(EngineClass& engine);
+void bind_saves(EngineClass& engine);
 void bind_reports(EngineClass& engine);
 
 }  // namespace rec_sdk

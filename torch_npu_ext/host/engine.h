@@ -151,6 +151,20 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void clear_table(int32_t table);
   void initial_records(int32_t table, const int64_t* ids, int64_t count, char* records);
 
+  // Saves. Ids of a hash table from bucket `begin` of its map on, at least `least` of them if there are so
+  // many; the bucket to go on from, or -1. In no order; each id once, if the table does not change meanwhile.
+  int64_t scan_ids(int32_t table, int64_t begin, int64_t least, std::vector<int64_t>* ids);
+  // Ids that were removed after version `since`, with those that came back; false when not all of them are
+  // known.
+  bool removed_ids(int32_t table, uint64_t since, std::vector<int64_t>* ids);
+  void forget_removed(int32_t table,
+                      uint64_t upto);  // nobody will ask for what was removed before this version
+  uint64_t next_version();  // version(), and if no batch is in flight nothing is of a later one yet
+  // Ids of the table's rows in window_slots, in its order, and behind them those of its rows in window_away.
+  std::vector<int64_t> window_ids(int32_t table);
+  // Sums of rows that are not in the cache and have none yet. Throws std::out_of_range for other rows.
+  void put_away(int32_t table, const int64_t* rows, int64_t count, const float* sums);
+
   struct BoundsWarning {
     std::string table;
     int64_t count;

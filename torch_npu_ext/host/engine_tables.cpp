@@ -232,6 +232,8 @@ void Engine::clear_table(int32_t t) {
   group_.window.drop_table(t);
   group_.window.drop_slots(target.first_slot(), target.end_slot());
   target.clear();
+  target.removals.removed.clear();
+  target.removals.complete_after = group_.uses.serial() + 1;
   for (int64_t slot = target.first_slot(); slot < target.end_slot(); ++slot) group_.uses.forget(slot);
 }
 

@@ -157,7 +157,14 @@ class IdMap {
 
   template <class Visit>  // visit(id, entry)
   void for_each(Visit visit) const {
-    for (uint64_t b = 0; b < bucket_count_; ++b) {
+    for_each_from(0, bucket_count_, visit);
+  }
+
+  // Those of buckets [begin, end); nothing beyond the last. The map must not change between its pieces.
+  uint64_t bucket_count() const { return bucket_count_; }
+  template <class Visit>
+  void for_each_from(uint64_t begin, uint64_t end, Visit visit) const {
+    for (uint64_t b = begin; b < end && b < bucket_count_; ++b) {
       Bucket& bucket = buckets_[b];
       for (uint32_t lanes = bucket.used; lanes != 0; lanes &= lanes - 1) {
         const int lane = __builtin_ctz(lanes);

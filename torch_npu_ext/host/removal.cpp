@@ -64,8 +64,15 @@ int64_t remove_ids(Group* group, int32_t t, const int64_t* ids, int64_t count) {
   if (!table.spec().hashed) check_index_ids(table, ids, count);
   check_removable(group, t, ids, count);
   table.extend_rows();
+  const bool logged = table.columns.has(Column::kVersion);
+  auto& log = table.removals.removed;
+  if (logged && log.size() + count > log.capacity()) log.reserve(2 * (log.size() + count));
   int64_t removed = 0;
-  for (int64_t i = 0; i < count; ++i) removed += remove_id(group, &table, ids[i]);
+  for (int64_t i = 0; i < count; ++i) {
+    if (!remove_id(group, &table, ids[i])) continue;
+    ++removed;
+    if (logged) log.emplace_back(group->uses.serial() + 1, ids[i]);
+  }
   if (table.spec().hashed) table.directory().shrink();
   return removed;
 }

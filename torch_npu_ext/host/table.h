@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "torch_npu_ext/host/admission.h"
@@ -34,6 +35,13 @@ struct TableSpec {
   bool default_row = false;     // one more slot, behind those for rows: default_slot()
   std::string store_path = {};  // of the host store's file, which is new; empty: in memory
   std::shared_ptr<AdmissionFilter> admission = nullptr;  // of a hash table with a default row; null: all ids
+};
+
+// Ids that left a table that keeps versions, oldest first: whoever saves what changed has to say so.
+struct RemovalLog {
+  std::vector<std::pair<uint64_t, int64_t>> removed;  // (version, id); an id may have come back since
+  uint64_t complete_after =
+      0;  // of an earlier version nothing is known: all ids left at once, or were forgotten
 };
 
 class Table {
@@ -140,6 +148,7 @@ class Table {
   RecordInitializer initializer;
   std::unique_ptr<CachePolicy> policy;
   RowColumns columns;
+  RemovalLog removals;
 
  private:
   void prepare();

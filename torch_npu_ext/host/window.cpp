@@ -168,6 +168,14 @@ std::vector<int32_t> Window::resident_slots() const {
   return slots;
 }
 
+void Window::put_away(int32_t table, const int64_t* rows, int64_t count, const float* sums) {
+  away_.reserve(count);
+  for (int64_t i = 0; i < count; ++i, sums += 2 * dim_) {
+    const uint32_t place = away_.put(table, static_cast<uint32_t>(rows[i]));
+    std::memcpy(away_.data(place), sums, static_cast<size_t>(2 * dim_) * sizeof(float));
+  }
+}
+
 void Window::drop_slots(int64_t begin, int64_t end) noexcept {
   for (int64_t slot = begin; slot < end; ++slot) clear(slot);
 }

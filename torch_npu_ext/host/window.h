@@ -81,6 +81,8 @@ class Window {
   std::vector<int32_t> resident_slots() const;  // ascending
   const std::vector<AwaySums::Away>& away() { return away_.sorted(); }
   const float* sums(uint32_t place) const { return away_.data(place); }
+  // Rows that are away and have no sums get these, [count, 2 * dim]. Throws std::bad_alloc.
+  void put_away(int32_t table, const int64_t* rows, int64_t count, const float* sums);
   void drop_slots(int64_t begin, int64_t end) noexcept;
   void drop_table(int32_t table) { away_.drop_table(table); }
   bool has(int32_t table, uint32_t row, int64_t slot) const {  // slot: -1 when it has none

@@ -1,0 +1,107 @@
+"""Every change of the file system that a save makes: a test that plants failures here meets each of them."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def before(call: str, path: Path) -> None:
+    """Runs before every call that changes something; a test replaces it. `call`: its name, such as "write"."""
+
+
+class NewFile:
+    """A file that did not exist, open for writing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        before("create", path)
+        self._fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+
+    def write_at(self, data: bytes | memoryview, offset: int) -> None:
+        """Writes all of `data`."""
+        rest = memoryview(data)
+        while rest:
+            before("write", self.path)
+            count = os.pwrite(self._fd, rest, offset)
+            rest, offset = rest[count:], offset + count
+
+    def sync(self) -> None:
+        """Returns when what was written is on the disk."""
+        before("sync", self.path)
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Makes a file of `data`, on the disk when this returns."""
+    file = NewFile(path)
+    try:
+        file.write_at(data, 0)
+        file.sync()
+    finally:
+        file.close()
+
+
+def make_folder(path: Path) -> None:
+    """The folder and those above it that are missing; one that is there is no error."""
+    if path.is_dir():
+        return
+    make_folder(path.parent)
+    before("mkdir", path)
+    path.mkdir(exist_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Returns when the names in the folder are on the disk."""
+    before("sync", path)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_tree(path: Path) -> None:
+    """`sync_folder` of the folder and all in it."""
+    for folder, _, _ in os.walk(path, topdown=False):
+        sync_folder(Path(folder))
+
+
+def rename_folder(source: Path, target: Path) -> None:
+    """Gives a folder another name, which nobody must have.
+
+    Raises:
+        OSError: a folder that is not empty has it, or a file.
+    """
+    before("rename", target)
+    source.rename(target)
+
+
+def remove_tree(path: Path) -> None:
+    """Removes a folder and all in it; what cannot be removed stays."""
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[bool]:
+    """Holds the lock of a folder, which ends with the process; False: another process or thread holds it."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            got = True
+        except BlockingIOError:
+            got = False
+        yield got
+    finally:
+        os.close(fd)

@@ -1,0 +1,95 @@
+"""Folders of saves: which are there, which is the latest, and which a delta needs."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from .errors import CheckpointError
+from .manifest import MANIFEST, Manifest, read_manifest
+
+TIMESTAMP = "%Y%m%d%H%M%S"
+"""Names of folders of saves: UTC, 14 digits."""
+UNFINISHED = ".saving-"
+"""What the name of a folder begins with while its save is written."""
+
+
+def is_timestamp(name: str) -> bool:
+    """Whether a folder of this name holds a save: a date and time of 14 digits."""
+    if len(name) != 14 or not (name.isascii() and name.isdigit()):
+        return False
+    try:
+        datetime.strptime(name, TIMESTAMP)
+    except ValueError:
+        return False
+    return True
+
+
+def next_timestamp(path: Path) -> str:
+    """A name later than those of all saves in `path`: now, as a rule."""
+    names = [each.name for each in path.iterdir() if is_timestamp(each.name)]
+    now = datetime.fromtimestamp(int(time.time()), UTC)
+    if names and max(names) >= now.strftime(TIMESTAMP):
+        now = datetime.strptime(max(names), TIMESTAMP) + timedelta(seconds=1)
+    return now.strftime(TIMESTAMP)
+
+
+def saves_in(path: Path) -> list[Path]:
+    """The complete saves in the folder `path`, oldest first; `path` itself when it is one."""
+    path = Path(path)
+    if (path / MANIFEST).exists():
+        return [path]
+    if not path.is_dir():
+        raise CheckpointError(f"{path}: there is no such folder")
+    return sorted(each for each in path.iterdir() if is_timestamp(each.name) and (each / MANIFEST).exists())
+
+
+def latest_save(path: Path) -> Path:
+    """The latest complete save in `path`, or `path` itself when it is one.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    saves = saves_in(path)
+    if not saves:
+        raise CheckpointError(f"{path}: holds no save, that is no folder named by date and time with a {MANIFEST}")
+    return saves[-1]
+
+
+def chain_of(save: Path) -> list[tuple[Path, Manifest]]:
+    """The saves that make up the state of `save`: the full one first, then deltas in order, `save` last.
+
+    They are looked for beside it.
+
+    Raises:
+        CheckpointError: one is missing or damaged, or the chain is not in order.
+    """
+    last = read_manifest(save)
+    found = {last.id: (Path(save), last)}
+    damaged = []
+    if last.previous is not None:
+        for folder in saves_in(Path(save).resolve().parent):
+            try:
+                manifest = read_manifest(folder)
+            except CheckpointError as error:
+                damaged.append(str(error))
+                continue
+            if manifest.id in found and found[manifest.id][0].resolve() != folder.resolve():
+                raise CheckpointError(f"{folder}: the same save as {found[manifest.id][0]}: remove one of them")
+            found[manifest.id] = (folder, manifest)
+    chain = [found[last.id]]
+    while (previous := chain[0][1].previous) is not None:
+        if previous not in found:
+            also = f"; {damaged[0]}" if damaged else ""
+            raise CheckpointError(
+                f"{chain[0][0]}: a delta of the save {previous}, which is not in {Path(save).resolve().parent}{also}"
+            )
+        before = found[previous][1]
+        if before.base != last.base or before.sequence + 1 != chain[0][1].sequence:
+            raise CheckpointError(
+                f"{chain[0][0]}: delta {chain[0][1].sequence} of the save {last.base} cannot follow "
+                f"{found[previous][0]}, number {before.sequence} of {before.base}"
+            )
+        chain.insert(0, found[previous])
+    return chain

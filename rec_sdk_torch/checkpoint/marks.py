@@ -1,0 +1,64 @@
+"""Which save the tables of an embedding were last written to or read from: what a delta follows."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..tbe import TableBatchedEmbedding
+from ..tbe.group import Group
+from ..tbe.whole import forget_removed
+
+MOST_PATHS = 4
+"""Folders of saves that one embedding keeps a mark for; ids that were removed are remembered for the oldest."""
+
+
+@dataclass(frozen=True, eq=False)
+class Mark:
+    """The moment of a save.
+
+    Attributes:
+        save, base, sequence: its id, that of its full save, and its number in the chain.
+        versions: of each group, then.
+        groups: of the embedding, then.
+    """
+
+    save: str
+    base: str
+    sequence: int
+    versions: list[int]
+    groups: list[weakref.ref[Group]]
+
+    def holds(self, embedding: TableBatchedEmbedding) -> bool:
+        """Whether versions are of the groups that the embedding has now."""
+        return [ref() for ref in self.groups] == embedding.groups
+
+
+_marks: weakref.WeakKeyDictionary[TableBatchedEmbedding, dict[str, Mark]] = weakref.WeakKeyDictionary()
+
+
+def mark_of(embedding: TableBatchedEmbedding, path: str) -> Mark | None:
+    """Of the latest save in the folder `path`, if a delta can follow it."""
+    mark = _marks.get(embedding, {}).get(path)
+    return mark if mark is not None and mark.holds(embedding) else None
+
+
+def set_mark(
+    embedding: TableBatchedEmbedding, path: str, save: str, base: str, sequence: int, versions: Sequence[int]
+) -> None:
+    """The embedding's tables were those of a save in the folder `path` when they had these versions."""
+    marks = _marks.setdefault(embedding, {})
+    marks.pop(path, None)
+    groups = [weakref.ref(group) for group in embedding.groups]
+    marks[path] = Mark(save, base, sequence, list(versions), groups)
+    for other in [key for key, mark in marks.items() if not mark.holds(embedding)]:
+        del marks[other]
+    while len(marks) > MOST_PATHS:
+        del marks[next(iter(marks))]
+    forget_removed(embedding, [min(of_group) for of_group in zip(*(m.versions for m in marks.values()), strict=True)])
+
+
+def drop_marks(embedding: TableBatchedEmbedding) -> None:
+    """No delta can follow any save."""
+    _marks.pop(embedding, None)

@@ -1,0 +1,112 @@
+"""The tables of a model, wherever in it they are, and which of their rows this process has."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ..tbe import TableBatchedEmbedding, TableConfig
+from ..tbe.batch import Int64Array
+from ..tbe.view import TableView
+from ..tbe.whole import piece_rows, pieces_of_ids
+
+if TYPE_CHECKING:
+    from ..distributed.exchange import Exchange
+    from ..distributed.placement import Placement
+
+_WRAPPERS = {"module", "_dmp_wrapped_module", "_orig_mod"}
+"""What is in the path of a module because something wraps the model."""
+
+
+@dataclass(eq=False)
+class Owner:
+    """A table-batched embedding of a model.
+
+    Attributes:
+        path: of its module in the model, without wrappers.
+        embedding: this process's rows.
+        configs: of the whole tables, by name.
+        placements: by name, of tables that are divided among ranks.
+        exchange: with those ranks.
+        sync: hands optimizers that were applied to the embedding.
+    """
+
+    path: str
+    embedding: TableBatchedEmbedding
+    configs: dict[str, TableConfig]
+    placements: dict[str, Placement] = field(default_factory=dict)
+    exchange: Exchange | None = None
+    sync: Callable[[], None] = lambda: None
+
+    def mine(self, table: str, ids: Int64Array) -> np.ndarray | slice:
+        """Which of `ids` are at home in this process."""
+        if self.exchange is None:
+            return slice(None)
+        mine: np.ndarray = self.placements[table].owner(ids) == self.exchange.rank
+        return mine
+
+    def ids(self, view: TableView) -> Iterator[Int64Array]:
+        """Ids of all rows of a table that are at home here, some at a time; hold `exclusive()` meanwhile."""
+        config = self.configs[view.config.name]
+        if config.hashed == view.config.hashed:
+            yield from pieces_of_ids(view)
+            return
+        rows = piece_rows(view)  # of an index table whose part is a hash table, which knows those it has met
+        for begin in range(0, config.num_embeddings, rows):
+            ids = np.arange(begin, min(begin + rows, config.num_embeddings), dtype=np.int64)
+            yield ids[self.mine(config.name, ids)]
+
+    def count(self, view: TableView) -> int:
+        """How many `ids` gives."""
+        config = self.configs[view.config.name]
+        if config.hashed == view.config.hashed:
+            return view.count()
+        return sum(len(ids) for ids in self.ids(view))
+
+
+def _of(path: str, module: torch.nn.Module) -> Owner | None:
+    if isinstance(module, TableBatchedEmbedding):
+        return Owner(path, module, {table.name: table for table in module.tables})
+    # A model can have what needs TorchRec only where these are imported.
+    sharded: Any = sys.modules.get("rec_sdk_torch.distributed.sharded")
+    if sharded is not None and isinstance(module, sharded.ShardedCollection):
+        tables = module._tables
+        placements = {table.name: place for table, place in zip(tables.configs, tables.placements, strict=True)}
+        configs = {table.name: table for table in tables.configs}
+        home = module.home
+        return Owner(path, home._embedding, configs, placements, module.exchange, home._sync_optimizers)
+    collection: Any = sys.modules.get("rec_sdk_torch.modules.collection")
+    if collection is not None and isinstance(module, collection.CachedCollection):
+        embedding = module._embedding
+        configs = {table.name: table for table in embedding.tables}
+        return Owner(path, embedding, configs, sync=module._sync_optimizers)
+    return None
+
+
+def owners_of(model: torch.nn.Module) -> list[Owner]:
+    """The embeddings in a model, each once, with the optimizers that were applied.
+
+    Raises:
+        TypeError: no module.
+        ValueError: a model without tables.
+        RuntimeError: tables on the meta device.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"module is {model!r}, expected a torch.nn.Module")
+    found: dict[int, Owner] = {}
+    for path, module in model.named_modules():
+        plain = ".".join(part for part in path.split(".") if part not in _WRAPPERS)
+        owner = _of(plain, module)
+        if owner is not None and id(owner.embedding) not in found:
+            found[id(owner.embedding)] = owner
+    if not found:
+        raise ValueError(f"{type(model).__name__} has no embedding tables of rec_sdk_torch: nothing to save or load")
+    for owner in found.values():
+        owner.embedding._check_real()
+        owner.sync()
+    return list(found.values())

@@ -1,0 +1,145 @@
+"""What a save says of the tables of a model, and its rows in the order in which they are to be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..tbe.batch import Int64Array
+from ..tbe.view import WEIGHT, Chunk
+from ..tbe.whole import Removed
+from .errors import CheckpointError
+from .manifest import REMOVED, ROWS, WINDOW, Manifest, SavedTable
+from .owners import Owner
+from .tensors import TensorReader
+
+Chain = Sequence[tuple[Path, Manifest]]
+
+
+@dataclass(frozen=True, eq=False)
+class Match:
+    """A table of a model and what a chain of saves has of it.
+
+    Attributes:
+        owner, name: the table of the model.
+        keys: what it is called in each save of the chain.
+        saved: in the last save.
+        parts: of a row, those that are loaded.
+        rows: ids of the table that are at home in this process; an upper bound.
+    """
+
+    owner: Owner
+    name: str
+    keys: list[str]
+    saved: SavedTable
+    parts: tuple[str, ...]
+
+
+def verify(chain: Chain, rank: int = 0, world_size: int = 1) -> None:
+    """Reads every file of the saves; with several ranks, each its share.
+
+    Raises:
+        CheckpointError: one is missing or damaged.
+    """
+    all_files = [(folder, file) for folder, manifest in chain for file in manifest.files]
+    for folder, file in all_files[rank::world_size]:
+        with TensorReader(folder / file.path) as reader:
+            reader.verify(file.bytes, file.checksums)
+            wrong = [name for name, spec in reader.specs.items() if not spec.shape or spec.shape[0] != file.rows]
+            if wrong:
+                raise CheckpointError(f"{reader.path}: tensors {wrong} have not the {file.rows} rows of the manifest")
+
+
+def _saved_of(manifest: Manifest, where: Path, module: str, name: str, alone: bool) -> SavedTable:
+    exact = [table for table in manifest.tables if (table.module, table.name) == (module, name)]
+    named = [table for table in manifest.tables if table.name == name]
+    if exact:
+        return exact[0]
+    if len(named) == 1 and alone:
+        return named[0]
+    known = [f"{table.module}.{table.name}".lstrip(".") for table in manifest.tables]
+    raise CheckpointError(f"{where}: has no table {name!r} of the module {module!r}, only {known}")
+
+
+def match(owners: Sequence[Owner], chain: Chain) -> list[Match]:
+    """The tables of a model in a chain of saves, by module and name; by name where that is clear.
+
+    Raises:
+        CheckpointError: a table that the save does not have, or has with other rows.
+    """
+    folder, last = chain[-1]
+    names = [name for owner in owners for name in owner.configs]
+    matches = []
+    for owner in owners:
+        for name, config in owner.configs.items():
+            saved = _saved_of(last, folder, owner.path, name, names.count(name) == 1)
+            keys = [_saved_of(each, where, saved.module, saved.name, True).key for where, each in chain]
+            if saved.embedding_dim != config.embedding_dim:
+                raise CheckpointError(
+                    f"{folder}: table {name!r} has embedding_dim {saved.embedding_dim}, the model's "
+                    f"{config.embedding_dim}"
+                )
+            if not saved.hashed and not config.hashed and saved.num_embeddings != config.num_embeddings:
+                raise CheckpointError(
+                    f"{folder}: index table {name!r} has num_embeddings {saved.num_embeddings}, the model's "
+                    f"{config.num_embeddings}"
+                )
+            matches.append(Match(owner, name, keys, saved, _parts(owner, name, saved, last)))
+    return matches
+
+
+def _parts(owner: Owner, name: str, saved: SavedTable, manifest: Manifest) -> tuple[str, ...]:
+    """All parts of a row where the optimizer is of the family that saved them; else its weight."""
+    shapes = {part: shape[0] for part, shape in owner.embedding.view(name).parts().items()}
+    if shapes == saved.parts and same_family(owner, name, saved, manifest):
+        return tuple(shapes)
+    return (WEIGHT,)
+
+
+def same_family(owner: Owner, name: str, saved: SavedTable, manifest: Manifest) -> bool:
+    """Whether the states of a saved table mean the same to the table's optimizer."""
+    optimizer = owner.embedding.optimizer_of(name)
+    if optimizer is None or saved.optimizer is None:
+        return optimizer is None and saved.optimizer is None
+    return manifest.optimizers[saved.optimizer].kernel == optimizer.spec.kernel
+
+
+def layers(found: Match, chain: Chain, rows: int) -> Iterator[Chunk | Removed]:
+    """What makes the table from an empty one: so many rows at a time, those that are at home here."""
+    for key, (folder, manifest) in zip(found.keys, chain, strict=True):
+        for file in manifest.files_of(key, REMOVED, ROWS):
+            with TensorReader(folder / file.path) as reader:
+                for begin in range(0, file.rows, rows):
+                    end = min(begin + rows, file.rows)
+                    ids = reader.read("ids", begin, end)
+                    mine = _mine(found, ids)
+                    if file.role == REMOVED:
+                        yield Removed(ids if mine is None else ids[mine])
+                        continue
+                    parts = {}
+                    for part in found.parts:
+                        values = reader.read(part if part == WEIGHT else f"state.{part}", begin, end)
+                        parts[part] = values if mine is None else values[mine]
+                    yield Chunk(ids if mine is None else ids[mine], parts)
+
+
+def _mine(found: Match, ids: torch.Tensor) -> torch.Tensor | None:
+    """Which of the ids are at home here, bool `[n]`; None for all."""
+    mine = found.owner.mine(found.name, ids.numpy())
+    return None if isinstance(mine, slice) else torch.from_numpy(np.ascontiguousarray(mine))
+
+
+def window(found: Match, chain: Chain, rows: int) -> Iterator[tuple[Int64Array, torch.Tensor]]:
+    """Pending gradients of the table's rows that are at home here: ids, float32 `[n, 2 * D]`."""
+    folder, manifest = chain[-1]
+    for file in manifest.files_of(found.keys[-1], WINDOW):
+        with TensorReader(folder / file.path) as reader:
+            for begin in range(0, file.rows, rows):
+                end = min(begin + rows, file.rows)
+                ids, sums = reader.read("ids", begin, end), reader.read("sums", begin, end)
+                mine = _mine(found, ids)
+                yield (ids if mine is None else ids[mine]).numpy(), sums if mine is None else sums[mine]

@@ -1,0 +1,251 @@
+"""A save on its way to the disk."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..tbe import TableOptimizer
+from ..tbe.view import WEIGHT, TableView
+from ..tbe.whole import changed, piece_rows, split, versions, window_count, window_rows
+from . import files
+from .folders import UNFINISHED, next_timestamp
+from .manifest import DELTA, FULL, MANIFEST, WINDOW, Manifest, SavedFile, SavedOptimizer, SavedTable
+from .marks import mark_of, set_mark
+from .owners import Owner
+from .tensors import DTYPE_NAMES
+from .writing import Piece, RankFiles, row_specs, window_specs
+
+
+@dataclass(frozen=True)
+class Start:
+    """What the ranks of a save agree on.
+
+    Attributes:
+        id: of the save.
+        base, previous, sequence: its place in a chain.
+        folder: where it is written.
+    """
+
+    id: str
+    base: str
+    previous: str | None
+    sequence: int
+    folder: str
+
+    @property
+    def kind(self) -> str:
+        return FULL if self.previous is None else DELTA
+
+
+def begin(path: Path, follows: Sequence[tuple[str, str, int] | None]) -> Start:
+    """Makes the folder of a save, on rank 0, which holds the lock of `path`.
+
+    Args:
+        path: where saves are.
+        follows: of each embedding on each rank (id, base, sequence) of the save that a delta follows; None: it cannot.
+    """
+    for left in path.glob(f"{UNFINISHED}*"):  # nobody else writes here now: these broke off
+        files.remove_tree(left)
+    identity = uuid.uuid4().hex
+    folder = path / f"{UNFINISHED}{identity}"
+    before = follows[0] if follows else None
+    if before is None or any(each != before for each in follows):
+        start = Start(identity, identity, None, 0, str(folder))
+    else:
+        start = Start(identity, before[1], before[0], before[2] + 1, str(folder))
+    files.make_folder(folder)
+    return start
+
+
+@dataclass
+class Written:
+    """What a rank has written.
+
+    Attributes:
+        files: for the manifest.
+        rows: of each table, by its key.
+        versions: of each embedding.
+    """
+
+    files: list[SavedFile]
+    rows: dict[str, int] = field(default_factory=dict)
+    versions: list[list[int]] = field(default_factory=list)
+
+
+def follows(owners: Sequence[Owner], path: str) -> list[tuple[str, str, int] | None]:
+    """Of each embedding, the save that a delta in the folder `path` would follow; None where it cannot."""
+    result: list[tuple[str, str, int] | None] = []
+    for owner in owners:
+        mark = mark_of(owner.embedding, path)
+        if mark is not None and all(_known(owner, table, mark.versions) for table in owner.configs):
+            result.append((mark.save, mark.base, mark.sequence))
+        else:
+            result.append(None)
+    return result
+
+
+def _known(owner: Owner, table: str, since: Sequence[int]) -> bool:
+    return changed(owner.embedding.view(table), _version(owner, table, since))[2]
+
+
+def _version(owner: Owner, table: str, since: Sequence[int]) -> int:
+    groups = owner.embedding.groups
+    return since[groups.index(owner.embedding.find_table(table)[0])]
+
+
+def check_tracked(owners: Sequence[Owner]) -> None:
+    """
+    Raises:
+        ValueError: tables that do not know which of their rows changed.
+    """
+    missing = [name for owner in owners for name, config in owner.configs.items() if not config.track_changes]
+    if missing:
+        raise ValueError(
+            f"tables {missing} do not keep what changed, so that incremental=True is not possible: set "
+            "is_incremental=True in their configs (track_changes=True in a TableConfig)"
+        )
+
+
+def write(owners: Sequence[Owner], keys: dict[tuple[int, str], str], start: Start, rank: int, path: str) -> Written:
+    """Writes this rank's rows. All embeddings are held by the caller: it is one moment of all tables."""
+    out = RankFiles(Path(start.folder), rank, start.id)
+    written = Written(out.written)
+    for place, owner in enumerate(owners):
+        mark = mark_of(owner.embedding, path) if start.kind == DELTA else None
+        for name in owner.configs:
+            view, key = owner.embedding.view(name), keys[place, name]
+            written.rows[key] = owner.count(view)
+            specs = row_specs(view.config.weight_dtype, _elements(view), {})
+            if mark is None:
+                out.rows(key, 0, specs, written.rows[key], _read(view, owner.ids(view)))
+            else:
+                ids, removed, _ = changed(view, _version(owner, name, mark.versions))
+                if len(removed):
+                    out.removed(key, 0, torch.from_numpy(removed))
+                out.rows(key, 0, specs, len(ids), _read(view, split(ids, piece_rows(view))))
+            waiting = window_count(view)
+            if waiting:
+                pieces = ({"ids": torch.from_numpy(ids), "sums": sums} for ids, sums in window_rows(view))
+                out.other(WINDOW, key, window_specs(view.config.embedding_dim), waiting, pieces)
+        written.versions.append(versions(owner.embedding))
+    return written
+
+
+def _elements(view: TableView) -> dict[str, int]:
+    return {name: shape[0] for name, shape in view.parts().items()}
+
+
+def _read(view: TableView, pieces: Iterable[Any]) -> Iterator[Piece]:
+    for ids in pieces:
+        chunk = view.read(torch.from_numpy(ids))
+        states = {f"state.{name}": part for name, part in chunk.parts.items() if name != WEIGHT}
+        yield {"ids": chunk.ids, WEIGHT: chunk.parts[WEIGHT], **states}
+
+
+# ---- the manifest
+
+
+def keys_of(owners: Sequence[Owner]) -> dict[tuple[int, str], str]:
+    """Of each table, by its embedding's place and its name, what it is called in a save."""
+    keys: dict[tuple[int, str], str] = {}
+    seen: dict[str, int] = {}
+    for place, owner in enumerate(owners):
+        for name in owner.configs:
+            number = seen.get(name, 0)
+            seen[name] = number + 1
+            keys[place, name] = f"{name}.{number}" if number else name
+    return keys
+
+
+def _number(value: Any) -> Any:
+    """An option as JSON has it: a learning rate may be a tensor."""
+    if isinstance(value, torch.Tensor):
+        return value.item()
+    if isinstance(value, (list, tuple)):
+        return [_number(each) for each in value]
+    return value
+
+
+def _optimizer(optimizer: TableOptimizer) -> SavedOptimizer:
+    options = {name: _number(value) for name, value in optimizer.options.items() if name != "params"}
+    cls = f"{optimizer.cls.__module__}.{optimizer.cls.__qualname__}"
+    return SavedOptimizer(cls, optimizer.spec.kernel, options, optimizer.step, optimizer.accumulate_step)
+
+
+def manifest_of(
+    owners: Sequence[Owner], keys: dict[tuple[int, str], str], start: Start, written: Sequence[Written]
+) -> Manifest:
+    """Of a save whose files the ranks have written."""
+    optimizers: list[TableOptimizer] = []
+    tables = []
+    for place, owner in enumerate(owners):
+        for name, config in owner.configs.items():
+            optimizer = owner.embedding.optimizer_of(name)
+            if optimizer is not None and not any(optimizer is each for each in optimizers):
+                optimizers.append(optimizer)
+            number = next((i for i, each in enumerate(optimizers) if each is optimizer), None)
+            tables.append(
+                SavedTable(
+                    key=keys[place, name],
+                    name=name,
+                    module=owner.path,
+                    num_embeddings=config.num_embeddings,
+                    embedding_dim=config.embedding_dim,
+                    hashed=config.hashed,
+                    capacity=config.capacity,
+                    pooling=config.pooling.value,
+                    weight_dtype=DTYPE_NAMES[config.weight_dtype],
+                    seed=owner.embedding.seed,
+                    parts=_elements(owner.embedding.view(name)),
+                    optimizer=number,
+                    rows=sum(each.rows[keys[place, name]] for each in written),
+                )
+            )
+    open_windows = {
+        owner.path: {str(length): count for length, count in owner.embedding.steps.windows.items() if count}
+        for owner in owners
+    }
+    return Manifest(
+        id=start.id,
+        kind=start.kind,
+        base=start.base,
+        previous=start.previous,
+        sequence=start.sequence,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        world_size=len(written),
+        tables=tables,
+        optimizers=[_optimizer(optimizer) for optimizer in optimizers],
+        windows={path: counts for path, counts in open_windows.items() if counts},
+        files=[file for each in written for file in each.files],
+    )
+
+
+def finish(path: Path, start: Start, manifest: Manifest) -> Path:
+    """Makes a save of what is written, on rank 0."""
+    folder = Path(start.folder)
+    files.write_file(folder / MANIFEST, manifest.to_bytes())
+    files.sync_tree(folder)
+    target = path / next_timestamp(path)
+    files.rename_folder(folder, target)
+    files.sync_folder(path)
+    return target
+
+
+def give_up(start: Start | None) -> None:
+    """Removes what a save that failed has written."""
+    if start is not None:
+        shutil.rmtree(start.folder, ignore_errors=True)
+
+
+def note(owners: Sequence[Owner], path: str, start: Start, written: Written) -> None:
+    """The next delta in the folder `path` follows this save."""
+    for owner, version in zip(owners, written.versions, strict=True):
+        set_mark(owner.embedding, path, start.id, start.base, start.sequence, version)

@@ -1,0 +1,228 @@
+"""Files of named tensors in the safetensors format, written and read piece by piece.
+
+The format: 8 bytes, the length of the header, little-endian; the header, JSON; the tensors, raw, one behind the other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .errors import CheckpointError
+from .files import NewFile
+
+DTYPES = {
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F64": torch.float64,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "U8": torch.uint8,
+}
+"""Names of data types in the header."""
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+HEADER = "header"
+"""What the checksum of the length and the header is called among those of the tensors."""
+_PIECE = 8 << 20
+_MOST_HEADER = 1 << 20
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor of a file: its name, data type and shape."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def row_bytes(self) -> int:
+        return prod(self.shape[1:]) * self.dtype.itemsize
+
+    @property
+    def bytes(self) -> int:
+        return self.shape[0] * self.row_bytes
+
+
+def _header(specs: Sequence[TensorSpec], about: Mapping[str, str]) -> tuple[bytes, dict[str, int]]:
+    """What is before the tensors, and the place of each in the file. Tensors of larger elements come first."""
+    fields: dict[str, Any] = {"__metadata__": dict(about)} if about else {}
+    offset = 0
+    places = {}
+    for spec in specs:
+        end = offset + spec.bytes
+        fields[spec.name] = {
+            "dtype": DTYPE_NAMES[spec.dtype],
+            "shape": list(spec.shape),
+            "data_offsets": [offset, end],
+        }
+        places[spec.name] = offset
+        offset = end
+    text = json.dumps(fields, separators=(",", ":")).encode()
+    text += b" " * (-(len(text) + 8) % _ALIGNMENT)
+    start = 8 + len(text)
+    return len(text).to_bytes(8, "little") + text, {name: start + place for name, place in places.items()}
+
+
+class TensorWriter:
+    """A new file of tensors, each written from its beginning to its end, in pieces of rows.
+
+    Attributes:
+        path: of the file.
+    """
+
+    def __init__(self, path: Path, specs: Sequence[TensorSpec], about: Mapping[str, str] | None = None) -> None:
+        """`specs`: in the order of the file. Those with the widest elements first keep all of them aligned."""
+        self.path = path
+        self._specs = {spec.name: spec for spec in specs}
+        header, self._starts = _header(specs, about or {})
+        self._written = dict.fromkeys(self._specs, 0)
+        self._sums = {HEADER: zlib.crc32(header), **dict.fromkeys(self._specs, 0)}
+        self._bytes = len(header) + sum(spec.bytes for spec in specs)
+        self._file = NewFile(path)
+        self._file.write_at(header, 0)
+
+    def append(self, name: str, rows: torch.Tensor) -> None:
+        """Writes the next rows of a tensor, in its data type; on any device."""
+        spec, written = self._specs[name], self._written[name]
+        raw = rows.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+        if rows.dtype != spec.dtype or written + len(raw) > spec.bytes:
+            raise ValueError(f"{self.path}: {rows.numel()} elements of {rows.dtype} do not fit what is left of {spec}")
+        self._file.write_at(raw, self._starts[name] + written)
+        self._sums[name] = zlib.crc32(raw, self._sums[name])
+        self._written[name] = written + len(raw)
+
+    def finish(self) -> tuple[int, dict[str, int]]:
+        """Bytes of the file and its checksums; it is on the disk then.
+
+        Raises:
+            ValueError: a tensor has fewer rows than its spec says.
+        """
+        for name, spec in self._specs.items():
+            if self._written[name] != spec.bytes:
+                raise ValueError(f"{self.path}: {self._written[name]} of {spec.bytes} bytes of {name} were written")
+        self._file.sync()
+        self._file.close()
+        return self._bytes, dict(self._sums)
+
+    def close(self) -> None:
+        """Gives the file up, when it is not finished."""
+        self._file.close()
+
+
+class TensorReader:
+    """A file of tensors, open for reading.
+
+    Attributes:
+        path: of the file.
+        specs: its tensors by name.
+        starts: of each tensor, its first byte in the file.
+        bytes: of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """
+        Raises:
+            CheckpointError: there is no such file, or it is not one of tensors.
+        """
+        self.path = path
+        try:
+            self._fd = os.open(path, os.O_RDONLY)
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be opened: {error.strerror}") from error
+        try:
+            self.bytes = os.fstat(self._fd).st_size
+            self._header = self._read_header()
+            self.specs, self.starts = self._parse(self._header[8:])
+        except BaseException:
+            self.close()
+            raise
+
+    def _read_header(self) -> bytes:
+        length = int.from_bytes(os.pread(self._fd, 8, 0), "little")
+        if self.bytes < 8 or length > min(_MOST_HEADER, self.bytes - 8):
+            raise CheckpointError(f"{self.path}: damaged, its header would be {length} of {self.bytes} bytes")
+        return os.pread(self._fd, 8 + length, 0)
+
+    def _parse(self, text: bytes) -> tuple[dict[str, TensorSpec], dict[str, int]]:
+        specs, starts = {}, {}
+        try:
+            fields = json.loads(text)
+            fields.pop("__metadata__", None)
+            for name, field in fields.items():
+                spec = TensorSpec(name, DTYPES[field["dtype"]], tuple(int(size) for size in field["shape"]))
+                begin, end = field["data_offsets"]
+                if min(begin, *spec.shape) < 0 or end - begin != spec.bytes or 8 + len(text) + end > self.bytes:
+                    raise ValueError(f"{name} has bytes {begin} to {end}")
+                specs[name], starts[name] = spec, 8 + len(text) + begin
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{self.path}: damaged, its header is wrong: {error}") from error
+        return specs, starts
+
+    def read(self, name: str, begin: int = 0, end: int | None = None) -> torch.Tensor:
+        """Rows [begin, end) of a tensor, on the host.
+
+        Raises:
+            CheckpointError: there is no such tensor, or the file ends before.
+        """
+        spec = self.specs.get(name)
+        if spec is None:
+            raise CheckpointError(f"{self.path}: has no tensor {name!r}, only {sorted(self.specs)}")
+        count = (spec.shape[0] if end is None else end) - begin
+        rows = torch.empty((count, *spec.shape[1:]), dtype=spec.dtype)
+        self._read_into(rows.reshape(-1).view(torch.uint8).numpy().data, self.starts[name] + begin * spec.row_bytes)
+        return rows
+
+    def _read_into(self, out: memoryview, offset: int) -> None:
+        while out:
+            count = os.preadv(self._fd, [out], offset)
+            if count == 0:
+                raise CheckpointError(f"{self.path}: damaged, it ends at byte {offset}")
+            out, offset = out[count:], offset + count
+
+    def verify(self, size: int, checksums: Mapping[str, int]) -> None:
+        """Reads the whole file.
+
+        Raises:
+            CheckpointError: its size, its tensors or a checksum is another.
+        """
+        if self.bytes != size:
+            raise CheckpointError(f"{self.path}: damaged, it has {self.bytes} bytes, expected {size}")
+        if checksums.keys() != {HEADER, *self.specs}:
+            raise CheckpointError(f"{self.path}: has tensors {sorted(self.specs)}, expected {sorted(checksums)}")
+        self._compare(HEADER, zlib.crc32(self._header), checksums)
+        buffer = bytearray(_PIECE)
+        for name, spec in self.specs.items():
+            total, offset = 0, self.starts[name]
+            for begin in range(0, spec.bytes, _PIECE):
+                piece = memoryview(buffer)[: min(_PIECE, spec.bytes - begin)]
+                self._read_into(piece, offset + begin)
+                total = zlib.crc32(piece, total)
+            self._compare(name, total, checksums)
+
+    def _compare(self, name: str, found: int, checksums: Mapping[str, int]) -> None:
+        if found != checksums[name]:
+            raise CheckpointError(
+                f"{self.path}: damaged, the checksum of {name} is {found:#010x}, expected {checksums[name]:#010x}"
+            )
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __enter__(self) -> TensorReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,198 @@
+"""Whole tables in pieces, for saves: read in bounded memory, and replaced as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from .batch import Int64Array
+from .group import Group
+from .optimizer import TableOptimizer
+from .view import Chunk, TableView, _part, _read_known
+
+if TYPE_CHECKING:
+    from .embedding import TableBatchedEmbedding
+
+PIECE_BYTES = 8 << 20
+"""Of records, that are in memory at a time beside their table; some copies of them are as well."""
+
+
+def piece_rows(view: TableView) -> int:
+    """Rows of a piece."""
+    return max(1, PIECE_BYTES // view._open()[0].layout.bytes)
+
+
+def pieces_of_ids(view: TableView) -> Iterator[Int64Array]:
+    """Ids of all rows, in no order, some at a time. The table must not change meanwhile: hold `exclusive()`."""
+    rows = piece_rows(view)
+    group, table = view._open()
+    if not view.config.hashed:
+        for begin in range(0, view.config.num_embeddings, rows):
+            yield np.arange(begin, min(begin + rows, view.config.num_embeddings), dtype=np.int64)
+        return
+    bucket = 0
+    while bucket >= 0:
+        ids, bucket = group.engine.scan_ids(table, bucket, rows)
+        yield from split(ids, rows)
+
+
+def split(ids: Int64Array, rows: int) -> Iterator[Int64Array]:
+    """The ids, so many at a time."""
+    for begin in range(0, len(ids), rows):
+        yield ids[begin : begin + rows]
+
+
+def versions(embedding: TableBatchedEmbedding) -> list[int]:
+    """Of each group, what `changed` and `removed` take; nothing is of a later version yet, but batches in flight."""
+    return [group.engine.next_version() for group in embedding.groups]
+
+
+def changed(view: TableView, since: int) -> tuple[Int64Array, Int64Array, bool]:
+    """(ids of rows that changed after a version; ids that were removed, with those that came back; whether all).
+
+    A removed row of an index table has changed: it is initial again.
+
+    Raises:
+        ValueError: a table without `track_changes`.
+    """
+    group, table = view._open()
+    ids = group.engine.changed_ids(table, since)
+    removed, whole = group.engine.removed_ids(table, since)
+    if view.config.hashed:
+        return ids, removed, whole
+    return np.union1d(ids, removed), removed[:0], whole
+
+
+def forget_removed(embedding: TableBatchedEmbedding, upto: Sequence[int]) -> None:
+    """Nobody will ask for what was removed before these versions, of each group."""
+    for group, version in zip(embedding.groups, upto, strict=True):
+        for table, member in enumerate(group.members):
+            if member.config.track_changes:
+                group.engine.forget_removed(table, version)
+
+
+# ---- open windows
+
+
+def window_rows(view: TableView) -> Iterator[tuple[Int64Array, torch.Tensor]]:
+    """Gradients of the table's rows that wait for the end of an accumulation window: ids, float32 `[n, 2 * D]`.
+
+    Hold `exclusive()` meanwhile.
+    """
+    group, table = view._open()
+    if group.window is None or not group.window.is_open():
+        return
+    ids = group.engine.window_ids(table)
+    slots, of_tables = group.engine.window_slots()
+    slots = slots[of_tables[table] : of_tables[table + 1]]
+    rows = max(1, PIECE_BYTES // (8 * group.layout.dim))
+    for begin in range(0, len(slots), rows):
+        some = torch.from_numpy(slots[begin : begin + rows].astype(np.int64)).to(group.window.sums.device)
+        yield ids[begin : begin + rows][: len(some)], group.window.sums.index_select(0, some).cpu()
+    first, end = group.engine.window_away()[1][table : table + 2].tolist()
+    for begin in range(first, end, rows):
+        count = min(rows, end - begin)
+        sums = np.empty((count, 2 * group.layout.dim), np.float32)
+        group.engine.read_away(begin, begin + count, np.empty((count, group.layout.bytes), np.uint8), sums)
+        place = len(slots) + begin - first
+        yield ids[place : place + count], torch.from_numpy(sums)
+
+
+def window_count(view: TableView) -> int:
+    """Rows that `window_rows` gives."""
+    group, table = view._open()
+    return 0 if group.window is None or not group.window.is_open() else len(group.engine.window_ids(table))
+
+
+# ---- replacing
+
+
+@dataclass(frozen=True, eq=False)
+class Removed:
+    """Ids that are no rows any more, int64 `[n]`."""
+
+    ids: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class TableSource:
+    """What a table is to be.
+
+    Attributes:
+        view: the table.
+        layers: gives what to do, from an empty table on: rows that come or change, ids that leave. More than once.
+        window: gradients that wait: ids, float32 `[n, 2 * D]`.
+    """
+
+    view: TableView
+    layers: Callable[[], Iterator[Chunk | Removed]]
+    window: Callable[[], Iterator[tuple[Int64Array, torch.Tensor]]]
+
+
+class Replacement:
+    """Puts what was saved in the place of an embedding's tables.
+
+    Everything that can be found wrong before has to be: once it has begun it can only be done again.
+    """
+
+    def __init__(
+        self,
+        embedding: TableBatchedEmbedding,
+        sources: Sequence[TableSource],
+        optimizers: Sequence[tuple[TableOptimizer, int, Mapping[str, Any]]],
+        windows: Mapping[int, int],
+    ) -> None:
+        """
+        Args:
+            embedding: has the tables.
+            sources: of those that are replaced.
+            optimizers: with the steps they are to have counted and options that they are to have.
+            windows: backward passes of the open accumulation windows of each length.
+        """
+        self._embedding = embedding
+        self._sources = sources
+        self._optimizers = optimizers
+        self._windows = windows
+        self.begun = False
+
+    def run(self) -> None:
+        self.begun = True
+        self._embedding.drop_windows()
+        for source in self._sources:
+            _replace(source)
+        for group in self._embedding.groups:
+            group.engine.next_version()
+        for optimizer, step, options in self._optimizers:
+            optimizer.step = step
+            optimizer.options.update(options)
+        self._embedding.steps.windows = dict(self._windows)
+
+
+def _replace(source: TableSource) -> None:
+    group, table = source.view._open()
+    group.engine.clear_table(table)
+    for layer in source.layers():
+        if isinstance(layer, Removed):
+            group.engine.remove(table, layer.ids.numpy())
+        else:
+            _write_rows(source.view, group, table, layer)
+    for ids, sums in source.window():
+        rows, _ = group.engine.find_rows(table, ids)
+        group.engine.put_away(table, rows, sums.contiguous().numpy())
+
+
+def _write_rows(view: TableView, group: Group, table: int, chunk: Chunk) -> None:
+    """Nothing of the table is in the cache."""
+    ids: Int64Array = chunk.ids.numpy()
+    rows, slots = group.engine.insert(table, ids)
+    if chunk.parts.keys() == view.parts().keys():
+        records = torch.zeros((len(ids), group.layout.bytes), dtype=torch.uint8, device="cpu")
+    else:
+        records = _read_known(group, table, ids, rows, slots)
+    for name, place in view._places(list(chunk.parts)).items():
+        _part(group, place)(records).copy_(chunk.parts[name])
+    group.engine.write_rows(table, rows, records.numpy())
