@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+_Bool: TypeAlias = npt.NDArray[np.bool_]
 _Bytes: TypeAlias = npt.NDArray[np.uint8]
 _Float: TypeAlias = npt.NDArray[np.float32]
 _Int32: TypeAlias = npt.NDArray[np.int32]
@@ -435,3 +436,34 @@ class Engine:
 
     def take_bounds_warnings(self) -> list[tuple[str, int, int]]:
         """(table name, count, an example) of ids that reads found out of range since the last call, under "warning"."""
+
+class IndexWriter:
+    """Writes the index of a table in a save, id -> file and row. What is added later replaces what was there of an id."""
+
+    def __init__(self, path: str, most_ids: int, save: str) -> None:
+        """path: of a new file. save: the save's id, 32 characters. OSError where the disk has no room."""
+
+    def add(self, ids: _Int64, file: int, first_row: int) -> None:
+        """Ids [n] of rows first_row and following of the file of this number. ValueError beyond most_ids."""
+
+    def remove(self, ids: _Int64) -> None:
+        """Ids [n] that are rows no more."""
+
+    def finish(self) -> None:
+        """Until the index is on the disk."""
+
+class ServedTable:
+    """Weights of a table in saves, mapped read-only. Lookups may run on several threads."""
+
+    def __init__(self, saves: Sequence[tuple[str, str, Sequence[tuple[str, int, int]]]], row_bytes: int) -> None:
+        """saves: the newest first: index file, id of the save, and of each file of rows its path, the first byte of its
+        weights and their number.
+
+        OSError, or ValueError for files that are damaged or of another save.
+        """
+
+    def lookup(self, ids: _Int64, missing: _Bytes, out: _Bytes) -> _Bool:
+        """Fills out [n, row_bytes] with the weights of ids [n], or `missing` [row_bytes]; gives which were there.
+
+        ValueError for a damaged index.
+        """

@@ -416,6 +416,7 @@ PYBIND11_MODULE(_engine, m) {
   bind_tables(engine);
   bind_saves(engine);
   bind_reports(engine);
+  bind_serving(m);
 }
 
 }  // namespace rec_sdk

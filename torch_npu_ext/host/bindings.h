@@ -70,5 +70,6 @@ void bind_window(EngineClass& engine);
 void bind_tables(EngineClass& engine);
 void bind_saves(EngineClass& engine);
 void bind_reports(EngineClass& engine);
+void bind_serving(py::module_& m);
 
 }  // namespace rec_sdk
