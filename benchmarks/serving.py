@@ -8,8 +8,10 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from rec_sdk_torch.checkpoint.saver import Saver
@@ -17,6 +19,8 @@ from rec_sdk_torch.serving import TableReader
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
 
 from .machine import describe
+
+Array = npt.NDArray[Any]
 
 
 def rates(calls: dict[str, Callable[[], object]], lookups: int, rounds: int) -> dict[str, float]:
@@ -28,6 +32,15 @@ def rates(calls: dict[str, Callable[[], object]], lookups: int, rounds: int) -> 
             call()
             best[name] = min(best[name], time.process_time() - begin)
     return {name: lookups / seconds for name, seconds in best.items()}
+
+
+def lookups(reader: TableReader, every: Array, plain: Array, places: Array) -> dict[str, Callable[[], object]]:
+    """The same rows, by their ids and by their places in an array."""
+    ids, out = every[places], np.empty((len(places), plain.shape[1]), plain.dtype)
+    return {
+        "TableReader": lambda: reader.lookup(ids),
+        "numpy": lambda: np.take(plain, places, axis=0, out=out, mode="clip"),
+    }
 
 
 def main() -> None:
@@ -56,13 +69,9 @@ def main() -> None:
             reader = TableReader(folder, "t")
             opened = 1e3 * (time.perf_counter() - begin)
             places = rng.integers(0, len(every), options.lookups)
-            ids, plain = every[places], reader.lookup(every)
-            out = np.empty((options.lookups, options.dim), np.float32)
-            calls = {
-                "TableReader": lambda: reader.lookup(ids),
-                "numpy": lambda: np.take(plain, places, axis=0, out=out, mode="clip"),
-            }
-            rows = {f"{name}_rows_per_s": rate for name, rate in rates(calls, len(ids), options.rounds).items()}
+            plain = reader.lookup(every)
+            calls = lookups(reader, every, plain, places)
+            rows = {f"{name}_rows_per_s": rate for name, rate in rates(calls, len(places), options.rounds).items()}
             result[f"{number} deltas"] = {"open_ms": opened, **rows}
             print(number, "deltas:", json.dumps(result[f"{number} deltas"]), flush=True)
     if options.json:

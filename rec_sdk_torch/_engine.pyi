@@ -438,7 +438,7 @@ class Engine:
         """(table name, count, an example) of ids that reads found out of range since the last call, under "warning"."""
 
 class IndexWriter:
-    """Writes the index of a table in a save, id -> file and row. What is added later replaces what was there of an id."""
+    """Writes the index of a table in a save, id -> file and row. What is added later replaces what is there."""
 
     def __init__(self, path: str, most_ids: int, save: str) -> None:
         """path: of a new file. save: the save's id, 32 characters. OSError where the disk has no room."""

@@ -181,7 +181,7 @@ class TableReader:
             TypeError: ids that are no integers, or on a device.
             CheckpointError: a damaged index.
         """
-        return self.find(ids)[0]  # type: ignore[arg-type,return-value]
+        return self.find(ids)[0]
 
     @overload
     def find(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
