@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,10 +16,11 @@ import torch
 from ..serving.index import write_indexes
 from ..tbe import TableOptimizer
 from ..tbe.view import WEIGHT, TableView
-from ..tbe.whole import changed, piece_rows, split, versions, window_count, window_rows
+from ..tbe.whole import changed, knows_changes, piece_rows, split, versions, window_count, window_rows
 from . import files
-from .folders import UNFINISHED, next_timestamp
-from .manifest import DELTA, FULL, MANIFEST, WINDOW, Manifest, SavedFile, SavedOptimizer, SavedTable
+from .errors import CheckpointError
+from .folders import UNFINISHED, chain_of, next_timestamp, saves_in
+from .manifest import DELTA, FULL, MANIFEST, WINDOW, Manifest, SavedFile, SavedOptimizer, SavedTable, read_manifest
 from .marks import mark_of, set_mark
 from .owners import Owner
 from .tensors import DTYPE_NAMES
@@ -58,12 +60,21 @@ def begin(path: Path, follows: Sequence[tuple[str, str, int] | None]) -> Start:
     identity = uuid.uuid4().hex
     folder = path / f"{UNFINISHED}{identity}"
     before = follows[0] if follows else None
-    if before is None or any(each != before for each in follows):
+    if before is None or any(each != before for each in follows) or not _loads(path, before[0]):
         start = Start(identity, identity, None, 0, str(folder))
     else:
         start = Start(identity, before[1], before[0], before[2] + 1, str(folder))
     files.make_folder(folder)
     return start
+
+
+def _loads(path: Path, save: str) -> bool:
+    """Whether a save and those that it follows are in the folder `path`."""
+    for folder in reversed(saves_in(path)):
+        with contextlib.suppress(CheckpointError):
+            if read_manifest(folder).id == save:
+                return bool(chain_of(folder))
+    return False
 
 
 @dataclass
@@ -94,7 +105,7 @@ def follows(owners: Sequence[Owner], path: str) -> list[tuple[str, str, int] | N
 
 
 def _known(owner: Owner, table: str, since: Sequence[int]) -> bool:
-    return changed(owner.embedding.view(table), _version(owner, table, since))[2]
+    return knows_changes(owner.embedding.view(table), _version(owner, table, since))
 
 
 def _version(owner: Owner, table: str, since: Sequence[int]) -> int:
@@ -128,7 +139,7 @@ def write(owners: Sequence[Owner], keys: dict[tuple[int, str], str], start: Star
             if mark is None:
                 out.rows(key, 0, specs, written.rows[key], _read(view, owner.ids(view)))
             else:
-                ids, removed, _ = changed(view, _version(owner, name, mark.versions))
+                ids, removed = changed(view, _version(owner, name, mark.versions))
                 if len(removed):
                     out.removed(key, 0, torch.from_numpy(removed))
                 out.rows(key, 0, specs, len(ids), _read(view, split(ids, piece_rows(view))))

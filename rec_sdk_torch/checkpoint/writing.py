@@ -33,7 +33,7 @@ class RankFiles:
     def rows(self, table: str, layer: int, specs: Sequence[TensorSpec], count: int, pieces: Iterable[Piece]) -> None:
         """Writes `count` rows in files of at most `MOST_BYTES`; `specs` are of no rows."""
         most = max(1, MOST_BYTES // sum(TensorSpec(s.name, s.dtype, (1, *s.shape[1:])).bytes for s in specs))
-        rest = iter(pieces)
+        rest = (piece for piece in pieces if len(piece["ids"]))
         left: Piece = {}
         for number, begin in enumerate(range(0, count, most)):
             name = f"layer-{layer}/rows-{number:05d}.safetensors"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,6 +30,8 @@ def _embedding(
     """The tables of a collection, whose configs must be of `kind`; `options` are those of the embedding."""
     check_kind(tables, kind, type(collection).__name__, capacity=capacity)
     configs = [table_config(table, capacity=capacity) for table in tables]
+    if any(config.track_changes for config in configs):  # TorchRec's own configs cannot say it
+        configs = [config if config.hashed else replace(config, track_changes=True) for config in configs]
     return TableBatchedEmbedding(configs, device=device, **options)
 
 

@@ -38,7 +38,10 @@ class TablesModule(torch.nn.Module):
             self._strict = False
 
     def __reduce__(self) -> Any:
-        raise TypeError("embedding tables are not pickled: save state_dict() instead")
+        raise TypeError(
+            "embedding tables are not pickled: save them with rec_sdk_torch.Saver().save(model, path), or state_dict() "
+            "with torch.save or torch.distributed.checkpoint"
+        )
 
 
 def save_table(embedding: TableBatchedEmbedding, name: str, destination: dict[str, Any], prefix: str) -> None:

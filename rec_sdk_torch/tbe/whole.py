@@ -51,8 +51,14 @@ def versions(embedding: TableBatchedEmbedding) -> list[int]:
     return [group.engine.next_version() for group in embedding.groups]
 
 
-def changed(view: TableView, since: int) -> tuple[Int64Array, Int64Array, bool]:
-    """(ids of rows that changed after a version; ids that were removed, with those that came back; whether all).
+def knows_changes(view: TableView, since: int) -> bool:
+    """Whether `changed` knows all that happened after a version: not where all rows were replaced at once."""
+    group, table = view._open()
+    return group.engine.removed_ids(table, since)[1]
+
+
+def changed(view: TableView, since: int) -> tuple[Int64Array, Int64Array]:
+    """(ids of rows that changed after a version; ids that were removed, with those that came back).
 
     A removed row of an index table has changed: it is initial again.
 
@@ -61,10 +67,10 @@ def changed(view: TableView, since: int) -> tuple[Int64Array, Int64Array, bool]:
     """
     group, table = view._open()
     ids = group.engine.changed_ids(table, since)
-    removed, whole = group.engine.removed_ids(table, since)
+    removed, _ = group.engine.removed_ids(table, since)
     if view.config.hashed:
-        return ids, removed, whole
-    return np.union1d(ids, removed), removed[:0], whole
+        return ids, removed
+    return np.union1d(ids, removed), removed[:0]
 
 
 def forget_removed(embedding: TableBatchedEmbedding, upto: Sequence[int]) -> None:

@@ -1,0 +1,73 @@
+"""Looks into folders of saves: `python -m rec_sdk_torch.checkpoint show | verify | export PATH`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from .errors import CheckpointError
+from .export import export
+from .folders import chain_of, latest_save, saves_in
+from .manifest import read_manifest
+from .reading import verify
+
+
+def show(path: Path) -> None:
+    """Prints every save in `path`, and the tables of the latest."""
+    for folder in saves_in(path):
+        manifest = read_manifest(folder)
+        size = sum(file.bytes for file in manifest.files)
+        after = f" number {manifest.sequence} after {manifest.base[:8]}" if manifest.sequence else ""
+        print(f"{folder.name}  {manifest.kind}{after}  id {manifest.id[:8]}  {size} bytes  {manifest.world_size} ranks")
+    manifest = read_manifest(latest_save(path))
+    for table in manifest.tables:
+        optimizer = "no optimizer"
+        if table.optimizer is not None:
+            saved = manifest.optimizers[table.optimizer]
+            optimizer = f"{saved.class_name.rpartition('.')[2]}, step {saved.step}, lr {saved.options.get('lr')}"
+        kind = "hash" if table.hashed else "index"
+        print(f"  {table.key}: {kind} table, {table.rows} rows of {table.parts}, {table.weight_dtype}, {optimizer}")
+
+
+def check(path: Path) -> None:
+    """Reads every file of the latest save in `path` and of those that it follows."""
+    chain = chain_of(latest_save(path))
+    verify(chain)
+    files = sum(len(manifest.files) for _, manifest in chain)
+    print(f"{chain[-1][0]}: in order, with {len(chain)} saves and {files} files")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; 1 where a save is missing or damaged."""
+    parser = argparse.ArgumentParser(prog="python -m rec_sdk_torch.checkpoint", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, text in (
+        ("show", "what saves are there, and the tables of the latest"),
+        ("verify", "reads every file of the latest save and of those that it follows"),
+        ("export", "writes ids and weights of the tables, deltas applied, to one file for each"),
+    ):
+        command = commands.add_parser(name, help=text)
+        command.add_argument("path", type=Path, help="a save, or a folder of saves, of which the latest is taken")
+        if name == "export":
+            command.add_argument("output", type=Path, help="a folder for the files, made when it is not there")
+            command.add_argument("--format", choices=["safetensors", "npz"], default="safetensors")
+            command.add_argument("--table", action="append", help="its key, as show prints it; all by default")
+    chosen = parser.parse_args(arguments)
+    try:
+        if chosen.command == "show":
+            show(chosen.path)
+        elif chosen.command == "verify":
+            check(chosen.path)
+        else:
+            for file in export(chosen.path, chosen.output, chosen.format, chosen.table):
+                print(file)
+    except (CheckpointError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""Tables of a save as files of ids and weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..tbe.batch import Int64Array
+from .errors import CheckpointError
+from .folders import chain_of, latest_save
+from .manifest import REMOVED, ROWS, Manifest
+from .reading import Chain, verify
+from .tensors import DTYPES, TensorReader, TensorSpec, TensorWriter
+
+_PIECE = 1 << 16
+"""Rows that are in memory at a time, with safetensors."""
+
+
+def _last_places(chain: Chain, keys: Sequence[str]) -> tuple[Int64Array, Int64Array, Int64Array, list[Path]]:
+    """(ids, the file of each, its row there, files): where the latest row of each id is."""
+    paths: list[Path] = []
+    ids = files = rows = np.empty(0, np.int64)
+    for key, (folder, manifest) in zip(keys, chain, strict=True):
+        for file in manifest.files_of(key, REMOVED, ROWS):
+            with TensorReader(folder / file.path) as reader:
+                new = reader.read("ids").numpy()
+            stay = ~np.isin(ids, new) if len(ids) else np.empty(0, bool)
+            ids, files, rows = ids[stay], files[stay], rows[stay]
+            if file.role == ROWS:
+                ids = np.concatenate([ids, new])
+                files = np.concatenate([files, np.full(len(new), len(paths))])
+                rows = np.concatenate([rows, np.arange(len(new))])
+                paths.append(folder / file.path)
+    return ids, files, rows, paths
+
+
+def _weights(files: Int64Array, rows: Int64Array, paths: Sequence[Path]) -> Iterator[torch.Tensor]:
+    """Weights at these places, which are in the order of the files and of their rows."""
+    for number, path in enumerate(paths):
+        own = rows[files == number]
+        if not len(own):
+            continue
+        with TensorReader(path) as reader:
+            for begin in range(0, reader.specs["weight"].shape[0], _PIECE):
+                some = own[np.searchsorted(own, begin) : np.searchsorted(own, begin + _PIECE)]
+                if len(some):
+                    end = int(some[-1]) + 1
+                    yield reader.read("weight", begin, end)[torch.from_numpy(some - begin)]
+
+
+def _keys(chain: Chain, manifest: Manifest, key: str) -> list[str]:
+    """What a table of the last save is called in each of the chain."""
+    table = manifest.table(key)
+    same = (table.module, table.name)
+    return [next(t.key for t in each.tables if (t.module, t.name) == same) for _, each in chain]
+
+
+def export(path: Path, output: Path, kind: str = "safetensors", tables: Sequence[str] | None = None) -> list[Path]:
+    """Writes `ids` int64 `[n]` and `weight` `[n, D]` of tables to `output/<table>.safetensors` or `.npz`.
+
+    Args:
+        path: a save, or a folder of saves, of which the latest is taken; deltas are applied.
+        output: a folder, made when it is not there.
+        kind: `safetensors`, with weights as they were saved, or `npz`, where bfloat16 becomes float32.
+        tables: keys of tables; all when None.
+
+    Raises:
+        CheckpointError: a save that is missing or damaged, or has no such table.
+        FileExistsError: the file is there already.
+    """
+    chain = chain_of(latest_save(path))
+    manifest = chain[-1][1]
+    known = [table.key for table in manifest.tables]
+    unknown = sorted(set(tables or ()) - set(known))
+    if unknown:
+        raise CheckpointError(f"{chain[-1][0]}: has no tables {unknown}, only {known}")
+    verify(chain)
+    output.mkdir(parents=True, exist_ok=True)
+    written = []
+    for key in known if tables is None else tables:
+        ids, files, rows, paths = _last_places(chain, _keys(chain, manifest, key))
+        saved = manifest.table(key)
+        target = output / f"{key}.{kind}"
+        if target.exists():
+            raise FileExistsError(f"{target} is there already")
+        dtype = DTYPES[saved.weight_dtype]
+        pieces = _weights(files, rows, paths)
+        if kind == "npz":
+            empty = torch.empty((0, saved.embedding_dim), dtype=dtype)
+            weight = torch.cat([empty, *pieces])
+            plain = weight.float() if dtype is torch.bfloat16 else weight
+            np.savez(target, ids=ids, weight=plain.numpy())
+        else:
+            count = len(ids)
+            shape = (count, saved.embedding_dim)
+            writer = TensorWriter(
+                target, [TensorSpec("ids", torch.int64, (count,)), TensorSpec("weight", dtype, shape)]
+            )
+            try:
+                writer.append("ids", torch.from_numpy(ids))
+                for piece in pieces:
+                    writer.append("weight", piece)
+                writer.finish()
+            finally:
+                writer.close()
+        written.append(target)
+    return written

@@ -1,0 +1,210 @@
+"""Saves that break off, disks that fail and files that are damaged: the last complete save loads bit by bit."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tables import contents, make, train
+from test_deltas import loaded, save
+from test_saver import same
+
+import rec_sdk_torch as rst
+from rec_sdk_torch.checkpoint import files
+from rec_sdk_torch.checkpoint.errors import CheckpointError
+from rec_sdk_torch.checkpoint.folders import UNFINISHED, saves_in
+
+
+class FailAt:
+    """Fails the n-th call that changes the file system, and all after it, as a disk that goes away does."""
+
+    def __init__(self, number: int, only: bool) -> None:
+        self.left, self.only, self.failed = number, only, 0
+
+    def __call__(self, call: str, path: Path) -> None:
+        self.left -= 1
+        if self.left == 0 or (self.left < 0 and not self.only):
+            self.failed += 1
+            raise OSError(errno.EIO, f"planted at {call}", str(path))
+
+
+@pytest.mark.parametrize("only", [True, False], ids=["one call", "all after"])
+@pytest.mark.parametrize("incremental", [False, True])
+def test_every_call_fails_once(incremental: bool, only: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = make()
+    train(source, range(3))
+    save(source, tmp_path)
+    number = 0
+    while True:
+        number += 1
+        before = contents(loaded(tmp_path))
+        train(source, range(3 + number, 4 + number))
+        plan = FailAt(number, only)
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "before", plan)
+            failed = False
+            try:
+                rst.Saver().save(source, tmp_path, incremental=incremental)
+            except OSError as error:
+                failed = error.errno == errno.EIO
+        assert failed == bool(plan.failed)
+        # a sync of the folder that fails after the rename leaves a complete save that nobody was promised
+        found = contents(loaded(tmp_path))
+        now = contents(source)
+        assert found == now if not failed else found in (before, now)
+        if not failed:
+            break
+    assert number > 20
+    save(source, tmp_path)
+    same(contents(loaded(tmp_path)), contents(source))
+    assert not list(tmp_path.glob(f"{UNFINISHED}*"))
+
+
+def keep_saving(path: str, incremental: bool, out: Any) -> None:
+    """Trains and saves for ever, and says so."""
+    torch.set_num_threads(1)
+    source = make()
+    rst.Saver().load(source, path)
+    while True:
+        step = source.optimizers[0].step
+        train(source, range(step, step + 1))
+        out.send(("trained", step + 1))
+        rst.Saver().save(source, path, incremental=incremental)
+        out.send(("saved", step + 1))
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+def test_killed_at_random_points(incremental: bool, tmp_path: Path) -> None:
+    """At 25 points of each kind: every save that was reported is there, or a later one, bit by bit."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "rec_sdk_torch.tbe", "rec_sdk_torch.checkpoint.saver"])
+    source = make()
+    train(source, range(1))
+    save(source, tmp_path)
+    states, chance, broken_off = {1: contents(source)}, random.Random(5), 0
+    for _ in range(25):
+        here, there = context.Pipe(duplex=False)
+        child = context.Process(target=keep_saving, args=(str(tmp_path), incremental, there), daemon=True)
+        child.start()
+        there.close()
+        reported, saves = 0, chance.randrange(3)
+        while True:
+            what, step = here.recv()
+            reported = step if what == "saved" else reported
+            saves -= what == "saved"
+            if what == "trained" and saves < 0:
+                break
+        time.sleep(chance.random() * 0.05)
+        child.kill()
+        child.join()
+        with contextlib.suppress(EOFError):
+            while True:
+                what, step = here.recv()
+                reported = step if what == "saved" else reported
+        broken_off += bool(list(tmp_path.glob(f"{UNFINISHED}*")))
+        target = loaded(tmp_path)
+        step = target.optimizers[0].step
+        assert step >= reported
+        while max(states) < step:
+            at = max(states)
+            train(source, range(at, at + 1))
+            states[at + 1] = contents(source)
+        same(contents(target), states[step])
+    assert broken_off > 5, "too few were killed while they wrote"
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut"])
+def test_damaged_files(damage: str, tmp_path: Path) -> None:
+    """200 flips over all files of a chain, and each file cut: an error that names the file; the model stays."""
+    source = make()
+    for step in range(3):
+        train(source, range(step, step + 1))
+        save(source, tmp_path)
+    target = make()
+    train(target, range(70, 72))
+    before = contents(target)
+    found = sorted(each for each in tmp_path.rglob("*") if each.is_file())
+    chance = random.Random(3)
+    cases: list[tuple[Path, int]] = [(chance.choice(found), chance.randrange(1 << 30)) for _ in range(200)]
+    if damage == "cut":
+        cases = [(file, chance.randrange(1 << 30)) for file in found]
+    for file, place in cases:
+        raw = file.read_bytes()
+        at = place % len(raw)
+        flipped = raw[:at] + bytes([raw[at] ^ 1 << place % 8]) + raw[at + 1 :]
+        file.write_bytes(flipped if damage == "flip" else raw[:at])
+        with pytest.raises(CheckpointError) as raised:
+            rst.Saver().load(target, tmp_path)
+        assert file.name in str(raised.value)
+        file.write_bytes(raw)
+    same(contents(target), before)
+    rst.Saver().load(target, tmp_path)
+    same(contents(target), contents(source))
+
+
+def test_full_disk(tmp_path: Path) -> None:
+    """A limit on the size of files stands for a full disk: writing fails half-way through a file."""
+    source = make()
+    train(source, range(6))
+    save(source, tmp_path)
+    expected = contents(source)
+    train(source, range(6, 8))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        for size in (0, 100, 1000, 2000):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+            with pytest.raises(OSError, match="File too large"):
+                rst.Saver().save(source, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, ignored)
+    same(contents(loaded(tmp_path)), expected)
+    assert len(os.listdir(tmp_path)) == 1
+
+
+def test_short_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = make()
+    train(source, range(3))
+    write = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: write(fd, memoryview(data)[:7], at))
+    save(source, tmp_path)
+    same(contents(loaded(tmp_path)), contents(source))
+
+
+def test_two_jobs_at_one_path(tmp_path: Path) -> None:
+    """One is refused while another writes, and nothing is mixed."""
+    sources = [make(seed=seed) for seed in (1, 2)]
+    for source in sources:
+        train(source, range(3))
+    expected = [contents(source) for source in sources]
+    outcomes: list[Any] = []
+
+    def job(source: Any) -> None:
+        for _ in range(10):
+            try:
+                outcomes.append(rst.Saver().save(source, tmp_path))
+            except CheckpointError as error:
+                outcomes.append(str(error))
+
+    threads = [threading.Thread(target=job, args=(source,)) for source in sources]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    refusals = [outcome for outcome in outcomes if "another save is being written" in outcome]
+    folders = saves_in(tmp_path)
+    assert len(refusals) + len(folders) == 20
+    for folder in folders:
+        assert contents(loaded(folder)) in expected

@@ -1,0 +1,207 @@
+"""Incremental saves: what is in them, and chains of them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tables
+import torch
+from tables import ADAGRAD, WINDOWS, contents, make, train
+from test_saver import refused, same
+
+import rec_sdk_torch as rst
+from rec_sdk_torch.checkpoint.manifest import DELTA, FULL, REMOVED, ROWS, read_manifest
+from rec_sdk_torch.checkpoint.tensors import TensorReader
+
+
+def save(source: Any, path: Path) -> Path:
+    return Path(rst.Saver().save(source, path, incremental=True))
+
+
+def ids_in(folder: Path, table: str, role: str) -> list[int]:
+    found: list[int] = []
+    for file in read_manifest(folder).files_of(table, role):
+        with TensorReader(folder / file.path) as reader:
+            found += reader.read("ids").tolist()
+    return sorted(found)
+
+
+def loaded(path: Path, optimizer: Any = ADAGRAD, **options: Any) -> Any:
+    target = make(optimizer, **options)
+    rst.Saver().load(target, path)
+    return target
+
+
+@pytest.mark.parametrize("optimizer", [ADAGRAD, WINDOWS], ids=str)
+@pytest.mark.parametrize("cache", [9, 60])
+def test_random_lives(optimizer: Any, cache: int, tmp_path: Path, device: Any) -> None:
+    """Training, removals, writes and saves in any order: each save loads as the tables were."""
+    for seed in range(4):
+        random = np.random.default_rng(seed)
+        path = tmp_path / str(seed)
+        source = make(optimizer, cache=cache, device=device)
+        snapshots = {}
+        for step in range(30):
+            action = random.choice(["train", "train", "remove", "write", "save"])
+            table = source.view(random.choice(list("abcd")))
+            ids = torch.from_numpy(random.choice(tables.IDS, 5, replace=False))
+            if action == "train":
+                train(source, range(100 * seed + step, 100 * seed + step + 1))
+            elif action == "remove" and not source.window_open():
+                table.remove(ids)
+            elif action == "write":
+                table.write(
+                    ids,
+                    {"weight": torch.full((5, table.config.embedding_dim), float(step)).to(table.config.weight_dtype)},
+                )
+            elif action == "save":
+                folder = save(source, path)
+                snapshots[folder] = contents(source)
+        kinds = [read_manifest(folder).kind for folder in snapshots]
+        assert kinds == [FULL, *[DELTA] * (len(kinds) - 1)]
+        assert len(kinds) > 2
+        for folder, expected in snapshots.items():
+            same(contents(loaded(folder, optimizer, cache=29, device=device)), expected)
+
+
+def test_a_delta_has_what_changed(tmp_path: Path) -> None:
+    source = make()
+    train(source, range(6))
+    save(source, tmp_path)
+    source(torch.tensor([3, 3, 4, 5, 6, 6, 7, 8]), torch.arange(9)[[0, 2, 4, 6, 8]]).sum().backward()
+    removed = int(source.view("a").ids()[0])
+    source.view("a").remove(torch.tensor([removed]))
+    delta = save(source, tmp_path)
+    assert ids_in(delta, "a", ROWS) == sorted({3} - {removed})
+    assert ids_in(delta, "a", REMOVED) == [removed]
+    assert ids_in(delta, "b", ROWS) == [4, 5]
+    assert ids_in(delta, "d", ROWS) == [7, 8]
+    nothing = save(source, tmp_path)
+    assert not [name for name in "abcd" if ids_in(nothing, name, ROWS) or ids_in(nothing, name, REMOVED)]
+    same(contents(loaded(tmp_path)), contents(source))
+
+
+def test_an_id_that_came_back_is_a_new_row(tmp_path: Path) -> None:
+    source = make()
+    train(source, range(4))
+    save(source, tmp_path)
+    ids = source.view("a").ids()[:3]
+    source.view("a").remove(ids)
+    first = save(source, tmp_path)
+    assert ids_in(first, "a", REMOVED) == sorted(ids.tolist())
+    source.view("a").write(ids[:1], {"weight": torch.ones(1, 4)})
+    second = save(source, tmp_path)
+    assert ids_in(second, "a", REMOVED) == []
+    source.view("a").remove(ids[:1])
+    source.view("a").write(ids[:1], {"weight": torch.ones(1, 4)})
+    third = save(source, tmp_path)
+    assert ids_in(third, "a", REMOVED) == ids[:1].tolist() == ids_in(third, "a", ROWS)
+    same(contents(loaded(tmp_path)), contents(source))
+
+
+def test_batches_in_flight_are_in_the_next_delta(tmp_path: Path) -> None:
+    source = make()
+    train(source, range(2))
+    output = source(*tables.batch(7))
+    save(source, tmp_path)
+    output.square().sum().backward()
+    save(source, tmp_path)
+    same(contents(loaded(tmp_path)), contents(source))
+
+
+def test_a_chain_goes_on_after_a_load(tmp_path: Path) -> None:
+    source = make()
+    train(source, range(3))
+    save(source, tmp_path)
+    train(source, range(3, 4))
+    save(source, tmp_path)
+    resumed = loaded(tmp_path, cache=9)
+    train(resumed, range(4, 5))
+    delta = read_manifest(save(resumed, tmp_path))
+    assert (delta.kind, delta.sequence) == (DELTA, 2)
+    assert sum(file.rows for file in delta.files) <= 32
+    same(contents(loaded(tmp_path)), contents(resumed))
+
+
+def test_what_a_delta_cannot_follow_is_saved_in_full(tmp_path: Path) -> None:
+    source = make()
+    train(source, range(3))
+
+    def kind(where: str = "a") -> str:
+        return read_manifest(save(source, tmp_path / where)).kind
+
+    assert [kind(), kind()] == [FULL, DELTA]
+    assert [kind("b"), kind("b"), kind()] == [FULL, DELTA, DELTA]  # a mark for each folder
+    source.load_state_dict(make().state_dict())  # all ids left at once
+    assert [kind(), kind()] == [FULL, DELTA]
+    rst.Saver().save(source, tmp_path / "a")
+    assert kind() == DELTA  # of that full save
+    with pytest.warns(UserWarning, match="only their weights"):
+        rst.Saver().load(make((torch.optim.SGD, {"lr": 0.1})), tmp_path / "a")
+    shutil.rmtree(tmp_path / "a")
+    assert kind() == FULL  # its save is not there any more
+    for number in range(5):
+        kind(f"c{number}")
+    assert kind() == FULL  # too many folders
+
+
+def test_tables_that_keep_no_changes(tmp_path: Path) -> None:
+    source = make(track_changes=False)
+    with pytest.raises(ValueError, match=r"tables \['a', 'b', 'c', 'd'\] do not keep.*is_incremental=True"):
+        save(source, tmp_path)
+    assert not os.listdir(tmp_path)
+
+
+def chain(tmp_path: Path) -> tuple[Any, list[Path]]:
+    source, folders = make(), []
+    for step in range(4):
+        train(source, range(step, step + 1))
+        folders.append(save(source, tmp_path))
+    return source, folders
+
+
+def test_chains_with_a_save_missing_or_twice(tmp_path: Path) -> None:
+    source, folders = chain(tmp_path / "saves")
+    target = make()
+    train(target, range(70, 72))
+    for folder in folders[:3]:
+        folder.rename(tmp_path / "away")
+        refused(target, tmp_path / "saves", "which is not in")
+        (tmp_path / "away").rename(folder)
+    twin = folders[1].with_name("20990101000000")
+    shutil.copytree(folders[1], twin)
+    refused(target, folders[3], "the same save as")
+    shutil.rmtree(twin)
+    shutil.copytree(folders[0], tmp_path / "other" / folders[0].name)
+    shutil.copytree(folders[3], tmp_path / "other" / folders[3].name)
+    refused(target, tmp_path / "other", "a delta of the save")
+    rst.Saver().load(target, tmp_path / "saves")
+    same(contents(target), contents(source))
+
+
+def test_the_log_of_removed_ids_does_not_grow(tmp_path: Path) -> None:
+    source = make()
+    group, table = source.find_table("a")
+    for step in range(3):
+        train(source, range(step, step + 1))
+        source.view("a").remove(source.view("a").ids()[:2])
+        save(source, tmp_path)
+        assert len(group.engine.removed_ids(table, 0)[0]) == 0
+
+
+def test_is_incremental_of_a_collection(tmp_path: Path) -> None:
+    jagged = pytest.importorskip("jagged")
+    models = [jagged.bags_collection(torch.device("cpu"), jagged.bag_config(is_incremental=True)) for _ in range(2)]
+    for model in models:
+        rst.apply_optimizer_in_backward(torch.optim.Adagrad, model.parameters(), {"lr": 0.1})
+    source, target = models
+    for ids in ([[1], [2, 5]], [[3, 1], [7]]):
+        source(jagged.jagged({"f0": ids})).values().sum().backward()
+        save(source, tmp_path)
+    rst.Saver().load(target, tmp_path)
+    same(contents(target._embedding), contents(source._embedding))

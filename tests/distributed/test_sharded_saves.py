@@ -1,0 +1,124 @@
+"""Saves of sharded tables load into any number of ranks, and into one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jagged import jagged
+from ranks import Ranks
+from sharded_model import Model, Scenario, bags_of, concatenated, rows, shard
+
+import rec_sdk_torch as rst
+
+ROW, TABLE = "row_wise", "table_wise"
+ADAGRAD = Scenario(optimizer=torch.optim.Adagrad, cache=60, sizes=((2, 1),), ids=200, seed=3)
+WINDOW = Scenario(
+    optimizer=rst.AccumulateAdagrad,
+    options={"use_accumulate": True, "accumulate_step": 3},
+    sharding=(ROW, TABLE, ROW),
+    cache=60,
+    sizes=((2, 1),),
+    ids=200,
+    seed=4,
+)
+
+
+def go(rank: int, world_size: int, scenario: Scenario, path: str, first: int, last: int) -> Any:
+    """Loads what is there, trains steps first to last on one batch for all ranks, saves; the rank's rows."""
+    model = shard(Model(scenario, seed=3), scenario, world_size)
+    if first:
+        rst.Saver().load(model, path)
+    for step in range(first, last):
+        loss, _ = model(jagged(*bags_of(scenario, step, world_size)[rank]))
+        loss.backward()
+    rst.Saver().save(model, path)
+    return rows(model.module.sparse), model.module.sparse.fused_optimizer.state_dict()["state"]
+
+
+def alone(scenario: Scenario, path: Path, steps: range, world_size: int) -> Any:
+    model = Model(scenario, seed=3)
+    rst.Saver().load(model, path)
+    for step in steps:
+        loss, _ = model(concatenated(bags_of(scenario, step, world_size)))
+        (loss / world_size).backward()
+    return model
+
+
+def together(results: list[Any]) -> dict[str, dict[int, torch.Tensor]]:
+    joined: dict[str, dict[int, torch.Tensor]] = {}
+    for of_rank, _ in results:
+        for table, values in of_rank.items():
+            assert not joined.setdefault(table, {}).keys() & values.keys(), "a row is at home on one rank"
+            joined[table].update(values)
+    return joined
+
+
+def padded(row: torch.Tensor) -> torch.Tensor:
+    """With the zeros that a state begins with, where a rank has not met the row of an index table."""
+    return torch.nn.functional.pad(row, (0, 8 - len(row)))
+
+
+def check(found: Any, expected: Any, exact: bool) -> None:
+    assert found.keys() == expected.keys()
+    for table, values in expected.items():
+        assert found[table].keys() == values.keys(), table
+        for i, row in values.items():
+            a, b = padded(found[table][i]), padded(row)
+            assert torch.equal(a, b) if exact else torch.allclose(a, b, 1e-5, 1e-6), (table, i)
+
+
+@pytest.mark.parametrize("scenario", [ADAGRAD, WINDOW], ids=["adagrad", "open window"])
+@pytest.mark.parametrize(("saved", "loaded"), [(2, 4), (4, 2), (2, 1), (2, 2)])
+def test_other_numbers_of_ranks(
+    scenario: Scenario, saved: int, loaded: int, ranks_of: Callable[[int], Ranks], tmp_path: Path
+) -> None:
+    before = together(ranks_of(saved).run(go, scenario, str(tmp_path), 0, 4))
+    one = alone(scenario, tmp_path, range(0), 1)
+    check(rows(one.sparse), before, exact=True)
+    if loaded > 1:
+        moved = together(ranks_of(loaded).run(go, scenario, str(tmp_path), 4, 4))
+        check(moved, before, exact=True)
+        # the window that was open goes on: its sums have moved with the rows
+        reference = alone(scenario, tmp_path, range(4, 8), loaded)
+        trained = together(ranks_of(loaded).run(go, scenario, str(tmp_path), 4, 8))
+        check(trained, rows(reference.sparse), exact=False)
+
+
+def from_one(rank: int, world_size: int, scenario: Scenario, path: str) -> Any:
+    model = shard(Model(scenario, seed=9), scenario, world_size)
+    rst.Saver().load(model, path)
+    return rows(model.module.sparse), None
+
+
+def test_from_one_process_to_ranks(ranks_of: Callable[[int], Ranks], tmp_path: Path) -> None:
+    model = Model(ADAGRAD, seed=3)
+    for step in range(3):
+        model(concatenated(bags_of(ADAGRAD, step, 2)))[0].backward()
+    rst.Saver().save(model, tmp_path)
+    check(together(ranks_of(2).run(from_one, ADAGRAD, str(tmp_path))), rows(model.sparse), exact=True)
+
+
+def damaged(rank: int, world_size: int, scenario: Scenario, path: str) -> Any:
+    model = shard(Model(scenario, seed=3), scenario, world_size)
+    before = rows(model.module.sparse)
+    try:
+        rst.Saver().load(model, path)
+    except rst.CheckpointError as error:
+        after = rows(model.module.sparse)
+        return str(error), all(after[table].keys() == before[table].keys() for table in before)
+    return "loaded", False
+
+
+def test_what_one_rank_finds_wrong_all_ranks_raise(ranks_of: Callable[[int], Ranks], tmp_path: Path) -> None:
+    ranks_of(2).run(go, ADAGRAD, str(tmp_path), 0, 2)
+    for file in tmp_path.rglob("*.safetensors"):
+        raw = file.read_bytes()
+        file.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+        for message, unchanged in ranks_of(2).run(damaged, ADAGRAD, str(tmp_path)):
+            assert str(file) in message
+            assert unchanged
+        file.write_bytes(raw)
