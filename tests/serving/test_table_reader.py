@@ -49,7 +49,7 @@ def train(embedding: TableBatchedEmbedding, ids: range) -> None:
 def check(reader: TableReader, embedding: TableBatchedEmbedding) -> None:
     """Every row, in an order of its own, with ids that are not there between."""
     view = embedding.view(reader._name)
-    ids = torch.cat([view.ids(), torch.tensor([-(2**63), 2**63 - 1, 10**12])])
+    ids = torch.cat([torch.arange(1000), torch.tensor([-(2**63), 2**63 - 1, 10**12])])  # removed ones too
     ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(1))]
     known = view.knows(ids) if view.config.hashed else (ids >= 0) & (ids < 1000)
     expected = torch.full((len(ids), 5), 0.5, dtype=DTYPES[view.config.name])
