@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+_Bool: TypeAlias = npt.NDArray[np.bool_]
 _Bytes: TypeAlias = npt.NDArray[np.uint8]
 _Float: TypeAlias = npt.NDArray[np.float32]
 _Int32: TypeAlias = npt.NDArray[np.int32]
@@ -84,6 +85,7 @@ class TableSpec:
         bounds_check: str,
         columns: Sequence[str] = [],
         life: Life | None = None,
+        store_path: str = "",
     ) -> None:
         """slots: rows in the device cache. capacity: most ids of a hash table, 0 = unlimited.
 
@@ -91,6 +93,9 @@ class TableSpec:
         "clicks", "timestamp".
 
         life: a table that admits ids has one more slot, behind those for rows: lookups of ids without a row read it.
+
+        store_path: a file for the host store, which must not be there; it is removed with the engine. OSError from
+        the engine where it cannot be made or has no room on the disk, before rows change. Empty: in memory.
 
         state_init: the initial value of each state block. bounds_check, for index tables: "fatal" (IndexError), or
         "warning", "ignore", "none" (such ids become 0; under "warning" they are reported by take_bounds_warnings).
@@ -485,7 +490,7 @@ class Engine:
 
     def reset_stats(self) -> None: ...
     def memory(self, table: int | None = None) -> dict[str, int]:
-        """Of a table, or of all: id_map_bytes, store_bytes (committed), rows, candidates, candidate_bytes."""
+        """Of a table, or of all: id_map_bytes, store_bytes (of memory), disk_bytes, rows, candidates, candidate_bytes."""
 
     def set_memory_limit(self, bytes: int) -> None:
         """Caps what the host stores may commit, below what the machine and its cgroup have free."""
@@ -567,3 +572,34 @@ class Deduplicator:
         segments: bool = True,
     ) -> UniqueBatch:
         """As for `Engine.plan`. Without `segments`, those are made when they are asked for."""
+
+class IndexWriter:
+    """Writes the index of a table in a save, id -> file and row. What is added later replaces what is there."""
+
+    def __init__(self, path: str, most_ids: int, save: str) -> None:
+        """path: of a new file. save: the save's id, 32 characters. OSError where the disk has no room."""
+
+    def add(self, ids: _Int64, file: int, first_row: int) -> None:
+        """Ids [n] of rows first_row and following of the file of this number. ValueError beyond most_ids."""
+
+    def remove(self, ids: _Int64) -> None:
+        """Ids [n] that are rows no more."""
+
+    def finish(self) -> None:
+        """Until the index is on the disk."""
+
+class ServedTable:
+    """Weights of a table in saves, mapped read-only. Lookups may run on several threads."""
+
+    def __init__(self, saves: Sequence[tuple[str, str, Sequence[tuple[str, int, int]]]], row_bytes: int) -> None:
+        """saves: the newest first: index file, id of the save, and of each file of rows its path, the first byte of its
+        weights and their number.
+
+        OSError, or ValueError for files that are damaged or of another save.
+        """
+
+    def lookup(self, ids: _Int64, missing: _Bytes, out: _Bytes) -> _Bool:
+        """Fills out [n, row_bytes] with the weights of ids [n], or `missing` [row_bytes]; gives which were there.
+
+        ValueError for a damaged index.
+        """

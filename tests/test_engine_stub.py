@@ -12,7 +12,7 @@ from typing import Any
 from rec_sdk_torch import _engine
 
 STUB = Path(_engine.__file__).with_name("_engine.pyi")
-ALIASES = {"_Bytes": "uint8", "_Float": "float32", "_Int32": "int32", "_Int64": "int64"}
+ALIASES = {"_Bool": "bool", "_Bytes": "uint8", "_Float": "float32", "_Int32": "int32", "_Int64": "int64"}
 Function = ast.FunctionDef
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..serving.index import write_indexes
 from ..tbe import TableOptimizer
 from ..tbe.view import WEIGHT, TableView
 from ..tbe.whole import changed, knows_changes, piece_rows, split, versions, window_count, window_rows
@@ -279,6 +280,7 @@ def manifest_of(
 def finish(path: Path, start: Start, manifest: Manifest) -> Path:
     """Makes a save of what is written, on rank 0."""
     folder = Path(start.folder)
+    write_indexes(folder, manifest)
     files.write_file(folder / MANIFEST, manifest.to_bytes())
     files.sync_tree(folder)
     target = path / next_timestamp(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import numbers
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -89,6 +90,7 @@ class HomeTables(CachedCollection):
             seed=exchange.broadcast(source.seed),
             check_finite=source.steps.guard.check_finite,
             cache_policy=source.cache_policy,
+            host_store=source.host_store and os.path.join(source.host_store, f"rank{exchange.rank}"),
         )
         embedding.steps.guard.scaler = source.steps.guard.scaler
         embedding.steps.guard.others = exchange

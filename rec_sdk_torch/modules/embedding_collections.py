@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -53,6 +54,7 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
         bounds_check_mode: BoundsCheckMode | str = "warning",
         check_finite: str = "off",
         cache_policy: str = "lrfu",
+        host_store: str | os.PathLike[str] | None = None,
     ) -> None:
         """Checks the tables; rows and cache are laid out at first use.
 
@@ -71,6 +73,7 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
             check_finite: what a NaN or infinite gradient does: `off` (nothing), `warn`, or `raise`
                 (FloatingPointError before any row changes).
             cache_policy: which rows leave a full cache: `lrfu`, `lru`, `lfu` or `look_ahead`. Results are the same.
+            host_store: a folder for the rows where they do not fit into host memory, see `TableBatchedEmbedding`.
 
         Raises:
             ValueError, TypeError: tables or options that cannot be met; the message names them.
@@ -78,7 +81,7 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
         """
         hint = BatchHint(batch_size, multi_hot_sizes, world_size)
         options: dict[str, Any] = {"cache": cache, "seed": seed, "bounds_check_mode": bounds_check_mode}
-        options |= {"check_finite": check_finite, "cache_policy": cache_policy}
+        options |= {"check_finite": check_finite, "cache_policy": cache_policy, "host_store": host_store}
         embedding = _embedding(self, tables, EmbeddingConfig, device, batch_hint=hint, **options)
         super().__init__(tables, embedding, embedding_optimizer_cls)
         self._need_indices = need_indices
@@ -193,6 +196,7 @@ class EmbCacheEmbeddingBagCollection(_PooledCollection):
         bounds_check_mode: BoundsCheckMode | str = "warning",
         check_finite: str = "off",
         cache_policy: str = "lrfu",
+        host_store: str | os.PathLike[str] | None = None,
     ) -> None:
         """Checks the tables; rows and cache are laid out at first use.
 
@@ -204,7 +208,7 @@ class EmbCacheEmbeddingBagCollection(_PooledCollection):
         """
         hint = BatchHint(batch_size, multi_hot_sizes, world_size)
         options: dict[str, Any] = {"cache": cache, "seed": seed, "bounds_check_mode": bounds_check_mode}
-        options |= {"check_finite": check_finite, "cache_policy": cache_policy}
+        options |= {"check_finite": check_finite, "cache_policy": cache_policy, "host_store": host_store}
         embedding = _embedding(self, tables, EmbeddingBagConfig, device, batch_hint=hint, **options)
         super().__init__(tables, embedding, embedding_optimizer_cls, is_weighted)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import operator
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from .monitor import Inspected
 from .optimizer import TableOptimizer
 from .state import TablesModule, load_tables, save_table
 from .steps import Steps
+from .store_folder import StoreFolder, folder_for_copy
 from .table import BoundsCheckMode, Pooling, TableConfig, check_names
 from .view import WEIGHT, Content, Load, TableView, move_rows
 
@@ -48,6 +50,7 @@ class TableBatchedEmbedding(Inspected, TablesModule):
         bounds_check_mode: BoundsCheckMode | str = BoundsCheckMode.WARNING,
         check_finite: str = "off",
         cache_policy: str = "lrfu",
+        host_store: str | os.PathLike[str] | None = None,
     ) -> None:
         """Checks the configuration; allocates nothing yet.
 
@@ -64,6 +67,9 @@ class TableBatchedEmbedding(Inspected, TablesModule):
             check_finite: what a NaN or infinite gradient does: nothing (`off`), a warning (`warn`), or a
                 FloatingPointError in the backward pass before any row changes (`raise`).
             cache_policy: which rows leave a full cache: `lrfu`, `lru`, `lfu` or `look_ahead`. Results are the same.
+            host_store: a folder for the rows, in files that are mapped into memory, where the host's memory does not
+                hold them; None keeps them in memory. Nobody else may use the folder meanwhile; its files are removed
+                with the tables.
 
         Raises:
             ValueError, TypeError: tables or options that cannot be met.
@@ -78,7 +84,12 @@ class TableBatchedEmbedding(Inspected, TablesModule):
         self.device = parse_device(device)
         if self.device.type != "meta":
             backend_for(self.device)
-            check_host_memory(self.tables, [table.weight_bytes for table in self.tables])
+            if host_store is None:
+                check_host_memory(self.tables, [table.weight_bytes for table in self.tables])
+        self.host_store = None if host_store is None else os.fspath(host_store)
+        if self.host_store is not None and not isinstance(self.host_store, str):
+            raise TypeError(f"host_store is {host_store!r}, expected the path of a folder")
+        self._store_folder: StoreFolder | None = None
         if optimizer is not None and not isinstance(optimizer, TableOptimizer):
             raise TypeError(
                 f"optimizer is {optimizer!r}, expected a TableOptimizer: TableOptimizer.create(class, keywords)"
@@ -196,7 +207,10 @@ class TableBatchedEmbedding(Inspected, TablesModule):
     def _build(self, serial: int = 0) -> list[Group]:
         slots = self._slots()
         layouts = [record_layout(t, o) for t, o in zip(self.tables, self.optimizers, strict=True)]
-        check_host_memory(self.tables, [layout.bytes for layout in layouts])
+        if self.host_store is None:
+            check_host_memory(self.tables, [layout.bytes for layout in layouts])
+        elif self._store_folder is None:
+            self._store_folder = StoreFolder(self.host_store)
         alike: dict[object, list[int]] = {}
         for index, (layout, optimizer) in enumerate(zip(layouts, self.optimizers, strict=True)):
             kernel = (optimizer.spec.kernel, optimizer.accumulate_step) if optimizer else None
@@ -206,7 +220,8 @@ class TableBatchedEmbedding(Inspected, TablesModule):
         for indices in alike.values():
             members = [Member(self.tables[i], self._features[i], slots[i], self.optimizers[i]) for i in indices]
             own = [columns[f] for member in members for f in member.features] if self.pooled else []
-            groups.append(Group(members, own, self.device, self.seed, self.bounds_check, self.cache_policy, serial))
+            policy, stores = self.cache_policy, self._store_folder
+            groups.append(Group(members, own, self.device, self.seed, self.bounds_check, policy, serial, stores))
             groups[-1].set_evict_step_interval(self._evict_step_interval)
         return groups
 
@@ -480,6 +495,9 @@ class TableBatchedEmbedding(Inspected, TablesModule):
             check_finite=self.steps.guard.check_finite,
             cache_policy=self.cache_policy,
         )
+        if self.host_store is not None and self.device.type != "meta":
+            twin._store_folder = folder_for_copy(self.host_store)
+            twin.host_store = twin._store_folder.path
         twin.steps.guard.scaler = self.steps.guard.scaler
         twin._evict_step_interval = self._evict_step_interval
         memo[id(self)] = twin

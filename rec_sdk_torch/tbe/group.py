@@ -19,6 +19,7 @@ from .life import TableLife
 from .optimizer import TableOptimizer
 from .plan import Plan, PlanArrays
 from .record import RecordLayout
+from .store_folder import StoreFolder
 from .swap import Swap
 from .table import WEIGHT_DTYPES, BoundsCheckMode, Pooling, TableConfig
 from .transfers import Arrival, Transfers
@@ -59,7 +60,9 @@ def record_layout(config: TableConfig, optimizer: TableOptimizer | None) -> Reco
     return RecordLayout(dim, config.weight_dtype, tuple(state.elements(dim) for state in states))
 
 
-def _table_spec(member: Member, seed: int, bounds_check: BoundsCheckMode) -> _engine.TableSpec:
+def _table_spec(
+    member: Member, seed: int, bounds_check: BoundsCheckMode, stores: StoreFolder | None
+) -> _engine.TableSpec:
     config = member.config
     low, high = config.init_range
     initializer = _engine.Initializer(config.initializer_type.value, low, high, config.init_mean, config.init_stddev)
@@ -76,6 +79,7 @@ def _table_spec(member: Member, seed: int, bounds_check: BoundsCheckMode) -> _en
         bounds_check=bounds_check.value,
         columns=[*(["version"] if config.track_changes else []), *(life.columns() if life else [])],
         life=life.of_engine(record_layout(config, optimizer).bytes) if life else None,
+        store_path="" if stores is None else stores.new_path(config.name),
     )
 
 
@@ -88,9 +92,10 @@ def _engine_of(
     bounds_check: BoundsCheckMode,
     cache_policy: str,
     serial: int,
+    stores: StoreFolder | None,
 ) -> _engine.Engine:
     return _engine.Engine(
-        [_table_spec(member, seed, bounds_check) for member in members],
+        [_table_spec(member, seed, bounds_check, stores) for member in members],
         layout.dim,
         WEIGHT_DTYPES.index(layout.weight_dtype),
         list(layout.state_elements),
@@ -130,6 +135,7 @@ class Group:
         bounds_check: BoundsCheckMode,
         cache_policy: str,
         serial: int = 0,
+        stores: StoreFolder | None = None,
     ) -> None:
         """Allocates the cache.
 
@@ -141,6 +147,7 @@ class Group:
             bounds_check: what an id outside an index table does.
             cache_policy: which rows leave the cache, by its name in the engine.
             serial: versions of rows go on from here.
+            stores: where host stores are on disk; None keeps them in memory.
         """
         self.members = list(members)
         self.features: Int64Array = np.array([f for m in members for f in m.features], np.int64)
@@ -150,7 +157,8 @@ class Group:
         self._kernel = first.optimizer.spec.kernel if first.optimizer else ""
         self._device = device
         means = [m.config.pooling is Pooling.MEAN for m in members for _ in m.features]
-        self.engine = _engine_of(members, self.layout, columns, means, seed, bounds_check, cache_policy, serial)
+        layout, policy = self.layout, cache_policy
+        self.engine = _engine_of(members, layout, columns, means, seed, bounds_check, policy, serial, stores)
         optimizers = [member.optimizer for member in members if member.optimizer]
         self.optimizers = list({id(optimizer): optimizer for optimizer in optimizers}.values())
         ranks = {id(optimizer): rank for rank, optimizer in enumerate(self.optimizers)}

@@ -221,6 +221,14 @@ def test_wrong_options_are_refused_before_the_training(tmp_path: Path, arguments
     assert_refused(run("train_dlrm.py", *(text.format(tmp_path) for text in arguments)), *words)
 
 
+def test_a_second_process_serves_what_is_trained() -> None:
+    finished = run("serve.py", "--steps", "30", "--saves", "3")
+    assert finished.returncode == 0, finished.stderr
+    lines = [line for line in finished.stdout.splitlines() if line.startswith("save")]
+    assert len(lines) == 3
+    assert all(line.endswith("rows, served as trained: True") for line in lines)
+
+
 def test_a_disk_that_is_full() -> None:
     """No one can know before; what was printed stays."""
     finished = run("train_dlrm.py", "--samples", "500", "--json", "/dev/full")

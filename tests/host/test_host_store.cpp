@@ -1,9 +1,14 @@
 // The host store: contents survive growth, memory is committed at the first write and given back with the
 // last row, threads without the lock, and the memory check.
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <memory>
 #include <random>
 #include <set>
 #include <string>
@@ -16,6 +21,7 @@
 
 using rec_sdk::HostStore;
 using rec_sdk::MemoryGuard;
+using rec_sdk::StoreFile;
 
 namespace {
 
@@ -171,6 +177,56 @@ void copies_beside_growth() {
   CHECK(bad == 0);
 }
 
+std::string new_path() {
+  char path[] = "/tmp/rec_sdk_host_store_XXXXXX";
+  const int file = mkstemp(path);
+  CHECK(file >= 0);
+  close(file);
+  unlink(path);
+  return path;
+}
+
+// Rows of several chunks, of records that do not end with a page, come back from the file.
+void on_disk(int64_t bytes, int64_t step, int64_t count) {
+  const std::string path = new_path();
+  MemoryGuard guard;
+  guard.set_limit(0);
+  {
+    HostStore store(bytes, &guard, std::make_unique<StoreFile>(path, "t"));
+    std::vector<int64_t> rows;
+    store.extend(count * step);
+    CHECK(store.disk_bytes() >= (count - 1) * step * bytes);
+    for (int64_t row = 0; row < count * step; row += step) {
+      store.write(row, pattern(row, bytes).data());
+      rows.push_back(row);
+    }
+    CHECK(store.committed_bytes() == 0 && guard.committed() == 0);
+    struct stat file;
+    CHECK(stat(path.c_str(), &file) == 0 && file.st_size == store.disk_bytes() + 4096);
+    store.will_need(rows.data(), static_cast<int64_t>(rows.size()));
+    for (const int64_t row : rows) {
+      CHECK(std::memcmp(store.read(row), pattern(row, bytes).data(), static_cast<size_t>(bytes)) == 0);
+      CHECK(step == 1 || !store.has(row + 1));
+    }
+    store.forget(rows[1]);
+    CHECK(!store.has(rows[1]) && store.written_rows() == count - 1);
+    CHECK_THROWS(StoreFile(path, "t"), rec_sdk::DiskError);  // it is there
+    store.clear();
+    CHECK(!store.has(0) && store.disk_bytes() > 0);
+    store.shrink();
+    CHECK(store.disk_bytes() == 0 && stat(path.c_str(), &file) == 0 && file.st_size == 4096);
+    store.extend(2);
+    store.write(1, pattern(9, bytes).data());
+    CHECK(std::memcmp(store.read(1), pattern(9, bytes).data(), static_cast<size_t>(bytes)) == 0);
+    if (step == 1) {  // another file that got its name is not removed
+      unlink(path.c_str());
+      std::ofstream(path) << "other";
+    }
+  }
+  CHECK((access(path.c_str(), F_OK) == 0) == (step == 1));
+  unlink(path.c_str());
+}
+
 void checks_memory() {
   MemoryGuard guard;
   CHECK(rec_sdk::available_memory() > 0);
@@ -205,6 +261,9 @@ int main() {
   forgets((3 << 20) + 16, 40);
   memory_comes_back();
   copies_beside_growth();
+  on_disk(528, 1, 3000);
+  on_disk(48, 2000003, 5);
+  on_disk((40 << 20) + 16, 2, 8);
   checks_memory();
   return check_result();
 }

@@ -82,9 +82,14 @@ def test_times_and_depth_are_counted_until_the_reset(device: torch.device) -> No
 @pytest.mark.parametrize("window", [1, 2])
 def test_memory_is_reported_by_what_holds_it(device: torch.device, window: int) -> None:
     collection = bags_collection(device, bag_config("t0", ["f0"]), bag_config("t1", ["f1"]), cache={"t0": 4, "t1": 6})
-    assert collection.memory_report() == {"device": 0, "host": 0, "index": 0, "candidates": 0, "staging": 0}, (
-        "before the first use"
-    )
+    assert collection.memory_report() == {
+        "device": 0,
+        "host": 0,
+        "disk": 0,
+        "index": 0,
+        "candidates": 0,
+        "staging": 0,
+    }, "before the first use"
     if window > 1:
         options = {"lr": 0.1, "use_accumulate": True, "accumulate_step": window}
         rst.apply_optimizer_in_backward(rst.AccumulateSGD, collection.parameters(), options)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -39,6 +40,9 @@ DIMS = (1, 3, 8, 20, 64, 130)
 KINDS = ("mixed", "mixed", "mixed", "empty", "one id", "all the same", "all new", "extremes", "hot")
 EVENTS = ("train", "train", "train", "train", "eval", "abandon", "overlap", "fail")
 WITHOUT_FORWARD = ("fail", "save", "load")
+
+STORES = tempfile.TemporaryDirectory(prefix="rec_sdk_oracle")
+"""Folders of host stores on disk, each used by one embedding."""
 
 # A large eps is seen wherever it belongs, and keeps the first step of Adam, lr * g / (|g| + eps), from magnifying
 # the rounding of a gradient whose terms cancel.
@@ -113,6 +117,7 @@ class Scenario:
     policy: str
     seed: int
     depth: int = 0
+    on_disk: bool = False
 
     @cached_property
     def steps(self) -> list[Step]:
@@ -218,7 +223,8 @@ def scenarios(draw: st.DrawFn, events: tuple[str, ...] = EVENTS, depths: tuple[i
     drawn = draw(st.lists(st.sampled_from(events), min_size=STEPS, max_size=STEPS))
     policy = draw(st.sampled_from(_engine.cache_policies()))
     seed = draw(st.integers(0, 2**32 - 1))
-    return Scenario(tables, optimizer, window, clip, weighted, drawn, policy, seed, draw(st.integers(*depths)))
+    depth, on_disk = draw(st.integers(*depths)), draw(st.booleans())
+    return Scenario(tables, optimizer, window, clip, weighted, drawn, policy, seed, depth, on_disk)
 
 
 def make(scenario: Scenario, cache: dict[str, int], device: torch.device) -> TableBatchedEmbedding:
@@ -235,6 +241,7 @@ def make(scenario: Scenario, cache: dict[str, int], device: torch.device) -> Tab
         device=device,
         seed=scenario.seed,
         cache_policy=scenario.policy,
+        host_store=tempfile.mkdtemp(dir=STORES.name) if scenario.on_disk else None,
     )
 
 
@@ -500,9 +507,11 @@ def check(scenario: Scenario, device: torch.device) -> None:
     others = [(between, device, False), (whole, device, False), (small, device, True)]
     if device.type != "cpu":  # every backend sums in the same order
         others.append((small, torch.device("cpu"), False))
-    # Another policy finds other rows gone, and nobody sees it.
+    # Another policy finds other rows gone, rows are on disk in place of memory, and nobody sees it.
     policies = _engine.cache_policies()
-    other = replace(scenario, policy=policies[(policies.index(scenario.policy) + 1) % len(policies)])
+    other = replace(
+        scenario, policy=policies[(policies.index(scenario.policy) + 1) % len(policies)], on_disk=not scenario.on_disk
+    )
     for cache, where, late in others:
         # Late: no row has arrived on the host before somebody waits for it.
         with mock.patch.object(Departure, "done", return_value=False) if late else contextlib.nullcontext():

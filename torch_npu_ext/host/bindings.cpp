@@ -141,7 +141,7 @@ void bind_specs(py::module_& m) {
       .def(py::init([](std::string name, bool hashed, int64_t num_embeddings, int64_t slots, int64_t capacity,
                        const Initializer& initializer, const py::int_& seed, std::vector<float> state_init,
                        const std::string& bounds_check, const std::vector<std::string>& columns,
-                       const std::optional<LifeSpec>& life) {
+                       const std::optional<LifeSpec>& life, std::string store_path) {
              // Any Python int is a seed; torch's may be negative or use all 64 bits.
              const uint64_t bits = (seed.attr("__and__")(py::int_(UINT64_MAX))).cast<uint64_t>();
              return TableSpec{std::move(name),
@@ -155,12 +155,13 @@ void bind_specs(py::module_& m) {
                               parse_bounds_check(bounds_check),
                               parse_columns(columns),
                               life && life->admits,
-                              life.value_or(LifeSpec())};
+                              life.value_or(LifeSpec()),
+                              std::move(store_path)};
            }),
            py::kw_only(), py::arg("name"), py::arg("hashed"), py::arg("num_embeddings"), py::arg("slots"),
            py::arg("capacity"), py::arg("initializer"), py::arg("seed"), py::arg("state_init"),
            py::arg("bounds_check"), py::arg("columns") = std::vector<std::string>(),
-           py::arg("life") = py::none());
+           py::arg("life") = py::none(), py::arg("store_path") = "");
 }
 
 void bind_plan(py::module_& m) {
@@ -364,10 +365,21 @@ void bind_batches(EngineClass& engine) {
 
 }  // namespace
 
+// OSError(errno, message, path), which is FileExistsError and the like by its errno.
+void translate_disk_error(std::exception_ptr thrown) {
+  try {
+    if (thrown) std::rethrow_exception(thrown);
+  } catch (const DiskError& error) {
+    const py::tuple arguments = py::make_tuple(error.error(), error.what(), error.path());
+    PyErr_SetObject(PyExc_OSError, arguments.ptr());
+  }
+}
+
 PYBIND11_MODULE(_engine, m) {
   m.doc() = "The host engine: id maps, host stores, the device cache's contents, swap plans.";
   py::register_exception<CacheTooSmallError>(m, "CacheTooSmallError", PyExc_RuntimeError);
   py::register_exception<CapacityError>(m, "CapacityError", PyExc_RuntimeError);
+  py::register_exception_translator(&translate_disk_error);
   m.def("available_memory", &available_memory);
   m.def("cache_policies", &cache_policy_names);
   // Addresses of functions of another library.
@@ -395,6 +407,7 @@ PYBIND11_MODULE(_engine, m) {
   bind_reports(engine);
   bind_unique(m);
   bind_life(engine);
+  bind_serving(m);
 }
 
 }  // namespace rec_sdk

@@ -55,6 +55,13 @@ void for_each_piece(const std::vector<RowRange>& pieces, int64_t rows, const Cop
   for_each_part(static_cast<int64_t>(pieces.size()), rows * kLookupsPerRecord, at);
 }
 
+// Of all pieces before the first is copied: a disk wants many requests at once.
+void will_need(const Group& group, const std::vector<RowRange>& pieces, const uint32_t* rows) {
+  for (const RowRange& piece : pieces) {
+    group.tables[piece.table].store.will_need(rows + piece.begin, piece.end - piece.begin);
+  }
+}
+
 REC_SDK_ALWAYS_INLINE void prefetch_record(const char* record, size_t bytes) {
   for (size_t at = 0; at < bytes; at += kCacheLine) __builtin_prefetch(record + at, 0, 2);
 }
@@ -73,6 +80,7 @@ void Engine::check_landed(const std::vector<uint64_t>& sources) const {
 void Engine::copy_in(const Plan& plan, const std::vector<RowRange>& pieces, char* records) const {
   const size_t bytes = static_cast<size_t>(group_.layout.bytes);
   const uint32_t* const rows = plan->swap_in_rows;
+  will_need(group_, pieces, rows);
   for_each_piece(pieces, plan->rows_in, [&](const RowRange& piece) {
     const Table& table = group_.tables[piece.table];
     char* record = records + static_cast<size_t>(piece.to) * bytes;
@@ -176,6 +184,7 @@ void Engine::land(const Plan& plan, const char* records, const float* sums) {
   {
     const std::shared_lock<std::shared_mutex> writing(records_mutex_);
     guard.unlock();
+    will_need(group_, pieces, rows);
     for_each_piece(pieces, plan->rows_out, [&](const RowRange& piece) {
       const HostStore& store = group_.tables[piece.table].store;
       for (int32_t i = piece.begin; i < piece.end; ++i) {

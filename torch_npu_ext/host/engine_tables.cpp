@@ -58,6 +58,7 @@ void Engine::read_rows(int32_t t, const int64_t* ids, const int64_t* rows, int64
   const auto guard = lock_settled("reading rows");
   const Table& source = table(t);
   check_rows(source, rows, count);
+  source.store.will_need(rows, count);
   for (int64_t i = 0; i < count; ++i, records += group_.layout.bytes) {
     const int64_t row = rows[i];
     if (source.store.has(row)) {
@@ -183,7 +184,9 @@ void Engine::reserve_rows(int32_t t, const int64_t* rows, int64_t count) {
   check_rows(target, rows, count);
   int64_t fresh = 0;
   for (int64_t i = 0; i < count; ++i) fresh += !target.store.has(rows[i]);
-  group_.memory.require(saturated_product(fresh, group_.layout.bytes), target.spec().name);
+  if (!target.store.on_disk()) {
+    group_.memory.require(saturated_product(fresh, group_.layout.bytes), target.spec().name);
+  }
   for (int64_t i = 0; i < count; ++i) target.store.map(rows[i]);
 }
 
@@ -192,6 +195,7 @@ void Engine::write_rows(int32_t t, const int64_t* rows, int64_t count, const cha
   const auto guard = lock_settled("writing rows");
   const std::unique_lock<std::shared_mutex> alone(records_mutex_);
   Table& target = table(t);
+  target.store.will_need(rows, count);
   for (int64_t i = 0; i < count; ++i) target.store.write(rows[i], records + i * group_.layout.bytes);
   if (!target.columns.has(Column::kVersion)) return;
   // Whoever saves what changed since the latest batch has to find these rows as well.

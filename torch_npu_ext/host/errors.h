@@ -1,5 +1,5 @@
-// What the engine throws. std::invalid_argument becomes ValueError, std::out_of_range IndexError and
-// std::bad_alloc MemoryError in Python; the other two have Python classes of their own.
+// What the engine throws. std::invalid_argument becomes ValueError, std::out_of_range IndexError,
+// std::bad_alloc MemoryError and DiskError OSError in Python; the other two have Python classes of their own.
 #pragma once
 
 #include <new>
@@ -15,6 +15,19 @@ struct CacheTooSmallError : std::runtime_error {
 
 struct CapacityError : std::runtime_error {
   using std::runtime_error::runtime_error;
+};
+
+// A file that cannot be made, or a disk that is full.
+class DiskError : public std::runtime_error {
+ public:
+  DiskError(int error, std::string path, const std::string& message)
+      : std::runtime_error(message), error_(error), path_(std::move(path)) {}
+  int error() const { return error_; }  // an errno
+  const std::string& path() const { return path_; }
+
+ private:
+  int error_;
+  std::string path_;
 };
 
 class MemoryLimitError : public std::bad_alloc {

@@ -1,5 +1,6 @@
 #include "torch_npu_ext/host/host_store.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace rec_sdk {
@@ -7,17 +8,23 @@ namespace {
 
 // Address space only: big enough that a table of hundreds of GiB stays below the system's limit on mappings.
 constexpr int64_t kChunkBytes = 8 * static_cast<int64_t>(kHugePage);
+// Without an own cost, and a mapping each: 16 TiB stay below that limit.
+constexpr int64_t kFileChunkBytes = int64_t{256} << 20;
 constexpr int64_t kPage = static_cast<int64_t>(kHugePage);
+constexpr int64_t kFilePage = 4096;
+constexpr int64_t kSampleEvery = 32;
 
 }  // namespace
 
-HostStore::HostStore(int64_t record_bytes, MemoryGuard* guard)
-    : record_bytes_(record_bytes), guard_(guard), shift_(0) {
-  while ((record_bytes << (shift_ + 1)) <= kChunkBytes) ++shift_;
+HostStore::HostStore(int64_t record_bytes, MemoryGuard* guard, std::unique_ptr<StoreFile> file)
+    : record_bytes_(record_bytes), guard_(guard), file_(std::move(file)), shift_(0) {
+  const int64_t chunk = file_ ? kFileChunkBytes : kChunkBytes;
+  while ((record_bytes << (shift_ + 1)) <= chunk) ++shift_;
   mask_ = (int64_t{1} << shift_) - 1;
 }
 
 void HostStore::extend(int64_t rows) {
+  if (file_) file_->allocate(file_chunk_bytes() * (rows >> shift_) + record_bytes_ * (rows & mask_));
   const int64_t chunks = (rows + mask_) >> shift_;
   while (((int64_t{1} << block_count_) - 1) << kFirstBlockLog < chunks) {
     blocks_[block_count_] = std::make_unique<Chunk[]>(size_t{1} << (kFirstBlockLog + block_count_));
@@ -25,16 +32,28 @@ void HostStore::extend(int64_t rows) {
   }
 }
 
+int64_t HostStore::file_chunk_bytes() const {
+  return ((mask_ + 1) * record_bytes_ + kFilePage - 1) / kFilePage * kFilePage;
+}
+
 void HostStore::map(int64_t row) {
   Chunk& chunk = chunk_of(row);
   if (chunk.bits) return;
-  HugeBuffer memory(static_cast<size_t>((mask_ + 1) * record_bytes_));
-  auto rows_on_page = std::make_unique<uint32_t[]>((memory.size() + kHugePage - 1) / kHugePage);
+  HugeBuffer memory;
+  FileMapping mapping;
+  std::unique_ptr<uint32_t[]> rows_on_page;
+  if (file_) {
+    mapping = file_->map((row >> shift_) * file_chunk_bytes(), file_chunk_bytes());
+  } else {
+    memory = HugeBuffer(static_cast<size_t>((mask_ + 1) * record_bytes_));
+    rows_on_page = std::make_unique<uint32_t[]>((memory.size() + kHugePage - 1) / kHugePage);
+  }
   chunk.bits = std::make_unique<Word[]>(static_cast<size_t>(mask_ >> 6) + 1);
   for (int64_t w = 0; w <= mask_ >> 6; ++w) chunk.bits[w].store(0, std::memory_order_relaxed);
   chunk.memory = std::move(memory);
+  chunk.mapping = std::move(mapping);
   chunk.rows_on_page = std::move(rows_on_page);
-  chunk.records.store(chunk.memory.data(), std::memory_order_release);
+  chunk.records.store(file_ ? chunk.mapping.data() : chunk.memory.data(), std::memory_order_release);
   chunk.written.store(chunk.bits.get(), std::memory_order_release);
 }
 
@@ -57,6 +76,7 @@ void HostStore::mark(int64_t row) noexcept {
   if ((bits & bit) != 0) return;
   word.store(bits | bit, std::memory_order_relaxed);
   ++written_rows_;
+  if (file_) return;
   for_each_page(i, [&](int64_t page) {
     if (chunk.rows_on_page[page]++ == 0) count_committed(kPage);
   });
@@ -71,6 +91,7 @@ void HostStore::forget(int64_t row) noexcept {
   if ((bits & bit) == 0) return;
   word.store(bits & ~bit, std::memory_order_relaxed);
   --written_rows_;
+  if (file_) return;  // its place on the disk is kept for the next row
   for_each_page(i, [&](int64_t page) {
     if (--chunk.rows_on_page[page] != 0) return;
     chunk.memory.give_back(static_cast<size_t>(page) * kHugePage, kHugePage);
@@ -84,6 +105,37 @@ void HostStore::write(int64_t row, const char* data) {
   std::memcpy(record(row), data, static_cast<size_t>(record_bytes_));
 }
 
+// Asking costs a call of the system for each row. Where all rows of a sample are in memory nobody does.
+template <class Row>
+void HostStore::will_need(const Row* rows, int64_t count) const noexcept {
+  if (!file_) return;
+  const auto absent = [this](int64_t row) {
+    const char* const found = find(row);
+    return found != nullptr && !StoreFile::in_memory(found);
+  };
+  int64_t i = 0;
+  while (i < count && !absent(rows[i])) i += kSampleEvery;
+  if (i >= count) return;
+  const char *begin = nullptr, *end = nullptr;
+  for (i = 0; i < count; ++i) {
+    const char* const found = find(rows[i]);
+    if (found == nullptr) continue;
+    if (found != end) {
+      if (begin != nullptr) StoreFile::will_need(begin, end);
+      begin = found;
+    }
+    end = found + record_bytes_;
+  }
+  if (begin != nullptr) StoreFile::will_need(begin, end);
+}
+
+template void HostStore::will_need(const uint32_t* rows, int64_t count) const noexcept;
+template void HostStore::will_need(const int64_t* rows, int64_t count) const noexcept;
+
+void HostStore::shrink() noexcept {
+  if (file_) file_->shrink();
+}
+
 void HostStore::clear() {
   count_committed(-committed_bytes_);
   for (int b = 0; b < block_count_; ++b) {
@@ -94,6 +146,7 @@ void HostStore::clear() {
       chunk.bits.reset();
       chunk.rows_on_page.reset();
       HugeBuffer().swap(chunk.memory);
+      chunk.mapping = FileMapping();
     }
   }
   written_rows_ = 0;

@@ -1,5 +1,6 @@
 // The host store of one table: row -> record. Records never move; memory is committed at the first write of a
-// row, and given back page by page when no row on a page is written any more.
+// row, and given back page by page when no row on a page is written any more. Or the records are in a file,
+// all of whose rows have their place on the disk since extend(); it gives none back before shrink().
 //
 // Calls that change the store need exclusive access among themselves (the engine's lock). Beside them, has(),
 // find(), read() and record() of mapped rows may run on any thread without it: chunks never move, and whether
@@ -13,14 +14,17 @@
 #include <memory>
 
 #include "torch_npu_ext/host/memory.h"
+#include "torch_npu_ext/host/store_file.h"
 
 namespace rec_sdk {
 
 class HostStore {
  public:
-  HostStore(int64_t record_bytes, MemoryGuard* guard);
+  HostStore(int64_t record_bytes, MemoryGuard* guard, std::unique_ptr<StoreFile> file = nullptr);
 
-  void extend(int64_t rows);  // rows [0, rows) become addressable; commits nothing. Throws std::bad_alloc
+  // Rows [0, rows) become addressable; commits no memory. Throws std::bad_alloc, DiskError.
+  void extend(int64_t rows);
+  bool on_disk() const { return file_ != nullptr; }
 
   // Whether the row has ever been written. Precondition of all calls: row < the rows of extend().
   bool has(int64_t row) const { return has(chunk_of(row), row); }
@@ -38,17 +42,25 @@ class HostStore {
 
   void forget(int64_t row) noexcept;  // the row was never written
 
+  // The records of written rows among these will be read or written soon: those that are on the disk only are
+  // asked for, all at once.
+  template <class Row>
+  void will_need(const Row* rows, int64_t count) const noexcept;
+
   int64_t written_rows() const { return written_rows_; }
-  int64_t committed_bytes() const { return committed_bytes_; }
-  void clear();  // forgets every row and gives the memory back, address space too
+  int64_t committed_bytes() const { return committed_bytes_; }  // of memory
+  int64_t disk_bytes() const { return file_ ? file_->bytes() : 0; }
+  void clear();            // forgets every row and gives the memory back, address space too
+  void shrink() noexcept;  // gives the disk back too. Precondition: no row is addressable until extend()
 
  private:
   using Word = std::atomic<uint64_t>;
   struct Chunk {
     HugeBuffer memory;
+    FileMapping mapping;                       // in place of `memory`, of a store on disk
     std::unique_ptr<Word[]> bits;              // one per row: it is written
     std::unique_ptr<uint32_t[]> rows_on_page;  // written rows that touch each huge page
-    std::atomic<char*> records{nullptr};       // of `memory`, for threads without the lock
+    std::atomic<char*> records{nullptr};       // of these, for threads without the lock
     std::atomic<Word*> written{nullptr};       // of `bits`; set last
   };
   static constexpr int kFirstBlockLog = 6;
@@ -71,9 +83,11 @@ class HostStore {
   template <class Visit>  // visit(page) of the huge pages that the chunk's i-th record touches
   void for_each_page(int64_t i, Visit visit) const;
   void count_committed(int64_t bytes);
+  int64_t file_chunk_bytes() const;  // whole pages
 
   int64_t record_bytes_;
   MemoryGuard* guard_;
+  std::unique_ptr<StoreFile> file_;
   int shift_;  // rows per chunk = 1 << shift_
   int64_t mask_;
   std::unique_ptr<Chunk[]> blocks_[kBlocks];

@@ -33,28 +33,41 @@ int64_t read_number(const std::string& path, int64_t missing) {
   return file >> value ? value : missing;  // "max" is no number
 }
 
-// Page cache that a cgroup counts as used can be dropped, so it is added back.
+// Page cache that a cgroup counts as used can be dropped, so it is added back: also that of a store on disk.
 int64_t cgroup_room(const std::string& directory, const char* limit_name, const char* usage_name) {
   const int64_t limit = read_number(directory + limit_name, kUnlimited);
   const int64_t used = read_number(directory + usage_name, 0);
   if (limit >= kUnlimited / 2) return kUnlimited;
-  const int64_t cache = std::max<int64_t>(0, read_field(directory + "/memory.stat", "inactive_file", 0));
+  const std::string stat = directory + "/memory.stat";
+  const int64_t cache = read_field(stat, "inactive_file", 0) + read_field(stat, "active_file", 0);
   return std::max<int64_t>(0, limit - used + cache);
 }
 
-// cgroup v2 limits hold for every ancestor; v1 is read at its root, which is what a container sees.
+// The limits of a cgroup and its ancestors. In a container its path may not be there, but its root is.
+int64_t cgroup_room(const std::string& root, std::string path, const char* limit, const char* usage) {
+  int64_t room = kUnlimited;
+  while (true) {
+    if (path == "/") path.clear();
+    room = std::min(room, cgroup_room(root + path, limit, usage));
+    if (path.empty()) return room;
+    path.resize(path.rfind('/'));
+  }
+}
+
 int64_t cgroup_memory() {
-  int64_t room = cgroup_room("/sys/fs/cgroup/memory", "/memory.limit_in_bytes", "/memory.usage_in_bytes");
+  int64_t room = kUnlimited;
   std::ifstream file("/proc/self/cgroup");
   std::string line;
-  while (std::getline(file, line)) {
-    if (line.rfind("0::/", 0) != 0) continue;
-    std::string path = line.substr(3);
-    while (true) {
-      if (path == "/") path.clear();
-      room = std::min(room, cgroup_room("/sys/fs/cgroup" + path, "/memory.max", "/memory.current"));
-      if (path.empty()) break;
-      path.resize(path.rfind('/'));
+  while (std::getline(file, line)) {  // "number:controllers:/path", of v2 "0::/path"
+    const size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (second == std::string::npos || line[second + 1] != '/') continue;
+    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    const std::string path = line.substr(second + 1);
+    if (controllers == ",,") {
+      room = std::min(room, cgroup_room("/sys/fs/cgroup", path, "/memory.max", "/memory.current"));
+    } else if (controllers.find(",memory,") != std::string::npos) {
+      const char* const limit = "/memory.limit_in_bytes";
+      room = std::min(room, cgroup_room("/sys/fs/cgroup/memory", path, limit, "/memory.usage_in_bytes"));
     }
   }
   return room;

@@ -227,6 +227,7 @@ void Planner::reserve(const BatchInput& input, Group* group, PlanBuffers* plan, 
     if (missed == 0) continue;
     table.extend_rows();  // added ids are in the map already
     if (group->future.any()) group->future.reserve(number, out);
+    if (table.store.on_disk()) continue;  // where extend_rows() took the place
     const int64_t unwritten = table.rows() - table.store.written_rows();
     group->memory.require(saturated_product(std::min(out, unwritten), group->layout.bytes),
                           table.spec().name);

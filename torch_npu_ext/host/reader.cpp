@@ -108,7 +108,21 @@ void Reader::compact(const Group& group, ReadPlan* plan) {
   }
 }
 
+void Reader::will_need(const Group& group, const ReadPlan& plan) {
+  std::vector<int64_t> rows;
+  for (size_t i = 0; i < plan.host_rows.size();) {
+    const int32_t table = plan.host_rows[i].table;
+    rows.clear();
+    for (; i < plan.host_rows.size() && plan.host_rows[i].table == table; ++i) {
+      if (plan.host_rows[i].known) rows.push_back(plan.host_rows[i].row);
+    }
+    const HostStore& store = group.tables[table].store;
+    if (store.on_disk()) store.will_need(rows.data(), static_cast<int64_t>(rows.size()));
+  }
+}
+
 void Reader::read(const Group& group, const ReadPlan& plan, char* records, InitialRows* initial) {
+  will_need(group, plan);
   for (size_t i = 0; i < plan.host_rows.size(); ++i) {
     const ReadPlan::HostRow& row = plan.host_rows[i];
     const Table& table = group.tables[row.table];

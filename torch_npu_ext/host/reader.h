@@ -46,6 +46,7 @@ class Reader {
  private:
   void probe(Group* group, ReadPlan* plan);
   void compact(const Group& group, ReadPlan* plan);
+  static void will_need(const Group& group, const ReadPlan& plan);
 
   Batch batch_;
   std::vector<BoundsError> bounds_errors_;

@@ -29,14 +29,17 @@ void check_spec(const TableSpec& spec, const RecordLayout& layout) {
         "max_rows, evict_age and evict_idle must be 0 (off) or more");
 }
 
+std::unique_ptr<StoreFile> make_file(const TableSpec& spec) {
+  return spec.store_path.empty() ? nullptr : std::make_unique<StoreFile>(spec.store_path, spec.name);
+}
+
 }  // namespace
 
 // The map starts with room for the cache, so that filling it causes no growth, but with no more than 64 MiB.
 Table::Table(TableSpec spec, const RecordLayout& layout, const std::string& policy_name, int64_t first_slot,
              MemoryGuard* memory)
-    : store(layout.bytes, memory),
-      initializer((check_spec(spec, layout), layout), spec.initializer, spec.seed, spec.name,
-                  spec.state_init),
+    : store(layout.bytes, memory, make_file((check_spec(spec, layout), spec))),
+      initializer(layout, spec.initializer, spec.seed, spec.name, spec.state_init),
       policy(make_cache_policy(policy_name, first_slot, spec.slots)),
       columns(spec.columns),
       candidates(spec.life.needs_clicks() || spec.life.needs_timestamps()),
@@ -114,6 +117,7 @@ void Table::clear() {
     row_slots_ = HugeArray<uint32_t>(static_cast<size_t>(spec_.num_embeddings));
   }
   store.clear();
+  if (spec_.hashed) store.shrink();  // an index table has its rows again at once
   columns.clear();
   candidates.clear();
   policy->clear();

@@ -33,8 +33,9 @@ struct TableSpec {
   std::vector<float> state_init;  // one per state block
   BoundsCheck bounds_check;
   ColumnSet columns = {};
-  bool default_row = false;  // one more slot, behind those for rows: default_slot()
-  LifeSpec life = {};        // of a hash table; one that admits ids has a default row
+  bool default_row = false;     // one more slot, behind those for rows: default_slot()
+  LifeSpec life = {};           // of a hash table; one that admits ids has a default row
+  std::string store_path = {};  // of the host store's file, which is new; empty: in memory
 };
 
 // Ids that left a table that keeps versions, oldest first: whoever saves what changed has to say so.
@@ -67,7 +68,8 @@ class Table {
   void check_capacity(int64_t rows_after, int64_t id) const;  // throws CapacityError
   void reserve_candidates(int64_t extra);                     // throws MemoryLimitError, std::bad_alloc
 
-  void extend_rows();  // what is kept per row gets room for all of row_bound(). Throws std::bad_alloc
+  // What is kept per row gets room for all of row_bound(). Throws std::bad_alloc, DiskError.
+  void extend_rows();
   void begin_row(uint32_t row) noexcept;             // of an id that no batch brought: its time begins now
   void forget_row(uint32_t row) noexcept;            // as if no id ever had it
   void drop_id(int64_t id, uint32_t row) noexcept {  // a known id, whose slot, if any, is freed

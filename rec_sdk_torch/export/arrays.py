@@ -1,0 +1,84 @@
+"""Tables as arrays, and as safetensors."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..checkpoint.tensors import TensorSpec, TensorWriter
+from ..modules.collection import CachedCollection
+from ..tbe import TableBatchedEmbedding
+from ..tbe.view import WEIGHT, TableView
+
+Tables = CachedCollection | TableBatchedEmbedding
+
+
+def embedding_of(tables: Tables) -> TableBatchedEmbedding:
+    """The table-batched embedding of a collection, or itself.
+
+    Raises:
+        TypeError: something else, a sharded collection too: its ranks have a part each, export from a save.
+    """
+    if isinstance(tables, CachedCollection):
+        tables._sync_optimizers()
+        return tables._embedding
+    if isinstance(tables, TableBatchedEmbedding):
+        return tables
+    raise TypeError(f"{type(tables).__name__} has no tables to export: give an unsharded collection or embedding")
+
+
+def to_arrays(tables: Tables) -> dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.generic]]]:
+    """By table ids int64 `[n]` and weights `[n, D]` in its data type; those of bfloat16 as float32.
+
+    Raises:
+        TypeError: `tables` is no collection or embedding of this package.
+    """
+    embedding = embedding_of(tables)
+    result = {}
+    with embedding.exclusive():
+        for config in embedding.tables:
+            view = embedding.view(config.name)
+            ids = view.ids()
+            weight = view.read(ids, [WEIGHT]).parts[WEIGHT]
+            result[config.name] = ids.numpy(), (weight.float() if weight.dtype == torch.bfloat16 else weight).numpy()
+    return result
+
+
+def to_safetensors(tables: Tables, folder: str | os.PathLike[str]) -> list[Path]:
+    """Writes `<table>.safetensors` for each table: `ids` int64 `[n]`, `weight` `[n, D]`.
+
+    Some rows are in memory at a time.
+
+    Raises:
+        TypeError: `tables` is no collection or embedding of this package.
+        OSError: a file is there already, or the disk is full; what was written of that table is removed.
+    """
+    embedding = embedding_of(tables)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    with embedding.exclusive():
+        return [_write(embedding.view(config.name), Path(folder)) for config in embedding.tables]
+
+
+def _write(view: TableView, folder: Path) -> Path:
+    path = folder / f"{view.config.name}.safetensors"
+    if path.exists():
+        raise FileExistsError(f"{path} is there already")
+    specs = [
+        TensorSpec("ids", view.ids().dtype, (view.count(),)),
+        TensorSpec(WEIGHT, view.config.weight_dtype, (view.count(), view.config.embedding_dim)),
+    ]
+    writer = TensorWriter(path, specs)
+    try:
+        for chunk in view.chunks([WEIGHT]):
+            writer.append("ids", chunk.ids)
+            writer.append(WEIGHT, chunk.parts[WEIGHT])
+        writer.finish()
+    except BaseException:
+        writer.close()
+        path.unlink(missing_ok=True)
+        raise
+    return path

@@ -1,0 +1,193 @@
+"""Collections as stock modules: torch's EmbeddingBag, TorchRec's collections, and those that are quantized."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig, DataType, EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.quant.embedding_modules import EmbeddingBagCollection as QuantEmbeddingBagCollection
+from torchrec.quant.embedding_modules import EmbeddingCollection as QuantEmbeddingCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from ..modules.collection import CachedCollection
+from ..modules.configs import feature_names
+from ..tbe import Pooling
+from ..tbe.view import WEIGHT
+from .arrays import embedding_of
+
+
+class IdMap(torch.nn.Module):
+    """Ids of tables -> rows of exported ones. An id that a table does not know is its last row, which is zeros.
+
+    Attributes:
+        tables: place of the table that each feature reads, by its name.
+    """
+
+    def __init__(self, ids: list[torch.Tensor | None], tables: dict[str, int]) -> None:
+        """`ids`: of each table int64 `[n]`, of row 0 and so on; None where ids are rows."""
+        super().__init__()
+        self.tables = tables
+        for place, known in enumerate(ids):
+            ordered, rows = (None, None) if known is None else torch.sort(known)
+            self.register_buffer(f"ids{place}", ordered)
+            self.register_buffer(f"rows{place}", rows)
+
+    def rows_of(self, table: int, ids: torch.Tensor) -> torch.Tensor:
+        """Rows of `ids`, int64 of their shape."""
+        known, rows = getattr(self, f"ids{table}"), getattr(self, f"rows{table}")
+        ids = ids.long()
+        if known is None:
+            return ids
+        if len(known) == 0:
+            return torch.zeros_like(ids)
+        places = torch.searchsorted(known, ids).clamp_(max=len(known) - 1)
+        return torch.where(known[places] == ids, rows[places], len(known))
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """The batch with rows for ids, and the features that tables read."""
+        given: list[str] = features.keys()
+        keys = [key for key in given if key in self.tables]
+        parts = [features[key] for key in keys]
+        weights = [part.weights_or_none() for part in parts]
+        return KeyedJaggedTensor(
+            keys,
+            torch.cat([self.rows_of(self.tables[key], part.values()) for key, part in zip(keys, parts, strict=True)]),
+            None if any(each is None for each in weights) else torch.cat([w for w in weights if w is not None]),
+            torch.cat([part.lengths() for part in parts]),
+        )
+
+
+class ExportedCollection(torch.nn.Module):
+    """An id map and a stock collection behind it: takes and gives what the live collection does in evaluation.
+
+    Attributes:
+        id_map: ids -> rows.
+        collection: TorchRec's.
+    """
+
+    def __init__(self, id_map: IdMap, collection: torch.nn.Module) -> None:
+        super().__init__()
+        self.id_map = id_map
+        self.collection = collection
+
+    def forward(self, features: KeyedJaggedTensor) -> Any:
+        return self.collection(self.id_map(features))
+
+
+def _tables(source: CachedCollection) -> tuple[list[torch.Tensor | None], list[torch.Tensor]]:
+    """Of each table ids, None where they are rows, and weights; behind those of hash tables a row of zeros."""
+    embedding = embedding_of(source)
+    ids: list[torch.Tensor | None] = []
+    weights = []
+    with embedding.exclusive():
+        for config in embedding.tables:
+            view = embedding.view(config.name)
+            known = view.ids()
+            weight = view.read(known, [WEIGHT]).parts[WEIGHT]
+            ids.append(known if config.hashed else None)
+            weights.append(
+                torch.cat(
+                    [
+                        weight,
+                        torch.zeros_like(weight[:1] if len(weight) else weight.new_empty((1, config.embedding_dim))),
+                    ]
+                )
+                if config.hashed
+                else weight
+            )
+    return ids, weights
+
+
+def _id_map(source: CachedCollection, ids: list[torch.Tensor | None]) -> IdMap:
+    tables: dict[str, int] = {}
+    for place, config in enumerate(source._configs):
+        for name in feature_names(config):
+            if name in tables:
+                raise ValueError(
+                    f"feature {name!r} is read by tables {source._configs[tables[name]].name!r} and {config.name!r}: "
+                    "its ids have other rows in each, give the tables a feature each"
+                )
+            tables[name] = place
+    return IdMap(ids, tables)
+
+
+def to_torchrec(source: CachedCollection) -> ExportedCollection:
+    """A copy as TorchRec's `EmbeddingBagCollection` or `EmbeddingCollection`, on the host, with an id map before it.
+
+    Weights are the live ones' bits, so outputs for ids that are known are the same up to the order in which bags are
+    summed; ids that are not known give zeros.
+
+    Raises:
+        TypeError: `source` is no unsharded collection.
+        ValueError: several hash tables read one feature.
+    """
+    ids, weights = _tables(source)
+    id_map = _id_map(source, ids)
+    sizes = [len(weight) for weight in weights]
+    pooled = source._embedding.pooled
+    configs = [_stock_config(config, size, pooled) for config, size in zip(source._configs, sizes, strict=True)]
+    collection: Any
+    if pooled:
+        collection = EmbeddingBagCollection(configs, is_weighted=source._is_weighted, device=torch.device("cpu"))
+        modules = collection.embedding_bags
+    else:
+        collection = EmbeddingCollection(configs, device=torch.device("cpu"))
+        modules = collection.embeddings
+    with torch.no_grad():
+        for config, weight in zip(configs, weights, strict=True):
+            modules[config.name].weight.copy_(weight)
+    return ExportedCollection(id_map, collection).eval()
+
+
+def _stock_config(config: BaseEmbeddingConfig, rows: int, pooled: bool) -> Any:
+    cls = EmbeddingBagConfig if pooled else EmbeddingConfig
+    names = {field.name for field in dataclasses.fields(cls) if field.init} - {"init_fn"}
+    given = {name: getattr(config, name) for name in names if hasattr(config, name)}
+    given |= {"num_embeddings": rows, "feature_names": feature_names(config)}
+    return cls(**given)
+
+
+def to_embedding_bags(source: CachedCollection) -> tuple[IdMap, dict[str, torch.nn.EmbeddingBag]]:
+    """The id map, and by table torch's `EmbeddingBag`, `[n + 1, D]`, for programs without TorchRec.
+
+    Raises:
+        TypeError: `source` is no unsharded collection, or not of pooled tables.
+        ValueError: several tables read one feature.
+    """
+    if not embedding_of(source).pooled:
+        raise TypeError("torch.nn.EmbeddingBag pools, and these tables are of sequences: use to_torchrec")
+    ids, weights = _tables(source)
+    bags = {}
+    for config, weight in zip(source._embedding.tables, weights, strict=True):
+        mode = "mean" if config.pooling is Pooling.MEAN else "sum"
+        bags[config.name] = torch.nn.EmbeddingBag.from_pretrained(weight, mode=mode, include_last_offset=True)
+    return _id_map(source, ids), bags
+
+
+def quantized(exported: ExportedCollection, dtype: torch.dtype = torch.qint8) -> ExportedCollection:
+    """The same with TorchRec's quantized collection: each row as integers with a scale and an offset of its own.
+
+    Args:
+        exported: what `to_torchrec` gave.
+        dtype: `torch.qint8` or `torch.quint4x2`. An element is then within half a step of the live one, that is
+            (largest - smallest of its row) / 510, or / 30.
+
+    Raises:
+        ValueError: another dtype.
+    """
+    types = {torch.qint8: DataType.INT8, torch.quint4x2: DataType.INT4}
+    if dtype not in types:
+        raise ValueError(f"dtype is {dtype}, allowed are {list(types)}")
+    stock: Any = exported.collection
+    stock.qconfig = torch.ao.quantization.QConfig(
+        activation=torch.ao.quantization.PlaceholderObserver.with_args(dtype=torch.float),
+        weight=torch.ao.quantization.PlaceholderObserver.with_args(dtype=dtype),
+    )
+    cls = QuantEmbeddingBagCollection if isinstance(stock, EmbeddingBagCollection) else QuantEmbeddingCollection
+    try:
+        return ExportedCollection(exported.id_map, cls.from_float(stock)).eval()
+    finally:
+        del stock.qconfig

@@ -1,0 +1,78 @@
+"""Indexes of saves: id -> file and row of a table, so that a save can be looked up where it lies."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+
+from .._engine import IndexWriter
+from ..checkpoint.errors import CheckpointError
+from ..checkpoint.manifest import REMOVED, ROWS, Manifest, SavedFile
+from ..checkpoint.tensors import TensorReader
+
+_PIECE = 1 << 20
+"""Ids that are in memory at once."""
+
+
+def index_path(folder: Path, key: str) -> Path:
+    """Of the index of the table `key` in the save `folder`. Names that begin with `index` are for what is derived."""
+    return folder / f"index-{key}"
+
+
+def row_files(manifest: Manifest, key: str) -> list[SavedFile]:
+    """Files of rows of a table, as its index numbers them."""
+    return manifest.files_of(key, ROWS)
+
+
+def write_indexes(folder: Path, manifest: Manifest) -> None:
+    """Writes the index of every table of the save in `folder`; `manifest` need not be there yet.
+
+    Memory that this takes is page cache: 24 to 48 bytes for each id.
+
+    Raises:
+        OSError: the disk has no room.
+        CheckpointError: a file of the save is damaged.
+    """
+    for table in manifest.tables:
+        write_index(folder, manifest, table.key)
+
+
+def write_index(folder: Path, manifest: Manifest, key: str) -> None:
+    """Writes the index of one table: what is seen under its name is complete."""
+    made = folder / f".index-{uuid.uuid4().hex}"
+    numbers = {file.path: number for number, file in enumerate(row_files(manifest, key))}
+    files = manifest.files_of(key, REMOVED, ROWS)
+    try:
+        writer = IndexWriter(str(made), sum(file.rows for file in files), manifest.id)
+        for file in files:
+            with TensorReader(folder / file.path) as reader:
+                for begin in range(0, file.rows, _PIECE):
+                    ids = reader.read("ids", begin, min(begin + _PIECE, file.rows)).numpy()
+                    if file.role == ROWS:
+                        writer.add(ids, numbers[file.path], begin)
+                    else:
+                        writer.remove(ids)
+        writer.finish()
+        os.rename(made, index_path(folder, key))
+    except BaseException:
+        made.unlink(missing_ok=True)
+        raise
+
+
+def ensure_index(folder: Path, manifest: Manifest, key: str) -> Path:
+    """The index of a table, which is made now when the save has none.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    path = index_path(folder, key)
+    if not path.exists():
+        try:
+            write_index(folder, manifest, key)
+        except OSError as error:
+            raise CheckpointError(
+                f"{path}: the save has no index of table {key!r}, and none can be written: {error}; make one with "
+                "rec_sdk_torch.serving.index.write_indexes where the folder may be written to"
+            ) from error
+    return path

@@ -1,0 +1,207 @@
+"""Read-only tables of a save, mapped into memory, that follow the saves that come."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import overload
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from .. import _engine
+from ..checkpoint.errors import CheckpointError
+from ..checkpoint.folders import chain_of, latest_save
+from ..checkpoint.manifest import Manifest
+from ..checkpoint.tensors import DTYPES, TensorReader
+from ..warn import warn
+from .index import ensure_index, row_files
+
+Array = npt.NDArray[np.generic]
+
+
+@dataclass(frozen=True, eq=False)
+class _Moment:
+    """What one chain of saves has of the table."""
+
+    save: Path
+    id: str
+    table: _engine.ServedTable
+    rows: int
+    dim: int
+    dtype: torch.dtype
+
+
+class TableReader:
+    """Looks up weights of one table in the saves of a folder.
+
+    Opening maps files into memory, whatever their size; their pages come when they are read, and processes share them.
+    A lookup sees one moment: the latest save that `refresh` found, with all deltas before it. Threads may share a
+    reader.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], table: str, *, default: float = 0.0, follow: float | None = None
+    ) -> None:
+        """
+        Args:
+            path: what `Saver.save` was given, or one of its saves, which is then the only one.
+            table: its name, or its key in the manifest where several tables have the name.
+            default: every element of the row of an id that the saves do not have.
+            follow: looks for later saves every so many seconds, in a thread; None leaves that to `refresh`.
+
+        Raises:
+            CheckpointError: there is no save, no such table, or files are missing or damaged.
+            ValueError: `follow` is not positive.
+        """
+        if follow is not None and not follow > 0:
+            raise ValueError(f"follow is {follow}, expected seconds, more than 0, or None")
+        self._path, self._name, self._default = Path(path), table, float(default)
+        self._refreshing = threading.Lock()
+        self._ended = threading.Event()
+        self._moment = self._open(latest_save(self._path))
+        self._thread: threading.Thread | None = None
+        if follow is not None:
+            self._thread = threading.Thread(target=self._follow, args=(follow,), daemon=True)
+            self._thread.start()
+
+    def _open(self, save: Path) -> _Moment:
+        chain = chain_of(save)
+        saves = []
+        for folder, manifest in reversed(chain):
+            key = self._key(folder, manifest)
+            files = []
+            for file in row_files(manifest, key):
+                with TensorReader(folder / file.path) as reader:
+                    start, spec = reader.starts.get("weight"), reader.specs.get("weight")
+                    if start is None or spec is None or spec.shape[0] != file.rows:
+                        raise CheckpointError(f"{folder / file.path}: damaged, it has no weights of {file.rows} rows")
+                    files.append((str(folder / file.path), start, file.rows))
+            saves.append((str(ensure_index(folder, manifest, key)), manifest.id, files))
+        last = chain[-1][1]
+        about = last.table(self._key(*chain[-1]))
+        dtype = DTYPES[about.weight_dtype]
+        try:
+            table = _engine.ServedTable(saves, about.embedding_dim * dtype.itemsize)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(str(error)) from error
+        return _Moment(save, last.id, table, about.rows, about.embedding_dim, dtype)
+
+    def _key(self, folder: Path, manifest: Manifest) -> str:
+        keys = [table.key for table in manifest.tables]
+        if self._name in keys:
+            return self._name
+        found = [table.key for table in manifest.tables if table.name == self._name]
+        if len(found) != 1:
+            raise CheckpointError(f"{folder}: no table {self._name!r}, only {keys}")
+        return found[0]
+
+    # ---- following
+
+    def refresh(self) -> bool:
+        """Goes on to the latest save, when there is a later one; whether there was.
+
+        Lookups go on meanwhile, of the moment before.
+
+        Raises:
+            CheckpointError: the save, or one that it follows, is missing or damaged; the reader stays where it was.
+        """
+        with self._refreshing:
+            save = latest_save(self._path)
+            if save == self._moment.save:
+                return False
+            self._moment = self._open(save)
+            return True
+
+    def _follow(self, seconds: float) -> None:
+        told = ""
+        while not self._ended.wait(seconds):
+            try:
+                self.refresh()
+                told = ""
+            except (CheckpointError, OSError) as error:
+                if str(error) != told:
+                    warn(f"table {self._name!r} stays at {self._moment.save}: {error}")
+                told = str(error)
+
+    def close(self) -> None:
+        """Ends the thread that follows. The files are let go with the reader."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def __enter__(self) -> TableReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- what is there
+
+    @property
+    def save(self) -> Path:
+        """The save that lookups see."""
+        return self._moment.save
+
+    @property
+    def embedding_dim(self) -> int:
+        return self._moment.dim
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        return self._moment.dtype
+
+    def __len__(self) -> int:
+        """Rows of the table when it was saved."""
+        return self._moment.rows
+
+    # ---- looking up
+
+    @overload
+    def lookup(self, ids: torch.Tensor) -> torch.Tensor: ...
+    @overload
+    def lookup(self, ids: Array) -> Array: ...
+    def lookup(self, ids: torch.Tensor | Array) -> torch.Tensor | Array:
+        """Weights of `ids`, `[..., D]`; of those that the saves do not have, the default.
+
+        Args:
+            ids: integers of any shape; a tensor, on the host, or an array.
+
+        Returns:
+            of the same kind, in the table's data type; an array of a bfloat16 table is float32.
+
+        Raises:
+            TypeError: ids that are no integers, or on a device.
+            CheckpointError: a damaged index.
+        """
+        return self.find(ids)[0]
+
+    @overload
+    def find(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
+    @overload
+    def find(self, ids: Array) -> tuple[Array, Array]: ...
+    def find(self, ids: torch.Tensor | Array) -> tuple[torch.Tensor, torch.Tensor] | tuple[Array, Array]:
+        """What `lookup` gives, and which of the ids are rows: bool, of their shape."""
+        moment = self._moment
+        wanted = ids.numpy() if isinstance(ids, torch.Tensor) and ids.device.type == "cpu" else ids
+        if not isinstance(wanted, np.ndarray) or wanted.dtype.kind not in "iu":
+            kind = f"{ids.dtype} on {ids.device}" if isinstance(ids, torch.Tensor) else getattr(ids, "dtype", type(ids))
+            raise TypeError(f"ids are {kind}, expected integers: a tensor on the host, or a numpy array")
+        missing = torch.full((moment.dim,), self._default, dtype=moment.dtype)
+        rows = torch.empty((wanted.size, moment.dim), dtype=moment.dtype)
+        flat = np.ascontiguousarray(wanted, np.int64).reshape(-1)
+        try:
+            known = moment.table.lookup(flat, missing.view(torch.uint8).numpy(), rows.view(torch.uint8).numpy())
+        except ValueError as error:
+            raise CheckpointError(str(error)) from error
+        rows, known = rows.reshape(*wanted.shape, moment.dim), known.reshape(wanted.shape)
+        if isinstance(ids, torch.Tensor):
+            return rows, torch.from_numpy(known)
+        return (rows.float() if moment.dtype == torch.bfloat16 else rows).numpy(), known

@@ -1,0 +1,113 @@
+"""Exported modules and files against the live collection in evaluation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+import rec_sdk_torch as rst
+from rec_sdk_torch import export
+
+KEYS = ["f0", "f1", "f2"]
+
+
+def collection(pooled: bool, dim: int = 8) -> Any:
+    ours: Any = rst.EmbCacheEmbeddingBagConfig if pooled else rst.EmbCacheEmbeddingConfig
+    stock: Any = EmbeddingBagConfig if pooled else EmbeddingConfig
+    more = {"pooling": PoolingType.MEAN} if pooled else {}
+    tables = [
+        ours(name="t0", num_embeddings=100, embedding_dim=dim, feature_names=["f0"]),
+        ours(name="t1", num_embeddings=100, embedding_dim=dim, feature_names=["f1"], **more),
+        stock(name="t2", num_embeddings=50, embedding_dim=dim, feature_names=["f2"]),
+    ]
+    cls: Any = rst.EmbCacheEmbeddingBagCollection if pooled else rst.EmbCacheEmbeddingCollection
+    result = cls(tables, cache=40, seed=1)
+    rst.apply_optimizer_in_backward(torch.optim.Adagrad, result.parameters(), {"lr": 0.1})
+    return result
+
+
+def batch(seed: int) -> KeyedJaggedTensor:
+    rng = np.random.default_rng(seed)
+    lengths = torch.from_numpy(rng.integers(0, 4, 15))
+    ends = [0, *lengths.view(3, 5).sum(1).cumsum(0).tolist()]
+    ids = rng.integers(0, 50, ends[-1])
+    ids[: ends[2]] = (ids[: ends[2]] - 25) * (2**40 + 1)
+    return KeyedJaggedTensor(["f0", "f1", "f2"], torch.from_numpy(ids), lengths=lengths)
+
+
+def values(output: Any) -> torch.Tensor:
+    if isinstance(output, dict):
+        return torch.cat([output[key].values() for key in KEYS])
+    return torch.cat([output[key] for key in KEYS], dim=1)
+
+
+def trained(pooled: bool) -> Any:
+    tables = collection(pooled)
+    for seed in range(8):
+        values(tables(batch(seed))).square().sum().backward()
+    return tables.eval()
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+def test_torchrec_collections_give_the_live_outputs(pooled: bool) -> None:
+    tables = trained(pooled)
+    exported = export.to_torchrec(tables)
+    for seed in range(8):
+        assert torch.equal(values(exported(batch(seed))), values(tables(batch(seed))))
+    unknown = KeyedJaggedTensor(KEYS, torch.tensor([7, 10**15, 3]), lengths=torch.tensor([1, 1, 1]))
+    result = values(exported(unknown)).reshape(3, 8)
+    assert result[:2].abs().sum() == 0
+    assert torch.equal(result[2], values(tables(unknown)).reshape(3, 8)[2])
+
+
+def test_embedding_bags_give_the_live_outputs() -> None:
+    tables = trained(True)
+    id_map, bags = export.to_embedding_bags(tables)
+    features = batch(3)
+    rows, live = id_map(features), tables(features)
+    for table, key in zip(("t0", "t1", "t2"), KEYS, strict=True):
+        part = rows[key]
+        assert torch.equal(bags[table](part.values(), part.offsets()), live[key])
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+@pytest.mark.parametrize("dtype", [torch.qint8, torch.quint4x2])
+def test_quantized_outputs_are_bounded(pooled: bool, dtype: torch.dtype) -> None:
+    tables = trained(pooled)
+    exported = export.to_torchrec(tables)
+    small = export.quantized(exported, dtype)
+    weights = torch.cat(list(exported.collection.state_dict().values()))
+    step = float((weights.amax(1) - weights.amin(1)).max()) / (255 if dtype == torch.qint8 else 15)
+    longest = 3 if pooled else 1
+    for seed in range(4):
+        error = (values(small(batch(seed))) - values(tables(batch(seed)))).abs().max()
+        assert 0 < error <= longest * step
+    assert not hasattr(exported.collection, "qconfig")
+    with pytest.raises(ValueError, match="allowed are"):
+        export.quantized(exported, torch.float16)
+
+
+def test_arrays_and_safetensors(tmp_path: Path) -> None:
+    tables = trained(True)
+    arrays = export.to_arrays(tables)
+    files = export.to_safetensors(tables, tmp_path)
+    state = tables.state_dict()
+    assert [file.name for file in files] == [f"t{i}.safetensors" for i in range(3)]
+    for file in files:
+        ids, weight = arrays[file.stem]
+        saved = load_file(file)
+        assert np.array_equal(saved["ids"].numpy(), ids)
+        assert np.array_equal(saved["weight"].numpy(), weight)
+        assert torch.equal(state[f"embedding_bags.{file.stem}.weight"], saved["weight"])
+    assert torch.equal(state["embedding_bags.t0.ids"], torch.from_numpy(arrays["t0"][0]))
+    with pytest.raises(FileExistsError, match=r"t0\.safetensors"):
+        export.to_safetensors(tables, tmp_path)
+    with pytest.raises(TypeError, match="no tables to export"):
+        export.to_arrays(torch.nn.Linear(1, 1))  # type: ignore[arg-type]
