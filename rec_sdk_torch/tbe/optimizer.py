@@ -151,6 +151,15 @@ _IRRELEVANT = {"foreach", "fused"}
 """How torch would execute the same update."""
 
 
+_DEFAULTS: dict[str, Options] = {}
+"""Defaults in place of the torch class's, by family."""
+
+
+def use_defaults(family: str, **options: Any) -> None:
+    """Sets defaults of a family's optimizers from now on, in place of torch's; without options these are back."""
+    _DEFAULTS[family] = options
+
+
 def class_name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
@@ -199,7 +208,7 @@ def check_window(where: str, use_accumulate: object, accumulate_step: object) ->
 
 def _checked_options(where: str, spec: OptimizerSpec, given: Mapping[str, Any]) -> dict[str, Any]:
     """The options of an update, defaults filled in; raises on what it cannot honour."""
-    options = dict(spec.options)
+    options = {**spec.options, **_DEFAULTS.get(spec.family, {})}
     for name, value in given.items():
         if name in options:
             options[name] = value
