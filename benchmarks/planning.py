@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rec_sdk_torch._engine import Announcement, Engine, Initializer, TableSpec, begin
+from rec_sdk_torch._engine import Announcement, Engine, Initializer, Life, TableSpec, begin
 
 from .ids import Distribution, Int64Array
 from .machine import free_memory, resident_memory
@@ -21,8 +21,10 @@ BYTES_PER_ROW = 64
 """What an engine with every row resident is allowed for, beside the record; only to refuse what cannot fit."""
 
 
-def make_engine(rows: int, slots: int, hashed: bool = True, expected: int = 0, policy: str = "lru") -> Engine:
-    """One table of D = 1, with the records of a 16-byte row; `expected` ids, or `rows`."""
+def make_engine(
+    rows: int, slots: int, hashed: bool = True, expected: int = 0, policy: str = "lru", threshold: int = 0
+) -> Engine:
+    """One table of D = 1, with the records of a 16-byte row; `expected` ids, or `rows`, admitted at `threshold`."""
     table = TableSpec(
         name="t",
         hashed=hashed,
@@ -33,6 +35,8 @@ def make_engine(rows: int, slots: int, hashed: bool = True, expected: int = 0, p
         seed=0,
         state_init=[],
         bounds_check="fatal",
+        columns=["count"] if threshold else [],
+        life=Life(admits=True, threshold=threshold) if threshold else None,
     )
     return Engine([table], 1, 0, [], [0], [], [], policy)
 
@@ -171,6 +175,39 @@ def _changes(options: PlanOptions) -> list[dict[str, Any]]:
     return results
 
 
+def run_admission(options: PlanOptions) -> list[dict[str, Any]]:
+    """Plans with admission on and off, in turn: of rows that are all there, and with new ids in a tenth of lookups."""
+    rng = np.random.default_rng(options.seed)
+    results = []
+    for name, fresh in (("hits", 0), ("a tenth of lookups new", options.batch // 10)):
+        off, on = (Planner(make_engine(options.rows, 2 * options.rows, threshold=threshold)) for threshold in (0, 2))
+        for planner in (off, on, on):
+            planner.fill(options.rows, options.batch)
+        without, with_admission = Samples(), Samples()
+        with no_collection():
+            for number in range(options.rounds):
+                ids = Distribution(1.05).draw(rng, options.rows, options.batch)
+                ids[:fresh] = np.arange(fresh) * 0x9E3779B1 + options.rows * (number + 2)
+                order = [(off, without), (on, with_admission)]
+                for planner, samples in order if number % 2 else reversed(order):
+                    samples.seconds.append(planner.plan(ids))
+        results.append(
+            {
+                "case": f"admission, {name}",
+                "what": "admission",
+                "kind": "hash",
+                "rows": options.rows,
+                "alpha": 1.05,
+                "threads": 1,
+                "ids_per_second": options.batch / with_admission.median,
+                "time": with_admission.summary(),
+                "without": without.summary(),
+                "ratio": with_admission.median / without.median,
+            }
+        )
+    return results
+
+
 def large_table_problem(rows: int) -> str | None:
     """Why a table of `rows` cannot be planned for here; None if it can."""
     need, free = rows * BYTES_PER_ROW, free_memory()
@@ -192,3 +229,9 @@ def run_plans(options: PlanOptions, report: Callable[[str], None]) -> list[dict[
         else:
             results += _hits(options, options.large_rows, True, skewed)
     return results + _changes(options)
+
+
+if __name__ == "__main__":  # python -m benchmarks.planning: what admission costs
+    torch.set_num_threads(1)
+    for case in run_admission(PlanOptions(batch=65536, rows=1_000_000, large_rows=0, rounds=41, seed=1)):
+        print(f"{case['case']}: {case['ratio']:.2f} of the time without")

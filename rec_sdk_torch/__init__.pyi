@@ -20,6 +20,9 @@ from .optim.accumulate import AccumulateAdagrad as AccumulateAdagrad
 from .optim.accumulate import AccumulateAdam as AccumulateAdam
 from .optim.accumulate import AccumulateSGD as AccumulateSGD
 from .optim.in_backward import apply_optimizer_in_backward as apply_optimizer_in_backward
+from .sparse.jagged_tensor_with_timestamp import JaggedTensorWithTimestamp as JaggedTensorWithTimestamp
+from .sparse.jagged_tensor_with_timestamp import KeyedJaggedTensorWithTimestamp as KeyedJaggedTensorWithTimestamp
+from .sparse.jagged_tensor_with_timestamp import with_click_labels as with_click_labels
 from .tbe import BoundsCheckMode as BoundsCheckMode
 from .tbe import CacheTooSmallError as CacheTooSmallError
 from .tbe import CapacityError as CapacityError
@@ -27,6 +30,7 @@ from .tbe import InitializerType as InitializerType
 from .tbe import Pooling as Pooling
 from .tbe import TableBatchedEmbedding as TableBatchedEmbedding
 from .tbe import TableConfig as TableConfig
+from .tbe import TableLife as TableLife
 from .tbe import TableOptimizer as TableOptimizer
 
 __version__: str

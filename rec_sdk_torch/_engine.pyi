@@ -50,6 +50,23 @@ class Initializer:
 
     def __init__(self, kind: str, minimum: float, maximum: float, mean: float, stddev: float) -> None: ...
 
+class Life:
+    """When an id of a hash table gets a row, and when it loses it; docs/life.md. 0 turns a rule off."""
+
+    def __init__(
+        self,
+        *,
+        admits: bool = False,
+        threshold: float = 0.0,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        decay: float = 1.0,
+        evict_share: float = 0.0,
+        evict_age: int = 0,
+        evict_idle: int = 0,
+        max_rows: int = 0,
+    ) -> None: ...
+
 class TableSpec:
     """One table. A hash table takes any int64 as id; in an index table the id is the row."""
 
@@ -66,10 +83,14 @@ class TableSpec:
         state_init: Sequence[float],
         bounds_check: str,
         columns: Sequence[str] = [],
+        life: Life | None = None,
     ) -> None:
         """slots: rows in the device cache. capacity: most ids of a hash table, 0 = unlimited.
 
-        columns: what is kept of each row beside its record: "count", "last_use", "version", "score".
+        columns: what is kept of each row beside its record: "count", "last_use", "version", "score",
+        "clicks", "timestamp".
+
+        life: a table that admits ids has one more slot, behind those for rows: lookups of ids without a row read it.
 
         state_init: the initial value of each state block. bounds_check, for index tables: "fatal" (IndexError), or
         "warning", "ignore", "none" (such ids become 0; under "warning" they are reported by take_bounds_warnings).
@@ -111,6 +132,10 @@ class Plan:
     @property
     def rows_in(self) -> int:
         """I."""
+
+    @property
+    def segment_lookups(self) -> int:
+        """Lookups that read a row; the others are behind these in segment order."""
 
     @property
     def window_out(self) -> int:
@@ -216,13 +241,17 @@ class Engine:
         joined: bool = False,
         arena: _Bytes | None = None,
         announced: Announcement | None = None,
+        shows: _Int32 | None = None,
+        clicks: _Int32 | None = None,
+        timestamps: _Int64 | None = None,
     ) -> Plan:
         """Plans a batch and pins its slots. Waits for no copy.
 
         values: [*] ids of all keys. offsets: [K*B + 1]. feature_keys: [F] which key each feature reads. weighted: the
         lookups of bags have weights. joined: the features of a sequence have one gradient, one after another. arena:
         memory for the plan's arrays, of arena_bytes() at least, which it keeps; None for memory of its own. announced:
-        what announce() gave for the batch, which then no longer counts; after an exception it still does.
+        what announce() gave for the batch, which then no longer counts; after an exception it still does. shows,
+        clicks, timestamps: of each of `values`, for tables that admit or evict ids; shows is 1 each if None.
         Raises CacheTooSmallError, CapacityError, IndexError (ids out of range), MemoryError, TypeError, ValueError.
         """
 
@@ -374,9 +403,10 @@ class Engine:
     def write_rows(self, table: int, rows: _Int64, records: _Bytes) -> None:
         """Stores host records. Resident rows must be written to the cache as well."""
 
-    def remove(self, table: int, ids: _Int64) -> int:
+    def remove(self, table: int, ids: _Int64, candidates: bool = True) -> int:
         """Takes ids out of a hash table, or makes rows of an index table initial; how many it knew.
 
+        candidates: what was counted of them before they had a row is forgotten as well.
         RuntimeError, with nothing removed, while batches in flight use one of the rows, or one has a sum of the
         window; IndexError for ids that an index table lacks.
         """
@@ -387,11 +417,42 @@ class Engine:
     def initial_records(self, table: int, ids: _Int64, records: _Bytes) -> None:
         """Fills the [n] records that the ids start from. Needs nothing applied or landed."""
 
+    # ---- the life of ids; write, candidates, set and evict need all plans applied and all rows landed
+
+    def evicts(self, intervals: Sequence[int]) -> bool:
+        """Whether end_step would look for ids that leave. Plans that have not begun do not count."""
+
+    def end_step(self, intervals: Sequence[int]) -> int:
+        """A training step has ended; how many ids left: every intervals[t] steps (0: never) by the table's rules, and
+        those beyond its bound. RuntimeError if evicts() and not all plans are applied and all rows landed.
+        """
+
+    def evict(self, table: int) -> int:
+        """Takes out ids by the table's rules now. Rows in flight or in the window stay."""
+
+    def read_columns(self, table: int, rows: _Int64) -> dict[str, npt.NDArray[Any]]:
+        """What is kept of rows [n], of: count, last_use, clicks, timestamp (int64 [n]), score (float64 [n])."""
+
+    def write_columns(self, table: int, rows: _Int64, columns: dict[str, npt.NDArray[Any]]) -> None:
+        """Sets these. KeyError for a column that is not kept, ValueError for a wrong length or range."""
+
+    def candidates(self, table: int) -> tuple[_Int64, dict[str, npt.NDArray[Any]]]:
+        """Ids [n], ascending, that were seen and have no row, and columns [n] as of rows."""
+
+    def set_candidates(self, table: int, ids: _Int64, columns: dict[str, npt.NDArray[Any]]) -> None:
+        """These and no others. KeyError and ValueError as write_columns; ValueError for a table without admission."""
+
+    def clock(self, table: int) -> tuple[int, int, int]:
+        """(batches planned, steps ended, latest timestamp)."""
+
+    def set_clock(self, table: int, batches: int, steps: int, timestamp: int) -> None: ...
+
     # ---- reports
 
     def stats(self, table: int | None = None) -> dict[str, int]:
         """Of a table, or of all: batches, lookups, unique_rows, unique_misses, new_rows, rows_in, rows_out, bytes_in,
-        bytes_out, bounds_errors, and largest_batch (the most unique rows that a batch had of one table).
+        bytes_out, bounds_errors, largest_batch (the most unique rows that a batch had of one table), admitted (ids that
+        got a row where not all do), not_admitted_lookups, and evicted (ids).
         """
 
     def pinned(self, table: int | None = None) -> int:
@@ -399,7 +460,7 @@ class Engine:
 
     def reset_stats(self) -> None: ...
     def memory(self, table: int | None = None) -> dict[str, int]:
-        """Of a table, or of all: id_map_bytes, store_bytes (committed), rows."""
+        """Of a table, or of all: id_map_bytes, store_bytes (committed), rows, candidates, candidate_bytes."""
 
     def set_memory_limit(self, bytes: int) -> None:
         """Caps what the host stores may commit, below what the machine and its cgroup have free."""

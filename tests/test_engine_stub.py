@@ -31,6 +31,7 @@ def result(function: Function) -> str:
     for alias, dtype in ALIASES.items():
         text = re.sub(rf"\b{alias}\b", f"numpy.typing.NDArray[numpy.{dtype}]", text)
     text = text.replace("rec_sdk_torch._engine.", "")
+    text = text.replace("dict[str, npt.NDArray[Any]]", "dict")  # pybind11 does not know more
     return re.sub(r"^tuple\[.*", "tuple", text)  # pybind11 does not know what is in some of them
 
 

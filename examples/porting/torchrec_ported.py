@@ -99,6 +99,7 @@ def main() -> None:
     first, last = (float(torch.stack(part).mean()) for part in (losses[:10], losses[-10:]))
     if dist.get_rank() == 0:
         print(f"{device.type}: loss {first:.4f} at first, {last:.4f} at last")
+    dist.barrier()  # neither closes its sockets before the other is through
     dist.destroy_process_group()
 
 

@@ -51,7 +51,7 @@ class HomeTables(CachedCollection):
     def __init__(self, origin: CachedCollection, placements: list[Placement], exchange: Exchange) -> None:
         """
         Raises:
-            NotImplementedError: an index table with an `init_fn`.
+            NotImplementedError: an index table with an `init_fn`; a table that counts how often ids are seen.
         """
         source, world_size = origin._embedding, exchange.world_size
         for table in source.tables:
@@ -59,6 +59,11 @@ class HomeTables(CachedCollection):
                 raise NotImplementedError(
                     f"table {table.name!r}: init_fn fills a whole index table, of which a rank has a part: give it "
                     "weight_init_min and weight_init_max, or load its weights once it is sharded"
+                )
+            if table.life is not None and set(table.life.columns()) - {"last_use"}:
+                raise NotImplementedError(
+                    f"table {table.name!r}: of admission and eviction, sharded tables have evict_idle_steps alone so "
+                    "far: ranks send each id once, without how often they saw it. Turn the other rules off"
                 )
         pairs = list(zip(source.tables, placements, strict=True))
         hint = source.batch_hint

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from ..backends.devices import parse_device
+from ..sparse.jagged_tensor_with_timestamp import with_click_labels
 from ..tbe.look_ahead import MAX_DEPTH
 from ..tbe.transfers import current
 from .prefetch import Started, check_depth, find_collections, iterate, only_features
@@ -101,15 +103,26 @@ class _TrainPipeline(Generic[In]):
 
     def _start(self, batch: In) -> tuple[_Coming, Started | None]:
         """Starts a batch's copy to the device, and its plans."""
+        self._label(batch, batch)
         started = Started(self._collections, self._features(batch)) if self._depth else None
         if self._module is None:
             return _Coming(batch, None), started
         with current(self._copies):
             copied = batch.to(self._device, non_blocking=True)  # type: ignore[attr-defined]
             event = self._module.current_stream(self._device).record_event()
+        self._label(copied, batch)
         if started is not None:
             started.also(self._features(copied))
         return _Coming(copied, event), started
+
+    def _label(self, batch: In, original: In) -> None:
+        """Hands `click_labels` of a batch, where it has such, to tables that score ids by clicks."""
+        labels = getattr(original, "click_labels", None)
+        if isinstance(labels, torch.Tensor):
+            given = self._features(batch)
+            for features in [given] if isinstance(given, KeyedJaggedTensor) else given.values():
+                if labels.numel() == features.stride():  # they may be labels of something else
+                    with_click_labels(features, labels)
 
     def _arrived(self, coming: _Coming) -> Any:
         if self._module is not None:
@@ -151,7 +164,8 @@ class EmbCacheTrainPipelineSparseDist(_TrainPipeline[In]):
             cpu_device: the host's.
             npu_device: where the model is: any device.
             return_loss: `progress` gives `(output, losses)` in place of the output.
-            evict_step_interval: None; eviction of ids is not there yet.
+            evict_step_interval: training steps between evictions of ids, of all tables that evict some; None: as their
+                configs say.
             execute_all_batches: False ends when the data does, and leaves the `depth` batches that were read ahead.
             apply_jit, context_type, pipeline_postproc: Rec SDK's; anything but the default raises.
             custom_model_fwd: in place of the model's forward: batch -> (losses, output).
@@ -163,16 +177,16 @@ class EmbCacheTrainPipelineSparseDist(_TrainPipeline[In]):
         Raises:
             ValueError: the model has no collection, or it lives on another device; `depth` is out of range; an option
                 that only Rec SDK has.
-            NotImplementedError: `evict_step_interval`.
         """
         if torch.device(cpu_device).type != "cpu":
             raise ValueError(f"cpu_device is {cpu_device!r}, expected the host: torch.device('cpu')")
-        if evict_step_interval is not None:
-            raise NotImplementedError("evict_step_interval: eviction of ids is not supported yet, leave it None")
         _refuse(apply_jit=apply_jit, pipeline_postproc=pipeline_postproc)
         if context_type is not None:
             raise ValueError("context_type is not supported: this pipeline has no contexts, leave it None")
         super().__init__(model, optimizer, npu_device, return_loss, execute_all_batches, depth, features)
+        if evict_step_interval is not None:
+            for collection in self._collections.values():
+                collection.set_evict_step_interval(evict_step_interval)
         self._forward = custom_model_fwd or self._forward
         self._zero_grad = custom_model_zero_grad or self._zero_grad
         self._backward = custom_model_bwd or self._backward

@@ -17,9 +17,11 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from ..eager import check_batch
 from ..optim.fused import EmbCacheFusedOptimizer
+from ..sparse.jagged_tensor_with_timestamp import clicks_of, timestamps_of
 from ..tbe import TableBatchedEmbedding, TableOptimizer
 from ..tbe.batch import Batch, Int64Array
 from ..tbe.guard import Scaler
+from ..tbe.life import Seen
 from ..tbe.look_ahead import Prefetched
 from ..tbe.optimizer import spec_for
 from ..tbe.state import TablesModule, load_tables
@@ -56,6 +58,9 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
         look_for_tables()
         handles = {table.name: TableHandle(embedding, table, embedding_optimizer_cls) for table in embedding.tables}
         self.add_module(self._handles_name, module_dict(handles))
+        lives = [table.life for table in embedding.tables if table.life is not None]
+        self._needs_clicks = any("clicks" in life.columns() for life in lives)
+        self._needs_timestamps = any("timestamp" in life.columns() for life in lives)
         self._seen_keys: list[str] | None = None
         self._feature_keys: Int64Array = np.empty(0, np.int64)
         self._table_optimizers: dict[str, TableOptimizer] = {}
@@ -142,7 +147,15 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
         if self.training and torch.is_grad_enabled():
             self._sync_optimizers()
         source, values, keys = features, features.values(), self._feature_keys
-        return features, self._embedding.steps.ahead.batch(source, values, offsets, features.stride(), keys, weights)
+        batch = self._embedding.steps.ahead.batch
+        return features, batch(source, values, offsets, features.stride(), keys, weights, seen=self._seen(features))
+
+    def _seen(self, features: KeyedJaggedTensor) -> Seen | None:
+        """What the tables need to know of the ids of a training batch to admit and evict them."""
+        if not self.training or not torch.is_grad_enabled():
+            return None
+        clicks = clicks_of(features) if self._needs_clicks else None
+        return Seen(None, clicks, timestamps_of(features) if self._needs_timestamps else None)
 
     def _checked(self, features: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, torch.Tensor]:
         """`features` and their offsets."""
@@ -174,7 +187,13 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
         """
         features, offsets = self._checked(features)
         prefetched = Prefetched(
-            features.values(), offsets, features.stride(), self._feature_keys, self._is_weighted, source=features
+            features.values(),
+            offsets,
+            features.stride(),
+            self._feature_keys,
+            self._is_weighted,
+            source=features,
+            seen=self._seen(features),
         )
         self._embedding.steps.ahead.add(prefetched)
         return prefetched
@@ -195,6 +214,15 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
             raise ValueError(f"the batch lacks features {missing} that tables {tables} need; it has {keys}")
         self._feature_keys = np.array([place[name] for name in self._feature_names], np.int64)
         self._seen_keys = list(keys)
+
+    def set_evict_step_interval(self, steps: int | None) -> None:
+        """Training steps between evictions of ids, see `TableBatchedEmbedding.set_evict_step_interval`."""
+        self._embedding.set_evict_step_interval(steps)
+
+    def evict(self, table: str) -> int:
+        """Takes out the ids of a table that its rules choose now, see `TableView.evict`."""
+        self._sync_optimizers()
+        return self._embedding.view(table).evict()
 
     # ---- inspection
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, unique
+from typing import Any
 
 import torch
 from torchrec.modules.embedding_configs import (
@@ -19,7 +20,7 @@ from torchrec.modules.embedding_configs import (
     data_type_to_dtype,
 )
 
-from ..tbe import InitializerType, Pooling, TableConfig
+from ..tbe import InitializerType, Pooling, TableConfig, TableLife
 from ..tbe.table import InitFn, as_int
 
 # `@` joins a shared feature's name with its table's.
@@ -51,10 +52,10 @@ def _check_float(owner: str, name: str, value: object, low: float = -math.inf, h
 
 @dataclass
 class ShowClickParams:
-    """Score of a feature: `alpha * show + beta * click`, decayed by `score_decay`.
+    """Score of a feature: `alpha * show + beta * click`, decayed by `score_decay`; see docs/life.md.
 
     An id is admitted from a score of `admit_threshold` on (0: every id is), and the share `evict_percentage` with the
-    lowest scores leaves (0: none does).
+    lowest decayed scores leaves (0: none does).
 
     Raises:
         TypeError: a field that is not a number.
@@ -88,11 +89,14 @@ class AdmitAndEvictConfig:
         evict_step_interval: steps between evictions. Without eviction it means nothing.
         showclick_params: of POLICY_SHOWCLICK, which reads neither threshold.
         policy_type: which of the two rules.
+        evict_idle_steps: evicts an id that none of so many batches, the latest ones, had; 0: off.
+        max_rows: ids beyond so many leave, those with the smallest count (POLICY_COUNT) or score; 0: off.
+        max_bytes: the same for the bytes of the rows; 0: off.
 
     Raises:
         TypeError: a field of the wrong type.
-        ValueError: `admit_threshold` below -1, a negative `evict_threshold` or `evict_step_interval`, a
-            `not_admitted_default_value` that is not finite.
+        ValueError: `admit_threshold` below -1, another number that is negative, a `not_admitted_default_value` that is
+            not finite.
     """
 
     admit_threshold: int | None = -1
@@ -101,11 +105,21 @@ class AdmitAndEvictConfig:
     evict_step_interval: int | None = 0
     showclick_params: ShowClickParams = field(default_factory=ShowClickParams)
     policy_type: AdmitAndEvictPolicyType = AdmitAndEvictPolicyType.POLICY_COUNT
+    evict_idle_steps: int | None = field(default=0, kw_only=True)
+    max_rows: int | None = field(default=0, kw_only=True)
+    max_bytes: int | None = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
         """Checks the fields."""
         owner = "AdmitAndEvictConfig"
-        for name, low in (("admit_threshold", -1), ("evict_threshold", 0), ("evict_step_interval", 0)):
+        for name, low in (
+            ("admit_threshold", -1),
+            ("evict_threshold", 0),
+            ("evict_step_interval", 0),
+            ("evict_idle_steps", 0),
+            ("max_rows", 0),
+            ("max_bytes", 0),
+        ):
             value = getattr(self, name)
             if value is not None:
                 _check_int(owner, name, value, low)
@@ -124,6 +138,8 @@ class AdmitAndEvictConfig:
 
     def is_feature_evict_enabled(self) -> bool:
         """Whether ids leave their table."""
+        if self.evict_idle_steps or self.max_rows or self.max_bytes:
+            return True
         if self.policy_type is AdmitAndEvictPolicyType.POLICY_SHOWCLICK:
             return self.showclick_params.evict_percentage > 0
         return self.evict_threshold not in (None, 0)
@@ -131,6 +147,31 @@ class AdmitAndEvictConfig:
     def is_feature_filter_enabled(self) -> bool:
         """Whether either is on."""
         return self.is_feature_admit_enabled() or self.is_feature_evict_enabled()
+
+    def table_life(self) -> TableLife | None:
+        """The rules as the table-batched embedding takes them; None where all are off."""
+        if not self.is_feature_filter_enabled():
+            return None
+        common: dict[str, Any] = {
+            "default_value": float(self.not_admitted_default_value or 0.0),
+            "evict_step_interval": self.evict_step_interval or 0,
+            "evict_idle_steps": self.evict_idle_steps or 0,
+            "max_rows": self.max_rows or 0,
+            "max_bytes": self.max_bytes or 0,
+        }
+        admits = self.is_feature_admit_enabled()
+        if self.policy_type is AdmitAndEvictPolicyType.POLICY_COUNT:
+            threshold = float(self.admit_threshold or 0) if admits else None
+            return TableLife(admit_threshold=threshold, evict_age=self.evict_threshold or 0, **common)
+        params = self.showclick_params
+        return TableLife(
+            admit_threshold=float(params.admit_threshold) if admits else None,
+            alpha=float(params.alpha),
+            beta=float(params.beta),
+            evict_share=float(params.evict_percentage),
+            score_decay=float(params.score_decay),
+            **common,
+        )
 
 
 @dataclass
@@ -205,8 +246,6 @@ def feature_names(config: BaseEmbeddingConfig) -> list[str]:
 def _check_not_yet(admission: AdmitAndEvictConfig | None, is_incremental: bool, name: str) -> None:
     if not isinstance(admission, (AdmitAndEvictConfig, type(None))):
         raise TypeError(f"table {name!r}: admit_and_evict_config is {admission!r}, expected AdmitAndEvictConfig")
-    if admission is not None and admission.is_feature_filter_enabled():
-        raise NotImplementedError(f"table {name!r}: admission and eviction of features are not supported yet")
     if is_incremental:
         raise NotImplementedError(f"table {name!r}: incremental saves are not supported yet")
 
@@ -224,8 +263,10 @@ def table_config(config: BaseEmbeddingConfig, *, capacity: bool = False) -> Tabl
     hashed = isinstance(config, _HashTableFields)
     name = config.name
     initializer, mean, stddev = InitializerType.UNIFORM, 0.0, 0.05
+    life: TableLife | None = None
     if isinstance(config, _HashTableFields):
         _check_not_yet(config.admit_and_evict_config, config.is_incremental, name)
+        life = config.admit_and_evict_config.table_life() if config.admit_and_evict_config else None
         initializer = config.initializer_type
         mean, stddev = config.weight_init_mean, config.weight_init_stddev
         if not isinstance(initializer, InitializerType):
@@ -254,6 +295,7 @@ def table_config(config: BaseEmbeddingConfig, *, capacity: bool = False) -> Tabl
         init_mean=mean,
         init_stddev=stddev,
         init_fn=_init_fn(config),
+        life=life,
     )
 
 

@@ -3,6 +3,7 @@
 from .._engine import CacheTooSmallError, CapacityError
 from .cache_size import BatchHint, CacheOption
 from .embedding import TableBatchedEmbedding
+from .life import TableLife
 from .optimizer import SPECS, OptimizerSpec, StateSpec, TableOptimizer
 from .table import BoundsCheckMode, InitializerType, Pooling, TableConfig
 
@@ -19,5 +20,6 @@ __all__ = [
     "StateSpec",
     "TableBatchedEmbedding",
     "TableConfig",
+    "TableLife",
     "TableOptimizer",
 ]

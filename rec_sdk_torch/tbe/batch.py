@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from .life import NOTHING_SEEN, Seen, SeenArrays
+
 Int64Array = npt.NDArray[np.int64]
 IntArray = npt.NDArray[np.signedinteger[Any]]
 """int32 or int64."""
@@ -39,6 +41,7 @@ class Batch:
         copied: the ids came from a device and were copied back for planning.
         weighted: there are per-sample weights, or there will be when the batch is looked up.
         joined: the rows of all features of a sequence group are one output, and have one gradient.
+        seen: what is known of the lookups beside their ids.
     """
 
     values: IntArray
@@ -49,6 +52,7 @@ class Batch:
     copied: bool = False
     weighted: bool = False
     joined: bool = False
+    seen: SeenArrays = NOTHING_SEEN
 
     @classmethod
     def from_tensors(
@@ -60,6 +64,7 @@ class Batch:
         weights: torch.Tensor | None = None,
         weighted: bool | None = None,
         joined: bool = False,
+        seen: Seen | None = None,
     ) -> Batch:
         """A batch of tensors, copied to the host where they are not there yet.
 
@@ -76,12 +81,13 @@ class Batch:
         arrays = _host_array("ids", values), _host_array("offsets", offsets)
         copied = values.device.type != "cpu"
         weighted = weights is not None if weighted is None else weighted
-        return cls(*arrays, batch_size, feature_keys, weights, copied, weighted, joined)
+        known = NOTHING_SEEN if seen is None else seen.arrays(len(arrays[0]))
+        return cls(*arrays, batch_size, feature_keys, weights, copied, weighted, joined, known)
 
     def same_plan(self, other: Batch) -> bool:
         """Whether one plan serves both."""
         mine, its = ((batch.batch_size, batch.weighted, batch.joined) for batch in (self, other))
-        if mine != its:
+        if mine != its or not self.seen.same(other.seen):
             return False
         pairs = [(self.offsets, other.offsets), (self.feature_keys, other.feature_keys), (self.values, other.values)]
         return all(_same_memory(a, b) or np.array_equal(a, b) for a, b in pairs)

@@ -18,6 +18,7 @@ from .batch import Batch, Int64Array
 from .cache_size import BatchHint, CacheOption, cache_slots, check_cache_option, check_host_memory, warn_of_one_row
 from .group import Group, Member, drawn, record_layout
 from .guard import GradientGuard, Scaler
+from .life import Seen
 from .look_ahead import LookAhead, Prefetched
 from .lookup import BatchLookup, fused_lookup
 from .monitor import Inspected
@@ -103,6 +104,7 @@ class TableBatchedEmbedding(Inspected, TablesModule):
         self.steps.guard = GradientGuard(check_finite)
         self._width = sum(self.feature_dims) if self.pooled else 0
         self._keys = np.arange(self.num_features, dtype=np.int64)
+        self._evict_step_interval: int | None = None
         self._anchor = self._make_anchor()
 
     def _make_anchor(self) -> torch.Tensor:
@@ -205,7 +207,21 @@ class TableBatchedEmbedding(Inspected, TablesModule):
             members = [Member(self.tables[i], self._features[i], slots[i], self.optimizers[i]) for i in indices]
             own = [columns[f] for member in members for f in member.features] if self.pooled else []
             groups.append(Group(members, own, self.device, self.seed, self.bounds_check, self.cache_policy, serial))
+            groups[-1].set_evict_step_interval(self._evict_step_interval)
         return groups
+
+    def set_evict_step_interval(self, steps: int | None) -> None:
+        """Training steps between evictions of ids, of all tables that evict some; None: what their configs say.
+
+        Raises:
+            ValueError: less than one.
+        """
+        if steps is not None and steps < 1:
+            raise ValueError(f"evict_step_interval is {steps}, must be 1 or more, or None")
+        with self.exclusive():
+            self._evict_step_interval = steps
+            for group in self._groups or []:
+                group.set_evict_step_interval(steps)
 
     def window_open(self) -> bool:
         """Whether an accumulation window has begun and not ended."""
@@ -292,7 +308,14 @@ class TableBatchedEmbedding(Inspected, TablesModule):
     # ---- batches that will come
 
     def prefetch(
-        self, indices: torch.Tensor, offsets: torch.Tensor, per_sample_weights: torch.Tensor | None = None
+        self,
+        indices: torch.Tensor,
+        offsets: torch.Tensor,
+        per_sample_weights: torch.Tensor | None = None,
+        *,
+        shows: torch.Tensor | None = None,
+        clicks: torch.Tensor | None = None,
+        timestamps: torch.Tensor | None = None,
     ) -> Prefetched:
         """Plans the batch of a training forward to come, and starts to bring its rows in; in another thread.
 
@@ -304,7 +327,8 @@ class TableBatchedEmbedding(Inspected, TablesModule):
         """
         batch_size = self._batch_size(offsets)
         weighted = per_sample_weights is not None
-        prefetched = Prefetched(indices, offsets, batch_size, self._keys, weighted, offsets, not self.pooled)
+        seen = Seen(shows, clicks, timestamps)
+        prefetched = Prefetched(indices, offsets, batch_size, self._keys, weighted, offsets, not self.pooled, seen)
         self.steps.ahead.add(prefetched)
         return prefetched
 
@@ -334,7 +358,14 @@ class TableBatchedEmbedding(Inspected, TablesModule):
 
     @eager
     def forward(
-        self, indices: torch.Tensor, offsets: torch.Tensor, per_sample_weights: torch.Tensor | None = None
+        self,
+        indices: torch.Tensor,
+        offsets: torch.Tensor,
+        per_sample_weights: torch.Tensor | None = None,
+        *,
+        shows: torch.Tensor | None = None,
+        clicks: torch.Tensor | None = None,
+        timestamps: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Looks up a batch, features in table order.
 
@@ -342,6 +373,8 @@ class TableBatchedEmbedding(Inspected, TablesModule):
             indices: ids, int32 or int64 `[n]`, feature-major.
             offsets: int32 or int64 `[F * B + 1]`.
             per_sample_weights: float32 `[n]`, pooled tables only.
+            shows, clicks, timestamps: of each id, integers `[n]`, for tables whose ids are admitted or evicted by
+                them: how often it was seen (None: once), how often clicked, when, in seconds.
 
         Returns:
             float32 `[B, sum of the features' dims]`, or `[n, D]` for sequence tables, which must then be of
@@ -350,7 +383,8 @@ class TableBatchedEmbedding(Inspected, TablesModule):
         check_batch(indices)
         size = self._batch_size(offsets)
         arrays = offsets, indices, offsets
-        batch = self.steps.ahead.batch(*arrays, size, self._keys, per_sample_weights, not self.pooled)
+        seen = Seen(shows, clicks, timestamps)
+        batch = self.steps.ahead.batch(*arrays, size, self._keys, per_sample_weights, not self.pooled, seen)
         if self.pooled:
             return self.lookup_pooled(batch)
         outputs = self._lookup(batch, None)
@@ -447,6 +481,7 @@ class TableBatchedEmbedding(Inspected, TablesModule):
             cache_policy=self.cache_policy,
         )
         twin.steps.guard.scaler = self.steps.guard.scaler
+        twin._evict_step_interval = self._evict_step_interval
         memo[id(self)] = twin
         twin.training = self.training
         with self.exclusive():

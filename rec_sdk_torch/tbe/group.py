@@ -15,6 +15,7 @@ from ..ops import ops, parallel_runner, update_rows
 from ..warn import warn
 from .batch import Batch, Int64Array
 from .ledger import Ledger, Run
+from .life import TableLife
 from .optimizer import TableOptimizer
 from .plan import Plan, PlanArrays
 from .record import RecordLayout
@@ -45,6 +46,11 @@ class Member:
     slots: int
     optimizer: TableOptimizer | None
 
+    @property
+    def cache_slots(self) -> int:
+        """With that of the default row, which is behind the others."""
+        return self.slots + int(self.config.life is not None and self.config.life.admits)
+
 
 def record_layout(config: TableConfig, optimizer: TableOptimizer | None) -> RecordLayout:
     """The record of a row of `config`, with the states of `optimizer`."""
@@ -57,7 +63,7 @@ def _table_spec(member: Member, seed: int, bounds_check: BoundsCheckMode) -> _en
     config = member.config
     low, high = config.init_range
     initializer = _engine.Initializer(config.initializer_type.value, low, high, config.init_mean, config.init_stddev)
-    optimizer = member.optimizer
+    optimizer, life = member.optimizer, config.life
     return _engine.TableSpec(
         name=config.name,
         hashed=config.hashed,
@@ -68,7 +74,8 @@ def _table_spec(member: Member, seed: int, bounds_check: BoundsCheckMode) -> _en
         seed=seed,
         state_init=optimizer.spec.state_init(optimizer.options) if optimizer else [],
         bounds_check=bounds_check.value,
-        columns=["version"] if config.track_changes else [],
+        columns=[*(["version"] if config.track_changes else []), *(life.columns() if life else [])],
+        life=life.of_engine(record_layout(config, optimizer).bytes) if life else None,
     )
 
 
@@ -108,6 +115,7 @@ class Group:
         accumulate_step: backward passes of the accumulation window.
         optimizers: of the members, each once.
         engine: the rows' directory and store.
+        intervals: steps between evictions of each member's ids; 0 for none.
         swap: brings rows to the cache.
         window: gradients that wait; None where each backward pass updates.
         chunk: rows that pass through one staging buffer when whole tables are read, written or looked up.
@@ -149,14 +157,18 @@ class Group:
         self._optimizer_of_table = [ranks[id(optimizer)] for optimizer in optimizers]
         self._may_warn = bounds_check is BoundsCheckMode.WARNING and not all(m.config.hashed for m in members)
         self._with_init_fn = [i for i, m in enumerate(members) if m.config.hashed and m.config.init_fn is not None]
+        lives = [member.config.life or TableLife() for member in members]
+        self.intervals = [life.evict_step_interval for life in lives]
+        self._evicting = any(member.config.life is not None for member in members)
         self.chunk = max(1024, CHUNK_BYTES // self.layout.bytes)
         # Buffers are made outside of inference mode, whose tensors could not be changed by a later step.
         with torch.inference_mode(False):
             self._allocate(backend_for(device), columns, means)
 
     def _allocate(self, backend: Backend, columns: Sequence[int], means: Sequence[bool]) -> None:
-        slots = sum(member.slots for member in self.members)
+        slots = sum(member.cache_slots for member in self.members)
         cache = backend.allocate_cache(slots, self.layout.bytes, self._device)
+        self._fill_default_rows(cache)
         self._columns = torch.tensor(list(columns), dtype=torch.int64, device=self._device)
         self._means = torch.tensor(list(means), dtype=torch.bool, device=self._device)
         self._transfers = Transfers(self._device, backend)
@@ -167,6 +179,14 @@ class Group:
         sums = self.window.sums if self.window else None
         fill_new = self.run_init_fns if self._with_init_fn else None
         self.swap = Swap(self.engine, cache, self.layout.weight(cache), sums, self._transfers, fill_new)
+
+    def _fill_default_rows(self, cache: torch.Tensor) -> None:
+        """What ids without a row read."""
+        end = 0
+        for member in self.members:
+            end += member.cache_slots
+            if member.config.life is not None and member.cache_slots > member.slots:
+                self.layout.weight(cache)[end - 1].fill_(member.config.life.default_value)
 
     # ---- a training batch
 
@@ -279,7 +299,7 @@ class Group:
         """
         self._transfers.follow()
         window = self.window
-        rows = self._graded(plan.arrays, grads, weights)
+        rows = self._graded(plan, grads, weights)
         if rows is not None:
             present, slots, tables, segments = rows
             if window is not None:
@@ -298,17 +318,21 @@ class Group:
             )
 
     def _graded(
-        self, arrays: PlanArrays, grads: Sequence[torch.Tensor | None], weights: torch.Tensor | None
+        self, plan: Plan, grads: Sequence[torch.Tensor | None], weights: torch.Tensor | None
     ) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor, Segments] | None:
         """(gradients, unique_slots, table_offsets, segments) of the rows that have a gradient; None for no row."""
+        arrays = plan.arrays
         present = [grad for grad in grads if grad is not None]
         if not present or not arrays.unique_slots.shape[0]:
             return None
         if len(present) < len(grads):
             return self._with_gradient(arrays, grads)
         scale = self._scale(arrays, weights)
-        segments = (arrays.segment_offsets, arrays.grad_row, arrays.grad_source, arrays.grad_column, scale)
-        return present, arrays.unique_slots, arrays.table_offsets, segments
+        of_lookups: Segments = (arrays.grad_row, arrays.grad_source, arrays.grad_column, scale)
+        count = plan.host.segment_lookups
+        if count < len(arrays.grad_row):  # without the lookups of ids that have no row
+            of_lookups = tuple(None if array is None else array[:count] for array in of_lookups)
+        return present, arrays.unique_slots, arrays.table_offsets, (arrays.segment_offsets, *of_lookups)
 
     @staticmethod
     def _with_gradient(
@@ -367,6 +391,22 @@ class Group:
         layout = self.layout
         settings = (coefficients, self._kernel, layout.dim, layout.weight_dtype)
         run(update_rows, cache, grads, slots, tables, *segments, *settings)
+
+    def set_evict_step_interval(self, steps: int | None) -> None:
+        """Of all members that evict ids at intervals; None: what their configs say."""
+        configured = [member.config.life.evict_step_interval if member.config.life else 0 for member in self.members]
+        self.intervals = configured if steps is None else [steps] * len(self.members)
+
+    def evicts(self) -> bool:
+        """Whether ids leave when the step that goes on ends: no plan may be made then."""
+        return self._evicting and self.engine.evicts(self.intervals)
+
+    def end_step(self, ledger: Ledger) -> None:
+        """A training step has ended, and its pins: ids leave whose time has come."""
+        if self._evicting:
+            if not ledger.has((self, "end")) and self.engine.evicts(self.intervals):
+                self.swap.settle()
+            ledger.run((self, "end"), self.engine.end_step, self.intervals)
 
     # ---- reading
 

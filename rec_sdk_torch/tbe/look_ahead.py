@@ -15,6 +15,7 @@ import torch
 from .._engine import Announcement, CacheTooSmallError
 from ..warn import warn
 from .batch import Batch, Int64Array
+from .life import Seen
 from .plan import Plan
 from .transfers import in_thread, when_written
 from .worker import Worker
@@ -54,6 +55,7 @@ class Prefetched:
         weighted: bool,
         source: object = None,
         joined: bool = False,
+        seen: Seen | None = None,
     ) -> None:
         """
         Args:
@@ -61,9 +63,11 @@ class Prefetched:
             weighted: there will be per-sample weights.
             source: what the batch comes as.
             joined: as of `Batch`.
+            seen: what is known of the lookups beside their ids.
         """
+        self._seen = seen or Seen()
         self._tensors = values, offsets
-        self._versions = _version(values), _version(offsets)
+        self._versions = self._versions_now()
         self._shape = batch_size, keys, weighted, joined
         self._copying = when_written(values)
         self._known: list[tuple[object, torch.Tensor]] = [(source, values)]
@@ -83,7 +87,7 @@ class Prefetched:
         if self._batch is None:
             batch_size, keys, weighted, joined = self._shape
             with self._copying():
-                self._batch = Batch.from_tensors(*self._tensors, batch_size, keys, None, weighted, joined)
+                self._batch = Batch.from_tensors(*self._tensors, batch_size, keys, None, weighted, joined, self._seen)
         return self._batch
 
     def stands_for(self, source: object, values: torch.Tensor) -> bool:
@@ -104,7 +108,10 @@ class Prefetched:
             return False
 
     def _unchanged(self) -> bool:
-        return tuple(map(_version, self._tensors)) == self._versions
+        return self._versions_now() == self._versions
+
+    def _versions_now(self) -> tuple[int, ...]:
+        return tuple(_version(tensor) for tensor in (*self._tensors, *self._seen) if tensor is not None)
 
 
 class LookAhead:
@@ -137,6 +144,7 @@ class LookAhead:
         keys: Int64Array,
         weights: torch.Tensor | None,
         joined: bool = False,
+        seen: Seen | None = None,
     ) -> Batch:
         """`Batch.from_tensors`; ids on a device that were prefetched from `source` are on the host already."""
         if values.device.type != "cpu":
@@ -144,7 +152,8 @@ class LookAhead:
             if prefetched is not None:
                 known = prefetched.batch
                 values, offsets = torch.from_numpy(known.values), torch.from_numpy(known.offsets)
-        return Batch.from_tensors(values, offsets, batch_size, keys, weights, joined=joined)
+                seen = Seen(*(None if array is None else torch.from_numpy(array) for array in known.seen))
+        return Batch.from_tensors(values, offsets, batch_size, keys, weights, joined=joined, seen=seen)
 
     # ---- plans
 

@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 from .. import _engine
 from ..eager import eager
 from .group import Group
+from .ledger import Ledger
 from .plan import Plan
 from .steps import Steps
 
@@ -74,9 +75,9 @@ class BatchLookup:
         for_rows = None if admitted is None else self._by_group(admitted)
         self.steps.catch_up()
         with self.steps.launch:
-            if not self.steps.ends_window(self.groups):
+            if not self.steps.ends_window(self.groups) and not any(group.evicts() for group in self.groups):
                 return self._backward(of_groups, for_rows, weights, wanted)
-        with self.steps.alone():  # rows of the window must not move meanwhile
+        with self.steps.alone():  # rows must not move meanwhile, nor plans have rows that leave
             return self._backward(of_groups, for_rows, weights, wanted)
 
     def _tables(self, meant: Sequence[bool]) -> list[str]:
@@ -114,6 +115,12 @@ class BatchLookup:
             return [[next(rest) for _ in lengths] for lengths in self.lengths]
         shared = len(of_outputs) < len(self.groups)
         return [list(of_outputs)] * len(self.groups) if shared else [[one] for one in of_outputs]
+
+    def end(self, ledger: Ledger) -> None:
+        """The step is done, and ids may leave their tables."""
+        self.release()
+        for group in self.groups:
+            group.end_step(ledger)
 
     def release(self) -> None:
         for plan in self.plans:

@@ -152,18 +152,22 @@ COUNTERS = (
     "bounds_errors",
     "largest_batch",
     "pinned_rows",
+    "admitted",
+    "not_admitted_lookups",
+    "evicted",
 )
 
 
 def memory_report(groups: Sequence[Group], table: str | None) -> dict[str, int]:
     """See `TableBatchedEmbedding.memory_report`."""
-    report = dict.fromkeys(("device", "host", "index"), 0)
+    report = dict.fromkeys(("device", "host", "index", "candidates"), 0)
     for group, place in _places(groups, table):
         members = group.members if place is None else [group.members[place]]
         memory = group.engine.memory(place)
-        report["device"] += sum(member.slots for member in members) * group.slot_bytes()
+        report["device"] += sum(member.cache_slots for member in members) * group.slot_bytes()
         report["host"] += memory["store_bytes"]
         report["index"] += memory["id_map_bytes"]
+        report["candidates"] += memory["candidate_bytes"]
     if table is None:
         report["staging"] = sum(group.swap.staging_bytes() for group in groups)
     return report
@@ -191,9 +195,11 @@ class Inspected:
 
         `batches`, `lookups`, `unique_rows`, `unique_misses`, `new_rows`, `rows_in`, `rows_out`, `bytes_in`,
         `bytes_out`, `bounds_errors`, `largest_batch` (the most distinct rows that a batch had of one table) and, now,
-        `pinned_rows` (which batches in flight hold in the cache). Without `table` also `copied_batches` (batches whose
-        ids came from a device), `depth_reached` (the most batches planned ahead at once), and two times of the host in
-        microseconds: `plan_us`, planning in any thread, and `wait_us`, what training forwards spent on plans and swaps.
+        `pinned_rows` (which batches in flight hold in the cache). Of tables that admit or evict ids: `admitted` (ids
+        that got a row), `not_admitted_lookups` (which read the default value), `evicted` (ids that left by a rule).
+        Without `table` also `copied_batches` (batches whose ids came from a device), `depth_reached` (the most batches
+        planned ahead at once), and two times of the host in microseconds: `plan_us`, planning in any thread, and
+        `wait_us`, what training forwards spent on plans and swaps.
 
         Raises:
             KeyError: no table has this name.
@@ -210,7 +216,8 @@ class Inspected:
         """Bytes of the whole embedding, or of one table; zeros before the first use.
 
         `device`: the cache, and the sums of an accumulation window. `host`: rows in the host store, as far as memory is
-        committed. `index`: the maps from ids to rows. `staging`, without `table`: plans and rows on their way now.
+        committed. `index`: the maps from ids to rows. `candidates`: what is counted of ids that are not admitted.
+        `staging`, without `table`: plans and rows on their way now.
 
         Raises:
             KeyError: no table has this name.

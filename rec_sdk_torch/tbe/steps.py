@@ -72,7 +72,22 @@ class Update:
         for optimizer, step in self._numbers:
             optimizer.step = step
         self._steps.windows = {length: count % length for length, count in self._windows.items()}
-        self.call.release()
+        self.call.end(self._ledger)
+
+
+class Skip:
+    """The end of a backward pass that updates nothing."""
+
+    def __init__(self, call: BatchLookup) -> None:
+        self._call = call
+        self._ledger = Ledger()
+
+    @property
+    def begun(self) -> bool:
+        return not self._ledger.empty()
+
+    def run(self) -> None:
+        self._call.end(self._ledger)
 
 
 class Steps:
@@ -163,7 +178,7 @@ class Steps:
     def skip(self, call: BatchLookup) -> None:
         """Ends `call` without an update: no row, step or window changes."""
         self._watched.discard(call)
-        call.release()
+        self.do(Skip(call))
 
     def update(
         self,

@@ -114,10 +114,10 @@ class Swap:
         arguments = (batch.values, batch.offsets, keys, batch.batch_size, batch.weighted, batch.joined)
         if self.transfers.pinned:
             staging = self.transfers.staging(1, self.engine.arena_bytes(*arguments))[0]
-            host = self.engine.plan(*arguments, staging.numpy(), announced)
+            host = self.engine.plan(*arguments, staging.numpy(), announced, *batch.seen)
             staged = self._send_arrays(staging[: host.arena.nbytes], host)
         else:
-            host = self.engine.plan(*arguments, announced=announced)
+            host = self.engine.plan(*arguments, None, announced, *batch.seen)
             arrays = PlanArrays.on_host(host)
             staged = _Staged(arrays, Arrival((), arrays.slots))
         if host.rows_in:

@@ -8,8 +8,12 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, unique
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from .life import TableLife
 
 MAX_DIM = 4096
 MAX_NAME_LENGTH = 100
@@ -94,6 +98,7 @@ class TableConfig:
             means -/+ sqrt(1 / num_embeddings).
         init_fn: fills initial weights in place instead: an index table's whole `[num_embeddings, D]`, or a
             hash table's blocks of new rows `[n, D]` in order of arrival.
+        life: which ids get a row, and when they lose it; hash tables. None: all do, and keep it.
         track_changes: rows know when they changed last, for `TableView.chunks(since=)`; 8 bytes per row.
     """
 
@@ -112,6 +117,7 @@ class TableConfig:
     init_stddev: float = 0.05
     init_fn: InitFn | None = None
     track_changes: bool = False
+    life: TableLife | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
@@ -132,6 +138,8 @@ class TableConfig:
             object.__setattr__(self, field, value)  # an int, also where NumPy's was given
         if self.weight_dtype not in WEIGHT_DTYPES:
             raise ValueError(f"table {self.name!r}: data type {self.weight_dtype}, allowed are {WEIGHT_DTYPES}")
+        if self.life is not None and self.life.any() and not self.hashed:
+            raise ValueError(f"table {self.name!r}: only a hash table admits or evicts ids")
         self._check_initializer()
 
     def _check_initializer(self) -> None:

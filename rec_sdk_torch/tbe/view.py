@@ -171,6 +171,96 @@ class TableView:
             group, table = self._open()
             return group.engine.remove(table, wanted)
 
+    # ---- the life of ids: docs/life.md
+
+    def row_columns(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What the table counts of the rows of `ids`, int64 `[n]`, all of which it knows; empty without a `TableLife`.
+
+        Those that its rules need of `count`, `last_use` (of the clock `batches`, modulo 2^32), `clicks` and
+        `timestamp`, int64 `[n]`, and `score`, float64 `[n]`.
+
+        Raises:
+            KeyError: an id has no row.
+        """
+        with self._embedding.exclusive():
+            group, table = self._open()
+            columns = group.engine.read_columns(table, self._rows_of(group, table, ids))
+        return {name: torch.from_numpy(values) for name, values in columns.items()}
+
+    def write_row_columns(self, ids: torch.Tensor, columns: Mapping[str, torch.Tensor]) -> None:
+        """Sets what `row_columns` reads; columns that are not given stay.
+
+        Raises:
+            KeyError: an id has no row, or the table keeps no such column; nothing was set.
+            ValueError: another number of values than of ids, or one out of range.
+        """
+        with self._embedding.exclusive():
+            group, table = self._open()
+            group.engine.write_columns(table, self._rows_of(group, table, ids), _numpy(columns))
+
+    def candidates(self) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Ids that were seen and not admitted, int64 `[n]` ascending, and what is counted of each, int64 `[n]`.
+
+        `count`, `last_use`, and `clicks` and `timestamp` where the table's rules need them.
+        """
+        with self._embedding.exclusive():
+            group, table = self._open()
+            ids, columns = group.engine.candidates(table)
+        return torch.from_numpy(ids), {name: torch.from_numpy(values) for name, values in columns.items()}
+
+    def set_candidates(self, ids: torch.Tensor, columns: Mapping[str, torch.Tensor]) -> None:
+        """The table has these candidates and no others; columns that are not given are 0.
+
+        Raises:
+            KeyError, ValueError: columns that cannot be; a table that admits every id; nothing was set.
+        """
+        with self._embedding.exclusive():
+            group, table = self._open()
+            group.engine.set_candidates(table, ids.cpu().numpy(), _numpy(columns))
+
+    def clocks(self) -> dict[str, int]:
+        """What the rules go by: training `batches`, `steps` (backward passes), and the latest `timestamp`."""
+        with self._embedding.exclusive():
+            group, table = self._open()
+            return dict(zip(CLOCKS, group.engine.clock(table), strict=True))
+
+    def set_clocks(self, clocks: Mapping[str, int]) -> None:
+        """Sets what `clocks` reads; what is not given stays.
+
+        Raises:
+            KeyError: a name that is none of a clock.
+        """
+        unknown = sorted(set(clocks) - set(CLOCKS))
+        if unknown:
+            raise KeyError(f"table {self.config.name!r} has no clocks {unknown}, only {list(CLOCKS)}")
+        with self._embedding.exclusive():
+            group, table = self._open()
+            now = dict(zip(CLOCKS, group.engine.clock(table), strict=True)) | dict(clocks)
+            group.engine.set_clock(table, *(now[name] for name in CLOCKS))
+
+    def evict(self) -> int:
+        """Takes out the ids that the table's rules choose now; how many had rows.
+
+        Rows that batches in flight use, or whose gradients wait for the end of a window, stay for the next time.
+        """
+        with self._embedding.exclusive():
+            group, table = self._open()
+            return group.engine.evict(table)
+
+    def _rows_of(self, group: Group, table: int, ids: torch.Tensor) -> Int64Array:
+        rows = group.engine.find_rows(table, ids.cpu().numpy())[0]
+        if (rows < 0).any():
+            missing = ids.cpu().numpy()[rows < 0]
+            raise KeyError(f"table {self.config.name!r}: {len(missing)} ids have no row (such as {missing[0]})")
+        return rows
+
+
+CLOCKS = ("batches", "steps", "timestamp")
+
+
+def _numpy(columns: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    return {name: values.cpu().numpy() for name, values in columns.items()}
+
 
 @dataclass(frozen=True, eq=False)
 class Content:
@@ -222,7 +312,7 @@ class Load:
         self._contents = contents
         self._numbers = numbers
         self._drop_windows = drop_windows
-        self._staying: list[dict[str, torch.Tensor] | None] = []
+        self._staying: list[_Staying | None] = []
         self.begun = False
 
     def run(self) -> None:
@@ -250,7 +340,7 @@ class Load:
             self.begun = True
         except BaseException:
             for group, table, ids in () if self.begun else added:
-                group.engine.remove(table, ids)
+                group.engine.remove(table, ids, candidates=False)
             raise
 
 
@@ -261,8 +351,17 @@ def _ids_of(content: Content) -> Int64Array:
     return ids
 
 
-def _staying(content: Content) -> dict[str, torch.Tensor] | None:
-    """All parts of the rows that a table is to have, where it has others too; None where it has no others.
+@dataclass(frozen=True, eq=False)
+class _Staying:
+    """Of the rows that a table is to have, all parts, and what is counted of them; candidates."""
+
+    parts: dict[str, torch.Tensor]
+    columns: dict[str, np.ndarray]
+    candidates: tuple[Int64Array, dict[str, np.ndarray]]
+
+
+def _staying(content: Content) -> _Staying | None:
+    """What stays of a table that has other rows too; None where it has no others.
 
     Raises:
         RuntimeError: batches in flight use rows of the table.
@@ -276,17 +375,21 @@ def _staying(content: Content) -> dict[str, torch.Tensor] | None:
             f"table {content.view.config.name!r} cannot get other ids while batches are in flight: run their backward, "
             "or drop the outputs of their forward"
         )
-    return content.view.read(torch.from_numpy(ids)).parts
+    columns = group.engine.read_columns(table, group.engine.find_rows(table, ids)[0])
+    parts = content.view.read(torch.from_numpy(ids)).parts
+    return _Staying(parts, columns, group.engine.candidates(table))
 
 
-def _write(content: Content, staying: Mapping[str, torch.Tensor] | None) -> None:
+def _write(content: Content, staying: _Staying | None) -> None:
     """May be done again from the start."""
     group, table = content.view._open()
     ids = _ids_of(content)
-    parts = {**(staying or {}), **content.parts}
+    parts = {**(staying.parts if staying else {}), **content.parts}
     if staying is not None:  # begun anew, rows have the order of the ids, as in the table that was saved
         group.engine.clear_table(table)
-        group.engine.insert(table, ids)
+        rows, _ = group.engine.insert(table, ids)
+        group.engine.write_columns(table, rows, staying.columns)
+        group.engine.set_candidates(table, *staying.candidates)
     places = content.view._places(list(parts))
     _set_parts(group, table, ids, {places[name]: part.detach() for name, part in parts.items()})
     others = group.engine.others(table, ids) if content.initial else np.empty(0, np.int64)
@@ -363,3 +466,14 @@ def move_rows(old: Sequence[Group], new: Sequence[Group]) -> None:
                 rows, _ = target.engine.insert(place, chosen)
                 target.engine.reserve_rows(place, rows)
                 _set_parts(target, place, chosen, {part: _part(source, part)(records) for part in parts})
+            if member.config.life is not None:
+                _move_life(source, table, target, place)
+
+
+def _move_life(source: Group, table: int, target: Group, place: int) -> None:
+    """Copies what is counted of the ids of a table."""
+    target.engine.set_clock(place, *source.engine.clock(table))
+    ids = source.engine.table_rows(table)[0]
+    rows, _ = target.engine.insert(place, ids)
+    target.engine.write_columns(place, rows, source.engine.read_columns(table, source.engine.find_rows(table, ids)[0]))
+    target.engine.set_candidates(place, *source.engine.candidates(table))

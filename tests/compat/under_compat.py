@@ -29,6 +29,9 @@ NAMES = {
         "EmbCacheEmbeddingCollectionSharder EmbCacheEmbeddingBagCollectionSharder"
     ),
     "torchrec_embcache.distributed.train_pipeline": "EmbCacheTrainPipelineSparseDist",
+    "torchrec_embcache.sparse.jagged_tensor_with_timestamp": (
+        "JaggedTensorWithTimestamp KeyedJaggedTensorWithTimestamp"
+    ),
     "hybrid_torchrec": "HashEmbeddingBagCollection HashEmbeddingBagConfig",
     "hybrid_torchrec.distributed.sharding_plan": "get_default_hybrid_sharders",
     "hybrid_torchrec.distributed.hybrid_train_pipeline": "HybridTrainPipelineSparseDist",

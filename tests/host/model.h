@@ -29,10 +29,14 @@ struct ModelTable {
   int64_t used = 0, row_bound = 0;             // slots and rows ever handed out
   std::vector<int64_t> free_rows, free_slots;  // those that came back, the next one to take last
   std::map<int64_t, float> weights;            // id -> first weight, where it differs from the initial one
+  std::map<int64_t, int64_t> seen;             // id -> lookups, of ids without a row
 
   int32_t default_slot() const { return static_cast<int32_t>(first_slot + spec.slots); }
-  bool refused(int64_t id) const {  // by a filter that always says the same
-    return spec.admission != nullptr && rows.count(id) == 0 && !spec.admission->admit(id);
+  // Counted before, with all lookups of the batch.
+  bool refused(int64_t id) const {
+    if (!spec.life.admits || rows.count(id) != 0) return false;
+    const auto counted = seen.find(id);
+    return counted == seen.end() || static_cast<double>(counted->second) < spec.life.threshold;
   }
   void add(int64_t id) {
     if (rows.count(id) == 0) rows[id] = spec.hashed ? take(&free_rows, &row_bound) : id;
@@ -43,6 +47,7 @@ struct ModelTable {
     return static_cast<int32_t>(take(&free_slots, &used) + (again ? 0 : first_slot));
   }
   bool remove(int64_t id) {
+    seen.erase(id);
     const auto row = rows.find(id);
     if (row == rows.end()) return false;
     if (spec.hashed) free_rows.push_back(row->second);
@@ -164,7 +169,12 @@ class Model {
 
   Outcome add_ids(const TestBatch& batch, int32_t t, ModelTable* table) const {
     lookups(batch, t, [&](int64_t, int64_t, int64_t id, int64_t) {
-      if (!table->refused(clean(t, id))) table->add(clean(t, id));
+      if (table->spec.life.admits && table->rows.count(id) == 0) ++table->seen[id];
+    });
+    lookups(batch, t, [&](int64_t, int64_t, int64_t id, int64_t) {
+      if (table->refused(clean(t, id))) return;
+      table->add(clean(t, id));
+      table->seen.erase(id);
     });
     const bool full = table->spec.hashed && table->spec.capacity > 0 &&
                       static_cast<int64_t>(table->rows.size()) > table->spec.capacity;

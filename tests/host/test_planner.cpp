@@ -30,11 +30,6 @@ std::vector<int64_t> all_rows(int64_t count) {
 
 constexpr float kDefaultWeight = 77;
 
-class EveryFourthRefused final : public AdmissionFilter {
- public:
-  bool admit(int64_t id) noexcept override { return id % 4 != 1; }
-};
-
 TableSpec table_spec(const std::string& name, bool hashed, int64_t rows, int64_t slots, int64_t capacity,
                      BoundsCheck bounds) {
   return {name, hashed, rows, slots, capacity, Initializer("uniform", -1, 1, 0, 1), 5, {0.5f}, bounds};
@@ -54,7 +49,9 @@ GroupSpec group_spec(bool pooled, bool mean, BoundsCheck bounds) {
 GroupSpec with_defaults(GroupSpec spec) {
   for (TableSpec& table : spec.tables) {
     table.default_row = true;  // of an index table too, which has no use for it
-    if (table.hashed) table.admission = std::make_shared<EveryFourthRefused>();
+    if (!table.hashed) continue;
+    table.life.admits = true;
+    table.life.threshold = 3;
   }
   return spec;
 }
@@ -146,8 +143,7 @@ class Trainer {
   }
 
   float expected_weight(int32_t t, int64_t id) {
-    if (model.tables[t].spec.admission != nullptr && model.tables[t].rows.count(id) == 0)
-      return kDefaultWeight;
+    if (model.tables[t].spec.life.admits && model.tables[t].rows.count(id) == 0) return kDefaultWeight;
     const auto& written = model.tables[t].weights;
     const auto found = written.find(id);
     if (found != written.end()) return found->second;

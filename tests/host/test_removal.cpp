@@ -5,15 +5,13 @@
 #include <set>
 #include <stdexcept>
 
-#include "tests/host/model.h"
+#include "tests/host/loop.h"
 #include "tests/host/threads.h"
 #include "torch_npu_ext/host/errors.h"
 #include "torch_npu_ext/host/number_pool.h"
 
 namespace rec_sdk {
 namespace {
-
-constexpr int64_t kDim = 4;
 
 // Numbers against a stack; a group of take() undone in reverse order leaves no trace.
 void pool_of_numbers() {
@@ -64,96 +62,6 @@ void pool_of_numbers() {
   CHECK(again == std::set<uint32_t>(undone.begin(), undone.end()));
   for (const uint32_t number : kept) CHECK(again.count(number) == 0);
 }
-
-GroupSpec one_table(bool hashed, int64_t slots, int64_t capacity, ColumnSet columns = {}) {
-  TableSpec table{
-      "t", hashed, 40, slots, capacity, Initializer("uniform", -1, 1, 0, 1), 5, {}, BoundsCheck::kFatal};
-  table.columns = columns;
-  return {{table}, make_record_layout(kDim, DType::kFloat32, nullptr, 0), {{0, 0, false}}, false, "lru"};
-}
-
-// One table, its device cache, and what every id's record must be.
-class Loop {
- public:
-  Loop(const GroupSpec& spec, uint64_t seed)
-      : random(seed),
-        engine(std::make_shared<Engine>(spec)),
-        model(spec.tables[0], 0),
-        cache_(static_cast<size_t>(spec.tables[0].slots), 0.0f) {}
-
-  std::unique_ptr<Plan> plan(const std::vector<int64_t>& ids) {
-    TestBatch batch;
-    batch.values = ids;
-    batch.batch_size = 1;
-    batch.offsets.push_back(static_cast<int64_t>(ids.size()));
-    batch.keys = {0};
-    return engine->plan(batch.input());
-  }
-
-  // Swaps, checks every lookup's weight, and trains.
-  void run(const std::vector<int64_t>& ids, const Plan& plan) {
-    const size_t bytes = static_cast<size_t>(engine->layout().bytes);
-    std::vector<char> out(static_cast<size_t>(plan->rows_out) * bytes);
-    std::vector<char> in(static_cast<size_t>(plan->rows_in) * bytes);
-    for (int64_t i = 0; i < plan->rows_out; ++i) {
-      std::memcpy(&out[static_cast<size_t>(i) * bytes], &cache_[plan->swap_out_slots[i]], sizeof(float));
-    }
-    engine->read_in(plan, in.data());
-    Engine::begin({&plan});
-    for (int64_t i = 0; i < plan->rows_in; ++i) {
-      std::memcpy(&cache_[plan->swap_in_slots[i]], &in[static_cast<size_t>(i) * bytes], sizeof(float));
-    }
-    engine->applied(plan);
-    engine->land(plan, out.data(), nullptr);
-    for (size_t i = 0; i < ids.size(); ++i) CHECK(cache_[plan->slots[i]] == weight(ids[i]));
-    for (size_t i = 0; i < ids.size(); ++i) {
-      model.weights[ids[i]] = cache_[plan->slots[i]] = static_cast<float>(++version_);
-    }
-  }
-
-  float weight(int64_t id) {
-    if (model.weights.count(id) != 0) return model.weights[id];
-    std::vector<float> record(static_cast<size_t>(engine->layout().bytes) / sizeof(float));
-    engine->initial_records(0, &id, 1, reinterpret_cast<char*>(record.data()));
-    return record[0];
-  }
-
-  void add(const std::vector<int64_t>& ids) {
-    for (const int64_t id : ids) model.add(id);
-  }
-
-  void check() {
-    std::vector<int64_t> ids, rows;
-    std::vector<int32_t> slots;
-    engine->table_rows(0, &ids, &slots, &rows);
-    CHECK(ids.size() == model.rows.size() && std::is_sorted(rows.begin(), rows.end()));
-    CHECK(std::set<int64_t>(rows.begin(), rows.end()).size() == ids.size());
-    std::set<int32_t> used;
-    for (size_t i = 0; i < ids.size(); ++i) {
-      CHECK(model.rows.count(ids[i]) == 1 && model.rows[ids[i]] == rows[i]);
-      CHECK(slots[i] < 0 || used.insert(slots[i]).second);
-      CHECK(slots[i] < static_cast<int32_t>(cache_.size()));
-      if (slots[i] >= 0) CHECK(cache_[slots[i]] == weight(ids[i]));
-    }
-  }
-
-  std::vector<int64_t> random_ids(size_t count, uint64_t spread) {
-    std::vector<int64_t> ids(count);
-    for (int64_t& id : ids) id = static_cast<int64_t>(random() % spread) - 7;
-    return ids;
-  }
-  int64_t remove(const std::vector<int64_t>& ids) {
-    return engine->remove(0, ids.data(), static_cast<int64_t>(ids.size()));
-  }
-
-  std::mt19937_64 random;
-  std::shared_ptr<Engine> engine;
-  ModelTable model;
-
- private:
-  std::vector<float> cache_;  // the first weight of each slot
-  int version_ = 10;
-};
 
 // Failed and cancelled plans leave rows, and the order in which they come, as they were. Between a plan and
 // its cancellation nothing is removed or inserted.
@@ -280,7 +188,7 @@ void memory_comes_back() {
 }
 
 void columns_of_rows() {
-  const ColumnSet all = {Column::kCount, Column::kLastUse, Column::kVersion, Column::kScore};
+  const ColumnSet all = {Column::kCount, Column::kLastUse, Column::kVersion};
   for (const bool hashed : {true, false}) {
     Loop loop(one_table(hashed, 8, 0, all), 6);
     std::map<int64_t, RowColumnValues> expected;
@@ -296,11 +204,12 @@ void columns_of_rows() {
       }
       ++serial;
       const bool cancel = loop.random() % 4 == 0;
+      const uint64_t batches = loop.engine->clock(0).batches - 1;
       std::map<int64_t, RowColumnValues> next = expected;
       for (const int64_t id : ids) {
         RowColumnValues& values = next[id];
         values.count += cancel ? 0 : 1;
-        values.last_use = static_cast<uint32_t>(serial);
+        values.last_use = cancel ? values.last_use : static_cast<uint32_t>(batches + 1);
         values.version = serial;
       }
       if (cancel) {
@@ -362,55 +271,6 @@ void columns_of_rows() {
   CHECK(values[0].last_use == 2 && values[1].last_use == 2 && values[0].count == 0 && values[1].version == 0);
 }
 
-// Takes an id in when it is asked for the second time.
-class SecondTime final : public AdmissionFilter {
- public:
-  bool admit(int64_t id) noexcept override {
-    asked.push_back(id);
-    return ++times_[id] >= 2;
-  }
-  std::vector<int64_t> asked;
-
- private:
-  std::map<int64_t, int> times_;
-};
-
-void filters_that_count() {
-  GroupSpec spec = one_table(true, 4, 0);
-  const auto filter = std::make_shared<SecondTime>();
-  spec.tables[0].admission = filter;
-  CHECK_THROWS(Engine(spec), std::invalid_argument);  // no default row
-  spec.tables[0].default_row = true;
-  const auto engine = std::make_shared<Engine>(spec);
-  TestBatch batch;
-  batch.values = {8, 9, 8, 8, 5};
-  batch.batch_size = 1;
-  batch.offsets = {0, 5};
-  batch.keys = {0};
-  const auto plan = engine->plan(batch.input());
-  const std::vector<int32_t> slots((*plan)->slots, (*plan)->slots + 5);
-  CHECK((slots == std::vector<int32_t>{4, 4, 0, 0, 4}));
-  CHECK((filter->asked == std::vector<int64_t>{8, 9, 8, 5}));
-  CHECK((*plan)->uniques == 1 && (*plan)->segment_offsets[1] == 2);
-  const std::vector<int32_t> grad_row((*plan)->grad_row, (*plan)->grad_row + 5);
-  CHECK((grad_row == std::vector<int32_t>{2, 3, 0, 1, 4}));
-  CHECK(engine->row_count(0) == 1);
-  // All default: no row, no segment.
-  batch.values = {20, 21, 22, 23, 24};
-  const auto none = engine->plan(batch.input());
-  CHECK((*none)->uniques == 0 && (*none)->segment_offsets[0] == 0 && (*none)->rows_in == 0);
-  CHECK((*none)->slots[0] == 4 && (*none)->slots[4] == 4);
-  spec = one_table(false, 4, 0);
-  spec.tables[0].default_row = true;
-  spec.tables[0].admission = filter;
-  CHECK_THROWS(Engine(spec), std::invalid_argument);  // an index table knows all ids
-  spec.tables[0].admission = nullptr;
-  spec.tables[0].slots = int64_t{1} << 30;
-  CHECK_THROWS(Engine(spec), std::invalid_argument);  // one slot too many
-  spec.tables[0].slots = INT64_MAX;
-  CHECK_THROWS(Engine(spec), std::invalid_argument);
-}
-
 void all() {
   pool_of_numbers();
   removals_and_plans(1);
@@ -419,7 +279,6 @@ void all() {
   pending_gradients_stay();
   memory_comes_back();
   columns_of_rows();
-  filters_that_count();
 }
 
 }  // namespace

@@ -38,7 +38,7 @@ def test_counts_are_of_each_table(device: torch.device) -> None:
     # Of t0: 1 and 2, then 3, 4 and 9, for which one of four slots is missing.
     expected = {"batches": 2, "lookups": 6, "unique_rows": 5, "unique_misses": 5, "new_rows": 5, "rows_in": 5}
     expected |= {"rows_out": 1, "bytes_in": 5 * RECORD, "bytes_out": RECORD, "bounds_errors": 0, "largest_batch": 3}
-    assert first == expected | {"pinned_rows": 0}
+    assert first == expected | {"pinned_rows": 0, "admitted": 0, "not_admitted_lookups": 0, "evicted": 0}
     assert (second["lookups"], second["unique_rows"], second["new_rows"], second["rows_out"]) == (4, 3, 2, 0)
     for name in ("lookups", "unique_rows", "unique_misses", "new_rows", "rows_in", "rows_out", "bytes_in"):
         assert total[name] == first[name] + second[name], name
@@ -82,7 +82,9 @@ def test_times_and_depth_are_counted_until_the_reset(device: torch.device) -> No
 @pytest.mark.parametrize("window", [1, 2])
 def test_memory_is_reported_by_what_holds_it(device: torch.device, window: int) -> None:
     collection = bags_collection(device, bag_config("t0", ["f0"]), bag_config("t1", ["f1"]), cache={"t0": 4, "t1": 6})
-    assert collection.memory_report() == {"device": 0, "host": 0, "index": 0, "staging": 0}, "before the first use"
+    assert collection.memory_report() == {"device": 0, "host": 0, "index": 0, "candidates": 0, "staging": 0}, (
+        "before the first use"
+    )
     if window > 1:
         options = {"lr": 0.1, "use_accumulate": True, "accumulate_step": window}
         rst.apply_optimizer_in_backward(rst.AccumulateSGD, collection.parameters(), options)

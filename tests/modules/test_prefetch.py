@@ -178,7 +178,7 @@ def test_pipeline_options(device: torch.device) -> None:
     assert same(state(model), before), "in evaluation nothing is trained"
     pipeline.reset()
     wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
-        ({"evict_step_interval": 10}, NotImplementedError, "eviction of ids"),
+        ({"evict_step_interval": 0}, ValueError, "evict_step_interval is 0, must be 1"),
         ({"apply_jit": True}, ValueError, "apply_jit"),
         ({"depth": 13}, ValueError, "0 to 12"),
         ({"context_type": object}, ValueError, "context_type"),

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from life_reference import Life
 
 from rec_sdk_torch.tbe import Pooling, TableConfig
 
@@ -102,8 +103,49 @@ class Reference:
         self.weights = [torch.nn.Parameter(weight.double().clone()) for weight in initial]
         self.optimizers = [CLASSES[optimizer]([weight], **options) for weight in self.weights]  # type: ignore[call-arg]
         self.states = STATE_NAMES[optimizer]
+        self.start = float(options.get("initial_accumulator_value", 0.0))  # of a state
         self.window, self.backwards = window, 0
         self.max_gradient = max_gradient
+        self.initial = [weight.detach().clone() for weight in self.weights]
+        self.lives = [None if table.life is None else Life(table.life) for table in tables]
+
+    def features_of(self, table: int) -> range:
+        begin = sum(t.num_features for t in self.tables[:table])
+        return range(begin, begin + self.tables[table].num_features)
+
+    def ids_of(self, table: int, features: list[list[np.ndarray]]) -> np.ndarray:
+        return np.concatenate([bag for f in self.features_of(table) for bag in features[f]])
+
+    def begin_batch(
+        self, features: list[list[np.ndarray]], clicks: list[list[np.ndarray]], timestamps: list[list[np.ndarray]]
+    ) -> None:
+        """A training batch has come: ids are counted."""
+        for index, life in enumerate(self.lives):
+            if life is not None:
+                life.batch(*(self.ids_of(index, of) for of in (features, clicks, timestamps)))
+
+    @torch.no_grad()
+    def _end_step(self, features: list[list[np.ndarray]], in_flight: list[list[list[np.ndarray]]]) -> None:
+        """Ids leave: their rows are as at first."""
+        for index, life in enumerate(self.lives):
+            if life is None:
+                continue
+            life.waiting |= set(self.ids_of(index, features).tolist())
+            if not self.backwards % self.window:
+                life.waiting = set()
+            held: set[int] = set()
+            for batch in in_flight:
+                held |= set(self.ids_of(index, batch).tolist())
+            for i in life.end_step(held):
+                self._forget(index, self.places[index][i])
+
+    def _forget(self, table: int, row: int) -> None:
+        weight = self.weights[table]
+        weight[row] = self.initial[table][row]
+        state = self.optimizers[table].state.get(weight) or {}
+        for name in self.states:
+            if name in state:
+                state[name][row] = self.start
 
     def forward(self, features: list[list[np.ndarray]], weights: list[list[torch.Tensor]] | None) -> list[torch.Tensor]:
         """Per feature: rows `[n, D]` of a sequence, or pooled bags `[B, D]`."""
@@ -124,10 +166,10 @@ class Reference:
         weights: list[list[torch.Tensor]] | None,
     ) -> list[torch.Tensor]:
         outputs, feature = [], 0
-        for table, place, weight in zip(self.tables, self.places, tables, strict=True):
+        for table, place, weight, life in zip(self.tables, self.places, tables, self.lives, strict=True):
             for _ in range(table.num_features):
                 given = weights[feature] if weights is not None else None
-                outputs.append(self._feature(table, place, weight, features[feature], given))
+                outputs.append(self._feature(table, place, weight, features[feature], given, life))
                 feature += 1
         return outputs
 
@@ -138,10 +180,17 @@ class Reference:
         weight: torch.Tensor,
         bags: list[np.ndarray],
         scale: list[torch.Tensor] | None,
+        life: Life | None,
     ) -> torch.Tensor:
         lengths = torch.tensor([len(bag) for bag in bags], dtype=torch.int64)
-        index = torch.tensor([place[int(i)] for bag in bags for i in bag], dtype=torch.int64)
-        rows = F.embedding(index, weight, sparse=True)
+        ids = [int(i) for bag in bags for i in bag]
+        if life is None or not life.rules.admits:
+            rows = F.embedding(torch.tensor([place[i] for i in ids], dtype=torch.int64), weight, sparse=True)
+        else:
+            known = [n for n, i in enumerate(ids) if i in life.rows]
+            found = F.embedding(torch.tensor([place[ids[n]] for n in known], dtype=torch.int64), weight, sparse=True)
+            rows = found.new_full((len(ids), table.embedding_dim), life.rules.default_value)
+            rows = rows.index_copy(0, torch.tensor(known, dtype=torch.int64), found)
         if table.pooling is Pooling.NONE:
             return rows
         if scale is not None:
@@ -152,11 +201,16 @@ class Reference:
             pooled = pooled / lengths.clamp(min=1)[:, None]
         return pooled
 
-    def after_backward(self, lr: float) -> None:
-        """One backward pass is done; at the window's end, the update."""
+    def after_backward(
+        self, lr: float, features: list[list[np.ndarray]], in_flight: list[list[list[np.ndarray]]]
+    ) -> None:
+        """The backward pass of `features` is done; at the window's end, the update. `in_flight`: those to come."""
         self.backwards += 1
-        if self.backwards % self.window:
-            return
+        if not self.backwards % self.window:
+            self._update(lr)
+        self._end_step(features, in_flight)
+
+    def _update(self, lr: float) -> None:
         for optimizer, weight in zip(self.optimizers, self.weights, strict=True):
             optimizer.param_groups[0]["lr"] = lr
             assert weight.grad is not None

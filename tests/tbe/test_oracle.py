@@ -19,6 +19,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from life_reference import Life, lives
 from reference import STATE_NAMES, Reference
 
 import rec_sdk_torch
@@ -26,6 +27,7 @@ from rec_sdk_torch import _engine
 from rec_sdk_torch.backends.devices import Backend, parse_device
 from rec_sdk_torch.ops import parallel_runner
 from rec_sdk_torch.tbe import InitializerType, Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch.tbe.life import Seen
 from rec_sdk_torch.tbe.look_ahead import Prefetched
 from rec_sdk_torch.tbe.transfers import Departure
 
@@ -73,6 +75,12 @@ class Step:
     features: list[list[np.ndarray]]
     weights: list[list[torch.Tensor]] | None
     grads: list[torch.Tensor] = field(default_factory=list)
+    clicks: list[list[np.ndarray]] = field(default_factory=list)
+    timestamps: list[list[np.ndarray]] = field(default_factory=list)
+
+    @property
+    def trains(self) -> bool:
+        return self.event in ("train", "overlap", "abandon")
 
 
 @dataclass
@@ -92,7 +100,11 @@ class Scenario:
     @cached_property
     def steps(self) -> list[Step]:
         rng = np.random.default_rng(self.seed)
-        return [draw_step(rng, self.tables, i, event, self.weighted) for i, event in enumerate(self.events)]
+        steps = [draw_step(rng, self.tables, i, event, self.weighted) for i, event in enumerate(self.events)]
+        for i, step in enumerate(steps):  # labels may be negative: no click
+            step.clicks = [[rng.integers(-1, 3, len(bag)).clip(0) for bag in f] for f in step.features]
+            step.timestamps = [[i + rng.integers(-3, 3, len(bag)) for bag in f] for f in step.features]
+        return steps
 
     @property
     def sequence(self) -> bool:
@@ -176,6 +188,7 @@ def scenarios(draw: st.DrawFn, events: tuple[str, ...] = EVENTS, depths: tuple[i
                 num_features=draw(st.integers(1, 2)),
                 pooling=pooling,
                 hashed=hashed,
+                life=draw(lives()) if hashed else None,
                 initializer_type=draw(st.sampled_from(InitializerType)),
                 init_min=-0.5,
                 init_max=0.5,
@@ -218,6 +231,13 @@ def flat(step: Step, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, 
     return indices, offsets, weights
 
 
+def seen(step: Step, device: torch.device) -> dict[str, torch.Tensor]:
+    """What is known of each lookup beside its id."""
+    arrays = {"clicks": step.clicks, "timestamps": step.timestamps}
+    joined = {name: np.concatenate([bag for f in of for bag in f]) for name, of in arrays.items()}
+    return {name: torch.from_numpy(array).to(device) for name, array in joined.items()}
+
+
 def one_batch(scenario: Scenario) -> dict[str, int]:
     """The smallest caches that can work: the largest batch, with those in flight beside it."""
     need = dict.fromkeys((table.name for table in scenario.tables), 1)
@@ -241,10 +261,12 @@ def by_feature(output: torch.Tensor, scenario: Scenario) -> list[torch.Tensor]:
     return list(output.split(dims, dim=1))
 
 
-def separate(embedding: TableBatchedEmbedding, indices: torch.Tensor, offsets: torch.Tensor) -> Prefetched:
+def separate(
+    embedding: TableBatchedEmbedding, indices: torch.Tensor, offsets: torch.Tensor, extras: dict[str, torch.Tensor]
+) -> Prefetched:
     """The batch of a sequence whose features have a gradient each."""
     keys = np.arange(embedding.num_features)
-    return Prefetched(indices, offsets, BATCH, keys, False, offsets)
+    return Prefetched(indices, offsets, BATCH, keys, False, offsets, seen=Seen(**extras))
 
 
 def forward(
@@ -255,14 +277,15 @@ def forward(
     prefetched: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
     indices, offsets, weights = flat(step, device)
+    extras = seen(step, torch.device("cpu"))
     if prefetched is not None:
         indices, offsets = prefetched
     if not scenario.sequence:
-        return by_feature(embedding(indices, offsets, weights), scenario), weights
+        return by_feature(embedding(indices, offsets, weights, **extras), scenario), weights
     if scenario.joined:
         lengths = [sum(map(len, feature)) for feature in step.features]
-        return list(embedding(indices, offsets).split(lengths)), None
-    return embedding.lookup_features(separate(embedding, indices, offsets).batch), None
+        return list(embedding(indices, offsets, **extras).split(lengths)), None
+    return embedding.lookup_features(separate(embedding, indices, offsets, extras).batch), None
 
 
 class Ahead:
@@ -283,11 +306,12 @@ class Ahead:
                 indices, offsets, weights = flat(self.scenario.steps[number], self.device)
                 where = self.device if self.rng.random() < 0.3 else torch.device("cpu")
                 self.given[number] = indices.to(where), offsets.to(where)
+                extras = seen(self.scenario.steps[number], where)
                 with contextlib.suppress(RuntimeError):  # too many that never came
                     if self.scenario.sequence and not self.scenario.joined:
-                        self.embedding.steps.ahead.add(separate(self.embedding, *self.given[number]))
+                        self.embedding.steps.ahead.add(separate(self.embedding, *self.given[number], extras))
                     else:
-                        self.embedding.prefetch(*self.given[number], weights)
+                        self.embedding.prefetch(*self.given[number], weights, **extras)
         if self.rng.random() < 0.7:
             self.embedding.steps.ahead.wait()
         return self.given.get(index) if self.rng.random() < 0.8 else None
@@ -366,6 +390,13 @@ def collect(embedding: TableBatchedEmbedding, name: str, result: Result) -> None
     view = embedding.view(name)
     whole = view.read(view.ids())
     result[f"{name}.ids"] = whole.ids
+    result |= {f"{name}.row {column}": values for column, values in view.row_columns(whole.ids).items()}
+    candidates, columns = view.candidates()
+    result |= {f"{name}.candidate {column}": values for column, values in ({"ids": candidates} | columns).items()}
+    result |= {f"{name}.clock {clock}": torch.tensor(value) for clock, value in view.clocks().items()}
+    if view.config.life is not None:
+        stats = embedding.cache_stats(name)
+        result |= {f"{name}.{key}": torch.tensor(stats[key]) for key in ("not_admitted_lookups", "evicted")}
     for part, values in whole.parts.items():
         result[f"{name}.{part}"] = values
 
@@ -386,6 +417,8 @@ def reference_run(scenario: Scenario, device: torch.device) -> tuple[Result, Ref
     for index, done in scenario.actions():
         step = scenario.steps[index]
         if step.event != "fail":
+            if step.trains:
+                reference.begin_batch(step.features, step.clicks, step.timestamps)
             outputs = forwards[index] = reference.forward(step.features, step.weights)
             tolerances = reference.tolerances(step.features, step.weights)
             for feature, (output, tolerance) in enumerate(zip(outputs, tolerances, strict=True)):
@@ -393,8 +426,28 @@ def reference_run(scenario: Scenario, device: torch.device) -> tuple[Result, Ref
                 result[f"tolerance{index}.{feature}"] = tolerance
         for number in done:
             torch.autograd.backward(forwards[number], [grad.double() for grad in scenario.steps[number].grads])
-            reference.after_backward(scenario.steps[number].lr)
+            in_flight = [scenario.steps[i].features for i in flying(scenario, index, done, number)]
+            reference.after_backward(scenario.steps[number].lr, scenario.steps[number].features, in_flight)
     return result, reference
+
+
+def flying(scenario: Scenario, last: int, done: list[int], now: int) -> list[int]:
+    """Steps whose forward was and whose backward will be after that of step `now`, which is one of `done`."""
+    return [number for number in done if number > now]
+
+
+def compare_life(name: str, result: Result, life: Life) -> None:
+    """What the table says of its ids, and what it counts, is what plain Python says."""
+    ids, candidates = result[f"{name}.ids"].tolist(), result[f"{name}.candidate ids"].tolist()
+    assert set(ids) == set(life.rows), f"{name}: rows"
+    assert candidates == sorted(life.candidates), f"{name}: candidates"
+    for kind, known, of in (("row", ids, life.rows), ("candidate", candidates, life.candidates)):
+        prefix = f"{name}.{kind} "
+        for key in [key for key in result if key.startswith(prefix) and key != f"{prefix}ids"]:
+            assert result[key].tolist() == [getattr(of[i], key.removeprefix(prefix)) for i in known], key
+    clocks = life.batches, life.steps, life.latest if life.rules.evict_age else -(2**63)
+    assert clocks == tuple(int(result[f"{name}.clock {clock}"]) for clock in ("batches", "steps", "timestamp"))
+    assert int(result[f"{name}.evicted"]) == life.evicted
 
 
 def compare(scenario: Scenario, result: Result, device: torch.device) -> None:
@@ -407,6 +460,10 @@ def compare(scenario: Scenario, result: Result, device: torch.device) -> None:
     for index, table in enumerate(scenario.tables):
         ids = result[f"{table.name}.ids"].tolist()
         if table.hashed:
+            life = reference.lives[index]
+            if life is not None:
+                compare_life(table.name, result, life)
+        if table.hashed and table.life is None:
             trained = set().union(*(scenario.ids(index, s) for s in scenario.steps if s.event not in ("eval", "fail")))
             assert set(ids) == trained, "eval must insert nothing, training everything"
         kept = [row for row, i in enumerate(ids) if i in reference.places[index]]

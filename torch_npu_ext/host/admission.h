@@ -1,17 +1,26 @@
-// Which ids a hash table takes in. A lookup of an id that it does not take reads the table's default row.
+// Which ids of a batch get rows. All lookups of a batch decide together: those of an id without a row are
+// counted before any of them is answered.
 #pragma once
 
 #include <cstdint>
+#include <vector>
+
+#include "torch_npu_ext/host/batch.h"
+#include "torch_npu_ext/host/plan_buffers.h"
+#include "torch_npu_ext/host/table.h"
 
 namespace rec_sdk {
 
-class AdmissionFilter {
- public:
-  virtual ~AdmissionFilter() = default;
+// `places` are lookups, counted from the first of the batch, in order, whose ids may be unknown to the table.
+// Throws MemoryLimitError and std::bad_alloc; what it did is in the log.
+void count_candidates(Table* table, const Batch& batch, const Batch::Piece& piece,
+                      const std::vector<int64_t>& places, LifeLog* log);
 
-  // Asked for every lookup of a training batch whose id the table does not know, in the order of the lookups,
-  // and by one thread at a time. What it counts stays counted when the batch fails or is cancelled.
-  virtual bool admit(int64_t id) noexcept = 0;
-};
+// Whether an id that the table does not know gets a row. If so it is no candidate any more, and the log has
+// what was counted of it, for the row that comes next.
+bool admit(Table* table, int64_t id, LifeLog* log);
+
+// Candidates are as before the batch.
+void undo_candidates(Table* table, const LifeLog& log) noexcept;
 
 }  // namespace rec_sdk

@@ -80,6 +80,9 @@ void slice_batch(const BatchInput& input, int64_t features, int64_t bag_begin, i
   batch->values = input.values;
   batch->weighted = input.weighted;
   batch->joined = input.joined;
+  batch->shows = input.shows;
+  batch->clicks = input.clicks;
+  batch->timestamps = input.timestamps;
   batch->bags = bag_end - bag_begin;
   batch->lookups = 0;
   batch->pieces.clear();

@@ -26,6 +26,10 @@ struct BatchInput {
   int64_t batch_size = 0;  // B
   bool weighted = false;   // the lookups of bags have weights
   bool joined = false;     // the features of a sequence have one gradient, one after another
+  // [lookups of all keys], or null: what is known of each lookup, for tables that admit or evict ids.
+  const int32_t* shows = nullptr;  // how often the id was seen; null: once
+  const int32_t* clicks = nullptr;
+  const int64_t* timestamps = nullptr;
 };
 
 // Throws std::invalid_argument unless the offsets start at 0, never decrease and, with `values_size` >= 0,
@@ -44,6 +48,16 @@ struct Batch {
   };
   IntArray values;
   bool weighted = false, joined = false;
+  const int32_t* shows = nullptr;  // these as the values: by `source`
+  const int32_t* clicks = nullptr;
+  const int64_t* timestamps = nullptr;
+  // At least 1 and 0: a label may be negative for 'unknown'.
+  uint32_t shows_of(int64_t source) const {
+    return shows == nullptr || shows[source] < 1 ? 1 : static_cast<uint32_t>(shows[source]);
+  }
+  uint32_t clicks_of(int64_t source) const {
+    return clicks == nullptr || clicks[source] < 0 ? 0 : static_cast<uint32_t>(clicks[source]);
+  }
   int64_t bags = 0;
   int64_t lookups = 0;
   std::vector<Piece> pieces;

@@ -51,6 +51,16 @@ struct BatchArguments {
   BatchInput input;
 };
 
+// One number of each lookup, or null.
+template <class Array>
+auto of_lookups(const std::optional<Array>& array, const char* name, const BatchArguments& batch) {
+  if (array && (array->ndim() != 1 || array->size() != batch.input.values.size)) {
+    throw py::value_error(std::string(name) + " must have one entry per id, " +
+                          std::to_string(batch.input.values.size) + ", got " + std::to_string(array->size()));
+  }
+  return array ? array->data() : nullptr;
+}
+
 // A view into the plan's buffers, which it keeps alive.
 template <class T>
 py::array_t<T> plan_view(const Plan& plan, const T* data, int64_t size) {
@@ -91,16 +101,16 @@ BoundsCheck parse_bounds_check(const std::string& mode) {
 }
 
 ColumnSet parse_columns(const std::vector<std::string>& names) {
-  static const std::map<std::string, Column> known = {{"count", Column::kCount},
-                                                      {"last_use", Column::kLastUse},
-                                                      {"version", Column::kVersion},
-                                                      {"score", Column::kScore}};
+  static const std::map<std::string, Column> known = {
+      {"count", Column::kCount}, {"last_use", Column::kLastUse}, {"version", Column::kVersion},
+      {"score", Column::kScore}, {"clicks", Column::kClicks},    {"timestamp", Column::kTimestamp}};
   ColumnSet columns;
   for (const std::string& name : names) {
     const auto found = known.find(name);
     if (found == known.end()) {
-      throw py::value_error("column '" + name +
-                            "' is not known; use 'count', 'last_use', 'version' or 'score'");
+      throw py::value_error(
+          "column '" + name +
+          "' is not known; use 'count', 'last_use', 'version', 'score', 'clicks' or 'timestamp'");
     }
     columns.add(found->second);
   }
@@ -159,7 +169,8 @@ void bind_specs(py::module_& m) {
   py::class_<TableSpec>(m, "TableSpec")
       .def(py::init([](std::string name, bool hashed, int64_t num_embeddings, int64_t slots, int64_t capacity,
                        const Initializer& initializer, const py::int_& seed, std::vector<float> state_init,
-                       const std::string& bounds_check, const std::vector<std::string>& columns) {
+                       const std::string& bounds_check, const std::vector<std::string>& columns,
+                       const std::optional<LifeSpec>& life) {
              // Any Python int is a seed; torch's may be negative or use all 64 bits.
              const uint64_t bits = (seed.attr("__and__")(py::int_(UINT64_MAX))).cast<uint64_t>();
              return TableSpec{std::move(name),
@@ -171,11 +182,14 @@ void bind_specs(py::module_& m) {
                               bits,
                               std::move(state_init),
                               parse_bounds_check(bounds_check),
-                              parse_columns(columns)};
+                              parse_columns(columns),
+                              life && life->admits,
+                              life.value_or(LifeSpec())};
            }),
            py::kw_only(), py::arg("name"), py::arg("hashed"), py::arg("num_embeddings"), py::arg("slots"),
            py::arg("capacity"), py::arg("initializer"), py::arg("seed"), py::arg("state_init"),
-           py::arg("bounds_check"), py::arg("columns") = std::vector<std::string>());
+           py::arg("bounds_check"), py::arg("columns") = std::vector<std::string>(),
+           py::arg("life") = py::none());
 }
 
 void bind_plan(py::module_& m) {
@@ -212,6 +226,7 @@ void bind_plan(py::module_& m) {
       .def_property_readonly("sources", [](const Plan& p) { return p->sources; })
       .def_property_readonly("rows_out", [](const Plan& p) { return p->rows_out; })
       .def_property_readonly("rows_in", [](const Plan& p) { return p->rows_in; })
+      .def_property_readonly("segment_lookups", [](const Plan& p) { return p->segment_offsets[p->uniques]; })
       .def_property_readonly("window_out", [](const Plan& p) { return p->window_out; })
       .def_property_readonly("window_in", [](const Plan& p) { return p->window_in; })
       .def_property_readonly("applied", [](const Plan& p) { return p->state == PlanState::kApplied; })
@@ -248,10 +263,14 @@ void bind_batches(EngineClass& engine) {
           "plan",
           [](Engine& e, const py::array& values, const py::array& offsets, const py::array& feature_keys,
              int64_t batch_size, bool weighted, bool joined, std::optional<Bytes> arena,
-             const Announcement* announced) {
+             const Announcement* announced, const std::optional<Slots>& shows,
+             const std::optional<Slots>& clicks, const std::optional<Dense>& timestamps) {
             BatchArguments batch(values, offsets, feature_keys, batch_size);
             batch.input.weighted = weighted;
             batch.input.joined = joined;
+            batch.input.shows = of_lookups(shows, "shows", batch);
+            batch.input.clicks = of_lookups(clicks, "clicks", batch);
+            batch.input.timestamps = of_lookups(timestamps, "timestamps", batch);
             ExternalArena memory = arena ? external_arena(*arena) : ExternalArena();
             std::unique_ptr<Plan> plan;
             {
@@ -262,7 +281,8 @@ void bind_batches(EngineClass& engine) {
           },
           py::arg("values"), py::arg("offsets"), py::arg("feature_keys"), py::arg("batch_size"),
           py::arg("weighted") = false, py::arg("joined") = false, py::arg("arena").noconvert() = py::none(),
-          py::arg("announced").none(true) = py::none())
+          py::arg("announced").none(true) = py::none(), py::arg("shows").noconvert() = py::none(),
+          py::arg("clicks").noconvert() = py::none(), py::arg("timestamps").noconvert() = py::none())
       .def(
           "announce",
           [](Engine& e, const py::array& values, const py::array& offsets, const py::array& feature_keys,
@@ -387,6 +407,7 @@ PYBIND11_MODULE(_engine, m) {
                             reinterpret_cast<int64_t (*)()>(threads), from_lookups);
       },
       py::arg("runner"), py::arg("threads"), py::arg("from_lookups") = kParallelLookups);
+  bind_life_spec(m);
   bind_specs(m);
   bind_plan(m);
   bind_announcement(m);
@@ -400,6 +421,7 @@ PYBIND11_MODULE(_engine, m) {
   bind_window(engine);
   bind_tables(engine);
   bind_reports(engine);
+  bind_life(engine);
 }
 
 }  // namespace rec_sdk

@@ -69,5 +69,7 @@ using EngineClass = py::class_<Engine, std::shared_ptr<Engine>>;
 void bind_window(EngineClass& engine);
 void bind_tables(EngineClass& engine);
 void bind_reports(EngineClass& engine);
+void bind_life_spec(py::module_& m);
+void bind_life(EngineClass& engine);
 
 }  // namespace rec_sdk

@@ -145,11 +145,11 @@ void bind_tables(EngineClass& engine) {
       .def("version", &Engine::version, py::call_guard<py::gil_scoped_release>())
       .def(
           "remove",
-          [](Engine& e, int32_t table, const Dense& ids) {
+          [](Engine& e, int32_t table, const Dense& ids, bool candidates) {
             const py::gil_scoped_release nogil;
-            return e.remove(table, ids.data(), ids.size());
+            return e.remove(table, ids.data(), ids.size(), candidates);
           },
-          py::arg("table"), py::arg("ids"))
+          py::arg("table"), py::arg("ids"), py::arg("candidates") = true)
       .def(
           "reserve_rows",
           [](Engine& e, int32_t table, const Dense& rows) {
@@ -196,7 +196,10 @@ void bind_reports(EngineClass& engine) {
                                                   {"bytes_in", s.bytes_in},
                                                   {"bytes_out", s.bytes_out},
                                                   {"bounds_errors", s.bounds_errors},
-                                                  {"largest_batch", s.largest_batch}};
+                                                  {"largest_batch", s.largest_batch},
+                                                  {"admitted", s.admitted},
+                                                  {"not_admitted_lookups", s.default_lookups},
+                                                  {"evicted", s.evicted}};
           },
           py::arg("table") = py::none())
       .def(
@@ -217,7 +220,9 @@ void bind_reports(EngineClass& engine) {
             }
             return std::map<std::string, int64_t>{{"id_map_bytes", memory.index_bytes},
                                                   {"store_bytes", memory.store_bytes},
-                                                  {"rows", memory.rows}};
+                                                  {"rows", memory.rows},
+                                                  {"candidates", memory.candidates},
+                                                  {"candidate_bytes", memory.candidate_bytes}};
           },
           py::arg("table") = py::none())
       .def("set_memory_limit", &Engine::set_memory_limit, py::arg("bytes"),

@@ -201,6 +201,8 @@ Engine::Memory Engine::memory(int32_t t) {
     memory.index_bytes += table.index_bytes();
     memory.store_bytes += table.store.committed_bytes();
     memory.rows += table.rows();
+    memory.candidates += table.candidates.size();
+    memory.candidate_bytes += table.candidates.bytes();
   }
   return memory;
 }
@@ -220,6 +222,9 @@ Stats Engine::stats(int32_t t) {
     total.unique_rows += stats.unique_rows;
     total.unique_misses += stats.unique_misses;
     total.new_rows += stats.new_rows;
+    total.admitted += stats.admitted;
+    total.default_lookups += stats.default_lookups;
+    total.evicted += stats.evicted;
     total.rows_in += stats.rows_in;
     total.rows_out += stats.rows_out;
     total.bytes_in += stats.bytes_in;

@@ -146,10 +146,29 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void insert(int32_t table, const int64_t* ids, int64_t count, int64_t* rows, int32_t* slots);
   void reserve_rows(int32_t table, const int64_t* rows, int64_t count);
   void write_rows(int32_t table, const int64_t* rows, int64_t count, const char* records);
-  void read_columns(int32_t table, const int64_t* rows, int64_t count, RowColumnValues* values);
-  int64_t remove(int32_t table, const int64_t* ids, int64_t count);  // remove_ids() says what and when
+  // remove_ids() says what and when.
+  int64_t remove(int32_t table, const int64_t* ids, int64_t count, bool candidates = true);
   void clear_table(int32_t table);
   void initial_records(int32_t table, const int64_t* ids, int64_t count, char* records);
+
+  // Admission and eviction of ids. A training step has ended: ids leave where an interval of so many steps
+  // does, by table, or a bound is passed, for which all must be settled as for whole tables; how many left.
+  // evicts() says whether some will. The bound knows only batches that have begun.
+  int64_t end_step(const std::vector<int64_t>& intervals);
+  bool evicts(const std::vector<int64_t>& intervals);
+  int64_t evict(int32_t table);  // now, by every rule of the table
+  LifeSpec life(int32_t table) { return this->table(table).spec().life; }
+  ColumnSet columns(int32_t table);
+  void read_columns(int32_t table, const int64_t* rows, int64_t count, RowColumnValues* values);
+  void write_columns(int32_t table, const int64_t* rows, int64_t count, const RowColumnValues* values);
+  struct Candidate {
+    int64_t id;
+    Candidates::Values values;
+  };
+  std::vector<Candidate> candidates(int32_t table);                              // by ascending id
+  void set_candidates(int32_t table, const std::vector<Candidate>& candidates);  // these and no others
+  LifeClock clock(int32_t table);
+  void set_clock(int32_t table, const LifeClock& clock);
 
   struct BoundsWarning {
     std::string table;
@@ -161,7 +180,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   static constexpr int32_t kAllTables = -1;
   struct Memory {
-    int64_t index_bytes, store_bytes, rows;
+    int64_t index_bytes, store_bytes, rows, candidates, candidate_bytes;
   };
   // Of one table, or of all: batches are counted once.
   Memory memory(int32_t table = kAllTables);
@@ -184,6 +203,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void check_own(const Plan& plan) const;
   void check_next(const Plan& plan);
   void check_landed(const std::vector<uint64_t>& sources) const;
+  bool beyond_bound(int32_t table) const;
+  static void check_rows(const Table& table, const int64_t* rows, int64_t count);
   void copy_in(const Plan& plan, const std::vector<RowRange>& pieces, char* records) const;
 
   Table& table(int32_t t);

@@ -9,17 +9,13 @@
 #include "torch_npu_ext/host/removal.h"
 
 namespace rec_sdk {
-namespace {
-
-void check_rows(const Table& table, const int64_t* rows, int64_t count) {
+void Engine::check_rows(const Table& table, const int64_t* rows, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     if (rows[i] >= 0 && rows[i] < table.row_bound()) continue;
     throw std::out_of_range("table '" + table.spec().name + "': row " + std::to_string(rows[i]) +
                             " is not one of its rows, which are below " + std::to_string(table.row_bound()));
   }
 }
-
-}  // namespace
 
 Table& Engine::table(int32_t t) {
   if (t < 0 || t >= table_count()) {
@@ -172,6 +168,7 @@ void Engine::insert_ids(Table* target, const int64_t* ids, int64_t count, int64_
       target->check_capacity(target->rows(), ids[i]);
     }
     target->extend_rows();
+    for (const auto& [id, row] : added_ids) target->begin_row(row);
   } catch (...) {
     for (auto added = added_ids.rbegin(); added != added_ids.rend(); ++added) {
       target->directory().undo_add(added->first, added->second, bound_before);
@@ -201,18 +198,11 @@ void Engine::write_rows(int32_t t, const int64_t* rows, int64_t count, const cha
   for (int64_t i = 0; i < count; ++i) target.columns.version(rows[i]) = group_.uses.serial() + 1;
 }
 
-void Engine::read_columns(int32_t t, const int64_t* rows, int64_t count, RowColumnValues* values) {
-  const auto guard = lock();
-  const Table& source = table(t);
-  check_rows(source, rows, count);
-  for (int64_t i = 0; i < count; ++i) values[i] = source.columns.read(rows[i]);
-}
-
-int64_t Engine::remove(int32_t t, const int64_t* ids, int64_t count) {
+int64_t Engine::remove(int32_t t, const int64_t* ids, int64_t count, bool candidates) {
   const auto guard = lock_settled("removing rows");
   const std::unique_lock<std::shared_mutex> alone(records_mutex_);
   table(t);  // checked
-  return remove_ids(&group_, t, ids, count);
+  return remove_ids(&group_, t, ids, count, candidates);
 }
 
 void Engine::clear_table(int32_t t) {

@@ -8,6 +8,8 @@
 #include <mutex>
 #include <vector>
 
+#include "torch_npu_ext/host/candidates.h"
+#include "torch_npu_ext/host/life.h"
 #include "torch_npu_ext/host/memory.h"
 
 namespace rec_sdk {
@@ -21,6 +23,26 @@ struct BoundsError {
 // kPlanned -> kApplying -> kApplied, or kPlanned -> kCancelled. While it is kApplying the cache may have been
 // written to: such a plan can only be completed.
 enum class PlanState { kPlanned, kApplying, kApplied, kCancelled };
+
+// What a plan changed of the life of a table's ids, to be undone when it is cancelled.
+struct LifeLog {
+  struct Counted {
+    int64_t id;
+    Candidates::Values values;
+  };
+  std::vector<Counted> candidates;  // before the batch; a count of 0: it was none
+  std::vector<Counted> admitted;    // with the batch, in the order of their rows
+  HugeArray<uint64_t> columns;      // of the unique rows, before the batch
+  int64_t latest_before = 0;        // timestamp of the table
+  int64_t default_lookups = 0;
+  int64_t candidates_added = 0;  // less those that were admitted
+
+  void clear() {
+    candidates.clear();
+    admitted.clear();
+    default_lookups = candidates_added = 0;
+  }
+};
 
 // What decides the size of an arena. N lookups, U unique rows, O rows out, I rows in, T tables, P and Q rows
 // out and in that have gradients in the open window. Slots are the group's.
@@ -87,6 +109,7 @@ struct PlanBuffers {
   std::vector<uint64_t> sources;  // serials of the plans whose rows out this one wants, not landed when made
   std::vector<BoundsError> bounds_errors;              // counted when the plan is applied
   std::vector<int64_t> table_lookups, table_new_rows;  // [T]
+  std::vector<LifeLog> life;                           // [T]
   uint64_t window_epoch = 0;
   uint32_t epoch = 0;   // of the batch, in SlotUses
   uint64_t serial = 0;  // the same, without batches that failed

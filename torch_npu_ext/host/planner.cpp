@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "torch_npu_ext/host/admission.h"
 #include "torch_npu_ext/host/errors.h"
 #include "torch_npu_ext/host/parallel.h"
 #include "torch_npu_ext/host/segments.h"
@@ -29,6 +30,42 @@ int64_t first_outside(const IntArray& ids, int64_t begin, int64_t rows) {
 int64_t count_outside(const IntArray& ids, int64_t begin, int64_t count, int64_t rows) {
   return ids.wide ? count_outside(static_cast<const int64_t*>(ids.data) + begin, count, rows)
                   : count_outside(static_cast<const int32_t*>(ids.data) + begin, count, rows);
+}
+
+// Throws std::invalid_argument for a batch without what a table's rules go by.
+void check_life(const Group& group, const Batch& batch) {
+  for (const Batch::Piece& piece : batch.pieces) {
+    const TableSpec& table = group.tables[group.features[piece.feature].table].spec();
+    if (batch.timestamps == nullptr && table.life.needs_timestamps()) {
+      throw std::invalid_argument("table '" + table.name +
+                                  "' evicts ids by their timestamps, and the batch has none: look up a " +
+                                  "KeyedJaggedTensorWithTimestamp, or give timestamps=");
+    }
+    if (batch.clicks == nullptr && table.life.needs_clicks()) {
+      throw std::invalid_argument("table '" + table.name +
+                                  "' scores ids by clicks (beta is not 0), and the batch has none: give it " +
+                                  "click labels, as docs/life.md says");
+    }
+  }
+}
+
+// The clocks of all tables, with a batch that is planned now.
+void advance_clocks(Group* group, PlanBuffers* plan) {
+  plan->life.resize(group->tables.size());
+  for (size_t t = 0; t < group->tables.size(); ++t) {
+    plan->life[t].clear();
+    plan->life[t].latest_before = group->tables[t].clock.timestamp;
+    plan->life[t].candidates_added = -group->tables[t].candidates.size();
+  }
+  for (Table& table : group->tables) ++table.clock.batches;
+}
+
+// Steps may have ended meanwhile.
+void put_back_clocks(Group* group, const PlanBuffers& plan) noexcept {
+  for (size_t t = 0; t < group->tables.size(); ++t) {
+    --group->tables[t].clock.batches;
+    group->tables[t].clock.timestamp = plan.life[t].latest_before;
+  }
 }
 
 }  // namespace
@@ -117,6 +154,7 @@ void Planner::plan(const BatchInput& input, Group* group, const std::shared_ptr<
   const int32_t tables = static_cast<int32_t>(group->tables.size());
   check_batch(input, features, true);
   slice_batch(input, features, 0, features * input.batch_size, &batch_);
+  check_life(*group, batch_);
   find_bounds_errors(*group, batch_, &plan->bounds_errors);
   plan->table_lookups.assign(group->tables.size(), 0);
   plan->table_new_rows.assign(group->tables.size(), 0);
@@ -131,19 +169,21 @@ void Planner::plan(const BatchInput& input, Group* group, const std::shared_ptr<
   }
   group->uses.begin_batch(batch_.lookups);
   scan_.begin(group, batch_);
+  advance_clocks(group, plan.get());
   try {
-    scan_.run(group, batch_);
+    scan_.run(group, batch_, &plan->life);
     for (int32_t t = 0; t < tables; ++t) check_room(group, t);
     reserve(input, group, plan.get(), std::move(arena));
   } catch (...) {
     scan_.rollback(group);
+    put_back_clocks(group, *plan);
     throw;
   }
   group->future.forget(announced);
   commit(group, plan.get());
   group->uses.hold(plan.get());
   if (plan->rows_out > 0) group->transit.depart(plan);
-  touch_columns(group, *plan);
+  touch_columns(group, batch_, plan.get());
   count(group, *plan, 1);
 }
 
@@ -204,6 +244,7 @@ void Planner::reserve(const BatchInput& input, Group* group, PlanBuffers* plan, 
   if (exact.in > 0 || exact.out > 0) group->transit.prepare(exact.in > 0);
   plan->sources.reserve(group->transit.size());
   if (exact.out > 0) group->uses.prepare_held();
+  reserve_columns(*group, plan);
   if (group->pooled) write_offsets(input, batch_, plan->offsets);
 }
 
@@ -219,6 +260,10 @@ void Planner::commit(Group* group, PlanBuffers* plan) noexcept {
   for_each_part(scan_.share_count(), batch_.lookups,
                 [&](int64_t s) noexcept { write_segments(*group, batch_, s, &scan_, plan); });
   plan->segment_offsets[plan->uniques] = static_cast<int32_t>(scan_.segment_lookups());
+  for (int32_t t = 0; t < tables; ++t) {
+    plan->life[t].default_lookups = scan_.default_lookups(t);
+    plan->life[t].candidates_added += group->tables[t].candidates.size();
+  }
   for (int32_t t = 0; t < tables; ++t) touch(group, t, *plan);
   if (!group->window.empty()) group->window.move(plan);
 }
@@ -303,7 +348,11 @@ void Planner::cancel(PlanBuffers* plan, Group* group) noexcept {
   group->transit.remove(*plan);
   count(group, *plan, -1);
   untouch_columns(group, *plan);
-  for (size_t t = 0; t < group->tables.size(); ++t) cancel_table(plan, group, static_cast<int32_t>(t));
+  for (size_t t = 0; t < group->tables.size(); ++t) {
+    cancel_table(plan, group, static_cast<int32_t>(t));
+    undo_candidates(&group->tables[t], plan->life[t]);
+  }
+  put_back_clocks(group, *plan);
   group->window.undo(plan);
 }
 
@@ -379,6 +428,8 @@ void Planner::count(Group* group, const PlanBuffers& plan, int64_t sign) noexcep
     stats.bytes_in += sign * in * group->layout.bytes;
     stats.bytes_out += sign * out * group->layout.bytes;
     stats.new_rows += sign * plan.table_new_rows[t];
+    stats.admitted += sign * static_cast<int64_t>(plan.life[t].admitted.size());
+    stats.default_lookups += sign * plan.life[t].default_lookups;
   }
 }
 

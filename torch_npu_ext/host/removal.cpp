@@ -59,13 +59,14 @@ bool remove_id(Group* group, Table* table, int64_t id) noexcept {
 
 }  // namespace
 
-int64_t remove_ids(Group* group, int32_t t, const int64_t* ids, int64_t count) {
+int64_t remove_ids(Group* group, int32_t t, const int64_t* ids, int64_t count, bool candidates) {
   Table& table = group->tables[t];
   if (!table.spec().hashed) check_index_ids(table, ids, count);
   check_removable(group, t, ids, count);
   table.extend_rows();
   int64_t removed = 0;
   for (int64_t i = 0; i < count; ++i) removed += remove_id(group, &table, ids[i]);
+  for (int64_t i = 0; candidates && i < count; ++i) table.candidates.erase(ids[i]);
   if (table.spec().hashed) table.directory().shrink();
   return removed;
 }

@@ -10,15 +10,18 @@
 namespace rec_sdk {
 
 enum class Column : int {
-  kCount = 0,    // uint32: lookups by training batches; stays at 2^32 - 1
-  kLastUse = 1,  // uint32: serial of the last batch that looked the row up, its low 32 bits
-  kVersion = 2,  // uint64: serial of the last change, at least
-  kScore = 3,    // float: of a policy
+  kCount = 0,      // uint32: lookups by training batches; stays at 2^32 - 1
+  kLastUse = 1,    // uint32: LifeClock::batches of the last batch that looked the row up, its low 32 bits
+  kVersion = 2,    // uint64: serial of the last change, at least
+  kScore = 3,      // double: what the id is worth to a table that evicts by scores
+  kClicks = 4,     // uint32: of those lookups; stays at 2^32 - 1
+  kTimestamp = 5,  // int64: of the last lookup that had one
 };
 
 // A set of columns.
 class ColumnSet {
  public:
+  static constexpr int kColumns = 6;
   constexpr ColumnSet() = default;
   constexpr ColumnSet(std::initializer_list<Column> columns) {
     for (const Column column : columns) add(column);
@@ -35,7 +38,9 @@ class ColumnSet {
 struct RowColumnValues {
   uint32_t count = 0, last_use = 0;
   uint64_t version = 0;
-  float score = 0;
+  double score = 0;
+  uint32_t clicks = 0;
+  int64_t timestamp = 0;
 };
 
 class RowColumns {
@@ -47,6 +52,7 @@ class RowColumns {
 
   void extend(int64_t rows);  // room for rows [0, rows), zero at first. Throws std::bad_alloc
   void reset(int64_t row) noexcept;
+  void write(int64_t row, const RowColumnValues& values) noexcept;  // of the columns that there are
   RowColumnValues read(int64_t row) const;
   void clear();
 
@@ -54,7 +60,19 @@ class RowColumns {
   uint32_t& count(int64_t row) const { return at<uint32_t>(Column::kCount, row); }
   uint32_t& last_use(int64_t row) const { return at<uint32_t>(Column::kLastUse, row); }
   uint64_t& version(int64_t row) const { return at<uint64_t>(Column::kVersion, row); }
-  float& score(int64_t row) const { return at<float>(Column::kScore, row); }
+  double& score(int64_t row) const { return at<double>(Column::kScore, row); }
+  uint32_t& clicks(int64_t row) const { return at<uint32_t>(Column::kClicks, row); }
+  int64_t& timestamp(int64_t row) const { return at<int64_t>(Column::kTimestamp, row); }
+
+  // What is before a plan kept of a row, for as long as the plan can be cancelled: words() of 8 bytes.
+  int64_t words() const { return words_; }
+  void save(int64_t row, uint64_t* words) const noexcept;
+  void restore(int64_t row, const uint64_t* words) noexcept;
+  void prefetch(int64_t row) const {
+    for (int c = 0; c < ColumnSet::kColumns; ++c) {
+      if (has(static_cast<Column>(c))) __builtin_prefetch(arrays_[c].at(static_cast<size_t>(row)), 0, 3);
+    }
+  }
 
   int64_t bytes() const;  // address space
 
@@ -65,16 +83,20 @@ class RowColumns {
   }
 
   ColumnSet columns_;
-  ChunkedMemory arrays_[4];  // by Column
+  int64_t words_;
+  ChunkedMemory arrays_[ColumnSet::kColumns];  // by Column
 };
 
+struct Batch;
 struct Group;
 struct PlanBuffers;
 
+// Room to undo touch_columns(). Throws std::bad_alloc
+void reserve_columns(const Group& group, PlanBuffers* plan);
 // Of the rows of a training batch, after its plan was held: its serial is known. Without columns it does
 // nothing.
-void touch_columns(Group* group, const PlanBuffers& plan) noexcept;
-// The batch was cancelled: count is as before. last_use and version stay, which errs on the safe side.
+void touch_columns(Group* group, const Batch& batch, PlanBuffers* plan) noexcept;
+// The batch was cancelled: all is as before but the version, which errs on the safe side.
 void untouch_columns(Group* group, const PlanBuffers& plan) noexcept;
 
 }  // namespace rec_sdk

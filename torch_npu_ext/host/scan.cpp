@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "torch_npu_ext/host/admission.h"
 #include "torch_npu_ext/host/parallel.h"
 
 namespace rec_sdk {
@@ -67,8 +68,8 @@ class HashDirectory {
     REC_SDK_ALWAYS_INLINE Place of(int64_t id) const { return homes.of(IdMap::hash(id)); }
   };
 
-  HashDirectory(Table* table, MissList misses)
-      : table_(table), admission_(table->spec().admission.get()), misses_(misses) {}
+  HashDirectory(Table* table, MissList misses, LifeLog* life)
+      : table_(table), life_(table->spec().life.admits ? life : nullptr), misses_(misses) {}
 
   Places places() const { return {table_->map().homes()}; }
   bool reserve(int64_t extra) { return table_->reserve_ids(extra); }
@@ -81,7 +82,7 @@ class HashDirectory {
     return entry ? entry.slot() : kNoSlot;
   }
   RowKey key(int64_t id) {
-    if (admission_ != nullptr && !table_->map().find(id, IdMap::hash(id)) && !admission_->admit(id)) {
+    if (life_ != nullptr && !table_->map().find(id, IdMap::hash(id)) && !admit(table_, id, life_)) {
       return table_->default_slot();
     }
     bool added = false;
@@ -95,7 +96,7 @@ class HashDirectory {
 
  private:
   Table* table_;
-  AdmissionFilter* admission_;
+  LifeLog* life_;  // null: every id is taken in
   MissList misses_;
 };
 
@@ -211,6 +212,20 @@ class Numbering {
   uint32_t next_;
 };
 
+// The keys of a share's lookups, and where their rows go: into a list, or over the keys.
+struct ListedLookups {
+  const RowKey* keys;
+  const uint32_t* lookups;
+  uint32_t* rows;
+  REC_SDK_ALWAYS_INLINE RowKey key(int64_t i) const { return keys[lookups[i]]; }
+  REC_SDK_ALWAYS_INLINE uint32_t& row(int64_t i) const { return rows[i]; }
+};
+struct EveryLookup {
+  uint32_t* rows;
+  REC_SDK_ALWAYS_INLINE RowKey key(int64_t i) const { return rows[i]; }
+  REC_SDK_ALWAYS_INLINE uint32_t& row(int64_t i) const { return rows[i]; }
+};
+
 // Which of so many shares has the row. Those whose stamps are in a cache line have the same.
 REC_SDK_ALWAYS_INLINE uint32_t share_of(RowKey key, uint64_t shares) {
   constexpr uint32_t kStampsPerLine = 8;
@@ -242,6 +257,7 @@ void Scan::begin(Group* group, const Batch& batch) {
     }
     table.end_piece = piece;
     table.bound_before = group->tables[t].row_bound();
+    table.admits = group->tables[t].spec().life.admits;
     table.first_share = shares_.size();
     const int64_t shares = (table.count * threads + batch.lookups - 1) / std::max<int64_t>(1, batch.lookups);
     table.end_share = table.first_share + std::max<int64_t>(1, shares);
@@ -253,7 +269,8 @@ void Scan::begin(Group* group, const Batch& batch) {
   }
 }
 
-void Scan::run(Group* group, const Batch& batch) {
+void Scan::run(Group* group, const Batch& batch, std::vector<LifeLog>* life) {
+  for (size_t t = 0; t < tables_.size(); ++t) tables_[t].life = &(*life)[t];
   locate_lookups(group, batch);
   for_each_part(static_cast<int64_t>(tables_.size()), batch.lookups, [&](int64_t t) noexcept {
     try {
@@ -276,7 +293,7 @@ void Scan::with_directory(Group* group, int32_t t, const Use& use) {
   Table& table = group->tables[t];
   const MissList list(table, group->slots, misses.data(), scan.first, &scan.misses);
   if (table.spec().hashed) {
-    use(HashDirectory(&table, list));
+    use(HashDirectory(&table, list, scan.life));
   } else {
     use(IndexDirectory(&table, list));
   }
@@ -293,7 +310,7 @@ void Scan::locate_lookups(Group* group, const Batch& batch) {
   };
   std::vector<Part> parts;
   for (size_t t = 0; t < tables_.size(); ++t) {
-    if (!tables_[t].divided()) continue;
+    if (!tables_[t].located()) continue;
     for (size_t p = tables_[t].first_piece; p < tables_[t].end_piece; ++p) {
       const Batch::Piece& piece = batch.pieces[p];
       for (int64_t begin = piece.begin; begin < piece.end; begin += kPartLookups) {
@@ -312,14 +329,27 @@ void Scan::locate_lookups(Group* group, const Batch& batch) {
   });
 }
 
+template <class Lookups>
+void Scan::number_lookups(Share* share, const Lookups& lookups) noexcept {
+  Numbering numbering(stamps_, epoch_, unique.data(), last_batch_.data(), share);
+  const int64_t count = share->count;
+  for (int64_t i = 0; i < count + kTallyLag; ++i) {
+    if (i + kStampDistance < count) prefetch(numbering.stamp(lookups.key(i + kStampDistance)));
+    if (i + kNearDistance < count) prefetch_near(numbering.stamp(lookups.key(i + kNearDistance)));
+    if (i < count) lookups.row(i) = numbering.number(lookups.key(i));
+    if (i >= kTallyLag) numbering.tally(lookups.row(i - kTallyLag));
+  }
+}
+
 void Scan::scan_table(Group* group, int32_t t, const Batch& batch) {
   const TableScan& table = tables_[t];
+  if (table.admits) count_unknown(group, t, batch);
   with_directory(group, t, [&](auto directory) {
     for (size_t p = table.first_piece; p < table.end_piece; ++p) {
       const Batch::Piece& piece = batch.pieces[p];
       with_ids(batch, piece, [&](const auto* ids) {
         const int64_t count = piece.end - piece.begin;
-        if (table.divided()) {
+        if (table.located()) {
           settle(&directory, ids, count, local.data() + piece.begin);
         } else {
           scan_piece(&directory, ids, count, local.data() + piece.begin, &shares_[table.first_share]);
@@ -327,6 +357,28 @@ void Scan::scan_table(Group* group, int32_t t, const Batch& batch) {
       });
     }
   });
+  if (!table.admits || table.divided()) return;
+  Share& share = shares_[table.first_share];
+  number_lookups(&share, EveryLookup{local.data() + share.first});
+}
+
+// Before any of them is answered.
+void Scan::count_unknown(Group* group, int32_t t, const Batch& batch) {
+  std::vector<int64_t> unknown;
+  for (size_t p = tables_[t].first_piece; p < tables_[t].end_piece; ++p) {
+    const Batch::Piece& piece = batch.pieces[p];
+    unknown.clear();
+    for (int64_t i = piece.begin; i < piece.end; ++i) {
+      if (__builtin_expect(local[i] == kNoSlot, 0)) unknown.push_back(i);
+    }
+    count_candidates(&group->tables[t], batch, piece, unknown, tables_[t].life);
+  }
+}
+
+int64_t Scan::default_lookups(int32_t t) const {
+  int64_t lookups = 0;
+  for (size_t s = tables_[t].first_share; s < tables_[t].end_share; ++s) lookups += shares_[s].defaults;
+  return lookups;
 }
 
 void Scan::number_divided() {
@@ -352,7 +404,11 @@ void Scan::number_divided() {
       shares_[s].first = shares_[s - 1].first + shares_[s - 1].count;
     }
   }
-  run_pieces(shares, [&](int64_t s) noexcept { number_lookups(divided[s]); });
+  run_pieces(shares, [&](int64_t s) noexcept {
+    Share* const share = divided[s];
+    share->rows = list_rows_.data() + share->first;
+    number_lookups(share, ListedLookups{local.data(), share->lookups, share->rows});
+  });
 }
 
 // Default lookups are counted like those of a row, and here taken out: their positions are behind all
@@ -395,19 +451,6 @@ void Scan::list_lookups(Share* share) noexcept {
     count += share_of(local[i], shares) == number;
   }
   share->count = count;
-}
-
-void Scan::number_lookups(Share* share) noexcept {
-  share->rows = list_rows_.data() + share->first;
-  Numbering numbering(stamps_, epoch_, unique.data(), last_batch_.data(), share);
-  const auto key = [&](int64_t i) { return local[share->lookups[i]]; };
-  const int64_t count = share->count;
-  for (int64_t i = 0; i < count + kTallyLag; ++i) {
-    if (i + kStampDistance < count) prefetch(numbering.stamp(key(i + kStampDistance)));
-    if (i + kNearDistance < count) prefetch_near(numbering.stamp(key(i + kNearDistance)));
-    if (i < count) share->rows[i] = numbering.number(key(i));
-    if (i >= kTallyLag) numbering.tally(share->rows[i - kTallyLag]);
-  }
 }
 
 // Lookups pass through a row of stages; see the distances above.
@@ -485,6 +528,7 @@ void Scan::rollback(Group* group) noexcept {
         table.send_away(misses[m].id, misses[m].row);
       }
     }
+    undo_candidates(&table, *tables_[t].life);
   }
 }
 

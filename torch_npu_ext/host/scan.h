@@ -54,12 +54,14 @@ struct alignas(64) Share {  // a cache line: threads write side by side
 class Scan {
  public:
   void begin(Group* group, const Batch& batch);  // the current batch of group->uses; throws
-  void run(Group* group, const Batch& batch);    // all tables; throws, and leaves what it did to rollback()
-  void rollback(Group* group) noexcept;          // entries as they were before begin()
+  // All tables; throws, and leaves what it did to rollback(). `life` is of each table.
+  void run(Group* group, const Batch& batch, std::vector<LifeLog>* life);
+  void rollback(Group* group) noexcept;  // entries as they were before begin()
 
   int64_t unique_count(int32_t t) const { return last_share(t).uniques_before + last_share(t).rows_found(); }
   int64_t segment_lookups() const { return segment_lookups_; }  // all but those of default rows
-  Range missing(int32_t t) const {                              // of `misses`
+  int64_t default_lookups(int32_t t) const;
+  Range missing(int32_t t) const {  // of `misses`
     return {tables_[t].first, tables_[t].first + tables_[t].misses};
   }
   // Ordered by table.
@@ -88,7 +90,11 @@ class Scan {
     size_t first_share = 0, end_share = 0;
     int64_t bound_before = 0;  // of the table's rows
     std::exception_ptr error;
+    bool admits = false;  // not all ids
+    LifeLog* life = nullptr;
     bool divided() const { return end_share - first_share > 1; }
+    // All lookups are searched before the first is answered.
+    bool located() const { return divided() || admits; }
   };
   const Share& last_share(int32_t t) const { return shares_[tables_[t].end_share - 1]; }
 
@@ -96,11 +102,13 @@ class Scan {
   void with_directory(Group* group, int32_t t, const Use& use);
   void locate_lookups(Group* group, const Batch& batch);
   void scan_table(Group* group, int32_t t, const Batch& batch);
+  void count_unknown(Group* group, int32_t t, const Batch& batch);
   template <class Directory, class Id>
   void scan_piece(Directory* directory, const Id* ids, int64_t count, uint32_t* local_out, Share* share);
   void number_divided();
   void list_lookups(Share* share) noexcept;
-  void number_lookups(Share* share) noexcept;
+  template <class Lookups>
+  void number_lookups(Share* share, const Lookups& lookups) noexcept;
   void place_segments(const Group& group) noexcept;
   void find_default_row(const Table& table, Share* share) const noexcept;
 

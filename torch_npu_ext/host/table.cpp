@@ -22,9 +22,11 @@ void check_spec(const TableSpec& spec, const RecordLayout& layout) {
   check(static_cast<int64_t>(spec.state_init.size()) == layout.state_count,
         "state_init must have one value per state block, " + std::to_string(layout.state_count) + ", got " +
             std::to_string(spec.state_init.size()));
-  check(spec.admission == nullptr || (spec.hashed && spec.default_row),
-        std::string("an admission filter needs a hash table with a default row, and this is ") +
-            (spec.hashed ? "one without" : "an index table"));
+  check(!spec.life.any() || spec.hashed,
+        "only a hash table admits or evicts ids, and this is an index table");
+  check(!spec.life.admits || spec.default_row, "a table that admits ids needs a default row");
+  check(spec.life.max_rows >= 0 && spec.life.evict_age >= 0 && spec.life.evict_idle >= 0,
+        "max_rows, evict_age and evict_idle must be 0 (off) or more");
 }
 
 }  // namespace
@@ -37,6 +39,7 @@ Table::Table(TableSpec spec, const RecordLayout& layout, const std::string& poli
                   spec.state_init),
       policy(make_cache_policy(policy_name, first_slot, spec.slots)),
       columns(spec.columns),
+      candidates(spec.life.needs_clicks() || spec.life.needs_timestamps()),
       spec_(std::move(spec)),
       first_slot_(first_slot),
       memory_(memory),
@@ -70,6 +73,14 @@ bool Table::reserve_ids(int64_t extra) {
   return true;
 }
 
+void Table::reserve_candidates(int64_t extra) {
+  const int64_t bytes = candidates.growth(extra);
+  if (bytes == 0) return;
+  const auto growth = memory_->one_at_a_time();
+  memory_->require(bytes, spec_.name);
+  candidates.reserve(extra);
+}
+
 void Table::check_capacity(int64_t rows_after, int64_t id) const {
   const int64_t capacity = spec_.capacity > 0 ? spec_.capacity : int64_t{kMaxRows};
   if (rows_after <= capacity) return;
@@ -82,6 +93,13 @@ void Table::extend_rows() {
   store.extend(rows);
   columns.extend(rows);
   if (spec_.hashed) directory_.reserve_removal();
+}
+
+void Table::begin_row(uint32_t row) noexcept {
+  RowColumnValues values = columns.read(row);
+  values.last_use = static_cast<uint32_t>(clock.batches);
+  values.timestamp = clock.timestamp;
+  columns.write(row, values);
 }
 
 void Table::forget_row(uint32_t row) noexcept {
@@ -97,6 +115,7 @@ void Table::clear() {
   }
   store.clear();
   columns.clear();
+  candidates.clear();
   policy->clear();
   used_slots_.clear();
   prepare();

@@ -6,11 +6,12 @@
 #include <string>
 #include <vector>
 
-#include "torch_npu_ext/host/admission.h"
 #include "torch_npu_ext/host/cache_policy.h"
+#include "torch_npu_ext/host/candidates.h"
 #include "torch_npu_ext/host/host_store.h"
 #include "torch_npu_ext/host/id_map.h"
 #include "torch_npu_ext/host/initializers.h"
+#include "torch_npu_ext/host/life.h"
 #include "torch_npu_ext/host/memory.h"
 #include "torch_npu_ext/host/number_pool.h"
 #include "torch_npu_ext/host/row_columns.h"
@@ -32,7 +33,7 @@ struct TableSpec {
   BoundsCheck bounds_check;
   ColumnSet columns = {};
   bool default_row = false;  // one more slot, behind those for rows: default_slot()
-  std::shared_ptr<AdmissionFilter> admission = nullptr;  // of a hash table with a default row; null: all ids
+  LifeSpec life = {};        // of a hash table; one that admits ids has a default row
 };
 
 class Table {
@@ -56,8 +57,10 @@ class Table {
   const IdMap& map() const { return directory_.ids(); }
   bool reserve_ids(int64_t extra);  // room in the map; whether it grew. Throws MemoryLimitError
   void check_capacity(int64_t rows_after, int64_t id) const;  // throws CapacityError
+  void reserve_candidates(int64_t extra);                     // throws MemoryLimitError, std::bad_alloc
 
   void extend_rows();  // what is kept per row gets room for all of row_bound(). Throws std::bad_alloc
+  void begin_row(uint32_t row) noexcept;             // of an id that no batch brought: its time begins now
   void forget_row(uint32_t row) noexcept;            // as if no id ever had it
   void drop_id(int64_t id, uint32_t row) noexcept {  // a known id, whose slot, if any, is freed
     if (spec_.hashed) {
@@ -112,6 +115,9 @@ class Table {
   void keep_row(uint32_t slot, uint32_t row) {
     if (spec_.hashed) slot_rows_[slot - first_slot_] = row;
   }
+  void prefetch_row(uint32_t slot) const {
+    if (spec_.hashed) rec_sdk::prefetch(&slot_rows_[slot - first_slot_]);
+  }
   uint32_t row_in(uint32_t slot, int64_t id) const {
     return spec_.hashed ? slot_rows_[slot - first_slot_] : static_cast<uint32_t>(id);
   }
@@ -138,6 +144,8 @@ class Table {
   RecordInitializer initializer;
   std::unique_ptr<CachePolicy> policy;
   RowColumns columns;
+  Candidates candidates;
+  LifeClock clock;
 
  private:
   void prepare();

@@ -1,0 +1,1 @@
+"""Batches of ids that carry more than ids."""

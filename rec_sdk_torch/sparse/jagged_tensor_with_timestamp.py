@@ -1,0 +1,262 @@
+"""Jagged tensors whose ids have a timestamp each, for tables that evict ids by age; and click labels of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch.utils._pytree import GetAttrKey, register_pytree_node
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+Features = TypeVar("Features", bound=KeyedJaggedTensor)
+
+
+def _check(timestamps: torch.Tensor | None, values: torch.Tensor) -> None:
+    if timestamps is None:
+        return
+    if timestamps.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"timestamps are {timestamps.dtype}, expected torch.int32 or torch.int64")
+    if timestamps.shape != values.shape:
+        raise ValueError(
+            f"timestamps have shape {tuple(timestamps.shape)}, expected that of ids, {tuple(values.shape)}"
+        )
+
+
+class JaggedTensorWithTimestamp(JaggedTensor):
+    """A JaggedTensor of ids, each with a timestamp in seconds, int64 `[n]`."""
+
+    def __init__(
+        self,
+        values: torch.Tensor,
+        weights: torch.Tensor | None = None,
+        lengths: torch.Tensor | None = None,
+        offsets: torch.Tensor | None = None,
+        timestamps: torch.Tensor | None = None,
+    ) -> None:
+        """
+        Raises:
+            ValueError, TypeError: timestamps that are not one integer per id.
+        """
+        _check(timestamps, values)
+        super().__init__(values, weights, lengths, offsets)
+        self._timestamps = timestamps
+
+    @property
+    def timestamps(self) -> torch.Tensor | None:
+        """Of each id, `[n]`."""
+        return self._timestamps
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> JaggedTensorWithTimestamp:
+        """Copied to `device`."""
+        plain = super().to(device, non_blocking)
+        timestamps = self._timestamps
+        if timestamps is not None:
+            timestamps = timestamps.to(device, non_blocking=non_blocking)
+        return JaggedTensorWithTimestamp(
+            plain.values(), plain.weights_or_none(), plain.lengths_or_none(), plain.offsets_or_none(), timestamps
+        )
+
+    def record_stream(self, stream: Any) -> None:
+        """Its memory is used on `stream`."""
+        super().record_stream(stream)
+        if self._timestamps is not None:
+            self._timestamps.record_stream(stream)
+
+
+class KeyedJaggedTensorWithTimestamp(KeyedJaggedTensor):
+    """A KeyedJaggedTensor of ids, each with a timestamp in seconds, int64 `[n]`; its samples may have click labels.
+
+    What it returns of itself (`to`, `pin_memory`, `split`, `permute`, `[key]`) has them too.
+    """
+
+    def __init__(
+        self,
+        keys: list[str],
+        values: torch.Tensor,
+        timestamps: torch.Tensor | None = None,
+        weights: torch.Tensor | None = None,
+        lengths: torch.Tensor | None = None,
+        offsets: torch.Tensor | None = None,
+        *args: Any,
+        click_labels: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """
+        Args:
+            keys, values, weights, lengths, offsets, args, kwargs: as a KeyedJaggedTensor's.
+            timestamps: of each id, `[n]`.
+            click_labels: of each sample, `[B]`.
+
+        Raises:
+            ValueError, TypeError: timestamps that are not one integer per id; labels that are not one per sample.
+        """
+        _check(timestamps, values)
+        super().__init__(keys, values, weights, lengths, offsets, *args, **kwargs)
+        self._timestamps = timestamps
+        self._click_labels: torch.Tensor | None = None
+        if click_labels is not None:
+            with_click_labels(self, click_labels)
+
+    @property
+    def timestamps(self) -> torch.Tensor | None:
+        """Of each id, `[n]`."""
+        return self._timestamps
+
+    @staticmethod
+    def from_jt_dict(jt_dict: Mapping[str, JaggedTensor]) -> KeyedJaggedTensorWithTimestamp:
+        """Of a `JaggedTensorWithTimestamp` per key.
+
+        Raises:
+            ValueError: some have timestamps and some have none.
+        """
+        stamps = [getattr(jagged, "timestamps", None) for jagged in jt_dict.values()]
+        if any(stamp is None for stamp in stamps) and any(stamp is not None for stamp in stamps):
+            lacking = [key for key, stamp in zip(jt_dict, stamps, strict=True) if stamp is None]
+            raise ValueError(f"keys {lacking} have no timestamps, the others have")
+        plain = KeyedJaggedTensor.from_jt_dict(dict(jt_dict))
+        given = [stamp for stamp in stamps if stamp is not None]
+        return _like(plain, torch.cat(given) if given else None, None)
+
+    def to(self, device: torch.device, non_blocking: bool = False, dtype: Any = None) -> KeyedJaggedTensorWithTimestamp:
+        """Copied to `device`."""
+        extras = (_moved(extra, device, non_blocking) for extra in (self._timestamps, self._click_labels))
+        return _like(super().to(device, non_blocking, dtype), *extras)
+
+    def pin_memory(self) -> KeyedJaggedTensorWithTimestamp:
+        """Copied to page-locked memory."""
+        extras = (None if extra is None else extra.pin_memory() for extra in (self._timestamps, self._click_labels))
+        return _like(super().pin_memory(), *extras)
+
+    def record_stream(self, stream: Any) -> None:
+        """Its memory is used on `stream`."""
+        super().record_stream(stream)
+        for extra in (self._timestamps, self._click_labels):
+            if extra is not None and extra.device.type != "cpu":
+                extra.record_stream(stream)
+
+    def split(self, segments: list[int]) -> list[KeyedJaggedTensor]:
+        """Runs of so many keys each."""
+        borders = self.offset_per_key()
+        parts: list[KeyedJaggedTensor] = []
+        first = 0
+        for part, segment in zip(super().split(segments), segments, strict=True):
+            begin, end = borders[first], borders[first + segment]
+            stamps = None if self._timestamps is None else self._timestamps[begin:end]
+            parts.append(_like(part, stamps, self._click_labels))
+            first += segment
+        return parts
+
+    def permute(self, indices: list[int], indices_tensor: torch.Tensor | None = None) -> KeyedJaggedTensor:
+        """The keys at `indices`, in this order."""
+        stamps, borders = self._timestamps, self.offset_per_key()
+        if stamps is not None:
+            parts = [stamps[borders[index] : borders[index + 1]] for index in indices]
+            stamps = torch.cat(parts) if parts else stamps[:0]
+        return _like(super().permute(indices, indices_tensor), stamps, self._click_labels)
+
+    def flatten_lengths(self) -> KeyedJaggedTensor:
+        """With flat lengths."""
+        return _like(super().flatten_lengths(), self._timestamps, self._click_labels)
+
+    def __getitem__(self, key: str) -> JaggedTensorWithTimestamp:
+        return self._of_key(key, super().__getitem__(key))
+
+    def to_dict(self, compute_offsets: bool = True) -> dict[str, JaggedTensor]:
+        """The jagged tensor of each key."""
+        plain = super().to_dict(compute_offsets)
+        return {key: self._of_key(key, jagged) for key, jagged in plain.items()}
+
+    def _of_key(self, key: str, plain: JaggedTensor) -> JaggedTensorWithTimestamp:
+        place, borders = self.keys().index(key), self.offset_per_key()
+        stamps = None if self._timestamps is None else self._timestamps[borders[place] : borders[place + 1]]
+        return JaggedTensorWithTimestamp(
+            plain.values(), plain.weights_or_none(), plain.lengths_or_none(), plain.offsets_or_none(), stamps
+        )
+
+
+def _moved(extra: torch.Tensor | None, device: torch.device, non_blocking: bool) -> torch.Tensor | None:
+    return None if extra is None else extra.to(device, non_blocking=non_blocking)
+
+
+def _like(
+    plain: KeyedJaggedTensor, timestamps: torch.Tensor | None, labels: torch.Tensor | None
+) -> KeyedJaggedTensorWithTimestamp:
+    """`plain` with these."""
+    result = KeyedJaggedTensorWithTimestamp.__new__(KeyedJaggedTensorWithTimestamp)
+    result.__dict__.update(plain.__dict__)
+    result._jt_dict = None
+    result._timestamps, result._click_labels = timestamps, labels
+    return result
+
+
+def with_click_labels(features: Features, click_labels: torch.Tensor) -> Features:
+    """`features` itself, which from now on knows how often each of its samples was clicked.
+
+    A copy of a plain KeyedJaggedTensor (`.to`, `.pin_memory`) does not know it; one of a
+    `KeyedJaggedTensorWithTimestamp` does. `EmbCacheTrainPipelineSparseDist` calls this with `batch.click_labels`.
+
+    Args:
+        click_labels: int32, int64 or bool `[B]`, or `[B, 1]`; negative is no click.
+
+    Raises:
+        TypeError, ValueError: labels that are not one whole number per sample.
+    """
+    if click_labels.is_complex() or (
+        click_labels.is_floating_point() and not torch.equal(click_labels, click_labels.round())
+    ):
+        raise TypeError(f"click_labels are {click_labels.dtype} and not whole: expected integers")
+    if click_labels.numel() != features.stride():
+        raise ValueError(
+            f"click_labels have shape {tuple(click_labels.shape)}, expected one for each of {features.stride()} samples"
+        )
+    features._click_labels = click_labels.flatten().to(torch.int32)
+    return features
+
+
+def clicks_of(features: KeyedJaggedTensor) -> torch.Tensor | None:
+    """Of each id, int32 `[n]`: the label of its sample; None if the batch has no labels."""
+    labels: torch.Tensor | None = getattr(features, "_click_labels", None)
+    if labels is None:
+        return None
+    lengths = features.lengths()
+    return labels.to(lengths.device).repeat(len(features.keys())).repeat_interleave(lengths)
+
+
+def timestamps_of(features: KeyedJaggedTensor) -> torch.Tensor | None:
+    """Of each id, `[n]`; None if the batch has none."""
+    stamps: torch.Tensor | None = getattr(features, "_timestamps", None)
+    return stamps
+
+
+_EXTRAS = ("_timestamps", "_click_labels")
+
+
+def _flatten(features: KeyedJaggedTensorWithTimestamp) -> tuple[list[Any], Any]:
+    names = ("_values", "_weights", "_lengths", "_offsets", *_EXTRAS)
+    rest = features._keys, features._stride, features._stride_per_key_per_rank, features._inverse_indices
+    return [getattr(features, name) for name in names], rest
+
+
+def _flatten_with_keys(features: KeyedJaggedTensorWithTimestamp) -> tuple[list[tuple[Any, Any]], Any]:
+    values, context = _flatten(features)
+    names = ("_values", "_weights", "_lengths", "_offsets", *_EXTRAS)
+    return [(GetAttrKey(name), value) for name, value in zip(names, values, strict=True)], context
+
+
+def _unflatten(parts: Iterable[Any], context: Any) -> KeyedJaggedTensorWithTimestamp:
+    keys, stride, per_rank, inverse = context
+    values, weights, lengths, offsets, timestamps, labels = parts
+    plain = KeyedJaggedTensor(
+        keys, values, weights, lengths, offsets, stride, stride_per_key_per_rank=per_rank, inverse_indices=inverse
+    )
+    return _like(plain, timestamps, labels)
+
+
+register_pytree_node(
+    KeyedJaggedTensorWithTimestamp,
+    _flatten,
+    _unflatten,
+    flatten_with_keys_fn=_flatten_with_keys,
+    serialized_type_name="rec_sdk_torch.KeyedJaggedTensorWithTimestamp",
+)

@@ -1,0 +1,126 @@
+"""Admission and eviction of ids in plain Python: what docs/life.md says, for one table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from hypothesis import strategies as st
+
+from rec_sdk_torch.tbe import TableLife
+
+
+@dataclass
+class Id:
+    """What is counted of an id, with a row or without."""
+
+    count: int = 0
+    clicks: int = 0
+    timestamp: int = 0
+    last_use: int = 0
+    score: float = 0.0
+
+
+@dataclass
+class Life:
+    """Of a table: `rows` and `candidates` by id."""
+
+    rules: TableLife
+    rows: dict[int, Id] = field(default_factory=dict)
+    candidates: dict[int, Id] = field(default_factory=dict)
+    batches: int = 0
+    steps: int = 0
+    latest: int = -(2**63)
+    waiting: set[int] = field(default_factory=set)  # rows with gradients of the open window
+    evicted: int = 0
+
+    def value(self, one: Id) -> float:
+        return self.rules.alpha * one.count + self.rules.beta * one.clicks
+
+    def batch(self, ids: np.ndarray, clicks: np.ndarray, timestamps: np.ndarray) -> None:
+        """A training batch: every lookup of the table, in order."""
+        self.batches += 1
+        for i, click, timestamp in zip(ids.tolist(), clicks.tolist(), timestamps.tolist(), strict=True):
+            one = self.rows[i] if i in self.rows else self.candidates.setdefault(i, Id())
+            one.count += 1
+            one.clicks += click
+            one.timestamp = timestamp
+            one.last_use = self.batches
+            self.latest = max(self.latest, timestamp)
+        for i in set(ids.tolist()):
+            threshold = self.rules.admit_threshold
+            if i in self.rows:
+                self.rows[i].score = (self.rows[i].score + self.value(self.rows[i])) * self.rules.score_decay
+            elif threshold is None or self.value(self.candidates[i]) >= threshold:
+                self.rows[i] = self.candidates.pop(i)
+                self.rows[i].score = self.value(self.rows[i])
+
+    def _too_old(self, one: Id) -> bool:
+        age, idle = self.rules.evict_age, self.rules.evict_idle_steps
+        return bool(age and self.latest - one.timestamp > age) or bool(idle and self.batches - one.last_use >= idle)
+
+    def _beyond(self, all_of: dict[int, Id], leaving: set[int], held: set[int], by_score: bool) -> set[int]:
+        """Those beyond max_rows, the least of them."""
+        most, staying = self.rules.max_rows, [i for i in all_of if i not in leaving or i in held]
+        if not most or len(staying) <= most:
+            return set()
+
+        def worth(i: int) -> tuple[float, int, int]:
+            one = all_of[i]
+            return (one.score if by_score else self.value(one)), one.last_use, i
+
+        free = sorted((i for i in staying if i not in held), key=worth)
+        return set(free[: len(staying) - (most - most // 8)])
+
+    def end_step(self, in_flight: set[int]) -> list[int]:
+        """The end of a training step: which rows leave. `in_flight`: ids of batches whose update is to come."""
+        self.steps += 1
+        interval, rules = self.rules.evict_step_interval, self.rules
+        ends = bool(interval) and self.steps % interval == 0
+        held = in_flight | self.waiting
+        rows: set[int] = set()
+        candidates: set[int] = set()
+        if ends:
+            rows = {i for i, one in self.rows.items() if self._too_old(one)}
+            candidates = {i for i, one in self.candidates.items() if self._too_old(one)}
+            if rules.evict_share and self.rows:
+                count = max(1, int(len(self.rows) * rules.evict_share))
+                rows |= set(sorted(self.rows, key=lambda i: (self.rows[i].score, i))[:count])
+        # The bound is looked at when it is passed, or with the others.
+        if ends or (rules.max_rows and max(len(self.rows), len(self.candidates)) > rules.max_rows):
+            by_count = {i: Id(count=one.count, last_use=one.last_use) for i, one in self.rows.items()}
+            scored = bool(rules.evict_share)
+            plain = TableLife(max_rows=rules.max_rows)
+            beyond = Life(plain, by_count) if not scored else self
+            rows |= beyond._beyond(self.rows if scored else by_count, rows, held, scored)
+            candidates |= self._beyond(self.candidates, candidates, set(), False)
+        gone = sorted(rows - held)
+        for i in gone:
+            del self.rows[i]
+        for i in candidates:
+            del self.candidates[i]
+        self.evicted += len(gone)
+        return gone
+
+    def columns(self, of: dict[int, Id], ids: Iterable[int], names: Iterable[str]) -> dict[str, list[float]]:
+        return {name: [getattr(of[i], name) for i in ids] for name in names}
+
+
+@st.composite
+def lives(draw: st.DrawFn) -> TableLife | None:
+    """Any mixture of rules, and none in half of the tables."""
+    if draw(st.booleans()):
+        return None
+    return TableLife(
+        admit_threshold=draw(st.sampled_from((None, 1.0, 2.0, 3.0, 4.5))),
+        default_value=0.25,
+        alpha=draw(st.sampled_from((1.0, 0.5))),
+        beta=draw(st.sampled_from((0.0, 0.75))),
+        evict_share=draw(st.sampled_from((0.0, 0.0, 0.25))),
+        score_decay=draw(st.sampled_from((1.0, 0.5))),
+        evict_age=draw(st.sampled_from((0, 3))),
+        evict_idle_steps=draw(st.sampled_from((0, 0, 2, 4))),
+        evict_step_interval=draw(st.integers(0, 3)),
+        max_rows=draw(st.sampled_from((0, 0, 5, 20))),
+    )

@@ -1,0 +1,84 @@
+// Ids that a table has seen and not admitted: id -> what it counts of them. Open addressing with linear
+// probing, 16 bytes a place, or 32 where clicks or timestamps are kept.
+#pragma once
+
+#include <cstdint>
+
+#include "torch_npu_ext/host/id_map.h"
+#include "torch_npu_ext/host/memory.h"
+
+namespace rec_sdk {
+
+class Candidates {
+ public:
+  // count: lookups, at least 1. last_use: the low bits of LifeClock::batches. The last two are 0 where they
+  // are not kept.
+  struct Values {
+    uint32_t count = 0, last_use = 0, clicks = 0;
+    int64_t timestamp = 0;
+  };
+
+  explicit Candidates(bool wide) : wide_(wide) {}
+
+  int64_t size() const { return size_; }
+  int64_t bytes() const {
+    return static_cast<int64_t>(places_ * (sizeof(Entry) + (wide_ ? sizeof(Extra) : 0)));
+  }
+  int64_t growth(int64_t extra) const;  // bytes of the bigger arrays that `extra` more ids need; or 0
+  void reserve(int64_t extra);          // throws std::bad_alloc
+  void shrink() noexcept;               // gives memory back when a fourth of it would do
+
+  void prefetch(int64_t id) const {
+    if (places_ > 0) rec_sdk::prefetch(&entries_[home(id)]);
+  }
+  // The place of the id, or -1. Valid until the next call that changes the map.
+  int64_t find(int64_t id) const {
+    if (places_ == 0) return -1;
+    for (uint64_t p = home(id);; p = next(p)) {
+      if (entries_[p].count == 0) return -1;
+      if (entries_[p].id == id) return static_cast<int64_t>(p);
+    }
+  }
+  // Of a new id, whose count is 0: set() has to follow. Precondition: growth(1) == 0.
+  int64_t find_or_add(int64_t id);
+  bool erase(int64_t id) noexcept;
+
+  Values get(int64_t place) const;
+  void set(int64_t place, const Values& values) noexcept;
+  int64_t id(int64_t place) const { return entries_[place].id; }
+
+  template <class Visit>  // visit(id, values)
+  void for_each(Visit visit) const {
+    for (uint64_t p = 0; p < places_; ++p) {
+      if (entries_[p].count != 0) visit(entries_[p].id, get(static_cast<int64_t>(p)));
+    }
+  }
+  void clear();
+
+ private:
+  struct Entry {
+    int64_t id;
+    uint32_t count;  // 0: the place is free
+    uint32_t last_use;
+  };
+  struct Extra {
+    int64_t timestamp;
+    uint32_t clicks, unused;
+  };
+
+  uint64_t home(int64_t id) const {
+    return static_cast<uint64_t>((static_cast<unsigned __int128>(IdMap::hash(id)) * places_) >> 64);
+  }
+  uint64_t next(uint64_t p) const { return p + 1 == places_ ? 0 : p + 1; }
+  static uint64_t places_for(int64_t ids) { return static_cast<uint64_t>(ids + ids / 2 + 16); }
+  uint64_t grown(int64_t extra) const;
+  void rehash(uint64_t places);
+
+  bool wide_;
+  uint64_t places_ = 0;
+  int64_t size_ = 0;
+  HugeArray<Entry> entries_;
+  HugeArray<Extra> extras_;
+};
+
+}  // namespace rec_sdk

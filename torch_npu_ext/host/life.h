@@ -1,0 +1,40 @@
+// When an id of a hash table gets a row, and when it loses it.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+namespace rec_sdk {
+
+// score = alpha * shows + beta * clicks, both of the id's whole life. 0 turns a rule off.
+struct LifeSpec {
+  bool admits = false;   // an id gets a row when its score reaches the threshold
+  double threshold = 0;  // lookups of the batch that is planned included
+  double alpha = 1, beta = 0;
+  double decay = 1;        // of scores that evict: (old + score) * decay in each batch that has the id
+  double evict_share = 0;  // of the rows, those with the lowest scores leave
+  int64_t evict_age = 0;   // leaves: latest timestamp of the table - its own > this, in seconds
+  int64_t evict_idle = 0;  // leaves: no batch of so many, the latest ones, had it
+  int64_t max_rows = 0;    // more than so many rows, or candidates, are brought down to 7/8 of it
+
+  bool evicts_at_intervals() const { return evict_share > 0 || evict_age > 0 || evict_idle > 0; }
+  bool any() const { return admits || evicts_at_intervals() || max_rows > 0; }
+  bool needs_clicks() const { return beta != 0 && (admits || evict_share > 0); }
+  bool needs_timestamps() const { return evict_age > 0; }
+  double score(uint32_t shows, uint32_t clicks) const { return alpha * shows + beta * clicks; }
+  int64_t rows_after_eviction() const { return max_rows - max_rows / 8; }
+};
+
+// What the rules go by. Plans that are cancelled are not counted.
+struct LifeClock {
+  static constexpr int64_t kNever = std::numeric_limits<int64_t>::min();
+  uint64_t batches = 0;        // planned
+  uint64_t steps = 0;          // trained
+  int64_t timestamp = kNever;  // the latest
+};
+
+inline uint32_t saturated_sum(uint32_t a, uint32_t b) {
+  return b < std::numeric_limits<uint32_t>::max() - a ? a + b : std::numeric_limits<uint32_t>::max();
+}
+
+}  // namespace rec_sdk
