@@ -3,6 +3,7 @@
 python examples/train_dlrm.py                                  a generated click log, nothing to download
 python examples/train_dlrm.py --movielens ml-100k --baseline   ... against plain torch.nn.EmbeddingBag
 python examples/train_dlrm.py --criteo train.txt.gz --samples 1000000 --plot run.png
+torchrun --nproc-per-node 2 examples/train_dlrm.py             the tables divided between two processes
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from dlrm.data_generated import generated_clicks
 from dlrm.data_movielens import movielens_clicks
 from dlrm.model import DLRM
 from dlrm.plain import PlainTables, initial_weights
+from dlrm.ranks import Ranks, join, leave, shard
 from support.clicks import ClickData, random_split
-from support.errors import exit_code
+from support.errors import InputError, exit_code
 from support.optimizers import TABLE_OPTIMIZERS, dense_optimizer
 from support.options import Parser, add_output_options, add_training_options, log_size, prepare, report
 from support.report import Report
@@ -31,7 +33,7 @@ from support.training import Job, Schedule, TrainResult, train
 from torch import Tensor, nn
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
-from rec_sdk_torch import EmbCacheEmbeddingBagCollection, apply_optimizer_in_backward
+from rec_sdk_torch import EmbCacheEmbeddingBagCollection, apply_optimizer_in_backward, prefetch
 
 GENERATED_SAMPLES = 200_000
 
@@ -70,13 +72,21 @@ def build_model(tables: nn.Module, data: ClickData, options: argparse.Namespace)
     return DLRM(tables, len(data.features), options.dim, data.dense.shape[1])
 
 
-def train_cached(tables: EmbCacheEmbeddingBagCollection, job: Job, options: argparse.Namespace) -> TrainResult:
-    """The backward updates the rows of the tables where they are, in the device cache."""
+def train_cached(
+    tables: EmbCacheEmbeddingBagCollection, job: Job, options: argparse.Namespace, ranks: Ranks
+) -> TrainResult:
+    """The backward updates the rows of the tables where they are, in the device cache of the rank they live on."""
     choice = TABLE_OPTIMIZERS[options.optimizer]
     apply_optimizer_in_backward(choice.optimizer_class, tables.parameters(), {"lr": options.sparse_lr})
     model = build_model(tables, job.data, options)
-    optimizer = CombinedOptimizer([tables.fused_optimizer, dense_optimizer(model, options.lr)])
-    return train("cached", model, optimizer, job, tables.cache_stats)
+    if ranks.count == 1:
+        optimizer = CombinedOptimizer([tables.fused_optimizer, dense_optimizer(model, options.lr)])
+        return train("cached", model, optimizer, job, tables.cache_stats)
+    divided = shard(model, list(job.data.features), ranks)
+    optimizer = CombinedOptimizer([divided.fused_optimizer, dense_optimizer(divided, options.lr)])
+    stats = divided.module.embeddings.cache_stats
+    # Ids of the next batches are exchanged and planned while one is trained.
+    return train("cached", divided, optimizer, job, stats, lambda batches: prefetch(batches, divided), ranks.rank > 0)
 
 
 def train_plain(weights: dict[str, Tensor], job: Job, options: argparse.Namespace) -> TrainResult:
@@ -91,18 +101,21 @@ def train_plain(weights: dict[str, Tensor], job: Job, options: argparse.Namespac
     return train("plain", model, optimizer, job)
 
 
-def run(options: argparse.Namespace) -> Report:
+def run(options: argparse.Namespace, ranks: Ranks) -> Report:
     """Loads the data and trains one side, or with --baseline both, one after the other."""
+    if options.baseline and ranks.count > 1:
+        raise InputError(f"--baseline is for a single process, not for the {ranks.count} of torchrun")
     name, data = load_data(options)
     split = random_split(len(data), options.seed)
-    job = Job(data, split, Schedule(options.batch_size, options.epochs, options.steps, options.seed))
-    sizes = table_sizes(data, options.cache, options.batch_size)
+    schedule = Schedule(options.batch_size, options.epochs, options.steps, options.seed, ranks.rank, ranks.count)
+    job = Job(data, split, schedule)
+    sizes = table_sizes(data, options.cache, schedule.global_batch)
     tables = cached_tables(sizes, options.dim, options.seed)
     if not options.baseline:
-        return Report(name, vars(options), sizes, train_cached(tables, job, options))
+        return Report(name, vars(options), sizes, train_cached(tables, job, options, ranks))
     vocabularies = data.vocabularies()
     weights = initial_weights(tables, vocabularies)
-    cached = train_cached(tables, job, options)
+    cached = train_cached(tables, job, options, ranks)
     plain = train_plain(weights, replace(job, data=data.with_dense_ids(vocabularies)), options)
     return Report(name, vars(options), sizes, cached, plain)
 
@@ -111,7 +124,11 @@ def main() -> None:
     """The script."""
     options = parse_options()
     prepare(options)
-    report(run(options), options)
+    ranks = join()
+    finished = run(options, ranks)
+    if ranks.rank == 0:
+        report(finished, options)
+    leave(ranks)
 
 
 if __name__ == "__main__":

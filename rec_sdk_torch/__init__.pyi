@@ -7,6 +7,7 @@ from .distributed.sharders import EmbCacheEmbeddingCollectionSharder as EmbCache
 from .distributed.sharders import HashEmbeddingBagCollectionSharder as HashEmbeddingBagCollectionSharder
 from .distributed.sharders import get_default_hybrid_sharders as get_default_hybrid_sharders
 from .distributed.train_pipeline import EmbCacheTrainPipelineSparseDist as EmbCacheTrainPipelineSparseDist
+from .distributed.train_pipeline import HybridTrainPipelineSparseDist as HybridTrainPipelineSparseDist
 from .modules.cache_log import CacheLog as CacheLog
 from .modules.configs import AdmitAndEvictConfig as AdmitAndEvictConfig
 from .modules.configs import AdmitAndEvictPolicyType as AdmitAndEvictPolicyType

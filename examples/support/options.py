@@ -92,7 +92,7 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("training")
     group.add_argument("--epochs", type=positive_int, help="default 3 with --movielens, else 1")
     group.add_argument("--steps", type=positive_int, metavar="N", help="stop after N steps, whatever --epochs says")
-    group.add_argument("--batch-size", type=positive_int, default=64, help="default %(default)s")
+    group.add_argument("--batch-size", type=positive_int, default=64, help="of each process (default %(default)s)")
     group.add_argument("--dim", type=dimension, default=16, help="embedding dimension (default %(default)s)")
     group.add_argument(
         "--optimizer", choices=TABLE_OPTIMIZERS, default="adagrad", help="of the tables (default %(default)s)"

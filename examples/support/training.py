@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 import torch
+import torch.distributed as dist
 from sklearn.metrics import log_loss, roc_auc_score
 from torch import Tensor, nn
 from torchrec.optim.keyed import KeyedOptimizer
@@ -31,17 +32,32 @@ class Schedule:
     epochs: int
     max_steps: int | None
     seed: int
+    rank: int = 0
+    ranks: int = 1
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of a step on all ranks together."""
+        return self.batch_size * self.ranks
 
     def steps(self, samples: int) -> int:
         """How many batches that makes."""
-        all_epochs = self.epochs * math.ceil(samples / self.batch_size)
+        whole, rest = divmod(samples, self.global_batch)
+        all_epochs = self.epochs * (whole + (rest >= self.ranks))
         return all_epochs if self.max_steps is None else min(self.max_steps, all_epochs)
 
     def batches(self, data: ClickData) -> Iterator[ClickBatch]:
-        """All epochs, each in a random order of its own; the same ones for the same seed."""
+        """This rank's part of all epochs, each in a random order of its own; the same ones for the same seed.
+
+        A step's samples are those that one process with a batch of all ranks' size takes; a rest that has not one for
+        each rank is left out.
+        """
         generator = torch.Generator().manual_seed(self.seed)
         for _ in range(self.epochs):
-            yield from data.batches(self.batch_size, torch.randperm(len(data), generator=generator))
+            order = torch.randperm(len(data), generator=generator)
+            for samples in torch.split(order, self.global_batch):
+                if len(samples) >= self.ranks:
+                    yield data.select(torch.tensor_split(samples, self.ranks)[self.rank]).batch()
 
 
 @dataclass(frozen=True)
@@ -115,11 +131,24 @@ def train_step(model: nn.Module, optimizer: KeyedOptimizer, batch: ClickBatch) -
     return loss.detach()
 
 
+def _over_ranks(value: Tensor) -> Tensor:
+    """The mean over the ranks, which all have to ask for it."""
+    if dist.is_initialized():
+        dist.all_reduce(value)
+        value = value / dist.get_world_size()
+    return value
+
+
 class Monitor:
     """Keeps the curves and shows them: in the progress bar or, where that is no terminal, in a few lines."""
 
     def __init__(
-        self, bar: tqdm[ClickBatch], name: str, steps: int, cache_stats: Callable[[], CacheStats] | None
+        self,
+        bar: tqdm[ClickBatch],
+        name: str,
+        steps: int,
+        cache_stats: Callable[[], CacheStats] | None,
+        quiet: bool = False,
     ) -> None:
         self.curves = Curves()
         self.seconds = 0.0
@@ -127,6 +156,7 @@ class Monitor:
         self._bar = bar
         self._name = name
         self._steps = steps
+        self._quiet = quiet
         self._shown: dict[str, str] = {}
         self._every = max(1, steps // POINTS)
         self._cache_stats = cache_stats
@@ -145,12 +175,12 @@ class Monitor:
         """Takes the outcome of a look at the validation part."""
         self.curves.evaluation_steps.append(step)
         self.curves.validation_auc.append(quality.auc)
-        if self._bar.disable:
+        if self._bar.disable and not self._quiet:
             shown = "".join(f", {name}={value}" for name, value in self._shown.items())
             print(f"{self._name}: step {step:,} of {self._steps:,}{shown}", file=sys.stderr)
 
     def _point(self, step: int) -> None:
-        loss = float(torch.stack(self._losses).mean())
+        loss = float(_over_ranks(torch.stack(self._losses).mean()))
         self._losses.clear()
         self.curves.steps.append(step)
         self.curves.loss.append(loss)
@@ -169,16 +199,21 @@ def train(
     optimizer: KeyedOptimizer,
     job: Job,
     cache_stats: Callable[[], CacheStats] | None = None,
+    ahead: Callable[[Iterator[ClickBatch]], Iterator[ClickBatch]] = iter,
+    quiet: bool = False,
 ) -> TrainResult:
-    """Trains a model, looks at the validation part now and then, and judges the end on the test part."""
+    """Trains a model, looks at the validation part now and then, and judges the end on the test part.
+
+    `ahead` gives the batches that it is given, and may prepare the next ones; `quiet` shows nothing.
+    """
     train_data, validation_data = job.data.select(job.split.train), job.data.select(job.split.validation)
     batch_size, steps = job.schedule.batch_size, job.schedule.steps(len(train_data))
     evaluate_every = math.ceil(steps / EVALUATIONS)
-    batches = islice(job.schedule.batches(train_data), steps)
+    batches = ahead(islice(job.schedule.batches(train_data), steps))
     begin = time.perf_counter()
     # Without a terminal (disable=None) there is no bar. tqdm's own rate would count evaluations as training.
-    with tqdm(batches, desc=name, total=steps, dynamic_ncols=True, disable=None, bar_format=BAR) as bar:
-        monitor = Monitor(bar, name, steps, cache_stats)
+    with tqdm(batches, desc=name, total=steps, dynamic_ncols=True, disable=quiet or None, bar_format=BAR) as bar:
+        monitor = Monitor(bar, name, steps, cache_stats, quiet)
         for step, batch in enumerate(bar, start=1):
             start = time.perf_counter()
             loss = train_step(model, optimizer, batch)

@@ -1,7 +1,8 @@
-"""A training loop that plans and swaps ahead, with Rec SDK's signature."""
+"""Training loops that plan and swap ahead, with Rec SDK's signatures."""
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -10,6 +11,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from ..backends.devices import parse_device
 from ..sparse.jagged_tensor_with_timestamp import with_click_labels
+from ..tbe.look_ahead import MAX_DEPTH
 from ..tbe.transfers import current
 from .prefetch import Started, check_depth, find_collections, iterate, only_features
 
@@ -23,12 +25,117 @@ class _Coming(NamedTuple):
     event: Any
 
 
-class EmbCacheTrainPipelineSparseDist(Generic[In]):
-    """Trains a model with cached embeddings; `progress` does one step.
+class _TrainPipeline(Generic[In]):
+    """What the pipelines share; `progress` does one step.
 
     Meanwhile the next batches are planned, and copied to the device. A batch has `.to(device, non_blocking=)` and
     `.record_stream(stream)`, as TorchRec's pipelines ask for: see `torchrec.streamable.Pipelineable`; a
-    KeyedJaggedTensor has both. The model's forward takes it and gives `(losses, output)`.
+    KeyedJaggedTensor has both. The model's forward takes it and gives `(losses, output)`. The model may be sharded by
+    DistributedModelParallel; then every rank has such a pipeline, and all of them make the same steps.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device | str | int,
+        return_loss: bool,
+        execute_all_batches: bool,
+        depth: int,
+        features: Callable[[In], Any] | None,
+    ) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._device = parse_device(device)
+        self._collections = find_collections(model)
+        for name, collection in self._collections.items():
+            if collection.device != self._device:
+                raise ValueError(
+                    f"collection {name!r} is on {collection.device}, the pipeline's device is {self._device}"
+                )
+        self._return_loss = return_loss
+        self._execute_all_batches = execute_all_batches
+        self._forward: Callable[[Any], tuple[torch.Tensor, Any]] = model
+        self._zero_grad: Callable[[], object] = optimizer.zero_grad
+        self._backward: Callable[[torch.Tensor], object] = _sum_backward
+        self._depth = check_depth(depth)
+        self._features = features or only_features
+        self._module = None if self._device.type == "cpu" else torch.get_device_module(self._device)
+        self._copies = None if self._module is None else self._module.Stream(self._device)
+        self._source: Iterator[In] | None = None
+        self._batches: Iterator[_Coming] | None = None
+
+    def progress(self, dataloader_iter: Iterator[In]) -> Any:
+        """One step: the next batch, in training mode with backward and the optimizer's step.
+
+        Another iterator than before starts anew; what was read ahead of the other is left.
+
+        Returns:
+            the model's output, or with `return_loss` `(output, losses)`.
+
+        Raises:
+            StopIteration: there are no more batches; `progress` may then be given a new iterator.
+        """
+        if self._batches is None or self._source is not dataloader_iter:
+            self.reset()
+            self._source = dataloader_iter
+            self._batches = iterate(dataloader_iter, self._depth, self._start, self._execute_all_batches)
+        try:
+            coming = next(self._batches)
+        except StopIteration:
+            self.reset()
+            raise
+        batch = self._arrived(coming)
+        training = self._model.training
+        if training:
+            self._zero_grad()
+        losses, output = self._forward(batch)
+        if training:
+            self._backward(losses)
+            self._optimizer.step()
+        return (output, losses) if self._return_loss else output
+
+    def reset(self) -> None:
+        """Leaves the iterator: the next `progress` starts with the one that it is given."""
+        batches, self._batches, self._source = self._batches, None, None
+        if batches is not None:
+            batches.close()  # type: ignore[attr-defined]  # a generator
+
+    def _start(self, batch: In) -> tuple[_Coming, Started | None]:
+        """Starts a batch's copy to the device, and its plans."""
+        self._label(batch, batch)
+        started = Started(self._collections, self._features(batch)) if self._depth else None
+        if self._module is None:
+            return _Coming(batch, None), started
+        with current(self._copies):
+            copied = batch.to(self._device, non_blocking=True)  # type: ignore[attr-defined]
+            event = self._module.current_stream(self._device).record_event()
+        self._label(copied, batch)
+        if started is not None:
+            started.also(self._features(copied))
+        return _Coming(copied, event), started
+
+    def _label(self, batch: In, original: In) -> None:
+        """Hands `click_labels` of a batch, where it has such, to tables that score ids by clicks."""
+        labels = getattr(original, "click_labels", None)
+        if isinstance(labels, torch.Tensor):
+            given = self._features(batch)
+            for features in [given] if isinstance(given, KeyedJaggedTensor) else given.values():
+                if labels.numel() == features.stride():  # they may be labels of something else
+                    with_click_labels(features, labels)
+
+    def _arrived(self, coming: _Coming) -> Any:
+        if self._module is not None:
+            stream = self._module.current_stream(self._device)
+            stream.wait_event(coming.event)
+            coming.batch.record_stream(stream)
+        return coming.batch
+
+
+class EmbCacheTrainPipelineSparseDist(_TrainPipeline[In]):
+    """Trains a model with cached embeddings, as Rec SDK's pipeline of that name does: see `progress`.
+
+    `wait_pipeline_compute_swapinfo` is what Rec SDK wants called before a save.
     """
 
     def __init__(
@@ -73,69 +180,16 @@ class EmbCacheTrainPipelineSparseDist(Generic[In]):
         """
         if torch.device(cpu_device).type != "cpu":
             raise ValueError(f"cpu_device is {cpu_device!r}, expected the host: torch.device('cpu')")
-        for name, given in (("apply_jit", apply_jit), ("pipeline_postproc", pipeline_postproc)):
-            if given:
-                raise ValueError(f"{name}=True is not supported: leave it False")
+        _refuse(apply_jit=apply_jit, pipeline_postproc=pipeline_postproc)
         if context_type is not None:
             raise ValueError("context_type is not supported: this pipeline has no contexts, leave it None")
-        self._model = model
-        self._optimizer = optimizer
-        self._device = parse_device(npu_device)
-        self._collections = find_collections(model)
-        for name, collection in self._collections.items():
-            if collection.device != self._device:
-                raise ValueError(
-                    f"collection {name!r} is on {collection.device}, the pipeline's device is {self._device}"
-                )
-            if evict_step_interval is not None:
+        super().__init__(model, optimizer, npu_device, return_loss, execute_all_batches, depth, features)
+        if evict_step_interval is not None:
+            for collection in self._collections.values():
                 collection.set_evict_step_interval(evict_step_interval)
-        self._return_loss = return_loss
-        self._execute_all_batches = execute_all_batches
-        self._forward = custom_model_fwd or model
-        self._zero_grad = custom_model_zero_grad or optimizer.zero_grad
-        self._backward = custom_model_bwd or _sum_backward
-        self._depth = check_depth(depth)
-        self._features = features or only_features
-        self._module = None if self._device.type == "cpu" else torch.get_device_module(self._device)
-        self._copies = None if self._module is None else self._module.Stream(self._device)
-        self._source: Iterator[In] | None = None
-        self._batches: Iterator[_Coming] | None = None
-
-    def progress(self, dataloader_iter: Iterator[In]) -> Any:
-        """One step: the next batch, in training mode with backward and the optimizer's step.
-
-        Another iterator than before starts anew; what was read ahead of the other is left.
-
-        Returns:
-            the model's output, or with `return_loss` `(output, losses)`.
-
-        Raises:
-            StopIteration: there are no more batches; `progress` may then be given a new iterator.
-        """
-        if self._batches is None or self._source is not dataloader_iter:
-            self.reset()
-            self._source = dataloader_iter
-            self._batches = iterate(dataloader_iter, self._depth, self._start, self._execute_all_batches)
-        try:
-            coming = next(self._batches)
-        except StopIteration:
-            self.reset()
-            raise
-        batch = self._arrived(coming)
-        training = self._model.training
-        if training:
-            self._zero_grad()
-        losses, output = self._forward(batch)
-        if training:
-            self._backward(losses)
-            self._optimizer.step()
-        return (output, losses) if self._return_loss else output
-
-    def reset(self) -> None:
-        """Leaves the iterator: the next `progress` starts with the one that it is given."""
-        batches, self._batches, self._source = self._batches, None, None
-        if batches is not None:
-            batches.close()  # type: ignore[attr-defined]  # a generator
+        self._forward = custom_model_fwd or self._forward
+        self._zero_grad = custom_model_zero_grad or self._zero_grad
+        self._backward = custom_model_bwd or self._backward
 
     def wait_pipeline_compute_swapinfo(self) -> None:
         """Until the batches that were read ahead are planned as far as they can be now.
@@ -145,35 +199,52 @@ class EmbCacheTrainPipelineSparseDist(Generic[In]):
         for collection in self._collections.values():
             collection.wait_for_plans()
 
-    def _start(self, batch: In) -> tuple[_Coming, Started | None]:
-        """Starts a batch's copy to the device, and its plans."""
-        self._label(batch, batch)
-        started = Started(self._collections, self._features(batch)) if self._depth else None
-        if self._module is None:
-            return _Coming(batch, None), started
-        with current(self._copies):
-            copied = batch.to(self._device, non_blocking=True)  # type: ignore[attr-defined]
-            event = self._module.current_stream(self._device).record_event()
-        self._label(copied, batch)
-        if started is not None:
-            started.also(self._features(copied))
-        return _Coming(copied, event), started
 
-    def _label(self, batch: In, original: In) -> None:
-        """Hands `click_labels` of a batch, where it has such, to tables that score ids by clicks."""
-        labels = getattr(original, "click_labels", None)
-        if isinstance(labels, torch.Tensor):
-            given = self._features(batch)
-            for features in [given] if isinstance(given, KeyedJaggedTensor) else given.values():
-                if labels.numel() == features.stride():  # they may be labels of something else
-                    with_click_labels(features, labels)
+class HybridTrainPipelineSparseDist(_TrainPipeline[In]):
+    """Trains a model with cached or hashed embeddings, as Rec SDK's pipeline of that name does: see `progress`."""
 
-    def _arrived(self, coming: _Coming) -> Any:
-        if self._module is not None:
-            stream = self._module.current_stream(self._device)
-            stream.wait_event(coming.event)
-            coming.batch.record_stream(stream)
-        return coming.batch
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device | str | int,
+        execute_all_batches: bool = True,
+        apply_jit: bool = False,
+        return_loss: bool = False,
+        pipe_n_batch: int = 6,
+        *,
+        features: Callable[[In], Any] | None = None,
+    ) -> None:
+        """
+        Args:
+            model: has collections of this package; in training mode `progress` trains it, otherwise it runs forward.
+            optimizer: of the dense parameters.
+            device: where the model is: any device.
+            execute_all_batches: False ends when the data does, and leaves the `pipe_n_batch` batches that were read
+                ahead.
+            apply_jit: Rec SDK's; True raises.
+            return_loss: `progress` gives `(output, losses)` in place of the output.
+            pipe_n_batch: 1 to 12 batches that are planned and exchanged ahead, the `depth` of `prefetch`.
+            features: see `prefetch`.
+
+        Raises:
+            ValueError: the model has no collection, or it lives on another device; `pipe_n_batch` is out of range;
+                `apply_jit`.
+            TypeError: `pipe_n_batch` is no whole number.
+        """
+        _refuse(apply_jit=apply_jit)
+        if isinstance(pipe_n_batch, bool) or not isinstance(pipe_n_batch, numbers.Integral):
+            raise TypeError(f"pipe_n_batch is {pipe_n_batch!r}, expected a whole number from 1 to {MAX_DEPTH}")
+        if not 1 <= pipe_n_batch <= MAX_DEPTH:
+            raise ValueError(f"pipe_n_batch is {pipe_n_batch}, allowed are 1 to {MAX_DEPTH}")
+        super().__init__(model, optimizer, device, return_loss, execute_all_batches, int(pipe_n_batch), features)
+
+
+def _refuse(**options: bool) -> None:
+    """Raises for an option that only Rec SDK has."""
+    for name, given in options.items():
+        if given:
+            raise ValueError(f"{name}={given!r} is not supported: leave it False")
 
 
 def _sum_backward(losses: torch.Tensor) -> None:

@@ -48,6 +48,8 @@ class Keywords(list[dict[str, Any]]):
         optimizer = handle.__dict__[OPTIMIZERS][-1]
         if not hasattr(optimizer, "param_groups"):  # TorchRec's placeholders
             optimizer.param_groups = [{"params": [handle], **made.options}]
+        # torch filled in its own defaults, which need not be those of tables
+        optimizer.param_groups[0].update({name: made.options[name] for name in made.options.keys() - keywords.keys()})
 
 
 def note(handle: TableParameter, optimizer_class: type, keywords: dict[str, Any]) -> None:

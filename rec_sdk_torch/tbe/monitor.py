@@ -217,8 +217,8 @@ class Inspected:
         """Bytes of the whole embedding, or of one table; zeros before the first use.
 
         `device`: the cache, and the sums of an accumulation window. `host`: rows in the host store, as far as memory is
-        committed. `disk`: files of a host store on disk. `index`: the maps from ids to rows. `candidates`: what is counted
-        of ids that are not admitted. `staging`, without `table`: plans and rows on their way now.
+        committed. `disk`: files of a host store on disk. `index`: the maps from ids to rows. `candidates`: what is
+        counted of ids that are not admitted. `staging`, without `table`: plans and rows on their way now.
 
         Raises:
             KeyError: no table has this name.

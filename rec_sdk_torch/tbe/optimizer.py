@@ -35,6 +35,14 @@ _IRRELEVANT = {"foreach", "fused"}
 _NUMBERS = {"lr", "lr_decay", "initial_accumulator_value", "eps", "weight_decay", "eta"}
 _DECAY_MODES = ("l2", "decouple")
 
+_DEFAULTS: dict[str, Options] = {}
+"""Defaults in place of the torch class's, by family."""
+
+
+def use_defaults(family: str, **options: Any) -> None:
+    """Sets defaults of a family's optimizers from now on, in place of torch's; without options these are back."""
+    _DEFAULTS[family] = options
+
 
 def _checked_number(where: str, name: str, value: object, low: float = 0.0, below: float = math.inf) -> float:
     if isinstance(value, torch.Tensor) and value.numel() == 1:
@@ -67,7 +75,7 @@ def check_window(where: str, use_accumulate: object, accumulate_step: object) ->
 
 def _checked_options(where: str, spec: OptimizerSpec, given: Mapping[str, Any]) -> dict[str, Any]:
     """The options of an update, defaults filled in; raises on what it cannot honour."""
-    options = dict(spec.options)
+    options = {**spec.options, **_DEFAULTS.get(spec.family, {})}
     for name, value in given.items():
         if name in options:
             options[name] = _decay_mode(where, value) if name == "weight_decay_mode" else value

@@ -225,10 +225,14 @@ def test_each_rank_reports_its_own_tables(ranks_of: Start) -> None:
 # ---- pipelines
 
 
-def own_pipeline(rank: int, world_size: int, scenario: Scenario, depth: int) -> Any:
+def own_pipeline(rank: int, world_size: int, scenario: Scenario, depth: int, hybrid: bool = False) -> Any:
     model = shard(Model(scenario, 3 + rank), scenario, world_size)
     dense = torch.optim.SGD([model.module.scale], lr=0.05)
-    pipeline = rst.EmbCacheTrainPipelineSparseDist(model, dense, "cpu", Place.device, depth=depth)
+    pipeline: Any
+    if hybrid:
+        pipeline = rst.HybridTrainPipelineSparseDist(model, dense, Place.device, pipe_n_batch=depth)
+    else:
+        pipeline = rst.EmbCacheTrainPipelineSparseDist(model, dense, "cpu", Place.device, depth=depth)
     batches = (jagged(*bags_of(scenario, step, world_size)[rank]) for step in range(scenario.steps))
     planned = set()
     outputs = []
@@ -242,11 +246,12 @@ def own_pipeline(rank: int, world_size: int, scenario: Scenario, depth: int) -> 
     return outputs, rows(model.module.sparse), planned
 
 
-@pytest.mark.parametrize("kind", ["bags", "sequences"])
-def test_own_pipeline_has_the_bits_of_any_depth(ranks_of: Start, kind: str) -> None:
-    scenario = Scenario(kind=kind, optimizer=torch.optim.Adagrad, cache=60, ids=300, sizes=((2, 1),), steps=8, seed=23)
+@pytest.mark.parametrize(("kind", "hybrid"), [("bags", False), ("sequences", False), ("bags", True), ("hash", True)])
+def test_own_pipelines_have_the_bits_of_any_depth(ranks_of: Start, kind: str, hybrid: bool) -> None:
+    ids = 60 if kind == "hash" else 300  # their capacity is 100
+    scenario = Scenario(kind=kind, optimizer=torch.optim.Adagrad, cache=60, ids=ids, sizes=((2, 1),), steps=8, seed=23)
     ranks = ranks_of(2)
-    plain, ahead = ranks.run(own_pipeline, scenario, 0), ranks.run(own_pipeline, scenario, 3)
+    plain, ahead = ranks.run(own_pipeline, scenario, 0), ranks.run(own_pipeline, scenario, 3, hybrid)
     for one, other in zip(plain, ahead, strict=True):
         assert len(one[0]) == len(other[0]) == 8
         assert all(torch.equal(a, b) for a, b in zip(one[0], other[0], strict=True))

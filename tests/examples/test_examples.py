@@ -140,6 +140,34 @@ def test_dlrm_matches_plain_tables(tmp_path: Path, optimizer: str) -> None:
     assert_swapped(report)
 
 
+def run_ranks(script: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [sys.executable, *launch, str(ROOT / "examples" / script), *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_dlrm_on_two_ranks_learns_what_one_learns(tmp_path: Path) -> None:
+    """Each has half of every batch, and half of the rows."""
+    short = ["--samples", "12000", "--steps", "100", "--optimizer", "adagrad"]
+    alone = results(tmp_path, "train_dlrm.py", *short, "--batch-size", "64")
+    file = tmp_path / "ranks.json"
+    finished = run_ranks("train_dlrm.py", *short, "--batch-size", "32", "--json", file)
+    assert finished.returncode == 0, finished.stderr
+    ranks = json.loads(file.read_text())
+    assert ranks["cached"]["curves"]["loss"] == pytest.approx(alone["cached"]["curves"]["loss"], abs=1e-3)
+    assert ranks["cached"]["test"]["auc"] == pytest.approx(alone["cached"]["test"]["auc"], abs=1e-3)
+    assert ranks["cached"]["cache"]["unique_rows"] < 0.75 * alone["cached"]["cache"]["unique_rows"]
+    assert finished.stdout.count("test AUC") == 1
+    assert finished.stderr.count("cached: step ") == len(ranks["cached"]["curves"]["validation_auc"])
+
+
+def test_dlrm_on_two_ranks_has_no_baseline() -> None:
+    finished = run_ranks("train_dlrm.py", "--samples", "500", "--baseline")
+    assert finished.returncode != 0
+    assert "--baseline is for a single process, not for the 2 of torchrun" in finished.stderr
+
+
 def test_dlrm_on_movielens_matches_plain_tables(tmp_path: Path) -> None:
     data = write_movielens(tmp_path)
     report = results(tmp_path, "train_dlrm.py", "--movielens", data, "--batch-size", "16", "--baseline")

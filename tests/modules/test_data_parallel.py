@@ -86,6 +86,18 @@ def test_names_given_to_ignore_stay(device: torch.device, alone: None) -> None:
     assert model._ddp_params_and_buffers_to_ignore == ["dense.bias"]
 
 
+def test_tables_that_an_optimizer_of_torch_is_to_train_are_refused_at_once(device: torch.device, alone: None) -> None:
+    """As a reference is made in scripts for Rec SDK, whose unsharded hash tables are dense parameters."""
+    config = rst.HashEmbeddingBagConfig(name="t0", num_embeddings=10, embedding_dim=4, feature_names=["f"])
+    model = torch.nn.Sequential(rst.HashEmbeddingBagCollection([config], device=device))
+    with pytest.raises(RuntimeError, match=r"\['t0'\].*apply_optimizer_in_backward.*torchrec\.EmbeddingBagC"):
+        DistributedDataParallel(model)
+    read = torch.nn.Sequential(model[0], torch.nn.Linear(4, 1).to(device)).eval()
+    DistributedDataParallel(read)
+    apply(model[0], torch.optim.SGD)
+    DistributedDataParallel(read.train())
+
+
 # ---- torch.distributed.checkpoint.state_dict
 
 

@@ -1,0 +1,115 @@
+"""Rec SDK's import names: modules that have no files, and whose contents are `rec_sdk_torch`'s."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import types
+from collections.abc import Sequence
+from typing import Any
+
+from ..warn import warn
+
+_CONFIGS = (
+    "EmbCacheEmbeddingConfig",
+    "EmbCacheEmbeddingBagConfig",
+    "AdmitAndEvictConfig",
+    "InitializerType",
+)
+_SEQUENCES, _BAGS = "EmbCacheEmbeddingCollection", "EmbCacheEmbeddingBagCollection"
+_HASH = ("HashEmbeddingBagCollection", "HashEmbeddingBagConfig")
+_PATHS = "rec_sdk_torch.compat.paths"
+
+MODULES: dict[str, tuple[str, ...]] = {
+    "torchrec_embcache": (),
+    "torchrec_embcache.distributed": (*_CONFIGS, _SEQUENCES, _BAGS, "EmbCacheTrainPipelineSparseDist"),
+    "torchrec_embcache.distributed.configs": (*_CONFIGS, "ShowClickParams", "AdmitAndEvictPolicyType"),
+    "torchrec_embcache.distributed.embedding": (_SEQUENCES,),
+    "torchrec_embcache.distributed.embedding_bag": (_BAGS,),
+    "torchrec_embcache.distributed.sharding": (),
+    "torchrec_embcache.distributed.sharding.embedding_sharder": (f"{_SEQUENCES}Sharder", f"{_BAGS}Sharder"),
+    "torchrec_embcache.distributed.train_pipeline": ("EmbCacheTrainPipelineSparseDist",),
+    "torchrec_embcache.saver": ("Saver",),
+    "torchrec_embcache.sparse": (),
+    "torchrec_embcache.sparse.jagged_tensor_with_timestamp": (
+        "JaggedTensorWithTimestamp",
+        "KeyedJaggedTensorWithTimestamp",
+    ),
+    "torchrec_embcache.utils": ("safe_makedirs", "check_path"),
+    "hybrid_torchrec": _HASH,
+    "hybrid_torchrec.distributed": (),
+    "hybrid_torchrec.distributed.hybrid_train_pipeline": ("HybridTrainPipelineSparseDist",),
+    "hybrid_torchrec.distributed.sharding_plan": ("get_default_hybrid_sharders",),
+    "hybrid_torchrec.modules": (),
+    "hybrid_torchrec.modules.hash_embeddingbag": _HASH,
+    "hybrid_torchrec.saver": ("Saver",),
+    "hybrid_torchrec.utils": ("safe_makedirs",),
+}
+"""The names of each module; all are `rec_sdk_torch`'s, but for those of `utils`."""
+
+_PACKAGES = sorted({name.partition(".")[0] for name in MODULES})
+
+
+class _Module(types.ModuleType):
+    """A module of Rec SDK. A name is looked up when it is first used, as in `rec_sdk_torch`."""
+
+    def __getattr__(self, name: str) -> Any:
+        names = MODULES[self.__name__]
+        if name not in names:
+            offered = f"it has {', '.join(names)}" if names else "it has submodules only"
+            raise AttributeError(f"module {self.__name__!r} of rec_sdk_torch.compat has no {name!r}; {offered}")
+        source = _PATHS if self.__name__.endswith(".utils") else "rec_sdk_torch"
+        value = getattr(importlib.import_module(source), name)
+        setattr(self, name, value)
+        return value
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *MODULES[self.__name__]})
+
+
+class _Loader(importlib.abc.Loader):
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        module = _Module(spec.name, f"{spec.name} of Rec SDK, as rec_sdk_torch has it.")
+        module.__all__ = list(MODULES[spec.name])  # type: ignore[attr-defined]
+        return module
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Nothing: names come when they are used."""
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds the modules of `MODULES`, and no others."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in MODULES:
+            return None
+        package = any(name.startswith(f"{fullname}.") for name in MODULES)
+        return importlib.machinery.ModuleSpec(fullname, _Loader(), origin="rec_sdk_torch.compat", is_package=package)
+
+
+def install() -> None:
+    """Makes the modules importable. An installed package of the same name is not used, and a warning says so.
+
+    Raises:
+        ImportError: one of them was imported before, so that a script would get a part from each.
+    """
+    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        return
+    for package in _PACKAGES:
+        if package in sys.modules:
+            raise ImportError(
+                f"{package} was imported from {getattr(sys.modules[package], '__file__', None)} before "
+                "rec_sdk_torch.compat: import rec_sdk_torch.compat first, or start the script with "
+                "python -m rec_sdk_torch.compat",
+                name=package,
+            )
+        found = importlib.util.find_spec(package)
+        if found is not None:
+            places = found.origin or ", ".join(found.submodule_search_locations or ())
+            warn(f"{package} is installed ({places}), and is not used: rec_sdk_torch.compat takes its name")
+    sys.meta_path.insert(0, _Finder())

@@ -1,0 +1,86 @@
+"""rec_sdk_torch.compat changes the process that imports it, so each test has processes of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("torchrec")
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+
+def under_compat(*arguments: Any, cwd: Path = HERE) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rec_sdk_torch.compat", *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_what_holds_under_compat() -> None:
+    finished = under_compat("-m", "pytest", "under_compat.py", "-p", "no:cacheprovider")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    count = len(re.findall(r"^def test_", (HERE / "under_compat.py").read_text(), re.MULTILINE))
+    passed = re.search(r"(\d+) passed", finished.stdout)
+    assert passed, finished.stdout
+    assert int(passed[1]) >= count
+
+
+def reference_losses(ranks: int, steps: int) -> list[list[float]]:
+    """small_script.py in plain torch: one table, the mean of the ranks' losses."""
+    table = torch.nn.Embedding.from_pretrained(torch.linspace(0, 1, 8).repeat(400, 1), freeze=False, sparse=True)
+    torch.manual_seed(0)
+    dense = torch.nn.Linear(8, 1)
+    optimizers = [
+        torch.optim.Adagrad(table.parameters(), lr=0.02, eps=1e-8),
+        torch.optim.SGD(dense.parameters(), lr=0.1),
+    ]
+    generators = [torch.Generator().manual_seed(rank) for rank in range(ranks)]
+    history: list[list[float]] = [[] for _ in range(ranks)]
+    for _ in range(steps):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        for rank, generator in enumerate(generators):
+            loss = dense(table(torch.randint(0, 400, (16,), generator=generator))).square().mean()
+            (loss / ranks).backward()
+            history[rank].append(loss.item())
+        for optimizer in optimizers:
+            optimizer.step()
+    return history
+
+
+def test_a_script_runs_without_an_edit(tmp_path: Path) -> None:
+    finished = under_compat(HERE / "small_script.py", "result", cwd=tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    for rank, expected in enumerate(reference_losses(2, 4)):
+        result = torch.load(tmp_path / f"result{rank}")
+        assert result["losses"] == pytest.approx(expected, rel=1e-5)
+        assert len(set(expected)) == 4
+        assert result["eps"] == 1e-8
+
+
+def test_the_program_sees_its_own_arguments(tmp_path: Path) -> None:
+    beside = tmp_path / "beside.py"
+    beside.write_text("VALUE = 7\n")
+    script = tmp_path / "script.py"
+    script.write_text("import sys, beside, hybrid_torchrec\nprint(__name__, sys.argv[1:], beside.VALUE)\nsys.exit(3)\n")
+    finished = under_compat(script, "-m", "--x", cwd=ROOT)
+    assert (finished.returncode, finished.stdout) == (3, "__main__ ['-m', '--x'] 7\n"), finished.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [([], "usage: "), (["-m"], "usage: "), (["--nothing"], "usage: "), (["nowhere.py"], "no script 'nowhere.py'")],
+)
+def test_wrong_usage(arguments: list[str], message: str) -> None:
+    finished = under_compat(*arguments)
+    assert finished.returncode == 2
+    assert message in finished.stderr
+    assert "Traceback" not in finished.stderr

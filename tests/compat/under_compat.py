@@ -1,0 +1,193 @@
+"""Tests that test_compat.py runs in a process of their own, started with `python -m rec_sdk_torch.compat`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torchrec import KeyedJaggedTensor
+from torchrec.distributed.planner import Topology
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward as torchrec_apply
+
+import rec_sdk_torch as rst
+
+CONFIGS = "EmbCacheEmbeddingConfig EmbCacheEmbeddingBagConfig AdmitAndEvictConfig InitializerType"
+COLLECTIONS = "EmbCacheEmbeddingCollection EmbCacheEmbeddingBagCollection"
+NAMES = {
+    "torchrec_embcache.distributed": f"{CONFIGS} {COLLECTIONS} EmbCacheTrainPipelineSparseDist",
+    "torchrec_embcache.distributed.configs": f"{CONFIGS} ShowClickParams AdmitAndEvictPolicyType",
+    "torchrec_embcache.distributed.embedding": "EmbCacheEmbeddingCollection",
+    "torchrec_embcache.distributed.embedding_bag": "EmbCacheEmbeddingBagCollection",
+    "torchrec_embcache.distributed.sharding.embedding_sharder": (
+        "EmbCacheEmbeddingCollectionSharder EmbCacheEmbeddingBagCollectionSharder"
+    ),
+    "torchrec_embcache.distributed.train_pipeline": "EmbCacheTrainPipelineSparseDist",
+    "torchrec_embcache.sparse.jagged_tensor_with_timestamp": (
+        "JaggedTensorWithTimestamp KeyedJaggedTensorWithTimestamp"
+    ),
+    "hybrid_torchrec": "HashEmbeddingBagCollection HashEmbeddingBagConfig",
+    "hybrid_torchrec.distributed.sharding_plan": "get_default_hybrid_sharders",
+    "hybrid_torchrec.distributed.hybrid_train_pipeline": "HybridTrainPipelineSparseDist",
+}
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_names_are_those_of_the_package(module: str) -> None:
+    found = importlib.import_module(module)
+    for name in NAMES[module].split():
+        assert getattr(found, name) is getattr(rst, name)
+        assert name in dir(found)
+
+
+def test_other_names() -> None:
+    from hybrid_torchrec.utils import safe_makedirs
+    from torchrec.optim import AccumulateAdagrad
+    from torchrec_embcache.utils import check_path
+    from torchrec_embcache.utils import safe_makedirs as other
+
+    assert safe_makedirs is other
+    assert check_path.__module__ == "rec_sdk_torch.compat.paths"
+    assert AccumulateAdagrad is rst.AccumulateAdagrad
+    with pytest.raises(ImportError, match=r"hybrid_torchrec\.distributed\.nothing"):
+        importlib.import_module("hybrid_torchrec.distributed.nothing")
+    assert importlib.util.find_spec("hybrid_torchrec.nothing") is None
+    import hybrid_torchrec
+
+    with pytest.raises(AttributeError, match=r"'hybrid_torchrec' .* no 'Hash'; it has HashEmbeddingBagCollection"):
+        hybrid_torchrec.Hash  # noqa: B018
+
+
+# ---------------------------------------------------------------- what torch and TorchRec accept
+
+
+def test_a_topology_of_npus_has_device_memory() -> None:
+    cap = 2**30
+    npus = Topology(world_size=2, compute_device="npu", hbm_cap=cap)
+    assert [device.storage.hbm for device in npus.devices] == [cap, cap]
+    assert [device.storage.hbm for device in Topology(2, "npu", cap).devices] == [cap, cap]
+    assert Topology(2, "cpu", hbm_cap=cap).devices[0].storage.hbm == 0
+    with pytest.raises(AssertionError, match="unsupported compute device tpu"):
+        Topology(2, "tpu")
+
+
+def test_the_library_of_operators_need_not_be_there(tmp_path: Path) -> None:
+    torch.ops.load_library("libfbgemm_npu_api.so")
+    torch.ops.load_library(str(tmp_path / "libfbgemm_npu_api.so"))
+    with pytest.raises(OSError, match=r"libother\.so"):
+        torch.ops.load_library("libother.so")
+    damaged = tmp_path / "libfbgemm_npu_api.so"
+    damaged.write_text("no library")
+    with pytest.raises(OSError, match=r"libfbgemm_npu_api\.so"):
+        torch.ops.load_library(str(damaged))
+
+
+# ---------------------------------------------------------------- defaults
+
+
+def sequence() -> rst.EmbCacheEmbeddingCollection:
+    config = rst.EmbCacheEmbeddingConfig(
+        name="t", num_embeddings=100, embedding_dim=5, feature_names=["f"], weight_init_min=0.0, weight_init_max=1.0
+    )
+    return rst.EmbCacheEmbeddingCollection([config], 1, 4, [1])
+
+
+def train(tables: rst.EmbCacheEmbeddingCollection) -> torch.Tensor:
+    """One step on a single id, with a gradient so small that eps decides."""
+    batch = KeyedJaggedTensor(["f"], torch.tensor([3]), lengths=torch.tensor([1]))
+    (tables(batch)["f"].values().sum() * 1e-8).backward()
+    return tables.state_dict()["embeddings.t.weight"][0]
+
+
+@pytest.mark.parametrize("apply", [rst.apply_optimizer_in_backward, torchrec_apply])
+@pytest.mark.parametrize(("given", "eps"), [({}, 1e-8), ({"eps": 1e-10}, 1e-10)])
+def test_rows_are_linear_and_adagrad_has_an_eps_of_its_own(apply: Any, given: dict[str, float], eps: float) -> None:
+    tables = sequence()
+    apply(torch.optim.Adagrad, tables.parameters(), {"lr": 0.02, **given})
+    weights = torch.nn.Parameter(torch.linspace(0, 1, 5))
+    weights.grad = torch.full((5,), 1e-8)
+    torch.optim.Adagrad([weights], lr=0.02, eps=eps).step()
+    torch.testing.assert_close(train(tables), weights.detach(), rtol=1e-6, atol=1e-7)
+    assert tables.fused_optimizer.param_groups[0]["eps"] == eps
+
+
+def test_other_optimizers_keep_their_defaults() -> None:
+    tables = sequence()
+    rst.apply_optimizer_in_backward(torch.optim.SGD, tables.parameters(), {"lr": 0.02})
+    assert "eps" not in tables.fused_optimizer.param_groups[0]
+    tables = sequence()
+    rst.apply_optimizer_in_backward(rst.AccumulateAdagrad, tables.parameters(), {"lr": 0.02})
+    assert tables.fused_optimizer.param_groups[0]["eps"] == 1e-8
+
+
+# ---------------------------------------------------------------- paths
+
+
+def test_safe_makedirs(tmp_path: Path) -> None:
+    from torchrec_embcache.utils import safe_makedirs
+
+    folder = tmp_path / "a" / "b"
+    before = os.umask(0)
+    try:
+        safe_makedirs(str(folder))
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o777 for path in (folder, folder.parent)] == [0o750, 0o750]
+    safe_makedirs(str(folder))
+    with pytest.raises(FileExistsError):
+        safe_makedirs(str(folder), exist_ok=False)
+
+
+def test_check_path(tmp_path: Path) -> None:
+    from torchrec_embcache.utils import check_path
+
+    file, link = tmp_path / "file", tmp_path / "link"
+    file.write_bytes(b"12345")
+    link.symlink_to(file)
+    check_path(str(file), need_exist=True, file_size_min=5, file_size_max=5)
+    check_path(str(tmp_path), is_dir=True)
+    check_path(str(tmp_path / "new"))
+    for value, options, message in (
+        (str(link), {}, "symbolic link"),
+        (str(tmp_path / "new"), {"need_exist": True}, "does not exist"),
+        (str(tmp_path / "new"), {"is_dir": True}, "does not exist"),
+        (str(file), {"is_dir": True}, "no folder"),
+        (str(file), {"file_size_min": 6}, "5 bytes, at least 6"),
+        (str(file), {"file_size_max": 4}, "5 bytes, 0 to 4"),
+        (str(file), {"black_dirs": [str(tmp_path)]}, "black_dirs"),
+        (str(file), {"sensitive_words": ["fil"]}, "sensitive_words"),
+        ("x" * 2000, {}, "1 to 1024"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            check_path(value, **options)
+    with pytest.raises(TypeError, match="expected a string"):
+        check_path(file)
+    with pytest.raises(TypeError, match=r"\['nothing'\]"):
+        check_path(str(file), nothing=1)
+
+
+# ---------------------------------------------------------------- installation
+
+
+def python(program: str, path: Path) -> subprocess.CompletedProcess[str]:
+    """In the root of the repository, with `path` among the folders of modules."""
+    root = Path(rst.__file__).parents[1]
+    environment = os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{path}"}
+    return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+
+
+def test_an_installed_package_is_left_alone_aloud(tmp_path: Path) -> None:
+    (tmp_path / "hybrid_torchrec").mkdir()
+    (tmp_path / "hybrid_torchrec" / "__init__.py").write_text("HashEmbeddingBagCollection = 1\n")
+    shadowed = python("import rec_sdk_torch.compat, hybrid_torchrec; print(hybrid_torchrec.__spec__.origin)", tmp_path)
+    assert shadowed.stdout == "rec_sdk_torch.compat\n", shadowed.stderr
+    assert f"hybrid_torchrec is installed ({tmp_path}" in shadowed.stderr
+    late = python("import hybrid_torchrec, rec_sdk_torch.compat", tmp_path)
+    assert late.returncode == 1
+    assert f"ImportError: hybrid_torchrec was imported from {tmp_path}" in late.stderr

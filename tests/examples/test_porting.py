@@ -1,0 +1,47 @@
+"""The porting guide: its scripts train, what was ported trains as before, and its diffs are the real ones."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from importlib.util import find_spec
+
+import pytest
+from porting import FOLDER, ROOT, RUNS, losses
+
+pytestmark = pytest.mark.skipif(find_spec("torch_npu") is not None, reason="there the scripts choose the NPU")
+pytest.importorskip("torchrec")
+
+WALKS = [("torchrec_script", "torchrec_ported"), ("recsdk_script", "recsdk_ported")]
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, tuple[str, float, float]]:
+    return {script: losses(script) for script in RUNS}
+
+
+@pytest.mark.parametrize("script", RUNS)
+def test_it_learns_on_two_ranks(results: dict[str, tuple[str, float, float]], script: str) -> None:
+    device, first, last = results[script]
+    assert device == "cpu"
+    assert 0.6 < first < 0.75
+    assert last < 0.3
+
+
+def test_the_scripts_for_rec_sdk_train_alike(results: dict[str, tuple[str, float, float]]) -> None:
+    assert results["recsdk_script"] == results["recsdk_ported"]
+
+
+def test_cached_tables_learn_what_torchrecs_do(results: dict[str, tuple[str, float, float]]) -> None:
+    """Initial weights differ, so losses are near, not equal."""
+    assert results["torchrec_ported"][2] == pytest.approx(results["torchrec_script"][2], abs=0.02)
+
+
+def test_the_guide_shows_the_real_diffs() -> None:
+    guide = (ROOT / "docs" / "porting.md").read_text()
+    shown = re.findall(r"^```diff\n(.*?)\n```$", guide, re.MULTILINE | re.DOTALL)
+    real = []
+    for names in WALKS:
+        before, after = ((FOLDER / f"{name}.py").read_text().splitlines() for name in names)
+        real.append("\n".join(list(difflib.unified_diff(before, after, n=0, lineterm=""))[2:]))
+    assert shown == real

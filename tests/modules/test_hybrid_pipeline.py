@@ -1,0 +1,72 @@
+"""HybridTrainPipelineSparseDist around a model that is not sharded. The reference is a plain loop: the same bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from test_prefetch import Model, at_rest, make_batches, same, state, train
+
+import rec_sdk_torch as rst
+
+
+@pytest.mark.parametrize("pipe_n_batch", [1, 6, 12])
+def test_the_bits_of_a_plain_loop(device: torch.device, pipe_n_batch: int) -> None:
+    batches = make_batches(20)
+    plain, ahead = Model(device), Model(device)
+    expected = train(plain, batches)
+    optimizer = torch.optim.SGD(ahead.dense.parameters(), lr=0.1)
+    pipeline = rst.HybridTrainPipelineSparseDist(ahead, optimizer, device, return_loss=True, pipe_n_batch=pipe_n_batch)
+    source = iter(batches)
+    outputs = [pipeline.progress(source) for _ in batches]
+    with pytest.raises(StopIteration):
+        pipeline.progress(source)
+    assert all(torch.equal(out.detach().cpu(), e) for (out, _), e in zip(outputs, expected, strict=True))
+    assert all(torch.equal((out**2).mean(), loss) for out, loss in outputs)
+    assert same(state(ahead), state(plain))
+    assert at_rest(ahead)
+
+
+def test_batches_are_read_ahead(device: torch.device) -> None:
+    model = Model(device)
+    read: list[int] = []
+
+    def source() -> Any:
+        for place, batch in enumerate(make_batches(9)):
+            read.append(place)
+            yield batch
+
+    batches = source()
+    optimizer = torch.optim.SGD(model.dense.parameters(), lr=0.1)
+    default = rst.HybridTrainPipelineSparseDist(model, optimizer, device)
+    output = default.progress(batches)
+    assert output.shape == (4,), "without return_loss it is the output alone"
+    assert len(read) == 7, "the batch of the step, and six"
+    rest = rst.HybridTrainPipelineSparseDist(model, optimizer, device, execute_all_batches=False, pipe_n_batch=2)
+    left = iter(make_batches(5))
+    for _ in range(3):
+        rest.progress(left)
+    with pytest.raises(StopIteration):  # two were read ahead when the data ended
+        rest.progress(left)
+    default.reset()
+    assert at_rest(model)
+
+
+def test_wrong_arguments(device: torch.device) -> None:
+    model = Model(device)
+    optimizer = torch.optim.SGD(model.dense.parameters(), lr=0.1)
+    wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"pipe_n_batch": 0}, ValueError, "pipe_n_batch is 0, allowed are 1 to 12"),
+        ({"pipe_n_batch": 13}, ValueError, "pipe_n_batch is 13"),
+        ({"pipe_n_batch": 2.0}, TypeError, r"pipe_n_batch is 2\.0"),
+        ({"pipe_n_batch": True}, TypeError, "pipe_n_batch is True"),
+        ({"apply_jit": True}, ValueError, "apply_jit=True is not supported"),
+    ]
+    for options, error, message in wrong:
+        with pytest.raises(error, match=message):
+            rst.HybridTrainPipelineSparseDist(model, optimizer, device, **options)
+    with pytest.raises(ValueError, match="no EmbCache"):
+        rst.HybridTrainPipelineSparseDist(model.dense, optimizer, device)
+    with pytest.raises(ValueError, match="the pipeline's device is meta"):
+        rst.HybridTrainPipelineSparseDist(model, optimizer, "meta")
