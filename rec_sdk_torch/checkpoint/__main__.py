@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..serving.index import check_indexes
 from .errors import CheckpointError
 from .export import export
 from .folders import chain_of, latest_save, saves_in
@@ -35,6 +36,8 @@ def check(path: Path) -> None:
     """Reads every file of the latest save in `path` and of those that it follows."""
     chain = chain_of(latest_save(path))
     verify(chain)
+    for folder, manifest in chain:
+        check_indexes(folder, manifest)
     files = sum(len(manifest.files) for _, manifest in chain)
     print(f"{chain[-1][0]}: in order, with {len(chain)} saves and {files} files")
 

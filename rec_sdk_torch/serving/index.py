@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import os
 import uuid
 from pathlib import Path
@@ -38,8 +39,32 @@ def write_indexes(folder: Path, manifest: Manifest) -> None:
         write_index(folder, manifest, table.key)
 
 
+def check_indexes(folder: Path, manifest: Manifest) -> None:
+    """Compares the indexes that the save in `folder` has with new ones.
+
+    Raises:
+        OSError: the folder has no room for another index.
+        CheckpointError: an index is not that of the save's rows.
+    """
+    for table in manifest.tables:
+        path = index_path(folder, table.key)
+        if not path.exists():
+            continue
+        made = _made_index(folder, manifest, table.key)
+        try:
+            if not filecmp.cmp(made, path, shallow=False):
+                raise CheckpointError(f"{path}: damaged; remove it to have it made anew")
+        finally:
+            made.unlink()
+
+
 def write_index(folder: Path, manifest: Manifest, key: str) -> None:
     """Writes the index of one table: what is seen under its name is complete."""
+    os.rename(_made_index(folder, manifest, key), index_path(folder, key))
+
+
+def _made_index(folder: Path, manifest: Manifest, key: str) -> Path:
+    """A new index under a name of its own."""
     made = folder / f".index-{uuid.uuid4().hex}"
     numbers = {file.path: number for number, file in enumerate(row_files(manifest, key))}
     files = manifest.files_of(key, REMOVED, ROWS)
@@ -54,7 +79,7 @@ def write_index(folder: Path, manifest: Manifest, key: str) -> None:
                     else:
                         writer.remove(ids)
         writer.finish()
-        os.rename(made, index_path(folder, key))
+        return made
     except BaseException:
         made.unlink(missing_ok=True)
         raise
