@@ -175,4 +175,4 @@ def _source(owner: Owner, table: _Table) -> TableSource:
     def layers() -> Iterator[Rows | Removed]:
         yield from table.pieces(piece_rows(view))
 
-    return TableSource(view, layers, lambda: iter(()))
+    return TableSource(view, layers, lambda: iter(()), rows=len(table.ids()))

@@ -157,12 +157,14 @@ class TableSource:
         layers: gives what to do, from an empty table on: rows that come or change, ids that leave. More than once.
         window: gradients that wait: ids, float32 `[n, 2 * D]`.
         life: None for a table that keeps every id.
+        rows: how many ids there are about.
     """
 
     view: TableView
     layers: Callable[[], Iterator[Rows | Removed]]
     window: Callable[[], Iterator[tuple[Int64Array, torch.Tensor]]]
     life: LifeState | None = None
+    rows: int = 0
 
 
 class Replacement:
@@ -207,6 +209,7 @@ class Replacement:
 def _replace(source: TableSource) -> None:
     group, table = source.view._open()
     group.engine.clear_table(table)
+    group.engine.reserve_ids(table, source.rows)
     for layer in source.layers():
         if isinstance(layer, Removed):
             group.engine.remove(table, layer.ids.numpy())
