@@ -59,7 +59,7 @@ def run(rows: int, rounds: int, path: Path) -> dict[str, Any]:
     """Seconds of each, interleaved; medians, and ratios to numpy."""
     source, target, saver = _table(rows, True), _table(rows, False), Saver()
     random = np.random.default_rng(1)
-    arrays = {
+    arrays: dict[str, np.ndarray] = {
         "ids": np.arange(rows),
         "weight": random.random((rows, DIM), np.float32),
         "sum": random.random((rows, DIM), np.float32),

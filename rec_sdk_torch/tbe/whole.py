@@ -21,14 +21,18 @@ PIECE_BYTES = 8 << 20
 """Of records, that are in memory at a time beside their table; some copies of them are as well."""
 
 
-def piece_rows(view: TableView) -> int:
-    """Rows of a piece."""
-    return max(1, PIECE_BYTES // view._open()[0].layout.bytes)
+READ_BYTES = 256 << 10
+"""Of records that are read at a time: they and their copies stay in a core's cache, and take no fresh memory."""
+
+
+def piece_rows(view: TableView, most: int = 0) -> int:
+    """Rows of a piece; `most`: of its bytes."""
+    return max(1, (most or PIECE_BYTES) // view._open()[0].layout.bytes)
 
 
 def pieces_of_ids(view: TableView) -> Iterator[Int64Array]:
     """Ids of all rows, in no order, some at a time. The table must not change meanwhile: hold `exclusive()`."""
-    rows = piece_rows(view)
+    rows = piece_rows(view, READ_BYTES)
     group, table = view._open()
     if not view.config.hashed:
         for begin in range(0, view.config.num_embeddings, rows):
