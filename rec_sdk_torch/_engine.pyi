@@ -429,6 +429,9 @@ class Engine:
         the end. ValueError for an index table.
         """
 
+    def reserve_ids(self, table: int, extra: int) -> None:
+        """Room for so many more ids of a hash table, which may then come in the order of scan_ids. MemoryError."""
+
     def removed_ids(self, table: int, since: int) -> tuple[_Int64, bool]:
         """Ids [n], ascending, that were removed after version `since`, with those that came back; whether that is all.
 

@@ -35,10 +35,9 @@ def check(found: Sequence[Match], chain: Chain) -> None:
             raise RuntimeError(
                 "batches are in flight: run their backward, or drop the outputs of their forward, before a load"
             )
-        config, placement = owner.configs[each.name], owner.placements.get(each.name)
+        config = owner.configs[each.name]
         group, table = view._open()
-        rows = each.saved.rows if placement is None else placement.most_rows(each.saved.rows)
-        need += rows * group.layout.bytes - group.engine.memory(table)["store_bytes"]
+        need += _rows(each) * group.layout.bytes - group.engine.memory(table)["store_bytes"]
         if not config.hashed and each.saved.hashed:
             _check_range(each, chain, config.num_embeddings)
         if view.config.capacity and config.hashed:
@@ -102,7 +101,13 @@ def _source(found: Match, chain: Chain, with_window: bool) -> TableSource:
     def waiting() -> Iterator[tuple[Int64Array, Any]]:
         return window(found, chain, rows) if with_window else iter(())
 
-    return TableSource(view, lambda: layers(found, chain, rows), waiting, life(found, chain))
+    return TableSource(view, lambda: layers(found, chain, rows), waiting, life(found, chain), _rows(found))
+
+
+def _rows(found: Match) -> int:
+    """Rows that are at home in this process, about."""
+    placement = found.owner.placements.get(found.name)
+    return found.saved.rows if placement is None else placement.most_rows(found.saved.rows)
 
 
 def _options(optimizer: TableOptimizer, saved: SavedOptimizer) -> dict[str, Any]:

@@ -6,11 +6,12 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ..tbe.whole import versions
-from . import files, folders
+from . import files, folders, rec_sdk
 from .errors import CheckpointError
 from .loading import check, replace, takes_all, warn_of_losses
 from .manifest import Manifest
@@ -109,8 +110,9 @@ class Saver:
 
         Args:
             module: the model; optimizers have to be applied, if it is to train.
-            path: what `save` was given, or what it returned.
-            incremental: for Rec SDK's signature: deltas are read with the saves that they follow either way.
+            path: what `save` was given, or what it returned; or a save of Rec SDK's, which has no steps and options.
+            incremental: of a save of Rec SDK's: its rows are written over those of the tables, in which all others
+                stay. A save of this package is read with all that it follows either way.
 
         Returns:
             The save that was loaded.
@@ -122,6 +124,9 @@ class Saver:
         """
         owners = owners_of(module)
         team = Team(owners)
+        foreign = team.first(lambda: rec_sdk.folder_of(Path(path).resolve()))
+        if foreign is not None:
+            return _load_rec_sdk(owners, team, foreign, incremental)
         folder = Path(team.first(lambda: str(folders.latest_save(Path(path)).resolve())))
         chain: list[tuple[Path, Manifest]] = []
 
@@ -143,6 +148,16 @@ class Saver:
                     version = versions(owner.embedding)
                     set_mark(owner.embedding, str(folder.parent), last.id, last.base, last.sequence, version)
         return str(folder)
+
+
+def _load_rec_sdk(owners: Sequence[Owner], team: Team, folder: Path, incremental: bool) -> str:
+    with _one_moment(owners):
+        found: list[Any] = []
+        team.together(lambda: found.extend(rec_sdk.read(owners, folder)))
+        team.together(lambda: rec_sdk.replace(owners, found, incremental))
+        for owner in owners:
+            drop_marks(owner.embedding)
+    return str(folder)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ import torch
 from ..serving.index import write_indexes
 from ..tbe import TableOptimizer
 from ..tbe.view import WEIGHT, TableView
-from ..tbe.whole import changed, knows_changes, piece_rows, split, versions, window_count, window_rows
+from ..tbe.whole import READ_BYTES, changed, knows_changes, piece_rows, split, versions, window_count, window_rows
 from . import files
 from .errors import CheckpointError
 from .folders import UNFINISHED, chain_of, next_timestamp, saves_in
@@ -155,7 +155,7 @@ def write(owners: Sequence[Owner], keys: dict[tuple[int, str], str], start: Star
                 ids, removed = changed(view, _version(owner, name, mark.versions))
                 if len(removed):
                     out.removed(key, 0, torch.from_numpy(removed))
-                out.rows(key, 0, specs, len(ids), _read(view, split(ids, piece_rows(view))))
+                out.rows(key, 0, specs, len(ids), _read(view, split(ids, piece_rows(view, READ_BYTES))))
             waiting = window_count(view)
             if waiting:
                 pieces = ({"ids": torch.from_numpy(ids), "sums": sums} for ids, sums in window_rows(view))

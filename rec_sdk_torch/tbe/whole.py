@@ -21,14 +21,18 @@ PIECE_BYTES = 8 << 20
 """Of records, that are in memory at a time beside their table; some copies of them are as well."""
 
 
-def piece_rows(view: TableView) -> int:
-    """Rows of a piece."""
-    return max(1, PIECE_BYTES // view._open()[0].layout.bytes)
+READ_BYTES = 256 << 10
+"""Of records that are read at a time: they and their copies stay in a core's cache, and take no fresh memory."""
+
+
+def piece_rows(view: TableView, most: int = 0) -> int:
+    """Rows of a piece; `most`: of its bytes."""
+    return max(1, (most or PIECE_BYTES) // view._open()[0].layout.bytes)
 
 
 def pieces_of_ids(view: TableView) -> Iterator[Int64Array]:
     """Ids of all rows, in no order, some at a time. The table must not change meanwhile: hold `exclusive()`."""
-    rows = piece_rows(view)
+    rows = piece_rows(view, READ_BYTES)
     group, table = view._open()
     if not view.config.hashed:
         for begin in range(0, view.config.num_embeddings, rows):
@@ -157,12 +161,14 @@ class TableSource:
         layers: gives what to do, from an empty table on: rows that come or change, ids that leave. More than once.
         window: gradients that wait: ids, float32 `[n, 2 * D]`.
         life: None for a table that keeps every id.
+        rows: how many ids there are about.
     """
 
     view: TableView
     layers: Callable[[], Iterator[Rows | Removed]]
     window: Callable[[], Iterator[tuple[Int64Array, torch.Tensor]]]
     life: LifeState | None = None
+    rows: int = 0
 
 
 class Replacement:
@@ -207,6 +213,7 @@ class Replacement:
 def _replace(source: TableSource) -> None:
     group, table = source.view._open()
     group.engine.clear_table(table)
+    group.engine.reserve_ids(table, source.rows)
     for layer in source.layers():
         if isinstance(layer, Removed):
             group.engine.remove(table, layer.ids.numpy())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -136,7 +137,12 @@ def test_a_save_from_another_thread_is_one_moment(tmp_path: Path) -> None:
     thread = threading.Thread(target=go)
     thread.start()
     try:
-        folders = [rst.Saver().save(source, tmp_path) for _ in range(5)]
+        folders = []
+        for _ in range(5):
+            folders.append(rst.Saver().save(source, tmp_path))
+            step = optimizer.step
+            while optimizer.step == step:  # the lock is not fair: the other thread must have been in between
+                time.sleep(0.001)
     finally:
         stop.set()
         thread.join()

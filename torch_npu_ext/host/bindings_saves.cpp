@@ -17,6 +17,8 @@ void bind_saves(EngineClass& engine) {
             return std::make_pair(to_numpy(std::move(ids)), next);
           },
           py::arg("table"), py::arg("begin"), py::arg("least"))
+      .def("reserve_ids", &Engine::reserve_ids, py::arg("table"), py::arg("extra"),
+           py::call_guard<py::gil_scoped_release>())
       .def(
           "removed_ids",
           [](Engine& e, int32_t table, uint64_t since) {

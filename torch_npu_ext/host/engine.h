@@ -154,6 +154,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Saves. Ids of a hash table from bucket `begin` of its map on, at least `least` of them if there are so
   // many; the bucket to go on from, or -1. In no order; each id once, if the table does not change meanwhile.
   int64_t scan_ids(int32_t table, int64_t begin, int64_t least, std::vector<int64_t>* ids);
+  // Room for so many more ids: they may then come in any order, that of scan_ids too, which would otherwise
+  // crowd one end of a map that grows. Throws MemoryLimitError.
+  void reserve_ids(int32_t table, int64_t extra);
   // Ids that were removed after version `since`, with those that came back; false when not all of them are
   // known.
   bool removed_ids(int32_t table, uint64_t since, std::vector<int64_t>* ids);

@@ -23,6 +23,11 @@ int64_t Engine::scan_ids(int32_t t, int64_t begin, int64_t least, std::vector<in
   return bucket < map.bucket_count() ? static_cast<int64_t>(bucket) : -1;
 }
 
+void Engine::reserve_ids(int32_t t, int64_t extra) {
+  const auto guard = lock();
+  if (table(t).spec().hashed) table(t).reserve_ids(std::max<int64_t>(extra, 0));
+}
+
 bool Engine::removed_ids(int32_t t, uint64_t since, std::vector<int64_t>* ids) {
   const auto guard = lock_settled("listing removed ids");
   const Table& source = table(t);

@@ -1,0 +1,178 @@
+"""Reads the folders that Rec SDK's own savers write, so that a job can move over.
+
+Two layouts, of raw arrays: `<date and time>/<table>/rank<N>/<part>/slice.data` of each rank, and
+`<table>/<part>/slice.data` of all ranks. Parts: `key` int64 `[n]`, `embedding` float32 `[n, D]`, and `momentum1`,
+`momentum2` float32 `[n, D]`, the optimizer's states in its order. `slice.attribute` beside each: int64, bytes of an
+element and the shape. Steps and options of optimizers are not in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..tbe import CapacityError
+from ..tbe.view import WEIGHT, Content
+from ..tbe.whole import Removed, Replacement, Rows, TableSource, piece_rows
+from ..warn import warn
+from .errors import CheckpointError
+from .folders import is_timestamp
+from .manifest import MANIFEST
+from .owners import Owner
+
+_KEY, _EMBEDDING = "key", "embedding"
+_ATTRIBUTE, _DATA = "slice.attribute", "slice.data"
+
+
+def folder_of(path: Path) -> Path | None:
+    """The save of Rec SDK's at `path`, or the latest of those in it; None where there is none."""
+    if not path.is_dir():
+        return None
+    if any(_ranks(each) for each in path.iterdir() if each.is_dir()):
+        return path
+    saves = [each for each in path.iterdir() if is_timestamp(each.name) and not (each / MANIFEST).exists()]
+    return folder_of(max(saves)) if saves and not any((each / MANIFEST).exists() for each in path.iterdir()) else None
+
+
+def _ranks(table: Path) -> list[Path]:
+    """The folders of a table that have parts: those of the ranks, or its own."""
+    if (table / _KEY / _ATTRIBUTE).exists():
+        return [table]
+    ranks = [each for each in table.glob("rank*") if each.name[4:].isdigit() and (each / _KEY).is_dir()]
+    return sorted(ranks, key=lambda each: int(each.name[4:]))
+
+
+def _array(folder: Path, dtype: Any, columns: int | None = None) -> np.ndarray:
+    """An array of a save, mapped to memory: `[n]`, or `[n, columns]`."""
+    attribute, data = folder / _ATTRIBUTE, folder / _DATA
+    try:
+        raw = attribute.read_bytes()
+        shape = np.frombuffer(raw, np.int64).tolist() if len(raw) % 8 == 0 else []
+        if len(shape) < 2 or shape[0] != np.dtype(dtype).itemsize or min(shape) < 0:
+            raise CheckpointError(f"{attribute}: damaged, it says {shape} (bytes of an element, shape)")
+        if columns is not None and shape[1] and prod(shape[2:]) != columns:
+            raise CheckpointError(f"{attribute}: rows have {prod(shape[2:])} elements, the model's {columns}")
+        expected = (shape[1],) if columns is None else (shape[1], columns)
+        if not shape[1]:
+            return np.empty(expected, dtype)
+        size = data.stat().st_size
+        if size != prod(expected) * np.dtype(dtype).itemsize:
+            raise CheckpointError(f"{data}: damaged, it has {size} bytes, {attribute.name} says {shape}")
+        return np.memmap(data, dtype, "r", shape=expected)
+    except OSError as error:
+        raise CheckpointError(f"{error.filename}: cannot be read: {error.strerror}") from error
+
+
+@dataclass(eq=False)
+class _Table:
+    """A table of a model and its arrays, those of each rank: `key`, then the parts by name."""
+
+    owner: Owner
+    name: str
+    arrays: list[tuple[np.ndarray, dict[str, np.ndarray]]]
+
+    def pieces(self, rows: int) -> Iterator[Rows]:
+        """Rows that are at home in this process, so many at a time."""
+        for ids, parts in self.arrays:
+            for begin in range(0, len(ids), rows):
+                some = np.array(ids[begin : begin + rows])
+                mine = self.owner.mine(self.name, some)
+                own = {name: np.array(part[begin : begin + rows])[mine] for name, part in parts.items()}
+                yield Rows(torch.from_numpy(some[mine]), {n: torch.from_numpy(p) for n, p in own.items()}, {})
+
+    def ids(self) -> np.ndarray:
+        """Those at home in this process."""
+        parts = [np.array(ids)[self.owner.mine(self.name, np.array(ids))] for ids, _ in self.arrays]
+        return np.concatenate([np.empty(0, np.int64), *parts])
+
+
+def _table(owner: Owner, name: str, folder: Path) -> _Table:
+    config, view = owner.configs[name], owner.embedding.view(name)
+    ranks = _ranks(folder / name)
+    if not ranks:
+        raise CheckpointError(f"{folder / name}: has no table {name!r}, that is no folder {_KEY} or rank<N>/{_KEY}")
+    optimizer = owner.embedding.optimizer_of(name)
+    states = [state.name for state in optimizer.spec.states] if optimizer else []
+    there = len(list(ranks[0].glob("momentum[0-9]")))
+    if there != len(states):
+        warn(f"{ranks[0]}: has {there} optimizer states, table {name!r} {len(states)}: only its weights are loaded")
+        states = []
+    arrays = []
+    for rank in ranks:
+        ids = _array(rank / _KEY, np.int64)
+        parts = {WEIGHT: _array(rank / _EMBEDDING, np.float32, config.embedding_dim)}
+        for number, state in enumerate(states, 1):
+            parts[state] = _array(rank / f"momentum{number}", np.float32, view.parts()[state][0])
+        wrong = [part for part, array in parts.items() if len(array) != len(ids)]
+        if wrong:
+            raise CheckpointError(f"{rank}: {wrong} have another number of rows than its {len(ids)} ids")
+        arrays.append((ids, parts))
+    return _Table(owner, name, arrays)
+
+
+def _check(table: _Table, folder: Path) -> None:
+    config, view = table.owner.configs[table.name], table.owner.embedding.view(table.name)
+    ids = table.ids()
+    if len(np.unique(ids)) < len(ids):
+        raise CheckpointError(f"{folder / table.name}: some of its ids are there twice")
+    if not config.hashed and len(ids) and not (ids.min() >= 0 and ids.max() < config.num_embeddings):
+        raise CheckpointError(
+            f"{folder / table.name}: has ids from {ids.min()} to {ids.max()}, the index table {table.name!r} has "
+            f"num_embeddings {config.num_embeddings}"
+        )
+    if view.config.capacity and len(ids) > view.config.capacity:
+        raise CapacityError(
+            f"{folder}: table {table.name!r} has {len(ids)} ids, its capacity here is {view.config.capacity}"
+        )
+    if table.owner.embedding.in_flight():
+        raise RuntimeError(
+            "batches are in flight: run their backward, or drop the outputs of their forward, before a load"
+        )
+
+
+def read(owners: Sequence[Owner], folder: Path) -> list[list[_Table]]:
+    """The tables of a model in a save of Rec SDK's, by owner.
+
+    Raises:
+        CheckpointError: a table or a file is missing, or is not as the model's.
+        CapacityError: more ids than a table may have.
+        RuntimeError: batches are in flight.
+    """
+    found = [[_table(owner, name, folder) for name in owner.configs] for owner in owners]
+    for tables in found:
+        for table in tables:
+            _check(table, folder)
+    return found
+
+
+def replace(owners: Sequence[Owner], found: Sequence[Sequence[_Table]], incremental: bool) -> None:
+    """Makes the tables what was read; `incremental`: only the rows that were read, the others stay."""
+    for owner, tables in zip(owners, found, strict=True):
+        if incremental:
+            contents = []
+            for table in tables:
+                view = owner.embedding.view(table.name)
+                whole = list(table.pieces(max(1, sum(len(ids) for ids, _ in table.arrays))))
+                ids = torch.cat([torch.empty(0, dtype=torch.int64, device="cpu"), *(each.ids for each in whole)])
+                names = list(table.arrays[0][1])
+                parts = {name: torch.cat([each.parts[name] for each in whole]) for name in names if whole}
+                contents.append(Content(view, ids, parts))
+            owner.embedding.load(contents)
+            continue
+        sources = [_source(owner, table) for table in tables]
+        owner.embedding.steps.do(Replacement(owner.embedding, sources, [], {}))
+
+
+def _source(owner: Owner, table: _Table) -> TableSource:
+    view = owner.embedding.view(table.name)
+
+    def layers() -> Iterator[Rows | Removed]:
+        yield from table.pieces(piece_rows(view))
+
+    return TableSource(view, layers, lambda: iter(()), rows=len(table.ids()))
