@@ -20,8 +20,8 @@ from .cache_size import BatchHint, CacheOption, cache_slots, check_cache_option,
 from .group import Group, Member, drawn, record_layout
 from .guard import GradientGuard, Scaler
 from .life import Seen
-from .look_ahead import LookAhead, Prefetched
-from .lookup import BatchLookup, fused_lookup
+from .look_ahead import LookAhead, LooksAhead
+from .lookup import BatchLookup, fused_lookup, split_rows
 from .monitor import Inspected
 from .optimizer import TableOptimizer
 from .state import TablesModule, load_tables, save_table
@@ -31,7 +31,7 @@ from .table import BoundsCheckMode, Pooling, TableConfig, check_names
 from .view import WEIGHT, Content, Load, TableView, move_rows
 
 
-class TableBatchedEmbedding(Inspected, TablesModule):
+class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
     """Embedding tables in host memory with their hot rows in a device cache, updated in the backward pass.
 
     Layout and cache are fixed at the first training forward, load or read, from the optimizers known then;
@@ -320,56 +320,13 @@ class TableBatchedEmbedding(Inspected, TablesModule):
             self.steps.keep_rows(self.groups if contents else [])
             self.steps.do(Load(contents, steps, self.drop_windows if drop_windows else None))
 
-    # ---- batches that will come
-
-    def prefetch(
-        self,
-        indices: torch.Tensor,
-        offsets: torch.Tensor,
-        per_sample_weights: torch.Tensor | None = None,
-        *,
-        shows: torch.Tensor | None = None,
-        clicks: torch.Tensor | None = None,
-        timestamps: torch.Tensor | None = None,
-    ) -> Prefetched:
-        """Plans the batch of a training forward to come, and starts to bring its rows in; in another thread.
-
-        `forward` finds the plan by itself, by the ids. Batches come in the order in which they were prefetched; results
-        are those without. Arguments are those of `forward`; the ids must not be written to before it.
-
-        Raises:
-            RuntimeError: 16 batches are prefetched already.
-        """
-        batch_size = self._batch_size(offsets)
-        weighted = per_sample_weights is not None
-        seen = Seen(shows, clicks, timestamps)
-        prefetched = Prefetched(indices, offsets, batch_size, self._keys, weighted, offsets, not self.pooled, seen)
-        self.steps.ahead.add(prefetched)
-        return prefetched
-
-    def forget(self, prefetched: Prefetched | None = None) -> None:
-        """The forward of this batch, or of none of those that were prefetched, will be. It may have been."""
-        self.steps.ahead.remove(prefetched)
-
-    def plans_ahead(self) -> bool:
-        """Whether training batches can be planned: not before the first forward, nor while evaluating."""
-        return self.training and self._trainable and self._groups is not None
-
-    def looks_ahead(self) -> bool:
-        """Whether the cache policy wants to know what batches come."""
-        return self.cache_policy == "look_ahead"
-
-    def in_flight(self) -> int:
-        """Batches that are planned and whose update is not launched."""
-        return max((group.engine.in_flight() for group in self._groups or []), default=0)
+    # ---- forward
 
     def _batch_size(self, offsets: torch.Tensor) -> int:
         batch_size, rest = divmod(offsets.numel() - 1, self.num_features)
         if rest or offsets.numel() < 1:
             raise ValueError(f"offsets has {offsets.numel()} entries, expected features ({self.num_features}) * B + 1")
         return batch_size
-
-    # ---- forward
 
     @eager
     def forward(
@@ -405,7 +362,7 @@ class TableBatchedEmbedding(Inspected, TablesModule):
         outputs = self._lookup(batch, None)
         if len(outputs) == 1:  # whose rows are in feature order already
             return outputs[0]
-        return torch.cat(self._in_order(_split(outputs, self._lengths(batch))))
+        return torch.cat(self._in_order(split_rows(outputs, self._lengths(batch))))
 
     def lookup_pooled(self, batch: Batch) -> torch.Tensor:
         """Pooled rows, float32 `[B, sum of the features' dims]`."""
@@ -449,7 +406,7 @@ class TableBatchedEmbedding(Inspected, TablesModule):
             self.steps.ahead.take(batch)
             read = [group.read(batch, weight, out) for group, weight in zip(self.groups, weights, strict=True)]
         if lengths is not None:
-            return _split(read, lengths)
+            return split_rows(read, lengths)
         return tuple(read) if out is None else (out,)
 
     def _check_trainable(self) -> None:
@@ -537,8 +494,3 @@ class TableBatchedEmbedding(Inspected, TablesModule):
 
     def extra_repr(self) -> str:
         return ", ".join(f"{t.name}: {t.num_embeddings} x {t.embedding_dim}" for t in self.tables)
-
-
-def _split(of_groups: Sequence[torch.Tensor], lengths: Sequence[list[int]]) -> tuple[torch.Tensor, ...]:
-    """Rows of each feature, from the rows of each group."""
-    return tuple(part for rows, of_group in zip(of_groups, lengths, strict=True) for part in rows.split(of_group))

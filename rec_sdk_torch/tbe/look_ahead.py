@@ -22,6 +22,8 @@ from .worker import Worker
 
 if TYPE_CHECKING:
     from .embedding import TableBatchedEmbedding
+    from .group import Group
+    from .steps import Steps
 
 MAX_DEPTH = 12
 """Batches that may be ahead of the one that is trained."""
@@ -385,3 +387,59 @@ class LookAhead:
             monitor = embedding.steps.monitor
             monitor.depth_reached = max(monitor.depth_reached, planned)
             return plans
+
+
+class LooksAhead:
+    """What an embedding offers for batches that will come."""
+
+    if TYPE_CHECKING:
+        steps: Steps
+        training: bool
+        pooled: bool
+        cache_policy: str
+        _keys: Int64Array
+        _trainable: bool
+        _groups: list[Group] | None
+
+        def _batch_size(self, offsets: torch.Tensor) -> int: ...
+
+    def prefetch(
+        self,
+        indices: torch.Tensor,
+        offsets: torch.Tensor,
+        per_sample_weights: torch.Tensor | None = None,
+        *,
+        shows: torch.Tensor | None = None,
+        clicks: torch.Tensor | None = None,
+        timestamps: torch.Tensor | None = None,
+    ) -> Prefetched:
+        """Plans the batch of a training forward to come, and starts to bring its rows in; in another thread.
+
+        `forward` finds the plan by itself, by the ids. Batches come in the order in which they were prefetched; results
+        are those without. Arguments are those of `forward`; the ids must not be written to before it.
+
+        Raises:
+            RuntimeError: 16 batches are prefetched already.
+        """
+        batch_size = self._batch_size(offsets)
+        weighted = per_sample_weights is not None
+        seen = Seen(shows, clicks, timestamps)
+        prefetched = Prefetched(indices, offsets, batch_size, self._keys, weighted, offsets, not self.pooled, seen)
+        self.steps.ahead.add(prefetched)
+        return prefetched
+
+    def forget(self, prefetched: Prefetched | None = None) -> None:
+        """The forward of this batch, or of none of those that were prefetched, will be. It may have been."""
+        self.steps.ahead.remove(prefetched)
+
+    def plans_ahead(self) -> bool:
+        """Whether training batches can be planned: not before the first forward, nor while evaluating."""
+        return self.training and self._trainable and self._groups is not None
+
+    def looks_ahead(self) -> bool:
+        """Whether the cache policy wants to know what batches come."""
+        return self.cache_policy == "look_ahead"
+
+    def in_flight(self) -> int:
+        """Batches that are planned and whose update is not launched."""
+        return max((group.engine.in_flight() for group in self._groups or []), default=0)

@@ -182,3 +182,8 @@ def fused_lookup(
     outputs: tuple[torch.Tensor, ...] = FusedLookup.apply(anchor, call, out, *weights)
     # A node of its own for each: hooks of a feature that is not part of the loss are not called.
     return outputs if len(outputs) == 1 else tuple(output.view_as(output) for output in outputs)
+
+
+def split_rows(of_groups: Sequence[torch.Tensor], lengths: Sequence[list[int]]) -> tuple[torch.Tensor, ...]:
+    """Rows of each feature, from the rows of each group."""
+    return tuple(part for rows, of_group in zip(of_groups, lengths, strict=True) for part in rows.split(of_group))

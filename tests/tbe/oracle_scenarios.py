@@ -1,0 +1,210 @@
+"""What the oracle draws: tables, batches, and what happens in each step."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from life_reference import lives
+
+import rec_sdk_torch
+from rec_sdk_torch import _engine
+from rec_sdk_torch.tbe import InitializerType, Pooling, TableConfig
+
+STEPS = 20
+BATCH = 4
+DIMS = (1, 3, 8, 20, 64, 130)
+KINDS = ("mixed", "mixed", "mixed", "empty", "one id", "all the same", "all new", "extremes", "hot")
+EVENTS = ("train", "train", "train", "train", "eval", "abandon", "overlap", "fail")
+WITHOUT_FORWARD = ("fail", "save", "load")
+
+STORES = tempfile.TemporaryDirectory(prefix="rec_sdk_oracle")
+"""Folders of host stores on disk, each used by one embedding."""
+
+# A large eps is seen wherever it belongs, and keeps the first step of Adam, lr * g / (|g| + eps), from magnifying
+# the rounding of a gradient whose terms cancel.
+EPS = 1e-3
+OPTIONS: dict[str, dict[str, Any]] = {
+    "sgd": {"lr": 0.5},
+    "adagrad": {"lr": 0.2, "lr_decay": 0.1, "initial_accumulator_value": 0.1, "eps": EPS},
+    "rowwise_adagrad": {"lr": 0.2, "lr_decay": 0.1, "initial_accumulator_value": 0.1, "eps": EPS},
+    "adam": {"lr": 0.05, "betas": (0.8, 0.95), "eps": EPS},
+    "sparse_adam": {"lr": 0.05, "betas": (0.8, 0.95), "eps": EPS},
+    "l2_rowwise_adagrad": {"lr": 0.2, "eps": EPS, "weight_decay": 0.1, "initial_accumulator_value": 0.1},
+    "decoupled_rowwise_adagrad": {"lr": 0.2, "eps": EPS, "weight_decay": 0.1, "weight_decay_mode": "decouple"},
+    "partial_rowwise_adam": {"lr": 0.05, "betas": (0.8, 0.95), "eps": EPS, "weight_decay": 0.1},
+    "lamb": {"lr": 0.05, "betas": (0.8, 0.95), "eps": EPS, "weight_decay": 0.1},
+    "partial_rowwise_lamb": {"lr": 0.05, "betas": (0.8, 0.95), "eps": EPS, "weight_decay": 0.1},
+    "lars_sgd": {"lr": 0.5, "eta": 0.1, "momentum": 0.5, "weight_decay": 0.1},
+}
+TORCH = {"sgd": "SGD", "adagrad": "Adagrad", "adam": "Adam", "sparse_adam": "SparseAdam"}
+TORCHREC = {
+    "rowwise_adagrad": "RowWiseAdagrad",
+    "l2_rowwise_adagrad": "RowWiseAdagrad",
+    "decoupled_rowwise_adagrad": "RowWiseAdagrad",
+    "partial_rowwise_adam": "PartialRowWiseAdam",
+    "lamb": "LAMB",
+    "partial_rowwise_lamb": "PartialRowWiseLAMB",
+    "lars_sgd": "LarsSGD",
+}
+ACCUMULATE = {"sgd": "SGD", "adagrad": "Adagrad", "sparse_adam": "Adam"}
+
+
+def optimizer_class(name: str, window: int) -> type:
+    """By name alone: the engine's tests need no TorchRec."""
+    if window > 1 and name in ACCUMULATE:
+        windowed: type = getattr(rec_sdk_torch, f"Accumulate{ACCUMULATE[name]}")
+        return windowed
+    if name in TORCH:
+        cls: type = getattr(torch.optim, TORCH[name])
+        return cls
+    module = "rowwise_adagrad" if "adagrad" in name else "optimizers"
+    if window > 1:
+        return type(f"Accumulate{TORCHREC[name]}", (), {"__module__": "rec_sdk_torch.optim.accumulate_torchrec"})
+    return type(TORCHREC[name], (), {"__module__": f"torchrec.optim.{module}"})
+
+
+@dataclass
+class Step:
+    """One batch: `features[f][b]` are the ids of a bag, `weights` likewise."""
+
+    event: str
+    lr: float
+    features: list[list[np.ndarray]]
+    weights: list[list[torch.Tensor]] | None
+    grads: list[torch.Tensor] = field(default_factory=list)
+    clicks: list[list[np.ndarray]] = field(default_factory=list)
+    timestamps: list[list[np.ndarray]] = field(default_factory=list)
+
+    @property
+    def trains(self) -> bool:
+        return self.event in ("train", "overlap", "abandon")
+
+
+@dataclass
+class Scenario:
+    """What hypothesis draws; the batches follow from the seed, so that a failure prints in a line."""
+
+    tables: list[TableConfig]
+    optimizer: str
+    window: int
+    max_gradient: float
+    weighted: bool
+    events: list[str]
+    policy: str
+    seed: int
+    depth: int = 0
+    on_disk: bool = False
+
+    @cached_property
+    def steps(self) -> list[Step]:
+        rng = np.random.default_rng(self.seed)
+        steps = [draw_step(rng, self.tables, i, event, self.weighted) for i, event in enumerate(self.events)]
+        for i, step in enumerate(steps):  # labels may be negative: no click
+            step.clicks = [[rng.integers(-1, 3, len(bag)).clip(0) for bag in f] for f in step.features]
+            step.timestamps = [[i + rng.integers(-3, 3, len(bag)) for bag in f] for f in step.features]
+        return steps
+
+    @property
+    def sequence(self) -> bool:
+        return self.tables[0].pooling is Pooling.NONE
+
+    @property
+    def joined(self) -> bool:
+        """Whether the features of a sequence are one output, with one gradient."""
+        return self.sequence and len({table.embedding_dim for table in self.tables}) == 1 and self.seed % 2 == 0
+
+    def actions(self) -> Iterator[tuple[int, list[int]]]:
+        """(step to run forward, steps whose backward follows), in order.
+
+        "overlap" leaves its backward to after the next training step's forward: the pins of both hold.
+        """
+        waiting: list[int] = []
+        for index, event in enumerate(self.events):
+            if event in ("train", "overlap"):
+                waiting.append(index)
+            last = index + 1 == len(self.events)
+            ready = last or event == "train" or len(waiting) == 2
+            yield index, waiting if ready else []
+            if ready:
+                waiting = []
+
+    def features_of(self, table: int) -> slice:
+        begin = sum(t.num_features for t in self.tables[:table])
+        return slice(begin, begin + self.tables[table].num_features)
+
+    def ids(self, table: int, step: Step) -> set[int]:
+        return {int(i) for feature in step.features[self.features_of(table)] for bag in feature for i in bag}
+
+
+def draw_ids(rng: np.random.Generator, table: TableConfig, kind: str, step: int, length: int) -> np.ndarray:
+    if not table.hashed:
+        top = table.num_embeddings
+        pool = {"one id": 1, "all the same": 1, "hot": 2}.get(kind, top)
+        return rng.integers(0, pool, length) if kind != "extremes" else rng.choice([0, top - 1], length)
+    if kind == "all new":
+        return 1_000_000 * (step + 1) + rng.integers(0, 1000, length)
+    if kind == "extremes":
+        return rng.choice(np.array([-(2**63), 2**63 - 1, -1, 0, 1, -(2**62)]), length)
+    if kind == "all the same":
+        return np.full(length, -7)
+    return rng.integers(-15, 15, length) if kind != "hot" else rng.integers(0, 2, length)
+
+
+def draw_step(rng: np.random.Generator, tables: list[TableConfig], step: int, event: str, weighted: bool) -> Step:
+    kind = str(rng.choice(KINDS))
+    features: list[list[np.ndarray]] = []
+    for table in tables:
+        for _ in range(table.num_features):
+            longest = {"empty": 0, "one id": 1, "hot": 60}.get(kind, 5)
+            lengths = rng.integers(0, longest + 1, BATCH)
+            if kind == "one id":
+                lengths[1:] = 0
+            features.append([draw_ids(rng, table, kind, step, int(n)).astype(np.int64) for n in lengths])
+    weights = None
+    if weighted:
+        weights = [[torch.from_numpy(rng.normal(size=len(b)).astype(np.float32)) for b in f] for f in features]
+    sequence = tables[0].pooling is Pooling.NONE
+    dims = [t.embedding_dim for t in tables for _ in range(t.num_features)]
+    rows = [sum(map(len, f)) if sequence else BATCH for f in features]
+    grads = [torch.from_numpy(rng.normal(size=(n, d)).astype(np.float32)) for n, d in zip(rows, dims, strict=True)]
+    return Step(event, float(rng.uniform(0.01, 0.3)), features, weights, grads)
+
+
+@st.composite
+def scenarios(draw: st.DrawFn, events: tuple[str, ...] = EVENTS, depths: tuple[int, int] = (0, 0)) -> Scenario:
+    sequence = draw(st.booleans())
+    same_dim = draw(st.sampled_from(DIMS))
+    tables = []
+    for index in range(draw(st.integers(1, 3))):
+        pooling = Pooling.NONE if sequence else draw(st.sampled_from((Pooling.SUM, Pooling.MEAN)))
+        hashed = draw(st.booleans())
+        tables.append(
+            TableConfig(
+                name=f"t{index}",
+                num_embeddings=40 if hashed else 12,
+                embedding_dim=draw(st.sampled_from((same_dim, *DIMS))),
+                num_features=draw(st.integers(1, 2)),
+                pooling=pooling,
+                hashed=hashed,
+                life=draw(lives()) if hashed else None,
+                initializer_type=draw(st.sampled_from(InitializerType)),
+                init_min=-0.5,
+                init_max=0.5,
+            )
+        )
+    optimizer = draw(st.sampled_from(sorted(OPTIONS)))
+    window = draw(st.integers(1, 4)) if optimizer != "adam" else 1
+    weighted = not sequence and draw(st.booleans())
+    clip = draw(st.sampled_from((float("inf"), 0.7)))
+    drawn = draw(st.lists(st.sampled_from(events), min_size=STEPS, max_size=STEPS))
+    policy = draw(st.sampled_from(_engine.cache_policies()))
+    seed = draw(st.integers(0, 2**32 - 1))
+    depth, on_disk = draw(st.integers(*depths)), draw(st.booleans())
+    return Scenario(tables, optimizer, window, clip, weighted, drawn, policy, seed, depth, on_disk)
