@@ -13,6 +13,7 @@ from torchrec import EmbeddingBagConfig, EmbeddingConfig, KeyedJaggedTensor, Poo
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
 from torchrec.distributed.types import ShardingEnv
+from torchrec.modules.embedding_configs import DataType
 
 import rec_sdk_torch as rst
 
@@ -39,6 +40,7 @@ class Scenario:
     seed: int = 0
     dims: tuple[int, int, int] = (4, 4, 4)
     ids: int = 31
+    dtype: DataType = DataType.FP32
 
 
 KEYS = ("f0", "f1", "f2", "f3")
@@ -48,11 +50,12 @@ FEATURES = (["f0", "f1"], ["f2"], ["f3", "f0"])
 def configs(scenario: Scenario) -> list[Any]:
     """A hash table, an index table, and a hash table that shares a feature."""
     d0, d1, d2 = scenario.dims
-    uniform = {"initializer_type": rst.InitializerType.UNIFORM}
+    typed = {"data_type": scenario.dtype}
+    uniform = {"initializer_type": rst.InitializerType.UNIFORM, **typed}
     if scenario.kind == "sequences":
         return [
             sequence_config("t0", FEATURES[0], embedding_dim=d0, **uniform),
-            EmbeddingConfig(name="t1", num_embeddings=31, embedding_dim=d1, feature_names=FEATURES[1]),
+            EmbeddingConfig(name="t1", num_embeddings=31, embedding_dim=d1, feature_names=FEATURES[1], **typed),
             sequence_config("t2", FEATURES[2], embedding_dim=d2, **uniform),
         ]
     mean, plain = {"pooling": PoolingType.MEAN}, {"pooling": PoolingType.SUM}
@@ -66,7 +69,7 @@ def configs(scenario: Scenario) -> list[Any]:
         return hashed
     return [
         bag_config("t0", FEATURES[0], embedding_dim=d0, **uniform, **plain),
-        EmbeddingBagConfig(name="t1", num_embeddings=31, embedding_dim=d1, feature_names=FEATURES[1], **mean),
+        EmbeddingBagConfig(name="t1", num_embeddings=31, embedding_dim=d1, feature_names=FEATURES[1], **mean, **typed),
         bag_config("t2", FEATURES[2], embedding_dim=d2, **uniform, **mean),
     ]
 
@@ -98,9 +101,26 @@ class Model(torch.nn.Module):
         return torch.tanh(values * self.scale * 3).pow(2).sum() + values.sum() * 0.1, values.detach().cpu()
 
 
+NAMES = ("f0@t0", "f1", "f2", "f3", "f0@t2")
+
+
+def sequences_of_rank(
+    whole: torch.Tensor, scenario: Scenario, batches: list[tuple[Any, Any]], rank: int
+) -> torch.Tensor:
+    """What `sequence_values` gives on a rank, of what it gives for the batches of all."""
+    d0, d1, d2 = scenario.dims
+    parts, begin = [], 0
+    for name, dim in zip(NAMES, (d0, d0, d1, d2, d2), strict=True):
+        counts = [sum(map(len, bags[name.partition("@")[0]])) * dim for bags, _ in batches]
+        start = begin + sum(counts[:rank])
+        parts.append(whole[start : start + counts[rank]])
+        begin += sum(counts)
+    return torch.cat(parts)
+
+
 def sequence_values(output: Any) -> torch.Tensor:
     """By name: TorchRec's pipelines trace the model, where nothing can be iterated."""
-    return torch.cat([output[name].values().flatten() for name in ("f0@t0", "f1", "f2", "f3", "f0@t2")])
+    return torch.cat([output[name].values().flatten() for name in NAMES])
 
 
 def bags_of(scenario: Scenario, step: int, world_size: int) -> list[tuple[Any, Any]]:
@@ -148,7 +168,7 @@ def rows(collection: Any) -> dict[str, dict[int, torch.Tensor]]:
     for table in ("t0", "t1", "t2"):
         (key,) = [key for key in state if key.endswith(f".{table}.weight")]
         ids = state.get(key.replace(".weight", ".ids"), torch.arange(len(state[key])))
-        result[table] = dict(zip(ids.tolist(), state[key], strict=True))
+        result[table] = dict(zip(ids.tolist(), state[key].float(), strict=True))
         values = optimizer[key]
         known = values.get(f"{table}.ids", torch.arange(len(state[key])))
         for name in (f"{table}.momentum1", f"{table}.exp_avg_sq"):
@@ -158,18 +178,13 @@ def rows(collection: Any) -> dict[str, dict[int, torch.Tensor]]:
     return result
 
 
-def train_sharded(rank: int, world_size: int, scenario: Scenario) -> Any:
+def train_sharded(rank: int, world_size: int, scenario: Scenario, depth: int = 0) -> Any:
     """(outputs of each step, rows, dense parameter, exchange stats, cache stats, device) of a rank."""
     model = shard(Model(scenario, seed=3 + rank), scenario, world_size)  # rank 0's seed holds
     dense = torch.optim.SGD([model.module.scale], lr=0.05)
-    outputs = []
-    for step in range(scenario.steps):
-        batch = jagged(*bags_of(scenario, step, world_size)[rank])
-        dense.zero_grad()
-        loss, output = model(batch)
-        loss.backward()
-        dense.step()
-        outputs.append(output)
+    pipeline: Any = rst.EmbCacheTrainPipelineSparseDist(model, dense, "cpu", Place.device, depth=depth)
+    batches = (jagged(*bags_of(scenario, step, world_size)[rank]) for step in range(scenario.steps))
+    outputs = [pipeline.progress(batches) for _ in range(scenario.steps)]
     sparse, scale = model.module.sparse, model.module.scale.detach().cpu().clone()
     return outputs, rows(sparse), scale, sparse.exchange_stats(), sparse.cache_stats(), str(sparse.device)
 

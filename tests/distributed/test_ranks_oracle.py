@@ -10,7 +10,8 @@ import torch
 from ranks import Ranks
 from sharded_model import Scenario
 from test_sharded_training import check
-from torchrec.optim import RowWiseAdagrad
+from torchrec.modules.embedding_configs import DataType
+from torchrec.optim import LAMB, PartialRowWiseAdam, RowWiseAdagrad
 
 import rec_sdk_torch as rst
 
@@ -20,10 +21,15 @@ OPTIMIZERS = (
     (RowWiseAdagrad, {"eps": 1e-4}),
     (torch.optim.Adam, {"eps": 1e-4}),
     (torch.optim.SparseAdam, {"eps": 1e-4}),
+    (LAMB, {"eps": 1e-3, "weight_decay": 0.1}),
+    (PartialRowWiseAdam, {"eps": 1e-3}),
     (rst.AccumulateSGD, {"use_accumulate": True, "accumulate_step": 2}),
     (rst.AccumulateAdagrad, {"use_accumulate": True, "accumulate_step": 3, "eps": 1e-4}),
     (rst.AccumulateAdam, {"use_accumulate": True, "accumulate_step": 2, "eps": 1e-4}),
 )
+
+DTYPES = (DataType.FP32, DataType.FP32, DataType.FP16, DataType.BF16)
+TOLERANCES = {DataType.FP32: (1e-4, 1e-5), DataType.FP16: (2e-2, 2e-2), DataType.BF16: (5e-2, 5e-2)}
 
 
 def draw(rng: np.random.Generator, world_size: int) -> Scenario:
@@ -42,11 +48,14 @@ def draw(rng: np.random.Generator, world_size: int) -> Scenario:
         seed=int(rng.integers(2**31)),
         dims=tuple(rng.choice([1, 4, 6, 16], 3).tolist()),
         ids=31 if kind == "hash" else int(rng.choice([31, 200])),
+        dtype=DTYPES[rng.integers(len(DTYPES))],
     )
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 @pytest.mark.parametrize("seed", [*range(6), *(pytest.param(s, marks=pytest.mark.slow) for s in range(6, 110))])
 def test_ranks_are_one_process(ranks_of: Callable[[int], Ranks], seed: int, world_size: int) -> None:
-    scenario = draw(np.random.default_rng([world_size, seed]), world_size)
-    check(ranks_of(world_size), world_size, scenario, rtol=1e-4, atol=1e-5)
+    rng = np.random.default_rng([world_size, seed])
+    scenario = draw(rng, world_size)
+    rtol, atol = TOLERANCES[scenario.dtype]
+    check(ranks_of(world_size), world_size, scenario, int(rng.integers(4)), rtol, atol)

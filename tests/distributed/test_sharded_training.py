@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from ranks import Ranks
-from sharded_model import Scenario, train_alone, train_sharded
+from sharded_model import Scenario, bags_of, sequences_of_rank, train_alone, train_sharded
 from torchrec.optim import RowWiseAdagrad
 
 import rec_sdk_torch as rst
@@ -49,14 +49,25 @@ CASES = {
 }
 
 
-def check(ranks: Ranks, world_size: int, scenario: Scenario, rtol: float = 1e-5, atol: float = 2e-6) -> list[Any]:
-    results = ranks.run(train_sharded, scenario)
+def compare_outputs(results: list[Any], outputs: list[torch.Tensor], scenario: Scenario, **near: float) -> None:
+    for step, expected in enumerate(outputs):
+        found = [result[0][step] for result in results]
+        if scenario.kind == "sequences":
+            batches = bags_of(scenario, step, len(results))
+            whole = [sequences_of_rank(expected, scenario, batches, rank) for rank in range(len(results))]
+        else:
+            found, whole = [torch.cat(found)], [expected]
+        for one, other in zip(found, whole, strict=True):
+            torch.testing.assert_close(one, other, **near)
+            assert step or torch.equal(one, other), "the bits of the first forward"
+
+
+def check(
+    ranks: Ranks, world_size: int, scenario: Scenario, depth: int = 0, rtol: float = 1e-5, atol: float = 2e-6
+) -> list[Any]:
+    results = ranks.run(train_sharded, scenario, depth)
     outputs, rows, dense = train_alone(scenario, world_size)
-    if scenario.kind != "sequences":
-        for step, expected in enumerate(outputs):
-            together = torch.cat([result[0][step] for result in results])
-            torch.testing.assert_close(together, expected, rtol=rtol, atol=atol)
-            assert step or torch.equal(together, expected), "the bits of the first forward"
+    compare_outputs(results, outputs, scenario, rtol=rtol, atol=atol)
     for table, expected in rows.items():
         found: dict[int, torch.Tensor] = {}
         for result in results:
