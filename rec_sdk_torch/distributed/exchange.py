@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torchrec.distributed.comm_ops import get_gradient_division
@@ -68,10 +69,11 @@ class Exchange:
         received = torch.empty_like(sent)
         return dist.all_to_all_single(received, sent, group=self.ids, async_op=True), received
 
-    def send_ids(self, ids: Int64Array, to: list[int], of: list[int]) -> tuple[Any, torch.Tensor]:
-        """Sends each rank its ids; (work, ids of all ranks)."""
-        received = torch.empty(sum(of), dtype=torch.int64)
-        return dist.all_to_all_single(received, torch.from_numpy(ids), of, to, group=self.ids, async_op=True), received
+    def send_each(self, values: npt.NDArray[Any], to: list[int], of: list[int]) -> tuple[Any, torch.Tensor]:
+        """Sends each rank its ids, or a number of each of them; (work, those of all ranks)."""
+        sent = torch.from_numpy(values)
+        received = sent.new_empty(sum(of))
+        return dist.all_to_all_single(received, sent, of, to, group=self.ids, async_op=True), received
 
     def send_status(self, failed: bool) -> tuple[Any, torch.Tensor]:
         """(work, whether any rank failed)."""

@@ -14,9 +14,10 @@ import torch
 
 from ..modules.collection import CachedCollection
 from ..modules.handles import TableHandle, module_dict
-from ..tbe import Pooling, TableBatchedEmbedding
+from ..tbe import Pooling, TableBatchedEmbedding, TableConfig
 from ..tbe.batch import Batch
 from ..tbe.cache_size import BatchHint, CacheOption
+from ..tbe.life import Seen
 from ..tbe.look_ahead import Prefetched
 from ..tbe.view import WEIGHT
 from .exchange import Exchange
@@ -52,7 +53,8 @@ class HomeTables(CachedCollection):
     def __init__(self, origin: CachedCollection, placements: list[Placement], exchange: Exchange) -> None:
         """
         Raises:
-            NotImplementedError: an index table with an `init_fn`; a table that counts how often ids are seen.
+            NotImplementedError: an index table with an `init_fn`; rules of admission and eviction that need clicks,
+                timestamps or the rows of all ranks.
         """
         source, world_size = origin._embedding, exchange.world_size
         for table in source.tables:
@@ -61,10 +63,11 @@ class HomeTables(CachedCollection):
                     f"table {table.name!r}: init_fn fills a whole index table, of which a rank has a part: give it "
                     "weight_init_min and weight_init_max, or load its weights once it is sharded"
                 )
-            if table.life is not None and set(table.life.columns()) - {"last_use"}:
+            if table.life is not None and (set(table.life.columns()) - {"last_use", "count"} or _bounded(table)):
                 raise NotImplementedError(
-                    f"table {table.name!r}: of admission and eviction, sharded tables have evict_idle_steps alone so "
-                    "far: ranks send each id once, without how often they saw it. Turn the other rules off"
+                    f"table {table.name!r}: of admission and eviction, sharded tables have POLICY_COUNT's "
+                    "admit_threshold and evict_idle_steps so far: ranks send each id once, with how often they saw "
+                    "it, but no clicks and timestamps, and bounds are of a whole table. Turn the other rules off"
                 )
         pairs = list(zip(source.tables, placements, strict=True))
         hint = source.batch_hint
@@ -128,13 +131,13 @@ class HomeTables(CachedCollection):
             if before is not None and now is not None:
                 self._embedding.load([], [(now, before.step)])
 
-    def batch_of(self, values: torch.Tensor, offsets: torch.Tensor) -> Batch:
-        """Ids of all ranks, rank by rank and there table by table, as a batch."""
-        return self._embedding.steps.ahead.batch(values, values, offsets, 1, self._keys, None)
+    def batch_of(self, values: torch.Tensor, offsets: torch.Tensor, shows: torch.Tensor | None) -> Batch:
+        """Ids of all ranks, rank by rank and there table by table, as a batch; `shows`: how often ranks saw each."""
+        return self._embedding.steps.ahead.batch(values, values, offsets, 1, self._keys, None, seen=Seen(shows))
 
-    def announce(self, values: torch.Tensor, offsets: torch.Tensor) -> Prefetched:
+    def announce(self, values: torch.Tensor, offsets: torch.Tensor, shows: torch.Tensor | None) -> Prefetched:
         """`prefetch` of what `batch_of` will be given."""
-        prefetched = Prefetched(values, offsets, 1, self._keys, False, source=values)
+        prefetched = Prefetched(values, offsets, 1, self._keys, False, source=values, seen=Seen(shows))
         self._embedding.steps.ahead.add(prefetched)
         return prefetched
 
@@ -151,6 +154,10 @@ class HomeTables(CachedCollection):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return copy.copy(self)
+
+
+def _bounded(table: TableConfig) -> bool:
+    return table.life is not None and bool(table.life.max_rows or table.life.max_bytes)
 
 
 def _cache(source: TableBatchedEmbedding, placements: list[Placement]) -> CacheOption:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torchrec.distributed.embedding_types import KJTList, ShardedEmbeddingModule
 from torchrec.distributed.types import Awaitable, LazyAwaitable
@@ -44,12 +45,13 @@ class Asked(Multistreamable):
 
     Attributes:
         values: int64 `[n]`, rank by rank, and there table by table.
+        shows: int32 `[n]`, how often the rank looks each up; None where no table counts that.
         offsets: int64 `[W * T + 1]`.
         counts: int64 `[W, T]`.
     """
 
-    def __init__(self, values: torch.Tensor, counts: np.ndarray) -> None:
-        self.values, self.counts = values, counts
+    def __init__(self, values: torch.Tensor, shows: torch.Tensor | None, counts: np.ndarray) -> None:
+        self.values, self.shows, self.counts = values, shows, counts
         self.offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(counts.ravel())]))
 
     def record_stream(self, stream: torch.Stream) -> None:
@@ -59,26 +61,29 @@ class Asked(Multistreamable):
 class AskedAwaitable(Awaitable[Asked]):
     """The ids are on their way."""
 
-    def __init__(self, exchange: Exchange, work: Any, values: torch.Tensor, counts: np.ndarray) -> None:
+    def __init__(self, exchange: Exchange, sent: Sequence[tuple[Any, torch.Tensor]], counts: np.ndarray) -> None:
+        """`sent`: of `Exchange.send_each`: the ids, and perhaps how often they are looked up."""
         super().__init__()
-        self._exchange, self._work, self._values, self._counts = exchange, work, values, counts
+        self._exchange, self._sent, self._counts = exchange, sent, counts
         self._asked: Asked | None = None
 
     def _wait_impl(self) -> Asked:
         if self._asked is None:
             with self._exchange.waiting("ids"):
-                self._work.wait()
-            self._asked = Asked(self._values, self._counts)
+                for work, _ in self._sent:
+                    work.wait()
+            received = [tensor for _, tensor in self._sent]
+            self._asked = Asked(received[0], received[1] if len(received) > 1 else None, self._counts)
         return self._asked
 
 
 class CountsAwaitable(Awaitable[Awaitable[Asked]]):
     """The numbers of ids are on their way."""
 
-    def __init__(self, exchange: Exchange, ctx: ShardedContext, tables: int) -> None:
+    def __init__(self, exchange: Exchange, ctx: ShardedContext, tables: Tables) -> None:
         super().__init__()
-        self._exchange, self._ctx = exchange, ctx
-        empty = np.zeros((exchange.world_size, tables), np.int64)
+        self._exchange, self._ctx, self._with_shows = exchange, ctx, tables.count_shows
+        empty = np.zeros((exchange.world_size, len(tables.configs)), np.int64)
         counts = empty if ctx.asked is None else ctx.asked.host.counts
         self._sent = counts
         self._work, self._received = exchange.send_counts(counts, ctx.error is not None)
@@ -97,7 +102,9 @@ class CountsAwaitable(Awaitable[Awaitable[Asked]]):
         counts = received[:, :-1]
         assert self._ctx.asked is not None
         to, of = self._sent.sum(axis=1).tolist(), counts.sum(axis=1).tolist()
-        return AskedAwaitable(self._exchange, *self._exchange.send_ids(self._ctx.asked.host.ids, to, of), counts)
+        host = self._ctx.asked.host
+        each: list[npt.NDArray[Any]] = [host.ids, host.repeats] if self._with_shows else [host.ids]
+        return AskedAwaitable(self._exchange, [self._exchange.send_each(one, to, of) for one in each], counts)
 
 
 class OutputAwaitable(LazyAwaitable[Any]):
@@ -148,7 +155,7 @@ class Coming:
                 self._ids = self._counts.wait()
             elif self._announced is None:
                 asked = self._ids.wait()
-                self._announced = self.module.home.announce(asked.values, asked.offsets)
+                self._announced = self.module.home.announce(asked.values, asked.offsets, asked.shows)
         except Exception as error:  # its forward raises it
             self._error = error
 
@@ -266,13 +273,13 @@ class ShardedCollection(ShardedEmbeddingModule[Any, Any, Any, ShardedContext], F
             ctx.asked.warn()
         except Exception as error:
             ctx.error = error
-        return CountsAwaitable(self.exchange, ctx, len(self._tables.configs))
+        return CountsAwaitable(self.exchange, ctx, self._tables)
 
     def compute(self, ctx: ShardedContext, dist_input: Asked | KJTList) -> tuple[Asked, list[torch.Tensor]]:
         """Rows that the ranks asked for; of a batch that fails, no rows, which `output_dist` tells the others."""
         asked = cast(Asked, dist_input.features[0] if isinstance(dist_input, KJTList) else dist_input)
         try:
-            return asked, self.home.rows_of(self.home.batch_of(asked.values, asked.offsets), self._tables)
+            return asked, self.home.rows_of(self.home.batch_of(asked.values, asked.offsets, asked.shows), self._tables)
         except Exception as error:
             ctx.error = error
         groups = self._tables.same_dim()
@@ -334,7 +341,7 @@ class ShardedCollection(ShardedEmbeddingModule[Any, Any, Any, ShardedContext], F
         away = unique.sum(axis=0) - unique[rank]
         stats["lookups"] += int(lookups.sum())
         stats["unique_ids"] += int(unique.sum())
-        stats["id_bytes"] += 8 * int(away.sum())
+        stats["id_bytes"] += (12 if self._tables.count_shows else 8) * int(away.sum())
         stats["row_bytes"] += int((away * self._row_bytes).sum())
         training = 2 if self.training and torch.is_grad_enabled() else 1
         every = lookups.sum(axis=0) - lookups[rank]

@@ -33,6 +33,11 @@ class Tables:
     world_size: int
     bounds_check: BoundsCheckMode
 
+    @property
+    def count_shows(self) -> bool:
+        """Whether some table has to know how often ranks saw an id."""
+        return any(config.life is not None and "count" in config.life.columns() for config in self.configs)
+
     def same_dim(self) -> list[list[int]]:
         """Tables, by index, whose rows travel in one tensor."""
         groups: dict[int, list[int]] = {}

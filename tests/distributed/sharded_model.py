@@ -26,6 +26,7 @@ class Scenario:
         kind: `bags`, `sequences` or `hash`.
         sharding: of each table, `row_wise` or `table_wise`; None lets the planner choose.
         cache: rows of a rank.
+        admit: how often an id of a hash table has to be seen; 0: not at all.
         sizes: for each step, samples of each rank: `step % len(sizes)`, then `rank % len(sizes[...])`.
     """
 
@@ -41,6 +42,7 @@ class Scenario:
     dims: tuple[int, int, int] = (4, 4, 4)
     ids: int = 31
     dtype: DataType = DataType.FP32
+    admit: int = 0
 
 
 KEYS = ("f0", "f1", "f2", "f3")
@@ -52,6 +54,9 @@ def configs(scenario: Scenario) -> list[Any]:
     d0, d1, d2 = scenario.dims
     typed = {"data_type": scenario.dtype}
     uniform = {"initializer_type": rst.InitializerType.UNIFORM, **typed}
+    if scenario.admit:
+        rules = rst.AdmitAndEvictConfig(admit_threshold=scenario.admit, not_admitted_default_value=0.25)
+        uniform["admit_and_evict_config"] = rules
     if scenario.kind == "sequences":
         return [
             sequence_config("t0", FEATURES[0], embedding_dim=d0, **uniform),

@@ -49,6 +49,7 @@ def draw(rng: np.random.Generator, world_size: int) -> Scenario:
         dims=tuple(rng.choice([1, 4, 6, 16], 3).tolist()),
         ids=31 if kind == "hash" else int(rng.choice([31, 200])),
         dtype=DTYPES[rng.integers(len(DTYPES))],
+        admit=int(rng.choice([0, 0, 2, 5])),
     )
 
 

@@ -27,6 +27,10 @@ CASES = {
     "hash_table_wise": Scenario(kind="hash", sharding=(TABLE, ROW, TABLE), seed=9),
     "uneven": Scenario(sizes=((5, 2), (0, 3), (1, 0), (0, 0)), optimizer=torch.optim.Adagrad, steps=6, seed=10),
     "swaps": Scenario(cache=40, optimizer=torch.optim.Adam, sizes=((2,),), ids=300, steps=12, seed=11),
+    "admission": Scenario(admit=4, optimizer=torch.optim.Adagrad, sizes=((3, 1), (2, 5)), steps=8, seed=41),
+    "admission_sequences": Scenario(
+        kind="sequences", admit=3, optimizer=torch.optim.Adam, sharding=(TABLE, ROW, ROW), dims=(4, 8, 4), seed=42
+    ),
     "accumulate_sgd": Scenario(
         optimizer=rst.AccumulateSGD, options={"use_accumulate": True, "accumulate_step": 3}, steps=6, seed=12
     ),
@@ -105,3 +109,17 @@ def test_four_ranks(ranks_of: Callable[[int], Ranks], name: str) -> None:
 @pytest.mark.parametrize("name", ["sgd", "sequences", "table_wise"])
 def test_one_rank(ranks_of: Callable[[int], Ranks], name: str) -> None:
     check(ranks_of(1), 1, CASES[name])
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_ids_are_counted_on_all_ranks(ranks_of: Callable[[int], Ranks], depth: int) -> None:
+    """No rank sees an id often enough by itself, but all together do."""
+    scenario = Scenario(admit=6, sizes=((1, 1),), ids=12, steps=8, seed=43)
+    results = check(ranks_of(2), 2, scenario, depth)
+    stats = [result[4] for result in results]
+    assert sum(each["admitted"] for each in stats) > 0
+    assert sum(each["not_admitted_lookups"] for each in stats) > 0
+    alone = train_alone(scenario, 2)
+    assert sum(len(rows) for rows in alone[1].values()) == sum(
+        len(rows) for result in results for rows in result[1].values()
+    )
