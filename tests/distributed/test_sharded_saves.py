@@ -13,6 +13,7 @@ from ranks import Ranks
 from sharded_model import Model, Scenario, bags_of, concatenated, rows, shard
 
 import rec_sdk_torch as rst
+from rec_sdk_torch.serving import TableReader
 
 ROW, TABLE = "row_wise", "table_wise"
 ADAGRAD = Scenario(optimizer=torch.optim.Adagrad, cache=60, sizes=((2, 1),), ids=200, seed=3)
@@ -86,6 +87,15 @@ def test_other_numbers_of_ranks(
         reference = alone(scenario, tmp_path, range(4, 8), loaded)
         trained = together(ranks_of(loaded).run(go, scenario, str(tmp_path), 4, 8))
         check(trained, rows(reference.sparse), exact=False)
+
+
+def test_rows_of_all_ranks_are_served(ranks_of: Callable[[int], Ranks], tmp_path: Path) -> None:
+    before = together(ranks_of(2).run(go, ADAGRAD, str(tmp_path), 0, 4))
+    for table, values in before.items():
+        reader = TableReader(tmp_path, table)
+        weights, found = reader.find(torch.tensor(list(values)))
+        assert found.all(), table
+        assert torch.equal(weights, torch.stack([row[: reader.embedding_dim] for row in values.values()])), table
 
 
 def from_one(rank: int, world_size: int, scenario: Scenario, path: str) -> Any:

@@ -14,7 +14,7 @@ import torch
 from rec_sdk_torch.checkpoint.errors import CheckpointError
 from rec_sdk_torch.checkpoint.manifest import read_manifest
 from rec_sdk_torch.checkpoint.saver import Saver
-from rec_sdk_torch.serving import TableReader
+from rec_sdk_torch.serving import TableReader, index
 from rec_sdk_torch.serving.index import index_path
 from rec_sdk_torch.tbe import InitializerType, Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
 
@@ -114,6 +114,15 @@ def test_a_save_without_index_gets_one(tmp_path: Path) -> None:
     index_path(save, "a").unlink()
     check(TableReader(tmp_path, "a", default=0.5), embedding)
     assert index_path(save, "a").read_bytes() == made
+
+
+def test_an_index_is_written_by_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index, "_PIECE", 7)
+    embedding = make()
+    train(embedding, range(300))
+    Saver().save(embedding, tmp_path)
+    for table in DTYPES:
+        check(TableReader(tmp_path, table, default=0.5), embedding)
 
 
 def test_what_is_damaged_is_named(tmp_path: Path) -> None:
