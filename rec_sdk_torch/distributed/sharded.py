@@ -372,6 +372,16 @@ class ShardedCollection(ShardedEmbeddingModule[Any, Any, Any, ShardedContext], F
         """Of this rank's tables, see `TableBatchedEmbedding.memory_report`."""
         return self.home.memory_report(table)
 
+    # ---- eviction of ids
+
+    def set_evict_step_interval(self, steps: int | None) -> None:
+        """Training steps between evictions of ids, see `TableBatchedEmbedding.set_evict_step_interval`."""
+        self.home.set_evict_step_interval(steps)
+
+    def evict(self, table: str) -> int:
+        """Takes out the ids of this rank that the table's rules choose now; how many those were."""
+        return self.home.evict(table)
+
     # ---- what TorchRec and torch ask of modules
 
     @property

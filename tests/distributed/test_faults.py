@@ -62,7 +62,7 @@ SLOW = pytest.mark.slow
 
 @pytest.mark.parametrize(
     "stage",
-    [pytest.param("send_counts", marks=SLOW), "send_ids", pytest.param("send_status", marks=SLOW), "backward"],
+    [pytest.param("send_counts", marks=SLOW), "send_each", pytest.param("send_status", marks=SLOW), "backward"],
 )
 def test_a_rank_that_dies(doomed: Ranks, device: torch.device, stage: str) -> None:
     message, seconds = doomed.run_survivors(die_at, stage, survivors=[0])[0]

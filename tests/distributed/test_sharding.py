@@ -123,6 +123,32 @@ def test_rules_that_are_not_there_yet_are_refused(ranks_of: Start) -> None:
     assert [len(seen) for seen in ranks_of(1).run(refused_rules)] == [len(RULES)]
 
 
+def idle_ids(rank: int, world_size: int) -> tuple[int, int, int]:
+    model = Model(Scenario(), 0)
+    rules = rst.AdmitAndEvictConfig(evict_idle_steps=2)
+    model.sparse = rst.EmbCacheEmbeddingBagCollection(
+        [bag_config("t0", ["f0"], admit_and_evict_config=rules)], cache=20, device=Place.device
+    )
+    rst.apply_optimizer_in_backward(torch.optim.SGD, model.sparse.parameters(), {"lr": 0.1})
+    model = shard(model, Scenario(sharding=("row_wise",)), world_size)
+    sparse = model.module.sparse
+    dense = torch.optim.SGD([model.module.scale], lr=0.05)
+    pipeline: Any = rst.EmbCacheTrainPipelineSparseDist(model, dense, "cpu", Place.device, evict_step_interval=3)
+    batches = iter([jagged({"f0": [[number, 100 + number]]}) for number in (1, 2, 3, 3)])
+    left = []
+    for _ in range(4):
+        pipeline.progress(batches)
+        left.append(sparse.cache_stats()["evicted"])
+    return left[1], left[3], sparse.evict("t0")
+
+
+def test_idle_ids_leave_their_homes(ranks_of: Start) -> None:
+    results = ranks_of(2).run(idle_ids)
+    assert [result[0] for result in results] == [0, 0], "the interval is three steps"
+    assert sum(result[1] for result in results) == 2, "1 and 101, after the third"
+    assert sum(result[2] for result in results) == 2, "2 and 102, when asked for"
+
+
 # ---- state
 
 
