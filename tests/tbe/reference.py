@@ -56,6 +56,7 @@ class Reference:
         self.states = STATE_NAMES[optimizer]
         self.start = float(options.get("initial_accumulator_value", 0.0))  # of a state
         self.window, self.backwards = window, 0
+        self._rows_of: dict[tuple[int, int], set[int]] = {}  # by batch and table, at its forward
         self.max_gradient = max_gradient
         self.initial = [weight.detach().clone() for weight in self.weights]
         self.lives = [None if table.life is None else Life(table.life) for table in tables]
@@ -70,10 +71,11 @@ class Reference:
     def begin_batch(
         self, features: list[list[np.ndarray]], clicks: list[list[np.ndarray]], timestamps: list[list[np.ndarray]]
     ) -> None:
-        """A training batch has come: ids are counted."""
+        """A training batch has come: ids are counted. Those that have no row then are none of its rows later either."""
         for index, life in enumerate(self.lives):
             if life is not None:
                 life.batch(*(self.ids_of(index, of) for of in (features, clicks, timestamps)))
+                self._rows_of[id(features), index] = set(self.ids_of(index, features).tolist()) & life.rows.keys()
 
     @torch.no_grad()
     def _end_step(self, features: list[list[np.ndarray]], in_flight: list[list[list[np.ndarray]]]) -> None:
@@ -81,12 +83,12 @@ class Reference:
         for index, life in enumerate(self.lives):
             if life is None:
                 continue
-            life.waiting |= set(self.ids_of(index, features).tolist())
+            life.waiting |= self._rows_of[id(features), index]
             if not self.backwards % self.window:
                 life.waiting = set()
             held: set[int] = set()
             for batch in in_flight:
-                held |= set(self.ids_of(index, batch).tolist())
+                held |= self._rows_of[id(batch), index]
             for i in life.end_step(held):
                 self._forget(index, self.places[index][i])
 
