@@ -29,7 +29,6 @@ class Match:
         keys: what it is called in each save of the chain.
         saved: in the last save.
         parts: of a row, those that are loaded.
-        rows: ids of the table that are at home in this process; an upper bound.
     """
 
     owner: Owner

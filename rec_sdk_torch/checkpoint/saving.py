@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -292,7 +291,7 @@ def finish(path: Path, start: Start, manifest: Manifest) -> Path:
 def give_up(start: Start | None) -> None:
     """Removes what a save that failed has written."""
     if start is not None:
-        shutil.rmtree(start.folder, ignore_errors=True)
+        files.remove_tree(Path(start.folder))
 
 
 def note(owners: Sequence[Owner], path: str, start: Start, written: Written) -> None:
