@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..serving.index import check_indexes
 from .errors import CheckpointError
 from .export import export
 from .folders import chain_of, latest_save, saves_in
+from .index import check_indexes
 from .manifest import read_manifest
 from .reading import verify
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from ..serving.index import write_indexes
 from ..tbe import TableOptimizer
 from ..tbe.view import WEIGHT, TableView
 from ..tbe.whole import READ_BYTES, changed, knows_changes, piece_rows, split, versions, window_count, window_rows
 from . import files
 from .errors import CheckpointError
 from .folders import UNFINISHED, chain_of, next_timestamp, saves_in
+from .index import write_indexes
 from .manifest import (
     CANDIDATES,
     DELTA,

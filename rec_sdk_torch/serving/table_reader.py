@@ -16,10 +16,10 @@ import torch
 from .. import _engine
 from ..checkpoint.errors import CheckpointError
 from ..checkpoint.folders import chain_of, latest_save
+from ..checkpoint.index import ensure_index, row_files
 from ..checkpoint.manifest import Manifest
 from ..checkpoint.tensors import DTYPES, TensorReader
 from ..warn import warn
-from .index import ensure_index, row_files
 
 Array = npt.NDArray[np.generic]
 

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from rec_sdk_torch.checkpoint import index
 from rec_sdk_torch.checkpoint.errors import CheckpointError
+from rec_sdk_torch.checkpoint.index import index_path
 from rec_sdk_torch.checkpoint.manifest import read_manifest
 from rec_sdk_torch.checkpoint.saver import Saver
-from rec_sdk_torch.serving import TableReader, index
-from rec_sdk_torch.serving.index import index_path
+from rec_sdk_torch.serving import TableReader
 from rec_sdk_torch.tbe import InitializerType, Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
 
 DTYPES = {"a": torch.float32, "b": torch.bfloat16, "c": torch.float16}

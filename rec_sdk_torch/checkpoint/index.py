@@ -8,9 +8,9 @@ import uuid
 from pathlib import Path
 
 from .._engine import IndexWriter
-from ..checkpoint.errors import CheckpointError
-from ..checkpoint.manifest import REMOVED, ROWS, Manifest, SavedFile
-from ..checkpoint.tensors import TensorReader
+from .errors import CheckpointError
+from .manifest import REMOVED, ROWS, Manifest, SavedFile
+from .tensors import TensorReader
 
 _PIECE = 1 << 20
 """Ids that are in memory at once."""
@@ -98,6 +98,6 @@ def ensure_index(folder: Path, manifest: Manifest, key: str) -> Path:
         except OSError as error:
             raise CheckpointError(
                 f"{path}: the save has no index of table {key!r}, and none can be written: {error}; make one with "
-                "rec_sdk_torch.serving.index.write_indexes where the folder may be written to"
+                "rec_sdk_torch.checkpoint.index.write_indexes where the folder may be written to"
             ) from error
     return path
