@@ -63,7 +63,8 @@ class HomeTables(CachedCollection):
                     f"table {table.name!r}: init_fn fills a whole index table, of which a rank has a part: give it "
                     "weight_init_min and weight_init_max, or load its weights once it is sharded"
                 )
-            if table.life is not None and (set(table.life.columns()) - {"last_use", "count"} or _bounded(table)):
+            life = table.life
+            if life is not None and (life.needs_clicks or life.evict_share or life.evict_age or _bounded(table)):
                 raise NotImplementedError(
                     f"table {table.name!r}: of admission and eviction, sharded tables have POLICY_COUNT's "
                     "admit_threshold and evict_idle_steps so far: ranks send each id once, with how often they saw "

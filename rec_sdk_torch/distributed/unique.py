@@ -36,7 +36,7 @@ class Tables:
     @property
     def count_shows(self) -> bool:
         """Whether some table has to know how often ranks saw an id."""
-        return any(config.life is not None and "count" in config.life.columns() for config in self.configs)
+        return any(config.life is not None and config.life.counts_shows for config in self.configs)
 
     def same_dim(self) -> list[list[int]]:
         """Tables, by index, whose rows travel in one tensor."""
