@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,7 +109,19 @@ def same_family(owner: Owner, name: str, saved: SavedTable, manifest: Manifest) 
 
 
 def layers(found: Match, chain: Chain, rows: int) -> Iterator[Rows | Removed]:
-    """What makes the table from an empty one: so many rows at a time, those that are at home here."""
+    """What makes the table from an empty one: so many rows at a time, those that are at home here.
+
+    A thread reads the next ones meanwhile.
+    """
+    pieces = _layers(found, chain, rows)
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="rec_sdk_torch.checkpoint") as thread:
+        coming = thread.submit(next, pieces, None)
+        while (piece := coming.result()) is not None:
+            coming = thread.submit(next, pieces, None)
+            yield piece
+
+
+def _layers(found: Match, chain: Chain, rows: int) -> Iterator[Rows | Removed]:
     for key, (folder, manifest) in zip(found.keys, chain, strict=True):
         for file in manifest.files_of(key, REMOVED, ROWS):
             with TensorReader(folder / file.path) as reader:

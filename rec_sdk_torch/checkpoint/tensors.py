@@ -8,12 +8,16 @@ from __future__ import annotations
 import json
 import os
 import zlib
+from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from .errors import CheckpointError
@@ -30,10 +34,18 @@ DTYPES = {
 }
 """Names of data types in the header."""
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_Bytes = npt.NDArray[np.uint8]
 HEADER = "header"
 """What the checksum of the length and the header is called among those of the tensors."""
-_PIECE = 8 << 20
+_PIECE = 1 << 20
+_READERS = 4
+"""Threads that read a file for its checksums, a tensor each."""
 _MOST_HEADER = 1 << 20
+_WRITE_BYTES = 2 << 20
+_SYNC_BYTES = 64 << 20
+"""Written, they are brought to the disk while the caller reads what comes next."""
+_MOST_WAITING = 3
+"""Buffers of `_WRITE_BYTES` that are full and not written yet."""
 _ALIGNMENT = 64
 
 
@@ -77,6 +89,8 @@ def _header(specs: Sequence[TensorSpec], about: Mapping[str, str]) -> tuple[byte
 class TensorWriter:
     """A new file of tensors, each written from its beginning to its end, in pieces of rows.
 
+    A thread writes what the caller has appended; what goes wrong there is raised by one of the next calls.
+
     Attributes:
         path: of the file.
     """
@@ -91,16 +105,47 @@ class TensorWriter:
         self._bytes = len(header) + sum(spec.bytes for spec in specs)
         self._file = NewFile(path)
         self._file.write_at(header, 0)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rec_sdk_torch.checkpoint")
+        self._filling: dict[str, tuple[_Bytes, int]] = {}  # a buffer, and how much of it is full
+        self._free: list[_Bytes] = []
+        self._waiting: deque[Future[_Bytes]] = deque()
+        self._unsynced = 0
 
     def append(self, name: str, rows: torch.Tensor) -> None:
         """Writes the next rows of a tensor, in its data type; on any device."""
-        spec, written = self._specs[name], self._written[name]
-        raw = rows.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+        spec, written = self._specs[name], self._written[name] + self._filling.get(name, (None, 0))[1]
+        raw = rows.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         if rows.dtype != spec.dtype or written + len(raw) > spec.bytes:
             raise ValueError(f"{self.path}: {rows.numel()} elements of {rows.dtype} do not fit what is left of {spec}")
-        self._file.write_at(raw, self._starts[name] + written)
-        self._sums[name] = zlib.crc32(raw, self._sums[name])
-        self._written[name] = written + len(raw)
+        while len(raw):
+            buffer, filled = self._filling.pop(name, None) or (self._take_buffer(), 0)
+            count = min(len(raw), len(buffer) - filled)
+            buffer[filled : filled + count] = raw[:count]
+            raw, filled = raw[count:], filled + count
+            self._filling[name] = buffer, filled
+            if filled == len(buffer):
+                self._submit(name)
+
+    def _take_buffer(self) -> _Bytes:
+        """Used ones first: memory that is new to the process has to be cleared by the system, page by page."""
+        while len(self._waiting) > _MOST_WAITING or (self._waiting and self._waiting[0].done()):
+            self._free.append(self._waiting.popleft().result())
+        return self._free.pop() if self._free else np.empty(_WRITE_BYTES, np.uint8)
+
+    def _submit(self, name: str) -> None:
+        buffer, filled = self._filling.pop(name)
+        offset = self._starts[name] + self._written[name]
+        self._written[name] += filled
+        self._waiting.append(self._thread.submit(self._write, name, buffer, filled, offset))
+
+    def _write(self, name: str, buffer: _Bytes, count: int, offset: int) -> _Bytes:
+        self._file.write_at(buffer[:count].data, offset)
+        self._sums[name] = zlib.crc32(buffer[:count], self._sums[name])
+        self._unsynced += count
+        if self._unsynced >= _SYNC_BYTES:
+            self._file.sync()
+            self._unsynced = 0
+        return buffer
 
     def finish(self) -> tuple[int, dict[str, int]]:
         """Bytes of the file and its checksums; it is on the disk then.
@@ -108,15 +153,20 @@ class TensorWriter:
         Raises:
             ValueError: a tensor has fewer rows than its spec says.
         """
+        for name in list(self._filling):
+            self._submit(name)
         for name, spec in self._specs.items():
             if self._written[name] != spec.bytes:
                 raise ValueError(f"{self.path}: {self._written[name]} of {spec.bytes} bytes of {name} were written")
+        for waiting in self._waiting:
+            waiting.result()
         self._file.sync()
-        self._file.close()
+        self.close()
         return self._bytes, dict(self._sums)
 
     def close(self) -> None:
         """Gives the file up, when it is not finished."""
+        self._thread.shutdown(cancel_futures=True)
         self._file.close()
 
 
@@ -201,14 +251,19 @@ class TensorReader:
         if checksums.keys() != {HEADER, *self.specs}:
             raise CheckpointError(f"{self.path}: has tensors {sorted(self.specs)}, expected {sorted(checksums)}")
         self._compare(HEADER, zlib.crc32(self._header), checksums)
-        buffer = bytearray(_PIECE)
-        for name, spec in self.specs.items():
-            total, offset = 0, self.starts[name]
-            for begin in range(0, spec.bytes, _PIECE):
-                piece = memoryview(buffer)[: min(_PIECE, spec.bytes - begin)]
-                self._read_into(piece, offset + begin)
-                total = zlib.crc32(piece, total)
-            self._compare(name, total, checksums)
+        with ThreadPoolExecutor(max_workers=_READERS) as threads:
+            for name, total in zip(self.specs, threads.map(self._checksum, self.specs), strict=True):
+                self._compare(name, total, checksums)
+
+    def _checksum(self, name: str) -> int:
+        buffer = memoryview(bytearray(_PIECE))
+        total, offset, rest = 0, self.starts[name], self.specs[name].bytes
+        while rest:
+            piece = buffer[: min(_PIECE, rest)]
+            self._read_into(piece, offset)
+            total = zlib.crc32(piece, total)
+            offset, rest = offset + len(piece), rest - len(piece)
+        return total
 
     def _compare(self, name: str, found: int, checksums: Mapping[str, int]) -> None:
         if found != checksums[name]:

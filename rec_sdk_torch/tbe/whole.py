@@ -17,7 +17,7 @@ from .view import Chunk, TableView, _part, _read_known
 if TYPE_CHECKING:
     from .embedding import TableBatchedEmbedding
 
-PIECE_BYTES = 8 << 20
+PIECE_BYTES = 2 << 20
 """Of records, that are in memory at a time beside their table; some copies of them are as well."""
 
 
