@@ -77,6 +77,12 @@ def sync_tree(path: Path) -> None:
         sync_folder(Path(folder))
 
 
+def rename_file(source: Path, target: Path) -> None:
+    """Gives a file another name; a file that had it is gone."""
+    before("rename", target)
+    source.rename(target)
+
+
 def rename_folder(source: Path, target: Path) -> None:
     """Gives a folder another name, which nobody must have.
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import filecmp
-import os
 import uuid
 from pathlib import Path
 
 from .._engine import IndexWriter
+from . import files
 from .errors import CheckpointError
 from .manifest import REMOVED, ROWS, Manifest, SavedFile
 from .tensors import TensorReader
@@ -60,24 +60,27 @@ def check_indexes(folder: Path, manifest: Manifest) -> None:
 
 def write_index(folder: Path, manifest: Manifest, key: str) -> None:
     """Writes the index of one table: what is seen under its name is complete."""
-    os.rename(_made_index(folder, manifest, key), index_path(folder, key))
+    files.rename_file(_made_index(folder, manifest, key), index_path(folder, key))
 
 
 def _made_index(folder: Path, manifest: Manifest, key: str) -> Path:
     """A new index under a name of its own."""
     made = folder / f".index-{uuid.uuid4().hex}"
     numbers = {file.path: number for number, file in enumerate(row_files(manifest, key))}
-    files = manifest.files_of(key, REMOVED, ROWS)
+    sources = manifest.files_of(key, REMOVED, ROWS)
     try:
-        writer = IndexWriter(str(made), sum(file.rows for file in files), manifest.id)
-        for file in files:
+        files.before("create", made)
+        writer = IndexWriter(str(made), sum(file.rows for file in sources), manifest.id)
+        for file in sources:
             with TensorReader(folder / file.path) as reader:
                 for begin in range(0, file.rows, _PIECE):
                     ids = reader.read("ids", begin, min(begin + _PIECE, file.rows)).numpy()
+                    files.before("write", made)
                     if file.role == ROWS:
                         writer.add(ids, numbers[file.path], begin)
                     else:
                         writer.remove(ids)
+        files.before("sync", made)
         writer.finish()
         return made
     except BaseException:

@@ -37,24 +37,35 @@ class Peak:
 
 
 def table(rows: int) -> rst.TableBatchedEmbedding:
-    config = rst.TableConfig("t", rows, 64, hashed=False)
+    config = rst.TableConfig("t", rows, 64, hashed=False, track_changes=True)
     optimizer = rst.TableOptimizer.create(torch.optim.Adagrad, {"lr": 0.1})
     return rst.TableBatchedEmbedding([config], optimizer=optimizer, cache=1000, seed=1)
 
 
-def test_half_a_gigabyte(tmp_path: Path) -> None:
-    """Rows and states of 512 MiB; of rows that were not written yet the table itself needs no memory."""
-    rows = 1 << 20
+def test_a_gigabyte(tmp_path: Path) -> None:
+    """Rows and states of 1 GiB, and a delta of a quarter; of rows that were not written yet the table needs no memory."""
+    rows = 1 << 21
     source, target = table(rows), table(rows)
     for each in (source, target):
         each.view("t").count()
     with Peak() as saving:
         rst.Saver().save(source, tmp_path)
-    assert sum(file.stat().st_size for file in tmp_path.rglob("*.safetensors")) > 512 << 20
+    assert size_of(tmp_path) > 1 << 30
     assert saving.bytes < MOST
+    for begin in range(0, rows // 4, 1 << 16):
+        source.view("t").write(torch.arange(begin, begin + (1 << 16)), {"weight": torch.ones(1 << 16, 64)})
+    with Peak() as adding:
+        rst.Saver().save(source, tmp_path, incremental=True)
+    assert size_of(tmp_path) > 5 << 28
+    assert adding.bytes < MOST
     with Peak() as loading:
         rst.Saver().load(target, tmp_path)
     assert loading.bytes - target.memory_report()["host"] < MOST
     ids = torch.from_numpy(np.random.default_rng(1).integers(0, rows, 100))
     assert torch.equal(target.view("t").read(ids).parts["weight"], source.view("t").read(ids).parts["weight"])
-    print(f"beside the table: {saving.bytes >> 20} MiB to save, {loading.bytes >> 20} MiB with it to load")
+    peaks = [peak.bytes >> 20 for peak in (saving, adding, loading)]
+    print(f"MiB beside the table: {peaks[0]} to save, {peaks[1]} to save a delta; with the table {peaks[2]} to load")
+
+
+def size_of(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.rglob("*.safetensors"))

@@ -1,4 +1,4 @@
-"""Saves of sharded tables load into any number of ranks, and into one process."""
+"""What follows a save of ranks: training on another number of them, serving. Loads are in test_saves_any_world."""
 
 from __future__ import annotations
 
@@ -63,30 +63,22 @@ def padded(row: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.pad(row, (0, 8 - len(row)))
 
 
-def check(found: Any, expected: Any, exact: bool) -> None:
+def check(found: Any, expected: Any) -> None:
     assert found.keys() == expected.keys()
     for table, values in expected.items():
         assert found[table].keys() == values.keys(), table
         for i, row in values.items():
             a, b = padded(found[table][i]), padded(row)
-            assert torch.equal(a, b) if exact else torch.allclose(a, b, 1e-5, 1e-6), (table, i)
+            assert torch.allclose(a, b, 1e-5, 1e-6), (table, i)
 
 
-@pytest.mark.parametrize("scenario", [ADAGRAD, WINDOW], ids=["adagrad", "open window"])
-@pytest.mark.parametrize(("saved", "loaded"), [(2, 4), (4, 2), (2, 1), (2, 2)])
-def test_other_numbers_of_ranks(
-    scenario: Scenario, saved: int, loaded: int, ranks_of: Callable[[int], Ranks], tmp_path: Path
+@pytest.mark.parametrize(("saved", "loaded"), [(2, 4), (4, 2)])
+def test_an_open_window_goes_on_over_other_ranks(
+    saved: int, loaded: int, ranks_of: Callable[[int], Ranks], tmp_path: Path
 ) -> None:
-    before = together(ranks_of(saved).run(go, scenario, str(tmp_path), 0, 4))
-    one = alone(scenario, tmp_path, range(0), 1)
-    check(rows(one.sparse), before, exact=True)
-    if loaded > 1:
-        moved = together(ranks_of(loaded).run(go, scenario, str(tmp_path), 4, 4))
-        check(moved, before, exact=True)
-        # the window that was open goes on: its sums have moved with the rows
-        reference = alone(scenario, tmp_path, range(4, 8), loaded)
-        trained = together(ranks_of(loaded).run(go, scenario, str(tmp_path), 4, 8))
-        check(trained, rows(reference.sparse), exact=False)
+    ranks_of(saved).run(go, WINDOW, str(tmp_path), 0, 4)
+    reference = alone(WINDOW, tmp_path, range(4, 8), loaded)
+    check(together(ranks_of(loaded).run(go, WINDOW, str(tmp_path), 4, 8)), rows(reference.sparse))
 
 
 def test_rows_of_all_ranks_are_served(ranks_of: Callable[[int], Ranks], tmp_path: Path) -> None:
@@ -96,39 +88,3 @@ def test_rows_of_all_ranks_are_served(ranks_of: Callable[[int], Ranks], tmp_path
         weights, found = reader.find(torch.tensor(list(values)))
         assert found.all(), table
         assert torch.equal(weights, torch.stack([row[: reader.embedding_dim] for row in values.values()])), table
-
-
-def from_one(rank: int, world_size: int, scenario: Scenario, path: str) -> Any:
-    model = shard(Model(scenario, seed=9), scenario, world_size)
-    rst.Saver().load(model, path)
-    return rows(model.module.sparse), None
-
-
-def test_from_one_process_to_ranks(ranks_of: Callable[[int], Ranks], tmp_path: Path) -> None:
-    model = Model(ADAGRAD, seed=3)
-    for step in range(3):
-        model(concatenated(bags_of(ADAGRAD, step, 2)))[0].backward()
-    rst.Saver().save(model, tmp_path)
-    check(together(ranks_of(2).run(from_one, ADAGRAD, str(tmp_path))), rows(model.sparse), exact=True)
-
-
-def damaged(rank: int, world_size: int, scenario: Scenario, path: str) -> Any:
-    model = shard(Model(scenario, seed=3), scenario, world_size)
-    before = rows(model.module.sparse)
-    try:
-        rst.Saver().load(model, path)
-    except rst.CheckpointError as error:
-        after = rows(model.module.sparse)
-        return str(error), all(after[table].keys() == before[table].keys() for table in before)
-    return "loaded", False
-
-
-def test_what_one_rank_finds_wrong_all_ranks_raise(ranks_of: Callable[[int], Ranks], tmp_path: Path) -> None:
-    ranks_of(2).run(go, ADAGRAD, str(tmp_path), 0, 2)
-    for file in tmp_path.rglob("*.safetensors"):
-        raw = file.read_bytes()
-        file.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
-        for message, unchanged in ranks_of(2).run(damaged, ADAGRAD, str(tmp_path)):
-            assert str(file) in message
-            assert unchanged
-        file.write_bytes(raw)
