@@ -118,7 +118,7 @@ class TensorWriter:
         if rows.dtype != spec.dtype or written + len(raw) > spec.bytes:
             raise ValueError(f"{self.path}: {rows.numel()} elements of {rows.dtype} do not fit what is left of {spec}")
         while len(raw):
-            buffer, filled = self._filling.pop(name, None) or (self._take_buffer(), 0)
+            buffer, filled = self._filling.pop(name) if name in self._filling else (self._take_buffer(), 0)
             count = min(len(raw), len(buffer) - filled)
             buffer[filled : filled + count] = raw[:count]
             raw, filled = raw[count:], filled + count
@@ -140,7 +140,7 @@ class TensorWriter:
 
     def _write(self, name: str, buffer: _Bytes, count: int, offset: int) -> _Bytes:
         self._file.write_at(buffer[:count].data, offset)
-        self._sums[name] = zlib.crc32(buffer[:count], self._sums[name])
+        self._sums[name] = zlib.crc32(buffer[:count].data, self._sums[name])
         self._unsynced += count
         if self._unsynced >= _SYNC_BYTES:
             self._file.sync()

@@ -43,7 +43,7 @@ def table(rows: int) -> rst.TableBatchedEmbedding:
 
 
 def test_a_gigabyte(tmp_path: Path) -> None:
-    """Rows and states of 1 GiB, and a delta of a quarter; of rows that were not written yet the table needs no memory."""
+    """Rows and states of 1 GiB, a delta of a quarter; of rows that were not written yet the table needs no memory."""
     rows = 1 << 21
     source, target = table(rows), table(rows)
     for each in (source, target):

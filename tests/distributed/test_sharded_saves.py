@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from jagged import jagged
 from ranks import Ranks
 from sharded_model import Model, Scenario, bags_of, concatenated, rows, shard
@@ -88,3 +89,23 @@ def test_rows_of_all_ranks_are_served(ranks_of: Callable[[int], Ranks], tmp_path
         weights, found = reader.find(torch.tensor(list(values)))
         assert found.all(), table
         assert torch.equal(weights, torch.stack([row[: reader.embedding_dim] for row in values.values()])), table
+
+
+def by_rank(rank: int, world_size: int, path: str) -> bool:
+    """torch.distributed.checkpoint with the rank in the keys, as docs/torch.md says."""
+    source, target = (shard(Model(ADAGRAD, seed=seed), ADAGRAD, world_size) for seed in (3, 4))
+    for step in range(3):
+        source(jagged(*bags_of(ADAGRAD, step, world_size)[rank]))[0].backward()
+    dcp.save({f"rank{rank}.{key}": value for key, value in source.state_dict().items()}, checkpoint_id=path)
+    reader = dcp.FileSystemReader(path)
+    sizes = reader.read_metadata().state_dict_metadata
+    mine = {key: each for key, each in sizes.items() if key.startswith(f"rank{rank}.")}
+    state = {key: torch.empty(each.size, dtype=each.properties.dtype) for key, each in mine.items()}
+    dcp.load(state, storage_reader=reader)
+    target.load_state_dict({key.split(".", 1)[1]: value for key, value in state.items()})
+    found, expected = target.state_dict(), source.state_dict()
+    return len(expected) > 3 and all(torch.equal(found[key], value) for key, value in expected.items())
+
+
+def test_torch_distributed_checkpoint_by_rank(ranks_of: Callable[[int], Ranks], tmp_path: Path) -> None:
+    assert all(ranks_of(2).run(by_rank, str(tmp_path)))
