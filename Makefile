@@ -9,7 +9,6 @@ NPU_PY := $(NPU_VENV)/bin/python
 CUDA_PY ?= $(PYTHON)
 TRAIN_ARGS ?=
 TEST_ARGS ?=
-# The emulator's own tests come first: they compare with torch's bits, which what ran before in the process can change.
 NPU_TESTS ?= tests/emulator tests/ops tests/tbe tests/modules tests/optim tests/distributed \
 	tests/checkpoint/test_saver.py tests/checkpoint/test_deltas.py tests/checkpoint/test_saved_life.py
 # Once more with streams as late as their events allow, where a missing event shows; the oracle would take longer than

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from rec_sdk_torch._engine import Announcement, Engine, Initializer, Life, TableSpec, begin
+from rec_sdk_torch._engine import Announcement, Engine, Initializer, TableSpec, begin
+from rec_sdk_torch.tbe.life import TableLife
 
 from .ids import Distribution, Int64Array
 from .machine import free_memory, resident_memory
@@ -22,9 +23,14 @@ BYTES_PER_ROW = 64
 
 
 def make_engine(
-    rows: int, slots: int, hashed: bool = True, expected: int = 0, policy: str = "lru", threshold: int = 0
+    rows: int,
+    slots: int,
+    hashed: bool = True,
+    expected: int = 0,
+    policy: str = "lru",
+    life: TableLife | None = None,
 ) -> Engine:
-    """One table of D = 1, with the records of a 16-byte row; `expected` ids, or `rows`, admitted at `threshold`."""
+    """One table of D = 1, with the records of a 16-byte row; `expected` ids, or `rows`, which come by `life`."""
     table = TableSpec(
         name="t",
         hashed=hashed,
@@ -35,8 +41,8 @@ def make_engine(
         seed=0,
         state_init=[],
         bounds_check="fatal",
-        columns=["count"] if threshold else [],
-        life=Life(admits=True, threshold=threshold) if threshold else None,
+        columns=life.columns() if life else [],
+        life=life.of_engine(16) if life else None,
     )
     return Engine([table], 1, 0, [], [0], [], [], policy)
 
@@ -44,8 +50,9 @@ def make_engine(
 class Planner:
     """An engine that is fed batches; the swap is done for it, against a cache nobody reads."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, life: TableLife | None = None) -> None:
         self.engine = engine
+        self._life = life or TableLife()
         self._records = np.zeros((0, engine.record_bytes), np.uint8)
 
     def announce(self, ids: Int64Array) -> Announcement:
@@ -55,8 +62,11 @@ class Planner:
     def plan(self, ids: Int64Array, announced: Announcement | None = None) -> float:
         """Plans and swaps a batch; the seconds of plan and release."""
         offsets = np.array([0, len(ids)], np.int64)
+        clicks = (ids % 8 == 0).astype(np.int32) if self._life.needs_clicks else None
+        times = np.full(len(ids), self.engine.stats()["batches"], np.int64) if self._life.evict_age else None
         plans: list[Any] = []
-        spent = seconds_of(lambda: plans.append(self.engine.plan(ids, offsets, _FEATURES, 1, announced=announced)))
+        make = partial(self.engine.plan, announced=announced, clicks=clicks, timestamps=times)
+        spent = seconds_of(lambda: plans.append(make(ids, offsets, _FEATURES, 1)))
         plan = plans.pop()
         leaving, coming = plan.rows_out, plan.rows_in
         if max(leaving, coming) > len(self._records):
@@ -175,37 +185,58 @@ def _changes(options: PlanOptions) -> list[dict[str, Any]]:
     return results
 
 
-def run_admission(options: PlanOptions) -> list[dict[str, Any]]:
-    """Plans with admission on and off, in turn: of rows that are all there, and with new ids in a tenth of lookups."""
-    rng = np.random.default_rng(options.seed)
+RULES = {
+    "POLICY_COUNT": TableLife(admit_threshold=2),
+    "POLICY_SHOWCLICK": TableLife(admit_threshold=2, beta=1),
+    "evict_idle_steps": TableLife(evict_idle_steps=1000, evict_step_interval=1000),
+    "timestamps": TableLife(evict_age=1000, evict_step_interval=1000),
+    "max_rows": TableLife(max_rows=2**30),
+    "evict_share": TableLife(evict_share=0.1, evict_step_interval=1000),
+    "POLICY_COUNT, max_rows": TableLife(admit_threshold=2, max_rows=2**30),
+    "POLICY_SHOWCLICK, evict_share": TableLife(
+        admit_threshold=2, beta=1, evict_share=0.1, score_decay=0.9, evict_step_interval=1000
+    ),
+}
+"""What `run_life` measures. None of them evicts there: an eviction is no part of a plan."""
+
+
+def run_life(options: PlanOptions) -> list[dict[str, Any]]:
+    """Plans with rules on and off, in turn: of rows that are all there, and with new ids in a tenth of lookups."""
     results = []
-    for name, fresh in (("hits", 0), ("a tenth of lookups new", options.batch // 10)):
-        off, on = (Planner(make_engine(options.rows, 2 * options.rows, threshold=threshold)) for threshold in (0, 2))
-        for planner in (off, on, on):
-            planner.fill(options.rows, options.batch)
-        without, with_admission = Samples(), Samples()
-        with no_collection():
-            for number in range(options.rounds):
-                ids = Distribution(1.05).draw(rng, options.rows, options.batch)
-                ids[:fresh] = np.arange(fresh) * 0x9E3779B1 + options.rows * (number + 2)
-                order = [(off, without), (on, with_admission)]
-                for planner, samples in order if number % 2 else reversed(order):
-                    samples.seconds.append(planner.plan(ids))
-        results.append(
-            {
-                "case": f"admission, {name}",
-                "what": "admission",
-                "kind": "hash",
-                "rows": options.rows,
-                "alpha": 1.05,
-                "threads": 1,
-                "ids_per_second": options.batch / with_admission.median,
-                "time": with_admission.summary(),
-                "without": without.summary(),
-                "ratio": with_admission.median / without.median,
-            }
-        )
+    for rule, life in RULES.items():
+        for name, fresh in (("hits", 0), ("a tenth of lookups new", options.batch // 10)):
+            with_rule, without = _time_life(life, fresh, options)
+            results.append(
+                {
+                    "case": f"{rule}, {name}",
+                    "what": "life",
+                    "kind": "hash",
+                    "rows": options.rows,
+                    "alpha": 1.05,
+                    "threads": 1,
+                    "ids_per_second": options.batch / with_rule.median,
+                    "time": with_rule.summary(),
+                    "without": without.summary(),
+                    "ratio": with_rule.median / without.median,
+                }
+            )
     return results
+
+
+def _time_life(life: TableLife, fresh: int, options: PlanOptions) -> tuple[Samples, Samples]:
+    rng = np.random.default_rng(options.seed)
+    on, off = (Planner(make_engine(options.rows, 2 * options.rows, life=rule), rule) for rule in (life, None))
+    for planner in (off, on, on):  # the second time admits the ids
+        planner.fill(options.rows, options.batch)
+    with_rule, without = Samples(), Samples()
+    with no_collection():
+        for number in range(options.rounds):
+            ids = Distribution(1.05).draw(rng, options.rows, options.batch)
+            ids[:fresh] = np.arange(fresh) * 0x9E3779B1 + options.rows * (number + 2)
+            order = [(off, without), (on, with_rule)]
+            for planner, samples in order if number % 2 else reversed(order):
+                samples.seconds.append(planner.plan(ids))
+    return with_rule, without
 
 
 def large_table_problem(rows: int) -> str | None:
@@ -231,7 +262,7 @@ def run_plans(options: PlanOptions, report: Callable[[str], None]) -> list[dict[
     return results + _changes(options)
 
 
-if __name__ == "__main__":  # python -m benchmarks.planning: what admission costs
+if __name__ == "__main__":  # python -m benchmarks.planning: what admission and eviction cost
     torch.set_num_threads(1)
-    for case in run_admission(PlanOptions(batch=65536, rows=1_000_000, large_rows=0, rounds=41, seed=1)):
+    for case in run_life(PlanOptions(batch=65536, rows=1_000_000, large_rows=0, rounds=41, seed=1)):
         print(f"{case['case']}: {case['ratio']:.2f} of the time without")

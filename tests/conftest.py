@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -41,6 +42,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """What is about the emulated NPU runs on it only."""
     emulator = collection_path == HERE / "emulator"
     return True if emulator and config.getoption("--device") != "npu" else None
+
+
+@pytest.fixture(autouse=True)
+def _threads_stay() -> Iterator[None]:
+    """torch's bits can depend on the number of threads: a test that changes it would show in the tests after it."""
+    before = torch.get_num_threads()
+    yield
+    assert torch.get_num_threads() == before, "the test left another number of torch's threads"
 
 
 class WithoutTorchRec(pytest.Module):

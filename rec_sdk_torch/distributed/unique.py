@@ -37,9 +37,11 @@ class Tables:
 
     def numbers(self) -> list[int]:
         """What the ids of each table take along to their homes, as the engine's Deduplicator has it."""
-        kinds = {"count": 1, "clicks": 2, "timestamp": 4}
-        columns = [[] if config.life is None else config.life.columns() for config in self.configs]
-        return [sum(kind for name, kind in kinds.items() if name in kept) for kept in columns]
+        lives = [config.life for config in self.configs]
+        return [
+            0 if life is None else life.counts_shows + 2 * life.needs_clicks + 4 * bool(life.evict_age)
+            for life in lives
+        ]
 
     def same_dim(self) -> list[list[int]]:
         """Tables, by index, whose rows travel in one tensor."""

@@ -59,7 +59,7 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
         handles = {table.name: TableHandle(embedding, table, embedding_optimizer_cls) for table in embedding.tables}
         self.add_module(self._handles_name, module_dict(handles))
         lives = [table.life for table in embedding.tables if table.life is not None]
-        self._needs_clicks = any("clicks" in life.columns() for life in lives)
+        self._needs_clicks = any(life.needs_clicks for life in lives)
         self._needs_timestamps = any("timestamp" in life.columns() for life in lives)
         self._seen_keys: list[str] | None = None
         self._feature_keys: Int64Array = np.empty(0, np.int64)

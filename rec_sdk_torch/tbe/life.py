@@ -74,17 +74,27 @@ class TableLife:
         rules = self.evict_share, self.evict_age, self.evict_idle_steps, self.max_rows, self.max_bytes
         return self.admits or any(rules)
 
+    @property
+    def counts_shows(self) -> bool:
+        """Whether it matters how often a batch has an id."""
+        return self.admits or "count" in self.columns()
+
+    @property
+    def needs_clicks(self) -> bool:
+        """Whether a batch has to come with clicks."""
+        return bool(self.beta and (self.admits or self.evict_share))
+
     def columns(self) -> list[str]:
         """What is kept of each row, by the engine's names."""
         bounded = bool(self.max_rows or self.max_bytes)
         kept = []
-        if self.admits or self.evict_share or bounded:
+        if self.evict_share or bounded:  # a row's admission is over
             kept.append("count")
         if self.evict_idle_steps or bounded:
             kept.append("last_use")
         if self.evict_share:
             kept.append("score")
-        if self.beta and (self.admits or self.evict_share):
+        if self.evict_share and self.needs_clicks:
             kept.append("clicks")
         if self.evict_age:
             kept.append("timestamp")

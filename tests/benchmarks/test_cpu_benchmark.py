@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from counts import sums
+from threads import threads
 
 from benchmarks import cpu, rivals, targets
 from benchmarks.bounds import Machine, step_bytes
@@ -190,12 +191,9 @@ def test_plans_of_two_threads_are_judged_by_those_of_one(monkeypatch: pytest.Mon
     used: list[int] = []
     plan = Planner.plan
     monkeypatch.setattr(Planner, "plan", lambda self, ids: (used.append(torch.get_num_threads()), plan(self, ids))[1])
-    before = torch.get_num_threads()
-    try:
+    with threads(torch.get_num_threads()):
         plans = run_plans(PlanOptions(500, 1000, 0, 1, 0, threads=(1, 2)), lambda _: None)
         assert torch.get_num_threads() == 1
-    finally:
-        torch.set_num_threads(before)
     assert used.count(2) == 8, "a warm batch and a timed one, of two kinds of table and two distributions"
     hits = [(plan["kind"], plan["threads"]) for plan in plans if plan["what"] == "hits"]
     assert hits == [(kind, threads) for kind in ("hash", "index") for threads in (1, 1, 2, 2)]

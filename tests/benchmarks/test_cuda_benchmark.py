@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from counts import sums
+from threads import threads
 
 from benchmarks import cuda, cuda_rivals, cuda_step
 from benchmarks.cuda_ceilings import Ceilings, CeilingSizes, faster_swaps, rate
@@ -30,10 +31,8 @@ NEEDS_STREAMS = {"pinned H2D", "pinned D2H", "duplex, both at once"}
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with threads(1):
+        yield
 
 
 def _run(folder: Path, *arguments: str, expected: int = 0) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from sharded_model import Model, Scenario, shard
 from torchrec import KeyedJaggedTensor
 
 import rec_sdk_torch as rst
-from rec_sdk_torch.tbe import TableLife
 
 Start = Callable[[int], Ranks]
 SHOW_CLICK = rst.AdmitAndEvictPolicyType.POLICY_SHOWCLICK
@@ -109,7 +108,9 @@ def expected(kind: str, rank: int, world_size: int) -> tuple[list[dict[str, Any]
     bounds = [bound // world_size for bound in (rules.max_rows, rules.max_bytes // 16) if bound]
     life = Life(replace(rules, max_rows=min(bounds, default=0), max_bytes=0))
     seen = []
-    names = TableLife(**vars(rules)).columns()
+    names = rules.columns()
+    known = {"count": True, "clicks": rules.needs_clicks, "timestamp": rules.evict_age}
+    counted = [name for name, kept in known.items() if kept]
     for step in range(STEPS):
         lookups = [
             of for feature in (0, 1) for each in range(world_size) for of in lookups_of(step, each, kind, feature)
@@ -127,7 +128,7 @@ def expected(kind: str, rank: int, world_size: int) -> tuple[list[dict[str, Any]
                 "ids": rows,
                 "columns": life.columns(life.rows, rows, names),
                 "candidates": candidates,
-                "counted": life.columns(life.candidates, candidates, set(names) - {"score"}),
+                "counted": life.columns(life.candidates, candidates, counted),
                 "clocks": clocks,
             }
         )

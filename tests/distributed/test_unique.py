@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from threads import threads
 
 from rec_sdk_torch._engine import Deduplicator, UniqueBatch
 
@@ -204,16 +204,15 @@ def test_a_large_batch_on_any_number_of_threads() -> None:
     values = rng.zipf(1.3, 60_000) % 5_000 - 100
     offsets = np.arange(0, 60_001, 5)
     seen = []
-    for threads in (1, 3):
-        torch.set_num_threads(threads)
+    for count in (1, 3):
         host = Deduplicator([0] * 3, [-1, 2, -1], [0, 1, 0], [0, 1, 2], [0, 4, 8], [True, False, False], 4)
-        found = host.run(values, offsets, np.arange(3), 4_000, True)
+        with threads(count):
+            found = host.run(values, offsets, np.arange(3), 4_000, True)
         arrays = [array.tolist() for array in (found.ids, found.repeats, found.counts)]
         for group in (0, 1):
             arrays += fields(*found.slots(group), np.int32, np.int64, np.int64)
             arrays += fields(*found.segments(group), np.int32, np.int32, np.int32, np.float32, np.int32)
         seen.append(arrays)
-    torch.set_num_threads(1)
     assert seen[0] == seen[1]
     assert len(seen[0][0]) == sum(len(set(part.tolist())) for part in np.split(values, 3))
 

@@ -228,12 +228,12 @@ def test_a_load_keeps_what_is_counted_of_rows_that_stay(device: torch.device) ->
     collection.load_state_dict(saved)
     view = collection._embedding.view("t0")
     assert ids(collection) == [1]
-    assert view.row_columns(torch.tensor([1]))["count"].tolist() == [2]
+    assert view.row_columns(torch.tensor([1]))["timestamp"].tolist() == [6]
     assert view.candidates()[0].tolist() == [2]
 
 
 def test_views_refuse_what_cannot_be(device: torch.device) -> None:
-    collection = sequence(device, admit_threshold=2)
+    collection = sequence(device, admit_threshold=2, max_rows=64)
     train(collection, plain([1, 1, 2]))
     view = collection._embedding.view("t0")
     with pytest.raises(KeyError, match="1 ids have no row"):

@@ -11,6 +11,7 @@ import torch
 from op_batches import OPTIMIZERS, Cache, coefficients, int32, segments, states_of, update
 from test_lookup_pooled import lookup as lookup_pooled
 from test_lookup_pooled import make_batch, weights_grad
+from threads import threads
 
 from rec_sdk_torch import ops
 
@@ -34,16 +35,6 @@ def reference_sum(terms: torch.Tensor) -> torch.Tensor:
         right = stack.pop()
         stack[-1] = stack[-1] + right
     return stack[0]
-
-
-@contextlib.contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextlib.contextmanager

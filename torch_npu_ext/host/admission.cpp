@@ -3,27 +3,29 @@
 namespace rec_sdk {
 namespace {
 
-constexpr size_t kPrefetchDistance = 16;
+constexpr int64_t kPrefetchDistance = 16;
 
 }  // namespace
 
-void count_candidates(Table* table, const Batch& batch, const Batch::Piece& piece,
-                      const std::vector<int64_t>& places, LifeLog* log) {
+void count_candidates(Table* table, const Batch& batch, const Batch::Piece& piece, UnknownLookup* begin,
+                      UnknownLookup* end, LifeLog* log) {
   const int64_t shift = piece.source - piece.begin;
   const uint32_t now = static_cast<uint32_t>(table->clock.batches);
-  for (size_t k = 0; k < places.size(); ++k) {
-    if (k + kPrefetchDistance < places.size()) {
-      const int64_t ahead = batch.values[places[k + kPrefetchDistance] + shift];
+  for (UnknownLookup* unknown = begin; unknown < end; ++unknown) {
+    if (end - unknown > kPrefetchDistance) {
+      const int64_t ahead = unknown[kPrefetchDistance].id;
       table->map().prefetch(IdMap::hash(ahead));
       table->candidates.prefetch(ahead);
     }
-    const int64_t source = places[k] + shift, id = batch.values[source];
+    const int64_t source = unknown->lookup + shift, id = unknown->id;
+    unknown->candidate = UnknownLookup::kKnown;
     if (table->map().find(id, IdMap::hash(id))) continue;
     table->reserve_candidates(1);
     if (log->candidates.size() == log->candidates.capacity()) {
       log->candidates.reserve(2 * log->candidates.size() + 64);
     }
     const int64_t place = table->candidates.find_or_add(id);
+    unknown->candidate = place;
     Candidates::Values values = table->candidates.get(place);
     if (values.count == 0 || values.last_use != now) log->candidates.push_back({id, values});
     values.count = saturated_sum(values.count, batch.shows_of(source));
@@ -34,14 +36,17 @@ void count_candidates(Table* table, const Batch& batch, const Batch::Piece& piec
   }
 }
 
-bool admit(Table* table, int64_t id, LifeLog* log) {
-  const LifeSpec& life = table->spec().life;
-  const int64_t place = table->candidates.find(id);
-  const Candidates::Values values = table->candidates.get(place);
+bool admit(const Table& table, const UnknownLookup& candidate, LifeLog* log) {
+  const LifeSpec& life = table.spec().life;
+  const Candidates::Values values = table.candidates.get(candidate.candidate);
   if (life.score(values.count, values.clicks) < life.threshold) return false;
-  log->admitted.push_back({id, values});
-  table->candidates.erase(id);
+  const bool first = !table.map().find(candidate.id, IdMap::hash(candidate.id));
+  if (first) log->admitted.push_back({candidate.id, values});
   return true;
+}
+
+void remove_admitted(Table* table, const LifeLog& log) noexcept {
+  for (const LifeLog::Counted& admitted : log.admitted) table->candidates.erase(admitted.id);
 }
 
 void undo_candidates(Table* table, const LifeLog& log) noexcept {

@@ -12,7 +12,7 @@ uint64_t Candidates::grown(int64_t extra) const {
 
 int64_t Candidates::growth(int64_t extra) const {
   if (places_for(size_ + extra) <= places_) return 0;
-  return static_cast<int64_t>(grown(extra) * (sizeof(Entry) + (wide_ ? sizeof(Extra) : 0)));
+  return static_cast<int64_t>(grown(extra) * cells_of_place_ * sizeof(Cell));
 }
 
 void Candidates::reserve(int64_t extra) {
@@ -29,9 +29,8 @@ void Candidates::shrink() noexcept {
 }
 
 void Candidates::rehash(uint64_t places) {
-  Candidates other(wide_);
-  other.entries_ = HugeArray<Entry>(places);
-  if (wide_) other.extras_ = HugeArray<Extra>(places);
+  Candidates other(wide());
+  other.cells_ = HugeArray<Cell>(places * cells_of_place_);
   other.places_ = places;
   for_each([&](int64_t id, const Values& values) { other.set(other.find_or_add(id), values); });
   *this = std::move(other);
@@ -39,12 +38,12 @@ void Candidates::rehash(uint64_t places) {
 
 int64_t Candidates::find_or_add(int64_t id) {
   uint64_t p = home(id);
-  while (entries_[p].count != 0) {
-    if (entries_[p].id == id) return static_cast<int64_t>(p);
+  while (entry(p).count != 0) {
+    if (entry(p).id == id) return static_cast<int64_t>(p);
     p = next(p);
   }
-  entries_[p] = {id, 0, 0};
-  if (wide_) extras_[p] = {0, 0, 0};  // another id may have been here
+  entry(p) = {id, 0, 0};
+  if (wide()) extra(p) = {0, 0, 0};  // another id may have been here
   ++size_;
   return static_cast<int64_t>(p);
 }
@@ -54,34 +53,18 @@ bool Candidates::erase(int64_t id) noexcept {
   const int64_t found = find(id);
   if (found < 0) return false;
   uint64_t hole = static_cast<uint64_t>(found);
-  for (uint64_t p = next(hole); entries_[p].count != 0; p = next(p)) {
-    const uint64_t from_home = (p + places_ - home(entries_[p].id)) % places_;
+  for (uint64_t p = next(hole); entry(p).count != 0; p = next(p)) {
+    const uint64_t from_home = (p + places_ - home(entry(p).id)) % places_;
     if (from_home < (p + places_ - hole) % places_) continue;
-    entries_[hole] = entries_[p];
-    if (wide_) extras_[hole] = extras_[p];
+    entry(hole) = entry(p);
+    if (wide()) extra(hole) = extra(p);
     hole = p;
   }
-  entries_[hole].count = 0;
+  entry(hole).count = 0;
   --size_;
   return true;
 }
 
-Candidates::Values Candidates::get(int64_t place) const {
-  const Entry& entry = entries_[place];
-  Values values{entry.count, entry.last_use, 0, 0};
-  if (wide_) {
-    values.clicks = extras_[place].clicks;
-    values.timestamp = extras_[place].timestamp;
-  }
-  return values;
-}
-
-void Candidates::set(int64_t place, const Values& values) noexcept {
-  entries_[place].count = values.count;
-  entries_[place].last_use = values.last_use;
-  if (wide_) extras_[place] = {values.timestamp, values.clicks, 0};
-}
-
-void Candidates::clear() { *this = Candidates(wide_); }
+void Candidates::clear() { *this = Candidates(wide()); }
 
 }  // namespace rec_sdk

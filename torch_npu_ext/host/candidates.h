@@ -18,39 +18,46 @@ class Candidates {
     int64_t timestamp = 0;
   };
 
-  explicit Candidates(bool wide) : wide_(wide) {}
+  explicit Candidates(bool wide) : cells_of_place_(wide ? 2 : 1) {}
 
   int64_t size() const { return size_; }
-  int64_t bytes() const {
-    return static_cast<int64_t>(places_ * (sizeof(Entry) + (wide_ ? sizeof(Extra) : 0)));
-  }
+  int64_t bytes() const { return static_cast<int64_t>(places_ * cells_of_place_ * sizeof(Cell)); }
   int64_t growth(int64_t extra) const;  // bytes of the bigger arrays that `extra` more ids need; or 0
   void reserve(int64_t extra);          // throws std::bad_alloc
   void shrink() noexcept;               // gives memory back when a fourth of it would do
 
-  void prefetch(int64_t id) const {
-    if (places_ > 0) rec_sdk::prefetch(&entries_[home(id)]);
+  REC_SDK_ALWAYS_INLINE void prefetch(int64_t id) const {
+    if (places_ == 0) return;
+    rec_sdk::prefetch(&entry(home(id)));
   }
   // The place of the id, or -1. Valid until the next call that changes the map.
   int64_t find(int64_t id) const {
     if (places_ == 0) return -1;
     for (uint64_t p = home(id);; p = next(p)) {
-      if (entries_[p].count == 0) return -1;
-      if (entries_[p].id == id) return static_cast<int64_t>(p);
+      if (entry(p).count == 0) return -1;
+      if (entry(p).id == id) return static_cast<int64_t>(p);
     }
   }
   // Of a new id, whose count is 0: set() has to follow. Precondition: growth(1) == 0.
   int64_t find_or_add(int64_t id);
   bool erase(int64_t id) noexcept;
 
-  Values get(int64_t place) const;
-  void set(int64_t place, const Values& values) noexcept;
-  int64_t id(int64_t place) const { return entries_[place].id; }
+  Values get(int64_t place) const {
+    const Entry& found = entry(place);
+    if (!wide()) return {found.count, found.last_use, 0, 0};
+    return {found.count, found.last_use, extra(place).clicks, extra(place).timestamp};
+  }
+  void set(int64_t place, const Values& values) noexcept {
+    entry(place).count = values.count;
+    entry(place).last_use = values.last_use;
+    if (wide()) extra(place) = {values.timestamp, values.clicks, 0};
+  }
+  int64_t id(int64_t place) const { return entry(place).id; }
 
   template <class Visit>  // visit(id, values)
   void for_each(Visit visit) const {
     for (uint64_t p = 0; p < places_; ++p) {
-      if (entries_[p].count != 0) visit(entries_[p].id, get(static_cast<int64_t>(p)));
+      if (entry(p).count != 0) visit(entry(p).id, get(static_cast<int64_t>(p)));
     }
   }
   void clear();
@@ -65,6 +72,15 @@ class Candidates {
     int64_t timestamp;
     uint32_t clicks, unused;
   };
+  // A place is an entry, and its extra behind it where there is one: one cache line in most cases.
+  union Cell {
+    Entry entry;
+    Extra extra;
+  };
+
+  bool wide() const { return cells_of_place_ == 2; }
+  Entry& entry(uint64_t place) const { return cells_[place * cells_of_place_].entry; }
+  Extra& extra(uint64_t place) const { return cells_[place * cells_of_place_ + 1].extra; }
 
   uint64_t home(int64_t id) const {
     return static_cast<uint64_t>((static_cast<unsigned __int128>(IdMap::hash(id)) * places_) >> 64);
@@ -74,11 +90,10 @@ class Candidates {
   uint64_t grown(int64_t extra) const;
   void rehash(uint64_t places);
 
-  bool wide_;
+  uint64_t cells_of_place_;
   uint64_t places_ = 0;
   int64_t size_ = 0;
-  HugeArray<Entry> entries_;
-  HugeArray<Extra> extras_;
+  HugeArray<Cell> cells_;
 };
 
 }  // namespace rec_sdk

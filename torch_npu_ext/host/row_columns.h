@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <initializer_list>
 
+#include "torch_npu_ext/host/id_map.h"
 #include "torch_npu_ext/host/memory.h"
 
 namespace rec_sdk {
@@ -68,7 +69,7 @@ class RowColumns {
   int64_t words() const { return words_; }
   void save(int64_t row, uint64_t* words) const noexcept;
   void restore(int64_t row, const uint64_t* words) noexcept;
-  void prefetch(int64_t row) const {
+  REC_SDK_ALWAYS_INLINE void prefetch(int64_t row) const {
     for (int c = 0; c < ColumnSet::kColumns; ++c) {
       if (has(static_cast<Column>(c))) __builtin_prefetch(arrays_[c].at(static_cast<size_t>(row)), 0, 3);
     }

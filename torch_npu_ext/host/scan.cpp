@@ -185,7 +185,7 @@ void Scan::with_directory(Group* group, int32_t t, const Use& use) {
   Table& table = group->tables[t];
   const MissList list(table, group->slots, misses.data(), scan.first, &scan.misses);
   if (table.spec().hashed) {
-    use(HashDirectory(&table, list, scan.life));
+    use(HashDirectory(&table, list));
   } else {
     use(IndexDirectory(&table, list));
   }
@@ -235,8 +235,11 @@ void Scan::number_lookups(Share* share, const Lookups& lookups) noexcept {
 
 void Scan::scan_table(Group* group, int32_t t, const Batch& batch) {
   const TableScan& table = tables_[t];
-  if (table.admits) count_unknown(group, t, batch);
   with_directory(group, t, [&](auto directory) {
+    if (table.admits) {
+      answer_unknown(&directory, &group->tables[t], count_unknown(group, t, batch), table.life);
+      return;
+    }
     for (size_t p = table.first_piece; p < table.end_piece; ++p) {
       const Batch::Piece& piece = batch.pieces[p];
       with_ids(batch, piece, [&](const auto* ids) {
@@ -254,17 +257,41 @@ void Scan::scan_table(Group* group, int32_t t, const Batch& batch) {
   number_lookups(&share, EveryLookup{local.data() + share.first});
 }
 
-// Before any of them is answered.
-void Scan::count_unknown(Group* group, int32_t t, const Batch& batch) {
-  std::vector<int64_t> unknown;
+std::vector<UnknownLookup> Scan::count_unknown(Group* group, int32_t t, const Batch& batch) {
+  Candidates& candidates = group->tables[t].candidates;
+  const int64_t bytes = candidates.bytes();
+  std::vector<UnknownLookup> unknown;
   for (size_t p = tables_[t].first_piece; p < tables_[t].end_piece; ++p) {
     const Batch::Piece& piece = batch.pieces[p];
-    unknown.clear();
-    for (int64_t i = piece.begin; i < piece.end; ++i) {
-      if (__builtin_expect(local[i] == kNoSlot, 0)) unknown.push_back(i);
-    }
-    count_candidates(&group->tables[t], batch, piece, unknown, tables_[t].life);
+    const size_t first = unknown.size();
+    with_ids(batch, piece, [&](const auto* ids) {
+      for (int64_t i = piece.begin; i < piece.end; ++i) {
+        if (__builtin_expect(local[i] != kNoSlot, 1)) continue;
+        unknown.push_back({ids[i - piece.begin], UnknownLookup::kKnown, static_cast<uint32_t>(i)});
+      }
+    });
+    UnknownLookup* const all = unknown.data();
+    count_candidates(&group->tables[t], batch, piece, all + first, all + unknown.size(), tables_[t].life);
   }
+  if (candidates.bytes() == bytes) return unknown;
+  for (UnknownLookup& one : unknown) {
+    if (one.candidate != UnknownLookup::kKnown) one.candidate = candidates.find(one.id);
+  }
+  return unknown;
+}
+
+template <class Directory>
+void Scan::answer_unknown(Directory* directory, Table* table, const std::vector<UnknownLookup>& unknown,
+                          LifeLog* life) {
+  for (const UnknownLookup& one : unknown) {
+    if (one.candidate != UnknownLookup::kKnown && !admit(*table, one, life)) {
+      local[one.lookup] = table->default_slot();
+      continue;
+    }
+    directory->reserve(1);
+    local[one.lookup] = directory->key(one.id);
+  }
+  remove_admitted(table, *life);
 }
 
 int64_t Scan::default_lookups(int32_t t) const {

@@ -5,6 +5,7 @@
 #include <exception>
 #include <vector>
 
+#include "torch_npu_ext/host/admission.h"
 #include "torch_npu_ext/host/batch.h"
 #include "torch_npu_ext/host/group.h"
 #include "torch_npu_ext/host/memory.h"
@@ -102,7 +103,10 @@ class Scan {
   void with_directory(Group* group, int32_t t, const Use& use);
   void locate_lookups(Group* group, const Batch& batch);
   void scan_table(Group* group, int32_t t, const Batch& batch);
-  void count_unknown(Group* group, int32_t t, const Batch& batch);
+  std::vector<UnknownLookup> count_unknown(Group* group, int32_t t, const Batch& batch);
+  template <class Directory>
+  void answer_unknown(Directory* directory, Table* table, const std::vector<UnknownLookup>& unknown,
+                      LifeLog* life);
   template <class Directory, class Id>
   void scan_piece(Directory* directory, const Id* ids, int64_t count, uint32_t* local_out, Share* share);
   void number_divided();

@@ -1,7 +1,6 @@
 // How a scan finds the rows of ids, in hash and in index tables.
 #pragma once
 
-#include "torch_npu_ext/host/admission.h"
 #include "torch_npu_ext/host/scan.h"
 
 namespace rec_sdk {
@@ -36,9 +35,8 @@ class MissList {
 
 // How an id is found, for hash and for index tables. `places` says where, as of(id), until reserve() says
 // that they have moved; to peek there gives the key of a row that has one, in most cases, or else kNoSlot.
-// key() always gives one, and marks a missing row; after a vain peek it reads what is beyond the place. The
-// key of an id that the table does not take in is its default slot. find() does not mark, and gives kNoSlot
-// for a missing row.
+// key() always gives one, and marks a missing row; after a vain peek it reads what is beyond the place.
+// find() does not mark, and gives kNoSlot for a missing row.
 class HashDirectory {
  public:
   using Place = const IdMap::Bucket*;
@@ -47,8 +45,7 @@ class HashDirectory {
     REC_SDK_ALWAYS_INLINE Place of(int64_t id) const { return homes.of(IdMap::hash(id)); }
   };
 
-  HashDirectory(Table* table, MissList misses, LifeLog* life)
-      : table_(table), life_(table->spec().life.admits ? life : nullptr), misses_(misses) {}
+  HashDirectory(Table* table, MissList misses) : table_(table), misses_(misses) {}
 
   Places places() const { return {table_->map().homes()}; }
   bool reserve(int64_t extra) { return table_->reserve_ids(extra); }
@@ -61,9 +58,6 @@ class HashDirectory {
     return entry ? entry.slot() : kNoSlot;
   }
   RowKey key(int64_t id) {
-    if (life_ != nullptr && !table_->map().find(id, IdMap::hash(id)) && !admit(table_, id, life_)) {
-      return table_->default_slot();
-    }
     bool added = false;
     const IdMap::Entry entry = table_->directory().find_or_add(id, IdMap::hash(id), &added);
     if (!entry.has_slot()) {
@@ -75,7 +69,6 @@ class HashDirectory {
 
  private:
   Table* table_;
-  LifeLog* life_;  // null: every id is taken in
   MissList misses_;
 };
 

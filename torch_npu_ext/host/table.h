@@ -125,7 +125,7 @@ class Table {
   void keep_row(uint32_t slot, uint32_t row) {
     if (spec_.hashed) slot_rows_[slot - first_slot_] = row;
   }
-  void prefetch_row(uint32_t slot) const {
+  REC_SDK_ALWAYS_INLINE void prefetch_row(uint32_t slot) const {
     if (spec_.hashed) rec_sdk::prefetch(&slot_rows_[slot - first_slot_]);
   }
   uint32_t row_in(uint32_t slot, int64_t id) const {
