@@ -83,8 +83,12 @@ class Exchange:
 
     def any_failed(self, failed: bool) -> bool:
         """Whether this or any other rank failed. All must call it."""
-        with self.waiting("whether gradients are finite"):
-            work, status = self.send_status(failed)
+        return self.on_any(failed, "whether gradients are finite")
+
+    def on_any(self, this: bool, what: str) -> bool:
+        """Whether it is so on this or any other rank, where `what` names it. All must call it."""
+        with self.waiting(what):
+            work, status = self.send_status(this)
             work.wait()
         return bool(status.item())
 

@@ -28,8 +28,12 @@ from .home import HomeTables
 from .placement import Placement
 from .unique import Deduplication, GroupConstants, Segments, Tables, UniqueBatch
 
-FAILED, TRAINING = 1, 2
+FAILED, TRAINING, ENDED = 1, 2, 4
 """What a rank tells all others of its batch."""
+
+
+class RanksEndedError(Exception):
+    """There is no such batch: some rank's data ended before."""
 
 
 class ShardedContext(Multistreamable):
@@ -39,7 +43,7 @@ class ShardedContext(Multistreamable):
         self.features: KeyedJaggedTensor | None = None
         self.asked: UniqueBatch | None = None
         self.error: Exception | None = None
-        self.training = False
+        self.training = self.ended = False
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Its tensors are on the host."""
@@ -98,7 +102,7 @@ class CountsAwaitable(Awaitable[Awaitable[Asked]]):
         self._sent, latest = np.zeros((exchange.world_size, tables), np.int64), np.full(tables, NEVER)
         if ctx.asked is not None:
             self._sent, latest = ctx.asked.host.counts, ctx.asked.host.latest
-        status = FAILED * (ctx.error is not None) + TRAINING * ctx.training
+        status = FAILED * (ctx.error is not None) + TRAINING * ctx.training + ENDED * ctx.ended
         to_all = np.concatenate([[status], latest[deduplication.dated]])
         self._work, self._received = exchange.send_counts(self._sent, to_all)
 
@@ -111,6 +115,8 @@ class CountsAwaitable(Awaitable[Awaitable[Asked]]):
         with self._exchange.waiting("numbers of ids"):
             self._work.wait()
         counts, status, latest = np.split(self._received.numpy(), [self._tables, self._tables + 1], axis=1)
+        if (status & ENDED).any():
+            raise RanksEndedError
         if (status & FAILED).any():
             self._exchange.raise_together(self._ctx.error)
         assert self._ctx.asked is not None
@@ -153,10 +159,12 @@ class OutputAwaitable(LazyAwaitable[Any]):
 class Coming:
     """A batch that will come: its ids are on their way while others are trained."""
 
-    def __init__(self, module: ShardedCollection, features: KeyedJaggedTensor) -> None:
+    def __init__(self, module: ShardedCollection, features: KeyedJaggedTensor | None) -> None:
+        """`features`: None tells the other ranks that there is none."""
         self.module = module
         self.ctx = module.create_context()
-        self._known = [features]
+        self._known = [] if features is None else [features]
+        self.ctx.ended = features is None
         self._counts = module.input_dist(self.ctx, features)
         self._ids: Awaitable[Asked] | None = None
         self._announced: Prefetched | None = None
@@ -182,6 +190,15 @@ class Coming:
                 self._announced = self.module.home.announce(asked.values, asked.offsets, asked.seen)
         except Exception as error:  # its forward raises it
             self._error = error
+
+    def ended(self) -> bool:
+        """Whether some rank has no such batch: then there is none. Waits for the ranks, which all call it."""
+        if self._ids is None:
+            self.advance()
+        if self.ctx.ended and not isinstance(self._error, RanksEndedError):
+            assert self._error is not None
+            raise self._error  # of a batch, its forward does
+        return isinstance(self._error, RanksEndedError)
 
     def take(self) -> Asked:
         """The ids that this rank is asked for."""
@@ -255,6 +272,12 @@ class ShardedCollection(ShardedEmbeddingModule[Any, Any, Any, ShardedContext], F
         self._coming.append(coming)
         return coming
 
+    def prefetch_end(self) -> Coming:
+        """In place of `prefetch`, where this rank has no batch any more: then the others have none either."""
+        for other in self._coming:
+            other.advance()
+        return Coming(self, None)
+
     def forget(self, coming: Coming) -> None:
         """The forward of this batch will not be, or has been."""
         if coming in self._coming:
@@ -287,8 +310,13 @@ class ShardedCollection(ShardedEmbeddingModule[Any, Any, Any, ShardedContext], F
     def create_context(self) -> ShardedContext:
         return ShardedContext()
 
-    def input_dist(self, ctx: ShardedContext, features: KeyedJaggedTensor) -> Awaitable[Awaitable[Asked]]:
-        """Asks each rank for the ids that are at home there, each once. Errors are raised by all ranks, when waited."""
+    def input_dist(self, ctx: ShardedContext, features: KeyedJaggedTensor | None) -> Awaitable[Awaitable[Asked]]:
+        """Asks each rank for the ids that are at home there, each once. Errors are raised by all ranks, when waited.
+
+        None asks for nothing: the context says that this rank's data has ended.
+        """
+        if features is None:
+            return CountsAwaitable(self.exchange, ctx, self._deduplication)
         ctx.training = self._trains()
         try:
             ctx.features, offsets = self.home._checked(features)
