@@ -249,6 +249,7 @@ class Engine:
         shows: _Int32 | None = None,
         clicks: _Int32 | None = None,
         timestamps: _Int64 | None = None,
+        latest: _Int64 | None = None,
     ) -> Plan:
         """Plans a batch and pins its slots. Waits for no copy.
 
@@ -256,7 +257,8 @@ class Engine:
         lookups of bags have weights. joined: the features of a sequence have one gradient, one after another. arena:
         memory for the plan's arrays, of arena_bytes() at least, which it keeps; None for memory of its own. announced:
         what announce() gave for the batch, which then no longer counts; after an exception it still does. shows,
-        clicks, timestamps: of each of `values`, for tables that admit or evict ids; shows is 1 each if None.
+        clicks, timestamps: of each of `values`, for tables that admit or evict ids; shows is 1 each if None. latest:
+        [K] the latest timestamp of each key, where others than those of `values` count too.
         Raises CacheTooSmallError, CapacityError, IndexError (ids out of range), MemoryError, TypeError, ValueError.
         """
 
@@ -524,6 +526,14 @@ class UniqueBatch:
         """[W, T] lookups of them."""
 
     @property
+    def numbers(self) -> _Int32:
+        """What each of `ids` takes along, in their order: the words that its table asked for. For `received`."""
+
+    @property
+    def latest(self) -> _Int64:
+        """[T] the latest timestamp of each table in the batch, -2**63 where there is none, or with `numbers` off."""
+
+    @property
     def out_of_range(self) -> list[tuple[int, int, int]]:
         """Index tables that have no such ids, which read row 0: (table, how many, one of them)."""
 
@@ -557,13 +567,21 @@ class Deduplicator:
         feature_columns: Sequence[int],
         feature_means: Sequence[bool],
         world_size: int,
+        numbers: Sequence[int] | None = None,
     ) -> None:
         """num_embeddings, homes, groups: of each table: rows of an index table, 0 for a hash table; the rank of all
         ids, -1 for rank id mod world_size, by floor; whose rows are received in one tensor.
 
         feature_tables, feature_columns, feature_means: of each feature, ordered by table. The last two are empty for
         sequences.
+
+        numbers: what a table's ids take along, a sum: 1 for how often the rank saw it, 2 for its clicks, 4 for its last
+        timestamp. None: nothing.
         """
+
+    @property
+    def number_words(self) -> _Int64:
+        """[T] int32 words of `UniqueBatch.numbers` that each id of a table takes."""
 
     def run(
         self,
@@ -573,8 +591,23 @@ class Deduplicator:
         batch_size: int,
         weighted: bool = False,
         segments: bool = True,
+        numbers: bool = False,
+        clicks: _Int32 | None = None,
+        timestamps: _Int64 | None = None,
     ) -> UniqueBatch:
-        """As for `Engine.plan`. Without `segments`, those are made when they are asked for."""
+        """As for `Engine.plan`. Without `segments`, those are made when they are asked for. numbers: the ids take along
+        what their tables ask for. ValueError: a table wants clicks or timestamps, and there are none.
+        """
+
+    def received(
+        self, counts: _Int64, ids: _Int64, numbers: _Int32
+    ) -> tuple[_Int32 | None, _Int32 | None, _Int64 | None]:
+        """shows, clicks and timestamps [n] of the ids [n] of all ranks, rank by rank and there table by table, from the
+        `numbers` that they took along; None for what no table asks for. counts: [W, T] ids.
+
+        An id that several ranks have has the same timestamp everywhere: that of its last lookup in the batch of all
+        ranks, by feature, then rank. ValueError: sizes that do not fit.
+        """
 
 class IndexWriter:
     """Writes the index of a table in a save, id -> file and row. What is added later replaces what is there."""

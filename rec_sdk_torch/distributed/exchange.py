@@ -59,18 +59,19 @@ class Exchange:
         dist.broadcast(tensor, dist.get_global_rank(self.ids, 0), group=self.ids)
         return int(tensor.numpy().view(np.uint64)[0])
 
-    def send_counts(self, counts: Int64Array, failed: bool) -> tuple[Any, torch.Tensor]:
-        """Tells each rank how many ids of each table it will get: int64 `[W, T]`; (work, int64 `[W, T + 1]`).
+    def send_counts(self, counts: Int64Array, to_all: Int64Array) -> tuple[Any, torch.Tensor]:
+        """Tells each rank how many ids of each table it will get, int64 `[W, T]`, and all of them `to_all`, `[E]`.
 
-        The last column is whether that rank's batch failed.
+        Returns:
+            (work, int64 `[W, T + E]` of each rank)
         """
-        table = np.concatenate([counts, np.full((self.world_size, 1), failed, np.int64)], axis=1)
+        table = np.concatenate([counts, np.tile(to_all, (self.world_size, 1))], axis=1)
         sent = torch.from_numpy(np.ascontiguousarray(table))
         received = torch.empty_like(sent)
         return dist.all_to_all_single(received, sent, group=self.ids, async_op=True), received
 
     def send_each(self, values: npt.NDArray[Any], to: list[int], of: list[int]) -> tuple[Any, torch.Tensor]:
-        """Sends each rank its ids, or a number of each of them; (work, those of all ranks)."""
+        """Sends each rank its ids, or what they take along; (work, those of all ranks)."""
         sent = torch.from_numpy(values)
         received = sent.new_empty(sum(of))
         return dist.all_to_all_single(received, sent, of, to, group=self.ids, async_op=True), received
@@ -82,8 +83,12 @@ class Exchange:
 
     def any_failed(self, failed: bool) -> bool:
         """Whether this or any other rank failed. All must call it."""
-        with self.waiting("whether gradients are finite"):
-            work, status = self.send_status(failed)
+        return self.on_any(failed, "whether gradients are finite")
+
+    def on_any(self, this: bool, what: str) -> bool:
+        """Whether it is so on this or any other rank, where `what` names it. All must call it."""
+        with self.waiting(what):
+            work, status = self.send_status(this)
             work.wait()
         return bool(status.item())
 

@@ -17,7 +17,7 @@ from ..modules.handles import TableHandle, module_dict
 from ..tbe import Pooling, TableBatchedEmbedding, TableConfig
 from ..tbe.batch import Batch
 from ..tbe.cache_size import BatchHint, CacheOption
-from ..tbe.life import Seen
+from ..tbe.life import Seen, TableLife
 from ..tbe.look_ahead import Prefetched
 from ..tbe.view import WEIGHT
 from .exchange import Exchange
@@ -53,8 +53,7 @@ class HomeTables(CachedCollection):
     def __init__(self, origin: CachedCollection, placements: list[Placement], exchange: Exchange) -> None:
         """
         Raises:
-            NotImplementedError: an index table with an `init_fn`; rules of admission and eviction that need clicks,
-                timestamps or the rows of all ranks.
+            NotImplementedError: an index table with an `init_fn`.
         """
         source, world_size = origin._embedding, exchange.world_size
         for table in source.tables:
@@ -62,13 +61,6 @@ class HomeTables(CachedCollection):
                 raise NotImplementedError(
                     f"table {table.name!r}: init_fn fills a whole index table, of which a rank has a part: give it "
                     "weight_init_min and weight_init_max, or load its weights once it is sharded"
-                )
-            life = table.life
-            if life is not None and (life.needs_clicks or life.evict_share or life.evict_age or _bounded(table)):
-                raise NotImplementedError(
-                    f"table {table.name!r}: of admission and eviction, sharded tables have POLICY_COUNT's "
-                    "admit_threshold and evict_idle_steps so far: ranks send each id once, with how often they saw "
-                    "it, but no clicks and timestamps, and bounds are of a whole table. Turn the other rules off"
                 )
         pairs = list(zip(source.tables, placements, strict=True))
         hint = source.batch_hint
@@ -85,6 +77,7 @@ class HomeTables(CachedCollection):
                     capacity=placement.most_rows(table.capacity) if table.capacity else 0,
                     init_min=table.init_range[0],
                     init_max=table.init_range[1],
+                    life=_life(table, placement),
                 )
                 for table, placement in pairs
             ],
@@ -132,13 +125,13 @@ class HomeTables(CachedCollection):
             if before is not None and now is not None:
                 self._embedding.load([], [(now, before.step)])
 
-    def batch_of(self, values: torch.Tensor, offsets: torch.Tensor, shows: torch.Tensor | None) -> Batch:
-        """Ids of all ranks, rank by rank and there table by table, as a batch; `shows`: how often ranks saw each."""
-        return self._embedding.steps.ahead.batch(values, values, offsets, 1, self._keys, None, seen=Seen(shows))
+    def batch_of(self, values: torch.Tensor, offsets: torch.Tensor, seen: Seen | None) -> Batch:
+        """Ids of all ranks, rank by rank and there table by table, as a batch; `seen`: what ranks told of them."""
+        return self._embedding.steps.ahead.batch(values, values, offsets, 1, self._keys, None, seen=seen)
 
-    def announce(self, values: torch.Tensor, offsets: torch.Tensor, shows: torch.Tensor | None) -> Prefetched:
+    def announce(self, values: torch.Tensor, offsets: torch.Tensor, seen: Seen | None) -> Prefetched:
         """`prefetch` of what `batch_of` will be given."""
-        prefetched = Prefetched(values, offsets, 1, self._keys, False, source=values, seen=Seen(shows))
+        prefetched = Prefetched(values, offsets, 1, self._keys, False, source=values, seen=seen)
         self._embedding.steps.ahead.add(prefetched)
         return prefetched
 
@@ -157,8 +150,13 @@ class HomeTables(CachedCollection):
         return copy.copy(self)
 
 
-def _bounded(table: TableConfig) -> bool:
-    return table.life is not None and bool(table.life.max_rows or table.life.max_bytes)
+def _life(table: TableConfig, placement: Placement) -> TableLife | None:
+    """The rules on one rank: a bound is divided, so that all ranks together keep it."""
+    if table.life is None:
+        return None
+    bounds = {name: getattr(table.life, name) for name in ("max_rows", "max_bytes")}
+    own = {name: placement.part(bound) for name, bound in bounds.items() if bound}
+    return dataclasses.replace(table.life, **own)
 
 
 def _cache(source: TableBatchedEmbedding, placements: list[Placement]) -> CacheOption:

@@ -32,6 +32,10 @@ class Placement(abc.ABC):
     def rows(self, num_embeddings: int) -> Int64Array:
         """Ids of an index table whose home is this rank, int64 `[n]`."""
 
+    @abc.abstractmethod
+    def part(self, bound: int) -> int:
+        """This rank's part of a bound of the whole table, at least 1."""
+
     def most_rows(self, num_embeddings: int) -> int:
         """Rows that are at home here of a table of `num_embeddings`, at least 1: every rank lays every table out."""
         return max(1, math.ceil(num_embeddings * self.share))
@@ -50,6 +54,9 @@ class RowWise(Placement):
     def rows(self, num_embeddings: int) -> Int64Array:
         return np.arange(self._rank, num_embeddings, self._world_size, dtype=np.int64)
 
+    def part(self, bound: int) -> int:
+        return max(1, bound // self._world_size)
+
 
 class TableWise(Placement):
     """All ids go to one rank."""
@@ -63,6 +70,9 @@ class TableWise(Placement):
 
     def rows(self, num_embeddings: int) -> Int64Array:
         return np.arange(num_embeddings if self._here else 0, dtype=np.int64)
+
+    def part(self, bound: int) -> int:
+        return bound
 
 
 SHARDING_TYPES = [ShardingType.ROW_WISE.value, ShardingType.TABLE_WISE.value]

@@ -33,7 +33,8 @@ def prefetch(
     """The batches, in order; while one is trained, the next `depth` are planned and their rows brought in.
 
     For every collection in `module`, in threads of their own. Outputs, weights and optimizer states are those without
-    prefetching. A batch that is skipped, or an iterator that is left half-way, leaves no trace.
+    prefetching. A batch that is skipped, or an iterator that is left half-way, leaves no trace. With sharded
+    collections the iterators of all ranks end where the first of them has no more batches.
 
     Args:
         batches: read up to `depth` ahead, in the caller's thread. What it raises comes after the batches before.
@@ -54,7 +55,7 @@ def prefetch(
     def start(batch: T) -> tuple[T, Started | None]:
         return batch, Started(collections, of_batch(batch)) if depth else None
 
-    return iterate(batches, depth, start)
+    return iterate(batches, depth, start, collections)
 
 
 def check_depth(depth: int) -> int:
@@ -123,6 +124,19 @@ class Started:
             self.end()
             raise
 
+    @classmethod
+    def nothing(cls, collections: Mapping[str, Collection]) -> Started:
+        """Tells the other ranks of sharded collections that this one has no batch any more."""
+        started = cls(collections, {})
+        started._entries = [(each, each.prefetch_end()) for each in _sharded(collections)]
+        return started
+
+    def ended(self) -> bool:
+        """Whether some rank has no such batch; it waits for the ranks, where collections are sharded."""
+        coming = [prefetched for _, prefetched in self._entries if isinstance(prefetched, Coming)]
+        ended = [each.ended() for each in coming]  # of all of them: ranks exchange in one order
+        return any(ended)
+
     def also(self, features: Features) -> None:
         """The same batch, copied to a device."""
         copies = _by_collection(dict(self._of), features)
@@ -149,29 +163,59 @@ def _by_collection(collections: Mapping[str, Any], features: Features) -> dict[s
     return dict(features)
 
 
+def _sharded(collections: Mapping[str, Collection]) -> list[ShardedCollection]:
+    return [each for each in collections.values() if isinstance(each, ShardedCollection)]
+
+
+def _in_step(batches: Iterable[T], collections: Mapping[str, Collection]) -> Iterator[T]:
+    """As many batches as all ranks have, which ask each other before each of them."""
+    sharded = _sharded(collections)
+    if not sharded:
+        yield from batches
+        return
+    source, none = iter(batches), object()
+    while True:
+        batch: Any = next(source, none)
+        if sharded[0].exchange.on_any(batch is none, "whether there is a batch") or batch is none:
+            return
+        yield batch
+
+
 def iterate(
-    batches: Iterable[T], depth: int, start: Callable[[T], tuple[U, Started | None]], drain: bool = True
+    batches: Iterable[T],
+    depth: int,
+    start: Callable[[T], tuple[U, Started | None]],
+    collections: Mapping[str, Collection],
+    drain: bool = True,
 ) -> Iterator[U]:
     """What `start` makes of each batch, which is started up to `depth` batches ahead.
+
+    Where collections are sharded, all ranks end after as many batches: those that all of them have.
 
     Args:
         batches: what it raises, and what `start` raises, comes after the batches before.
         depth: 0 or more.
         start: batch -> (what is given, what ends with its turn).
+        collections: that look the batches up.
         drain: False ends with the last batch that is read: those read before it and not given are left.
     """
-    source = iter(batches)
-    coming: deque[tuple[U, Started | None]] = deque()
+    source = iter(batches if depth else _in_step(batches, collections))
+    coming: deque[tuple[Any, Started | None]] = deque()
     given: deque[Started] = deque()
     error: Exception | None = None
     more = True
     try:
         while True:
             while more and len(coming) <= depth:
+                if coming and _ended(coming[-1]):
+                    more = False
+                    break
                 try:
                     batch = next(source)
                 except StopIteration:
                     more = False
+                    if depth and _sharded(collections):
+                        coming.append((None, Started.nothing(collections)))
                     break
                 except Exception as raised:
                     error, more = raised, False
@@ -180,11 +224,15 @@ def iterate(
                     coming.append(start(batch))
                 except Exception as raised:
                     error, more = raised, False
+            if not drain and coming and _ended(coming[-1]):
+                more = False
             if not coming or not (more or drain):
                 break
             item, started = coming.popleft()
             if started is not None:
                 given.append(started)
+                if started.ended():
+                    break
             yield item
             while len(given) > LAG:
                 given.popleft().end()
@@ -194,3 +242,7 @@ def iterate(
                 started.end()
     if error is not None:
         raise error
+
+
+def _ended(coming: tuple[Any, Started | None]) -> bool:
+    return coming[1] is not None and coming[1].ended()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torchrec.distributed.embedding_types import KJTList, ShardedEmbeddingModule
 from torchrec.distributed.types import Awaitable, LazyAwaitable
@@ -19,6 +19,7 @@ from ..backends.devices import backend_for
 from ..modules.collection import CachedCollection
 from ..modules.embedding_collections import EmbCacheEmbeddingCollection
 from ..tbe.batch import Batch
+from ..tbe.life import NEVER, Seen
 from ..tbe.look_ahead import Prefetched
 from ..tbe.transfers import Transfers
 from .exchange import Exchange, SendRows
@@ -26,6 +27,13 @@ from .expand import Pool, Repeat
 from .home import HomeTables
 from .placement import Placement
 from .unique import Deduplication, GroupConstants, Segments, Tables, UniqueBatch
+
+FAILED, TRAINING, ENDED = 1, 2, 4
+"""What a rank tells all others of its batch."""
+
+
+class RanksEndedError(Exception):
+    """There is no such batch: some rank's data ended before."""
 
 
 class ShardedContext(Multistreamable):
@@ -35,6 +43,7 @@ class ShardedContext(Multistreamable):
         self.features: KeyedJaggedTensor | None = None
         self.asked: UniqueBatch | None = None
         self.error: Exception | None = None
+        self.training = self.ended = False
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Its tensors are on the host."""
@@ -45,13 +54,13 @@ class Asked(Multistreamable):
 
     Attributes:
         values: int64 `[n]`, rank by rank, and there table by table.
-        shows: int32 `[n]`, how often the rank looks each up; None where no table counts that.
+        seen: what the ranks told of each beside it; None where no table needs to know, or nobody trains.
         offsets: int64 `[W * T + 1]`.
         counts: int64 `[W, T]`.
     """
 
-    def __init__(self, values: torch.Tensor, shows: torch.Tensor | None, counts: np.ndarray) -> None:
-        self.values, self.shows, self.counts = values, shows, counts
+    def __init__(self, values: torch.Tensor, seen: Seen | None, counts: np.ndarray) -> None:
+        self.values, self.seen, self.counts = values, seen, counts
         self.offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(counts.ravel())]))
 
     def record_stream(self, stream: torch.Stream) -> None:
@@ -61,10 +70,16 @@ class Asked(Multistreamable):
 class AskedAwaitable(Awaitable[Asked]):
     """The ids are on their way."""
 
-    def __init__(self, exchange: Exchange, sent: Sequence[tuple[Any, torch.Tensor]], counts: np.ndarray) -> None:
-        """`sent`: of `Exchange.send_each`: the ids, and perhaps how often they are looked up."""
+    def __init__(
+        self,
+        exchange: Exchange,
+        sent: Sequence[tuple[Any, torch.Tensor]],
+        counts: np.ndarray,
+        seen: Callable[[torch.Tensor, torch.Tensor], Seen],
+    ) -> None:
+        """`sent`: of `Exchange.send_each`: the ids, and perhaps what they take along, from which `seen` is made."""
         super().__init__()
-        self._exchange, self._sent, self._counts = exchange, sent, counts
+        self._exchange, self._sent, self._counts, self._seen = exchange, sent, counts, seen
         self._asked: Asked | None = None
 
     def _wait_impl(self) -> Asked:
@@ -72,21 +87,24 @@ class AskedAwaitable(Awaitable[Asked]):
             with self._exchange.waiting("ids"):
                 for work, _ in self._sent:
                     work.wait()
-            received = [tensor for _, tensor in self._sent]
-            self._asked = Asked(received[0], received[1] if len(received) > 1 else None, self._counts)
+            values, *numbers = (tensor for _, tensor in self._sent)
+            self._asked = Asked(values, self._seen(values, *numbers) if numbers else None, self._counts)
         return self._asked
 
 
 class CountsAwaitable(Awaitable[Awaitable[Asked]]):
     """The numbers of ids are on their way."""
 
-    def __init__(self, exchange: Exchange, ctx: ShardedContext, tables: Tables) -> None:
+    def __init__(self, exchange: Exchange, ctx: ShardedContext, deduplication: Deduplication) -> None:
         super().__init__()
-        self._exchange, self._ctx, self._with_shows = exchange, ctx, tables.count_shows
-        empty = np.zeros((exchange.world_size, len(tables.configs)), np.int64)
-        counts = empty if ctx.asked is None else ctx.asked.host.counts
-        self._sent = counts
-        self._work, self._received = exchange.send_counts(counts, ctx.error is not None)
+        self._exchange, self._ctx, self._deduplication = exchange, ctx, deduplication
+        self._tables = tables = len(deduplication.tables.configs)
+        self._sent, latest = np.zeros((exchange.world_size, tables), np.int64), np.full(tables, NEVER)
+        if ctx.asked is not None:
+            self._sent, latest = ctx.asked.host.counts, ctx.asked.host.latest
+        status = FAILED * (ctx.error is not None) + TRAINING * ctx.training + ENDED * ctx.ended
+        to_all = np.concatenate([[status], latest[deduplication.dated]])
+        self._work, self._received = exchange.send_counts(self._sent, to_all)
 
     @property
     def awaitables(self) -> list[Awaitable[Awaitable[Asked]]]:
@@ -96,15 +114,27 @@ class CountsAwaitable(Awaitable[Awaitable[Asked]]):
     def _wait_impl(self) -> Awaitable[Asked]:
         with self._exchange.waiting("numbers of ids"):
             self._work.wait()
-        received = self._received.numpy()
-        if received[:, -1].any():
+        counts, status, latest = np.split(self._received.numpy(), [self._tables, self._tables + 1], axis=1)
+        if (status & ENDED).any():
+            raise RanksEndedError
+        if (status & FAILED).any():
             self._exchange.raise_together(self._ctx.error)
-        counts = received[:, :-1]
         assert self._ctx.asked is not None
+        host, words = self._ctx.asked.host, self._deduplication.words
         to, of = self._sent.sum(axis=1).tolist(), counts.sum(axis=1).tolist()
-        host = self._ctx.asked.host
-        each: list[npt.NDArray[Any]] = [host.ids, host.repeats] if self._with_shows else [host.ids]
-        return AskedAwaitable(self._exchange, [self._exchange.send_each(one, to, of) for one in each], counts)
+        sent = [self._exchange.send_each(host.ids, to, of)]
+        if words.any():
+            training = (status & TRAINING).astype(bool).ravel()
+            if training.any() and not training.all():
+                raise RuntimeError(
+                    f"of {len(training)} ranks only {np.flatnonzero(training).tolist()} train this batch, the others "
+                    "evaluate: ids of tables that admit or evict are counted on all ranks or on none"
+                )
+            if training.all():
+                to, of = (self._sent @ words).tolist(), (counts @ words).tolist()
+                sent.append(self._exchange.send_each(host.numbers, to, of))
+        seen = functools.partial(self._deduplication.received, np.ascontiguousarray(counts), latest)
+        return AskedAwaitable(self._exchange, sent, counts, seen)
 
 
 class OutputAwaitable(LazyAwaitable[Any]):
@@ -129,10 +159,12 @@ class OutputAwaitable(LazyAwaitable[Any]):
 class Coming:
     """A batch that will come: its ids are on their way while others are trained."""
 
-    def __init__(self, module: ShardedCollection, features: KeyedJaggedTensor) -> None:
+    def __init__(self, module: ShardedCollection, features: KeyedJaggedTensor | None) -> None:
+        """`features`: None tells the other ranks that there is none."""
         self.module = module
         self.ctx = module.create_context()
-        self._known = [features]
+        self._known = [] if features is None else [features]
+        self.ctx.ended = features is None
         self._counts = module.input_dist(self.ctx, features)
         self._ids: Awaitable[Asked] | None = None
         self._announced: Prefetched | None = None
@@ -155,9 +187,18 @@ class Coming:
                 self._ids = self._counts.wait()
             elif self._announced is None:
                 asked = self._ids.wait()
-                self._announced = self.module.home.announce(asked.values, asked.offsets, asked.shows)
+                self._announced = self.module.home.announce(asked.values, asked.offsets, asked.seen)
         except Exception as error:  # its forward raises it
             self._error = error
+
+    def ended(self) -> bool:
+        """Whether some rank has no such batch: then there is none. Waits for the ranks, which all call it."""
+        if self._ids is None:
+            self.advance()
+        if self.ctx.ended and not isinstance(self._error, RanksEndedError):
+            assert self._error is not None
+            raise self._error  # of a batch, its forward does
+        return isinstance(self._error, RanksEndedError)
 
     def take(self) -> Asked:
         """The ids that this rank is asked for."""
@@ -231,6 +272,12 @@ class ShardedCollection(ShardedEmbeddingModule[Any, Any, Any, ShardedContext], F
         self._coming.append(coming)
         return coming
 
+    def prefetch_end(self) -> Coming:
+        """In place of `prefetch`, where this rank has no batch any more: then the others have none either."""
+        for other in self._coming:
+            other.advance()
+        return Coming(self, None)
+
     def forget(self, coming: Coming) -> None:
         """The forward of this batch will not be, or has been."""
         if coming in self._coming:
@@ -243,7 +290,9 @@ class ShardedCollection(ShardedEmbeddingModule[Any, Any, Any, ShardedContext], F
 
     def forward(self, features: KeyedJaggedTensor) -> LazyAwaitable[Any]:
         """Looks up a batch as the unsharded collection does; the result arrives when it is first used."""
-        place = next((i for i, coming in enumerate(self._coming) if coming.is_of(features)), None)
+        trains = self._trains()
+        known = (coming.ctx.training == trains and coming.is_of(features) for coming in self._coming)
+        place = next((i for i, found in enumerate(known) if found), None)
         if place is None:
             output: LazyAwaitable[Any] = super().forward(features)
             return output
@@ -255,11 +304,20 @@ class ShardedCollection(ShardedEmbeddingModule[Any, Any, Any, ShardedContext], F
             other.advance()
         return result
 
+    def _trains(self) -> bool:
+        return bool(self.training) and torch.is_grad_enabled()
+
     def create_context(self) -> ShardedContext:
         return ShardedContext()
 
-    def input_dist(self, ctx: ShardedContext, features: KeyedJaggedTensor) -> Awaitable[Awaitable[Asked]]:
-        """Asks each rank for the ids that are at home there, each once. Errors are raised by all ranks, when waited."""
+    def input_dist(self, ctx: ShardedContext, features: KeyedJaggedTensor | None) -> Awaitable[Awaitable[Asked]]:
+        """Asks each rank for the ids that are at home there, each once. Errors are raised by all ranks, when waited.
+
+        None asks for nothing: the context says that this rank's data has ended.
+        """
+        if features is None:
+            return CountsAwaitable(self.exchange, ctx, self._deduplication)
+        ctx.training = self._trains()
         try:
             ctx.features, offsets = self.home._checked(features)
             keys, weights = self.home._feature_keys, None
@@ -268,18 +326,22 @@ class ShardedCollection(ShardedEmbeddingModule[Any, Any, Any, ShardedContext], F
                 if weights is None:
                     raise ValueError("the collection is weighted (is_weighted=True), the batch has no weights")
                 weights = weights.to(device=self.exchange.device)
-            batch = Batch.from_tensors(ctx.features.values(), offsets, ctx.features.stride(), keys, weights)
-            ctx.asked = self._deduplication.run(batch, self.training and torch.is_grad_enabled())
+            seen = self.home._seen(ctx.features)
+            values, size = ctx.features.values(), ctx.features.stride()
+            batch = Batch.from_tensors(values, offsets, size, keys, weights, seen=seen)
+            ctx.asked = self._deduplication.run(batch, ctx.training)
             ctx.asked.warn()
         except Exception as error:
             ctx.error = error
-        return CountsAwaitable(self.exchange, ctx, self._tables)
+        return CountsAwaitable(self.exchange, ctx, self._deduplication)
 
     def compute(self, ctx: ShardedContext, dist_input: Asked | KJTList) -> tuple[Asked, list[torch.Tensor]]:
         """Rows that the ranks asked for; of a batch that fails, no rows, which `output_dist` tells the others."""
         asked = cast(Asked, dist_input.features[0] if isinstance(dist_input, KJTList) else dist_input)
         try:
-            return asked, self.home.rows_of(self.home.batch_of(asked.values, asked.offsets, asked.shows), self._tables)
+            if self._trains() and asked.seen is None and self._deduplication.words.any():
+                raise RuntimeError("a batch that was begun in evaluation mode is trained: its ids were not counted")
+            return asked, self.home.rows_of(self.home.batch_of(asked.values, asked.offsets, asked.seen), self._tables)
         except Exception as error:
             ctx.error = error
         groups = self._tables.same_dim()
@@ -299,7 +361,7 @@ class ShardedCollection(ShardedEmbeddingModule[Any, Any, Any, ShardedContext], F
         for group, part in zip(self._tables.same_dim(), rows, strict=True):
             to, of = (counts[:, group].sum(axis=1).tolist() for counts in (asked.counts, ctx.asked.host.counts))
             received.append(SendRows.apply(part, self.exchange, to, of, works))
-        self._count(ctx.asked)
+        self._count(ctx, ctx.asked)
         return OutputAwaitable(self, ctx, received, works, status)
 
     def output(self, ctx: ShardedContext, rows: list[torch.Tensor]) -> Any:
@@ -335,15 +397,16 @@ class ShardedCollection(ShardedEmbeddingModule[Any, Any, Any, ShardedContext], F
 
     # ---- figures
 
-    def _count(self, asked: UniqueBatch) -> None:
+    def _count(self, ctx: ShardedContext, asked: UniqueBatch) -> None:
         stats, rank, host = self.exchange.stats, self.exchange.rank, asked.host
         unique, lookups = host.counts, host.lookups
         away = unique.sum(axis=0) - unique[rank]
         stats["lookups"] += int(lookups.sum())
         stats["unique_ids"] += int(unique.sum())
-        stats["id_bytes"] += (12 if self._tables.count_shows else 8) * int(away.sum())
+        words = self._deduplication.words if ctx.training else 0
+        stats["id_bytes"] += int((away * (8 + 4 * words)).sum())
         stats["row_bytes"] += int((away * self._row_bytes).sum())
-        training = 2 if self.training and torch.is_grad_enabled() else 1
+        training = 2 if self._trains() else 1
         every = lookups.sum(axis=0) - lookups[rank]
         stats["bytes_with_duplicates"] += int((every * (8 + self._row_bytes * training)).sum())
 

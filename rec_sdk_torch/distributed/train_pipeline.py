@@ -79,7 +79,8 @@ class _TrainPipeline(Generic[In]):
         if self._batches is None or self._source is not dataloader_iter:
             self.reset()
             self._source = dataloader_iter
-            self._batches = iterate(dataloader_iter, self._depth, self._start, self._execute_all_batches)
+            drain = self._execute_all_batches
+            self._batches = iterate(dataloader_iter, self._depth, self._start, self._collections, drain)
         try:
             coming = next(self._batches)
         except StopIteration:

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from .._engine import Deduplicator
 from .._engine import UniqueBatch as HostBatch
-from ..tbe.batch import Batch
+from ..tbe.batch import Batch, Int64Array
+from ..tbe.life import NEVER, Seen, SeenArrays
 from ..tbe.table import BoundsCheckMode, Pooling, TableConfig
 from ..tbe.transfers import Transfers
 from .placement import Placement
@@ -33,10 +35,13 @@ class Tables:
     world_size: int
     bounds_check: BoundsCheckMode
 
-    @property
-    def count_shows(self) -> bool:
-        """Whether some table has to know how often ranks saw an id."""
-        return any(config.life is not None and config.life.counts_shows for config in self.configs)
+    def numbers(self) -> list[int]:
+        """What the ids of each table take along to their homes, as the engine's Deduplicator has it."""
+        lives = [config.life for config in self.configs]
+        return [
+            0 if life is None else life.counts_shows + 2 * life.needs_clicks + 4 * bool(life.evict_age)
+            for life in lives
+        ]
 
     def same_dim(self) -> list[list[int]]:
         """Tables, by index, whose rows travel in one tensor."""
@@ -52,13 +57,19 @@ class Tables:
 
 
 class Deduplication:
-    """Removes duplicates from the batches of a collection, in the engine."""
+    """Removes duplicates from the batches of a collection, in the engine.
+
+    Attributes:
+        words: int64 `[T]`, int32 words that an id of each table takes along.
+        dated: int64, tables whose ids leave by age.
+    """
 
     def __init__(self, tables: Tables, columns: Sequence[int], pooled: bool) -> None:
         """`columns`: of each feature of the collection in the pooled output."""
         self.tables = tables
         self.groups = tables.same_dim()
         group_of = {table: group for group, own in enumerate(self.groups) for table in own}
+        self._numbers = tables.numbers()
         of_features = [table for table, config in enumerate(tables.configs) for _ in range(config.num_features)]
         self._host = Deduplicator(
             [0 if config.hashed else config.num_embeddings for config in tables.configs],
@@ -68,23 +79,59 @@ class Deduplication:
             list(columns) if pooled else [],
             [tables.configs[table].pooling is Pooling.MEAN for table in of_features] if pooled else [],
             tables.world_size,
+            self._numbers,
         )
+        self.words = self._host.number_words
+        self.dated = np.flatnonzero([kinds & 4 for kinds in self._numbers])
 
-    def run(self, batch: Batch, segments: bool) -> UniqueBatch:
+    def run(self, batch: Batch, training: bool) -> UniqueBatch:
         """
         Args:
             batch: of this rank.
-            segments: also sorts the lookups by row, which the backward pass needs; otherwise it does when it comes.
+            training: also finds what ids take along, and sorts the lookups by row; the backward pass does otherwise.
 
         Raises:
             IndexError: an index table has no such id, and its check is FATAL.
-            ValueError: offsets that do not fit.
+            ValueError: offsets that do not fit; a training batch without clicks or timestamps that a table needs.
         """
-        found = self._host.run(
-            batch.values, batch.offsets, batch.feature_keys, batch.batch_size, batch.weights is not None, segments
-        )
+        arrays = batch.values, batch.offsets, batch.feature_keys, batch.batch_size
+        seen = batch.seen
+        if training:
+            self._check_seen(seen)
+        found = self._host.run(*arrays, batch.weights is not None, training, training, seen.clicks, seen.timestamps)
         warned = [self._out_of_range(*each) for each in found.out_of_range]
         return UniqueBatch(batch, found, [text for text in warned if text])
+
+    def _check_seen(self, seen: SeenArrays) -> None:
+        for config, kinds in zip(self.tables.configs, self._numbers, strict=True):
+            if kinds & 4 and seen.timestamps is None:
+                raise ValueError(
+                    f"table {config.name!r} evicts ids by their timestamps, and the batch has none: look up a "
+                    "KeyedJaggedTensorWithTimestamp"
+                )
+            if kinds & 2 and seen.clicks is None:
+                raise ValueError(
+                    f"table {config.name!r} scores ids by clicks (beta is not 0), and the batch has none: give it "
+                    "click labels, as docs/life.md says"
+                )
+
+    def received(self, counts: Int64Array, latest: Int64Array, ids: torch.Tensor, numbers: torch.Tensor) -> Seen:
+        """What all ranks told of the ids that they ask this one for.
+
+        Args:
+            counts: int64 `[W, T]`.
+            latest: int64 `[W, len(dated)]`, the latest timestamps on each rank.
+            ids: int64 `[n]`.
+            numbers: int32, what they took along.
+        """
+        arrays = self._host.received(counts, ids.numpy(), numbers.numpy())
+        keys = None
+        if len(self.dated):
+            by_key = np.full(counts.shape, NEVER, np.int64)
+            by_key[:, self.dated] = latest
+            keys = torch.from_numpy(by_key.ravel())
+        shows, clicks, stamps = (None if array is None else torch.from_numpy(array) for array in arrays)
+        return Seen(shows, clicks, stamps, keys)
 
     def _out_of_range(self, table: int, count: int, example: int) -> str | None:
         """Such ids read row 0: only whoever asks can tell."""
@@ -102,7 +149,7 @@ class UniqueBatch:
     Attributes:
         batch: as it came.
         host: the engine's: `ids` int64 `[U]` of each rank and there of each table, `repeats` int32 `[U]`, `counts`
-            int64 `[W, T]`, how many ids those are.
+            int64 `[W, T]`, how many ids those are, `numbers` int32, what they take along.
         warnings: to be given where the user sees them.
     """
 

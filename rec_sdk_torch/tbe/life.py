@@ -125,11 +125,13 @@ class Seen(NamedTuple):
         shows: int32 `[n]`, how often the id was seen; None: once.
         clicks: int32 `[n]`; None where no table needs them.
         timestamps: int64 `[n]`, seconds; None where no table needs them.
+        latest: int64 `[K]`, the latest timestamp of each key, where more than `timestamps` are known; None: of those.
     """
 
     shows: torch.Tensor | None = None
     clicks: torch.Tensor | None = None
     timestamps: torch.Tensor | None = None
+    latest: torch.Tensor | None = None
 
     def arrays(self, lookups: int) -> SeenArrays:
         """In host memory.
@@ -142,6 +144,7 @@ class Seen(NamedTuple):
             _array("shows", self.shows, torch.int32, lookups),
             _array("clicks", self.clicks, torch.int32, lookups),
             _array("timestamps", self.timestamps, torch.int64, lookups),
+            None if self.latest is None else self.latest.numpy(),
         )
 
 
@@ -151,6 +154,7 @@ class SeenArrays(NamedTuple):
     shows: npt.NDArray[np.int32] | None = None
     clicks: npt.NDArray[np.int32] | None = None
     timestamps: npt.NDArray[np.int64] | None = None
+    latest: npt.NDArray[np.int64] | None = None
 
     def same(self, other: SeenArrays) -> bool:
         """Whether both say the same."""

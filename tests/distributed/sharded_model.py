@@ -27,6 +27,7 @@ class Scenario:
         sharding: of each table, `row_wise` or `table_wise`; None lets the planner choose.
         cache: rows of a rank.
         admit: how often an id of a hash table has to be seen; 0: not at all.
+        rules: of admission and eviction of hash tables, `AdmitAndEvictConfig`'s; in place of `admit`.
         sizes: for each step, samples of each rank: `step % len(sizes)`, then `rank % len(sizes[...])`.
     """
 
@@ -43,6 +44,7 @@ class Scenario:
     ids: int = 31
     dtype: DataType = DataType.FP32
     admit: int = 0
+    rules: dict[str, Any] = field(default_factory=dict)
 
 
 KEYS = ("f0", "f1", "f2", "f3")
@@ -54,9 +56,9 @@ def configs(scenario: Scenario) -> list[Any]:
     d0, d1, d2 = scenario.dims
     typed = {"data_type": scenario.dtype}
     uniform = {"initializer_type": rst.InitializerType.UNIFORM, **typed}
-    if scenario.admit:
-        rules = rst.AdmitAndEvictConfig(admit_threshold=scenario.admit, not_admitted_default_value=0.25)
-        uniform["admit_and_evict_config"] = rules
+    if scenario.admit or scenario.rules:
+        chosen = scenario.rules or {"admit_threshold": scenario.admit}
+        uniform["admit_and_evict_config"] = rst.AdmitAndEvictConfig(not_admitted_default_value=0.25, **chosen)
     if scenario.kind == "sequences":
         return [
             sequence_config("t0", FEATURES[0], embedding_dim=d0, **uniform),
@@ -141,6 +143,26 @@ def bags_of(scenario: Scenario, step: int, world_size: int) -> list[tuple[Any, A
     return batches
 
 
+def dated(scenario: Scenario, step: int, given: list[tuple[Any, Any]], first: int) -> KeyedJaggedTensor:
+    """The batch of ranks from `first` on, with timestamps that are in no order, and click labels, some below 0."""
+    stamps: dict[str, list[int]] = {key: [] for key in KEYS}
+    labels: list[int] = []
+    for rank, (bags, _) in enumerate(given, first):
+        rng = np.random.default_rng([scenario.seed, step, rank, 7])
+        for key in KEYS:
+            stamps[key] += (10 * step + rng.integers(0, 25, sum(map(len, bags[key])))).tolist()
+        labels += rng.integers(-1, 3, len(bags[KEYS[0]])).tolist()
+    plain = concatenated(given)
+    return rst.KeyedJaggedTensorWithTimestamp(
+        plain.keys(),
+        plain.values(),
+        torch.tensor([stamp for key in KEYS for stamp in stamps[key]], dtype=torch.int64),
+        plain.weights_or_none(),
+        plain.lengths(),
+        click_labels=torch.tensor(labels, dtype=torch.int64),
+    )
+
+
 def concatenated(batches: list[tuple[Any, Any]]) -> KeyedJaggedTensor:
     """The batch of all ranks."""
     whole = {key: [bag for bags, _ in batches for bag in bags[key]] for key in KEYS}
@@ -188,7 +210,8 @@ def train_sharded(rank: int, world_size: int, scenario: Scenario, depth: int = 0
     model = shard(Model(scenario, seed=3 + rank), scenario, world_size)  # rank 0's seed holds
     dense = torch.optim.SGD([model.module.scale], lr=0.05)
     pipeline: Any = rst.EmbCacheTrainPipelineSparseDist(model, dense, "cpu", Place.device, depth=depth)
-    batches = (jagged(*bags_of(scenario, step, world_size)[rank]) for step in range(scenario.steps))
+    whole = (bags_of(scenario, step, world_size) for step in range(scenario.steps))
+    batches = (dated(scenario, step, [bags[rank]], rank) for step, bags in enumerate(whole))
     outputs = [pipeline.progress(batches) for _ in range(scenario.steps)]
     sparse, scale = model.module.sparse, model.module.scale.detach().cpu().clone()
     return outputs, rows(sparse), scale, sparse.exchange_stats(), sparse.cache_stats(), str(sparse.device)
@@ -201,7 +224,7 @@ def train_alone(scenario: Scenario, world_size: int) -> Any:
     outputs = []
     for step in range(scenario.steps):
         dense.zero_grad()
-        loss, output = model(concatenated(bags_of(scenario, step, world_size)))
+        loss, output = model(dated(scenario, step, bags_of(scenario, step, world_size), 0))
         (loss / world_size).backward()
         dense.step()
         outputs.append(output)

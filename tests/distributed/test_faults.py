@@ -73,25 +73,33 @@ def test_a_rank_that_dies(doomed: Ranks, device: torch.device, stage: str) -> No
     assert seconds < TIMEOUT + 3
 
 
-def end_early(rank: int, world_size: int) -> tuple[int, str]:
+def raise_early(rank: int, world_size: int) -> tuple[int, str]:
     scenario = Scenario()
     model = shard(Model(scenario, 3), scenario, world_size)
     dense = torch.optim.SGD([model.module.scale], lr=0.05)
     pipeline: Any = rst.EmbCacheTrainPipelineSparseDist(model, dense, "cpu", Place.device, depth=0)
-    batches = (batch_of(scenario, step, rank, world_size) for step in range(6 - 2 * rank))
+
+    def read() -> Any:
+        for step in range(4):
+            yield batch_of(scenario, step, rank, world_size)
+        if rank == 1:
+            raise OSError("the disk")
+        yield batch_of(scenario, 4, rank, world_size)
+
+    batches = read()
     for step in range(10):
         try:
             pipeline.progress(batches)
-        except StopIteration:
-            return step, ""
+        except OSError as error:
+            return step, str(error)
         except RuntimeError as error:
             return step, str(error)
     raise AssertionError
 
 
-def test_a_rank_whose_data_ends_early(doomed: Ranks) -> None:
-    (steps, message), other = doomed.run(end_early)
-    assert other == (4, "")
+def test_a_rank_whose_data_raises(doomed: Ranks) -> None:
+    (steps, message), other = doomed.run(raise_early)
+    assert other == (4, "the disk")
     assert steps <= 4
     assert "rank 0 of 2 could not exchange" in message
     assert "has not come within the process group's timeout" in message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,8 +50,30 @@ def draw(rng: np.random.Generator, world_size: int) -> Scenario:
         dims=tuple(rng.choice([1, 4, 6, 16], 3).tolist()),
         ids=31 if kind == "hash" else int(rng.choice([31, 200])),
         dtype=DTYPES[rng.integers(len(DTYPES))],
-        admit=int(rng.choice([0, 0, 2, 5])),
+        **draw_rules(rng, whole=world_size == 1),
     )
+
+
+def draw_rules(rng: np.random.Generator, whole: bool) -> dict[str, Any]:
+    """Admission and eviction. `whole`: also shares and bounds, which are of a rank's part of a table."""
+    if rng.integers(2):
+        return {}
+    rules: dict[str, Any] = {
+        "evict_idle_steps": int(rng.choice([0, 0, 2, 3])),
+        "evict_step_interval": int(rng.integers(1, 4)),
+        "max_rows": int(rng.choice([0, 12])) * whole,
+    }
+    if rng.integers(2):
+        rules |= {"admit_threshold": int(rng.choice([-1, 2, 5])), "evict_threshold": int(rng.choice([0, 8, 20]))}
+        return {"rules": rules}
+    params = rst.ShowClickParams(
+        alpha=float(rng.choice([1, 0.5])),
+        beta=float(rng.choice([0, 0.75])),
+        admit_threshold=float(rng.choice([0, 2, 4.5])),
+        evict_percentage=float(rng.choice([0, 0.25])) * whole,
+        score_decay=float(rng.choice([1, 0.5])),
+    )
+    return {"rules": rules | {"policy_type": rst.AdmitAndEvictPolicyType.POLICY_SHOWCLICK, "showclick_params": params}}
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])

@@ -14,6 +14,7 @@ from torchrec.optim import RowWiseAdagrad
 import rec_sdk_torch as rst
 
 ROW, TABLE = "row_wise", "table_wise"
+SHOW_CLICK = rst.AdmitAndEvictPolicyType.POLICY_SHOWCLICK
 CASES = {
     "sgd": Scenario(),
     "table_wise": Scenario(sharding=(TABLE,) * 3, seed=1),
@@ -30,6 +31,31 @@ CASES = {
     "admission": Scenario(admit=4, optimizer=torch.optim.Adagrad, sizes=((3, 1), (2, 5)), steps=8, seed=41),
     "admission_sequences": Scenario(
         kind="sequences", admit=3, optimizer=torch.optim.Adam, sharding=(TABLE, ROW, ROW), dims=(4, 8, 4), seed=42
+    ),
+    "age": Scenario(
+        rules={"evict_threshold": 12, "evict_step_interval": 2}, optimizer=torch.optim.Adagrad, steps=8, seed=44
+    ),
+    "show_click": Scenario(
+        rules={
+            "policy_type": SHOW_CLICK,
+            "showclick_params": rst.ShowClickParams(alpha=0.5, beta=1, admit_threshold=3),
+        },
+        optimizer=torch.optim.Adam,
+        sizes=((3, 1), (2, 5), (0, 2)),
+        steps=8,
+        seed=45,
+    ),
+    "share_and_bound": Scenario(  # of whole tables, since each has one home
+        rules={
+            "policy_type": SHOW_CLICK,
+            "showclick_params": rst.ShowClickParams(beta=0.5, evict_percentage=0.25, score_decay=0.5),
+            "max_rows": 14,
+            "evict_step_interval": 3,
+        },
+        sharding=(TABLE, ROW, TABLE),
+        kind="sequences",
+        steps=8,
+        seed=46,
     ),
     "accumulate_sgd": Scenario(
         optimizer=rst.AccumulateSGD, options={"use_accumulate": True, "accumulate_step": 3}, steps=6, seed=12

@@ -98,31 +98,6 @@ def test_a_batch_that_fails_fails_on_all_ranks(ranks_of: Start) -> None:
     assert first[1].startswith("CacheTooSmallError")
 
 
-RULES = [
-    {"evict_threshold": 60, "evict_step_interval": 1},
-    {"max_rows": 100},
-    {"max_bytes": 1000},
-    {"policy_type": rst.AdmitAndEvictPolicyType.POLICY_SHOWCLICK, "showclick_params": rst.ShowClickParams(1, 1, 3)},
-]
-
-
-def refused_rules(rank: int, world_size: int) -> list[str]:
-    seen = []
-    for rules in RULES:
-        model = Model(Scenario(), 0)
-        config = bag_config("t0", ["f0"], admit_and_evict_config=rst.AdmitAndEvictConfig(**rules))
-        model.sparse = rst.EmbCacheEmbeddingBagCollection([config], cache=10)
-        rst.apply_optimizer_in_backward(torch.optim.SGD, model.sparse.parameters(), {"lr": 0.1})
-        with pytest.raises(NotImplementedError, match="'t0': of admission and eviction, sharded tables have") as raised:
-            shard(model, Scenario(sharding=("row_wise",)), world_size)
-        seen.append(str(raised.value))
-    return seen
-
-
-def test_rules_that_are_not_there_yet_are_refused(ranks_of: Start) -> None:
-    assert [len(seen) for seen in ranks_of(1).run(refused_rules)] == [len(RULES)]
-
-
 def idle_ids(rank: int, world_size: int) -> tuple[int, int, int]:
     model = Model(Scenario(), 0)
     rules = rst.AdmitAndEvictConfig(evict_idle_steps=2)

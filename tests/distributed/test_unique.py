@@ -115,6 +115,74 @@ def check(case: Case, found: UniqueBatch) -> None:
         assert scale == (expected if any(mean) else None)
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_what_ids_take_along(seed: int) -> None:
+    """Of two ranks, which see each the other's ids; every table is hashed, and rank 0 is home to all."""
+    rng = np.random.default_rng([seed, 5])
+    kinds = rng.integers(0, 8, 3).tolist()
+    tables = [0, 1, 1, 2, 2]
+    host = Deduplicator([0] * 3, [0] * 3, [0] * 3, tables, [], [], 2, kinds)
+    wide = [bool(kind & 4) and tables.count(t) > 1 for t, kind in enumerate(kinds)]
+    words = [(k & 1) + bool(k & 2) + 2 * bool(k & 4) + more for k, more in zip(kinds, wide, strict=True)]
+    assert host.number_words.tolist() == words
+    seen: dict[tuple[int, int], list[tuple[int, int, int, int, int]]] = {}  # (table, id) -> (feature, rank, ...)
+    found = []
+    for rank in (0, 1):
+        size = int(rng.integers(0, 3))
+        offsets = np.concatenate([[0], np.cumsum(rng.integers(0, 5, 5 * size))])
+        ids, labels, stamps = (rng.integers(low, 9, offsets[-1]) for low in (-3, -1, -9))
+        labels = labels.astype(np.int32)
+        found.append(host.run(ids, offsets, np.arange(5), size, False, False, True, labels, stamps))
+        for feature, table in enumerate(tables):
+            for place in range(int(offsets[feature * size]), int(offsets[(feature + 1) * size])):
+                sight = feature, rank, place, max(0, int(labels[place])), int(stamps[place])
+                seen.setdefault((table, int(ids[place])), []).append(sight)
+        latest = [
+            max((s[4] for (t, _), of in seen.items() for s in of if t == table and s[1] == rank), default=-(2**63))
+            for table in range(3)
+        ]
+        dated = [t for t in range(3) if kinds[t] & 4]
+        assert found[-1].latest[dated].tolist() == [latest[t] for t in dated]
+        without = host.run(ids, offsets, np.arange(5), size)
+        assert len(without.numbers) == 0, "nobody asked"
+        assert without.ids.tolist() == found[-1].ids.tolist()
+    counts = np.stack([each.counts[0] for each in found])
+    ids = np.concatenate([each.ids for each in found])
+    numbers = np.concatenate([each.numbers for each in found])
+    assert len(numbers) == int((counts * words).sum())
+    got = host.received(counts, ids, numbers)
+    assert [one is None for one in got] == [not any(kind & bit for kind in kinds) for bit in (1, 2, 4)]
+    shows, clicks, stamps = (np.zeros(len(ids), int) if one is None else one for one in got)
+    owners = [(rank, table) for rank in (0, 1) for table in range(3) for _ in range(counts[rank, table])]
+    for place, (rank, table) in enumerate(owners):
+        sights = seen[table, int(ids[place])]
+        mine = [sight for sight in sights if sight[1] == rank]
+        if kinds[table] & 1:
+            assert shows[place] == len(mine)
+        if kinds[table] & 2:
+            assert clicks[place] == sum(sight[3] for sight in mine)
+        if wide[table]:
+            assert stamps[place] == max(sights)[4], "the last of all ranks, by feature, then rank"
+        elif kinds[table] & 4:
+            assert stamps[place] == max(mine)[4]
+    if ids.size:
+        with pytest.raises(ValueError, match="the counts are those of"):
+            host.received(counts + 1, ids, numbers)
+
+
+def test_numbers_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match="numbers must have one entry per table, 1"):
+        Deduplicator([0], [0], [0], [0], [], [], 1, [1, 2])
+    host = Deduplicator([0], [0], [0], [0], [], [], 1, [6])
+    batch = np.zeros(2, np.int64), np.array([0, 2]), np.zeros(1, np.int64), 1
+    with pytest.raises(ValueError, match="a table's ids take clicks along, the batch has none"):
+        host.run(*batch, numbers=True)
+    with pytest.raises(ValueError, match="timestamps must have one entry per id, 2, got 3"):
+        host.run(*batch, numbers=True, clicks=np.zeros(2, np.int32), timestamps=np.zeros(3, np.int64))
+    with pytest.raises(ValueError, match=r"counts must have shape \[1, 1\]"):
+        host.received(np.zeros((2, 1), np.int64), np.zeros(0, np.int64), np.zeros(0, np.int32))
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_random_batches(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -83,6 +83,8 @@ void slice_batch(const BatchInput& input, int64_t features, int64_t bag_begin, i
   batch->shows = input.shows;
   batch->clicks = input.clicks;
   batch->timestamps = input.timestamps;
+  batch->latest = input.latest;
+  batch->feature_keys = input.feature_keys;
   batch->bags = bag_end - bag_begin;
   batch->lookups = 0;
   batch->pieces.clear();

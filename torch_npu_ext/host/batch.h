@@ -30,6 +30,7 @@ struct BatchInput {
   const int32_t* shows = nullptr;  // how often the id was seen; null: once
   const int32_t* clicks = nullptr;
   const int64_t* timestamps = nullptr;
+  const int64_t* latest = nullptr;  // [K] the latest timestamp of each key; null: of its `timestamps`
 };
 
 // Throws std::invalid_argument unless the offsets start at 0, never decrease and, with `values_size` >= 0,
@@ -51,6 +52,8 @@ struct Batch {
   const int32_t* shows = nullptr;  // these as the values: by `source`
   const int32_t* clicks = nullptr;
   const int64_t* timestamps = nullptr;
+  const int64_t* latest = nullptr;  // by key
+  IntArray feature_keys;
   // At least 1 and 0: a label may be negative for 'unknown'.
   uint32_t shows_of(int64_t source) const {
     return shows == nullptr || shows[source] < 1 ? 1 : static_cast<uint32_t>(shows[source]);

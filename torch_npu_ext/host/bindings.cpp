@@ -32,6 +32,17 @@ auto of_lookups(const std::optional<Array>& array, const char* name, const Batch
   return array ? array->data() : nullptr;
 }
 
+// One number of each key, or null.
+const int64_t* of_keys(const std::optional<Dense>& array, const BatchArguments& batch) {
+  const int64_t size = batch.input.batch_size;
+  const int64_t keys = size > 0 ? (batch.input.offsets.size - 1) / size : 0;
+  if (array && size > 0 && (array->ndim() != 1 || array->size() != keys)) {
+    throw py::value_error("latest must have one entry per key, " + std::to_string(keys) + ", got " +
+                          std::to_string(array->size()));
+  }
+  return array ? array->data() : nullptr;
+}
+
 // A view into the plan's buffers, which it keeps alive.
 template <class T>
 py::array_t<T> plan_view(const Plan& plan, const T* data, int64_t size) {
@@ -236,13 +247,15 @@ void bind_batches(EngineClass& engine) {
           [](Engine& e, const py::array& values, const py::array& offsets, const py::array& feature_keys,
              int64_t batch_size, bool weighted, bool joined, std::optional<Bytes> arena,
              const Announcement* announced, const std::optional<Slots>& shows,
-             const std::optional<Slots>& clicks, const std::optional<Dense>& timestamps) {
+             const std::optional<Slots>& clicks, const std::optional<Dense>& timestamps,
+             const std::optional<Dense>& latest) {
             BatchArguments batch(values, offsets, feature_keys, batch_size);
             batch.input.weighted = weighted;
             batch.input.joined = joined;
             batch.input.shows = of_lookups(shows, "shows", batch);
             batch.input.clicks = of_lookups(clicks, "clicks", batch);
             batch.input.timestamps = of_lookups(timestamps, "timestamps", batch);
+            batch.input.latest = of_keys(latest, batch);
             ExternalArena memory = arena ? external_arena(*arena) : ExternalArena();
             std::unique_ptr<Plan> plan;
             {
@@ -254,7 +267,8 @@ void bind_batches(EngineClass& engine) {
           py::arg("values"), py::arg("offsets"), py::arg("feature_keys"), py::arg("batch_size"),
           py::arg("weighted") = false, py::arg("joined") = false, py::arg("arena").noconvert() = py::none(),
           py::arg("announced").none(true) = py::none(), py::arg("shows").noconvert() = py::none(),
-          py::arg("clicks").noconvert() = py::none(), py::arg("timestamps").noconvert() = py::none())
+          py::arg("clicks").noconvert() = py::none(), py::arg("timestamps").noconvert() = py::none(),
+          py::arg("latest").noconvert() = py::none())
       .def(
           "announce",
           [](Engine& e, const py::array& values, const py::array& offsets, const py::array& feature_keys,

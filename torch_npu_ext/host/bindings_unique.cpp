@@ -28,7 +28,8 @@ std::shared_ptr<Deduplicator> make_deduplicator(const std::vector<int64_t>& num_
                                                 const std::vector<int32_t>& groups,
                                                 const std::vector<int32_t>& feature_tables,
                                                 const std::vector<int64_t>& feature_columns,
-                                                const std::vector<bool>& feature_means, int64_t world_size) {
+                                                const std::vector<bool>& feature_means, int64_t world_size,
+                                                const std::optional<std::vector<int32_t>>& numbers) {
   const bool pooled = !feature_columns.empty();
   if (homes.size() != num_embeddings.size() || groups.size() != num_embeddings.size()) {
     throw py::value_error("homes and groups must have one entry per table, " +
@@ -39,10 +40,15 @@ std::shared_ptr<Deduplicator> make_deduplicator(const std::vector<int64_t>& num_
     throw py::value_error("feature_columns and feature_means must have one entry per feature, " +
                           std::to_string(feature_tables.size()));
   }
+  if (numbers && numbers->size() != num_embeddings.size()) {
+    throw py::value_error("numbers must have one entry per table, " + std::to_string(num_embeddings.size()));
+  }
   std::vector<SharedTable> tables;
   int32_t count = 0;
   for (size_t t = 0; t < homes.size(); ++t) {
-    tables.push_back({num_embeddings[t], homes[t], groups[t]});
+    const int32_t kinds = numbers ? (*numbers)[t] : 0;
+    tables.push_back(
+        {num_embeddings[t], homes[t], groups[t], {(kinds & 1) != 0, (kinds & 2) != 0, (kinds & 4) != 0}});
     count = std::max(count, groups[t] + 1);
   }
   std::vector<Feature> features;
@@ -51,6 +57,41 @@ std::shared_ptr<Deduplicator> make_deduplicator(const std::vector<int64_t>& num_
   }
   return std::make_shared<Deduplicator>(
       std::make_shared<SharedTables>(std::move(tables), std::move(features), count, world_size, pooled));
+}
+
+// One number of each lookup that some table wants, or null.
+template <class Array>
+auto wanted(bool wants, const std::optional<Array>& array, const char* name, const BatchArguments& batch) {
+  if (wants && !array)
+    throw py::value_error(std::string("a table's ids take ") + name + " along, the batch has none");
+  if (array && (array->ndim() != 1 || array->size() != batch.input.values.size)) {
+    throw py::value_error(std::string(name) + " must have one entry per id, " +
+                          std::to_string(batch.input.values.size) + ", got " + std::to_string(array->size()));
+  }
+  return array ? array->data() : nullptr;
+}
+
+template <class T>
+py::object array_or_none(const std::vector<T>& values, bool there) {
+  if (!there) return py::none();
+  return py::array_t<T>(static_cast<py::ssize_t>(values.size()), values.data());
+}
+
+py::tuple received(const Deduplicator& self, const Dense& counts, const Dense& ids, const Slots& numbers) {
+  const SharedTables& shared = self.shared();
+  const int64_t tables = static_cast<int64_t>(shared.tables.size());
+  if (counts.ndim() != 2 || counts.shape(0) != shared.ranks || counts.shape(1) != tables) {
+    throw py::value_error("counts must have shape [" + std::to_string(shared.ranks) + ", " +
+                          std::to_string(tables) + "]");
+  }
+  ReceivedNumbers read;
+  {
+    const py::gil_scoped_release nogil;
+    read = read_numbers(shared, counts.data(), ids.data(), ids.size(), numbers.data(), numbers.size());
+  }
+  const NumberKinds any = shared.any_numbers();
+  return py::make_tuple(array_or_none(read.shows, any.shows), array_or_none(read.clicks, any.clicks),
+                        array_or_none(read.timestamps, any.timestamp));
 }
 
 const UniqueGroup& group_of(const UniqueBatch& batch, int64_t group) {
@@ -78,6 +119,8 @@ void bind_unique(py::module_& m) {
   py::class_<UniqueBatch>(m, "UniqueBatch")
       .def_property_readonly("ids", list(&UniqueBatch::ids))
       .def_property_readonly("repeats", list(&UniqueBatch::repeats))
+      .def_property_readonly("numbers", list(&UniqueBatch::numbers))
+      .def_property_readonly("latest", list(&UniqueBatch::latest))
       .def_property_readonly("counts", table(&UniqueBatch::counts))
       .def_property_readonly("lookups", table(&UniqueBatch::lookups))
       .def_property_readonly("out_of_range",
@@ -124,18 +167,35 @@ void bind_unique(py::module_& m) {
   py::class_<Deduplicator, std::shared_ptr<Deduplicator>>(m, "Deduplicator")
       .def(py::init(&make_deduplicator), py::arg("num_embeddings"), py::arg("homes"), py::arg("groups"),
            py::arg("feature_tables"), py::arg("feature_columns"), py::arg("feature_means"),
-           py::arg("world_size"))
+           py::arg("world_size"), py::arg("numbers") = py::none())
+      .def_property_readonly("number_words",
+                             [](const Deduplicator& self) {
+                               std::vector<int64_t> words;
+                               for (const SharedTable& table : self.shared().tables) {
+                                 words.push_back(table.numbers.words());
+                               }
+                               return py::array_t<int64_t>(static_cast<py::ssize_t>(words.size()),
+                                                           words.data());
+                             })
+      .def("received", &received, py::arg("counts"), py::arg("ids"), py::arg("numbers").noconvert())
       .def(
           "run",
           [](Deduplicator& self, const py::array& values, const py::array& offsets,
-             const py::array& feature_keys, int64_t batch_size, bool weighted, bool segments) {
+             const py::array& feature_keys, int64_t batch_size, bool weighted, bool segments, bool numbers,
+             const std::optional<Slots>& clicks, const std::optional<Dense>& timestamps) {
             BatchArguments batch(values, offsets, feature_keys, batch_size);
             batch.input.weighted = weighted;
+            if (numbers) {
+              const NumberKinds any = self.shared().any_numbers();
+              batch.input.clicks = wanted(any.clicks, clicks, "clicks", batch);
+              batch.input.timestamps = wanted(any.timestamp, timestamps, "timestamps", batch);
+            }
             const py::gil_scoped_release nogil;
-            return self.run(batch.input, segments);
+            return self.run(batch.input, segments, numbers);
           },
           py::arg("values"), py::arg("offsets"), py::arg("feature_keys"), py::arg("batch_size"),
-          py::arg("weighted") = false, py::arg("segments") = true);
+          py::arg("weighted") = false, py::arg("segments") = true, py::arg("numbers") = false,
+          py::arg("clicks").noconvert() = py::none(), py::arg("timestamps").noconvert() = py::none());
 }
 
 }  // namespace rec_sdk

@@ -221,6 +221,11 @@ void touch_columns(Group* group, const Batch& batch, PlanBuffers* plan) noexcept
     if (table.spec().life.needs_timestamps()) {
       for (const Batch::Piece& piece : batch.pieces) {
         if (group->features[piece.feature].table != t) continue;
+        if (batch.latest != nullptr) {
+          const int64_t latest = batch.latest[batch.feature_keys[piece.feature]];
+          table.clock.timestamp = std::max(table.clock.timestamp, latest);
+          continue;
+        }
         const int64_t* const times = batch.timestamps + piece.source;
         for (int64_t i = 0; i < piece.end - piece.begin; ++i) {
           table.clock.timestamp = std::max(table.clock.timestamp, times[i]);

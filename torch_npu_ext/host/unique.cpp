@@ -41,13 +41,28 @@ SharedTables::SharedTables(std::vector<SharedTable> tables_, std::vector<Feature
     }
   }
   int32_t before = 0;
+  std::vector<int64_t> own(tables.size());
   for (const Feature& feature : features) {
     if (feature.table < before || feature.table >= static_cast<int32_t>(tables.size())) {
       throw std::invalid_argument("features must be ordered by table, of which there are " +
                                   std::to_string(tables.size()));
     }
     before = feature.table;
+    ++own[static_cast<size_t>(before)];
   }
+  for (size_t t = 0; t < tables.size(); ++t) {
+    tables[t].numbers.feature = tables[t].numbers.timestamp && own[t] > 1;
+  }
+}
+
+NumberKinds SharedTables::any_numbers() const {
+  NumberKinds any;
+  for (const SharedTable& table : tables) {
+    any.shows |= table.numbers.shows;
+    any.clicks |= table.numbers.clicks;
+    any.timestamp |= table.numbers.timestamp;
+  }
+  return any;
 }
 
 WordArena::Field WordArena::add(int64_t count, int64_t words_each) {
@@ -60,19 +75,22 @@ WordArena::Field WordArena::add(int64_t count, int64_t words_each) {
 Deduplicator::Deduplicator(std::shared_ptr<const SharedTables> shared)
     : shared_(std::move(shared)), tables_(shared_->tables.size()) {}
 
-std::unique_ptr<UniqueBatch> Deduplicator::run(const BatchInput& input, bool segments) {
+std::unique_ptr<UniqueBatch> Deduplicator::run(const BatchInput& input, bool segments, bool numbers) {
   const std::lock_guard<std::mutex> guard(mutex_);
+  numbers_ = numbers;
   auto result = std::make_unique<UniqueBatch>();
   result->shared = shared_;
   lay_out(input, result.get());
   const int64_t tables = static_cast<int64_t>(tables_.size());
   for_each_part(tables, batch_.lookups, [&](int64_t t) noexcept {
     number(static_cast<int32_t>(t));
+    if (numbers_) find_numbers(static_cast<int32_t>(t));
     find_homes(static_cast<int32_t>(t), result.get());
   });
   for (int64_t t = 0; t < tables; ++t) {
     const TableRun& run = tables_[t];
     if (run.wrong > 0) result->out_of_range.push_back({static_cast<int32_t>(t), run.wrong, run.example});
+    result->latest[t] = run.latest;
   }
   find_starts(result.get());
   for_each_part(tables, batch_.lookups,
@@ -91,6 +109,8 @@ void Deduplicator::lay_out(const BatchInput& input, UniqueBatch* result) {
   }
   local_.ensure(static_cast<size_t>(batch_.lookups));
   rows_.ensure(static_cast<size_t>(batch_.lookups));
+  if (numbers_) found_.ensure(static_cast<size_t>(batch_.lookups));
+  result->latest.resize(tables_.size());
   result->batch_size = input.batch_size;
   result->weighted = input.weighted;
   result->counts.assign(static_cast<size_t>(shared_->ranks) * tables_.size(), 0);
@@ -107,6 +127,7 @@ void Deduplicator::lay_out(const BatchInput& input, UniqueBatch* result) {
     run.first = piece < batch_.pieces.size() ? batch_.pieces[piece].begin : batch_.lookups;
     run.first_in_group = group.first_lookup.back();
     run.count = run.rows = run.wrong = 0;
+    run.latest = LifeClock::kNever;
     run.next.resize(static_cast<size_t>(shared_->ranks));
     run.first_piece = piece;
     for (; f < shared_->features.size() && shared_->features[f].table == static_cast<int32_t>(t); ++f) {
@@ -202,20 +223,43 @@ void Deduplicator::find_homes(int32_t t, UniqueBatch* result) noexcept {
   }
 }
 
+// Shows are counted with the rows.
+void Deduplicator::find_numbers(int32_t t) noexcept {
+  TableRun& run = tables_[t];
+  const NumberKinds kinds = shared_->tables[t].numbers;
+  if (!kinds.clicks && !kinds.timestamp) return;
+  IdNumbers* const found = found_.data() + run.first;
+  std::fill(found, found + run.rows, IdNumbers());
+  for (size_t p = run.first_piece; p < run.end_piece; ++p) {
+    const Batch::Piece& piece = batch_.pieces[p];
+    for (int64_t i = piece.begin; i < piece.end; ++i) {
+      IdNumbers& one = found[local_[i]];
+      const int64_t source = piece.source + i - piece.begin;
+      if (kinds.clicks) one.clicks = saturated_sum(one.clicks, batch_.clicks_of(source));
+      if (!kinds.timestamp) continue;
+      one.timestamp = batch_.timestamps[source];
+      one.feature = static_cast<int32_t>(p - run.first_piece);
+      run.latest = std::max(run.latest, one.timestamp);
+    }
+  }
+}
+
 // Where the rows of each table begin, rank by rank and there table by table.
 void Deduplicator::find_starts(UniqueBatch* result) {
-  int64_t ids = 0;
+  int64_t ids = 0, words = 0;
   for (int64_t rank = 0; rank < shared_->ranks; ++rank) {
     for (size_t t = 0; t < tables_.size(); ++t) {
       const int64_t count = result->counts[static_cast<size_t>(rank) * tables_.size() + t];
       int64_t& slots = result->groups[shared_->tables[t].group].rows;
-      tables_[t].next[rank] = {ids, slots};
+      tables_[t].next[rank] = {ids, slots, words};
       ids += count;
+      if (numbers_) words += count * shared_->tables[t].numbers.words();
       slots += count;
     }
   }
   result->ids.resize(static_cast<size_t>(ids));
   result->repeats.resize(static_cast<size_t>(ids));
+  result->numbers.resize(static_cast<size_t>(words));
   for (UniqueGroup& group : result->groups) {
     group.counts.reset(new uint32_t[static_cast<size_t>(group.rows) + 1]);
   }
@@ -224,9 +268,15 @@ void Deduplicator::find_starts(UniqueBatch* result) {
 void Deduplicator::place(int32_t t, UniqueBatch* result) noexcept {
   TableRun& run = tables_[t];
   const UniqueGroup& group = result->groups[shared_->tables[t].group];
+  const NumberKinds kinds = shared_->tables[t].numbers;
   Row* const rows = rows_.data() + run.first;
   for (int64_t r = 0; r < run.rows; ++r) {
-    auto& [id_at, slot_at] = run.next[rows[r].slot];
+    auto& [id_at, slot_at, word_at] = run.next[rows[r].slot];
+    if (numbers_ && kinds.words() > 0) {
+      IdNumbers one = kinds.clicks || kinds.timestamp ? found_.data()[run.first + r] : IdNumbers();
+      one.shows = rows[r].count;
+      word_at += write_numbers(kinds, one, result->numbers.data() + word_at);
+    }
     result->ids[id_at] = rows[r].id;
     result->repeats[id_at++] = static_cast<int32_t>(rows[r].count);
     group.counts[slot_at] = rows[r].count;

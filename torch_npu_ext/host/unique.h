@@ -5,12 +5,12 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <utility>
 #include <vector>
 
 #include "torch_npu_ext/host/batch.h"
 #include "torch_npu_ext/host/group.h"
 #include "torch_npu_ext/host/memory.h"
+#include "torch_npu_ext/host/seen_numbers.h"
 
 namespace rec_sdk {
 
@@ -20,6 +20,7 @@ struct SharedTable {
   int64_t num_embeddings;  // of an index table, whose ids are below; 0: a hash table
   int32_t home;            // the rank of all ids; kRowWise: each is at home on rank id mod W, by floor
   int32_t group;           // the rows of a group's tables are received in one tensor
+  NumberKinds numbers;     // what its ids take along
 };
 
 struct SharedTables {
@@ -30,6 +31,8 @@ struct SharedTables {
   std::vector<Feature> features;  // ordered by table
   int64_t groups, ranks;
   bool pooled;
+
+  NumberKinds any_numbers() const;  // that some table's ids take along
 };
 
 // Arrays side by side, so that one copy brings them to a device. In words of 32 bits; each begins at 8 bytes.
@@ -85,6 +88,8 @@ struct UniqueBatch {
   std::vector<int32_t> repeats;  // [U] lookups of each id
   std::vector<int64_t> counts;   // [W, T] distinct ids
   std::vector<int64_t> lookups;  // [W, T]
+  std::vector<int32_t> numbers;  // what each id takes along, in the order of `ids`
+  std::vector<int64_t> latest;   // [T] timestamp
   struct OutOfRange {
     int32_t table;
     int64_t count, example;
@@ -104,7 +109,10 @@ class Deduplicator {
   explicit Deduplicator(std::shared_ptr<const SharedTables> shared);
 
   // Tables side by side; the result does not depend on the number of threads. Throws std::invalid_argument.
-  std::unique_ptr<UniqueBatch> run(const BatchInput& input, bool segments);
+  // `numbers`: the ids take along what their tables ask for.
+  std::unique_ptr<UniqueBatch> run(const BatchInput& input, bool segments, bool numbers = false);
+
+  const SharedTables& shared() const { return *shared_; }
 
  private:
   struct Cell {
@@ -116,12 +124,16 @@ class Deduplicator {
     uint32_t count;
     uint32_t slot;  // its rank, at first
   };
+  struct Next {  // where an id goes, its row, and what it takes along
+    int64_t id, slot, word;
+  };
   struct alignas(64) TableRun {  // a cache line: threads write side by side
     int64_t first = 0, count = 0;
     int64_t rows = 0, wrong = 0, example = 0;
     int64_t first_in_group = 0;
     size_t first_piece = 0, end_piece = 0;
-    std::vector<std::pair<int64_t, int64_t>> next;  // [W] of each rank: the next id's place, and its row's
+    int64_t latest = 0;
+    std::vector<Next> next;  // [W] of each rank
     HugeArray<Cell> cells;
     int bits = 0;
   };
@@ -131,6 +143,7 @@ class Deduplicator {
   template <class Id>
   void number_piece(int32_t t, const Id* ids, int64_t count, uint32_t* local);
   void find_homes(int32_t t, UniqueBatch* result) noexcept;
+  void find_numbers(int32_t t) noexcept;
   void find_starts(UniqueBatch* result);
   void place(int32_t t, UniqueBatch* result) noexcept;
 
@@ -141,6 +154,8 @@ class Deduplicator {
   std::vector<TableRun> tables_;
   HugeArray<uint32_t> local_;  // [N] the row of each lookup, counted within its table
   HugeArray<Row> rows_;        // [N] of each table, from its first lookup on
+  bool numbers_ = false;
+  HugeArray<IdNumbers> found_;  // [N] as the rows, with numbers
 };
 
 }  // namespace rec_sdk

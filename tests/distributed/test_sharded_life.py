@@ -1,0 +1,302 @@
+"""Admission and eviction of ids that are divided among ranks: each home beside `Life`, plain Python for one table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from jagged import bag_config, sequence_config
+from life_reference import Life
+from ranks import Place, Ranks
+from sharded_model import Model, Scenario, shard
+from torchrec import KeyedJaggedTensor
+
+import rec_sdk_torch as rst
+
+Start = Callable[[int], Ranks]
+SHOW_CLICK = rst.AdmitAndEvictPolicyType.POLICY_SHOWCLICK
+STEPS = 9
+RULES: dict[str, dict[str, Any]] = {
+    "age": {"evict_threshold": 9, "evict_step_interval": 2},
+    "age_of_candidates": {"evict_threshold": 15, "admit_threshold": 3, "evict_step_interval": 1},
+    "clicks": {"policy_type": SHOW_CLICK, "showclick_params": rst.ShowClickParams(0.5, 1, 3.5)},
+    "share": {
+        "policy_type": SHOW_CLICK,
+        "showclick_params": rst.ShowClickParams(1, 0.75, 2, 0.3, 0.5),
+        "evict_step_interval": 3,
+    },
+    "rows": {"max_rows": 13, "admit_threshold": 2},
+    "bytes": {"max_bytes": 20 * 16},
+}
+
+
+@dataclass
+class Batch:
+    """What a data loader gives: the pipeline finds the labels."""
+
+    features: KeyedJaggedTensor
+    click_labels: torch.Tensor
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
+        return Batch(self.features.to(device, non_blocking), self.click_labels.to(device, non_blocking=non_blocking))
+
+    def record_stream(self, stream: Any) -> None:
+        self.features.record_stream(stream)
+
+
+def batch_of(step: int, rank: int, kind: str) -> Batch:
+    rng = np.random.default_rng([step, rank, sorted(RULES).index(kind)])
+    samples = int(rng.integers(0, 4))
+    lengths = rng.integers(0, 5, 2 * samples)
+    ids = rng.integers(-15, 16, lengths.sum())
+    stamps = torch.from_numpy(5 * step + rng.integers(0, 12, len(ids)))
+    features = rst.KeyedJaggedTensorWithTimestamp(
+        ["f0", "f1"], torch.from_numpy(ids), stamps, lengths=torch.from_numpy(lengths).int()
+    )
+    return Batch(features, torch.from_numpy(rng.integers(-1, 3, samples)))
+
+
+class Lookups(torch.nn.Module):
+    def __init__(self, rules: dict[str, Any]) -> None:
+        super().__init__()
+        config = sequence_config("t0", ["f0", "f1"], admit_and_evict_config=rst.AdmitAndEvictConfig(**rules))
+        self.sparse = rst.EmbCacheEmbeddingCollection([config], cache=80, device=Place.device)
+        self.scale = torch.nn.Parameter(torch.ones(1, device=Place.device))
+        rst.apply_optimizer_in_backward(torch.optim.SGD, self.sparse.parameters(), {"lr": 0.1})
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, None]:
+        output = self.sparse(batch.features)
+        return torch.cat([output[name].values() for name in ("f0", "f1")]).sum() * self.scale, None
+
+
+def held(view: Any) -> dict[str, Any]:
+    """What is known of the ids of a table."""
+    ids = view.ids()
+    order = ids.argsort()
+    columns = {name: values[order].tolist() for name, values in view.row_columns(ids).items()}
+    candidates, counted = view.candidates()
+    return {
+        "ids": ids[order].tolist(),
+        "columns": columns,
+        "candidates": candidates.tolist(),
+        "counted": {name: values.tolist() for name, values in counted.items()},
+        "clocks": view.clocks(),
+    }
+
+
+def train(rank: int, world_size: int, kind: str, depth: int) -> tuple[list[dict[str, Any]], dict[str, int], Any]:
+    model = shard(Lookups(RULES[kind]), Scenario(sharding=("row_wise",)), world_size)  # type: ignore[arg-type]
+    sparse = model.module.sparse
+    dense = torch.optim.SGD([model.module.scale], lr=0.0)
+    pipeline: Any = rst.EmbCacheTrainPipelineSparseDist(model, dense, "cpu", Place.device, depth=depth)
+    batches = (batch_of(step, rank, kind) for step in range(STEPS))
+    seen = []
+    for _ in range(STEPS):
+        pipeline.progress(batches)
+        seen.append(held(sparse.home._embedding.view("t0")))
+    return seen, sparse.exchange_stats(), sparse.evict("t0")
+
+
+def expected(kind: str, rank: int, world_size: int) -> tuple[list[dict[str, Any]], int]:
+    """What the rank's home keeps after each step, and how many ids leave when asked after the last."""
+    rules = rst.AdmitAndEvictConfig(**RULES[kind]).table_life()
+    assert rules is not None
+    bounds = [bound // world_size for bound in (rules.max_rows, rules.max_bytes // 16) if bound]
+    life = Life(replace(rules, max_rows=min(bounds, default=0), max_bytes=0))
+    seen = []
+    names = rules.columns()
+    known = {"count": True, "clicks": rules.needs_clicks, "timestamp": rules.evict_age}
+    counted = [name for name, kept in known.items() if kept]
+    for step in range(STEPS):
+        lookups = [
+            of for feature in (0, 1) for each in range(world_size) for of in lookups_of(step, each, kind, feature)
+        ]
+        life.latest = max([life.latest, *(stamp for *_, stamp in lookups)])
+        mine = np.array([of for of in lookups if of[0] % world_size == rank], np.int64).reshape(-1, 3)
+        life.batch(*mine.T)
+        life.end_step(set())
+        rows, candidates = sorted(life.rows), sorted(life.candidates)
+        clocks = {"batches": life.batches, "steps": life.steps}
+        if rules.evict_age:
+            clocks["timestamp"] = life.latest
+        seen.append(
+            {
+                "ids": rows,
+                "columns": life.columns(life.rows, rows, names),
+                "candidates": candidates,
+                "counted": life.columns(life.candidates, candidates, counted),
+                "clocks": clocks,
+            }
+        )
+    before = life.evicted
+    life.rules = replace(life.rules, evict_step_interval=1)
+    life.end_step(set())
+    return seen, life.evicted - before
+
+
+def lookups_of(step: int, rank: int, kind: str, feature: int) -> list[tuple[int, int, int]]:
+    """(id, click, timestamp) of a feature."""
+    batch = batch_of(step, rank, kind)
+    lengths = batch.features.lengths().view(2, -1)
+    begin = int(lengths[0].sum()) * feature
+    count = int(lengths[feature].sum())
+    clicks = batch.click_labels.clamp(min=0).repeat_interleave(lengths[feature])
+    ids, stamps = batch.features.values(), batch.features.timestamps
+    return list(
+        zip(ids[begin : begin + count].tolist(), clicks.tolist(), stamps[begin : begin + count].tolist(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("kind", RULES)
+def test_homes_decide_by_what_all_ranks_saw(ranks_of: Start, kind: str, world_size: int) -> None:
+    results = ranks_of(world_size).run(train, kind, world_size % 3)
+    for rank, (seen, _, asked) in enumerate(results):
+        steps, leave = expected(kind, rank, world_size)
+        for step, (found, right) in enumerate(zip(seen, steps, strict=True)):
+            for name, value in right.items():
+                mine = found[name]
+                if isinstance(mine, dict):
+                    mine = {each: mine[each] for each in value}
+                assert mine == value, f"rank {rank}, step {step}: {name}"
+        assert asked == leave, "evict(table) is about the rank's own ids"
+
+
+def bytes_with(rank: int, world_size: int, rules: dict[str, Any], training: bool) -> int:
+    model = shard(Lookups(rules), Scenario(sharding=("row_wise",)), world_size)  # type: ignore[arg-type]
+    features = rst.KeyedJaggedTensorWithTimestamp(
+        ["f0", "f1"],
+        torch.tensor([2, 3, 5]),
+        torch.tensor([1, 1, 1]),
+        lengths=torch.tensor([3, 0]),
+        click_labels=torch.tensor([1]),
+    )
+    model.train(training)
+    model(Batch(features, torch.tensor([1])))
+    return int(model.module.sparse.exchange_stats()["id_bytes"])
+
+
+SHOW, STAMP, FEATURE = 4, 8, 4
+
+
+@pytest.mark.parametrize(
+    ("rules", "each"),
+    [
+        ({"evict_idle_steps": 3}, 0),
+        ({"admit_threshold": 2}, SHOW),
+        ({"evict_threshold": 9}, STAMP + FEATURE),
+        ({"policy_type": SHOW_CLICK, "showclick_params": rst.ShowClickParams(1, 1, 3)}, SHOW + 4),
+    ],
+)
+def test_only_what_a_rule_needs_is_sent(ranks_of: Start, rules: dict[str, Any], each: int) -> None:
+    for training, more in ((True, each), (False, 0)):
+        found = ranks_of(2).run(bytes_with, rules, training)
+        assert found == [2 * (8 + more), 8 + more], "3 and 5 go from rank 0 to rank 1, 2 the other way"
+
+
+def lacking(rank: int, world_size: int, rules: dict[str, Any]) -> tuple[str, int]:
+    model = shard(Lookups(rules), Scenario(sharding=("row_wise",)), world_size)  # type: ignore[arg-type]
+    whole = batch_of(3, 0, "age")
+    rst.with_click_labels(whole.features, whole.click_labels)
+    lengths = whole.features.lengths()
+    plain = KeyedJaggedTensor(["f0", "f1"], whole.features.values(), lengths=lengths)
+    given = plain if rank == 1 else whole.features  # one rank's data lacks it
+    with pytest.raises(ValueError, match="and the batch has none") as raised:
+        model(Batch(given, whole.click_labels))[0].backward()
+    model(Batch(whole.features, whole.click_labels))[0].backward()
+    return str(raised.value), len(model.module.sparse.home.table_ids("t0"))
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        (
+            {"evict_threshold": 9},
+            "table 't0' evicts ids by their timestamps, and the batch has none: look up a "
+            "KeyedJaggedTensorWithTimestamp",
+        ),
+        (
+            {"policy_type": SHOW_CLICK, "showclick_params": rst.ShowClickParams(1, 1, 1)},
+            "table 't0' scores ids by clicks (beta is not 0), and the batch has none: give it click labels, as "
+            "docs/life.md says",
+        ),
+    ],
+)
+def test_a_batch_that_lacks_what_a_rule_needs_fails_on_all_ranks(
+    ranks_of: Start, rules: dict[str, Any], message: str
+) -> None:
+    for text, rows in ranks_of(2).run(lacking, rules):
+        assert text == message
+        assert rows
+
+
+def mixed_modes(rank: int, world_size: int) -> tuple[str, str]:
+    model = shard(Lookups({"admit_threshold": 2}), Scenario(sharding=("row_wise",)), world_size)  # type: ignore[arg-type]
+    batch = batch_of(3, 0, "age")
+    model.train(rank == 0)
+    with pytest.raises(RuntimeError) as raised:
+        model(batch)
+    model.train()
+    model(batch)[0].backward()
+    sparse = model.module.sparse
+    model.eval()
+    ctx = sparse.create_context()
+    asked = sparse.input_dist(ctx, batch.features).wait().wait()
+    model.train()
+    with pytest.raises(RuntimeError) as late:
+        list(sparse.compute_and_output_dist(ctx, asked).wait())
+    return str(raised.value), str(late.value)
+
+
+def test_ids_are_counted_on_all_ranks_or_on_none(ranks_of: Start) -> None:
+    for early, late in ranks_of(2).run(mixed_modes):
+        assert early == (
+            "of 2 ranks only [0] train this batch, the others evaluate: ids of tables that admit or evict are counted "
+            "on all ranks or on none"
+        )
+        assert late == "a batch that was begun in evaluation mode is trained: its ids were not counted"
+
+
+def evaluated_ahead(rank: int, world_size: int) -> list[int]:
+    """A batch that was prefetched in one mode and comes in the other is begun anew."""
+    model = shard(Lookups({"admit_threshold": 2}), Scenario(sharding=("row_wise",)), world_size)  # type: ignore[arg-type]
+    sparse = model.module.sparse
+    batches = [batch_of(step, rank, "age") for step in (3, 3, 4)]
+    counts = []
+    model(batches[0])[0].backward()
+    counts.append(len(sparse.home.table_ids("t0")))
+    sparse.eval()
+    coming = sparse.prefetch(batches[1].features)
+    sparse.train()
+    model(batches[1])[0].backward()
+    sparse.forget(coming)
+    counts.append(len(sparse.home.table_ids("t0")))
+    return counts
+
+
+def test_a_batch_comes_in_another_mode_than_expected(ranks_of: Start) -> None:
+    ids = [{i for i, *_ in (*lookups_of(3, rank, "age", 0), *lookups_of(3, rank, "age", 1))} for rank in (0, 1)]
+    results = ranks_of(2).run(evaluated_ahead)
+    assert sum(each[1] for each in results) == len(ids[0] | ids[1]), "the second time admits all of them"
+
+
+def bounds_of(rank: int, world_size: int) -> list[tuple[int, int]]:
+    model = Model(Scenario(), 0)
+    rules = rst.AdmitAndEvictConfig(max_rows=7, max_bytes=1001)
+    model.sparse = rst.EmbCacheEmbeddingBagCollection(
+        [bag_config(name, ["f0"], admit_and_evict_config=rules) for name in ("t0", "t1")],
+        cache=10,
+        device=Place.device,
+    )
+    rst.apply_optimizer_in_backward(torch.optim.SGD, model.sparse.parameters(), {"lr": 0.1})
+    sharded = shard(model, Scenario(sharding=("row_wise", "table_wise")), world_size)
+    lives = [table.life for table in sharded.module.sparse.home._embedding.tables]
+    return [(life.max_rows, life.max_bytes) for life in lives if life is not None]
+
+
+def test_a_bound_is_divided_among_the_homes(ranks_of: Start) -> None:
+    assert ranks_of(2).run(bounds_of) == [[(3, 500), (7, 1001)]] * 2
