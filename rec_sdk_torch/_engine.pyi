@@ -452,6 +452,44 @@ class Engine:
     def put_away(self, table: int, rows: _Int64, sums: _Float) -> None:
         """Gives rows [n] that are not in the cache sums [n, 2 * dim]. IndexError for others, or those with sums."""
 
+    # ---- snapshots: the rows of one moment, taken while batches go on
+
+    def open_snapshot(self, table: int, ids: _Int64 | None = None) -> int:
+        """Rows of `ids` [n], or all, are pending as they are now; how many. All must be settled.
+
+        Who changes a pending row takes it before; of plans that count it the engine keeps the old columns.
+        RuntimeError for a table that has one.
+        """
+
+    def close_snapshot(self, table: int) -> None:
+        """Nothing is pending; also where there is no snapshot."""
+
+    def snapshot_pending(self, table: int) -> int:
+        """Rows not taken yet. RuntimeError without a snapshot, here and in the calls that take."""
+
+    def take_ids(self, table: int, ids: _Int64) -> tuple[_Int64, _Int32, npt.NDArray[Any], dict[str, npt.NDArray[Any]]]:
+        """Takes those of `ids` [n] that are pending, and that no plan moves: ids, slots or -1, records, columns.
+
+        Records are uint8 [m, record_bytes], unset for rows with a slot: the caller reads the cache before others do
+        anything with it.
+        """
+
+    def take_slots(
+        self, table: int, slots: _Int32
+    ) -> tuple[_Int64, _Int32, npt.NDArray[Any], dict[str, npt.NDArray[Any]]]:
+        """The same of rows in these slots [n] of the group, which plans in flight hold; those of other tables stay."""
+
+    def take_next(
+        self, table: int, begin: int, least: int
+    ) -> tuple[tuple[_Int64, _Int32, npt.NDArray[Any], dict[str, npt.NDArray[Any]]], int]:
+        """The same from a place on, 0 at first, at least so many rows; and the place to go on from, or -1.
+
+        To be called from 0 on again until no row is pending: those that moved meanwhile may be left.
+        """
+
+    def leaving_ids(self, table: int, intervals: Sequence[int] | None = None) -> _Int64:
+        """Ids [n] that evict would take out now, or end_step with these intervals. All must be settled."""
+
     # ---- the life of ids; write, candidates, set and evict need all plans applied and all rows landed
 
     def evicts(self, intervals: Sequence[int]) -> bool:

@@ -45,18 +45,29 @@ def mark_of(embedding: TableBatchedEmbedding, path: str) -> Mark | None:
 
 
 def set_mark(
-    embedding: TableBatchedEmbedding, path: str, save: str, base: str, sequence: int, versions: Sequence[int]
+    embedding: TableBatchedEmbedding,
+    path: str,
+    save: str,
+    base: str,
+    sequence: int,
+    versions: Sequence[int],
+    groups: Sequence[Group] | None = None,
 ) -> None:
-    """The embedding's tables were those of a save in the folder `path` when they had these versions."""
+    """The embedding's tables were those of a save in the folder `path` when they had these versions.
+
+    `groups`: of the embedding then; None: those of now.
+    """
     marks = _marks.setdefault(embedding, {})
     marks.pop(path, None)
-    groups = [weakref.ref(group) for group in embedding.groups]
-    marks[path] = Mark(save, base, sequence, list(versions), groups)
+    of_then = [weakref.ref(group) for group in (embedding.groups if groups is None else groups)]
+    marks[path] = Mark(save, base, sequence, list(versions), of_then)
     for other in [key for key, mark in marks.items() if not mark.holds(embedding)]:
         del marks[other]
     while len(marks) > MOST_PATHS:
         del marks[next(iter(marks))]
-    forget_removed(embedding, [min(of_group) for of_group in zip(*(m.versions for m in marks.values()), strict=True)])
+    if marks:
+        of_groups = zip(*(each.versions for each in marks.values()), strict=True)
+        forget_removed(embedding, [min(of_group) for of_group in of_groups])
 
 
 def drop_marks(embedding: TableBatchedEmbedding) -> None:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 
 from ..tbe.whole import versions
-from . import files, folders, rec_sdk
-from .errors import CheckpointError
+from . import folders, rec_sdk
+from .job import SaveJob, one_moment
 from .loading import check, replace, takes_all, warn_of_losses
 from .manifest import Manifest
 from .marks import drop_marks, set_mark
 from .owners import Owner, owners_of
 from .reading import match, verify
-from .saving import Start, Written, begin, check_tracked, finish, follows, give_up, keys_of, manifest_of, note, write
 from .team import Team
 
 PathLike = str | os.PathLike[str]
@@ -61,46 +61,46 @@ class Saver:
         """
         return str(folders.latest_save(Path(path)).resolve())
 
-    def save(self, module: torch.nn.Module, path: PathLike, incremental: bool = False) -> str:
+    @overload
+    def save(
+        self, module: torch.nn.Module, path: PathLike, incremental: bool = False, *, background: Literal[False] = False
+    ) -> str: ...
+
+    @overload
+    def save(
+        self, module: torch.nn.Module, path: PathLike, incremental: bool = False, *, background: Literal[True]
+    ) -> Future[str]: ...
+
+    def save(
+        self, module: torch.nn.Module, path: PathLike, incremental: bool = False, *, background: bool = False
+    ) -> str | Future[str]:
         """Writes one moment of all tables of `module` to a new folder in `path`, and returns that folder.
 
-        Others wait meanwhile that train or read them. Batches may be in flight, windows open, others prefetched: rows
-        are as the latest backward pass left them.
+        The moment is when this is called, or when an earlier save of the model is written, for which it waits. Batches
+        may be in flight, windows open, others prefetched: rows are as the latest backward pass left them. While the
+        rows are written other threads may train. Of a row that is about to change the old one is put aside before.
 
         Args:
             module: the model.
             path: a folder for the saves of one job; made when it is not there.
             incremental: only rows that changed since this model was last saved to or loaded from `path`, and the ids
                 that were removed since. A full save where there is none that a delta can follow.
+            background: return as soon as the moment is taken, and write in a thread of its own. What is returned then
+                is a `concurrent.futures.Future` of the folder, whose `result` also raises what went wrong. At its end
+                the interpreter waits for it.
 
         Raises:
             ValueError: a module without tables; `incremental` for tables that do not keep what changed.
             CheckpointError: somebody else saves to `path` now.
             OSError: a file cannot be written; earlier saves are as before.
         """
-        owners = owners_of(module)
-        if incremental:
-            check_tracked(owners)
-        team, root = Team(owners), Path(path).resolve()
-        with _held(team, root), _one_moment(owners):
-            start: Start | None = None
-            try:
-                found = team.gather(follows(owners, str(root)) if incremental else [None])
-                start = team.first(lambda: begin(root, [each for of_rank in found for each in of_rank]))
-                written, folder = self._write(owners, team, start, root)
-            except BaseException:
-                if team.rank == 0:
-                    give_up(start)
-                raise
-            note(owners, str(root), start, written)
-        return str(folder)
-
-    @staticmethod
-    def _write(owners: Sequence[Owner], team: Team, start: Start, root: Path) -> tuple[Written, Path]:
-        keys = keys_of(owners)
-        of_ranks = team.together(lambda: write(owners, keys, start, team.rank, str(root)))
-        folder = team.first(lambda: finish(root, start, manifest_of(owners, keys, start, of_ranks)))
-        return of_ranks[team.rank], folder
+        job = SaveJob(module, Path(path).resolve(), incremental)
+        if not background:
+            return job.run()
+        future: Future[str] = Future()
+        future.set_running_or_notify_cancel()
+        threading.Thread(target=_run_job, args=(job, future), name="rec_sdk_torch save").start()
+        return future
 
     def load(self, module: torch.nn.Module, path: PathLike, incremental: bool = False) -> str:
         """Makes the tables of `module` what the latest save in `path`, or the save `path`, has of them.
@@ -136,7 +136,7 @@ class Saver:
             verify(chain, team.rank, team.size)
 
         team.together(read)
-        with _one_moment(owners):
+        with one_moment(owners):
             found = match(owners, chain)
             team.together(lambda: check(found, chain))
             warn_of_losses(found, chain)
@@ -151,7 +151,7 @@ class Saver:
 
 
 def _load_rec_sdk(owners: Sequence[Owner], team: Team, folder: Path, incremental: bool) -> str:
-    with _one_moment(owners):
+    with one_moment(owners):
         found: list[Any] = []
         team.together(lambda: found.extend(rec_sdk.read(owners, folder)))
         team.together(lambda: rec_sdk.replace(owners, found, incremental))
@@ -160,24 +160,10 @@ def _load_rec_sdk(owners: Sequence[Owner], team: Team, folder: Path, incremental
     return str(folder)
 
 
-@contextlib.contextmanager
-def _one_moment(owners: Sequence[Owner]) -> Iterator[None]:
-    """Keeps other threads from all tables; always in one order, for two threads that save."""
-    with contextlib.ExitStack() as stack:
-        for owner in sorted(owners, key=lambda owner: id(owner.embedding)):
-            stack.enter_context(owner.embedding.exclusive())
-        yield
-
-
-@contextlib.contextmanager
-def _held(team: Team, root: Path) -> Iterator[None]:
-    """Holds the lock of a folder of saves, on rank 0, for all ranks."""
-    with contextlib.ExitStack() as stack:
-
-        def hold() -> None:
-            files.make_folder(root)
-            if not stack.enter_context(files.held(root)):
-                raise CheckpointError(f"{root}: another save is being written there now")
-
-        team.first(hold)
-        yield
+def _run_job(job: SaveJob, future: Future[str]) -> None:
+    try:
+        folder = job.run()
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(folder)

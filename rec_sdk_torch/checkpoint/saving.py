@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..tbe import TableOptimizer
+from ..tbe.group import Group
+from ..tbe.snapshot import Aside, Rows, Snapshot
 from ..tbe.view import WEIGHT, TableView
-from ..tbe.whole import READ_BYTES, changed, knows_changes, piece_rows, split, versions, window_count, window_rows
+from ..tbe.whole import changed, knows_changes, split, versions, window_count, window_rows
 from . import files
 from .errors import CheckpointError
 from .folders import UNFINISHED, chain_of, next_timestamp, saves_in
@@ -35,6 +38,9 @@ from .marks import mark_of, set_mark
 from .owners import Owner
 from .tensors import DTYPE_NAMES, TensorSpec
 from .writing import Piece, RankFiles, row_specs, window_specs
+
+ASIDE_BYTES = 64 << 20
+"""Of rows that were put aside, that a save keeps in memory; more wait on the disk."""
 
 
 @dataclass(frozen=True)
@@ -138,30 +144,143 @@ def check_tracked(owners: Sequence[Owner]) -> None:
         )
 
 
-def write(owners: Sequence[Owner], keys: dict[tuple[int, str], str], start: Start, rank: int, path: str) -> Written:
-    """Writes this rank's rows. All embeddings are held by the caller: it is one moment of all tables."""
+@dataclass
+class TableMoment:
+    """What one rank has of a table at the moment of a save.
+
+    Attributes:
+        key: of the table in the save.
+        owner, view: the table.
+        specs, count: of its file of rows.
+        snapshot: the rows that it knows.
+        initial: ids that it does not know have initial rows in the save.
+        removed: ids that have left it since the save before.
+        candidates: those that wait to be admitted.
+    """
+
+    key: str
+    owner: Owner
+    view: TableView
+    specs: list[TensorSpec]
+    count: int
+    snapshot: Snapshot
+    initial: bool
+    removed: torch.Tensor | None = None
+    candidates: Piece | None = None
+
+
+@dataclass
+class Moment:
+    """All tables of a model on one rank, at the moment of a save: training may go on.
+
+    Attributes:
+        tables: with rows that wait.
+        groups: of each embedding.
+        draft: the manifest without what is written.
+        aside: where rows wait that were about to change.
+    """
+
+    tables: list[TableMoment]
+    groups: list[list[Group]]
+    draft: Manifest
+    aside: Aside
+    out: RankFiles
+    written: Written
+
+    def close(self) -> None:
+        for table in self.tables:
+            table.snapshot.close()
+
+
+def take(owners: Sequence[Owner], keys: dict[tuple[int, str], str], start: Start, rank: int, path: str) -> Moment:
+    """One moment of all tables, whose embeddings are held by the caller. `close` it.
+
+    Sums of open windows are written now; all else waits for `write`.
+    """
     out = RankFiles(Path(start.folder), rank, start.id)
-    written = Written(out.written)
-    for place, owner in enumerate(owners):
-        mark = mark_of(owner.embedding, path) if start.kind == DELTA else None
-        for name in owner.configs:
-            view, key = owner.embedding.view(name), keys[place, name]
-            written.rows[key] = owner.count(view)
-            specs = row_specs(view.config.weight_dtype, _elements(view), _columns(view))
-            if mark is None:
-                out.rows(key, 0, specs, written.rows[key], _read(view, owner.ids(view)))
-            else:
-                ids, removed = changed(view, _version(owner, name, mark.versions))
-                if len(removed):
-                    out.removed(key, 0, torch.from_numpy(removed))
-                out.rows(key, 0, specs, len(ids), _read(view, split(ids, piece_rows(view, READ_BYTES))))
-            waiting = window_count(view)
-            if waiting:
-                pieces = ({"ids": torch.from_numpy(ids), "sums": sums} for ids, sums in window_rows(view))
-                out.other(WINDOW, key, window_specs(view.config.embedding_dim), waiting, pieces)
-            _write_candidates(out, view, key, written)
-        written.versions.append(versions(owner.embedding))
-    return written
+    draft = _draft(owners, keys, start)
+    groups = [list(owner.embedding.groups) for owner in owners]
+    moment = Moment([], groups, draft, Aside(Path(start.folder), ASIDE_BYTES), out, Written(out.written))
+    try:
+        for place, owner in enumerate(owners):
+            mark = mark_of(owner.embedding, path) if start.kind == DELTA else None
+            for name in owner.configs:
+                since = None if mark is None else _version(owner, name, mark.versions)
+                moment.tables.append(_take_table(moment, owner, name, keys[place, name], since))
+            moment.written.versions.append(versions(owner.embedding))
+    except BaseException:
+        moment.close()
+        raise
+    return moment
+
+
+def _take_table(moment: Moment, owner: Owner, name: str, key: str, since: int | None) -> TableMoment:
+    view = owner.embedding.view(name)
+    rows = moment.written.rows[key] = owner.count(view)
+    specs = row_specs(view.config.weight_dtype, _elements(view), _columns(view))
+    ids, removed = (None, None) if since is None else changed(view, since)
+    snapshot = Snapshot(owner.embedding, name, moment.aside, ids)
+    try:
+        initial = since is None and owner.configs[name].hashed != view.config.hashed
+        count = rows if initial else snapshot.count
+        table = TableMoment(key, owner, view, specs, count, snapshot, initial)
+        if removed is not None and len(removed):
+            table.removed = torch.from_numpy(removed)
+        waiting = window_count(view)
+        if waiting:
+            pieces = ({"ids": torch.from_numpy(ids), "sums": sums} for ids, sums in window_rows(view))
+            moment.out.other(WINDOW, key, window_specs(view.config.embedding_dim), waiting, pieces)
+        if view.config.life is not None:
+            moment.written.clocks[key] = view.clocks()
+            if view.config.life.admits:
+                candidates, columns = view.candidates()
+                table.candidates = {
+                    "ids": candidates,
+                    **{f"column.{name}": values for name, values in columns.items()},
+                }
+    except BaseException:
+        snapshot.close()
+        raise
+    return table
+
+
+def write(moment: Moment) -> Written:
+    """Writes this rank's rows of a moment. Training may go on."""
+    out = moment.out
+    for table in moment.tables:
+        if table.removed is not None:
+            out.removed(table.key, 0, table.removed)
+        out.rows(table.key, 0, table.specs, table.count, _pieces(table))
+        table.snapshot.close()
+        if table.candidates is not None:
+            ids = table.candidates["ids"]
+            specs = [TensorSpec(name, values.dtype, (0,)) for name, values in table.candidates.items()]
+            out.other(CANDIDATES, table.key, specs, len(ids), [table.candidates])
+            table.candidates = None
+    return moment.written
+
+
+def _pieces(table: TableMoment) -> Iterator[Piece]:
+    config = table.owner.configs[table.view.config.name]
+    known = np.zeros((config.num_embeddings + 7) // 8 if table.initial else 0, np.uint8)
+    for rows in table.snapshot.pieces():
+        if table.initial:
+            np.bitwise_or.at(known, rows.ids >> 3, np.left_shift(1, rows.ids & 7).astype(np.uint8))
+        yield _piece(table.snapshot, rows)
+    step = 8 * table.snapshot.size
+    for begin in range(0, config.num_embeddings if table.initial else 0, step):
+        some = np.arange(begin, min(begin + step, config.num_embeddings), dtype=np.int64)
+        some = some[table.owner.mine(config.name, some)]
+        some = some[known[some >> 3] >> (some & 7).astype(np.uint8) & 1 == 0]
+        for ids in split(some, table.snapshot.size):
+            yield _piece(table.snapshot, table.snapshot.initial(ids))
+
+
+def _piece(snapshot: Snapshot, rows: Rows) -> Piece:
+    parts = snapshot.parts(rows)
+    states = {f"state.{name}": part for name, part in parts.items() if name != WEIGHT}
+    columns = {f"column.{name}": torch.from_numpy(values) for name, values in rows.columns.items()}
+    return {"ids": torch.from_numpy(rows.ids), WEIGHT: parts[WEIGHT], **states, **columns}
 
 
 def _columns(view: TableView) -> dict[str, torch.dtype]:
@@ -170,28 +289,8 @@ def _columns(view: TableView) -> dict[str, torch.dtype]:
     return {name: torch.float64 if name == "score" else torch.int64 for name in kept}
 
 
-def _write_candidates(out: RankFiles, view: TableView, key: str, written: Written) -> None:
-    if view.config.life is None:
-        return
-    written.clocks[key] = view.clocks()
-    if view.config.life.admits:
-        ids, columns = view.candidates()
-        piece = {"ids": ids, **{f"column.{name}": values for name, values in columns.items()}}
-        specs = [TensorSpec(name, values.dtype, (0,)) for name, values in piece.items()]
-        out.other(CANDIDATES, key, specs, len(ids), [piece])
-
-
 def _elements(view: TableView) -> dict[str, int]:
     return {name: shape[0] for name, shape in view.parts().items()}
-
-
-def _read(view: TableView, pieces: Iterable[Any]) -> Iterator[Piece]:
-    for ids in pieces:
-        chunk = view.read(torch.from_numpy(ids))
-        states = {f"state.{name}": part for name, part in chunk.parts.items() if name != WEIGHT}
-        kept = view.row_columns(chunk.ids) if view.config.life is not None and len(ids) else {}
-        columns = {f"column.{name}": values for name, values in kept.items()}
-        yield {"ids": chunk.ids, WEIGHT: chunk.parts[WEIGHT], **states, **columns}
 
 
 # ---- the manifest
@@ -224,10 +323,22 @@ def _optimizer(optimizer: TableOptimizer) -> SavedOptimizer:
     return SavedOptimizer(cls, optimizer.spec.kernel, options, optimizer.step, optimizer.accumulate_step)
 
 
-def manifest_of(
-    owners: Sequence[Owner], keys: dict[tuple[int, str], str], start: Start, written: Sequence[Written]
-) -> Manifest:
+def manifest_of(draft: Manifest, written: Sequence[Written]) -> Manifest:
     """Of a save whose files the ranks have written."""
+    tables = [
+        replace(
+            table,
+            rows=sum(each.rows[table.key] for each in written),
+            clocks=written[0].clocks.get(table.key, {}),
+        )
+        for table in draft.tables
+    ]
+    files = [file for each in written for file in each.files]
+    return replace(draft, tables=tables, files=files, world_size=len(written))
+
+
+def _draft(owners: Sequence[Owner], keys: dict[tuple[int, str], str], start: Start) -> Manifest:
+    """The manifest of a save of this moment, of which nothing is written."""
     optimizers: list[TableOptimizer] = []
     tables = []
     for place, owner in enumerate(owners):
@@ -250,11 +361,11 @@ def manifest_of(
                     seed=owner.embedding.seed,
                     parts=_elements(owner.embedding.view(name)),
                     optimizer=number,
-                    rows=sum(each.rows[keys[place, name]] for each in written),
+                    rows=0,
                     columns={
                         column: DTYPE_NAMES[kind] for column, kind in _columns(owner.embedding.view(name)).items()
                     },
-                    clocks=written[0].clocks.get(keys[place, name], {}),
+                    clocks={},
                 )
             )
     open_windows = {
@@ -268,11 +379,11 @@ def manifest_of(
         previous=start.previous,
         sequence=start.sequence,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        world_size=len(written),
+        world_size=1,
         tables=tables,
         optimizers=[_optimizer(optimizer) for optimizer in optimizers],
         windows={path: counts for path, counts in open_windows.items() if counts},
-        files=[file for each in written for file in each.files],
+        files=[],
     )
 
 
@@ -294,7 +405,7 @@ def give_up(start: Start | None) -> None:
         files.remove_tree(Path(start.folder))
 
 
-def note(owners: Sequence[Owner], path: str, start: Start, written: Written) -> None:
+def note(owners: Sequence[Owner], path: str, start: Start, moment: Moment) -> None:
     """The next delta in the folder `path` follows this save."""
-    for owner, version in zip(owners, written.versions, strict=True):
-        set_mark(owner.embedding, path, start.id, start.base, start.sequence, version)
+    for owner, version, groups in zip(owners, moment.written.versions, moment.groups, strict=True):
+        set_mark(owner.embedding, path, start.id, start.base, start.sequence, version, groups)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
@@ -11,6 +13,9 @@ from .errors import CheckpointError
 from .owners import Owner
 
 _Result = TypeVar("_Result")
+
+_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = weakref.WeakKeyDictionary()
+"""For saves that are written beside training, by the group of its ids."""
 
 
 class Team:
@@ -30,6 +35,18 @@ class Team:
             raise ValueError("collections of one model are sharded over groups of other ranks: save them one by one")
         self._group = exchanges[0].ids if exchanges else None
         self.rank, self.size = (exchanges[0].rank, exchanges[0].world_size) if exchanges else (0, 1)
+
+    def apart(self) -> Team:
+        """The same ranks, in a process group that nobody else uses; all must call it."""
+        if self._group is None:
+            return self
+        group = _groups.get(self._group)
+        if group is None:
+            ranks = dist.get_process_group_ranks(self._group)
+            group = _groups[self._group] = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+        team = copy.copy(self)
+        team._group = group
+        return team
 
     def gather(self, value: Any) -> list[Any]:
         """`value` of each rank; all must call it."""

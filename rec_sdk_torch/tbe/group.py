@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,6 +25,9 @@ from .swap import Swap
 from .table import WEIGHT_DTYPES, BoundsCheckMode, Pooling, TableConfig
 from .transfers import Arrival, Transfers
 from .window import Segments, Window
+
+if TYPE_CHECKING:
+    from .snapshot import Snapshot
 
 _engine.set_parallel_runner(*parallel_runner())
 
@@ -123,6 +127,7 @@ class Group:
         intervals: steps between evictions of each member's ids; 0 for none.
         swap: brings rows to the cache.
         window: gradients that wait; None where each backward pass updates.
+        snapshots: by place, of members of which a save takes a moment.
         chunk: rows that pass through one staging buffer when whole tables are read, written or looked up.
     """
 
@@ -168,6 +173,7 @@ class Group:
         lives = [member.config.life or TableLife() for member in members]
         self.intervals = [life.evict_step_interval for life in lives]
         self._evicting = any(member.config.life is not None for member in members)
+        self.snapshots: dict[int, Snapshot] = {}
         self.chunk = max(1024, CHUNK_BYTES // self.layout.bytes)
         # Buffers are made outside of inference mode, whose tensors could not be changed by a later step.
         with torch.inference_mode(False):
@@ -313,10 +319,13 @@ class Group:
             if window is not None:
                 window.add(plan, present, slots, segments, ledger)
             elif coefficients is not None:
+                self._before_update(slots)
                 run = functools.partial(ledger.run, self)
                 self._update_rows(run, self.swap.cache, present, slots, tables, segments, coefficients)
         if window is not None and coefficients is not None:
             self.swap.settle()
+            for table, snapshot in self.snapshots.items():
+                snapshot.before_change(self.engine.window_ids(table))
             window.close(
                 self.swap.cache,
                 lambda run, cache, sums, slots, tables, borders: self._update_rows(
@@ -324,6 +333,18 @@ class Group:
                 ),
                 ledger,
             )
+
+    def _before_update(self, slots: torch.Tensor) -> None:
+        if self.snapshots:
+            of_rows = slots.cpu().numpy()
+            for snapshot in self.snapshots.values():
+                snapshot.before_update(of_rows)
+
+    def before_change(self, table: int, ids: Int64Array | None = None) -> None:
+        """Who changes rows of a table beside training calls this before, when all is settled. None: any row."""
+        snapshot = self.snapshots.get(table)
+        if snapshot is not None:
+            snapshot.before_all_change() if ids is None else snapshot.before_change(ids)
 
     def _graded(
         self, plan: Plan, grads: Sequence[torch.Tensor | None], weights: torch.Tensor | None
@@ -414,6 +435,8 @@ class Group:
         if self._evicting:
             if not ledger.has((self, "end")) and self.engine.evicts(self.intervals):
                 self.swap.settle()
+                for table, snapshot in self.snapshots.items():
+                    snapshot.before_change(self.engine.leaving_ids(table, self.intervals))
             ledger.run((self, "end"), self.engine.end_step, self.intervals)
 
     # ---- reading

@@ -169,6 +169,7 @@ class TableView:
         wanted = ids.cpu().numpy()
         with self._embedding.exclusive():
             group, table = self._open()
+            group.before_change(table, wanted)
             return group.engine.remove(table, wanted)
 
     # ---- the life of ids: docs/life.md
@@ -196,7 +197,9 @@ class TableView:
         """
         with self._embedding.exclusive():
             group, table = self._open()
-            group.engine.write_columns(table, self._rows_of(group, table, ids), _numpy(columns))
+            rows = self._rows_of(group, table, ids)
+            group.before_change(table, ids.cpu().numpy())
+            group.engine.write_columns(table, rows, _numpy(columns))
 
     def candidates(self) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Ids that were seen and not admitted, int64 `[n]` ascending, and what is counted of each, int64 `[n]`.
@@ -245,6 +248,8 @@ class TableView:
         """
         with self._embedding.exclusive():
             group, table = self._open()
+            if table in group.snapshots:
+                group.before_change(table, group.engine.leaving_ids(table))
             return group.engine.evict(table)
 
     def _rows_of(self, group: Group, table: int, ids: torch.Tensor) -> Int64Array:
@@ -384,6 +389,7 @@ def _write(content: Content, staying: _Staying | None) -> None:
     """May be done again from the start."""
     group, table = content.view._open()
     ids = _ids_of(content)
+    group.before_change(table, None if content.whole or content.initial else ids)
     parts = {**(staying.parts if staying else {}), **content.parts}
     if staying is not None:  # begun anew, rows have the order of the ids, as in the table that was saved
         group.engine.clear_table(table)
@@ -456,6 +462,7 @@ def move_rows(old: Sequence[Group], new: Sequence[Group]) -> None:
     for source in old:
         source.swap.settle()
         for table, member in enumerate(source.members):
+            source.before_change(table)  # nobody takes its rows from here any more
             target, place = places[member.config.name]
             same = source.layout == target.layout
             ids = source.engine.kept_ids(table)

@@ -212,6 +212,7 @@ class Replacement:
 
 def _replace(source: TableSource) -> None:
     group, table = source.view._open()
+    group.before_change(table)
     group.engine.clear_table(table)
     group.engine.reserve_ids(table, source.rows)
     for layer in source.layers():

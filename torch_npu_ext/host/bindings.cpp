@@ -421,6 +421,7 @@ PYBIND11_MODULE(_engine, m) {
   bind_reports(engine);
   bind_unique(m);
   bind_life(engine);
+  bind_snapshots(engine);
   bind_serving(m);
 }
 

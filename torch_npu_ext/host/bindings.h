@@ -102,6 +102,7 @@ void bind_reports(EngineClass& engine);
 void bind_unique(py::module_& m);
 void bind_life_spec(py::module_& m);
 void bind_life(EngineClass& engine);
+void bind_snapshots(EngineClass& engine);
 void bind_serving(py::module_& m);
 
 }  // namespace rec_sdk

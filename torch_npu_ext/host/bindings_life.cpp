@@ -1,6 +1,7 @@
 // rec_sdk_torch._engine: the calls on admission and eviction of ids. Shapes and errors are documented in
 // rec_sdk_torch/_engine.pyi.
 #include <map>
+#include <optional>
 #include <string>
 
 #include "torch_npu_ext/host/bindings.h"
@@ -80,7 +81,81 @@ ColumnSet of_candidates(const LifeSpec& life) {
   return kept;
 }
 
+py::tuple to_python(Engine& engine, Engine::TakenRows taken, ColumnSet kept) {
+  const py::ssize_t bytes = engine.layout().bytes, rows = static_cast<py::ssize_t>(taken.ids.size());
+  auto records = to_numpy(std::vector<char>(std::move(taken.records)))
+                     .attr("view")("uint8")
+                     .attr("reshape")(py::make_tuple(rows, bytes));
+  return py::make_tuple(to_numpy(std::move(taken.ids)), to_numpy(std::move(taken.slots)), records,
+                        to_arrays(taken.columns, kept));
+}
+
+// take(&rows), which fills them, without the interpreter's lock.
+template <class Take>
+py::tuple taken_rows(Engine& engine, int32_t table, const Take& take) {
+  Engine::TakenRows taken;
+  ColumnSet kept;
+  {
+    const py::gil_scoped_release nogil;
+    kept = engine.columns(table);
+    take(&taken);
+  }
+  return to_python(engine, std::move(taken), kept);
+}
+
 }  // namespace
+
+void bind_snapshots(EngineClass& engine) {
+  engine
+      .def(
+          "open_snapshot",
+          [](Engine& e, int32_t table, const std::optional<Dense>& ids) {
+            const py::gil_scoped_release nogil;
+            return ids ? e.open_snapshot(table, ids->data(), ids->size())
+                       : e.open_snapshot(table, nullptr, 0);
+          },
+          py::arg("table"), py::arg("ids") = py::none())
+      .def("close_snapshot", &Engine::close_snapshot, py::arg("table"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("snapshot_pending", &Engine::snapshot_pending, py::arg("table"),
+           py::call_guard<py::gil_scoped_release>())
+      .def(
+          "take_ids",
+          [](Engine& e, int32_t table, const Dense& ids) {
+            return taken_rows(e, table, [&](Engine::TakenRows* taken) {
+              e.take_ids(table, ids.data(), ids.size(), taken);
+            });
+          },
+          py::arg("table"), py::arg("ids"))
+      .def(
+          "take_slots",
+          [](Engine& e, int32_t table, const Slots& slots) {
+            return taken_rows(e, table, [&](Engine::TakenRows* taken) {
+              e.take_slots(table, slots.data(), slots.size(), taken);
+            });
+          },
+          py::arg("table"), py::arg("slots"))
+      .def(
+          "take_next",
+          [](Engine& e, int32_t table, int64_t begin, int64_t least) {
+            int64_t next = -1;
+            const py::tuple taken = taken_rows(
+                e, table, [&](Engine::TakenRows* rows) { next = e.take_next(table, begin, least, rows); });
+            return py::make_tuple(taken, next);
+          },
+          py::arg("table"), py::arg("begin"), py::arg("least"))
+      .def(
+          "leaving_ids",
+          [](Engine& e, int32_t table, const std::optional<std::vector<int64_t>>& intervals) {
+            std::vector<int64_t> ids;
+            {
+              const py::gil_scoped_release nogil;
+              ids = intervals ? e.leaving_ids(table, *intervals) : e.leaving_ids(table, true);
+            }
+            return to_numpy(std::move(ids));
+          },
+          py::arg("table"), py::arg("intervals") = py::none());
+}
 
 void bind_life_spec(py::module_& m) {
   py::class_<LifeSpec>(m, "Life").def(

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <shared_mutex>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "torch_npu_ext/host/batch.h"
@@ -167,6 +168,30 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<int64_t> window_ids(int32_t table);
   // Sums of rows that are not in the cache and have none yet. Throws std::out_of_range for other rows.
   void put_away(int32_t table, const int64_t* rows, int64_t count, const float* sums);
+  // A snapshot: the rows of `ids`, or with null all rows, as they are now; how many. All must be settled.
+  // Taken rows are no longer pending, and who changes a row takes it before, but for plans that count it,
+  // whose old columns the engine keeps. Of a row that has a slot the caller reads the record, in the cache,
+  // before it lets others apply or update. Rows that plans move are left for later; when all is settled none
+  // are.
+  struct TakenRows {
+    std::vector<int64_t> ids;
+    std::vector<int32_t> slots;  // or kNoSlot: the record is here
+    std::vector<char> records;   // [rows, record_bytes]
+    std::vector<RowColumnValues> columns;
+  };
+  int64_t open_snapshot(int32_t table, const int64_t* ids, int64_t count);
+  void close_snapshot(int32_t table);  // if there is one
+  int64_t snapshot_pending(int32_t table);
+  void take_ids(int32_t table, const int64_t* ids, int64_t count, TakenRows* taken);
+  void take_slots(int32_t table, const int32_t* slots, int64_t count,
+                  TakenRows* taken);  // of plans in flight
+  // From a place on, 0 at first, at least so many; the place to go on from, or -1. Where the table changed
+  // meanwhile rows may be left behind: begin again until none is pending.
+  int64_t take_next(int32_t table, int64_t begin, int64_t least, TakenRows* taken);
+  // Ids that evict(), or end_step(), will take out of the table.
+  std::vector<int64_t> leaving_ids(int32_t table, bool at_interval);
+  std::vector<int64_t> leaving_ids(int32_t table, const std::vector<int64_t>& intervals);
+
   // Admission and eviction of ids. A training step has ended: ids leave where an interval of so many steps
   // does, by table, or a bound is passed, for which all must be settled as for whole tables; how many left.
   // evicts() says whether some will. The bound knows only batches that have begun.
@@ -220,6 +245,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void check_next(const Plan& plan);
   void check_landed(const std::vector<uint64_t>& sources) const;
   bool beyond_bound(int32_t table) const;
+  std::unordered_set<uint32_t> moving_rows(int32_t table) const;
+  void take(Table* source, int64_t id, uint32_t row, uint32_t slot, TakenRows* taken) const;
   static void check_rows(const Table& table, const int64_t* rows, int64_t count);
   void copy_in(const Plan& plan, const std::vector<RowRange>& pieces, char* records) const;
 

@@ -92,6 +92,7 @@ std::vector<int64_t> choose_rows(Group* group, int32_t t, bool at_interval) {
                group->window.has(t, row, resident ? static_cast<int64_t>(slot) : -1);
     if (at_interval) {
       if (life.needs_timestamps() && values.timestamp == LifeClock::kNever) {
+        if (table.snapshot != nullptr) table.snapshot->keep(row, table.columns);
         values.timestamp = table.columns.timestamp(row) = clock.timestamp;  // it was loaded: its time begins
       }
       one.leaves = older(life, clock, values.timestamp) || idle(life, one.idle);
@@ -118,6 +119,10 @@ std::vector<int64_t> choose_candidates(const Table& table, bool at_interval) {
 }
 
 }  // namespace
+
+std::vector<int64_t> evictable_ids(Group* group, int32_t t, bool at_interval) {
+  return choose_rows(group, t, at_interval);
+}
 
 int64_t evict_ids(Group* group, int32_t t, bool at_interval) {
   Table& table = group->tables[t];

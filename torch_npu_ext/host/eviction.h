@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "torch_npu_ext/host/group.h"
 
@@ -18,5 +19,7 @@ inline bool interval_ends(const Table& table, int64_t interval) {
 // window stay for the next time. All plans must be applied and all rows landed. Throws std::bad_alloc, and
 // then took out none.
 int64_t evict_ids(Group* group, int32_t table, bool at_interval);
+// The ids with rows that it would take out.
+std::vector<int64_t> evictable_ids(Group* group, int32_t table, bool at_interval);
 
 }  // namespace rec_sdk

@@ -40,6 +40,11 @@ class NumberPool {
   }
   void free(uint32_t number) noexcept { *place(freed_++) = number; }
 
+  template <class Visit>  // visit(number) of those that were handed out and freed
+  void for_each_free(Visit visit) const {
+    for (int64_t i = 0; i < freed_; ++i) visit(*place(i));
+  }
+
   void clear() {
     free_.clear();
     freed_ = bound_ = 0;

@@ -113,6 +113,9 @@ void touch_table(Group* group, int32_t t, const Batch& batch, PlanBuffers* plan)
   const int32_t* const segments = plan->segment_offsets;
   const uint32_t now = static_cast<uint32_t>(table.clock.batches);
   const uint64_t serial = plan->serial;
+  if (table.snapshot != nullptr) {
+    for_each_row(*group, t, *plan, [&](uint32_t row, int32_t) { table.snapshot->keep(row, columns); });
+  }
   uint64_t* const before = log.columns.data();
   for_each_row(*group, t, *plan, [&](uint32_t row, int32_t u) {
     if (words > 0 && !packed_alone) columns.save(row, before + (u - first) * words);

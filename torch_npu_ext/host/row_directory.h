@@ -38,6 +38,10 @@ class RowDirectory {
     ids_.erase(id, IdMap::hash(id));
     rows_.free(row);
   }
+  template <class Visit>  // visit(row) of rows below bound() that no id has
+  void for_each_free(Visit visit) const {
+    rows_.for_each_free(visit);
+  }
   void shrink() noexcept { ids_.shrink(expected_); }
 
   int64_t bytes() const { return ids_.bytes(); }

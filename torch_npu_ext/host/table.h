@@ -17,6 +17,7 @@
 #include "torch_npu_ext/host/number_pool.h"
 #include "torch_npu_ext/host/row_columns.h"
 #include "torch_npu_ext/host/row_directory.h"
+#include "torch_npu_ext/host/snapshot.h"
 
 namespace rec_sdk {
 
@@ -157,6 +158,7 @@ class Table {
   RemovalLog removals;
   Candidates candidates;
   LifeClock clock;
+  std::unique_ptr<Snapshot> snapshot;  // while a save takes the rows of a moment
 
  private:
   void prepare();

@@ -29,6 +29,10 @@ class Transit {
   void find_sources(PlanBuffers* plan) const noexcept;
   // Places [i] among the plan's rows in, ascending, of those that its sources have not landed yet.
   std::vector<int32_t> late_rows(const PlanBuffers& plan) const;
+  template <class Visit>  // visit(plan) of every departure
+  void for_each(Visit visit) const {
+    for (const Departure& departure : departures_) visit(*departure.plan);
+  }
   size_t size() const { return departures_.size(); }
 
  private:

@@ -1,0 +1,175 @@
+// The engine's calls on snapshots: rows of one moment are taken while batches are planned and applied.
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <unordered_set>
+
+#include "torch_npu_ext/host/engine.h"
+#include "torch_npu_ext/host/eviction.h"
+
+namespace rec_sdk {
+namespace {
+
+Snapshot& open_one(Table& table) {
+  if (table.snapshot == nullptr) {
+    throw std::runtime_error("table '" + table.spec().name + "' has no snapshot");
+  }
+  if (table.snapshot->failed()) {
+    throw std::runtime_error("table '" + table.spec().name + "': memory was short for what a snapshot keeps");
+  }
+  return *table.snapshot;
+}
+
+bool locate(const Table& table, int64_t id, uint32_t* row, uint32_t* slot) {
+  if (!table.spec().hashed) {
+    if (table.known_id(id) != id) return false;
+    *row = static_cast<uint32_t>(id);
+    *slot = ~table.row_slots()[id];
+    return true;
+  }
+  const IdMap::Entry entry = table.map().find(id, IdMap::hash(id));
+  // An entry says the row itself or the slot that has it.
+  if (!entry) return false;
+  *row = table.row_of(id, entry);
+  *slot = entry.slot();
+  return true;
+}
+
+}  // namespace
+
+int64_t Engine::open_snapshot(int32_t t, const int64_t* ids, int64_t count) {
+  const auto guard = lock_settled("a snapshot");
+  Table& target = table(t);
+  if (target.snapshot != nullptr) {
+    throw std::runtime_error("table '" + target.spec().name + "' has a snapshot already");
+  }
+  const int64_t bound = target.row_bound();
+  auto snapshot = std::make_unique<Snapshot>(bound);
+  if (ids != nullptr) {
+    uint32_t row = 0, slot = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      if (locate(target, ids[i], &row, &slot)) snapshot->add(row);
+    }
+  } else {
+    std::vector<bool> free(static_cast<size_t>(bound));
+    if (target.spec().hashed) {
+      target.directory().for_each_free([&](uint32_t row) { free[row] = true; });
+    }
+    for (int64_t row = 0; row < bound; ++row) {
+      if (!free[static_cast<size_t>(row)]) snapshot->add(row);
+    }
+  }
+  target.snapshot = std::move(snapshot);
+  return target.snapshot->pending();
+}
+
+void Engine::close_snapshot(int32_t t) {
+  const auto guard = lock();
+  table(t).snapshot.reset();
+}
+
+int64_t Engine::snapshot_pending(int32_t t) {
+  const auto guard = lock();
+  return open_one(table(t)).pending();
+}
+
+// Rows whose records no plan is about to move: not those that come or go with a plan that is not applied, or
+// that are on their way to the store.
+std::unordered_set<uint32_t> Engine::moving_rows(int32_t t) const {
+  std::unordered_set<uint32_t> moving;
+  const auto add = [&moving, t](const std::vector<int32_t>& offsets, const uint32_t* rows) {
+    moving.insert(rows + offsets[t], rows + offsets[t + 1]);
+  };
+  for (const std::shared_ptr<PlanBuffers>& plan : unapplied_) {
+    add(plan->in_offsets, plan->swap_in_rows);
+    add(plan->out_offsets, plan->swap_out_rows);
+  }
+  group_.transit.for_each([&add](const PlanBuffers& plan) { add(plan.out_offsets, plan.swap_out_rows); });
+  return moving;
+}
+
+void Engine::take(Table* source, int64_t id, uint32_t row, uint32_t slot, TakenRows* taken) const {
+  taken->ids.push_back(id);
+  taken->slots.push_back(static_cast<int32_t>(slot));
+  taken->columns.push_back(source->snapshot->take(row, source->columns));
+  const size_t bytes = static_cast<size_t>(group_.layout.bytes), at = taken->records.size();
+  taken->records.resize(at + bytes);
+  if (slot != kNoSlot) return;  // the caller reads the cache
+  if (const char* const stored = source->store.find(row)) {
+    std::memcpy(taken->records.data() + at, stored, bytes);
+  } else {
+    source->initializer.write(id, taken->records.data() + at);
+  }
+}
+
+void Engine::take_ids(int32_t t, const int64_t* ids, int64_t count, TakenRows* taken) {
+  const auto guard = lock();
+  Table& source = table(t);
+  const Snapshot& snapshot = open_one(source);
+  const std::unordered_set<uint32_t> moving = moving_rows(t);
+  uint32_t row = 0, slot = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    if (!locate(source, ids[i], &row, &slot) || !snapshot.has(row) || moving.count(row) > 0) continue;
+    take(&source, ids[i], row, slot, taken);
+  }
+}
+
+void Engine::take_slots(int32_t t, const int32_t* slots, int64_t count, TakenRows* taken) {
+  const auto guard = lock();
+  Table& source = table(t);
+  const Snapshot& snapshot = open_one(source);
+  for (int64_t i = 0; i < count; ++i) {
+    const int32_t slot = slots[i];
+    if (slot < source.first_slot() || slot >= source.first_slot() + source.spec().slots) continue;
+    const int64_t id = group_.slot_ids[slot];
+    const uint32_t row = source.row_in(static_cast<uint32_t>(slot), id);
+    if (snapshot.has(row)) take(&source, id, row, static_cast<uint32_t>(slot), taken);
+  }
+}
+
+int64_t Engine::take_next(int32_t t, int64_t begin, int64_t least, TakenRows* taken) {
+  constexpr int64_t kStep = 256;  // buckets, or rows
+  const auto guard = lock();
+  Table& source = table(t);
+  const Snapshot& snapshot = open_one(source);
+  const std::unordered_set<uint32_t> moving = moving_rows(t);
+  const bool hashed = source.spec().hashed;
+  const int64_t end =
+      hashed ? static_cast<int64_t>(source.map().bucket_count()) : source.spec().num_embeddings;
+  const auto visit = [&](int64_t id, uint32_t row, uint32_t slot) {
+    if (snapshot.has(row) && moving.count(row) == 0) take(&source, id, row, slot, taken);
+  };
+  int64_t at = std::max<int64_t>(begin, 0);
+  for (; at < end && static_cast<int64_t>(taken->ids.size()) < least; at += kStep) {
+    if (hashed) {
+      source.map().for_each_from(static_cast<uint64_t>(at), static_cast<uint64_t>(at + kStep),
+                                 [&](int64_t id, const IdMap::Entry& entry) {
+                                   const uint32_t row = source.row_of(id, entry);
+                                   visit(id, row, entry.slot());
+                                 });
+      continue;
+    }
+    for (int64_t row = at; row < std::min(at + kStep, end); ++row) {
+      visit(row, static_cast<uint32_t>(row), ~source.row_slots()[row]);
+    }
+  }
+  return at < end ? at : -1;
+}
+
+std::vector<int64_t> Engine::leaving_ids(int32_t t, bool at_interval) {
+  const auto guard = lock_settled("choosing ids to evict");
+  table(t);  // checked
+  return evictable_ids(&group_, t, at_interval);
+}
+
+std::vector<int64_t> Engine::leaving_ids(int32_t t, const std::vector<int64_t>& intervals) {
+  bool ends = false;
+  {
+    const auto guard = lock();
+    ends = interval_ends(table(t), intervals.at(static_cast<size_t>(t)));
+    if (!ends && !beyond_bound(t)) return {};
+  }
+  return leaving_ids(t, ends);
+}
+
+}  // namespace rec_sdk
