@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tables
 import torch
+from jagged import apply, bag_config, bags_collection, numbered, rows_of, train_step
 from tables import ADAGRAD, WINDOWS, contents, make, train
 
 import rec_sdk_torch as rst
@@ -132,7 +133,7 @@ def test_a_load_during_a_save_leaves_the_save_its_rows(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("incremental", [False, True])
-def test_training_with_prefetch_goes_on_in_another_thread(
+def test_training_goes_on_beside_the_thread_that_writes(
     incremental: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = make(cache=30)
@@ -153,6 +154,46 @@ def test_training_with_prefetch_goes_on_in_another_thread(
     target = make()
     rst.Saver().load(target, tmp_path)
     assert contents(target) == then
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_training_with_prefetch_goes_on(depth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def collection() -> torch.nn.Module:
+        config = bag_config("t0", ("f0",), num_embeddings=60, embedding_dim=4, is_incremental=True)
+        model = torch.nn.ModuleList([bags_collection(torch.device("cpu"), config, cache=40)])
+        apply(model, torch.optim.Adagrad, lr=0.1)
+        return model
+
+    def bytes_of(tables: torch.nn.Module) -> dict[int, bytes]:
+        return {one: row.numpy().tobytes() for one, row in rows_of(tables).items()}
+
+    def steps() -> Iterator[Any]:
+        for step in range(40):
+            yield numbered(12, 9 * step % 48)
+
+    source, plain = collection(), collection()
+    saves: list[Any] = []
+    between = threading.Semaphore(0)
+    small_pieces(monkeypatch, lambda: bool(between.acquire(timeout=10)))
+    for step, batch in enumerate(rst.prefetch(steps(), source, depth)):
+        train_step(source[0], batch)
+        between.release()
+        if step in (7, 20):
+            if saves:
+                saves[-1][0].result(timeout=60)
+            then = bytes_of(source[0])
+            saves.append((rst.Saver().save(source, tmp_path / str(step), background=True), then))
+    for _ in range(1000):
+        between.release()
+    for number, (future, then) in zip((7, 20), saves, strict=True):
+        future.result(timeout=60)
+        target = collection()
+        rst.Saver().load(target, tmp_path / str(number))
+        assert bytes_of(target[0]) == then
+        assert len(then) > 20
+    for batch in steps():
+        train_step(plain[0], batch)
+    assert bytes_of(source[0]) == bytes_of(plain[0])
 
 
 def test_rows_of_plans_that_nobody_goes_on_with_are_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

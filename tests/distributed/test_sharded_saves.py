@@ -109,3 +109,28 @@ def by_rank(rank: int, world_size: int, path: str) -> bool:
 
 def test_torch_distributed_checkpoint_by_rank(ranks_of: Callable[[int], Ranks], tmp_path: Path) -> None:
     assert all(ranks_of(2).run(by_rank, str(tmp_path)))
+
+
+def in_background(rank: int, world_size: int, path: str) -> bool:
+    """Ranks train on while they save, each at its own pace; the save has the moment it began. Whether rows changed."""
+    source, target = (shard(Model(WINDOW, seed=seed), WINDOW, world_size) for seed in (3, 4))
+    for step in range(4):
+        source(jagged(*bags_of(WINDOW, step, world_size)[rank]))[0].backward()
+    then = rows(source.module.sparse)
+    future = rst.Saver().save(source, path, background=True)
+    for step in range(4, 9):
+        source(jagged(*bags_of(WINDOW, step, world_size)[rank]))[0].backward()
+    future.result(timeout=60)
+    later = rows(source.module.sparse)
+    rst.Saver().load(target, path)
+    found = rows(target.module.sparse)
+    assert found.keys() == then.keys()
+    for table, values in then.items():
+        assert values.keys() <= found[table].keys(), table
+        assert all(torch.equal(padded(found[table][i]), padded(row)) for i, row in values.items()), table
+    return any(not torch.equal(row, later[table][i]) for table, values in then.items() for i, row in values.items())
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_ranks_train_on_while_they_save(world_size: int, ranks_of: Callable[[int], Ranks], tmp_path: Path) -> None:
+    assert all(ranks_of(world_size).run(in_background, str(tmp_path)))
