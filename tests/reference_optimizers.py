@@ -24,7 +24,8 @@ class OnRows(torch.optim.Optimizer):
         self.state[self.weight]["step"] = 0
         for name in self.states:
             shape = (rows, 1 if name in self.rowwise else dim)
-            self.state[self.weight][name] = self.weight.new_full(shape, initial_accumulator_value)
+            start = initial_accumulator_value if name == "sum" else 0.0
+            self.state[self.weight][name] = self.weight.new_full(shape, start)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:
@@ -129,3 +130,63 @@ class RowWiseAdagrad(OnRows):
         states["sum"] += mean_square(g)
         step = lr * g / (states["sum"].sqrt() + options["eps"])
         w -= step if l2 else step + lr * decay * w
+
+
+class BoundedRowWiseAdagrad(RowWiseAdagrad):
+    """RowWiseAdagrad, after which rows longer than max_norm are cut to it."""
+
+    def update(
+        self, w: torch.Tensor, g: torch.Tensor, states: dict[str, torch.Tensor], t: int, options: dict[str, Any]
+    ) -> None:
+        super().update(w, g, states, t, options)
+        w *= ratio(torch.full_like(norm(w), options["max_norm"]), norm(w)).where(norm(w) > options["max_norm"], 1)
+
+
+def missed_updates(states: dict[str, torch.Tensor], t: int) -> torch.Tensor:
+    """Updates of the table between a row's last one and this one; none before its first."""
+    last = states["prev_iter"]
+    missed = torch.where(last == 0, 0.0, t - last - 1)
+    last.fill_(t)
+    return missed
+
+
+class GloballyDecayedRowWiseAdagrad(RowWiseAdagrad):
+    """The weight shrinks by 1 - lr * decay in each update, also in those that the row missed."""
+
+    states = ("sum", "prev_iter")
+    rowwise = ("sum", "prev_iter")
+
+    def update(
+        self, w: torch.Tensor, g: torch.Tensor, states: dict[str, torch.Tensor], t: int, options: dict[str, Any]
+    ) -> None:
+        lr = options["lr"] / (1 + (t - 1) * options.get("lr_decay", 0.0))
+        missed = missed_updates(states, t)
+        if t >= options.get("gwd_start_iter", 0):
+            w *= ((1 - lr * options["weight_decay"]) ** missed).clamp(min=options.get("gwd_lower_bound", 0.0))
+        super().update(w, g, states, t, {**options, "weight_decay_mode": "decouple"})
+
+
+class CowClipRowWiseAdagrad(OnRows):
+    """The gradient is no longer than the row's count times a share of the weight's length."""
+
+    states = ("sum", "prev_iter", "row_counter")
+    rowwise = states
+
+    def update(
+        self, w: torch.Tensor, g: torch.Tensor, states: dict[str, torch.Tensor], t: int, options: dict[str, Any]
+    ) -> None:
+        mode, decay, halflife = (
+            options["counter_weight_decay_mode"],
+            options["weight_decay"],
+            options["counter_halflife"],
+        )
+        lr = options["lr"] / (1 + (t - 1) * options.get("lr_decay", 0.0))
+        if mode == "l2":
+            g = g + decay * w
+        states["sum"] += mean_square(g)
+        steps, count = missed_updates(states, t) + 1, states["row_counter"]
+        count.mul_(0.5 ** (steps / halflife) if halflife > 0 else float(halflife < 0)).add_(1)
+        bound = count * (options["weight_norm_coefficient"] * norm(w)).clamp(min=options["lower_bound"])
+        clip = ratio(bound, norm(g)).clamp(max=1)
+        step = lr * clip * g / (states["sum"].sqrt() + options["eps"])
+        w -= step + lr * decay * w if mode == "decouple" else step

@@ -109,7 +109,7 @@ struct SumChunks {
   float* out;           // [n, dim]
 };
 
-constexpr int64_t kCoefficients = 8;  // per table
+constexpr int64_t kCoefficients = 16;  // per table
 
 struct UpdateRows {
   Segments segments;

@@ -19,9 +19,9 @@
 //                                the next pass or for every element; run once a row
 //   element(w, states, g, values)                          an element's new weight, perhaps its states too
 //
-// T is float, or a plane of floats (ascendc/planes.h): the formulas use + - * / and sqrtf, no branches, and
-// name an intermediate result only where it is used twice. constexpr: the planes that they need are counted
-// while the kernels are compiled (ascendc/plane_count.h).
+// T is float, or a plane of floats (ascendc/planes.h): the formulas use + - * /, sqrtf, at_least and at_most,
+// no branches, and name an intermediate result only where it is used twice. constexpr: the planes that they
+// need are counted while the kernels are compiled (ascendc/plane_count.h).
 #pragma once
 
 #include <math.h>
@@ -61,6 +61,34 @@ struct MeanSquareOptimizer {
     return {{g * g}};
   }
 };
+
+// A NaN stays a NaN.
+constexpr REC_SDK_HD float at_most(float value, float bound) { return bound < value ? bound : value; }
+constexpr REC_SDK_HD float at_least(float value, float bound) { return value < bound ? bound : value; }
+
+// Updates of the table since the row's last one; 1 for a row without one.
+template <class T>
+constexpr REC_SDK_HD T steps_since(const T& last, float iter) {
+  return at_most(last, 1.0f) * ((iter - 1.0f) - last) + 1.0f;
+}
+
+// exp(x) - 1 for x = log * (steps - uncounted), which is not above 0; and the row's last update is iter.
+// Without libm, whose bits differ from machine to machine: the series at y = x / 256, and then eight times
+// that of twice the argument. The relative error is about 1e-6, for tiny x too. y is kept in *last: planes
+// are few.
+template <class T>
+constexpr REC_SDK_HD T expm1_of_steps(T* last, float iter, float uncounted, float log) {
+  *last = at_least((steps_since(*last, iter) - uncounted) * log, -80.0f) * (1.0f / 256);
+  T e = *last * (1.0f / 720) + 1.0f / 120;
+  e = e * *last + 1.0f / 24;
+  e = e * *last + 1.0f / 6;
+  e = e * *last + 0.5f;
+  e = e * *last + 1.0f;
+  e *= *last;
+  for (int doubled = 0; doubled < 8; ++doubled) e *= 2.0f + e;
+  *last = *last * 0.0f + iter;
+  return e;
+}
 
 // 0 / 0 is 0: norms of rows that are not zero are larger by far, and not changed by this.
 constexpr float kTinyNorm = 1e-30f;
@@ -145,6 +173,122 @@ struct DecayedRowWiseAdagrad {
                                                NoValues) const {
     row_states[0] += sums.each[0] / dim;
     return {{lr / (sqrtf(row_states[0]) + eps), kept - l2 * (lr / (sqrtf(row_states[0]) + eps))}};
+  }
+  template <class T>
+  constexpr REC_SDK_HD void element(T& w, T*, const T& g, const Numbers<T, 2>& row) const {
+    w *= row.each[1];
+    w -= row.each[0] * g;
+  }
+};
+
+// The update of DecayedRowWiseAdagrad, and then the row is no longer than max_norm.
+struct BoundedRowWiseAdagrad {
+  static const char* name() { return "bounded_rowwise_adagrad"; }
+  static const char* coefficients() { return "lr eps l2 decoupled max_norm"; }
+  static constexpr int kElementStates = 0, kRowStates = 1;  // sum
+  static constexpr int kMeasures = 2, kSums = 1, kValues = 2;
+  static constexpr bool kMeasuresRecord = true;
+
+  DecayedRowWiseAdagrad adagrad;
+  float max_norm;
+  explicit constexpr REC_SDK_HD BoundedRowWiseAdagrad(const float* c) : adagrad(c), max_norm(c[5]) {}
+
+  template <class T>
+  constexpr REC_SDK_HD void advance(T*, const T&) const {}
+  template <class T>
+  constexpr REC_SDK_HD Numbers<T, 1> measure(Pass<0> pass, const T& w, const T* states, const T& g,
+                                             NoValues values) const {
+    return adagrad.measure(pass, w, states, g, values);
+  }
+  template <class T>
+  constexpr REC_SDK_HD Numbers<T, 2> begin_row(Pass<0> pass, T* row_states, const Numbers<T, 1>& sums,
+                                               float dim, NoValues values) const {
+    return adagrad.begin_row(pass, row_states, sums, dim, values);
+  }
+  template <class T>
+  constexpr REC_SDK_HD Numbers<T, 1> measure(Pass<1>, const T& w, const T*, const T& g,
+                                             const Numbers<T, 2>& row) const {
+    const T updated = w * row.each[1] - row.each[0] * g;
+    return {{updated * updated}};
+  }
+  template <class T>
+  constexpr REC_SDK_HD Numbers<T, 2> begin_row(Pass<1>, T*, const Numbers<T, 1>& sums, float,
+                                               const Numbers<T, 2>& row) const {
+    const T factor = at_most(max_norm / (sqrtf(sums.each[0]) + kTinyNorm), 1.0f);
+    return {{row.each[0] * factor, row.each[1] * factor}};
+  }
+  template <class T>
+  constexpr REC_SDK_HD void element(T& w, T* states, const T& g, const Numbers<T, 2>& row) const {
+    adagrad.element(w, states, g, row);
+  }
+};
+
+// Decoupled decay also for the updates that the row missed, but of these by no factor below lower_bound.
+struct GloballyDecayedRowWiseAdagrad : MeanSquareOptimizer {
+  static const char* name() { return "globally_decayed_rowwise_adagrad"; }
+  static const char* coefficients() { return "lr eps decoupled log_missed lower_bound iter"; }
+  static constexpr int kElementStates = 0, kRowStates = 2, kValues = 2;  // sum, prev_iter
+
+  float lr, eps, kept, log_missed, lower_bound, iter;
+  explicit constexpr REC_SDK_HD GloballyDecayedRowWiseAdagrad(const float* c)
+      : lr(c[1]), eps(c[2]), kept(1.0f - c[3]), log_missed(c[4]), lower_bound(c[5]), iter(c[6]) {}
+
+  template <class T>
+  constexpr REC_SDK_HD void advance(T*, const T&) const {}
+  template <class T>
+  constexpr REC_SDK_HD Numbers<T, 2> begin_row(Pass<0>, T* row_states, const Numbers<T, 1>& sums, float dim,
+                                               NoValues) const {
+    row_states[0] += sums.each[0] / dim;
+    const T missed = expm1_of_steps(&row_states[1], iter, 1.0f, log_missed);
+    return {{lr / (sqrtf(row_states[0]) + eps), at_least(missed + 1.0f, lower_bound) * kept}};
+  }
+  template <class T>
+  constexpr REC_SDK_HD void element(T& w, T*, const T& g, const Numbers<T, 2>& row) const {
+    w *= row.each[1];
+    w -= row.each[0] * g;
+  }
+};
+
+// The gradient is cut to a length in proportion to that of the weight and to how often the row was updated,
+// a count that fades: log_fade is the logarithm of what one update leaves of it.
+struct CowClipRowWiseAdagrad {
+  static const char* name() { return "cowclip_rowwise_adagrad"; }
+  static const char* coefficients() {
+    return "lr eps l2 decoupled log_fade weight_norm_coefficient lower_bound iter";
+  }
+  static constexpr int kElementStates = 0, kRowStates = 3;  // sum, prev_iter, row_counter
+  static constexpr int kMeasures = 1, kSums = 2, kValues = 2;
+  static constexpr bool kMeasuresRecord = true;
+
+  float lr, eps, l2, kept, log_fade, weight_norm_coefficient, lower_bound, iter;
+  explicit constexpr REC_SDK_HD CowClipRowWiseAdagrad(const float* c)
+      : lr(c[1]),
+        eps(c[2]),
+        l2(c[3]),
+        kept(1.0f - c[4]),
+        log_fade(c[5]),
+        weight_norm_coefficient(c[6]),
+        lower_bound(c[7]),
+        iter(c[8]) {}
+
+  template <class T>
+  constexpr REC_SDK_HD void advance(T*, const T&) const {}
+  template <class T>
+  constexpr REC_SDK_HD Numbers<T, 2> measure(Pass<0>, const T& w, const T*, const T& g, NoValues) const {
+    const T decayed = g + l2 * w;
+    return {{decayed * decayed, w * w}};
+  }
+  template <class T>
+  constexpr REC_SDK_HD Numbers<T, 2> begin_row(Pass<0>, T* row_states, const Numbers<T, 2>& sums, float dim,
+                                               NoValues) const {
+    row_states[0] += sums.each[0] / dim;
+    row_states[2] += row_states[2] * expm1_of_steps(&row_states[1], iter, 0.0f, log_fade) + 1.0f;
+    const T rate =
+        at_most(row_states[2] * at_least(sqrtf(sums.each[1]) * weight_norm_coefficient, lower_bound) /
+                    (sqrtf(sums.each[0]) + kTinyNorm),
+                1.0f) *
+        lr / (sqrtf(row_states[0]) + eps);
+    return {{rate, kept - l2 * rate}};
   }
   template <class T>
   constexpr REC_SDK_HD void element(T& w, T*, const T& g, const Numbers<T, 2>& row) const {
@@ -344,15 +488,18 @@ struct LarsSgd {
 template <class... Optimizer>
 struct OptimizerList {};
 
-using Optimizers = OptimizerList<  //
-    Sgd,                           //
-    Adagrad,                       //
-    RowWiseAdagrad,                //
-    DecayedRowWiseAdagrad,         //
-    Adam,                          //
-    PartialRowWiseAdam,            //
-    Lamb,                          //
-    PartialRowWiseLamb,            //
+using Optimizers = OptimizerList<   //
+    Sgd,                            //
+    Adagrad,                        //
+    RowWiseAdagrad,                 //
+    DecayedRowWiseAdagrad,          //
+    BoundedRowWiseAdagrad,          //
+    GloballyDecayedRowWiseAdagrad,  //
+    CowClipRowWiseAdagrad,          //
+    Adam,                           //
+    PartialRowWiseAdam,             //
+    Lamb,                           //
+    PartialRowWiseLamb,             //
     LarsSgd>;
 
 // Elementwise clipping of the aggregated gradient; a NaN stays a NaN.

@@ -282,7 +282,7 @@ class Group:
         return result
 
     def coefficients(self) -> torch.Tensor:
-        """The next update's coefficients of every table, float32 `[T, 8]` on the device.
+        """The next update's coefficients of every table, float32 `[T, 16]` on the device.
 
         Raises:
             TypeError, ValueError: an option of an optimizer was changed to something no update may use.

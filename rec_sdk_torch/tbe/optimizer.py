@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from ..ops import coefficient_names
-from .optimizer_specs import OptimizerSpec, Options, spec_for
+from .optimizer_specs import OptimizerSpec, Options, mode_name, spec_for
 from .table import as_int
 
-COEFFICIENTS = 8
+COEFFICIENTS = 16
 """Width of a table's row of coefficients in `rec_sdk::update_rows`."""
 
 # Keywords of the torch classes that the fused update does not implement, with the values that ask for nothing.
@@ -23,6 +23,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "momentum": (0,),
     "dampening": (0,),
     "weight_decay": (0,),
+    "max_norm": (0,),
     "nesterov": (False,),
     "maximize": (False,),
     "amsgrad": (False,),
@@ -32,8 +33,31 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 }
 _IRRELEVANT = {"foreach", "fused"}
 """How torch would execute the same update."""
-_NUMBERS = {"lr", "lr_decay", "initial_accumulator_value", "eps", "weight_decay", "eta"}
-_DECAY_MODES = ("l2", "decouple")
+_NUMBERS = {
+    "lr",
+    "lr_decay",
+    "initial_accumulator_value",
+    "eps",
+    "weight_decay",
+    "eta",
+    "max_norm",
+    "weight_norm_coefficient",
+    "lower_bound",
+}
+_MODES = {
+    "weight_decay_mode": ("l2", "decouple", "decouple_global", "cowclip"),
+    "counter_weight_decay_mode": ("none", "l2", "decouple"),
+}
+_WHOLE = {"gwd_start_iter": 0, "counter_halflife": -(2**31)}
+"""Options that are whole numbers, with the least they may be."""
+_DEFINITIONS = {
+    "global_weight_decay": {"start_iter": "gwd_start_iter", "lower_bound": "gwd_lower_bound"},
+    "cowclip_regularization": {
+        name: name
+        for name in ("counter_weight_decay_mode", "counter_halflife", "weight_norm_coefficient", "lower_bound")
+    },
+}
+"""FBGEMM's definition objects: the option that each of their fields is."""
 
 _DEFAULTS: dict[str, Options] = {}
 """Defaults in place of the torch class's, by family."""
@@ -73,12 +97,37 @@ def check_window(where: str, use_accumulate: object, accumulate_step: object) ->
     return step
 
 
+def _expanded(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords with each definition object of FBGEMM, or a mapping in its place, as the options it stands for.
+
+    Raises:
+        TypeError: a definition lacks a field, has another, or gives an option that is also given by itself.
+    """
+    options = dict(given)
+    for keyword, names in _DEFINITIONS.items():
+        definition = options.pop(keyword, None)
+        if definition is None:
+            continue
+        fields = (
+            dict(definition)
+            if isinstance(definition, Mapping)
+            else {name: getattr(definition, name) for name in names if hasattr(definition, name)}
+        )
+        if not fields or fields.keys() - names.keys() or options.keys() & {names[field] for field in fields}:
+            raise TypeError(
+                f"{where}: {keyword} is {definition!r}, expected FBGEMM's definition or a mapping, with some of "
+                f"{list(names)} that are not keywords too"
+            )
+        options |= {names[field]: value for field, value in fields.items()}
+    return options
+
+
 def _checked_options(where: str, spec: OptimizerSpec, given: Mapping[str, Any]) -> dict[str, Any]:
     """The options of an update, defaults filled in; raises on what it cannot honour."""
     options = {**spec.options, **_DEFAULTS.get(spec.family, {})}
     for name, value in given.items():
         if name in options:
-            options[name] = _decay_mode(where, value) if name == "weight_decay_mode" else value
+            options[name] = _mode(where, name, value) if name in _MODES else value
         elif name in _NEUTRAL:
             if value not in _NEUTRAL[name]:
                 raise ValueError(
@@ -93,12 +142,20 @@ def _checked_options(where: str, spec: OptimizerSpec, given: Mapping[str, Any]) 
     return options
 
 
-def _decay_mode(where: str, mode: object) -> str:
-    """One of `_DECAY_MODES`, of its name or of a member of FBGEMM's WeightDecayMode."""
-    name = getattr(mode, "name", mode)
-    if not isinstance(name, str) or name.lower() not in _DECAY_MODES:
-        raise ValueError(f"{where}: weight_decay_mode is {mode!r}, supported are {list(_DECAY_MODES)}")
-    return name.lower()
+def _mode(where: str, option: str, mode: object) -> str:
+    """One of the modes of this option, of its name or of a member of FBGEMM's enum."""
+    name = mode_name(mode)
+    if name is None or name not in _MODES[option]:
+        raise ValueError(f"{where}: {option} is {mode!r}, supported are {list(_MODES[option])}")
+    return name
+
+
+def _interchangeable(spec: OptimizerSpec, option: str) -> tuple[str, ...]:
+    """The modes that may take each other's place while the table is trained: those of one kernel."""
+    if option != "weight_decay_mode":
+        return _MODES[option]
+    start = spec.options[option]
+    return (start,) if start in ("decouple_global", "cowclip") else ("l2", "decouple")
 
 
 def check_options(where: str, spec: OptimizerSpec, options: Options) -> None:
@@ -108,8 +165,19 @@ def check_options(where: str, spec: OptimizerSpec, options: Options) -> None:
         _checked_number(where, name, options[name])
     if "momentum" in known:
         _checked_number(where, "momentum", options["momentum"], below=1.0)
-    if "weight_decay_mode" in known and options["weight_decay_mode"] not in _DECAY_MODES:
-        _decay_mode(where, options["weight_decay_mode"])
+    for name in _MODES.keys() & known:
+        allowed = _interchangeable(spec, name)
+        if options[name] not in allowed:
+            raise ValueError(f"{where}: {name} is {options[name]!r}, may change only within {list(allowed)}")
+    for name in _WHOLE.keys() & known:
+        whole, least = as_int(options[name]), _WHOLE[name]
+        if whole is None:
+            raise TypeError(f"{where}: {name} is {options[name]!r}, expected an int")
+        if whole < least:
+            raise ValueError(f"{where}: {name} is {whole}, must be at least {least}")
+    if "gwd_lower_bound" in known:
+        _checked_number(where, "gwd_lower_bound", options["gwd_lower_bound"], below=math.nextafter(1.0, 2.0))
+        _checked_number(where, "lr * weight_decay", float(options["lr"]) * float(options["weight_decay"]), below=1.0)
     betas = options.get("betas")
     if betas is not None:
         if not isinstance(betas, Sequence) or len(betas) != 2:
@@ -181,7 +249,7 @@ class TableOptimizer:
         """
         spec = spec_for(optimizer_class, kwargs)
         where = where or optimizer_class.__name__
-        given = dict(kwargs)
+        given = _expanded(where, kwargs)
         step = 1
         if spec.accumulates:
             step = check_window(where, given.pop("use_accumulate", False), given.pop("accumulate_step", 1))

@@ -39,7 +39,7 @@ class OptimizerSpec:
         coefficients: (options, t) -> the coefficients that the kernel's struct names, in double precision.
         states: its state blocks, in the order they have in the record.
         accumulates: an Accumulate variant, with `use_accumulate` and `accumulate_step`.
-        when: an option without which another spec of the class is meant, or "".
+        when: whether keywords mean this spec, of those of the class; the first whose answer is yes counts.
     """
 
     kernel: str
@@ -49,11 +49,18 @@ class OptimizerSpec:
     coefficients: Callable[[Options, int], Coefficients]
     states: tuple[StateSpec, ...] = ()
     accumulates: bool = False
-    when: str = ""
+    when: Callable[[Options], bool] = lambda given: True
 
     def state_init(self, options: Options) -> list[float]:
         """Initial value of each state block."""
-        return [float(options.get("initial_accumulator_value", 0.0)) for _ in self.states]
+        start = float(options.get("initial_accumulator_value", 0.0))
+        return [start if state.name == "sum" else 0.0 for state in self.states]
+
+
+def mode_name(mode: object) -> str | None:
+    """Of a mode's name, or of a member of an FBGEMM enum such as WeightDecayMode; None of anything else."""
+    name = getattr(mode, "name", mode)
+    return name.lower() if isinstance(name, str) else None
 
 
 def _sgd(options: Options, t: int) -> Coefficients:
@@ -69,6 +76,39 @@ def _decayed_adagrad(options: Options, t: int) -> Coefficients:
     if options["weight_decay_mode"] == "l2":
         return {**plain, "l2": decay, "decoupled": 0.0}
     return {**plain, "l2": 0.0, "decoupled": plain["lr"] * decay}
+
+
+def _bounded_adagrad(options: Options, t: int) -> Coefficients:
+    return {**_decayed_adagrad(options, t), "max_norm": options["max_norm"] or math.inf}
+
+
+def _globally_decayed_adagrad(options: Options, t: int) -> Coefficients:
+    plain = _adagrad(options, t)
+    decoupled = plain["lr"] * options["weight_decay"]
+    begun = t >= options["gwd_start_iter"]
+    return {
+        **plain,
+        "decoupled": decoupled,
+        "log_missed": math.log1p(-decoupled) if begun else 0.0,
+        "lower_bound": options["gwd_lower_bound"],
+        "iter": t,
+    }
+
+
+def _cowclip_adagrad(options: Options, t: int) -> Coefficients:
+    plain, mode, decay = _adagrad(options, t), options["counter_weight_decay_mode"], options["weight_decay"]
+    halflife = options["counter_halflife"]
+    # Without a half-life counts stay; with one of 0 they are gone at once.
+    log_fade = -math.log(2) / halflife if halflife > 0 else 0.0 if halflife < 0 else -1e9
+    return {
+        **plain,
+        "l2": decay if mode == "l2" else 0.0,
+        "decoupled": plain["lr"] * decay if mode == "decouple" else 0.0,
+        "log_fade": log_fade,
+        "weight_norm_coefficient": options["weight_norm_coefficient"],
+        "lower_bound": options["lower_bound"],
+        "iter": t,
+    }
 
 
 def _betas(options: Options) -> Coefficients:
@@ -112,6 +152,22 @@ _PARTIAL_STATES = (StateSpec("exp_avg"), StateSpec("exp_avg_sq", rowwise=True))
 _ADAM_OPTIONS = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8}
 _ADAGRAD_OPTIONS = {"lr": 1e-2, "lr_decay": 0.0, "initial_accumulator_value": 0.0, "eps": 1e-10}
 _DECAY_OPTIONS = {**_ADAGRAD_OPTIONS, "weight_decay": 0.0, "weight_decay_mode": "l2"}
+_BOUND_OPTIONS = {**_DECAY_OPTIONS, "max_norm": 0.0}
+_MODE_OPTIONS = {**_ADAGRAD_OPTIONS, "weight_decay": 0.0}
+_GLOBAL_OPTIONS = {
+    **_MODE_OPTIONS,
+    "weight_decay_mode": "decouple_global",
+    "gwd_start_iter": 0,
+    "gwd_lower_bound": 0.0,
+}
+_COWCLIP_OPTIONS = {
+    **_MODE_OPTIONS,
+    "weight_decay_mode": "cowclip",
+    "counter_weight_decay_mode": "none",
+    "counter_halflife": -1,
+    "weight_norm_coefficient": 0.0,
+    "lower_bound": 0.0,
+}
 # FBGEMM's defaults: TorchRec's classes have none.
 _LAMB_OPTIONS = {"lr": 1e-2, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
 _LARS_OPTIONS = {"lr": 1e-2, "eta": 1e-3, "momentum": 0.9, "weight_decay": 0.0}
@@ -150,8 +206,32 @@ _DECAYED_ROWWISE = replace(
     kernel="decayed_rowwise_adagrad",
     options=_DECAY_OPTIONS,
     coefficients=_decayed_adagrad,
-    when="weight_decay",
+    when=lambda given: bool(given.get("weight_decay")),
 )
+_BOUNDED_ROWWISE = replace(
+    _ROWWISE,
+    kernel="bounded_rowwise_adagrad",
+    options=_BOUND_OPTIONS,
+    coefficients=_bounded_adagrad,
+    when=lambda given: bool(given.get("max_norm")),
+)
+_GLOBALLY_DECAYED_ROWWISE = replace(
+    _ROWWISE,
+    kernel="globally_decayed_rowwise_adagrad",
+    options=_GLOBAL_OPTIONS,
+    coefficients=_globally_decayed_adagrad,
+    states=(*_ROWWISE.states, StateSpec("prev_iter", rowwise=True)),
+    when=lambda given: mode_name(given.get("weight_decay_mode")) == "decouple_global",
+)
+_COWCLIP_ROWWISE = replace(
+    _ROWWISE,
+    kernel="cowclip_rowwise_adagrad",
+    options=_COWCLIP_OPTIONS,
+    coefficients=_cowclip_adagrad,
+    states=(*_GLOBALLY_DECAYED_ROWWISE.states, StateSpec("row_counter", rowwise=True)),
+    when=lambda given: mode_name(given.get("weight_decay_mode")) == "cowclip",
+)
+_ROWWISE_SPECS = (_COWCLIP_ROWWISE, _GLOBALLY_DECAYED_ROWWISE, _BOUNDED_ROWWISE, _DECAYED_ROWWISE, _ROWWISE)
 _PARTIAL_ADAM = OptimizerSpec(
     "partial_rowwise_adam",
     "PartialRowWiseAdam",
@@ -176,8 +256,7 @@ SPECS = (
     _ADAGRAD,
     _ADAM,
     _SPARSE_ADAM,
-    _ROWWISE,
-    _DECAYED_ROWWISE,
+    *_ROWWISE_SPECS,
     _PARTIAL_ADAM,
     _LAMB,
     _PARTIAL_LAMB,
@@ -185,8 +264,7 @@ SPECS = (
     _windowed(_SGD, f"{_ACCUMULATE}.AccumulateSGD"),
     _windowed(_ADAGRAD, f"{_ACCUMULATE}.AccumulateAdagrad"),
     _windowed(_SPARSE_ADAM, f"{_ACCUMULATE}.AccumulateAdam"),
-    _windowed(_ROWWISE, f"{_ACCUMULATE_TORCHREC}.AccumulateRowWiseAdagrad"),
-    _windowed(_DECAYED_ROWWISE, f"{_ACCUMULATE_TORCHREC}.AccumulateRowWiseAdagrad"),
+    *(_windowed(spec, f"{_ACCUMULATE_TORCHREC}.AccumulateRowWiseAdagrad") for spec in _ROWWISE_SPECS),
     _windowed(_PARTIAL_ADAM, f"{_ACCUMULATE_TORCHREC}.AccumulatePartialRowWiseAdam"),
     _windowed(_LAMB, f"{_ACCUMULATE_TORCHREC}.AccumulateLAMB"),
     _windowed(_PARTIAL_LAMB, f"{_ACCUMULATE_TORCHREC}.AccumulatePartialRowWiseLAMB"),
@@ -212,5 +290,4 @@ def spec_for(cls: type, given: Options | None = None) -> OptimizerSpec:
     if not specs:
         known = ", ".join(sorted(_BY_CLASS))
         raise TypeError(f"{cls!r} has no fused update; supported are {known}")
-    asked = [spec for spec in specs if spec.when and (given or {}).get(spec.when)]
-    return asked[0] if asked else next(spec for spec in specs if not spec.when)
+    return next(spec for spec in specs if spec.when(given or {}))

@@ -65,6 +65,38 @@ double ratio_of(const std::vector<double>& weights, const std::vector<double>& s
   return length_of(step) > 0 ? length_of(weights) / length_of(step) : 0;
 }
 
+void bounded_rowwise_adagrad(const float* c, const std::vector<double>& g, Row* row) {
+  decayed_rowwise_adagrad(c, g, row);
+  const double length = length_of(row->weights);
+  for (double& weight : row->weights) weight *= length > c[5] ? c[5] / length : 1;
+}
+
+// 1 without a last update, which is 0 then, else iter - last; states here are no whole numbers, so also
+// between.
+double steps_since(double last, double iter) { return 1 + std::min(last, 1.0) * (iter - 1 - last); }
+
+void globally_decayed_rowwise_adagrad(const float* c, const std::vector<double>& g, Row* row) {
+  const double missed = steps_since(row->states[1][0], c[6]) - 1;
+  for (double& weight : row->weights) weight *= std::max<double>(std::exp(missed * c[4]), c[5]);
+  row->states[1][0] = c[6];
+  const float decay[] = {c[0], c[1], c[2], 0.0f, c[3]};
+  decayed_rowwise_adagrad(decay, g, row);
+}
+
+void cowclip_rowwise_adagrad(const float* c, const std::vector<double>& g, Row* row) {
+  std::vector<double> decayed = g;
+  for (size_t k = 0; k < g.size(); ++k) decayed[k] += c[3] * row->weights[k];
+  double& sum = row->states[0][0];
+  double& count = row->states[2][0];
+  sum += std::pow(length_of(decayed), 2) / static_cast<double>(g.size());
+  count = 1 + count * std::exp(steps_since(row->states[1][0], c[8]) * c[5]);
+  row->states[1][0] = c[8];
+  const double bound = count * std::max<double>(c[6] * length_of(row->weights), c[7]);
+  const double clip = length_of(decayed) > bound ? bound / length_of(decayed) : 1;
+  const double rate = clip * c[1] / (std::sqrt(sum) + c[2]);
+  for (size_t k = 0; k < g.size(); ++k) row->weights[k] -= rate * decayed[k] + c[4] * row->weights[k];
+}
+
 void lamb(const float* c, const std::vector<double>& g, Row* row) {
   std::vector<double> step(g.size());
   for (size_t k = 0; k < g.size(); ++k) {
@@ -127,6 +159,9 @@ constexpr Step kSteps[] = {sgd,
                            adagrad,
                            rowwise_adagrad,
                            decayed_rowwise_adagrad,
+                           bounded_rowwise_adagrad,
+                           globally_decayed_rowwise_adagrad,
+                           cowclip_rowwise_adagrad,
                            adam,
                            partial_rowwise_adam,
                            lamb,

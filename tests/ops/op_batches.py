@@ -10,6 +10,9 @@ OPTIMIZERS: dict[str, list[int]] = {
     "adagrad": [0],
     "rowwise_adagrad": [1],
     "decayed_rowwise_adagrad": [1],
+    "bounded_rowwise_adagrad": [1],
+    "globally_decayed_rowwise_adagrad": [1, 1],
+    "cowclip_rowwise_adagrad": [1, 1, 1],
     "adam": [0, 0],
     "partial_rowwise_adam": [0, 1],
     "lamb": [0, 0],
@@ -72,7 +75,7 @@ def segments(slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
 
 def coefficients(*values: float, max_gradient: float = INF, device: Device = "cpu") -> torch.Tensor:
     row = [max_gradient, *values]
-    return torch.tensor([row + [0.0] * (8 - len(row))], dtype=torch.float32, device=device)
+    return torch.tensor([row + [0.0] * (16 - len(row))], dtype=torch.float32, device=device)
 
 
 def update(

@@ -9,7 +9,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from op_batches import OPTIMIZERS, Cache, coefficients, int32, segments, states_of, update
-from reference_optimizers import Adam, Lamb, LarsSgd, OnRows, PartialRowWiseAdam, PartialRowWiseLamb, RowWiseAdagrad
+from reference_optimizers import (
+    Adam,
+    BoundedRowWiseAdagrad,
+    CowClipRowWiseAdagrad,
+    GloballyDecayedRowWiseAdagrad,
+    Lamb,
+    LarsSgd,
+    OnRows,
+    PartialRowWiseAdam,
+    PartialRowWiseLamb,
+    RowWiseAdagrad,
+)
 
 import rec_sdk_torch.ops  # noqa: F401
 
@@ -53,6 +64,16 @@ def on_rows(cls: type[OnRows], **options: Any) -> Callable[[torch.Tensor], Refer
     return lambda weights: Reference(weights, lambda p: cls(p, **options))
 
 
+GLOBAL = {"lr": 0.1, "eps": 1e-8, "weight_decay": 0.5, "gwd_lower_bound": 0.875}
+COWCLIP = {
+    "lr": 0.1,
+    "eps": 1e-8,
+    "weight_decay": 0.2,
+    "counter_weight_decay_mode": "l2",
+    "counter_halflife": 3,
+    "weight_norm_coefficient": 0.5,
+    "lower_bound": 0.01,
+}
 LAMB = {"lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-3, "weight_decay": 0.1}
 
 # name: (operator's optimizer, reference, coefficients of step t, tolerance)
@@ -93,6 +114,24 @@ CASES = {
         on_rows(RowWiseAdagrad, lr=0.1, eps=1e-8, weight_decay=0.2, weight_decay_mode="decouple"),
         lambda t: coefficients(0.1, 1e-8, 0.0, 0.1 * 0.2),
         1e-6,
+    ),
+    "RowWiseAdagrad, max_norm": (
+        "bounded_rowwise_adagrad",
+        on_rows(BoundedRowWiseAdagrad, lr=0.1, eps=1e-8, weight_decay=0.2, max_norm=0.5),
+        lambda t: coefficients(0.1, 1e-8, 0.2, 0.0, 0.5),
+        2e-6,
+    ),
+    "RowWiseAdagrad, global decay": (
+        "globally_decayed_rowwise_adagrad",
+        on_rows(GloballyDecayedRowWiseAdagrad, **GLOBAL),
+        lambda t: coefficients(0.1, 1e-8, 0.05, math.log(0.95), 0.875, t),
+        1e-6,
+    ),
+    "RowWiseAdagrad, CowClip": (
+        "cowclip_rowwise_adagrad",
+        on_rows(CowClipRowWiseAdagrad, **COWCLIP),
+        lambda t: coefficients(0.1, 1e-8, 0.2, 0.0, -math.log(2) / 3, 0.5, 0.01, t),
+        5e-6,
     ),
     "PartialRowWiseAdam": ("partial_rowwise_adam", on_rows(PartialRowWiseAdam, **LAMB), lamb_row, 1e-5),
     "LAMB": ("lamb", on_rows(Lamb, **LAMB), lamb_row, 1e-5),
@@ -144,12 +183,13 @@ def test_16_bit_weights_round_once(name: str, dim: int, dtype: torch.dtype, devi
 @pytest.mark.parametrize("name", CASES)
 def test_padding_of_records_is_left_alone(name: str, dtype: torch.dtype, device: torch.device) -> None:
     optimizer, _, row, _ = CASES[name]
-    cache = Cache(torch.zeros(ROWS, 5), [torch.zeros(ROWS, n) for n in states_of(optimizer, 5)], dtype, device)
+    dim = 6 if len(states_of(optimizer, 1)) == 3 else 5  # so that there is padding
+    cache = Cache(torch.zeros(ROWS, dim), [torch.zeros(ROWS, n) for n in states_of(optimizer, dim)], dtype, device)
     cache.records.fill_(0xA5)
     for part in (cache.weights, *cache.states):
         part.zero_()
     padding = cache.records == 0xA5
-    slots, grad = torch.arange(ROWS, device=device), torch.randn(ROWS, 5, device=device)
+    slots, grad = torch.arange(ROWS, device=device), torch.randn(ROWS, dim, device=device)
     update(cache, grad, slots, optimizer, row(1).to(device))
     assert padding.any()
     assert (cache.records[padding] == 0xA5).all()

@@ -47,12 +47,12 @@ BAD: list[tuple[str, object, str]] = [
     ("grad_source", int32([0, 0]), r"grad_source must have 3 element\(s\), got 2"),
     ("unique_slots", torch.tensor([4, 1]), "unique_slots must be Int, got Long"),
     ("unique_slots", int32([1]), r"segment_offsets must have 2 element\(s\), got 3"),
-    ("table_offsets", int32([0, 2]), r"coefficients must be \[1, 8\], got \[2, 8\]"),
+    ("table_offsets", int32([0, 2]), r"coefficients must be \[1, 16\], got \[2, 16\]"),
     ("table_offsets", int32([]), "table_offsets must have tables"),
     ("grad_column", int32([0]), r"grad_column must have 3 element\(s\), got 1"),
     ("scale", torch.ones(2), r"scale must have 3 element\(s\), got 2"),
     ("scale", torch.ones(3).double(), "scale must be Float, got Double"),
-    ("coefficients", torch.ones(2, 7), r"coefficients must be \[2, 8\], got \[2, 7\]"),
+    ("coefficients", torch.ones(2, 7), r"coefficients must be \[2, 16\], got \[2, 7\]"),
 ]
 
 CONTENTS: list[tuple[str, object, str]] = [

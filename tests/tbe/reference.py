@@ -13,7 +13,18 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from life_reference import Life
-from reference_optimizers import Adam, Lamb, LarsSgd, OnRows, PartialRowWiseAdam, PartialRowWiseLamb, RowWiseAdagrad
+from reference_optimizers import (
+    Adam,
+    BoundedRowWiseAdagrad,
+    CowClipRowWiseAdagrad,
+    GloballyDecayedRowWiseAdagrad,
+    Lamb,
+    LarsSgd,
+    OnRows,
+    PartialRowWiseAdam,
+    PartialRowWiseLamb,
+    RowWiseAdagrad,
+)
 
 from rec_sdk_torch.tbe import Pooling, TableConfig
 
@@ -23,6 +34,9 @@ CLASSES: dict[str, type[torch.optim.Optimizer]] = {
     "rowwise_adagrad": RowWiseAdagrad,
     "l2_rowwise_adagrad": RowWiseAdagrad,
     "decoupled_rowwise_adagrad": RowWiseAdagrad,
+    "bounded_rowwise_adagrad": BoundedRowWiseAdagrad,
+    "globally_decayed_rowwise_adagrad": GloballyDecayedRowWiseAdagrad,
+    "cowclip_rowwise_adagrad": CowClipRowWiseAdagrad,
     "adam": Adam,
     "sparse_adam": torch.optim.SparseAdam,
     "partial_rowwise_adam": PartialRowWiseAdam,
@@ -98,7 +112,7 @@ class Reference:
         state = self.optimizers[table].state.get(weight) or {}
         for name in self.states:
             if name in state:
-                state[name][row] = self.start
+                state[name][row] = self.start if name == "sum" else 0.0
 
     def forward(self, features: list[list[np.ndarray]], weights: list[list[torch.Tensor]] | None) -> list[torch.Tensor]:
         """Per feature: rows `[n, D]` of a sequence, or pooled bags `[B, D]`."""

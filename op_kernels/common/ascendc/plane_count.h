@@ -99,6 +99,8 @@ REC_SDK_COUNTED operator-(float, CountedOperand b) { return counted_beside(b); }
 REC_SDK_COUNTED operator/(float, CountedOperand b) { return counted_beside(b); }
 REC_SDK_COUNTED operator/(CountedOperand a, float) { return counted_beside(a); }
 REC_SDK_COUNTED sqrtf(CountedOperand a) { return counted(a); }
+REC_SDK_COUNTED at_most(CountedOperand a, float) { return counted(a); }
+REC_SDK_COUNTED at_least(CountedOperand a, float) { return counted(a); }
 #undef REC_SDK_COUNTED
 
 // Values of a row; `owned`: they have planes of the pool.
@@ -142,7 +144,7 @@ __aicore__ inline constexpr int planes_from_pass(const Optimizer& optimizer, con
 // The most that the update of a tile has at once, as UpdateTiles uses the formula.
 template <class Optimizer>
 __aicore__ inline constexpr int planes_of_formula() {
-  constexpr float kAny[kCoefficients] = {2, 3, 5, 7, 11, 13, 17, 19};
+  constexpr float kAny[kCoefficients] = {2, 3, 5, 7, 11, 13, 17, 19, 23};
   const Optimizer optimizer(kAny);
   PlaneTally advance;
   CountedPlane g(&advance, 0, 0);

@@ -221,5 +221,17 @@ __aicore__ inline Plane sqrtf(Operand a) {
   return finished(result, a);
 }
 
+// As those of optimizers.h.
+__aicore__ inline Plane at_most(Operand a, float bound) {
+  const PlaneStorage result = result_of(a);
+  AscendC::Mins(result.data, a.data(), bound, result.count);
+  return finished(result, a);
+}
+__aicore__ inline Plane at_least(Operand a, float bound) {
+  const PlaneStorage result = result_of(a);
+  AscendC::Maxs(result.data, a.data(), bound, result.count);
+  return finished(result, a);
+}
+
 }  // namespace ascendc
 }  // namespace rec_sdk
