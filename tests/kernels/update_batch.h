@@ -98,7 +98,7 @@ inline const OptimizerCase kOptimizers[] = {
     {"rowwise_adagrad", {1}, {0.1f, 1e-8f}},
     {"decayed_rowwise_adagrad", {1}, {0.1f, 1e-8f, 0.25f, 0.0625f}},
     {"bounded_rowwise_adagrad", {1}, {0.1f, 1e-8f, 0.25f, 0.0625f, 2.0f}},
-    {"globally_decayed_rowwise_adagrad", {1, 1}, {0.1f, 1e-8f, 0.0625f, -0.0625f, 0.25f, 9.0f}},
+    {"globally_decayed_rowwise_adagrad", {1, 1}, {0.1f, 1e-8f, 0.0625f, -0.0625f, 0.6875f, 9.0f}},
     {"cowclip_rowwise_adagrad", {1, 1, 1}, {0.1f, 1e-8f, 0.25f, 0.0625f, -0.125f, 0.5f, 0.03125f, 9.0f}},
     {"adam", {0, 0}, {0.01f, 1e-8f, 0.1f, 0.001f, 1.25f}},
     {"partial_rowwise_adam", {0, 1}, {0.01f, 1e-3f, 0.1f, 0.25f, 1.5f, 1.25f, 0.125f}},
