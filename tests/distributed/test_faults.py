@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -38,12 +37,11 @@ def batch_of(scenario: Scenario, step: int, rank: int, world_size: int) -> Any:
 # ---- a rank that dies, or does not come
 
 
-def die_at(rank: int, world_size: int, stage: str) -> tuple[str, float]:
+def die_at(rank: int, world_size: int, stage: str) -> str:
     scenario = Scenario(dims=(4, 8, 4))
     model = shard(Model(scenario, 3), scenario, world_size)
     model(batch_of(scenario, 0, rank, world_size))[0].backward()
     exchange = model.module.sparse.exchange
-    begin = time.monotonic()
     if rank == 1:
         if stage == "backward":
             model.module.scale.register_hook(lambda grad: os.kill(os.getpid(), signal.SIGKILL))
@@ -53,8 +51,8 @@ def die_at(rank: int, world_size: int, stage: str) -> tuple[str, float]:
         for step in range(1, 4):
             model(batch_of(scenario, step, rank, world_size))[0].backward()
     except RuntimeError as error:
-        return str(error), time.monotonic() - begin
-    return "nothing was raised", time.monotonic() - begin
+        return str(error)
+    return "nothing was raised"
 
 
 SLOW = pytest.mark.slow
@@ -65,12 +63,11 @@ SLOW = pytest.mark.slow
     [pytest.param("send_counts", marks=SLOW), "send_each", pytest.param("send_status", marks=SLOW), "backward"],
 )
 def test_a_rank_that_dies(doomed: Ranks, device: torch.device, stage: str) -> None:
-    message, seconds = doomed.run_survivors(die_at, stage, survivors=[0])[0]
+    message = doomed.run_survivors(die_at, stage, survivors=[0])[0]
     if stage != "backward":  # there, it may be DistributedDataParallel's exchange that ends
         assert "rank 0 of 2 could not exchange" in message
         assert "another rank has ended" in message
-    assert message != "nothing was raised"
-    assert seconds < TIMEOUT + 3
+    assert message != "nothing was raised"  # a rank that hung would not come back: the harness ends it
 
 
 def raise_early(rank: int, world_size: int) -> tuple[int, str]:
