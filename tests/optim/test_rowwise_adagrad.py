@@ -151,3 +151,13 @@ def test_counts_of_a_row_are_saved_and_loaded(options: dict[str, Any], device: t
     for collection in (trained, twin):
         train_step(collection, single_ids([1, 2, 4]))
     assert not list(same_bits(trained.state_dict(), twin.state_dict()))
+
+
+def test_counts_of_a_row_begin_at_zero(device: torch.device) -> None:
+    """Only sums begin at initial_accumulator_value."""
+    collection = bags_collection(device)
+    apply(collection, ROWWISE, initial_accumulator_value=0.5, lower_bound=1.0, **COWCLIP)
+    train_step(collection, single_ids([1]), factor=0.0)
+    state = collection.fused_optimizer.state_dict()["state"]["embedding_bags.t0.weight"]
+    found = {name: state[f"t0.{name}"].flatten().tolist() for name in ("momentum1", "prev_iter", "row_counter")}
+    assert found == {"momentum1": [0.5], "prev_iter": [1.0], "row_counter": [1.0]}
