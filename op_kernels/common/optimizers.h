@@ -14,9 +14,8 @@
 //   advance(states, g)           an element's new states. Also run for each pass, on copies of the old ones
 //   measure(Pass<p>, w, states, g, values)                 Numbers to be summed over the row's elements; the
 //                                values are of the pass before
-//   begin_row(Pass<p>, row_states, sums, dim, values)      changes the row's states, and gives the values,
-//   for
-//                                the next pass or for every element; run once a row
+//   begin_row(Pass<p>, row_states, sums, dim, values)      changes the row's states; gives the values for the
+//                                next pass or for every element; run once a row
 //   element(w, states, g, values)                          an element's new weight, perhaps its states too
 //
 // T is float, or a plane of floats (ascendc/planes.h): the formulas use + - * /, sqrtf, at_least and at_most,
@@ -30,6 +29,7 @@
 
 #include "op_kernels/common/isa.h"
 #include "op_kernels/common/numbers.h"
+#include "op_kernels/common/row_steps.h"
 
 namespace rec_sdk {
 namespace REC_SDK_ISA {
@@ -61,34 +61,6 @@ struct MeanSquareOptimizer {
     return {{g * g}};
   }
 };
-
-// A NaN stays a NaN.
-constexpr REC_SDK_HD float at_most(float value, float bound) { return bound < value ? bound : value; }
-constexpr REC_SDK_HD float at_least(float value, float bound) { return value < bound ? bound : value; }
-
-// Updates of the table since the row's last one; 1 for a row without one.
-template <class T>
-constexpr REC_SDK_HD T steps_since(const T& last, float iter) {
-  return at_most(last, 1.0f) * ((iter - 1.0f) - last) + 1.0f;
-}
-
-// exp(x) - 1 for x = log * (steps - uncounted), which is not above 0; and the row's last update is iter.
-// Without libm, whose bits differ from machine to machine: the series at y = x / 256, and then eight times
-// that of twice the argument. The relative error is about 1e-6, for tiny x too. y is kept in *last: planes
-// are few.
-template <class T>
-constexpr REC_SDK_HD T expm1_of_steps(T* last, float iter, float uncounted, float log) {
-  *last = at_least((steps_since(*last, iter) - uncounted) * log, -80.0f) * (1.0f / 256);
-  T e = *last * (1.0f / 720) + 1.0f / 120;
-  e = e * *last + 1.0f / 24;
-  e = e * *last + 1.0f / 6;
-  e = e * *last + 0.5f;
-  e = e * *last + 1.0f;
-  e *= *last;
-  for (int doubled = 0; doubled < 8; ++doubled) e *= 2.0f + e;
-  *last = *last * 0.0f + iter;
-  return e;
-}
 
 // 0 / 0 is 0: norms of rows that are not zero are larger by far, and not changed by this.
 constexpr float kTinyNorm = 1e-30f;
