@@ -223,12 +223,13 @@ class Engine:
         feature_means: Sequence[bool],
         policy: str = "lru",
         serial: int = 0,
+        row_ids: bool = False,
     ) -> None:
         """weight_dtype: 0 fp32, 1 fp16, 2 bf16. state_elements: dim or 1 for each state block.
 
         feature_tables: the table of each feature, ascending. feature_columns: the first output column of each feature,
         or [] for a sequence. feature_means: whether it is MEAN-pooled. serial: plans and versions are numbered
-        behind it.
+        behind it. row_ids: plans have the ids of their rows for the device.
         """
 
     @property

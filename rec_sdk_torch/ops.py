@@ -160,7 +160,7 @@ def _pooled_weights_grad(
 @_operator(
     "update_rows(Tensor(a!) cache, Tensor[] grads, Tensor unique_slots, Tensor table_offsets, Tensor segment_offsets, "
     "Tensor grad_row, Tensor? grad_source, Tensor? grad_column, Tensor? scale, Tensor coefficients, str optimizer, "
-    "int dim, ScalarType weight_dtype) -> ()"
+    "int dim, ScalarType weight_dtype, Tensor? row_ids=None, Tensor? rounding_seeds=None) -> ()"
 )
 def _update_rows(
     cache: torch.Tensor,
@@ -176,6 +176,8 @@ def _update_rows(
     optimizer: str,
     dim: int,
     weight_dtype: torch.dtype,
+    row_ids: torch.Tensor | None = None,
+    rounding_seeds: torch.Tensor | None = None,
 ) -> None:
     return None
 

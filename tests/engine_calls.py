@@ -64,7 +64,7 @@ class Planned:
         return getattr(self.host, name)
 
 
-TYPES: dict[str, Any] = dict.fromkeys(("offsets", "window_out_slots", "window_in_slots"), np.int64)
+TYPES: dict[str, Any] = dict.fromkeys(("offsets", "window_out_slots", "window_in_slots", "unique_ids"), np.int64)
 TYPES["scale"] = np.float32
 
 

@@ -119,6 +119,8 @@ struct UpdateRows {
   int64_t tables;
   const float* coefficients;  // [tables, kCoefficients]
   int64_t slots;
+  const int64_t* row_ids;         // [rows], or null: weights round to nearest
+  const int64_t* rounding_seeds;  // [tables], with row_ids
 };
 
 struct AccumulateRows {

@@ -1,5 +1,7 @@
 // Storage formats of the weights, as arithmetic on bits: it vectorises everywhere and gives the same bits
-// everywhere.
+// everywhere. store(value) rounds to nearest, ties to even. store(value, random) rounds up or down by the
+// upper bits of `random`, so that it is right on average; magnitudes beyond the largest finite number round
+// to nearest, so that none becomes infinite by chance.
 #pragma once
 
 #include <cstdint>
@@ -23,33 +25,47 @@ REC_SDK_HD uint32_t bits_of(float value) {
   return bits;
 }
 
-struct Float32 {
-  using Storage = float;
-  static REC_SDK_HD float load(float stored) { return stored; }
-  static REC_SDK_HD float store(float value) { return value; }
-};
-
-struct BFloat16 {
-  using Storage = uint16_t;
-  static REC_SDK_HD float load(uint16_t stored) { return float_of(static_cast<uint32_t>(stored) << 16); }
-  static REC_SDK_HD uint16_t store(float value) {
-    const uint32_t bits = bits_of(value);
-    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;  // to nearest even
-    return static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
-  }
-};
-
 // All ones when a < b, else zero; a and b below 2^31. GCC turns a condition into a branch here, but not this.
 REC_SDK_HD uint32_t mask_less(uint32_t a, uint32_t b) { return 0u - ((a - b) >> 31); }
 REC_SDK_HD uint32_t select(uint32_t mask, uint32_t ones, uint32_t zeros) {
   return zeros ^ ((zeros ^ ones) & mask);
 }
 
+struct Float32 {
+  using Storage = float;
+  static constexpr bool kRounds = false;
+  static REC_SDK_HD float load(float stored) { return stored; }
+  static REC_SDK_HD float store(float value) { return value; }
+  static REC_SDK_HD float store(float value, uint32_t) { return value; }
+};
+
+struct BFloat16 {
+  using Storage = uint16_t;
+  static constexpr bool kRounds = true;
+  static constexpr uint32_t kLargest = 0x7f7f0000u;
+  static REC_SDK_HD float load(uint16_t stored) { return float_of(static_cast<uint32_t>(stored) << 16); }
+  static REC_SDK_HD uint16_t store(float value) {
+    const uint32_t bits = bits_of(value);
+    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;  // to nearest even
+    return static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
+  }
+  static REC_SDK_HD uint16_t store(float value, uint32_t random) {
+    const uint32_t bits = bits_of(value), magnitude = bits & 0x7fffffffu;
+    const uint32_t to_nearest = 0x7fffu + ((bits >> 16) & 1u);
+    const uint32_t added = select(mask_less(kLargest, magnitude), to_nearest, random >> 16);
+    return static_cast<uint16_t>(magnitude > 0x7f800000u ? 0x7fc0u : (bits + added) >> 16);
+  }
+};
+
 // After F. Giesen, "Float->half variants": subnormals go through one exact or correctly rounded float
 // addition. All other numbers go through it too, adding zero: an addition for some of them would be a branch,
 // and a loop around it would stay scalar.
 struct Float16 {
   using Storage = uint16_t;
+  static constexpr bool kRounds = true;
+  static constexpr uint32_t kLargest = 0x477fe000u;  // 65504
+  static constexpr uint32_t kSmallest = 113u << 23;  // 2^-14, of the normal ones
+  static constexpr float kSubnormalUnits = 0x1p37f;  // of 2^-24 / 2^13 in 1
   static REC_SDK_HD float load(uint16_t stored) {
     const uint32_t magnitude = (stored & 0x7fffu) << 13;
     const uint32_t exponent = magnitude & 0x0f800000u;
@@ -70,6 +86,17 @@ struct Float16 {
     const uint32_t special = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u;
     const uint32_t rounded = select(mask_less(magnitude, 143u << 23), finite, special);
     return static_cast<uint16_t>(rounded | ((all >> 16) & 0x8000u));
+  }
+  static REC_SDK_HD uint16_t store(float value, uint32_t random) {
+    const uint32_t all = bits_of(value), magnitude = all & 0x7fffffffu, added = random >> 19;
+    const uint32_t subnormal = mask_less(magnitude, kSmallest);
+    const auto units = static_cast<int32_t>(float_of(magnitude & subnormal) * kSubnormalUnits);
+    const uint32_t normal = magnitude - (112u << 23);
+    const uint32_t rounded = (select(subnormal, static_cast<uint32_t>(units), normal) + added) >> 13;
+    const uint32_t infinite = select(mask_less(magnitude, 0x477ff000u), 0x7bffu, 0x7c00u);
+    const uint32_t special = magnitude > 0x7f800000u ? 0x7e00u : infinite;
+    const uint32_t result = select(mask_less(kLargest, magnitude), special, rounded);
+    return static_cast<uint16_t>(result | ((all >> 16) & 0x8000u));
   }
 };
 

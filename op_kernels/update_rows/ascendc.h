@@ -30,6 +30,10 @@ __aicore__ inline void update_rows(TPipe* pipe, const UpdateRows& a, const HotWo
   if (kRowStates > 0) rows.shape.row_states_offset = a.layout.state_offset[kElementStates];
   rows.tables = {a.table_offsets, a.tables, a.coefficients};
   rows.workspace = workspace;
+  if (a.row_ids != nullptr) {
+    forget_cached(a.row_ids);
+    rows.rounding = {a.row_ids, a.rounding_seeds};
+  }
   UpdateTiles<Optimizer, Weights> tiles;
   tiles.run(pipe, rows);
 }

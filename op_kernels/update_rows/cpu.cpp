@@ -4,6 +4,7 @@
 #include "op_kernels/common/arguments.h"
 #include "op_kernels/common/convert.h"
 #include "op_kernels/common/optimizers.h"
+#include "op_kernels/common/rounding.h"
 
 namespace rec_sdk {
 namespace REC_SDK_ISA {
@@ -32,9 +33,10 @@ REC_SDK_INLINE auto measured(const Optimizer& optimizer, int64_t dim, const Elem
   }
 }
 
-template <class Optimizer, class Format, int64_t kDim>
+// key: of the row, for stochastic rounding.
+template <class Optimizer, class Format, int64_t kDim, bool kStochastic>
 REC_SDK_INLINE void update_record(const Optimizer& optimizer, const RecordLayout& layout, float max_gradient,
-                                  const float* __restrict g, uint8_t* record) {
+                                  const float* __restrict g, uint32_t key, uint8_t* record) {
   constexpr int kStates = Optimizer::kElementStates;
   static_assert(Optimizer::kRowStates == 0 || Optimizer::kMeasures > 0, "begin_row changes row states");
   const int64_t dim = kDim > 0 ? kDim : layout.dim;
@@ -58,12 +60,16 @@ REC_SDK_INLINE void update_record(const Optimizer& optimizer, const RecordLayout
   for (int64_t k = 0; k < dim; ++k) {
     Element<kStates> e = element(k);
     optimizer.element(e.weight, e.states, e.g, values);
-    weights[k] = Format::store(e.weight);
+    if constexpr (kStochastic) {
+      weights[k] = Format::store(e.weight, random_bits(key, static_cast<uint32_t>(k)));
+    } else {
+      weights[k] = Format::store(e.weight);
+    }
     for (int s = 0; s < kStates; ++s) states[s][k] = e.states[s];
   }
 }
 
-template <class Optimizer, class Format, int64_t kDim>
+template <class Optimizer, class Format, int64_t kDim, bool kStochastic>
 void update_range(const UpdateRows& a, int64_t begin, int64_t end, float* scratch) {
   const RecordLayout layout = a.layout;
   int64_t table = 0;
@@ -77,7 +83,9 @@ void update_range(const UpdateRows& a, int64_t begin, int64_t end, float* scratc
                          coefficients = a.coefficients + table * kCoefficients;
                          optimizer = Optimizer(coefficients);
                        }
-                       update_record<Optimizer, Format, kDim>(optimizer, layout, coefficients[0], g, record);
+                       const uint32_t key = kStochastic ? row_key(a.row_ids[u], a.rounding_seeds[table]) : 0u;
+                       update_record<Optimizer, Format, kDim, kStochastic>(optimizer, layout, coefficients[0],
+                                                                           g, key, record);
                      });
 }
 
@@ -85,8 +93,14 @@ template <class Optimizer>
 void update_with(const UpdateRows& a, int64_t begin, int64_t end, float* scratch) {
   if (begin == end) return;
   with_format(a.layout.weight_dtype, [&](auto format) {
+    using Format = decltype(format);
     with_dim(a.layout.dim, [&](auto dim) {
-      update_range<Optimizer, decltype(format), decltype(dim)::value>(a, begin, end, scratch);
+      constexpr int64_t kDim = decltype(dim)::value;
+      if (Format::kRounds && a.row_ids != nullptr) {
+        update_range<Optimizer, Format, kDim, Format::kRounds>(a, begin, end, scratch);
+      } else {
+        update_range<Optimizer, Format, kDim, false>(a, begin, end, scratch);
+      }
     });
   });
 }

@@ -25,11 +25,14 @@ def _embedding(
     device: torch.device | str | int | None,
     *,
     capacity: bool = False,
+    stochastic_rounding: bool = False,
     **options: Any,
 ) -> TableBatchedEmbedding:
     """The tables of a collection, whose configs must be of `kind`; `options` are those of the embedding."""
     check_kind(tables, kind, type(collection).__name__, capacity=capacity)
-    configs = [table_config(table, capacity=capacity) for table in tables]
+    configs = [
+        replace(table_config(table, capacity=capacity), stochastic_rounding=stochastic_rounding) for table in tables
+    ]
     if any(config.track_changes for config in configs):  # TorchRec's own configs cannot say it
         configs = [config if config.hashed else replace(config, track_changes=True) for config in configs]
     return TableBatchedEmbedding(configs, device=device, **options)
@@ -55,6 +58,7 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
         check_finite: str = "off",
         cache_policy: str = "lrfu",
         host_store: str | os.PathLike[str] | None = None,
+        stochastic_rounding: bool = False,
     ) -> None:
         """Checks the tables; rows and cache are laid out at first use.
 
@@ -74,6 +78,8 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
                 (FloatingPointError before any row changes).
             cache_policy: which rows leave a full cache: `lrfu`, `lru`, `lfu` or `look_ahead`. Results are the same.
             host_store: a folder for the rows where they do not fit into host memory, see `TableBatchedEmbedding`.
+            stochastic_rounding: updates round float16 and bfloat16 weights up or down at random, so that they are
+                right on average, see docs/rounding.md. Of float32 weights it means nothing.
 
         Raises:
             ValueError, TypeError: tables or options that cannot be met; the message names them.
@@ -82,6 +88,7 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
         hint = BatchHint(batch_size, multi_hot_sizes, world_size)
         options: dict[str, Any] = {"cache": cache, "seed": seed, "bounds_check_mode": bounds_check_mode}
         options |= {"check_finite": check_finite, "cache_policy": cache_policy, "host_store": host_store}
+        options["stochastic_rounding"] = stochastic_rounding
         embedding = _embedding(self, tables, EmbeddingConfig, device, batch_hint=hint, **options)
         super().__init__(tables, embedding, embedding_optimizer_cls)
         self._need_indices = need_indices
@@ -197,6 +204,7 @@ class EmbCacheEmbeddingBagCollection(_PooledCollection):
         check_finite: str = "off",
         cache_policy: str = "lrfu",
         host_store: str | os.PathLike[str] | None = None,
+        stochastic_rounding: bool = False,
     ) -> None:
         """Checks the tables; rows and cache are laid out at first use.
 
@@ -209,6 +217,7 @@ class EmbCacheEmbeddingBagCollection(_PooledCollection):
         hint = BatchHint(batch_size, multi_hot_sizes, world_size)
         options: dict[str, Any] = {"cache": cache, "seed": seed, "bounds_check_mode": bounds_check_mode}
         options |= {"check_finite": check_finite, "cache_policy": cache_policy, "host_store": host_store}
+        options["stochastic_rounding"] = stochastic_rounding
         embedding = _embedding(self, tables, EmbeddingBagConfig, device, batch_hint=hint, **options)
         super().__init__(tables, embedding, embedding_optimizer_cls, is_weighted)
 
@@ -223,6 +232,7 @@ class HashEmbeddingBagCollection(_PooledCollection):
         device: torch.device | str | int | None = None,
         *,
         check_finite: str = "off",
+        stochastic_rounding: bool = False,
     ) -> None:
         """Checks the tables; the cache, as large as the tables, is laid out at first use.
 
@@ -231,5 +241,6 @@ class HashEmbeddingBagCollection(_PooledCollection):
         """
         cache = {table.name: table.num_embeddings for table in tables}
         options: dict[str, Any] = {"cache": cache, "check_finite": check_finite}
+        options["stochastic_rounding"] = stochastic_rounding
         embedding = _embedding(self, tables, EmbeddingBagConfig, device, capacity=True, **options)
         super().__init__(tables, embedding, None, is_weighted)

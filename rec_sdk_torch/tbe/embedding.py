@@ -214,7 +214,8 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
         alike: dict[object, list[int]] = {}
         for index, (layout, optimizer) in enumerate(zip(layouts, self.optimizers, strict=True)):
             kernel = (optimizer.spec.kernel, optimizer.accumulate_step) if optimizer else None
-            alike.setdefault((layout, kernel), []).append(index)
+            rounds = self.tables[index].rounds_stochastically
+            alike.setdefault((layout, kernel, rounds), []).append(index)
         columns = (np.cumsum(self.feature_dims) - self.feature_dims).tolist()
         groups = []
         for indices in alike.values():

@@ -20,6 +20,7 @@ from .life import TableLife
 from .optimizer import TableOptimizer
 from .plan import Plan, PlanArrays
 from .record import RecordLayout
+from .rounding import rounding_seeds
 from .store_folder import StoreFolder
 from .swap import Swap
 from .table import WEIGHT_DTYPES, BoundsCheckMode, Pooling, TableConfig
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from .snapshot import Snapshot
 
 _engine.set_parallel_runner(*parallel_runner())
+
+GradedRows = tuple[list[torch.Tensor], torch.Tensor, torch.Tensor | None, torch.Tensor, Segments]
+"""Gradients, and unique_slots, unique_ids, table_offsets and segments of the rows that have some."""
 
 CHUNK_BYTES = 64 << 20
 """Records that pass through one staging buffer when whole tables are read, written or looked up."""
@@ -97,6 +101,7 @@ def _engine_of(
     cache_policy: str,
     serial: int,
     stores: StoreFolder | None,
+    row_ids: bool,
 ) -> _engine.Engine:
     return _engine.Engine(
         [_table_spec(member, seed, bounds_check, stores) for member in members],
@@ -108,11 +113,12 @@ def _engine_of(
         list(means) if columns else [],
         policy=cache_policy,
         serial=serial,
+        row_ids=row_ids,
     )
 
 
 class Group:
-    """Tables of one record layout and one optimizer kernel.
+    """Tables of one record layout, one optimizer kernel and one way to round.
 
     A training batch comes here four times: `plan`, `stage`, `lookup` and, in the backward pass, `update`. The first is
     called under the embedding's planning lock, all else under its launch lock.
@@ -163,7 +169,11 @@ class Group:
         self._device = device
         means = [m.config.pooling is Pooling.MEAN for m in members for _ in m.features]
         layout, policy = self.layout, cache_policy
-        self.engine = _engine_of(members, layout, columns, means, seed, bounds_check, policy, serial, stores)
+        self._rounds = first.config.rounds_stochastically and first.optimizer is not None
+        self._seed = seed
+        self.engine = _engine_of(
+            members, layout, columns, means, seed, bounds_check, policy, serial, stores, self._rounds
+        )
         optimizers = [member.optimizer for member in members if member.optimizer]
         self.optimizers = list({id(optimizer): optimizer for optimizer in optimizers}.values())
         ranks = {id(optimizer): rank for rank, optimizer in enumerate(self.optimizers)}
@@ -187,9 +197,11 @@ class Group:
         self._means = torch.tensor(list(means), dtype=torch.bool, device=self._device)
         self._transfers = Transfers(self._device, backend)
         self._sent_coefficients: tuple[list[list[float]], Arrival] = ([], Arrival((), cache))
+        self._sent_seeds: tuple[list[int], Arrival] = ([], Arrival((), cache))
         self.window = None
         if self.accumulate_step > 1:
-            self.window = Window(self.engine, slots, self.layout.dim, self._transfers, self.chunk)
+            of_ids = len(self.members) if self._rounds else 0
+            self.window = Window(self.engine, slots, self.layout.dim, self._transfers, self.chunk, of_ids)
         sums = self.window.sums if self.window else None
         fill_new = self.run_init_fns if self._with_init_fn else None
         self.swap = Swap(self.engine, cache, self.layout.weight(cache), sums, self._transfers, fill_new)
@@ -294,6 +306,16 @@ class Group:
             self._sent_coefficients = (rows, self._transfers.send_arrays([of_tables]))
         return self._sent_coefficients[1].wait()[0]
 
+    def _seeds(self) -> torch.Tensor | None:
+        """Those of the next update's stochastic rounding, int64 `[T]` on the device; None where it is to nearest."""
+        if not self._rounds:
+            return None
+        steps = [self.optimizers[index].step + 1 for index in self._optimizer_of_table]
+        if steps != self._sent_seeds[0]:
+            seeds = rounding_seeds(self._seed, [member.config.name for member in self.members], steps)
+            self._sent_seeds = (steps, self._transfers.send_arrays([seeds]))
+        return self._sent_seeds[1].wait()[0]
+
     def update(
         self,
         plan: Plan,
@@ -315,21 +337,21 @@ class Group:
         window = self.window
         rows = self._graded(plan, grads, weights)
         if rows is not None:
-            present, slots, tables, segments = rows
+            present, slots, ids, tables, segments = rows
             if window is not None:
                 window.add(plan, present, slots, segments, ledger)
             elif coefficients is not None:
                 self._before_update(slots)
                 run = functools.partial(ledger.run, self)
-                self._update_rows(run, self.swap.cache, present, slots, tables, segments, coefficients)
+                self._update_rows(run, self.swap.cache, present, slots, ids, tables, segments, coefficients)
         if window is not None and coefficients is not None:
             self.swap.settle()
             for table, snapshot in self.snapshots.items():
                 snapshot.before_change(self.engine.window_ids(table))
             window.close(
                 self.swap.cache,
-                lambda run, cache, sums, slots, tables, borders: self._update_rows(
-                    run, cache, [sums], slots, tables, (borders, slots, None, None, None), coefficients
+                lambda run, cache, sums, slots, ids, tables, borders: self._update_rows(
+                    run, cache, [sums], slots, ids, tables, (borders, slots, None, None, None), coefficients
                 ),
                 ledger,
             )
@@ -348,8 +370,8 @@ class Group:
 
     def _graded(
         self, plan: Plan, grads: Sequence[torch.Tensor | None], weights: torch.Tensor | None
-    ) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor, Segments] | None:
-        """(gradients, unique_slots, table_offsets, segments) of the rows that have a gradient; None for no row."""
+    ) -> GradedRows | None:
+        """The rows that have a gradient; None for no row."""
         arrays = plan.arrays
         present = [grad for grad in grads if grad is not None]
         if not present or not arrays.unique_slots.shape[0]:
@@ -361,12 +383,11 @@ class Group:
         count = plan.host.segment_lookups
         if count < len(arrays.grad_row):  # without the lookups of ids that have no row
             of_lookups = tuple(None if array is None else array[:count] for array in of_lookups)
-        return present, arrays.unique_slots, arrays.table_offsets, (arrays.segment_offsets, *of_lookups)
+        segments = (arrays.segment_offsets, *of_lookups)
+        return present, arrays.unique_slots, arrays.unique_ids, arrays.table_offsets, segments
 
     @staticmethod
-    def _with_gradient(
-        arrays: PlanArrays, grads: Sequence[torch.Tensor | None]
-    ) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor, Segments] | None:
+    def _with_gradient(arrays: PlanArrays, grads: Sequence[torch.Tensor | None]) -> GradedRows | None:
         """The same where features of a sequence are not part of the loss: without their lookups, and without the rows
         that have no others.
         """
@@ -394,9 +415,11 @@ class Group:
             None,
             None,
         )
-        slots = arrays.unique_slots.index_select(0, torch.from_numpy(rows).to(device))
+        there = torch.from_numpy(rows).to(device)
+        slots = arrays.unique_slots.index_select(0, there)
+        ids = None if arrays.unique_ids is None else arrays.unique_ids.index_select(0, there)
         present = [grad for grad in grads if grad is not None]
-        return present, slots, put(np.searchsorted(rows, tables)), segments
+        return present, slots, ids, put(np.searchsorted(rows, tables)), segments
 
     @staticmethod
     def _scale(arrays: PlanArrays, weights: torch.Tensor | None) -> torch.Tensor | None:
@@ -413,12 +436,13 @@ class Group:
         cache: torch.Tensor,
         grads: list[torch.Tensor],
         slots: torch.Tensor,
+        ids: torch.Tensor | None,
         tables: torch.Tensor,
         segments: Segments,
         coefficients: torch.Tensor,
     ) -> None:
         layout = self.layout
-        settings = (coefficients, self._kernel, layout.dim, layout.weight_dtype)
+        settings = (coefficients, self._kernel, layout.dim, layout.weight_dtype, ids, self._seeds())
         run(update_rows, cache, grads, slots, tables, *segments, *settings)
 
     def set_evict_step_interval(self, steps: int | None) -> None:

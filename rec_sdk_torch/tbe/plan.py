@@ -33,6 +33,7 @@ class PlanArrays(NamedTuple):
         swap_in_slots: int32, slots of the rows that come.
         window_out_slots: int64, those of `swap_out_slots` with sums of an open window.
         window_in_slots: int64, those of `swap_in_slots` with sums that come back.
+        unique_ids: int64 `[U]`, the id of each distinct row; groups that round stochastically.
     """
 
     offsets: torch.Tensor | None
@@ -49,6 +50,7 @@ class PlanArrays(NamedTuple):
     swap_in_slots: torch.Tensor | None
     window_out_slots: torch.Tensor | None
     window_in_slots: torch.Tensor | None
+    unique_ids: torch.Tensor | None
 
     @classmethod
     def on_host(cls, host: _engine.Plan) -> PlanArrays:
@@ -78,6 +80,7 @@ _OTHER_TYPES = tuple(
         "scale": torch.float32,
         "window_out_slots": torch.int64,
         "window_in_slots": torch.int64,
+        "unique_ids": torch.int64,
     }.items()
 )
 

@@ -100,6 +100,8 @@ class TableConfig:
             hash table's blocks of new rows `[n, D]` in order of arrival.
         life: which ids get a row, and when they lose it; hash tables. None: all do, and keep it.
         track_changes: rows know when they changed last, for `TableView.chunks(since=)`; 8 bytes per row.
+        stochastic_rounding: updates round 16-bit weights up or down at random, so that they are right on average;
+            see docs/rounding.md. float32 weights do not round.
     """
 
     name: str
@@ -117,6 +119,7 @@ class TableConfig:
     init_stddev: float = 0.05
     init_fn: InitFn | None = None
     track_changes: bool = False
+    stochastic_rounding: bool = False
     life: TableLife | None = None
 
     def __post_init__(self) -> None:
@@ -140,6 +143,10 @@ class TableConfig:
             raise ValueError(f"table {self.name!r}: data type {self.weight_dtype}, allowed are {WEIGHT_DTYPES}")
         if self.life is not None and self.life.any() and not self.hashed:
             raise ValueError(f"table {self.name!r}: only a hash table admits or evicts ids")
+        if not isinstance(self.stochastic_rounding, bool):
+            raise TypeError(
+                f"table {self.name!r}: stochastic_rounding is {self.stochastic_rounding!r}, expected a bool"
+            )
         self._check_initializer()
 
     def _check_initializer(self) -> None:
@@ -159,6 +166,11 @@ class TableConfig:
         default = (1.0 / self.num_embeddings) ** 0.5
         low = -default if self.init_min is None else self.init_min
         return low, default if self.init_max is None else self.init_max
+
+    @property
+    def rounds_stochastically(self) -> bool:
+        """Whether updates of its weights do."""
+        return self.stochastic_rounding and self.weight_dtype is not torch.float32
 
     @property
     def weight_bytes(self) -> int:

@@ -16,9 +16,11 @@ from .transfers import Transfers
 
 Segments = tuple[torch.Tensor | None, ...]
 """What an update needs of a plan behind the gradients: segment_offsets, grad_row, grad_source, grad_column, scale."""
-UpdateFromSums = Callable[[Run, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
-"""(run, cache, sums, rows, table_offsets, segment_offsets) -> nothing: updates `rows` of `cache` from one row of
-`sums` each."""
+UpdateFromSums = Callable[
+    [Run, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor], None
+]
+"""(run, cache, sums, rows, ids, table_offsets, segment_offsets) -> nothing: updates `rows` of `cache` from one row of
+`sums` each. ids: of the rows, where the group's weights round stochastically."""
 
 
 def counted(windows: Mapping[int, int], lengths: Iterable[int]) -> dict[int, int]:
@@ -33,8 +35,13 @@ class Window:
         sums: float32 `[slots, 2 * D]`, sum and compensation; zeros where no gradient waits.
     """
 
-    def __init__(self, engine: _engine.Engine, slots: int, dim: int, transfers: Transfers, chunk: int) -> None:
-        """`chunk`: most rows that pass through a staging buffer."""
+    def __init__(
+        self, engine: _engine.Engine, slots: int, dim: int, transfers: Transfers, chunk: int, tables_with_ids: int
+    ) -> None:
+        """`chunk`: most rows that pass through a staging buffer. `tables_with_ids`: the number of tables if updates
+        need the ids of rows, else 0.
+        """
+        self._tables_with_ids = tables_with_ids
         self._engine = engine
         self._transfers = transfers
         self._chunk = chunk
@@ -60,19 +67,43 @@ class Window:
         All plans must be applied and all rows landed.
         """
         slots, tables = self._engine.window_slots()
+        resident, absent = self._ids(tables)
         if len(slots):
             borders = np.arange(len(slots) + 1, dtype=np.int32)
             run = functools.partial(ledger.run, (self, "resident"))
-            update(run, cache, self.sums, *self._transfers.put(slots, tables, borders))
+            rows_there, tables_there, borders_there = self._transfers.put(slots, tables, borders)
+            update(run, cache, self.sums, rows_there, self._put_ids(resident), tables_there, borders_there)
         rows, away = self._engine.window_away()
         for begin in range(0, len(rows), self._chunk):
+            end = min(begin + self._chunk, len(rows))
             if not ledger.has((self, begin)):
-                self._update_away(begin, min(begin + self._chunk, len(rows)), away, cache.shape[1], update, ledger)
+                ids = None if absent is None else absent[begin:end]
+                self._update_away(begin, end, ids, away, cache.shape[1], update, ledger)
         self._clear(slots)
         self._engine.close_window()
 
+    def _ids(self, tables: np.ndarray) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """Of the window's resident rows, which `tables` divides, and of those that left the cache."""
+        if not self._tables_with_ids:
+            return None, None
+        of_tables = [self._engine.window_ids(table) for table in range(self._tables_with_ids)]
+        counts = np.diff(tables).tolist()
+        resident = [ids[:count] for ids, count in zip(of_tables, counts, strict=True)]
+        absent = [ids[count:] for ids, count in zip(of_tables, counts, strict=True)]
+        return np.concatenate(resident), np.concatenate(absent)
+
+    def _put_ids(self, ids: np.ndarray | None) -> torch.Tensor | None:
+        return None if ids is None else self._transfers.put(ids)[0]
+
     def _update_away(
-        self, begin: int, end: int, tables: np.ndarray, record_bytes: int, update: UpdateFromSums, ledger: Ledger
+        self,
+        begin: int,
+        end: int,
+        ids: np.ndarray | None,
+        tables: np.ndarray,
+        record_bytes: int,
+        update: UpdateFromSums,
+        ledger: Ledger,
     ) -> None:
         """Updates the begin-th to end-th of the rows that left the cache; nothing is changed before the last call."""
         count = end - begin
@@ -82,7 +113,8 @@ class Window:
         (cache,), (there,) = self._transfers.send(records).wait(), self._transfers.send(sums).wait()
         borders = (np.clip(tables, begin, end) - begin).astype(np.int32)
         places, segments = np.arange(count, dtype=np.int32), np.arange(count + 1, dtype=np.int32)
-        update(run_now, cache, there, *self._transfers.put(places, borders, segments))
+        places_there, borders_there, segments_there = self._transfers.put(places, borders, segments)
+        update(run_now, cache, there, places_there, self._put_ids(ids), borders_there, segments_there)
         ledger.run((self, begin), self._engine.write_away, begin, end, self._transfers.fetch(cache).wait().numpy())
 
     def drop(self) -> None:

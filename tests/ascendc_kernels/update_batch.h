@@ -29,11 +29,12 @@ inline std::vector<uint8_t> workspace_for(const Batch& batch) {
   return std::vector<uint8_t>(static_cast<size_t>(rec_sdk::ascendc::workspace_bytes(batch.segments())), 0xA5);
 }
 
-// The same update by both.
+// The same update by both; for 16-bit weights also with stochastic rounding.
 template <class Check>
 void check_update(const Batch& batch, const kernel_tests::Cache& cache, const OptimizerCase& optimizer,
-                  const std::string& title, const std::vector<int64_t>& core_counts, const Check& check) {
-  const Tables tables(optimizer, batch.rows());
+                  const std::string& title, const std::vector<int64_t>& core_counts, const Check& check,
+                  bool stochastic = false) {
+  const Tables tables(optimizer, batch.rows(), stochastic);
   const std::vector<uint8_t> expected = kernel_tests::updated_on_cpu(batch, tables, optimizer.name, cache);
   for (const int64_t cores : core_counts) {
     std::vector<uint8_t> found = cache.bytes, workspace = workspace_for(batch);
@@ -41,6 +42,9 @@ void check_update(const Batch& batch, const kernel_tests::Cache& cache, const Op
     rec_sdk::emulator::run_update_rows(AtOnce{title}, a, optimizer.name, workspace.data(), cores);
     check(title, cores, found, expected);
   }
+  const bool rounds = cache.layout.weight_dtype != rec_sdk::DType::kFloat32;
+  if (rounds && !stochastic)
+    check_update(batch, cache, optimizer, title + " stochastic", core_counts, check, true);
 }
 
 inline void check_accumulate(const Batch& batch, kernel_tests::Random* random, const std::string& title,

@@ -23,10 +23,14 @@ Bytes workspace_for(const UpdateBatch& batch) {
 
 void* address_of(Bytes& workspace) { return workspace.empty() ? nullptr : workspace.data(); }
 
+// Every second update of 16-bit weights rounds stochastically.
 template <class Check>
 void check_update(const UpdateBatch& batch, const Cache& cache, const OptimizerCase& optimizer,
-                  const std::string& title, const Check& check) {
-  const kernel_tests::Tables tables(optimizer, batch.rows());
+                  const std::string& of_what, const Check& check) {
+  static int64_t roundings = 0;
+  const bool stochastic = cache.layout.weight_dtype != DType::kFloat32 && roundings++ % 2 == 0;
+  const std::string title = of_what + (stochastic ? " stochastic" : "");
+  const kernel_tests::Tables tables(optimizer, batch.rows(), stochastic);
   const Bytes expected = kernel_tests::updated_on_cpu(batch, tables, optimizer.name, cache);
   in_every_order(title, [&](const std::string& where) {
     Bytes found = cache.bytes, workspace = workspace_for(batch);

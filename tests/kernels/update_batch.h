@@ -120,12 +120,14 @@ inline std::vector<int64_t> states_of(const OptimizerCase& optimizer, int64_t di
   return states;
 }
 
-// Four tables, one without rows and the last with clipping; each learns at another rate.
+// Four tables, one without rows and the last with clipping; each learns at another rate. stochastic: weights
+// round by ids that are not the rows' numbers, and a seed for each table.
 struct Tables {
   std::vector<int32_t> offsets;
   std::vector<float> coefficients;
+  std::vector<int64_t> row_ids, seeds;
 
-  Tables(const OptimizerCase& optimizer, int64_t rows)
+  Tables(const OptimizerCase& optimizer, int64_t rows, bool stochastic = false)
       : offsets{0, static_cast<int32_t>(rows / 3), static_cast<int32_t>(rows / 3),
                 static_cast<int32_t>(rows - rows / 4), static_cast<int32_t>(rows)},
         coefficients(4 * rec_sdk::kCoefficients) {
@@ -135,6 +137,9 @@ struct Tables {
       std::copy(optimizer.coefficients.begin(), optimizer.coefficients.end(), of_table + 1);
       of_table[1] *= 1.0f + 0.5f * static_cast<float>(t);
     }
+    if (!stochastic) return;
+    seeds = {0x123456789abcdef0, -1, 77, std::numeric_limits<int64_t>::min()};
+    for (int64_t u = 0; u < rows + 1; ++u) row_ids.push_back((u - rows / 2) * 1'000'000'007);
   }
 };
 
@@ -152,8 +157,15 @@ inline void fill_padding(Cache* cache) {
 
 inline rec_sdk::UpdateRows update_arguments(const UpdateBatch& batch, const Tables& tables,
                                             const Cache& cache, std::vector<uint8_t>* bytes) {
-  return {batch.segments(),           bytes->data(), cache.layout, tables.offsets.data(), 4,
-          tables.coefficients.data(), cache.slots};
+  return {batch.segments(),
+          bytes->data(),
+          cache.layout,
+          tables.offsets.data(),
+          4,
+          tables.coefficients.data(),
+          cache.slots,
+          tables.row_ids.empty() ? nullptr : tables.row_ids.data(),
+          tables.seeds.data()};
 }
 
 inline std::vector<uint8_t> updated_on_cpu(const UpdateBatch& batch, const Tables& tables,

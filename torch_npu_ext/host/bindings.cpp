@@ -126,7 +126,7 @@ std::shared_ptr<Engine> make_engine(std::vector<TableSpec> tables, int64_t dim, 
                                     const std::vector<int32_t>& feature_tables,
                                     const std::vector<int64_t>& feature_columns,
                                     const std::vector<bool>& feature_means, const std::string& policy,
-                                    uint64_t serial) {
+                                    uint64_t serial, bool row_ids) {
   const bool pooled = !feature_columns.empty();
   if (pooled &&
       (feature_columns.size() != feature_tables.size() || feature_means.size() != feature_tables.size())) {
@@ -141,7 +141,7 @@ std::shared_ptr<Engine> make_engine(std::vector<TableSpec> tables, int64_t dim, 
   }
   const RecordLayout layout = make_layout(dim, weight_dtype, state_elements);
   return std::make_shared<Engine>(
-      GroupSpec{std::move(tables), layout, std::move(features), pooled, policy, serial});
+      GroupSpec{std::move(tables), layout, std::move(features), pooled, policy, serial, row_ids});
 }
 
 void bind_specs(py::module_& m) {
@@ -412,7 +412,8 @@ PYBIND11_MODULE(_engine, m) {
   EngineClass engine(m, "Engine");
   engine.def(py::init(&make_engine), py::arg("tables"), py::arg("dim"), py::arg("weight_dtype"),
              py::arg("state_elements"), py::arg("feature_tables"), py::arg("feature_columns"),
-             py::arg("feature_means"), py::arg("policy") = "lru", py::arg("serial") = 0);
+             py::arg("feature_means"), py::arg("policy") = "lru", py::arg("serial") = 0,
+             py::arg("row_ids") = false);
   m.def("begin", &Engine::begin, py::arg("plans"), py::call_guard<py::gil_scoped_release>());
   bind_batches(engine);
   bind_window(engine);

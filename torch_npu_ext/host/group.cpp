@@ -41,6 +41,7 @@ Group::Group(GroupSpec spec)
     : layout(spec.layout),
       features((check_features(spec), spec.features)),
       pooled(spec.pooled),
+      row_ids(spec.row_ids),
       slots(count_slots(spec)),
       window(spec.layout.dim, slots) {
   sources = !pooled && features.size() > 1;

@@ -26,6 +26,7 @@ struct GroupSpec {
   bool pooled;
   std::string policy;
   uint64_t serial = 0;  // of the plan before the first
+  bool row_ids = false;
 };
 
 // Of one table, or of all. largest_batch is of those that began: the most unique rows of one.
@@ -47,6 +48,7 @@ struct Group {
   bool pooled;
   bool scaled = false;   // some feature is MEAN
   bool sources = false;  // a sequence of several features, each with a gradient of its own
+  bool row_ids;          // plans have the ids of their rows
   MemoryGuard memory;
   std::vector<Table> tables;
   int64_t slots;

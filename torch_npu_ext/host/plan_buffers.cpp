@@ -46,6 +46,7 @@ size_t PlanBuffers::place_arrays(const PlanShape& shape, char* base) {
   arena.place(swap_in_slots, shape.in);
   arena.place(window_out_slots, shape.window_out);
   arena.place(window_in_slots, shape.window_in);
+  arena.place(unique_ids, shape.uniques, shape.ids);
   device_bytes_ = arena.used();
   arena.place(swap_out_rows, shape.out);
   arena.place(swap_out_ids, shape.out);
@@ -78,7 +79,7 @@ void PlanBuffers::layout(const PlanShape& shape, ExternalArena arena) {
 
 std::vector<PlanBuffers::Field> PlanBuffers::device_fields() const {
   std::vector<Field> fields;
-  fields.reserve(14);
+  fields.reserve(15);
   const auto add = [&](const auto* array, int64_t count) {
     const int64_t words = static_cast<int64_t>(sizeof(*array) / 4);
     const int64_t begin = array == nullptr ? -1 : (reinterpret_cast<const char*>(array) - arena_) / 4;
@@ -101,6 +102,7 @@ std::vector<PlanBuffers::Field> PlanBuffers::device_fields() const {
   unless_empty(swap_in_slots, rows_in);
   unless_empty(window_out_slots, window_out);
   unless_empty(window_in_slots, window_in);
+  add(unique_ids, uniques);
   return fields;
 }
 

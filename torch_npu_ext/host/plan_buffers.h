@@ -50,6 +50,7 @@ struct PlanShape {
   int64_t lookups = 0, bags = 0, tables = 0, uniques = 0, out = 0, in = 0, window_out = 0, window_in = 0;
   bool pooled = false, scaled = false, weighted = false;
   bool sources = false;  // a sequence of several features
+  bool ids = false;      // of the unique rows
 };
 
 // Memory of the caller's for a plan's arrays; `owner` is let go with the last use of them.
@@ -93,6 +94,7 @@ struct PlanBuffers {
   int32_t* swap_in_slots = nullptr;     // [I]
   int64_t* window_out_slots = nullptr;  // [P] those of swap_out_slots
   int64_t* window_in_slots = nullptr;   // [Q] those of swap_in_slots
+  int64_t* unique_ids = nullptr;        // [U] of unique_slots; only where weights round stochastically
   // On the host.
   uint32_t* swap_out_rows = nullptr;             // [O]
   int64_t* swap_out_ids = nullptr;               // [O]

@@ -117,6 +117,7 @@ PlanShape Planner::shape(const Group& group) const {
   shape.scaled = group.scaled;
   shape.weighted = batch_.weighted;
   shape.sources = group.sources && !batch_.joined;
+  shape.ids = group.row_ids;
   return shape;
 }
 

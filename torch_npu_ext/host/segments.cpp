@@ -3,6 +3,8 @@
 namespace rec_sdk {
 namespace {
 
+constexpr int64_t kPrefetchDistance = 32;
+
 // From the keys of a table's rows to their slots.
 class Slots {
  public:
@@ -21,7 +23,8 @@ class Slots {
 };
 
 // unique: from (key, count) to (slot, first position of its segment).
-void number_segments(const Share& share, const Slots& slots, Scan* scan, PlanBuffers* plan) {
+void number_segments(const Group& group, const Share& share, const Slots& slots, Scan* scan,
+                     PlanBuffers* plan) {
   int64_t u = plan->table_offsets[share.table] + share.uniques_before;
   uint32_t position = static_cast<uint32_t>(share.position);
   for (int64_t r = share.first; r < share.end(); ++r) {
@@ -35,6 +38,11 @@ void number_segments(const Share& share, const Slots& slots, Scan* scan, PlanBuf
     plan->unique_slots[u] = static_cast<int32_t>(row.key);
     plan->segment_offsets[u++] = static_cast<int32_t>(position);
     position += count;
+  }
+  if (plan->unique_ids == nullptr) return;
+  for (int64_t v = plan->table_offsets[share.table] + share.uniques_before; v < u; ++v) {
+    if (v + kPrefetchDistance < u) prefetch(&group.slot_ids[plan->unique_slots[v + kPrefetchDistance]]);
+    plan->unique_ids[v] = group.slot_ids[plan->unique_slots[v]];
   }
 }
 
@@ -54,8 +62,6 @@ struct ListedLookups {
   REC_SDK_ALWAYS_INLINE int64_t lookup(int64_t i) const { return lookups[i]; }
   REC_SDK_ALWAYS_INLINE uint32_t row(int64_t i) const { return rows[i]; }
 };
-
-constexpr int64_t kPrefetchDistance = 32;
 
 // Gives the i-th lookup its place in the segment of its row.
 template <class Lookups>
@@ -130,7 +136,7 @@ void write_segments(const Group& group, const Batch& batch, int64_t s, Scan* sca
                     PlanBuffers* plan) noexcept {
   const Share& share = scan->share(s);
   const Slots slots(group, share.table, *scan, *plan);
-  number_segments(share, slots, scan, plan);
+  number_segments(group, share, slots, scan, plan);
   if (share.lookups == nullptr) {
     fill(group, batch, share.table, AllLookups{share.first, share.count, scan->local.data()}, scan, plan);
     return;

@@ -46,7 +46,8 @@ UpdateRows update_rows_arguments(const Tensor& cache, const Gradients& grads, co
                                  const Tensor& grad_row, const OptionalTensor& grad_source,
                                  const OptionalTensor& grad_column, const OptionalTensor& scale,
                                  const Tensor& coefficients, const std::string& optimizer, int64_t dim,
-                                 torch::headeronly::ScalarType weight_dtype);
+                                 torch::headeronly::ScalarType weight_dtype, const OptionalTensor& row_ids,
+                                 const OptionalTensor& rounding_seeds);
 
 AccumulateRows accumulate_rows_arguments(const Tensor& pending, const Gradients& grads,
                                          const Tensor& unique_slots, const Tensor& segment_offsets,

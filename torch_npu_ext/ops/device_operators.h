@@ -70,11 +70,12 @@ struct DeviceOperators {
                           const Tensor& table_offsets, const Tensor& segment_offsets, const Tensor& grad_row,
                           const OptionalTensor& grad_source, const OptionalTensor& grad_column,
                           const OptionalTensor& scale, const Tensor& coefficients, OwnedString optimizer,
-                          int64_t dim, ScalarType weight_dtype) {
+                          int64_t dim, ScalarType weight_dtype, const OptionalTensor& row_ids,
+                          const OptionalTensor& rounding_seeds) {
     const Gradients gradients = gradients_of("update_rows", cache, grads);
     const UpdateRows arguments = update_rows_arguments(
         cache, gradients, unique_slots, table_offsets, segment_offsets, grad_row, grad_source, grad_column,
-        scale, coefficients, optimizer.value, dim, weight_dtype);
+        scale, coefficients, optimizer.value, dim, weight_dtype, row_ids, rounding_seeds);
     if (arguments.segments.rows == 0) return;
     const Tensor workspace = workspace_of(cache, arguments.segments);
     Backend::update_rows(cache, arguments, std::move(optimizer.value), workspace.data_ptr());

@@ -47,7 +47,8 @@ UpdateRows update_rows_arguments(const Tensor& cache, const Gradients& grads, co
                                  const Tensor& grad_row, const OptionalTensor& grad_source,
                                  const OptionalTensor& grad_column, const OptionalTensor& scale,
                                  const Tensor& coefficients, const std::string& optimizer, int64_t dim,
-                                 ScalarType weight_dtype) {
+                                 ScalarType weight_dtype, const OptionalTensor& row_ids,
+                                 const OptionalTensor& rounding_seeds) {
   const Checker check("update_rows", cache);
   check.require(dim >= 1 && dim <= kMaxDim, "dim must be in [1, ", kMaxDim, "], got ", dim);
   UpdateRows arguments{};
@@ -72,6 +73,14 @@ UpdateRows update_rows_arguments(const Tensor& cache, const Gradients& grads, co
                 "coefficients must be [", arguments.tables, ", ", kCoefficients, "], got [",
                 coefficients.size(0), ", ", coefficients.size(1), "]");
   arguments.coefficients = static_cast<const float*>(coefficients.data_ptr());
+  check.require(row_ids.has_value() == rounding_seeds.has_value(),
+                "row_ids and rounding_seeds belong together: give both, or neither to round to nearest");
+  if (row_ids.has_value()) {
+    arguments.row_ids =
+        check.vector<const int64_t>("row_ids", *row_ids, ScalarType::Long, arguments.segments.rows);
+    arguments.rounding_seeds =
+        check.vector<const int64_t>("rounding_seeds", *rounding_seeds, ScalarType::Long, arguments.tables);
+  }
   return arguments;
 }
 
@@ -81,12 +90,13 @@ void update_rows_cpu(const Tensor& cache, const Tensors& grads, const Tensor& un
                      const Tensor& table_offsets, const Tensor& segment_offsets, const Tensor& grad_row,
                      const OptionalTensor& grad_source, const OptionalTensor& grad_column,
                      const OptionalTensor& scale, const Tensor& coefficients, OwnedString optimizer,
-                     int64_t dim, ScalarType weight_dtype) {
+                     int64_t dim, ScalarType weight_dtype, const OptionalTensor& row_ids,
+                     const OptionalTensor& rounding_seeds) {
   const Checker check("update_rows", cache);
   const Gradients gradients = gradients_of("update_rows", cache, grads);
   UpdateRows arguments = update_rows_arguments(cache, gradients, unique_slots, table_offsets, segment_offsets,
                                                grad_row, grad_source, grad_column, scale, coefficients,
-                                               optimizer.value, dim, weight_dtype);
+                                               optimizer.value, dim, weight_dtype, row_ids, rounding_seeds);
   check_offsets(check, "table_offsets", arguments.table_offsets, arguments.tables, arguments.segments.rows);
   check_segments(check, arguments.segments, cache.size(0));
   const HotRows hot_rows(arguments.segments);

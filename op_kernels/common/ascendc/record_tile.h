@@ -12,13 +12,16 @@ namespace ascendc {
 
 struct FloatWeights {
   static constexpr int64_t kBytes = 4;
+  static constexpr bool kRounds = false, kHalf = false;
 };
 struct HalfWeights {
   static constexpr int64_t kBytes = 2;
+  static constexpr bool kRounds = true, kHalf = true;
   using Type = half;
 };
 struct BFloat16Weights {
   static constexpr int64_t kBytes = 2;
+  static constexpr bool kRounds = true, kHalf = false;
   using Type = BFloat16;
 };
 

@@ -6,6 +6,7 @@
 #include "op_kernels/common/ascendc/record_tile.h"
 #include "op_kernels/common/ascendc/row_split.h"
 #include "op_kernels/common/ascendc/row_values.h"
+#include "op_kernels/common/ascendc/stochastic_rounding.h"
 #include "op_kernels/common/optimizers.h"
 
 namespace rec_sdk {
@@ -19,12 +20,19 @@ struct TablesOfRows {
   const float* coefficients;  // [count, kCoefficients]
 };
 
+// What weights round by; null: to nearest.
+struct RoundingOfRows {
+  const int64_t* ids;    // [rows]
+  const int64_t* seeds;  // [tables]
+};
+
 struct RowsToUpdate {
   Segments segments;
   uint8_t* records;
   RecordShape shape;
   TablesOfRows tables;
   HotWorkspace workspace;
+  RoundingOfRows rounding;
 };
 
 // Optimizer: as in optimizers.h. Weights: a type of record_tile.h.
@@ -91,6 +99,7 @@ class UpdateTiles {
   struct TileRows {
     int32_t begins[kMaxTileRows + 1];  // row r has lookups [begins[r], begins[r + 1])
     int32_t slots[kMaxTileRows];
+    uint32_t keys[kMaxTileRows];  // where weights round stochastically
     RowList summed, empty;
   };
 
@@ -111,14 +120,17 @@ class UpdateTiles {
     const int64_t end =
         global(a_.segments.offsets, a_.segments.rows + 1).GetValue(static_cast<uint64_t>(rows_.end));
     open_lookup_index(&lookup_index_, pipe, lookups, end);
-    const int64_t index_bytes = kRowArrays * RowIndex::kBytesOfArray + lookup_index_bytes(lookups) +
-                                a_.workspace.part_count * kPartFields * 4 + RowSplit::kBytes;
-    plan_ = plan_tiles(a_.shape, RowNumbers::kNeeds, lookups.count, rows_.end - rows_.begin, index_bytes);
+    const int64_t rounding_bytes =
+        stochastic() ? StochasticRounding::bytes(align_up(a_.shape.dim, kLanes)) : 0;
+    const int64_t other_bytes = kRowArrays * RowIndex::kBytesOfArray + lookup_index_bytes(lookups) +
+                                a_.workspace.part_count * kPartFields * 4 + RowSplit::kBytes + rounding_bytes;
+    plan_ = plan_tiles(a_.shape, RowNumbers::kNeeds, lookups.count, rows_.end - rows_.begin, other_bytes);
     sums_.init(pipe, &lookup_index_, lookups, plan_.pitch, plan_.levels, a_.workspace.sums,
                a_.workspace.pitch);
     records_.init(pipe, a_.shape, plan_, a_.records);
     pool_.init(pipe, plan_.rows * plan_.pitch);
     if (kPasses > 0) row_values_.init(pipe, plan_, a_.shape);
+    if (stochastic()) rounding_.init(pipe, plan_.pitch);
     vector_barrier();
     for (int s = 0; s < 2; ++s) {
       arrived_[s].init(pipe);
@@ -179,6 +191,18 @@ class UpdateTiles {
     step->rows = minimum(plan_.rows, minimum(step->table_end, rows_.end) - step->row);
   }
 
+  __aicore__ inline bool stochastic() const { return Weights::kRounds && a_.rounding.ids != nullptr; }
+
+  __aicore__ inline void load_keys(const Step& step) {
+    const int64_t seed =
+        global(a_.rounding.seeds, a_.tables.count).GetValue(static_cast<uint64_t>(step.table));
+    const GlobalTensor<int64_t> ids = global(a_.rounding.ids, a_.segments.rows);
+    for (int64_t r = 0; r < step.rows; ++r) {
+      const int64_t id = ids.GetValue(static_cast<uint64_t>(step.row + r));
+      tile_rows_[step.set].keys[r] = REC_SDK_ISA::row_key(id, seed);
+    }
+  }
+
   __aicore__ inline Terms terms_of(const Step& step, int64_t r) const {
     const int32_t* begins = tile_rows_[step.set].begins;
     const int64_t begin = begins[r], lookups = begins[r + 1] - begin;
@@ -214,6 +238,7 @@ class UpdateTiles {
       begin = end;
     }
     arrived_[step.set].set();
+    if (stochastic() && step.update()) load_keys(step);
   }
 
   __aicore__ inline void sum_gradients(const Step& step) {
@@ -241,7 +266,12 @@ class UpdateTiles {
       optimizer.advance(e.states, e.g);
     }
     go_through<0>(optimizer, &e, step, NoValues{});
-    if (step.update()) records_.encode(step.set, step.rows);
+    if (!step.update()) return;
+    if (stochastic()) {
+      rounding_.template run<Weights::kHalf>(records_.weights(step.set), &pool_, tile_rows_[step.set].keys,
+                                             step.rows, step.columns.column);
+    }
+    records_.encode(step.set, step.rows);
   }
 
   // The columns of a tile: gradient, weight, new states.
@@ -331,6 +361,7 @@ class UpdateTiles {
   RecordTiles<Weights> records_;
   PlanePool pool_;
   RowNumbers row_values_;
+  StochasticRounding rounding_;
   TileRows tile_rows_[2];
   float coefficients_[kCoefficients];
   int64_t coefficients_of_ = -1;  // table

@@ -5,9 +5,27 @@
 #include "op_kernels/common/cuda/hot_rows.h"
 #include "op_kernels/common/cuda/lane_sum.h"
 #include "op_kernels/common/optimizers.h"
+#include "op_kernels/common/rounding.h"
 
 namespace rec_sdk {
 namespace cuda {
+
+// How the weights of a row round: stochastically, by its key, or to nearest.
+struct Rounding {
+  bool stochastic;
+  uint32_t key;
+
+  // Values that Format stores as they are.
+  template <class Format, int N>
+  __device__ __forceinline__ Columns<N> rounded(Columns<N> weights, int column) const {
+    if (!Format::kRounds || !stochastic) return weights;
+    for (int k = 0; k < N; ++k) {
+      const uint32_t random = REC_SDK_ISA::random_bits(key, static_cast<uint32_t>(column + k));
+      weights[k] = Format::load(Format::store(weights[k], random));
+    }
+    return weights;
+  }
+};
 
 // A thread's columns of a record, in registers.
 template <class Optimizer, class Format, int N>
@@ -42,8 +60,8 @@ class RecordColumns {
     }
     return terms;
   }
-  __device__ __forceinline__ void store_to(int column) const {
-    store<Format>(weights(column), weights_);
+  __device__ __forceinline__ void store_to(int column, const Rounding& rounding) const {
+    store<Format>(weights(column), rounding.rounded<Format>(weights_, column));
     for (int s = 0; s < kStates; ++s) store<Float32>(state(s, column), states_[s]);
   }
 
@@ -110,6 +128,12 @@ __device__ __forceinline__ const float* coefficients_of(const UpdateRows& a, int
   return a.coefficients + last_at_most(a.table_offsets, a.tables, u) * kCoefficients;
 }
 
+__device__ __forceinline__ Rounding rounding_of(const UpdateRows& a, int u) {
+  if (a.row_ids == nullptr) return {false, 0};
+  const int64_t seed = a.rounding_seeds[last_at_most(a.table_offsets, a.tables, u)];
+  return {true, REC_SDK_ISA::row_key(a.row_ids[u], seed)};
+}
+
 // The aggregated and clipped gradient of a row, N columns in each thread of its team.
 template <int N>
 struct RowGradient {
@@ -133,10 +157,11 @@ template <class Optimizer, class Format, int N>
 class RowUpdate {
  public:
   __device__ __forceinline__ RowUpdate(const UpdateRows& a, const Team& team, const RowGradient<N>& gradient,
-                                       uint8_t* record)
+                                       const Rounding& rounding, uint8_t* record)
       : layout_(a.layout),
         team_(team),
         gradient_(gradient),
+        rounding_(rounding),
         columns_(a.layout, record),
         row_states_(a.layout, record) {
     load(first_column());  // in flight while the gradients are summed
@@ -149,7 +174,7 @@ class RowUpdate {
       if (!keeps_gradient()) g_ = gradient_.at(column);
       if (column < dim()) {
         columns_.update(optimizer(), g_, values);
-        columns_.store_to(column);
+        columns_.store_to(column, rounding_);
       }
       if (column - first_column() + pass() >= dim()) break;
       load(column + pass());
@@ -205,6 +230,7 @@ class RowUpdate {
   const RecordLayout& layout_;
   const Team& team_;
   const RowGradient<N>& gradient_;
+  const Rounding rounding_;
   RecordColumns<Optimizer, Format, N> columns_;
   RowStates<Optimizer> row_states_;
   Columns<N> g_{};
@@ -223,7 +249,8 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerProcessor)
   const LookupRange segment{a.segments.offsets[u], a.segments.offsets[u + 1]};
   const GradientSums<N> sums(a.segments, team);
   const RowGradient<N> gradient{sums, segment, static_cast<int>(a.layout.dim), coefficients_of(a, u)};
-  RowUpdate<Optimizer, Format, N>(a, team, gradient, a.cache + slot * a.layout.bytes).run();
+  const Rounding rounding = Format::kRounds ? rounding_of(a, u) : Rounding{false, 0};
+  RowUpdate<Optimizer, Format, N>(a, team, gradient, rounding, a.cache + slot * a.layout.bytes).run();
 }
 
 // Whether records, chunk sums and rows of them start at multiples of what N columns need.

@@ -110,6 +110,8 @@ struct UpdateLauncher {
         .read("unique_slots", a.segments.unique_slots, a.segments.rows)
         .read("table_offsets", a.table_offsets, a.tables + 1)
         .read("coefficients", a.coefficients, a.tables * kCoefficients)
+        .read("row_ids", a.row_ids, a.segments.rows)
+        .read("rounding_seeds", a.rounding_seeds, a.tables)
         .change("cache", a.cache, a.slots * a.layout.bytes);
   }
 

@@ -11,6 +11,8 @@ namespace AscendC {
 template <class T>
 constexpr bool kNumber = kOneOf<T, half, float, int16_t, int32_t>;
 template <class T>
+constexpr bool kShifted = kOneOf<T, int16_t, uint16_t, int32_t, uint32_t>;
+template <class T>
 constexpr bool kFloating = kOneOf<T, half, float>;
 
 #define REC_SDK_ONE_BINARY(Name, op, types, message)                                           \
@@ -44,6 +46,22 @@ constexpr bool kFloating = kOneOf<T, half, float>;
     rec_sdk::emulator::run_vector(call);                                                              \
   }
 
+// To the right, copies of the sign come in where T has one.
+#define REC_SDK_ONE_SHIFT(Name, op)                                                     \
+  template <typename T, bool isSetMask = true>                                          \
+  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue, \
+            const int32_t& count) {                                                     \
+    static_assert(kShifted<T>, #Name ": integers of 16 and 32 bits only");              \
+    rec_sdk::emulator::VectorCall call = vector_call(#Name, dst, count);                \
+    if constexpr (kShifted<T>) {                                                        \
+      call.function = rec_sdk::emulator::shift<rec_sdk::emulator::ShiftOp::op, T>;      \
+    }                                                                                   \
+    call.a = &src.memory();                                                             \
+    call.src_bytes = sizeof(T);                                                         \
+    call.scalar = &scalarValue;                                                         \
+    rec_sdk::emulator::run_vector(call);                                                \
+  }
+
 #define REC_SDK_ONE_UNARY(Name)                                                                   \
   template <typename T>                                                                           \
   void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const int32_t& count) {         \
@@ -74,6 +92,9 @@ REC_SDK_ONE_WITH_SCALAR(Muls, kMul)
 REC_SDK_ONE_WITH_SCALAR(Maxs, kMax)
 REC_SDK_ONE_WITH_SCALAR(Mins, kMin)
 
+REC_SDK_ONE_SHIFT(ShiftLeft, kLeft)
+REC_SDK_ONE_SHIFT(ShiftRight, kRight)
+
 REC_SDK_ONE_UNARY(Sqrt)
 REC_SDK_ONE_UNARY(Rsqrt)
 REC_SDK_ONE_UNARY(Exp)
@@ -83,6 +104,7 @@ REC_SDK_ONE_UNARY(Reciprocal)
 
 #undef REC_SDK_ONE_BINARY
 #undef REC_SDK_ONE_WITH_SCALAR
+#undef REC_SDK_ONE_SHIFT
 #undef REC_SDK_ONE_UNARY
 
 // dst += src * scalar: two roundings.

@@ -108,6 +108,23 @@ void with_scalar(void* dst, const void* a, const void*, const void* scalar, int6
   }
 }
 
+template <ShiftOp op, class T>
+void shift(void* dst, const void* a, const void*, const void* scalar, int64_t count) {
+  constexpr int kMost = 8 * sizeof(T) - 1;
+  auto* out = static_cast<T*>(dst);
+  const auto* x = static_cast<const T*>(a);
+  const auto bits = static_cast<uint64_t>(scalar_of<T>(scalar));
+  const int last = bits > kMost ? 1 : 0, by = static_cast<int>(bits > kMost ? kMost : bits);
+#pragma GCC ivdep
+  for (int64_t i = 0; i < count; ++i) {
+    if constexpr (op == ShiftOp::kLeft) {
+      out[i] = static_cast<T>(static_cast<uint64_t>(x[i]) << by << last);
+    } else {
+      out[i] = static_cast<T>(x[i] >> by >> last);
+    }
+  }
+}
+
 template <UnaryOp op, class T>
 void unary(void* dst, const void* a, const void*, const void*, int64_t count) {
   auto* out = static_cast<T*>(dst);
@@ -266,10 +283,18 @@ template void saturate<bfloat16_t>(void*, int64_t);
   REC_SDK_VECTOR(cast, T, U, Rounding::kRound) \
   REC_SDK_VECTOR(cast, T, U, Rounding::kTrunc)
 
+#define REC_SDK_SHIFTS(T)                  \
+  REC_SDK_VECTOR(shift, ShiftOp::kLeft, T) \
+  REC_SDK_VECTOR(shift, ShiftOp::kRight, T)
+
 REC_SDK_ARITHMETIC(half)
 REC_SDK_ARITHMETIC(float)
 REC_SDK_ARITHMETIC(int16_t)
 REC_SDK_ARITHMETIC(int32_t)
+REC_SDK_SHIFTS(int16_t)
+REC_SDK_SHIFTS(uint16_t)
+REC_SDK_SHIFTS(int32_t)
+REC_SDK_SHIFTS(uint32_t)
 REC_SDK_UNARY(half)
 REC_SDK_UNARY(float)
 REC_SDK_VECTOR(axpy, half, half)

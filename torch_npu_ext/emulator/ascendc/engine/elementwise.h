@@ -7,6 +7,7 @@
 namespace rec_sdk::emulator {
 
 enum class BinaryOp { kAdd, kSub, kMul, kDiv, kMax, kMin };
+enum class ShiftOp { kLeft, kRight };
 enum class UnaryOp { kSqrt, kRsqrt, kExp, kLn, kAbs, kReciprocal };
 
 // dst = a op b
@@ -16,6 +17,11 @@ void binary(void* dst, const void* a, const void* b, const void* scalar, int64_t
 // dst = a op scalar
 template <BinaryOp op, class T>
 void with_scalar(void* dst, const void* a, const void* b, const void* scalar, int64_t count);
+
+// By bits of the scalar, a T; to the right, copies of the sign come in where T has one. By as many bits as T
+// has, or more, nothing is left but the sign.
+template <ShiftOp op, class T>
+void shift(void* dst, const void* a, const void* b, const void* scalar, int64_t count);
 
 // Rsqrt and Reciprocal are deliberately as inexact as the hardware's.
 template <UnaryOp op, class T>

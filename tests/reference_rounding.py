@@ -1,0 +1,48 @@
+"""Stochastic rounding in NumPy, as docs/rounding.md states it."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+U64 = np.uint64
+
+
+def row_keys(ids: np.ndarray, seed: int) -> np.ndarray:
+    """uint32 `[n]`."""
+    z = ids.astype(np.int64).view(U64) * U64(0x9E3779B97F4A7C15) + U64(seed & (2**64 - 1))
+    for _ in range(2):
+        z = (z ^ (z >> U64(32))) * U64(0xD6E8FEB86659FD93)
+    return (z >> U64(32)).astype(np.uint32)
+
+
+def random_bits(keys: np.ndarray, dim: int) -> np.ndarray:
+    """uint32 `[n, dim]`."""
+    x = keys[:, None].astype(U64) + np.arange(dim, dtype=U64) * U64(0x9E3779B1)
+    mask = U64(2**32 - 1)
+    x = x & mask
+    x = x * (2 * x + U64(1)) & mask
+    x = x + (x >> U64(16)) & mask
+    return (x * (2 * x + U64(1)) & mask).astype(np.uint32)
+
+
+def rounded(values: torch.Tensor, dtype: torch.dtype, random: np.ndarray) -> torch.Tensor:
+    """float32 `values` `[n, dim]` in `dtype`: by neighbours and probabilities, not by bits."""
+    below = _toward_zero(values, dtype)
+    nearest = values.to(dtype)
+    largest = torch.finfo(dtype).max
+    magnitude = below.abs().view(torch.int16)
+    above = torch.where(values < 0, -1.0, 1.0).to(dtype) * (magnitude + 1).view(dtype)
+    distance = (values.double() - below.double()).abs() / (above.double() - below.double()).abs()
+    kept = 16 if dtype is torch.bfloat16 else 13
+    chance = torch.from_numpy((random >> np.uint32(32 - kept)).astype(np.float64)) / 2**kept
+    # In steps of the random number: what is below them, of subnormal float16 alone, is cut off.
+    up = torch.floor(distance * 2**kept) / 2**kept + chance >= 1
+    by_chance = torch.where(up, above, below)
+    return torch.where(values.abs() <= largest, by_chance, nearest)
+
+
+def _toward_zero(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    nearest = values.to(dtype)
+    too_far = nearest.double().abs() > values.double().abs()
+    return torch.where(too_far, (nearest.abs().view(torch.int16) - 1).view(dtype).copysign(nearest), nearest)

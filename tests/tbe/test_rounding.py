@@ -1,0 +1,173 @@
+"""Stochastic rounding of whole tables: the same bits however the rows lie, and what it is for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from reference_rounding import random_bits, rounded, row_keys
+
+from rec_sdk_torch.optim.accumulate import AccumulateSGD
+from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch.tbe.rounding import rounding_seeds
+
+DTYPES = [torch.bfloat16, torch.float16]
+DIM, STEPS, BAGS, LOOKUPS = 20, 12, 8, 3
+SEED = 5
+
+
+def tables(dtype: torch.dtype, pooling: Pooling = Pooling.SUM, **fields: Any) -> list[TableConfig]:
+    common = {"pooling": pooling, "weight_dtype": dtype, "stochastic_rounding": True, **fields}
+    return [
+        TableConfig("hashed", 100, DIM, **common),
+        TableConfig("indexed", 60, DIM, num_features=2, hashed=False, **common),
+    ]
+
+
+def optimizer(window: int = 1, lr: float = 0.01) -> TableOptimizer:
+    if window == 1:
+        return TableOptimizer.create(torch.optim.SGD, {"lr": lr})
+    return TableOptimizer.create(AccumulateSGD, {"lr": lr, "use_accumulate": True, "accumulate_step": window})
+
+
+def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    offsets = torch.arange(0, 3 * BAGS * LOOKUPS + 1, LOOKUPS)
+    count = BAGS * LOOKUPS
+    draws = []
+    for _ in range(STEPS):
+        hashed = torch.randint(50, (count,), generator=generator) * 1_000_000_007 - 20_000_000_000
+        draws.append((torch.cat([hashed, torch.randint(60, (2 * count,), generator=generator)]), offsets))
+    return draws
+
+
+def trained(
+    configs: list[TableConfig], device: torch.device, cache: int, window: int = 1, **options: Any
+) -> dict[str, torch.Tensor]:
+    """The rows of each table by id, after STEPS updates by gradients of the step's number."""
+    embedding = TableBatchedEmbedding(
+        configs, optimizer=optimizer(window), cache=cache, device=device, seed=SEED, **options
+    )
+    for step, (ids, offsets) in enumerate(batches()):
+        out = embedding(ids, offsets)
+        grad = torch.linspace(-1, 1, out.numel()).view_as(out) * (step + 1)
+        out.backward(grad.to(out.device))
+    rows = {}
+    for config in configs:
+        ids, parts = [], []
+        for chunk in embedding.view(config.name).chunks():
+            ids.append(chunk.ids)
+            parts.append(chunk.parts["weight"])
+        order = torch.cat(ids).argsort()
+        rows[config.name] = torch.cat(parts)[order].cpu()
+    return rows
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(a[name].view(torch.int16), b[name].view(torch.int16)) for name in a)
+
+
+@pytest.mark.parametrize("pooling", [Pooling.SUM, Pooling.NONE], ids=str)
+@pytest.mark.parametrize("window", [1, 3])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_bits_are_equal_at_every_cache_size(
+    dtype: torch.dtype, window: int, pooling: Pooling, device: torch.device
+) -> None:
+    """Also in windows, whose rows leave the cache before they are updated."""
+    configs = tables(dtype, pooling)
+    whole = trained(configs, device, 1000, window)
+    assert same(trained(configs, device, 48, window), whole)
+    assert same(trained(configs, device, 48, window, cache_policy="lru"), whole)
+    nearest = trained([replace(config, stochastic_rounding=False) for config in configs], device, 1000, window)
+    assert not same(nearest, whole)
+
+
+def test_bits_are_equal_on_any_number_of_threads(device: torch.device) -> None:
+    before = torch.get_num_threads()
+    configs = tables(torch.bfloat16)
+    try:
+        torch.set_num_threads(1)
+        alone = trained(configs, device, 48)
+        torch.set_num_threads(4)
+        assert same(trained(configs, device, 48), alone)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sgd_is_the_reference(dtype: torch.dtype, device: torch.device) -> None:
+    """Every id once in a batch, so that sums are exact: float32 arithmetic, then what the seed of the step draws."""
+    config = TableConfig("t", 100, DIM, pooling=Pooling.NONE, weight_dtype=dtype, stochastic_rounding=True)
+    embedding = TableBatchedEmbedding([config], optimizer=optimizer(), cache=10, device=device, seed=SEED)
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.arange(30)[:, None] * 7_000_000_001 - 90_000_000_000
+    weights: dict[int, torch.Tensor] = {}
+    for step in range(1, 6):
+        batch = ids[torch.randperm(30, generator=generator)[:10]].flatten()
+        out = embedding(batch, torch.tensor([0, 10]))
+        before = torch.stack([weights.get(int(i), row) for i, row in zip(batch, out.detach().cpu(), strict=True)])
+        assert torch.equal(out.detach().cpu(), before)
+        grad = torch.randn(10, DIM, generator=generator)
+        out.backward(grad.to(out.device))
+        (seed,) = rounding_seeds(SEED, ["t"], [step]).tolist()
+        exact = before - torch.tensor(0.01) * grad
+        after = rounded(exact, dtype, random_bits(row_keys(batch.numpy(), seed), DIM)).float()
+        weights |= {int(i): row for i, row in zip(batch, after, strict=True)}
+
+
+def test_small_steps_are_not_lost(device: torch.device) -> None:
+    """Steps far below what bfloat16 resolves: to nearest none counts, at random they add up to their sum."""
+    ids, offsets = torch.arange(200), torch.tensor([0, 200])
+    moved = []
+    for stochastic in (False, True):
+        config = TableConfig(
+            "t",
+            200,
+            DIM,
+            pooling=Pooling.NONE,
+            weight_dtype=torch.bfloat16,
+            stochastic_rounding=stochastic,
+            init_min=1.0,
+            init_max=1.0,
+        )
+        embedding = TableBatchedEmbedding([config], optimizer=optimizer(lr=1e-4), cache=200, device=device, seed=SEED)
+        for _ in range(100):
+            embedding(ids, offsets).sum().backward()
+        embedding.eval()
+        moved.append(float(1 - embedding(ids, offsets).mean()))
+    assert moved[0] == 0.0
+    # Each of 4,000 elements makes 100 steps of one in 39 (ulp 2^-8 below 1): deviation of the mean 1e-5 or less.
+    assert abs(moved[1] - 0.01) < 1e-4
+
+
+def test_seeds() -> None:
+    """Of seed, table and step, and nothing else."""
+    base = rounding_seeds(1, ["a", "b"], [1, 1])
+    assert np.array_equal(rounding_seeds(1, ["b", "a"], [1, 1]), base[::-1])
+    others = [rounding_seeds(1, ["a", "b"], [2, 2]), rounding_seeds(2, ["a", "b"], [1, 1]), base]
+    assert len({int(seed) for seeds in others for seed in seeds}) == 6
+    assert np.array_equal(rounding_seeds(1 - 2**64, ["a", "b"], [1, 1]), base)
+
+
+def test_tables_that_round_differently_are_apart(device: torch.device) -> None:
+    """One of them rounding to nearest changes nothing of the other, and no ids go to the device for it."""
+    both = tables(torch.bfloat16)
+    mixed = [both[0], replace(both[1], stochastic_rounding=False)]
+    rows = trained(mixed, device, 1000)
+    assert torch.equal(rows["hashed"], trained(both, device, 1000)["hashed"])
+    embedding = TableBatchedEmbedding(mixed, optimizer=optimizer(), cache=1000, device=device)
+    keys = embedding.num_features
+    assert keys == 3
+    assert [group._rounds for group in embedding.groups] == [True, False]
+    ids, offsets = batches()[0]
+    batch = embedding.steps.ahead.batch(ids, ids, offsets, BAGS, np.arange(3), None)
+    plans = [group.plan(batch) for group in embedding.groups]
+    assert [plan.arrays.unique_ids is None for plan in plans] == [False, True]
+
+
+def test_wrong_types_are_named() -> None:
+    with pytest.raises(TypeError, match="'t': stochastic_rounding is 'yes'"):
+        TableConfig("t", 10, 4, stochastic_rounding="yes")  # type: ignore[arg-type]
