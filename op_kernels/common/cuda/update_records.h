@@ -18,10 +18,11 @@ struct Rounding {
   // Values that Format stores as they are.
   template <class Format, int N>
   __device__ __forceinline__ Columns<N> rounded(Columns<N> weights, int column) const {
-    if (!Format::kRounds || !stochastic) return weights;
-    for (int k = 0; k < N; ++k) {
-      const uint32_t random = REC_SDK_ISA::random_bits(key, static_cast<uint32_t>(column + k));
-      weights[k] = Format::load(Format::store(weights[k], random));
+    if constexpr (Format::kRounds) {
+      for (int k = 0; stochastic && k < N; ++k) {
+        const uint32_t random = REC_SDK_ISA::random_bits(key, static_cast<uint32_t>(column + k));
+        weights[k] = Format::load(Format::store(weights[k], random));
+      }
     }
     return weights;
   }
