@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from rec_sdk_torch.ops import ops
+from rec_sdk_torch.tbe.optimizer import COEFFICIENTS
 from rec_sdk_torch.tbe.record import RecordLayout
 
 from .ids import Distribution
@@ -119,7 +120,8 @@ def updates(batch: Batch, rows: int, dim: int, device: torch.device) -> Iterator
         layout = _layout(dim, optimizer)
         cache = _cache(rows, layout, device)
         tables = torch.tensor([0, u], dtype=torch.int32, device=device)
-        coefficients = torch.tensor([[float("inf"), 0.1, 1e-8, 0.1, 0.001, 1.0, 0.0, 0.0]], device=device)
+        coefficients = torch.zeros((1, COEFFICIENTS), device=device)
+        coefficients[0, :6] = torch.tensor([float("inf"), 0.1, 1e-8, 0.1, 0.001, 1.0], device=device)
         yield Call(
             f"update_rows {optimizer}",
             partial(

@@ -20,12 +20,15 @@ import torch
 from . import __version__, emulate
 from .backends.devices import parse_device
 from .ops import ops
+from .tbe.optimizer import COEFFICIENTS
 from .tbe.record import RecordLayout
 
 __all__ = ["Case", "cases", "main"]
 
 Tensors = Mapping[str, torch.Tensor]
 
+_COEFFICIENTS = (1.5, 0.1, 1e-8, 0.1, 0.001, 1.0)
+"""They clip at 1.5; of the others an optimizer takes those that it has."""
 _ELEMENT_STATES = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 0, "adam": 2}
 _BAG = 8
 _TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
@@ -143,6 +146,8 @@ def _updates(batch: _Batch) -> Iterator[Case]:
         "offsets": batch.offsets,
         "positions": batch.positions,
     }
+    coefficients = torch.zeros(1, COEFFICIENTS)
+    coefficients[0, : len(_COEFFICIENTS)] = torch.tensor(_COEFFICIENTS)
     read = 4 * n * dim + 4 * n + 8 * u
     for optimizer, states in _ELEMENT_STATES.items():
         for dtype, short in _TYPES.items():
@@ -151,7 +156,7 @@ def _updates(batch: _Batch) -> Iterator[Case]:
                 **segments,
                 "cache": batch.records(layout),
                 "tables": torch.tensor([0, u], dtype=torch.int32),
-                "coefficients": torch.tensor([[1.5, 0.1, 1e-8, 0.1, 0.001, 1.0, 0.0, 0.0]]),  # clips at 1.5
+                "coefficients": coefficients,
             }
 
             def update(t: Tensors, layout: RecordLayout = layout, optimizer: str = optimizer) -> Tensors:
