@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rec_sdk_torch import emulate, ops  # noqa: F401  (declares the operators)
 from rec_sdk_torch.backends.devices import parse_device
+from rec_sdk_torch.tbe.optimizer import COEFFICIENTS
 
 DIM, ROWS = 64, 10
 WEIGHTS = torch.arange(1000 * DIM, dtype=torch.float32).reshape(1000, DIM)
@@ -29,7 +30,8 @@ def update(cache: Tensor) -> None:
         return torch.as_tensor(values, dtype=torch.int32).to(cache.device)
 
     grads = [torch.ones(len(lookups), DIM).to(cache.device)]
-    coefficients = torch.tensor([[float("inf"), 0.5, 0, 0, 0, 0, 0, 0]]).to(cache.device)
+    coefficients = torch.zeros(1, COEFFICIENTS)
+    coefficients[0, :2] = torch.tensor([float("inf"), 0.5])
     torch.ops.rec_sdk.update_rows(
         cache,
         grads,
@@ -40,7 +42,7 @@ def update(cache: Tensor) -> None:
         None,
         None,
         None,
-        coefficients,
+        coefficients.to(cache.device),
         "sgd",
         DIM,
         torch.float32,

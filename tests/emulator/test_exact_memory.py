@@ -10,6 +10,7 @@ import sys
 PROGRAM = """
 import torch
 from rec_sdk_torch.backends.devices import parse_device
+from rec_sdk_torch.tbe.optimizer import COEFFICIENTS
 rows, lookups, dim = 20, 5000, 8
 def run(device):
     generator = torch.Generator().manual_seed(0)
@@ -18,7 +19,8 @@ def run(device):
     slots = torch.arange(rows, dtype=torch.int32).to(device)
     offsets = torch.arange(0, lookups + 1, lookups // rows, dtype=torch.int32).to(device)
     cache, pending = torch.zeros(rows, dim).view(torch.uint8).to(device), torch.zeros(rows, 2 * dim).to(device)
-    tables, row = torch.tensor([0, rows], dtype=torch.int32).to(device), torch.full((1, 8), 0.5).to(device)
+    tables = torch.tensor([0, rows], dtype=torch.int32).to(device)
+    row = torch.full((1, COEFFICIENTS), 0.5).to(device)
     segments = offsets, index, None, None, None
     torch.ops.rec_sdk.update_rows(cache, [grad], slots, tables, *segments, row, "sgd", dim, torch.float32)
     torch.ops.rec_sdk.accumulate_rows(pending, [grad], slots, *segments)
