@@ -109,28 +109,30 @@ class TensorWriter:
         self._filling: dict[str, tuple[_Bytes, int]] = {}  # a buffer, and how much of it is full
         self._free: list[_Bytes] = []
         self._waiting: deque[Future[_Bytes]] = deque()
+        self._most_row = max((spec.row_bytes for spec in specs), default=0)
         self._unsynced = 0
 
     def append(self, name: str, rows: torch.Tensor) -> None:
         """Writes the next rows of a tensor, in its data type; on any device."""
         spec, written = self._specs[name], self._written[name] + self._filling.get(name, (None, 0))[1]
-        raw = rows.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        if rows.dtype != spec.dtype or written + len(raw) > spec.bytes:
+        if rows.dtype != spec.dtype or written + rows.nbytes > spec.bytes:
             raise ValueError(f"{self.path}: {rows.numel()} elements of {rows.dtype} do not fit what is left of {spec}")
-        while len(raw):
+        rest = rows.detach().cpu()
+        while len(rest):
             buffer, filled = self._filling.pop(name) if name in self._filling else (self._take_buffer(), 0)
-            count = min(len(raw), len(buffer) - filled)
-            buffer[filled : filled + count] = raw[:count]
-            raw, filled = raw[count:], filled + count
-            self._filling[name] = buffer, filled
-            if filled == len(buffer):
+            taken = rest[: (len(buffer) - filled) // spec.row_bytes]
+            end = filled + taken.nbytes
+            torch.from_numpy(buffer[filled:end]).view(spec.dtype).view(taken.shape).copy_(taken)
+            rest = rest[len(taken) :]
+            self._filling[name] = buffer, end
+            if len(buffer) - end < spec.row_bytes:
                 self._submit(name)
 
     def _take_buffer(self) -> _Bytes:
         """Used ones first: memory that is new to the process has to be cleared by the system, page by page."""
         while len(self._waiting) > _MOST_WAITING or (self._waiting and self._waiting[0].done()):
             self._free.append(self._waiting.popleft().result())
-        return self._free.pop() if self._free else np.empty(_WRITE_BYTES, np.uint8)
+        return self._free.pop() if self._free else np.empty(max(_WRITE_BYTES, self._most_row), np.uint8)
 
     def _submit(self, name: str) -> None:
         buffer, filled = self._filling.pop(name)

@@ -176,7 +176,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   struct TakenRows {
     std::vector<int64_t> ids;
     std::vector<int32_t> slots;  // or kNoSlot: the record is here
-    std::vector<char> records;   // [rows, record_bytes]
+    std::vector<uint32_t> rows;
+    std::vector<char> records;  // [rows, record_bytes]
     std::vector<RowColumnValues> columns;
   };
   int64_t open_snapshot(int32_t table, const int64_t* ids, int64_t count);
@@ -246,7 +247,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void check_landed(const std::vector<uint64_t>& sources) const;
   bool beyond_bound(int32_t table) const;
   std::unordered_set<uint32_t> moving_rows(int32_t table) const;
-  void take(Table* source, int64_t id, uint32_t row, uint32_t slot, TakenRows* taken) const;
+  static void take(Table* source, int64_t id, uint32_t row, uint32_t slot, TakenRows* taken);
+  void copy_records(const Table& source, TakenRows* taken) const;
   static void check_rows(const Table& table, const int64_t* rows, int64_t count);
   void copy_in(const Plan& plan, const std::vector<RowRange>& pieces, char* records) const;
 

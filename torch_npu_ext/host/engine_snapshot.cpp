@@ -88,17 +88,30 @@ std::unordered_set<uint32_t> Engine::moving_rows(int32_t t) const {
   return moving;
 }
 
-void Engine::take(Table* source, int64_t id, uint32_t row, uint32_t slot, TakenRows* taken) const {
+void Engine::take(Table* source, int64_t id, uint32_t row, uint32_t slot, TakenRows* taken) {
   taken->ids.push_back(id);
   taken->slots.push_back(static_cast<int32_t>(slot));
+  taken->rows.push_back(row);
   taken->columns.push_back(source->snapshot->take(row, source->columns));
-  const size_t bytes = static_cast<size_t>(group_.layout.bytes), at = taken->records.size();
-  taken->records.resize(at + bytes);
-  if (slot != kNoSlot) return;  // the caller reads the cache
-  if (const char* const stored = source->store.find(row)) {
-    std::memcpy(taken->records.data() + at, stored, bytes);
-  } else {
-    source->initializer.write(id, taken->records.data() + at);
+}
+
+// All at once: rows lie anywhere in the store.
+void Engine::copy_records(const Table& source, TakenRows* taken) const {
+  constexpr size_t kAhead = 8, kCacheLine = 64;
+  const size_t bytes = static_cast<size_t>(group_.layout.bytes), count = taken->ids.size();
+  taken->records.resize(count * bytes);
+  for (size_t i = 0; i < count; ++i) {
+    if (i + kAhead < count) {
+      const char* const ahead = source.store.find(taken->rows[i + kAhead]);
+      for (size_t at = 0; ahead != nullptr && at < bytes; at += kCacheLine) prefetch(ahead + at);
+    }
+    if (static_cast<uint32_t>(taken->slots[i]) != kNoSlot) continue;  // the caller reads the cache
+    char* const record = taken->records.data() + i * bytes;
+    if (const char* const stored = source.store.find(taken->rows[i])) {
+      std::memcpy(record, stored, bytes);
+    } else {
+      source.initializer.write(taken->ids[i], record);
+    }
   }
 }
 
@@ -112,6 +125,7 @@ void Engine::take_ids(int32_t t, const int64_t* ids, int64_t count, TakenRows* t
     if (!locate(source, ids[i], &row, &slot) || !snapshot.has(row) || moving.count(row) > 0) continue;
     take(&source, ids[i], row, slot, taken);
   }
+  copy_records(source, taken);
 }
 
 void Engine::take_slots(int32_t t, const int32_t* slots, int64_t count, TakenRows* taken) {
@@ -125,6 +139,7 @@ void Engine::take_slots(int32_t t, const int32_t* slots, int64_t count, TakenRow
     const uint32_t row = source.row_in(static_cast<uint32_t>(slot), id);
     if (snapshot.has(row)) take(&source, id, row, static_cast<uint32_t>(slot), taken);
   }
+  copy_records(source, taken);
 }
 
 int64_t Engine::take_next(int32_t t, int64_t begin, int64_t least, TakenRows* taken) {
@@ -153,6 +168,7 @@ int64_t Engine::take_next(int32_t t, int64_t begin, int64_t least, TakenRows* ta
       visit(row, static_cast<uint32_t>(row), ~source.row_slots()[row]);
     }
   }
+  copy_records(source, taken);
   return at < end ? at : -1;
 }
 
