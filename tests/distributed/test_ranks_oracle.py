@@ -50,8 +50,13 @@ def draw(rng: np.random.Generator, world_size: int) -> Scenario:
         dims=tuple(rng.choice([1, 4, 6, 16], 3).tolist()),
         ids=31 if kind == "hash" else int(rng.choice([31, 200])),
         dtype=DTYPES[rng.integers(len(DTYPES))],
+        init_fn=small_normal if rng.integers(3) == 0 else None,
         **draw_rules(rng, whole=world_size == 1),
     )
+
+
+def small_normal(weight: torch.Tensor) -> torch.Tensor:
+    return torch.nn.init.normal_(weight, std=0.1)
 
 
 def draw_rules(rng: np.random.Generator, whole: bool) -> dict[str, Any]:
