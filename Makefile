@@ -33,7 +33,7 @@ help:
 	@echo "make test-cuda | sanitize-cuda | bench-cuda [CUDA_PY=python3]"
 	@echo "                                            on a GPU, with a Python whose torch is a CUDA build"
 	@echo "make bench [BENCH_ARGS=--full]               ours and its rivals on the CPU, interleaved in one process"
-	@echo "make bench-fbgemm [BENCH_ARGS=...]            FBGEMM's module and ours of its name, option by option"
+	@echo "make bench-fbgemm [BENCH_ARGS=...]           FBGEMM's module and ours of its name, option by option"
 	@echo "make bench-prefetch [BENCH_ARGS=--quick]     training steps behind prefetch(), on two cores of the CPU"
 	@echo "make bench-sharding [BENCH_ARGS=--quick]     bytes that ranks exchange, counted; more devices, modelled"
 	@echo "make bench-checkpoint                       saves and loads against numpy with the same bytes"
