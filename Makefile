@@ -22,7 +22,7 @@ NATIVE := $(shell find op_kernels torch_npu_ext cmake -name '*.cpp' -o -name '*.
 CPP := $(shell find op_kernels torch_npu_ext tests -name '*.cpp' -o -name '*.h' -o -name '*.asc' \
 	-o -name '*.cu' 2>/dev/null)
 
-.PHONY: help train test test-cpu test-npu test-cuda test-aarch64 sanitize-cuda bench bench-prefetch bench-sharding \
+.PHONY: help train test test-cpu test-npu test-cuda test-aarch64 sanitize-cuda bench bench-fbgemm bench-prefetch bench-sharding \
 	bench-checkpoint bench-cuda \
 	build build-npu build-cuda lint format clean
 
@@ -33,6 +33,7 @@ help:
 	@echo "make test-cuda | sanitize-cuda | bench-cuda [CUDA_PY=python3]"
 	@echo "                                            on a GPU, with a Python whose torch is a CUDA build"
 	@echo "make bench [BENCH_ARGS=--full]               ours and its rivals on the CPU, interleaved in one process"
+	@echo "make bench-fbgemm [BENCH_ARGS=...]           FBGEMM's module and ours of its name, option by option"
 	@echo "make bench-prefetch [BENCH_ARGS=--quick]     training steps behind prefetch(), on two cores of the CPU"
 	@echo "make bench-sharding [BENCH_ARGS=--quick]     bytes that ranks exchange, counted; more devices, modelled"
 	@echo "make bench-checkpoint                       saves and loads against numpy with the same bytes"
@@ -112,6 +113,9 @@ test-aarch64: $(VENV)/.installed
 
 bench: build
 	$(PY) -m benchmarks.cpu $(BENCH_ARGS)
+
+bench-fbgemm: build
+	$(PY) -m benchmarks.fbgemm $(BENCH_ARGS)
 
 bench-prefetch: build
 	$(PY) -m benchmarks.prefetch $(BENCH_ARGS)

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from rec_sdk_torch import fbgemm
+
 from .contenders import HOST, Contender, NotAvailableError, optimizer_of
 from .workload import EPS, LEARNING_RATE, Workload
 
@@ -90,13 +92,17 @@ class Fbgemm(Rival):
     PoolingMode.NONE is several times slower) or PoolingMode.NONE.
     """
 
+    def _training(self) -> Any:
+        """What has the module and its enums."""
+        return fbgemm_training()
+
     def __init__(self, workload: Workload, seed: int, bags_of_one: bool = True) -> None:
         self.name = "fbgemm" if bags_of_one else "fbgemm-none"
         self.workload = workload
         self._single = bags_of_one and not workload.pooled
         if not bags_of_one and workload.pooled:
             raise NotAvailableError("PoolingMode.NONE does not pool")
-        training = fbgemm_training()
+        training = self._training()
         optimizers = {"sgd": "EXACT_SGD", "adagrad": "EXACT_ADAGRAD", "rowwise_adagrad": "EXACT_ROWWISE_ADAGRAD"}
         if workload.optimizer not in optimizers:
             raise NotAvailableError("FBGEMM has no Adam on the CPU")
@@ -135,6 +141,17 @@ class Fbgemm(Rival):
             return raw
         shape = (self.workload.per_table, self.workload.tables.count, self.workload.dim)
         return raw.view(shape).transpose(0, 1).reshape(-1, self.workload.dim)
+
+
+class FbgemmOurs(Fbgemm):
+    """Our module of FBGEMM's name and arguments; a sequence is PoolingMode.NONE."""
+
+    def __init__(self, workload: Workload, seed: int) -> None:
+        super().__init__(workload, seed, bags_of_one=workload.pooled)
+        self.name = "fbgemm-ours"
+
+    def _training(self) -> Any:
+        return fbgemm
 
 
 class TorchRec(Rival):
@@ -193,7 +210,7 @@ class TorchRec(Rival):
         return torch.cat(raw)
 
 
-RIVALS = ("torch", "fbgemm", "fbgemm-none", "torchrec")
+RIVALS = ("torch", "fbgemm", "fbgemm-none", "fbgemm-ours", "torchrec")
 
 
 def make_rival(name: str, workload: Workload, seed: int) -> Rival:
@@ -206,4 +223,6 @@ def make_rival(name: str, workload: Workload, seed: int) -> Rival:
         return TorchSparse(workload, seed)
     if name == "torchrec":
         return TorchRec(workload, seed)
+    if name == "fbgemm-ours":
+        return FbgemmOurs(workload, seed)
     return Fbgemm(workload, seed, bags_of_one=name == "fbgemm")

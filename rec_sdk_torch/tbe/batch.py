@@ -111,6 +111,8 @@ class Batch:
             return None
         keys = self.feature_keys[features]
         lengths = self.lookups(features)
+        if self._starts[-1] != len(self.values) or (lengths < 0).any():
+            return None  # the planner says what is wrong with these offsets
         starts = self._starts[keys]
         before = np.cumsum(lengths) - lengths
         if np.array_equal(starts, before) and lengths.sum() == len(self.values):

@@ -393,7 +393,7 @@ def test_fbgemm_forms_agree() -> None:
     ours = Ours(workload)
     ours.fill()
     ids = workload.draw(Distribution(1.05), np.random.default_rng(0))
-    both = [rivals.make_rival(name, workload, 0) for name in ("fbgemm", "fbgemm-none")]
+    both = [rivals.make_rival(name, workload, 0) for name in ("fbgemm", "fbgemm-none", "fbgemm-ours")]
     for table, begin, rows in ours.chunks():
         for rival in both:
             rival.tables()[table][begin : begin + len(rows)].data.copy_(rows)

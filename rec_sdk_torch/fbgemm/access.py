@@ -1,0 +1,171 @@
+"""Methods of FBGEMM's module that read and set weights, optimizer states and options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..tbe import TableBatchedEmbedding, TableOptimizer
+from ..tbe.table import as_int
+from .enums import OptimType
+from .options import logger
+from .placement import Spec, rows_in_place
+from .states import copy_of, fill_uniform, from_fbgemm, is_fbgemms, load_states, save_states, state_names
+
+_STATES = "states."
+
+
+class TableAccess(torch.nn.Module):
+    """Weights, states and options of the tables.
+
+    DEVICE and HOST tables are views of the rows that the kernels read and write. MANAGED and MANAGED_CACHING ones are
+    copies in host memory, of rows wherever they are; writing to one raises RuntimeError.
+    """
+
+    tables: TableBatchedEmbedding
+    optimizer: OptimType
+    _optimizer: TableOptimizer
+    _specs: list[Spec]
+
+    def _make_ready(self) -> None:
+        raise NotImplementedError
+
+    def _parts(self) -> list[dict[str, torch.Tensor]]:
+        """The parts of each table."""
+        self._make_ready()
+        tables = zip(self.tables.tables, self._specs, strict=True)
+        return [(rows_in_place if spec.resident else copy_of)(self.tables, table.name) for table, spec in tables]
+
+    # ---- weights
+
+    def split_embedding_weights(self) -> list[torch.Tensor]:
+        """Weights of each table, `[rows, D]`: views or copies, as the class says."""
+        return [parts["weight"] for parts in self._parts()]
+
+    def init_embedding_weights_uniform(self, min_val: float, max_val: float) -> None:
+        """Draws all weights from `[min_val, max_val)`; on the CPU the numbers that FBGEMM draws there."""
+        self._make_ready()
+        for table, spec in zip(self.tables.tables, self._specs, strict=True):
+            if spec.resident:
+                rows_in_place(self.tables, table.name)["weight"].uniform_(min_val, max_val)
+            else:
+                fill_uniform(self.tables, table.name, min_val, max_val)
+
+    def flush(self) -> None:
+        """Ends copies of rows that are on their way. Whoever reads tables sees all updates, with and without it."""
+        self._make_ready()
+        with self.tables.exclusive():
+            for group in self.tables.groups:
+                group.swap.settle()
+
+    def reset_cache_states(self) -> None:
+        """Nothing, and a logged line: the cache has what the tables have, and no row of it can be out of date."""
+        logger.warning("reset_cache_states has no effect: rows of the cache are never out of date")
+
+    # ---- states
+
+    def split_optimizer_states(self) -> list[list[torch.Tensor]]:
+        """Of each table its states in FBGEMM's order, float32 `[rows, D]`, or `[rows]`; [] of an optimizer without."""
+        specs = self._optimizer.spec.states
+        if not specs:
+            return []
+        return [
+            [parts[state.name][:, 0] if state.rowwise else parts[state.name] for state in specs]
+            for parts in self._parts()
+        ]
+
+    def get_optimizer_state(self) -> list[dict[str, torch.Tensor]]:
+        """As `split_optimizer_states`, by the names that torch's optimizers have, with `iter` where FBGEMM's has it."""
+        names = [state.name for state in self._optimizer.spec.states]
+        extra = {"iter": self.iter} if names[1:] == ["prev_iter"] else {}
+        return [dict(zip(names, states, strict=True)) | extra for states in self.split_optimizer_states()]
+
+    # ---- options
+
+    def set_learning_rate(self, lr: float) -> None:
+        """The learning rate of updates from now on."""
+        self._optimizer.options["lr"] = lr
+
+    def get_learning_rate(self) -> float:
+        """The learning rate."""
+        return float(self._optimizer.options["lr"])
+
+    @property
+    def iter(self) -> torch.Tensor:
+        """Updates so far, int64 `[1]`; FBGEMM counts forwards."""
+        return torch.tensor([self._optimizer.step])
+
+    def set_optimizer_step(self, step: int) -> None:
+        """So many updates were made; the next is of this number + 1.
+
+        Raises:
+            ValueError: no int of at least 0.
+        """
+        number = as_int(step)
+        if number is None or number < 0:
+            raise ValueError(f"step is {step!r}, expected an int of at least 0")
+        self.tables.load([], [(self._optimizer, number)])
+
+    def update_hyper_parameters(self, params_dict: Mapping[str, float]) -> None:
+        """Sets `lr`, `eps`, `beta1`, `beta2`, `weight_decay` or `lower_bound`, from the next update on.
+
+        Raises:
+            NotImplementedError: another name, or one that the optimizer does not have; nothing was set.
+        """
+        options = dict(self._optimizer.options)
+        for name, value in params_dict.items():
+            if name in ("beta1", "beta2") and "betas" in options:
+                betas = list(options["betas"])
+                betas[int(name[-1]) - 1] = value
+                options["betas"] = tuple(betas)
+            elif name == "lower_bound" and "gwd_lower_bound" in options:
+                options["gwd_lower_bound"] = value
+            elif name in ("lr", "eps", "weight_decay") and name in options:
+                options[name] = value
+            else:
+                raise NotImplementedError(
+                    f"hyper-parameter {name!r}: {self.optimizer.name} with this mode has {sorted(options)}"
+                )
+        self._optimizer.options.update(options)
+
+    # ---- state dicts
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """`tables.<table>.weight`, `states.<table>.<FBGEMM's name of the state>` and `states.iter`: one moment."""
+        with self.tables.exclusive():
+            return super().state_dict(*args, **kwargs)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        for key, value in save_states(self.tables, self._optimizer).items():
+            destination[f"{prefix}{_STATES}{key}"] = value
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Its own keys or FBGEMM's."""
+        names = [table.name for table in self.tables.tables]
+        if is_fbgemms(state_dict, prefix):
+            try:
+                from_fbgemm(state_dict, prefix, names, self._specs, self._optimizer)
+            except ValueError as error:
+                error_msgs.append(str(error))
+                return
+        mine = [f"{name}.{state}" for name in names for state in state_names(self._optimizer).values()]
+        saved = {key: state_dict.get(f"{prefix}{_STATES}{key}") for key in [*mine, "iter"]}
+        missing = [f"{prefix}{_STATES}{key}" for key, value in saved.items() if value is None]
+        missing_keys.extend(missing)
+        known = {f"{prefix}{_STATES}{key}" for key in saved}
+        others = [key for key in state_dict if key.startswith(prefix) and not key.startswith(f"{prefix}tables.")]
+        unexpected_keys.extend(key for key in others if key not in known)
+        if not missing:
+            present: dict[str, torch.Tensor] = {key: value for key, value in saved.items() if value is not None}
+            error_msgs.extend(load_states(self.tables, self._optimizer, present))

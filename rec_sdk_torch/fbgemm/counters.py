@@ -1,0 +1,110 @@
+"""What FBGEMM's module counts of its cache."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from ..tbe import TableBatchedEmbedding
+from .enums import RecordCacheMetrics
+from .options import logger
+
+UVM_STATS = ("num_calls", "num_requested_indices", "num_unique_indices", "num_unique_misses")
+"""Of `get_uvm_cache_stats`; two numbers of conflicts follow, which this cache does not have."""
+
+_COUNTERS = ("batches", "lookups", "unique_rows", "unique_misses")
+
+
+class CountsCache(torch.nn.Module):
+    """Counters of the cache, of training batches; batches that are planned ahead count when they are planned."""
+
+    tables: TableBatchedEmbedding
+    record_cache_metrics: RecordCacheMetrics
+    gather_uvm_cache_stats: bool
+
+    def start_counting(self, record: RecordCacheMetrics, gather: bool) -> None:
+        """All counters are 0."""
+        self.record_cache_metrics = record
+        self.gather_uvm_cache_stats = gather
+        self._missing_forwards = 0
+        self._local = [0] * len(_COUNTERS)
+        self._printed = [0] * len(_COUNTERS)
+
+    def _counts(self) -> list[int]:
+        """Calls, lookups, distinct rows and misses."""
+        stats = self.tables.cache_stats()
+        calls = stats["batches"] // max(1, len(self.tables.groups))
+        return [calls, *(stats[name] for name in _COUNTERS[1:])]
+
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[None]:
+        """Around a forward."""
+        if not (self.gather_uvm_cache_stats or self.record_cache_metrics.record_cache_miss_counter):
+            yield
+            return
+        before = self._counts()
+        yield
+        self._local = [now - then for now, then in zip(self._counts(), before, strict=True)]
+        self._missing_forwards += self._local[-1] > 0
+
+    def get_cache_miss_counter(self) -> torch.Tensor:
+        """Forwards that missed rows, and distinct rows that were missed, int64 `[2]`.
+
+        Zeros without `record_cache_metrics.record_cache_miss_counter`.
+        """
+        if not self.record_cache_metrics.record_cache_miss_counter:
+            return torch.zeros(2, dtype=torch.int64)
+        return torch.tensor([self._missing_forwards, self._counts()[-1]])
+
+    def get_table_wise_cache_miss(self) -> torch.Tensor:
+        """Distinct rows that were missed, of each table, int64 `[T]`.
+
+        Empty without `record_cache_metrics.record_tablewise_cache_miss`.
+        """
+        if not self.record_cache_metrics.record_tablewise_cache_miss:
+            return torch.zeros(0, dtype=torch.int64)
+        misses = [self.tables.cache_stats(table.name).get("unique_misses", 0) for table in self.tables.tables]
+        return torch.tensor(misses, dtype=torch.int64)
+
+    def _check_gathered(self) -> None:
+        if not self.gather_uvm_cache_stats:
+            raise RuntimeError("the cache's statistics need gather_uvm_cache_stats=True")
+
+    def get_uvm_cache_stats(self, use_local_cache: bool = False) -> torch.Tensor:
+        """FBGEMM's six numbers since the start, or of the last forward, int64 `[6]`.
+
+        `num_calls`, `num_requested_indices`, `num_unique_indices`, `num_unique_misses`, and two zeros: no row conflicts
+        with another.
+
+        Raises:
+            RuntimeError: without `gather_uvm_cache_stats`.
+        """
+        self._check_gathered()
+        return torch.tensor([*(self._local if use_local_cache else self._counts()), 0, 0])
+
+    def reset_uvm_cache_stats(self) -> None:
+        """Sets all counters of the cache to 0.
+
+        Raises:
+            RuntimeError: without `gather_uvm_cache_stats`.
+        """
+        self._check_gathered()
+        self.tables.reset_cache_stats()
+        self.start_counting(self.record_cache_metrics, self.gather_uvm_cache_stats)
+
+    def print_uvm_cache_stats(self, use_local_cache: bool = False) -> None:
+        """Logs the numbers since the last call, or of the last forward, per call.
+
+        Raises:
+            RuntimeError: without `gather_uvm_cache_stats`.
+        """
+        self._check_gathered()
+        counts = self._local
+        if not use_local_cache:
+            now = self._counts()
+            counts, self._printed = [a - b for a, b in zip(now, self._printed, strict=True)], now
+        calls = max(1, counts[0])
+        per_call = {name: count / calls for name, count in zip(UVM_STATS[1:], counts[1:], strict=True)}
+        logger.info("uvm_cache_stats: %d calls, per call %s", counts[0], per_call)

@@ -1,0 +1,259 @@
+"""FBGEMM's enums and definitions, under their names and with their values, without importing it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+import torch
+
+E = TypeVar("E", bound=enum.Enum)
+
+
+class OptimType(enum.Enum):
+    """Optimizers (FBGEMM's `EmbOptimType`); the docs say which of them are here."""
+
+    SGD = "sgd"
+    EXACT_SGD = "exact_sgd"
+    LAMB = "lamb"
+    ADAM = "adam"
+    EXACT_ADAGRAD = "exact_adagrad"
+    EXACT_ROWWISE_ADAGRAD = "exact_row_wise_adagrad"
+    LARS_SGD = "lars_sgd"
+    PARTIAL_ROWWISE_ADAM = "partial_row_wise_adam"
+    PARTIAL_ROWWISE_LAMB = "partial_row_wise_lamb"
+    ROWWISE_ADAGRAD = "row_wise_adagrad"
+    SHAMPOO = "shampoo"
+    SHAMPOO_V2 = "shampoo_v2"
+    MADGRAD = "madgrad"
+    EXACT_ROWWISE_WEIGHTED_ADAGRAD = "exact_row_wise_weighted_adagrad"
+    ENSEMBLE_ROWWISE_ADAGRAD = "ensemble_row_wise_adagrad"
+    EMAINPLACE_ROWWISE_ADAGRAD = "ema_in_place_row_wise_adagrad"
+    NONE = "none"
+
+
+class SparseType(enum.Enum):
+    """Data types."""
+
+    FP32 = "fp32"
+    FP16 = "fp16"
+    FP8 = "fp8"
+    INT8 = "int8"
+    INT4 = "int4"
+    INT2 = "int2"
+    BF16 = "bf16"
+    MX4 = "mx4"
+    NFP8 = "nfp8"
+
+    def as_dtype(self) -> torch.dtype:
+        """The dtype of torch.
+
+        Raises:
+            ValueError: a type that tables here do not have.
+        """
+        if self not in _DTYPES:
+            raise ValueError(f"{self} has no table here, supported are {[str(known) for known in _DTYPES]}")
+        return _DTYPES[self]
+
+
+_DTYPES = {SparseType.FP32: torch.float32, SparseType.FP16: torch.float16, SparseType.BF16: torch.bfloat16}
+
+
+class EmbeddingLocation(enum.IntEnum):
+    """Where the rows of a table are."""
+
+    DEVICE = 0
+    MANAGED = 1
+    MANAGED_CACHING = 2
+    HOST = 3
+    MTIA = 4
+
+
+class ComputeDevice(enum.IntEnum):
+    """What looks rows up: CUDA stands for any accelerator, an NPU too."""
+
+    CPU = 0
+    CUDA = 1
+    MTIA = 2
+
+
+class PoolingMode(enum.IntEnum):
+    """What a bag becomes."""
+
+    SUM = 0
+    MEAN = 1
+    NONE = 2
+
+
+class BoundsCheckMode(enum.IntEnum):
+    """What ids and offsets that cannot be right do. V2_ names FBGEMM's other kernel, and means the same."""
+
+    FATAL = 0
+    WARNING = 1
+    IGNORE = 2
+    NONE = 3
+    V2_IGNORE = 4
+    V2_WARNING = 5
+    V2_FATAL = 6
+
+
+class CacheAlgorithm(enum.Enum):
+    """Which rows leave a full cache."""
+
+    LRU = 0
+    LFU = 1
+
+
+class WeightDecayMode(enum.IntEnum):
+    """How exact row-wise Adagrad decays weights."""
+
+    NONE = 0
+    L2 = 1
+    DECOUPLE = 2
+    COUNTER = 3
+    COWCLIP = 4
+    DECOUPLE_GLOBAL = 5
+
+
+class CounterWeightDecayMode(enum.IntEnum):
+    """The decay beside COUNTER and COWCLIP."""
+
+    NONE = 0
+    L2 = 1
+    DECOUPLE = 2
+    ADAGRADW = 3
+
+
+class StepMode(enum.IntEnum):
+    """What the ensemble optimizer counts its steps by."""
+
+    NONE = 0
+    USE_COUNTER = 1
+    USE_ITER = 2
+
+
+class LearningRateMode(enum.IntEnum):
+    """How COUNTER scales learning rates by counts."""
+
+    EQUAL = -1
+    TAIL_ID_LR_INCREASE = 0
+    TAIL_ID_LR_DECREASE = 1
+    COUNTER_SGD = 2
+
+
+class GradSumDecay(enum.IntEnum):
+    """Whether COUNTER decays the accumulator."""
+
+    NO_DECAY = -1
+    CTR_DECAY = 0
+
+
+@dataclass(frozen=True)
+class TailIdThreshold:
+    """Up to which count an id is a rare one."""
+
+    val: float = 0
+    is_ratio: bool = False
+
+
+@dataclass(frozen=True)
+class CounterBasedRegularizationDefinition:
+    """Options of WeightDecayMode.COUNTER."""
+
+    counter_weight_decay_mode: CounterWeightDecayMode = CounterWeightDecayMode.NONE
+    counter_halflife: int = -1
+    adjustment_iter: int = -1
+    adjustment_ub: float = 1.0
+    learning_rate_mode: LearningRateMode = LearningRateMode.EQUAL
+    grad_sum_decay: GradSumDecay = GradSumDecay.NO_DECAY
+    tail_id_threshold: TailIdThreshold = field(default_factory=TailIdThreshold)
+    max_counter_update_freq: int = 1000
+
+
+@dataclass(frozen=True)
+class CowClipDefinition:
+    """Options of WeightDecayMode.COWCLIP."""
+
+    counter_weight_decay_mode: CounterWeightDecayMode = CounterWeightDecayMode.NONE
+    counter_halflife: int = -1
+    weight_norm_coefficient: float = 0.0
+    lower_bound: float = 0.0
+
+
+@dataclass(frozen=True)
+class GlobalWeightDecayDefinition:
+    """Options of WeightDecayMode.DECOUPLE_GLOBAL."""
+
+    start_iter: int = 0
+    lower_bound: float = 0.0
+
+
+@dataclass(frozen=True)
+class UserEnabledConfigDefinition:
+    """Modes of optimizers that are off unless asked for."""
+
+    use_rowwise_bias_correction: bool = False
+    use_writeback_bwd_prehook: bool = False
+    writeback_first_feature_only: bool = False
+    precompute_writeback: bool = False
+
+
+@dataclass(frozen=True)
+class EnsembleModeDefinition:
+    """Options of ENSEMBLE_ROWWISE_ADAGRAD."""
+
+    step_ema: float = 10000
+    step_swap: float = 10000
+    step_start: float = 0
+    step_ema_coef: float = 0.6
+    step_mode: StepMode = StepMode.USE_ITER
+
+
+@dataclass(frozen=True)
+class EmainplaceModeDefinition:
+    """Options of EMAINPLACE_ROWWISE_ADAGRAD."""
+
+    step_ema: float = 10
+    step_start: float = 0
+    step_ema_coef: float = 0.6
+
+
+class RecordCacheMetrics(NamedTuple):
+    """What of the cache is counted."""
+
+    record_cache_miss_counter: bool
+    record_tablewise_cache_miss: bool
+
+
+class MultiPassPrefetchConfig(NamedTuple):
+    """How FBGEMM divides the planning of a batch."""
+
+    num_passes: int = 12
+    min_splitable_pass_size: int = 6 * 1024 * 1024
+
+
+def member(kind: type[E], option: str, value: object) -> E:
+    """The member of `kind` that `value` names: itself, a member of FBGEMM's enum of that name, or the name.
+
+    Raises:
+        TypeError: something without a name.
+        ValueError: a name that `kind` does not have.
+    """
+    name = value if isinstance(value, str) else getattr(value, "name", None)
+    if not isinstance(name, str):
+        raise TypeError(f"{option} is {value!r}, expected a member of FBGEMM's {kind.__name__}, or its name")
+    try:
+        return kind[name.upper()]
+    except KeyError:
+        raise ValueError(f"{option} is {value!r}, allowed are {[known.name for known in kind]}") from None
+
+
+def sparse_type(option: str, value: object) -> SparseType:
+    """As `member`; a torch dtype too."""
+    if isinstance(value, torch.dtype):
+        for known, dtype in _DTYPES.items():
+            if dtype is value:
+                return known
+        raise ValueError(f"{option} is {value}, allowed are {list(_DTYPES.values())}")
+    return member(SparseType, option, value)

@@ -1,0 +1,354 @@
+"""`SplitTableBatchedEmbeddingBagsCodegen`: FBGEMM's constructor and methods over our tables."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..eager import check_batch, eager
+from ..tbe import TableBatchedEmbedding
+from ..tbe.group import Group
+from ..tbe.look_ahead import Prefetched
+from ..warn import warn
+from .access import TableAccess
+from .batches import BatchSizes, FeatureOrder, VariableBatch, only_where_wanted, repaired
+from .counters import CountsCache
+from .enums import (
+    BoundsCheckMode,
+    CacheAlgorithm,
+    OptimType,
+    PoolingMode,
+    RecordCacheMetrics,
+    SparseType,
+    WeightDecayMode,
+    member,
+    sparse_type,
+)
+from .optimizers import table_optimizer
+from .options import cache_policy, check_options, check_types, logger
+from .placement import (
+    cache_option,
+    compute_device,
+    make_resident,
+    names_of,
+    parse_specs,
+    table_configs,
+)
+
+_REPAIRED = (BoundsCheckMode.WARNING, BoundsCheckMode.IGNORE)
+
+
+class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
+    """FBGEMM's module of this name, for training on the CPU, CUDA and NPU.
+
+    Options that mean something are honoured, others are refused with a reason or accepted with one logged line
+    (logger `rec_sdk_torch.fbgemm`): docs/fbgemm.md lists all. Enums may be FBGEMM's, ours, or their members' names.
+
+    Attributes:
+        tables: the `TableBatchedEmbedding` that has the rows.
+    """
+
+    def __init__(
+        self,
+        embedding_specs: Sequence[Sequence[Any]],
+        feature_table_map: Sequence[int] | None = None,
+        cache_algorithm: Any = CacheAlgorithm.LRU,
+        cache_load_factor: float = 0.2,
+        cache_sets: int = 0,
+        cache_reserved_memory: float = 0.0,
+        cache_precision: Any = None,
+        weights_precision: Any = SparseType.FP32,
+        output_dtype: Any = SparseType.FP32,
+        enforce_hbm: bool = False,
+        optimizer: Any = OptimType.EXACT_SGD,
+        record_cache_metrics: Any = None,
+        gather_uvm_cache_stats: bool | None = False,
+        stochastic_rounding: bool = True,
+        gradient_clipping: bool = False,
+        max_gradient: float = 1.0,
+        max_norm: float = 0.0,
+        learning_rate: float = 0.01,
+        eps: float = 1.0e-8,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        weight_decay_mode: Any = WeightDecayMode.NONE,
+        eta: float = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        ensemble_mode: Any = None,
+        emainplace_mode: Any = None,
+        counter_based_regularization: Any = None,
+        cowclip_regularization: Any = None,
+        pooling_mode: Any = PoolingMode.SUM,
+        device: str | int | torch.device | None = None,
+        bounds_check_mode: Any = BoundsCheckMode.WARNING,
+        uvm_non_rowwise_momentum: bool = False,
+        use_experimental_tbe: bool = False,
+        prefetch_pipeline: bool = False,
+        stats_reporter_config: Any = None,
+        table_names: Sequence[str] | None = None,
+        optimizer_state_dtypes: Mapping[str, Any] | None = None,
+        multipass_prefetch_config: Any = None,
+        global_weight_decay: Any = None,
+        uvm_host_mapped: bool = False,
+        extra_optimizer_config: Any = None,
+        tbe_input_multiplexer_config: Any = None,
+        embedding_table_index_type: torch.dtype = torch.int64,
+        embedding_table_offset_type: torch.dtype = torch.int64,
+        embedding_shard_info: Sequence[tuple[int, int, int, int]] | None = None,
+        enable_raw_embedding_streaming: bool = False,
+        res_params: Any = None,
+        is_qr_tbe: bool = False,
+        preallocated_host_buffers: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        """FBGEMM's arguments: docs/fbgemm.md says what each does here. Allocates nothing before the first use.
+
+        Args:
+            embedding_specs: (rows, dim, `EmbeddingLocation`, `ComputeDevice`) of each table; any dim.
+
+        Raises:
+            NotImplementedError: an argument or a value that is not supported, with the reason.
+            TypeError, ValueError: values that cannot be.
+            RuntimeError: ComputeDevice.CUDA where torch has no accelerator.
+        """
+        given = dict(locals())
+        super().__init__()
+        self.optimizer = member(OptimType, "optimizer", optimizer)
+        self._optimizer = table_optimizer(self.optimizer, given)
+        check_options(given, _DEFAULTS, self.optimizer)
+        for name in ("embedding_table_index_type", "embedding_table_offset_type"):
+            if given[name] not in (torch.int32, torch.int64):
+                raise ValueError(f"{name} is {given[name]}, allowed are torch.int32 and torch.int64")
+        self.weights_precision = sparse_type("weights_precision", weights_precision)
+        check_types(given, self.weights_precision, self.optimizer)
+        self._output = sparse_type("output_dtype", output_dtype).as_dtype()
+        self.pooling_mode = member(PoolingMode, "pooling_mode", pooling_mode)
+        bounds_check = member(BoundsCheckMode, "bounds_check_mode", bounds_check_mode)
+        self.bounds_check_mode = BoundsCheckMode[bounds_check.name.removeprefix("V2_")]
+        self.prefetch_pipeline = prefetch_pipeline
+        self.stochastic_rounding = stochastic_rounding
+        self._specs, kind = parse_specs(embedding_specs, enforce_hbm)
+        self.embedding_specs = list(embedding_specs)
+        self._order = FeatureOrder(feature_table_map, [spec.dim for spec in self._specs])
+        self.tables = self._make_tables(given, compute_device(kind, device))
+        self._note_placement()
+        self._ready_for: weakref.ref[Group] | None = None
+        self._weighted = False
+        self._variable: tuple[object, VariableBatch] | None = None
+        self._noted: set[str] = set()
+        self.start_counting(RecordCacheMetrics(*(record_cache_metrics or (False, False))), bool(gather_uvm_cache_stats))
+
+    def _make_tables(self, given: Mapping[str, Any], device: torch.device) -> TableBatchedEmbedding:
+        names = names_of(given["table_names"], len(self._specs))
+        rounding = bool(given["stochastic_rounding"])
+        precision, pooling = self.weights_precision, self.pooling_mode
+        configs = table_configs(self._specs, names, self._order.features, pooling, precision, rounding)
+        if pooling is PoolingMode.NONE and len({spec.dim for spec in self._specs}) > 1:
+            raise ValueError("pooling_mode NONE gives rows of one dim, and the tables have several")
+        share = given["cache_load_factor"], given["cache_sets"], given["cache_reserved_memory"]
+        return TableBatchedEmbedding(
+            configs,
+            optimizer=self._optimizer,
+            cache=cache_option(self._specs, configs, self._optimizer, device, *share),
+            device=device,
+            bounds_check_mode=self.bounds_check_mode.name,
+            cache_policy=cache_policy(given["cache_algorithm"]),
+        )
+
+    def _note_placement(self) -> None:
+        managed = [spec for spec in self._specs if spec.location.name == "MANAGED"]
+        if managed:
+            logger.warning(
+                "EmbeddingLocation.MANAGED of %d tables: kernels here do not read host memory, so that rows go through "
+                "a cache, as with MANAGED_CACHING",
+                len(managed),
+            )
+
+    @property
+    def current_device(self) -> torch.device:
+        """The device that the tables are computed on."""
+        return self.tables.device
+
+    @property
+    def feature_table_map(self) -> list[int]:
+        """The table of each feature."""
+        return self._order.map
+
+    @property
+    def dims(self) -> list[int]:
+        """D of each table."""
+        return [spec.dim for spec in self._specs]
+
+    @property
+    def max_D(self) -> int:  # noqa: N802  # FBGEMM's name
+        """The largest of `dims`."""
+        return max(self.dims)
+
+    @property
+    def total_D(self) -> int:  # noqa: N802  # FBGEMM's name
+        """Columns of a pooled output."""
+        return sum(self._order.dims)
+
+    # ---- the batch
+
+    @eager
+    def forward(
+        self,
+        indices: torch.Tensor,
+        offsets: torch.Tensor,
+        per_sample_weights: torch.Tensor | None = None,
+        feature_requires_grad: torch.Tensor | None = None,
+        batch_size_per_feature_per_rank: BatchSizes | None = None,
+        total_unique_indices: int | None = None,
+        hash_zch_identities: torch.Tensor | None = None,
+        hash_zch_runtime_meta: torch.Tensor | None = None,
+        vbe_output: torch.Tensor | None = None,
+        vbe_output_offsets: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Looks up a batch; the backward pass updates its rows. In eval mode, or without gradients, it only reads.
+
+        Args:
+            indices: ids, int32 or int64 `[n]`, feature-major, on any device; the host is fastest.
+            offsets: int32 or int64 `[F * B + 1]`, or with a batch size per feature `[sum of them + 1]`.
+            per_sample_weights: float32 `[n]`, pooled tables only.
+            feature_requires_grad: `[F]`; per-sample weights of features with a 0 have a gradient of 0.
+            batch_size_per_feature_per_rank: F lists of one batch size per rank, pooled tables only.
+            total_unique_indices: not needed.
+            hash_zch_identities, hash_zch_runtime_meta, vbe_output, vbe_output_offsets: None.
+
+        Returns:
+            In `output_dtype`, on the tables' device: `[B, total_D]`; `[n, D]` with pooling_mode NONE; with a batch size
+            per feature flat: of each rank, of each feature, its rows `[b, D]`.
+
+        Raises:
+            IndexError: an id out of range, with bounds_check_mode FATAL.
+            ValueError: offsets that cannot be, with FATAL and NONE; shapes that do not fit.
+            NotImplementedError: arguments that must be None.
+            CacheTooSmallError: a table's cache holds fewer rows than the batch needs.
+        """
+        self._check_unused(total_unique_indices)
+        self._check_none(
+            hash_zch_identities=hash_zch_identities,
+            hash_zch_runtime_meta=hash_zch_runtime_meta,
+            vbe_output=vbe_output,
+            vbe_output_offsets=vbe_output_offsets,
+        )
+        check_batch(indices)
+        self._make_ready()
+        self._weighted = per_sample_weights is not None
+        batch = indices, offsets, per_sample_weights
+        with self.counting():
+            try:
+                out = self._lookup(*batch, feature_requires_grad, batch_size_per_feature_per_rank)
+            except ValueError as error:
+                in_order = repaired(*batch) if self.bounds_check_mode in _REPAIRED else None
+                if in_order is None:
+                    raise
+                if self.bounds_check_mode is BoundsCheckMode.WARNING:
+                    warn(f"{error}; they were put in order, as FBGEMM does")
+                out = self._lookup(*in_order, feature_requires_grad, batch_size_per_feature_per_rank)
+        return out if out.dtype == self._output else out.to(self._output)
+
+    def _lookup(
+        self,
+        indices: torch.Tensor,
+        offsets: torch.Tensor,
+        weights: torch.Tensor | None,
+        wanted: torch.Tensor | None,
+        sizes: BatchSizes | None,
+    ) -> torch.Tensor:
+        variable = None if sizes is None else self._variable_batch(sizes)
+        if weights is not None:
+            weights = weights.to(device=self.tables.device, dtype=torch.float32)
+            if wanted is not None and weights.requires_grad:
+                weights = only_where_wanted(weights, wanted, self._borders(offsets, variable))
+        if variable is not None:
+            offsets = variable.offsets(offsets)
+        if self._order.same:
+            out = self.tables(indices, offsets, weights)
+        else:
+            out = self._lookup_mixed(indices, offsets, weights)
+        return out if variable is None else variable.output(out)
+
+    def _lookup_mixed(self, indices: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+        """Where features of one table have features of others between them."""
+        keys = self._order.key_array
+        size = self._batch_size(offsets)
+        batch = self.tables.steps.ahead.batch(offsets, indices, offsets, size, keys, weights)
+        if self.pooling_mode is not PoolingMode.NONE:
+            return self.tables.lookup_pooled(batch).index_select(1, self._order.columns(self.tables.device))
+        of_features = dict(zip(self._order.keys, self.tables.lookup_features(batch), strict=True))
+        return torch.cat([of_features[key] for key in range(len(of_features))])
+
+    def _batch_size(self, offsets: torch.Tensor) -> int:
+        return self.tables._batch_size(offsets)
+
+    def _borders(self, offsets: torch.Tensor, variable: VariableBatch | None) -> torch.Tensor:
+        """Where the lookups of each feature begin, and the last end, int64 `[F + 1]`."""
+        if variable is not None:
+            return variable.borders(offsets).long()
+        size = self._batch_size(offsets)
+        return offsets[::size].long() if size else offsets.new_zeros(len(self._order.map) + 1).long()
+
+    def _variable_batch(self, sizes: BatchSizes) -> VariableBatch:
+        """Of these sizes, which are often those of the batch before."""
+        if self.pooling_mode is PoolingMode.NONE:
+            raise ValueError("batch_size_per_feature_per_rank needs a pooling_mode other than NONE")
+        key = tuple(map(tuple, sizes))
+        if self._variable is None or self._variable[0] != key:
+            self._variable = key, VariableBatch(sizes, self._order.dims)
+        return self._variable[1]
+
+    def _check_unused(self, total_unique_indices: int | None) -> None:
+        if total_unique_indices is not None and "total_unique_indices" not in self._noted:
+            self._noted.add("total_unique_indices")
+            logger.warning("total_unique_indices has no effect: the planner counts the rows of a batch")
+
+    @staticmethod
+    def _check_none(**given: object) -> None:
+        for name, value in given.items():
+            if value is not None:
+                why = "there is no raw embedding streaming" if name.startswith("hash") else "the output is a new tensor"
+                raise NotImplementedError(f"{name} is not supported: {why}")
+
+    def _make_ready(self) -> None:
+        """Brings resident tables in: at first, and where the tables were laid out anew."""
+        group = self.tables.groups[0]
+        if self._ready_for is None or self._ready_for() is not group:
+            names = [table.name for table in self.tables.tables]
+            make_resident(self.tables, [n for n, spec in zip(names, self._specs, strict=True) if spec.resident])
+            self._ready_for = weakref.ref(group)
+
+    def prefetch(
+        self,
+        indices: torch.Tensor,
+        offsets: torch.Tensor,
+        forward_stream: Any = None,
+        batch_size_per_feature_per_rank: BatchSizes | None = None,
+    ) -> None:
+        """Plans the batch of a training forward to come, and starts to bring its rows in, in another thread.
+
+        Args:
+            indices, offsets, batch_size_per_feature_per_rank: as of the forward, which finds the plan by the ids.
+            forward_stream: not needed: copies are ordered by events.
+
+        Raises:
+            RuntimeError: 16 batches were prefetched and have not come.
+        """
+        self._make_ready()
+        if batch_size_per_feature_per_rank is not None:
+            offsets = self._variable_batch(batch_size_per_feature_per_rank).offsets(offsets)
+        size, keys = self._batch_size(offsets), self._order.key_array
+        joined = self._order.same and self.pooling_mode is PoolingMode.NONE
+        coming = Prefetched(indices, offsets, size, keys, self._weighted, source=offsets, joined=joined)
+        self.tables.steps.ahead.add(coming)
+
+
+_DEFAULTS = {
+    name: parameter.default
+    for name, parameter in inspect.signature(SplitTableBatchedEmbeddingBagsCodegen.__init__).parameters.items()
+}

@@ -1,0 +1,133 @@
+"""FBGEMM's optimizers as those of tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..tbe import TableOptimizer
+from .enums import OptimType, WeightDecayMode, member
+
+_TORCHREC = "torchrec.optim.optimizers"
+
+
+@dataclass(frozen=True)
+class _Known:
+    """An optimizer that the fused update has.
+
+    Attributes:
+        cls: qualified name of the class that means it.
+        uses: those of FBGEMM's arguments that it reads; without `learning_rate`, which all do.
+    """
+
+    cls: str
+    uses: frozenset[str]
+
+
+def _known(cls: str, *uses: str) -> _Known:
+    return _Known(cls, frozenset(uses))
+
+
+_ADAM = ("beta1", "beta2", "eps", "weight_decay")
+_KNOWN = {
+    OptimType.EXACT_SGD: _known("torch.optim.sgd.SGD"),
+    OptimType.EXACT_ADAGRAD: _known("torch.optim.adagrad.Adagrad", "eps"),
+    OptimType.EXACT_ROWWISE_ADAGRAD: _known(
+        "torchrec.optim.rowwise_adagrad.RowWiseAdagrad",
+        "eps",
+        "weight_decay",
+        "weight_decay_mode",
+        "max_norm",
+        "counter_based_regularization",
+        "cowclip_regularization",
+        "global_weight_decay",
+    ),
+    OptimType.ADAM: _known("torch.optim.adam.Adam", *_ADAM),
+    OptimType.LAMB: _known(f"{_TORCHREC}.LAMB", *_ADAM),
+    OptimType.PARTIAL_ROWWISE_ADAM: _known(f"{_TORCHREC}.PartialRowWiseAdam", *_ADAM),
+    OptimType.PARTIAL_ROWWISE_LAMB: _known(f"{_TORCHREC}.PartialRowWiseLAMB", *_ADAM),
+    OptimType.LARS_SGD: _known(f"{_TORCHREC}.LarsSGD", "eta", "momentum", "weight_decay"),
+}
+HYPER_PARAMETERS = frozenset().union(*(known.uses for known in _KNOWN.values()), {"ensemble_mode", "emainplace_mode"})
+"""FBGEMM's arguments of which an optimizer reads some."""
+
+_NOT_HERE = {
+    OptimType.SGD: "FBGEMM has given it up: use EXACT_SGD",
+    OptimType.ROWWISE_ADAGRAD: "FBGEMM has given it up: use EXACT_ROWWISE_ADAGRAD",
+    OptimType.EMAINPLACE_ROWWISE_ADAGRAD: "its moving average rewrites whole tables in place",
+    OptimType.NONE: "a table in host memory has no parameter that a sparse gradient could be of; use EXACT_SGD",
+    OptimType.ENSEMBLE_ROWWISE_ADAGRAD: "its moving average rewrites whole tables at intervals",
+}
+
+
+def uses(kind: OptimType) -> frozenset[str]:
+    """Those of `HYPER_PARAMETERS` that the optimizer reads."""
+    return _KNOWN[kind].uses
+
+
+def table_optimizer(kind: OptimType, given: Mapping[str, Any]) -> TableOptimizer:
+    """The optimizer of all tables.
+
+    Args:
+        kind: which.
+        given: the arguments of FBGEMM's constructor.
+
+    Raises:
+        NotImplementedError: an optimizer, or a mode of one, that is not here; the message says why.
+        TypeError, ValueError: values that no update may use.
+    """
+    if kind not in _KNOWN:
+        why = _NOT_HERE.get(kind, "FBGEMM's training module does not have it either")
+        raise NotImplementedError(f"optimizer {kind.name}: {why}. There are {[known.name for known in _KNOWN]}")
+    options: dict[str, Any] = {"lr": given["learning_rate"]}
+    if given["gradient_clipping"]:
+        options |= {"gradient_clipping": True, "max_gradient": given["max_gradient"]}
+    read = _KNOWN[kind].uses
+    options |= {name: given[name] for name in ("eps", "eta", "momentum") if name in read}
+    if "beta1" in read:
+        options["betas"] = (given["beta1"], given["beta2"])
+    if kind is OptimType.EXACT_ROWWISE_ADAGRAD:
+        options |= _regularization(given)
+    elif "weight_decay" in read:
+        _refuse_adam_decay(kind, given)
+        options |= {"weight_decay": given["weight_decay"]}
+    return TableOptimizer.create(_class_named(_KNOWN[kind].cls), options, kind.name)
+
+
+def _refuse_adam_decay(kind: OptimType, given: Mapping[str, Any]) -> None:
+    if kind is OptimType.ADAM and given["weight_decay"]:
+        raise NotImplementedError(
+            f"optimizer ADAM with weight_decay={given['weight_decay']}: the fused Adam has no decay; "
+            "PARTIAL_ROWWISE_ADAM and LAMB do"
+        )
+
+
+def _regularization(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Decay and bounds of exact row-wise Adagrad."""
+    mode = member(WeightDecayMode, "weight_decay_mode", given["weight_decay_mode"])
+    definitions = {
+        WeightDecayMode.COUNTER: "counter_based_regularization",
+        WeightDecayMode.COWCLIP: "cowclip_regularization",
+        WeightDecayMode.DECOUPLE_GLOBAL: "global_weight_decay",
+    }
+    for of_mode, name in definitions.items():
+        if (mode is of_mode) != (given[name] is not None):
+            raise ValueError(
+                f"weight_decay_mode is {mode.name}, {name} is {given[name]!r}: {of_mode.name} goes with it alone"
+            )
+    if mode is WeightDecayMode.COUNTER:
+        raise NotImplementedError("weight_decay_mode COUNTER: learning rates by counts of ids are not here")
+    options: dict[str, Any] = {"max_norm": given["max_norm"]} if given["max_norm"] else {}
+    if mode is WeightDecayMode.NONE:
+        return options
+    options |= {"weight_decay": given["weight_decay"], "weight_decay_mode": mode.name.lower()}
+    if mode in definitions:
+        options[definitions[mode]] = given[definitions[mode]]
+    return options
+
+
+def _class_named(name: str) -> type:
+    """A class of this qualified name, by which tables and saves know an optimizer: TorchRec need not be there."""
+    module, _, short = name.rpartition(".")
+    return type(short, (), {"__module__": module})

@@ -1,0 +1,88 @@
+"""Arguments of FBGEMM's constructor that are refused, or have no meaning here."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from .enums import CacheAlgorithm, OptimType, SparseType, member, sparse_type
+from .optimizers import HYPER_PARAMETERS, uses
+
+logger = logging.getLogger("rec_sdk_torch.fbgemm")
+
+WITHOUT_MEANING = {
+    "uvm_non_rowwise_momentum": "optimizer states are part of their rows and move with them",
+    "use_experimental_tbe": "there is one kernel of each operator",
+    "multipass_prefetch_config": "batches are planned on the host, by as many threads as torch has",
+    "uvm_host_mapped": "rows on the host are in memory of the engine's own, and staging is page-locked",
+    "embedding_shard_info": "nothing here reports where a shard lies in its table",
+    "res_params": "there is no raw embedding streaming",
+}
+"""Accepted with one logged line: what the line says."""
+
+REFUSED = {
+    "stats_reporter_config": "read cache_stats() and memory_report() of .tables, or use rec_sdk_torch.CacheLog",
+    "tbe_input_multiplexer_config": "look at batches before the forward",
+    "enable_raw_embedding_streaming": "save deltas with rec_sdk_torch.Saver, or read .tables.view(name).chunks()",
+    "is_qr_tbe": "there is no quotient-remainder module",
+    "preallocated_host_buffers": "rows are stored together with their optimizer states, by the engine",
+}
+"""Anything but the default is an error: what to do instead."""
+
+_MODES_OF_OPTIMIZERS = {
+    "use_rowwise_bias_correction": "Adam corrects by the table's step",
+    "use_writeback_bwd_prehook": "gradients of equal ids are aggregated, and the update is of their sum",
+    "writeback_first_feature_only": "gradients of equal ids are aggregated, and the update is of their sum",
+    "precompute_writeback": "gradients of equal ids are aggregated, and the update is of their sum",
+}
+
+
+def check_options(given: Mapping[str, Any], defaults: Mapping[str, Any], optimizer: OptimType) -> None:
+    """Logs what has no meaning here, or none with this optimizer.
+
+    Raises:
+        NotImplementedError: an argument that is refused; the message says what to do instead.
+    """
+    for name, instead in REFUSED.items():
+        if given[name] is not defaults[name]:
+            raise NotImplementedError(f"{name}={given[name]!r} is not supported: {instead}")
+    _check_extra(given["extra_optimizer_config"])
+    for name, why in WITHOUT_MEANING.items():
+        if given[name] != defaults[name]:
+            logger.warning("%s=%r has no effect: %s", name, given[name], why)
+    for name in sorted(HYPER_PARAMETERS - uses(optimizer)):
+        if given[name] != defaults[name] and getattr(given[name], "name", "") != "NONE":
+            logger.warning("%s=%r has no effect: %s does not use it", name, given[name], optimizer.name)
+    if not given["gradient_clipping"] and given["max_gradient"] != defaults["max_gradient"]:
+        logger.warning("max_gradient=%r has no effect without gradient_clipping=True", given["max_gradient"])
+
+
+def _check_extra(config: object) -> None:
+    for name, why in _MODES_OF_OPTIMIZERS.items():
+        if getattr(config, name, False):
+            raise NotImplementedError(f"extra_optimizer_config: {name}=True is not supported: {why}")
+
+
+def check_types(given: Mapping[str, Any], weights: SparseType, optimizer: OptimType) -> None:
+    """Checks the data types of the cache and of optimizer states.
+
+    Raises:
+        NotImplementedError: a type that there is not.
+        TypeError, ValueError: something that is no type.
+    """
+    cache = weights if given["cache_precision"] is None else sparse_type("cache_precision", given["cache_precision"])
+    if cache is not weights:
+        raise NotImplementedError(
+            f"cache_precision {cache.name} with weights_precision {weights.name}: the cache has the table's data type"
+        )
+    for name, value in (given["optimizer_state_dtypes"] or {}).items():
+        if sparse_type(f"optimizer_state_dtypes[{name!r}]", value) is not SparseType.FP32:
+            raise NotImplementedError(
+                f"optimizer_state_dtypes: {name} of {optimizer.name} is float32 here, not {value}"
+            )
+
+
+def cache_policy(algorithm: object) -> str:
+    """The engine's name of a cache algorithm."""
+    return member(CacheAlgorithm, "cache_algorithm", algorithm).name.lower()

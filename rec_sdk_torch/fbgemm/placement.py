@@ -1,0 +1,229 @@
+"""Where FBGEMM's tables are: the device, the size of the cache, and which tables are resident as a whole."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..backends.devices import backend_for, parse_device
+from ..tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+from ..tbe.cache_size import CacheSize
+from ..tbe.group import record_layout
+from ..tbe.table import MAX_NAME_LENGTH
+from .enums import ComputeDevice, EmbeddingLocation, PoolingMode, SparseType, member
+
+WAYS = 32
+"""Rows of one of FBGEMM's cache sets."""
+
+ROWS_AT_ONCE = 1 << 20
+"""Of a table that becomes resident."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One of `embedding_specs`."""
+
+    rows: int
+    dim: int
+    location: EmbeddingLocation
+
+    @property
+    def resident(self) -> bool:
+        """All rows are in the device's memory, always."""
+        return self.location in (EmbeddingLocation.DEVICE, EmbeddingLocation.HOST)
+
+
+def parse_specs(specs: Sequence[Sequence[Any]], enforce_hbm: bool) -> tuple[list[Spec], ComputeDevice]:
+    """`embedding_specs`, and the device that all of them name.
+
+    Raises:
+        TypeError, ValueError: specs that cannot be met.
+    """
+    if not specs:
+        raise ValueError("embedding_specs is empty, at least one table is needed")
+    parsed: list[Spec] = []
+    devices: set[ComputeDevice] = set()
+    for index, spec in enumerate(specs):
+        where = f"embedding_specs[{index}]"
+        if len(spec) != 4:
+            raise ValueError(f"{where} is {spec!r}, expected (rows, dim, EmbeddingLocation, ComputeDevice)")
+        location = member(EmbeddingLocation, f"the location of {where}", spec[2])
+        device = member(ComputeDevice, f"the compute device of {where}", spec[3])
+        if EmbeddingLocation.MTIA is location or ComputeDevice.MTIA is device:
+            raise ValueError(f"{where}: MTIA is a device that rec_sdk_torch has no kernels for")
+        if location is EmbeddingLocation.HOST and device is not ComputeDevice.CPU:
+            raise ValueError(f"{where}: HOST is the memory of ComputeDevice.CPU; use MANAGED_CACHING or DEVICE")
+        if enforce_hbm and location is not EmbeddingLocation.HOST:
+            location = EmbeddingLocation.DEVICE
+        parsed.append(Spec(spec[0], spec[1], location))
+        devices.add(device)
+    if len(devices) > 1:
+        raise ValueError(f"embedding_specs name {sorted(d.name for d in devices)}: all tables need one compute device")
+    return parsed, devices.pop()
+
+
+def compute_device(kind: ComputeDevice, device: torch.device | str | int | None) -> torch.device:
+    """Where tables are computed; CUDA without `device` is the accelerator that torch has.
+
+    Raises:
+        RuntimeError: torch has none.
+        ValueError, TypeError: `device` cannot be.
+    """
+    if device is not None:
+        return parse_device(device)
+    if kind is ComputeDevice.CPU:
+        return torch.device("cpu")
+    if not torch.accelerator.is_available():
+        raise RuntimeError(
+            "ComputeDevice.CUDA needs an accelerator, and torch has none: use ComputeDevice.CPU, or device="
+        )
+    return parse_device(torch.accelerator.current_device_index())
+
+
+def names_of(names: Sequence[str] | None, count: int) -> list[str]:
+    """Names of the tables, unique and of allowed characters: as given where that can be, else as near.
+
+    Raises:
+        ValueError: another number of names than of tables.
+    """
+    if names is None:
+        return [f"t{index}" for index in range(count)]
+    if len(names) != count:
+        raise ValueError(f"table_names has {len(names)} names for {count} tables")
+    result: list[str] = []
+    for name in names:
+        plain = re.sub(r"[^A-Za-z0-9_]", "_", name)[: MAX_NAME_LENGTH - 8] or "t"
+        again, number = plain, 1
+        while again in result:
+            again, number = f"{plain}_{number}", number + 1
+        result.append(again)
+    return result
+
+
+_POOLINGS = {PoolingMode.SUM: Pooling.SUM, PoolingMode.MEAN: Pooling.MEAN, PoolingMode.NONE: Pooling.NONE}
+
+
+def table_configs(
+    specs: Sequence[Spec],
+    names: Sequence[str],
+    features: Sequence[int],
+    pooling: PoolingMode,
+    precision: SparseType,
+    stochastic_rounding: bool,
+) -> list[TableConfig]:
+    """The tables, whose rows are zeros at first, as FBGEMM's."""
+    return [
+        TableConfig(
+            name,
+            spec.rows,
+            spec.dim,
+            num_features=count,
+            pooling=_POOLINGS[pooling],
+            hashed=False,
+            weight_dtype=precision.as_dtype(),
+            init_min=0.0,
+            init_max=0.0,
+            stochastic_rounding=stochastic_rounding,
+        )
+        for spec, name, count in zip(specs, names, features, strict=True)
+    ]
+
+
+def cache_option(
+    specs: Sequence[Spec],
+    configs: Sequence[TableConfig],
+    optimizer: TableOptimizer,
+    device: torch.device,
+    load_factor: float,
+    sets: int,
+    reserved: float,
+) -> dict[str, CacheSize]:
+    """Rows of each table in the device's memory: all of resident ones, the same share of each of the others.
+
+    Raises:
+        ValueError: a share that cannot be.
+    """
+    managed = [spec.rows for spec in specs if not spec.resident]
+    share = 1.0
+    if managed:
+        if sets > 0:
+            share = min(1.0, sets * WAYS / sum(managed))
+        elif 0 < load_factor <= 1:
+            share = float(load_factor)
+        else:
+            raise ValueError(f"cache_load_factor is {load_factor}, must be in (0, 1]")
+        if sets <= 0:  # FBGEMM, too, takes cache_sets at its word
+            share = min(share, _fitting_share(specs, configs, optimizer, device, reserved))
+    sizes: dict[str, CacheSize] = {}
+    for spec, config in zip(specs, configs, strict=True):
+        sizes[config.name] = spec.rows if spec.resident else max(1, round(share * spec.rows))
+    return sizes
+
+
+def _fitting_share(
+    specs: Sequence[Spec],
+    configs: Sequence[TableConfig],
+    optimizer: TableOptimizer,
+    device: torch.device,
+    reserved: float,
+) -> float:
+    """The share of cached tables for which the device has memory, beside resident ones and what is reserved."""
+    records = [spec.rows * record_layout(config, optimizer).bytes for spec, config in zip(specs, configs, strict=True)]
+    resident = sum(size for spec, size in zip(specs, records, strict=True) if spec.resident)
+    room = backend_for(device).free_memory(device) - int(reserved) - resident
+    if room <= 0:
+        raise ValueError(
+            f"cache_reserved_memory is {reserved} bytes, resident tables take {resident}: none are left for a cache"
+        )
+    return room / (sum(records) - resident)
+
+
+def make_resident(tables: TableBatchedEmbedding, names: Sequence[str]) -> None:
+    """Brings all rows of these tables into the device's memory, in order: row i of a table is its slot i.
+
+    They stay, since their cache has room for all of them; `rows_in_place` is a view of them.
+    """
+    wanted = set(names)
+    first = 0
+    was_training = tables.training
+    tables.train()
+    try:
+        for table in tables.tables:
+            if table.name in wanted:
+                for begin in range(0, table.num_embeddings, ROWS_AT_ONCE):
+                    _touch(tables, first, begin, min(begin + ROWS_AT_ONCE, table.num_embeddings))
+            first += table.num_features
+    finally:
+        tables.train(was_training)
+    tables.reset_cache_stats()
+
+
+def _touch(tables: TableBatchedEmbedding, feature: int, begin: int, end: int) -> None:
+    """Trains a batch that has no backward: one bag of these rows, and of the other features empty ones."""
+    lengths = torch.zeros(tables.num_features + 1, dtype=torch.int64)
+    lengths[feature + 1 :] = end - begin
+    with torch.inference_mode(False), torch.enable_grad():
+        tables(torch.arange(begin, end), lengths)
+
+
+def rows_in_place(tables: TableBatchedEmbedding, name: str) -> dict[str, torch.Tensor]:
+    """Views of a resident table, by part: `weight` `[rows, D]`, states `[rows, D]` or `[rows, 1]`."""
+    with tables.exclusive():
+        group, place = tables.find_table(name)
+        group.swap.settle()
+        config = group.members[place].config
+        ids = torch.arange(config.num_embeddings)
+        slots = torch.from_numpy(group.engine.find_rows(place, ids.numpy())[1]).long()
+        begin = int(slots[0])
+        if not torch.equal(slots, ids + begin):
+            raise RuntimeError(f"table {name!r}: its rows are not resident in their order")
+        records = group.swap.cache[begin : begin + config.num_embeddings]
+        optimizer = tables.optimizer_of(name)
+        states = optimizer.spec.states if optimizer else ()
+        parts = {"weight": group.layout.weight(records)}
+        parts |= {state.name: group.layout.state(records, index) for index, state in enumerate(states)}
+        return {name: part.detach() for name, part in parts.items()}

@@ -1,0 +1,153 @@
+"""Weights and optimizer states of FBGEMM's tables: views of resident ones, copies of others, state dicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..tbe import TableBatchedEmbedding, TableOptimizer
+from ..tbe.view import WEIGHT, Content
+from .placement import Spec
+
+ROWS_AT_ONCE = 1 << 16
+"""Of a table that is filled with random numbers."""
+
+
+class TableCopy(torch.Tensor):
+    """A copy of a table, which says so when it is written to: the table would not change."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        named = kwargs or {}
+        changed = [named.get("out")]
+        if name in ("__setitem__", "__set__") or _in_place(name):
+            changed += [*args[:1], *(named.get(key) for key in ("tensor", "self", "input"))]
+        if any(isinstance(one, cls) for one in changed):
+            raise RuntimeError(
+                f"{name} on a copy of a table that the device caches: the table would not change. Write rows with "
+                "module.tables.view(name).write(ids, {'weight': rows}), or take a clone() to change it"
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **named)
+        shares = isinstance(result, torch.Tensor) and args and isinstance(args[0], torch.Tensor)
+        if shares and result.untyped_storage().data_ptr() == args[0].untyped_storage().data_ptr():
+            return result.as_subclass(cls)
+        return result.as_subclass(torch.Tensor) if isinstance(result, cls) else result
+
+
+_OPERATORS = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")}
+_HARMLESS = {"requires_grad_", "share_memory_"}
+
+
+def _in_place(name: str) -> bool:
+    return name in _OPERATORS or (name.endswith("_") and not name.endswith("__") and name not in _HARMLESS)
+
+
+def copy_of(tables: TableBatchedEmbedding, name: str) -> dict[str, torch.Tensor]:
+    """Copies of a table in host memory, by part, that refuse to be written to."""
+    view = tables.view(name)
+    parts = view.read(torch.arange(view.config.num_embeddings)).parts
+    return {part: values.as_subclass(TableCopy) for part, values in parts.items()}
+
+
+def fill_uniform(tables: TableBatchedEmbedding, name: str, low: float, high: float) -> None:
+    """Draws a table's weights from torch's generator of the CPU, in the order in which FBGEMM does there."""
+    view = tables.view(name)
+    rows, dim, dtype = view.config.num_embeddings, view.config.embedding_dim, view.config.weight_dtype
+    for begin in range(0, rows, ROWS_AT_ONCE):
+        ids = torch.arange(begin, min(begin + ROWS_AT_ONCE, rows))
+        view.write(ids, {WEIGHT: torch.empty((len(ids), dim), dtype=dtype).uniform_(low, high)})
+
+
+def state_names(optimizer: TableOptimizer) -> dict[str, str]:
+    """FBGEMM's name of each state, by its own, in FBGEMM's order."""
+    names: dict[str, str] = {}
+    for state in optimizer.spec.states:
+        own = state.name in ("prev_iter", "row_counter")
+        names[state.name] = state.name if own else f"momentum{1 + sum(n.startswith('m') for n in names.values())}"
+    return names
+
+
+def save_states(tables: TableBatchedEmbedding, optimizer: TableOptimizer) -> dict[str, torch.Tensor]:
+    """`<table>.momentum1` and so on, float32 `[rows, D]` or `[rows]`, and `iter`, int64 `[1]`."""
+    saved = {}
+    for table in tables.tables:
+        view = tables.view(table.name)
+        parts = view.read(view.ids(), list(state_names(optimizer))).parts
+        for state, name in state_names(optimizer).items():
+            values = parts[state]
+            saved[f"{table.name}.{name}"] = values[:, 0] if _rowwise(optimizer, state) else values
+    saved["iter"] = torch.tensor([optimizer.step])
+    return saved
+
+
+def _rowwise(optimizer: TableOptimizer, name: str) -> bool:
+    return next(state.rowwise for state in optimizer.spec.states if state.name == name)
+
+
+def load_states(
+    tables: TableBatchedEmbedding, optimizer: TableOptimizer, saved: Mapping[str, torch.Tensor]
+) -> list[str]:
+    """Sets what `save_states` gives, all of it or nothing; what is wrong with it."""
+    contents, problems = [], []
+    for table in tables.tables:
+        parts = {}
+        for state, name in state_names(optimizer).items():
+            values = saved[f"{table.name}.{name}"]
+            parts[state] = values.reshape(-1, 1) if _rowwise(optimizer, state) else values
+        if parts:
+            contents.append(Content(tables.view(table.name), None, parts))
+            problem = contents[-1].problem()
+            problems += [f"table {table.name!r}: {problem}"] if problem else []
+    if not problems:
+        tables.load(contents, [(optimizer, int(saved["iter"]))])
+    return problems
+
+
+# ---- FBGEMM's own state dicts
+
+_PLACES = ("dev", "host", "uvm")
+
+
+def is_fbgemms(state_dict: Mapping[str, Any], prefix: str) -> bool:
+    """Whether the state dict is one of FBGEMM's module."""
+    return any(f"{prefix}weights_{place}" in state_dict for place in _PLACES)
+
+
+def from_fbgemm(
+    state_dict: dict[str, Any], prefix: str, names: Sequence[str], specs: Sequence[Spec], optimizer: TableOptimizer
+) -> None:
+    """Puts this module's keys in the place of FBGEMM's.
+
+    FBGEMM's buffers are flat, one for each place that tables of theirs can be, the tables in their order. Which place
+    a table had is in `<prefix>_placements`, by feature, and where it begins in `<prefix>_offsets`.
+
+    Raises:
+        ValueError: buffers that are not of these tables.
+    """
+    wanted = {"weights": ("tables.{}.weight", False)}
+    wanted |= {
+        name: (f"states.{{}}.{name}", _rowwise(optimizer, state)) for state, name in state_names(optimizer).items()
+    }
+    theirs = [key for key in state_dict if key.startswith(prefix)]
+    given = {key[len(prefix) :]: state_dict.pop(key) for key in theirs}
+    for buffer, (key, rowwise) in wanted.items():
+        flat = {place: given.get(f"{buffer}_{place}", torch.empty(0)) for place in _PLACES}
+        sizes = [spec.rows * (1 if rowwise else spec.dim) for spec in specs]
+        full = [place for place in _PLACES if flat[place].numel()]
+        if len(full) > 1:
+            raise ValueError(
+                f"FBGEMM's {buffer} are in {full}: tables of different locations in one module are not loaded"
+            )
+        whole = flat[full[0]] if full else torch.empty(0)
+        if whole.numel() != sum(sizes):
+            raise ValueError(f"FBGEMM's {buffer} have {whole.numel()} elements, these tables {sum(sizes)}")
+        parts = whole.detach().reshape(-1).split(sizes)
+        for name, spec, part in zip(names, specs, parts, strict=True):
+            state_dict[prefix + key.format(name)] = part if rowwise else part.view(spec.rows, spec.dim)
+    state_dict[f"{prefix}states.iter"] = given.get("iter", torch.tensor([optimizer.step]))

@@ -1,0 +1,216 @@
+"""Random modules and batches, and plain torch doing what FBGEMM's module should do with them, in float64."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from reference_optimizers import (
+    Adam,
+    BoundedRowWiseAdagrad,
+    GloballyDecayedRowWiseAdagrad,
+    Lamb,
+    LarsSgd,
+    PartialRowWiseAdam,
+    PartialRowWiseLamb,
+    RowWiseAdagrad,
+)
+
+from rec_sdk_torch.fbgemm import GlobalWeightDecayDefinition, SplitTableBatchedEmbeddingBagsCodegen
+
+BAGS, LONGEST, STEPS = 4, 2, 6
+
+LR = 0.05
+
+
+@dataclass
+class Case:
+    """A module's tables and features, and one that gives its batches."""
+
+    seed: int
+    pooling: str
+    weighted: bool
+    dims: list[int]
+    rows: list[int]
+    feature_table_map: list[int]
+    index_dtype: torch.dtype
+    offset_dtype: torch.dtype
+    generator: torch.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(self.seed)
+
+    @property
+    def feature_dims(self) -> list[int]:
+        return [self.dims[table] for table in self.feature_table_map]
+
+    def batch(self, bags: list[int] | None = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Ids with duplicates, offsets and per-sample weights; of each feature so many bags."""
+        bags = [BAGS] * len(self.feature_table_map) if bags is None else bags
+        lengths = torch.randint(LONGEST + 1, (sum(bags),), generator=self.generator)
+        per_bag = [
+            self.rows[table] for table, size in zip(self.feature_table_map, bags, strict=True) for _ in range(size)
+        ]
+        bounds = torch.tensor(per_bag, dtype=torch.int64).repeat_interleave(lengths)
+        draws = torch.rand(len(bounds), generator=self.generator) ** 2
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+        weights = torch.rand(len(bounds), generator=self.generator) - 0.3 if self.weighted else None
+        return (draws * bounds).to(self.index_dtype), offsets.to(self.offset_dtype), weights
+
+    def weights(self) -> list[torch.Tensor]:
+        pairs = zip(self.rows, self.dims, strict=True)
+        return [torch.rand(shape, generator=self.generator) - 0.5 for shape in pairs]
+
+
+def random_case(seed: int, for_fbgemm: bool = False) -> Case:
+    """Several tables, mixed dims, shared ones, features in any order.
+
+    For FBGEMM's CPU module dims are multiples of 4, and features in the order of their tables: it takes no others.
+    """
+    draw = random.Random(seed)
+    count = draw.randint(1, 4)
+    pooling = draw.choice(["SUM", "SUM", "MEAN", "NONE"])
+    dims = [(4 if for_fbgemm else 1) * draw.randint(1, 6) for _ in range(count)]
+    if pooling == "NONE":
+        dims = [dims[0]] * count
+    features = list(range(count)) + [draw.randrange(count) for _ in range(draw.randint(0, 2))]
+    draw.choice([features.sort, lambda: draw.shuffle(features)])()
+    if for_fbgemm:
+        features.sort()
+    types = [torch.int32, torch.int64]
+    return Case(
+        seed,
+        pooling,
+        pooling == "SUM" and draw.random() < 0.6,
+        dims,
+        [draw.randint(64, 90) for _ in range(count)],
+        features,
+        draw.choice(types),
+        draw.choice(types),
+    )
+
+
+def make_ours(case: Case, device: torch.device, location: str = "resident", **options: Any) -> Any:
+    """Our module on `device`; `location` is FBGEMM's, or the one whose tables are resident there."""
+    on_cpu = device.type == "cpu"
+    place = ("HOST" if on_cpu else "DEVICE") if location == "resident" else location
+    specs = [(rows, dim, place, "CPU" if on_cpu else "CUDA") for rows, dim in zip(case.rows, case.dims, strict=True)]
+    return SplitTableBatchedEmbeddingBagsCodegen(
+        specs,
+        feature_table_map=case.feature_table_map,
+        pooling_mode=case.pooling,
+        device=device,
+        **{"cache_load_factor": 0.5, "learning_rate": LR, **options},
+    )
+
+
+def set_weights(module: Any, weights: list[torch.Tensor]) -> None:
+    """Of resident tables, in place; of others, through the tables."""
+    for table, values in zip(module.tables.tables, weights, strict=True):
+        module.tables.view(table.name).write(torch.arange(len(values)), {"weight": values.to(table.weight_dtype)})
+
+
+OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any], dict[str, Any]]] = {
+    "EXACT_SGD": (torch.optim.SGD, {}, {}),
+    "EXACT_ADAGRAD": (torch.optim.Adagrad, {"eps": 1e-3}, {"eps": 1e-3}),
+    "ADAM": (Adam, {"betas": (0.8, 0.95), "eps": 1e-2}, {"beta1": 0.8, "beta2": 0.95, "eps": 1e-2}),
+    "LAMB": (
+        Lamb,
+        {"betas": (0.8, 0.95), "eps": 1e-2, "weight_decay": 0.1},
+        {"beta1": 0.8, "beta2": 0.95, "eps": 1e-2, "weight_decay": 0.1},
+    ),
+    "PARTIAL_ROWWISE_ADAM": (
+        PartialRowWiseAdam,
+        {"betas": (0.8, 0.95), "eps": 1e-2, "weight_decay": 0.1},
+        {"beta1": 0.8, "beta2": 0.95, "eps": 1e-2, "weight_decay": 0.1},
+    ),
+    "PARTIAL_ROWWISE_LAMB": (
+        PartialRowWiseLamb,
+        {"betas": (0.8, 0.95), "eps": 1e-2, "weight_decay": 0.1},
+        {"beta1": 0.8, "beta2": 0.95, "eps": 1e-2, "weight_decay": 0.1},
+    ),
+    "LARS_SGD": (
+        LarsSgd,
+        {"eta": 0.1, "momentum": 0.8, "weight_decay": 0.1},
+        {"eta": 0.1, "momentum": 0.8, "weight_decay": 0.1},
+    ),
+    "EXACT_ROWWISE_ADAGRAD": (RowWiseAdagrad, {"eps": 1e-3}, {"eps": 1e-3}),
+    "EXACT_ROWWISE_ADAGRAD L2": (
+        RowWiseAdagrad,
+        {"eps": 1e-3, "weight_decay": 0.1, "weight_decay_mode": "l2"},
+        {"eps": 1e-3, "weight_decay": 0.1, "weight_decay_mode": "L2"},
+    ),
+    "EXACT_ROWWISE_ADAGRAD DECOUPLE": (
+        RowWiseAdagrad,
+        {"eps": 1e-3, "weight_decay": 0.1, "weight_decay_mode": "decouple"},
+        {"eps": 1e-3, "weight_decay": 0.1, "weight_decay_mode": "DECOUPLE"},
+    ),
+    "EXACT_ROWWISE_ADAGRAD max_norm": (
+        BoundedRowWiseAdagrad,
+        {"eps": 1e-3, "max_norm": 0.6},
+        {"eps": 1e-3, "max_norm": 0.6},
+    ),
+    "EXACT_ROWWISE_ADAGRAD DECOUPLE_GLOBAL": (
+        GloballyDecayedRowWiseAdagrad,
+        {"eps": 1e-3, "weight_decay": 0.2, "gwd_start_iter": 2, "gwd_lower_bound": 0.5},
+        {
+            "eps": 1e-3,
+            "weight_decay": 0.2,
+            "weight_decay_mode": "DECOUPLE_GLOBAL",
+            "global_weight_decay": GlobalWeightDecayDefinition(2, 0.5),
+        },
+    ),
+}
+"""By FBGEMM's name, and its mode: the reference's class and keywords, and FBGEMM's arguments."""
+
+
+class Reference:
+    """Dense float64 tables, looked up feature by feature; optimizers see the rows that the batch touched."""
+
+    def __init__(
+        self, case: Case, weights: list[torch.Tensor], optimizer: type, options: Mapping[str, Any], clip: float = 0.0
+    ) -> None:
+        self.case, self.clip = case, clip
+        self.weights = [torch.nn.Parameter(values.double().clone()) for values in weights]
+        self.optimizers = [optimizer([weight], lr=LR, **options) for weight in self.weights]
+
+    def features(
+        self, indices: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None, bags: list[int]
+    ) -> list[torch.Tensor]:
+        """`[bags, D]` of each feature, or `[n, D]` without pooling."""
+        outputs, begin = [], 0
+        for table, size in zip(self.case.feature_table_map, bags, strict=True):
+            own = offsets[begin : begin + size + 1].long()
+            ids = indices[int(own[0]) : int(own[-1])].long()
+            rows = torch.nn.functional.embedding(ids, self.weights[table], sparse=True)
+            if self.case.pooling != "NONE":
+                if weights is not None:
+                    rows = rows * weights[int(own[0]) : int(own[-1]), None].double()
+                lengths = own.diff()
+                bag = torch.arange(size).repeat_interleave(lengths)
+                rows = rows.new_zeros((size, rows.shape[1])).index_add(0, bag, rows)
+                if self.case.pooling == "MEAN":
+                    rows = rows / lengths.clamp(min=1)[:, None]
+            outputs.append(rows)
+            begin += size
+        return outputs
+
+    def __call__(
+        self, indices: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        outputs = self.features(indices, offsets, weights, [BAGS] * len(self.case.feature_table_map))
+        return torch.cat(outputs, dim=0 if self.case.pooling == "NONE" else 1)
+
+    def step(self) -> None:
+        for optimizer, weight in zip(self.optimizers, self.weights, strict=True):
+            grad = weight.grad
+            assert grad is not None
+            grad = grad.coalesce()
+            if self.clip:
+                grad.values().clamp_(-self.clip, self.clip)
+            weight.grad = grad
+            optimizer.step()
+            weight.grad = None

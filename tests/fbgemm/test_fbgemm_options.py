@@ -1,0 +1,302 @@
+"""Every option of FBGEMM's module has an answer: in the signature, in the docs, and when it is given."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rec_sdk_torch import fbgemm
+from rec_sdk_torch.fbgemm import SplitTableBatchedEmbeddingBagsCodegen as Ours
+from rec_sdk_torch.fbgemm.enums import member, sparse_type
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "fbgemm.md"
+SPECS = [(20, 8, "HOST", "CPU"), (30, 8, "MANAGED_CACHING", "CPU")]
+
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+# Of FBGEMM 1.8, for where it is not installed.
+ARGUMENTS = _words("""
+embedding_specs feature_table_map cache_algorithm cache_load_factor cache_sets cache_reserved_memory
+cache_precision weights_precision output_dtype enforce_hbm optimizer record_cache_metrics gather_uvm_cache_stats
+stochastic_rounding gradient_clipping max_gradient max_norm learning_rate eps momentum weight_decay
+weight_decay_mode eta beta1 beta2 ensemble_mode emainplace_mode counter_based_regularization
+cowclip_regularization pooling_mode device bounds_check_mode uvm_non_rowwise_momentum use_experimental_tbe
+prefetch_pipeline stats_reporter_config table_names optimizer_state_dtypes multipass_prefetch_config
+global_weight_decay uvm_host_mapped extra_optimizer_config tbe_input_multiplexer_config
+embedding_table_index_type embedding_table_offset_type embedding_shard_info enable_raw_embedding_streaming
+res_params is_qr_tbe preallocated_host_buffers
+""")
+FORWARD = _words("""
+indices offsets per_sample_weights feature_requires_grad batch_size_per_feature_per_rank total_unique_indices
+hash_zch_identities hash_zch_runtime_meta vbe_output vbe_output_offsets
+""")
+METHODS = _words("""
+split_embedding_weights split_optimizer_states get_optimizer_state init_embedding_weights_uniform
+set_learning_rate get_learning_rate set_optimizer_step update_hyper_parameters flush reset_cache_states prefetch
+get_cache_miss_counter get_table_wise_cache_miss get_uvm_cache_stats reset_uvm_cache_stats print_uvm_cache_stats
+""")
+
+
+def training() -> Any:
+    return pytest.importorskip("fbgemm_gpu.split_table_batched_embeddings_ops_training")
+
+
+def answers() -> dict[str, str]:
+    """Of each name in a first column of the page's tables, the rest of its line."""
+    found = {}
+    for line in PAGE.read_text().splitlines():
+        cells = line.split("|")
+        for name in re.findall(r"`(\w+)`", cells[1]) if line.startswith("|") else ():
+            found[name] = "|".join(cells[2:])
+    return found
+
+
+def parameters(function: Any) -> dict[str, Any]:
+    return {name: p.default for name, p in list(inspect.signature(function).parameters.items())[1:]}
+
+
+@pytest.mark.parametrize(("function", "names"), [("__init__", ARGUMENTS), ("forward", FORWARD)])
+def test_every_argument_is_there_and_in_the_docs(function: str, names: list[str]) -> None:
+    assert list(parameters(getattr(Ours, function))) == names
+    assert set(names) <= set(answers())
+
+
+def test_every_method_is_there_and_in_the_docs() -> None:
+    for name in METHODS:
+        assert callable(getattr(Ours, name))
+        assert name in answers()
+
+
+@pytest.mark.parametrize("function", ["__init__", "forward", *METHODS])
+def test_signatures_are_fbgemms(function: str) -> None:
+    """Names, order and defaults, of the FBGEMM that is installed."""
+    theirs = parameters(getattr(training().SplitTableBatchedEmbeddingBagsCodegen, function))
+    ours = parameters(getattr(Ours, function))
+    assert list(ours) == list(theirs)
+    for name, default in theirs.items():
+        same = getattr(default, "name", default) == getattr(ours[name], "name", ours[name])
+        assert same, f"{name}: {ours[name]!r}, FBGEMM has {default!r}"
+
+
+def test_public_methods_of_fbgemm_are_in_the_docs() -> None:
+    module = training().SplitTableBatchedEmbeddingBagsCodegen
+    own = {name for name, value in vars(module).items() if callable(value) and not name.startswith("_")}
+    inner = {"forward", "log", "should_log", "get_table_name_for_logging"}
+    assert own - inner <= set(answers())
+
+
+def test_tests_that_the_docs_name_are_there() -> None:
+    defined = set(
+        re.findall(r"^def (test_\w+)", "".join(p.read_text() for p in Path(__file__).parent.glob("*.py")), re.M)
+    )
+    named = re.findall(r"`(test_\w+)`", PAGE.read_text())
+    assert named
+    assert set(named) <= defined
+    without = [name for name, answer in answers().items() if "not here" not in answer and "`test_" not in answer]
+    assert without == []
+
+
+ENUMS = ["OptimType", "SparseType", "EmbeddingLocation", "ComputeDevice", "PoolingMode", "BoundsCheckMode"]
+ENUMS += ["CacheAlgorithm", "WeightDecayMode", "CounterWeightDecayMode", "StepMode", "LearningRateMode", "GradSumDecay"]
+DEFINITIONS = [
+    "TailIdThreshold",
+    "CounterBasedRegularizationDefinition",
+    "CowClipDefinition",
+    "GlobalWeightDecayDefinition",
+]
+DEFINITIONS += ["UserEnabledConfigDefinition", "EnsembleModeDefinition", "EmainplaceModeDefinition"]
+
+
+@pytest.mark.parametrize("name", ENUMS)
+def test_enums_have_fbgemms_names_and_values(name: str) -> None:
+    theirs, ours = getattr(training(), name), getattr(fbgemm, name)
+    assert {m.name: m.value for m in ours} == {m.name: m.value for m in theirs}
+    for mode in theirs:
+        assert member(ours, "it", mode) is ours[mode.name]
+        assert member(ours, "it", mode.name.lower()) is ours[mode.name]
+
+
+@pytest.mark.parametrize("name", DEFINITIONS)
+def test_definitions_have_fbgemms_fields(name: str) -> None:
+    theirs, ours = getattr(training(), name)(), getattr(fbgemm, name)()
+    for key, value in vars(theirs).items():
+        if key != "tail_id_threshold":
+            assert getattr(vars(ours)[key], "name", vars(ours)[key]) == getattr(value, "name", value)
+    assert vars(ours).keys() == vars(theirs).keys()
+
+
+def test_what_names_no_member() -> None:
+    with pytest.raises(TypeError, match="optimizer is 3, expected a member of FBGEMM's OptimType, or its name"):
+        Ours(SPECS, optimizer=3)
+    with pytest.raises(ValueError, match="pooling_mode is 'max', allowed are"):
+        Ours(SPECS, pooling_mode="max")
+    assert sparse_type("it", torch.bfloat16) is fbgemm.SparseType.BF16
+    with pytest.raises(ValueError, match=r"it is torch\.float64"):
+        sparse_type("it", torch.float64)
+
+
+def test_fbgemm_is_not_imported() -> None:
+    code = (
+        "import sys, torch, rec_sdk_torch.fbgemm as f; "
+        f"module = f.SplitTableBatchedEmbeddingBagsCodegen({SPECS}, optimizer='LAMB'); "
+        "module(torch.tensor([1, 2]), torch.tensor([0, 1, 2])); "
+        "assert not {'fbgemm_gpu', 'torchrec'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_compat_has_the_same_names() -> None:
+    pytest.importorskip("torchrec")
+    code = (
+        "import rec_sdk_torch.compat.fbgemm as c, rec_sdk_torch.fbgemm as f; "
+        "assert all(getattr(c, name) is getattr(f, name) for name in f.__all__)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "stats_reporter_config": ({"stats_reporter_config": object()}, "cache_stats"),
+    "tbe_input_multiplexer_config": ({"tbe_input_multiplexer_config": object()}, "before the forward"),
+    "enable_raw_embedding_streaming": ({"enable_raw_embedding_streaming": True}, "save deltas"),
+    "is_qr_tbe": ({"is_qr_tbe": True}, "quotient-remainder"),
+    "preallocated_host_buffers": ({"preallocated_host_buffers": {}}, "optimizer states"),
+    "cache_precision": ({"cache_precision": "FP16"}, "cache_precision FP16 with weights_precision FP32"),
+    "optimizer_state_dtypes": (
+        {"optimizer": "PARTIAL_ROWWISE_ADAM", "optimizer_state_dtypes": {"momentum1": "FP16"}},
+        "momentum1 of PARTIAL_ROWWISE_ADAM is float32",
+    ),
+    "bias": (
+        {"extra_optimizer_config": fbgemm.UserEnabledConfigDefinition(use_rowwise_bias_correction=True)},
+        "use_rowwise_bias_correction=True",
+    ),
+    "writeback": (
+        {"extra_optimizer_config": fbgemm.UserEnabledConfigDefinition(use_writeback_bwd_prehook=True)},
+        "use_writeback_bwd_prehook=True",
+    ),
+    "adam": ({"optimizer": "ADAM", "weight_decay": 0.1}, "ADAM with weight_decay=0.1"),
+    "counter": (
+        {
+            "optimizer": "EXACT_ROWWISE_ADAGRAD",
+            "weight_decay_mode": "COUNTER",
+            "counter_based_regularization": fbgemm.CounterBasedRegularizationDefinition(),
+        },
+        "COUNTER",
+    ),
+    **{
+        name: ({"optimizer": name}, f"optimizer {name}: ")
+        for name in (
+            "SGD",
+            "ROWWISE_ADAGRAD",
+            "NONE",
+            "ENSEMBLE_ROWWISE_ADAGRAD",
+            "EMAINPLACE_ROWWISE_ADAGRAD",
+            "MADGRAD",
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_options(name: str) -> None:
+    options, reason = REFUSED[name]
+    with pytest.raises(NotImplementedError, match=re.escape(reason)):
+        Ours(SPECS, **options)
+
+
+def test_precisions_without_a_table() -> None:
+    for option in ("weights_precision", "output_dtype"):
+        with pytest.raises(ValueError, match="INT8 has no table here"):
+            Ours(SPECS, **{option: "INT8"})
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"embedding_specs": []}, "embedding_specs is empty"),
+        ({"embedding_specs": [(20, 8, "HOST")]}, r"embedding_specs\[0\] is"),
+        ({"embedding_specs": [(20, 8, "MTIA", "MTIA")]}, "MTIA is a device"),
+        ({"embedding_specs": [(20, 8, "HOST", "CUDA")]}, "HOST is the memory of ComputeDevice.CPU"),
+        (
+            {"embedding_specs": [SPECS[0], (20, 8, "DEVICE", "CUDA")], "device": "cpu"},
+            "all tables need one compute device",
+        ),
+        ({"embedding_specs": [SPECS[0], (20, 4, "HOST", "CPU")], "pooling_mode": "NONE"}, "rows of one dim"),
+        ({"feature_table_map": [0, 0]}, "each of the 2 tables needs a feature"),
+        ({"feature_table_map": [0, 1, 2]}, "no other has one"),
+        ({"table_names": ["one"]}, "table_names has 1 names for 2 tables"),
+        ({"embedding_table_index_type": torch.int16}, "embedding_table_index_type is torch.int16"),
+        ({"embedding_table_offset_type": torch.float32}, "embedding_table_offset_type is torch.float32"),
+        ({"optimizer": "EXACT_ROWWISE_ADAGRAD", "weight_decay_mode": "COWCLIP"}, "cowclip_regularization is None"),
+        ({"learning_rate": float("nan")}, "lr is nan"),
+    ],
+)
+def test_specs_that_cannot_be(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        Ours(**{"embedding_specs": SPECS, **options})
+
+
+LOGGED: list[tuple[dict[str, Any], str]] = [
+    ({"uvm_non_rowwise_momentum": True}, "uvm_non_rowwise_momentum=True has no effect"),
+    ({"use_experimental_tbe": True}, "use_experimental_tbe=True has no effect"),
+    ({"multipass_prefetch_config": fbgemm.MultiPassPrefetchConfig()}, "multipass_prefetch_config"),
+    ({"uvm_host_mapped": True}, "uvm_host_mapped=True has no effect"),
+    ({"embedding_shard_info": [(20, 8, 0, 0), (30, 8, 0, 0)]}, "embedding_shard_info"),
+    ({"res_params": object()}, "res_params"),
+    ({"ensemble_mode": fbgemm.EnsembleModeDefinition()}, "EXACT_SGD does not use it"),
+    ({"emainplace_mode": fbgemm.EmainplaceModeDefinition()}, "EXACT_SGD does not use it"),
+    ({"max_gradient": 2.0}, "max_gradient=2.0 has no effect"),
+    ({"max_norm": 2.0, "optimizer": "ADAM"}, "max_norm=2.0 has no effect: ADAM does not use it"),
+    ({"weight_decay": 0.1}, "weight_decay=0.1 has no effect: EXACT_SGD does not use it"),
+    ({"weight_decay_mode": "L2", "optimizer": "LAMB"}, "weight_decay_mode='L2' has no effect"),
+    ({"eta": 0.1}, "eta=0.1 has no effect"),
+    ({"beta1": 0.1, "optimizer": "EXACT_ADAGRAD"}, "beta1=0.1 has no effect"),
+    ({"momentum": 0.1}, "momentum=0.1 has no effect"),
+    ({"embedding_specs": [(20, 8, "MANAGED", "CPU")]}, "EmbeddingLocation.MANAGED of 1 tables"),
+]
+
+
+@pytest.mark.parametrize(("options", "line"), LOGGED)
+def test_logged_options(options: dict[str, Any], line: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "rec_sdk_torch.fbgemm"):
+        Ours(**{"embedding_specs": SPECS, **options})
+    assert [line in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_defaults_log_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    for optimizer in ("EXACT_SGD", "EXACT_ROWWISE_ADAGRAD", "ADAM", "LARS_SGD"):
+        Ours(SPECS, optimizer=optimizer)
+    weight_decay = {"weight_decay": 0.1, "weight_decay_mode": training().WeightDecayMode.L2}
+    Ours(SPECS, optimizer="EXACT_ROWWISE_ADAGRAD", max_norm=1.0, eps=1e-3, **weight_decay)
+    Ours(SPECS, weight_decay_mode=training().WeightDecayMode.NONE, prefetch_pipeline=True)
+    assert caplog.records == []
+
+
+def test_arguments_of_the_forward(caplog: pytest.LogCaptureFixture) -> None:
+    module = Ours(SPECS)
+    batch = torch.tensor([1, 2]), torch.tensor([0, 1, 2])
+    for _ in range(2):
+        module(*batch, total_unique_indices=2)
+    assert [record.getMessage()[:36] for record in caplog.records] == ["total_unique_indices has no effect: "[:36]]
+    for name in ("hash_zch_identities", "hash_zch_runtime_meta", "vbe_output", "vbe_output_offsets"):
+        with pytest.raises(NotImplementedError, match=f"{name} is not supported: "):
+            module(*batch, **{name: torch.zeros(1)})
+    with pytest.raises(ValueError, match="per-sample weights need pooled tables"):
+        Ours(SPECS, pooling_mode="NONE")(*batch, torch.ones(2))
+    with pytest.raises(ValueError, match="needs a pooling_mode other than NONE"):
+        Ours(SPECS, pooling_mode="NONE")(*batch, batch_size_per_feature_per_rank=[[1], [1]])
+    with pytest.raises(ValueError, match=r"has 1 features with .* ranks, expected 2 features"):
+        module(*batch, batch_size_per_feature_per_rank=[[1]])
+    with pytest.raises(ValueError, match=r"offsets has 3 entries, expected 3 \+ 1"):
+        module(*batch, batch_size_per_feature_per_rank=[[1], [2]])

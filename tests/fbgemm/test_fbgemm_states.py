@@ -1,0 +1,390 @@
+"""Methods of `SplitTableBatchedEmbeddingBagsCodegen`: weights, states, options, counters, state dicts."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fbgemm_cases import BAGS, LR, OPTIMIZERS, Case, Reference, make_ours, random_case, set_weights
+
+from rec_sdk_torch import Saver
+from rec_sdk_torch.fbgemm import placement, states
+
+LOCATIONS = ["resident", "MANAGED_CACHING"]
+
+
+def small_case(pooling: str = "SUM") -> Case:
+    return Case(7, pooling, False, [8, 8], [40, 50], [0, 1], torch.int64, torch.int64)
+
+
+def step(module: Any, case: Case) -> None:
+    out = module(*case.batch())
+    out.backward(torch.ones_like(out))
+
+
+def fbgemms(case: Case, **options: Any) -> Any:
+    training = pytest.importorskip("fbgemm_gpu.split_table_batched_embeddings_ops_training")
+    place = (training.EmbeddingLocation.HOST, training.ComputeDevice.CPU)
+    if "optimizer" in options:
+        options["optimizer"] = training.OptimType[options["optimizer"]]
+    specs = [(rows, dim, *place) for rows, dim in zip(case.rows, case.dims, strict=True)]
+    return training.SplitTableBatchedEmbeddingBagsCodegen(
+        specs, device=torch.device("cpu"), learning_rate=LR, **options
+    )
+
+
+# ---- weights and states
+
+
+@pytest.mark.parametrize("pooling", ["SUM", "NONE"])
+def test_weights_of_resident_tables_are_views(
+    pooling: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is written is looked up, what is updated can be read, also after the tables were laid out anew."""
+    monkeypatch.setattr(placement, "ROWS_AT_ONCE", 7)
+    case = small_case(pooling)
+    first = make_ours(case, device, optimizer="EXACT_ADAGRAD")
+    for module in (first, copy.deepcopy(first)):
+        before = module.split_embedding_weights()
+        for table, weight in enumerate(before):
+            weight.copy_(torch.arange(weight.numel()).view(weight.shape) + 1000 * table)
+        ids, offsets = torch.tensor([3, 39, 49]), torch.tensor([0, 2, 3])
+        out = module(ids, offsets)
+        rows = [before[0][3], before[0][39], before[1][49]]
+        expected = torch.stack(rows) if pooling == "NONE" else torch.cat([rows[0] + rows[1], rows[2]])[None]
+        assert torch.equal(out, expected)
+        old = before[0][3].clone()
+        out.backward(torch.ones_like(out))
+        torch.testing.assert_close(before[0][3], old - LR / (1 + 1e-8))
+        assert torch.equal(module.split_optimizer_states()[0][0][3].cpu(), torch.ones(8))
+        module.split_optimizer_states()[0][0].fill_(3)
+        module(ids, offsets).sum().backward()
+        torch.testing.assert_close(before[0][3], old - LR - LR / 2)
+
+
+def test_copies_of_cached_tables_refuse_writes(device: torch.device) -> None:
+    module = make_ours(small_case(), device, "MANAGED_CACHING", optimizer="ADAM")
+    weight = module.split_embedding_weights()[0]
+    state = module.split_optimizer_states()[0][1]
+    writes = [
+        lambda t: t.copy_(t + 1),
+        lambda t: t.__setitem__(0, 1),
+        lambda t: t[2:].zero_(),
+        lambda t: t.data.uniform_(),
+        torch.nn.init.ones_,
+        lambda t: torch.add(t, 1, out=t),
+        lambda t: t.__iadd__(1),
+    ]
+    for write in writes:
+        for tensor in (weight, state):
+            with pytest.raises(RuntimeError, match="on a copy of a table that the device caches"):
+                write(tensor)
+    assert type(weight + 1) is torch.Tensor
+    weight.clone().fill_(1)
+    assert not weight.any()
+
+
+@pytest.mark.parametrize("location", LOCATIONS)
+@pytest.mark.parametrize("precision", ["FP32", "FP16"])
+def test_uniform_weights_are_fbgemms(
+    precision: str, location: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if device.type != "cpu":
+        pytest.skip("an accelerator's resident tables are drawn by its own generator")
+    monkeypatch.setattr(states, "ROWS_AT_ONCE", 7)
+    split = pytest.importorskip("fbgemm_gpu.split_embedding_configs")
+    case = small_case()
+    modules = [
+        fbgemms(case, weights_precision=split.SparseType[precision]),
+        make_ours(case, device, location, weights_precision=precision),
+    ]
+    drawn = []
+    for module in modules:
+        torch.manual_seed(3)
+        module.init_embedding_weights_uniform(-0.25, 0.5)
+        drawn.append(module.split_embedding_weights())
+    for theirs, ours in zip(*drawn, strict=True):
+        assert torch.equal(theirs, ours)
+
+
+@pytest.mark.parametrize("location", LOCATIONS)
+def test_uniform_weights_are_in_their_range(location: str, device: torch.device) -> None:
+    module = make_ours(small_case(), device, location)
+    module.init_embedding_weights_uniform(0.25, 0.5)
+    for weight in module.split_embedding_weights():
+        assert ((weight >= 0.25) & (weight < 0.5)).all()
+        assert weight.unique().numel() > 0.9 * weight.numel()
+
+
+NAMES = {
+    "EXACT_SGD": [],
+    "EXACT_ADAGRAD": ["sum"],
+    "EXACT_ROWWISE_ADAGRAD": ["sum"],
+    "ADAM": ["exp_avg", "exp_avg_sq"],
+    "LAMB": ["exp_avg", "exp_avg_sq"],
+    "PARTIAL_ROWWISE_ADAM": ["exp_avg", "exp_avg_sq"],
+    "PARTIAL_ROWWISE_LAMB": ["exp_avg", "exp_avg_sq"],
+    "LARS_SGD": ["momentum"],
+    "EXACT_ROWWISE_ADAGRAD DECOUPLE_GLOBAL": ["sum", "prev_iter", "iter"],
+}
+
+
+@pytest.mark.parametrize("location", LOCATIONS)
+@pytest.mark.parametrize("name", NAMES)
+def test_states_have_fbgemms_order_shapes_and_names(name: str, location: str, device: torch.device) -> None:
+    case = small_case()
+    module = make_ours(case, device, location, optimizer=name.partition(" ")[0], **OPTIMIZERS[name][2])
+    set_weights(module, case.weights())
+    step(module, case)
+    found = module.split_optimizer_states()
+    named = module.get_optimizer_state()
+    if not NAMES[name]:
+        assert found == [] == named
+        return
+    assert [list(of_table) for of_table in named] == [NAMES[name]] * 2
+    for rows, of_table, by_name in zip(case.rows, found, named, strict=True):
+        for state, (title, same) in zip(of_table, by_name.items(), strict=False):
+            rowwise = title in ("prev_iter",) or ("ROWWISE" in name and title != "exp_avg")
+            assert state.shape == ((rows,) if rowwise else (rows, 8))
+            assert torch.equal(state, same)
+            assert state.any()
+
+
+# ---- options
+
+
+@pytest.mark.parametrize("location", LOCATIONS)
+def test_options_change_between_updates(location: str, device: torch.device) -> None:
+    """As the same formula with these options from then on; Adam's step counts in it."""
+    case = small_case()
+    cls, keywords, options = OPTIMIZERS["ADAM"]
+    module, initial = make_ours(case, device, location, optimizer="ADAM", **options), case.weights()
+    set_weights(module, initial)
+    reference = Reference(case, initial, cls, keywords)
+    assert module.get_learning_rate() == LR
+    assert module.iter.tolist() == [0]
+    module.set_optimizer_step(4)
+    for optimizer, weight in zip(reference.optimizers, reference.weights, strict=True):
+        optimizer.state[weight]["step"] = 4
+    for changes in ({}, {"lr": 0.5}, {"eps": 0.1, "beta1": 0.5}, {"beta2": 0.5}):
+        module.update_hyper_parameters(changes)
+        for optimizer in reference.optimizers:
+            group = optimizer.param_groups[0]
+            betas = changes.get("beta1", group["betas"][0]), changes.get("beta2", group["betas"][1])
+            group.update({name: value for name, value in changes.items() if name in group}, betas=betas)
+        batch = case.batch()
+        expected = reference(*batch)
+        grad = torch.randn(expected.shape, generator=case.generator)
+        expected.backward(grad.double())
+        reference.step()
+        module(*batch).backward(grad.to(device))
+    assert module.iter.tolist() == [8]
+    module.set_learning_rate(0.0)
+    assert module.get_learning_rate() == 0.0
+    step(module, case)
+    for found, expected in zip(module.split_embedding_weights(), reference.weights, strict=True):
+        torch.testing.assert_close(found.cpu(), expected.detach().float(), rtol=1e-4, atol=1e-5)
+    with pytest.raises(NotImplementedError, match="hyper-parameter 'weight_decay'"):
+        module.update_hyper_parameters({"lr": 3.0, "weight_decay": 0.1})
+    assert module.get_learning_rate() == 0.0
+    with pytest.raises(ValueError, match="step is -1"):
+        module.set_optimizer_step(-1)
+
+
+def test_lower_bound_of_global_decay_can_change(device: torch.device) -> None:
+    name = "EXACT_ROWWISE_ADAGRAD DECOUPLE_GLOBAL"
+    module = make_ours(small_case(), device, optimizer="EXACT_ROWWISE_ADAGRAD", **OPTIMIZERS[name][2])
+    module.update_hyper_parameters({"lower_bound": 0.25, "weight_decay": 0.3})
+    assert (module._optimizer.options["gwd_lower_bound"], module._optimizer.options["weight_decay"]) == (0.25, 0.3)
+
+
+# ---- the cache
+
+
+def test_sizes_of_the_cache(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = small_case()
+    sizes = {
+        "resident": ({}, [40, 50]),
+        "MANAGED_CACHING": ({}, [20, 25]),
+        "MANAGED": ({"cache_load_factor": 0.1}, [4, 5]),
+    }
+    for location, (options, expected) in sizes.items():
+        assert list(make_ours(case, device, location, **options).tables.cache_sizes().values()) == expected
+    caching = make_ours(case, device, "MANAGED_CACHING", cache_sets=1)
+    assert list(caching.tables.cache_sizes().values()) == [14, 18]  # of the 32 rows of a set
+    everything = make_ours(case, device, "MANAGED_CACHING", enforce_hbm=True)
+    assert list(everything.tables.cache_sizes().values()) == [40, 50]
+    free = type("Free", (), {"free_memory": staticmethod(lambda device: 90 * 32)})
+    monkeypatch.setattr(placement, "backend_for", lambda device: free)
+    small = make_ours(case, device, "MANAGED_CACHING", cache_load_factor=1.0, cache_reserved_memory=45 * 32.0)
+    assert list(small.tables.cache_sizes().values()) == [20, 25]
+    with pytest.raises(ValueError, match=r"cache_reserved_memory is 2880\.0 bytes"):
+        make_ours(case, device, "MANAGED_CACHING", cache_reserved_memory=90 * 32.0)
+    with pytest.raises(ValueError, match="cache_load_factor is 0"):
+        make_ours(case, device, "MANAGED_CACHING", cache_load_factor=0)
+
+
+@pytest.mark.parametrize("algorithm", ["LRU", "LFU"])
+def test_misses_are_counted(algorithm: str, device: torch.device) -> None:
+    case = small_case()
+    module = make_ours(
+        case,
+        device,
+        "MANAGED_CACHING",
+        cache_algorithm=algorithm,
+        record_cache_metrics=(True, True),
+        gather_uvm_cache_stats=True,
+    )
+    assert module.tables.cache_policy == algorithm.lower()
+    offsets = torch.tensor([0, 2, 4, 6, 7])
+    batches = [[1, 2, 2, 3, 5, 5, 5], [1, 2, 2, 3, 5, 5, 5], [1, 2, 2, 4, 5, 5, 6]]
+    for number, ids in enumerate(batches):
+        module(torch.tensor(ids), offsets)
+        misses = [[3, 1], [3, 1], [4, 2]][number]
+        assert module.get_table_wise_cache_miss().tolist() == misses
+        assert module.get_cache_miss_counter().tolist() == [[1, 4], [1, 4], [2, 6]][number]
+        assert module.get_uvm_cache_stats(use_local_cache=True).tolist() == [
+            1,
+            7,
+            *[[4, 4], [4, 0], [5, 2]][number],
+            0,
+            0,
+        ]
+    assert module.get_uvm_cache_stats().tolist() == [3, 21, 13, 6, 0, 0]
+    module.print_uvm_cache_stats()
+    module.reset_uvm_cache_stats()
+    assert module.get_uvm_cache_stats().tolist() == [0] * 6
+    assert module.get_cache_miss_counter().tolist() == [0, 0]
+    silent = make_ours(case, device, "MANAGED_CACHING")
+    silent(torch.tensor(batches[0]), offsets)
+    assert silent.get_cache_miss_counter().tolist() == [0, 0]
+    assert silent.get_table_wise_cache_miss().numel() == 0
+    with pytest.raises(RuntimeError, match="gather_uvm_cache_stats=True"):
+        silent.get_uvm_cache_stats()
+
+
+def test_resident_tables_miss_nothing(device: torch.device) -> None:
+    case = small_case()
+    module = make_ours(case, device, gather_uvm_cache_stats=True)
+    step(module, case)
+    assert module.get_uvm_cache_stats()[0] == 1
+    assert module.get_uvm_cache_stats()[3] == 0
+
+
+def test_flush_and_reset_leave_rows_as_they_are(device: torch.device, caplog: pytest.LogCaptureFixture) -> None:
+    case = small_case()
+    modules = [make_ours(case, device, "MANAGED_CACHING", cache_load_factor=0.5) for _ in "ab"]
+    initial = case.weights()
+    for module in modules:
+        set_weights(module, initial)
+    for _ in range(4):
+        batch = case.batch()
+        for module in modules:
+            module(*batch).sum().backward()
+        modules[0].flush()
+        modules[0].reset_cache_states()
+    assert "reset_cache_states has no effect" in caplog.text
+    for mine, its in zip(*(module.split_embedding_weights() for module in modules), strict=True):
+        assert torch.equal(mine, its)
+
+
+# ---- state dicts
+
+
+@pytest.mark.parametrize("to", LOCATIONS)
+@pytest.mark.parametrize("location", LOCATIONS)
+@pytest.mark.parametrize("name", ["ADAM", "PARTIAL_ROWWISE_ADAM", "EXACT_SGD"])
+def test_state_dicts_resume_training(name: str, location: str, to: str, device: torch.device) -> None:
+    case = small_case()
+    first, second = (
+        torch.nn.ModuleDict({"tbe": make_ours(case, device, place, optimizer=name, **OPTIMIZERS[name][2])})
+        for place in (location, to)
+    )
+    set_weights(first["tbe"], case.weights())
+    step(first["tbe"], case)
+    saved = first.state_dict()
+    assert set(second.state_dict()) == set(saved)
+    step(second["tbe"], case)
+    second.load_state_dict(saved)
+    batch = case.batch()
+    for module in (first["tbe"], second["tbe"]):
+        module(*batch).sum().backward()
+    after = [module.state_dict() for module in (first, second)]
+    for key, value in after[0].items():
+        assert torch.equal(value, after[1][key]), key
+    assert after[0]["tbe.states.iter"].item() == 2
+    del saved["tbe.states.iter"]
+    saved["tbe.other"] = torch.zeros(1)
+    with pytest.raises(RuntimeError, match=r"(?s)Missing.*states\.iter.*Unexpected.*tbe\.other"):
+        second.load_state_dict(saved)
+
+
+def test_state_dicts_of_other_tables_are_refused(device: torch.device) -> None:
+    case = small_case()
+    module = make_ours(case, device, optimizer="EXACT_ADAGRAD")
+    saved = module.state_dict()
+    saved["states.t0.momentum1"] = torch.zeros(3, 8)
+    with pytest.raises(RuntimeError, match="table 't0': shape"):
+        module.load_state_dict(saved)
+
+
+@pytest.mark.parametrize("location", LOCATIONS)
+@pytest.mark.parametrize("optimizer", ["EXACT_SGD", "EXACT_ADAGRAD", "EXACT_ROWWISE_ADAGRAD"])
+def test_fbgemms_state_dict_is_loaded(optimizer: str, location: str, device: torch.device) -> None:
+    case = small_case()
+    theirs, ours = fbgemms(case, optimizer=optimizer), make_ours(case, device, location, optimizer=optimizer)
+    theirs.init_embedding_weights_uniform(-1, 1)
+    step(theirs, case)
+    ours.load_state_dict(theirs.state_dict())
+    batch = case.batch()
+    for module in (theirs, ours):
+        module(*batch).sum().backward()
+    for found, expected in zip(ours.split_embedding_weights(), theirs.split_embedding_weights(), strict=True):
+        torch.testing.assert_close(found.cpu(), expected)
+    for mine, its in zip(ours.split_optimizer_states(), theirs.split_optimizer_states(), strict=True):
+        torch.testing.assert_close(mine[0].cpu(), its[0])
+    other = make_ours(random_case(2), device, optimizer=optimizer)
+    with pytest.raises(RuntimeError, match="FBGEMM's weights have 720 elements"):
+        other.load_state_dict(theirs.state_dict())
+
+
+def test_saver_saves_the_module(tmp_path: Path, device: torch.device) -> None:
+    case = small_case()
+    modules = [make_ours(case, device, place, optimizer="EXACT_ADAGRAD") for place in LOCATIONS]
+    set_weights(modules[0], case.weights())
+    modules[0].split_embedding_weights()[1][4].fill_(3)  # through a view
+    step(modules[0], case)
+    Saver().save(modules[0], str(tmp_path / "save"))
+    Saver().load(modules[1], str(tmp_path / "save"))
+    for read in ("split_embedding_weights", "split_optimizer_states"):
+        for mine, its in zip(*(getattr(module, read)() for module in modules), strict=True):
+            for a, b in zip(mine, its, strict=True):
+                assert torch.equal(a.cpu(), b.cpu())
+
+
+def test_evaluation_reads_only(device: torch.device) -> None:
+    case = small_case()
+    module = make_ours(case, device, "MANAGED_CACHING")
+    set_weights(module, case.weights())
+    batch = case.batch()
+    expected = module(*batch).detach()
+    with torch.no_grad():
+        assert torch.equal(module(*batch), expected)
+    module.eval()
+    assert not module(*batch).requires_grad
+
+
+def test_names_and_sizes(device: torch.device) -> None:
+    case = Case(0, "SUM", False, [8, 12], [40, 50], [0, 1, 1], torch.int64, torch.int64)
+    module = make_ours(case, device, table_names=["a table", "a.table"])
+    assert [table.name for table in module.tables.tables] == ["a_table", "a_table_1"]
+    assert (module.dims, module.max_D, module.total_D) == ([8, 12], 12, 32)
+    assert module.feature_table_map == [0, 1, 1]
+    assert module.current_device == device or device.index is None
+    assert module(*case.batch()).shape == (BAGS, 32)
+    with pytest.raises(TypeError, match="not pickled"):
+        pickle.dumps(module)
