@@ -61,6 +61,26 @@ def ratio(over: torch.Tensor, under: torch.Tensor) -> torch.Tensor:
     return torch.where(under > 0, over / under, 0)
 
 
+class Sgd(OnRows):
+    def update(
+        self, w: torch.Tensor, g: torch.Tensor, states: dict[str, torch.Tensor], t: int, options: dict[str, Any]
+    ) -> None:
+        w -= options["lr"] * g
+
+
+class Adagrad(OnRows):
+    """torch.optim.Adagrad's formula."""
+
+    states = ("sum",)
+
+    def update(
+        self, w: torch.Tensor, g: torch.Tensor, states: dict[str, torch.Tensor], t: int, options: dict[str, Any]
+    ) -> None:
+        states["sum"] += g * g
+        lr = options["lr"] / (1 + (t - 1) * options["lr_decay"])
+        w -= lr * g / (states["sum"].sqrt() + options["eps"])
+
+
 class Adam(OnRows):
     """torch.optim.Adam's formula."""
 

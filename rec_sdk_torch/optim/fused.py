@@ -11,6 +11,7 @@ from torchrec.optim.fused import FusedOptimizer
 
 from ..modules.handles import TableParameter
 from ..tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
+from ..tbe.table import as_int
 from ..tbe.view import Content, known_ids_problem
 from .torchrec_hooks import check_clipping
 
@@ -167,6 +168,21 @@ def _table_states(
     return states
 
 
+def _with_options(group: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    options = {name: value for name, value in group.items() if name != "params"}
+    for name, value in given.items():
+        if name in ("beta1", "beta2") and "betas" in options:
+            beta1, beta2 = options["betas"]
+            options["betas"] = (value, beta2) if name == "beta1" else (beta1, value)
+        elif name in options:
+            options[name] = value
+        else:
+            raise NotImplementedError(
+                f"option {name!r} is not one of the tables' optimizer, which has {sorted(options)}"
+            )
+    return options
+
+
 class EmbCacheFusedOptimizer(FusedOptimizer):
     """Optimizer of the tables of one collection.
 
@@ -209,6 +225,28 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Does nothing: a table's gradients are used up in the backward pass."""
+
+    def set_optimizer_step(self, step: int) -> None:
+        """So many updates were made of every table; the next is of this number + 1.
+
+        Raises:
+            ValueError: no int of at least 0.
+        """
+        number = as_int(step)
+        if number is None or number < 0:
+            raise ValueError(f"step is {step!r}, expected an int of at least 0")
+        states = [state for of_table in self.state.values() for state in of_table.values()]
+        self._embedding.load([], [state.number(number) for state in states if isinstance(state, StepState)])
+
+    def update_hyper_parameters(self, params_dict: Mapping[str, Any]) -> None:
+        """Sets options of every table's optimizer, of their names in `param_groups`, or `beta1` and `beta2`.
+
+        Raises:
+            NotImplementedError: an option that one of the optimizers does not have; nothing was set.
+        """
+        updated = [_with_options(group, params_dict) for group in self.param_groups]
+        for group, options in zip(self.param_groups, updated, strict=True):
+            group.update(options)
 
     def state_dict(self) -> dict[str, Any]:
         """As TorchRec's: one moment of all tables, copied to the host."""

@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import pytest
+import reference_optimizers as references
 import torch
 import torchrec
 from jagged import (
@@ -313,6 +314,47 @@ def test_the_same_again_is_fine(device: torch.device, again: Any) -> None:
     assert_trains(collection, lr=0.25)
 
 
+PARTIAL = {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-6, "weight_decay": 0.05}
+FORMULAS: dict[type, tuple[type[references.OnRows], dict[str, Any]]] = {
+    torchrec.optim.RowWiseAdagrad: (references.RowWiseAdagrad, ADAGRAD),
+    torchrec.optim.PartialRowWiseAdam: (references.PartialRowWiseAdam, PARTIAL),
+    torchrec.optim.LAMB: (references.Lamb, PARTIAL),
+    torchrec.optim.PartialRowWiseLAMB: (references.PartialRowWiseLamb, PARTIAL),
+    torchrec.optim.LarsSGD: (references.LarsSgd, {"lr": 5.0, "eta": 0.1, "momentum": 0.7, "weight_decay": 0.05}),
+    torchrec.optim.SGD: (references.Sgd, {"lr": 0.3}),
+    torchrec.optim.Adagrad: (references.Adagrad, ADAGRAD),
+    torchrec.optim.Adam: (references.Adam, ADAM),
+}
+"""The formula of each class of TorchRec's, which has none but RowWiseAdagrad's itself."""
+
+
+def test_every_class_of_torchrec_has_its_formula() -> None:
+    theirs = {cls for cls in vars(torchrec.optim).values() if isinstance(cls, type)}
+    wrappers = (torchrec.optim.KeyedOptimizer, *(getattr(rst, name) for name in dir(rst) if "Accumulate" in name))
+    classes = {cls for cls in theirs if issubclass(cls, torch.optim.Optimizer) and not issubclass(cls, wrappers)}
+    assert classes == set(FORMULAS)
+
+
+@pytest.mark.parametrize("entry", [rst.apply_optimizer_in_backward, torchs_apply, torchrecs_apply])
+@pytest.mark.parametrize("cls", list(FORMULAS))
+def test_torchrecs_classes_through_all_entry_points(device: torch.device, entry: Any, cls: type) -> None:
+    """Each class updates by its formula, whoever applies it: here to a table of nine rows, in float64."""
+    formula, options = FORMULAS[cls]
+    collection = bags_collection(device, EmbeddingBagConfig(9, 4, "t0", feature_names=["f0"]))
+    weight = torch.nn.Parameter(torch.stack(list(rows_of(collection).values())).double())
+    reference = formula([weight], **options)
+    entry(cls, collection.parameters(), dict(options))
+    for number, ids in enumerate(BATCHES):
+        factor = (-1.0) ** number * (number + 1)
+        train_step(collection, single_ids(ids), factor)
+        (factor * torch.nn.functional.embedding(torch.tensor(ids), weight, sparse=True).sum()).backward()
+        reference.step()
+        reference.zero_grad()
+    found = torch.stack(list(rows_of(collection).values())).double()
+    torch.testing.assert_close(found, weight.detach(), rtol=1e-5, atol=1e-5)
+    assert collection.fused_optimizer.param_groups[0]["lr"] == options["lr"]
+
+
 @pytest.mark.parametrize("theirs", [torchs_apply, torchrecs_apply])
 @pytest.mark.parametrize("cls", [c for c in EVERY_CLASS if c.__module__ != "rec_sdk_torch.optim.accumulate"])
 def test_torchrecs_apply_trains_the_same(device: torch.device, theirs: Any, cls: type) -> None:
@@ -320,7 +362,6 @@ def test_torchrecs_apply_trains_the_same(device: torch.device, theirs: Any, cls:
     rst.apply_optimizer_in_backward(cls, mine.parameters(), {"lr": 0.3})
     theirs(cls, other.parameters(), {"lr": 0.3})
     assert not list(same_bits(train(mine), train(other)))
-    assert other.fused_optimizer.param_groups[0]["lr"] == 0.3
 
 
 @pytest.mark.parametrize("cls", [rst.AccumulateSGD, rst.AccumulateAdagrad, rst.AccumulateAdam])
