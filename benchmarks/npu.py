@@ -1,4 +1,4 @@
-"""Bytes, balance and a modelled time of every AscendC kernel, from the counters of the emulated NPU.
+"""Bytes, balance, scalar instructions and a modelled time of every AscendC kernel, from counters.
 
     python -m rec_sdk_torch.emulate -m benchmarks.npu
 
@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from rec_sdk_torch.backends.devices import parse_device
 
 from .ids import Distribution
 from .npu_model import CHIPS, EmulatedCounters, total_bytes
+from .npu_scalar import ScalarUnits
 from .npu_workloads import Batch, calls
 
 TARGET_BYTES = 1.15
@@ -36,6 +38,8 @@ class Figure:
         operator, dim, distribution: what was called.
         bytes_over_least: bytes moved over the least.
         imbalance: bytes of the busiest core over the mean of all, less 1; of the launch that moves the most.
+        scalar: instructions of the scalar unit of the busiest core, of all its launches.
+        least_us: of its least bytes at the bandwidth of the memory, by chip.
         modelled_us: of all its launches, by chip.
         bound_by: of the longest launch, by chip.
     """
@@ -45,6 +49,8 @@ class Figure:
     distribution: str
     bytes_over_least: float
     imbalance: float
+    scalar: int
+    least_us: dict[str, float]
     modelled_us: dict[str, float]
     bound_by: dict[str, str]
 
@@ -54,21 +60,25 @@ class Figure:
         return self.bytes_over_least <= TARGET_BYTES and self.imbalance <= TARGET_IMBALANCE
 
 
-def measure(options: argparse.Namespace) -> list[Figure]:
-    """Runs every call once, on the emulated NPU."""
+def measure(options: argparse.Namespace, folder: Path) -> list[Figure]:
+    """Runs every call once, on the emulated NPU, and for the scalar units in a program built in `folder`."""
     device = parse_device("npu")
     counters = EmulatedCounters()
     cores = counters.vector_cores()
     figures = []
+    units = ScalarUnits(folder)
     for distribution in map(Distribution.parse, options.distributions):
         batch = Batch.draw(distribution, options.rows, options.lookups, device)
+        slots = batch.slots.cpu().numpy()
         for dim in options.dims:
+            scalar = units.count(slots, options.rows, dim, cores)
             for call in calls(batch, options.rows, dim, device):
                 torch.npu.synchronize()  # type: ignore[attr-defined]
                 counters.reset()
                 call.run()
                 torch.npu.synchronize()  # type: ignore[attr-defined]
-                kernels = counters.read()
+                instructions = scalar[call.name]
+                kernels = [kernel.with_scalar(instructions[kernel.name]) for kernel in counters.read()]
                 longest = max(kernels, key=lambda kernel: float(kernel.bytes.sum()))
                 times = {chip.name: [kernel.seconds(chip) for kernel in kernels] for chip in CHIPS}
                 figures.append(
@@ -78,6 +88,8 @@ def measure(options: argparse.Namespace) -> list[Figure]:
                         distribution.name,
                         total_bytes(kernels) / call.least_bytes,
                         longest.imbalance(cores),
+                        sum(max(counts) for counts in instructions.values()),
+                        {chip.name: 1e6 * chip.byte_seconds(call.least_bytes) for chip in CHIPS},
                         {name: 1e6 * sum(seconds for seconds, _ in each) for name, each in times.items()},
                         {name: max(each)[1] for name, each in times.items()},
                     )
@@ -89,15 +101,19 @@ def report(figures: Sequence[Figure], options: argparse.Namespace) -> str:
     """A table for people."""
     soc = os.environ.get("REC_SDK_EMULATED_SOC", "Ascend910B1")
     lines = [
-        f"{options.lookups} lookups of {options.rows} rows, emulated {soc}. Counted: bytes, balance. "
+        f"{options.lookups} lookups of {options.rows} rows, emulated {soc}. Counted: bytes, balance, scalar "
+        "instructions of the busiest core. "
         "MODELLED, not measured: times.",
-        f"{'operator':<28}{'D':>5}  {'ids':<16}{'bytes':>7}{'imbalance':>11}"
-        + "".join(f"{chip.name + ' us':>10} {'bound':<7}" for chip in CHIPS),
+        f"{'operator':<28}{'D':>5}  {'ids':<16}{'bytes':>7}{'imbalance':>11}{'scalar':>10}"
+        + "".join(f"{chip.name + ' us':>10} {'of bytes':>8} {'bound':<7}" for chip in CHIPS),
     ]
     for f in figures:
-        times = "".join(f"{f.modelled_us[chip.name]:>10.1f} {f.bound_by[chip.name]:<7}" for chip in CHIPS)
+        times = "".join(
+            f"{f.modelled_us[name]:>10.1f} {f.modelled_us[name] / f.least_us[name]:>8.2f} {f.bound_by[name]:<7}"
+            for name in (chip.name for chip in CHIPS)
+        )
         miss = "" if f.good else "  <- misses a target"
-        counted = f"{f.bytes_over_least:>7.3f}{f.imbalance:>10.1%} "
+        counted = f"{f.bytes_over_least:>7.3f}{f.imbalance:>10.1%}{f.scalar:>10,} "
         lines.append(f"{f.operator:<28}{f.dim:>5}  {f.distribution:<16}{counted}{times}{miss}")
     return "\n".join(lines)
 
@@ -121,7 +137,8 @@ def main(arguments: Sequence[str]) -> int:
     if not emulate.active():
         print(f"benchmarks.npu counts what the emulated NPU does. {emulate.hint()}", file=sys.stderr)
         return 2
-    figures = measure(options)
+    with tempfile.TemporaryDirectory() as folder:
+        figures = measure(options, Path(folder))
     print(report(figures, options))
     if options.json:
         options.json.write_text(json.dumps([asdict(figure) for figure in figures], indent=1) + "\n")

@@ -1,9 +1,9 @@
-"""A model of what the AscendC kernels cost on a chip, from what the emulated NPU counted. Modelled, never measured.
+"""A model of what the AscendC kernels cost on a chip, from what was counted. Modelled, never measured.
 
-Per core, the engines that copy in (MTE2), copy out (MTE3) and compute (vector) run side by side, so a core takes as
-long as its busiest engine; a launch takes as long as its slowest core, and no less than its bytes need at the
-bandwidth of the chip's memory. Hits in the L2 cache, conflicts in memory and the scalar unit are left out: the
-result is a lower bound.
+Per core, the engines that copy in (MTE2), copy out (MTE3) and compute (vector) and the scalar unit that tells them what
+to do run side by side, so a core takes as long as the busiest of them; a launch takes as long as its slowest core, and
+no less than its bytes need at the bandwidth of the chip's memory, and a constant for the launch itself. Hits in the L2
+cache and conflicts in memory are left out.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -35,11 +35,17 @@ class Chip:
     clock_hz: float
     vector_issue_cycles: float
     """What a vector instruction takes whatever its size, with the barrier of a dependent one."""
+    launch_s: float
+    """What a launch takes whatever its kernel does."""
+
+    def byte_seconds(self, size: float) -> float:
+        """What `size` bytes take at the bandwidth of the memory."""
+        return size / self.hbm_bytes_per_s
 
 
 CHIPS = (
-    Chip("910B", 1.49e12, 32 * 1.85e9, 20.9 / 1.85e9, 1.85e9, 15),
-    Chip("950", 1.63e12, 16 * 1.65e9, 38.8 / 1.65e9, 1.65e9, 15),
+    Chip("910B", 1.49e12, 32 * 1.85e9, 20.9 / 1.85e9, 1.85e9, 15, 5e-6),
+    Chip("950", 1.63e12, 16 * 1.65e9, 38.8 / 1.65e9, 1.65e9, 15, 5e-6),
 )
 
 
@@ -69,14 +75,20 @@ class Kernel:
             for engine in ("mte2", "mte3")
         }
         cycles = c["vector_instructions"] * chip.vector_issue_cycles + c["vector_cycles"]
-        return {**copies, "vector": cycles / chip.clock_hz}
+        return {**copies, "vector": cycles / chip.clock_hz, "scalar": c["scalar_instructions"] / chip.clock_hz}
 
     def seconds(self, chip: Chip) -> tuple[float, str]:
-        """The modelled time, and what bounds it."""
+        """The modelled time of its launches, and what bounds it."""
         engines = {name: float(seconds.max()) for name, seconds in self.engine_seconds(chip).items()}
-        bounds = {**engines, "hbm": float(self.bytes.sum()) / chip.hbm_bytes_per_s}
+        bounds = {**engines, "hbm": chip.byte_seconds(float(self.bytes.sum()))}
         name = max(bounds, key=lambda bound: bounds[bound])
-        return bounds[name], name
+        return self.launches * chip.launch_s + bounds[name], name
+
+    def with_scalar(self, instructions: Sequence[int]) -> Kernel:
+        """The same with the instructions of the scalar units of the cores that it was launched on."""
+        counts = np.zeros_like(self.bytes)
+        counts[: len(instructions)] = instructions
+        return replace(self, counters={**self.counters, "scalar_instructions": counts})
 
 
 class EmulatedCounters:

@@ -11,12 +11,12 @@ import pytest
 from benchmarks import npu
 from benchmarks.npu_model import Chip, Kernel
 
-CHIP = Chip("toy", hbm_bytes_per_s=100.0, core_bytes_per_s=10.0, copy_issue_s=1.0, clock_hz=1.0, vector_issue_cycles=2)
+CHIP = Chip("toy", 100.0, core_bytes_per_s=10.0, copy_issue_s=1.0, clock_hz=1.0, vector_issue_cycles=2, launch_s=0)
 
 
 def kernel(**counters: list[float]) -> Kernel:
     names = ("mte2_instructions", "mte2_gm_bytes", "mte3_instructions", "mte3_gm_bytes")
-    zeros = dict.fromkeys((*names, "vector_instructions", "vector_cycles"), np.zeros(2))
+    zeros = dict.fromkeys((*names, "vector_instructions", "vector_cycles", "scalar_instructions"), np.zeros(2))
     return Kernel("k", 1, zeros | {name: np.array(values) for name, values in counters.items()})
 
 
@@ -26,6 +26,7 @@ def kernel(**counters: list[float]) -> Kernel:
         ({"mte2_instructions": [3.0, 1.0], "mte2_gm_bytes": [20.0, 30.0]}, 5.0, "mte2"),
         ({"mte3_instructions": [0.0, 4.0], "mte3_gm_bytes": [0.0, 0.0]}, 4.0, "mte3"),
         ({"vector_instructions": [2.0, 3.0], "vector_cycles": [1.0, 5.0]}, 11.0, "vector"),
+        ({"scalar_instructions": [2.0, 7.0], "vector_cycles": [6.0, 6.0]}, 7.0, "scalar"),
         ({"mte2_gm_bytes": [500.0, 500.0], "mte3_gm_bytes": [5000.0, 5000.0]}, 500.0, "mte3"),
     ],
 )
@@ -33,9 +34,9 @@ def test_the_busiest_engine_of_the_slowest_core(counters: dict[str, list[float]]
     assert kernel(**counters).seconds(CHIP) == (seconds, bound)
 
 
-def test_no_faster_than_the_memory() -> None:
-    wide = Chip("wide", 100.0, 1e9, 0.0, 1.0, 0)
-    assert kernel(mte2_gm_bytes=[500.0, 300.0], mte3_gm_bytes=[100.0, 100.0]).seconds(wide) == (10.0, "hbm")
+def test_no_faster_than_the_memory_and_a_launch() -> None:
+    wide = Chip("wide", 100.0, 1e9, 0.0, 1.0, 0, launch_s=3.0)
+    assert kernel(mte2_gm_bytes=[500.0, 300.0], mte3_gm_bytes=[100.0, 100.0]).seconds(wide) == (13.0, "hbm")
 
 
 def test_imbalance_counts_cores_that_did_nothing() -> None:

@@ -1,0 +1,38 @@
+// What the instructions of kernel_operator.h do that the control flow of kernels depends on: copies. Compiled
+// by itself, so that nothing of it is counted.
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+extern "C" {
+
+int64_t scalar_unit_block, scalar_unit_blocks;
+uint64_t scalar_unit_operands[4];
+alignas(32) uint8_t scalar_unit_ub[192 * 1024];
+uint32_t scalar_unit_ub_used;
+uint64_t scalar_unit_count;
+
+__attribute__((used)) void scalar_unit_do_copy(bool in) {
+  const auto [to, from, blocks, gaps] = reinterpret_cast<const uint64_t (&)[4]>(scalar_unit_operands);
+  const uint64_t count = blocks >> 4 & 0xfff, bytes = blocks >> 16 & 0xffffffff;
+  const uint64_t in_ub = (bytes + 31) / 32 * 32 + 32 * (in ? gaps >> 32 : gaps & 0xffffffff);
+  const uint64_t in_gm = bytes + (in ? gaps & 0xffffffff : gaps >> 32);
+  for (uint64_t i = 0; i < count; ++i) {
+    std::memcpy(reinterpret_cast<void*>(to + i * (in ? in_ub : in_gm)),
+                reinterpret_cast<const void*>(from + i * (in ? in_gm : in_ub)), bytes);
+  }
+}
+
+// Every register stays as it is: the kernel sees one instruction.
+#define REC_SDK_KEEPS_REGISTERS(name, in)                                                                \
+  asm(".text\n.globl " name "\n" name                                                                    \
+      ":\n\tpushfq\n\tpushq %rax\n\tpushq %rcx\n\tpushq %rdx\n\tpushq %rsi\n\tpushq %rdi\n\tpushq %r8\n" \
+      "\tpushq %r9\n\tpushq %r10\n\tpushq %r11\n\tpushq %rbx\n\tmovq %rsp, %rbx\n\tandq $-64, %rsp\n"    \
+      "\tsubq $512, %rsp\n\tfxsave64 (%rsp)\n\tmovl $" in                                                \
+      ", %edi\n\tcall scalar_unit_do_copy\n\tfxrstor64 (%rsp)\n\tmovq %rbx, %rsp\n\tpopq %rbx\n"         \
+      "\tpopq %r11\n\tpopq %r10\n\tpopq %r9\n\tpopq %r8\n\tpopq %rdi\n\tpopq %rsi\n\tpopq %rdx\n"        \
+      "\tpopq %rcx\n\tpopq %rax\n\tpopfq\n\tret\n")
+REC_SDK_KEEPS_REGISTERS("scalar_unit_copy_in", "1");
+REC_SDK_KEEPS_REGISTERS("scalar_unit_copy_out", "0");
+
+}  // extern "C"
