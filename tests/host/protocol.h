@@ -32,6 +32,18 @@ enum class Bug {
   kReadsUnsettled,    // a save reads the cache, which the updates have not reached, from a stream of its own
   kKeepsPins,         // a batch is never released
   kKeepsLock,         // who waited for a copy to land keeps others from landing
+  kUpdatesUntaken,    // a row changes that a snapshot waits for, and nobody put it aside
+  kUpdatesFirst,      // it is put aside when its update is launched already
+  kTakesUnlocked,     // a snapshot takes rows under the launch lock, and reads them after it
+  kTakesUnordered,    // a snapshot reads the cache without waiting for the stream of the last batch
+};
+
+// What the thread that saves does.
+enum class Saver {
+  kNone,
+  kWhole,  // reads whole tables while nobody else goes on
+  kAll,    // a snapshot of all rows: those that are left, as many as there are at a time
+  kIds,    // a snapshot of ids: one at a time
 };
 
 enum class Kind {
@@ -50,11 +62,11 @@ struct Scenario {
   };
   std::vector<Step> batches;
   int depth = 2;
-  bool saver = false;        // a thread of its own saves once, at any time
-  bool direct = false;       // Transfers.direct: kernels use staging
-  bool two_streams = false;  // every other batch is trained on another stream
-  bool by_clocks = false;    // the device is not stepped: see protocol_device.h
-  bool in_order = false;     // states are told apart by the order of all calls of the engine
+  Saver saver = Saver::kNone;  // a thread of its own saves once, at any time
+  bool direct = false;         // Transfers.direct: kernels use staging
+  bool two_streams = false;    // every other batch is trained on another stream
+  bool by_clocks = false;      // the device is not stepped: see protocol_device.h
+  bool in_order = false;       // states are told apart by the order of all calls of the engine
   Bug bug = Bug::kNone;
 };
 
@@ -77,7 +89,8 @@ class Protocol {
     device_.frees_early = has(Bug::kReusesStaging);
     for (size_t i = 0; i < scenario_.batches.size(); ++i) train(&trainer_, i);
     trainer_.settle();
-    if (scenario_.saver) save(&saver_);
+    if (scenario_.saver == Saver::kWhole) save(&saver_);
+    if (scenario_.saver == Saver::kAll || scenario_.saver == Saver::kIds) save_snapshot(&saver_);
     saver_.settle();
   }
 
@@ -208,9 +221,11 @@ class Protocol {
   void forward(Thread* t, size_t batch);
   void plans_of(Thread* t, size_t batch);
   void run_batch(Thread* t, const MadePtr& made);
-  void backward(size_t batch);
+  void backward(Thread* t, size_t batch);
+  void end_backward(size_t batch);
   int stream_of(size_t batch) const { return scenario_.two_streams ? static_cast<int>(batch % 2) : 0; }
   void save(Thread* t);
+  void settled(Thread* t, Action then);
   void compare_tables(Thread* t);
   void add_until(size_t batch);
   MadePtr pop(size_t batch);
@@ -238,6 +253,16 @@ class Protocol {
   }
   void release(Plan* plan);
 
+  // ---- protocol_snapshot.h: Snapshot
+  void save_snapshot(Thread* t);
+  void open_snapshot();
+  void pieces(Thread* t, size_t place, int passes_without);
+  void take_rest(Thread* t, Action then);
+  void end_snapshot(Thread* t);
+  void before_update(Thread* t, const Made& made, Action then);
+  void read_taken(Thread* t, const Engine::TakenRows& taken, Action then);
+  void compare_taken(int64_t id, float found);
+
   float& weight(int64_t id);  // in a run of one thread, up to now
   void changed(std::initializer_list<uint64_t> call);
 
@@ -256,6 +281,11 @@ class Protocol {
   int stream_ = 0, last_stream_ = -1;
   std::vector<float> saved_;
 
+  bool snapshot_ = false;                               // it is open
+  std::map<int64_t, float> moment_;                     // what its rows were
+  std::set<int64_t> taken_;                             // those that were read
+  std::map<const Thread*, std::vector<float>> copies_;  // of slots, on their way to a thread
+
   std::map<int64_t, float> weights_;
   std::set<int64_t> came_, may_be_known_;
   Hash plans_;                    // all plans that were made, with what had happened before each
@@ -270,5 +300,6 @@ class Protocol {
 }  // namespace rec_sdk
 
 #include "tests/host/protocol_device_calls.h"
+#include "tests/host/protocol_snapshot.h"
 #include "tests/host/protocol_swap.h"
 #include "tests/host/protocol_threads.h"

@@ -15,7 +15,7 @@ inline void Protocol::train(Thread* t, size_t batch) {
   for (size_t before = 0; before <= batch; ++before) {
     if (before + scenario_.batches[before].delay != batch) continue;
     if (scenario_.batches[before].kind == Kind::kTrain || scenario_.batches[before].kind == Kind::kForward) {
-      t->then("backward", before, [=] { return launch_.free_for(t); }, [=] { backward(before); });
+      t->then("backward", before, [=] { return launch_.free_for(t); }, [=] { backward(t, before); });
     }
   }
 }
@@ -121,15 +121,24 @@ inline void Protocol::run_batch(Thread* t, const MadePtr& made) {
 }
 
 // BatchLookup.backward
-inline void Protocol::backward(size_t batch) {
+inline void Protocol::backward(Thread* t, size_t batch) {
   const MadePtr made = made_.at(batch);
-  if (scenario_.batches[batch].kind == Kind::kTrain) {
-    stream_ = stream_of(batch);
-    follow();
-    launch_update(*made);
-  }
+  if (scenario_.batches[batch].kind != Kind::kTrain) return end_backward(batch);
+  launch_.owner = t;
+  stream_ = stream_of(batch);
+  follow();
+  const bool late = has(Bug::kUpdatesFirst);
+  if (late) launch_update(*made);
+  before_update(t, *made, [=] {
+    if (!late) launch_update(*made);
+    launch_.owner = nullptr;
+    end_backward(batch);
+  });
+}
+
+inline void Protocol::end_backward(size_t batch) {
   if (has(Bug::kKeepsPins)) return;
-  release(made->host.get());
+  release(made_.at(batch)->host.get());
   made_.erase(batch);
 }
 
@@ -192,8 +201,13 @@ inline void Protocol::prepare(Thread* t, const PrefetchedPtr& prefetched) {
 
 // ---- whole tables
 
-// TableBatchedEmbedding.exclusive, Swap.settle, TableView.chunks
+// TableBatchedEmbedding.exclusive, TableView.chunks
 inline void Protocol::save(Thread* t) {
+  settled(t, [=] { compare_tables(t); });
+}
+
+// TableBatchedEmbedding.exclusive, Swap.settle. `then` lets go of the planning lock and the launch lock.
+inline void Protocol::settled(Thread* t, Action then) {
   t->then("save: planning lock", 0, [=] { return planning_.free_for(t); }, [=] { planning_.owner = t; });
   const auto guard = [=] { return launch_.free_for(t) && coming_lock_.free_for(t); };
   t->then("save: launch lock", 0, guard, [=] {
@@ -207,7 +221,7 @@ inline void Protocol::save(Thread* t) {
       apply_all(t, nullptr, true);
       t->then("save: land", 0, nullptr, [=] {
         for (const auto& left : leaving_) land(t, left.first);
-        compare_tables(t);
+        t->then("save: settled", 0, nullptr, then);
       });
     });
   });
@@ -327,6 +341,13 @@ inline Hash::Value Protocol::state() const {
   for (const auto& [buffer, event] : in_use_) add_arrival({buffer, event});
   for (const auto& [id, value] : weights_) hash.add(Hash{uint64_t(id), protocol::bits_of(value)}.word());
   for (const float value : saved_) hash.add(protocol::bits_of(value));
+  hash.add(snapshot_);
+  for (const auto& [id, value] : moment_) hash.add(Hash{uint64_t(id), protocol::bits_of(value)}.word());
+  for (const int64_t id : taken_) hash.add(uint64_t(id));
+  for (const auto& [thread, values] : copies_) {
+    hash.add(uint64_t(std::find(threads_.begin(), threads_.end(), thread) - threads_.begin()));
+    for (const float value : values) hash.add(protocol::bits_of(value));
+  }
   for (const auto& [batch, made] : made_) {
     hash.add(batch);
     if (made == nullptr) continue;

@@ -160,12 +160,14 @@ Scenario scenario_of(const std::string& text) {
   return scenario;
 }
 
-enum Variant { kPlain, kSaver, kTwoStreams, kDirect, kInOrder };
+enum Variant { kPlain, kSaver, kTwoStreams, kDirect, kInOrder, kSnapshot, kSnapshotOfIds, kSnapshotStreams };
 
 Scenario variant_of(Scenario scenario, bool by_clocks, Variant variant) {
   scenario.by_clocks = by_clocks;
-  scenario.saver = variant == kSaver;
-  scenario.two_streams = variant == kTwoStreams;
+  if (variant == kSaver) scenario.saver = Saver::kWhole;
+  if (variant == kSnapshot || variant == kSnapshotStreams) scenario.saver = Saver::kAll;
+  if (variant == kSnapshotOfIds) scenario.saver = Saver::kIds;
+  scenario.two_streams = variant == kTwoStreams || variant == kSnapshotStreams;
   scenario.direct = variant == kDirect;
   scenario.in_order = variant == kInOrder;
   return scenario;
@@ -232,6 +234,11 @@ void mistakes(Report* report) {
   report->found("rows leave before they are gathered", Bug::kFetchesEarly, "01 23 0");
   report->found("rows come before others have left", Bug::kWritesFirst, "01 23 0");
   report->found("a save does not wait for updates", Bug::kReadsUnsettled, "01", kSaver);
+  report->found("a row changes that a snapshot lacks", Bug::kUpdatesUntaken, "0", kSnapshot);
+  report->found("the same, a snapshot of ids", Bug::kUpdatesUntaken, "0 0", kSnapshotOfIds);
+  report->found("a row is put aside after its update", Bug::kUpdatesFirst, "0", kSnapshot);
+  report->found("rows are taken, and read later", Bug::kTakesUnlocked, "0", kSnapshot);
+  report->found("a snapshot does not wait for updates", Bug::kTakesUnordered, "01", kSnapshot);
   report->found("a batch keeps its slots", Bug::kKeepsPins, "0");
   report->found("a lock is kept", Bug::kKeepsLock, "01 23 01 23");
 }
@@ -244,6 +251,7 @@ void explore_few(Report* report) {
   report->clean("rows that come back late", {"01 2 0", "01 23 0"}, kByClocks);
   report->clean("batches that are dropped", {"0 1A 0", "0 1S 2", "0 1F 2"}, kByClocks);
   report->clean("a save between", {"0 1s 0"}, kByClocks);
+  report->clean("a snapshot", {"0 0"}, kByClocks, kSnapshot);
 }
 
 void explore(Report* report) {
@@ -256,6 +264,8 @@ void explore(Report* report) {
   report->clean("a backward behind others", {"0d2 1 2", "0d1 1 0", "0d1 1d1 2"}, kByClocks);
   report->clean("a save between", {"0 1s 0", "01 2s 0", "01 2A 3s"}, kByClocks);
   report->clean("a thread that saves", {"01 2", "0 0"}, kByClocks, kSaver);
+  report->clean("a snapshot of all rows", {"0 0", "01 2"}, kByClocks, kSnapshot);
+  report->clean("a snapshot of ids", {"01 2"}, kByClocks, kSnapshotOfIds);
   report->clean("two streams", {"0 1 0", "0 1 2", "01 2 0"}, kByClocks, kTwoStreams);
   report->clean("the order of all calls told apart", {"0 1 2", "01 2 0"}, kByClocks, kInOrder);
   report->clean("kernels that use staging", {"0 1", "01 2"}, kByClocks, kDirect);
@@ -266,9 +276,12 @@ void explore_all(Report* report) {
   report->clean("four batches of 1 id", 4, 1, kByClocks);
   report->clean("four batches, a save between", {"0 1 2s 0"}, kByClocks);
   report->clean("three batches, a thread that saves", {"0 1 2", "01 2 0"}, kByClocks, kSaver);
+  report->clean("three batches, a snapshot of all rows", {"0 0 0", "0 1 2", "01 2 0"}, kByClocks, kSnapshot);
+  report->clean("a snapshot, two streams", {"0 0", "01 2"}, kByClocks, kSnapshotStreams);
   report->clean("three batches, kernels that use staging", {"0 1 0", "01 23 0"}, kByClocks, kDirect);
   report->clean("stepped: three batches", {"01 2 0"}, kStepped);
   report->clean("stepped: two batches, a thread that saves", {"0 1"}, kStepped, kSaver);
+  report->clean("stepped: two batches, a snapshot", {"0 0"}, kStepped, kSnapshot);
 }
 
 }  // namespace
