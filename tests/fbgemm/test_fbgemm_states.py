@@ -48,8 +48,11 @@ def test_weights_of_resident_tables_are_views(
     monkeypatch.setattr(placement, "ROWS_AT_ONCE", 7)
     case = small_case(pooling)
     first = make_ours(case, device, optimizer="EXACT_ADAGRAD")
-    for module in (first, copy.deepcopy(first)):
+    for copied in (False, True):
+        module = copy.deepcopy(first) if copied else first
         before = module.split_embedding_weights()
+        assert module.split_optimizer_states()[0][0].any() == copied  # a copy has the states too
+        module.split_optimizer_states()[0][0].zero_()
         for table, weight in enumerate(before):
             weight.copy_(torch.arange(weight.numel()).view(weight.shape) + 1000 * table)
         ids, offsets = torch.tensor([3, 39, 49]), torch.tensor([0, 2, 3])
