@@ -239,7 +239,7 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
         )
         check_batch(indices)
         self._make_ready()
-        self._weighted = per_sample_weights is not None
+        self._weighted = per_sample_weights is not None  # plans differ by it, and `prefetch` is not told
         batch = indices, offsets, per_sample_weights
         with self.counting():
             try:
@@ -331,6 +331,9 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
         batch_size_per_feature_per_rank: BatchSizes | None = None,
     ) -> None:
         """Plans the batch of a training forward to come, and starts to bring its rows in, in another thread.
+
+        The plan is for a batch with per-sample weights where the last forward had some; where this changes, batches
+        that were prefetched are planned anew by their forward.
 
         Args:
             indices, offsets, batch_size_per_feature_per_rank: as of the forward, which finds the plan by the ids.

@@ -292,6 +292,28 @@ def test_empty_batches(pooling: str, device: torch.device) -> None:
     assert all(not weight.any() for weight in ours.split_embedding_weights())
 
 
+def test_batches_are_prefetched_before_their_weights_are_known(device: torch.device) -> None:
+    case = random_case(5)
+    case.pooling = "SUM"
+    modules = [make_ours(case, device, "MANAGED_CACHING", cache_load_factor=0.9) for _ in "ab"]
+    batches = []
+    for weighted in (False, True, False):
+        case.weighted = weighted
+        batches += [case.batch() for _ in range(8)]
+    plain, ahead = modules
+    ahead.prefetch(*batches[0][:2])
+    for number, batch in enumerate(batches):
+        for indices, offsets, _ in batches[number + 1 : number + 2]:
+            ahead.prefetch(indices, offsets)
+        ahead.tables.steps.ahead.wait()
+        out, expected = ahead(*batch), plain(*batch)
+        assert torch.equal(out, expected)
+        assert len(ahead.tables.steps.ahead) <= 3  # the next, and what was planned otherwise where weights begin
+        out.sum().backward()
+        expected.sum().backward()
+    assert ahead.tables.cache_stats()["depth_reached"] > 0
+
+
 @pytest.mark.parametrize("training", [False, True])
 def test_prefetched_batches_give_the_same_bits(training: bool, device: torch.device) -> None:
     case = random_case(5)

@@ -48,8 +48,11 @@ def test_weights_of_resident_tables_are_views(
     monkeypatch.setattr(placement, "ROWS_AT_ONCE", 7)
     case = small_case(pooling)
     first = make_ours(case, device, optimizer="EXACT_ADAGRAD")
-    for module in (first, copy.deepcopy(first)):
+    for copied in (False, True):
+        module = copy.deepcopy(first) if copied else first
         before = module.split_embedding_weights()
+        assert module.split_optimizer_states()[0][0].any() == copied  # a copy has the states too
+        module.split_optimizer_states()[0][0].zero_()
         for table, weight in enumerate(before):
             weight.copy_(torch.arange(weight.numel()).view(weight.shape) + 1000 * table)
         ids, offsets = torch.tensor([3, 39, 49]), torch.tensor([0, 2, 3])
@@ -305,7 +308,8 @@ def test_state_dicts_resume_training(name: str, location: str, to: str, device: 
         for place in (location, to)
     )
     set_weights(first["tbe"], case.weights())
-    step(first["tbe"], case)
+    for _ in range(3):
+        step(first["tbe"], case)
     saved = first.state_dict()
     assert set(second.state_dict()) == set(saved)
     step(second["tbe"], case)
@@ -316,7 +320,7 @@ def test_state_dicts_resume_training(name: str, location: str, to: str, device: 
     after = [module.state_dict() for module in (first, second)]
     for key, value in after[0].items():
         assert torch.equal(value, after[1][key]), key
-    assert after[0]["tbe.states.iter"].item() == 2
+    assert after[0]["tbe.states.iter"].item() == 4
     del saved["tbe.states.iter"]
     saved["tbe.other"] = torch.zeros(1)
     with pytest.raises(RuntimeError, match=r"(?s)Missing.*states\.iter.*Unexpected.*tbe\.other"):
