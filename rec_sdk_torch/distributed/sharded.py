@@ -16,6 +16,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 from torchrec.streamable import Multistreamable
 
 from ..backends.devices import backend_for
+from ..modules.bags import Bags
 from ..modules.collection import CachedCollection
 from ..modules.embedding_collections import EmbCacheEmbeddingCollection
 from ..tbe.batch import Batch
@@ -40,7 +41,7 @@ class ShardedContext(Multistreamable):
     """One batch on its way through a sharded collection."""
 
     def __init__(self) -> None:
-        self.features: KeyedJaggedTensor | None = None
+        self.bags: Bags | None = None
         self.asked: UniqueBatch | None = None
         self.error: Exception | None = None
         self.training = self.ended = False
@@ -319,16 +320,17 @@ class ShardedCollection(ShardedEmbeddingModule[Any, Any, Any, ShardedContext], F
             return CountsAwaitable(self.exchange, ctx, self._deduplication)
         ctx.training = self._trains()
         try:
-            ctx.features, offsets = self.home._checked(features)
+            ctx.bags = self.home._checked(features)
+            if self._pooled:
+                ctx.bags.check_pooled()
             keys, weights = self.home._feature_keys, None
             if self._is_weighted:
-                weights = ctx.features.weights_or_none()
+                weights = ctx.bags.features.weights_or_none()
                 if weights is None:
                     raise ValueError("the collection is weighted (is_weighted=True), the batch has no weights")
                 weights = weights.to(device=self.exchange.device)
-            seen = self.home._seen(ctx.features)
-            values, size = ctx.features.values(), ctx.features.stride()
-            batch = Batch.from_tensors(values, offsets, size, keys, weights, seen=seen)
+            values, seen = ctx.bags.features.values(), self.home._seen(ctx.bags.features)
+            batch = Batch.from_tensors(values, ctx.bags.offsets, ctx.bags.size, keys, weights, seen=seen)
             ctx.asked = self._deduplication.run(batch, ctx.training)
             ctx.asked.warn()
         except Exception as error:
@@ -367,31 +369,30 @@ class ShardedCollection(ShardedEmbeddingModule[Any, Any, Any, ShardedContext], F
     def output(self, ctx: ShardedContext, rows: list[torch.Tensor]) -> Any:
         """What the unsharded collection gives, from rows of each distinct id."""
         assert ctx.asked is not None
-        assert ctx.features is not None
+        assert ctx.bags is not None
         size = ctx.asked.batch.batch_size
         segments = [
             Segments(ctx.asked, group, constants, self._transfers) for group, constants in enumerate(self._constants)
         ]
         if not self._pooled:
-            return self._sequences(ctx.features, segments, rows, size)
+            return self._sequences(ctx.bags, segments, rows)
         weights = ctx.asked.batch.weights
         of_dims = [_chosen(weights, each.source) for each in segments]
-        values = Pool.apply(segments, size, sum(self._dims), *rows, *of_dims)
+        pooled = Pool.apply(segments, size, sum(self._dims), *rows, *of_dims)
+        values = ctx.bags.expand(pooled, self._dims, self.home._feature_keys.tolist())
         return KeyedTensor(self._names, self._dims, values)
 
-    def _sequences(
-        self, features: KeyedJaggedTensor, segments: list[Segments], rows: list[torch.Tensor], size: int
-    ) -> dict[str, JaggedTensor]:
+    def _sequences(self, bags: Bags, segments: list[Segments], rows: list[torch.Tensor]) -> dict[str, JaggedTensor]:
         result: dict[str, JaggedTensor] = {}
-        lengths = features.lengths().to(self.exchange.device)
-        values = features.values().to(self.exchange.device) if self._need_indices else None
+        lengths = bags.features.lengths().to(self.exchange.device)
+        values = bags.features.values().to(self.exchange.device) if self._need_indices else None
         for each, received in zip(segments, rows, strict=True):
             parts = Repeat.apply(received, each).split(each.lookups)
             chosen = _chosen(values, each.source)
             ids = [None] * len(parts) if chosen is None else chosen.split(each.lookups)
             for feature, part, own_ids in zip(each.features, parts, ids, strict=True):
                 key = int(self.home._feature_keys[feature])
-                own = lengths[key * size : (key + 1) * size]
+                own = bags.lengths(key, lengths)
                 result[self._names[feature]] = JaggedTensor(values=part, lengths=own, weights=own_ids)
         return {name: result[name] for name in self._names}
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ..tbe.batch import Int64Array
+from ..tbe.padding import padded_places
 
 BatchSizes = Sequence[Sequence[int]]
 """`batch_size_per_feature_per_rank`: of each feature the batch size of each rank."""
@@ -81,10 +82,7 @@ class VariableBatch:
     @functools.cached_property
     def _places(self) -> torch.Tensor:
         """Of each entry of the padded offsets that of the batch's own."""
-        ends = self.of_features.cumsum(0)
-        within = torch.arange(self.batch_size)[None, :].minimum(self.of_features[:, None])
-        places = (ends - self.of_features)[:, None] + within
-        return torch.cat([places.reshape(-1), ends[-1:]])
+        return padded_places(self.of_features)
 
     def offsets(self, offsets: torch.Tensor) -> torch.Tensor:
         """Offsets of the padded batch, `[F * B + 1]`.

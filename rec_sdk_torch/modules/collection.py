@@ -25,6 +25,7 @@ from ..tbe.life import Seen
 from ..tbe.look_ahead import Prefetched
 from ..tbe.optimizer_specs import spec_for
 from ..tbe.state import TablesModule, load_tables
+from .bags import Bags
 from .clipping import look_for_tables
 from .configs import feature_names
 from .data_parallel import keep_tables_out
@@ -129,16 +130,16 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
 
     # ---- batches
 
-    def _batch(self, features: KeyedJaggedTensor, weighted: bool) -> tuple[KeyedJaggedTensor, Batch]:
-        """`features` as the planner reads it.
+    def _batch(self, features: KeyedJaggedTensor, weighted: bool) -> tuple[Bags, Batch]:
+        """`features`, and as the planner reads it.
 
         Raises:
             ValueError: a feature that a table needs is missing, or weights are; lengths that do not fit the keys.
             TypeError: ids that are neither int32 nor int64.
             RuntimeError: a tracer's stand-in for a batch, or any in a function that torch.func transforms.
         """
-        features, offsets = self._checked(features)
-        weights = None
+        bags = self._checked(features)
+        features, weights = bags.features, None
         if weighted:
             weights = features.weights_or_none()
             if weights is None:
@@ -146,9 +147,9 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
             weights = weights.to(device=self._embedding.device)
         if self.training and torch.is_grad_enabled():
             self._sync_optimizers()
-        source, values, keys = features, features.values(), self._feature_keys
+        values, keys, seen = features.values(), self._feature_keys, self._seen(features)
         batch = self._embedding.steps.ahead.batch
-        return features, batch(source, values, offsets, features.stride(), keys, weights, seen=self._seen(features))
+        return bags, batch(features, values, bags.offsets, bags.size, keys, weights, seen=seen)
 
     def _seen(self, features: KeyedJaggedTensor) -> Seen | None:
         """What the tables need to know of the ids of a training batch to admit and evict them."""
@@ -157,21 +158,16 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
         clicks = clicks_of(features) if self._needs_clicks else None
         return Seen(None, clicks, timestamps_of(features) if self._needs_timestamps else None)
 
-    def _checked(self, features: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, torch.Tensor]:
-        """`features` and their offsets."""
+    def _checked(self, features: KeyedJaggedTensor) -> Bags:
+        """The bags of `features`."""
         features = maybe_td_to_kjt(features, None)
         if features.keys() != self._seen_keys:
             self._match_keys(features.keys())
         check_batch(features.values())
-        if features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:
-            raise NotImplementedError("a KeyedJaggedTensor with a batch size per key is not supported yet")
-        offsets = features.offsets()
-        if offsets.numel() != len(features.keys()) * features.stride() + 1:
-            raise ValueError(
-                f"the batch has {offsets.numel() - 1} lengths, expected its keys ({len(features.keys())}) times "
-                f"{features.stride()} samples"
-            )
-        return features, offsets
+        bags = Bags.of(features)
+        if self._embedding.pooled:
+            bags.check_pooled()
+        return bags
 
     def prefetch(self, features: KeyedJaggedTensor) -> Prefetched:
         """Plans the batch of a training forward to come, and starts to bring its rows in; in another thread.
@@ -185,15 +181,15 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
             RuntimeError: 16 batches are prefetched already.
             ValueError: as in the forward.
         """
-        features, offsets = self._checked(features)
+        bags = self._checked(features)
         prefetched = Prefetched(
-            features.values(),
-            offsets,
-            features.stride(),
+            bags.features.values(),
+            bags.offsets,
+            bags.size,
             self._feature_keys,
             self._is_weighted,
-            source=features,
-            seen=self._seen(features),
+            source=bags.features,
+            seen=self._seen(bags.features),
         )
         self._embedding.steps.ahead.add(prefetched)
         return prefetched

@@ -98,22 +98,23 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
         """Looks up every feature.
 
         Args:
-            features: ids int32 or int64, on the host for speed; features no table has are ignored.
+            features: ids int32 or int64, on the host for speed; features no table has are ignored. Keys may have batch
+                sizes of their own; inverse indices are ignored, as in TorchRec.
 
         Returns:
             by embedding name, values float32 `[n_f, D]` with the feature's lengths.
         """
-        features, batch = self._batch(features, weighted=False)
+        bags, batch = self._batch(features, weighted=False)
         parts = self._embedding.lookup_features(batch)
         size = batch.batch_size
-        lengths = features.lengths().to(self.device)
-        ids = features.values().to(self.device) if self._need_indices else None
+        lengths = bags.features.lengths().to(self.device)
+        ids = bags.features.values().to(self.device) if self._need_indices else None
         result = {}
         for name, key, part in zip(self._names, batch.feature_keys.tolist(), parts, strict=True):
             begin = int(batch.offsets[key * size])
             result[name] = JaggedTensor(
                 values=part,
-                lengths=lengths[key * size : (key + 1) * size],
+                lengths=bags.lengths(key, lengths),
                 weights=None if ids is None else ids[begin : begin + len(part)],
             )
         return result
@@ -163,17 +164,15 @@ class _PooledCollection(CachedCollection, EmbeddingBagCollectionInterface):
 
         Args:
             features: ids int32 or int64, on the host for speed; weights when the collection is weighted;
-                features no table has are ignored.
+                features no table has are ignored. Keys may have batch sizes of their own, with inverse indices.
 
         Returns:
-            values float32 `[B, sum of the features' dims]`, keys in table order.
+            values float32 `[B, sum of the features' dims]`, keys in table order. With inverse indices, B is theirs.
         """
-        _, batch = self._batch(features, weighted=self._is_weighted)
-        return KeyedTensor(
-            keys=self._names,
-            length_per_key=self._embedding.feature_dims,
-            values=self._embedding.lookup_pooled(batch),
-        )
+        bags, batch = self._batch(features, weighted=self._is_weighted)
+        dims = self._embedding.feature_dims
+        values = bags.expand(self._embedding.lookup_pooled(batch), dims, batch.feature_keys.tolist())
+        return KeyedTensor(keys=self._names, length_per_key=dims, values=values)
 
     def is_weighted(self) -> bool:
         """Whether bags are sums weighted per sample."""

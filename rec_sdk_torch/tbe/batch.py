@@ -105,6 +105,12 @@ class Batch:
         keys = self.feature_keys[features]
         return self._starts[keys + 1] - self._starts[keys]
 
+    def bags(self, features: Int64Array) -> Int64Array:
+        """Offsets of the bags of `features`, one behind the other, int64 `[F * B + 1]`."""
+        first = self.feature_keys[features][:, None] * self.batch_size + np.arange(self.batch_size)
+        lengths = (self.offsets[first + 1] - self.offsets[first]).ravel()
+        return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+
     def order(self, features: Int64Array) -> Int64Array | None:
         """Where each lookup of `features` is in `values`, int64 `[n]`; None when they are all of them in order."""
         if not self.batch_size:

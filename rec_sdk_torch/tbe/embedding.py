@@ -24,6 +24,7 @@ from .look_ahead import LookAhead, LooksAhead
 from .lookup import BatchLookup, fused_lookup, split_rows
 from .monitor import Inspected
 from .optimizer import TableOptimizer
+from .reading import ReadPooled, wants_grad
 from .state import TablesModule, load_tables, save_table
 from .steps import Steps
 from .store_folder import StoreFolder, folder_for_copy
@@ -409,6 +410,8 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
             return outputs
         with self.exclusive():
             self.steps.ahead.take(batch)
+            if out is not None and wants_grad(weights):
+                return (ReadPooled.apply(groups, batch, out, *weights),)
             read = [group.read(batch, weight, out) for group, weight in zip(self.groups, weights, strict=True)]
         if lengths is not None:
             return split_rows(read, lengths)

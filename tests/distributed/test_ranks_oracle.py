@@ -12,21 +12,27 @@ from ranks import Ranks
 from sharded_model import Scenario
 from test_sharded_training import check
 from torchrec.modules.embedding_configs import DataType
-from torchrec.optim import LAMB, PartialRowWiseAdam, RowWiseAdagrad
+from torchrec.optim import LAMB, LarsSGD, PartialRowWiseAdam, PartialRowWiseLAMB, RowWiseAdagrad
 
 import rec_sdk_torch as rst
 
+# A small eps would make much of rounding: the first step of Adagrad is lr * g / (|g| + eps), whatever the size of g.
 OPTIMIZERS = (
     (torch.optim.SGD, {}),
-    (torch.optim.Adagrad, {"eps": 1e-4}),
-    (RowWiseAdagrad, {"eps": 1e-4}),
-    (torch.optim.Adam, {"eps": 1e-4}),
-    (torch.optim.SparseAdam, {"eps": 1e-4}),
-    (LAMB, {"eps": 1e-3, "weight_decay": 0.1}),
-    (PartialRowWiseAdam, {"eps": 1e-3}),
+    (torch.optim.Adagrad, {"eps": 1e-2}),
+    (RowWiseAdagrad, {"eps": 1e-2}),
+    (torch.optim.Adam, {"eps": 1e-2}),
+    (torch.optim.SparseAdam, {"eps": 1e-2}),
+    (LAMB, {"eps": 1e-2, "weight_decay": 0.1}),
+    (PartialRowWiseAdam, {"eps": 1e-2}),
+    (PartialRowWiseLAMB, {"eps": 1e-2, "weight_decay": 0.1}),
+    (LarsSGD, {"momentum": 0.5, "weight_decay": 0.1}),
+    (RowWiseAdagrad, {"eps": 1e-2, "weight_decay": 0.1, "weight_decay_mode": "decouple_global"}),
+    (RowWiseAdagrad, {"eps": 1e-2, "weight_decay": 0.1, "weight_decay_mode": "cowclip"}),
+    (RowWiseAdagrad, {"eps": 1e-2, "max_norm": 0.1}),
     (rst.AccumulateSGD, {"use_accumulate": True, "accumulate_step": 2}),
-    (rst.AccumulateAdagrad, {"use_accumulate": True, "accumulate_step": 3, "eps": 1e-4}),
-    (rst.AccumulateAdam, {"use_accumulate": True, "accumulate_step": 2, "eps": 1e-4}),
+    (rst.AccumulateAdagrad, {"use_accumulate": True, "accumulate_step": 3, "eps": 1e-2}),
+    (rst.AccumulateAdam, {"use_accumulate": True, "accumulate_step": 2, "eps": 1e-2}),
 )
 
 DTYPES = (DataType.FP32, DataType.FP32, DataType.FP16, DataType.BF16)

@@ -70,10 +70,10 @@ BATCHES: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
     ),
     ("a missing feature", lambda: jagged({"other": [[1]]}), ValueError, r"lacks features \['f0'\].*'t0'.*'other'"),
     (
-        "a batch size per key",
-        lambda: batch_of(IDS, [1, 1, 1], stride_per_key_per_rank=[[3]]),
-        NotImplementedError,
-        "batch size per key",
+        "another number of lengths than a batch size per key says",
+        lambda: batch_of(IDS, [1, 1, 1], stride_per_key_per_rank=[[2]]),
+        ValueError,
+        r"3 lengths, expected its keys \(1\) times 2",
     ),
     ("no feature", lambda: KeyedJaggedTensor(keys=[], values=IDS[:0], lengths=IDS[:0]), ValueError, "'f0'"),
 ]

@@ -1,0 +1,21 @@
+"""Batches whose features have batch sizes of their own: the tables look up one in which all have the largest."""
+
+from __future__ import annotations
+
+import torch
+
+
+def padded_places(sizes: torch.Tensor) -> torch.Tensor:
+    """Of each entry of the padded offsets the place of its value in the batch's own.
+
+    Features have empty bags behind their own.
+
+    Args:
+        sizes: the batch size of each feature, int64 `[F]`; not empty.
+
+    Returns:
+        int64 `[F * max(sizes) + 1]`.
+    """
+    ends = sizes.cumsum(0)
+    within = torch.arange(int(sizes.max()))[None, :].minimum(sizes[:, None])
+    return torch.cat([((ends - sizes)[:, None] + within).reshape(-1), ends[-1:]])

@@ -1,0 +1,184 @@
+"""Keys with batch sizes of their own: what TorchRec's collections give, and errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from jagged import apply, assert_trains, bags_collection, jagged, sequences_collection
+from torchrec import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    KeyedJaggedTensor,
+    PoolingType,
+)
+from variable_batches import expanded, variable_batch
+
+import rec_sdk_torch as rst
+
+KEYS = ("f0", "f1", "f2")
+ROWS = 23
+
+
+def configs(kind: type, weighted: bool = False) -> list[Any]:
+    dim = 8 if kind is EmbeddingBagConfig else 4
+    mean = {"pooling": PoolingType.MEAN} if kind is EmbeddingBagConfig and not weighted else {}
+    return [
+        kind(name="t0", embedding_dim=4, num_embeddings=ROWS, feature_names=["f0", "f1"]),
+        kind(
+            name="t1",
+            embedding_dim=dim,
+            num_embeddings=ROWS,
+            feature_names=["f2", "f0"],
+            **mean,
+        ),
+    ]
+
+
+def both(kind: type, device: torch.device, weighted: bool = False) -> tuple[Any, Any]:
+    """Ours, and TorchRec's with the same weights."""
+    if kind is EmbeddingBagConfig:
+        theirs: Any = EmbeddingBagCollection(configs(kind, weighted), is_weighted=weighted)
+        ours: Any = bags_collection(device, *configs(kind, weighted), is_weighted=weighted, cache=ROWS - 2)
+    else:
+        theirs = EmbeddingCollection(configs(kind))
+        ours = sequences_collection(device, *configs(kind), cache=ROWS - 2)
+    ours.load_state_dict(theirs.state_dict())
+    return ours, theirs
+
+
+def values_of(output: Any) -> torch.Tensor:
+    if hasattr(output, "keys") and not isinstance(output, dict):
+        return output.values().cpu()
+    return torch.cat([output[name].values().flatten() for name in sorted(output)]).cpu()
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adagrad])
+def test_pooled_as_torchrec(device: torch.device, optimizer: type, weighted: bool, depth: int) -> None:
+    ours, theirs = both(EmbeddingBagConfig, device, weighted)
+    apply(ours, optimizer, lr=0.1, **({"eps": 1e-2} if optimizer is torch.optim.Adagrad else {}))
+    dense = optimizer(theirs.parameters(), lr=0.1, **({"eps": 1e-2} if optimizer is torch.optim.Adagrad else {}))
+    batches = [variable_batch(np.random.default_rng(seed), KEYS, ROWS, weighted) for seed in range(6)]
+    source = rst.prefetch(iter(batches), ours, depth=depth) if depth else batches
+    for batch in source:
+        output, expected = ours(batch), theirs(batch)
+        assert output.keys() == expected.keys()
+        torch.testing.assert_close(output.values().cpu(), expected.values(), rtol=1e-5, atol=1e-6)
+        output.values().square().sum().backward()
+        dense.zero_grad()
+        expected.values().square().sum().backward()
+        dense.step()
+    for name, weight in theirs.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name].cpu(), weight, rtol=1e-4, atol=1e-6)
+
+
+def test_sequences_as_torchrec(device: torch.device) -> None:
+    ours, theirs = both(EmbeddingConfig, device)
+    apply(ours, lr=0.1)
+    dense = torch.optim.SGD(theirs.parameters(), lr=0.1)
+    for seed in range(4):
+        batch = variable_batch(np.random.default_rng(seed), KEYS, ROWS, inverse=seed % 2 == 0)
+        output, expected = ours(batch), theirs(batch)
+        assert output.keys() == expected.keys()
+        for name, part in output.items():
+            assert part.lengths().tolist() == expected[name].lengths().tolist()
+            torch.testing.assert_close(part.values().cpu(), expected[name].values(), rtol=1e-5, atol=1e-6)
+        values_of(output).square().sum().backward()
+        dense.zero_grad()
+        values_of(expected).square().sum().backward()
+        dense.step()
+    for name, weight in theirs.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name].cpu(), weight, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_it_is_the_expanded_batch(device: torch.device, training: bool) -> None:
+    """Outputs have the bits of a batch in which every sample has its bags itself, also in evaluation."""
+    ours, _ = both(EmbeddingBagConfig, device)
+    apply(ours)
+    ours.train(training)
+    for seed in range(4):
+        batch = variable_batch(np.random.default_rng(seed), KEYS, ROWS)
+        assert torch.equal(ours(batch).values(), ours(expanded(batch)).values())
+
+
+def test_equal_batch_sizes_need_no_inverse_indices(device: torch.device) -> None:
+    ours, _ = both(EmbeddingBagConfig, device)
+    plain = jagged({key: [[1, 2], [3]] for key in KEYS})
+    same = KeyedJaggedTensor(
+        list(KEYS), plain.values(), lengths=plain.lengths(), stride_per_key_per_rank=[[2], [2], [2]]
+    )
+    with torch.no_grad():
+        assert torch.equal(ours(same).values(), ours(plain).values())
+
+
+def test_gradients_of_weights_in_evaluation(device: torch.device) -> None:
+    ours, theirs = both(EmbeddingBagConfig, device, weighted=True)
+    ours.eval()
+    theirs.eval()
+    batch = variable_batch(np.random.default_rng(3), KEYS, ROWS, weighted=True)
+    grads = []
+    for collection in (ours, theirs):
+        weights = batch.weights().clone().requires_grad_()
+        given = KeyedJaggedTensor(
+            batch.keys(),
+            batch.values(),
+            weights,
+            batch.lengths(),
+            stride_per_key_per_rank=batch.stride_per_key_per_rank(),
+            inverse_indices=batch.inverse_indices(),
+        )
+        collection(given).values().square().sum().backward()
+        grads.append(weights.grad)
+    torch.testing.assert_close(grads[0], grads[1], rtol=1e-5, atol=1e-6)
+    assert all(torch.equal(ours.state_dict()[name].cpu(), weight) for name, weight in theirs.state_dict().items())
+
+
+def test_errors(device: torch.device) -> None:
+    collection = bags_collection(device)
+    apply(collection)
+    ids, lengths, sizes = torch.tensor([1, 2, 3]), torch.tensor([1, 1, 1]), [[1], [2]]
+
+    def batch(keys: list[str] | None = None, *shape: int) -> KeyedJaggedTensor:
+        inverse = None if keys is None else (keys, torch.ones(shape, dtype=torch.int64))
+        return KeyedJaggedTensor(
+            ["f0", "x"], ids, lengths=lengths, stride_per_key_per_rank=sizes, inverse_indices=inverse
+        )
+
+    for given, message in (
+        (batch(), r"batch sizes {'f0': 1, 'x': 2}: pooled outputs need inverse_indices"),
+        (batch(["x"], 1, 3), r"expected .* keys \['f0'\]"),
+        (batch(["f0"], 3), r"shape \(3,\)"),
+        (batch(["f0", "x"], 1, 3), r"shape \(1, 3\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            collection(given)
+    if device.type == "cpu":  # elsewhere an index that is out of range is found when it is used
+        with pytest.raises(IndexError, match="out of range"):
+            collection(batch(["f0", "x"], 2, 3))
+    lengths = lengths[:2]
+    with pytest.raises(ValueError, match=r"2 lengths, 2 keys have batch sizes \[1, 2\]"):
+        collection(batch())
+    assert_trains(collection)
+
+
+def test_click_labels_are_of_samples(device: torch.device) -> None:
+    rules = rst.AdmitAndEvictConfig(
+        policy_type=rst.AdmitAndEvictPolicyType.POLICY_SHOWCLICK,
+        showclick_params=rst.ShowClickParams(beta=1.0, admit_threshold=2.0),
+    )
+    config = rst.EmbCacheEmbeddingBagConfig(
+        name="t0", num_embeddings=9, embedding_dim=4, feature_names=["f0"], admit_and_evict_config=rules
+    )
+    collection = bags_collection(device, config)
+    apply(collection)
+    batch = variable_batch(np.random.default_rng(0), ["f0"], 9)
+    rst.with_click_labels(batch, torch.ones(batch.stride(), dtype=torch.int64))
+    with pytest.raises(NotImplementedError, match="click labels are of samples"):
+        collection(batch)
