@@ -61,6 +61,12 @@ def make_folder(path: Path) -> None:
     sync_folder(path.parent)
 
 
+def new_folder(path: Path) -> None:
+    """A folder that was not there. After a crash it may be missing: who gives it its name in the end syncs that."""
+    before("mkdir", path)
+    path.mkdir()
+
+
 def sync_folder(path: Path) -> None:
     """Returns when the names in the folder are on the disk."""
     before("sync", path)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -93,3 +95,83 @@ def chain_of(save: Path) -> list[tuple[Path, Manifest]]:
             )
         chain.insert(0, found[previous])
     return chain
+
+
+# ---- whether a delta can follow a save: asked while training waits
+
+
+@dataclass(frozen=True)
+class _Link:
+    """What a chain needs of a manifest that was read once.
+
+    Attributes:
+        stamp: of its file then: inode, size and time of its last change.
+        id, previous, base, sequence: as in the manifest.
+    """
+
+    stamp: tuple[int, int, int]
+    id: str
+    previous: str | None
+    base: str
+    sequence: int
+
+
+_links: dict[Path, _Link] = {}  # by folder; manifests of long chains are not read again for every delta
+
+
+def _stamp(save: Path) -> tuple[int, int, int]:
+    found = (save / MANIFEST).stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def remember(save: Path, manifest: Manifest) -> None:
+    """`manifest` is that of the save in the folder `save`.
+
+    Raises:
+        OSError: it is not there any more.
+    """
+    _links[save] = _Link(_stamp(save), manifest.id, manifest.previous, manifest.base, manifest.sequence)
+
+
+def is_whole(path: Path, save: str) -> bool:
+    """Whether the save of this id and all that it follows are in the folder `path`, with manifests in order."""
+    known = {folder: link for folder, link in list(_links.items()) if folder.parent == path}
+    others = (each for each in path.iterdir() if each not in known and is_timestamp(each.name))
+    return (next(others, None) is None and _follows(known, save)) or _follows(_read_links(path, known), save)
+
+
+def _read_links(path: Path, known: dict[Path, _Link]) -> dict[Path, _Link]:
+    """Of the saves in `path`, whose manifests are read where they are not those that are known."""
+    for folder in known:
+        _links.pop(folder, None)
+    found = {}
+    for folder in saves_in(path):
+        with contextlib.suppress(CheckpointError, OSError):
+            if folder in known and known[folder].stamp == _stamp(folder):
+                _links[folder] = known[folder]
+            else:
+                remember(folder, read_manifest(folder))
+            found[folder] = _links[folder]
+    return found
+
+
+def _follows(links: dict[Path, _Link], save: str) -> bool:
+    """The same with these saves, where they are what they were."""
+    of_ids: dict[str, list[tuple[Path, _Link]]] = {}
+    for folder, link in links.items():
+        of_ids.setdefault(link.id, []).append((folder, link))
+    wanted: str | None = save
+    later: _Link | None = None
+    while wanted is not None:
+        found = of_ids.get(wanted, ())
+        if len(found) != 1:  # two folders with one save: nobody knows which of them is meant
+            return False
+        folder, link = found[0]
+        try:
+            same = _stamp(folder) == link.stamp
+        except OSError:
+            return False
+        if not same or (later is not None and (link.base, link.sequence + 1) != (later.base, later.sequence)):
+            return False
+        wanted, later = link.previous, link
+    return True

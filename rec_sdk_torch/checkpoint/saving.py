@@ -19,8 +19,7 @@ from ..tbe.snapshot import Aside, Rows, Snapshot
 from ..tbe.view import WEIGHT, TableView
 from ..tbe.whole import changed, knows_changes, split, versions, window_count, window_rows
 from . import files
-from .errors import CheckpointError
-from .folders import UNFINISHED, chain_of, next_timestamp, saves_in
+from .folders import UNFINISHED, is_whole, next_timestamp, remember
 from .index import write_indexes
 from .manifest import (
     CANDIDATES,
@@ -32,7 +31,6 @@ from .manifest import (
     SavedFile,
     SavedOptimizer,
     SavedTable,
-    read_manifest,
 )
 from .marks import mark_of, set_mark
 from .owners import Owner
@@ -76,21 +74,12 @@ def begin(path: Path, follows: Sequence[tuple[str, str, int] | None]) -> Start:
     identity = uuid.uuid4().hex
     folder = path / f"{UNFINISHED}{identity}"
     before = follows[0] if follows else None
-    if before is None or any(each != before for each in follows) or not _loads(path, before[0]):
+    if before is None or any(each != before for each in follows) or not is_whole(path, before[0]):
         start = Start(identity, identity, None, 0, str(folder))
     else:
         start = Start(identity, before[1], before[0], before[2] + 1, str(folder))
-    files.make_folder(folder)
+    files.new_folder(folder)
     return start
-
-
-def _loads(path: Path, save: str) -> bool:
-    """Whether a save and those that it follows are in the folder `path`."""
-    for folder in reversed(saves_in(path)):
-        with contextlib.suppress(CheckpointError):
-            if read_manifest(folder).id == save:
-                return bool(chain_of(folder))
-    return False
 
 
 @dataclass
@@ -396,6 +385,8 @@ def finish(path: Path, start: Start, manifest: Manifest) -> Path:
     target = path / next_timestamp(path)
     files.rename_folder(folder, target)
     files.sync_folder(path)
+    with contextlib.suppress(OSError):  # somebody removed it
+        remember(target, manifest)
     return target
 
 

@@ -31,17 +31,16 @@ int64_t Engine::open_snapshot(int32_t t, const int64_t* ids, int64_t count) {
   const int64_t bound = target.row_bound();
   auto snapshot = std::make_unique<Snapshot>(bound);
   if (ids != nullptr) {
+    constexpr int64_t kAhead = 16;
     uint32_t row = 0, slot = 0;
     for (int64_t i = 0; i < count; ++i) {
+      if (i + kAhead < count) target.prefetch_slot(ids[i + kAhead]);
       if (target.locate(ids[i], &row, &slot)) snapshot->add(row);
     }
   } else {
-    std::vector<bool> free(static_cast<size_t>(bound));
+    snapshot->add_all();
     if (target.spec().hashed) {
-      target.directory().for_each_free([&](uint32_t row) { free[row] = true; });
-    }
-    for (int64_t row = 0; row < bound; ++row) {
-      if (!free[static_cast<size_t>(row)]) snapshot->add(row);
+      target.directory().for_each_free([&](uint32_t row) { snapshot->leave_out(row); });
     }
   }
   target.snapshot = std::move(snapshot);

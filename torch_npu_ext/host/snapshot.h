@@ -3,6 +3,7 @@
 // record and, unless they are kept here, the columns that it had at the moment.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <unordered_map>
 #include <vector>
@@ -19,6 +20,16 @@ class Snapshot {
     uint64_t& word = bits_[static_cast<size_t>(row >> 6)];
     pending_ += (word >> (row & 63) & 1) == 0;
     word |= uint64_t{1} << (row & 63);
+  }
+  void add_all() {
+    std::fill(bits_.begin(), bits_.end(), ~uint64_t{0});
+    if (rows_ % 64 != 0) bits_.back() = (uint64_t{1} << (rows_ % 64)) - 1;
+    pending_ = rows_;
+  }
+  void leave_out(int64_t row) {
+    uint64_t& word = bits_[static_cast<size_t>(row >> 6)];
+    pending_ -= static_cast<int64_t>(word >> (row & 63) & 1);
+    word &= ~(uint64_t{1} << (row & 63));
   }
   bool has(int64_t row) const {
     return row < rows_ && (bits_[static_cast<size_t>(row >> 6)] >> (row & 63) & 1) != 0;
