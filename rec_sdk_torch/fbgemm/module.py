@@ -193,6 +193,9 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
         """Columns of a pooled output."""
         return sum(self._order.dims)
 
+    def _first_features(self) -> list[int]:
+        return [self._order.map.index(table) for table in range(len(self._specs))]
+
     # ---- the batch
 
     @eager
