@@ -16,7 +16,7 @@ ROWS_AT_ONCE = 1 << 16
 
 
 class MovingAverage:
-    """At the first training forward of every `step_ema`-th update from `step_start` on, `slow += coefficient * (fast - slow)`.
+    """Before every `step_ema`-th update from `step_start` on, at its forward, `slow += coefficient * (fast - slow)`.
 
     `fast` and `slow` are the halves of a row; only the first is for the loss to use.
     """
