@@ -32,6 +32,10 @@ class TableAccess(torch.nn.Module):
     def _make_ready(self) -> None:
         raise NotImplementedError
 
+    def _first_features(self) -> list[int]:
+        """Of each table a feature that looks it up."""
+        raise NotImplementedError
+
     def _parts(self) -> list[dict[str, torch.Tensor]]:
         """The parts of each table."""
         self._make_ready()
@@ -155,7 +159,7 @@ class TableAccess(torch.nn.Module):
         names = [table.name for table in self.tables.tables]
         if is_fbgemms(state_dict, prefix):
             try:
-                from_fbgemm(state_dict, prefix, names, self._specs, self._optimizer)
+                from_fbgemm(state_dict, prefix, names, self._specs, self._first_features(), self._optimizer)
             except ValueError as error:
                 error_msgs.append(str(error))
                 return

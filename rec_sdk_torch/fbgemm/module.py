@@ -20,6 +20,7 @@ from .counters import CountsCache
 from .enums import (
     BoundsCheckMode,
     CacheAlgorithm,
+    EmainplaceModeDefinition,
     OptimType,
     PoolingMode,
     RecordCacheMetrics,
@@ -28,6 +29,7 @@ from .enums import (
     member,
     sparse_type,
 )
+from .moving_average import MovingAverage
 from .optimizers import table_optimizer
 from .options import cache_policy, check_options, check_types, logger
 from .placement import (
@@ -133,6 +135,9 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
         self.stochastic_rounding = stochastic_rounding
         self._specs, kind = parse_specs(embedding_specs, enforce_hbm)
         self.embedding_specs = list(embedding_specs)
+        self._average: MovingAverage | None = None
+        if self.optimizer is OptimType.EMAINPLACE_ROWWISE_ADAGRAD:
+            self._average = MovingAverage(emainplace_mode or EmainplaceModeDefinition(), self._specs)
         self._order = FeatureOrder(feature_table_map, [spec.dim for spec in self._specs])
         self.tables = self._make_tables(given, compute_device(kind, device))
         self._note_placement()
@@ -193,6 +198,9 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
         """Columns of a pooled output."""
         return sum(self._order.dims)
 
+    def _first_features(self) -> list[int]:
+        return [self._order.map.index(table) for table in range(len(self._specs))]
+
     # ---- the batch
 
     @eager
@@ -241,6 +249,8 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
         self._make_ready()
         self._weighted = per_sample_weights is not None  # plans differ by it, and `prefetch` is not told
         batch = indices, offsets, per_sample_weights
+        if self._average is not None and self.training and torch.is_grad_enabled():
+            self._average.before_forward(self.tables, self._optimizer.step + 1)
         with self.counting():
             try:
                 out = self._lookup(*batch, feature_requires_grad, batch_size_per_feature_per_rank)

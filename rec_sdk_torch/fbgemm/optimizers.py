@@ -10,6 +10,7 @@ from ..tbe import TableOptimizer
 from .enums import OptimType, WeightDecayMode, member
 
 _TORCHREC = "torchrec.optim.optimizers"
+_ROWWISE_CLASS = "torchrec.optim.rowwise_adagrad.RowWiseAdagrad"
 
 
 @dataclass(frozen=True)
@@ -29,20 +30,19 @@ def _known(cls: str, *uses: str) -> _Known:
     return _Known(cls, frozenset(uses))
 
 
+_ROWWISE = ("eps", "weight_decay", "weight_decay_mode", "max_norm")
 _ADAM = ("beta1", "beta2", "eps", "weight_decay")
 _KNOWN = {
     OptimType.EXACT_SGD: _known("torch.optim.sgd.SGD"),
     OptimType.EXACT_ADAGRAD: _known("torch.optim.adagrad.Adagrad", "eps"),
     OptimType.EXACT_ROWWISE_ADAGRAD: _known(
-        "torchrec.optim.rowwise_adagrad.RowWiseAdagrad",
-        "eps",
-        "weight_decay",
-        "weight_decay_mode",
-        "max_norm",
+        _ROWWISE_CLASS,
+        *_ROWWISE,
         "counter_based_regularization",
         "cowclip_regularization",
         "global_weight_decay",
     ),
+    OptimType.EMAINPLACE_ROWWISE_ADAGRAD: _known(_ROWWISE_CLASS, *_ROWWISE, "emainplace_mode"),
     OptimType.ADAM: _known("torch.optim.adam.Adam", *_ADAM),
     OptimType.LAMB: _known(f"{_TORCHREC}.LAMB", *_ADAM),
     OptimType.PARTIAL_ROWWISE_ADAM: _known(f"{_TORCHREC}.PartialRowWiseAdam", *_ADAM),
@@ -55,7 +55,6 @@ HYPER_PARAMETERS = frozenset().union(*(known.uses for known in _KNOWN.values()),
 _NOT_HERE = {
     OptimType.SGD: "FBGEMM has given it up: use EXACT_SGD",
     OptimType.ROWWISE_ADAGRAD: "FBGEMM has given it up: use EXACT_ROWWISE_ADAGRAD",
-    OptimType.EMAINPLACE_ROWWISE_ADAGRAD: "its moving average rewrites whole tables in place",
     OptimType.NONE: "a table in host memory has no parameter that a sparse gradient could be of; use EXACT_SGD",
     OptimType.ENSEMBLE_ROWWISE_ADAGRAD: "its moving average rewrites whole tables at intervals",
 }
@@ -87,8 +86,8 @@ def table_optimizer(kind: OptimType, given: Mapping[str, Any]) -> TableOptimizer
     options |= {name: given[name] for name in ("eps", "eta", "momentum") if name in read}
     if "beta1" in read:
         options["betas"] = (given["beta1"], given["beta2"])
-    if kind is OptimType.EXACT_ROWWISE_ADAGRAD:
-        options |= _regularization(given)
+    if "weight_decay_mode" in read:
+        options |= _regularization(kind, given)
     elif "weight_decay" in read:
         _refuse_adam_decay(kind, given)
         options |= {"weight_decay": given["weight_decay"]}
@@ -103,8 +102,8 @@ def _refuse_adam_decay(kind: OptimType, given: Mapping[str, Any]) -> None:
         )
 
 
-def _regularization(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Decay and bounds of exact row-wise Adagrad."""
+def _regularization(kind: OptimType, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Decay and bounds of row-wise Adagrad."""
     mode = member(WeightDecayMode, "weight_decay_mode", given["weight_decay_mode"])
     definitions = {
         WeightDecayMode.COUNTER: "counter_based_regularization",
@@ -116,6 +115,8 @@ def _regularization(given: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(
                 f"weight_decay_mode is {mode.name}, {name} is {given[name]!r}: {of_mode.name} goes with it alone"
             )
+    if mode in definitions and kind is not OptimType.EXACT_ROWWISE_ADAGRAD:
+        raise NotImplementedError(f"weight_decay_mode {mode.name} is of EXACT_ROWWISE_ADAGRAD, not of {kind.name}")
     if mode is WeightDecayMode.COUNTER:
         raise NotImplementedError("weight_decay_mode COUNTER: learning rates by counts of ids are not here")
     options: dict[str, Any] = {"max_norm": given["max_norm"]} if given["max_norm"] else {}

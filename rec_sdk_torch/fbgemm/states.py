@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -111,21 +112,33 @@ def load_states(
 
 # ---- FBGEMM's own state dicts
 
-_PLACES = ("dev", "host", "uvm")
+_PLACES = ("dev", "uvm", "uvm", "host")
+"""Of each EmbeddingLocation the buffer that has its rows."""
 
 
 def is_fbgemms(state_dict: Mapping[str, Any], prefix: str) -> bool:
     """Whether the state dict is one of FBGEMM's module."""
-    return any(f"{prefix}weights_{place}" in state_dict for place in _PLACES)
+    return f"{prefix}weights_placements" in state_dict
 
 
 def from_fbgemm(
-    state_dict: dict[str, Any], prefix: str, names: Sequence[str], specs: Sequence[Spec], optimizer: TableOptimizer
+    state_dict: dict[str, Any],
+    prefix: str,
+    names: Sequence[str],
+    specs: Sequence[Spec],
+    first_features: Sequence[int],
+    optimizer: TableOptimizer,
 ) -> None:
     """Puts this module's keys in the place of FBGEMM's.
 
-    FBGEMM's buffers are flat, one for each place that tables of theirs can be, the tables in their order. Which place
-    a table had is in `<prefix>_placements`, by feature, and where it begins in `<prefix>_offsets`.
+    FBGEMM's buffers are flat, one for each place that tables can be. Where a feature's table is, and where it begins
+    there, is in `<buffer>_placements` and `<buffer>_offsets`.
+
+    Args:
+        state_dict: changes in place.
+        prefix: of the module's keys.
+        names, specs, first_features: of each table; the last, a feature that looks it up.
+        optimizer: of the tables.
 
     Raises:
         ValueError: buffers that are not of these tables.
@@ -134,20 +147,20 @@ def from_fbgemm(
     wanted |= {
         name: (f"states.{{}}.{name}", _rowwise(optimizer, state)) for state, name in state_names(optimizer).items()
     }
-    theirs = [key for key in state_dict if key.startswith(prefix)]
-    given = {key[len(prefix) :]: state_dict.pop(key) for key in theirs}
+    given = {key.removeprefix(prefix): state_dict.pop(key) for key in list(state_dict) if key.startswith(prefix)}
     for buffer, (key, rowwise) in wanted.items():
-        flat = {place: given.get(f"{buffer}_{place}", torch.empty(0)) for place in _PLACES}
-        sizes = [spec.rows * (1 if rowwise else spec.dim) for spec in specs]
-        full = [place for place in _PLACES if flat[place].numel()]
-        if len(full) > 1:
-            raise ValueError(
-                f"FBGEMM's {buffer} are in {full}: tables of different locations in one module are not loaded"
-            )
-        whole = flat[full[0]] if full else torch.empty(0)
-        if whole.numel() != sum(sizes):
-            raise ValueError(f"FBGEMM's {buffer} have {whole.numel()} elements, these tables {sum(sizes)}")
-        parts = whole.detach().reshape(-1).split(sizes)
-        for name, spec, part in zip(names, specs, parts, strict=True):
-            state_dict[prefix + key.format(name)] = part if rowwise else part.view(spec.rows, spec.dim)
+        total = 0
+        for name, spec, feature in zip(names, specs, first_features, strict=True):
+            shape = (spec.rows,) if rowwise else (spec.rows, spec.dim)
+            total += math.prod(shape)
+            try:
+                place = _PLACES[int(given[f"{buffer}_placements"][feature])]
+                begin = int(given[f"{buffer}_offsets"][feature])
+                flat = given[f"{buffer}_{place}"].detach().reshape(-1)
+                state_dict[prefix + key.format(name)] = flat[begin : begin + math.prod(shape)].view(shape)
+            except (KeyError, IndexError, RuntimeError) as error:
+                raise ValueError(f"FBGEMM's {buffer} do not have table {name!r} of {shape}: {error}") from error
+        elements = sum(given.get(f"{buffer}_{place}", torch.empty(0)).numel() for place in set(_PLACES))
+        if elements != total:
+            raise ValueError(f"FBGEMM's {buffer} have {elements} elements, these tables {total}")
     state_dict[f"{prefix}states.iter"] = given.get("iter", torch.tensor([optimizer.step]))

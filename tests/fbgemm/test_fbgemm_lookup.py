@@ -8,7 +8,7 @@ import pytest
 import torch
 from fbgemm_cases import BAGS, OPTIMIZERS, STEPS, Case, Reference, make_ours, random_case, set_weights
 
-from rec_sdk_torch.fbgemm import CowClipDefinition
+from rec_sdk_torch.fbgemm import CowClipDefinition, EmainplaceModeDefinition, moving_average
 
 SEEDS = range(6)
 LOCATIONS = ["resident", "MANAGED_CACHING"]
@@ -70,6 +70,31 @@ def test_training_is_fbgemms(seed: int, name: str, location: str, device: torch.
     for mine, its in zip(ours.split_optimizer_states(), theirs.split_optimizer_states(), strict=True):
         for found, expected in zip(mine, its, strict=True):
             torch.testing.assert_close(found.cpu(), expected)
+
+
+@pytest.mark.parametrize("location", LOCATIONS)
+def test_averages_in_place_are_fbgemms(location: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moving_average, "ROWS_AT_ONCE", 7)
+    case = random_case(1, for_fbgemm=True)
+    case.weighted = False
+    optimizer = "EMAINPLACE_ROWWISE_ADAGRAD"
+    definition = EmainplaceModeDefinition(step_ema=2, step_start=3, step_ema_coef=0.3)
+    theirs = make_fbgemms(case, optimizer, emainplace_mode=definition)
+    ours = make_ours(case, device, location, optimizer=optimizer, emainplace_mode=definition)
+    initial = case.weights()
+    for weight, values in zip(theirs.split_embedding_weights(), initial, strict=True):
+        weight.copy_(values)
+    set_weights(ours, initial)
+    for _ in range(7):
+        indices, offsets, _ = case.batch()
+        expected, found = theirs(indices.long(), offsets.long()), ours(indices, offsets)
+        torch.testing.assert_close(found.detach().cpu(), expected.detach())
+        assert torch.equal(ours(indices, offsets), found)  # only the forward that an update follows counts
+        grad = torch.randn(expected.shape, generator=case.generator)
+        expected.backward(grad)
+        found.backward(grad.to(device))
+    for found, expected in zip(ours.split_embedding_weights(), theirs.split_embedding_weights(), strict=True):
+        torch.testing.assert_close(found.cpu(), expected)
 
 
 @pytest.mark.parametrize("location", LOCATIONS)

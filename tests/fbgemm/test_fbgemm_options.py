@@ -185,6 +185,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"extra_optimizer_config": fbgemm.UserEnabledConfigDefinition(use_writeback_bwd_prehook=True)},
         "use_writeback_bwd_prehook=True",
     ),
+    "average": (
+        {
+            "optimizer": "EMAINPLACE_ROWWISE_ADAGRAD",
+            "weight_decay_mode": "COWCLIP",
+            "cowclip_regularization": fbgemm.CowClipDefinition(),
+        },
+        "COWCLIP is of EXACT_ROWWISE_ADAGRAD",
+    ),
     "adam": ({"optimizer": "ADAM", "weight_decay": 0.1}, "ADAM with weight_decay=0.1"),
     "counter": (
         {
@@ -201,7 +209,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
             "ROWWISE_ADAGRAD",
             "NONE",
             "ENSEMBLE_ROWWISE_ADAGRAD",
-            "EMAINPLACE_ROWWISE_ADAGRAD",
             "MADGRAD",
         )
     },
@@ -240,6 +247,17 @@ def test_precisions_without_a_table() -> None:
         ({"embedding_table_offset_type": torch.float32}, "embedding_table_offset_type is torch.float32"),
         ({"optimizer": "EXACT_ROWWISE_ADAGRAD", "weight_decay_mode": "COWCLIP"}, "cowclip_regularization is None"),
         ({"learning_rate": float("nan")}, "lr is nan"),
+        (
+            {"optimizer": "EMAINPLACE_ROWWISE_ADAGRAD", "embedding_specs": [(20, 7, "HOST", "CPU")]},
+            r"tables have the odd dims \[7\]",
+        ),
+        (
+            {
+                "optimizer": "EMAINPLACE_ROWWISE_ADAGRAD",
+                "emainplace_mode": fbgemm.EmainplaceModeDefinition(step_ema=0),
+            },
+            "step_ema is at least 1",
+        ),
     ],
 )
 def test_specs_that_cannot_be(options: dict[str, Any], reason: str) -> None:

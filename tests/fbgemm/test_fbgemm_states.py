@@ -352,8 +352,43 @@ def test_fbgemms_state_dict_is_loaded(optimizer: str, location: str, device: tor
     for mine, its in zip(ours.split_optimizer_states(), theirs.split_optimizer_states(), strict=True):
         torch.testing.assert_close(mine[0].cpu(), its[0])
     other = make_ours(random_case(2), device, optimizer=optimizer)
-    with pytest.raises(RuntimeError, match="FBGEMM's weights have 720 elements"):
+    with pytest.raises(RuntimeError, match="FBGEMM's weights"):
         other.load_state_dict(theirs.state_dict())
+
+
+def test_fbgemms_state_dict_of_several_locations(device: torch.device) -> None:
+    """As FBGEMM's on a GPU has it: tables where they were placed, row-wise states of all in the GPU's memory."""
+    case = Case(7, "SUM", False, [8, 4, 8], [40, 50, 60], [0, 0, 1, 2], torch.int64, torch.int64)
+    ours = make_ours(case, device, optimizer="PARTIAL_ROWWISE_ADAM")
+    weights = case.weights()
+    flat = [weight.flatten() for weight in weights]
+    places = torch.tensor([0, 0, 2, 1], dtype=torch.int32)
+    ours.load_state_dict(
+        {
+            "weights_dev": flat[0],
+            "weights_host": torch.empty(0),
+            "weights_uvm": torch.cat(flat[1:]),
+            "weights_placements": places,
+            "weights_offsets": torch.tensor([0, 0, 0, 200]),
+            "momentum1_dev": flat[0] + 1,
+            "momentum1_uvm": torch.cat(flat[1:]) + 1,
+            "momentum1_host": torch.empty(0),
+            "momentum1_placements": places,
+            "momentum1_offsets": torch.tensor([0, 0, 0, 200]),
+            "momentum2_dev": torch.arange(150.0),
+            "momentum2_placements": torch.zeros(4, dtype=torch.int32),
+            "momentum2_offsets": torch.tensor([0, 0, 40, 90]),
+            "iter": torch.tensor([5]),
+            "D_offsets": torch.tensor([0, 8, 16, 20, 28]),
+        }
+    )
+    assert ours.iter.item() == 5
+    for found, expected in zip(ours.split_embedding_weights(), weights, strict=True):
+        assert torch.equal(found.cpu(), expected)
+    rowwise = torch.arange(150.0).split(case.rows)
+    for own, weight, second in zip(ours.split_optimizer_states(), weights, rowwise, strict=True):
+        assert torch.equal(own[0].cpu(), weight + 1)
+        assert torch.equal(own[1].cpu(), second)
 
 
 def test_saver_saves_the_module(tmp_path: Path, device: torch.device) -> None:

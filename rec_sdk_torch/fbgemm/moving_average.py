@@ -1,0 +1,66 @@
+"""EMAINPLACE_ROWWISE_ADAGRAD's average: the second half of each row follows the first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..tbe import TableBatchedEmbedding
+from ..tbe.view import WEIGHT
+from .placement import Spec, rows_in_place
+
+ROWS_AT_ONCE = 1 << 16
+"""Of a table that is not resident."""
+
+
+class MovingAverage:
+    """Before every `step_ema`-th update from `step_start` on, at its forward, `slow += coefficient * (fast - slow)`.
+
+    `fast` and `slow` are the halves of a row; only the first is for the loss to use.
+    """
+
+    def __init__(self, definition: Any, specs: Sequence[Spec]) -> None:
+        """
+        Args:
+            definition: `EmainplaceModeDefinition`, or FBGEMM's.
+            specs: of the tables.
+
+        Raises:
+            ValueError: a table of an odd dim, or a step or a coefficient that cannot be.
+        """
+        self._every = int(definition.step_ema)
+        self._start = int(definition.step_start)
+        self._coefficient = float(definition.step_ema_coef)
+        self._specs = specs
+        self._moved_at = 0
+        if self._every < 1 or not 0 <= self._coefficient <= 1:
+            raise ValueError(f"emainplace_mode is {definition!r}: step_ema is at least 1, step_ema_coef in [0, 1]")
+        odd = [spec.dim for spec in specs if spec.dim % 2]
+        if odd:
+            raise ValueError(f"EMAINPLACE_ROWWISE_ADAGRAD halves rows, and tables have the odd dims {odd}")
+
+    def before_forward(self, tables: TableBatchedEmbedding, number: int) -> None:
+        """Moves the averages of all tables, where it is time to.
+
+        `number` is that of the update to come, from 1: a second forward before it moves nothing.
+        """
+        if number % self._every or number < self._start or number == self._moved_at:
+            return
+        self._moved_at = number
+        for table, spec in zip(tables.tables, self._specs, strict=True):
+            if spec.resident:
+                self._move(rows_in_place(tables, table.name)[WEIGHT])
+                continue
+            view = tables.view(table.name)
+            for begin in range(0, spec.rows, ROWS_AT_ONCE):
+                ids = torch.arange(begin, min(begin + ROWS_AT_ONCE, spec.rows))
+                rows = view.read(ids, [WEIGHT]).parts[WEIGHT]
+                self._move(rows)
+                view.write(ids, {WEIGHT: rows})
+
+    @torch.no_grad()
+    def _move(self, rows: torch.Tensor) -> None:
+        fast, slow = rows.chunk(2, dim=1)
+        slow.lerp_(fast, self._coefficient)
