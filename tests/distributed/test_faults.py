@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from jagged import jagged
 from ranks import Place, Ranks
 from sharded_model import Model, Scenario, bags_of, rows, shard
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 import rec_sdk_torch as rst
 
@@ -100,6 +102,45 @@ def test_a_rank_whose_data_raises(doomed: Ranks) -> None:
     assert steps <= 4
     assert "rank 0 of 2 could not exchange" in message
     assert "has not come within the process group's timeout" in message
+
+
+class Collections(torch.nn.Module):
+    """Each exchanges by itself."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.parts = torch.nn.ModuleList(Model(Scenario(), seed) for seed in range(count))
+
+    def forward(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.stack([part(batch)[0] for part in self.parts]).sum(), batch.values()
+
+
+def uneven_in_torchrecs_pipeline(rank: int, world_size: int, collections: int, counts: tuple[int, int]) -> Any:
+    scenario = Scenario()
+    if collections > 1:  # numbers of ids never meet rows, which gloo would end the process for
+        Place.host = torch.distributed.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT))
+    model = shard(Collections(collections), scenario, world_size)  # type: ignore[arg-type]
+    dense = torch.optim.SGD([part.scale for part in model.module.parts], lr=0.05)
+    pipeline: Any = TrainPipelineSparseDist(model, dense, Place.device)
+    batches = (batch_of(scenario, step, rank, world_size) for step in range(counts[rank]))
+    for step in range(10):
+        try:
+            pipeline.progress(batches)
+        except RuntimeError as error:
+            return step, str(error)
+        except StopIteration:
+            return step, ""
+    raise AssertionError
+
+
+@pytest.mark.parametrize("collections", [1, pytest.param(2, marks=SLOW)])
+@pytest.mark.parametrize("counts", [(6, 4), pytest.param((4, 6), marks=SLOW)])
+def test_data_that_ends_early_in_torchrecs_pipeline(doomed: Ranks, counts: tuple[int, int], collections: int) -> None:
+    """It asks for a batch's ids one step ahead, so the last batch that all ranks have is not trained either."""
+    for steps, message in doomed.run(uneven_in_torchrecs_pipeline, collections, counts):
+        assert steps == min(counts) - 1
+        assert "of 2 could not exchange" in message
+        assert "has not come within the process group's timeout" in message
 
 
 # ---- a batch that fails

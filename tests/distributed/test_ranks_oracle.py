@@ -34,6 +34,7 @@ OPTIMIZERS = (
     (rst.AccumulateAdagrad, {"use_accumulate": True, "accumulate_step": 3, "eps": 1e-2}),
     (rst.AccumulateAdam, {"use_accumulate": True, "accumulate_step": 2, "eps": 1e-2}),
 )
+"""`eps` is far above the rounding of a gradient near zero, which a step would make `lr / eps` times as large."""
 
 DTYPES = (DataType.FP32, DataType.FP32, DataType.FP16, DataType.BF16)
 TOLERANCES = {DataType.FP32: (1e-4, 1e-5), DataType.FP16: (2e-2, 2e-2), DataType.BF16: (5e-2, 5e-2)}

@@ -32,11 +32,15 @@ SCENARIOS = [
         sharding=("table_wise", "row_wise", "row_wise"),
     ),
     Scenario(kind="hash", optimizer=torch.optim.SGD),
+    Scenario(
+        init_fn=torch.nn.init.normal_, optimizer=torch.optim.Adagrad, sharding=("row_wise", "row_wise", "table_wise")
+    ),
 ]
 
 
 def name_of(scenario: Scenario) -> str:
-    return f"{scenario.kind}-{scenario.optimizer.__name__}"
+    filled = "-init_fn" if scenario.init_fn else ""
+    return f"{scenario.kind}-{scenario.optimizer.__name__}{filled}"
 
 
 def held(model: torch.nn.Module) -> Rows:

@@ -129,7 +129,7 @@ def test_two_ranks(ranks_of: Callable[[int], Ranks], device: torch.device, name:
         assert any(result[4]["rows_out"] for result in results), "the cache swaps"
 
 
-@pytest.mark.parametrize("name", ["mixed", "weighted", "uneven"])
+@pytest.mark.parametrize("name", ["mixed", "weighted", "uneven", "init_fn", "init_fn_sequences"])
 def test_four_ranks(ranks_of: Callable[[int], Ranks], name: str) -> None:
     check(ranks_of(4), 4, CASES[name])
 
