@@ -23,7 +23,7 @@ CPP := $(shell find op_kernels torch_npu_ext tests -name '*.cpp' -o -name '*.h' 
 	-o -name '*.cu' 2>/dev/null)
 
 .PHONY: help train test test-cpu test-npu test-cuda test-aarch64 sanitize-cuda bench bench-fbgemm bench-prefetch bench-sharding \
-	bench-checkpoint bench-cuda \
+	bench-checkpoint bench-background-saves bench-cuda \
 	build build-npu build-cuda lint format clean
 
 help:
@@ -37,6 +37,7 @@ help:
 	@echo "make bench-prefetch [BENCH_ARGS=--quick]     training steps behind prefetch(), on two cores of the CPU"
 	@echo "make bench-sharding [BENCH_ARGS=--quick]     bytes that ranks exchange, counted; more devices, modelled"
 	@echo "make bench-checkpoint                       saves and loads against numpy with the same bytes"
+	@echo "make bench-background-saves                 what training waits for during saves"
 	@echo "make test-aarch64                           the C++ unit tests on 64-bit Arm, under qemu"
 	@echo "make build-npu                              .venv-npu with torch_npu and the emulated NPU; then, for example,"
 	@echo "    .venv-npu/bin/python -m rec_sdk_torch.emulate examples/train_npu.py --steps 100"
@@ -125,6 +126,9 @@ bench-sharding: build
 
 bench-checkpoint: build
 	$(PY) -m benchmarks.checkpoint $(BENCH_ARGS)
+
+bench-background-saves: build
+	$(PY) -m benchmarks.background_saves $(BENCH_ARGS)
 
 bench-cuda: build-cuda
 	$(CUDA_PY) -m benchmarks.cuda $(BENCH_ARGS)

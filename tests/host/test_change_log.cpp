@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <random>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "tests/host/check.h"
@@ -74,6 +75,24 @@ void random_changes(uint64_t seed, int64_t rows, int64_t most_per_batch, Tally* 
   }
 }
 
+// As a stable sort, of keys of many widths, of which some are the same.
+void sorts() {
+  std::mt19937_64 random(1);
+  using Item = std::pair<uint64_t, size_t>;
+  for (const size_t count : {0, 1, 511, 512, 3000}) {
+    for (const int bits : {1, 8, 20, 33, 64}) {
+      for (const uint64_t same : {uint64_t{0}, uint64_t{5} << 40}) {
+        std::vector<Item> items;
+        for (size_t i = 0; i < count; ++i) items.emplace_back(random() >> (64 - bits) | same, i);
+        std::vector<Item> expected = items;
+        std::sort(expected.begin(), expected.end());  // by place, where keys are the same
+        radix_sort(&items, [](const Item& item) { return item.first; });
+        CHECK(items == expected);
+      }
+    }
+  }
+}
+
 void all() {
   Tally few, many;
   for (uint64_t seed = 0; seed < 40; ++seed) random_changes(seed, 50, 20, &few);
@@ -88,6 +107,7 @@ void all() {
 }  // namespace rec_sdk
 
 int main() {
+  rec_sdk::sorts();
   rec_sdk::all();
   return check_result();
 }

@@ -276,12 +276,10 @@ void explore_all(Report* report) {
   report->clean("four batches of 1 id", 4, 1, kByClocks);
   report->clean("four batches, a save between", {"0 1 2s 0"}, kByClocks);
   report->clean("three batches, a thread that saves", {"0 1 2", "01 2 0"}, kByClocks, kSaver);
-  report->clean("three batches, a snapshot of all rows", {"0 0 0", "0 1 2", "01 2 0"}, kByClocks, kSnapshot);
-  report->clean("a snapshot, two streams", {"0 0", "01 2"}, kByClocks, kSnapshotStreams);
+  report->clean("a snapshot, two streams", {"0 0"}, kByClocks, kSnapshotStreams);
   report->clean("three batches, kernels that use staging", {"0 1 0", "01 23 0"}, kByClocks, kDirect);
   report->clean("stepped: three batches", {"01 2 0"}, kStepped);
   report->clean("stepped: two batches, a thread that saves", {"0 1"}, kStepped, kSaver);
-  report->clean("stepped: two batches, a snapshot", {"0 0"}, kStepped, kSnapshot);
 }
 
 }  // namespace

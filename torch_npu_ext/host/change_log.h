@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "torch_npu_ext/host/radix_sort.h"
+
 namespace rec_sdk {
 
 class ChangeLog {
@@ -67,7 +69,8 @@ class ChangeLog {
   // knows(since).
   std::vector<int64_t> ids_after(uint64_t since) const {
     std::vector<int64_t> ids(ids_.begin() + static_cast<int64_t>(epoch_of(since)->second), ids_.end());
-    std::sort(ids.begin(), ids.end());
+    constexpr uint64_t kSign = uint64_t{1} << 63;
+    radix_sort(&ids, [](int64_t id) { return static_cast<uint64_t>(id) ^ kSign; });
     ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
     return ids;
   }

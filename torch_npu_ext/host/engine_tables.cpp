@@ -6,6 +6,7 @@
 
 #include "torch_npu_ext/host/engine.h"
 #include "torch_npu_ext/host/errors.h"
+#include "torch_npu_ext/host/radix_sort.h"
 #include "torch_npu_ext/host/removal.h"
 
 namespace rec_sdk {
@@ -72,7 +73,7 @@ void Engine::read_rows(int32_t t, const int64_t* ids, const int64_t* rows, int64
 namespace {
 
 std::vector<int64_t> sorted_by_row(std::vector<std::pair<uint32_t, int64_t>> found) {
-  std::sort(found.begin(), found.end());
+  radix_sort(&found, [](const auto& row_and_id) -> uint64_t { return row_and_id.first; });
   std::vector<int64_t> ids;
   ids.reserve(found.size());
   for (const auto& row_and_id : found) ids.push_back(row_and_id.second);
