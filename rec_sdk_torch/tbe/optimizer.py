@@ -18,6 +18,9 @@ from .table import as_int
 COEFFICIENTS = 16
 """Width of a table's row of coefficients in `rec_sdk::update_rows`."""
 
+_ENDLESS = 2**62
+"""Backward passes of a window that none ends."""
+
 # Keywords of the torch classes that the fused update does not implement, with the values that ask for nothing.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "momentum": (0,),
@@ -253,7 +256,7 @@ class TableOptimizer:
         where = where or optimizer_class.__name__
         given = _expanded(where, kwargs)
         spec = spec_for(optimizer_class, given)
-        step = 1
+        step = _ENDLESS if spec.hands_out else 1
         if spec.accumulates:
             step = check_window(where, given.pop("use_accumulate", False), given.pop("accumulate_step", 1))
         elif given.keys() & {"use_accumulate", "accumulate_step"}:

@@ -62,6 +62,7 @@ class OptimizerSpec:
         when: whether keywords mean this spec, of those of the class; the first whose answer is yes counts.
         between: what it does to whole tables, perhaps before each update.
         modes: of each option that names a mode, those that it may have, and change between.
+        hands_out: gradients are aggregated until somebody takes them: no update is made, and the kernel is not run.
     """
 
     kernel: str
@@ -73,6 +74,7 @@ class OptimizerSpec:
     accumulates: bool = False
     when: Callable[[Options], bool] = lambda given: True
     modes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    hands_out: bool = False
     between: WholeTables | None = None
 
     def state_init(self, options: Options) -> list[float]:
@@ -376,6 +378,14 @@ _PARTIAL_LAMB = OptimizerSpec(
     _decayed_adam,
     _PARTIAL_STATES,
 )
+_NONE = OptimizerSpec(
+    "sgd",
+    "SparseGradients",
+    ("rec_sdk_torch.optim.sparse_gradients.SparseGradients",),
+    {},
+    lambda options, t: {"lr": 0.0},
+    hands_out=True,
+)
 _LARS = OptimizerSpec("lars_sgd", "LarsSGD", (f"{_TORCHREC}.LarsSGD",), _LARS_OPTIONS, _lars, (StateSpec("momentum"),))
 
 SPECS = (
@@ -388,6 +398,7 @@ SPECS = (
     _LAMB,
     _PARTIAL_LAMB,
     _LARS,
+    _NONE,
     _windowed(_SGD, f"{_ACCUMULATE}.AccumulateSGD"),
     _windowed(_ADAGRAD, f"{_ACCUMULATE}.AccumulateAdagrad"),
     _windowed(_SPARSE_ADAM, f"{_ACCUMULATE}.AccumulateAdam"),
