@@ -381,9 +381,10 @@ class Engine:
     def kept_ids(self, table: int) -> _Int64:
         """Ids [n], by ascending row, of rows with more than their initial record: in the cache, or in the store."""
 
-    def changed_ids(self, table: int, since: int) -> _Int64:
-        """Ids [n], by ascending row, of rows that changed after version `since`.
+    def changed_ids(self, table: int, since: int) -> tuple[_Int64, int]:
+        """Ids [n], by ascending row, of rows that changed after version `since`; how many rows were looked at for it.
 
+        Those that changed since the `next_version` before `since`, or all rows where these are too many.
         ValueError for a table without the column "version".
         """
 
@@ -408,8 +409,8 @@ class Engine:
     def reserve_rows(self, table: int, rows: _Int64) -> None:
         """Takes the memory of rows [n], so that write_rows cannot fail. MemoryError, IndexError."""
 
-    def write_rows(self, table: int, rows: _Int64, records: _Bytes) -> None:
-        """Stores host records. Resident rows must be written to the cache as well."""
+    def write_rows(self, table: int, ids: _Int64, rows: _Int64, records: _Bytes) -> None:
+        """Stores host records of rows [n] and their ids. Resident rows must be written to the cache as well."""
 
     def remove(self, table: int, ids: _Int64, candidates: bool = True) -> int:
         """Takes ids out of a hash table, or makes rows of an index table initial; how many it knew.
@@ -441,7 +442,7 @@ class Engine:
         ValueError for a table without the column "version".
         """
 
-    def forget_removed(self, table: int, upto: int) -> None:
+    def forget_changes(self, table: int, upto: int) -> None:
         """Nobody will ask for what was removed before this version. Needs nothing applied or landed."""
 
     def next_version(self) -> int:

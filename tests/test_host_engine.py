@@ -324,7 +324,7 @@ def test_sizes_that_would_overflow() -> None:
         with pytest.raises(IndexError, match=f"'a': row {row} is not one of its rows"):
             e.read_rows(0, np.array([1]), np.array([row]), records(e, 1))
         with pytest.raises(IndexError, match=f"'a': row {row} is not one of its rows"):
-            e.write_rows(0, np.array([row]), records(e, 1))
+            e.write_rows(0, np.array([1]), np.array([row]), records(e, 1))
 
 
 def test_memory_limit_names_the_table() -> None:
@@ -334,7 +334,7 @@ def test_memory_limit_names_the_table() -> None:
     with pytest.raises(MemoryError, match="table 'big'"):
         plan(e, [[3]])
     with pytest.raises(MemoryError, match="table 'big'"):
-        e.write_rows(0, np.array([0]), np.zeros((1, e.record_bytes), np.uint8))
+        e.write_rows(0, np.array([2]), np.array([0]), np.zeros((1, e.record_bytes), np.uint8))
     assert e.row_count(0) == 2
     e.set_memory_limit(1 << 40)
     assert plan(e, [[3]]).swap_out_slots.tolist() == [0]

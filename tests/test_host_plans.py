@@ -113,7 +113,7 @@ def test_whole_tables_wait_for_plans_and_rows() -> None:
             lambda: e.kept_ids(0),
             lambda: e.changed_ids(0, 0),
             lambda: e.read_rows(0, one, one, records(e, 1)),
-            lambda: e.write_rows(0, one, records(e, 1)),
+            lambda: e.write_rows(0, one, one, records(e, 1)),
             lambda: e.reserve_rows(0, one),
             lambda: e.find_rows(0, one),
             lambda: e.others(0, one),
@@ -147,7 +147,7 @@ def test_whole_tables_wait_for_plans_and_rows() -> None:
     assert not e.landed(p.host)
     e.land(p.host, records(e, 1))
     assert e.landed(p.host)
-    assert e.table_rows(0)[0].tolist() == e.kept_ids(0).tolist() == e.changed_ids(0, 0).tolist() == [1, 2]
+    assert e.table_rows(0)[0].tolist() == e.kept_ids(0).tolist() == e.changed_ids(0, 0)[0].tolist() == [1, 2]
 
 
 def test_a_plan_that_is_being_applied_may_be_dropped() -> None:

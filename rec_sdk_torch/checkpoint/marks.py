@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..tbe import TableBatchedEmbedding
 from ..tbe.group import Group
-from ..tbe.whole import forget_removed
+from ..tbe.whole import forget_changes
 
 MOST_PATHS = 4
 """Folders of saves that one embedding keeps a mark for; ids that were removed are remembered for the oldest."""
@@ -67,7 +67,7 @@ def set_mark(
         del marks[next(iter(marks))]
     if marks:
         of_groups = zip(*(each.versions for each in marks.values()), strict=True)
-        forget_removed(embedding, [min(of_group) for of_group in of_groups])
+        forget_changes(embedding, [min(of_group) for of_group in of_groups])
 
 
 def drop_marks(embedding: TableBatchedEmbedding) -> None:

@@ -17,6 +17,7 @@ from ..modules.handles import TableHandle, module_dict
 from ..tbe import Pooling, TableBatchedEmbedding, TableConfig
 from ..tbe.batch import Batch
 from ..tbe.cache_size import BatchHint, CacheOption
+from ..tbe.group import drawn
 from ..tbe.life import Seen, TableLife
 from ..tbe.look_ahead import Prefetched
 from ..tbe.view import WEIGHT
@@ -44,6 +45,22 @@ class ShardHandle(TableHandle):
         destination[f"{prefix}weight"] = view.read(ids, [WEIGHT]).parts[WEIGHT]
 
 
+class HomeEmbedding(TableBatchedEmbedding):
+    """Rows at home on a rank, of tables of which some have an `init_fn` for whole index tables.
+
+    Attributes:
+        filled: of those, the whole table's config and where its rows live.
+    """
+
+    filled: list[tuple[TableConfig, Placement]]
+
+    def _fill_tables(self) -> None:
+        """Each rank draws the whole table, as one process would, and keeps its rows."""
+        for table, placement in self.filled:
+            weight, ids = drawn(table, table.num_embeddings), torch.from_numpy(placement.rows(table.num_embeddings))
+            self.view(table.name).write(ids, {WEIGHT: weight[ids]})
+
+
 class HomeTables(CachedCollection):
     """A rank's rows of all tables of a collection, each looked up once for each rank.
 
@@ -51,22 +68,12 @@ class HomeTables(CachedCollection):
     """
 
     def __init__(self, origin: CachedCollection, placements: list[Placement], exchange: Exchange) -> None:
-        """
-        Raises:
-            NotImplementedError: an index table with an `init_fn`.
-        """
         source, world_size = origin._embedding, exchange.world_size
-        for table in source.tables:
-            if table.init_fn is not None and not table.hashed:
-                raise NotImplementedError(
-                    f"table {table.name!r}: init_fn fills a whole index table, of which a rank has a part: give it "
-                    "weight_init_min and weight_init_max, or load its weights once it is sharded"
-                )
         pairs = list(zip(source.tables, placements, strict=True))
         hint = source.batch_hint
         if hint.multi_hot_sizes is None:
             hint = BatchHint(hint.batch_size, [table.num_features for table in source.tables], hint.world_size)
-        embedding = TableBatchedEmbedding(
+        embedding = HomeEmbedding(
             [
                 dataclasses.replace(
                     table,
@@ -77,6 +84,7 @@ class HomeTables(CachedCollection):
                     capacity=placement.most_rows(table.capacity) if table.capacity else 0,
                     init_min=table.init_range[0],
                     init_max=table.init_range[1],
+                    init_fn=table.init_fn if table.hashed else None,
                     life=_life(table, placement),
                 )
                 for table, placement in pairs
@@ -89,6 +97,8 @@ class HomeTables(CachedCollection):
             cache_policy=source.cache_policy,
             host_store=source.host_store and os.path.join(source.host_store, f"rank{exchange.rank}"),
         )
+        whole = source._groups is None  # otherwise its rows are taken over
+        embedding.filled = [pair for pair in pairs if whole and pair[0].init_fn is not None and not pair[0].hashed]
         embedding.steps.guard.scaler = source.steps.guard.scaler
         embedding.steps.guard.others = exchange
         self.__dict__["_handles_name"] = origin._handles_name

@@ -177,11 +177,15 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
             with self.exclusive():
                 if self._groups is None:
                     self._groups = self._build()
-                    self._run_init_fns()
+                    try:
+                        self._fill_tables()
+                    except BaseException:
+                        self._groups = None
+                        raise
         return self._groups
 
-    def _run_init_fns(self) -> None:
-        """Fills index tables that have an `init_fn`; hash tables draw new rows when they come."""
+    def _fill_tables(self) -> None:
+        """Rows of tables that are new: index tables with an `init_fn`. Hash tables draw new rows when they come."""
         for table in self.tables:
             if table.init_fn is not None and not table.hashed:
                 self.load([Content(self.view(table.name), None, {WEIGHT: drawn(table, table.num_embeddings)})])

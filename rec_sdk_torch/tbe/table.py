@@ -99,7 +99,7 @@ class TableConfig:
         init_fn: fills initial weights in place instead: an index table's whole `[num_embeddings, D]`, or a
             hash table's blocks of new rows `[n, D]` in order of arrival.
         life: which ids get a row, and when they lose it; hash tables. None: all do, and keep it.
-        track_changes: rows know when they changed last, for `TableView.chunks(since=)`; 8 bytes per row.
+        track_changes: rows know when they changed last, for `TableView.chunks(since=)`; 8 to 10 bytes per row.
         stochastic_rounding: updates round 16-bit weights up or down at random, so that they are right on average;
             see docs/rounding.md. float32 weights do not round.
     """

@@ -113,7 +113,7 @@ class TableView:
         with self._embedding.exclusive():
             group, table = self._open()
             if since is not None:
-                ids = group.engine.changed_ids(table, since)
+                ids, _ = group.engine.changed_ids(table, since)
             else:
                 ids = group.engine.kept_ids(table) if kept else group.engine.table_rows(table)[0]
         for begin in range(0, len(ids), group.chunk):
@@ -416,7 +416,7 @@ def write_parts(group: Group, table: int, ids: Int64Array, parts: Mapping[int, t
         records = _read_known(group, table, ids[piece], rows, slots)
         for place, values in parts.items():
             _part(group, place)(records).copy_(values[piece])
-        group.engine.write_rows(table, rows, records.numpy())
+        group.engine.write_rows(table, ids[piece], rows, records.numpy())
         resident = np.flatnonzero(slots >= 0)
         if len(resident):
             group.scatter(slots[resident], records[torch.from_numpy(resident)])

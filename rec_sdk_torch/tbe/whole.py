@@ -70,19 +70,19 @@ def changed(view: TableView, since: int) -> tuple[Int64Array, Int64Array]:
         ValueError: a table without `track_changes`.
     """
     group, table = view._open()
-    ids = group.engine.changed_ids(table, since)
+    ids, _ = group.engine.changed_ids(table, since)
     removed, _ = group.engine.removed_ids(table, since)
     if view.config.hashed:
         return ids, removed
     return np.union1d(ids, removed), removed[:0]
 
 
-def forget_removed(embedding: TableBatchedEmbedding, upto: Sequence[int]) -> None:
-    """Nobody will ask for what was removed before these versions, of each group."""
+def forget_changes(embedding: TableBatchedEmbedding, upto: Sequence[int]) -> None:
+    """Nobody will ask for what changed or was removed before these versions, of each group."""
     for group, version in zip(embedding.groups, upto, strict=True):
         for table, member in enumerate(group.members):
             if member.config.track_changes:
-                group.engine.forget_removed(table, version)
+                group.engine.forget_changes(table, version)
 
 
 # ---- open windows
@@ -239,6 +239,6 @@ def _write_rows(view: TableView, group: Group, table: int, chunk: Rows) -> None:
         records = _read_known(group, table, ids, rows, slots)
     for name, place in view._places(list(chunk.parts)).items():
         _part(group, place)(records).copy_(chunk.parts[name])
-    group.engine.write_rows(table, rows, records.numpy())
+    group.engine.write_rows(table, ids, rows, records.numpy())
     if chunk.columns and len(ids):
         view.write_row_columns(chunk.ids, chunk.columns)

@@ -16,7 +16,9 @@ from test_saver import refused, same
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.checkpoint.manifest import DELTA, FULL, REMOVED, ROWS, read_manifest
+from rec_sdk_torch.checkpoint.marks import mark_of
 from rec_sdk_torch.checkpoint.tensors import TensorReader
+from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
 
 
 def save(source: Any, path: Path) -> Path:
@@ -84,6 +86,47 @@ def test_a_delta_has_what_changed(tmp_path: Path) -> None:
     nothing = save(source, tmp_path)
     assert not [name for name in "abcd" if ids_in(nothing, name, ROWS) or ids_in(nothing, name, REMOVED)]
     same(contents(loaded(tmp_path)), contents(source))
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_a_delta_looks_at_what_changed_alone(in_flight: bool, tmp_path: Path) -> None:
+    """Of 60,000 rows a delta reads the versions of those that changed; one that is asked for while batches are in
+    flight, also of those that changed before the save that it follows."""
+    rows = 60_000
+
+    def embedding() -> TableBatchedEmbedding:
+        tables = [
+            TableConfig(name, rows, 4, pooling=Pooling.SUM, hashed=name == "a", track_changes=True) for name in "ab"
+        ]
+        return TableBatchedEmbedding(tables, optimizer=TableOptimizer.create(*ADAGRAD), cache=1000)
+
+    source = embedding()
+    for name in "ab":
+        source.view(name).write(torch.arange(rows), {"weight": torch.zeros(rows, 4)})
+    group, _ = source.find_table("a")
+
+    def step(ids: torch.Tensor) -> torch.Tensor:
+        return source(ids.repeat(2), torch.arange(2 * len(ids) + 1))
+
+    before, changed, waiting = torch.arange(50, 90), torch.arange(10, 40), None
+    step(before).sum().backward()
+    if in_flight:
+        waiting = step(before)
+    save(source, tmp_path)
+    mark = mark_of(source, str(tmp_path))
+    assert mark is not None
+    if waiting is not None:
+        waiting.sum().backward()
+    step(changed).sum().backward()
+    expected = sorted({*changed.tolist(), *(before.tolist() if in_flight else [])})
+    for table_number in range(2):
+        ids, looked_at = group.engine.changed_ids(table_number, mark.versions[0])
+        assert ids.tolist() == expected
+        assert looked_at == len(expected)
+    assert ids_in(save(source, tmp_path), "a", ROWS) == expected
+    target = embedding()
+    rst.Saver().load(target, tmp_path)
+    same(contents(target), contents(source))
 
 
 def test_an_id_that_came_back_is_a_new_row(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ class Scenario:
         cache: rows of a rank.
         admit: how often an id of a hash table has to be seen; 0: not at all.
         rules: of admission and eviction of hash tables, `AdmitAndEvictConfig`'s; in place of `admit`.
+        init_fn: of the index table.
         sizes: for each step, samples of each rank: `step % len(sizes)`, then `rank % len(sizes[...])`.
     """
 
@@ -45,8 +46,11 @@ class Scenario:
     dtype: DataType = DataType.FP32
     admit: int = 0
     rules: dict[str, Any] = field(default_factory=dict)
+    init_fn: Any = None
 
 
+FILLS = 17
+"""The seed when an `init_fn` is called, which is at the first step."""
 KEYS = ("f0", "f1", "f2", "f3")
 FEATURES = (["f0", "f1"], ["f2"], ["f3", "f0"])
 
@@ -55,6 +59,7 @@ def configs(scenario: Scenario) -> list[Any]:
     """A hash table, an index table, and a hash table that shares a feature."""
     d0, d1, d2 = scenario.dims
     typed = {"data_type": scenario.dtype}
+    index = {"name": "t1", "num_embeddings": 31, "embedding_dim": d1, "init_fn": scenario.init_fn, **typed}
     uniform = {"initializer_type": rst.InitializerType.UNIFORM, **typed}
     if scenario.admit or scenario.rules:
         chosen = scenario.rules or {"admit_threshold": scenario.admit}
@@ -62,7 +67,7 @@ def configs(scenario: Scenario) -> list[Any]:
     if scenario.kind == "sequences":
         return [
             sequence_config("t0", FEATURES[0], embedding_dim=d0, **uniform),
-            EmbeddingConfig(name="t1", num_embeddings=31, embedding_dim=d1, feature_names=FEATURES[1], **typed),
+            EmbeddingConfig(feature_names=FEATURES[1], **index),
             sequence_config("t2", FEATURES[2], embedding_dim=d2, **uniform),
         ]
     mean, plain = {"pooling": PoolingType.MEAN}, {"pooling": PoolingType.SUM}
@@ -76,7 +81,7 @@ def configs(scenario: Scenario) -> list[Any]:
         return hashed
     return [
         bag_config("t0", FEATURES[0], embedding_dim=d0, **uniform, **plain),
-        EmbeddingBagConfig(name="t1", num_embeddings=31, embedding_dim=d1, feature_names=FEATURES[1], **mean, **typed),
+        EmbeddingBagConfig(feature_names=FEATURES[1], **mean, **index),
         bag_config("t2", FEATURES[2], embedding_dim=d2, **uniform, **mean),
     ]
 
@@ -210,6 +215,7 @@ def train_sharded(rank: int, world_size: int, scenario: Scenario, depth: int = 0
     model = shard(Model(scenario, seed=3 + rank), scenario, world_size)  # rank 0's seed holds
     dense = torch.optim.SGD([model.module.scale], lr=0.05)
     pipeline: Any = rst.EmbCacheTrainPipelineSparseDist(model, dense, "cpu", Place.device, depth=depth)
+    torch.manual_seed(FILLS)
     whole = (bags_of(scenario, step, world_size) for step in range(scenario.steps))
     batches = (dated(scenario, step, [bags[rank]], rank) for step, bags in enumerate(whole))
     outputs = [pipeline.progress(batches) for _ in range(scenario.steps)]
@@ -220,6 +226,7 @@ def train_sharded(rank: int, world_size: int, scenario: Scenario, depth: int = 0
 def train_alone(scenario: Scenario, world_size: int) -> Any:
     """(outputs of each step, rows, dense parameter) of one process."""
     model = Model(scenario, seed=3, cache=1000)
+    torch.manual_seed(FILLS)
     dense = torch.optim.SGD([model.scale], lr=0.05)
     outputs = []
     for step in range(scenario.steps):

@@ -57,6 +57,8 @@ CASES = {
         steps=8,
         seed=46,
     ),
+    "init_fn": Scenario(init_fn=torch.nn.init.normal_, optimizer=torch.optim.Adagrad, seed=47),
+    "init_fn_sequences": Scenario(init_fn=torch.nn.init.normal_, kind="sequences", sharding=(ROW, TABLE, ROW), seed=48),
     "accumulate_sgd": Scenario(
         optimizer=rst.AccumulateSGD, options={"use_accumulate": True, "accumulate_step": 3}, steps=6, seed=12
     ),

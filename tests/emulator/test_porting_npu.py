@@ -21,3 +21,7 @@ def test_it_learns_on_two_npus(script: str) -> None:
     assert device == "npu"
     assert 0.6 < first < 0.75
     assert last < 0.3
+
+
+def test_ids_that_come_and_go_on_two_npus(tmp_path: Path) -> None:
+    porting.check_life(tmp_path / "saves", "npu", "-m", "rec_sdk_torch.emulate")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -20,11 +22,11 @@ RUNS = {
 """What is before the script in torchrun's command."""
 
 
-def losses(script: str, *launcher: str) -> tuple[str, float, float]:
+def losses(script: str, *launcher: str, arguments: Sequence[str] = ()) -> tuple[str, float, float]:
     """Device, first and last loss that the script prints."""
     ranks = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     finished = subprocess.run(
-        [sys.executable, *launcher, *ranks, *RUNS[script], str(FOLDER / f"{script}.py")],
+        [sys.executable, *launcher, *ranks, *RUNS.get(script, COMPAT), str(FOLDER / f"{script}.py"), *arguments],
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -36,3 +38,16 @@ def losses(script: str, *launcher: str) -> tuple[str, float, float]:
     assert len(printed) == 1, finished.stdout
     device, first, last = printed[0]
     return device, float(first), float(last)
+
+
+def check_life(saves: Path, device: str, *launcher: str) -> None:
+    """Runs the script whose ids come and go; it compares a reload itself."""
+    of_script, first, last = losses("recsdk_life_script", *launcher, arguments=[str(saves)])
+    assert of_script == device
+    assert first > 0.4
+    assert last < 0.2
+    found = [json.loads((folder / "manifest.json").read_text()) for folder in sorted(saves.iterdir())]
+    assert [save["kind"] for save in found] == ["full", "delta"]
+    rows = {table["key"]: table["rows"] for table in found[-1]["tables"]}
+    assert 150 < rows["t_user"] < 300  # of 520 that came
+    assert 250 < rows["t_item"] <= 300

@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import re
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
-from porting import FOLDER, ROOT, RUNS, losses
+from porting import FOLDER, ROOT, RUNS, check_life, losses
 
 pytestmark = pytest.mark.skipif(find_spec("torch_npu") is not None, reason="there the scripts choose the NPU")
 pytest.importorskip("torchrec")
@@ -35,6 +36,10 @@ def test_the_scripts_for_rec_sdk_train_alike(results: dict[str, tuple[str, float
 def test_cached_tables_learn_what_torchrecs_do(results: dict[str, tuple[str, float, float]]) -> None:
     """Initial weights differ, so losses are near, not equal."""
     assert results["torchrec_ported"][2] == pytest.approx(results["torchrec_script"][2], abs=0.02)
+
+
+def test_ids_that_come_and_go_and_saves(tmp_path: Path) -> None:
+    check_life(tmp_path / "saves", "cpu")
 
 
 def test_the_guide_shows_the_real_diffs() -> None:

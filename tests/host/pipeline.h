@@ -173,7 +173,9 @@ class Pipeline {
     leaving_.erase(leaving);
   }
 
-  void take_version() { versions_.push_back({engine->version(), {}}); }
+  void take_version() {
+    versions_.push_back({random() % 3 == 0 ? engine->version() : engine->next_version(), {}});
+  }
 
   void settle() {
     while (!planned.empty()) apply_oldest();
@@ -218,7 +220,7 @@ class Pipeline {
   };
   std::deque<Made> planned, held;  // not applied; applied and in use
   int64_t applied = 0, cancelled = 0, undone_by_drop = 0, dropped_in_the_middle = 0, refused = 0;
-  int64_t waited = 0, unchanged = 0, read_aheads = 0;
+  int64_t waited = 0, unchanged = 0, not_looked_at = 0, read_aheads = 0;
   size_t late_rows = 0;
 
  private:
@@ -429,14 +431,29 @@ class Pipeline {
   }
 
   void check_versions(int32_t t, const std::vector<int64_t>& kept) {
+    std::vector<int64_t> ids, rows;
+    std::vector<int32_t> slots;
+    engine->table_rows(t, &ids, &slots, &rows);
+    std::vector<RowColumnValues> columns(rows.size());
+    engine->read_columns(t, rows.data(), static_cast<int64_t>(rows.size()), columns.data());
     for (const Version& version : versions_) {
-      const std::vector<int64_t> given = engine->changed_ids(t, version.number);
+      int64_t looked_at = 0;
+      const std::vector<int64_t> given = engine->changed_ids(t, version.number, &looked_at);
       const std::set<int64_t> listed(given.begin(), given.end());
       CHECK(listed.size() == given.size());
       for (const Row& row : version.changed) CHECK(row.first != t || listed.count(row.second) == 1);
+      for (size_t i = 0; i < ids.size(); ++i) {
+        CHECK(listed.count(ids[i]) == (columns[i].version > version.number ? 1 : 0));
+      }
       for (const int64_t id : kept) unchanged += listed.count(id) == 0;
+      not_looked_at += static_cast<int64_t>(ids.size()) - looked_at;
     }
-    if (versions_.size() > 6) versions_.erase(versions_.begin());
+    if (versions_.size() > 6) {
+      versions_.erase(versions_.begin());
+      uint64_t earliest = UINT64_MAX;
+      for (const Version& version : versions_) earliest = std::min(earliest, version.number);
+      engine->forget_changes(t, earliest);
+    }
   }
 
   template <class Visit>  // visit(row, sum, record), which may be changed

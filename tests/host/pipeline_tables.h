@@ -60,7 +60,7 @@ inline void Pipeline::write_some() {
     int32_t slot;
     engine->find_rows(row.first, &row.second, 1, &number, &slot);
     CHECK(slot == -1 && number >= 0);
-    engine->write_rows(row.first, &number, 1, record.data());
+    engine->write_rows(row.first, &row.second, &number, 1, record.data());
   }
 }
 

@@ -57,12 +57,12 @@ void random_lives() {
   p.check_tables();
   std::printf(
       "applied %ld, cancelled %ld, undone by a drop %ld, dropped before newer ones %ld, too small %ld, "
-      "sources %ld, unchanged %ld, read ahead %ld, late rows %zu\n",
+      "sources %ld, unchanged %ld, not looked at %ld, read ahead %ld, late rows %zu\n",
       p.applied, p.cancelled, p.undone_by_drop, p.dropped_in_the_middle, p.refused, p.waited, p.unchanged,
-      p.read_aheads, p.late_rows);
+      p.not_looked_at, p.read_aheads, p.late_rows);
   CHECK(few ||
         (p.applied > 300 && p.cancelled > 100 && p.undone_by_drop > 50 && p.dropped_in_the_middle > 50));
-  CHECK(few || (p.refused > 10 && p.waited > 50 && p.unchanged > 100));
+  CHECK(few || (p.refused > 10 && p.waited > 50 && p.unchanged > 100 && p.not_looked_at > 100));
   CHECK(few || (p.read_aheads > 200 && p.late_rows > 50));
   // No slot was lost: a batch may have all of them.
   TestBatch all;

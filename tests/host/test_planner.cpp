@@ -427,7 +427,7 @@ void load_rows() {
   CHECK((rows == std::vector<int64_t>{0, 1, 0, 2, 3}) && slots[0] == -1);
   const int64_t bytes = trainer.engine->layout().bytes;
   std::vector<char> records(static_cast<size_t>(5 * bytes), 3), back(records.size());
-  trainer.engine->write_rows(0, rows.data(), 5, records.data());
+  trainer.engine->write_rows(0, ids.data(), rows.data(), 5, records.data());
   trainer.engine->read_rows(0, ids.data(), all_rows(4).data(), 4, back.data());
   CHECK(std::memcmp(records.data(), back.data(), static_cast<size_t>(4 * bytes)) == 0);
   std::vector<int64_t> many(46), many_rows(46);
@@ -438,7 +438,7 @@ void load_rows() {
   CHECK(trainer.engine->row_count(2) == 0);
   const int64_t outside = 60;
   CHECK_THROWS(trainer.engine->insert(1, &outside, 1, rows.data(), slots.data()), std::out_of_range);
-  CHECK_THROWS(trainer.engine->write_rows(1, &outside, 1, records.data()), std::out_of_range);
+  CHECK_THROWS(trainer.engine->write_rows(1, &outside, &outside, 1, records.data()), std::out_of_range);
 }
 
 void all() {

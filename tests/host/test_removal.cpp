@@ -244,14 +244,14 @@ void columns_of_rows() {
     const int64_t row = 0;
     RowColumnValues values;
     std::vector<char> record(static_cast<size_t>(loop.engine->layout().bytes));
-    loop.engine->write_rows(0, &row, 1, record.data());
+    loop.engine->write_rows(0, &row, &row, 1, record.data());
     loop.engine->read_columns(0, &row, 1, &values);
     CHECK(values.version == serial + 1);
     const int64_t outside[] = {-1, 1000, INT64_MAX};
     for (const int64_t wrong : outside) {
       CHECK_THROWS(loop.engine->read_columns(0, &wrong, 1, &values), std::out_of_range);
       CHECK_THROWS(loop.engine->read_rows(0, &wrong, &wrong, 1, record.data()), std::out_of_range);
-      CHECK_THROWS(loop.engine->write_rows(0, &wrong, 1, record.data()), std::out_of_range);
+      CHECK_THROWS(loop.engine->write_rows(0, &wrong, &wrong, 1, record.data()), std::out_of_range);
     }
     loop.engine->clear_table(0);
     const std::vector<int64_t> again = {3, 3, 4};

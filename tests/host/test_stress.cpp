@@ -257,7 +257,8 @@ class Embedding {
       CHECK((slots[i] < 0 ? weight(&records[i * bytes()]) : cache_[slots[i]]) == expected(ids[i]));
     }
     CHECK(engine_->row_count(0) == static_cast<int64_t>(ids.size()));
-    engine_->changed_ids(0, engine_->version());
+    int64_t looked_at = 0;
+    engine_->changed_ids(0, engine_->version(), &looked_at);
   }
 
   void write_one(std::mt19937_64* random) {
@@ -268,7 +269,7 @@ class Embedding {
     const float value = static_cast<float>(++updates_ % 1000000);
     std::vector<char> record(static_cast<size_t>(bytes()));
     std::memcpy(record.data(), &value, sizeof value);
-    engine_->write_rows(0, &row, 1, record.data());
+    engine_->write_rows(0, &id, &row, 1, record.data());
     if (slot >= 0) cache_[slot] = value;
     weights_[id] = value;
   }

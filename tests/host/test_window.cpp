@@ -160,7 +160,7 @@ class Accumulation {
     std::vector<char> records(static_cast<size_t>(away.back() * bytes));
     std::vector<float> host(static_cast<size_t>(away.back() * kWidth));
     engine->read_away(0, away.back(), records.data(), host.data());
-    std::vector<int64_t> ids;
+    std::vector<int64_t> ids, away_ids(rows.size());
     std::vector<int32_t> row_slots;
     for (int32_t t = 0; t < 2; ++t) {
       engine->table_rows(t, &ids, &row_slots);
@@ -168,12 +168,15 @@ class Accumulation {
       for (int32_t i = away[t]; i < away[t + 1]; ++i, ++row) {
         while (row < ids.size() && (row_slots[row] >= 0 || sums.count({t, ids[row]}) == 0)) ++row;
         CHECK(row < ids.size() && rows[i] == static_cast<int64_t>(row));
-        if (row < ids.size()) (*seen)[{t, ids[row]}] = host[i * kWidth];
+        if (row >= ids.size()) continue;
+        away_ids[i] = ids[row];
+        (*seen)[{t, ids[row]}] = host[i * kWidth];
       }
     }
     std::fill(records.begin(), records.end(), static_cast<char>(9));
     for (int32_t t = 0; t < 2; ++t) {
-      engine->write_rows(t, rows.data() + away[t], away[t + 1] - away[t], records.data() + away[t] * bytes);
+      engine->write_rows(t, away_ids.data() + away[t], rows.data() + away[t], away[t + 1] - away[t],
+                         records.data() + away[t] * bytes);
     }
     std::vector<char> back(records.size());
     engine->read_away(0, away.back(), back.data(), host.data());

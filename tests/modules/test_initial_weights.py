@@ -106,6 +106,22 @@ def test_init_fn_of_index_tables(device: torch.device) -> None:
     assert read(collection, jagged({"f0": [[7]], "t1": [[0]]})).tolist() == [7.0] * 3 + [1.0] * 3
 
 
+def test_init_fn_that_fails_is_called_again(device: torch.device) -> None:
+    """It leaves no table of which nobody drew the rows."""
+    errors = [ValueError("not now")]
+
+    def fill(param: torch.Tensor) -> None:
+        if errors:
+            raise errors.pop()
+        param.fill_(5.0)
+
+    config = EmbeddingConfig(num_embeddings=9, embedding_dim=3, name="t0", feature_names=["f0"], init_fn=fill)
+    collection = sequences_collection(device, config, cache=4)
+    with pytest.raises(ValueError, match="not now"):
+        read(collection, jagged({"f0": [[7]]}))
+    assert read(collection, jagged({"f0": [[7]]})).tolist() == [5.0] * 3
+
+
 def test_init_fn_of_hash_tables(device: torch.device) -> None:
     """It fills blocks of new rows, once per row; a row keeps its weight whatever the cache does."""
     calls: list[int] = []

@@ -31,7 +31,7 @@ void bind_saves(EngineClass& engine) {
             return std::make_pair(to_numpy(std::move(ids)), complete);
           },
           py::arg("table"), py::arg("since"))
-      .def("forget_removed", &Engine::forget_removed, py::arg("table"), py::arg("upto"),
+      .def("forget_changes", &Engine::forget_changes, py::arg("table"), py::arg("upto"),
            py::call_guard<py::gil_scoped_release>())
       .def("next_version", &Engine::next_version, py::call_guard<py::gil_scoped_release>())
       .def(

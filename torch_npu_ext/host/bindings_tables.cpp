@@ -59,6 +59,12 @@ void bind_window(EngineClass& engine) {
       .def("close_window", &Engine::close_window, py::call_guard<py::gil_scoped_release>());
 }
 
+void check_ids_of_rows(const char* call, const Dense& ids, const Dense& rows) {
+  if (ids.size() == rows.size()) return;
+  throw py::value_error(std::string(call) + " needs an id for every row, got " + std::to_string(ids.size()) +
+                        " ids and " + std::to_string(rows.size()) + " rows");
+}
+
 void bind_tables(EngineClass& engine) {
   engine.def("row_count", &Engine::row_count, py::arg("table"), py::call_guard<py::gil_scoped_release>())
       .def(
@@ -76,10 +82,7 @@ void bind_tables(EngineClass& engine) {
       .def(
           "read_rows",
           [](Engine& e, int32_t table, const Dense& ids, const Dense& rows, py::array records) {
-            if (ids.size() != rows.size()) {
-              throw py::value_error("read_rows needs an id for every row, got " + std::to_string(ids.size()) +
-                                    " ids and " + std::to_string(rows.size()) + " rows");
-            }
+            check_ids_of_rows("read_rows", ids, rows);
             char* out = records_out(records, e, rows.size());
             const py::gil_scoped_release nogil;
             e.read_rows(table, ids.data(), rows.data(), rows.size(), out);
@@ -135,11 +138,12 @@ void bind_tables(EngineClass& engine) {
           "changed_ids",
           [](Engine& e, int32_t table, uint64_t since) {
             std::vector<int64_t> ids;
+            int64_t looked_at = 0;
             {
               const py::gil_scoped_release nogil;
-              ids = e.changed_ids(table, since);
+              ids = e.changed_ids(table, since, &looked_at);
             }
-            return to_numpy(std::move(ids));
+            return std::make_pair(to_numpy(std::move(ids)), looked_at);
           },
           py::arg("table"), py::arg("since"))
       .def("version", &Engine::version, py::call_guard<py::gil_scoped_release>())
@@ -159,12 +163,13 @@ void bind_tables(EngineClass& engine) {
           py::arg("table"), py::arg("rows"))
       .def(
           "write_rows",
-          [](Engine& e, int32_t table, const Dense& rows, py::array records) {
+          [](Engine& e, int32_t table, const Dense& ids, const Dense& rows, py::array records) {
+            check_ids_of_rows("write_rows", ids, rows);
             const char* in = records_in(records, e, rows.size());
             const py::gil_scoped_release nogil;
-            e.write_rows(table, rows.data(), rows.size(), in);
+            e.write_rows(table, ids.data(), rows.data(), rows.size(), in);
           },
-          py::arg("table"), py::arg("rows"), py::arg("records"))
+          py::arg("table"), py::arg("ids"), py::arg("rows"), py::arg("records"))
       .def("clear_table", &Engine::clear_table, py::arg("table"), py::call_guard<py::gil_scoped_release>())
       .def(
           "initial_records",

@@ -137,16 +137,17 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void table_rows(int32_t table, std::vector<int64_t>* ids, std::vector<int32_t>* slots,
                   std::vector<int64_t>* rows = nullptr);
   // By ascending row, ids of rows that have more than their initial record, or that changed after `since`,
-  // for which the table needs the column of versions.
+  // for which the table needs the column of versions; `looked_at`: rows whose version was read.
   std::vector<int64_t> kept_ids(int32_t table);
-  std::vector<int64_t> changed_ids(int32_t table, uint64_t since);
+  std::vector<int64_t> changed_ids(int32_t table, uint64_t since, int64_t* looked_at);
   uint64_t version();  // what changes from now on is of a later one
   void read_rows(int32_t table, const int64_t* ids, const int64_t* rows, int64_t count, char* records);
   void find_rows(int32_t table, const int64_t* ids, int64_t count, int64_t* rows, int32_t* slots);
   std::vector<int64_t> others(int32_t table, const int64_t* ids, int64_t count);  // ids known beside these
   void insert(int32_t table, const int64_t* ids, int64_t count, int64_t* rows, int32_t* slots);
   void reserve_rows(int32_t table, const int64_t* rows, int64_t count);
-  void write_rows(int32_t table, const int64_t* rows, int64_t count, const char* records);
+  // `ids`: of the rows.
+  void write_rows(int32_t table, const int64_t* ids, const int64_t* rows, int64_t count, const char* records);
   // remove_ids() says what and when.
   int64_t remove(int32_t table, const int64_t* ids, int64_t count, bool candidates = true);
   void clear_table(int32_t table);
@@ -161,8 +162,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Ids that were removed after version `since`, with those that came back; false when not all of them are
   // known.
   bool removed_ids(int32_t table, uint64_t since, std::vector<int64_t>* ids);
-  void forget_removed(int32_t table,
-                      uint64_t upto);  // nobody will ask for what was removed before this version
+  void forget_changes(int32_t table, uint64_t upto);  // nobody will ask for what happened before this version
   uint64_t next_version();  // version(), and if no batch is in flight nothing is of a later one yet
   // Ids of the table's rows in window_slots, in its order, and behind them those of its rows in window_away.
   std::vector<int64_t> window_ids(int32_t table);

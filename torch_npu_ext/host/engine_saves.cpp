@@ -45,8 +45,9 @@ bool Engine::removed_ids(int32_t t, uint64_t since, std::vector<int64_t>* ids) {
   return since >= source.removals.complete_after;
 }
 
-void Engine::forget_removed(int32_t t, uint64_t upto) {
+void Engine::forget_changes(int32_t t, uint64_t upto) {
   const auto guard = lock();
+  table(t).changes.forget(upto);
   RemovalLog& log = table(t).removals;
   const auto later =
       std::upper_bound(log.removed.begin(), log.removed.end(), upto,
@@ -58,7 +59,9 @@ void Engine::forget_removed(int32_t t, uint64_t upto) {
 uint64_t Engine::next_version() {
   {
     const auto guard = lock();
-    if (group_.uses.in_flight().empty()) group_.uses.start_at(group_.uses.serial() + 1);
+    const uint64_t newest = group_.uses.newest_version();
+    if (group_.uses.in_flight().empty()) group_.uses.start_at(newest);
+    for (Table& table : group_.tables) table.changes.begin_epoch(newest);
   }
   return version();
 }

@@ -20,21 +20,6 @@ Snapshot& open_one(Table& table) {
   return *table.snapshot;
 }
 
-bool locate(const Table& table, int64_t id, uint32_t* row, uint32_t* slot) {
-  if (!table.spec().hashed) {
-    if (table.known_id(id) != id) return false;
-    *row = static_cast<uint32_t>(id);
-    *slot = ~table.row_slots()[id];
-    return true;
-  }
-  const IdMap::Entry entry = table.map().find(id, IdMap::hash(id));
-  // An entry says the row itself or the slot that has it.
-  if (!entry) return false;
-  *row = table.row_of(id, entry);
-  *slot = entry.slot();
-  return true;
-}
-
 }  // namespace
 
 int64_t Engine::open_snapshot(int32_t t, const int64_t* ids, int64_t count) {
@@ -48,7 +33,7 @@ int64_t Engine::open_snapshot(int32_t t, const int64_t* ids, int64_t count) {
   if (ids != nullptr) {
     uint32_t row = 0, slot = 0;
     for (int64_t i = 0; i < count; ++i) {
-      if (locate(target, ids[i], &row, &slot)) snapshot->add(row);
+      if (target.locate(ids[i], &row, &slot)) snapshot->add(row);
     }
   } else {
     std::vector<bool> free(static_cast<size_t>(bound));
@@ -122,7 +107,7 @@ void Engine::take_ids(int32_t t, const int64_t* ids, int64_t count, TakenRows* t
   const std::unordered_set<uint32_t> moving = moving_rows(t);
   uint32_t row = 0, slot = 0;
   for (int64_t i = 0; i < count; ++i) {
-    if (!locate(source, ids[i], &row, &slot) || !snapshot.has(row) || moving.count(row) > 0) continue;
+    if (!source.locate(ids[i], &row, &slot) || !snapshot.has(row) || moving.count(row) > 0) continue;
     take(&source, ids[i], row, slot, taken);
   }
   copy_records(source, taken);

@@ -71,18 +71,35 @@ void Engine::read_rows(int32_t t, const int64_t* ids, const int64_t* rows, int64
 
 namespace {
 
-// Ids of the rows that `wanted(row, slot)` wants, by ascending row.
+std::vector<int64_t> sorted_by_row(std::vector<std::pair<uint32_t, int64_t>> found) {
+  std::sort(found.begin(), found.end());
+  std::vector<int64_t> ids;
+  ids.reserve(found.size());
+  for (const auto& row_and_id : found) ids.push_back(row_and_id.second);
+  return ids;
+}
+
+// Ids of the rows that `wanted(id, row, slot)` wants, by ascending row.
 template <class Wanted>
 std::vector<int64_t> ids_by_row(const Table& table, const Wanted& wanted) {
   std::vector<std::pair<uint32_t, int64_t>> found;
   table.for_each([&](int64_t id, uint32_t row, uint32_t slot) {
     if (wanted(id, row, slot)) found.emplace_back(row, id);
   });
-  std::sort(found.begin(), found.end());
-  std::vector<int64_t> ids;
-  ids.reserve(found.size());
-  for (const auto& row_and_id : found) ids.push_back(row_and_id.second);
-  return ids;
+  return sorted_by_row(std::move(found));
+}
+
+// Of these ids alone, as far as the table knows them.
+template <class Wanted>
+std::vector<int64_t> ids_by_row(const Table& table, const std::vector<int64_t>& ids, const Wanted& wanted) {
+  constexpr size_t kAhead = 16;
+  std::vector<std::pair<uint32_t, int64_t>> found;
+  uint32_t row = 0, slot = 0;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (i + kAhead < ids.size()) table.prefetch_slot(ids[i + kAhead]);
+    if (table.locate(ids[i], &row, &slot) && wanted(ids[i], row, slot)) found.emplace_back(row, ids[i]);
+  }
+  return sorted_by_row(std::move(found));
 }
 
 }  // namespace
@@ -94,14 +111,19 @@ std::vector<int64_t> Engine::kept_ids(int32_t t) {
       source, [&](int64_t, uint32_t row, uint32_t slot) { return slot != kNoSlot || source.store.has(row); });
 }
 
-std::vector<int64_t> Engine::changed_ids(int32_t t, uint64_t since) {
+std::vector<int64_t> Engine::changed_ids(int32_t t, uint64_t since, int64_t* looked_at) {
   const auto guard = lock_settled("listing a table");
   const Table& source = table(t);
   if (!source.columns.has(Column::kVersion)) {
     throw std::invalid_argument("table '" + source.spec().name + "' does not keep versions of its rows");
   }
-  return ids_by_row(source,
-                    [&](int64_t, uint32_t row, uint32_t) { return source.columns.version(row) > since; });
+  const auto wanted = [&](int64_t, uint32_t row, uint32_t) {
+    ++*looked_at;
+    return source.columns.version(row) > since;
+  };
+  *looked_at = 0;
+  return source.changes.knows(since) ? ids_by_row(source, source.changes.ids_after(since), wanted)
+                                     : ids_by_row(source, wanted);
 }
 
 // Rows of a batch in flight have the batch's version, and their update is yet to come.
@@ -190,7 +212,8 @@ void Engine::reserve_rows(int32_t t, const int64_t* rows, int64_t count) {
   for (int64_t i = 0; i < count; ++i) target.store.map(rows[i]);
 }
 
-void Engine::write_rows(int32_t t, const int64_t* rows, int64_t count, const char* records) {
+void Engine::write_rows(int32_t t, const int64_t* ids, const int64_t* rows, int64_t count,
+                        const char* records) {
   reserve_rows(t, rows, count);
   const auto guard = lock_settled("writing rows");
   const std::unique_lock<std::shared_mutex> alone(records_mutex_);
@@ -199,7 +222,13 @@ void Engine::write_rows(int32_t t, const int64_t* rows, int64_t count, const cha
   for (int64_t i = 0; i < count; ++i) target.store.write(rows[i], records + i * group_.layout.bytes);
   if (!target.columns.has(Column::kVersion)) return;
   // Whoever saves what changed since the latest batch has to find these rows as well.
-  for (int64_t i = 0; i < count; ++i) target.columns.version(rows[i]) = group_.uses.serial() + 1;
+  const uint64_t newest = group_.uses.newest_version();
+  target.changes.reserve(count, target.row_bound(), newest);
+  for (int64_t i = 0; i < count; ++i) {
+    uint64_t& version = target.columns.version(rows[i]);
+    target.changes.add(ids[i], version);
+    version = newest;
+  }
 }
 
 int64_t Engine::remove(int32_t t, const int64_t* ids, int64_t count, bool candidates) {
@@ -223,7 +252,8 @@ void Engine::clear_table(int32_t t) {
   group_.window.drop_slots(target.first_slot(), target.end_slot());
   target.clear();
   target.removals.removed.clear();
-  target.removals.complete_after = group_.uses.serial() + 1;
+  target.removals.complete_after = group_.uses.newest_version();
+  target.changes.clear(group_.uses.newest_version());
   for (int64_t slot = target.first_slot(); slot < target.end_slot(); ++slot) group_.uses.forget(slot);
 }
 

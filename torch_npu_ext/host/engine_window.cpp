@@ -83,18 +83,26 @@ void Engine::write_away(int64_t begin, int64_t end, const char* records) {
 
 void Engine::close_window() {
   const auto guard = lock_settled("the end of the window");
-  const uint64_t version = group_.uses.serial() + 1;
-  const auto change = [&](Table& table, uint32_t row) {
-    if (table.columns.has(Column::kVersion)) table.columns.version(row) = version;
-  };
+  const uint64_t newest = group_.uses.newest_version();
   for (Table& table : group_.tables) {
     if (!table.columns.has(Column::kVersion)) continue;
-    for (const int32_t slot : group_.window.resident_slots()) {
+    const std::vector<int32_t>& slots = group_.window.resident_slots();
+    table.changes.reserve(static_cast<int64_t>(slots.size()), table.row_bound(), newest);
+    for (const int32_t slot : slots) {
       if (slot < table.first_slot() || slot >= table.end_slot()) continue;
-      change(table, table.row_in(static_cast<uint32_t>(slot), group_.slot_ids[slot]));
+      const int64_t id = group_.slot_ids[slot];
+      uint64_t& version = table.columns.version(table.row_in(static_cast<uint32_t>(slot), id));
+      table.changes.add(id, version);
+      version = newest;
     }
   }
-  for (const AwaySums::Away& away : group_.window.away()) change(group_.tables[away.table()], away.row());
+  for (const AwaySums::Away& away : group_.window.away()) {
+    Table& table = group_.tables[away.table()];
+    if (!table.columns.has(Column::kVersion)) continue;
+    uint64_t& version = table.columns.version(away.row());
+    table.changes.add_unknown(version, newest);  // only after a version was asked for within the window
+    version = newest;
+  }
   group_.window.close();
 }
 

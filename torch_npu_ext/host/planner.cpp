@@ -246,7 +246,7 @@ void Planner::reserve(const BatchInput& input, Group* group, PlanBuffers* plan, 
   if (exact.in > 0 || exact.out > 0) group->transit.prepare(exact.in > 0);
   plan->sources.reserve(group->transit.size());
   if (exact.out > 0) group->uses.prepare_held();
-  reserve_columns(*group, plan);
+  reserve_columns(group, plan);
   if (group->pooled) write_offsets(input, batch_, plan->offsets);
 }
 

@@ -113,6 +113,9 @@ void touch_table(Group* group, int32_t t, const Batch& batch, PlanBuffers* plan)
   const int32_t* const segments = plan->segment_offsets;
   const uint32_t now = static_cast<uint32_t>(table.clock.batches);
   const uint64_t serial = plan->serial;
+  const int32_t* const slots = plan->unique_slots;
+  const int64_t* const ids = group->slot_ids.data();
+  ChangeLog& changes = table.changes;
   if (table.snapshot != nullptr) {
     for_each_row(*group, t, *plan, [&](uint32_t row, int32_t) { table.snapshot->keep(row, columns); });
   }
@@ -131,7 +134,11 @@ void touch_table(Group* group, int32_t t, const Batch& batch, PlanBuffers* plan)
       last_use = now;
     }
     if (packed_alone) before[u - first] = packed(count_before, last_use_before);
-    if (has_version) columns.version(row) = serial;
+    if (has_version) {
+      uint64_t& version = columns.version(row);
+      changes.add(ids[slots[u]], version);
+      version = serial;
+    }
   });
   touch_by_lookups(*group, t, batch, *plan);
   for (const LifeLog::Counted& admitted : log.admitted) {  // the batch is in what they have
@@ -211,10 +218,14 @@ int64_t RowColumns::bytes() const {
   return static_cast<int64_t>(bytes);
 }
 
-void reserve_columns(const Group& group, PlanBuffers* plan) {
-  for (size_t t = 0; t < group.tables.size(); ++t) {
+void reserve_columns(Group* group, PlanBuffers* plan) {
+  for (size_t t = 0; t < group->tables.size(); ++t) {
+    Table& table = group->tables[t];
     const int64_t rows = plan->table_offsets[t + 1] - plan->table_offsets[t];
-    plan->life[t].columns.ensure(static_cast<size_t>(rows * group.tables[t].columns.words()));
+    plan->life[t].columns.ensure(static_cast<size_t>(rows * table.columns.words()));
+    if (table.columns.has(Column::kVersion)) {
+      table.changes.reserve(rows, table.row_bound(), group->uses.newest_version());
+    }
   }
 }
 

@@ -93,7 +93,7 @@ struct Group;
 struct PlanBuffers;
 
 // Room to undo touch_columns(). Throws std::bad_alloc
-void reserve_columns(const Group& group, PlanBuffers* plan);
+void reserve_columns(Group* group, PlanBuffers* plan);
 // Of the rows of a training batch, after its plan was held: its serial is known. Without columns it does
 // nothing.
 void touch_columns(Group* group, const Batch& batch, PlanBuffers* plan) noexcept;

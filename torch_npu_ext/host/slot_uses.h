@@ -34,6 +34,7 @@ class SlotUses {
 
   const std::vector<PlanBuffers*>& in_flight() const { return in_flight_; }  // oldest first
   uint64_t serial() const { return held_plans_; }                            // of the latest plan held
+  uint64_t newest_version() const { return held_plans_ + 1; }                // that a row can have by now
   void start_at(uint64_t serial) { held_plans_ = serial; }                   // before the first plan
 
   // Whether the slot is held, or used by the current batch. Needs prepare_held(), or mark_held() if any.

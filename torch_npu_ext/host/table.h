@@ -9,6 +9,7 @@
 
 #include "torch_npu_ext/host/cache_policy.h"
 #include "torch_npu_ext/host/candidates.h"
+#include "torch_npu_ext/host/change_log.h"
 #include "torch_npu_ext/host/host_store.h"
 #include "torch_npu_ext/host/id_map.h"
 #include "torch_npu_ext/host/initializers.h"
@@ -137,6 +138,21 @@ class Table {
     return entry.has_slot() ? row_in(entry.slot(), id) : entry.row();
   }
 
+  // Row and slot, or kNoSlot, of an id; false when it is none of the table's. Not during a plan.
+  bool locate(int64_t id, uint32_t* row, uint32_t* slot) const {
+    if (!spec_.hashed) {
+      if (known_id(id) != id) return false;
+      *row = static_cast<uint32_t>(id);
+      *slot = ~row_slots_[id];
+      return true;
+    }
+    const IdMap::Entry entry = map().find(id, IdMap::hash(id));
+    if (!entry) return false;
+    *row = row_of(id, entry);
+    *slot = entry.slot();
+    return true;
+  }
+
   template <class Visit>  // visit(id, row, slot) of every row, in no order
   void for_each(Visit visit) const {
     if (spec_.hashed) {
@@ -156,6 +172,7 @@ class Table {
   std::unique_ptr<CachePolicy> policy;
   RowColumns columns;
   RemovalLog removals;
+  ChangeLog changes;  // of a table that keeps versions
   Candidates candidates;
   LifeClock clock;
   std::unique_ptr<Snapshot> snapshot;  // while a save takes the rows of a moment
