@@ -19,6 +19,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from jagged import apply, bag_config, bags_collection, same_bits, single_ids, train_step
 
+import rec_sdk_torch as rst
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
 
 ROWWISE = torchrec.optim.RowWiseAdagrad
@@ -102,6 +103,26 @@ def test_the_greatest_count_is_found_in_host_memory_too(device: torch.device) ->
             train_step(collection, single_ids(ids))
         assert [*found, group["max_counter"]] == counts
     assert not list(same_bits(small.state_dict(), large.state_dict()))
+
+
+def test_batches_in_flight_do_not_change_the_greatest_count(device: torch.device) -> None:
+    """Whole tables are read while later batches are planned and staged: these are planned again."""
+    options = {
+        **COUNTER,
+        "learning_rate_mode": "tail_id_lr_decrease",
+        "max_counter_update_freq": 2,
+        "adjustment_ub": 2.0,
+    }
+    batches = [single_ids([i % 3, i % 5, 7]) for i in range(12)]
+    states = []
+    for depth in (0, 3):
+        collection = bags_collection(device, cache=12)
+        apply(collection, ROWWISE, **options)
+        for batch in rst.prefetch(batches, collection, depth) if depth else batches:
+            train_step(collection, batch)
+        assert collection.fused_optimizer.param_groups[0]["max_counter"] == 12
+        states.append(collection.state_dict())
+    assert not list(same_bits(*states))
 
 
 def test_equal_rates_never_ask_for_the_greatest_count(device: torch.device) -> None:
