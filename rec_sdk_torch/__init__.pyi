@@ -27,6 +27,7 @@ from .optim.accumulate_torchrec import AccumulatePartialRowWiseAdam as Accumulat
 from .optim.accumulate_torchrec import AccumulatePartialRowWiseLAMB as AccumulatePartialRowWiseLAMB
 from .optim.accumulate_torchrec import AccumulateRowWiseAdagrad as AccumulateRowWiseAdagrad
 from .optim.in_backward import apply_optimizer_in_backward as apply_optimizer_in_backward
+from .optim.sparse_gradients import SparseGradients as SparseGradients
 from .sparse.jagged_tensor_with_timestamp import JaggedTensorWithTimestamp as JaggedTensorWithTimestamp
 from .sparse.jagged_tensor_with_timestamp import KeyedJaggedTensorWithTimestamp as KeyedJaggedTensorWithTimestamp
 from .sparse.jagged_tensor_with_timestamp import with_click_labels as with_click_labels

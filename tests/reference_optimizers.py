@@ -186,6 +186,50 @@ class GloballyDecayedRowWiseAdagrad(RowWiseAdagrad):
         super().update(w, g, states, t, {**options, "weight_decay_mode": "decouple"})
 
 
+def count_update(count: torch.Tensor, steps: torch.Tensor, halflife: int) -> None:
+    """One more, after the count has faded for `steps` updates: not with a half-life below 0, to nothing with 0."""
+    count.mul_(0.5 ** (steps / halflife) if halflife > 0 else float(halflife < 0)).add_(1)
+
+
+class CountedRowWiseAdagrad(OnRows):
+    """The rate of a row depends on how often it was updated, and so does its decay."""
+
+    states = ("sum", "prev_iter", "row_counter")
+    rowwise = states
+
+    def update(
+        self, w: torch.Tensor, g: torch.Tensor, states: dict[str, torch.Tensor], t: int, options: dict[str, Any]
+    ) -> None:
+        mode, decay, halflife = (
+            options[name] for name in ("counter_weight_decay_mode", "weight_decay", "counter_halflife")
+        )
+        bound, begin = options["adjustment_ub"], options["adjustment_iter"]
+        total, count = states["sum"], states["row_counter"]
+        lr = options["lr"]
+        total += mean_square(g + decay * w if mode == "l2" else g)
+        steps = missed_updates(states, t) + 1
+        count_update(count, steps, halflife)
+        plain = lr / (total.sqrt() + options["eps"])
+        if t <= begin:
+            w -= plain * g
+        elif mode == "adagradw":
+            grown = {-1: lr * count.sqrt(), -2: (lr * count).clamp(max=bound)}.get(halflife, lr)
+            missed = (1 - lr * decay) ** (steps.clamp(max=t - begin) - 1)
+            w.mul_(missed * (1 - lr * decay)).sub_(missed * grown / (total.sqrt() + options["eps"]) * g)
+        else:
+            ratio = options["max_counter"] / (count + 1)
+            rates = {
+                "equal": plain,
+                "tail_id_lr_increase": plain * (ratio**bound).clamp(1, 10),
+                "tail_id_lr_decrease": plain * ((1 / ratio) ** bound).clamp(0.1, 1),
+                "counter_sgd": lr / ((bound * count).sqrt() + options["eps"]),
+            }
+            tail = options["tail_id_threshold_val"]
+            rate = torch.where(count > tail, rates[options["learning_rate_mode"]], plain)
+            decayed = {"l2": plain, "decouple": lr}.get(mode, 0.0) * decay * halflife / count
+            w.mul_(1 - decayed).sub_(rate * g)
+
+
 class CowClipRowWiseAdagrad(OnRows):
     """The gradient is no longer than the row's count times a share of the weight's length."""
 
@@ -205,7 +249,7 @@ class CowClipRowWiseAdagrad(OnRows):
             g = g + decay * w
         states["sum"] += mean_square(g)
         steps, count = missed_updates(states, t) + 1, states["row_counter"]
-        count.mul_(0.5 ** (steps / halflife) if halflife > 0 else float(halflife < 0)).add_(1)
+        count_update(count, steps, halflife)
         bound = count * (options["weight_norm_coefficient"] * norm(w)).clamp(min=options["lower_bound"])
         clip = ratio(bound, norm(g)).clamp(max=1)
         step = lr * clip * g / (states["sum"].sqrt() + options["eps"])

@@ -16,22 +16,58 @@ constexpr REC_SDK_HD T steps_since(const T& last, float iter) {
   return at_most(last, 1.0f) * ((iter - 1.0f) - last) + 1.0f;
 }
 
+// *e = exp(x) - 1 of y = x / 256, where it was y / 720; without libm, whose bits differ from machine to
+// machine: the series at y, and then eight times that of twice the argument. The relative error is about
+// 1e-6, for tiny x too.
+template <class T>
+constexpr REC_SDK_HD void expm1_of_256th(T* e, const T& y) {
+  *e = *e + 1.0f / 120;
+  *e = *e * y + 1.0f / 24;
+  *e = *e * y + 1.0f / 6;
+  *e = *e * y + 0.5f;
+  *e = *e * y + 1.0f;
+  *e *= y;
+  for (int doubled = 0; doubled < 8; ++doubled) *e *= 2.0f + *e;
+}
+
 // exp(x) - 1 for x = log * (steps - uncounted), which is not above 0; and the row's last update is iter.
-// Without libm, whose bits differ from machine to machine: the series at y = x / 256, and then eight times
-// that of twice the argument. The relative error is about 1e-6, for tiny x too. y is kept in *last: planes
-// are few.
+// x / 256 is kept in *last: planes are few.
 template <class T>
 constexpr REC_SDK_HD T expm1_of_steps(T* last, float iter, float uncounted, float log) {
   *last = at_least((steps_since(*last, iter) - uncounted) * log, -80.0f) * (1.0f / 256);
-  T e = *last * (1.0f / 720) + 1.0f / 120;
-  e = e * *last + 1.0f / 24;
-  e = e * *last + 1.0f / 6;
-  e = e * *last + 0.5f;
-  e = e * *last + 1.0f;
-  e *= *last;
-  for (int doubled = 0; doubled < 8; ++doubled) e *= 2.0f + e;
+  T e = *last * (1.0f / 720);
+  expm1_of_256th(&e, *last);
   *last = *last * 0.0f + iter;
   return e;
+}
+
+// 1 where value is above the bound, else 0.
+template <class T>
+constexpr REC_SDK_HD T above(const T& value, float bound) {
+  return at_most(at_least((value - bound) * 1e30f, 0.0f), 1.0f);
+}
+
+// *log = the logarithm of *x, which is from 1 to 2^31, without libm: powers of two are taken out of it, as
+// the halving of an interval finds them, and the series of the area tangent is summed of the rest, below 2.
+// *x and *scratch are used up. The absolute error is about 1e-7 of the logarithm.
+template <class T>
+constexpr REC_SDK_HD void logarithm(T* log, T* x, T* scratch) {
+  constexpr float kPowers[] = {65536.0f, 256.0f, 16.0f, 4.0f, 2.0f};
+  constexpr float kLogarithms[] = {11.090354889f, 5.545177444f, 2.772588722f, 1.386294361f, 0.693147181f};
+  *log = *x * 0.0f;
+  for (int p = 0; p < 5; ++p) {
+    *scratch = above(*x, kPowers[p]);
+    *log += *scratch * kLogarithms[p];
+    *x *= *scratch * (1.0f / kPowers[p] - 1.0f) + 1.0f;  // exact
+  }
+  *scratch = (*x - 1.0f) / (*x + 1.0f);
+  *x = *scratch * *scratch;
+  *scratch *= 2.0f;
+  *log += ((((((*x * (1.0f / 13) + 1.0f / 11) * *x + 1.0f / 9) * *x + 1.0f / 7) * *x + 1.0f / 5) * *x +
+            1.0f / 3) *
+               *x +
+           1.0f) *
+          *scratch;
 }
 
 }  // namespace REC_SDK_ISA

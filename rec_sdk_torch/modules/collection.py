@@ -20,6 +20,7 @@ from ..optim.fused import EmbCacheFusedOptimizer
 from ..sparse.jagged_tensor_with_timestamp import clicks_of, timestamps_of
 from ..tbe import TableBatchedEmbedding, TableOptimizer
 from ..tbe.batch import Batch, Int64Array
+from ..tbe.gradients import TableGradient, add_to_rows, take_gradients
 from ..tbe.guard import Scaler
 from ..tbe.life import Seen
 from ..tbe.look_ahead import Prefetched
@@ -248,6 +249,23 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
     def table_ids(self, table: str) -> torch.Tensor:
         """Ids of a hash table in order of arrival, or an index table's row numbers; int64 `[n]`."""
         return torch.from_numpy(self._embedding.table_ids(table))
+
+    def take_gradients(self) -> dict[str, TableGradient]:
+        """Of the tables with the optimizer SparseGradients: what was aggregated since the last call, by table.
+
+        Raises:
+            RuntimeError: no table has it.
+        """
+        return take_gradients(self._embedding)
+
+    def add_to_rows(self, table: str, ids: torch.Tensor, change: torch.Tensor) -> None:
+        """Adds `change` `[n, D]` to the weights of the rows of `ids`, int64 `[n]`, each once.
+
+        Raises:
+            KeyError: an id is no row of the table, or there is no such table; nothing was changed.
+            ValueError: shapes that do not fit, or an id that is there twice.
+        """
+        add_to_rows(self._embedding, table, ids, change)
 
     # ---- what torch.nn.Module does to modules
 

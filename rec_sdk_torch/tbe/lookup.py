@@ -75,7 +75,7 @@ class BatchLookup:
         for_rows = None if admitted is None else self._by_group(admitted)
         self.steps.catch_up()
         with self.steps.launch:
-            if not self.steps.ends_window(self.groups) and not any(group.evicts() for group in self.groups):
+            if not self.steps.needs_tables(self.groups):
                 return self._backward(of_groups, for_rows, weights, wanted)
         with self.steps.alone():  # rows must not move meanwhile, nor plans have rows that leave
             return self._backward(of_groups, for_rows, weights, wanted)

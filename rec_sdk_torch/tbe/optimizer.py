@@ -12,11 +12,14 @@ from typing import Any
 import torch
 
 from ..ops import coefficient_names
-from .optimizer_specs import OptimizerSpec, Options, mode_name, spec_for
+from .optimizer_specs import OptimizerSpec, Options, mode_name, modes_of, spec_for
 from .table import as_int
 
 COEFFICIENTS = 16
 """Width of a table's row of coefficients in `rec_sdk::update_rows`."""
+
+_ENDLESS = 2**62
+"""Backward passes of a window that none ends."""
 
 # Keywords of the torch classes that the fused update does not implement, with the values that ask for nothing.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -33,31 +36,30 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 }
 _IRRELEVANT = {"foreach", "fused"}
 """How torch would execute the same update."""
-_NUMBERS = {
-    "lr",
-    "lr_decay",
-    "initial_accumulator_value",
-    "eps",
-    "weight_decay",
-    "eta",
-    "max_norm",
-    "weight_norm_coefficient",
-    "lower_bound",
-}
-_MODES = {
-    "weight_decay_mode": ("l2", "decouple", "decouple_global", "cowclip"),
-    "counter_weight_decay_mode": ("none", "l2", "decouple"),
-}
-_WHOLE = {"gwd_start_iter": 0, "counter_halflife": -(2**31)}
-"""Options that are whole numbers, with the least they may be."""
+_LEAST = {"gwd_start_iter": 0, "max_counter": 1, "max_counter_update_freq": -1}
+"""The least that numbers may be where it is not 0, or -2^31 of whole ones."""
 _DEFINITIONS = {
     "global_weight_decay": {"start_iter": "gwd_start_iter", "lower_bound": "gwd_lower_bound"},
     "cowclip_regularization": {
         name: name
         for name in ("counter_weight_decay_mode", "counter_halflife", "weight_norm_coefficient", "lower_bound")
     },
+    "counter_based_regularization": {
+        name: name
+        for name in (
+            "counter_weight_decay_mode",
+            "counter_halflife",
+            "adjustment_iter",
+            "adjustment_ub",
+            "learning_rate_mode",
+            "grad_sum_decay",
+            "tail_id_threshold",
+            "max_counter_update_freq",
+        )
+    },
+    "tail_id_threshold": {"val": "tail_id_threshold_val", "is_ratio": "tail_id_threshold_is_ratio"},
 }
-"""FBGEMM's definition objects: the option that each of their fields is."""
+"""FBGEMM's definition objects: the option that each of their fields is; one that holds another stands before it."""
 
 _DEFAULTS: dict[str, Options] = {}
 """Defaults in place of the torch class's, by family."""
@@ -127,7 +129,7 @@ def _checked_options(where: str, spec: OptimizerSpec, given: Mapping[str, Any]) 
     options = {**spec.options, **_DEFAULTS.get(spec.family, {})}
     for name, value in given.items():
         if name in options:
-            options[name] = _mode(where, name, value) if name in _MODES else value
+            options[name] = _mode(where, spec, name, value) if name in spec.modes else value
         elif name in _NEUTRAL:
             if value not in _NEUTRAL[name]:
                 raise ValueError(
@@ -142,41 +144,44 @@ def _checked_options(where: str, spec: OptimizerSpec, given: Mapping[str, Any]) 
     return options
 
 
-def _mode(where: str, option: str, mode: object) -> str:
+def _mode(where: str, spec: OptimizerSpec, option: str, mode: object) -> str:
     """One of the modes of this option, of its name or of a member of FBGEMM's enum."""
     name = mode_name(mode)
-    if name is None or name not in _MODES[option]:
-        raise ValueError(f"{where}: {option} is {mode!r}, supported are {list(_MODES[option])}")
+    if name is None or name not in spec.modes[option]:
+        supported = modes_of(spec, option) if option == "weight_decay_mode" else spec.modes[option]
+        raise ValueError(f"{where}: {option} is {mode!r}, supported are {list(supported)}")
     return name
 
 
-def _interchangeable(spec: OptimizerSpec, option: str) -> tuple[str, ...]:
-    """The modes that may take each other's place while the table is trained: those of one kernel."""
-    if option != "weight_decay_mode":
-        return _MODES[option]
-    start = spec.options[option]
-    return (start,) if start in ("decouple_global", "cowclip") else ("l2", "decouple")
+def _check_kind(where: str, spec: OptimizerSpec, name: str, value: object) -> None:
+    """An option is of the kind of its default: a mode, a number, a whole number, a bool; `betas` are by themselves."""
+    default = spec.options[name]
+    if name in spec.modes:
+        if value not in spec.modes[name]:
+            raise ValueError(f"{where}: {name} is {value!r}, may change only within {list(spec.modes[name])}")
+    elif isinstance(default, bool):
+        if not isinstance(value, bool):
+            raise TypeError(f"{where}: {name} is {value!r}, expected a bool")
+    elif isinstance(default, float):
+        _checked_number(where, name, value, low=_LEAST.get(name, 0.0))
+    elif isinstance(default, int):
+        whole, least = as_int(value), _LEAST.get(name, -(2**31))
+        if whole is None:
+            raise TypeError(f"{where}: {name} is {value!r}, expected an int")
+        if whole < least:
+            raise ValueError(f"{where}: {name} is {whole}, must be at least {least}")
 
 
 def check_options(where: str, spec: OptimizerSpec, options: Options) -> None:
     """Raises TypeError or ValueError, naming `where` and the option, for a value no update may use."""
     known = spec.options.keys()
-    for name in options.keys() & _NUMBERS & known:
-        _checked_number(where, name, options[name])
+    for name in options.keys() & known:
+        _check_kind(where, spec, name, options[name])
     if "momentum" in known:
         _checked_number(where, "momentum", options["momentum"], below=1.0)
-    for name in _MODES.keys() & known:
-        allowed = _interchangeable(spec, name)
-        if options[name] not in allowed:
-            raise ValueError(f"{where}: {name} is {options[name]!r}, may change only within {list(allowed)}")
-    for name in _WHOLE.keys() & known:
-        whole, least = as_int(options[name]), _WHOLE[name]
-        if whole is None:
-            raise TypeError(f"{where}: {name} is {options[name]!r}, expected an int")
-        if whole < least:
-            raise ValueError(f"{where}: {name} is {whole}, must be at least {least}")
     if "gwd_lower_bound" in known:
         _checked_number(where, "gwd_lower_bound", options["gwd_lower_bound"], below=math.nextafter(1.0, 2.0))
+    if "gwd_lower_bound" in known or options.get("counter_weight_decay_mode") == "adagradw":
         _checked_number(where, "lr * weight_decay", float(options["lr"]) * float(options["weight_decay"]), below=1.0)
     betas = options.get("betas")
     if betas is not None:
@@ -247,10 +252,11 @@ class TableOptimizer:
             TypeError: unknown class or keyword, or a value of the wrong type.
             ValueError: a value out of range, or a keyword that the fused update cannot honour.
         """
-        spec = spec_for(optimizer_class, kwargs)
+        spec_for(optimizer_class)
         where = where or optimizer_class.__name__
         given = _expanded(where, kwargs)
-        step = 1
+        spec = spec_for(optimizer_class, given)
+        step = _ENDLESS if spec.hands_out else 1
         if spec.accumulates:
             step = check_window(where, given.pop("use_accumulate", False), given.pop("accumulate_step", 1))
         elif given.keys() & {"use_accumulate", "accumulate_step"}:
@@ -259,6 +265,11 @@ class TableOptimizer:
         options = _checked_options(where, spec, given)
         check_options(where, spec, options)
         return cls(optimizer_class, spec, options, bound, step, 0, where)
+
+    def acts_after_next(self) -> bool:
+        """Whether it has something to do to whole tables when the next update is made, before the one after it."""
+        between = self.spec.between
+        return between is not None and between.due(self.options, self.step + 2)
 
     def coefficients(self) -> list[float]:
         """The next update's row of `COEFFICIENTS` numbers, for t = step + 1.

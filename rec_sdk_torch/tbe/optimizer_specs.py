@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import torch
 
 Options = Mapping[str, Any]
 Coefficients = dict[str, float]
@@ -27,6 +29,24 @@ class StateSpec:
 
 
 @dataclass(frozen=True)
+class WholeTables:
+    """What an optimizer does to all rows of its tables, some at a time, before an update.
+
+    Attributes:
+        parts: what it reads of the rows: `weight`, or names of states.
+        due: (options, t) -> whether it has something to do before update t.
+        rows: (options, t, parts) -> nothing, having changed the parts in place; or a number, of which the greatest
+            plus 1 becomes the `option`, and the rows stay.
+        option: see `rows`; None where rows change.
+    """
+
+    parts: tuple[str, ...]
+    due: Callable[[Options, int], bool]
+    rows: Callable[[Options, int, dict[str, torch.Tensor]], float | None]
+    option: str | None = None
+
+
+@dataclass(frozen=True)
 class OptimizerSpec:
     """What the host side knows of an optimizer.
 
@@ -40,6 +60,9 @@ class OptimizerSpec:
         states: its state blocks, in the order they have in the record.
         accumulates: an Accumulate variant, with `use_accumulate` and `accumulate_step`.
         when: whether keywords mean this spec, of those of the class; the first whose answer is yes counts.
+        between: what it does to whole tables, perhaps before each update.
+        modes: of each option that names a mode, those that it may have, and change between.
+        hands_out: gradients are aggregated until somebody takes them: no update is made, and the kernel is not run.
     """
 
     kernel: str
@@ -50,6 +73,9 @@ class OptimizerSpec:
     states: tuple[StateSpec, ...] = ()
     accumulates: bool = False
     when: Callable[[Options], bool] = lambda given: True
+    modes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    hands_out: bool = False
+    between: WholeTables | None = None
 
     def state_init(self, options: Options) -> list[float]:
         """Initial value of each state block."""
@@ -95,18 +121,71 @@ def _globally_decayed_adagrad(options: Options, t: int) -> Coefficients:
     }
 
 
+def _log_fade(halflife: int) -> float:
+    """The logarithm of what an update leaves of a count: without a half-life all, with one of 0 nothing."""
+    return -math.log(2) / halflife if halflife > 0 else 0.0 if halflife < 0 else -1e9
+
+
 def _cowclip_adagrad(options: Options, t: int) -> Coefficients:
     plain, mode, decay = _adagrad(options, t), options["counter_weight_decay_mode"], options["weight_decay"]
-    halflife = options["counter_halflife"]
-    # Without a half-life counts stay; with one of 0 they are gone at once.
-    log_fade = -math.log(2) / halflife if halflife > 0 else 0.0 if halflife < 0 else -1e9
     return {
         **plain,
         "l2": decay if mode == "l2" else 0.0,
         "decoupled": plain["lr"] * decay if mode == "decouple" else 0.0,
-        "log_fade": log_fade,
+        "log_fade": _log_fade(options["counter_halflife"]),
         "weight_norm_coefficient": options["weight_norm_coefficient"],
         "lower_bound": options["lower_bound"],
+        "iter": t,
+    }
+
+
+def _counted_adagrad(options: Options, t: int) -> Coefficients:
+    plain, decay, halflife = _adagrad(options, t), options["weight_decay"], options["counter_halflife"]
+    adjusted = t > options["adjustment_iter"]
+    mode = options["counter_weight_decay_mode"]
+    faded = halflife * decay if adjusted else 0.0
+    rates = options["learning_rate_mode"] if adjusted else "equal"
+    bound, most = options["adjustment_ub"], options["max_counter"]
+    tail = options["tail_id_threshold_val"]
+    if options["tail_id_threshold_is_ratio"]:
+        tail = math.floor(tail * most)
+    return {
+        **plain,
+        "l2": decay if mode == "l2" else 0.0,
+        "faded_l2": faded if mode == "l2" else 0.0,
+        "faded_decoupled": faded * plain["lr"] if mode == "decouple" else 0.0,
+        "log_fade": _log_fade(halflife),
+        "power": {"tail_id_lr_increase": bound, "tail_id_lr_decrease": -bound}.get(rates, 0.0),
+        "max_counter": most,
+        "tail": math.inf if rates == "equal" else tail,
+        "counts": float(rates == "counter_sgd"),
+        "counted": bound if rates == "counter_sgd" else 0.0,
+        "iter": t,
+    }
+
+
+def _counts_are_due(options: Options, t: int) -> bool:
+    every: int = options["max_counter_update_freq"]
+    return bool(options["learning_rate_mode"] != "equal" and every > 0 and t % every == 0)
+
+
+def _largest_count(options: Options, t: int, parts: dict[str, torch.Tensor]) -> float:
+    return float(parts["row_counter"].max())
+
+
+def _counted_adagradw(options: Options, t: int) -> Coefficients:
+    plain, halflife, begin = _adagrad(options, t), options["counter_halflife"], options["adjustment_iter"]
+    adjusted = t > begin
+    decoupled = plain["lr"] * options["weight_decay"] if adjusted else 0.0
+    return {
+        **plain,
+        "decoupled": decoupled,
+        "log_missed": math.log1p(-decoupled),
+        "most_steps": t - begin if adjusted else 1.0,
+        "log_fade": _log_fade(halflife),
+        "by_root": float(adjusted and halflife == -1),
+        "by_count": float(adjusted and halflife == -2),
+        "bound": options["adjustment_ub"] if adjusted and halflife == -2 else math.inf,
         "iter": t,
     }
 
@@ -168,6 +247,26 @@ _COWCLIP_OPTIONS = {
     "weight_norm_coefficient": 0.0,
     "lower_bound": 0.0,
 }
+_COUNTER_OPTIONS = {
+    **_MODE_OPTIONS,
+    "weight_decay_mode": "counter",
+    "counter_weight_decay_mode": "none",
+    "counter_halflife": -1,
+    "adjustment_iter": -1,
+    "adjustment_ub": 1.0,
+    "learning_rate_mode": "equal",
+    "grad_sum_decay": "no_decay",
+    "tail_id_threshold_val": 0.0,
+    "tail_id_threshold_is_ratio": False,
+    "max_counter": 1.0,
+    "max_counter_update_freq": 1000,
+}
+_COUNTER_MODES = {
+    "weight_decay_mode": ("counter",),
+    "counter_weight_decay_mode": ("none", "l2", "decouple"),
+    "learning_rate_mode": ("equal", "tail_id_lr_increase", "tail_id_lr_decrease", "counter_sgd"),
+    "grad_sum_decay": ("no_decay",),  # FBGEMM's kernels have no other
+}
 # FBGEMM's defaults: TorchRec's classes have none.
 _LAMB_OPTIONS = {"lr": 1e-2, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
 _LARS_OPTIONS = {"lr": 1e-2, "eta": 1e-3, "momentum": 0.9, "weight_decay": 0.0}
@@ -207,6 +306,7 @@ _DECAYED_ROWWISE = replace(
     options=_DECAY_OPTIONS,
     coefficients=_decayed_adagrad,
     when=lambda given: bool(given.get("weight_decay")),
+    modes={"weight_decay_mode": ("l2", "decouple")},
 )
 _BOUNDED_ROWWISE = replace(
     _ROWWISE,
@@ -214,6 +314,7 @@ _BOUNDED_ROWWISE = replace(
     options=_BOUND_OPTIONS,
     coefficients=_bounded_adagrad,
     when=lambda given: bool(given.get("max_norm")),
+    modes={"weight_decay_mode": ("l2", "decouple")},
 )
 _GLOBALLY_DECAYED_ROWWISE = replace(
     _ROWWISE,
@@ -222,6 +323,7 @@ _GLOBALLY_DECAYED_ROWWISE = replace(
     coefficients=_globally_decayed_adagrad,
     states=(*_ROWWISE.states, StateSpec("prev_iter", rowwise=True)),
     when=lambda given: mode_name(given.get("weight_decay_mode")) == "decouple_global",
+    modes={"weight_decay_mode": ("decouple_global",)},
 )
 _COWCLIP_ROWWISE = replace(
     _ROWWISE,
@@ -230,8 +332,35 @@ _COWCLIP_ROWWISE = replace(
     coefficients=_cowclip_adagrad,
     states=(*_GLOBALLY_DECAYED_ROWWISE.states, StateSpec("row_counter", rowwise=True)),
     when=lambda given: mode_name(given.get("weight_decay_mode")) == "cowclip",
+    modes={"weight_decay_mode": ("cowclip",), "counter_weight_decay_mode": ("none", "l2", "decouple")},
 )
-_ROWWISE_SPECS = (_COWCLIP_ROWWISE, _GLOBALLY_DECAYED_ROWWISE, _BOUNDED_ROWWISE, _DECAYED_ROWWISE, _ROWWISE)
+_COUNTED_ROWWISE = replace(
+    _COWCLIP_ROWWISE,
+    kernel="counted_rowwise_adagrad",
+    options=_COUNTER_OPTIONS,
+    coefficients=_counted_adagrad,
+    when=lambda given: mode_name(given.get("weight_decay_mode")) == "counter",
+    modes=_COUNTER_MODES,
+    between=WholeTables(("row_counter",), _counts_are_due, _largest_count, option="max_counter"),
+)
+_COUNTED_ADAGRADW = replace(
+    _COUNTED_ROWWISE,
+    kernel="counted_adagradw",
+    options={**_COUNTER_OPTIONS, "counter_weight_decay_mode": "adagradw"},
+    coefficients=_counted_adagradw,
+    when=lambda given: _COUNTED_ROWWISE.when(given) and mode_name(given.get("counter_weight_decay_mode")) == "adagradw",
+    between=None,
+    modes={**_COUNTER_MODES, "counter_weight_decay_mode": ("adagradw",), "learning_rate_mode": ("equal",)},
+)
+_ROWWISE_SPECS = (
+    _COUNTED_ADAGRADW,
+    _COUNTED_ROWWISE,
+    _COWCLIP_ROWWISE,
+    _GLOBALLY_DECAYED_ROWWISE,
+    _BOUNDED_ROWWISE,
+    _DECAYED_ROWWISE,
+    _ROWWISE,
+)
 _PARTIAL_ADAM = OptimizerSpec(
     "partial_rowwise_adam",
     "PartialRowWiseAdam",
@@ -249,6 +378,14 @@ _PARTIAL_LAMB = OptimizerSpec(
     _decayed_adam,
     _PARTIAL_STATES,
 )
+_NONE = OptimizerSpec(
+    "sgd",
+    "SparseGradients",
+    ("rec_sdk_torch.optim.sparse_gradients.SparseGradients",),
+    {},
+    lambda options, t: {"lr": 0.0},
+    hands_out=True,
+)
 _LARS = OptimizerSpec("lars_sgd", "LarsSGD", (f"{_TORCHREC}.LarsSGD",), _LARS_OPTIONS, _lars, (StateSpec("momentum"),))
 
 SPECS = (
@@ -261,6 +398,7 @@ SPECS = (
     _LAMB,
     _PARTIAL_LAMB,
     _LARS,
+    _NONE,
     _windowed(_SGD, f"{_ACCUMULATE}.AccumulateSGD"),
     _windowed(_ADAGRAD, f"{_ACCUMULATE}.AccumulateAdagrad"),
     _windowed(_SPARSE_ADAM, f"{_ACCUMULATE}.AccumulateAdam"),
@@ -286,8 +424,18 @@ def spec_for(cls: type, given: Options | None = None) -> OptimizerSpec:
     Raises:
         TypeError: the fused update does not know the class; the message lists those it knows.
     """
+    return next(spec for spec in _specs_of(cls) if spec.when(given or {}))
+
+
+def modes_of(spec: OptimizerSpec, option: str) -> list[str]:
+    """All that this option of the spec's class may be when it is applied."""
+    specs = reversed(_BY_CLASS[spec.classes[0]])
+    return list(dict.fromkeys(mode for spec in specs for mode in spec.modes.get(option, ())))
+
+
+def _specs_of(cls: type) -> list[OptimizerSpec]:
     specs = _BY_CLASS.get(class_name(cls)) if isinstance(cls, type) else None
     if not specs:
         known = ", ".join(sorted(_BY_CLASS))
         raise TypeError(f"{cls!r} has no fused update; supported are {known}")
-    return next(spec for spec in specs if spec.when(given or {}))
+    return specs

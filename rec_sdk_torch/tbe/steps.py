@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from .between import Between
 from .guard import GradientGuard
 from .ledger import Ledger
 from .monitor import Monitor
@@ -55,6 +56,7 @@ class Update:
         optimizers = {id(optimizer): optimizer for group in ended for optimizer in group.optimizers}.values()
         self._numbers: list[tuple[TableOptimizer, int]] = [(o, o.step + 1) for o in optimizers]
         self._coefficients = {id(group): group.coefficients() for group in ended}
+        self._between = Between([o for o in optimizers if o.acts_after_next()], groups)
         self._ledger = Ledger()
 
     def changes(self, group: Group) -> bool:
@@ -71,6 +73,7 @@ class Update:
             group.update(plan, grads, weights, self._coefficients.get(id(group)), self._ledger)
         for optimizer, step in self._numbers:
             optimizer.step = step
+        self._between.run()
         self._steps.windows = {length: count % length for length, count in self._windows.items()}
         self.call.end(self._ledger)
 
@@ -147,6 +150,14 @@ class Steps:
         """Whether the next backward pass ends an accumulation window of several."""
         lengths = [group.accumulate_step for group in groups if group.window is not None]
         return bool(lengths) and max(count - length for length, count in counted(self.windows, lengths).items()) >= 0
+
+    def needs_tables(self, groups: Sequence[Group]) -> bool:
+        """Whether the next backward pass may do something to whole tables: no plan may be made meanwhile."""
+        return (
+            self.ends_window(groups)
+            or any(group.evicts() for group in groups)
+            or any(optimizer.acts_after_next() for group in groups for optimizer in group.optimizers)
+        )
 
     def do(self, work: Unfinished) -> None:
         """Does `work` as a whole: once it has begun, the next call of `complete` does what an interrupt left."""

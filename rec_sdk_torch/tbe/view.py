@@ -129,13 +129,7 @@ class TableView:
         wanted = ids.cpu().numpy()
         with self._embedding.exclusive():
             group, table = self._open()
-            names = self._places(parts)
-            result: dict[str, list[torch.Tensor]] = {name: [] for name in names}
-            for begin in range(0, len(wanted), group.chunk):
-                records = _read_records(group, table, wanted[begin : begin + group.chunk])
-                for name, place in names.items():
-                    result[name].append(_part(group, place)(records).clone())
-            return Chunk(ids, {name: _joined(group, names[name], chunks) for name, chunks in result.items()})
+            return Chunk(ids, read_parts(group, table, wanted, self._places(parts)))
 
     def knows(self, ids: torch.Tensor) -> torch.Tensor:
         """Which of `ids`, int64 `[n]`, are rows: bool `[n]`."""
@@ -397,14 +391,25 @@ def _write(content: Content, staying: _Staying | None) -> None:
         group.engine.write_columns(table, rows, staying.columns)
         group.engine.set_candidates(table, *staying.candidates)
     places = content.view._places(list(parts))
-    _set_parts(group, table, ids, {places[name]: part.detach() for name, part in parts.items()})
+    write_parts(group, table, ids, {places[name]: part.detach() for name, part in parts.items()})
     others = group.engine.others(table, ids) if content.initial else np.empty(0, np.int64)
     for name, number in (content.initial or {}).items():
         initial = torch.tensor(number, dtype=torch.float32, device="cpu").expand(len(others), 1)
-        _set_parts(group, table, others, {content.view._places([name])[name]: initial})
+        write_parts(group, table, others, {content.view._places([name])[name]: initial})
 
 
-def _set_parts(group: Group, table: int, ids: Int64Array, parts: Mapping[int, torch.Tensor]) -> None:
+def read_parts(group: Group, table: int, ids: Int64Array, places: Mapping[str, int]) -> dict[str, torch.Tensor]:
+    """Parts of the rows of `ids`, copies on the host, by name; `places`: -1 is the weight, else a state."""
+    result: dict[str, list[torch.Tensor]] = {name: [] for name in places}
+    for begin in range(0, len(ids), group.chunk):
+        records = _read_records(group, table, ids[begin : begin + group.chunk])
+        for name, place in places.items():
+            result[name].append(_part(group, place)(records).clone())
+    return {name: _joined(group, places[name], chunks) for name, chunks in result.items()}
+
+
+def write_parts(group: Group, table: int, ids: Int64Array, parts: Mapping[int, torch.Tensor]) -> None:
+    """Sets parts of rows, which the table knows, by their places: -1 is the weight, else a state."""
     for begin in range(0, len(ids), group.chunk):
         piece = slice(begin, begin + group.chunk)
         rows, slots = group.engine.find_rows(table, ids[piece])
@@ -472,7 +477,7 @@ def move_rows(old: Sequence[Group], new: Sequence[Group]) -> None:
                 parts = range(-1, len(source.layout.state_elements) if same else 0)
                 rows, _ = target.engine.insert(place, chosen)
                 target.engine.reserve_rows(place, rows)
-                _set_parts(target, place, chosen, {part: _part(source, part)(records) for part in parts})
+                write_parts(target, place, chosen, {part: _part(source, part)(records) for part in parts})
             if member.config.life is not None:
                 _move_life(source, table, target, place)
 

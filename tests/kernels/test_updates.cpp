@@ -97,6 +97,37 @@ void cowclip_rowwise_adagrad(const float* c, const std::vector<double>& g, Row* 
   for (size_t k = 0; k < g.size(); ++k) row->weights[k] -= rate * decayed[k] + c[4] * row->weights[k];
 }
 
+void counted_rowwise_adagrad(const float* c, const std::vector<double>& g, Row* row) {
+  std::vector<double> decayed = g;
+  for (size_t k = 0; k < g.size(); ++k) decayed[k] += c[3] * row->weights[k];
+  double &sum = row->states[0][0], &count = row->states[2][0];
+  sum += std::pow(length_of(decayed), 2) / static_cast<double>(g.size());
+  count = 1 + count * std::exp(steps_since(row->states[1][0], c[12]) * c[6]);
+  row->states[1][0] = c[12];
+  const double plain = c[1] / (std::sqrt(sum) + c[2]);
+  double rate = plain;
+  if (count > c[9]) {
+    const double factor = std::pow(std::max(c[8] / (count + 1), 1.0), c[7]);
+    const double counted = sum - c[10] * sum + c[11] * count;
+    rate = std::clamp(factor, 0.1, 10.0) * c[1] / (std::sqrt(counted) + c[2]);
+  }
+  const double kept = 1 - (c[4] * plain + c[5]) / count;
+  for (size_t k = 0; k < g.size(); ++k) row->weights[k] = kept * row->weights[k] - rate * g[k];
+}
+
+void counted_adagradw(const float* c, const std::vector<double>& g, Row* row) {
+  double &sum = row->states[0][0], &count = row->states[2][0];
+  sum += std::pow(length_of(g), 2) / static_cast<double>(g.size());
+  const double steps = steps_since(row->states[1][0], c[10]);
+  const double missed = std::exp(c[4] * (std::min<double>(steps, c[5]) - 1));
+  count = 1 + count * std::exp(steps * c[6]);
+  row->states[1][0] = c[10];
+  const double grown = 1 - c[7] - c[8] + c[7] * std::sqrt(count) + c[8] * count;
+  const double rate = missed * std::min<double>(c[1] * grown, c[9]) / (std::sqrt(sum) + c[2]);
+  const double kept = missed * (1 - c[3]);
+  for (size_t k = 0; k < g.size(); ++k) row->weights[k] = kept * row->weights[k] - rate * g[k];
+}
+
 void lamb(const float* c, const std::vector<double>& g, Row* row) {
   std::vector<double> step(g.size());
   for (size_t k = 0; k < g.size(); ++k) {
@@ -162,6 +193,8 @@ constexpr Step kSteps[] = {sgd,
                            bounded_rowwise_adagrad,
                            globally_decayed_rowwise_adagrad,
                            cowclip_rowwise_adagrad,
+                           counted_rowwise_adagrad,
+                           counted_adagradw,
                            adam,
                            partial_rowwise_adam,
                            lamb,

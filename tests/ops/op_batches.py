@@ -13,6 +13,8 @@ OPTIMIZERS: dict[str, list[int]] = {
     "bounded_rowwise_adagrad": [1],
     "globally_decayed_rowwise_adagrad": [1, 1],
     "cowclip_rowwise_adagrad": [1, 1, 1],
+    "counted_rowwise_adagrad": [1, 1, 1],
+    "counted_adagradw": [1, 1, 1],
     "adam": [0, 0],
     "partial_rowwise_adam": [0, 1],
     "lamb": [0, 0],

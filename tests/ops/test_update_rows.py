@@ -12,6 +12,7 @@ from op_batches import OPTIMIZERS, Cache, coefficients, int32, segments, states_
 from reference_optimizers import (
     Adam,
     BoundedRowWiseAdagrad,
+    CountedRowWiseAdagrad,
     CowClipRowWiseAdagrad,
     GloballyDecayedRowWiseAdagrad,
     Lamb,
@@ -74,6 +75,17 @@ COWCLIP = {
     "weight_norm_coefficient": 0.5,
     "lower_bound": 0.01,
 }
+COUNTED = {
+    "lr": 0.1,
+    "eps": 1e-3,
+    "weight_decay": 0.2,
+    "counter_weight_decay_mode": "l2",
+    "counter_halflife": 3,
+    "adjustment_iter": -1,
+    "adjustment_ub": 0.75,
+    "tail_id_threshold_val": 1.5,
+    "max_counter": 9.0,
+}
 LAMB = {"lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-3, "weight_decay": 0.1}
 
 # name: (operator's optimizer, reference, coefficients of step t, tolerance)
@@ -131,6 +143,27 @@ CASES = {
         "cowclip_rowwise_adagrad",
         on_rows(CowClipRowWiseAdagrad, **COWCLIP),
         lambda t: coefficients(0.1, 1e-8, 0.2, 0.0, -math.log(2) / 3, 0.5, 0.01, t),
+        5e-6,
+    ),
+    **{
+        f"RowWiseAdagrad, {rates}": (
+            "counted_rowwise_adagrad",
+            on_rows(CountedRowWiseAdagrad, **COUNTED, learning_rate_mode=rates),
+            lambda t, change=change: coefficients(  # type: ignore[misc]
+                0.1, 1e-3, 0.2, 0.6, 0.0, -math.log(2) / 3, change[0], 9.0, 1.5, change[1], change[1] * 0.75, t
+            ),
+            5e-6,
+        )
+        for rates, change in {
+            "tail_id_lr_increase": (0.75, 0.0),
+            "tail_id_lr_decrease": (-0.75, 0.0),
+            "counter_sgd": (0.0, 1.0),
+        }.items()
+    },
+    "RowWiseAdagrad, AdagradW": (
+        "counted_adagradw",
+        on_rows(CountedRowWiseAdagrad, **COUNTED | {"counter_weight_decay_mode": "adagradw", "counter_halflife": -1}),
+        lambda t: coefficients(0.1, 1e-3, 0.02, math.log1p(-0.02), t + 1, 0.0, 1.0, 0.0, math.inf, t),
         5e-6,
     ),
     "PartialRowWiseAdam": ("partial_rowwise_adam", on_rows(PartialRowWiseAdam, **LAMB), lamb_row, 1e-5),

@@ -16,6 +16,7 @@ from life_reference import Life
 from reference_optimizers import (
     Adam,
     BoundedRowWiseAdagrad,
+    CountedRowWiseAdagrad,
     CowClipRowWiseAdagrad,
     GloballyDecayedRowWiseAdagrad,
     Lamb,
@@ -37,6 +38,8 @@ CLASSES: dict[str, type[torch.optim.Optimizer]] = {
     "bounded_rowwise_adagrad": BoundedRowWiseAdagrad,
     "globally_decayed_rowwise_adagrad": GloballyDecayedRowWiseAdagrad,
     "cowclip_rowwise_adagrad": CowClipRowWiseAdagrad,
+    "counted_rowwise_adagrad": CountedRowWiseAdagrad,
+    "counted_adagradw": CountedRowWiseAdagrad,
     "adam": Adam,
     "sparse_adam": torch.optim.SparseAdam,
     "partial_rowwise_adam": PartialRowWiseAdam,

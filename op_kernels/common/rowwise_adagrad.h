@@ -1,0 +1,308 @@
+// Row-wise Adagrad, with what FBGEMM's exact optimizer of the name adds to it. See optimizer_base.h.
+#pragma once
+
+#include "op_kernels/common/optimizer_base.h"
+#include "op_kernels/common/row_steps.h"
+
+namespace rec_sdk {
+namespace REC_SDK_ISA {
+
+struct RowWiseAdagrad : MeanSquareOptimizer {
+  static const char* name() { return "rowwise_adagrad"; }
+  static const char* coefficients() { return "lr eps"; }
+  static constexpr int kElementStates = 0, kRowStates = 1;  // sum
+
+  float lr, eps;
+  explicit constexpr REC_SDK_HD RowWiseAdagrad(const float* c) : lr(c[1]), eps(c[2]) {}
+
+  template <class T>
+  constexpr REC_SDK_HD void advance(T*, const T&) const {}
+  template <class T>
+  constexpr REC_SDK_HD Numbers<T, 1> begin_row(Pass<0>, T* row_states, const Numbers<T, 1>& sums, float dim,
+                                               NoValues) const {
+    row_states[0] += sums.each[0] / dim;
+    return {{lr / (sqrtf(row_states[0]) + eps)}};
+  }
+  template <class T>
+  constexpr REC_SDK_HD void element(T& w, T*, const T& g, const Numbers<T, 1>& rate) const {
+    w -= rate.each[0] * g;
+  }
+};
+
+// Weight decay of FBGEMM's exact row-wise Adagrad. L2: the gradient that is squared has the decay; decoupled:
+// it has not. Either way the weight shrinks by a factor, of coefficients so that one formula serves both:
+// 1 - rate * l2 - decoupled.
+struct DecayedRowWiseAdagrad {
+  static const char* name() { return "decayed_rowwise_adagrad"; }
+  static const char* coefficients() { return "lr eps l2 decoupled"; }
+  static constexpr int kElementStates = 0, kRowStates = 1;  // sum
+  static constexpr int kMeasures = 1, kSums = 1, kValues = 2;
+  static constexpr bool kMeasuresRecord = true;
+
+  float lr, eps, l2, kept;
+  explicit constexpr REC_SDK_HD DecayedRowWiseAdagrad(const float* c)
+      : lr(c[1]), eps(c[2]), l2(c[3]), kept(1.0f - c[4]) {}
+
+  template <class T>
+  constexpr REC_SDK_HD void advance(T*, const T&) const {}
+  template <class T>
+  constexpr REC_SDK_HD Numbers<T, 1> measure(Pass<0>, const T& w, const T*, const T& g, NoValues) const {
+    const T decayed = g + l2 * w;
+    return {{decayed * decayed}};
+  }
+  template <class T>
+  constexpr REC_SDK_HD Numbers<T, 2> begin_row(Pass<0>, T* row_states, const Numbers<T, 1>& sums, float dim,
+                                               NoValues) const {
+    row_states[0] += sums.each[0] / dim;
+    return {{lr / (sqrtf(row_states[0]) + eps), kept - l2 * (lr / (sqrtf(row_states[0]) + eps))}};
+  }
+  template <class T>
+  constexpr REC_SDK_HD void element(T& w, T*, const T& g, const Numbers<T, 2>& row) const {
+    w *= row.each[1];
+    w -= row.each[0] * g;
+  }
+};
+
+// The update of DecayedRowWiseAdagrad, and then the row is no longer than max_norm.
+struct BoundedRowWiseAdagrad {
+  static const char* name() { return "bounded_rowwise_adagrad"; }
+  static const char* coefficients() { return "lr eps l2 decoupled max_norm"; }
+  static constexpr int kElementStates = 0, kRowStates = 1;  // sum
+  static constexpr int kMeasures = 2, kSums = 1, kValues = 2;
+  static constexpr bool kMeasuresRecord = true;
+
+  DecayedRowWiseAdagrad adagrad;
+  float max_norm;
+  explicit constexpr REC_SDK_HD BoundedRowWiseAdagrad(const float* c) : adagrad(c), max_norm(c[5]) {}
+
+  template <class T>
+  constexpr REC_SDK_HD void advance(T*, const T&) const {}
+  template <class T>
+  constexpr REC_SDK_HD Numbers<T, 1> measure(Pass<0> pass, const T& w, const T* states, const T& g,
+                                             NoValues values) const {
+    return adagrad.measure(pass, w, states, g, values);
+  }
+  template <class T>
+  constexpr REC_SDK_HD Numbers<T, 2> begin_row(Pass<0> pass, T* row_states, const Numbers<T, 1>& sums,
+                                               float dim, NoValues values) const {
+    return adagrad.begin_row(pass, row_states, sums, dim, values);
+  }
+  template <class T>
+  constexpr REC_SDK_HD Numbers<T, 1> measure(Pass<1>, const T& w, const T*, const T& g,
+                                             const Numbers<T, 2>& row) const {
+    const T updated = w * row.each[1] - row.each[0] * g;
+    return {{updated * updated}};
+  }
+  template <class T>
+  constexpr REC_SDK_HD Numbers<T, 2> begin_row(Pass<1>, T*, const Numbers<T, 1>& sums, float,
+                                               const Numbers<T, 2>& row) const {
+    const T factor = at_most(max_norm / (sqrtf(sums.each[0]) + kTinyNorm), 1.0f);
+    return {{row.each[0] * factor, row.each[1] * factor}};
+  }
+  template <class T>
+  constexpr REC_SDK_HD void element(T& w, T* states, const T& g, const Numbers<T, 2>& row) const {
+    adagrad.element(w, states, g, row);
+  }
+};
+
+// Decoupled decay also for the updates that the row missed, but of these by no factor below lower_bound.
+struct GloballyDecayedRowWiseAdagrad : MeanSquareOptimizer {
+  static const char* name() { return "globally_decayed_rowwise_adagrad"; }
+  static const char* coefficients() { return "lr eps decoupled log_missed lower_bound iter"; }
+  static constexpr int kElementStates = 0, kRowStates = 2, kValues = 2;  // sum, prev_iter
+
+  float lr, eps, kept, log_missed, lower_bound, iter;
+  explicit constexpr REC_SDK_HD GloballyDecayedRowWiseAdagrad(const float* c)
+      : lr(c[1]), eps(c[2]), kept(1.0f - c[3]), log_missed(c[4]), lower_bound(c[5]), iter(c[6]) {}
+
+  template <class T>
+  constexpr REC_SDK_HD void advance(T*, const T&) const {}
+  template <class T>
+  constexpr REC_SDK_HD Numbers<T, 2> begin_row(Pass<0>, T* row_states, const Numbers<T, 1>& sums, float dim,
+                                               NoValues) const {
+    row_states[0] += sums.each[0] / dim;
+    const T missed = expm1_of_steps(&row_states[1], iter, 1.0f, log_missed);
+    return {{lr / (sqrtf(row_states[0]) + eps), at_least(missed + 1.0f, lower_bound) * kept}};
+  }
+  template <class T>
+  constexpr REC_SDK_HD void element(T& w, T*, const T& g, const Numbers<T, 2>& row) const {
+    w *= row.each[1];
+    w -= row.each[0] * g;
+  }
+};
+
+// The gradient is cut to a length in proportion to that of the weight and to how often the row was updated,
+// a count that fades: log_fade is the logarithm of what one update leaves of it.
+struct CowClipRowWiseAdagrad {
+  static const char* name() { return "cowclip_rowwise_adagrad"; }
+  static const char* coefficients() {
+    return "lr eps l2 decoupled log_fade weight_norm_coefficient lower_bound iter";
+  }
+  static constexpr int kElementStates = 0, kRowStates = 3;  // sum, prev_iter, row_counter
+  static constexpr int kMeasures = 1, kSums = 2, kValues = 2;
+  static constexpr bool kMeasuresRecord = true;
+
+  float lr, eps, l2, kept, log_fade, weight_norm_coefficient, lower_bound, iter;
+  explicit constexpr REC_SDK_HD CowClipRowWiseAdagrad(const float* c)
+      : lr(c[1]),
+        eps(c[2]),
+        l2(c[3]),
+        kept(1.0f - c[4]),
+        log_fade(c[5]),
+        weight_norm_coefficient(c[6]),
+        lower_bound(c[7]),
+        iter(c[8]) {}
+
+  template <class T>
+  constexpr REC_SDK_HD void advance(T*, const T&) const {}
+  template <class T>
+  constexpr REC_SDK_HD Numbers<T, 2> measure(Pass<0>, const T& w, const T*, const T& g, NoValues) const {
+    const T decayed = g + l2 * w;
+    return {{decayed * decayed, w * w}};
+  }
+  template <class T>
+  constexpr REC_SDK_HD Numbers<T, 2> begin_row(Pass<0>, T* row_states, const Numbers<T, 2>& sums, float dim,
+                                               NoValues) const {
+    row_states[0] += sums.each[0] / dim;
+    row_states[2] += row_states[2] * expm1_of_steps(&row_states[1], iter, 0.0f, log_fade) + 1.0f;
+    const T rate =
+        at_most(row_states[2] * at_least(sqrtf(sums.each[1]) * weight_norm_coefficient, lower_bound) /
+                    (sqrtf(sums.each[0]) + kTinyNorm),
+                1.0f) *
+        lr / (sqrtf(row_states[0]) + eps);
+    return {{rate, kept - l2 * rate}};
+  }
+  template <class T>
+  constexpr REC_SDK_HD void element(T& w, T*, const T& g, const Numbers<T, 2>& row) const {
+    w *= row.each[1];
+    w -= row.each[0] * g;
+  }
+};
+
+// What a count of the row's updates, which fades, does to its rate: (max_counter / (count + 1))^power, from 1
+// to 10, or with a power below 0 from a tenth to 1; or, where `counts` is 1 and not 0, `counted` times the
+// count stands for the sum. Only where the count is above `tail`. The decay fades with the count.
+struct CountedRowWiseAdagrad {
+  static const char* name() { return "counted_rowwise_adagrad"; }
+  static const char* coefficients() {
+    return "lr eps l2 faded_l2 faded_decoupled log_fade power max_counter tail counts counted iter";
+  }
+  static constexpr int kElementStates = 0, kRowStates = 3;  // sum, prev_iter, row_counter
+  static constexpr int kMeasures = 1, kSums = 1, kValues = 2;
+  static constexpr bool kMeasuresRecord = true;
+
+  float lr, eps, l2, faded_l2, faded_decoupled, log_fade, power, max_counter, tail, counts, counted, iter;
+  explicit constexpr REC_SDK_HD CountedRowWiseAdagrad(const float* c)
+      : lr(c[1]),
+        eps(c[2]),
+        l2(c[3]),
+        faded_l2(c[4]),
+        faded_decoupled(c[5]),
+        log_fade(c[6]),
+        power(c[7]),
+        max_counter(c[8]),
+        tail(c[9]),
+        counts(c[10]),
+        counted(c[11]),
+        iter(c[12]) {}
+
+  template <class T>
+  constexpr REC_SDK_HD void advance(T*, const T&) const {}
+  template <class T>
+  constexpr REC_SDK_HD Numbers<T, 1> measure(Pass<0>, const T& w, const T*, const T& g, NoValues) const {
+    const T decayed = g + l2 * w;
+    return {{decayed * decayed}};
+  }
+  // Planes are few: the values, and prev_iter before its new value, hold what comes between.
+  template <class T>
+  constexpr REC_SDK_HD Numbers<T, 2> begin_row(Pass<0>, T* row_states, const Numbers<T, 1>& sums, float dim,
+                                               NoValues) const {
+    T &sum = row_states[0], &scratch = row_states[1], &count = row_states[2];
+    sum += sums.each[0] / dim;
+    scratch = at_least(steps_since(scratch, iter) * log_fade, -80.0f) * (1.0f / 256);
+    Numbers<T, 2> row{{scratch * (1.0f / 720), scratch * 0.0f}};
+    T &rate = row.each[0], &kept = row.each[1];
+    expm1_of_256th(&rate, scratch);
+    count += count * rate + 1.0f;
+
+    scratch = at_least(max_counter / (count + 1.0f), 1.0f);
+    logarithm(&rate, &scratch, &kept);
+    constexpr float kLog10 = 2.302585093f;
+    scratch = at_least(at_most(rate * power, kLog10), -kLog10) * (1.0f / 256);
+    kept = above(count, tail);
+    scratch *= kept;
+    rate = scratch * (1.0f / 720);
+    expm1_of_256th(&rate, scratch);
+
+    scratch = sum - kept * counts * sum;
+    scratch += kept * counted * count;
+    rate = (rate + 1.0f) * lr / (sqrtf(scratch) + eps);
+    scratch = faded_l2 * lr / (sqrtf(sum) + eps) + faded_decoupled;
+    kept = 1.0f - scratch / count;
+    scratch = scratch * 0.0f + iter;
+    return row;
+  }
+  template <class T>
+  constexpr REC_SDK_HD void element(T& w, T*, const T& g, const Numbers<T, 2>& row) const {
+    w *= row.each[1];
+    w -= row.each[0] * g;
+  }
+};
+
+// The rate grows with the count of the row's updates, by its root or by itself up to a bound. Decay is
+// decoupled, and like the rate it has the updates that the row missed, but not more than most_steps.
+struct CountedAdagradW : MeanSquareOptimizer {
+  static const char* name() { return "counted_adagradw"; }
+  static const char* coefficients() {
+    return "lr eps decoupled log_missed most_steps log_fade by_root by_count bound iter";
+  }
+  static constexpr int kElementStates = 0, kRowStates = 3, kValues = 2;  // sum, prev_iter, row_counter
+
+  float lr, eps, kept_now, log_missed, most_steps, log_fade, by_root, by_count, bound, iter;
+  explicit constexpr REC_SDK_HD CountedAdagradW(const float* c)
+      : lr(c[1]),
+        eps(c[2]),
+        kept_now(1.0f - c[3]),
+        log_missed(c[4]),
+        most_steps(c[5]),
+        log_fade(c[6]),
+        by_root(c[7]),
+        by_count(c[8]),
+        bound(c[9]),
+        iter(c[10]) {}
+
+  template <class T>
+  constexpr REC_SDK_HD void advance(T*, const T&) const {}
+  template <class T>
+  constexpr REC_SDK_HD Numbers<T, 2> begin_row(Pass<0>, T* row_states, const Numbers<T, 1>& sums, float dim,
+                                               NoValues) const {
+    T &sum = row_states[0], &last = row_states[1], &count = row_states[2];
+    sum += sums.each[0] / dim;
+    Numbers<T, 2> row{{last * 0.0f, last * 0.0f}};
+    T &rate = row.each[0], &kept = row.each[1];
+    rate =
+        at_least((at_most(steps_since(last, iter), most_steps) - 1.0f) * log_missed, -80.0f) * (1.0f / 256);
+    kept = rate * (1.0f / 720);
+    expm1_of_256th(&kept, rate);
+
+    last = at_least(steps_since(last, iter) * log_fade, -80.0f) * (1.0f / 256);
+    rate = last * (1.0f / 720);
+    expm1_of_256th(&rate, last);
+    count += count * rate + 1.0f;
+    last = last * 0.0f + iter;
+
+    rate = sqrtf(count) * by_root + (1.0f - by_root - by_count);
+    rate = at_most((rate + count * by_count) * lr, bound) / (sqrtf(sum) + eps);
+    rate *= kept + 1.0f;
+    kept = (kept + 1.0f) * kept_now;
+    return row;
+  }
+  template <class T>
+  constexpr REC_SDK_HD void element(T& w, T*, const T& g, const Numbers<T, 2>& row) const {
+    w *= row.each[1];
+    w -= row.each[0] * g;
+  }
+};
+
+}  // namespace REC_SDK_ISA
+}  // namespace rec_sdk
