@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import subprocess
 import sys
@@ -49,6 +50,50 @@ def test_names_are_those_of_the_package(module: str) -> None:
 @pytest.mark.parametrize("package", ["torchrec_embcache", "hybrid_torchrec"])
 def test_the_saver_of_both_packages(package: str) -> None:
     assert importlib.import_module(f"{package}.saver").Saver is rst.Saver
+
+
+SHARDER = "cpu_device cpu_env npu_device npu_env fused_params=None qcomm_codecs_registry=None"
+TRAIN = "torchrec_embcache.distributed.train_pipeline:EmbCacheTrainPipelineSparseDist"
+CALLS = {
+    "torchrec_embcache.distributed.sharding.embedding_sharder:EmbCacheEmbeddingCollectionSharder": SHARDER,
+    "torchrec_embcache.distributed.sharding.embedding_sharder:EmbCacheEmbeddingBagCollectionSharder": SHARDER,
+    TRAIN: (
+        "model optimizer cpu_device npu_device return_loss=False evict_step_interval=None execute_all_batches=True "
+        "apply_jit=False context_type pipeline_postproc=False custom_model_fwd=None custom_model_zero_grad=None "
+        "custom_model_bwd=None"
+    ),
+    f"{TRAIN}.progress": "self dataloader_iter",
+    f"{TRAIN}.wait_pipeline_compute_swapinfo": "self",
+    "hybrid_torchrec.distributed.hybrid_train_pipeline:HybridTrainPipelineSparseDist": (
+        "model optimizer device execute_all_batches=True apply_jit=False return_loss=False pipe_n_batch=6"
+    ),
+    "hybrid_torchrec.distributed.sharding_plan:get_default_hybrid_sharders": "host_env",
+    "torchrec_embcache.saver:Saver": "rank=None",
+    "torchrec_embcache.saver:Saver.save": "self module path incremental=False",
+    "torchrec_embcache.saver:Saver.load": "self module path incremental=False",
+    "torchrec_embcache.saver:Saver.get_latest_load_path": "path",
+    "torchrec_embcache.saver:Saver.is_timestamp_format": "dir_name",
+    "torchrec_embcache.sparse.jagged_tensor_with_timestamp:KeyedJaggedTensorWithTimestamp.from_jt_dict": "jt_dict",
+}
+"""The parameters that scripts rely on, with Rec SDK's defaults, in the order in which they are taken here."""
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_arguments_are_those_of_rec_sdk(call: str) -> None:
+    module, _, path = call.partition(":")
+    found: Any = importlib.import_module(module)
+    for name in path.split("."):
+        found = getattr(found, name)
+    parameters = list(inspect.signature(found).parameters.values())
+    expected = [argument.partition("=") for argument in CALLS[call].split()]
+    names = [parameter.name for parameter in parameters]
+    assert names[: len(expected)] == [name for name, _, _ in expected]
+    for parameter, (name, given, default) in zip(parameters, expected, strict=False):
+        assert not given or repr(parameter.default) == default, name
+    beyond = parameters[len(expected) :]
+    assert all(
+        each.default is not each.empty or each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL) for each in beyond
+    )
 
 
 def test_other_names() -> None:
