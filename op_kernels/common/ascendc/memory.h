@@ -78,7 +78,7 @@ template <class T>
 __aicore__ inline void load_padded(const LocalTensor<T>& to, const T* from, int64_t count) {
   const int64_t padding = align_up(count, kUbBlock / sizeof(T)) - count;
   const AscendC::DataCopyExtParams one{1, static_cast<uint32_t>(count * sizeof(T)), 0, 0, 0};
-  const AscendC::DataCopyPadExtParams<T> zeros{true, 0, static_cast<uint8_t>(padding), 0};
+  const AscendC::DataCopyPadExtParams<T> zeros{padding > 0, 0, static_cast<uint8_t>(padding), 0};
   AscendC::DataCopyPad(to, global(from, count), one, zeros);
 }
 

@@ -55,6 +55,8 @@ class RowMover {
     LocalTensor<uint8_t> tile = tiles_.template AllocTensor<uint8_t>();
     if (kDirection == Direction::kToTable && parts_.whole()) {
       load_rows(tile, rows_.packed + first * rows_.bytes, units, rows_.bytes, rows_.bytes, pitch_);
+    } else if (parts_.whole()) {
+      move_whole(first, units, tile);
     } else {
       for (int64_t u = 0; u < units; ++u) {
         const uint8_t* from = kDirection == Direction::kToTable ? in_packed(first + u) : in_table(first + u);
@@ -68,6 +70,8 @@ class RowMover {
     LocalTensor<uint8_t> tile = tiles_.template DeQue<uint8_t>();
     if (kDirection == Direction::kFromTable && parts_.whole()) {
       store_rows(rows_.packed + first * rows_.bytes, tile, units, rows_.bytes, rows_.bytes, pitch_);
+    } else if (parts_.whole()) {
+      move_whole(first, units, tile);
     } else {
       for (int64_t u = 0; u < units; ++u) {
         const uint8_t* to = kDirection == Direction::kToTable ? in_table(first + u) : in_packed(first + u);
@@ -75,6 +79,27 @@ class RowMover {
       }
     }
     tiles_.FreeTensor(tile);
+  }
+
+  // Whole rows between the table and the tile: the scalar unit bounds these loops, so that they hold nothing
+  // but the slot, the address and the copy.
+  __aicore__ inline void move_whole(int64_t first, int64_t rows, const LocalTensor<uint8_t>& tile) {
+    const uint8_t* table = rows_.table;
+    const int64_t table_pitch = rows_.table_pitch, bytes = rows_.bytes;
+    const auto pitch = static_cast<uint32_t>(pitch_);
+    uint32_t at = 0;
+    for (int64_t done = 0; done < rows;) {
+      const auto slots = slots_.run(first + done, rows - done);
+      for (uint32_t i = 0; i < static_cast<uint32_t>(slots.count); ++i, at += pitch) {
+        const uint8_t* row = table + slots.values.GetValue(i) * table_pitch;
+        if (kDirection == Direction::kToTable) {
+          store(row, tile[at], bytes);
+        } else {
+          load(tile[at], row, bytes);
+        }
+      }
+      done += slots.count;
+    }
   }
 
   __aicore__ inline const uint8_t* in_table(int64_t unit) {

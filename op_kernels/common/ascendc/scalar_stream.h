@@ -36,6 +36,20 @@ class ScalarStream {
     return halves_.GetValue(static_cast<uint32_t>(index % (2 * kChunk)));
   }
 
+  // Elements from one on that lie side by side in UB.
+  struct Run {
+    LocalTensor<T> values;
+    int64_t count;
+  };
+  // Those from i on, at most `most`, at least one: for loops that look at nothing but their element. The same
+  // as at() of the last of them.
+  __aicore__ inline Run run(int64_t i, int64_t most) {
+    const auto index = static_cast<uint64_t>(i - begin_);
+    while (chunk_ < static_cast<int64_t>(index / kChunk)) advance();
+    return {halves_[static_cast<uint32_t>(index % (2 * kChunk))],
+            minimum(most, static_cast<int64_t>(kChunk - index % kChunk))};
+  }
+
  private:
   __aicore__ inline void advance() {
     ++chunk_;
