@@ -65,7 +65,7 @@ CALLS = {
     f"{TRAIN}.progress": "self dataloader_iter",
     f"{TRAIN}.wait_pipeline_compute_swapinfo": "self",
     "hybrid_torchrec.distributed.hybrid_train_pipeline:HybridTrainPipelineSparseDist": (
-        "model optimizer device execute_all_batches=True apply_jit=False return_loss=False pipe_n_batch=6"
+        "model optimizer device return_loss=False pipe_n_batch=6 execute_all_batches=True apply_jit=False"
     ),
     "hybrid_torchrec.distributed.sharding_plan:get_default_hybrid_sharders": "host_env",
     "torchrec_embcache.saver:Saver": "rank=None",
