@@ -20,6 +20,7 @@ from ..modules.bags import Bags
 from ..modules.collection import CachedCollection
 from ..modules.embedding_collections import EmbCacheEmbeddingCollection
 from ..tbe.batch import Batch
+from ..tbe.gradients import TableGradient
 from ..tbe.life import NEVER, Seen
 from ..tbe.look_ahead import Prefetched
 from ..tbe.transfers import Transfers
@@ -445,6 +446,16 @@ class ShardedCollection(ShardedEmbeddingModule[Any, Any, Any, ShardedContext], F
     def evict(self, table: str) -> int:
         """Takes out the ids of this rank that the table's rules choose now; how many those were."""
         return self.home.evict(table)
+
+    # ---- gradients that are handed out
+
+    def take_gradients(self) -> dict[str, TableGradient]:
+        """Of this rank's rows, from the lookups of all ranks, see the unsharded collection's."""
+        return self.home.take_gradients()
+
+    def add_to_rows(self, table: str, ids: torch.Tensor, change: torch.Tensor) -> None:
+        """Of rows that are at home on this rank, see the unsharded collection's."""
+        self.home.add_to_rows(table, ids, change)
 
     # ---- what TorchRec and torch ask of modules
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..tbe import TableBatchedEmbedding, TableOptimizer
+from ..tbe.gradients import TableGradient, take_gradients
 from ..tbe.table import as_int
 from .enums import OptimType
 from .options import logger
@@ -89,12 +90,24 @@ class TableAccess(torch.nn.Module):
     # ---- options
 
     def set_learning_rate(self, lr: float) -> None:
-        """The learning rate of updates from now on."""
-        self._optimizer.options["lr"] = lr
+        """The learning rate of updates from now on.
+
+        Raises:
+            NotImplementedError: the optimizer is NONE.
+        """
+        self.update_hyper_parameters({"lr": lr})
 
     def get_learning_rate(self) -> float:
-        """The learning rate."""
-        return float(self._optimizer.options["lr"])
+        """The learning rate; 0 with the optimizer NONE."""
+        return float(self._optimizer.options.get("lr", 0.0))
+
+    def take_gradients(self) -> dict[str, TableGradient]:
+        """With the optimizer NONE: ids and gradients of rows that were looked up since the last call, by table.
+
+        Raises:
+            RuntimeError: with another optimizer.
+        """
+        return take_gradients(self.tables)
 
     @property
     def iter(self) -> torch.Tensor:

@@ -19,7 +19,7 @@ class _Known:
 
     Attributes:
         cls: qualified name of the class that means it.
-        uses: those of FBGEMM's arguments that it reads; without `learning_rate`, which all do.
+        uses: those of FBGEMM's arguments that it reads; without `learning_rate`, which all do but NONE.
     """
 
     cls: str
@@ -47,6 +47,7 @@ _KNOWN = {
     OptimType.LAMB: _known(f"{_TORCHREC}.LAMB", *_ADAM),
     OptimType.PARTIAL_ROWWISE_ADAM: _known(f"{_TORCHREC}.PartialRowWiseAdam", *_ADAM),
     OptimType.PARTIAL_ROWWISE_LAMB: _known(f"{_TORCHREC}.PartialRowWiseLAMB", *_ADAM),
+    OptimType.NONE: _known("rec_sdk_torch.optim.sparse_gradients.SparseGradients"),
     OptimType.LARS_SGD: _known(f"{_TORCHREC}.LarsSGD", "eta", "momentum", "weight_decay"),
 }
 HYPER_PARAMETERS = frozenset().union(*(known.uses for known in _KNOWN.values()), {"ensemble_mode", "emainplace_mode"})
@@ -55,7 +56,6 @@ HYPER_PARAMETERS = frozenset().union(*(known.uses for known in _KNOWN.values()),
 _NOT_HERE = {
     OptimType.SGD: "FBGEMM has given it up: use EXACT_SGD",
     OptimType.ROWWISE_ADAGRAD: "FBGEMM has given it up: use EXACT_ROWWISE_ADAGRAD",
-    OptimType.NONE: "a table in host memory has no parameter that a sparse gradient could be of; use EXACT_SGD",
     OptimType.ENSEMBLE_ROWWISE_ADAGRAD: "its moving average rewrites whole tables at intervals",
 }
 
@@ -79,7 +79,7 @@ def table_optimizer(kind: OptimType, given: Mapping[str, Any]) -> TableOptimizer
     if kind not in _KNOWN:
         why = _NOT_HERE.get(kind, "FBGEMM's training module does not have it either")
         raise NotImplementedError(f"optimizer {kind.name}: {why}. There are {[known.name for known in _KNOWN]}")
-    options: dict[str, Any] = {"lr": given["learning_rate"]}
+    options: dict[str, Any] = {} if kind is OptimType.NONE else {"lr": given["learning_rate"]}
     if given["gradient_clipping"]:
         options |= {"gradient_clipping": True, "max_gradient": given["max_gradient"]}
     read = _KNOWN[kind].uses
@@ -117,8 +117,6 @@ def _regularization(kind: OptimType, given: Mapping[str, Any]) -> dict[str, Any]
             )
     if mode in definitions and kind is not OptimType.EXACT_ROWWISE_ADAGRAD:
         raise NotImplementedError(f"weight_decay_mode {mode.name} is of EXACT_ROWWISE_ADAGRAD, not of {kind.name}")
-    if mode is WeightDecayMode.COUNTER:
-        raise NotImplementedError("weight_decay_mode COUNTER: learning rates by counts of ids are not here")
     options: dict[str, Any] = {"max_norm": given["max_norm"]} if given["max_norm"] else {}
     if mode is WeightDecayMode.NONE:
         return options

@@ -8,7 +8,13 @@ import pytest
 import torch
 from fbgemm_cases import BAGS, OPTIMIZERS, STEPS, Case, Reference, make_ours, random_case, set_weights
 
-from rec_sdk_torch.fbgemm import CowClipDefinition, EmainplaceModeDefinition, moving_average
+from rec_sdk_torch.fbgemm import (
+    CounterBasedRegularizationDefinition,
+    CounterWeightDecayMode,
+    CowClipDefinition,
+    EmainplaceModeDefinition,
+    moving_average,
+)
 
 SEEDS = range(6)
 LOCATIONS = ["resident", "MANAGED_CACHING"]
@@ -136,6 +142,47 @@ def test_cowclip_is_the_tables(device: torch.device) -> None:
         steps.append((after - torch.cat([w.flatten() for w in weights])).norm())
     assert 0 < steps[1] < 0.1 * steps[0]
     assert [len(states) for states in modules[1].split_optimizer_states()] == [3] * len(case.rows)
+
+
+def test_counter_is_fbgemms(device: torch.device) -> None:
+    """Definitions of all kinds are compared with FBGEMM's kernel in tests/optim; here, that one arrives."""
+    case = random_case(0)
+    weights = case.weights()
+    mode = {"optimizer": "EXACT_ROWWISE_ADAGRAD", "weight_decay_mode": "COUNTER", "weight_decay": 0.1, "eps": 1e-3}
+    modules = []
+    for halflife in (2, 50):
+        definition = CounterBasedRegularizationDefinition(
+            counter_weight_decay_mode=CounterWeightDecayMode.L2, counter_halflife=halflife
+        )
+        modules.append(make_ours(case, device, **mode, counter_based_regularization=definition))
+        set_weights(modules[-1], weights)
+    batch = case.batch()
+    for _ in range(3):
+        for module in modules:
+            out = module(*batch)
+            out.backward(torch.ones_like(out))
+    first, second = (torch.cat([w.flatten().cpu() for w in m.split_embedding_weights()]) for m in modules)
+    assert not torch.equal(first, second)
+    assert [len(states) for states in modules[1].split_optimizer_states()] == [3] * len(case.rows)
+
+
+def test_none_hands_out_gradients(device: torch.device) -> None:
+    case = random_case(0)
+    module = make_ours(case, device, optimizer="NONE")
+    weights = [weight.detach().cpu().clone() for weight in module.split_embedding_weights()]
+    batch = case.batch()
+    out = module(*batch)
+    out.backward(torch.ones_like(out))
+    gradients = module.take_gradients()
+    with pytest.raises(NotImplementedError, match="hyper-parameter 'lr': NONE"):
+        module.set_learning_rate(0.1)
+    assert module.get_learning_rate() == 0
+    assert sum(len(gradient.ids) for gradient in gradients.values()) > 0
+    for before, after in zip(weights, module.split_embedding_weights(), strict=True):
+        assert torch.equal(before, after.cpu())
+    for gradient in gradients.values():
+        assert gradient.sparse(1000).to_dense().abs().sum() == gradient.rows.abs().sum()
+    assert not any(len(gradient.ids) for gradient in module.take_gradients().values())
 
 
 @pytest.mark.parametrize("location", LOCATIONS)

@@ -194,20 +194,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "COWCLIP is of EXACT_ROWWISE_ADAGRAD",
     ),
     "adam": ({"optimizer": "ADAM", "weight_decay": 0.1}, "ADAM with weight_decay=0.1"),
-    "counter": (
-        {
-            "optimizer": "EXACT_ROWWISE_ADAGRAD",
-            "weight_decay_mode": "COUNTER",
-            "counter_based_regularization": fbgemm.CounterBasedRegularizationDefinition(),
-        },
-        "COUNTER",
-    ),
     **{
         name: ({"optimizer": name}, f"optimizer {name}: ")
         for name in (
             "SGD",
             "ROWWISE_ADAGRAD",
-            "NONE",
             "ENSEMBLE_ROWWISE_ADAGRAD",
             "MADGRAD",
         )
