@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.npu_scalar import Budget, ScalarUnits, budget, with_counters
 
-BUDGET = Budget(lookup=13, pooled=73, moved_row=15, row=220, further=205, many=150)
+BUDGET = Budget(lookup=13, pooled=73, moved_row=15, row=107, further=120, many=60)
 """Instructions at D = 128 with room for another compiler."""
 
 KERNEL = """f:

@@ -20,6 +20,11 @@ struct Terms {
   int64_t lookup, lookups;
 };
 
+// Which part of records and gradients a tile holds.
+struct TileColumns {
+  int64_t column, width;
+};
+
 // Index arrays of lookups.
 enum LookupArray { kGradRow, kGradColumn, kScale, kGradSource, kLookupArrays };
 using LookupIndex = IndexWindows<kLookupArrays, 256>;
@@ -76,6 +81,41 @@ class GradientSums {
     }
   }
 
+  // Rows of at most kSumBlock lookups add up where they are: the first gradient lands in the row, `further`
+  // ones in a half of the stream, together with the tile and without a cursor. Between open() and
+  // add_further() of a half, run() must not be called.
+  __aicore__ inline int64_t room() const { return batch_rows_; }
+  __aicore__ inline LocalTensor<float> open(int half) {  // [room, pitch]
+    free_[half].wait();
+    return term(half, 0);
+  }
+  // Gradients of lookups, to rows of `to` [.., pitch]. MTE2.
+  template <bool kPlain>
+  __aicore__ inline void load_lookups(const LocalTensor<float>& to, int64_t lookup, int64_t n,
+                                      const TileColumns& columns) {
+    const auto gradients_at = gradients<kPlain>(columns.column);
+    const auto pitch = static_cast<uint32_t>(pitch_);
+    const int64_t end = lookup + n;
+    int64_t reached = lookup;
+    for (uint32_t place = 0; lookup < end; ++lookup, place += pitch) {
+      if (lookup >= reached) reached = index_->reached(lookup);
+      load_gradient<kPlain>(to[place], gradients_at(lookup), columns.width);
+    }
+  }
+  // Further gradient i is of row rows[i] of out [.., pitch]. V.
+  __aicore__ inline void add_further(int half, const uint8_t* rows, int64_t n, int64_t width,
+                                     const LocalTensor<float>& out) {
+    const LocalTensor<float> terms = term(half, 0);
+    const auto pitch = static_cast<uint32_t>(pitch_);
+    uint32_t place = 0;
+    for (int64_t i = 0; i < n; ++i, place += pitch) {
+      const LocalTensor<float> row = out[rows[i] * pitch];
+      AscendC::Add(row, row, terms[place], static_cast<int32_t>(width));
+      vector_barrier();
+    }
+    free_[half].set();
+  }
+
   // For each i < sums and t = terms_of(i): row t.row of out [.., pitch] becomes columns [column, column +
   // width) of the sum of the terms t, which are at least one. V.
   template <class TermsOf>
@@ -97,13 +137,39 @@ class GradientSums {
     }
   }
 
-  // The address of a lookup's gradient, from `column` on.
-  __aicore__ inline const float* gradient(int64_t lookup, int64_t column) {
-    index_->reach(lookup);
-    if (lookups_.grad_column != nullptr) column += index_->at(kGradColumn, lookup);
-    const int64_t row = index_->at(kGradRow, lookup);
-    if (lookups_.grad_source == nullptr) return lookups_.grad.data + row * lookups_.grad.stride + column;
-    return row_of_gradient(lookups_, index_->at(kGradSource, lookup), row) + column;
+  // Where the gradients of lookups lie, from `column` on. kPlain: of plain() lookups.
+  template <bool kPlain>
+  struct Gradients {
+    const Lookups& lookups;
+    const LookupIndex& index;
+    const uint8_t* data;
+    int64_t pitch, column;
+    // Of a lookup that the index was called for.
+    __aicore__ inline const float* operator()(int64_t lookup) const {
+      const int64_t row = index.at(kGradRow, lookup);
+      if (kPlain) return reinterpret_cast<const float*>(data + row * pitch);
+      const int64_t from = lookups.grad_column != nullptr ? index.at(kGradColumn, lookup) : 0;
+      if (lookups.grad_source == nullptr) return reinterpret_cast<const float*>(data + row * pitch) + from;
+      return row_of_gradient(lookups, index.at(kGradSource, lookup), row) + column + from;
+    }
+  };
+  template <bool kPlain>
+  __aicore__ inline Gradients<kPlain> gradients(int64_t column) const {
+    return {lookups_, *index_, reinterpret_cast<const uint8_t*>(lookups_.grad.data + column),
+            lookups_.grad.stride * 4, column};
+  }
+  template <bool kPlain>
+  __aicore__ inline void load_gradient(const LocalTensor<float>& to, const float* from, int64_t width) const {
+    if (kPlain) {
+      load(to, from, width);
+    } else {
+      load_padded(to, from, width);
+    }
+  }
+  // Whether all gradients are rows of one array, are not scaled, and fill UB blocks.
+  __aicore__ inline bool plain(const TileColumns& columns) const {
+    return lookups_.grad_column == nullptr && lookups_.grad_source == nullptr && !scaled() &&
+           columns.width % (kUbBlock / 4) == 0;
   }
   __aicore__ inline bool scaled() const { return lookups_.scale != nullptr; }
 
@@ -120,10 +186,17 @@ class GradientSums {
     __aicore__ inline int64_t count() const { return terms.chunks + terms.lookups; }
     __aicore__ inline bool chunk() const { return term < terms.chunks; }
     __aicore__ inline bool first_of_block() const { return (term - terms.chunks) % kSumBlock == 0; }
+    __aicore__ inline int64_t left_of_block() const {
+      return minimum(left(), kSumBlock - (term - terms.chunks) % kSumBlock);
+    }
     __aicore__ inline bool at_end() const { return sum == sums; }
+    // Terms of the sum from this one on.
+    __aicore__ inline int64_t left() const { return count() - term; }
+    // By no more than are left.
     template <class TermsOf>
-    __aicore__ inline void advance(const TermsOf& terms_of) {
-      if (++term < count()) return;
+    __aicore__ inline void advance(const TermsOf& terms_of, int64_t by) {
+      term += by;
+      if (term < count()) return;
       term = 0;
       if (++sum < sums) terms = terms_of(sum);
     }
@@ -135,18 +208,39 @@ class GradientSums {
     if (cursor->at_end()) return 0;
     free_[half].wait();
     int64_t count = 0;
-    for (; count < batch_rows_ && !cursor->at_end(); ++count) {
+    while (count < batch_rows_ && !cursor->at_end()) {
       const Terms& terms = cursor->terms;
-      const int64_t lookup = terms.lookup + cursor->term - terms.chunks;
-      const bool chunk = cursor->chunk();
-      const float* from = chunk ? chunk_sums_ + (terms.chunk + cursor->term) * chunk_pitch_ + column_
-                                : gradient(lookup, column_);
-      load_padded(term(half, count), from, width_);
-      if (scaled()) scales_[half][count] = chunk ? 1.0f : index_->float_at(kScale, lookup);
-      cursor->advance(terms_of);
+      const int64_t room = batch_rows_ - count;
+      int64_t n;
+      if (cursor->chunk()) {
+        n = minimum(room, terms.chunks - cursor->term);
+        load_chunks(half, count, terms.chunk + cursor->term, n);
+      } else {
+        n = minimum(room, cursor->left());
+        const int64_t lookup = terms.lookup + cursor->term - terms.chunks;
+        if (plain({column_, width_})) {
+          load_lookups<true>(term(half, count), lookup, n, {column_, width_});
+        } else {
+          load_lookups<false>(term(half, count), lookup, n, {column_, width_});
+        }
+        if (scaled()) load_scales(half, count, lookup, n);
+      }
+      count += n;
+      cursor->advance(terms_of, n);
     }
     arrived_[half].set();
     return count;
+  }
+
+  // Terms [at, at + n) of a half.
+  __aicore__ inline void load_chunks(int half, int64_t at, int64_t chunk, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) {
+      load_padded(term(half, at + i), chunk_sums_ + (chunk + i) * chunk_pitch_ + column_, width_);
+      if (scaled()) scales_[half][at + i] = 1.0f;
+    }
+  }
+  __aicore__ inline void load_scales(int half, int64_t at, int64_t lookup, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) scales_[half][at + i] = index_->float_at(kScale, lookup + i);
   }
 
   template <class TermsOf>
@@ -158,21 +252,40 @@ class GradientSums {
       }
       vector_barrier();
     }
-    for (int64_t i = 0; i < count; ++i) {
-      const bool alone = i + 1 == count || cursor->term + 1 == cursor->count();
-      if (cursor->chunk() || (cursor->first_of_block() && alone)) {
+    for (int64_t i = 0; i < count;) {
+      const int64_t n = cursor->chunk() ? 1 : minimum(count - i, cursor->left_of_block());
+      if (cursor->chunk()) {
         push(*cursor, term(half, i));
-      } else if (cursor->first_of_block()) {
-        push_sum(*cursor, term(half, i), term(half, i + 1));
-        cursor->advance(terms_of);
-        ++i;
       } else {
-        add_to(level(cursor->terms.row, depth_ - 1), term(half, i));
+        add_lookups(*cursor, half, i, n);
       }
-      end_term(*cursor);
-      cursor->advance(terms_of);
+      end_terms(*cursor, n);
+      cursor->advance(terms_of, n);
+      i += n;
     }
     free_[half].set();
+  }
+
+  // Terms [i, i + n) of a half, lookups of one block.
+  __aicore__ inline void add_lookups(const Cursor& at, int half, int64_t i, int64_t n) {
+    int64_t first = 0;
+    if (at.first_of_block()) {
+      first = minimum<int64_t>(n, 2);
+      if (n == 1) {
+        push(at, term(half, i));
+      } else {
+        push_sum(at, term(half, i), term(half, i + 1));
+      }
+    }
+    if (first == n) return;
+    const LocalTensor<float> sum = level(at.terms.row, depth_ - 1), terms = term(half, i);
+    const int32_t width = width_;
+    const auto pitch = static_cast<uint32_t>(pitch_);
+    uint32_t place = static_cast<uint32_t>(first) * pitch;
+    for (; first < n; ++first, place += pitch) {
+      AscendC::Add(sum, sum, terms[place], width);
+      vector_barrier();
+    }
   }
 
   __aicore__ inline void push(const Cursor& at, const LocalTensor<float>& value) {
@@ -186,10 +299,10 @@ class GradientSums {
     vector_barrier();
   }
 
-  // Combines what the term completes.
-  __aicore__ inline void end_term(const Cursor& at) {
-    const int64_t row = at.terms.row, chunks = at.terms.chunks, lookup = at.term - chunks;
-    const bool last = at.term + 1 == at.count();
+  // Combines what the terms complete: a chunk, or n lookups of one block.
+  __aicore__ inline void end_terms(const Cursor& at, int64_t n) {
+    const int64_t row = at.terms.row, chunks = at.terms.chunks, lookup = at.term - chunks + n - 1;
+    const bool last = n == at.left();
     if (at.chunk()) {
       carry(row, at.term);
     } else if (last || lookup % kSumBlock == kSumBlock - 1) {

@@ -21,6 +21,7 @@ class IndexWindows {
       window_[h] = -1;
       pending_[h] = false;
     }
+    low_ = span_ = 0;
     for (int a = 0; a < kArrays; ++a) data_[a] = nullptr;
   }
 
@@ -35,12 +36,7 @@ class IndexWindows {
 
   // Brings element i of all arrays into UB.
   __aicore__ inline void reach(int64_t i) {
-    const int64_t window = i / kWindow;
-    const int half = static_cast<int>(window % 2);
-    if (window_[half] != window || i < from_[half]) fetch(window, align_down(i, kUbBlock / 4));
-    settle(half);
-    if (i - from_[half] >= kWindow / 2 && window_[1 - half] != window + 1)
-      fetch(window + 1, (window + 1) * kWindow);
+    if (static_cast<uint64_t>(i - low_) >= span_) find(i);
   }
 
   // The same for all of [first, last], at most half a window.
@@ -53,16 +49,29 @@ class IndexWindows {
 
   // An element that reach() was called for, no more than half a window before the latest one that it was
   // called for.
-  __aicore__ inline int32_t at(int a, int64_t i) const {
-    return windows_[a].GetValue(static_cast<uint32_t>(i % (2 * kWindow)));
-  }
+  __aicore__ inline int32_t at(int a, int64_t i) const { return windows_[a].GetValue(place(i)); }
   // The same of an array of floats.
   __aicore__ inline float float_at(int a, int64_t i) const {
-    return windows_[a].template ReinterpretCast<float>().GetValue(static_cast<uint32_t>(i % (2 * kWindow)));
+    return windows_[a].template ReinterpretCast<float>().GetValue(place(i));
   }
   __aicore__ inline int32_t get(int a, int64_t i) {
     reach(i);
     return at(a, i);
+  }
+
+  // reach(i), and where the elements end that it says the same of.
+  __aicore__ inline int64_t reached(int64_t i) {
+    reach(i);
+    return low_ + static_cast<int64_t>(span_);
+  }
+
+  // Elements from i on that lie side by side in UB, at most `most`; of those that at() may be called for.
+  struct Run {
+    LocalTensor<int32_t> values;
+    int64_t count;
+  };
+  __aicore__ inline Run run(int a, int64_t i, int64_t most) const {
+    return {windows_[a][place(i)], minimum(most, static_cast<int64_t>(2 * kWindow - place(i)))};
   }
 
   // Waits for what was fetched and not read.
@@ -71,6 +80,20 @@ class IndexWindows {
   }
 
  private:
+  __aicore__ inline static uint32_t place(int64_t i) { return static_cast<uint32_t>(i) % (2 * kWindow); }
+
+  // reach(), and up to where there is nothing to do for what is reached next.
+  __aicore__ inline void find(int64_t i) {
+    const int64_t window = i / kWindow;
+    const int half = static_cast<int>(window % 2);
+    if (window_[half] != window || i < from_[half]) fetch(window, align_down(i, kUbBlock / 4));
+    settle(half);
+    const int64_t end = (window + 1) * kWindow, ahead = from_[half] + kWindow / 2;
+    if (i >= ahead && window_[1 - half] != window + 1) fetch(window + 1, end);
+    low_ = from_[half];
+    span_ = static_cast<uint64_t>((window_[1 - half] == window + 1 ? end : minimum(end, ahead)) - low_);
+  }
+
   __aicore__ inline void settle(int half) {
     if (pending_[half]) arrived_[half].wait();
     pending_[half] = false;
@@ -85,7 +108,7 @@ class IndexWindows {
     for (int a = 0; a < kArrays; ++a) {
       const int64_t last = minimum((window + 1) * kWindow, end_[a]);
       if (data_[a] == nullptr || from >= last) continue;
-      load(windows_[a][static_cast<uint32_t>(from % (2 * kWindow))], data_[a] + from, last - from);
+      load(windows_[a][place(from)], data_[a] + from, last - from);
     }
     arrived_[half].set();
     window_[half] = window;
@@ -98,6 +121,8 @@ class IndexWindows {
   const int32_t* data_[kArrays];
   int64_t end_[kArrays];
   int64_t window_[2], from_[2];
+  int64_t low_;  // of the elements [low_, low_ + span_) each is in UB, and the next window under way if it is
+  uint64_t span_;  // time
   bool pending_[2];
   Signal<HardEvent::MTE2_S> arrived_[2];
   Signal<HardEvent::S_MTE2> released_[2];

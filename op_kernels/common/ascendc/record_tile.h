@@ -65,25 +65,25 @@ class RecordTiles {
     return row_states_[set].template Get<float>()[static_cast<uint32_t>(s * row_plane())];
   }
 
-  // Row r of the set from the record in `slot`. MTE2.
-  __aicore__ inline void load_record(int set, int64_t r, int64_t slot, const TileColumns& columns) {
-    const uint8_t* record = records_ + slot * shape_.bytes;
-    if (Weights::kBytes == 2) {
-      load_padded(stored_row(set, r), reinterpret_cast<const uint16_t*>(record) + columns.column,
-                  columns.width);
-    }
-    if (float_blocks() > 0) load_floats(set, r, record, columns);
-    if (shape_.row_states > 0 && columns.column == 0) load_row_states(set, r, record);
+  // Rows of a set, and the slots of their records, which lie side by side in UB.
+  struct Rows {
+    int set;
+    int64_t first, count;
+    LocalTensor<int32_t> slots;
+  };
+
+  // From the records. MTE2.
+  __aicore__ inline void load_records(const Rows& rows, const TileColumns& columns) {
+    if (Weights::kBytes == 2) load_weights(rows, columns);
+    if (float_blocks() > 0) load_blocks(plane(rows.set, 0), rows, elements(columns));
+    if (has_row_states(columns)) load_blocks(row_state(rows.set, 0), rows, row_blocks());
   }
 
   // The reverse. MTE3.
-  __aicore__ inline void store_record(int set, int64_t r, int64_t slot, const TileColumns& columns) {
-    const uint8_t* record = records_ + slot * shape_.bytes;
-    if (Weights::kBytes == 2) {
-      store(reinterpret_cast<const uint16_t*>(record) + columns.column, stored_row(set, r), columns.width);
-    }
-    if (float_blocks() > 0) store_floats(set, r, record, columns);
-    if (shape_.row_states > 0 && columns.column == 0) store_row_states(set, r, record);
+  __aicore__ inline void store_records(const Rows& rows, const TileColumns& columns) {
+    if (Weights::kBytes == 2) store_weights(rows, columns);
+    if (float_blocks() > 0) store_blocks(plane(rows.set, 0), rows, elements(columns));
+    if (has_row_states(columns)) store_blocks(row_state(rows.set, 0), rows, row_blocks());
   }
 
   // 16-bit weights to floats and back. V.
@@ -109,14 +109,11 @@ class RecordTiles {
   // The planes of a set that are floats in the record come first, and then the gradients.
   __aicore__ inline int64_t first_state() const { return Weights::kBytes == 4 ? 1 : 0; }
   __aicore__ inline int64_t float_blocks() const { return first_state() + shape_.element_states; }
-  __aicore__ inline int64_t float_offset() const {
-    return Weights::kBytes == 4 ? 0 : shape_.element_states_offset;
-  }
   __aicore__ inline LocalTensor<float> plane(int set, int64_t i) {
     return planes_[set].template Get<float>()[static_cast<uint32_t>(i * plane_)];
   }
-  __aicore__ inline LocalTensor<uint16_t> stored_row(int set, int64_t r) {
-    return stored_[set].template Get<uint16_t>()[static_cast<uint32_t>(r * plan_.pitch)];
+  __aicore__ inline bool has_row_states(const TileColumns& columns) const {
+    return shape_.row_states > 0 && columns.column == 0;
   }
 
   // Copies leave what follows a narrow row alone, but vector instructions run over it.
@@ -129,56 +126,79 @@ class RecordTiles {
     }
   }
 
-  // The blocks of a record that are floats: the pitch of one in the record, of one in UB, and its size, in
-  // bytes.
+  // Blocks of a record that are floats: where they begin in it, the pitch of one in the record and in UB, its
+  // size, all in bytes, and the floats from one row of theirs to the next in UB.
   struct Blocks {
-    int64_t count, record_pitch, ub_pitch, bytes;
+    int64_t offset, count, record_pitch, ub_pitch, bytes;
+    int64_t row_pitch;
     __aicore__ inline uint32_t record_gap() const { return static_cast<uint32_t>(record_pitch - bytes); }
     __aicore__ inline uint32_t ub_gap() const {
       return static_cast<uint32_t>((ub_pitch - align_up(bytes, kUbBlock)) / kUbBlock);
     }
+    __aicore__ inline int64_t span() const { return ((count - 1) * record_pitch + bytes) / 4; }
   };
-  __aicore__ inline void load_blocks(const LocalTensor<float>& to, const uint8_t* from,
-                                     const Blocks& blocks) {
+  __aicore__ inline Blocks elements(const TileColumns& columns) const {
+    const int64_t offset = Weights::kBytes == 4 ? 0 : shape_.element_states_offset;
+    return {offset + columns.column * 4, float_blocks(), shape_.dim * 4, plane_ * 4,
+            columns.width * 4,           plan_.pitch};
+  }
+  __aicore__ inline Blocks row_blocks() const {
+    return {shape_.row_states_offset, shape_.row_states, 4, row_plane() * 4, 4, kRowPlanePitch};
+  }
+
+  // The loops over rows hold nothing but the slot, the address and the copy: the scalar unit bounds them.
+  __aicore__ inline void load_blocks(const LocalTensor<float>& to, const Rows& rows,
+                                     const Blocks& blocks) const {
     const AscendC::DataCopyExtParams copy{static_cast<uint16_t>(blocks.count),
                                           static_cast<uint32_t>(blocks.bytes), blocks.record_gap(),
                                           blocks.ub_gap(), 0};
-    const int64_t padding = (align_up(blocks.bytes, kUbBlock) - blocks.bytes) / 4;
-    const AscendC::DataCopyPadExtParams<float> zeros{true, 0, static_cast<uint8_t>(padding), 0};
-    AscendC::DataCopyPad(to, global(reinterpret_cast<const float*>(from), span(blocks)), copy, zeros);
+    const int64_t padding = (align_up(blocks.bytes, kUbBlock) - blocks.bytes) / 4, pitch = shape_.bytes;
+    const AscendC::DataCopyPadExtParams<float> zeros{padding > 0, 0, static_cast<uint8_t>(padding), 0};
+    const uint8_t* records = records_ + blocks.offset;
+    const auto count = static_cast<uint32_t>(rows.count), step = static_cast<uint32_t>(blocks.row_pitch);
+    uint32_t at = static_cast<uint32_t>(rows.first) * step;
+    for (uint32_t r = 0; r < count; ++r, at += step) {
+      const auto* from = reinterpret_cast<const float*>(records + rows.slots.GetValue(r) * pitch);
+      AscendC::DataCopyPad(to[at], global(from, blocks.span()), copy, zeros);
+    }
   }
-  __aicore__ inline void store_blocks(const LocalTensor<float>& from, const uint8_t* to,
-                                      const Blocks& blocks) {
+  __aicore__ inline void store_blocks(const LocalTensor<float>& from, const Rows& rows,
+                                      const Blocks& blocks) const {
     const AscendC::DataCopyExtParams copy{static_cast<uint16_t>(blocks.count),
                                           static_cast<uint32_t>(blocks.bytes), blocks.ub_gap(),
                                           blocks.record_gap(), 0};
-    AscendC::DataCopyPad(global(reinterpret_cast<const float*>(to), span(blocks)), from, copy);
-  }
-  __aicore__ inline int64_t span(const Blocks& blocks) const {
-    return ((blocks.count - 1) * blocks.record_pitch + blocks.bytes) / 4;
-  }
-
-  __aicore__ inline Blocks elements(const TileColumns& columns) const {
-    return {float_blocks(), shape_.dim * 4, plane_ * 4, columns.width * 4};
-  }
-  __aicore__ inline LocalTensor<float> element_row(int set, int64_t r) {
-    return plane(set, 0)[static_cast<uint32_t>(r * plan_.pitch)];
-  }
-  __aicore__ inline void load_floats(int set, int64_t r, const uint8_t* record, const TileColumns& columns) {
-    load_blocks(element_row(set, r), record + float_offset() + columns.column * 4, elements(columns));
-  }
-  __aicore__ inline void store_floats(int set, int64_t r, const uint8_t* record, const TileColumns& columns) {
-    store_blocks(element_row(set, r), record + float_offset() + columns.column * 4, elements(columns));
+    const int64_t pitch = shape_.bytes;
+    const uint8_t* records = records_ + blocks.offset;
+    const auto count = static_cast<uint32_t>(rows.count), step = static_cast<uint32_t>(blocks.row_pitch);
+    uint32_t at = static_cast<uint32_t>(rows.first) * step;
+    for (uint32_t r = 0; r < count; ++r, at += step) {
+      const auto* to = reinterpret_cast<const float*>(records + rows.slots.GetValue(r) * pitch);
+      AscendC::DataCopyPad(global(to, blocks.span()), from[at], copy);
+    }
   }
 
-  __aicore__ inline Blocks row_blocks() const { return {shape_.row_states, 4, row_plane() * 4, 4}; }
-  __aicore__ inline void load_row_states(int set, int64_t r, const uint8_t* record) {
-    load_blocks(row_state(set, 0)[static_cast<uint32_t>(r * kRowPlanePitch)],
-                record + shape_.row_states_offset, row_blocks());
+  // 16-bit weights.
+  __aicore__ inline void load_weights(const Rows& rows, const TileColumns& columns) {
+    const LocalTensor<uint16_t> to = stored_[rows.set].template Get<uint16_t>();
+    const uint8_t* records = records_ + columns.column * 2;
+    const int64_t pitch = shape_.bytes;
+    const auto count = static_cast<uint32_t>(rows.count), step = static_cast<uint32_t>(plan_.pitch);
+    uint32_t at = static_cast<uint32_t>(rows.first) * step;
+    for (uint32_t r = 0; r < count; ++r, at += step) {
+      load_padded(to[at], reinterpret_cast<const uint16_t*>(records + rows.slots.GetValue(r) * pitch),
+                  columns.width);
+    }
   }
-  __aicore__ inline void store_row_states(int set, int64_t r, const uint8_t* record) {
-    store_blocks(row_state(set, 0)[static_cast<uint32_t>(r * kRowPlanePitch)],
-                 record + shape_.row_states_offset, row_blocks());
+  __aicore__ inline void store_weights(const Rows& rows, const TileColumns& columns) {
+    const LocalTensor<uint16_t> from = stored_[rows.set].template Get<uint16_t>();
+    const uint8_t* records = records_ + columns.column * 2;
+    const int64_t pitch = shape_.bytes;
+    const auto count = static_cast<uint32_t>(rows.count), step = static_cast<uint32_t>(plan_.pitch);
+    uint32_t at = static_cast<uint32_t>(rows.first) * step;
+    for (uint32_t r = 0; r < count; ++r, at += step) {
+      store(reinterpret_cast<const uint16_t*>(records + rows.slots.GetValue(r) * pitch), from[at],
+            columns.width);
+    }
   }
 
   RecordShape shape_;

@@ -27,11 +27,6 @@ constexpr int64_t kRowPlanePitch = kUbBlock / 4;  // a plane of one number a row
 constexpr int64_t kSpreadIndex = 1024;            // numbers of a row value that one instruction spreads
 constexpr int64_t kMaxTileRows = 128;
 
-// Which part of which records a tile holds.
-struct TileColumns {
-  int64_t column, width;
-};
-
 // Bytes of a tile: two sets of weights, states and gradients, then what only vector instructions use.
 __aicore__ inline int64_t tile_bytes(const RecordShape& shape, int64_t rows, int64_t pitch) {
   const int64_t set = shape.weight_bytes + 4 * (shape.element_states + 1);

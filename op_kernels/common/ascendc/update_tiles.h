@@ -72,7 +72,9 @@ class UpdateTiles {
 
   using RowNumbers = RowValues<kPasses, Optimizer::kSums, Optimizer::kValues>;
   enum RowArray { kOffset, kSlot, kRowArrays };
+  // Slots are read when a tile is loaded, and again when the next one was.
   using RowIndex = IndexWindows<kRowArrays, 4 * kMaxTileRows>;
+  using RowRun = typename RecordTiles<Weights>::Rows;
 
   // One pass over columns of a tile of rows of one table. An optimizer that measures rows wider than a tile
   // goes through all columns for each of its passes, and then updates them.
@@ -94,13 +96,28 @@ class UpdateTiles {
     __aicore__ inline void add(int64_t r) { rows[count++] = static_cast<uint8_t>(r); }
   };
 
-  // What the index arrays say of the rows of a tile, and those of them whose gradient does not come by one
-  // copy.
+  // Gradients to add to the first ones of rows of at most kSumBlock lookups: the row of each, and its lookup.
+  struct FurtherGradients {
+    int64_t count;
+    uint8_t rows[kSumBlock];
+    int32_t lookups[kSumBlock];
+
+    // Lookups [lookup, end), at least one, of row r.
+    __aicore__ inline void add(uint8_t r, int32_t lookup, int32_t end) {
+      int64_t i = count;
+      do {
+        rows[i] = r;
+        lookups[i++] = lookup;
+      } while (++lookup < end);
+      count = i;
+    }
+  };
+
+  // Which rows of a tile have no gradient, and which a sum of their own.
   struct TileRows {
-    int32_t begins[kMaxTileRows + 1];  // row r has lookups [begins[r], begins[r + 1])
-    int32_t slots[kMaxTileRows];
     uint32_t keys[kMaxTileRows];  // where weights round stochastically
     RowList summed, empty;
+    FurtherGradients further;
   };
 
   // What GradientSums asks for.
@@ -204,50 +221,134 @@ class UpdateTiles {
   }
 
   __aicore__ inline Terms terms_of(const Step& step, int64_t r) const {
-    const int32_t* begins = tile_rows_[step.set].begins;
-    const int64_t begin = begins[r], lookups = begins[r + 1] - begin;
+    const int64_t begin = row_index_.at(kOffset, step.row + r);
+    const int64_t lookups = row_index_.at(kOffset, step.row + r + 1) - begin;
     const int64_t chunks = chunks_of(lookups, a_.workspace);
     return {r, first_place(begin), chunks, begin + chunks * kChunk, lookups - chunks * kChunk};
   }
 
-  __aicore__ inline LocalTensor<float> gradient_row(const Step& step, int64_t r) {
-    return records_.gradients(step.set)[static_cast<uint32_t>(r * plan_.pitch)];
-  }
-
-  // Records, and the gradients of rows with one lookup, which need no sum.
+  // Records, and the gradients of rows of few lookups.
   __aicore__ inline void load(const Step& step) {
-    TileRows& rows = tile_rows_[step.set];
-    rows.summed.count = rows.empty.count = 0;
     free_[step.set].wait();
     row_index_.reach(step.row, step.row + step.rows);
-    int32_t begin = row_index_.at(kOffset, step.row);
-    rows.begins[0] = begin;
-    for (int64_t r = 0; r < step.rows; ++r) {
-      const int32_t end = row_index_.at(kOffset, step.row + r + 1), lookups = end - begin;
-      rows.begins[r + 1] = end;
-      if (step.has_record()) {
-        const int32_t slot = row_index_.at(kSlot, step.row + r);
-        rows.slots[r] = slot;
-        records_.load_record(step.set, r, slot, step.columns);
-      }
-      if (lookups == 1 && !sums_.scaled()) {
-        load_padded(gradient_row(step, r), sums_.gradient(begin, step.columns.column), step.columns.width);
-      } else {
-        (lookups > 0 ? rows.summed : rows.empty).add(r);
-      }
-      begin = end;
+    if (step.has_record()) {
+      RowRun run{step.set, 0, 0, {}};
+      while (next_run(step, &run)) records_.load_records(run, step.columns);
+    }
+    if (sums_.plain(step.columns)) {
+      load_gradients<true>(step);
+    } else {
+      load_gradients<false>(step);
     }
     arrived_[step.set].set();
     if (stochastic() && step.update()) load_keys(step);
   }
 
-  __aicore__ inline void sum_gradients(const Step& step) {
-    const RowList& empty = tile_rows_[step.set].empty;
-    for (int64_t i = 0; i < empty.count; ++i) {
-      AscendC::Duplicate(gradient_row(step, empty.rows[i]), 0.0f, static_cast<int32_t>(step.columns.width));
+  // The rows of the step behind those of `run`.
+  __aicore__ inline bool next_run(const Step& step, RowRun* run) const {
+    run->first += run->count;
+    if (run->first == step.rows) return false;
+    const auto slots = row_index_.run(kSlot, step.row + run->first, step.rows - run->first);
+    run->count = slots.count;
+    run->slots = slots.values;
+    return true;
+  }
+
+  // Gradients of rows with one lookup, straight to their place; then of rows of few lookups the first one
+  // there, and then the further ones. Loops of their own, because each must hold little: the scalar unit
+  // bounds them. kPlain: of lookups and columns that are plain().
+  template <bool kPlain>
+  __aicore__ inline void load_gradients(const Step& step) {
+    TileRows& rows = tile_rows_[step.set];
+    rows.summed.count = rows.empty.count = rows.further.count = 0;
+    others_.count = 0;
+    int32_t begin = row_index_.at(kOffset, step.row);
+    for (int64_t first = 0; first < step.rows;) {
+      // Not for rows that only sums read: those would have to go back.
+      const int64_t reached = !kPlain && sums_.scaled() ? INT64_MAX : lookup_index_.reached(begin);
+      const auto ends = row_index_.run(kOffset, step.row + first + 1, step.rows - first);
+      first += load_alone<kPlain>(step, first, ends, reached, &begin);
     }
-    sums_.run(TileTerms{*this, step}, tile_rows_[step.set].summed.count, step.columns.column,
-              step.columns.width, records_.gradients(step.set));
+    if (others_.count > 0) load_few<kPlain>(step);
+    if (rows.further.count > 0) load_further<kPlain>(step);
+  }
+
+  // Of rows from r on that end in `ends`, until one begins at or behind lookup `reached`; returns how many,
+  // and where the next one begins.
+  template <bool kPlain>
+  __aicore__ inline int64_t load_alone(const Step& step, int64_t r, const typename RowIndex::Run& ends,
+                                       int64_t reached, int32_t* begin) {
+    const auto gradients = sums_.template gradients<kPlain>(step.columns.column);
+    const int64_t width = step.columns.width;
+    const int32_t alone = !kPlain && sums_.scaled() ? -1 : 1;  // lookups of a row that is no sum
+    const auto pitch = static_cast<uint32_t>(plan_.pitch), count = static_cast<uint32_t>(ends.count);
+    const LocalTensor<float> to = records_.gradients(step.set)[static_cast<uint32_t>(r) * pitch];
+    int32_t at = *begin;
+    uint32_t i = 0;
+    for (uint32_t place = 0; i < count && at < reached; ++i, place += pitch) {
+      const int32_t end = ends.values.GetValue(i);
+      if (end - at == alone) {
+        sums_.template load_gradient<kPlain>(to[place], gradients(at), width);
+      } else {
+        others_.add(r + i);
+      }
+      at = end;
+    }
+    *begin = at;
+    return i;
+  }
+
+  template <bool kPlain>
+  __aicore__ inline void load_few(const Step& step) {
+    TileRows& rows = tile_rows_[step.set];
+    const auto gradients = sums_.template gradients<kPlain>(step.columns.column);
+    const auto pitch = static_cast<uint32_t>(plan_.pitch);
+    const LocalTensor<float> to = records_.gradients(step.set);
+    const int64_t room = !kPlain && sums_.scaled() ? -1 : sums_.room();
+    int64_t reached = 0;
+    for (int64_t i = 0; i < others_.count; ++i) {
+      const uint8_t r = others_.rows[i];
+      const int32_t begin = row_index_.at(kOffset, step.row + r),
+                    end = row_index_.at(kOffset, step.row + r + 1);
+      if (begin == end) {
+        rows.empty.add(r);
+      } else if (end - begin > kSumBlock || rows.further.count + end - begin - 1 > room) {
+        rows.summed.add(r);
+      } else {
+        if (begin >= reached) reached = lookup_index_.reached(begin);
+        sums_.template load_gradient<kPlain>(to[r * pitch], gradients(begin), step.columns.width);
+        rows.further.add(r, begin + 1, end);
+      }
+    }
+  }
+
+  template <bool kPlain>
+  __aicore__ inline void load_further(const Step& step) {
+    const FurtherGradients& further = tile_rows_[step.set].further;
+    const auto gradients = sums_.template gradients<kPlain>(step.columns.column);
+    const auto pitch = static_cast<uint32_t>(plan_.pitch);
+    const int64_t count = further.count, width = step.columns.width;
+    const LocalTensor<float> to = sums_.open(step.set);
+    uint32_t place = 0;
+    for (int64_t i = 0; i < count;) {
+      const int64_t reached = lookup_index_.reached(further.lookups[i]);
+      for (; i < count && further.lookups[i] < reached; ++i, place += pitch) {
+        sums_.template load_gradient<kPlain>(to[place], gradients(further.lookups[i]), width);
+      }
+    }
+  }
+
+  __aicore__ inline void sum_gradients(const Step& step) {
+    const TileRows& rows = tile_rows_[step.set];
+    const LocalTensor<float> gradients = records_.gradients(step.set);
+    for (int64_t i = 0; i < rows.empty.count; ++i) {
+      AscendC::Duplicate(gradients[static_cast<uint32_t>(rows.empty.rows[i] * plan_.pitch)], 0.0f,
+                         static_cast<int32_t>(step.columns.width));
+    }
+    if (rows.further.count > 0) {
+      sums_.add_further(step.set, rows.further.rows, rows.further.count, step.columns.width, gradients);
+    }
+    sums_.run(TileTerms{*this, step}, rows.summed.count, step.columns.column, step.columns.width, gradients);
     vector_barrier();
   }
 
@@ -347,9 +448,8 @@ class UpdateTiles {
   }
 
   __aicore__ inline void store(const Step& step) {
-    for (int64_t r = 0; r < step.rows; ++r) {
-      records_.store_record(step.set, r, tile_rows_[step.set].slots[r], step.columns);
-    }
+    RowRun run{step.set, 0, 0, {}};
+    while (next_run(step, &run)) records_.store_records(run, step.columns);
   }
 
   RowsToUpdate a_;
@@ -363,6 +463,7 @@ class UpdateTiles {
   RowNumbers row_values_;
   StochasticRounding rounding_;
   TileRows tile_rows_[2];
+  RowList others_;  // while a tile is loaded: those that are not one gradient
   float coefficients_[kCoefficients];
   int64_t coefficients_of_ = -1;  // table
   Signal<HardEvent::MTE2_V> arrived_[2];
