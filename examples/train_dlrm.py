@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from dlrm.cached import cached_tables, table_sizes
+from dlrm.cached import WEIGHTS, cached_tables, table_sizes
 from dlrm.data_criteo import criteo_clicks
 from dlrm.data_generated import generated_clicks
 from dlrm.data_movielens import movielens_clicks
@@ -51,6 +51,9 @@ def parse_options() -> argparse.Namespace:
         help=f"clicks to generate (default {GENERATED_SAMPLES:,}), or Criteo lines to read (default all)",
     )
     parser.add_argument("--baseline", action="store_true", help="also train plain torch.nn.EmbeddingBag tables")
+    parser.add_argument(
+        "--weights", choices=WEIGHTS, default="fp32", help="data type of the tables' weights (default %(default)s)"
+    )
     add_training_options(parser)
     add_output_options(parser)
     return parser.parse_args()
@@ -110,7 +113,7 @@ def run(options: argparse.Namespace, ranks: Ranks) -> Report:
     schedule = Schedule(options.batch_size, options.epochs, options.steps, options.seed, ranks.rank, ranks.count)
     job = Job(data, split, schedule)
     sizes = table_sizes(data, options.cache, schedule.global_batch)
-    tables = cached_tables(sizes, options.dim, options.seed)
+    tables = cached_tables(sizes, options.dim, options.seed, weights=options.weights)
     if not options.baseline:
         return Report(name, vars(options), sizes, train_cached(tables, job, options, ranks))
     vocabularies = data.vocabularies()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from support.clicks import ClickData
 from support.tables import TableSize, table_size
+from torchrec.modules.embedding_configs import DataType
 
 from rec_sdk_torch import EmbCacheEmbeddingBagCollection, EmbCacheEmbeddingBagConfig, InitializerType
 
@@ -18,8 +19,12 @@ def table_sizes(data: ClickData, fraction: float, batch_size: int) -> dict[str, 
     return sizes
 
 
+WEIGHTS = {"fp32": DataType.FP32, "fp16": DataType.FP16, "bf16": DataType.BF16}
+"""Data types of the tables' weights; those of 16 bits are rounded at random, so that small updates are not lost."""
+
+
 def cached_tables(
-    sizes: dict[str, TableSize], dim: int, seed: int, device: torch.device | None = None
+    sizes: dict[str, TableSize], dim: int, seed: int, device: torch.device | None = None, weights: str = "fp32"
 ) -> EmbCacheEmbeddingBagCollection:
     """The tables, configured like those of an EmbeddingBagCollection, and the size and device of their cache."""
     return EmbCacheEmbeddingBagCollection(
@@ -29,6 +34,7 @@ def cached_tables(
                 feature_names=[name],
                 num_embeddings=size.rows,  # how many ids to expect; any int64 is welcome
                 embedding_dim=dim,
+                data_type=WEIGHTS[weights],
                 initializer_type=InitializerType.TRUNCATED_NORMAL,
                 weight_init_stddev=0.05,
             )
@@ -37,4 +43,5 @@ def cached_tables(
         cache={name: size.cache_rows for name, size in sizes.items()},
         seed=seed,
         device=device,
+        stochastic_rounding=weights != "fp32",
     )

@@ -75,19 +75,16 @@ class Aside:
         """
         with self._lock:
             self.rows += len(rows.ids)
-            self._used += rows.nbytes
-            shelf.memory.append(rows)
-            if self._used <= self._most:
+            if self._used + rows.nbytes <= self._most:
+                self._used += rows.nbytes
+                shelf.memory.append(rows)
                 return
             if shelf.file is None:
                 shelf.file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 (closed with its shelf)
-            for each in shelf.memory:
-                for array in (each.ids, each.records, *each.columns.values()):
-                    np.save(shelf.file, array, allow_pickle=False)
-                shelf.moved.append(list(each.columns))
-                self._used -= each.nbytes
-                self.moved += each.nbytes
-            shelf.memory.clear()
+            for array in (rows.ids, rows.records, *rows.columns.values()):
+                np.save(shelf.file, array, allow_pickle=False)
+            shelf.moved.append(list(rows.columns))
+            self.moved += rows.nbytes
 
     def take(self, shelf: Shelf) -> Iterator[Rows]:
         """All rows of a shelf, to which nothing is added any more."""
@@ -96,6 +93,10 @@ class Aside:
             for names in shelf.moved:
                 ids, records = np.load(shelf.file), np.load(shelf.file)
                 yield Rows(ids, records, {name: np.load(shelf.file) for name in names})
+        yield from self.take_memory(shelf)
+
+    def take_memory(self, shelf: Shelf) -> Iterator[Rows]:
+        """Rows that wait in memory, so that it has room for others."""
         while shelf.memory:
             with self._lock:
                 rows = shelf.memory.pop(0)
@@ -219,6 +220,7 @@ class Snapshot:
         """
         place, passes_without = 0, 0
         while True:
+            yield from self._aside.take_memory(self._shelf)
             with self._embedding.steps.launch:
                 self._check()
                 if not self._group.engine.snapshot_pending(self._table):

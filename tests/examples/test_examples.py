@@ -177,6 +177,18 @@ def test_dlrm_on_movielens_matches_plain_tables(tmp_path: Path) -> None:
     assert_swapped(report)
 
 
+@pytest.mark.parametrize("weights", ["bf16", "fp16"])
+def test_dlrm_on_movielens_learns_as_much_with_16_bits(tmp_path: Path, weights: str) -> None:
+    data = write_movielens(tmp_path)
+    reports = [
+        results(tmp_path, "train_dlrm.py", "--movielens", data, "--batch-size", "16", "--weights", name)
+        for name in ("fp32", weights)
+    ]
+    full, half = (report["cached"]["test"]["auc"] for report in reports)
+    assert full != half
+    assert half == pytest.approx(full, abs=0.002)
+
+
 @pytest.mark.parametrize("name", ["clicks.tsv", "clicks.tsv.gz", "clicks.csv"])
 def test_dlrm_reads_criteo_files(tmp_path: Path, name: str) -> None:
     rows = criteo_rows()

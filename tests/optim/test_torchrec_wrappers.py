@@ -146,7 +146,8 @@ def test_init_state_changes_no_table(device: torch.device, wrap: Callable[[Any],
     before = collection.state_dict(), collection.fused_optimizer.state_dict()["state"][T0]
     optimizer = wrap(collection.fused_optimizer)
     optimizer.init_state()
-    optimizer.init_state({name for name in optimizer.params if name.endswith(T0)})  # as sparse gradients
+    if device.type != "npu":  # which has no sparse tensors
+        optimizer.init_state({name for name in optimizer.params if name.endswith(T0)})  # as sparse gradients
     optimizer.zero_grad()
     assert not list(same_bits(before[0], collection.state_dict()))
     assert not list(same_bits(before[1], collection.fused_optimizer.state_dict()["state"][T0]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -152,6 +152,13 @@ class Scenario:
     seed: int
     depth: int = 0
     on_disk: bool = False
+    rounded: torch.dtype | None = None
+
+    def with_rounding(self) -> Scenario:
+        """The same, of weights that are rounded at random."""
+        assert self.rounded is not None
+        tables = [replace(table, weight_dtype=self.rounded, stochastic_rounding=True) for table in self.tables]
+        return replace(self, tables=tables)
 
     @cached_property
     def steps(self) -> list[Step]:
@@ -258,4 +265,5 @@ def scenarios(draw: st.DrawFn, events: tuple[str, ...] = EVENTS, depths: tuple[i
     policy = draw(st.sampled_from(_engine.cache_policies()))
     seed = draw(st.integers(0, 2**32 - 1))
     depth, on_disk = draw(st.integers(*depths)), draw(st.booleans())
-    return Scenario(tables, optimizer, window, clip, weighted, drawn, policy, seed, depth, on_disk)
+    rounded = draw(st.sampled_from((None, None, None, torch.bfloat16, torch.float16)))
+    return Scenario(tables, optimizer, window, clip, weighted, drawn, policy, seed, depth, on_disk, rounded)
