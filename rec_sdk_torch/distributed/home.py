@@ -17,9 +17,9 @@ from ..modules.handles import TableHandle, module_dict
 from ..tbe import Pooling, TableBatchedEmbedding, TableConfig
 from ..tbe.batch import Batch
 from ..tbe.cache_size import BatchHint, CacheOption
-from ..tbe.group import drawn
 from ..tbe.life import Seen, TableLife
 from ..tbe.look_ahead import Prefetched
+from ..tbe.member import drawn
 from ..tbe.view import WEIGHT
 from .exchange import Exchange
 from .placement import Placement

@@ -12,7 +12,7 @@ import torch
 from ..backends.devices import backend_for, parse_device
 from ..tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
 from ..tbe.cache_size import CacheSize
-from ..tbe.group import record_layout
+from ..tbe.member import record_layout
 from ..tbe.table import MAX_NAME_LENGTH
 from .enums import ComputeDevice, EmbeddingLocation, PoolingMode, SparseType, member
 

@@ -17,11 +17,12 @@ from ..backends.devices import backend_for, parse_device
 from ..eager import check_batch, eager
 from .batch import Batch, Int64Array
 from .cache_size import BatchHint, CacheOption, cache_slots, check_cache_option, check_host_memory, warn_of_one_row
-from .group import Group, Member, drawn, record_layout
+from .group import Group
 from .guard import GradientGuard, Scaler
 from .life import Seen
 from .look_ahead import LookAhead, LooksAhead
 from .lookup import BatchLookup, fused_lookup, split_rows
+from .member import Member, drawn, record_layout
 from .monitor import Inspected
 from .optimizer import TableOptimizer
 from .reading import ReadPooled, wants_grad

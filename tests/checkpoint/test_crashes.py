@@ -217,3 +217,37 @@ def test_two_jobs_at_one_path(tmp_path: Path) -> None:
     assert len(refusals) + len(folders) == 20
     for folder in folders:
         assert contents(loaded(folder)) in expected
+
+
+def _job(path: Path, seed: int, saves: int, outcomes: Any) -> None:
+    """A process that trains tables of its own and saves them."""
+    source = make(seed=seed)
+    train(source, range(3))
+    for _ in range(saves):
+        try:
+            outcomes.put(str(rst.Saver().save(source, path)))
+        except CheckpointError as error:
+            outcomes.put(f"refused: {error}")
+
+
+def test_two_processes_at_one_path(tmp_path: Path) -> None:
+    """As two jobs that were given one folder by mistake."""
+    context = multiprocessing.get_context("spawn")
+    outcomes = context.Queue()
+    jobs = [context.Process(target=_job, args=(tmp_path, seed, 12, outcomes)) for seed in (1, 2)]
+    for job in jobs:
+        job.start()
+    found = [outcomes.get(timeout=120) for _ in range(24)]
+    for job in jobs:
+        job.join()
+        assert job.exitcode == 0
+    folders = saves_in(tmp_path)
+    refused = [outcome for outcome in found if outcome.startswith("refused: ")]
+    assert all("another save is being written" in outcome for outcome in refused)
+    assert sorted(set(found) - set(refused)) == sorted(map(str, folders))
+    expected = []
+    for seed in (1, 2):
+        source = make(seed=seed)
+        train(source, range(3))
+        expected.append(contents(source))
+    assert all(contents(loaded(folder)) in expected for folder in folders)

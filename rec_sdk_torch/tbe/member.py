@@ -1,0 +1,101 @@
+"""A table of a group: its record, its part of the engine, and what its rows are at first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from .. import _engine
+from .optimizer import TableOptimizer
+from .record import RecordLayout
+from .store_folder import StoreFolder
+from .table import WEIGHT_DTYPES, BoundsCheckMode, TableConfig
+
+
+@dataclass(frozen=True)
+class Member:
+    """A table of a group.
+
+    Attributes:
+        config: the table.
+        features: which features of the embedding look it up.
+        slots: its rows in the device cache.
+        optimizer: what updates it; None while none is known (the group can then only be read).
+    """
+
+    config: TableConfig
+    features: tuple[int, ...]
+    slots: int
+    optimizer: TableOptimizer | None
+
+    @property
+    def cache_slots(self) -> int:
+        """With that of the default row, which is behind the others."""
+        return self.slots + int(self.config.life is not None and self.config.life.admits)
+
+
+def record_layout(config: TableConfig, optimizer: TableOptimizer | None) -> RecordLayout:
+    """The record of a row of `config`, with the states of `optimizer`."""
+    states = optimizer.spec.states if optimizer else ()
+    dim = config.embedding_dim
+    return RecordLayout(dim, config.weight_dtype, tuple(state.elements(dim) for state in states))
+
+
+def _table_spec(
+    member: Member, seed: int, bounds_check: BoundsCheckMode, stores: StoreFolder | None
+) -> _engine.TableSpec:
+    config = member.config
+    low, high = config.init_range
+    initializer = _engine.Initializer(config.initializer_type.value, low, high, config.init_mean, config.init_stddev)
+    optimizer, life = member.optimizer, config.life
+    return _engine.TableSpec(
+        name=config.name,
+        hashed=config.hashed,
+        num_embeddings=config.num_embeddings,
+        slots=member.slots,
+        capacity=config.capacity,
+        initializer=initializer,
+        seed=seed,
+        state_init=optimizer.spec.state_init(optimizer.options) if optimizer else [],
+        bounds_check=bounds_check.value,
+        columns=[*(["version"] if config.track_changes else []), *(life.columns() if life else [])],
+        life=life.of_engine(record_layout(config, optimizer).bytes) if life else None,
+        store_path="" if stores is None else stores.new_path(config.name),
+    )
+
+
+def engine_of(
+    members: Sequence[Member],
+    layout: RecordLayout,
+    columns: Sequence[int],
+    means: Sequence[bool],
+    seed: int,
+    bounds_check: BoundsCheckMode,
+    cache_policy: str,
+    serial: int,
+    stores: StoreFolder | None,
+    row_ids: bool,
+) -> _engine.Engine:
+    return _engine.Engine(
+        [_table_spec(member, seed, bounds_check, stores) for member in members],
+        layout.dim,
+        WEIGHT_DTYPES.index(layout.weight_dtype),
+        list(layout.state_elements),
+        [index for index, member in enumerate(members) for _ in member.features],
+        list(columns),
+        list(means) if columns else [],
+        policy=cache_policy,
+        serial=serial,
+        row_ids=row_ids,
+    )
+
+
+def drawn(config: TableConfig, rows: int) -> torch.Tensor:
+    """Initial weights from the table's `init_fn`, `[rows, D]`."""
+    assert config.init_fn is not None
+    weight = torch.empty((rows, config.embedding_dim), dtype=config.weight_dtype, device="cpu")
+    with torch.no_grad():
+        result = config.init_fn(weight)
+    return result if isinstance(result, torch.Tensor) else weight
