@@ -472,8 +472,8 @@ class Engine:
     def take_ids(self, table: int, ids: _Int64) -> tuple[_Int64, _Int32, npt.NDArray[Any], dict[str, npt.NDArray[Any]]]:
         """Takes those of `ids` [n] that are pending, and that no plan moves: ids, slots or -1, records, columns.
 
-        Records are uint8 [m, record_bytes], unset for rows with a slot: the caller reads the cache before others do
-        anything with it.
+        Records are uint8 [m, record_bytes], unset for rows with a slot, and [0, record_bytes] where all have one: the
+        caller reads the cache before others do anything with it.
         """
 
     def take_slots(

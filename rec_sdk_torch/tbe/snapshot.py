@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .embedding import TableBatchedEmbedding
 
 Taken: TypeAlias = tuple[Int64Array, np.ndarray, np.ndarray, dict[str, np.ndarray]]
-"""Of rows: ids, slots or -1, records of those without a slot, columns."""
+"""Of rows: ids, slots or -1, records where some have no slot, columns."""
 
 PIECE_BYTES = 256 << 10
 """Of records that are read at a time: updates wait for one such piece."""
@@ -257,6 +257,8 @@ class Snapshot:
     def _read(self, taken: Taken) -> Rows:
         ids, slots, records, columns = taken
         resident = np.flatnonzero(slots >= 0)
-        if len(resident):
+        if len(resident) == len(ids):
+            records = self._group.gather(slots).numpy()
+        elif len(resident):
             records[resident] = self._group.gather(slots[resident]).numpy()
         return Rows(ids, records, columns)

@@ -82,7 +82,8 @@ ColumnSet of_candidates(const LifeSpec& life) {
 }
 
 py::tuple to_python(Engine& engine, Engine::TakenRows taken, ColumnSet kept) {
-  const py::ssize_t bytes = engine.layout().bytes, rows = static_cast<py::ssize_t>(taken.ids.size());
+  const py::ssize_t bytes = engine.layout().bytes,
+                    rows = static_cast<py::ssize_t>(taken.records.size()) / bytes;
   auto records = to_numpy(std::vector<char>(std::move(taken.records)))
                      .attr("view")("uint8")
                      .attr("reshape")(py::make_tuple(rows, bytes));

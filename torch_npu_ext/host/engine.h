@@ -177,8 +177,15 @@ class Engine : public std::enable_shared_from_this<Engine> {
     std::vector<int64_t> ids;
     std::vector<int32_t> slots;  // or kNoSlot: the record is here
     std::vector<uint32_t> rows;
-    std::vector<char> records;  // [rows, record_bytes]
+    std::vector<char> records;  // [rows, record_bytes]; none where all have a slot
     std::vector<RowColumnValues> columns;
+
+    void reserve(size_t count) {
+      ids.reserve(count);
+      slots.reserve(count);
+      rows.reserve(count);
+      columns.reserve(count);
+    }
   };
   int64_t open_snapshot(int32_t table, const int64_t* ids, int64_t count);
   void close_snapshot(int32_t table);  // if there is one

@@ -83,13 +83,15 @@ void Engine::take(Table* source, int64_t id, uint32_t row, uint32_t slot, TakenR
 void Engine::copy_records(const Table& source, TakenRows* taken) const {
   constexpr size_t kAhead = 8, kCacheLine = 64;
   const size_t bytes = static_cast<size_t>(group_.layout.bytes), count = taken->ids.size();
+  const auto resident = [](int32_t slot) { return static_cast<uint32_t>(slot) != kNoSlot; };
+  if (std::all_of(taken->slots.begin(), taken->slots.end(), resident)) return;
   taken->records.resize(count * bytes);
   for (size_t i = 0; i < count; ++i) {
     if (i + kAhead < count) {
       const char* const ahead = source.store.find(taken->rows[i + kAhead]);
       for (size_t at = 0; ahead != nullptr && at < bytes; at += kCacheLine) prefetch(ahead + at);
     }
-    if (static_cast<uint32_t>(taken->slots[i]) != kNoSlot) continue;  // the caller reads the cache
+    if (resident(taken->slots[i])) continue;  // the caller reads the cache
     char* const record = taken->records.data() + i * bytes;
     if (const char* const stored = source.store.find(taken->rows[i])) {
       std::memcpy(record, stored, bytes);
@@ -116,6 +118,7 @@ void Engine::take_slots(int32_t t, const int32_t* slots, int64_t count, TakenRow
   const auto guard = lock();
   Table& source = table(t);
   const Snapshot& snapshot = open_one(source);
+  taken->reserve(static_cast<size_t>(std::min(count, snapshot.pending())));
   for (int64_t i = 0; i < count; ++i) {
     const int32_t slot = slots[i];
     if (slot < source.first_slot() || slot >= source.first_slot() + source.spec().slots) continue;

@@ -116,7 +116,7 @@ void touch_table(Group* group, int32_t t, const Batch& batch, PlanBuffers* plan)
   const int32_t* const slots = plan->unique_slots;
   const int64_t* const ids = group->slot_ids.data();
   ChangeLog& changes = table.changes;
-  if (table.snapshot != nullptr) {
+  if (table.snapshot != nullptr && words > 0) {  // saves have no versions
     for_each_row(*group, t, *plan, [&](uint32_t row, int32_t) { table.snapshot->keep(row, columns); });
   }
   uint64_t* const before = log.columns.data();
