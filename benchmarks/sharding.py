@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import logging
 import socket
@@ -127,6 +128,7 @@ def _train(rank: int, world_size: int, port: int, workload: Workload, ids: Distr
 
 def _start(rank: int, results: Any, *arguments: Any) -> None:
     results.put(_train(rank, *arguments))
+    gc.collect()  # models, which hold the group and so its threads: none may live while the interpreter ends
 
 
 def run_ranks(workload: Workload, ids: Distribution, world_size: int, warm: int, steps: int) -> Result:

@@ -5,9 +5,11 @@ TorchRec, and even where torch cannot. Once `torchrec.optim` is imported, it has
 (`optim/torchrec_hooks.py`).
 """
 
+from . import _process_groups
 from ._lazy import attach as _attach
 from .optim import torchrec_hooks as _torchrec_hooks
 
 __version__ = "0.1.0"
 __getattr__, __dir__, __all__ = _attach(__name__, __file__)
 _torchrec_hooks.install()
+_process_groups.install()

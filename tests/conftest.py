@@ -23,6 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ["PYTHONFAULTHANDLER"] = "1"  # of ranks: one that is aborted says where
     config.addinivalue_line("markers", "slow: takes many seconds or much memory; runs with --slow")
     config.addinivalue_line("markers", "contents: bad contents of index tensors, which only the CPU looks for")
 

@@ -10,47 +10,18 @@
 from __future__ import annotations
 
 import functools
-import importlib.abc
-import importlib.machinery
-import importlib.util
-import sys
-import types
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-_TARGET = "torchrec.optim"
+from .._imports import after_import
+
 CLIP_INSTEAD = "give apply_optimizer_in_backward gradient_clipping=True and max_gradient"
 
 
 def install() -> None:
     """Adds the names to `torchrec.optim` now if it is imported, else when it will be."""
-    if _TARGET in sys.modules:
-        _extend(sys.modules[_TARGET])
-    elif not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _AfterImport())
-
-
-class _AfterImport(importlib.abc.MetaPathFinder):
-    """Finds nothing itself; lets `_extend` run after the real loader of `torchrec.optim`."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != _TARGET:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            loader = spec.loader
-            run = loader.exec_module
-
-            def run_and_extend(module: types.ModuleType) -> None:
-                run(module)
-                _extend(module)
-
-            loader.exec_module = run_and_extend  # type: ignore[method-assign]
-        return spec
+    after_import("torchrec.optim", _extend)
 
 
 def _extend(optim: Any) -> None:

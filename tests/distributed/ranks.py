@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import sys
 import traceback
@@ -59,6 +60,7 @@ def _serve(rank: int, world_size: int, port: int, kind: str, timeout: float, pat
         except BaseException:
             pipe.send((False, traceback.format_exc()))
     torch.distributed.destroy_process_group()
+    gc.collect()  # models, which hold the groups and so their threads: none may live while the interpreter ends
 
 
 class Ranks:

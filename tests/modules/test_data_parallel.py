@@ -8,15 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from jagged import apply, bags_collection, same_bits, single_ids, train_step
+from spawned import BACKENDS, run_ranks
 from torch.distributed.checkpoint import state_dict as dcp
 from torch.nn.parallel import DistributedDataParallel
 
 import rec_sdk_torch as rst
-from rec_sdk_torch.backends.devices import parse_device
-
-BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 
 
 class Nested(torch.nn.Module):
@@ -33,12 +30,8 @@ class Nested(torch.nn.Module):
         return self.dense(self.sparse["inner"](batch).values())
 
 
-def run_rank(rank: int, kind: str, store: str, unused: bool) -> None:
-    """One of two ranks, on devices of their own; each sees its own batch."""
-    device = parse_device(kind if kind == "cpu" else f"{kind}:{rank}")
-    if kind != "cpu":
-        torch.get_device_module(device).set_device(device)
-    torch.distributed.init_process_group(BACKENDS[kind], init_method=f"file://{store}", rank=rank, world_size=2)
+def run_rank(rank: int, device: torch.device, unused: bool) -> None:
+    """One of two ranks; each sees its own batch."""
     model = Nested(device)
     inner = model.sparse["inner"]
     with pytest.warns(UserWarning, match="'t0'.*each rank.*DistributedModelParallel"):
@@ -53,15 +46,11 @@ def run_rank(rank: int, kind: str, store: str, unused: bool) -> None:
         assert torch.equal(first, second), "dense gradients are averaged"
         assert first.any()
     assert inner.table_ids("t0").tolist() == [rank + 1], "tables are of each rank"
-    torch.distributed.barrier()  # neither closes its sockets before the other is through
-    torch.distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("unused", [False, True])
 def test_dense_gradients_are_averaged(device: torch.device, tmp_path: Path, unused: bool) -> None:
-    if device.type != "cpu" and torch.get_device_module(device).device_count() < 2:
-        pytest.skip("two ranks need two devices")
-    mp.spawn(run_rank, (device.type, str(tmp_path / "store"), unused), nprocs=2)
+    run_ranks(run_rank, device, tmp_path, unused)
 
 
 @pytest.fixture

@@ -182,6 +182,30 @@ def test_type_checkers_see_the_names(tmp_path: Path) -> None:
     assert "NoSuchName" in errors[1]
 
 
+PROCESS_GROUP = """
+import os, torch
+import torch.distributed as dist
+{first}
+dist.init_process_group("gloo", init_method="file://" + os.path.abspath("store"), rank=0, world_size=1)
+torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+import torchrec, torch.distributed.fsdp.sharded_grad_scaler
+{then}
+dist.barrier()
+dist.destroy_process_group()
+threads = [open(f"/proc/self/task/{{thread}}/comm").read().strip() for thread in os.listdir("/proc/self/task")]
+print(*[name for name in threads if "gloo" in name])
+"""
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_no_thread_of_a_process_group_outlives_it(first: bool, tmp_path: Path) -> None:
+    """One that does may abort the process while the interpreter ends."""
+    pytest.importorskip("torchrec")
+    ours = "import rec_sdk_torch"
+    code = PROCESS_GROUP.format(first=ours if first else "", then="" if first else ours)
+    assert run(code, folder=tmp_path).split() == []
+
+
 UNTOUCHED = """
 import torch, torchrec.optim
 construct = torchrec.optim.GradientClippingOptimizer.__init__

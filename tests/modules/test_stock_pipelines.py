@@ -15,8 +15,8 @@ from unittest import mock
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from jagged import apply, bags_collection, jagged, same_bits, sequences_collection
+from spawned import BACKENDS, run_ranks
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -26,9 +26,6 @@ from torchrec.distributed.types import ShardingPlan
 from torchrec.streamable import Pipelineable
 
 from rec_sdk_torch import prefetch
-from rec_sdk_torch.backends.devices import parse_device
-
-BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 
 
 @dataclass
@@ -237,11 +234,7 @@ def test_beside_a_collection_that_torchrec_shards(device: torch.device, alone: N
     assert_same(through(pipelines.TrainPipelineSparseDist(model, optimizer_of(model), device)), expected)
 
 
-def run_rank(rank: int, kind: str, store: str) -> None:
-    device = parse_device(kind if kind == "cpu" else f"{kind}:{rank}")
-    if kind != "cpu":
-        torch.get_device_module(device).set_device(device)
-    torch.distributed.init_process_group(BACKENDS[kind], init_method=f"file://{store}", rank=rank, world_size=2)
+def run_rank(rank: int, device: torch.device) -> None:
     model = Model(device)
     with pytest.warns(UserWarning, match="'t0'.*each rank's own"):
         parallel = model_parallel(model, device)
@@ -251,11 +244,7 @@ def run_rank(rank: int, kind: str, store: str) -> None:
     gradients = [torch.empty_like(own) for _ in range(2)]
     torch.distributed.all_gather(gradients, own)
     assert torch.equal(*(gradient.cpu() for gradient in gradients))
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
 
 
 def test_model_parallel_says_that_tables_are_not_shared(device: torch.device, tmp_path: Path) -> None:
-    if device.type != "cpu" and torch.get_device_module(device).device_count() < 2:
-        pytest.skip("two ranks need two devices")
-    mp.spawn(run_rank, (device.type, str(tmp_path / "store")), nprocs=2)
+    run_ranks(run_rank, device, tmp_path)

@@ -1,0 +1,46 @@
+"""What runs once a module of somebody else's is imported, whoever imports it and whenever."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Act = Callable[[Any], None]
+
+
+def after_import(name: str, act: Act) -> None:
+    """Calls `act` with the module `name`: now if it is imported, else right after it will be. Imports nothing."""
+    if name in sys.modules:
+        act(sys.modules[name])
+    elif not any(isinstance(finder, _AfterImport) and finder.name == name for finder in sys.meta_path):
+        sys.meta_path.insert(0, _AfterImport(name, act))
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Finds nothing itself; lets `act` run after the real loader of the module `name`."""
+
+    def __init__(self, name: str, act: Act) -> None:
+        self.name, self._act = name, act
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self.name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            loader, act = spec.loader, self._act
+            run = loader.exec_module
+
+            def run_and_act(module: types.ModuleType) -> None:
+                run(module)
+                act(module)
+
+            loader.exec_module = run_and_act  # type: ignore[method-assign]
+        return spec

@@ -1,0 +1,34 @@
+"""Ranks that are processes of their own, for one function."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+
+from rec_sdk_torch.backends.devices import parse_device
+
+BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
+
+
+def run_ranks(function: Callable[..., None], device: torch.device, folder: Path, *args: Any) -> None:
+    """`function(rank, device, *args)` on two ranks, on devices of their own. Skips the test where there is only one."""
+    if device.type != "cpu" and torch.get_device_module(device).device_count() < 2:
+        pytest.skip("two ranks need two devices")
+    mp.spawn(_run, (function, device.type, str(folder / "store"), args), nprocs=2)
+
+
+def _run(rank: int, function: Callable[..., None], kind: str, store: str, args: tuple[Any, ...]) -> None:
+    device = parse_device(kind if kind == "cpu" else f"{kind}:{rank}")
+    if kind != "cpu":
+        torch.get_device_module(device).set_device(device)
+    torch.distributed.init_process_group(BACKENDS[kind], init_method=f"file://{store}", rank=rank, world_size=2)
+    function(rank, device, *args)
+    torch.distributed.barrier()  # neither closes its sockets before the other is through
+    torch.distributed.destroy_process_group()
+    gc.collect()  # models, which hold the group and so its threads: none may live while the interpreter ends
