@@ -86,6 +86,7 @@ class TableSpec:
         columns: Sequence[str] = [],
         life: Life | None = None,
         store_path: str = "",
+        stored_dtype: int | None = None,
     ) -> None:
         """slots: rows in the device cache. capacity: most ids of a hash table, 0 = unlimited.
 

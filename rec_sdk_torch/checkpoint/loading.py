@@ -37,7 +37,7 @@ def check(found: Sequence[Match], chain: Chain) -> None:
             )
         config = owner.configs[each.name]
         group, table = view._open()
-        need += _rows(each) * group.layout.bytes - group.engine.memory(table)["store_bytes"]
+        need += _rows(each) * group.stored_bytes(table) - group.engine.memory(table)["store_bytes"]
         if not config.hashed and each.saved.hashed:
             _check_range(each, chain, config.num_embeddings)
         if view.config.capacity and config.hashed:

@@ -31,7 +31,7 @@ from .enums import (
 )
 from .moving_average import MovingAverage
 from .optimizers import table_optimizer
-from .options import cache_policy, check_options, check_types, logger
+from .options import cache_policy, cache_type, check_options, check_types, logger
 from .placement import (
     cache_option,
     compute_device,
@@ -126,7 +126,8 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
             if given[name] not in (torch.int32, torch.int64):
                 raise ValueError(f"{name} is {given[name]}, allowed are torch.int32 and torch.int64")
         self.weights_precision = sparse_type("weights_precision", weights_precision)
-        check_types(given, self.weights_precision, self.optimizer)
+        self.cache_precision = cache_type(given, self.weights_precision)
+        check_types(given, self.optimizer)
         self._output = sparse_type("output_dtype", output_dtype).as_dtype()
         self.pooling_mode = member(PoolingMode, "pooling_mode", pooling_mode)
         bounds_check = member(BoundsCheckMode, "bounds_check_mode", bounds_check_mode)
@@ -140,7 +141,7 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
             self._average = MovingAverage(emainplace_mode or EmainplaceModeDefinition(), self._specs)
         self._order = FeatureOrder(feature_table_map, [spec.dim for spec in self._specs])
         self.tables = self._make_tables(given, compute_device(kind, device))
-        self._note_placement()
+        self._note_placement(bool(stochastic_rounding))
         self._ready_for: weakref.ref[Group] | None = None
         self._weighted = False
         self._variable: tuple[object, VariableBatch] | None = None
@@ -150,8 +151,8 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
     def _make_tables(self, given: Mapping[str, Any], device: torch.device) -> TableBatchedEmbedding:
         names = names_of(given["table_names"], len(self._specs))
         rounding = bool(given["stochastic_rounding"])
-        precision, pooling = self.weights_precision, self.pooling_mode
-        configs = table_configs(self._specs, names, self._order.features, pooling, precision, rounding)
+        precisions, pooling = (self.weights_precision, self.cache_precision), self.pooling_mode
+        configs = table_configs(self._specs, names, self._order.features, pooling, precisions, rounding)
         if pooling is PoolingMode.NONE and len({spec.dim for spec in self._specs}) > 1:
             raise ValueError("pooling_mode NONE gives rows of one dim, and the tables have several")
         share = given["cache_load_factor"], given["cache_sets"], given["cache_reserved_memory"]
@@ -164,7 +165,14 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
             cache_policy=cache_policy(given["cache_algorithm"]),
         )
 
-    def _note_placement(self) -> None:
+    def _note_placement(self, rounding: bool) -> None:
+        wider = self.cache_precision is SparseType.FP32 is not self.weights_precision
+        if rounding and wider and not all(spec.resident for spec in self._specs):
+            logger.warning(
+                "stochastic_rounding=True has no effect on cached tables: FP32 weights in the cache are not rounded, "
+                "and a row that leaves it is rounded to the nearest %s",
+                self.weights_precision.name,
+            )
         managed = [spec for spec in self._specs if spec.location.name == "MANAGED"]
         if managed:
             logger.warning(

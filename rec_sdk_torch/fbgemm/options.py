@@ -64,18 +64,22 @@ def _check_extra(config: object) -> None:
             raise NotImplementedError(f"extra_optimizer_config: {name}=True is not supported: {why}")
 
 
-def check_types(given: Mapping[str, Any], weights: SparseType, optimizer: OptimType) -> None:
-    """Checks the data types of the cache and of optimizer states.
+def cache_type(given: Mapping[str, Any], weights: SparseType) -> SparseType:
+    """The data type of cached tables' weights in the cache.
+
+    Raises:
+        TypeError, ValueError: something that is no type.
+    """
+    return weights if given["cache_precision"] is None else sparse_type("cache_precision", given["cache_precision"])
+
+
+def check_types(given: Mapping[str, Any], optimizer: OptimType) -> None:
+    """Checks the data types of optimizer states.
 
     Raises:
         NotImplementedError: a type that there is not.
         TypeError, ValueError: something that is no type.
     """
-    cache = weights if given["cache_precision"] is None else sparse_type("cache_precision", given["cache_precision"])
-    if cache is not weights:
-        raise NotImplementedError(
-            f"cache_precision {cache.name} with weights_precision {weights.name}: the cache has the table's data type"
-        )
     for name, value in (given["optimizer_state_dtypes"] or {}).items():
         if sparse_type(f"optimizer_state_dtypes[{name!r}]", value) is not SparseType.FP32:
             raise NotImplementedError(

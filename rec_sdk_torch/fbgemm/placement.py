@@ -112,10 +112,11 @@ def table_configs(
     names: Sequence[str],
     features: Sequence[int],
     pooling: PoolingMode,
-    precision: SparseType,
+    precisions: tuple[SparseType, SparseType],
     stochastic_rounding: bool,
 ) -> list[TableConfig]:
-    """The tables, whose rows are zeros at first, as FBGEMM's."""
+    """The tables, whose rows are zeros at first, as FBGEMM's; `precisions`: of weights, and of cached ones."""
+    weights, cached = (precision.as_dtype() for precision in precisions)
     return [
         TableConfig(
             name,
@@ -124,7 +125,8 @@ def table_configs(
             num_features=count,
             pooling=_POOLINGS[pooling],
             hashed=False,
-            weight_dtype=precision.as_dtype(),
+            weight_dtype=weights,
+            cache_dtype=None if spec.resident else cached,
             init_min=0.0,
             init_max=0.0,
             stochastic_rounding=stochastic_rounding,

@@ -26,13 +26,13 @@ def _embedding(
     *,
     capacity: bool = False,
     stochastic_rounding: bool = False,
+    cache_dtype: torch.dtype | None = None,
     **options: Any,
 ) -> TableBatchedEmbedding:
     """The tables of a collection, whose configs must be of `kind`; `options` are those of the embedding."""
     check_kind(tables, kind, type(collection).__name__, capacity=capacity)
-    configs = [
-        replace(table_config(table, capacity=capacity), stochastic_rounding=stochastic_rounding) for table in tables
-    ]
+    precision: dict[str, Any] = {"stochastic_rounding": stochastic_rounding, "cache_dtype": cache_dtype}
+    configs = [replace(table_config(table, capacity=capacity), **precision) for table in tables]
     if any(config.track_changes for config in configs):  # TorchRec's own configs cannot say it
         configs = [config if config.hashed else replace(config, track_changes=True) for config in configs]
     return TableBatchedEmbedding(configs, device=device, **options)
@@ -59,6 +59,7 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
         cache_policy: str = "lrfu",
         host_store: str | os.PathLike[str] | None = None,
         stochastic_rounding: bool = False,
+        cache_dtype: torch.dtype | None = None,
     ) -> None:
         """Checks the tables; rows and cache are laid out at first use.
 
@@ -80,6 +81,8 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
             host_store: a folder for the rows where they do not fit into host memory, see `TableBatchedEmbedding`.
             stochastic_rounding: updates round float16 and bfloat16 weights up or down at random, so that they are
                 right on average, see docs/rounding.md. Of float32 weights it means nothing.
+            cache_dtype: of the weights in the device cache; None: `data_type` of each table, which is that of the
+                rows in host memory. See docs/rounding.md.
 
         Raises:
             ValueError, TypeError: tables or options that cannot be met; the message names them.
@@ -88,7 +91,7 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
         hint = BatchHint(batch_size, multi_hot_sizes, world_size)
         options: dict[str, Any] = {"cache": cache, "seed": seed, "bounds_check_mode": bounds_check_mode}
         options |= {"check_finite": check_finite, "cache_policy": cache_policy, "host_store": host_store}
-        options["stochastic_rounding"] = stochastic_rounding
+        options |= {"stochastic_rounding": stochastic_rounding, "cache_dtype": cache_dtype}
         embedding = _embedding(self, tables, EmbeddingConfig, device, batch_hint=hint, **options)
         super().__init__(tables, embedding, embedding_optimizer_cls)
         self._need_indices = need_indices
@@ -204,6 +207,7 @@ class EmbCacheEmbeddingBagCollection(_PooledCollection):
         cache_policy: str = "lrfu",
         host_store: str | os.PathLike[str] | None = None,
         stochastic_rounding: bool = False,
+        cache_dtype: torch.dtype | None = None,
     ) -> None:
         """Checks the tables; rows and cache are laid out at first use.
 
@@ -216,7 +220,7 @@ class EmbCacheEmbeddingBagCollection(_PooledCollection):
         hint = BatchHint(batch_size, multi_hot_sizes, world_size)
         options: dict[str, Any] = {"cache": cache, "seed": seed, "bounds_check_mode": bounds_check_mode}
         options |= {"check_finite": check_finite, "cache_policy": cache_policy, "host_store": host_store}
-        options["stochastic_rounding"] = stochastic_rounding
+        options |= {"stochastic_rounding": stochastic_rounding, "cache_dtype": cache_dtype}
         embedding = _embedding(self, tables, EmbeddingBagConfig, device, batch_hint=hint, **options)
         super().__init__(tables, embedding, embedding_optimizer_cls, is_weighted)
 

@@ -22,7 +22,7 @@ from .guard import GradientGuard, Scaler
 from .life import Seen
 from .look_ahead import LookAhead, LooksAhead
 from .lookup import BatchLookup, fused_lookup, split_rows
-from .member import Member, drawn, record_layout
+from .member import Member, drawn, record_layout, stored_bytes
 from .monitor import Inspected
 from .optimizer import TableOptimizer
 from .reading import ReadPooled, wants_grad
@@ -214,7 +214,9 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
         slots = self._slots()
         layouts = [record_layout(t, o) for t, o in zip(self.tables, self.optimizers, strict=True)]
         if self.host_store is None:
-            check_host_memory(self.tables, [layout.bytes for layout in layouts])
+            check_host_memory(
+                self.tables, [stored_bytes(t, o) for t, o in zip(self.tables, self.optimizers, strict=True)]
+            )
         elif self._store_folder is None:
             self._store_folder = StoreFolder(self.host_store)
         alike: dict[object, list[int]] = {}

@@ -16,7 +16,7 @@ from ..warn import warn
 from .batch import Batch, Int64Array
 from .ledger import Ledger, Run
 from .life import TableLife
-from .member import Member, drawn, engine_of, record_layout
+from .member import Member, drawn, engine_of, record_layout, stored_bytes
 from .plan import Plan, PlanArrays
 from .rounding import rounding_seeds
 from .store_folder import StoreFolder
@@ -432,6 +432,10 @@ class Group:
         resident = ops.gather_rows(self.swap.cache, *self._transfers.put(plan.resident_slots))
         return self.layout.weight(torch.cat([resident, *self._transfers.send(staging).wait()]))
 
+    def stored_bytes(self, table: int) -> int:
+        """Of a row of the table in host memory."""
+        return stored_bytes(self.members[table].config, self.members[table].optimizer)
+
     def slot_bytes(self) -> int:
         """Of a row in the cache and, in a group with a window, its sums."""
         matrices = [matrix for matrix in (self.swap.cache, self.swap.sums) if matrix is not None]
@@ -443,7 +447,8 @@ class Group:
         """Lets hash tables with an `init_fn` fill their rows among `records[new]`, which are of `tables`."""
         for index in self._with_init_fn if len(new) else ():
             rows = torch.from_numpy(new[tables == index]).long()
-            self.layout.weight(records)[rows] = drawn(self.members[index].config, len(rows))
+            weights = self.layout.weight(records)
+            weights[rows] = drawn(self.members[index].config, len(rows)).to(weights.dtype)
 
     def gather(self, slots: np.ndarray) -> torch.Tensor:
         """Records in the cache, copied to the host, uint8 `[n, bytes]`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -37,10 +37,15 @@ class Member:
 
 
 def record_layout(config: TableConfig, optimizer: TableOptimizer | None) -> RecordLayout:
-    """The record of a row of `config`, with the states of `optimizer`."""
+    """The record of a row of `config` in the cache, with the states of `optimizer`."""
     states = optimizer.spec.states if optimizer else ()
     dim = config.embedding_dim
-    return RecordLayout(dim, config.weight_dtype, tuple(state.elements(dim) for state in states))
+    return RecordLayout(dim, config.cached_dtype, tuple(state.elements(dim) for state in states))
+
+
+def stored_bytes(config: TableConfig, optimizer: TableOptimizer | None) -> int:
+    """Of such a record in the host's table."""
+    return replace(record_layout(config, optimizer), weight_dtype=config.weight_dtype).bytes
 
 
 def _table_spec(
@@ -61,8 +66,9 @@ def _table_spec(
         state_init=optimizer.spec.state_init(optimizer.options) if optimizer else [],
         bounds_check=bounds_check.value,
         columns=[*(["version"] if config.track_changes else []), *(life.columns() if life else [])],
-        life=life.of_engine(record_layout(config, optimizer).bytes) if life else None,
+        life=life.of_engine(stored_bytes(config, optimizer)) if life else None,
         store_path="" if stores is None else stores.new_path(config.name),
+        stored_dtype=WEIGHT_DTYPES.index(config.weight_dtype),
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from .batch import Int64Array
+from .view import as_stored
 
 if TYPE_CHECKING:
     from .embedding import TableBatchedEmbedding
@@ -172,7 +173,8 @@ class Snapshot:
         records = torch.from_numpy(rows.records)
         layout = self._group.layout
         names = self._embedding.view(self._group.members[self._table].config.name).parts()
-        return {n: layout.weight(records) if i == 0 else layout.state(records, i - 1) for i, n in enumerate(names)}
+        parts = {n: layout.weight(records) if i == 0 else layout.state(records, i - 1) for i, n in enumerate(names)}
+        return as_stored(self._group.members[self._table].config, parts)
 
     # ---- who changes rows, under the launch lock
 

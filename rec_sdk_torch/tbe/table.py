@@ -102,6 +102,8 @@ class TableConfig:
         track_changes: rows know when they changed last, for `TableView.chunks(since=)`; 8 to 10 bytes per row.
         stochastic_rounding: updates round 16-bit weights up or down at random, so that they are right on average;
             see docs/rounding.md. float32 weights do not round.
+        cache_dtype: of the weights in the device cache, where lookups and updates are; float32, float16 or bfloat16.
+            None: `weight_dtype`, which is that of the host's table. A weight that comes or goes is rounded to nearest.
     """
 
     name: str
@@ -120,6 +122,7 @@ class TableConfig:
     init_fn: InitFn | None = None
     track_changes: bool = False
     stochastic_rounding: bool = False
+    cache_dtype: torch.dtype | None = None
     life: TableLife | None = None
 
     def __post_init__(self) -> None:
@@ -141,6 +144,10 @@ class TableConfig:
             object.__setattr__(self, field, value)  # an int, also where NumPy's was given
         if self.weight_dtype not in WEIGHT_DTYPES:
             raise ValueError(f"table {self.name!r}: data type {self.weight_dtype}, allowed are {WEIGHT_DTYPES}")
+        if self.cache_dtype not in (None, *WEIGHT_DTYPES):
+            raise ValueError(
+                f"table {self.name!r}: cache_dtype {self.cache_dtype}, allowed are None and {WEIGHT_DTYPES}"
+            )
         if self.life is not None and self.life.any() and not self.hashed:
             raise ValueError(f"table {self.name!r}: only a hash table admits or evicts ids")
         if not isinstance(self.stochastic_rounding, bool):
@@ -170,7 +177,12 @@ class TableConfig:
     @property
     def rounds_stochastically(self) -> bool:
         """Whether updates of its weights do."""
-        return self.stochastic_rounding and self.weight_dtype is not torch.float32
+        return self.stochastic_rounding and self.cached_dtype is not torch.float32
+
+    @property
+    def cached_dtype(self) -> torch.dtype:
+        """Of the weights in the device cache."""
+        return self.cache_dtype or self.weight_dtype
 
     @property
     def weight_bytes(self) -> int:

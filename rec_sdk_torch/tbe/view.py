@@ -129,7 +129,7 @@ class TableView:
         wanted = ids.cpu().numpy()
         with self._embedding.exclusive():
             group, table = self._open()
-            return Chunk(ids, read_parts(group, table, wanted, self._places(parts)))
+            return Chunk(ids, as_stored(self.config, read_parts(group, table, wanted, self._places(parts))))
 
     def knows(self, ids: torch.Tensor) -> torch.Tensor:
         """Which of `ids`, int64 `[n]`, are rows: bool `[n]`."""
@@ -398,8 +398,13 @@ def _write(content: Content, staying: _Staying | None) -> None:
         write_parts(group, table, others, {content.view._places([name])[name]: initial})
 
 
+def as_stored(config: TableConfig, parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Parts of rows as the cache has them, with the weight as the host's table has it."""
+    return {name: part.to(config.weight_dtype) if name == WEIGHT else part for name, part in parts.items()}
+
+
 def read_parts(group: Group, table: int, ids: Int64Array, places: Mapping[str, int]) -> dict[str, torch.Tensor]:
-    """Parts of the rows of `ids`, copies on the host, by name; `places`: -1 is the weight, else a state."""
+    """Parts of the rows of `ids` as the cache has them, copies on the host, by name; `places`: -1 is the weight."""
     result: dict[str, list[torch.Tensor]] = {name: [] for name in places}
     for begin in range(0, len(ids), group.chunk):
         records = _read_records(group, table, ids[begin : begin + group.chunk])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,14 @@ WINDOWS = (AccumulateAdagrad, {"lr": 0.1, "use_accumulate": True, "accumulate_st
 
 
 def configs(**options: Any) -> list[TableConfig]:
-    """Two hash tables and two index tables in three groups."""
+    """Two hash tables and two index tables in four groups."""
 
     def table(name: str, hashed: bool, dim: int, dtype: torch.dtype = torch.float32) -> TableConfig:
         more = {"initializer_type": InitializerType.UNIFORM, "track_changes": True, **options}
         return TableConfig(name, IDS, dim, pooling=Pooling.SUM, hashed=hashed, weight_dtype=dtype, **more)
 
-    return [table("a", True, 4), table("b", False, 8), table("c", True, 4, torch.bfloat16), table("d", False, 4)]
+    d = replace(table("d", False, 4), cache_dtype=torch.bfloat16)  # float32 in host memory and in saves
+    return [table("a", True, 4), table("b", False, 8), table("c", True, 4, torch.bfloat16), d]
 
 
 def make(optimizer: Any = ADAGRAD, *, cache: Any = 20, seed: int = 1, **options: Any) -> TableBatchedEmbedding:

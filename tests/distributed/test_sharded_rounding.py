@@ -18,17 +18,18 @@ from torchrec.modules.embedding_configs import DataType
 import rec_sdk_torch as rst
 
 IDS, STEPS = 23, 6
-KINDS = {DataType.BF16: torch.bfloat16, DataType.FP16: torch.float16}
+KINDS = {DataType.BF16: torch.bfloat16, DataType.FP16: torch.float16, DataType.FP32: torch.float32}
 
 
 def collection(device: torch.device, kind: DataType, seed: int, rounds: bool = True) -> Any:
-    """A hash table and an index table."""
+    """A hash table and an index table; of float32 weights the cache is bfloat16."""
     made = bags_collection(
         device,
         bag_config("t0", data_type=kind),
         EmbeddingBagConfig(name="t1", num_embeddings=IDS, embedding_dim=4, feature_names=["f1"], data_type=kind),
         seed=seed,
         stochastic_rounding=rounds,
+        cache_dtype=torch.bfloat16 if kind is DataType.FP32 else None,
     )
     rst.apply_optimizer_in_backward(torch.optim.SGD, made.parameters(), {"lr": 0.01})
     return made

@@ -13,6 +13,7 @@ from rec_sdk_torch.fbgemm import (
     CounterWeightDecayMode,
     CowClipDefinition,
     EmainplaceModeDefinition,
+    SparseType,
     moving_average,
 )
 
@@ -348,6 +349,27 @@ def test_data_types_of_weights(name: Any, rounding: bool, location: str, device:
     reference.step()
     for mine, its in zip(ours.split_embedding_weights(), reference.weights, strict=True):
         torch.testing.assert_close(mine.cpu().double(), its.detach(), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("location", LOCATIONS)
+@pytest.mark.parametrize(("weights", "cache"), [("FP32", "BF16"), ("FP16", "FP32"), ("BF16", torch.float16)])
+def test_precision_of_the_cache(weights: str, cache: Any, location: str, device: torch.device) -> None:
+    """Of cached tables, as FBGEMM has it; with the bits of a `TableBatchedEmbedding`, as tests/tbe has them."""
+    case = random_case(2)
+    options = {"weights_precision": weights, "stochastic_rounding": False}
+    ours = make_ours(case, device, location, cache_precision=cache, **options)
+    cached = SparseType[cache].as_dtype() if isinstance(cache, str) else cache
+    stored = SparseType[weights].as_dtype()
+    seen = [group.swap.weights.dtype for group in ours.tables.groups]
+    assert seen == [cached if "MANAGED" in location else stored] * len(seen)
+    plain = make_ours(case, device, location, **options)
+    initial, batch = case.weights(), case.batch()
+    for module in (ours, plain):
+        set_weights(module, initial)
+        module(*batch).sum().backward()
+    for mine, its in zip(ours.split_embedding_weights(), plain.split_embedding_weights(), strict=True):
+        assert mine.dtype == its.dtype == stored
+        torch.testing.assert_close(mine.cpu(), its.cpu(), rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("pooling", ["SUM", "NONE"])

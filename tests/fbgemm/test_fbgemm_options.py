@@ -172,7 +172,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "enable_raw_embedding_streaming": ({"enable_raw_embedding_streaming": True}, "save deltas"),
     "is_qr_tbe": ({"is_qr_tbe": True}, "quotient-remainder"),
     "preallocated_host_buffers": ({"preallocated_host_buffers": {}}, "optimizer states"),
-    "cache_precision": ({"cache_precision": "FP16"}, "cache_precision FP16 with weights_precision FP32"),
     "optimizer_state_dtypes": (
         {"optimizer": "PARTIAL_ROWWISE_ADAM", "optimizer_state_dtypes": {"momentum1": "FP16"}},
         "momentum1 of PARTIAL_ROWWISE_ADAM is float32",
@@ -257,6 +256,10 @@ def test_specs_that_cannot_be(options: dict[str, Any], reason: str) -> None:
 
 
 LOGGED: list[tuple[dict[str, Any], str]] = [
+    (
+        {"weights_precision": "FP16", "cache_precision": "FP32"},
+        "stochastic_rounding=True has no effect on cached tables: FP32 weights in the cache are not rounded",
+    ),
     ({"uvm_non_rowwise_momentum": True}, "uvm_non_rowwise_momentum=True has no effect"),
     ({"use_experimental_tbe": True}, "use_experimental_tbe=True has no effect"),
     ({"multipass_prefetch_config": fbgemm.MultiPassPrefetchConfig()}, "multipass_prefetch_config"),

@@ -25,6 +25,11 @@ using rec_sdk::StoreFile;
 
 namespace {
 
+// Records of so many bytes, which the store keeps as they are.
+rec_sdk::StoredRecords records_of(int64_t bytes) {
+  return rec_sdk::StoredRecords(rec_sdk::make_record_layout(bytes / 4, rec_sdk::DType::kFloat32, nullptr, 0));
+}
+
 std::vector<char> pattern(int64_t row, int64_t bytes) {
   std::vector<char> record(static_cast<size_t>(bytes));
   for (int64_t i = 0; i < bytes; ++i) record[i] = static_cast<char>(row * 31 + i);
@@ -33,7 +38,7 @@ std::vector<char> pattern(int64_t row, int64_t bytes) {
 
 void grows_without_moving(int64_t bytes, int64_t step, int64_t count) {
   MemoryGuard guard;
-  HostStore store(bytes, &guard);
+  HostStore store(records_of(bytes), &guard);
   std::vector<const char*> places;
   std::vector<int64_t> rows;
   for (int64_t row = 0; row < count * step; row += step) {
@@ -41,11 +46,11 @@ void grows_without_moving(int64_t bytes, int64_t step, int64_t count) {
     CHECK(!store.has(row));
     store.write(row, pattern(row, bytes).data());
     CHECK(store.has(row));
-    places.push_back(store.read(row));
+    places.push_back(store.find(row));
     rows.push_back(row);
   }
   for (size_t i = 0; i < rows.size(); ++i) {
-    CHECK(store.read(rows[i]) == places[i]);
+    CHECK(store.find(rows[i]) == places[i]);
     CHECK(std::memcmp(places[i], pattern(rows[i], bytes).data(), static_cast<size_t>(bytes)) == 0);
   }
   CHECK(store.written_rows() == count);
@@ -58,7 +63,7 @@ void grows_without_moving(int64_t bytes, int64_t step, int64_t count) {
 
 void commits_lazily() {
   MemoryGuard guard;
-  HostStore store(256, &guard);
+  HostStore store(records_of(256), &guard);
   store.extend(1000000000);
   CHECK(store.committed_bytes() == 0);
   store.write(999999999, pattern(1, 256).data());
@@ -78,7 +83,7 @@ int64_t pages_in_memory(const char* begin, int64_t bytes) {
 void forgets(int64_t bytes, int64_t rows) {
   std::mt19937_64 random(static_cast<uint64_t>(bytes));
   MemoryGuard guard;
-  HostStore store(bytes, &guard);
+  HostStore store(records_of(bytes), &guard);
   store.extend(rows);
   const int64_t page = static_cast<int64_t>(rec_sdk::kHugePage);
   const int64_t chunk_rows = [&] {  // as the store has them, so that pages can be told
@@ -112,7 +117,7 @@ void forgets(int64_t bytes, int64_t rows) {
     CHECK(store.written_rows() == static_cast<int64_t>(written.size()));
     CHECK(store.committed_bytes() == expected_bytes() && guard.committed() == store.committed_bytes());
     const int64_t kept = *written.begin();
-    const std::vector<char> before(store.read(kept), store.read(kept) + bytes);
+    const std::vector<char> before(store.find(kept), store.find(kept) + bytes);
     while (written.size() > 1) {
       store.forget(*written.rbegin());
       store.forget(*written.rbegin());  // again: nothing
@@ -121,20 +126,21 @@ void forgets(int64_t bytes, int64_t rows) {
     }
     CHECK(store.committed_bytes() == expected_bytes() && store.has(kept));
     CHECK(before.front() == 1 + kept % 100 && before.back() == before.front());
-    CHECK(std::memcmp(before.data(), store.read(kept), before.size()) == 0);
+    CHECK(std::memcmp(before.data(), store.find(kept), before.size()) == 0);
+    const char* const place = store.find(kept);
     store.forget(kept);
     CHECK(store.written_rows() == 0 && store.committed_bytes() == 0 && guard.committed() == 0);
-    CHECK(store.record(kept)[0] == 0);  // the page is new
+    CHECK(place[0] == 0);  // the page is new
   }
 }
 
 void memory_comes_back() {
   MemoryGuard guard;
-  HostStore store(256, &guard);
+  HostStore store(records_of(256), &guard);
   const int64_t rows = 8 * 8192;  // a chunk
   store.extend(rows);
   for (int64_t row = 0; row < rows; ++row) store.write(row, pattern(row, 256).data());
-  const char* const begin = store.record(0);
+  const char* const begin = store.find(0);
   CHECK(pages_in_memory(begin, rows * 256) == rows * 256 / 4096);
   for (int64_t row = 0; row < rows - 1; ++row) store.forget(row);
   CHECK(pages_in_memory(begin, rows * 256) == 512);  // the last huge page
@@ -145,7 +151,7 @@ void memory_comes_back() {
 void copies_beside_growth() {
   constexpr int64_t kBytes = 64 << 10, kRows = 130, kOthers = 4000;
   MemoryGuard guard;
-  HostStore store(kBytes, &guard);
+  HostStore store(records_of(kBytes), &guard);
   store.extend(kRows);
   for (int64_t row = 0; row < kRows; ++row) {
     store.map(row);
@@ -158,9 +164,9 @@ void copies_beside_growth() {
       std::vector<char> record(kBytes);
       for (int round = 0; round < 3; ++round) {
         for (int64_t row = t; row < kRows; row += 4) {
-          std::memcpy(store.record(row), pattern(row + round, kBytes).data(), kBytes);
+          store.copy(row, pattern(row + round, kBytes).data());
           bad += !store.has(row);
-          std::memcpy(record.data(), store.read(row), kBytes);
+          store.read(row, record.data());
           bad += record != pattern(row + round, kBytes);
         }
       }
@@ -192,7 +198,7 @@ void on_disk(int64_t bytes, int64_t step, int64_t count) {
   MemoryGuard guard;
   guard.set_limit(0);
   {
-    HostStore store(bytes, &guard, std::make_unique<StoreFile>(path, "t"));
+    HostStore store(records_of(bytes), &guard, std::make_unique<StoreFile>(path, "t"));
     std::vector<int64_t> rows;
     store.extend(count * step);
     CHECK(store.disk_bytes() >= (count - 1) * step * bytes);
@@ -205,7 +211,7 @@ void on_disk(int64_t bytes, int64_t step, int64_t count) {
     CHECK(stat(path.c_str(), &file) == 0 && file.st_size == store.disk_bytes() + 4096);
     store.will_need(rows.data(), static_cast<int64_t>(rows.size()));
     for (const int64_t row : rows) {
-      CHECK(std::memcmp(store.read(row), pattern(row, bytes).data(), static_cast<size_t>(bytes)) == 0);
+      CHECK(std::memcmp(store.find(row), pattern(row, bytes).data(), static_cast<size_t>(bytes)) == 0);
       CHECK(step == 1 || !store.has(row + 1));
     }
     store.forget(rows[1]);
@@ -217,7 +223,7 @@ void on_disk(int64_t bytes, int64_t step, int64_t count) {
     CHECK(store.disk_bytes() == 0 && stat(path.c_str(), &file) == 0 && file.st_size == 4096);
     store.extend(2);
     store.write(1, pattern(9, bytes).data());
-    CHECK(std::memcmp(store.read(1), pattern(9, bytes).data(), static_cast<size_t>(bytes)) == 0);
+    CHECK(std::memcmp(store.find(1), pattern(9, bytes).data(), static_cast<size_t>(bytes)) == 0);
     if (step == 1) {  // another file that got its name is not removed
       unlink(path.c_str());
       std::ofstream(path) << "other";

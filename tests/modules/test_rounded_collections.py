@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +15,16 @@ from torchrec.modules.embedding_configs import DataType
 import rec_sdk_torch as rst
 
 
-def collection(device: torch.device, cache: int = 40, stochastic: bool = True) -> rst.EmbCacheEmbeddingBagCollection:
-    config = bag_config("t0", ("f0",), num_embeddings=80, embedding_dim=8, data_type=DataType.BF16)
-    result = bags_collection(device, config, cache=cache, stochastic_rounding=stochastic)
+def collection(
+    device: torch.device,
+    cache: int = 40,
+    stochastic: bool = True,
+    stored: DataType = DataType.BF16,
+    cache_dtype: torch.dtype | None = None,
+) -> rst.EmbCacheEmbeddingBagCollection:
+    config = bag_config("t0", ("f0",), num_embeddings=80, embedding_dim=8, data_type=stored)
+    options: dict[str, Any] = {"stochastic_rounding": stochastic, "cache_dtype": cache_dtype}
+    result = bags_collection(device, config, cache=cache, **options)
     apply(result, torch.optim.SGD, lr=1e-3)
     return result
 
@@ -41,8 +49,10 @@ def test_prefetching(depth: int, device: torch.device) -> None:
     assert bits(ahead) == bits(plain) != bits(nearest)
 
 
-def test_a_run_that_is_resumed_goes_on_alike(device: torch.device, tmp_path: Path) -> None:
-    straight, resumed = collection(device), collection(device, 30)
+@pytest.mark.parametrize("stored", [DataType.BF16, DataType.FP32])
+def test_a_run_that_is_resumed_goes_on_alike(stored: DataType, device: torch.device, tmp_path: Path) -> None:
+    types = {"stored": stored, "cache_dtype": torch.bfloat16}
+    straight, resumed = collection(device, **types), collection(device, 30, **types)
     for batch in batches(0, 10):
         train_step(straight, batch)
     rst.Saver().save(straight, tmp_path)
@@ -51,3 +61,18 @@ def test_a_run_that_is_resumed_goes_on_alike(device: torch.device, tmp_path: Pat
         for batch in batches(10, 24):
             train_step(tables, batch)
     assert bits(resumed) == bits(straight)
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_saves_have_the_stored_type(background: bool, device: torch.device, tmp_path: Path) -> None:
+    """A save of a narrower or wider cache is one of the table, which any table loads."""
+    source = collection(device, 30, stored=DataType.BF16, cache_dtype=torch.float32)
+    for batch in batches(0, 10):
+        train_step(source, batch)
+    done = rst.Saver().save(source, tmp_path, background=background)
+    if background:
+        done.result()
+    target = collection(device, 30)
+    rst.Saver().load(target, tmp_path)
+    assert bits(target) == bits(source)
+    assert source.state_dict()["embedding_bags.t0.weight"].dtype == torch.bfloat16

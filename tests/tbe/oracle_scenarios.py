@@ -154,11 +154,11 @@ class Scenario:
     on_disk: bool = False
     rounded: torch.dtype | None = None
 
-    def with_rounding(self) -> Scenario:
-        """The same, of weights that are rounded at random."""
+    def with_rounding(self, stored: torch.dtype | None = None) -> Scenario:
+        """The same, of weights that are rounded at random; `stored`: as the host has them, if not as the cache does."""
         assert self.rounded is not None
-        tables = [replace(table, weight_dtype=self.rounded, stochastic_rounding=True) for table in self.tables]
-        return replace(self, tables=tables)
+        types = {"weight_dtype": stored or self.rounded, "cache_dtype": self.rounded, "stochastic_rounding": True}
+        return replace(self, tables=[replace(table, **types) for table in self.tables])
 
     @cached_property
     def steps(self) -> list[Step]:

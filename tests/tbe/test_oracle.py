@@ -338,6 +338,13 @@ def check(scenario: Scenario, device: torch.device) -> None:
     if scenario.rounded is not None:
         rounded = run(scenario.with_rounding(), small, device)
         same_bits(rounded, run(other.with_rounding(), whole, torch.device("cpu")), f"{small} rows", f"{whole} rows")
+        stored = run(other.with_rounding(torch.float32), between, device)
+        same_bits(widened(rounded), widened(stored), "stored as cached", "stored in float32")
+
+
+def widened(result: Result) -> Result:
+    """With 16-bit values as float32."""
+    return {name: value.float() if value.dtype.itemsize == 2 else value for name, value in result.items()}
 
 
 def same_bits(result: Result, again: Result, one: str, other: str) -> None:

@@ -99,14 +99,15 @@ ColumnSet parse_columns(const std::vector<std::string>& names) {
   return columns;
 }
 
+DType weight_type(const std::string& argument, int dtype) {
+  if (dtype >= 0 && dtype <= 2) return static_cast<DType>(dtype);
+  throw py::value_error(argument + " must be 0 (fp32), 1 (fp16) or 2 (bf16), got " + std::to_string(dtype));
+}
+
 RecordLayout make_layout(int64_t dim, int weight_dtype, const std::vector<int64_t>& state_elements) {
   if (dim < 1 || dim > kMaxDim) {
     throw py::value_error("dim must be between 1 and " + std::to_string(kMaxDim) + ", got " +
                           std::to_string(dim));
-  }
-  if (weight_dtype < 0 || weight_dtype > 2) {
-    throw py::value_error("weight_dtype must be 0 (fp32), 1 (fp16) or 2 (bf16), got " +
-                          std::to_string(weight_dtype));
   }
   if (state_elements.size() > static_cast<size_t>(kMaxStates)) {
     throw py::value_error("at most " + std::to_string(kMaxStates) + " state blocks, got " +
@@ -117,7 +118,7 @@ RecordLayout make_layout(int64_t dim, int weight_dtype, const std::vector<int64_
       throw py::value_error("a state block has dim or 1 elements, got " + std::to_string(elements));
     }
   }
-  return make_record_layout(dim, static_cast<DType>(weight_dtype), state_elements.data(),
+  return make_record_layout(dim, weight_type("weight_dtype", weight_dtype), state_elements.data(),
                             static_cast<int64_t>(state_elements.size()));
 }
 
@@ -152,27 +153,30 @@ void bind_specs(py::module_& m) {
       .def(py::init([](std::string name, bool hashed, int64_t num_embeddings, int64_t slots, int64_t capacity,
                        const Initializer& initializer, const py::int_& seed, std::vector<float> state_init,
                        const std::string& bounds_check, const std::vector<std::string>& columns,
-                       const std::optional<LifeSpec>& life, std::string store_path) {
+                       const std::optional<LifeSpec>& life, std::string store_path,
+                       std::optional<int> stored_dtype) {
              // Any Python int is a seed; torch's may be negative or use all 64 bits.
              const uint64_t bits = (seed.attr("__and__")(py::int_(UINT64_MAX))).cast<uint64_t>();
-             return TableSpec{std::move(name),
-                              hashed,
-                              num_embeddings,
-                              slots,
-                              capacity,
-                              initializer,
-                              bits,
-                              std::move(state_init),
-                              parse_bounds_check(bounds_check),
-                              parse_columns(columns),
-                              life && life->admits,
-                              life.value_or(LifeSpec()),
-                              std::move(store_path)};
+             return TableSpec{
+                 std::move(name),
+                 hashed,
+                 num_embeddings,
+                 slots,
+                 capacity,
+                 initializer,
+                 bits,
+                 std::move(state_init),
+                 parse_bounds_check(bounds_check),
+                 parse_columns(columns),
+                 life && life->admits,
+                 life.value_or(LifeSpec()),
+                 std::move(store_path),
+                 stored_dtype ? std::optional(weight_type("stored_dtype", *stored_dtype)) : std::nullopt};
            }),
            py::kw_only(), py::arg("name"), py::arg("hashed"), py::arg("num_embeddings"), py::arg("slots"),
            py::arg("capacity"), py::arg("initializer"), py::arg("seed"), py::arg("state_init"),
            py::arg("bounds_check"), py::arg("columns") = std::vector<std::string>(),
-           py::arg("life") = py::none(), py::arg("store_path") = "");
+           py::arg("life") = py::none(), py::arg("store_path") = "", py::arg("stored_dtype") = py::none());
 }
 
 void bind_plan(py::module_& m) {

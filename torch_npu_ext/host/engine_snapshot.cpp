@@ -81,23 +81,16 @@ void Engine::take(Table* source, int64_t id, uint32_t row, uint32_t slot, TakenR
 
 // All at once: rows lie anywhere in the store.
 void Engine::copy_records(const Table& source, TakenRows* taken) const {
-  constexpr size_t kAhead = 8, kCacheLine = 64;
+  constexpr size_t kAhead = 8;
   const size_t bytes = static_cast<size_t>(group_.layout.bytes), count = taken->ids.size();
   const auto resident = [](int32_t slot) { return static_cast<uint32_t>(slot) != kNoSlot; };
   if (std::all_of(taken->slots.begin(), taken->slots.end(), resident)) return;
   taken->records.resize(count * bytes);
   for (size_t i = 0; i < count; ++i) {
-    if (i + kAhead < count) {
-      const char* const ahead = source.store.find(taken->rows[i + kAhead]);
-      for (size_t at = 0; ahead != nullptr && at < bytes; at += kCacheLine) prefetch(ahead + at);
-    }
+    if (i + kAhead < count) source.store.prefetch(taken->rows[i + kAhead]);
     if (resident(taken->slots[i])) continue;  // the caller reads the cache
     char* const record = taken->records.data() + i * bytes;
-    if (const char* const stored = source.store.find(taken->rows[i])) {
-      std::memcpy(record, stored, bytes);
-    } else {
-      source.initializer.write(taken->ids[i], record);
-    }
+    if (!source.store.read(taken->rows[i], record)) source.initializer.write(taken->ids[i], record);
   }
 }
 

@@ -19,7 +19,6 @@ namespace {
 constexpr int32_t kRowsPerPiece = 1024;
 constexpr int32_t kRowsAhead = 8;
 constexpr int64_t kLookupsPerRecord = 4;
-constexpr size_t kCacheLine = 64;
 
 // The rows [offsets[t], offsets[t + 1]) of every table, in pieces for threads.
 std::vector<RowRange> split_rows(const std::vector<int32_t>& offsets) {
@@ -62,10 +61,6 @@ void will_need(const Group& group, const std::vector<RowRange>& pieces, const ui
   }
 }
 
-REC_SDK_ALWAYS_INLINE void prefetch_record(const char* record, size_t bytes) {
-  for (size_t at = 0; at < bytes; at += kCacheLine) __builtin_prefetch(record + at, 0, 2);
-}
-
 }  // namespace
 
 void Engine::check_landed(const std::vector<uint64_t>& sources) const {
@@ -85,13 +80,8 @@ void Engine::copy_in(const Plan& plan, const std::vector<RowRange>& pieces, char
     const Table& table = group_.tables[piece.table];
     char* record = records + static_cast<size_t>(piece.to) * bytes;
     for (int32_t i = piece.begin; i < piece.end; ++i, record += bytes) {
-      const char* const ahead = i + kRowsAhead < piece.end ? table.store.find(rows[i + kRowsAhead]) : nullptr;
-      if (ahead != nullptr) prefetch_record(ahead, bytes);
-      if (const char* const stored = table.store.find(rows[i])) {
-        std::memcpy(record, stored, bytes);
-      } else {
-        table.initializer.write(plan->swap_in_ids[i], record);
-      }
+      if (i + kRowsAhead < piece.end) table.store.prefetch(rows[i + kRowsAhead]);
+      if (!table.store.read(rows[i], record)) table.initializer.write(plan->swap_in_ids[i], record);
     }
   });
 }
@@ -188,7 +178,7 @@ void Engine::land(const Plan& plan, const char* records, const float* sums) {
     for_each_piece(pieces, plan->rows_out, [&](const RowRange& piece) {
       const HostStore& store = group_.tables[piece.table].store;
       for (int32_t i = piece.begin; i < piece.end; ++i) {
-        std::memcpy(store.record(rows[i]), records + static_cast<size_t>(i) * bytes, bytes);
+        store.copy(rows[i], records + static_cast<size_t>(i) * bytes);
       }
     });
   }

@@ -61,12 +61,7 @@ void Engine::read_rows(int32_t t, const int64_t* ids, const int64_t* rows, int64
   check_rows(source, rows, count);
   source.store.will_need(rows, count);
   for (int64_t i = 0; i < count; ++i, records += group_.layout.bytes) {
-    const int64_t row = rows[i];
-    if (source.store.has(row)) {
-      std::memcpy(records, source.store.read(row), static_cast<size_t>(group_.layout.bytes));
-    } else {
-      source.initializer.write(ids[i], records);
-    }
+    if (!source.store.read(rows[i], records)) source.initializer.write(ids[i], records);
   }
 }
 

@@ -64,10 +64,9 @@ void Engine::read_away(int64_t begin, int64_t end, char* records, float* sums) {
   const auto guard = lock_settled("reading the window's rows");
   const std::vector<AwaySums::Away>& away = group_.window.away();
   check_away(begin, end, away);
-  const size_t record = static_cast<size_t>(group_.layout.bytes);
   const int64_t width = 2 * group_.layout.dim;
-  for (int64_t i = begin; i < end; ++i, records += record, sums += width) {
-    std::memcpy(records, group_.tables[away[i].table()].store.read(away[i].row()), record);
+  for (int64_t i = begin; i < end; ++i, records += group_.layout.bytes, sums += width) {
+    group_.tables[away[i].table()].store.read(away[i].row(), records);
     std::memcpy(sums, group_.window.sums(away[i].place), static_cast<size_t>(width) * sizeof(float));
   }
 }

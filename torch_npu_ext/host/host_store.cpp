@@ -16,10 +16,10 @@ constexpr int64_t kSampleEvery = 32;
 
 }  // namespace
 
-HostStore::HostStore(int64_t record_bytes, MemoryGuard* guard, std::unique_ptr<StoreFile> file)
-    : record_bytes_(record_bytes), guard_(guard), file_(std::move(file)), shift_(0) {
+HostStore::HostStore(const StoredRecords& records, MemoryGuard* guard, std::unique_ptr<StoreFile> file)
+    : records_(records), record_bytes_(records.bytes()), guard_(guard), file_(std::move(file)), shift_(0) {
   const int64_t chunk = file_ ? kFileChunkBytes : kChunkBytes;
-  while ((record_bytes << (shift_ + 1)) <= chunk) ++shift_;
+  while ((record_bytes_ << (shift_ + 1)) <= chunk) ++shift_;
   mask_ = (int64_t{1} << shift_) - 1;
 }
 
@@ -102,7 +102,7 @@ void HostStore::forget(int64_t row) noexcept {
 void HostStore::write(int64_t row, const char* data) {
   map(row);
   mark(row);
-  std::memcpy(record(row), data, static_cast<size_t>(record_bytes_));
+  copy(row, data);
 }
 
 // Asking costs a call of the system for each row. Where all rows of a sample are in memory nobody does.

@@ -3,7 +3,7 @@
 // all of whose rows have their place on the disk since extend(); it gives none back before shrink().
 //
 // Calls that change the store need exclusive access among themselves (the engine's lock). Beside them, has(),
-// find(), read() and record() of mapped rows may run on any thread without it: chunks never move, and whether
+// read() and copy() of mapped rows may run on any thread without it: chunks never move, and whether
 // a row is written is an atomic bit. What they order is no more than that: who reads the bytes of a record
 // that another thread writes has to wait for it by other means. forget() and clear() also need that nobody
 // copies to or from the rows that they drop.
@@ -13,14 +13,16 @@
 #include <cstdint>
 #include <memory>
 
+#include "op_kernels/common/isa.h"
 #include "torch_npu_ext/host/memory.h"
 #include "torch_npu_ext/host/store_file.h"
+#include "torch_npu_ext/host/stored_records.h"
 
 namespace rec_sdk {
 
 class HostStore {
  public:
-  HostStore(int64_t record_bytes, MemoryGuard* guard, std::unique_ptr<StoreFile> file = nullptr);
+  HostStore(const StoredRecords& records, MemoryGuard* guard, std::unique_ptr<StoreFile> file = nullptr);
 
   // Rows [0, rows) become addressable; commits no memory. Throws std::bad_alloc, DiskError.
   void extend(int64_t rows);
@@ -28,16 +30,25 @@ class HostStore {
 
   // Whether the row has ever been written. Precondition of all calls: row < the rows of extend().
   bool has(int64_t row) const { return has(chunk_of(row), row); }
-  const char* read(int64_t row) const { return record(row); }  // precondition: has(row)
-  const char* find(int64_t row) const {                        // null for a row that was never written
+  const char* find(int64_t row) const {  // the stored record; null for a row that was never written
     const Chunk& chunk = chunk_of(row);
     return has(chunk, row) ? record(chunk, row) : nullptr;
+  }
+  bool read(int64_t row, char* record) const {  // as the cache has it; false for a row that was never written
+    const char* const stored = find(row);
+    if (stored != nullptr) records_.load(stored, record);
+    return stored != nullptr;
+  }
+  REC_SDK_INLINE void prefetch(int64_t row) const {
+    const char* const begin = find(row);
+    if (begin == nullptr) return;
+    for (int64_t at = 0; at < record_bytes_; at += kCacheLine) __builtin_prefetch(begin + at, 0, 2);
   }
 
   // write() in parts. The last may run on several threads, for rows that are not the same.
   void map(int64_t row);  // all that can fail: throws std::bad_alloc
   void mark(int64_t row) noexcept;
-  char* record(int64_t row) const { return record(chunk_of(row), row); }
+  void copy(int64_t row, const char* data) const { records_.save(data, record(chunk_of(row), row)); }
   void write(int64_t row, const char* data);
 
   void forget(int64_t row) noexcept;  // the row was never written
@@ -63,6 +74,7 @@ class HostStore {
     std::atomic<char*> records{nullptr};       // of these, for threads without the lock
     std::atomic<Word*> written{nullptr};       // of `bits`; set last
   };
+  static constexpr int64_t kCacheLine = 64;
   static constexpr int kFirstBlockLog = 6;
   static constexpr int kBlocks = 64 - kFirstBlockLog;
 
@@ -85,6 +97,7 @@ class HostStore {
   void count_committed(int64_t bytes);
   int64_t file_chunk_bytes() const;  // whole pages
 
+  StoredRecords records_;
   int64_t record_bytes_;
   MemoryGuard* guard_;
   std::unique_ptr<StoreFile> file_;

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "op_kernels/common/convert.h"
 #include "torch_npu_ext/host/philox.h"
 
 namespace rec_sdk {
@@ -104,8 +105,12 @@ Initializer::Initializer(const std::string& kind_name, double minimum_, double m
 
 RecordInitializer::RecordInitializer(const RecordLayout& layout, const Initializer& initializer,
                                      uint64_t seed, const std::string& table,
-                                     const std::vector<float>& state_init)
-    : layout_(layout), initializer_(initializer), key_(philox_key(seed, table)), template_(layout.bytes) {
+                                     const std::vector<float>& state_init, std::optional<DType> stored)
+    : layout_(layout),
+      stored_(stored.value_or(layout.weight_dtype)),
+      initializer_(initializer),
+      key_(philox_key(seed, table)),
+      template_(layout.bytes) {
   for (int64_t s = 0; s < layout.state_count; ++s) {
     for (int64_t i = 0; i < layout.state_elements[s]; ++i) {
       std::memcpy(&template_[layout.state_offset[s] + 4 * i], &state_init[s], sizeof(float));
@@ -148,6 +153,9 @@ float RecordInitializer::value(uint32_t random) const {
 }
 
 void RecordInitializer::store(char* record, int64_t column, float value) const {
+  using namespace REC_SDK_ISA;
+  if (stored_ == DType::kFloat16) value = Float16::load(to_float16(value));
+  if (stored_ == DType::kBFloat16) value = BFloat16::load(to_bfloat16(value));
   if (layout_.weight_dtype == DType::kFloat32) {
     std::memcpy(record + 4 * column, &value, sizeof value);
     return;

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,8 +33,10 @@ struct Initializer {
 // Writes the initial records of one table.
 class RecordInitializer {
  public:
-  RecordInitializer(const RecordLayout& layout, const Initializer& initializer, uint64_t seed,
-                    const std::string& table, const std::vector<float>& state_init);
+  RecordInitializer(
+      const RecordLayout& layout, const Initializer& initializer, uint64_t seed, const std::string& table,
+      const std::vector<float>& state_init,
+      std::optional<DType> stored = {});  // weights are rounded to this type before the layout's
 
   void write(int64_t id, char* record) const;  // layout.bytes bytes; padding is zero
 
@@ -42,6 +45,7 @@ class RecordInitializer {
   float value(uint32_t random) const;
 
   RecordLayout layout_;
+  DType stored_;
   Initializer initializer_;
   std::array<uint32_t, 2> key_;
   std::vector<char> template_;  // states, padding and, for linear, the weight: the same for every id

@@ -126,9 +126,7 @@ void Reader::read(const Group& group, const ReadPlan& plan, char* records, Initi
   for (size_t i = 0; i < plan.host_rows.size(); ++i) {
     const ReadPlan::HostRow& row = plan.host_rows[i];
     const Table& table = group.tables[row.table];
-    if (row.known && table.store.has(row.row)) {
-      std::memcpy(records, table.store.read(row.row), static_cast<size_t>(group.layout.bytes));
-    } else {
+    if (!row.known || !table.store.read(row.row, records)) {
       table.initializer.write(row.id, records);
       if (initial != nullptr) initial->add(static_cast<int64_t>(i), row.table);
     }

@@ -38,8 +38,8 @@ std::unique_ptr<StoreFile> make_file(const TableSpec& spec) {
 // The map starts with room for the cache, so that filling it causes no growth, but with no more than 64 MiB.
 Table::Table(TableSpec spec, const RecordLayout& layout, const std::string& policy_name, int64_t first_slot,
              MemoryGuard* memory)
-    : store(layout.bytes, memory, make_file((check_spec(spec, layout), spec))),
-      initializer(layout, spec.initializer, spec.seed, spec.name, spec.state_init),
+    : store(StoredRecords(layout, spec.stored_dtype), memory, make_file((check_spec(spec, layout), spec))),
+      initializer(layout, spec.initializer, spec.seed, spec.name, spec.state_init, spec.stored_dtype),
       policy(make_cache_policy(policy_name, first_slot, spec.slots)),
       columns(spec.columns),
       candidates(spec.life.needs_clicks() || spec.life.needs_timestamps()),

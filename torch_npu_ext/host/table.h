@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -35,9 +36,10 @@ struct TableSpec {
   std::vector<float> state_init;  // one per state block
   BoundsCheck bounds_check;
   ColumnSet columns = {};
-  bool default_row = false;     // one more slot, behind those for rows: default_slot()
-  LifeSpec life = {};           // of a hash table; one that admits ids has a default row
-  std::string store_path = {};  // of the host store's file, which is new; empty: in memory
+  bool default_row = false;                // one more slot, behind those for rows: default_slot()
+  LifeSpec life = {};                      // of a hash table; one that admits ids has a default row
+  std::string store_path = {};             // of the host store's file, which is new; empty: in memory
+  std::optional<DType> stored_dtype = {};  // of weights in the host store, where it is not that of the cache
 };
 
 // Ids that left a table that keeps versions, oldest first: whoever saves what changed has to say so.
