@@ -101,6 +101,16 @@ class Adam(OnRows):
         return m / (1 - b1**t) / ((v / (1 - b2**t)).sqrt() + options["eps"])
 
 
+class AdamW(Adam):
+    """torch.optim.AdamW's formula."""
+
+    def update(
+        self, w: torch.Tensor, g: torch.Tensor, states: dict[str, torch.Tensor], t: int, options: dict[str, Any]
+    ) -> None:
+        w *= 1 - options["lr"] * options["weight_decay"]
+        super().update(w, g, states, t, options)
+
+
 class Lamb(Adam):
     def update(
         self, w: torch.Tensor, g: torch.Tensor, states: dict[str, torch.Tensor], t: int, options: dict[str, Any]
@@ -159,7 +169,29 @@ class BoundedRowWiseAdagrad(RowWiseAdagrad):
         self, w: torch.Tensor, g: torch.Tensor, states: dict[str, torch.Tensor], t: int, options: dict[str, Any]
     ) -> None:
         super().update(w, g, states, t, options)
-        w *= ratio(torch.full_like(norm(w), options["max_norm"]), norm(w)).where(norm(w) > options["max_norm"], 1)
+        bound = options.get("max_norm") or torch.inf
+        w *= ratio(torch.full_like(norm(w), bound), norm(w)).where(norm(w) > bound, 1)
+
+
+class EnsembleRowWiseAdagrad(BoundedRowWiseAdagrad):
+    """With an average of each weight, which whole tables move to and fro between updates."""
+
+    states = ("sparse_ema", "sum")
+
+    @torch.no_grad()
+    def between(self, rows: torch.Tensor) -> None:
+        """What is done to `rows`, all that the table has, before the next update."""
+        options, state = self.param_groups[0], self.state[self.weight]
+        t = state["step"] + 1
+        weight, average = self.weight[rows], state["sparse_ema"][rows]
+        if t % options["step_ema"] == 0:
+            share = 1.0 if t <= options.get("step_start", 0) else 1.0 - options["step_ema_coef"]
+            average = average + share * (weight - average)
+        if t % options["step_swap"] == 0:
+            weight = average
+        if t % options["step_ema"] == 0 and options.get("step_mode") == "none":
+            average = torch.zeros_like(average)
+        self.weight[rows], state["sparse_ema"][rows] = weight, average
 
 
 def missed_updates(states: dict[str, torch.Tensor], t: int) -> torch.Tensor:

@@ -66,6 +66,23 @@ struct Adam : ElementwiseOptimizer {
   }
 };
 
+// torch.optim.AdamW: decay is decoupled.
+struct AdamW : Adam {
+  static const char* name() { return "adamw"; }
+  static const char* coefficients() {
+    return "step_size eps one_minus_beta1 one_minus_beta2 inv_sqrt_bias_correction2 decoupled";
+  }
+
+  float kept;
+  explicit constexpr REC_SDK_HD AdamW(const float* c) : Adam(c), kept(1.0f - c[6]) {}
+
+  template <class T>
+  constexpr REC_SDK_HD void element(T& w, T* states, const T& g, NoValues values) const {
+    w *= kept;
+    Adam::element(w, states, g, values);
+  }
+};
+
 // The step of Adam with decay, as long as the weight is long.
 struct Lamb {
   static const char* name() { return "lamb"; }
@@ -236,11 +253,13 @@ using Optimizers = OptimizerList<   //
     RowWiseAdagrad,                 //
     DecayedRowWiseAdagrad,          //
     BoundedRowWiseAdagrad,          //
+    EnsembleRowWiseAdagrad,         //
     GloballyDecayedRowWiseAdagrad,  //
     CowClipRowWiseAdagrad,          //
     CountedRowWiseAdagrad,          //
     CountedAdagradW,                //
     Adam,                           //
+    AdamW,                          //
     PartialRowWiseAdam,             //
     Lamb,                           //
     PartialRowWiseLamb,             //

@@ -105,6 +105,14 @@ struct BoundedRowWiseAdagrad {
   }
 };
 
+// The same beside an average of the weight, which the host moves between updates.
+struct EnsembleRowWiseAdagrad : BoundedRowWiseAdagrad {
+  static const char* name() { return "ensemble_rowwise_adagrad"; }
+  static constexpr int kElementStates = 1;  // sparse_ema
+
+  using BoundedRowWiseAdagrad::BoundedRowWiseAdagrad;
+};
+
 // Decoupled decay also for the updates that the row missed, but of these by no factor below lower_bound.
 struct GloballyDecayedRowWiseAdagrad : MeanSquareOptimizer {
   static const char* name() { return "globally_decayed_rowwise_adagrad"; }

@@ -13,7 +13,16 @@ from ..tbe.table import as_int
 from .enums import OptimType
 from .options import logger
 from .placement import Spec, rows_in_place
-from .states import copy_of, fill_uniform, from_fbgemm, is_fbgemms, load_states, save_states, state_names
+from .states import (
+    copy_of,
+    fill_uniform,
+    from_fbgemm,
+    is_fbgemms,
+    load_states,
+    save_states,
+    state_names,
+    states_in_order,
+)
 
 _STATES = "states."
 
@@ -73,7 +82,7 @@ class TableAccess(torch.nn.Module):
 
     def split_optimizer_states(self) -> list[list[torch.Tensor]]:
         """Of each table its states in FBGEMM's order, float32 `[rows, D]`, or `[rows]`; [] of an optimizer without."""
-        specs = self._optimizer.spec.states
+        specs = states_in_order(self._optimizer)
         if not specs:
             return []
         return [
@@ -83,7 +92,7 @@ class TableAccess(torch.nn.Module):
 
     def get_optimizer_state(self) -> list[dict[str, torch.Tensor]]:
         """As `split_optimizer_states`, by the names that torch's optimizers have, with `iter` where FBGEMM's has it."""
-        names = [state.name for state in self._optimizer.spec.states]
+        names = [state.name for state in states_in_order(self._optimizer)]
         extra = {"iter": self.iter} if names[1:] == ["prev_iter"] else {}
         return [dict(zip(names, states, strict=True)) | extra for states in self.split_optimizer_states()]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..tbe import TableOptimizer
-from .enums import OptimType, WeightDecayMode, member
+from .enums import EnsembleModeDefinition, OptimType, WeightDecayMode, member
 
 _TORCHREC = "torchrec.optim.optimizers"
 _ROWWISE_CLASS = "torchrec.optim.rowwise_adagrad.RowWiseAdagrad"
@@ -43,20 +43,20 @@ _KNOWN = {
         "global_weight_decay",
     ),
     OptimType.EMAINPLACE_ROWWISE_ADAGRAD: _known(_ROWWISE_CLASS, *_ROWWISE, "emainplace_mode"),
-    OptimType.ADAM: _known("torch.optim.adam.Adam", *_ADAM),
+    OptimType.ENSEMBLE_ROWWISE_ADAGRAD: _known(_ROWWISE_CLASS, *_ROWWISE, "ensemble_mode"),
+    OptimType.ADAM: _known("torch.optim.adamw.AdamW", *_ADAM),
     OptimType.LAMB: _known(f"{_TORCHREC}.LAMB", *_ADAM),
     OptimType.PARTIAL_ROWWISE_ADAM: _known(f"{_TORCHREC}.PartialRowWiseAdam", *_ADAM),
     OptimType.PARTIAL_ROWWISE_LAMB: _known(f"{_TORCHREC}.PartialRowWiseLAMB", *_ADAM),
     OptimType.NONE: _known("rec_sdk_torch.optim.sparse_gradients.SparseGradients"),
     OptimType.LARS_SGD: _known(f"{_TORCHREC}.LarsSGD", "eta", "momentum", "weight_decay"),
 }
-HYPER_PARAMETERS = frozenset().union(*(known.uses for known in _KNOWN.values()), {"ensemble_mode", "emainplace_mode"})
+HYPER_PARAMETERS = frozenset().union(*(known.uses for known in _KNOWN.values()))
 """FBGEMM's arguments of which an optimizer reads some."""
 
 _NOT_HERE = {
     OptimType.SGD: "FBGEMM has given it up: use EXACT_SGD",
     OptimType.ROWWISE_ADAGRAD: "FBGEMM has given it up: use EXACT_ROWWISE_ADAGRAD",
-    OptimType.ENSEMBLE_ROWWISE_ADAGRAD: "its moving average rewrites whole tables at intervals",
 }
 
 
@@ -86,20 +86,13 @@ def table_optimizer(kind: OptimType, given: Mapping[str, Any]) -> TableOptimizer
     options |= {name: given[name] for name in ("eps", "eta", "momentum") if name in read}
     if "beta1" in read:
         options["betas"] = (given["beta1"], given["beta2"])
+    if "ensemble_mode" in read:
+        options["ensemble_mode"] = given["ensemble_mode"] or EnsembleModeDefinition()
     if "weight_decay_mode" in read:
         options |= _regularization(kind, given)
     elif "weight_decay" in read:
-        _refuse_adam_decay(kind, given)
-        options |= {"weight_decay": given["weight_decay"]}
+        options["weight_decay"] = given["weight_decay"]
     return TableOptimizer.create(_class_named(_KNOWN[kind].cls), options, kind.name)
-
-
-def _refuse_adam_decay(kind: OptimType, given: Mapping[str, Any]) -> None:
-    if kind is OptimType.ADAM and given["weight_decay"]:
-        raise NotImplementedError(
-            f"optimizer ADAM with weight_decay={given['weight_decay']}: the fused Adam has no decay; "
-            "PARTIAL_ROWWISE_ADAM and LAMB do"
-        )
 
 
 def _regularization(kind: OptimType, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..tbe import TableBatchedEmbedding, TableOptimizer
+from ..tbe.optimizer_specs import StateSpec
 from ..tbe.view import WEIGHT, Content
 from .placement import Spec
 
@@ -65,10 +66,15 @@ def fill_uniform(tables: TableBatchedEmbedding, name: str, low: float, high: flo
         view.write(ids, {WEIGHT: torch.empty((len(ids), dim), dtype=dtype).uniform_(low, high)})
 
 
+def states_in_order(optimizer: TableOptimizer) -> list[StateSpec]:
+    """The states of a row in FBGEMM's order."""
+    return sorted(optimizer.spec.states, key=lambda state: state.name == "sparse_ema")
+
+
 def state_names(optimizer: TableOptimizer) -> dict[str, str]:
     """FBGEMM's name of each state, by its own, in FBGEMM's order."""
     names: dict[str, str] = {}
-    for state in optimizer.spec.states:
+    for state in states_in_order(optimizer):
         own = state.name in ("prev_iter", "row_counter")
         names[state.name] = state.name if own else f"momentum{1 + sum(n.startswith('m') for n in names.values())}"
     return names

@@ -87,3 +87,7 @@ class _DenseAsSparse(torch.optim.SparseAdam):
 
 class AccumulateAdam(Accumulating, _DenseAsSparse):
     """SparseAdam with one update per `accumulate_step` backward passes, on the sum of their gradients."""
+
+
+class AccumulateAdamW(Accumulating, torch.optim.AdamW):
+    """AdamW with one update per `accumulate_step` backward passes, on the sum of their gradients."""

@@ -36,7 +36,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 }
 _IRRELEVANT = {"foreach", "fused"}
 """How torch would execute the same update."""
-_LEAST = {"gwd_start_iter": 0, "max_counter": 1, "max_counter_update_freq": -1}
+_LEAST = {"gwd_start_iter": 0, "max_counter": 1, "max_counter_update_freq": -1, "step_ema": 1, "step_swap": 1}
 """The least that numbers may be where it is not 0, or -2^31 of whole ones."""
 _DEFINITIONS = {
     "global_weight_decay": {"start_iter": "gwd_start_iter", "lower_bound": "gwd_lower_bound"},
@@ -57,6 +57,7 @@ _DEFINITIONS = {
             "max_counter_update_freq",
         )
     },
+    "ensemble_mode": {name: name for name in ("step_ema", "step_swap", "step_start", "step_ema_coef", "step_mode")},
     "tail_id_threshold": {"val": "tail_id_threshold_val", "is_ratio": "tail_id_threshold_is_ratio"},
 }
 """FBGEMM's definition objects: the option that each of their fields is; one that holds another stands before it."""
@@ -99,6 +100,11 @@ def check_window(where: str, use_accumulate: object, accumulate_step: object) ->
     return step
 
 
+def _whole(value: object) -> object:
+    """FBGEMM has floats for some whole numbers."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def _expanded(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The keywords with each definition object of FBGEMM, or a mapping in its place, as the options it stands for.
 
@@ -120,7 +126,7 @@ def _expanded(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
                 f"{where}: {keyword} is {definition!r}, expected FBGEMM's definition or a mapping, with some of "
                 f"{list(names)} that are not keywords too"
             )
-        options |= {names[field]: value for field, value in fields.items()}
+        options |= {names[field]: _whole(value) for field, value in fields.items()}
     return options
 
 
@@ -179,6 +185,8 @@ def check_options(where: str, spec: OptimizerSpec, options: Options) -> None:
         _check_kind(where, spec, name, options[name])
     if "momentum" in known:
         _checked_number(where, "momentum", options["momentum"], below=1.0)
+    if "step_ema_coef" in known:
+        _checked_number(where, "step_ema_coef", options["step_ema_coef"], below=math.nextafter(1.0, 2.0))
     if "gwd_lower_bound" in known:
         _checked_number(where, "gwd_lower_bound", options["gwd_lower_bound"], below=math.nextafter(1.0, 2.0))
     if "gwd_lower_bound" in known or options.get("counter_weight_decay_mode") == "adagradw":

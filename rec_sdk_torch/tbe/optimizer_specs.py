@@ -108,6 +108,22 @@ def _bounded_adagrad(options: Options, t: int) -> Coefficients:
     return {**_decayed_adagrad(options, t), "max_norm": options["max_norm"] or math.inf}
 
 
+def _ensemble_is_due(options: Options, t: int) -> bool:
+    return bool(t % options["step_ema"] == 0 or t % options["step_swap"] == 0)
+
+
+def _move_ensemble(options: Options, t: int, parts: dict[str, torch.Tensor]) -> None:
+    weight, average = parts["weight"], parts["sparse_ema"]
+    averages = t % options["step_ema"] == 0
+    if averages:
+        kept = 0.0 if t <= options["step_start"] else options["step_ema_coef"]
+        average.lerp_(weight.to(average.dtype), 1.0 - kept)
+    if t % options["step_swap"] == 0:
+        weight.copy_(average)
+    if averages and options["step_mode"] == "none":
+        average.zero_()
+
+
 def _globally_decayed_adagrad(options: Options, t: int) -> Coefficients:
     plain = _adagrad(options, t)
     decoupled = plain["lr"] * options["weight_decay"]
@@ -201,6 +217,10 @@ def _adam(options: Options, t: int) -> Coefficients:
     return {**_betas(options), "step_size": step_size, "inv_sqrt_bias_correction2": 1 / math.sqrt(1 - beta2**t)}
 
 
+def _adamw(options: Options, t: int) -> Coefficients:
+    return {**_adam(options, t), "decoupled": options["lr"] * options["weight_decay"]}
+
+
 def _sparse_adam(options: Options, t: int) -> Coefficients:
     beta1, beta2 = options["betas"]
     step_size = options["lr"] * math.sqrt(1 - beta2**t) / (1 - beta1**t)
@@ -232,6 +252,14 @@ _ADAM_OPTIONS = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8}
 _ADAGRAD_OPTIONS = {"lr": 1e-2, "lr_decay": 0.0, "initial_accumulator_value": 0.0, "eps": 1e-10}
 _DECAY_OPTIONS = {**_ADAGRAD_OPTIONS, "weight_decay": 0.0, "weight_decay_mode": "l2"}
 _BOUND_OPTIONS = {**_DECAY_OPTIONS, "max_norm": 0.0}
+_ENSEMBLE_OPTIONS = {
+    **_BOUND_OPTIONS,
+    "step_ema": 10_000,
+    "step_swap": 10_000,
+    "step_start": 0,
+    "step_ema_coef": 0.6,
+    "step_mode": "use_iter",
+}
 _MODE_OPTIONS = {**_ADAGRAD_OPTIONS, "weight_decay": 0.0}
 _GLOBAL_OPTIONS = {
     **_MODE_OPTIONS,
@@ -292,6 +320,14 @@ _ADAM = OptimizerSpec(
     "adam", "Adam", ("torch.optim.adam.Adam", f"{_TORCHREC}.Adam"), _ADAM_OPTIONS, _adam, _ADAM_STATES
 )
 _SPARSE_ADAM = replace(_ADAM, classes=("torch.optim.sparse_adam.SparseAdam",), coefficients=_sparse_adam)
+_ADAMW = OptimizerSpec(
+    "adamw",
+    "AdamW",
+    ("torch.optim.adamw.AdamW",),
+    {**_ADAM_OPTIONS, "weight_decay": 1e-2},
+    _adamw,
+    _ADAM_STATES,
+)
 _ROWWISE = OptimizerSpec(
     "rowwise_adagrad",
     "RowWiseAdagrad",
@@ -315,6 +351,15 @@ _BOUNDED_ROWWISE = replace(
     coefficients=_bounded_adagrad,
     when=lambda given: bool(given.get("max_norm")),
     modes={"weight_decay_mode": ("l2", "decouple")},
+)
+_ENSEMBLE_ROWWISE = replace(
+    _BOUNDED_ROWWISE,
+    kernel="ensemble_rowwise_adagrad",
+    options=_ENSEMBLE_OPTIONS,
+    states=(StateSpec("sparse_ema"), *_ROWWISE.states),
+    when=lambda given: bool(given.keys() & (_ENSEMBLE_OPTIONS.keys() - _BOUND_OPTIONS.keys())),
+    modes={"weight_decay_mode": ("l2", "decouple"), "step_mode": ("none", "use_counter", "use_iter")},
+    between=WholeTables(("weight", "sparse_ema"), _ensemble_is_due, _move_ensemble),
 )
 _GLOBALLY_DECAYED_ROWWISE = replace(
     _ROWWISE,
@@ -357,6 +402,7 @@ _ROWWISE_SPECS = (
     _COUNTED_ROWWISE,
     _COWCLIP_ROWWISE,
     _GLOBALLY_DECAYED_ROWWISE,
+    _ENSEMBLE_ROWWISE,
     _BOUNDED_ROWWISE,
     _DECAYED_ROWWISE,
     _ROWWISE,
@@ -393,6 +439,7 @@ SPECS = (
     _ADAGRAD,
     _ADAM,
     _SPARSE_ADAM,
+    _ADAMW,
     *_ROWWISE_SPECS,
     _PARTIAL_ADAM,
     _LAMB,
@@ -402,6 +449,7 @@ SPECS = (
     _windowed(_SGD, f"{_ACCUMULATE}.AccumulateSGD"),
     _windowed(_ADAGRAD, f"{_ACCUMULATE}.AccumulateAdagrad"),
     _windowed(_SPARSE_ADAM, f"{_ACCUMULATE}.AccumulateAdam"),
+    _windowed(_ADAMW, f"{_ACCUMULATE}.AccumulateAdamW"),
     *(_windowed(spec, f"{_ACCUMULATE_TORCHREC}.AccumulateRowWiseAdagrad") for spec in _ROWWISE_SPECS),
     _windowed(_PARTIAL_ADAM, f"{_ACCUMULATE_TORCHREC}.AccumulatePartialRowWiseAdam"),
     _windowed(_LAMB, f"{_ACCUMULATE_TORCHREC}.AccumulateLAMB"),

@@ -30,6 +30,8 @@ OPTIMIZERS = (
     (RowWiseAdagrad, {"eps": 1e-2, "weight_decay": 0.1, "weight_decay_mode": "decouple_global"}),
     (RowWiseAdagrad, {"eps": 1e-2, "weight_decay": 0.1, "weight_decay_mode": "cowclip"}),
     (RowWiseAdagrad, {"eps": 1e-2, "max_norm": 0.1}),
+    (RowWiseAdagrad, {"eps": 1e-2, "step_ema": 2, "step_swap": 3}),
+    (torch.optim.AdamW, {"eps": 1e-2}),
     (rst.AccumulateSGD, {"use_accumulate": True, "accumulate_step": 2}),
     (rst.AccumulateAdagrad, {"use_accumulate": True, "accumulate_step": 3, "eps": 1e-2}),
     (rst.AccumulateAdam, {"use_accumulate": True, "accumulate_step": 2, "eps": 1e-2}),

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from reference_optimizers import (
     Adam,
+    AdamW,
     BoundedRowWiseAdagrad,
     GloballyDecayedRowWiseAdagrad,
     Lamb,
@@ -19,7 +20,11 @@ from reference_optimizers import (
     RowWiseAdagrad,
 )
 
-from rec_sdk_torch.fbgemm import GlobalWeightDecayDefinition, SplitTableBatchedEmbeddingBagsCodegen
+from rec_sdk_torch.fbgemm import (
+    EnsembleModeDefinition,
+    GlobalWeightDecayDefinition,
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
 
 BAGS, LONGEST, STEPS = 4, 2, 6
 
@@ -113,10 +118,16 @@ def set_weights(module: Any, weights: list[torch.Tensor]) -> None:
         module.tables.view(table.name).write(torch.arange(len(values)), {"weight": values.to(table.weight_dtype)})
 
 
+ENSEMBLE = EnsembleModeDefinition(step_ema=2, step_swap=1000)
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any], dict[str, Any]]] = {
     "EXACT_SGD": (torch.optim.SGD, {}, {}),
     "EXACT_ADAGRAD": (torch.optim.Adagrad, {"eps": 1e-3}, {"eps": 1e-3}),
     "ADAM": (Adam, {"betas": (0.8, 0.95), "eps": 1e-2}, {"beta1": 0.8, "beta2": 0.95, "eps": 1e-2}),
+    "ADAM decay": (
+        AdamW,
+        {"betas": (0.8, 0.95), "eps": 1e-2, "weight_decay": 0.2},
+        {"beta1": 0.8, "beta2": 0.95, "eps": 1e-2, "weight_decay": 0.2},
+    ),
     "LAMB": (
         Lamb,
         {"betas": (0.8, 0.95), "eps": 1e-2, "weight_decay": 0.1},
@@ -138,6 +149,11 @@ OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any], dict[st
         {"eta": 0.1, "momentum": 0.8, "weight_decay": 0.1},
     ),
     "EXACT_ROWWISE_ADAGRAD": (RowWiseAdagrad, {"eps": 1e-3}, {"eps": 1e-3}),
+    "ENSEMBLE_ROWWISE_ADAGRAD": (
+        BoundedRowWiseAdagrad,
+        {"eps": 1e-3, "weight_decay": 0.1, "max_norm": 0.6},
+        {"eps": 1e-3, "weight_decay": 0.1, "max_norm": 0.6, "weight_decay_mode": "L2", "ensemble_mode": ENSEMBLE},
+    ),
     "EXACT_ROWWISE_ADAGRAD L2": (
         RowWiseAdagrad,
         {"eps": 1e-3, "weight_decay": 0.1, "weight_decay_mode": "l2"},

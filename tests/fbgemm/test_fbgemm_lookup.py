@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from rec_sdk_torch.fbgemm import (
     CounterWeightDecayMode,
     CowClipDefinition,
     EmainplaceModeDefinition,
+    EnsembleModeDefinition,
     SparseType,
+    StepMode,
     moving_average,
 )
 
@@ -102,6 +105,46 @@ def test_averages_in_place_are_fbgemms(location: str, device: torch.device, monk
         found.backward(grad.to(device))
     for found, expected in zip(ours.split_embedding_weights(), theirs.split_embedding_weights(), strict=True):
         torch.testing.assert_close(found.cpu(), expected)
+
+
+ENSEMBLES = [
+    EnsembleModeDefinition(step_ema=2, step_swap=3, step_start=4, step_ema_coef=0.3),
+    EnsembleModeDefinition(step_ema=3.0, step_swap=6.0, step_ema_coef=0.5, step_mode=StepMode.NONE),
+]
+
+
+@pytest.mark.parametrize("location", LOCATIONS)
+@pytest.mark.parametrize("mode", ENSEMBLES)
+def test_ensembles_are_fbgemms(mode: EnsembleModeDefinition, location: str, device: torch.device) -> None:
+    """FBGEMM has this optimizer on GPUs: row-wise Adagrad, and this method of its module before each forward."""
+    case = random_case(1, for_fbgemm=True)
+    case.weighted = False
+    theirs = make_fbgemms(case, "EXACT_ROWWISE_ADAGRAD")
+    ours = make_ours(case, device, location, optimizer="ENSEMBLE_ROWWISE_ADAGRAD", ensemble_mode=mode)
+    weights, initial = theirs.split_embedding_weights(), case.weights()
+    for weight, values in zip(weights, initial, strict=True):
+        weight.copy_(values)
+    set_weights(ours, initial)
+    averages = [torch.zeros_like(weight) for weight in weights]
+    table = SimpleNamespace(
+        embedding_specs=weights,
+        split_embedding_weights=lambda: weights,
+        split_optimizer_states=lambda: [(None, average) for average in averages],
+    )
+    for number in range(1, 15):
+        table.iter_cpu = torch.tensor(number)
+        with torch.no_grad():
+            type(theirs).ensemble_and_swap(table, {key: float(value) for key, value in vars(mode).items()})
+        if number == 14:  # ours has done it, after the update before
+            break
+        indices, offsets, _ = case.batch()
+        expected, found = theirs(indices.long(), offsets.long()), ours(indices, offsets)
+        torch.testing.assert_close(found.detach().cpu(), expected.detach())
+        grad = torch.randn(expected.shape, generator=case.generator)
+        expected.backward(grad)
+        found.backward(grad.to(device))
+    for mine, average in zip(ours.split_optimizer_states(), averages, strict=True):
+        torch.testing.assert_close(mine[1].cpu(), average)
 
 
 @pytest.mark.parametrize("location", LOCATIONS)

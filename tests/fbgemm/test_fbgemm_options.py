@@ -192,13 +192,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         },
         "COWCLIP is of EXACT_ROWWISE_ADAGRAD",
     ),
-    "adam": ({"optimizer": "ADAM", "weight_decay": 0.1}, "ADAM with weight_decay=0.1"),
     **{
         name: ({"optimizer": name}, f"optimizer {name}: ")
         for name in (
             "SGD",
             "ROWWISE_ADAGRAD",
-            "ENSEMBLE_ROWWISE_ADAGRAD",
             "MADGRAD",
         )
     },
@@ -240,6 +238,13 @@ def test_precisions_without_a_table() -> None:
         (
             {"optimizer": "EMAINPLACE_ROWWISE_ADAGRAD", "embedding_specs": [(20, 7, "HOST", "CPU")]},
             r"tables have the odd dims \[7\]",
+        ),
+        (
+            {
+                "optimizer": "ENSEMBLE_ROWWISE_ADAGRAD",
+                "ensemble_mode": fbgemm.EnsembleModeDefinition(step_swap=0),
+            },
+            "step_swap is 0, must be at least 1",
         ),
         (
             {

@@ -132,6 +132,7 @@ NAMES = {
     "PARTIAL_ROWWISE_ADAM": ["exp_avg", "exp_avg_sq"],
     "PARTIAL_ROWWISE_LAMB": ["exp_avg", "exp_avg_sq"],
     "LARS_SGD": ["momentum"],
+    "ENSEMBLE_ROWWISE_ADAGRAD": ["sum", "sparse_ema"],
     "EXACT_ROWWISE_ADAGRAD DECOUPLE_GLOBAL": ["sum", "prev_iter", "iter"],
 }
 
@@ -151,7 +152,7 @@ def test_states_have_fbgemms_order_shapes_and_names(name: str, location: str, de
     assert [list(of_table) for of_table in named] == [NAMES[name]] * 2
     for rows, of_table, by_name in zip(case.rows, found, named, strict=True):
         for state, (title, same) in zip(of_table, by_name.items(), strict=False):
-            rowwise = title in ("prev_iter",) or ("ROWWISE" in name and title != "exp_avg")
+            rowwise = title in ("prev_iter",) or ("ROWWISE" in name and title not in ("exp_avg", "sparse_ema"))
             assert state.shape == ((rows,) if rowwise else (rows, 8))
             assert torch.equal(state, same)
             assert state.any()
@@ -191,8 +192,8 @@ def test_options_change_between_updates(location: str, device: torch.device) -> 
     step(module, case)
     for found, expected in zip(module.split_embedding_weights(), reference.weights, strict=True):
         torch.testing.assert_close(found.cpu(), expected.detach().float(), rtol=1e-4, atol=1e-5)
-    with pytest.raises(NotImplementedError, match="hyper-parameter 'weight_decay'"):
-        module.update_hyper_parameters({"lr": 3.0, "weight_decay": 0.1})
+    with pytest.raises(NotImplementedError, match="hyper-parameter 'lower_bound'"):
+        module.update_hyper_parameters({"lr": 3.0, "lower_bound": 0.1})
     assert module.get_learning_rate() == 0.0
     with pytest.raises(ValueError, match="step is -1"):
         module.set_optimizer_step(-1)

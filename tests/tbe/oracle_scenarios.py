@@ -35,10 +35,30 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "adagrad": {"lr": 0.2, "lr_decay": 0.1, "initial_accumulator_value": 0.1, "eps": EPS},
     "rowwise_adagrad": {"lr": 0.2, "lr_decay": 0.1, "initial_accumulator_value": 0.1, "eps": EPS},
     "adam": {"lr": 0.05, "betas": (0.8, 0.95), "eps": EPS},
+    "adamw": {"lr": 0.05, "betas": (0.8, 0.95), "eps": EPS, "weight_decay": 0.2},
     "sparse_adam": {"lr": 0.05, "betas": (0.8, 0.95), "eps": EPS},
     "l2_rowwise_adagrad": {"lr": 0.2, "eps": EPS, "weight_decay": 0.1, "initial_accumulator_value": 0.1},
     "decoupled_rowwise_adagrad": {"lr": 0.2, "eps": EPS, "weight_decay": 0.1, "weight_decay_mode": "decouple"},
     "bounded_rowwise_adagrad": {"lr": 0.2, "eps": EPS, "weight_decay": 0.1, "max_norm": 0.5},
+    "ensemble_rowwise_adagrad": {
+        "lr": 0.2,
+        "eps": EPS,
+        "weight_decay": 0.1,
+        "max_norm": 0.5,
+        "step_ema": 2,
+        "step_swap": 3,
+        "step_start": 4,
+        "step_ema_coef": 0.75,
+        "initial_accumulator_value": 0.1,
+    },
+    "scaled_ensemble": {
+        "lr": 0.2,
+        "eps": EPS,
+        "step_ema": 3,
+        "step_swap": 6,
+        "step_mode": "none",
+        "step_ema_coef": 0.5,
+    },
     "globally_decayed_rowwise_adagrad": {
         "lr": 0.2,
         "eps": EPS,
@@ -89,12 +109,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "partial_rowwise_lamb": {"lr": 0.05, "betas": (0.8, 0.95), "eps": EPS, "weight_decay": 0.1},
     "lars_sgd": {"lr": 0.5, "eta": 0.1, "momentum": 0.5, "weight_decay": 0.1},
 }
-TORCH = {"sgd": "SGD", "adagrad": "Adagrad", "adam": "Adam", "sparse_adam": "SparseAdam"}
+TORCH = {"sgd": "SGD", "adagrad": "Adagrad", "adam": "Adam", "sparse_adam": "SparseAdam", "adamw": "AdamW"}
 TORCHREC = {
     "rowwise_adagrad": "RowWiseAdagrad",
     "l2_rowwise_adagrad": "RowWiseAdagrad",
     "decoupled_rowwise_adagrad": "RowWiseAdagrad",
     "bounded_rowwise_adagrad": "RowWiseAdagrad",
+    "ensemble_rowwise_adagrad": "RowWiseAdagrad",
+    "scaled_ensemble": "RowWiseAdagrad",
     "globally_decayed_rowwise_adagrad": "RowWiseAdagrad",
     "cowclip_rowwise_adagrad": "RowWiseAdagrad",
     "counted_rowwise_adagrad": "RowWiseAdagrad",
@@ -104,7 +126,7 @@ TORCHREC = {
     "partial_rowwise_lamb": "PartialRowWiseLAMB",
     "lars_sgd": "LarsSGD",
 }
-ACCUMULATE = {"sgd": "SGD", "adagrad": "Adagrad", "sparse_adam": "Adam"}
+ACCUMULATE = {"sgd": "SGD", "adagrad": "Adagrad", "sparse_adam": "Adam", "adamw": "AdamW"}
 
 
 def optimizer_class(name: str, window: int) -> type:
@@ -115,7 +137,7 @@ def optimizer_class(name: str, window: int) -> type:
     if name in TORCH:
         cls: type = getattr(torch.optim, TORCH[name])
         return cls
-    module = "rowwise_adagrad" if "adagrad" in name else "optimizers"
+    module = "rowwise_adagrad" if TORCHREC[name] == "RowWiseAdagrad" else "optimizers"
     if window > 1:
         return type(f"Accumulate{TORCHREC[name]}", (), {"__module__": "rec_sdk_torch.optim.accumulate_torchrec"})
     return type(TORCHREC[name], (), {"__module__": f"torchrec.optim.{module}"})

@@ -15,9 +15,11 @@ import torch.nn.functional as F
 from life_reference import Life
 from reference_optimizers import (
     Adam,
+    AdamW,
     BoundedRowWiseAdagrad,
     CountedRowWiseAdagrad,
     CowClipRowWiseAdagrad,
+    EnsembleRowWiseAdagrad,
     GloballyDecayedRowWiseAdagrad,
     Lamb,
     LarsSgd,
@@ -36,11 +38,14 @@ CLASSES: dict[str, type[torch.optim.Optimizer]] = {
     "l2_rowwise_adagrad": RowWiseAdagrad,
     "decoupled_rowwise_adagrad": RowWiseAdagrad,
     "bounded_rowwise_adagrad": BoundedRowWiseAdagrad,
+    "ensemble_rowwise_adagrad": EnsembleRowWiseAdagrad,
+    "scaled_ensemble": EnsembleRowWiseAdagrad,
     "globally_decayed_rowwise_adagrad": GloballyDecayedRowWiseAdagrad,
     "cowclip_rowwise_adagrad": CowClipRowWiseAdagrad,
     "counted_rowwise_adagrad": CountedRowWiseAdagrad,
     "counted_adagradw": CountedRowWiseAdagrad,
     "adam": Adam,
+    "adamw": AdamW,
     "sparse_adam": torch.optim.SparseAdam,
     "partial_rowwise_adam": PartialRowWiseAdam,
     "lamb": Lamb,
@@ -76,6 +81,7 @@ class Reference:
         self._rows_of: dict[tuple[int, int], set[int]] = {}  # by batch and table, at its forward
         self.max_gradient = max_gradient
         self.initial = [weight.detach().clone() for weight in self.weights]
+        self._seen: list[set[int]] = [set() for _ in tables]
         self.lives = [None if table.life is None else Life(table.life) for table in tables]
 
     def features_of(self, table: int) -> range:
@@ -90,6 +96,7 @@ class Reference:
     ) -> None:
         """A training batch has come: ids are counted. Those that have no row then are none of its rows later either."""
         for index, life in enumerate(self.lives):
+            self._seen[index] |= set(self.ids_of(index, features).tolist())
             if life is not None:
                 life.batch(*(self.ids_of(index, of) for of in (features, clicks, timestamps)))
                 self._rows_of[id(features), index] = set(self.ids_of(index, features).tolist()) & life.rows.keys()
@@ -188,6 +195,16 @@ class Reference:
             weight.grad.values().clamp_(-self.max_gradient, self.max_gradient)
             optimizer.step()
             weight.grad = None
+        for index, optimizer in enumerate(self.optimizers):
+            if isinstance(optimizer, EnsembleRowWiseAdagrad):
+                optimizer.between(torch.tensor(self._rows(index), dtype=torch.int64))
+
+    def _rows(self, table: int) -> list[int]:
+        """Of the ids that the table knows."""
+        place, life = self.places[table], self.lives[table]
+        if not self.tables[table].hashed:
+            return list(place.values())
+        return [place[i] for i in (self._seen[table] if life is None else life.rows)]
 
     def state(self, table: int, name: str) -> torch.Tensor:
         """A state of every row, `[n, D]` or `[n, 1]`; its initial value if no update has run yet."""
