@@ -8,22 +8,17 @@ import torch
 U64 = np.uint64
 
 
-def row_keys(ids: np.ndarray, seed: int) -> np.ndarray:
-    """uint32 `[n]`."""
+def row_numbers(ids: np.ndarray, seed: int) -> np.ndarray:
+    """Start and step of each row, uint32 `[n, 2]`."""
     z = ids.astype(np.int64).view(U64) * U64(0x9E3779B97F4A7C15) + U64(seed & (2**64 - 1))
     for _ in range(2):
         z = (z ^ (z >> U64(32))) * U64(0xD6E8FEB86659FD93)
-    return (z >> U64(32)).astype(np.uint32)
+    return np.stack([z >> U64(32), z & U64(2**32 - 1)], axis=1).astype(np.uint32)
 
 
-def random_bits(keys: np.ndarray, dim: int) -> np.ndarray:
+def random_bits(numbers: np.ndarray, dim: int) -> np.ndarray:
     """uint32 `[n, dim]`."""
-    x = keys[:, None].astype(U64) + np.arange(dim, dtype=U64) * U64(0x9E3779B1)
-    mask = U64(2**32 - 1)
-    x = x & mask
-    x = x * (2 * x + U64(1)) & mask
-    x = x + (x >> U64(16)) & mask
-    return (x * (2 * x + U64(1)) & mask).astype(np.uint32)
+    return numbers[:, :1] + np.arange(dim, dtype=np.uint32) * numbers[:, 1:]
 
 
 def rounded(values: torch.Tensor, dtype: torch.dtype, random: np.ndarray) -> torch.Tensor:

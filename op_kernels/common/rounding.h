@@ -1,9 +1,6 @@
-// Stochastic rounding of weights to 16 bits: the random number of an element is a function of its row's key
-// and its column, and the key one of the row's id and of its table's seed for this update. So it does not
-// depend on slots, threads, batches or backends.
-//
-// Sums, products and shifts right of 32 bits only, which AscendC's vector unit has; it has no exclusive or.
-// x (2x + 1), of RC6, is a bijection whose upper bits depend on all of x.
+// Stochastic rounding of weights to 16 bits: the random number of an element is a function of its column, its
+// row's id and its table's seed for this update. So it does not depend on slots, threads, batches or
+// backends.
 #pragma once
 
 #include <cstdint>
@@ -13,24 +10,23 @@
 namespace rec_sdk {
 namespace REC_SDK_ISA {
 
-constexpr uint32_t kColumnFactor = 0x9e3779b1u;
-constexpr int kMixShift = 16;
+// Of one row in one update. Start and step are as good as independent and uniform: then each number is
+// uniform, and any two of different columns are independent, so that sums of rounding errors have the
+// variance of independent ones. Of three columns the third follows from the others.
+struct RowNumbers {
+  uint32_t start, step;
+
+  // The upper 16 bits are for use.
+  REC_SDK_HD uint32_t at(uint32_t column) const { return start + column * step; }
+};
 
 // seed: of the table and the update, already well mixed.
-REC_SDK_HD uint32_t row_key(int64_t id, int64_t seed) {
+REC_SDK_HD RowNumbers row_numbers(int64_t id, int64_t seed) {
   constexpr uint64_t kFactor = 0xd6e8feb86659fd93u;
   uint64_t z = static_cast<uint64_t>(id) * 0x9e3779b97f4a7c15u + static_cast<uint64_t>(seed);
   z = (z ^ (z >> 32)) * kFactor;
   z = (z ^ (z >> 32)) * kFactor;
-  return static_cast<uint32_t>(z >> 32);
-}
-
-// The upper 16 bits are uniform, and as good as independent between columns and between rows.
-REC_SDK_HD uint32_t random_bits(uint32_t key, uint32_t column) {
-  uint32_t x = column * kColumnFactor + key;
-  x *= 2 * x + 1;
-  x += x >> kMixShift;
-  return x * (2 * x + 1);
+  return {static_cast<uint32_t>(z >> 32), static_cast<uint32_t>(z)};
 }
 
 }  // namespace REC_SDK_ISA

@@ -33,10 +33,10 @@ REC_SDK_INLINE auto measured(const Optimizer& optimizer, int64_t dim, const Elem
   }
 }
 
-// key: of the row, for stochastic rounding.
+// random: of the row, for stochastic rounding.
 template <class Optimizer, class Format, int64_t kDim, bool kStochastic>
 REC_SDK_INLINE void update_record(const Optimizer& optimizer, const RecordLayout& layout, float max_gradient,
-                                  const float* __restrict g, uint32_t key, uint8_t* record) {
+                                  const float* __restrict g, RowNumbers random, uint8_t* record) {
   constexpr int kStates = Optimizer::kElementStates;
   static_assert(Optimizer::kRowStates == 0 || Optimizer::kMeasures > 0, "begin_row changes row states");
   const int64_t dim = kDim > 0 ? kDim : layout.dim;
@@ -61,7 +61,7 @@ REC_SDK_INLINE void update_record(const Optimizer& optimizer, const RecordLayout
     Element<kStates> e = element(k);
     optimizer.element(e.weight, e.states, e.g, values);
     if constexpr (kStochastic) {
-      weights[k] = Format::store(e.weight, random_bits(key, static_cast<uint32_t>(k)));
+      weights[k] = Format::store(e.weight, random.at(static_cast<uint32_t>(k)));
     } else {
       weights[k] = Format::store(e.weight);
     }
@@ -83,9 +83,10 @@ void update_range(const UpdateRows& a, int64_t begin, int64_t end, float* scratc
                          coefficients = a.coefficients + table * kCoefficients;
                          optimizer = Optimizer(coefficients);
                        }
-                       const uint32_t key = kStochastic ? row_key(a.row_ids[u], a.rounding_seeds[table]) : 0u;
+                       const RowNumbers random =
+                           kStochastic ? row_numbers(a.row_ids[u], a.rounding_seeds[table]) : RowNumbers{};
                        update_record<Optimizer, Format, kDim, kStochastic>(optimizer, layout, coefficients[0],
-                                                                           g, key, record);
+                                                                           g, random, record);
                      });
 }
 

@@ -71,6 +71,12 @@ void bounded_rowwise_adagrad(const float* c, const std::vector<double>& g, Row* 
   for (double& weight : row->weights) weight *= length > c[5] ? c[5] / length : 1;
 }
 
+void ensemble_rowwise_adagrad(const float* c, const std::vector<double>& g, Row* row) {
+  std::swap(row->states[0], row->states[1]);
+  bounded_rowwise_adagrad(c, g, row);
+  std::swap(row->states[0], row->states[1]);
+}
+
 // 1 without a last update, which is 0 then, else iter - last; states here are no whole numbers, so also
 // between.
 double steps_since(double last, double iter) { return 1 + std::min(last, 1.0) * (iter - 1 - last); }
@@ -185,17 +191,24 @@ void adam(const float* c, const std::vector<double>& g, Row* row) {
   }
 }
 
+void adamw(const float* c, const std::vector<double>& g, Row* row) {
+  for (double& weight : row->weights) weight *= 1 - c[6];
+  adam(c, g, row);
+}
+
 // In the order of kOptimizers.
 constexpr Step kSteps[] = {sgd,
                            adagrad,
                            rowwise_adagrad,
                            decayed_rowwise_adagrad,
                            bounded_rowwise_adagrad,
+                           ensemble_rowwise_adagrad,
                            globally_decayed_rowwise_adagrad,
                            cowclip_rowwise_adagrad,
                            counted_rowwise_adagrad,
                            counted_adagradw,
                            adam,
+                           adamw,
                            partial_rowwise_adam,
                            lamb,
                            partial_rowwise_lamb,

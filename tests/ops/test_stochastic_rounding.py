@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from op_batches import OPTIMIZERS, Cache, coefficients, int32, states_of
-from reference_rounding import random_bits, rounded, row_keys
+from reference_rounding import random_bits, rounded, row_numbers
 
 import rec_sdk_torch.ops  # noqa: F401
 
@@ -54,8 +54,10 @@ def updated(
 
 def expected(values: torch.Tensor, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     half = len(ids) // 2
-    keys = [row_keys(part.numpy(), seed) for part, seed in zip((ids[:half], ids[half:]), SEEDS.tolist(), strict=True)]
-    return rounded(values, dtype, random_bits(np.concatenate(keys), values.shape[1]))
+    numbers = [
+        row_numbers(part.numpy(), seed) for part, seed in zip((ids[:half], ids[half:]), SEEDS.tolist(), strict=True)
+    ]
+    return rounded(values, dtype, random_bits(np.concatenate(numbers), values.shape[1]))
 
 
 def bits(tensor: torch.Tensor) -> list[list[int]]:

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from op_batches import OPTIMIZERS, Cache, coefficients, int32, segments, states_of, update
 from reference_optimizers import (
     Adam,
+    AdamW,
     BoundedRowWiseAdagrad,
     CountedRowWiseAdagrad,
     CowClipRowWiseAdagrad,
+    EnsembleRowWiseAdagrad,
     GloballyDecayedRowWiseAdagrad,
     Lamb,
     LarsSgd,
@@ -133,6 +135,12 @@ CASES = {
         lambda t: coefficients(0.1, 1e-8, 0.2, 0.0, 0.5),
         2e-6,
     ),
+    "RowWiseAdagrad, ensemble": (
+        "ensemble_rowwise_adagrad",
+        on_rows(EnsembleRowWiseAdagrad, lr=0.1, eps=1e-8, weight_decay=0.2, max_norm=0.5),
+        lambda t: coefficients(0.1, 1e-8, 0.2, 0.0, 0.5),
+        2e-6,
+    ),
     "RowWiseAdagrad, global decay": (
         "globally_decayed_rowwise_adagrad",
         on_rows(GloballyDecayedRowWiseAdagrad, **GLOBAL),
@@ -165,6 +173,12 @@ CASES = {
         on_rows(CountedRowWiseAdagrad, **COUNTED | {"counter_weight_decay_mode": "adagradw", "counter_halflife": -1}),
         lambda t: coefficients(0.1, 1e-3, 0.02, math.log1p(-0.02), t + 1, 0.0, 1.0, 0.0, math.inf, t),
         5e-6,
+    ),
+    "AdamW": (
+        "adamw",
+        on_rows(AdamW, lr=0.01, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.2),
+        lambda t: coefficients(*adam_row(t, sparse=False)[0, 1:6].tolist(), 0.01 * 0.2),
+        1e-5,
     ),
     "PartialRowWiseAdam": ("partial_rowwise_adam", on_rows(PartialRowWiseAdam, **LAMB), lamb_row, 1e-5),
     "LAMB": ("lamb", on_rows(Lamb, **LAMB), lamb_row, 1e-5),

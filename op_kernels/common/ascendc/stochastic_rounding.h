@@ -26,22 +26,22 @@ class StochasticRounding {
     pitch_ = static_cast<int32_t>(pitch);
     pipe->InitBuffer(columns_, static_cast<uint32_t>(bytes(pitch)));
     const Ints columns = columns_.Get<int32_t>();
-    for (int32_t k = 0; k < kFirst; ++k) columns.SetValue(static_cast<uint32_t>(k), offset_of(k));
+    for (int32_t k = 0; k < kFirst; ++k) columns.SetValue(static_cast<uint32_t>(k), k);
     indexed_.init(pipe);
     indexed_.order();
     for (int32_t n = kFirst; n < pitch_; n *= 2) {
-      AscendC::Adds(columns[static_cast<uint32_t>(n)], columns, offset_of(n), minimum(n, pitch_ - n));
+      AscendC::Adds(columns[static_cast<uint32_t>(n)], columns, n, minimum(n, pitch_ - n));
       vector_barrier();
     }
   }
 
   // weights [rows, pitch], columns from `column` on; pool: planes of that size, all of them free. V.
   template <bool kHalf>
-  __aicore__ inline void run(const LocalTensor<float>& weights, PlanePool* pool, const uint32_t* keys,
-                             int64_t rows, int64_t column) {
+  __aicore__ inline void run(const LocalTensor<float>& weights, PlanePool* pool,
+                             const REC_SDK_ISA::RowNumbers* numbers, int64_t rows, int64_t column) {
     count_ = static_cast<int32_t>(rows) * pitch_;
     for (int i = 0; i < kPlanes; ++i) planes_[i] = pool->plane(i).ReinterpretCast<int32_t>();
-    draw(keys, rows, column);
+    draw(numbers, rows, static_cast<uint32_t>(column));
     const Ints bits = weights.ReinterpretCast<int32_t>();
     kHalf ? round_half(bits) : round_bfloat16(bits);
   }
@@ -49,10 +49,6 @@ class StochasticRounding {
  private:
   using Ints = LocalTensor<int32_t>;
   static constexpr int32_t kFirst = kUbBlock / 4;  // columns that the scalar unit writes
-
-  __aicore__ inline static int32_t offset_of(int64_t column) {
-    return static_cast<int32_t>(static_cast<uint32_t>(column) * REC_SDK_ISA::kColumnFactor);
-  }
 
   __aicore__ inline void add(const Ints& to, const Ints& a, const Ints& b) const {
     AscendC::Add(to, a, b, count_);
@@ -92,23 +88,19 @@ class StochasticRounding {
     add(a, a, b);
   }
 
-  // random_bits() of rounding.h, into plane 0.
-  __aicore__ inline void draw(const uint32_t* keys, int64_t rows, int64_t column) {
-    const Ints x = planes_[0], y = planes_[1], columns = columns_.Get<int32_t>();
+  // RowNumbers::at() of each column, into plane 0.
+  __aicore__ inline void draw(const REC_SDK_ISA::RowNumbers* numbers, int64_t rows, uint32_t column) {
+    const Ints x = planes_[0], columns = columns_.Get<int32_t>();
     for (int64_t r = 0; r < rows; ++r) {
-      AscendC::Adds(x[static_cast<uint32_t>(r * pitch_)], columns,
-                    static_cast<int32_t>(keys[r] + static_cast<uint32_t>(offset_of(column))), pitch_);
+      const auto step = static_cast<int32_t>(numbers[r].step);
+      AscendC::Muls(x[static_cast<uint32_t>(r * pitch_)], columns, step, pitch_);
     }
     vector_barrier();
-    mix(x, y);
-    shift_right(y, x, REC_SDK_ISA::kMixShift);
-    add(x, x, y);
-    mix(x, y);
-  }
-  __aicore__ inline void mix(const Ints& x, const Ints& y) const {
-    add(y, x, x);
-    add(y, y, 1);
-    multiply(x, x, y);
+    for (int64_t r = 0; r < rows; ++r) {
+      const Ints row = x[static_cast<uint32_t>(r * pitch_)];
+      AscendC::Adds(row, row, static_cast<int32_t>(numbers[r].at(column)), pitch_);
+    }
+    vector_barrier();
   }
 
   __aicore__ inline void magnitude_of(const Ints& to, const Ints& bits) const {
@@ -158,7 +150,7 @@ class StochasticRounding {
     add(bits, bits, magnitude);
   }
 
-  Scratch columns_;  // column * kColumnFactor
+  Scratch columns_;  // 0, 1, and so on
   Ints planes_[kPlanes];
   int32_t pitch_, count_;
   Signal<HardEvent::S_V> indexed_;

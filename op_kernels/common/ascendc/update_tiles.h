@@ -115,7 +115,7 @@ class UpdateTiles {
 
   // Which rows of a tile have no gradient, and which a sum of their own.
   struct TileRows {
-    uint32_t keys[kMaxTileRows];  // where weights round stochastically
+    REC_SDK_ISA::RowNumbers numbers[kMaxTileRows];  // where weights round stochastically
     RowList summed, empty;
     FurtherGradients further;
   };
@@ -210,13 +210,13 @@ class UpdateTiles {
 
   __aicore__ inline bool stochastic() const { return Weights::kRounds && a_.rounding.ids != nullptr; }
 
-  __aicore__ inline void load_keys(const Step& step) {
+  __aicore__ inline void load_numbers(const Step& step) {
     const int64_t seed =
         global(a_.rounding.seeds, a_.tables.count).GetValue(static_cast<uint64_t>(step.table));
     const GlobalTensor<int64_t> ids = global(a_.rounding.ids, a_.segments.rows);
     for (int64_t r = 0; r < step.rows; ++r) {
       const int64_t id = ids.GetValue(static_cast<uint64_t>(step.row + r));
-      tile_rows_[step.set].keys[r] = REC_SDK_ISA::row_key(id, seed);
+      tile_rows_[step.set].numbers[r] = REC_SDK_ISA::row_numbers(id, seed);
     }
   }
 
@@ -241,7 +241,7 @@ class UpdateTiles {
       load_gradients<false>(step);
     }
     arrived_[step.set].set();
-    if (stochastic() && step.update()) load_keys(step);
+    if (stochastic() && step.update()) load_numbers(step);
   }
 
   // The rows of the step behind those of `run`.
@@ -369,7 +369,7 @@ class UpdateTiles {
     go_through<0>(optimizer, &e, step, NoValues{});
     if (!step.update()) return;
     if (stochastic()) {
-      rounding_.template run<Weights::kHalf>(records_.weights(step.set), &pool_, tile_rows_[step.set].keys,
+      rounding_.template run<Weights::kHalf>(records_.weights(step.set), &pool_, tile_rows_[step.set].numbers,
                                              step.rows, step.columns.column);
     }
     records_.encode(step.set, step.rows);

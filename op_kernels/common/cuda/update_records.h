@@ -10,17 +10,17 @@
 namespace rec_sdk {
 namespace cuda {
 
-// How the weights of a row round: stochastically, by its key, or to nearest.
+// How the weights of a row round: stochastically, by its numbers, or to nearest.
 struct Rounding {
   bool stochastic;
-  uint32_t key;
+  REC_SDK_ISA::RowNumbers numbers;
 
   // Values that Format stores as they are.
   template <class Format, int N>
   __device__ __forceinline__ Columns<N> rounded(Columns<N> weights, int column) const {
     if constexpr (Format::kRounds) {
       for (int k = 0; stochastic && k < N; ++k) {
-        const uint32_t random = REC_SDK_ISA::random_bits(key, static_cast<uint32_t>(column + k));
+        const uint32_t random = numbers.at(static_cast<uint32_t>(column + k));
         weights[k] = Format::load(Format::store(weights[k], random));
       }
     }
@@ -130,9 +130,9 @@ __device__ __forceinline__ const float* coefficients_of(const UpdateRows& a, int
 }
 
 __device__ __forceinline__ Rounding rounding_of(const UpdateRows& a, int u) {
-  if (a.row_ids == nullptr) return {false, 0};
+  if (a.row_ids == nullptr) return {false, {}};
   const int64_t seed = a.rounding_seeds[last_at_most(a.table_offsets, a.tables, u)];
-  return {true, REC_SDK_ISA::row_key(a.row_ids[u], seed)};
+  return {true, REC_SDK_ISA::row_numbers(a.row_ids[u], seed)};
 }
 
 // The aggregated and clipped gradient of a row, N columns in each thread of its team.
