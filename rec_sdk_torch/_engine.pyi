@@ -225,12 +225,14 @@ class Engine:
         policy: str = "lru",
         serial: int = 0,
         row_ids: bool = False,
+        state_dtypes: list[int] = [],
     ) -> None:
         """weight_dtype: 0 fp32, 1 fp16, 2 bf16. state_elements: dim or 1 for each state block.
 
         feature_tables: the table of each feature, ascending. feature_columns: the first output column of each feature,
         or [] for a sequence. feature_means: whether it is MEAN-pooled. serial: plans and versions are numbered
         behind it. row_ids: plans have the ids of their rows for the device.
+        state_dtypes: of each state block, 0 (fp32), 1 (fp16) or 2 (bf16); empty: all fp32.
         """
 
     @property

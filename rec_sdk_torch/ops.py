@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ParamSpec, TypeVar, cast
 
@@ -160,7 +160,7 @@ def _pooled_weights_grad(
 @_operator(
     "update_rows(Tensor(a!) cache, Tensor[] grads, Tensor unique_slots, Tensor table_offsets, Tensor segment_offsets, "
     "Tensor grad_row, Tensor? grad_source, Tensor? grad_column, Tensor? scale, Tensor coefficients, str optimizer, "
-    "int dim, ScalarType weight_dtype, Tensor? row_ids=None, Tensor? rounding_seeds=None) -> ()"
+    "int dim, ScalarType weight_dtype, Tensor? row_ids=None, Tensor? rounding_seeds=None, int[] state_dtypes=[]) -> ()"
 )
 def _update_rows(
     cache: torch.Tensor,
@@ -178,6 +178,7 @@ def _update_rows(
     weight_dtype: torch.dtype,
     row_ids: torch.Tensor | None = None,
     rounding_seeds: torch.Tensor | None = None,
+    state_dtypes: Sequence[int] = (),
 ) -> None:
     return None
 

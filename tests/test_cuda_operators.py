@@ -17,6 +17,7 @@ TESTS = Path(__file__).parent
 RUN = (
     ("ops", "-k", "not threads_and_instruction_sets"),  # which CUDA knows nothing of
     ("tbe/test_oracle.py",),
+    ("tbe/test_state_dtypes.py",),
 )
 
 

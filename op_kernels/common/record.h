@@ -20,7 +20,7 @@ constexpr int64_t round_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-// Weight first (offset 0), then one fp32 block per optimizer state.
+// Weight first (offset 0), then one block per optimizer state, each of its own type.
 struct RecordLayout {
   int64_t dim;
   DType weight_dtype;
@@ -28,13 +28,23 @@ struct RecordLayout {
   int64_t state_count;
   int64_t state_elements[kMaxStates];  // dim, or 1 for a row-wise state
   int64_t state_offset[kMaxStates];    // bytes from the start of the record
-  int64_t bytes;                       // of the whole record
+  DType state_dtype[kMaxStates];
+  int64_t bytes;  // of the whole record
+
+  constexpr int64_t state_bytes(int64_t s) const { return state_elements[s] * dtype_bytes(state_dtype[s]); }
+  // Whether all states are float32, which are updated where they lie.
+  constexpr bool plain_states() const {
+    for (int64_t s = 0; s < state_count; ++s) {
+      if (state_dtype[s] != DType::kFloat32) return false;
+    }
+    return true;
+  }
 };
 
 // Preconditions: 1 <= dim <= kMaxDim, 0 <= state_count <= kMaxStates, 0 <= state_elements[s] <= kMaxDim;
-// state_elements may be null when state_count is 0.
+// state_elements may be null when state_count is 0, state_dtypes when all states are float32.
 constexpr RecordLayout make_record_layout(int64_t dim, DType weight_dtype, const int64_t* state_elements,
-                                          int64_t state_count) {
+                                          int64_t state_count, const DType* state_dtypes = nullptr) {
   RecordLayout layout{};
   layout.dim = dim;
   layout.weight_dtype = weight_dtype;
@@ -43,8 +53,9 @@ constexpr RecordLayout make_record_layout(int64_t dim, DType weight_dtype, const
   int64_t end = layout.weight_bytes;
   for (int64_t s = 0; s < state_count; ++s) {
     layout.state_elements[s] = state_elements[s];
+    layout.state_dtype[s] = state_dtypes != nullptr ? state_dtypes[s] : DType::kFloat32;
     layout.state_offset[s] = round_up(end, kStateAlignment);
-    end = layout.state_offset[s] + state_elements[s] * 4;
+    end = layout.state_offset[s] + layout.state_bytes(s);
   }
   layout.bytes = round_up(end, kRecordAlignment);
   return layout;

@@ -5,6 +5,7 @@
 #include "op_kernels/common/convert.h"
 #include "op_kernels/common/optimizers.h"
 #include "op_kernels/common/rounding.h"
+#include "op_kernels/update_rows/cpu_states.h"
 
 namespace rec_sdk {
 namespace REC_SDK_ISA {
@@ -36,16 +37,17 @@ REC_SDK_INLINE auto measured(const Optimizer& optimizer, int64_t dim, const Elem
 // random: of the row, for stochastic rounding.
 template <class Optimizer, class Format, int64_t kDim, bool kStochastic>
 REC_SDK_INLINE void update_record(const Optimizer& optimizer, const RecordLayout& layout, float max_gradient,
-                                  const float* __restrict g, RowNumbers random, uint8_t* record) {
+                                  const float* __restrict g, RowNumbers random, uint8_t* record,
+                                  WidenedStates* widened) {
   constexpr int kStates = Optimizer::kElementStates;
   static_assert(Optimizer::kRowStates == 0 || Optimizer::kMeasures > 0, "begin_row changes row states");
   const int64_t dim = kDim > 0 ? kDim : layout.dim;
   typename Format::Storage* weights = reinterpret_cast<typename Format::Storage*>(record);
+  if (widened->needed()) widened->load(record);
   float* states[kStates + 1];
-  for (int s = 0; s < kStates; ++s) states[s] = reinterpret_cast<float*>(record + layout.state_offset[s]);
-  // Row states follow one another in the record, being 4 bytes each.
-  float* row_states =
-      Optimizer::kRowStates > 0 ? reinterpret_cast<float*>(record + layout.state_offset[kStates]) : nullptr;
+  for (int s = 0; s < kStates; ++s) states[s] = widened->state(record, s);
+  // Row states follow one another, being 4 bytes each.
+  float* row_states = Optimizer::kRowStates > 0 ? widened->state(record, kStates) : nullptr;
 
   const auto element = [&](int64_t k) {
     Element<kStates> e;
@@ -67,6 +69,7 @@ REC_SDK_INLINE void update_record(const Optimizer& optimizer, const RecordLayout
     }
     for (int s = 0; s < kStates; ++s) states[s][k] = e.states[s];
   }
+  if (widened->needed()) widened->store(record);
 }
 
 template <class Optimizer, class Format, int64_t kDim, bool kStochastic>
@@ -76,6 +79,7 @@ void update_range(const UpdateRows& a, int64_t begin, int64_t end, float* scratc
   while (begin >= a.table_offsets[table + 1]) ++table;
   const float* coefficients = a.coefficients + table * kCoefficients;
   Optimizer optimizer(coefficients);
+  WidenedStates widened(layout);
   for_each_row<kDim>(a.segments, a.cache, layout.bytes, begin, end, scratch,
                      [&](int64_t u, uint8_t* record, const float* g) {
                        if (u >= a.table_offsets[table + 1]) {
@@ -86,7 +90,7 @@ void update_range(const UpdateRows& a, int64_t begin, int64_t end, float* scratc
                        const RowNumbers random =
                            kStochastic ? row_numbers(a.row_ids[u], a.rounding_seeds[table]) : RowNumbers{};
                        update_record<Optimizer, Format, kDim, kStochastic>(optimizer, layout, coefficients[0],
-                                                                           g, random, record);
+                                                                           g, random, record, &widened);
                      });
 }
 

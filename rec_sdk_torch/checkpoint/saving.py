@@ -206,7 +206,7 @@ def take(owners: Sequence[Owner], keys: dict[tuple[int, str], str], start: Start
 def _take_table(moment: Moment, owner: Owner, name: str, key: str, since: int | None) -> TableMoment:
     view = owner.embedding.view(name)
     rows = moment.written.rows[key] = owner.count(view)
-    specs = row_specs(view.config.weight_dtype, _elements(view), _columns(view))
+    specs = row_specs(_elements(view), view.dtypes(), _columns(view))
     ids, removed = (None, None) if since is None else changed(view, since)
     snapshot = Snapshot(owner.embedding, name, moment.aside, ids)
     try:

@@ -86,15 +86,15 @@ class RankFiles:
         return left
 
 
-def row_specs(dtype: torch.dtype, parts: Mapping[str, int], columns: Mapping[str, torch.dtype]) -> list[TensorSpec]:
+def row_specs(
+    parts: Mapping[str, int], dtypes: Mapping[str, torch.dtype], columns: Mapping[str, torch.dtype]
+) -> list[TensorSpec]:
     """Tensors of a file of rows, none yet, those of wide elements first."""
     specs = [TensorSpec("ids", torch.int64, (0,))]
     specs += [TensorSpec(f"column.{name}", kind, (0,)) for name, kind in columns.items()]
     for name, elements in parts.items():
-        if name == "weight":
-            specs.append(TensorSpec(name, dtype, (0, elements)))
-        else:
-            specs.append(TensorSpec(f"state.{name}", torch.float32, (0, elements)))
+        named = name if name == "weight" else f"state.{name}"
+        specs.append(TensorSpec(named, dtypes[name], (0, elements)))
     return sorted(specs, key=lambda spec: -spec.dtype.itemsize)
 
 

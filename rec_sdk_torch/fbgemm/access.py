@@ -81,7 +81,7 @@ class TableAccess(torch.nn.Module):
     # ---- states
 
     def split_optimizer_states(self) -> list[list[torch.Tensor]]:
-        """Of each table its states in FBGEMM's order, float32 `[rows, D]`, or `[rows]`; [] of an optimizer without."""
+        """Of each table its states in FBGEMM's order, `[rows, D]`, or `[rows]`; [] of an optimizer without."""
         specs = states_in_order(self._optimizer)
         if not specs:
             return []

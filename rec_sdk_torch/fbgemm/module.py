@@ -31,7 +31,7 @@ from .enums import (
 )
 from .moving_average import MovingAverage
 from .optimizers import table_optimizer
-from .options import cache_policy, cache_type, check_options, check_types, logger
+from .options import cache_policy, cache_type, check_options, logger
 from .placement import (
     cache_option,
     compute_device,
@@ -127,7 +127,6 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
                 raise ValueError(f"{name} is {given[name]}, allowed are torch.int32 and torch.int64")
         self.weights_precision = sparse_type("weights_precision", weights_precision)
         self.cache_precision = cache_type(given, self.weights_precision)
-        check_types(given, self.optimizer)
         self._output = sparse_type("output_dtype", output_dtype).as_dtype()
         self.pooling_mode = member(PoolingMode, "pooling_mode", pooling_mode)
         bounds_check = member(BoundsCheckMode, "bounds_check_mode", bounds_check_mode)

@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from ..tbe import TableOptimizer
-from .enums import EnsembleModeDefinition, OptimType, WeightDecayMode, member
+from .enums import EnsembleModeDefinition, OptimType, WeightDecayMode, member, sparse_type
+from .states import state_names
 
 _TORCHREC = "torchrec.optim.optimizers"
 _ROWWISE_CLASS = "torchrec.optim.rowwise_adagrad.RowWiseAdagrad"
@@ -92,7 +95,24 @@ def table_optimizer(kind: OptimType, given: Mapping[str, Any]) -> TableOptimizer
         options |= _regularization(kind, given)
     elif "weight_decay" in read:
         options["weight_decay"] = given["weight_decay"]
-    return TableOptimizer.create(_class_named(_KNOWN[kind].cls), options, kind.name)
+    cls = _class_named(_KNOWN[kind].cls)
+    optimizer = TableOptimizer.create(cls, options, kind.name)
+    dtypes = _state_dtypes(given["optimizer_state_dtypes"] or {}, optimizer)
+    return TableOptimizer.create(cls, options | {"state_dtypes": dtypes}, kind.name) if dtypes else optimizer
+
+
+def _state_dtypes(given: Mapping[str, Any], optimizer: TableOptimizer) -> dict[str, torch.dtype]:
+    """By our names of the states, of FBGEMM's."""
+    names = {theirs: own for own, theirs in state_names(optimizer).items()}
+    dtypes = {}
+    for name, value in given.items():
+        dtype = sparse_type(f"optimizer_state_dtypes[{name!r}]", value).as_dtype()
+        if name in names:
+            dtypes[names[name]] = dtype
+        elif dtype is not torch.float32:
+            has = ", ".join(names) or "none"
+            raise ValueError(f"optimizer_state_dtypes: {optimizer.where} has no state {name}, it has {has}")
+    return dtypes
 
 
 def _regularization(kind: OptimType, given: Mapping[str, Any]) -> dict[str, Any]:

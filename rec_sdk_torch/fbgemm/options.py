@@ -73,20 +73,6 @@ def cache_type(given: Mapping[str, Any], weights: SparseType) -> SparseType:
     return weights if given["cache_precision"] is None else sparse_type("cache_precision", given["cache_precision"])
 
 
-def check_types(given: Mapping[str, Any], optimizer: OptimType) -> None:
-    """Checks the data types of optimizer states.
-
-    Raises:
-        NotImplementedError: a type that there is not.
-        TypeError, ValueError: something that is no type.
-    """
-    for name, value in (given["optimizer_state_dtypes"] or {}).items():
-        if sparse_type(f"optimizer_state_dtypes[{name!r}]", value) is not SparseType.FP32:
-            raise NotImplementedError(
-                f"optimizer_state_dtypes: {name} of {optimizer.name} is float32 here, not {value}"
-            )
-
-
 def cache_policy(algorithm: object) -> str:
     """The engine's name of a cache algorithm."""
     return member(CacheAlgorithm, "cache_algorithm", algorithm).name.lower()

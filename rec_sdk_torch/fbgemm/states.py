@@ -81,7 +81,7 @@ def state_names(optimizer: TableOptimizer) -> dict[str, str]:
 
 
 def save_states(tables: TableBatchedEmbedding, optimizer: TableOptimizer) -> dict[str, torch.Tensor]:
-    """`<table>.momentum1` and so on, float32 `[rows, D]` or `[rows]`, and `iter`, int64 `[1]`."""
+    """`<table>.momentum1` and so on, `[rows, D]` or `[rows]`, and `iter`, int64 `[1]`."""
     saved = {}
     for table in tables.tables:
         view = tables.view(table.name)

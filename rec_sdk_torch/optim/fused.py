@@ -101,7 +101,7 @@ class IdsState(_TableState):
 
 
 class RowState(_TableState):
-    """One state block of every row of a table, float32 `[n, D]`, or `[n]` when row-wise.
+    """One state block of every row of a table, `[n, D]` in its data type, or `[n]` when row-wise.
 
     Loading replaces the state of the whole table: rows that are not among the loaded ids get its initial value.
     """

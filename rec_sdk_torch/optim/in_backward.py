@@ -27,8 +27,8 @@ def apply_optimizer_in_backward(
             RowWiseAdagrad, or AccumulateSGD, AccumulateAdagrad, AccumulateAdam.
         params: parameters, such as `collection.parameters()`.
         optimizer_kwargs: keywords of the class, plus `gradient_clipping` and `max_gradient` (clamp the
-            aggregated gradient elementwise); `use_accumulate` and `accumulate_step` for the Accumulate
-            classes.
+            aggregated gradient elementwise), `state_dtypes` (data types by name of a state, see
+            docs/optimizers.md); `use_accumulate` and `accumulate_step` for the Accumulate classes.
 
     Raises:
         TypeError: a class or keyword that the fused update does not know, a value of the wrong type, or a

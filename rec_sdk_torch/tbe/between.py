@@ -44,7 +44,8 @@ class Between:
             places = {part: names.index(part) - 1 for part in between.parts}
             parts = self._at[1]
             if parts is None:
-                parts = read_parts(group, table, ids, places)
+                read = read_parts(group, table, ids, places)
+                parts = {name: part if name == WEIGHT else part.float() for name, part in read.items()}
                 greatest = between.rows(optimizer.options, optimizer.step + 1, parts)
                 if greatest is not None:
                     self._greatest[id(optimizer)] = max(greatest, self._greatest.get(id(optimizer), 0.0))

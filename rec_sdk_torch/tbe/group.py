@@ -16,8 +16,9 @@ from ..warn import warn
 from .batch import Batch, Int64Array
 from .ledger import Ledger, Run
 from .life import TableLife
-from .member import Member, drawn, engine_of, record_layout, stored_bytes
+from .member import Member, check_state_dtypes, drawn, engine_of, record_layout, stored_bytes
 from .plan import Plan, PlanArrays
+from .record import dtype_codes
 from .rounding import rounding_seeds
 from .store_folder import StoreFolder
 from .swap import Swap
@@ -107,7 +108,9 @@ class Group:
         self.chunk = max(1024, CHUNK_BYTES // self.layout.bytes)
         # Buffers are made outside of inference mode, whose tensors could not be changed by a later step.
         with torch.inference_mode(False):
-            self._allocate(backend_for(device), columns, means)
+            backend = backend_for(device)
+            check_state_dtypes(backend, device, first)
+            self._allocate(backend, columns, means)
 
     def _allocate(self, backend: Backend, columns: Sequence[int], means: Sequence[bool]) -> None:
         slots = sum(member.cache_slots for member in self.members)
@@ -371,7 +374,7 @@ class Group:
     ) -> None:
         layout = self.layout
         settings = (coefficients, self._kernel, layout.dim, layout.weight_dtype, ids, self._seeds())
-        run(update_rows, cache, grads, slots, tables, *segments, *settings)
+        run(update_rows, cache, grads, slots, tables, *segments, *settings, dtype_codes(layout.state_dtypes))
 
     def set_evict_step_interval(self, steps: int | None) -> None:
         """Of all members that evict ids at intervals; None: what their configs say."""

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from .. import _engine
+from ..backends.devices import Backend
 from .optimizer import TableOptimizer
-from .record import RecordLayout
+from .record import RecordLayout, dtype_codes
 from .store_folder import StoreFolder
 from .table import WEIGHT_DTYPES, BoundsCheckMode, TableConfig
 
@@ -40,12 +41,23 @@ def record_layout(config: TableConfig, optimizer: TableOptimizer | None) -> Reco
     """The record of a row of `config` in the cache, with the states of `optimizer`."""
     states = optimizer.spec.states if optimizer else ()
     dim = config.embedding_dim
-    return RecordLayout(dim, config.cached_dtype, tuple(state.elements(dim) for state in states))
+    elements = tuple(state.elements(dim) for state in states)
+    return RecordLayout(dim, config.cached_dtype, elements, optimizer.state_dtypes if optimizer else ())
 
 
 def stored_bytes(config: TableConfig, optimizer: TableOptimizer | None) -> int:
     """Of such a record in the host's table."""
     return replace(record_layout(config, optimizer), weight_dtype=config.weight_dtype).bytes
+
+
+def check_state_dtypes(backend: Backend, device: torch.device, member: Member) -> None:
+    """Raises NotImplementedError if the kernels of `device` have no states of the optimizer's data types."""
+    optimizer = member.optimizer
+    if optimizer is not None and optimizer.state_dtypes and not backend.narrow_states:
+        raise NotImplementedError(
+            f"table {member.config.name!r}: state_dtypes {list(map(str, optimizer.state_dtypes))} on {device}, whose "
+            "kernels have float32 states only"
+        )
 
 
 def _table_spec(
@@ -95,6 +107,7 @@ def engine_of(
         policy=cache_policy,
         serial=serial,
         row_ids=row_ids,
+        state_dtypes=dtype_codes(layout.state_dtypes),
     )
 
 

@@ -13,7 +13,7 @@ import torch
 
 from ..ops import coefficient_names
 from .optimizer_specs import OptimizerSpec, Options, mode_name, modes_of, spec_for
-from .table import as_int
+from .table import WEIGHT_DTYPES, as_int
 
 COEFFICIENTS = 16
 """Width of a table's row of coefficients in `rec_sdk::update_rows`."""
@@ -225,6 +225,24 @@ def _max_gradient(where: str, given: dict[str, Any]) -> float:
     return _checked_number(where, "max_gradient", bound)
 
 
+def _state_dtypes(where: str, spec: OptimizerSpec, given: dict[str, Any]) -> tuple[torch.dtype, ...]:
+    """The data type of each state; () where all are float32."""
+    asked = given.pop("state_dtypes", None) or {}
+    if not isinstance(asked, Mapping):
+        raise TypeError(f"{where}: state_dtypes is {asked!r}, expected a mapping from names of states to data types")
+    names = [state.name for state in spec.states]
+    for name, dtype in asked.items():
+        if name not in names:
+            raise ValueError(f"{where}: state_dtypes names {name!r}, the states are {names}")
+        if dtype not in WEIGHT_DTYPES:
+            raise ValueError(f"{where}: state_dtypes[{name!r}] is {dtype!r}, allowed are {WEIGHT_DTYPES}")
+        if spec.states[names.index(name)].counter and dtype is not torch.float32:
+            raise ValueError(f"{where}: state_dtypes[{name!r}] is {dtype}, counters are always torch.float32")
+    if all(dtype is torch.float32 for dtype in asked.values()):
+        return ()
+    return tuple(asked.get(name, torch.float32) for name in names)
+
+
 _coefficient_names = functools.cache(coefficient_names)
 
 
@@ -240,6 +258,7 @@ class TableOptimizer:
         max_gradient: bound of the aggregated gradient's elements; inf for none.
         accumulate_step: backward passes of one accumulation window.
         step: updates applied so far.
+        state_dtypes: of the states in a row's record, in their order; empty where all are float32.
     """
 
     cls: type
@@ -249,12 +268,16 @@ class TableOptimizer:
     accumulate_step: int = 1
     step: int = 0
     where: str = field(default="", repr=False)
+    state_dtypes: tuple[torch.dtype, ...] = ()
     _checked: Options | None = field(default=None, init=False, repr=False, compare=False)
     """The options as `coefficients` found them in order."""
 
     @classmethod
     def create(cls, optimizer_class: type, kwargs: Mapping[str, Any], where: str = "") -> TableOptimizer:
         """Checks class and keywords.
+
+        Of the keywords `state_dtypes` is ours: by name of a state float32 (the default), float16 or bfloat16, in which
+        it is stored. It is computed in float32 and rounded to nearest: see docs/optimizers.md.
 
         Raises:
             TypeError: unknown class or keyword, or a value of the wrong type.
@@ -270,9 +293,15 @@ class TableOptimizer:
         elif given.keys() & {"use_accumulate", "accumulate_step"}:
             raise TypeError(f"{where}: use_accumulate and accumulate_step need an Accumulate optimizer class")
         bound = _max_gradient(where, given)
+        dtypes = _state_dtypes(where, spec, given)
         options = _checked_options(where, spec, given)
         check_options(where, spec, options)
-        return cls(optimizer_class, spec, options, bound, step, 0, where)
+        return cls(optimizer_class, spec, options, bound, step, 0, where, dtypes)
+
+    def state_dtype(self, name: str) -> torch.dtype:
+        """In which a state is stored."""
+        names = [state.name for state in self.spec.states]
+        return self.state_dtypes[names.index(name)] if self.state_dtypes else torch.float32
 
     def acts_after_next(self) -> bool:
         """Whether it has something to do to whole tables when the next update is made, before the one after it."""

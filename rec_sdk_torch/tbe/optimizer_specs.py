@@ -19,10 +19,11 @@ Coefficients = dict[str, float]
 
 @dataclass(frozen=True)
 class StateSpec:
-    """One state block of the row record: `[D]`, or `[1]` when `rowwise`."""
+    """One state block of the row record: `[D]`, or `[1]` when `rowwise`; a `counter` is always float32."""
 
     name: str
     rowwise: bool = False
+    counter: bool = False
 
     def elements(self, dim: int) -> int:
         return 1 if self.rowwise else dim
@@ -366,7 +367,7 @@ _GLOBALLY_DECAYED_ROWWISE = replace(
     kernel="globally_decayed_rowwise_adagrad",
     options=_GLOBAL_OPTIONS,
     coefficients=_globally_decayed_adagrad,
-    states=(*_ROWWISE.states, StateSpec("prev_iter", rowwise=True)),
+    states=(*_ROWWISE.states, StateSpec("prev_iter", rowwise=True, counter=True)),
     when=lambda given: mode_name(given.get("weight_decay_mode")) == "decouple_global",
     modes={"weight_decay_mode": ("decouple_global",)},
 )
@@ -375,7 +376,7 @@ _COWCLIP_ROWWISE = replace(
     kernel="cowclip_rowwise_adagrad",
     options=_COWCLIP_OPTIONS,
     coefficients=_cowclip_adagrad,
-    states=(*_GLOBALLY_DECAYED_ROWWISE.states, StateSpec("row_counter", rowwise=True)),
+    states=(*_GLOBALLY_DECAYED_ROWWISE.states, StateSpec("row_counter", rowwise=True, counter=True)),
     when=lambda given: mode_name(given.get("weight_decay_mode")) == "cowclip",
     modes={"weight_decay_mode": ("cowclip",), "counter_weight_decay_mode": ("none", "l2", "decouple")},
 )

@@ -93,7 +93,7 @@ class TableConfig:
         pooling: what a bag becomes.
         hashed: ids are any int64 (hash table), or `0 <= id < num_embeddings` (index table).
         capacity: a hash table refuses more ids than this; 0 for no limit.
-        weight_dtype: float32, float16 or bfloat16; optimizer states are always float32.
+        weight_dtype: float32, float16 or bfloat16; optimizer states are as `TableOptimizer` has them.
         initializer_type, init_min, init_max, init_mean, init_stddev: initial weights. None for min and max
             means -/+ sqrt(1 / num_embeddings).
         init_fn: fills initial weights in place instead: an index table's whole `[num_embeddings, D]`, or a

@@ -27,7 +27,8 @@ class Chunk:
 
     Attributes:
         ids: int64 `[n]`.
-        parts: of those rows, by name: `weight` `[n, D]` in the table's data type, states float32 `[n, D]` or `[n, 1]`.
+        parts: of those rows, by name: `weight` `[n, D]` in the table's data type, states
+            `[n, D]` or `[n, 1]` in theirs.
     """
 
     ids: torch.Tensor
@@ -76,6 +77,12 @@ class TableView:
         optimizer = self._embedding.optimizer_of(self.config.name)
         states = optimizer.spec.states if optimizer else ()
         return {WEIGHT: (dim,), **{state.name: (state.elements(dim),) for state in states}}
+
+    def dtypes(self) -> dict[str, torch.dtype]:
+        """Data types of the parts of a row, by name."""
+        optimizer = self._embedding.optimizer_of(self.config.name)
+        states = {state.name: optimizer.state_dtype(state.name) for state in optimizer.spec.states} if optimizer else {}
+        return {WEIGHT: self.config.weight_dtype, **states}
 
     def count(self) -> int:
         """Rows: ids known of a hash table, `num_embeddings` of an index table."""

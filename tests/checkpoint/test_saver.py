@@ -46,6 +46,26 @@ def test_a_load_has_the_bits_and_goes_on_alike(optimizer: Any, cache: int, tmp_p
     same(contents(target), contents(source))
 
 
+@pytest.mark.parametrize("saved", [torch.float32, torch.float16], ids=str)
+def test_optimizer_states_of_other_data_types_are_converted(saved: torch.dtype, tmp_path: Path) -> None:
+    cls, options = ADAGRAD
+    source = make((cls, options | {"state_dtypes": {"sum": saved}}))
+    train(source, range(5))
+    rst.Saver().save(source, tmp_path)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        target = make((cls, options | {"state_dtypes": {"sum": dtype}}), cache=9)
+        rst.Saver().load(target, tmp_path)
+        if dtype is saved:
+            same(contents(target), contents(source))
+        for config in source.tables:
+            ids = source.view(config.name).ids()
+            its, ours = (each.view(config.name).read(ids).parts for each in (target, source))
+            assert torch.equal(its["weight"], ours["weight"])
+            assert torch.equal(its["sum"], ours["sum"].to(dtype))
+            assert its["sum"].dtype == dtype
+            assert ours["sum"].any()
+
+
 def test_options_of_optimizers_are_loaded(tmp_path: Path) -> None:
     source, target = make(), make()
     train(source, range(2))

@@ -172,10 +172,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "enable_raw_embedding_streaming": ({"enable_raw_embedding_streaming": True}, "save deltas"),
     "is_qr_tbe": ({"is_qr_tbe": True}, "quotient-remainder"),
     "preallocated_host_buffers": ({"preallocated_host_buffers": {}}, "optimizer states"),
-    "optimizer_state_dtypes": (
-        {"optimizer": "PARTIAL_ROWWISE_ADAM", "optimizer_state_dtypes": {"momentum1": "FP16"}},
-        "momentum1 of PARTIAL_ROWWISE_ADAM is float32",
-    ),
     "bias": (
         {"extra_optimizer_config": fbgemm.UserEnabledConfigDefinition(use_rowwise_bias_correction=True)},
         "use_rowwise_bias_correction=True",
@@ -235,6 +231,8 @@ def test_precisions_without_a_table() -> None:
         ({"embedding_table_offset_type": torch.float32}, "embedding_table_offset_type is torch.float32"),
         ({"optimizer": "EXACT_ROWWISE_ADAGRAD", "weight_decay_mode": "COWCLIP"}, "cowclip_regularization is None"),
         ({"learning_rate": float("nan")}, "lr is nan"),
+        ({"optimizer_state_dtypes": {"momentum1": "FP16"}}, "EXACT_SGD has no state momentum1, it has none"),
+        ({"optimizer_state_dtypes": {"momentum1": "INT8"}}, "INT8 has no table here"),
         (
             {"optimizer": "EMAINPLACE_ROWWISE_ADAGRAD", "embedding_specs": [(20, 7, "HOST", "CPU")]},
             r"tables have the odd dims \[7\]",

@@ -40,6 +40,35 @@ def fbgemms(case: Case, **options: Any) -> Any:
 # ---- weights and states
 
 
+@pytest.mark.parametrize("location", LOCATIONS)
+@pytest.mark.parametrize("optimizer", ["PARTIAL_ROWWISE_ADAM", "ENSEMBLE_ROWWISE_ADAGRAD", "LAMB"])
+def test_states_in_16_bits(optimizer: str, location: str, device: torch.device) -> None:
+    """FBGEMM has no kernels of them on the CPU: the states of one update are the float32 ones, rounded."""
+    if device.type == "npu":
+        pytest.skip("an NPU refuses 16-bit states: tests/tbe/test_state_dtypes.py")
+    case = small_case()
+    types = {"momentum1": "FP16", "momentum2": "BF16"}
+    given = {"optimizer": optimizer, "location": location}
+    half, single = make_ours(case, device, optimizer_state_dtypes=types, **given), make_ours(case, device, **given)
+    weights = [weight.clone() for weight in single.split_embedding_weights()]
+    set_weights(half, weights)
+    batch = case.batch()
+    for module in (half, single):
+        out = module(*batch)
+        out.backward(torch.ones_like(out))
+    for ours, wide in zip(half.split_optimizer_states(), single.split_optimizer_states(), strict=True):
+        assert [state.dtype for state in ours] == [torch.float16, torch.bfloat16]
+        for state, expected in zip(ours, wide, strict=True):
+            assert torch.equal(state, expected.to(state.dtype))
+        assert ours[0].any()
+    for ours, wide in zip(half.split_embedding_weights(), single.split_embedding_weights(), strict=True):
+        assert torch.equal(ours, wide)
+    again = make_ours(case, device, optimizer_state_dtypes=types, **given)
+    again.load_state_dict(half.state_dict())
+    for ours, its in zip(half.split_optimizer_states(), again.split_optimizer_states(), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours, its, strict=True))
+
+
 @pytest.mark.parametrize("pooling", ["SUM", "NONE"])
 def test_weights_of_resident_tables_are_views(
     pooling: str, device: torch.device, monkeypatch: pytest.MonkeyPatch

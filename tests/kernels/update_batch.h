@@ -157,7 +157,7 @@ inline void fill_padding(Cache* cache) {
   std::vector<bool> used(static_cast<size_t>(layout.bytes));
   const auto use = [&](int64_t first, int64_t bytes) { std::fill_n(used.begin() + first, bytes, true); };
   use(0, layout.weight_bytes);
-  for (int64_t s = 0; s < layout.state_count; ++s) use(layout.state_offset[s], layout.state_elements[s] * 4);
+  for (int64_t s = 0; s < layout.state_count; ++s) use(layout.state_offset[s], layout.state_bytes(s));
   for (size_t i = 0; i < cache->bytes.size(); ++i) {
     if (!used[i % used.size()]) cache->bytes[i] = 0xA5;
   }

@@ -15,7 +15,8 @@ from life_reference import lives
 
 import rec_sdk_torch
 from rec_sdk_torch import _engine
-from rec_sdk_torch.tbe import InitializerType, Pooling, TableConfig
+from rec_sdk_torch.backends.devices import backend_for
+from rec_sdk_torch.tbe import InitializerType, Pooling, TableConfig, TableOptimizer
 
 STEPS = 20
 BATCH = 4
@@ -175,12 +176,24 @@ class Scenario:
     depth: int = 0
     on_disk: bool = False
     rounded: torch.dtype | None = None
+    narrow: bool = False
+    """Optimizer states, but for counters, are 16 bits wide."""
 
-    def with_rounding(self, stored: torch.dtype | None = None) -> Scenario:
-        """The same, of weights that are rounded at random; `stored`: as the host has them, if not as the cache does."""
+    def with_rounding(self, device: torch.device, stored: torch.dtype | None = None) -> Scenario:
+        """The same, of weights that are rounded at random, and states of 16 bits where `device` has them.
+
+        stored: data type of the weights as the host has them, if it is not that of the cache.
+        """
         assert self.rounded is not None
         types = {"weight_dtype": stored or self.rounded, "cache_dtype": self.rounded, "stochastic_rounding": True}
-        return replace(self, tables=[replace(table, **types) for table in self.tables])
+        tables = [replace(table, **types) for table in self.tables]
+        return replace(self, tables=tables, narrow=backend_for(device).narrow_states)
+
+    def state_dtypes(self, optimizer: TableOptimizer) -> dict[str, torch.dtype]:
+        """Of the states of `optimizer`, which are of both kinds where it has some."""
+        kinds = (torch.bfloat16, torch.float16) if self.seed % 2 else (torch.float16, torch.bfloat16)
+        states = [state.name for state in optimizer.spec.states if not state.counter]
+        return dict(zip(states, kinds, strict=False))
 
     @cached_property
     def steps(self) -> list[Step]:

@@ -50,7 +50,10 @@ def make(scenario: Scenario, cache: dict[str, int], device: torch.device) -> Tab
         kwargs |= {"use_accumulate": True, "accumulate_step": scenario.window}
     if scenario.max_gradient < float("inf"):
         kwargs |= {"gradient_clipping": True, "max_gradient": scenario.max_gradient}
-    optimizer = TableOptimizer.create(optimizer_class(scenario.optimizer, scenario.window), kwargs)
+    cls = optimizer_class(scenario.optimizer, scenario.window)
+    optimizer = TableOptimizer.create(cls, kwargs)
+    if scenario.narrow:
+        optimizer = TableOptimizer.create(cls, kwargs | {"state_dtypes": scenario.state_dtypes(optimizer)})
     return TableBatchedEmbedding(
         scenario.tables,
         optimizer=optimizer,
@@ -336,9 +339,9 @@ def check(scenario: Scenario, device: torch.device) -> None:
         same_bits(result, again, f"{small} rows on {device}", f"{cache} rows on {where}{', rows late' if late else ''}")
     compare(scenario, result, device)
     if scenario.rounded is not None:
-        rounded = run(scenario.with_rounding(), small, device)
-        same_bits(rounded, run(other.with_rounding(), whole, torch.device("cpu")), f"{small} rows", f"{whole} rows")
-        stored = run(other.with_rounding(torch.float32), between, device)
+        rounded, again = run(scenario.with_rounding(device), small, device), other.with_rounding(device)
+        same_bits(rounded, run(again, whole, torch.device("cpu")), f"{small} rows", f"{whole} rows")
+        stored = run(other.with_rounding(device, torch.float32), between, device)
         same_bits(widened(rounded), widened(stored), "stored as cached", "stored in float32")
 
 
@@ -388,7 +391,7 @@ def test_prefetched_batches_change_nothing(scenario: Scenario, device_name: str)
             again = run(scenario, cache, device, scenario.depth)
         same_bits(result, again, "none ahead", f"{scenario.depth} ahead, {cache} rows{', rows late' if late else ''}")
     if scenario.rounded is not None:
-        scenario = scenario.with_rounding()
+        scenario = scenario.with_rounding(device)
         same_bits(run(scenario, small, device), run(scenario, deep, device, scenario.depth), "none ahead", "some")
 
 

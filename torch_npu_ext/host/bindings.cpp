@@ -104,7 +104,8 @@ DType weight_type(const std::string& argument, int dtype) {
   throw py::value_error(argument + " must be 0 (fp32), 1 (fp16) or 2 (bf16), got " + std::to_string(dtype));
 }
 
-RecordLayout make_layout(int64_t dim, int weight_dtype, const std::vector<int64_t>& state_elements) {
+RecordLayout make_layout(int64_t dim, int weight_dtype, const std::vector<int64_t>& state_elements,
+                         const std::vector<int>& state_dtypes) {
   if (dim < 1 || dim > kMaxDim) {
     throw py::value_error("dim must be between 1 and " + std::to_string(kMaxDim) + ", got " +
                           std::to_string(dim));
@@ -118,8 +119,15 @@ RecordLayout make_layout(int64_t dim, int weight_dtype, const std::vector<int64_
       throw py::value_error("a state block has dim or 1 elements, got " + std::to_string(elements));
     }
   }
+  if (!state_dtypes.empty() && state_dtypes.size() != state_elements.size()) {
+    throw py::value_error("state_dtypes must be empty or have one entry per state block, " +
+                          std::to_string(state_elements.size()) + ", got " +
+                          std::to_string(state_dtypes.size()));
+  }
+  DType types[kMaxStates] = {};
+  for (size_t s = 0; s < state_dtypes.size(); ++s) types[s] = weight_type("state_dtypes", state_dtypes[s]);
   return make_record_layout(dim, weight_type("weight_dtype", weight_dtype), state_elements.data(),
-                            static_cast<int64_t>(state_elements.size()));
+                            static_cast<int64_t>(state_elements.size()), types);
 }
 
 std::shared_ptr<Engine> make_engine(std::vector<TableSpec> tables, int64_t dim, int weight_dtype,
@@ -127,7 +135,7 @@ std::shared_ptr<Engine> make_engine(std::vector<TableSpec> tables, int64_t dim, 
                                     const std::vector<int32_t>& feature_tables,
                                     const std::vector<int64_t>& feature_columns,
                                     const std::vector<bool>& feature_means, const std::string& policy,
-                                    uint64_t serial, bool row_ids) {
+                                    uint64_t serial, bool row_ids, const std::vector<int>& state_dtypes) {
   const bool pooled = !feature_columns.empty();
   if (pooled &&
       (feature_columns.size() != feature_tables.size() || feature_means.size() != feature_tables.size())) {
@@ -140,7 +148,7 @@ std::shared_ptr<Engine> make_engine(std::vector<TableSpec> tables, int64_t dim, 
   for (size_t f = 0; f < feature_tables.size(); ++f) {
     features.push_back({feature_tables[f], pooled ? feature_columns[f] : 0, pooled && feature_means[f]});
   }
-  const RecordLayout layout = make_layout(dim, weight_dtype, state_elements);
+  const RecordLayout layout = make_layout(dim, weight_dtype, state_elements, state_dtypes);
   return std::make_shared<Engine>(
       GroupSpec{std::move(tables), layout, std::move(features), pooled, policy, serial, row_ids});
 }
@@ -417,7 +425,7 @@ PYBIND11_MODULE(_engine, m) {
   engine.def(py::init(&make_engine), py::arg("tables"), py::arg("dim"), py::arg("weight_dtype"),
              py::arg("state_elements"), py::arg("feature_tables"), py::arg("feature_columns"),
              py::arg("feature_means"), py::arg("policy") = "lru", py::arg("serial") = 0,
-             py::arg("row_ids") = false);
+             py::arg("row_ids") = false, py::arg("state_dtypes") = std::vector<int>{});
   m.def("begin", &Engine::begin, py::arg("plans"), py::call_guard<py::gil_scoped_release>());
   bind_batches(engine);
   bind_window(engine);

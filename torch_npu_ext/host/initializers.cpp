@@ -39,6 +39,15 @@ uint32_t float_bits(float value) {
   return bits;
 }
 
+void put(DType dtype, float value, char* place) {
+  if (dtype == DType::kFloat32) {
+    std::memcpy(place, &value, sizeof value);
+    return;
+  }
+  const uint16_t bits = dtype == DType::kFloat16 ? to_float16(value) : to_bfloat16(value);
+  std::memcpy(place, &bits, sizeof bits);
+}
+
 }  // namespace
 
 uint16_t to_bfloat16(float value) {
@@ -112,8 +121,11 @@ RecordInitializer::RecordInitializer(const RecordLayout& layout, const Initializ
       key_(philox_key(seed, table)),
       template_(layout.bytes) {
   for (int64_t s = 0; s < layout.state_count; ++s) {
+    const int64_t size = dtype_bytes(layout.state_dtype[s]);
+    char initial[sizeof(float)];
+    put(layout.state_dtype[s], state_init[s], initial);
     for (int64_t i = 0; i < layout.state_elements[s]; ++i) {
-      std::memcpy(&template_[layout.state_offset[s] + 4 * i], &state_init[s], sizeof(float));
+      std::memcpy(&template_[layout.state_offset[s] + size * i], initial, static_cast<size_t>(size));
     }
   }
   if (initializer.kind != Initializer::Kind::kLinear) return;
@@ -156,12 +168,7 @@ void RecordInitializer::store(char* record, int64_t column, float value) const {
   using namespace REC_SDK_ISA;
   if (stored_ == DType::kFloat16) value = Float16::load(to_float16(value));
   if (stored_ == DType::kBFloat16) value = BFloat16::load(to_bfloat16(value));
-  if (layout_.weight_dtype == DType::kFloat32) {
-    std::memcpy(record + 4 * column, &value, sizeof value);
-    return;
-  }
-  const uint16_t bits = layout_.weight_dtype == DType::kFloat16 ? to_float16(value) : to_bfloat16(value);
-  std::memcpy(record + 2 * column, &bits, sizeof bits);
+  put(layout_.weight_dtype, value, record + dtype_bytes(layout_.weight_dtype) * column);
 }
 
 }  // namespace rec_sdk

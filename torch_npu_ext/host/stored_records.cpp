@@ -6,7 +6,8 @@ namespace rec_sdk {
 namespace {
 
 RecordLayout with_weight(const RecordLayout& layout, DType weight_dtype) {
-  return make_record_layout(layout.dim, weight_dtype, layout.state_elements, layout.state_count);
+  return make_record_layout(layout.dim, weight_dtype, layout.state_elements, layout.state_count,
+                            layout.state_dtype);
 }
 
 int64_t first_state(const RecordLayout& layout) {
@@ -16,7 +17,7 @@ int64_t first_state(const RecordLayout& layout) {
 int64_t bytes_of_states(const RecordLayout& layout) {
   if (layout.state_count == 0) return 0;
   const int64_t last = layout.state_count - 1;
-  return layout.state_offset[last] + layout.state_elements[last] * 4 - layout.state_offset[0];
+  return layout.state_offset[last] + layout.state_bytes(last) - layout.state_offset[0];
 }
 
 }  // namespace

@@ -18,6 +18,7 @@ namespace rec_sdk {
 using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 using Tensors = std::vector<Tensor>;
+using DTypes = std::vector<int64_t>;
 using Gradients = std::vector<Gradient>;
 
 // An operator's result, uninitialised.
@@ -47,7 +48,7 @@ UpdateRows update_rows_arguments(const Tensor& cache, const Gradients& grads, co
                                  const OptionalTensor& grad_column, const OptionalTensor& scale,
                                  const Tensor& coefficients, const std::string& optimizer, int64_t dim,
                                  torch::headeronly::ScalarType weight_dtype, const OptionalTensor& row_ids,
-                                 const OptionalTensor& rounding_seeds);
+                                 const OptionalTensor& rounding_seeds, const DTypes& state_dtypes);
 
 AccumulateRows accumulate_rows_arguments(const Tensor& pending, const Gradients& grads,
                                          const Tensor& unique_slots, const Tensor& segment_offsets,

@@ -14,20 +14,32 @@ namespace {
 using REC_SDK_ISA::OptimizerList;
 
 template <class Optimizer>
-RecordLayout layout_of(int64_t dim, DType dtype) {
+RecordLayout layout_of(const Checker& check, int64_t dim, DType dtype, const DTypes& state_dtypes) {
   constexpr int64_t kStates = Optimizer::kElementStates + Optimizer::kRowStates;
   static_assert(kStates <= kMaxStates, "a record holds at most kMaxStates states");
   int64_t elements[kMaxStates] = {};
   for (int64_t s = 0; s < kStates; ++s) elements[s] = s < Optimizer::kElementStates ? dim : 1;
-  return make_record_layout(dim, dtype, elements, kStates);
+  check.require(state_dtypes.empty() || static_cast<int64_t>(state_dtypes.size()) == kStates,
+                "state_dtypes must be empty or have ", kStates, " element(s), one for each state of ",
+                Optimizer::name(), ", got ", state_dtypes.size());
+  DType types[kMaxStates] = {};
+  for (size_t s = 0; s < state_dtypes.size(); ++s) {
+    check.require(state_dtypes[s] >= 0 && state_dtypes[s] <= 2,
+                  "state_dtypes must be of 0 (Float), 1 (Half) or 2 (BFloat16), got ", state_dtypes[s],
+                  " at index ", s);
+    types[s] = static_cast<DType>(state_dtypes[s]);
+  }
+  return make_record_layout(dim, dtype, elements, kStates, types);
 }
 
 template <class... Optimizer>
 RecordLayout find_layout(const Checker& check, const std::string& name, int64_t dim, DType dtype,
-                         OptimizerList<Optimizer...>) {
+                         const DTypes& state_dtypes, OptimizerList<Optimizer...>) {
   RecordLayout layout{};
   std::string names;
-  ((layout = name == Optimizer::name() ? layout_of<Optimizer>(dim, dtype) : layout), ...);
+  ((name == Optimizer::name() ? void(layout = layout_of<Optimizer>(check, dim, dtype, state_dtypes))
+                              : void()),
+   ...);
   ((names += std::string(names.empty() ? "" : ", ") + Optimizer::name()), ...);
   check.require(layout.bytes > 0, "optimizer must be one of ", names, "; got '", name, "'");
   return layout;
@@ -48,12 +60,12 @@ UpdateRows update_rows_arguments(const Tensor& cache, const Gradients& grads, co
                                  const OptionalTensor& grad_column, const OptionalTensor& scale,
                                  const Tensor& coefficients, const std::string& optimizer, int64_t dim,
                                  ScalarType weight_dtype, const OptionalTensor& row_ids,
-                                 const OptionalTensor& rounding_seeds) {
+                                 const OptionalTensor& rounding_seeds, const DTypes& state_dtypes) {
   const Checker check("update_rows", cache);
   check.require(dim >= 1 && dim <= kMaxDim, "dim must be in [1, ", kMaxDim, "], got ", dim);
   UpdateRows arguments{};
   arguments.layout = find_layout(check, optimizer, dim, storage_dtype(check, "weight_dtype", weight_dtype),
-                                 REC_SDK_ISA::Optimizers{});
+                                 state_dtypes, REC_SDK_ISA::Optimizers{});
   check.tensor("cache", cache, ScalarType::Byte, 2);
   check.contiguous("cache", cache);
   check.require(cache.size(1) == arguments.layout.bytes, "cache must have ", arguments.layout.bytes,
@@ -91,12 +103,12 @@ void update_rows_cpu(const Tensor& cache, const Tensors& grads, const Tensor& un
                      const OptionalTensor& grad_source, const OptionalTensor& grad_column,
                      const OptionalTensor& scale, const Tensor& coefficients, OwnedString optimizer,
                      int64_t dim, ScalarType weight_dtype, const OptionalTensor& row_ids,
-                     const OptionalTensor& rounding_seeds) {
+                     const OptionalTensor& rounding_seeds, DTypes state_dtypes) {
   const Checker check("update_rows", cache);
   const Gradients gradients = gradients_of("update_rows", cache, grads);
-  UpdateRows arguments = update_rows_arguments(cache, gradients, unique_slots, table_offsets, segment_offsets,
-                                               grad_row, grad_source, grad_column, scale, coefficients,
-                                               optimizer.value, dim, weight_dtype, row_ids, rounding_seeds);
+  UpdateRows arguments = update_rows_arguments(
+      cache, gradients, unique_slots, table_offsets, segment_offsets, grad_row, grad_source, grad_column,
+      scale, coefficients, optimizer.value, dim, weight_dtype, row_ids, rounding_seeds, state_dtypes);
   check_offsets(check, "table_offsets", arguments.table_offsets, arguments.tables, arguments.segments.rows);
   check_segments(check, arguments.segments, cache.size(0));
   const HotRows hot_rows(arguments.segments);

@@ -28,8 +28,51 @@ struct Rounding {
   }
 };
 
+// How states are stored: all float32.
+struct PlainStates {
+  template <int N>
+  static __device__ __forceinline__ Columns<N> load(const RecordLayout&, int, const uint8_t* block,
+                                                    int column) {
+    return cuda::load<Float32, N>(reinterpret_cast<const float*>(block) + column).unpack();
+  }
+  template <int N>
+  static __device__ __forceinline__ void store(const RecordLayout&, int, uint8_t* block, int column,
+                                               const Columns<N>& values) {
+    cuda::store<Float32>(reinterpret_cast<float*>(block) + column, values);
+  }
+};
+
+// Each of its own type; rounded to nearest.
+struct NarrowStates {
+  using Float16 = REC_SDK_ISA::Float16;
+  using BFloat16 = REC_SDK_ISA::BFloat16;
+
+  template <int N>
+  static __device__ __forceinline__ Columns<N> load(const RecordLayout& layout, int s, const uint8_t* block,
+                                                    int column) {
+    if (layout.state_dtype[s] == DType::kFloat32) return PlainStates::load<N>(layout, s, block, column);
+    const uint16_t* from = reinterpret_cast<const uint16_t*>(block) + column;
+    return layout.state_dtype[s] == DType::kFloat16 ? cuda::load<Float16, N>(from).unpack()
+                                                    : cuda::load<BFloat16, N>(from).unpack();
+  }
+  template <int N>
+  static __device__ __forceinline__ void store(const RecordLayout& layout, int s, uint8_t* block, int column,
+                                               const Columns<N>& values) {
+    if (layout.state_dtype[s] == DType::kFloat32) {
+      PlainStates::store<N>(layout, s, block, column, values);
+      return;
+    }
+    uint16_t* to = reinterpret_cast<uint16_t*>(block) + column;
+    if (layout.state_dtype[s] == DType::kFloat16) {
+      cuda::store<Float16>(to, values);
+    } else {
+      cuda::store<BFloat16>(to, values);
+    }
+  }
+};
+
 // A thread's columns of a record, in registers.
-template <class Optimizer, class Format, int N>
+template <class Optimizer, class Format, class States, int N>
 class RecordColumns {
  public:
   __device__ __forceinline__ RecordColumns(const RecordLayout& layout, uint8_t* record)
@@ -37,7 +80,7 @@ class RecordColumns {
 
   __device__ __forceinline__ void load_from(int column) {
     weights_ = load<Format, N>(weights(column)).unpack();
-    for (int s = 0; s < kStates; ++s) states_[s] = load<Float32, N>(state(s, column)).unpack();
+    for (int s = 0; s < kStates; ++s) states_[s] = States::template load<N>(layout_, s, state(s), column);
   }
   template <class Values>
   __device__ __forceinline__ void update(const Optimizer& optimizer, const Columns<N>& g,
@@ -63,7 +106,7 @@ class RecordColumns {
   }
   __device__ __forceinline__ void store_to(int column, const Rounding& rounding) const {
     store<Format>(weights(column), rounding.rounded<Format>(weights_, column));
-    for (int s = 0; s < kStates; ++s) store<Float32>(state(s, column), states_[s]);
+    for (int s = 0; s < kStates; ++s) States::template store<N>(layout_, s, state(s), column, states_[s]);
   }
 
  private:
@@ -83,9 +126,7 @@ class RecordColumns {
   __device__ __forceinline__ typename Format::Storage* weights(int column) const {
     return reinterpret_cast<typename Format::Storage*>(record_) + column;
   }
-  __device__ __forceinline__ float* state(int s, int column) const {
-    return reinterpret_cast<float*>(record_ + layout_.state_offset[s]) + column;
-  }
+  __device__ __forceinline__ uint8_t* state(int s) const { return record_ + layout_.state_offset[s]; }
 
   const RecordLayout& layout_;
   uint8_t* record_;
@@ -93,12 +134,13 @@ class RecordColumns {
 };
 
 // The states of a record that belong to the row as a whole.
-template <class Optimizer>
+template <class Optimizer, class States>
 class RowStates {
  public:
   __device__ __forceinline__ RowStates(const RecordLayout& layout, uint8_t* record)
       : layout_(layout), record_(record) {
-    for (int s = 0; s < kStates; ++s) values_[s] = *state(s);
+    for (int s = 0; s < kStates; ++s)
+      values_[s] = States::template load<1>(layout_, place(s), state(s), 0)[0];
   }
 
   // All threads of the team compute the same, and one writes.
@@ -107,16 +149,15 @@ class RowStates {
     if (kStates == 0) return;
     __syncwarp(team.mask);  // all have read
     for (int s = 0; s < kStates; ++s) {
-      if (team.lane == 0) *state(s) = values_[s];
+      if (team.lane == 0) States::template store<1>(layout_, place(s), state(s), 0, Columns<1>{{values_[s]}});
     }
   }
 
  private:
   static constexpr int kStates = Optimizer::kRowStates;
 
-  __device__ __forceinline__ float* state(int s) const {
-    return reinterpret_cast<float*>(record_ + layout_.state_offset[Optimizer::kElementStates + s]);
-  }
+  static __device__ __forceinline__ int place(int s) { return Optimizer::kElementStates + s; }
+  __device__ __forceinline__ uint8_t* state(int s) const { return record_ + layout_.state_offset[place(s)]; }
 
   const RecordLayout& layout_;
   uint8_t* record_;
@@ -154,7 +195,7 @@ struct RowGradient {
 };
 
 // The update of one row by its team.
-template <class Optimizer, class Format, int N>
+template <class Optimizer, class Format, class States, int N>
 class RowUpdate {
  public:
   __device__ __forceinline__ RowUpdate(const UpdateRows& a, const Team& team, const RowGradient<N>& gradient,
@@ -232,15 +273,15 @@ class RowUpdate {
   const Team& team_;
   const RowGradient<N>& gradient_;
   const Rounding rounding_;
-  RecordColumns<Optimizer, Format, N> columns_;
-  RowStates<Optimizer> row_states_;
+  RecordColumns<Optimizer, Format, States, N> columns_;
+  RowStates<Optimizer, States> row_states_;
   Columns<N> g_{};
 };
 
 constexpr int kBlocksPerProcessor = 4;  // 64 registers: rows in flight are worth more
 
 // A team per row.
-template <class Optimizer, class Format, int N>
+template <class Optimizer, class Format, class States, int N>
 __global__ void __launch_bounds__(kBlockThreads, kBlocksPerProcessor)
     update_records(const __grid_constant__ UpdateRows a, int width) {
   const Team team(width);
@@ -251,7 +292,7 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerProcessor)
   const GradientSums<N> sums(a.segments, team);
   const RowGradient<N> gradient{sums, segment, static_cast<int>(a.layout.dim), coefficients_of(a, u)};
   const Rounding rounding = Format::kRounds ? rounding_of(a, u) : Rounding{false, 0};
-  RowUpdate<Optimizer, Format, N>(a, team, gradient, rounding, a.cache + slot * a.layout.bytes).run();
+  RowUpdate<Optimizer, Format, States, N>(a, team, gradient, rounding, a.cache + slot * a.layout.bytes).run();
 }
 
 // Whether records, chunk sums and rows of them start at multiples of what N columns need.
@@ -263,7 +304,7 @@ bool fits_vectors(const UpdateRows& a, const void* workspace) {
   return fits;
 }
 
-template <class Optimizer, class Format, int N>
+template <class Optimizer, class Format, class States, int N>
 cudaError_t launch_update_records(UpdateRows a, void* workspace, cudaStream_t stream) {
   const int64_t table_bytes = gradient_table_bytes(a.segments.lookups);
   cudaError_t error = put_gradient_table(&a.segments.lookups, workspace, stream);
@@ -271,15 +312,20 @@ cudaError_t launch_update_records(UpdateRows a, void* workspace, cudaStream_t st
   error = launch_sum_chunks<N>(&a.segments, static_cast<uint8_t*>(workspace) + table_bytes, stream);
   if (error != cudaSuccess) return error;
   const int width = team_width(a.layout.dim, N);
-  return launch(update_records<Optimizer, Format, N>, blocks_of(a.segments.rows, width), stream, a, width);
+  return launch(update_records<Optimizer, Format, States, N>, blocks_of(a.segments.rows, width), stream, a,
+                width);
 }
 
 template <class Optimizer, class Format>
 cudaError_t update_with(const UpdateRows& a, void* workspace, cudaStream_t stream) {
   if (a.segments.rows == 0) return cudaSuccess;
+  // Vectors would double the kernels: they are for float32 states.
+  if (!a.layout.plain_states()) {
+    return launch_update_records<Optimizer, Format, NarrowStates, 1>(a, workspace, stream);
+  }
   return fits_vectors<Optimizer>(a, workspace)
-             ? launch_update_records<Optimizer, Format, kVector>(a, workspace, stream)
-             : launch_update_records<Optimizer, Format, 1>(a, workspace, stream);
+             ? launch_update_records<Optimizer, Format, PlainStates, kVector>(a, workspace, stream)
+             : launch_update_records<Optimizer, Format, PlainStates, 1>(a, workspace, stream);
 }
 
 }  // namespace cuda
