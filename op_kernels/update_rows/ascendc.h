@@ -25,9 +25,15 @@ __aicore__ inline void update_rows(TPipe* pipe, const UpdateRows& a, const HotWo
   RowsToUpdate rows{};
   rows.segments = a.segments;
   rows.records = a.cache;
-  rows.shape = {a.layout.dim, a.layout.bytes, Weights::kBytes, kElementStates, kRowStates, 0, 0};
-  if (kElementStates > 0) rows.shape.element_states_offset = a.layout.state_offset[0];
-  if (kRowStates > 0) rows.shape.row_states_offset = a.layout.state_offset[kElementStates];
+  RecordShape& shape = rows.shape;
+  shape = {a.layout.dim, a.layout.bytes, Weights::kBytes, kElementStates, kRowStates};
+  if (kElementStates > 0) shape.element_states_offset = a.layout.state_offset[0];
+  if (kRowStates > 0) shape.row_states_offset = a.layout.state_offset[kElementStates];
+  for (int s = 0; s < kElementStates + kRowStates; ++s) {
+    shape.narrow = shape.narrow || a.layout.state_dtype[s] != DType::kFloat32;
+    shape.state_offset[s] = a.layout.state_offset[s];
+    shape.state_dtype[s] = a.layout.state_dtype[s];
+  }
   rows.tables = {a.table_offsets, a.tables, a.coefficients};
   rows.workspace = workspace;
   if (a.row_ids != nullptr) {

@@ -16,7 +16,7 @@ from ..warn import warn
 from .batch import Batch, Int64Array
 from .ledger import Ledger, Run
 from .life import TableLife
-from .member import Member, check_state_dtypes, drawn, engine_of, record_layout, stored_bytes
+from .member import Member, drawn, engine_of, record_layout, stored_bytes
 from .plan import Plan, PlanArrays
 from .record import dtype_codes
 from .rounding import rounding_seeds
@@ -108,9 +108,7 @@ class Group:
         self.chunk = max(1024, CHUNK_BYTES // self.layout.bytes)
         # Buffers are made outside of inference mode, whose tensors could not be changed by a later step.
         with torch.inference_mode(False):
-            backend = backend_for(device)
-            check_state_dtypes(backend, device, first)
-            self._allocate(backend, columns, means)
+            self._allocate(backend_for(device), columns, means)
 
     def _allocate(self, backend: Backend, columns: Sequence[int], means: Sequence[bool]) -> None:
         slots = sum(member.cache_slots for member in self.members)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from .. import _engine
-from ..backends.devices import Backend
 from .optimizer import TableOptimizer
 from .record import RecordLayout, dtype_codes
 from .store_folder import StoreFolder
@@ -48,16 +47,6 @@ def record_layout(config: TableConfig, optimizer: TableOptimizer | None) -> Reco
 def stored_bytes(config: TableConfig, optimizer: TableOptimizer | None) -> int:
     """Of such a record in the host's table."""
     return replace(record_layout(config, optimizer), weight_dtype=config.weight_dtype).bytes
-
-
-def check_state_dtypes(backend: Backend, device: torch.device, member: Member) -> None:
-    """Raises NotImplementedError if the kernels of `device` have no states of the optimizer's data types."""
-    optimizer = member.optimizer
-    if optimizer is not None and optimizer.state_dtypes and not backend.narrow_states:
-        raise NotImplementedError(
-            f"table {member.config.name!r}: state_dtypes {list(map(str, optimizer.state_dtypes))} on {device}, whose "
-            "kernels have float32 states only"
-        )
 
 
 def _table_spec(

@@ -10,6 +10,7 @@ using ascendc_tests::OptimizerCase;
 using kernel_tests::Cache;
 using kernel_tests::Random;
 using kernel_tests::short_rows;
+using kernel_tests::States;
 using kernel_tests::with_hot_rows;
 using kernel_tests::without_nans;
 using rec_sdk::DType;
@@ -31,7 +32,12 @@ void check_all(int64_t dim, const std::vector<int32_t>& lengths, const char* row
     for (const OptimizerCase& optimizer : kOptimizers) {
       for (const DType dtype : kernel_tests::kDTypes) {
         const Cache cache(&random, batch.slots, dim, dtype, ascendc_tests::states_of(optimizer, dim));
-        check_update(batch, cache, optimizer, title_of(optimizer.name, dim, dtype, scaled, rows), cores,
+        const std::string title = title_of(optimizer.name, dim, dtype, scaled, rows);
+        check_update(batch, cache, optimizer, title, cores, ascendc_tests::check_bits<uint8_t>);
+        if (optimizer.states.empty() || !scaled) continue;
+        const Cache mixed(&random, batch.slots, dim, dtype, ascendc_tests::states_of(optimizer, dim),
+                          States::kMixed);
+        check_update(batch, mixed, optimizer, title + " mixed states", {cores.back()},
                      ascendc_tests::check_bits<uint8_t>);
       }
     }
@@ -54,17 +60,17 @@ void check_split(int64_t dim, const std::vector<int32_t>& lengths, int64_t gradi
 }
 
 // The same for values that are not usual ones.
-void check_special_values(bool scaled) {
+void check_special_values(bool scaled, States states) {
   Random random(1);
   const int64_t dim = 20;
   Batch batch(&random, dim, short_rows(400), scaled);
   kernel_tests::add_special_values(&random, &batch);
   for (const OptimizerCase& optimizer : kOptimizers) {
     for (const DType dtype : kernel_tests::kDTypes) {
-      Cache cache(&random, batch.slots, dim, dtype, ascendc_tests::states_of(optimizer, dim));
+      Cache cache(&random, batch.slots, dim, dtype, ascendc_tests::states_of(optimizer, dim), states);
       kernel_tests::add_special_values(&random, &cache);
-      check_update(batch, cache, optimizer, title_of(optimizer.name, dim, dtype, scaled, "special values"),
-                   {7},
+      const char* values = states == States::kMixed ? "special values, mixed states" : "special values";
+      check_update(batch, cache, optimizer, title_of(optimizer.name, dim, dtype, scaled, values), {7},
                    [&](const std::string& title, int64_t cores, const std::vector<uint8_t>& found,
                        const std::vector<uint8_t>& expected) {
                      ascendc_tests::check_bits(title, cores, without_nans(cache.layout, found),
@@ -78,8 +84,9 @@ void check_special_values(bool scaled) {
 
 int main(int argc, char** argv) {
   const int64_t only = argc > 1 ? std::atoll(argv[1]) : 0;
-  check_special_values(false);
-  check_special_values(true);
+  check_special_values(false, States::kFloats);
+  check_special_values(true, States::kFloats);
+  check_special_values(true, States::kMixed);
   for (const int64_t gradients : {3, 16, 17, 70}) {  // 16 come with one launch
     check_split(20, short_rows(200), gradients, gradients == 17);
     check_split(8, with_hot_rows(short_rows(100), {5000, 257, 513}), gradients, gradients == 16);

@@ -8,6 +8,7 @@ using kernel_tests::OptimizerCase;
 using kernel_tests::Random;
 using kernel_tests::short_rows;
 using kernel_tests::Spacing;
+using kernel_tests::States;
 using kernel_tests::UpdateBatch;
 using kernel_tests::with_hot_rows;
 using rec_sdk::DType;
@@ -60,7 +61,7 @@ std::string title_of(const char* name, const UpdateBatch& batch, DType dtype, Sp
 }
 
 // Every optimizer with every format would take long: each batch has a third of the pairs, and the next one
-// others.
+// others. Every second batch has states of 16 bits.
 void check_batch(int64_t dim, const std::vector<int32_t>& lengths, const char* rows, bool scaled,
                  Spacing spacing, int64_t gradients = 1) {
   static int64_t turn = 0;
@@ -69,12 +70,14 @@ void check_batch(int64_t dim, const std::vector<int32_t>& lengths, const char* r
   UpdateBatch batch(&random, dim, lengths, scaled, spacing);
   if (gradients > 1) batch.split_gradient(&random, gradients);
   int64_t pair = turn;
+  const States states = turn / 3 % 2 == 0 ? States::kFloats : States::kMixed;
   for (const OptimizerCase& optimizer : kernel_tests::kOptimizers) {
     for (const DType dtype : kernel_tests::kDTypes) {
       if (++pair % 3 != 0) continue;
-      Cache cache(&random, batch.slots, dim, dtype, kernel_tests::states_of(optimizer, dim));
+      Cache cache(&random, batch.slots, dim, dtype, kernel_tests::states_of(optimizer, dim), states);
       kernel_tests::fill_padding(&cache);
-      check_update(batch, cache, optimizer, title_of(optimizer.name, batch, dtype, spacing, rows),
+      const std::string title = title_of(optimizer.name, batch, dtype, spacing, rows);
+      check_update(batch, cache, optimizer, states == States::kMixed ? title + " mixed states" : title,
                    cuda_tests::check_bits<uint8_t>);
     }
   }
@@ -94,7 +97,8 @@ void check_special_values(bool scaled) {
   kernel_tests::add_special_values(&random, &batch);
   for (const OptimizerCase& optimizer : kernel_tests::kOptimizers) {
     for (const DType dtype : kernel_tests::kDTypes) {
-      Cache cache(&random, batch.slots, batch.dim, dtype, kernel_tests::states_of(optimizer, batch.dim));
+      Cache cache(&random, batch.slots, batch.dim, dtype, kernel_tests::states_of(optimizer, batch.dim),
+                  scaled ? States::kMixed : States::kFloats);
       kernel_tests::add_special_values(&random, &cache);
       check_update(batch, cache, optimizer,
                    title_of(optimizer.name, batch, dtype, Spacing::kOdd, "special values"),

@@ -44,8 +44,6 @@ def fbgemms(case: Case, **options: Any) -> Any:
 @pytest.mark.parametrize("optimizer", ["PARTIAL_ROWWISE_ADAM", "ENSEMBLE_ROWWISE_ADAGRAD", "LAMB"])
 def test_states_in_16_bits(optimizer: str, location: str, device: torch.device) -> None:
     """FBGEMM has no kernels of them on the CPU: the states of one update are the float32 ones, rounded."""
-    if device.type == "npu":
-        pytest.skip("an NPU refuses 16-bit states: tests/tbe/test_state_dtypes.py")
     case = small_case()
     types = {"momentum1": "FP16", "momentum2": "BF16"}
     given = {"optimizer": optimizer, "location": location}

@@ -114,14 +114,18 @@ void write(uint8_t* to, int64_t index, T value) {
   std::memcpy(to + index * static_cast<int64_t>(sizeof value), &value, sizeof value);
 }
 
-// Row records with random weights in (-2, 2), and states in [0.5, 1.5).
+enum class States { kFloats, kMixed };
+
+// Row records with random weights in (-2, 2), and states in [0.5, 1.5). Mixed states are of every type in
+// turn.
 struct Cache {
   RecordLayout layout;
   int64_t slots;
   std::vector<uint8_t> bytes;
 
-  Cache(Random* random, int64_t slot_count, int64_t dim, DType dtype, const std::vector<int64_t>& states)
-      : layout(rec_sdk::make_record_layout(dim, dtype, states.data(), static_cast<int64_t>(states.size()))),
+  Cache(Random* random, int64_t slot_count, int64_t dim, DType dtype, const std::vector<int64_t>& states,
+        States types = States::kFloats)
+      : layout(layout_of(dim, dtype, states, types)),
         slots(slot_count),
         bytes(static_cast<size_t>(slot_count * layout.bytes)) {
     for (int64_t s = 0; s < slots; ++s) fill(random, record(s));
@@ -134,13 +138,26 @@ struct Cache {
     return value_of(read<uint16_t>(record(slot), k), layout.weight_dtype);
   }
   double state(int64_t slot, int64_t s, int64_t k) const {
-    return read<float>(record(slot) + layout.state_offset[s], k);
+    const uint8_t* block = record(slot) + layout.state_offset[s];
+    if (layout.state_dtype[s] == DType::kFloat32) return read<float>(block, k);
+    return value_of(read<uint16_t>(block, k), layout.state_dtype[s]);
   }
   rec_sdk::Weights weights() const {
     return {bytes.data(), layout.bytes, slots, layout.dim, layout.weight_dtype};
   }
 
  private:
+  // Which is of 16 bits first depends on the weights, so that each optimizer has all of them.
+  static RecordLayout layout_of(int64_t dim, DType dtype, const std::vector<int64_t>& states, States types) {
+    constexpr DType kTurn[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32};
+    DType dtypes[rec_sdk::kMaxStates] = {};
+    for (size_t s = 0; types == States::kMixed && s < states.size(); ++s) {
+      dtypes[s] = kTurn[(s + (dtype == DType::kFloat16 ? 1 : 0)) % 3];
+    }
+    return rec_sdk::make_record_layout(dim, dtype, states.data(), static_cast<int64_t>(states.size()),
+                                       dtypes);
+  }
+
   void fill(Random* random, uint8_t* to) const {
     for (int64_t k = 0; k < layout.dim; ++k) {
       const auto bits = static_cast<uint16_t>(random->bits());
@@ -153,9 +170,19 @@ struct Cache {
       }
     }
     for (int64_t s = 0; s < layout.state_count; ++s) {
-      for (int64_t k = 0; k < layout.state_elements[s]; ++k) {
-        write(to + layout.state_offset[s], k, 1 + random->unit() / 2);
-      }
+      for (int64_t k = 0; k < layout.state_elements[s]; ++k) fill_state(random, s, to, k);
+    }
+  }
+
+  void fill_state(Random* random, int64_t s, uint8_t* to, int64_t k) const {
+    to += layout.state_offset[s];
+    const auto bits = static_cast<uint16_t>(random->bits());
+    if (layout.state_dtype[s] == DType::kFloat32) {
+      write(to, k, 1 + random->unit() / 2);
+    } else if (layout.state_dtype[s] == DType::kFloat16) {
+      write(to, k, static_cast<uint16_t>((bits & 0x3ff) | 0x3800));
+    } else {
+      write(to, k, static_cast<uint16_t>((bits & 0x7f) | 0x3f00));
     }
   }
 };

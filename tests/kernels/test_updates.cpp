@@ -14,6 +14,7 @@ using kernel_tests::in_ranges;
 using kernel_tests::Random;
 using kernel_tests::same_bits;
 using kernel_tests::SplitGradients;
+using kernel_tests::States;
 using rec_sdk::DType;
 
 namespace {
@@ -259,10 +260,13 @@ void check_near(double found, double expected, double low, double high, double r
         spread + 2e-6 * (1 + std::fabs(expected)) + rounding * std::fabs(expected));
 }
 
+double rounding_of(DType dtype) {
+  return dtype == DType::kFloat32 ? 0 : dtype == DType::kFloat16 ? 0x1p-11 : 0x1p-8;
+}
+
 void check_row(const Optimizer& optimizer, const float* c, const Cache& before, const Cache& after,
                int64_t slot, const std::vector<Gradients::Sum>& sums) {
-  const DType dtype = before.layout.weight_dtype;
-  const double rounding = dtype == DType::kFloat32 ? 0 : dtype == DType::kFloat16 ? 0x1p-11 : 0x1p-8;
+  const double rounding = rounding_of(before.layout.weight_dtype);
   const Row expected = stepped(optimizer, c, before, slot, sums, 0);
   const Row low = stepped(optimizer, c, before, slot, sums, -1);
   const Row high = stepped(optimizer, c, before, slot, sums, 1);
@@ -273,7 +277,7 @@ void check_row(const Optimizer& optimizer, const float* c, const Cache& before, 
   for (size_t s = 0; s < expected.states.size(); ++s) {
     for (size_t k = 0; k < expected.states[s].size(); ++k) {
       check_near(after.state(slot, static_cast<int64_t>(s), static_cast<int64_t>(k)), expected.states[s][k],
-                 low.states[s][k], high.states[s][k], 0);
+                 low.states[s][k], high.states[s][k], rounding_of(before.layout.state_dtype[s]));
     }
   }
 }
@@ -305,13 +309,15 @@ Cache updated(const CpuKernels& kernels, const Optimizer& optimizer, const std::
   return cache;
 }
 
-void update(const Optimizer& optimizer, int64_t dim, DType dtype, bool scaled) {
+void update(const Optimizer& optimizer, int64_t dim, DType dtype, bool scaled,
+            States states = States::kFloats) {
   Random random(dim);
   Gradients gradients(&random, dim, scaled);
-  const Cache before(&random, Gradients::kSlots, dim, dtype, kernel_tests::states_of(optimizer, dim));
+  const Cache before(&random, Gradients::kSlots, dim, dtype, kernel_tests::states_of(optimizer, dim), states);
   const std::vector<float> coefficients = coefficients_of(optimizer);
-  const std::string name = std::string(optimizer.name) + (scaled ? " scaled" : "") + " dim " +
-                           std::to_string(dim) + " " + kernel_tests::name_of(dtype);
+  const std::string name = std::string(optimizer.name) + (scaled ? " scaled" : "") +
+                           (states == States::kMixed ? " mixed states" : "") + " dim " + std::to_string(dim) +
+                           " " + kernel_tests::name_of(dtype);
   const SplitGradients in_several(&random, gradients.lookups(), 3 + dim % 5);
   bool checked = false;
   same_bits(name, [&](const CpuKernels& kernels, Checksum* checksum) {
@@ -340,6 +346,7 @@ int main() {
       for (const DType dtype : kernel_tests::kDTypes) {
         update(optimizer, dim, dtype, false);
         update(optimizer, dim, dtype, true);
+        if (!optimizer.states.empty()) update(optimizer, dim, dtype, false, States::kMixed);
       }
     }
   }

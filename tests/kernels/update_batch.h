@@ -211,15 +211,21 @@ inline void add_special_values(Random* random, Cache* cache) {
 }
 
 // The sign and payload of a NaN depend on the order of the operands, which a compiler may change.
+inline void unify_nans(DType dtype, int64_t elements, uint8_t* block) {
+  for (int64_t i = 0; i < elements; ++i) {
+    if (dtype == DType::kFloat32) {
+      if (std::isnan(read<float>(block, i))) write<uint32_t>(block, i, 0xffffffff);
+    } else if (std::isnan(value_of(read<uint16_t>(block, i), dtype))) {
+      write<uint16_t>(block, i, 0xffff);
+    }
+  }
+}
+
 inline std::vector<uint8_t> without_nans(const RecordLayout& layout, std::vector<uint8_t> bytes) {
   for (uint8_t* record = bytes.data(); record < bytes.data() + bytes.size(); record += layout.bytes) {
-    for (int64_t i = 0; i < layout.weight_bytes / 2 && layout.weight_dtype != DType::kFloat32; ++i) {
-      const auto bits = read<uint16_t>(record, i);
-      if (std::isnan(value_of(bits, layout.weight_dtype))) write<uint16_t>(record, i, 0xffff);
-    }
-    const int64_t floats = layout.weight_dtype == DType::kFloat32 ? 0 : layout.state_offset[0] / 4;
-    for (int64_t i = floats; i < layout.bytes / 4 && (layout.state_count > 0 || floats == 0); ++i) {
-      if (std::isnan(read<float>(record, i))) write<uint32_t>(record, i, 0xffffffff);
+    unify_nans(layout.weight_dtype, layout.dim, record);
+    for (int64_t s = 0; s < layout.state_count; ++s) {
+      unify_nans(layout.state_dtype[s], layout.state_elements[s], record + layout.state_offset[s]);
     }
   }
   return bytes;

@@ -15,7 +15,6 @@ from life_reference import lives
 
 import rec_sdk_torch
 from rec_sdk_torch import _engine
-from rec_sdk_torch.backends.devices import backend_for
 from rec_sdk_torch.tbe import InitializerType, Pooling, TableConfig, TableOptimizer
 
 STEPS = 20
@@ -179,15 +178,15 @@ class Scenario:
     narrow: bool = False
     """Optimizer states, but for counters, are 16 bits wide."""
 
-    def with_rounding(self, device: torch.device, stored: torch.dtype | None = None) -> Scenario:
-        """The same, of weights that are rounded at random, and states of 16 bits where `device` has them.
+    def with_rounding(self, stored: torch.dtype | None = None) -> Scenario:
+        """The same, of weights that are rounded at random, and states of 16 bits.
 
         stored: data type of the weights as the host has them, if it is not that of the cache.
         """
         assert self.rounded is not None
         types = {"weight_dtype": stored or self.rounded, "cache_dtype": self.rounded, "stochastic_rounding": True}
         tables = [replace(table, **types) for table in self.tables]
-        return replace(self, tables=tables, narrow=backend_for(device).narrow_states)
+        return replace(self, tables=tables, narrow=True)
 
     def state_dtypes(self, optimizer: TableOptimizer) -> dict[str, torch.dtype]:
         """Of the states of `optimizer`, which are of both kinds where it has some."""

@@ -339,9 +339,9 @@ def check(scenario: Scenario, device: torch.device) -> None:
         same_bits(result, again, f"{small} rows on {device}", f"{cache} rows on {where}{', rows late' if late else ''}")
     compare(scenario, result, device)
     if scenario.rounded is not None:
-        rounded, again = run(scenario.with_rounding(device), small, device), other.with_rounding(device)
+        rounded, again = run(scenario.with_rounding(), small, device), other.with_rounding()
         same_bits(rounded, run(again, whole, torch.device("cpu")), f"{small} rows", f"{whole} rows")
-        stored = run(other.with_rounding(device, torch.float32), between, device)
+        stored = run(other.with_rounding(torch.float32), between, device)
         same_bits(widened(rounded), widened(stored), "stored as cached", "stored in float32")
 
 
@@ -391,7 +391,7 @@ def test_prefetched_batches_change_nothing(scenario: Scenario, device_name: str)
             again = run(scenario, cache, device, scenario.depth)
         same_bits(result, again, "none ahead", f"{scenario.depth} ahead, {cache} rows{', rows late' if late else ''}")
     if scenario.rounded is not None:
-        scenario = scenario.with_rounding(device)
+        scenario = scenario.with_rounding()
         same_bits(run(scenario, small, device), run(scenario, deep, device, scenario.depth), "none ahead", "some")
 
 

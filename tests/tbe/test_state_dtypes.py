@@ -24,8 +24,6 @@ def make(
     cache: int = ROWS,
     weight: torch.dtype = torch.float32,
 ) -> TableBatchedEmbedding:
-    if device.type == "npu" and options.get("state_dtypes"):
-        pytest.skip("an NPU refuses 16-bit states: test_npu_refuses")
     config = TableConfig("t", ROWS, DIM, pooling=Pooling.NONE, weight_dtype=weight)
     optimizer = TableOptimizer.create(cls, options)
     return TableBatchedEmbedding([config], optimizer=optimizer, cache=cache, device=device, seed=3)
@@ -41,15 +39,6 @@ def step(embedding: TableBatchedEmbedding, number: int) -> torch.Tensor:
 
 def parts(embedding: TableBatchedEmbedding) -> dict[str, torch.Tensor]:
     return embedding.view("t").read(torch.arange(ROWS)).parts
-
-
-def test_npu_refuses(device: torch.device) -> None:
-    if device.type != "npu":
-        pytest.skip("of an NPU")
-    optimizer = TableOptimizer.create(torch.optim.Adam, {"state_dtypes": {"exp_avg": torch.bfloat16}})
-    embedding = TableBatchedEmbedding([TableConfig("t", ROWS, DIM)], optimizer=optimizer, cache=ROWS, device=device)
-    with pytest.raises(NotImplementedError, match="float32 states only"):
-        embedding(torch.arange(2), torch.arange(3))
 
 
 @pytest.mark.parametrize("second", [torch.float32, *HALVES], ids=str)

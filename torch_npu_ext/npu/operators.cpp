@@ -6,7 +6,6 @@
 
 #include "op_kernels/common/ascendc/launch.h"
 #include "torch_npu_ext/npu/launch.h"
-#include "torch_npu_ext/ops/check.h"
 #include "torch_npu_ext/ops/device_operators.h"
 
 namespace rec_sdk {
@@ -30,8 +29,6 @@ struct OnNpu {
     launch("rec_sdk_scatter_rows", on, rec_sdk_launch_scatter_rows, a);
   }
   static void update_rows(const Tensor& on, const UpdateRows& a, std::string optimizer, void* workspace) {
-    const Checker check("update_rows", on);
-    check.require(a.layout.plain_states(), "optimizer states must be float32 on an NPU");
     on_current_stream(
         "rec_sdk_update_rows", on.get_device_index(),
         [a, workspace, name = std::move(optimizer), grads = grads_of(a.segments)](void* stream) {

@@ -41,15 +41,14 @@ class RecordTiles {
       if (shape.row_states > 0) {
         pipe->InitBuffer(row_states_[s], static_cast<uint32_t>(shape.row_states * row_plane() * 4));
       }
+      if (shape.narrow) pipe->InitBuffer(narrow_[s], static_cast<uint32_t>(narrow_halves() * 2));
       clear(s);
     }
-    if constexpr (Weights::kBytes == 2) {
-      pipe->InitBuffer(decoded_, static_cast<uint32_t>(plane_ * 4));
-      conversions_.start();
-    }
+    if (Weights::kBytes == 2) pipe->InitBuffer(decoded_, static_cast<uint32_t>(plane_ * 4));
+    if (converts()) conversions_.start();
   }
   __aicore__ inline void finish() {
-    if constexpr (Weights::kBytes == 2) conversions_.finish();
+    if (converts()) conversions_.finish();
   }
 
   __aicore__ inline LocalTensor<float> weights(int set) {
@@ -74,41 +73,118 @@ class RecordTiles {
 
   // From the records. MTE2.
   __aicore__ inline void load_records(const Rows& rows, const TileColumns& columns) {
-    if (Weights::kBytes == 2) load_weights(rows, columns);
-    if (float_blocks() > 0) load_blocks(plane(rows.set, 0), rows, elements(columns));
+    if (Weights::kBytes == 2)
+      load_halves(stored_[rows.set].template Get<uint16_t>(), rows, weight_block(columns));
+    if (shape_.narrow) {
+      if (Weights::kBytes == 4) load_blocks(plane(rows.set, 0), rows, elements(columns, 1));
+      for (int64_t s = 0; s < states_of(columns); ++s) load_state(rows, s, columns);
+      return;
+    }
+    if (float_blocks() > 0) load_blocks(plane(rows.set, 0), rows, elements(columns, float_blocks()));
     if (has_row_states(columns)) load_blocks(row_state(rows.set, 0), rows, row_blocks());
   }
 
   // The reverse. MTE3.
   __aicore__ inline void store_records(const Rows& rows, const TileColumns& columns) {
-    if (Weights::kBytes == 2) store_weights(rows, columns);
-    if (float_blocks() > 0) store_blocks(plane(rows.set, 0), rows, elements(columns));
+    if (Weights::kBytes == 2)
+      store_halves(stored_[rows.set].template Get<uint16_t>(), rows, weight_block(columns));
+    if (shape_.narrow) {
+      if (Weights::kBytes == 4) store_blocks(plane(rows.set, 0), rows, elements(columns, 1));
+      for (int64_t s = 0; s < states_of(columns); ++s) store_state(rows, s, columns);
+      return;
+    }
+    if (float_blocks() > 0) store_blocks(plane(rows.set, 0), rows, elements(columns, float_blocks()));
     if (has_row_states(columns)) store_blocks(row_state(rows.set, 0), rows, row_blocks());
   }
 
-  // 16-bit weights to floats and back. V.
-  __aicore__ inline void decode(int set, int64_t rows) {
+  // 16-bit weights and states to floats, and back. V.
+  __aicore__ inline void decode(int set, int64_t rows, const TileColumns& columns) {
     if constexpr (Weights::kBytes == 2) {
-      using Type = typename Weights::Type;
-      AscendC::Cast(weights(set), stored_[set].template Get<Type>(), AscendC::RoundMode::CAST_NONE,
-                    static_cast<uint32_t>(rows * plan_.pitch));
-      vector_barrier();
+      widen<typename Weights::Type>(weights(set), stored_[set], 0, rows * plan_.pitch);
     }
+    for (int64_t s = 0; shape_.narrow && s < states_of(columns); ++s) {
+      const int64_t count = rows * pitch_of(s), place = narrow_place(s);
+      if (shape_.state_dtype[s] == DType::kFloat16) {
+        widen<HalfWeights::Type>(state(set, s), narrow_[set], place, count);
+      } else if (shape_.state_dtype[s] == DType::kBFloat16) {
+        widen<BFloat16Weights::Type>(state(set, s), narrow_[set], place, count);
+      }
+    }
+    if (converts()) vector_barrier();
   }
-  __aicore__ inline void encode(int set, int64_t rows) {
+  __aicore__ inline void encode(int set, int64_t rows, const TileColumns& columns) {
     if constexpr (Weights::kBytes == 2) {
-      using Type = typename Weights::Type;
-      AscendC::Cast(stored_[set].template Get<Type>(), weights(set), AscendC::RoundMode::CAST_RINT,
-                    static_cast<uint32_t>(rows * plan_.pitch));
-      vector_barrier();
+      round<typename Weights::Type>(stored_[set], 0, weights(set), rows * plan_.pitch);
     }
+    for (int64_t s = 0; shape_.narrow && s < states_of(columns); ++s) {
+      const int64_t count = rows * pitch_of(s), place = narrow_place(s);
+      if (shape_.state_dtype[s] == DType::kFloat16) {
+        round<HalfWeights::Type>(narrow_[set], place, state(set, s), count);
+      } else if (shape_.state_dtype[s] == DType::kBFloat16) {
+        round<BFloat16Weights::Type>(narrow_[set], place, state(set, s), count);
+      }
+    }
+    if (converts()) vector_barrier();
   }
 
  private:
-  __aicore__ inline int64_t row_plane() const { return plan_.rows * kRowPlanePitch; }
+  template <class Type>
+  __aicore__ inline void widen(const LocalTensor<float>& to, Scratch& from, int64_t place, int64_t count) {
+    AscendC::Cast(to, from.template Get<Type>()[static_cast<uint32_t>(place)], AscendC::RoundMode::CAST_NONE,
+                  static_cast<uint32_t>(count));
+  }
+  template <class Type>
+  __aicore__ inline void round(Scratch& to, int64_t place, const LocalTensor<float>& from, int64_t count) {
+    AscendC::Cast(to.template Get<Type>()[static_cast<uint32_t>(place)], from, AscendC::RoundMode::CAST_RINT,
+                  static_cast<uint32_t>(count));
+  }
+  __aicore__ inline bool converts() const { return Weights::kBytes == 2 || shape_.narrow; }
+
+  __aicore__ inline int64_t row_plane() const { return plan_.rows * plan_.row_pitch; }
   // The planes of a set that are floats in the record come first, and then the gradients.
   __aicore__ inline int64_t first_state() const { return Weights::kBytes == 4 ? 1 : 0; }
   __aicore__ inline int64_t float_blocks() const { return first_state() + shape_.element_states; }
+
+  // ---- where a record has states of 16 bits, each state is copied by itself
+
+  // Element states, and with the first columns row states.
+  __aicore__ inline int64_t states_of(const TileColumns& columns) const {
+    return shape_.element_states + (columns.column == 0 ? shape_.row_states : 0);
+  }
+  __aicore__ inline bool of_row(int64_t s) const { return s >= shape_.element_states; }
+  __aicore__ inline int64_t pitch_of(int64_t s) const { return of_row(s) ? plan_.row_pitch : plan_.pitch; }
+  __aicore__ inline LocalTensor<float> state(int set, int64_t s) {
+    return of_row(s) ? row_state(set, s - shape_.element_states) : element_state(set, s);
+  }
+  // Of a state among the planes of 16 bits, which are for all states.
+  __aicore__ inline int64_t narrow_place(int64_t s) const {
+    return of_row(s) ? shape_.element_states * plane_ + (s - shape_.element_states) * row_plane()
+                     : s * plane_;
+  }
+  __aicore__ inline int64_t narrow_halves() const {
+    return narrow_place(shape_.element_states + shape_.row_states);
+  }
+  __aicore__ inline void load_state(const Rows& rows, int64_t s, const TileColumns& columns) {
+    const OneBlock block = block_of(s, columns);
+    if (shape_.state_dtype[s] == DType::kFloat32) {
+      load_blocks(state(rows.set, s), rows, floats(block));
+    } else {
+      load_halves(narrow_state(rows.set, s), rows, block);
+    }
+  }
+  __aicore__ inline void store_state(const Rows& rows, int64_t s, const TileColumns& columns) {
+    const OneBlock block = block_of(s, columns);
+    if (shape_.state_dtype[s] == DType::kFloat32) {
+      store_blocks(state(rows.set, s), rows, floats(block));
+    } else {
+      store_halves(narrow_state(rows.set, s), rows, block);
+    }
+  }
+  __aicore__ inline LocalTensor<uint16_t> narrow_state(int set, int64_t s) {
+    return narrow_[set].template Get<uint16_t>()[static_cast<uint32_t>(narrow_place(s))];
+  }
+
+  // ---- copies
   __aicore__ inline LocalTensor<float> plane(int set, int64_t i) {
     return planes_[set].template Get<float>()[static_cast<uint32_t>(i * plane_)];
   }
@@ -124,6 +200,10 @@ class RecordTiles {
       AscendC::Duplicate(stored_[set].template Get<uint16_t>(), static_cast<uint16_t>(0),
                          static_cast<int32_t>(plane_));
     }
+    if (shape_.narrow) {
+      AscendC::Duplicate(narrow_[set].template Get<uint16_t>(), static_cast<uint16_t>(0),
+                         static_cast<int32_t>(narrow_halves()));
+    }
   }
 
   // Blocks of a record that are floats: where they begin in it, the pitch of one in the record and in UB, its
@@ -137,13 +217,30 @@ class RecordTiles {
     }
     __aicore__ inline int64_t span() const { return ((count - 1) * record_pitch + bytes) / 4; }
   };
-  __aicore__ inline Blocks elements(const TileColumns& columns) const {
+  __aicore__ inline Blocks elements(const TileColumns& columns, int64_t count) const {
     const int64_t offset = Weights::kBytes == 4 ? 0 : shape_.element_states_offset;
-    return {offset + columns.column * 4, float_blocks(), shape_.dim * 4, plane_ * 4,
-            columns.width * 4,           plan_.pitch};
+    return {offset + columns.column * 4, count, shape_.dim * 4, plane_ * 4, columns.width * 4, plan_.pitch};
   }
   __aicore__ inline Blocks row_blocks() const {
-    return {shape_.row_states_offset, shape_.row_states, 4, row_plane() * 4, 4, kRowPlanePitch};
+    return {shape_.row_states_offset, shape_.row_states, 4, row_plane() * 4, 4, plan_.row_pitch};
+  }
+
+  // Elements of one block of a record: where it begins, in bytes, how many, and those from one row of theirs
+  // to the next in UB.
+  struct OneBlock {
+    int64_t offset, count, row_pitch;
+  };
+  __aicore__ inline OneBlock weight_block(const TileColumns& columns) const {
+    return {columns.column * Weights::kBytes, columns.width, plan_.pitch};
+  }
+  __aicore__ inline OneBlock block_of(int64_t s, const TileColumns& columns) const {
+    if (of_row(s)) return {shape_.state_offset[s], 1, plan_.row_pitch};
+    const int64_t bytes = dtype_bytes(shape_.state_dtype[s]);
+    return {shape_.state_offset[s] + columns.column * bytes, columns.width, plan_.pitch};
+  }
+  __aicore__ inline static Blocks floats(const OneBlock& block) {
+    const int64_t bytes = block.count * 4;
+    return {block.offset, 1, bytes, align_up(bytes, kUbBlock), bytes, block.row_pitch};
   }
 
   // The loops over rows hold nothing but the slot, the address and the copy: the scalar unit bounds them.
@@ -177,27 +274,27 @@ class RecordTiles {
     }
   }
 
-  // 16-bit weights.
-  __aicore__ inline void load_weights(const Rows& rows, const TileColumns& columns) {
-    const LocalTensor<uint16_t> to = stored_[rows.set].template Get<uint16_t>();
-    const uint8_t* records = records_ + columns.column * 2;
+  // A block of 16-bit elements.
+  __aicore__ inline void load_halves(const LocalTensor<uint16_t>& to, const Rows& rows,
+                                     const OneBlock& block) const {
+    const uint8_t* records = records_ + block.offset;
     const int64_t pitch = shape_.bytes;
-    const auto count = static_cast<uint32_t>(rows.count), step = static_cast<uint32_t>(plan_.pitch);
+    const auto count = static_cast<uint32_t>(rows.count), step = static_cast<uint32_t>(block.row_pitch);
     uint32_t at = static_cast<uint32_t>(rows.first) * step;
     for (uint32_t r = 0; r < count; ++r, at += step) {
       load_padded(to[at], reinterpret_cast<const uint16_t*>(records + rows.slots.GetValue(r) * pitch),
-                  columns.width);
+                  block.count);
     }
   }
-  __aicore__ inline void store_weights(const Rows& rows, const TileColumns& columns) {
-    const LocalTensor<uint16_t> from = stored_[rows.set].template Get<uint16_t>();
-    const uint8_t* records = records_ + columns.column * 2;
+  __aicore__ inline void store_halves(const LocalTensor<uint16_t>& from, const Rows& rows,
+                                      const OneBlock& block) const {
+    const uint8_t* records = records_ + block.offset;
     const int64_t pitch = shape_.bytes;
-    const auto count = static_cast<uint32_t>(rows.count), step = static_cast<uint32_t>(plan_.pitch);
+    const auto count = static_cast<uint32_t>(rows.count), step = static_cast<uint32_t>(block.row_pitch);
     uint32_t at = static_cast<uint32_t>(rows.first) * step;
     for (uint32_t r = 0; r < count; ++r, at += step) {
       store(reinterpret_cast<const uint16_t*>(records + rows.slots.GetValue(r) * pitch), from[at],
-            columns.width);
+            block.count);
     }
   }
 
@@ -205,7 +302,7 @@ class RecordTiles {
   TilePlan plan_;
   uint8_t* records_;
   int64_t plane_;  // floats
-  Scratch planes_[2], stored_[2], row_states_[2], decoded_;
+  Scratch planes_[2], stored_[2], row_states_[2], narrow_[2], decoded_;
   IeeeConversions conversions_;
 };
 

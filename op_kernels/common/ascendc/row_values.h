@@ -53,7 +53,7 @@ class RowValues {
     lanes_.init(pipe, rows_, plan.pitch, kSums);
     columns_.init(pipe, plan.rows, plan.pitch);
     pipe->InitBuffer(numbers_, static_cast<uint32_t>(kNeeds.vectors * rows_ * 4));
-    if (row_states_ > 0) init_states(pipe, plan.rows);
+    if (row_states_ > 0) init_states(pipe, plan.rows, plan.row_pitch);
   }
 
   // Adds the terms of these columns to the sums; the first ones start anew.
@@ -93,7 +93,7 @@ class RowValues {
     }
   }
 
-  // Row state s as a vector, from where its numbers lie kRowPlanePitch apart, and back.
+  // Row state s as a vector, from where its numbers lie the plan's row_pitch apart, and back.
   __aicore__ inline LocalTensor<float> take_state(int64_t s, const LocalTensor<float>& from, int64_t rows) {
     const LocalTensor<float> state = states_.Get<float>()[static_cast<uint32_t>(s * rows_)];
     AscendC::Gather(state, from, state_index_.Get<uint32_t>(), 0, static_cast<uint32_t>(rows));
@@ -123,18 +123,19 @@ class RowValues {
     return Plane(plane);
   }
 
-  __aicore__ inline void init_states(TPipe* pipe, int64_t rows) {
-    constexpr int64_t kStep = kRowPlanePitch * sizeof(float), kFirst = kUbBlock / 4;
-    state_rows_.init(pipe, rows, kRowPlanePitch);
+  __aicore__ inline void init_states(TPipe* pipe, int64_t rows, int64_t pitch) {
+    constexpr int64_t kFirst = kUbBlock / 4;
+    const int64_t step = pitch * static_cast<int64_t>(sizeof(float));
+    state_rows_.init(pipe, rows, pitch);
     pipe->InitBuffer(states_, static_cast<uint32_t>(row_states_ * rows_ * 4));
     pipe->InitBuffer(state_index_, static_cast<uint32_t>(rows_ * sizeof(int32_t)));
     const LocalTensor<int32_t> index = state_index_.Get<int32_t>();
     for (int64_t i = 0; i < kFirst; ++i)
-      index.SetValue(static_cast<uint32_t>(i), static_cast<int32_t>(i * kStep));
+      index.SetValue(static_cast<uint32_t>(i), static_cast<int32_t>(i * step));
     indexed_.init(pipe);
     indexed_.order();
     for (int64_t n = kFirst; n < rows_; n *= 2) {
-      AscendC::Adds(index[static_cast<uint32_t>(n)], index, static_cast<int32_t>(n * kStep),
+      AscendC::Adds(index[static_cast<uint32_t>(n)], index, static_cast<int32_t>(n * step),
                     static_cast<int32_t>(minimum(n, rows_ - n)));
       vector_barrier();
     }

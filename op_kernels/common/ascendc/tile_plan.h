@@ -15,24 +15,34 @@ struct RecordShape {
   int64_t weight_bytes;  // of an element: 4 or 2
   int64_t element_states, row_states;
   int64_t element_states_offset, row_states_offset;  // bytes from the start of the record
+  bool narrow;                                       // whether a state has 16 bits; the next two only then
+  int64_t state_offset[kMaxStates];
+  DType state_dtype[kMaxStates];
 };
 
-// A tile is `rows` rows by `width` columns; planes have a row pitch of `pitch` floats.
+// A tile is `rows` rows by `width` columns; planes have a row pitch of `pitch` floats, planes of one number a
+// row one of `row_pitch`.
 struct TilePlan {
-  int64_t rows, width, pitch;
+  int64_t rows, width, pitch, row_pitch;
   int64_t levels;  // of the stack of GradientSums
 };
 
-constexpr int64_t kRowPlanePitch = kUbBlock / 4;  // a plane of one number a row
-constexpr int64_t kSpreadIndex = 1024;            // numbers of a row value that one instruction spreads
+constexpr int64_t kHalvesOfBlock = kUbBlock / 2;
+constexpr int64_t kSpreadIndex = 1024;  // numbers of a row value that one instruction spreads
 constexpr int64_t kMaxTileRows = 128;
+
+// A UB block for each number; numbers of 16 bits become floats in two blocks.
+__aicore__ inline int64_t row_plane_pitch(const RecordShape& shape) {
+  return shape.narrow ? kHalvesOfBlock : kUbBlock / 4;
+}
 
 // Bytes of a tile: two sets of weights, states and gradients, then what only vector instructions use.
 __aicore__ inline int64_t tile_bytes(const RecordShape& shape, int64_t rows, int64_t pitch) {
-  const int64_t set = shape.weight_bytes + 4 * (shape.element_states + 1);
+  const int64_t narrow = shape.narrow ? 2 : 0;  // beside its floats, of an element of a state
+  const int64_t set = shape.weight_bytes + 4 + (4 + narrow) * shape.element_states;
   const int64_t decoded = shape.weight_bytes == 4 ? 0 : 4;
-  const int64_t row_planes = 2 * shape.row_states * kRowPlanePitch;
-  return rows * (pitch * (2 * set + decoded + 4 * PlanePool::kPlanes) + 4 * row_planes);
+  const int64_t row_states = 2 * shape.row_states * row_plane_pitch(shape) * (4 + narrow);
+  return rows * (pitch * (2 * set + decoded + 4 * PlanePool::kPlanes) + row_states);
 }
 
 // What an optimizer knows of a row: sums of one pass, and vectors of one number a row.
@@ -51,12 +61,12 @@ __aicore__ inline int64_t row_value_bytes(const RecordShape& shape, RowNeeds nee
 // other_bytes: of UB, for the index windows. The widest tile that fits, and then as many rows as fit.
 __aicore__ inline TilePlan plan_tiles(const RecordShape& shape, RowNeeds needs, int64_t lookups,
                                       int64_t rows_of_core, int64_t other_bytes) {
-  TilePlan plan{1, 0, 0, sum_levels(lookups)};
+  TilePlan plan{1, 0, 0, row_plane_pitch(shape), sum_levels(lookups)};
   const int64_t budget = kUbBytes - other_bytes;
   for (int64_t tiles = 1;; ++tiles) {
     // Whole UB blocks of weights and of states, and whole passes of the lanes.
     plan.width = tiles == 1 ? shape.dim : align_up(ceil_div(shape.dim, tiles), kLanes);
-    plan.pitch = align_up(plan.width, kUbBlock / shape.weight_bytes);
+    plan.pitch = align_up(plan.width, shape.narrow ? kHalvesOfBlock : kUbBlock / shape.weight_bytes);
     const int64_t left = budget - sum_bytes(plan.pitch, plan.levels);
     int64_t fit = minimum(left / tile_bytes(shape, 1, plan.pitch), kMaxTileRows);
     while (needs.sums > 0 && fit > 0 &&

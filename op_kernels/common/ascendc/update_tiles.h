@@ -359,7 +359,7 @@ class UpdateTiles {
     Elements e{Plane(&pool_, records_.gradients(step.set), count), {}, {}};
     clip_gradients(e.g, coefficients_[0]);
     if (step.has_record()) {
-      records_.decode(step.set, step.rows);
+      records_.decode(step.set, step.rows, step.columns);
       e.w.view(&pool_, records_.weights(step.set), count);
       for (int s = 0; s < kElementStates; ++s) {
         e.states[s].view(&pool_, records_.element_state(step.set, s), count);
@@ -372,7 +372,7 @@ class UpdateTiles {
       rounding_.template run<Weights::kHalf>(records_.weights(step.set), &pool_, tile_rows_[step.set].numbers,
                                              step.rows, step.columns.column);
     }
-    records_.encode(step.set, step.rows);
+    records_.encode(step.set, step.rows, step.columns);
   }
 
   // The columns of a tile: gradient, weight, new states.
