@@ -95,6 +95,7 @@ class Group:
         self.engine = engine_of(
             members, layout, columns, means, seed, bounds_check, policy, serial, stores, self._rounds
         )
+        self._state_dtypes = dtype_codes(layout.state_dtypes)
         optimizers = [member.optimizer for member in members if member.optimizer]
         self.optimizers = list({id(optimizer): optimizer for optimizer in optimizers}.values())
         ranks = {id(optimizer): rank for rank, optimizer in enumerate(self.optimizers)}
@@ -372,7 +373,7 @@ class Group:
     ) -> None:
         layout = self.layout
         settings = (coefficients, self._kernel, layout.dim, layout.weight_dtype, ids, self._seeds())
-        run(update_rows, cache, grads, slots, tables, *segments, *settings, dtype_codes(layout.state_dtypes))
+        run(update_rows, cache, grads, slots, tables, *segments, *settings, self._state_dtypes)
 
     def set_evict_step_interval(self, steps: int | None) -> None:
         """Of all members that evict ids at intervals; None: what their configs say."""
