@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import copy
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
 
+from .._host_groups import host_group
 from .errors import CheckpointError
 from .owners import Owner
 
 _Result = TypeVar("_Result")
-
-_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = weakref.WeakKeyDictionary()
-"""For saves that are written beside training, by the group of its ids."""
 
 
 class Team:
@@ -40,12 +37,8 @@ class Team:
         """The same ranks, in a process group that nobody else uses; all must call it."""
         if self._group is None:
             return self
-        group = _groups.get(self._group)
-        if group is None:
-            ranks = dist.get_process_group_ranks(self._group)
-            group = _groups[self._group] = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
         team = copy.copy(self)
-        team._group = group
+        team._group = host_group(self._group, "saves")
         return team
 
     def gather(self, value: Any) -> list[Any]:

@@ -9,6 +9,7 @@ from torchrec.distributed.embedding_types import BaseEmbeddingSharder, Embedding
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ModuleSharder, ShardingEnv
 
+from .._host_groups import host_group, reaches_host, spans_world, timeout_of
 from ..backends.devices import parse_device
 from ..modules.collection import CachedCollection
 from ..modules.embedding_collections import (
@@ -38,7 +39,7 @@ class _Sharder(BaseEmbeddingSharder[Any]):
         """
         Args:
             cpu_device: the host's.
-            cpu_env: its process group exchanges ids, which are on the host (gloo); DistributedModelParallel's if None.
+            cpu_env: its process group exchanges ids, which are on the host; None: a gloo group of their own.
             npu_device: where caches live, any device; DistributedModelParallel's if None.
             npu_env: its process group exchanges rows; DistributedModelParallel's if None.
             fused_params: None or empty: options of optimizers belong into `apply_optimizer_in_backward`.
@@ -96,7 +97,8 @@ class _Sharder(BaseEmbeddingSharder[Any]):
         """
         if type(module) is not self._type:
             raise TypeError(f"{type(self).__name__} shards {self._type.__name__}, got {type(module).__name__}")
-        ids, rows = ((own or env).process_group for own in (self._ids_env, self._rows_env))
+        rows = (self._rows_env or env).process_group
+        ids = rows if self._ids_env is None else self._ids_env.process_group
         if ids is None or rows is None:
             raise ValueError(
                 "a process group is needed: ShardingEnv.from_process_group(torch.distributed.group.WORLD), after "
@@ -107,6 +109,10 @@ class _Sharder(BaseEmbeddingSharder[Any]):
             ranks.append(torch.distributed.get_process_group_ranks(env.process_group))
         if any(each != ranks[0] for each in ranks):
             raise ValueError(f"cpu_env, npu_env and the model have process groups of ranks {ranks}: they must agree")
+        if self._ids_env is None and (spans_world(rows) or not reaches_host(rows)):
+            ids = host_group(rows, "ids", timeout_of(rows))
+        if not reaches_host(ids):
+            raise ValueError("the process group of cpu_env does not exchange tensors in host memory: give it gloo")
         given = self._device if device is None else parse_device(device)
         if self._device is not None and given != self._device:
             raise ValueError(f"npu_device is {self._device}, DistributedModelParallel's device is {given}")
@@ -137,7 +143,7 @@ def get_default_hybrid_sharders(host_env: ShardingEnv | None = None) -> list[Mod
     """Sharders of all collections of this package, and TorchRec's of its own.
 
     Args:
-        host_env: its process group exchanges ids, which are on the host (gloo); DistributedModelParallel's if None.
+        host_env: its process group exchanges ids, which are on the host; None: a gloo group of their own.
     """
     ours = (
         EmbCacheEmbeddingCollectionSharder,

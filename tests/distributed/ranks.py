@@ -26,11 +26,9 @@ class Place:
 
     Attributes:
         device: where its models are.
-        host: the group that exchanges tensors on the host; None: the default group does.
     """
 
     device = torch.device("cpu")
-    host: Any = None
 
 
 def _serve(rank: int, world_size: int, port: int, kind: str, timeout: float, paths: list[str], pipe: Any) -> None:
@@ -48,8 +46,6 @@ def _serve(rank: int, world_size: int, port: int, kind: str, timeout: float, pat
         world_size=world_size,
         timeout=timedelta(seconds=timeout),
     )
-    if kind != "cpu":
-        Place.host = torch.distributed.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
     while True:
         task = pipe.recv()
         if task is None:

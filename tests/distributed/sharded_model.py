@@ -184,8 +184,7 @@ def shard(model: Model, scenario: Scenario, world_size: int) -> DistributedModel
     }
     world = torch.distributed.group.WORLD
     env = ShardingEnv.from_process_group(world)
-    host = None if Place.host is None else ShardingEnv.from_process_group(Place.host)
-    sharders = rst.get_default_hybrid_sharders(host)
+    sharders = rst.get_default_hybrid_sharders()
     kind = "cuda" if Place.device.type == "cuda" else "cpu"  # what TorchRec's Topology knows
     planner = EmbeddingShardingPlanner(Topology(world_size, kind, local_world_size=world_size), constraints=constraints)
     plan = planner.collective_plan(model, sharders, world)

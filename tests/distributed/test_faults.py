@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -117,8 +116,6 @@ class Collections(torch.nn.Module):
 
 def uneven_in_torchrecs_pipeline(rank: int, world_size: int, collections: int, counts: tuple[int, int]) -> Any:
     scenario = Scenario()
-    if collections > 1:  # numbers of ids never meet rows, which gloo would end the process for
-        Place.host = torch.distributed.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT))
     model = shard(Collections(collections), scenario, world_size)  # type: ignore[arg-type]
     dense = torch.optim.SGD([part.scale for part in model.module.parts], lr=0.05)
     pipeline: Any = TrainPipelineSparseDist(model, dense, Place.device)

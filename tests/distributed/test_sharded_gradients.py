@@ -28,10 +28,8 @@ def gradients(rank: int, world_size: int) -> dict[int, list[float]]:
     fused = EmbeddingComputeKernel.FUSED.value
     plan = EmbeddingModuleShardingPlan({"t0": ParameterSharding("row_wise", fused, None)})
     world = ShardingEnv.from_process_group(torch.distributed.group.WORLD)
-    host = None if Place.host is None else ShardingEnv.from_process_group(Place.host)
-    sharded = rst.EmbCacheEmbeddingBagCollectionSharder(cpu_env=host).shard(
-        collection(Place.device), plan, world, Place.device
-    )
+    sharder = rst.EmbCacheEmbeddingBagCollectionSharder()
+    sharded = sharder.shard(collection(Place.device), plan, world, Place.device)
     (sharded(jagged({"f0": BAGS[rank]})).values() * (rank + 1)).sum().backward()
     before = sharded.state_dict()["embedding_bags.t0.weight"].clone()
     taken = sharded.take_gradients()["t0"]

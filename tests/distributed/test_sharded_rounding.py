@@ -51,9 +51,8 @@ def train_sharded(rank: int, world_size: int, kind: DataType, sharding: tuple[st
         }
     )
     world = ShardingEnv.from_process_group(torch.distributed.group.WORLD)
-    host = None if Place.host is None else ShardingEnv.from_process_group(Place.host)
     origin = collection(Place.device, kind, seed=5 + rank)  # rank 0's seed holds
-    sharded = rst.EmbCacheEmbeddingBagCollectionSharder(cpu_env=host).shard(origin, plan, world, Place.device)
+    sharded = rst.EmbCacheEmbeddingBagCollectionSharder().shard(origin, plan, world, Place.device)
     for step in range(STEPS):
         sharded(jagged(bags(step, rank))).values().sum().backward()
     state = sharded.state_dict()

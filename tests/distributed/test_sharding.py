@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSha
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
 import rec_sdk_torch as rst
+from rec_sdk_torch._host_groups import host_group, timeout_of
 
 Start = Callable[[int], Ranks]
 
@@ -54,6 +57,41 @@ def refused_plans(rank: int, world_size: int) -> None:
 
 def test_wrong_plans_are_refused(ranks_of: Start) -> None:
     ranks_of(2).run(refused_plans)
+
+
+def exchange_of(host: Any, model: Any) -> Any:
+    cpu_env: Any = None if host is None else SimpleNamespace(process_group=host)  # a ShardingEnv makes more groups
+    sharder = rst.EmbCacheEmbeddingBagCollectionSharder(cpu_env=cpu_env)
+    return sharder.shard(bags_collection(Place.device), plan_of("row_wise"), model, Place.device).exchange
+
+
+def groups_of_ids(rank: int, world_size: int) -> None:
+    """Ids have a gloo group of the model's ranks and timeout, unless one is given; all collections share it.
+
+    A model over a gloo group of some ranks uses that.
+    """
+    model = world()
+    first, second = exchange_of(None, model), exchange_of(None, model)
+    assert first.ids is second.ids is not first.rows
+    assert first.rows is model.process_group
+    assert torch.distributed.get_backend(first.ids) == "gloo"
+    parts = [torch.distributed.new_group([i], timeout=timedelta(seconds=77)) for i in range(world_size)]
+    ids = host_group(parts[rank], "ids", timeout_of(parts[rank]))
+    assert torch.distributed.get_process_group_ranks(ids) == [rank]
+    assert ids._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=77)
+    of_part = exchange_of(None, SimpleNamespace(process_group=parts[rank]))
+    assert of_part.ids is (parts[rank] if Place.device.type == "cpu" else ids)
+    given = torch.distributed.new_group(backend="gloo")
+    assert exchange_of(given, model).ids is given
+    elsewhere = torch.distributed.new_group(backend="cuda:gloo")
+    with pytest.raises(ValueError, match="cpu_env does not exchange tensors in host memory: give it gloo"):
+        exchange_of(elsewhere, model)
+    with pytest.raises(ValueError, match=rf"groups of ranks \[\[{rank}\], \[0, 1\].*they must agree"):
+        exchange_of(ids, model)
+
+
+def test_groups_of_ids(ranks_of: Start) -> None:
+    ranks_of(2).run(groups_of_ids)
 
 
 def test_no_process_group() -> None:
