@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -136,11 +138,23 @@ def delays(training: Training, saver: Saver, folder: Path, share: float | None, 
     }
 
 
+def write_with_numpy(records: np.ndarray, path: Path) -> None:
+    """The bytes of `records` to a file, a megabyte at a time, and to the disk."""
+    rows = max(1, (1 << 20) // records.shape[1])
+    with path.open("wb") as file:
+        for begin in range(0, len(records), rows):
+            records[begin : begin + rows].tofile(file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def steps_beside(training: Training, saver: Saver, folder: Path, rounds: int) -> dict[str, Any]:
-    """Steps while a full save is written, and as many without, in turn."""
+    """Steps while a full save is written, while numpy writes as many bytes in a thread, and beside nothing, in turn."""
     during: list[Seconds] = []
+    beside_numpy: list[Seconds] = []
     without: list[Seconds] = []
     seconds: list[float] = []
+    records = np.ones((training.rows, training.record_bytes), np.uint8)
     for _ in range(rounds):
         begin = time.perf_counter()
         future = saver.save(training.embedding, folder, background=True)
@@ -150,7 +164,11 @@ def steps_beside(training: Training, saver: Saver, folder: Path, rounds: int) ->
             count += 1
         seconds.append(time.perf_counter() - begin)
         without += [training.step() for _ in range(max(count, 20))]
-    with_save, plain = medians(during), medians(without)
+        writer = threading.Thread(target=write_with_numpy, args=(records, folder / "numpy"))
+        writer.start()
+        while writer.is_alive():
+            beside_numpy.append(training.step())
+    with_save, with_numpy, plain = medians(during), medians(beside_numpy), medians(without)
     extra = sum(each.cpu for each in during) / rounds - plain["cpu_ms"] / 1e3 * len(during) / rounds
     copy = Copy(training.rows, training.record_bytes)
     copied = medians([timed(copy) for _ in range(rounds)])
@@ -158,9 +176,12 @@ def steps_beside(training: Training, saver: Saver, folder: Path, rounds: int) ->
         "seconds_of_a_save": statistics.median(seconds),
         "steps_during_a_save": len(during) / rounds,
         "during": with_save,
+        "beside_numpy": with_numpy,
         "without": plain,
         "during_to_without": with_save["cpu_ms"] / plain["cpu_ms"],
         "during_to_without_wall": with_save["wall_ms"] / plain["wall_ms"],
+        "during_to_beside_numpy": with_save["cpu_ms"] / with_numpy["cpu_ms"],
+        "during_to_beside_numpy_wall": with_save["wall_ms"] / with_numpy["wall_ms"],
         "extra_cpu_ms_of_a_save": 1e3 * extra,
         "copy_of_all_rows": copied,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -116,11 +117,12 @@ class _Link:
     sequence: int
 
 
-_links: dict[Path, _Link] = {}  # by folder; manifests of long chains are not read again for every delta
+_links: dict[str, dict[str, _Link]] = {}
+"""By the folder of saves and the name of one; manifests of long chains are not read again for every delta."""
 
 
-def _stamp(save: Path) -> tuple[int, int, int]:
-    found = (save / MANIFEST).stat()
+def _stamp(root: str, name: str) -> tuple[int, int, int]:
+    found = os.stat(os.path.join(root, name, MANIFEST))
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
@@ -130,45 +132,46 @@ def remember(save: Path, manifest: Manifest) -> None:
     Raises:
         OSError: it is not there any more.
     """
-    _links[save] = _Link(_stamp(save), manifest.id, manifest.previous, manifest.base, manifest.sequence)
+    root = str(save.parent)
+    link = _Link(_stamp(root, save.name), manifest.id, manifest.previous, manifest.base, manifest.sequence)
+    _links.setdefault(root, {})[save.name] = link
 
 
 def is_whole(path: Path, save: str) -> bool:
     """Whether the save of this id and all that it follows are in the folder `path`, with manifests in order."""
-    known = {folder: link for folder, link in list(_links.items()) if folder.parent == path}
-    others = (each for each in path.iterdir() if each not in known and is_timestamp(each.name))
-    return (next(others, None) is None and _follows(known, save)) or _follows(_read_links(path, known), save)
+    root = str(path)
+    known = _links.get(root, {})
+    others = any(name not in known and is_timestamp(name) for name in os.listdir(root))
+    return (not others and _follows(root, known, save)) or _follows(root, _read_links(path), save)
 
 
-def _read_links(path: Path, known: dict[Path, _Link]) -> dict[Path, _Link]:
+def _read_links(path: Path) -> dict[str, _Link]:
     """Of the saves in `path`, whose manifests are read where they are not those that are known."""
-    for folder in known:
-        _links.pop(folder, None)
-    found = {}
+    root = str(path)
+    known = _links.pop(root, {})
     for folder in saves_in(path):
         with contextlib.suppress(CheckpointError, OSError):
-            if folder in known and known[folder].stamp == _stamp(folder):
-                _links[folder] = known[folder]
+            if folder.name in known and known[folder.name].stamp == _stamp(root, folder.name):
+                _links.setdefault(root, {})[folder.name] = known[folder.name]
             else:
                 remember(folder, read_manifest(folder))
-            found[folder] = _links[folder]
-    return found
+    return _links.get(root, {})
 
 
-def _follows(links: dict[Path, _Link], save: str) -> bool:
+def _follows(root: str, links: dict[str, _Link], save: str) -> bool:
     """The same with these saves, where they are what they were."""
-    of_ids: dict[str, list[tuple[Path, _Link]]] = {}
-    for folder, link in links.items():
-        of_ids.setdefault(link.id, []).append((folder, link))
+    of_ids: dict[str, list[tuple[str, _Link]]] = {}
+    for name, link in links.items():
+        of_ids.setdefault(link.id, []).append((name, link))
     wanted: str | None = save
     later: _Link | None = None
     while wanted is not None:
         found = of_ids.get(wanted, ())
         if len(found) != 1:  # two folders with one save: nobody knows which of them is meant
             return False
-        folder, link = found[0]
+        name, link = found[0]
         try:
-            same = _stamp(folder) == link.stamp
+            same = _stamp(root, name) == link.stamp
         except OSError:
             return False
         if not same or (later is not None and (link.base, link.sequence + 1) != (later.base, later.sequence)):

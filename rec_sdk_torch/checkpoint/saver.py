@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -161,6 +162,8 @@ def _load_rec_sdk(owners: Sequence[Owner], team: Team, folder: Path, incremental
 
 
 def _run_job(job: SaveJob, future: Future[str]) -> None:
+    # Who asked waits until this thread runs, and then for the interpreter's lock, which a new thread keeps for 5 ms.
+    time.sleep(0.001)
     try:
         folder = job.run()
     except BaseException as error:

@@ -9,7 +9,6 @@
 #include <mutex>
 #include <shared_mutex>
 #include <string>
-#include <unordered_set>
 #include <vector>
 
 #include "torch_npu_ext/host/batch.h"
@@ -253,7 +252,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void check_next(const Plan& plan);
   void check_landed(const std::vector<uint64_t>& sources) const;
   bool beyond_bound(int32_t table) const;
-  std::unordered_set<uint32_t> moving_rows(int32_t table) const;
+  class MovingRows;
+  template <class Visit>
+  void for_each_moving_row(int32_t table, const Visit& visit) const;
   static void take(Table* source, int64_t id, uint32_t row, uint32_t slot, TakenRows* taken);
   void copy_records(const Table& source, TakenRows* taken) const;
   static void check_rows(const Table& table, const int64_t* rows, int64_t count);

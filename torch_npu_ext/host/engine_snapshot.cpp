@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
-#include <unordered_set>
 
 #include "torch_npu_ext/host/engine.h"
 #include "torch_npu_ext/host/eviction.h"
@@ -57,20 +56,39 @@ int64_t Engine::snapshot_pending(int32_t t) {
   return open_one(table(t)).pending();
 }
 
-// Rows whose records no plan is about to move: not those that come or go with a plan that is not applied, or
-// that are on their way to the store.
-std::unordered_set<uint32_t> Engine::moving_rows(int32_t t) const {
-  std::unordered_set<uint32_t> moving;
-  const auto add = [&moving, t](const std::vector<int32_t>& offsets, const uint32_t* rows) {
-    moving.insert(rows + offsets[t], rows + offsets[t + 1]);
+// Those that come or go with a plan that is not applied, or that are on their way to the store.
+template <class Visit>
+void Engine::for_each_moving_row(int32_t t, const Visit& visit) const {
+  const auto all = [&visit, t](const std::vector<int32_t>& offsets, const uint32_t* rows) {
+    std::for_each(rows + offsets[t], rows + offsets[t + 1], visit);
   };
   for (const std::shared_ptr<PlanBuffers>& plan : unapplied_) {
-    add(plan->in_offsets, plan->swap_in_rows);
-    add(plan->out_offsets, plan->swap_out_rows);
+    all(plan->in_offsets, plan->swap_in_rows);
+    all(plan->out_offsets, plan->swap_out_rows);
   }
-  group_.transit.for_each([&add](const PlanBuffers& plan) { add(plan.out_offsets, plan.swap_out_rows); });
-  return moving;
+  group_.transit.for_each([&all](const PlanBuffers& plan) { all(plan.out_offsets, plan.swap_out_rows); });
 }
+
+// Marks the moving rows of a snapshot as long as it lives: a piece of a save is small, and they are many.
+class Engine::MovingRows {
+ public:
+  MovingRows(const Engine& engine, int32_t table, Snapshot* snapshot)
+      : engine_(engine), table_(table), snapshot_(snapshot) {
+    set(true);
+  }
+  ~MovingRows() { set(false); }
+  MovingRows(const MovingRows&) = delete;
+  MovingRows& operator=(const MovingRows&) = delete;
+
+ private:
+  void set(bool moving) {
+    engine_.for_each_moving_row(table_, [&](uint32_t row) { snapshot_->set_moving(row, moving); });
+  }
+
+  const Engine& engine_;
+  const int32_t table_;
+  Snapshot* const snapshot_;
+};
 
 void Engine::take(Table* source, int64_t id, uint32_t row, uint32_t slot, TakenRows* taken) {
   taken->ids.push_back(id);
@@ -97,11 +115,11 @@ void Engine::copy_records(const Table& source, TakenRows* taken) const {
 void Engine::take_ids(int32_t t, const int64_t* ids, int64_t count, TakenRows* taken) {
   const auto guard = lock();
   Table& source = table(t);
-  const Snapshot& snapshot = open_one(source);
-  const std::unordered_set<uint32_t> moving = moving_rows(t);
+  Snapshot& snapshot = open_one(source);
+  const MovingRows moving(*this, t, &snapshot);
   uint32_t row = 0, slot = 0;
   for (int64_t i = 0; i < count; ++i) {
-    if (!source.locate(ids[i], &row, &slot) || !snapshot.has(row) || moving.count(row) > 0) continue;
+    if (!source.locate(ids[i], &row, &slot) || !snapshot.has_still(row)) continue;
     take(&source, ids[i], row, slot, taken);
   }
   copy_records(source, taken);
@@ -126,13 +144,13 @@ int64_t Engine::take_next(int32_t t, int64_t begin, int64_t least, TakenRows* ta
   constexpr int64_t kStep = 256;  // buckets, or rows
   const auto guard = lock();
   Table& source = table(t);
-  const Snapshot& snapshot = open_one(source);
-  const std::unordered_set<uint32_t> moving = moving_rows(t);
+  Snapshot& snapshot = open_one(source);
+  const MovingRows moving(*this, t, &snapshot);
   const bool hashed = source.spec().hashed;
   const int64_t end =
       hashed ? static_cast<int64_t>(source.map().bucket_count()) : source.spec().num_embeddings;
   const auto visit = [&](int64_t id, uint32_t row, uint32_t slot) {
-    if (snapshot.has(row) && moving.count(row) == 0) take(&source, id, row, slot, taken);
+    if (snapshot.has_still(row)) take(&source, id, row, slot, taken);
   };
   int64_t at = std::max<int64_t>(begin, 0);
   for (; at < end && static_cast<int64_t>(taken->ids.size()) < least; at += kStep) {

@@ -14,7 +14,8 @@ namespace rec_sdk {
 
 class Snapshot {
  public:
-  explicit Snapshot(int64_t rows) : bits_(static_cast<size_t>((rows + 63) / 64)), rows_(rows) {}
+  explicit Snapshot(int64_t rows)
+      : bits_(static_cast<size_t>((rows + 63) / 64)), moving_(bits_.size()), rows_(rows) {}
 
   void add(int64_t row) {
     uint64_t& word = bits_[static_cast<size_t>(row >> 6)];
@@ -35,6 +36,17 @@ class Snapshot {
     return row < rows_ && (bits_[static_cast<size_t>(row >> 6)] >> (row & 63) & 1) != 0;
   }
   int64_t pending() const { return pending_; }
+
+  // Rows whose records nobody may read now, though they are pending.
+  void set_moving(int64_t row, bool moving) {
+    if (row >= rows_) return;
+    uint64_t& word = moving_[static_cast<size_t>(row >> 6)];
+    const uint64_t bit = uint64_t{1} << (row & 63);
+    word = moving ? word | bit : word & ~bit;
+  }
+  bool has_still(int64_t row) const {
+    return has(row) && (moving_[static_cast<size_t>(row >> 6)] >> (row & 63) & 1) == 0;
+  }
 
   // The columns of a row are about to change, and the row is not taken yet.
   void keep(int64_t row, const RowColumns& columns) noexcept {
@@ -60,7 +72,7 @@ class Snapshot {
   }
 
  private:
-  std::vector<uint64_t> bits_;
+  std::vector<uint64_t> bits_, moving_;
   int64_t rows_;
   int64_t pending_ = 0;
   std::unordered_map<int64_t, RowColumnValues> kept_;
