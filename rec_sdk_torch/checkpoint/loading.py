@@ -10,7 +10,7 @@ import numpy as np
 from .._engine import available_memory
 from ..tbe import CapacityError, TableOptimizer
 from ..tbe.batch import Int64Array
-from ..tbe.view import WEIGHT
+from ..tbe.parts import WEIGHT
 from ..tbe.whole import Replacement, TableSource, piece_rows
 from ..warn import warn
 from .errors import CheckpointError

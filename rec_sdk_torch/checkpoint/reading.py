@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ..tbe.batch import Int64Array
-from ..tbe.view import WEIGHT
+from ..tbe.parts import WEIGHT
 from ..tbe.whole import LifeState, Removed, Rows
 from .errors import CheckpointError
 from .manifest import CANDIDATES, REMOVED, ROWS, WINDOW, Manifest, SavedTable

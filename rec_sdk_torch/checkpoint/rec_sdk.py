@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 from ..tbe import CapacityError
-from ..tbe.view import WEIGHT, Content
+from ..tbe.parts import WEIGHT
+from ..tbe.view import Content
 from ..tbe.whole import Removed, Replacement, Rows, TableSource, piece_rows
 from ..warn import warn
 from .errors import CheckpointError

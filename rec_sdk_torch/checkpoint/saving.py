@@ -15,8 +15,9 @@ import torch
 
 from ..tbe import TableOptimizer
 from ..tbe.group import Group
+from ..tbe.parts import WEIGHT
 from ..tbe.snapshot import Aside, Rows, Snapshot
-from ..tbe.view import WEIGHT, TableView
+from ..tbe.view import TableView
 from ..tbe.whole import changed, knows_changes, split, versions, window_count, window_rows
 from . import files
 from .folders import UNFINISHED, is_whole, next_timestamp, remember

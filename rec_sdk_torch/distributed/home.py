@@ -20,7 +20,7 @@ from ..tbe.cache_size import BatchHint, CacheOption
 from ..tbe.life import Seen, TableLife
 from ..tbe.look_ahead import Prefetched
 from ..tbe.member import drawn
-from ..tbe.view import WEIGHT
+from ..tbe.parts import WEIGHT
 from .exchange import Exchange
 from .placement import Placement
 from .unique import Tables

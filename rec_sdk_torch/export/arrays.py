@@ -12,7 +12,8 @@ import torch
 from ..checkpoint.tensors import TensorSpec, TensorWriter
 from ..modules.collection import CachedCollection
 from ..tbe import TableBatchedEmbedding
-from ..tbe.view import WEIGHT, TableView
+from ..tbe.parts import WEIGHT
+from ..tbe.view import TableView
 
 Tables = CachedCollection | TableBatchedEmbedding
 

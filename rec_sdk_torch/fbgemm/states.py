@@ -10,7 +10,8 @@ import torch
 
 from ..tbe import TableBatchedEmbedding, TableOptimizer
 from ..tbe.optimizer_specs import StateSpec
-from ..tbe.view import WEIGHT, Content
+from ..tbe.parts import WEIGHT
+from ..tbe.view import Content
 from .placement import Spec
 
 ROWS_AT_ONCE = 1 << 16

@@ -9,7 +9,7 @@ import torch
 from .batch import Int64Array
 from .group import Group
 from .optimizer import TableOptimizer
-from .view import WEIGHT, read_parts, write_parts
+from .parts import WEIGHT, read_parts, write_parts
 
 Rows = tuple[TableOptimizer, Group, int, Int64Array]
 """Some rows of a table: its optimizer, its group and place there, their ids."""

@@ -22,15 +22,16 @@ from .guard import GradientGuard, Scaler
 from .life import Seen
 from .look_ahead import LookAhead, LooksAhead
 from .lookup import BatchLookup, fused_lookup, split_rows
-from .member import Member, drawn, record_layout, stored_bytes
+from .member import Member, alike, drawn, record_layout, stored_bytes
 from .monitor import Inspected
 from .optimizer import TableOptimizer
+from .parts import WEIGHT
 from .reading import ReadPooled, wants_grad
 from .state import TablesModule, load_tables, save_table
 from .steps import Steps
 from .store_folder import StoreFolder, folder_for_copy
 from .table import BoundsCheckMode, Pooling, TableConfig, check_names
-from .view import WEIGHT, Content, Load, TableView, move_rows
+from .view import Content, Load, TableView, move_rows
 
 
 class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
@@ -205,28 +206,20 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
             sizes = {member.config.name: member.slots for group in self._groups for member in group.members}
             return [sizes[table.name] for table in self.tables]
         self._check_real()
-        layouts = [record_layout(t, o) for t, o in zip(self.tables, self.optimizers, strict=True)]
         free = backend_for(self.device).free_memory(self.device)
-        sizes_in_bytes = [layout.bytes for layout in layouts]
+        sizes_in_bytes = [record_layout(t, o).bytes for t, o in zip(self.tables, self.optimizers, strict=True)]
         return cache_slots(self.tables, sizes_in_bytes, self.cache_option, self.batch_hint, free)
 
     def _build(self, serial: int = 0) -> list[Group]:
         slots = self._slots()
-        layouts = [record_layout(t, o) for t, o in zip(self.tables, self.optimizers, strict=True)]
         if self.host_store is None:
-            check_host_memory(
-                self.tables, [stored_bytes(t, o) for t, o in zip(self.tables, self.optimizers, strict=True)]
-            )
+            stored = [stored_bytes(t, o) for t, o in zip(self.tables, self.optimizers, strict=True)]
+            check_host_memory(self.tables, stored)
         elif self._store_folder is None:
             self._store_folder = StoreFolder(self.host_store)
-        alike: dict[object, list[int]] = {}
-        for index, (layout, optimizer) in enumerate(zip(layouts, self.optimizers, strict=True)):
-            kernel = (optimizer.spec.kernel, optimizer.accumulate_step) if optimizer else None
-            rounds = self.tables[index].rounds_stochastically
-            alike.setdefault((layout, kernel, rounds), []).append(index)
         columns = (np.cumsum(self.feature_dims) - self.feature_dims).tolist()
         groups = []
-        for indices in alike.values():
+        for indices in alike(self.tables, self.optimizers):
             members = [Member(self.tables[i], self._features[i], slots[i], self.optimizers[i]) for i in indices]
             own = [columns[f] for member in members for f in member.features] if self.pooled else []
             policy, stores = self.cache_policy, self._store_folder

@@ -9,7 +9,7 @@ import torch
 
 from .group import Group
 from .ledger import Ledger, Run
-from .view import WEIGHT
+from .parts import WEIGHT
 
 if TYPE_CHECKING:
     from .embedding import TableBatchedEmbedding

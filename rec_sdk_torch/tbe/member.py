@@ -44,6 +44,16 @@ def record_layout(config: TableConfig, optimizer: TableOptimizer | None) -> Reco
     return RecordLayout(dim, config.cached_dtype, elements, optimizer.state_dtypes if optimizer else ())
 
 
+def alike(configs: Sequence[TableConfig], optimizers: Sequence[TableOptimizer | None]) -> list[list[int]]:
+    """Indices of the tables that may share a group: of one record, one update and one way of rounding."""
+    found: dict[object, list[int]] = {}
+    for index, (config, optimizer) in enumerate(zip(configs, optimizers, strict=True)):
+        kernel = (optimizer.spec.kernel, optimizer.accumulate_step) if optimizer else None
+        kind = record_layout(config, optimizer), kernel, config.rounds_stochastically
+        found.setdefault(kind, []).append(index)
+    return list(found.values())
+
+
 def stored_bytes(config: TableConfig, optimizer: TableOptimizer | None) -> int:
     """Of such a record in the host's table."""
     return replace(record_layout(config, optimizer), weight_dtype=config.weight_dtype).bytes

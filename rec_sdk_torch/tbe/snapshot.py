@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from .batch import Int64Array
-from .view import as_stored
+from .parts import as_stored
 
 if TYPE_CHECKING:
     from .embedding import TableBatchedEmbedding

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .view import WEIGHT, Chunk, Content
+from .parts import WEIGHT
+from .view import Chunk, Content
 
 if TYPE_CHECKING:
     from .embedding import TableBatchedEmbedding

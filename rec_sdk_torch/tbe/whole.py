@@ -12,7 +12,8 @@ import torch
 from .batch import Int64Array
 from .group import Group
 from .optimizer import TableOptimizer
-from .view import Chunk, TableView, _part, _read_known
+from .parts import part_of, read_known
+from .view import Chunk, TableView
 
 if TYPE_CHECKING:
     from .embedding import TableBatchedEmbedding
@@ -236,9 +237,9 @@ def _write_rows(view: TableView, group: Group, table: int, chunk: Rows) -> None:
     if chunk.parts.keys() == view.parts().keys():
         records = torch.zeros((len(ids), group.layout.bytes), dtype=torch.uint8, device="cpu")
     else:
-        records = _read_known(group, table, ids, rows, slots)
+        records = read_known(group, table, ids, rows, slots)
     for name, place in view._places(list(chunk.parts)).items():
-        _part(group, place)(records).copy_(chunk.parts[name])
+        part_of(group, place)(records).copy_(chunk.parts[name])
     group.engine.write_rows(table, ids, rows, records.numpy())
     if chunk.columns and len(ids):
         view.write_row_columns(chunk.ids, chunk.columns)
