@@ -300,6 +300,64 @@ void test_overlap() {
   CHECK_TWIN(negative, {}, 1, "count -1");
 }
 
+// One mask for many instructions.
+void test_mask() {
+  const BinaryRepeatParams side_by_side;
+  for (const int32_t count : kCounts) {
+    const auto a = numbers<float>(count, 1), b = numbers<float>(count, 2);
+    CHECK_PASSES(run([&] {
+      LocalMemAllocator<> allocator;
+      const auto x = local(allocator, a), y = local(allocator, b);
+      const auto z = allocator.Alloc<float>(static_cast<uint32_t>(count + 1));
+      Duplicate(z, 7.0f, count + 1);
+      PipeBarrier<PIPE_V>();
+      SetMaskCount();
+      SetVectorMask<float, MaskMode::COUNTER>(count);
+      Add<float, false>(z, x, y, MASK_PLACEHOLDER, 1, side_by_side);
+      PipeBarrier<PIPE_V>();
+      Muls<float, false>(z, z, 2.0f, 1);
+      SetMaskNorm();
+      ResetMask();
+      order<HardEvent::V_S>();
+      for (int32_t i = 0; i < count; ++i) CHECK(z.GetValue(i) == 2.0f * (a[i] + b[i]));
+      CHECK(z.GetValue(count) == 7.0f);
+    }));
+  }
+  enum Mistake { kNoMode, kNoMask, kOwnMask, kNoEnd, kNoReset, kRepeats, kGaps };
+  const auto broken = [&](Mistake mistake) {
+    return [=](bool repaired) {
+      const auto is = [=](Mistake one) { return !repaired && mistake == one; };
+      LocalMemAllocator<> allocator;
+      const auto x = local(allocator, numbers<float>(64, 1));
+      if (!is(kNoMode)) SetMaskCount();
+      if (!is(kNoMask) && !is(kNoMode)) SetVectorMask<float, MaskMode::COUNTER>(64);
+      BinaryRepeatParams strides;
+      if (is(kGaps)) strides.src1BlkStride = 2;
+      Add<float, false>(x, x, x, MASK_PLACEHOLDER, is(kRepeats) ? 2 : 1, strides);
+      PipeBarrier<PIPE_V>();
+      if (is(kOwnMask)) Adds(x, x, 1.0f, 64);
+      if (!is(kNoEnd)) SetMaskNorm();
+      if (!is(kNoReset)) ResetMask();
+    };
+  };
+  CHECK_TWIN(broken(kNoMode), {}, 1, "V, Add (",
+             "SetMaskCount and SetVectorMask<T, MaskMode::COUNTER> must come before");
+  CHECK_TWIN(broken(kNoMask), {}, 1, "V, Add (",
+             "SetMaskCount and SetVectorMask<T, MaskMode::COUNTER> must come before");
+  CHECK_TWIN(broken(kOwnMask), {}, 1, "V, Adds (", "SetMaskNorm and ResetMask must come before");
+  CHECK_TWIN(broken(kNoEnd), {}, 1, "SetMaskNorm and ResetMask must end what SetMaskCount began");
+  CHECK_TWIN(broken(kNoReset), {}, 1, "SetMaskNorm and ResetMask must end what SetMaskCount began");
+  CHECK_TWIN(broken(kRepeats), {}, 1, "V, Add (", "one repeat of values side by side");
+  CHECK_TWIN(broken(kGaps), {}, 1, "V, Add (", "one repeat of values side by side");
+  const Kernel early = [](bool repaired) {
+    if (repaired) SetMaskCount();
+    SetVectorMask<float, MaskMode::COUNTER>(8);
+    SetMaskNorm();
+    ResetMask();
+  };
+  CHECK_TWIN(early, {}, 1, "S, SetVectorMask (", "SetMaskCount must come before");
+}
+
 }  // namespace
 
 int main() {
@@ -327,5 +385,6 @@ int main() {
   test_reduce_sum<half>();
   test_gather();
   test_overlap();
+  test_mask();
   return check_result();
 }

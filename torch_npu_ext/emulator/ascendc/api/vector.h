@@ -1,7 +1,9 @@
-// Instructions of the vector unit on the first `count` elements of tensors.
+// Instructions of the vector unit on the first `count` elements of tensors, or, with isSetMask = false, on as
+// many as the mask says.
 #pragma once
 
 #include "torch_npu_ext/emulator/ascendc/api/flags.h"
+#include "torch_npu_ext/emulator/ascendc/api/mask.h"
 #include "torch_npu_ext/emulator/ascendc/api/saturation.h"
 #include "torch_npu_ext/emulator/ascendc/api/tensors.h"
 #include "torch_npu_ext/emulator/ascendc/engine/elementwise.h"
@@ -15,19 +17,44 @@ constexpr bool kShifted = kOneOf<T, int16_t, uint16_t, int32_t, uint32_t>;
 template <class T>
 constexpr bool kFloating = kOneOf<T, half, float>;
 
-#define REC_SDK_ONE_BINARY(Name, op, types, message)                                           \
-  template <typename T>                                                                        \
-  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1, \
-            const int32_t& count) {                                                            \
-    static_assert(types<T>, message);                                                          \
-    rec_sdk::emulator::VectorCall call = vector_call(#Name, dst, count);                       \
-    if constexpr (types<T>) {                                                                  \
-      call.function = rec_sdk::emulator::binary<rec_sdk::emulator::BinaryOp::op, T>;           \
-    }                                                                                          \
-    call.a = &src0.memory();                                                                   \
-    call.b = &src1.memory();                                                                   \
-    call.src_bytes = sizeof(T);                                                                \
-    rec_sdk::emulator::run_vector(call);                                                       \
+// Calls that set no mask take no count.
+template <bool isSetMask>
+constexpr int64_t counted(int32_t count) {
+  return isSetMask ? count : rec_sdk::emulator::kByMask;
+}
+
+template <typename T>
+void binary(const char* name, rec_sdk::emulator::ElementFunction function, const LocalTensor<T>& dst,
+            const LocalTensor<T>& src0, const LocalTensor<T>& src1, int64_t count, bool side_by_side = true) {
+  rec_sdk::emulator::VectorCall call = vector_call(name, dst, count);
+  call.function = function;
+  call.a = &src0.memory();
+  call.b = &src1.memory();
+  call.src_bytes = sizeof(T);
+  call.side_by_side = side_by_side;
+  rec_sdk::emulator::run_vector(call);
+}
+
+#define REC_SDK_ONE_BINARY(Name, op, types, message)                                                     \
+  template <typename T>                                                                                  \
+  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1,           \
+            const int32_t& count) {                                                                      \
+    static_assert(types<T>, message);                                                                    \
+    if constexpr (types<T>) {                                                                            \
+      constexpr auto function = rec_sdk::emulator::binary<rec_sdk::emulator::BinaryOp::op, T>;           \
+      binary(#Name, function, dst, src0, src1, count);                                                   \
+    }                                                                                                    \
+  }                                                                                                      \
+  template <typename T, bool isSetMask = true>                                                           \
+  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1, uint64_t, \
+            const uint8_t repeatTime, const BinaryRepeatParams& repeatParams) {                          \
+    static_assert(types<T>, message);                                                                    \
+    static_assert(!isSetMask, #Name ": the emulator knows this call with isSetMask = false only");       \
+    if constexpr (types<T>) {                                                                            \
+      constexpr auto function = rec_sdk::emulator::binary<rec_sdk::emulator::BinaryOp::op, T>;           \
+      binary(#Name, function, dst, src0, src1, rec_sdk::emulator::kByMask,                               \
+             repeatTime == 1 && repeatParams.side_by_side());                                            \
+    }                                                                                                    \
   }
 
 #define REC_SDK_ONE_WITH_SCALAR(Name, op)                                                             \
@@ -36,7 +63,7 @@ constexpr bool kFloating = kOneOf<T, half, float>;
             const int32_t& count) {                                                                   \
     static_assert(kNumber<T>,                                                                         \
                   #Name ": half, float, int16_t and int32_t only; bfloat16_t must be cast to float"); \
-    rec_sdk::emulator::VectorCall call = vector_call(#Name, dst, count);                              \
+    rec_sdk::emulator::VectorCall call = vector_call(#Name, dst, counted<isSetMask>(count));          \
     if constexpr (kNumber<T>) {                                                                       \
       call.function = rec_sdk::emulator::with_scalar<rec_sdk::emulator::BinaryOp::op, T>;             \
     }                                                                                                 \
@@ -47,19 +74,19 @@ constexpr bool kFloating = kOneOf<T, half, float>;
   }
 
 // To the right, copies of the sign come in where T has one.
-#define REC_SDK_ONE_SHIFT(Name, op)                                                     \
-  template <typename T, bool isSetMask = true>                                          \
-  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue, \
-            const int32_t& count) {                                                     \
-    static_assert(kShifted<T>, #Name ": integers of 16 and 32 bits only");              \
-    rec_sdk::emulator::VectorCall call = vector_call(#Name, dst, count);                \
-    if constexpr (kShifted<T>) {                                                        \
-      call.function = rec_sdk::emulator::shift<rec_sdk::emulator::ShiftOp::op, T>;      \
-    }                                                                                   \
-    call.a = &src.memory();                                                             \
-    call.src_bytes = sizeof(T);                                                         \
-    call.scalar = &scalarValue;                                                         \
-    rec_sdk::emulator::run_vector(call);                                                \
+#define REC_SDK_ONE_SHIFT(Name, op)                                                          \
+  template <typename T, bool isSetMask = true>                                               \
+  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue,      \
+            const int32_t& count) {                                                          \
+    static_assert(kShifted<T>, #Name ": integers of 16 and 32 bits only");                   \
+    rec_sdk::emulator::VectorCall call = vector_call(#Name, dst, counted<isSetMask>(count)); \
+    if constexpr (kShifted<T>) {                                                             \
+      call.function = rec_sdk::emulator::shift<rec_sdk::emulator::ShiftOp::op, T>;           \
+    }                                                                                        \
+    call.a = &src.memory();                                                                  \
+    call.src_bytes = sizeof(T);                                                              \
+    call.scalar = &scalarValue;                                                              \
+    rec_sdk::emulator::run_vector(call);                                                     \
   }
 
 #define REC_SDK_ONE_UNARY(Name)                                                                   \
@@ -139,6 +166,7 @@ template <typename T, bool isSetMask = true>
 void ReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, const LocalTensor<T>& sharedTmpBuffer,
                const int32_t count) {
   static_assert(kFloating<T>, "ReduceSum: half and float only; bfloat16_t must be cast to float");
+  static_assert(isSetMask, "ReduceSum: the emulator knows it with isSetMask = true only");
   if constexpr (kFloating<T>) {
     rec_sdk::emulator::reduce(dst.memory(), src.memory(), sharedTmpBuffer.memory(), count, sizeof(T),
                               rec_sdk::emulator::reduce_sum<T>, saturate_function<T>());

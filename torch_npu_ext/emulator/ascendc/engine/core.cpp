@@ -26,6 +26,7 @@ void Core::start(int64_t core_index, int64_t block_count) {
   data_cache.clear();
   atomic = {};
   control = kControlAtStart;
+  mask = {};
   counters = {};
   later_.clear();
 }
@@ -53,6 +54,11 @@ void Core::finish() {
   }
   if (atomic.on) {
     fail("atomic copies are still on: SetAtomicNone must end them");
+  }
+  if (!mask.at_start()) {
+    fail(
+        "the mask is not as it was when the kernel began: SetMaskNorm and ResetMask must end what "
+        "SetMaskCount began");
   }
   if (control != kControlAtStart) {
     fail(

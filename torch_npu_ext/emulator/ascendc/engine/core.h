@@ -30,6 +30,15 @@ constexpr uint64_t kKeepsInfinity = uint64_t{1} << 48;  // 16-bit floats do not 
 constexpr uint64_t kForAllOfCore = uint64_t{1} << 60;   // on 950: bit 48 is heard
 constexpr uint64_t kControlAtStart = REC_SDK_ASCENDC_ARCH == 3510 ? kForAllOfCore : 0;
 
+// Of vector instructions that set none themselves.
+struct VectorMask {
+  static constexpr int64_t kAll = -1;
+  bool counter = false;  // it counts values; otherwise it has a bit for each of a repeat
+  int64_t count = kAll;
+
+  bool at_start() const { return !counter && count == kAll; }
+};
+
 class Core {
  public:
   Core(Machine& machine, UnifiedBuffer& ub) : ub(ub), schedule(*this), machine_(machine) {}
@@ -81,6 +90,7 @@ class Core {
   LocalBuffers buffers;
   DataCache data_cache;
   AtomicState atomic;
+  VectorMask mask;
   uint64_t control = kControlAtStart;
   Counters counters;
 

@@ -62,6 +62,7 @@ void copy_out(const Copy& copy);
 using ElementFunction = void (*)(void* dst, const void* a, const void* b, const void* scalar, int64_t count);
 // What becomes of results that are infinite or not a number while the core saturates.
 using SaturateFunction = void (*)(void* values, int64_t count);
+constexpr int64_t kByMask = INT64_MIN;  // as a count: that of the mask
 struct VectorCall {
   const char* name;
   ElementFunction function;
@@ -74,6 +75,7 @@ struct VectorCall {
   uint32_t src_bytes = 0;
   const void* scalar = nullptr;
   bool reads_dst = false;
+  bool side_by_side = true;  // one repeat of values without gaps
 };
 void run_vector(const VectorCall& call);
 
@@ -96,5 +98,9 @@ void set_atomic_none();
 
 void set_control(uint64_t value);
 uint64_t control();
+
+void set_mask_mode(bool counter);
+void set_mask(int64_t count);
+void reset_mask();
 
 }  // namespace rec_sdk::emulator

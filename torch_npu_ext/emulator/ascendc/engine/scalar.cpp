@@ -153,4 +153,28 @@ uint64_t control() {
   return core.control;
 }
 
+void set_mask_mode(bool counter) {
+  Core& core = current_core();
+  core.issue(kScalar, counter ? "SetMaskCount" : "SetMaskNorm");
+  core.mask.counter = counter;
+}
+
+void set_mask(int64_t count) {
+  Core& core = current_core();
+  core.issue(kScalar, "SetVectorMask");
+  if (!core.mask.counter) {
+    core.fail("MaskMode::COUNTER, but the mask does not count: SetMaskCount must come before");
+  }
+  if (count < 0) {
+    core.fail(text("len %ld", static_cast<long>(count)));
+  }
+  core.mask.count = count;
+}
+
+void reset_mask() {
+  Core& core = current_core();
+  core.issue(kScalar, "ResetMask");
+  core.mask.count = VectorMask::kAll;
+}
+
 }  // namespace rec_sdk::emulator

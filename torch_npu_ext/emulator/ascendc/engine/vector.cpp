@@ -20,6 +20,27 @@ void check_overlap(Core& core, const UbSpan& dst, const UbSpan& src, bool same_s
   }
 }
 
+// Values that an instruction works on. One that is given its count puts the mask of the kernel's start back
+// when it ends.
+int64_t values_of(Core& core, int64_t count) {
+  if (count == kByMask) {
+    if (!core.mask.counter || core.mask.count == VectorMask::kAll) {
+      core.fail(
+          "isSetMask = false, and no mask counts: SetMaskCount and SetVectorMask<T, MaskMode::COUNTER> must "
+          "come "
+          "before");
+    }
+    return core.mask.count;
+  }
+  if (!core.mask.at_start()) {
+    core.fail(
+        "sets a mask of its own, and so ends what SetMaskCount and SetVectorMask began: SetMaskNorm and "
+        "ResetMask "
+        "must come before");
+  }
+  return count;
+}
+
 bool is_nothing(Core& core, int64_t count) {
   if (count < 0) {
     core.fail(text("count %ld", static_cast<long>(count)));
@@ -52,10 +73,14 @@ void run_vector(const VectorCall& call) {
   if (call.function == nullptr) {
     core.fail("this pair of types has no such RoundMode");
   }
-  if (is_nothing(core, call.count)) {
+  if (!call.side_by_side) {
+    core.fail("the emulator knows one repeat of values side by side only: 1, {1, 1, 1, 8, 8, 8}");
+  }
+  const int64_t values = values_of(core, call.count);
+  if (is_nothing(core, values)) {
     return;
   }
-  const auto count = static_cast<uint64_t>(call.count);
+  const auto count = static_cast<uint64_t>(values);
   const UbSpan dst = aligned_operand(core, *call.dst, count * call.dst_bytes, "dst");
   UbSpan sources[2];
   int source_count = 0;
@@ -80,17 +105,16 @@ void run_vector(const VectorCall& call) {
   if (call.scalar != nullptr) {
     std::memcpy(&scalar, call.scalar, call.src_bytes != 0 ? call.src_bytes : call.dst_bytes);
   }
-  core.schedule.run(kVector,
-                    [to = core.ub.at(dst.address), scalar, count = call.count, function = call.function,
-                     a = source_count > 0 ? core.ub.at(sources[0].address) : nullptr,
-                     b = source_count > 1 ? core.ub.at(sources[1].address) : nullptr,
-                     saturate = core.saturates() ? call.saturate : nullptr] {
-                      function(to, a, b, &scalar, count);
-                      if (saturate != nullptr) {
-                        saturate(to, count);
-                      }
-                    });
-  count_instruction(core, call.name, call.count, std::max(call.dst_bytes, call.src_bytes));
+  core.schedule.run(kVector, [to = core.ub.at(dst.address), scalar, count = values, function = call.function,
+                              a = source_count > 0 ? core.ub.at(sources[0].address) : nullptr,
+                              b = source_count > 1 ? core.ub.at(sources[1].address) : nullptr,
+                              saturate = core.saturates() ? call.saturate : nullptr] {
+    function(to, a, b, &scalar, count);
+    if (saturate != nullptr) {
+      saturate(to, count);
+    }
+  });
+  count_instruction(core, call.name, values, std::max(call.dst_bytes, call.src_bytes));
 }
 
 // As CANN's library does on 2201: the vector unit sums into a register, the scalar unit stores it, and flags
@@ -103,7 +127,7 @@ void reduce(const UbTensor& dst, const UbTensor& src, const UbTensor& scratch, i
   if (!core.buffers.piped) {
     core.fail("needs a TPipe, from which it takes its flags");
   }
-  if (is_nothing(core, count)) {
+  if (is_nothing(core, values_of(core, count))) {
     return;
   }
   const UbSpan from = aligned_operand(core, src, static_cast<uint64_t>(count) * element_bytes, "src");
@@ -146,7 +170,7 @@ void gather(const UbTensor& dst, const UbTensor& src, const UbTensor& offsets, u
             uint32_t element_bytes) {
   Core& core = current_core();
   core.issue(kVector, "Gather");
-  if (is_nothing(core, count)) {
+  if (is_nothing(core, values_of(core, count))) {
     return;
   }
   const auto elements = static_cast<uint64_t>(count);
