@@ -347,17 +347,45 @@ inline __aicore__ uint64_t bits_of(T value) {
   return bits;
 }
 
+// Where one mask serves many instructions.
+enum class MaskMode : uint8_t { NORMAL, COUNTER };
+constexpr uint64_t MASK_PLACEHOLDER = 0;
+struct BinaryRepeatParams {
+  uint8_t strides[6];
+};
+inline __aicore__ void SetMaskCount() { rec_sdk::scalar_unit::issue(); }
+inline __aicore__ void SetMaskNorm() { rec_sdk::scalar_unit::issue(); }
+template <class T, MaskMode mode>
+inline __aicore__ void SetVectorMask(int32_t count) {
+  rec_sdk::scalar_unit::issue(0);
+  rec_sdk::scalar_unit::issue(static_cast<uint32_t>(count));
+}
+inline __aicore__ void ResetMask() {
+  rec_sdk::scalar_unit::issue(~uint64_t{0});
+  rec_sdk::scalar_unit::issue(~uint64_t{0});
+}
+
 #define REC_SDK_BINARY(Name)                                                                               \
   template <class T>                                                                                       \
   inline __aicore__ void Name(const LocalTensor<T>& dst, const LocalTensor<T>& a, const LocalTensor<T>& b, \
                               const int32_t& count) {                                                      \
     vector3(dst.address(), a.address(), b.address(), count);                                               \
+  }                                                                                                        \
+  template <class T, bool sets_mask>                                                                       \
+  inline __aicore__ void Name(const LocalTensor<T>& dst, const LocalTensor<T>& a, const LocalTensor<T>& b, \
+                              uint64_t, uint8_t, const BinaryRepeatParams&) {                              \
+    static_assert(!sets_mask, "with a count instead");                                                     \
+    rec_sdk::scalar_unit::issue(dst.address(), a.address(), b.address(), kRepeats);                        \
   }
 #define REC_SDK_WITH_SCALAR(Name)                                                                    \
-  template <class T>                                                                                 \
+  template <class T, bool sets_mask = true>                                                          \
   inline __aicore__ void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalar, \
                               const int32_t& count) {                                                \
-    vector3(dst.address(), src.address(), bits_of(scalar), count);                                   \
+    if constexpr (sets_mask) {                                                                       \
+      vector3(dst.address(), src.address(), bits_of(scalar), count);                                 \
+    } else {                                                                                         \
+      rec_sdk::scalar_unit::issue(dst.address(), src.address(), bits_of(scalar), kRepeats);          \
+    }                                                                                                \
   }
 #define REC_SDK_UNARY(Name)                                                                                 \
   template <class T>                                                                                        \

@@ -48,8 +48,12 @@ class RowTiles {
 
   __aicore__ inline int64_t pitch() const { return pitch_; }
 
-  // The next row; available() first. Valid until the next call of available().
-  __aicore__ inline LocalTensor<float> take() { return rows_[static_cast<uint32_t>(used_++ * pitch_)]; }
+  // The next rows, of which there are as many; available() first. Valid until the next call of available().
+  __aicore__ inline LocalTensor<float> take(int64_t rows = 1) {
+    const LocalTensor<float> first = rows_[static_cast<uint32_t>(used_ * pitch_)];
+    used_ += rows;
+    return first;
+  }
 
   // Whether that many rows lie in UB already.
   __aicore__ inline bool holds(int64_t rows) const { return in_tile_ - used_ >= rows; }
@@ -79,10 +83,7 @@ class RowTiles {
     loaded_ = minimum(rows_of_tile_, end_ - next_load_);
     if (loaded_ <= 0) return;
     LocalTensor<Stored> tile = stored_.template AllocTensor<Stored>();
-    for (int64_t i = 0; i < loaded_; ++i) {
-      load_weights(tile[static_cast<uint32_t>(i * pitch_)], weights_, slots_.at(next_load_ + i), column_,
-                   width_);
-    }
+    load_rows_of_weights(tile, pitch_, weights_, &slots_, next_load_, loaded_, column_, width_);
     stored_.EnQue(tile);
     next_load_ += loaded_;
   }
@@ -185,12 +186,12 @@ class BagSum {
 
   // The next `length` rows, which the tile holds, times their weights; the first of them.
   __aicore__ inline LocalTensor<float> take_rows(RowTiles<Stored>* rows, int64_t length) {
+    if (!kWeighted) return rows->take(length);
+    OneMask::begin(width_);
     const LocalTensor<float> first = rows->take();
-    if (kWeighted) AscendC::Muls(first, first, next_weight(), width_);
-    for (int64_t i = 1; i < length; ++i) {
-      const LocalTensor<float> row = rows->take();
-      if (kWeighted) AscendC::Muls(row, row, next_weight(), width_);
-    }
+    OneMask::scale(first, next_weight());
+    for (int64_t i = 1; i < length; ++i) OneMask::scale(rows->take(), next_weight());
+    OneMask::end();
     return first;
   }
 
@@ -233,26 +234,28 @@ class BagSum {
   __aicore__ inline void add_rows(RowTiles<Stored>* rows, int64_t count, bool first_of_block,
                                   const LocalTensor<float>& sum) {
     int64_t i = 0;
+    OneMask::begin(width_);
     if (first_of_block) {
       vector_barrier();
       if (kWeighted) {
-        AscendC::Muls(sum, rows->take(), next_weight(), width_);
+        OneMask::scale_to(sum, rows->take(), next_weight());
         i = 1;
       } else if (count == 1) {
-        copy_values(sum, rows->take(), width_);
+        OneMask::copy(sum, rows->take());
         i = 1;
       } else {
         const LocalTensor<float> first = rows->take();
-        AscendC::Add(sum, first, rows->take(), width_);
+        OneMask::add(sum, first, rows->take());
         i = 2;
       }
     }
     for (; i < count; ++i) {
       const LocalTensor<float> row = rows->take();
-      if (kWeighted) AscendC::Muls(row, row, next_weight(), width_);
+      if (kWeighted) OneMask::scale(row, next_weight());
       vector_barrier();
-      AscendC::Add(sum, sum, row, width_);
+      OneMask::add(sum, sum, row);
     }
+    OneMask::end();
   }
 
   __aicore__ inline float next_weight() {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "op_kernels/common/ascendc/one_mask.h"
 #include "op_kernels/common/ascendc/stored_rows.h"
 
 namespace rec_sdk {
@@ -34,10 +35,19 @@ class BagGroup {
   // Adds all of them up; `pitch`: of their rows.
   __aicore__ inline void finish(int64_t pitch) {
     if (count_ == 0) return;
-    for (int64_t i = 0; i < maximum<int64_t>(1, longest_ - 1); ++i) {
+    vector_barrier();
+    OneMask::begin(width_);
+    const auto to_next = static_cast<uint32_t>(pitch);
+    for (int64_t b = 0; b < count_; ++b) begin_sum(bags_[b], to_next);
+    uint32_t place = 2 * to_next;
+    for (int64_t i = 2; i < longest_; ++i, place += to_next) {
       vector_barrier();
-      for (int64_t b = 0; b < count_; ++b) add_row(bags_[b], i, pitch);
+      for (int64_t b = 0; b < count_; ++b) {
+        const Bag& bag = bags_[b];
+        if (i < bag.length) OneMask::add(bag.sum, bag.sum, bag.rows[place]);
+      }
     }
+    OneMask::end();
     divide();
     count_ = longest_ = 0;
   }
@@ -49,12 +59,13 @@ class BagGroup {
     bool mean;
   };
 
-  // Row i + 1; the first one is copied, or added to the second.
-  __aicore__ inline void add_row(const Bag& bag, int64_t i, int64_t pitch) {
-    if (i == 0 && bag.length == 1) return copy_values(bag.sum, bag.rows, width_);
-    if (i + 1 >= bag.length) return;
-    AscendC::Add(bag.sum, i == 0 ? bag.rows : bag.sum, bag.rows[static_cast<uint32_t>((i + 1) * pitch)],
-                 width_);
+  // The first row is copied, or added to the second.
+  __aicore__ inline void begin_sum(const Bag& bag, uint32_t pitch) {
+    if (bag.length == 1) {
+      OneMask::copy(bag.sum, bag.rows);
+    } else {
+      OneMask::add(bag.sum, bag.rows, bag.rows[pitch]);
+    }
   }
 
   __aicore__ inline void divide() {

@@ -39,24 +39,13 @@ class WideningLookup {
 
   __aicore__ inline void load_tile(int64_t first, int64_t units) {
     LocalTensor<Stored> tile = stored_.template AllocTensor<Stored>();
-    if (parts_.whole()) return load_whole(first, units, tile);
-    for (int64_t u = 0; u < units; ++u) {
-      load_weights(tile[static_cast<uint32_t>(u * width_)], weights_, slots_.at(parts_.row(first + u)),
-                   parts_.offset(first + u), parts_.size(first + u));
-    }
-    stored_.EnQue(tile);
-  }
-
-  __aicore__ inline void load_whole(int64_t first, int64_t rows, const LocalTensor<Stored>& tile) {
-    const Weights weights = weights_;
-    const auto width = static_cast<uint32_t>(width_);
-    uint32_t at = 0;
-    for (int64_t done = 0; done < rows;) {
-      const auto slots = slots_.run(first + done, rows - done);
-      for (uint32_t i = 0; i < static_cast<uint32_t>(slots.count); ++i, at += width) {
-        load_weights(tile[at], weights, slots.values.GetValue(i), 0, weights.dim);
+    if (parts_.whole()) {
+      load_rows_of_weights(tile, width_, weights_, &slots_, first, units, 0, weights_.dim);
+    } else {
+      for (int64_t u = 0; u < units; ++u) {
+        load_weights(tile[static_cast<uint32_t>(u * width_)], weights_, slots_.at(parts_.row(first + u)),
+                     parts_.offset(first + u), parts_.size(first + u));
       }
-      done += slots.count;
     }
     stored_.EnQue(tile);
   }

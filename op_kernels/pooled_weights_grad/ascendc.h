@@ -2,6 +2,7 @@
 
 #include "op_kernels/common/ascendc/bags.h"
 #include "op_kernels/common/ascendc/lane_sums.h"
+#include "op_kernels/common/ascendc/one_mask.h"
 #include "op_kernels/common/ascendc/signal.h"
 #include "op_kernels/common/ascendc/stored_rows.h"
 
@@ -211,10 +212,7 @@ class WeightsGradient {
     if (panel == 0) list_bags(tile);
     const int64_t column = panel * panel_, width = width_of(panel);
     LocalTensor<Stored> rows = stored_.template AllocTensor<Stored>();
-    for (int64_t i = 0; i < rows_in(tile); ++i) {
-      load_weights(rows[static_cast<uint32_t>(i * panel_)], a_.weights, slots_.at(first_of(tile) + i), column,
-                   width);
-    }
+    load_rows_of_weights(rows, panel_, a_.weights, &slots_, first_of(tile), rows_in(tile), column, width);
     stored_.EnQue(rows);
     LocalTensor<float> gradients = gradients_.template AllocTensor<float>();
     for (int64_t i = 0; i < bags_.count(tile); ++i) {
@@ -242,18 +240,27 @@ class WeightsGradient {
     LocalTensor<Stored> stored = stored_.template DeQue<Stored>();
     LocalTensor<float> gradients = gradients_.template DeQue<float>();
     const LocalTensor<float> rows = as_floats(stored, rows_in(tile), width);
-    int64_t row = 0;
-    for (int64_t i = 0; i < bags_.count(tile); ++i) {
-      const LocalTensor<float> gradient = gradients[static_cast<uint32_t>(i * panel_)];
-      for (const int64_t end = bags_.end(tile, i); row < end; ++row) {
-        const LocalTensor<float> products = rows[static_cast<uint32_t>(row * panel_)];
-        AscendC::Mul(products, gradient, products, width);
-      }
-    }
+    multiply(tile, rows, gradients, width);
     vector_barrier();
     lanes_.add(rows, width);
     gradients_.FreeTensor(gradients);
     stored_.FreeTensor(stored);
+  }
+
+  // Each row of the tile by the gradient of its bag.
+  __aicore__ inline void multiply(int64_t tile, const LocalTensor<float>& rows,
+                                  const LocalTensor<float>& gradients, int64_t width) {
+    const auto pitch = static_cast<uint32_t>(panel_);
+    const int64_t bags = bags_.count(tile);
+    uint32_t at = 0, gradient_at = 0;
+    OneMask::begin(width);
+    for (int64_t i = 0; i < bags; ++i, gradient_at += pitch) {
+      const LocalTensor<float> gradient = gradients[gradient_at];
+      for (const uint32_t end = static_cast<uint32_t>(bags_.end(tile, i)) * pitch; at != end; at += pitch) {
+        OneMask::multiply(rows[at], gradient, rows[at]);
+      }
+    }
+    OneMask::end();
   }
 
   __aicore__ inline LocalTensor<float> as_floats(const LocalTensor<Stored>& stored, int64_t rows,

@@ -4,6 +4,7 @@
 
 #include "op_kernels/common/ascendc/gradient_table.h"
 #include "op_kernels/common/ascendc/index_windows.h"
+#include "op_kernels/common/ascendc/one_mask.h"
 
 namespace rec_sdk {
 namespace ascendc {
@@ -61,6 +62,11 @@ __aicore__ inline int64_t sum_bytes(int64_t pitch, int64_t levels) {
   return (2 * stream_rows(pitch) + levels) * pitch * 4;
 }
 
+// What is added to a sum at a place: the terms up to `end`.
+struct FurtherGradients {
+  uint32_t place, end;
+};
+
 class GradientSums {
  public:
   // chunk_sums: [.., chunk_pitch] or null.
@@ -96,23 +102,32 @@ class GradientSums {
     const auto gradients_at = gradients<kPlain>(columns.column);
     const auto pitch = static_cast<uint32_t>(pitch_);
     const int64_t end = lookup + n;
-    int64_t reached = lookup;
-    for (uint32_t place = 0; lookup < end; ++lookup, place += pitch) {
-      if (lookup >= reached) reached = index_->reached(lookup);
-      load_gradient<kPlain>(to[place], gradients_at(lookup), columns.width);
+    for (uint32_t place = 0; lookup < end;) {
+      const auto rows = index_->reached_run(kGradRow, lookup, end - lookup);
+      const auto count = static_cast<uint32_t>(rows.count);
+      for (uint32_t i = 0; i < count; ++i, place += pitch) {
+        load_gradient<kPlain>(to[place], gradients_at(lookup + i, rows.values.GetValue(i)), columns.width);
+      }
+      lookup += rows.count;
     }
   }
-  // Further gradient i is of row rows[i] of out [.., pitch]. V.
-  __aicore__ inline void add_further(int half, const uint8_t* rows, int64_t n, int64_t width,
+  // The sums at places of `out` get more terms, side by side: each up to where the next one's begin. V.
+  __aicore__ inline void add_further(int half, const FurtherGradients* sums, int64_t n, int64_t width,
                                      const LocalTensor<float>& out) {
     const LocalTensor<float> terms = term(half, 0);
     const auto pitch = static_cast<uint32_t>(pitch_);
     uint32_t place = 0;
-    for (int64_t i = 0; i < n; ++i, place += pitch) {
-      const LocalTensor<float> row = out[rows[i] * pitch];
-      AscendC::Add(row, row, terms[place], static_cast<int32_t>(width));
-      vector_barrier();
+    OneMask::begin(width);
+    for (int64_t i = 0; i < n; ++i) {
+      const LocalTensor<float> sum = out[sums[i].place];
+      const uint32_t end = sums[i].end;
+      do {
+        OneMask::add(sum, sum, terms[place]);
+        vector_barrier();
+        place += pitch;
+      } while (place != end);
     }
+    OneMask::end();
     free_[half].set();
   }
 
@@ -146,7 +161,10 @@ class GradientSums {
     int64_t pitch, column;
     // Of a lookup that the index was called for.
     __aicore__ inline const float* operator()(int64_t lookup) const {
-      const int64_t row = index.at(kGradRow, lookup);
+      return (*this)(lookup, index.at(kGradRow, lookup));
+    }
+    // Of which the row is known.
+    __aicore__ inline const float* operator()(int64_t lookup, int64_t row) const {
       if (kPlain) return reinterpret_cast<const float*>(data + row * pitch);
       const int64_t from = lookups.grad_column != nullptr ? index.at(kGradColumn, lookup) : 0;
       if (lookups.grad_source == nullptr) return reinterpret_cast<const float*>(data + row * pitch) + from;
@@ -246,10 +264,9 @@ class GradientSums {
   template <class TermsOf>
   __aicore__ inline void use(const TermsOf& terms_of, Cursor* cursor, int half, int64_t count) {
     arrived_[half].wait();
+    OneMask::begin(width_);
     if (scaled()) {
-      for (int64_t i = 0; i < count; ++i) {
-        AscendC::Muls(term(half, i), term(half, i), scales_[half][i], width_);
-      }
+      for (int64_t i = 0; i < count; ++i) OneMask::scale(term(half, i), scales_[half][i]);
       vector_barrier();
     }
     for (int64_t i = 0; i < count;) {
@@ -263,6 +280,7 @@ class GradientSums {
       cursor->advance(terms_of, n);
       i += n;
     }
+    OneMask::end();
     free_[half].set();
   }
 
@@ -279,23 +297,21 @@ class GradientSums {
     }
     if (first == n) return;
     const LocalTensor<float> sum = level(at.terms.row, depth_ - 1), terms = term(half, i);
-    const int32_t width = width_;
-    const auto pitch = static_cast<uint32_t>(pitch_);
-    uint32_t place = static_cast<uint32_t>(first) * pitch;
-    for (; first < n; ++first, place += pitch) {
-      AscendC::Add(sum, sum, terms[place], width);
+    const auto pitch = static_cast<uint32_t>(pitch_), end = static_cast<uint32_t>(n) * pitch;
+    for (uint32_t place = static_cast<uint32_t>(first) * pitch; place != end; place += pitch) {
+      OneMask::add(sum, sum, terms[place]);
       vector_barrier();
     }
   }
 
   __aicore__ inline void push(const Cursor& at, const LocalTensor<float>& value) {
-    copy_values(level(at.terms.row, depth_++), value, width_);
+    OneMask::copy(level(at.terms.row, depth_++), value);
     vector_barrier();
   }
   // The first two terms of a block in one instruction.
   __aicore__ inline void push_sum(const Cursor& at, const LocalTensor<float>& first,
                                   const LocalTensor<float>& second) {
-    AscendC::Add(level(at.terms.row, depth_++), first, second, width_);
+    OneMask::add(level(at.terms.row, depth_++), first, second);
     vector_barrier();
   }
 
@@ -322,7 +338,7 @@ class GradientSums {
     add_to(level(row, depth_ - 1), level(row, depth_));
   }
   __aicore__ inline void add_to(const LocalTensor<float>& sum, const LocalTensor<float>& value) {
-    AscendC::Add(sum, sum, value, width_);
+    OneMask::add(sum, sum, value);
     vector_barrier();
   }
 

@@ -74,6 +74,11 @@ class IndexWindows {
     return {windows_[a][place(i)], minimum(most, static_cast<int64_t>(2 * kWindow - place(i)))};
   }
 
+  // The same with reach(i) before it.
+  __aicore__ inline Run reached_run(int a, int64_t i, int64_t most) {
+    return run(a, i, minimum(most, reached(i) - i));
+  }
+
   // Waits for what was fetched and not read.
   __aicore__ inline void finish() {
     for (int h = 0; h < 2; ++h) settle(h);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "op_kernels/common/ascendc/bfloat16.h"
+#include "op_kernels/common/ascendc/scalar_stream.h"
 
 namespace rec_sdk {
 namespace ascendc {
@@ -31,6 +32,25 @@ __aicore__ inline void load_weights(const LocalTensor<Stored>& to, const Weights
     load(to.template ReinterpretCast<Bits>(), from, count);
   } else {  // widened as a whole, so that its padding must be defined
     load_padded(to.template ReinterpretCast<Bits>(), from, count);
+  }
+}
+
+// The same part of the rows of slots [first, first + rows) to a tile whose rows are `pitch` values apart. The
+// scalar unit bounds this loop, so that it holds nothing but the slot, the address and the copy.
+template <class Stored, int64_t kSlots>
+__aicore__ inline void load_rows_of_weights(const LocalTensor<Stored>& tile, int64_t pitch,
+                                            const Weights& weights, ScalarStream<int32_t, kSlots>* slots,
+                                            int64_t first, int64_t rows, int64_t column, int64_t count) {
+  Weights part = weights;
+  part.data += column * static_cast<int64_t>(sizeof(Stored));
+  const auto to_next = static_cast<uint32_t>(pitch);
+  uint32_t at = 0;
+  for (int64_t done = 0; done < rows;) {
+    const auto run = slots->run(first + done, rows - done);
+    for (uint32_t i = 0; i < static_cast<uint32_t>(run.count); ++i, at += to_next) {
+      load_weights(tile[at], part, run.values.GetValue(i), 0, count);
+    }
+    done += run.count;
   }
 }
 

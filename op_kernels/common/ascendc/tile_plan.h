@@ -14,10 +14,10 @@ struct RecordShape {
   int64_t bytes;         // from one record to the next
   int64_t weight_bytes;  // of an element: 4 or 2
   int64_t element_states, row_states;
-  int64_t element_states_offset, row_states_offset;  // bytes from the start of the record
-  bool narrow;                                       // whether a state has 16 bits; the next two only then
-  int64_t state_offset[kMaxStates];
-  DType state_dtype[kMaxStates];
+  int64_t element_states_offset = 0, row_states_offset = 0;  // bytes from the start of the record
+  bool narrow = false;  // whether a state has 16 bits; the next two only then
+  int64_t state_offset[kMaxStates] = {};
+  DType state_dtype[kMaxStates] = {};
 };
 
 // A tile is `rows` rows by `width` columns; planes have a row pitch of `pitch` floats, planes of one number a

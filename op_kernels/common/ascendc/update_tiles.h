@@ -96,20 +96,18 @@ class UpdateTiles {
     __aicore__ inline void add(int64_t r) { rows[count++] = static_cast<uint8_t>(r); }
   };
 
-  // Gradients to add to the first ones of rows of at most kSumBlock lookups: the row of each, and its lookup.
-  struct FurtherGradients {
-    int64_t count;
-    uint8_t rows[kSumBlock];
-    int32_t lookups[kSumBlock];
+  // Rows of a tile: where the gradient of each is, and its lookups.
+  struct RowLookups {
+    uint32_t place;
+    int32_t begin, end;
+  };
+  struct LookedUpRows {
+    RowLookups* end;
+    RowLookups rows[kMaxTileRows];
 
-    // Lookups [lookup, end), at least one, of row r.
-    __aicore__ inline void add(uint8_t r, int32_t lookup, int32_t end) {
-      int64_t i = count;
-      do {
-        rows[i] = r;
-        lookups[i++] = lookup;
-      } while (++lookup < end);
-      count = i;
+    __aicore__ inline void clear() { end = rows; }
+    __aicore__ inline void add(uint32_t place, int32_t first, int32_t behind_last) {
+      *end++ = {place, first, behind_last};
     }
   };
 
@@ -117,7 +115,9 @@ class UpdateTiles {
   struct TileRows {
     REC_SDK_ISA::RowNumbers numbers[kMaxTileRows];  // where weights round stochastically
     RowList summed, empty;
-    FurtherGradients further;
+    bool others;  // there are rows of more or less than one gradient
+    int64_t few;  // rows of more, which add up where they are
+    FurtherGradients further[kSumBlock];
   };
 
   // What GradientSums asks for.
@@ -260,8 +260,8 @@ class UpdateTiles {
   template <bool kPlain>
   __aicore__ inline void load_gradients(const Step& step) {
     TileRows& rows = tile_rows_[step.set];
-    rows.summed.count = rows.empty.count = rows.further.count = 0;
-    others_.count = 0;
+    rows.summed.count = rows.empty.count = rows.few = 0;
+    others_.clear();
     int32_t begin = row_index_.at(kOffset, step.row);
     for (int64_t first = 0; first < step.rows;) {
       // Not for rows that only sums read: those would have to go back.
@@ -269,72 +269,81 @@ class UpdateTiles {
       const auto ends = row_index_.run(kOffset, step.row + first + 1, step.rows - first);
       first += load_alone<kPlain>(step, first, ends, reached, &begin);
     }
-    if (others_.count > 0) load_few<kPlain>(step);
-    if (rows.further.count > 0) load_further<kPlain>(step);
+    rows.others = others_.end != others_.rows;
+    if (rows.others) load_few<kPlain>(step);
   }
 
-  // Of rows from r on that end in `ends`, until one begins at or behind lookup `reached`; returns how many,
-  // and where the next one begins.
+  // Of rows from r on that end in `ends`, all or those before the first one that ends behind lookup
+  // `reached`, but at least one; returns how many, and where the next one begins.
   template <bool kPlain>
   __aicore__ inline int64_t load_alone(const Step& step, int64_t r, const typename RowIndex::Run& ends,
                                        int64_t reached, int32_t* begin) {
+    auto count = static_cast<uint32_t>(ends.count);
+    while (count > 1 && ends.values.GetValue(count - 1) > reached) count /= 2;
     const auto gradients = sums_.template gradients<kPlain>(step.columns.column);
     const int64_t width = step.columns.width;
     const int32_t alone = !kPlain && sums_.scaled() ? -1 : 1;  // lookups of a row that is no sum
-    const auto pitch = static_cast<uint32_t>(plan_.pitch), count = static_cast<uint32_t>(ends.count);
-    const LocalTensor<float> to = records_.gradients(step.set)[static_cast<uint32_t>(r) * pitch];
+    const auto pitch = static_cast<uint32_t>(plan_.pitch);
+    const LocalTensor<float> to = records_.gradients(step.set);
+    uint32_t place = static_cast<uint32_t>(r) * pitch;
     int32_t at = *begin;
-    uint32_t i = 0;
-    for (uint32_t place = 0; i < count && at < reached; ++i, place += pitch) {
+    for (uint32_t i = 0; i < count; ++i, place += pitch) {
       const int32_t end = ends.values.GetValue(i);
       if (end - at == alone) {
         sums_.template load_gradient<kPlain>(to[place], gradients(at), width);
       } else {
-        others_.add(r + i);
+        others_.add(place, at, end);
       }
       at = end;
     }
     *begin = at;
-    return i;
+    return count;
   }
 
   template <bool kPlain>
   __aicore__ inline void load_few(const Step& step) {
-    TileRows& rows = tile_rows_[step.set];
     const auto gradients = sums_.template gradients<kPlain>(step.columns.column);
     const auto pitch = static_cast<uint32_t>(plan_.pitch);
-    const LocalTensor<float> to = records_.gradients(step.set);
-    const int64_t room = !kPlain && sums_.scaled() ? -1 : sums_.room();
+    const int64_t width = step.columns.width;
+    const LocalTensor<float> to = records_.gradients(step.set), further = sums_.open(step.set);
+    // Further gradients that there is room for; a sum of its own has those with scales.
+    uint32_t left =
+        !kPlain && sums_.scaled() ? 0 : static_cast<uint32_t>(minimum(sums_.room(), kSumBlock - 1));
+    FurtherGradients* few = tile_rows_[step.set].further;
+    uint32_t place = 0;
     int64_t reached = 0;
-    for (int64_t i = 0; i < others_.count; ++i) {
-      const uint8_t r = others_.rows[i];
-      const int32_t begin = row_index_.at(kOffset, step.row + r),
-                    end = row_index_.at(kOffset, step.row + r + 1);
-      if (begin == end) {
-        rows.empty.add(r);
-      } else if (end - begin > kSumBlock || rows.further.count + end - begin - 1 > room) {
-        rows.summed.add(r);
-      } else {
-        if (begin >= reached) reached = lookup_index_.reached(begin);
-        sums_.template load_gradient<kPlain>(to[r * pitch], gradients(begin), step.columns.width);
-        rows.further.add(r, begin + 1, end);
+    for (const RowLookups* row = others_.rows; row != others_.end; ++row) {
+      const auto after_second = static_cast<uint32_t>(row->end - row->begin - 2);
+      if (after_second >= left) {
+        set_aside(step, *row);
+        continue;
       }
+      left -= after_second + 1;
+      int32_t lookup = row->begin;
+      if (row->end > reached) {
+        lookup_index_.reach(lookup, row->end - 1);
+        reached = lookup_index_.reached(row->end - 1);
+      }
+      sums_.template load_gradient<kPlain>(to[row->place], gradients(lookup), width);
+      sums_.template load_gradient<kPlain>(further[place], gradients(++lookup), width);
+      place += pitch;
+      while (++lookup < row->end) {
+        sums_.template load_gradient<kPlain>(further[place], gradients(lookup), width);
+        place += pitch;
+      }
+      *few++ = {row->place, place};
     }
+    tile_rows_[step.set].few = few - tile_rows_[step.set].further;
   }
 
-  template <bool kPlain>
-  __aicore__ inline void load_further(const Step& step) {
-    const FurtherGradients& further = tile_rows_[step.set].further;
-    const auto gradients = sums_.template gradients<kPlain>(step.columns.column);
-    const auto pitch = static_cast<uint32_t>(plan_.pitch);
-    const int64_t count = further.count, width = step.columns.width;
-    const LocalTensor<float> to = sums_.open(step.set);
-    uint32_t place = 0;
-    for (int64_t i = 0; i < count;) {
-      const int64_t reached = lookup_index_.reached(further.lookups[i]);
-      for (; i < count && further.lookups[i] < reached; ++i, place += pitch) {
-        sums_.template load_gradient<kPlain>(to[place], gradients(further.lookups[i]), width);
-      }
+  // A row that has no gradient, or a sum of its own.
+  __aicore__ inline void set_aside(const Step& step, const RowLookups& row) {
+    TileRows& rows = tile_rows_[step.set];
+    const int64_t r = row.place / plan_.pitch;
+    if (row.begin == row.end) {
+      rows.empty.add(r);
+    } else {
+      rows.summed.add(r);
     }
   }
 
@@ -345,8 +354,8 @@ class UpdateTiles {
       AscendC::Duplicate(gradients[static_cast<uint32_t>(rows.empty.rows[i] * plan_.pitch)], 0.0f,
                          static_cast<int32_t>(step.columns.width));
     }
-    if (rows.further.count > 0) {
-      sums_.add_further(step.set, rows.further.rows, rows.further.count, step.columns.width, gradients);
+    if (rows.others) {
+      sums_.add_further(step.set, rows.further, rows.few, step.columns.width, gradients);
     }
     sums_.run(TileTerms{*this, step}, rows.summed.count, step.columns.column, step.columns.width, gradients);
     vector_barrier();
@@ -463,7 +472,7 @@ class UpdateTiles {
   RowNumbers row_values_;
   StochasticRounding rounding_;
   TileRows tile_rows_[2];
-  RowList others_;  // while a tile is loaded: those that are not one gradient
+  LookedUpRows others_;  // while a tile is loaded: those that are not one gradient
   float coefficients_[kCoefficients];
   int64_t coefficients_of_ = -1;  // table
   Signal<HardEvent::MTE2_V> arrived_[2];
