@@ -355,6 +355,8 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
             one dim.
         """
         check_batch(indices)
+        if not self.pooled and len(set(self.feature_dims)) > 1:
+            raise ValueError(f"sequence tables of dims {self.feature_dims} have no joined output: use one for each")
         size = self._batch_size(offsets)
         arrays = offsets, indices, offsets
         seen = Seen(shows, clicks, timestamps)
@@ -430,9 +432,7 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
         """`.to(device)` moves the cache; a change of dtype is refused."""
         probe = fn(torch.empty(0, dtype=torch.float32, device=self.device))
         if probe.dtype != torch.float32:
-            raise RuntimeError(
-                f"embedding tables cannot be converted to {probe.dtype}: set the data type in their config"
-            )
+            raise RuntimeError(f"embedding tables cannot be converted to {probe.dtype}: set the dtype in their config")
         if probe.device != self.device:
             backend_for(probe.device)
             before, self.device = self.device, probe.device

@@ -44,6 +44,14 @@ def test_training_without_optimizer_names_the_call(device: torch.device) -> None
         embedding(IDS, OFFSETS)
 
 
+def test_sequence_tables_of_several_dims_have_no_joined_output(device: torch.device) -> None:
+    configs = [table("a", 4, pooling=Pooling.NONE), table("b", 8, pooling=Pooling.NONE)]
+    embedding = TableBatchedEmbedding(configs, optimizer=sgd(), cache=10, device=device)
+    with pytest.raises(ValueError, match=r"dims \[4, 8\] have no joined output"):
+        embedding(IDS, OFFSETS)
+    assert embedding.view("a").count() == 0, "refused before any id came in"
+
+
 def test_init_fn_of_a_hash_table_fills_new_rows_once(device: torch.device) -> None:
     calls: list[int] = []
 
