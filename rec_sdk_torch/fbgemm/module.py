@@ -30,7 +30,7 @@ from .enums import (
     sparse_type,
 )
 from .moving_average import MovingAverage
-from .optimizers import table_optimizer
+from .optimizers import gradient_bound, table_optimizer
 from .options import cache_policy, cache_type, check_options, logger
 from .placement import (
     cache_option,
@@ -121,6 +121,7 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
         super().__init__()
         self.optimizer = member(OptimType, "optimizer", optimizer)
         self._optimizer = table_optimizer(self.optimizer, given)
+        self._gradient_bound = gradient_bound(given)
         check_options(given, _DEFAULTS, self.optimizer)
         for name in ("embedding_table_index_type", "embedding_table_offset_type"):
             if given[name] not in (torch.int32, torch.int64):
@@ -268,6 +269,8 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
                 if self.bounds_check_mode is BoundsCheckMode.WARNING:
                     warn(f"{error}; they were put in order, as FBGEMM does")
                 out = self._lookup(*in_order, feature_requires_grad, batch_size_per_feature_per_rank)
+        if self._gradient_bound is not None and out.requires_grad:
+            out.register_hook(lambda gradient: gradient.clamp(-self._gradient_bound, self._gradient_bound))
         return out if out.dtype == self._output else out.to(self._output)
 
     def _lookup(

@@ -83,8 +83,6 @@ def table_optimizer(kind: OptimType, given: Mapping[str, Any]) -> TableOptimizer
         why = _NOT_HERE.get(kind, "FBGEMM's training module does not have it either")
         raise NotImplementedError(f"optimizer {kind.name}: {why}. There are {[known.name for known in _KNOWN]}")
     options: dict[str, Any] = {} if kind is OptimType.NONE else {"lr": given["learning_rate"]}
-    if given["gradient_clipping"]:
-        options |= {"gradient_clipping": True, "max_gradient": given["max_gradient"]}
     read = _KNOWN[kind].uses
     options |= {name: given[name] for name in ("eps", "eta", "momentum") if name in read}
     if "beta1" in read:
@@ -99,6 +97,20 @@ def table_optimizer(kind: OptimType, given: Mapping[str, Any]) -> TableOptimizer
     optimizer = TableOptimizer.create(cls, options, kind.name)
     dtypes = _state_dtypes(given["optimizer_state_dtypes"] or {}, optimizer)
     return TableOptimizer.create(cls, options | {"state_dtypes": dtypes}, kind.name) if dtypes else optimizer
+
+
+def gradient_bound(given: Mapping[str, Any]) -> float | None:
+    """What bounds the elements of the output's gradient; None for nothing.
+
+    Raises:
+        ValueError: a bound that is not a number above 0.
+    """
+    bound = given["max_gradient"]
+    if not given["gradient_clipping"]:
+        return None
+    if isinstance(bound, bool) or not isinstance(bound, (int, float)) or not bound > 0:
+        raise ValueError(f"max_gradient is {bound!r}, must be a number above 0")
+    return float(bound)
 
 
 def _state_dtypes(given: Mapping[str, Any], optimizer: TableOptimizer) -> dict[str, torch.dtype]:

@@ -186,10 +186,8 @@ OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any], dict[st
 class Reference:
     """Dense float64 tables, looked up feature by feature; optimizers see the rows that the batch touched."""
 
-    def __init__(
-        self, case: Case, weights: list[torch.Tensor], optimizer: type, options: Mapping[str, Any], clip: float = 0.0
-    ) -> None:
-        self.case, self.clip = case, clip
+    def __init__(self, case: Case, weights: list[torch.Tensor], optimizer: type, options: Mapping[str, Any]) -> None:
+        self.case = case
         self.weights = [torch.nn.Parameter(values.double().clone()) for values in weights]
         self.optimizers = [optimizer([weight], lr=LR, **options) for weight in self.weights]
 
@@ -224,9 +222,6 @@ class Reference:
         for optimizer, weight in zip(self.optimizers, self.weights, strict=True):
             grad = weight.grad
             assert grad is not None
-            grad = grad.coalesce()
-            if self.clip:
-                grad.values().clamp_(-self.clip, self.clip)
-            weight.grad = grad
+            weight.grad = grad.coalesce()
             optimizer.step()
             weight.grad = None

@@ -230,18 +230,29 @@ def test_none_hands_out_gradients(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("location", LOCATIONS)
-def test_gradients_are_clipped(location: str, device: torch.device) -> None:
-    case = random_case(1)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_gradients_are_clipped(seed: int, location: str, device: torch.device) -> None:
+    case = random_case(seed, for_fbgemm=True)
+    options = {"gradient_clipping": True, "max_gradient": 0.3}
+    theirs, ours = make_fbgemms(case, "EXACT_SGD", **options), make_ours(case, device, location, **options)
     initial = case.weights()
-    ours = make_ours(case, device, location, gradient_clipping=True, max_gradient=0.2)
+    for weight, values in zip(theirs.split_embedding_weights(), initial, strict=True):
+        weight.copy_(values)
     set_weights(ours, initial)
-    reference = Reference(case, initial, torch.optim.SGD, {}, clip=0.2)
-    batch = case.batch()
-    reference(*batch).sum().backward()
-    reference.step()
-    ours(*batch).sum().backward()
-    for found, expected in zip(ours.split_embedding_weights(), reference.weights, strict=True):
-        torch.testing.assert_close(found.cpu(), expected.detach().float())
+    for _ in range(3):
+        indices, offsets, weights = case.batch()
+        expected, found = theirs(indices.long(), offsets.long(), weights), ours(indices, offsets, weights)
+        gradient = torch.randn(expected.shape, generator=case.generator)
+        expected.backward(gradient)
+        found.backward(gradient.to(device))
+    for ours_now, theirs_now in zip(ours.split_embedding_weights(), theirs.split_embedding_weights(), strict=True):
+        torch.testing.assert_close(ours_now.cpu(), theirs_now.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_the_bound_of_gradients_is_a_number_above_0(device: torch.device) -> None:
+    for bound in (0.0, -1.0, float("nan"), "1"):
+        with pytest.raises(ValueError, match=r"max_gradient is .*, must be a number above 0"):
+            make_ours(random_case(1), device, gradient_clipping=True, max_gradient=bound)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
