@@ -117,7 +117,7 @@ class Batch:
             return None
         keys = self.feature_keys[features]
         lengths = self.lookups(features)
-        if self._starts[-1] != len(self.values) or (lengths < 0).any():
+        if self._starts[0] or self._starts[-1] != len(self.values) or (np.diff(self._starts) < 0).any():
             return None  # the planner says what is wrong with these offsets
         starts = self._starts[keys]
         before = np.cumsum(lengths) - lengths

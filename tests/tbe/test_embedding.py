@@ -44,6 +44,26 @@ def test_training_without_optimizer_names_the_call(device: torch.device) -> None
         embedding(IDS, OFFSETS)
 
 
+@pytest.mark.parametrize(
+    ("offsets", "problem"),
+    [
+        ([-3, 2, 3, 5, 6], "must start at 0, got -3"),
+        ([1, 2, 3, 5, 6], "must start at 0, got 1"),
+        ([0, 2, 9, 5, 6], "must not decrease"),
+        ([0, 2, 3, 5, 9], "must end at the number of ids, 6, got 9"),
+    ],
+)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_offsets_that_cannot_be_are_named(
+    offsets: list[int], problem: str, weighted: bool, device: torch.device
+) -> None:
+    configs = [table("a", 4), table("b", 8)]  # of two groups, which take their weights out of the batch's
+    embedding = TableBatchedEmbedding(configs, optimizer=sgd(), cache=10, device=device)
+    weights = torch.ones(6, device=device) if weighted else None
+    with pytest.raises(ValueError, match=problem):
+        embedding(IDS, torch.tensor(offsets), weights)
+
+
 def test_sequence_tables_of_several_dims_have_no_joined_output(device: torch.device) -> None:
     configs = [table("a", 4, pooling=Pooling.NONE), table("b", 8, pooling=Pooling.NONE)]
     embedding = TableBatchedEmbedding(configs, optimizer=sgd(), cache=10, device=device)
