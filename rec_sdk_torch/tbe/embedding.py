@@ -432,7 +432,7 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
         """`.to(device)` moves the cache; a change of dtype is refused."""
         probe = fn(torch.empty(0, dtype=torch.float32, device=self.device))
         if probe.dtype != torch.float32:
-            raise RuntimeError(f"embedding tables cannot be converted to {probe.dtype}: set the dtype in their config")
+            raise RuntimeError(f"tables cannot be converted to {probe.dtype}: set the data type in their config")
         if probe.device != self.device:
             backend_for(probe.device)
             before, self.device = self.device, probe.device
