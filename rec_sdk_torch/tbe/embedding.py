@@ -356,7 +356,7 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
         """
         check_batch(indices)
         if not self.pooled and len(set(self.feature_dims)) > 1:
-            raise ValueError(f"sequence tables of dims {self.feature_dims} have no joined output: use one for each")
+            raise ValueError(f"sequence tables of dims {self.feature_dims} cannot be joined: use an embedding for each")
         size = self._batch_size(offsets)
         arrays = offsets, indices, offsets
         seen = Seen(shows, clicks, timestamps)

@@ -67,7 +67,7 @@ def test_offsets_that_cannot_be_are_named(
 def test_sequence_tables_of_several_dims_have_no_joined_output(device: torch.device) -> None:
     configs = [table("a", 4, pooling=Pooling.NONE), table("b", 8, pooling=Pooling.NONE)]
     embedding = TableBatchedEmbedding(configs, optimizer=sgd(), cache=10, device=device)
-    with pytest.raises(ValueError, match=r"dims \[4, 8\] have no joined output"):
+    with pytest.raises(ValueError, match=r"dims \[4, 8\] cannot be joined"):
         embedding(IDS, OFFSETS)
     assert embedding.view("a").count() == 0, "refused before any id came in"
 
