@@ -35,12 +35,13 @@ def operator_bytes(workload: Workload, unique_rows: float) -> dict[str, float]:
 class ReadyPlan:
     """A plan's arrays on the device."""
 
-    grad_source: torch.Tensor | None
     slots: torch.Tensor
     unique_slots: torch.Tensor
     table_offsets: torch.Tensor
     segment_offsets: torch.Tensor
     grad_row: torch.Tensor
+    grad_source: torch.Tensor | None
+    hot_segments: torch.Tensor | None
 
 
 class OperatorBench:
@@ -65,11 +66,17 @@ class OperatorBench:
             if plan.rows_in:
                 raise AssertionError(f"{plan.rows_in} rows are not resident")
             of = PlanArrays.of(torch.from_numpy(plan.arena), plan.fields)
-            arrays = (of.slots, of.unique_slots, of.table_offsets, of.segment_offsets, of.grad_row)
             # Copies, since the plan's memory is used again.
-            source = None if of.grad_source is None else of.grad_source.clone().to(self._ours.device)
-            copies = (array.clone().to(self._ours.device) for array in arrays)
-            return ReadyPlan(source, *copies)
+            device = self._ours.device
+            return ReadyPlan(
+                of.slots.clone().to(device),
+                of.unique_slots.clone().to(device),
+                of.table_offsets.clone().to(device),
+                of.segment_offsets.clone().to(device),
+                of.grad_row.clone().to(device),
+                None if of.grad_source is None else of.grad_source.clone().to(device),
+                None if of.hot_segments is None else of.hot_segments.clone().to(device),
+            )
         finally:
             plan.release()
 
@@ -92,6 +99,7 @@ class OperatorBench:
             kernel,
             layout.dim,
             layout.weight_dtype,
+            hot_segments=plan.hot_segments,
         )
 
     def check(self) -> dict[str, bool]:

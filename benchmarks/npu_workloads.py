@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from rec_sdk_torch.ops import ops
+from rec_sdk_torch.ops import hot_segments, ops
 from rec_sdk_torch.tbe.optimizer import COEFFICIENTS
 from rec_sdk_torch.tbe.record import RecordLayout
 
@@ -44,19 +44,22 @@ class Batch:
         unique: int32 `[U]`, the distinct slots.
         offsets: int32 `[U + 1]`, segment borders.
         positions: int32 `[N]`, the lookups ordered by row.
+        hot_segments: int32 `[H, 4]`, of the rows with many lookups.
     """
 
     slots: torch.Tensor
     unique: torch.Tensor
     offsets: torch.Tensor
     positions: torch.Tensor
+    hot_segments: torch.Tensor
 
     @classmethod
     def draw(cls, distribution: Distribution, rows: int, lookups: int, device: torch.device) -> Batch:
         """A batch of seed 0."""
         slots = distribution.draw(np.random.default_rng(0), rows, lookups)
         unique, counts = np.unique(slots, return_counts=True)
-        arrays = (slots, unique, np.cumsum([0, *counts]), np.argsort(slots, kind="stable"))
+        offsets = np.cumsum([0, *counts])
+        arrays = (slots, unique, offsets, np.argsort(slots, kind="stable"), hot_segments(offsets))
         return cls(*(torch.from_numpy(a.astype(np.int32)).to(device) for a in arrays))
 
 
@@ -135,13 +138,14 @@ def updates(batch: Batch, rows: int, dim: int, device: torch.device) -> Iterator
                 optimizer,
                 dim,
                 torch.float32,
+                hot_segments=batch.hot_segments,
             ),
             read + 2 * u * _record_bytes(layout),
         )
     pending = torch.zeros((rows, 2 * dim), device=device)
     yield Call(
         "accumulate_rows",
-        partial(ops.accumulate_rows, pending, [grad], batch.unique, *segments),
+        partial(ops.accumulate_rows, pending, [grad], batch.unique, *segments, batch.hot_segments),
         read + 2 * u * 8 * dim,
     )
 

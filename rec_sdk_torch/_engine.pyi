@@ -595,7 +595,8 @@ class UniqueBatch:
     def segments(self, group: int) -> tuple[_Int32, tuple[tuple[int, int] | None, ...]]:
         """The same of lookups sorted by received row, U rows: segment_offsets int32 [U + 1]; grad_row int32 [N], the
         lookup, or the sample when pooled; grad_column int32 [N], pooled; scale float32 [N], with a MEAN feature;
-        positions int32 [N], the lookup, weighted bags. Not from two threads at a time.
+        positions int32 [N], the lookup, weighted bags; hot_segments int32 [H, 4], None if H is 0. Not from two threads
+        at a time.
         """
 
 class Deduplicator:

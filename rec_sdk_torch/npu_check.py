@@ -19,7 +19,7 @@ import torch
 
 from . import __version__, emulate
 from .backends.devices import parse_device
-from .ops import ops
+from .ops import hot_segments, ops
 from .tbe.optimizer import COEFFICIENTS
 from .tbe.record import RecordLayout
 
@@ -62,6 +62,7 @@ class _Batch:
     unique: torch.Tensor
     offsets: torch.Tensor
     positions: torch.Tensor
+    hot_segments: torch.Tensor
 
     @classmethod
     def draw(cls, rows: int, lookups: int, dim: int) -> _Batch:
@@ -69,7 +70,9 @@ class _Batch:
         slots = (torch.rand(lookups, generator=generator) ** 4 * rows).int()
         unique, inverse, counts = torch.unique(slots, return_inverse=True, return_counts=True)
         offsets = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
-        return cls(rows, dim, slots, unique, offsets, torch.argsort(inverse, stable=True).int())
+        positions = torch.argsort(inverse, stable=True).int()
+        hot = torch.from_numpy(hot_segments(offsets.numpy()))
+        return cls(rows, dim, slots, unique, offsets, positions, hot)
 
     def records(self, layout: RecordLayout) -> torch.Tensor:
         """Weights of both signs, states that are positive."""
@@ -145,6 +148,7 @@ def _updates(batch: _Batch) -> Iterator[Case]:
         "unique": batch.unique,
         "offsets": batch.offsets,
         "positions": batch.positions,
+        "hot": batch.hot_segments,
     }
     coefficients = torch.zeros(1, COEFFICIENTS)
     coefficients[0, : len(_COEFFICIENTS)] = torch.tensor(_COEFFICIENTS)
@@ -174,6 +178,7 @@ def _updates(batch: _Batch) -> Iterator[Case]:
                     optimizer,
                     layout.dim,
                     layout.weight_dtype,
+                    hot_segments=t["hot"],
                 )
                 states = {f"state {i}": layout.state(t["cache"], i) for i in range(len(layout.state_elements))}
                 return {"weights": layout.weight(t["cache"]), **states}
@@ -181,7 +186,8 @@ def _updates(batch: _Batch) -> Iterator[Case]:
             yield Case(f"update_rows {optimizer} {short}", inputs, update, read + 2 * u * layout.bytes)
 
     def accumulate(t: Tensors) -> Tensors:
-        ops.accumulate_rows(t["pending"], [t["grad"]], t["unique"], t["offsets"], t["positions"], None, None, None)
+        segments = (t["unique"], t["offsets"], t["positions"], None, None, None, t["hot"])
+        ops.accumulate_rows(t["pending"], [t["grad"]], *segments)
         return {"pending": t["pending"]}
 
     inputs = {**segments, "pending": torch.zeros((batch.rows, 2 * dim))}

@@ -17,9 +17,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ParamSpec, TypeVar, cast
 
+import numpy as np
 import torch
 
-__all__ = ["coefficient_names", "cpu_isa", "ops", "parallel_runner", "select_cpu_isa"]
+__all__ = ["coefficient_names", "cpu_isa", "hot_segments", "ops", "parallel_runner", "select_cpu_isa"]
 
 
 _PATH = Path(__file__).with_name("_ops.so")
@@ -160,7 +161,8 @@ def _pooled_weights_grad(
 @_operator(
     "update_rows(Tensor(a!) cache, Tensor[] grads, Tensor unique_slots, Tensor table_offsets, Tensor segment_offsets, "
     "Tensor grad_row, Tensor? grad_source, Tensor? grad_column, Tensor? scale, Tensor coefficients, str optimizer, "
-    "int dim, ScalarType weight_dtype, Tensor? row_ids=None, Tensor? rounding_seeds=None, int[] state_dtypes=[]) -> ()"
+    "int dim, ScalarType weight_dtype, Tensor? row_ids=None, Tensor? rounding_seeds=None, int[] state_dtypes=[], "
+    "Tensor? hot_segments=None) -> ()"
 )
 def _update_rows(
     cache: torch.Tensor,
@@ -179,13 +181,14 @@ def _update_rows(
     row_ids: torch.Tensor | None = None,
     rounding_seeds: torch.Tensor | None = None,
     state_dtypes: Sequence[int] = (),
+    hot_segments: torch.Tensor | None = None,
 ) -> None:
     return None
 
 
 @_operator(
     "accumulate_rows(Tensor(a!) pending, Tensor[] grads, Tensor unique_slots, Tensor segment_offsets, "
-    "Tensor grad_row, Tensor? grad_source, Tensor? grad_column, Tensor? scale) -> ()"
+    "Tensor grad_row, Tensor? grad_source, Tensor? grad_column, Tensor? scale, Tensor? hot_segments=None) -> ()"
 )
 def _accumulate_rows(
     pending: torch.Tensor,
@@ -196,6 +199,7 @@ def _accumulate_rows(
     grad_source: torch.Tensor | None,
     grad_column: torch.Tensor | None,
     scale: torch.Tensor | None,
+    hot_segments: torch.Tensor | None = None,
 ) -> None:
     return None
 
@@ -213,6 +217,25 @@ def _gather_rows_out(cache: torch.Tensor, slots: torch.Tensor, *, out: torch.Ten
 @_operator("scatter_rows(Tensor(a!) cache, Tensor slots, Tensor rows) -> ()", host_rows="rows")
 def _scatter_rows(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
     return None
+
+
+HOT_LOOKUPS = 128
+"""Devices sum a row of more lookups in chunks of as many: `kHotLookups` of op_kernels/common/arguments.h."""
+HOT_SEGMENT_FIELDS = 4
+
+
+def hot_segments(segment_offsets: np.ndarray) -> np.ndarray:
+    """What `update_rows` and `accumulate_rows` take as `hot_segments`, for `segment_offsets`, int32 `[U + 1]`.
+
+    Returns:
+        int32 `[H, 4]`, of each row with more than `HOT_LOOKUPS` lookups, ascending: the row, its first lookup, its
+        whole chunks of `HOT_LOOKUPS`, and those of the rows before it.
+    """
+    lengths = np.diff(segment_offsets)
+    rows = np.flatnonzero(lengths > HOT_LOOKUPS)
+    chunks = lengths[rows] // HOT_LOOKUPS
+    columns = (rows, segment_offsets[rows], chunks, np.cumsum(chunks) - chunks)
+    return np.ascontiguousarray(np.stack(columns, axis=1), dtype=np.int32)
 
 
 # Without a frame of Python between caller and operator, for `tbe.ledger`.

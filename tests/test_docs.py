@@ -101,15 +101,18 @@ def test_bytes_of_the_id_map() -> None:
 
 def test_chunks_of_long_segments() -> None:
     cpu = constant("op_kernels/common/arguments.h", r"kChunkLookups = (\d+);")
-    cuda = constant("op_kernels/common/cuda/gradient_sums.h", r"kChunk = (\d+);")
+    cuda = constant("op_kernels/common/arguments.h", r"kHotLookups = (\d+);")
     block = constant("op_kernels/common/ascendc/gradient_sums.h", r"kSumBlock = (\d+);")
     npu = block * constant("op_kernels/common/ascendc/gradient_sums.h", r"kBlocksOfChunk = (\d+);")
     assert f"chunks, of {cpu} lookups on the CPU and of {cuda} on GPUs and NPUs" in said("docs/optimizers.md")
     assert npu == cuda
     few = constant("op_kernels/common/ascendc/hot_rows.h", r"kLookupsWithoutChunks = (\d+);")
     text = said("docs/npu.md")
-    assert f"A batch of up to {few} lookups is one launch." in text
-    assert f"rows with more than {npu} lookups, the second sums these in chunks of {npu}" in text
+    assert (
+        f"lists the rows with more than {npu} lookups. Where there are any, and a batch has more than {few} lookups"
+        in text
+    )
+    assert f"sums these rows in chunks of {npu}" in text
 
 
 def test_num_embeddings_is_no_riddle() -> None:

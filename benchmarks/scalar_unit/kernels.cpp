@@ -13,6 +13,7 @@
 #include "op_kernels/scatter_rows/ascendc.h"
 #include "op_kernels/update_rows/ascendc.h"
 #include "op_kernels/update_rows/ascendc_plan.h"
+#include "torch_npu_ext/host/hot_segments.h"
 
 // The counters are put into the assembler, unseen by the compiler.
 extern "C" volatile uint64_t scalar_unit_count;
@@ -64,6 +65,7 @@ class Report {
 struct Batch {
   int64_t rows, dim;
   std::vector<int32_t> slots, unique, offsets, positions;
+  std::vector<HotSegment> hot;
   std::vector<float> grad;
 
   Batch(const char* path, int64_t rows_, int64_t dim_) : rows(rows_), dim(dim_) {
@@ -79,6 +81,7 @@ struct Batch {
       positions.insert(positions.end(), of_row.begin(), of_row.end());
       offsets.push_back(static_cast<int32_t>(positions.size()));
     }
+    hot = hot_segments_of(offsets);
     grad.resize(slots.size() * static_cast<size_t>(dim));
   }
 
@@ -91,6 +94,8 @@ struct Batch {
     all.unique_slots = unique.data();
     all.offsets = offsets.data();
     all.rows = static_cast<int64_t>(unique.size());
+    all.hot_segments = hot.data();
+    all.hot_segment_count = static_cast<int64_t>(hot.size());
     return all;
   }
 };
@@ -109,12 +114,8 @@ std::vector<uint8_t> records_of(const Batch& batch, const RecordLayout& layout) 
 
 HotWorkspace prepare(Report* report, const Segments& segments, std::vector<uint8_t>* memory) {
   memory->resize(static_cast<size_t>(workspace_bytes(segments)));
-  const HotWorkspace workspace = hot_workspace(memory->data(), segments, report->cores());
-  if (workspace.part_count == 0) return workspace;
-  report->launch("find_hot_rows", workspace.part_count, [&] {
-    TPipe pipe;
-    find_hot_rows(&pipe, segments, workspace);
-  });
+  const HotWorkspace workspace = hot_workspace(memory->data(), segments);
+  if (workspace.sums == nullptr) return workspace;
   report->launch("sum_chunks", chunk_blocks(segments, report->cores()), [&] {
     TPipe pipe;
     sum_chunks(&pipe, segments, workspace);

@@ -77,7 +77,8 @@ struct Lookups {
   int64_t grad_count;
 };
 
-// Segments longer than this are summed in chunks of it, in parallel. A power of two of blocks (aggregate.h).
+// The CPU sums segments longer than this in chunks of it, in parallel. A power of two of blocks
+// (aggregate.h).
 constexpr int64_t kChunkLookups = 1024;
 
 struct Chunk {
@@ -90,6 +91,18 @@ struct HotRow {
   int64_t first_chunk;
 };
 
+// Devices sum segments of more lookups than this in whole chunks of it, in parallel, and what is left behind
+// them. A power of two of blocks.
+constexpr int64_t kHotLookups = 128;
+
+// Such a segment.
+struct HotSegment {
+  int32_t row;            // the unique row
+  int32_t first_lookup;   // offsets[row]
+  int32_t chunks;         // whole ones
+  int32_t chunks_before;  // of the hot segments before it
+};
+
 // Unique row u has the lookups [offsets[u], offsets[u + 1]).
 struct Segments {
   Lookups lookups;
@@ -97,9 +110,13 @@ struct Segments {
   const int32_t* unique_slots;  // [rows], distinct
   const int32_t* offsets;       // [rows + 1]
   int64_t rows;
+  // Of devices: all hot segments, ascending, or none, and each is summed as the others are: to the same bits.
+  const HotSegment* hot_segments;  // [hot_segment_count]
+  int64_t hot_segment_count;
+  // Of the CPU, which finds them in the offsets.
   const HotRow* hot_rows;  // [hot_count], ascending
   int64_t hot_count;
-  const float* chunk_sums;  // [chunks, dim]
+  const float* chunk_sums;  // [chunks, dim]; of CUDA as well
 };
 
 struct SumChunks {

@@ -7,13 +7,8 @@
 namespace rec_sdk {
 namespace ascendc {
 
-__aicore__ inline void find_hot_rows(TPipe* pipe, const Segments& segments, const HotWorkspace& workspace) {
-  HotRowFinder finder;
-  finder.run(pipe, segments, workspace);
-}
-
 __aicore__ inline void sum_chunks(TPipe* pipe, const Segments& segments, const HotWorkspace& workspace) {
-  forget_cached(workspace.entries);
+  forget_cached(segments.offsets);
   ChunkSums sums;
   sums.run(pipe, segments, workspace);
 }

@@ -11,8 +11,8 @@
 namespace rec_sdk {
 namespace ascendc {
 
-// Launches what comes before the rows are updated: the table of gradients, if there are several, and hot
-// rows, if the lookups are many enough to have any. The result, and the segments as they then are, are for
+// Launches what comes before the rows are updated: the table of gradients, if there are several, and the
+// sums of hot rows, if there are any. The result, and the segments as they then are, are for
 // the update, unless a launch failed.
 HotWorkspace launch_preparation(void* stream, Segments* segments, void* workspace);
 

@@ -18,12 +18,10 @@ inline int64_t gradient_table_bytes(const Lookups& lookups) {
   return lookups.grad_source != nullptr ? lookups.grad_count * static_cast<int64_t>(sizeof(Gradient)) : 0;
 }
 
-// The parts, then the entries, then the sums, which begin at a whole UB block.
 inline int64_t hot_workspace_bytes(const Segments& segments) {
   const int64_t lookups = segments.lookups.count;
-  if (lookups <= kLookupsWithoutChunks) return 0;
-  const int64_t places = round_up(workspace_places(lookups), kUbBlock / 16);
-  return kMaxParts * kPartFields * 4 + places * (kEntryFields * 4 + workspace_pitch(segments.dim) * 4);
+  if (segments.hot_segment_count == 0 || lookups <= kLookupsWithoutChunks) return 0;
+  return workspace_places(lookups) * workspace_pitch(segments.dim) * 4;
 }
 
 inline int64_t workspace_bytes(const Segments& segments) {
@@ -46,23 +44,11 @@ void put_gradient_table(Lookups* lookups, void* workspace, const Write& write) {
   lookups->grads = table;
 }
 
-// Cores of find_hot_rows: it reads 4 bytes a row, and a launch takes the longer the more cores it has.
-inline int64_t hot_row_parts(const Segments& segments, int64_t cores) {
-  constexpr int64_t kRowsOfPart = 8192;
-  const int64_t wanted = (segments.rows + kRowsOfPart - 1) / kRowsOfPart;
-  return fewer(wanted, fewer(cores, kMaxParts));
-}
-
-// Without parts when the rows are to be updated in one launch.
-inline HotWorkspace hot_workspace(void* base, const Segments& segments, int64_t cores) {
-  const int64_t lookups = segments.lookups.count;
-  if (hot_workspace_bytes(segments) == 0) return {nullptr, nullptr, nullptr, 0, 0};
-  const int64_t table_words = gradient_table_bytes(segments.lookups) / 4;
-  int32_t* parts = static_cast<int32_t*>(base) + table_words;
-  int32_t* entries = parts + kMaxParts * kPartFields;
-  const int64_t places = round_up(workspace_places(lookups), kUbBlock / 16);
-  auto* sums = reinterpret_cast<float*>(entries + places * kEntryFields);
-  return {parts, entries, sums, hot_row_parts(segments, cores), workspace_pitch(segments.dim)};
+// Without sums when the rows are to be updated in one launch.
+inline HotWorkspace hot_workspace(void* base, const Segments& segments) {
+  if (hot_workspace_bytes(segments) == 0) return {nullptr, 0};
+  auto* sums = static_cast<uint8_t*>(base) + gradient_table_bytes(segments.lookups);
+  return {reinterpret_cast<float*>(sums), workspace_pitch(segments.dim)};
 }
 
 inline int64_t chunk_blocks(const Segments& segments, int64_t cores) {

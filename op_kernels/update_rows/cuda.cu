@@ -30,7 +30,7 @@ Update find(const char* name, REC_SDK_ISA::OptimizerList<Optimizer...>) {
 }  // namespace
 
 int64_t segments_workspace(const Segments& segments) {
-  return gradient_table_bytes(segments.lookups) + chunk_places(segments.lookups.count) * segments.dim * 4;
+  return gradient_table_bytes(segments.lookups) + chunk_places(segments) * segments.dim * 4;
 }
 
 cudaError_t update_rows(const UpdateRows& a, const char* optimizer, void* workspace, cudaStream_t stream) {

@@ -12,6 +12,7 @@ import torch
 
 from .._engine import Deduplicator
 from .._engine import UniqueBatch as HostBatch
+from ..ops import HOT_SEGMENT_FIELDS
 from ..tbe.batch import Batch, Int64Array
 from ..tbe.life import NEVER, Seen, SeenArrays
 from ..tbe.table import BoundsCheckMode, Pooling, TableConfig
@@ -193,14 +194,17 @@ class Segments:
         return [None if field is None else words.narrow(0, *field) for field in fields]
 
     def by_row(self, weights: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        """Lookups sorted by the received rows: segment_offsets, grad_row, grad_source, grad_column, scale."""
-        borders, grad_row, grad_column, scale, positions = self._arrays(*self._host.segments(self._group))
+        """Lookups sorted by the received rows: segment_offsets, grad_row, grad_source, grad_column, scale,
+        hot_segments.
+        """
+        borders, grad_row, grad_column, scale, positions, hot = self._arrays(*self._host.segments(self._group))
         scale = None if scale is None else scale.view(torch.float32)
         if weights is not None:
             assert positions is not None
             own = weights.detach().index_select(0, positions)
             scale = own if scale is None else own * scale
-        return borders, grad_row, None, grad_column, scale
+        hot = None if hot is None else hot.view(-1, HOT_SEGMENT_FIELDS)
+        return borders, grad_row, None, grad_column, scale, hot
 
 
 class GroupConstants:

@@ -11,7 +11,7 @@ import torch
 
 from .. import _engine
 from ..backends.devices import Backend, backend_for
-from ..ops import ops, parallel_runner, update_rows
+from ..ops import hot_segments, ops, parallel_runner, update_rows
 from ..warn import warn
 from .batch import Batch, Int64Array
 from .ledger import Ledger, Run
@@ -281,7 +281,7 @@ class Group:
             window.close(
                 self.swap.cache,
                 lambda run, cache, sums, slots, ids, tables, borders: self._update_rows(
-                    run, cache, [sums], slots, ids, tables, (borders, slots, None, None, None), coefficients
+                    run, cache, [sums], slots, ids, tables, (borders, slots, None, None, None, None), coefficients
                 ),
                 ledger,
             )
@@ -313,7 +313,7 @@ class Group:
         count = plan.host.segment_lookups
         if count < len(arrays.grad_row):  # without the lookups of ids that have no row
             of_lookups = tuple(None if array is None else array[:count] for array in of_lookups)
-        segments = (arrays.segment_offsets, *of_lookups)
+        segments = (arrays.segment_offsets, *of_lookups, arrays.hot_segments)
         return present, arrays.unique_slots, arrays.unique_ids, arrays.table_offsets, segments
 
     @staticmethod
@@ -338,12 +338,14 @@ class Group:
             return torch.from_numpy(array.astype(np.int32)).to(device)
 
         lookups = torch.from_numpy(np.flatnonzero(kept)).to(device)
+        own_borders = np.append(before[rows], before[-1])
         segments = (
-            put(np.append(before[rows], before[-1])),
+            put(own_borders),
             arrays.grad_row.index_select(0, lookups),
             put(numbers[source[kept]]),
             None,
             None,
+            put(hot_segments(own_borders)),
         )
         there = torch.from_numpy(rows).to(device)
         slots = arrays.unique_slots.index_select(0, there)
@@ -373,7 +375,8 @@ class Group:
     ) -> None:
         layout = self.layout
         settings = (coefficients, self._kernel, layout.dim, layout.weight_dtype, ids, self._seeds())
-        run(update_rows, cache, grads, slots, tables, *segments, *settings, self._state_dtypes)
+        *of_lookups, hot = segments
+        run(update_rows, cache, grads, slots, tables, *of_lookups, *settings, self._state_dtypes, hot)
 
     def set_evict_step_interval(self, steps: int | None) -> None:
         """Of all members that evict ids at intervals; None: what their configs say."""

@@ -8,14 +8,15 @@ from typing import NamedTuple
 import torch
 
 from .. import _engine
+from ..ops import HOT_SEGMENT_FIELDS
 from .transfers import Arrival
 
 
 class PlanArrays(NamedTuple):
     """A plan's arrays on the device; None where the batch does not need one.
 
-    N lookups, B samples, F features, U distinct rows, T tables. Slots are those of the group's cache. Segment order has
-    the lookups of each distinct row side by side, in the order of the batch.
+    N lookups, B samples, F features, U distinct rows, T tables, H rows of more than 128 lookups. Slots are those of the
+    group's cache. Segment order has the lookups of each distinct row side by side, in the order of the batch.
 
     Attributes:
         offsets: int64 `[F * B + 1]`, the group's bags, feature-major; pooled groups.
@@ -34,6 +35,7 @@ class PlanArrays(NamedTuple):
         window_out_slots: int64, those of `swap_out_slots` with sums of an open window.
         window_in_slots: int64, those of `swap_in_slots` with sums that come back.
         unique_ids: int64 `[U]`, the id of each distinct row; groups that round stochastically.
+        hot_segments: int32 `[H, 4]`, what devices sum in chunks, as `rec_sdk::update_rows` takes it.
     """
 
     offsets: torch.Tensor | None
@@ -51,6 +53,7 @@ class PlanArrays(NamedTuple):
     window_out_slots: torch.Tensor | None
     window_in_slots: torch.Tensor | None
     unique_ids: torch.Tensor | None
+    hot_segments: torch.Tensor | None
 
     @classmethod
     def on_host(cls, host: _engine.Plan) -> PlanArrays:
@@ -70,9 +73,13 @@ class PlanArrays(NamedTuple):
             view = views[place]
             if view is not None:
                 views[place] = view.view(dtype)
+        hot = views[_HOT_SEGMENTS]
+        if hot is not None:
+            views[_HOT_SEGMENTS] = hot.view(-1, HOT_SEGMENT_FIELDS)
         return cls(*views)  # type: ignore[arg-type]  # the engine gives what is never None
 
 
+_HOT_SEGMENTS = PlanArrays._fields.index("hot_segments")
 _OTHER_TYPES = tuple(
     (PlanArrays._fields.index(name), dtype)
     for name, dtype in {

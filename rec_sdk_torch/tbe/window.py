@@ -15,7 +15,8 @@ from .plan import Plan
 from .transfers import Transfers
 
 Segments = tuple[torch.Tensor | None, ...]
-"""What an update needs of a plan behind the gradients: segment_offsets, grad_row, grad_source, grad_column, scale."""
+"""What an update needs of a plan behind the gradients: segment_offsets, grad_row, grad_source, grad_column, scale,
+hot_segments."""
 UpdateFromSums = Callable[
     [Run, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor], None
 ]

@@ -9,6 +9,9 @@ import pytest
 from threads import threads
 
 from rec_sdk_torch._engine import Deduplicator, UniqueBatch
+from rec_sdk_torch.ops import hot_segments
+
+SEGMENT_TYPES = np.int32, np.int32, np.int32, np.float32, np.int32, np.int32
 
 
 def fields(arena: np.ndarray, places: Any, *dtypes: Any) -> list[Any]:
@@ -98,11 +101,10 @@ def check(case: Case, found: UniqueBatch) -> None:
         ]
         assert found.feature_lookups(group) == [sum(bags) for bags in in_bag]
         assert offsets == (np.cumsum([0, *(n for bags in in_bag for n in bags)]).tolist() if case.pooled else None)
-        borders, row, column, scale, positions = fields(
-            *found.segments(group), np.int32, np.int32, np.int32, np.float32, np.int32
-        )
+        borders, row, column, scale, positions, hot = fields(*found.segments(group), *SEGMENT_TYPES)
         order = sorted(range(len(lookups)), key=lambda n: own[n])  # stable
         assert borders == [sum(slot < row for slot in own) for row in range(rows + 1)]
+        assert (hot or []) == hot_segments(np.array(borders)).ravel().tolist()
         if not case.pooled:
             assert (row, column, scale, positions) == (order, None, None, None)
             continue
@@ -211,7 +213,10 @@ def test_a_large_batch_on_any_number_of_threads() -> None:
         arrays = [array.tolist() for array in (found.ids, found.repeats, found.counts)]
         for group in (0, 1):
             arrays += fields(*found.slots(group), np.int32, np.int64, np.int64)
-            arrays += fields(*found.segments(group), np.int32, np.int32, np.int32, np.float32, np.int32)
+            borders, *others, hot = fields(*found.segments(group), *SEGMENT_TYPES)
+            assert hot == hot_segments(np.array(borders)).ravel().tolist()
+            assert len(hot) > 40
+            arrays += [borders, *others, hot]
         seen.append(arrays)
     assert seen[0] == seen[1]
     assert len(seen[0][0]) == sum(len(set(part.tolist())) for part in np.split(values, 3))

@@ -6,10 +6,11 @@ from __future__ import annotations
 import ctypes
 import sys
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from rec_sdk_torch import emulate, ops  # noqa: F401  (declares the operators)
+from rec_sdk_torch import emulate, ops
 from rec_sdk_torch.backends.devices import parse_device
 from rec_sdk_torch.tbe.optimizer import COEFFICIENTS
 
@@ -23,8 +24,9 @@ def lookup(device: str) -> Tensor:
 
 
 def update(cache: Tensor) -> None:
-    """SGD on ROWS rows of 1,000 lookups each: three launches on an NPU."""
+    """SGD on ROWS rows of 1,000 lookups each: two launches on an NPU."""
     lookups = torch.arange(ROWS * 1000, dtype=torch.int32)
+    borders = np.arange(0, len(lookups) + 1, 1000, dtype=np.int32)
 
     def there(values: object) -> Tensor:
         return torch.as_tensor(values, dtype=torch.int32).to(cache.device)
@@ -37,7 +39,7 @@ def update(cache: Tensor) -> None:
         grads,
         there(range(ROWS)),
         there([0, ROWS]),
-        there([1000 * row for row in range(ROWS + 1)]),
+        there(borders),
         there(lookups),
         None,
         None,
@@ -46,6 +48,7 @@ def update(cache: Tensor) -> None:
         "sgd",
         DIM,
         torch.float32,
+        hot_segments=there(ops.hot_segments(borders)),
     )
 
 

@@ -10,16 +10,19 @@ from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, Table
 
 
 def main() -> None:
-    """Steps of one group that miss most of their rows. Arguments: lookups of a step, pooling."""
-    lookups, pooling = int(sys.argv[1]), Pooling[sys.argv[2]]
+    """Steps of one group that miss most of their rows. Arguments: lookups of a step, how many are of one row,
+    pooling.
+    """
+    lookups, hot, pooling = int(sys.argv[1]), int(sys.argv[2]), Pooling[sys.argv[3]]
     optimizer = TableOptimizer.create(torch.optim.SGD, {"lr": 0.1})
     config = TableConfig("t", 100_000, 16, pooling=pooling)
-    embedding = TableBatchedEmbedding([config], optimizer=optimizer, cache=2 * lookups, device="npu")
+    embedding = TableBatchedEmbedding([config], optimizer=optimizer, cache=2 * (lookups - hot + 1), device="npu")
     offsets = torch.tensor([0, lookups]) if pooling is Pooling.NONE else torch.arange(0, lookups + 1, 10)
     generator = torch.Generator().manual_seed(0)
     grad = None
     for _ in range(4):
         ids = torch.randint(0, 100_000, (lookups,), generator=generator)
+        ids[:hot] = 7
         torch.npu.synchronize()
         print("step", file=sys.stderr, flush=True)
         out = embedding(ids, offsets)

@@ -15,11 +15,11 @@ import pytest
 _EVENTS = ("record of an event", "wait for an event")
 
 
-def last_step(lookups: int, pooling: str) -> Counter[str]:
-    """What the streams do in a step that swaps rows both ways."""
+def last_step(lookups: int, hot: int, pooling: str) -> Counter[str]:
+    """What the streams do in a step that swaps rows both ways; `hot` of its lookups are of one row."""
     script = Path(__file__).with_name("steps.py")
     done = subprocess.run(
-        [sys.executable, "-m", "rec_sdk_torch.emulate", str(script), str(lookups), pooling],
+        [sys.executable, "-m", "rec_sdk_torch.emulate", str(script), str(lookups), str(hot), pooling],
         env={**os.environ, "REC_SDK_EMULATED_TRACE": "1"},
         capture_output=True,
         text=True,
@@ -33,14 +33,16 @@ def last_step(lookups: int, pooling: str) -> Counter[str]:
 LOOKUP = {"NONE": "lookup_sequence", "SUM": "lookup_pooled"}
 
 
-@pytest.mark.parametrize("pooling", LOOKUP)
-def test_a_small_batch(pooling: str) -> None:
-    swap = {"gather_rows": 1, "scatter_rows": 1, "aclrtMemcpyAsync": 3}
-    assert last_step(4000, pooling) == {**swap, LOOKUP[pooling]: 1, "update_rows": 1}
+SWAP = {"gather_rows": 1, "scatter_rows": 1, "aclrtMemcpyAsync": 3}
 
 
 @pytest.mark.parametrize("pooling", LOOKUP)
-def test_a_batch_that_may_have_hot_rows(pooling: str) -> None:
-    swap = {"gather_rows": 1, "scatter_rows": 1, "aclrtMemcpyAsync": 3}
-    update = {"find_hot_rows": 1, "sum_chunks": 1, "update_rows": 1}
-    assert last_step(5000, pooling) == {**swap, **update, LOOKUP[pooling]: 1}
+@pytest.mark.parametrize(("lookups", "hot"), [(20_000, 128), (1020, 1000)], ids=["no hot row", "few lookups"])
+def test_a_batch_that_is_updated_in_one_launch(lookups: int, hot: int, pooling: str) -> None:
+    assert last_step(lookups, hot, pooling) == {**SWAP, LOOKUP[pooling]: 1, "update_rows": 1}
+
+
+@pytest.mark.parametrize("pooling", LOOKUP)
+def test_a_batch_with_a_hot_row(pooling: str) -> None:
+    update = {"sum_chunks": 1, "update_rows": 1}
+    assert last_step(1100, 140, pooling) == {**SWAP, **update, LOOKUP[pooling]: 1}

@@ -167,7 +167,7 @@ class Trainer {
   std::shared_ptr<Engine> engine;
   std::deque<std::pair<std::unique_ptr<Plan>, ModelPlan>> in_flight;
   int outcomes[4] = {};
-  int64_t removed = 0, refused_removals = 0, defaults = 0;
+  int64_t removed = 0, refused_removals = 0, defaults = 0, hot = 0;
 
  private:
   void must_fail(TestBatch* batch, Outcome outcome) {
@@ -210,10 +210,26 @@ class Trainer {
                    plan.grad_column == nullptr ? nullptr : expected.grad_column.data(),
                    plan.grad_source == nullptr ? nullptr : expected.grad_source.data(),
                    plan.scale == nullptr ? nullptr : expected.scale.data()));
+    check_hot_segments(plan);
     CHECK(same(expected.swap_out, plan.swap_out_slots, plan.rows_out));
     CHECK(same(expected.swap_in, plan.swap_in_slots, plan.rows_in));
     CHECK(expected.pending_out == plan.pending_out);
     CHECK(expected.pending_in == plan.pending_in);
+  }
+
+  void check_hot_segments(const PlanBuffers& plan) {
+    int64_t chunks = 0, found = 0;
+    for (int32_t u = 0; u < plan.uniques; ++u) {
+      const int32_t first = plan.segment_offsets[u], lookups = plan.segment_offsets[u + 1] - first;
+      if (lookups <= 128) continue;
+      CHECK(found < plan.hot);
+      const rec_sdk::HotSegment& segment = plan.hot_segments[found++];
+      CHECK(segment.row == u && segment.first_lookup == first);
+      CHECK(segment.chunks == lookups / 128 && segment.chunks_before == chunks);
+      chunks += segment.chunks;
+    }
+    CHECK(found == plan.hot);
+    hot += found;
   }
 
   // [T] slot -> what the update reads of each of its lookups, in order. The order of a table's rows may
@@ -393,10 +409,11 @@ void big_batches(bool defaults) {
 void long_pieces() {
   Trainer trainer(big_spec(true), 17);
   for (int i = 0; i < 4; ++i) {
-    trainer.step(trainer.random_batch(6, 3000, 900));
+    trainer.step(trainer.random_batch(6, 3000, i % 2 == 0 ? 900 : 120));
     trainer.check_tables();
   }
   CHECK(trainer.outcomes[0] == 4);
+  CHECK(trainer.hot > 100);
 }
 
 void memory_refused() {

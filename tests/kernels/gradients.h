@@ -58,6 +58,8 @@ struct Gradients {
             unique_slots.data(),
             offsets.data(),
             rows(),
+            nullptr,
+            0,
             hot_rows.data(),
             split ? static_cast<int64_t>(hot_rows.size()) : 0,
             chunk_sums.data()};

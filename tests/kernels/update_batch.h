@@ -7,6 +7,7 @@
 #include "op_kernels/common/optimizers.h"
 #include "tests/kernels/backend.h"
 #include "tests/kernels/split_gradients.h"
+#include "torch_npu_ext/host/hot_segments.h"
 
 namespace kernel_tests {
 
@@ -14,6 +15,7 @@ struct UpdateBatch {
   int64_t dim, stride, slots;
   std::vector<float> grad, scale;
   std::vector<int32_t> unique_slots, offsets, grad_row, grad_column;
+  std::vector<rec_sdk::HotSegment> hot_segments;
   std::shared_ptr<const SplitGradients> split;  // where the kernels find the gradient, if not in one tensor
   static constexpr int64_t kGradRows = 500;
 
@@ -23,6 +25,7 @@ struct UpdateBatch {
               Spacing spacing = Spacing::kOdd)
       : dim(dim_), stride(dim_ + (spacing == Spacing::kOdd ? 9 : 12)), offsets{0} {
     for (const int32_t length : lengths) offsets.push_back(offsets.back() + length);
+    hot_segments = rec_sdk::hot_segments_of(offsets);
     slots = rows() + 5;
     unique_slots.resize(lengths.size());
     for (int64_t u = 0; u < rows(); ++u) unique_slots[u] = static_cast<int32_t>(u);
@@ -64,6 +67,8 @@ struct UpdateBatch {
     all.unique_slots = unique_slots.data();
     all.offsets = offsets.data();
     all.rows = rows();
+    all.hot_segments = hot_segments.data();
+    all.hot_segment_count = static_cast<int64_t>(hot_segments.size());
     return all;
   }
 };

@@ -53,6 +53,10 @@ BAD: list[tuple[str, object, str]] = [
     ("scale", torch.ones(2), r"scale must have 3 element\(s\), got 2"),
     ("scale", torch.ones(3).double(), "scale must be Float, got Double"),
     ("coefficients", torch.ones(2, 7), r"coefficients must be \[2, 16\], got \[2, 7\]"),
+    ("hot_segments", torch.ones(1, 4), "hot_segments must be Int, got Float"),
+    ("hot_segments", int32([0, 0, 1, 0]), r"hot_segments must have 2 dimension\(s\), got 1"),
+    ("hot_segments", int32([[0, 0, 1]]), "hot_segments must have 4 columns, got 3"),
+    ("hot_segments", int32([[0] * 4] * 4).t()[:2], "hot_segments must be contiguous"),
 ]
 
 CONTENTS: list[tuple[str, object, str]] = [
@@ -106,6 +110,34 @@ def moved(value: object, device: torch.device) -> object:
     elements = value.untyped_storage().nbytes() // value.element_size()
     whole = value.as_strided((elements,), (1,), 0).to(device)
     return whole.as_strided(value.shape, value.stride(), value.storage_offset())
+
+
+HOT: list[tuple[object, str]] = [
+    (int32([]).view(0, 4), "have every segment of more than 128 lookups, or be None; that of row 0 is missing"),
+    (int32([[0, 0, 3, 0]]), "have every segment of more than 128 lookups, or be None; that of row 2 is missing"),
+    (
+        int32([[0, 0, 3, 0], [2, 428, 2, 3]]),
+        r"\(row, first lookup, chunks, chunks before\): 2, 428, 1, 3 at index 1, got 2, 428, 2, 3",
+    ),
+    (int32([[0, 0, 3, 0], [2, 428, 1, 2]]), "2, 428, 1, 3 at index 1, got 2, 428, 1, 2"),
+    (int32([[0, 0, 3, 0], [2, 427, 1, 3]]), "2, 428, 1, 3 at index 1, got 2, 427, 1, 3"),
+    (int32([[1, 0, 3, 0], [2, 428, 1, 3]]), "0, 0, 3, 0 at index 0, got 1, 0, 3, 0"),
+    (int32([[0, 0, 3, 0], [2, 428, 1, 3], [2, 428, 1, 4]]), "have the 2 segments of more than 128 lookups, got 3"),
+]
+
+
+@pytest.mark.parametrize(("hot", "message"), HOT)
+def test_hot_segments_that_are_not_those_of_the_offsets(hot: torch.Tensor, message: str) -> None:
+    given = good_arguments() | {
+        "unique_slots": int32([4, 1, 2]),
+        "table_offsets": int32([0, 1, 3]),
+        "segment_offsets": int32([0, 400, 428, 601]),
+        "grad_row": int32([0] * 601),
+        "grad_column": None,
+        "scale": None,
+        "hot_segments": hot,
+    }
+    refused(given, "hot_segments must .*" + message, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(("name", "value", "message"), BAD, ids=[f"{b[0]}-{i}" for i, b in enumerate(BAD)])

@@ -159,9 +159,10 @@ void bind_unique(py::module_& m) {
               const py::gil_scoped_release nogil;
               batch.sort(group);
             }
-            return arena_with_fields(
-                own.segments, {own.segment_offsets, own.grad_row, own.grad_column, own.scale, own.positions},
-                self);
+            return arena_with_fields(own.segments,
+                                     {own.segment_offsets, own.grad_row, own.grad_column, own.scale,
+                                      own.positions, own.hot_segments},
+                                     self);
           },
           py::arg("group"));
   py::class_<Deduplicator, std::shared_ptr<Deduplicator>>(m, "Deduplicator")

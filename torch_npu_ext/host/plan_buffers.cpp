@@ -47,6 +47,7 @@ size_t PlanBuffers::place_arrays(const PlanShape& shape, char* base) {
   arena.place(window_out_slots, shape.window_out);
   arena.place(window_in_slots, shape.window_in);
   arena.place(unique_ids, shape.uniques, shape.ids);
+  arena.place(hot_segments, hot_segment_places(n));
   device_bytes_ = arena.used();
   arena.place(swap_out_rows, shape.out);
   arena.place(swap_out_ids, shape.out);
@@ -74,12 +75,12 @@ void PlanBuffers::layout(const PlanShape& shape, ExternalArena arena) {
   uniques = shape.uniques;
   rows_out = shape.out;
   rows_in = shape.in;
-  window_out = window_in = 0;
+  window_out = window_in = hot = 0;
 }
 
 std::vector<PlanBuffers::Field> PlanBuffers::device_fields() const {
   std::vector<Field> fields;
-  fields.reserve(15);
+  fields.reserve(16);
   const auto add = [&](const auto* array, int64_t count) {
     const int64_t words = static_cast<int64_t>(sizeof(*array) / 4);
     const int64_t begin = array == nullptr ? -1 : (reinterpret_cast<const char*>(array) - arena_) / 4;
@@ -103,6 +104,7 @@ std::vector<PlanBuffers::Field> PlanBuffers::device_fields() const {
   unless_empty(window_out_slots, window_out);
   unless_empty(window_in_slots, window_in);
   add(unique_ids, uniques);
+  unless_empty(hot_segments, hot);
   return fields;
 }
 

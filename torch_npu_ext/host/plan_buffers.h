@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "torch_npu_ext/host/candidates.h"
+#include "torch_npu_ext/host/hot_segments.h"
 #include "torch_npu_ext/host/life.h"
 #include "torch_npu_ext/host/memory.h"
 
@@ -44,8 +45,8 @@ struct LifeLog {
   }
 };
 
-// What decides the size of an arena. N lookups, U unique rows, O rows out, I rows in, T tables, P and Q rows
-// out and in that have gradients in the open window. Slots are the group's.
+// What decides the size of an arena. N lookups, U unique rows, H hot segments, O rows out, I rows in,
+// T tables, P and Q rows out and in that have gradients in the open window. Slots are the group's.
 struct PlanShape {
   int64_t lookups = 0, bags = 0, tables = 0, uniques = 0, out = 0, in = 0, window_out = 0, window_in = 0;
   bool pooled = false, scaled = false, weighted = false;
@@ -77,7 +78,7 @@ struct PlanBuffers {
   size_t device_bytes() const { return device_bytes_; }
 
   int64_t lookups = 0, bags = 0, tables = 0, uniques = 0, rows_out = 0, rows_in = 0;
-  int64_t window_out = 0, window_in = 0;
+  int64_t window_out = 0, window_in = 0, hot = 0;
   // On the device.
   int64_t* offsets = nullptr;               // [bags + 1] pooled only
   int32_t* slots = nullptr;                 // [N]
@@ -95,6 +96,7 @@ struct PlanBuffers {
   int64_t* window_out_slots = nullptr;  // [P] those of swap_out_slots
   int64_t* window_in_slots = nullptr;   // [Q] those of swap_in_slots
   int64_t* unique_ids = nullptr;        // [U] of unique_slots; only where weights round stochastically
+  HotSegment* hot_segments = nullptr;   // [H]; room for hot_segment_places(N)
   // On the host.
   uint32_t* swap_out_rows = nullptr;             // [O]
   int64_t* swap_out_ids = nullptr;               // [O]

@@ -259,9 +259,11 @@ void Planner::commit(Group* group, PlanBuffers* plan) noexcept {
     if (!group->transit.empty()) group->transit.find_sources(plan);
     count_new(*group, plan);
   }
+  clear_hot_segments(plan->hot_segments, plan->lookups);
   for_each_part(scan_.share_count(), batch_.lookups,
                 [&](int64_t s) noexcept { write_segments(*group, batch_, s, &scan_, plan); });
   plan->segment_offsets[plan->uniques] = static_cast<int32_t>(scan_.segment_lookups());
+  plan->hot = collect_hot_segments(plan->hot_segments, plan->lookups);
   for (int32_t t = 0; t < tables; ++t) {
     plan->life[t].default_lookups = scan_.default_lookups(t);
     plan->life[t].candidates_added += group->tables[t].candidates.size();

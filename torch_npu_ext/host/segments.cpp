@@ -36,6 +36,7 @@ void number_segments(const Group& group, const Share& share, const Slots& slots,
     const uint32_t count = row.count;
     row = {slots.of(row.key), position};
     plan->unique_slots[u] = static_cast<int32_t>(row.key);
+    note_hot_segment(plan->hot_segments, u, position, count);
     plan->segment_offsets[u++] = static_cast<int32_t>(position);
     position += count;
   }

@@ -305,15 +305,22 @@ void UniqueBatch::sort(int64_t g) {
   if (shared->pooled) group.grad_column = group.segments.add(lookups);
   if (shared->pooled && scaled) group.scale = group.segments.add(lookups);
   if (shared->pooled && weighted) group.positions = group.segments.add(lookups);
+  constexpr int64_t kHotWords = sizeof(HotSegment) / 4;
+  group.hot_segments = group.segments.add(hot_segment_places(lookups), kHotWords);
   group.segments.allocate();
   int32_t* const borders = group.segments.at<int32_t>(group.segment_offsets);
+  HotSegment* const hot = group.segments.at<HotSegment>(group.hot_segments);
+  clear_hot_segments(hot, lookups);
   uint32_t position = 0;
   for (int64_t row = 0; row <= group.rows; ++row) {
     const uint32_t count = row < group.rows ? group.counts[row] : 0;
+    note_hot_segment(hot, row, position, count);
     borders[row] = static_cast<int32_t>(position);
     group.counts[row] = position;  // from here on where the row's next lookup goes
     position += count;
   }
+  group.hot_segments.words = collect_hot_segments(hot, lookups) * kHotWords;
+  if (group.hot_segments.words == 0) group.hot_segments.begin = -1;
   // A row's lookups are those of one table.
   for_each_part(static_cast<int64_t>(group.tables.size()), lookups, [&](int64_t place) noexcept {
     for (size_t f = 0; f < group.features.size(); ++f) {

@@ -76,6 +76,7 @@ struct UniqueGroup {
   WordArena::Field grad_column;      // int32 [n] pooled
   WordArena::Field scale;            // float [n] 1 / length of the bag for MEAN, else 1; with a MEAN feature
   WordArena::Field positions;        // int32 [n] the lookup; weighted bags
+  WordArena::Field hot_segments;     // HotSegment [H]; none if H is 0
 
   int64_t lookup_count() const { return first_lookup.back(); }
 };

@@ -40,20 +40,21 @@ PooledWeightsGrad pooled_weights_grad_arguments(const Tensor& weights, const Ten
 // grads: at least one [rows, columns] fp32 each, stride(1) = 1. `cache` fixes the device.
 Gradients gradients_of(const char* op, const Tensor& cache, const Tensors& grads);
 
-// Without hot rows: how to split long segments is the backend's business. `grads`, of gradients_of, must
-// outlive the result.
+// Without the CPU's own `hot_rows`. `grads`, of gradients_of, must outlive the result.
 UpdateRows update_rows_arguments(const Tensor& cache, const Gradients& grads, const Tensor& unique_slots,
                                  const Tensor& table_offsets, const Tensor& segment_offsets,
                                  const Tensor& grad_row, const OptionalTensor& grad_source,
                                  const OptionalTensor& grad_column, const OptionalTensor& scale,
                                  const Tensor& coefficients, const std::string& optimizer, int64_t dim,
                                  torch::headeronly::ScalarType weight_dtype, const OptionalTensor& row_ids,
-                                 const OptionalTensor& rounding_seeds, const DTypes& state_dtypes);
+                                 const OptionalTensor& rounding_seeds, const DTypes& state_dtypes,
+                                 const OptionalTensor& hot_segments);
 
 AccumulateRows accumulate_rows_arguments(const Tensor& pending, const Gradients& grads,
                                          const Tensor& unique_slots, const Tensor& segment_offsets,
                                          const Tensor& grad_row, const OptionalTensor& grad_source,
-                                         const OptionalTensor& grad_column, const OptionalTensor& scale);
+                                         const OptionalTensor& grad_column, const OptionalTensor& scale,
+                                         const OptionalTensor& hot_segments);
 
 // `op` and `name` name the operator and its argument `rows` in errors: the result of a gather, or the source
 // of a scatter. host_rows: where the device reaches rows that are on the host; null if it does not.

@@ -41,6 +41,26 @@ void check_places(const Checker& check, const char* name, const int32_t* values,
   }
 }
 
+// They must be those that the offsets say, although the CPU has its own.
+void check_hot_segments(const Checker& check, const Segments& segments) {
+  int64_t i = 0, chunks = 0;
+  for (int64_t u = 0; u < segments.rows; ++u) {
+    const int64_t first = segments.offsets[u], lookups = segments.offsets[u + 1] - first;
+    if (lookups <= kHotLookups) continue;
+    check.require(i < segments.hot_segment_count, "hot_segments must have every segment of more than ",
+                  kHotLookups, " lookups, or be None; that of row ", u, " is missing");
+    const HotSegment& got = segments.hot_segments[i++];
+    check.require(got.row == u && got.first_lookup == first && got.chunks == lookups / kHotLookups &&
+                      got.chunks_before == chunks,
+                  "hot_segments must be (row, first lookup, chunks, chunks before): ", u, ", ", first, ", ",
+                  lookups / kHotLookups, ", ", chunks, " at index ", i - 1, ", got ", got.row, ", ",
+                  got.first_lookup, ", ", got.chunks, ", ", got.chunks_before);
+    chunks += got.chunks;
+  }
+  check.require(i == segments.hot_segment_count, "hot_segments must have the ", i, " segments of more than ",
+                kHotLookups, " lookups, got ", segments.hot_segment_count);
+}
+
 }  // namespace
 
 void check_indices(const Checker& check, const char* name, const int32_t* values, int64_t count,
@@ -77,9 +97,10 @@ void check_bags(const Checker& check, const Bags& bags, int64_t features, int64_
   }
 }
 
-void check_segments(const Checker& check, const Segments& segments, int64_t slots) {
+void check_segments(const Checker& check, const Segments& segments, int64_t slots, bool lists_hot) {
   const Lookups& lookups = segments.lookups;
   check_offsets(check, "segment_offsets", segments.offsets, segments.rows, lookups.count);
+  if (lists_hot) check_hot_segments(check, segments);
   check_indices(check, "unique_slots", segments.unique_slots, segments.rows, slots);
   if (lookups.grad_source != nullptr) {
     check_indices(check, "grad_source", lookups.grad_source, lookups.count, lookups.grad_count);

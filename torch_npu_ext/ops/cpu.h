@@ -51,7 +51,8 @@ void check_offsets(const Checker& check, const char* name, const int64_t* offset
 void check_bags(const Checker& check, const Bags& bags, int64_t features, int64_t lookups, int64_t dim,
                 int64_t width);
 
-void check_segments(const Checker& check, const Segments& segments, int64_t slots);
+// lists_hot: hot segments were given, and must be those of the offsets.
+void check_segments(const Checker& check, const Segments& segments, int64_t slots, bool lists_hot);
 
 // The hot rows of the segments, summed. Keeps what the segments then point to.
 class HotRows {

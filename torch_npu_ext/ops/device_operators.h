@@ -71,11 +71,13 @@ struct DeviceOperators {
                           const OptionalTensor& grad_source, const OptionalTensor& grad_column,
                           const OptionalTensor& scale, const Tensor& coefficients, OwnedString optimizer,
                           int64_t dim, ScalarType weight_dtype, const OptionalTensor& row_ids,
-                          const OptionalTensor& rounding_seeds, DTypes state_dtypes) {
+                          const OptionalTensor& rounding_seeds, DTypes state_dtypes,
+                          const OptionalTensor& hot_segments) {
     const Gradients gradients = gradients_of("update_rows", cache, grads);
-    const UpdateRows arguments = update_rows_arguments(
-        cache, gradients, unique_slots, table_offsets, segment_offsets, grad_row, grad_source, grad_column,
-        scale, coefficients, optimizer.value, dim, weight_dtype, row_ids, rounding_seeds, state_dtypes);
+    const UpdateRows arguments =
+        update_rows_arguments(cache, gradients, unique_slots, table_offsets, segment_offsets, grad_row,
+                              grad_source, grad_column, scale, coefficients, optimizer.value, dim,
+                              weight_dtype, row_ids, rounding_seeds, state_dtypes, hot_segments);
     if (arguments.segments.rows == 0) return;
     const Tensor workspace = workspace_of(cache, arguments.segments);
     Backend::update_rows(cache, arguments, std::move(optimizer.value), workspace.data_ptr());
@@ -84,10 +86,11 @@ struct DeviceOperators {
   static void accumulate_rows(const Tensor& pending, const Tensors& grads, const Tensor& unique_slots,
                               const Tensor& segment_offsets, const Tensor& grad_row,
                               const OptionalTensor& grad_source, const OptionalTensor& grad_column,
-                              const OptionalTensor& scale) {
+                              const OptionalTensor& scale, const OptionalTensor& hot_segments) {
     const Gradients gradients = gradients_of("accumulate_rows", pending, grads);
-    const AccumulateRows arguments = accumulate_rows_arguments(
-        pending, gradients, unique_slots, segment_offsets, grad_row, grad_source, grad_column, scale);
+    const AccumulateRows arguments =
+        accumulate_rows_arguments(pending, gradients, unique_slots, segment_offsets, grad_row, grad_source,
+                                  grad_column, scale, hot_segments);
     if (arguments.segments.rows == 0) return;
     const Tensor workspace = workspace_of(pending, arguments.segments);
     Backend::accumulate_rows(pending, arguments, workspace.data_ptr());

@@ -12,7 +12,7 @@ namespace rec_sdk {
 inline Segments segments_of(const Checker& check, const Gradients& grads, const Tensor& unique_slots,
                             const Tensor& segment_offsets, const Tensor& grad_row,
                             const OptionalTensor& grad_source, const OptionalTensor& grad_column,
-                            const OptionalTensor& scale, int64_t dim) {
+                            const OptionalTensor& scale, const OptionalTensor& hot_segments, int64_t dim) {
   Segments segments{};
   segments.dim = dim;
   segments.rows = unique_slots.numel();
@@ -42,6 +42,15 @@ inline Segments segments_of(const Checker& check, const Gradients& grads, const 
   }
   if (scale.has_value()) {
     lookups.scale = check.vector<const float>("scale", *scale, ScalarType::Float, lookups.count);
+  }
+  if (hot_segments.has_value()) {
+    constexpr int64_t kFields = sizeof(HotSegment) / sizeof(int32_t);
+    check.tensor("hot_segments", *hot_segments, ScalarType::Int, 2);
+    check.contiguous("hot_segments", *hot_segments);
+    check.require(hot_segments->size(1) == kFields, "hot_segments must have ", kFields, " columns, got ",
+                  hot_segments->size(1));
+    segments.hot_segments = static_cast<const HotSegment*>(hot_segments->data_ptr());
+    segments.hot_segment_count = hot_segments->size(0);
   }
   return segments;
 }

@@ -60,7 +60,8 @@ UpdateRows update_rows_arguments(const Tensor& cache, const Gradients& grads, co
                                  const OptionalTensor& grad_column, const OptionalTensor& scale,
                                  const Tensor& coefficients, const std::string& optimizer, int64_t dim,
                                  ScalarType weight_dtype, const OptionalTensor& row_ids,
-                                 const OptionalTensor& rounding_seeds, const DTypes& state_dtypes) {
+                                 const OptionalTensor& rounding_seeds, const DTypes& state_dtypes,
+                                 const OptionalTensor& hot_segments) {
   const Checker check("update_rows", cache);
   check.require(dim >= 1 && dim <= kMaxDim, "dim must be in [1, ", kMaxDim, "], got ", dim);
   UpdateRows arguments{};
@@ -75,7 +76,7 @@ UpdateRows update_rows_arguments(const Tensor& cache, const Gradients& grads, co
   check.require(reinterpret_cast<uintptr_t>(arguments.cache) % kStateAlignment == 0,
                 "cache must be aligned to ", kStateAlignment, " bytes");
   arguments.segments = segments_of(check, grads, unique_slots, segment_offsets, grad_row, grad_source,
-                                   grad_column, scale, dim);
+                                   grad_column, scale, hot_segments, dim);
   arguments.table_offsets = check.vector<const int32_t>("table_offsets", table_offsets, ScalarType::Int);
   arguments.tables = table_offsets.size(0) - 1;
   check.require(arguments.tables >= 0, "table_offsets must have tables + 1 elements, got none");
@@ -103,14 +104,16 @@ void update_rows_cpu(const Tensor& cache, const Tensors& grads, const Tensor& un
                      const OptionalTensor& grad_source, const OptionalTensor& grad_column,
                      const OptionalTensor& scale, const Tensor& coefficients, OwnedString optimizer,
                      int64_t dim, ScalarType weight_dtype, const OptionalTensor& row_ids,
-                     const OptionalTensor& rounding_seeds, DTypes state_dtypes) {
+                     const OptionalTensor& rounding_seeds, DTypes state_dtypes,
+                     const OptionalTensor& hot_segments) {
   const Checker check("update_rows", cache);
   const Gradients gradients = gradients_of("update_rows", cache, grads);
-  UpdateRows arguments = update_rows_arguments(
-      cache, gradients, unique_slots, table_offsets, segment_offsets, grad_row, grad_source, grad_column,
-      scale, coefficients, optimizer.value, dim, weight_dtype, row_ids, rounding_seeds, state_dtypes);
+  UpdateRows arguments =
+      update_rows_arguments(cache, gradients, unique_slots, table_offsets, segment_offsets, grad_row,
+                            grad_source, grad_column, scale, coefficients, optimizer.value, dim, weight_dtype,
+                            row_ids, rounding_seeds, state_dtypes, hot_segments);
   check_offsets(check, "table_offsets", arguments.table_offsets, arguments.tables, arguments.segments.rows);
-  check_segments(check, arguments.segments, cache.size(0));
+  check_segments(check, arguments.segments, cache.size(0), hot_segments.has_value());
   const HotRows hot_rows(arguments.segments);
   const auto kernel = cpu_kernels().update_rows(optimizer.value.c_str());
   parallel_rows(arguments.segments, arguments.layout.bytes,

@@ -1,4 +1,4 @@
-// The second launch of hot rows: sums of their chunks, in equal shares.
+// The launch before the update: sums of the chunks of hot rows, in equal shares.
 #pragma once
 
 #include "op_kernels/common/ascendc/hot_rows.h"
@@ -11,19 +11,15 @@ class ChunkSums {
   __aicore__ inline void run(TPipe* pipe, const Segments& segments, const HotWorkspace& workspace) {
     dim_ = segments.dim;
     workspace_ = workspace;
-    parts_.init(pipe, workspace);
-    int64_t chunks = 0;
-    for (int64_t p = 0; p < parts_.count(); ++p) chunks += parts_.get(p, kChunks);
-    const Share share = share_of_core(chunks);
+    hot_.init(segments, workspace);
+    const Share share = share_of_core(hot_.chunks());
     if (share.begin == share.end) return;
     plan(pipe, segments.lookups);
-    int64_t before = 0;
-    for (int64_t p = 0; p < parts_.count() && before < share.end; ++p) {
-      const int64_t of_part = parts_.get(p, kChunks);
-      if (before + of_part > share.begin) {
-        part(p, maximum<int64_t>(share.begin - before, 0), minimum(share.end - before, of_part));
-      }
-      before += of_part;
+    for (int64_t i = first_hot(share.begin); i < hot_.count(); ++i) {
+      const int64_t before = hot_.get(i, kChunksBefore);
+      if (before >= share.end) break;
+      hot_row(hot_.get(i, kLookup), maximum<int64_t>(share.begin - before, 0),
+              minimum(share.end - before, hot_.get(i, kRowChunks)));
     }
     finish();
   }
@@ -60,23 +56,12 @@ class ChunkSums {
     index_.finish();
   }
 
-  // Chunks [begin, end) of a part.
-  __aicore__ inline void part(int64_t p, int64_t begin, int64_t end) {
-    const int64_t rows = parts_.get(p, kHotRows);
-    for (int64_t i = first_entry(p, rows, begin); i < rows; ++i) {
-      const int64_t before = parts_.entry(p, i, kChunksBefore), chunks = parts_.entry(p, i, kRowChunks);
-      if (before >= end) return;
-      hot_row(parts_.entry(p, i, kLookup), maximum<int64_t>(begin - before, 0),
-              minimum(end - before, chunks));
-    }
-  }
-
-  // The last hot row of the part that begins at or before a chunk of it.
-  __aicore__ inline int64_t first_entry(int64_t p, int64_t rows, int64_t chunk) {
-    int64_t low = 0, high = rows - 1;
+  // The last hot row that begins at or before a chunk.
+  __aicore__ inline int64_t first_hot(int64_t chunk) const {
+    int64_t low = 0, high = hot_.count() - 1;
     while (low < high) {
       const int64_t middle = (low + high + 1) / 2;
-      if (parts_.entry(p, middle, kChunksBefore) <= chunk) {
+      if (hot_.get(middle, kChunksBefore) <= chunk) {
         low = middle;
       } else {
         high = middle - 1;
@@ -108,7 +93,7 @@ class ChunkSums {
   }
 
   HotWorkspace workspace_;
-  HotParts parts_;
+  HotSegments hot_;
   LookupIndex index_;
   GradientSums sums_;
   Scratch tiles_;

@@ -15,14 +15,13 @@ class RowSplit {
   __aicore__ inline void init(TPipe* pipe, const Segments& segments, const HotWorkspace& workspace,
                               int64_t record_bytes) {
     segments_ = segments;
-    parts_.init(pipe, workspace);
+    hot_.init(segments, workspace);
     search_.init(pipe);
     row_cost_ = 2 * record_bytes + 8;
     lookup_cost_ = segments.dim * 4 + lookup_arrays(segments.lookups) * 4;
     // A chunk's sum is read instead of its lookups.
     chunk_cost_ = segments.dim * 4 - kChunk * lookup_cost_;
-    chunks_ = 0;
-    for (int64_t p = 0; p < parts_.count(); ++p) chunks_ += parts_.get(p, kChunks);
+    chunks_ = hot_.chunks();
   }
 
   __aicore__ inline Share rows_of_core() {
@@ -68,51 +67,29 @@ class RowSplit {
   struct HotRowBelow {
     const RowSplit& split;
     const int64_t (&wanted)[kEnds];
-    const Interval (&in)[kEnds];
     template <class Values>
-    __aicore__ inline bool operator()(int64_t t, int64_t, const Values& entry) const {
-      const int64_t chunks = in[t].chunks + entry.get(kChunksBefore);
-      return split.cost(entry.get(kRow), entry.get(kLookup), chunks) < wanted[t];
+    __aicore__ inline bool operator()(int64_t t, int64_t, const Values& hot) const {
+      return split.cost(hot.get(kRow), hot.get(kLookup), hot.get(kChunksBefore)) < wanted[t];
     }
   };
 
-  // To intervals without a hot row inside: between parts, then between the hot rows of the part.
+  // To intervals without a hot row inside: between two hot rows.
   __aicore__ inline void narrow(const int64_t (&wanted)[kEnds], Interval (&in)[kEnds]) {
-    if (parts_.count() == 0) return;
-    SearchedArray<int32_t> entries[kEnds];
-    for (int64_t t = 0; t < kEnds; ++t) entries[t] = entries_of(narrow_to_part(wanted[t], &in[t]));
-    FoundPlace<int32_t, kEntryFields> hot[kEnds];
-    search_.find(entries, HotRowBelow{*this, wanted, in}, hot);
+    if (hot_.count() == 0) return;
+    const SearchedArray<int32_t> all = {hot_.words(), hot_.count(), 0, hot_.count()};
+    const SearchedArray<int32_t> lists[kEnds] = {all, all};
+    FoundPlace<int32_t, kHotFields> hot[kEnds];
+    search_.find(lists, HotRowBelow{*this, wanted}, hot);
     for (int64_t t = 0; t < kEnds; ++t) {
-      if (hot[t].place < entries[t].size) in[t].high = hot[t].here[kRow];
+      if (hot[t].place < all.size) in[t].high = hot[t].here[kRow];
       if (hot[t].place == 0) continue;
       in[t].low = hot[t].before[kRow] + 1;
-      in[t].chunks += hot[t].before[kChunksBefore] + hot[t].before[kRowChunks];
+      in[t].chunks = hot[t].before[kChunksBefore] + hot[t].before[kRowChunks];
     }
-  }
-
-  __aicore__ inline SearchedArray<int32_t> entries_of(int64_t part) {
-    const int64_t hot_rows = parts_.get(part, kHotRows);
-    return {parts_.entries(part), hot_rows, 0, hot_rows};
-  }
-
-  __aicore__ inline int64_t narrow_to_part(int64_t wanted, Interval* in) {
-    int64_t part = 0;
-    for (int64_t p = 1; p < parts_.count(); ++p) {
-      const int64_t chunks = in->chunks + parts_.get(p - 1, kChunks);
-      const int64_t row = parts_.get(p, kFirstRow);
-      if (cost(row, parts_.get(p, kFirstLookup), chunks) >= wanted) {
-        in->high = row;
-        break;
-      }
-      *in = {row, segments_.rows, chunks};
-      part = p;
-    }
-    return part;
   }
 
   Segments segments_;
-  HotParts parts_;
+  HotSegments hot_;
   SortedSearch<64> search_;
   int64_t row_cost_, lookup_cost_, chunk_cost_, chunks_;
 };

@@ -140,7 +140,7 @@ class UpdateTiles {
     const int64_t rounding_bytes =
         stochastic() ? StochasticRounding::bytes(align_up(a_.shape.dim, kLanes)) : 0;
     const int64_t other_bytes = kRowArrays * RowIndex::kBytesOfArray + lookup_index_bytes(lookups) +
-                                a_.workspace.part_count * kPartFields * 4 + RowSplit::kBytes + rounding_bytes;
+                                RowSplit::kBytes + rounding_bytes;
     plan_ = plan_tiles(a_.shape, RowNumbers::kNeeds, lookups.count, rows_.end - rows_.begin, other_bytes);
     sums_.init(pipe, &lookup_index_, lookups, plan_.pitch, plan_.levels, a_.workspace.sums,
                a_.workspace.pitch);

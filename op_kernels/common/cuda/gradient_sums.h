@@ -19,7 +19,7 @@ namespace cuda {
 using REC_SDK_ISA::Float32;
 
 // Rows with more lookups are hot: their whole chunks are summed by other teams first (hot_rows.h).
-constexpr int kChunk = 128;
+constexpr int kChunk = static_cast<int>(kHotLookups);
 constexpr int kBlock = REC_SDK_ISA::kBlock;
 constexpr int kBlocksPerChunk = kChunk / kBlock;
 

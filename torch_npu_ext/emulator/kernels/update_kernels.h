@@ -32,29 +32,19 @@ inline Buffers& read_segments(Buffers& buffers, const Segments& segments, const 
       .read("scale", lookups.scale, lookups.count);
 }
 
-// What find_hot_rows lists, and the sums of chunks.
-enum class Use { kRead, kChange };
-
-inline Buffers& use_lists(Buffers& buffers, Use use, const Segments& segments,
-                          const HotWorkspace& workspace) {
-  if (workspace.part_count == 0) return buffers;
-  const int64_t entries = ascendc::workspace_places(segments.lookups.count) * ascendc::kEntryFields;
-  const int64_t parts = workspace.part_count * ascendc::kPartFields;
-  if (use == Use::kRead)
-    return buffers.read("parts", workspace.parts, parts).read("entries", workspace.entries, entries);
-  return buffers.change("parts", workspace.parts, parts).change("entries", workspace.entries, entries);
+inline Buffers& read_hot_segments(Buffers& buffers, const Segments& segments) {
+  return buffers.read("hot_segments", segments.hot_segments, segments.hot_segment_count);
 }
 
-inline Buffers& use_sums(Buffers& buffers, Use use, const Segments& segments, const HotWorkspace& workspace) {
-  if (workspace.part_count == 0) return buffers;
-  const int64_t count = ascendc::workspace_places(segments.lookups.count) * workspace.pitch;
-  if (use == Use::kRead) return buffers.read("chunk sums", workspace.sums, count);
-  return buffers.change("chunk sums", workspace.sums, count);
+inline int64_t workspace_sums(const Segments& segments, const HotWorkspace& workspace) {
+  return ascendc::workspace_places(segments.lookups.count) * workspace.pitch;
 }
 
 // For the last launch.
 inline Buffers& read_workspace(Buffers& buffers, const Segments& segments, const HotWorkspace& workspace) {
-  return use_sums(use_lists(buffers, Use::kRead, segments, workspace), Use::kRead, segments, workspace);
+  if (workspace.sums == nullptr) return buffers;
+  return read_hot_segments(buffers, segments)
+      .read("chunk sums", workspace.sums, workspace_sums(segments, workspace));
 }
 
 inline GradientList gradients_of(const Lookups& lookups) {
@@ -77,18 +67,11 @@ void run_gradient_table(const Run& run, Lookups* lookups, void* base) {
 template <class Run>
 HotWorkspace run_hot_rows(const Run& run, const Segments& segments, const GradientList& grads, void* base,
                           int64_t cores) {
-  const HotWorkspace workspace = ascendc::hot_workspace(base, segments, cores);
-  if (workspace.part_count == 0) return workspace;
-  Buffers lists;
-  use_lists(lists.read("segment_offsets", segments.offsets, segments.rows + 1), Use::kChange, segments,
-            workspace);
-  run("find_hot_rows", workspace.part_count, lists, [segments, workspace] {
-    AscendC::TPipe pipe;
-    ascendc::find_hot_rows(&pipe, segments, workspace);
-  });
+  const HotWorkspace workspace = ascendc::hot_workspace(base, segments);
+  if (workspace.sums == nullptr) return workspace;
   Buffers all;
-  use_lists(read_segments(all, segments, grads), Use::kRead, segments, workspace);
-  use_sums(all, Use::kChange, segments, workspace);
+  read_hot_segments(read_segments(all, segments, grads), segments)
+      .change("chunk sums", workspace.sums, workspace_sums(segments, workspace));
   run("sum_chunks", ascendc::chunk_blocks(segments, cores), all, [segments, workspace] {
     AscendC::TPipe pipe;
     ascendc::sum_chunks(&pipe, segments, workspace);
