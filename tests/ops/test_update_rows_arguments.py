@@ -126,6 +126,7 @@ HOT: list[tuple[object, str]] = [
 ]
 
 
+@pytest.mark.contents
 @pytest.mark.parametrize(("hot", "message"), HOT)
 def test_hot_segments_that_are_not_those_of_the_offsets(hot: torch.Tensor, message: str) -> None:
     given = good_arguments() | {

@@ -18,18 +18,25 @@ constexpr int64_t chunk_places(const Segments& segments) {
   return chunks ? (lookups + kChunk - 1) / kChunk : 0;
 }
 
-// The hot segment that a chunk is of, by its number among the chunks of all; behind them: the last.
-__device__ __forceinline__ HotSegment segment_of(const Segments& segments, int chunk) {
-  int low = 0, high = static_cast<int>(segments.hot_segment_count);
+// The place of the last of `count` ascending numbers at(i) that is at most `value`, or 0.
+template <class At>
+__device__ __forceinline__ int last_at_most(const At& at, int64_t count, int value) {
+  int low = 0, high = static_cast<int>(count);
   while (high - low > 1) {
     const int middle = low + (high - low) / 2;
-    if (segments.hot_segments[middle].chunks_before <= chunk) {
+    if (at(middle) <= value) {
       low = middle;
     } else {
       high = middle;
     }
   }
-  return segments.hot_segments[low];
+  return low;
+}
+
+// The hot segment that a chunk is of, by its number among the chunks of all; behind them: the last.
+__device__ __forceinline__ HotSegment segment_of(const Segments& segments, int chunk) {
+  const HotSegment* all = segments.hot_segments;
+  return all[last_at_most([all](int i) { return all[i].chunks_before; }, segments.hot_segment_count, chunk)];
 }
 
 // A team per chunk: at most one per place. sums: [places, dim].

@@ -164,15 +164,21 @@ class RowStates {
   float values_[kStates + 1];
 };
 
+// The table of unique row u.
+__device__ __forceinline__ int table_of(const UpdateRows& a, int u) {
+  const int32_t* offsets = a.table_offsets;
+  return last_at_most([offsets](int i) { return offsets[i]; }, a.tables, u);
+}
+
 // Tables share a launch, but not their coefficients. Null: no clipping, and an optimizer that needs none.
 __device__ __forceinline__ const float* coefficients_of(const UpdateRows& a, int u) {
   if (a.coefficients == nullptr) return nullptr;
-  return a.coefficients + last_at_most(a.table_offsets, a.tables, u) * kCoefficients;
+  return a.coefficients + table_of(a, u) * kCoefficients;
 }
 
 __device__ __forceinline__ Rounding rounding_of(const UpdateRows& a, int u) {
   if (a.row_ids == nullptr) return {false, {}};
-  const int64_t seed = a.rounding_seeds[last_at_most(a.table_offsets, a.tables, u)];
+  const int64_t seed = a.rounding_seeds[table_of(a, u)];
   return {true, REC_SDK_ISA::row_numbers(a.row_ids[u], seed)};
 }
 
