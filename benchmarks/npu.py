@@ -23,7 +23,7 @@ from rec_sdk_torch.backends.devices import parse_device
 
 from .ids import Distribution
 from .npu_model import CHIPS, EmulatedCounters, total_bytes
-from .npu_scalar import ScalarUnits
+from .npu_scalar import ScalarUnits, add_options
 from .npu_workloads import Batch, calls
 
 TARGET_BYTES = 1.15
@@ -66,7 +66,7 @@ def measure(options: argparse.Namespace, folder: Path) -> list[Figure]:
     counters = EmulatedCounters()
     cores = counters.vector_cores()
     figures = []
-    units = ScalarUnits(folder)
+    units = ScalarUnits(folder, options.compiler, options.run)
     for distribution in map(Distribution.parse, options.distributions):
         batch = Batch.draw(distribution, options.rows, options.lookups, device)
         slots = batch.slots.cpu().numpy()
@@ -127,6 +127,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--distributions", nargs="+", default=["1.05", "uniform"], help="power laws, or uniform (default: both)"
     )
+    add_options(parser)
     parser.add_argument("--json", type=Path, help="results for programs")
     return parser.parse_args(arguments)
 

@@ -1,23 +1,27 @@
 """How many instructions the scalar unit of each vector core issues for the AscendC kernels. Counted, not measured.
 
+    python -m benchmarks.npu_scalar
+    python -m benchmarks.npu_scalar --compiler "clang++ --target=aarch64-linux-gnu" --run qemu-aarch64
+
 A vector core has one scalar unit: it computes every address, and issues every copy and vector instruction. The
-kernels are compiled for this machine's x86-64 with the instructions that CANN's headers issue for each call
+kernels are compiled for x86-64 or 64-bit Arm with the instructions that CANN's headers issue for each call
 (`scalar_unit/kernel_operator.h`), a counter is put into every basic block of the assembler's text, and the kernels run,
 core after core. So the counts are exact, the same on every run of the same compiler, and those of another instruction
-set: the scalar unit has more registers, and no operands in memory.
+set. The scalar unit has many registers and no operands in memory, and CANN's compiler is a Clang: Clang's code for
+64-bit Arm is the nearest to it.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
-import platform
 import re
 import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,81 +37,160 @@ _FLAGS = (
     *("-std=c++17", "-O2", "-fno-exceptions", "-fno-asynchronous-unwind-tables", "-ffp-contract=off", "-w"),
     # The scalar unit has no vectors of its own.
     *("-fno-tree-vectorize", "-fno-tree-slp-vectorize"),
-    # A string instruction would count once, a call of the library not at all; the counters use the stack.
-    *("-fno-builtin", "-mstringop-strategy=unrolled_loop", "-mno-red-zone", "-fcf-protection=none"),
+    # A call of the library would not count.
+    "-fno-builtin",
 )
-_MARK = "#scalar"
+_GCC_ON_X86 = "-mstringop-strategy=unrolled_loop"  # a string instruction would count once
 
 Counts = Mapping[str, Mapping[str, list[int]]]
 """Instructions of each core, by operator and kernel."""
 
 
-def with_counters(assembler: str) -> str:
+def _far_test(instruction: str) -> str:
+    """A branch on one bit, which reaches 32 KiB, as one past a branch that reaches everything."""
+    test = re.match(r"\ttb(n?)z\t(.*), (\S+)", instruction)
+    if not test:
+        return instruction
+    inverse = "" if test[1] else "n"
+    return f"\ttb{inverse}z\t{test[2]}, 1f\n\tb\t{test[3]}\n1:"
+
+
+class Machine(NamedTuple):
+    """An instruction set whose instructions are counted.
+
+    Attributes:
+        flags: for its compilers.
+        comment: what begins a comment, and with it the lines around what the source writes in assembler.
+        ends_block: matches an instruction after which a basic block ends.
+        counter: adds `{count}`, below 4,096, to `scalar_unit_count`, and keeps every register and flag.
+        far: an instruction as a text that reaches as far as counters may push its target.
+    """
+
+    flags: tuple[str, ...]
+    comment: str
+    ends_block: re.Pattern[str]
+    counter: str
+    far: Callable[[str], str] = str
+
+
+MACHINES = {
+    "x86_64": Machine(
+        ("-mno-red-zone", "-fcf-protection=none"),  # the counters use the stack
+        "#",
+        re.compile(r"\t(j|ret)"),
+        "\tpushfq\n\taddq\t${count}, scalar_unit_count(%rip)\n\tpopfq",
+    ),
+    "aarch64": Machine(
+        (),
+        "//",
+        re.compile(r"\t(b|br|ret|cbn?z|tbn?z|b\.?(eq|ne|hs|cs|lo|cc|mi|pl|vs|vc|hi|ls|ge|lt|gt|le|al))\b"),
+        "\tstp\tx16, x17, [sp, #-16]!\n\tadrp\tx16, scalar_unit_count\n"
+        "\tldr\tx17, [x16, :lo12:scalar_unit_count]\n\tadd\tx17, x17, #{count}\n"
+        "\tstr\tx17, [x16, :lo12:scalar_unit_count]\n\tldp\tx16, x17, [sp], #16",
+        _far_test,
+    ),
+}
+
+
+def with_counters(assembler: str, machine: Machine) -> str:
     """Assembler's text in which every basic block first adds its number of instructions to `scalar_unit_count`.
 
-    Of what the source writes in assembler, lines with the mark count.
+    Of what the source writes in assembler, lines marked with a comment `scalar` count.
     """
     lines: list[str] = []
     block = 0  # where the counter of the block goes
     count = 0
     written = False  # by the source
+    mark = f"{machine.comment}scalar"
 
     def close() -> None:
         nonlocal count
-        if count:
-            counter = f"\tpushfq\n\taddq\t${count}, scalar_unit_count(%rip)\n\tpopfq"
-            lines.insert(block, counter)
-        count = 0
+        while count:
+            part = min(count, 4095)
+            lines.insert(block, machine.counter.format(count=part))
+            count -= part
 
     for line in assembler.splitlines():
-        if line.startswith(("#APP", "#NO_APP")):
-            written = line.startswith("#APP")
+        # GCC writes #APP for every machine, Clang with the machine's comment.
+        edge = re.match(r"\s*(?:#|//)\s?(NO_)?APP\b", line)
+        if edge:
+            written = not edge[1]
         label = re.match(r"[.\w$]+:", line)
-        instruction = not label and line.startswith("\t") and not line.startswith(("\t.", "\t#"))
+        instruction = not label and re.match(r"\t[a-z]", line)
         if label:
             close()
         if label or (instruction and count == 0):
             block = len(lines) + (1 if label else 0)
-        lines.append(line)
-        if instruction and (not written or _MARK in line):
+        lines.append(machine.far(line) if instruction else line)
+        if instruction and (not written or mark in line):
             count += 1
-        if instruction and not written and line.startswith(("\tj", "\tret")):
+        if instruction and not written and machine.ends_block.match(line):
             close()
     close()
     return "\n".join(lines) + "\n"
 
 
+def _machine_of(compiler: Sequence[str]) -> str:
+    """What the compiler compiles for, a key of `MACHINES`. RuntimeError for any other."""
+    triple = _run([*compiler, "-dumpmachine"]).strip()
+    name = triple.partition("-")[0]
+    if name not in MACHINES:
+        raise RuntimeError(f"scalar instructions are counted in code for {' or '.join(MACHINES)}; this is {triple}")
+    return name
+
+
 class ScalarUnits:
     """The kernels of every operator, compiled to count."""
 
-    def __init__(self, folder: Path) -> None:
-        """Compiles into `folder`; RuntimeError where the machine is no x86-64 or the compiler fails."""
-        if platform.machine() != "x86_64":
-            raise RuntimeError(f"scalar instructions are counted in x86-64 code; this machine is {platform.machine()}")
+    def __init__(self, folder: Path, compiler: str | None = None, run: str = "") -> None:
+        """Compiles into `folder`; RuntimeError where that fails, or the compiler is for no machine of `MACHINES`.
+
+        Args:
+            folder: exists.
+            compiler: a C++ compiler and its options, default `$CXX` or `c++`.
+            run: a program that runs what it compiles for another machine than this one, such as `qemu-aarch64`.
+        """
+        command = shlex.split(compiler or os.environ.get("CXX", "c++"))
+        self.machine = _machine_of(command)
+        machine = MACHINES[self.machine]
         self._folder = folder
-        self._program = folder / "scalar_unit"
-        compiler = shlex.split(os.environ.get("CXX", "c++"))
+        self._program = [*shlex.split(run), str(folder / "scalar_unit")]
         text, counted = folder / "kernels.s", folder / "counted.s"
-        include = [f"-I{_SOURCES}", f"-I{ROOT}"]
-        _compile([*compiler, *_FLAGS, *include, "-S", str(_SOURCES / "kernels.cpp"), "-o", str(text)])
-        counted.write_text(with_counters(text.read_text()))
+        flags = [*_FLAGS, *machine.flags, f"-I{_SOURCES}", f"-I{ROOT}"]
+        if self.machine == "x86_64" and "clang" not in _run([*command, "--version"]):
+            flags.append(_GCC_ON_X86)
+        _run([*command, *flags, "-S", str(_SOURCES / "kernels.cpp"), "-o", str(text)])
+        counted.write_text(with_counters(text.read_text(), machine))
+        linked = ["-static"] if run else []
         hardware = str(_SOURCES / "hardware.cpp")
-        _compile([*compiler, "-std=c++17", "-O2", str(counted), hardware, "-o", str(self._program)])
+        _run([*command, "-std=c++17", "-O2", *linked, str(counted), hardware, "-o", self._program[-1]])
 
     def count(self, slots: npt.NDArray[np.int64], rows: int, dim: int, cores: int = 48) -> Counts:
         """Every operator on one batch: `slots` `[N]`, each in `[0, rows)`."""
         path = self._folder / "slots"
         path.write_bytes(slots.astype(np.int32).tobytes())
         numbers = [str(number) for number in (rows, dim, cores)]
-        done = subprocess.run([str(self._program), str(path), *numbers], check=True, capture_output=True, text=True)
-        counts: Counts = json.loads(done.stdout)
+        counts: Counts = json.loads(_run([*self._program, str(path), *numbers]))
         return counts
 
 
-def _compile(command: Sequence[str]) -> None:
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+def _run(command: Sequence[str]) -> str:
+    """What it prints; RuntimeError where it fails."""
+    try:
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+    except OSError as error:
+        raise RuntimeError(f"{shlex.join(command)} cannot run: {error}") from None
     if done.returncode != 0:
         raise RuntimeError(f"{shlex.join(command)} failed:\n{done.stderr}")
+    return done.stdout
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """`--compiler` and `--run`, for `ScalarUnits`."""
+    parser.add_argument(
+        "--compiler", help="a C++ compiler for x86-64 or 64-bit Arm, with its options (default: $CXX or c++)"
+    )
+    parser.add_argument("--run", default="", help="runs what the compiler makes for another machine: qemu-aarch64")
 
 
 class Budget(NamedTuple):
@@ -155,11 +238,20 @@ def budget(units: ScalarUnits, dim: int = 128, cores: int = 8) -> Budget:
     )
 
 
-def main() -> int:
+def main(arguments: Sequence[str]) -> int:
     """Prints the budget, and each operator's busiest core on 65,536 uniform lookups."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.npu_scalar", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    add_options(parser)
+    options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
-        units = ScalarUnits(Path(folder))
-        print("Scalar instructions, counted, D = 128:")
+        try:
+            units = ScalarUnits(Path(folder), options.compiler, options.run)
+        except RuntimeError as error:
+            print(error, file=sys.stderr)
+            return 2
+        print(f"Scalar instructions, counted in code for {units.machine}, D = 128:")
         for name, value in budget(units)._asdict().items():
             print(f"  {name:<12}{value:8.1f}")
         slots = Distribution.parse("uniform").draw(np.random.default_rng(0), 100_000, 65_536)
@@ -171,4 +263,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "assembler.h"
+
 extern "C" {
 
 int64_t scalar_unit_block, scalar_unit_blocks;
@@ -24,14 +26,6 @@ __attribute__((used)) void scalar_unit_do_copy(bool in) {
 }
 
 // Every register stays as it is: the kernel sees one instruction.
-#define REC_SDK_KEEPS_REGISTERS(name, in)                                                                \
-  asm(".text\n.globl " name "\n" name                                                                    \
-      ":\n\tpushfq\n\tpushq %rax\n\tpushq %rcx\n\tpushq %rdx\n\tpushq %rsi\n\tpushq %rdi\n\tpushq %r8\n" \
-      "\tpushq %r9\n\tpushq %r10\n\tpushq %r11\n\tpushq %rbx\n\tmovq %rsp, %rbx\n\tandq $-64, %rsp\n"    \
-      "\tsubq $512, %rsp\n\tfxsave64 (%rsp)\n\tmovl $" in                                                \
-      ", %edi\n\tcall scalar_unit_do_copy\n\tfxrstor64 (%rsp)\n\tmovq %rbx, %rsp\n\tpopq %rbx\n"         \
-      "\tpopq %r11\n\tpopq %r10\n\tpopq %r9\n\tpopq %r8\n\tpopq %rdi\n\tpopq %rsi\n\tpopq %rdx\n"        \
-      "\tpopq %rcx\n\tpopq %rax\n\tpopfq\n\tret\n")
 REC_SDK_KEEPS_REGISTERS("scalar_unit_copy_in", "1");
 REC_SDK_KEEPS_REGISTERS("scalar_unit_copy_out", "0");
 

@@ -8,13 +8,12 @@
 
 #include <cstdint>
 
+#include "assembler.h"
+
 #define __aicore__ __attribute__((always_inline))
 #define __gm__
 #define __ubuf__
 #define __NPU_ARCH__ 2201
-
-// Lines with this mark are instructions; the others stand in for hardware and are not counted.
-#define REC_SDK_INSTRUCTION "#scalar\n\t"
 
 struct half {
   uint16_t bits;
@@ -46,23 +45,12 @@ inline __aicore__ void issue(uint64_t a, uint64_t b, uint64_t c, uint64_t d) {
   asm volatile("nop " REC_SDK_INSTRUCTION ::"r"(a), "r"(b), "r"(c), "r"(d));
 }
 
-// A copy has two words of settings beside its addresses.
-#define REC_SDK_COPY(engine)                              \
-  asm volatile(                                           \
-      "movq %0, scalar_unit_operands(%%rip)\n\t"          \
-      "movq %1, 8+scalar_unit_operands(%%rip)\n\t"        \
-      "movq %2, 16+scalar_unit_operands(%%rip)\n\t"       \
-      "movq %3, 24+scalar_unit_operands(%%rip)\n\t"       \
-      "call scalar_unit_copy_" engine REC_SDK_INSTRUCTION \
-      :                                                   \
-      : "r"(to), "r"(from), "r"(blocks), "r"(gaps))
 inline __aicore__ void copy_in(uint64_t to, uint64_t from, uint64_t blocks, uint64_t gaps) {
-  REC_SDK_COPY("in ");
+  REC_SDK_COPY("scalar_unit_copy_in", to, from, blocks, gaps);
 }
 inline __aicore__ void copy_out(uint64_t to, uint64_t from, uint64_t blocks, uint64_t gaps) {
-  REC_SDK_COPY("out ");
+  REC_SDK_COPY("scalar_unit_copy_out", to, from, blocks, gaps);
 }
-#undef REC_SDK_COPY
 
 // Loads and stores of the scalar unit that keep their place among copies and flags.
 template <class T>
@@ -70,16 +58,16 @@ inline __aicore__ T read(const T* at) {
   T value;
   if constexpr (sizeof(T) == 1) {
     uint32_t wide;
-    asm volatile("movzbl %1, %0 " REC_SDK_INSTRUCTION : "=r"(wide) : "m"(*at));
+    REC_SDK_LOAD1(wide, *at);
     value = static_cast<T>(wide);
   } else if constexpr (sizeof(T) == 4) {
     uint32_t bits;
-    asm volatile("movl %1, %0 " REC_SDK_INSTRUCTION : "=r"(bits) : "m"(*at));
+    REC_SDK_LOAD4(bits, *at);
     __builtin_memcpy(&value, &bits, 4);
   } else {
     static_assert(sizeof(T) == 8, "a scalar");
     uint64_t bits;
-    asm volatile("movq %1, %0 " REC_SDK_INSTRUCTION : "=r"(bits) : "m"(*at));
+    REC_SDK_LOAD8(bits, *at);
     __builtin_memcpy(&value, &bits, 8);
   }
   return value;
@@ -90,9 +78,9 @@ inline __aicore__ void write(T* at, T value) {
   if constexpr (sizeof(T) == 4) {
     uint32_t bits;
     __builtin_memcpy(&bits, &value, 4);
-    asm volatile("movl %1, %0 " REC_SDK_INSTRUCTION : "=m"(*at) : "r"(bits));
+    REC_SDK_STORE4(*at, bits);
   } else {
-    asm volatile("movq %1, %0 " REC_SDK_INSTRUCTION : "=m"(*at) : "r"(value));
+    REC_SDK_STORE8(*at, value);
   }
 }
 
