@@ -339,8 +339,13 @@ inline __aicore__ uint64_t bits_of(T value) {
 enum class MaskMode : uint8_t { NORMAL, COUNTER };
 constexpr uint64_t MASK_PLACEHOLDER = 0;
 struct BinaryRepeatParams {
-  uint8_t strides[6];
+  uint8_t dst_block, a_block, b_block, dst_repeat, a_repeat, b_repeat;
 };
+inline __aicore__ uint64_t repeats_of(const BinaryRepeatParams& strides) {
+  return uint64_t{1} << 56 | uint64_t{strides.b_repeat} << 40 | uint64_t{strides.a_repeat} << 32 |
+         uint64_t{strides.dst_repeat} << 24 | uint64_t{strides.b_block} << 16 |
+         uint64_t{strides.a_block} << 8 | strides.dst_block;
+}
 inline __aicore__ void SetMaskCount() { rec_sdk::scalar_unit::issue(); }
 inline __aicore__ void SetMaskNorm() { rec_sdk::scalar_unit::issue(); }
 template <class T, MaskMode mode>
@@ -361,9 +366,9 @@ inline __aicore__ void ResetMask() {
   }                                                                                                        \
   template <class T, bool sets_mask>                                                                       \
   inline __aicore__ void Name(const LocalTensor<T>& dst, const LocalTensor<T>& a, const LocalTensor<T>& b, \
-                              uint64_t, uint8_t, const BinaryRepeatParams&) {                              \
+                              uint64_t, uint8_t, const BinaryRepeatParams& strides) {                      \
     static_assert(!sets_mask, "with a count instead");                                                     \
-    rec_sdk::scalar_unit::issue(dst.address(), a.address(), b.address(), kRepeats);                        \
+    rec_sdk::scalar_unit::issue(dst.address(), a.address(), b.address(), repeats_of(strides));             \
   }
 #define REC_SDK_WITH_SCALAR(Name)                                                                    \
   template <class T, bool sets_mask = true>                                                          \

@@ -12,18 +12,19 @@ namespace ascendc {
 template <class Stored>
 class RowTiles {
  public:
-  static constexpr int64_t kTile = 8192, kSlots = 1024;  // values of a tile; slots
+  static constexpr int64_t kSlots = 1024;
   static constexpr bool kWidens = sizeof(Stored) != sizeof(float);
-  static constexpr uint32_t kBytes =
-      kTile * (2 * sizeof(Stored) + (kWidens ? sizeof(float) : 0)) + ScalarStream<int32_t, kSlots>::kBytes;
+  static constexpr int64_t kBytesOfValue = 2 * sizeof(Stored) + (kWidens ? sizeof(float) : 0);
+  static constexpr uint32_t kBytes = ScalarStream<int32_t, kSlots>::kBytes;  // beside the tiles
 
-  // width: of the widest panel; lookups: about how many rows this core will take.
+  // width: of the widest panel; lookups: about how many rows this core will take; bytes: of UB, for the
+  // tiles.
   __aicore__ inline void init(TPipe* pipe, const Weights& weights, const int32_t* slots, int64_t width,
-                              int64_t lookups) {
+                              int64_t lookups, int64_t bytes) {
     weights_ = weights;
     slots_array_ = slots;
     const int64_t pitch = align_up(width, kWidthMultiple);
-    rows_of_tile_ = tile_rows(kTile / pitch, lookups);
+    rows_of_tile_ = tile_rows(bytes / (pitch * kBytesOfValue), lookups);
     pipe->InitBuffer(stored_, 2, static_cast<uint32_t>(rows_of_tile_ * pitch * sizeof(Stored)));
     if (kWidens) pipe->InitBuffer(widened_, static_cast<uint32_t>(rows_of_tile_ * pitch * sizeof(float)));
     slots_.init(pipe);
@@ -55,8 +56,8 @@ class RowTiles {
     return first;
   }
 
-  // Whether that many rows lie in UB already.
-  __aicore__ inline bool holds(int64_t rows) const { return in_tile_ - used_ >= rows; }
+  // Rows that lie in UB already.
+  __aicore__ inline int64_t held() const { return in_tile_ - used_; }
 
   // After the last row.
   __aicore__ inline void finish() {
@@ -123,20 +124,23 @@ class PooledOutput {
 
   __aicore__ inline void start(int64_t width) { width_ = width; }
 
-  // Whether the slice at out[sample, column:] goes out with those before it.
-  __aicore__ inline bool joins(int64_t sample, int64_t column) const {
-    return rows_ > 0 && rows_ < rows_of_tile_ && column == column_ && sample == sample_ + rows_;
-  }
-
-  // Where to put the `width` values of out[sample, column:].
-  __aicore__ inline LocalTensor<float> slice(int64_t sample, int64_t column) {
-    if (!joins(sample, column)) flush();
+  // How many slices, from out[sample, column:] on, go out together, at least 1. take() is for these.
+  __aicore__ inline int64_t room(int64_t sample, int64_t column) {
+    const bool joins = rows_ < rows_of_tile_ && column == column_ && sample == sample_ + rows_;
+    if (!joins) flush();
     if (rows_ == 0) {
-      tile_ = tiles_.AllocTensor<float>();
       sample_ = sample;
       column_ = column;
     }
-    return tile_[static_cast<uint32_t>(rows_++ * pitch_)];
+    return rows_of_tile_ - rows_;
+  }
+
+  // Where to put the values of the next slices, one pitch from one to the next.
+  __aicore__ inline LocalTensor<float> take(int64_t slices) {
+    if (rows_ == 0) tile_ = tiles_.AllocTensor<float>();
+    const LocalTensor<float> first = tile_[static_cast<uint32_t>(rows_ * pitch_)];
+    rows_ += slices;
+    return first;
   }
 
   __aicore__ inline void flush() {
@@ -278,13 +282,14 @@ class PooledLookup {
   __aicore__ inline void run(TPipe* pipe, const LookupPooled& a) {
     a_ = a;
     panel_ = align_up(ceil_div(a.weights.dim, ceil_div(a.weights.dim, kWidestPanel)), kWidthMultiple);
-    tiles_.init(pipe, a.weights, a.slots, panel_, ceil_div(a.lookups, AscendC::GetBlockNum()));
     output_.init(pipe, a.out, a.out_stride, panel_);
     sums_.init(pipe, a, panel_);
     group_.init(pipe, panel_);
     walk_.init(pipe);
     search_.init(pipe);
     pipe->InitBuffer(divisor_, static_cast<uint32_t>(panel_ * sizeof(float)));
+    const int64_t left = kUbBytes - kOtherBytes - (sums_.levels_for(a.lookups) + 1) * panel_ * 4;
+    tiles_.init(pipe, a.weights, a.slots, panel_, ceil_div(a.lookups, AscendC::GetBlockNum()), left);
 
     Position begin, end;
     find_share(&begin, &end);
@@ -294,12 +299,14 @@ class PooledLookup {
  private:
   static constexpr int64_t kWidestPanel = 512;
   static constexpr int64_t kLevels = 28;  // 2^31 lookups are 2^26 blocks
-  static_assert(kWidestPanel <= PooledOutput::kTile && kWidestPanel <= RowTiles<Stored>::kTile, "a row fits");
-  static_assert(RowTiles<Stored>::kBytes + PooledOutput::kBytes + BagSum<Stored, kWeighted>::kBytes +
-                        (kLevels + 1) * kWidestPanel * sizeof(float) + BagGroup::kBytes + BagWalk::kBytes +
-                        BagSearch::kBytes <=
+  static constexpr int64_t kOtherBytes = RowTiles<Stored>::kBytes + PooledOutput::kBytes +
+                                         BagSum<Stored, kWeighted>::kBytes + BagGroup::kBytes +
+                                         BagWalk::kBytes + BagSearch::kBytes;
+  static_assert(kWidestPanel <= PooledOutput::kTile, "a row fits");
+  static_assert(kOtherBytes + (kLevels + 1) * kWidestPanel * 4 +
+                        8 * kWidestPanel * RowTiles<Stored>::kBytesOfValue <=
                     kUbBytes,
-                "UB");
+                "UB, with a tile of 8 rows");
 
   // Before this column of this bag, whose lookups are [first, last); last is not known where column is 0.
   struct Position {
@@ -358,33 +365,37 @@ class PooledLookup {
       tiles_.start(first, last, column, width);
       sums_.start(first, last, width);
       output_.start(width);
-      group_.start(width);
-      for (int64_t k = begin; k < end; ++k) {
-        if (k > begin) walk_.next();
-        pool_next(walk_.column() + column, static_cast<int32_t>(width));
+      group_.start(width, tiles_.pitch());
+      while (!walk_.at_end()) {
+        if (!pool_group(walk_.column() + column))
+          pool_next(walk_.column() + column, static_cast<int32_t>(width));
       }
-      finish_group();
       output_.flush();
       tiles_.finish();
     }
   }
 
+  // Short bags from the one where walk_ stands on. False: that one is not short, or there is room for one
+  // only.
+  __aicore__ inline bool pool_group(int64_t column) {
+    if (group_.most() == 1) return false;
+    if (walk_.length() > 0) tiles_.available(1);
+    const auto ends = walk_.ends();
+    const int64_t most = minimum(ends.count, output_.room(walk_.sample(), column));
+    const int64_t bags = group_.list(walk_.first(), ends.values, most, tiles_.held());
+    if (bags == 0) return false;
+    const LocalTensor<float> sums = output_.take(bags);
+    group_.add_up(sums, sums_.take_rows(&tiles_, group_.rows()), bags, walk_.mean());
+    walk_.skip(bags, walk_.first() + group_.rows());
+    return true;
+  }
+
   // The bag where walk_ stands.
   __aicore__ inline void pool_next(int64_t column, int32_t width) {
-    const int64_t length = walk_.length();
-    const bool is_short = group_.useful() && length > 0 && length <= BagSum<Stored, kWeighted>::kSumBlock;
-    if (!is_short || group_.full() || !tiles_.holds(length) || !output_.joins(walk_.sample(), column)) {
-      finish_group();
-    }
-    const LocalTensor<float> slice = output_.slice(walk_.sample(), column);
-    if (is_short && group_.empty()) tiles_.available(length);
-    if (is_short && tiles_.holds(length)) {
-      group_.add(slice, sums_.take_rows(&tiles_, length), length, walk_.mean());
-    } else {
-      pool_bag(slice, width);
-    }
+    output_.room(walk_.sample(), column);
+    pool_bag(output_.take(1), width);
+    walk_.next();
   }
-  __aicore__ inline void finish_group() { group_.finish(tiles_.pitch()); }
 
   __aicore__ inline void pool_bag(const LocalTensor<float>& slice, int32_t width) {
     if (walk_.length() == 0) {

@@ -6,11 +6,12 @@
 namespace rec_sdk {
 namespace ascendc {
 
-// Short bags whose rows lie in one tile are added up side by side: an instruction that waits for the one
-// before takes longer than a narrow row.
+// Short bags of a feature whose rows lie in one tile are added up side by side: an instruction that waits for
+// the one before takes longer than a narrow row. The scalar unit bounds these loops.
 class BagGroup {
  public:
-  static constexpr int64_t kMost = 8, kValues = 512;  // bags, and values of their sums
+  static constexpr int64_t kMost = 16, kValues = 2048;  // bags, and values of their sums
+  static constexpr int64_t kLongest = 32;               // rows of a bag: a block of sums
   static constexpr uint32_t kBytes = kValues * sizeof(float);
 
   __aicore__ inline void init(TPipe* pipe, int64_t width) {
@@ -18,76 +19,88 @@ class BagGroup {
     most_ = minimum(kMost, kValues / pitch_);
     pipe->InitBuffer(divisors_, static_cast<uint32_t>(most_ * pitch_ * sizeof(float)));
   }
-  __aicore__ inline void start(int64_t width) { width_ = static_cast<int32_t>(width); }
-
-  // Whether there is room for two at all.
-  __aicore__ inline bool useful() const { return most_ > 1; }
-  __aicore__ inline bool empty() const { return count_ == 0; }
-  __aicore__ inline bool full() const { return count_ == most_; }
-
-  // `rows`: the first of its rows, which stay where they are until finish().
-  __aicore__ inline void add(const LocalTensor<float>& sum, const LocalTensor<float>& rows, int64_t length,
-                             bool mean) {
-    bags_[count_++] = {sum, rows, length, mean};
-    longest_ = maximum(longest_, length);
+  // row_pitch: of the rows in their tile.
+  __aicore__ inline void start(int64_t width, int64_t row_pitch) {
+    width_ = static_cast<int32_t>(width);
+    row_pitch_ = static_cast<uint32_t>(row_pitch);
   }
 
-  // Adds all of them up; `pitch`: of their rows.
-  __aicore__ inline void finish(int64_t pitch) {
-    if (count_ == 0) return;
+  __aicore__ inline int64_t most() const { return most_; }
+
+  // The first of `most` bags, one after the other from lookup `begin` on, that end where `ends` say: as many
+  // as are short, have rows, and have no more than `rows` rows together; at most most(). Returns how many.
+  __aicore__ inline int64_t list(int64_t begin, const LocalTensor<int64_t>& ends, int64_t most,
+                                 int64_t rows) {
+    const auto bags = static_cast<uint32_t>(minimum(most, most_));
+    const auto first = static_cast<uint32_t>(begin),
+               room = static_cast<uint32_t>(minimum<int64_t>(rows, 1 << 30));
+    uint32_t row = 0, count = 0;
+    longest_ = 0;
+    for (; count < bags; ++count) {
+      const uint32_t end = static_cast<uint32_t>(ends.GetValue(count)) - first, length = end - row;
+      if (length - 1 >= kLongest || end > room) break;
+      bags_[count] = {row * row_pitch_, length};
+      longest_ = maximum(longest_, length);
+      row = end;
+    }
+    rows_ = row;
+    return count;
+  }
+  // Of the bags that were listed.
+  __aicore__ inline int64_t rows() const { return rows_; }
+
+  // sums[i] = the sum of the rows of bag i < count, or their mean. sums [count, pitch of sums], rows [rows(),
+  // row_pitch].
+  __aicore__ inline void add_up(const LocalTensor<float>& sums, const LocalTensor<float>& rows, int64_t count,
+                                bool mean) {
+    const auto pitch = static_cast<uint32_t>(pitch_), end = static_cast<uint32_t>(count) * pitch;
     vector_barrier();
     OneMask::begin(width_);
-    const auto to_next = static_cast<uint32_t>(pitch);
-    for (int64_t b = 0; b < count_; ++b) begin_sum(bags_[b], to_next);
-    uint32_t place = 2 * to_next;
-    for (int64_t i = 2; i < longest_; ++i, place += to_next) {
+    const Bag* bag = bags_;
+    for (uint32_t to = 0; to != end; to += pitch, ++bag) begin_sum(sums[to], rows[bag->place], bag->length);
+    for (uint32_t i = 2, place = 2 * row_pitch_; i < longest_; ++i, place += row_pitch_) {
       vector_barrier();
-      for (int64_t b = 0; b < count_; ++b) {
-        const Bag& bag = bags_[b];
-        if (i < bag.length) OneMask::add(bag.sum, bag.sum, bag.rows[place]);
+      const LocalTensor<float> row = rows[place];
+      bag = bags_;
+      for (uint32_t to = 0; to != end; to += pitch, ++bag) {
+        if (i < bag->length) OneMask::add(sums[to], sums[to], row[bag->place]);
       }
     }
     OneMask::end();
-    divide();
-    count_ = longest_ = 0;
+    if (mean) divide(sums, static_cast<uint32_t>(count));
   }
 
  private:
   struct Bag {
-    LocalTensor<float> sum, rows;
-    int64_t length;
-    bool mean;
+    uint32_t place, length;  // its rows
   };
 
   // The first row is copied, or added to the second.
-  __aicore__ inline void begin_sum(const Bag& bag, uint32_t pitch) {
-    if (bag.length == 1) {
-      OneMask::copy(bag.sum, bag.rows);
+  __aicore__ inline void begin_sum(const LocalTensor<float>& sum, const LocalTensor<float>& rows,
+                                   uint32_t length) const {
+    if (length == 1) {
+      OneMask::copy(sum, rows);
     } else {
-      OneMask::add(bag.sum, bag.rows, bag.rows[pitch]);
+      OneMask::add(sum, rows, rows[row_pitch_]);
     }
   }
 
-  __aicore__ inline void divide() {
-    bool any = false;
-    for (int64_t b = 0; b < count_; ++b) {
-      if (!bags_[b].mean) continue;
-      AscendC::Duplicate(divisor(b), static_cast<float>(bags_[b].length), width_);
-      any = true;
+  __aicore__ inline void divide(const LocalTensor<float>& sums, uint32_t count) {
+    const LocalTensor<float> divisors = divisors_.Get<float>();
+    const auto pitch = static_cast<uint32_t>(pitch_);
+    for (uint32_t b = 0; b < count; ++b) {
+      AscendC::Duplicate(divisors[b * pitch], static_cast<float>(bags_[b].length), width_);
     }
-    if (!any) return;
     vector_barrier();
-    for (int64_t b = 0; b < count_; ++b) {
-      if (bags_[b].mean) AscendC::Div(bags_[b].sum, bags_[b].sum, divisor(b), width_);
+    for (uint32_t b = 0; b < count; ++b) {
+      AscendC::Div(sums[b * pitch], sums[b * pitch], divisors[b * pitch], width_);
     }
-  }
-  __aicore__ inline LocalTensor<float> divisor(int64_t b) {
-    return divisors_.Get<float>()[static_cast<uint32_t>(b * pitch_)];
   }
 
   Bag bags_[kMost];
   Scratch divisors_;
-  int64_t pitch_ = 0, most_ = 0, count_ = 0, longest_ = 0;
+  int64_t pitch_ = 0, most_ = 0, rows_ = 0;
+  uint32_t row_pitch_ = 0, longest_ = 0;
   int32_t width_ = 0;
 };
 

@@ -14,6 +14,7 @@ namespace ascendc {
 class Divisors {
  public:
   static constexpr int64_t kRing = 4;
+  static constexpr uint32_t kBytesOfRow = kRing * sizeof(float);
 
   __aicore__ inline void init(TPipe* pipe, int64_t rows) {
     rows_ = rows;
@@ -128,15 +129,17 @@ class WeightsGradient {
   }
 
  private:
-  static constexpr int64_t kTile = 4096, kWidestPanel = 256,
-                           kSlots = 1024;  // values of a tile, columns, slots
-  static constexpr int64_t kMinRows = 8;
+  static constexpr int64_t kWidestPanel = 240, kSlots = 1024;    // columns, slots
+  static constexpr int64_t kRowUnit = kUbBlock / sizeof(float);  // rows of a tile
+  static constexpr int64_t kRepeat = 64;                         // values of a vector instruction's repeat
   static constexpr bool kWidens = sizeof(Stored) != sizeof(float);
-  static_assert(kTile / kWidestPanel >= kMinRows && kSlots % LaneSums::kMaxRows == 0, "tiles of rows");
-  static_assert(kTile * (2 * sizeof(Stored) + (kWidens ? sizeof(float) : 0) + 2 * sizeof(float)) +
-                        LaneSums::kBytes +
-                        LaneSums::kMaxRows * ((2 + Divisors::kRing) * sizeof(float) + TileBags::kBytesOfRow) +
-                        ScalarStream<int32_t, kSlots>::kBytes + BagWalk::kBytes + BagSearch::kBytes <=
+  static constexpr int64_t kBytesOfValue =
+      2 * sizeof(Stored) + (kWidens ? 2 * sizeof(float) : 0) + 2 * sizeof(float);
+  static constexpr int64_t kBytesOfRow =
+      (LaneSums::floats_of_row(1) + 2) * sizeof(float) + Divisors::kBytesOfRow + TileBags::kBytesOfRow;
+  static constexpr int64_t kOtherBytes =
+      ScalarStream<int32_t, kSlots>::kBytes + BagWalk::kBytes + BagSearch::kBytes;
+  static_assert(kRowUnit * ((kWidestPanel + kWidthMultiple) * kBytesOfValue + kBytesOfRow) + kOtherBytes <=
                     kUbBytes,
                 "UB");
 
@@ -168,23 +171,30 @@ class WeightsGradient {
     return {bag, minimum(found.first, lookup)};
   }
 
-  // A power of two of lookups, so that a tile never straddles chunks of the stream of slots.
+  // As many lookups as fit. Where panels read their slots again, a power of two: then a tile never straddles
+  // chunks of the stream of slots.
   __aicore__ inline void plan_tiles() {
-    panel_ = minimum(align_up(a_.weights.dim, kWidthMultiple), kWidestPanel);
-    panels_ = ceil_div(a_.weights.dim, panel_);
-    const int64_t rows = tile_rows(minimum(kTile / panel_, LaneSums::kMaxRows), end_ - begin_);
-    rows_ = maximum(kMinRows, int64_t{1} << floor_log2(rows));
+    panels_ = ceil_div(a_.weights.dim, kWidestPanel);
+    panel_ = align_up(ceil_div(a_.weights.dim, panels_), kWidthMultiple);
+    pitch_ = spread_pitch(panel_, kUbBlock / sizeof(Stored));
+    const int64_t fit = (kUbBytes - kOtherBytes) / (pitch_ * kBytesOfValue + kBytesOfRow);
+    const int64_t rows = tile_rows(align_down(fit, kRowUnit), end_ - begin_);
+    rows_ = panels_ > 1 ? int64_t{1} << floor_log2(rows) : rows;
+    rows_ = maximum(kRowUnit, align_down(rows_, kRowUnit));
     tiles_ = ceil_div(end_ - begin_, rows_);
   }
 
   __aicore__ inline void init_buffers(TPipe* pipe) {
-    const int64_t values = rows_ * panel_;
+    const int64_t values = rows_ * pitch_;
     pipe->InitBuffer(stored_, 2, static_cast<uint32_t>(values * sizeof(Stored)));
     pipe->InitBuffer(gradients_, 2, static_cast<uint32_t>(values * sizeof(float)));
-    if (kWidens) pipe->InitBuffer(widened_, static_cast<uint32_t>(values * sizeof(float)));
+    if (kWidens) {
+      pipe->InitBuffer(widened_, static_cast<uint32_t>(rows_ * panel_ * sizeof(float)));
+      pipe->InitBuffer(products_, static_cast<uint32_t>(values * sizeof(float)));
+    }
     pipe->InitBuffer(results_, 2, static_cast<uint32_t>(rows_ * sizeof(float)));
     slots_.init(pipe);
-    lanes_.init(pipe, rows_, panel_);
+    lanes_.init(pipe, rows_, pitch_);
     divisors_.init(pipe, rows_);
     bags_.init(pipe, rows_);
   }
@@ -212,13 +222,31 @@ class WeightsGradient {
     if (panel == 0) list_bags(tile);
     const int64_t column = panel * panel_, width = width_of(panel);
     LocalTensor<Stored> rows = stored_.template AllocTensor<Stored>();
-    load_rows_of_weights(rows, panel_, a_.weights, &slots_, first_of(tile), rows_in(tile), column, width);
+    load_rows_of_weights(rows, row_pitch(width), a_.weights, &slots_, first_of(tile), rows_in(tile), column,
+                         width);
     stored_.EnQue(rows);
     LocalTensor<float> gradients = gradients_.template AllocTensor<float>();
-    for (int64_t i = 0; i < bags_.count(tile); ++i) {
-      load(gradients[static_cast<uint32_t>(i * panel_)], a_.grad + bags_.gradient(tile, i) + column, width);
-    }
+    load_gradients(tile, gradients, column, width);
     gradients_.EnQue(gradients);
+  }
+
+  // Gradients of bags that follow each other come together.
+  __aicore__ inline void load_gradients(int64_t tile, const LocalTensor<float>& to, int64_t column,
+                                        int64_t width) {
+    const int64_t bags = bags_.count(tile), stride = a_.grad_stride;
+    const bool near = stride * static_cast<int64_t>(sizeof(float)) <= kMaxGap;
+    for (int64_t i = 0, next; i < bags; i = next) {
+      const int64_t first = bags_.gradient(tile, i);
+      next = i + 1;
+      for (int64_t at = first; near && next < bags && bags_.gradient(tile, next) == (at += stride);) ++next;
+      load_rows(to[static_cast<uint32_t>(i * pitch_)], a_.grad + first + column, next - i, width, stride,
+                pitch_);
+    }
+  }
+
+  // Of rows as they come: no gap between those that one instruction widens.
+  __aicore__ inline int64_t row_pitch(int64_t width) const {
+    return kWidens ? align_up(width, kWidthMultiple) : pitch_;
   }
 
   __aicore__ inline void list_bags(int64_t tile) {
@@ -240,25 +268,54 @@ class WeightsGradient {
     LocalTensor<Stored> stored = stored_.template DeQue<Stored>();
     LocalTensor<float> gradients = gradients_.template DeQue<float>();
     const LocalTensor<float> rows = as_floats(stored, rows_in(tile), width);
-    multiply(tile, rows, gradients, width);
+    const LocalTensor<float> products = kWidens ? products_.template Get<float>() : rows;
+    multiply(tile, products, rows, gradients, width);
     vector_barrier();
-    lanes_.add(rows, width);
+    lanes_.add(products, width);
     gradients_.FreeTensor(gradients);
     stored_.FreeTensor(stored);
   }
 
-  // Each row of the tile by the gradient of its bag.
-  __aicore__ inline void multiply(int64_t tile, const LocalTensor<float>& rows,
-                                  const LocalTensor<float>& gradients, int64_t width) {
-    const auto pitch = static_cast<uint32_t>(panel_);
+  // Each row of the tile by the gradient of its bag: the rows of a long bag together, 64 columns of each.
+  __aicore__ inline void multiply(int64_t tile, const LocalTensor<float>& products,
+                                  const LocalTensor<float>& rows, const LocalTensor<float>& gradients,
+                                  int64_t width) {
     const int64_t bags = bags_.count(tile);
-    uint32_t at = 0, gradient_at = 0;
-    OneMask::begin(width);
-    for (int64_t i = 0; i < bags; ++i, gradient_at += pitch) {
-      const LocalTensor<float> gradient = gradients[gradient_at];
-      for (const uint32_t end = static_cast<uint32_t>(bags_.end(tile, i)) * pitch; at != end; at += pitch) {
-        OneMask::multiply(rows[at], gradient, rows[at]);
+    const int64_t long_bag = width % kRepeat == 0 ? width / kRepeat + 2 : INT64_MAX;  // 2: what masks take
+    const auto to_next = static_cast<uint32_t>(pitch_), row_to_next = static_cast<uint32_t>(row_pitch(width));
+    int64_t begin = 0;
+    for (int64_t i = 0; i < bags; ++i) {
+      const int64_t count = bags_.end(tile, i) - begin;
+      const auto row = static_cast<uint32_t>(begin);
+      const LocalTensor<float> product = products[row * to_next], first = rows[row * row_to_next],
+                               gradient = gradients[static_cast<uint32_t>(i) * to_next];
+      if (count >= long_bag) {
+        multiply_columns(product, first, gradient, count, width);
+      } else {
+        multiply_rows(product, first, gradient, count, width);
       }
+      begin += count;
+    }
+  }
+  __aicore__ inline void multiply_columns(const LocalTensor<float>& products, const LocalTensor<float>& rows,
+                                          const LocalTensor<float>& gradient, int64_t count,
+                                          int64_t width) const {
+    constexpr int64_t kFloats = kUbBlock / sizeof(float);
+    const auto to_next = static_cast<uint8_t>(pitch_ / kFloats),
+               row_to_next = static_cast<uint8_t>(row_pitch(width) / kFloats);
+    OneMask::begin(count * kRepeat);
+    for (uint32_t column = 0; column < static_cast<uint32_t>(width); column += kRepeat) {
+      OneMask::multiply_repeats(products[column], gradient[column], rows[column], to_next, row_to_next);
+    }
+    OneMask::end();
+  }
+  __aicore__ inline void multiply_rows(const LocalTensor<float>& products, const LocalTensor<float>& rows,
+                                       const LocalTensor<float>& gradient, int64_t count,
+                                       int64_t width) const {
+    const auto to_next = static_cast<uint32_t>(pitch_), row_to_next = static_cast<uint32_t>(row_pitch(width));
+    OneMask::begin(width);
+    for (uint32_t i = 0; i < static_cast<uint32_t>(count); ++i) {
+      OneMask::multiply(products[i * to_next], gradient, rows[i * row_to_next]);
     }
     OneMask::end();
   }
@@ -267,15 +324,7 @@ class WeightsGradient {
                                                  int64_t width) {
     if constexpr (kWidens) {
       const LocalTensor<float> floats = widened_.template Get<float>();
-      const int64_t padded = align_up(width, kWidthMultiple);
-      if (padded == panel_) {
-        widen(floats, stored, rows * panel_);
-      } else {  // a narrower panel leaves gaps with nothing in them
-        for (int64_t i = 0; i < rows; ++i) {
-          const auto at = static_cast<uint32_t>(i * panel_);
-          widen(floats[at], stored[at], padded);
-        }
-      }
+      widen(floats, stored, rows * row_pitch(width));
       vector_barrier();
       return floats;
     } else {
@@ -296,10 +345,10 @@ class WeightsGradient {
 
   PooledWeightsGrad a_{};
   int64_t begin_ = 0, end_ = 0;
-  int64_t panel_ = 0, panels_ = 0, rows_ = 0, tiles_ = 0;
+  int64_t panel_ = 0, panels_ = 0, pitch_ = 0, rows_ = 0, tiles_ = 0;
   AscendC::TQue<TPosition::VECIN, 2> stored_, gradients_;
   AscendC::TQue<TPosition::VECOUT, 2> results_;
-  Scratch widened_;
+  Scratch widened_, products_;
   ScalarStream<int32_t, kSlots> slots_;
   BagWalk walk_;
   BagSearch search_;

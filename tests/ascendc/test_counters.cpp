@@ -57,6 +57,21 @@ void test_cycles() {
     CHECK(cycles([&] { Duplicate(y.ReinterpretCast<uint32_t>(), 0u, 64); }) == 1);
     CHECK(cycles([&] { Gather(x, x[512], y.ReinterpretCast<uint32_t>(), 0, 11); }) == 3);
     CHECK(cycles([&] { Add(y, x, x, 0); }) == 0);
+    // Eight blocks of one bank group in turn, of two groups by fours, of eight at once.
+    const auto strided = [&](uint8_t pitch) {
+      return cycles([&] {
+        SetMaskCount();
+        SetVectorMask<float, MaskMode::COUNTER>(56);
+        Add<float, false>(y, y, x, MASK_PLACEHOLDER, 1, {1, 1, pitch, 8, 8, 8});
+        SetMaskNorm();
+        ResetMask();
+      });
+    };
+    CHECK(strided(1) == 1);
+    CHECK(strided(16) == 7);
+    CHECK(strided(8) == 4);
+    CHECK(strided(17) == 1);
+    CHECK(strided(18) == 1);
   }));
 }
 

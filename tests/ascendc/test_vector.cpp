@@ -323,7 +323,7 @@ void test_mask() {
       CHECK(z.GetValue(count) == 7.0f);
     }));
   }
-  enum Mistake { kNoMode, kNoMask, kOwnMask, kNoEnd, kNoReset, kRepeats, kGaps };
+  enum Mistake { kNoMode, kNoMask, kOwnMask, kNoEnd, kNoReset, kRepeats, kOnTop };
   const auto broken = [&](Mistake mistake) {
     return [=](bool repaired) {
       const auto is = [=](Mistake one) { return !repaired && mistake == one; };
@@ -332,7 +332,7 @@ void test_mask() {
       if (!is(kNoMode)) SetMaskCount();
       if (!is(kNoMask) && !is(kNoMode)) SetVectorMask<float, MaskMode::COUNTER>(64);
       BinaryRepeatParams strides;
-      if (is(kGaps)) strides.src1BlkStride = 2;
+      if (is(kOnTop)) strides.dstBlkStride = 0;
       Add<float, false>(x, x, x, MASK_PLACEHOLDER, is(kRepeats) ? 2 : 1, strides);
       PipeBarrier<PIPE_V>();
       if (is(kOwnMask)) Adds(x, x, 1.0f, 64);
@@ -347,8 +347,9 @@ void test_mask() {
   CHECK_TWIN(broken(kOwnMask), {}, 1, "V, Adds (", "SetMaskNorm and ResetMask must come before");
   CHECK_TWIN(broken(kNoEnd), {}, 1, "SetMaskNorm and ResetMask must end what SetMaskCount began");
   CHECK_TWIN(broken(kNoReset), {}, 1, "SetMaskNorm and ResetMask must end what SetMaskCount began");
-  CHECK_TWIN(broken(kRepeats), {}, 1, "V, Add (", "one repeat of values side by side");
-  CHECK_TWIN(broken(kGaps), {}, 1, "V, Add (", "one repeat of values side by side");
+  CHECK_TWIN(broken(kRepeats), {}, 1, "V, Add (",
+             "repeatTime 2: where the mask counts elements it says nothing");
+  CHECK_TWIN(broken(kOnTop), {}, 1, "V, Add (", "its elements would lie on top of each other");
   const Kernel early = [](bool repaired) {
     if (repaired) SetMaskCount();
     SetVectorMask<float, MaskMode::COUNTER>(8);
@@ -356,6 +357,51 @@ void test_mask() {
     ResetMask();
   };
   CHECK_TWIN(early, {}, 1, "S, SetVectorMask (", "SetMaskCount must come before");
+}
+
+// Blocks of 8 floats at strides: a column of blocks of a matrix, added to values side by side.
+void test_strides() {
+  constexpr int32_t kPitch = 24, kRows = 11, kColumn = 8, kCount = 8 * kRows - 3;
+  const auto matrix = numbers<float>(kPitch * kRows, 3), sums = numbers<float>(8 * kRows, 4);
+  const auto add = [&](const LocalTensor<float>& z, const LocalTensor<float>& x, const LocalTensor<float>& y,
+                       const BinaryRepeatParams& strides) {
+    SetMaskCount();
+    SetVectorMask<float, MaskMode::COUNTER>(kCount);
+    Add<float, false>(z, x, y, MASK_PLACEHOLDER, 1, strides);
+    SetMaskNorm();
+    ResetMask();
+    order<HardEvent::V_S>();
+  };
+  const BinaryRepeatParams column(1, 1, kPitch / 8, 8, 8, kPitch);
+  CHECK_PASSES(run([&] {
+    LocalMemAllocator<> allocator;
+    const auto x = local(allocator, sums), y = local(allocator, matrix);
+    add(x, x, y[kColumn], column);
+    for (int32_t i = 0; i < 8 * kRows; ++i) {
+      const float more = matrix[static_cast<size_t>(i / 8 * kPitch + kColumn + i % 8)];
+      CHECK(x.GetValue(i) == (i < kCount ? sums[i] + more : sums[i]));
+    }
+    // To a column, and from values side by side.
+    const BinaryRepeatParams to_column(kPitch / 8, 1, 1, kPitch, 8, 8);
+    add(y, x, x, to_column);
+    for (int32_t i = 0; i < kPitch * kRows; ++i) {
+      const int32_t at = i / kPitch * 8 + i % kPitch;
+      const bool written = i % kPitch < 8 && at < kCount;
+      CHECK(y.GetValue(i) == (written ? 2 * x.GetValue(at) : matrix[i]));
+    }
+  }));
+  const Kernel beyond = [&](bool repaired) {
+    LocalMemAllocator<> allocator;
+    const auto x = local(allocator, sums), y = local(allocator, matrix);
+    add(x, x, y[repaired ? 0 : kPitch], column);
+  };
+  CHECK_TWIN(beyond, {}, 1, "V, Add (", "src1 has 960 bytes, 980 are needed");
+  const Kernel overlap = [&](bool repaired) {
+    LocalMemAllocator<> allocator;
+    const auto x = local(allocator, sums), y = local(allocator, matrix);
+    add(repaired ? x : y, x, y, column);
+  };
+  CHECK_TWIN(overlap, {}, 1, "V, Add (", "only the same tensor may be both");
 }
 
 }  // namespace
@@ -386,5 +432,6 @@ int main() {
   test_gather();
   test_overlap();
   test_mask();
+  test_strides();
   return check_result();
 }

@@ -78,25 +78,37 @@ class BagWalk {
     columns_.start(bags.columns, feature_, last / batch_size_ + 1);
     means_.start(reinterpret_cast<const uint8_t*>(bags.mean), feature_, last / batch_size_ + 1);
     bag_ = begin;
-    end_ = offsets_.at(begin);
+    behind_last_ = end;
+    first_ = offsets_.at(begin);
+    last_ = offsets_.at(begin + 1);
     read_feature();
-    read_bag();
   }
 
-  __aicore__ inline void next() {
-    ++bag_;
-    if (++sample_ == batch_size_) {
-      sample_ = 0;
-      ++feature_;
-      read_feature();
-    }
-    read_bag();
+  __aicore__ inline bool at_end() const { return bag_ == behind_last_; }
+
+  // The ends of bags of this feature from this one on, at least of this one, side by side in UB.
+  __aicore__ inline typename ScalarStream<int64_t, kOffsets>::Run ends() {
+    return offsets_.run(bag_ + 1, minimum(batch_size_ - sample_, behind_last_ - bag_));
   }
+
+  // On by `count` bags, no more than ends() had, the last of which ends at lookup `last`.
+  __aicore__ inline void skip(int64_t count, int64_t last) {
+    bag_ += count;
+    sample_ += count;
+    first_ = last;
+    if (at_end()) return;
+    last_ = offsets_.at(bag_ + 1);
+    if (sample_ < batch_size_) return;
+    sample_ = 0;
+    ++feature_;
+    read_feature();
+  }
+  __aicore__ inline void next() { skip(1, last_); }
 
   __aicore__ inline int64_t bag() const { return bag_; }
   __aicore__ inline int64_t first() const { return first_; }  // lookups [first, last)
-  __aicore__ inline int64_t last() const { return end_; }
-  __aicore__ inline int64_t length() const { return end_ - first_; }
+  __aicore__ inline int64_t last() const { return last_; }
+  __aicore__ inline int64_t length() const { return last_ - first_; }
   __aicore__ inline int64_t sample() const { return sample_; }
   __aicore__ inline int64_t column() const { return column_; }
   __aicore__ inline bool mean() const { return mean_; }
@@ -107,16 +119,11 @@ class BagWalk {
     mean_ = means_.at(feature_) != 0;
   }
 
-  __aicore__ inline void read_bag() {
-    first_ = end_;
-    end_ = offsets_.at(bag_ + 1);
-  }
-
   ScalarStream<int64_t, kOffsets> offsets_;
   ScalarStream<int64_t, kFeatures> columns_;
   ScalarStream<uint8_t, kFeatures> means_;
-  int64_t batch_size_ = 1, feature_ = 0, sample_ = 0, bag_ = 0;
-  int64_t first_ = 0, end_ = 0, column_ = 0;
+  int64_t batch_size_ = 1, feature_ = 0, sample_ = 0, bag_ = 0, behind_last_ = 0;
+  int64_t first_ = 0, last_ = 0, column_ = 0;
   bool mean_ = false;
 };
 

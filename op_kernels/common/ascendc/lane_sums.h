@@ -1,94 +1,161 @@
 // Sums of the rows of a tile in the order of lane_sum in aggregate.h.
 #pragma once
 
-#include "op_kernels/common/ascendc/signal.h"
+#include "op_kernels/common/ascendc/one_mask.h"
+#include "op_kernels/common/ascendc/steps.h"
 
 namespace rec_sdk {
 namespace ascendc {
 
 constexpr int64_t kLanes = 16;  // of lane_sum in aggregate.h
 
+// The pitch of a plane whose blocks of 8 columns are added up, at least `pitch`: the same block of 8 rows
+// then lies in 8 of the 16 bank groups of UB, which are read at once. `unit`: the pitch stays a multiple of
+// it, 8 or 16.
+__aicore__ inline int64_t spread_pitch(int64_t pitch, int64_t unit) { return (pitch / unit | 1) * unit; }
+
 // Sums of the rows of a tile in the order of lane_sum: lane l adds columns l, l + 16, ..., then lane l gets
-// lane l + 8, + 4, + 2, + 1. Gather turns 16 columns of the tile, so that lane l of all rows lies side by
-// side: every step is one addition for the whole tile, and the results come out in order.
+// lane l + 8, + 4, + 2, + 1. The lanes of a row are two UB blocks, and one instruction adds a block of all
+// rows. In the end Gather turns them, so that lane l of all rows lies side by side: every step is then one
+// addition for the whole tile, and the results come out in order.
 class LaneSums {
  public:
-  static constexpr int64_t kMaxRows = 256;
-  // Vectors of lanes of all rows.
-  static __aicore__ inline constexpr int64_t vectors(int64_t sums) { return sums + 2; }
-  static constexpr uint32_t kBytes = 3 * kMaxRows * kLanes * sizeof(float);  // of one sum
+  // Floats of UB for a row: lanes of the sums, those of one turned, their index, and the row's own.
+  static __aicore__ inline constexpr int64_t floats_of_row(int64_t sums) { return (sums + 2) * kLanes + 1; }
 
-  // rows: of the largest tile, a multiple of 8, so that a lane is whole UB blocks; pitch: values from one to
-  // the next; sums: of each row.
+  // rows: of the largest tile; pitch: values from one row of a tile to the next, whole UB blocks; sums: of
+  // each row.
   __aicore__ inline void init(TPipe* pipe, int64_t rows, int64_t pitch, int64_t sums = 1) {
+    rows_ = align_up(rows, kFloats);
     pitch_ = pitch;
-    count_ = sums;
-    const auto bytes = static_cast<uint32_t>(rows * kLanes * sizeof(float));
+    sum_count_ = sums;
+    const auto bytes = static_cast<uint32_t>(rows_ * kLanes * sizeof(float));
     pipe->InitBuffer(sums_, bytes * static_cast<uint32_t>(sums));
     pipe->InitBuffer(turned_, bytes);
     pipe->InitBuffer(index_, bytes);
+    pipe->InitBuffer(row_index_, static_cast<uint32_t>(rows_ * sizeof(int32_t)));
+    const LocalTensor<int32_t> row_index = row_index_.Get<int32_t>(), index = index_.Get<int32_t>();
+    const int64_t row_bytes = pitch * static_cast<int64_t>(sizeof(float));
+    begin_steps(row_index, row_bytes);
+    begin_steps(index, kUbBlock);
     indexed_.init(pipe);
-    used_.init(pipe);
+    indexed_.order();
+    continue_steps(row_index, rows_, row_bytes);
+    continue_steps(index, rows_, kUbBlock);
+    index_lanes(index);
   }
 
   // A new tile of `present` rows, at least 1.
   __aicore__ inline void begin(int64_t present) {
-    if (present != present_) index_rows(present);
+    present_ = present;
     vector_barrier();
-    AscendC::Duplicate(sums_.Get<float>(), 0.0f, static_cast<int32_t>(count_ * rows_ * kLanes));
+    AscendC::Duplicate(sums_.Get<float>(), 0.0f, static_cast<int32_t>(sum_count_ * rows_ * kLanes));
     vector_barrier();
   }
 
   // The next `width` columns of the tile; those before were a multiple of 16.
   __aicore__ inline void add(const LocalTensor<float>& values, int64_t width, int64_t sum = 0) {
-    const LocalTensor<float> sums = lanes_of(sum), turned = turned_.Get<float>();
-    for (int64_t column = 0; column < width; column += kLanes) {
-      const int64_t count = minimum(kLanes, width - column) * rows_;
-      AscendC::Gather(turned, values, index_.Get<uint32_t>(), static_cast<uint32_t>(column * sizeof(float)),
-                      static_cast<uint32_t>(count));
-      vector_barrier();
-      AscendC::Add(sums, sums, turned, static_cast<int32_t>(count));
-      vector_barrier();
+    const LocalTensor<float> sums = lanes_of(sum);
+    const int64_t whole = align_down(width, kFloats), group = rows_of_instruction();
+    for (int64_t row = 0; row < present_; row += group) {
+      add_blocks(sums[static_cast<uint32_t>(row * kFloats)], values[static_cast<uint32_t>(row * pitch_)],
+                 minimum(group, present_ - row), whole);
     }
+    turned_early_ = whole < width;
+    if (turned_early_) add_columns(sums, values, whole, width);
   }
 
-  // to[i] = the sum of row i; `to` has room for a multiple of 8.
+  // to[i] = the sum of row i; `to` has room for all rows that there could be, up to a multiple of 8.
   __aicore__ inline void finish(const LocalTensor<float>& to, int64_t sum = 0) {
-    const LocalTensor<float> sums = lanes_of(sum);
-    for (int64_t half = kLanes / 2; half > 0; half /= 2) {
-      const int64_t count = half * rows_;
-      AscendC::Add(half == 1 ? to : sums, sums, sums[static_cast<uint32_t>(count)],
-                   static_cast<int32_t>(count));
-      vector_barrier();
+    LocalTensor<float> lanes = lanes_of(sum);
+    int64_t half = kLanes / 2;
+    if (!turned_early_) {
+      add_half(lanes, lanes, half);
+      half /= 2;
+      turn(lanes, kLanes / 2);
+      lanes = turned_.Get<float>();
     }
+    for (; half > 1; half /= 2) add_half(lanes, lanes, half);
+    add_half(to, lanes, 1);
   }
 
  private:
+  static constexpr int64_t kFloats = kUbBlock / sizeof(float);
+  static constexpr int64_t kFarthest = 255;  // blocks from one to the next that an instruction can step
+
+  __aicore__ inline int64_t rows_of_instruction() const {
+    if (pitch_ <= kFarthest) return present_;  // 8 rows on are 8 pitches of a float in blocks of 8
+    return pitch_ / kFloats <= kFarthest ? kFloats : 1;
+  }
+
+  // Of [.., rows_, 8] of the sums from a row on, and of its values.
+  __aicore__ inline void add_blocks(const LocalTensor<float>& sums, const LocalTensor<float>& values,
+                                    int64_t rows, int64_t width) {
+    const bool one = rows == 1;
+    const auto block = static_cast<uint8_t>(one ? 1 : pitch_ / kFloats);
+    const auto repeat = static_cast<uint8_t>(rows <= kFloats ? 1 : pitch_);
+    const LocalTensor<float> right = sums[static_cast<uint32_t>(rows_ * kFloats)];
+    OneMask::begin(rows * kFloats);
+    for (int64_t column = 0; column < width; column += kLanes) {
+      OneMask::add_strided(sums, values[static_cast<uint32_t>(column)], block, repeat);
+      if (column + kFloats < width) {
+        OneMask::add_strided(right, values[static_cast<uint32_t>(column + kFloats)], block, repeat);
+      }
+      vector_barrier();
+    }
+    OneMask::end();
+  }
+
+  // Columns that fill no block: lane by lane, when no more come, so that the lanes are turned first.
+  __aicore__ inline void add_columns(const LocalTensor<float>& sums, const LocalTensor<float>& values,
+                                     int64_t begin, int64_t end) {
+    const LocalTensor<float> turned = turned_.Get<float>();
+    turn(sums, kLanes);
+    copy_values(sums, turned, rows_ * kLanes);
+    vector_barrier();
+    for (int64_t column = begin; column < end; ++column) {
+      const LocalTensor<float> lane = sums[static_cast<uint32_t>(column % kLanes * rows_)];
+      AscendC::Gather(turned, values, row_index_.Get<uint32_t>(),
+                      static_cast<uint32_t>(column * sizeof(float)), static_cast<uint32_t>(present_));
+      vector_barrier();
+      AscendC::Add(lane, lane, turned, static_cast<int32_t>(present_));
+      vector_barrier();
+    }
+  }
+
+  // turned[l][i] = lane l of row i.
+  __aicore__ inline void turn(const LocalTensor<float>& sums, int64_t lanes) {
+    AscendC::Gather(turned_.Get<float>(), sums, index_.Get<uint32_t>(), 0,
+                    static_cast<uint32_t>(lanes * rows_));
+    vector_barrier();
+  }
+
+  // Lanes [0, half) get those behind them; a lane, or a column of the blocks, is rows_ values.
+  __aicore__ inline void add_half(const LocalTensor<float>& to, const LocalTensor<float>& lanes,
+                                  int64_t half) {
+    const auto count = static_cast<int32_t>(half * rows_);
+    AscendC::Add(to, lanes, lanes[static_cast<uint32_t>(count)], count);
+    vector_barrier();
+  }
+
+  // index[l * rows + i] = bytes before lane l of row i, where those of lane 0 are known.
+  __aicore__ inline void index_lanes(const LocalTensor<int32_t>& index) const {
+    for (int64_t l = 1; l < kLanes; ++l) {
+      const int64_t before = l / kFloats * rows_ * kFloats + l % kFloats;
+      AscendC::Adds(index[static_cast<uint32_t>(l * rows_)], index,
+                    static_cast<int32_t>(before * sizeof(float)), static_cast<int32_t>(rows_));
+    }
+    vector_barrier();
+  }
+
   __aicore__ inline LocalTensor<float> lanes_of(int64_t sum) {
     return sums_.Get<float>()[static_cast<uint32_t>(sum * rows_ * kLanes)];
   }
 
-  // index[l * rows + i] = bytes before column l of row i. Rows up to a multiple of 8 repeat the last one.
-  __aicore__ inline void index_rows(int64_t present) {
-    rows_ = align_up(present, kUbBlock / sizeof(float));
-    const LocalTensor<int32_t> index = index_.Get<int32_t>();
-    used_.order();
-    for (int64_t i = 0; i < rows_; ++i) {
-      const int64_t bytes = minimum(i, present - 1) * pitch_ * static_cast<int64_t>(sizeof(float));
-      index.SetValue(static_cast<uint32_t>(i), static_cast<int32_t>(bytes));
-    }
-    indexed_.order();
-    for (int64_t l = 1; l < kLanes; ++l) {
-      AscendC::Adds(index[static_cast<uint32_t>(l * rows_)], index, static_cast<int32_t>(l * sizeof(float)),
-                    static_cast<int32_t>(rows_));
-    }
-    present_ = present;
-  }
-
-  int64_t rows_ = 0, pitch_ = 0, present_ = 0, count_ = 1;
-  Scratch sums_, turned_, index_;
+  int64_t rows_ = 0, pitch_ = 0, present_ = 0, sum_count_ = 1;
+  bool turned_early_ = false;
+  Scratch sums_, turned_, index_, row_index_;
   Signal<HardEvent::S_V> indexed_;
-  Signal<HardEvent::V_S> used_;
 };
 
 }  // namespace ascendc

@@ -23,9 +23,21 @@ class OneMask {
                                     const LocalTensor<float>& b) {
     AscendC::Add<float, false>(to, a, b, AscendC::MASK_PLACEHOLDER, 1, {1, 1, 1, 8, 8, 8});
   }
+  // to += values, of which a block of 8 is `block` blocks from the one before, and the first of 8 blocks
+  // `repeat` from the first of the 8 before. `to` has no gaps.
+  __aicore__ inline static void add_strided(const LocalTensor<float>& to, const LocalTensor<float>& values,
+                                            uint8_t block, uint8_t repeat) {
+    AscendC::Add<float, false>(to, to, values, AscendC::MASK_PLACEHOLDER, 1, {1, 1, block, 8, 8, repeat});
+  }
   __aicore__ inline static void multiply(const LocalTensor<float>& to, const LocalTensor<float>& a,
                                          const LocalTensor<float>& b) {
     AscendC::Mul<float, false>(to, a, b, AscendC::MASK_PLACEHOLDER, 1, {1, 1, 1, 8, 8, 8});
+  }
+  // Repeats of 64 values, to = a * b, a being the same in each: the blocks from one to the next.
+  __aicore__ inline static void multiply_repeats(const LocalTensor<float>& to, const LocalTensor<float>& a,
+                                                 const LocalTensor<float>& b, uint8_t to_repeat,
+                                                 uint8_t b_repeat) {
+    AscendC::Mul<float, false>(to, a, b, AscendC::MASK_PLACEHOLDER, 1, {1, 1, 1, to_repeat, 0, b_repeat});
   }
   __aicore__ inline static void scale(const LocalTensor<float>& values, float by) {
     scale_to(values, values, by);

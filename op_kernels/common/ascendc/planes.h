@@ -11,14 +11,13 @@ namespace ascendc {
 // formulas need few: Adam two, a division of or by a number one more than other operators.
 class PlanePool {
  public:
-  static constexpr int kPlanes = 4;
-
-  __aicore__ inline void init(TPipe* pipe, int64_t elements, int planes = kPlanes) {
+  // planes: as many as planes_of_formula() counts.
+  __aicore__ inline void init(TPipe* pipe, int64_t elements, int planes) {
     elements_ = static_cast<uint32_t>(elements);
     pipe->InitBuffer(buffer_, static_cast<uint32_t>(planes) * elements_ * 4);
     used_ = 0;
   }
-  // There is one: planes_of_formula() was checked.
+  // There is one.
   __aicore__ inline int take() {
     int index = 0;
     while ((used_ >> index) & 1) ++index;

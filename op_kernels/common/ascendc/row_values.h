@@ -124,21 +124,15 @@ class RowValues {
   }
 
   __aicore__ inline void init_states(TPipe* pipe, int64_t rows, int64_t pitch) {
-    constexpr int64_t kFirst = kUbBlock / 4;
-    const int64_t step = pitch * static_cast<int64_t>(sizeof(float));
     state_rows_.init(pipe, rows, pitch);
     pipe->InitBuffer(states_, static_cast<uint32_t>(row_states_ * rows_ * 4));
     pipe->InitBuffer(state_index_, static_cast<uint32_t>(rows_ * sizeof(int32_t)));
     const LocalTensor<int32_t> index = state_index_.Get<int32_t>();
-    for (int64_t i = 0; i < kFirst; ++i)
-      index.SetValue(static_cast<uint32_t>(i), static_cast<int32_t>(i * step));
+    const int64_t step = pitch * static_cast<int64_t>(sizeof(float));
+    begin_steps(index, step);
     indexed_.init(pipe);
     indexed_.order();
-    for (int64_t n = kFirst; n < rows_; n *= 2) {
-      AscendC::Adds(index[static_cast<uint32_t>(n)], index, static_cast<int32_t>(n * step),
-                    static_cast<int32_t>(minimum(n, rows_ - n)));
-      vector_barrier();
-    }
+    continue_steps(index, rows_, step);
   }
 
   int64_t row_states_, rows_;

@@ -16,8 +16,7 @@ namespace ascendc {
 
 class StochasticRounding {
  public:
-  static constexpr int kPlanes = 4;
-  static_assert(kPlanes <= PlanePool::kPlanes, "it uses those of the formula, which is done by then");
+  static constexpr int kPlanes = 4;  // of the formula, which is done by then
 
   // Bytes of UB for rows of that pitch.
   __aicore__ inline static int64_t bytes(int64_t pitch) { return pitch * 4; }

@@ -36,13 +36,14 @@ __aicore__ inline int64_t row_plane_pitch(const RecordShape& shape) {
   return shape.narrow ? kHalvesOfBlock : kUbBlock / 4;
 }
 
-// Bytes of a tile: two sets of weights, states and gradients, then what only vector instructions use.
-__aicore__ inline int64_t tile_bytes(const RecordShape& shape, int64_t rows, int64_t pitch) {
+// Bytes of a tile: two sets of weights, states and gradients, then what only vector instructions use, with
+// `planes` of intermediate results.
+__aicore__ inline int64_t tile_bytes(const RecordShape& shape, int planes, int64_t rows, int64_t pitch) {
   const int64_t narrow = shape.narrow ? 2 : 0;  // beside its floats, of an element of a state
   const int64_t set = shape.weight_bytes + 4 + (4 + narrow) * shape.element_states;
   const int64_t decoded = shape.weight_bytes == 4 ? 0 : 4;
   const int64_t row_states = 2 * shape.row_states * row_plane_pitch(shape) * (4 + narrow);
-  return rows * (pitch * (2 * set + decoded + 4 * PlanePool::kPlanes) + row_states);
+  return rows * (pitch * (2 * set + decoded + 4 * planes) + row_states);
 }
 
 // What an optimizer knows of a row: sums of one pass, and vectors of one number a row.
@@ -54,23 +55,27 @@ struct RowNeeds {
 // and their index among them, and the indices that spread them.
 __aicore__ inline int64_t row_value_bytes(const RecordShape& shape, RowNeeds needs, int64_t rows,
                                           int64_t pitch) {
-  const int64_t of_row = LaneSums::vectors(needs.sums) * kLanes + needs.vectors + 1 + shape.row_states;
+  const int64_t of_row = LaneSums::floats_of_row(needs.sums) + needs.vectors + 1 + shape.row_states;
   return 4 * (align_up(rows, kUbBlock / 4) * of_row + maximum(kSpreadIndex, pitch) + kSpreadIndex);
 }
 
-// other_bytes: of UB, for the index windows. The widest tile that fits, and then as many rows as fit.
-__aicore__ inline TilePlan plan_tiles(const RecordShape& shape, RowNeeds needs, int64_t lookups,
+// planes: of the formula; other_bytes: of UB, for the index windows. The widest tile that fits, and then as
+// many rows as fit.
+__aicore__ inline TilePlan plan_tiles(const RecordShape& shape, RowNeeds needs, int planes, int64_t lookups,
                                       int64_t rows_of_core, int64_t other_bytes) {
   TilePlan plan{1, 0, 0, row_plane_pitch(shape), sum_levels(lookups)};
   const int64_t budget = kUbBytes - other_bytes;
   for (int64_t tiles = 1;; ++tiles) {
     // Whole UB blocks of weights and of states, and whole passes of the lanes.
     plan.width = tiles == 1 ? shape.dim : align_up(ceil_div(shape.dim, tiles), kLanes);
-    plan.pitch = align_up(plan.width, shape.narrow ? kHalvesOfBlock : kUbBlock / shape.weight_bytes);
+    const int64_t unit = shape.narrow ? kHalvesOfBlock : kUbBlock / shape.weight_bytes;
+    plan.pitch = align_up(plan.width, unit);
+    if (needs.sums > 0) plan.pitch = spread_pitch(plan.pitch, unit);
     const int64_t left = budget - sum_bytes(plan.pitch, plan.levels);
-    int64_t fit = minimum(left / tile_bytes(shape, 1, plan.pitch), kMaxTileRows);
+    int64_t fit = minimum(left / tile_bytes(shape, planes, 1, plan.pitch), kMaxTileRows);
     while (needs.sums > 0 && fit > 0 &&
-           left < tile_bytes(shape, fit, plan.pitch) + row_value_bytes(shape, needs, fit, plan.pitch)) {
+           left <
+               tile_bytes(shape, planes, fit, plan.pitch) + row_value_bytes(shape, needs, fit, plan.pitch)) {
       --fit;
     }
     if (fit <= 0) continue;

@@ -64,8 +64,7 @@ class UpdateTiles {
 
  private:
   static constexpr int kElementStates = Optimizer::kElementStates, kRowStates = Optimizer::kRowStates;
-  static_assert(planes_of_formula<Optimizer>() <= PlanePool::kPlanes,
-                "the formula of an optimizer has more intermediate results at once than PlanePool::kPlanes");
+  static constexpr int kFormulaPlanes = planes_of_formula<Optimizer>();
   static constexpr int kPasses = Optimizer::kMeasures;  // and then the update
   static_assert(kRowStates == 0 || kPasses > 0, "begin_row changes row states");
   static_assert(kPasses < 2 || Optimizer::kMeasuresRecord, "row states come with the record");
@@ -141,11 +140,14 @@ class UpdateTiles {
         stochastic() ? StochasticRounding::bytes(align_up(a_.shape.dim, kLanes)) : 0;
     const int64_t other_bytes = kRowArrays * RowIndex::kBytesOfArray + lookup_index_bytes(lookups) +
                                 RowSplit::kBytes + rounding_bytes;
-    plan_ = plan_tiles(a_.shape, RowNumbers::kNeeds, lookups.count, rows_.end - rows_.begin, other_bytes);
+    const int planes =
+        maximum(1, stochastic() ? maximum(kFormulaPlanes, StochasticRounding::kPlanes) : kFormulaPlanes);
+    plan_ =
+        plan_tiles(a_.shape, RowNumbers::kNeeds, planes, lookups.count, rows_.end - rows_.begin, other_bytes);
     sums_.init(pipe, &lookup_index_, lookups, plan_.pitch, plan_.levels, a_.workspace.sums,
                a_.workspace.pitch);
     records_.init(pipe, a_.shape, plan_, a_.records);
-    pool_.init(pipe, plan_.rows * plan_.pitch);
+    pool_.init(pipe, plan_.rows * plan_.pitch, planes);
     if (kPasses > 0) row_values_.init(pipe, plan_, a_.shape);
     if (stochastic()) rounding_.init(pipe, plan_.pitch);
     vector_barrier();

@@ -24,10 +24,6 @@ struct BinaryRepeatParams {
         dstRepStride(dst_repeats),
         src0RepStride(src0_repeats),
         src1RepStride(src1_repeats) {}
-  bool side_by_side() const {
-    return dstBlkStride == 1 && src0BlkStride == 1 && src1BlkStride == 1 && dstRepStride == 8 &&
-           src0RepStride == 8 && src1RepStride == 8;
-  }
 };
 
 inline void SetMaskCount() { rec_sdk::emulator::set_mask_mode(true); }

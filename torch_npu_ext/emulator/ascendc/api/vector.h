@@ -25,13 +25,17 @@ constexpr int64_t counted(int32_t count) {
 
 template <typename T>
 void binary(const char* name, rec_sdk::emulator::ElementFunction function, const LocalTensor<T>& dst,
-            const LocalTensor<T>& src0, const LocalTensor<T>& src1, int64_t count, bool side_by_side = true) {
+            const LocalTensor<T>& src0, const LocalTensor<T>& src1, int64_t count, uint8_t repeats = 1,
+            const BinaryRepeatParams& strides = {}) {
   rec_sdk::emulator::VectorCall call = vector_call(name, dst, count);
   call.function = function;
   call.a = &src0.memory();
   call.b = &src1.memory();
   call.src_bytes = sizeof(T);
-  call.side_by_side = side_by_side;
+  call.repeats = repeats;
+  call.dst_strides = {strides.dstBlkStride, strides.dstRepStride};
+  call.a_strides = {strides.src0BlkStride, strides.src0RepStride};
+  call.b_strides = {strides.src1BlkStride, strides.src1RepStride};
   rec_sdk::emulator::run_vector(call);
 }
 
@@ -52,8 +56,7 @@ void binary(const char* name, rec_sdk::emulator::ElementFunction function, const
     static_assert(!isSetMask, #Name ": the emulator knows this call with isSetMask = false only");       \
     if constexpr (types<T>) {                                                                            \
       constexpr auto function = rec_sdk::emulator::binary<rec_sdk::emulator::BinaryOp::op, T>;           \
-      binary(#Name, function, dst, src0, src1, rec_sdk::emulator::kByMask,                               \
-             repeatTime == 1 && repeatParams.side_by_side());                                            \
+      binary(#Name, function, dst, src0, src1, rec_sdk::emulator::kByMask, repeatTime, repeatParams);    \
     }                                                                                                    \
   }
 

@@ -63,6 +63,13 @@ using ElementFunction = void (*)(void* dst, const void* a, const void* b, const 
 // What becomes of results that are infinite or not a number while the core saturates.
 using SaturateFunction = void (*)(void* values, int64_t count);
 constexpr int64_t kByMask = INT64_MIN;  // as a count: that of the mask
+// Of an operand: from one of its blocks of 32 bytes to the next, and from the first one of a repeat, which
+// has eight, to that of the next repeat. In blocks.
+struct Strides {
+  uint8_t block = 1, repeat = 8;
+
+  bool side_by_side() const { return block == 1 && repeat == 8; }
+};
 struct VectorCall {
   const char* name;
   ElementFunction function;
@@ -75,7 +82,8 @@ struct VectorCall {
   uint32_t src_bytes = 0;
   const void* scalar = nullptr;
   bool reads_dst = false;
-  bool side_by_side = true;  // one repeat of values without gaps
+  uint8_t repeats = 1;  // what the call says; the mask decides
+  Strides dst_strides = {}, a_strides = {}, b_strides = {};
 };
 void run_vector(const VectorCall& call);
 

@@ -5,6 +5,7 @@
 #include "torch_npu_ext/emulator/ascendc/engine/instructions.h"
 #include "torch_npu_ext/emulator/ascendc/engine/operands.h"
 #include "torch_npu_ext/emulator/ascendc/engine/queue.h"
+#include "torch_npu_ext/emulator/ascendc/engine/strided.h"
 #include "torch_npu_ext/emulator/ascendc/engine/text.h"
 #include "torch_npu_ext/emulator/ascendc/engine/vector_rates.h"
 
@@ -12,11 +13,29 @@ namespace rec_sdk::emulator {
 namespace {
 
 // An instruction may work in place, but not on bytes that overlap in any other way.
-void check_overlap(Core& core, const UbSpan& dst, const UbSpan& src, bool same_size, const char* role) {
-  const bool in_place = same_size && dst.address == src.address;
-  if (dst.overlaps(src) && !in_place) {
+void check_overlap(Core& core, const UbSpan& dst, const UbSpan& src, bool same_places, const char* role) {
+  if (dst.overlaps(src) && !same_places) {
     core.fail(text("dst [%u, %u) overlaps %s [%u, %u): only the same tensor may be both", dst.address,
                    dst.end(), role, src.address, src.end()));
+  }
+}
+
+// The function on the values of the operands; those that an instruction lacks have no address.
+void apply(UnifiedBuffer& ub, const VectorCall& call, const Operand& dst, const Operand (&sources)[2],
+           int source_count, const void* scalar, int64_t count) {
+  const auto run = [&](uint32_t to, uint32_t a, uint32_t b, int64_t n) {
+    call.function(ub.at(to), source_count > 0 ? ub.at(a) : nullptr, source_count > 1 ? ub.at(b) : nullptr,
+                  scalar, n);
+    if (call.saturate != nullptr) call.saturate(ub.at(to), n);
+  };
+  const bool side_by_side = dst.strides().side_by_side() && sources[0].strides().side_by_side() &&
+                            sources[1].strides().side_by_side();
+  if (side_by_side) {
+    return run(dst.whole().address, sources[0].whole().address, sources[1].whole().address, count);
+  }
+  for (int64_t i = 0; i < dst.blocks(); ++i) {
+    const UbSpan to = dst.block(i);
+    run(to.address, sources[0].block(i).address, sources[1].block(i).address, to.bytes / call.dst_bytes);
   }
 }
 
@@ -51,10 +70,10 @@ bool is_nothing(Core& core, int64_t count) {
   return count == 0;
 }
 
-void count_instruction(Core& core, const char* name, int64_t count, uint32_t element_bytes) {
+void count_instruction(Core& core, int64_t count, int64_t cycles) {
   core.counters.vector_instructions += 1;
   core.counters.vector_elements += count;
-  core.counters.vector_cycles += vector_cycles(name, count, element_bytes);
+  core.counters.vector_cycles += cycles;
 }
 
 // A flag that is set and waited for at once.
@@ -73,48 +92,48 @@ void run_vector(const VectorCall& call) {
   if (call.function == nullptr) {
     core.fail("this pair of types has no such RoundMode");
   }
-  if (!call.side_by_side) {
-    core.fail("the emulator knows one repeat of values side by side only: 1, {1, 1, 1, 8, 8, 8}");
+  if (call.repeats != 1) {
+    core.fail(
+        text("repeatTime %u: where the mask counts elements it says nothing, and must be 1", call.repeats));
   }
   const int64_t values = values_of(core, call.count);
   if (is_nothing(core, values)) {
     return;
   }
-  const auto count = static_cast<uint64_t>(values);
-  const UbSpan dst = aligned_operand(core, *call.dst, count * call.dst_bytes, "dst");
-  UbSpan sources[2];
+  const Operand dst(core, *call.dst, values, call.dst_bytes, call.dst_strides, "dst");
+  if (call.dst_strides.block == 0 || call.dst_strides.repeat == 0) {
+    core.fail("dst has a stride of 0: its elements would lie on top of each other");
+  }
+  Operand sources[2];
   int source_count = 0;
-  for (const UbTensor* tensor : {call.a, call.b}) {
-    if (tensor != nullptr) {
-      const char* role = source_count == 0 ? "src0" : "src1";
-      const UbSpan span = aligned_operand(core, *tensor, count * call.src_bytes, role);
-      check_overlap(core, dst, span, call.src_bytes == call.dst_bytes, role);
-      core.check_read(span);
-      sources[source_count++] = span;
-    }
+  for (const auto& [tensor, strides] : {std::pair{call.a, call.a_strides}, {call.b, call.b_strides}}) {
+    if (tensor == nullptr) continue;
+    const char* role = source_count == 0 ? "src0" : "src1";
+    const Operand source(core, *tensor, values, call.src_bytes, strides, role);
+    check_overlap(core, dst.whole(), source.whole(), source.same_places(dst), role);
+    source.each([&](const UbSpan& span) { core.check_read(span); });
+    sources[source_count++] = source;
   }
   if (call.reads_dst) {
-    core.check_read(dst);
+    dst.each([&](const UbSpan& span) { core.check_read(span); });
   }
-  core.check_write(dst);
+  dst.each([&](const UbSpan& span) { core.check_write(span); });
+  int64_t cycles = vector_cycles(call.name, values, std::max(call.dst_bytes, call.src_bytes));
   for (int i = 0; i < source_count; ++i) {
-    core.mark_read(sources[i]);
+    sources[i].each([&](const UbSpan& span) { core.mark_read(span); });
+    cycles = std::max(cycles, sources[i].cycles());
   }
-  core.mark_written(dst);
+  dst.each([&](const UbSpan& span) { core.mark_written(span); });
   uint64_t scalar = 0;
   if (call.scalar != nullptr) {
     std::memcpy(&scalar, call.scalar, call.src_bytes != 0 ? call.src_bytes : call.dst_bytes);
   }
-  core.schedule.run(kVector, [to = core.ub.at(dst.address), scalar, count = values, function = call.function,
-                              a = source_count > 0 ? core.ub.at(sources[0].address) : nullptr,
-                              b = source_count > 1 ? core.ub.at(sources[1].address) : nullptr,
-                              saturate = core.saturates() ? call.saturate : nullptr] {
-    function(to, a, b, &scalar, count);
-    if (saturate != nullptr) {
-      saturate(to, count);
-    }
+  VectorCall now = call;
+  if (!core.saturates()) now.saturate = nullptr;
+  core.schedule.run(kVector, [now, dst, sources, source_count, scalar, count = values, &ub = core.ub] {
+    apply(ub, now, dst, sources, source_count, &scalar, count);
   });
-  count_instruction(core, call.name, values, std::max(call.dst_bytes, call.src_bytes));
+  count_instruction(core, values, std::max(cycles, dst.cycles()));
 }
 
 // As CANN's library does on 2201: the vector unit sums into a register, the scalar unit stores it, and flags
@@ -134,7 +153,7 @@ void reduce(const UbTensor& dst, const UbTensor& src, const UbTensor& scratch, i
   const UbSpan to = operand(core, dst, element_bytes, "dst");
   core.check_read(from);
   core.mark_read(from);
-  count_instruction(core, "ReduceSum", count, element_bytes);
+  count_instruction(core, count, vector_cycles("ReduceSum", count, element_bytes));
   core.schedule.finish(kVector);
   alignas(8) uint8_t sum[8];
   function(sum, core.ub.at(from.address), nullptr, nullptr, count);
@@ -196,7 +215,7 @@ void gather(const UbTensor& dst, const UbTensor& src, const UbTensor& offsets, u
   });
   core.mark_read(at);
   core.mark_written(to);
-  count_instruction(core, "Gather", count, element_bytes);
+  count_instruction(core, count, vector_cycles("Gather", count, element_bytes));
 }
 
 }  // namespace rec_sdk::emulator
