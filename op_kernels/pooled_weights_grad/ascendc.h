@@ -252,15 +252,32 @@ class WeightsGradient {
   __aicore__ inline void list_bags(int64_t tile) {
     bags_.clear(tile);
     divisors_.begin_tile(tile);
-    const int64_t rows = rows_in(tile);
-    for (int64_t row = 0; row < rows;) {
-      const int64_t lookup = first_of(tile) + row;
-      while (lookup >= walk_.last()) walk_.next();
-      const int64_t end = minimum(rows, walk_.last() - first_of(tile));
-      bags_.append(tile, end, walk_.sample() * a_.grad_stride + walk_.column());
-      divisors_.set(tile, row, end, walk_.mean(), static_cast<float>(walk_.length()));
-      row = end;
+    for (int64_t row = 0; row < rows_in(tile);) row = list_run(tile, row);
+  }
+
+  // The bags from the one where walk_ stands on that lie side by side in its stream, up to the end of the
+  // tile; returns how many rows have their bags now. Bags without lookups are none.
+  __aicore__ inline int64_t list_run(int64_t tile, int64_t row) {
+    const int64_t rows = rows_in(tile), first = first_of(tile), stride = a_.grad_stride;
+    const bool mean = walk_.mean();
+    if (!mean)
+      divisors_.set(tile, row, rows, false, 1.0f);  // of the rows that follow in this feature, at least
+    int64_t gradient = walk_.sample() * stride + walk_.column(), begin = walk_.first(), end = begin;
+    const auto ends = walk_.ends();
+    uint32_t ended = 0;
+    for (const auto bags = static_cast<uint32_t>(ends.count); ended < bags; ++ended, gradient += stride) {
+      end = ends.values.GetValue(ended);
+      const int64_t until = minimum(end - first, rows);
+      if (until > row) {
+        bags_.append(tile, until, gradient);
+        if (mean) divisors_.set(tile, row, until, true, static_cast<float>(end - begin));
+        row = until;
+      }
+      if (end - first > rows) break;
+      begin = end;
     }
+    if (ended > 0) walk_.skip(ended, begin);
+    return row;
   }
 
   __aicore__ inline void add_products(int64_t tile, int64_t panel) {
@@ -284,6 +301,7 @@ class WeightsGradient {
     const int64_t long_bag = width % kRepeat == 0 ? width / kRepeat + 2 : INT64_MAX;  // 2: what masks take
     const auto to_next = static_cast<uint32_t>(pitch_), row_to_next = static_cast<uint32_t>(row_pitch(width));
     int64_t begin = 0;
+    OneMask::begin(width);
     for (int64_t i = 0; i < bags; ++i) {
       const int64_t count = bags_.end(tile, i) - begin;
       const auto row = static_cast<uint32_t>(begin);
@@ -296,6 +314,7 @@ class WeightsGradient {
       }
       begin += count;
     }
+    OneMask::end();
   }
   __aicore__ inline void multiply_columns(const LocalTensor<float>& products, const LocalTensor<float>& rows,
                                           const LocalTensor<float>& gradient, int64_t count,
@@ -303,21 +322,19 @@ class WeightsGradient {
     constexpr int64_t kFloats = kUbBlock / sizeof(float);
     const auto to_next = static_cast<uint8_t>(pitch_ / kFloats),
                row_to_next = static_cast<uint8_t>(row_pitch(width) / kFloats);
-    OneMask::begin(count * kRepeat);
+    OneMask::go_on(count * kRepeat);
     for (uint32_t column = 0; column < static_cast<uint32_t>(width); column += kRepeat) {
       OneMask::multiply_repeats(products[column], gradient[column], rows[column], to_next, row_to_next);
     }
-    OneMask::end();
   }
   __aicore__ inline void multiply_rows(const LocalTensor<float>& products, const LocalTensor<float>& rows,
                                        const LocalTensor<float>& gradient, int64_t count,
                                        int64_t width) const {
     const auto to_next = static_cast<uint32_t>(pitch_), row_to_next = static_cast<uint32_t>(row_pitch(width));
-    OneMask::begin(width);
+    OneMask::go_on(width);
     for (uint32_t i = 0; i < static_cast<uint32_t>(count); ++i) {
       OneMask::multiply(products[i * to_next], gradient, rows[i * row_to_next]);
     }
-    OneMask::end();
   }
 
   __aicore__ inline LocalTensor<float> as_floats(const LocalTensor<Stored>& stored, int64_t rows,

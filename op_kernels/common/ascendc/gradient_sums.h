@@ -117,17 +117,16 @@ class GradientSums {
     const LocalTensor<float> terms = term(half, 0);
     const auto pitch = static_cast<uint32_t>(pitch_);
     uint32_t place = 0;
-    OneMask::begin(width);
-    for (int64_t i = 0; i < n; ++i) {
-      const LocalTensor<float> sum = out[sums[i].place];
-      const uint32_t end = sums[i].end;
+    if (n > 0) OneMask::begin(width);
+    for (const FurtherGradients* sum = sums; sum != sums + n; ++sum) {
+      const LocalTensor<float> to = out[sum->place];
       do {
-        OneMask::add(sum, sum, terms[place]);
+        OneMask::add(to, to, terms[place]);
         vector_barrier();
         place += pitch;
-      } while (place != end);
+      } while (place != sum->end);
     }
-    OneMask::end();
+    if (n > 0) OneMask::end();
     free_[half].set();
   }
 
@@ -139,6 +138,7 @@ class GradientSums {
     if (sums == 0) return;
     column_ = column;
     width_ = static_cast<int32_t>(width);
+    plain_ = plain({column, width});
     out_ = out;
     depth_ = 0;
     Cursor next{0, sums, 0, terms_of(0)}, done = next;
@@ -203,10 +203,9 @@ class GradientSums {
 
     __aicore__ inline int64_t count() const { return terms.chunks + terms.lookups; }
     __aicore__ inline bool chunk() const { return term < terms.chunks; }
-    __aicore__ inline bool first_of_block() const { return (term - terms.chunks) % kSumBlock == 0; }
-    __aicore__ inline int64_t left_of_block() const {
-      return minimum(left(), kSumBlock - (term - terms.chunks) % kSumBlock);
-    }
+    // Of the terms that are lookups.
+    __aicore__ inline int64_t in_block() const { return remainder(term - terms.chunks, kSumBlock); }
+    __aicore__ inline int64_t left_of_block() const { return minimum(left(), kSumBlock - in_block()); }
     __aicore__ inline bool at_end() const { return sum == sums; }
     // Terms of the sum from this one on.
     __aicore__ inline int64_t left() const { return count() - term; }
@@ -236,7 +235,7 @@ class GradientSums {
       } else {
         n = minimum(room, cursor->left());
         const int64_t lookup = terms.lookup + cursor->term - terms.chunks;
-        if (plain({column_, width_})) {
+        if (plain_) {
           load_lookups<true>(term(half, count), lookup, n, {column_, width_});
         } else {
           load_lookups<false>(term(half, count), lookup, n, {column_, width_});
@@ -284,21 +283,18 @@ class GradientSums {
     free_[half].set();
   }
 
-  // Terms [i, i + n) of a half, lookups of one block.
+  // Terms [i, i + n) of a half, lookups of one block, of which the first two are one instruction.
   __aicore__ inline void add_lookups(const Cursor& at, int half, int64_t i, int64_t n) {
-    int64_t first = 0;
-    if (at.first_of_block()) {
-      first = minimum<int64_t>(n, 2);
-      if (n == 1) {
-        push(at, term(half, i));
-      } else {
-        push_sum(at, term(half, i), term(half, i + 1));
-      }
-    }
-    if (first == n) return;
-    const LocalTensor<float> sum = level(at.terms.row, depth_ - 1), terms = term(half, i);
+    const LocalTensor<float> terms = term(half, i);
     const auto pitch = static_cast<uint32_t>(pitch_), end = static_cast<uint32_t>(n) * pitch;
-    for (uint32_t place = static_cast<uint32_t>(first) * pitch; place != end; place += pitch) {
+    uint32_t place = 0;
+    if (at.in_block() == 0) {
+      if (n == 1) return push(at, terms);
+      OneMask::add(level(at.terms.row, depth_++), terms, terms[pitch]);
+      vector_barrier();
+      place = 2 * pitch;
+    }
+    for (const LocalTensor<float> sum = level(at.terms.row, depth_ - 1); place != end; place += pitch) {
       OneMask::add(sum, sum, terms[place]);
       vector_barrier();
     }
@@ -308,21 +304,14 @@ class GradientSums {
     OneMask::copy(level(at.terms.row, depth_++), value);
     vector_barrier();
   }
-  // The first two terms of a block in one instruction.
-  __aicore__ inline void push_sum(const Cursor& at, const LocalTensor<float>& first,
-                                  const LocalTensor<float>& second) {
-    OneMask::add(level(at.terms.row, depth_++), first, second);
-    vector_barrier();
-  }
-
   // Combines what the terms complete: a chunk, or n lookups of one block.
   __aicore__ inline void end_terms(const Cursor& at, int64_t n) {
     const int64_t row = at.terms.row, chunks = at.terms.chunks, lookup = at.term - chunks + n - 1;
     const bool last = n == at.left();
     if (at.chunk()) {
       carry(row, at.term);
-    } else if (last || lookup % kSumBlock == kSumBlock - 1) {
-      carry(row, chunks * kBlocksOfChunk + lookup / kSumBlock);
+    } else if (last || remainder(lookup, kSumBlock) == kSumBlock - 1) {
+      carry(row, chunks * kBlocksOfChunk + quotient(lookup, kSumBlock));
     }
     if (!last) return;
     while (depth_ > 1) fold(row);
@@ -354,6 +343,7 @@ class GradientSums {
   Lookups lookups_;
   int64_t pitch_, chunk_pitch_, batch_rows_, column_, depth_;
   int32_t width_;
+  bool plain_;  // of these columns
   const float* chunk_sums_;
   LocalTensor<float> out_;
   Scratch stream_, stack_;

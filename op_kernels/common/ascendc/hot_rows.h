@@ -29,7 +29,7 @@ struct HotWorkspace {
 __aicore__ inline int64_t first_place(int64_t lookup) { return ceil_div(lookup, kChunk); }
 
 __aicore__ inline int64_t chunks_of(int64_t lookups, const HotWorkspace& workspace) {
-  return workspace.sums != nullptr && lookups > kChunk ? lookups / kChunk : 0;
+  return workspace.sums != nullptr && lookups > kChunk ? quotient(lookups, kChunk) : 0;
 }
 
 // The hot segments that are summed in chunks: all or none. Read by the scalar unit from GM: a core needs few.

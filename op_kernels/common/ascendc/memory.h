@@ -41,14 +41,25 @@ __aicore__ inline constexpr T maximum(T a, T b) {
   return a < b ? b : a;
 }
 
-__aicore__ inline constexpr int64_t ceil_div(int64_t value, int64_t by) { return (value + by - 1) / by; }
+// Of value >= 0 and by > 0. Where `by` is a power of two these are one instruction, those of signed numbers
+// three.
+__aicore__ inline constexpr int64_t quotient(int64_t value, int64_t by) {
+  return static_cast<int64_t>(static_cast<uint64_t>(value) / static_cast<uint64_t>(by));
+}
+__aicore__ inline constexpr int64_t remainder(int64_t value, int64_t by) {
+  return static_cast<int64_t>(static_cast<uint64_t>(value) % static_cast<uint64_t>(by));
+}
+
+__aicore__ inline constexpr int64_t ceil_div(int64_t value, int64_t by) {
+  return quotient(value + by - 1, by);
+}
 
 __aicore__ inline constexpr int64_t align_up(int64_t value, int64_t multiple) {
   return ceil_div(value, multiple) * multiple;
 }
 
 __aicore__ inline constexpr int64_t align_down(int64_t value, int64_t multiple) {
-  return value / multiple * multiple;
+  return quotient(value, multiple) * multiple;
 }
 
 // value >= 1

@@ -12,6 +12,10 @@ class OneMask {
  public:
   __aicore__ inline static void begin(int64_t count) {
     AscendC::SetMaskCount();
+    go_on(count);
+  }
+  // With another number from here on.
+  __aicore__ inline static void go_on(int64_t count) {
     AscendC::SetVectorMask<float, AscendC::MaskMode::COUNTER>(static_cast<int32_t>(count));
   }
   __aicore__ inline static void end() {

@@ -114,9 +114,16 @@ class UpdateTiles {
   struct TileRows {
     REC_SDK_ISA::RowNumbers numbers[kMaxTileRows];  // where weights round stochastically
     RowList summed, empty;
-    bool others;  // there are rows of more or less than one gradient
-    int64_t few;  // rows of more, which add up where they are
+    int64_t few;  // rows of more than one gradient which add up where they are
     FurtherGradients further[kSumBlock];
+  };
+
+  // While a tile is loaded: where the next further gradient goes, how many there is room for, and the next
+  // sum.
+  struct Further {
+    LocalTensor<float> terms;
+    uint32_t place, left;
+    FurtherGradients* sums;
   };
 
   // What GradientSums asks for.
@@ -256,86 +263,94 @@ class UpdateTiles {
     return true;
   }
 
-  // Gradients of rows with one lookup, straight to their place; then of rows of few lookups the first one
-  // there, and then the further ones. Loops of their own, because each must hold little: the scalar unit
-  // bounds them. kPlain: of lookups and columns that are plain().
+  // Gradients of rows with one lookup, straight to their place, and of rows with two; then of rows of few
+  // lookups the first one there, and then the further ones. Loops of their own, because each must hold
+  // little: the scalar unit bounds them. kPlain: of lookups and columns that are plain().
   template <bool kPlain>
   __aicore__ inline void load_gradients(const Step& step) {
     TileRows& rows = tile_rows_[step.set];
-    rows.summed.count = rows.empty.count = rows.few = 0;
+    rows.summed.count = rows.empty.count = 0;
     others_.clear();
+    Further further{sums_.open(step.set), 0, 0, rows.further};
+    // A sum of its own has gradients with scales.
+    if (kPlain || !sums_.scaled()) further.left = static_cast<uint32_t>(minimum(sums_.room(), kSumBlock - 1));
     int32_t begin = row_index_.at(kOffset, step.row);
     for (int64_t first = 0; first < step.rows;) {
       // Not for rows that only sums read: those would have to go back.
       const int64_t reached = !kPlain && sums_.scaled() ? INT64_MAX : lookup_index_.reached(begin);
       const auto ends = row_index_.run(kOffset, step.row + first + 1, step.rows - first);
-      first += load_alone<kPlain>(step, first, ends, reached, &begin);
+      first += load_alone<kPlain>(step, first, ends, reached, &begin, &further);
     }
-    rows.others = others_.end != others_.rows;
-    if (rows.others) load_few<kPlain>(step);
+    if (others_.end != others_.rows) load_few<kPlain>(step, &further);
+    rows.few = further.sums - rows.further;
   }
 
   // Of rows from r on that end in `ends`, all or those before the first one that ends behind lookup
   // `reached`, but at least one; returns how many, and where the next one begins.
   template <bool kPlain>
   __aicore__ inline int64_t load_alone(const Step& step, int64_t r, const typename RowIndex::Run& ends,
-                                       int64_t reached, int32_t* begin) {
+                                       int64_t reached, int32_t* begin, Further* further_of_tile) {
     auto count = static_cast<uint32_t>(ends.count);
     while (count > 1 && ends.values.GetValue(count - 1) > reached) count /= 2;
     const auto gradients = sums_.template gradients<kPlain>(step.columns.column);
     const int64_t width = step.columns.width;
-    const int32_t alone = !kPlain && sums_.scaled() ? -1 : 1;  // lookups of a row that is no sum
+    // Lookups of rows that are dealt with here: not of those that only sums read, and of two if they are
+    // reached.
+    const int32_t alone = !kPlain && sums_.scaled() ? -1 : 1;
+    const int32_t pair = ends.values.GetValue(count - 1) <= reached ? 2 * alone : -1;
     const auto pitch = static_cast<uint32_t>(plan_.pitch);
     const LocalTensor<float> to = records_.gradients(step.set);
+    Further further = *further_of_tile;
     uint32_t place = static_cast<uint32_t>(r) * pitch;
     int32_t at = *begin;
     for (uint32_t i = 0; i < count; ++i, place += pitch) {
-      const int32_t end = ends.values.GetValue(i);
-      if (end - at == alone) {
+      const int32_t end = ends.values.GetValue(i), lookups = end - at;
+      if (lookups == alone) {
         sums_.template load_gradient<kPlain>(to[place], gradients(at), width);
+      } else if (lookups == pair && further.left > 0) {
+        sums_.template load_gradient<kPlain>(to[place], gradients(at), width);
+        sums_.template load_gradient<kPlain>(further.terms[further.place], gradients(at + 1), width);
+        further.place += pitch;
+        --further.left;
+        *further.sums++ = {place, further.place};
       } else {
         others_.add(place, at, end);
       }
       at = end;
     }
     *begin = at;
+    *further_of_tile = further;
     return count;
   }
 
   template <bool kPlain>
-  __aicore__ inline void load_few(const Step& step) {
+  __aicore__ inline void load_few(const Step& step, Further* further_of_tile) {
     const auto gradients = sums_.template gradients<kPlain>(step.columns.column);
     const auto pitch = static_cast<uint32_t>(plan_.pitch);
     const int64_t width = step.columns.width;
-    const LocalTensor<float> to = records_.gradients(step.set), further = sums_.open(step.set);
-    // Further gradients that there is room for; a sum of its own has those with scales.
-    uint32_t left =
-        !kPlain && sums_.scaled() ? 0 : static_cast<uint32_t>(minimum(sums_.room(), kSumBlock - 1));
-    FurtherGradients* few = tile_rows_[step.set].further;
-    uint32_t place = 0;
+    const LocalTensor<float> to = records_.gradients(step.set);
+    Further further = *further_of_tile;
     int64_t reached = 0;
     for (const RowLookups* row = others_.rows; row != others_.end; ++row) {
       const auto after_second = static_cast<uint32_t>(row->end - row->begin - 2);
-      if (after_second >= left) {
+      if (after_second >= further.left) {
         set_aside(step, *row);
         continue;
       }
-      left -= after_second + 1;
+      further.left -= after_second + 1;
       int32_t lookup = row->begin;
       if (row->end > reached) {
         lookup_index_.reach(lookup, row->end - 1);
         reached = lookup_index_.reached(row->end - 1);
       }
       sums_.template load_gradient<kPlain>(to[row->place], gradients(lookup), width);
-      sums_.template load_gradient<kPlain>(further[place], gradients(++lookup), width);
-      place += pitch;
       while (++lookup < row->end) {
-        sums_.template load_gradient<kPlain>(further[place], gradients(lookup), width);
-        place += pitch;
+        sums_.template load_gradient<kPlain>(further.terms[further.place], gradients(lookup), width);
+        further.place += pitch;
       }
-      *few++ = {row->place, place};
+      *further.sums++ = {row->place, further.place};
     }
-    tile_rows_[step.set].few = few - tile_rows_[step.set].further;
+    *further_of_tile = further;
   }
 
   // A row that has no gradient, or a sum of its own.
@@ -356,9 +371,7 @@ class UpdateTiles {
       AscendC::Duplicate(gradients[static_cast<uint32_t>(rows.empty.rows[i] * plan_.pitch)], 0.0f,
                          static_cast<int32_t>(step.columns.width));
     }
-    if (rows.others) {
-      sums_.add_further(step.set, rows.further, rows.few, step.columns.width, gradients);
-    }
+    sums_.add_further(step.set, rows.further, rows.few, step.columns.width, gradients);
     sums_.run(TileTerms{*this, step}, rows.summed.count, step.columns.column, step.columns.width, gradients);
     vector_barrier();
   }
