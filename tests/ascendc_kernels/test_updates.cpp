@@ -106,6 +106,9 @@ int main(int argc, char** argv) {
     check_all(8, {0, 0, 0, 0}, "no lookups", {48});
     check_all(8, std::vector<int32_t>(300, 130), "hot rows alone", {3});
     check_all(16, with_hot_rows(short_rows(20000), {300, 3000, 129, 128, 1000}), "many rows", {3, 48});
+    // Tiles of more than 8 rows whose blocks an instruction reaches in groups of 8, and of rows one by one.
+    check_all(264, short_rows(100), "wide rows", {1});
+    check_all(2056, short_rows(20), "very wide rows", {1});
   }
   return check_result();
 }
