@@ -124,8 +124,9 @@ class PooledOutput {
 
   __aicore__ inline void start(int64_t width) { width_ = width; }
 
-  // How many slices, from out[sample, column:] on, go out together, at least 1. take() is for these.
-  __aicore__ inline int64_t room(int64_t sample, int64_t column) {
+  // For the slices from out[sample, column:] on, which take() is for: how many can go out together, at
+  // least 1.
+  __aicore__ inline int64_t make_room(int64_t sample, int64_t column) {
     const bool joins = rows_ < rows_of_tile_ && column == column_ && sample == sample_ + rows_;
     if (!joins) flush();
     if (rows_ == 0) {
@@ -381,7 +382,7 @@ class PooledLookup {
     if (group_.most() == 1) return false;
     if (walk_.length() > 0) tiles_.available(1);
     const auto ends = walk_.ends();
-    const int64_t most = minimum(ends.count, output_.room(walk_.sample(), column));
+    const int64_t most = minimum(ends.count, output_.make_room(walk_.sample(), column));
     const int64_t bags = group_.list(walk_.first(), ends.values, most, tiles_.held());
     if (bags == 0) return false;
     const LocalTensor<float> sums = output_.take(bags);
@@ -392,7 +393,7 @@ class PooledLookup {
 
   // The bag where walk_ stands.
   __aicore__ inline void pool_next(int64_t column, int32_t width) {
-    output_.room(walk_.sample(), column);
+    output_.make_room(walk_.sample(), column);
     pool_bag(output_.take(1), width);
     walk_.next();
   }
