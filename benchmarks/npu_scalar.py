@@ -202,6 +202,8 @@ class Budget(NamedTuple):
     """`lookup_pooled`, fp32, in bags of 8."""
     moved_row: float
     """`gather_rows`."""
+    swapped_row: float
+    """`swap_rows`, of a cache that is full."""
     row: float
     """`update_rows`, Adam, of a row with one lookup."""
     further: float
@@ -232,6 +234,7 @@ def budget(units: ScalarUnits, dim: int = 128, cores: int = 8) -> Budget:
         each["lookup_sequence float32"],
         each["lookup_pooled float32"],
         each["gather_rows"],
+        each["swap_rows"],
         row,
         of_row(2) - row,
         (of_row(32) - row) / 31,

@@ -111,6 +111,9 @@ def copies(batch: Batch, rows: int, dim: int, device: torch.device) -> Iterator[
     records = torch.zeros((len(batch.unique), layout.bytes), dtype=torch.uint8, device=device)
     yield Call("gather_rows", partial(ops.gather_rows, cache, batch.unique), least)
     yield Call("scatter_rows", partial(ops.scatter_rows, cache, batch.unique, records), least)
+    places = torch.arange(len(records), dtype=torch.int32, device=device)
+    swap = partial(ops.swap_rows, cache, batch.unique, places, records, torch.empty_like(records))
+    yield Call("swap_rows", swap, len(records) * (8 + 4 * layout.bytes))
 
 
 def updates(batch: Batch, rows: int, dim: int, device: torch.device) -> Iterator[Call]:

@@ -100,6 +100,15 @@ def _copies(batch: _Batch) -> Iterator[Case]:
     rows = inputs["cache"].flip(0)[: len(batch.unique)].contiguous()
     yield Case("scatter_rows", {**inputs, "rows": rows}, scatter, least)
 
+    def swap(t: Tensors) -> Tensors:
+        leaving = torch.empty_like(t["rows"])
+        ops.swap_rows(t["cache"], t["slots"], t["places"], t["rows"], leaving)
+        return {"cache": t["cache"], "leaving": leaving}
+
+    places = torch.arange(len(batch.unique), dtype=torch.int32)
+    moved = len(places) * (8 + 4 * layout.bytes)
+    yield Case("swap_rows", {**inputs, "rows": rows, "places": places}, swap, moved)
+
 
 def _lookups(batch: _Batch) -> Iterator[Case]:
     n, dim = len(batch.slots), batch.dim

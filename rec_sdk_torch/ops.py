@@ -15,12 +15,12 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 import torch
 
-__all__ = ["coefficient_names", "cpu_isa", "hot_segments", "ops", "parallel_runner", "select_cpu_isa"]
+__all__ = ["call_once", "coefficient_names", "cpu_isa", "hot_segments", "ops", "parallel_runner", "select_cpu_isa"]
 
 
 _PATH = Path(__file__).with_name("_ops.so")
@@ -72,15 +72,25 @@ def select_cpu_isa(name: str = "") -> None:
         raise ValueError(f"no CPU kernels for {name!r} in this build or on this machine; in use: {cpu_isa()!r}")
 
 
+def call_once(operator: Any, arguments: Sequence[object], called: list[None]) -> None:
+    """Calls an overload of an operator without result, unless `called`, empty at first, says that it was called.
+
+    For an operator that must not run twice: Python's signal handlers, as the one of Ctrl-C, run before the call and its
+    note, or after both, since C code alone lies between them.
+    """
+    if not called:
+        called.extend(map(operator._op, *zip(arguments)))
+
+
 _Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")
 _schemas = torch.library.Library("rec_sdk", "FRAGMENT")
 
 
-def _check_devices(name: str, tensors: dict[str, object], host_rows: str | None) -> None:
+def _check_devices(name: str, tensors: dict[str, object], host_rows: tuple[str, ...]) -> None:
     """What the kernels of every device check, for calls with a meta tensor, which reach the fake kernel alone.
 
-    host_rows: the argument that may be on the host where the others are on CUDA.
+    host_rows: the arguments that may be on the host where the others are on CUDA.
 
     Raises:
         RuntimeError: a tensor is not on the device of the first one.
@@ -93,7 +103,7 @@ def _check_devices(name: str, tensors: dict[str, object], host_rows: str | None)
             each.extend((f"{key}[{i}]", tensor) for i, tensor in enumerate(value))
     device = each[0][1].device
     for key, tensor in each:
-        on_host = key == host_rows and device.type == "cuda" and tensor.device.type == "cpu"
+        on_host = key in host_rows and device.type == "cuda" and tensor.device.type == "cpu"
         if tensor.device != device and not on_host:
             raise RuntimeError(
                 f"rec_sdk::{name}: {key} must be on the device of the first argument, {device}, got {tensor.device}"
@@ -101,7 +111,7 @@ def _check_devices(name: str, tensors: dict[str, object], host_rows: str | None)
 
 
 def _operator(
-    schema: str, host_rows: str | None = None
+    schema: str, host_rows: tuple[str, ...] = ()
 ) -> Callable[[Callable[_Params, _Result]], Callable[_Params, _Result]]:
     """Declares an operator; the function decorated is its fake kernel, with the parameters of the schema."""
     name = schema.partition("(")[0]
@@ -209,13 +219,23 @@ def _gather_rows(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     return cache.new_empty((slots.shape[0], cache.shape[1]))
 
 
-@_operator("gather_rows.out(Tensor cache, Tensor slots, *, Tensor(a!) out) -> ()", host_rows="out")
+@_operator("gather_rows.out(Tensor cache, Tensor slots, *, Tensor(a!) out) -> ()", host_rows=("out",))
 def _gather_rows_out(cache: torch.Tensor, slots: torch.Tensor, *, out: torch.Tensor) -> None:
     return None
 
 
-@_operator("scatter_rows(Tensor(a!) cache, Tensor slots, Tensor rows) -> ()", host_rows="rows")
+@_operator("scatter_rows(Tensor(a!) cache, Tensor slots, Tensor rows) -> ()", host_rows=("rows",))
 def _scatter_rows(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
+    return None
+
+
+@_operator(
+    "swap_rows(Tensor(a!) cache, Tensor slots, Tensor places, Tensor rows, Tensor(b!) leaving) -> ()",
+    host_rows=("rows", "leaving"),
+)
+def _swap_rows(
+    cache: torch.Tensor, slots: torch.Tensor, places: torch.Tensor, rows: torch.Tensor, leaving: torch.Tensor
+) -> None:
     return None
 
 

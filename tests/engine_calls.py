@@ -59,6 +59,8 @@ class Planned:
             if view is None and "_slots" in name:
                 view = np.empty(0, np.int32)
             setattr(self, name, view)
+        places = self.swap_out_places
+        self.swap_out_slots = self.swap_in_slots[:0] if places is None else self.swap_in_slots[places >= 0]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.host, name)

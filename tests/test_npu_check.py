@@ -40,6 +40,6 @@ def test_the_batch_has_hot_rows_and_every_operator_is_there() -> None:
             assert int(case.inputs["offsets"].diff().max()) > 128
     operators = {name.split()[0] for name in names}
     assert operators == {
-        *("gather_rows", "scatter_rows", "lookup_sequence", "lookup_pooled"),
+        *("gather_rows", "scatter_rows", "swap_rows", "lookup_sequence", "lookup_pooled"),
         *("pooled_weights_grad", "update_rows", "accumulate_rows"),
     }

@@ -2,6 +2,7 @@
 // unit of each core issued, as JSON: {operator: {kernel: [of each core]}}. See benchmarks/npu_scalar.py.
 #include <cstdio>
 #include <fstream>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "op_kernels/lookup_sequence/ascendc.h"
 #include "op_kernels/pooled_weights_grad/ascendc.h"
 #include "op_kernels/scatter_rows/ascendc.h"
+#include "op_kernels/swap_rows/ascendc.h"
 #include "op_kernels/update_rows/ascendc.h"
 #include "op_kernels/update_rows/ascendc_plan.h"
 #include "torch_npu_ext/host/hot_segments.h"
@@ -189,6 +191,15 @@ void count_copies(Report* report, const Batch& batch) {
   report->launch("gather_rows", blocks_of(a, report->cores()), [&] { gather_rows(a); });
   report->begin("scatter_rows");
   report->launch("scatter_rows", blocks_of(a, report->cores()), [&] { scatter_rows(a); });
+
+  std::vector<uint8_t> leaving(rows.size());
+  std::vector<int32_t> places(batch.unique.size());
+  std::iota(places.begin(), places.end(), 0);
+  const SwapRows swap{cache.data(),        rows.data(),   leaving.data(),
+                      batch.unique.data(), places.data(), layout.bytes,
+                      batch.rows,          count,         count};
+  report->begin("swap_rows");
+  report->launch("swap_rows", blocks_of(swap, report->cores()), [&] { swap_rows(swap); });
 }
 
 }  // namespace

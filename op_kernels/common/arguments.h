@@ -155,4 +155,17 @@ struct CopyRows {
   int64_t count;
 };
 
+struct SwapRows {
+  uint8_t* cache;        // [cache_slots, bytes]
+  const uint8_t* rows;   // [count, bytes], those that come
+  uint8_t* leaving;      // [leaving_count, bytes]
+  const int32_t* slots;  // [count], distinct
+  const int32_t*
+      places;  // [count], of the row that leaves among `leaving`: 0, 1, ... in order; -1 if none does
+  int64_t bytes;
+  int64_t cache_slots;
+  int64_t count;
+  int64_t leaving_count;
+};
+
 }  // namespace rec_sdk

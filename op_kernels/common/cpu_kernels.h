@@ -20,6 +20,7 @@ struct CpuKernels {
   void (*accumulate_rows)(const AccumulateRows&, int64_t begin, int64_t end, float* scratch);  // unique rows
   void (*gather_rows)(const CopyRows&, int64_t begin, int64_t end);                            // rows
   void (*scatter_rows)(const CopyRows&, int64_t begin, int64_t end);                           // rows
+  void (*swap_rows)(const SwapRows&, int64_t begin, int64_t end);                              // rows
   // The largest of the values as unsigned numbers, among which negative ones are above all others; 0 for
   // none.
   uint32_t (*largest)(const int32_t* values, int64_t begin, int64_t end);

@@ -18,6 +18,7 @@ UpdateKernel update_rows(const char* optimizer);
 void accumulate_rows(const AccumulateRows&, int64_t, int64_t, float*);
 void gather_rows(const CopyRows&, int64_t, int64_t);
 void scatter_rows(const CopyRows&, int64_t, int64_t);
+void swap_rows(const SwapRows&, int64_t, int64_t);
 uint32_t largest(const int32_t*, int64_t, int64_t);
 
 extern const CpuKernels kKernels;
@@ -31,6 +32,7 @@ const CpuKernels kKernels = {
     accumulate_rows,
     gather_rows,
     scatter_rows,
+    swap_rows,
     largest,
 };
 

@@ -4,7 +4,9 @@
 namespace rec_sdk {
 namespace cuda {
 
-cudaError_t gather_rows(const CopyRows& a, cudaStream_t stream) { return move_rows<true>(a, stream); }
+cudaError_t gather_rows(const CopyRows& a, cudaStream_t stream) {
+  return launch_moves(OneWay<true>(a), stream);
+}
 
 }  // namespace cuda
 }  // namespace rec_sdk

@@ -4,7 +4,9 @@
 namespace rec_sdk {
 namespace cuda {
 
-cudaError_t scatter_rows(const CopyRows& a, cudaStream_t stream) { return move_rows<false>(a, stream); }
+cudaError_t scatter_rows(const CopyRows& a, cudaStream_t stream) {
+  return launch_moves(OneWay<false>(a), stream);
+}
 
 }  // namespace cuda
 }  // namespace rec_sdk

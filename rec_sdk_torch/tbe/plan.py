@@ -30,9 +30,10 @@ class PlanArrays(NamedTuple):
         grad_column: int32 `[N]` in segment order, the first column of the gradient; pooled groups.
         scale: float32 `[N]` in segment order, 1 / length of the bag for MEAN, else 1; groups with a MEAN feature.
         positions: int32 `[N]`, segment order -> lookup; weighted bags.
-        swap_out_slots: int32, slots whose rows leave.
-        swap_in_slots: int32, slots of the rows that come.
-        window_out_slots: int64, those of `swap_out_slots` with sums of an open window.
+        swap_in_slots: int32, slots of the rows that come; rows that leave are in some of them.
+        swap_out_places: int32, for each of `swap_in_slots` the place of its row among those that leave, which are
+            numbered in this order, or -1 if the slot is free; batches that evict rows.
+        window_out_slots: int64, those of rows that leave with sums of an open window.
         window_in_slots: int64, those of `swap_in_slots` with sums that come back.
         unique_ids: int64 `[U]`, the id of each distinct row; groups that round stochastically.
         hot_segments: int32 `[H, 4]`, what devices sum in chunks, as `rec_sdk::update_rows` takes it.
@@ -48,8 +49,8 @@ class PlanArrays(NamedTuple):
     grad_column: torch.Tensor | None
     scale: torch.Tensor | None
     positions: torch.Tensor | None
-    swap_out_slots: torch.Tensor | None
     swap_in_slots: torch.Tensor | None
+    swap_out_places: torch.Tensor | None
     window_out_slots: torch.Tensor | None
     window_in_slots: torch.Tensor | None
     unique_ids: torch.Tensor | None

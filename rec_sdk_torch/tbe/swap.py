@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from .. import _engine
-from ..ops import ops
+from ..ops import call_once, ops
 from .batch import Batch, Int64Array
 from .plan import Plan, PlanArrays
 from .transfers import Arrival, Departure, Transfers
@@ -36,6 +36,23 @@ class _Copies:
         return self.records.done() and (self.sums is None or self.sums.done())
 
 
+@dataclass(frozen=True, eq=False)
+class _Leaving:
+    """Of rows that leave, before they do.
+
+    Attributes:
+        rows: uint8 `[O, bytes]`, where they are put.
+        staging: the same in host memory, which may be `rows` itself.
+        sums: of an accumulation window.
+        swapped: not empty once they have been put there, and others into their slots.
+    """
+
+    rows: torch.Tensor
+    staging: torch.Tensor
+    sums: Departure | None
+    swapped: list[None] = field(default_factory=list)
+
+
 @dataclass(eq=False)
 class _Staged:
     """A plan that is not applied: what has been made ready. Does not hold the plan, which may be dropped.
@@ -48,7 +65,7 @@ class _Staged:
     arrays: PlanArrays
     arrival: Arrival
     lock: threading.Lock = field(default_factory=threading.Lock)
-    leaving: _Copies | None = None
+    leaving: _Leaving | None = None
     records: Arrival | None = None
     late: np.ndarray | None = None
     late_rows: Arrival | None = None
@@ -100,6 +117,7 @@ class Swap:
         for staged in list(self._staged.values()):
             arrivals = staged.arrival, staged.records, staged.late_rows, staged.sums
             tensors += [arrival.memory for arrival in arrivals if arrival is not None]
+            tensors += [] if staged.leaving is None else [staged.leaving.staging]
         for _, copies in list(self._leaving.values()):
             tensors += [departure.tensor for departure in (copies.records, copies.sums) if departure is not None]
         return sum(tensor.nbytes for tensor in tensors)
@@ -176,7 +194,7 @@ class Swap:
             self._apply(host)
 
     def _apply(self, host: _engine.Plan) -> None:
-        """May be done again from the start if it was interrupted: what leaves is kept before anything is written."""
+        """May be done again from the start if it was interrupted: rows that were swapped are not swapped again."""
         staged = self._staged_of(host)
         self._stage(host, staged)
         _engine.begin([host])
@@ -190,20 +208,20 @@ class Swap:
 
     def _finish(self, host: _engine.Plan, staged: _Staged | None) -> None:
         if staged is not None:
-            if staged.leaving is not None:
-                self._leaving[host.serial] = host, staged.leaving
             self._write(staged)
+            if staged.leaving is not None:
+                self._leaving[host.serial] = host, self._send_out(staged.leaving)
         self.engine.applied(host)
         for serial in list(self._staged):  # which a thread that plans adds to
             if serial <= host.serial:
                 self._staged.pop(serial, None)
 
     def _stage(self, host: _engine.Plan, staged: _Staged) -> None:
-        """Starts the copies that a plan needs, both ways. Changes nothing."""
+        """Takes memory for what leaves, and starts the copies of what comes. Changes nothing."""
         staged.arrival.wait()
         arrays = staged.arrays
-        if arrays.swap_out_slots is not None and staged.leaving is None:
-            staged.leaving = self._take_out(arrays, arrays.swap_out_slots)
+        if arrays.swap_out_places is not None and staged.leaving is None:
+            staged.leaving = self._make_room(host, arrays)
         if arrays.swap_in_slots is None:
             return
         if self.sums is not None and arrays.window_in_slots is not None and staged.sums is None:
@@ -235,31 +253,45 @@ class Swap:
     def _send_records(self, staging: torch.Tensor) -> Arrival:
         return Arrival((staging,), staging) if self.transfers.direct else self.transfers.send(staging)
 
-    def _take_out(self, arrays: PlanArrays, slots: torch.Tensor) -> _Copies:
-        """Copies the rows that leave, with the updates that the current stream has been given."""
+    def _make_room(self, host: _engine.Plan, arrays: PlanArrays) -> _Leaving:
+        """For the rows that leave. Their sums leave already."""
+        shape = host.rows_out, self.cache.shape[1]
         if self.transfers.direct:
-            staging = self.transfers.staging(len(slots), self.cache.shape[1])
-            ops.gather_rows.out(self.cache, slots, out=staging)
-            records = self.transfers.used(staging)
+            staging = rows = self.transfers.staging(*shape)
         else:
-            records = self.transfers.fetch(ops.gather_rows(self.cache, slots))
+            rows = self.cache.new_empty(shape)
+            staging = self.transfers.staging(*shape) if self.transfers.pinned else rows
         sums = None
         if self.sums is not None and arrays.window_out_slots is not None:
             sums = self.transfers.fetch(self.sums.index_select(0, arrays.window_out_slots))
-        return _Copies(records, sums)
+        return _Leaving(rows, staging, sums)
 
     def _write(self, staged: _Staged) -> None:
+        """Swaps rows, those that leave with the updates that the current stream has been given."""
         arrays = staged.arrays
         if self.sums is not None and arrays.window_out_slots is not None:
             self.sums.index_fill_(0, arrays.window_out_slots, 0.0)
         if self.sums is not None and arrays.window_in_slots is not None and staged.sums is not None:
             self.sums.index_copy_(0, arrays.window_in_slots, *staged.sums.wait())
-        if arrays.swap_in_slots is not None and staged.records is not None:
-            ops.scatter_rows(self.cache, arrays.swap_in_slots, *staged.records.wait())
-            if staged.late_rows is not None:
-                ops.scatter_rows(self.cache, *staged.late_rows.wait())
-            if self.transfers.direct:
-                self.transfers.used(staged.records.memory)
+        if arrays.swap_in_slots is None or staged.records is None:
+            return
+        (records,) = staged.records.wait()
+        if staged.leaving is None:
+            ops.scatter_rows(self.cache, arrays.swap_in_slots, records)
+        else:
+            rows = self.transfers.used_here(staged.leaving.rows)
+            swap = self.cache, arrays.swap_in_slots, arrays.swap_out_places, records, rows
+            call_once(ops.swap_rows.default, swap, staged.leaving.swapped)
+        if staged.late_rows is not None:
+            ops.scatter_rows(self.cache, *staged.late_rows.wait())
+        if self.transfers.direct:
+            self.transfers.used(staged.records.memory)
+
+    def _send_out(self, leaving: _Leaving) -> _Copies:
+        """Starts to copy the rows that have left to the host."""
+        if self.transfers.direct:
+            return _Copies(self.transfers.used(leaving.rows), leaving.sums)
+        return _Copies(self.transfers.fetch(leaving.rows, leaving.staging), leaving.sums)
 
     # ---- landing
 

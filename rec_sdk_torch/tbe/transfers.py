@@ -167,17 +167,24 @@ class Transfers:
         """Arrays on the device, for the current stream."""
         return self.send_arrays(arrays).wait()
 
-    def fetch(self, tensor: torch.Tensor) -> Departure:
-        """Starts to copy a matrix to the host, as the current stream leaves it."""
+    def fetch(self, tensor: torch.Tensor, staging: torch.Tensor | None = None) -> Departure:
+        """Starts to copy a matrix to the host, into `staging` if it is given, as the current stream leaves it."""
         if not self.pinned:
             return Departure(tensor, None)
         _, outward = _streams(self.device)
         outward.wait_stream(self._module.current_stream(self.device))
-        staging = self.staging(tensor.shape[0], tensor.shape[1], tensor.dtype)
+        if staging is None:
+            staging = self.staging(tensor.shape[0], tensor.shape[1], tensor.dtype)
         with current(outward):
             staging.copy_(tensor, non_blocking=True)
         tensor.record_stream(outward)
         return Departure(staging, outward.record_event())
+
+    def used_here(self, tensor: torch.Tensor) -> torch.Tensor:
+        """`tensor`, which may have been allocated on another stream, for use on the current one."""
+        if tensor.device.type != "cpu":
+            tensor.record_stream(self._module.current_stream(self.device))
+        return tensor
 
     def used(self, staging: torch.Tensor) -> Departure:
         """Keeps staging that a kernel on the current stream uses until it has: torch only knows of copies."""

@@ -1,6 +1,7 @@
-// gather_rows and scatter_rows.
+// gather_rows, scatter_rows and swap_rows.
 #include "op_kernels/gather_rows/ascendc.h"
 #include "op_kernels/scatter_rows/ascendc.h"
+#include "op_kernels/swap_rows/ascendc.h"
 #include "tests/ascendc_kernels/support.h"
 #include "torch_npu_ext/emulator/kernels/lookup_buffers.h"
 
@@ -42,13 +43,56 @@ void check_copies(int64_t bytes, int64_t count) {
   }
 }
 
+// Whether a row leaves the slot of row i of so many: from none, from all, from some.
+constexpr bool (*kLeaves[])(int64_t i, int64_t count) = {
+    [](int64_t, int64_t) { return false; },
+    [](int64_t, int64_t) { return true; },
+    [](int64_t i, int64_t) { return i % 3 == 1; },
+    [](int64_t i, int64_t count) { return i > count / 3; },
+    [](int64_t i, int64_t count) { return i < count / 2 || i % 1024 == 1023; },
+};
+
+void check_swap(int64_t bytes, int64_t count) {
+  Random random(bytes);
+  const int64_t slots = count + 10;
+  const std::vector<int32_t> list = distinct_slots(&random, count, slots);
+  const std::vector<uint8_t> cache = random_bytes(&random, slots * bytes),
+                             rows = random_bytes(&random, count * bytes);
+  for (const auto leaves : kLeaves) {
+    std::vector<int32_t> places;
+    std::vector<uint8_t> swapped = cache, left;
+    int32_t leaving = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      uint8_t* const row = &swapped[static_cast<size_t>(list[i] * bytes)];
+      if (leaves(i, count)) left.insert(left.end(), row, row + bytes);
+      places.push_back(leaves(i, count) ? leaving++ : -1);
+      std::memcpy(row, &rows[static_cast<size_t>(i * bytes)], static_cast<size_t>(bytes));
+    }
+    for (const int64_t cores : ascendc_tests::kCores) {
+      std::vector<uint8_t> target = cache, out(left.size());
+      const rec_sdk::SwapRows swap{target.data(), rows.data(), out.data(), list.data(), places.data(),
+                                   bytes,         slots,       count,      leaving};
+      const std::string title = "swap_rows of " + std::to_string(bytes) + " bytes";
+      ascendc_tests::run(title, cores, rec_sdk::emulator::buffers_of(swap),
+                         [&] { rec_sdk::ascendc::swap_rows(swap); });
+      check_bits(title, cores, out, left);
+      check_bits(title, cores, target, swapped);
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
   for (const int64_t bytes : {1, 16, 31, 48, 112, 528, 1552, 4112}) {
     check_copies(bytes, 1);
     check_copies(bytes, std::min<int64_t>(2500, 400000 / bytes));
+    check_swap(bytes, 1);
+    check_swap(bytes, std::min<int64_t>(2500, 400000 / bytes));
   }
-  for (const int64_t bytes : {65536, 65552, 200016}) check_copies(bytes, 5);
+  for (const int64_t bytes : {65536, 65552, 200016}) {
+    check_copies(bytes, 5);
+    check_swap(bytes, 5);
+  }
   return check_result();
 }

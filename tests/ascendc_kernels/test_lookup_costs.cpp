@@ -5,6 +5,7 @@
 #include "op_kernels/lookup_sequence/ascendc.h"
 #include "op_kernels/pooled_weights_grad/ascendc.h"
 #include "op_kernels/scatter_rows/ascendc.h"
+#include "op_kernels/swap_rows/ascendc.h"
 #include "tests/ascendc_kernels/costs.h"
 #include "torch_npu_ext/emulator/kernels/lookup_buffers.h"
 
@@ -92,6 +93,15 @@ void check_copies(int64_t bytes, int64_t count) {
               rec_sdk::ascendc::gather_rows);
   check_costs("scatter_rows", title, rec_sdk::emulator::scatter_buffers(a), least, a,
               rec_sdk::ascendc::scatter_rows);
+
+  std::vector<uint8_t> leaving(cache.size());
+  std::vector<int32_t> places;
+  for (int64_t i = 0; i < count; ++i) places.push_back(static_cast<int32_t>(i));
+  const rec_sdk::SwapRows swap{cache.data(), rows.data(), leaving.data(), slots.data(), places.data(),
+                               bytes,        count,       count,          count};
+  // The slots are read twice.
+  check_costs("swap_rows", title, rec_sdk::emulator::buffers_of(swap), count * (4 * bytes + 12), swap,
+              rec_sdk::ascendc::swap_rows);
 }
 
 }  // namespace

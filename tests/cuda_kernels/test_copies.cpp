@@ -1,4 +1,4 @@
-// gather_rows and scatter_rows.
+// gather_rows, scatter_rows and swap_rows.
 #include "tests/cuda_kernels/support.h"
 
 using cuda_tests::check_bits;
@@ -11,6 +11,7 @@ namespace {
 struct Copies {
   int64_t bytes, slots, count, offset;
   std::vector<int32_t> list;
+  std::vector<int32_t> places;  // a row leaves every slot but each third
   std::vector<uint8_t> cache, rows;
 
   Copies(Random* random, int64_t bytes_, int64_t count_, int64_t offset_)
@@ -20,10 +21,23 @@ struct Copies {
         offset(offset_),
         list(kernel_tests::distinct_slots(random, count, slots)),
         cache(kernel_tests::random_bytes(random, offset + slots * bytes)),
-        rows(kernel_tests::random_bytes(random, offset + count * bytes)) {}
+        rows(kernel_tests::random_bytes(random, offset + count * bytes)) {
+    for (int32_t i = 0; i < count; ++i) places.push_back(i % 3 == 2 ? -1 : i - i / 3);
+  }
 
   rec_sdk::CopyRows arguments(std::vector<uint8_t>* to_cache, std::vector<uint8_t>* to_rows) const {
     return {to_cache->data() + offset, to_rows->data() + offset, list.data(), bytes, slots, count};
+  }
+  rec_sdk::SwapRows swap(std::vector<uint8_t>* to_cache, std::vector<uint8_t>* to_leaving) const {
+    return {to_cache->data() + offset,
+            rows.data() + offset,
+            to_leaving->data() + offset,
+            list.data(),
+            places.data(),
+            bytes,
+            slots,
+            count,
+            count - count / 3};
   }
 };
 
@@ -46,14 +60,27 @@ void check(const Copies& copies, const std::string& title) {
   });
 }
 
+void check_swap(const Copies& copies, const std::string& title) {
+  std::vector<uint8_t> swapped = copies.cache, left(copies.rows.size());
+  rec_sdk::cpu_kernels().swap_rows(copies.swap(&swapped, &left), 0, copies.count);
+  in_every_order("swap_rows, " + title, [&](const std::string& where) {
+    std::vector<uint8_t> cache = copies.cache, leaving(left.size());
+    CHECK(rec_sdk::cuda::swap_rows(copies.swap(&cache, &leaving), nullptr) == cudaSuccess);
+    check_bits(where, cache, swapped);
+    check_bits(where, leaving, left);
+  });
+}
+
 void check_copies(int64_t bytes, int64_t count, int64_t offset = 0) {
   Random random(bytes + offset);
   const Copies copies(&random, bytes, count, offset);
   const std::string title =
       std::to_string(count) + " rows of " + std::to_string(bytes) + " bytes at " + std::to_string(offset);
   check(copies, title);
+  check_swap(copies, title);
   cuda_host::memory_type = cudaMemoryTypeHost;
   check(copies, title + " in pinned memory");
+  check_swap(copies, title + " in pinned memory");
   cuda_host::memory_type = cudaMemoryTypeDevice;
 }
 

@@ -33,7 +33,7 @@ def last_step(lookups: int, hot: int, pooling: str) -> Counter[str]:
 LOOKUP = {"NONE": "lookup_sequence", "SUM": "lookup_pooled"}
 
 
-SWAP = {"gather_rows": 1, "scatter_rows": 1, "aclrtMemcpyAsync": 3}
+SWAP = {"swap_rows": 1, "aclrtMemcpyAsync": 3}
 
 
 @pytest.mark.parametrize("pooling", LOOKUP)

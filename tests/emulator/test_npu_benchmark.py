@@ -52,7 +52,7 @@ def test_every_kernel_meets_the_targets(tmp_path: Path, capsys: pytest.CaptureFi
     figures = json.loads(path.read_text())
     assert {figure["operator"].split()[0] for figure in figures} == {
         *("lookup_sequence", "lookup_pooled", "pooled_weights_grad"),
-        *("gather_rows", "scatter_rows", "update_rows", "accumulate_rows"),
+        *("gather_rows", "scatter_rows", "swap_rows", "update_rows", "accumulate_rows"),
     }
     assert all(1 <= figure["bytes_over_least"] <= npu.TARGET_BYTES for figure in figures)
     assert all(0 <= figure["imbalance"] <= npu.TARGET_IMBALANCE for figure in figures)

@@ -19,7 +19,7 @@ def test_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert "EMULATED" in report
     assert "times do not" in report
     lines = [line for line in report.splitlines() if "x byte time" in line]
-    assert len(lines) == 2 + 9 + 13
+    assert len(lines) == 3 + 9 + 13
     assert [line for line in lines if "same bits" not in line] == []
     assert report.endswith("All bits are the CPU's.\n")
 

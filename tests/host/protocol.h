@@ -27,8 +27,8 @@ enum class Bug {
   kReusesStaging,     // staging is handed out again while a copy uses it
   kReusesMemory,      // the same on the device: no record_stream()
   kScattersEarly,     // rows are brought in without waiting for their copy
-  kFetchesEarly,      // rows leave without waiting for the kernel that gathered them
-  kWritesFirst,       // rows come before those that leave in their place are gathered
+  kFetchesEarly,      // rows leave without waiting for the kernel that took them out of their slots
+  kWritesFirst,       // rows come into slots before those that leave have been read
   kReadsUnsettled,    // a save reads the cache, which the updates have not reached, from a stream of its own
   kKeepsPins,         // a batch is never released
   kKeepsLock,         // who waited for a copy to land keeps others from landing
@@ -184,8 +184,7 @@ class Protocol {
   struct Staged {  // tbe.swap._Staged
     Arrival arena;
     Lock lock;
-    Buffer leaving;
-    Event left;
+    Buffer leaving, rows;  // in host memory, and where swap_rows puts them
     Arrival records, late_rows;
     std::vector<int32_t> late;
   };
@@ -206,7 +205,9 @@ class Protocol {
   void wait(const Arrival& arrival);
   Arrival send(const Buffer& staging);
   Arrival send_arena(const PlanBuffers& p, const Buffer& staging);
-  void take_out(const PlanBuffers& p, Staged* staged);
+  void make_room(const PlanBuffers& p, Staged* staged);
+  void swap(const PlanBuffers& p, const Block* arena, const Block* rows, Block* to);
+  Departure send_out(const Handle& host, const Staged& staged);
   void write(const PlanBuffers& p, const Staged& staged);
   void launch_lookup(const Made& made);
   void launch_update(const Made& made);
@@ -214,6 +215,7 @@ class Protocol {
   void end_uses();
   void scatter(const Block* slots, size_t offset, const Block* rows, size_t first,
                const std::vector<int32_t>& to);
+  static int32_t number_at(const Block& arena, size_t offset, int64_t i);
   float* slot_at(const Block& arena, size_t offset, int64_t i);
 
   // ---- protocol_threads.h: the threads

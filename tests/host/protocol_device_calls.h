@@ -74,51 +74,67 @@ inline void Protocol::end_uses() {
   in_use_.erase(std::remove_if(in_use_.begin(), in_use_.end(), over), in_use_.end());
 }
 
-// A slot that an array of the plan names; the array may not be there yet, if something is wrong.
+// Of an array of the plan, which may not be there yet, if something is wrong.
+inline int32_t Protocol::number_at(const Block& arena, size_t offset, int64_t i) {
+  int32_t number = -1;
+  const size_t at = offset + static_cast<size_t>(i) * sizeof number;
+  if (at + sizeof number <= arena.bytes.size()) std::memcpy(&number, arena.bytes.data() + at, sizeof number);
+  return number;
+}
+
 inline float* Protocol::slot_at(const Block& arena, size_t offset, int64_t i) {
   static float nowhere;
-  int32_t slot = -1;
-  const size_t at = offset + static_cast<size_t>(i) * sizeof slot;
-  if (at + sizeof slot <= arena.bytes.size()) std::memcpy(&slot, arena.bytes.data() + at, sizeof slot);
+  const int32_t slot = number_at(arena, offset, i);
   if (slot >= 0 && slot < kSlots) return &device_.cache[static_cast<size_t>(slot)];
   violation("a kernel reads a plan's slots before they have arrived");
   return &nowhere;
 }
 
-// Swap._take_out
-inline void Protocol::take_out(const PlanBuffers& p, Staged* staged) {
+// Swap._make_room
+inline void Protocol::make_room(const PlanBuffers& p, Staged* staged) {
   const size_t size = static_cast<size_t>(p.rows_out) * bytes_;
-  const size_t offset = protocol::place_of(p, p.swap_out_slots);
-  const Block* const arena = staged->arena.memory.get();
   staged->leaving = device_.take(-1, Hash{6, p.serial}.word(), size);
-  const Buffer rows =
-      scenario_.direct ? staged->leaving : device_.take(stream_, Hash{8, p.serial}.word(), size);
-  Block* const to = rows.get();
-  const int64_t count = p.rows_out;
-  std::vector<Touch> touches = {reads(arena), writes(to)};
-  for (int64_t i = 0; i < count; ++i) touches.push_back(reads_slot(p.swap_out_slots[i]));
-  device_.launch(stream_, "a gather", {}, std::move(touches), [=] {
+  staged->rows = scenario_.direct ? staged->leaving : device_.take(stream_, Hash{8, p.serial}.word(), size);
+}
+
+// ops.swap_rows: `to` is [rows_out, bytes], of rows that leave.
+inline void Protocol::swap(const PlanBuffers& p, const Block* arena, const Block* rows, Block* to) {
+  const size_t slots = protocol::place_of(p, p.swap_in_slots), out = protocol::place_of(p, p.swap_out_places);
+  const int64_t count = p.rows_in;
+  std::vector<Touch> touches = {reads(arena), reads(rows), writes(to)};
+  for (int64_t i = 0; i < count; ++i) touches.push_back(writes_slot(p.swap_in_slots[i]));
+  const bool overwrites = has(Bug::kWritesFirst);
+  device_.launch(stream_, "a swap", {}, std::move(touches), [=] {
     for (int64_t i = 0; i < count; ++i) {
-      const float value = *slot_at(*arena, offset, i);
-      std::memcpy(&to->bytes[static_cast<size_t>(i) * bytes_], &value, sizeof value);
+      float* const cached = slot_at(*arena, slots, i);
+      const float came = protocol::value_of(&rows->bytes[static_cast<size_t>(i) * bytes_]);
+      if (overwrites) *cached = came;
+      const int32_t place = number_at(*arena, out, i);
+      if (place >= 0) std::memcpy(&to->bytes[static_cast<size_t>(place) * bytes_], cached, sizeof *cached);
+      *cached = came;
     }
     to->content = protocol::content_of(*to);
   });
+}
+
+// Swap._send_out
+inline Protocol::Departure Protocol::send_out(const Handle& host, const Staged& staged) {
   if (scenario_.direct) {
-    staged->left = device_.tail(stream_);
-    used(staged->leaving);
-    return;
+    used(staged.leaving);
+    return {host, staged.leaving, device_.tail(stream_)};
   }
   // Transfers.fetch
   if (!has(Bug::kFetchesEarly)) device_.wait(kOutward, device_.tail(stream_));
-  Block* const there = staged->leaving.get();
-  device_.launch(kOutward, "a copy to the host", {}, {reads(to), writes(there)}, [=] {
-    there->bytes = to->bytes;
-    there->content = to->content;
+  Block* const from = staged.rows.get();
+  Block* const to = staged.leaving.get();
+  device_.launch(kOutward, "a copy to the host", {}, {reads(from), writes(to)}, [=] {
+    to->bytes = from->bytes;
+    to->content = from->content;
   });
-  staged->left = device_.tail(kOutward);
-  there->until.push_back(staged->left);
-  if (!has(Bug::kReusesMemory)) to->recorded.push_back(kOutward);
+  const Event event = device_.tail(kOutward);
+  to->until.push_back(event);
+  if (!has(Bug::kReusesMemory)) from->recorded.push_back(kOutward);
+  return {host, staged.leaving, event};
 }
 
 // ops.scatter_rows: `count` slots at `offset` of `slots`, records from `first` of `rows` on.
@@ -139,8 +155,13 @@ inline void Protocol::write(const PlanBuffers& p, const Staged& staged) {
   if (staged.records.memory == nullptr) return;
   std::vector<int32_t> slots(p.swap_in_slots, p.swap_in_slots + p.rows_in);
   if (!has(Bug::kScattersEarly)) wait(staged.records);
-  scatter(staged.arena.memory.get(), protocol::place_of(p, p.swap_in_slots), staged.records.memory.get(), 0,
-          slots);
+  const Block* const arena = staged.arena.memory.get();
+  const Block* const records = staged.records.memory.get();
+  if (staged.leaving == nullptr) {
+    scatter(arena, protocol::place_of(p, p.swap_in_slots), records, 0, slots);
+  } else {
+    swap(p, arena, records, staged.rows.get());
+  }
   if (staged.late_rows.memory != nullptr) {
     slots.clear();
     for (const int32_t place : staged.late) slots.push_back(p.swap_in_slots[place]);

@@ -147,12 +147,10 @@ inline void Protocol::apply_all(Thread* t, const Plan* upto, bool last_too) {
 // Swap._stage
 inline void Protocol::stage_one(Thread* t, const Handle& host) {
   const uint64_t serial = (*host)->serial;
-  t->then("stage: what leaves", serial, nullptr, [=] {
+  t->then("stage: room", serial, nullptr, [=] {
     const StagedPtr staged = staged_of(*host);
     wait(staged->arena);
-    if ((*host)->rows_out > 0 && staged->leaving == nullptr && !has(Bug::kWritesFirst)) {
-      take_out(**host, staged.get());
-    }
+    if ((*host)->rows_out > 0 && staged->leaving == nullptr) make_room(**host, staged.get());
     if ((*host)->rows_in > 0) bring_in(t, host, staged);
   });
 }
@@ -200,15 +198,8 @@ inline void Protocol::finish_one(Thread* t, const Handle& host) {
   t->then("write", serial, nullptr, [=] {
     if ((*host)->rows_in == 0) return;
     const StagedPtr staged = staged_of(*host);
-    const bool after = has(Bug::kWritesFirst) && (*host)->rows_out > 0;
-    if (after) {
-      write(**host, *staged);
-      take_out(**host, staged.get());
-    }
-    if (staged->leaving != nullptr) {
-      leaving_[serial] = {host, staged->leaving, staged->left};
-    }
-    if (!after) write(**host, *staged);
+    write(**host, *staged);
+    if (staged->leaving != nullptr) leaving_[serial] = send_out(host, *staged);
   });
   t->then("applied", serial, nullptr, [=] {
     engine_->applied(*host);

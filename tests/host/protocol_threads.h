@@ -323,7 +323,7 @@ inline Hash::Value Protocol::state() const {
     hash.add(serial);
     owner(staged->lock);
     add_arrival(staged->arena);
-    add_arrival({staged->leaving, staged->left});
+    add_arrival({staged->leaving, {}});
     add_arrival(staged->records);
     add_arrival(staged->late_rows);
     for (const int32_t place : staged->late) hash.add(uint64_t(place));

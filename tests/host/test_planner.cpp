@@ -213,8 +213,21 @@ class Trainer {
     check_hot_segments(plan);
     CHECK(same(expected.swap_out, plan.swap_out_slots, plan.rows_out));
     CHECK(same(expected.swap_in, plan.swap_in_slots, plan.rows_in));
+    check_places(plan);
     CHECK(expected.pending_out == plan.pending_out);
     CHECK(expected.pending_in == plan.pending_in);
+  }
+
+  // Each row that leaves has the place of the row that comes into its slot.
+  void check_places(const PlanBuffers& plan) {
+    CHECK((plan.swap_out_places != nullptr) == (plan.rows_out > 0));
+    int32_t out = 0;
+    for (int64_t i = 0; i < plan.rows_in && plan.rows_out > 0; ++i) {
+      const bool leaves = out < plan.rows_out && plan.swap_out_slots[out] == plan.swap_in_slots[i];
+      CHECK(plan.swap_out_places[i] == (leaves ? out : -1));
+      out += leaves ? 1 : 0;
+    }
+    CHECK(out == plan.rows_out || plan.rows_out == 0);
   }
 
   void check_hot_segments(const PlanBuffers& plan) {

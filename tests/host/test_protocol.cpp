@@ -231,8 +231,8 @@ void mistakes(Report* report) {
   report->found("staging is reused early, by kernels", Bug::kReusesStaging, "01 23", kDirect);
   report->found("memory of the device is reused early", Bug::kReusesMemory, "01 23");
   report->found("rows are used before they have come", Bug::kScattersEarly, "01 23");
-  report->found("rows leave before they are gathered", Bug::kFetchesEarly, "01 23 0");
-  report->found("rows come before others have left", Bug::kWritesFirst, "01 23 0");
+  report->found("rows leave before they are taken out", Bug::kFetchesEarly, "01 23 0");
+  report->found("rows come before others are read", Bug::kWritesFirst, "01 23 0");
   report->found("a save does not wait for updates", Bug::kReadsUnsettled, "01", kSaver);
   report->found("a row changes that a snapshot lacks", Bug::kUpdatesUntaken, "0", kSnapshot);
   report->found("the same, a snapshot of ids", Bug::kUpdatesUntaken, "0 0", kSnapshotOfIds);

@@ -97,3 +97,7 @@ def update(
         scale = scale[positions.long()]
     lookups = (unique, tables, offsets, positions, None, None, scale)
     torch.ops.rec_sdk.update_rows(cache.records, [grad], *lookups, row, optimizer, cache.dim, cache.dtype)
+
+
+def random_bytes(rows: int, bytes_: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    return torch.randint(0, 256, (rows, bytes_), dtype=torch.uint8).to(device)

@@ -63,6 +63,7 @@ def good_calls(device: torch.device | str) -> dict[str, tuple[Callable[..., obje
         "gather_rows": (ops.gather_rows, copy),
         "gather_rows.out": (ops.gather_rows.out, copy | {"out": rows}),
         "scatter_rows": (ops.scatter_rows, copy | {"rows": rows}),
+        "swap_rows": (ops.swap_rows, copy | {"places": int32([-1, 0, 1], device), "rows": rows, "leaving": rows[:2]}),
     }
 
 
@@ -106,6 +107,8 @@ def test_records_of_no_bytes(device: torch.device) -> None:
     assert ops.gather_rows(cache, slots).shape == (2, 0)
     ops.gather_rows.out(cache, slots, out=torch.zeros(2, 0, dtype=torch.uint8, device=device))
     ops.scatter_rows(cache, slots, torch.zeros(2, 0, dtype=torch.uint8, device=device))
+    rows = torch.zeros(2, 0, dtype=torch.uint8, device=device)
+    ops.swap_rows(cache, slots, int32([-1, 0], device), rows, rows[:1])
 
 
 @pytest.mark.parametrize("dim", [2**30 + 1, 2**60, 2**62, 2**62 + 4, 2**63 - 1])

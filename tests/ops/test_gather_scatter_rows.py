@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from op_batches import int32
+from op_batches import int32, random_bytes
 
 import rec_sdk_torch.ops  # noqa: F401
 
@@ -13,10 +13,6 @@ def reference_gather(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
 
 def reference_scatter(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return cache.index_copy(0, slots.long(), rows)
-
-
-def random_bytes(rows: int, bytes_: int, device: torch.device) -> torch.Tensor:
-    return torch.randint(0, 256, (rows, bytes_), dtype=torch.uint8).to(device)
 
 
 @pytest.mark.parametrize("bytes_", [1, 16, 48, 272, 4096])

@@ -84,7 +84,11 @@ def run_everything(dim: int, dtype: torch.dtype, device: torch.device | str = "c
     results.append(torch.ops.rec_sdk.gather_rows(cache.records, int32(slots, device)))
     order = int32(torch.randperm(rows, generator=generator), device)
     torch.ops.rec_sdk.scatter_rows(cache.records, order, cache.records.clone())
-    results.append(cache.records)
+    results.append(cache.records.clone())
+    leaving = torch.empty_like(cache.records)
+    places = torch.arange(rows, dtype=torch.int32, device=device)
+    torch.ops.rec_sdk.swap_rows(cache.records, order, places, cache.records.flip(0), leaving)
+    results += [cache.records, leaving]
     pending = torch.zeros(rows, 2 * dim, device=device)
     for _ in range(2):
         torch.ops.rec_sdk.accumulate_rows(pending, [grad], *segments(slots), None, None, scale)

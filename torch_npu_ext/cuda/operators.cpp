@@ -42,6 +42,7 @@ struct OnCuda {
   static void scatter_rows(const Tensor& on, const CopyRows& a) {
     launch("scatter_rows", on, cuda::scatter_rows, a);
   }
+  static void swap_rows(const Tensor& on, const SwapRows& a) { launch("swap_rows", on, cuda::swap_rows, a); }
   static void update_rows(const Tensor& on, const UpdateRows& a, const std::string& optimizer,
                           void* workspace) {
     on_current_stream("update_rows", on, [&](cudaStream_t stream) {

@@ -42,13 +42,14 @@ size_t PlanBuffers::place_arrays(const PlanShape& shape, char* base) {
   arena.place(grad_column, n, shape.pooled);
   arena.place(scale, n, shape.scaled);
   arena.place(positions, n, shape.pooled && shape.weighted);
-  arena.place(swap_out_slots, shape.out);
   arena.place(swap_in_slots, shape.in);
+  arena.place(swap_out_places, shape.in, shape.out > 0);
   arena.place(window_out_slots, shape.window_out);
   arena.place(window_in_slots, shape.window_in);
   arena.place(unique_ids, shape.uniques, shape.ids);
   arena.place(hot_segments, hot_segment_places(n));
   device_bytes_ = arena.used();
+  arena.place(swap_out_slots, shape.out);
   arena.place(swap_out_rows, shape.out);
   arena.place(swap_out_ids, shape.out);
   arena.place(swap_in_rows, shape.in);
@@ -99,8 +100,8 @@ std::vector<PlanBuffers::Field> PlanBuffers::device_fields() const {
   add(grad_column, lookups);
   add(scale, lookups);
   add(positions, lookups);
-  unless_empty(swap_out_slots, rows_out);
   unless_empty(swap_in_slots, rows_in);
+  add(swap_out_places, rows_in);
   unless_empty(window_out_slots, window_out);
   unless_empty(window_in_slots, window_in);
   add(unique_ids, uniques);

@@ -91,13 +91,14 @@ struct PlanBuffers {
   int32_t* grad_column = nullptr;       // [N] pooled only
   float* scale = nullptr;               // [N] 1 / length; only when some feature is MEAN
   int32_t* positions = nullptr;         // [N] segment order -> lookup; weighted bags only
-  int32_t* swap_out_slots = nullptr;    // [O]
   int32_t* swap_in_slots = nullptr;     // [I]
+  int32_t* swap_out_places = nullptr;   // [I] for each: its row that leaves, or -1; only when rows leave
   int64_t* window_out_slots = nullptr;  // [P] those of swap_out_slots
   int64_t* window_in_slots = nullptr;   // [Q] those of swap_in_slots
   int64_t* unique_ids = nullptr;        // [U] of unique_slots; only where weights round stochastically
   HotSegment* hot_segments = nullptr;   // [H]; room for hot_segment_places(N)
   // On the host.
+  int32_t* swap_out_slots = nullptr;             // [O], in the order of swap_in_slots
   uint32_t* swap_out_rows = nullptr;             // [O]
   int64_t* swap_out_ids = nullptr;               // [O]
   uint32_t* swap_in_rows = nullptr;              // [I]

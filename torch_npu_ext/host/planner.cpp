@@ -1,6 +1,7 @@
 #include "torch_npu_ext/host/planner.h"
 
 #include <algorithm>
+#include <numeric>
 #include <stdexcept>
 
 #include "torch_npu_ext/host/admission.h"
@@ -311,6 +312,10 @@ void Planner::bring_in(Group* group, int32_t t, PlanBuffers* plan) noexcept {
   for (int32_t i = 0; i < count - evicted; ++i)
     slots[i] = static_cast<int32_t>(table.take_slot());  // the scan knew
   std::copy_n(plan->swap_out_slots + plan->out_offsets[t], evicted, slots + count - evicted);
+  if (int32_t* const places = plan->swap_out_places; places != nullptr) {
+    std::fill_n(places + begin, count - evicted, -1);
+    std::iota(places + end - evicted, places + end, plan->out_offsets[t]);
+  }
   for (int32_t i = count - evicted; i < count; ++i) {
     if (i + kPrefetchDistance < count) table.prefetch_slot(misses[i + kPrefetchDistance].id);
     table.set_slot(misses[i].id, static_cast<uint32_t>(slots[i]));

@@ -28,6 +28,9 @@ struct OnNpu {
   static void scatter_rows(const Tensor& on, const CopyRows& a) {
     launch("rec_sdk_scatter_rows", on, rec_sdk_launch_scatter_rows, a);
   }
+  static void swap_rows(const Tensor& on, const SwapRows& a) {
+    launch("rec_sdk_swap_rows", on, rec_sdk_launch_swap_rows, a);
+  }
   static void update_rows(const Tensor& on, const UpdateRows& a, std::string optimizer, void* workspace) {
     on_current_stream(
         "rec_sdk_update_rows", on.get_device_index(),

@@ -61,6 +61,11 @@ AccumulateRows accumulate_rows_arguments(const Tensor& pending, const Gradients&
 CopyRows copy_rows_arguments(const char* op, const Tensor& cache, const Tensor& slots, const char* name,
                              const Tensor& rows, void* host_rows = nullptr);
 
+// As copy_rows_arguments, for rows that come and rows that leave.
+SwapRows swap_rows_arguments(const Tensor& cache, const Tensor& slots, const Tensor& places,
+                             const Tensor& rows, const Tensor& leaving, void* host_rows = nullptr,
+                             void* host_leaving = nullptr);
+
 }  // namespace rec_sdk
 #pragma GCC visibility pop
 

@@ -2,7 +2,8 @@
 // index tensors are not checked: reading them back would wait for the device.
 //
 // A backend is a class with static functions that launch on the current stream of the device of `on`:
-//   lookup_sequence, lookup_pooled, pooled_weights_grad, gather_rows, scatter_rows(on, arguments)
+//   lookup_sequence, lookup_pooled, pooled_weights_grad, gather_rows, scatter_rows, swap_rows(on,
+//   arguments)
 //   update_rows(on, arguments, optimizer, workspace), accumulate_rows(on, arguments, workspace)
 // with a workspace of
 //   segments_workspace(segments)       bytes of device memory
@@ -66,6 +67,14 @@ struct DeviceOperators {
     if (arguments.count > 0) Backend::scatter_rows(cache, arguments);
   }
 
+  static void swap_rows(const Tensor& cache, const Tensor& slots, const Tensor& places, const Tensor& rows,
+                        const Tensor& leaving) {
+    const SwapRows arguments =
+        swap_rows_arguments(cache, slots, places, rows, leaving, Backend::host_rows(cache, rows),
+                            Backend::host_rows(cache, leaving));
+    if (arguments.count > 0) Backend::swap_rows(cache, arguments);
+  }
+
   static void update_rows(const Tensor& cache, const Tensors& grads, const Tensor& unique_slots,
                           const Tensor& table_offsets, const Tensor& segment_offsets, const Tensor& grad_row,
                           const OptionalTensor& grad_source, const OptionalTensor& grad_column,
@@ -104,6 +113,7 @@ struct DeviceOperators {
     library.impl("gather_rows", TORCH_BOX(&DeviceOperators::gather_rows));
     library.impl("gather_rows.out", TORCH_BOX(&DeviceOperators::gather_rows_out));
     library.impl("scatter_rows", TORCH_BOX(&DeviceOperators::scatter_rows));
+    library.impl("swap_rows", TORCH_BOX(&DeviceOperators::swap_rows));
     library.impl("update_rows", TORCH_BOX(&DeviceOperators::update_rows));
     library.impl("accumulate_rows", TORCH_BOX(&DeviceOperators::accumulate_rows));
   }

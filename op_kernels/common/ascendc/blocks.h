@@ -34,5 +34,9 @@ inline int64_t blocks_of(const CopyRows& a, int64_t cores) {
   return blocks_for(2 * a.count * a.bytes, cores);
 }
 
+inline int64_t blocks_of(const SwapRows& a, int64_t cores) {
+  return blocks_for(2 * (a.count + a.leaving_count) * a.bytes, cores);
+}
+
 }  // namespace ascendc
 }  // namespace rec_sdk

@@ -20,6 +20,7 @@ void rec_sdk_launch_lookup_pooled(void* stream, const rec_sdk::LookupPooled* a);
 void rec_sdk_launch_pooled_weights_grad(void* stream, const rec_sdk::PooledWeightsGrad* a);
 void rec_sdk_launch_gather_rows(void* stream, const rec_sdk::CopyRows* a);
 void rec_sdk_launch_scatter_rows(void* stream, const rec_sdk::CopyRows* a);
+void rec_sdk_launch_swap_rows(void* stream, const rec_sdk::SwapRows* a);
 
 // workspace: device memory of rec_sdk_segments_workspace(segments) bytes, any contents; may be null when that
 // is 0.

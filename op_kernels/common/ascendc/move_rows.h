@@ -19,6 +19,50 @@ struct MovedRows {
 
 enum class Direction { kFromTable, kToTable };
 
+struct TableRows {
+  const uint8_t* data;
+  int64_t pitch;  // from one row to the next
+  int64_t bytes;  // of a row
+};
+
+// Slots in the order of the rows of a packed array.
+struct SlotStream {
+  using Stream = ScalarStream<int32_t, 1024>;
+  Stream stream;
+
+  // Whole rows from `first` on, between their slots and a tile: the scalar unit bounds these loops, so that
+  // they hold nothing but the slot, the address and the copy.
+  template <Direction kDirection>
+  __aicore__ inline void move(const TableRows& table, int64_t first, int64_t rows,
+                              const LocalTensor<uint8_t>& tile, int64_t tile_pitch) {
+    uint32_t at = 0;
+    for (int64_t done = 0; done < rows;) {
+      const auto slots = stream.run(first + done, rows - done);
+      move_run<kDirection>(table, slots, tile, &at, static_cast<uint32_t>(tile_pitch));
+      done += slots.count;
+    }
+  }
+
+  // Those of a run, to or from offset *at of the tile on.
+  template <Direction kDirection>
+  __aicore__ static inline void move_run(const TableRows& table, const Stream::Run& slots,
+                                         const LocalTensor<uint8_t>& tile, uint32_t* at,
+                                         uint32_t tile_pitch) {
+    const uint8_t* data = table.data;
+    const int64_t table_pitch = table.pitch, bytes = table.bytes;
+    uint32_t to = *at;
+    for (uint32_t i = 0; i < static_cast<uint32_t>(slots.count); ++i, to += tile_pitch) {
+      const uint8_t* row = data + slots.values.GetValue(i) * table_pitch;
+      if (kDirection == Direction::kToTable) {
+        store(row, tile[to], bytes);
+      } else {
+        load(tile[to], row, bytes);
+      }
+    }
+    *at = to;
+  }
+};
+
 template <Direction kDirection>
 class RowMover {
  public:
@@ -30,15 +74,15 @@ class RowMover {
     pitch_ = align_up(parts_.longest(), kUbBlock);
     units_of_tile_ = tile_rows(kTileBytes / pitch_, share.end - share.begin);
     pipe->InitBuffer(tiles_, 2, static_cast<uint32_t>(units_of_tile_ * pitch_));
-    slots_.init(pipe);
-    slots_.start(rows_.slots, parts_.row(share.begin), parts_.row(share.end - 1) + 1);
+    slots_.stream.init(pipe);
+    slots_.stream.start(rows_.slots, parts_.row(share.begin), parts_.row(share.end - 1) + 1);
     move(share);
   }
 
  private:
-  static constexpr int64_t kTileBytes = 64 * 1024, kSmallestPart = 4096, kSlots = 1024;
+  static constexpr int64_t kTileBytes = 64 * 1024, kSmallestPart = 4096;
   static_assert(kTileBytes / kUbBlock <= kMaxDmaBlocks, "a tile goes out in one copy");
-  static_assert(2 * kTileBytes + ScalarStream<int32_t, kSlots>::kBytes <= kUbBytes, "UB");
+  static_assert(2 * kTileBytes + SlotStream::Stream::kBytes <= kUbBytes, "UB");
 
   __aicore__ inline void move(const Share& share) {
     load_tile(share.begin, share.end);
@@ -81,29 +125,13 @@ class RowMover {
     tiles_.FreeTensor(tile);
   }
 
-  // Whole rows between the table and the tile: the scalar unit bounds these loops, so that they hold nothing
-  // but the slot, the address and the copy.
   __aicore__ inline void move_whole(int64_t first, int64_t rows, const LocalTensor<uint8_t>& tile) {
-    const uint8_t* table = rows_.table;
-    const int64_t table_pitch = rows_.table_pitch, bytes = rows_.bytes;
-    const auto pitch = static_cast<uint32_t>(pitch_);
-    uint32_t at = 0;
-    for (int64_t done = 0; done < rows;) {
-      const auto slots = slots_.run(first + done, rows - done);
-      for (uint32_t i = 0; i < static_cast<uint32_t>(slots.count); ++i, at += pitch) {
-        const uint8_t* row = table + slots.values.GetValue(i) * table_pitch;
-        if (kDirection == Direction::kToTable) {
-          store(row, tile[at], bytes);
-        } else {
-          load(tile[at], row, bytes);
-        }
-      }
-      done += slots.count;
-    }
+    slots_.template move<kDirection>({rows_.table, rows_.table_pitch, rows_.bytes}, first, rows, tile,
+                                     pitch_);
   }
 
   __aicore__ inline const uint8_t* in_table(int64_t unit) {
-    return rows_.table + slots_.at(parts_.row(unit)) * rows_.table_pitch + parts_.offset(unit);
+    return rows_.table + slots_.stream.at(parts_.row(unit)) * rows_.table_pitch + parts_.offset(unit);
   }
   __aicore__ inline const uint8_t* in_packed(int64_t unit) const {
     return rows_.packed + parts_.row(unit) * rows_.bytes + parts_.offset(unit);
@@ -113,7 +141,7 @@ class RowMover {
   RowParts parts_;
   int64_t pitch_ = 0, units_of_tile_ = 0;
   AscendC::TQueBind<TPosition::VECIN, TPosition::VECOUT, 2> tiles_;
-  ScalarStream<int32_t, kSlots> slots_;
+  SlotStream slots_;
 };
 
 }  // namespace ascendc

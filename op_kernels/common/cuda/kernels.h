@@ -17,6 +17,7 @@ cudaError_t pooled_weights_grad(const PooledWeightsGrad& a, cudaStream_t stream)
 // The rows of a copy may also be pinned host memory, which the device then reads or writes directly.
 cudaError_t gather_rows(const CopyRows& a, cudaStream_t stream);
 cudaError_t scatter_rows(const CopyRows& a, cudaStream_t stream);
+cudaError_t swap_rows(const SwapRows& a, cudaStream_t stream);
 
 // workspace: device memory of segments_workspace(segments) bytes, any contents; may be null when that is 0.
 int64_t segments_workspace(const Segments& segments);

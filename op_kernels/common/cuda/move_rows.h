@@ -1,4 +1,4 @@
-// gather_rows and scatter_rows, which differ in their direction only.
+// Moves of whole rows between the cache and packed arrays.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -20,75 +20,95 @@ constexpr int kMovedRows = 4;  // of a team at once: their loads overlap
 constexpr int64_t kHostBlocks = 32;
 constexpr int64_t kDeviceBlocks = int64_t{1} << 20;
 
-// kRows rows from row `first` on, without a branch between their loads.
-template <int kBytes, bool kGather, int kRows>
-__device__ __forceinline__ void move_group(const CopyRows& a, int64_t first, int64_t column) {
-  using Part = Word<kBytes>;
-  uint8_t* const rows = a.rows + first * a.bytes + column;
-  Part* cached[kRows];
-  Part moved[kRows];
-#pragma unroll
-  for (int u = 0; u < kRows; ++u) {
-    const int32_t slot = __ldg(a.slots + first + u);
-    cached[u] = reinterpret_cast<Part*>(a.cache + slot * a.bytes + column);
-  }
-#pragma unroll
-  for (int u = 0; u < kRows; ++u) {
-    moved[u] = kGather ? __ldg(cached[u]) : __ldcs(reinterpret_cast<const Part*>(rows + u * a.bytes));
-  }
-#pragma unroll
-  for (int u = 0; u < kRows; ++u) {
-    if (kGather) {
-      __stcs(reinterpret_cast<Part*>(rows + u * a.bytes), moved[u]);
-    } else {
-      *cached[u] = moved[u];
-    }
-  }
-}
-
-template <int kBytes, bool kGather>
+// What is moved is a class with
+//   count, bytes                               rows, and the bytes of one
+//   move<kBytes, kRows>(first, column)         on the device: words of kBytes of kRows rows from `first` on,
+//                                              without a branch between their loads
+//   in_words_of(bytes)                         whether rows and addresses are multiples
+//   over_host_link(&host)                      whether it reaches host memory
+template <int kBytes, class Moves>
 __global__ void __launch_bounds__(kBlockThreads)
-    move_rows(const __grid_constant__ CopyRows a, const __grid_constant__ Panels panels) {
+    move_rows(const __grid_constant__ Moves moves, const __grid_constant__ Panels panels) {
   const Team team(panels.width);
-  const int64_t items = (a.count + kMovedRows - 1) / kMovedRows * panels.count;
+  const int64_t items = (moves.count + kMovedRows - 1) / kMovedRows * panels.count;
   const int64_t teams = static_cast<int64_t>(gridDim.x) * (kBlockThreads / panels.width);
 #pragma unroll 1
   for (int64_t item = team.index; item < items; item += teams) {
     const PanelPlace place(panels, item, team.lane, kBytes);
-    if (place.column >= a.bytes) continue;
+    if (place.column >= moves.bytes) continue;
     const int64_t first = place.row * kMovedRows, last = first + kMovedRows;
-    if (last <= a.count) {
-      move_group<kBytes, kGather, kMovedRows>(a, first, place.column);
+    if (last <= moves.count) {
+      moves.template move<kBytes, kMovedRows>(first, place.column);
       continue;
     }
 #pragma unroll 1
-    for (int64_t i = first; i < a.count; ++i) move_group<kBytes, kGather, 1>(a, i, place.column);
+    for (int64_t i = first; i < moves.count; ++i) moves.template move<kBytes, 1>(i, place.column);
   }
 }
 
-template <int kBytes, bool kGather>
-cudaError_t move_words(const CopyRows& a, int64_t most_blocks, cudaStream_t stream) {
-  const Panels panels = panels_of(a.bytes, kBytes);
-  const int64_t items = (a.count + kMovedRows - 1) / kMovedRows * panels.count;
+template <int kBytes, class Moves>
+cudaError_t move_words(const Moves& moves, int64_t most_blocks, cudaStream_t stream) {
+  const Panels panels = panels_of(moves.bytes, kBytes);
+  const int64_t items = (moves.count + kMovedRows - 1) / kMovedRows * panels.count;
   const int64_t blocks = blocks_of(items, panels.width);
-  return launch(move_rows<kBytes, kGather>, blocks < most_blocks ? blocks : most_blocks, stream, a, panels);
+  return launch(move_rows<kBytes, Moves>, blocks < most_blocks ? blocks : most_blocks, stream, moves, panels);
+}
+
+inline cudaError_t is_host_memory(const void* address, bool* host) {
+  cudaPointerAttributes found{};
+  const cudaError_t error = cudaPointerGetAttributes(&found, address);
+  *host = error == cudaSuccess && found.type == cudaMemoryTypeHost;
+  return error;
 }
 
 // Records are multiples of 16 bytes; what else a caller has is copied in smaller words.
-template <bool kGather>
-cudaError_t move_rows(const CopyRows& a, cudaStream_t stream) {
-  if (a.count == 0) return cudaSuccess;
-  cudaPointerAttributes rows{};
-  const cudaError_t error = cudaPointerGetAttributes(&rows, a.rows);
+template <class Moves>
+cudaError_t launch_moves(const Moves& moves, cudaStream_t stream) {
+  if (moves.count == 0) return cudaSuccess;
+  bool host = false;
+  const cudaError_t error = moves.over_host_link(&host);
   if (error != cudaSuccess) return error;
-  const int64_t most_blocks = rows.type == cudaMemoryTypeHost ? kHostBlocks : kDeviceBlocks;
-  const auto in_words_of = [&](int bytes) {
-    return a.bytes % bytes == 0 && is_multiple(a.cache, bytes) && is_multiple(a.rows, bytes);
-  };
-  if (in_words_of(16)) return move_words<16, kGather>(a, most_blocks, stream);
-  if (in_words_of(4)) return move_words<4, kGather>(a, most_blocks, stream);
-  return move_words<1, kGather>(a, most_blocks, stream);
+  const int64_t most_blocks = host ? kHostBlocks : kDeviceBlocks;
+  if (moves.in_words_of(16)) return move_words<16>(moves, most_blocks, stream);
+  if (moves.in_words_of(4)) return move_words<4>(moves, most_blocks, stream);
+  return move_words<1>(moves, most_blocks, stream);
 }
+
+// gather_rows and scatter_rows, which differ in their direction only.
+template <bool kGather>
+struct OneWay : CopyRows {
+  explicit OneWay(const CopyRows& a) : CopyRows(a) {}
+
+  bool in_words_of(int size) const {
+    return bytes % size == 0 && is_multiple(cache, size) && is_multiple(rows, size);
+  }
+  cudaError_t over_host_link(bool* host) const { return is_host_memory(rows, host); }
+
+  template <int kBytes, int kRows>
+  __device__ __forceinline__ void move(int64_t first, int64_t column) const {
+    using Part = Word<kBytes>;
+    uint8_t* const packed = rows + first * bytes + column;
+    Part* cached[kRows];
+    Part moved[kRows];
+#pragma unroll
+    for (int u = 0; u < kRows; ++u) {
+      const int32_t slot = __ldg(slots + first + u);
+      cached[u] = reinterpret_cast<Part*>(cache + slot * bytes + column);
+    }
+#pragma unroll
+    for (int u = 0; u < kRows; ++u) {
+      moved[u] = kGather ? __ldg(cached[u]) : __ldcs(reinterpret_cast<const Part*>(packed + u * bytes));
+    }
+#pragma unroll
+    for (int u = 0; u < kRows; ++u) {
+      if (kGather) {
+        __stcs(reinterpret_cast<Part*>(packed + u * bytes), moved[u]);
+      } else {
+        *cached[u] = moved[u];
+      }
+    }
+  }
+};
 
 }  // namespace cuda
 }  // namespace rec_sdk

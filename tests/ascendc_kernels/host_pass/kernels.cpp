@@ -5,6 +5,7 @@
 #include "op_kernels/lookup_sequence/ascendc.h"
 #include "op_kernels/pooled_weights_grad/ascendc.h"
 #include "op_kernels/scatter_rows/ascendc.h"
+#include "op_kernels/swap_rows/ascendc.h"
 #include "op_kernels/update_rows/ascendc_launch.h"
 
 namespace {

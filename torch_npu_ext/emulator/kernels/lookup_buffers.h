@@ -58,4 +58,14 @@ inline Buffers scatter_buffers(const CopyRows& a) {
   return buffers;
 }
 
+inline Buffers buffers_of(const SwapRows& a) {
+  Buffers buffers;
+  buffers.change("cache", a.cache, a.cache_slots * a.bytes)
+      .read("slots", a.slots, a.count)
+      .read("places", a.places, a.count)
+      .read("rows", a.rows, a.count * a.bytes)
+      .write("leaving", a.leaving, a.leaving_count * a.bytes);
+  return buffers;
+}
+
 }  // namespace rec_sdk::emulator

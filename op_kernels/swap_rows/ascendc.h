@@ -1,0 +1,140 @@
+#pragma once
+
+#include "op_kernels/common/ascendc/move_rows.h"
+
+namespace rec_sdk {
+namespace ascendc {
+
+// One core reads a slot and writes it, and the copy in has come before the copy out is told: nothing else
+// orders the two.
+class RowSwapper {
+ public:
+  __aicore__ inline void run(TPipe* pipe, const SwapRows& a) {
+    a_ = a;
+    parts_ = RowParts(a.count, a.bytes, kSideBytes, kSmallestPart, kUbBlock);
+    const Share share = share_of_core(parts_.units());
+    if (share.begin == share.end) return;
+    pitch_ = align_up(parts_.longest(), kUbBlock);
+    units_of_tile_ = parts_.whole() ? tile_rows(kSideBytes / pitch_, share.end - share.begin) : 1;
+    pipe->InitBuffer(tiles_, 2, static_cast<uint32_t>(2 * units_of_tile_ * pitch_));
+    const int64_t begin = parts_.row(share.begin), end = parts_.row(share.end - 1) + 1;
+    left_slots_.stream.init(pipe);
+    left_slots_.stream.start(a.slots, begin, end);
+    places_.init(pipe);
+    places_.start(a.places, begin, end);
+    taken_slots_.stream.init(pipe);
+    taken_slots_.stream.start(a.slots, begin, end);
+    swap(share);
+  }
+
+ private:
+  // A tile has two sides: rows that leave from its begin on, and rows that come.
+  static constexpr int64_t kSideBytes = 32 * 1024, kSmallestPart = 4096;
+  static_assert(kSideBytes / kUbBlock <= kMaxDmaBlocks, "a side goes through in one copy");
+  static_assert(4 * kSideBytes + 3 * SlotStream::Stream::kBytes <= kUbBytes, "UB");
+
+  // Those of a tile: `leaving` has them side by side, as the tile does.
+  struct Leaving {
+    int64_t end;  // their places are [end - count, end)
+    int64_t count;
+  };
+
+  __aicore__ inline void swap(const Share& share) {
+    Leaving next = load_tile(share.begin, share.end);
+    for (int64_t first = share.begin; first < share.end; first += units_of_tile_) {
+      const Leaving leaving = next;
+      if (first + units_of_tile_ < share.end) next = load_tile(first + units_of_tile_, share.end);
+      store_tile(first, minimum(units_of_tile_, share.end - first), leaving);
+    }
+  }
+
+  __aicore__ inline Leaving load_tile(int64_t first, int64_t end) {
+    const int64_t units = minimum(units_of_tile_, end - first);
+    LocalTensor<uint8_t> tile = tiles_.AllocTensor<uint8_t>();
+    const Leaving leaving = parts_.whole() ? load_leaving(first, units, tile) : load_part(first, tile);
+    if (parts_.whole()) {
+      load_rows(coming(tile), a_.rows + first * a_.bytes, units, a_.bytes, a_.bytes, pitch_);
+    } else {
+      load(coming(tile), a_.rows + in_row(parts_.row(first), first), parts_.size(first));
+    }
+    tiles_.EnQue(tile);
+    return leaving;
+  }
+
+  __aicore__ inline void store_tile(int64_t first, int64_t units, const Leaving& leaving) {
+    LocalTensor<uint8_t> tile = tiles_.DeQue<uint8_t>();
+    if (parts_.whole()) {
+      if (leaving.count > 0) {
+        store_rows(a_.leaving + (leaving.end - leaving.count) * a_.bytes, tile, leaving.count, a_.bytes,
+                   a_.bytes, pitch_);
+      }
+      taken_slots_.move<Direction::kToTable>(cache(), first, units, coming(tile), pitch_);
+    } else {
+      const int64_t size = parts_.size(first);
+      if (leaving.count > 0) store(a_.leaving + in_row(leaving.end - 1, first), tile, size);
+      store(a_.cache + in_row(taken_slots_.stream.at(parts_.row(first)), first), coming(tile), size);
+    }
+    tiles_.FreeTensor(tile);
+  }
+
+  // Where no slot of a run was free, as in a cache that is full, the loop asks for no place.
+  __aicore__ inline Leaving load_leaving(int64_t first, int64_t rows, const LocalTensor<uint8_t>& tile) {
+    const TableRows table = cache();
+    const auto pitch = static_cast<uint32_t>(pitch_);
+    Leaving leaving{0, 0};
+    uint32_t at = 0;
+    for (int64_t done = 0; done < rows;) {
+      const auto slots = left_slots_.stream.run(first + done, rows - done);
+      const auto places = places_.run(first + done, rows - done);  // as many
+      const auto count = static_cast<uint32_t>(slots.count);
+      const int64_t from = places.values.GetValue(0), to = places.values.GetValue(count - 1);
+      if (from >= 0 && to - from == slots.count - 1) {
+        SlotStream::move_run<Direction::kFromTable>(table, slots, tile, &at, pitch);
+        leaving = {to + 1, leaving.count + slots.count};
+      } else {
+        for (uint32_t i = 0; i < count; ++i) {
+          const int32_t place = places.values.GetValue(i);
+          if (place < 0) continue;
+          load(tile[at], table.data + slots.values.GetValue(i) * table.bytes, table.bytes);
+          leaving = {place + 1, leaving.count + 1};
+          at += pitch;
+        }
+      }
+      done += slots.count;
+    }
+    return leaving;
+  }
+
+  __aicore__ inline Leaving load_part(int64_t unit, const LocalTensor<uint8_t>& tile) {
+    const int64_t row = parts_.row(unit), place = places_.at(row);
+    const int64_t slot = left_slots_.stream.at(row);  // read in any case: the chunk on its way must be taken
+    if (place < 0) return {0, 0};
+    load(tile, a_.cache + in_row(slot, unit), parts_.size(unit));
+    return {place + 1, 1};
+  }
+
+  __aicore__ inline TableRows cache() const { return {a_.cache, a_.bytes, a_.bytes}; }
+  __aicore__ inline int64_t in_row(int64_t row, int64_t unit) const {
+    return row * a_.bytes + parts_.offset(unit);
+  }
+  __aicore__ inline LocalTensor<uint8_t> coming(const LocalTensor<uint8_t>& tile) const {
+    return tile[static_cast<uint32_t>(units_of_tile_ * pitch_)];
+  }
+
+  SwapRows a_{};
+  RowParts parts_;
+  int64_t pitch_ = 0, units_of_tile_ = 0;
+  AscendC::TQueBind<TPosition::VECIN, TPosition::VECOUT, 2> tiles_;
+  // The next tile's rows are read before those of this one are written.
+  SlotStream left_slots_, taken_slots_;
+  SlotStream::Stream places_;
+};
+
+__aicore__ inline void swap_rows(const SwapRows& a) {
+  TPipe pipe;
+  RowSwapper swapper;
+  swapper.run(&pipe, a);
+}
+
+}  // namespace ascendc
+}  // namespace rec_sdk

@@ -1,0 +1,130 @@
+// gather_rows, scatter_rows and swap_rows.
+#include <torch/csrc/stable/library.h>
+
+#include "torch_npu_ext/ops/arguments.h"
+#include "torch_npu_ext/ops/cpu.h"
+
+namespace rec_sdk {
+
+namespace {
+
+uint8_t* records_of(const Checker& check, const Tensor& cache) {
+  check.tensor("cache", cache, ScalarType::Byte, 2);
+  check.contiguous("cache", cache);
+  return static_cast<uint8_t*>(cache.data_ptr());
+}
+
+// Records packed in `rows`, on the host if the device reaches them there.
+uint8_t* packed_rows(const Checker& check, const Tensor& cache, const char* name, const Tensor& rows,
+                     int64_t count, void* host_rows) {
+  check.type_and_rank(name, rows, ScalarType::Byte, 2);
+  check.require(host_rows != nullptr || rows.device() == cache.device(), name,
+                " must be on the device of the first argument, or for CUDA in pinned host memory");
+  check.contiguous(name, rows);
+  check.require(rows.size(0) == count && rows.size(1) == cache.size(1), name, " must be [", count, ", ",
+                cache.size(1), "], got [", rows.size(0), ", ", rows.size(1), "]");
+  return static_cast<uint8_t*>(host_rows != nullptr ? host_rows : rows.data_ptr());
+}
+
+// Of records without bytes there is nothing to copy.
+int64_t moved_rows(const Tensor& cache, const Tensor& slots) { return cache.size(1) > 0 ? slots.numel() : 0; }
+
+}  // namespace
+
+Tensor gather_rows_output(const Tensor& cache, const Tensor& slots) {
+  const Checker check("gather_rows", cache);
+  check.tensor("cache", cache, ScalarType::Byte, 2);
+  check.tensor("slots", slots, ScalarType::Int, 1);
+  return torch::stable::new_empty(cache, {slots.size(0), cache.size(1)});
+}
+
+CopyRows copy_rows_arguments(const char* op, const Tensor& cache, const Tensor& slots, const char* name,
+                             const Tensor& rows, void* host_rows) {
+  const Checker check(op, cache);
+  uint8_t* const records = records_of(check, cache);
+  const int32_t* slot = check.vector<const int32_t>("slots", slots, ScalarType::Int);
+  uint8_t* const packed = packed_rows(check, cache, name, rows, slots.size(0), host_rows);
+  return {static_cast<uint8_t*>(cache.data_ptr()),
+          packed,
+          slot,
+          cache.size(1),
+          cache.size(0),
+          moved_rows(cache, slots)};
+}
+
+SwapRows swap_rows_arguments(const Tensor& cache, const Tensor& slots, const Tensor& places,
+                             const Tensor& rows, const Tensor& leaving, void* host_rows, void* host_leaving) {
+  const Checker check("swap_rows", cache);
+  SwapRows a{};
+  a.cache = records_of(check, cache);
+  a.bytes = cache.size(1);
+  a.cache_slots = cache.size(0);
+  a.slots = check.vector<const int32_t>("slots", slots, ScalarType::Int);
+  a.places = check.vector<const int32_t>("places", places, ScalarType::Int, slots.size(0));
+  a.rows = packed_rows(check, cache, "rows", rows, slots.size(0), host_rows);
+  a.leaving = packed_rows(check, cache, "leaving", leaving, leaving.size(0), host_leaving);
+  check.require(leaving.size(0) <= slots.size(0), "leaving must have at most ", slots.size(0), " rows, got ",
+                leaving.size(0));
+  a.count = moved_rows(cache, slots);
+  a.leaving_count = leaving.size(0);
+  return a;
+}
+
+namespace {
+
+void gather_rows_out_cpu(const Tensor& cache, const Tensor& slots, const Tensor& out) {
+  const Checker check("gather_rows", cache);
+  const CopyRows arguments = copy_rows_arguments("gather_rows", cache, slots, "out", out);
+  check_indices(check, "slots", arguments.slots, slots.size(0), cache.size(0));
+  const CpuKernels& kernels = cpu_kernels();
+  parallel_pieces(arguments.count, piece_of(arguments.bytes),
+                  [&](int64_t begin, int64_t end) { kernels.gather_rows(arguments, begin, end); });
+}
+
+Tensor gather_rows_cpu(const Tensor& cache, const Tensor& slots) {
+  Tensor rows = gather_rows_output(cache, slots);
+  gather_rows_out_cpu(cache, slots, rows);
+  return rows;
+}
+
+void scatter_rows_cpu(const Tensor& cache, const Tensor& slots, const Tensor& rows) {
+  const Checker check("scatter_rows", cache);
+  const CopyRows arguments = copy_rows_arguments("scatter_rows", cache, slots, "rows", rows);
+  check_indices(check, "slots", arguments.slots, slots.size(0), cache.size(0));
+  const CpuKernels& kernels = cpu_kernels();
+  parallel_pieces(arguments.count, piece_of(arguments.bytes),
+                  [&](int64_t begin, int64_t end) { kernels.scatter_rows(arguments, begin, end); });
+}
+
+// The rows that leave are numbered in the order of their slots.
+void check_places(const Checker& check, const Tensor& places, int64_t leaving) {
+  const auto* place = static_cast<const int32_t*>(places.data_ptr());
+  int64_t found = 0;
+  for (int64_t i = 0; i < places.size(0); ++i) {
+    check.require(place[i] == -1 || place[i] == found, "places must be -1 or the next of 0, 1, ..., here ",
+                  found, ", got ", place[i], " at index ", i);
+    if (place[i] >= 0) ++found;
+  }
+  check.require(found == leaving, "leaving must be a row for each of the ", found, " places, got ", leaving);
+}
+
+void swap_rows_cpu(const Tensor& cache, const Tensor& slots, const Tensor& places, const Tensor& rows,
+                   const Tensor& leaving) {
+  const Checker check("swap_rows", cache);
+  const SwapRows arguments = swap_rows_arguments(cache, slots, places, rows, leaving);
+  check_indices(check, "slots", arguments.slots, slots.size(0), cache.size(0));
+  check_places(check, places, leaving.size(0));
+  const CpuKernels& kernels = cpu_kernels();
+  parallel_pieces(arguments.count, piece_of(2 * arguments.bytes),
+                  [&](int64_t begin, int64_t end) { kernels.swap_rows(arguments, begin, end); });
+}
+
+}  // namespace
+}  // namespace rec_sdk
+
+STABLE_TORCH_LIBRARY_IMPL(rec_sdk, CPU, m) {
+  m.impl("gather_rows", TORCH_BOX(&rec_sdk::gather_rows_cpu));
+  m.impl("gather_rows.out", TORCH_BOX(&rec_sdk::gather_rows_out_cpu));
+  m.impl("scatter_rows", TORCH_BOX(&rec_sdk::scatter_rows_cpu));
+  m.impl("swap_rows", TORCH_BOX(&rec_sdk::swap_rows_cpu));
+}
