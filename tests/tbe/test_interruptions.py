@@ -86,18 +86,19 @@ def test_threads_lose_no_update(device: torch.device, window: int) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("part", ["_make_room", "_write", "_send_out"])
 @pytest.mark.parametrize("window", [1, 2])
-def test_an_interrupt_in_the_swap_loses_nothing(device: torch.device, window: int, when: str) -> None:
+def test_an_interrupt_in_the_swap_loses_nothing(device: torch.device, window: int, part: str, when: str) -> None:
     embedding = make(window, 4, device)
     step(embedding, [0, 1, 2, 3])
-    original = Swap._write
+    original = getattr(Swap, part)
 
-    def interrupted(swap: Swap, staged: Any) -> None:
+    def interrupted(*arguments: Any) -> None:
         if when == "after":
-            original(swap, staged)
+            original(*arguments)
         raise KeyboardInterrupt
 
-    with mock.patch.object(Swap, "_write", interrupted), pytest.raises(KeyboardInterrupt):
+    with mock.patch.object(Swap, part, interrupted), pytest.raises(KeyboardInterrupt):
         step(embedding, [2, 3, 4, 5])
     step(embedding, [2, 3, 4, 5])
     step(embedding, [0, 1, 6, 7])
