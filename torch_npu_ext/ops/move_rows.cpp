@@ -5,7 +5,6 @@
 #include "torch_npu_ext/ops/cpu.h"
 
 namespace rec_sdk {
-
 namespace {
 
 uint8_t* records_of(const Checker& check, const Tensor& cache) {
@@ -44,12 +43,7 @@ CopyRows copy_rows_arguments(const char* op, const Tensor& cache, const Tensor& 
   uint8_t* const records = records_of(check, cache);
   const int32_t* slot = check.vector<const int32_t>("slots", slots, ScalarType::Int);
   uint8_t* const packed = packed_rows(check, cache, name, rows, slots.size(0), host_rows);
-  return {static_cast<uint8_t*>(cache.data_ptr()),
-          packed,
-          slot,
-          cache.size(1),
-          cache.size(0),
-          moved_rows(cache, slots)};
+  return {records, packed, slot, cache.size(1), cache.size(0), moved_rows(cache, slots)};
 }
 
 SwapRows swap_rows_arguments(const Tensor& cache, const Tensor& slots, const Tensor& places,
