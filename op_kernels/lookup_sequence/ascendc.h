@@ -43,8 +43,8 @@ class WideningLookup {
       load_rows_of_weights(tile, width_, weights_, &slots_, first, units, 0, weights_.dim);
     } else {
       for (int64_t u = 0; u < units; ++u) {
-        const StoredPart<Stored> part(weights_, parts_.offset(first + u), parts_.size(first + u));
-        part.load(tile[static_cast<uint32_t>(u * width_)], slots_.at(parts_.row(first + u)));
+        load_rows_of_weights(tile[static_cast<uint32_t>(u * width_)], width_, weights_, &slots_,
+                             parts_.row(first + u), 1, parts_.offset(first + u), parts_.size(first + u));
       }
     }
     stored_.EnQue(tile);

@@ -70,39 +70,64 @@ class Divisors {
   bool divides_[kRing] = {};
 };
 
-// The bags that the lookups of a tile belong to. Two tiles' worth, since one is loaded ahead.
+// The bags that the lookups of a tile belong to, and the runs of those whose gradients are `stride` values
+// apart, which come together. Two tiles' worth, since one is loaded ahead.
 class TileBags {
  public:
   static constexpr int64_t kTiles = 2;
-  static constexpr uint32_t kBytesOfRow = kTiles * (sizeof(int32_t) + sizeof(int64_t));
+  static constexpr uint32_t kBytesOfRow = kTiles * (2 * sizeof(int32_t) + sizeof(int64_t));
 
-  __aicore__ inline void init(TPipe* pipe, int64_t rows) {
+  __aicore__ inline void init(TPipe* pipe, int64_t rows, int64_t stride) {
     rows_ = rows;
+    stride_ = stride;
+    near_ = stride * static_cast<int64_t>(sizeof(float)) <= kMaxGap;
     pipe->InitBuffer(ends_, static_cast<uint32_t>(kTiles * rows * sizeof(int32_t)));
+    pipe->InitBuffer(first_bags_, static_cast<uint32_t>(kTiles * rows * sizeof(int32_t)));
     pipe->InitBuffer(gradients_, static_cast<uint32_t>(kTiles * rows * sizeof(int64_t)));
   }
 
-  __aicore__ inline void clear(int64_t tile) { counts_[tile % kTiles] = 0; }
+  __aicore__ inline void begin_tile(int64_t tile) {
+    bags_[tile % kTiles] = 0;
+    runs_[tile % kTiles] = 0;
+    next_ = -1;
+  }
+  // A bag: one past its last row of the tile, and where its gradient starts, in values.
   __aicore__ inline void append(int64_t tile, int64_t end, int64_t gradient) {
-    const auto at = static_cast<uint32_t>(tile % kTiles * rows_ + counts_[tile % kTiles]++);
-    ends_.Get<int32_t>().SetValue(at, static_cast<int32_t>(end));
-    gradients_.Get<int64_t>().SetValue(at, gradient);
+    const int64_t bag = bags_[tile % kTiles]++;
+    ends_.Get<int32_t>().SetValue(place(tile, bag), static_cast<int32_t>(end));
+    if (gradient != next_) {
+      const uint32_t at = place(tile, runs_[tile % kTiles]++);
+      first_bags_.Get<int32_t>().SetValue(at, static_cast<int32_t>(bag));
+      gradients_.Get<int64_t>().SetValue(at, gradient);
+    }
+    next_ = near_ ? gradient + stride_ : -1;
   }
 
-  __aicore__ inline int64_t count(int64_t tile) const { return counts_[tile % kTiles]; }
+  __aicore__ inline int64_t count(int64_t tile) const { return bags_[tile % kTiles]; }
   // One past the last row of the tile's i-th bag.
   __aicore__ inline int64_t end(int64_t tile, int64_t i) {
-    return ends_.Get<int32_t>().GetValue(static_cast<uint32_t>(tile % kTiles * rows_ + i));
+    return ends_.Get<int32_t>().GetValue(place(tile, i));
   }
-  // Where the gradient of the tile's i-th bag starts, in values.
+
+  __aicore__ inline int64_t runs(int64_t tile) const { return runs_[tile % kTiles]; }
+  // Of the tile's i-th run, which may be one past the last.
+  __aicore__ inline int64_t first_bag(int64_t tile, int64_t i) {
+    return i < runs(tile) ? first_bags_.Get<int32_t>().GetValue(place(tile, i)) : count(tile);
+  }
+  // Where the gradient of its first bag starts, in values.
   __aicore__ inline int64_t gradient(int64_t tile, int64_t i) {
-    return gradients_.Get<int64_t>().GetValue(static_cast<uint32_t>(tile % kTiles * rows_ + i));
+    return gradients_.Get<int64_t>().GetValue(place(tile, i));
   }
 
  private:
-  int64_t rows_ = 0;
-  int64_t counts_[kTiles] = {};
-  Scratch ends_, gradients_;
+  __aicore__ inline uint32_t place(int64_t tile, int64_t i) const {
+    return static_cast<uint32_t>(tile % kTiles * rows_ + i);
+  }
+
+  int64_t rows_ = 0, stride_ = 0, next_ = -1;
+  bool near_ = false;
+  int64_t bags_[kTiles] = {}, runs_[kTiles] = {};
+  Scratch ends_, first_bags_, gradients_;
 };
 
 // A tile of lookups is loaded with one gradient row for each bag in it, panel by panel of columns, and leaves
@@ -196,7 +221,7 @@ class WeightsGradient {
     slots_.init(pipe);
     lanes_.init(pipe, rows_, pitch_);
     divisors_.init(pipe, rows_);
-    bags_.init(pipe, rows_);
+    bags_.init(pipe, rows_, a_.grad_stride);
   }
 
   __aicore__ inline void compute() {
@@ -230,17 +255,14 @@ class WeightsGradient {
     gradients_.EnQue(gradients);
   }
 
-  // Gradients of bags that follow each other come together.
   __aicore__ inline void load_gradients(int64_t tile, const LocalTensor<float>& to, int64_t column,
                                         int64_t width) {
-    const int64_t bags = bags_.count(tile), stride = a_.grad_stride;
-    const bool near = stride * static_cast<int64_t>(sizeof(float)) <= kMaxGap;
-    for (int64_t i = 0, next; i < bags; i = next) {
-      const int64_t first = bags_.gradient(tile, i);
-      next = i + 1;
-      for (int64_t at = first; near && next < bags && bags_.gradient(tile, next) == (at += stride);) ++next;
-      load_rows(to[static_cast<uint32_t>(i * pitch_)], a_.grad + first + column, next - i, width, stride,
-                pitch_);
+    int64_t first = 0;
+    for (int64_t run = 0; run < bags_.runs(tile); ++run) {
+      const int64_t end = bags_.first_bag(tile, run + 1);
+      load_rows(to[static_cast<uint32_t>(first * pitch_)], a_.grad + bags_.gradient(tile, run) + column,
+                end - first, width, a_.grad_stride, pitch_);
+      first = end;
     }
   }
 
@@ -250,7 +272,7 @@ class WeightsGradient {
   }
 
   __aicore__ inline void list_bags(int64_t tile) {
-    bags_.clear(tile);
+    bags_.begin_tile(tile);
     divisors_.begin_tile(tile);
     for (int64_t row = 0; row < rows_in(tile);) row = list_run(tile, row);
   }

@@ -68,7 +68,8 @@ class RowSwapper {
         store_rows(a_.leaving + (leaving.end - leaving.count) * a_.bytes, tile, leaving.count, a_.bytes,
                    a_.bytes, pitch_);
       }
-      taken_slots_.move<Direction::kToTable>(cache(), first, units, coming(tile), pitch_);
+      const RowCopies<uint8_t, Direction::kToTable> copies(cache(), a_.bytes, pitch_);
+      taken_slots_.move(copies, first, units, coming(tile), pitch_);
     } else {
       const int64_t size = parts_.size(first);
       if (leaving.count > 0) store(a_.leaving + in_row(leaving.end - 1, first), tile, size);
@@ -79,8 +80,7 @@ class RowSwapper {
 
   // Where no slot of a run was free, as in a cache that is full, the loop asks for no place.
   __aicore__ inline Leaving load_leaving(int64_t first, int64_t rows, const LocalTensor<uint8_t>& tile) {
-    const TableRows table = cache();
-    const auto pitch = static_cast<uint32_t>(pitch_);
+    const RowCopies<uint8_t, Direction::kFromTable> copies(cache(), a_.bytes, pitch_);
     Leaving leaving{0, 0};
     uint32_t at = 0;
     for (int64_t done = 0; done < rows;) {
@@ -89,15 +89,16 @@ class RowSwapper {
       const auto count = static_cast<uint32_t>(slots.count);
       const int64_t from = places.values.GetValue(0), to = places.values.GetValue(count - 1);
       if (from >= 0 && to - from == slots.count - 1) {
-        SlotStream::move_run<Direction::kFromTable>(table, slots, tile, &at, pitch);
+        copies.all(tile[at], slots.values, slots.count);
+        at += static_cast<uint32_t>(slots.count * pitch_);
         leaving = {to + 1, leaving.count + slots.count};
       } else {
         for (uint32_t i = 0; i < count; ++i) {
           const int32_t place = places.values.GetValue(i);
           if (place < 0) continue;
-          load(tile[at], table.data + slots.values.GetValue(i) * table.bytes, table.bytes);
+          copies.one(tile[at], slots.values.GetValue(i));
           leaving = {place + 1, leaving.count + 1};
-          at += pitch;
+          at += static_cast<uint32_t>(pitch_);
         }
       }
       done += slots.count;
@@ -113,7 +114,7 @@ class RowSwapper {
     return {place + 1, 1};
   }
 
-  __aicore__ inline TableRows cache() const { return {a_.cache, a_.bytes, a_.bytes}; }
+  __aicore__ inline TableRows cache() const { return {a_.cache, a_.bytes}; }
   __aicore__ inline int64_t in_row(int64_t row, int64_t unit) const {
     return row * a_.bytes + parts_.offset(unit);
   }

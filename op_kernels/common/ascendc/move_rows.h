@@ -2,6 +2,7 @@
 // a vector instruction.
 #pragma once
 
+#include "op_kernels/common/ascendc/row_copies.h"
 #include "op_kernels/common/ascendc/row_parts.h"
 #include "op_kernels/common/ascendc/scalar_stream.h"
 
@@ -17,49 +18,20 @@ struct MovedRows {
   int64_t count;
 };
 
-enum class Direction { kFromTable, kToTable };
-
-struct TableRows {
-  const uint8_t* data;
-  int64_t pitch;  // from one row to the next
-  int64_t bytes;  // of a row
-};
-
 // Slots in the order of the rows of a packed array.
 struct SlotStream {
   using Stream = ScalarStream<int32_t, 1024>;
   Stream stream;
 
-  // Whole rows from `first` on, between their slots and a tile: the scalar unit bounds these loops, so that
-  // they hold nothing but the slot, the address and the copy.
+  // Whole rows from `first` on, between their slots and a tile.
   template <Direction kDirection>
-  __aicore__ inline void move(const TableRows& table, int64_t first, int64_t rows,
+  __aicore__ inline void move(const RowCopies<uint8_t, kDirection>& copies, int64_t first, int64_t rows,
                               const LocalTensor<uint8_t>& tile, int64_t tile_pitch) {
-    uint32_t at = 0;
     for (int64_t done = 0; done < rows;) {
       const auto slots = stream.run(first + done, rows - done);
-      move_run<kDirection>(table, slots, tile, &at, static_cast<uint32_t>(tile_pitch));
+      copies.all(tile[static_cast<uint32_t>(done * tile_pitch)], slots.values, slots.count);
       done += slots.count;
     }
-  }
-
-  // Those of a run, to or from offset *at of the tile on.
-  template <Direction kDirection>
-  __aicore__ static inline void move_run(const TableRows& table, const Stream::Run& slots,
-                                         const LocalTensor<uint8_t>& tile, uint32_t* at,
-                                         uint32_t tile_pitch) {
-    const uint8_t* data = table.data;
-    const int64_t table_pitch = table.pitch, bytes = table.bytes;
-    uint32_t to = *at;
-    for (uint32_t i = 0; i < static_cast<uint32_t>(slots.count); ++i, to += tile_pitch) {
-      const uint8_t* row = data + slots.values.GetValue(i) * table_pitch;
-      if (kDirection == Direction::kToTable) {
-        store(row, tile[to], bytes);
-      } else {
-        load(tile[to], row, bytes);
-      }
-    }
-    *at = to;
   }
 };
 
@@ -126,8 +98,8 @@ class RowMover {
   }
 
   __aicore__ inline void move_whole(int64_t first, int64_t rows, const LocalTensor<uint8_t>& tile) {
-    slots_.template move<kDirection>({rows_.table, rows_.table_pitch, rows_.bytes}, first, rows, tile,
-                                     pitch_);
+    const RowCopies<uint8_t, kDirection> copies({rows_.table, rows_.table_pitch}, rows_.bytes, pitch_);
+    slots_.move(copies, first, rows, tile, pitch_);
   }
 
   __aicore__ inline const uint8_t* in_table(int64_t unit) {

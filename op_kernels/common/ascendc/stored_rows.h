@@ -2,6 +2,7 @@
 #pragma once
 
 #include "op_kernels/common/ascendc/bfloat16.h"
+#include "op_kernels/common/ascendc/row_copies.h"
 #include "op_kernels/common/ascendc/scalar_stream.h"
 
 namespace rec_sdk {
@@ -21,49 +22,19 @@ struct StoredBits<float> {
   using Type = float;
 };
 
-// Copies of the same part of rows: `count` values from `column` on. What they share is made once, since the
-// scalar unit bounds the loops that use it.
-template <class Stored>
-class StoredPart {
- public:
-  __aicore__ inline StoredPart(const Weights& weights, int64_t column, int64_t count)
-      : from_(weights.data + column * static_cast<int64_t>(sizeof(Stored))),
-        stride_(weights.stride_bytes),
-        count_(count),
-        copy_{1, static_cast<uint32_t>(count * sizeof(Stored)), 0, 0, 0},
-        padding_{false, 0, 0, 0} {
-    if (sizeof(Stored) == sizeof(float)) return;
-    // Widened as a whole, so that the rest of the UB block must be defined.
-    const int64_t rest = align_up(count, kUbBlock / sizeof(Stored)) - count;
-    padding_ = {rest > 0, 0, static_cast<uint8_t>(rest), 0};
-  }
-
-  __aicore__ inline void load(const LocalTensor<Stored>& to, int32_t slot) const {
-    const auto* row = reinterpret_cast<const Bits*>(from_ + slot * stride_);
-    AscendC::DataCopyPad(to.template ReinterpretCast<Bits>(), global(row, count_), copy_, padding_);
-  }
-
- private:
-  using Bits = typename StoredBits<Stored>::Type;
-
-  const uint8_t* from_;
-  int64_t stride_, count_;
-  AscendC::DataCopyExtParams copy_;
-  AscendC::DataCopyPadExtParams<Bits> padding_;
-};
-
 // The same part of the rows of slots [first, first + rows) to a tile whose rows are `pitch` values apart.
 template <class Stored, int64_t kSlots>
 __aicore__ inline void load_rows_of_weights(const LocalTensor<Stored>& tile, int64_t pitch,
                                             const Weights& weights, ScalarStream<int32_t, kSlots>* slots,
                                             int64_t first, int64_t rows, int64_t column, int64_t count) {
-  const StoredPart<Stored> part(weights, column, count);
-  const auto to_next = static_cast<uint32_t>(pitch);
-  uint32_t at = 0;
+  using Bits = typename StoredBits<Stored>::Type;
+  const TableRows table{weights.data + column * static_cast<int64_t>(sizeof(Stored)), weights.stride_bytes};
+  // Widened as a whole, so that the rest of the UB block must be defined.
+  const RowCopies<Bits, Direction::kFromTable> copies(table, count, pitch, sizeof(Stored) < sizeof(float));
+  const LocalTensor<Bits> bits = tile.template ReinterpretCast<Bits>();
   for (int64_t done = 0; done < rows;) {
     const auto run = slots->run(first + done, rows - done);
-    const auto end = static_cast<uint32_t>(run.count);
-    for (uint32_t i = 0; i < end; ++i, at += to_next) part.load(tile[at], run.values.GetValue(i));
+    copies.all(bits[static_cast<uint32_t>(done * pitch)], run.values, run.count);
     done += run.count;
   }
 }

@@ -1,0 +1,94 @@
+// Device side: copies between rows of a table, where slots say which, and the rows of a tile.
+#pragma once
+
+#include "op_kernels/common/ascendc/memory.h"
+
+namespace rec_sdk {
+namespace ascendc {
+
+enum class Direction { kFromTable, kToTable };
+
+struct TableRows {
+  const uint8_t* data;  // row s starts at data + s * pitch
+  int64_t pitch;        // bytes
+};
+
+// `count` values of each row. To begin a copy takes its engine as long as hundreds of bytes take, so a row
+// that lies behind the one before it in the table comes along: the second block of its copy, and the rows
+// between them are the gap. The scalar unit bounds these loops, so that what copies share is made once.
+template <class T, Direction kDirection>
+class RowCopies {
+ public:
+  // tile_pitch: values from one row of the tile to the next, whole UB blocks. zeros: up to the end of a row's
+  // last UB block, where rows come from the table.
+  __aicore__ inline RowCopies(const TableRows& table, int64_t count, int64_t tile_pitch, bool zeros = false)
+      : table_(table.data),
+        count_(count),
+        pitch_(table.pitch),
+        step_(static_cast<uint32_t>(tile_pitch)),
+        padding_{false, 0, 0, 0} {
+    const auto bytes = static_cast<uint32_t>(count * sizeof(T));
+    one_ = {1, bytes, 0, 0, 0};
+    const int64_t rest = align_up(bytes, kUbBlock) - bytes;
+    if (zeros && rest > 0) padding_ = {true, 0, static_cast<uint8_t>(rest / sizeof(T)), 0};
+    tile_gap_ = static_cast<uint32_t>((tile_pitch * sizeof(T) - align_up(bytes, kUbBlock)) / kUbBlock);
+    gap_ = static_cast<uint32_t>(table.pitch) - bytes;
+    farthest_ = static_cast<uint32_t>(minimum<int64_t>(INT32_MAX, quotient(kMaxGap + bytes, table.pitch)));
+  }
+
+  __aicore__ inline void one(const LocalTensor<T>& row, uint32_t slot) const {
+    copy(row, slot, count_, one_);
+  }
+
+  // The first `rows` of `slots`, at least one, to or from `tile` on.
+  __aicore__ inline void all(const LocalTensor<T>& tile, const LocalTensor<int32_t>& slots,
+                             int64_t rows) const {
+    LocalTensor<T> row = tile;
+    LocalTensor<int32_t> slot = slots;
+    for (auto pairs = static_cast<uint32_t>(rows / 2); pairs > 0; --pairs) {
+      const uint32_t first = slot.GetValue(0), second = slot.GetValue(1);
+      const uint32_t between = second - first - 1;  // the second at or before the first: 2^31 and more
+      if (between < farthest_) {
+        both(row, first, between);
+      } else {
+        one(row, first);
+        one(row[step_], second);
+      }
+      slot = slot[2];
+      row = row[2 * step_];
+    }
+    if (rows % 2 != 0) one(row, slot.GetValue(0));
+  }
+
+ private:
+  __aicore__ inline void both(const LocalTensor<T>& rows, uint32_t slot, uint32_t between) const {
+    const uint32_t gap = between * static_cast<uint32_t>(pitch_) + gap_;
+    const int64_t span = 2 * count_ + gap / sizeof(T);
+    if (kDirection == Direction::kFromTable) {
+      copy(rows, slot, span, {2, one_.blockLen, gap, tile_gap_, 0});
+    } else {
+      copy(rows, slot, span, {2, one_.blockLen, tile_gap_, gap, 0});
+    }
+  }
+
+  // span: values of the table from the first copied to the last.
+  __aicore__ inline void copy(const LocalTensor<T>& rows, uint32_t slot, int64_t span,
+                              const AscendC::DataCopyExtParams& params) const {
+    const auto* row = reinterpret_cast<const T*>(table_ + static_cast<int64_t>(slot) * pitch_);
+    if constexpr (kDirection == Direction::kFromTable) {
+      AscendC::DataCopyPad(rows, global(row, span), params, padding_);
+    } else {
+      AscendC::DataCopyPad(global(row, span), rows, params);
+    }
+  }
+
+  const uint8_t* table_;
+  int64_t count_, pitch_;
+  uint32_t step_, tile_gap_, farthest_;
+  uint32_t gap_;  // in bytes, between neighbours
+  AscendC::DataCopyExtParams one_;
+  AscendC::DataCopyPadExtParams<T> padding_;
+};
+
+}  // namespace ascendc
+}  // namespace rec_sdk

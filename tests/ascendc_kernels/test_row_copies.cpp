@@ -1,0 +1,155 @@
+// Rows of which two share a copy: how many copies there are, and slots too far from each other to share one.
+#include <sys/mman.h>
+
+#include <numeric>
+
+#include "op_kernels/gather_rows/ascendc.h"
+#include "op_kernels/lookup_pooled/ascendc.h"
+#include "op_kernels/lookup_sequence/ascendc.h"
+#include "op_kernels/pooled_weights_grad/ascendc.h"
+#include "op_kernels/scatter_rows/ascendc.h"
+#include "op_kernels/swap_rows/ascendc.h"
+#include "tests/ascendc_kernels/costs.h"
+#include "torch_npu_ext/emulator/kernels/lookup_buffers.h"
+
+using ascendc_tests::check_bits;
+using rec_sdk::DType;
+using rec_sdk::emulator::Buffers;
+
+namespace {
+
+constexpr int64_t kCores = 4;
+
+struct Copies {
+  int64_t in, out;
+};
+
+Copies copies_of(const std::string& kernel, const Buffers& buffers, const std::function<void()>& body) {
+  rec_sdk_emulator_reset_counters();
+  ascendc_tests::run(kernel, kCores, buffers, body);
+  const std::string counters = rec_sdk_emulator_counters();
+  const auto sum = [&](const char* name) {
+    const std::vector<int64_t> each = ascendc_tests::counter(counters, kernel, name);
+    return std::accumulate(each.begin(), each.end(), int64_t{0});
+  };
+  return {sum("mte2_instructions"), sum("mte3_instructions")};
+}
+
+// Rows take between `least` copies and few more.
+void check_count(const std::string& title, int64_t copies, int64_t least) {
+  constexpr int64_t kOthers = 150;  // of slots, offsets, gradients, and tiles with an odd row
+  std::printf("%s: %lld copies, at least %lld for the rows\n", title.c_str(), static_cast<long long>(copies),
+              static_cast<long long>(least));
+  CHECK(copies >= least && copies <= least + kOthers);
+}
+
+// `copies`: for that many rows in the order of `slots`.
+void check_counts(const std::string& title, const std::vector<int32_t>& slots, int64_t copies) {
+  constexpr int64_t kDim = 24, kBag = 5;
+  const auto count = static_cast<int64_t>(slots.size());
+  kernel_tests::Random random(1);
+  const kernel_tests::Cache cache(&random, count, kDim, DType::kFloat32, {kDim});
+  const rec_sdk::Weights weights = cache.weights();
+  std::vector<float> out(static_cast<size_t>(count * kDim));
+  const rec_sdk::LookupSequence sequence{weights, slots.data(), out.data(), count};
+  check_count(title + "lookup_sequence",
+              copies_of("lookup_sequence", rec_sdk::emulator::buffers_of(sequence),
+                        [&] { rec_sdk::ascendc::lookup_sequence(sequence); })
+                  .in,
+              copies);
+
+  std::vector<int64_t> offsets;
+  for (int64_t first = 0; first <= count; first += kBag) offsets.push_back(first);
+  const int64_t columns[] = {0}, bags = count / kBag;
+  const bool mean[] = {false};
+  const rec_sdk::Bags all{offsets.data(), bags, 0, bags, columns, mean, 1};
+  const rec_sdk::LookupPooled pooled{weights, slots.data(), nullptr, all, out.data(), kDim, kDim, count};
+  check_count(title + "lookup_pooled",
+              copies_of("lookup_pooled", rec_sdk::emulator::buffers_of(pooled),
+                        [&] { rec_sdk::ascendc::lookup_pooled(pooled); })
+                  .in,
+              copies);
+  std::vector<float> weights_grad(slots.size());
+  const rec_sdk::PooledWeightsGrad grad{weights, slots.data(),        all,  out.data(),
+                                        kDim,    weights_grad.data(), kDim, count};
+  check_count(title + "pooled_weights_grad",
+              copies_of("pooled_weights_grad", rec_sdk::emulator::buffers_of(grad),
+                        [&] { rec_sdk::ascendc::pooled_weights_grad(grad); })
+                  .in,
+              copies);
+
+  const int64_t bytes = weights.stride_bytes;
+  std::vector<uint8_t> table(static_cast<size_t>(count * bytes)), rows(table.size()), leaving(table.size());
+  const rec_sdk::CopyRows copy{table.data(), rows.data(), slots.data(), bytes, count, count};
+  check_count(title + "gather_rows",
+              copies_of("gather_rows", rec_sdk::emulator::gather_buffers(copy),
+                        [&] { rec_sdk::ascendc::gather_rows(copy); })
+                  .in,
+              copies);
+  check_count(title + "scatter_rows",
+              copies_of("scatter_rows", rec_sdk::emulator::scatter_buffers(copy),
+                        [&] { rec_sdk::ascendc::scatter_rows(copy); })
+                  .out,
+              copies);
+  std::vector<int32_t> places(slots.size());
+  std::iota(places.begin(), places.end(), 0);
+  const rec_sdk::SwapRows swap{table.data(), rows.data(), leaving.data(), slots.data(), places.data(),
+                               bytes,        count,       count,          count};
+  const Copies swapped =
+      copies_of("swap_rows", rec_sdk::emulator::buffers_of(swap), [&] { rec_sdk::ascendc::swap_rows(swap); });
+  check_count(title + "swap_rows, in", swapped.in, copies);
+  check_count(title + "swap_rows, out", swapped.out, copies);
+}
+
+// Memory of which only what is written takes any.
+class Sparse {
+ public:
+  explicit Sparse(int64_t bytes)
+      : bytes_(static_cast<size_t>(bytes)),
+        data_(mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
+                   0)) {
+    CHECK(data_ != MAP_FAILED);
+  }
+  ~Sparse() { munmap(data_, bytes_); }
+  uint8_t* data() const { return static_cast<uint8_t*>(data_); }
+
+ private:
+  size_t bytes_;
+  void* data_;
+};
+
+// The gap in a copy has 32 bits: slots next to each other share one, and others do not.
+void check_far_rows() {
+  constexpr int64_t kDim = 16, kSlots = 4, kPitch = int64_t{5} << 29;
+  const Sparse memory(kSlots * kPitch);
+  for (int64_t s = 0; s < kSlots; ++s) {
+    for (int64_t c = 0; c < kDim; ++c) {
+      reinterpret_cast<float*>(memory.data() + s * kPitch)[c] = static_cast<float>(100 * s + c);
+    }
+  }
+  const std::vector<int32_t> slots{0, 2, 0, 1, 3, 0, 1, 2, 1, 3, 2, 2, 0, 3, 2, 3, 1};
+  const auto count = static_cast<int64_t>(slots.size());
+  std::vector<float> expected;
+  for (const int32_t s : slots) {
+    for (int64_t c = 0; c < kDim; ++c) expected.push_back(static_cast<float>(100 * s + c));
+  }
+  std::vector<float> out(expected.size());
+  const rec_sdk::LookupSequence a{
+      {memory.data(), kPitch, kSlots, kDim, DType::kFloat32}, slots.data(), out.data(), count};
+  ascendc_tests::run("lookup_sequence of rows far from each other", 1, rec_sdk::emulator::buffers_of(a),
+                     [&] { rec_sdk::ascendc::lookup_sequence(a); });
+  check_bits("rows far from each other", 1, out, expected);
+}
+
+}  // namespace
+
+int main() {
+  constexpr int32_t kRows = 5000;
+  std::vector<int32_t> slots(kRows);
+  std::iota(slots.begin(), slots.end(), 0);
+  check_counts("ascending, ", slots, kRows / 2);
+  std::reverse(slots.begin(), slots.end());
+  check_counts("descending, ", slots, kRows);
+  check_far_rows();
+  return check_result();
+}
