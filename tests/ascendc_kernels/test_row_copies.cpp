@@ -141,6 +141,39 @@ void check_far_rows() {
   check_bits("rows far from each other", 1, out, expected);
 }
 
+// Gradients of neighbouring bags come together unless the gap between them has more than 32 bits.
+void check_far_gradients() {
+  constexpr int64_t kDim = 16, kBags = 3, kBag = 2, kStride = int64_t{5} << 28;
+  const Sparse memory(kBags * kStride * static_cast<int64_t>(sizeof(float)));
+  auto* const grad = reinterpret_cast<float*>(memory.data());
+  std::vector<float> weights, expected;
+  const std::vector<int32_t> slots{0, 1, 2, 1, 0, 2};
+  for (int64_t i = 0; i < 3 * kDim; ++i) weights.push_back(static_cast<float>(i));
+  for (int64_t b = 0; b < kBags; ++b) {
+    for (int64_t c = 0; c < kDim; ++c) grad[b * kStride + c] = static_cast<float>(b + c);
+  }
+  for (int64_t i = 0; i < kBags * kBag; ++i) {
+    float sum = 0;  // of whole numbers, exact in every order
+    for (int64_t c = 0; c < kDim; ++c) sum += weights[slots[i] * kDim + c] * grad[i / kBag * kStride + c];
+    expected.push_back(sum);
+  }
+  const int64_t offsets[] = {0, 2, 4, 6}, columns[] = {0};
+  const bool mean[] = {false};
+  std::vector<float> out(slots.size());
+  const rec_sdk::PooledWeightsGrad a{
+      {reinterpret_cast<uint8_t*>(weights.data()), kDim * 4, 3, kDim, DType::kFloat32},
+      slots.data(),
+      {offsets, kBags, 0, kBags, columns, mean, 1},
+      grad,
+      kStride,
+      out.data(),
+      kDim,
+      kBags * kBag};
+  ascendc_tests::run("pooled_weights_grad of gradients far from each other", 1,
+                     rec_sdk::emulator::buffers_of(a), [&] { rec_sdk::ascendc::pooled_weights_grad(a); });
+  check_bits("gradients far from each other", 1, out, expected);
+}
+
 }  // namespace
 
 int main() {
@@ -151,5 +184,6 @@ int main() {
   std::reverse(slots.begin(), slots.end());
   check_counts("descending, ", slots, kRows);
   check_far_rows();
+  check_far_gradients();
   return check_result();
 }
