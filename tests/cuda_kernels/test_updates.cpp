@@ -1,4 +1,5 @@
-// update_rows and accumulate_rows.
+// update_rows and accumulate_rows. Given I and N, batches I, I + N, ... alone, so that processes share the
+// work.
 #include "tests/cuda_kernels/support.h"
 #include "tests/kernels/update_batch.h"
 
@@ -16,6 +17,8 @@ using rec_sdk::DType;
 namespace {
 
 using Bytes = std::vector<uint8_t>;
+
+int64_t part = 0, parts = 1;
 
 // What the kernels find there must not matter.
 Bytes workspace_for(const UpdateBatch& batch) {
@@ -65,7 +68,7 @@ std::string title_of(const char* name, const UpdateBatch& batch, DType dtype, Sp
 void check_batch(int64_t dim, const std::vector<int32_t>& lengths, const char* rows, bool scaled,
                  Spacing spacing, int64_t gradients = 1) {
   static int64_t turn = 0;
-  ++turn;
+  if (++turn % parts != part) return;
   Random random(dim);
   UpdateBatch batch(&random, dim, lengths, scaled, spacing);
   if (gradients > 1) batch.split_gradient(&random, gradients);
@@ -129,7 +132,11 @@ void check_unknown_optimizer() {
 
 }  // namespace
 
-int main() {
+int main(int count, char** arguments) {
+  if (count == 3) {
+    part = std::stoll(arguments[1]);
+    parts = std::stoll(arguments[2]);
+  }
   check_unknown_optimizer();
   check_special_values(false);
   check_special_values(true);
