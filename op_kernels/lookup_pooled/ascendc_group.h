@@ -44,6 +44,7 @@ class BagGroup {
       row = end;
     }
     rows_ = row;
+    equal_ = row == count * longest_;
     return count;
   }
   // Of the bags that were listed.
@@ -53,8 +54,52 @@ class BagGroup {
   // row_pitch].
   __aicore__ inline void add_up(const LocalTensor<float>& sums, const LocalTensor<float>& rows, int64_t count,
                                 bool mean) {
-    const auto pitch = static_cast<uint32_t>(pitch_), end = static_cast<uint32_t>(count) * pitch;
     vector_barrier();
+    if (equal_ && longest_ == 1 && packed()) {
+      copy_values(sums, rows, count * width_);
+    } else if (equal_ && longest_ > 1 && in_repeats()) {
+      add_equal(sums, rows, count);
+    } else {
+      add_each(sums, rows, count);
+    }
+    if (mean) divide(sums, static_cast<uint32_t>(count));
+  }
+
+ private:
+  struct Bag {
+    uint32_t place, length;  // its rows
+  };
+
+  __aicore__ inline bool packed() const { return width_ == pitch_ && width_ == row_pitch_; }
+
+  // Whether an instruction can step from a bag to the next, if they are of equal length.
+  __aicore__ inline bool in_repeats() const {
+    constexpr uint32_t kFarthest = UINT8_MAX;
+    return width_ % OneMask::kRepeat == 0 && longest_ * row_pitch_ / kFloats <= kFarthest;
+  }
+
+  // Bags of longest_ rows each, at least 2: an instruction adds 64 columns of a row of every bag.
+  __aicore__ inline void add_equal(const LocalTensor<float>& sums, const LocalTensor<float>& rows,
+                                   int64_t count) const {
+    const auto width = static_cast<uint32_t>(width_);
+    const auto to = static_cast<uint8_t>(pitch_ / kFloats);
+    const auto from = static_cast<uint8_t>(longest_ * row_pitch_ / kFloats);
+    OneMask::begin(count * OneMask::kRepeat);
+    for (uint32_t column = 0; column < width; column += OneMask::kRepeat) {
+      OneMask::add_repeats(sums[column], rows[column], rows[row_pitch_ + column], to, from, from);
+    }
+    for (uint32_t i = 2, place = 2 * row_pitch_; i < longest_; ++i, place += row_pitch_) {
+      vector_barrier();
+      for (uint32_t column = 0; column < width; column += OneMask::kRepeat) {
+        OneMask::add_repeats(sums[column], sums[column], rows[place + column], to, to, from);
+      }
+    }
+    OneMask::end();
+  }
+
+  __aicore__ inline void add_each(const LocalTensor<float>& sums, const LocalTensor<float>& rows,
+                                  int64_t count) const {
+    const auto pitch = static_cast<uint32_t>(pitch_), end = static_cast<uint32_t>(count) * pitch;
     OneMask::begin(width_);
     const Bag* bag = bags_;
     for (uint32_t to = 0; to != end; to += pitch, ++bag) begin_sum(sums[to], rows[bag->place], bag->length);
@@ -67,13 +112,7 @@ class BagGroup {
       }
     }
     OneMask::end();
-    if (mean) divide(sums, static_cast<uint32_t>(count));
   }
-
- private:
-  struct Bag {
-    uint32_t place, length;  // its rows
-  };
 
   // The first row is copied, or added to the second.
   __aicore__ inline void begin_sum(const LocalTensor<float>& sum, const LocalTensor<float>& rows,
@@ -97,11 +136,14 @@ class BagGroup {
     }
   }
 
+  static constexpr int64_t kFloats = kUbBlock / sizeof(float);
+
   Bag bags_[kMost];
   Scratch divisors_;
   int64_t pitch_ = 0, most_ = 0, rows_ = 0;
   uint32_t row_pitch_ = 0, longest_ = 0;
   int32_t width_ = 0;
+  bool equal_ = false;  // all of longest_ rows
 };
 
 }  // namespace ascendc

@@ -79,54 +79,58 @@ class TileBags {
 
   __aicore__ inline void init(TPipe* pipe, int64_t rows, int64_t stride) {
     rows_ = rows;
-    stride_ = stride;
-    near_ = stride * static_cast<int64_t>(sizeof(float)) <= kMaxGap;
+    // Gradients too far apart for a copy have runs of their own: none begins where the one before does.
+    to_next_ = stride * static_cast<int64_t>(sizeof(float)) <= kMaxGap ? stride : 0;
     pipe->InitBuffer(ends_, static_cast<uint32_t>(kTiles * rows * sizeof(int32_t)));
     pipe->InitBuffer(first_bags_, static_cast<uint32_t>(kTiles * rows * sizeof(int32_t)));
     pipe->InitBuffer(gradients_, static_cast<uint32_t>(kTiles * rows * sizeof(int64_t)));
   }
 
-  __aicore__ inline void begin_tile(int64_t tile) {
-    bags_[tile % kTiles] = 0;
-    runs_[tile % kTiles] = 0;
-    next_ = -1;
-  }
-  // A bag: one past its last row of the tile, and where its gradient starts, in values.
-  __aicore__ inline void append(int64_t tile, int64_t end, int64_t gradient) {
-    const int64_t bag = bags_[tile % kTiles]++;
-    ends_.Get<int32_t>().SetValue(place(tile, bag), static_cast<int32_t>(end));
-    if (gradient != next_) {
-      const uint32_t at = place(tile, runs_[tile % kTiles]++);
-      first_bags_.Get<int32_t>().SetValue(at, static_cast<int32_t>(bag));
-      gradients_.Get<int64_t>().SetValue(at, gradient);
+  // The bags of a tile while they are listed. The scalar unit bounds that loop.
+  struct List {
+    LocalTensor<int32_t> ends, first_bags;
+    LocalTensor<int64_t> gradients;
+    uint32_t bags, runs;
+    int64_t next, to_next;
+
+    // A bag: one past its last row of the tile, and where its gradient starts, in values.
+    __aicore__ inline void append(int64_t end, int64_t gradient) {
+      if (gradient != next) {
+        first_bags.SetValue(runs, static_cast<int32_t>(bags));
+        gradients.SetValue(runs++, gradient);
+      }
+      next = gradient + to_next;
+      ends.SetValue(bags++, static_cast<int32_t>(end));
     }
-    next_ = near_ ? gradient + stride_ : -1;
+  };
+  __aicore__ inline List begin_tile(int64_t tile) {
+    return {ends(tile), first_bags(tile), gradients(tile), 0, 0, -1, to_next_};
+  }
+  __aicore__ inline void end_tile(int64_t tile, const List& list) {
+    bags_[tile % kTiles] = list.bags;
+    runs_[tile % kTiles] = list.runs;
   }
 
-  __aicore__ inline int64_t count(int64_t tile) const { return bags_[tile % kTiles]; }
-  // One past the last row of the tile's i-th bag.
-  __aicore__ inline int64_t end(int64_t tile, int64_t i) {
-    return ends_.Get<int32_t>().GetValue(place(tile, i));
-  }
+  __aicore__ inline uint32_t count(int64_t tile) const { return bags_[tile % kTiles]; }
+  // [count]: one past the last row of each bag of the tile.
+  __aicore__ inline LocalTensor<int32_t> ends(int64_t tile) { return ends_.Get<int32_t>()[place(tile)]; }
 
-  __aicore__ inline int64_t runs(int64_t tile) const { return runs_[tile % kTiles]; }
-  // Of the tile's i-th run, which may be one past the last.
-  __aicore__ inline int64_t first_bag(int64_t tile, int64_t i) {
-    return i < runs(tile) ? first_bags_.Get<int32_t>().GetValue(place(tile, i)) : count(tile);
+  __aicore__ inline uint32_t runs(int64_t tile) const { return runs_[tile % kTiles]; }
+  // [runs]: the first bag of each run, and where its gradient starts, in values.
+  __aicore__ inline LocalTensor<int32_t> first_bags(int64_t tile) {
+    return first_bags_.Get<int32_t>()[place(tile)];
   }
-  // Where the gradient of its first bag starts, in values.
-  __aicore__ inline int64_t gradient(int64_t tile, int64_t i) {
-    return gradients_.Get<int64_t>().GetValue(place(tile, i));
+  __aicore__ inline LocalTensor<int64_t> gradients(int64_t tile) {
+    return gradients_.Get<int64_t>()[place(tile)];
   }
 
  private:
-  __aicore__ inline uint32_t place(int64_t tile, int64_t i) const {
-    return static_cast<uint32_t>(tile % kTiles * rows_ + i);
+  __aicore__ inline uint32_t place(int64_t tile) const {
+    return static_cast<uint32_t>(tile % kTiles * rows_);
   }
 
-  int64_t rows_ = 0, stride_ = 0, next_ = -1;
-  bool near_ = false;
-  int64_t bags_[kTiles] = {}, runs_[kTiles] = {};
+  int64_t rows_ = 0, to_next_ = 0;
+  uint32_t bags_[kTiles] = {}, runs_[kTiles] = {};
   Scratch ends_, first_bags_, gradients_;
 };
 
@@ -156,7 +160,6 @@ class WeightsGradient {
  private:
   static constexpr int64_t kWidestPanel = 240, kSlots = 1024;    // columns, slots
   static constexpr int64_t kRowUnit = kUbBlock / sizeof(float);  // rows of a tile
-  static constexpr int64_t kRepeat = 64;                         // values of a vector instruction's repeat
   static constexpr bool kWidens = sizeof(Stored) != sizeof(float);
   static constexpr int64_t kBytesOfValue =
       2 * sizeof(Stored) + (kWidens ? 2 * sizeof(float) : 0) + 2 * sizeof(float);
@@ -257,10 +260,13 @@ class WeightsGradient {
 
   __aicore__ inline void load_gradients(int64_t tile, const LocalTensor<float>& to, int64_t column,
                                         int64_t width) {
+    const LocalTensor<int32_t> first_bags = bags_.first_bags(tile);
+    const LocalTensor<int64_t> gradients = bags_.gradients(tile);
+    const uint32_t runs = bags_.runs(tile);
     int64_t first = 0;
-    for (int64_t run = 0; run < bags_.runs(tile); ++run) {
-      const int64_t end = bags_.first_bag(tile, run + 1);
-      load_rows(to[static_cast<uint32_t>(first * pitch_)], a_.grad + bags_.gradient(tile, run) + column,
+    for (uint32_t run = 0; run < runs; ++run) {
+      const int64_t end = run + 1 < runs ? first_bags.GetValue(run + 1) : bags_.count(tile);
+      load_rows(to[static_cast<uint32_t>(first * pitch_)], a_.grad + gradients.GetValue(run) + column,
                 end - first, width, a_.grad_stride, pitch_);
       first = end;
     }
@@ -272,33 +278,37 @@ class WeightsGradient {
   }
 
   __aicore__ inline void list_bags(int64_t tile) {
-    bags_.begin_tile(tile);
+    const int64_t rows = rows_in(tile);
+    TileBags::List list = bags_.begin_tile(tile);
     divisors_.begin_tile(tile);
-    for (int64_t row = 0; row < rows_in(tile);) row = list_run(tile, row);
+    for (int64_t row = 0; row < rows;) row = list_run(tile, row, rows, &list);
+    bags_.end_tile(tile, list);
   }
 
   // The bags from the one where walk_ stands on that lie side by side in its stream, up to the end of the
-  // tile; returns how many rows have their bags now. Bags without lookups are none.
-  __aicore__ inline int64_t list_run(int64_t tile, int64_t row) {
-    const int64_t rows = rows_in(tile), first = first_of(tile), stride = a_.grad_stride;
+  // tile's `rows`; returns how many rows have their bags now. Bags without lookups are none.
+  __aicore__ inline int64_t list_run(int64_t tile, int64_t row, int64_t rows, TileBags::List* list_of_tile) {
+    const int64_t first = first_of(tile), stride = a_.grad_stride;
     const bool mean = walk_.mean();
     if (!mean)
       divisors_.set(tile, row, rows, false, 1.0f);  // of the rows that follow in this feature, at least
-    int64_t gradient = walk_.sample() * stride + walk_.column(), begin = walk_.first(), end = begin;
+    TileBags::List list = *list_of_tile;
+    int64_t gradient = walk_.sample() * stride + walk_.column(), begin = walk_.first() - first, end = begin;
     const auto ends = walk_.ends();
     uint32_t ended = 0;
     for (const auto bags = static_cast<uint32_t>(ends.count); ended < bags; ++ended, gradient += stride) {
-      end = ends.values.GetValue(ended);
-      const int64_t until = minimum(end - first, rows);
+      end = ends.values.GetValue(ended) - first;
+      const int64_t until = minimum(end, rows);
       if (until > row) {
-        bags_.append(tile, until, gradient);
+        list.append(until, gradient);
         if (mean) divisors_.set(tile, row, until, true, static_cast<float>(end - begin));
         row = until;
       }
-      if (end - first > rows) break;
+      if (end > rows) break;
       begin = end;
     }
-    if (ended > 0) walk_.skip(ended, begin);
+    if (ended > 0) walk_.skip(ended, first + begin);
+    *list_of_tile = list;
     return row;
   }
 
@@ -316,46 +326,53 @@ class WeightsGradient {
   }
 
   // Each row of the tile by the gradient of its bag: the rows of a long bag together, 64 columns of each.
-  __aicore__ inline void multiply(int64_t tile, const LocalTensor<float>& products,
-                                  const LocalTensor<float>& rows, const LocalTensor<float>& gradients,
-                                  int64_t width) {
-    const int64_t bags = bags_.count(tile);
-    const int64_t long_bag = width % kRepeat == 0 ? width / kRepeat + 2 : INT64_MAX;  // 2: what masks take
-    const auto to_next = static_cast<uint32_t>(pitch_), row_to_next = static_cast<uint32_t>(row_pitch(width));
-    int64_t begin = 0;
+  __aicore__ inline void multiply(int64_t tile, LocalTensor<float> products, LocalTensor<float> rows,
+                                  LocalTensor<float> gradients, int64_t width) {
+    constexpr auto kRepeat = static_cast<uint32_t>(OneMask::kRepeat);
+    const auto columns = static_cast<uint32_t>(width), pitch = static_cast<uint32_t>(pitch_),
+               row_pitch = static_cast<uint32_t>(this->row_pitch(width));
+    const uint32_t long_bag = columns % kRepeat == 0 ? columns / kRepeat + 2 : UINT32_MAX;  // 2: of masks
+    const LocalTensor<int32_t> ends = bags_.ends(tile);
+    uint32_t begin = 0;
     OneMask::begin(width);
-    for (int64_t i = 0; i < bags; ++i) {
-      const int64_t count = bags_.end(tile, i) - begin;
-      const auto row = static_cast<uint32_t>(begin);
-      const LocalTensor<float> product = products[row * to_next], first = rows[row * row_to_next],
-                               gradient = gradients[static_cast<uint32_t>(i) * to_next];
+    for (uint32_t i = 0, bags = bags_.count(tile); i < bags; ++i) {
+      const uint32_t end = static_cast<uint32_t>(ends.GetValue(i)), count = end - begin;
       if (count >= long_bag) {
-        multiply_columns(product, first, gradient, count, width);
+        multiply_columns(products, rows, gradients, count, {columns, pitch, row_pitch});
       } else {
-        multiply_rows(product, first, gradient, count, width);
+        multiply_rows(products, rows, gradients, count, {columns, pitch, row_pitch});
       }
-      begin += count;
+      products = products[count * pitch];
+      rows = rows[count * row_pitch];
+      gradients = gradients[pitch];
+      begin = end;
     }
     OneMask::end();
   }
-  __aicore__ inline void multiply_columns(const LocalTensor<float>& products, const LocalTensor<float>& rows,
-                                          const LocalTensor<float>& gradient, int64_t count,
-                                          int64_t width) const {
-    constexpr int64_t kFloats = kUbBlock / sizeof(float);
-    const auto to_next = static_cast<uint8_t>(pitch_ / kFloats),
-               row_to_next = static_cast<uint8_t>(row_pitch(width) / kFloats);
-    OneMask::go_on(count * kRepeat);
-    for (uint32_t column = 0; column < static_cast<uint32_t>(width); column += kRepeat) {
+
+  // Values from a row to the next: of products, and of the rows that are multiplied.
+  struct TileShape {
+    uint32_t columns, pitch, row_pitch;
+  };
+  __aicore__ inline static void multiply_columns(const LocalTensor<float>& products,
+                                                 const LocalTensor<float>& rows,
+                                                 const LocalTensor<float>& gradient, uint32_t count,
+                                                 const TileShape& shape) {
+    constexpr uint32_t kFloats = kUbBlock / sizeof(float);
+    const auto to_next = static_cast<uint8_t>(shape.pitch / kFloats),
+               row_to_next = static_cast<uint8_t>(shape.row_pitch / kFloats);
+    OneMask::go_on(count * OneMask::kRepeat);
+    for (uint32_t column = 0; column < shape.columns; column += OneMask::kRepeat) {
       OneMask::multiply_repeats(products[column], gradient[column], rows[column], to_next, row_to_next);
     }
   }
-  __aicore__ inline void multiply_rows(const LocalTensor<float>& products, const LocalTensor<float>& rows,
-                                       const LocalTensor<float>& gradient, int64_t count,
-                                       int64_t width) const {
-    const auto to_next = static_cast<uint32_t>(pitch_), row_to_next = static_cast<uint32_t>(row_pitch(width));
-    OneMask::go_on(width);
-    for (uint32_t i = 0; i < static_cast<uint32_t>(count); ++i) {
-      OneMask::multiply(products[i * to_next], gradient, rows[i * row_to_next]);
+  __aicore__ inline static void multiply_rows(const LocalTensor<float>& products,
+                                              const LocalTensor<float>& rows,
+                                              const LocalTensor<float>& gradient, uint32_t count,
+                                              const TileShape& shape) {
+    OneMask::go_on(shape.columns);
+    for (uint32_t i = 0; i < count; ++i) {
+      OneMask::multiply(products[i * shape.pitch], gradient, rows[i * shape.row_pitch]);
     }
   }
 

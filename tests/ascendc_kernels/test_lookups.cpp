@@ -71,6 +71,12 @@ std::vector<BagShape> shapes_for(int64_t dim) {
       {"empty bags", 5, 3, std::vector<int64_t>(20, 0)},
       {"power law", 12, 0, powers}};
   shapes[2].lengths[40] = scaled(5000, dim);
+  // Bags of equal length: the rows of neighbours are 255 UB blocks apart, or just more, where dim is 64 or
+  // 128.
+  for (const int64_t length : {1, 2, 15, 16, 31, 32}) {
+    shapes.push_back({"equal bags", 20, 0, std::vector<int64_t>(40, length)});
+    shapes.back().lengths[33] = 3;
+  }
   if (dim <= 64) {  // more than a window of the search for a core's share
     shapes.push_back({"many bags", 300, 100, {}});
     for (int64_t bag = 0; bag < 2000; ++bag) shapes.back().lengths.push_back(random.below(3));

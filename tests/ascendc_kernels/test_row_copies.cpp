@@ -118,9 +118,9 @@ class Sparse {
   void* data_;
 };
 
-// The gap in a copy has 32 bits: slots next to each other share one, and others do not.
+// The gap in a copy has 31 bits: slots next to each other share one, and others do not.
 void check_far_rows() {
-  constexpr int64_t kDim = 16, kSlots = 4, kPitch = int64_t{5} << 29;
+  constexpr int64_t kDim = 16, kSlots = 4, kPitch = int64_t{5} << 28;
   const Sparse memory(kSlots * kPitch);
   for (int64_t s = 0; s < kSlots; ++s) {
     for (int64_t c = 0; c < kDim; ++c) {
@@ -141,9 +141,9 @@ void check_far_rows() {
   check_bits("rows far from each other", 1, out, expected);
 }
 
-// Gradients of neighbouring bags come together unless the gap between them has more than 32 bits.
+// Gradients of neighbouring bags come together unless the gap between them has more than 31 bits.
 void check_far_gradients() {
-  constexpr int64_t kDim = 16, kBags = 3, kBag = 2, kStride = int64_t{5} << 28;
+  constexpr int64_t kDim = 16, kBags = 3, kBag = 2, kStride = int64_t{5} << 27;
   const Sparse memory(kBags * kStride * static_cast<int64_t>(sizeof(float)));
   auto* const grad = reinterpret_cast<float*>(memory.data());
   std::vector<float> weights, expected;

@@ -23,7 +23,9 @@ using Landing = AscendC::TBuf<TPosition::VECIN>;  // of copies that the scalar u
 constexpr uint32_t kUbBytes = 188160;
 constexpr uint32_t kUbBlock = 32;        // UB addresses of copies and vector instructions are multiples of it
 constexpr int64_t kMaxDmaBlocks = 4095;  // of one DataCopyPad
-constexpr int64_t kMaxGap = UINT32_MAX;  // bytes between its blocks in GM
+// Bytes between its blocks in GM: half of what CANN documents, so that no layer can take the gap for a
+// negative number (docs/npu.md).
+constexpr int64_t kMaxGap = INT32_MAX;
 
 // The host's pointers are device addresses.
 template <class T>

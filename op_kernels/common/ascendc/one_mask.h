@@ -37,7 +37,15 @@ class OneMask {
                                          const LocalTensor<float>& b) {
     AscendC::Mul<float, false>(to, a, b, AscendC::MASK_PLACEHOLDER, 1, {1, 1, 1, 8, 8, 8});
   }
-  // Repeats of 64 values, to = a * b, a being the same in each: the blocks from one to the next.
+  // Repeats of kRepeat values; from one to the next are so many blocks. to = a + b:
+  static constexpr int64_t kRepeat = 64;
+  __aicore__ inline static void add_repeats(const LocalTensor<float>& to, const LocalTensor<float>& a,
+                                            const LocalTensor<float>& b, uint8_t to_repeat, uint8_t a_repeat,
+                                            uint8_t b_repeat) {
+    AscendC::Add<float, false>(to, a, b, AscendC::MASK_PLACEHOLDER, 1,
+                               {1, 1, 1, to_repeat, a_repeat, b_repeat});
+  }
+  // to = a * b, a being the same in each:
   __aicore__ inline static void multiply_repeats(const LocalTensor<float>& to, const LocalTensor<float>& a,
                                                  const LocalTensor<float>& b, uint8_t to_repeat,
                                                  uint8_t b_repeat) {

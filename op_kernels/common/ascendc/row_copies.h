@@ -37,46 +37,59 @@ class RowCopies {
   }
 
   __aicore__ inline void one(const LocalTensor<T>& row, uint32_t slot) const {
-    copy(row, slot, count_, one_);
+    copy(row, slot, count_, one_, padding_);
   }
 
   // The first `rows` of `slots`, at least one, to or from `tile` on.
   __aicore__ inline void all(const LocalTensor<T>& tile, const LocalTensor<int32_t>& slots,
                              int64_t rows) const {
+    const Padding none{false, 0, 0, 0};  // a loop that knows it asks no row for its padding
+    if (padding_.isPad) {
+      copy_all(tile, slots, rows, padding_);
+    } else {
+      copy_all(tile, slots, rows, none);
+    }
+  }
+
+ private:
+  using Padding = AscendC::DataCopyPadExtParams<T>;
+
+  __aicore__ inline void copy_all(const LocalTensor<T>& tile, const LocalTensor<int32_t>& slots, int64_t rows,
+                                  const Padding& padding) const {
     LocalTensor<T> row = tile;
     LocalTensor<int32_t> slot = slots;
     for (auto pairs = static_cast<uint32_t>(rows / 2); pairs > 0; --pairs) {
       const uint32_t first = slot.GetValue(0), second = slot.GetValue(1);
       const uint32_t between = second - first - 1;  // the second at or before the first: 2^31 and more
       if (between < farthest_) {
-        both(row, first, between);
+        both(row, first, between, padding);
       } else {
-        one(row, first);
-        one(row[step_], second);
+        copy(row, first, count_, one_, padding);
+        copy(row[step_], second, count_, one_, padding);
       }
       slot = slot[2];
       row = row[2 * step_];
     }
-    if (rows % 2 != 0) one(row, slot.GetValue(0));
+    if (rows % 2 != 0) copy(row, slot.GetValue(0), count_, one_, padding);
   }
 
- private:
-  __aicore__ inline void both(const LocalTensor<T>& rows, uint32_t slot, uint32_t between) const {
+  __aicore__ inline void both(const LocalTensor<T>& rows, uint32_t slot, uint32_t between,
+                              const Padding& padding) const {
     const uint32_t gap = between * static_cast<uint32_t>(pitch_) + gap_;
     const int64_t span = 2 * count_ + gap / sizeof(T);
     if (kDirection == Direction::kFromTable) {
-      copy(rows, slot, span, {2, one_.blockLen, gap, tile_gap_, 0});
+      copy(rows, slot, span, {2, one_.blockLen, gap, tile_gap_, 0}, padding);
     } else {
-      copy(rows, slot, span, {2, one_.blockLen, tile_gap_, gap, 0});
+      copy(rows, slot, span, {2, one_.blockLen, tile_gap_, gap, 0}, padding);
     }
   }
 
   // span: values of the table from the first copied to the last.
   __aicore__ inline void copy(const LocalTensor<T>& rows, uint32_t slot, int64_t span,
-                              const AscendC::DataCopyExtParams& params) const {
+                              const AscendC::DataCopyExtParams& params, const Padding& padding) const {
     const auto* row = reinterpret_cast<const T*>(table_ + static_cast<int64_t>(slot) * pitch_);
     if constexpr (kDirection == Direction::kFromTable) {
-      AscendC::DataCopyPad(rows, global(row, span), params, padding_);
+      AscendC::DataCopyPad(rows, global(row, span), params, padding);
     } else {
       AscendC::DataCopyPad(global(row, span), rows, params);
     }
@@ -87,7 +100,7 @@ class RowCopies {
   uint32_t step_, tile_gap_, farthest_;
   uint32_t gap_;  // in bytes, between neighbours
   AscendC::DataCopyExtParams one_;
-  AscendC::DataCopyPadExtParams<T> padding_;
+  Padding padding_;
 };
 
 }  // namespace ascendc
