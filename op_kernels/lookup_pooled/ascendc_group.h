@@ -70,7 +70,9 @@ class BagGroup {
     uint32_t place, length;  // its rows
   };
 
-  __aicore__ inline bool packed() const { return width_ == pitch_ && width_ == row_pitch_; }
+  __aicore__ inline bool packed() const {
+    return width_ == pitch_ && row_pitch_ == static_cast<uint32_t>(width_);
+  }
 
   // Whether an instruction can step from a bag to the next, if they are of equal length.
   __aicore__ inline bool in_repeats() const {
