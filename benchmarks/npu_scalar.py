@@ -261,7 +261,7 @@ def main(arguments: Sequence[str]) -> int:
         print("Of the busiest of 48 cores, 65,536 uniform lookups of 100,000 rows:")
         for operator, kernels in units.count(slots, 100_000, 128).items():
             counts = ", ".join(f"{kernel} {max(cores):,}" for kernel, cores in kernels.items())
-            print(f"  {operator:<28}{counts}")
+            print(f"  {operator:<30}{counts}")
     return 0
 
 
