@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -68,11 +69,14 @@ class Distribution:
         """From `uniform` or an exponent.
 
         Raises:
-            ValueError: neither.
+            argparse.ArgumentTypeError: neither.
         """
-        alpha = 0.0 if text == "uniform" else float(text)
+        try:
+            alpha = 0.0 if text == "uniform" else float(text)
+        except ValueError:
+            alpha = math.nan
         if not 0.0 <= alpha < 10.0:
-            raise ValueError(f"exponent {text} is not in [0, 10)")
+            raise argparse.ArgumentTypeError(f"{text!r} is neither 'uniform' nor an exponent in [0, 10)")
         return cls(alpha)
 
     @property

@@ -2,7 +2,8 @@
 
     python -m rec_sdk_torch.emulate -m benchmarks.npu
 
-The exit status is 1 when a kernel misses a target: 1.15 times the least bytes, cores within 10% of each other.
+The exit status is 1 when a kernel misses a target: 1.15 times the least bytes, cores within 10% of each other; 2
+without an emulated NPU, or where the kernels cannot be compiled to count their scalar instructions.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from rec_sdk_torch.backends.devices import parse_device
 
 from .ids import Distribution
 from .npu_model import CHIPS, EmulatedCounters, total_bytes
-from .npu_scalar import ScalarUnits, add_options
-from .npu_workloads import Batch, calls
+from .npu_scalar import CountingError, ScalarUnits, add_options
+from .npu_workloads import BAG, Batch, calls
+from .options import check_outputs, positive_int
 
 TARGET_BYTES = 1.15
 TARGET_IMBALANCE = 0.10
@@ -61,13 +63,17 @@ class Figure:
 
 
 def measure(options: argparse.Namespace, folder: Path) -> list[Figure]:
-    """Runs every call once, on the emulated NPU, and for the scalar units in a program built in `folder`."""
+    """Runs every call once, on the emulated NPU, and for the scalar units in a program built in `folder`.
+
+    Raises:
+        CountingError: that program cannot be built or run.
+    """
     device = parse_device("npu")
     counters = EmulatedCounters()
     cores = counters.vector_cores()
     figures = []
     units = ScalarUnits(folder, options.compiler, options.run)
-    for distribution in map(Distribution.parse, options.distributions):
+    for distribution in options.distributions:
         batch = Batch.draw(distribution, options.rows, options.lookups, device)
         slots = batch.slots.cpu().numpy()
         for dim in options.dims:
@@ -121,15 +127,28 @@ def report(figures: Sequence[Figure], options: argparse.Namespace) -> str:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m rec_sdk_torch.emulate -m benchmarks.npu", description=__doc__)
-    parser.add_argument("--rows", type=int, default=100_000, help="rows of the table (default: %(default)s)")
-    parser.add_argument("--lookups", type=int, default=65_536, help="lookups of the batch (default: %(default)s)")
-    parser.add_argument("--dims", type=int, nargs="+", default=[64, 128], help="embedding dims (default: 64 128)")
+    parser.add_argument("--rows", type=positive_int, default=100_000, help="rows of the table (default: %(default)s)")
     parser.add_argument(
-        "--distributions", nargs="+", default=["1.05", "uniform"], help="power laws, or uniform (default: both)"
+        "--lookups", type=positive_int, default=65_536, help="lookups of the batch (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--dims", type=positive_int, nargs="+", default=[64, 128], help="embedding dims (default: 64 128)"
+    )
+    parser.add_argument(
+        "--distributions",
+        type=Distribution.parse,
+        nargs="+",
+        metavar="A",
+        default=[Distribution(1.05), Distribution(0.0)],
+        help="uniform, or a power law's exponent (default: 1.05 uniform)",
     )
     add_options(parser)
     parser.add_argument("--json", type=Path, help="results for programs")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.lookups < BAG:
+        parser.error(f"--lookups is {options.lookups}; pooled lookups need a bag of {BAG} at least")
+    check_outputs(parser, options.json)
+    return options
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -139,7 +158,11 @@ def main(arguments: Sequence[str]) -> int:
         print(f"benchmarks.npu counts what the emulated NPU does. {emulate.hint()}", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory() as folder:
-        figures = measure(options, Path(folder))
+        try:
+            figures = measure(options, Path(folder))
+        except CountingError as error:
+            print(f"benchmarks.npu: {error}", file=sys.stderr)
+            return 2
     print(report(figures, options))
     if options.json:
         options.json.write_text(json.dumps([asdict(figure) for figure in figures], indent=1) + "\n")

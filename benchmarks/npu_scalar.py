@@ -130,12 +130,16 @@ def with_counters(assembler: str, machine: Machine) -> str:
     return "\n".join(lines) + "\n"
 
 
+class CountingError(RuntimeError):
+    """The kernels cannot be compiled to count, or the program of them cannot run."""
+
+
 def _machine_of(compiler: Sequence[str]) -> str:
-    """What the compiler compiles for, a key of `MACHINES`. RuntimeError for any other."""
+    """What the compiler compiles for, a key of `MACHINES`. `CountingError` for any other."""
     triple = _run([*compiler, "-dumpmachine"]).strip()
     name = triple.partition("-")[0]
     if name not in MACHINES:
-        raise RuntimeError(f"scalar instructions are counted in code for {' or '.join(MACHINES)}; this is {triple}")
+        raise CountingError(f"scalar instructions are counted in code for {' or '.join(MACHINES)}; this is {triple}")
     return name
 
 
@@ -143,7 +147,7 @@ class ScalarUnits:
     """The kernels of every operator, compiled to count."""
 
     def __init__(self, folder: Path, compiler: str | None = None, run: str = "") -> None:
-        """Compiles into `folder`; RuntimeError where that fails, or the compiler is for no machine of `MACHINES`.
+        """Compiles into `folder`; `CountingError` where that fails, or the compiler is for no machine of `MACHINES`.
 
         Args:
             folder: exists.
@@ -175,13 +179,13 @@ class ScalarUnits:
 
 
 def _run(command: Sequence[str]) -> str:
-    """What it prints; RuntimeError where it fails."""
+    """What it prints; `CountingError` where it fails."""
     try:
         done = subprocess.run(command, check=False, capture_output=True, text=True)
     except OSError as error:
-        raise RuntimeError(f"{shlex.join(command)} cannot run: {error}") from None
+        raise CountingError(f"{shlex.join(command)} cannot run: {error}") from None
     if done.returncode != 0:
-        raise RuntimeError(f"{shlex.join(command)} failed:\n{done.stderr}")
+        raise CountingError(f"{shlex.join(command)} failed:\n{done.stderr}")
     return done.stdout
 
 
@@ -241,19 +245,9 @@ def budget(units: ScalarUnits, dim: int = 128, cores: int = 8) -> Budget:
     )
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Prints the budget, and each operator's busiest core on 65,536 uniform lookups."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.npu_scalar", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    add_options(parser)
-    options = parser.parse_args(arguments)
+def _print_counts(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        try:
-            units = ScalarUnits(Path(folder), options.compiler, options.run)
-        except RuntimeError as error:
-            print(error, file=sys.stderr)
-            return 2
+        units = ScalarUnits(Path(folder), options.compiler, options.run)
         print(f"Scalar instructions, counted in code for {units.machine}, D = 128:")
         for name, value in budget(units)._asdict().items():
             print(f"  {name:<12}{value:8.1f}")
@@ -262,6 +256,20 @@ def main(arguments: Sequence[str]) -> int:
         for operator, kernels in units.count(slots, 100_000, 128).items():
             counts = ", ".join(f"{kernel} {max(cores):,}" for kernel, cores in kernels.items())
             print(f"  {operator:<30}{counts}")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints the budget, and each operator's busiest core on 65,536 uniform lookups."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.npu_scalar", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    add_options(parser)
+    options = parser.parse_args(arguments)
+    try:
+        _print_counts(options)
+    except CountingError as error:
+        print(error, file=sys.stderr)
+        return 2
     return 0
 
 

@@ -16,7 +16,8 @@ from rec_sdk_torch.tbe.record import RecordLayout
 from .ids import Distribution
 
 _ELEMENT_STATES = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 0, "adam": 2}
-_BAG = 8
+BAG = 8
+"""Lookups of a bag."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,8 @@ def _record_bytes(layout: RecordLayout) -> int:
 def lookups(batch: Batch, rows: int, dim: int, device: torch.device) -> Iterator[Call]:
     """Sequence and pooled lookups, and the gradient of sample weights; weights in fp32 and bf16."""
     n = len(batch.slots)
-    bags = n // _BAG
-    offsets = torch.arange(0, n + 1, _BAG, device=device)
+    bags = n // BAG
+    offsets = torch.arange(0, n + 1, BAG, device=device)
     columns = torch.zeros(1, dtype=torch.int64, device=device)
     mean = torch.zeros(1, dtype=torch.bool, device=device)
     for dtype in (torch.float32, torch.bfloat16):

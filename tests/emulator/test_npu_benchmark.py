@@ -56,3 +56,24 @@ def test_every_kernel_meets_the_targets(tmp_path: Path, capsys: pytest.CaptureFi
     }
     assert all(1 <= figure["bytes_over_least"] <= npu.TARGET_BYTES for figure in figures)
     assert all(0 <= figure["imbalance"] <= npu.TARGET_IMBALANCE for figure in figures)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--lookups", "7"], "--lookups is 7; pooled lookups need a bag of 8 at least"),
+        (["--dims", "0"], "0 is not allowed; at least 1 is"),
+        (["--distributions", "zipf"], "'zipf' is neither 'uniform' nor an exponent in"),
+        (["--json", "nowhere/npu.json"], "cannot write nowhere/npu.json"),
+        (["--compiler", "nocc"], "nocc -dumpmachine cannot run"),
+    ],
+)
+def test_wrong_options_end_with_a_sentence(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = npu.main(arguments)
+    except SystemExit as left:
+        status = left.code
+    assert status == 2
+    assert message in capsys.readouterr().err
