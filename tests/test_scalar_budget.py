@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.npu_scalar import MACHINES, Budget, ScalarUnits, budget, with_counters
+from benchmarks import npu_scalar
+from benchmarks.npu_scalar import MACHINES, Budget, CountingError, ScalarUnits, budget, with_counters
 
 BUDGETS = {
     "x86_64": Budget(lookup=12, pooled=22, moved_row=13, swapped_row=33, row=98, further=42, many=39),
@@ -99,13 +100,24 @@ def test_a_block_of_many_instructions_has_two_counters() -> None:
 
 
 def test_compilers_that_cannot_be_used_are_named(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="nocc -dumpmachine cannot run"):
+    with pytest.raises(CountingError, match="nocc -dumpmachine cannot run"):
         ScalarUnits(tmp_path, "nocc")
     other = tmp_path / "c++"
     other.write_text("#!/bin/sh\necho riscv64-linux-gnu\n")
     other.chmod(0o755)
-    with pytest.raises(RuntimeError, match="x86_64 or aarch64; this is riscv64-linux-gnu"):
+    with pytest.raises(CountingError, match="x86_64 or aarch64; this is riscv64-linux-gnu"):
         ScalarUnits(tmp_path, str(other))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["--compiler", "nocc"], "nocc -dumpmachine cannot run"), (["--run", "noqemu"], "slots 3072 128 8 cannot run")],
+)
+def test_what_cannot_count_ends_with_a_sentence(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert npu_scalar.main(arguments) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
