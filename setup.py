@@ -43,6 +43,8 @@ class Project:
         path = os.pathsep.join([cmake.CMAKE_BIN_DIR, ninja.BIN_DIR, os.environ.get("PATH", "")])
         environment = {**os.environ, "PATH": path}
         options = [f"-D{name}={value}" for name, value in self.options.items()]
+        if shutil.which("ccache"):
+            options += [f"-DCMAKE_{language}_COMPILER_LAUNCHER=ccache" for language in ("C", "CXX", "CUDA")]
         options += shlex.split(os.environ.get("CMAKE_ARGS", ""))
         configure = ["cmake", "-S", str(self.source), "-B", str(tree), "-G", "Ninja", *options]
         subprocess.run(configure, check=True, env=environment)

@@ -1,45 +1,99 @@
-"""Builds CMake projects, and runs those that are C++ unit tests."""
+"""Builds CMake projects, and runs those that are C++ unit tests.
+
+Builds are kept in build/tests, so that only what has changed is compiled again; processes that want the same one wait
+for each other. ccache is used where it is installed.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 TESTS = Path(__file__).resolve().parent
+BUILD = TESTS.parent / "build"
 
 _CUDA_FOLDERS = (os.environ.get("CUDA_HOME", "") + "/bin", os.environ.get("PATH", ""), "/usr/local/cuda/bin")
 NVCC = shutil.which("nvcc", path=os.pathsep.join(_CUDA_FOLDERS))
 """CUDA's compiler, found where setup.py looks for it; None if it is not there."""
 
+_ENGINE = BUILD / f"engine-{sys.implementation.cache_tag}"
+"""Where setup.py builds kernels and engine; `make build` brings them up to date."""
 
-def run_cpp_units(project: str, build: Path, *options: str, ctest: Sequence[str] = ("-j2",), **variables: str) -> None:
-    """Fails with the output of what failed.
 
-    Args:
-        project: folder in tests/ with a CMakeLists.txt.
-        build: where to build it.
-        options: of CMake, such as `-DREC_SDK_SANITIZE=ON`.
-        ctest: options of ctest.
-        variables: of the environment, beside what there is; nothing is preloaded.
+@dataclass(frozen=True)
+class Tree:
+    """A CMake project of tests, and the folder in build/tests where it is built.
+
+    Attributes:
+        name: of the folder; each set of options has its own.
+        source: the project's folder.
+        options: of CMake, such as `-DREC_SDK_SANITIZE=address`.
     """
-    result = build_cpp(TESTS / project, build, *options, **variables)
-    if result.returncode == 0:
-        result = _run(build, "ctest", "--output-on-failure", "--no-tests=error", *ctest, **variables)
-    assert result.returncode == 0, result.stdout + result.stderr
+
+    name: str
+    source: Path = TESTS
+    options: Sequence[str] = field(default_factory=tuple)
+
+    @property
+    def folder(self) -> Path:
+        """Where it is built."""
+        return BUILD / "tests" / self.name
+
+    def build(self, target: str = "all") -> None:
+        """Builds a target; fails with what CMake or the compiler says."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(self.folder.with_suffix(".lock")):
+            result = build_cpp(self.source, self.folder, *self.options, target=target)
+        assert result.returncode == 0, result.stdout + result.stderr
+
+    def run(self, part: str, config: pytest.Config, only: str = "", together: int = 2, **variables: str) -> None:
+        """Runs its tests; fails with the output of those that fail.
+
+        Args:
+            part: folder of the project whose tests run; "" for all.
+            config: says whether repetition is wanted, and which day's seeds.
+            only: regular expression for names of tests; by default all run.
+            together: tests that run at once.
+            variables: of the environment, beside what there is; nothing is preloaded.
+        """
+        variables["REC_SDK_TESTS_DAY"] = str(config.getoption("--day"))
+        if config.getoption("--full"):
+            variables["REC_SDK_TESTS_FULL"] = "1"
+        chosen = ["-R", only] if only else []
+        options = ["--output-on-failure", "--no-tests=error", f"-j{together}", *chosen]
+        result = _run(self.folder / part, "ctest", *options, **variables)
+        assert result.returncode == 0, result.stdout + result.stderr
+
+    def names(self, part: str) -> list[str]:
+        """The tests that ctest knows in a folder of the project, which is built."""
+        return re.findall(r"Test +#\d+: (\S+)", _run(self.folder / part, "ctest", "-N").stdout)
 
 
-def build_cpp(source: Path, build: Path, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """What CMake, or if it succeeds the compiler, says about the project in the folder `source`."""
+PLAIN = Tree("plain", options=[f"-DREC_SDK_ENGINE_TREE={_ENGINE}"] if _ENGINE.exists() else [])
+"""All that need no package."""
+
+
+def build_cpp(source: Path, build: Path, *options: str, target: str = "all") -> subprocess.CompletedProcess[str]:
+    """Builds the project in the folder `source`: the result of CMake, or if that succeeds, of the compiler."""
     build.mkdir(parents=True, exist_ok=True)
-    result = _run(build, "cmake", "-S", str(source), "-B", str(build), *options, **variables)
-    if result.returncode == 0:
-        result = _run(build, "cmake", "--build", str(build), "-j2", **variables)
-    return result
+    if not (build / "build.ninja").exists():
+        ninja = Path(pytest.importorskip("ninja").BIN_DIR) / "ninja"
+        configure = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}", *options]
+        if shutil.which("ccache"):
+            configure += [f"-DCMAKE_{language}_COMPILER_LAUNCHER=ccache" for language in ("C", "CXX", "CUDA")]
+        result = _run(build, "cmake", "-S", str(source), "-B", str(build), *configure)
+        if result.returncode != 0:
+            return result
+    return _run(build, "cmake", "--build", str(build), "-j2", "--target", target)
 
 
 def _run(folder: Path, program: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

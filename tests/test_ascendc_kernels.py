@@ -2,10 +2,31 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import re
 
-from cpp_units import run_cpp_units
+import pytest
+from cpp_units import PLAIN
+
+PART = "ascendc_kernels"
+UNITS = (
+    "ascendc_updates$",
+    "ascendc_updates_late$",
+    "ascendc_updates_random_1$",
+    "ascendc_update_costs$",
+    "ascendc_lookup",
+    "ascendc_(copies|row_copies|planes|optimizer_shapes|host_pass)",
+)
+"""Tests of ctest, in parts that take about as long."""
 
 
-def test_cpp_units(tmp_path: Path) -> None:
-    run_cpp_units("ascendc_kernels", tmp_path)
+@pytest.mark.parametrize("unit", UNITS)
+def test_cpp_units(pytestconfig: pytest.Config, unit: str) -> None:
+    PLAIN.build(f"{PART}/all")
+    PLAIN.run(PART, pytestconfig, only=unit)
+
+
+def test_every_unit_is_run() -> None:
+    PLAIN.build(f"{PART}/all")
+    names = PLAIN.names(PART)
+    assert len(names) > 10
+    assert [name for name in names if sum(bool(re.search(unit, name)) for unit in UNITS) != 1] == []

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import pytest
+from cpp_units import PLAIN
 
-from cpp_units import run_cpp_units
 
-
-def test_cpp_units(tmp_path: Path) -> None:
+def test_cpp_units(pytestconfig: pytest.Config) -> None:
+    PLAIN.build("ascendc/all")
     # One after the other: one of them prints times.
-    run_cpp_units("ascendc", tmp_path, ctest=())
+    PLAIN.run("ascendc", pytestconfig, together=1)

@@ -1,4 +1,7 @@
-"""Where nvcc is, with or without a GPU: every CUDA kernel compiles for A100 and H100, without a warning."""
+"""Where nvcc is, with or without a GPU: every CUDA kernel compiles for A100 and H100, without a warning.
+
+For one of them takes half as long as for both, which are left to the full suite.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from cpp_units import NVCC, TESTS, build_cpp
+from cpp_units import NVCC, TESTS, Tree, build_cpp
 
 ROOT = TESTS.parent
 OPERATORS = sorted(folder.parent.name for folder in (ROOT / "op_kernels").glob("*/cpu.cpp"))
@@ -41,13 +44,17 @@ def machine_code(object_file: Path) -> set[int]:
     return found
 
 
-def test_every_kernel_compiles() -> None:
-    build = ROOT / "build" / "cuda-compile-check"  # kept, as it takes long
-    result = build_cpp(ROOT / "op_kernels" / "cuda", build, STRICT)
-    assert result.returncode == 0, result.stdout + result.stderr
-    objects = {file.parent.name: file for file in build.glob("**/op_kernels/*/cuda.cu.o")}
+@pytest.mark.parametrize(
+    ("architectures", "expected"),
+    [(["-DCMAKE_CUDA_ARCHITECTURES=90"], {90}), pytest.param([], {80, 90}, marks=pytest.mark.full)],
+    ids=["H100", "both"],
+)
+def test_every_kernel_compiles(architectures: list[str], expected: set[int]) -> None:
+    tree = Tree(f"nvcc-{len(expected)}", ROOT / "op_kernels" / "cuda", [STRICT, *architectures])
+    tree.build()
+    objects = {file.parent.name: file for file in tree.folder.glob("**/op_kernels/*/cuda.cu.o")}
     assert sorted(objects) == OPERATORS
-    assert {name: machine_code(file) for name, file in objects.items()} == {name: {80, 90} for name in OPERATORS}
+    assert {name: machine_code(file) for name, file in objects.items()} == dict.fromkeys(OPERATORS, expected)
 
 
 def test_warnings_are_errors(tmp_path: Path) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import pytest
+from cpp_units import PLAIN, Tree
 
-from cpp_units import run_cpp_units
 
-
-def test_cpp_units(tmp_path: Path) -> None:
-    run_cpp_units("cuda_kernels", tmp_path)
+@pytest.mark.parametrize("part", ["cuda_updates_0", "cuda_updates_1", "cuda_[^u]"])
+def test_cpp_units(pytestconfig: pytest.Config, part: str) -> None:
+    tree = PLAIN
+    if pytestconfig.getoption("--full"):
+        tree = Tree("undefined", options=[*PLAIN.options, "-DREC_SDK_ALL_UNDEFINED=ON"])
+    tree.build("cuda_kernels/all")
+    tree.run("cuda_kernels", pytestconfig, only=part)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cpp_units import build_cpp
+from cpp_units import Tree
 
 import rec_sdk_torch
 
@@ -22,17 +22,16 @@ RUN = (
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    build = tmp_path_factory.mktemp("cuda_operators")
+def library() -> Path:
     package = Path(rec_sdk_torch.__file__).parent
-    options = (f"-DPython_EXECUTABLE={sys.executable}", f"-DREC_SDK_PACKAGE={package}")
-    result = build_cpp(TESTS / "cuda_operators", build, *options)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return build / "cuda_operators.so"
+    options = [f"-DPython_EXECUTABLE={sys.executable}", f"-DREC_SDK_PACKAGE={package}"]
+    tree = Tree("cuda_operators", TESTS / "cuda_operators", options)
+    tree.build()
+    return tree.folder / "cuda_operators.so"
 
 
 @pytest.mark.parametrize("tests", RUN, ids=lambda tests: tests[0])
-def test_passes(library: Path, tests: tuple[str, ...]) -> None:
+def test_passes(library: Path, pytestconfig: pytest.Config, tests: tuple[str, ...]) -> None:
     """What the CPU's operators pass, the CUDA ones must."""
     paths = [str(TESTS / "cuda_operators"), os.environ.get("PYTHONPATH", "")]
     environment = {
@@ -41,6 +40,8 @@ def test_passes(library: Path, tests: tuple[str, ...]) -> None:
         "CUDA_OPERATORS_LIBRARY": str(library),
     }
     folder, *options = tests
+    options += ["--day", str(pytestconfig.getoption("--day"))]
+    options += ["--full"] if pytestconfig.getoption("--full") else ["--scenarios", "15"]
     command = [sys.executable, "-m", "pytest", "-p", "cuda_operators_plugin", str(TESTS / folder), *options]
     result = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, cwd=TESTS.parent)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -3,27 +3,48 @@
 from __future__ import annotations
 
 import gc
-from pathlib import Path
+import re
 from typing import Any
 
 import numpy as np
 import pytest
-from cpp_units import run_cpp_units
+from cpp_units import PLAIN, TESTS, Tree
 from engine_calls import DIM, Planned, apply, engine, plan, records, run, swap, table
 
 from rec_sdk_torch import _engine
 
 
-@pytest.mark.parametrize("sanitize", ["", "address,undefined"])
-def test_cpp_units(tmp_path: Path, sanitize: str) -> None:
-    options = {"ASAN_OPTIONS": "detect_leaks=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
-    run_cpp_units("host", tmp_path, f"-DREC_SDK_SANITIZE={sanitize}", **options)
+@pytest.mark.full
+def test_cpp_units_as_installed(pytestconfig: pytest.Config) -> None:
+    """With the optimizations that users have, and more rounds than the sanitizers have the time for."""
+    PLAIN.build("host/all")
+    PLAIN.run("host", pytestconfig)
 
 
-def test_no_data_races(tmp_path: Path) -> None:
+def test_every_interleaving(pytestconfig: pytest.Config) -> None:
+    PLAIN.build("test_protocol")
+    PLAIN.run("host", pytestconfig, only="^protocol$")
+
+
+SLOW = "protocol"
+"""Compiles and runs for minutes under the address sanitizer."""
+
+
+def test_cpp_units(pytestconfig: pytest.Config) -> None:
+    every = re.findall(r"^set\(REC_SDK_TESTS (.*) CACHE", (TESTS / "host/CMakeLists.txt").read_text(), re.MULTILINE)[0]
+    tests = every.split() if pytestconfig.getoption("--full") else every.replace(SLOW, "").split()
+    options = ["-DREC_SDK_SANITIZE=address,undefined", f"-DREC_SDK_TESTS={';'.join(tests)}"]
+    tree = Tree(f"host-address-{len(tests)}", TESTS / "host", options)
+    tree.build()
+    tree.run("", pytestconfig, ASAN_OPTIONS="detect_leaks=1", UBSAN_OPTIONS="print_stacktrace=1")
+
+
+def test_no_data_races(pytestconfig: pytest.Config) -> None:
     tests = "planner;window;host_store;lifecycle;stress"
-    options = ("-DREC_SDK_SANITIZE=thread", f"-DREC_SDK_TESTS={tests}")
-    run_cpp_units("host", tmp_path, *options, REC_SDK_TEST_ROUNDS="30")
+    options = ["-DREC_SDK_SANITIZE=thread", f"-DREC_SDK_TESTS={tests}"]
+    tree = Tree("host-thread", TESTS / "host", options)
+    tree.build()
+    tree.run("", pytestconfig, REC_SDK_TEST_ROUNDS="30" if pytestconfig.getoption("--full") else "10")
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])

@@ -111,7 +111,7 @@ def test_compilers_that_cannot_be_used_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["--compiler", "nocc"], "nocc -dumpmachine cannot run"), (["--run", "noqemu"], "slots 3072 128 8 cannot run")],
+    [(["--compiler", "nocc"], "nocc -dumpmachine cannot run"), (["--run", "noqemu"], "--run: noqemu is no program")],
 )
 def test_what_cannot_count_ends_with_a_sentence(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]

@@ -6,7 +6,6 @@
 #include "tests/ascendc_kernels/costs.h"
 #include "tests/ascendc_kernels/update_batch.h"
 
-using ascendc_tests::AtOnce;
 using ascendc_tests::Batch;
 using ascendc_tests::kAllCores;
 using kernel_tests::Cache;
@@ -56,16 +55,10 @@ void check_costs(const std::string& title, int64_t least, const char* kernel) {
   CHECK(balance <= ascendc_tests::kMostImbalance);
 }
 
-struct Counted {
-  template <class Body>
-  void operator()(const char* name, int64_t blocks, const rec_sdk::emulator::Buffers& buffers,
-                  const Body& body) const {
-    ascendc_tests::run(name, blocks, buffers, body);
-  }
-};
-
 void check_optimizers(const Batch& batch, Random* random, const std::string& title) {
+  static Deal deal(5);
   for (const ascendc_tests::OptimizerCase& optimizer : ascendc_tests::kOptimizers) {
+    if (!deal.next()) continue;
     const DType dtype = DType::kFloat32;
     Cache cache(random, batch.slots, batch.dim, dtype, ascendc_tests::states_of(optimizer, batch.dim));
     const ascendc_tests::Tables tables(optimizer, batch.rows());
@@ -73,13 +66,13 @@ void check_optimizers(const Batch& batch, Random* random, const std::string& tit
         batch.segments(),           cache.bytes.data(), cache.layout, tables.offsets.data(), 4,
         tables.coefficients.data(), cache.slots};
     std::vector<uint8_t> workspace = ascendc_tests::workspace_for(batch);
-    rec_sdk::emulator::run_update_rows(Counted{}, a, optimizer.name, workspace.data(), kAllCores);
+    ascendc_tests::run_update_rows("", a, optimizer.name, workspace.data(), kAllCores);
     check_costs(title + " " + optimizer.name, least_bytes(batch, cache.layout.bytes), "update_rows");
   }
   std::vector<float> pending(static_cast<size_t>(batch.slots * 2 * batch.dim));
   const rec_sdk::AccumulateRows a{batch.segments(), pending.data(), batch.slots};
   std::vector<uint8_t> workspace = ascendc_tests::workspace_for(batch);
-  rec_sdk::emulator::run_accumulate_rows(Counted{}, a, workspace.data(), kAllCores);
+  ascendc_tests::run_accumulate_rows("", a, workspace.data(), kAllCores);
   check_costs(title + " accumulate", least_bytes(batch, batch.dim * 8), "accumulate_rows");
 }
 

@@ -13,16 +13,11 @@ using kernel_tests::OptimizerCase;
 using kernel_tests::states_of;
 using kernel_tests::Tables;
 
-// Runs a kernel at once on the emulated cores.
-struct AtOnce {
-  std::string title;
-
-  template <class Body>
-  void operator()(const char* name, int64_t blocks, const rec_sdk::emulator::Buffers& buffers,
-                  const Body& body) const {
-    run(title + ": " + name, blocks, buffers, body);
-  }
-};
+// The kernels at once on the emulated cores, compiled once for all tests. The title goes before their names.
+void run_update_rows(const std::string& title, const rec_sdk::UpdateRows& a, const char* optimizer,
+                     void* workspace, int64_t cores);
+void run_accumulate_rows(const std::string& title, const rec_sdk::AccumulateRows& a, void* workspace,
+                         int64_t cores);
 
 // What the kernels find there must not matter.
 inline std::vector<uint8_t> workspace_for(const Batch& batch) {
@@ -39,7 +34,7 @@ void check_update(const Batch& batch, const kernel_tests::Cache& cache, const Op
   for (const int64_t cores : core_counts) {
     std::vector<uint8_t> found = cache.bytes, workspace = workspace_for(batch);
     const rec_sdk::UpdateRows a = kernel_tests::update_arguments(batch, tables, cache, &found);
-    rec_sdk::emulator::run_update_rows(AtOnce{title}, a, optimizer.name, workspace.data(), cores);
+    run_update_rows(title, a, optimizer.name, workspace.data(), cores);
     check(title, cores, found, expected);
   }
   const bool rounds = cache.layout.weight_dtype != rec_sdk::DType::kFloat32;
@@ -55,7 +50,7 @@ inline void check_accumulate(const Batch& batch, kernel_tests::Random* random, c
     std::vector<float> found = before;
     std::vector<uint8_t> workspace = workspace_for(batch);
     const rec_sdk::AccumulateRows a{batch.segments(), found.data(), batch.slots};
-    rec_sdk::emulator::run_accumulate_rows(AtOnce{title}, a, workspace.data(), cores);
+    run_accumulate_rows(title, a, workspace.data(), cores);
     check_bits(title, cores, found, expected);
   }
 }

@@ -63,8 +63,8 @@ std::string title_of(const char* name, const UpdateBatch& batch, DType dtype, Sp
       std::string(cuda_tests::name_of(spacing)) + (batch.scale.empty() ? " " : " scaled ") + rows);
 }
 
-// Every optimizer with every format would take long: each batch has a third of the pairs, and the next one
-// others. Every second batch has states of 16 bits.
+// Every optimizer with every format would take long: each batch has a seventh of the pairs, or a third in
+// full tests, and the next one others. Every second batch has states of 16 bits.
 void check_batch(int64_t dim, const std::vector<int32_t>& lengths, const char* rows, bool scaled,
                  Spacing spacing, int64_t gradients = 1) {
   static int64_t turn = 0;
@@ -73,10 +73,11 @@ void check_batch(int64_t dim, const std::vector<int32_t>& lengths, const char* r
   UpdateBatch batch(&random, dim, lengths, scaled, spacing);
   if (gradients > 1) batch.split_gradient(&random, gradients);
   int64_t pair = turn;
+  const int64_t share = full_tests() ? 3 : 7;
   const States states = turn / 3 % 2 == 0 ? States::kFloats : States::kMixed;
   for (const OptimizerCase& optimizer : kernel_tests::kOptimizers) {
     for (const DType dtype : kernel_tests::kDTypes) {
-      if (++pair % 3 != 0) continue;
+      if (++pair % share != 0) continue;
       Cache cache(&random, batch.slots, dim, dtype, kernel_tests::states_of(optimizer, dim), states);
       kernel_tests::fill_padding(&cache);
       const std::string title = title_of(optimizer.name, batch, dtype, spacing, rows);
@@ -98,8 +99,10 @@ void check_special_values(bool scaled) {
   Random random(1);
   UpdateBatch batch(&random, 20, short_rows(200), scaled);
   kernel_tests::add_special_values(&random, &batch);
+  static Deal deal(5);
   for (const OptimizerCase& optimizer : kernel_tests::kOptimizers) {
     for (const DType dtype : kernel_tests::kDTypes) {
+      if (!deal.next()) continue;
       Cache cache(&random, batch.slots, batch.dim, dtype, kernel_tests::states_of(optimizer, batch.dim),
                   scaled ? States::kMixed : States::kFloats);
       kernel_tests::add_special_values(&random, &cache);

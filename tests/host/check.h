@@ -2,6 +2,28 @@
 #pragma once
 
 #include <cstdio>
+#include <cstdlib>
+
+// Whether repetition runs too: more rounds, every combination. `make test-full` sets the variable.
+inline bool full_tests() {
+  static const bool full = std::getenv("REC_SDK_TESTS_FULL") != nullptr;
+  return full;
+}
+
+// Deals out the combinations of a product, one of `share` in turn; in full tests, all. Where `share` has no
+// divisor in common with their number, further calls with the same product deal out the others. Which come
+// first depends on the day, so that a week of runs has more of them than one.
+class Deal {
+ public:
+  explicit Deal(int share) : share_(share) {
+    const char* const day = std::getenv("REC_SDK_TESTS_DAY");
+    count_ = day == nullptr ? 0 : std::atoi(day);
+  }
+  bool next() { return full_tests() || count_++ % share_ == 0; }
+
+ private:
+  int share_, count_;
+};
 
 inline int check_failures = 0;
 

@@ -362,7 +362,7 @@ constexpr int kRounds = 500;
 // Fewer under a sanitizer that is slow.
 int training_rounds() {
   const char* const rounds = std::getenv("REC_SDK_TEST_ROUNDS");
-  return rounds == nullptr ? kRounds : std::atoi(rounds);
+  return rounds != nullptr ? std::atoi(rounds) : full_tests() ? kRounds : kRounds / 4;
 }
 
 void train(bool pooled, bool mean, BoundsCheck bounds, uint64_t seed, bool defaults = false) {

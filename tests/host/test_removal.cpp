@@ -69,7 +69,8 @@ void removals_and_plans(uint64_t seed) {
   Loop loop(one_table(true, 16, 60), seed);
   int cancelled = 0, failed = 0, refused = 0;
   int64_t removed = 0;
-  for (int i = 0; i < 3000; ++i) {
+  const int rounds = full_tests() ? 3000 : 900;
+  for (int i = 0; i < rounds; ++i) {
     const std::vector<int64_t> ids = loop.random_ids(loop.random() % 22, 75);
     std::unique_ptr<Plan> plan;
     try {
@@ -110,7 +111,7 @@ void removals_and_plans(uint64_t seed) {
     if (loop.random() % 2 == 0) remove_some();
     loop.check();
   }
-  CHECK(cancelled > 300 && failed > 300 && removed > 1000 && refused > 100);
+  CHECK(cancelled > rounds / 10 && failed > rounds / 10 && removed > rounds / 3 && refused > rounds / 30);
 }
 
 void index_tables() {

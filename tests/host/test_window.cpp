@@ -190,11 +190,12 @@ class Accumulation {
 
 void windows() {
   Accumulation window(3);
-  for (int w = 0; w < 60; ++w) {
+  const int rounds = full_tests() ? 60 : 20;
+  for (int w = 0; w < rounds; ++w) {
     for (size_t step = window.random() % 30; step > 0; --step) window.backward();
     window.check_and_close();
   }
-  CHECK(window.moved_out > 300 && window.moved_in > 100 && window.waited > 50);
+  CHECK(window.moved_out > 5 * rounds && window.moved_in > rounds && window.waited > rounds / 2);
 }
 
 void refusals() {

@@ -22,7 +22,9 @@ inline int64_t eight_threads() { return 8; }
 
 // The test on one thread, and again on several however small the batches are.
 inline void with_and_without_threads(void (*test)()) {
+#ifndef __SANITIZE_THREAD__  // which has nothing to see there
   test();
+#endif
   set_parallel_runner(run_on_threads, eight_threads, 0);
   test();
   set_parallel_runner(nullptr, nullptr);

@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from cpp_units import run_cpp_units
+from cpp_units import TESTS, Tree
 
 
 def package(name: str) -> Path | None:
@@ -17,12 +17,16 @@ def package(name: str) -> Path | None:
 
 
 @pytest.mark.parametrize(
-    "sanitize", ["", "address,undefined", pytest.param("thread", marks=pytest.mark.slow)], ids=["plain", "asan", "tsan"]
+    "sanitize",
+    [pytest.param("", marks=pytest.mark.full), "address,undefined", pytest.param("thread", marks=pytest.mark.full)],
+    ids=["plain", "asan", "tsan"],
 )
-def test_cpp_units(tmp_path: Path, sanitize: str) -> None:
+def test_cpp_units(pytestconfig: pytest.Config, sanitize: str) -> None:
     torch, torch_npu = package("torch"), package("torch_npu")
     if torch_npu is None:
         pytest.skip("torch_npu is not installed")
     options = [f"-DREC_SDK_SANITIZE={sanitize}", f"-DREC_SDK_TORCH={torch}", f"-DREC_SDK_TORCH_NPU={torch_npu}"]
     options.append("-DCMAKE_COMPILE_WARNING_AS_ERROR=ON")
-    run_cpp_units("emulator/acl", tmp_path, *options, ctest=["--timeout", "120"])
+    tree = Tree(f"acl-{sanitize or 'plain'}".replace(",", "-"), TESTS / "emulator" / "acl", options)
+    tree.build()
+    tree.run("", pytestconfig)
