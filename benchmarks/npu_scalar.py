@@ -18,6 +18,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -147,7 +148,8 @@ class ScalarUnits:
     """The kernels of every operator, compiled to count."""
 
     def __init__(self, folder: Path, compiler: str | None = None, run: str = "") -> None:
-        """Compiles into `folder`; `CountingError` where that fails, or the compiler is for no machine of `MACHINES`.
+        """Compiles into `folder`; `CountingError` where that fails, the compiler is for no machine of `MACHINES`, or
+        there is no program `run`: known before the compiler is busy for most of a minute.
 
         Args:
             folder: exists.
@@ -157,8 +159,11 @@ class ScalarUnits:
         command = shlex.split(compiler or os.environ.get("CXX", "c++"))
         self.machine = _machine_of(command)
         machine = MACHINES[self.machine]
+        runner = shlex.split(run)
+        if runner and shutil.which(runner[0]) is None:
+            raise CountingError(f"--run: {runner[0]} is no program that can run")
         self._folder = folder
-        self._program = [*shlex.split(run), str(folder / "scalar_unit")]
+        self._program = [*runner, str(folder / "scalar_unit")]
         text, counted = folder / "kernels.s", folder / "counted.s"
         flags = [*_FLAGS, *machine.flags, f"-I{_SOURCES}", f"-I{ROOT}"]
         if self.machine == "x86_64" and "clang" not in _run([*command, "--version"]):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import os
 from collections.abc import Iterator
+from datetime import date
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
+from rooms import NEEDS_FULL, Times
 
 from rec_sdk_torch import emulate
 from rec_sdk_torch.backends.devices import backend_for, parse_device
@@ -19,19 +21,22 @@ HERE = Path(__file__).parent
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cpu", help="device of the operator and module tests (default: cpu)")
-    parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
+    parser.addoption("--full", action="store_true", help="also run what is repetition, or takes minutes")
+    parser.addoption("--scenarios", type=int, help="random scenarios of each oracle test (default: its own number)")
+    parser.addoption("--day", type=int, default=date.today().toordinal(), help="seeds of that day (default: today's)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ["PYTHONFAULTHANDLER"] = "1"  # of ranks: one that is aborted says where
-    config.addinivalue_line("markers", "slow: takes many seconds or much memory; runs with --slow")
+    config.addinivalue_line("markers", "full: repetition, many seconds or much memory; runs with --full")
+    config.pluginmanager.register(Times(), "times")
     config.addinivalue_line("markers", "contents: bad contents of index tensors, which only the CPU looks for")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     skips = {}
-    if not config.getoption("--slow"):
-        skips["slow"] = "slow: needs --slow"
+    if not config.getoption("--full"):
+        skips["full"] = NEEDS_FULL
     if config.getoption("--device") != "cpu":
         skips["contents"] = "contents are checked on the CPU only; elsewhere they would have to be read back"
     for item in items:
@@ -87,7 +92,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         backend_for(device)  # a device that torch knows and this package does not
     except (ImportError, NotImplementedError, RuntimeError, ValueError) as error:
         raise pytest.UsageError(f"--device: {error}") from error
-    reporter.write_line(f"device: {describe(device)}, torch {torch.__version__}")
+    day = session.config.getoption("--day")
+    reporter.write_line(f"device: {describe(device)}, torch {torch.__version__}, seeds of --day {day}")
 
 
 def describe(device: torch.device) -> str:

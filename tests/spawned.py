@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.multiprocessing as mp
+import warm
 
 from rec_sdk_torch.backends.devices import parse_device
 
@@ -20,7 +21,8 @@ def run_ranks(function: Callable[..., None], device: torch.device, folder: Path,
     """`function(rank, device, *args)` on two ranks, on devices of their own. Skips the test where there is only one."""
     if device.type != "cpu" and torch.get_device_module(device).device_count() < 2:
         pytest.skip("two ranks need two devices")
-    mp.spawn(_run, (function, device.type, str(folder / "store"), args), nprocs=2)
+    given = (function, device.type, str(folder / "store"), args)
+    mp.start_processes(_run, given, nprocs=2, start_method=warm.CONTEXT.get_start_method())
 
 
 def _run(rank: int, function: Callable[..., None], kind: str, store: str, args: tuple[Any, ...]) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import multiprocessing
 import os
 import random
+import re
 import resource
 import signal
 import threading
@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+import warm
 from tables import contents, make, train
 from test_deltas import loaded, save
 from test_saver import same
@@ -40,16 +41,35 @@ class FailAt:
             raise OSError(errno.EIO, f"planted at {call}", str(path))
 
 
+def numbers_of(calls: list[tuple[str, str]], full: bool, day: int) -> list[int]:
+    """The calls that are to fail, and one more: all of them, or one of each kind, every day another."""
+    if full:
+        return list(range(1, len(calls) + 2))
+    kinds: dict[tuple[str, str], list[int]] = {}
+    for number, (call, name) in enumerate(calls, start=1):
+        kinds.setdefault((call, re.match(r"\.?[a-z]*", name)[0]), []).append(number)  # type: ignore[index]
+    return [*sorted(numbers[day % len(numbers)] for numbers in kinds.values()), len(calls) + 1]
+
+
 @pytest.mark.parametrize("only", [True, False], ids=["one call", "all after"])
 @pytest.mark.parametrize("incremental", [False, True])
-def test_every_call_fails_once(incremental: bool, only: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_call_fails_once(
+    incremental: bool, only: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """Beyond the full suite: one call of every kind."""
     source = make()
     train(source, range(3))
     save(source, tmp_path)
-    number = 0
-    while True:
-        number += 1
-        before = contents(loaded(tmp_path))
+    train(source, range(3, 4))
+    calls: list[tuple[str, str]] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "before", lambda call, path: calls.append((call, path.name)))
+        rst.Saver().save(source, tmp_path, incremental=incremental)
+    assert len(calls) > 20
+    before = contents(loaded(tmp_path))
+    assert before == contents(source)
+    failures = []
+    for number in numbers_of(calls, *map(request.config.getoption, ("--full", "--day"))):
         train(source, range(3 + number, 4 + number))
         plan = FailAt(number, only)
         with monkeypatch.context() as patch:
@@ -60,13 +80,13 @@ def test_every_call_fails_once(incremental: bool, only: bool, tmp_path: Path, mo
             except OSError as error:
                 failed = error.errno == errno.EIO
         assert failed == bool(plan.failed)
+        failures.append(failed)
         # a sync of the folder that fails after the rename leaves a complete save that nobody was promised
         found = contents(loaded(tmp_path))
         now = contents(source)
         assert found == now if not failed else found in (before, now)
-        if not failed:
-            break
-    assert number > 20
+        before = found
+    assert failures == [True] * (len(failures) - 1) + [False]
     save(source, tmp_path)
     same(contents(loaded(tmp_path)), contents(source))
     assert not list(tmp_path.glob(f"{UNFINISHED}*"))
@@ -86,17 +106,21 @@ def keep_saving(path: str, incremental: bool, out: Any) -> None:
 
 
 @pytest.mark.parametrize("incremental", [False, True])
-def test_killed_at_random_points(incremental: bool, tmp_path: Path) -> None:
-    """At 25 points of each kind: every save that was reported is there, or a later one, bit by bit."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "rec_sdk_torch.tbe", "rec_sdk_torch.checkpoint.saver"])
+def test_killed_at_random_points(incremental: bool, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Every save that was reported is there, or a later one, bit by bit; at 25 points, in the fast suite at 5.
+
+    More than a fifth of them have to be while it writes. Five may be too few for that, so there are more until it is.
+    """
+    enough = 25 if request.config.getoption("--full") else 5
     source = make()
     train(source, range(1))
     save(source, tmp_path)
-    states, chance, broken_off = {1: contents(source)}, random.Random(5), 0
-    for _ in range(25):
-        here, there = context.Pipe(duplex=False)
-        child = context.Process(target=keep_saving, args=(str(tmp_path), incremental, there), daemon=True)
+    states, chance = {1: contents(source)}, random.Random(request.config.getoption("--day"))
+    points = broken_off = 0
+    while points < enough or (points < 25 and broken_off <= enough // 5):
+        points += 1
+        here, there = warm.CONTEXT.Pipe(duplex=False)
+        child = warm.CONTEXT.Process(target=keep_saving, args=(str(tmp_path), incremental, there), daemon=True)
         child.start()
         there.close()
         reported, saves = 0, chance.randrange(3)
@@ -122,12 +146,16 @@ def test_killed_at_random_points(incremental: bool, tmp_path: Path) -> None:
             train(source, range(at, at + 1))
             states[at + 1] = contents(source)
         same(contents(target), states[step])
-    assert broken_off > 5, "too few were killed while they wrote"
+    assert broken_off > enough // 5, "too few were killed while they wrote"
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut"])
-def test_damaged_files(damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """200 flips over all files of a chain, and each file cut: an error that names the file; the model stays.
+def test_damaged_files(
+    damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> None:
+    """A bit of each file of a chain flipped, or each file cut: an error that names the file; the model stays.
+
+    In the full suite, 200 flips.
 
     Loads do not read indexes, which are derived from the others; `verify` does.
     """
@@ -139,10 +167,11 @@ def test_damaged_files(damage: str, tmp_path: Path, capsys: pytest.CaptureFixtur
     train(target, range(70, 72))
     before = contents(target)
     found = sorted(each for each in tmp_path.rglob("*") if each.is_file())
-    chance = random.Random(3)
-    cases: list[tuple[Path, int]] = [(chance.choice(found), chance.randrange(1 << 30)) for _ in range(200)]
-    if damage == "cut":
-        cases = [(file, chance.randrange(1 << 30)) for file in found]
+    chance = random.Random(request.config.getoption("--day"))
+    damaged = list(found)
+    if damage == "flip" and request.config.getoption("--full"):
+        damaged += chance.choices(found, k=200 - len(found))
+    cases = [(file, chance.randrange(1 << 30)) for file in damaged]
     for file, place in cases:
         raw = file.read_bytes()
         at = place % len(raw)
@@ -232,9 +261,8 @@ def _job(path: Path, seed: int, saves: int, outcomes: Any) -> None:
 
 def test_two_processes_at_one_path(tmp_path: Path) -> None:
     """As two jobs that were given one folder by mistake."""
-    context = multiprocessing.get_context("spawn")
-    outcomes = context.Queue()
-    jobs = [context.Process(target=_job, args=(tmp_path, seed, 12, outcomes)) for seed in (1, 2)]
+    outcomes = warm.CONTEXT.Queue()
+    jobs = [warm.CONTEXT.Process(target=_job, args=(tmp_path, seed, 12, outcomes)) for seed in (1, 2)]
     for job in jobs:
         job.start()
     found = [outcomes.get(timeout=120) for _ in range(24)]

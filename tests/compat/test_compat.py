@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import warm
 
 pytest.importorskip("torchrec")
 
@@ -19,9 +20,9 @@ ROOT = HERE.parents[1]
 
 
 def under_compat(*arguments: Any, cwd: Path = HERE) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rec_sdk_torch.compat", *map(str, arguments)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    """In a process that has imported torch, TorchRec and the collections, but not compat."""
+    command = ("-m", "rec_sdk_torch.compat", *map(str, arguments))
+    return warm.python(*command, folder=cwd, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
 
 
 def test_what_holds_under_compat() -> None:
@@ -71,7 +72,10 @@ def test_the_program_sees_its_own_arguments(tmp_path: Path) -> None:
     beside.write_text("VALUE = 7\n")
     script = tmp_path / "script.py"
     script.write_text("import sys, beside, hybrid_torchrec\nprint(__name__, sys.argv[1:], beside.VALUE)\nsys.exit(3)\n")
-    finished = under_compat(script, "-m", "--x", cwd=ROOT)
+    # A fresh interpreter: compat comes before torch and TorchRec.
+    command = [sys.executable, "-m", "rec_sdk_torch.compat", str(script), "-m", "--x"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    finished = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert (finished.returncode, finished.stdout) == (3, "__main__ ['-m', '--x'] 7\n"), finished.stderr
 
 
@@ -84,3 +88,19 @@ def test_wrong_usage(arguments: list[str], message: str) -> None:
     assert finished.returncode == 2
     assert message in finished.stderr
     assert "Traceback" not in finished.stderr
+
+
+def python(program: str, path: Path) -> subprocess.CompletedProcess[str]:
+    """With `path` among the folders of modules."""
+    return warm.python("-c", program, PYTHONPATH=f"{ROOT}{os.pathsep}{path}")
+
+
+def test_an_installed_package_is_left_alone_aloud(tmp_path: Path) -> None:
+    (tmp_path / "hybrid_torchrec").mkdir()
+    (tmp_path / "hybrid_torchrec" / "__init__.py").write_text("HashEmbeddingBagCollection = 1\n")
+    shadowed = python("import rec_sdk_torch.compat, hybrid_torchrec; print(hybrid_torchrec.__spec__.origin)", tmp_path)
+    assert shadowed.stdout == "rec_sdk_torch.compat\n", shadowed.stderr
+    assert f"hybrid_torchrec is installed ({tmp_path}" in shadowed.stderr
+    late = python("import hybrid_torchrec, rec_sdk_torch.compat", tmp_path)
+    assert late.returncode == 1
+    assert f"ImportError: hybrid_torchrec was imported from {tmp_path}" in late.stderr

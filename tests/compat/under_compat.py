@@ -6,8 +6,6 @@ import importlib
 import importlib.util
 import inspect
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -220,24 +218,3 @@ def test_check_path(tmp_path: Path) -> None:
         check_path(file)
     with pytest.raises(TypeError, match=r"\['nothing'\]"):
         check_path(str(file), nothing=1)
-
-
-# ---------------------------------------------------------------- installation
-
-
-def python(program: str, path: Path) -> subprocess.CompletedProcess[str]:
-    """In the root of the repository, with `path` among the folders of modules."""
-    root = Path(rst.__file__).parents[1]
-    environment = os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{path}"}
-    return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
-
-
-def test_an_installed_package_is_left_alone_aloud(tmp_path: Path) -> None:
-    (tmp_path / "hybrid_torchrec").mkdir()
-    (tmp_path / "hybrid_torchrec" / "__init__.py").write_text("HashEmbeddingBagCollection = 1\n")
-    shadowed = python("import rec_sdk_torch.compat, hybrid_torchrec; print(hybrid_torchrec.__spec__.origin)", tmp_path)
-    assert shadowed.stdout == "rec_sdk_torch.compat\n", shadowed.stderr
-    assert f"hybrid_torchrec is installed ({tmp_path}" in shadowed.stderr
-    late = python("import hybrid_torchrec, rec_sdk_torch.compat", tmp_path)
-    assert late.returncode == 1
-    assert f"ImportError: hybrid_torchrec was imported from {tmp_path}" in late.stderr

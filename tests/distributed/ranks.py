@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.multiprocessing as mp
+import warm
 
 TIMEOUT = 90
 """Seconds for one task; then the processes are killed."""
@@ -67,13 +67,12 @@ class Ranks:
         with socket.socket() as free:
             free.bind(("localhost", 0))
             port = free.getsockname()[1]
-        context = mp.get_context("spawn")
         here = Path(__file__).parent
         paths = [str(here), str(here.parent)]
         self._pipes, self._processes = [], []
         for rank in range(world_size):
-            ours, theirs = context.Pipe()
-            process = context.Process(
+            ours, theirs = warm.CONTEXT.Pipe()
+            process = warm.CONTEXT.Process(
                 target=_serve, args=(rank, world_size, port, kind, timeout, paths, theirs), daemon=True
             )
             process.start()
@@ -106,7 +105,10 @@ class Ranks:
             fine, result = self._pipes[rank].recv()
             assert fine, result
             results.append(result)
-        dead = [process.exitcode for rank, process in enumerate(self._processes) if rank not in survivors]
+        dead = []
+        for rank in set(range(len(self._processes))) - set(survivors):
+            self._processes[rank].join(TIMEOUT)  # its sockets close, which survivors see, before it has an exit code
+            dead.append(self._processes[rank].exitcode)
         assert all(code is not None and code < 0 for code in dead), f"exit codes {dead}"
         return results
 
@@ -115,9 +117,11 @@ class Ranks:
         return all(process.is_alive() for process in self._processes)
 
     def kill(self) -> None:
-        """Ends the processes, whatever they are at."""
+        """Ends the processes, whatever they are at. None is alive when this returns."""
         for process in self._processes:
             process.kill()
+        for process in self._processes:
+            process.join()
 
     def close(self) -> None:
         """Lets the processes end."""

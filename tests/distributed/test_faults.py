@@ -56,12 +56,12 @@ def die_at(rank: int, world_size: int, stage: str) -> str:
     return "nothing was raised"
 
 
-SLOW = pytest.mark.slow
+FULL = pytest.mark.full
 
 
 @pytest.mark.parametrize(
     "stage",
-    [pytest.param("send_counts", marks=SLOW), "send_each", pytest.param("send_status", marks=SLOW), "backward"],
+    [pytest.param("send_counts", marks=FULL), "send_each", pytest.param("send_status", marks=FULL), "backward"],
 )
 def test_a_rank_that_dies(doomed: Ranks, device: torch.device, stage: str) -> None:
     message = doomed.run_survivors(die_at, stage, survivors=[0])[0]
@@ -130,8 +130,8 @@ def uneven_in_torchrecs_pipeline(rank: int, world_size: int, collections: int, c
     raise AssertionError
 
 
-@pytest.mark.parametrize("collections", [1, pytest.param(2, marks=SLOW)])
-@pytest.mark.parametrize("counts", [(6, 4), pytest.param((4, 6), marks=SLOW)])
+@pytest.mark.parametrize("collections", [1, pytest.param(2, marks=FULL)])
+@pytest.mark.parametrize("counts", [(6, 4), pytest.param((4, 6), marks=FULL)])
 def test_data_that_ends_early_in_torchrecs_pipeline(doomed: Ranks, counts: tuple[int, int], collections: int) -> None:
     """It asks for a batch's ids one step ahead, so the last batch that all ranks have is not trained either."""
     for steps, message in doomed.run(uneven_in_torchrecs_pipeline, collections, counts):

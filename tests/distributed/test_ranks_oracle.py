@@ -90,8 +90,19 @@ def draw_rules(rng: np.random.Generator, whole: bool) -> dict[str, Any]:
     return {"rules": rules | {"policy_type": rst.AdmitAndEvictPolicyType.POLICY_SHOWCLICK, "showclick_params": params}}
 
 
+SEEDS = 110
+FAST = 5
+"""Seeds of a run that is not full, every day the next."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "seed" in metafunc.fixturenames:
+        full, day = (metafunc.config.getoption(name) for name in ("--full", "--day"))
+        seeds = range(SEEDS) if full else [(FAST * day + i) % SEEDS for i in range(FAST)]
+        metafunc.parametrize("seed", seeds)
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(s, marks=pytest.mark.slow) for s in range(6, 110))])
 def test_ranks_are_one_process(ranks_of: Callable[[int], Ranks], seed: int, world_size: int) -> None:
     rng = np.random.default_rng([world_size, seed])
     scenario = draw(rng, world_size)

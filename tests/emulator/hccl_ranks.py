@@ -1,9 +1,8 @@
-"""Ranks that call libhccl.so directly, each in a process of its own and without torch: they start quickly."""
+"""Ranks that call libhccl.so directly, each in a process of its own and without torch."""
 
 from __future__ import annotations
 
 import ctypes
-import multiprocessing
 import os
 import traceback
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
+import warm
 
 ROOT_INFO_BYTES = 4108
 TO_DEVICE, TO_HOST = 1, 2
@@ -106,8 +106,15 @@ def new_root() -> bytes:
 
 
 def _work(
-    function: Callable[..., Any], rank: int, ranks: int, root: bytes, arguments: tuple[Any, ...], out: Connection
+    function: Callable[..., Any],
+    rank: int,
+    ranks: int,
+    root: bytes,
+    arguments: tuple[Any, ...],
+    environment: dict[str, str],
+    out: Connection,
 ) -> None:
+    os.environ.update(environment)
     try:
         member = Rank(rank, ranks, root)
         result = function(member, *arguments)
@@ -121,22 +128,16 @@ def run(
     function: Callable[..., Any], ranks: int, *arguments: Any, environment: dict[str, str] | None = None
 ) -> list[Any]:
     """What function(rank, *arguments) returned on each rank; a traceback where it raised, None where it died."""
-    context = multiprocessing.get_context("spawn")
     root = new_root()
     processes, ends = [], []
-    saved = dict(os.environ)
-    os.environ.update(environment or {})
-    try:
-        for rank in range(ranks):
-            receive, send = context.Pipe(duplex=False)
-            process = context.Process(target=_work, args=(function, rank, ranks, root, arguments, send), daemon=True)
-            process.start()
-            send.close()
-            processes.append(process)
-            ends.append(receive)
-    finally:
-        os.environ.clear()
-        os.environ.update(saved)
+    for rank in range(ranks):
+        receive, send = warm.CONTEXT.Pipe(duplex=False)
+        work = (function, rank, ranks, root, arguments, environment or {}, send)
+        process = warm.CONTEXT.Process(target=_work, args=work, daemon=True)
+        process.start()
+        send.close()
+        processes.append(process)
+        ends.append(receive)
     results = []
     for end in ends:
         try:

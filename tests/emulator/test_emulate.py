@@ -40,19 +40,49 @@ def script(tmp_path: Path) -> Path:
 # ---------------------------------------------------------------- programs
 
 
-def test_an_unmodified_program(script: Path) -> None:
+PROGRAM = """
+import sys, os, torch, torch.multiprocessing as mp, neighbour
+from rec_sdk_torch import emulate
+def work(rank):
+    torch.npu.set_device(2)
+    print("child", rank, torch.ones(2, device="npu").sum())
+if __name__ == "__main__":
+    x = torch.full((3,), float(neighbour.VALUE), device="npu")
+    print("program", sys.argv[1:], (x + 1).sum().item(), emulate.active())
+    print("devices", torch.npu.device_count(), torch.npu.mem_get_info()[1] >> 20, os.environ["REC_SDK_EMULATED_SOC"])
+    try:
+        torch.empty(200 << 20, device="npu")
+    except torch.OutOfMemoryError:
+        print("out of memory")
+    mp.spawn(work, nprocs=1)
+    sys.exit(3)
+"""
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
+    """One that all of it is asked of, since each import of torch takes seconds."""
+    folder = tmp_path_factory.mktemp("program")
+    (folder / "neighbour.py").write_text("VALUE = 20\n")
+    (folder / "script.py").write_text(PROGRAM)
+    options = ("--devices", "3", "--memory", "128M", "--soc", "Ascend910B3")
+    return run(*options, folder / "script.py", "--devices", "a b", "-m")
+
+
+def test_an_unmodified_program(program: subprocess.CompletedProcess[str]) -> None:
     """`import torch` alone loads torch_npu; arguments, exit code, sys.argv and sys.path are the program's own."""
-    (script.parent / "neighbour.py").write_text("VALUE = 20\n")
-    script.write_text(
-        "import sys, torch, neighbour\n"
-        "from rec_sdk_torch import emulate\n"
-        "x = torch.full((3,), float(neighbour.VALUE), device='npu')\n"
-        "print(sys.argv[1:], (x + 1).sum().item(), emulate.active())\n"
-        "sys.exit(3)\n"
-    )
-    finished = run(script, "--devices", "a b", "-m")
-    assert finished.stdout.splitlines()[-1] == "['--devices', 'a b', '-m'] 63.0 True", finished.stderr
-    assert finished.returncode == 3
+    assert "program ['--devices', 'a b', '-m'] 63.0 True" in program.stdout.splitlines(), program.stderr
+    assert program.returncode == 3
+
+
+def test_options_set_up_the_devices(program: subprocess.CompletedProcess[str]) -> None:
+    lines = program.stdout.splitlines()
+    assert "devices 3 128 Ascend910B3" in lines, program.stderr
+    assert "out of memory" in lines
+
+
+def test_child_processes(program: subprocess.CompletedProcess[str]) -> None:
+    assert "child 0 tensor(2., device='npu:2')" in program.stdout.splitlines(), program.stderr
 
 
 def test_a_program_that_imports_torch_npu_itself(script: Path) -> None:
@@ -74,19 +104,6 @@ def test_other_spellings_of_the_command(flags: tuple[str, ...]) -> None:
     assert finished.stdout.startswith("ran"), finished.stderr
 
 
-def test_child_processes(script: Path) -> None:
-    script.write_text(
-        "import torch, torch.multiprocessing as mp\n"
-        "def work(rank):\n"
-        "    torch.npu.set_device(rank)\n"
-        "    print(rank, torch.ones(2, device='npu').sum().item(), flush=True)\n"
-        "if __name__ == '__main__':\n"
-        "    mp.spawn(work, nprocs=2)\n"
-    )
-    finished = run(script)
-    assert {"0 2.0", "1 2.0"} <= set(finished.stdout.splitlines()), finished.stderr
-
-
 def test_torchrun(script: Path) -> None:
     script.write_text(
         "import os, torch, torch.distributed as dist\n"
@@ -100,19 +117,6 @@ def test_torchrun(script: Path) -> None:
     )
     finished = run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script)
     assert finished.stdout.count("sum [3.0, 3.0]") == 2, finished.stderr
-
-
-def test_options_set_up_the_devices(script: Path) -> None:
-    script.write_text(
-        "import os, torch\n"
-        "print(torch.npu.device_count(), torch.npu.mem_get_info()[1] >> 20, os.environ['REC_SDK_EMULATED_SOC'])\n"
-        "try:\n"
-        "    torch.empty(200 << 20, device='npu')\n"
-        "except torch.OutOfMemoryError:\n"
-        "    print('out of memory')\n"
-    )
-    finished = run("--devices", "3", "--memory", "128M", "--soc", "Ascend910B3", script)
-    assert finished.stdout.splitlines()[-2:] == ["3 128 Ascend910B3", "out of memory"], finished.stderr
 
 
 def test_the_library_path_alone_is_enough(script: Path) -> None:

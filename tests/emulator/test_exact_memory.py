@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import warm
 
 # torch_npu's allocator gives pieces of large blocks, in which a kernel may stray unnoticed.
 PROGRAM = """
 import torch
+import warm
 from rec_sdk_torch.backends.devices import parse_device
 from rec_sdk_torch.tbe.optimizer import COEFFICIENTS
 rows, lookups, dim = 20, 5000, 8
@@ -32,8 +31,5 @@ print("same")
 
 
 def test_updates_stay_inside_their_workspace() -> None:
-    environment = os.environ | {"PYTORCH_NO_NPU_MEMORY_CACHING": "1"}
-    finished = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+    finished = warm.python("-c", PROGRAM, PYTORCH_NO_NPU_MEMORY_CACHING="1")
     assert finished.stdout.splitlines()[-1:] == ["same"], finished.stderr

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import socket
-import subprocess
-import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -17,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+import warm
 from torch import Tensor, nn
 
 RANKS = 2
@@ -220,9 +219,9 @@ def work(rank: int, port: int, results: Any) -> None:
 @pytest.fixture(scope="module")
 def outcomes() -> dict[tuple[str, int], str]:
     """What went wrong in each check on each rank; both ranks run all of them, since starting one takes seconds."""
-    context = mp.get_context("spawn")
-    results = context.Queue()
-    spawned = mp.spawn(work, (free_port(), results), nprocs=RANKS, join=False)
+    results = warm.CONTEXT.Queue()
+    start_method = warm.CONTEXT.get_start_method()
+    spawned = mp.start_processes(work, (free_port(), results), nprocs=RANKS, join=False, start_method=start_method)
     outcomes: dict[tuple[str, int], str] = {}
     deadline = time.monotonic() + 200
     try:
@@ -261,17 +260,10 @@ except RuntimeError as error:
 """
 
 
-def test_a_mismatch_under_torchrun_is_an_error_in_python(tmp_path: Path) -> None:
+def test_a_mismatch_is_an_error_in_python(tmp_path: Path) -> None:
     script = tmp_path / "mismatch.py"
     script.write_text(MISMATCH)
-    finished = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", str(script)],
-        env=os.environ | {"HCCL_EXEC_TIMEOUT": "5"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    finished = warm.torchrun(RANKS, script, HCCL_EXEC_TIMEOUT="5")
     output = finished.stdout + finished.stderr
     assert re.search(r"raised .*all_reduce \(collective \d+\) on rank .*number of elements is", output, re.DOTALL), (
         output

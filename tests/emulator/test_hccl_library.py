@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import warm
 from hccl_ranks import MAX, MIN, PROD, RECV, SEND, SUM, TYPES, Rank, SendRecvItem, new_root, run
 
 SHARED = Path("/dev/shm")
@@ -288,14 +289,8 @@ def test_a_mistake_is_an_error_that_names_ranks_and_operation(mistake: str) -> N
 
 def test_a_rank_that_never_comes() -> None:
     program = "import sys, base64, hccl_ranks; hccl_ranks.Rank(0, 2, base64.b64decode(sys.argv[1]))"
-    finished = subprocess.run(
-        [sys.executable, "-c", program, base64.b64encode(new_root()).decode()],
-        env=os.environ | {"HCCL_CONNECT_TIMEOUT": "1", "PYTHONPATH": str(Path(__file__).parent)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    root = base64.b64encode(new_root()).decode()
+    finished = warm.python("-c", program, root, HCCL_CONNECT_TIMEOUT="1", PYTHONPATH=os.pathsep.join(sys.path))
     assert finished.returncode != 0
     assert "rank 0 of 2 waited 1 s for rank(s) 1 to join (HCCL_CONNECT_TIMEOUT)" in finished.stderr
 

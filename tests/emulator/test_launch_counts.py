@@ -3,14 +3,12 @@ chip, whatever it does. docs/npu.md has these numbers."""
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
+import warm
 
 _EVENTS = ("record of an event", "wait for an event")
 
@@ -18,13 +16,8 @@ _EVENTS = ("record of an event", "wait for an event")
 def last_step(lookups: int, hot: int, pooling: str) -> Counter[str]:
     """What the streams do in a step that swaps rows both ways; `hot` of its lookups are of one row."""
     script = Path(__file__).with_name("steps.py")
-    done = subprocess.run(
-        [sys.executable, "-m", "rec_sdk_torch.emulate", str(script), str(lookups), str(hot), pooling],
-        env={**os.environ, "REC_SDK_EMULATED_TRACE": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = warm.python(script, str(lookups), str(hot), pooling, REC_SDK_EMULATED_TRACE="1")
+    assert done.returncode == 0, done.stderr
     trace = done.stderr.split("\nstep\n")[-1].partition("\nend of step\n")[0]
     tasks = re.findall(r"^NPU emulator: stream \d+: (.*)$", trace, re.MULTILINE)
     return Counter(task for task in tasks if task not in _EVENTS)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import launch_failures
 import pytest
 import torch
 import torch_npu
+import warm
 
 from benchmarks.npu_model import EmulatedCounters
 from rec_sdk_torch import emulate
@@ -29,9 +27,9 @@ def test_a_launch_that_fails_raises_and_nothing_follows_it(
     operator: str, launched: int, kernels: list[str], queue: str
 ) -> None:
     script = Path(launch_failures.__file__)
-    command = [sys.executable, "-m", "rec_sdk_torch.emulate", str(script), operator, str(launched)]
-    environment = {**os.environ, "TASK_QUEUE_ENABLE": queue}
-    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    done = warm.python(script, operator, str(launched), TASK_QUEUE_ENABLE=queue)
+    assert done.returncode == 0, done.stderr
+    printed = done.stdout
     assert f"{kernels[-1]}" in printed, "names the operator"
     assert f"kernel '{kernels[launched]}' was not launched" in printed
     ran = json.loads(printed.partition("ran: ")[2].splitlines()[0])

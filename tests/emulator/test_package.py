@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm
 
 from rec_sdk_torch import emulate
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig
@@ -16,35 +17,25 @@ from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig
 ROOT = Path(emulate.__file__).parents[1]
 
 
-def run(code: str, *, emulated: bool, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"} | variables
-    environment["PYTHONPATH"] = str(ROOT)
-    if emulated:
-        environment["LD_LIBRARY_PATH"] = str(emulate.library_directory())
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
+NO_CANN = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"} | {"PYTHONPATH": str(ROOT)}
+
+
+def without_cann(code: str, **variables: str) -> str:
+    """What it prints in a process that finds neither CANN nor the emulated NPU."""
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    finished = subprocess.run(
+        command, env=NO_CANN | variables, capture_output=True, text=True, timeout=180, check=False
     )
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout
 
 
 def follow(message: str, folder: Path) -> None:
     """Does what the message says, with a program of three lines."""
     command = message.rstrip().rpartition("on the emulated NPU: ")[2]
     (folder / "program.py").write_text("import torch\nprint(torch.ones(2, device='npu').sum().item())\n")
-    environment = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
     finished = subprocess.run(
-        command,
-        shell=True,
-        cwd=folder,
-        env=environment | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
+        command, shell=True, cwd=folder, env=NO_CANN, capture_output=True, text=True, timeout=180, check=False
     )
     assert finished.stdout.splitlines()[-1:] == ["2.0"], (command, finished.stderr)
 
@@ -58,10 +49,10 @@ try:
 except ImportError as error:
     print(error)
 """
-    finished = run(code, emulated=False)
-    assert "torch_npu is installed and does not load" in finished.stdout, finished.stderr
-    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in finished.stdout
-    follow(finished.stdout, tmp_path)
+    printed = without_cann(code)
+    assert "torch_npu is installed and does not load" in printed
+    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in printed
+    follow(printed, tmp_path)
 
 
 def test_device_npu_without_cann(tmp_path: Path) -> None:
@@ -73,8 +64,7 @@ try:
 except ImportError as error:
     print(error)
 """
-    finished = run(code, emulated=False, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
-    device, error = finished.stdout.splitlines()
+    device, error = without_cann(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0").splitlines()
     assert device == "cpu"
     assert "device 'npu': torch_npu does not load" in error
     assert "CANN" in error
@@ -110,7 +100,7 @@ except RuntimeError as error:
 )
 def test_a_slot_out_of_range_stops_the_run(kernel: str, slot: int, engine: str, call: str) -> None:
     """Contents are not checked before the launch, so the kernel itself runs into the end of the cache."""
-    finished = run(BAD_SLOT.format(slot=slot, call=call), emulated=True)
+    finished = warm.python("-c", BAD_SLOT.format(slot=slot, call=call))
     refused = finished.stdout.splitlines()[-1]
     assert refused.startswith("refused"), finished.stdout + finished.stderr
     for part in (f"kernel '{kernel}'", "core 0 of 1", engine, "DataCopyPad", "in no buffer of this launch"):
@@ -119,7 +109,7 @@ def test_a_slot_out_of_range_stops_the_run(kernel: str, slot: int, engine: str, 
 
 def test_host_code_that_reads_device_memory_ends_the_run() -> None:
     code = "import ctypes, torch; ctypes.string_at(torch.ones(4, device='npu').data_ptr(), 4)"
-    finished = run(code, emulated=True)
+    finished = warm.python("-c", code)
     assert finished.returncode == -signal.SIGSEGV
     assert "host code touched device memory" in finished.stderr
 
@@ -139,5 +129,5 @@ x = torch.ones(2, device="npu:0", requires_grad=True)
 x.sum().backward()
 print(x.grad.tolist())
 """
-    finished = run(code, emulated=True)
+    finished = warm.python("-c", code)
     assert finished.stdout.splitlines()[-1] == "[1.0, 1.0]", finished.stderr

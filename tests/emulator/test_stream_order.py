@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import warm
 
 from rec_sdk_torch import emulate
 
@@ -18,15 +18,9 @@ SCENARIOS = ("read_too_soon", "staging_used_again", "memory_used_again")
 HERE = Path(__file__).parent
 
 
-def run(
-    *arguments: str | Path, streams: str | None = None, options: tuple[str, ...] = ()
-) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("REC_SDK_EMULATED_")}
-    environment["PYTHONPATH"] = str(Path(emulate.__file__).parents[1])
-    if streams is not None:
-        environment["REC_SDK_EMULATED_STREAMS"] = streams
-    command = [sys.executable, "-m", "rec_sdk_torch.emulate", *options, *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180, check=False)
+def run(*arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    settings = {name: None for name in os.environ if name.startswith("REC_SDK_EMULATED_")} | variables
+    return warm.python(*arguments, PYTHONPATH=str(Path(emulate.__file__).parents[1]), **settings)
 
 
 @pytest.fixture
@@ -37,7 +31,7 @@ def script(tmp_path: Path) -> Path:
 @functools.cache
 def wrong_rounds(order: str, pause: float, rounds: int) -> dict[tuple[str, bool], int]:
     """By scenario, and whether it has its event."""
-    finished = run(HERE / "stream_mistakes.py", str(pause), str(rounds), options=("--streams", order))
+    finished = run(HERE / "stream_mistakes.py", str(pause), str(rounds), REC_SDK_EMULATED_STREAMS=order)
     assert finished.returncode == 0, finished.stderr
     lines = [line.split() for line in finished.stdout.splitlines() if line.startswith(SCENARIOS)]
     return {(name, right == "True"): int(count) for name, right, count in lines}
@@ -61,10 +55,10 @@ def test_random_sees_mistakes_in_some_round(scenario: str, seed: int) -> None:
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_eager_misses_mistakes(scenario: str) -> None:
     """Of which `late` sees all: a host that is slow, as under a debugger, hides them."""
-    counts = wrong_rounds("eager", 0.2, 3)
+    counts = wrong_rounds("eager", 0.1, 3)
     assert counts[scenario, False] < 3
     assert counts[scenario, True] == 0
-    assert wrong_rounds("late", 0.2, 3)[scenario, False] == 3
+    assert wrong_rounds("late", 0.1, 3)[scenario, False] == 3
 
 
 PROGRESS = """
@@ -95,7 +89,7 @@ print("well")
 
 def test_late_runs_what_is_asked_for(script: Path) -> None:
     script.write_text(PROGRESS)
-    finished = run(script, streams="late")
+    finished = run(script, REC_SDK_EMULATED_STREAMS="late")
     assert finished.stdout.splitlines()[-1:] == ["well"], finished.stderr
 
 
@@ -118,14 +112,14 @@ print(torch.npu.memory_reserved() >> 20)
 def test_memory_comes_back_though_nobody_waits(script: Path, order: str) -> None:
     """500 MiB pass through 64; torch's allocator asks for the events behind which memory is free."""
     script.write_text(MEMORY)
-    finished = run(script, streams=order, options=("--memory", "64M"))
+    finished = run(script, REC_SDK_EMULATED_STREAMS=order, REC_SDK_EMULATED_MEMORY="64M")
     assert finished.returncode == 0, finished.stderr
     assert int(finished.stdout.splitlines()[-1]) <= 64
 
 
 def test_an_unknown_order_is_refused(script: Path) -> None:
     script.write_text("import torch; torch.ones(2).npu()")
-    finished = run(script, streams="lately")
+    finished = run(script, REC_SDK_EMULATED_STREAMS="lately")
     assert finished.returncode < 0
     message = 'REC_SDK_EMULATED_STREAMS is "lately"; it must be eager, late, or random:SEED with a whole number below'
     assert message in finished.stderr

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
+import warm
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -424,9 +423,7 @@ except RuntimeError as error:
 
 
 def test_what_fails_on_the_stream_is_raised_at_the_next_synchronisation() -> None:
-    finished = subprocess.run(
-        [sys.executable, "-c", FAILING_COPY], capture_output=True, text=True, timeout=120, check=False
-    )
+    finished = warm.python("-c", FAILING_COPY)
     assert "raised" in finished.stdout, finished.stderr
     assert "aclnnInplaceCopy" in finished.stdout
     assert "must match the size" in finished.stdout

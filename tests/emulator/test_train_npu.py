@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import warm
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "train_npu.py"
 
 
-def train(*command: str | Path) -> dict[str, float]:
-    finished = subprocess.run(
-        [sys.executable, "-m", "rec_sdk_torch.emulate", *map(str, command)],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+def results(finished: subprocess.CompletedProcess[str]) -> dict[str, float]:
     assert finished.returncode == 0, finished.stderr
     assert "emulated, not an NPU" in finished.stdout
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", finished.stdout)]
@@ -36,7 +27,7 @@ def train(*command: str | Path) -> dict[str, float]:
 
 @pytest.fixture(scope="module")
 def one_rank() -> dict[str, float]:
-    return train(EXAMPLE, "--samples", "12000", "--steps", "40", "--batch-size", "128")
+    return results(warm.python(EXAMPLE, "--samples", "12000", "--steps", "40", "--batch-size", "128"))
 
 
 def test_it_learns_and_swaps(one_rank: dict[str, float]) -> None:
@@ -47,7 +38,6 @@ def test_it_learns_and_swaps(one_rank: dict[str, float]) -> None:
 
 def test_two_ranks_train_what_one_trains(one_rank: dict[str, float]) -> None:
     """Half the batch each: the same global batches, up to rounding."""
-    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    two = train(*launch, EXAMPLE, "--samples", "12000", "--steps", "40", "--batch-size", "64")
+    two = results(warm.torchrun(2, EXAMPLE, "--samples", "12000", "--steps", "40", "--batch-size", "64"))
     assert two["auc"] == pytest.approx(one_rank["auc"], abs=2e-3)
     assert two["in"] == one_rank["in"]

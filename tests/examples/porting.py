@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+import warm
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "porting"
@@ -22,17 +21,10 @@ RUNS = {
 """What is before the script in torchrun's command."""
 
 
-def losses(script: str, *launcher: str, arguments: Sequence[str] = ()) -> tuple[str, float, float]:
+def losses(script: str, arguments: Sequence[str] = ()) -> tuple[str, float, float]:
     """Device, first and last loss that the script prints."""
-    ranks = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    finished = subprocess.run(
-        [sys.executable, *launcher, *ranks, *RUNS.get(script, COMPAT), str(FOLDER / f"{script}.py"), *arguments],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    command = (*RUNS.get(script, COMPAT), FOLDER / f"{script}.py", *arguments)
+    finished = warm.torchrun(2, *command, PYTHONPATH=str(ROOT))
     assert finished.returncode == 0, finished.stderr
     printed = re.findall(r"^(\w+): loss ([\d.]+) at first, ([\d.]+) at last$", finished.stdout, re.MULTILINE)
     assert len(printed) == 1, finished.stdout
@@ -40,9 +32,9 @@ def losses(script: str, *launcher: str, arguments: Sequence[str] = ()) -> tuple[
     return device, float(first), float(last)
 
 
-def check_life(saves: Path, device: str, *launcher: str) -> None:
+def check_life(saves: Path, device: str) -> None:
     """Runs the script whose ids come and go; it compares a reload itself."""
-    of_script, first, last = losses("recsdk_life_script", *launcher, arguments=[str(saves)])
+    of_script, first, last = losses("recsdk_life_script", [str(saves)])
     assert of_script == device
     assert first > 0.4
     assert last < 0.2

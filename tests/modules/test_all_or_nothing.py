@@ -5,7 +5,6 @@ The reference is everything that can be read of the collection before: weights, 
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import warm
 from counts import exact_counts
 from jagged import (
     apply,
@@ -279,6 +279,5 @@ def test_load_without_memory(device: torch.device) -> None:
     if device.type != "cpu":
         pytest.skip("a device's driver needs address space of its own")
     tests = Path(__file__).parents[1]
-    command = [sys.executable, "-c", OUT_OF_MEMORY, str(device)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tests, check=False)
+    done = warm.python("-c", OUT_OF_MEMORY, str(device), folder=tests)
     assert done.stdout.split("\n")[:3] == ["refused", "changed: []", "trains"], done.stdout + done.stderr

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,15 +26,17 @@ sys.meta_path.insert(0, Block())
 """
 
 
+ENVIRONMENT = {"PYTHONPATH": str(ROOT), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+"""None of this is about NPUs: torch is not to load torch_npu where it is installed."""
+
+
 def run(code: str, *blocked: str, folder: Path | None = None) -> str:
     """Output of `code` in a fresh interpreter that cannot import `blocked`."""
-    # None of this is about NPUs: torch is not to load torch_npu where it is installed.
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     prefix = BLOCK.format(blocked=blocked) if blocked else ""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", prefix + code],
         cwd=folder or ROOT,
-        env=env,
+        env=os.environ | ENVIRONMENT,
         capture_output=True,
         text=True,
         check=False,
@@ -39,6 +44,64 @@ def run(code: str, *blocked: str, folder: Path | None = None) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+FORKS = """
+import json, os, sys
+import torch
+for line in sys.stdin:
+    code, folder, environment, output = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        for descriptor in 1, 2:
+            os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
+        os.chdir(folder)
+        os.environ.clear()
+        os.environ.update(environment)
+        exec(code, {"__name__": "__main__"})
+        sys.exit()
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+class AfterTorch:
+    """An interpreter that has imported torch and nothing else; programs run in processes that are forked from it."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder`: where programs run."""
+        self._folder = folder
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", FORKS],
+            cwd=ROOT,
+            env=os.environ | ENVIRONMENT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, code: str, *blocked: str) -> str:
+        """Output of `code` where `blocked` cannot be imported."""
+        assert self._process.stdin
+        assert self._process.stdout
+        prefix = BLOCK.format(blocked=blocked) if blocked else ""
+        folder = Path(tempfile.mkdtemp(dir=self._folder))
+        output = folder / "output"
+        self._process.stdin.write(
+            json.dumps([prefix + code, str(folder), os.environ | ENVIRONMENT, str(output)]) + "\n"
+        )
+        self._process.stdin.flush()
+        assert self._process.stdout.readline() == "0\n", output.read_text()
+        return output.read_text()
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+@pytest.fixture(scope="module")
+def after_torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AfterTorch]:
+    forks = AfterTorch(tmp_path_factory.mktemp("after_torch"))
+    yield forks
+    forks.close()
 
 
 def test_every_name_is_there() -> None:
@@ -79,8 +142,8 @@ except ImportError as error:
 """
 
 
-def test_without_torchrec() -> None:
-    lines = run(WITHOUT_TORCHREC, "torchrec", "fbgemm_gpu").splitlines()
+def test_without_torchrec(after_torch: AfterTorch) -> None:
+    lines = after_torch.run(WITHOUT_TORCHREC, "torchrec", "fbgemm_gpu").splitlines()
     assert lines[:2] == ["[[0.0, 0.0, 0.0, 0.0]]", "AccumulateSGD True"]
     names = ("EmbCacheEmbeddingCollection", "HashEmbeddingBagConfig", "AdmitAndEvictPolicyType")
     refused = [line.partition(" needs ")[0] for line in lines[2:] if "torchrec, which is not installed" in line]
@@ -113,17 +176,17 @@ print(TableBatchedEmbedding([TableConfig("t", 10, 4)], device="cpu").device)
 """
 
 
-def test_without_torch_npu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_npu(after_torch: AfterTorch, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch_npu is recommended only where CANN is: elsewhere it keeps torch from being imported."""
     for variable in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "LD_LIBRARY_PATH"):
         monkeypatch.delenv(variable, raising=False)
-    error, device = run(WITHOUT_TORCH_NPU).splitlines()
+    error, device = after_torch.run(WITHOUT_TORCH_NPU).splitlines()
     assert "'npu' needs the package torch_npu" in error
     assert "pip install" not in error
     assert f"make -C {ROOT} build-npu && {ROOT}/.venv-npu/bin/python -m rec_sdk_torch.emulate program.py" in error
     assert device == "cpu"
     monkeypatch.setenv("ASCEND_HOME_PATH", "/usr/local/Ascend")
-    error, _ = run(WITHOUT_TORCH_NPU).splitlines()
+    error, _ = after_torch.run(WITHOUT_TORCH_NPU).splitlines()
     assert f"{sys.executable} -m pip install --no-deps torch-npu==" in error
     assert "emulate" not in error
 
@@ -149,13 +212,15 @@ except ValueError as error:
 """
 
 
-@pytest.mark.parametrize(
-    "imports",
-    ["import rec_sdk_torch, torchrec.optim.keyed, torchrec", "import torchrec, rec_sdk_torch"],
-)
-def test_torchrec_is_extended_in_either_order(imports: str, tmp_path: Path) -> None:
+def test_torchrec_is_extended_when_it_comes_later(tmp_path: Path) -> None:
     pytest.importorskip("torchrec")
-    assert run(imports + IN_TORCHREC, folder=tmp_path) == "refused\n"
+    code = "import rec_sdk_torch, torchrec.optim.keyed, torchrec" + IN_TORCHREC
+    assert run(code, folder=tmp_path) == "refused\n"
+
+
+def test_torchrec_is_extended_when_it_was_first(after_torch: AfterTorch) -> None:
+    pytest.importorskip("torchrec")
+    assert after_torch.run("import torchrec, rec_sdk_torch" + IN_TORCHREC) == "refused\n"
 
 
 def test_type_checkers_see_the_names(tmp_path: Path) -> None:
@@ -167,8 +232,10 @@ def test_type_checkers_see_the_names(tmp_path: Path) -> None:
         "TableConfig('t', num_embeddings='many', embedding_dim=4)\n"
         "from rec_sdk_torch import NoSuchName\n"
     )
+    # Beside the cache of the repository's own check, which has other options.
+    options = ["--strict", "--follow-imports=silent", "--cache-dir", str(ROOT / ".mypy_cache" / "of_a_user")]
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", str(script)],
+        [sys.executable, "-m", "mypy", *options, str(script)],
         cwd=tmp_path,
         env={**os.environ, "MYPYPATH": str(ROOT), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
         capture_output=True,
@@ -198,12 +265,12 @@ print(*[name for name in threads if "gloo" in name])
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_no_thread_of_a_process_group_outlives_it(first: bool, tmp_path: Path) -> None:
+def test_no_thread_of_a_process_group_outlives_it(first: bool, after_torch: AfterTorch) -> None:
     """One that does may abort the process while the interpreter ends."""
     pytest.importorskip("torchrec")
     ours = "import rec_sdk_torch"
     code = PROCESS_GROUP.format(first=ours if first else "", then="" if first else ours)
-    assert run(code, folder=tmp_path).split() == []
+    assert after_torch.run(code).split() == []
 
 
 UNTOUCHED = """
@@ -222,9 +289,9 @@ print("once, by the first fused optimizer")
 """
 
 
-def test_importing_changes_no_class_of_torchrec(tmp_path: Path) -> None:
+def test_importing_changes_no_class_of_torchrec(after_torch: AfterTorch) -> None:
     pytest.importorskip("torchrec")
-    assert run(UNTOUCHED, folder=tmp_path) == "once, by the first fused optimizer\n"
+    assert after_torch.run(UNTOUCHED) == "once, by the first fused optimizer\n"
 
 
 def test_importing_again_changes_nothing() -> None:

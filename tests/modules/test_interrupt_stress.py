@@ -179,7 +179,7 @@ def test_reference(device: torch.device, window: int) -> None:
         assert len(training.possible.moments) == 1
 
 
-@pytest.mark.parametrize(("strikes", "seed"), [(100, 0), pytest.param(1000, None, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("strikes", "seed"), [(100, 0), pytest.param(1000, None, marks=pytest.mark.full)])
 @pytest.mark.parametrize("window", [1, 3])
 def test_interrupts_at_any_time(device: torch.device, window: int, strikes: int, seed: int | None) -> None:
     """An embedding that an interrupt has left unusable says so when it is used next, and is made anew here."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import faulthandler
-import subprocess
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import warm
 from torchrec import EmbeddingBagConfig
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a program, see `run_apart`
@@ -251,17 +251,18 @@ def train_save_and_load(device: torch.device, seconds: float, window: int) -> No
 
 
 def run_apart(scenario: str, device: torch.device, seconds: float, limit: float = 120.0) -> None:
-    command = [sys.executable, "-X", "faulthandler", __file__, scenario, str(device), str(seconds), str(limit)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=limit + 60, check=False)
-    assert done.returncode == 0, f"{' '.join(command)}: {done.returncode}\n{done.stdout}\n{done.stderr[-6000:]}"
+    done = warm.python(
+        __file__, scenario, str(device), str(seconds), str(limit), PYTHONPATH=str(Path(__file__).parents[1])
+    )
+    assert done.returncode == 0, f"{done.args}: {done.returncode}\n{done.stdout}\n{done.stderr[-6000:]}"
 
 
-@pytest.mark.parametrize("seconds", [1.0, pytest.param(60.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [1.0, pytest.param(60.0, marks=pytest.mark.full)])
 def test_loads_beside_refused_batches(device: torch.device, seconds: float) -> None:
     run_apart("load_beside_refusals", device, seconds)
 
 
-@pytest.mark.parametrize("seconds", [2.0, pytest.param(60.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [2.0, pytest.param(60.0, marks=pytest.mark.full)])
 def test_training_saving_and_loading_threads(device: torch.device, seconds: float) -> None:
     run_apart("all_at_once", device, seconds)
 

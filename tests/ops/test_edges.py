@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+import warm
 from op_batches import Cache, coefficients, int32, segments
 
 from rec_sdk_torch.ops import ops
@@ -164,14 +163,7 @@ def test_random_arguments_raise_or_pass(seed: int) -> None:
     """In a process of its own: whatever an operator is given, the process ends as it should."""
     program = f"import test_edges; test_edges.fuzz({seed}, 400); print('through')"
     path = os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")])
-    finished = subprocess.run(
-        [sys.executable, "-c", program],
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    finished = warm.python("-c", program, PYTHONPATH=path)
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.splitlines()[-1] == "through"
 

@@ -11,7 +11,7 @@ import rec_sdk_torch.ops  # noqa: F401
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
 DIM = 3
-HITS = [10_000, 100_000, 1_000_000, pytest.param(10_000_000, marks=pytest.mark.slow)]
+HITS = [10_000, 100_000, 1_000_000, pytest.param(10_000_000, marks=pytest.mark.full)]
 
 
 def gradients(kind: str, hits: int) -> torch.Tensor:

@@ -103,8 +103,18 @@ def run_everything(dim: int, dtype: torch.dtype, device: torch.device | str = "c
 CONFIGURATIONS = [(name, count) for name in available_isas() for count in (1, 2, 5)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("dim", [1, 3, 20, 64, 130])
+DIMS = (1, 3, 20, 64, 130)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """All pairs in the full suite; otherwise every width with one data type, another every day."""
+    if metafunc.function is test_threads_and_instruction_sets:
+        full, day = (metafunc.config.getoption(name) for name in ("--full", "--day"))
+        pairs = [(i, j) for i in range(len(DIMS)) for j in range(len(DTYPES)) if full or (i + j + day) % 3 == 0]
+        metafunc.parametrize(("dim", "dtype"), [(DIMS[i], DTYPES[j]) for i, j in pairs])
+
+
 def test_threads_and_instruction_sets(dim: int, dtype: torch.dtype) -> None:
     with isa("baseline"), threads(1):
         expected = run_everything(dim, dtype)
@@ -114,8 +124,8 @@ def test_threads_and_instruction_sets(dim: int, dtype: torch.dtype) -> None:
                 assert torch.equal(found, wanted), f"result {i} differs with {name}, {count} thread(s)"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("dim", [1, 3, 20, 64, 130])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", DIMS)
 def test_devices(dim: int, dtype: torch.dtype, device: torch.device) -> None:
     if device.type == "cpu":
         pytest.skip("compares another device with the CPU")

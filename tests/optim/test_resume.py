@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import warm
 from jagged import apply, bag_config, bags_collection, jagged
 from torchrec import EmbeddingBagConfig
 from torchrec.optim import CombinedOptimizer, KeyedOptimizerWrapper, WarmupOptimizer, WarmupPolicy, WarmupStage
@@ -69,16 +69,9 @@ def test_resume_in_a_new_process(device: torch.device, tmp_path: Path, optimizer
     model.train_steps(optimizer, 0)
     checkpoint = tmp_path / "checkpoint.pt"
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, checkpoint)
-    command = [sys.executable, str(Path(__file__)), str(checkpoint), str(device), optimizer_name, str(warmup)]
     folders = [str(Path(rst.__file__).parents[1]), str(HERE.parent)]
-    done = subprocess.run(
-        command,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(folders)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    given = (__file__, checkpoint, device, optimizer_name, warmup)
+    done = warm.python(*map(str, given), PYTHONPATH=os.pathsep.join(folders))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == str(model.train_steps(optimizer, STEPS))
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import copy
 import fcntl
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+import warm
 
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
 from rec_sdk_torch.tbe.store_folder import MARKER, FolderInUseError
@@ -74,7 +73,7 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FolderInUseError, match=f"{tmp_path}.* used by process {os.getpid()}"):
         train(second, range(20))
     script = "import sys; from rec_sdk_torch.tbe.store_folder import StoreFolder; StoreFolder(sys.argv[1])"
-    other = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False)
+    other = warm.python("-c", script, str(tmp_path))
     assert "FolderInUseError" in other.stderr
     assert f"used by process {os.getpid()}" in other.stderr
     del first
@@ -159,7 +158,7 @@ except OSError as error:
         assert not torch.equal(weights(embedding), before)
     print("refused")
 """
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    run = warm.python("-c", script)
     assert run.stdout.endswith("refused\n"), run.stderr  # torch_npu prints a warning before
 
 

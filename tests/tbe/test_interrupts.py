@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -112,13 +114,27 @@ KINDS = pytest.mark.parametrize(
     ids=["pooled hash", "pooled index, window", "sequence index", "sequence hash, window"],
 )
 
-EVERY = pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
-"""Of how many points one is tried; the kinds try others."""
+
+@pytest.fixture(params=["some", pytest.param("all", marks=pytest.mark.full)])
+def one_in(request: pytest.FixtureRequest, pooled: bool, hashed: bool) -> Callable[[int], range]:
+    """One of so many points; a week's days try each, in one kind or another."""
+    day: int = request.config.getoption("--day")
+
+    def points(every: int) -> range:
+        return range(1 + (day + 7 * (2 * hashed + pooled)) % every, sys.maxsize, every)
+
+    return points if request.param == "some" else lambda every: range(1, sys.maxsize)
 
 
-@EVERY
+def of_a_forward(device: torch.device) -> int:
+    """With an accelerator it has four times the points, and the emulated NPU needs ten times as long for each."""
+    return 9 if device.type == "cpu" else 27
+
+
 @KINDS
-def test_in_a_forward(device: torch.device, pooled: bool, hashed: bool, window: int, every: int) -> None:
+def test_in_a_forward(
+    device: torch.device, pooled: bool, hashed: bool, window: int, one_in: Callable[[int], range]
+) -> None:
     """Rows swap in every batch. Whether the batch's ids are known and counted, no row reads anything else."""
     training = Training(device, pooled=pooled, hashed=hashed, window=window)
     for _ in range(1 if hashed else ROWS // CACHE):  # an index table counts its rows as new once
@@ -126,7 +142,7 @@ def test_in_a_forward(device: torch.device, pooled: bool, hashed: bool, window: 
     lookups = training.batch()
     _, whole = counted(training, lookups, at=-1)  # a forward without interrupt
     training.possible.did("forward", training.changes(lookups)[0])
-    for at in itertools.count(1 + (pooled + hashed) % every, every):
+    for at in one_in(of_a_forward(device)):
         if hashed and training.new < 2:
             training.start()
         training.train()
@@ -140,12 +156,13 @@ def test_in_a_forward(device: torch.device, pooled: bool, hashed: bool, window: 
     assert at > 50, "points of a forward"
 
 
-@EVERY
 @KINDS
-def test_with_batches_ahead(device: torch.device, pooled: bool, hashed: bool, window: int, every: int) -> None:
+def test_with_batches_ahead(
+    device: torch.device, pooled: bool, hashed: bool, window: int, one_in: Callable[[int], range]
+) -> None:
     """Of the batch that is prefetched, and whose forward never is, nothing is seen."""
     training = Training(device, pooled=pooled, hashed=hashed, window=window, cache=3 * CACHE)
-    for at in itertools.count(1 + (pooled + hashed) % every, every):
+    for at in one_in(of_a_forward(device)):
         if hashed and training.new < 4:
             training.start()
         training.train()
@@ -169,13 +186,14 @@ def test_with_batches_ahead(device: torch.device, pooled: bool, hashed: bool, wi
     assert at > 80, "points of two prefetches and a forward"
 
 
-@EVERY
 @KINDS
-def test_in_a_backward(device: torch.device, pooled: bool, hashed: bool, window: int, every: int) -> None:
+def test_in_a_backward(
+    device: torch.device, pooled: bool, hashed: bool, window: int, one_in: Callable[[int], range]
+) -> None:
     """All tables have the update, or none has. If the next use refuses, it says why, and a new embedding is made."""
     training = Training(device, pooled=pooled, hashed=hashed, window=window)
     for place in {0, window - 1}:  # in a window; its last backward is the update
-        for at in itertools.count(1 + (pooled + hashed) % every, every):
+        for at in one_in(9):
             while training.possible.moments[0].backwards != place:
                 training.train()
             lookups = training.batch()

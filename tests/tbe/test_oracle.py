@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -17,7 +17,8 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis.strategies import SearchStrategy
 from life_reference import Life
 from oracle_scenarios import (
     BATCH,
@@ -34,7 +35,7 @@ from reference import STATE_NAMES, Reference
 
 import rec_sdk_torch
 from rec_sdk_torch import _engine
-from rec_sdk_torch.backends.devices import Backend, parse_device
+from rec_sdk_torch.backends.devices import Backend
 from rec_sdk_torch.ops import parallel_runner
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableOptimizer
 from rec_sdk_torch.tbe.life import Seen
@@ -372,16 +373,26 @@ def staging_without_old_records() -> Iterator[None]:
         yield
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
-@given(scenario=scenarios())
-def test_oracle(scenario: Scenario, device_name: str) -> None:
-    check(scenario, parse_device(device_name))
+def for_each_scenario(
+    judge: Callable[[Scenario], None], scenarios: SearchStrategy[Scenario], config: pytest.Config, few: int, many: int
+) -> None:
+    """Judges `few` scenarios of the day, or `many` in the full suite; each device has others."""
+    count = config.getoption("--scenarios") or (many if config.getoption("--full") else few)
+    day = seed(f"{config.getoption('--day')} on {config.getoption('--device')}")
+    every = settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+    day(every(given(scenarios)(judge)))()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
-@given(scenario=scenarios((*EVENTS, "save", "load"), (1, 4)))
-def test_prefetched_batches_change_nothing(scenario: Scenario, device_name: str) -> None:
-    device = parse_device(device_name)
+def test_oracle(device: torch.device, pytestconfig: pytest.Config) -> None:
+    for_each_scenario(lambda scenario: check(scenario, device), scenarios(), pytestconfig, few=45, many=150)
+
+
+def test_prefetched_batches_change_nothing(device: torch.device, pytestconfig: pytest.Config) -> None:
+    drawn = scenarios((*EVENTS, "save", "load"), (1, 4))
+    for_each_scenario(lambda scenario: check_ahead(scenario, device), drawn, pytestconfig, few=25, many=60)
+
+
+def check_ahead(scenario: Scenario, device: torch.device) -> None:
     small = one_batch(scenario)
     result = run(scenario, small, device)
     deep = {name: (scenario.depth + 1) * rows for name, rows in small.items()}
@@ -393,8 +404,3 @@ def test_prefetched_batches_change_nothing(scenario: Scenario, device_name: str)
     if scenario.rounded is not None:
         scenario = scenario.with_rounding()
         same_bits(run(scenario, small, device), run(scenario, deep, device, scenario.depth), "none ahead", "some")
-
-
-@pytest.fixture(scope="session")
-def device_name(request: pytest.FixtureRequest) -> str:
-    return str(request.config.getoption("--device"))
