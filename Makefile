@@ -9,8 +9,14 @@ NPU_PY := $(NPU_VENV)/bin/python
 CUDA_PY ?= $(PYTHON)
 TRAIN_ARGS ?=
 TEST_ARGS ?=
-NPU_TESTS ?= tests/emulator tests/ops tests/tbe tests/modules tests/optim tests/distributed \
+# Processes that share the tests of a stage. On a machine with more cores, more are quicker.
+WORKERS ?= 2
+FULL :=
+PYTEST = -m pytest -n $(WORKERS) --dist worksteal $(FULL)
+# What is about imports knows nothing of devices.
+NPU_SUITES := --ignore=tests/modules/test_import.py tests/ops tests/tbe tests/modules tests/optim tests/distributed \
 	tests/checkpoint/test_saver.py tests/checkpoint/test_deltas.py tests/checkpoint/test_saved_life.py
+NPU_TESTS ?= tests/emulator $(NPU_SUITES)
 # Once more with streams as late as their events allow, where a missing event shows; the oracle would take longer than
 # the others together.
 NPU_LATE_TESTS ?= tests/tbe --ignore=tests/tbe/test_oracle.py
@@ -22,13 +28,15 @@ NATIVE := $(shell find op_kernels torch_npu_ext cmake -name '*.cpp' -o -name '*.
 CPP := $(shell find op_kernels torch_npu_ext tests -name '*.cpp' -o -name '*.h' -o -name '*.asc' \
 	-o -name '*.cu' 2>/dev/null)
 
-.PHONY: help train test test-cpu test-npu test-cuda test-aarch64 sanitize-cuda bench bench-fbgemm bench-prefetch bench-sharding \
-	bench-checkpoint bench-background-saves bench-cuda \
+.PHONY: help train test test-full test-room test-cpu test-npu test-cuda test-aarch64 sanitize-cuda \
+	bench bench-fbgemm bench-prefetch bench-sharding bench-checkpoint bench-background-saves bench-cuda \
 	build build-npu build-cuda lint format clean
 
 help:
 	@echo "make train [TRAIN_ARGS='--movielens DIR']   train a DLRM through cached embeddings"
-	@echo "make test  [TEST_ARGS='-k oracle']          lint, types, and every test: test-cpu, then test-npu"
+	@echo "make test  [TEST_ARGS='-k oracle']          lint, types, and every kind of test: test-cpu, then test-npu"
+	@echo "make test-full                              the same with all repetition: more seeds, every combination"
+	@echo "make test-room ROOM=tbe                     the tests of one room on the CPU: a folder of tests/, or a file"
 	@echo "make test-npu                               the suite on torch_npu, on the emulated NPU"
 	@echo "make test-cuda | sanitize-cuda | bench-cuda [CUDA_PY=python3]"
 	@echo "                                            on a GPU, with a Python whose torch is a CUDA build"
@@ -74,12 +82,23 @@ train: build
 
 test: test-cpu test-npu
 
+# Repetition too, and every suite with streams that are late, and that are late at random.
+test-full:
+	$(MAKE) test FULL=--full NPU_LATE_TESTS='$(NPU_SUITES)'
+	$(NPU_PY) -m rec_sdk_torch.emulate --streams random:$$(date +%Y%m%d) $(PYTEST) --device npu $(NPU_SUITES) $(TEST_ARGS)
+
+# A folder of tests/, or what a file there is called between test_ and .py.
+ROOM ?=
+test-room: build
+	$(PY) $(PYTEST) $(or $(wildcard tests/$(ROOM)/),$(wildcard tests/test_$(ROOM).py),\
+		$(error no room is called '$(ROOM)': say ROOM=tbe, or another folder of tests/)) $(TEST_ARGS)
+
 test-cpu: lint
-	$(PY) -m pytest $(TEST_ARGS)
+	$(PY) $(PYTEST) $(TEST_ARGS)
 
 test-npu: build-npu
-	$(NPU_PY) -m rec_sdk_torch.emulate -m pytest --device npu $(NPU_TESTS) $(TEST_ARGS)
-	$(NPU_PY) -m rec_sdk_torch.emulate --streams late -m pytest --device npu $(NPU_LATE_TESTS) $(TEST_ARGS) || \
+	$(NPU_PY) -m rec_sdk_torch.emulate $(PYTEST) --device npu $(NPU_TESTS) $(TEST_ARGS)
+	$(NPU_PY) -m rec_sdk_torch.emulate --streams late $(PYTEST) --device npu $(NPU_LATE_TESTS) $(TEST_ARGS) || \
 		test $$? -eq 5  # TEST_ARGS may choose none of these
 
 # Nothing is installed: a machine with a GPU often reaches no package index, and has its own torch.
