@@ -22,6 +22,7 @@ from rec_sdk_torch.tbe.batch import Seen
 
 LIFE = TableLife(admit_threshold=2, evict_step_interval=2, evict_idle_steps=3, max_rows=25)
 HASHED = ("a", "c")
+SGD = (torch.optim.SGD, {"lr": 0.1})
 
 
 def with_life(cache: int = 20, **options: Any) -> TableBatchedEmbedding:
@@ -130,6 +131,20 @@ def test_a_load_during_a_save_leaves_the_save_its_rows(tmp_path: Path, monkeypat
     target = make()
     rst.Saver().load(target, tmp_path / "own")
     assert contents(target) == then
+
+
+def test_tables_that_are_laid_out_anew_during_a_save(tmp_path: Path) -> None:
+    """Ids that left before that are in no log any more: the next save is a full one."""
+    source, ids = make(None), torch.arange(20)
+    source.view("a").write(ids, {"weight": torch.ones(20, 4)})
+    job = SaveJob(source, tmp_path, True)
+    source.view("a").remove(ids[:5])
+    source.set_optimizers(dict.fromkeys(range(4), rst.TableOptimizer.create(*SGD)))
+    job.run()
+    rst.Saver().save(source, tmp_path, incremental=True)
+    target = make(SGD)
+    rst.Saver().load(target, tmp_path)
+    assert contents(target) == contents(source)
 
 
 @pytest.mark.parametrize("incremental", [False, True])

@@ -191,6 +191,40 @@ def test_damaged_files(
     same(contents(target), contents(source))
 
 
+def test_damage_in_a_header_that_can_be_read(tmp_path: Path) -> None:
+    """Each is valid, and the bytes of the tensors are as they were."""
+    source, target = make(), make()
+    train(source, range(3))
+    folder = save(source, tmp_path)
+    before = contents(target)
+    (file,) = folder.glob("a/*/*/rows-*")
+    raw = file.read_bytes()
+    for old, new in ((b'"table":"a"', b'"table":"b"'), (b'"dtype":"F32"', b'"dtype":"I32"')):
+        assert old in raw
+        file.write_bytes(raw.replace(old, new, 1))
+        with pytest.raises(CheckpointError, match=f"{file.name}: damaged, the checksum of header"):
+            rst.Saver().load(target, tmp_path)
+        same(contents(target), before)
+    file.write_bytes(raw)
+    rst.Saver().load(target, tmp_path)
+
+
+def test_all_is_on_the_disk_before_a_save_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the power fails, what a file has is there if the file was synced since, and its name if its folder was."""
+    source = make()
+    train(source, range(2))
+    calls: list[tuple[str, Path]] = []
+    monkeypatch.setattr(files, "before", lambda call, path: calls.append((call, path)))
+    target = save(source, tmp_path)
+    named = calls.index(("rename", target))
+    for place, (call, path) in enumerate(calls[:named]):
+        if call in ("create", "write"):
+            assert ("sync", path) in calls[place:named], path
+        if call in ("create", "mkdir") and path.parent != target.parent:
+            assert ("sync", path.parent) in calls[place:named], path
+    assert ("sync", target.parent) in calls[named:]
+
+
 def test_full_disk(tmp_path: Path) -> None:
     """A limit on the size of files stands for a full disk: writing fails half-way through a file."""
     source = make()

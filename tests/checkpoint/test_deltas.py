@@ -193,6 +193,20 @@ def test_what_a_delta_cannot_follow_is_saved_in_full(tmp_path: Path) -> None:
     assert kind() == FULL  # too many folders
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_delta_can_follow_in_one_of_two_collections_alone(place: int, tmp_path: Path) -> None:
+    source, target = (torch.nn.ModuleList([make(seed=1), make(seed=2)]) for _ in range(2))
+    for each in source:
+        train(each, range(3))
+    kinds = [read_manifest(save(source, tmp_path)).kind for _ in range(2)]
+    source[place].load_state_dict(make().state_dict())  # all ids left at once
+    kinds += [read_manifest(save(source, tmp_path)).kind for _ in range(2)]
+    assert kinds == [FULL, DELTA, FULL, DELTA]
+    rst.Saver().load(target, tmp_path)
+    for each, its in zip(source, target, strict=True):
+        same(contents(its), contents(each))
+
+
 def test_tables_that_keep_no_changes(tmp_path: Path) -> None:
     source = make(track_changes=False)
     with pytest.raises(ValueError, match=r"tables \['a', 'b', 'c', 'd'\] do not keep.*is_incremental=True"):

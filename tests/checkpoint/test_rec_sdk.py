@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tables
 import torch
 from tables import contents, make, train
 from test_saver import refused, same
@@ -109,6 +110,12 @@ def test_folders_that_cannot_be_loaded(tmp_path: Path) -> None:
     ids = np.fromfile(key, np.int64)
     np.where(np.arange(len(ids)) == 0, ids[1], ids).tofile(key)
     refused(target, tmp_path, "some of its ids are there twice")
+    ids.tofile(key)
+    key = tmp_path / "d/rank1/key/slice.data"  # of the last table, an index table
+    ids = np.fromfile(key, np.int64)
+    for outside in (-1, tables.IDS):
+        np.where(np.arange(len(ids)) == 0, outside, ids).tofile(key)
+        refused(target, tmp_path, "the index table 'd' has num_embeddings 60")
     ids.tofile(key)
     wider = rst.TableBatchedEmbedding([rst.TableConfig("a", 9, 8)], cache=4)
     refused(wider, tmp_path, "rows have 4 elements, the model's 8")

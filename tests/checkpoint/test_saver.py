@@ -218,6 +218,17 @@ def test_loads_that_are_refused(tmp_path: Path) -> None:
     rst.Saver().load(target, folder)
 
 
+def test_a_save_that_just_fits(tmp_path: Path) -> None:
+    source, folder = saved(tmp_path)
+    ids = source.view("a").ids()
+    target = rst.TableBatchedEmbedding([rst.TableConfig("a", 60, 4, capacity=len(ids))], cache=4)
+    with pytest.warns(UserWarning, match="only their weights"):
+        rst.Saver().load(target, folder)
+    assert torch.equal(target.view("a").read(ids).parts["weight"], source.view("a").read(ids).parts["weight"])
+    less = rst.TableBatchedEmbedding([rst.TableConfig("a", 60, 4, capacity=len(ids) - 1)], cache=4)
+    refused(less, folder, f"its capacity here is {len(ids) - 1}", rst.CapacityError)
+
+
 @pytest.mark.parametrize("what", ["missing", "truncated", "flipped", "longer"])
 def test_damaged_files_are_named(what: str, tmp_path: Path) -> None:
     _, folder = saved(tmp_path)

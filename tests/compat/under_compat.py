@@ -201,6 +201,7 @@ def test_check_path(tmp_path: Path) -> None:
     check_path(str(file), need_exist=True, file_size_min=5, file_size_max=5)
     check_path(str(tmp_path), is_dir=True)
     check_path(str(tmp_path / "new"))
+    check_path(str(tmp_path / "secrets" / "new"), black_dirs=[str(tmp_path / "secret")])
     for value, options, message in (
         (str(link), {}, "symbolic link"),
         (str(tmp_path / "new"), {"need_exist": True}, "does not exist"),

@@ -187,6 +187,27 @@ def test_a_batch_that_fails_in_a_pipeline(ranks_of: Start, depth: int, kind: str
                 assert not found[both:].any()
 
 
+class TwoArgumentsError(Exception):
+    """Its constructor does not take its args, so that pickle cannot make it again."""
+
+    def __init__(self, table: str, rows: int) -> None:
+        super().__init__(f"table {table} has {rows} rows")
+
+
+def raise_on_the_last(rank: int, world_size: int) -> str:
+    scenario = Scenario()
+    exchange = shard(Model(scenario, 3), scenario, world_size).module.sparse.exchange
+    try:
+        exchange.raise_together(TwoArgumentsError("t", 3) if rank == world_size - 1 else None)
+    except RuntimeError as error:
+        return str(error)
+    raise AssertionError
+
+
+def test_an_error_that_pickle_cannot_make_again(ranks_of: Start) -> None:
+    assert ranks_of(2).run(raise_on_the_last) == ["TwoArgumentsError: table t has 3 rows"] * 2
+
+
 # ---- gradients
 
 

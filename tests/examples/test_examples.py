@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import warm
 from counts import sums
 
@@ -117,6 +118,19 @@ def test_dlrm_learns_generated_clicks_through_a_small_cache(tmp_path: Path) -> N
     assert (
         f"steps in {cached['seconds']:.1f} s, of which training {cached['training_seconds']:.1f} s" in report["stdout"]
     )
+
+
+def test_a_hit_rate_is_that_since_the_point_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    from support.training import Monitor
+    from tqdm import tqdm
+
+    counted = [(10, 8), (30, 13), (30, 13), (50, 13)]  # distinct rows and misses until then
+    stats = iter([{"unique_rows": rows, "unique_misses": misses} for rows, misses in counted])
+    monitor = Monitor(tqdm([], disable=True), "cached", len(counted), lambda: next(stats), quiet=True)
+    for number in range(len(counted)):
+        monitor.record(number + 1, torch.tensor(0.5), samples=1, seconds=1.0)
+    assert monitor.curves.hit_rate == pytest.approx([0.2, 0.75, 0.0, 1.0])
 
 
 def test_dlrm_repeats_itself(tmp_path: Path) -> None:

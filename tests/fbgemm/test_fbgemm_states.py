@@ -298,6 +298,15 @@ def test_misses_are_counted(algorithm: str, device: torch.device) -> None:
         silent.get_uvm_cache_stats()
 
 
+def test_a_call_of_tables_of_several_dims_counts_once(device: torch.device) -> None:
+    case = Case(7, "SUM", False, [4, 8, 4], [40, 50, 40], [0, 1, 2], torch.int64, torch.int64)
+    module = make_ours(case, device, "MANAGED_CACHING", gather_uvm_cache_stats=True)
+    for calls in (1, 2, 3):
+        step(module, case)
+        assert module.get_uvm_cache_stats()[0] == calls
+        assert module.get_uvm_cache_stats(use_local_cache=True)[0] == 1
+
+
 def test_resident_tables_miss_nothing(device: torch.device) -> None:
     case = small_case()
     module = make_ours(case, device, gather_uvm_cache_stats=True)

@@ -22,6 +22,7 @@ from jagged import (
 from torchrec import EmbeddingBagConfig
 
 import rec_sdk_torch as rst
+from rec_sdk_torch.settings import parse_bytes
 from rec_sdk_torch.tbe.cache_size import BatchHint, cache_slots
 from rec_sdk_torch.tbe.table import TableConfig
 
@@ -101,6 +102,16 @@ def test_unreadable_environment(device: torch.device, monkeypatch: pytest.Monkey
     monkeypatch.delenv("EMBCACHE_SIZE_ON_DEVICE_MEM")
     apply(collection)
     assert_trains(collection)
+
+
+@pytest.mark.parametrize("prefix", ["k", "M", "G", "T"])
+def test_units_of_bytes(prefix: str) -> None:
+    power = " kMGT".index(prefix)
+    for text in (f"3{prefix}B", f"3.0 {prefix.lower()}b", f" 3{prefix.upper()}B "):
+        assert parse_bytes(text, "cache") == 3 * 1000**power
+    assert parse_bytes(f"3{prefix}iB", "cache") == 3 * 1024**power
+    with pytest.raises(ValueError, match=rf"cache: expected a size in bytes.*got '3{prefix}'"):
+        parse_bytes(f"3{prefix}", "cache")
 
 
 def hinted(cache: Any = None, free: int = 2**40, hashed: bool = True, **hint: Any) -> list[int]:

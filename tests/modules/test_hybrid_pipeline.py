@@ -53,6 +53,22 @@ def test_batches_are_read_ahead(device: torch.device) -> None:
     assert at_rest(model)
 
 
+def test_another_iterator_begins_at_once(device: torch.device) -> None:
+    """What was read ahead of the one before is left."""
+    first, second = make_batches(9), make_batches(4, seed=1)
+    plain, ahead = Model(device), Model(device)
+    expected = train(plain, first[:2] + second)
+    optimizer = torch.optim.SGD(ahead.dense.parameters(), lr=0.1)
+    pipeline = rst.HybridTrainPipelineSparseDist(ahead, optimizer, device, pipe_n_batch=3)
+    sources = [iter(first)] * 2 + [iter(second)] * 4
+    outputs = [pipeline.progress(source).detach().cpu() for source in sources]
+    assert all(map(torch.equal, outputs, expected))
+    assert same(state(ahead), state(plain))
+    with pytest.raises(StopIteration):
+        pipeline.progress(sources[-1])
+    assert at_rest(ahead)
+
+
 def test_wrong_arguments(device: torch.device) -> None:
     model = Model(device)
     optimizer = torch.optim.SGD(model.dense.parameters(), lr=0.1)
