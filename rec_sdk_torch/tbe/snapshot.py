@@ -147,6 +147,7 @@ class Snapshot:
         group, table = embedding.find_table(name)
         group.swap.settle()
         self._embedding, self._group, self._table, self._aside, self._ids = embedding, group, table, aside, ids
+        self._names = list(embedding.view(name).parts())  # an optimizer that comes later brings others
         self._shelf = Shelf()
         self.size = max(1, PIECE_BYTES // group.layout.bytes)
         self._place = 0
@@ -171,8 +172,7 @@ class Snapshot:
     def parts(self, rows: Rows) -> dict[str, torch.Tensor]:
         """The parts of rows, by name, as `TableView` has them."""
         records = torch.from_numpy(rows.records)
-        layout = self._group.layout
-        names = self._embedding.view(self._group.members[self._table].config.name).parts()
+        layout, names = self._group.layout, self._names
         parts = {n: layout.weight(records) if i == 0 else layout.state(records, i - 1) for i, n in enumerate(names)}
         return as_stored(self._group.members[self._table].config, parts)
 

@@ -133,16 +133,20 @@ def test_a_load_during_a_save_leaves_the_save_its_rows(tmp_path: Path, monkeypat
     assert contents(target) == then
 
 
-def test_tables_that_are_laid_out_anew_during_a_save(tmp_path: Path) -> None:
+@pytest.mark.parametrize("optimizer", [SGD, ADAGRAD], ids=["without states", "with states"])
+def test_tables_that_are_laid_out_anew_during_a_save(optimizer: Any, tmp_path: Path) -> None:
     """Ids that left before that are in no log any more: the next save is a full one."""
     source, ids = make(None), torch.arange(20)
     source.view("a").write(ids, {"weight": torch.ones(20, 4)})
     job = SaveJob(source, tmp_path, True)
     source.view("a").remove(ids[:5])
-    source.set_optimizers(dict.fromkeys(range(4), rst.TableOptimizer.create(*SGD)))
+    source.set_optimizers(dict.fromkeys(range(4), rst.TableOptimizer.create(*optimizer)))
     job.run()
+    first = make(None)
+    rst.Saver().load(first, tmp_path)
+    assert sorted(first.table_ids("a").tolist()) == list(range(20)), "the moment of the save"
     rst.Saver().save(source, tmp_path, incremental=True)
-    target = make(SGD)
+    target = make(optimizer)
     rst.Saver().load(target, tmp_path)
     assert contents(target) == contents(source)
 
