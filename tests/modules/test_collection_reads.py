@@ -109,6 +109,16 @@ def test_reading_a_bag_larger_than_the_cache(device: torch.device) -> None:
     assert_trains(collection)
 
 
+def test_weights_of_a_read_in_chunks(device: torch.device) -> None:
+    collection = bags_collection(device, bag_config(**UNIFORM), is_weighted=True)
+    ids, weights = [[3, 700], [9], [], [-5, 3, 8]], [[1.0, 2.0], [3.0], [], [4.0, 5.0, 6.0]]
+    batch = jagged({"f0": ids}, {"f0": weights})
+    whole = read(collection, batch)
+    for group in collection._embedding.groups:
+        group.chunk = 2
+    assert torch.equal(read(collection, batch), whole)
+
+
 def test_reading_before_any_optimizer(device: torch.device) -> None:
     collection = bags_collection(device, bag_config(**UNIFORM))
     with torch.inference_mode():

@@ -138,6 +138,17 @@ def test_ids_leave_by_their_timestamps(device: torch.device) -> None:
     assert ids(collection) == [5, 6], "10 seconds are not more than 10"
 
 
+def test_timestamps_that_change_after_the_prefetch(device: torch.device) -> None:
+    collection = sequence(device, evict_threshold=10, evict_step_interval=1)
+    train(collection, stamped([1], [100]))
+    batch = stamped([2], [100])
+    collection.prefetch(batch)
+    collection.wait_for_plans()
+    batch.timestamps.fill_(200)
+    train(collection, batch)
+    assert ids(collection) == [2]
+
+
 def test_stats_and_state_after_eviction(device: torch.device) -> None:
     collection = sequence(device, evict_threshold=5, evict_step_interval=1)
     first = train(collection, stamped([1], [0]))
@@ -168,10 +179,11 @@ def test_a_bound_keeps_the_most_frequent(device: torch.device) -> None:
     assert len(ids(collection)) <= 8
     assert {1, 2} <= set(ids(collection))
     record = 2 * 4 * 4
-    in_bytes = sequence(device, max_bytes=8 * record)
-    for step in range(40):
-        train(in_bytes, plain([1, 2, 100 + 3 * step, 101 + 3 * step]))
-    assert ids(in_bytes) == ids(collection)
+    for rows, size in (0, 8 * record), (8, 16 * record), (16, 8 * record):
+        bounded = sequence(device, max_rows=rows, max_bytes=size)
+        for step in range(40):
+            train(bounded, plain([1, 2, 100 + 3 * step, 101 + 3 * step]))
+        assert ids(bounded) == ids(collection), "the smaller bound counts"
 
 
 def test_endless_streams_take_bounded_memory(device: torch.device) -> None:

@@ -109,6 +109,18 @@ def test_memory_is_reported_by_what_holds_it(device: torch.device, window: int) 
         collection.memory_report("absent")
 
 
+def test_memory_of_the_row_of_ids_that_are_not_admitted(device: torch.device) -> None:
+    rules = rst.AdmitAndEvictConfig(admit_threshold=2)
+    collection = bags_collection(
+        device, bag_config("t0", admit_and_evict_config=rules), bag_config("t1", ["f1"]), cache=4
+    )
+    apply(collection, torch.optim.SGD)
+    train(collection, batch([1], [5]))
+    assert collection.memory_report("t0")["device"] == (4 + 1) * RECORD
+    assert collection.memory_report("t1")["device"] == 4 * RECORD
+    assert collection.memory_report()["device"] == (4 + 1 + 4) * RECORD
+
+
 def test_staging_is_what_is_on_its_way(device: torch.device) -> None:
     collection = two_tables(device, cache=8)
     train(collection, batch([1, 2], [5]))

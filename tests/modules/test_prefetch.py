@@ -15,6 +15,7 @@ from jagged import apply, bag_config, bags_collection, jagged
 from torchrec import KeyedJaggedTensor
 
 import rec_sdk_torch as rst
+from rec_sdk_torch.tbe.worker import Worker
 
 IDS = 60
 CACHE = 40
@@ -431,3 +432,22 @@ def test_a_prefetched_batch_that_is_only_read(device: torch.device) -> None:
     model.eval()
     model(second)
     assert at_rest(model), "it has come, and none before it will"
+
+
+class Owner:
+    """Holds a worker, whose job is one of its methods."""
+
+    def __init__(self) -> None:
+        self.worker = Worker("owned")
+        self.worker.run(self.job)
+
+    def job(self) -> None:
+        pass
+
+
+def test_a_worker_ends_with_the_owner_of_its_last_job() -> None:
+    owner = Owner()
+    (thread,) = owner.worker._threads
+    del owner
+    thread.join(10)
+    assert not thread.is_alive()

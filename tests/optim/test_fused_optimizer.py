@@ -324,8 +324,10 @@ def test_clipping_around_the_tables_is_refused(device: torch.device, clipping: G
     with pytest.raises(ValueError, match=message):
         GradientClippingOptimizer(optimizer=optimizer, clipping=clipping, max_gradient=1.0)
     stages = [WarmupStage(WarmupPolicy.CONSTANT, max_iters=2, value=0.25)]
-    with pytest.raises(ValueError, match=message):
-        GradientClippingOptimizer(WarmupOptimizer(optimizer, stages), clipping)
+    wrapped = WarmupOptimizer(optimizer, stages)
+    for around in (wrapped, WarmupOptimizer(wrapped, stages)):
+        with pytest.raises(ValueError, match=message):
+            GradientClippingOptimizer(around, clipping)
     with pytest.raises(ValueError, match=message):
         GradientClippingOptimizer(CombinedOptimizer([optimizer]), clipping)
     with warnings.catch_warnings():

@@ -263,6 +263,16 @@ def test_accumulate_classes_on_dense_parameters(cls: Any, base: Any, options: di
             torch.testing.assert_close(param, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_a_window_of_dense_parameters_whose_gradient_is_zeroed_in_place() -> None:
+    param = torch.nn.Parameter(torch.ones(2))
+    optimizer = rst.AccumulateSGD([param], lr=1.0, use_accumulate=True, accumulate_step=2)
+    for factor in (1.0, 2.0):
+        optimizer.zero_grad(set_to_none=False)
+        (factor * param.sum()).backward()
+        optimizer.step()
+    assert param.tolist() == [1.0 - 3.0] * 2
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from jagged import apply, bags_collection, rows_of, same_bits, single_ids, train_step
+from jagged import apply, bag_config, bags_collection, rows_of, same_bits, single_ids, train_step
 from torchrec.optim import (
     CombinedOptimizer,
     FusedOptimizer,
@@ -24,6 +24,8 @@ from torchrec.optim import (
     WarmupStage,
 )
 from torchrec.optim.fused import EmptyFusedOptimizer
+
+import rec_sdk_torch as rst
 
 T0 = "embedding_bags.t0.weight"
 BATCHES = [[1, 2], [2, 3], [3, 1, 4], [4, 2]]
@@ -258,3 +260,14 @@ def test_options_and_steps_go_through_every_wrapper(device: torch.device, wrap: 
     for step in (-1, 0.5, True):
         with pytest.raises(ValueError, match=f"step is {step}, expected an int"):
             optimizer.set_optimizer_step(step)
+
+
+def test_an_option_that_one_optimizer_lacks_is_set_in_none(device: torch.device) -> None:
+    collection = bags_collection(device, bag_config("t0"), bag_config("t1", ["f1"]))
+    for cls, handle in zip((torch.optim.Adam, torch.optim.SGD), collection.parameters(), strict=True):
+        rst.apply_optimizer_in_backward(cls, [handle], {"lr": 0.5})
+    optimizer = collection.fused_optimizer
+    with pytest.raises(NotImplementedError, match="'beta1'"):
+        optimizer.update_hyper_parameters({"lr": 4.0, "beta1": 0.5})
+    assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.5]
+    assert optimizer.param_groups[0]["betas"][0] == 0.9

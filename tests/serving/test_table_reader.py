@@ -16,7 +16,7 @@ from rec_sdk_torch.checkpoint.errors import CheckpointError
 from rec_sdk_torch.checkpoint.index import index_path
 from rec_sdk_torch.checkpoint.manifest import read_manifest
 from rec_sdk_torch.checkpoint.saver import Saver
-from rec_sdk_torch.serving import TableReader
+from rec_sdk_torch.serving import TableReader, table_reader
 from rec_sdk_torch.tbe import InitializerType, Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
 
 DTYPES = {"a": torch.float32, "b": torch.bfloat16, "c": torch.float16}
@@ -204,3 +204,23 @@ def test_lookups_see_one_moment_while_a_thread_follows(tmp_path: Path) -> None:
         thread.join()
     assert not wrong
     assert seen >= {1.0, 2.0, 3.0, 4.0, 5.0}
+
+
+def test_an_error_of_the_disk_does_not_end_the_thread_that_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Saver().save(make(), tmp_path)
+    asked: list[Path] = []
+
+    def away_once(path: Path) -> Path:
+        asked.append(path)
+        if len(asked) == 1:
+            raise OSError("the disk is away")
+        reader._ended.set()
+        return reader.save
+
+    reader = TableReader(tmp_path, "a")
+    monkeypatch.setattr(table_reader, "latest_save", away_once)
+    with pytest.warns(UserWarning, match="'a' stays at .*the disk is away"):
+        reader._follow(0.001)
+    assert asked == [tmp_path] * 2

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rec_sdk_torch.tbe import InitializerType, Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch.tbe import BatchHint, InitializerType, Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
 
 
 def sgd(lr: float = 0.1) -> TableOptimizer:
@@ -35,6 +35,17 @@ def test_weights_survive_an_optimizer_that_comes_late(device: torch.device) -> N
     assert torch.equal(after[:, 4:].cpu(), before[:, 4:].cpu()), "initial weights are those that were read"
     with pytest.raises(RuntimeError, match="table 'a' has its optimizer already"):
         embedding.set_optimizers({0: sgd()})
+
+
+def test_an_optimizer_whose_states_have_no_room_is_not_taken(device: torch.device) -> None:
+    """The cache has to hold two batches of 25 samples, which it does without states."""
+    tables, hint = [table("a"), table("b")], BatchHint(batch_size=25)
+    embedding = TableBatchedEmbedding(tables, cache=f"{2 * 50 * 16}B", batch_hint=hint, device=device, seed=3)
+    before = embedding.eval()(IDS, OFFSETS)
+    with pytest.raises(ValueError, match="two batches of the 2 tables need 3200"):
+        embedding.set_optimizers(dict.fromkeys((0, 1), TableOptimizer.create(torch.optim.Adagrad, {"lr": 0.1})))
+    embedding.set_optimizers(dict.fromkeys((0, 1), sgd()))
+    assert torch.equal(embedding.train()(IDS, OFFSETS), before)
 
 
 def test_training_without_optimizer_names_the_call(device: torch.device) -> None:

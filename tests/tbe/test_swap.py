@@ -141,8 +141,12 @@ def test_setting_is_checked(device: torch.device, monkeypatch: pytest.MonkeyPatc
         step(make(device), 1)
 
 
-def test_a_window_ends_for_rows_that_left_in_it(device: torch.device) -> None:
+@pytest.mark.parametrize("chunk", [1, 100])
+def test_a_window_ends_for_rows_that_left_in_it(device: torch.device, chunk: int) -> None:
     embedding = make(device, window=3)
+    window = embedding.groups[0].window
+    assert window is not None
+    window._chunk = chunk
     for ids in (1, 2), (3, 4), (1, 3):
         step(embedding, *ids)
     assert step(embedding, 1, 4) == [-2.0, -1.0]
