@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import waiting_threads  # noqa: F401  # before torch, which reads what it sets
+
+# isort: split
 import ast
 import os
 from collections.abc import Iterator

@@ -247,7 +247,8 @@ def test_collectives_of_two_ranks(outcomes: dict[tuple[str, int], str], check: s
 
 
 MISMATCH = """
-import torch, torch.distributed as dist
+import os, torch, torch.distributed as dist
+print(f"process {os.getpid()}.", flush=True)
 dist.init_process_group("hccl")
 rank = dist.get_rank()
 torch.npu.set_device(rank)
@@ -268,4 +269,7 @@ def test_a_mismatch_is_an_error_in_python(tmp_path: Path) -> None:
     assert re.search(r"raised .*all_reduce \(collective \d+\) on rank .*number of elements is", output, re.DOTALL), (
         output
     )
-    assert not [path for path in Path("/dev/shm").iterdir() if path.name.startswith("rec_sdk_hccl_")]
+    of_ranks = {f"rec_sdk_hccl_{process}_" for process in re.findall(r"process (\d+)\.", output)}
+    assert len(of_ranks) == RANKS
+    left = [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(tuple(of_ranks))]
+    assert not left, "shared memory"

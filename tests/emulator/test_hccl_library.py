@@ -22,7 +22,8 @@ SHARED = Path("/dev/shm")
 
 
 def segments() -> set[str]:
-    return {path.name for path in SHARED.iterdir() if path.name.startswith("rec_sdk_hccl_")}
+    """Those that this process named; other tests run beside it."""
+    return {path.name for path in SHARED.iterdir() if path.name.startswith(f"rec_sdk_hccl_{os.getpid()}_")}
 
 
 @pytest.fixture(autouse=True)

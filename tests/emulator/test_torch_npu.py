@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -448,3 +450,18 @@ def test_threads() -> None:
         together = list(pool.map(work, range(8)))
     for seed, result in enumerate(together):
         assert torch.equal(result, work(seed))
+
+
+def test_a_process_that_waits_is_idle() -> None:
+    """torch_npu's release thread looks every microsecond for something to do; the emulator has it sleep for longer."""
+    torch.ones(3, device="npu").sum().item()
+    tasks = Path("/proc/self/task").iterdir()
+    threads = [task / "status" for task in tasks if (task / "comm").read_text() == "release_thread\n"]
+    assert threads  # one for each device
+
+    def naps() -> int:
+        return sum(int(each.read_text().partition("\nvoluntary_ctxt_switches:")[2].split()[0]) for each in threads)
+
+    before, begin = naps(), time.monotonic()
+    time.sleep(0.3)
+    assert naps() - before < 4000 * len(threads) * (time.monotonic() - begin), "by themselves, 11,000 a second each"

@@ -13,6 +13,7 @@
 #include "scheduler.h"
 #include "settings.h"
 #include "stream.h"
+#include "timer_slack.h"
 
 namespace rec_sdk::emulator {
 namespace {
@@ -53,6 +54,7 @@ StreamPointer created_stream(void* handle) {
 
 // The stream whether or not its device is in error.
 aclError any_stream(const char* call, aclrtStream handle, StreamPointer* stream) {
+  start_alert_threads();
   if (handle != nullptr) {
     *stream = created_stream(handle);
     if (*stream == nullptr) {
@@ -161,6 +163,7 @@ aclError aclrtCreateStream(aclrtStream* handle) {
   const std::lock_guard<std::mutex> lock(streams->mutex);
   streams->created[stream.get()] = stream;
   *handle = stream.get();
+  start_drowsy_threads();
   return ACL_SUCCESS;
 }
 

@@ -1,0 +1,31 @@
+#include "timer_slack.h"
+
+#include <sys/prctl.h>
+
+namespace rec_sdk::emulator {
+namespace {
+
+constexpr unsigned long kDrowsy = 1'000'000;  // nanoseconds
+
+thread_local unsigned long before =
+    0;  // the thread's own slack, which those that it starts inherit; 0: it has it
+
+}  // namespace
+
+void start_drowsy_threads() {
+  if (before == 0) {
+    const int slack = prctl(PR_GET_TIMERSLACK);
+    if (slack > 0 && prctl(PR_SET_TIMERSLACK, kDrowsy) == 0) {
+      before = static_cast<unsigned long>(slack);
+    }
+  }
+}
+
+void start_alert_threads() {
+  if (before != 0) {
+    prctl(PR_SET_TIMERSLACK, before);
+    before = 0;
+  }
+}
+
+}  // namespace rec_sdk::emulator
