@@ -14,6 +14,7 @@ set. The scalar unit has many registers and no operands in memory, and CANN's co
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import re
@@ -33,6 +34,8 @@ from .ids import Distribution
 
 ROOT = Path(__file__).resolve().parents[1]
 _SOURCES = Path(__file__).resolve().parent / "scalar_unit"
+_PROGRAMS = ROOT / "build" / "scalar_unit"
+"""Keeps programs by the digest of what they are compiled from: the compiler is busy for most of a minute."""
 
 _FLAGS = (
     *("-std=c++17", "-O2", "-fno-exceptions", "-fno-asynchronous-unwind-tables", "-ffp-contract=off", "-w"),
@@ -148,11 +151,11 @@ class ScalarUnits:
     """The kernels of every operator, compiled to count."""
 
     def __init__(self, folder: Path, compiler: str | None = None, run: str = "") -> None:
-        """Compiles into `folder`; `CountingError` where that fails, the compiler is for no machine of `MACHINES`, or
-        there is no program `run`: known before the compiler is busy for most of a minute.
+        """Compiles, unless that is done; `CountingError` where it fails, the compiler is for no machine of `MACHINES`,
+        or there is no program `run`.
 
         Args:
-            folder: exists.
+            folder: for batches; exists.
             compiler: a C++ compiler and its options, default `$CXX` or `c++`.
             run: a program that runs what it compiles for another machine than this one, such as `qemu-aarch64`.
         """
@@ -163,16 +166,12 @@ class ScalarUnits:
         if runner and shutil.which(runner[0]) is None:
             raise CountingError(f"--run: {runner[0]} is no program that can run")
         self._folder = folder
-        self._program = [*runner, str(folder / "scalar_unit")]
-        text, counted = folder / "kernels.s", folder / "counted.s"
+        version = _run([*command, "--version"])
         flags = [*_FLAGS, *machine.flags, f"-I{_SOURCES}", f"-I{ROOT}"]
-        if self.machine == "x86_64" and "clang" not in _run([*command, "--version"]):
+        if self.machine == "x86_64" and "clang" not in version:
             flags.append(_GCC_ON_X86)
-        _run([*command, *flags, "-S", str(_SOURCES / "kernels.cpp"), "-o", str(text)])
-        counted.write_text(with_counters(text.read_text(), machine))
         linked = ["-static"] if run else []
-        hardware = str(_SOURCES / "hardware.cpp")
-        _run([*command, "-std=c++17", "-O2", *linked, str(counted), hardware, "-o", self._program[-1]])
+        self._program = [*runner, str(_compiled(command, flags, linked, machine, version))]
 
     def count(self, slots: npt.NDArray[np.int64], rows: int, dim: int, cores: int = 48) -> Counts:
         """Every operator on one batch: `slots` `[N]`, each in `[0, rows)`."""
@@ -181,6 +180,27 @@ class ScalarUnits:
         numbers = [str(number) for number in (rows, dim, cores)]
         counts: Counts = json.loads(_run([*self._program, str(path), *numbers]))
         return counts
+
+
+def _compiled(
+    command: Sequence[str], flags: Sequence[str], linked: Sequence[str], machine: Machine, version: str
+) -> Path:
+    """The program that counts, made if it is not there."""
+    kernels, hardware = _SOURCES / "kernels.cpp", _SOURCES / "hardware.cpp"
+    sources = "".join(_run([*command, *flags, "-E", "-P", str(source)]) for source in (kernels, hardware))
+    sources += Path(__file__).read_text()
+    made_by = shlex.join([*command, *flags, *linked]) + version
+    program = _PROGRAMS / hashlib.sha256((made_by + sources).encode()).hexdigest()[:32]
+    if program.exists():
+        return program
+    _PROGRAMS.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=_PROGRAMS) as folder:
+        text, counted, made = (Path(folder) / name for name in ("kernels.s", "counted.s", "scalar_unit"))
+        _run([*command, *flags, "-S", str(kernels), "-o", str(text)])
+        counted.write_text(with_counters(text.read_text(), machine))
+        _run([*command, "-std=c++17", "-O2", *linked, str(counted), str(hardware), "-o", str(made)])
+        made.replace(program)  # at once, as others may do the same
+    return program
 
 
 def _run(command: Sequence[str]) -> str:
