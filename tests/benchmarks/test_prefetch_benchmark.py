@@ -55,7 +55,8 @@ def test_batches_are_planned_as_far_ahead_as_asked(results: dict[str, Any]) -> N
 
 def test_counters_are_of_the_timed_steps(results: dict[str, Any]) -> None:
     for case in results["cases"]:
-        counters, ahead = case["counters"], ROUNDS * case["depth"]
+        # At the start of a round, the batch that is about to be trained may be planned beside those ahead.
+        counters, ahead = case["counters"], ROUNDS * (case["depth"] + (case["depth"] > 0))
         assert ROUNDS * STEPS - ahead <= case["counted_batches"] <= ROUNDS * STEPS + ahead
         assert counters["lookups"] == LOOKUPS * case["counted_batches"]
         assert counters["new_rows"] == 0, "tables are filled first"
