@@ -18,6 +18,12 @@ from rec_sdk_torch import Pooling, TableBatchedEmbedding, TableConfig, TableOpti
 UNTRACEABLE = "embedding tables cannot be traced.*without fullgraph.*export the dense part"
 
 
+@pytest.fixture(autouse=True)
+def _nothing_is_compiled() -> None:
+    """Code that was compiled too often is run as it is, whichever test did that."""
+    torch._dynamo.reset()
+
+
 class Model(torch.nn.Module):
     def __init__(self, device: torch.device, make: Any = bags_collection) -> None:
         super().__init__()
@@ -139,7 +145,6 @@ def test_what_cannot_be_traced_says_so(device: torch.device, way: str, training:
 @pytest.mark.parametrize("fullgraph", [False, True])
 def test_compiled_autograd(device: torch.device, fullgraph: bool) -> None:
     """An update is a graph break too."""
-    torch._dynamo.reset()
     plain = Pooled(device)
     model = copy.deepcopy(plain)
     with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager", fullgraph=fullgraph)):
