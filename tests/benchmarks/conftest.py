@@ -1,4 +1,4 @@
-"""What the tests of the benchmarks share."""
+"""A fixture for all tests of the benchmarks."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def numbers_of(calls: list[tuple[str, str]], full: bool, day: int) -> list[int]:
         return list(range(1, len(calls) + 2))
     kinds: dict[tuple[str, str], list[int]] = {}
     for number, (call, name) in enumerate(calls, start=1):
-        kinds.setdefault((call, re.match(r"\.?[a-z]*", name)[0]), []).append(number)  # type: ignore[index]
+        kinds.setdefault((call, re.split(r"(?<!^)[^a-z]", name)[0]), []).append(number)
     return [*sorted(numbers[day % len(numbers)] for numbers in kinds.values()), len(calls) + 1]
 
 

@@ -22,7 +22,7 @@ SHARED = Path("/dev/shm")
 
 
 def segments() -> set[str]:
-    """Those that this process named; other tests run beside it."""
+    """The segments that this process named; other tests run beside it."""
     return {path.name for path in SHARED.iterdir() if path.name.startswith(f"rec_sdk_hccl_{os.getpid()}_")}
 
 

@@ -21,7 +21,7 @@ NO_CANN = {name: value for name, value in os.environ.items() if name != "LD_LIBR
 
 
 def without_cann(code: str, **variables: str) -> str:
-    """What it prints in a process that finds neither CANN nor the emulated NPU."""
+    """Runs code in a process that finds neither CANN nor the emulated NPU: its output."""
     command = [sys.executable, "-W", "ignore", "-c", code]
     finished = subprocess.run(
         command, env=NO_CANN | variables, capture_output=True, text=True, timeout=180, check=False

@@ -54,7 +54,7 @@ def test_batches_are_read_ahead(device: torch.device) -> None:
 
 
 def test_another_iterator_begins_at_once(device: torch.device) -> None:
-    """What was read ahead of the one before is left."""
+    """Batches that were read ahead from the iterator before are dropped."""
     first, second = make_batches(9), make_batches(4, seed=1)
     plain, ahead = Model(device), Model(device)
     expected = train(plain, first[:2] + second)

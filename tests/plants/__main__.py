@@ -136,7 +136,9 @@ class Copy:
         if run.returncode == 5:  # pytest's, for no test
             raise RegisterError(f"no test is in {' '.join(tests)}")
         failed = [line for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-        return failed[0].split(" ", 2)[1] if failed else f"{' '.join(tests)}: exit status {run.returncode}"
+        return (
+            failed[0].split(" ", 1)[1].split(" - ")[0] if failed else f"{' '.join(tests)}: exit status {run.returncode}"
+        )
 
 
 def built_for(plant: Plant, device: str) -> set[str]:
