@@ -396,6 +396,7 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
         lengths = None if self.pooled or batch.joined else self._lengths(batch)
         if self.training and torch.is_grad_enabled():
             self._check_trainable()
+            self.steps.catch_up()  # before there is a plan, beside which whole tables cannot be worked on
             call = BatchLookup(self.steps, groups, self.steps.ahead.plans_of(batch), lengths)
             self.steps.monitor.copied_batches += batch.copied
             try:

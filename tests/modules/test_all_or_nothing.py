@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ from jagged import (
 from torchrec import EmbeddingBagConfig, EmbeddingConfig
 
 import rec_sdk_torch as rst
+from rec_sdk_torch._engine import Engine
 
 FEATURES = ["f0", "f1", "f2", "f3"]
 CACHE = 6
@@ -239,6 +241,27 @@ def test_refused_read(device: torch.device, make: Any) -> None:
 
 
 # ---- memory
+
+
+@pytest.mark.parametrize("make", [pooled, sequence])
+@pytest.mark.parametrize("tables", [1, 2, 3, 4])
+def test_rows_of_a_table_find_no_memory(device: torch.device, make: Any, tables: int) -> None:
+    """Its ids are in its map by then, and so are those of the tables before."""
+    collection = make(device)
+    before = everything(collection)
+    reserve, calls = Engine.reserve_rows, []
+
+    def refused(*arguments: Any) -> None:
+        calls.append(arguments)
+        if len(calls) == tables:
+            raise MemoryError("no rows")
+        reserve(*arguments)
+
+    with mock.patch.object(Engine, "reserve_rows", refused), pytest.raises(MemoryError, match="no rows"):
+        collection.load_state_dict(other_state(collection))
+    assert not list(same_bits(before, everything(collection)))
+    collection.load_state_dict(other_state(collection))
+
 
 OUT_OF_MEMORY = """
 import resource, sys

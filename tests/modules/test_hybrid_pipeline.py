@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from test_prefetch import Model, at_rest, make_batches, same, state, train
+from torchrec import KeyedJaggedTensor
 
 import rec_sdk_torch as rst
 
@@ -67,6 +69,56 @@ def test_another_iterator_begins_at_once(device: torch.device) -> None:
     with pytest.raises(StopIteration):
         pipeline.progress(sources[-1])
     assert at_rest(ahead)
+
+
+@dataclass
+class Batch:
+    """Ids, and factors of the loss that only the device reads."""
+
+    ids: KeyedJaggedTensor
+    factors: torch.Tensor
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
+        return Batch(self.ids.to(device, non_blocking), self.factors.to(device, non_blocking=non_blocking))
+
+    def record_stream(self, stream: Any) -> None:
+        self.ids.record_stream(stream)
+        self.factors.record_stream(stream)
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.inner = Model(device)
+        self.dense = self.inner.dense
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        out = self.inner(batch.ids)[1] * batch.factors
+        return (out**2).mean(), out
+
+
+def test_dense_inputs_have_arrived_before_the_forward(device: torch.device) -> None:
+    """From page-locked memory their copy is in the background; a stream that is late shows a missing wait."""
+    factors = [torch.arange(4.0) + place for place in range(8)]
+    if device.type != "cpu":
+        factors = [values.pin_memory() for values in factors]
+    batches = [Batch(ids, values) for ids, values in zip(make_batches(8), factors, strict=True)]
+    plain = Scaled(device)
+    expected = train(plain, [batch.to(device) for batch in batches])
+    for depth in (0, 3):
+        model = Scaled(device)
+        optimizer = torch.optim.SGD(model.dense.parameters(), lr=0.1)
+        pipeline = rst.EmbCacheTrainPipelineSparseDist(
+            model, optimizer, "cpu", device, depth=depth, features=features_of
+        )
+        source = iter(batches)
+        outputs = [pipeline.progress(source).detach().cpu() for _ in batches]
+        assert all(map(torch.equal, outputs, expected))
+        assert same(state(model), state(plain))
+
+
+def features_of(batch: Batch) -> KeyedJaggedTensor:
+    return batch.ids
 
 
 def test_wrong_arguments(device: torch.device) -> None:

@@ -108,6 +108,21 @@ def test_bags_pool_the_default_value(device: torch.device) -> None:
     assert torch.equal(row.ids(), torch.tensor([1]))
 
 
+def test_click_labels_are_of_the_samples_of_every_key(device: torch.device) -> None:
+    params = rst.ShowClickParams(alpha=0, beta=1, admit_threshold=1)
+    configs = [
+        sequence_config(
+            f"t{n}", (f"f{n}",), admit_and_evict_config=rules(showclick_params=params, policy_type=SHOWCLICK)
+        )
+        for n in range(2)
+    ]
+    collection = sequences_collection(device, *configs, cache=8)
+    apply(collection, torch.optim.SGD)
+    batch = rst.with_click_labels(jagged({"f0": [[1], [2, 3]], "f1": [[4, 5], [6]]}), torch.tensor([1, 0]))
+    sum(values.values().sum() for values in collection(batch).values()).backward()
+    assert [collection.table_ids(f"t{n}").tolist() for n in range(2)] == [[1], [4, 5]]
+
+
 def test_clicks_admit(device: torch.device) -> None:
     params = rst.ShowClickParams(alpha=0, beta=1, admit_threshold=2)
     collection = sequence(device, showclick_params=params, policy_type=SHOWCLICK)

@@ -469,6 +469,20 @@ def test_tables_with_their_own_learning_rate(device: torch.device) -> None:
         torch.testing.assert_close(before - read(collection, batch), expected[None], rtol=1e-5, atol=1e-6)
 
 
+def test_equal_keywords_of_two_calls_are_two_optimizers(device: torch.device) -> None:
+    collection = bags_collection(device, *[bag_config(f"t{i}", [f"f{i}"]) for i in range(3)])
+    handles = list(collection.parameters())
+    for handle, cls in zip(handles, (torch.optim.SGD, torch.optim.SGD, torch.optim.Adagrad), strict=True):
+        rst.apply_optimizer_in_backward(cls, [handle], {"lr": 0.5})
+    batch = jagged({f"f{i}": [[3]] for i in range(3)})
+    before = read(collection, batch)
+    train_step(collection, batch)
+    collection.fused_optimizer.param_groups[0]["lr"] = 0.25
+    train_step(collection, batch)
+    expected = torch.tensor([0.75] * 4 + [1.0] * 4 + [0.5 + 0.5 / 2**0.5] * 4)
+    torch.testing.assert_close(before - read(collection, batch), expected[None], rtol=1e-5, atol=1e-6)
+
+
 def test_tables_with_different_optimizers_and_windows(device: torch.device) -> None:
     tables = [bag_config(f"t{i}", [f"f{i}"], weight_init_min=1.0, weight_init_max=1.0) for i in range(4)]
     collection = bags_collection(device, *tables)

@@ -17,7 +17,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     TailIdThreshold,
     WeightDecayMode,
 )
-from jagged import apply, bag_config, bags_collection, same_bits, single_ids, train_step
+from jagged import apply, bag_config, bags_collection, jagged, same_bits, single_ids, train_step
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
@@ -103,6 +103,15 @@ def test_the_greatest_count_is_found_in_host_memory_too(device: torch.device) ->
             train_step(collection, single_ids(ids))
         assert [*found, group["max_counter"]] == counts
     assert not list(same_bits(small.state_dict(), large.state_dict()))
+
+
+def test_the_greatest_count_is_of_all_tables(device: torch.device) -> None:
+    """One optimizer of two tables: ids of the first come more often than those of the second."""
+    collection = bags_collection(device, bag_config(), bag_config("t1", ("f1",)))
+    apply(collection, ROWWISE, **COUNTER, learning_rate_mode="tail_id_lr_increase", max_counter_update_freq=3)
+    for ids in range(3):
+        train_step(collection, jagged({"f0": [[7]], "f1": [[ids]]}))
+    assert collection.fused_optimizer.param_groups[0]["max_counter"] == 1 + 2, "of the first two updates"
 
 
 def test_batches_in_flight_do_not_change_the_greatest_count(device: torch.device) -> None:

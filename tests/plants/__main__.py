@@ -36,9 +36,11 @@ PROJECTS = {
 }
 """Projects that setup.py has to build for tests on a device, after a change in a folder."""
 
+EMULATE = [".venv-npu/bin/python", "-m", "rec_sdk_torch.emulate"]
 PYTHONS = {
     "cpu": [".venv/bin/python", "-m", "pytest"],
-    "npu": [".venv-npu/bin/python", "-m", "rec_sdk_torch.emulate", "-m", "pytest", "--device", "npu"],
+    "npu": [*EMULATE, "-m", "pytest", "--device", "npu"],
+    "npu-late": [*EMULATE, "--streams", "late", "-m", "pytest", "--device", "npu"],
 }
 
 
@@ -61,7 +63,7 @@ class Copy:
 
     def __init__(self, folder: Path, devices: set[str]) -> None:
         self.folder = folder
-        self._stale: set[str] = {"engine"} | ({"npu", "emulator"} if "npu" in devices else set())
+        self._stale: set[str] = {"engine"} | ({"npu", "emulator"} if devices - {"cpu"} else set())
         self._planted: set[str] = set()
         self._synchronise()
 
@@ -145,7 +147,7 @@ def built_for(plant: Plant, device: str) -> set[str]:
     """Projects of setup.py that a plant changes, for tests on the device."""
     for folder, projects in PROJECTS.items():
         if plant.file.startswith(folder):
-            return projects.get(device, set())
+            return projects.get(device.removesuffix("-late"), set())
     return set()
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+DEVICES = ("cpu", "npu", "npu-late")
+"""Where tests run: the CPU, the emulated NPU, and that with streams as late as their events allow."""
 
 
 class RegisterError(ValueError):
@@ -25,7 +27,7 @@ class Plant:
         before: text that occurs once in that file.
         after: the text with the mistake.
         test: test file, or test, that is expected to see it.
-        device: "cpu" or "npu": where that test runs.
+        device: where that test runs, one of `DEVICES`.
     """
 
     name: str
@@ -66,7 +68,7 @@ def read_room(file: Path) -> Room:
     """One file of the register.
 
     Raises:
-        RegisterError: a key is missing or unknown, or a device is neither "cpu" nor "npu".
+        RegisterError: a key is missing, or a key or a device is unknown.
     """
     content: dict[str, Any] = tomllib.loads(file.read_text())
     try:
@@ -74,7 +76,7 @@ def read_room(file: Path) -> Room:
         room = Room(file.stem, {device: content.pop(device, []) for device in ("cpu", "npu")}, plants)
     except (KeyError, TypeError) as error:
         raise RegisterError(f"{file.name}: {error}") from error
-    wrong = sorted({plant.device for plant in plants} - {"cpu", "npu"}) + sorted(content)
+    wrong = sorted({plant.device for plant in plants} - set(DEVICES)) + sorted(content)
     if wrong:
         raise RegisterError(f"{file.name}: {wrong} is not known")
     return room

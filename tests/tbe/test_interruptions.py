@@ -10,9 +10,11 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from torchrec.optim import RowWiseAdagrad
 
 from rec_sdk_torch import AccumulateSGD
-from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer, between
+from rec_sdk_torch.tbe.parts import write_parts
 from rec_sdk_torch.tbe.swap import Swap
 
 IDS = 500
@@ -104,6 +106,33 @@ def test_an_interrupt_in_the_swap_loses_nothing(device: torch.device, window: in
     step(embedding, [0, 1, 6, 7])
     step(embedding, [4, 5, 6, 7])
     assert weights(embedding)[:9] == [-2.0, -2.0, -2.0, -2.0, -2.0, -2.0, -2.0, -2.0, 0.0]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_interrupt_between_two_updates_does_nothing_twice(device: torch.device, when: str) -> None:
+    """Averages are taken after each update, and replace the weights after the third; the next call ends the work."""
+    options = {"lr": 0.5, "step_ema": 1, "step_start": 0, "step_swap": 4, "step_ema_coef": 0.5}
+    config = TableConfig("t", IDS, DIM, pooling=Pooling.NONE, hashed=False)
+    plain, struck = (
+        TableBatchedEmbedding(
+            [config], optimizer=TableOptimizer.create(RowWiseAdagrad, options), cache=60, device=device
+        )
+        for _ in range(2)
+    )
+    for embedding in (plain, struck):
+        step(embedding, [1, 2])
+    step(plain, [2, 3])
+
+    def interrupted(*arguments: Any) -> None:
+        if when == "after":
+            write_parts(*arguments)
+        raise KeyboardInterrupt
+
+    with mock.patch.object(between, "write_parts", interrupted), pytest.raises(KeyboardInterrupt):
+        step(struck, [2, 3])
+    for embedding in (plain, struck):
+        step(embedding, [1, 4])
+    assert weights(struck) == weights(plain)
 
 
 def test_a_numpy_learning_rate(device: torch.device) -> None:
