@@ -224,6 +224,30 @@ void test_order_is_transitive() {
   CHECK_TWIN(flag_too_early, buffers, 1, "HardEvent::V_MTE3");
 }
 
+template <HardEvent kEvent>
+void check_never_waited_for(const char* flag) {
+  const Kernel kernel = [](bool repaired) {
+    SetFlag<kEvent>(EVENT_ID0);
+    if (repaired) WaitFlag<kEvent>(EVENT_ID0);
+  };
+  CHECK_TWIN(kernel, {}, 1, flag, "never waited for");
+}
+
+void test_flags_of_every_type_end_with_the_kernel() {
+  check_never_waited_for<HardEvent::MTE2_V>("flag MTE2_V 0");
+  check_never_waited_for<HardEvent::V_MTE2>("flag V_MTE2 0");
+  check_never_waited_for<HardEvent::MTE3_V>("flag MTE3_V 0");
+  check_never_waited_for<HardEvent::V_MTE3>("flag V_MTE3 0");
+  check_never_waited_for<HardEvent::MTE3_MTE2>("flag MTE3_MTE2 0");
+  check_never_waited_for<HardEvent::MTE2_MTE3>("flag MTE2_MTE3 0");
+  check_never_waited_for<HardEvent::S_V>("flag S_V 0");
+  check_never_waited_for<HardEvent::V_S>("flag V_S 0");
+  check_never_waited_for<HardEvent::S_MTE2>("flag S_MTE2 0");
+  check_never_waited_for<HardEvent::MTE2_S>("flag MTE2_S 0");
+  check_never_waited_for<HardEvent::S_MTE3>("flag S_MTE3 0");
+  check_never_waited_for<HardEvent::MTE3_S>("flag MTE3_S 0");
+}
+
 void test_flags() {
   const Kernel set_twice = [](bool repaired) {
     SetFlag<HardEvent::MTE2_V>(EVENT_ID3);
@@ -245,11 +269,6 @@ void test_flags() {
     WaitFlag<HardEvent::V_MTE3>(repaired ? EVENT_ID1 : EVENT_ID2);
   };
   CHECK_TWIN(other_id, {}, 1, "flag V_MTE3 2 is not set");
-  const Kernel never_waited_for = [](bool repaired) {
-    SetFlag<HardEvent::MTE3_MTE2>(EVENT_ID0);
-    if (repaired) WaitFlag<HardEvent::MTE3_MTE2>(EVENT_ID0);
-  };
-  CHECK_TWIN(never_waited_for, {}, 1, "flag MTE3_MTE2 0", "never waited for");
   const Kernel no_such_id = [](bool repaired) {
     SetFlag<HardEvent::S_V>(repaired ? 7 : 8);
     WaitFlag<HardEvent::S_V>(7);
@@ -336,6 +355,7 @@ int main() {
   test_copy_after_copy();
   test_order_is_transitive();
   test_flags();
+  test_flags_of_every_type_end_with_the_kernel();
   test_flags_set_again();
   test_flag_ids_of_the_pipe();
   return check_result();

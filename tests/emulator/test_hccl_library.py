@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import warm
 from hccl_ranks import MAX, MIN, PROD, RECV, SEND, SUM, TYPES, Rank, SendRecvItem, new_root, run
 
@@ -37,15 +38,17 @@ def _nothing_left_behind() -> Any:
 
 
 def bits(values: np.ndarray) -> np.ndarray:
-    """bfloat16 bits of small whole numbers, which it holds exactly."""
-    return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    """bfloat16 bits of float32, rounded to nearest."""
+    return torch.from_numpy(values.astype(np.float32)).bfloat16().view(torch.int16).numpy().view(np.uint16)
 
 
 def sample(rank: int, count: int, name: str) -> np.ndarray:
-    """Values whose sums depend on their order in floating point, but for the narrow types."""
+    """Values whose sums depend on their order in floating point; those of 16 bits have full significands."""
     draw = np.random.default_rng(100 + rank)
     if name == "bfloat16":
-        return bits(draw.integers(1, 8, count))
+        return bits(draw.integers(128, 256, count) / 128)
+    if name == "float16":
+        return (draw.integers(1024, 2048, count) / 1024).astype(np.float16)
     if name in {"float32", "float64"}:
         return (draw.standard_normal(count) * 10.0 ** draw.integers(-6, 6, count)).astype(TYPES[name][1])
     return draw.integers(1, 8, count).astype(TYPES[name][1])
@@ -189,8 +192,10 @@ def reductions() -> list[Any]:
 def test_all_reduce_in_the_order_of_ranks(reductions: list[Any], case: int) -> None:
     name, count, op = REDUCTIONS[case]
     parts = [sample(rank, count, name) for rank in range(3)]
-    if name == "bfloat16":
+    if name == "bfloat16":  # 16 bits are rounded once, at the end
         expected = bits(reduced([(part.astype(np.uint32) << 16).view(np.float32) for part in parts], op))
+    elif name == "float16":
+        expected = reduced([part.astype(np.float32) for part in parts], op).astype(np.float16)
     else:
         expected = reduced(parts, op)
     for results in reductions:
