@@ -117,6 +117,34 @@ def test_memory_comes_back_though_nobody_waits(script: Path, order: str) -> None
     assert int(finished.stdout.splitlines()[-1]) <= 64
 
 
+RESULTS = """
+import torch
+from rec_sdk_torch.backends.devices import backend_for
+from rec_sdk_torch.ops import ops
+backend_for(torch.device("npu"))
+SHAPE = 64, 32
+rows, slots = torch.full(SHAPE, 2, dtype=torch.uint8).npu(), torch.arange(64, dtype=torch.int32).npu()
+places = []
+
+@torch.library.custom_op("test::sevens", mutates_args=(), device_types="cpu")
+def sevens(like: torch.Tensor) -> torch.Tensor:
+    freed = torch.empty(SHAPE, dtype=torch.uint8, device="npu")  # as another thread may do meanwhile
+    ops.scatter_rows(freed, slots, rows)
+    places.append(freed.data_ptr())
+    return torch.full_like(like, 7)
+
+result = sevens(rows)
+assert places == [result.data_ptr()], "the allocator reuses it"
+print(result.cpu().unique().tolist())
+"""
+
+
+def test_a_result_of_the_host_is_not_overwritten_by_a_kernel_that_is_late(script: Path) -> None:
+    script.write_text(RESULTS)
+    finished = run(script, REC_SDK_EMULATED_STREAMS="late")
+    assert finished.stdout.splitlines()[-1:] == ["[7]"], finished.stdout + finished.stderr
+
+
 def test_an_unknown_order_is_refused(script: Path) -> None:
     script.write_text("import torch; torch.ones(2).npu()")
     finished = run(script, REC_SDK_EMULATED_STREAMS="lately")
