@@ -147,6 +147,22 @@ def test_an_id_that_came_back_is_a_new_row(tmp_path: Path) -> None:
     same(contents(loaded(tmp_path)), contents(source))
 
 
+def test_a_removal_is_in_one_delta(tmp_path: Path) -> None:
+    """A mark of another folder keeps the log of removed ids, which the next delta must not read from its start."""
+    source = make()
+    train(source, range(4))
+    for folder in ("one", "other"):
+        save(source, tmp_path / folder)
+    ids = source.view("a").ids()[:3]
+    source.view("a").remove(ids)
+    source.view("a").write(ids[:1], {"weight": torch.ones(1, 4)})
+    assert ids_in(save(source, tmp_path / "one"), "a", REMOVED) == sorted(ids.tolist())
+    assert ids_in(save(source, tmp_path / "one"), "a", REMOVED) == []
+    for folder in ("one", "other"):
+        save(source, tmp_path / folder)
+        same(contents(loaded(tmp_path / folder)), contents(source))
+
+
 def test_batches_in_flight_are_in_the_next_delta(tmp_path: Path) -> None:
     source = make()
     train(source, range(2))

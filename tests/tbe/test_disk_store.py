@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import fcntl
+import gc
 import os
 from pathlib import Path
 
@@ -65,6 +66,22 @@ def test_files_go_with_their_tables(tmp_path: Path) -> None:
     del embedding
     assert rows_files(tmp_path) == []
     train(make(tmp_path), range(20))  # the lock is free
+
+
+def test_files_stay_when_a_forked_process_ends(tmp_path: Path) -> None:
+    embeddings = [make(tmp_path)]
+    train(embeddings[0], range(10))
+    before = rows_files(tmp_path)
+    child = os.fork()
+    if child == 0:
+        embeddings.clear()
+        gc.collect()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert rows_files(tmp_path) == before
+    embeddings.clear()
+    gc.collect()
+    assert rows_files(tmp_path) == []
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
