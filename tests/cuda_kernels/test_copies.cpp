@@ -7,18 +7,20 @@ using kernel_tests::Random;
 
 namespace {
 
-// Records, and rows of them in another buffer; both start `offset` bytes behind a multiple of 16.
+// Records, and rows of them in another buffer; they start `offset` bytes behind a multiple of 16, and the
+// rows that leave start `leaving_offset` bytes behind one.
 struct Copies {
-  int64_t bytes, slots, count, offset;
+  int64_t bytes, slots, count, offset, leaving_offset;
   std::vector<int32_t> list;
   std::vector<int32_t> places;  // a row leaves every slot but each third
   std::vector<uint8_t> cache, rows;
 
-  Copies(Random* random, int64_t bytes_, int64_t count_, int64_t offset_)
+  Copies(Random* random, int64_t bytes_, int64_t count_, int64_t offset_, int64_t leaving_offset_)
       : bytes(bytes_),
         slots(count_ + 10),
         count(count_),
         offset(offset_),
+        leaving_offset(leaving_offset_),
         list(kernel_tests::distinct_slots(random, count, slots)),
         cache(kernel_tests::random_bytes(random, offset + slots * bytes)),
         rows(kernel_tests::random_bytes(random, offset + count * bytes)) {
@@ -31,7 +33,7 @@ struct Copies {
   rec_sdk::SwapRows swap(std::vector<uint8_t>* to_cache, std::vector<uint8_t>* to_leaving) const {
     return {to_cache->data() + offset,
             rows.data() + offset,
-            to_leaving->data() + offset,
+            to_leaving->data() + leaving_offset,
             list.data(),
             places.data(),
             bytes,
@@ -61,7 +63,7 @@ void check(const Copies& copies, const std::string& title) {
 }
 
 void check_swap(const Copies& copies, const std::string& title) {
-  std::vector<uint8_t> swapped = copies.cache, left(copies.rows.size());
+  std::vector<uint8_t> swapped = copies.cache, left(copies.leaving_offset + copies.count * copies.bytes);
   rec_sdk::cpu_kernels().swap_rows(copies.swap(&swapped, &left), 0, copies.count);
   in_every_order("swap_rows, " + title, [&](const std::string& where) {
     std::vector<uint8_t> cache = copies.cache, leaving(left.size());
@@ -71,11 +73,11 @@ void check_swap(const Copies& copies, const std::string& title) {
   });
 }
 
-void check_copies(int64_t bytes, int64_t count, int64_t offset = 0) {
+void check_copies(int64_t bytes, int64_t count, int64_t offset, int64_t leaving_offset) {
   Random random(bytes + offset);
-  const Copies copies(&random, bytes, count, offset);
-  const std::string title =
-      std::to_string(count) + " rows of " + std::to_string(bytes) + " bytes at " + std::to_string(offset);
+  const Copies copies(&random, bytes, count, offset, leaving_offset);
+  const std::string title = std::to_string(count) + " rows of " + std::to_string(bytes) + " bytes at " +
+                            std::to_string(offset) + ", leaving to " + std::to_string(leaving_offset);
   check(copies, title);
   check_swap(copies, title);
   cuda_host::memory_type = cudaMemoryTypeHost;
@@ -89,10 +91,14 @@ void check_copies(int64_t bytes, int64_t count, int64_t offset = 0) {
 int main() {
   for (const int64_t bytes : {1, 2, 4, 16, 31, 36, 48, 112, 528, 1552, 4112}) {
     for (const int64_t count : {int64_t{0}, int64_t{1}, int64_t{7}, std::min<int64_t>(1500, 60000 / bytes)}) {
-      check_copies(bytes, count);
+      check_copies(bytes, count, 0, 0);
     }
   }
-  for (const int64_t offset : {1, 4, 8}) check_copies(48, 100, offset);
-  for (const int64_t bytes : {65536, 65552, 200016}) check_copies(bytes, 5);
+  for (const int64_t offset : {1, 4, 8}) {
+    check_copies(48, 100, offset, offset);
+    check_copies(48, 100, 0, offset);
+    check_copies(48, 100, offset, 0);
+  }
+  for (const int64_t bytes : {65536, 65552, 200016}) check_copies(bytes, 5, 0, 0);
   return check_result();
 }

@@ -52,15 +52,39 @@ def update(cache: Tensor) -> None:
     )
 
 
+class CopyRows(ctypes.Structure):
+    """As in op_kernels/common/arguments.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("cache", "rows", "slots")),
+        *((name, ctypes.c_int64) for name in ("bytes", "cache_slots", "count")),
+    )
+
+
+def gather(kernels: ctypes.CDLL) -> None:
+    """A launch on torch_npu's current stream that is not one of its operators."""
+    cache, rows, slots = (
+        torch.zeros(64, dtype=dtype, device="npu") for dtype in (torch.uint8, torch.uint8, torch.int32)
+    )
+    arguments = CopyRows(cache.data_ptr(), rows.data_ptr(), slots.data_ptr(), 64, 1, 1)
+    stream = ctypes.c_void_p(torch.npu.current_stream().npu_stream)
+    kernels.rec_sdk_launch_gather_rows(stream, ctypes.byref(arguments))
+
+
 def main() -> None:
-    """Prints the error of a lookup or of an update whose `after`-th launch fails, and which kernels ran."""
+    """Prints the error of a launch that fails, and which kernels ran: the `after`-th of a lookup, of an update, or a
+    launch of somebody else before a lookup."""
     operator, after = sys.argv[1], int(sys.argv[2])
     parse_device("npu")  # loads its operators
     runtime = ctypes.CDLL(str(emulate.library_directory() / "libascendcl.so"))
     kernels = ctypes.CDLL(str(emulate.library_directory() / "librec_sdk_ascendc.so"))
     kernels.rec_sdk_emulator_counters.restype = ctypes.c_char_p
     cache = WEIGHTS.view(torch.uint8).to("npu")
-    run = {"lookup": lambda: lookup("npu"), "update": lambda: update(cache)}[operator]
+    run = {
+        "lookup": lambda: lookup("npu"),
+        "update": lambda: update(cache),
+        "other, lookup": lambda: (gather(kernels), lookup("npu")),
+    }[operator]
     torch.npu.synchronize()
     runtime.rec_sdk_emulator_refuse_launch(ctypes.c_int64(after))
     try:

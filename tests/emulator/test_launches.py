@@ -36,6 +36,15 @@ def test_a_launch_that_fails_raises_and_nothing_follows_it(
     assert sorted(ran) == kernels[:launched]
 
 
+def test_an_error_of_somebody_else_is_not_that_of_the_next_launch() -> None:
+    script = Path(launch_failures.__file__)
+    done = warm.python(script, "other, lookup", "0", TASK_QUEUE_ENABLE="0")
+    assert done.returncode == 0, done.stderr
+    before, _, ran = done.stdout.partition("ran: ")
+    assert "kernel" not in before, before
+    assert list(json.loads(ran.splitlines()[0])) == ["lookup_sequence"]
+
+
 def test_kernels_keep_to_the_limit_of_their_stream() -> None:
     counters = EmulatedCounters()
     stream = torch.npu.Stream()
