@@ -82,6 +82,10 @@ def disturbance(source: TableBatchedEmbedding, seed: int) -> Callable[[], None]:
             view.write(ids, {"weight": torch.full((5, view.config.embedding_dim), 7.0, dtype=view.config.weight_dtype)})
         elif kind == 2 and view.config.life is not None:
             view.evict()
+        elif kind == 3 and not source.window_open():  # a row is planned twice before its first update
+            batch = tables.batch(next(count))
+            outputs = [source(*batch) for _ in range(2)]
+            sum(output.square().sum() for output in outputs).backward()
         else:
             number = next(count)
             train(source, range(number, number + 1))

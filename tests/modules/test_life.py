@@ -222,6 +222,17 @@ def test_rows_in_flight_stay_for_the_next_time(device: torch.device) -> None:
     assert ids(collection) == [2]
 
 
+def test_rows_in_flight_count_for_the_bound(device: torch.device) -> None:
+    """Also those that an idle time would take out."""
+    collection = sequence(device, evict_idle_steps=2, evict_step_interval=1, max_rows=3)
+    held = collection(plain([1]))["f0"].values().sum()
+    for _ in range(2):
+        train(collection, plain([2, 3, 4]))
+    assert 1 in ids(collection)
+    assert len(ids(collection)) <= 3
+    held.backward()
+
+
 def test_eviction_when_asked(device: torch.device) -> None:
     collection = sequence(device, evict_idle_steps=1)
     train(collection, plain([1]))
