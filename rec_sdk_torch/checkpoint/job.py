@@ -18,6 +18,7 @@ from .saving import (
     Moment,
     Start,
     begin,
+    check_shared,
     check_tracked,
     finish,
     follows,
@@ -48,6 +49,7 @@ class SaveJob:
             check_tracked(self._owners)
         self._root = root
         self._team = Team(self._owners)
+        check_shared(self._owners, self._team.size)
         self._start: Start | None = None
         self._moment: Moment | None = None
         with contextlib.ExitStack() as stack:

@@ -159,16 +159,27 @@ def life(found: Match, chain: Chain) -> LifeState | None:
     config = found.owner.embedding.view(found.name).config
     if config.life is None or not found.saved.clocks:
         return None
-    folder, manifest = chain[-1]
     if not config.life.admits:
         return LifeState(found.saved.clocks, None)
-    ids, columns = torch.empty(0, dtype=torch.int64, device="cpu"), {}
+    names = list(found.owner.embedding.view(found.name).candidates()[1])
+    return LifeState(found.saved.clocks, _candidates(found, chain, names))
+
+
+def _candidates(found: Match, chain: Chain, names: Sequence[str]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Ids at home here that are not admitted yet, of all ranks' files, and columns of these names; 0 where none is."""
+    folder, manifest = chain[-1]
+    all_ids = [torch.empty(0, dtype=torch.int64, device="cpu")]
+    columns = {name: list(all_ids) for name in names}
     for file in manifest.files_of(found.keys[-1], CANDIDATES):
         with TensorReader(folder / file.path) as reader:
             ids = reader.read("ids")
-            columns = {name.removeprefix("column."): reader.read(name) for name in reader.specs if name != "ids"}
-    known = set(found.owner.embedding.view(found.name).candidates()[1])
-    return LifeState(found.saved.clocks, (ids, {name: column for name, column in columns.items() if name in known}))
+            mine = _mine(found, ids)
+            all_ids.append(ids if mine is None else ids[mine])
+            for name, parts in columns.items():
+                there = f"column.{name}" in reader.specs
+                values = reader.read(f"column.{name}") if there else torch.zeros_like(ids)
+                parts.append(values if mine is None else values[mine])
+    return torch.cat(all_ids), {name: torch.cat(parts) for name, parts in columns.items()}
 
 
 def _mine(found: Match, ids: torch.Tensor) -> torch.Tensor | None:

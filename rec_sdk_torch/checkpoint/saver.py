@@ -91,7 +91,8 @@ class Saver:
                 the interpreter waits for it.
 
         Raises:
-            ValueError: a module without tables; `incremental` for tables that do not keep what changed.
+            ValueError: a module without tables; `incremental` for tables that do not keep what changed; some tables are
+                sharded and others not, of which each rank has rows of its own.
             CheckpointError: somebody else saves to `path` now.
             OSError: a file cannot be written; earlier saves are as before.
         """

@@ -134,6 +134,20 @@ def check_tracked(owners: Sequence[Owner]) -> None:
         )
 
 
+def check_shared(owners: Sequence[Owner], ranks: int) -> None:
+    """
+    Raises:
+        ValueError: tables of which each of several ranks has rows of its own, beside others that the ranks share.
+    """
+    alone = [owner for owner in owners if owner.exchange is None]
+    if ranks > 1 and alone:
+        raise ValueError(
+            f"tables {[name for owner in alone for name in owner.configs]} are not sharded, so that each of {ranks} "
+            f"ranks has rows of its own: shard them too, or save the modules {[owner.path for owner in alone]} and the "
+            "sharded ones by themselves, those to a folder of each rank"
+        )
+
+
 @dataclass
 class TableMoment:
     """What one rank has of a table at the moment of a save.

@@ -209,17 +209,31 @@ def rows(collection: Any) -> dict[str, dict[int, torch.Tensor]]:
     return result
 
 
-def train_sharded(rank: int, world_size: int, scenario: Scenario, depth: int = 0) -> Any:
-    """(outputs of each step, rows, dense parameter, exchange stats, cache stats, device) of a rank."""
+def train_sharded(rank: int, world_size: int, scenario: Scenario, depth: int = 0, saves: str = "") -> Any:
+    """(outputs of each step, rows, dense parameter, exchange stats, cache stats, device) of a rank.
+
+    `saves`: a folder; half-way the tables are saved there, and others that load the save go on.
+    """
     model = shard(Model(scenario, seed=3 + rank), scenario, world_size)  # rank 0's seed holds
-    dense = torch.optim.SGD([model.module.scale], lr=0.05)
-    pipeline: Any = rst.EmbCacheTrainPipelineSparseDist(model, dense, "cpu", Place.device, depth=depth)
     torch.manual_seed(FILLS)
-    whole = (bags_of(scenario, step, world_size) for step in range(scenario.steps))
-    batches = (dated(scenario, step, [bags[rank]], rank) for step, bags in enumerate(whole))
-    outputs = [pipeline.progress(batches) for _ in range(scenario.steps)]
+    half = scenario.steps // 2 if saves else scenario.steps
+    outputs = _steps(model, scenario, range(half), rank, world_size, depth)
+    if saves:
+        first, model = model, shard(Model(scenario, seed=3 + rank), scenario, world_size)
+        rst.Saver().save(first, saves)
+        rst.Saver().load(model, saves)
+        model.module.scale.data.copy_(first.module.scale.data)
+        outputs += _steps(model, scenario, range(half, scenario.steps), rank, world_size, depth)
     sparse, scale = model.module.sparse, model.module.scale.detach().cpu().clone()
     return outputs, rows(sparse), scale, sparse.exchange_stats(), sparse.cache_stats(), str(sparse.device)
+
+
+def _steps(model: Any, scenario: Scenario, steps: range, rank: int, world_size: int, depth: int) -> list[torch.Tensor]:
+    """Their outputs."""
+    dense = torch.optim.SGD([model.module.scale], lr=0.05)
+    pipeline: Any = rst.EmbCacheTrainPipelineSparseDist(model, dense, "cpu", Place.device, depth=depth)
+    batches = (dated(scenario, step, [bags_of(scenario, step, world_size)[rank]], rank) for step in steps)
+    return [pipeline.progress(batches) for _ in steps]
 
 
 def train_alone(scenario: Scenario, world_size: int) -> Any:

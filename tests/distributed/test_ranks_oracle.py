@@ -1,8 +1,9 @@
-"""Random tables, optimizers, batches and pipelines on many ranks, beside one process."""
+"""Random tables, optimizers, batches and pipelines on many ranks, half of them over a save, beside one process."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -103,8 +104,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_ranks_are_one_process(ranks_of: Callable[[int], Ranks], seed: int, world_size: int) -> None:
+def test_ranks_are_one_process(ranks_of: Callable[[int], Ranks], seed: int, world_size: int, tmp_path: Path) -> None:
     rng = np.random.default_rng([world_size, seed])
     scenario = draw(rng, world_size)
     rtol, atol = TOLERANCES[scenario.dtype]
-    check(ranks_of(world_size), world_size, scenario, int(rng.integers(4)), rtol, atol)
+    depth, saved = int(rng.integers(4)), bool(rng.integers(2))
+    check(ranks_of(world_size), world_size, scenario, depth, rtol, atol, str(tmp_path) if saved else "")

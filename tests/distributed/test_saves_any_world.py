@@ -10,12 +10,13 @@ import pytest
 import sharded_model
 import torch
 from jagged import jagged
-from ranks import Ranks
+from ranks import Place, Ranks
 from sharded_model import Model, Scenario, bags_of, concatenated, shard
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.checkpoint.manifest import DELTA, read_manifest
 from rec_sdk_torch.checkpoint.owners import owners_of
+from rec_sdk_torch.tbe.view import TableView
 from rec_sdk_torch.tbe.whole import window_rows
 
 Start = Callable[[int], Ranks]
@@ -35,16 +36,23 @@ SCENARIOS = [
     Scenario(
         init_fn=torch.nn.init.normal_, optimizer=torch.optim.Adagrad, sharding=("row_wise", "row_wise", "table_wise")
     ),
+    Scenario(
+        optimizer=torch.optim.Adagrad,
+        rules={"admit_threshold": 3, "evict_idle_steps": 3, "evict_step_interval": 2},
+        sharding=("row_wise", "row_wise", "table_wise"),
+        sizes=((1, 2),),
+        steps=5,
+    ),
 ]
 
 
 def name_of(scenario: Scenario) -> str:
-    filled = "-init_fn" if scenario.init_fn else ""
-    return f"{scenario.kind}-{scenario.optimizer.__name__}{filled}"
+    more = ("-init_fn" if scenario.init_fn else "") + ("-life" if scenario.rules else "")
+    return f"{scenario.kind}-{scenario.optimizer.__name__}{more}"
 
 
 def held(model: torch.nn.Module) -> Rows:
-    """Rows, states, pending gradients and steps at home in this process."""
+    """Rows, states, pending gradients, steps and what is counted of ids, at home in this process."""
     result: Rows = {}
     for owner in owners_of(model):
         with owner.embedding.exclusive():
@@ -58,6 +66,7 @@ def held(model: torch.nn.Module) -> Rows:
                 waiting = result.setdefault(f"{name}.window", {})
                 for ids, sums in window_rows(view):
                     waiting.update({int(i): row.numpy().tobytes() for i, row in zip(ids, sums, strict=True)})
+                result |= counted(name, view)
                 optimizer = owner.embedding.optimizer_of(name)
                 assert optimizer is not None
                 result[f"{name}.step"] = {optimizer.step: b""}
@@ -66,12 +75,29 @@ def held(model: torch.nn.Module) -> Rows:
     return result
 
 
+def counted(name: str, view: TableView) -> Rows:
+    """What admission and eviction go by: of rows, of candidates, and the clocks."""
+    if view.config.life is None:
+        return {}
+    result: Rows = {
+        f"{name}.clocks": {place: repr(clock).encode() for place, clock in enumerate(view.clocks().items())}
+    }
+    waiting = view.candidates()
+    for kind, ids, columns in (("columns", view.ids(), view.row_columns(view.ids())), ("candidates", *waiting)):
+        values = {column: of.tolist() for column, of in columns.items()}
+        each = [repr({column: of[place] for column, of in values.items()}).encode() for place in range(len(ids))]
+        result[f"{name}.{kind}"] = dict(zip(ids.tolist(), each, strict=True))
+    return result
+
+
 def joined(parts: list[Rows]) -> Rows:
-    """Of all ranks."""
+    """Of all ranks, which have each id once."""
     result: Rows = {}
     for part in parts:
         for name, rows in part.items():
-            result.setdefault(name, {}).update(rows)
+            known = result.setdefault(name, {})
+            assert name.endswith((".clocks", ".step", "counts")) or not known.keys() & rows.keys(), name
+            known.update(rows)
     return result
 
 
@@ -121,6 +147,8 @@ def test_any_number_of_ranks_loads_what_any_saved(ranks_of: Start, tmp_path: Pat
             for name in expected:
                 assert rows[name] == expected[name], (path, name)
     assert any(expected["t0"] for expected in paths.values())
+    if scenario.rules:
+        assert all(expected[f"t0.{kind}"] for expected in paths.values() for kind in ("columns", "candidates"))
     if scenario.options:
         assert all(expected["counts"] and expected["t0.window"] for expected in paths.values())
 
@@ -137,7 +165,7 @@ def resume(rank: int, world_size: int, scenario: Scenario, path: str) -> None:
     assert held(again) == held(straight)
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS[:3], ids=name_of)
+@pytest.mark.parametrize("scenario", [*SCENARIOS[:3], SCENARIOS[-1]], ids=name_of)
 def test_training_goes_on_alike(ranks_of: Start, tmp_path: Path, scenario: Scenario) -> None:
     ranks_of(2).run(resume, scenario, str(tmp_path))
 
@@ -169,8 +197,8 @@ def save_deltas(rank: int, world_size: int, scenario: Scenario, path: str) -> li
     return seen
 
 
-def test_deltas_of_ranks(ranks_of: Start, tmp_path: Path) -> None:
-    scenario = SCENARIOS[0]
+@pytest.mark.parametrize("scenario", [SCENARIOS[0], SCENARIOS[-1]], ids=name_of)
+def test_deltas_of_ranks(ranks_of: Start, tmp_path: Path, scenario: Scenario) -> None:
     of_ranks = ranks_of(2).run(save_deltas, scenario, str(tmp_path))
     folders = sorted(tmp_path.iterdir())
     assert [read_manifest(folder).kind == DELTA for folder in folders] == [False, True, True, True]
@@ -220,3 +248,25 @@ def test_what_fails_on_one_rank_fails_on_all(ranks_of: Start, tmp_path: Path) ->
     assert own == ("planted", "planted")
     assert all("rank 1 of 2: OSError: planted" in text for text in others)
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def mixed(rank: int, world_size: int, path: str) -> str:
+    """A model of which one collection is sharded, and another is each rank's own."""
+    model = shard(Model(SCENARIOS[0], 3), SCENARIOS[0], world_size)
+    model.module.own = rst.TableBatchedEmbedding([rst.TableConfig("own", 9, 4)], cache=9, device=Place.device)
+    own = model.module.own.view("own")
+    ids = torch.tensor([3, 4])
+    own.write(ids, {"weight": torch.full((2, 4), 1.0 + rank)})
+    with pytest.raises(ValueError, match="are not sharded") as raised:
+        rst.Saver().save(model, path)
+    alone = rst.Saver().save(model.module.own, f"{path}/own{rank}")
+    rst.Saver().save(model.module.sparse, f"{path}/sparse")
+    own.write(ids, {"weight": torch.zeros(2, 4)})
+    rst.Saver().load(model.module.own, alone)
+    assert (own.read(ids).parts["weight"] == 1.0 + rank).all()
+    return str(raised.value)
+
+
+def test_tables_of_each_rank_are_not_saved_as_one(ranks_of: Start, tmp_path: Path) -> None:
+    for text in ranks_of(2).run(mixed, str(tmp_path)):
+        assert text.startswith("tables ['own'] are not sharded, so that each of 2 ranks has rows of its own")

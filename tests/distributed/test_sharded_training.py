@@ -95,9 +95,15 @@ def compare_outputs(results: list[Any], outputs: list[torch.Tensor], scenario: S
 
 
 def check(
-    ranks: Ranks, world_size: int, scenario: Scenario, depth: int = 0, rtol: float = 1e-5, atol: float = 2e-6
+    ranks: Ranks,
+    world_size: int,
+    scenario: Scenario,
+    depth: int = 0,
+    rtol: float = 1e-5,
+    atol: float = 2e-6,
+    saves: str = "",
 ) -> list[Any]:
-    results = ranks.run(train_sharded, scenario, depth)
+    results = ranks.run(train_sharded, scenario, depth, saves)
     outputs, rows, dense = train_alone(scenario, world_size)
     compare_outputs(results, outputs, scenario, rtol=rtol, atol=atol)
     for table, expected in rows.items():
