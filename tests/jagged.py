@@ -56,13 +56,13 @@ def sequence_config(name: str = "t0", features: Sequence[str] = ("f0",), **field
     return rst.EmbCacheEmbeddingConfig(name=name, feature_names=list(features), **options)
 
 
-def bags_collection(device: torch.device, *configs: Any, **options: Any) -> rst.EmbCacheEmbeddingBagCollection:
+def bags_collection(device: torch.device | None, *configs: Any, **options: Any) -> rst.EmbCacheEmbeddingBagCollection:
     """A pooled collection of `configs`, or of one hash table "t0" with the feature "f0"; seed 0."""
     options = {"seed": 0, **options}
     return rst.EmbCacheEmbeddingBagCollection(tables=list(configs) or [bag_config()], device=device, **options)
 
 
-def sequences_collection(device: torch.device, *configs: Any, **options: Any) -> rst.EmbCacheEmbeddingCollection:
+def sequences_collection(device: torch.device | None, *configs: Any, **options: Any) -> rst.EmbCacheEmbeddingCollection:
     """As `bags_collection`, of sequence tables."""
     options = {"seed": 0, **options}
     return rst.EmbCacheEmbeddingCollection(tables=list(configs) or [sequence_config()], device=device, **options)

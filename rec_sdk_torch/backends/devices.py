@@ -77,7 +77,7 @@ def _accelerator(index: int) -> torch.device:
 
 
 def parse_device(device: torch.device | str | int | None) -> torch.device:
-    """`device` as torch knows it, the host when None; "npu" or "cuda" without an index is the current one.
+    """`device` as torch knows it, the default device when None; "npu" or "cuda" without an index is the current one.
 
     An int is an index of the accelerator that torch has, as in `torch.device(0)`.
 
@@ -90,7 +90,7 @@ def parse_device(device: torch.device | str | int | None) -> torch.device:
     if isinstance(device, numbers.Integral):
         device = _accelerator(int(device))
     elif device is None:
-        device = "cpu"
+        device = torch.get_default_device()
     kind = str(device).partition(":")[0]
     if kind in _BACKENDS:
         _BACKENDS[kind].load()

@@ -89,7 +89,7 @@ def export(path: Path, output: Path, kind: str = "safetensors", tables: Sequence
         dtype = DTYPES[saved.weight_dtype]
         pieces = _weights(files, rows, paths)
         if kind == "npz":
-            empty = torch.empty((0, saved.embedding_dim), dtype=dtype)
+            empty = torch.empty((0, saved.embedding_dim), dtype=dtype, device="cpu")
             weight = torch.cat([empty, *pieces])
             plain = weight.float() if dtype is torch.bfloat16 else weight
             np.savez(target, ids=ids, weight=plain.numpy())

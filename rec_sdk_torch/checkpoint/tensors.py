@@ -245,7 +245,7 @@ class TensorReader:
         if spec is None:
             raise CheckpointError(f"{self.path}: has no tensor {name!r}, only {sorted(self.specs)}")
         count = (spec.shape[0] if end is None else end) - begin
-        rows = torch.empty((count, *spec.shape[1:]), dtype=spec.dtype)
+        rows = torch.empty((count, *spec.shape[1:]), dtype=spec.dtype, device="cpu")
         self._read_into(rows.reshape(-1).view(torch.uint8).numpy().data, self.starts[name] + begin * spec.row_bytes)
         return rows
 

@@ -78,7 +78,7 @@ class Exchange:
 
     def send_status(self, failed: bool) -> tuple[Any, torch.Tensor]:
         """(work, whether any rank failed)."""
-        status = torch.tensor([int(failed)])
+        status = torch.tensor([int(failed)], device="cpu")
         return dist.all_reduce(status, dist.ReduceOp.MAX, group=self.ids, async_op=True), status
 
     def any_failed(self, failed: bool) -> bool:

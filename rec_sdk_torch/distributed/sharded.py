@@ -237,13 +237,11 @@ class ShardedCollection(ShardedEmbeddingModule[Any, Any, Any, ShardedContext], F
             return asked, self.home.rows_of(self.home.batch_of(asked.values, asked.offsets, asked.seen), self._tables)
         except Exception as error:
             ctx.error = error
-        groups = self._tables.same_dim()
-        return asked, [
-            torch.zeros(int(asked.counts[:, group].sum()), self._tables.configs[group[0]].embedding_dim).to(
-                self.exchange.device
-            )
-            for group in groups
+        shapes = [
+            (int(asked.counts[:, group].sum()), self._tables.configs[group[0]].embedding_dim)
+            for group in self._tables.same_dim()
         ]
+        return asked, [torch.zeros(shape, dtype=torch.float32, device=self.exchange.device) for shape in shapes]
 
     def output_dist(self, ctx: ShardedContext, output: tuple[Asked, list[torch.Tensor]]) -> LazyAwaitable[Any]:
         asked, rows = output

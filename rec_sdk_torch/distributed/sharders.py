@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -116,9 +117,22 @@ class _Sharder(BaseEmbeddingSharder[Any]):
         given = self._device if device is None else parse_device(device)
         if self._device is not None and given != self._device:
             raise ValueError(f"npu_device is {self._device}, DistributedModelParallel's device is {given}")
-        exchange = Exchange(ids, rows, given or module.device)
+        exchange = Exchange(ids, rows, _device_of(module, given))
         names = [table.name for table in module._embedding.tables]
         return ShardedCollection(module, placements_of(names, params, exchange.rank, exchange.world_size), exchange)
+
+
+def _device_of(module: CachedCollection, given: torch.device | None) -> torch.device:
+    """Where the tables of a rank are: on the device that is given, as TorchRec has it, which is for nobody on meta."""
+    if given is None:
+        return torch.device("cpu") if module.device.type == "meta" else module.device
+    if given.type == "cpu" and module.device.type not in ("cpu", "meta"):
+        warnings.warn(
+            f"tables {[table.name for table in module._embedding.tables]} are on {module.device}, and are sharded onto "
+            f"{given}, which DistributedModelParallel has without device=: give it device={str(module.device)!r}",
+            stacklevel=2,
+        )
+    return given
 
 
 class EmbCacheEmbeddingCollectionSharder(_Sharder):

@@ -220,5 +220,5 @@ class GroupConstants:
         self.features = [feature for table in group for feature in tables.features(table)]
         self.dim = tables.configs[group[0]].embedding_dim
         means = [tables.configs[table].pooling is Pooling.MEAN for table in group for _ in tables.features(table)]
-        own = torch.tensor([columns[feature] for feature in self.features], dtype=torch.int64)
-        self.columns, self.means = own.to(transfers.device), torch.tensor(means).to(transfers.device)
+        own = torch.tensor([columns[feature] for feature in self.features], dtype=torch.int64, device="cpu")
+        self.columns, self.means = (each.to(transfers.device) for each in (own, torch.tensor(means, device="cpu")))

@@ -121,7 +121,7 @@ class TableAccess(torch.nn.Module):
     @property
     def iter(self) -> torch.Tensor:
         """Updates so far, int64 `[1]`; FBGEMM counts forwards."""
-        return torch.tensor([self._optimizer.step])
+        return torch.tensor([self._optimizer.step], device="cpu")
 
     def set_optimizer_step(self, step: int) -> None:
         """So many updates were made; the next is of this number + 1.

@@ -47,7 +47,7 @@ class FeatureOrder:
         if self._columns is None or self._columns.device != device:
             of_key, begin = {}, 0
             for key in self.keys:
-                of_key[key] = torch.arange(begin, begin + self.dims[key])
+                of_key[key] = torch.arange(begin, begin + self.dims[key], device="cpu")
                 begin += self.dims[key]
             self._columns = torch.cat([of_key[key] for key in range(len(self.map))]).to(device)
         return self._columns
@@ -74,7 +74,7 @@ class VariableBatch:
                 f"batch_size_per_feature_per_rank has {len(sizes)} features with {sorted(ranks)} ranks, expected "
                 f"{len(dims)} features, all with the same number of ranks"
             )
-        self._sizes = torch.tensor([list(of_feature) for of_feature in sizes], dtype=torch.int64)
+        self._sizes = torch.tensor([list(of_feature) for of_feature in sizes], dtype=torch.int64, device="cpu")
         self._dims = list(dims)
         self.of_features = self._sizes.sum(1)
         self.batch_size = int(self.of_features.max())
@@ -99,7 +99,7 @@ class VariableBatch:
 
     def borders(self, offsets: torch.Tensor) -> torch.Tensor:
         """Where the lookups of each feature begin, and the last end, `[F + 1]`."""
-        ends = torch.cat([torch.zeros(1, dtype=torch.int64), self.of_features.cumsum(0)])
+        ends = torch.cat([torch.zeros(1, dtype=torch.int64, device="cpu"), self.of_features.cumsum(0)])
         return offsets.index_select(0, ends.to(offsets.device))
 
     def output(self, padded: torch.Tensor) -> torch.Tensor:
@@ -110,12 +110,13 @@ class VariableBatch:
     def _elements(self) -> torch.Tensor:
         width = sum(self._dims)
         begins = (self._sizes.cumsum(1) - self._sizes).tolist()
-        sizes, parts = self._sizes.tolist(), [torch.empty(0, dtype=torch.int64)]
+        sizes, parts = self._sizes.tolist(), [torch.empty(0, dtype=torch.int64, device="cpu")]
         for rank in range(self._sizes.shape[1]):
             column = 0
             for feature, dim in enumerate(self._dims):
-                rows = torch.arange(sizes[feature][rank]) + begins[feature][rank]
-                parts.append((rows[:, None] * width + torch.arange(column, column + dim)[None, :]).reshape(-1))
+                rows = torch.arange(sizes[feature][rank], device="cpu") + begins[feature][rank]
+                columns = torch.arange(column, column + dim, device="cpu")
+                parts.append((rows[:, None] * width + columns[None, :]).reshape(-1))
                 column += dim
         return torch.cat(parts)
 

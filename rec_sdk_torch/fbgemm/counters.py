@@ -55,8 +55,8 @@ class CountsCache(torch.nn.Module):
         Zeros without `record_cache_metrics.record_cache_miss_counter`.
         """
         if not self.record_cache_metrics.record_cache_miss_counter:
-            return torch.zeros(2, dtype=torch.int64)
-        return torch.tensor([self._missing_forwards, self._counts()[-1]])
+            return torch.zeros(2, dtype=torch.int64, device="cpu")
+        return torch.tensor([self._missing_forwards, self._counts()[-1]], device="cpu")
 
     def get_table_wise_cache_miss(self) -> torch.Tensor:
         """Distinct rows that were missed, of each table, int64 `[T]`.
@@ -64,9 +64,9 @@ class CountsCache(torch.nn.Module):
         Empty without `record_cache_metrics.record_tablewise_cache_miss`.
         """
         if not self.record_cache_metrics.record_tablewise_cache_miss:
-            return torch.zeros(0, dtype=torch.int64)
+            return torch.zeros(0, dtype=torch.int64, device="cpu")
         misses = [self.tables.cache_stats(table.name).get("unique_misses", 0) for table in self.tables.tables]
-        return torch.tensor(misses, dtype=torch.int64)
+        return torch.tensor(misses, dtype=torch.int64, device="cpu")
 
     def _check_gathered(self) -> None:
         if not self.gather_uvm_cache_stats:
@@ -82,7 +82,7 @@ class CountsCache(torch.nn.Module):
             RuntimeError: without `gather_uvm_cache_stats`.
         """
         self._check_gathered()
-        return torch.tensor([*(self._local if use_local_cache else self._counts()), 0, 0])
+        return torch.tensor([*(self._local if use_local_cache else self._counts()), 0, 0], device="cpu")
 
     def reset_uvm_cache_stats(self) -> None:
         """Sets all counters of the cache to 0.

@@ -55,7 +55,7 @@ class MovingAverage:
                 continue
             view = tables.view(table.name)
             for begin in range(0, spec.rows, ROWS_AT_ONCE):
-                ids = torch.arange(begin, min(begin + ROWS_AT_ONCE, spec.rows))
+                ids = torch.arange(begin, min(begin + ROWS_AT_ONCE, spec.rows), device="cpu")
                 rows = view.read(ids, [WEIGHT]).parts[WEIGHT]
                 self._move(rows)
                 view.write(ids, {WEIGHT: rows})

@@ -206,10 +206,10 @@ def make_resident(tables: TableBatchedEmbedding, names: Sequence[str]) -> None:
 
 def _touch(tables: TableBatchedEmbedding, feature: int, begin: int, end: int) -> None:
     """Trains a batch that has no backward: one bag of these rows, and of the other features empty ones."""
-    lengths = torch.zeros(tables.num_features + 1, dtype=torch.int64)
+    lengths = torch.zeros(tables.num_features + 1, dtype=torch.int64, device="cpu")
     lengths[feature + 1 :] = end - begin
     with torch.inference_mode(False), torch.enable_grad():
-        tables(torch.arange(begin, end), lengths)
+        tables(torch.arange(begin, end, device="cpu"), lengths)
 
 
 def rows_in_place(tables: TableBatchedEmbedding, name: str) -> dict[str, torch.Tensor]:
@@ -218,7 +218,7 @@ def rows_in_place(tables: TableBatchedEmbedding, name: str) -> dict[str, torch.T
         group, place = tables.find_table(name)
         group.swap.settle()
         config = group.members[place].config
-        ids = torch.arange(config.num_embeddings)
+        ids = torch.arange(config.num_embeddings, device="cpu")
         slots = torch.from_numpy(group.engine.find_rows(place, ids.numpy())[1]).long()
         begin = int(slots[0])
         if not torch.equal(slots, ids + begin):

@@ -54,7 +54,7 @@ def _in_place(name: str) -> bool:
 def copy_of(tables: TableBatchedEmbedding, name: str) -> dict[str, torch.Tensor]:
     """Copies of a table in host memory, by part, that refuse to be written to."""
     view = tables.view(name)
-    parts = view.read(torch.arange(view.config.num_embeddings)).parts
+    parts = view.read(torch.arange(view.config.num_embeddings, device="cpu")).parts
     return {part: values.as_subclass(TableCopy) for part, values in parts.items()}
 
 
@@ -63,8 +63,9 @@ def fill_uniform(tables: TableBatchedEmbedding, name: str, low: float, high: flo
     view = tables.view(name)
     rows, dim, dtype = view.config.num_embeddings, view.config.embedding_dim, view.config.weight_dtype
     for begin in range(0, rows, ROWS_AT_ONCE):
-        ids = torch.arange(begin, min(begin + ROWS_AT_ONCE, rows))
-        view.write(ids, {WEIGHT: torch.empty((len(ids), dim), dtype=dtype).uniform_(low, high)})
+        ids = torch.arange(begin, min(begin + ROWS_AT_ONCE, rows), device="cpu")
+        drawn = torch.empty((len(ids), dim), dtype=dtype, device="cpu").uniform_(low, high)
+        view.write(ids, {WEIGHT: drawn})
 
 
 def states_in_order(optimizer: TableOptimizer) -> list[StateSpec]:
@@ -90,7 +91,7 @@ def save_states(tables: TableBatchedEmbedding, optimizer: TableOptimizer) -> dic
         for state, name in state_names(optimizer).items():
             values = parts[state]
             saved[f"{table.name}.{name}"] = values[:, 0] if _rowwise(optimizer, state) else values
-    saved["iter"] = torch.tensor([optimizer.step])
+    saved["iter"] = torch.tensor([optimizer.step], device="cpu")
     return saved
 
 
@@ -167,7 +168,8 @@ def from_fbgemm(
                 state_dict[prefix + key.format(name)] = flat[begin : begin + math.prod(shape)].view(shape)
             except (KeyError, IndexError, RuntimeError) as error:
                 raise ValueError(f"FBGEMM's {buffer} do not have table {name!r} of {shape}: {error}") from error
-        elements = sum(given.get(f"{buffer}_{place}", torch.empty(0)).numel() for place in set(_PLACES))
+        buffers = (given.get(f"{buffer}_{place}") for place in set(_PLACES))
+        elements = sum(0 if values is None else values.numel() for values in buffers)
         if elements != total:
             raise ValueError(f"FBGEMM's {buffer} have {elements} elements, these tables {total}")
-    state_dict[f"{prefix}states.iter"] = given.get("iter", torch.tensor([optimizer.step]))
+    state_dict[f"{prefix}states.iter"] = given.get("iter", torch.tensor([optimizer.step], device="cpu"))

@@ -42,7 +42,7 @@ class Bags:
             raise ValueError(f"the batch has {offsets.numel() - 1} lengths, {of_keys}")
         if len(set(sizes)) <= 1:
             return cls(features, offsets, sizes[0] if sizes else 0, sizes)
-        places = padded_places(torch.tensor(sizes)).to(offsets.device)
+        places = padded_places(torch.tensor(sizes, device="cpu")).to(offsets.device)
         return cls(features, offsets.index_select(0, places), max(sizes), sizes)
 
     def lengths(self, key: int, lengths: torch.Tensor) -> torch.Tensor:

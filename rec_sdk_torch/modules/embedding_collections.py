@@ -69,7 +69,9 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
                 per sample of each table); larger batches are legal.
             need_indices: outputs carry their ids as weights.
             need_accumulate_offset: accepted for Rec SDK scripts; offsets never need accumulating here.
-            device: where the cache lives; the host when None. An int is an index of the machine's accelerator.
+            device: where the cache lives; None: torch's default device, the host unless `torch.device` as a context or
+                `torch.set_default_device` says otherwise. An int is an index of the machine's accelerator. On `meta`
+                tables are shapes, until they are sharded or brought to a device with `to_empty`.
             embedding_optimizer_cls: optimizer the tables are made for; binding when given.
             cache: rows per table (int), fraction of `num_embeddings` (float), bytes of all tables
                 (`"2GiB"`), a dict of these by table name, or None: derived.

@@ -71,7 +71,9 @@ def _with_every_row(grad: torch.Tensor) -> torch.Tensor:
     """`grad` as a sparse tensor that also names the rows of zeros, which `to_sparse` leaves out."""
     rows = grad if grad.dim() else grad[None]
     places = torch.arange(len(rows), device=grad.device)[None] if grad.dim() else rows.new_empty((0, 1)).long()
-    return torch.sparse_coo_tensor(places, rows, grad.shape, is_coalesced=True, check_invariants=False)
+    return torch.sparse_coo_tensor(
+        places, rows, grad.shape, device=grad.device, is_coalesced=True, check_invariants=False
+    )
 
 
 class _DenseAsSparse(torch.optim.SparseAdam):

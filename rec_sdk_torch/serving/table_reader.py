@@ -194,8 +194,8 @@ class TableReader:
         if not isinstance(wanted, np.ndarray) or wanted.dtype.kind not in "iu":
             kind = f"{ids.dtype} on {ids.device}" if isinstance(ids, torch.Tensor) else getattr(ids, "dtype", type(ids))
             raise TypeError(f"ids are {kind}, expected integers: a tensor on the host, or a numpy array")
-        missing = torch.full((moment.dim,), self._default, dtype=moment.dtype)
-        rows = torch.empty((wanted.size, moment.dim), dtype=moment.dtype)
+        missing = torch.full((moment.dim,), self._default, dtype=moment.dtype, device="cpu")
+        rows = torch.empty((wanted.size, moment.dim), dtype=moment.dtype, device="cpu")
         flat = np.ascontiguousarray(wanted, np.int64).reshape(-1)
         try:
             known = moment.table.lookup(flat, missing.view(torch.uint8).numpy(), rows.view(torch.uint8).numpy())

@@ -63,8 +63,8 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
             cache: size of the device cache: rows per table (int), a fraction of `num_embeddings` (float),
                 bytes of all tables (`"2GiB"`), one of these by table name (dict), or None (derived).
             batch_hint: the batches a derived cache must hold.
-            device: where the cache lives; the host when None, an accelerator when an int. `meta` allocates nothing and
-                cannot forward.
+            device: where the cache lives; torch's default device when None, an accelerator when an int. `meta`
+                allocates nothing and cannot forward.
             seed: of the initial weights, `torch.initial_seed()` when None.
             bounds_check_mode: what an id outside an index table does.
             check_finite: what a NaN or infinite gradient does: nothing (`off`), a warning (`warn`), or a

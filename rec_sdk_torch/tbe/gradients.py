@@ -31,7 +31,9 @@ class TableGradient(NamedTuple):
         order = torch.argsort(self.ids)
         shape = (num_rows, self.rows.shape[1])
         ids, rows = self.ids[order].to(self.rows.device), self.rows[order.to(self.rows.device)]
-        return torch.sparse_coo_tensor(ids[None], rows, shape, is_coalesced=True, check_invariants=True)
+        return torch.sparse_coo_tensor(
+            ids[None], rows, shape, device=rows.device, is_coalesced=True, check_invariants=True
+        )
 
 
 def take_gradients(embedding: TableBatchedEmbedding) -> dict[str, TableGradient]:

@@ -218,9 +218,9 @@ class Group:
     def read_weights_grad(self, batch: Batch, rows: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
         """As `weights_grad`, of a batch whose lookups `read` the `rows`, float32 `[n, D]`."""
         self._transfers.follow()
-        slots, (offsets,) = torch.arange(len(rows), dtype=torch.int32), self._transfers.put(batch.bags(self.features))
-        columns = self._columns, self._means
-        result: torch.Tensor = ops.pooled_weights_grad(rows, slots.to(self._device), offsets, grad, *columns)
+        slots = torch.arange(len(rows), dtype=torch.int32, device="cpu").to(self._device)
+        (offsets,) = self._transfers.put(batch.bags(self.features))
+        result: torch.Tensor = ops.pooled_weights_grad(rows, slots, offsets, grad, self._columns, self._means)
         return result
 
     def coefficients(self) -> torch.Tensor:

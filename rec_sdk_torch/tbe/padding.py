@@ -17,5 +17,5 @@ def padded_places(sizes: torch.Tensor) -> torch.Tensor:
         int64 `[F * max(sizes) + 1]`.
     """
     ends = sizes.cumsum(0)
-    within = torch.arange(int(sizes.max()))[None, :].minimum(sizes[:, None])
+    within = torch.arange(int(sizes.max()), device=sizes.device)[None, :].minimum(sizes[:, None])
     return torch.cat([((ends - sizes)[:, None] + within).reshape(-1), ends[-1:]])

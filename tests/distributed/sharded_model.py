@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +30,7 @@ class Scenario:
         admit: how often an id of a hash table has to be seen; 0: not at all.
         rules: of admission and eviction of hash tables, `AdmitAndEvictConfig`'s; in place of `admit`.
         init_fn: of the index table.
+        made_on: a default device under which the model is made that is to be sharded, without a device of its own.
         sizes: for each step, samples of each rank: `step % len(sizes)`, then `rank % len(sizes[...])`.
     """
 
@@ -47,6 +49,7 @@ class Scenario:
     admit: int = 0
     rules: dict[str, Any] = field(default_factory=dict)
     init_fn: Any = None
+    made_on: str = ""
 
 
 FILLS = 17
@@ -86,12 +89,16 @@ def configs(scenario: Scenario) -> list[Any]:
     ]
 
 
+PLACE = object()
+"""The device of the process."""
+
+
 class Model(torch.nn.Module):
     """A collection, and one dense parameter."""
 
-    def __init__(self, scenario: Scenario, seed: int, cache: Any = None) -> None:
+    def __init__(self, scenario: Scenario, seed: int, cache: Any = None, device: Any = PLACE) -> None:
         super().__init__()
-        options: dict[str, Any] = {"device": Place.device}
+        options: dict[str, Any] = {"device": Place.device if device is PLACE else device}
         if scenario.kind == "hash":
             torch.manual_seed(seed)
             self.sparse = rst.HashEmbeddingBagCollection(configs(scenario), is_weighted=scenario.weighted, **options)
@@ -209,12 +216,24 @@ def rows(collection: Any) -> dict[str, dict[int, torch.Tensor]]:
     return result
 
 
+<<<<<<< HEAD
 def train_sharded(rank: int, world_size: int, scenario: Scenario, depth: int = 0, saves: str = "") -> Any:
     """(outputs of each step, rows, dense parameter, exchange stats, cache stats, device) of a rank.
 
     `saves`: a folder; half-way the tables are saved there, and others that load the save go on.
     """
     model = shard(Model(scenario, seed=3 + rank), scenario, world_size)  # rank 0's seed holds
+=======
+def train_sharded(rank: int, world_size: int, scenario: Scenario, depth: int = 0) -> Any:
+    """(outputs of each step, rows, dense parameter, exchange stats, cache stats, device) of a rank."""
+    made_on = torch.device(scenario.made_on) if scenario.made_on else contextlib.nullcontext()
+    with made_on:
+        model: Any = Model(scenario, seed=3 + rank, device=None if scenario.made_on else Place.device)
+    assert model.sparse.device.type == (scenario.made_on or Place.device.type)
+    model = shard(model, scenario, world_size)  # rank 0's seed holds
+    dense = torch.optim.SGD([model.module.scale], lr=0.05)
+    pipeline: Any = rst.EmbCacheTrainPipelineSparseDist(model, dense, "cpu", Place.device, depth=depth)
+>>>>>>> 6d7e449 (Tables made without a device follow torch's default device, as TorchRec's collections do)
     torch.manual_seed(FILLS)
     half = scenario.steps // 2 if saves else scenario.steps
     outputs = _steps(model, scenario, range(half), rank, world_size, depth)

@@ -59,6 +59,9 @@ CASES = {
     ),
     "init_fn": Scenario(init_fn=torch.nn.init.normal_, optimizer=torch.optim.Adagrad, seed=47),
     "init_fn_sequences": Scenario(init_fn=torch.nn.init.normal_, kind="sequences", sharding=(ROW, TABLE, ROW), seed=48),
+    "meta": Scenario(made_on="meta", init_fn=torch.nn.init.normal_, sharding=(ROW, TABLE, ROW), seed=49),
+    "meta_sequences": Scenario(made_on="meta", kind="sequences", optimizer=torch.optim.Adam, seed=50),
+    "meta_hash": Scenario(made_on="meta", kind="hash", optimizer=torch.optim.Adagrad, seed=51),
     "accumulate_sgd": Scenario(
         optimizer=rst.AccumulateSGD, options={"use_accumulate": True, "accumulate_step": 3}, steps=6, seed=12
     ),

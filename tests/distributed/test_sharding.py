@@ -162,6 +162,54 @@ def test_idle_ids_leave_their_homes(ranks_of: Start) -> None:
     assert sum(result[2] for result in results) == 2, "2 and 102, when asked for"
 
 
+# ---- devices
+
+
+def devices(rank: int, world_size: int) -> None:
+    sharder = rst.EmbCacheEmbeddingBagCollectionSharder()
+    plan, meta = plan_of("row_wise"), torch.device("meta")
+    assert sharder.shard(bags_collection(meta), plan, world()).device == torch.device("cpu"), "TorchRec's default"
+    assert sharder.shard(bags_collection(meta), plan, world(), Place.device).device == Place.device
+    assert sharder.shard(bags_collection(Place.device), plan, world()).device == Place.device
+    if Place.device.type != "cpu":
+        with pytest.warns(UserWarning, match=rf"'t0'.* are on {Place.device}, .* onto cpu.*device='{Place.device}'"):
+            sharder.shard(bags_collection(Place.device), plan, world(), torch.device("cpu"))
+
+
+def test_where_shards_are(ranks_of: Start) -> None:
+    """On the device that DistributedModelParallel gives, which is the host unless it is given one."""
+    ranks_of(2).run(devices)
+
+
+def under_a_default_device(rank: int, world_size: int, scenario: Scenario, default: str) -> Any:
+    batches = [jagged(*bags_of(scenario, step, world_size)[rank]) for step in range(scenario.steps)]
+    outputs = []
+    with torch.device(default or Place.device):
+        model = shard(Model(scenario, 3), scenario, world_size)
+        for batch in batches:
+            loss, output = model(batch)
+            loss.backward()
+            outputs.append(output)
+        model.eval()
+        outputs.append(model(batches[0])[1])
+        found = rows(model.module.sparse)
+    return outputs, found
+
+
+def test_a_default_device_changes_nothing(ranks_of: Start, device: torch.device) -> None:
+    default = "meta" if device.type == "cpu" else "cpu"
+    for scenario in (
+        Scenario(weighted=True, optimizer=torch.optim.Adam, dims=(4, 8, 4), cache=40, seed=24),
+        Scenario(kind="sequences", admit=2, seed=25),
+    ):
+        plain, other = (ranks_of(2).run(under_a_default_device, scenario, which) for which in ("", default))
+        for one, two in zip(plain, other, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(one[0], two[0], strict=True))
+            for table, expected in one[1].items():
+                assert two[1][table].keys() == expected.keys()
+                assert all(torch.equal(row, two[1][table][i]) for i, row in expected.items())
+
+
 # ---- state
 
 

@@ -1,20 +1,26 @@
 """First use under another mode of the caller: inference mode, default dtype, default device.
 
-The reference is the same training by a caller without any mode: the bits must be the same.
+The reference is the same training by a caller without any mode: the bits must be the same. Tables that
+are made without a device have TorchRec's collection as their reference, which follows the default device.
 """
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from jagged import apply, bag_config, bags_collection, jagged, output_values, sequence_config, sequences_collection
-from torchrec import EmbeddingBagConfig
+from torch.utils._device import _device_constructors
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 
 import rec_sdk_torch as rst
+
+PACKAGE = Path(rst.__file__).parent
 
 
 @contextmanager
@@ -36,6 +42,49 @@ def default_device(device: str) -> Iterator[None]:
         torch.set_default_device(None)
 
 
+def hashed(device: Any) -> Any:
+    config = rst.HashEmbeddingBagConfig(name="t0", num_embeddings=40, embedding_dim=4, feature_names=["f0"])
+    return rst.HashEmbeddingBagCollection([config], device=device)
+
+
+MAKE: dict[str, Callable[[Any], Any]] = {
+    "bags": bags_collection,
+    "sequences": sequences_collection,
+    "hash": hashed,
+    "embedding": lambda device: rst.TableBatchedEmbedding([rst.TableConfig("t0", 40, 4)], device=device),
+}
+
+
+@pytest.mark.parametrize("enter", [default_device, torch.device], ids=["set_default_device", "with"])
+@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize("where", ["meta", "device"])
+def test_tables_follow_the_default_device(device: torch.device, kind: str, enter: Any, where: str) -> None:
+    with enter(device.type if where == "device" else where):
+        found, given = MAKE[kind](None), MAKE[kind]("cpu")
+        theirs = EmbeddingBagCollection([EmbeddingBagConfig(num_embeddings=40, embedding_dim=4, name="t0")])
+        assert found.device == theirs.device
+        assert {parameter.device for parameter in found.parameters()} <= {theirs.device}
+        assert given.device == torch.device("cpu")
+    assert MAKE[kind](None).device == torch.device("cpu")
+
+
+def on_the_default_device(file: Path) -> Iterator[int]:
+    """Lines that make a tensor without saying where."""
+    names = {function.__name__ for function in _device_constructors()}
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in names:
+            of_torch = isinstance(node.func.value, ast.Name) and node.func.value.id == "torch"
+            if of_torch and all(keyword.arg != "device" for keyword in node.keywords):
+                yield node.lineno
+
+
+def test_no_tensor_of_the_package_follows_the_default_device() -> None:
+    """One that did would be elsewhere, or without values, wherever a caller has set one."""
+    files = [file for file in PACKAGE.rglob("*.py") if file.name != "npu_check.py"]  # a program by itself
+    assert len(files) > 100
+    assert {str(file): lines for file in files if (lines := list(on_the_default_device(file)))} == {}
+
+
 MODES: dict[str, Callable[[], Any]] = {
     "inference mode": torch.inference_mode,
     "no grad": torch.no_grad,
@@ -50,12 +99,12 @@ for made in BATCHES:
     made.offsets()  # beforehand, as the rest: the tests are about what the collection allocates
 
 
-def pooled(device: torch.device, window: int) -> torch.nn.Module:
+def pooled(device: torch.device | None, window: int) -> torch.nn.Module:
     index = EmbeddingBagConfig(num_embeddings=16, embedding_dim=8, name="t1", feature_names=["f1"])
     return optimized(bags_collection(device, bag_config(), index, cache=4), window)
 
 
-def sequence(device: torch.device, window: int) -> torch.nn.Module:
+def sequence(device: torch.device | None, window: int) -> torch.nn.Module:
     tables = [sequence_config(), sequence_config("t1", ("f1",), embedding_dim=8)]
     return optimized(sequences_collection(device, *tables, cache=4), window)
 
@@ -128,6 +177,16 @@ def test_all_in_a_mode(device: torch.device, make: Any, window: int, mode: str) 
     again = make(device, window)
     again.load_state_dict(plain.state_dict())
     assert_same(found, expected + reads(again))
+
+
+@KINDS
+def test_trains_on_the_default_device(device: torch.device, make: Any) -> None:
+    plain = make(device, 3)
+    expected = [*train(plain, 6), *reads(plain), *save(plain)]
+    with torch.device(device):
+        collection = make(None, 3)
+        found = [*train(collection, 6), *reads(collection), *save(collection)]
+    assert_same(found, expected)
 
 
 @KINDS

@@ -41,7 +41,7 @@ class Sample(Pipelineable):
 
 
 class Model(torch.nn.Module):
-    def __init__(self, device: torch.device, make: Any = bags_collection, cache: int = 6) -> None:
+    def __init__(self, device: torch.device | None, make: Any = bags_collection, cache: int = 6) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.tables = make(device, cache=cache)
@@ -183,15 +183,17 @@ def test_a_stock_pipeline_evaluates(device: torch.device, alone: None, pipeline:
 
 
 @pytest.mark.parametrize("sharders", [None, [], [EmbeddingBagCollectionSharder()]])
-@pytest.mark.parametrize("meta", [False, True])
+@pytest.mark.parametrize("made_on", ["device", "meta", "default meta"])
 def test_model_parallel_leaves_tables_to_each_rank(
-    device: torch.device, alone: None, sharders: Any, meta: bool
+    device: torch.device, alone: None, sharders: Any, made_on: str
 ) -> None:
     """Also from the meta device, where nothing was allocated."""
     plain = Model(device)
-    model = Model(torch.device("meta") if meta else device)
+    with torch.device("meta" if made_on == "default meta" else device):
+        model = Model({"device": device, "meta": torch.device("meta")}.get(made_on))
+    assert model.tables.device.type == ("meta" if "meta" in made_on else device.type)
     parallel = model_parallel(model, device, sharders=sharders)
-    if meta:
+    if "meta" in made_on:
         parallel.load_state_dict(plain.state_dict())
     assert parallel.module.tables.device == device
     assert [p.device.type for p in parallel.parameters()] == [device.type] * 3
