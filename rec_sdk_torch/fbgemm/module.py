@@ -161,6 +161,7 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
             optimizer=self._optimizer,
             cache=cache_option(self._specs, configs, self._optimizer, device, *share),
             device=device,
+            seed=torch.initial_seed(),  # FBGEMM's constructor draws nothing
             bounds_check_mode=self.bounds_check_mode.name,
             cache_policy=cache_policy(given["cache_algorithm"]),
         )

@@ -75,7 +75,8 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
             embedding_optimizer_cls: optimizer the tables are made for; binding when given.
             cache: rows per table (int), fraction of `num_embeddings` (float), bytes of all tables
                 (`"2GiB"`), a dict of these by table name, or None: derived.
-            seed: of the initial weights; `torch.initial_seed()` when None.
+            seed: of the initial weights, which are the same for the same seed, name of a table and id. None: drawn from
+                torch's generator, so that collections start apart.
             bounds_check_mode: index tables: `fatal`, `warning`, `ignore`, `none`.
             check_finite: what a NaN or infinite gradient does: `off` (nothing), `warn`, or `raise`
                 (FloatingPointError before any row changes).
@@ -240,6 +241,8 @@ class HashEmbeddingBagCollection(_PooledCollection):
         stochastic_rounding: bool = False,
     ) -> None:
         """Checks the tables; the cache, as large as the tables, is laid out at first use.
+
+        The seed of the initial weights is drawn from torch's generator.
 
         Raises:
             ValueError, TypeError: tables that cannot be met; the message names them.

@@ -22,7 +22,7 @@ from .guard import GradientGuard, Scaler
 from .life import Seen
 from .look_ahead import LookAhead, LooksAhead
 from .lookup import BatchLookup, fused_lookup, split_rows
-from .member import Member, alike, drawn, record_layout, stored_bytes
+from .member import Member, alike, draw_seed, drawn, record_layout, stored_bytes
 from .monitor import Inspected
 from .optimizer import TableOptimizer
 from .parts import WEIGHT
@@ -65,7 +65,7 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
             batch_hint: the batches a derived cache must hold.
             device: where the cache lives; torch's default device when None, an accelerator when an int. `meta`
                 allocates nothing and cannot forward.
-            seed: of the initial weights, `torch.initial_seed()` when None.
+            seed: of the initial weights; drawn from torch's generator when None, so that no two embeddings start alike.
             bounds_check_mode: what an id outside an index table does.
             check_finite: what a NaN or infinite gradient does: nothing (`off`), a warning (`warn`), or a
                 FloatingPointError in the backward pass before any row changes (`raise`).
@@ -93,7 +93,7 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
         if self.host_store is not None and not isinstance(self.host_store, str):
             raise TypeError(f"host_store is {host_store!r}, expected the path of a folder")
         self._store_folder: StoreFolder | None = None
-        if optimizer is not None and not isinstance(optimizer, TableOptimizer):
+        if not isinstance(optimizer, (TableOptimizer, type(None))):
             raise TypeError(
                 f"optimizer is {optimizer!r}, expected a TableOptimizer: TableOptimizer.create(class, keywords)"
             )
@@ -105,7 +105,7 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
         if cache_policy not in cache_policies():
             raise ValueError(f"cache_policy is {cache_policy!r}, allowed are {cache_policies()}")
         self.cache_policy = cache_policy
-        self.seed = (torch.initial_seed() if seed is None else operator.index(seed)) & (2**64 - 1)
+        self.seed = (draw_seed() if seed is None else operator.index(seed)) & (2**64 - 1)
         self.bounds_check = BoundsCheckMode.parse(bounds_check_mode)
         self.num_features = sum(table.num_features for table in self.tables)
         ends = np.cumsum([table.num_features for table in self.tables])

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from .. import _engine
+from ..eager import check_real
 from .optimizer import TableOptimizer
 from .record import RecordLayout, dtype_codes
 from .store_folder import StoreFolder
@@ -108,6 +109,13 @@ def engine_of(
         row_ids=row_ids,
         state_dtypes=dtype_codes(layout.state_dtypes),
     )
+
+
+def draw_seed() -> int:
+    """A seed from torch's generator, as the weights of torch's modules come from it: each embedding gets another."""
+    seed = torch.empty((), dtype=torch.int64, device="cpu").random_()
+    check_real(seed)
+    return int(seed)
 
 
 def drawn(config: TableConfig, rows: int) -> torch.Tensor:

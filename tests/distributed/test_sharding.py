@@ -210,6 +210,32 @@ def test_a_default_device_changes_nothing(ranks_of: Start, device: torch.device)
                 assert all(torch.equal(row, two[1][table][i]) for i, row in expected.items())
 
 
+# ---- initial weights
+
+
+def made_towers(seed: int, device: torch.device) -> list[Any]:
+    """Two collections with one table name, without a seed of their own."""
+    config = bag_config(initializer_type=rst.InitializerType.UNIFORM)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return [bags_collection(device, config, seed=None) for _ in range(2)]
+
+
+def towers(rank: int, world_size: int, seed: int) -> list[torch.Tensor]:
+    sharder = rst.EmbCacheEmbeddingBagCollectionSharder()
+    made = made_towers(seed + rank, Place.device)
+    sharded = [sharder.shard(each, plan_of("row_wise"), world(), Place.device).eval() for each in made]
+    return [each(jagged({"f0": [[1], [4], [7]]})).values().cpu() for each in sharded]
+
+
+def test_towers_start_apart_and_as_in_one_process(ranks_of: Start) -> None:
+    """Where ranks have seeds of their own, that of rank 0 holds for each collection."""
+    expected = [each.eval()(jagged({"f0": [[1], [4], [7]]})).values() for each in made_towers(6, torch.device("cpu"))]
+    assert not torch.equal(*expected)
+    for found in ranks_of(2).run(towers, 6):
+        assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
 # ---- state
 
 

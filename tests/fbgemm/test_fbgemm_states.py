@@ -128,13 +128,14 @@ def test_uniform_weights_are_fbgemms(
     monkeypatch.setattr(states, "ROWS_AT_ONCE", 7)
     split = pytest.importorskip("fbgemm_gpu.split_embedding_configs")
     case = small_case()
-    modules = [
-        fbgemms(case, weights_precision=split.SparseType[precision]),
-        make_ours(case, device, location, weights_precision=precision),
+    makers: list[Any] = [
+        lambda: fbgemms(case, weights_precision=split.SparseType[precision]),
+        lambda: make_ours(case, device, location, weights_precision=precision),
     ]
     drawn = []
-    for module in modules:
+    for make in makers:
         torch.manual_seed(3)
+        module = make()  # which draws nothing
         module.init_embedding_weights_uniform(-0.25, 0.5)
         drawn.append(module.split_embedding_weights())
     for theirs, ours in zip(*drawn, strict=True):

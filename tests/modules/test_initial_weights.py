@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 from typing import Any
 
 import pytest
@@ -20,7 +22,7 @@ from jagged import (
 from torchrec import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_configs import DataType
 
-from rec_sdk_torch import InitializerType
+from rec_sdk_torch import HashEmbeddingBagCollection, HashEmbeddingBagConfig, InitializerType
 
 IDS = (-(2**63), -1, 0, 1, 5, 1000, 2**63 - 1)
 
@@ -81,13 +83,39 @@ def test_initial_weights_depend_on_seed_table_and_id_alone(device: torch.device,
     assert not torch.equal(initial(device, name="other", **fields), torch.stack(list(expected.values())))
 
 
-def test_seed_is_that_of_torch_by_default(device: torch.device) -> None:
+def towers(device: torch.device, seed: int) -> list[torch.Tensor]:
+    """Rows of collections with one table name that are made one after the other, without a seed of their own."""
     fields = {"initializer_type": InitializerType.UNIFORM}
+    capacity = HashEmbeddingBagConfig(name="t0", num_embeddings=40, embedding_dim=4, feature_names=["f0"], **fields)
     with torch.random.fork_rng():
-        torch.manual_seed(1234)
-        torch.rand(3)  # the position in the generator's stream does not matter
-        drawn = initial(device, seed=None, **fields)
-    assert torch.equal(drawn, initial(device, seed=1234, **fields))
+        torch.manual_seed(seed)
+        made = [
+            bags_collection(device, bag_config(**fields), seed=None),
+            bags_collection(device, bag_config(**fields), seed=None),
+            HashEmbeddingBagCollection([capacity], device=device),
+            bags_collection(device, EmbeddingBagConfig(40, 4, name="t0", feature_names=["f0"]), seed=None),
+        ]
+    ids = single_ids([1, 5, 7])
+    return [read(collection, ids) for collection in (*made, *(copy.deepcopy(each) for each in made))]
+
+
+def test_collections_without_a_seed_start_apart(device: torch.device) -> None:
+    """As torch's modules: a copy has the weights of its original, and torch.manual_seed repeats all of them."""
+    first, again, other = towers(device, 3), towers(device, 3), towers(device, 4)
+    assert all(torch.equal(*pair) for pair in zip(first, again, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(first[:4], first[4:], strict=True))
+    every = [*first[:4], *other[:4]]
+    assert not any(torch.equal(one, two) for one, two in itertools.combinations(every, 2))
+
+
+def test_a_seed_says_all(device: torch.device) -> None:
+    """It draws nothing, and a collection on the meta device has the weights of one that was made on a device."""
+    fields = {"initializer_type": InitializerType.UNIFORM}
+    before = torch.get_rng_state()
+    plain, meta = (bags_collection(where, bag_config(**fields)) for where in (device, torch.device("meta")))
+    assert torch.equal(torch.get_rng_state(), before)
+    meta.to_empty(device=device)
+    assert torch.equal(read(plain, single_ids([1, 5, 7])), read(meta, single_ids([1, 5, 7])))
 
 
 def fill_by_row(param: torch.Tensor) -> None:

@@ -113,11 +113,10 @@ def test_an_interrupt_between_two_updates_does_nothing_twice(device: torch.devic
     """Averages are taken after each update, and replace the weights after the third; the next call ends the work."""
     options = {"lr": 0.5, "step_ema": 1, "step_start": 0, "step_swap": 4, "step_ema_coef": 0.5}
     config = TableConfig("t", IDS, DIM, pooling=Pooling.NONE, hashed=False)
+    optimizers = (TableOptimizer.create(RowWiseAdagrad, options) for _ in range(2))
     plain, struck = (
-        TableBatchedEmbedding(
-            [config], optimizer=TableOptimizer.create(RowWiseAdagrad, options), cache=60, device=device
-        )
-        for _ in range(2)
+        TableBatchedEmbedding([config], optimizer=optimizer, cache=60, device=device, seed=0)
+        for optimizer in optimizers
     )
     for embedding in (plain, struck):
         step(embedding, [1, 2])
