@@ -9,6 +9,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from .._forks import keep_from_children
+
 
 def before(call: str, path: Path) -> None:
     """Runs before every call that changes something; a test replaces it. `call`: its name, such as "write"."""
@@ -108,6 +110,7 @@ def remove_tree(path: Path) -> None:
 def held(folder: Path) -> Iterator[bool]:
     """Holds the lock of a folder, which ends with the process; False: another process or thread holds it."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    close = keep_from_children(fd)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -116,4 +119,4 @@ def held(folder: Path) -> Iterator[bool]:
             got = False
         yield got
     finally:
-        os.close(fd)
+        close()

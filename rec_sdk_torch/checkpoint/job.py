@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 
-from ..tbe import TableBatchedEmbedding
 from . import files
 from .errors import CheckpointError
 from .owners import Owner, owners_of
@@ -30,9 +27,6 @@ from .saving import (
     write,
 )
 from .team import Team
-
-_busy: weakref.WeakKeyDictionary[TableBatchedEmbedding, threading.Lock] = weakref.WeakKeyDictionary()
-_busy_lock = threading.Lock()
 
 
 class SaveJob:
@@ -107,9 +101,7 @@ def _alone(owners: Sequence[Owner]) -> Iterator[None]:
     """Waits for other saves of these tables. A lock, for it ends in the thread that writes."""
     with contextlib.ExitStack() as stack:
         for owner in sorted(owners, key=lambda owner: id(owner.embedding)):
-            with _busy_lock:
-                lock = _busy.setdefault(owner.embedding, threading.Lock())
-            stack.enter_context(lock)
+            stack.enter_context(owner.embedding.steps.saving)
         yield
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 from collections.abc import Iterator
 from typing import Any
@@ -34,17 +35,38 @@ class Exchange:
             ids: exchanges tensors in host memory.
             rows: exchanges tensors on `device`; of the same ranks.
         """
-        self.ids, self.rows, self.device = ids, rows, device
+        self._ids, self._rows, self.device = ids, rows, device
         self.rank, self.world_size = dist.get_rank(ids), dist.get_world_size(ids)
         self.stats = dict.fromkeys(COUNTERS, 0)
+        self._process = os.getpid()
+
+    @property
+    def ids(self) -> dist.ProcessGroup:
+        """Exchanges tensors in host memory."""
+        self._check_process()
+        return self._ids
+
+    @property
+    def rows(self) -> dist.ProcessGroup:
+        """Exchanges tensors on `device`."""
+        self._check_process()
+        return self._rows
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"process {os.getpid()} was forked from a rank, process {self._process}, whose exchanges with other "
+                "ranks it would spoil: it cannot use sharded tables. Start processes by spawn"
+            )
 
     @contextlib.contextmanager
     def waiting(self, what: str) -> Iterator[None]:
         """Around what waits for other ranks.
 
         Raises:
-            RuntimeError: the process group has, because a rank has died or does not come.
+            RuntimeError: the process group has, because a rank has died or does not come; or this process is no rank.
         """
+        self._check_process()
         try:
             yield
         except RuntimeError as error:

@@ -217,6 +217,7 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
             check_host_memory(self.tables, stored)
         elif self._store_folder is None:
             self._store_folder = StoreFolder(self.host_store)
+            self.steps.store = self.host_store
         columns = (np.cumsum(self.feature_dims) - self.feature_dims).tolist()
         groups = []
         for indices in alike(self.tables, self.optimizers):
@@ -459,7 +460,7 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
         )
         if self.host_store is not None and self.device.type != "meta":
             twin._store_folder = folder_for_copy(self.host_store)
-            twin.host_store = twin._store_folder.path
+            twin.host_store = twin.steps.store = twin._store_folder.path
         twin.steps.guard.scaler = self.steps.guard.scaler
         twin._evict_step_interval = self._evict_step_interval
         memo[id(self)] = twin

@@ -122,6 +122,9 @@ class LookAhead:
     What is trained has the bits that it has without: plans are made in the order of the forwards, and a plan whose
     forward has not begun leaves no trace when it is dropped. Who looks at whole tables, or trains another batch, drops
     the plans; those who are still to come are planned anew.
+
+    Attributes:
+        idle: nothing is planned now.
     """
 
     def __init__(self, embedding: TableBatchedEmbedding) -> None:
@@ -129,11 +132,16 @@ class LookAhead:
         self._coming: deque[Prefetched] = deque()  # those with plans before those without
         self._lock = threading.RLock()  # of `_coming` and `plans`; taken after the embedding's
         self._worker = Worker("rec_sdk_torch.prefetch")
-        self._idle = True
+        self.idle = True
         self._too_small = self._warned = False
 
     def __len__(self) -> int:
         return len(self._coming)
+
+    def forked(self) -> None:
+        """In a process that was forked: the thread that planned is not there."""
+        self._lock = threading.RLock()
+        self.idle = True
 
     # ---- batches
 
@@ -209,8 +217,9 @@ class LookAhead:
         """A batch is to come, after those that were added before.
 
         Raises:
-            RuntimeError: `MAX_COMING` are to come already.
+            RuntimeError: `MAX_COMING` are to come already, or this process must not use the tables.
         """
+        self._live().steps.check_process()
         with self._lock:
             if sum(not other.gone for other in self._coming) >= MAX_COMING:
                 raise RuntimeError(
@@ -293,12 +302,12 @@ class LookAhead:
 
     def go_on(self) -> None:
         """Plans what is to come and can be planned now, in the thread for it."""
-        if not self._coming or not self._idle:
+        if not self._coming or not self.idle:
             return
         with self._lock:
-            if self._idle and (self._next() or self._to_announce()) is not None:
+            if self.idle and (self._next() or self._to_announce()) is not None:
                 self._worker.run(self._plan_all)
-                self._idle = False
+                self.idle = False
 
     def wait(self) -> None:
         """Until all that can be planned now is planned, and its rows are on their way."""
@@ -342,14 +351,14 @@ class LookAhead:
                 with self._lock:
                     prefetched, announces = self._next(), self._to_announce()
                     if prefetched is None and announces is None:
-                        self._idle = True  # under the lock: who adds a batch sees it
+                        self.idle = True  # under the lock: who adds a batch sees it
                         return
                 if prefetched is not None:
                     self._prepare(prefetched)
                 elif announces is not None:
                     self._announce(announces)
         finally:
-            self._idle = True
+            self.idle = True
 
     def _prepare(self, prefetched: Prefetched) -> None:
         """Errors are not raised here: the batch's forward meets them again, when nothing else is in its way."""

@@ -226,6 +226,7 @@ class Inspected:
         return memory_report(self._groups_of(table), table)
 
     def _groups_of(self, table: str | None) -> Sequence[Group]:
+        self.steps.check_process()
         if table is not None:
             self.view(table)  # which raises for a name that is unknown
         return self._groups or []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from .._forks import Lock, Refusal, free, watch
 from .between import Between
 from .guard import GradientGuard
 from .ledger import Ledger
@@ -99,6 +101,8 @@ class Steps:
     Attributes:
         planning: held while a batch is planned for all groups, and by who needs that no plan is made meanwhile.
         launch: held while the device is given work of a step. Taken after `planning` where both are.
+        saving: held while a save is written, which ends in another thread than it began in.
+        store: the folder of rows that are on disk.
         windows: backward passes so far of the accumulation windows of each length.
         guard: what gradients pass before an update.
         ahead: batches that will come.
@@ -107,14 +111,52 @@ class Steps:
 
     def __init__(self, ahead: LookAhead) -> None:
         self.ahead = ahead
-        self.planning = threading.RLock()
-        self.launch = threading.RLock()
+        self.planning: Lock = threading.RLock()
+        self.launch: Lock = threading.RLock()
+        self.saving: Lock = threading.Lock()
+        self.store: str | None = None
         self.windows: dict[int, int] = {}
         self.guard = GradientGuard()
         self.monitor = Monitor()
         self._unfinished: Unfinished | None = None
         self._running = threading.RLock()  # held while it runs: it calls what completes it
         self._watched: weakref.WeakSet[BatchLookup] = weakref.WeakSet()
+        watch(self)
+
+    def forked(self, parent: int) -> None:
+        """In a process that was forked from `parent`: rows on disk stay with it, and what another thread began too."""
+        if isinstance(self.launch, Refusal):
+            return
+        busy = self._busy()
+        self.ahead.forked()
+        if self.store is not None:
+            why = (
+                f", which has the rows in host_store {self.store!r}: only that one may train or read these tables. "
+                "Save there and load here"
+            )
+        elif busy:
+            why = (
+                " while another thread worked on these tables, or saved them: locks and threads do not survive a fork. "
+                "Fork when saves have ended, and under exclusive()"
+            )
+        else:
+            return
+        refusal = Refusal(f"process {os.getpid()} was forked from process {parent}{why}, or start processes by spawn")
+        self.planning = self.launch = self.saving = refusal
+
+    def _busy(self) -> bool:
+        """Whether a thread that is not in this process was at work."""
+        reads_ahead = not self.ahead.idle and not self.planning._is_owned()
+        return reads_ahead or self.saving.locked() or not (free(self.planning) and free(self.launch))
+
+    def check_process(self) -> None:
+        """For who takes no lock.
+
+        Raises:
+            RuntimeError: this process must not use the tables.
+        """
+        if isinstance(self.launch, Refusal):
+            raise RuntimeError(self.launch.message)
 
     def complete(self) -> None:
         """Completes what an interrupt broke off. To be called first by whoever takes `launch`.

@@ -9,6 +9,8 @@ import os
 import urllib.parse
 import weakref
 
+from .._forks import keep_from_children
+
 MARKER = b"rec_sdk_torch host store: rows of a running process, no save\n"
 """What the files of host stores begin with, see torch_npu_ext/host/store_file.cpp."""
 
@@ -49,7 +51,7 @@ class StoreFolder:
             ) from None
         os.ftruncate(lock, 0)
         os.pwrite(lock, str(os.getpid()).encode(), 0)
-        self._closed = weakref.finalize(self, os.close, lock)
+        self._closed = weakref.finalize(self, keep_from_children(lock))
         self._remove_left()
 
     def _remove_left(self) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tables
 import torch
+from forking import fork, sleeping_child
 from jagged import apply, bag_config, bags_collection, numbered, rows_of, train_step
 from tables import ADAGRAD, WINDOWS, contents, make, train
 
@@ -268,3 +269,29 @@ def test_an_error_of_the_background_is_raised_by_its_result(tmp_path: Path, monk
     future = rst.Saver().save(source, tmp_path, background=True)
     with pytest.raises(ZeroDivisionError):
         future.result(timeout=30)
+
+
+def test_a_process_that_is_forked_during_a_save_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the lock of the save, and not the thread that would let go of it."""
+    source = make()
+    train(source, range(3))
+    rst.Saver().save(make(), tmp_path / "first")
+    go_on = threading.Semaphore(0)
+    small_pieces(monkeypatch, lambda: bool(go_on.acquire(timeout=60)))
+    future = rst.Saver().save(source, tmp_path / "a", background=True)
+    work = {
+        "save": lambda: rst.Saver().save(source, tmp_path / "b"),
+        "load": lambda: rst.Saver().load(source, tmp_path / "first"),
+        "train": lambda: train(source, range(3, 4)),
+    }
+    children = {name: fork(each) for name, each in work.items()}
+    with sleeping_child():  # it has no lock of the folder either
+        go_on.release(1000)
+        future.result(timeout=60)
+        rst.Saver().save(source, tmp_path / "a", incremental=True)
+    for name, child in children.items():
+        said = child.said()
+        assert said.startswith("RuntimeError: process "), (name, said)
+        assert "or saved them: locks and threads do not survive a fork" in said
+    child = fork(lambda: Path(rst.Saver().save(source, tmp_path / "b")).parent.name)
+    assert child.said() == "b", "no save goes on: the child has a copy of the tables"

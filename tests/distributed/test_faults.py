@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from forking import fork
 from jagged import jagged
 from ranks import Place, Ranks
 from sharded_model import Model, Scenario, bags_of, rows, shard
@@ -33,6 +35,36 @@ def doomed(device: torch.device) -> Any:
 
 def batch_of(scenario: Scenario, step: int, rank: int, world_size: int) -> Any:
     return jagged(*bags_of(scenario, step, world_size)[rank])
+
+
+# ---- a process that a rank forks
+
+
+def fork_a_rank(rank: int, world_size: int) -> tuple[list[str], list[float]]:
+    scenario = Scenario()
+    model = shard(Model(scenario, 3), scenario, world_size)
+    losses, said = [], []
+    for step in range(3):
+        loss = model(batch_of(scenario, step, rank, world_size))[0]
+        if rank == 0 and step == 1:
+            batch = batch_of(scenario, 2, rank, world_size)
+            work = functools.partial(model, batch), loss.backward, functools.partial(rst.Saver().save, model, "unused")
+            said = [fork(each).said() for each in work]
+        loss.backward()
+        losses.append(loss.item())
+    return said, losses
+
+
+def test_a_process_that_a_rank_forks_takes_no_part(ranks_of: Start, device: torch.device) -> None:
+    """It has the sockets of the rank, whose exchanges it would spoil, and none of the threads."""
+    if device.type != "cpu":
+        pytest.skip("devices do not survive a fork")
+    (said, losses), (_, others) = ranks_of(2).run(fork_a_rank)
+    assert len(said) == 3
+    for each in said:
+        assert each.startswith("RuntimeError: process "), each
+        assert "forked from a rank" in each
+    assert len(losses) == len(others) == 3
 
 
 # ---- a rank that dies, or does not come

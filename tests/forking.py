@@ -1,0 +1,67 @@
+"""Work in a process that is forked from this one, as `multiprocessing` and DataLoaders do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+
+import torch
+
+SECONDS = 60
+"""A child that takes longer hangs, and is killed."""
+
+
+class Child:
+    """A forked process."""
+
+    def __init__(self, pid: int, output: int) -> None:
+        self._pid, self._output = pid, output
+
+    def said(self) -> str:
+        """What `work` returned as text, or the type and message of what it raised; at its end."""
+        with open(self._output) as output:
+            text = output.read()
+        _, status = os.waitpid(self._pid, 0)
+        assert status == 0, f"the child ended with status {status} (14: it hung)"
+        return text
+
+
+def fork(work: Callable[[], object]) -> Child:
+    """Runs `work` in a process that is forked now."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(writer)
+        return Child(pid, reader)
+    os.close(reader)
+    try:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(SECONDS)
+        torch.set_num_threads(1)  # the threads of the parent are not here
+        try:
+            text = str(work())
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}"
+        os.write(writer, text.encode())
+    finally:
+        os._exit(0)
+
+
+@contextlib.contextmanager
+def sleeping_child() -> Iterator[None]:
+    """A forked process that does nothing, as a DataLoader's worker, until the end of the block."""
+    reader, writer = os.pipe()
+
+    def sleep() -> None:
+        os.close(writer)
+        os.read(reader, 1)
+
+    child = fork(sleep)
+    os.close(reader)
+    try:
+        yield
+    finally:
+        os.close(writer)
+        child.said()

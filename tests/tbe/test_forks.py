@@ -1,0 +1,166 @@
+"""Processes that are forked from one with tables: what they share with it they leave alone, and nothing hangs."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from forking import fork, sleeping_child
+
+from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+
+DIM = 4
+
+
+def make(folder: Path | None) -> TableBatchedEmbedding:
+    table = TableConfig("t", 1000, DIM, pooling=Pooling.SUM)
+    optimizer = TableOptimizer.create(torch.optim.Adagrad, {"lr": 0.1})
+    return TableBatchedEmbedding([table], optimizer=optimizer, cache=8, seed=3, host_store=folder)
+
+
+def train(embedding: TableBatchedEmbedding, ids: range = range(64)) -> None:
+    for begin in range(ids.start, ids.stop, 8):
+        embedding(torch.arange(begin, begin + 8), torch.arange(9)).square().sum().backward()
+
+
+def weights(embedding: TableBatchedEmbedding) -> torch.Tensor:
+    return embedding.view("t").read(torch.arange(64), ["weight"]).parts["weight"]
+
+
+def read(embedding: TableBatchedEmbedding) -> None:
+    with torch.no_grad():
+        embedding(torch.arange(8), torch.arange(9))
+
+
+CALLS: dict[str, Callable[[TableBatchedEmbedding], object]] = {
+    "train": train,
+    "read": read,
+    "eval": lambda embedding: read(embedding.eval()),
+    "view": weights,
+    "write": lambda embedding: embedding.view("t").write(torch.arange(2), {"weight": torch.zeros(2, DIM)}),
+    "remove": lambda embedding: embedding.view("t").remove(torch.arange(2)),
+    "evict": lambda embedding: embedding.view("t").evict(),
+    "state_dict": lambda embedding: embedding.state_dict(),
+    "load_state_dict": lambda embedding: embedding.load_state_dict(make(None).state_dict()),
+    "stats": lambda embedding: embedding.cache_stats(),
+    "memory": lambda embedding: embedding.memory_report("t"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_rows_on_disk_are_of_the_process_that_has_them(tmp_path: Path, call: str) -> None:
+    embedding = make(tmp_path)
+    train(embedding)
+    before = weights(embedding)
+    said = fork(lambda: CALLS[call](embedding)).said()
+    assert said.startswith("RuntimeError: process "), said
+    assert f"forked from process {os.getpid()}" in said
+    assert f"host_store {str(tmp_path)!r}" in said
+    assert torch.equal(weights(embedding), before)
+    train(embedding)
+
+
+def test_a_backward_pass_of_the_parents_forward_is_refused_too(tmp_path: Path) -> None:
+    embedding = make(tmp_path)
+    train(embedding)
+    output = embedding(torch.arange(8), torch.arange(9))
+    before = weights(embedding)
+    assert "host_store" in fork(lambda: output.sum().backward()).said()
+    assert torch.equal(weights(embedding), before)
+    output.sum().backward()
+
+
+def test_a_child_that_prefetched_may_forget_and_end(tmp_path: Path) -> None:
+    embedding = make(tmp_path)
+    train(embedding)
+    prefetched = embedding.prefetch(torch.arange(8), torch.arange(9))
+    assert fork(lambda: embedding.forget(prefetched)).said() == "None"
+    assert "host_store" in fork(lambda: embedding.prefetch(torch.arange(8), torch.arange(9))).said()
+
+
+def test_tables_of_its_own_a_child_may_have(tmp_path: Path) -> None:
+    embedding, unused = make(tmp_path / "a"), make(tmp_path / "b")
+    train(embedding)
+    assert fork(lambda: train(make(tmp_path / "c"))).said() == "None"
+    assert fork(lambda: train(unused)).said() == "None", "no rows were there when it was forked"
+    assert "FolderInUseError" in fork(lambda: train(make(tmp_path / "a"))).said()
+
+
+def test_rows_in_memory_are_a_copy() -> None:
+    embedding = make(None)
+    train(embedding)
+    before = weights(embedding)
+
+    def go_on() -> bool:
+        train(embedding)
+        embedding.prefetch(torch.arange(8), torch.arange(9))
+        embedding.steps.ahead.wait()
+        planned = embedding.steps.ahead._coming[0].plans is not None
+        train(embedding)
+        return planned and not torch.equal(weights(embedding), before)
+
+    assert fork(go_on).said() == "True"
+    assert torch.equal(weights(embedding), before)
+
+
+def test_a_fork_while_a_thread_is_at_work_says_so() -> None:
+    embedding = make(None)
+    train(embedding)
+    working, go_on = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with embedding.exclusive():
+            working.set()
+            go_on.wait()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    working.wait()
+    said = [fork(lambda call=call: call(embedding)).said() for call in CALLS.values()]
+    go_on.set()
+    thread.join()
+    for each in said:
+        assert each.startswith("RuntimeError: process ")
+        assert "while another thread worked on these tables" in each
+    with embedding.exclusive():
+        child = fork(lambda: train(embedding))
+    assert child.said() == "None", "this thread has them, and goes on in the child"
+
+
+def test_a_fork_while_batches_are_planned_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    embedding = make(None)
+    train(embedding)
+    reading, go_on = threading.Event(), threading.Event()
+
+    def read_ahead(plan: object) -> None:
+        reading.set()
+        go_on.wait()
+
+    monkeypatch.setattr(embedding.groups[0], "read_ahead", read_ahead)
+    embedding.prefetch(torch.arange(100, 108), torch.arange(9))
+    reading.wait()
+    said = fork(lambda: read(embedding)).said()
+    go_on.set()
+    embedding.steps.ahead.wait()
+    assert "while another thread worked on these tables" in said
+    embedding.forget()
+    assert fork(lambda: train(embedding)).said() == "None"
+
+
+def test_children_that_live_on_keep_no_folder_locked(tmp_path: Path) -> None:
+    embedding = make(tmp_path)
+    train(embedding)
+    with sleeping_child():
+        del embedding
+        train(make(tmp_path))
+
+
+def test_a_child_of_a_child_is_told_of_the_process_that_has_the_rows(tmp_path: Path) -> None:
+    embedding = make(tmp_path)
+    train(embedding)
+    said = fork(lambda: fork(lambda: read(embedding)).said()).said()
+    assert f"forked from process {os.getpid()}" in said
