@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from ..tbe import TableOptimizer
 from ..tbe.group import Group
+from ..tbe.optimizer import plain
 from ..tbe.parts import WEIGHT
 from ..tbe.snapshot import Aside, Rows, Snapshot
 from ..tbe.view import TableView
@@ -312,17 +312,8 @@ def keys_of(owners: Sequence[Owner]) -> dict[tuple[int, str], str]:
     return keys
 
 
-def _number(value: Any) -> Any:
-    """An option as JSON has it: a learning rate may be a tensor."""
-    if isinstance(value, torch.Tensor):
-        return value.item()
-    if isinstance(value, (list, tuple)):
-        return [_number(each) for each in value]
-    return value
-
-
 def _optimizer(optimizer: TableOptimizer) -> SavedOptimizer:
-    options = {name: _number(value) for name, value in optimizer.options.items() if name != "params"}
+    options = {name: plain(value) for name, value in optimizer.options.items() if name != "params"}
     cls = f"{optimizer.cls.__module__}.{optimizer.cls.__qualname__}"
     return SavedOptimizer(cls, optimizer.spec.kernel, options, optimizer.step, optimizer.accumulate_step)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_hook_handle_map
 
 from ..tbe import TableOptimizer
+from ..tbe.optimizer import check_options
 from ..tbe.optimizer_specs import class_name, spec_for
 
 if TYPE_CHECKING:
@@ -42,14 +43,16 @@ class Keywords(list[dict[str, Any]]):
         try:
             optimizer_class = handle.__dict__[CLASSES][-1]
             made = check(handle, optimizer_class, keywords, handle.requested()[:-1])
+            optimizer = handle.__dict__[OPTIMIZERS][-1]
+            if not hasattr(optimizer, "param_groups"):  # TorchRec's placeholders
+                optimizer.param_groups = [{"params": [handle], **made.options}]
+            (group,) = optimizer.param_groups
+            # torch filled in its own defaults, which need not be those of tables
+            group.update({name: made.options[name] for name in made.options.keys() - keywords.keys()})
+            check_options(made.where, made.spec, group)
         except BaseException:
             forget(handle)
             raise
-        optimizer = handle.__dict__[OPTIMIZERS][-1]
-        if not hasattr(optimizer, "param_groups"):  # TorchRec's placeholders
-            optimizer.param_groups = [{"params": [handle], **made.options}]
-        # torch filled in its own defaults, which need not be those of tables
-        optimizer.param_groups[0].update({name: made.options[name] for name in made.options.keys() - keywords.keys()})
 
 
 def note(handle: TableParameter, optimizer_class: type, keywords: dict[str, Any]) -> None:

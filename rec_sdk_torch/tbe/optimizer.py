@@ -137,7 +137,7 @@ def _checked_options(where: str, spec: OptimizerSpec, given: Mapping[str, Any]) 
         if name in options:
             options[name] = _mode(where, spec, name, value) if name in spec.modes else value
         elif name in _NEUTRAL:
-            if value not in _NEUTRAL[name]:
+            if value not in spec.neutral.get(name, _NEUTRAL[name]):
                 raise ValueError(
                     f"{where}: {name}={value!r} is not supported by the fused update; supported are "
                     f"{sorted(spec.options)}, gradient_clipping and max_gradient"
@@ -198,9 +198,10 @@ def check_options(where: str, spec: OptimizerSpec, options: Options) -> None:
         for index, beta in enumerate(betas):
             _checked_number(where, f"betas[{index}]", beta, below=1.0)
     for name in (options.keys() & _NEUTRAL.keys()) - known:
-        if options[name] not in _NEUTRAL[name]:
+        allowed = spec.neutral.get(name, _NEUTRAL[name])
+        if options[name] not in allowed:
             raise ValueError(
-                f"{where}: {name}={options[name]!r} is not supported by the fused update, only {_NEUTRAL[name][0]!r}"
+                f"{where}: {name}={options[name]!r} is not supported by the fused update, only {allowed[0]!r}"
             )
 
 
@@ -209,6 +210,17 @@ _CONSTANTS = {int, float, bool, str, type(None)}
 
 def _is_constant(value: object) -> bool:
     return type(value) in _CONSTANTS or (type(value) is tuple and _CONSTANTS.issuperset(map(type, value)))
+
+
+def plain(value: Any) -> Any:
+    """An option in Python's own types, where it is a tensor's or NumPy's; several as a tuple."""
+    if isinstance(value, torch.Tensor):
+        return value.item()
+    if isinstance(value, (list, tuple)):
+        return tuple(map(plain, value))
+    if type(value) in _CONSTANTS or not isinstance(value, numbers.Real):
+        return value
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
 def _max_gradient(where: str, given: dict[str, Any]) -> float:
@@ -318,6 +330,9 @@ class TableOptimizer:
         if not constant or self.options != self._checked:  # others may change without becoming unequal
             check_options(self.where, self.spec, self.options)
             self._checked = dict(self.options)
-        values = self.spec.coefficients(self.options, self.step + 1)
+        options: Options = self.options
+        if not constant:  # computed with in double precision, whatever theirs is
+            options = {name: plain(value) for name, value in options.items() if name in self.spec.options}
+        values = self.spec.coefficients(options, self.step + 1)
         row = [self.max_gradient, *(values[name] for name in _coefficient_names(self.spec.kernel))]
         return row + [0.0] * (COEFFICIENTS - len(row))

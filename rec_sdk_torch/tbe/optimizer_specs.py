@@ -63,6 +63,7 @@ class OptimizerSpec:
         when: whether keywords mean this spec, of those of the class; the first whose answer is yes counts.
         between: what it does to whole tables, perhaps before each update.
         modes: of each option that names a mode, those that it may have, and change between.
+        neutral: keywords of the class that may only have these values, in place of those that all classes have.
         hands_out: gradients are aggregated until somebody takes them: no update is made, and the kernel is not run.
     """
 
@@ -75,6 +76,7 @@ class OptimizerSpec:
     accumulates: bool = False
     when: Callable[[Options], bool] = lambda given: True
     modes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    neutral: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     hands_out: bool = False
     between: WholeTables | None = None
 
@@ -328,6 +330,7 @@ _ADAMW = OptimizerSpec(
     {**_ADAM_OPTIONS, "weight_decay": 1e-2},
     _adamw,
     _ADAM_STATES,
+    neutral={"decoupled_weight_decay": (True,)},  # torch has it in the group, since its AdamW is an Adam
 )
 _ROWWISE = OptimizerSpec(
     "rowwise_adagrad",

@@ -10,6 +10,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tables
 import torch
@@ -66,10 +67,11 @@ def test_optimizer_states_of_other_data_types_are_converted(saved: torch.dtype, 
             assert ours["sum"].any()
 
 
-def test_options_of_optimizers_are_loaded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [torch.tensor, np.float32, float])
+def test_options_of_optimizers_are_loaded(tmp_path: Path, kind: Any) -> None:
     source, target = make(), make()
     train(source, range(2))
-    source.optimizers[0].options["lr"] = torch.tensor(0.25)
+    source.optimizers[0].options["lr"] = kind(0.25)
     rst.Saver().save(source, tmp_path)
     rst.Saver().load(target, tmp_path)
     assert target.optimizers[0].options["lr"] == 0.25

@@ -50,6 +50,7 @@ EVERY_CLASS = {
     torch.optim.Adagrad: "Adagrad",
     torch.optim.Adam: "Adam",
     torch.optim.SparseAdam: "Adam",
+    torch.optim.AdamW: "AdamW",
     torchrec.optim.RowWiseAdagrad: "RowWiseAdagrad",
     torchrec.optim.PartialRowWiseAdam: "PartialRowWiseAdam",
     torchrec.optim.LAMB: "LAMB",
@@ -61,6 +62,7 @@ EVERY_CLASS = {
     rst.AccumulateSGD: "SGD",
     rst.AccumulateAdagrad: "Adagrad",
     rst.AccumulateAdam: "Adam",
+    rst.AccumulateAdamW: "AdamW",
     rst.AccumulateRowWiseAdagrad: "RowWiseAdagrad",
     rst.AccumulatePartialRowWiseAdam: "PartialRowWiseAdam",
     rst.AccumulateLAMB: "LAMB",
@@ -364,7 +366,7 @@ def test_torchrecs_apply_trains_the_same(device: torch.device, theirs: Any, cls:
     assert not list(same_bits(train(mine), train(other)))
 
 
-@pytest.mark.parametrize("cls", [rst.AccumulateSGD, rst.AccumulateAdagrad, rst.AccumulateAdam])
+@pytest.mark.parametrize("cls", [rst.AccumulateSGD, rst.AccumulateAdagrad, rst.AccumulateAdam, rst.AccumulateAdamW])
 def test_torchs_apply_takes_windows(device: torch.device, cls: type) -> None:
     mine, other = bags_collection(device), bags_collection(device)
     rst.apply_optimizer_in_backward(cls, mine.parameters(), {"lr": 0.3, **WINDOW})

@@ -6,6 +6,7 @@ import enum
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torchrec
@@ -15,6 +16,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 import rec_sdk_torch as rst
 from rec_sdk_torch.ops import coefficient_names
 from rec_sdk_torch.tbe import SPECS, OptimizerSpec, TableOptimizer
+from rec_sdk_torch.tbe.optimizer_specs import spec_for
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.classes[0].rpartition('.')[2]}-{spec.kernel}")
@@ -25,6 +27,22 @@ def test_a_spec_has_the_coefficients_that_its_kernel_names(spec: OptimizerSpec) 
 def test_an_unknown_kernel_has_no_coefficients() -> None:
     with pytest.raises(ValueError, match="no optimizer 'none such'"):
         coefficient_names("none such")
+
+
+@pytest.mark.parametrize("cls", [torch.optim.Adagrad, torch.optim.SparseAdam, torch.optim.AdamW, torchrec.optim.LAMB])
+@pytest.mark.parametrize("kind", [lambda value: torch.tensor(value, dtype=torch.float64), torch.tensor, np.float32])
+def test_options_of_any_library_are_computed_with_in_double_precision(cls: type, kind: Any) -> None:
+    """So that a save, which has numbers, goes on with the same bits."""
+    numbers = {name: value for name, value in spec_for(cls).options.items() if isinstance(value, float)}
+    given = {name: kind(value) for name, value in numbers.items()}
+    if "betas" in spec_for(cls).options:
+        given["betas"] = (kind(0.9), kind(0.999))
+    optimizer = TableOptimizer.create(cls, given)
+    plain = {name: tuple(map(float, value)) if name == "betas" else float(value) for name, value in given.items()}
+    again = TableOptimizer.create(cls, plain)
+    for step in range(4):
+        optimizer.step = again.step = step
+        assert list(map(float, optimizer.coefficients())) == again.coefficients()
 
 
 def test_weight_decay_of_torchrecs_rowwise_adagrad(device: torch.device) -> None:

@@ -1,0 +1,190 @@
+"""Every class that tables take, with every keyword of it, through each of the functions that apply an optimizer.
+
+A keyword is refused at the call, or the rows are those of the class itself, which updates a dense parameter with the
+same gradients of all rows. Values are those of torch's own list (`optim_db`), and those of execution, which change
+nothing. A keyword that torch adds is missing here, and a test says so.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchrec
+from jagged import bags_collection, jagged
+from torch.distributed.optim import _apply_optimizer_in_backward as torchs_apply
+from torchrec import EmbeddingBagConfig
+from torchrec.optim import apply_optimizer_in_backward as torchrecs_apply
+
+import rec_sdk_torch as rst
+from rec_sdk_torch.tbe.optimizer_specs import SPECS, class_name, spec_for
+
+WAYS: dict[str, Callable[..., Any]] = {
+    "ours": rst.apply_optimizer_in_backward,
+    "torch": torchs_apply,
+    "torchrec": torchrecs_apply,
+}
+NOTES = ("_in_backward_optimizers", "_optimizer_classes", "_optimizer_kwargs")
+ROWS, DIM, STEPS = 4, 4, 3
+
+TORCHS = [torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW, torch.optim.SparseAdam]
+TORCHRECS = [
+    torchrec.optim.SGD,
+    torchrec.optim.Adagrad,
+    torchrec.optim.Adam,
+    torchrec.optim.RowWiseAdagrad,
+    torchrec.optim.PartialRowWiseAdam,
+    torchrec.optim.LAMB,
+    torchrec.optim.PartialRowWiseLAMB,
+    torchrec.optim.LarsSGD,
+]
+ACCUMULATE = [
+    rst.AccumulateSGD,
+    rst.AccumulateAdagrad,
+    rst.AccumulateAdam,
+    rst.AccumulateAdamW,
+    rst.AccumulateRowWiseAdagrad,
+    rst.AccumulatePartialRowWiseAdam,
+    rst.AccumulateLAMB,
+    rst.AccumulatePartialRowWiseLAMB,
+    rst.AccumulateLarsSGD,
+]
+CLASSES: list[Any] = [*TORCHS, *TORCHRECS, *ACCUMULATE]
+WITH_STEP = {*TORCHS, torchrec.optim.RowWiseAdagrad, *ACCUMULATE[:5]}
+"""Those that are more than a name for what tables do."""
+
+
+def test_the_classes_are_all() -> None:
+    known = {name for spec in SPECS for name in spec.classes}
+    assert known == {class_name(cls) for cls in CLASSES} | {class_name(rst.SparseGradients)}  # which has no keywords
+
+
+EXECUTION = ("foreach", "fused")
+"""How torch computes the same thing."""
+VALUES: dict[str, list[Any]] = {
+    "lr": [0.01, 0.002, torch.tensor(0.001), np.float64(0.01), torch.tensor([0.01])],
+    "betas": [(0.5, 0.9), [0.5, 0.9], (torch.tensor(0.9), torch.tensor(0.99))],
+    "eps": [1e-3, 1e-8],
+    "weight_decay": [0, 0.1, torch.tensor(0.0), torch.tensor(0.1)],
+    "lr_decay": [0, 0.5],
+    "initial_accumulator_value": [0, 0.1],
+    "momentum": [0, 0.9],
+    "dampening": [0, 0.5],
+    "eta": [0.1],
+    **{name: [None, False, True] for name in EXECUTION},
+    **{
+        name: [False, True]
+        for name in ("nesterov", "maximize", "amsgrad", "capturable", "differentiable", "decoupled_weight_decay")
+    },
+    "use_accumulate": [False, True],
+    "accumulate_step": [1],
+}
+TOGETHER: list[dict[str, Any]] = [
+    {},
+    {"use_accumulate": True, "accumulate_step": 2},
+    {"lr": torch.tensor(0.001), "foreach": False, "capturable": False},
+    {"lr": torch.tensor(0.001), "capturable": True},
+    {"lr": torch.tensor(0.001), "amsgrad": True, "capturable": True},
+    {"lr": torch.tensor(0.001), "betas": (torch.tensor([[[0.9]]]), torch.tensor([[0.99]])), "foreach": False},
+    {"lr": torch.tensor(0.001), "betas": (torch.tensor(0.9), torch.tensor(0.99)), "capturable": True},
+    {"lr": 0.1, "lr_decay": 0.5, "initial_accumulator_value": 0.1},
+    {"weight_decay": 0.1, "maximize": True},
+    {"weight_decay": 0.1, "decoupled_weight_decay": True},
+    {"momentum": 0.9, "dampening": 0.5},
+    {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
+]
+
+
+def keywords(cls: Any) -> set[str]:
+    """What its constructor and those of the classes above it take, and what tables take."""
+    found = set(spec_for(cls).options)
+    for base in cls.__mro__:
+        if issubclass(base, torch.optim.Optimizer) and base is not torch.optim.Optimizer and "__init__" in vars(base):
+            kinds = inspect.signature(base.__init__).parameters.values()
+            found |= {each.name for each in kinds if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
+    return found - {"self", "params", "defaults"}
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_every_keyword_has_values(cls: Any) -> None:
+    assert keywords(cls) - VALUES.keys() == set()
+
+
+def given(cls: Any) -> Iterator[dict[str, Any]]:
+    names = keywords(cls)
+    yield from ({name: value} for name in sorted(names) for value in VALUES[name])
+    yield from (each for each in TOGETHER if each.keys() <= names)
+
+
+def gradients() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(ROWS, DIM, generator=generator) for _ in range(STEPS)]
+
+
+WEIGHT = torch.linspace(-0.5, 0.5, ROWS * DIM).view(ROWS, DIM)
+
+
+def expected(cls: Any, options: dict[str, Any]) -> torch.Tensor | None:
+    """The weights after the class itself has made the updates; None where it does not take the keywords."""
+    if cls not in WITH_STEP:
+        return None
+    parameter = torch.nn.Parameter(WEIGHT.clone())
+    try:
+        optimizer = cls([parameter], **options)
+        for gradient in gradients():
+            parameter.grad = gradient.to_sparse(1) if cls is torch.optim.SparseAdam else gradient.clone()
+            optimizer.step()
+    except (TypeError, ValueError, RuntimeError, AssertionError):
+        return None
+    return parameter.detach()
+
+
+def taken(cls: Any, handle: Any, options: dict[str, Any], way: str) -> bool:
+    """Whether the call took the keywords; otherwise it has left no trace, and the table gets SGD."""
+    try:
+        WAYS[way](cls, [handle], dict(options))
+    except (TypeError, ValueError, RuntimeError):
+        assert not any(hasattr(handle, name) for name in NOTES)
+        WAYS[way](torch.optim.SGD, [handle], {"lr": 0.1})
+        return False
+    return True
+
+
+def trained(device: torch.device, cls: Any, cases: list[tuple[dict[str, Any], str]]) -> list[torch.Tensor | None]:
+    """Of each case, keywords and way, the rows of a table of its own, which are WEIGHT at first; None: refused."""
+    names = [f"t{number}" for number in range(len(cases))]
+    tables = [EmbeddingBagConfig(ROWS, DIM, name, init_fn=lambda rows: rows.copy_(WEIGHT)) for name in names]
+    collection = bags_collection(device, *tables)
+    handles = list(collection.parameters())
+    takes = [taken(cls, handle, *case) for handle, case in zip(handles, cases, strict=True)]
+    batch = jagged({name: [[row] for row in range(ROWS)] for name in names})
+    for gradient in gradients():
+        output = collection(batch).values().view(ROWS, len(names), DIM)
+        (output * gradient.to(device)[:, None]).sum().backward()
+    rows = collection.state_dict().values()
+    return [row if took else None for row, took in zip(rows, takes, strict=True)]
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_equal_or_refused_at_the_call(device: torch.device, cls: Any) -> None:
+    every, ways, compared = list(given(cls)), list(WAYS), 0
+    found = trained(device, cls, [(options, way) for options in every for way in ways])
+    for number, options in enumerate(every):
+        ours, *others = found[number * len(ways) : (number + 1) * len(ways)]
+        if ours is None:
+            assert others == [None, None], f"{options}: refused by our function alone"
+            assert options.keys() - {"lr", "eps", *EXECUTION}, f"{options} is refused"
+            continue
+        assert not torch.equal(ours, WEIGHT)
+        for other in others:
+            assert other is None or torch.equal(other, ours), f"{options}: other rows than by our function"
+        reference = expected(cls, options)
+        if reference is not None:
+            close = torch.allclose(ours, reference, rtol=1e-5, atol=1e-6)
+            assert close, f"{options}: the rows are not those of the class"
+            compared += None not in others
+    assert compared > 10 or cls not in WITH_STEP
