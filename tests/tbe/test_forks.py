@@ -16,6 +16,12 @@ from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, Table
 DIM = 4
 
 
+@pytest.fixture(autouse=True)
+def _on_the_host(device: torch.device) -> None:
+    if device.type != "cpu":
+        pytest.skip("torch refuses a backward pass in a process that is forked from one with a device's threads")
+
+
 def make(folder: Path | None) -> TableBatchedEmbedding:
     table = TableConfig("t", 1000, DIM, pooling=Pooling.SUM)
     optimizer = TableOptimizer.create(torch.optim.Adagrad, {"lr": 0.1})
