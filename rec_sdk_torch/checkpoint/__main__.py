@@ -12,7 +12,7 @@ from .export import export
 from .folders import chain_of, latest_save, saves_in
 from .index import check_indexes
 from .manifest import read_manifest
-from .reading import verify
+from .reading import verify, verify_tables
 
 
 def show(path: Path) -> None:
@@ -36,6 +36,7 @@ def check(path: Path) -> None:
     """Reads every file of the latest save in `path` and of those that it follows."""
     chain = chain_of(latest_save(path))
     verify(chain)
+    verify_tables(chain)
     for folder, manifest in chain:
         check_indexes(folder, manifest)
     files = sum(len(manifest.files) for _, manifest in chain)

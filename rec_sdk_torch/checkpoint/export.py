@@ -9,23 +9,24 @@ import numpy as np
 import torch
 
 from ..tbe.batch import Int64Array
+from .contents import SavedTables, open_file, saved_tables
 from .errors import CheckpointError
 from .folders import chain_of, latest_save
-from .manifest import REMOVED, ROWS, Manifest
-from .reading import Chain, verify
+from .manifest import REMOVED, ROWS
+from .reading import verify, verify_tables
 from .tensors import DTYPES, TensorReader, TensorSpec, TensorWriter
 
 _PIECE = 1 << 16
 """Rows that are in memory at a time, with safetensors."""
 
 
-def _last_places(chain: Chain, keys: Sequence[str]) -> tuple[Int64Array, Int64Array, Int64Array, list[Path]]:
+def _last_places(tables: SavedTables) -> tuple[Int64Array, Int64Array, Int64Array, list[Path]]:
     """(ids, the file of each, its row there, files): where the latest row of each id is."""
     paths: list[Path] = []
     ids = files = rows = np.empty(0, np.int64)
-    for key, (folder, manifest) in zip(keys, chain, strict=True):
-        for file in manifest.files_of(key, REMOVED, ROWS):
-            with TensorReader(folder / file.path) as reader:
+    for folder, manifest, table in tables.chain:
+        for file in manifest.files_of(table.key, REMOVED, ROWS):
+            with open_file(folder, manifest, file) as reader:
                 new = reader.read("ids").numpy()
             stay = ~np.isin(ids, new) if len(ids) else np.empty(0, bool)
             ids, files, rows = ids[stay], files[stay], rows[stay]
@@ -51,13 +52,6 @@ def _weights(files: Int64Array, rows: Int64Array, paths: Sequence[Path]) -> Iter
                     yield reader.read("weight", begin, end)[torch.from_numpy(some - begin)]
 
 
-def _keys(chain: Chain, manifest: Manifest, key: str) -> list[str]:
-    """What a table of the last save is called in each of the chain."""
-    table = manifest.table(key)
-    same = (table.module, table.name)
-    return [next(t.key for t in each.tables if (t.module, t.name) == same) for _, each in chain]
-
-
 def export(path: Path, output: Path, kind: str = "safetensors", tables: Sequence[str] | None = None) -> list[Path]:
     """Writes `ids` int64 `[n]` and `weight` `[n, D]` of tables to `output/<table>.safetensors` or `.npz`.
 
@@ -78,11 +72,12 @@ def export(path: Path, output: Path, kind: str = "safetensors", tables: Sequence
     if unknown:
         raise CheckpointError(f"{chain[-1][0]}: has no tables {unknown}, only {known}")
     verify(chain)
+    verify_tables(chain)
     output.mkdir(parents=True, exist_ok=True)
     written = []
     for key in known if tables is None else tables:
-        ids, files, rows, paths = _last_places(chain, _keys(chain, manifest, key))
         saved = manifest.table(key)
+        ids, files, rows, paths = _last_places(saved_tables(chain, saved))
         target = output / f"{key}.{kind}"
         if target.exists():
             raise FileExistsError(f"{target} is there already")

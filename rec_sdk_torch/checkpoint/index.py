@@ -8,9 +8,9 @@ from pathlib import Path
 
 from .._engine import IndexWriter
 from . import files
+from .contents import open_file
 from .errors import CheckpointError
 from .manifest import REMOVED, ROWS, Manifest, SavedFile
-from .tensors import TensorReader
 
 _PIECE = 1 << 20
 """Ids that are in memory at once."""
@@ -72,7 +72,7 @@ def _made_index(folder: Path, manifest: Manifest, key: str) -> Path:
         files.before("create", made)
         writer = IndexWriter(str(made), sum(file.rows for file in sources), manifest.id)
         for file in sources:
-            with TensorReader(folder / file.path) as reader:
+            with open_file(folder, manifest, file) as reader:
                 for begin in range(0, file.rows, _PIECE):
                     ids = reader.read("ids", begin, min(begin + _PIECE, file.rows)).numpy()
                     files.before("write", made)

@@ -2,79 +2,92 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from .._engine import available_memory
 from ..tbe import CapacityError, TableOptimizer
 from ..tbe.batch import Int64Array
+from ..tbe.optimizer import check_options
 from ..tbe.parts import WEIGHT
 from ..tbe.whole import Replacement, TableSource, piece_rows
 from ..warn import warn
+from .contents import count_problem, saved_tables
 from .errors import CheckpointError
-from .manifest import REMOVED, ROWS, WINDOW, SavedOptimizer
+from .manifest import WINDOW, Chain, Manifest, SavedOptimizer
 from .owners import Owner
-from .reading import Chain, Match, layers, life, same_family, window
-from .tensors import TensorReader
+from .reading import Match, layers, life, same_family, window
+from .tensors import DTYPE_NAMES
 
 
-def check(found: Sequence[Match], chain: Chain) -> None:
-    """Whether the rows fit the model, as far as that can be known.
+def check(found: Sequence[Match], chain: Chain) -> list[int]:
+    """Whether the rows fit the model, as far as that can be known here; how many of each table are at home here.
 
     Raises:
-        CheckpointError: rows that an index table lacks.
+        CheckpointError: options that no update may use, or ids that cannot be.
         CapacityError, MemoryError: too many rows.
         RuntimeError: batches are in flight.
     """
+    folder, manifest = chain[-1]
     need = 0
     for each in found:
-        owner, view = each.owner, each.owner.embedding.view(each.name)
-        if owner.embedding.in_flight():
+        view = each.owner.embedding.view(each.name)
+        if each.owner.embedding.in_flight():
             raise RuntimeError(
                 "batches are in flight: run their backward, or drop the outputs of their forward, before a load"
             )
-        config = owner.configs[each.name]
+        _check_options(each, folder, manifest)
         group, table = view._open()
         need += _rows(each) * group.stored_bytes(table) - group.engine.memory(table)["store_bytes"]
-        if not config.hashed and each.saved.hashed:
-            _check_range(each, chain, config.num_embeddings)
-        if view.config.capacity and config.hashed:
-            count = len(_final_ids(each, chain))
-            if count > view.config.capacity:
-                raise CapacityError(
-                    f"{chain[-1][0]}: table {each.name!r} has {count} ids, its capacity here is {view.config.capacity}"
-                )
     free = available_memory()
     if need > free:
-        raise MemoryError(f"{chain[-1][0]}: its rows need {need} bytes of host memory, {free} are free")
+        raise MemoryError(f"{folder}: its rows need {need} bytes of host memory, {free} are free")
+    return [_checked_rows(each, chain) for each in found]
 
 
-def _ids(found: Match, chain: Chain) -> Iterator[tuple[str, str, Int64Array]]:
-    """(role, file, ids that are at home here) of each file of ids, in order."""
-    for key, (folder, manifest) in zip(found.keys, chain, strict=True):
-        for file in manifest.files_of(key, REMOVED, ROWS):
-            with TensorReader(folder / file.path) as reader:
-                ids = reader.read("ids").numpy()
-            yield file.role, str(reader.path), ids[found.owner.mine(found.name, ids)]
+def _checked_rows(found: Match, chain: Chain) -> int:
+    config, capacity = found.owner.configs[found.name], found.owner.embedding.view(found.name).config.capacity
+    tables = dataclasses.replace(
+        saved_tables(chain, found.saved),
+        mine=lambda ids: found.owner.mine(found.name, ids),
+        bound=None if config.hashed else config.num_embeddings,
+    )
+    rows = tables.check_ids()
+    if config.hashed and 0 < capacity < rows:
+        raise CapacityError(f"{chain[-1][0]}: table {found.name!r} has {rows} ids, its capacity here is {capacity}")
+    return rows
 
 
-def _check_range(found: Match, chain: Chain, rows: int) -> None:
-    for _, file, ids in _ids(found, chain):
-        bad = ids[(ids < 0) | (ids >= rows)]
-        if len(bad):
-            raise CheckpointError(
-                f"{file}: {len(bad)} ids (such as {bad[0]}) are no rows of the index table {found.name!r}, which has "
-                f"num_embeddings {rows}"
-            )
+def check_counts(found: Sequence[Match], folder: Path, of_ranks: Sequence[Sequence[int]]) -> None:
+    """
+    Args:
+        of_ranks: what `check` gave on each rank, of which this is one.
+
+    Raises:
+        CheckpointError: a table has not the rows that it had when it was saved.
+    """
+    for each, *rows in zip(found, *of_ranks, strict=True):
+        problem = count_problem(each.saved, rows[0] if each.owner.exchange is None else sum(rows))
+        if problem is not None:
+            raise CheckpointError(f"{folder}: {problem}")
 
 
-def _final_ids(found: Match, chain: Chain) -> Int64Array:
-    known: Int64Array = np.empty(0, np.int64)
-    for role, _, ids in _ids(found, chain):
-        known = np.setdiff1d(known, ids) if role == REMOVED else np.union1d(known, ids)
-    return known
+def _check_options(found: Match, folder: Path, manifest: Manifest) -> None:
+    """
+    Raises:
+        CheckpointError: the saved optimizer has options that no update may use.
+    """
+    optimizer = found.owner.embedding.optimizer_of(found.name)
+    if optimizer is None or not same_family(found.owner, found.name, found.saved, manifest):
+        return
+    assert found.saved.optimizer is not None
+    options = {**optimizer.options, **_options(optimizer, manifest.optimizers[found.saved.optimizer])}
+    try:
+        check_options(f"{folder}: the optimizer of table {found.name!r}", optimizer.spec, options)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(str(error)) from error
 
 
 def replace(owners: Sequence[Owner], found: Sequence[Match], chain: Chain) -> None:
@@ -157,4 +170,10 @@ def warn_of_losses(found: Sequence[Match], chain: Chain) -> None:
 
 def takes_all(found: Sequence[Match]) -> bool:
     """Whether the tables are now just what was saved, so that a delta can follow."""
-    return all(set(each.parts) == {WEIGHT} | set(each.saved.parts) for each in found)
+    return all(_takes_all(each) for each in found)
+
+
+def _takes_all(found: Match) -> bool:
+    config = found.owner.configs[found.name]
+    same = (found.saved.hashed, found.saved.weight_dtype) == (config.hashed, DTYPE_NAMES[config.weight_dtype])
+    return same and set(found.parts) == {WEIGHT} | set(found.saved.parts)

@@ -7,11 +7,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import zlib
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any
 
 from .errors import CheckpointError
+from .schema import Matches, OneOf, Plain, Within, record
 
 MANIFEST = "manifest.json"
 FORMAT = "rec_sdk_torch checkpoint"
@@ -19,9 +23,24 @@ VERSION = 1
 FULL, DELTA = "full", "delta"
 
 ROWS, REMOVED, WINDOW, CANDIDATES = "rows", "removed", "window", "candidates"
-"""Roles of files that this package reads."""
+ROLES = (REMOVED, ROWS, WINDOW, CANDIDATES)
+"""Roles of files that this package reads, in the order in which it does."""
 
-_Record = TypeVar("_Record")
+WEIGHT = "weight"
+"""The part of a row that every table has."""
+
+_NAME = "[A-Za-z0-9_]{1,100}"
+_PART = "(?!\\.\\.?(/|$))[ -.0-~]+"
+Count = Annotated[int, Within(0)]
+Id = Annotated[str, Matches("[0-9a-f]{32}", "32 hexadecimal digits")]
+Name = Annotated[str, Matches(_NAME, "1 to 100 letters, digits and underscores")]
+Key = Annotated[str, Matches(rf"{_NAME}(\.[1-9][0-9]{{0,8}})?", "the name of a table, or that with a number behind it")]
+InnerPath = Annotated[str, Matches(f"{_PART}(/{_PART})*", "the path of a file in the folder of the save")]
+Checksum = Annotated[int, Within(0, 2**32 - 1)]
+ColumnType = Annotated[str, OneOf(("I64", "F64"))]
+CLOCKS = ("batches", "steps", "timestamp")
+_Timestamp = Annotated[int, Within(-(2**63))]
+_Length = Annotated[str, Matches("[1-9][0-9]{0,18}", "the length of a window")]
 
 
 @dataclass(frozen=True)
@@ -39,14 +58,14 @@ class SavedFile:
         checksums: CRC-32 of the header and of each tensor.
     """
 
-    path: str
-    role: str
+    path: InnerPath
+    role: Annotated[str, Matches(r"[A-Za-z0-9_-]+", "the name of a role")]
     table: str
-    rank: int
-    layer: int
-    rows: int
-    bytes: int
-    checksums: dict[str, int]
+    rank: Count
+    layer: Count
+    rows: Count
+    bytes: Annotated[int, Within(8)]
+    checksums: dict[str, Checksum]
 
 
 @dataclass(frozen=True)
@@ -66,21 +85,45 @@ class SavedTable:
         clocks: what else the table counts, by name.
     """
 
-    key: str
-    name: str
+    key: Key
+    name: Name
     module: str
-    num_embeddings: int
-    embedding_dim: int
+    num_embeddings: Annotated[int, Within(1, 2**32 - 2)]
+    embedding_dim: Annotated[int, Within(1, 2**31 - 1)]
     hashed: bool
-    capacity: int
-    pooling: str
-    weight_dtype: str
-    seed: int
-    parts: dict[str, int]
-    optimizer: int | None
-    rows: int
-    columns: dict[str, str] = field(default_factory=dict)
-    clocks: dict[str, Any] = field(default_factory=dict)
+    capacity: Annotated[int, Within(0, 2**32 - 2)]
+    pooling: Annotated[str, OneOf(("none", "sum", "mean"))]
+    weight_dtype: Annotated[str, OneOf(("F32", "F16", "BF16"))]
+    seed: Annotated[int, Within(0, 2**64 - 1)]
+    parts: dict[Name, Annotated[int, Within(1, 2**31 - 1)]]
+    optimizer: Count | None
+    rows: Count
+    columns: dict[Name, ColumnType] = field(default_factory=dict)
+    clocks: dict[Annotated[str, OneOf(CLOCKS)], _Timestamp] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """
+        Raises:
+            ValueError: fields that do not fit each other.
+        """
+        where = f"table {self.key!r}"
+        if self.key.partition(".")[0] != self.name:
+            raise ValueError(f"{where} has the name {self.name!r}")
+        if self.parts.get(WEIGHT) != self.embedding_dim or set(self.parts.values()) - {1, self.embedding_dim}:
+            raise ValueError(f"{where} has parts {self.parts} of embedding_dim {self.embedding_dim}")
+        if self.optimizer is None and len(self.parts) > 1:
+            raise ValueError(f"{where} has parts {sorted(self.parts)} and no optimizer")
+        if any((kind == "F64") != (name == "score") for name, kind in self.columns.items()):
+            raise ValueError(f"{where} has columns {self.columns}, expected I64, and F64 of score")
+        if self.clocks and (self.clocks.keys() != set(CLOCKS) or min(self.clocks["batches"], self.clocks["steps"]) < 0):
+            raise ValueError(f"{where} has clocks {self.clocks}, expected {list(CLOCKS)}, the first two from 0 on")
+        if self.columns and not self.clocks:
+            raise ValueError(f"{where} has columns {self.columns} and no clocks")
+        if not self.hashed and (self.clocks or self.columns or self.rows != self.num_embeddings):
+            raise ValueError(
+                f"{where} is an index table of {self.num_embeddings} rows, and has {self.rows}, clocks {self.clocks} "
+                f"and columns {self.columns}"
+            )
 
 
 @dataclass(frozen=True)
@@ -95,11 +138,11 @@ class SavedOptimizer:
         accumulate_step: backward passes of an accumulation window.
     """
 
-    class_name: str
-    kernel: str
-    options: dict[str, Any]
-    step: int
-    accumulate_step: int
+    class_name: Annotated[str, Matches(r"[\w.<>]+", "the name of a class")]
+    kernel: Annotated[str, Matches(r"\w+", "the name of an update")]
+    options: dict[str, Annotated[Any, Plain()]]
+    step: Count
+    accumulate_step: Annotated[int, Within(1)]
 
 
 @dataclass(frozen=True)
@@ -117,24 +160,66 @@ class Manifest:
         windows: backward passes of the open accumulation windows: by module path, then by the length of the window.
     """
 
-    id: str
-    kind: str
-    base: str
-    previous: str | None
-    sequence: int
+    id: Id
+    kind: Annotated[str, OneOf((FULL, DELTA))]
+    base: Id
+    previous: Id | None
+    sequence: Count
     created: str
-    world_size: int
+    world_size: Annotated[int, Within(1, 2**31 - 1)]
     tables: list[SavedTable]
     optimizers: list[SavedOptimizer]
-    windows: dict[str, dict[str, int]]
+    windows: dict[str, dict[_Length, Annotated[int, Within(1)]]]
     files: list[SavedFile]
+
+    def check(self) -> None:
+        """
+        Raises:
+            ValueError: fields that do not fit each other.
+        """
+        full = self.kind == FULL
+        if full != (self.previous is None) or full != (self.base == self.id) or full != (self.sequence == 0):
+            raise ValueError(
+                f"a {self.kind} save, number {self.sequence} after {self.previous} of {self.base}, has the id {self.id}"
+            )
+        datetime.fromisoformat(self.created)
+        for table in self.tables:
+            table.check()
+            if table.optimizer is not None and table.optimizer >= len(self.optimizers):
+                raise ValueError(f"table {table.key!r} has optimizer {table.optimizer} of {len(self.optimizers)}")
+        for what, found in (("tables", [t.key for t in self.tables]), ("files", [f.path for f in self.files])):
+            twice = [each for each, count in Counter(found).items() if count > 1]
+            if twice:
+                raise ValueError(f"{what} {twice} are there twice")
+        for module, counts in self.windows.items():
+            if any(count >= int(length) for length, count in counts.items()):
+                raise ValueError(f"windows of {module!r} are {counts}, of more backward passes than their lengths")
+        self._check_files()
+
+    def _check_files(self) -> None:
+        tables = {table.key: table for table in self.tables}
+        for file in self.files:
+            if file.rank >= self.world_size:
+                raise ValueError(f"{file.path} is of rank {file.rank} of {self.world_size}")
+            if file.role not in ROLES:
+                continue
+            if file.table not in tables:
+                raise ValueError(f"{file.path} is of a table {file.table!r}, the save has only {sorted(tables)}")
+            if file.role == CANDIDATES and not tables[file.table].clocks:
+                raise ValueError(f"{file.path} has candidates of table {file.table!r}, which has no clocks")
+            if file.role == WINDOW and not self.windows.get(tables[file.table].module):
+                raise ValueError(f"{file.path} has gradients of table {file.table!r}, whose window is not open")
+        for key, table in tables.items():
+            there = sum(file.rows for file in self.files_of(key, ROWS))
+            if self.kind == FULL and there < table.rows:
+                raise ValueError(f"table {key!r} has {table.rows} rows, its files only {there}: files are missing")
 
     def table(self, key: str) -> SavedTable:
         return next(table for table in self.tables if table.key == key)
 
     def files_of(self, key: str, *roles: str) -> list[SavedFile]:
         """Files of a table with these roles, in the order in which they are to be read."""
-        order = {role: place for place, role in enumerate((REMOVED, ROWS, WINDOW, CANDIDATES))}
+        order = {role: place for place, role in enumerate(ROLES)}
         found = [file for file in self.files if file.table == key and file.role in roles]
         return sorted(found, key=lambda file: (file.layer, order.get(file.role, len(order)), file.rank, file.path))
 
@@ -148,10 +233,8 @@ def _text(body: dict[str, Any]) -> bytes:
     return (json.dumps(body, indent=1, sort_keys=True) + "\n").encode()
 
 
-def _record(cls: type[_Record], fields: dict[str, Any]) -> _Record:
-    """Fields that this version does not know are left out."""
-    known = {each.name for each in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    return cls(**{name: value for name, value in fields.items() if name in known})
+Chain = Sequence[tuple[Path, Manifest]]
+"""Saves with their folders: a full one, and deltas in their order."""
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -171,14 +254,14 @@ def read_manifest(folder: Path) -> Manifest:
         body = json.loads(raw)
         if not isinstance(body, dict) or body.get("format") != FORMAT:
             raise CheckpointError(f"{path}: not of a save of rec_sdk_torch, or damaged")
-        if body.get("version") != VERSION:
-            raise CheckpointError(f"{path}: of format version {body.get('version')}, this one reads {VERSION}")
+        version = body.get("version")
+        if type(version) is not int or version != VERSION:
+            raise CheckpointError(f"{path}: of format version {version}, this one reads {VERSION}")
         checksum = body.pop("checksum", None)
         if checksum != zlib.crc32(_text(body)) or raw != _text({**body, "checksum": checksum}):
             raise CheckpointError(f"{path}: damaged, its checksum is wrong")
-        body["tables"] = [_record(SavedTable, table) for table in body["tables"]]
-        body["optimizers"] = [_record(SavedOptimizer, optimizer) for optimizer in body["optimizers"]]
-        body["files"] = [_record(SavedFile, file) for file in body["files"]]
-        return _record(Manifest, body)
-    except (ValueError, KeyError, TypeError) as error:
+        manifest = record(Manifest, body, "")
+        manifest.check()
+        return manifest
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: damaged: {error}") from error

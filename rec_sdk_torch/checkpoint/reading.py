@@ -13,12 +13,11 @@ import torch
 from ..tbe.batch import Int64Array
 from ..tbe.parts import WEIGHT
 from ..tbe.whole import LifeState, Removed, Rows
+from .contents import check_tensors, check_values, count_problem, open_file, saved_table, saved_tables
 from .errors import CheckpointError
-from .manifest import CANDIDATES, REMOVED, ROWS, WINDOW, Manifest, SavedTable
+from .manifest import CANDIDATES, REMOVED, ROWS, WINDOW, Chain, Manifest, SavedTable
 from .owners import Owner
 from .tensors import TensorReader
-
-Chain = Sequence[tuple[Path, Manifest]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,26 +42,31 @@ def verify(chain: Chain, rank: int = 0, world_size: int = 1) -> None:
     """Reads every file of the saves; with several ranks, each its share.
 
     Raises:
-        CheckpointError: one is missing or damaged.
+        CheckpointError: one is missing or damaged, or has not what its role needs.
     """
-    all_files = [(folder, file) for folder, manifest in chain for file in manifest.files]
-    for folder, file in all_files[rank::world_size]:
+    all_files = [(folder, manifest, file) for folder, manifest in chain for file in manifest.files]
+    for folder, manifest, file in all_files[rank::world_size]:
         with TensorReader(folder / file.path) as reader:
             reader.verify(file.bytes, file.checksums)
-            wrong = [name for name, spec in reader.specs.items() if not spec.shape or spec.shape[0] != file.rows]
+            wrong = [name for name, spec in reader.specs.items() if spec.shape[0] != file.rows]
             if wrong:
                 raise CheckpointError(f"{reader.path}: tensors {wrong} have not the {file.rows} rows of the manifest")
+            check_tensors(reader, manifest, file)
+            check_values(reader, file)
 
 
-def _saved_of(manifest: Manifest, where: Path, module: str, name: str, alone: bool) -> SavedTable:
-    exact = [table for table in manifest.tables if (table.module, table.name) == (module, name)]
-    named = [table for table in manifest.tables if table.name == name]
-    if exact:
-        return exact[0]
-    if len(named) == 1 and alone:
-        return named[0]
-    known = [f"{table.module}.{table.name}".lstrip(".") for table in manifest.tables]
-    raise CheckpointError(f"{where}: has no table {name!r} of the module {module!r}, only {known}")
+def verify_tables(chain: Chain) -> None:
+    """Reads the ids of every table of the last save. All its files are in order, each by itself.
+
+    Raises:
+        CheckpointError: ids that do not fit each other, or that are missing.
+    """
+    folder, last = chain[-1]
+    for saved in last.tables:
+        rows = saved_tables(chain, saved).check_ids()
+        problem = count_problem(saved, rows)
+        if problem is not None:
+            raise CheckpointError(f"{folder}: {problem}")
 
 
 def match(owners: Sequence[Owner], chain: Chain) -> list[Match]:
@@ -76,8 +80,8 @@ def match(owners: Sequence[Owner], chain: Chain) -> list[Match]:
     matches = []
     for owner in owners:
         for name, config in owner.configs.items():
-            saved = _saved_of(last, folder, owner.path, name, names.count(name) == 1)
-            keys = [_saved_of(each, where, saved.module, saved.name, True).key for where, each in chain]
+            saved = saved_table(last, folder, owner.path, name, names.count(name) == 1)
+            keys = [table.key for _, _, table in saved_tables(chain, saved).chain]
             if saved.embedding_dim != config.embedding_dim:
                 raise CheckpointError(
                     f"{folder}: table {name!r} has embedding_dim {saved.embedding_dim}, the model's "
@@ -88,16 +92,21 @@ def match(owners: Sequence[Owner], chain: Chain) -> list[Match]:
                     f"{folder}: index table {name!r} has num_embeddings {saved.num_embeddings}, the model's "
                     f"{config.num_embeddings}"
                 )
-            matches.append(Match(owner, name, keys, saved, _parts(owner, name, saved, last)))
+            matches.append(Match(owner, name, keys, saved, _parts(owner, name, saved, chain[-1])))
     return matches
 
 
-def _parts(owner: Owner, name: str, saved: SavedTable, manifest: Manifest) -> tuple[str, ...]:
+def _parts(owner: Owner, name: str, saved: SavedTable, save: tuple[Path, Manifest]) -> tuple[str, ...]:
     """All parts of a row where the optimizer is of the family that saved them; else its weight."""
+    folder, manifest = save
+    if not same_family(owner, name, saved, manifest):
+        return (WEIGHT,)
     shapes = {part: shape[0] for part, shape in owner.embedding.view(name).parts().items()}
-    if shapes == saved.parts and same_family(owner, name, saved, manifest):
-        return tuple(shapes)
-    return (WEIGHT,)
+    if shapes != saved.parts:
+        raise CheckpointError(
+            f"{folder}: table {saved.key!r} has parts {saved.parts}, with the same optimizer the model has {shapes}"
+        )
+    return tuple(shapes)
 
 
 def same_family(owner: Owner, name: str, saved: SavedTable, manifest: Manifest) -> bool:
@@ -124,7 +133,7 @@ def layers(found: Match, chain: Chain, rows: int) -> Iterator[Rows | Removed]:
 def _layers(found: Match, chain: Chain, rows: int) -> Iterator[Rows | Removed]:
     for key, (folder, manifest) in zip(found.keys, chain, strict=True):
         for file in manifest.files_of(key, REMOVED, ROWS):
-            with TensorReader(folder / file.path) as reader:
+            with open_file(folder, manifest, file) as reader:
                 for begin in range(0, file.rows, rows):
                     end = min(begin + rows, file.rows)
                     ids = reader.read("ids", begin, end)
@@ -171,7 +180,7 @@ def _candidates(found: Match, chain: Chain, names: Sequence[str]) -> tuple[torch
     all_ids = [torch.empty(0, dtype=torch.int64, device="cpu")]
     columns = {name: list(all_ids) for name in names}
     for file in manifest.files_of(found.keys[-1], CANDIDATES):
-        with TensorReader(folder / file.path) as reader:
+        with open_file(folder, manifest, file) as reader:
             ids = reader.read("ids")
             mine = _mine(found, ids)
             all_ids.append(ids if mine is None else ids[mine])
@@ -192,7 +201,7 @@ def window(found: Match, chain: Chain, rows: int) -> Iterator[tuple[Int64Array, 
     """Pending gradients of the table's rows that are at home here: ids, float32 `[n, 2 * D]`."""
     folder, manifest = chain[-1]
     for file in manifest.files_of(found.keys[-1], WINDOW):
-        with TensorReader(folder / file.path) as reader:
+        with open_file(folder, manifest, file) as reader:
             for begin in range(0, file.rows, rows):
                 end = min(begin + rows, file.rows)
                 ids, sums = reader.read("ids", begin, end), reader.read("sums", begin, end)

@@ -15,7 +15,7 @@ import torch
 from ..tbe.whole import versions
 from . import folders, rec_sdk
 from .job import SaveJob, one_moment
-from .loading import check, replace, takes_all, warn_of_losses
+from .loading import check, check_counts, replace, takes_all, warn_of_losses
 from .manifest import Manifest
 from .marks import drop_marks, set_mark
 from .owners import Owner, owners_of
@@ -140,7 +140,7 @@ class Saver:
         team.together(read)
         with one_moment(owners):
             found = match(owners, chain)
-            team.together(lambda: check(found, chain))
+            check_counts(found, folder, team.together(lambda: check(found, chain)))
             warn_of_losses(found, chain)
             team.together(lambda: replace(owners, found, chain))
             last = chain[-1][1]

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ import torch
 
 from .errors import CheckpointError
 from .files import NewFile
+from .schema import OneOf, Within, record
 
 DTYPES = {
     "F32": torch.float32,
@@ -64,6 +65,30 @@ class TensorSpec:
     @property
     def bytes(self) -> int:
         return self.shape[0] * self.row_bytes
+
+
+_Size = Annotated[int, Within(0)]
+
+
+@dataclass(frozen=True)
+class _Field:
+    """What the header says of a tensor."""
+
+    dtype: Annotated[str, OneOf(tuple(DTYPES))]
+    shape: list[_Size]
+    data_offsets: list[_Size]
+
+    def __post_init__(self) -> None:
+        if not self.shape or len(self.data_offsets) != 2:
+            raise ValueError(f"a tensor has shape {self.shape} and data_offsets {self.data_offsets}")
+
+
+@dataclass(frozen=True)
+class _Header:
+    """The header of a file."""
+
+    about: dict[str, str]
+    tensors: dict[str, _Field]
 
 
 def _header(specs: Sequence[TensorSpec], about: Mapping[str, str]) -> tuple[bytes, dict[str, int]]:
@@ -194,6 +219,7 @@ class TensorReader:
         specs: its tensors by name.
         starts: of each tensor, its first byte in the file.
         bytes: of the file.
+        about: what else its header says, in strings.
     """
 
     def __init__(self, path: Path) -> None:
@@ -209,7 +235,7 @@ class TensorReader:
         try:
             self.bytes = os.fstat(self._fd).st_size
             self._header = self._read_header()
-            self.specs, self.starts = self._parse(self._header[8:])
+            self.specs, self.starts, self.about = self._parse(self._header[8:])
         except BaseException:
             self.close()
             raise
@@ -220,20 +246,21 @@ class TensorReader:
             raise CheckpointError(f"{self.path}: damaged, its header would be {length} of {self.bytes} bytes")
         return os.pread(self._fd, 8 + length, 0)
 
-    def _parse(self, text: bytes) -> tuple[dict[str, TensorSpec], dict[str, int]]:
+    def _parse(self, text: bytes) -> tuple[dict[str, TensorSpec], dict[str, int], dict[str, str]]:
         specs, starts = {}, {}
         try:
-            fields = json.loads(text)
-            fields.pop("__metadata__", None)
-            for name, field in fields.items():
-                spec = TensorSpec(name, DTYPES[field["dtype"]], tuple(int(size) for size in field["shape"]))
-                begin, end = field["data_offsets"]
-                if min(begin, *spec.shape) < 0 or end - begin != spec.bytes or 8 + len(text) + end > self.bytes:
+            header = json.loads(text)
+            about = header.pop("__metadata__", {}) if isinstance(header, dict) else {}
+            fields = record(_Header, {"about": about, "tensors": header}, "")
+            for name, field in fields.tensors.items():
+                spec = TensorSpec(name, DTYPES[field.dtype], tuple(field.shape))
+                begin, end = field.data_offsets
+                if end - begin != spec.bytes or 8 + len(text) + end > self.bytes:
                     raise ValueError(f"{name} has bytes {begin} to {end}")
                 specs[name], starts[name] = spec, 8 + len(text) + begin
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{self.path}: damaged, its header is wrong: {error}") from error
-        return specs, starts
+        return specs, starts, fields.about
 
     def read(self, name: str, begin: int = 0, end: int | None = None) -> torch.Tensor:
         """Rows [begin, end) of a tensor, on the host.

@@ -14,11 +14,12 @@ import numpy.typing as npt
 import torch
 
 from .. import _engine
+from ..checkpoint.contents import open_file, saved_tables
 from ..checkpoint.errors import CheckpointError
 from ..checkpoint.folders import chain_of, latest_save
 from ..checkpoint.index import ensure_index, row_files
 from ..checkpoint.manifest import Manifest
-from ..checkpoint.tensors import DTYPES, TensorReader
+from ..checkpoint.tensors import DTYPES
 from ..warn import warn
 
 Array = npt.NDArray[np.generic]
@@ -71,25 +72,20 @@ class TableReader:
 
     def _open(self, save: Path) -> _Moment:
         chain = chain_of(save)
+        about = chain[-1][1].table(self._key(*chain[-1]))
         saves = []
-        for folder, manifest in reversed(chain):
-            key = self._key(folder, manifest)
+        for folder, manifest, saved in reversed(saved_tables(chain, about).chain):
             files = []
-            for file in row_files(manifest, key):
-                with TensorReader(folder / file.path) as reader:
-                    start, spec = reader.starts.get("weight"), reader.specs.get("weight")
-                    if start is None or spec is None or spec.shape[0] != file.rows:
-                        raise CheckpointError(f"{folder / file.path}: damaged, it has no weights of {file.rows} rows")
-                    files.append((str(folder / file.path), start, file.rows))
-            saves.append((str(ensure_index(folder, manifest, key)), manifest.id, files))
-        last = chain[-1][1]
-        about = last.table(self._key(*chain[-1]))
+            for file in row_files(manifest, saved.key):
+                with open_file(folder, manifest, file) as reader:
+                    files.append((str(reader.path), reader.starts["weight"], file.rows))
+            saves.append((str(ensure_index(folder, manifest, saved.key)), manifest.id, files))
         dtype = DTYPES[about.weight_dtype]
         try:
             table = _engine.ServedTable(saves, about.embedding_dim * dtype.itemsize)
         except (OSError, ValueError) as error:
             raise CheckpointError(str(error)) from error
-        return _Moment(save, last.id, table, about.rows, about.embedding_dim, dtype)
+        return _Moment(save, chain[-1][1].id, table, about.rows, about.embedding_dim, dtype)
 
     def _key(self, folder: Path, manifest: Manifest) -> str:
         keys = [table.key for table in manifest.tables]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import rec_sdk_torch as rst
 from rec_sdk_torch.checkpoint.manifest import DELTA, FULL, REMOVED, ROWS, read_manifest
 from rec_sdk_torch.checkpoint.marks import mark_of
 from rec_sdk_torch.checkpoint.tensors import TensorReader
+from rec_sdk_torch.serving import TableReader
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
 
 
@@ -278,3 +280,22 @@ def test_is_incremental_of_a_collection(tmp_path: Path) -> None:
         save(source, tmp_path)
     rst.Saver().load(target, tmp_path)
     same(contents(target._embedding), contents(source._embedding))
+
+
+@pytest.mark.parametrize("change", [{"weight_dtype": torch.float16}, {"hashed": True, "num_embeddings": 90}], ids=str)
+def test_a_delta_follows_no_save_of_other_tables(change: dict[str, Any], tmp_path: Path) -> None:
+    """Tables that load a save into another data type, or as hash tables, begin a chain of their own."""
+    optimizer = TableOptimizer.create(torch.optim.SGD, {"lr": 0.1})
+    config = TableConfig("t", 60, 4, hashed=False, track_changes=True)
+    source, target = (
+        TableBatchedEmbedding([each], optimizer=optimizer, cache=60) for each in (config, replace(config, **change))
+    )
+    source.view("t").write(torch.arange(60), {"weight": torch.rand(60, 4)})
+    save(source, tmp_path)
+    rst.Saver().load(target, tmp_path)
+    target.view("t").write(torch.arange(5), {"weight": torch.ones(5, 4)})
+    assert read_manifest(save(target, tmp_path)).kind == FULL
+    target.view("t").write(torch.arange(5), {"weight": torch.zeros(5, 4)})
+    assert read_manifest(save(target, tmp_path)).kind == DELTA
+    weights = target.view("t").read(torch.arange(60)).parts["weight"]
+    assert torch.equal(TableReader(tmp_path, "t").lookup(torch.arange(60)), weights)

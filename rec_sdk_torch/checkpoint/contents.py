@@ -1,0 +1,243 @@
+"""What the files of a save must hold: the tensors of each, and ids that make sense together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from .errors import CheckpointError
+from .manifest import CANDIDATES, REMOVED, ROLES, ROWS, WEIGHT, WINDOW, Chain, Manifest, SavedFile, SavedTable
+from .tensors import DTYPES, TensorReader
+
+Int64Array: TypeAlias = npt.NDArray[np.int64]
+Mine: TypeAlias = Callable[[Int64Array], "np.ndarray | slice"]
+"""Which of some ids are at home here."""
+
+_STATES = (torch.float32, torch.float16, torch.bfloat16)
+_COUNTS = ("count", "last_use", "clicks")
+"""Columns of numbers from 0 to 2^32 - 1."""
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True)
+class _Expected:
+    """A tensor of a file: data types that it may have, its shape behind the rows."""
+
+    dtypes: tuple[torch.dtype, ...]
+    shape: tuple[int, ...] = ()
+    optional: bool = False
+
+
+def _expected(role: str, table: SavedTable) -> dict[str, _Expected]:
+    count, dim = _Expected((torch.int64,)), table.embedding_dim
+    found = {"ids": count}
+    if role == WINDOW:
+        found["sums"] = _Expected((torch.float32,), (2 * dim,))
+    elif role == CANDIDATES:
+        more = _Expected((torch.int64,), optional=True)
+        found |= {"column.count": count, "column.last_use": count, "column.clicks": more, "column.timestamp": more}
+    elif role == ROWS:
+        found[WEIGHT] = _Expected((DTYPES[table.weight_dtype],), (dim,))
+        states = {f"state.{name}": elements for name, elements in table.parts.items() if name != WEIGHT}
+        found |= {name: _Expected(_STATES, (elements,)) for name, elements in states.items()}
+        found |= {f"column.{name}": _Expected((DTYPES[kind],)) for name, kind in table.columns.items()}
+    return found
+
+
+def check_tensors(reader: TensorReader, manifest: Manifest, file: SavedFile) -> None:
+    """Whether a file has the tensors of its role, and is that of its save and table.
+
+    Raises:
+        CheckpointError: it has not, or is not.
+    """
+    if file.role not in ROLES:
+        return
+    about = {"save": manifest.id, "table": file.table}
+    if reader.about != about:
+        raise CheckpointError(f"{reader.path}: of {reader.about}, expected {about}")
+    all_of = _expected(file.role, manifest.table(file.table))
+    unknown = [name for name in reader.specs if name not in all_of and name.startswith(("state.", "column."))]
+    if unknown:
+        raise CheckpointError(f"{reader.path}: has tensors {unknown}, of which the manifest says nothing")
+    for name, expected in all_of.items():
+        spec = reader.specs.get(name)
+        if spec is None:
+            if expected.optional:
+                continue
+            raise CheckpointError(f"{reader.path}: has no tensor {name!r}, only {sorted(reader.specs)}")
+        shape = (file.rows, *expected.shape)
+        if spec.dtype not in expected.dtypes or spec.shape != shape:
+            kinds = " or ".join(map(str, expected.dtypes))
+            raise CheckpointError(f"{reader.path}: {name} is {spec.dtype} {spec.shape}, expected {kinds} {shape}")
+
+
+def open_file(folder: Path, manifest: Manifest, file: SavedFile) -> TensorReader:
+    """A file of the save in `folder`.
+
+    Raises:
+        CheckpointError: it is missing, or has not the tensors of its role.
+    """
+    reader = TensorReader(folder / file.path)
+    try:
+        check_tensors(reader, manifest, file)
+    except BaseException:
+        reader.close()
+        raise
+    return reader
+
+
+def check_values(reader: TensorReader, file: SavedFile) -> None:
+    """Whether columns of a file have values that can be.
+
+    Raises:
+        CheckpointError: one has not.
+    """
+    for name, spec in reader.specs.items():
+        column = name.removeprefix("column.")
+        if file.role not in (ROWS, CANDIDATES) or name == column or column not in (*_COUNTS, "score"):
+            continue
+        least = int(file.role == CANDIDATES and column == "count")
+        for begin in range(0, spec.shape[0], _PIECE):
+            values = reader.read(name, begin, min(begin + _PIECE, spec.shape[0])).numpy()
+            right = np.isfinite(values) if column == "score" else (values >= least) & (values < 2**32)
+            if not right.all():
+                raise CheckpointError(f"{reader.path}: {name} has the value {values[~right][0]}, which cannot be")
+
+
+@dataclass(frozen=True, eq=False)
+class SavedTables:
+    """A table in each save of a chain.
+
+    Attributes:
+        chain: folder, manifest and the table there; the last one comes last.
+        mine: which of some ids count.
+        bound: of the ids of the index table that it is for; None for a hash table.
+    """
+
+    chain: Sequence[tuple[Path, Manifest, SavedTable]]
+    mine: Mine = field(default=lambda ids: slice(None))
+    bound: int | None = None
+
+    def check_ids(self) -> int:
+        """How many rows there are in the end.
+
+        Raises:
+            CheckpointError: ids that are there twice in a layer, that an index table lacks, that are rows and wait to
+                be admitted, or that have gradients and no row.
+        """
+        final = self._final_ids()
+        folder, manifest, table = self.chain[-1]
+        for role, are_rows in ((CANDIDATES, False), (WINDOW, True)):
+            ids = self._joined(folder, manifest, table, manifest.files_of(table.key, role))
+            wrong = ids[are_in(final, ids) != are_rows]
+            if len(wrong):
+                text = "has gradients and no row" if are_rows else "is a row, and waits to be admitted"
+                raise CheckpointError(f"{folder}: id {wrong[0]} of table {table.key!r} {text}")
+        return len(final)
+
+    def _final_ids(self) -> Int64Array:
+        """Of the rows in the end, ascending."""
+        base: Int64Array = np.empty(0, np.int64)
+        changes: list[tuple[Int64Array, bool]] = []  # ids that became rows, or that left, in order
+        for folder, manifest, table, files in self._layers():
+            rows = self._joined(folder, manifest, table, [file for file in files if file.role == ROWS])
+            if not len(base) and not changes:
+                base = rows
+                continue
+            for file in files:
+                if file.role == REMOVED:
+                    changes.append((self._ids(folder, manifest, table, file), False))
+            changes.append((rows, True))
+        if not changes:
+            return base
+        every = np.concatenate([ids for ids, _ in changes])
+        present = np.concatenate([np.full(len(ids), there) for ids, there in changes])
+        latest, places = np.unique(every[::-1], return_index=True)
+        come = latest[present[::-1][places]]
+        return np.sort(np.concatenate([base[~are_in(latest, base)], come]))
+
+    def _layers(self) -> Iterator[tuple[Path, Manifest, SavedTable, list[SavedFile]]]:
+        for folder, manifest, table in self.chain:
+            files = manifest.files_of(table.key, REMOVED, ROWS)
+            for layer in sorted({file.layer for file in files}):
+                yield folder, manifest, table, [file for file in files if file.layer == layer]
+
+    def _joined(self, folder: Path, manifest: Manifest, table: SavedTable, files: Sequence[SavedFile]) -> Int64Array:
+        """Ids of files of a layer, ascending."""
+        ids: Int64Array = np.concatenate(
+            [np.empty(0, np.int64), *(self._ids(folder, manifest, table, file) for file in files)]
+        )
+        ids.sort()
+        twice = ids[1:][ids[1:] == ids[:-1]]
+        if len(twice):
+            raise CheckpointError(
+                f"{folder / files[-1].path}: {len(twice)} ids (such as {twice[0]}) of table {table.key!r} are there "
+                "twice in the layer"
+            )
+        return ids
+
+    def _ids(self, folder: Path, manifest: Manifest, table: SavedTable, file: SavedFile) -> Int64Array:
+        with open_file(folder, manifest, file) as reader:
+            ids: Int64Array = reader.read("ids").numpy()
+        ids = ids[self.mine(ids)]
+        bounds = [] if table.hashed else [table.num_embeddings]
+        for bound in [*bounds, *([] if self.bound is None else [self.bound])]:
+            bad = ids[(ids < 0) | (ids >= bound)]
+            if len(bad):
+                raise CheckpointError(
+                    f"{folder / file.path}: {len(bad)} ids (such as {bad[0]}) are no rows of the index table "
+                    f"{table.name!r}, which has num_embeddings {bound}"
+                )
+        return ids
+
+
+def saved_table(manifest: Manifest, where: Path, module: str, name: str, alone: bool) -> SavedTable:
+    exact = [table for table in manifest.tables if (table.module, table.name) == (module, name)]
+    named = [table for table in manifest.tables if table.name == name]
+    if exact:
+        return exact[0]
+    if len(named) == 1 and alone:
+        return named[0]
+    known = [f"{table.module}.{table.name}".lstrip(".") for table in manifest.tables]
+    raise CheckpointError(f"{where}: has no table {name!r} of the module {module!r}, only {known}")
+
+
+def saved_tables(chain: Chain, saved: SavedTable) -> SavedTables:
+    """A table of the last save in all of them.
+
+    Raises:
+        CheckpointError: one has no such table, or another one of its name.
+    """
+    found = []
+    for folder, manifest in chain:
+        table = saved_table(manifest, folder, saved.module, saved.name, True)
+        for name in ("hashed", "embedding_dim", "weight_dtype", "parts", "columns"):
+            before, now = getattr(table, name), getattr(saved, name)
+            if before != now:
+                raise CheckpointError(
+                    f"{folder}: table {table.key!r} has {name} {before}, in {chain[-1][0]}, which follows it, {now}"
+                )
+        found.append((folder, manifest, table))
+    return SavedTables(found)
+
+
+def are_in(known: Int64Array, ids: Int64Array) -> np.ndarray:
+    """Which of `ids` are among those known, which are ascending: bool `[n]`."""
+    if not len(known):
+        return np.zeros(len(ids), bool)
+    places = np.searchsorted(known, ids)
+    found: np.ndarray = known[np.minimum(places, len(known) - 1)] == ids
+    return found
+
+
+def count_problem(table: SavedTable, rows: int) -> str | None:
+    """What is wrong where so many rows were found on all ranks; None if nothing is."""
+    if rows == table.rows:
+        return None
+    return f"table {table.key!r} had {table.rows} rows when it was saved, its files have {rows}"

@@ -1,0 +1,139 @@
+"""Values that were read from JSON, held to the annotations of a dataclass.
+
+An annotation is int, float, str, bool, Any, a dataclass, `X | None`, `list[X]`, `dict[str, X]`, or one of these with
+rules: `Annotated[int, Within(0, 9)]`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+import types
+import typing
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+_Record = TypeVar("_Record")
+_NAMES = {int: "an int", float: "a float", str: "a string", bool: "true or false", list: "a list", dict: "an object"}
+MOST = 2**63 - 1
+
+
+class Rule(Protocol):
+    """What a value has to be beside its type."""
+
+    def problem(self, value: Any) -> str | None:
+        """What is expected in its place; None where it is right."""
+
+
+@dataclass(frozen=True)
+class Within:
+    """A number from `least` to `most`."""
+
+    least: int
+    most: int = MOST
+
+    def problem(self, value: int) -> str | None:
+        return None if self.least <= value <= self.most else f"a number from {self.least} to {self.most}"
+
+
+@dataclass(frozen=True)
+class Matches:
+    """A string that the pattern describes as a whole; `what` says so in words."""
+
+    pattern: str
+    what: str
+
+    def problem(self, value: str) -> str | None:
+        return None if re.fullmatch(self.pattern, value) else self.what
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """One of some strings."""
+
+    values: tuple[str, ...]
+
+    def problem(self, value: str) -> str | None:
+        return None if value in self.values else f"one of {list(self.values)}"
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A scalar, or a list of scalars; numbers are finite."""
+
+    def problem(self, value: Any) -> str | None:
+        right = all(map(_is_plain, value if isinstance(value, list) else [value]))
+        return None if right else "a finite number, a string, true, false, null, or a list of these"
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, str) or (isinstance(value, int) and abs(value) <= MOST)
+
+
+def record(cls: type[_Record], value: object, where: str) -> _Record:
+    """The dataclass that a JSON object is. Fields that the class does not know are left out.
+
+    Args:
+        where: what the value is called in an error.
+
+    Raises:
+        ValueError: a field is missing, of another type, or against a rule.
+    """
+    if not isinstance(value, dict):
+        raise _wrong(where, value, _NAMES[dict])
+    of_class: Any = cls  # mypy takes a class of a type variable for nothing that can be hashed
+    found = {}
+    for name, (kind, required) in _fields(of_class).items():
+        if name in value:
+            found[name] = _decoded(kind, value[name], f"{where}.{name}".lstrip("."))
+        elif required:
+            raise ValueError(f"{where or 'it'} has no {name!r}")
+    return cls(**found)
+
+
+@functools.cache
+def _fields(cls: Any) -> dict[str, tuple[Any, bool]]:
+    """Of each field its annotation, and whether it must be there."""
+    kinds = typing.get_type_hints(cls, include_extras=True)
+    unset = dataclasses.MISSING
+    return {
+        each.name: (kinds[each.name], each.default is unset and each.default_factory is unset)
+        for each in dataclasses.fields(cls)
+    }
+
+
+def _decoded(kind: Any, value: Any, where: str) -> Any:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        found = _decoded(arguments[0], value, where)
+        for rule in arguments[1:]:
+            problem = rule.problem(found)
+            if problem is not None:
+                raise _wrong(where, value, problem)
+        return found
+    if origin in (types.UnionType, typing.Union):
+        return None if value is None else _decoded(arguments[0], value, where)
+    if kind is Any:
+        return value
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return record(kind, value, where)
+    if type(value) is not (origin or kind):  # a bool is no int here
+        raise _wrong(where, value, _NAMES[origin or kind])
+    if origin is list:
+        return [_decoded(arguments[0], each, f"{where}[{place}]") for place, each in enumerate(value)]
+    if origin is dict:
+        of_key, of_value = arguments
+        return {
+            _decoded(of_key, key, f"a key of {where}"): _decoded(of_value, each, f"{where}[{key!r}]")
+            for key, each in value.items()
+        }
+    return value
+
+
+def _wrong(where: str, value: object, expected: str) -> ValueError:
+    text = repr(value)
+    return ValueError(f"{where or 'it'} is {text if len(text) <= 80 else f'{text[:80]}...'}, expected {expected}")
