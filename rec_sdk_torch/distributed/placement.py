@@ -19,8 +19,10 @@ class Placement(abc.ABC):
     Attributes:
         share: of the table that is at home on this rank, 0 to 1.
         home: the rank of all ids; None: an id is at home on rank `id % world_size`.
+        name: what the ranks have to agree on.
     """
 
+    name: str
     share: float
     home: int | None
 
@@ -44,6 +46,8 @@ class Placement(abc.ABC):
 class RowWise(Placement):
     """Ids go to rank `id % world_size`, negative ones by floor."""
 
+    name = ShardingType.ROW_WISE.value
+
     def __init__(self, rank: int, world_size: int) -> None:
         self._rank, self._world_size = rank, world_size
         self.share, self.home = 1 / world_size, None
@@ -62,6 +66,7 @@ class TableWise(Placement):
     """All ids go to one rank."""
 
     def __init__(self, rank: int, home: int) -> None:
+        self.name = f"{ShardingType.TABLE_WISE.value} on rank {home}"
         self.home, self._here = home, rank == home
         self.share = float(self._here)
 

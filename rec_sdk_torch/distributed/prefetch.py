@@ -125,10 +125,14 @@ class Started:
             raise
 
     @classmethod
-    def nothing(cls, collections: Mapping[str, Collection]) -> Started:
-        """Tells the other ranks of sharded collections that this one has no batch any more."""
+    def nothing(cls, collections: Mapping[str, Collection], before: Started | None) -> Started:
+        """Tells the other ranks of sharded collections that this one has no batch any more.
+
+        `before`: the batch before, whose collections these are; None: all.
+        """
         started = cls(collections, {})
-        started._entries = [(each, each.prefetch_end()) for each in _sharded(collections)]
+        named = {name: collections[name] for name in before._of} if before is not None else collections
+        started._entries = [(each, each.prefetch_end()) for each in _sharded(named)]
         return started
 
     def ended(self) -> bool:
@@ -160,7 +164,7 @@ def _by_collection(collections: Mapping[str, Any], features: Features) -> dict[s
     unknown = sorted(set(features) - set(collections))
     if unknown:
         raise ValueError(f"features= names collections {unknown} that are not there, only {sorted(collections)}")
-    return dict(features)
+    return {name: features[name] for name in collections if name in features}  # in one order on all ranks
 
 
 def _sharded(collections: Mapping[str, Collection]) -> list[ShardedCollection]:
@@ -176,7 +180,7 @@ def _in_step(batches: Iterable[T], collections: Mapping[str, Collection]) -> Ite
     source, none = iter(batches), object()
     while True:
         batch: Any = next(source, none)
-        if sharded[0].exchange.on_any(batch is none, "whether there is a batch") or batch is none:
+        if sharded[0].exchange.on_any(batch is none, "reads a batch") or batch is none:
             return
         yield batch
 
@@ -199,9 +203,13 @@ def iterate(
         collections: that look the batches up.
         drain: False ends with the last batch that is read: those read before it and not given are left.
     """
+    for each in _sharded(collections)[:1]:
+        ahead = {"batches ahead": str(depth), "execute_all_batches": str(drain)}
+        each.exchange.agree("begins to read batches", {"": ahead})
     source = iter(batches if depth else _in_step(batches, collections))
     coming: deque[tuple[Any, Started | None]] = deque()
     given: deque[Started] = deque()
+    last: Started | None = None
     error: Exception | None = None
     more = True
     try:
@@ -215,13 +223,14 @@ def iterate(
                 except StopIteration:
                     more = False
                     if depth and _sharded(collections):
-                        coming.append((None, Started.nothing(collections)))
+                        coming.append((None, Started.nothing(collections, last)))
                     break
                 except Exception as raised:
                     error, more = raised, False
                     break
                 try:
                     coming.append(start(batch))
+                    last = coming[-1][1]
                 except Exception as raised:
                     error, more = raised, False
             if not drain and coming and _ended(coming[-1]):

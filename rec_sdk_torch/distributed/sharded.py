@@ -21,8 +21,9 @@ from ..tbe.batch import Batch
 from ..tbe.gradients import TableGradient
 from ..tbe.look_ahead import Prefetched
 from ..tbe.transfers import Transfers
-from .asked import Asked, CountsAwaitable, RanksEndedError, ShardedContext
-from .exchange import Exchange, SendRows
+from .alike import Settings
+from .asked import HEADER, Asked, CountsAwaitable, RanksEndedError, ShardedContext
+from .exchange import Exchange, SendRows, Vote
 from .expand import Pool, Repeat
 from .home import HomeTables
 from .placement import Placement
@@ -33,18 +34,18 @@ class OutputAwaitable(LazyAwaitable[Any]):
     """The rows are on their way."""
 
     def __init__(
-        self, module: ShardedCollection, ctx: ShardedContext, rows: list[torch.Tensor], works: list[Any], status: Any
+        self, module: ShardedCollection, ctx: ShardedContext, rows: list[torch.Tensor], works: list[Any], failed: Vote
     ):
         super().__init__()
-        self._parts = module, ctx, rows, works, status
+        self._parts = module, ctx, rows, works, failed
 
     def _wait_impl(self) -> Any:
-        module, ctx, rows, works, (work, failed) = self._parts
-        with module.exchange.waiting("rows"):
-            for each in (work, *works):
-                each.wait()
-        if failed.item():
+        module, ctx, rows, works, failed = self._parts
+        if failed.wait():
             module.exchange.raise_together(ctx.error)
+        with module.exchange.waiting("rows"):
+            for work in works:
+                work.wait()
         return module.output(ctx, rows)
 
 
@@ -123,7 +124,7 @@ class ShardedCollection(ShardedEmbeddingModule[Any, Any, Any, ShardedContext], F
         Args:
             origin: the unsharded collection, which gives its rows and requests, and is of no use after.
             placements: of its tables.
-            exchange: with the ranks that have the same collection.
+            exchange: with the ranks that have the same collection, and have joined with it.
         """
         super().__init__()
         self.exchange = exchange
@@ -143,7 +144,9 @@ class ShardedCollection(ShardedEmbeddingModule[Any, Any, Any, ShardedContext], F
         self._row_bytes = np.array([4 * config.embedding_dim for config in self._tables.configs])
         self._coming: list[Coming] = []
         self._need_indices = isinstance(origin, EmbCacheEmbeddingCollection) and origin.need_indices()
+        exchange.widen(HEADER + len(self._deduplication.dated) + len(placements))
         self.__dict__["home"] = HomeTables(origin, placements, exchange)
+        self._settings = Settings(self.home._embedding)
         name = origin._handles_name
         self.add_module(name, self.home._modules[name])
         self.train(origin.training)
@@ -182,12 +185,12 @@ class ShardedCollection(ShardedEmbeddingModule[Any, Any, Any, ShardedContext], F
 
     def forward(self, features: KeyedJaggedTensor) -> LazyAwaitable[Any]:
         """Looks up a batch as the unsharded collection does; the result arrives when it is first used."""
-        trains = self._trains()
-        known = (coming.ctx.training == trains and coming.is_of(features) for coming in self._coming)
-        place = next((i for i, found in enumerate(known) if found), None)
+        place = self._place_of(features)
         if place is None:
-            output: LazyAwaitable[Any] = super().forward(features)
-            return output
+            ctx = self.create_context()
+            asked = self.input_dist(ctx, features).wait().wait()
+            ctx.at_once = True
+            return self.compute_and_output_dist(ctx, asked)
         for skipped in self._coming[:place]:
             skipped.end()
         coming, self._coming = self._coming[place], self._coming[place + 1 :]
@@ -195,6 +198,20 @@ class ShardedCollection(ShardedEmbeddingModule[Any, Any, Any, ShardedContext], F
         for other in self._coming:
             other.advance()
         return result
+
+    def _place_of(self, features: KeyedJaggedTensor) -> int | None:
+        """Which of the batches that will come this one is, begun in the same mode; None: none of them."""
+        trains = self._trains()
+        found = [place for place, coming in enumerate(self._coming) if coming.is_of(features)]
+        place = next((place for place in found if self._coming[place].ctx.training == trains), None)
+        if found and place is None:  # the mode has changed: on all ranks, or some would wait for a forward of it
+            self._vote(self._coming[found[0]].ctx).wait()
+        return place
+
+    def _vote(self, ctx: ShardedContext) -> Vote:
+        """Whether any rank's batch has failed; all have to be at the same one, in the same mode."""
+        doing = self.exchange.turns.doing(self.exchange.number, ctx.batch, self._trains())
+        return self.exchange.vote(ctx.error is not None, doing, self.exchange.turns.gradients)
 
     def _trains(self) -> bool:
         return bool(self.training) and torch.is_grad_enabled()
@@ -208,9 +225,12 @@ class ShardedCollection(ShardedEmbeddingModule[Any, Any, Any, ShardedContext], F
         None asks for nothing: the context says that this rank's data has ended.
         """
         if features is None:
-            return CountsAwaitable(self.exchange, ctx, self._deduplication)
+            return CountsAwaitable(self.exchange, ctx, self._deduplication, self._settings)
         ctx.training = self._trains()
         try:
+            if ctx.training:
+                self.home._sync_optimizers()
+                ctx.settings = self._settings.checksum()
             ctx.bags = self.home._checked(features)
             if self._pooled:
                 ctx.bags.check_pooled()
@@ -226,10 +246,10 @@ class ShardedCollection(ShardedEmbeddingModule[Any, Any, Any, ShardedContext], F
             ctx.asked.warn()
         except Exception as error:
             ctx.error = error
-        return CountsAwaitable(self.exchange, ctx, self._deduplication)
+        return CountsAwaitable(self.exchange, ctx, self._deduplication, self._settings)
 
     def compute(self, ctx: ShardedContext, dist_input: Asked | KJTList) -> tuple[Asked, list[torch.Tensor]]:
-        """Rows that the ranks asked for; of a batch that fails, no rows, which `output_dist` tells the others."""
+        """Rows that the ranks asked for; of a batch that fails, zeros, which `output_dist` tells the others."""
         asked = cast(Asked, dist_input.features[0] if isinstance(dist_input, KJTList) else dist_input)
         try:
             if self._trains() and asked.seen is None and self._deduplication.words.any():
@@ -246,14 +266,18 @@ class ShardedCollection(ShardedEmbeddingModule[Any, Any, Any, ShardedContext], F
     def output_dist(self, ctx: ShardedContext, output: tuple[Asked, list[torch.Tensor]]) -> LazyAwaitable[Any]:
         asked, rows = output
         assert ctx.asked is not None
-        status = self.exchange.send_status(ctx.error is not None)
+        failed = self._vote(ctx)
+        # Between its ids and its rows this rank may have exchanged others, in another order than the others have: rows
+        # of one batch that meet those of another are garbage, or the end of the process.
+        if not ctx.at_once and failed.wait():
+            self.exchange.raise_together(ctx.error)
         works: list[Any] = []
         received = []
         for group, part in zip(self._tables.same_dim(), rows, strict=True):
             to, of = (counts[:, group].sum(axis=1).tolist() for counts in (asked.counts, ctx.asked.host.counts))
-            received.append(SendRows.apply(part, self.exchange, to, of, works))
+            received.append(SendRows.apply(part, self.exchange, ctx.batch, to, of, works))
         self._count(ctx, ctx.asked)
-        return OutputAwaitable(self, ctx, received, works, status)
+        return OutputAwaitable(self, ctx, received, works, failed)
 
     def output(self, ctx: ShardedContext, rows: list[torch.Tensor]) -> Any:
         """What the unsharded collection gives, from rows of each distinct id."""

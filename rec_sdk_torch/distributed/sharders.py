@@ -18,8 +18,9 @@ from ..modules.embedding_collections import (
     EmbCacheEmbeddingCollection,
     HashEmbeddingBagCollection,
 )
+from .alike import Told, tables_of
 from .exchange import Exchange
-from .placement import SHARDING_TYPES, placements_of
+from .placement import SHARDING_TYPES, Placement, placements_of
 from .sharded import ShardedCollection
 
 
@@ -93,7 +94,8 @@ class _Sharder(BaseEmbeddingSharder[Any]):
     ) -> ShardedCollection:
         """
         Raises:
-            ValueError: no process group, groups of different ranks, a device or a plan that does not fit.
+            ValueError: no process group, groups of different ranks, a device or a plan that does not fit; tables or a
+                plan that are not those of the other ranks, on all of them.
             TypeError: a module of another class.
         """
         if type(module) is not self._type:
@@ -119,7 +121,14 @@ class _Sharder(BaseEmbeddingSharder[Any]):
             raise ValueError(f"npu_device is {self._device}, DistributedModelParallel's device is {given}")
         exchange = Exchange(ids, rows, _device_of(module, given))
         names = [table.name for table in module._embedding.tables]
-        return ShardedCollection(module, placements_of(names, params, exchange.rank, exchange.world_size), exchange)
+        placements: list[Placement] = []
+
+        def tell() -> Told:
+            placements.extend(placements_of(names, params, exchange.rank, exchange.world_size))
+            return tables_of(module, placements, module_fqn)
+
+        exchange.join(f"collection {module_fqn!r}" if module_fqn else f"the collection of tables {names}", tell)
+        return ShardedCollection(module, placements, exchange)
 
 
 def _device_of(module: CachedCollection, given: torch.device | None) -> torch.device:

@@ -184,14 +184,16 @@ def concatenated(batches: list[tuple[Any, Any]]) -> KeyedJaggedTensor:
     return jagged(whole, weights)
 
 
-def shard(model: Model, scenario: Scenario, world_size: int) -> DistributedModelParallel:
-    """As TorchRec's users do."""
+def shard(
+    model: torch.nn.Module, scenario: Scenario, world_size: int, one_group: bool = False
+) -> DistributedModelParallel:
+    """As TorchRec's users do. `one_group`: ids are exchanged by the process group of rows."""
     constraints = {
         f"t{i}": ParameterConstraints(sharding_types=[kind]) for i, kind in enumerate(scenario.sharding) if kind
     }
     world = torch.distributed.group.WORLD
     env = ShardingEnv.from_process_group(world)
-    sharders = rst.get_default_hybrid_sharders()
+    sharders = rst.get_default_hybrid_sharders(env if one_group else None)
     kind = "cuda" if Place.device.type == "cuda" else "cpu"  # what TorchRec's Topology knows
     planner = EmbeddingShardingPlanner(Topology(world_size, kind, local_world_size=world_size), constraints=constraints)
     plan = planner.collective_plan(model, sharders, world)
@@ -216,29 +218,25 @@ def rows(collection: Any) -> dict[str, dict[int, torch.Tensor]]:
     return result
 
 
-<<<<<<< HEAD
+def _made(rank: int, world_size: int, scenario: Scenario) -> Any:
+    made_on = torch.device(scenario.made_on) if scenario.made_on else contextlib.nullcontext()
+    with made_on:
+        model: Any = Model(scenario, seed=3 + rank, device=None if scenario.made_on else Place.device)
+    assert model.sparse.device.type == (scenario.made_on or Place.device.type)
+    return shard(model, scenario, world_size)  # rank 0's seed holds
+
+
 def train_sharded(rank: int, world_size: int, scenario: Scenario, depth: int = 0, saves: str = "") -> Any:
     """(outputs of each step, rows, dense parameter, exchange stats, cache stats, device) of a rank.
 
     `saves`: a folder; half-way the tables are saved there, and others that load the save go on.
     """
-    model = shard(Model(scenario, seed=3 + rank), scenario, world_size)  # rank 0's seed holds
-=======
-def train_sharded(rank: int, world_size: int, scenario: Scenario, depth: int = 0) -> Any:
-    """(outputs of each step, rows, dense parameter, exchange stats, cache stats, device) of a rank."""
-    made_on = torch.device(scenario.made_on) if scenario.made_on else contextlib.nullcontext()
-    with made_on:
-        model: Any = Model(scenario, seed=3 + rank, device=None if scenario.made_on else Place.device)
-    assert model.sparse.device.type == (scenario.made_on or Place.device.type)
-    model = shard(model, scenario, world_size)  # rank 0's seed holds
-    dense = torch.optim.SGD([model.module.scale], lr=0.05)
-    pipeline: Any = rst.EmbCacheTrainPipelineSparseDist(model, dense, "cpu", Place.device, depth=depth)
->>>>>>> 6d7e449 (Tables made without a device follow torch's default device, as TorchRec's collections do)
+    model = _made(rank, world_size, scenario)
     torch.manual_seed(FILLS)
     half = scenario.steps // 2 if saves else scenario.steps
     outputs = _steps(model, scenario, range(half), rank, world_size, depth)
     if saves:
-        first, model = model, shard(Model(scenario, seed=3 + rank), scenario, world_size)
+        first, model = model, _made(rank, world_size, scenario)
         rst.Saver().save(first, saves)
         rst.Saver().load(model, saves)
         model.module.scale.data.copy_(first.module.scale.data)

@@ -93,7 +93,7 @@ FULL = pytest.mark.full
 
 @pytest.mark.parametrize(
     "stage",
-    [pytest.param("send_counts", marks=FULL), "send_each", pytest.param("send_status", marks=FULL), "backward"],
+    [pytest.param("send_counts", marks=FULL), "send_each", pytest.param("vote", marks=FULL), "backward"],
 )
 def test_a_rank_that_dies(doomed: Ranks, device: torch.device, stage: str) -> None:
     message = doomed.run_survivors(die_at, stage, survivors=[0])[0]
@@ -146,9 +146,11 @@ class Collections(torch.nn.Module):
         return torch.stack([part(batch)[0] for part in self.parts]).sum(), batch.values()
 
 
-def uneven_in_torchrecs_pipeline(rank: int, world_size: int, collections: int, counts: tuple[int, int]) -> Any:
+def uneven_in_torchrecs_pipeline(
+    rank: int, world_size: int, collections: int, one_group: bool, counts: tuple[int, int]
+) -> Any:
     scenario = Scenario()
-    model = shard(Collections(collections), scenario, world_size)  # type: ignore[arg-type]
+    model = shard(Collections(collections), scenario, world_size, one_group)
     dense = torch.optim.SGD([part.scale for part in model.module.parts], lr=0.05)
     pipeline: Any = TrainPipelineSparseDist(model, dense, Place.device)
     batches = (batch_of(scenario, step, rank, world_size) for step in range(counts[rank]))
@@ -162,11 +164,13 @@ def uneven_in_torchrecs_pipeline(rank: int, world_size: int, collections: int, c
     raise AssertionError
 
 
-@pytest.mark.parametrize("collections", [1, pytest.param(2, marks=FULL)])
+@pytest.mark.parametrize(("collections", "one_group"), [(1, False), pytest.param(2, False, marks=FULL), (2, True)])
 @pytest.mark.parametrize("counts", [(6, 4), pytest.param((4, 6), marks=FULL)])
-def test_data_that_ends_early_in_torchrecs_pipeline(doomed: Ranks, counts: tuple[int, int], collections: int) -> None:
+def test_data_that_ends_early_in_torchrecs_pipeline(
+    doomed: Ranks, counts: tuple[int, int], collections: int, one_group: bool
+) -> None:
     """It asks for a batch's ids one step ahead, so the last batch that all ranks have is not trained either."""
-    for steps, message in doomed.run(uneven_in_torchrecs_pipeline, collections, counts):
+    for steps, message in doomed.run(uneven_in_torchrecs_pipeline, collections, one_group, counts):
         assert steps == min(counts) - 1
         assert "of 2 could not exchange" in message
         assert "has not come within the process group's timeout" in message

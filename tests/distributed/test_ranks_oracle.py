@@ -1,7 +1,9 @@
-"""Random tables, optimizers, batches and pipelines on many ranks, half of them over a save, beside one process."""
+"""Random tables, optimizers, batches and pipelines on many ranks, half of them over a save, beside one process; or
+one rank has others."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 from ranks import Ranks
-from sharded_model import Scenario
+from sharded_model import Scenario, configs, train_sharded
 from test_sharded_training import check
 from torchrec.modules.embedding_configs import DataType
 from torchrec.optim import LAMB, LarsSGD, PartialRowWiseAdam, PartialRowWiseLAMB, RowWiseAdagrad
 
 import rec_sdk_torch as rst
+from rec_sdk_torch.modules.configs import table_config
 
 # A small eps would make much of rounding: the first step of Adagrad is lr * g / (|g| + eps), whatever the size of g.
 OPTIMIZERS = (
@@ -110,3 +113,48 @@ def test_ranks_are_one_process(ranks_of: Callable[[int], Ranks], seed: int, worl
     rtol, atol = TOLERANCES[scenario.dtype]
     depth, saved = int(rng.integers(4)), bool(rng.integers(2))
     check(ranks_of(world_size), world_size, scenario, depth, rtol, atol, str(tmp_path) if saved else "")
+
+
+def meaning(scenario: Scenario) -> Any:
+    """What is trained, without options that change nothing."""
+    tables = [table_config(config, capacity=scenario.kind == "hash") for config in configs(scenario)]
+    return scenario.kind, scenario.weighted, scenario.optimizer, scenario.options, tables
+
+
+def draw_other(rng: np.random.Generator, scenario: Scenario) -> Scenario:
+    """The scenario with one thing that ranks have to have alike, and of which this is another."""
+    optimizer, options = OPTIMIZERS[rng.integers(len(OPTIMIZERS))]
+    others: list[dict[str, Any]] = [
+        {"optimizer": optimizer, "options": options},
+        {"options": scenario.options | {"lr": 0.07}},
+        {"dims": tuple(rng.choice([1, 4, 6, 16], 3).tolist())},
+        {"dtype": DTYPES[rng.integers(len(DTYPES))]},
+        {"init_fn": None if scenario.init_fn else small_normal},
+        {"kind": str(rng.choice(["bags", "sequences", "hash"])), "weighted": False},
+        {"weighted": scenario.kind != "sequences"},
+        draw_rules(rng, whole=False),
+    ]
+    other = scenario
+    while meaning(other) == meaning(scenario):
+        other = dataclasses.replace(scenario, **others[rng.integers(len(others))])
+    return other
+
+
+def train_or_say(rank: int, world_size: int, scenarios: list[Scenario], depth: int) -> str:
+    try:
+        train_sharded(rank, world_size, scenarios[rank], depth)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "trained"
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_one_rank_that_differs_ends_all(ranks_of: Callable[[int], Ranks], seed: int, world_size: int) -> None:
+    rng = np.random.default_rng([world_size, seed, 1])
+    scenarios = [draw(rng, world_size)] * world_size
+    odd = int(rng.integers(world_size))
+    scenarios[odd] = draw_other(rng, scenarios[odd])
+    said = ranks_of(world_size).run(train_or_say, scenarios, int(rng.integers(4)))
+    assert len(set(said)) == 1, said
+    assert "not the same on all ranks" in said[0], (said, scenarios[odd])
+    assert f"on rank {odd}" in said[0]

@@ -17,6 +17,8 @@ import rec_sdk_torch as rst
 Start = Callable[[int], Ranks]
 BATCHES = {2: (6, 4), 4: (5, 7, 3, 4)}
 EPOCHS = 2
+NAMED = {"one": ("second",), "turned": ("second", "first")}
+"""Collections whose ids a loop says to prefetch."""
 
 
 class Two(torch.nn.Module):
@@ -31,11 +33,13 @@ class Two(torch.nn.Module):
 
 
 def pipelined(model: Any, dense: Any, kind: str, depth: int) -> Callable[[Iterator[Any]], int]:
-    if kind == "loop":
+    if kind in ("loop", *NAMED):
 
         def loop(batches: Iterator[Any]) -> int:
             steps = 0
-            for batch in rst.prefetch(batches, model, depth=depth):
+            names = NAMED.get(kind)
+            features = None if names is None else lambda batch: {f"{name}.sparse": batch for name in names}
+            for batch in rst.prefetch(batches, model.module, depth=depth, features=features):
                 dense.zero_grad()
                 model(batch)[0].backward()
                 dense.step()
@@ -65,7 +69,7 @@ def pipelined(model: Any, dense: Any, kind: str, depth: int) -> Callable[[Iterat
 def train(rank: int, world_size: int, kind: str, depth: int, counts: tuple[int, ...]) -> Any:
     """(steps of each epoch, rows)"""
     scenario = Scenario(optimizer=torch.optim.Adagrad, rules={"admit_threshold": 2}, seed=51)
-    model = shard(Two(scenario), scenario, world_size)  # type: ignore[arg-type]
+    model = shard(Two(scenario), scenario, world_size)
     whole = model.module
     dense = torch.optim.SGD([whole.first.scale, whole.second.scale], lr=0.05)
     epoch_of = pipelined(model, dense, kind, depth)
@@ -99,6 +103,14 @@ def test_all_ranks_train_what_all_have(ranks_of: Start, kind: str, depth: int, w
     assert [steps for steps, _ in results] == [[min(counts)] * EPOCHS] * world_size
     even = ranks_of(world_size).run(train, "loop", 0, (min(counts),) * world_size)
     for (_, mine), (_, its) in zip(results, even, strict=True):
+        same(mine, its)
+
+
+@pytest.mark.parametrize("kind", NAMED)
+def test_some_collections_prefetch(ranks_of: Start, kind: str) -> None:
+    results = ranks_of(2).run(train, kind, 2, (6, 4))
+    assert [steps for steps, _ in results] == [[4] * EPOCHS] * 2
+    for (_, mine), (_, its) in zip(results, ranks_of(2).run(train, "loop", 0, (4, 4)), strict=True):
         same(mine, its)
 
 

@@ -1,0 +1,170 @@
+"""What has to be the same on all ranks of a sharded collection, and how ranks that differ are named."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import zlib
+from array import array
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any, TypeAlias
+
+from torchrec.distributed.comm_ops import get_gradient_division
+
+from ..modules.collection import CachedCollection
+from ..modules.configs import feature_names
+from ..tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
+from ..tbe.life import TableLife
+from ..tbe.optimizer_specs import class_name
+from .placement import Placement
+
+Told: TypeAlias = dict[str, dict[str, str]]
+"""What a rank has: by table ("" is their collection) and setting, as text."""
+
+SHOWN = 5
+"""Differences that a message names, and ranks that have one value."""
+
+
+def tables_of(collection: CachedCollection, placements: Sequence[Placement], path: str | None) -> Told:
+    """A collection that is to be sharded, by whose tables each rank lays out its rows and messages.
+
+    `path`: in its model, where that is known.
+    """
+    tables = collection._embedding.tables
+    whole = {
+        "path": path,
+        "class": type(collection).__name__,
+        "tables": [table.name for table in tables],
+        "is_weighted": collection._is_weighted,
+    }
+    told = {"": _as_text(whole)}
+    for config, table, placement in zip(collection._configs, tables, placements, strict=True):
+        own = {"features": feature_names(config), "sharding": placement.name}
+        told[table.name] = _as_text(own | _fields(table))
+    return told
+
+
+def _fields(table: TableConfig) -> dict[str, Any]:
+    fields = {field.name: getattr(table, field.name) for field in dataclasses.fields(table)}
+    fill = fields["init_fn"]  # of two functions nobody can say whether they do the same
+    fields["init_fn"] = fill and getattr(fill, "__qualname__", type(fill).__name__)
+    life = fields.pop("life") or TableLife()
+    return fields | dataclasses.asdict(life)
+
+
+def _as_text(settings: Mapping[str, Any]) -> dict[str, str]:
+    return {name: repr(value.value if isinstance(value, Enum) else value) for name, value in settings.items()}
+
+
+class Settings:
+    """What training goes by and may change on the way: options of optimizers, steps, checks of gradients."""
+
+    def __init__(self, embedding: TableBatchedEmbedding) -> None:
+        """`embedding`: the rows of this rank."""
+        self._embedding = embedding
+        self._options: list[tuple[TableOptimizer, dict[str, Any]]] = []
+        self._others: dict[str, Any] = {}
+        self._checksum = 0
+        self._constant = False
+        """Whether all tables have an optimizer, with options that are immutable: equal ones have not changed."""
+
+    def checksum(self) -> int:
+        """Equal on ranks that have the same settings, 32 bits."""
+        optimizers = self._embedding.optimizers
+        if self._changed():
+            self._remember(optimizers)
+        steps = array("q", [-1 if optimizer is None else optimizer.step for optimizer in optimizers])
+        return zlib.crc32(repr(self._windows()).encode(), zlib.crc32(steps, self._checksum))
+
+    def _windows(self) -> dict[str, int]:
+        open_ones = sorted((length, count) for length, count in self._embedding.steps.windows.items() if count)
+        return {f"backward passes of the window of {length}": count for length, count in open_ones}
+
+    def _changed(self) -> bool:
+        if not self._constant or self._others != self._whole():
+            return True
+        return any(optimizer.options != known for optimizer, known in self._options)
+
+    def _remember(self, optimizers: Sequence[TableOptimizer | None]) -> None:
+        distinct = {id(optimizer): optimizer for optimizer in optimizers if optimizer is not None}.values()
+        self._options = [(optimizer, dict(optimizer.options)) for optimizer in distinct]
+        self._others = self._whole()
+        values = [value for _, options in self._options for name, value in options.items() if name != "params"]
+        self._constant = None not in optimizers and all(_plain(value) is value for value in values)
+        of_tables = [_optimizer(optimizer) for optimizer in optimizers]
+        self._checksum = zlib.crc32(repr((self._others, of_tables)).encode())
+
+    def _whole(self) -> dict[str, Any]:
+        guard = self._embedding.steps.guard
+        return {
+            "evict_step_interval": self._embedding._evict_step_interval,
+            "check_finite='raise'": guard.check_finite == "raise",
+            "grad scaler": guard.scaler is not None and guard.scaler.is_enabled(),
+            "gradient division": get_gradient_division(),
+        }
+
+    def told(self) -> Told:
+        """The settings."""
+        told = {"": _as_text(self._whole() | self._windows())}
+        for table, optimizer in zip(self._embedding.tables, self._embedding.optimizers, strict=True):
+            step = {} if optimizer is None else {"step": optimizer.step}
+            told[table.name] = _as_text(_optimizer(optimizer) | step)
+        return told
+
+
+def _optimizer(optimizer: TableOptimizer | None) -> dict[str, Any]:
+    if optimizer is None:
+        return {"optimizer": None}
+    known = {name: _plain(optimizer.options[name]) for name in optimizer.spec.options if name in optimizer.options}
+    return {
+        "optimizer": class_name(optimizer.cls),
+        **known,
+        "max_gradient": optimizer.max_gradient,
+        "accumulate_step": optimizer.accumulate_step,
+        "state_dtypes": optimizer.state_dtypes,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """An option without what makes equal ones look different: a learning rate may be a tensor."""
+    if isinstance(value, list | tuple):
+        plain = tuple(map(_plain, value))
+        return value if isinstance(value, tuple) and all(map(operator.is_, plain, value)) else plain
+    return value.item() if hasattr(value, "item") else value
+
+
+# ---- ranks that differ
+
+
+def differences(of_ranks: Sequence[Told]) -> list[str]:
+    """What is not the same on all ranks: of the collection, or else of its tables."""
+    found: list[str] = []
+    for part in dict.fromkeys(part for told in of_ranks for part in told):
+        own = [told.get(part, {}) for told in of_ranks]
+        for setting in dict.fromkeys(setting for settings in own for setting in settings):
+            values = [settings.get(setting, "None") for settings in own]
+            if len(set(values)) > 1:
+                table = f"table {part!r}: " if part else ""
+                found.append(f"{table}{setting} is {by_rank(values, '{value} on {ranks}')}")
+        if found and not part:
+            break
+    more = [f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
+    return found[:SHOWN] + more
+
+
+def by_rank(values: Sequence[str], form: str) -> str:
+    """What each rank has, where `form` takes a `value` and its `ranks`."""
+    ranks: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(value, []).append(rank)
+    return ", ".join(form.format(value=value, ranks=_ranks(own)) for value, own in ranks.items())
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    *shown, last = map(str, ranks[:SHOWN])
+    if len(ranks) > SHOWN:
+        return f"ranks {', '.join([*shown, last])} and {len(ranks) - SHOWN} others"
+    return f"ranks {', '.join(shown)} and {last}"
