@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..tbe import TableBatchedEmbedding, TableOptimizer
+from ..tbe.given import step_problem, tensor_problem
 from ..tbe.optimizer_specs import StateSpec
 from ..tbe.parts import WEIGHT
 from ..tbe.view import Content
@@ -103,8 +104,10 @@ def load_states(
     tables: TableBatchedEmbedding, optimizer: TableOptimizer, saved: Mapping[str, torch.Tensor]
 ) -> list[str]:
     """Sets what `save_states` gives, all of it or nothing; what is wrong with it."""
-    contents, problems = [], []
-    for table in tables.tables:
+    contents, problem = [], step_problem(saved["iter"])
+    problems = [f"iter: {problem}"] if problem else []
+    problems += [f"{name} {wrong}" for name, value in saved.items() if (wrong := tensor_problem(value))]
+    for table in tables.tables if not problems else ():
         parts = {}
         for state, name in state_names(optimizer).items():
             values = saved[f"{table.name}.{name}"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,8 @@ from torchrec.optim.fused import FusedOptimizer
 
 from ..modules.handles import TableParameter
 from ..tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
+from ..tbe.given import step_problem, tensor_problem
+from ..tbe.optimizer import check_options
 from ..tbe.table import as_int
 from ..tbe.view import Content, known_ids_problem
 from .torchrec_hooks import check_clipping
@@ -56,8 +58,7 @@ class StepState(_TableState):
             return torch.tensor(float(self._optimizer.step), dtype=torch.float64, device="cpu")
 
     def problem(self, value: Any, rows: int) -> str | None:
-        step = float(value)
-        return None if step >= 0 and step.is_integer() else f"{step} is not a whole number of updates"
+        return step_problem(value)
 
     def load_state_dict(self, value: Any) -> None:
         if value is _LOADED:
@@ -133,8 +134,10 @@ class RowState(_TableState):
             return view.read(view.ids(), [self._name]).parts[self._name].reshape(-1, *self._shape)
 
     def problem(self, value: torch.Tensor, rows: int) -> str | None:
-        expected = (rows, *self._shape)
-        return None if tuple(value.shape) == expected else f"shape {tuple(value.shape)}, expected {expected}"
+        expected, problem = (rows, *self._shape), tensor_problem(value)
+        if problem is not None or tuple(value.shape) == expected:
+            return problem
+        return f"shape {tuple(value.shape)}, expected {expected}"
 
     def load_state_dict(self, value: torch.Tensor) -> None:
         if value is _LOADED:
@@ -217,6 +220,9 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
                 groups[id(optimizer)] = optimizer.options
                 optimizer.options["params"] = []
             optimizer.options["params"].append(handle)
+        self._optimizers = list(
+            {id(optimizers[handle.table]): optimizers[handle.table] for handle in params.values()}.values()
+        )
         super().__init__(dict(params), state, list(groups.values()))
         check_clipping()
 
@@ -258,7 +264,8 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
         """Strict, as TorchRec's; `<table>.momentum2` is read as `<table>.exp_avg_sq`.
 
         Raises:
-            ValueError: tables, states or shapes that do not match; nothing was loaded.
+            ValueError, TypeError: tables, states, shapes or options that do not match, or that no update may use:
+                nothing was loaded.
         """
         renamed = {
             param: {key.replace(".momentum2", ".exp_avg_sq"): value for key, value in values.items()}
@@ -267,6 +274,8 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
         for name, handle in self.params.items():
             if isinstance(handle, TableParameter):
                 self._check(name, handle, renamed)
+        if self.defaults["_save_param_groups"]:
+            self._check_groups(state_dict["param_groups"])
         self._load_states(renamed)
         ours = {name for name, handle in self.params.items() if isinstance(handle, TableParameter)}
         loaded = {name: dict.fromkeys(v, _LOADED) if name in ours else v for name, v in renamed.items()}
@@ -289,6 +298,17 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
                     numbers.append(state.number(value))
         self._embedding.load(contents, numbers)
 
+    def _check_groups(self, given: Sequence[Mapping[str, Any]]) -> None:
+        """Whether options can become those of the groups, which are found by the names of their parameters."""
+        names = {handle: name for name, handle in self.params.items()}
+        of_params = {tuple(sorted(group["params"])): group for group in given}
+        for optimizer, group in zip(self._optimizers, self.param_groups, strict=False):
+            new = of_params.get(tuple(sorted(names[handle] for handle in group["params"])))
+            if new is None or new.keys() != group.keys():
+                expected = sorted(group.keys() - {"params"})
+                raise ValueError(f"the options of {optimizer.where} are missing, or are not {expected}")
+            check_options(optimizer.where, optimizer.spec, {name: new[name] for name in new if name != "params"})
+
     def _check(self, name: str, handle: TableParameter, given: Mapping[str, Mapping[str, Any]]) -> None:
         if name not in given:
             raise ValueError(f"the state of {name} is missing")
@@ -298,6 +318,7 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
             raise ValueError(f"states of {name}: missing are {missing}, unexpected {unexpected}")
         ids = values.get(f"{handle.table}.ids")
         for key, state in states.items():
-            problem = state.problem(values[key], self._rows[handle.table] if ids is None else ids.numel())
+            rows = ids.numel() if isinstance(ids, torch.Tensor) else self._rows[handle.table]
+            problem = state.problem(values[key], rows)
             if problem:
                 raise ValueError(f"state {key}: {problem}")

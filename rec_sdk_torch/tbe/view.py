@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from .batch import Int64Array
+from .given import columns_of, ids_of, ids_problem, plain, tensor_problem
 from .group import Group
 from .optimizer import TableOptimizer
 from .parts import WEIGHT, as_stored, part_of, read_parts, read_records, write_parts
@@ -17,6 +18,17 @@ from .table import TableConfig
 
 if TYPE_CHECKING:
     from .embedding import TableBatchedEmbedding
+
+
+def _distinct_ids_problem(ids: object) -> str | None:
+    problem = ids_problem(ids)
+    if problem is not None:
+        return f"its {problem}"
+    assert isinstance(ids, torch.Tensor)
+    if ids.dtype != torch.int64:
+        return f"its ids are {ids.dtype}, expected torch.int64"
+    twice = ids.numel() - ids.unique().numel()
+    return f"{twice} of its ids are there twice" if twice else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,13 +45,11 @@ class Chunk:
     parts: dict[str, torch.Tensor]
 
 
-def known_ids_problem(config: TableConfig, ids: torch.Tensor) -> str | None:
+def known_ids_problem(config: TableConfig, ids: Any) -> str | None:
     """What keeps `ids` from being the rows of a hash table; None when nothing does."""
-    if ids.dtype != torch.int64 or ids.dim() != 1 or ids.device.type == "meta":
-        return f"its ids are {ids.dtype} of shape {tuple(ids.shape)} on {ids.device}, expected flat torch.int64"
-    twice = ids.numel() - ids.unique().numel()
-    if twice:
-        return f"{twice} of its ids are there twice"
+    problem = _distinct_ids_problem(ids)
+    if problem is not None:
+        return problem
     if 0 < config.capacity < ids.numel():
         return f"{ids.numel()} ids, table {config.name!r} has a capacity of {config.capacity}"
     return None
@@ -131,7 +141,7 @@ class TableView:
             IndexError: an index table has no such row.
             KeyError: the table has no such part.
         """
-        wanted = ids.cpu().numpy()
+        wanted = ids_of(self.config.name, ids)
         with self._embedding.exclusive():
             group, table = self._open()
             return Chunk(ids, as_stored(self.config, read_parts(group, table, wanted, self._places(parts))))
@@ -140,7 +150,7 @@ class TableView:
         """Which of `ids`, int64 `[n]`, are rows: bool `[n]`."""
         with self._embedding.exclusive():
             group, table = self._open()
-            return torch.from_numpy(group.engine.find_rows(table, ids.cpu().numpy())[0] >= 0)
+            return torch.from_numpy(group.engine.find_rows(table, ids_of(self.config.name, ids))[0] >= 0)
 
     def _places(self, parts: Sequence[str] | None) -> dict[str, int]:
         """-1 for the weight, else the state's index, by name."""
@@ -155,7 +165,7 @@ class TableView:
         Raises:
             IndexError: an index table has no such row.
             CapacityError, MemoryError: the rows do not fit.
-            ValueError, KeyError: parts that are not the table's.
+            ValueError, KeyError: ids or parts that are not the table's.
         """
         self._embedding.load([Content(self, ids, parts)])
 
@@ -165,7 +175,7 @@ class TableView:
         Raises:
             RuntimeError: a batch in flight uses one of them; nothing was removed.
         """
-        wanted = ids.cpu().numpy()
+        wanted = ids_of(self.config.name, ids)
         with self._embedding.exclusive():
             group, table = self._open()
             group.before_change(table, wanted)
@@ -193,12 +203,14 @@ class TableView:
         Raises:
             KeyError: an id has no row, or the table keeps no such column; nothing was set.
             ValueError: another number of values than of ids, or one out of range.
+            TypeError: values of another type.
         """
+        given = columns_of(self.config.name, columns)
         with self._embedding.exclusive():
             group, table = self._open()
             rows = self._rows_of(group, table, ids)
-            group.before_change(table, ids.cpu().numpy())
-            group.engine.write_columns(table, rows, _numpy(columns))
+            group.before_change(table, ids_of(self.config.name, ids))
+            group.engine.write_columns(table, rows, given)
 
     def candidates(self) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Ids that were seen and not admitted, int64 `[n]` ascending, and what is counted of each, int64 `[n]`.
@@ -214,11 +226,20 @@ class TableView:
         """The table has these candidates and no others; columns that are not given are 0.
 
         Raises:
-            KeyError, ValueError: columns that cannot be; a table that admits every id; nothing was set.
+            KeyError, ValueError: columns that cannot be; ids that are there twice, or are rows; a table that admits
+                every id; nothing was set.
+            TypeError: ids or values of another type.
         """
+        wanted, given = ids_of(self.config.name, ids), columns_of(self.config.name, columns)
+        twice = len(wanted) - len(np.unique(wanted))
+        if twice:
+            raise ValueError(f"table {self.config.name!r}: {twice} of the candidates are there twice")
         with self._embedding.exclusive():
             group, table = self._open()
-            group.engine.set_candidates(table, ids.cpu().numpy(), _numpy(columns))
+            rows = wanted[group.engine.find_rows(table, wanted)[0] >= 0]
+            if len(rows):
+                raise ValueError(f"table {self.config.name!r}: {len(rows)} candidates (such as {rows[0]}) are rows")
+            group.engine.set_candidates(table, wanted, given)
 
     def clocks(self) -> dict[str, int]:
         """What the rules go by: training `batches`, `steps` (backward passes), and the latest `timestamp`."""
@@ -252,18 +273,15 @@ class TableView:
             return group.engine.evict(table)
 
     def _rows_of(self, group: Group, table: int, ids: torch.Tensor) -> Int64Array:
-        rows = group.engine.find_rows(table, ids.cpu().numpy())[0]
+        wanted = ids_of(self.config.name, ids)
+        rows = group.engine.find_rows(table, wanted)[0]
         if (rows < 0).any():
-            missing = ids.cpu().numpy()[rows < 0]
+            missing = wanted[rows < 0]
             raise KeyError(f"table {self.config.name!r}: {len(missing)} ids have no row (such as {missing[0]})")
         return rows
 
 
 CLOCKS = ("batches", "steps", "timestamp")
-
-
-def _numpy(columns: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    return {name: values.cpu().numpy() for name, values in columns.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -287,8 +305,8 @@ class Content:
     def problem(self) -> str | None:
         """What keeps it from being loaded; None when nothing does."""
         config = self.view.config
-        if self.ids is not None and config.hashed:
-            problem = known_ids_problem(config, self.ids)
+        if self.ids is not None:
+            problem = known_ids_problem(config, self.ids) if config.hashed else _distinct_ids_problem(self.ids)
             if problem:
                 return problem
         rows = config.num_embeddings if self.ids is None else self.ids.numel()
@@ -296,10 +314,11 @@ class Content:
         for name, values in self.parts.items():
             if name not in shapes:
                 return f"it has no part {name!r}, only {list(shapes)}"
+            problem = tensor_problem(values)
+            if problem:
+                return f"{name} {problem}"
             if tuple(values.shape) != (rows, *shapes[name]):
                 return f"shape {tuple(values.shape)} of {name}, expected {(rows, *shapes[name])}"
-            if values.device.type == "meta":
-                return f"{name} is on the meta device: it has no values"
         return None
 
 
@@ -331,6 +350,10 @@ class Load:
 
     def _make_ready(self) -> None:
         """Everything that can fail; leaves no trace then."""
+        self._contents = [
+            replace(content, parts={name: plain(part) for name, part in content.parts.items()})
+            for content in self._contents
+        ]
         added: list[tuple[Group, int, Int64Array]] = []
         try:
             for content in self._contents:
@@ -340,6 +363,9 @@ class Load:
                 added.append((group, table, ids[rows < 0]))
                 rows, _ = group.engine.insert(table, ids)
                 group.engine.reserve_rows(table, rows)
+                if content.initial:
+                    others = group.engine.others(table, ids)
+                    group.engine.reserve_rows(table, group.engine.find_rows(table, others)[0])
             self._staying = [_staying(content) for content in self._contents]
             self.begun = True
         except BaseException:
@@ -351,8 +377,7 @@ class Load:
 def _ids_of(content: Content) -> Int64Array:
     if content.ids is None:
         return np.arange(content.view.config.num_embeddings, dtype=np.int64)
-    ids: Int64Array = content.ids.cpu().contiguous().numpy()
-    return ids
+    return ids_of(content.view.config.name, content.ids)
 
 
 @dataclass(frozen=True, eq=False)
@@ -396,7 +421,7 @@ def _write(content: Content, staying: _Staying | None) -> None:
         group.engine.write_columns(table, rows, staying.columns)
         group.engine.set_candidates(table, *staying.candidates)
     places = content.view._places(list(parts))
-    write_parts(group, table, ids, {places[name]: part.detach() for name, part in parts.items()})
+    write_parts(group, table, ids, {places[name]: part for name, part in parts.items()})
     others = group.engine.others(table, ids) if content.initial else np.empty(0, np.int64)
     for name, number in (content.initial or {}).items():
         initial = torch.tensor(number, dtype=torch.float32, device="cpu").expand(len(others), 1)

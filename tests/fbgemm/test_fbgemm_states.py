@@ -372,6 +372,17 @@ def test_state_dicts_of_other_tables_are_refused(device: torch.device) -> None:
     saved["states.t0.momentum1"] = torch.zeros(3, 8)
     with pytest.raises(RuntimeError, match="table 't0': shape"):
         module.load_state_dict(saved)
+    step(module, case)
+    before = module.state_dict()
+    for key, value, message in (
+        ("states.iter", torch.tensor([-3]), "iter: -3.0 is not a whole number"),
+        ("states.iter", torch.tensor([1, 2]), r"iter: has shape \(2,\)"),
+        ("states.t1.momentum1", before["states.t1.momentum1"].to_sparse(), r"t1\.momentum1 is torch\.sparse_coo"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            module.load_state_dict({**before, key: value})
+        after = module.state_dict()
+        assert all(torch.equal(after[name], value) for name, value in before.items())
 
 
 @pytest.mark.parametrize("location", LOCATIONS)

@@ -186,6 +186,13 @@ def test_loading_is_strict(device: torch.device) -> None:
         {T0: hash_state, T1: {**index_state, "t1.momentum1": torch.zeros(4, 9)}},
         {T0: {**hash_state, "t0.step": torch.tensor(-1.0)}, T1: index_state},
         {T0: {**hash_state, "t0.step": torch.tensor(1.5)}, T1: index_state},
+        {T0: {**hash_state, "t0.step": "3"}, T1: index_state},
+        {T0: {**hash_state, "t0.step": True}, T1: index_state},
+        {T0: {**hash_state, "t0.step": torch.tensor(float("nan"))}, T1: index_state},
+        {T0: hash_state, T1: {**index_state, "t1.momentum1": index_state["t1.momentum1"].to_sparse()}},
+        {T0: hash_state, T1: {**index_state, "t1.momentum1": index_state["t1.momentum1"] * 1j}},
+        {T0: hash_state, T1: {**index_state, "t1.momentum1": None}},
+        {T0: {**hash_state, "t0.ids": None}, T1: index_state},
         {T0: {**hash_state, "t0.ids": hash_state["t0.ids"].float()}, T1: index_state},
         {T0: {**hash_state, "t0.ids": hash_state["t0.ids"].clone().fill_(3)}, T1: index_state},
     ]
@@ -215,6 +222,24 @@ def test_param_groups_are_saved_on_demand(device: torch.device) -> None:
     train(source, 0)
     train(target, 0)
     assert not list(same_bits(source.state_dict(), target.state_dict()))
+
+
+def test_odd_param_groups_change_nothing(device: torch.device) -> None:
+    source, target = two_tables(device), two_tables(device)
+    train(source, 0)
+    for collection in (source, target):
+        collection.fused_optimizer.save_param_groups(True)
+    saved, before = source.fused_optimizer.state_dict(), target.fused_optimizer.state_dict()
+    (group,) = saved["param_groups"]
+    odd = [{**group, "lr": float("nan")}, {**group, "lr": "3"}, {**group, "betas": 3}, {**group, "params": [T0]}]
+    target.load_state_dict(source.state_dict())
+    before = target.fused_optimizer.state_dict()
+    for given in ([], [{"params": [T0, T1]}], *([each] for each in odd)):
+        with pytest.raises((ValueError, TypeError), match=r"options|lr|betas"):
+            target.fused_optimizer.load_state_dict({**saved, "param_groups": given})
+        after = target.fused_optimizer.state_dict()
+        assert not list(same_bits(before["state"], after["state"]))
+        assert after["param_groups"] == before["param_groups"]
 
 
 def test_step_and_zero_grad_do_nothing(device: torch.device) -> None:
