@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ..ops import accumulate_rows, ops
+from ..tbe.lookup import apart
 from .unique import Segments
 
 
@@ -20,17 +21,24 @@ def _summed(grad: torch.Tensor, segments: Segments, by_row: tuple[torch.Tensor |
 
 
 class Repeat(torch.autograd.Function):
-    """The row of each lookup, float32 `[n, D]`."""
+    """The rows of the lookups of each feature, float32 `[n, D]`, in one piece of memory."""
 
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, segments: Segments) -> torch.Tensor:
+    def forward(ctx: Any, rows: torch.Tensor, segments: Segments) -> tuple[torch.Tensor, ...]:
         ctx.segments = segments
         result: torch.Tensor = ops.lookup_sequence(rows, segments.slots)
-        return result
+        parts: tuple[torch.Tensor, ...] = result.split(segments.lookups)
+        return parts
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        grad = torch.cat(grads) if len(grads) > 1 else grads[0]
         return _summed(grad.float().contiguous(), ctx.segments, ctx.segments.by_row(None)), None
+
+
+def repeated(rows: torch.Tensor, segments: Segments) -> tuple[torch.Tensor, ...]:
+    """`Repeat`, whose outputs are the caller's."""
+    return apart(Repeat.apply(rows, segments))
 
 
 class Pool(torch.autograd.Function):

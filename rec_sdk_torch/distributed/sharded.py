@@ -24,7 +24,7 @@ from ..tbe.transfers import Transfers
 from .alike import Settings
 from .asked import HEADER, Asked, CountsAwaitable, RanksEndedError, ShardedContext
 from .exchange import Exchange, SendRows, Vote
-from .expand import Pool, Repeat
+from .expand import Pool, repeated
 from .home import HomeTables
 from .placement import Placement
 from .unique import Deduplication, GroupConstants, Segments, Tables, UniqueBatch
@@ -300,7 +300,7 @@ class ShardedCollection(ShardedEmbeddingModule[Any, Any, Any, ShardedContext], F
         lengths = bags.features.lengths().to(self.exchange.device)
         values = bags.features.values().to(self.exchange.device) if self._need_indices else None
         for each, received in zip(segments, rows, strict=True):
-            parts = Repeat.apply(received, each).split(each.lookups)
+            parts = repeated(received, each)
             chosen = _chosen(values, each.source)
             ids = [None] * len(parts) if chosen is None else chosen.split(each.lookups)
             for feature, part, own_ids in zip(each.features, parts, ids, strict=True):

@@ -21,7 +21,7 @@ from .group import Group
 from .guard import GradientGuard, Scaler
 from .life import Seen
 from .look_ahead import LookAhead, LooksAhead
-from .lookup import BatchLookup, fused_lookup, split_rows
+from .lookup import BatchLookup, fused_lookup, new_output, split_rows
 from .member import Member, alike, draw_seed, drawn, record_layout, stored_bytes
 from .monitor import Inspected
 from .optimizer import TableOptimizer
@@ -94,9 +94,7 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
             raise TypeError(f"host_store is {host_store!r}, expected the path of a folder")
         self._store_folder: StoreFolder | None = None
         if not isinstance(optimizer, (TableOptimizer, type(None))):
-            raise TypeError(
-                f"optimizer is {optimizer!r}, expected a TableOptimizer: TableOptimizer.create(class, keywords)"
-            )
+            raise TypeError(f"optimizer is {optimizer!r}, expected a TableOptimizer: TableOptimizer.create(class, ...)")
         check_cache_option(self.tables, cache)
         warn_of_one_row(self.tables, cache)
         self.cache_option = cache
@@ -358,25 +356,23 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
         check_batch(indices)
         if not self.pooled and len(set(self.feature_dims)) > 1:
             raise ValueError(f"sequence tables of dims {self.feature_dims} cannot be joined: use an embedding for each")
-        size = self._batch_size(offsets)
+        size, seen = self._batch_size(offsets), Seen(shows, clicks, timestamps)
         arrays = offsets, indices, offsets
-        seen = Seen(shows, clicks, timestamps)
         batch = self.steps.ahead.batch(*arrays, size, self._keys, per_sample_weights, not self.pooled, seen)
         if self.pooled:
             return self.lookup_pooled(batch)
-        outputs = self._lookup(batch, None)
+        outputs = self._lookup(batch)
         if len(outputs) == 1:  # whose rows are in feature order already
             return outputs[0]
         return torch.cat(self._in_order(split_rows(outputs, self._lengths(batch))))
 
     def lookup_pooled(self, batch: Batch) -> torch.Tensor:
         """Pooled rows, float32 `[B, sum of the features' dims]`."""
-        shape = (batch.batch_size, self._width)
-        return self._lookup(batch, torch.empty(shape, dtype=torch.float32, device=self.device))[0]
+        return self._lookup(batch)[0]
 
     def lookup_features(self, batch: Batch) -> list[torch.Tensor]:
         """Rows of each feature, float32 `[n_f, D_f]`."""
-        return self._in_order(self._lookup(batch, None))
+        return self._in_order(self._lookup(batch))
 
     def _in_order(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Rows of each feature, from those in the order of the groups."""
@@ -388,20 +384,21 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
         """Of each group the lookups of each of its features."""
         return [batch.lookups(group.features).tolist() for group in self.groups]
 
-    def _lookup(self, batch: Batch, out: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-        """The pooled output `out`; or, group by group, the rows of each feature or, joined, of all features."""
+    def _lookup(self, batch: Batch) -> tuple[torch.Tensor, ...]:
+        """The pooled output; or, group by group, the rows of each feature or, joined, of all features."""
         if batch.weights is not None and not self.pooled:
             raise ValueError("per-sample weights need pooled tables")
         groups = self.groups
         weights = [group.weights_of(batch) for group in groups]
         lengths = None if self.pooled or batch.joined else self._lengths(batch)
+        shape = (batch.batch_size, self._width) if self.pooled else None
         if self.training and torch.is_grad_enabled():
             self._check_trainable()
             self.steps.catch_up()  # before there is a plan, beside which whole tables cannot be worked on
-            call = BatchLookup(self.steps, groups, self.steps.ahead.plans_of(batch), lengths)
+            call = BatchLookup(self.steps, groups, self.steps.ahead.plans_of(batch), lengths, shape)
             self.steps.monitor.copied_batches += batch.copied
             try:
-                outputs = fused_lookup(self._anchor, call, out, weights)
+                outputs = fused_lookup(self._anchor, call, weights)
             except BaseException:
                 call.release()  # now: the traceback may live on
                 raise
@@ -410,6 +407,7 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
             return outputs
         with self.exclusive():
             self.steps.ahead.take(batch)
+            out = new_output(shape, self.device)
             if out is not None and wants_grad(weights):
                 return (ReadPooled.apply(groups, batch, out, *weights),)
             read = [group.read(batch, weight, out) for group, weight in zip(self.groups, weights, strict=True)]

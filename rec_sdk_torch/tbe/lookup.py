@@ -27,6 +27,7 @@ class BatchLookup:
         groups: Sequence[Group],
         plans: Sequence[Plan],
         lengths: Sequence[Sequence[int]] | None,
+        shape: tuple[int, int] | None,
     ) -> None:
         """
         Args:
@@ -34,15 +35,21 @@ class BatchLookup:
             groups, plans: side by side.
             lengths: of each group the lookups of each of its features, whose rows are outputs of their own; None for
                 one output of each group, or one of all groups when pooled.
+            shape: of the output of all groups, when pooled; else None.
         """
         self.steps = steps
         self.groups = groups
         self.plans = plans
         self.lengths = lengths
+        self.shape = shape
         self._kept: dict[int, torch.Tensor] = {}
 
-    def run(self, weights: Sequence[torch.Tensor | None], out: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-        """Pooled rows into `out` `[B, total]`; or of each group, and there of each feature, rows `[n, D]`."""
+    def run(self, weights: Sequence[torch.Tensor | None], device: torch.device) -> tuple[torch.Tensor, ...]:
+        """Pooled rows `[B, total]`; or of each group, and there of each feature, rows `[n, D]`, in one piece of memory.
+
+        What it gives is new: an autograd function may not give an input, if the caller is to write into it.
+        """
+        out = new_output(self.shape, device)
         outputs: list[torch.Tensor] = []
         monitor = self.steps.monitor
         self.steps.catch_up()
@@ -57,7 +64,8 @@ class BatchLookup:
                     group.apply(plan)
                 with monitor.range("lookup"):
                     rows = group.lookup(plan, weight, out)
-                outputs += [rows] if self.lengths is None else rows.split(self.lengths[index])
+                lengths = [] if self.lengths is None else self.lengths[index]
+                outputs += rows.split(lengths) if len(lengths) > 1 else [rows]
         return tuple(outputs) if out is None else (out,)
 
     def keep_rows(self, index: int) -> None:
@@ -136,20 +144,20 @@ class FusedLookup(torch.autograd.Function):
     """Lookup whose backward is the fused update.
 
     The cache is not saved for backward, since a later swap may move rows; the plan is, and pins its rows.
-    Inputs: an anchor that requires grad (the tables' handles never enter the graph), the planned lookup, its output
-    when pooled, and each group's per-sample weights.
+    Inputs: an anchor that requires grad (the tables' handles never enter the graph), the planned lookup, and each
+    group's per-sample weights.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: torch.Tensor, call: BatchLookup, out: torch.Tensor | None, *weights: torch.Tensor | None
+        ctx: Any, anchor: torch.Tensor, call: BatchLookup, *weights: torch.Tensor | None
     ) -> tuple[torch.Tensor, ...]:
         ctx.call = call
         ctx.save_for_backward(*weights)
         ctx.set_materialize_grads(False)
-        if any(ctx.needs_input_grad[3:]):
+        if any(ctx.needs_input_grad[2:]):
             call.steps.watch(call)
-        return call.run(weights, out)
+        return call.run(weights, anchor.device)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
@@ -164,24 +172,37 @@ def _backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | Non
         raise RuntimeError("the embedding's rows were updated already: backward can run once per forward")
     ctx.call = None
     try:
-        weight_grads = call.backward(grads, ctx.saved_tensors, ctx.needs_input_grad[3:])
+        weight_grads = call.backward(grads, ctx.saved_tensors, ctx.needs_input_grad[2:])
     except BaseException:
         if not call.steps.left(call):
             call.release()
         raise
-    return (None, None, None, *weight_grads)
+    return (None, None, *weight_grads)
 
 
 _backward_once = once_differentiable(_backward)
 
 
+def new_output(shape: tuple[int, int] | None, device: torch.device) -> torch.Tensor | None:
+    """What pooled rows are written to; None where they are not pooled."""
+    return None if shape is None else torch.empty(shape, dtype=torch.float32, device=device)
+
+
 def fused_lookup(
-    anchor: torch.Tensor, call: BatchLookup, out: torch.Tensor | None, weights: Sequence[torch.Tensor | None]
+    anchor: torch.Tensor, call: BatchLookup, weights: Sequence[torch.Tensor | None]
 ) -> tuple[torch.Tensor, ...]:
-    """`BatchLookup.run`, recorded."""
-    outputs: tuple[torch.Tensor, ...] = FusedLookup.apply(anchor, call, out, *weights)
-    # A node of its own for each: hooks of a feature that is not part of the loss are not called.
-    return outputs if len(outputs) == 1 else tuple(output.view_as(output) for output in outputs)
+    """`BatchLookup.run`, recorded; the outputs are the caller's, who may write into them."""
+    outputs: tuple[torch.Tensor, ...] = FusedLookup.apply(anchor, call, *weights)
+    return outputs if len(outputs) == 1 else apart(outputs)
+
+
+def apart(outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The outputs of one node of autograd, each as one that may be changed in place, with a node of its own.
+
+    Hooks of a feature that is not part of the loss are not called then. Memory is shared with `outputs`, which a view
+    of them would be to autograd as well: it allows no change in place of a view that was one output of several.
+    """
+    return tuple(torch.ops.aten._unsafe_view.default(output, output.shape) for output in outputs)
 
 
 def split_rows(of_groups: Sequence[torch.Tensor], lengths: Sequence[list[int]]) -> tuple[torch.Tensor, ...]:

@@ -121,16 +121,18 @@ def forward(
     device: torch.device,
     prefetched: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+    """Twice the output of each feature: it is the caller's, and is doubled in place, which changes no bits."""
     indices, offsets, weights = flat(step, device)
     extras = seen(step, torch.device("cpu"))
     if prefetched is not None:
         indices, offsets = prefetched
     if not scenario.sequence:
-        return by_feature(embedding(indices, offsets, weights, **extras), scenario), weights
+        return by_feature(embedding(indices, offsets, weights, **extras).mul_(2), scenario), weights
     if scenario.joined:
         lengths = [sum(map(len, feature)) for feature in step.features]
-        return list(embedding(indices, offsets, **extras).split(lengths)), None
-    return embedding.lookup_features(separate(embedding, indices, offsets, extras).batch), None
+        return list(embedding(indices, offsets, **extras).mul_(2).split(lengths)), None
+    outputs = embedding.lookup_features(separate(embedding, indices, offsets, extras).batch)
+    return [output.mul_(2) for output in outputs], None
 
 
 class Ahead:
@@ -184,7 +186,7 @@ def run(scenario: Scenario, cache: dict[str, int], device: torch.device, depth: 
             result[f"loaded{index}"] = torch.tensor(loaded(embedding, saved))
         else:
             outputs, weights = forward(embedding, scenario, step, device, prefetched)
-            result.update({f"output{index}.{f}": output.detach().cpu() for f, output in enumerate(outputs)})
+            result.update({f"output{index}.{f}": output.detach().cpu() / 2 for f, output in enumerate(outputs)})
             if step.event in ("train", "overlap"):
                 forwards[index] = outputs, weights
             del outputs, weights
@@ -192,7 +194,7 @@ def run(scenario: Scenario, cache: dict[str, int], device: torch.device, depth: 
         for number in done:
             outputs, weights = forwards.pop(number)
             optimizer.options["lr"] = scenario.steps[number].lr
-            torch.autograd.backward(outputs, [grad.to(device) for grad in scenario.steps[number].grads])
+            torch.autograd.backward(outputs, [grad.to(device) / 2 for grad in scenario.steps[number].grads])
             if weights is not None and weights.grad is not None:
                 result[f"weights_grad{number}"] = weights.grad.cpu()
     for table in embedding.tables:

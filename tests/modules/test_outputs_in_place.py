@@ -1,0 +1,156 @@
+"""The output of a forward is the caller's: what is done to it in place trains as the same thing out of place does.
+
+The reference is the same training out of place: the bits must be the same. No output is copied for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from jagged import apply, bag_config, bags_collection, jagged, sequence_config, sequences_collection
+from torchrec import EmbeddingBagConfig, EmbeddingConfig, KeyedTensor
+
+import rec_sdk_torch as rst
+
+KEYS = ("f0", "f1", "f2")
+BATCHES = [jagged({key: [[i, i + 1, 3], [7], []] for key in KEYS}) for i in range(3)]
+
+
+def index(kind: Any, dim: int) -> Any:
+    return kind(num_embeddings=40, embedding_dim=dim, name="t1", feature_names=["f2"])
+
+
+def pooled(device: torch.device, **options: Any) -> Any:
+    return bags_collection(device, bag_config(features=KEYS[:2]), index(EmbeddingBagConfig, 8), **options)
+
+
+def sequences(device: torch.device, dim: int = 8, **options: Any) -> Any:
+    return sequences_collection(device, sequence_config(features=KEYS[:2]), index(EmbeddingConfig, dim), **options)
+
+
+def hashed(device: torch.device) -> Any:
+    config = rst.HashEmbeddingBagConfig(name="t0", num_embeddings=40, embedding_dim=4, feature_names=["f0"])
+    return rst.HashEmbeddingBagCollection([config], device=device)
+
+
+COLLECTIONS: dict[str, Callable[..., Any]] = {
+    "pooled": pooled,
+    "pooled, one table": bags_collection,
+    "hash": hashed,
+    "sequences": sequences,
+    "sequences of one dim": lambda device: sequences(device, 4),
+    "sequences, one feature": sequences_collection,
+}
+
+
+def outputs_of(output: Any) -> list[torch.Tensor]:
+    return [output.values()] if isinstance(output, KeyedTensor) else [part.values() for part in output.values()]
+
+
+def relu(output: torch.Tensor) -> torch.Tensor:
+    return torch.nn.ReLU(inplace=True)(output)
+
+
+def part(output: torch.Tensor) -> torch.Tensor:
+    output[:, :2] *= 3.0
+    return output
+
+
+def fill(output: torch.Tensor) -> torch.Tensor:
+    output[:1] = 0.5
+    return output
+
+
+CHANGES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]] = {
+    "relu": (relu, torch.relu),
+    "mul_": (lambda output: output.mul_(0.5), lambda output: output * 0.5),
+    "add_, tanh_": (lambda output: output.add_(1).tanh_(), lambda output: (output + 1).tanh()),
+    "a part": (part, lambda output: part(output.clone())),
+    "a fill": (fill, lambda output: fill(output.clone())),
+}
+
+
+def train(collection: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, torch.Tensor]:
+    for batch in BATCHES:
+        loss: Any = 0.0
+        for number, output in enumerate(outputs_of(collection(batch))):
+            loss = loss + (number + 1) * change(output).square().sum()
+        loss.backward()
+    result: dict[str, torch.Tensor] = collection.state_dict()
+    return result
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("kind", COLLECTIONS)
+def test_in_place_trains_as_out_of_place(device: torch.device, kind: str, change: str) -> None:
+    found = []
+    for way in CHANGES[change]:
+        torch.manual_seed(0)
+        collection = COLLECTIONS[kind](device)
+        apply(collection, torch.optim.Adagrad)
+        found.append(train(collection, way))
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+
+
+@pytest.mark.parametrize("kind", COLLECTIONS)
+def test_nothing_is_copied(device: torch.device, kind: str) -> None:
+    """Features of a group are in one piece of memory, as they were looked up; a change is one node of autograd."""
+    collection = COLLECTIONS[kind](device)
+    apply(collection)
+    outputs = outputs_of(collection(BATCHES[0]))
+    memory = {output.untyped_storage().data_ptr() for output in outputs}
+    assert len(memory) == (2 if kind == "sequences" else 1)
+    for output in outputs:
+        where = output.data_ptr()
+        assert not output._is_view()
+        output.mul_(2)
+        assert output.data_ptr() == where
+        assert output.grad_fn is not None
+        assert output.grad_fn.name() == "MulBackward0"
+
+
+def test_a_change_of_one_feature_leaves_others_to_autograd(device: torch.device) -> None:
+    """What saved one of them for its backward pass does not find that it was changed."""
+    collection = sequences(device, 4)
+    apply(collection)
+    first, second, third = outputs_of(collection(BATCHES[0]))
+    product = first * second
+    third.mul_(2)
+    (product.sum() + third.sum()).backward()
+    first, second, third = outputs_of(collection(BATCHES[0]))
+    product = first * second
+    first.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_of_what_is_read_too(device: torch.device, weighted: bool) -> None:
+    """With per-sample weights that have gradients it is a node of autograd as well."""
+    collection = bags_collection(device, is_weighted=weighted).eval()
+    gradients = []
+    for way in CHANGES["relu"]:
+        weights = torch.tensor([1.0, -2.0, 3.0], device=device, requires_grad=True)
+        batch = jagged({"f0": [[1, 2], [3]]}).to(device)
+        batch._weights = weights if weighted else None
+        output = way(collection(batch).values())
+        if weighted:
+            output.sum().backward()
+            gradients.append(weights.grad)
+    assert not weighted or torch.equal(*gradients)
+
+
+def test_after_a_prefetch(device: torch.device) -> None:
+    found = []
+    for way in CHANGES["relu"]:
+        collection = sequences(device, cache=10)
+        apply(collection, torch.optim.Adagrad)
+        train(collection, way)
+        for batch in rst.prefetch(BATCHES, collection):
+            sum(way(output).sum() for output in outputs_of(collection(batch))).backward()
+        found.append(collection.state_dict())
+    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
