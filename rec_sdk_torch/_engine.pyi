@@ -156,6 +156,14 @@ class Plan:
         """(table name, count, an example) of ids that were out of range, under "warning"."""
 
     @property
+    def set_aside(self) -> list[tuple[str, int, int, int, int]]:
+        """(table name, count, an id, its timestamp, the table's latest) of lookups with timestamps too far ahead."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether the cache may have been written to: such a plan can only be completed."""
+
+    @property
     def applied(self) -> bool:
         """Whether the cache has the plan's rows."""
 
@@ -507,6 +515,11 @@ class Engine:
 
     def evict(self, table: int) -> int:
         """Takes out ids by the table's rules now. Rows in flight or in the window stay."""
+
+    def take_large_evictions(self) -> list[tuple[str, int, int, int]]:
+        """(table name, rows that left, of so many, latest timestamp) of the latest eviction of each table since the
+        last call that took more than half of it, and more than its share.
+        """
 
     def read_columns(self, table: int, rows: _Int64) -> dict[str, npt.NDArray[Any]]:
         """What is kept of rows [n], of: count, last_use, clicks, timestamp (int64 [n]), score (float64 [n])."""

@@ -10,6 +10,9 @@ from hypothesis import strategies as st
 
 from rec_sdk_torch.tbe import TableLife
 
+NEVER = -(2**63)
+MOST_AHEAD = 10 * 365 * 24 * 60 * 60
+
 
 @dataclass
 class Id:
@@ -31,23 +34,33 @@ class Life:
     candidates: dict[int, Id] = field(default_factory=dict)
     batches: int = 0
     steps: int = 0
-    latest: int = -(2**63)
+    latest: int = NEVER
+    most: int = 0  # what is later is set aside
     waiting: set[int] = field(default_factory=set)  # rows with gradients of the open window
     evicted: int = 0
 
     def value(self, one: Id) -> float:
         return self.rules.alpha * one.count + self.rules.beta * one.clicks
 
-    def batch(self, ids: np.ndarray, clicks: np.ndarray, timestamps: np.ndarray) -> None:
-        """A training batch: every lookup of the table, in order."""
+    def see(self, timestamps: list[int]) -> None:
+        """Those of the lookups of a batch move the clock, but for those far ahead of it, at first of half of them."""
+        earliest = min(timestamps, default=NEVER)
+        while 2 * sum(each <= earliest + MOST_AHEAD for each in timestamps) < len(timestamps):
+            earliest = min(each for each in timestamps if each > earliest + MOST_AHEAD)
+        self.most = (earliest if self.latest == NEVER else self.latest) + MOST_AHEAD
+        self.latest = max([self.latest, *(each for each in timestamps if each <= self.most)])
+
+    def batch(self, ids: np.ndarray, clicks: np.ndarray, timestamps: np.ndarray, *, seen: bool = False) -> None:
+        """A training batch: every lookup of the table, in order. `seen`: `see` was told of them, and of others."""
         self.batches += 1
+        if not seen:
+            self.see(timestamps.tolist())
         for i, click, timestamp in zip(ids.tolist(), clicks.tolist(), timestamps.tolist(), strict=True):
             one = self.rows[i] if i in self.rows else self.candidates.setdefault(i, Id())
             one.count += 1
             one.clicks += click
-            one.timestamp = timestamp
+            one.timestamp = timestamp if timestamp <= self.most else self.latest
             one.last_use = self.batches
-            self.latest = max(self.latest, timestamp)
         for i in set(ids.tolist()):
             threshold = self.rules.admit_threshold
             if i in self.rows:

@@ -359,6 +359,14 @@ class ShardedCollection(ShardedEmbeddingModule[Any, Any, Any, ShardedContext], F
         """Takes out the ids of this rank that the table's rules choose now; how many those were."""
         return self.home.evict(table)
 
+    def clocks(self, table: str) -> dict[str, int]:
+        """What the rules of a table go by on this rank, see `TableView.clocks`."""
+        return self.home.clocks(table)
+
+    def set_clocks(self, table: str, clocks: Mapping[str, int]) -> None:
+        """Corrects what the rules of a table go by on this rank, see `TableView.set_clocks`. All ranks should."""
+        self.home.set_clocks(table, clocks)
+
     # ---- gradients that are handed out
 
     def take_gradients(self) -> dict[str, TableGradient]:

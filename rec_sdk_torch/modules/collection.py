@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -220,6 +220,16 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
         """Takes out the ids of a table that its rules choose now, see `TableView.evict`."""
         self._sync_optimizers()
         return self._embedding.view(table).evict()
+
+    def clocks(self, table: str) -> dict[str, int]:
+        """What the rules of a table go by, see `TableView.clocks`."""
+        self._sync_optimizers()
+        return self._embedding.view(table).clocks()
+
+    def set_clocks(self, table: str, clocks: Mapping[str, int]) -> None:
+        """Corrects what the rules of a table go by, see `TableView.set_clocks`."""
+        self._sync_optimizers()
+        self._embedding.view(table).set_clocks(clocks)
 
     # ---- inspection
 

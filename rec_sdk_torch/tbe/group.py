@@ -15,7 +15,7 @@ from ..ops import hot_segments, ops, parallel_runner, update_rows
 from ..warn import warn
 from .batch import Batch, Int64Array
 from .ledger import Ledger, Run
-from .life import TableLife
+from .life import TableLife, warn_of_evictions, warn_of_timestamps
 from .member import Member, drawn, engine_of, record_layout, stored_bytes
 from .plan import Plan, PlanArrays
 from .record import dtype_codes
@@ -104,6 +104,7 @@ class Group:
         self._with_init_fn = [i for i, m in enumerate(members) if m.config.hashed and m.config.init_fn is not None]
         lives = [member.config.life or TableLife() for member in members]
         self.intervals = [life.evict_step_interval for life in lives]
+        self._dated = any(life.evict_age for life in lives)
         self._evicting = any(member.config.life is not None for member in members)
         self.snapshots: dict[int, Snapshot] = {}
         self.chunk = max(1024, CHUNK_BYTES // self.layout.bytes)
@@ -159,9 +160,16 @@ class Group:
             self.swap.read_ahead(plan)
 
     def warn(self, plan: Plan) -> None:
-        """Warns of ids of the plan that were out of range."""
+        """Warns of ids of the plan that were out of range, and of timestamps that were set aside."""
         if self._may_warn:
             _warn_of_bounds(plan.host.bounds_warnings)
+        if self._dated:
+            warn_of_timestamps(plan.host.set_aside)
+
+    def warn_of_evictions(self) -> None:
+        """Warns of tables that lost more than half of their rows at once."""
+        if self._evicting:
+            warn_of_evictions(self.engine.take_large_evictions())
 
     def weights_of(self, batch: Batch) -> torch.Tensor | None:
         """The batch's per-sample weights in the order of this group's lookups, differentiable."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from .. import _engine
+from ..warn import warn
 from .table import as_int
 
 NEVER = -(2**63)
@@ -116,6 +118,23 @@ class TableLife:
             evict_idle=self.evict_idle_steps,
             max_rows=min(bounds, default=0),
         )
+
+
+def warn_of_timestamps(found: Sequence[tuple[str, int, int, int, int]]) -> None:
+    """`found`: table, how many, an id, its timestamp, the table's latest."""
+    for table, count, one, timestamp, latest in found:
+        warn(
+            f"table {table!r}: {count} timestamps are more than ten years after the latest of the table, {latest} (id "
+            f"{one} came with {timestamp}): they were set aside, and count as {latest}. Timestamps are seconds. Where "
+            "these are right, set_clocks moves the clock of the table: docs/life.md"
+        )
+
+
+def warn_of_evictions(found: Sequence[tuple[str, int, int, int]]) -> None:
+    """`found`: table, rows that left, of how many, the table's latest timestamp."""
+    for table, evicted, rows, latest in found:
+        clock = "" if latest == NEVER else f" The latest timestamp of the table is {latest}; set_clocks corrects it."
+        warn(f"table {table!r}: {evicted} of its {rows} rows were evicted at once, by age or idleness.{clock}")
 
 
 class Seen(NamedTuple):

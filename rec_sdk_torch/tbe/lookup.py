@@ -86,7 +86,10 @@ class BatchLookup:
             if not self.steps.needs_tables(self.groups):
                 return self._backward(of_groups, for_rows, weights, wanted)
         with self.steps.alone():  # rows must not move meanwhile, nor plans have rows that leave
-            return self._backward(of_groups, for_rows, weights, wanted)
+            result = self._backward(of_groups, for_rows, weights, wanted)
+        for group in self.groups:
+            group.warn_of_evictions()
+        return result
 
     def _tables(self, meant: Sequence[bool]) -> list[str]:
         """Tables of the outputs that are meant; an output may be of several."""

@@ -12,9 +12,10 @@ import torch
 from .batch import Int64Array
 from .given import columns_of, ids_of, ids_problem, plain, tensor_problem
 from .group import Group
+from .life import NEVER
 from .optimizer import TableOptimizer
 from .parts import WEIGHT, as_stored, part_of, read_parts, read_records, write_parts
-from .table import TableConfig
+from .table import TableConfig, as_int
 
 if TYPE_CHECKING:
     from .embedding import TableBatchedEmbedding
@@ -250,12 +251,22 @@ class TableView:
     def set_clocks(self, clocks: Mapping[str, int]) -> None:
         """Sets what `clocks` reads; what is not given stays.
 
+        Rows and candidates whose timestamps are later than the clock are of that moment when ids are next evicted.
+
         Raises:
             KeyError: a name that is none of a clock.
+            ValueError: no whole number, or one out of range.
         """
         unknown = sorted(set(clocks) - set(CLOCKS))
         if unknown:
             raise KeyError(f"table {self.config.name!r} has no clocks {unknown}, only {list(CLOCKS)}")
+        for name, value in clocks.items():
+            least = NEVER if name == "timestamp" else 0
+            number = as_int(value)
+            if number is None or not least <= number < 2**63:
+                raise ValueError(
+                    f"table {self.config.name!r}: clock {name!r} is {value!r}, must be an int from {least} to 2**63 - 1"
+                )
         with self._embedding.exclusive():
             group, table = self._open()
             now = dict(zip(CLOCKS, group.engine.clock(table), strict=True)) | dict(clocks)
@@ -270,7 +281,9 @@ class TableView:
             group, table = self._open()
             if table in group.snapshots:
                 group.before_change(table, group.engine.leaving_ids(table))
-            return group.engine.evict(table)
+            evicted = group.engine.evict(table)
+        group.warn_of_evictions()
+        return evicted
 
     def _rows_of(self, group: Group, table: int, ids: torch.Tensor) -> Int64Array:
         wanted = ids_of(self.config.name, ids)

@@ -153,6 +153,21 @@ def test_ids_leave_by_their_timestamps(device: torch.device) -> None:
     assert ids(collection) == [5, 6], "10 seconds are not more than 10"
 
 
+def test_a_collection_whose_clock_is_wrong(device: torch.device) -> None:
+    collection = sequence(device, evict_threshold=10, evict_step_interval=1)
+    train(collection, stamped([1, 2], [100_000, 100_000]))
+    assert collection.clocks("t0")["timestamp"] == 100_000
+    collection.set_clocks("t0", {"timestamp": 100})
+    train(collection, stamped([3], [105]))
+    assert ids(collection) == [1, 2, 3]
+    with pytest.warns(UserWarning, match="table 't0': 3 of its 4 rows were evicted at once"):
+        train(collection, stamped([4], [116]))
+    assert ids(collection) == [4]
+    with pytest.warns(UserWarning, match=r"table 't0'.*id 5 came with 1000000000000"):
+        train(collection, stamped([5], [10**12]))
+    assert ids(collection) == [4, 5]
+
+
 def test_timestamps_that_change_after_the_prefetch(device: torch.device) -> None:
     collection = sequence(device, evict_threshold=10, evict_step_interval=1)
     train(collection, stamped([1], [100]))

@@ -201,6 +201,9 @@ class Scenario:
         for i, step in enumerate(steps):  # labels may be negative: no click
             step.clicks = [[rng.integers(-1, 3, len(bag)).clip(0) for bag in f] for f in step.features]
             step.timestamps = [[i + rng.integers(-3, 3, len(bag)) for bag in f] for f in step.features]
+            for bag in (bag for f in step.timestamps for bag in f):
+                if rng.random() < 0.05:
+                    bag[:1] *= 10**12  # in other units
         return steps
 
     @property

@@ -30,7 +30,9 @@ void count_candidates(Table* table, const Batch& batch, const Batch::Piece& piec
     if (values.count == 0 || values.last_use != now) log->candidates.push_back({id, values});
     values.count = saturated_sum(values.count, batch.shows_of(source));
     values.clicks = saturated_sum(values.clicks, batch.clicks_of(source));
-    if (batch.timestamps != nullptr) values.timestamp = batch.timestamps[source];
+    if (batch.timestamps != nullptr) {
+      values.timestamp = log->believed(batch.timestamps[source], table->clock);
+    }
     values.last_use = now;
     table->candidates.set(place, values);
   }

@@ -224,9 +224,23 @@ void bind_plan(py::module_& m) {
       .def_property_readonly("segment_lookups", [](const Plan& p) { return p->segment_offsets[p->uniques]; })
       .def_property_readonly("window_out", [](const Plan& p) { return p->window_out; })
       .def_property_readonly("window_in", [](const Plan& p) { return p->window_in; })
+      .def_property_readonly("begun",
+                             [](const Plan& p) {
+                               const PlanState state = p->state;
+                               return state == PlanState::kApplying || state == PlanState::kApplied;
+                             })
       .def_property_readonly("applied", [](const Plan& p) { return p->state == PlanState::kApplied; })
       .def_property_readonly("bounds_warnings",
                              [](const Plan& p) { return warnings_to_python(p.engine()->bounds_warnings(p)); })
+      .def_property_readonly("set_aside",
+                             [](const Plan& p) {
+                               std::vector<std::tuple<std::string, int64_t, int64_t, int64_t, int64_t>> found;
+                               for (Engine::SetAside& each : p.engine()->set_aside(p)) {
+                                 found.emplace_back(std::move(each.table), each.count, each.id,
+                                                    each.timestamp, each.latest);
+                               }
+                               return found;
+                             })
       .def_property_readonly("released", &Plan::released)
       .def("release", &Plan::release);
 }

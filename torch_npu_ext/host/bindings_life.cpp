@@ -3,6 +3,9 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "torch_npu_ext/host/bindings.h"
 
@@ -173,6 +176,14 @@ void bind_life(EngineClass& engine) {
   engine.def("evicts", &Engine::evicts, py::arg("intervals"), py::call_guard<py::gil_scoped_release>())
       .def("end_step", &Engine::end_step, py::arg("intervals"), py::call_guard<py::gil_scoped_release>())
       .def("evict", &Engine::evict, py::arg("table"), py::call_guard<py::gil_scoped_release>())
+      .def("take_large_evictions",
+           [](Engine& e) {
+             std::vector<std::tuple<std::string, int64_t, int64_t, int64_t>> found;
+             for (Engine::LargeEviction& each : e.take_large_evictions()) {
+               found.emplace_back(std::move(each.table), each.evicted, each.rows, each.timestamp);
+             }
+             return found;
+           })
       .def(
           "read_columns",
           [](Engine& e, int32_t table, const Dense& rows) {

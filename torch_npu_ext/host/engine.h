@@ -205,6 +205,16 @@ class Engine : public std::enable_shared_from_this<Engine> {
   int64_t end_step(const std::vector<int64_t>& intervals);
   bool evicts(const std::vector<int64_t>& intervals);
   int64_t evict(int32_t table);  // now, by every rule of the table
+  struct LargeEviction {
+    std::string table;
+    int64_t evicted, rows, timestamp;  // of so many rows; the latest timestamp of the table
+  };
+  std::vector<LargeEviction> take_large_evictions();  // since the last call: of more than half of a table
+  struct SetAside {
+    std::string table;
+    int64_t count, id, timestamp, latest;  // of how many lookups, one of them, and the latest of the table
+  };
+  std::vector<SetAside> set_aside(const Plan& plan) const;  // timestamps too far ahead
   LifeSpec life(int32_t table) { return this->table(table).spec().life; }
   ColumnSet columns(int32_t table);
   void read_columns(int32_t table, const int64_t* rows, int64_t count, RowColumnValues* values);

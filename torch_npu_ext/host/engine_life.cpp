@@ -64,6 +64,29 @@ int64_t Engine::evict(int32_t t) {
   return evict_ids(&group_, t, true);
 }
 
+std::vector<Engine::LargeEviction> Engine::take_large_evictions() {
+  const auto guard = lock();
+  std::vector<LargeEviction> found;
+  for (int32_t t = 0; t < table_count(); ++t) {
+    auto& [evicted, rows] = group_.large_evictions[t];
+    if (evicted == 0) continue;
+    found.push_back({group_.tables[t].spec().name, evicted, rows, group_.tables[t].clock.timestamp});
+    evicted = rows = 0;
+  }
+  return found;
+}
+
+std::vector<Engine::SetAside> Engine::set_aside(const Plan& plan) const {
+  std::vector<SetAside> found;
+  for (size_t t = 0; t < plan->life.size(); ++t) {
+    const LifeLog& log = plan->life[t];
+    if (log.set_aside == 0) continue;
+    const auto [id, timestamp] = log.example;
+    found.push_back({group_.tables[t].spec().name, log.set_aside, id, timestamp, log.latest});
+  }
+  return found;
+}
+
 ColumnSet Engine::columns(int32_t t) {
   const auto guard = lock();
   return table(t).spec().columns;

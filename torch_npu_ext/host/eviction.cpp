@@ -24,6 +24,11 @@ bool older(const LifeSpec& life, const LifeClock& clock, int64_t timestamp) {
                    static_cast<uint64_t>(timestamp)> static_cast<uint64_t>(life.evict_age);
 }
 
+// It was loaded without one, or the clock was set back.
+bool begins_now(int64_t timestamp, const LifeClock& clock) {
+  return timestamp == LifeClock::kNever || timestamp > clock.timestamp;
+}
+
 bool idle(const LifeSpec& life, uint32_t batches) {
   return life.evict_idle > 0 && static_cast<int64_t>(batches) >= life.evict_idle;
 }
@@ -38,11 +43,17 @@ void choose_least(std::vector<Known*> known, int64_t count) {
   for (int64_t i = 0; i < count; ++i) known[static_cast<size_t>(i)]->leaves = true;
 }
 
-// The share of the lowest scores; at least one, as in Rec SDK. Of equal scores the lower id leaves.
+// At least one, as in Rec SDK.
+int64_t share_of(int64_t rows, double share) {
+  return share <= 0 || rows == 0
+             ? 0
+             : std::max<int64_t>(1, static_cast<int64_t>(static_cast<double>(rows) * share));
+}
+
+// The share of the lowest scores. Of equal scores the lower id leaves.
 void choose_share(std::vector<Known>* known, double share) {
-  if (share <= 0 || known->empty()) return;
-  const int64_t count =
-      std::max<int64_t>(1, static_cast<int64_t>(static_cast<double>(known->size()) * share));
+  const int64_t count = share_of(static_cast<int64_t>(known->size()), share);
+  if (count == 0) return;
   std::vector<Known*> all;
   for (Known& one : *known) all.push_back(&one);
   const auto before = [](const Known* a, const Known* b) {
@@ -91,9 +102,9 @@ std::vector<int64_t> choose_rows(Group* group, int32_t t, bool at_interval) {
     one.held = (resident && group->uses.marked(slot)) ||
                group->window.has(t, row, resident ? static_cast<int64_t>(slot) : -1);
     if (at_interval) {
-      if (life.needs_timestamps() && values.timestamp == LifeClock::kNever) {
+      if (life.needs_timestamps() && begins_now(values.timestamp, clock)) {
         if (table.snapshot != nullptr) table.snapshot->keep(row, table.columns);
-        values.timestamp = table.columns.timestamp(row) = clock.timestamp;  // it was loaded: its time begins
+        values.timestamp = table.columns.timestamp(row) = clock.timestamp;
       }
       one.leaves = older(life, clock, values.timestamp) || idle(life, one.idle);
     }
@@ -104,11 +115,16 @@ std::vector<int64_t> choose_rows(Group* group, int32_t t, bool at_interval) {
   return leaving(known);
 }
 
-std::vector<int64_t> choose_candidates(const Table& table, bool at_interval) {
+std::vector<int64_t> choose_candidates(Table* whole, bool at_interval) {
+  Table& table = *whole;
   const LifeSpec& life = table.spec().life;
   std::vector<Known> known;
   known.reserve(static_cast<size_t>(table.candidates.size()));
-  table.candidates.for_each([&](int64_t id, const Candidates::Values& values) {
+  table.candidates.for_each([&](int64_t id, Candidates::Values values) {
+    if (at_interval && life.needs_timestamps() && begins_now(values.timestamp, table.clock)) {
+      values.timestamp = table.clock.timestamp;
+      table.candidates.set(table.candidates.find(id), values);
+    }
     Known one{id, life.score(values.count, values.clicks),
               static_cast<uint32_t>(table.clock.batches) - values.last_use};
     one.leaves = at_interval && (older(life, table.clock, values.timestamp) || idle(life, one.idle));
@@ -127,11 +143,15 @@ std::vector<int64_t> evictable_ids(Group* group, int32_t t, bool at_interval) {
 int64_t evict_ids(Group* group, int32_t t, bool at_interval) {
   Table& table = group->tables[t];
   const std::vector<int64_t> rows = choose_rows(group, t, at_interval);
-  const std::vector<int64_t> candidates = choose_candidates(table, at_interval);
+  const std::vector<int64_t> candidates = choose_candidates(&table, at_interval);
+  const int64_t before = table.rows();
   const int64_t removed = remove_ids(group, t, rows.data(), static_cast<int64_t>(rows.size()));
   for (const int64_t id : candidates) table.candidates.erase(id);
   if (!candidates.empty()) table.candidates.shrink();
   group->stats[t].evicted += removed;
+  if (2 * removed > before && removed > share_of(before, table.spec().life.evict_share)) {
+    group->large_evictions[t] = {removed, before};
+  }
   return removed;
 }
 

@@ -53,6 +53,7 @@ Group::Group(GroupSpec spec)
     first_slot = tables.back().end_slot();
   }
   stats.resize(tables.size());
+  large_evictions.resize(tables.size());
   slot_ids = HugeArray<int64_t>(static_cast<size_t>(slots));
   uses = SlotUses(slots);
   uses.start_at(spec.serial);

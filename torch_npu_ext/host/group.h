@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "torch_npu_ext/host/future_uses.h"
@@ -59,6 +60,9 @@ struct Group {
   Transit transit;
   std::vector<Stats> stats;                  // [T]
   std::vector<BoundsError> bounds_warnings;  // one per table at most
+  // [T] (rows that left, of so many) of the latest that took more than half of a table, and more than it was
+  // asked for.
+  std::vector<std::pair<int64_t, int64_t>> large_evictions;
 
   void warn_bounds(const BoundsError& error);
 };

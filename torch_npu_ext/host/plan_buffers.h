@@ -4,8 +4,10 @@
 
 #include <atomic>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "torch_npu_ext/host/candidates.h"
@@ -38,10 +40,20 @@ struct LifeLog {
   int64_t default_lookups = 0;
   int64_t candidates_added = 0;  // less those that were admitted
 
+  // Timestamps of lookups later than `most` are set aside. How many, an id with its own, and the table's
+  // then.
+  int64_t most = std::numeric_limits<int64_t>::max(), set_aside = 0, latest = 0;
+  std::pair<int64_t, int64_t> example;
+
+  int64_t believed(int64_t timestamp, const LifeClock& clock) const {
+    return timestamp <= most ? timestamp : clock.timestamp;
+  }
+
   void clear() {
     candidates.clear();
     admitted.clear();
-    default_lookups = candidates_added = 0;
+    default_lookups = candidates_added = set_aside = 0;
+    most = std::numeric_limits<int64_t>::max();
   }
 };
 

@@ -8,6 +8,7 @@
 #include "torch_npu_ext/host/errors.h"
 #include "torch_npu_ext/host/parallel.h"
 #include "torch_npu_ext/host/segments.h"
+#include "torch_npu_ext/host/timestamps.h"
 
 namespace rec_sdk {
 namespace {
@@ -51,7 +52,7 @@ void check_life(const Group& group, const Batch& batch) {
 }
 
 // The clocks of all tables, with a batch that is planned now.
-void advance_clocks(Group* group, PlanBuffers* plan) {
+void advance_clocks(Group* group, const Batch& batch, PlanBuffers* plan) {
   plan->life.resize(group->tables.size());
   for (size_t t = 0; t < group->tables.size(); ++t) {
     plan->life[t].clear();
@@ -59,6 +60,7 @@ void advance_clocks(Group* group, PlanBuffers* plan) {
     plan->life[t].candidates_added = -group->tables[t].candidates.size();
   }
   for (Table& table : group->tables) ++table.clock.batches;
+  advance_timestamps(group, batch, plan);
 }
 
 // Steps may have ended meanwhile.
@@ -171,7 +173,7 @@ void Planner::plan(const BatchInput& input, Group* group, const std::shared_ptr<
   }
   group->uses.begin_batch(batch_.lookups);
   scan_.begin(group, batch_);
-  advance_clocks(group, plan.get());
+  advance_clocks(group, batch_, plan.get());
   try {
     scan_.run(group, batch_, &plan->life);
     for (int32_t t = 0; t < tables; ++t) check_room(group, t);

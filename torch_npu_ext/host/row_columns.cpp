@@ -80,7 +80,7 @@ void touch_by_lookups(const Group& group, int32_t t, const Batch& batch, const P
       const int64_t source = piece.source + i - piece.begin;
       if (counts) columns.count(row) = saturated_sum(columns.count(row), batch.shows_of(source));
       if (clicks) columns.clicks(row) = saturated_sum(columns.clicks(row), batch.clicks_of(source));
-      if (times) columns.timestamp(row) = batch.timestamps[source];
+      if (times) columns.timestamp(row) = plan.life[t].believed(batch.timestamps[source], table.clock);
     }
   }
 }
@@ -232,20 +232,6 @@ void reserve_columns(Group* group, PlanBuffers* plan) {
 void touch_columns(Group* group, const Batch& batch, PlanBuffers* plan) noexcept {
   for_each_part(static_cast<int64_t>(group->tables.size()), plan->lookups, [&](int64_t t) noexcept {
     Table& table = group->tables[t];
-    if (table.spec().life.needs_timestamps()) {
-      for (const Batch::Piece& piece : batch.pieces) {
-        if (group->features[piece.feature].table != t) continue;
-        if (batch.latest != nullptr) {
-          const int64_t latest = batch.latest[batch.feature_keys[piece.feature]];
-          table.clock.timestamp = std::max(table.clock.timestamp, latest);
-          continue;
-        }
-        const int64_t* const times = batch.timestamps + piece.source;
-        for (int64_t i = 0; i < piece.end - piece.begin; ++i) {
-          table.clock.timestamp = std::max(table.clock.timestamp, times[i]);
-        }
-      }
-    }
     if (!table.columns.empty()) touch_table(group, static_cast<int32_t>(t), batch, plan);
   });
 }

@@ -1,12 +1,14 @@
 #include "torch_npu_ext/host/unique.h"
 
 #include <algorithm>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
 #include "torch_npu_ext/host/id_map.h"
 #include "torch_npu_ext/host/parallel.h"
+#include "torch_npu_ext/host/timestamps.h"
 
 namespace rec_sdk {
 namespace {
@@ -230,6 +232,7 @@ void Deduplicator::find_numbers(int32_t t) noexcept {
   if (!kinds.clicks && !kinds.timestamp) return;
   IdNumbers* const found = found_.data() + run.first;
   std::fill(found, found + run.rows, IdNumbers());
+  int64_t earliest = std::numeric_limits<int64_t>::max();
   for (size_t p = run.first_piece; p < run.end_piece; ++p) {
     const Batch::Piece& piece = batch_.pieces[p];
     for (int64_t i = piece.begin; i < piece.end; ++i) {
@@ -240,8 +243,18 @@ void Deduplicator::find_numbers(int32_t t) noexcept {
       one.timestamp = batch_.timestamps[source];
       one.feature = static_cast<int32_t>(p - run.first_piece);
       run.latest = std::max(run.latest, one.timestamp);
+      earliest = std::min(earliest, one.timestamp);
     }
   }
+  if (!kinds.timestamp || run.latest <= most_ahead_of(earliest)) return;
+  const auto of_lookups = [&](const auto& visit) {
+    for (size_t p = run.first_piece; p < run.end_piece; ++p) {
+      const Batch::Piece& piece = batch_.pieces[p];
+      const int64_t* const times = batch_.timestamps + piece.source;
+      for (int64_t i = 0; i < piece.end - piece.begin; ++i) visit(times[i]);
+    }
+  };
+  run.latest = latest_up_to(most_at_first(of_lookups), of_lookups);  // homes set those of ids aside
 }
 
 // Where the rows of each table begin, rank by rank and there table by table.
