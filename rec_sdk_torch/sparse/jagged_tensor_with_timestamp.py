@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch.utils._pytree import GetAttrKey, register_pytree_node
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+from ..tbe.life import in_range
 
 Features = TypeVar("Features", bound=KeyedJaggedTensor)
 
@@ -197,10 +200,10 @@ def with_click_labels(features: Features, click_labels: torch.Tensor) -> Feature
     `KeyedJaggedTensorWithTimestamp` does. `EmbCacheTrainPipelineSparseDist` calls this with `batch.click_labels`.
 
     Args:
-        click_labels: int32, int64 or bool `[B]`, or `[B, 1]`; negative is no click.
+        click_labels: whole numbers up to 2**31 - 1 `[B]`, or `[B, 1]`; negative is no click.
 
     Raises:
-        TypeError, ValueError: labels that are not one whole number per sample.
+        TypeError, ValueError: labels that are not one whole number per sample, or one that int32 does not have.
     """
     if click_labels.is_complex() or (
         click_labels.is_floating_point() and not torch.equal(click_labels, click_labels.round())
@@ -210,8 +213,16 @@ def with_click_labels(features: Features, click_labels: torch.Tensor) -> Feature
         raise ValueError(
             f"click_labels have shape {tuple(click_labels.shape)}, expected one for each of {features.stride()} samples"
         )
-    features._click_labels = click_labels.flatten().to(torch.int32)
+    labels = click_labels.flatten()
+    if labels.dtype not in _NARROW:
+        whole = labels.double() if labels.is_floating_point() else labels
+        labels = torch.from_numpy(in_range("click_labels", whole.cpu().numpy(), np.int32, None)).to(labels.device)
+    features._click_labels = labels.to(torch.int32)
     return features
+
+
+_NARROW = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32)
+"""Data types whose values int32 has."""
 
 
 def clicks_of(features: KeyedJaggedTensor) -> torch.Tensor | None:

@@ -347,7 +347,7 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
             offsets: int32 or int64 `[F * B + 1]`.
             per_sample_weights: float32 `[n]`, pooled tables only.
             shows, clicks, timestamps: of each id, integers `[n]`, for tables whose ids are admitted or evicted by
-                them: how often it was seen (None: once), how often clicked, when, in seconds.
+                them: how often it was seen, 1 or more (None: once), how often clicked, when, in seconds.
 
         Returns:
             float32 `[B, sum of the features' dims]`, or `[n, D]` for sequence tables, which must then be of

@@ -141,9 +141,9 @@ class Seen(NamedTuple):
     """What is known of each lookup of a batch beside its id, for tables that admit or evict ids.
 
     Attributes:
-        shows: int32 `[n]`, how often the id was seen; None: once.
-        clicks: int32 `[n]`; None where no table needs them.
-        timestamps: int64 `[n]`, seconds; None where no table needs them.
+        shows: integers `[n]`, how often the id was seen, 1 or more; None: once.
+        clicks: integers `[n]`, of which negative ones are none; None where no table needs them.
+        timestamps: integers `[n]`, seconds; None where no table needs them.
         latest: int64 `[K]`, the latest timestamp of each key, where more than `timestamps` are known; None: of those.
     """
 
@@ -157,12 +157,12 @@ class Seen(NamedTuple):
 
         Raises:
             TypeError: something that is not integers.
-            ValueError: another number of them than of ids.
+            ValueError: another number of them than of ids, or one out of range.
         """
         return SeenArrays(
-            _array("shows", self.shows, torch.int32, lookups),
-            _array("clicks", self.clicks, torch.int32, lookups),
-            _array("timestamps", self.timestamps, torch.int64, lookups),
+            _array("shows", self.shows, np.int32, lookups, 1),
+            _array("clicks", self.clicks, np.int32, lookups, None),
+            _array("timestamps", self.timestamps, np.int64, lookups, NEVER + 1),
             None if self.latest is None else self.latest.numpy(),
         )
 
@@ -185,12 +185,33 @@ NOTHING_SEEN = SeenArrays()
 """Ids alone."""
 
 
-def _array(name: str, values: torch.Tensor | None, dtype: torch.dtype, lookups: int) -> npt.NDArray[Any] | None:
+def _array(
+    name: str, values: torch.Tensor | None, dtype: type[np.signedinteger[Any]], lookups: int, least: int | None
+) -> npt.NDArray[Any] | None:
     if values is None:
         return None
     if values.dtype.is_floating_point or values.dtype.is_complex:
         raise TypeError(f"{name} are {values.dtype}, expected integers")
     if values.dim() != 1 or values.numel() != lookups:
         raise ValueError(f"{name} have shape {tuple(values.shape)}, expected one for each of {lookups} ids")
-    array: npt.NDArray[Any] = values.detach().to(device="cpu", dtype=dtype).contiguous().numpy()
-    return array
+    return in_range(name, values.detach().cpu().contiguous().numpy(), dtype, least)
+
+
+def in_range(
+    name: str, values: npt.NDArray[Any], dtype: type[np.signedinteger[Any]], least: int | None
+) -> npt.NDArray[Any]:
+    """`values` as `dtype`; with `least` None, negative ones are -1.
+
+    Raises:
+        ValueError: one that is less, or more than `dtype` has.
+    """
+    most = int(np.iinfo(dtype).max)
+    if values.size:
+        lowest, highest = values.min().item(), values.max().item()
+        wrong = highest if highest > most else lowest if least is not None and lowest < least else None
+        if wrong is not None:
+            allowed = f"{least}" if least is not None else "0, or a negative number for none,"
+            raise ValueError(f"{name} has {wrong!r} among them, allowed are {allowed} to {most}")
+        if least is None and lowest < -1:
+            values = np.maximum(values, -1)
+    return values.astype(dtype, copy=False)

@@ -137,6 +137,16 @@ def test_clicks_admit(device: torch.device) -> None:
         rst.with_click_labels(plain([2, 3]), torch.ones(3, dtype=torch.int64))
     with pytest.raises(TypeError, match="not whole"):
         rst.with_click_labels(plain([2, 3]), torch.tensor([0.5, 1]))
+    for value in (2**32 + 1, 2**31, float("inf"), 1e10):
+        with pytest.raises(ValueError, match=r"click_labels has .*, allowed are .* to 2147483647"):
+            rst.with_click_labels(plain([2, 3]), torch.tensor([1, value]))
+    with pytest.raises(TypeError, match="not whole"):
+        rst.with_click_labels(plain([2, 3]), torch.tensor([1, float("nan")]))
+    narrow = rst.with_click_labels(plain([2, 3]), torch.tensor([1.0, -3.0]).bfloat16())
+    assert narrow._click_labels.tolist() == [1, -1]  # type: ignore[attr-defined]
+    unknown = rst.with_click_labels(plain([2, 3]), torch.tensor([-(2**32) + 1, 2]))
+    assert defaults(train(collection, unknown)) == [False, False], "2 has its row already, 3 gets one"
+    assert defaults(train(collection, rst.with_click_labels(plain([9]), torch.tensor([-(2**32) + 5])))) == [True]
 
 
 # ---- eviction
