@@ -2,10 +2,10 @@
 
 Public names are those of `__init__.pyi`. They are imported when first used: the package itself imports without
 TorchRec, and even where torch cannot. Once `torchrec.optim` is imported, it has the Accumulate optimizers too
-(`optim/torchrec_hooks.py`).
+(`optim/torchrec_hooks.py`), and TorchRec's planner takes NPUs (`_topology.py`).
 """
 
-from . import _process_groups
+from . import _process_groups, _topology
 from ._lazy import attach as _attach
 from .optim import torchrec_hooks as _torchrec_hooks
 
@@ -13,3 +13,4 @@ __version__ = "0.1.0"
 __getattr__, __dir__, __all__ = _attach(__name__, __file__)
 _torchrec_hooks.install()
 _process_groups.install()
+_topology.install()

@@ -1,6 +1,6 @@
 """Everything that compat changes outside of its own names:
 
-- TorchRec's `Topology` takes `compute_device="npu"`, which Rec SDK's patched wheel adds.
+- To TorchRec's `Topology`, `compute_device="npu"` is a device with memory of its own, as in Rec SDK's patched wheel.
 - `torch.ops.load_library` of `libfbgemm_npu_api.so`, Rec SDK's operators, does nothing where there is no such file:
   the operators here are `rec_sdk_torch`'s, and loaded already.
 - Adagrad and AccumulateAdagrad have Rec SDK's eps, 1e-8, in tables whose script does not give one.
@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import multiprocessing.spawn
 import os
 import sys
@@ -18,38 +19,24 @@ from typing import Any
 
 import torch
 
+from .._topology import DEVICE, take_npu_for
 from ..tbe.optimizer import use_defaults
 
 _OPERATORS = "libfbgemm_npu_api.so"
 _ADAGRAD_EPS = 1e-8
 
 
+@functools.cache
 def install() -> None:
     """Makes the changes, once."""
     try:
-        from torchrec.distributed.planner.types import Topology
+        importlib.import_module("torchrec")
     except ModuleNotFoundError as error:
         raise ImportError(f"rec_sdk_torch.compat needs torchrec, which is not installed: {error}") from error
-    if getattr(Topology.__init__, "takes_npu", False):
-        return
-    Topology.__init__ = _taking_npu(Topology.__init__)
+    take_npu_for(DEVICE)
     torch.ops.load_library = _tolerant(torch.ops.load_library)  # type: ignore[method-assign]
     multiprocessing.spawn.get_command_line = _with_compat(multiprocessing.spawn.get_command_line)
     use_defaults("Adagrad", eps=_ADAGRAD_EPS)
-
-
-def _taking_npu(construct: Callable[..., None]) -> Callable[..., None]:
-    """A constructor to which an NPU is a device with memory of its own, as the planner calls such: cuda.
-
-    The device of the tables is that of their sharder, or of DistributedModelParallel; a plan names ranks only.
-    """
-
-    @functools.wraps(construct)
-    def taking_npu(self: Any, world_size: int, compute_device: str, *args: Any, **kwargs: Any) -> None:
-        construct(self, world_size, "cuda" if compute_device == "npu" else compute_device, *args, **kwargs)
-
-    taking_npu.takes_npu = True  # type: ignore[attr-defined]
-    return taking_npu
 
 
 def _tolerant(load: Callable[[Any], None]) -> Callable[[Any], None]:

@@ -245,7 +245,7 @@ class Vote:
         """See `Exchange.vote`."""
         self._exchange, self._doing, self._told = exchange, doing, told
         checksum = zlib.crc32(repr(place).encode())
-        self._status = torch.tensor([int(yes), checksum, -checksum])
+        self._status = torch.tensor([int(yes), checksum, -checksum], device="cpu")
         self._work = dist.all_reduce(self._status, dist.ReduceOp.MAX, group=exchange.ids, async_op=True)
         self._answer: bool | None = None
 

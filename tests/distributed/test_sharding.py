@@ -14,6 +14,7 @@ from jagged import bag_config, bags_collection, jagged
 from ranks import Place, Ranks
 from sharded_model import Model, Scenario, bags_of, concatenated, rows, shard, train_alone
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingEnv
@@ -234,6 +235,37 @@ def test_towers_start_apart_and_as_in_one_process(ranks_of: Start) -> None:
     assert not torch.equal(*expected)
     for found in ranks_of(2).run(towers, 6):
         assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+# ---- no plan
+
+
+def without_plan(rank: int, world_size: int, ours: bool) -> Any:
+    """As a script that leaves it to DistributedModelParallel."""
+    scenario = Scenario()
+    options = {"sharders": rst.get_default_hybrid_sharders()} if ours else {}
+    model = DistributedModelParallel(Model(scenario, 3), device=Place.device, **options)
+    for step in range(2):
+        model(jagged(*bags_of(scenario, step, world_size)[rank]))[0].backward()
+    return type(model.module.sparse).__name__, model.module.sparse.device.type
+
+
+@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.filterwarnings("ignore:DistributedDataParallel averages")
+def test_no_plan(ranks_of: Start, device: torch.device, ours: bool) -> None:
+    """Without our sharders, tables are each rank's own."""
+    expected = "ShardedCollection" if ours else "EmbCacheEmbeddingBagCollection"
+    assert ranks_of(2).run(without_plan, ours) == [(expected, device.type)] * 2
+
+
+def test_npus_are_planned_by_host_memory() -> None:
+    """That is where the rows are."""
+    npus, hosts = (Topology(2, kind, hbm_cap=1, ddr_cap=2**40) for kind in ("npu", "cpu"))
+    assert [device.storage for device in npus.devices] == [device.storage for device in hosts.devices]
+    assert Topology(world_size=2, compute_device="npu").compute_device == "cpu"
+    assert Topology(2, "cuda", hbm_cap=5).devices[0].storage.hbm == 5
+    with pytest.raises(AssertionError, match="unsupported compute device tpu"):
+        Topology(2, "tpu")
 
 
 # ---- state

@@ -22,7 +22,6 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.train_pipeline import train_pipelines as pipelines
-from torchrec.distributed.types import ShardingPlan
 from torchrec.streamable import Pipelineable
 
 from rec_sdk_torch import prefetch
@@ -103,9 +102,8 @@ def pipelined(pipeline: Any, model: Any, device: torch.device) -> Any:
 
 
 def model_parallel(model: torch.nn.Module, device: torch.device, **options: Any) -> DistributedModelParallel:
-    """With TorchRec's plan, which is empty; TorchRec makes none for an NPU."""
-    plan = ShardingPlan({}) if device.type == "npu" else None
-    return DistributedModelParallel(model, device=device, plan=plan, **options)
+    """With TorchRec's plan, which is empty."""
+    return DistributedModelParallel(model, device=device, **options)
 
 
 def assert_same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
