@@ -108,6 +108,7 @@ def _alone(owners: Sequence[Owner]) -> Iterator[None]:
 @contextlib.contextmanager
 def _held(team: Team, root: Path) -> Iterator[None]:
     """Holds the lock of a folder of saves, on rank 0, for all ranks."""
+    team.gather(None)  # until then a rank that is late may remove the folder, as scripts do
     with contextlib.ExitStack() as stack:
 
         def hold() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -134,3 +137,22 @@ def in_background(rank: int, world_size: int, path: str) -> bool:
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_ranks_train_on_while_they_save(world_size: int, ranks_of: Callable[[int], Ranks], tmp_path: Path) -> None:
     assert all(ranks_of(world_size).run(in_background, str(tmp_path)))
+
+
+def remove_and_save(rank: int, world_size: int, path: str) -> str:
+    """As scripts do: each rank removes the folder, the last one when the others save already."""
+    model = shard(Model(ADAGRAD, seed=3), ADAGRAD, world_size)
+    if rank == world_size - 1:
+        until = time.monotonic() + 0.3
+        while not os.path.exists(path) and time.monotonic() < until:
+            time.sleep(0.01)
+    shutil.rmtree(path, ignore_errors=True)
+    return rst.Saver().save(model, path)
+
+
+def test_each_rank_may_remove_the_folder_before_it_saves(ranks_of: Callable[[int], Ranks], tmp_path: Path) -> None:
+    path = tmp_path / "saves"
+    first, second = ranks_of(2).run(remove_and_save, str(path))
+    assert first == second
+    assert [str(folder) for folder in path.iterdir() if folder.is_dir()] == [first]
+    assert rst.Saver.get_latest_load_path(path) == first
