@@ -17,7 +17,7 @@ _Result = TypeVar("_Result")
 UNTRACEABLE = (
     "embedding tables cannot be traced: a lookup reads the ids of its batch in Python. Use torch.compile without "
     "fullgraph=True, where a lookup is a graph break; or torch.fx on the model around a collection, which is one node; "
-    "export the dense part of a model by itself"
+    "export the dense part of a model by itself, or its tables as other modules with rec_sdk_torch.export"
 )
 
 
@@ -59,9 +59,23 @@ def check_real(values: object) -> None:
         raise RuntimeError(f"{type(values).__name__} in place of a tensor: {UNTRACEABLE}")
 
 
+class NotScripted:
+    """A module that torch.jit.script refuses before it looks at what the module is made of."""
+
+    def __prepare_scriptable__(self) -> None:
+        raise RuntimeError(f"{type(self).__name__} in a model that torch.jit.script compiles: {UNTRACEABLE}")
+
+
 def check_batch(ids: object) -> None:
-    """Raises RuntimeError for ids that cannot be read: those of a tracer, or anything in a function transform."""
+    """Raises RuntimeError for ids that cannot be read: those of a tracer, or anything in a function transform.
+
+    Tracers that run a model on real tensors (torch.jit.trace, ONNX through it, make_fx) would note rows as constants.
+    """
     check_real(ids)
+    if torch._C._get_tracing_state() is not None:
+        raise RuntimeError(f"torch.jit.trace of a model with tables: {UNTRACEABLE}")
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:
+        raise RuntimeError(f"make_fx of a model with tables: {UNTRACEABLE}")
     if torch._C._functorch.peek_interpreter_stack() is not None:
         raise RuntimeError(
             "embedding tables cannot be looked up in a function that torch.func transforms (grad, vmap): look them up "

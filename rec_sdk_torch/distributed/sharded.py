@@ -14,6 +14,7 @@ from torchrec.optim.keyed import KeyedOptimizer
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from ..backends.devices import backend_for
+from ..eager import NotScripted, eager
 from ..modules.bags import Bags
 from ..modules.collection import CachedCollection
 from ..modules.embedding_collections import EmbCacheEmbeddingCollection
@@ -109,7 +110,7 @@ class Coming:
             self.module.home.forget(self._announced)
 
 
-class ShardedCollection(ShardedEmbeddingModule[Any, Any, Any, ShardedContext], FusedOptimizerModule):
+class ShardedCollection(NotScripted, ShardedEmbeddingModule[Any, Any, Any, ShardedContext], FusedOptimizerModule):
     """A collection whose rows live on many ranks; it takes and gives what the unsharded one does.
 
     Attributes:
@@ -183,6 +184,7 @@ class ShardedCollection(ShardedEmbeddingModule[Any, Any, Any, ShardedContext], F
         """Until what was prefetched is planned, as far as it can be now."""
         self.home.wait_for_plans()
 
+    @eager
     def forward(self, features: KeyedJaggedTensor) -> LazyAwaitable[Any]:
         """Looks up a batch as the unsharded collection does; the result arrives when it is first used."""
         place = self._place_of(features)
@@ -383,6 +385,11 @@ class ShardedCollection(ShardedEmbeddingModule[Any, Any, Any, ShardedContext], F
     def fused_optimizer(self) -> KeyedOptimizer:
         """Of this rank's rows, as the unsharded collection's."""
         return self.home.fused_optimizer
+
+    @property
+    def shardings(self) -> dict[str, Any]:
+        """None of TorchRec's: the exchange is this module's own."""
+        return {}
 
     @property
     def unsharded_module_type(self) -> type[torch.nn.Module]:

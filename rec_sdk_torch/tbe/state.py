@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..eager import NotScripted
 from .parts import WEIGHT
 from .view import Chunk, Content
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from .embedding import TableBatchedEmbedding
 
 
-class TablesModule(torch.nn.Module):
+class TablesModule(NotScripted, torch.nn.Module):
     """A module with tables: its state dict is one moment of all of them, a strict load is all or nothing."""
 
     _strict = False

@@ -16,7 +16,8 @@ from sharded_model import Model, Scenario, bags_of, concatenated, rows, shard, t
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
-from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+from torchrec.distributed.train_pipeline import TrainPipelinePT2, TrainPipelineSparseDist
+from torchrec.distributed.train_pipeline.train_pipelines import TorchCompileConfig
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingEnv
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
@@ -444,6 +445,30 @@ def stock_pipeline(rank: int, world_size: int, scenario: Scenario) -> Any:
         except StopIteration:
             break
     return outputs, rows(model.module.sparse)
+
+
+def compiled_pipeline(rank: int, world_size: int, scenario: Scenario, compile_on: int) -> Any:
+    model = shard(Model(scenario, 3), scenario, world_size)
+    with pytest.raises(RuntimeError, match=r"torch\.jit\.script.*export the dense part"):
+        torch.jit.script(model)
+    dense = torch.optim.SGD([model.module.scale], lr=0.05)
+    how = TorchCompileConfig(compile_on_iter=compile_on, backend="eager")
+    pipeline = TrainPipelinePT2(model, dense, Place.device, how)
+    batches = (jagged(*bags_of(scenario, step, world_size)[rank]) for step in range(scenario.steps))
+    with torch._dynamo.config.patch():  # which the pipeline changes
+        outputs = [pipeline.progress(batches) for _ in range(scenario.steps)]
+    torch._dynamo.reset()
+    return outputs, rows(model.module.sparse)
+
+
+def test_a_compiled_pipeline(ranks_of: Start) -> None:
+    """A forward of the tables is a graph break."""
+    scenario = Scenario(optimizer=torch.optim.Adagrad, seed=26)
+    plain, compiled = (ranks_of(2).run(compiled_pipeline, scenario, on) for on in (scenario.steps, 1))
+    for one, other in zip(plain, compiled, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one[0], other[0], strict=True))
+        for table, expected in one[1].items():
+            assert all(torch.equal(row, other[1][table][i]) for i, row in expected.items())
 
 
 @pytest.mark.parametrize("kind", ["bags", "sequences"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from jagged import apply, bags_collection, jagged, same_bits, sequences_collection
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torchrec import KeyedJaggedTensor
 from torchrec.fx import Tracer
 
@@ -120,6 +122,20 @@ def fake_table(model: torch.nn.Module) -> None:
         bags_collection(torch.device("cpu"))
 
 
+class FromTensors(torch.nn.Module):
+    """What torch.jit can give a batch to."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.training = model.training  # to which ONNX brings all of it back
+
+    def forward(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.model(KeyedJaggedTensor(keys=["f0"], values=ids, lengths=lengths))
+        return output
+
+
+TENSORS = torch.tensor([1, 2, 3]), torch.tensor([2, 1])
 UNTRACEABLE_BY: dict[str, Callable[[Any], Any]] = {
     "export": lambda model: torch.export.export(model, (BATCHES[0],)),
     "strict export": lambda model: torch.export.export(model, (BATCHES[0],), strict=True),
@@ -127,6 +143,10 @@ UNTRACEABLE_BY: dict[str, Callable[[Any], Any]] = {
     "fx of a collection alone": lambda model: torch.fx.symbolic_trace(model.tables),
     "fake batch": fake_batch,
     "fake table": fake_table,
+    "jit.trace": lambda model: torch.jit.trace(FromTensors(model), TENSORS),
+    "jit.script": torch.jit.script,
+    "ONNX": lambda model: torch.onnx.export(FromTensors(model), TENSORS, io.BytesIO(), dynamo=False),
+    "make_fx": lambda model: make_fx(FromTensors(model))(*TENSORS),
 }
 
 
@@ -140,6 +160,12 @@ def test_what_cannot_be_traced_says_so(device: torch.device, way: str, training:
         UNTRACEABLE_BY[way](model)
     assert all(torch.equal(one, other) for one, other in zip(train(model), train(twin), strict=True))
     assert not list(same_bits(model.state_dict(), twin.state_dict()))
+
+
+@pytest.mark.parametrize("way", [torch.jit.script, lambda lower: torch.jit.trace(lower, TENSORS)])
+def test_nor_can_a_table_batched_embedding(device: torch.device, way: Any) -> None:
+    with pytest.raises(RuntimeError, match=UNTRACEABLE):
+        way(Lower(device))
 
 
 @pytest.mark.parametrize("fullgraph", [False, True])
