@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from dlrm.cached import WEIGHTS, cached_tables, table_sizes
+from dlrm.cached import WEIGHTS, cached_tables
 from dlrm.data_criteo import criteo_clicks
 from dlrm.data_generated import generated_clicks
 from dlrm.data_movielens import movielens_clicks
@@ -28,7 +28,7 @@ from support.clicks import ClickData, random_split
 from support.errors import InputError, exit_code
 from support.optimizers import TABLE_OPTIMIZERS, dense_optimizer
 from support.options import Parser, add_output_options, add_training_options, log_size, prepare, report
-from support.report import Report
+from support.report import Report, table_sizes
 from support.training import Job, Schedule, TrainResult, train
 from torch import Tensor, nn
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
@@ -112,8 +112,9 @@ def run(options: argparse.Namespace, ranks: Ranks) -> Report:
     split = random_split(len(data), options.seed)
     schedule = Schedule(options.batch_size, options.epochs, options.steps, options.seed, ranks.rank, ranks.count)
     job = Job(data, split, schedule)
-    sizes = table_sizes(data, options.cache, schedule.global_batch)
-    tables = cached_tables(sizes, options.dim, options.seed, weights=options.weights)
+    size, share = schedule.global_batch, options.cache
+    tables = cached_tables(data, size, share, options.dim, options.seed, weights=options.weights)
+    sizes = table_sizes(tables.embedding_bag_configs(), tables.cache_sizes)
     if not options.baseline:
         return Report(name, vars(options), sizes, train_cached(tables, job, options, ranks))
     vocabularies = data.vocabularies()

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch_npu  # noqa: F401  # makes torch know the device "npu" and the backend "hccl"
-from dlrm.cached import cached_tables, table_sizes
+from dlrm.cached import cached_tables
 from dlrm.data_generated import generated_clicks
 from dlrm.model import DensePart
 from sklearn.metrics import roc_auc_score
@@ -140,8 +140,8 @@ def run(options: argparse.Namespace, device: torch.device) -> None:
     data = generated_clicks(options.samples, options.seed)
     split = random_split(len(data), options.seed)
     train_data, test_data = data.select(split.train), data.select(split.test)
-    sizes = table_sizes(data, options.cache, options.batch_size * dist.get_world_size())
-    tables = cached_tables(sizes, options.dim, options.seed, device)
+    size = options.batch_size * dist.get_world_size()
+    tables = cached_tables(data, size, options.cache, options.dim, options.seed, device)
     apply_optimizer_in_backward(torch.optim.Adagrad, tables.parameters(), {"lr": options.sparse_lr})
     torch.manual_seed(options.seed)
     model = Model(tables, DensePart(len(data.features), options.dim, data.dense.shape[1]), device)

@@ -21,8 +21,7 @@ from support.clicks import ClickData, Split, ordered_split, random_split
 from support.errors import exit_code
 from support.optimizers import TABLE_OPTIMIZERS, dense_optimizer
 from support.options import Parser, add_output_options, add_training_options, log_size, positive_int, prepare, report
-from support.report import Report
-from support.tables import TableSize, table_size
+from support.report import Report, table_sizes
 from support.training import Job, Schedule, TrainResult, train
 from torchrec.optim.keyed import CombinedOptimizer
 
@@ -64,21 +63,23 @@ def load_data(options: argparse.Namespace) -> tuple[str, ClickData, Split]:
     )
 
 
-def item_table(size: TableSize, dim: int, seed: int) -> EmbCacheEmbeddingCollection:
+def item_table(rows: int, options: argparse.Namespace) -> EmbCacheEmbeddingCollection:
     """One table for both features: an item means the same in the history and as the candidate."""
     return EmbCacheEmbeddingCollection(
         tables=[
             EmbCacheEmbeddingConfig(
                 name=TABLE,
                 feature_names=["history", "candidate"],
-                num_embeddings=size.rows,
-                embedding_dim=dim,
+                num_embeddings=rows,
+                embedding_dim=options.dim,
                 initializer_type=InitializerType.TRUNCATED_NORMAL,
                 weight_init_stddev=0.05,
             )
         ],
-        cache={TABLE: size.cache_rows},
-        seed=seed,
+        batch_size=options.batch_size,
+        multi_hot_sizes=[options.history + 1],
+        cache=options.cache,
+        seed=options.seed,
     )
 
 
@@ -99,10 +100,10 @@ def main() -> None:
     name, data, split = load_data(options)
     schedule = Schedule(options.batch_size, options.epochs, options.steps, options.seed)
     rows = torch.unique(torch.cat([ids.values for ids in data.features.values()])).numel()
-    size = table_size(rows, options.cache, options.batch_size * (1 + options.history))
-    tables = item_table(size, options.dim, options.seed)
+    tables = item_table(rows, options)
+    sizes = table_sizes(tables.embedding_configs(), tables.cache_sizes)
     result = train_cached(tables, Job(data, split, schedule), options)
-    report(Report(name, vars(options), {TABLE: size}, result), options)
+    report(Report(name, vars(options), sizes, result), options)
 
 
 if __name__ == "__main__":

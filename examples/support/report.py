@@ -5,13 +5,27 @@ from __future__ import annotations
 import json
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from support.tables import TableSize
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig
+
 from support.training import CacheStats, TrainResult, hit_rate
+
+
+@dataclass(frozen=True)
+class TableSize:
+    """One table's rows, and how many of them the device cache holds at a time."""
+
+    rows: int
+    cache_rows: int
+
+
+def table_sizes(tables: Iterable[BaseEmbeddingConfig], cache_rows: Mapping[str, int]) -> dict[str, TableSize]:
+    """Of the tables of a collection, by name."""
+    return {table.name: TableSize(table.num_embeddings, cache_rows[table.name]) for table in tables}
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,8 @@ class BatchHint:
     multi_hot_sizes: Sequence[int] | None = None
     world_size: int = 1
 
-    def rows(self, tables: Sequence[TableConfig]) -> list[int]:
-        """Rows that two batches can need of each table at the most (a batch and its successor)."""
+    def rows(self, tables: Sequence[TableConfig], batches: int) -> list[int]:
+        """Rows that so many batches can need of each table at the most; 1 where their size is not known."""
         sizes = self.multi_hot_sizes
         if sizes is None:
             sizes = [table.num_features for table in tables]
@@ -43,7 +43,7 @@ class BatchHint:
         if batch_size is None:
             return [1] * len(tables)
         return [
-            min(table.num_embeddings, 2 * batch_size * size * world_size)
+            min(table.num_embeddings, batches * batch_size * size * world_size)
             for table, size in zip(tables, checked, strict=True)
         ]
 
@@ -95,12 +95,13 @@ def check_cache_option(tables: Sequence[TableConfig], cache: CacheOption) -> Non
         _check_size(f"cache of tables {names}", cache)
 
 
-def _one_table(table: TableConfig, size: CacheSize, record_bytes: int) -> int:
+def _one_table(table: TableConfig, size: CacheSize, record_bytes: int, batch: int) -> int:
+    """Slots of a table whose batches have at most `batch` rows of it, by an option of its own."""
     if isinstance(size, numbers.Integral):
         # A hash table has no last row: an explicit number of rows is taken at its word.
         return int(size) if table.hashed else min(int(size), table.num_embeddings)
     if not isinstance(size, str):
-        return math.ceil(size * table.num_embeddings)
+        return max(math.ceil(size * table.num_embeddings), batch)
     where = f"cache of table {table.name!r}"
     slots = parse_bytes(size, where) // record_bytes
     if slots < 1:
@@ -134,9 +135,9 @@ def cache_slots(
 ) -> list[int]:
     """Slots of each table.
 
-    `cache` is rows per table (int), a fraction of `num_embeddings` (float), device memory of all tables
-    (str such as `"2GiB"`), one of these by table name (dict; unnamed tables as for None), or None: as much
-    of each table as fits into EMBCACHE_SIZE_ON_DEVICE_MEM and half the free device memory, at least two
+    `cache` is rows per table (int), a fraction of `num_embeddings` (float) but at least a batch of `hint`, device
+    memory of all tables (str such as `"2GiB"`), one of these by table name (dict; unnamed tables as for None), or None:
+    as much of each table as fits into EMBCACHE_SIZE_ON_DEVICE_MEM and half the free device memory, at least two
     batches of `hint`.
 
     Raises:
@@ -144,15 +145,15 @@ def cache_slots(
         MemoryError: the device has less memory free than the slots need.
     """
     check_cache_option(tables, cache)
-    least = hint.rows(tables)
+    least, one_batch = hint.rows(tables, batches=2), hint.rows(tables, batches=1)  # a batch and its successor
     budget = min(read_settings().embcache_size_on_device_mem, device_free // 2)
     why = "EMBCACHE_SIZE_ON_DEVICE_MEM (or half the free device memory)"
     if isinstance(cache, str):
         slots = _share(tables, record_bytes, least, parse_bytes(cache, "cache"), f"cache={cache!r}")
     elif isinstance(cache, Mapping):
         slots = [
-            _one_table(table, cache[table.name], size) if table.name in cache else 0
-            for table, size in zip(tables, record_bytes, strict=True)
+            _one_table(table, cache[table.name], size, batch) if table.name in cache else 0
+            for table, size, batch in zip(tables, record_bytes, one_batch, strict=True)
         ]
         rest = [index for index, rows in enumerate(slots) if rows == 0]
         left = max(0, budget - sum(rows * size for rows, size in zip(slots, record_bytes, strict=True)))
@@ -162,8 +163,8 @@ def cache_slots(
     elif cache is None:
         slots = _share(tables, record_bytes, least, budget, why)
     else:
-        pairs = zip(tables, record_bytes, strict=True)
-        slots = [_one_table(table, cache, size) for table, size in pairs]
+        parts = zip(tables, record_bytes, one_batch, strict=True)
+        slots = [_one_table(table, cache, size, batch) for table, size, batch in parts]
     total = sum(rows * size for rows, size in zip(slots, record_bytes, strict=True))
     if total > device_free:
         raise MemoryError(

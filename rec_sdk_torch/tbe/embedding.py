@@ -99,7 +99,7 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
         warn_of_one_row(self.tables, cache)
         self.cache_option = cache
         self.batch_hint = batch_hint or BatchHint()
-        self.batch_hint.rows(self.tables)
+        self.batch_hint.rows(self.tables, batches=1)
         if cache_policy not in cache_policies():
             raise ValueError(f"cache_policy is {cache_policy!r}, allowed are {cache_policies()}")
         self.cache_policy = cache_policy

@@ -70,6 +70,31 @@ def test_options(device: torch.device, cache: Any, expected: tuple[int, int]) ->
     assert tuple(sizes(device, cache=cache).values()) == expected
 
 
+@pytest.mark.parametrize(
+    ("cache", "expected"),
+    [
+        (0.5, (500, 250)),
+        (0.1, (120, 60)),  # a batch of 20 samples of 6 ids, and of 3
+        (1.0, (1000, 500)),
+        ({"t0": 0.1}, (120, 500)),
+        ({"t1": 0.001, "t0": 7}, (7, 60)),  # rows are taken at their word
+        (0.05, (120, 60)),
+    ],
+    ids=str,
+)
+def test_a_share_holds_a_batch(device: torch.device, cache: Any, expected: tuple[int, int]) -> None:
+    assert tuple(sizes(device, cache=cache, batch_size=20, multi_hot_sizes=[6, 3]).values()) == expected
+    assert tuple(sizes(device, cache=cache, batch_size=10, world_size=2, multi_hot_sizes=[6, 3]).values()) == expected
+
+
+def test_a_share_of_a_small_table_is_all_of_it(device: torch.device) -> None:
+    small = EmbeddingBagConfig(num_embeddings=3, embedding_dim=4, name="t0", feature_names=["f0"])
+    collection = bags_collection(device, small, cache=0.1, batch_size=32)
+    apply(collection)
+    assert collection.cache_sizes == {"t0": 3}
+    train_step(collection, jagged({"f0": [[0], [1], [2]]}))
+
+
 def test_states_take_their_share(device: torch.device) -> None:
     """Adam's record of a row is three times the weight: the same bytes hold a third of the rows."""
     for cls, rows in ((torch.optim.SGD, 500), (torch.optim.Adagrad, 250), (torch.optim.Adam, 166)):
