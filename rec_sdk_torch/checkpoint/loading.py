@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from .._engine import available_memory
 from ..tbe import CapacityError, TableOptimizer
 from ..tbe.batch import Int64Array
 from ..tbe.optimizer import check_options
@@ -19,32 +18,41 @@ from .errors import CheckpointError
 from .manifest import WINDOW, Chain, Manifest, SavedOptimizer
 from .owners import Owner
 from .reading import Match, layers, life, same_family, window
+from .room import has_room_beside
+from .team import Team
 from .tensors import DTYPE_NAMES
 
 
-def check(found: Sequence[Match], chain: Chain) -> list[int]:
-    """Whether the rows fit the model, as far as that can be known here; how many of each table are at home here.
+@dataclasses.dataclass(frozen=True)
+class Checked:
+    """What is known of a load before it begins.
+
+    Attributes:
+        rows: of each table, those that are at home here.
+        beside: there is room for them while the tables have others.
+    """
+
+    rows: list[int]
+    beside: bool
+
+
+def check(found: Sequence[Match], chain: Chain) -> Checked:
+    """Whether the rows fit the model, as far as that can be known here.
 
     Raises:
         CheckpointError: options that no update may use, or ids that cannot be.
-        CapacityError, MemoryError: too many rows.
+        CapacityError, MemoryError, OSError: too many rows.
         RuntimeError: batches are in flight.
     """
     folder, manifest = chain[-1]
-    need = 0
     for each in found:
-        view = each.owner.embedding.view(each.name)
         if each.owner.embedding.in_flight():
             raise RuntimeError(
                 "batches are in flight: run their backward, or drop the outputs of their forward, before a load"
             )
         _check_options(each, folder, manifest)
-        group, table = view._open()
-        need += _rows(each) * group.stored_bytes(table) - group.engine.memory(table)["store_bytes"]
-    free = available_memory()
-    if need > free:
-        raise MemoryError(f"{folder}: its rows need {need} bytes of host memory, {free} are free")
-    return [_checked_rows(each, chain) for each in found]
+    beside = has_room_beside([(each.owner.embedding.view(each.name), _rows(each)) for each in found], folder)
+    return Checked([_checked_rows(each, chain) for each in found], beside)
 
 
 def _checked_rows(found: Match, chain: Chain) -> int:
@@ -60,15 +68,15 @@ def _checked_rows(found: Match, chain: Chain) -> int:
     return rows
 
 
-def check_counts(found: Sequence[Match], folder: Path, of_ranks: Sequence[Sequence[int]]) -> None:
+def check_counts(found: Sequence[Match], folder: Path, of_ranks: Sequence[Checked]) -> None:
     """
     Args:
-        of_ranks: what `check` gave on each rank, of which this is one.
+        of_ranks: what `check` gave on each.
 
     Raises:
         CheckpointError: a table has not the rows that it had when it was saved.
     """
-    for each, *rows in zip(found, *of_ranks, strict=True):
+    for each, *rows in zip(found, *(checked.rows for checked in of_ranks), strict=True):
         problem = count_problem(each.saved, rows[0] if each.owner.exchange is None else sum(rows))
         if problem is not None:
             raise CheckpointError(f"{folder}: {problem}")
@@ -90,9 +98,9 @@ def _check_options(found: Match, folder: Path, manifest: Manifest) -> None:
         raise CheckpointError(str(error)) from error
 
 
-def replace(owners: Sequence[Owner], found: Sequence[Match], chain: Chain) -> None:
-    """Puts the save in the place of the tables."""
-    manifest = chain[-1][1]
+def replacements(owners: Sequence[Owner], found: Sequence[Match], chain: Chain, beside: bool) -> list[Replacement]:
+    """What puts the save in the place of the tables, one for each owner. `beside`: there is room for both."""
+    manifest, result = chain[-1][1], []
     for owner in owners:
         own = [each for each in found if each.owner is owner]
         windows = _windows(own, chain)
@@ -104,7 +112,25 @@ def replace(owners: Sequence[Owner], found: Sequence[Match], chain: Chain) -> No
                 if same_family(owner, each.name, each.saved, manifest):
                     optimizers[id(optimizer)] = optimizer, saved.step, _options(optimizer, saved)
         sources = [_source(each, chain, bool(windows)) for each in own]
-        owner.embedding.steps.do(Replacement(owner.embedding, sources, list(optimizers.values()), windows))
+        result.append(Replacement(owner.embedding, sources, list(optimizers.values()), windows, beside=beside))
+    return result
+
+
+def put_in_place(team: Team, owners: Sequence[Owner], made: Sequence[Replacement]) -> None:
+    """Makes the tables of all owners on all ranks what was saved, or none of them."""
+
+    def prepare() -> None:
+        for each in made:
+            each.prepare()
+
+    try:
+        team.together(prepare)
+    except BaseException:
+        for each in made:
+            each.drop()
+        raise
+    for owner, each in zip(owners, made, strict=True):
+        owner.embedding.steps.do(each)
 
 
 def _source(found: Match, chain: Chain, with_window: bool) -> TableSource:

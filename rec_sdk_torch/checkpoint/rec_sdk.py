@@ -26,6 +26,7 @@ from .errors import CheckpointError
 from .folders import is_timestamp
 from .manifest import MANIFEST
 from .owners import Owner
+from .room import has_room_beside
 
 _KEY, _EMBEDDING = "key", "embedding"
 _ATTRIBUTE, _DATA = "slice.attribute", "slice.data"
@@ -152,22 +153,37 @@ def read(owners: Sequence[Owner], folder: Path) -> list[list[_Table]]:
     return found
 
 
-def replace(owners: Sequence[Owner], found: Sequence[Sequence[_Table]], incremental: bool) -> None:
-    """Makes the tables what was read; `incremental`: only the rows that were read, the others stay."""
+def write_over(owners: Sequence[Owner], found: Sequence[Sequence[_Table]]) -> None:
+    """Sets the rows that were read; the others of the tables stay."""
     for owner, tables in zip(owners, found, strict=True):
-        if incremental:
-            contents = []
-            for table in tables:
-                view = owner.embedding.view(table.name)
-                whole = list(table.pieces(max(1, sum(len(ids) for ids, _ in table.arrays))))
-                ids = torch.cat([torch.empty(0, dtype=torch.int64, device="cpu"), *(each.ids for each in whole)])
-                names = list(table.arrays[0][1])
-                parts = {name: torch.cat([each.parts[name] for each in whole]) for name in names if whole}
-                contents.append(Content(view, ids, parts))
-            owner.embedding.load(contents)
-            continue
+        contents = []
+        for table in tables:
+            view = owner.embedding.view(table.name)
+            whole = list(table.pieces(max(1, sum(len(ids) for ids, _ in table.arrays))))
+            ids = torch.cat([torch.empty(0, dtype=torch.int64, device="cpu"), *(each.ids for each in whole)])
+            names = list(table.arrays[0][1])
+            parts = {name: torch.cat([each.parts[name] for each in whole]) for name in names if whole}
+            contents.append(Content(view, ids, parts))
+        owner.embedding.load(contents)
+
+
+def has_room(found: Sequence[Sequence[_Table]], folder: Path) -> bool:
+    """Whether there is room for the rows that were read beside those of the tables.
+
+    Raises:
+        MemoryError, OSError: not even without those.
+    """
+    every = [table for tables in found for table in tables]
+    return has_room_beside([(t.owner.embedding.view(t.name), len(t.ids())) for t in every], folder)
+
+
+def replacements(owners: Sequence[Owner], found: Sequence[Sequence[_Table]], beside: bool) -> list[Replacement]:
+    """What makes the tables those that were read, one for each owner. `beside`: there is room for both."""
+    made = []
+    for owner, tables in zip(owners, found, strict=True):
         sources = [_source(owner, table) for table in tables]
-        owner.embedding.steps.do(Replacement(owner.embedding, sources, [], {}))
+        made.append(Replacement(owner.embedding, sources, [], {}, beside=beside))
+    return made
 
 
 def _source(owner: Owner, table: _Table) -> TableSource:

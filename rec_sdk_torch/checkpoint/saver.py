@@ -15,7 +15,7 @@ import torch
 from ..tbe.whole import versions
 from . import folders, rec_sdk
 from .job import SaveJob, one_moment
-from .loading import check, check_counts, replace, takes_all, warn_of_losses
+from .loading import check, check_counts, put_in_place, replacements, takes_all, warn_of_losses
 from .manifest import Manifest
 from .marks import drop_marks, set_mark
 from .owners import Owner, owners_of
@@ -121,7 +121,7 @@ class Saver:
 
         Raises:
             CheckpointError: a file is missing, damaged or of something else; the model is as it was.
-            CapacityError, MemoryError: more rows than fit; the model is as it was.
+            CapacityError, MemoryError, OSError: more rows than fit; the model is as it was.
             RuntimeError: batches are in flight; the model is as it was.
         """
         owners = owners_of(module)
@@ -140,9 +140,10 @@ class Saver:
         team.together(read)
         with one_moment(owners):
             found = match(owners, chain)
-            check_counts(found, folder, team.together(lambda: check(found, chain)))
+            checked = team.together(lambda: check(found, chain))
+            check_counts(found, folder, checked)
             warn_of_losses(found, chain)
-            team.together(lambda: replace(owners, found, chain))
+            put_in_place(team, owners, replacements(owners, found, chain, checked[team.rank].beside))
             last = chain[-1][1]
             for owner in owners:
                 drop_marks(owner.embedding)
@@ -156,7 +157,11 @@ def _load_rec_sdk(owners: Sequence[Owner], team: Team, folder: Path, incremental
     with one_moment(owners):
         found: list[Any] = []
         team.together(lambda: found.extend(rec_sdk.read(owners, folder)))
-        team.together(lambda: rec_sdk.replace(owners, found, incremental))
+        if incremental:
+            team.together(lambda: rec_sdk.write_over(owners, found))
+        else:
+            beside = team.together(lambda: rec_sdk.has_room(found, folder))[team.rank]
+            put_in_place(team, owners, rec_sdk.replacements(owners, found, beside))
         for owner in owners:
             drop_marks(owner.embedding)
     return str(folder)

@@ -16,7 +16,7 @@ from ..warn import warn
 from .batch import Batch, Int64Array
 from .ledger import Ledger, Run
 from .life import TableLife, warn_of_evictions, warn_of_timestamps
-from .member import Member, drawn, engine_of, record_layout, stored_bytes
+from .member import Member, drawn, engine_of, record_layout, state_inits, stored_bytes
 from .plan import Plan, PlanArrays
 from .record import dtype_codes
 from .rounding import rounding_seeds
@@ -92,9 +92,21 @@ class Group:
         layout, policy = self.layout, cache_policy
         self._rounds = first.config.rounds_stochastically and first.optimizer is not None
         self._seed = seed
-        self.engine = engine_of(
-            members, layout, columns, means, seed, bounds_check, policy, serial, stores, self._rounds
+        self._make_engine = functools.partial(
+            engine_of,
+            members,
+            layout,
+            columns,
+            means,
+            seed,
+            bounds_check,
+            policy,
+            stores=stores,
+            row_ids=self._rounds,
+            state_inits=state_inits(members),
         )
+        self.engine = self._make_engine(serial=serial)
+        self._counted: dict[int | None, dict[str, int]] = {}
         self._state_dtypes = dtype_codes(layout.state_dtypes)
         optimizers = [member.optimizer for member in members if member.optimizer]
         self.optimizers = list({id(optimizer): optimizer for optimizer in optimizers}.values())
@@ -136,6 +148,46 @@ class Group:
             end += member.cache_slots
             if member.config.life is not None and member.cache_slots > member.slots:
                 self.layout.weight(cache)[end - 1].fill_(member.config.life.default_value)
+
+    # ---- all tables at once
+
+    def fresh_engine(self) -> _engine.Engine:
+        """An engine of tables without rows, in which versions go on. No batch may be in flight."""
+        version = self.engine.next_version()
+        engine = self._make_engine(serial=version)
+        for table in range(len(self.members)):
+            engine.forget_changes(table, engine.version() + 1)  # all rows are others than at any version before
+        return engine
+
+    def adopt(self, engine: _engine.Engine, counted: dict[int | None, dict[str, int]]) -> None:
+        """Takes the rows of `engine` for those of the tables; `counted` is what `counts` gave. May be done again.
+
+        All plans must be applied and all rows landed.
+        """
+        if engine is self.engine:
+            return
+        if self.window is not None:
+            self.window.drop()
+            self.window.adopt(engine)
+        for snapshot in self.snapshots.values():
+            snapshot.before_replacement()
+        self._counted, self.swap.engine = counted, engine
+        self.engine = engine
+
+    def stats(self, table: int | None) -> dict[str, int]:
+        """As those of the engine, with what engines before it counted."""
+        found = self.engine.stats(table)
+        for name, count in self._counted.get(table, {}).items():
+            found[name] = max(found[name], count) if name == "largest_batch" else found[name] + count
+        return found
+
+    def counts(self) -> dict[int | None, dict[str, int]]:
+        """`stats` of all tables, and of each."""
+        return {table: self.stats(table) for table in (None, *range(len(self.members)))}
+
+    def reset_stats(self) -> None:
+        self._counted = {}
+        self.engine.reset_stats()
 
     # ---- a training batch
 

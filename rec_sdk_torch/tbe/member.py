@@ -61,7 +61,7 @@ def stored_bytes(config: TableConfig, optimizer: TableOptimizer | None) -> int:
 
 
 def _table_spec(
-    member: Member, seed: int, bounds_check: BoundsCheckMode, stores: StoreFolder | None
+    member: Member, state_init: list[float], seed: int, bounds_check: BoundsCheckMode, stores: StoreFolder | None
 ) -> _engine.TableSpec:
     config = member.config
     low, high = config.init_range
@@ -75,13 +75,19 @@ def _table_spec(
         capacity=config.capacity,
         initializer=initializer,
         seed=seed,
-        state_init=optimizer.spec.state_init(optimizer.options) if optimizer else [],
+        state_init=state_init,
         bounds_check=bounds_check.value,
         columns=[*(["version"] if config.track_changes else []), *(life.columns() if life else [])],
         life=life.of_engine(stored_bytes(config, optimizer)) if life else None,
         store_path="" if stores is None else stores.new_path(config.name),
         stored_dtype=WEIGHT_DTYPES.index(config.weight_dtype),
     )
+
+
+def state_inits(members: Sequence[Member]) -> list[list[float]]:
+    """What the state blocks of each table's rows are at first, by the options that its optimizer has now."""
+    optimizers = [member.optimizer for member in members]
+    return [each.spec.state_init(each.options) if each is not None else [] for each in optimizers]
 
 
 def engine_of(
@@ -95,9 +101,11 @@ def engine_of(
     serial: int,
     stores: StoreFolder | None,
     row_ids: bool,
+    state_inits: Sequence[list[float]],
 ) -> _engine.Engine:
+    given = zip(members, state_inits, strict=True)
     return _engine.Engine(
-        [_table_spec(member, seed, bounds_check, stores) for member in members],
+        [_table_spec(member, state_init, seed, bounds_check, stores) for member, state_init in given],
         layout.dim,
         WEIGHT_DTYPES.index(layout.weight_dtype),
         list(layout.state_elements),

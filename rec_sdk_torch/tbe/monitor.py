@@ -88,7 +88,7 @@ class Monitor:
         """See `TableBatchedEmbedding.cache_stats`."""
         total = dict.fromkeys(COUNTERS, 0)
         for group, place in _places(groups, table):
-            counted = group.engine.stats(place) | {"pinned_rows": group.engine.pinned(place)}
+            counted = group.stats(place) | {"pinned_rows": group.engine.pinned(place)}
             total["largest_batch"] = max(total["largest_batch"], counted.pop("largest_batch"))
             for name, value in counted.items():
                 total[name] += value
@@ -109,7 +109,7 @@ class Monitor:
         small = []
         for group in groups:
             for place, member in enumerate(group.members):
-                stats = group.engine.stats(place)
+                stats = group.stats(place)
                 if stats["rows_out"] and 2 * stats["largest_batch"] > member.slots:
                     small.append(f"{member.config.name!r} ({stats['largest_batch']} rows of {member.slots})")
         if small:
@@ -211,7 +211,7 @@ class Inspected:
         """Sets every counter of `cache_stats` to zero."""
         self.steps.monitor.reset()
         for group in self._groups or []:
-            group.engine.reset_stats()
+            group.reset_stats()
 
     def memory_report(self, table: str | None = None) -> dict[str, int]:
         """Bytes of the whole embedding, or of one table; zeros before the first use.

@@ -152,6 +152,7 @@ class Snapshot:
         self.size = max(1, PIECE_BYTES // group.layout.bytes)
         self._place = 0
         self._error: BaseException | None = None
+        self._replaced = False
         self.count = group.engine.open_snapshot(table, ids)
         group.snapshots[table] = self
 
@@ -192,6 +193,12 @@ class Snapshot:
         while self._place >= 0 and self._error is None:
             self._put(self._take_rest)
 
+    def before_replacement(self) -> None:
+        """All rows will go, with the engine that has them. All must be settled."""
+        if not self._replaced:
+            self.before_all_change()
+            self._replaced = True
+
     def _take_rest(self) -> Taken:
         taken, self._place = self._group.engine.take_next(self._table, self._place, self.size)
         if self._place < 0 and self._group.engine.snapshot_pending(self._table):
@@ -199,7 +206,7 @@ class Snapshot:
         return taken
 
     def _put(self, take: Callable[[], Taken]) -> None:
-        if self._error is not None:
+        if self._error is not None or self._replaced:
             return
         try:
             rows = self._read(take())
@@ -225,7 +232,7 @@ class Snapshot:
             yield from self._aside.take_memory(self._shelf)
             with self._embedding.steps.launch:
                 self._check()
-                if not self._group.engine.snapshot_pending(self._table):
+                if self._replaced or not self._group.engine.snapshot_pending(self._table):
                     break
                 taken, place = self._take_from(place)
                 rows = self._read(taken)

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from .. import _engine
 from .batch import Int64Array
+from .given import columns_of
 from .group import Group
+from .life import NEVER
 from .optimizer import TableOptimizer
-from .parts import part_of, read_known
-from .view import Chunk, TableView
+from .parts import part_of
+from .view import CLOCKS, Chunk, TableView
 
 if TYPE_CHECKING:
     from .embedding import TableBatchedEmbedding
@@ -173,9 +176,10 @@ class TableSource:
 
 
 class Replacement:
-    """Puts what was saved in the place of an embedding's tables.
+    """Puts what was saved in the place of an embedding's tables, all of them.
 
-    Everything that can be found wrong before has to be: once it has begun it can only be done again.
+    `prepare` does all that can fail, beside the tables; `Steps.do` then puts the new ones in their place. Where memory
+    has no room for both the tables are emptied first, and stay empty if `prepare` fails.
     """
 
     def __init__(
@@ -184,62 +188,94 @@ class Replacement:
         sources: Sequence[TableSource],
         optimizers: Sequence[tuple[TableOptimizer, int, Mapping[str, Any]]],
         windows: Mapping[int, int],
+        *,
+        beside: bool = True,
     ) -> None:
         """
         Args:
             embedding: has the tables.
-            sources: of those that are replaced.
+            sources: of all of them.
             optimizers: with the steps they are to have counted and options that they are to have.
             windows: backward passes of the open accumulation windows of each length.
+            beside: there is room for the rows of both.
         """
         self._embedding = embedding
         self._sources = sources
         self._optimizers = optimizers
         self._windows = windows
+        self._beside = beside
+        self._emptied = False
+        self._new: list[tuple[Group, _engine.Engine, dict[int | None, dict[str, int]]]] = []
         self.begun = False
+
+    def prepare(self) -> None:
+        """Reads all rows. Nobody else may plan, read or update from here on until it is done."""
+        groups = self._embedding.groups
+        try:
+            if not self._beside:
+                self._empty()
+            engines = [group.fresh_engine() if self._beside else group.engine for group in groups]
+            self._new = [(group, engine, group.counts()) for group, engine in zip(groups, engines, strict=True)]
+            for source in self._sources:
+                group, table = source.view._open()
+                _fill(source, group, engines[groups.index(group)], table)
+        except BaseException:
+            self.drop()
+            raise
+
+    def drop(self) -> None:
+        """Forgets what was prepared."""
+        self._new = []
+        if self._emptied:
+            self._empty()
+
+    def _empty(self) -> None:
+        self._emptied = True
+        self._embedding.drop_windows()
+        for group in self._embedding.groups:
+            group.swap.settle()
+            for table in range(len(group.members)):
+                group.before_change(table)
+                group.engine.clear_table(table)
+                group.engine.set_clock(table, 0, 0, NEVER)
 
     def run(self) -> None:
         self.begun = True
-        self._embedding.drop_windows()
-        for source in self._sources:
-            _replace(source)
-        for group in self._embedding.groups:
-            group.engine.next_version()
+        for group, engine, counted in self._new:
+            group.adopt(engine, counted)
+            engine.next_version()
         for optimizer, step, options in self._optimizers:
             optimizer.step = step
             optimizer.options.update(options)
         self._embedding.steps.windows = dict(self._windows)
 
 
-def _replace(source: TableSource) -> None:
-    group, table = source.view._open()
-    group.before_change(table)
-    group.engine.clear_table(table)
-    group.engine.reserve_ids(table, source.rows)
+def _fill(source: TableSource, group: Group, engine: _engine.Engine, table: int) -> None:
+    """Makes an empty table of `engine`, which is the group's or will be, what the source says."""
+    engine.reserve_ids(table, source.rows)
     for layer in source.layers():
         if isinstance(layer, Removed):
-            group.engine.remove(table, layer.ids.numpy())
+            engine.remove(table, layer.ids.numpy())
         else:
-            _write_rows(source.view, group, table, layer)
+            _write_rows(source.view, group, engine, table, layer)
     for ids, sums in source.window():
-        rows, _ = group.engine.find_rows(table, ids)
-        group.engine.put_away(table, rows, sums.contiguous().numpy())
+        engine.put_away(table, engine.find_rows(table, ids)[0], sums.contiguous().numpy())
     if source.life is not None:
-        source.view.set_clocks(source.life.clocks)
+        engine.set_clock(table, *(source.life.clocks[name] for name in CLOCKS))
         if source.life.candidates is not None:
-            source.view.set_candidates(*source.life.candidates)
+            waiting, columns = source.life.candidates
+            engine.set_candidates(table, waiting.numpy(), columns_of(source.view.config.name, columns))
 
 
-def _write_rows(view: TableView, group: Group, table: int, chunk: Rows) -> None:
-    """Nothing of the table is in the cache."""
+def _write_rows(view: TableView, group: Group, engine: _engine.Engine, table: int, chunk: Rows) -> None:
+    """No row is in the cache."""
     ids: Int64Array = chunk.ids.numpy()
-    rows, slots = group.engine.insert(table, ids)
-    if chunk.parts.keys() == view.parts().keys():
-        records = torch.zeros((len(ids), group.layout.bytes), dtype=torch.uint8, device="cpu")
-    else:
-        records = read_known(group, table, ids, rows, slots)
+    rows, _ = engine.insert(table, ids)
+    records = torch.zeros((len(ids), group.layout.bytes), dtype=torch.uint8, device="cpu")
+    if chunk.parts.keys() != view.parts().keys():
+        engine.read_rows(table, ids, rows, records.numpy())
     for name, place in view._places(list(chunk.parts)).items():
         part_of(group, place)(records).copy_(chunk.parts[name])
-    group.engine.write_rows(table, ids, rows, records.numpy())
+    engine.write_rows(table, ids, rows, records.numpy())
     if chunk.columns and len(ids):
-        view.write_row_columns(chunk.ids, chunk.columns)
+        engine.write_columns(table, rows, columns_of(view.config.name, chunk.columns))

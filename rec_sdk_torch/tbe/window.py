@@ -48,6 +48,10 @@ class Window:
         self._chunk = chunk
         self.sums = torch.zeros((slots, 2 * dim), dtype=torch.float32, device=transfers.device)
 
+    def adopt(self, engine: _engine.Engine) -> None:
+        """The rows, with those of their sums that are not resident, are this engine's from now on."""
+        self._engine = engine
+
     def is_open(self) -> bool:
         """Whether gradients wait for the end of the window."""
         return self._engine.window_open()

@@ -208,8 +208,8 @@ def test_deltas_of_ranks(ranks_of: Start, tmp_path: Path, scenario: Scenario) ->
         assert alone(scenario, folder)[1] == expected
 
 
-def fail_on_one(rank: int, world_size: int, scenario: Scenario, path: str) -> tuple[str, str]:
-    """What both calls raise when a file cannot be written, or read, by rank 1 alone."""
+def fail_on_one(rank: int, world_size: int, scenario: Scenario, path: str) -> tuple[str, ...]:
+    """What the calls raise when a file cannot be written, read, or read a second time, by rank 1 alone."""
     from rec_sdk_torch.checkpoint import files, reading
 
     model = shard(Model(scenario, 3), scenario, world_size)
@@ -239,13 +239,23 @@ def fail_on_one(rank: int, world_size: int, scenario: Scenario, path: str) -> tu
     finally:
         reading.TensorReader.verify = verify  # type: ignore[method-assign]
     assert held(model) == state
+    open_file = reading.open_file
+    reading.open_file = fail if rank == 1 else open_file
+    try:
+        rst.Saver().load(model, path)
+    except (OSError, rst.CheckpointError) as error:
+        texts.append(str(error))
+    finally:
+        reading.open_file = open_file
+    assert held(model) == state, "no rank has the rows of the save"
     train(model, scenario, range(3, 4), rank, world_size)
-    return texts[0], texts[1]
+    return tuple(texts)
 
 
 def test_what_fails_on_one_rank_fails_on_all(ranks_of: Start, tmp_path: Path) -> None:
     others, own = ranks_of(2).run(fail_on_one, SCENARIOS[0], str(tmp_path))
-    assert own == ("planted", "planted")
+    assert own == ("planted",) * 3
+    assert len(others) == 3
     assert all("rank 1 of 2: OSError: planted" in text for text in others)
     assert len(list(tmp_path.iterdir())) == 1
 
