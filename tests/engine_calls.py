@@ -81,7 +81,7 @@ def swap(e: Any, cache: np.ndarray, p: Any, sums: np.ndarray | None = None) -> N
 
 
 def apply(e: Any, p: Any) -> Any:
-    swap(e, np.zeros((100, e.record_bytes), np.uint8), p)
+    swap(e, np.zeros((1000, e.record_bytes), np.uint8), p)
     return p
 
 

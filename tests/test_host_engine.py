@@ -428,3 +428,19 @@ def test_segments_do_not_depend_on_the_cache_size() -> None:
         # Which thread has a row depends on its slot, and so does the order of rows.
         of_p, of_q = (sorted(s.tolist() for s in np.split(x.grad_row, x.segment_offsets[1:-1])) for x in (p, q))
         assert of_p == of_q
+
+
+def test_candidates_that_come_in_the_order_of_a_map() -> None:
+    """Their map places all of them anew within the batch, with the room that it has."""
+    source = engine(table("s", slots=20000))
+    source.insert(0, np.random.default_rng(3).integers(-(2**62), 2**62, 6000))
+    order = source.scan_ids(0, 0, 6000)[0][:400]
+    e = engine(table("t", slots=1000, life=_engine.Life(admits=True, threshold=2.0), columns=["count"]))
+    others = np.arange(3000)
+    e.set_candidates(0, others, {"count": np.full(3000, 1)})
+    e.set_candidates(0, others[:0], {})
+    bytes_before = e.memory()["candidate_bytes"]
+    run(e, [[*order.tolist(), *order[::2].tolist()]])
+    assert e.memory()["candidate_bytes"] == bytes_before
+    assert sorted(e.table_rows(0)[0].tolist()) == sorted(order[::2].tolist())
+    assert e.candidates(0)[0].tolist() == sorted(order[1::2].tolist())

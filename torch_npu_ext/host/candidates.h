@@ -18,13 +18,18 @@ class Candidates {
     int64_t timestamp = 0;
   };
 
-  explicit Candidates(bool wide) : cells_of_place_(wide ? 2 : 1) {}
+  explicit Candidates(bool wide) : Candidates(wide, 0, IdSeed(kUsualSteps)) {}
 
   int64_t size() const { return size_; }
+  int64_t places() const { return static_cast<int64_t>(places_); }
+  // Where the search for an id begins. Precondition: places() > 0.
+  uint64_t home(int64_t id) const { return IdSeed::home(IdSeed::hash(id), seed_.value(), places_); }
   int64_t bytes() const { return static_cast<int64_t>(places_ * cells_of_place_ * sizeof(Cell)); }
-  int64_t growth(int64_t extra) const;  // bytes of the bigger arrays that `extra` more ids need; or 0
-  void reserve(int64_t extra);          // throws std::bad_alloc
-  void shrink() noexcept;               // gives memory back when a fourth of it would do
+  // Bytes of the arrays that `extra` more ids need in place of these; 0 when there is room.
+  int64_t growth(int64_t extra) const;
+  void reserve(int64_t extra);              // throws std::bad_alloc
+  int64_t moves() const { return moves_; }  // how often all ids have got other places
+  void shrink() noexcept;                   // gives memory back when a fourth of it would do
 
   REC_SDK_ALWAYS_INLINE void prefetch(int64_t id) const {
     if (places_ == 0) return;
@@ -78,21 +83,29 @@ class Candidates {
     Extra extra;
   };
 
+  static constexpr int64_t kUsualSteps = 8;  // 4 in a full map, 1 on the average
+  static constexpr int64_t kCrowded = -1;
+
+  Candidates(bool wide, uint64_t places, const IdSeed& seed);
+
   bool wide() const { return cells_of_place_ == 2; }
   Entry& entry(uint64_t place) const { return cells_[place * cells_of_place_].entry; }
   Extra& extra(uint64_t place) const { return cells_[place * cells_of_place_ + 1].extra; }
 
-  uint64_t home(int64_t id) const {
-    return static_cast<uint64_t>((static_cast<unsigned __int128>(IdMap::hash(id)) * places_) >> 64);
-  }
   uint64_t next(uint64_t p) const { return p + 1 == places_ ? 0 : p + 1; }
+  uint64_t distance(uint64_t from, uint64_t to) const { return to >= from ? to - from : to + places_ - from; }
   static uint64_t places_for(int64_t ids) { return static_cast<uint64_t>(ids + ids / 2 + 16); }
-  uint64_t grown(int64_t extra) const;
+  // The most ids of which places_for() is no more.
+  static int64_t ids_in(uint64_t places) {
+    return places < 16 ? 0 : (2 * (static_cast<int64_t>(places) - 16) + 1) / 3;
+  }
+  uint64_t places_with(int64_t extra) const;
   void rehash(uint64_t places);
 
-  uint64_t cells_of_place_;
-  uint64_t places_ = 0;
-  int64_t size_ = 0;
+  uint64_t cells_of_place_, places_;
+  IdSeed seed_;
+  int64_t size_ = 0, erased_ = 0, moves_ = 0;
+  int64_t room_;  // for so many ids; kCrowded: they need other places
   HugeArray<Cell> cells_;
 };
 

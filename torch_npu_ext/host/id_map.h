@@ -6,13 +6,12 @@
 #include <new>
 #include <utility>
 
+#include "torch_npu_ext/host/id_hash.h"
 #include "torch_npu_ext/host/memory.h"
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
-
-#define REC_SDK_ALWAYS_INLINE inline __attribute__((always_inline))
 
 namespace rec_sdk {
 
@@ -59,21 +58,19 @@ class IdMap {
     int lane_;
   };
 
-  explicit IdMap(int64_t expected = 0) : bucket_count_(buckets_for(expected)), buckets_(bucket_count_) {}
+  explicit IdMap(int64_t expected = 0) : IdMap(buckets_for(expected), IdSeed(kUsualSteps)) {}
 
-  // Two folded multiplications: the high bits, which choose the bucket, depend on every bit of the id.
-  static REC_SDK_ALWAYS_INLINE uint64_t hash(int64_t id) {
-    return fold(fold(static_cast<uint64_t>(id) ^ 0x9E3779B97F4A7C15ull, 0xD6E8FEB86659FD93ull),
-                0x9E3779B97F4A7C15ull);
-  }
+  static REC_SDK_ALWAYS_INLINE uint64_t hash(int64_t id) { return IdSeed::hash(id); }
 
   // Where the search for a hash begins; void once the map has grown.
   struct Homes {
     const Bucket* buckets;
-    uint64_t count;
-    REC_SDK_ALWAYS_INLINE const Bucket* of(uint64_t hash) const { return buckets + fastrange(hash, count); }
+    uint64_t count, seed;
+    REC_SDK_ALWAYS_INLINE const Bucket* of(uint64_t hash) const {
+      return buckets + IdSeed::home(hash, seed, count);
+    }
   };
-  Homes homes() const { return {buckets_.data(), bucket_count_}; }
+  Homes homes() const { return {buckets_.data(), bucket_count_, seed_.value()}; }
   // For a find(): the home, and where it goes on when the home is full.
   REC_SDK_ALWAYS_INLINE void prefetch(uint64_t hash) const {
     const Bucket* const home = homes().of(hash);
@@ -99,7 +96,8 @@ class IdMap {
 
   // The entry of `id`; when it is new, it is added with `new_row` and no slot. Precondition: growth(1) == 0.
   Entry find_or_add(int64_t id, uint64_t hash, uint32_t new_row, bool* added) {
-    for (uint64_t b = home(hash);; b = next(b)) {
+    const uint64_t first = home(hash);
+    for (uint64_t b = first;; b = next(b)) {
       Bucket& bucket = buckets_[b];
       const uint32_t lanes = lanes_of(bucket, id) & bucket.used;
       *added = lanes == 0;
@@ -109,6 +107,7 @@ class IdMap {
       bucket.id[lane] = id;
       bucket.used |= bit(lane);
       ++size_;
+      if (b != first && seed_.crowds(id, distance(first, b), size_ + erased_)) room_ = kCrowded;
       const Entry entry(&bucket, lane);
       entry.set_row(new_row);
       return entry;
@@ -121,19 +120,20 @@ class IdMap {
       if (lanes != 0) {
         close_hole(b, __builtin_ctz(lanes));
         --size_;
+        ++erased_;
         return true;
       }
       if (buckets_[b].used != kFull) return false;
     }
   }
 
-  // Bytes of the bigger bucket array that `extra` more ids would need; 0 when there is room.
+  // Bytes of the bucket array that `extra` more ids need in place of this one; 0 when there is room.
   int64_t growth(int64_t extra) const {
-    return size_ + extra <= max_size() ? 0 : grown_buckets(extra) * static_cast<int64_t>(sizeof(Bucket));
+    return size_ + extra <= room_ ? 0 : buckets_with(extra) * static_cast<int64_t>(sizeof(Bucket));
   }
 
   void reserve(int64_t extra) {
-    if (size_ + extra > max_size()) rehash(grown_buckets(extra));
+    if (size_ + extra > room_) rehash(buckets_with(extra));
   }
 
   // Gives memory back when the map could do with a fourth of it, but keeps room for `expected` ids.
@@ -146,11 +146,7 @@ class IdMap {
     }
   }
 
-  void clear() {
-    bucket_count_ = buckets_for(0);
-    buckets_ = HugeArray<Bucket>(bucket_count_);
-    size_ = 0;
-  }
+  void clear() { *this = IdMap(); }
 
   int64_t size() const { return size_; }
   int64_t bytes() const { return static_cast<int64_t>(bucket_count_ * sizeof(Bucket)); }
@@ -174,16 +170,18 @@ class IdMap {
   }
 
  private:
-  static REC_SDK_ALWAYS_INLINE uint64_t fold(uint64_t a, uint64_t b) {
-    const unsigned __int128 product = static_cast<unsigned __int128>(a) * b;
-    return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
-  }
+  static constexpr int64_t kUsualSteps = 2;  // 0.7 in a full map, 0.12 on the average
+  static constexpr int64_t kCrowded = -1;
 
-  // Lemire's fastrange: any bucket count will do, so growth need not double.
-  static REC_SDK_ALWAYS_INLINE uint64_t fastrange(uint64_t hash, uint64_t count) {
-    return static_cast<uint64_t>((static_cast<unsigned __int128>(hash) * count) >> 64);
+  IdMap(int64_t bucket_count, const IdSeed& seed)
+      : bucket_count_(static_cast<uint64_t>(bucket_count)),
+        buckets_(bucket_count_),
+        seed_(seed),
+        room_(max_size()) {}
+
+  REC_SDK_ALWAYS_INLINE uint64_t home(uint64_t hash) const {
+    return IdSeed::home(hash, seed_.value(), bucket_count_);
   }
-  REC_SDK_ALWAYS_INLINE uint64_t home(uint64_t hash) const { return fastrange(hash, bucket_count_); }
   REC_SDK_ALWAYS_INLINE uint64_t next(uint64_t b) const { return b + 1 == bucket_count_ ? 0 : b + 1; }
 
   static constexpr uint8_t kFull = (1u << kLanes) - 1;
@@ -256,28 +254,37 @@ class IdMap {
   // Load 0.68: 8 in 100 ids are not in their home then. With growth by a quarter, at most 24 bytes per id.
   int64_t max_size() const { return static_cast<int64_t>(bucket_count_) * kLanes * 17 / 25; }
   static int64_t buckets_for(int64_t ids) { return ids * 25 / (17 * kLanes) + 16; }
-  int64_t grown_buckets(int64_t extra) const {
+  int64_t buckets_with(int64_t extra) const {
+    if (size_ + extra <= max_size()) return static_cast<int64_t>(bucket_count_);  // crowded
     const int64_t larger = bucket_count_ + bucket_count_ / 4;
     const int64_t needed = buckets_for(size_ + extra);
     return larger > needed ? larger : needed;
   }
 
+  // With one seed homes keep their order, so both arrays are walked from front to back.
   void rehash(int64_t bucket_count) {
-    IdMap other;
-    other.buckets_ = HugeArray<Bucket>(bucket_count);
-    other.bucket_count_ = bucket_count;
-    // Homes keep their order under fastrange, so both arrays are walked from front to back.
-    for_each([&](int64_t id, const Entry& entry) {
-      bool added = false;
-      const Entry moved = other.find_or_add(id, hash(id), entry.row(), &added);
-      if (entry.has_slot()) moved.set_slot(entry.slot());
-    });
-    *this = std::move(other);
+    constexpr uint64_t kPiece = 64;
+    for (IdSeed seed = seed_.fresh();;) {
+      IdMap other(bucket_count, seed);
+      for (uint64_t b = 0; b < bucket_count_ && other.room_ != kCrowded; b += kPiece) {
+        for_each_from(b, b + kPiece, [&](int64_t id, const Entry& entry) {
+          bool added = false;
+          const Entry moved = other.find_or_add(id, hash(id), entry.row(), &added);
+          if (entry.has_slot()) moved.set_slot(entry.slot());
+        });
+      }
+      seed = other.seed_.fresh();
+      if (other.room_ == kCrowded) continue;
+      *this = std::move(other);
+      return;
+    }
   }
 
   uint64_t bucket_count_;
   HugeArray<Bucket> buckets_;
-  int64_t size_ = 0;
+  IdSeed seed_;
+  int64_t size_ = 0, erased_ = 0;
+  int64_t room_;  // for so many ids; kCrowded: they need other places
 };
 
 }  // namespace rec_sdk

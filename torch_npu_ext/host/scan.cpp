@@ -259,7 +259,7 @@ void Scan::scan_table(Group* group, int32_t t, const Batch& batch) {
 
 std::vector<UnknownLookup> Scan::count_unknown(Group* group, int32_t t, const Batch& batch) {
   Candidates& candidates = group->tables[t].candidates;
-  const int64_t bytes = candidates.bytes();
+  const int64_t moves = candidates.moves();
   std::vector<UnknownLookup> unknown;
   for (size_t p = tables_[t].first_piece; p < tables_[t].end_piece; ++p) {
     const Batch::Piece& piece = batch.pieces[p];
@@ -273,7 +273,7 @@ std::vector<UnknownLookup> Scan::count_unknown(Group* group, int32_t t, const Ba
     UnknownLookup* const all = unknown.data();
     count_candidates(&group->tables[t], batch, piece, all + first, all + unknown.size(), tables_[t].life);
   }
-  if (candidates.bytes() == bytes) return unknown;
+  if (candidates.moves() == moves) return unknown;
   for (UnknownLookup& one : unknown) {
     if (one.candidate != UnknownLookup::kKnown) one.candidate = candidates.find(one.id);
   }

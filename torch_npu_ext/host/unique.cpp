@@ -169,7 +169,6 @@ template <class Id>
 void Deduplicator::number_piece(int32_t t, const Id* ids, int64_t count, uint32_t* local) {
   TableRun& run = tables_[t];
   const uint64_t rows = static_cast<uint64_t>(shared_->tables[t].num_embeddings);
-  const int shift = 64 - run.bits;
   const uint64_t mask = (uint64_t{1} << run.bits) - 1;
   Cell* const cells = run.cells.data();
   Row* const found = rows_.data() + run.first;
@@ -180,7 +179,7 @@ void Deduplicator::number_piece(int32_t t, const Id* ids, int64_t count, uint32_
     return rows != 0 && static_cast<uint64_t>(id) >= rows ? int64_t{0} : id;
   };
   const auto prepare = [&](int64_t i) {
-    homes[i % kRing] = IdMap::hash(read(i)) >> shift;
+    homes[i % kRing] = home(read(i), run.bits);
     prefetch_near(&cells[homes[i % kRing]]);
   };
   for (int64_t i = 0; i < std::min(count, kDistance); ++i) prepare(i);

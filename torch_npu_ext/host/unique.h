@@ -9,6 +9,7 @@
 
 #include "torch_npu_ext/host/batch.h"
 #include "torch_npu_ext/host/group.h"
+#include "torch_npu_ext/host/id_hash.h"
 #include "torch_npu_ext/host/memory.h"
 #include "torch_npu_ext/host/seen_numbers.h"
 
@@ -114,6 +115,12 @@ class Deduplicator {
   std::unique_ptr<UniqueBatch> run(const BatchInput& input, bool segments, bool numbers = false);
 
   const SharedTables& shared() const { return *shared_; }
+
+  // Where the search for an id begins, in 2^bits cells: elsewhere than in an id map, whose neighbours a batch
+  // may have side by side.
+  static REC_SDK_ALWAYS_INLINE uint64_t home(int64_t id, int bits) {
+    return IdSeed::fold(IdSeed::hash(id), 0xA0761D6478BD642Full) >> (64 - bits);
+  }
 
  private:
   struct Cell {
