@@ -10,6 +10,7 @@ import multiprocessing
 import tempfile
 import time
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import torch
 
@@ -55,7 +56,7 @@ def main() -> None:
                 save = saver.save(embedding, folder, incremental=True)
             deadline = time.monotonic() + 60
             seen = ""
-            while seen not in save or not seen:
+            while seen != Path(save).name:
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"the server stays at {seen}, the latest save is {save}")
                 ours.send(ids)

@@ -83,7 +83,7 @@ def open_file(folder: Path, manifest: Manifest, file: SavedFile) -> TensorReader
     Raises:
         CheckpointError: it is missing, or has not the tensors of its role.
     """
-    reader = TensorReader(folder / file.path)
+    reader = TensorReader(folder / file.path, folder)
     try:
         check_tensors(reader, manifest, file)
     except BaseException:

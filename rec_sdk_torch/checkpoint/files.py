@@ -1,11 +1,15 @@
-"""Every change of the file system that a save makes: a test that plants failures here meets each of them."""
+"""Every change of the file system that a save makes: a test that plants failures here meets each of them. And how files
+of a save are opened, which may be anybody's.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,6 +55,74 @@ def write_file(path: Path, data: bytes) -> None:
         file.sync()
     finally:
         file.close()
+
+
+# ---- reading
+
+
+def open_plain(path: Path, folder: Path | None = None) -> int:
+    """Opens a plain file for reading; the caller closes it. Below `folder`, in which it lies, no link is followed.
+
+    Raises:
+        OSError: there is none, or it is a folder, a link or something that could make the caller wait.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    if folder is None:
+        file = os.open(path, flags)
+    else:
+        *above, last = path.relative_to(folder).parts
+        at = os.open(folder, flags | os.O_DIRECTORY)
+        try:
+            for part in above:
+                inner = _open_no_link(part, flags | os.O_DIRECTORY, at, path)
+                os.close(at)
+                at = inner
+            file = _open_no_link(last, flags, at, path)
+        finally:
+            os.close(at)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(errno.EINVAL, "no plain file", str(path))
+    return file
+
+
+def _open_no_link(name: str, flags: int, folder: int, path: Path) -> int:
+    try:
+        return os.open(name, flags | os.O_NOFOLLOW, dir_fd=folder)
+    except OSError as error:
+        number, text = error.errno, error.strerror
+        with contextlib.suppress(OSError):
+            if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+                number, text = errno.ELOOP, "a link, which is not followed"
+        raise OSError(number, text, str(path)) from None
+
+
+def read_plain(path: Path, folder: Path) -> bytes:
+    """All of a file that `open_plain` opens.
+
+    Raises:
+        OSError: as there.
+    """
+    with open(open_plain(path, folder), "rb") as file:
+        return file.read()
+
+
+def is_plain(path: Path) -> bool:
+    """Whether there is a file of this name.
+
+    Raises:
+        OSError: there is something else.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return False
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "no plain file", str(path))
+    return True
+
+
+# ---- changes
 
 
 def make_folder(path: Path) -> None:

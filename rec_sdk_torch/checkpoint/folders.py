@@ -4,48 +4,87 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from ..warn import warn
 from .errors import CheckpointError
 from .manifest import MANIFEST, Manifest, read_manifest
 
-TIMESTAMP = "%Y%m%d%H%M%S"
-"""Names of folders of saves: UTC, 14 digits."""
+TIMESTAMP, MICROSECONDS = "%Y%m%d%H%M%S", ".%f"
+"""Names of folders of saves: UTC, 14 digits; of a second's later saves with a dot and the microseconds behind."""
 UNFINISHED = ".saving-"
 """What the name of a folder begins with while its save is written."""
+_NAME = re.compile(r"[0-9]{14}(\.[0-9]{6})?")
 
 
 def is_timestamp(name: str) -> bool:
-    """Whether a folder of this name holds a save: a date and time of 14 digits."""
-    if len(name) != 14 or not (name.isascii() and name.isdigit()):
-        return False
+    """Whether a folder of this name holds a save: a date and time of 14 digits, perhaps with microseconds."""
+    return _NAME.fullmatch(name) is not None and _time_of(name) is not None
+
+
+def _time_of(name: str) -> datetime | None:
     try:
-        datetime.strptime(name, TIMESTAMP)
+        return datetime.strptime(name, TIMESTAMP + (MICROSECONDS if "." in name else "")).replace(tzinfo=UTC)
     except ValueError:
-        return False
-    return True
+        return None
 
 
-def next_timestamp(path: Path) -> str:
-    """A name later than those of all saves in `path`: now, as a rule."""
-    names = [each.name for each in path.iterdir() if is_timestamp(each.name)]
-    now = datetime.fromtimestamp(int(time.time()), UTC)
-    if names and max(names) >= now.strftime(TIMESTAMP):
-        now = datetime.strptime(max(names), TIMESTAMP) + timedelta(seconds=1)
-    return now.strftime(TIMESTAMP)
+def now() -> datetime:
+    """The clock. A test replaces it."""
+    return datetime.now(UTC)
+
+
+def next_name(path: Path) -> str:
+    """A name later than those of all saves in `path`, and not taken: the time.
+
+    Where the latest save is named by a time to come, that plus a microsecond, with a warning: loads take the latest.
+
+    Raises:
+        CheckpointError: there is no later name.
+    """
+    latest = max((each.name for each in _complete(path)), default="")
+    taken, time = {*os.listdir(path), latest}, now()
+    for name in (time.strftime(TIMESTAMP), time.strftime(TIMESTAMP + MICROSECONDS)):
+        if name > latest and name not in taken:
+            return name
+    of_latest = _time_of(latest) or time
+    if of_latest > time + timedelta(seconds=1):
+        warn(
+            f"{path}: the save {latest} is named by a time to come, the clock says {time.strftime(TIMESTAMP)}: so that "
+            "loads find the latest, saves are named behind it. Rename or remove it"
+        )
+    while name <= latest or name in taken:
+        try:
+            of_latest += timedelta(microseconds=1)
+        except OverflowError:
+            raise CheckpointError(f"{path}: no name is later than {latest}: rename or remove it") from None
+        name = of_latest.strftime(TIMESTAMP + MICROSECONDS)
+    return name
+
+
+def _complete(path: Path) -> list[Path]:
+    """The complete saves in the folder `path`, in no order."""
+    return [each for each in path.iterdir() if is_timestamp(each.name) and (each / MANIFEST).exists()]
 
 
 def saves_in(path: Path) -> list[Path]:
-    """The complete saves in the folder `path`, oldest first; `path` itself when it is one."""
+    """The complete saves in the folder `path`, oldest first; `path` itself when it is one.
+
+    Raises:
+        CheckpointError: there is no such folder, or it cannot be read.
+    """
     path = Path(path)
-    if (path / MANIFEST).exists():
-        return [path]
-    if not path.is_dir():
-        raise CheckpointError(f"{path}: there is no such folder")
-    return sorted(each for each in path.iterdir() if is_timestamp(each.name) and (each / MANIFEST).exists())
+    try:
+        if (path / MANIFEST).exists():
+            return [path]
+        if not path.is_dir():
+            raise CheckpointError(f"{path}: there is no such folder")
+        return sorted(_complete(path))
+    except OSError as error:
+        raise CheckpointError(f"{error.filename}: cannot be read: {error.strerror}") from error
 
 
 def latest_save(path: Path) -> Path:

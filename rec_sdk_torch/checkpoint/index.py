@@ -21,6 +21,18 @@ def index_path(folder: Path, key: str) -> Path:
     return folder / f"index-{key}"
 
 
+def _is_there(path: Path) -> bool:
+    """Whether a save has this index.
+
+    Raises:
+        CheckpointError: something else has its name.
+    """
+    try:
+        return files.is_plain(path)
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}; remove it to have the index made anew") from error
+
+
 def row_files(manifest: Manifest, key: str) -> list[SavedFile]:
     """Files of rows of a table, as its index numbers them."""
     return manifest.files_of(key, ROWS)
@@ -48,7 +60,7 @@ def check_indexes(folder: Path, manifest: Manifest) -> None:
     """
     for table in manifest.tables:
         path = index_path(folder, table.key)
-        if not path.exists():
+        if not _is_there(path):
             continue
         made = _made_index(folder, manifest, table.key)
         try:
@@ -92,10 +104,10 @@ def ensure_index(folder: Path, manifest: Manifest, key: str) -> Path:
     """The index of a table, which is made now when the save has none.
 
     Raises:
-        CheckpointError: it cannot be written.
+        CheckpointError: it cannot be written, or something else has its name.
     """
     path = index_path(folder, key)
-    if not path.exists():
+    if not _is_there(path):
         try:
             write_index(folder, manifest, key)
         except OSError as error:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from .errors import CheckpointError
+from .files import read_plain
 from .schema import Matches, OneOf, Plain, Within, record
 
 MANIFEST = "manifest.json"
@@ -245,7 +246,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = Path(folder) / MANIFEST
     try:
-        raw = path.read_bytes()
+        raw = read_plain(path, path.parent)
     except FileNotFoundError:
         raise CheckpointError(f"{folder} is no save: it has no {MANIFEST}") from None
     except OSError as error:

@@ -46,7 +46,7 @@ def verify(chain: Chain, rank: int = 0, world_size: int = 1) -> None:
     """
     all_files = [(folder, manifest, file) for folder, manifest in chain for file in manifest.files]
     for folder, manifest, file in all_files[rank::world_size]:
-        with TensorReader(folder / file.path) as reader:
+        with TensorReader(folder / file.path, folder) as reader:
             reader.verify(file.bytes, file.checksums)
             wrong = [name for name, spec in reader.specs.items() if spec.shape[0] != file.rows]
             if wrong:

@@ -8,6 +8,8 @@ element and the shape. Steps and options of optimizers are not in them.
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -22,6 +24,7 @@ from ..tbe.parts import WEIGHT
 from ..tbe.view import Content
 from ..tbe.whole import Removed, Replacement, Rows, TableSource, piece_rows
 from ..warn import warn
+from . import files
 from .errors import CheckpointError
 from .folders import is_timestamp
 from .manifest import MANIFEST
@@ -30,31 +33,43 @@ from .room import has_room_beside
 
 _KEY, _EMBEDDING = "key", "embedding"
 _ATTRIBUTE, _DATA = "slice.attribute", "slice.data"
+_RANK = re.compile("rank[0-9]{1,9}")
 
 
 def folder_of(path: Path) -> Path | None:
-    """The save of Rec SDK's at `path`, or the latest of those in it; None where there is none."""
+    """The save of Rec SDK's at `path`, or the latest of those in it; None where there is none.
+
+    Raises:
+        CheckpointError: a folder cannot be read.
+    """
+    try:
+        return _folder_of(path)
+    except OSError as error:
+        raise CheckpointError(f"{error.filename}: cannot be read: {error.strerror}") from error
+
+
+def _folder_of(path: Path) -> Path | None:
     if not path.is_dir():
         return None
     if any(_ranks(each) for each in path.iterdir() if each.is_dir()):
         return path
     saves = [each for each in path.iterdir() if is_timestamp(each.name) and not (each / MANIFEST).exists()]
-    return folder_of(max(saves)) if saves and not any((each / MANIFEST).exists() for each in path.iterdir()) else None
+    return _folder_of(max(saves)) if saves and not any((each / MANIFEST).exists() for each in path.iterdir()) else None
 
 
 def _ranks(table: Path) -> list[Path]:
     """The folders of a table that have parts: those of the ranks, or its own."""
     if (table / _KEY / _ATTRIBUTE).exists():
         return [table]
-    ranks = [each for each in table.glob("rank*") if each.name[4:].isdigit() and (each / _KEY).is_dir()]
+    ranks = [each for each in table.glob("rank*") if _RANK.fullmatch(each.name) and (each / _KEY).is_dir()]
     return sorted(ranks, key=lambda each: int(each.name[4:]))
 
 
-def _array(folder: Path, dtype: Any, columns: int | None = None) -> np.ndarray:
-    """An array of a save, mapped to memory: `[n]`, or `[n, columns]`."""
+def _array(save: Path, folder: Path, dtype: Any, columns: int | None = None) -> np.ndarray:
+    """An array in a folder of a save, mapped to memory: `[n]`, or `[n, columns]`."""
     attribute, data = folder / _ATTRIBUTE, folder / _DATA
     try:
-        raw = attribute.read_bytes()
+        raw = files.read_plain(attribute, save)
         shape = np.frombuffer(raw, np.int64).tolist() if len(raw) % 8 == 0 else []
         if len(shape) < 2 or shape[0] != np.dtype(dtype).itemsize or min(shape) < 0:
             raise CheckpointError(f"{attribute}: damaged, it says {shape} (bytes of an element, shape)")
@@ -63,10 +78,11 @@ def _array(folder: Path, dtype: Any, columns: int | None = None) -> np.ndarray:
         expected = (shape[1],) if columns is None else (shape[1], columns)
         if not shape[1]:
             return np.empty(expected, dtype)
-        size = data.stat().st_size
-        if size != prod(expected) * np.dtype(dtype).itemsize:
-            raise CheckpointError(f"{data}: damaged, it has {size} bytes, {attribute.name} says {shape}")
-        return np.memmap(data, dtype, "r", shape=expected)
+        with open(files.open_plain(data, save), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != prod(expected) * np.dtype(dtype).itemsize:
+                raise CheckpointError(f"{data}: damaged, it has {size} bytes, {attribute.name} says {shape}")
+            return np.memmap(file, dtype, "r", shape=expected)
     except OSError as error:
         raise CheckpointError(f"{error.filename}: cannot be read: {error.strerror}") from error
 
@@ -107,10 +123,10 @@ def _table(owner: Owner, name: str, folder: Path) -> _Table:
         states = []
     arrays = []
     for rank in ranks:
-        ids = _array(rank / _KEY, np.int64)
-        parts = {WEIGHT: _array(rank / _EMBEDDING, np.float32, config.embedding_dim)}
+        ids = _array(folder, rank / _KEY, np.int64)
+        parts = {WEIGHT: _array(folder, rank / _EMBEDDING, np.float32, config.embedding_dim)}
         for number, state in enumerate(states, 1):
-            parts[state] = _array(rank / f"momentum{number}", np.float32, view.parts()[state][0])
+            parts[state] = _array(folder, rank / f"momentum{number}", np.float32, view.parts()[state][0])
         wrong = [part for part, array in parts.items() if len(array) != len(ids)]
         if wrong:
             raise CheckpointError(f"{rank}: {wrong} have another number of rows than its {len(ids)} ids")

@@ -50,7 +50,7 @@ class Saver:
 
     @staticmethod
     def is_timestamp_format(dir_name: str) -> bool:
-        """Whether a folder of this name holds a save: date and time, 14 digits."""
+        """Whether a folder of this name holds a save: date and time, 14 digits, perhaps with a dot and 6 more."""
         return folders.is_timestamp(dir_name)
 
     @staticmethod

@@ -20,7 +20,7 @@ from ..tbe.snapshot import Aside, Rows, Snapshot
 from ..tbe.view import TableView
 from ..tbe.whole import changed, knows_changes, split, versions, window_count, window_rows
 from . import files
-from .folders import UNFINISHED, is_whole, next_timestamp, remember
+from .folders import UNFINISHED, is_whole, next_name, remember
 from .index import write_indexes
 from .manifest import (
     CANDIDATES,
@@ -388,7 +388,7 @@ def finish(path: Path, start: Start, manifest: Manifest) -> Path:
     write_indexes(folder, manifest)
     files.write_file(folder / MANIFEST, manifest.to_bytes())
     files.sync_tree(folder)
-    target = path / next_timestamp(path)
+    target = path / next_name(path)
     files.rename_folder(folder, target)
     files.sync_folder(path)
     with contextlib.suppress(OSError):  # somebody removed it

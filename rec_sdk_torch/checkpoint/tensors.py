@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 
 from .errors import CheckpointError
-from .files import NewFile
+from .files import NewFile, open_plain
 from .schema import OneOf, Within, record
 
 DTYPES = {
@@ -222,14 +222,18 @@ class TensorReader:
         about: what else its header says, in strings.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, folder: Path | None = None) -> None:
         """
+        Args:
+            path: of the file.
+            folder: of the save in which it lies: no link in it is followed.
+
         Raises:
             CheckpointError: there is no such file, or it is not one of tensors.
         """
         self.path = path
         try:
-            self._fd = os.open(path, os.O_RDONLY)
+            self._fd = open_plain(path, folder)
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be opened: {error.strerror}") from error
         try:
