@@ -27,7 +27,7 @@ def show(path: Path) -> None:
         optimizer = "no optimizer"
         if table.optimizer is not None:
             saved = manifest.optimizers[table.optimizer]
-            optimizer = f"{saved.class_name.rpartition('.')[2]}, step {saved.step}, lr {saved.options.get('lr')}"
+            optimizer = f"{saved.class_name.rpartition('.')[2]}, step {saved.step}, lr {saved.options.get('lr')!r}"
         kind = "hash" if table.hashed else "index"
         print(f"  {table.key}: {kind} table, {table.rows} rows of {table.parts}, {table.weight_dtype}, {optimizer}")
 

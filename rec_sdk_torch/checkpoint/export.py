@@ -87,7 +87,8 @@ def export(path: Path, output: Path, kind: str = "safetensors", tables: Sequence
             empty = torch.empty((0, saved.embedding_dim), dtype=dtype, device="cpu")
             weight = torch.cat([empty, *pieces])
             plain = weight.float() if dtype is torch.bfloat16 else weight
-            np.savez(target, ids=ids, weight=plain.numpy())
+            with open(target, "xb") as file:  # also where it is a link that leads nowhere yet
+                np.savez(file, ids=ids, weight=plain.numpy())
         else:
             count = len(ids)
             shape = (count, saved.embedding_dim)

@@ -23,36 +23,31 @@ from .team import Team
 from .tensors import DTYPE_NAMES
 
 
-@dataclasses.dataclass(frozen=True)
-class Checked:
-    """What is known of a load before it begins.
-
-    Attributes:
-        rows: of each table, those that are at home here.
-        beside: there is room for them while the tables have others.
-    """
-
-    rows: list[int]
-    beside: bool
-
-
-def check(found: Sequence[Match], chain: Chain) -> Checked:
-    """Whether the rows fit the model, as far as that can be known here.
+def check(found: Sequence[Match], chain: Chain) -> list[int]:
+    """Whether the tables fit the model; how many rows of each are at home here.
 
     Raises:
         CheckpointError: options that no update may use, or ids that cannot be.
-        CapacityError, MemoryError, OSError: too many rows.
+        CapacityError: too many ids.
         RuntimeError: batches are in flight.
     """
-    folder, manifest = chain[-1]
     for each in found:
         if each.owner.embedding.in_flight():
             raise RuntimeError(
                 "batches are in flight: run their backward, or drop the outputs of their forward, before a load"
             )
-        _check_options(each, folder, manifest)
-    beside = has_room_beside([(each.owner.embedding.view(each.name), _rows(each)) for each in found], folder)
-    return Checked([_checked_rows(each, chain) for each in found], beside)
+        _check_options(each, *chain[-1])
+    return [_checked_rows(each, chain) for each in found]
+
+
+def has_room(found: Sequence[Match], rows: Sequence[int], folder: Path) -> bool:
+    """Whether there is room for so many rows of each table beside those that they have.
+
+    Raises:
+        MemoryError, OSError: not even without those.
+    """
+    views = [each.owner.embedding.view(each.name) for each in found]
+    return has_room_beside(list(zip(views, rows, strict=True)), folder)
 
 
 def _checked_rows(found: Match, chain: Chain) -> int:
@@ -68,7 +63,7 @@ def _checked_rows(found: Match, chain: Chain) -> int:
     return rows
 
 
-def check_counts(found: Sequence[Match], folder: Path, of_ranks: Sequence[Checked]) -> None:
+def check_counts(found: Sequence[Match], folder: Path, of_ranks: Sequence[Sequence[int]]) -> None:
     """
     Args:
         of_ranks: what `check` gave on each.
@@ -76,7 +71,7 @@ def check_counts(found: Sequence[Match], folder: Path, of_ranks: Sequence[Checke
     Raises:
         CheckpointError: a table has not the rows that it had when it was saved.
     """
-    for each, *rows in zip(found, *(checked.rows for checked in of_ranks), strict=True):
+    for each, *rows in zip(found, *of_ranks, strict=True):
         problem = count_problem(each.saved, rows[0] if each.owner.exchange is None else sum(rows))
         if problem is not None:
             raise CheckpointError(f"{folder}: {problem}")

@@ -15,7 +15,7 @@ import torch
 from ..tbe.whole import versions
 from . import folders, rec_sdk
 from .job import SaveJob, one_moment
-from .loading import check, check_counts, put_in_place, replacements, takes_all, warn_of_losses
+from .loading import check, check_counts, has_room, put_in_place, replacements, takes_all, warn_of_losses
 from .manifest import Manifest
 from .marks import drop_marks, set_mark
 from .owners import Owner, owners_of
@@ -140,10 +140,11 @@ class Saver:
         team.together(read)
         with one_moment(owners):
             found = match(owners, chain)
-            checked = team.together(lambda: check(found, chain))
-            check_counts(found, folder, checked)
+            rows = team.together(lambda: check(found, chain))
+            check_counts(found, folder, rows)
+            beside = team.together(lambda: has_room(found, rows[team.rank], folder))[team.rank]
             warn_of_losses(found, chain)
-            put_in_place(team, owners, replacements(owners, found, chain, checked[team.rank].beside))
+            put_in_place(team, owners, replacements(owners, found, chain, beside))
             last = chain[-1][1]
             for owner in owners:
                 drop_marks(owner.embedding)

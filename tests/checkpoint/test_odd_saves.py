@@ -37,6 +37,7 @@ ODD = [
     {},
     [None],
     {"x": 1},
+    10**15,
     10**30,
     float("nan"),
     float("inf"),
@@ -48,8 +49,16 @@ NAMES = {
     for name in ("key", "path", "table", "role", "id", "name")
 }
 
-OTHERS: dict[Any, tuple[Any, ...]] = {"options": (1.5,), "timestamp": (-1, -3), "role": ("3",)}
-"""What may be there: files of other roles than those that are known are passed over."""
+LARGE = 10**15
+OTHERS: dict[Any, tuple[Any, ...]] = {
+    "options": (1.5, LARGE),
+    "timestamp": (-1, -3, LARGE),
+    "batches": (LARGE,),
+    "steps": (LARGE,),
+    "step": (LARGE,),
+    "role": ("3",),
+}
+"""Values that may be there: files of other roles than those that are known are passed over."""
 
 
 def load(target: Any, save: Path) -> list[str]:
