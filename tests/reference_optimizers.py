@@ -53,12 +53,13 @@ def mean_square(g: torch.Tensor) -> torch.Tensor:
 
 
 def norm(rows: torch.Tensor) -> torch.Tensor:
-    return rows.norm(dim=1, keepdim=True)
+    """Not torch's, whose squares do not overflow."""
+    return (rows * rows).sum(dim=1, keepdim=True).sqrt()
 
 
 def ratio(over: torch.Tensor, under: torch.Tensor) -> torch.Tensor:
-    """0 where nothing is under."""
-    return torch.where(under > 0, over / under, 0)
+    """0 where nothing is under, unless what is over has overflowed."""
+    return torch.where((under == 0) & over.isfinite(), 0, over / under)
 
 
 class Sgd(OnRows):
@@ -95,10 +96,22 @@ class Adam(OnRows):
         self, g: torch.Tensor, states: dict[str, torch.Tensor], t: int, options: dict[str, Any]
     ) -> torch.Tensor:
         (m, v), (b1, b2) = states.values(), options["betas"]
-        square = mean_square(g) if "exp_avg_sq" in self.rowwise else g * g
         m.mul_(b1).add_(g, alpha=1 - b1)
-        v.mul_(b2).add_(square, alpha=1 - b2)
+        if "exp_avg_sq" in self.rowwise:
+            v.mul_(b2).add_(mean_square(g), alpha=1 - b2)
+        else:
+            v.mul_(b2).addcmul_(g, g, value=1 - b2)
         return m / (1 - b1**t) / ((v / (1 - b2**t)).sqrt() + options["eps"])
+
+
+class SparseAdam(Adam):
+    """torch.optim.SparseAdam's formula, with moments as Adam's: torch's own lose digits where betas are small."""
+
+    def direction(
+        self, g: torch.Tensor, states: dict[str, torch.Tensor], t: int, options: dict[str, Any]
+    ) -> torch.Tensor:
+        b2, eps = options["betas"][1], options["eps"]
+        return super().direction(g, states, t, {**options, "eps": eps / (1 - b2**t) ** 0.5})
 
 
 class AdamW(Adam):
@@ -155,7 +168,7 @@ class RowWiseAdagrad(OnRows):
         decay = options.get("weight_decay", 0.0)
         l2 = options.get("weight_decay_mode", "l2") == "l2"
         lr = options["lr"] / (1 + (t - 1) * options.get("lr_decay", 0.0))
-        if l2:
+        if l2 and decay:
             g = g + decay * w
         states["sum"] += mean_square(g)
         step = lr * g / (states["sum"].sqrt() + options["eps"])
@@ -283,6 +296,6 @@ class CowClipRowWiseAdagrad(OnRows):
         steps, count = missed_updates(states, t) + 1, states["row_counter"]
         count_update(count, steps, halflife)
         bound = count * (options["weight_norm_coefficient"] * norm(w)).clamp(min=options["lower_bound"])
-        clip = ratio(bound, norm(g)).clamp(max=1)
+        clip = ratio(bound, norm(g)).fmin(torch.ones_like(bound))  # 1 of a NaN, as FBGEMM's
         step = lr * clip * g / (states["sum"].sqrt() + options["eps"])
         w -= step + lr * decay * w if mode == "decouple" else step

@@ -61,8 +61,40 @@ struct MeanSquareOptimizer {
   }
 };
 
-// 0 / 0 is 0: norms of rows that are not zero are larger by far, and not changed by this.
-constexpr float kTinyNorm = 1e-30f;
+// A norm that a formula divides by is at least this, so that 0 / 0 is 0. All norms whose square is not 0 are
+// larger; a smaller number would make a step that is too small for its square a large one.
+constexpr float kLeastNorm = 3e-23f;
+
+// Of the numbers that are finite.
+constexpr float kLargest = 3.402823466e+38f;
+
+// Moving averages of the gradient and of its square. They decay before the new value is added: in the form
+// average + (1 - beta) * (value - average) a large average takes the digits of a small value with it, however
+// small beta is, and one that has overflowed becomes a NaN.
+struct Moments {
+  float beta1, one_minus_beta1, beta2, one_minus_beta2;
+  // Of the four that follow one another.
+  explicit constexpr REC_SDK_HD Moments(const float* c)
+      : beta1(c[0]), one_minus_beta1(c[1]), beta2(c[2]), one_minus_beta2(c[3]) {}
+
+  template <class T>
+  constexpr REC_SDK_HD void first(T* average, const T& g) const {
+    *average *= beta1;
+    *average += one_minus_beta1 * g;
+  }
+  // The square is taken last, since the gradient's may overflow where its share does not.
+  template <class T>
+  constexpr REC_SDK_HD void second(T* average, const T& g) const {
+    *average *= beta2;
+    *average += one_minus_beta2 * g * g;
+  }
+  // Of one number a row: the mean of `dim` squares.
+  template <class T>
+  constexpr REC_SDK_HD void second(T* average, const T& squares, float dim) const {
+    *average *= beta2;
+    *average += squares / dim * one_minus_beta2;
+  }
+};
 
 }  // namespace REC_SDK_ISA
 }  // namespace rec_sdk

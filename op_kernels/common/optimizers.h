@@ -35,34 +35,32 @@ struct Adagrad : ElementwiseOptimizer {
   }
   template <class T>
   constexpr REC_SDK_HD void element(T& w, T* states, const T& g, NoValues) const {
-    w -= lr * g / (sqrtf(states[0]) + eps);
+    w -= lr * (g / (sqrtf(states[0]) + eps));
   }
 };
 
-// torch.optim.Adam and SparseAdam: they differ only in coefficients 1 and 5.
+// torch.optim.Adam and SparseAdam: they differ only in coefficients 1 and 7.
 struct Adam : ElementwiseOptimizer {
   static const char* name() { return "adam"; }
   static const char* coefficients() {
-    return "step_size eps one_minus_beta1 one_minus_beta2 inv_sqrt_bias_correction2";
+    return "step_size eps beta1 one_minus_beta1 beta2 one_minus_beta2 inv_sqrt_bias_correction2";
   }
   static constexpr int kElementStates = 2;  // exp_avg, exp_avg_sq
 
-  float step_size, eps, one_minus_beta1, one_minus_beta2, inv_sqrt_bias_correction2;
+  float step_size, eps;
+  Moments moments;
+  float inv_sqrt_bias_correction2;
   explicit constexpr REC_SDK_HD Adam(const float* c)
-      : step_size(c[1]),
-        eps(c[2]),
-        one_minus_beta1(c[3]),
-        one_minus_beta2(c[4]),
-        inv_sqrt_bias_correction2(c[5]) {}
+      : step_size(c[1]), eps(c[2]), moments(c + 3), inv_sqrt_bias_correction2(c[7]) {}
 
   template <class T>
   constexpr REC_SDK_HD void advance(T* states, const T& g) const {
-    states[0] += (g - states[0]) * one_minus_beta1;
-    states[1] += (g * g - states[1]) * one_minus_beta2;
+    moments.first(&states[0], g);
+    moments.second(&states[1], g);
   }
   template <class T>
   constexpr REC_SDK_HD void element(T& w, T* states, const T&, NoValues) const {
-    w -= step_size * states[0] / (sqrtf(states[1]) * inv_sqrt_bias_correction2 + eps);
+    w -= step_size * (states[0] / (sqrtf(states[1]) * inv_sqrt_bias_correction2 + eps));
   }
 };
 
@@ -70,11 +68,11 @@ struct Adam : ElementwiseOptimizer {
 struct AdamW : Adam {
   static const char* name() { return "adamw"; }
   static const char* coefficients() {
-    return "step_size eps one_minus_beta1 one_minus_beta2 inv_sqrt_bias_correction2 decoupled";
+    return "step_size eps beta1 one_minus_beta1 beta2 one_minus_beta2 inv_sqrt_bias_correction2 decoupled";
   }
 
   float kept;
-  explicit constexpr REC_SDK_HD AdamW(const float* c) : Adam(c), kept(1.0f - c[6]) {}
+  explicit constexpr REC_SDK_HD AdamW(const float* c) : Adam(c), kept(1.0f - c[8]) {}
 
   template <class T>
   constexpr REC_SDK_HD void element(T& w, T* states, const T& g, NoValues values) const {
@@ -87,26 +85,28 @@ struct AdamW : Adam {
 struct Lamb {
   static const char* name() { return "lamb"; }
   static const char* coefficients() {
-    return "lr eps one_minus_beta1 one_minus_beta2 inv_bias_correction1 inv_sqrt_bias_correction2 "
-           "weight_decay";
+    return "lr eps beta1 one_minus_beta1 beta2 one_minus_beta2 inv_bias_correction1 "
+           "inv_sqrt_bias_correction2 weight_decay";
   }
   static constexpr int kElementStates = 2, kRowStates = 0;  // exp_avg, exp_avg_sq
   static constexpr int kMeasures = 1, kSums = 2, kValues = 1;
   static constexpr bool kMeasuresRecord = true;
 
-  Adam adam;  // of its states
-  float lr, eps, inv_bias_correction1, inv_sqrt_bias_correction2, weight_decay;
+  float lr, eps;
+  Moments moments;
+  float inv_bias_correction1, inv_sqrt_bias_correction2, weight_decay;
   explicit constexpr REC_SDK_HD Lamb(const float* c)
-      : adam(c),
-        lr(c[1]),
+      : lr(c[1]),
         eps(c[2]),
-        inv_bias_correction1(c[5]),
-        inv_sqrt_bias_correction2(c[6]),
-        weight_decay(c[7]) {}
+        moments(c + 3),
+        inv_bias_correction1(c[7]),
+        inv_sqrt_bias_correction2(c[8]),
+        weight_decay(c[9]) {}
 
   template <class T>
   constexpr REC_SDK_HD void advance(T* states, const T& g) const {
-    adam.advance(states, g);
+    moments.first(&states[0], g);
+    moments.second(&states[1], g);
   }
   template <class T>
   constexpr REC_SDK_HD Numbers<T, 2> measure(Pass<0>, const T& w, const T* states, const T&, NoValues) const {
@@ -116,7 +116,7 @@ struct Lamb {
   template <class T>
   constexpr REC_SDK_HD Numbers<T, 1> begin_row(Pass<0>, T*, const Numbers<T, 2>& sums, float,
                                                NoValues) const {
-    return {{lr * sqrtf(sums.each[0]) / (sqrtf(sums.each[1]) + kTinyNorm)}};
+    return {{lr * sqrtf(sums.each[0]) / at_least(sqrtf(sums.each[1]), kLeastNorm)}};
   }
   template <class T>
   constexpr REC_SDK_HD void element(T& w, T* states, const T&, const Numbers<T, 1>& rate) const {
@@ -126,7 +126,7 @@ struct Lamb {
  private:
   template <class T>
   constexpr REC_SDK_HD T step_of(const T& w, const T* states) const {
-    return states[0] * inv_bias_correction1 / (sqrtf(states[1]) * inv_sqrt_bias_correction2 + eps) +
+    return states[0] / (sqrtf(states[1]) * inv_sqrt_bias_correction2 + eps) * inv_bias_correction1 +
            w * weight_decay;
   }
 };
@@ -135,29 +135,30 @@ struct Lamb {
 struct PartialRowWiseAdam : MeanSquareOptimizer {
   static const char* name() { return "partial_rowwise_adam"; }
   static const char* coefficients() {
-    return "lr eps one_minus_beta1 one_minus_beta2 inv_bias_correction1 inv_sqrt_bias_correction2 "
-           "weight_decay";
+    return "lr eps beta1 one_minus_beta1 beta2 one_minus_beta2 inv_bias_correction1 "
+           "inv_sqrt_bias_correction2 decoupled";
   }
   static constexpr int kElementStates = 1, kRowStates = 1;  // exp_avg, exp_avg_sq
 
-  float lr, eps, one_minus_beta1, one_minus_beta2, inv_bias_correction1, inv_sqrt_bias_correction2, kept;
+  float lr, eps;
+  Moments moments;
+  float inv_bias_correction1, inv_sqrt_bias_correction2, kept;
   explicit constexpr REC_SDK_HD PartialRowWiseAdam(const float* c)
       : lr(c[1]),
         eps(c[2]),
-        one_minus_beta1(c[3]),
-        one_minus_beta2(c[4]),
-        inv_bias_correction1(c[5]),
-        inv_sqrt_bias_correction2(c[6]),
-        kept(1.0f - c[1] * c[7]) {}
+        moments(c + 3),
+        inv_bias_correction1(c[7]),
+        inv_sqrt_bias_correction2(c[8]),
+        kept(1.0f - c[9]) {}
 
   template <class T>
   constexpr REC_SDK_HD void advance(T* states, const T& g) const {
-    states[0] += (g - states[0]) * one_minus_beta1;
+    moments.first(&states[0], g);
   }
   template <class T>
   constexpr REC_SDK_HD Numbers<T, 1> begin_row(Pass<0>, T* row_states, const Numbers<T, 1>& sums, float dim,
                                                NoValues) const {
-    row_states[0] += (sums.each[0] / dim - row_states[0]) * one_minus_beta2;
+    moments.second(&row_states[0], sums.each[0], dim);
     return {{lr * inv_bias_correction1 / (sqrtf(row_states[0]) * inv_sqrt_bias_correction2 + eps)}};
   }
   template <class T>
@@ -170,18 +171,25 @@ struct PartialRowWiseAdam : MeanSquareOptimizer {
 // LAMB with one exp_avg_sq a row. The first pass gives the denominator of the step, the second its length.
 struct PartialRowWiseLamb {
   static const char* name() { return "partial_rowwise_lamb"; }
-  static const char* coefficients() { return PartialRowWiseAdam::coefficients(); }
+  static const char* coefficients() { return Lamb::coefficients(); }
   static constexpr int kElementStates = 1, kRowStates = 1;  // exp_avg, exp_avg_sq
   static constexpr int kMeasures = 2, kSums = 2, kValues = 2;
   static constexpr bool kMeasuresRecord = true;
 
-  PartialRowWiseAdam adam;  // of its states
-  float weight_decay;
-  explicit constexpr REC_SDK_HD PartialRowWiseLamb(const float* c) : adam(c), weight_decay(c[7]) {}
+  float lr, eps;
+  Moments moments;
+  float inv_bias_correction1, inv_sqrt_bias_correction2, weight_decay;
+  explicit constexpr REC_SDK_HD PartialRowWiseLamb(const float* c)
+      : lr(c[1]),
+        eps(c[2]),
+        moments(c + 3),
+        inv_bias_correction1(c[7]),
+        inv_sqrt_bias_correction2(c[8]),
+        weight_decay(c[9]) {}
 
   template <class T>
   constexpr REC_SDK_HD void advance(T* states, const T& g) const {
-    adam.advance(states, g);
+    moments.first(&states[0], g);
   }
   template <class T>
   constexpr REC_SDK_HD Numbers<T, 1> measure(Pass<0>, const T&, const T*, const T& g, NoValues) const {
@@ -190,8 +198,8 @@ struct PartialRowWiseLamb {
   template <class T>
   constexpr REC_SDK_HD Numbers<T, 1> begin_row(Pass<0>, T* row_states, const Numbers<T, 1>& sums, float dim,
                                                NoValues) const {
-    row_states[0] += (sums.each[0] / dim - row_states[0]) * adam.one_minus_beta2;
-    return {{adam.inv_bias_correction1 / (sqrtf(row_states[0]) * adam.inv_sqrt_bias_correction2 + adam.eps)}};
+    moments.second(&row_states[0], sums.each[0], dim);
+    return {{inv_bias_correction1 / (sqrtf(row_states[0]) * inv_sqrt_bias_correction2 + eps)}};
   }
   template <class T>
   constexpr REC_SDK_HD Numbers<T, 2> measure(Pass<1>, const T& w, const T* states, const T&,
@@ -199,16 +207,15 @@ struct PartialRowWiseLamb {
     const T step = factor.each[0] * states[0] + w * weight_decay;
     return {{w * w, step * step}};
   }
+  // Not their product, which may overflow where the step is 0.
   template <class T>
   constexpr REC_SDK_HD Numbers<T, 2> begin_row(Pass<1>, T*, const Numbers<T, 2>& sums, float,
                                                const Numbers<T, 1>& factor) const {
-    const T rate = adam.lr * sqrtf(sums.each[0]) / (sqrtf(sums.each[1]) + kTinyNorm);
-    return {{rate * factor.each[0], 1.0f - rate * weight_decay}};
+    return {{lr * sqrtf(sums.each[0]) / at_least(sqrtf(sums.each[1]), kLeastNorm), factor.each[0]}};
   }
   template <class T>
   constexpr REC_SDK_HD void element(T& w, T* states, const T&, const Numbers<T, 2>& row) const {
-    w *= row.each[1];
-    w -= row.each[0] * states[0];
+    w -= row.each[0] * (row.each[1] * states[0] + w * weight_decay);
   }
 };
 
@@ -234,7 +241,7 @@ struct LarsSgd {
   constexpr REC_SDK_HD Numbers<T, 1> begin_row(Pass<0>, T*, const Numbers<T, 2>& sums, float,
                                                NoValues) const {
     const T length = sqrtf(sums.each[0]);
-    return {{scaled_lr * length / (sqrtf(sums.each[1]) + weight_decay * length + kTinyNorm)}};
+    return {{scaled_lr * length / at_least(sqrtf(sums.each[1]) + weight_decay * length, kLeastNorm)}};
   }
   template <class T>
   constexpr REC_SDK_HD void element(T& w, T* states, const T& g, const Numbers<T, 1>& rate) const {

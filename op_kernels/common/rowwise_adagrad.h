@@ -96,7 +96,8 @@ struct BoundedRowWiseAdagrad {
   template <class T>
   constexpr REC_SDK_HD Numbers<T, 2> begin_row(Pass<1>, T*, const Numbers<T, 1>& sums, float,
                                                const Numbers<T, 2>& row) const {
-    const T factor = at_most(max_norm / (sqrtf(sums.each[0]) + kTinyNorm), 1.0f);
+    const T norm = at_most(at_least(sqrtf(sums.each[0]), kLeastNorm), kLargest);  // max_norm may be infinity
+    const T factor = at_most(max_norm / norm, 1.0f);
     return {{row.each[0] * factor, row.each[1] * factor}};
   }
   template <class T>
@@ -174,8 +175,9 @@ struct CowClipRowWiseAdagrad {
     row_states[0] += sums.each[0] / dim;
     row_states[2] += row_states[2] * expm1_of_steps(&row_states[1], iter, 0.0f, log_fade) + 1.0f;
     const T rate =
-        at_most(row_states[2] * at_least(sqrtf(sums.each[1]) * weight_norm_coefficient, lower_bound) /
-                    (sqrtf(sums.each[0]) + kTinyNorm),
+        at_most(at_most(row_states[2] * at_least(sqrtf(sums.each[1]) * weight_norm_coefficient, lower_bound),
+                        kLargest) /
+                    at_least(sqrtf(sums.each[0]), kLeastNorm),
                 1.0f) *
         lr / (sqrtf(row_states[0]) + eps);
     return {{rate, kept - l2 * rate}};
@@ -200,6 +202,7 @@ struct CountedRowWiseAdagrad {
   static constexpr bool kMeasuresRecord = true;
 
   float lr, eps, l2, faded_l2, faded_decoupled, log_fade, power, max_counter, tail, counts, counted, iter;
+  float eps_of_decay, eps_of_count;  // without either 1; never 0 for a count: 0 / 0 must not be
   explicit constexpr REC_SDK_HD CountedRowWiseAdagrad(const float* c)
       : lr(c[1]),
         eps(c[2]),
@@ -212,7 +215,11 @@ struct CountedRowWiseAdagrad {
         tail(c[9]),
         counts(c[10]),
         counted(c[11]),
-        iter(c[12]) {}
+        iter(c[12]),
+        eps_of_decay(c[4] == 0.0f ? 1.0f : c[2]),
+        eps_of_count(c[10] == 0.0f  ? 1.0f
+                     : c[2] == 0.0f ? __FLT_DENORM_MIN__
+                                    : c[2]) {}
 
   template <class T>
   constexpr REC_SDK_HD void advance(T*, const T&) const {}
@@ -242,12 +249,14 @@ struct CountedRowWiseAdagrad {
     rate = scratch * (1.0f / 720);
     expm1_of_256th(&rate, scratch);
 
-    scratch = sum - kept * counts * sum;
-    scratch += kept * counted * count;
-    rate = (rate + 1.0f) * lr / (sqrtf(scratch) + eps);
-    scratch = faded_l2 * lr / (sqrtf(sum) + eps) + faded_decoupled;
+    kept *= counts;  // 1 where the count stands for the sum, which may be 0 or infinite there
+    scratch = lr / (sqrtf(sum) + kept + eps);
+    scratch -= kept * scratch;
+    scratch += kept * lr / (sqrtf(count * counted) + eps_of_count);
+    rate = (rate + 1.0f) * scratch;
+    scratch = faded_l2 * lr / (sqrtf(sum) + eps_of_decay) + faded_decoupled;
     kept = 1.0f - scratch / count;
-    scratch = scratch * 0.0f + iter;
+    scratch = count * 0.0f + iter;
     return row;
   }
   template <class T>

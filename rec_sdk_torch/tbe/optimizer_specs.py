@@ -210,8 +210,8 @@ def _counted_adagradw(options: Options, t: int) -> Coefficients:
 
 
 def _betas(options: Options) -> Coefficients:
-    beta1, beta2 = options["betas"]
-    return {"eps": options["eps"], "one_minus_beta1": 1 - beta1, "one_minus_beta2": 1 - beta2}
+    b1, b2 = options["betas"]
+    return {"eps": options["eps"], "beta1": b1, "one_minus_beta1": 1 - b1, "beta2": b2, "one_minus_beta2": 1 - b2}
 
 
 def _adam(options: Options, t: int) -> Coefficients:
@@ -230,15 +230,22 @@ def _sparse_adam(options: Options, t: int) -> Coefficients:
     return {**_betas(options), "step_size": step_size, "inv_sqrt_bias_correction2": 1.0}
 
 
-def _decayed_adam(options: Options, t: int) -> Coefficients:
+def _corrected(options: Options, t: int) -> Coefficients:
     beta1, beta2 = options["betas"]
     return {
         **_betas(options),
         "lr": options["lr"],
         "inv_bias_correction1": 1 / (1 - beta1**t),
         "inv_sqrt_bias_correction2": 1 / math.sqrt(1 - beta2**t),
-        "weight_decay": options["weight_decay"],
     }
+
+
+def _partial_adam(options: Options, t: int) -> Coefficients:
+    return {**_corrected(options, t), "decoupled": options["lr"] * options["weight_decay"]}
+
+
+def _lamb(options: Options, t: int) -> Coefficients:
+    return {**_corrected(options, t), "weight_decay": options["weight_decay"]}
 
 
 def _lars(options: Options, t: int) -> Coefficients:
@@ -416,16 +423,16 @@ _PARTIAL_ADAM = OptimizerSpec(
     "PartialRowWiseAdam",
     (f"{_TORCHREC}.PartialRowWiseAdam",),
     _LAMB_OPTIONS,
-    _decayed_adam,
+    _partial_adam,
     _PARTIAL_STATES,
 )
-_LAMB = OptimizerSpec("lamb", "LAMB", (f"{_TORCHREC}.LAMB",), _LAMB_OPTIONS, _decayed_adam, _ADAM_STATES)
+_LAMB = OptimizerSpec("lamb", "LAMB", (f"{_TORCHREC}.LAMB",), _LAMB_OPTIONS, _lamb, _ADAM_STATES)
 _PARTIAL_LAMB = OptimizerSpec(
     "partial_rowwise_lamb",
     "PartialRowWiseLAMB",
     (f"{_TORCHREC}.PartialRowWiseLAMB",),
     _LAMB_OPTIONS,
-    _decayed_adam,
+    _lamb,
     _PARTIAL_STATES,
 )
 _NONE = OptimizerSpec(

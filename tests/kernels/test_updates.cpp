@@ -115,7 +115,7 @@ void counted_rowwise_adagrad(const float* c, const std::vector<double>& g, Row* 
   double rate = plain;
   if (count > c[9]) {
     const double factor = std::pow(std::max(c[8] / (count + 1), 1.0), c[7]);
-    const double counted = sum - c[10] * sum + c[11] * count;
+    const double counted = c[10] == 1 ? c[11] * count : sum;
     rate = std::clamp(factor, 0.1, 10.0) * c[1] / (std::sqrt(counted) + c[2]);
   }
   const double kept = 1 - (c[4] * plain + c[5]) / count;
@@ -135,39 +135,46 @@ void counted_adagradw(const float* c, const std::vector<double>& g, Row* row) {
   for (size_t k = 0; k < g.size(); ++k) row->weights[k] = kept * row->weights[k] - rate * g[k];
 }
 
+// Moving averages of a gradient and of a square.
+void move_first(const float* c, double g, double* average) { *average = c[3] * *average + c[4] * g; }
+void move_second(const float* c, double square, double* average) {
+  *average = c[5] * *average + c[6] * square;
+}
+
 void lamb(const float* c, const std::vector<double>& g, Row* row) {
   std::vector<double> step(g.size());
   for (size_t k = 0; k < g.size(); ++k) {
     double& average = row->states[0][k];
     double& square = row->states[1][k];
-    average += (g[k] - average) * c[3];
-    square += (g[k] * g[k] - square) * c[4];
-    step[k] = average * c[5] / (std::sqrt(square) * c[6] + c[2]) + c[7] * row->weights[k];
+    move_first(c, g[k], &average);
+    move_second(c, g[k] * g[k], &square);
+    step[k] = average * c[7] / (std::sqrt(square) * c[8] + c[2]) + c[9] * row->weights[k];
   }
   const double rate = c[1] * ratio_of(row->weights, step);
   for (size_t k = 0; k < g.size(); ++k) row->weights[k] -= rate * step[k];
 }
 
-// Of the two with one exp_avg_sq a row; the step without a rate.
+// Of the two with one exp_avg_sq a row; the step without a rate or decay.
 std::vector<double> partial_rowwise_step(const float* c, const std::vector<double>& g, Row* row) {
   double& square = row->states[1][0];
-  square += (std::pow(length_of(g), 2) / static_cast<double>(g.size()) - square) * c[4];
+  move_second(c, std::pow(length_of(g), 2) / static_cast<double>(g.size()), &square);
   std::vector<double> step(g.size());
   for (size_t k = 0; k < g.size(); ++k) {
     double& average = row->states[0][k];
-    average += (g[k] - average) * c[3];
-    step[k] = average * c[5] / (std::sqrt(square) * c[6] + c[2]) + c[7] * row->weights[k];
+    move_first(c, g[k], &average);
+    step[k] = average * c[7] / (std::sqrt(square) * c[8] + c[2]);
   }
   return step;
 }
 
 void partial_rowwise_adam(const float* c, const std::vector<double>& g, Row* row) {
   const std::vector<double> step = partial_rowwise_step(c, g, row);
-  for (size_t k = 0; k < g.size(); ++k) row->weights[k] -= c[1] * step[k];
+  for (size_t k = 0; k < g.size(); ++k) row->weights[k] -= c[1] * step[k] + c[9] * row->weights[k];
 }
 
 void partial_rowwise_lamb(const float* c, const std::vector<double>& g, Row* row) {
-  const std::vector<double> step = partial_rowwise_step(c, g, row);
+  std::vector<double> step = partial_rowwise_step(c, g, row);
+  for (size_t k = 0; k < g.size(); ++k) step[k] += c[9] * row->weights[k];
   const double rate = c[1] * ratio_of(row->weights, step);
   for (size_t k = 0; k < g.size(); ++k) row->weights[k] -= rate * step[k];
 }
@@ -186,14 +193,14 @@ void adam(const float* c, const std::vector<double>& g, Row* row) {
   for (size_t k = 0; k < g.size(); ++k) {
     double& average = row->states[0][k];
     double& square = row->states[1][k];
-    average += (g[k] - average) * c[3];
-    square += (g[k] * g[k] - square) * c[4];
-    row->weights[k] -= c[1] * average / (std::sqrt(square) * c[5] + c[2]);
+    move_first(c, g[k], &average);
+    move_second(c, g[k] * g[k], &square);
+    row->weights[k] -= c[1] * average / (std::sqrt(square) * c[7] + c[2]);
   }
 }
 
 void adamw(const float* c, const std::vector<double>& g, Row* row) {
-  for (double& weight : row->weights) weight *= 1 - c[6];
+  for (double& weight : row->weights) weight *= 1 - c[8];
   adam(c, g, row);
 }
 

@@ -47,7 +47,7 @@ def test_updates_have_the_same_bits(lengths: list[int], dim: int, device: torch.
         found = []
         for segments_given in (None, hot):
             cache = Cache(weights, states, device=device)
-            row = coefficients(0.1, 1e-8, 0.1, 0.001, 1.25, device=device)
+            row = coefficients(0.1, 1e-8, 0.9, 0.1, 0.75, 0.25, 1.25, device=device)
             tables = int32([0, rows], device)
             fixed = (unique, tables, *lookups, row, optimizer, dim, torch.float32)
             ops.update_rows(cache.records, [grad], *fixed, hot_segments=segments_given)

@@ -73,7 +73,7 @@ def run_everything(dim: int, dtype: torch.dtype, device: torch.device | str = "c
     scale = torch.rand(lookups, generator=generator).to(device)
     weights = torch.randn(rows, dim, generator=generator).to(device)
     results = []
-    row = coefficients(0.1, 1e-8, 0.1, 0.001, 1.01, max_gradient=9.0, device=device)
+    row = coefficients(0.1, 1e-8, 0.9, 0.1, 0.75, 0.25, 1.25, max_gradient=9.0, device=device)
     for optimizer in OPTIMIZERS:
         for factor in (None, scale):
             states = [torch.ones(rows, n, device=device) for n in states_of(optimizer, dim)]

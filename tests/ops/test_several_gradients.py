@@ -52,7 +52,7 @@ class Batch:
 
 def update(cache: Cache, batch: Batch, gradients: tuple[object, ...], optimizer: str) -> None:
     grads, row, source = gradients
-    rates = coefficients(0.1, 1e-8, 0.1, 0.001, 1.0, device=cache.records.device)
+    rates = coefficients(0.1, 1e-8, 0.9, 0.1, 0.75, 0.25, 1.25, device=cache.records.device)
     lookups = (batch.unique, batch.tables, batch.offsets, row, source, None, batch.scale)
     torch.ops.rec_sdk.update_rows(cache.records, grads, *lookups, rates, optimizer, cache.dim, cache.dtype)
 

@@ -109,7 +109,7 @@ def test_all_optimizers_round_what_float32_gives(optimizer: str, dtype: torch.dt
     weights = torch.randn(count, dim, generator=generator).to(dtype).float()
     grads = torch.randn(count, dim, generator=generator)
     ids = torch.randint(-(2**62), 2**62, (count,), generator=generator)
-    row = coefficients(0.01, 0.1, 0.1, 0.01, 1.0, 1.0, 0.0)
+    row = coefficients(0.01, 0.1, 0.9, 0.1, 0.75, 0.25, 1.0, 1.0, 0.0)
     run = (weights, grads, ids)
     exact = updated(*run, torch.float32, device, optimizer, seeds=None, row=row)
     cache = updated(*run, dtype, device, optimizer, row=row)

@@ -29,6 +29,7 @@ import rec_sdk_torch.ops  # noqa: F401
 
 DIMS = [1, 3, 8, 20, 32, 64, 128, 130]
 ROWS, LOOKUPS, STEPS = 40, 150, 20
+MOMENTS = (0.9, 1 - 0.9, 0.999, 1 - 0.999)
 
 
 # The plain-torch references: one step on the touched rows, `w, states` in place, from the lookups' gradients.
@@ -56,11 +57,11 @@ def adam_row(t: int, sparse: bool) -> torch.Tensor:
     step_size, inverse = 0.01 / correction1, 1 / math.sqrt(correction2)
     if sparse:
         step_size, inverse = step_size * math.sqrt(correction2), 1.0
-    return coefficients(step_size, 1e-8, 1 - 0.9, 1 - 0.999, inverse)
+    return coefficients(step_size, 1e-8, *MOMENTS, inverse)
 
 
-def lamb_row(t: int) -> torch.Tensor:
-    return coefficients(0.01, 1e-3, 1 - 0.9, 1 - 0.999, 1 / (1 - 0.9**t), 1 / math.sqrt(1 - 0.999**t), 0.1)
+def lamb_row(t: int, decay: float = 0.1) -> torch.Tensor:
+    return coefficients(0.01, 1e-3, *MOMENTS, 1 / (1 - 0.9**t), 1 / math.sqrt(1 - 0.999**t), decay)
 
 
 def on_rows(cls: type[OnRows], **options: Any) -> Callable[[torch.Tensor], Reference]:
@@ -177,10 +178,15 @@ CASES = {
     "AdamW": (
         "adamw",
         on_rows(AdamW, lr=0.01, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.2),
-        lambda t: coefficients(*adam_row(t, sparse=False)[0, 1:6].tolist(), 0.01 * 0.2),
+        lambda t: coefficients(*adam_row(t, sparse=False)[0, 1:8].tolist(), 0.01 * 0.2),
         1e-5,
     ),
-    "PartialRowWiseAdam": ("partial_rowwise_adam", on_rows(PartialRowWiseAdam, **LAMB), lamb_row, 1e-5),
+    "PartialRowWiseAdam": (
+        "partial_rowwise_adam",
+        on_rows(PartialRowWiseAdam, **LAMB),
+        lambda t: lamb_row(t, decay=0.01 * 0.1),
+        1e-5,
+    ),
     "LAMB": ("lamb", on_rows(Lamb, **LAMB), lamb_row, 1e-5),
     "PartialRowWiseLAMB": ("partial_rowwise_lamb", on_rows(PartialRowWiseLamb, **LAMB), lamb_row, 1e-5),
     "LarsSGD": (
@@ -317,7 +323,7 @@ def test_an_empty_segment_updates_with_a_zero_gradient(device: torch.device) -> 
         None,
         None,
         None,
-        coefficients(1.0, 0.0, 0.5, 0.5, 1.0, device=device),
+        coefficients(1.0, 0.0, 0.5, 0.5, 0.5, 0.5, 1.0, device=device),
         "adam",
         8,
         torch.float32,
@@ -360,7 +366,7 @@ def test_opcheck(optimizer: str, device: torch.device) -> None:
                 None,
                 None if scale is None else int32([0, 0, 0], device),
                 scale,
-                coefficients(0.1, 1e-8, 0.1, 0.001, 1.0, device=device),
+                coefficients(0.1, 1e-8, *MOMENTS, 1.0, device=device),
                 optimizer,
                 8,
                 torch.bfloat16,

@@ -8,7 +8,7 @@ namespace rec_sdk {
 namespace ascendc {
 
 // Storage of the temporaries of an expression. Operators reuse their operands' storage, so that even long
-// formulas need few: Adam two, a division of or by a number one more than other operators.
+// formulas need few: Adam one, a division of or by a number one more than other operators.
 class PlanePool {
  public:
   // planes: as many as planes_of_formula() counts.
