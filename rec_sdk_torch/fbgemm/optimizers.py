@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from ..tbe import TableOptimizer
+from ..tbe.table import holds
 from .enums import EnsembleModeDefinition, OptimType, WeightDecayMode, member, sparse_type
 from .states import state_names
 
@@ -103,13 +105,15 @@ def gradient_bound(given: Mapping[str, Any]) -> float | None:
     """What bounds the elements of the output's gradient; None for nothing.
 
     Raises:
-        ValueError: a bound that is not a number above 0.
+        ValueError: a bound that is not a number above 0, or beyond float32.
     """
     bound = given["max_gradient"]
     if not given["gradient_clipping"]:
         return None
     if isinstance(bound, bool) or not isinstance(bound, (int, float)) or not bound > 0:
         raise ValueError(f"max_gradient is {bound!r}, must be a number above 0")
+    if not math.isinf(bound) and not holds(torch.float32, bound):
+        raise ValueError(f"max_gradient is {bound!r}, which is inf in float32, must be a number above 0 that is not")
     return float(bound)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
 import numbers
@@ -13,7 +14,7 @@ import torch
 
 from ..ops import coefficient_names
 from .optimizer_specs import OptimizerSpec, Options, mode_name, modes_of, spec_for
-from .table import WEIGHT_DTYPES, as_int
+from .table import WEIGHT_DTYPES, as_int, holds
 
 COEFFICIENTS = 16
 """Width of a table's row of coefficients in `rec_sdk::update_rows`."""
@@ -38,6 +39,15 @@ _IRRELEVANT = {"foreach", "fused"}
 """How torch would execute the same update."""
 _LEAST = {"gwd_start_iter": 0, "max_counter": 1, "max_counter_update_freq": -1, "step_ema": 1, "step_swap": 1}
 """The least that numbers may be where it is not 0, or -2^31 of whole ones."""
+_BELOW = {
+    "momentum": 1.0,
+    "step_ema_coef": math.nextafter(1.0, 2.0),
+    "gwd_lower_bound": math.nextafter(1.0, 2.0),
+    "max_counter": 2.0**31 + 1,  # the kernel's logarithm goes no further
+}
+"""What numbers must be below, where there is a bound. Whole ones are below 2^63."""
+_NOT_ROUNDED_TO_ZERO = {"eps", "initial_accumulator_value"}
+"""Numbers that are there lest something is 0."""
 _DEFINITIONS = {
     "global_weight_decay": {"start_iter": "gwd_start_iter", "lower_bound": "gwd_lower_bound"},
     "cowclip_regularization": {
@@ -76,9 +86,16 @@ def _checked_number(where: str, name: str, value: object, low: float = 0.0, belo
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{where}: {name} is {value!r}, expected a number")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
     if not low <= number < below:  # also false for NaN
         raise ValueError(f"{where}: {name} is {number}, must be in [{low}, {below})")
+    stored = ctypes.c_float(number).value
+    if not stored < below or (stored == 0 != number and name in _NOT_ROUNDED_TO_ZERO):
+        allowed = "0 or more than 7e-46" if stored == 0 else f"in [{low}, {below})"
+        raise ValueError(f"{where}: {name} is {number}, which is {stored} in float32, must be {allowed}")
     return number
 
 
@@ -169,13 +186,13 @@ def _check_kind(where: str, spec: OptimizerSpec, name: str, value: object) -> No
         if not isinstance(value, bool):
             raise TypeError(f"{where}: {name} is {value!r}, expected a bool")
     elif isinstance(default, float):
-        _checked_number(where, name, value, low=_LEAST.get(name, 0.0))
+        _checked_number(where, name, value, _LEAST.get(name, 0.0), _BELOW.get(name, math.inf))
     elif isinstance(default, int):
         whole, least = as_int(value), _LEAST.get(name, -(2**31))
         if whole is None:
             raise TypeError(f"{where}: {name} is {value!r}, expected an int")
-        if whole < least:
-            raise ValueError(f"{where}: {name} is {whole}, must be at least {least}")
+        if not least <= whole < 2**63:
+            raise ValueError(f"{where}: {name} is {whole}, must be at least {least} and below 2^63")
 
 
 def check_options(where: str, spec: OptimizerSpec, options: Options) -> None:
@@ -183,12 +200,6 @@ def check_options(where: str, spec: OptimizerSpec, options: Options) -> None:
     known = spec.options.keys()
     for name in options.keys() & known:
         _check_kind(where, spec, name, options[name])
-    if "momentum" in known:
-        _checked_number(where, "momentum", options["momentum"], below=1.0)
-    if "step_ema_coef" in known:
-        _checked_number(where, "step_ema_coef", options["step_ema_coef"], below=math.nextafter(1.0, 2.0))
-    if "gwd_lower_bound" in known:
-        _checked_number(where, "gwd_lower_bound", options["gwd_lower_bound"], below=math.nextafter(1.0, 2.0))
     if "gwd_lower_bound" in known or options.get("counter_weight_decay_mode") == "adagradw":
         _checked_number(where, "lr * weight_decay", float(options["lr"]) * float(options["weight_decay"]), below=1.0)
     betas = options.get("betas")
@@ -255,6 +266,13 @@ def _state_dtypes(where: str, spec: OptimizerSpec, given: dict[str, Any]) -> tup
     return tuple(asked.get(name, torch.float32) for name in names)
 
 
+def _check_first_states(where: str, spec: OptimizerSpec, options: Options, dtypes: Sequence[torch.dtype]) -> None:
+    """Raises ValueError for a state that begins beyond its data type."""
+    for start, dtype in zip(spec.state_init(options), dtypes, strict=False):
+        if not holds(dtype, start):
+            raise ValueError(f"{where}: initial_accumulator_value is {start}, which is inf in {dtype}")
+
+
 _coefficient_names = functools.cache(coefficient_names)
 
 
@@ -308,6 +326,7 @@ class TableOptimizer:
         dtypes = _state_dtypes(where, spec, given)
         options = _checked_options(where, spec, given)
         check_options(where, spec, options)
+        _check_first_states(where, spec, options, dtypes)
         return cls(optimizer_class, spec, options, bound, step, 0, where, dtypes)
 
     def state_dtype(self, name: str) -> torch.dtype:
@@ -324,7 +343,8 @@ class TableOptimizer:
         """The next update's row of `COEFFICIENTS` numbers, for t = step + 1.
 
         Raises:
-            TypeError, ValueError: an option was changed to something no update may use, such as a NaN `lr`.
+            TypeError, ValueError: an option was changed to something no update may use, such as a NaN `lr`, or options
+                make a coefficient that float32 cannot hold.
         """
         constant = all(_is_constant(value) for name, value in self.options.items() if name != "params")
         if not constant or self.options != self._checked:  # others may change without becoming unequal
@@ -334,5 +354,18 @@ class TableOptimizer:
         if not constant:  # computed with in double precision, whatever theirs is
             options = {name: plain(value) for name, value in options.items() if name in self.spec.options}
         values = self.spec.coefficients(options, self.step + 1)
-        row = [self.max_gradient, *(values[name] for name in _coefficient_names(self.spec.kernel))]
+        names = _coefficient_names(self.spec.kernel)
+        row = [self.max_gradient, *(values[name] for name in names)]
+        if not holds(torch.float32, max(map(abs, row[1:]))):
+            self._check_coefficients(dict(zip(names, row[1:], strict=True)))
         return row + [0.0] * (COEFFICIENTS - len(row))
+
+    def _check_coefficients(self, values: Mapping[str, float]) -> None:
+        """Raises ValueError for one that only float32 makes infinite: others mean that there is no bound."""
+        for name, value in values.items():
+            if not holds(torch.float32, value) and not math.isinf(value):
+                given = {option: self.options[option] for option in self.spec.options}
+                raise ValueError(
+                    f"{self.where}: {name} of update {self.step + 1} is {float(value)}, which is inf in float32: it is "
+                    f"made of {given}"
+                )

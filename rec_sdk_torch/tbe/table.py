@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 import re
 from collections.abc import Callable, Sequence
@@ -68,6 +67,19 @@ class BoundsCheckMode(Enum):
 
 
 WEIGHT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+_OVERFLOW = {
+    dtype: limits.max * (1 + limits.eps / (4 - 2 * limits.eps))
+    for dtype in WEIGHT_DTYPES
+    for limits in [torch.finfo(dtype)]
+}
+"""The least number that rounds to infinity."""
+
+
+def holds(dtype: torch.dtype, *numbers: float) -> bool:
+    """Whether numbers are finite ones of a data type in `WEIGHT_DTYPES`."""
+    return all(abs(number) < _OVERFLOW[dtype] for number in numbers)  # False for NaN
 
 
 def as_int(value: object) -> int | None:
@@ -150,6 +162,9 @@ class TableConfig:
             )
         if self.life is not None and self.life.any() and not self.hashed:
             raise ValueError(f"table {self.name!r}: only a hash table admits or evicts ids")
+        if self.life is not None and not self._holds(self.life.default_value):
+            default, dtypes = self.life.default_value, self._dtypes
+            raise ValueError(f"table {self.name!r}: default_value is {default}, needs a finite one of {dtypes}")
         if not isinstance(self.stochastic_rounding, bool):
             raise TypeError(
                 f"table {self.name!r}: stochastic_rounding is {self.stochastic_rounding!r}, expected a bool"
@@ -158,14 +173,25 @@ class TableConfig:
 
     def _check_initializer(self) -> None:
         low, high = self.init_range
+        needs = f"needs finite ones of {self._dtypes}"
         if self.initializer_type is InitializerType.TRUNCATED_NORMAL:
-            fits = math.isfinite(self.init_mean) and 0 <= self.init_stddev < math.inf
-            given = f"mean {self.init_mean} and stddev {self.init_stddev}, needs finite ones, stddev >= 0"
+            mean, stddev = self.init_mean, self.init_stddev
+            fits = stddev >= 0 and self._holds(mean - 2 * stddev, mean + 2 * stddev)
+            given = f"mean {mean} and stddev {stddev}, {needs} two of it from the mean, stddev >= 0"
         else:
-            fits = -math.inf < low <= high < math.inf
-            given = f"min {low} and max {high}, needs finite ones, min <= max"
+            fits = self._holds(low, high) and low <= high
+            given = f"min {low} and max {high}, {needs}, min <= max"
         if not fits:
             raise ValueError(f"table {self.name!r}: {self.initializer_type.value} initial weights with {given}")
+
+    @property
+    def _dtypes(self) -> str:
+        """Those of its weights."""
+        return " and ".join(dict.fromkeys(map(str, (self.weight_dtype, self.cached_dtype))))
+
+    def _holds(self, *numbers: float) -> bool:
+        """Whether they are finite weights."""
+        return holds(self.weight_dtype, *numbers) and holds(self.cached_dtype, *numbers)
 
     @property
     def init_range(self) -> tuple[float, float]:

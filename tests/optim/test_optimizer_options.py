@@ -129,7 +129,7 @@ def test_learning_rate_is_read_at_each_update(device: torch.device) -> None:
         torch.testing.assert_close(rows_of(collection)[0], before - rate)
 
 
-@pytest.mark.parametrize("bad", [math.nan, -1.0, math.inf, "fast"])
+@pytest.mark.parametrize("bad", [math.nan, -1.0, math.inf, "fast", 1e39, torch.tensor(1e39, dtype=torch.float64)])
 def test_a_bad_learning_rate_set_later(device: torch.device, bad: Any) -> None:
     collection = bags_collection(device)
     apply(collection, ADAGRAD, eps=0.0)
