@@ -14,7 +14,7 @@ UNITS = (
     "ascendc_updates_random_1$",
     "ascendc_update_costs$",
     "ascendc_lookup",
-    "ascendc_(copies|row_copies|planes|optimizer_shapes|host_pass)",
+    "ascendc_(copies|row_copies|planes|tile_plan|optimizer_shapes|host_pass)",
 )
 """Tests of ctest, in parts that take about as long."""
 

@@ -153,3 +153,17 @@ def test_arguments(device: torch.device) -> None:
         updated(values, values, ids.int(), torch.bfloat16, device)
     with pytest.raises(RuntimeError, match="rounding_seeds"):
         updated(values, values, ids, torch.bfloat16, device, seeds=SEEDS[:1])
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "partial_rowwise_lamb"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_wider_than_a_cores_memory(dtype: torch.dtype, optimizer: str, device: torch.device) -> None:
+    generator = torch.Generator().manual_seed(5)
+    count, dim = 4, 45_000
+    weights, grads = (torch.randn(count, dim, generator=generator).to(dtype).float() for _ in range(2))
+    ids = torch.arange(count) * 77
+    row = coefficients(0.01, 0.1, 0.9, 0.1, 0.75, 0.25, 1.0, 1.0, 0.0)
+    run = (weights, grads, ids)
+    exact = updated(*run, torch.float32, device, optimizer, seeds=None, row=row)
+    cache = updated(*run, dtype, device, optimizer, row=row)
+    assert bits(cache.weights) == bits(expected(exact.weights.cpu(), ids, dtype))

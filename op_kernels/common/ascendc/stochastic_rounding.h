@@ -16,14 +16,12 @@ namespace ascendc {
 
 class StochasticRounding {
  public:
-  static constexpr int kPlanes = 4;  // of the formula, which is done by then
-
-  // Bytes of UB for rows of that pitch.
-  __aicore__ inline static int64_t bytes(int64_t pitch) { return pitch * 4; }
+  static constexpr int kPlanes = 4;      // of the formula, which is done by then
+  static constexpr int64_t kShared = 1;  // numbers for each column of a tile
 
   __aicore__ inline void init(TPipe* pipe, int64_t pitch) {
     pitch_ = static_cast<int32_t>(pitch);
-    pipe->InitBuffer(columns_, static_cast<uint32_t>(bytes(pitch)));
+    pipe->InitBuffer(columns_, static_cast<uint32_t>(kShared * pitch * 4));
     const Ints columns = columns_.Get<int32_t>();
     for (int32_t k = 0; k < kFirst; ++k) columns.SetValue(static_cast<uint32_t>(k), k);
     indexed_.init(pipe);

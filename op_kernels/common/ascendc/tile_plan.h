@@ -59,27 +59,36 @@ __aicore__ inline int64_t row_value_bytes(const RecordShape& shape, RowNeeds nee
   return 4 * (align_up(rows, kUbBlock / 4) * of_row + maximum(kSpreadIndex, pitch) + kSpreadIndex);
 }
 
-// planes: of the formula; other_bytes: of UB, for the index windows. The widest tile that fits, and then as
-// many rows as fit.
-__aicore__ inline TilePlan plan_tiles(const RecordShape& shape, RowNeeds needs, int planes, int64_t lookups,
-                                      int64_t rows_of_core, int64_t other_bytes) {
+// What UB has to hold beside the records and gradients of a tile: planes of intermediate results, numbers of
+// 4 bytes that all rows of the tile share, `shared` for each of its columns, and bytes whatever the tile is,
+// for the index windows.
+struct BesideTile {
+  int planes;
+  int64_t shared, bytes;
+};
+
+// The widest tile that fits, and then as many rows as fit.
+__aicore__ inline TilePlan plan_tiles(const RecordShape& shape, RowNeeds needs, const BesideTile& beside,
+                                      int64_t lookups, int64_t rows_of_core) {
   TilePlan plan{1, 0, 0, row_plane_pitch(shape), sum_levels(lookups)};
-  const int64_t budget = kUbBytes - other_bytes;
+  const int planes = beside.planes;
   for (int64_t tiles = 1;; ++tiles) {
     // Whole UB blocks of weights and of states, and whole passes of the lanes.
     plan.width = tiles == 1 ? shape.dim : align_up(ceil_div(shape.dim, tiles), kLanes);
     const int64_t unit = shape.narrow ? kHalvesOfBlock : kUbBlock / shape.weight_bytes;
     plan.pitch = align_up(plan.width, unit);
     if (needs.sums > 0) plan.pitch = spread_pitch(plan.pitch, unit);
-    const int64_t left = budget - sum_bytes(plan.pitch, plan.levels);
+    const int64_t left =
+        kUbBytes - beside.bytes - sum_bytes(plan.pitch, plan.levels) - 4 * beside.shared * plan.pitch;
     int64_t fit = minimum(left / tile_bytes(shape, planes, 1, plan.pitch), kMaxTileRows);
     while (needs.sums > 0 && fit > 0 &&
            left <
                tile_bytes(shape, planes, fit, plan.pitch) + row_value_bytes(shape, needs, fit, plan.pitch)) {
       --fit;
     }
-    if (fit <= 0) continue;
-    plan.rows = tile_rows(fit, rows_of_core);
+    // One pass of the lanes always fits: to go on would be for ever.
+    if (fit <= 0 && plan.width > kLanes) continue;
+    plan.rows = tile_rows(maximum<int64_t>(1, fit), rows_of_core);
     return plan;
   }
 }

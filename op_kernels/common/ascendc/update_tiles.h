@@ -143,18 +143,17 @@ class UpdateTiles {
     const int64_t end =
         global(a_.segments.offsets, a_.segments.rows + 1).GetValue(static_cast<uint64_t>(rows_.end));
     open_lookup_index(&lookup_index_, pipe, lookups, end);
-    const int64_t rounding_bytes =
-        stochastic() ? StochasticRounding::bytes(align_up(a_.shape.dim, kLanes)) : 0;
-    const int64_t other_bytes = kRowArrays * RowIndex::kBytesOfArray + lookup_index_bytes(lookups) +
-                                RowSplit::kBytes + rounding_bytes;
-    const int planes =
-        maximum(1, stochastic() ? maximum(kFormulaPlanes, StochasticRounding::kPlanes) : kFormulaPlanes);
-    plan_ =
-        plan_tiles(a_.shape, RowNumbers::kNeeds, planes, lookups.count, rows_.end - rows_.begin, other_bytes);
+    BesideTile beside{maximum(1, kFormulaPlanes), 0,
+                      kRowArrays * RowIndex::kBytesOfArray + lookup_index_bytes(lookups) + RowSplit::kBytes};
+    if (stochastic()) {
+      beside.planes = maximum(beside.planes, StochasticRounding::kPlanes);
+      beside.shared = StochasticRounding::kShared;
+    }
+    plan_ = plan_tiles(a_.shape, RowNumbers::kNeeds, beside, lookups.count, rows_.end - rows_.begin);
     sums_.init(pipe, &lookup_index_, lookups, plan_.pitch, plan_.levels, a_.workspace.sums,
                a_.workspace.pitch);
     records_.init(pipe, a_.shape, plan_, a_.records);
-    pool_.init(pipe, plan_.rows * plan_.pitch, planes);
+    pool_.init(pipe, plan_.rows * plan_.pitch, beside.planes);
     if (kPasses > 0) row_values_.init(pipe, plan_, a_.shape);
     if (stochastic()) rounding_.init(pipe, plan_.pitch);
     vector_barrier();

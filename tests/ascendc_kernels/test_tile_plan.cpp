@@ -1,0 +1,54 @@
+// Tiles of an update fit into UB at any width of rows, and none that are wider would.
+#include <initializer_list>
+
+#include "op_kernels/common/ascendc/tile_plan.h"
+#include "tests/host/check.h"
+
+using rec_sdk::ascendc::BesideTile;
+using rec_sdk::ascendc::plan_tiles;
+using rec_sdk::ascendc::RecordShape;
+using rec_sdk::ascendc::RowNeeds;
+using rec_sdk::ascendc::TilePlan;
+
+namespace {
+
+constexpr int64_t kOtherBytes = 24576;  // the most that index windows take
+
+int64_t bytes_of(const RecordShape& shape, RowNeeds needs, const BesideTile& beside, const TilePlan& plan) {
+  const int64_t of_rows =
+      needs.sums > 0 ? rec_sdk::ascendc::row_value_bytes(shape, needs, plan.rows, plan.pitch) : 0;
+  return rec_sdk::ascendc::tile_bytes(shape, beside.planes, plan.rows, plan.pitch) + of_rows +
+         rec_sdk::ascendc::sum_bytes(plan.pitch, plan.levels) + 4 * beside.shared * plan.pitch + beside.bytes;
+}
+
+void check(const RecordShape& shape, RowNeeds needs, const BesideTile& beside, int64_t lookups) {
+  const TilePlan plan = plan_tiles(shape, needs, beside, lookups, 1000);
+  CHECK(plan.rows >= 1 && plan.width >= 1 && plan.width <= plan.pitch);
+  CHECK(bytes_of(shape, needs, beside, plan) <= rec_sdk::ascendc::kUbBytes);
+  if (plan.width >= shape.dim) return;
+  using rec_sdk::ascendc::kLanes;
+  CHECK(plan.width % kLanes == 0);
+  const int64_t tiles = rec_sdk::ascendc::ceil_div(shape.dim, plan.width);
+  TilePlan wider = plan;  // one tile less for all columns, and no two rows at the same banks
+  wider.rows = 1;
+  wider.pitch = rec_sdk::ascendc::align_up(rec_sdk::ascendc::ceil_div(shape.dim, tiles - 1), kLanes) + kLanes;
+  CHECK(bytes_of(shape, needs, beside, wider) > rec_sdk::ascendc::kUbBytes);
+}
+
+}  // namespace
+
+int main() {
+  for (const int64_t dim : {1, 16, 100, 1000, 4096, 5000, 20000, 42000, 45000, 100000, 1 << 20, 1 << 24}) {
+    for (const int64_t weight_bytes : {2, 4}) {
+      for (int64_t states = 0; states < 4; ++states) {
+        for (const int64_t sums : {0, 2}) {
+          const RecordShape shape{dim, 0, weight_bytes, states, sums};
+          for (const int64_t shared : {0, 1}) {
+            check(shape, {sums, 3 * sums}, {4, shared, kOtherBytes}, 1 << 20);
+          }
+        }
+      }
+    }
+  }
+  return check_result();
+}
