@@ -110,6 +110,32 @@ def _check_devices(name: str, tensors: dict[str, object], host_rows: tuple[str, 
             )
 
 
+_loaded: set[str] = set()
+"""Types of devices whose kernels a call has loaded."""
+
+
+def _load_and_call(name: str, *args: Any, **kwargs: Any) -> Any:
+    """An operator on a device whose kernels nobody has loaded: loads them, and calls it again.
+
+    Without it torch_npu would run the kernels of the CPU, on copies.
+
+    Raises:
+        ImportError, NotImplementedError, ValueError: as `backends.devices.backend_for`.
+        NotImplementedError: there are kernels for the device, but not for tensors of this kind.
+    """
+    from .backends.devices import backend_for
+
+    flat = [part for value in (*args, *kwargs.values()) for part in (value if isinstance(value, list) else [value])]
+    tensors = [part for part in flat if isinstance(part, torch.Tensor)]
+    tensor = next((each for each in tensors if each.device.type != "cpu"), tensors[0])
+    if tensor.device.type in _loaded:
+        raise NotImplementedError(f"rec_sdk::{name} takes strided tensors, got one that is {tensor.layout}")
+    backend_for(tensor.device)
+    _loaded.add(tensor.device.type)
+    operator, _, overload = name.partition(".")
+    return getattr(getattr(ops, operator), overload or "default")(*args, **kwargs)
+
+
 def _operator(
     schema: str, host_rows: tuple[str, ...] = ()
 ) -> Callable[[Callable[_Params, _Result]], Callable[_Params, _Result]]:
@@ -126,6 +152,8 @@ def _operator(
 
         _schemas.define(schema)
         torch.library.register_fake(f"rec_sdk::{name}", checked, lib=_schemas)
+        # For backends without a kernel of their own.
+        _schemas.impl(name, functools.partial(_load_and_call, name), "CompositeExplicitAutograd")
         return fake
 
     return declare

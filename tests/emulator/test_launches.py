@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 from pathlib import Path
 
 import launch_failures
@@ -43,6 +44,16 @@ def test_an_error_of_somebody_else_is_not_that_of_the_next_launch() -> None:
     before, _, ran = done.stdout.partition("ran: ")
     assert "kernel" not in before, before
     assert list(json.loads(ran.splitlines()[0])) == ["lookup_sequence"]
+
+
+def test_the_first_call_loads_the_kernels() -> None:
+    """Nobody has asked for a device "npu" in that process, only for a tensor there. Else torch_npu runs the CPU's."""
+    calls = "for operator, arguments in test_edges.good_calls('npu').values(): operator(**arguments)"
+    path = os.pathsep.join([str(Path(__file__).parents[1] / "ops"), os.environ.get("PYTHONPATH", "")])
+    done = warm.python("-c", f"import torch_npu, test_edges\n{calls}\nprint('through')", PYTHONPATH=path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "through"
+    assert "fall back to run on the CPU" not in done.stderr
 
 
 def test_kernels_keep_to_the_limit_of_their_stream() -> None:

@@ -101,6 +101,18 @@ def test_devices_do_not_mix(name: str, other: str, device: torch.device) -> None
             print(f"{name}, {tensor} alone on one device:", operator(**arguments))
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_tensors_that_are_not_strided(name: str) -> None:
+    operator, arguments = good_calls("cpu")[name]
+    for _ in range(2):
+        with pytest.raises(NotImplementedError, match=rf"rec_sdk::{name} takes strided tensors.*torch.sparse_coo"):
+            operator(**{key: sparse(value) for key, value in arguments.items()})
+
+
+def sparse(value: object) -> object:
+    return value.to_sparse() if isinstance(value, torch.Tensor) else value
+
+
 def test_records_of_no_bytes(device: torch.device) -> None:
     cache, slots = torch.zeros(5, 0, dtype=torch.uint8, device=device), int32([1, 4], device)
     assert ops.gather_rows(cache, slots).shape == (2, 0)
