@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from .. import _engine
 from ..ops import HOT_SEGMENT_FIELDS
-from .transfers import Arrival
+from .transfers import Arrival, Departure
 
 
 class PlanArrays(NamedTuple):
@@ -93,7 +95,43 @@ _OTHER_TYPES = tuple(
 )
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False)
+class Staged:
+    """What has been made ready of a plan that is not applied. Goes with the plan, which it does not hold.
+
+    Attributes:
+        lock: held while `records` are made ready, which may be ahead of time in another thread.
+        late: places among the rows that come of those that were not read ahead; `late_rows` are their slots, records.
+    """
+
+    arrays: PlanArrays
+    arrival: Arrival
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    leaving: Leaving | None = None
+    records: Arrival | None = None
+    late: np.ndarray | None = None
+    late_rows: Arrival | None = None
+    sums: Arrival | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Leaving:
+    """Of rows that leave, before they do.
+
+    Attributes:
+        rows: uint8 `[O, bytes]`, where they are put.
+        staging: the same in host memory, which may be `rows` itself.
+        sums: of an accumulation window.
+        swapped: not empty once they have been put there, and others into their slots.
+    """
+
+    rows: torch.Tensor
+    staging: torch.Tensor
+    sums: Departure | None
+    swapped: list[None] = field(default_factory=list)
+
+
+@dataclass(eq=False, slots=True)
 class Plan:
     """What a batch needs of one group. Its rows stay in the cache until it is released or dropped.
 
@@ -101,12 +139,15 @@ class Plan:
         host: the engine's plan; one that nobody applied undoes itself when it is dropped.
         arrays: on the device.
         arrival: of the arrays.
+        staged: until the plan is applied or released; None where no rows come.
     """
 
     host: _engine.Plan
     arrays: PlanArrays
     arrival: Arrival
+    staged: Staged | None
 
     def release(self) -> None:
         """Ends the pins of its rows."""
         self.host.release()
+        self.staged = None

@@ -10,7 +10,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ import torch
 from .. import _engine
 from ..ops import call_once, ops
 from .batch import Batch, Int64Array
-from .plan import Plan, PlanArrays
+from .plan import Leaving, Plan, PlanArrays, Staged
 from .transfers import Arrival, Departure, Transfers
 
 FillNew = Callable[[np.ndarray, np.ndarray, torch.Tensor], None]
@@ -34,42 +34,6 @@ class _Copies:
 
     def arrived(self) -> bool:
         return self.records.done() and (self.sums is None or self.sums.done())
-
-
-@dataclass(frozen=True, eq=False)
-class _Leaving:
-    """Of rows that leave, before they do.
-
-    Attributes:
-        rows: uint8 `[O, bytes]`, where they are put.
-        staging: the same in host memory, which may be `rows` itself.
-        sums: of an accumulation window.
-        swapped: not empty once they have been put there, and others into their slots.
-    """
-
-    rows: torch.Tensor
-    staging: torch.Tensor
-    sums: Departure | None
-    swapped: list[None] = field(default_factory=list)
-
-
-@dataclass(eq=False)
-class _Staged:
-    """A plan that is not applied: what has been made ready. Does not hold the plan, which may be dropped.
-
-    Attributes:
-        lock: held while `records` are made ready, which may be ahead of time in another thread.
-        late: places among the rows that come of those that were not read ahead; `late_rows` are their slots, records.
-    """
-
-    arrays: PlanArrays
-    arrival: Arrival
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    leaving: _Leaving | None = None
-    records: Arrival | None = None
-    late: np.ndarray | None = None
-    late_rows: Arrival | None = None
-    sums: Arrival | None = None
 
 
 _SWAP_IN_SLOTS = PlanArrays._fields.index("swap_in_slots")
@@ -107,14 +71,16 @@ class Swap:
         self.transfers = transfers
         # Of who holds this: a cycle would keep the cache too long.
         self._fill_new = None if fill_new is None else weakref.WeakMethod(fill_new)
-        self._staged: dict[int, _Staged] = {}
+        self._staged: dict[int, weakref.ref[Staged]] = {}  # by serial; their plans hold them
+        self._begun: dict[int, Staged] = {}  # by serial, of plans that can only be completed
         self._leaving: dict[int, tuple[_engine.Plan, _Copies]] = {}  # by serial, rows in transit
         self._landing = threading.Lock()
 
     def staging_bytes(self) -> int:
         """Host memory of plans that are not applied, and of rows on their way."""
         tensors: list[torch.Tensor] = []
-        for staged in list(self._staged.values()):
+        waiting = {staged for ref in list(self._staged.values()) if (staged := ref()) is not None}
+        for staged in waiting.union(self._begun.values()):
             arrivals = staged.arrival, staged.records, staged.late_rows, staged.sums
             tensors += [arrival.memory for arrival in arrivals if arrival is not None]
             tensors += [] if staged.leaving is None else [staged.leaving.staging]
@@ -129,6 +95,9 @@ class Swap:
         for serial, (_, copies) in list(self._leaving.items()):
             if copies.arrived():
                 self.land(serial)
+        for serial, ref in list(self._staged.items()):
+            if ref() is None:
+                self._staged.pop(serial, None)
         arguments = (batch.values, batch.offsets, keys, batch.batch_size, batch.weighted, batch.joined)
         if self.transfers.pinned:
             staging = self.transfers.staging(1, self.engine.arena_bytes(*arguments))[0]
@@ -137,18 +106,18 @@ class Swap:
         else:
             host = self.engine.plan(*arguments, None, announced, *batch.seen)
             arrays = PlanArrays.on_host(host)
-            staged = _Staged(arrays, Arrival((), arrays.slots))
+            staged = Staged(arrays, Arrival((), arrays.slots))
         if host.rows_in:
-            self._staged[host.serial] = staged
-        return Plan(host, staged.arrays, staged.arrival)
+            self._staged[host.serial] = weakref.ref(staged)
+        return Plan(host, staged.arrays, staged.arrival, staged if host.rows_in else None)
 
-    def _send_arrays(self, arena: torch.Tensor, host: _engine.Plan) -> _Staged:
+    def _send_arrays(self, arena: torch.Tensor, host: _engine.Plan) -> Staged:
         arrival = self.transfers.send(arena)
-        return _Staged(PlanArrays.of(arrival.tensors[0], host.fields), arrival)
+        return Staged(PlanArrays.of(arrival.tensors[0], host.fields), arrival)
 
     def drop(self, plan: Plan) -> None:
         """Ends a plan. If it has not begun it undoes itself, when those made after it have: what was to leave stays."""
-        staged = self._staged.get(plan.host.serial)  # goes when a later plan is applied
+        staged = plan.staged
         with staged.lock if staged else contextlib.nullcontext():
             plan.release()
 
@@ -157,7 +126,7 @@ class Swap:
 
         Rows that a plan before it takes out, and that have not landed, are left to `stage`.
         """
-        staged = self._staged.get(plan.host.serial)
+        staged = plan.staged
         if staged is None:
             return
         with staged.lock:
@@ -187,6 +156,7 @@ class Swap:
         for host in self.engine.unapplied(plan.host):  # unless another thread did, on its way to a later plan
             self._finish(host, self._staged_of(host) if host.rows_in else None)
         plan.arrival.wait()
+        plan.staged = None
 
     def apply_all(self) -> None:
         """Applies every plan there is: the cache holds all rows that the engine says it does."""
@@ -200,14 +170,18 @@ class Swap:
         _engine.begin([host])
         self._finish(host, staged)
 
-    def _staged_of(self, host: _engine.Plan) -> _Staged:
-        staged = self._staged.get(host.serial)
-        if staged is None:  # made by a thread that was interrupted
-            staged = self._staged[host.serial] = self._send_arrays(torch.from_numpy(host.arena), host)
+    def _staged_of(self, host: _engine.Plan) -> Staged:
+        staged = self._begun.get(host.serial)
+        if staged is None:
+            known = self._staged.get(host.serial)
+            staged = None if known is None else known()
+        if staged is None:  # its plan was dropped, and later ones were not
+            staged = self._send_arrays(torch.from_numpy(host.arena), host)
         return staged
 
-    def _finish(self, host: _engine.Plan, staged: _Staged | None) -> None:
+    def _finish(self, host: _engine.Plan, staged: Staged | None) -> None:
         if staged is not None:
+            self._begun[host.serial] = staged  # who completes it after an interrupt must not swap rows again
             self._write(staged)
             if staged.leaving is not None:
                 self._leaving[host.serial] = host, self._send_out(staged.leaving)
@@ -215,8 +189,9 @@ class Swap:
         for serial in list(self._staged):  # which a thread that plans adds to
             if serial <= host.serial:
                 self._staged.pop(serial, None)
+        self._begun.clear()  # one at a time begins
 
-    def _stage(self, host: _engine.Plan, staged: _Staged) -> None:
+    def _stage(self, host: _engine.Plan, staged: Staged) -> None:
         """Takes memory for what leaves, and starts the copies of what comes. Changes nothing."""
         staged.arrival.wait()
         arrays = staged.arrays
@@ -253,7 +228,7 @@ class Swap:
     def _send_records(self, staging: torch.Tensor) -> Arrival:
         return Arrival((staging,), staging) if self.transfers.direct else self.transfers.send(staging)
 
-    def _make_room(self, host: _engine.Plan, arrays: PlanArrays) -> _Leaving:
+    def _make_room(self, host: _engine.Plan, arrays: PlanArrays) -> Leaving:
         """For the rows that leave. Their sums leave already."""
         shape = host.rows_out, self.cache.shape[1]
         if self.transfers.direct:
@@ -264,9 +239,9 @@ class Swap:
         sums = None
         if self.sums is not None and arrays.window_out_slots is not None:
             sums = self.transfers.fetch(self.sums.index_select(0, arrays.window_out_slots))
-        return _Leaving(rows, staging, sums)
+        return Leaving(rows, staging, sums)
 
-    def _write(self, staged: _Staged) -> None:
+    def _write(self, staged: Staged) -> None:
         """Swaps rows, those that leave with the updates that the current stream has been given."""
         arrays = staged.arrays
         if self.sums is not None and arrays.window_out_slots is not None:
@@ -287,7 +262,7 @@ class Swap:
         if self.transfers.direct:
             self.transfers.used(staged.records.memory)
 
-    def _send_out(self, leaving: _Leaving) -> _Copies:
+    def _send_out(self, leaving: Leaving) -> _Copies:
         """Starts to copy the rows that have left to the host."""
         if self.transfers.direct:
             return _Copies(self.transfers.used(leaving.rows), leaving.sums)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from jagged import jagged
 from ranks import Ranks
-from sharded_model import Scenario, bags_of, sequences_of_rank, train_alone, train_sharded
+from sharded_model import Model, Scenario, bags_of, sequences_of_rank, shard, train_alone, train_sharded
 from torchrec.optim import RowWiseAdagrad
 
 import rec_sdk_torch as rst
@@ -160,3 +161,26 @@ def test_ids_are_counted_on_all_ranks(ranks_of: Callable[[int], Ranks], depth: i
     assert sum(len(rows) for rows in alone[1].values()) == sum(
         len(rows) for result in results for rows in result[1].values()
     )
+
+
+def read_ahead(rank: int, world_size: int) -> list[int]:
+    """Bytes of rows on their way, of a loop that prefetches and only reads, though in training mode."""
+    scenario = Scenario(cache=40, sizes=((2,),), ids=300)
+    model = shard(Model(scenario, 3), scenario, world_size)
+    tables = model.module.sparse
+    model(jagged(*bags_of(scenario, 0, world_size)[rank]))[0].backward()
+    batches = [jagged(*bags_of(scenario, step, world_size)[rank]) for step in range(1, 12)]
+    staged = []
+    with torch.no_grad():
+        for batch in rst.prefetch(batches, model, depth=2):
+            tables.wait_for_plans()
+            model(batch)
+            staged.append(tables.memory_report()["staging"])
+    tables.state_dict()
+    return [max(staged), tables.memory_report()["staging"]]
+
+
+def test_ranks_that_read_what_they_prefetched_keep_no_rows(ranks_of: Callable[[int], Ranks]) -> None:
+    for most, left in ranks_of(2).run(read_ahead):
+        assert most < 3 * 4 * 20 * 5 * 40, "three batches of four bags of 5 ids, of 4 tables, in records of 40 bytes"
+        assert left == 0

@@ -244,7 +244,7 @@ class Protocol {
   void finish(Thread* t, const MadePtr& made);
   void apply_all(Thread* t, const Plan* upto, bool last_too);
   std::vector<Handle> unapplied(const Plan* upto);
-  void stage_one(Thread* t, const Handle& host);
+  void stage_one(Thread* t, const Handle& host, bool last);
   void finish_one(Thread* t, const Handle& host);
   void bring_in(Thread* t, const Handle& host, const StagedPtr& staged);
   StagedPtr staged_of(const Plan& host);
@@ -272,7 +272,8 @@ class Protocol {
   Device device_;
   std::shared_ptr<Engine> engine_;
   size_t bytes_ = 0;
-  std::map<uint64_t, StagedPtr> staged_;
+  std::map<uint64_t, StagedPtr> staged_;    // Plan.staged
+  std::map<uint64_t, StagedPtr> applying_;  // what who applies a plan on the way to a later one holds
   std::map<uint64_t, Departure> leaving_;
   std::deque<PrefetchedPtr> coming_;
   std::vector<std::pair<Buffer, Event>> in_use_;  // Transfers._in_use

@@ -28,6 +28,7 @@ inline float& Protocol::weight(int64_t id) {
 inline void Protocol::release(Plan* plan) {
   if (plan->released()) return;
   plan->release();
+  if ((*plan)->state == PlanState::kPlanned) staged_.erase((*plan)->serial);
   changed({1, (*plan)->serial});
 }
 
@@ -109,6 +110,8 @@ inline void Protocol::read_ahead(Thread* t, const MadePtr& made) {
 }
 
 inline Protocol::StagedPtr Protocol::staged_of(const Plan& host) {
+  const auto applying = applying_.find(host->serial);
+  if (applying != applying_.end()) return applying->second;
   StagedPtr& staged = staged_[host->serial];
   if (staged == nullptr) {
     staged = std::make_shared<Staged>();
@@ -134,7 +137,7 @@ inline void Protocol::apply_all(Thread* t, const Plan* upto, bool last_too) {
   const std::vector<Handle> hosts = unapplied(upto);
   for (const Handle& host : hosts) {
     const bool last = !last_too && host == hosts.back();
-    if (!last || (*host)->rows_in > 0) stage_one(t, host);
+    if (!last || (*host)->rows_in > 0) stage_one(t, host, last);
     if (last) continue;
     t->then("begin, on the way", (*host)->serial, nullptr, [=] {
       Engine::begin({host.get()});
@@ -145,10 +148,11 @@ inline void Protocol::apply_all(Thread* t, const Plan* upto, bool last_too) {
 }
 
 // Swap._stage
-inline void Protocol::stage_one(Thread* t, const Handle& host) {
+inline void Protocol::stage_one(Thread* t, const Handle& host, bool last) {
   const uint64_t serial = (*host)->serial;
   t->then("stage: room", serial, nullptr, [=] {
     const StagedPtr staged = staged_of(*host);
+    if (!last) applying_[serial] = staged;
     wait(staged->arena);
     if ((*host)->rows_out > 0 && staged->leaving == nullptr) make_room(**host, staged.get());
     if ((*host)->rows_in > 0) bring_in(t, host, staged);
@@ -205,6 +209,7 @@ inline void Protocol::finish_one(Thread* t, const Handle& host) {
     engine_->applied(*host);
     changed({4, serial});
     staged_.erase(staged_.begin(), staged_.upper_bound(serial));
+    applying_.erase(serial);
   });
 }
 

@@ -294,7 +294,8 @@ inline void Protocol::check_end() {
   if (!device_.idle()) violation("a stream waits for ever");
   end_uses();
   if (engine_->in_flight() != 0) violation("a plan holds its slots for ever");
-  if (!staged_.empty() || !leaving_.empty()) violation("a plan stays staged, or never lands");
+  if (!staged_.empty() || !applying_.empty() || !leaving_.empty())
+    violation("a plan stays staged, or never lands");
   if (device_.held() != 0)
     violation(std::to_string(device_.held()) + " blocks of memory are never given back");
 }
@@ -319,15 +320,17 @@ inline Hash::Value Protocol::state() const {
     hash.add(uint64_t(std::find(threads_.begin(), threads_.end(), lock.owner) - threads_.begin()));
   };
   for (const Lock* lock : {&planning_, &launch_, &coming_lock_, &landing_}) owner(*lock);
-  for (const auto& [serial, staged] : staged_) {
-    hash.add(serial);
-    owner(staged->lock);
-    add_arrival(staged->arena);
-    add_arrival({staged->leaving, {}});
-    add_arrival(staged->records);
-    add_arrival(staged->late_rows);
-    for (const int32_t place : staged->late) hash.add(uint64_t(place));
-    hash.add(~uint64_t{0});
+  for (const auto* const map : {&staged_, &applying_}) {
+    for (const auto& [serial, staged] : *map) {
+      hash.add(serial);
+      owner(staged->lock);
+      add_arrival(staged->arena);
+      add_arrival({staged->leaving, {}});
+      add_arrival(staged->records);
+      add_arrival(staged->late_rows);
+      for (const int32_t place : staged->late) hash.add(uint64_t(place));
+      hash.add(~uint64_t{0});
+    }
   }
   for (const auto& [serial, left] : leaving_) {
     hash.add(serial);

@@ -1,0 +1,235 @@
+"""Memory of rows on their way goes with the plan that they are for, however the plan ends."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from rec_sdk_torch import AccumulateSGD
+from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer, lookup
+from rec_sdk_torch.tbe.look_ahead import Prefetched
+
+SIZE = 8
+
+
+class Staged:
+    """Counts, beside the embedding's own books, the bytes that live of what was taken for rows on their way."""
+
+    def __init__(self, embedding: TableBatchedEmbedding) -> None:
+        self._taken: list[weakref.ref[torch.Tensor]] = []
+        self._embedding = weakref.ref(embedding)
+        for group in embedding.groups:
+            transfers = group.swap.transfers
+            transfers.staging = self._watched(transfers.staging)
+            transfers.send = self._sent(transfers.send)  # type: ignore[method-assign]
+
+    def _watched(self, take: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def taken(*arguments: Any) -> torch.Tensor:
+            memory = take(*arguments)
+            if arguments[0] > 1:  # not a plan's arrays, which it keeps
+                self._taken.append(weakref.ref(memory))
+            return memory
+
+        return taken
+
+    def _sent(self, send: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+        def sent(staging: torch.Tensor) -> Any:
+            arrival = send(staging)
+            if arrival.memory is not staging and staging.dim() == 2:
+                self._taken.append(weakref.ref(arrival.memory))
+            return arrival
+
+        return sent
+
+    def bytes(self) -> int:
+        return sum(memory.nbytes for ref in self._taken if (memory := ref()) is not None)
+
+    def check(self, some: bool) -> None:
+        """`some`: that there are."""
+        embedding = self._embedding()
+        assert (self.bytes() > 0) is some, self.bytes()
+        if embedding is not None:
+            assert (embedding.memory_report()["staging"] > 0) is some
+
+
+def make(device: torch.device, window: int = 1) -> TableBatchedEmbedding:
+    """Two groups."""
+    tables = [TableConfig(f"t{dim}", 1000, dim, pooling=Pooling.SUM) for dim in (4, 8)]
+    optimizer = TableOptimizer.create(torch.optim.SGD, {"lr": 0.1})
+    if window > 1:
+        options = {"lr": 0.1, "use_accumulate": True, "accumulate_step": window}
+        optimizer = TableOptimizer.create(AccumulateSGD, options)
+    return TableBatchedEmbedding(tables, optimizer=optimizer, cache=6 * SIZE, device=device)
+
+
+def batch(number: int, count: int = SIZE) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.arange(2 * count) + 100 * number, torch.arange(2 * count + 1)
+
+
+def train(embedding: TableBatchedEmbedding, number: int) -> None:
+    embedding(*batch(number)).sum().backward()
+
+
+def read(embedding: TableBatchedEmbedding) -> None:
+    with torch.no_grad():
+        for number in (1, 2):
+            embedding(*batch(number))
+
+
+def evaluate(embedding: TableBatchedEmbedding) -> None:
+    embedding.eval()
+    read(embedding)
+
+
+def train_another(embedding: TableBatchedEmbedding) -> None:
+    train(embedding, 3)
+    embedding.forget()
+    land(embedding)
+
+
+def train_both(embedding: TableBatchedEmbedding) -> None:
+    for number in (1, 2):
+        train(embedding, number)
+    land(embedding)
+
+
+def leave_outputs(embedding: TableBatchedEmbedding) -> None:
+    for number in (1, 2):
+        embedding(*batch(number))
+    land(embedding)
+
+
+def keep_outputs(embedding: TableBatchedEmbedding) -> list[torch.Tensor]:
+    outputs = [embedding(*batch(number)) for number in (1, 2)]
+    land(embedding)
+    return outputs
+
+
+def land(embedding: TableBatchedEmbedding) -> None:
+    """Rows that have left are on their way, too."""
+    embedding.view("t4").count(), embedding.view("t8").count()
+
+
+def failing(embedding: TableBatchedEmbedding, what: type[BaseException], **place: Any) -> BaseException:
+    """Of a forward that `place` fails; the batch after it is forgotten. The caller keeps the error."""
+    with mock.patch.object(place["of"], place["name"], side_effect=what), pytest.raises(what) as raised:
+        embedding(*batch(1))
+    embedding.forget()
+    return raised.value
+
+
+def fails_to_stage(embedding: TableBatchedEmbedding) -> BaseException:
+    return failing(embedding, OSError, of=embedding.groups[1], name="stage")
+
+
+def is_interrupted_before_it_begins(embedding: TableBatchedEmbedding) -> BaseException:
+    return failing(embedding, KeyboardInterrupt, of=lookup._engine, name="begin")
+
+
+def fails_to_be_planned(embedding: TableBatchedEmbedding) -> BaseException:
+    embedding.forget()
+    return failing(embedding, KeyboardInterrupt, of=embedding.groups[1], name="plan")
+
+
+def is_too_large(embedding: TableBatchedEmbedding) -> None:
+    embedding.forget()
+    with pytest.raises(RuntimeError, match="distinct rows in the device cache"):
+        embedding(*batch(1, 10 * SIZE))
+
+
+def are_let_go_oldest_first(embedding: TableBatchedEmbedding) -> None:
+    """As an interrupt may: plans that nobody holds undo themselves."""
+    for coming in tuple(embedding.steps.ahead._coming):
+        coming.plans = None
+
+
+WAYS: dict[str, Callable[[TableBatchedEmbedding], object]] = {
+    "read": read,
+    "evaluate": evaluate,
+    "forget": lambda embedding: embedding.forget(),
+    "forget one by one": lambda embedding: [embedding.forget(one) for one in tuple(embedding.steps.ahead._coming)],
+    "another batch": train_another,
+    "trained": train_both,
+    "outputs dropped": leave_outputs,
+    "outputs kept": keep_outputs,
+    "a whole table": land,
+    "state_dict": lambda embedding: embedding.state_dict(),
+    "load": lambda embedding: embedding.load_state_dict(embedding.state_dict()),
+    "exclusive": lambda embedding: embedding.exclusive().__enter__(),
+    "fails to stage": fails_to_stage,
+    "interrupted": is_interrupted_before_it_begins,
+    "planning interrupted": fails_to_be_planned,
+    "too large": is_too_large,
+    "let go": are_let_go_oldest_first,
+}
+
+
+@pytest.fixture
+def planned(device: torch.device) -> tuple[TableBatchedEmbedding, Staged, list[Prefetched]]:
+    """An embedding that has planned two batches ahead, of which all rows have to come."""
+    embedding = make(device)
+    train(embedding, 0)
+    land(embedding)
+    staged = Staged(embedding)
+    coming = [embedding.prefetch(*batch(number)) for number in (1, 2)]
+    embedding.steps.ahead.wait()
+    staged.check(True)
+    return embedding, staged, coming
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_staged_rows_go_with_their_plan(
+    planned: tuple[TableBatchedEmbedding, Staged, list[Prefetched]], way: str
+) -> None:
+    embedding, staged, _ = planned
+    kept = WAYS[way](embedding)
+    staged.check(False)
+    del kept
+    embedding.train()
+    train_both(embedding)
+    staged.check(False)
+
+
+def test_they_go_with_the_embedding(device: torch.device) -> None:
+    embedding = make(device)
+    train(embedding, 0)
+    staged = Staged(embedding)
+    embedding.prefetch(*batch(1))
+    embedding.steps.ahead.wait()
+    assert staged.bytes()
+    del embedding
+    assert staged.bytes() == 0
+
+
+def test_they_go_at_the_end_of_a_window(device: torch.device) -> None:
+    embedding = make(device, window=2)
+    train(embedding, 0)
+    staged = Staged(embedding)
+    for number in range(1, 6):
+        embedding.prefetch(*batch(number + 1))
+        embedding.steps.ahead.wait()
+        train(embedding, number)
+    embedding.forget()
+    land(embedding)
+    staged.check(False)
+
+
+def test_reads_between_steps_that_were_planned_ahead(device: torch.device) -> None:
+    """A loop that prefetches, and evaluates without eval()."""
+    embedding = make(device)
+    train(embedding, 0)
+    land(embedding)
+    staged, most = Staged(embedding), 0
+    for number in range(1, 20):
+        embedding.prefetch(*batch(number))
+        embedding.steps.ahead.wait()
+        most = max(most, staged.bytes())
+        with torch.no_grad():
+            embedding(*batch(number))
+        staged.check(False)
+    assert most < 20000
