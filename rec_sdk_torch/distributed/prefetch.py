@@ -53,7 +53,7 @@ def prefetch(
     of_batch = features or only_features
 
     def start(batch: T) -> tuple[T, Started | None]:
-        return batch, Started(collections, of_batch(batch)) if depth else None
+        return batch, Started(collections, of_batch(batch), depth) if depth else None
 
     return iterate(batches, depth, start, collections)
 
@@ -114,12 +114,12 @@ def _fields(batch: object) -> dict[str, object]:
 class Started:
     """A batch that was prefetched for the collections that look it up."""
 
-    def __init__(self, collections: Mapping[str, Collection], features: Features) -> None:
+    def __init__(self, collections: Mapping[str, Collection], features: Features, depth: int) -> None:
         self._entries: list[tuple[Any, Prefetched | Coming]] = []
         self._of = _by_collection(collections, features)
         try:
             for name, given in self._of.items():
-                self._entries.append((collections[name], collections[name].prefetch(given)))
+                self._entries.append((collections[name], collections[name].prefetch(given, depth=depth)))
         except BaseException:
             self.end()
             raise
@@ -130,7 +130,7 @@ class Started:
 
         `before`: the batch before, whose collections these are; None: all.
         """
-        started = cls(collections, {})
+        started = cls(collections, {}, 0)
         named = {name: collections[name] for name in before._of} if before is not None else collections
         started._entries = [(each, each.prefetch_end()) for each in _sharded(named)]
         return started

@@ -53,9 +53,9 @@ class OutputAwaitable(LazyAwaitable[Any]):
 class Coming:
     """A batch that will come: its ids are on their way while others are trained."""
 
-    def __init__(self, module: ShardedCollection, features: KeyedJaggedTensor | None) -> None:
-        """`features`: None tells the other ranks that there is none."""
-        self.module = module
+    def __init__(self, module: ShardedCollection, features: KeyedJaggedTensor | None, depth: int | None = None) -> None:
+        """`features`: None tells the other ranks that there is none. `depth`: as of `CachedCollection.prefetch`."""
+        self.module, self._depth = module, depth
         self.ctx = module.create_context()
         self._known = [] if features is None else [features]
         self.ctx.ended = features is None
@@ -81,7 +81,7 @@ class Coming:
                 self._ids = self._counts.wait()
             elif self._announced is None:
                 asked = self._ids.wait()
-                self._announced = self.module.home.announce(asked.values, asked.offsets, asked.seen)
+                self._announced = self.module.home.announce(asked.values, asked.offsets, asked.seen, self._depth)
         except Exception as error:  # its forward raises it
             self._error = error
 
@@ -154,17 +154,18 @@ class ShardedCollection(NotScripted, ShardedEmbeddingModule[Any, Any, Any, Shard
 
     # ---- a batch
 
-    def prefetch(self, features: Any, *args: Any, **kwargs: Any) -> Any:
+    def prefetch(self, features: Any, *args: Any, depth: int | None = None, **kwargs: Any) -> Any:
         """Starts the exchange of a batch that will come, and plans it once its ids are here.
 
         All ranks must call it for the same batches, and come to their forwards in the same order. TorchRec's pipelines
-        with a stage of this name call it with what `input_dist` gave, which needs no more.
+        with a stage of this name call it with what `input_dist` gave, which needs no more. `depth` is as of
+        `CachedCollection.prefetch`.
         """
         if not isinstance(features, KeyedJaggedTensor):
             return None
         for other in self._coming:
             other.advance()
-        coming = Coming(self, features)
+        coming = Coming(self, features, depth)
         self._coming.append(coming)
         return coming
 

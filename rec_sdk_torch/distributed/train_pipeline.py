@@ -105,7 +105,7 @@ class _TrainPipeline(Generic[In]):
     def _start(self, batch: In) -> tuple[_Coming, Started | None]:
         """Starts a batch's copy to the device, and its plans."""
         self._label(batch, batch)
-        started = Started(self._collections, self._features(batch)) if self._depth else None
+        started = Started(self._collections, self._features(batch), self._depth) if self._depth else None
         if self._module is None:
             return _Coming(batch, None), started
         with current(self._copies):

@@ -170,13 +170,17 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
             bags.check_pooled()
         return bags
 
-    def prefetch(self, features: KeyedJaggedTensor) -> Prefetched:
+    def prefetch(self, features: KeyedJaggedTensor, *, depth: int | None = None) -> Prefetched:
         """Plans the batch of a training forward to come, and starts to bring its rows in; in another thread.
 
         The forward finds the plan by itself, whether it is given `features`, a copy, or the same ids on a device.
         Batches come in the order in which they were prefetched, and results are those without prefetching. Nothing is
         planned before the first training forward, nor in evaluation mode. The ids must not be written to before the
         forward. `rec_sdk_torch.prefetch` calls this for a whole model.
+
+        Args:
+            features: of the batch.
+            depth: as of `rec_sdk_torch.prefetch`: the batch is planned beside so many others at the most.
 
         Raises:
             RuntimeError: 16 batches are prefetched already.
@@ -191,6 +195,7 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
             self._is_weighted,
             source=bags.features,
             seen=self._seen(bags.features),
+            depth=depth,
         )
         self._embedding.steps.ahead.add(prefetched)
         return prefetched

@@ -406,7 +406,7 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
             self.steps.monitor.count_forward(groups)
             return outputs
         with self.exclusive():
-            self.steps.ahead.take(batch)
+            self.steps.ahead.was_read(batch)
             out = new_output(shape, self.device)
             if out is not None and wants_grad(weights):
                 return (ReadPooled.apply(groups, batch, out, *weights),)

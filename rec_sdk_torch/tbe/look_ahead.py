@@ -34,6 +34,9 @@ MAX_COMING = 16
 PLANNED_BY_FORESIGHT = 2
 """Of these, so many are planned under a cache policy that looks ahead. The others are announced to it."""
 
+FEW = 8
+"""Training batches in a row that were none of those to come, after which none is planned ahead."""
+
 
 def _version(tensor: torch.Tensor) -> int:
     """Changes when the tensor is written to; tensors of inference mode do not count."""
@@ -58,6 +61,7 @@ class Prefetched:
         source: object = None,
         joined: bool = False,
         seen: Seen | None = None,
+        depth: int | None = None,
     ) -> None:
         """
         Args:
@@ -66,7 +70,9 @@ class Prefetched:
             source: what the batch comes as.
             joined: as of `Batch`.
             seen: what is known of the lookups beside their ids.
+            depth: of planning: it is planned beside so many others at the most.
         """
+        self.depth = MAX_COMING if depth is None else depth
         self._seen = seen or Seen()
         self._tensors = values, offsets
         self._versions = self._versions_now()
@@ -133,7 +139,9 @@ class LookAhead:
         self._lock = threading.RLock()  # of `_coming` and `plans`; taken after the embedding's
         self._worker = Worker("rec_sdk_torch.prefetch")
         self.idle = True
-        self._too_small = self._warned = False
+        self._too_small = self._warned = self._told = False
+        self._reading = False  # what was prefetched is not trained
+        self._unused = 0  # training batches in a row that were none of those to come
 
     def __len__(self) -> int:
         return len(self._coming)
@@ -174,7 +182,8 @@ class LookAhead:
             plans = self._take_ready(batch)
             if plans is None:
                 with steps.planning:
-                    plans = self.take(batch) or self._plan(batch)
+                    plans = self._take_trained(batch) or self._plan(batch)
+        self._reading = False
         for group, plan in zip(self._live().groups, plans, strict=True):
             group.warn(plan)
         self._warn()
@@ -186,6 +195,14 @@ class LookAhead:
             warn(
                 "the device cache does not hold the rows of all batches that were prefetched: they are planned less "
                 "far ahead (a larger cache= or a smaller depth= ends this)"
+            )
+        if self._unused >= FEW and not self._told:
+            self._told = True
+            names = [table.name for table in self._live().tables]
+            warn(
+                f"tables {names}: the last {self._unused} training batches were none of those that were prefetched, "
+                "and their plans were made in vain; nothing is planned ahead until one of them comes. Where the model "
+                "changes the ids of a batch, do that before prefetch(), or in its features="
             )
 
     def _plan(self, batch: Batch, announced: Sequence[Announcement] = ()) -> list[Plan]:
@@ -241,27 +258,36 @@ class LookAhead:
         with self._lock:
             return self._pop(batch)
 
-    def take(self, batch: Batch) -> list[Plan] | None:
-        """The plans of a batch that comes. None if it has none: then no other has one either.
-
-        Under the planning lock. Batches that were to come before it are forgotten.
-        """
+    def _take_trained(self, batch: Batch) -> list[Plan] | None:
+        """The plans of a training batch. None if it has none: then no other has one either. Under the planning lock."""
         if not self._coming:
             return None
         with self._lock:
             plans = self._pop(batch)
             if plans is None:
                 self._drop()
-                coming = tuple(self._coming)
-                place = next((i for i, prefetched in enumerate(coming) if prefetched.is_of(batch)), -1)
-                self._coming = deque(prefetched for prefetched in coming[place + 1 :] if not prefetched.gone)
+                self._unused = 0 if self._forget_up_to(batch) or self._reading else self._unused + bool(self._coming)
             return plans
+
+    def was_read(self, batch: Batch) -> None:
+        """A batch that is not trained has come; there are no plans, which it would not need."""
+        if self._coming:
+            with self._lock:
+                self._reading |= self._forget_up_to(batch)
+
+    def _forget_up_to(self, batch: Batch) -> bool:
+        """Whether the batch was to come. It is not any more, nor are those before it."""
+        coming = tuple(self._coming)
+        place = next((i for i, prefetched in enumerate(coming) if prefetched.is_of(batch)), -1)
+        self._coming = deque(prefetched for prefetched in coming[place + 1 :] if not prefetched.gone)
+        return place >= 0
 
     def _pop(self, batch: Batch) -> list[Plan] | None:
         if not self._coming or self._coming[0].plans is None or not self._coming[0].is_of(batch):
             return None
         plans = self._coming[0].plans
         self._coming.popleft().plans = None
+        self._unused = 0
         return plans
 
     def remove(self, prefetched: Prefetched | None) -> None:
@@ -317,20 +343,24 @@ class LookAhead:
 
     def _next(self) -> Prefetched | None:
         embedding = self._embedding()
-        if embedding is None or not embedding.plans_ahead():
+        if embedding is None or not self._plans_ahead(embedding):
             return None
         prefetched = next((p for p in tuple(self._coming) if p.plans is None and not p.gone), None)
         if prefetched is None or prefetched.failed:
             return None
-        if embedding.looks_ahead() and sum(p.plans is not None for p in tuple(self._coming)) >= PLANNED_BY_FORESIGHT:
+        most = PLANNED_BY_FORESIGHT if embedding.looks_ahead() else prefetched.depth + 1
+        if sum(p.plans is not None for p in tuple(self._coming)) >= most:
             return None
         refused = prefetched.refused_beside
         return prefetched if refused is None or embedding.in_flight() < refused else None
 
+    def _plans_ahead(self, embedding: TableBatchedEmbedding) -> bool:
+        return embedding.plans_ahead() and not self._reading and self._unused < FEW
+
     def _to_announce(self) -> Prefetched | None:
         """Under a policy that looks ahead, once all is planned that can be."""
         embedding = self._embedding()
-        if embedding is None or not embedding.looks_ahead() or not embedding.plans_ahead():
+        if embedding is None or not embedding.looks_ahead() or not self._plans_ahead(embedding):
             return None
         waiting = (p for p in tuple(self._coming) if p.plans is None and not p.gone and not p.failed)
         return next((prefetched for prefetched in waiting if prefetched.announced is None), None)
