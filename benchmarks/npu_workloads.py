@@ -128,7 +128,7 @@ def updates(batch: Batch, rows: int, dim: int, device: torch.device) -> Iterator
         cache = _cache(rows, layout, device)
         tables = torch.tensor([0, u], dtype=torch.int32, device=device)
         coefficients = torch.zeros((1, COEFFICIENTS), device=device)
-        coefficients[0, :6] = torch.tensor([float("inf"), 0.1, 1e-8, 0.1, 0.001, 1.0], device=device)
+        coefficients[0, :8] = torch.tensor([float("inf"), 0.1, 1e-8, 0.9, 0.1, 0.999, 0.001, 1.0], device=device)
         yield Call(
             f"update_rows {optimizer}",
             partial(

@@ -31,7 +31,7 @@ OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], str, list[float], tuple
     # class, kernel, coefficients from [1] on, elements of its states (0: D)
     "SGD": (torch.optim.SGD, "sgd", [0.01], ()),
     "Adagrad": (torch.optim.Adagrad, "adagrad", [0.01, 1e-10], (0,)),
-    "Adam": (torch.optim.SparseAdam, "adam", [0.01, 1e-8, 0.1, 0.001, 1.0, 1.0], (0, 0)),
+    "Adam": (torch.optim.SparseAdam, "adam", [0.01, 1e-8, 0.9, 0.1, 0.999, 0.001, 1.0], (0, 0)),
     "RowWiseAdagrad": (RowWiseAdagrad, "rowwise_adagrad", [0.01, 1e-8], (1,)),
 }
 DTYPES = {"bf16": (torch.bfloat16, DataType.BF16), "fp16": (torch.float16, DataType.FP16)}

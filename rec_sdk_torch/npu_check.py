@@ -27,8 +27,8 @@ __all__ = ["Case", "cases", "main"]
 
 Tensors = Mapping[str, torch.Tensor]
 
-_COEFFICIENTS = (1.5, 0.1, 1e-8, 0.1, 0.001, 1.0)
-"""They clip at 1.5; of the others an optimizer takes those that it has."""
+_COEFFICIENTS = (1.5, 0.1, 1e-8, 0.9, 0.1, 0.999, 0.001, 1.0)
+"""They clip at 1.5; the others are those of Adam, of which an optimizer takes as many as it has."""
 _ELEMENT_STATES = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 0, "adam": 2}
 _BAG = 8
 _TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}

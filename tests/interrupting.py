@@ -136,7 +136,7 @@ class Moment:
         clr, eps = np.float32(lr / (1 + (t - 1) * 1.0)), np.float32(self.EPS)
         sums = tuple(s + g * g for s, g in zip(self.sums, grads, strict=True))
         weights = tuple(
-            (w.astype(np.float32) - clr * g / (np.sqrt(s) + eps)).astype(w.dtype)
+            (w.astype(np.float32) - clr * (g / (np.sqrt(s) + eps))).astype(w.dtype)
             for w, g, s in zip(self.weights, grads, sums, strict=True)
         )
         zeros = tuple(np.zeros_like(p) for p in self.pending)
