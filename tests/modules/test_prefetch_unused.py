@@ -91,7 +91,7 @@ def test_a_model_that_changes_ids_is_told_once(
     assert len([each for each in caught if UNUSED in str(each.message)]) == 1
     assert plans.most <= depth + 1
     made = [after - before for before, after in pairwise(so_far)]
-    assert all(count > 1 for count in made[:FEW])
+    assert sum(made[: FEW - 1]) >= 2 * (FEW - 1)
     assert made[FEW + 1 :] == [1] * (len(made) - FEW - 1), "its own, and no other"
     for batch in batches():
         train(plain, other(batch))
