@@ -40,6 +40,7 @@ class OutputAwaitable(LazyAwaitable[Any]):
         super().__init__()
         self._parts = module, ctx, rows, works, failed
 
+    @eager
     def _wait_impl(self) -> Any:
         module, ctx, rows, works, failed = self._parts
         if failed.wait():
