@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import numbers
 import os
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from ..modules.handles import TableHandle, module_dict
 from ..tbe import Pooling, TableBatchedEmbedding, TableConfig
 from ..tbe.batch import Batch
 from ..tbe.cache_size import BatchHint, CacheOption
+from ..tbe.group import Group
 from ..tbe.life import Seen, TableLife
 from ..tbe.look_ahead import Prefetched
 from ..tbe.member import drawn
@@ -50,9 +52,20 @@ class HomeEmbedding(TableBatchedEmbedding):
 
     Attributes:
         filled: of those, the whole table's config and where its rows live.
+        index_tables: the same of all index tables, by name.
     """
 
     filled: list[tuple[TableConfig, Placement]]
+    index_tables: dict[str, tuple[TableConfig, Placement]]
+
+    def _build(self, serial: int = 0) -> list[Group]:
+        groups = super()._build(serial)
+        for group in groups:
+            for place, member in enumerate(group.members):
+                if member.config.name in self.index_tables:
+                    table, placement = self.index_tables[member.config.name]
+                    group.always[place] = functools.partial(placement.rows, table.num_embeddings)
+        return groups
 
     def _fill_tables(self) -> None:
         """Each rank draws the whole table, as one process would, and keeps its rows."""
@@ -98,6 +111,7 @@ class HomeTables(CachedCollection):
             host_store=source.host_store and os.path.join(source.host_store, f"rank{exchange.rank}"),
         )
         whole = source._groups is None  # otherwise its rows are taken over
+        embedding.index_tables = {pair[0].name: pair for pair in pairs if not pair[0].hashed}
         embedding.filled = [pair for pair in pairs if whole and pair[0].init_fn is not None and not pair[0].hashed]
         embedding.steps.guard.scaler = source.steps.guard.scaler
         embedding.steps.guard.others = exchange

@@ -65,7 +65,16 @@ class Between:
             group.swap.settle()
             for table, member in enumerate(group.members):
                 if member.optimizer is not None and id(member.optimizer) in due:
+                    _meet(member.optimizer, group, table)
                     every = group.engine.table_rows(table)[0]
                     chunks = (every[begin : begin + group.chunk] for begin in range(0, len(every), group.chunk))
                     rows += [(member.optimizer, group, table, ids) for ids in chunks]
         return rows
+
+
+def _meet(optimizer: TableOptimizer, group: Group, table: int) -> None:
+    """Rows that the table has though nobody has met them change as well; counts of them are 0."""
+    assert optimizer.spec.between is not None
+    if table in group.always and optimizer.spec.between.option is None:
+        rows, _ = group.engine.insert(table, group.always[table]())
+        group.engine.reserve_rows(table, rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,6 +49,8 @@ class Group:
         features: those of the embedding that look them up, int64.
         layout: of a record.
         accumulate_step: backward passes of the accumulation window.
+        always: by table, ids whose rows it has though they may not have been met: of an index table whose rows are
+            divided among ranks, which is a hash table here.
         optimizers: of the members, each once.
         engine: the rows' directory and store.
         intervals: steps between evictions of each member's ids; 0 for none.
@@ -82,6 +84,7 @@ class Group:
             stores: where host stores are on disk; None keeps them in memory.
         """
         self.members = list(members)
+        self.always: dict[int, Callable[[], Int64Array]] = {}
         self.features: Int64Array = np.array([f for m in members for f in m.features], np.int64)
         first = self.members[0]
         self.layout = record_layout(first.config, first.optimizer)
