@@ -65,7 +65,7 @@ struct MeanSquareOptimizer {
 // larger; a smaller number would make a step that is too small for its square a large one.
 constexpr float kLeastNorm = 3e-23f;
 
-// Of the numbers that are finite.
+// The largest finite number.
 constexpr float kLargest = 3.402823466e+38f;
 
 // Moving averages of the gradient and of its square. They decay before the new value is added: in the form
@@ -73,7 +73,7 @@ constexpr float kLargest = 3.402823466e+38f;
 // small beta is, and one that has overflowed becomes a NaN.
 struct Moments {
   float beta1, one_minus_beta1, beta2, one_minus_beta2;
-  // Of the four that follow one another.
+  // c: the four coefficients, one after another.
   explicit constexpr REC_SDK_HD Moments(const float* c)
       : beta1(c[0]), one_minus_beta1(c[1]), beta2(c[2]), one_minus_beta2(c[3]) {}
 
@@ -88,7 +88,7 @@ struct Moments {
     *average *= beta2;
     *average += one_minus_beta2 * g * g;
   }
-  // Of one number a row: the mean of `dim` squares.
+  // One average a row: of the mean of `dim` squares.
   template <class T>
   constexpr REC_SDK_HD void second(T* average, const T& squares, float dim) const {
     *average *= beta2;

@@ -81,8 +81,17 @@ struct AdamW : Adam {
   }
 };
 
+// Adam's averages, with the corrections as coefficients of their own.
+struct CorrectedMoments {
+  float lr, eps;
+  Moments moments;
+  float inv_bias_correction1, inv_sqrt_bias_correction2;
+  explicit constexpr REC_SDK_HD CorrectedMoments(const float* c)
+      : lr(c[1]), eps(c[2]), moments(c + 3), inv_bias_correction1(c[7]), inv_sqrt_bias_correction2(c[8]) {}
+};
+
 // The step of Adam with decay, as long as the weight is long.
-struct Lamb {
+struct Lamb : CorrectedMoments {
   static const char* name() { return "lamb"; }
   static const char* coefficients() {
     return "lr eps beta1 one_minus_beta1 beta2 one_minus_beta2 inv_bias_correction1 "
@@ -92,16 +101,8 @@ struct Lamb {
   static constexpr int kMeasures = 1, kSums = 2, kValues = 1;
   static constexpr bool kMeasuresRecord = true;
 
-  float lr, eps;
-  Moments moments;
-  float inv_bias_correction1, inv_sqrt_bias_correction2, weight_decay;
-  explicit constexpr REC_SDK_HD Lamb(const float* c)
-      : lr(c[1]),
-        eps(c[2]),
-        moments(c + 3),
-        inv_bias_correction1(c[7]),
-        inv_sqrt_bias_correction2(c[8]),
-        weight_decay(c[9]) {}
+  float weight_decay;
+  explicit constexpr REC_SDK_HD Lamb(const float* c) : CorrectedMoments(c), weight_decay(c[9]) {}
 
   template <class T>
   constexpr REC_SDK_HD void advance(T* states, const T& g) const {
@@ -132,7 +133,7 @@ struct Lamb {
 };
 
 // Adam with one exp_avg_sq a row, of the mean of squares; decay is decoupled.
-struct PartialRowWiseAdam : MeanSquareOptimizer {
+struct PartialRowWiseAdam : MeanSquareOptimizer, CorrectedMoments {
   static const char* name() { return "partial_rowwise_adam"; }
   static const char* coefficients() {
     return "lr eps beta1 one_minus_beta1 beta2 one_minus_beta2 inv_bias_correction1 "
@@ -140,16 +141,8 @@ struct PartialRowWiseAdam : MeanSquareOptimizer {
   }
   static constexpr int kElementStates = 1, kRowStates = 1;  // exp_avg, exp_avg_sq
 
-  float lr, eps;
-  Moments moments;
-  float inv_bias_correction1, inv_sqrt_bias_correction2, kept;
-  explicit constexpr REC_SDK_HD PartialRowWiseAdam(const float* c)
-      : lr(c[1]),
-        eps(c[2]),
-        moments(c + 3),
-        inv_bias_correction1(c[7]),
-        inv_sqrt_bias_correction2(c[8]),
-        kept(1.0f - c[9]) {}
+  float kept;
+  explicit constexpr REC_SDK_HD PartialRowWiseAdam(const float* c) : CorrectedMoments(c), kept(1.0f - c[9]) {}
 
   template <class T>
   constexpr REC_SDK_HD void advance(T* states, const T& g) const {
@@ -169,23 +162,16 @@ struct PartialRowWiseAdam : MeanSquareOptimizer {
 };
 
 // LAMB with one exp_avg_sq a row. The first pass gives the denominator of the step, the second its length.
-struct PartialRowWiseLamb {
+struct PartialRowWiseLamb : CorrectedMoments {
   static const char* name() { return "partial_rowwise_lamb"; }
   static const char* coefficients() { return Lamb::coefficients(); }
   static constexpr int kElementStates = 1, kRowStates = 1;  // exp_avg, exp_avg_sq
   static constexpr int kMeasures = 2, kSums = 2, kValues = 2;
   static constexpr bool kMeasuresRecord = true;
 
-  float lr, eps;
-  Moments moments;
-  float inv_bias_correction1, inv_sqrt_bias_correction2, weight_decay;
+  float weight_decay;
   explicit constexpr REC_SDK_HD PartialRowWiseLamb(const float* c)
-      : lr(c[1]),
-        eps(c[2]),
-        moments(c + 3),
-        inv_bias_correction1(c[7]),
-        inv_sqrt_bias_correction2(c[8]),
-        weight_decay(c[9]) {}
+      : CorrectedMoments(c), weight_decay(c[9]) {}
 
   template <class T>
   constexpr REC_SDK_HD void advance(T* states, const T& g) const {

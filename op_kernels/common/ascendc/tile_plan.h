@@ -59,9 +59,9 @@ __aicore__ inline int64_t row_value_bytes(const RecordShape& shape, RowNeeds nee
   return 4 * (align_up(rows, kUbBlock / 4) * of_row + maximum(kSpreadIndex, pitch) + kSpreadIndex);
 }
 
-// What UB has to hold beside the records and gradients of a tile: planes of intermediate results, numbers of
-// 4 bytes that all rows of the tile share, `shared` for each of its columns, and bytes whatever the tile is,
-// for the index windows.
+// UB that is taken beside the records and gradients of a tile. `planes`: of intermediate results, each as
+// large as the tile. `shared`: numbers of 4 bytes for each column, which all rows share. `bytes`: the same
+// for every tile; the index windows.
 struct BesideTile {
   int planes;
   int64_t shared, bytes;
