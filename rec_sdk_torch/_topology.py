@@ -1,4 +1,4 @@
-"""What this package changes in TorchRec's planner: `Topology` takes `compute_device="npu"`.
+"""Changes TorchRec's planner: `Topology` takes `compute_device="npu"`.
 
 Stock TorchRec asserts that there is no such device. DistributedModelParallel makes a Topology of its device's type
 where it is given no plan, and there is no place to ask for another one, so the constructor is wrapped. A plan names
@@ -13,7 +13,7 @@ from typing import Any
 from ._imports import after_import
 
 HOST, DEVICE = "cpu", "cuda"
-"""What TorchRec calls ranks whose tables have to fit into host memory, and into that of a device."""
+"""TorchRec's names for ranks whose tables have to fit into host memory, and into that of a device."""
 
 _taken_for = {"npu": HOST}  # where the rows are
 
@@ -30,12 +30,9 @@ def take_npu_for(device: str) -> None:
 
 def _take_npu(types: Any) -> None:
     construct = types.Topology.__init__
-    if hasattr(construct, "takes_npu"):
-        return
 
     @functools.wraps(construct)
     def taking_npu(self: Any, world_size: int, compute_device: str, *args: Any, **kwargs: Any) -> None:
         construct(self, world_size, _taken_for.get(compute_device, compute_device), *args, **kwargs)
 
-    taking_npu.takes_npu = True  # type: ignore[attr-defined]
     types.Topology.__init__ = taking_npu

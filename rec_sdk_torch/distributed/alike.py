@@ -1,9 +1,8 @@
-"""What has to be the same on all ranks of a sharded collection, and how ranks that differ are named."""
+"""Compares what has to be the same on all ranks of a sharded collection, and names ranks that differ."""
 
 from __future__ import annotations
 
 import dataclasses
-import operator
 import zlib
 from array import array
 from collections.abc import Mapping, Sequence
@@ -16,11 +15,12 @@ from ..modules.collection import CachedCollection
 from ..modules.configs import feature_names
 from ..tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
 from ..tbe.life import TableLife
+from ..tbe.optimizer import plain
 from ..tbe.optimizer_specs import class_name
 from .placement import Placement
 
 Told: TypeAlias = dict[str, dict[str, str]]
-"""What a rank has: by table ("" is their collection) and setting, as text."""
+"""The settings of a rank as text, by table ("" is their collection) and name."""
 
 SHOWN = 5
 """Differences that a message names, and ranks that have one value."""
@@ -58,7 +58,7 @@ def _as_text(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 class Settings:
-    """What training goes by and may change on the way: options of optimizers, steps, checks of gradients."""
+    """Settings of training that may change on the way: options of optimizers, steps, checks of gradients."""
 
     def __init__(self, embedding: TableBatchedEmbedding) -> None:
         """`embedding`: the rows of this rank."""
@@ -90,8 +90,7 @@ class Settings:
         distinct = {id(optimizer): optimizer for optimizer in optimizers if optimizer is not None}.values()
         self._options = [(optimizer, dict(optimizer.options)) for optimizer in distinct]
         self._others = self._whole()
-        values = [value for _, options in self._options for name, value in options.items() if name != "params"]
-        self._constant = None not in optimizers and all(_plain(value) is value for value in values)
+        self._constant = None not in optimizers and all(each.has_constant_options() for each, _ in self._options)
         of_tables = [_optimizer(optimizer) for optimizer in optimizers]
         self._checksum = zlib.crc32(repr((self._others, of_tables)).encode())
 
@@ -116,7 +115,7 @@ class Settings:
 def _optimizer(optimizer: TableOptimizer | None) -> dict[str, Any]:
     if optimizer is None:
         return {"optimizer": None}
-    known = {name: _plain(optimizer.options[name]) for name in optimizer.spec.options if name in optimizer.options}
+    known = {name: plain(optimizer.options[name]) for name in optimizer.spec.options if name in optimizer.options}
     return {
         "optimizer": class_name(optimizer.cls),
         **known,
@@ -126,19 +125,11 @@ def _optimizer(optimizer: TableOptimizer | None) -> dict[str, Any]:
     }
 
 
-def _plain(value: Any) -> Any:
-    """An option without what makes equal ones look different: a learning rate may be a tensor."""
-    if isinstance(value, list | tuple):
-        plain = tuple(map(_plain, value))
-        return value if isinstance(value, tuple) and all(map(operator.is_, plain, value)) else plain
-    return value.item() if hasattr(value, "item") else value
-
-
 # ---- ranks that differ
 
 
 def differences(of_ranks: Sequence[Told]) -> list[str]:
-    """What is not the same on all ranks: of the collection, or else of its tables."""
+    """Names settings that are not the same on all ranks: those of the collection, or else those of its tables."""
     found: list[str] = []
     for part in dict.fromkeys(part for told in of_ranks for part in told):
         own = [told.get(part, {}) for told in of_ranks]
@@ -154,7 +145,7 @@ def differences(of_ranks: Sequence[Told]) -> list[str]:
 
 
 def by_rank(values: Sequence[str], form: str) -> str:
-    """What each rank has, where `form` takes a `value` and its `ranks`."""
+    """Says which ranks have which value; `form` takes a `value` and its `ranks`."""
     ranks: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         ranks.setdefault(value, []).append(rank)

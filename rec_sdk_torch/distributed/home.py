@@ -48,15 +48,15 @@ class ShardHandle(TableHandle):
 
 
 class HomeEmbedding(TableBatchedEmbedding):
-    """Rows at home on a rank, of tables of which some have an `init_fn` for whole index tables.
+    """Rows at home on a rank.
 
     Attributes:
-        filled: of those, the whole table's config and where its rows live.
-        index_tables: the same of all index tables, by name.
+        index_tables: of each, by name, the whole table's config and where its rows live.
+        draws: whether those with an `init_fn` draw their rows; otherwise they are taken over.
     """
 
-    filled: list[tuple[TableConfig, Placement]]
     index_tables: dict[str, tuple[TableConfig, Placement]]
+    draws: bool
 
     def _build(self, serial: int = 0) -> list[Group]:
         groups = super()._build(serial)
@@ -69,7 +69,9 @@ class HomeEmbedding(TableBatchedEmbedding):
 
     def _fill_tables(self) -> None:
         """Each rank draws the whole table, as one process would, and keeps its rows."""
-        for table, placement in self.filled:
+        for table, placement in self.index_tables.values():
+            if table.init_fn is None or not self.draws:
+                continue
             weight, ids = drawn(table, table.num_embeddings), torch.from_numpy(placement.rows(table.num_embeddings))
             self.view(table.name).write(ids, {WEIGHT: weight[ids]})
 
@@ -110,9 +112,8 @@ class HomeTables(CachedCollection):
             cache_policy=source.cache_policy,
             host_store=source.host_store and os.path.join(source.host_store, f"rank{exchange.rank}"),
         )
-        whole = source._groups is None  # otherwise its rows are taken over
         embedding.index_tables = {pair[0].name: pair for pair in pairs if not pair[0].hashed}
-        embedding.filled = [pair for pair in pairs if whole and pair[0].init_fn is not None and not pair[0].hashed]
+        embedding.draws = source._groups is None
         embedding.steps.guard.scaler = source.steps.guard.scaler
         embedding.steps.guard.others = exchange
         self.__dict__["_handles_name"] = origin._handles_name

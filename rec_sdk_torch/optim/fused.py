@@ -212,18 +212,16 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
         configs = {table.name: table for table in embedding.tables}
         self._rows = {name: config.num_embeddings for name, config in configs.items()}
         state: dict[Any, Any] = {}
-        groups: dict[int, dict[str, Any]] = {}
+        distinct: dict[int, TableOptimizer] = {}
         for handle in params.values():
             optimizer = optimizers[handle.table]
             state[handle] = _table_states(embedding, configs[handle.table], optimizer)
-            if id(optimizer) not in groups:
-                groups[id(optimizer)] = optimizer.options
+            if id(optimizer) not in distinct:
+                distinct[id(optimizer)] = optimizer
                 optimizer.options["params"] = []
             optimizer.options["params"].append(handle)
-        self._optimizers = list(
-            {id(optimizers[handle.table]): optimizers[handle.table] for handle in params.values()}.values()
-        )
-        super().__init__(dict(params), state, list(groups.values()))
+        self._optimizers = list(distinct.values())
+        super().__init__(dict(params), state, [optimizer.options for optimizer in self._optimizers])
         check_clipping()
 
     def step(self, closure: Any = None) -> None:

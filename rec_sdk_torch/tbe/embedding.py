@@ -93,7 +93,7 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
         if self.host_store is not None and not isinstance(self.host_store, str):
             raise TypeError(f"host_store is {host_store!r}, expected the path of a folder")
         self._store_folder: StoreFolder | None = None
-        if not isinstance(optimizer, (TableOptimizer, type(None))):
+        if optimizer is not None and not isinstance(optimizer, TableOptimizer):
             raise TypeError(f"optimizer is {optimizer!r}, expected a TableOptimizer: TableOptimizer.create(class, ...)")
         check_cache_option(self.tables, cache)
         warn_of_one_row(self.tables, cache)

@@ -45,7 +45,7 @@ _BELOW = {
     "gwd_lower_bound": math.nextafter(1.0, 2.0),
     "max_counter": 2.0**31 + 1,  # the kernel's logarithm goes no further
 }
-"""What numbers must be below, where there is a bound. Whole ones are below 2^63."""
+"""Bounds that numbers must be below, where there are some. Whole ones are below 2^63."""
 _NOT_ROUNDED_TO_ZERO = {"eps", "initial_accumulator_value"}
 """Numbers that are there lest something is 0."""
 _DEFINITIONS = {
@@ -339,6 +339,10 @@ class TableOptimizer:
         between = self.spec.between
         return between is not None and between.due(self.options, self.step + 2)
 
+    def has_constant_options(self) -> bool:
+        """Whether all options are immutable: those that are equal have not changed."""
+        return all(_is_constant(value) for name, value in self.options.items() if name != "params")
+
     def coefficients(self) -> list[float]:
         """The next update's row of `COEFFICIENTS` numbers, for t = step + 1.
 
@@ -346,7 +350,7 @@ class TableOptimizer:
             TypeError, ValueError: an option was changed to something no update may use, such as a NaN `lr`, or options
                 make a coefficient that float32 cannot hold.
         """
-        constant = all(_is_constant(value) for name, value in self.options.items() if name != "params")
+        constant = self.has_constant_options()
         if not constant or self.options != self._checked:  # others may change without becoming unequal
             check_options(self.where, self.spec, self.options)
             self._checked = dict(self.options)

@@ -19,6 +19,7 @@ from torchrec import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
 import rec_sdk_torch as rst
+from rec_sdk_torch.sparse.jagged_tensor_with_timestamp import clicks_of
 
 SHOWCLICK = rst.AdmitAndEvictPolicyType.POLICY_SHOWCLICK
 DEFAULT = 0.5
@@ -143,7 +144,9 @@ def test_clicks_admit(device: torch.device) -> None:
     with pytest.raises(TypeError, match="not whole"):
         rst.with_click_labels(plain([2, 3]), torch.tensor([1, float("nan")]))
     narrow = rst.with_click_labels(plain([2, 3]), torch.tensor([1.0, -3.0]).bfloat16())
-    assert narrow._click_labels.tolist() == [1, -1]  # type: ignore[attr-defined]
+    labels = clicks_of(narrow)
+    assert labels is not None
+    assert labels.tolist() == [1, -1]
     unknown = rst.with_click_labels(plain([2, 3]), torch.tensor([-(2**32) + 1, 2]))
     assert defaults(train(collection, unknown)) == [False, False], "2 has its row already, 3 gets one"
     assert defaults(train(collection, rst.with_click_labels(plain([9]), torch.tensor([-(2**32) + 5])))) == [True]
