@@ -1,4 +1,4 @@
-"""What a forked process must leave alone: what it shares with its parent, and what threads of the parent held."""
+"""Keeps a forked process from files and locks that it shares with its parent, or that threads of the parent held."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Lock: TypeAlias = Any
 
 
 class Forked(Protocol):
-    """What has to know that this process is another one than it was made in."""
+    """An object that has to know when it is in another process than the one that made it."""
 
     def forked(self, parent: int) -> None:
         """Called in the new process, before anything else runs there. `parent`: the process that it was forked from."""
 
 
 class Refusal:
-    """In place of a lock that cannot be had in this process: whoever takes it is told why."""
+    """Stands for a lock that this process must not take: taking it raises, and says why."""
 
     def __init__(self, message: str) -> None:
         self.message = message

@@ -1,4 +1,4 @@
-"""What the files of a save must hold: the tensors of each, and ids that make sense together."""
+"""Checks the files of a save: the tensors of each, and that their ids make sense together."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class SavedTables:
         return len(final)
 
     def _final_ids(self) -> Int64Array:
-        """Of the rows in the end, ascending."""
+        """Ids of the rows in the end, ascending."""
         base: Int64Array = np.empty(0, np.int64)
         changes: list[tuple[Int64Array, bool]] = []  # ids that became rows, or that left, in order
         for folder, manifest, table, files in self._layers():
@@ -237,7 +237,7 @@ def are_in(known: Int64Array, ids: Int64Array) -> np.ndarray:
 
 
 def count_problem(table: SavedTable, rows: int) -> str | None:
-    """What is wrong where so many rows were found on all ranks; None if nothing is."""
+    """Compares the rows that were found on all ranks with those that were saved; None if they are as many."""
     if rows == table.rows:
         return None
     return f"table {table.key!r} had {table.rows} rows when it was saved, its files have {rows}"

@@ -80,10 +80,8 @@ def _made_index(folder: Path, manifest: Manifest, key: str) -> Path:
     made = folder / f".index-{uuid.uuid4().hex}"
     numbers = {file.path: number for number, file in enumerate(row_files(manifest, key))}
     sources = manifest.files_of(key, REMOVED, ROWS)
-    for file in sources:
-        open_file(
-            folder, manifest, file
-        ).close()  # it has as many rows as the manifest says: the index has room for them
+    for file in sources:  # each has as many rows as the manifest says, for which the index will have room
+        open_file(folder, manifest, file).close()
     try:
         files.before("create", made)
         writer = IndexWriter(str(made), sum(file.rows for file in sources), manifest.id)

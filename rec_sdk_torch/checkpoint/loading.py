@@ -94,7 +94,7 @@ def _check_options(found: Match, folder: Path, manifest: Manifest) -> None:
 
 
 def replacements(owners: Sequence[Owner], found: Sequence[Match], chain: Chain, beside: bool) -> list[Replacement]:
-    """What puts the save in the place of the tables, one for each owner. `beside`: there is room for both."""
+    """Makes what will put the save in the place of the tables, one for each owner. `beside`: there is room for both."""
     manifest, result = chain[-1][1], []
     for owner in owners:
         own = [each for each in found if each.owner is owner]

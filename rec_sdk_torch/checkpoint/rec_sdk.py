@@ -194,7 +194,10 @@ def has_room(found: Sequence[Sequence[_Table]], folder: Path) -> bool:
 
 
 def replacements(owners: Sequence[Owner], found: Sequence[Sequence[_Table]], beside: bool) -> list[Replacement]:
-    """What makes the tables those that were read, one for each owner. `beside`: there is room for both."""
+    """Makes what will put the rows that were read in the place of the tables, one for each owner.
+
+    `beside`: there is room for both.
+    """
     made = []
     for owner, tables in zip(owners, found, strict=True):
         sources = [_source(owner, table) for table in tables]

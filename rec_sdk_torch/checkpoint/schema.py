@@ -21,10 +21,10 @@ MOST = 2**63 - 1
 
 
 class Rule(Protocol):
-    """What a value has to be beside its type."""
+    """A condition that a value has to meet beside its type."""
 
     def problem(self, value: Any) -> str | None:
-        """What is expected in its place; None where it is right."""
+        """Says what is expected in its place; None where it is right."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def record(cls: type[_Record], value: object, where: str) -> _Record:
 
 @functools.cache
 def _fields(cls: Any) -> dict[str, tuple[Any, bool]]:
-    """Of each field its annotation, and whether it must be there."""
+    """The annotation of each field, and whether it must be there."""
     kinds = typing.get_type_hints(cls, include_extras=True)
     unset = dataclasses.MISSING
     return {

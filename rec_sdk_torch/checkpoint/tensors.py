@@ -72,7 +72,7 @@ _Size = Annotated[int, Within(0)]
 
 @dataclass(frozen=True)
 class _Field:
-    """What the header says of a tensor."""
+    """The header's entry of a tensor."""
 
     dtype: Annotated[str, OneOf(tuple(DTYPES))]
     shape: list[_Size]

@@ -132,7 +132,7 @@ class CountsAwaitable(Awaitable[Awaitable[Asked]]):
         return AskedAwaitable(self._exchange, sent, counts, seen)
 
     def _check(self, headers: np.ndarray) -> None:
-        """Of all ranks, each of which finds the same.
+        """Compares the headers of all ranks; every rank finds the same.
 
         Raises:
             RanksEndedError: some rank has no such batch.
@@ -154,6 +154,6 @@ class CountsAwaitable(Awaitable[Awaitable[Asked]]):
             self._exchange.raise_apart(self._doing(headers)[0], self._settings.told())
 
     def _doing(self, headers: np.ndarray) -> list[str]:
-        """What each rank is at."""
+        """Says for each rank which batch of which collection it is at."""
         doing = self._exchange.turns.doing
         return [doing(number, batch, bool(status & TRAINING)) for number, batch, status, _ in headers.tolist()]

@@ -39,7 +39,7 @@ class Turns:
     gradients: int = 0
 
     def doing(self, number: int, batch: int, training: bool) -> str:
-        """What a rank is at."""
+        """Says in words which batch of which collection a rank is at."""
         name = self.names[number] if 0 <= number < len(self.names) else "something else"
         return f"{'trains' if training else 'evaluates'} batch {batch} of {name}"
 

@@ -364,11 +364,11 @@ class ShardedCollection(NotScripted, ShardedEmbeddingModule[Any, Any, Any, Shard
         return self.home.evict(table)
 
     def clocks(self, table: str) -> dict[str, int]:
-        """What the rules of a table go by on this rank, see `TableView.clocks`."""
+        """Reads the clocks of a table on this rank, see `TableView.clocks`."""
         return self.home.clocks(table)
 
     def set_clocks(self, table: str, clocks: Mapping[str, int]) -> None:
-        """Corrects what the rules of a table go by on this rank, see `TableView.set_clocks`. All ranks should."""
+        """Corrects the clocks of a table on this rank, see `TableView.set_clocks`. All ranks should call it."""
         self.home.set_clocks(table, clocks)
 
     # ---- gradients that are handed out

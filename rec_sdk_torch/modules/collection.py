@@ -227,12 +227,12 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
         return self._embedding.view(table).evict()
 
     def clocks(self, table: str) -> dict[str, int]:
-        """What the rules of a table go by, see `TableView.clocks`."""
+        """Reads the clocks that a table's rules go by, see `TableView.clocks`."""
         self._sync_optimizers()
         return self._embedding.view(table).clocks()
 
     def set_clocks(self, table: str, clocks: Mapping[str, int]) -> None:
-        """Corrects what the rules of a table go by, see `TableView.set_clocks`."""
+        """Corrects the clocks that a table's rules go by, see `TableView.set_clocks`."""
         self._sync_optimizers()
         self._embedding.view(table).set_clocks(clocks)
 

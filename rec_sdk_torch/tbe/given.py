@@ -12,7 +12,7 @@ from .batch import Int64Array
 
 
 def tensor_problem(values: object) -> str | None:
-    """What keeps `values` from being read as real numbers, element by element; None when nothing does."""
+    """Says why `values` cannot be read as real numbers, element by element; None when they can."""
     if not isinstance(values, torch.Tensor):
         return f"is a {type(values).__name__}, expected a tensor"
     if values.is_nested or values.layout is not torch.strided:
@@ -36,7 +36,7 @@ def plain(values: torch.Tensor) -> torch.Tensor:
 
 
 def step_problem(value: object) -> str | None:
-    """What keeps `value` from being the number of updates that were made; None when nothing does."""
+    """Says why `value` cannot be the number of updates that were made; None when it can."""
     if isinstance(value, torch.Tensor):
         problem = tensor_problem(value)
         if problem is not None or value.numel() != 1:
@@ -49,7 +49,7 @@ def step_problem(value: object) -> str | None:
 
 
 def ids_problem(ids: object) -> str | None:
-    """What keeps `ids` from being flat integers; None when nothing does."""
+    """Says why `ids` are not flat integers; None when they are."""
     problem = tensor_problem(ids)
     if problem is not None:
         return f"ids: {problem}"

@@ -47,7 +47,7 @@ class BatchLookup:
     def run(self, weights: Sequence[torch.Tensor | None], device: torch.device) -> tuple[torch.Tensor, ...]:
         """Pooled rows `[B, total]`; or of each group, and there of each feature, rows `[n, D]`, in one piece of memory.
 
-        What it gives is new: an autograd function may not give an input, if the caller is to write into it.
+        The tensors are new: an autograd function may not give an input, if the caller is to write into it.
         """
         out = new_output(self.shape, device)
         outputs: list[torch.Tensor] = []
@@ -187,7 +187,7 @@ _backward_once = once_differentiable(_backward)
 
 
 def new_output(shape: tuple[int, int] | None, device: torch.device) -> torch.Tensor | None:
-    """What pooled rows are written to; None where they are not pooled."""
+    """Memory that pooled rows are written to; None where they are not pooled."""
     return None if shape is None else torch.empty(shape, dtype=torch.float32, device=device)
 
 

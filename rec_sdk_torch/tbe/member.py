@@ -85,7 +85,7 @@ def _table_spec(
 
 
 def state_inits(members: Sequence[Member]) -> list[list[float]]:
-    """What the state blocks of each table's rows are at first, by the options that its optimizer has now."""
+    """The first values of the state blocks of each table's rows, by the options that its optimizer has now."""
     optimizers = [member.optimizer for member in members]
     return [each.spec.state_init(each.options) if each is not None else [] for each in optimizers]
 

@@ -97,7 +97,7 @@ _OTHER_TYPES = tuple(
 
 @dataclass(eq=False)
 class Staged:
-    """What has been made ready of a plan that is not applied. Goes with the plan, which it does not hold.
+    """Copies and memory that are ready for a plan which is not applied. They go with the plan, and do not hold it.
 
     Attributes:
         lock: held while `records` are made ready, which may be ahead of time in another thread.
@@ -116,7 +116,7 @@ class Staged:
 
 @dataclass(frozen=True, eq=False)
 class Leaving:
-    """Of rows that leave, before they do.
+    """Memory for rows that leave, before they do.
 
     Attributes:
         rows: uint8 `[O, bytes]`, where they are put.

@@ -18,8 +18,8 @@ inline int64_t most_ahead_of(int64_t timestamp) {
   return timestamp > kMax - kMostAhead ? kMax : timestamp + kMostAhead;
 }
 
-// What is believed without a clock, of the timestamps that for_each(visit) visits: no more than ten years
-// after the earliest of them for which that is at least half of them.
+// The latest that is believed without a clock, of timestamps that for_each(visit) visits: no more than ten
+// years after the earliest of them for which that is at least half of them.
 template <class ForEach>
 int64_t most_at_first(const ForEach& for_each) {
   constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
