@@ -1,0 +1,116 @@
+"""Small saves of every version, which later ones have to load: writes those of this version.
+
+python tests/checkpoint/former_saves.py     writes tests/data/saves/<version>, once, when its format is final
+
+A folder there has, for each model of `MODELS`, its saves and `expected.json`: the bits of rows, states, pending
+gradients, counts and clocks when the last one was written, read from the tables and not from the save.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tables
+import torch
+
+HERE = Path(__file__).parent
+sys.path += [str(HERE.parent), str(HERE.parent / "distributed")]  # models of several ranks
+
+import ranks  # noqa: E402
+import sharded_model  # noqa: E402
+import test_saved_life as life  # noqa: E402
+import test_saves_any_world as any_world  # noqa: E402
+
+import rec_sdk_torch as rst  # noqa: E402
+
+SAVES = HERE.parent / "data" / "saves"
+SHARDED = sharded_model.Scenario(
+    optimizer=rst.AccumulateAdagrad,
+    options={"use_accumulate": True, "accumulate_step": 3},
+    rules={"admit_threshold": 2, "evict_idle_steps": 3, "evict_step_interval": 2},
+    sharding=("row_wise", "row_wise", "table_wise"),
+    sizes=((1, 2),),
+    steps=5,
+)
+"""Five steps in windows of three: one is open."""
+
+Contents = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Former:
+    """A model of which there are saves.
+
+    Attributes:
+        make: one that was not trained.
+        contents: all that is to be found again after a load.
+        write: trains one and saves it to a folder; what `contents` is of it.
+    """
+
+    make: Callable[[], Any]
+    contents: Callable[[Any], Contents]
+    write: Callable[[Path], Contents]
+
+
+def _chain(folder: Path) -> Contents:
+    """A full save and two deltas; ids leave in between, and a window is open at the end."""
+    embedding = tables.make(tables.WINDOWS)
+    for begin, end in ((0, 4), (4, 8), (8, 13)):
+        tables.train(embedding, range(begin, end))
+        embedding.view("a").remove(embedding.view("a").ids()[:3])
+        rst.Saver().save(embedding, folder, incremental=True)
+    return tables.contents(embedding)
+
+
+def _life(folder: Path) -> Contents:
+    embedding = life.make(life.LIVES[1])
+    for begin in (0, 5):
+        life.train(embedding, range(begin, begin + 5))
+        rst.Saver().save(embedding, folder, incremental=True)
+    return _living(embedding)
+
+
+def _living(embedding: Any) -> Contents:
+    return {"lives": life.lives(embedding), **tables.contents(embedding)}
+
+
+def _sharded(folder: Path) -> Contents:
+    two = ranks.Ranks(2)
+    held = any_world.joined(two.run(any_world.save, SHARDED, str(folder)))
+    two.close()
+    return held
+
+
+MODELS = {
+    "chain": Former(lambda: tables.make(tables.WINDOWS), tables.contents, _chain),
+    "life": Former(lambda: life.make(life.LIVES[1]), _living, _life),
+    "sharded": Former(lambda: sharded_model.Model(SHARDED, 3), any_world.held, _sharded),
+}
+
+
+def plain(contents: Any) -> Any:
+    """The same as JSON gives it back."""
+    if isinstance(contents, Mapping):
+        return {str(name): plain(value) for name, value in contents.items()}
+    if isinstance(contents, list | tuple):
+        return [plain(value) for value in contents]
+    return contents.hex() if isinstance(contents, bytes) else contents
+
+
+def main() -> None:
+    """The command line."""
+    torch.set_num_threads(1)
+    for name, former in MODELS.items():
+        folder = SAVES / rst.__version__ / name
+        folder.mkdir(parents=True)
+        expected = plain(former.write(folder))
+        (folder / "expected.json").write_text(json.dumps(expected, indent=0, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    main()
