@@ -412,16 +412,42 @@ class ShardedCollection(NotScripted, ShardedEmbeddingModule[Any, Any, Any, Shard
         Raises:
             ValueError: ids that are at home on other ranks; nothing was loaded.
         """
+        for problem in self._foreign(state_dict, ""):
+            raise ValueError(problem)
+        return self.home.load_state_dict(state_dict, strict, assign)
+
+    def _foreign(self, state_dict: Mapping[str, Any], prefix: str) -> list[str]:
+        """What is wrong with the ids of a state dict: those that are at home on other ranks."""
+        problems = []
         names = [config.name for config in self._tables.configs]
         for name, placement in zip(names, self._tables.placements, strict=True):
-            ids = state_dict.get(f"{self.home._handles_name}.{name}.ids")
-            foreign = 0 if ids is None else int((placement.owner(ids.cpu().numpy()) != self.exchange.rank).sum())
+            ids = state_dict.get(f"{prefix}{self.home._handles_name}.{name}.ids")
+            if not isinstance(ids, torch.Tensor):  # the load of the table says so
+                continue
+            foreign = int((placement.owner(ids.cpu().numpy()) != self.exchange.rank).sum())
             if foreign:
-                raise ValueError(
+                problems.append(
                     f"table {name!r}: {foreign} of its ids are not at home on rank {self.exchange.rank} of "
                     f"{self.exchange.world_size}: load what the same rank of as many saved"
                 )
-        return self.home.load_state_dict(state_dict, strict, assign)
+        return problems
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Of a model around this collection, such as `DistributedModelParallel.module`: as `load_state_dict`."""
+        problems = self._foreign(state_dict, prefix)
+        error_msgs.extend(problems)
+        if not problems:
+            lists = missing_keys, unexpected_keys, error_msgs
+            self.home._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
 
     def train(self, mode: bool = True) -> Any:
         self.home.train(mode)

@@ -306,14 +306,11 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
+        lists = missing_keys, unexpected_keys, error_msgs
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
         tables = f"{prefix}{self._handles_name}."
         prefixes = {table.name: f"{tables}{table.name}." for table in self._embedding.tables}
-        load_tables(
-            self._embedding, state_dict, tables, prefixes, self._strict, missing_keys, unexpected_keys, error_msgs
-        )
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
+        load_tables(self._embedding, state_dict, tables, prefixes, self._strict, *lists)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         twin = self.__class__.__new__(self.__class__)

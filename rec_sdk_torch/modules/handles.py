@@ -240,8 +240,18 @@ class TableHandle(torch.nn.Module):
         """Loads nothing: the collection has loaded all of its tables by now, or none."""
 
 
+class _Handles(torch.nn.ModuleDict):
+    """The handles of a collection, which loads them, and lists what is wrong with a state dict of theirs."""
+
+    def _get_name(self) -> str:
+        return "ModuleDict"
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        """Loads and lists nothing: a key would be in a message twice."""
+
+
 def module_dict(handles: Mapping[str, TableHandle]) -> torch.nn.ModuleDict:
     """The handles by table name; set past ModuleDict's own check, which refuses names such as `items`."""
-    modules = torch.nn.ModuleDict()
+    modules = _Handles()
     modules._modules.update(handles)
     return modules

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 class TablesModule(NotScripted, torch.nn.Module):
     """A module with tables: its state dict is one moment of all of them, a strict load is all or nothing."""
 
+    _FORCE_STATE_DICT_LOAD = True
+    """Lets DistributedModelParallel call `load_state_dict`, which raises: it drops what `error_msgs` has."""
     _strict = False
     """Whether the load that is going on is strict: torch does not tell those who load."""
 
@@ -82,8 +84,9 @@ def load_tables(
         state_dict: `weight` behind the table's prefix, and of a hash table `ids`.
         prefix: what begins with it is of these tables.
         prefixes: by table name.
-        strict: nothing is replaced unless every table is there, and nothing else.
-        missing_keys, unexpected_keys, error_msgs: what is wrong is added to these.
+        strict: nothing is replaced unless every table is there, and nothing else; these lists are empty before then,
+            but for what is wrong with the module that has the tables.
+        missing_keys, unexpected_keys, error_msgs: what is wrong is added to these, each key once.
     """
     contents = []
     wanted: set[str] = set()
@@ -103,8 +106,7 @@ def load_tables(
             problems.append(f"{keys[-1]}: {problem}")
         contents.append(content)
     error_msgs.extend(problems)
-    unexpected = [key for key in state_dict if key.startswith(prefix) and key not in wanted]
-    unexpected_keys.extend(unexpected)
-    if not contents or problems or (strict and (unexpected or len(contents) < len(prefixes))):
+    unexpected_keys.extend(key for key in state_dict if key.startswith(prefix) and key not in wanted)
+    if not contents or problems or (strict and (unexpected_keys or missing_keys)):
         return
     embedding.load(contents, drop_windows=True)

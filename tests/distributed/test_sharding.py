@@ -272,14 +272,16 @@ def test_npus_are_planned_by_host_memory() -> None:
 # ---- state
 
 
-def save_and_load(rank: int, world_size: int, scenario: Scenario) -> None:
+def save_and_load(rank: int, world_size: int, scenario: Scenario, inside: bool) -> None:
     trained = shard(Model(scenario, 3), scenario, world_size)
     for step in range(3):
         trained(jagged(*bags_of(scenario, step, world_size)[rank]))[0].backward()
     state, states = trained.state_dict(), trained.fused_optimizer.state_dict()
     fresh = shard(Model(scenario, 3), scenario, world_size)  # the seed of ids that are yet to come
     fresh(jagged(*bags_of(scenario, 7, world_size)[rank]))[0].backward()
-    fresh.load_state_dict({name: value.clone() for name, value in state.items()})
+    loading = fresh.module if inside else fresh
+    result = loading.load_state_dict({**{n: v.clone() for n, v in state.items()}, "sparse.x": 0}, strict=False)
+    assert result == ([], ["sparse.x" if inside else "x"]), "DistributedModelParallel leaves the prefix out"
     fresh.fused_optimizer.load_state_dict(states)
     for model in (trained, fresh):
         model(jagged(*bags_of(scenario, 3, world_size)[rank]))[0].backward()
@@ -296,10 +298,17 @@ def save_and_load(rank: int, world_size: int, scenario: Scenario) -> None:
     state[name] = state[name] + 1  # another rank's
     with pytest.raises(ValueError, match="not at home on rank"):
         fresh.module.sparse.load_state_dict({key.removeprefix("sparse."): v for key, v in state.items() if "t" in key})
+    with pytest.raises(RuntimeError, match="not at home on rank"):
+        fresh.module.load_state_dict(state)
+    del state[name]
+    with pytest.raises(RuntimeError, match=r"Missing.*: \"sparse\.embedding_bags\.t1\.ids\"\."):
+        fresh.module.load_state_dict(state)
 
 
-def test_state_dict_round_trip(ranks_of: Start) -> None:
-    ranks_of(2).run(save_and_load, Scenario(optimizer=torch.optim.Adam, seed=20))
+@pytest.mark.parametrize("inside", [False, True])
+def test_state_dict_round_trip(ranks_of: Start, inside: bool) -> None:
+    """Of the wrapped model, and of `module`, the model inside."""
+    ranks_of(2).run(save_and_load, Scenario(optimizer=torch.optim.Adam, seed=20), inside)
 
 
 def trained_before(rank: int, world_size: int, scenario: Scenario) -> Any:

@@ -166,11 +166,13 @@ def test_loading_is_strict(device: torch.device) -> None:
     train_step(collection, jagged({"f0": [[1]], "f1": [[2]]}))
     state = collection.state_dict()
     prefix = "embedding_bags.t0"
+    other = {key: value + 1 for key, value in state.items()}
     wrong: list[tuple[dict[str, Any], str]] = [
         ({k: v for k, v in state.items() if k != f"{prefix}.weight"}, r"Missing.*embedding_bags\.t0\.weight"),
         ({k: v for k, v in state.items() if k != f"{prefix}.ids"}, r"Missing.*embedding_bags\.t0\.ids"),
-        ({**state, f"{prefix}.bias": torch.zeros(1)}, r"Unexpected.*embedding_bags\.t0\.bias"),
-        ({**state, "embedding_bags.t9.weight": torch.zeros(1)}, r"Unexpected.*t9"),
+        ({**other, f"{prefix}.bias": torch.zeros(1)}, r"Unexpected.*embedding_bags\.t0\.bias"),
+        ({**other, "embedding_bags.t9.weight": torch.zeros(1)}, r'Unexpected.*: "embedding_bags\.t9\.weight"\.'),
+        ({**other, "other.weight": torch.zeros(1)}, r'Unexpected.*: "other\.weight"\.'),
         ({**state, f"{prefix}.weight": torch.zeros(1, 5)}, r"t0\.weight.*\(1, 5\).*\(1, 4\)"),
         ({**state, f"{prefix}.weight": torch.zeros(2, 4)}, r"t0\.weight.*\(2, 4\).*\(1, 4\)"),
         ({**state, f"{prefix}.ids": torch.zeros(1)}, "torch.float32.*torch.int64"),
@@ -189,6 +191,21 @@ def test_loading_is_strict(device: torch.device) -> None:
     index = bags_collection(device, EmbeddingBagConfig(num_embeddings=9, embedding_dim=3, name="t0"))
     with pytest.raises(RuntimeError, match=r"\(8, 3\).*\(9, 3\)"):
         index.load_state_dict({f"{prefix}.weight": torch.zeros(8, 3)})
+
+
+@pytest.mark.parametrize("key", ["other", "embedding_bags.other", "embedding_bags.t9.weight", "embedding_bags.t0.bias"])
+@pytest.mark.parametrize("prefix", ["", "0.", "0.tables."])
+def test_what_is_not_of_the_tables_is_listed_once(device: torch.device, prefix: str, key: str) -> None:
+    collection = bags_collection(device)
+    apply(collection)
+    train_step(collection, jagged({"f0": [[1]]}))
+    model: torch.nn.Module = collection
+    for name in reversed(prefix.split(".")[:-1]):
+        model = torch.nn.ModuleDict({name: model})
+    state = {name: value + 1 for name, value in model.state_dict().items()}
+    result = model.load_state_dict({**state, f"{prefix}{key}": torch.zeros(1)}, strict=False)
+    assert result == ([], [f"{prefix}{key}"])
+    assert not list(same_bits(state, model.state_dict()))
 
 
 # ---- copies and conversions

@@ -209,6 +209,17 @@ def test_model_parallel_leaves_tables_to_each_rank(
     assert not list(same_bits(model.tables.state_dict(), before))
 
 
+def test_model_parallel_does_not_drop_what_cannot_be_loaded(device: torch.device, alone: None) -> None:
+    parallel = model_parallel(Model(device), device, sharders=[])
+    loop(parallel)
+    before = parallel.state_dict()
+    (key,) = [key for key in before if key.endswith("t0.weight")]
+    for state in ({**before, key: before[key][:, :-1]}, {name: before[name] for name in before if name != key}):
+        with pytest.raises(RuntimeError, match=r"t0\.weight"):
+            parallel.load_state_dict(state)
+        assert not list(same_bits(parallel.state_dict(), before))
+
+
 class Both(Model):
     """Tables of ours beside a collection that TorchRec shards."""
 
