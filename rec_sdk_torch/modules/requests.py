@@ -7,7 +7,7 @@ lists. The last of them checks what is added, so that what a table cannot have i
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_hook_handle_map
@@ -49,10 +49,21 @@ class Keywords(list[dict[str, Any]]):
             (group,) = optimizer.param_groups
             # torch filled in its own defaults, which need not be those of tables
             group.update({name: made.options[name] for name in made.options.keys() - keywords.keys()})
+            optimizer.defaults = defaults_of([made])
             check_options(made.where, made.spec, group)
         except BaseException:
             forget(handle)
             raise
+
+
+def defaults_of(optimizers: Sequence[TableOptimizer]) -> dict[str, Any]:
+    """`defaults` of a torch optimizer that stands for these: options that all have, with the first one's values.
+
+    Schedulers look there for what they may change: those that cycle a momentum (OneCycleLR, CyclicLR) for `betas` or
+    `momentum`, and raise where there is neither.
+    """
+    common = set.intersection(*(set(optimizer.spec.options) for optimizer in optimizers))
+    return {name: value for name, value in optimizers[0].options.items() if name in common}
 
 
 def note(handle: TableParameter, optimizer_class: type, keywords: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ import torch
 from torchrec.optim.fused import FusedOptimizer
 
 from ..modules.handles import TableParameter
+from ..modules.requests import defaults_of
 from ..tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
 from ..tbe.given import step_problem, tensor_problem
 from ..tbe.optimizer import check_options
@@ -222,6 +223,8 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
             optimizer.options["params"].append(handle)
         self._optimizers = list(distinct.values())
         super().__init__(dict(params), state, [optimizer.options for optimizer in self._optimizers])
+        self.defaults.update(defaults_of(self._optimizers))
+        self._opt_called = True  # a scheduler warns of its first step before the optimizer's: backward passes are those
         check_clipping()
 
     def step(self, closure: Any = None) -> None:

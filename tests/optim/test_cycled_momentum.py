@@ -1,0 +1,119 @@
+"""Schedulers that cycle a momentum as well as the rate; the reference is torch's optimizer with the same scheduler."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torchrec
+from jagged import apply, bag_config, bags_collection, jagged, rows_of, same_bits, train_step
+from torch.distributed.optim import _apply_optimizer_in_backward, _get_in_backward_optimizers
+from torch.optim import lr_scheduler
+from torchrec import EmbeddingBagConfig
+
+import rec_sdk_torch as rst
+
+CYCLES: dict[str, Callable[[Any], Any]] = {
+    "one cycle": lambda o: lr_scheduler.OneCycleLR(o, 0.2, total_steps=6, base_momentum=0.3, max_momentum=0.9),
+    "cyclic": lambda o: lr_scheduler.CyclicLR(o, 0.05, 0.2, step_size_up=2, base_momentum=0.3, max_momentum=0.9),
+}
+CYCLED: dict[str, tuple[type, dict[str, Any]]] = {
+    "Adam": (torch.optim.Adam, {}),
+    "AdamW": (torch.optim.AdamW, {"weight_decay": 0.01}),
+    "LAMB": (torchrec.optim.LAMB, {}),
+    "PartialRowWiseAdam": (torchrec.optim.PartialRowWiseAdam, {}),
+    "LarsSGD": (torchrec.optim.LarsSGD, {"momentum": 0.5}),
+}
+
+
+def momentum_of(collection: Any) -> torch.Tensor:
+    momentum: torch.Tensor = collection.fused_optimizer.state_dict()["state"]["embedding_bags.t0.weight"][
+        "t0.momentum1"
+    ]
+    return momentum
+
+
+def of_collection(collection: Any) -> Any:
+    return collection.fused_optimizer
+
+
+def of_parameter(collection: Any) -> Any:
+    (optimizer,) = _get_in_backward_optimizers(collection)
+    return optimizer
+
+
+@pytest.mark.parametrize("kind", list(CYCLES))
+@pytest.mark.parametrize("name", list(CYCLED))
+@pytest.mark.parametrize("optimizer_of", [of_collection, of_parameter])
+def test_a_momentum_that_is_cycled_reaches_the_update(
+    device: torch.device, kind: str, name: str, optimizer_of: Callable[[Any], Any]
+) -> None:
+    """As values that are set by hand, those of a dense parameter; not as those of a constant momentum."""
+    cls, options = CYCLED[name]
+    option = "momentum" if "momentum" in options else "betas"
+    first: Any = 0.5 if option == "momentum" else (0.5, 0.99)
+    cycled, by_hand, constant = (bags_collection(device) for _ in range(3))
+    for collection in (cycled, by_hand, constant):
+        _apply_optimizer_in_backward(cls, collection.parameters(), {"lr": 0.1, **options, option: first})
+    dense = torch.nn.Parameter(torch.zeros(1))
+    beta: dict[str, Any] = {"betas": first} if option == "betas" else {}
+    reference: Any = torch.optim.Adam([dense], **beta) if beta else torch.optim.SGD([dense], momentum=first)
+    schedules = [CYCLES[kind](optimizer) for optimizer in (optimizer_of(cycled), reference)]
+    used = set()
+    for step in range(5):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for collection in (cycled, by_hand, constant):
+                group = of_collection(collection).param_groups[0]
+                if collection is not cycled:
+                    group["lr"] = reference.param_groups[0]["lr"]
+                if collection is by_hand:
+                    group[option] = reference.param_groups[0][option]
+                train_step(collection, jagged({"f0": [[1, 2], [step]]}), factor=0.5 + step)
+            reference.step()
+            for schedule in schedules:
+                schedule.step()
+        used.add(reference.param_groups[0][option])
+    assert len(used) > 2
+    assert not list(same_bits(cycled.state_dict(), by_hand.state_dict()))
+    found, expected, other = (momentum_of(collection) for collection in (cycled, by_hand, constant))
+    assert torch.equal(found, expected)
+    assert not torch.equal(found, other)
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW"])
+def test_a_cycled_beta_is_that_of_torchs_class(device: torch.device, name: str) -> None:
+    cls, options = CYCLED[name]
+    collection = bags_collection(device, EmbeddingBagConfig(3, 4, name="t0", feature_names=["f0"]))
+    apply(collection, cls, **options)
+    weight = torch.nn.Parameter(torch.stack(list(rows_of(collection).values())))
+    reference = cls([weight], lr=0.5, **options)
+    schedules = [CYCLES["one cycle"](optimizer) for optimizer in (collection.fused_optimizer, reference)]
+    for step in range(6):
+        train_step(collection, jagged({"f0": [[0], [1], [2]]}), factor=1.0 + step)
+        weight.grad = torch.full((3, 4), 1.0 + step)
+        reference.step()
+        for schedule in schedules[: 2 if step < 5 else 0]:
+            schedule.step()
+    torch.testing.assert_close(torch.stack(list(rows_of(collection).values())), weight.data, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", list(CYCLES))
+@pytest.mark.parametrize("optimizer_of", [of_collection, of_parameter])
+def test_tables_without_a_momentum_say_how_to_cycle_rates_alone(
+    device: torch.device, kind: str, optimizer_of: Callable[[Any], Any]
+) -> None:
+    collection = bags_collection(device)
+    _apply_optimizer_in_backward(torch.optim.SGD, collection.parameters(), {"lr": 0.5})
+    with pytest.raises(ValueError, match="cycle_momentum"):
+        CYCLES[kind](optimizer_of(collection))
+    mixed = bags_collection(device, bag_config(), bag_config("t1", ["f1"]))
+    first, second = mixed.parameters()
+    rst.apply_optimizer_in_backward(torch.optim.Adam, [first], {"lr": 0.1})
+    rst.apply_optimizer_in_backward(torch.optim.SGD, [second], {"lr": 0.1})
+    with pytest.raises(ValueError, match="cycle_momentum"):
+        CYCLES[kind](mixed.fused_optimizer)
+    lr_scheduler.OneCycleLR(mixed.fused_optimizer, 0.2, total_steps=6, cycle_momentum=False)
