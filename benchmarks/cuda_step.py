@@ -222,7 +222,7 @@ class StepCase:
     def _result(self, counters: dict[str, dict[str, int]]) -> Result:
         mine = counters[self.ours.name]
         unique = mine["unique_rows"] / mine["batches"]
-        slots = self.ours.embedding.cache_sizes()
+        slots = self.ours.embedding.cache_sizes
         return {
             **self.workload.describe(),
             "distribution": self.pool.distribution.name,

@@ -36,6 +36,9 @@ class ShardHandle(TableHandle):
 
     sharded = True
 
+    def extra_repr(self) -> str:
+        return f"on this rank {super().extra_repr()}"
+
     def all_rows(self, ids: np.ndarray | None) -> None:
         """`ids` of the rank's rows of an index table; None for a hash table."""
         self._all_rows = ids

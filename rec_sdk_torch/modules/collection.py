@@ -247,7 +247,7 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
     def cache_sizes(self) -> dict[str, int]:
         """Rows of each table that the device cache holds."""
         self._sync_optimizers()
-        return self._embedding.cache_sizes()
+        return self._embedding.cache_sizes
 
     def cache_stats(self, table: str | None = None) -> dict[str, int]:
         """Exact counters, see `TableBatchedEmbedding.cache_stats`."""

@@ -11,6 +11,7 @@ import torch
 
 from ..eager import check_real
 from ..tbe import TableBatchedEmbedding, TableConfig
+from ..tbe.monitor import describe_optimizer
 from ..tbe.state import save_table
 from . import requests
 
@@ -196,6 +197,13 @@ class TableHandle(torch.nn.Module):
     def table(self) -> str:
         """The table's name."""
         return self._config.name
+
+    def extra_repr(self) -> str:
+        """Rows, columns, data type, cache and optimizer; of a sharded table this rank's."""
+        requested = self.weight.requested()  # of which the embedding may not know yet
+        optimizer = describe_optimizer(*requested[0]) if requested else None
+        known = self._owner[0].optimizer_of(self.table)
+        return self._owner[0].describe(self.table, None if known is not None else optimizer)
 
     def state_names(self) -> list[str]:
         """What the table is called in a state dict, behind its prefix."""

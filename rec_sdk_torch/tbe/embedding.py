@@ -195,11 +195,8 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
         if self.device.type == "meta":
             raise RuntimeError("this embedding is on the meta device: it has no rows, give a real device=")
 
-    def cache_sizes(self) -> dict[str, int]:
-        """Rows of each table that the device cache holds."""
-        return dict(zip([table.name for table in self.tables], self._slots(), strict=True))
-
     def _slots(self) -> list[int]:
+        """Rows of each table that the device cache holds."""
         if self._groups is not None:
             sizes = {member.config.name: member.slots for group in self._groups for member in group.members}
             return [sizes[table.name] for table in self.tables]
@@ -495,6 +492,3 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
         """Ids of a hash table in order of arrival, or the row numbers of an index table; int64 `[n]`."""
         ids: Int64Array = self.view(name).ids().numpy()
         return ids
-
-    def extra_repr(self) -> str:
-        return ", ".join(f"{t.name}: {t.num_embeddings} x {t.embedding_dim}" for t in self.tables)

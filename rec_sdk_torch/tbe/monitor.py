@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch.autograd import profiler
@@ -11,8 +11,11 @@ from torch.autograd import profiler
 from ..warn import warn
 
 if TYPE_CHECKING:
+    from .cache_size import CacheOption
     from .group import Group
+    from .optimizer import TableOptimizer
     from .steps import Steps
+    from .table import TableConfig
 
 RANGE = "rec_sdk_torch::"
 """Begins the names of the ranges that `torch.profiler` sees."""
@@ -184,12 +187,63 @@ def _places(groups: Sequence[Group], table: str | None) -> Iterator[tuple[Group,
             yield group, names.index(table)
 
 
+def describe_optimizer(cls: type, options: Mapping[str, Any]) -> str:
+    """An optimizer's class and rate."""
+    return f"{cls.__name__}(lr={options['lr']})" if "lr" in options else cls.__name__
+
+
 class Inspected:
     """What an embedding tells of itself."""
 
+    tables: list[TableConfig]
+    optimizers: list[TableOptimizer | None]
+    cache_option: CacheOption
     steps: Steps
     _groups: list[Group] | None
+    _slots: Callable[[], list[int]]
     view: Callable[[str], object]
+
+    @property
+    def cache_sizes(self) -> dict[str, int]:
+        """Rows of each table that the device cache holds, or will hold.
+
+        Raises:
+            RuntimeError: the embedding is on the meta device.
+        """
+        return dict(zip([table.name for table in self.tables], self._slots(), strict=True))
+
+    def extra_repr(self) -> str:
+        """A line for each table."""
+        return "\n".join(f"{table.name}: {self.describe(table.name)}" for table in self.tables)
+
+    def describe(self, name: str, optimizer: str | None = None) -> str:
+        """A table in a line: rows, columns, data type, kind, cache and optimizer. Lays out nothing.
+
+        Args:
+            name: of the table.
+            optimizer: in place of that which the embedding knows.
+        """
+        place = [table.name for table in self.tables].index(name)
+        table = self.tables[place]
+        dtype = str(table.weight_dtype).removeprefix("torch.")
+        if table.cache_dtype not in (None, table.weight_dtype):
+            dtype += f" ({str(table.cache_dtype).removeprefix('torch.')} in the cache)"
+        kind = "ids of any value" if table.hashed else "ids are rows"
+        parts = [f"{table.num_embeddings} x {table.embedding_dim}", dtype, kind, self._describe_cache(name)]
+        own = self.optimizers[place]
+        if optimizer is None and own is not None:
+            optimizer = describe_optimizer(own.cls, own.options)
+        return ", ".join([*parts, optimizer or "no optimizer"])
+
+    def _describe_cache(self, name: str) -> str:
+        for group in self._groups or []:
+            for member in group.members:
+                if member.config.name == name:
+                    return f"cache of {member.slots} rows"
+        option = self.cache_option
+        if isinstance(option, Mapping):
+            option = option.get(name)
+        return f"cache={option!r}"
 
     def cache_stats(self, table: str | None = None) -> dict[str, int]:
         """Exact counts since the start or `reset_cache_stats`, summed over groups, or those of one table.

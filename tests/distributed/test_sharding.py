@@ -391,6 +391,7 @@ def watch(rank: int, world_size: int) -> dict[str, Any]:
     result = {"rows": tables.cache_stats("t0")["new_rows"], "device": tables.memory_report()["device"]}
     tables.reset_cache_stats()
     assert tables.cache_stats()["lookups"] == 0
+    assert repr(tables).count("ShardHandle(on this rank ") == 3
     return result | {"sizes": tables.cache_sizes, "tags": writer.tags}
 
 

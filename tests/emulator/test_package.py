@@ -124,7 +124,7 @@ def test_a_backward_on_one_device_beside_tables_on_another() -> None:
     code = """
 import torch
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig
-TableBatchedEmbedding([TableConfig("t", 10, 4)], device="npu:1").cache_sizes()
+TableBatchedEmbedding([TableConfig("t", 10, 4)], device="npu:1").cache_sizes
 x = torch.ones(2, device="npu:0", requires_grad=True)
 x.sum().backward()
 print(x.grad.tolist())

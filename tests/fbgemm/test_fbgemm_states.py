@@ -245,15 +245,15 @@ def test_sizes_of_the_cache(device: torch.device, monkeypatch: pytest.MonkeyPatc
         "MANAGED": ({"cache_load_factor": 0.1}, [4, 5]),
     }
     for location, (options, expected) in sizes.items():
-        assert list(make_ours(case, device, location, **options).tables.cache_sizes().values()) == expected
+        assert list(make_ours(case, device, location, **options).tables.cache_sizes.values()) == expected
     caching = make_ours(case, device, "MANAGED_CACHING", cache_sets=1)
-    assert list(caching.tables.cache_sizes().values()) == [14, 18]  # of the 32 rows of a set
+    assert list(caching.tables.cache_sizes.values()) == [14, 18]  # of the 32 rows of a set
     everything = make_ours(case, device, "MANAGED_CACHING", enforce_hbm=True)
-    assert list(everything.tables.cache_sizes().values()) == [40, 50]
+    assert list(everything.tables.cache_sizes.values()) == [40, 50]
     free = type("Free", (), {"free_memory": staticmethod(lambda device: 90 * 32)})
     monkeypatch.setattr(placement, "backend_for", lambda device: free)
     small = make_ours(case, device, "MANAGED_CACHING", cache_load_factor=1.0, cache_reserved_memory=45 * 32.0)
-    assert list(small.tables.cache_sizes().values()) == [20, 25]
+    assert list(small.tables.cache_sizes.values()) == [20, 25]
     with pytest.raises(ValueError, match=r"cache_reserved_memory is 2880\.0 bytes"):
         make_ours(case, device, "MANAGED_CACHING", cache_reserved_memory=90 * 32.0)
     with pytest.raises(ValueError, match="cache_load_factor is 0"):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from typing import Any
 
 import pytest
 import torch
 from jagged import apply, bag_config, bags_collection, jagged, sequence_config, sequences_collection
+from torchrec import DataType, EmbeddingBagConfig
 
 import rec_sdk_torch as rst
+from rec_sdk_torch.distributed.sharded import ShardedCollection
 
 DIM = 4
 RECORD = 4 * DIM
@@ -226,3 +229,73 @@ def test_what_cannot_be_logged_is_refused(device: torch.device) -> None:
         rst.CacheLog(print, tables)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="Linear has no EmbCacheEmbeddingCollection"):
         rst.CacheLog(Scalars(), torch.nn.Linear(1, 1))
+
+
+# ---- print
+
+
+WIDE = torch.float32
+ANY = "ids of any value"
+KINDS: dict[str, tuple[Any, list[str]]] = {
+    "pooled": (
+        lambda device: bags_collection(device, bag_config(), cache={"t0": 7}),
+        ["(t0): TableHandle(40 x 4, float32, ids of any value, cache=7, no optimizer)"],
+    ),
+    "sequences": (
+        lambda device: sequences_collection(
+            device, sequence_config(data_type=DataType.FP16), cache_dtype=torch.float32
+        ),
+        [f"(t0): TableHandle(40 x 4, float16 (float32 in the cache), {ANY}, cache=None, no optimizer)"],
+    ),
+    "index": (
+        lambda device: bags_collection(
+            device, bag_config(), EmbeddingBagConfig(9, 3, name="t1", feature_names=["f1"]), cache=0.5
+        ),
+        [
+            "(t0): TableHandle(40 x 4, float32, ids of any value, cache=0.5, no optimizer)",
+            "(t1): TableHandle(9 x 3, float32, ids are rows, cache=0.5, no optimizer)",
+        ],
+    ),
+    "hash": (
+        lambda device: rst.HashEmbeddingBagCollection(
+            [rst.HashEmbeddingBagConfig(num_embeddings=40, embedding_dim=4, name="t0", feature_names=["f0"])],
+            device=device,
+        ),
+        ["(t0): TableHandle(40 x 4, float32, ids of any value, cache=40, no optimizer)"],
+    ),
+    "meta": (
+        lambda device: bags_collection(torch.device("meta"), bag_config(), cache={"t0": 7}),
+        ["(t0): TableHandle(40 x 4, float32, ids of any value, cache=7, no optimizer)"],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_printing_a_model_shows_its_tables(device: torch.device, kind: str) -> None:
+    """And lays nothing out: an optimizer may be applied still."""
+    make, lines = KINDS[kind]
+    collection = make(device)
+    model = torch.nn.Sequential(collection)
+    shown = [line.strip() for line in repr(model).splitlines()]
+    assert [line for line in shown if "TableHandle" in line] == lines
+    apply(collection, torch.optim.Adam, lr=0.25)
+    assert repr(model).count("Adam(lr=0.25)") == len(lines)
+    assert collection._embedding._groups is None
+    assert repr(collection._embedding).count("no optimizer") == len(lines), "it has not been told yet"
+
+
+def test_printing_shows_the_cache_and_rate_of_now(device: torch.device) -> None:
+    collection = two_tables(device)
+    train(collection, batch([1], [2]))
+    collection.fused_optimizer.param_groups[0]["lr"] = 0.125
+    line = "40 x 4, float32, ids of any value, cache of 4 rows, SGD(lr=0.125)"
+    assert repr(collection).count(f"TableHandle({line})") == 2
+    assert repr(collection._embedding) == f"TableBatchedEmbedding(\n  t0: {line}\n  t1: {line}\n)"
+
+
+def test_cache_sizes_is_a_property_everywhere() -> None:
+    classes = [value for value in map(rst.__getattr__, rst.__all__) if isinstance(value, type)] + [ShardedCollection]
+    found = {each.__name__: inspect.getattr_static(each, "cache_sizes", None) for each in classes}
+    kinds = {name: type(value) for name, value in found.items() if value is not None}
+    assert set(kinds.values()) == {property}
+    assert {"TableBatchedEmbedding", "HashEmbeddingBagCollection", "ShardedCollection"} < kinds.keys()
