@@ -1,4 +1,11 @@
 # What `import rec_sdk_torch` offers: for type checkers, and read by __init__.py. The names are listed nowhere else.
+from . import checkpoint as checkpoint
+from . import compat as compat
+from . import export as export
+from . import fbgemm as fbgemm
+from . import ops as ops
+from . import serving as serving
+from . import tbe as tbe
 from .checkpoint.errors import CheckpointError as CheckpointError
 from .checkpoint.saver import Saver as Saver
 from .distributed.prefetch import prefetch as prefetch

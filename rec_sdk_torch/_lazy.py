@@ -12,14 +12,20 @@ from typing import Any
 _TORCHREC = {"torchrec", "fbgemm_gpu"}
 
 
+_NOT_BY_CHANCE = {"compat"}
+"""Packages that change others when they are imported: `dir()` leaves them out, so that no tool imports all it finds."""
+
+
 def _exports(stub: Path) -> dict[str, str]:
-    """The module, relative to the package, of each name that the stub imports."""
+    """The module, relative to the package, of each name that the stub imports; "." where the name is a module."""
     imports = [node for node in ast.parse(stub.read_text()).body if isinstance(node, ast.ImportFrom)]
-    return {alias.name: f".{node.module}" for node in imports for alias in node.names}
+    return {alias.name: f".{node.module or ''}" for node in imports for alias in node.names}
 
 
 def _load(package: str, module: str, name: str) -> Any:
     try:
+        if module == ".":
+            return importlib.import_module(f".{name}", package)
         return getattr(importlib.import_module(module, package), name)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in _TORCHREC:
@@ -39,7 +45,8 @@ def _load(package: str, module: str, name: str) -> Any:
 def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """`__getattr__`, `__dir__` and `__all__` of the package whose `__init__.py` is `file`.
 
-    The names come from the stub beside it, so that they are listed once, for Python and for type checkers.
+    The names come from the stub beside it, so that they are listed once, for Python and for type checkers. Modules
+    among them are attributes, and not in `__all__`: `import *` imports none of them.
     """
     exports = _exports(Path(file).with_suffix(".pyi"))
     namespace = sys.modules[package].__dict__
@@ -50,4 +57,5 @@ def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], 
         namespace[name] = _load(package, exports[name], name)
         return namespace[name]
 
-    return load, lambda: sorted({*namespace, *exports}), sorted(exports)
+    shown = exports.keys() - _NOT_BY_CHANCE
+    return load, lambda: sorted({*namespace, *shown}), sorted(name for name in exports if exports[name] != ".")

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 
 from ..distributed.prefetch import Collection, find_collections
+from ..warn import warn
 
 TOTALS = ("bytes_in", "bytes_out", "plan_us", "wait_us")
 """Counters of a collection that are written, per training forward."""
@@ -23,6 +24,8 @@ class ScalarWriter(Protocol):
 
 class CacheLog:
     """Writes scalars while a model trains; ends with `remove()`.
+
+    An error of the writer, such as a full disk, does not end the training: it warns once, and later scalars are tried.
 
     Per collection: the hit rate over distinct rows, bytes swapped, microseconds of planning and waiting per training
     forward, the depth that prefetching reached, and bytes of memory. Per table: the hit rate, and rows in, out and new
@@ -60,6 +63,7 @@ class _CollectionLog:
     def __init__(self, writer: ScalarWriter, name: str, collection: Collection, every: int) -> None:
         self._writer, self._name, self._every = writer, name, every
         self._forwards = 0
+        self._warned = False
         self._before: dict[str | None, dict[str, int]] = {}
         self.hook = collection.register_forward_hook(self._count)
 
@@ -93,4 +97,12 @@ class _CollectionLog:
 
     def _add(self, table: str | None, scalar: str, value: float) -> None:
         place = self._name if table is None else f"{self._name}/{table}"
-        self._writer.add_scalar(f"{place}/{scalar}", value, self._forwards)
+        try:
+            self._writer.add_scalar(f"{place}/{scalar}", value, self._forwards)
+        except Exception as error:
+            if not self._warned:
+                self._warned = True
+                warn(
+                    f"CacheLog: the writer raised {type(error).__name__}: {error}. Training goes on; of {self._name!r} "
+                    "no later error is shown"
+                )

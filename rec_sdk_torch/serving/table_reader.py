@@ -147,6 +147,7 @@ class TableReader:
 
     @property
     def embedding_dim(self) -> int:
+        """D, columns of a row."""
         return self._moment.dim
 
     @property

@@ -172,7 +172,11 @@ class FusedLookup(torch.autograd.Function):
 def _backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
     call: BatchLookup | None = ctx.call
     if call is None:
-        raise RuntimeError("the embedding's rows were updated already: backward can run once per forward")
+        raise RuntimeError(
+            "the embedding's rows were updated already: backward can run once per forward. Add the losses of one "
+            "forward, and call backward() on their sum; or detach() the output that is not to train the tables; or "
+            "look the batch up again"
+        )
     ctx.call = None
     try:
         weight_grads = call.backward(grads, ctx.saved_tensors, ctx.needs_input_grad[2:])

@@ -26,6 +26,7 @@ class StateSpec:
     counter: bool = False
 
     def elements(self, dim: int) -> int:
+        """Numbers of a row of `dim` columns."""
         return 1 if self.rowwise else dim
 
 
@@ -249,11 +250,8 @@ def _lamb(options: Options, t: int) -> Coefficients:
 
 
 def _lars(options: Options, t: int) -> Coefficients:
-    return {
-        "scaled_lr": options["lr"] * options["eta"],
-        "momentum": options["momentum"],
-        "weight_decay": options["weight_decay"],
-    }
+    scaled = options["lr"] * options["eta"]
+    return {"scaled_lr": scaled, "momentum": options["momentum"], "weight_decay": options["weight_decay"]}
 
 
 _ADAM_STATES = (StateSpec("exp_avg"), StateSpec("exp_avg_sq"))

@@ -114,6 +114,36 @@ def test_every_name_is_there() -> None:
         rst.no_such_name  # noqa: B018
 
 
+PACKAGES = """
+import sys
+import rec_sdk_torch
+assert not {"torch", "torchrec"} & sys.modules.keys()
+for name in ("checkpoint", "export", "fbgemm", "ops", "serving", "tbe", "compat"):
+    module = getattr(rec_sdk_torch, name)
+    assert module is sys.modules[f"rec_sdk_torch.{name}"], name
+    assert module.__doc__, name
+    assert getattr(rec_sdk_torch, name) is module
+    print(name, name in dir(rec_sdk_torch), name in rec_sdk_torch.__all__)
+"""
+
+
+def test_packages_are_attributes(tmp_path: Path) -> None:
+    """Without an import of their own. compat, which changes torch and TorchRec, is not shown to what imports all."""
+    pytest.importorskip("torchrec")
+    lines = run(PACKAGES, folder=tmp_path).splitlines()
+    assert lines[:-1] == [f"{n} True False" for n in ("checkpoint", "export", "fbgemm", "ops", "serving", "tbe")]
+    assert lines[-1].startswith("compat ")
+    code = "import rec_sdk_torch; print('compat' in dir(rec_sdk_torch), 'export' in dir(rec_sdk_torch))"
+    assert run(code, folder=tmp_path).split() == ["False", "True"]
+
+
+def test_a_package_that_needs_torchrec_says_so(after_torch: AfterTorch) -> None:
+    code = "import rec_sdk_torch; rec_sdk_torch.fbgemm; rec_sdk_torch.serving; rec_sdk_torch.export"
+    code = f"try:\n    {code}\nexcept ImportError as error:\n    print(error)"
+    output = after_torch.run(code, "torchrec", "fbgemm_gpu")
+    assert "rec_sdk_torch.export needs torchrec, which is not installed" in output
+
+
 def test_importing_imports_neither_torch_nor_torchrec(tmp_path: Path) -> None:
     code = "import sys, rec_sdk_torch; print(*[m for m in sys.modules if m.partition('.')[0] in ('torch', 'torchrec')])"
     assert run(code, folder=tmp_path).split() == []

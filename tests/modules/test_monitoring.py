@@ -221,6 +221,33 @@ def test_scalars_are_of_the_forwards_since_the_last(device: torch.device) -> Non
     assert len(writer.written) == written
 
 
+class FullDisk(Scalars):
+    """A writer that cannot write for a while."""
+
+    full = True
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+        if self.full:
+            raise OSError("no space left on device")
+        super().add_scalar(tag, scalar_value, global_step)
+
+
+def test_an_error_of_the_writer_does_not_end_the_training(device: torch.device) -> None:
+    """It warns once; scalars that can be written later are those of their own forwards."""
+    model = torch.nn.ModuleDict({"sparse": two_tables(device)})
+    writer = FullDisk()
+    rst.CacheLog(writer, model, every=1)
+    with pytest.warns(UserWarning, match="OSError: no space left") as warned:
+        train(model["sparse"], batch([1, 2], [5]), batch([1, 3], [5]))
+    assert len([each for each in warned if "CacheLog" in str(each.message)]) == 1
+    writer.full = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model["sparse"], batch([1, 4], [5]))
+    assert writer.written["sparse/t0/hit_rate", 3] == 0.5
+    assert {step for _, step in writer.written} == {3}
+
+
 def test_what_cannot_be_logged_is_refused(device: torch.device) -> None:
     tables = sequences_collection(device, sequence_config("t0", ["f0"]))
     with pytest.raises(ValueError, match="every is 0"):

@@ -417,8 +417,10 @@ void translate_disk_error(std::exception_ptr thrown) {
 
 PYBIND11_MODULE(_engine, m) {
   m.doc() = "The host engine: id maps, host stores, the device cache's contents, swap plans.";
-  py::register_exception<CacheTooSmallError>(m, "CacheTooSmallError", PyExc_RuntimeError);
-  py::register_exception<CapacityError>(m, "CapacityError", PyExc_RuntimeError);
+  py::register_exception<CacheTooSmallError>(m, "CacheTooSmallError", PyExc_RuntimeError).doc() =
+      "A batch needs more distinct rows than the table's device cache has slots that are not pinned.";
+  py::register_exception<CapacityError>(m, "CapacityError", PyExc_RuntimeError).doc() =
+      "A hash table would hold more ids than its capacity.";
   py::register_exception_translator(&translate_disk_error);
   m.def("available_memory", &available_memory);
   m.def("cache_policies", &cache_policy_names);
