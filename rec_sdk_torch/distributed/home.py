@@ -43,9 +43,14 @@ class ShardHandle(TableHandle):
         """`ids` of the rank's rows of an index table; None for a hash table."""
         self._all_rows = ids
 
+    def ids_here(self) -> torch.Tensor:
+        """Of an index table all of the rank's rows; of a hash table those it has met, in order. int64 `[n]`."""
+        if self._all_rows is None:
+            return self._owner[0].view(self.table).ids()
+        return torch.from_numpy(self._all_rows.copy())
+
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        view = self._owner[0].view(self.table)
-        ids = view.ids() if self._all_rows is None else torch.from_numpy(self._all_rows.copy())
+        view, ids = self._owner[0].view(self.table), self.ids_here()
         destination[f"{prefix}ids"] = ids
         destination[f"{prefix}weight"] = view.read(ids, [WEIGHT]).parts[WEIGHT]
 
@@ -152,6 +157,13 @@ class HomeTables(CachedCollection):
             before, now = source.optimizer_of(table.name), self._embedding.optimizer_of(table.name)
             if before is not None and now is not None:
                 self._embedding.load([], [(now, before.step)])
+
+    def table_ids(self, table: str) -> torch.Tensor:
+        """Ids of this rank: an index table has all of its rows here."""
+        self._embedding.view(table)  # which raises for a name that is unknown
+        handles: dict[str, Any] = self._table_handles()
+        ids: torch.Tensor = handles[table].ids_here()
+        return ids
 
     def batch_of(self, values: torch.Tensor, offsets: torch.Tensor, seen: Seen | None) -> Batch:
         """Ids of all ranks, rank by rank and there table by table, as a batch; `seen`: what ranks told of them."""

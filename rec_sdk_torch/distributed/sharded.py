@@ -10,7 +10,6 @@ import torch
 from torchrec.distributed.embedding_types import KJTList, ShardedEmbeddingModule
 from torchrec.distributed.types import Awaitable, LazyAwaitable
 from torchrec.optim.fused import FusedOptimizerModule
-from torchrec.optim.keyed import KeyedOptimizer
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from ..backends.devices import backend_for
@@ -19,7 +18,6 @@ from ..modules.bags import Bags
 from ..modules.collection import CachedCollection
 from ..modules.embedding_collections import EmbCacheEmbeddingCollection
 from ..tbe.batch import Batch
-from ..tbe.gradients import TableGradient
 from ..tbe.look_ahead import Prefetched
 from ..tbe.transfers import Transfers
 from .alike import Settings
@@ -28,6 +26,7 @@ from .exchange import Exchange, SendRows, Vote
 from .expand import Pool, repeated
 from .home import HomeTables
 from .placement import Placement
+from .rank_tables import RankTables
 from .unique import Deduplication, GroupConstants, Segments, Tables, UniqueBatch
 
 
@@ -111,15 +110,15 @@ class Coming:
             self.module.home.forget(self._announced)
 
 
-class ShardedCollection(NotScripted, ShardedEmbeddingModule[Any, Any, Any, ShardedContext], FusedOptimizerModule):
+class ShardedCollection(
+    NotScripted, RankTables, ShardedEmbeddingModule[Any, Any, Any, ShardedContext], FusedOptimizerModule
+):
     """A collection whose rows live on many ranks; it takes and gives what the unsharded one does.
 
     Attributes:
         home: the rows of this rank.
         exchange: with the other ranks.
     """
-
-    home: HomeTables
 
     def __init__(self, origin: CachedCollection, placements: list[Placement], exchange: Exchange) -> None:
         """
@@ -336,57 +335,7 @@ class ShardedCollection(NotScripted, ShardedEmbeddingModule[Any, Any, Any, Shard
         """
         return dict(self.exchange.stats)
 
-    @property
-    def cache_sizes(self) -> dict[str, int]:
-        """Rows of each table that this rank's device cache holds."""
-        return self.home.cache_sizes
-
-    def cache_stats(self, table: str | None = None) -> dict[str, int]:
-        """Of this rank's tables, see `TableBatchedEmbedding.cache_stats`."""
-        return self.home.cache_stats(table)
-
-    def reset_cache_stats(self) -> None:
-        """Sets every counter of `cache_stats` to zero."""
-        self.home.reset_cache_stats()
-
-    def memory_report(self, table: str | None = None) -> dict[str, int]:
-        """Of this rank's tables, see `TableBatchedEmbedding.memory_report`."""
-        return self.home.memory_report(table)
-
-    # ---- eviction of ids
-
-    def set_evict_step_interval(self, steps: int | None) -> None:
-        """Training steps between evictions of ids, see `TableBatchedEmbedding.set_evict_step_interval`."""
-        self.home.set_evict_step_interval(steps)
-
-    def evict(self, table: str) -> int:
-        """Takes out the ids of this rank that the table's rules choose now; how many those were."""
-        return self.home.evict(table)
-
-    def clocks(self, table: str) -> dict[str, int]:
-        """Reads the clocks of a table on this rank, see `TableView.clocks`."""
-        return self.home.clocks(table)
-
-    def set_clocks(self, table: str, clocks: Mapping[str, int]) -> None:
-        """Corrects the clocks of a table on this rank, see `TableView.set_clocks`. All ranks should call it."""
-        self.home.set_clocks(table, clocks)
-
-    # ---- gradients that are handed out
-
-    def take_gradients(self) -> dict[str, TableGradient]:
-        """Of this rank's rows, from the lookups of all ranks, see the unsharded collection's."""
-        return self.home.take_gradients()
-
-    def add_to_rows(self, table: str, ids: torch.Tensor, change: torch.Tensor) -> None:
-        """Of rows that are at home on this rank, see the unsharded collection's."""
-        self.home.add_to_rows(table, ids, change)
-
     # ---- what TorchRec and torch ask of modules
-
-    @property
-    def fused_optimizer(self) -> KeyedOptimizer:
-        """Of this rank's rows, as the unsharded collection's."""
-        return self.home.fused_optimizer
 
     @property
     def shardings(self) -> dict[str, Any]:

@@ -79,6 +79,13 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
             for config in self._configs
         ]
 
+    def _one_dim(self) -> int:
+        """D of all tables; ValueError if they have several."""
+        dims = sorted({config.embedding_dim for config in self._configs})
+        if len(dims) > 1:
+            raise ValueError(f"the tables have embedding dims {dims}, not one")
+        return int(dims[0])
+
     def _table_handles(self) -> dict[str, TableHandle]:
         return dict(self._modules[self._handles_name].items())  # type: ignore[union-attr,operator]
 

@@ -135,10 +135,7 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
         Raises:
             ValueError: the tables have several.
         """
-        dims = sorted({config.embedding_dim for config in self._configs})
-        if len(dims) > 1:
-            raise ValueError(f"the tables have embedding dims {dims}, not one")
-        return int(dims[0])
+        return self._one_dim()
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
         """The configs, as given."""

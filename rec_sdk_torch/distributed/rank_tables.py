@@ -1,0 +1,131 @@
+"""What a sharded collection tells of the tables on its rank, and does with them, as the unsharded collection does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+
+import torch
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+from torchrec.optim.keyed import KeyedOptimizer
+
+from ..tbe.gradients import TableGradient
+from ..tbe.guard import Scaler
+from .home import HomeTables
+
+
+class RankTables:
+    """The part of a sharded collection that needs no other rank.
+
+    Attributes:
+        home: the rows of this rank.
+    """
+
+    home: HomeTables
+    _is_weighted: bool
+    _need_indices: bool
+
+    # ---- what the tables are
+
+    def embedding_configs(self) -> list[EmbeddingConfig]:
+        """The configs of sequence tables, as given: of whole tables."""
+        return [config for config in self.home._configs if isinstance(config, EmbeddingConfig)]
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """The configs of pooled tables, as given: of whole tables."""
+        return [config for config in self.home._configs if isinstance(config, EmbeddingBagConfig)]
+
+    def embedding_names_by_table(self) -> list[list[str]]:
+        """Output names of each table."""
+        return self.home._names_by_table
+
+    def embedding_dim(self) -> int:
+        """D of the tables.
+
+        Raises:
+            ValueError: the tables have several.
+        """
+        return self.home._one_dim()
+
+    def is_weighted(self) -> bool:
+        """Whether bags are sums weighted per sample."""
+        return self._is_weighted
+
+    def need_indices(self) -> bool:
+        """Whether outputs carry their ids as weights."""
+        return self._need_indices
+
+    def table_ids(self, table: str) -> torch.Tensor:
+        """Ids of a table on this rank: of a hash table in order of arrival, of an index table all rows; int64 `[n]`.
+
+        Raises:
+            KeyError: there is no such table.
+        """
+        return self.home.table_ids(table)
+
+    # ---- figures
+
+    @property
+    def cache_sizes(self) -> dict[str, int]:
+        """Rows of each table that this rank's device cache holds."""
+        return self.home.cache_sizes
+
+    def cache_stats(self, table: str | None = None) -> dict[str, int]:
+        """Of this rank's tables, see `TableBatchedEmbedding.cache_stats`."""
+        return self.home.cache_stats(table)
+
+    def reset_cache_stats(self) -> None:
+        """Sets every counter of `cache_stats` to zero."""
+        self.home.reset_cache_stats()
+
+    def memory_report(self, table: str | None = None) -> dict[str, int]:
+        """Of this rank's tables, see `TableBatchedEmbedding.memory_report`."""
+        return self.home.memory_report(table)
+
+    # ---- eviction of ids
+
+    def set_evict_step_interval(self, steps: int | None) -> None:
+        """Training steps between evictions of ids, see `TableBatchedEmbedding.set_evict_step_interval`."""
+        self.home.set_evict_step_interval(steps)
+
+    def evict(self, table: str) -> int:
+        """Takes out the ids of this rank that the table's rules choose now; how many those were."""
+        return self.home.evict(table)
+
+    def clocks(self, table: str) -> dict[str, int]:
+        """Reads the clocks of a table on this rank, see `TableView.clocks`."""
+        return self.home.clocks(table)
+
+    def set_clocks(self, table: str, clocks: Mapping[str, int]) -> None:
+        """Corrects the clocks of a table on this rank, see `TableView.set_clocks`. All ranks should call it."""
+        self.home.set_clocks(table, clocks)
+
+    # ---- gradients that are handed out
+
+    def take_gradients(self) -> dict[str, TableGradient]:
+        """Of this rank's rows, from the lookups of all ranks, see the unsharded collection's."""
+        return self.home.take_gradients()
+
+    def add_to_rows(self, table: str, ids: torch.Tensor, change: torch.Tensor) -> None:
+        """Of rows that are at home on this rank, see the unsharded collection's."""
+        self.home.add_to_rows(table, ids, change)
+
+    # ---- optimizers
+
+    @property
+    def fused_optimizer(self) -> KeyedOptimizer:
+        """Of this rank's rows, as the unsharded collection's."""
+        return self.home.fused_optimizer
+
+    def set_grad_scaler(self, scaler: Scaler | None) -> None:
+        """Tells which `torch.amp.GradScaler` scales the losses, see `TableBatchedEmbedding.set_grad_scaler`."""
+        self.home.set_grad_scaler(scaler)
+
+    @property
+    def skipped_updates(self) -> int:
+        """Updates skipped because scaled gradients overflowed, on some rank."""
+        return self.home.skipped_updates
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        """Keeps other threads of this rank from planning, reading or updating."""
+        return self.home.exclusive()
