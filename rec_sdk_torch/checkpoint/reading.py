@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import torch
 from ..tbe.batch import Int64Array
 from ..tbe.parts import WEIGHT
 from ..tbe.whole import LifeState, Removed, Rows
+from ..tbe.worker import Pool
 from .contents import check_tensors, check_values, count_problem, open_file, saved_table, saved_tables
 from .errors import CheckpointError
 from .manifest import CANDIDATES, REMOVED, ROWS, WINDOW, Chain, Manifest, SavedTable
@@ -123,7 +123,7 @@ def layers(found: Match, chain: Chain, rows: int) -> Iterator[Rows | Removed]:
     A thread reads the next ones meanwhile.
     """
     pieces = _layers(found, chain, rows)
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="rec_sdk_torch.checkpoint") as thread:
+    with Pool("rec_sdk_torch.checkpoint") as thread:
         coming = thread.submit(next, pieces, None)
         while (piece := coming.result()) is not None:
             coming = thread.submit(next, pieces, None)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import os
-import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -12,6 +12,7 @@ from typing import Any, Literal, overload
 
 import torch
 
+from .._exits import OwnThread, calls
 from ..tbe.whole import versions
 from . import folders, rec_sdk
 from .job import SaveJob, one_moment
@@ -96,13 +97,15 @@ class Saver:
             CheckpointError: somebody else saves to `path` now.
             OSError: a file cannot be written; earlier saves are as before.
         """
-        job = SaveJob(module, Path(path).resolve(), incremental)
-        if not background:
-            return job.run()
-        future: Future[str] = Future()
-        future.set_running_or_notify_cancel()
-        threading.Thread(target=_run_job, args=(job, future), name="rec_sdk_torch save").start()
-        return future
+        with calls:
+            job = SaveJob(module, Path(path).resolve(), incremental)
+            if not background:
+                return job.run()
+            future: Future[str] = Future()
+            future.set_running_or_notify_cancel()
+            work = functools.partial(_run_job, job, future)
+            OwnThread(work, "rec_sdk_torch save", stop=lambda: None, daemon=False).start()
+            return future
 
     def load(self, module: torch.nn.Module, path: PathLike, incremental: bool = False) -> str:
         """Makes the tables of `module` what the latest save in `path`, or the save `path`, has of them.
@@ -124,34 +127,39 @@ class Saver:
             CapacityError, MemoryError, OSError: more rows than fit; the model is as it was.
             RuntimeError: batches are in flight; the model is as it was.
         """
-        owners = owners_of(module)
-        team = Team(owners)
-        foreign = team.first(lambda: rec_sdk.folder_of(Path(path).resolve()))
-        if foreign is not None:
-            return _load_rec_sdk(owners, team, foreign, incremental)
-        folder = Path(team.first(lambda: str(folders.latest_save(Path(path)).resolve())))
-        chain: list[tuple[Path, Manifest]] = []
+        with calls:
+            return _load(module, path, incremental)
 
-        def read() -> None:
-            chain.extend(folders.chain_of(folder))
-            match(owners, chain)
-            verify(chain, team.rank, team.size)
 
-        team.together(read)
-        with one_moment(owners):
-            found = match(owners, chain)
-            rows = team.together(lambda: check(found, chain))
-            check_counts(found, folder, rows)
-            beside = team.together(lambda: has_room(found, rows[team.rank], folder))[team.rank]
-            warn_of_losses(found, chain)
-            put_in_place(team, owners, replacements(owners, found, chain, beside))
-            last = chain[-1][1]
-            for owner in owners:
-                drop_marks(owner.embedding)
-                if takes_all(found) and len(found) == len(last.tables):
-                    version = versions(owner.embedding)
-                    set_mark(owner.embedding, str(folder.parent), last.id, last.base, last.sequence, version)
-        return str(folder)
+def _load(module: torch.nn.Module, path: PathLike, incremental: bool) -> str:
+    owners = owners_of(module)
+    team = Team(owners)
+    foreign = team.first(lambda: rec_sdk.folder_of(Path(path).resolve()))
+    if foreign is not None:
+        return _load_rec_sdk(owners, team, foreign, incremental)
+    folder = Path(team.first(lambda: str(folders.latest_save(Path(path)).resolve())))
+    chain: list[tuple[Path, Manifest]] = []
+
+    def read() -> None:
+        chain.extend(folders.chain_of(folder))
+        match(owners, chain)
+        verify(chain, team.rank, team.size)
+
+    team.together(read)
+    with one_moment(owners):
+        found = match(owners, chain)
+        rows = team.together(lambda: check(found, chain))
+        check_counts(found, folder, rows)
+        beside = team.together(lambda: has_room(found, rows[team.rank], folder))[team.rank]
+        warn_of_losses(found, chain)
+        put_in_place(team, owners, replacements(owners, found, chain, beside))
+        last = chain[-1][1]
+        for owner in owners:
+            drop_marks(owner.embedding)
+            if takes_all(found) and len(found) == len(last.tables):
+                version = versions(owner.embedding)
+                set_mark(owner.embedding, str(folder.parent), last.id, last.base, last.sequence, version)
+    return str(folder)
 
 
 def _load_rec_sdk(owners: Sequence[Owner], team: Team, folder: Path, incremental: bool) -> str:

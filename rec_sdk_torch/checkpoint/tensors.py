@@ -10,7 +10,7 @@ import os
 import zlib
 from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..tbe.worker import Pool
 from .errors import CheckpointError
 from .files import NewFile, open_plain
 from .schema import OneOf, Within, record
@@ -136,13 +137,13 @@ class TensorWriter:
         self._bytes = len(header) + sum(spec.bytes for spec in specs)
         self._file = NewFile(path)
         self._file.write_at(header, 0)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rec_sdk_torch.checkpoint")
+        self._thread = Pool("rec_sdk_torch.checkpoint")
         self._filling: dict[str, tuple[_Bytes, int]] = {}  # a buffer, and how much of it is full
         self._free: list[_Bytes] = []
         self._waiting: deque[Future[_Bytes]] = deque()
         self._most_row = max((spec.row_bytes for spec in specs), default=0)
         self._unsynced = 0
-        self._syncs = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rec_sdk_torch.checkpoint.sync")
+        self._syncs = Pool("rec_sdk_torch.checkpoint.sync")
         self._sync: Future[None] | None = None
 
     def append(self, name: str, rows: torch.Tensor) -> None:
@@ -206,8 +207,10 @@ class TensorWriter:
 
     def close(self) -> None:
         """Gives the file up, when it is not finished."""
-        self._thread.shutdown(cancel_futures=True)
-        self._syncs.shutdown(cancel_futures=True)
+        for waiting in self._waiting:
+            waiting.cancel()
+        self._thread.end()
+        self._syncs.end()
         self._file.close()
 
 
@@ -298,7 +301,7 @@ class TensorReader:
         if checksums.keys() != {HEADER, *self.specs}:
             raise CheckpointError(f"{self.path}: has tensors {sorted(self.specs)}, expected {sorted(checksums)}")
         self._compare(HEADER, zlib.crc32(self._header), checksums)
-        with ThreadPoolExecutor(max_workers=_READERS) as threads:
+        with Pool("rec_sdk_torch.checkpoint", _READERS) as threads:
             for name, total in zip(self.specs, threads.map(self._checksum, self.specs), strict=True):
                 self._compare(name, total, checksums)
 

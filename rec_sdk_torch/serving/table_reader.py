@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from .. import _engine
+from .._exits import OwnThread, calls
 from ..checkpoint.contents import open_file, saved_tables
 from ..checkpoint.errors import CheckpointError
 from ..checkpoint.folders import chain_of, latest_save
@@ -65,9 +67,9 @@ class TableReader:
         self._refreshing = threading.Lock()
         self._ended = threading.Event()
         self._moment = self._open(latest_save(self._path))
-        self._thread: threading.Thread | None = None
+        self._thread: OwnThread | None = None
         if follow is not None:
-            self._thread = threading.Thread(target=self._follow, args=(follow,), daemon=True)
+            self._thread = OwnThread(functools.partial(self._follow, follow), stop=self._ended.set)
             self._thread.start()
 
     def _open(self, save: Path) -> _Moment:
@@ -106,7 +108,7 @@ class TableReader:
         Raises:
             CheckpointError: the save, or one that it follows, is missing or damaged; the reader stays where it was.
         """
-        with self._refreshing:
+        with calls, self._refreshing:
             save = latest_save(self._path)
             if save == self._moment.save:
                 return False
@@ -195,7 +197,8 @@ class TableReader:
         rows = torch.empty((wanted.size, moment.dim), dtype=moment.dtype, device="cpu")
         flat = np.ascontiguousarray(wanted, np.int64).reshape(-1)
         try:
-            known = moment.table.lookup(flat, missing.view(torch.uint8).numpy(), rows.view(torch.uint8).numpy())
+            with calls:
+                known = moment.table.lookup(flat, missing.view(torch.uint8).numpy(), rows.view(torch.uint8).numpy())
         except ValueError as error:
             raise CheckpointError(str(error)) from error
         rows, known = rows.reshape(*wanted.shape, moment.dim), known.reshape(wanted.shape)

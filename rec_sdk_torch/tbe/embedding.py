@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from .._engine import cache_policies
+from .._exits import calls
 from ..backends.devices import backend_for, parse_device
 from ..eager import check_batch, eager
 from .batch import Batch, Int64Array
@@ -383,6 +384,10 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
 
     def _lookup(self, batch: Batch) -> tuple[torch.Tensor, ...]:
         """The pooled output; or, group by group, the rows of each feature or, joined, of all features."""
+        with calls:
+            return self._look_up(batch)
+
+    def _look_up(self, batch: Batch) -> tuple[torch.Tensor, ...]:
         if batch.weights is not None and not self.pooled:
             raise ValueError("per-sample weights need pooled tables")
         groups = self.groups

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .._engine import Announcement, CacheTooSmallError
+from .._exits import calls, ending
 from ..warn import warn
 from .batch import Batch, Int64Array
 from .life import Seen
@@ -236,6 +237,10 @@ class LookAhead:
         Raises:
             RuntimeError: `MAX_COMING` are to come already, or this process must not use the tables.
         """
+        with calls:
+            self._add(prefetched)
+
+    def _add(self, prefetched: Prefetched) -> None:
         self._live().steps.check_process()
         with self._lock:
             if sum(not other.gone for other in self._coming) >= MAX_COMING:
@@ -328,7 +333,7 @@ class LookAhead:
 
     def go_on(self) -> None:
         """Plans what is to come and can be planned now, in the thread for it."""
-        if not self._coming or not self.idle:
+        if not self._coming or not self.idle or ending():
             return
         with self._lock:
             if self.idle and (self._next() or self._to_announce()) is not None:

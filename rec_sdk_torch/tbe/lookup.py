@@ -9,6 +9,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from .. import _engine
+from .._exits import BackwardOf, caller
 from ..eager import eager
 from .group import Group
 from .ledger import Ledger
@@ -42,6 +43,7 @@ class BatchLookup:
         self.plans = plans
         self.lengths = lengths
         self.shape = shape
+        self._caller = caller()
         self._kept: dict[int, torch.Tensor] = {}
 
     def run(self, weights: Sequence[torch.Tensor | None], device: torch.device) -> tuple[torch.Tensor, ...]:
@@ -77,6 +79,12 @@ class BatchLookup:
         self, grads: Sequence[torch.Tensor | None], weights: Sequence[torch.Tensor | None], wanted: Sequence[bool]
     ) -> list[torch.Tensor | None]:
         """Updates the rows; gradients of the per-sample weights of each group, where they are wanted."""
+        with BackwardOf(self._caller):
+            return self._update(grads, weights, wanted)
+
+    def _update(
+        self, grads: Sequence[torch.Tensor | None], weights: Sequence[torch.Tensor | None], wanted: Sequence[bool]
+    ) -> list[torch.Tensor | None]:
         ready = [None if grad is None else _ready(grad) for grad in grads]
         admitted = self.steps.guard.admit(ready, self._tables)
         of_groups = self._by_group(ready)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from .._exits import calls
 from .._forks import Lock, Refusal, free, watch
 from .between import Between
 from .guard import GradientGuard
@@ -184,7 +185,7 @@ class Steps:
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Both locks, and no plan but those of batches whose forward has begun."""
-        with self.planning, self.launch:
+        with calls, self.planning, self.launch:
             self.ahead.drop()
             yield
 

@@ -55,7 +55,7 @@ py::array_t<T> plan_view(const Plan& plan, const T* data, int64_t size) {
 ExternalArena external_arena(Bytes& array) {
   auto* owner = new py::object(array);
   const auto drop = [](void* data) {
-    const py::gil_scoped_acquire gil;
+    const auto lock = take_lock([] { return std::make_unique<py::gil_scoped_acquire>(); });
     delete static_cast<py::object*>(data);
   };
   return {reinterpret_cast<char*>(array.mutable_data()), static_cast<size_t>(array.size()),
@@ -67,7 +67,7 @@ template <class Read>
 py::tuple initial_rows(const Read& read) {
   InitialRows initial;
   {
-    const py::gil_scoped_release nogil;
+    const WithoutLock nogil;
     read(&initial);
   }
   return py::make_tuple(to_numpy(std::move(initial.places)), to_numpy(std::move(initial.tables)));
@@ -285,7 +285,7 @@ void bind_batches(EngineClass& engine) {
             ExternalArena memory = arena ? external_arena(*arena) : ExternalArena();
             std::unique_ptr<Plan> plan;
             {
-              const py::gil_scoped_release nogil;
+              const WithoutLock nogil;
               plan = e.plan(batch.input, std::move(memory), announced);
             }
             return plan;
@@ -300,7 +300,7 @@ void bind_batches(EngineClass& engine) {
           [](Engine& e, const py::array& values, const py::array& offsets, const py::array& feature_keys,
              int64_t batch_size) {
             const BatchArguments batch(values, offsets, feature_keys, batch_size);
-            const py::gil_scoped_release nogil;
+            const WithoutLock nogil;
             return e.announce(batch.input);
           },
           py::arg("values"), py::arg("offsets"), py::arg("feature_keys"), py::arg("batch_size"))
@@ -311,20 +311,20 @@ void bind_batches(EngineClass& engine) {
             BatchArguments batch(values, offsets, feature_keys, batch_size);
             batch.input.weighted = weighted;
             batch.input.joined = joined;
-            const py::gil_scoped_release nogil;
+            const WithoutLock nogil;
             return e.arena_bytes(batch.input);
           },
           py::arg("values"), py::arg("offsets"), py::arg("feature_keys"), py::arg("batch_size"),
           py::arg("weighted") = false, py::arg("joined") = false)
       .def("unapplied", &Engine::unapplied, py::arg("upto").none(true) = py::none(),
-           py::call_guard<py::gil_scoped_release>())
-      .def("applied", &Engine::applied, py::arg("plan"), py::call_guard<py::gil_scoped_release>())
-      .def("in_flight", &Engine::in_flight, py::call_guard<py::gil_scoped_release>())
-      .def("landed", &Engine::landed, py::arg("plan"), py::call_guard<py::gil_scoped_release>())
+           py::call_guard<WithoutLock>())
+      .def("applied", &Engine::applied, py::arg("plan"), py::call_guard<WithoutLock>())
+      .def("in_flight", &Engine::in_flight, py::call_guard<WithoutLock>())
+      .def("landed", &Engine::landed, py::arg("plan"), py::call_guard<WithoutLock>())
       .def(
           "cancel",
           [](Engine& e, Plan& plan) {
-            const py::gil_scoped_release nogil;
+            const WithoutLock nogil;
             e.cancel(&plan);
           },
           py::arg("plan"))
@@ -333,7 +333,7 @@ void bind_batches(EngineClass& engine) {
           [](Engine& e, const py::array& values, const py::array& offsets, const py::array& feature_keys,
              int64_t batch_size, int64_t bag_begin, int64_t bag_end) {
             const BatchArguments batch(values, offsets, feature_keys, batch_size);
-            const py::gil_scoped_release nogil;
+            const WithoutLock nogil;
             return e.find(batch.input, bag_begin, bag_end);
           },
           py::arg("values"), py::arg("offsets"), py::arg("feature_keys"), py::arg("batch_size"),
@@ -362,7 +362,7 @@ void bind_batches(EngineClass& engine) {
               throw py::value_error("the plan has sums that leave: pass them");
             const float* in_sums =
                 sums ? matrix<float, false>(*sums, "sums", plan->window_out, 2 * e.layout().dim) : nullptr;
-            const py::gil_scoped_release nogil;
+            const WithoutLock nogil;
             e.land(plan, in, in_sums);
           },
           py::arg("plan"), py::arg("records"), py::arg("sums") = py::none())
@@ -370,7 +370,7 @@ void bind_batches(EngineClass& engine) {
           "read_sums",
           [](Engine& e, const Plan& plan, py::array sums) {
             float* out = matrix<float, true>(sums, "sums", plan->window_in, 2 * e.layout().dim);
-            const py::gil_scoped_release nogil;
+            const WithoutLock nogil;
             e.read_sums(plan, out);
           },
           py::arg("plan"), py::arg("sums"))
@@ -387,7 +387,7 @@ void bind_batches(EngineClass& engine) {
             char* out = records_out(records, e, plan->rows_in);
             std::vector<int32_t> late;
             {
-              const py::gil_scoped_release nogil;
+              const WithoutLock nogil;
               late = e.read_ahead(plan, out);
             }
             return to_numpy(std::move(late));
@@ -397,7 +397,7 @@ void bind_batches(EngineClass& engine) {
           "read_late",
           [](Engine& e, const Plan& plan, const Slots& places, py::array records) {
             char* out = records_out(records, e, places.size());
-            const py::gil_scoped_release nogil;
+            const WithoutLock nogil;
             e.read_late(plan, places.data(), places.size(), out);
           },
           py::arg("plan"), py::arg("places"), py::arg("records"));
@@ -442,7 +442,7 @@ PYBIND11_MODULE(_engine, m) {
              py::arg("state_elements"), py::arg("feature_tables"), py::arg("feature_columns"),
              py::arg("feature_means"), py::arg("policy") = "lru", py::arg("serial") = 0,
              py::arg("row_ids") = false, py::arg("state_dtypes") = std::vector<int>{});
-  m.def("begin", &Engine::begin, py::arg("plans"), py::call_guard<py::gil_scoped_release>());
+  m.def("begin", &Engine::begin, py::arg("plans"), py::call_guard<WithoutLock>());
   bind_batches(engine);
   bind_window(engine);
   bind_tables(engine);

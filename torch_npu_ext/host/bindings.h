@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "torch_npu_ext/host/engine.h"
+#include "torch_npu_ext/host/interpreter_lock.h"
 
 namespace rec_sdk {
 

@@ -100,7 +100,7 @@ py::tuple taken_rows(Engine& engine, int32_t table, const Take& take) {
   Engine::TakenRows taken;
   ColumnSet kept;
   {
-    const py::gil_scoped_release nogil;
+    const WithoutLock nogil;
     kept = engine.columns(table);
     take(&taken);
   }
@@ -114,15 +114,13 @@ void bind_snapshots(EngineClass& engine) {
       .def(
           "open_snapshot",
           [](Engine& e, int32_t table, const std::optional<Dense>& ids) {
-            const py::gil_scoped_release nogil;
+            const WithoutLock nogil;
             return ids ? e.open_snapshot(table, ids->data(), ids->size())
                        : e.open_snapshot(table, nullptr, 0);
           },
           py::arg("table"), py::arg("ids") = py::none())
-      .def("close_snapshot", &Engine::close_snapshot, py::arg("table"),
-           py::call_guard<py::gil_scoped_release>())
-      .def("snapshot_pending", &Engine::snapshot_pending, py::arg("table"),
-           py::call_guard<py::gil_scoped_release>())
+      .def("close_snapshot", &Engine::close_snapshot, py::arg("table"), py::call_guard<WithoutLock>())
+      .def("snapshot_pending", &Engine::snapshot_pending, py::arg("table"), py::call_guard<WithoutLock>())
       .def(
           "take_ids",
           [](Engine& e, int32_t table, const Dense& ids) {
@@ -153,7 +151,7 @@ void bind_snapshots(EngineClass& engine) {
           [](Engine& e, int32_t table, const std::optional<std::vector<int64_t>>& intervals) {
             std::vector<int64_t> ids;
             {
-              const py::gil_scoped_release nogil;
+              const WithoutLock nogil;
               ids = intervals ? e.leaving_ids(table, *intervals) : e.leaving_ids(table, true);
             }
             return to_numpy(std::move(ids));
@@ -173,9 +171,9 @@ void bind_life_spec(py::module_& m) {
 }
 
 void bind_life(EngineClass& engine) {
-  engine.def("evicts", &Engine::evicts, py::arg("intervals"), py::call_guard<py::gil_scoped_release>())
-      .def("end_step", &Engine::end_step, py::arg("intervals"), py::call_guard<py::gil_scoped_release>())
-      .def("evict", &Engine::evict, py::arg("table"), py::call_guard<py::gil_scoped_release>())
+  engine.def("evicts", &Engine::evicts, py::arg("intervals"), py::call_guard<WithoutLock>())
+      .def("end_step", &Engine::end_step, py::arg("intervals"), py::call_guard<WithoutLock>())
+      .def("evict", &Engine::evict, py::arg("table"), py::call_guard<WithoutLock>())
       .def("take_large_evictions",
            [](Engine& e) {
              std::vector<std::tuple<std::string, int64_t, int64_t, int64_t>> found;

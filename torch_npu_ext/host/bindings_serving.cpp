@@ -12,18 +12,18 @@ void bind_serving(py::module_& m) {
       .def(
           "add",
           [](IndexWriter& w, const Dense& ids, uint32_t file, uint32_t first_row) {
-            const py::gil_scoped_release nogil;
+            const WithoutLock nogil;
             w.add(ids.data(), ids.size(), file, first_row);
           },
           py::arg("ids"), py::arg("file"), py::arg("first_row"))
       .def(
           "remove",
           [](IndexWriter& w, const Dense& ids) {
-            const py::gil_scoped_release nogil;
+            const WithoutLock nogil;
             w.remove(ids.data(), ids.size());
           },
           py::arg("ids"))
-      .def("finish", &IndexWriter::finish, py::call_guard<py::gil_scoped_release>());
+      .def("finish", &IndexWriter::finish, py::call_guard<WithoutLock>());
   using Files = std::vector<std::tuple<std::string, int64_t, int64_t>>;
   py::class_<ServedTable>(m, "ServedTable")
       .def(py::init(
@@ -34,7 +34,7 @@ void bind_serving(py::module_& m) {
                    for (const auto& [path, begin, rows] : files)
                      saves.back().files.push_back({path, begin, rows});
                  }
-                 const py::gil_scoped_release nogil;
+                 const WithoutLock nogil;
                  return std::make_unique<ServedTable>(saves, row_bytes);
                }),
            py::arg("saves"), py::arg("row_bytes"))
@@ -45,7 +45,7 @@ void bind_serving(py::module_& m) {
                 reinterpret_cast<char*>(matrix<uint8_t, true>(out, "out", ids.size(), missing.size()));
             std::unique_ptr<bool[]> found(new bool[static_cast<size_t>(ids.size()) + 1]);
             {
-              const py::gil_scoped_release nogil;
+              const WithoutLock nogil;
               t.lookup(ids.data(), ids.size(), reinterpret_cast<const char*>(missing.data()), rows,
                        found.get());
             }

@@ -12,16 +12,16 @@ void bind_window(EngineClass& engine) {
       .def(
           "mark",
           [](Engine& e, const Plan& plan, std::optional<Slots> slots) {
-            const py::gil_scoped_release nogil;
+            const WithoutLock nogil;
             slots ? e.mark(plan, slots->data(), slots->size()) : e.mark(plan);
           },
           py::arg("plan"), py::arg("slots").noconvert() = py::none())
-      .def("window_open", &Engine::window_open, py::call_guard<py::gil_scoped_release>())
+      .def("window_open", &Engine::window_open, py::call_guard<WithoutLock>())
       .def("window_slots",
            [](Engine& e) {
              std::vector<int32_t> slots, table_offsets;
              {
-               const py::gil_scoped_release nogil;
+               const WithoutLock nogil;
                e.window_slots(&slots, &table_offsets);
              }
              return std::make_pair(to_numpy(std::move(slots)), to_numpy(std::move(table_offsets)));
@@ -31,7 +31,7 @@ void bind_window(EngineClass& engine) {
              std::vector<int64_t> rows;
              std::vector<int32_t> table_offsets;
              {
-               const py::gil_scoped_release nogil;
+               const WithoutLock nogil;
                e.window_away(&rows, &table_offsets);
              }
              return std::make_pair(to_numpy(std::move(rows)), to_numpy(std::move(table_offsets)));
@@ -43,7 +43,7 @@ void bind_window(EngineClass& engine) {
             const int64_t rows = end - begin;
             char* out = records_out(records, e, rows);
             float* out_sums = matrix<float, true>(sums, "sums", rows, 2 * e.layout().dim);
-            const py::gil_scoped_release nogil;
+            const WithoutLock nogil;
             e.read_away(begin, end, out, out_sums);
           },
           py::arg("begin"), py::arg("end"), py::arg("records"), py::arg("sums"))
@@ -52,11 +52,11 @@ void bind_window(EngineClass& engine) {
           [](Engine& e, int64_t begin, int64_t end, py::array records) {
             if (begin < 0 || end < begin) throw py::index_error("write_away: begin <= end, both from 0 on");
             const char* in = records_in(records, e, end - begin);
-            const py::gil_scoped_release nogil;
+            const WithoutLock nogil;
             e.write_away(begin, end, in);
           },
           py::arg("begin"), py::arg("end"), py::arg("records"))
-      .def("close_window", &Engine::close_window, py::call_guard<py::gil_scoped_release>());
+      .def("close_window", &Engine::close_window, py::call_guard<WithoutLock>());
 }
 
 void check_ids_of_rows(const char* call, const Dense& ids, const Dense& rows) {
@@ -66,14 +66,14 @@ void check_ids_of_rows(const char* call, const Dense& ids, const Dense& rows) {
 }
 
 void bind_tables(EngineClass& engine) {
-  engine.def("row_count", &Engine::row_count, py::arg("table"), py::call_guard<py::gil_scoped_release>())
+  engine.def("row_count", &Engine::row_count, py::arg("table"), py::call_guard<WithoutLock>())
       .def(
           "table_rows",
           [](Engine& e, int32_t table) {
             std::vector<int64_t> ids;
             std::vector<int32_t> slots;
             {
-              const py::gil_scoped_release nogil;
+              const WithoutLock nogil;
               e.table_rows(table, &ids, &slots);
             }
             return std::make_pair(to_numpy(std::move(ids)), to_numpy(std::move(slots)));
@@ -84,7 +84,7 @@ void bind_tables(EngineClass& engine) {
           [](Engine& e, int32_t table, const Dense& ids, const Dense& rows, py::array records) {
             check_ids_of_rows("read_rows", ids, rows);
             char* out = records_out(records, e, rows.size());
-            const py::gil_scoped_release nogil;
+            const WithoutLock nogil;
             e.read_rows(table, ids.data(), rows.data(), rows.size(), out);
           },
           py::arg("table"), py::arg("ids"), py::arg("rows"), py::arg("records"))
@@ -94,7 +94,7 @@ void bind_tables(EngineClass& engine) {
             std::vector<int64_t> rows(static_cast<size_t>(ids.size()));
             std::vector<int32_t> slots(rows.size());
             {
-              const py::gil_scoped_release nogil;
+              const WithoutLock nogil;
               e.insert(table, ids.data(), ids.size(), rows.data(), slots.data());
             }
             return std::make_pair(to_numpy(std::move(rows)), to_numpy(std::move(slots)));
@@ -105,7 +105,7 @@ void bind_tables(EngineClass& engine) {
           [](Engine& e, int32_t table, const Dense& ids) {
             std::vector<int64_t> others;
             {
-              const py::gil_scoped_release nogil;
+              const WithoutLock nogil;
               others = e.others(table, ids.data(), ids.size());
             }
             return to_numpy(std::move(others));
@@ -117,7 +117,7 @@ void bind_tables(EngineClass& engine) {
             std::vector<int64_t> rows(static_cast<size_t>(ids.size()));
             std::vector<int32_t> slots(rows.size());
             {
-              const py::gil_scoped_release nogil;
+              const WithoutLock nogil;
               e.find_rows(table, ids.data(), ids.size(), rows.data(), slots.data());
             }
             return std::make_pair(to_numpy(std::move(rows)), to_numpy(std::move(slots)));
@@ -128,7 +128,7 @@ void bind_tables(EngineClass& engine) {
           [](Engine& e, int32_t table) {
             std::vector<int64_t> ids;
             {
-              const py::gil_scoped_release nogil;
+              const WithoutLock nogil;
               ids = e.kept_ids(table);
             }
             return to_numpy(std::move(ids));
@@ -140,24 +140,24 @@ void bind_tables(EngineClass& engine) {
             std::vector<int64_t> ids;
             int64_t looked_at = 0;
             {
-              const py::gil_scoped_release nogil;
+              const WithoutLock nogil;
               ids = e.changed_ids(table, since, &looked_at);
             }
             return std::make_pair(to_numpy(std::move(ids)), looked_at);
           },
           py::arg("table"), py::arg("since"))
-      .def("version", &Engine::version, py::call_guard<py::gil_scoped_release>())
+      .def("version", &Engine::version, py::call_guard<WithoutLock>())
       .def(
           "remove",
           [](Engine& e, int32_t table, const Dense& ids, bool candidates) {
-            const py::gil_scoped_release nogil;
+            const WithoutLock nogil;
             return e.remove(table, ids.data(), ids.size(), candidates);
           },
           py::arg("table"), py::arg("ids"), py::arg("candidates") = true)
       .def(
           "reserve_rows",
           [](Engine& e, int32_t table, const Dense& rows) {
-            const py::gil_scoped_release nogil;
+            const WithoutLock nogil;
             e.reserve_rows(table, rows.data(), rows.size());
           },
           py::arg("table"), py::arg("rows"))
@@ -166,16 +166,16 @@ void bind_tables(EngineClass& engine) {
           [](Engine& e, int32_t table, const Dense& ids, const Dense& rows, py::array records) {
             check_ids_of_rows("write_rows", ids, rows);
             const char* in = records_in(records, e, rows.size());
-            const py::gil_scoped_release nogil;
+            const WithoutLock nogil;
             e.write_rows(table, ids.data(), rows.data(), rows.size(), in);
           },
           py::arg("table"), py::arg("ids"), py::arg("rows"), py::arg("records"))
-      .def("clear_table", &Engine::clear_table, py::arg("table"), py::call_guard<py::gil_scoped_release>())
+      .def("clear_table", &Engine::clear_table, py::arg("table"), py::call_guard<WithoutLock>())
       .def(
           "initial_records",
           [](Engine& e, int32_t table, const Dense& ids, py::array records) {
             char* out = records_out(records, e, ids.size());
-            const py::gil_scoped_release nogil;
+            const WithoutLock nogil;
             e.initial_records(table, ids.data(), ids.size(), out);
           },
           py::arg("table"), py::arg("ids"), py::arg("records"));
@@ -188,7 +188,7 @@ void bind_reports(EngineClass& engine) {
           [](Engine& e, std::optional<int32_t> table) {
             Stats s;
             {
-              const py::gil_scoped_release nogil;
+              const WithoutLock nogil;
               s = e.stats(table.value_or(Engine::kAllTables));
             }
             return std::map<std::string, int64_t>{{"batches", s.batches},
@@ -210,17 +210,17 @@ void bind_reports(EngineClass& engine) {
       .def(
           "pinned",
           [](Engine& e, std::optional<int32_t> table) {
-            const py::gil_scoped_release nogil;
+            const WithoutLock nogil;
             return e.pinned(table.value_or(Engine::kAllTables));
           },
           py::arg("table") = py::none())
-      .def("reset_stats", &Engine::reset_stats, py::call_guard<py::gil_scoped_release>())
+      .def("reset_stats", &Engine::reset_stats, py::call_guard<WithoutLock>())
       .def(
           "memory",
           [](Engine& e, std::optional<int32_t> table) {
             Engine::Memory memory{};
             {
-              const py::gil_scoped_release nogil;
+              const WithoutLock nogil;
               memory = e.memory(table.value_or(Engine::kAllTables));
             }
             return std::map<std::string, int64_t>{
@@ -229,12 +229,11 @@ void bind_reports(EngineClass& engine) {
                 {"candidates", memory.candidates},    {"candidate_bytes", memory.candidate_bytes}};
           },
           py::arg("table") = py::none())
-      .def("set_memory_limit", &Engine::set_memory_limit, py::arg("bytes"),
-           py::call_guard<py::gil_scoped_release>())
+      .def("set_memory_limit", &Engine::set_memory_limit, py::arg("bytes"), py::call_guard<WithoutLock>())
       .def("take_bounds_warnings", [](Engine& e) {
         std::vector<Engine::BoundsWarning> warnings;
         {
-          const py::gil_scoped_release nogil;
+          const WithoutLock nogil;
           warnings = e.take_bounds_warnings();
         }
         return warnings_to_python(std::move(warnings));

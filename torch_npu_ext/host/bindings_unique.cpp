@@ -86,7 +86,7 @@ py::tuple received(const Deduplicator& self, const Dense& counts, const Dense& i
   }
   ReceivedNumbers read;
   {
-    const py::gil_scoped_release nogil;
+    const WithoutLock nogil;
     read = read_numbers(shared, counts.data(), ids.data(), ids.size(), numbers.data(), numbers.size());
   }
   const NumberKinds any = shared.any_numbers();
@@ -156,7 +156,7 @@ void bind_unique(py::module_& m) {
             UniqueBatch& batch = self.cast<UniqueBatch&>();
             const UniqueGroup& own = group_of(batch, group);
             {
-              const py::gil_scoped_release nogil;
+              const WithoutLock nogil;
               batch.sort(group);
             }
             return arena_with_fields(own.segments,
@@ -191,7 +191,7 @@ void bind_unique(py::module_& m) {
               batch.input.clicks = wanted(any.clicks, clicks, "clicks", batch);
               batch.input.timestamps = wanted(any.timestamp, timestamps, "timestamps", batch);
             }
-            const py::gil_scoped_release nogil;
+            const WithoutLock nogil;
             return self.run(batch.input, segments, numbers);
           },
           py::arg("values"), py::arg("offsets"), py::arg("feature_keys"), py::arg("batch_size"),

@@ -1,0 +1,162 @@
+"""Keeps threads from working while the interpreter ends.
+
+Python before 3.14 ends a daemon thread where it next asks for the interpreter's lock. Where C++ asks for it, as torch
+does after each operator, that ends the process: `terminate called without an active exception`, status 134. And torch
+loses its operators at the exit, under threads that call them. So, when the interpreter has run what scripts have
+registered with `atexit`, other threads finish the calls of this package that they are in, and each stays at its next
+one, for good. Then the threads of this package end.
+"""
+
+from __future__ import annotations
+
+import _thread
+import atexit
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+
+import torch  # noqa: F401  its devices end after `_end`, which is registered later
+
+IN_CALL = 10.0
+"""Seconds that the interpreter waits at its end for calls that threads are in."""
+
+BETWEEN_CALLS = 2.0
+"""Seconds, from a thread's last call on, that the interpreter waits at its end for the next one, where it stays."""
+
+
+class Caller:
+    """A thread that has called this package.
+
+    Attributes:
+        depth: calls that it is in, one inside the other.
+        left: when it left the last one, or had the backward pass of one; of `time.monotonic`.
+        stays: it will not go on.
+        own: it is a thread of this package.
+    """
+
+    __slots__ = ("depth", "left", "own", "stays")
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.left = time.monotonic()
+        self.stays = self.own = False
+
+    def awaited(self, since: float) -> bool:
+        """Whether the interpreter, which has been waiting since then, waits for it."""
+        if self.own or self.stays:
+            return False
+        now = time.monotonic()
+        return now - since < IN_CALL if self.depth else now - self.left < BETWEEN_CALLS
+
+
+_callers: dict[int, Caller] = {}  # by thread; of one that has ended until another has its number
+_own: set[OwnThread] = set()
+_ending_in: list[int] = []
+"""The thread in which the interpreter ends, once it does: that one alone may call."""
+
+
+def caller() -> Caller:
+    """The running thread."""
+    number = _thread.get_ident()
+    found = _callers.get(number)
+    if found is None:
+        found = _callers[number] = Caller()
+    return found
+
+
+def ending() -> bool:
+    """Whether the interpreter ends: no thread may be started, and none is needed."""
+    return bool(_ending_in)
+
+
+class _Calls:
+    """A call of this package: `with calls:`. The outermost one of a thread begins without a lock."""
+
+    def __enter__(self) -> None:
+        here = caller()
+        here.depth += 1  # before the question: who ends sees the one or the other
+        if _ending_in and here.depth == 1 and not here.own and _thread.get_ident() not in _ending_in:
+            here.stays = True
+            lock = _thread.allocate_lock()
+            lock.acquire()
+            lock.acquire()  # without the interpreter's lock, and for ever
+
+    def __exit__(self, *error: object) -> None:
+        here = caller()
+        here.depth -= 1
+        here.left = time.monotonic()
+
+
+calls = _Calls()
+
+
+class BackwardOf:
+    """The backward pass of a call: a thread of autograd may run it, and it does not stay.
+
+    Another thread waits in C++ for its end, which is `of`: it is awaited as after a call.
+    """
+
+    def __init__(self, of: Caller) -> None:
+        self._of = of
+
+    def __enter__(self) -> None:
+        caller().depth += 1
+
+    def __exit__(self, *error: object) -> None:
+        here = caller()
+        here.depth -= 1
+        here.left = self._of.left = time.monotonic()
+
+
+class OwnThread(threading.Thread):
+    """A thread of this package: it may call when others may not any more, and ends before the interpreter does."""
+
+    def __init__(
+        self, work: Callable[[], object], name: str | None = None, *, stop: Callable[[], object], daemon: bool = True
+    ) -> None:
+        """
+        Args:
+            work: what it does.
+            name: of the thread.
+            stop: asks `work` to return soon. Called at the exit.
+            daemon: False: the interpreter waits for it before it ends, as long as it takes.
+        """
+        super().__init__(name=name, daemon=daemon)
+        self._work = work
+        self.stop = stop
+        _own.add(self)
+
+    def run(self) -> None:
+        caller().own = True
+        try:
+            self._work()
+        finally:
+            del self._work
+            _callers.pop(_thread.get_ident(), None)
+            _own.discard(self)
+
+
+def _end() -> None:
+    """At the exit, when all threads that are no daemons have ended."""
+    _ending_in.append(_thread.get_ident())
+    since = time.monotonic()
+    while _awaited(since):
+        time.sleep(0.001)
+    threads = [thread for thread in list(_own) if thread.is_alive()]  # a forked process has none
+    for thread in threads:
+        thread.stop()
+    for thread in threads:
+        thread.join(IN_CALL)
+
+
+def _awaited(since: float) -> bool:
+    alive = sys._current_frames().keys()
+    others = [each for number, each in list(_callers.items()) if number in alive and number not in _ending_in]
+    return any(each.awaited(since) for each in others)
+
+
+# The last that is registered runs first. Finalizers take torch's operators away; the first one registers them all.
+weakref.finalize(OwnThread, int).detach()
+atexit.register(_end)

@@ -1,0 +1,75 @@
+"""Interpreters that end, without the seconds of an import each: they are forked from one that has imported torch.
+
+`warm.python` gives processes that leave without ending the interpreter, as all of `multiprocessing` do.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+SECONDS = 120
+"""An interpreter that does not end before is killed (status -14)."""
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How an interpreter ended: its status, that of a signal negative, and what it printed, errors too."""
+
+    number: int
+    status: int
+    printed: str
+
+
+class Interpreters:
+    """Those that are forked from one process, which has imported a module of tests."""
+
+    def __init__(self, module: str) -> None:
+        command = [sys.executable, __file__, module]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def run(self, scene: str, count: int, folder: Path) -> list[Exit]:
+        """Runs `scene(number, folder)` of the module in `count` interpreters, one after the other, to their ends."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([scene, count, str(folder)]) + "\n")
+        self._process.stdin.flush()
+        return [Exit(*each) for each in json.loads(self._process.stdout.readline())]
+
+    def close(self) -> None:
+        """Ends the process that they are forked from."""
+        self._process.communicate()
+
+
+def _serve() -> tuple[str, int, str] | None:
+    """In each forked process its scene, number and folder; None in this one, at the end."""
+    for line in sys.stdin:
+        scene, count, folder = json.loads(line)
+        ends = []
+        for number in range(count):
+            with tempfile.TemporaryFile() as output:
+                pid = os.fork()
+                if pid == 0:
+                    signal.alarm(SECONDS)
+                    for descriptor in (1, 2):
+                        os.dup2(output.fileno(), descriptor)
+                    return scene, number, folder
+                _, status = os.waitpid(pid, 0)
+                output.seek(0)
+                ends.append((number, os.waitstatus_to_exitcode(status), output.read().decode()))
+        print(json.dumps(ends), flush=True)
+    return None
+
+
+if __name__ == "__main__":
+    _module = importlib.import_module(sys.argv[1])
+    _mine = _serve()
+    if _mine is not None:
+        getattr(_module, _mine[0])(_mine[1], Path(_mine[2]))

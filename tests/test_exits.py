@@ -1,0 +1,325 @@
+"""The interpreter ends while threads train, look up, follow saves, plan ahead and save: with status 0, and no word."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import itertools
+import random
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from exits import Interpreters
+
+from rec_sdk_torch import _exits
+from rec_sdk_torch.checkpoint import files
+from rec_sdk_torch.checkpoint.folders import latest_save
+from rec_sdk_torch.checkpoint.saver import Saver
+from rec_sdk_torch.serving import TableReader, table_reader
+from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch.tbe.group import Group
+from rec_sdk_torch.tbe.worker import Pool
+
+ROWS, IDS = 1000, 64
+
+
+@pytest.fixture(autouse=True)
+def _on_the_host(device: torch.device) -> None:
+    if device.type != "cpu":
+        pytest.skip("a process that is forked from one with a device's threads cannot use the device")
+
+
+@pytest.fixture(scope="module")
+def interpreters() -> Iterator[Interpreters]:
+    made = Interpreters(Path(__file__).stem)
+    yield made
+    made.close()
+
+
+Scene = Callable[[int, Path], None]
+
+
+def make() -> TableBatchedEmbedding:
+    table = TableConfig("t", ROWS, 8, pooling=Pooling.SUM, track_changes=True)
+    optimizer = TableOptimizer.create(torch.optim.SGD, {"lr": 0.1})
+    return TableBatchedEmbedding([table], optimizer=optimizer, cache=ROWS)
+
+
+def batch(count: int = IDS) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randint(0, ROWS, (count,)), torch.arange(count + 1)
+
+
+def train(embedding: TableBatchedEmbedding) -> None:
+    embedding(*batch()).sum().backward()
+
+
+def trained() -> TableBatchedEmbedding:
+    embedding = make()
+    train(embedding)
+    return embedding
+
+
+def for_ever(work: Callable[[], object]) -> None:
+    """In a daemon thread, which has begun."""
+    begun = threading.Event()
+
+    def run() -> None:
+        while True:
+            work()
+            begun.set()
+
+    threading.Thread(target=run, daemon=True).start()
+    begun.wait()
+
+
+def a_moment(number: int) -> None:
+    time.sleep(random.Random(number).random() * 0.005)
+
+
+def after_the_threads(check: Callable[[], bool]) -> None:
+    """Prints when `check` is not true at the end of the interpreter, once threads have been stopped."""
+    weakref.finalize(Pool, lambda: check() or print("it is not so:", check))
+
+
+# ---- threads that are anywhere when the main thread ends
+
+
+def a_daemon_trains(number: int, _: Path) -> None:
+    for_ever(functools.partial(train, trained()))
+    a_moment(number)
+
+
+def a_daemon_looks_up(number: int, _: Path) -> None:
+    embedding = trained().eval()
+    for_ever(lambda: embedding(*batch()))
+    a_moment(number)
+
+
+def a_daemon_prefetches(number: int, _: Path) -> None:
+    embedding = trained()
+
+    def train_ahead() -> None:
+        batches = [batch() for _ in range(4)]
+        for each in batches:
+            embedding.prefetch(*each)
+        for each in batches:
+            embedding(*each).sum().backward()
+
+    for_ever(train_ahead)
+    a_moment(number)
+
+
+def a_daemon_serves(number: int, folder: Path) -> None:
+    path = folder / str(number)
+    Saver().save(trained(), path)
+    reader = TableReader(path, "t")
+    for_ever(lambda: reader.lookup(np.arange(IDS)))
+    a_moment(number)
+
+
+def a_daemon_saves(number: int, folder: Path) -> None:
+    embedding, path, turns = trained(), folder / str(number), itertools.cycle((False, True))
+
+    def save() -> None:
+        train(embedding)
+        if next(turns):
+            Saver().save(embedding, path, background=True).result()
+        else:
+            Saver().save(embedding, path, incremental=True)
+
+    for_ever(save)
+    a_moment(number)
+
+
+def a_daemon_is_in_the_engine(number: int, _: Path) -> None:
+    """Without a call that the package knows of."""
+    engine = trained().groups[0].engine
+    for_ever(lambda: engine.row_count(0))
+    a_moment(number)
+
+
+def a_reader_follows(number: int, folder: Path) -> None:
+    embedding, path = trained(), folder / str(number)
+    saves = itertools.cycle([Path(Saver().save(embedding, path)) for _ in range(2)])
+    table_reader.latest_save = lambda _: next(saves)  # each time another one
+    reader = TableReader(path, "t", follow=1e-6)
+    after_the_threads(lambda: not reader._thread.is_alive())
+    a_moment(number)
+
+
+def batches_are_planned_ahead(number: int, _: Path) -> None:
+    embedding = trained()
+    for _ in range(8):
+        embedding.prefetch(*batch(2000))
+    a_moment(number)
+
+
+SCENES = [
+    a_daemon_trains,
+    a_daemon_looks_up,
+    a_daemon_prefetches,
+    a_daemon_serves,
+    a_daemon_saves,
+    a_daemon_is_in_the_engine,
+    a_reader_follows,
+    batches_are_planned_ahead,
+]
+
+
+def check_exits(interpreters: Interpreters, scene: Scene, count: int, folder: Path) -> None:
+    ends = interpreters.run(scene.__name__, count, folder)
+    bad = [end for end in ends if end.status or end.printed]
+    assert len(ends) == count
+    assert not bad, f"{len(bad)} of {count} exits: {bad[0]}"
+
+
+@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
+def test_threads_are_anywhere(interpreters: Interpreters, scene: Scene, tmp_path: Path) -> None:
+    check_exits(interpreters, scene, 4, tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
+def test_two_hundred_exits(interpreters: Interpreters, scene: Scene, tmp_path: Path) -> None:
+    check_exits(interpreters, scene, 200, tmp_path)
+
+
+# ---- threads that are at one point when the main thread ends
+
+
+def held_in_a_call(_: int, __: Path) -> None:
+    """The call ends, its backward pass comes, and the thread stays at the next call."""
+    embedding, steps, held, stage = trained(), [], threading.Event(), Group.stage
+
+    def slow_stage(group: Group, *arguments: object) -> None:
+        held.set()
+        time.sleep(0.1)
+        stage(group, *arguments)
+
+    def run() -> None:
+        Group.stage = slow_stage
+        output = embedding(*batch())
+        steps.append("forward")
+        output.sum().backward()
+        steps.append("backward")
+        embedding(*batch())
+        steps.append("next forward")
+
+    threading.Thread(target=run, daemon=True).start()
+    held.wait()
+    after_the_threads(lambda: steps == ["forward", "backward"])
+
+
+def held_between_calls(_: int, __: Path) -> None:
+    """The backward pass of a lookup comes, and the thread stays at the next call."""
+    embedding, steps, held = trained(), [], threading.Event()
+
+    def run() -> None:
+        output = embedding(*batch())
+        held.set()
+        time.sleep(0.1)
+        output.sum().backward()
+        steps.append("backward")
+        embedding(*batch())
+        steps.append("next forward")
+
+    threading.Thread(target=run, daemon=True).start()
+    held.wait()
+    after_the_threads(lambda: steps == ["backward"])
+
+
+def held_in_a_refresh(_: int, folder: Path) -> None:
+    embedding, held, of_reader = trained(), threading.Event(), TableReader._open
+    Saver().save(embedding, folder)
+    reader = TableReader(folder, "t", follow=1e-3)
+
+    def slow_open(reader: TableReader, save: Path) -> object:
+        held.set()
+        time.sleep(0.1)
+        return of_reader(reader, save)
+
+    TableReader._open = slow_open
+    last = Path(Saver().save(embedding, folder))
+    held.wait()
+    after_the_threads(lambda: reader.save == last and not reader._thread.is_alive())
+
+
+def held_in_planning(_: int, __: Path) -> None:
+    embedding, held, plan = trained(), threading.Event(), Group.plan
+
+    def slow_plan(group: Group, *arguments: object) -> object:
+        held.set()
+        time.sleep(0.1)
+        return plan(group, *arguments)
+
+    Group.plan = slow_plan
+    embedding.prefetch(*batch())
+    held.wait()
+    after_the_threads(lambda: not any(thread.is_alive() for thread in embedding.steps.ahead._worker._threads))
+
+
+def used_after_the_threads(_: int, __: Path) -> None:
+    """Whoever still runs then is in the main thread, and may do all."""
+    embedding = trained()
+
+    def use() -> bool:
+        embedding.eval()(*batch())
+        embedding.prefetch(*batch())
+        return all(Pool("a", 2).map(bool, [1, 2, 3])) and len(embedding.table_ids("t")) > 0
+
+    after_the_threads(use)
+
+
+HELD = [held_in_a_call, held_between_calls, held_in_a_refresh, held_in_planning, used_after_the_threads]
+
+
+@pytest.mark.parametrize("scene", HELD, ids=lambda scene: scene.__name__)
+def test_threads_are_at_one_point(interpreters: Interpreters, scene: Scene, tmp_path: Path) -> None:
+    check_exits(interpreters, scene, 1, tmp_path)
+
+
+# ---- saves that the interpreter waits for
+
+
+def a_save_in_the_background(_: int, folder: Path) -> None:
+    files.before = lambda *_: time.sleep(0.01)  # most of it is to come when the main thread ends
+    Saver().save(trained(), folder, background=True)
+
+
+def a_save_at_the_exit(_: int, folder: Path) -> None:
+    atexit.register(Saver().save, trained(), folder)
+
+
+def a_load_at_the_exit(_: int, folder: Path) -> None:
+    embedding = trained()
+    Saver().save(embedding, folder)
+    atexit.register(Saver().load, embedding, folder)
+
+
+SAVES = [a_save_in_the_background, a_save_at_the_exit, a_load_at_the_exit]
+
+
+@pytest.mark.parametrize("scene", SAVES, ids=lambda scene: scene.__name__)
+def test_saves_are_whole(interpreters: Interpreters, scene: Scene, tmp_path: Path) -> None:
+    check_exits(interpreters, scene, 1, tmp_path)
+    assert Saver().load(make(), tmp_path) == str(latest_save(tmp_path).resolve())
+
+
+# ---- who is waited for
+
+
+def test_an_idle_thread_is_not_waited_for() -> None:
+    now, idle, busy = time.monotonic(), _exits.Caller(), _exits.Caller()
+    idle.left = now - _exits.BETWEEN_CALLS
+    busy.depth = 1
+    assert not idle.awaited(now)
+    assert busy.awaited(now)
+    assert not busy.awaited(now - _exits.IN_CALL)
+    busy.own = True
+    assert not busy.awaited(now)
