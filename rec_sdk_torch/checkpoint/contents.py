@@ -13,7 +13,7 @@ import torch
 
 from .errors import CheckpointError
 from .manifest import CANDIDATES, REMOVED, ROLES, ROWS, WEIGHT, WINDOW, Chain, Manifest, SavedFile, SavedTable
-from .tensors import DTYPES, TensorReader
+from .tensors import DTYPES, Pack, TensorReader
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 Mine: TypeAlias = Callable[[Int64Array], "np.ndarray | slice"]
@@ -77,13 +77,31 @@ def check_tensors(reader: TensorReader, manifest: Manifest, file: SavedFile) -> 
             raise CheckpointError(f"{reader.path}: {name} is {spec.dtype} {spec.shape}, expected {kinds} {shape}")
 
 
+Packs: TypeAlias = dict[Path, Pack]
+"""Packs that are open, by their paths."""
+
+
+def open_unchecked(folder: Path, file: SavedFile, packs: Packs) -> TensorReader:
+    """A file of the save in `folder`. If it is in a pack, that is opened once, and `packs` has it from then on.
+
+    Raises:
+        CheckpointError: it is missing, or no file of tensors.
+    """
+    path = folder / file.path
+    if file.offset is None:
+        return TensorReader(path, folder)
+    if path not in packs:
+        packs[path] = Pack(path, folder)
+    return TensorReader(path, folder, packs[path], (file.offset, file.bytes))
+
+
 def open_file(folder: Path, manifest: Manifest, file: SavedFile) -> TensorReader:
     """A file of the save in `folder`.
 
     Raises:
         CheckpointError: it is missing, or has not the tensors of its role.
     """
-    reader = TensorReader(folder / file.path, folder)
+    reader = open_unchecked(folder, file, manifest.packs)
     try:
         check_tensors(reader, manifest, file)
     except BaseException:
@@ -198,10 +216,10 @@ class SavedTables:
 
 
 def saved_table(manifest: Manifest, where: Path, module: str, name: str, alone: bool) -> SavedTable:
-    exact = [table for table in manifest.tables if (table.module, table.name) == (module, name)]
-    named = [table for table in manifest.tables if table.name == name]
-    if exact:
-        return exact[0]
+    exact = manifest.by_module.get((module, name))
+    named = manifest.by_name.get(name, [])
+    if exact is not None:
+        return exact
     if len(named) == 1 and alone:
         return named[0]
     known = [f"{table.module}.{table.name}".lstrip(".") for table in manifest.tables]

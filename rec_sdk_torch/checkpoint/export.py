@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from ..tbe.batch import Int64Array
 from .contents import SavedTables, open_file, saved_tables
 from .errors import CheckpointError
+from .file_writer import FileWriter
 from .folders import chain_of, latest_save
 from .manifest import REMOVED, ROWS
 from .reading import verify, verify_tables
@@ -20,31 +22,35 @@ _PIECE = 1 << 16
 """Rows that are in memory at a time, with safetensors."""
 
 
-def _last_places(tables: SavedTables) -> tuple[Int64Array, Int64Array, Int64Array, list[Path]]:
-    """(ids, the file of each, its row there, files): where the latest row of each id is."""
-    paths: list[Path] = []
+Opener = Callable[[], TensorReader]
+
+
+def _last_places(tables: SavedTables) -> tuple[Int64Array, Int64Array, Int64Array, list[Opener]]:
+    """(ids, the file of each, its row there, what opens the files): where the latest row of each id is."""
+    openers: list[Opener] = []
     ids = files = rows = np.empty(0, np.int64)
     for folder, manifest, table in tables.chain:
         for file in manifest.files_of(table.key, REMOVED, ROWS):
-            with open_file(folder, manifest, file) as reader:
+            opener = functools.partial(open_file, folder, manifest, file)
+            with opener() as reader:
                 new = reader.read("ids").numpy()
             stay = ~np.isin(ids, new) if len(ids) else np.empty(0, bool)
             ids, files, rows = ids[stay], files[stay], rows[stay]
             if file.role == ROWS:
                 ids = np.concatenate([ids, new])
-                files = np.concatenate([files, np.full(len(new), len(paths))])
+                files = np.concatenate([files, np.full(len(new), len(openers))])
                 rows = np.concatenate([rows, np.arange(len(new))])
-                paths.append(folder / file.path)
-    return ids, files, rows, paths
+                openers.append(opener)
+    return ids, files, rows, openers
 
 
-def _weights(files: Int64Array, rows: Int64Array, paths: Sequence[Path]) -> Iterator[torch.Tensor]:
+def _weights(files: Int64Array, rows: Int64Array, openers: Sequence[Opener]) -> Iterator[torch.Tensor]:
     """Weights at these places, which are in the order of the files and of their rows."""
-    for number, path in enumerate(paths):
+    for number, opener in enumerate(openers):
         own = rows[files == number]
         if not len(own):
             continue
-        with TensorReader(path) as reader:
+        with opener() as reader:
             for begin in range(0, reader.specs["weight"].shape[0], _PIECE):
                 some = own[np.searchsorted(own, begin) : np.searchsorted(own, begin + _PIECE)]
                 if len(some):
@@ -77,12 +83,12 @@ def export(path: Path, output: Path, kind: str = "safetensors", tables: Sequence
     written = []
     for key in known if tables is None else tables:
         saved = manifest.table(key)
-        ids, files, rows, paths = _last_places(saved_tables(chain, saved))
+        ids, files, rows, openers = _last_places(saved_tables(chain, saved))
         target = output / f"{key}.{kind}"
         if target.exists():
             raise FileExistsError(f"{target} is there already")
         dtype = DTYPES[saved.weight_dtype]
-        pieces = _weights(files, rows, paths)
+        pieces = _weights(files, rows, openers)
         if kind == "npz":
             empty = torch.empty((0, saved.embedding_dim), dtype=dtype, device="cpu")
             weight = torch.cat([empty, *pieces])
@@ -92,15 +98,12 @@ def export(path: Path, output: Path, kind: str = "safetensors", tables: Sequence
         else:
             count = len(ids)
             shape = (count, saved.embedding_dim)
-            writer = TensorWriter(
-                target, [TensorSpec("ids", torch.int64, (count,)), TensorSpec("weight", dtype, shape)]
-            )
-            try:
+            specs = [TensorSpec("ids", torch.int64, (count,)), TensorSpec("weight", dtype, shape)]
+            with FileWriter(target) as out:
+                writer = TensorWriter(out, specs)
                 writer.append("ids", torch.from_numpy(ids))
                 for piece in pieces:
                     writer.append("weight", piece)
                 writer.finish()
-            finally:
-                writer.close()
         written.append(target)
     return written

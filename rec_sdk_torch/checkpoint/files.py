@@ -125,14 +125,18 @@ def is_plain(path: Path) -> bool:
 # ---- changes
 
 
-def make_folder(path: Path) -> None:
-    """The folder and those above it that are missing; one that is there is no error."""
+def make_folder(path: Path, *, sync: bool = True) -> None:
+    """The folder and those above it that are missing; one that is there is no error.
+
+    Without `sync` they may be missing after a crash, until the folders that they are in are synced.
+    """
     if path.is_dir():
         return
-    make_folder(path.parent)
+    make_folder(path.parent, sync=sync)
     before("mkdir", path)
     path.mkdir(exist_ok=True)
-    sync_folder(path.parent)
+    if sync:
+        sync_folder(path.parent)
 
 
 def new_folder(path: Path) -> None:
@@ -149,12 +153,6 @@ def sync_folder(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def sync_tree(path: Path) -> None:
-    """`sync_folder` of the folder and all in it."""
-    for folder, _, _ in os.walk(path, topdown=False):
-        sync_folder(Path(folder))
 
 
 def rename_file(source: Path, target: Path) -> None:

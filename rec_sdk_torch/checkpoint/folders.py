@@ -113,7 +113,7 @@ def chain_of(save: Path) -> list[tuple[Path, Manifest]]:
     if last.previous is not None:
         for folder in saves_in(Path(save).resolve().parent):
             try:
-                manifest = read_manifest(folder)
+                manifest = last if folder.resolve() == Path(save).resolve() else read_manifest(folder)
             except CheckpointError as error:
                 damaged.append(str(error))
                 continue

@@ -14,6 +14,8 @@ from .manifest import REMOVED, ROWS, Manifest, SavedFile
 
 _PIECE = 1 << 20
 """Ids that are in memory at once."""
+SMALL_ROWS = 1 << 14
+"""Whoever opens such a table makes its index in a moment: a save of many tables has none of it."""
 
 
 def index_path(folder: Path, key: str) -> Path:
@@ -39,7 +41,7 @@ def row_files(manifest: Manifest, key: str) -> list[SavedFile]:
 
 
 def write_indexes(folder: Path, manifest: Manifest) -> None:
-    """Writes the index of every table of the save in `folder`; `manifest` need not be there yet.
+    """Writes the indexes that the save in `folder` is to have; `manifest` need not be there yet.
 
     Memory that this takes is page cache: 24 to 48 bytes for each id.
 
@@ -48,7 +50,13 @@ def write_indexes(folder: Path, manifest: Manifest) -> None:
         CheckpointError: a file of the save is damaged.
     """
     for table in manifest.tables:
-        write_index(folder, manifest, table.key)
+        if is_kept(manifest, table.key):
+            write_index(folder, manifest, table.key)
+
+
+def is_kept(manifest: Manifest, key: str) -> bool:
+    """Whether a save has an index of this table."""
+    return not manifest.many or sum(file.rows for file in manifest.files_of(key, REMOVED, ROWS)) > SMALL_ROWS
 
 
 def check_indexes(folder: Path, manifest: Manifest) -> None:
@@ -62,7 +70,7 @@ def check_indexes(folder: Path, manifest: Manifest) -> None:
         path = index_path(folder, table.key)
         if not _is_there(path):
             continue
-        made = _made_index(folder, manifest, table.key)
+        made = _made_index(folder, manifest, table.key, folder)
         try:
             if not filecmp.cmp(made, path, shallow=False):
                 raise CheckpointError(f"{path}: damaged; remove it to have it made anew")
@@ -72,12 +80,12 @@ def check_indexes(folder: Path, manifest: Manifest) -> None:
 
 def write_index(folder: Path, manifest: Manifest, key: str) -> None:
     """Writes the index of one table: what is seen under its name is complete."""
-    files.rename_file(_made_index(folder, manifest, key), index_path(folder, key))
+    files.rename_file(_made_index(folder, manifest, key, folder), index_path(folder, key))
 
 
-def _made_index(folder: Path, manifest: Manifest, key: str) -> Path:
-    """A new index under a name of its own."""
-    made = folder / f".index-{uuid.uuid4().hex}"
+def _made_index(folder: Path, manifest: Manifest, key: str, place: Path) -> Path:
+    """A new index in the folder `place`, under a name of its own."""
+    made = place / f".index-{uuid.uuid4().hex}"
     numbers = {file.path: number for number, file in enumerate(row_files(manifest, key))}
     sources = manifest.files_of(key, REMOVED, ROWS)
     for file in sources:  # each has as many rows as the manifest says, for which the index will have room
@@ -102,14 +110,19 @@ def _made_index(folder: Path, manifest: Manifest, key: str) -> Path:
         raise
 
 
-def ensure_index(folder: Path, manifest: Manifest, key: str) -> Path:
+def ensure_index(folder: Path, manifest: Manifest, key: str, aside: Path) -> Path:
     """The index of a table, which is made now when the save has none.
+
+    Args:
+        aside: a folder for an index that is not kept with the save.
 
     Raises:
         CheckpointError: it cannot be written, or something else has its name.
     """
     path = index_path(folder, key)
     if not _is_there(path):
+        if not is_kept(manifest, key):
+            return _made_index(folder, manifest, key, aside)
         try:
             write_index(folder, manifest, key)
         except OSError as error:

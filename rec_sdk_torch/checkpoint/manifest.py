@@ -6,21 +6,27 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
 from .errors import CheckpointError
 from .files import read_plain
 from .schema import Matches, OneOf, Plain, Within, record
+from .tensors import Pack
 
 MANIFEST = "manifest.json"
 FORMAT = "rec_sdk_torch checkpoint"
-VERSION = 1
+VERSION, PACKED_VERSION = 1, 2
+"""Of the format: without packs, and with them."""
+MANY_TABLES = 16
+"""A save of so many has packs, and no index of a small table."""
 FULL, DELTA = "full", "delta"
 
 ROWS, REMOVED, WINDOW, CANDIDATES = "rows", "removed", "window", "candidates"
@@ -49,7 +55,7 @@ class SavedFile:
     """A file of tensors.
 
     Attributes:
-        path: within the folder of the save, with `/`.
+        path: within the folder of the save, with `/`; where it is in a pack, that of the pack.
         role: what it holds: `rows`, `removed`, `window`, `candidates`; files of other roles are ignored.
         table: the key of its table.
         rank: which rank wrote it.
@@ -57,6 +63,7 @@ class SavedFile:
         rows: ids in it.
         bytes: of the file.
         checksums: CRC-32 of the header and of each tensor.
+        offset: where it begins in a pack; None for a file by itself.
     """
 
     path: InnerPath
@@ -67,6 +74,7 @@ class SavedFile:
     rows: Count
     bytes: Annotated[int, Within(8)]
     checksums: dict[str, Checksum]
+    offset: Count | None = None
 
 
 @dataclass(frozen=True)
@@ -188,8 +196,9 @@ class Manifest:
             table.check()
             if table.optimizer is not None and table.optimizer >= len(self.optimizers):
                 raise ValueError(f"table {table.key!r} has optimizer {table.optimizer} of {len(self.optimizers)}")
-        for what, found in (("tables", [t.key for t in self.tables]), ("files", [f.path for f in self.files])):
-            twice = [each for each, count in Counter(found).items() if count > 1]
+        keys = [(table.key, None) for table in self.tables]
+        for what, found in (("tables", keys), ("files", [(file.path, file.offset) for file in self.files])):
+            twice = [name for (name, _), count in Counter(found).items() if count > 1]
             if twice:
                 raise ValueError(f"{what} {twice} are there twice")
         for module, counts in self.windows.items():
@@ -216,22 +225,76 @@ class Manifest:
                 raise ValueError(f"table {key!r} has {table.rows} rows, its files only {there}: files are missing")
 
     def table(self, key: str) -> SavedTable:
-        return next(table for table in self.tables if table.key == key)
+        return self._by_key[key]
+
+    @property
+    def many(self) -> bool:
+        """Whether tables are so many that small ones share what each would have."""
+        return len(self.tables) >= MANY_TABLES
+
+    @cached_property
+    def _by_key(self) -> dict[str, SavedTable]:
+        return {table.key: table for table in self.tables}
+
+    @cached_property
+    def packs(self) -> dict[Path, Pack]:
+        """Packs of the save that are open for reading, as long as somebody has this manifest."""
+        return {}
+
+    @cached_property
+    def by_module(self) -> dict[tuple[str, str], SavedTable]:
+        """The first table of each module and name."""
+        return {(table.module, table.name): table for table in reversed(self.tables)}
+
+    @cached_property
+    def by_name(self) -> dict[str, list[SavedTable]]:
+        """All tables of each name."""
+        found: dict[str, list[SavedTable]] = defaultdict(list)
+        for table in self.tables:
+            found[table.name].append(table)
+        return dict(found)
+
+    @cached_property
+    def _ordered(self) -> dict[str, list[SavedFile]]:
+        """Files of each table, in the order in which they are to be read."""
+        order = {role: place for place, role in enumerate(ROLES)}
+        found: dict[str, list[SavedFile]] = defaultdict(list)
+        for file in sorted(self.files, key=lambda f: (f.layer, order.get(f.role, len(order)), f.rank, f.path)):
+            found[file.table].append(file)
+        return dict(found)
 
     def files_of(self, key: str, *roles: str) -> list[SavedFile]:
         """Files of a table with these roles, in the order in which they are to be read."""
-        order = {role: place for place, role in enumerate(ROLES)}
-        found = [file for file in self.files if file.table == key and file.role in roles]
-        return sorted(found, key=lambda file: (file.layer, order.get(file.role, len(order)), file.rank, file.path))
+        return [file for file in self._ordered.get(key, ()) if file.role in roles]
 
     def to_bytes(self) -> bytes:
         """The manifest as its file has it."""
-        body = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
-        return _text({**body, "checksum": zlib.crc32(_text(body))})
+        files = [_without_none(file) for file in self.files]
+        version = PACKED_VERSION if any("offset" in file for file in files) else VERSION
+        own = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        lists = {name: [dataclasses.asdict(each) for each in own[name]] for name in ("tables", "optimizers")}
+        body = {**own, **lists, "files": files, "format": FORMAT, "version": version}
+        text = (json.dumps(body, indent=1, sort_keys=True) + "\n").encode()
+        place = text.index(_BEHIND_CHECKSUM)
+        return text[:place] + b'\n "checksum": %d,' % zlib.crc32(text) + text[place:]
 
 
-def _text(body: dict[str, Any]) -> bytes:
-    return (json.dumps(body, indent=1, sort_keys=True) + "\n").encode()
+_BEHIND_CHECKSUM = b'\n "created": '
+"""The key that follows it. Before it is the base, which has no such text."""
+_CHECKSUM = re.compile(rb'\n "checksum": ([0-9]+),(?=' + re.escape(_BEHIND_CHECKSUM) + b")")
+
+
+def _without_none(file: SavedFile) -> dict[str, Any]:
+    """A file as the manifest has it, whose offset is there for those in packs alone."""
+    return {name: value for name, value in vars(file).items() if value is not None}
+
+
+def _is_right(raw: bytes, body: dict[str, Any]) -> bool:
+    """Whether the checksum of a manifest is that of its text without it."""
+    found = _CHECKSUM.search(raw)
+    if found is None or body.pop("checksum", None) != int(found[1]):
+        return False
+    return zlib.crc32(raw[found.end() :], zlib.crc32(raw[: found.start()])) == int(found[1])
 
 
 Chain = Sequence[tuple[Path, Manifest]]
@@ -256,13 +319,14 @@ def read_manifest(folder: Path) -> Manifest:
         if not isinstance(body, dict) or body.get("format") != FORMAT:
             raise CheckpointError(f"{path}: not of a save of rec_sdk_torch, or damaged")
         version = body.get("version")
-        if type(version) is not int or version != VERSION:
-            raise CheckpointError(f"{path}: of format version {version}, this one reads {VERSION}")
-        checksum = body.pop("checksum", None)
-        if checksum != zlib.crc32(_text(body)) or raw != _text({**body, "checksum": checksum}):
+        if type(version) is not int or version not in (VERSION, PACKED_VERSION):
+            raise CheckpointError(f"{path}: of format version {version}, this one reads up to {PACKED_VERSION}")
+        if not _is_right(raw, body):
             raise CheckpointError(f"{path}: damaged, its checksum is wrong")
         manifest = record(Manifest, body, "")
         manifest.check()
+        if version == VERSION and any(file.offset is not None for file in manifest.files):
+            raise ValueError(f"files are in packs, which there are from format version {PACKED_VERSION} on")
         return manifest
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: damaged: {error}") from error

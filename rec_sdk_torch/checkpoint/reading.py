@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,15 @@ from ..tbe.batch import Int64Array
 from ..tbe.parts import WEIGHT
 from ..tbe.whole import LifeState, Removed, Rows
 from ..tbe.worker import Pool
-from .contents import check_tensors, check_values, count_problem, open_file, saved_table, saved_tables
+from .contents import (
+    check_tensors,
+    check_values,
+    count_problem,
+    open_file,
+    open_unchecked,
+    saved_table,
+    saved_tables,
+)
 from .errors import CheckpointError
 from .manifest import CANDIDATES, REMOVED, ROWS, WINDOW, Chain, Manifest, SavedTable
 from .owners import Owner
@@ -46,7 +55,7 @@ def verify(chain: Chain, rank: int = 0, world_size: int = 1) -> None:
     """
     all_files = [(folder, manifest, file) for folder, manifest in chain for file in manifest.files]
     for folder, manifest, file in all_files[rank::world_size]:
-        with TensorReader(folder / file.path, folder) as reader:
+        with open_unchecked(folder, file, manifest.packs) as reader:
             reader.verify(file.bytes, file.checksums)
             wrong = [name for name, spec in reader.specs.items() if spec.shape[0] != file.rows]
             if wrong:
@@ -76,11 +85,11 @@ def match(owners: Sequence[Owner], chain: Chain) -> list[Match]:
         CheckpointError: a table that the save does not have, or has with other rows.
     """
     folder, last = chain[-1]
-    names = [name for owner in owners for name in owner.configs]
+    names = Counter(name for owner in owners for name in owner.configs)
     matches = []
     for owner in owners:
         for name, config in owner.configs.items():
-            saved = saved_table(last, folder, owner.path, name, names.count(name) == 1)
+            saved = saved_table(last, folder, owner.path, name, names[name] == 1)
             keys = [table.key for _, _, table in saved_tables(chain, saved).chain]
             if saved.embedding_dim != config.embedding_dim:
                 raise CheckpointError(
@@ -120,9 +129,13 @@ def same_family(owner: Owner, name: str, saved: SavedTable, manifest: Manifest) 
 def layers(found: Match, chain: Chain, rows: int) -> Iterator[Rows | Removed]:
     """What makes the table from an empty one: so many rows at a time, those that are at home here.
 
-    A thread reads the next ones meanwhile.
+    A thread reads the next ones meanwhile, where they are many.
     """
     pieces = _layers(found, chain, rows)
+    saves = zip(found.keys, chain, strict=True)
+    if sum(file.rows for key, (_, manifest) in saves for file in manifest.files_of(key)) <= rows:
+        yield from pieces
+        return
     with Pool("rec_sdk_torch.checkpoint") as thread:
         coming = thread.submit(next, pieces, None)
         while (piece := coming.result()) is not None:

@@ -194,6 +194,7 @@ class Moment:
     def close(self) -> None:
         for table in self.tables:
             table.snapshot.close()
+        self.out.close()
 
 
 def take(owners: Sequence[Owner], keys: dict[tuple[int, str], str], start: Start, rank: int, path: str) -> Moment:
@@ -201,8 +202,8 @@ def take(owners: Sequence[Owner], keys: dict[tuple[int, str], str], start: Start
 
     Sums of open windows are written now; all else waits for `write`.
     """
-    out = RankFiles(Path(start.folder), rank, start.id)
     draft = _draft(owners, keys, start)
+    out = RankFiles(Path(start.folder), rank, start.id, draft.many)
     groups = [list(owner.embedding.groups) for owner in owners]
     moment = Moment([], groups, draft, Aside(Path(start.folder), ASIDE_BYTES), out, Written(out.written))
     try:
@@ -261,6 +262,7 @@ def write(moment: Moment) -> Written:
             specs = [TensorSpec(name, values.dtype, (0,)) for name, values in table.candidates.items()]
             out.other(CANDIDATES, table.key, specs, len(ids), [table.candidates])
             table.candidates = None
+    out.finish()
     return moment.written
 
 
@@ -334,14 +336,14 @@ def manifest_of(draft: Manifest, written: Sequence[Written]) -> Manifest:
 
 def _draft(owners: Sequence[Owner], keys: dict[tuple[int, str], str], start: Start) -> Manifest:
     """The manifest of a save of this moment, of which nothing is written."""
-    optimizers: list[TableOptimizer] = []
+    optimizers: dict[int, tuple[int, TableOptimizer]] = {}
     tables = []
     for place, owner in enumerate(owners):
         for name, config in owner.configs.items():
             optimizer = owner.embedding.optimizer_of(name)
-            if optimizer is not None and not any(optimizer is each for each in optimizers):
-                optimizers.append(optimizer)
-            number = next((i for i, each in enumerate(optimizers) if each is optimizer), None)
+            number = None
+            if optimizer is not None:
+                number, _ = optimizers.setdefault(id(optimizer), (len(optimizers), optimizer))
             tables.append(
                 SavedTable(
                     key=keys[place, name],
@@ -376,7 +378,7 @@ def _draft(owners: Sequence[Owner], keys: dict[tuple[int, str], str], start: Sta
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         world_size=1,
         tables=tables,
-        optimizers=[_optimizer(optimizer) for optimizer in optimizers],
+        optimizers=[_optimizer(optimizer) for _, optimizer in optimizers.values()],
         windows={path: counts for path, counts in open_windows.items() if counts},
         files=[],
     )
@@ -387,7 +389,7 @@ def finish(path: Path, start: Start, manifest: Manifest) -> Path:
     folder = Path(start.folder)
     write_indexes(folder, manifest)
     files.write_file(folder / MANIFEST, manifest.to_bytes())
-    files.sync_tree(folder)
+    files.sync_folder(folder)
     target = path / next_name(path)
     files.rename_folder(folder, target)
     files.sync_folder(path)

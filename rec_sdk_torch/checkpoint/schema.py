@@ -12,6 +12,7 @@ import math
 import re
 import types
 import typing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -83,55 +84,78 @@ def record(cls: type[_Record], value: object, where: str) -> _Record:
     Raises:
         ValueError: a field is missing, of another type, or against a rule.
     """
-    if not isinstance(value, dict):
-        raise _wrong(where, value, _NAMES[dict])
     of_class: Any = cls  # mypy takes a class of a type variable for nothing that can be hashed
-    found = {}
-    for name, (kind, required) in _fields(of_class).items():
-        if name in value:
-            found[name] = _decoded(kind, value[name], f"{where}.{name}".lstrip("."))
-        elif required:
-            raise ValueError(f"{where or 'it'} has no {name!r}")
-    return cls(**found)
+    found: _Record = _decoder(of_class)(value, where)
+    return found
+
+
+Decoder = Callable[[Any, str], Any]
+"""Gives the value that a value of JSON is; the string names it in an error."""
+
+
+def _record_decoder(cls: Any) -> Decoder:
+    kinds = typing.get_type_hints(cls, include_extras=True)
+    unset = dataclasses.MISSING
+    fields = [
+        (each.name, _decoder(kinds[each.name]), each.default is unset and each.default_factory is unset)
+        for each in dataclasses.fields(cls)
+    ]
+
+    def decode(value: Any, where: str) -> Any:
+        if not isinstance(value, dict):
+            raise _wrong(where, value, _NAMES[dict])
+        found = {}
+        for name, of_field, required in fields:
+            if name in value:
+                found[name] = of_field(value[name], f"{where}.{name}" if where else name)
+            elif required:
+                raise ValueError(f"{where or 'it'} has no {name!r}")
+        return cls(**found)
+
+    return decode
 
 
 @functools.cache
-def _fields(cls: Any) -> dict[str, tuple[Any, bool]]:
-    """The annotation of each field, and whether it must be there."""
-    kinds = typing.get_type_hints(cls, include_extras=True)
-    unset = dataclasses.MISSING
-    return {
-        each.name: (kinds[each.name], each.default is unset and each.default_factory is unset)
-        for each in dataclasses.fields(cls)
-    }
-
-
-def _decoded(kind: Any, value: Any, where: str) -> Any:
+def _decoder(kind: Any) -> Decoder:
+    """What holds values to an annotation, made once: a manifest has many of each."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
-        found = _decoded(arguments[0], value, where)
-        for rule in arguments[1:]:
+        return _with_rules(_decoder(arguments[0]), arguments[1:])
+    if origin in (types.UnionType, typing.Union):
+        some = _decoder(arguments[0])
+        return lambda value, where: None if value is None else some(value, where)
+    if kind is Any:
+        return lambda value, where: value
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return _record_decoder(kind)
+    return _of_type(origin or kind, tuple(_decoder(each) for each in arguments))
+
+
+def _with_rules(plain: Decoder, rules: Sequence[Rule]) -> Decoder:
+    def decode(value: Any, where: str) -> Any:
+        found = plain(value, where)
+        for rule in rules:
             problem = rule.problem(found)
             if problem is not None:
                 raise _wrong(where, value, problem)
         return found
-    if origin in (types.UnionType, typing.Union):
-        return None if value is None else _decoded(arguments[0], value, where)
-    if kind is Any:
+
+    return decode
+
+
+def _of_type(kind: Any, inner: Sequence[Decoder]) -> Decoder:
+    def decode(value: Any, where: str) -> Any:
+        if type(value) is not kind:  # a bool is no int here
+            raise _wrong(where, value, _NAMES[kind])
+        if kind is list:
+            return [inner[0](each, f"{where}[{place}]") for place, each in enumerate(value)]
+        if kind is dict:
+            return {
+                inner[0](key, f"a key of {where}"): inner[1](each, f"{where}[{key!r}]") for key, each in value.items()
+            }
         return value
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        return record(kind, value, where)
-    if type(value) is not (origin or kind):  # a bool is no int here
-        raise _wrong(where, value, _NAMES[origin or kind])
-    if origin is list:
-        return [_decoded(arguments[0], each, f"{where}[{place}]") for place, each in enumerate(value)]
-    if origin is dict:
-        of_key, of_value = arguments
-        return {
-            _decoded(of_key, key, f"a key of {where}"): _decoded(of_value, each, f"{where}[{key!r}]")
-            for key, each in value.items()
-        }
-    return value
+
+    return decode
 
 
 def _wrong(where: str, value: object, expected: str) -> ValueError:

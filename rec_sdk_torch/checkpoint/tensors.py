@@ -8,21 +8,19 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from ..tbe.worker import Pool
 from .errors import CheckpointError
-from .files import NewFile, open_plain
+from .file_writer import WRITE_BYTES, Bytes, FileWriter
+from .files import open_plain
 from .schema import OneOf, Within, record
 
 DTYPES = {
@@ -36,18 +34,14 @@ DTYPES = {
 }
 """Names of data types in the header."""
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-_Bytes = npt.NDArray[np.uint8]
 HEADER = "header"
 """What the checksum of the length and the header is called among those of the tensors."""
 _PIECE = 1 << 20
 _READERS = 4
 """Threads that read a file for its checksums, a tensor each."""
+_ONE_READER = 4 << 20
+"""Of a file that is read sooner than threads are started."""
 _MOST_HEADER = 1 << 20
-_WRITE_BYTES = 2 << 20
-_SYNC_BYTES = 64 << 20
-"""Written, they are brought to the disk while the caller reads what comes next."""
-_MOST_WAITING = 3
-"""Buffers of `_WRITE_BYTES` that are full and not written yet."""
 _ALIGNMENT = 64
 
 
@@ -92,8 +86,11 @@ class _Header:
     tensors: dict[str, _Field]
 
 
-def _header(specs: Sequence[TensorSpec], about: Mapping[str, str]) -> tuple[bytes, dict[str, int]]:
-    """What is before the tensors, and the place of each in the file. Tensors of larger elements come first."""
+def _header(specs: Sequence[TensorSpec], about: Mapping[str, str], begin: int) -> tuple[bytes, dict[str, int]]:
+    """What is before the tensors, and the place of each behind `begin`. Tensors of larger elements come first.
+
+    In the file the first tensor is at a multiple of `_ALIGNMENT`.
+    """
     fields: dict[str, Any] = {"__metadata__": dict(about)} if about else {}
     offset = 0
     places = {}
@@ -107,7 +104,7 @@ def _header(specs: Sequence[TensorSpec], about: Mapping[str, str]) -> tuple[byte
         places[spec.name] = offset
         offset = end
     text = json.dumps(fields, separators=(",", ":")).encode()
-    text += b" " * (-(len(text) + 8) % _ALIGNMENT)
+    text += b" " * (-(begin + 8 + len(text)) % _ALIGNMENT)
     start = 8 + len(text)
     return len(text).to_bytes(8, "little") + text, {name: start + place for name, place in places.items()}
 
@@ -118,77 +115,67 @@ def _bits(rows: torch.Tensor) -> np.ndarray:
 
 
 class TensorWriter:
-    """A new file of tensors, each written from its beginning to its end, in pieces of rows.
+    """Tensors at the end of a file, each written from its beginning to its end, in pieces of rows.
 
-    A thread writes what the caller has appended, and another brings it to the disk; what goes wrong there is raised by
-    one of the next calls.
+    Those that are small are written together with what else is written to the file.
 
     Attributes:
-        path: of the file.
+        begin: where they begin in the file.
+        bytes: of them, with their header.
     """
 
-    def __init__(self, path: Path, specs: Sequence[TensorSpec], about: Mapping[str, str] | None = None) -> None:
+    def __init__(self, out: FileWriter, specs: Sequence[TensorSpec], about: Mapping[str, str] | None = None) -> None:
         """`specs`: in the order of the file. Those with the widest elements first keep all of them aligned."""
-        self.path = path
+        self._out = out
         self._specs = {spec.name: spec for spec in specs}
-        header, self._starts = _header(specs, about or {})
+        self.begin = out.end
+        header, self._starts = _header(specs, about or {}, self.begin)
+        self.bytes = len(header) + sum(spec.bytes for spec in specs)
         self._written = dict.fromkeys(self._specs, 0)
         self._sums = {HEADER: zlib.crc32(header), **dict.fromkeys(self._specs, 0)}
-        self._bytes = len(header) + sum(spec.bytes for spec in specs)
-        self._file = NewFile(path)
-        self._file.write_at(header, 0)
-        self._thread = Pool("rec_sdk_torch.checkpoint")
-        self._filling: dict[str, tuple[_Bytes, int]] = {}  # a buffer, and how much of it is full
-        self._free: list[_Bytes] = []
-        self._waiting: deque[Future[_Bytes]] = deque()
+        self._filling: dict[str, tuple[Bytes, int]] = {}  # a buffer, and how much of it is full
         self._most_row = max((spec.row_bytes for spec in specs), default=0)
-        self._unsynced = 0
-        self._syncs = Pool("rec_sdk_torch.checkpoint.sync")
-        self._sync: Future[None] | None = None
+        self._whole: Bytes | None = None
+        if self.bytes <= WRITE_BYTES:
+            self._whole = out.room(self.bytes)
+            _put(self._whole, 0, np.frombuffer(header, np.uint8))
+        else:
+            out.reserve(self.bytes)
+            buffer = out.buffer(len(header))
+            out.write(buffer, _put(buffer, 0, np.frombuffer(header, np.uint8)), self.begin)
 
     def append(self, name: str, rows: torch.Tensor) -> None:
         """Writes the next rows of a tensor, in its data type; on any device."""
         spec, written = self._specs[name], self._written[name] + self._filling.get(name, (None, 0))[1]
         if rows.dtype != spec.dtype or written + rows.nbytes > spec.bytes:
-            raise ValueError(f"{self.path}: {rows.numel()} elements of {rows.dtype} do not fit what is left of {spec}")
+            raise ValueError(
+                f"{self._out.path}: {rows.numel()} elements of {rows.dtype} do not fit what is left of {spec}"
+            )
         rest = _bits(rows.detach().cpu())
+        if self._whole is not None:
+            _put(self._whole, self._starts[name] + written, rest)
+            self._written[name] += rest.nbytes
+            return
         while len(rest):
-            buffer, filled = self._filling.pop(name) if name in self._filling else (self._take_buffer(), 0)
+            buffer, filled = self._filling.pop(name) if name in self._filling else (self._out.buffer(self._most_row), 0)
             taken = rest[: (len(buffer) - filled) // spec.row_bytes]
-            end = filled + taken.nbytes
-            buffer[filled:end].view(taken.dtype).reshape(taken.shape)[...] = taken
+            end = _put(buffer, filled, taken)
             rest = rest[len(taken) :]
             self._filling[name] = buffer, end
             if len(buffer) - end < spec.row_bytes:
                 self._submit(name)
 
-    def _take_buffer(self) -> _Bytes:
-        """Used ones first: memory that is new to the process has to be cleared by the system, page by page."""
-        while len(self._waiting) > _MOST_WAITING or (self._waiting and self._waiting[0].done()):
-            self._free.append(self._waiting.popleft().result())
-        return self._free.pop() if self._free else np.empty(max(_WRITE_BYTES, self._most_row), np.uint8)
-
     def _submit(self, name: str) -> None:
         buffer, filled = self._filling.pop(name)
-        offset = self._starts[name] + self._written[name]
+        offset = self.begin + self._starts[name] + self._written[name]
         self._written[name] += filled
-        self._waiting.append(self._thread.submit(self._write, name, buffer, filled, offset))
+        self._out.write(buffer, filled, offset, lambda data: self._add(name, data))
 
-    def _write(self, name: str, buffer: _Bytes, count: int, offset: int) -> _Bytes:
-        self._file.write_at(buffer[:count].data, offset)
-        self._sums[name] = zlib.crc32(buffer[:count].data, self._sums[name])
-        self._unsynced += count
-        if self._unsynced >= _SYNC_BYTES:
-            self._wait_for_sync()
-            self._sync, self._unsynced = self._syncs.submit(self._file.sync), 0
-        return buffer
+    def _add(self, name: str, data: memoryview) -> None:
+        self._sums[name] = zlib.crc32(data, self._sums[name])
 
-    def _wait_for_sync(self) -> None:
-        if self._sync is not None:
-            self._sync.result()
-
-    def finish(self) -> tuple[int, dict[str, int]]:
-        """Bytes of the file and its checksums; it is on the disk then.
+    def finish(self) -> dict[str, int]:
+        """The checksums. The file is not on the disk yet.
 
         Raises:
             ValueError: a tensor has fewer rows than its spec says.
@@ -197,64 +184,120 @@ class TensorWriter:
             self._submit(name)
         for name, spec in self._specs.items():
             if self._written[name] != spec.bytes:
-                raise ValueError(f"{self.path}: {self._written[name]} of {spec.bytes} bytes of {name} were written")
-        for waiting in self._waiting:
-            waiting.result()
-        self._wait_for_sync()
-        self._file.sync()
-        self.close()
-        return self._bytes, dict(self._sums)
+                raise ValueError(
+                    f"{self._out.path}: {self._written[name]} of {spec.bytes} bytes of {name} were written"
+                )
+            if self._whole is not None:
+                self._add(name, self._whole[self._starts[name] :][: spec.bytes].data)
+        if self._whole is None:
+            self._out.drain()
+        return dict(self._sums)
 
-    def close(self) -> None:
-        """Gives the file up, when it is not finished."""
-        for waiting in self._waiting:
-            waiting.cancel()
-        self._thread.end()
-        self._syncs.end()
-        self._file.close()
+
+def _put(buffer: Bytes, begin: int, rows: np.ndarray) -> int:
+    """Copies rows to this place of a buffer; where they end."""
+    end = begin + rows.nbytes
+    buffer[begin:end].view(rows.dtype).reshape(rows.shape)[...] = rows
+    return end
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """What the header of a file says.
+
+    Attributes:
+        raw: the header, with its length.
+        specs, starts, about: as those of `TensorReader`.
+    """
+
+    raw: bytes
+    specs: dict[str, TensorSpec]
+    starts: dict[str, int]
+    about: dict[str, str]
+
+
+class Pack:
+    """A pack, open for reading as long as somebody has this.
+
+    Attributes:
+        fd, bytes: of the file.
+        known: what headers say that were read, by their place.
+    """
+
+    def __init__(self, path: Path, folder: Path) -> None:
+        """
+        Raises:
+            CheckpointError: there is no such file in the save `folder`.
+        """
+        self.fd = -1
+        self.fd = _opened(path, folder)
+        self.bytes = os.fstat(self.fd).st_size
+        self.known: dict[int, _Contents] = {}
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+
+
+def _opened(path: Path, folder: Path | None) -> int:
+    try:
+        return open_plain(path, folder)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be opened: {error.strerror}") from error
 
 
 class TensorReader:
-    """A file of tensors, open for reading.
+    """A file of tensors, or some bytes of a pack that are like one, open for reading.
 
     Attributes:
         path: of the file.
         specs: its tensors by name.
         starts: of each tensor, its first byte in the file.
-        bytes: of the file.
+        bytes: of the file, or of those in the pack.
         about: what else its header says, in strings.
     """
 
-    def __init__(self, path: Path, folder: Path | None = None) -> None:
+    def __init__(
+        self, path: Path, folder: Path | None = None, pack: Pack | None = None, within: tuple[int, int] = (0, 0)
+    ) -> None:
         """
         Args:
             path: of the file.
             folder: of the save in which it lies: no link in it is followed.
+            pack: the file, where it is a pack.
+            within: (where they begin, how many) of the bytes in the pack.
 
         Raises:
             CheckpointError: there is no such file, or it is not one of tensors.
         """
         self.path = path
+        self._pack = pack
+        self._fd = _opened(path, folder) if pack is None else pack.fd
         try:
-            self._fd = open_plain(path, folder)
-        except OSError as error:
-            raise CheckpointError(f"{path}: cannot be opened: {error.strerror}") from error
-        try:
-            self.bytes = os.fstat(self._fd).st_size
-            self._header = self._read_header()
-            self.specs, self.starts, self.about = self._parse(self._header[8:])
+            self._begin, self.bytes = (0, os.fstat(self._fd).st_size) if pack is None else within
+            if pack is not None and sum(within) > pack.bytes:
+                raise CheckpointError(f"{path}: damaged, it ends at byte {pack.bytes}")
+            known = pack.known if pack is not None else {}
+            contents = known[self._begin] if self._begin in known else self._parse(self._read_header())
+            known[self._begin] = contents
         except BaseException:
             self.close()
             raise
+        self._header, self.specs, self.starts, self.about = (
+            contents.raw,
+            contents.specs,
+            contents.starts,
+            contents.about,
+        )
 
     def _read_header(self) -> bytes:
-        length = int.from_bytes(os.pread(self._fd, 8, 0), "little")
+        length = int.from_bytes(os.pread(self._fd, 8, self._begin), "little")
         if self.bytes < 8 or length > min(_MOST_HEADER, self.bytes - 8):
             raise CheckpointError(f"{self.path}: damaged, its header would be {length} of {self.bytes} bytes")
-        return os.pread(self._fd, 8 + length, 0)
+        return os.pread(self._fd, 8 + length, self._begin)
 
-    def _parse(self, text: bytes) -> tuple[dict[str, TensorSpec], dict[str, int], dict[str, str]]:
-        specs, starts = {}, {}
+    def _parse(self, raw: bytes) -> _Contents:
+        specs, starts, text = {}, {}, raw[8:]
         try:
             header = json.loads(text)
             about = header.pop("__metadata__", {}) if isinstance(header, dict) else {}
@@ -264,10 +307,10 @@ class TensorReader:
                 begin, end = field.data_offsets
                 if end - begin != spec.bytes or 8 + len(text) + end > self.bytes:
                     raise ValueError(f"{name} has bytes {begin} to {end}")
-                specs[name], starts[name] = spec, 8 + len(text) + begin
+                specs[name], starts[name] = spec, self._begin + 8 + len(text) + begin
         except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{self.path}: damaged, its header is wrong: {error}") from error
-        return specs, starts, fields.about
+        return _Contents(raw, specs, starts, fields.about)
 
     def read(self, name: str, begin: int = 0, end: int | None = None) -> torch.Tensor:
         """Rows [begin, end) of a tensor, on the host.
@@ -301,13 +344,17 @@ class TensorReader:
         if checksums.keys() != {HEADER, *self.specs}:
             raise CheckpointError(f"{self.path}: has tensors {sorted(self.specs)}, expected {sorted(checksums)}")
         self._compare(HEADER, zlib.crc32(self._header), checksums)
+        if self.bytes <= _ONE_READER:
+            for name in self.specs:
+                self._compare(name, self._checksum(name), checksums)
+            return
         with Pool("rec_sdk_torch.checkpoint", _READERS) as threads:
             for name, total in zip(self.specs, threads.map(self._checksum, self.specs), strict=True):
                 self._compare(name, total, checksums)
 
     def _checksum(self, name: str) -> int:
-        buffer = memoryview(bytearray(_PIECE))
         total, offset, rest = 0, self.starts[name], self.specs[name].bytes
+        buffer = memoryview(bytearray(min(_PIECE, rest)))
         while rest:
             piece = buffer[: min(_PIECE, rest)]
             self._read_into(piece, offset)
@@ -323,7 +370,7 @@ class TensorReader:
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
-        if fd >= 0:
+        if fd >= 0 and self._pack is None:
             os.close(fd)
 
     def __enter__(self) -> TensorReader:

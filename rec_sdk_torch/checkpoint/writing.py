@@ -2,33 +2,73 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
 from . import files
+from .file_writer import FileWriter
 from .manifest import REMOVED, ROWS, SavedFile
 from .tensors import TensorSpec, TensorWriter
 
 MOST_BYTES = 1 << 30
-"""Of a file of rows."""
+"""Of a file of rows, and of a pack."""
+PACKED_BYTES = 64 << 20
+"""Of what goes into a pack. Anything larger takes so long that it may have a file of its own."""
 
 Piece = Mapping[str, torch.Tensor]
 """Rows of each tensor of a file, by name."""
 
 
 class RankFiles:
-    """Files that a rank writes into the folder of a save.
+    """Files that a rank writes into the folder of a save. `finish` it, or `close` it where the save fails.
 
     Attributes:
         written: those that are complete, for the manifest.
     """
 
-    def __init__(self, folder: Path, rank: int, save: str) -> None:
-        """`save`: its id."""
-        self._folder, self._rank, self._save = folder, rank, save
+    def __init__(self, folder: Path, rank: int, save: str, packed: bool) -> None:
+        """`save`: its id. `packed`: those of up to `PACKED_BYTES` share files, since a save of many tables has many."""
+        self._folder, self._rank, self._save, self._packed = folder, rank, save, packed
+        self._folders = {folder}
+        self._pack: FileWriter | None = None
+        self._packs = 0
         self.written: list[SavedFile] = []
+
+    def finish(self) -> None:
+        """Returns when all files are on the disk, with their names."""
+        if self._pack is not None:
+            self._pack.finish()
+        for folder in sorted(self._folders, key=lambda each: -len(each.parts)):
+            files.sync_folder(folder)
+
+    def close(self) -> None:
+        """Gives up what is open."""
+        if self._pack is not None:
+            self._pack.close()
+
+    @contextlib.contextmanager
+    def _opened(self, path: str, size: int) -> Iterator[FileWriter]:
+        """Where to write so many bytes that would be the file `path`."""
+        if self._packed and size <= PACKED_BYTES:
+            yield self._pack_for(size)
+            return
+        target = self._folder / path
+        self._folders |= {above for above in target.parents if self._folder in above.parents}
+        files.make_folder(target.parent, sync=False)
+        with FileWriter(target) as out:
+            yield out
+
+    def _pack_for(self, size: int) -> FileWriter:
+        if self._pack is not None and self._pack.end + size > MOST_BYTES:
+            self._pack.finish()
+            self._pack = None
+        if self._pack is None:
+            self._pack = FileWriter(self._folder / f"pack-{self._rank:05d}-{self._packs:05d}")
+            self._packs += 1
+        return self._pack
 
     def rows(self, table: str, layer: int, specs: Sequence[TensorSpec], count: int, pieces: Iterable[Piece]) -> None:
         """Writes `count` rows in files of at most `MOST_BYTES`; `specs` are of no rows."""
@@ -63,26 +103,23 @@ class RankFiles:
         rest: Iterator[Piece],
     ) -> Piece:
         """Writes `count` rows of `left` and then of `rest`; what is left of the last piece."""
-        path = f"{table}/rank-{self._rank:05d}/{name}"
-        target = self._folder / path
-        files.make_folder(target.parent)
         full = [TensorSpec(spec.name, spec.dtype, (count, *spec.shape[1:])) for spec in specs]
-        writer = TensorWriter(target, full, {"save": self._save, "table": table})
-        try:
+        size = sum(spec.bytes for spec in full)
+        with self._opened(f"{table}/rank-{self._rank:05d}/{name}", size) as out:
+            writer = TensorWriter(out, full, {"save": self._save, "table": table})
             missing = count
             while missing:
                 piece = left or next(rest, {})
                 if not piece:
-                    raise ValueError(f"{target}: {missing} of {count} rows are missing")
+                    raise ValueError(f"{out.path}: {missing} of {count} rows of table {table!r} are missing")
                 taken = min(missing, len(piece["ids"]))
                 for spec in specs:
                     writer.append(spec.name, piece[spec.name][:taken])
                 left = {key: values[taken:] for key, values in piece.items()} if taken < len(piece["ids"]) else {}
                 missing -= taken
-            size, checksums = writer.finish()
-        finally:
-            writer.close()
-        self.written.append(SavedFile(path, role, table, self._rank, layer, count, size, checksums))
+            checksums = writer.finish()
+        path, offset = out.path.relative_to(self._folder).as_posix(), writer.begin if out is self._pack else None
+        self.written.append(SavedFile(path, role, table, self._rank, layer, count, writer.bytes, checksums, offset))
         return left
 
 

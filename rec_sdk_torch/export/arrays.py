@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..checkpoint.file_writer import FileWriter
 from ..checkpoint.tensors import TensorSpec, TensorWriter
 from ..modules.collection import CachedCollection
 from ..tbe import TableBatchedEmbedding
@@ -72,14 +73,15 @@ def _write(view: TableView, folder: Path) -> Path:
         TensorSpec("ids", view.ids().dtype, (view.count(),)),
         TensorSpec(WEIGHT, view.config.weight_dtype, (view.count(), view.config.embedding_dim)),
     ]
-    writer = TensorWriter(path, specs)
+    file = FileWriter(path)
     try:
-        for chunk in view.chunks([WEIGHT]):
-            writer.append("ids", chunk.ids)
-            writer.append(WEIGHT, chunk.parts[WEIGHT])
-        writer.finish()
+        with file:
+            writer = TensorWriter(file, specs)
+            for chunk in view.chunks([WEIGHT]):
+                writer.append("ids", chunk.ids)
+                writer.append(WEIGHT, chunk.parts[WEIGHT])
+            writer.finish()
     except BaseException:
-        writer.close()
         path.unlink(missing_ok=True)
         raise
     return path

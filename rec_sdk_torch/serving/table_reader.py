@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import tempfile
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +74,11 @@ class TableReader:
             self._thread.start()
 
     def _open(self, save: Path) -> _Moment:
+        with tempfile.TemporaryDirectory(prefix="rec_sdk_torch-") as aside:
+            return self._mapped(save, Path(aside))
+
+    def _mapped(self, save: Path, aside: Path) -> _Moment:
+        """What is mapped stays there when the folder `aside` is gone."""
         chain = chain_of(save)
         about = chain[-1][1].table(self._key(*chain[-1]))
         saves = []
@@ -81,7 +87,7 @@ class TableReader:
             for file in row_files(manifest, saved.key):
                 with open_file(folder, manifest, file) as reader:
                     files.append((str(reader.path), reader.starts["weight"], file.rows))
-            saves.append((str(ensure_index(folder, manifest, saved.key)), manifest.id, files))
+            saves.append((str(ensure_index(folder, manifest, saved.key, aside)), manifest.id, files))
         dtype = DTYPES[about.weight_dtype]
         try:
             table = _engine.ServedTable(saves, about.embedding_dim * dtype.itemsize)

@@ -82,6 +82,7 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
         super().__init__()
         check_names(tables)
         self.tables = list(tables)
+        self._index = {table.name: place for place, table in enumerate(self.tables)}
         self.pooled = self.tables[0].pooling is not Pooling.NONE
         if any((table.pooling is not Pooling.NONE) is not self.pooled for table in self.tables):
             raise ValueError("pooled tables and sequence tables (Pooling.NONE) cannot share an embedding")
@@ -275,14 +276,13 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
     def find_table(self, name: str) -> tuple[Group, int]:
         """The group that holds table `name`, and its place there."""
         for group in self.groups:
-            for place, member in enumerate(group.members):
-                if member.config.name == name:
-                    return group, place
+            if name in group.places:
+                return group, group.places[name]
         raise KeyError(f"no table is named {name!r}")
 
     def optimizer_of(self, name: str) -> TableOptimizer | None:
         """The optimizer of table `name`."""
-        return self.optimizers[[table.name for table in self.tables].index(name)]
+        return self.optimizers[self._index[name]]
 
     # ---- whole tables
 
@@ -292,10 +292,9 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
         Raises:
             KeyError: there is no such table.
         """
-        for table in self.tables:
-            if table.name == name:
-                return TableView(self, table)
-        raise KeyError(f"no table is named {name!r}, only {[table.name for table in self.tables]}")
+        if name not in self._index:
+            raise KeyError(f"no table is named {name!r}, only {list(self._index)}")
+        return TableView(self, self.tables[self._index[name]])
 
     def load(
         self,

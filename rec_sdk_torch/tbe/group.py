@@ -82,6 +82,7 @@ class Group:
             stores: where host stores are on disk; None keeps them in memory.
         """
         self.members = list(members)
+        self.places = {member.config.name: place for place, member in enumerate(self.members)}
         self.always: dict[int, Callable[[], Int64Array]] = {}
         self.features: Int64Array = np.array([f for m in members for f in m.features], np.int64)
         first = self.members[0]

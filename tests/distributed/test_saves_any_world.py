@@ -14,6 +14,7 @@ from ranks import Place, Ranks
 from sharded_model import Model, Scenario, bags_of, concatenated, shard
 
 import rec_sdk_torch as rst
+from rec_sdk_torch.checkpoint import manifest
 from rec_sdk_torch.checkpoint.manifest import DELTA, read_manifest
 from rec_sdk_torch.checkpoint.owners import owners_of
 from rec_sdk_torch.tbe.view import TableView
@@ -181,7 +182,17 @@ def tracked(scenario: Scenario) -> list[Any]:
 original = sharded_model.configs
 
 
-def save_deltas(rank: int, world_size: int, scenario: Scenario, path: str) -> list[Rows]:
+def save_deltas(rank: int, world_size: int, scenario: Scenario, path: str, packed: bool) -> list[Rows]:
+    """`packed`: as saves of many tables are."""
+    many = manifest.MANY_TABLES
+    manifest.MANY_TABLES = 1 if packed else many
+    try:
+        return _save_deltas(rank, world_size, scenario, path)
+    finally:
+        manifest.MANY_TABLES = many
+
+
+def _save_deltas(rank: int, world_size: int, scenario: Scenario, path: str) -> list[Rows]:
     sharded_model.configs = tracked
     try:
         model, seen = shard(Model(scenario, 3), scenario, world_size), []
@@ -197,11 +208,15 @@ def save_deltas(rank: int, world_size: int, scenario: Scenario, path: str) -> li
     return seen
 
 
+@pytest.mark.parametrize("packed", [False, True], ids=["files", "packs"])
 @pytest.mark.parametrize("scenario", [SCENARIOS[0], SCENARIOS[-1]], ids=name_of)
-def test_deltas_of_ranks(ranks_of: Start, tmp_path: Path, scenario: Scenario) -> None:
-    of_ranks = ranks_of(2).run(save_deltas, scenario, str(tmp_path))
+def test_deltas_of_ranks(ranks_of: Start, tmp_path: Path, scenario: Scenario, packed: bool) -> None:
+    of_ranks = ranks_of(2).run(save_deltas, scenario, str(tmp_path), packed)
     folders = sorted(tmp_path.iterdir())
     assert [read_manifest(folder).kind == DELTA for folder in folders] == [False, True, True, True]
+    if packed:
+        names = {file.path for folder in folders for file in read_manifest(folder).files}
+        assert names == {"pack-00000-00000", "pack-00001-00000"}
     for number, folder in enumerate(folders):
         expected = joined([seen[number] for seen in of_ranks])
         assert joined(ranks_of(4).run(load, scenario, str(folder))) == expected
