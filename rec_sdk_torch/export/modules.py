@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 import torch
-from torchrec.modules.embedding_configs import BaseEmbeddingConfig, DataType, EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.quant.embedding_modules import EmbeddingBagCollection as QuantEmbeddingBagCollection
 from torchrec.quant.embedding_modules import EmbeddingCollection as QuantEmbeddingCollection
@@ -167,6 +167,10 @@ def to_embedding_bags(source: CachedCollection) -> tuple[IdMap, dict[str, torch.
     return _id_map(source, ids), bags
 
 
+_WIDTHS = {torch.qint8: 2, torch.quint4x2: 4}
+"""What D must be a multiple of: fbgemm's rows are of whole 16 bits."""
+
+
 def quantized(exported: ExportedCollection, dtype: torch.dtype = torch.qint8) -> ExportedCollection:
     """The same with TorchRec's quantized collection: each row as integers with a scale and an offset of its own.
 
@@ -176,17 +180,26 @@ def quantized(exported: ExportedCollection, dtype: torch.dtype = torch.qint8) ->
             (largest - smallest of its row) / 510, or / 30.
 
     Raises:
-        ValueError: another dtype.
+        ValueError: another dtype; a table whose rows fbgemm cannot quantize: D must be even for `torch.qint8`, and a
+            multiple of 4 for `torch.quint4x2`.
     """
-    types = {torch.qint8: DataType.INT8, torch.quint4x2: DataType.INT4}
-    if dtype not in types:
-        raise ValueError(f"dtype is {dtype}, allowed are {list(types)}")
+    if dtype not in _WIDTHS:
+        raise ValueError(f"dtype is {dtype}, allowed are {list(_WIDTHS)}")
     stock: Any = exported.collection
+    pooled, width = isinstance(stock, EmbeddingBagCollection), _WIDTHS[dtype]
+    configs = stock.embedding_bag_configs() if pooled else stock.embedding_configs()
+    wrong = {config.name: config.embedding_dim for config in configs if config.embedding_dim % width}
+    if wrong:
+        raise ValueError(
+            f"{dtype} needs an embedding_dim that is a multiple of {width}: tables {wrong} have another one. Keep "
+            "them in a collection of their own, which to_torchrec exports as it is"
+            + (", or use torch.qint8" if width > 2 and not any(dim % 2 for dim in wrong.values()) else "")
+        )
     stock.qconfig = torch.ao.quantization.QConfig(
         activation=torch.ao.quantization.PlaceholderObserver.with_args(dtype=torch.float),
         weight=torch.ao.quantization.PlaceholderObserver.with_args(dtype=dtype),
     )
-    cls = QuantEmbeddingBagCollection if isinstance(stock, EmbeddingBagCollection) else QuantEmbeddingCollection
+    cls = QuantEmbeddingBagCollection if pooled else QuantEmbeddingCollection
     try:
         return ExportedCollection(exported.id_map, cls.from_float(stock)).eval()
     finally:

@@ -31,6 +31,7 @@ from .clipping import look_for_tables
 from .configs import feature_names
 from .data_parallel import keep_tables_out
 from .handles import TableHandle, TableParameter, module_dict
+from .quantization import refuse_tables
 from .requests import share_options, table_optimizers
 
 
@@ -58,6 +59,7 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
         self._names = [name for names in self._names_by_table for name in names]
         keep_tables_out()
         look_for_tables()
+        refuse_tables()
         handles = {table.name: TableHandle(embedding, table, embedding_optimizer_cls) for table in embedding.tables}
         self.add_module(self._handles_name, module_dict(handles))
         lives = [table.life for table in embedding.tables if table.life is not None]

@@ -147,6 +147,7 @@ class _OnlyHandle(dict[str, Any]):
     def __init__(self, owner: TableHandle, handle: TableParameter) -> None:
         super().__init__(weight=handle)
         self._owner = weakref.ref(owner)
+        self._table = handle.table
 
     def __setitem__(self, name: str, value: Any) -> None:
         handle, owner = self.get(name), self._owner()
@@ -158,9 +159,15 @@ class _OnlyHandle(dict[str, Any]):
             owner.materialise(value.device)
             return
         raise RuntimeError(
-            f"table {getattr(handle, 'table', '')!r}: its parameter cannot be replaced by a {type(value).__name__}, "
+            f"table {self._table!r}: its parameter cannot be replaced by a {type(value).__name__}, "
             "which would change no row. Leave tables out of what torch.func.functional_call is given; "
             "load_state_dict sets rows"
+        )
+
+    def __delitem__(self, name: str) -> None:
+        raise RuntimeError(
+            f"table {self._table!r}: its parameter cannot be taken away or parametrized (weight_norm, spectral_norm, "
+            "register_parametrization), which would change no row"
         )
 
     def replace(self, handle: TableParameter) -> None:

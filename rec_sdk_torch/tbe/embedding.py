@@ -28,7 +28,7 @@ from .monitor import Inspected
 from .optimizer import TableOptimizer
 from .parts import WEIGHT
 from .reading import ReadPooled, wants_grad
-from .state import TablesModule, load_tables, save_table
+from .state import TablesModule, load_tables, refuse_sharing, save_table
 from .steps import Steps
 from .store_folder import StoreFolder, folder_for_copy
 from .table import BoundsCheckMode, Pooling, TableConfig, check_names
@@ -430,8 +430,10 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
     # ---- what torch.nn.Module does to modules
 
     def _apply(self, fn: Any, recurse: bool = True) -> TableBatchedEmbedding:
-        """`.to(device)` moves the cache; a change of dtype is refused."""
-        probe = fn(torch.empty(0, dtype=torch.float32, device=self.device))
+        """`.to(device)` moves the cache; a change of dtype is refused, and so is `share_memory()`."""
+        probe: Any = torch.empty(0, dtype=torch.float32, device=self.device)
+        probe.share_memory_ = refuse_sharing
+        probe = fn(probe)
         if probe.dtype != torch.float32:
             raise RuntimeError(f"tables cannot be converted to {probe.dtype}: set the data type in their config")
         if probe.device != self.device:

@@ -48,6 +48,15 @@ class TablesModule(NotScripted, torch.nn.Module):
         )
 
 
+def refuse_sharing() -> None:
+    """Raises RuntimeError: what `share_memory()` of a model calls on its tensors, of which a table has none."""
+    raise RuntimeError(
+        "embedding tables cannot be shared with other processes: their rows are in the memory of this one. Call "
+        "share_memory() on the dense modules. Shard the tables with DistributedModelParallel to train them on several "
+        "processes, or read a save of them with rec_sdk_torch.serving.TableReader"
+    )
+
+
 def save_table(embedding: TableBatchedEmbedding, name: str, destination: dict[str, Any], prefix: str) -> None:
     """Puts a table into a state dict: `weight` `[n, D]`, and of a hash table its `ids` int64 `[n]`."""
     config = embedding.view(name).config

@@ -32,6 +32,8 @@ def ask(rank: int, world_size: int, kind: str, dims: tuple[int, int, int]) -> di
     assert names == [config.name for config in getattr(tables, configs)()]
     with pytest.raises(ValueError, match="embedding dims") if len(set(dims)) > 1 else contextlib.nullcontext():
         assert sharded.embedding_dim() == dims[0]
+    with pytest.raises(RuntimeError, match="cannot be shared with other processes"):
+        model.module.share_memory()
     with sharded.exclusive():
         state = sharded.state_dict()
     with pytest.raises(KeyError, match="no table is named 'other'"):

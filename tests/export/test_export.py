@@ -111,3 +111,19 @@ def test_arrays_and_safetensors(tmp_path: Path) -> None:
         export.to_safetensors(tables, tmp_path)
     with pytest.raises(TypeError, match="no tables to export"):
         export.to_arrays(torch.nn.Linear(1, 1))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+@pytest.mark.parametrize(("dtype", "width"), [(torch.qint8, 2), (torch.quint4x2, 4)])
+def test_widths_that_cannot_be_quantized_are_named(pooled: bool, dtype: torch.dtype, width: int) -> None:
+    """The reference is what fbgemm takes."""
+    for dim in range(1, 10):
+        exported = export.to_torchrec(collection(pooled, dim))
+        if dim % width:
+            with pytest.raises(
+                ValueError, match=rf"multiple of {width}: tables {{'t0': {dim}, 't1': {dim}, 't2': {dim}}}"
+            ):
+                export.quantized(exported, dtype)
+            assert not hasattr(exported.collection, "qconfig")
+        else:
+            assert values(export.quantized(exported, dtype)(batch(0))).shape[-1] % dim == 0

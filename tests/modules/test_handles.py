@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 from jagged import apply, assert_trains, bags_collection, numbered, rows_of, sequences_collection, single_ids
-from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from torch.ao.quantization import quantize_dynamic
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_, parametrizations, parametrize, prune
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torchrec import EmbeddingBagConfig
+from torchrec.inference.modules import quantize_embeddings
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.modules.handles import TableParameter
@@ -137,10 +139,65 @@ def test_modules_still_move_and_copy(device: torch.device) -> None:
     """By the ways that do change parameters in place."""
     model = Model(device)
     model(numbered(3)).sum().backward()
-    if device.type == "cpu":
-        model.share_memory()
     model = copy.deepcopy(model.to(device).float())
     model.requires_grad_(True)
+    assert_trains(model.tables)
+
+
+def test_sharing_memory_is_refused(device: torch.device) -> None:
+    """No memory of a table would be shared. Dense modules can be."""
+    model = Model(device)
+    for module in (model, model.tables, model.tables._embedding):
+        with pytest.raises(RuntimeError, match=r"cannot be shared with other processes.*TableReader"):
+            module.share_memory()
+    assert torch.equal(model.dense.share_memory().weight, model.dense.weight)
+    assert_trains(model.tables)
+
+
+QUANTIZES: dict[str, Callable[[torch.nn.Module], Any]] = {
+    "quantize_embeddings": lambda model: quantize_embeddings(model, torch.qint8, inplace=True),
+    "a copy": lambda model: quantize_embeddings(model, torch.qint8, inplace=False),
+    "quantize_dynamic by class": lambda model: quantize_dynamic(model, {type(model.tables)}, inplace=True),
+    "EmbeddingBag": lambda model: quantize_dynamic(model, dtype=torch.quint8, inplace=True),
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
+@pytest.mark.parametrize("way", QUANTIZES)
+@pytest.mark.parametrize("collection", [bags_collection, sequences_collection])
+def test_quantizing_tables_is_refused(device: torch.device, way: str, collection: Any) -> None:
+    model = Model(device)
+    model.tables = collection(device)
+    apply(model.tables)
+    with pytest.raises(TypeError, match=r"tables \['t0'\] cannot be quantized.*rec_sdk_torch\.export\.quantized"):
+        QUANTIZES[way](model)
+    assert_trains(model.train().tables)
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated", "ignore:torch.quantize_per_tensor")
+def test_the_dense_part_can_be_quantized() -> None:
+    model = Model(torch.device("cpu"))
+    small = quantize_dynamic(model, {torch.nn.Linear})
+    assert type(small.dense) is not torch.nn.Linear
+    assert small(numbered(3)).shape == (1, 1)
+    stock = torch.nn.ModuleDict({"bag": torch.nn.EmbeddingBag(4, 4)})
+    assert type(quantize_dynamic(stock, dtype=torch.quint8)["bag"]) is not torch.nn.EmbeddingBag
+
+
+PARAMETRIZES: dict[str, Callable[[torch.nn.Module], Any]] = {
+    "parametrize": lambda module: parametrize.register_parametrization(module, "weight", torch.nn.Identity()),
+    "spectral_norm": parametrizations.spectral_norm,
+    "orthogonal": parametrizations.orthogonal,
+    "prune": lambda module: prune.l1_unstructured(module, "weight", 0.5),
+    "delete": lambda module: delattr(module, "weight"),
+}
+
+
+@pytest.mark.parametrize("way", PARAMETRIZES)
+def test_a_parameter_is_not_parametrized(device: torch.device, way: str) -> None:
+    model = Model(device)
+    with pytest.raises(RuntimeError, match=r"table 't0'.*change no row"):
+        PARAMETRIZES[way](model.tables.embedding_bags["t0"])
     assert_trains(model.tables)
 
 

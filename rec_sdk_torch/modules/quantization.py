@@ -1,0 +1,53 @@
+"""What this package changes in torch's `quantize_dynamic`, and so in TorchRec's `quantize_embeddings`: no tables.
+
+Both replace modules of the classes that they are given, and would leave tables as they are without a word. What is
+asked of dense modules alone goes on. Only what `quantize_dynamic` calls is wrapped, as programs have imported it by
+name. Done when the first collection is made, not on import.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface, EmbeddingCollectionInterface
+
+from .._imports import after_import
+from .handles import TableHandle
+
+_EMBEDDINGS = (
+    torch.nn.Embedding,
+    torch.nn.EmbeddingBag,
+    EmbeddingBagCollectionInterface,
+    EmbeddingCollectionInterface,
+)
+
+
+def refuse_tables() -> None:
+    """Lets quantization of a model's embeddings raise where the model has tables."""
+    after_import("torch.ao.quantization.quantize", _wrap)
+
+
+def _wrap(quantize: Any) -> None:
+    propagate = quantize.propagate_qconfig_
+    if not hasattr(propagate, "refuses_tables"):
+        quantize.propagate_qconfig_ = _refusing(propagate)
+
+
+def _refusing(propagate: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(propagate)
+    def refusing(module: torch.nn.Module, qconfig_dict: Any = None, *args: Any, **kwargs: Any) -> Any:
+        tables = [part.table for part in module.modules() if isinstance(part, TableHandle)]
+        asked = [key for key in qconfig_dict or () if isinstance(key, type) and issubclass(key, _EMBEDDINGS)]
+        if tables and asked:
+            raise TypeError(
+                f"tables {tables} cannot be quantized in their model, as {[key.__name__ for key in asked]} are to be. "
+                "Export their collection: rec_sdk_torch.export.quantized(rec_sdk_torch.export.to_torchrec(tables)). "
+                "Quantize the other modules by themselves"
+            )
+        return propagate(module, qconfig_dict, *args, **kwargs)
+
+    refusing.refuses_tables = True  # type: ignore[attr-defined]
+    return refusing
