@@ -263,9 +263,9 @@ class Manifest:
             found[file.table].append(file)
         return dict(found)
 
-    def files_of(self, key: str, *roles: str) -> list[SavedFile]:
+    def files_of(self, key: str, role: str, *more: str) -> list[SavedFile]:
         """Files of a table with these roles, in the order in which they are to be read."""
-        return [file for file in self._ordered.get(key, ()) if file.role in roles]
+        return [file for file in self._ordered.get(key, ()) if file.role in (role, *more)]
 
     def to_bytes(self) -> bytes:
         """The manifest as its file has it."""

@@ -133,7 +133,7 @@ def layers(found: Match, chain: Chain, rows: int) -> Iterator[Rows | Removed]:
     """
     pieces = _layers(found, chain, rows)
     saves = zip(found.keys, chain, strict=True)
-    if sum(file.rows for key, (_, manifest) in saves for file in manifest.files_of(key)) <= rows:
+    if sum(file.rows for key, (_, manifest) in saves for file in manifest.files_of(key, REMOVED, ROWS)) <= rows:
         yield from pieces
         return
     with Pool("rec_sdk_torch.checkpoint") as thread:

@@ -27,6 +27,7 @@ import test_saved_life as life  # noqa: E402
 import test_saves_any_world as any_world  # noqa: E402
 
 import rec_sdk_torch as rst  # noqa: E402
+from rec_sdk_torch.checkpoint import manifest  # noqa: E402
 
 SAVES = HERE.parent / "data" / "saves"
 SHARDED = sharded_model.Scenario(
@@ -67,6 +68,15 @@ def _chain(folder: Path) -> Contents:
     return tables.contents(embedding)
 
 
+def _packed(folder: Path) -> Contents:
+    """The same in packs, as saves of many tables have them."""
+    many, manifest.MANY_TABLES = manifest.MANY_TABLES, 1
+    try:
+        return _chain(folder)
+    finally:
+        manifest.MANY_TABLES = many
+
+
 def _life(folder: Path) -> Contents:
     embedding = life.make(life.LIVES[1])
     for begin in (0, 5):
@@ -88,6 +98,7 @@ def _sharded(folder: Path) -> Contents:
 
 MODELS = {
     "chain": Former(lambda: tables.make(tables.WINDOWS), tables.contents, _chain),
+    "packs": Former(lambda: tables.make(tables.WINDOWS), tables.contents, _packed),
     "life": Former(lambda: life.make(life.LIVES[1]), _living, _life),
     "sharded": Former(lambda: sharded_model.Model(SHARDED, 3), any_world.held, _sharded),
 }

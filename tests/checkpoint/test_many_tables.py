@@ -6,7 +6,6 @@ import json
 import os
 import sys
 import threading
-import zipfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +22,7 @@ from test_deltas import loaded, save
 from test_saver import refused, same
 
 import rec_sdk_torch as rst
-from rec_sdk_torch.checkpoint import files, manifest
+from rec_sdk_torch.checkpoint import files, manifest, reading
 from rec_sdk_torch.checkpoint.__main__ import main
 from rec_sdk_torch.checkpoint.folders import chain_of
 from rec_sdk_torch.checkpoint.index import SMALL_ROWS, index_path
@@ -37,7 +36,6 @@ from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, Table
 from rec_sdk_torch.tbe.life import TableLife
 
 LIFE = TableLife(admit_threshold=2.0)
-OLD = Path(__file__).parent / "version_1.zip"
 
 
 def make(count: int, optimizer: Any = ADAGRAD, life: TableLife | None = None) -> TableBatchedEmbedding:
@@ -176,6 +174,25 @@ def test_a_table_costs_the_same_calls_among_many(tmp_path: Path) -> None:
     assert calls[1] < 1.02 * calls[0]
 
 
+def test_a_thread_reads_ahead_where_rows_are_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And none where they are few: to start one takes longer than to read them."""
+    source, started = tables.make(), list[str]()
+    tables.train(source, range(3))
+    save(source, tmp_path)
+
+    class Noted(reading.Pool):
+        def __init__(self, name: str) -> None:
+            started.append(name)
+            super().__init__(name)
+
+    monkeypatch.setattr(reading, "Pool", Noted)
+    same(contents(loaded(tmp_path)), contents(source))
+    assert started == []
+    monkeypatch.setattr("rec_sdk_torch.tbe.whole.PIECE_BYTES", 100)
+    same(contents(loaded(tmp_path)), contents(source))
+    assert len(started) == 4, "one for each table"
+
+
 # ---- what is saved
 
 
@@ -243,22 +260,6 @@ def test_small_tables_have_no_index_and_are_served(tmp_path: Path, monkeypatch: 
     assert main(["export", str(tmp_path), str(tmp_path / "out")]) == 0
     with TensorReader(tmp_path / "out" / "b.safetensors") as reader:
         assert torch.equal(reader.read("weight"), source.view("b").read(reader.read("ids")).parts["weight"])
-
-
-def test_saves_of_before_are_read(tmp_path: Path) -> None:
-    """A full save and a delta of format version 1, with an open window, that were written before there were packs."""
-    with zipfile.ZipFile(OLD) as old:
-        old.extractall(tmp_path)
-    source = tables.make(WINDOWS)
-    tables.train(source, range(3))
-    same(contents(loaded(tmp_path / "20261123104500", WINDOWS)), contents(source))
-    source.view("a").remove(source.view("a").ids()[:2])
-    tables.train(source, range(3, 5))
-    target = loaded(tmp_path, WINDOWS)
-    same(contents(target), contents(source))
-    assert main(["verify", str(tmp_path)]) == 0
-    tables.train(target, range(5, 6))
-    assert read_manifest(save(target, tmp_path)).sequence == 2
 
 
 def test_a_manifest_without_packs_is_of_version_1(tmp_path: Path) -> None:
