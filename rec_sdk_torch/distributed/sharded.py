@@ -13,7 +13,7 @@ from torchrec.optim.fused import FusedOptimizerModule
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from ..backends.devices import backend_for
-from ..eager import NotScripted, eager
+from ..eager import NotScripted, check_batch, eager
 from ..modules.bags import Bags
 from ..modules.collection import CachedCollection
 from ..modules.embedding_collections import EmbCacheEmbeddingCollection
@@ -188,6 +188,8 @@ class ShardedCollection(
     @eager
     def forward(self, features: KeyedJaggedTensor) -> LazyAwaitable[Any]:
         """Looks up a batch as the unsharded collection does; the result arrives when it is first used."""
+        if isinstance(features, KeyedJaggedTensor):
+            check_batch(features.values())  # before any exchange, which a tracer would note or break
         place = self._place_of(features)
         if place is None:
             ctx = self.create_context()

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from jagged import jagged
 from ranks import Ranks
-from sharded_model import Model, Scenario, bags_of, shard
+from sharded_model import KEYS, Model, Scenario, bags_of, shard
+from torch.fx.experimental.proxy_tensor import make_fx
+from torchrec import KeyedJaggedTensor
 
 Start = Callable[[int], Ranks]
 
@@ -52,3 +56,52 @@ def test_sharded_tables_tell_what_unsharded_ones_do(ranks_of: Start, kind: str, 
         assert not set(found) & set(second[name]), "each id has one home"
     if kind != "hash":
         assert sorted(first["t1"] + second["t1"]) == list(range(31)), "an index table has all of its rows"
+
+
+class FromTensors(torch.nn.Module):
+    """What torch.jit and ONNX can give a batch to."""
+
+    def __init__(self, tables: Any) -> None:
+        super().__init__()
+        self.tables = tables
+
+    def forward(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.tables(KeyedJaggedTensor(list(KEYS), ids, lengths=lengths)).values()
+        return output
+
+
+TENSORS = torch.tensor([1, 2, 3, 4]), torch.tensor([1, 1, 1, 1])
+TRACERS: dict[str, Callable[[torch.nn.Module], Any]] = {
+    "jit.trace": lambda model: torch.jit.trace(model, TENSORS),
+    "jit.script": torch.jit.script,
+    "ONNX": lambda model: torch.onnx.export(model, TENSORS, io.BytesIO(), dynamo=False),
+    "make_fx": lambda model: make_fx(model)(*TENSORS),
+    "export": lambda model: torch.export.export(model, TENSORS),
+    "strict export": lambda model: torch.export.export(model, TENSORS, strict=True),
+    "fullgraph": lambda model: torch.compile(model, fullgraph=True, backend="eager")(*TENSORS),
+}
+
+
+def trace(rank: int, world_size: int, way: str) -> None:
+    model = shard(Model(Scenario(), 0), Scenario(), world_size)
+    tables = FromTensors(model.module.sparse)
+    expected = tables.eval()(*TENSORS)
+    with pytest.raises(RuntimeError, match=r"embedding tables cannot be traced.*export the dense part"):
+        TRACERS[way](tables)
+    torch._dynamo.reset()
+    assert torch.equal(tables(*TENSORS), expected), "it stays usable"
+
+
+@pytest.mark.parametrize("way", TRACERS)
+def test_tracers_of_sharded_tables_say_the_way_out(ranks_of: Start, way: str) -> None:
+    ranks_of(2).run(trace, way)
+
+
+def nodes(rank: int, world_size: int) -> list[Any]:
+    model = shard(Model(Scenario(), 0), Scenario(), world_size).module
+    graph = torch.fx.symbolic_trace(torch.nn.Sequential(model.sparse)).graph
+    return [node.target for node in graph.nodes if node.op == "call_module"]
+
+
+def test_a_sharded_collection_is_one_node(ranks_of: Start) -> None:
+    assert ranks_of(2).run(nodes) == [["0"]] * 2
