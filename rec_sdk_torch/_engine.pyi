@@ -551,7 +551,9 @@ class Engine:
 
     def reset_stats(self) -> None: ...
     def memory(self, table: int | None = None) -> dict[str, int]:
-        """Of a table, or of all: id_map_bytes, store_bytes (of memory), disk_bytes, rows, candidates, their bytes."""
+        """Of a table, or of all: id_map_bytes, store_bytes (of memory), disk_bytes, column_bytes (of what options keep
+        per row, with the logs of what changed and left), rows, candidates, candidate_bytes.
+        """
 
     def set_memory_limit(self, bytes: int) -> None:
         """Caps what the host stores may commit, below what the machine and its cgroup have free."""

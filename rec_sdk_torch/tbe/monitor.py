@@ -163,7 +163,7 @@ COUNTERS = (
 
 def memory_report(groups: Sequence[Group], table: str | None) -> dict[str, int]:
     """See `TableBatchedEmbedding.memory_report`."""
-    report = dict.fromkeys(("device", "host", "disk", "index", "candidates"), 0)
+    report = dict.fromkeys(("device", "host", "disk", "index", "columns", "candidates"), 0)
     for group, place in _places(groups, table):
         members = group.members if place is None else [group.members[place]]
         memory = group.engine.memory(place)
@@ -171,6 +171,7 @@ def memory_report(groups: Sequence[Group], table: str | None) -> dict[str, int]:
         report["host"] += memory["store_bytes"]
         report["disk"] += memory["disk_bytes"]
         report["index"] += memory["id_map_bytes"]
+        report["columns"] += memory["column_bytes"]
         report["candidates"] += memory["candidate_bytes"]
     if table is None:
         report["staging"] = sum(group.swap.staging_bytes() for group in groups)
@@ -271,8 +272,10 @@ class Inspected:
         """Bytes of the whole embedding, or of one table; zeros before the first use.
 
         `device`: the cache, and the sums of an accumulation window. `host`: rows in the host store, as far as memory is
-        committed. `disk`: files of a host store on disk. `index`: the maps from ids to rows. `candidates`: what is
-        counted of ids that are not admitted. `staging`, without `table`: plans and rows on their way now.
+        committed. `disk`: files of a host store on disk. `index`: the maps from ids to rows. `columns`: what options
+        keep per row (`track_changes`, rules by which ids leave), for all rows of an index table, with the logs of what
+        changed and left. `candidates`: what is counted of ids that are not admitted. `staging`, without `table`: plans
+        and rows on their way now.
 
         Raises:
             KeyError: no table has this name.

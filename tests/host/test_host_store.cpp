@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -18,6 +19,7 @@
 #include "tests/host/check.h"
 #include "torch_npu_ext/host/errors.h"
 #include "torch_npu_ext/host/host_store.h"
+#include "torch_npu_ext/host/id_map.h"
 
 using rec_sdk::HostStore;
 using rec_sdk::MemoryGuard;
@@ -67,55 +69,87 @@ void commits_lazily() {
   store.extend(1000000000);
   CHECK(store.committed_bytes() == 0);
   store.write(999999999, pattern(1, 256).data());
-  CHECK(store.committed_bytes() == static_cast<int64_t>(rec_sdk::kHugePage));
+  CHECK(store.committed_bytes() == static_cast<int64_t>(rec_sdk::small_page()));
   CHECK(!store.has(999999998));
 }
 
 int64_t pages_in_memory(const char* begin, int64_t bytes) {
-  std::vector<unsigned char> present(static_cast<size_t>(bytes / 4096));
+  std::vector<unsigned char> present(static_cast<size_t>(bytes) / rec_sdk::small_page());
   CHECK(mincore(const_cast<char*>(begin), static_cast<size_t>(bytes), present.data()) == 0);
   int64_t pages = 0;
   for (const unsigned char page : present) pages += page & 1;
   return pages;
 }
 
-// Against the pages that the written rows touch; records of 49152 bytes lie across pages.
-void forgets(int64_t bytes, int64_t rows) {
+bool system_has_huge_pages() {
+  const rec_sdk::HugeBuffer buffer(rec_sdk::kHugePage);
+  buffer.data()[0] = 1;
+  return pages_in_memory(buffer.data(), rec_sdk::kHugePage) > 1;
+}
+
+constexpr int64_t kHuge = static_cast<int64_t>(rec_sdk::kHugePage);
+const int64_t kSmall = static_cast<int64_t>(rec_sdk::small_page());
+
+// What a store of records of so many bytes commits, computed from the rows that are written.
+class PageModel {
+ public:
+  PageModel(const HostStore& store, int64_t bytes) : store_(store), bytes_(bytes) {
+    while (2 * chunk_rows_ * bytes <= 8 * kHuge) chunk_rows_ *= 2;
+  }
+  void write(int64_t row, int64_t written_before) {  // a row that was not, and the store has written it
+    const int64_t chunk = row / chunk_rows_, before = chunk * chunk_rows_;
+    if (seen_.insert(chunk).second && chunk > 0 && 2 * written_before >= before) huge_.insert(chunk);
+    if (2 * bytes_of(chunk, kSmall) >= bytes_of(chunk, kHuge)) huge_.insert(chunk);
+  }
+  int64_t committed() const {
+    int64_t bytes = 0;
+    for (const int64_t chunk : seen_) bytes += bytes_of(chunk, huge_.count(chunk) > 0 ? kHuge : kSmall);
+    return bytes;
+  }
+  int64_t huge_chunks() const { return static_cast<int64_t>(huge_.size()); }
+
+ private:
+  int64_t bytes_of(int64_t chunk, int64_t page) const {
+    int64_t pages = 0, next = 0;  // pages that were not counted yet begin at `next`
+    for (int64_t i = 0; i < chunk_rows_; ++i) {
+      if (!store_.has(chunk * chunk_rows_ + i)) continue;
+      const int64_t last = ((i + 1) * bytes_ - 1) / page;
+      pages += std::max<int64_t>(0, last + 1 - std::max(next, i * bytes_ / page));
+      next = std::max(next, last + 1);
+    }
+    return pages * page;
+  }
+
+  const HostStore& store_;
+  int64_t bytes_, chunk_rows_ = 1;
+  std::set<int64_t> seen_, huge_;  // chunks
+};
+
+// Against the pages that the written rows touch; records of 49152 bytes lie across pages. Some rounds write
+// so few rows that pages stay small.
+void forgets(int64_t bytes, int64_t rows, int64_t share) {
   std::mt19937_64 random(static_cast<uint64_t>(bytes));
   MemoryGuard guard;
   HostStore store(records_of(bytes), &guard);
-  store.extend(rows);
-  const int64_t page = static_cast<int64_t>(rec_sdk::kHugePage);
-  const int64_t chunk_rows = [&] {  // as the store has them, so that pages can be told
-    int64_t count = 1;
-    while (2 * count * bytes <= 8 * page) count *= 2;
-    return count;
-  }();
+  const int64_t room = rows + (16 << 20) / bytes + 1;  // the model asks for whole chunks
+  store.extend(room);
+  PageModel model(store, bytes);
   std::set<int64_t> written;
-  const auto expected_bytes = [&] {
-    std::set<int64_t> pages;
-    for (const int64_t row : written) {
-      const int64_t begin = row % chunk_rows * bytes;
-      for (int64_t p = begin / page; p <= (begin + bytes - 1) / page; ++p) {
-        pages.insert(row / chunk_rows * 1000000 + p);
-      }
-    }
-    return static_cast<int64_t>(pages.size()) * page;
-  };
   for (int round = 0; round < 6; ++round) {
-    for (int64_t i = 0; i < rows / 8; ++i) {
+    for (int64_t i = 0; i < rows / share; ++i) {
       const int64_t row = static_cast<int64_t>(random() % static_cast<uint64_t>(rows));
+      const int64_t before = store.written_rows();
       store.write(row,
                   std::vector<char>(static_cast<size_t>(bytes), static_cast<char>(1 + row % 100)).data());
-      written.insert(row);
-      store.forget(static_cast<int64_t>(random() % static_cast<uint64_t>(rows)));
+      if (store.written_rows() > before) model.write(row, before);
+      if (i % 4 == 0) store.forget(static_cast<int64_t>(random() % static_cast<uint64_t>(rows)));
     }
     written.clear();
     for (int64_t row = 0; row < rows; ++row) {
       if (store.has(row)) written.insert(row);
     }
     CHECK(store.written_rows() == static_cast<int64_t>(written.size()));
-    CHECK(store.committed_bytes() == expected_bytes() && guard.committed() == store.committed_bytes());
+    CHECK(store.committed_bytes() == model.committed() && guard.committed() == store.committed_bytes());
     const int64_t kept = *written.begin();
     const std::vector<char> before(store.find(kept), store.find(kept) + bytes);
     while (written.size() > 1) {
@@ -124,7 +158,7 @@ void forgets(int64_t bytes, int64_t rows) {
       CHECK(!store.has(*written.rbegin()));
       written.erase(*written.rbegin());
     }
-    CHECK(store.committed_bytes() == expected_bytes() && store.has(kept));
+    CHECK(store.committed_bytes() == model.committed() && store.has(kept));
     CHECK(before.front() == 1 + kept % 100 && before.back() == before.front());
     CHECK(std::memcmp(before.data(), store.find(kept), before.size()) == 0);
     const char* const place = store.find(kept);
@@ -132,6 +166,119 @@ void forgets(int64_t bytes, int64_t rows) {
     CHECK(store.written_rows() == 0 && store.committed_bytes() == 0 && guard.committed() == 0);
     CHECK(place[0] == 0);  // the page is new
   }
+  CHECK((model.huge_chunks() == 0) == (share > 8));
+}
+
+// A few rows take a few pages, wherever they are; with as many as half of a huge page has, all of it is
+// taken.
+void few_rows_take_small_pages() {
+  MemoryGuard guard;
+  HostStore store(records_of(256), &guard);
+  const int64_t on_huge = kHuge / 256, on_small = kSmall / 256, rows = 100 * on_huge;
+  store.extend(rows);
+  for (int64_t row = 0; row < 20; ++row) store.write(row, pattern(row, 256).data());
+  CHECK(store.committed_bytes() == 2 * kSmall);
+  CHECK(pages_in_memory(store.find(0), kHuge) == 2);
+  for (int64_t row = on_huge; row < rows; row += on_huge) store.write(row, pattern(row, 256).data());
+  CHECK(store.committed_bytes() == (2 + 99) * kSmall && guard.committed() == store.committed_bytes());
+  for (int64_t row = 20; row < on_huge / 2; ++row) store.write(row, pattern(row, 256).data());
+  CHECK(store.committed_bytes() == kHuge / 2 + 99 * kSmall);  // of eight huge pages that the chunk touches
+  for (int64_t page = 0; page < 8; ++page) {
+    for (int64_t row = page * on_huge; row < page * on_huge + on_huge / 2; row += on_small) {
+      store.write(row, pattern(row, 256).data());
+    }
+  }
+  CHECK(store.committed_bytes() == 8 * kHuge + (99 - 7) * kSmall);
+  if (system_has_huge_pages()) CHECK(pages_in_memory(store.find(0), kHuge) == kHuge / kSmall);
+  for (int64_t row = 0; row < on_huge / 2; ++row) {
+    CHECK(std::memcmp(store.find(row), pattern(row, 256).data(), 256) == 0);
+  }
+  CHECK(std::memcmp(store.find(99 * on_huge), pattern(99 * on_huge, 256).data(), 256) == 0);
+}
+
+// Rows that come in order make the first chunk huge, and the following ones are that from their first row on.
+void dense_rows_take_huge_pages() {
+  MemoryGuard guard;
+  HostStore store(records_of(256), &guard);
+  const int64_t chunk_rows = 8 * kHuge / 256;
+  store.extend(2 * chunk_rows);
+  for (int64_t row = 0; row < chunk_rows; ++row) store.write(row, pattern(row, 256).data());
+  CHECK(store.committed_bytes() == 8 * kHuge);
+  store.write(chunk_rows, pattern(1, 256).data());
+  CHECK(store.committed_bytes() == 9 * kHuge);
+  store.clear();
+  store.write(0, pattern(1, 256).data());
+  CHECK(store.committed_bytes() == kSmall);
+}
+
+// Threads read and write rows whose small pages become a huge one meanwhile.
+void becomes_huge_beside_copies() {
+  constexpr int64_t kBytes = 256, kRows = 1000;
+  for (int round = 0; round < 20; ++round) {
+    MemoryGuard guard;
+    HostStore store(records_of(kBytes), &guard);
+    store.extend(2 * kHuge / kBytes);
+    for (int64_t row = 0; row < kRows; ++row) store.write(row, pattern(row, kBytes).data());
+    CHECK(store.committed_bytes() < kHuge);
+    std::atomic<bool> ends{false};
+    std::atomic<int> bad{0};
+    std::vector<std::thread> threads;
+    for (int64_t t = 0; t < 3; ++t) {
+      threads.emplace_back([&, t] {
+        std::vector<char> record(kBytes);
+        do {
+          for (int64_t row = t; row < kRows; row += 3) {
+            store.read(row, record.data());
+            bad += record != pattern(row, kBytes);
+            store.copy(row, record.data());
+          }
+        } while (!ends);
+      });
+    }
+    for (int64_t row = kRows; row < 2 * kHuge / kBytes; ++row) store.write(row, pattern(row, kBytes).data());
+    ends = true;
+    for (std::thread& thread : threads) thread.join();
+    CHECK(bad == 0 && store.committed_bytes() == 2 * kHuge);
+  }
+}
+
+void small_arrays_take_small_pages() {
+  rec_sdk::ChunkedMemory memory(sizeof(uint64_t));
+  const size_t in_chunk = rec_sdk::kHugePage / sizeof(uint64_t), kLarge = 8;  // 16 MiB
+  const auto item = [&](size_t i) { return static_cast<uint64_t*>(memory.at(i)); };
+  memory.extend((kLarge - 1) * in_chunk);
+  uint64_t* const first = item(0);
+  *first = 7;
+  *item(in_chunk) = 8;
+  CHECK(pages_in_memory(reinterpret_cast<char*>(first), kHuge) == 1);
+  CHECK(pages_in_memory(reinterpret_cast<char*>(item(in_chunk)), kHuge) == 1);
+  memory.extend(kLarge * in_chunk);
+  CHECK(item(0) == first && *first == 7 && *item(in_chunk) == 8 && *item(1) == 0);
+  *item((kLarge - 1) * in_chunk) = 9;
+  const int64_t pages = system_has_huge_pages() ? kHuge / kSmall : 1;
+  CHECK(pages_in_memory(reinterpret_cast<char*>(first), kHuge) == pages);
+  CHECK(pages_in_memory(reinterpret_cast<char*>(item((kLarge - 1) * in_chunk)), kHuge) == pages);
+  CHECK(pages_in_memory(reinterpret_cast<char*>(item(2 * in_chunk)), kHuge) == 0);  // nothing was touched
+}
+
+// A map with room for many ids, of which few come; then so many that most of its pages are in use.
+void maps_with_room_take_small_pages() {
+  rec_sdk::IdMap map(400000);
+  const char* const begin = reinterpret_cast<const char*>(map.homes().buckets);
+  const int64_t pages = map.bytes() / kSmall;
+  bool added = false;
+  const auto add = [&](int64_t id) {
+    map.choose_pages(1);
+    map.find_or_add(id, rec_sdk::IdMap::hash(id), static_cast<uint32_t>(id), &added);
+  };
+  for (int64_t id = 0; id < 20; ++id) add(id);
+  const int64_t few = pages_in_memory(begin, pages * kSmall);
+  CHECK(0 < few && few <= 20);
+  for (int64_t id = 20; id < pages; ++id) add(id);
+  const int64_t on_huge = map.bytes() / kHuge * kHuge;
+  if (system_has_huge_pages()) CHECK(pages_in_memory(begin, on_huge) == on_huge / kSmall);
+  CHECK(reinterpret_cast<const char*>(map.homes().buckets) == begin);
+  for (int64_t id = 0; id < pages; ++id) CHECK(map.find(id, rec_sdk::IdMap::hash(id)).row() == id);
 }
 
 void memory_comes_back() {
@@ -141,9 +288,9 @@ void memory_comes_back() {
   store.extend(rows);
   for (int64_t row = 0; row < rows; ++row) store.write(row, pattern(row, 256).data());
   const char* const begin = store.find(0);
-  CHECK(pages_in_memory(begin, rows * 256) == rows * 256 / 4096);
+  CHECK(pages_in_memory(begin, rows * 256) == rows * 256 / kSmall);
   for (int64_t row = 0; row < rows - 1; ++row) store.forget(row);
-  CHECK(pages_in_memory(begin, rows * 256) == 512);  // the last huge page
+  CHECK(pages_in_memory(begin, rows * 256) == kHuge / kSmall);  // the last huge page
   CHECK(guard.committed() == static_cast<int64_t>(rec_sdk::kHugePage));
 }
 
@@ -262,9 +409,16 @@ int main() {
   grows_without_moving((3 << 20) + 16, 1, 12);
   grows_without_moving((40 << 20) + 16, 1, 1);  // more huge pages than a word has bits
   commits_lazily();
-  forgets(4096, 3000);
-  forgets(49152, 500);
-  forgets((3 << 20) + 16, 40);
+  forgets(4096, 1500, 1);
+  forgets(49152, 500, 1);
+  forgets((3 << 20) + 16, 40, 8);
+  forgets(4096, 9000, 150);
+  forgets(272, 60000, 3000);
+  few_rows_take_small_pages();
+  dense_rows_take_huge_pages();
+  becomes_huge_beside_copies();
+  small_arrays_take_small_pages();
+  maps_with_room_take_small_pages();
   memory_comes_back();
   copies_beside_growth();
   on_disk(528, 1, 3000);

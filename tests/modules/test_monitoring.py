@@ -90,6 +90,7 @@ def test_memory_is_reported_by_what_holds_it(device: torch.device, window: int) 
         "host": 0,
         "disk": 0,
         "index": 0,
+        "columns": 0,
         "candidates": 0,
         "staging": 0,
     }, "before the first use"

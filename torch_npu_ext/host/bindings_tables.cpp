@@ -223,10 +223,13 @@ void bind_reports(EngineClass& engine) {
               const WithoutLock nogil;
               memory = e.memory(table.value_or(Engine::kAllTables));
             }
-            return std::map<std::string, int64_t>{
-                {"id_map_bytes", memory.index_bytes}, {"store_bytes", memory.store_bytes},
-                {"disk_bytes", memory.disk_bytes},    {"rows", memory.rows},
-                {"candidates", memory.candidates},    {"candidate_bytes", memory.candidate_bytes}};
+            return std::map<std::string, int64_t>{{"id_map_bytes", memory.index_bytes},
+                                                  {"store_bytes", memory.store_bytes},
+                                                  {"disk_bytes", memory.disk_bytes},
+                                                  {"column_bytes", memory.column_bytes},
+                                                  {"rows", memory.rows},
+                                                  {"candidates", memory.candidates},
+                                                  {"candidate_bytes", memory.candidate_bytes}};
           },
           py::arg("table") = py::none())
       .def("set_memory_limit", &Engine::set_memory_limit, py::arg("bytes"), py::call_guard<WithoutLock>())

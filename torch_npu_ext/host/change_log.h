@@ -65,6 +65,8 @@ class ChangeLog {
     complete_after_ = epochs_.front().first;
   }
 
+  int64_t bytes() const { return static_cast<int64_t>(ids_.capacity() * sizeof(int64_t)); }
+
   // Ascending, each once: ids that were rows of a later version than `since`, and others. Precondition:
   // knows(since).
   std::vector<int64_t> ids_after(uint64_t since) const {

@@ -201,6 +201,7 @@ Engine::Memory Engine::memory(int32_t t) {
     memory.index_bytes += table.index_bytes();
     memory.store_bytes += table.store.committed_bytes();
     memory.disk_bytes += table.store.disk_bytes();
+    memory.column_bytes += table.column_bytes();
     memory.rows += table.rows();
     memory.candidates += table.candidates.size();
     memory.candidate_bytes += table.candidates.bytes();

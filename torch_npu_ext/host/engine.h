@@ -238,7 +238,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   static constexpr int32_t kAllTables = -1;
   struct Memory {
-    int64_t index_bytes, store_bytes, disk_bytes, rows, candidates, candidate_bytes;
+    int64_t index_bytes, store_bytes, disk_bytes, column_bytes, rows, candidates, candidate_bytes;
   };
   // Of one table, or of all: batches are counted once.
   Memory memory(int32_t table = kAllTables);

@@ -2,6 +2,10 @@
 // row, and given back page by page when no row on a page is written any more. Or the records are in a file,
 // all of whose rows have their place on the disk since extend(); it gives none back before shrink().
 //
+// The pages of a chunk are small at first, and huge as soon as small ones would save less than half of them:
+// a table of a few rows takes a few KiB, and so does each row of a large table that has few. Where half of
+// the rows before a chunk are written, it is huge from the start.
+//
 // Calls that change the store need exclusive access among themselves (the engine's lock). Beside them, has(),
 // read() and copy() of mapped rows may run on any thread without it: chunks never move, and whether
 // a row is written is an atomic bit. What they order is no more than that: who reads the bytes of a record
@@ -68,21 +72,38 @@ class HostStore {
   using Word = std::atomic<uint64_t>;
   struct Chunk {
     HugeBuffer memory;
-    FileMapping mapping;                       // in place of `memory`, of a store on disk
-    std::unique_ptr<Word[]> bits;              // one per row: it is written
-    std::unique_ptr<uint32_t[]> rows_on_page;  // written rows that touch each huge page
-    std::atomic<char*> records{nullptr};       // of these, for threads without the lock
-    std::atomic<Word*> written{nullptr};       // of `bits`; set last
+    FileMapping mapping;                            // in place of `memory`, of a store on disk
+    std::unique_ptr<uint32_t[]> rows_on_huge_page;  // written rows that touch each of `memory`
+    uint16_t* rows_on_small_page = nullptr;         // the same, while the pages are small
+    int64_t huge_pages = 0;                         // those of `memory` that a written row touches
+    int64_t committed = 0;                          // bytes of `memory`
+    std::atomic<char*> records{nullptr};  // of the memory or the mapping, for threads without the lock
+    std::atomic<Word*> written{nullptr};  // a bit per row: it is written; set last
+  };
+  // Both arrays have parts for each chunk; what no written row needs of them takes no memory.
+  struct Block {
+    std::unique_ptr<Chunk[]> chunks;
+    HugeBuffer bits;           // words of Chunk::written
+    HugeBuffer rows_on_pages;  // of Chunk::rows_on_small_page
   };
   static constexpr int64_t kCacheLine = 64;
-  static constexpr int kFirstBlockLog = 6;
+  static constexpr int kFirstBlockLog = 2;
   static constexpr int kBlocks = 64 - kFirstBlockLog;
 
-  // Block b has 64 * 2^b chunks, so none ever moves.
-  Chunk& chunk_of(int64_t row) const {
+  // Block b has 4 * 2^b chunks, so none ever moves.
+  struct Place {
+    int block;
+    int64_t chunk;
+  };
+  Place place_of(int64_t row) const {
     const uint64_t place = static_cast<uint64_t>(row >> shift_) + (uint64_t{1} << kFirstBlockLog);
     const int log = 63 - __builtin_clzll(place);
-    return blocks_[log - kFirstBlockLog][place - (uint64_t{1} << log)];
+    return {log - kFirstBlockLog, static_cast<int64_t>(place - (uint64_t{1} << log))};
+  }
+  static int64_t chunks_in(int block) { return int64_t{1} << (kFirstBlockLog + block); }
+  Chunk& chunk_of(int64_t row) const {
+    const Place place = place_of(row);
+    return blocks_[place.block].chunks[place.chunk];
   }
   bool has(const Chunk& chunk, int64_t row) const {
     const Word* const written = chunk.written.load(std::memory_order_acquire);
@@ -92,9 +113,14 @@ class HostStore {
   char* record(const Chunk& chunk, int64_t row) const {
     return chunk.records.load(std::memory_order_acquire) + (row & mask_) * record_bytes_;
   }
-  template <class Visit>  // visit(page) of the huge pages that the chunk's i-th record touches
-  void for_each_page(int64_t i, Visit visit) const;
-  void count_committed(int64_t bytes);
+  template <class Visit>  // visit(page) of the pages of 2^log bytes that a chunk's i-th record touches
+  void for_each_page(int64_t i, int log, Visit visit) const;
+  void commit(Chunk* chunk, int64_t i) noexcept;
+  void give_back(Chunk* chunk, int64_t i) noexcept;
+  void use_huge_pages(Chunk* chunk) noexcept;
+  void count_committed(Chunk* chunk, int64_t bytes) noexcept;
+  int64_t chunk_words() const { return (mask_ >> 6) + 1; }
+  int64_t chunk_pages() const;       // huge ones
   int64_t file_chunk_bytes() const;  // whole pages
 
   StoredRecords records_;
@@ -103,7 +129,8 @@ class HostStore {
   std::unique_ptr<StoreFile> file_;
   int shift_;  // rows per chunk = 1 << shift_
   int64_t mask_;
-  std::unique_ptr<Chunk[]> blocks_[kBlocks];
+  int small_log_;  // small pages have 2^small_log_ bytes
+  Block blocks_[kBlocks];
   int block_count_ = 0;
   int64_t written_rows_ = 0;
   int64_t committed_bytes_ = 0;

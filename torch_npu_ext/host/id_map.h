@@ -135,6 +135,13 @@ class IdMap {
   void reserve(int64_t extra) {
     if (size_ + extra > room_) rehash(buckets_with(extra));
   }
+  // A map that was made with room for many ids takes huge pages when these and `extra` more are on most of
+  // the small ones.
+  void choose_pages(int64_t extra) noexcept {
+    if (pages_ == Pages::kHuge || pages_for(size_ + extra, bucket_count_) == Pages::kSmall) return;
+    buckets_.use_huge_pages();
+    pages_ = Pages::kHuge;
+  }
 
   // Gives memory back when the map could do with a fourth of it, but keeps room for `expected` ids.
   void shrink(int64_t expected) noexcept {
@@ -173,9 +180,10 @@ class IdMap {
   static constexpr int64_t kUsualSteps = 2;  // 0.7 in a full map, 0.12 on the average
   static constexpr int64_t kCrowded = -1;
 
-  IdMap(int64_t bucket_count, const IdSeed& seed)
+  IdMap(int64_t bucket_count, const IdSeed& seed, int64_t ids = 0)
       : bucket_count_(static_cast<uint64_t>(bucket_count)),
-        buckets_(bucket_count_),
+        pages_(pages_for(ids, bucket_count_)),
+        buckets_(bucket_count_, pages_),
         seed_(seed),
         room_(max_size()) {}
 
@@ -265,7 +273,7 @@ class IdMap {
   void rehash(int64_t bucket_count) {
     constexpr uint64_t kPiece = 64;
     for (IdSeed seed = seed_.fresh();;) {
-      IdMap other(bucket_count, seed);
+      IdMap other(bucket_count, seed, size_);
       for (uint64_t b = 0; b < bucket_count_ && other.room_ != kCrowded; b += kPiece) {
         for_each_from(b, b + kPiece, [&](int64_t id, const Entry& entry) {
           bool added = false;
@@ -280,7 +288,13 @@ class IdMap {
     }
   }
 
+  static Pages pages_for(int64_t ids, uint64_t buckets) {
+    const uint64_t small_pages = buckets * sizeof(Bucket) / small_page();
+    return static_cast<uint64_t>(ids) < small_pages ? Pages::kSmall : Pages::kHuge;
+  }
+
   uint64_t bucket_count_;
+  Pages pages_;
   HugeArray<Bucket> buckets_;
   IdSeed seed_;
   int64_t size_ = 0, erased_ = 0;

@@ -1,8 +1,11 @@
 #include "torch_npu_ext/host/memory.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <sstream>
 
@@ -13,6 +16,7 @@ namespace {
 
 constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
 constexpr int64_t kGrantAhead = int64_t{256} << 20;
+constexpr int kCollapse = 25;  // MADV_COLLAPSE, of Linux 6.1; before, a thread of the system does it later
 
 // The number after `key` in a file of "key value" lines; `missing` when file or key is not there.
 int64_t read_field(const std::string& path, const std::string& key, int64_t missing) {
@@ -73,15 +77,33 @@ int64_t cgroup_memory() {
   return room;
 }
 
+// kCollapse alone does not ask.
+bool huge_pages_allowed() noexcept {
+  static const bool allowed = [] {
+    char line[64] = "[never]";
+    std::FILE* const file = std::fopen("/sys/kernel/mm/transparent_hugepage/enabled", "r");
+    if (file == nullptr) return false;
+    const bool read = std::fgets(line, sizeof line, file) != nullptr;
+    std::fclose(file);
+    return read && std::strstr(line, "[never]") == nullptr;
+  }();
+  return allowed;
+}
+
 }  // namespace
 
-HugeBuffer::HugeBuffer(size_t bytes) {
+size_t small_page() {
+  static const size_t bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+
+HugeBuffer::HugeBuffer(size_t bytes, Pages pages) {
   if (bytes == 0) return;
-  const bool huge = bytes >= kHugePage;
-  const size_t unit = huge ? kHugePage : 4096;
+  const bool large = bytes >= kHugePage;
+  const size_t unit = large ? kHugePage : small_page();
   if (bytes > std::numeric_limits<size_t>::max() / 2) throw std::bad_alloc();
   size_ = (bytes + unit - 1) / unit * unit;
-  const size_t slack = huge ? kHugePage : 0;
+  const size_t slack = large ? kHugePage : 0;
   const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
   void* mapped = mmap(nullptr, size_ + slack, PROT_READ | PROT_WRITE, flags, -1, 0);
   if (mapped == MAP_FAILED) throw std::bad_alloc();
@@ -92,7 +114,8 @@ HugeBuffer::HugeBuffer(size_t bytes) {
   if (slack > skip) munmap(start + skip + size_, slack - skip);
   data_ = start + skip;
 #ifdef MADV_HUGEPAGE
-  if (huge) madvise(data_, size_, MADV_HUGEPAGE);
+  // Systems that give huge pages to all who do not refuse them have them for small memory too.
+  if (large) madvise(data_, size_, pages == Pages::kHuge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
 #endif
 }
 
@@ -100,8 +123,16 @@ HugeBuffer::~HugeBuffer() {
   if (data_ != nullptr) munmap(data_, size_);
 }
 
+void HugeBuffer::use_huge_pages() noexcept {
+  if (size_ < kHugePage) return;
+#ifdef MADV_HUGEPAGE
+  madvise(data_, size_, MADV_HUGEPAGE);
+  if (huge_pages_allowed()) madvise(data_, size_, kCollapse);
+#endif
+}
+
 void HugeBuffer::give_back(size_t begin, size_t bytes) noexcept {
-  const size_t unit = size_ >= kHugePage ? kHugePage : 4096;
+  const size_t unit = small_page();
   const size_t first = (begin + unit - 1) / unit * unit;
   const size_t end = std::min(begin + bytes, size_) / unit * unit;
   if (first < end) madvise(data_ + first, end - first, MADV_DONTNEED);
@@ -113,7 +144,12 @@ ChunkedMemory::ChunkedMemory(size_t item_bytes) : item_bytes_(item_bytes), shift
 }
 
 void ChunkedMemory::extend(size_t count) {
-  while (chunks_.size() << shift_ < count) chunks_.emplace_back((mask_ + 1) * item_bytes_);
+  const size_t before = chunks_.size(), needed = (count + mask_) >> shift_;
+  const size_t chunk_bytes = (mask_ + 1) * item_bytes_;
+  const Pages pages = pages_of_array(needed * kHugePage);
+  while (chunks_.size() < needed) chunks_.emplace_back(chunk_bytes, pages);
+  if (pages == Pages::kSmall || pages_of_array(before * kHugePage) == Pages::kHuge) return;
+  for (size_t c = 0; c < before; ++c) chunks_[c].use_huge_pages();
 }
 
 int64_t available_memory() {

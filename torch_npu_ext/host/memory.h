@@ -1,4 +1,4 @@
-// Host memory: lazily committed buffers on huge pages, and the check that growth fits the machine.
+// Host memory: lazily committed buffers on huge or small pages, and the check that growth fits the machine.
 #pragma once
 
 #include <cstddef>
@@ -13,13 +13,22 @@
 namespace rec_sdk {
 
 constexpr size_t kHugePage = size_t{2} << 20;
+size_t small_page();  // of the system: 4 KiB, in some Arm systems 16 or 64
+
+// With huge pages random rows and buckets miss the TLB less. The first byte of one commits all of it, so
+// memory that may stay almost empty begins with small pages.
+enum class Pages { kHuge, kSmall };
+
+// Of an array any of whose items may be used: for less than this, small pages hardly miss the TLB.
+constexpr size_t kLargeArray = size_t{16} << 20;
+constexpr Pages pages_of_array(size_t bytes) { return bytes < kLargeArray ? Pages::kSmall : Pages::kHuge; }
 
 // Zeroed memory that the system commits page by page at the first touch. From one huge page on it is aligned
-// to huge pages: random rows and buckets are a TLB miss each without them.
+// to huge pages.
 class HugeBuffer {
  public:
   HugeBuffer() = default;
-  explicit HugeBuffer(size_t bytes);  // throws std::bad_alloc
+  explicit HugeBuffer(size_t bytes, Pages pages = Pages::kHuge);  // throws std::bad_alloc
   HugeBuffer(HugeBuffer&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
   HugeBuffer& operator=(HugeBuffer&& other) noexcept {
@@ -32,7 +41,10 @@ class HugeBuffer {
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
   }
-  // Whole pages of [begin, begin + bytes) are zero again, and the system has their memory.
+  // Small pages become huge ones, as far as the system has any: those in use now, and others when they are
+  // first touched. The contents stay where they are; other threads may read and write them meanwhile.
+  void use_huge_pages() noexcept;
+  // Whole small pages of [begin, begin + bytes) are zero again, and the system has their memory.
   void give_back(size_t begin, size_t bytes) noexcept;
 
   char* data() const { return data_; }
@@ -49,12 +61,13 @@ class HugeArray {
 
  public:
   HugeArray() = default;
-  explicit HugeArray(size_t count) : buffer_(count * sizeof(T)) {}
+  explicit HugeArray(size_t count, Pages pages = Pages::kHuge) : buffer_(count * sizeof(T), pages) {}
 
   // Room for `count` items. Growing drops the contents: the new memory is zero.
   void ensure(size_t count) {
     if (count > size()) buffer_ = HugeBuffer((count + count / 4) * sizeof(T));
   }
+  void use_huge_pages() noexcept { buffer_.use_huge_pages(); }
   T* data() const { return reinterpret_cast<T*>(buffer_.data()); }
   T& operator[](size_t i) const { return data()[i]; }
   size_t size() const { return buffer_.size() / sizeof(T); }
@@ -71,7 +84,7 @@ class ChunkedMemory {
   void extend(size_t count);  // room for at least `count` items
   void* at(size_t i) const { return chunks_[i >> shift_].data() + (i & mask_) * item_bytes_; }
   size_t size() const { return chunks_.size() << shift_; }  // items there is room for
-  size_t bytes() const { return chunks_.size() * ((mask_ + 1) * item_bytes_); }
+  size_t item_bytes() const { return item_bytes_; }
   void clear() { chunks_.clear(); }
 
  private:

@@ -212,10 +212,12 @@ void RowColumns::clear() {
   for (ChunkedMemory& array : arrays_) array.clear();
 }
 
-int64_t RowColumns::bytes() const {
-  size_t bytes = 0;
-  for (const ChunkedMemory& array : arrays_) bytes += array.bytes();
-  return static_cast<int64_t>(bytes);
+int64_t RowColumns::bytes(int64_t rows) const {
+  int64_t bytes = 0;
+  for (int c = 0; c < ColumnSet::kColumns; ++c) {
+    if (has(static_cast<Column>(c))) bytes += rows * static_cast<int64_t>(arrays_[c].item_bytes());
+  }
+  return bytes;
 }
 
 void reserve_columns(Group* group, PlanBuffers* plan) {

@@ -75,7 +75,7 @@ class RowColumns {
     }
   }
 
-  int64_t bytes() const;  // address space
+  int64_t bytes(int64_t rows) const;  // of the columns of so many rows
 
  private:
   template <class T>

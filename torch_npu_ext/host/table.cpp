@@ -48,8 +48,13 @@ Table::Table(TableSpec spec, const RecordLayout& layout, const std::string& poli
       memory_(memory),
       directory_(spec_.hashed ? std::min<int64_t>(spec_.slots, int64_t{3} << 20) : 0),
       slot_rows_(spec_.hashed ? static_cast<size_t>(spec_.slots) : 0),
-      row_slots_(spec_.hashed ? 0 : static_cast<size_t>(spec_.num_embeddings)) {
+      row_slots_(make_row_slots()) {
   prepare();
+}
+
+HugeArray<uint32_t> Table::make_row_slots() const {
+  const size_t rows = spec_.hashed ? 0 : static_cast<size_t>(spec_.num_embeddings);
+  return HugeArray<uint32_t>(rows, pages_of_array(rows * sizeof(uint32_t)));
 }
 
 void Table::prepare() {
@@ -67,7 +72,13 @@ int64_t Table::index_bytes() const {
   return directory_.bytes();
 }
 
+int64_t Table::column_bytes() const {
+  const size_t removed = removals.removed.capacity() * sizeof(removals.removed[0]);
+  return columns.bytes(row_bound()) + changes.bytes() + static_cast<int64_t>(removed);
+}
+
 bool Table::reserve_ids(int64_t extra) {
+  directory_.choose_pages(extra);
   const int64_t bytes = directory_.growth(extra);
   if (bytes == 0) return false;
   const auto growth = memory_->one_at_a_time();
@@ -114,7 +125,7 @@ void Table::clear() {
   if (spec_.hashed) {
     directory_.clear();
   } else {
-    row_slots_ = HugeArray<uint32_t>(static_cast<size_t>(spec_.num_embeddings));
+    row_slots_ = make_row_slots();
   }
   store.clear();
   if (spec_.hashed) store.shrink();  // an index table has its rows again at once

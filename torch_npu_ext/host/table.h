@@ -63,7 +63,8 @@ class Table {
   // Of the constant that default lookups read: no row ever has it. Precondition: spec().default_row.
   uint32_t default_slot() const { return static_cast<uint32_t>(first_slot_ + spec_.slots); }
   bool never_evicts() const;
-  int64_t index_bytes() const;  // of the id map and its kin
+  int64_t index_bytes() const;   // of the id map and its kin
+  int64_t column_bytes() const;  // of the columns of all rows and the logs of what changed and left
 
   // Hash tables. A failed batch undoes what it added to the directory.
   RowDirectory& directory() { return directory_; }
@@ -181,6 +182,7 @@ class Table {
 
  private:
   void prepare();
+  HugeArray<uint32_t> make_row_slots() const;
 
   TableSpec spec_;
   int64_t first_slot_;
