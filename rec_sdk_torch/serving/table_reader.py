@@ -6,6 +6,7 @@ import functools
 import os
 import tempfile
 import threading
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -70,8 +71,10 @@ class TableReader:
         self._moment = self._open(latest_save(self._path))
         self._thread: OwnThread | None = None
         if follow is not None:
-            self._thread = OwnThread(functools.partial(self._follow, follow), stop=self._ended.set)
+            following = functools.partial(_follow, weakref.ref(self), self._ended, follow)
+            self._thread = OwnThread(following, stop=self._ended.set)
             self._thread.start()
+            weakref.finalize(self, self._ended.set).atexit = False
 
     def _open(self, save: Path) -> _Moment:
         with tempfile.TemporaryDirectory(prefix="rec_sdk_torch-") as aside:
@@ -121,19 +124,18 @@ class TableReader:
             self._moment = self._open(save)
             return True
 
-    def _follow(self, seconds: float) -> None:
-        told = ""
-        while not self._ended.wait(seconds):
-            try:
-                self.refresh()
-                told = ""
-            except (CheckpointError, OSError) as error:
-                if str(error) != told:
-                    warn(f"table {self._name!r} stays at {self._moment.save}: {error}")
-                told = str(error)
+    def _follow(self, told: str) -> str:
+        """Refreshes; what was wrong with that, of which it warns unless it has `told` so."""
+        try:
+            self.refresh()
+        except (CheckpointError, OSError) as error:
+            if str(error) != told:
+                warn(f"table {self._name!r} stays at {self._moment.save}: {error}")
+            return str(error)
+        return ""
 
     def close(self) -> None:
-        """Ends the thread that follows. The files are let go with the reader."""
+        """Ends the thread that follows, as dropping the reader does. The files are let go with the reader."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
@@ -211,3 +213,13 @@ class TableReader:
         if isinstance(ids, torch.Tensor):
             return rows, torch.from_numpy(known)
         return (rows.float() if moment.dtype == torch.bfloat16 else rows).numpy(), known
+
+
+def _follow(reader: weakref.ref[TableReader], ended: threading.Event, seconds: float) -> None:
+    told = ""
+    while not ended.wait(seconds):
+        alive = reader()
+        if alive is None:
+            return
+        told = alive._follow(told)
+        del alive  # while it waits, the caller alone holds the reader

@@ -46,10 +46,17 @@ class BatchLookup:
         self._caller = caller()
         self._kept: dict[int, torch.Tensor] = {}
 
-    def run(self, weights: Sequence[torch.Tensor | None], device: torch.device) -> tuple[torch.Tensor, ...]:
+    def run(
+        self, weights: Sequence[torch.Tensor | None], device: torch.device, weights_grad: bool
+    ) -> tuple[torch.Tensor, ...]:
         """Pooled rows `[B, total]`; or of each group, and there of each feature, rows `[n, D]`, in one piece of memory.
 
         The tensors are new: an autograd function may not give an input, if the caller is to write into it.
+
+        Args:
+            weights: the per-sample weights of each group.
+            device: of the outputs.
+            weights_grad: gradients of these weights will be wanted, of the rows as they are now.
         """
         out = new_output(self.shape, device)
         outputs: list[torch.Tensor] = []
@@ -68,6 +75,8 @@ class BatchLookup:
                     rows = group.lookup(plan, weight, out)
                 lengths = [] if self.lengths is None else self.lengths[index]
                 outputs += rows.split(lengths) if len(lengths) > 1 else [rows]
+            if weights_grad:
+                self.steps.watch(self)
         return tuple(outputs) if out is None else (out,)
 
     def keep_rows(self, index: int) -> None:
@@ -166,9 +175,7 @@ class FusedLookup(torch.autograd.Function):
         ctx.call = call
         ctx.save_for_backward(*weights)
         ctx.set_materialize_grads(False)
-        if any(ctx.needs_input_grad[2:]):
-            call.steps.watch(call)
-        return call.run(weights, anchor.device)
+        return call.run(weights, anchor.device, any(ctx.needs_input_grad[2:]))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:

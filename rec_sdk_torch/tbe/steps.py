@@ -219,11 +219,11 @@ class Steps:
         return isinstance(self._unfinished, Update) and self._unfinished.call is call
 
     def watch(self, call: BatchLookup) -> None:
-        """`call` will need its rows as they are now, for the gradient of its per-sample weights."""
+        """`call` will need its rows as they are now, for its per-sample weights' gradient. Under the launch lock."""
         self._watched.add(call)
 
     def keep_rows(self, groups: Sequence[Group]) -> None:
-        """Keeps rows of `groups` that forwards have read and will need: they are about to change."""
+        """Keeps rows that forwards have read and will need: they are about to change. Under the launch lock."""
         for call in self._watched:
             for index, group in enumerate(call.groups):
                 if group in groups:

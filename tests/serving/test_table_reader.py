@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -222,5 +224,17 @@ def test_an_error_of_the_disk_does_not_end_the_thread_that_follows(
     reader = TableReader(tmp_path, "a")
     monkeypatch.setattr(table_reader, "latest_save", away_once)
     with pytest.warns(UserWarning, match="'a' stays at .*the disk is away"):
-        reader._follow(0.001)
+        table_reader._follow(weakref.ref(reader), reader._ended, 0.001)
     assert asked == [tmp_path] * 2
+
+
+def test_a_reader_that_is_dropped_does_not_follow(tmp_path: Path) -> None:
+    Saver().save(make(), tmp_path)
+    reader = TableReader(tmp_path, "a", follow=1000.0)
+    thread, dropped = reader._thread, weakref.ref(reader)
+    assert thread is not None
+    del reader
+    gc.collect()
+    assert dropped() is None
+    thread.join(60)
+    assert not thread.is_alive()

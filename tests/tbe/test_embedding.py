@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from rec_sdk_torch.tbe import BatchHint, InitializerType, Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch.tbe.lookup import BatchLookup
 
 
 def sgd(lr: float = 0.1) -> TableOptimizer:
@@ -221,3 +223,31 @@ def test_half_weights_train_with_the_same_bits_at_every_cache_size(device: torch
         assert not torch.equal(start, results[-1][:6])
         assert torch.equal(results[-1], results[-1].to(dtype).float()), "weights are stored in the table's dtype"
     assert torch.equal(*results)
+
+
+def test_gradients_of_sample_weights_are_of_the_rows_that_were_looked_up(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The update of another batch comes when this one has been planned, as that of another thread may, or later."""
+    embedding = TableBatchedEmbedding([table("a")], optimizer=sgd(), cache=10, device=device, seed=3)
+    ids, offsets = torch.tensor([5, 9]), torch.tensor([0, 1, 2])
+    run = BatchLookup.run
+    for planned_first in (True, False):
+        weights = torch.ones(2, device=device, requires_grad=True)
+        earlier = embedding(ids, offsets, torch.ones(2, device=device))
+        if planned_first:
+
+            def update(call: BatchLookup, *arguments: Any, earlier: torch.Tensor = earlier) -> Any:
+                monkeypatch.undo()
+                with torch.enable_grad():
+                    earlier.sum().backward()
+                return run(call, *arguments)
+
+            monkeypatch.setattr(BatchLookup, "run", update)
+        output = embedding(ids, offsets, weights)
+        rows = output.detach().clone()
+        if not planned_first:
+            earlier.sum().backward()
+        output.sum().backward()
+        assert weights.grad is not None
+        torch.testing.assert_close(weights.grad, rows.sum(1))
