@@ -20,6 +20,9 @@ NPU_TESTS ?= tests/emulator $(NPU_SUITES)
 # Once more with streams as late as their events allow, where a missing event shows; the oracle would take longer than
 # the others together.
 NPU_LATE_TESTS ?= tests/tbe --ignore=tests/tbe/test_oracle.py tests/modules/test_hybrid_pipeline.py
+# Without the kernels, as on a device for which there are none.
+NPU_DEFAULT_TESTS ?= tests/ops/test_lookup_sequence.py tests/ops/test_lookup_pooled.py \
+	tests/ops/test_update_rows_arguments.py tests/ops/test_edges.py tests/ops/test_streams.py tests/tbe/test_oracle.py
 CUDA_TESTS ?= tests
 BENCH_ARGS ?=
 
@@ -100,6 +103,8 @@ test-npu: build-npu
 	$(NPU_PY) -m rec_sdk_torch.emulate $(PYTEST) --device npu $(NPU_TESTS) $(TEST_ARGS)
 	$(NPU_PY) -m rec_sdk_torch.emulate --streams late $(PYTEST) --device npu $(NPU_LATE_TESTS) $(TEST_ARGS) || \
 		test $$? -eq 5  # TEST_ARGS may choose none of these
+	$(NPU_PY) -m rec_sdk_torch.emulate $(PYTEST) --device npu --operators default --scenarios 4 \
+		-k 'not random_arguments' $(NPU_DEFAULT_TESTS) $(TEST_ARGS) || test $$? -eq 5
 
 # Nothing is installed: a machine with a GPU often reaches no package index, and has its own torch.
 build-cuda:

@@ -9,13 +9,14 @@ from functools import partial
 import numpy as np
 import torch
 
+from rec_sdk_torch.backends.default.formulas import FORMULAS
 from rec_sdk_torch.ops import hot_segments, ops
+from rec_sdk_torch.record import RecordLayout
 from rec_sdk_torch.tbe.optimizer import COEFFICIENTS
-from rec_sdk_torch.tbe.record import RecordLayout
 
 from .ids import Distribution
 
-_ELEMENT_STATES = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 0, "adam": 2}
+_OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad", "adam")
 BAG = 8
 """Lookups of a bag."""
 
@@ -65,8 +66,7 @@ class Batch:
 
 
 def _layout(dim: int, optimizer: str, dtype: torch.dtype = torch.float32) -> RecordLayout:
-    states = (1,) if optimizer == "rowwise_adagrad" else (dim,) * _ELEMENT_STATES[optimizer]
-    return RecordLayout(dim, dtype, states)
+    return RecordLayout(dim, dtype, FORMULAS[optimizer].state_elements(dim))
 
 
 def _cache(rows: int, layout: RecordLayout, device: torch.device) -> torch.Tensor:
@@ -123,7 +123,7 @@ def updates(batch: Batch, rows: int, dim: int, device: torch.device) -> Iterator
     grad = torch.zeros((n, dim), device=device)
     segments = (batch.offsets, batch.positions, None, None, None)
     read = 4 * n * dim + 4 * n + 8 * u
-    for optimizer in _ELEMENT_STATES:
+    for optimizer in _OPTIMIZERS:
         layout = _layout(dim, optimizer)
         cache = _cache(rows, layout, device)
         tables = torch.tensor([0, u], dtype=torch.int32, device=device)

@@ -21,7 +21,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from rec_sdk_torch import EmbCacheEmbeddingBagCollection, EmbCacheEmbeddingBagConfig, apply_optimizer_in_backward
 from rec_sdk_torch.ops import ops
-from rec_sdk_torch.tbe.record import RecordLayout
+from rec_sdk_torch.record import RecordLayout
 
 from .machine import describe, with_malloc_settings
 from .options import positive_int

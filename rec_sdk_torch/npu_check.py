@@ -18,10 +18,11 @@ from dataclasses import dataclass
 import torch
 
 from . import __version__, emulate
+from .backends.default.formulas import FORMULAS
 from .backends.devices import parse_device
 from .ops import hot_segments, ops
+from .record import RecordLayout
 from .tbe.optimizer import COEFFICIENTS
-from .tbe.record import RecordLayout
 
 __all__ = ["Case", "cases", "main"]
 
@@ -29,7 +30,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 _COEFFICIENTS = (1.5, 0.1, 1e-8, 0.9, 0.1, 0.999, 0.001, 1.0)
 """They clip at 1.5; the others are those of Adam, of which an optimizer takes as many as it has."""
-_ELEMENT_STATES = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 0, "adam": 2}
+_OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad", "adam")
 _BAG = 8
 _TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
@@ -162,9 +163,9 @@ def _updates(batch: _Batch) -> Iterator[Case]:
     coefficients = torch.zeros(1, COEFFICIENTS)
     coefficients[0, : len(_COEFFICIENTS)] = torch.tensor(_COEFFICIENTS)
     read = 4 * n * dim + 4 * n + 8 * u
-    for optimizer, states in _ELEMENT_STATES.items():
+    for optimizer in _OPTIMIZERS:
         for dtype, short in _TYPES.items():
-            layout = RecordLayout(dim, dtype, (1,) if optimizer == "rowwise_adagrad" else (dim,) * states)
+            layout = RecordLayout(dim, dtype, FORMULAS[optimizer].state_elements(dim))
             inputs = {
                 **segments,
                 "cache": batch.records(layout),

@@ -20,6 +20,8 @@ from typing import Any, ParamSpec, TypeVar, cast
 import numpy as np
 import torch
 
+from .warn import warn
+
 __all__ = ["call_once", "coefficient_names", "cpu_isa", "hot_segments", "ops", "parallel_runner", "select_cpu_isa"]
 
 
@@ -114,26 +116,61 @@ _loaded: set[str] = set()
 """Types of devices whose kernels a call has loaded."""
 
 
-def _load_and_call(name: str, *args: Any, **kwargs: Any) -> Any:
-    """An operator on a device whose kernels nobody has loaded: loads them, and calls it again.
+def _plain(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
 
-    Without it torch_npu would run the kernels of the CPU, on copies.
+
+@functools.cache
+def _default_kernel(name: str, device_type: str) -> Callable[..., Any]:
+    """The operator in plain torch; says once that a device has no other."""
+    from .backends.default import KERNELS
+
+    warn(
+        f"rec_sdk::{name}: this build of rec_sdk_torch has no kernel of it for device {device_type!r}; torch's own "
+        "operators stand in, which is slow"
+    )
+    return KERNELS[name]
+
+
+def _load_and_call(name: str, *args: Any, **kwargs: Any) -> Any:
+    """An operator for which torch knows no kernel on the device: loads those of its backend, and calls it again.
+
+    Where the backend has none for it, or the device no backend, the operator in plain torch stands in
+    (`backends/default`). Without this function torch_npu would run the kernels of the CPU, on copies.
 
     Raises:
-        ImportError, NotImplementedError, ValueError: as `backends.devices.backend_for`.
-        NotImplementedError: there are kernels for the device, but not for tensors of this kind.
+        ImportError, ValueError: as `backends.devices.load_operators`.
+        NotImplementedError: for tensors of this kind there is nothing.
     """
-    from .backends.devices import backend_for
-
     flat = [part for value in (*args, *kwargs.values()) for part in (value if isinstance(value, list) else [value])]
     tensors = [part for part in flat if isinstance(part, torch.Tensor)]
     tensor = next((each for each in tensors if each.device.type != "cpu"), tensors[0])
-    if tensor.device.type in _loaded:
-        raise NotImplementedError(f"rec_sdk::{name} takes strided tensors, got one that is {tensor.layout}")
-    backend_for(tensor.device)
-    _loaded.add(tensor.device.type)
-    operator, _, overload = name.partition(".")
-    return getattr(getattr(ops, operator), overload or "default")(*args, **kwargs)
+    if tensor.device.type not in _loaded:
+        from .backends.devices import load_operators
+
+        load_operators(tensor.device)
+        _loaded.add(tensor.device.type)
+        operator, _, overload = name.partition(".")
+        return getattr(getattr(ops, operator), overload or "default")(*args, **kwargs)
+    for each in tensors:
+        if not _plain(each):
+            raise NotImplementedError(f"rec_sdk::{name} takes strided tensors, got one that is {each.layout}")
+    from .backends.default import Write
+
+    kernel = _default_kernel(name, tensor.device.type)
+    # As below a kernel of C++: autograd sees nothing, and tensors of inference mode can be written.
+    guard = torch._C._AutoDispatchBelowADInplaceOrView()
+    guard.__enter__()
+    try:
+        done = kernel(*args, **kwargs)
+        if not isinstance(done, Write):
+            return done
+        to, at, rows = done
+        to[at] = rows  # the last instruction: see Write
+        return None
+    except BaseException:
+        guard.__exit__(None, None, None)  # now, and not when the traceback goes
+        raise
 
 
 def _operator(
@@ -152,7 +189,7 @@ def _operator(
 
         _schemas.define(schema)
         torch.library.register_fake(f"rec_sdk::{name}", checked, lib=_schemas)
-        # For backends without a kernel of their own.
+        # Where there is no kernel, or not yet.
         _schemas.impl(name, functools.partial(_load_and_call, name), "CompositeExplicitAutograd")
         return fake
 

@@ -12,18 +12,25 @@ from datetime import date
 from importlib.util import find_spec
 from pathlib import Path
 
+import default_operators
 import pytest
 import torch
 from rooms import NEEDS_FULL, Times
 
 from rec_sdk_torch import emulate
-from rec_sdk_torch.backends.devices import backend_for, parse_device
+from rec_sdk_torch.backends.devices import parse_device
 
 HERE = Path(__file__).parent
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cpu", help="device of the operator and module tests (default: cpu)")
+    parser.addoption(
+        "--operators",
+        choices=("kernels", "default"),
+        default="kernels",
+        help="default: in plain torch, as on a device without kernels (default: kernels)",
+    )
     parser.addoption("--full", action="store_true", help="also run what is repetition, or takes minutes")
     parser.addoption("--scenarios", type=int, help="random scenarios of each oracle test (default: its own number)")
     parser.addoption("--day", type=int, default=date.today().toordinal(), help="seeds of that day (default: today's)")
@@ -34,13 +41,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "full: repetition, many seconds or much memory; runs with --full")
     config.pluginmanager.register(Times(), "times")
     config.addinivalue_line("markers", "contents: bad contents of index tensors, which only the CPU looks for")
+    config.addinivalue_line("markers", "kernels: about kernels, not about the operators in plain torch")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     skips = {}
     if not config.getoption("--full"):
         skips["full"] = NEEDS_FULL
-    if config.getoption("--device") != "cpu":
+    if config.getoption("--operators") == "default":
+        skips["kernels"] = "about kernels"
+    elif config.getoption("--device") != "cpu":
         skips["contents"] = "contents are checked on the CPU only; elsewhere they would have to be read back"
     for item in items:
         for marker in skips.keys() & set(item.keywords):
@@ -90,13 +100,17 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 def pytest_sessionstart(session: pytest.Session) -> None:
     # Not pytest_report_header, which says nothing under -q.
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    day, operators = session.config.getoption("--day"), session.config.getoption("--operators")
     try:
+        if operators == "default":
+            default_operators.stand_in(session.config.getoption("--device"))
         device = parse_device(session.config.getoption("--device"))
-        backend_for(device)  # a device that torch knows and this package does not
-    except (ImportError, NotImplementedError, RuntimeError, ValueError) as error:
+        torch.empty(0, device=device)
+    except (ImportError, RuntimeError, ValueError) as error:
         raise pytest.UsageError(f"--device: {error}") from error
-    day = session.config.getoption("--day")
-    reporter.write_line(f"device: {describe(device)}, torch {torch.__version__}, seeds of --day {day}")
+    reporter.write_line(
+        f"device: {describe(device)}, operators: {operators}, torch {torch.__version__}, seeds of --day {day}"
+    )
 
 
 def describe(device: torch.device) -> str:

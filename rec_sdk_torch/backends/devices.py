@@ -52,18 +52,30 @@ def backend_for(device: torch.device) -> Backend:
     """The backend of `device`, ready to run its operators.
 
     Raises:
-        NotImplementedError: this build has no kernels for that device type.
-        ImportError: it has, and the device's own software is missing.
+        NotImplementedError: there is none for that device type.
+        ImportError: there is, and the device's own software is missing.
         ValueError: there is no such device.
     """
     if device.type not in _BACKENDS:
         raise NotImplementedError(
-            f"device {str(device)!r}: this build of rec_sdk_torch has kernels for {sorted(_BACKENDS)} only"
+            f"device {str(device)!r}: tables can live on {sorted(_BACKENDS)} only. On another device that torch knows "
+            "the operators torch.ops.rec_sdk run, slowly; for tables, rec_sdk_torch/backends/devices.py has to say how "
+            "its memory is counted and copied"
         )
     backend = _BACKENDS[device.type]
     backend.load()
     backend.start(device)
     return backend
+
+
+def load_operators(device: torch.device) -> None:
+    """Makes the kernels of the device's backend known to torch, if it has a backend.
+
+    Raises:
+        ImportError, ValueError: as `backend_for`.
+    """
+    if device.type in _BACKENDS:
+        backend_for(device)
 
 
 def _accelerator(index: int) -> torch.device:

@@ -12,6 +12,7 @@ import torch
 from .. import _engine
 from ..backends.devices import Backend, backend_for
 from ..ops import ops, parallel_runner, update_rows
+from ..record import dtype_codes
 from ..warn import warn
 from .batch import Batch, Int64Array
 from .graded import graded_rows
@@ -19,7 +20,6 @@ from .ledger import Ledger, Run
 from .life import TableLife, warn_of_evictions, warn_of_timestamps
 from .member import Member, drawn, engine_of, record_layout, state_inits, stored_bytes
 from .plan import Plan
-from .record import dtype_codes
 from .rounding import rounding_seeds
 from .store_folder import StoreFolder
 from .swap import Swap

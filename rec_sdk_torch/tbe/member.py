@@ -9,10 +9,10 @@ import torch
 
 from .. import _engine
 from ..eager import check_real
+from ..record import WEIGHT_DTYPES, RecordLayout, dtype_codes
 from .optimizer import TableOptimizer
-from .record import RecordLayout, dtype_codes
 from .store_folder import StoreFolder
-from .table import WEIGHT_DTYPES, BoundsCheckMode, TableConfig
+from .table import BoundsCheckMode, TableConfig
 
 
 @dataclass(frozen=True)

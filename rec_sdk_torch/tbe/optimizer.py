@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from ..ops import coefficient_names
+from ..record import WEIGHT_DTYPES
 from .optimizer_specs import OptimizerSpec, Options, mode_name, modes_of, spec_for
-from .table import WEIGHT_DTYPES, as_int, holds
+from .table import as_int, holds
 
 COEFFICIENTS = 16
 """Width of a table's row of coefficients in `rec_sdk::update_rows`."""

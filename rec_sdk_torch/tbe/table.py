@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..record import WEIGHT_DTYPES
+
 if TYPE_CHECKING:
     from .life import TableLife
 
@@ -64,9 +66,6 @@ class BoundsCheckMode(Enum):
         except (ValueError, AttributeError):
             known = [m.value for m in cls]
             raise ValueError(f"bounds_check_mode is {mode!r}, allowed are {known}") from None
-
-
-WEIGHT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 _OVERFLOW = {

@@ -2,42 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from rec_sdk_torch.backends.default import KERNELS, Write
+from rec_sdk_torch.backends.default.formulas import FORMULAS
+from rec_sdk_torch.record import RecordLayout
+
 INF = float("inf")
-OPTIMIZERS: dict[str, list[int]] = {
-    "sgd": [],
-    "adagrad": [0],
-    "rowwise_adagrad": [1],
-    "decayed_rowwise_adagrad": [1],
-    "bounded_rowwise_adagrad": [1],
-    "ensemble_rowwise_adagrad": [0, 1],
-    "globally_decayed_rowwise_adagrad": [1, 1],
-    "cowclip_rowwise_adagrad": [1, 1, 1],
-    "counted_rowwise_adagrad": [1, 1, 1],
-    "counted_adagradw": [1, 1, 1],
-    "adam": [0, 0],
-    "adamw": [0, 0],
-    "partial_rowwise_adam": [0, 1],
-    "lamb": [0, 0],
-    "partial_rowwise_lamb": [0, 1],
-    "lars_sgd": [0],
-}
-"""Elements of each state; 0: as many as the weight has."""
+OPTIMIZERS = tuple(FORMULAS)
 Device = torch.device | str
 
 
 def int32(values: object, device: Device = "cpu") -> torch.Tensor:
     return torch.as_tensor(values).to(device=device, dtype=torch.int32)
-
-
-def record_bytes(dim: int, dtype: torch.dtype, state_elements: list[int]) -> tuple[int, list[int]]:
-    """Bytes of a record, and the offset of each state."""
-    end, offsets = dim * dtype.itemsize, []
-    for elements in state_elements:
-        offsets.append(-(-end // 4) * 4)
-        end = offsets[-1] + 4 * elements
-    return -(-end // 16) * 16, offsets
 
 
 class Cache:
@@ -53,20 +32,27 @@ class Cache:
         states = states or []
         self.slots, self.dim = weights.shape
         self.dtype = dtype
-        bytes_, offsets = record_bytes(self.dim, dtype, [s.shape[1] for s in states])
-        self.records = torch.zeros(self.slots, bytes_, dtype=torch.uint8, device=device)
-        self.weights = self.records.view(dtype)[:, : self.dim]
+        layout = RecordLayout(self.dim, dtype, tuple(state.shape[1] for state in states))
+        self.records = torch.zeros(self.slots, layout.bytes, dtype=torch.uint8, device=device)
+        self.weights = layout.weight(self.records)
         self.weights.copy_(weights)
-        as_float = self.records.view(torch.float32)
-        starts = [offset // 4 for offset in offsets]
-        self.states = [as_float[:, o : o + s.shape[1]] for o, s in zip(starts, states, strict=True)]
+        self.states = [layout.state(self.records, i) for i in range(len(states))]
         for view, state in zip(self.states, states, strict=True):
             view.copy_(state)
 
 
+def default(name: str, *args: Any, **kwargs: Any) -> Any:
+    """An operator in plain torch: the reference of its kernels, whose bits it has."""
+    done = KERNELS[name](*args, **kwargs)
+    if isinstance(done, Write):
+        done.to[done.at] = done.rows
+        return None
+    return done
+
+
 def states_of(optimizer: str, dim: int) -> list[int]:
     """Elements of each state of an optimizer."""
-    return [elements or dim for elements in OPTIMIZERS[optimizer]]
+    return list(FORMULAS[optimizer].state_elements(dim))
 
 
 def segments(slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -12,6 +12,8 @@ import torch
 import warm
 from op_batches import Cache, coefficients, int32, segments
 
+import rec_sdk_torch.ops
+from rec_sdk_torch.backends import devices
 from rec_sdk_torch.ops import ops
 
 Arguments = dict[str, object]
@@ -102,6 +104,18 @@ def test_devices_do_not_mix(name: str, other: str, device: torch.device) -> None
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_a_device_without_a_backend(
+    name: str, device: torch.device, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if pytestconfig.getoption("--operators") != "default":
+        pytest.skip("this one's kernels are known")
+    monkeypatch.delitem(devices._BACKENDS, device.type)
+    monkeypatch.setattr(rec_sdk_torch.ops, "_loaded", set())
+    operator, arguments = good_calls(device)[name]
+    operator(**arguments)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_tensors_that_are_not_strided(name: str) -> None:
     operator, arguments = good_calls("cpu")[name]
     for _ in range(2):
@@ -171,10 +185,13 @@ def test_strides_of_single_rows_do_not_matter(device: torch.device) -> None:
 
 @pytest.mark.contents
 @pytest.mark.parametrize("seed", range(4))
-def test_random_arguments_raise_or_pass(seed: int) -> None:
+def test_random_arguments_raise_or_pass(seed: int, pytestconfig: pytest.Config) -> None:
     """In a process of its own: whatever an operator is given, the process ends as it should."""
     program = f"import test_edges; test_edges.fuzz({seed}, 400); print('through')"
-    path = os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")])
+    if pytestconfig.getoption("--operators") == "default":
+        program = f"import default_operators; default_operators.stand_in('cpu'); {program}"
+    folder = os.path.dirname(__file__)
+    path = os.pathsep.join([folder, os.path.dirname(folder), os.environ.get("PYTHONPATH", "")])
     finished = warm.python("-c", program, PYTHONPATH=path)
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.splitlines()[-1] == "through"

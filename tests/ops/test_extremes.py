@@ -6,15 +6,16 @@ means is in the optimizers page of the docs, under "Extreme numbers".
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import reference_optimizers as formulas
 import torch
-from op_batches import Cache, int32, states_of
+from op_batches import Cache, default, int32, states_of
 
 from rec_sdk_torch.tbe import SPECS, OptimizerSpec, TableOptimizer
 
@@ -46,6 +47,8 @@ COUNTS = tuple(
     for tail in (0.5, 1.5)
 )
 ADAGRADW = tuple({**COUNTED, "counter_weight_decay_mode": "adagradw", "counter_halflife": h} for h in (-1, -2))
+
+default_update_rows = functools.partial(default, "update_rows")
 
 Parts = list[torch.Tensor]
 """The weight, and then the states: `[rows, columns]`, or `[rows, 1]` where there is one number a row."""
@@ -155,10 +158,19 @@ class OfClass:
 
 
 class Tables:
-    """One table for each set of options, in one cache; all have the same weights and gradients."""
+    """One table for each set of options, in one cache; all have the same weights and gradients.
 
-    def __init__(self, optimizers: list[TableOptimizer], weights: torch.Tensor, device: torch.device) -> None:
-        self.optimizers, self.kernel = optimizers, optimizers[0].spec.kernel
+    update: the operator update_rows, or what stands in for it.
+    """
+
+    def __init__(
+        self,
+        optimizers: list[TableOptimizer],
+        weights: torch.Tensor,
+        device: torch.device,
+        update: Callable[..., object] = torch.ops.rec_sdk.update_rows,
+    ) -> None:
+        self.optimizers, self.kernel, self.update = optimizers, optimizers[0].spec.kernel, update
         self.rows, self.dim = weights.shape
         count = len(optimizers) * self.rows
         states = [torch.zeros(count, n) for n in states_of(self.kernel, self.dim)]
@@ -168,7 +180,7 @@ class Tables:
         """The parts of all tables after it."""
         device, tables = self.cache.records.device, len(self.optimizers)
         starts = torch.arange(tables + 1) * self.rows
-        torch.ops.rec_sdk.update_rows(
+        self.update(
             self.cache.records,
             [g.to(device)],
             int32(torch.arange(tables * self.rows), device),
@@ -227,15 +239,16 @@ def test_never_worse_than_its_class(spec: OptimizerSpec, device: torch.device) -
     optimizers = [TableOptimizer.create(class_of(spec), options) for options in case.options()]
     assert {optimizer.spec.kernel for optimizer in optimizers} == {spec.kernel}
     weights = torch.tensor(WEIGHTS).repeat_interleave(steps.shape[1] // len(WEIGHTS), 0)
-    on_cpu, on_device = Tables(optimizers, weights, torch.device("cpu")), Tables(optimizers, weights, device)
-    before = on_cpu.parts()
+    in_torch = Tables(optimizers, weights, torch.device("cpu"), default_update_rows)
+    on_device = Tables(optimizers, weights, device)
+    before = in_torch.parts()
     exact = OfClass(case.exact or case.reference, case.dense, optimizers, before[0].double())
     single = OfClass(case.reference, case.dense, optimizers, before[0])
     kept = torch.tensor([max(optimizer.options.get("betas", (1.0,))) for optimizer in optimizers])
     kept = kept.repeat_interleave(len(weights))[:, None]
     for t, g in enumerate(steps, 1):
         found = on_device.step(g)
-        assert torch.equal(all_bits(found), all_bits(on_cpu.step(g))), "other bits than the CPU's"
+        assert torch.equal(all_bits(found), all_bits(in_torch.step(g))), "other bits than the formula in plain torch"
         of_class = (of.step(before, g) for of in (exact, single))
         rowwise = issubclass(case.reference, formulas.OnRows)
         check(*(alive(parts, before[0], rowwise) for parts in (found, *of_class, before)), kept)

@@ -1,5 +1,5 @@
-"""The same inputs give the same bits: the documented order, at any thread count, on any instruction set, on any
-device."""
+"""The same inputs give the same bits: the documented order, at any thread count, on any instruction set. On any device:
+`test_default_operators.py`."""
 
 from __future__ import annotations
 
@@ -115,6 +115,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(("dim", "dtype"), [(DIMS[i], DTYPES[j]) for i, j in pairs])
 
 
+@pytest.mark.kernels
 def test_threads_and_instruction_sets(dim: int, dtype: torch.dtype) -> None:
     with isa("baseline"), threads(1):
         expected = run_everything(dim, dtype)
@@ -122,17 +123,6 @@ def test_threads_and_instruction_sets(dim: int, dtype: torch.dtype) -> None:
         with isa(name), threads(count):
             for i, (found, wanted) in enumerate(zip(run_everything(dim, dtype), expected, strict=True)):
                 assert torch.equal(found, wanted), f"result {i} differs with {name}, {count} thread(s)"
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dim", DIMS)
-def test_devices(dim: int, dtype: torch.dtype, device: torch.device) -> None:
-    if device.type == "cpu":
-        pytest.skip("compares another device with the CPU")
-    for i, (found, wanted) in enumerate(
-        zip(run_everything(dim, dtype, device), run_everything(dim, dtype), strict=True)
-    ):
-        assert torch.equal(found, wanted), f"result {i} differs"
 
 
 def test_isa_selection() -> None:

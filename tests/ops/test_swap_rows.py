@@ -120,11 +120,13 @@ def test_a_signal_finds_the_call_made_and_noted_or_neither(device: torch.device)
     before = signal.signal(signal.SIGALRM, interrupt)
     found = []
     try:
-        for delay in range(1, 60):
+        for delay in (1e-4 * 1.06**i for i in range(150)):  # until the operator, fast or slow, is through by then
+            if found[-9:] == [True] * 9:
+                break
             there, called = cache.to(device, copy=True), list[None]()
             arguments = there, slots, slots, ones, leaving
             try:
-                signal.setitimer(signal.ITIMER_REAL, delay * 1e-4)
+                signal.setitimer(signal.ITIMER_REAL, delay)
                 call_once(ops.swap_rows.default, arguments, called)
                 while True:
                     pass

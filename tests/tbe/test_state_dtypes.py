@@ -9,8 +9,8 @@ import torch
 
 from rec_sdk_torch import ops
 from rec_sdk_torch.optim.accumulate import AccumulateAdagrad
+from rec_sdk_torch.record import RecordLayout, dtype_codes
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
-from rec_sdk_torch.tbe.record import RecordLayout, dtype_codes
 
 ROWS, DIM = 40, 11
 HALVES = [torch.float16, torch.bfloat16]

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from .table import WEIGHT_DTYPES
+WEIGHT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+"""Of weights and states, by their numbers in the engine and the operators."""
 
 
 def _round_up(value: int, step: int) -> int:

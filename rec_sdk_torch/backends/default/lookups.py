@@ -1,0 +1,93 @@
+"""lookup_sequence, lookup_pooled, and the gradient of the weights of the latter."""
+
+from __future__ import annotations
+
+import torch
+
+from .checks import Checker
+from .sums import lane_sums, members, segment_sums
+
+
+def lookup_sequence(weights: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """op_kernels/lookup_sequence/README.md."""
+    check = Checker("lookup_sequence", weights)
+    check.tensor("weights", weights, weights.dtype, 2)
+    check.tensor("slots", slots, torch.int32, 1)
+    check.weights(weights)
+    check.vector("slots", slots, torch.int32)
+    return _rows(check, weights, slots)
+
+
+def _rows(check: Checker, weights: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    return weights.index_select(0, check.indices("slots", slots, weights.shape[0])).float()
+
+
+def lookup_pooled(
+    weights: torch.Tensor,
+    slots: torch.Tensor,
+    offsets: torch.Tensor,
+    per_sample_weights: torch.Tensor | None,
+    columns: torch.Tensor,
+    mean: torch.Tensor,
+    first_bag: int,
+    out: torch.Tensor,
+) -> None:
+    """op_kernels/lookup_pooled/README.md."""
+    check = Checker("lookup_pooled", weights)
+    check.weights(weights)
+    check.vector("slots", slots, torch.int32)
+    if per_sample_weights is not None:
+        check.vector("per_sample_weights", per_sample_weights, torch.float32, slots.shape[0])
+    check.matrix("out", out)
+    batch_size, dim = out.shape[0], weights.shape[1]
+    check.bags(offsets, columns, mean, first_bag, batch_size)
+    ends = check.offsets("offsets", offsets, slots.shape[0])
+    starts = check.slices(columns, dim, out.shape[1])
+    terms = _rows(check, weights, slots)
+    if per_sample_weights is not None:
+        terms = per_sample_weights[:, None] * terms
+    bags = torch.arange(first_bag, first_bag + len(ends) - 1, device=weights.device)
+    pooled = segment_sums(terms, ends) / _divisors(bags, ends.diff(), mean, batch_size)[:, None]
+    last_bag = first_bag + len(pooled)
+    for feature, column in enumerate(starts):
+        begin, end = (min(max(bag, first_bag), last_bag) for bag in (feature * batch_size, (feature + 1) * batch_size))
+        if begin < end:
+            samples = slice(begin - feature * batch_size, end - feature * batch_size)
+            out[samples, column : column + dim] = pooled[begin - first_bag : end - first_bag]
+
+
+def _divisors(bags: torch.Tensor, lengths: torch.Tensor, mean: torch.Tensor, batch_size: int) -> torch.Tensor:
+    """float32 `[bags]`: the length of a bag whose feature takes the mean, and is not empty; else 1."""
+    if len(bags) == 0:
+        return lengths.float()
+    divides = mean[bags // batch_size] & (lengths > 0)
+    return torch.where(divides, lengths, 1).float()
+
+
+def pooled_weights_grad(
+    weights: torch.Tensor,
+    slots: torch.Tensor,
+    offsets: torch.Tensor,
+    grad: torch.Tensor,
+    columns: torch.Tensor,
+    mean: torch.Tensor,
+) -> torch.Tensor:
+    """op_kernels/pooled_weights_grad/README.md."""
+    check = Checker("pooled_weights_grad", weights)
+    check.tensor("slots", slots, torch.int32, 1)
+    check.weights(weights)
+    check.vector("slots", slots, torch.int32)
+    check.matrix("grad", grad)
+    batch_size, dim = grad.shape[0], weights.shape[1]
+    check.bags(offsets, columns, mean, 0, batch_size)
+    ends = check.offsets("offsets", offsets, slots.shape[0])
+    check.slices(columns, dim, grad.shape[1])
+    rows = _rows(check, weights, slots)
+    if len(rows) == 0:
+        return rows.new_empty((0,))
+    lengths = ends.diff()
+    bags, _ = members(lengths)
+    span = columns[bags // batch_size][:, None] + torch.arange(dim, device=rows.device)
+    dots = lane_sums(grad[(bags % batch_size)[:, None], span] * rows)[:, 0]
+    every = torch.arange(len(lengths), device=rows.device)
+    return dots / _divisors(every, lengths, mean, batch_size)[bags]

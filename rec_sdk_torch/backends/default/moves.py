@@ -1,0 +1,82 @@
+"""Records out of and into a cache: gather_rows, scatter_rows, swap_rows."""
+
+from __future__ import annotations
+
+import torch
+
+from .checks import Checker
+from .write import Write
+
+
+def _records(check: Checker, cache: torch.Tensor) -> None:
+    check.tensor("cache", cache, torch.uint8, 2)
+    check.contiguous("cache", cache)
+
+
+def _packed(check: Checker, cache: torch.Tensor, name: str, rows: torch.Tensor, count: int) -> None:
+    """Records side by side, which on CUDA may be in pinned host memory."""
+    check.type_and_rank(name, rows, torch.uint8, 2)
+    near = rows.device == cache.device or (cache.is_cuda and rows.is_pinned())
+    check.require(near, f"{name} must be on the device of the first argument, or for CUDA in pinned host memory")
+    check.contiguous(name, rows)
+    wanted, found = [count, cache.shape[1]], list(rows.shape)
+    check.require(found == wanted, f"{name} must be {wanted}, got {found}")
+
+
+def gather_rows(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """op_kernels/gather_rows/README.md."""
+    check = Checker("gather_rows", cache)
+    _records(check, cache)
+    check.vector("slots", slots, torch.int32)
+    return cache.index_select(0, check.indices("slots", slots, cache.shape[0]))
+
+
+def gather_rows_out(cache: torch.Tensor, slots: torch.Tensor, *, out: torch.Tensor) -> None:
+    """`gather_rows` into `out`."""
+    check = Checker("gather_rows", cache)
+    _records(check, cache)
+    check.vector("slots", slots, torch.int32)
+    _packed(check, cache, "out", out, slots.shape[0])
+    out.copy_(gather_rows(cache, slots))
+
+
+def scatter_rows(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> Write:
+    """op_kernels/scatter_rows/README.md."""
+    check = Checker("scatter_rows", cache)
+    _records(check, cache)
+    check.vector("slots", slots, torch.int32)
+    _packed(check, cache, "rows", rows, slots.shape[0])
+    return Write(cache, check.indices("slots", slots, cache.shape[0]), rows.to(cache.device))
+
+
+def swap_rows(
+    cache: torch.Tensor, slots: torch.Tensor, places: torch.Tensor, rows: torch.Tensor, leaving: torch.Tensor
+) -> Write:
+    """op_kernels/swap_rows/README.md."""
+    check = Checker("swap_rows", cache)
+    _records(check, cache)
+    check.vector("slots", slots, torch.int32)
+    count = slots.shape[0]
+    check.vector("places", places, torch.int32, count)
+    _packed(check, cache, "rows", rows, count)
+    leave = leaving.shape[0] if leaving.dim() else 0
+    _packed(check, cache, "leaving", leaving, leave)
+    check.require(leave <= count, f"leaving must have at most {count} rows, got {leave}")
+    at = check.indices("slots", slots, cache.shape[0])
+    _check_places(check, places.long(), leave)
+    leaving.copy_(cache.index_select(0, at[places >= 0]))
+    return Write(cache, at, rows.to(cache.device))
+
+
+def _check_places(check: Checker, places: torch.Tensor, leaving: int) -> None:
+    """The rows that leave are numbered in the order of their slots."""
+    leaves = (places >= 0).long()
+    expected = leaves.cumsum(0) - leaves
+    check.no_bad(
+        (places != -1) & (places != expected),
+        lambda i: (
+            f"places must be -1 or the next of 0, 1, ..., here {int(expected[i])}, got {int(places[i])} at index {i}"
+        ),
+    )
+    found = int(leaves.sum())
+    check.require(found == leaving, f"leaving must be a row for each of the {found} places, got {leaving}")

@@ -1,0 +1,69 @@
+"""Sums in the order of `op_kernels/common/aggregate.h`, so that they have the kernels' bits."""
+
+from __future__ import annotations
+
+import torch
+
+BLOCK = 32
+LANES = 16
+
+
+def members(counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of lists of `counts` items each, int64 `[n]`, one after another: the list of each item, and its place in that."""
+    lists = torch.repeat_interleave(counts)
+    starts = counts.cumsum(0) - counts
+    return lists, torch.arange(len(lists), device=counts.device) - starts[lists]
+
+
+def segment_sums(terms: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """The sum of each segment's rows: one after the other in blocks of 32, and block sums pairwise.
+
+    Args:
+        terms: float32 `[n, D]`.
+        offsets: int64 `[segments + 1]`.
+
+    Returns:
+        float32 `[segments, D]`; zeros for a segment without rows.
+    """
+    lengths = offsets.diff()
+    counts = (lengths + (BLOCK - 1)) // BLOCK
+    sums = _block_sums(terms, offsets[:-1], lengths, counts)
+    while sums.shape[0] > 0 and int(counts.max()) > 1:
+        sums, counts = _pairs(sums, counts)
+    every = terms.new_zeros((len(lengths), terms.shape[1]))
+    every[counts > 0] = sums
+    return every
+
+
+def _block_sums(terms: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    segment, place = members(counts)
+    first = starts[segment] + BLOCK * place
+    length = (lengths[segment] - BLOCK * place).clamp(max=BLOCK)
+    sums = terms.index_select(0, first)
+    for i in range(1, int(length.max()) if len(length) else 0):
+        longer = (length > i).nonzero()[:, 0]
+        sums[longer] += terms[first[longer] + i]
+    return sums
+
+
+def _pairs(sums: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Left plus right; the last of an odd number stays as it is. So does a binary counter, whose carries are these."""
+    halved = (counts + 1) // 2
+    segment, place = members(halved)
+    left = (counts.cumsum(0) - counts)[segment] + 2 * place
+    both = (2 * place + 1 < counts[segment]).nonzero()[:, 0]
+    paired = sums.index_select(0, left)
+    paired[both] += sums[left[both] + 1]
+    return paired, halved
+
+
+def lane_sums(terms: torch.Tensor) -> torch.Tensor:
+    """The sum of each row of `[n, D]`, `[n, 1]`: in 16 lanes, lane l of columns l, l + 16, ...; then half by half."""
+    lanes = terms.new_zeros((terms.shape[0], LANES))
+    for begin in range(0, terms.shape[1], LANES):
+        part = terms[:, begin : begin + LANES]
+        lanes[:, : part.shape[1]] += part
+    while lanes.shape[1] > 1:
+        half = lanes.shape[1] // 2
+        lanes = lanes[:, :half] + lanes[:, half:]
+    return lanes

@@ -1,0 +1,33 @@
+"""The operators in plain torch in the places of the kernels, in this process: `--operators default` of conftest.py.
+
+So the suite of the operators runs as it would on the first day of a device for which there is no kernel.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import warnings
+
+import torch
+
+from rec_sdk_torch import ops
+from rec_sdk_torch.backends import devices, npu
+from rec_sdk_torch.backends.default import KERNELS
+
+_kept: list[torch.library.Library] = []
+
+
+def stand_in(device: str) -> None:
+    """For devices of this type. The CPU's kernels are registered already; others are kept from being loaded."""
+    kind = device.partition(":")[0]
+    if kind != "cpu":
+        load = npu._import_torch_npu if kind == "npu" else devices._nothing
+        devices._BACKENDS[kind] = dataclasses.replace(devices._BACKENDS[kind], load=load)
+        return
+    library = torch.library.Library("rec_sdk", "IMPL", "CPU")
+    _kept.append(library)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of kernels that take the place of others
+        for name in KERNELS:
+            library.impl(name, functools.partial(ops._load_and_call, name))

@@ -1,0 +1,110 @@
+"""A device for which this package has no kernel: its operators, their warning, and the suite of the operators on it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import warm
+
+from rec_sdk_torch.backends.devices import backend_for
+
+TESTS = Path(__file__).parent
+FILES = (
+    "test_lookup_sequence.py",
+    "test_lookup_pooled.py",
+    "test_gather_scatter_rows.py",
+    "test_swap_rows.py",
+    "test_accumulate_rows.py",
+    "test_several_gradients.py",
+    "test_stochastic_rounding.py",
+    "test_update_rows_arguments.py",
+    "test_edges.py",
+)
+"""What a run is quick with; the full suite runs all."""
+
+
+def test_the_suite_passes_without_a_kernel(pytestconfig: pytest.Config) -> None:
+    """As on the first day of a backend; contents of index tensors are checked as well."""
+    full = pytestconfig.getoption("--full")
+    files = [TESTS / "ops"] if full else [TESTS / "ops" / name for name in FILES]
+    options = ["--day", str(pytestconfig.getoption("--day"))]
+    options += ["--full"] if full else ["-k", "not random_arguments"]  # which need a process of their own
+    command = [sys.executable, "-m", "pytest", *map(str, files), "--operators", "default", *options]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=TESTS.parent)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "operators: default" in done.stdout
+
+
+PROGRAM = """
+import warnings
+import torch
+import default_operators
+from rec_sdk_torch.ops import ops
+
+default_operators.stand_in("cpu")
+weights, slots = torch.randn(3, 4), torch.tensor([2, 0], dtype=torch.int32)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for _ in range(3):
+        found = ops.lookup_sequence(weights, slots)
+        rows = ops.gather_rows(weights.view(torch.uint8), slots)
+assert torch.equal(found, weights[[2, 0]])
+for warning in caught:
+    print(warning.filename == "<string>", warning.message)
+"""
+
+
+def python(program: str) -> str:
+    """What a process prints."""
+    done = warm.python("-c", program, PYTHONPATH=os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_one_warning_for_an_operator() -> None:
+    """At the line of the caller."""
+    lines = python(PROGRAM).splitlines()
+    assert [line.partition(": ")[0] for line in lines] == ["True rec_sdk::lookup_sequence", "True rec_sdk::gather_rows"]
+    assert all("no kernel of it for device 'cpu'" in line and "slow" in line for line in lines)
+
+
+TENSORS = """
+import torch
+from rec_sdk_torch.ops import ops
+
+slots = torch.tensor([1, 0], dtype=torch.int32)
+with torch.inference_mode():
+    inside = torch.zeros(2, 8, dtype=torch.uint8)
+ops.scatter_rows(inside, slots, torch.ones(2, 8, dtype=torch.uint8))
+print(inside, inside.is_inference())
+
+pending, one = torch.zeros(2, 8, requires_grad=True), torch.ones(2, 4, requires_grad=True)
+offsets = torch.tensor([0, 1, 2], dtype=torch.int32)
+ops.accumulate_rows(pending, [one], slots, offsets, slots, None, None, None)
+print(pending, pending.is_leaf, pending._version)
+found = ops.lookup_sequence(one, slots)
+print(found.detach(), found.requires_grad)
+for bad in (slots.long(), slots.to_sparse()):
+    try:
+        ops.lookup_sequence(one, bad)
+    except RuntimeError as error:
+        print(type(error), str(error).partition("\\n")[0])
+print((one * 2).requires_grad)
+"""
+
+
+def test_tensors_that_a_kernel_takes() -> None:
+    """Those that want gradients and those of inference mode are written, unseen by autograd; bad ones are refused."""
+    of_kernels = python(TENSORS)
+    assert "takes strided tensors" in of_kernels
+    assert python("import default_operators; default_operators.stand_in('cpu')" + TENSORS) == of_kernels
+
+
+def test_tables_say_what_they_need() -> None:
+    with pytest.raises(NotImplementedError, match=r"'xpu': tables can live on \['cpu', .*operators .* run, slowly"):
+        backend_for(torch.device("xpu"))
