@@ -93,8 +93,7 @@ for bad in (slots.long(), slots.to_sparse()):
     try:
         ops.lookup_sequence(one, bad)
     except RuntimeError as error:
-        print(type(error), str(error).partition("\\n")[0])
-print((one * 2).requires_grad)
+        print(type(error), str(error).partition("\\n")[0], (one * 2).requires_grad)
 """
 
 
