@@ -244,7 +244,7 @@ void becomes_huge_beside_copies() {
 
 void small_arrays_take_small_pages() {
   rec_sdk::ChunkedMemory memory(sizeof(uint64_t));
-  const size_t in_chunk = rec_sdk::kHugePage / sizeof(uint64_t), kLarge = 8;  // 16 MiB
+  const size_t in_chunk = rec_sdk::kHugePage / sizeof(uint64_t), kLarge = 5;  // 10 MiB
   const auto item = [&](size_t i) { return static_cast<uint64_t*>(memory.at(i)); };
   memory.extend((kLarge - 1) * in_chunk);
   uint64_t* const first = item(0);

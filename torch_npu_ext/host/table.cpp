@@ -8,9 +8,6 @@
 namespace rec_sdk {
 namespace {
 
-// Every lookup reads the slot of its row: with 8 MiB in small pages a step took 1.04 times as long.
-constexpr size_t kLargeRowSlots = size_t{4} << 20;
-
 void check_spec(const TableSpec& spec, const RecordLayout& layout) {
   const std::string table = "table '" + spec.name + "': ";
   const auto check = [&table](bool valid, const std::string& message) {
@@ -57,8 +54,7 @@ Table::Table(TableSpec spec, const RecordLayout& layout, const std::string& poli
 
 HugeArray<uint32_t> Table::make_row_slots() const {
   const size_t rows = spec_.hashed ? 0 : static_cast<size_t>(spec_.num_embeddings);
-  const bool large = rows * sizeof(uint32_t) >= kLargeRowSlots;
-  return HugeArray<uint32_t>(rows, large ? Pages::kHuge : Pages::kSmall);
+  return HugeArray<uint32_t>(rows, pages_of_array(rows * sizeof(uint32_t)));
 }
 
 void Table::prepare() {
