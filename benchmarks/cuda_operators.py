@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from rec_sdk_torch.ops import ops
-from rec_sdk_torch.tbe.plan import PlanArrays
+from rec_sdk_torch.tbe.cache.plan import PlanArrays
 
 from .cuda_ours import TimedOurs
 from .timing import Clock, Samples, no_collection

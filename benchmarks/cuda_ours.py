@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from rec_sdk_torch.tbe import TableBatchedEmbedding
-from rec_sdk_torch.tbe.group import Group
+from rec_sdk_torch.tbe.cache.device_cache import Group
 
 from .contenders import Collection, Ours
 from .timing import Clock

@@ -12,7 +12,7 @@ import torch
 from rec_sdk_torch.backends.default.formulas import FORMULAS
 from rec_sdk_torch.ops import hot_segments, ops
 from rec_sdk_torch.record import RecordLayout
-from rec_sdk_torch.tbe.optimizer import COEFFICIENTS
+from rec_sdk_torch.tbe.config.optimizer import COEFFICIENTS
 
 from .ids import Distribution
 

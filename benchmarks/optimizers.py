@@ -22,7 +22,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from rec_sdk_torch import EmbCacheEmbeddingCollection, EmbCacheEmbeddingConfig, apply_optimizer_in_backward
 from rec_sdk_torch.tbe import TableConfig, TableOptimizer
-from rec_sdk_torch.tbe.member import record_layout
+from rec_sdk_torch.tbe.cache.group_spec import record_layout
 
 from .bounds import huge_buffer
 from .machine import describe, with_malloc_settings

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from rec_sdk_torch._engine import Announcement, Engine, Initializer, TableSpec, begin
-from rec_sdk_torch.tbe.life import TableLife
+from rec_sdk_torch.tbe.config.life import TableLife
 
 from .ids import Distribution, Int64Array
 from .machine import free_memory, resident_memory

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rec_sdk_torch.tbe.look_ahead import MAX_DEPTH
+from rec_sdk_torch.tbe.step.prefetch_queue import MAX_DEPTH
 
 from .cpu import plain
 from .machine import describe, load_average, with_malloc_settings

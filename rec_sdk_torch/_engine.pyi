@@ -119,8 +119,8 @@ class Plan:
 
     @property
     def fields(self) -> tuple[tuple[int, int] | None, ...]:
-        """(begin, words) of each array in `arena`, in units of 4 bytes, in the order of tbe.plan.PlanArrays; None for
-        an array that the batch does not need.
+        """(begin, words) of each array in `arena`, in units of 4 bytes, in the order of tbe.cache.plan.PlanArrays; None
+        for an array that the batch does not need.
         """
 
     @property

@@ -22,7 +22,7 @@ from .backends.default.formulas import FORMULAS
 from .backends.devices import parse_device
 from .ops import hot_segments, ops
 from .record import RecordLayout
-from .tbe.optimizer import COEFFICIENTS
+from .tbe.config.optimizer import COEFFICIENTS
 
 __all__ = ["Case", "cases", "main"]
 

@@ -323,6 +323,6 @@ def hot_segments(segment_offsets: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(np.stack(columns, axis=1), dtype=np.int32)
 
 
-# Without a frame of Python between caller and operator, for `tbe.ledger`.
+# Without a frame of Python between caller and operator, for `tbe.cache.ledger`.
 update_rows: Callable[..., None] = ops.update_rows.default._op
 accumulate_rows: Callable[..., None] = ops.accumulate_rows.default._op

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rec_sdk_torch import _engine
-from rec_sdk_torch.tbe.plan import PlanArrays
+from rec_sdk_torch.tbe.cache.plan import PlanArrays
 
 DIM = 4
 

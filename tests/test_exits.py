@@ -23,8 +23,8 @@ from rec_sdk_torch.checkpoint.folders import latest_save
 from rec_sdk_torch.checkpoint.saver import Saver
 from rec_sdk_torch.serving import TableReader, table_reader
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
-from rec_sdk_torch.tbe.group import Group
-from rec_sdk_torch.tbe.worker import Pool
+from rec_sdk_torch.tbe.cache.device_cache import Group
+from rec_sdk_torch.worker import Pool
 
 ROWS, IDS = 1000, 64
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..tbe.batch import Int64Array
+from ..tbe.cache.batch import Int64Array
 from .contents import SavedTables, open_file, saved_tables
 from .errors import CheckpointError
 from .file_writer import FileWriter

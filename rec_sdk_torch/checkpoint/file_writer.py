@@ -11,7 +11,7 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
-from ..tbe.worker import Pool
+from ..worker import Pool
 from .files import NewFile
 
 Bytes = npt.NDArray[np.uint8]

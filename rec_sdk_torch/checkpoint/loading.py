@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ..tbe import CapacityError, TableOptimizer
-from ..tbe.batch import Int64Array
-from ..tbe.optimizer import check_options
-from ..tbe.parts import WEIGHT
-from ..tbe.whole import Replacement, TableSource, piece_rows
+from ..tbe.cache.batch import Int64Array
+from ..tbe.config.optimizer import check_options
+from ..tbe.rows.load import Replacement, TableSource, piece_rows
+from ..tbe.rows.row_parts import WEIGHT
 from ..warn import warn
 from .contents import count_problem, saved_tables
 from .errors import CheckpointError

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 
 from ..tbe import TableBatchedEmbedding, TableConfig
-from ..tbe.batch import Int64Array
-from ..tbe.view import TableView
-from ..tbe.whole import piece_rows, pieces_of_ids
+from ..tbe.cache.batch import Int64Array
+from ..tbe.rows.load import piece_rows, pieces_of_ids
+from ..tbe.rows.table_view import TableView
 
 if TYPE_CHECKING:
-    from ..distributed.exchange import Exchange
+    from ..distributed.collectives import Exchange
     from ..distributed.placement import Placement
 
 _WRAPPERS = {"module", "_dmp_wrapped_module", "_orig_mod"}

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..tbe.batch import Int64Array
-from ..tbe.parts import WEIGHT
-from ..tbe.whole import LifeState, Removed, Rows
-from ..tbe.worker import Pool
+from ..tbe.cache.batch import Int64Array
+from ..tbe.rows.load import LifeState, Removed, Rows
+from ..tbe.rows.row_parts import WEIGHT
+from ..worker import Pool
 from .contents import (
     check_tensors,
     check_values,

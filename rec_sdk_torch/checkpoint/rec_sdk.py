@@ -20,9 +20,9 @@ import numpy as np
 import torch
 
 from ..tbe import CapacityError
-from ..tbe.parts import WEIGHT
-from ..tbe.view import Content
-from ..tbe.whole import Removed, Replacement, Rows, TableSource, piece_rows
+from ..tbe.rows.load import Removed, Replacement, Rows, TableSource, piece_rows
+from ..tbe.rows.row_parts import WEIGHT
+from ..tbe.rows.table_view import Content
 from ..warn import warn
 from . import files
 from .errors import CheckpointError

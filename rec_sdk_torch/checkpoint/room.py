@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .._engine import available_memory
-from ..tbe.view import TableView
+from ..tbe.rows.table_view import TableView
 from ..warn import warn
 
 Coming = Sequence[tuple[TableView, int]]

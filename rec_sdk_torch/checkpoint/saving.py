@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 from ..tbe import TableOptimizer
-from ..tbe.group import Group
-from ..tbe.optimizer import plain
-from ..tbe.parts import WEIGHT
-from ..tbe.snapshot import Aside, Rows, Snapshot
-from ..tbe.view import TableView
-from ..tbe.whole import changed, knows_changes, split, versions, window_count, window_rows
+from ..tbe.cache.device_cache import Group
+from ..tbe.config.optimizer import plain
+from ..tbe.rows.load import changed, knows_changes, split, versions, window_count, window_rows
+from ..tbe.rows.row_parts import WEIGHT
+from ..tbe.rows.snapshot import Aside, Rows, Snapshot
+from ..tbe.rows.table_view import TableView
 from . import files
 from .folders import UNFINISHED, is_whole, next_name, remember
 from .index import write_indexes

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 
-from ..tbe.worker import Pool
+from ..worker import Pool
 from .errors import CheckpointError
 from .file_writer import WRITE_BYTES, Bytes, FileWriter
 from .files import open_plain

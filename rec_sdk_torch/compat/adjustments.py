@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from .._topology import DEVICE, take_npu_for
-from ..tbe.optimizer import use_defaults
+from ..tbe.config.optimizer import use_defaults
 
 _OPERATORS = "libfbgemm_npu_api.so"
 _ADAGRAD_EPS = 1e-8

@@ -14,9 +14,9 @@ from torchrec.distributed.comm_ops import get_gradient_division
 from ..modules.collection import CachedCollection
 from ..modules.configs import feature_names
 from ..tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
-from ..tbe.life import TableLife
-from ..tbe.optimizer import plain
-from ..tbe.optimizer_specs import class_name
+from ..tbe.config.life import TableLife
+from ..tbe.config.optimizer import plain
+from ..tbe.config.optimizer_specs import class_name
 from .placement import Placement
 
 Told: TypeAlias = dict[str, dict[str, str]]

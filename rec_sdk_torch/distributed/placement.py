@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torchrec.distributed.types import ParameterSharding, ShardingType
 
-from ..tbe.batch import Int64Array
+from ..tbe.cache.batch import Int64Array
 
 
 class Placement(abc.ABC):

@@ -12,7 +12,7 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from ..modules.collection import CachedCollection
-from ..tbe.look_ahead import MAX_DEPTH, Prefetched
+from ..tbe.step.prefetch_queue import MAX_DEPTH, Prefetched
 from .sharded import Coming, ShardedCollection
 
 LAG = 3

@@ -9,9 +9,9 @@ import torch
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.optim.keyed import KeyedOptimizer
 
-from ..tbe.gradients import TableGradient
-from ..tbe.guard import Scaler
-from .home import HomeTables
+from ..tbe.rows.gradients import TableGradient
+from ..tbe.step.gradient_check import Scaler
+from .local_shard import HomeTables
 
 
 class RankTables:

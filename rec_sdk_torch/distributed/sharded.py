@@ -17,17 +17,17 @@ from ..eager import NotScripted, check_batch, eager
 from ..modules.bags import Bags
 from ..modules.collection import CachedCollection
 from ..modules.embedding_collections import EmbCacheEmbeddingCollection
-from ..tbe.batch import Batch
-from ..tbe.look_ahead import Prefetched
-from ..tbe.transfers import Transfers
+from ..tbe.cache.batch import Batch
+from ..tbe.cache.transfers import Transfers
+from ..tbe.step.prefetch_queue import Prefetched
 from .alike import Settings
-from .asked import HEADER, Asked, CountsAwaitable, RanksEndedError, ShardedContext
-from .exchange import Exchange, SendRows, Vote
-from .expand import Pool, repeated
-from .home import HomeTables
+from .collectives import Exchange, SendRows, Vote
+from .dedup import Deduplication, GroupConstants, Segments, Tables, UniqueBatch
+from .input_dist import HEADER, Asked, CountsAwaitable, RanksEndedError, ShardedContext
+from .local_shard import HomeTables
+from .output_dist import Pool, repeated
 from .placement import Placement
 from .rank_tables import RankTables
-from .unique import Deduplication, GroupConstants, Segments, Tables, UniqueBatch
 
 
 class OutputAwaitable(LazyAwaitable[Any]):

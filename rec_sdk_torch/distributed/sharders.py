@@ -19,7 +19,7 @@ from ..modules.embedding_collections import (
     HashEmbeddingBagCollection,
 )
 from .alike import Told, tables_of
-from .exchange import Exchange
+from .collectives import Exchange
 from .placement import SHARDING_TYPES, Placement, placements_of
 from .sharded import ShardedCollection
 

@@ -11,8 +11,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from ..backends.devices import parse_device
 from ..sparse.jagged_tensor_with_timestamp import with_click_labels
-from ..tbe.look_ahead import MAX_DEPTH
-from ..tbe.transfers import current
+from ..tbe.cache.transfers import current
+from ..tbe.step.prefetch_queue import MAX_DEPTH
 from .prefetch import Started, check_depth, find_collections, iterate, only_features
 
 In = TypeVar("In")

@@ -13,8 +13,8 @@ from ..checkpoint.file_writer import FileWriter
 from ..checkpoint.tensors import TensorSpec, TensorWriter
 from ..modules.collection import CachedCollection
 from ..tbe import TableBatchedEmbedding
-from ..tbe.parts import WEIGHT
-from ..tbe.view import TableView
+from ..tbe.rows.row_parts import WEIGHT
+from ..tbe.rows.table_view import TableView
 
 Tables = CachedCollection | TableBatchedEmbedding
 

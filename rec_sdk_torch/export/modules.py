@@ -15,7 +15,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from ..modules.collection import CachedCollection
 from ..modules.configs import feature_names
 from ..tbe import Pooling
-from ..tbe.parts import WEIGHT
+from ..tbe.rows.row_parts import WEIGHT
 from .arrays import embedding_of
 
 

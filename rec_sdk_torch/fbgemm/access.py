@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ..tbe import TableBatchedEmbedding, TableOptimizer
-from ..tbe.gradients import TableGradient, take_gradients
-from ..tbe.table import as_int
+from ..tbe.config.table import as_int
+from ..tbe.rows.gradients import TableGradient, take_gradients
 from .enums import OptimType
 from .options import logger
 from .placement import Spec, rows_in_place

@@ -11,8 +11,8 @@ import torch
 
 from ..eager import check_batch, eager
 from ..tbe import TableBatchedEmbedding
-from ..tbe.group import Group
-from ..tbe.look_ahead import Prefetched
+from ..tbe.cache.device_cache import Group
+from ..tbe.step.prefetch_queue import Prefetched
 from ..warn import warn
 from .access import TableAccess
 from .batches import BatchSizes, FeatureOrder, VariableBatch, only_where_wanted, repaired

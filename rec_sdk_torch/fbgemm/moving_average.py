@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..tbe import TableBatchedEmbedding
-from ..tbe.parts import WEIGHT
+from ..tbe.rows.row_parts import WEIGHT
 from .placement import Spec, rows_in_place
 
 ROWS_AT_ONCE = 1 << 16

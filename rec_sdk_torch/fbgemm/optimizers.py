@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..tbe import TableOptimizer
-from ..tbe.table import holds
+from ..tbe.config.table import holds
 from .enums import EnsembleModeDefinition, OptimType, WeightDecayMode, member, sparse_type
 from .states import state_names
 

@@ -11,9 +11,9 @@ import torch
 
 from ..backends.devices import backend_for, parse_device
 from ..tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
-from ..tbe.cache_size import CacheSize
-from ..tbe.member import record_layout
-from ..tbe.table import MAX_NAME_LENGTH
+from ..tbe.cache.group_spec import record_layout
+from ..tbe.config.cache_size import CacheSize
+from ..tbe.config.table import MAX_NAME_LENGTH
 from .enums import ComputeDevice, EmbeddingLocation, PoolingMode, SparseType, member
 
 WAYS = 32

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from ..tbe import TableBatchedEmbedding, TableOptimizer
-from ..tbe.given import step_problem, tensor_problem
-from ..tbe.optimizer_specs import StateSpec
-from ..tbe.parts import WEIGHT
-from ..tbe.view import Content
+from ..tbe.config.optimizer_specs import StateSpec
+from ..tbe.rows.given import step_problem, tensor_problem
+from ..tbe.rows.row_parts import WEIGHT
+from ..tbe.rows.table_view import Content
 from .placement import Spec
 
 ROWS_AT_ONCE = 1 << 16

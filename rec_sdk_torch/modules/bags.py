@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from ..tbe.padding import padded_places
+from ..tbe.cache.padding import padded_places
 
 
 @dataclass(frozen=True, eq=False)

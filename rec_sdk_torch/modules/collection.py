@@ -19,13 +19,13 @@ from ..eager import check_batch
 from ..optim.fused import EmbCacheFusedOptimizer
 from ..sparse.jagged_tensor_with_timestamp import clicks_of, timestamps_of
 from ..tbe import TableBatchedEmbedding, TableOptimizer
-from ..tbe.batch import Batch, Int64Array
-from ..tbe.gradients import TableGradient, add_to_rows, take_gradients
-from ..tbe.guard import Scaler
-from ..tbe.life import Seen
-from ..tbe.look_ahead import Prefetched
-from ..tbe.optimizer_specs import spec_for
-from ..tbe.state import TablesModule, load_tables
+from ..tbe.cache.batch import Batch, Int64Array
+from ..tbe.config.life import Seen
+from ..tbe.config.optimizer_specs import spec_for
+from ..tbe.rows.gradients import TableGradient, add_to_rows, take_gradients
+from ..tbe.rows.state_dict import TablesModule, load_tables
+from ..tbe.step.gradient_check import Scaler
+from ..tbe.step.prefetch_queue import Prefetched
 from .bags import Bags
 from .clipping import look_for_tables
 from .configs import feature_names

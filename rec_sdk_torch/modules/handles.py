@@ -11,8 +11,8 @@ import torch
 
 from ..eager import check_real
 from ..tbe import TableBatchedEmbedding, TableConfig
-from ..tbe.monitor import describe_optimizer
-from ..tbe.state import save_table
+from ..tbe.rows.state_dict import save_table
+from ..tbe.step.monitor import describe_optimizer
 from . import requests
 
 

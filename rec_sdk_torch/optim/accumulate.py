@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..tbe.optimizer import check_window
+from ..tbe.config.optimizer import check_window
 
 
 class Accumulating(torch.optim.Optimizer):

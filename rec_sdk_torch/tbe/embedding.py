@@ -16,23 +16,30 @@ from .._engine import cache_policies
 from .._exits import calls
 from ..backends.devices import backend_for, parse_device
 from ..eager import check_batch, eager
-from .batch import Batch, Int64Array
-from .cache_size import BatchHint, CacheOption, cache_slots, check_cache_option, check_host_memory, warn_of_one_row
-from .group import Group
-from .guard import GradientGuard, Scaler
-from .life import Seen
-from .look_ahead import LookAhead, LooksAhead
-from .lookup import BatchLookup, fused_lookup, new_output, split_rows
-from .member import Member, alike, draw_seed, drawn, record_layout, stored_bytes
-from .monitor import Inspected
-from .optimizer import TableOptimizer
-from .parts import WEIGHT
-from .reading import ReadPooled, wants_grad
-from .state import TablesModule, load_tables, refuse_sharing, save_table
-from .steps import Steps
-from .store_folder import StoreFolder, folder_for_copy
-from .table import BoundsCheckMode, Pooling, TableConfig, check_names
-from .view import Content, Load, TableView, move_rows
+from .cache.batch import Batch, Int64Array
+from .cache.device_cache import Group
+from .cache.group_spec import Member, alike, draw_seed, drawn, record_layout, stored_bytes
+from .cache.store_folder import StoreFolder, folder_for_copy
+from .config.cache_size import (
+    BatchHint,
+    CacheOption,
+    cache_slots,
+    check_cache_option,
+    check_host_memory,
+    warn_of_one_row,
+)
+from .config.life import Seen
+from .config.optimizer import TableOptimizer
+from .config.table import BoundsCheckMode, Pooling, TableConfig, check_names
+from .rows.row_parts import WEIGHT
+from .rows.state_dict import TablesModule, load_tables, refuse_sharing, save_table
+from .rows.table_view import Content, Load, TableView, move_rows
+from .step.gradient_check import GradientGuard, Scaler
+from .step.lookup import BatchLookup, fused_lookup, new_output, split_rows
+from .step.monitor import Inspected
+from .step.prefetch_queue import LookAhead, LooksAhead
+from .step.reading import ReadPooled, wants_grad
+from .step.steps import Steps
 
 
 class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):

@@ -11,7 +11,7 @@ pytest.importorskip("torchrec")
 
 from benchmarks import optimizers
 from rec_sdk_torch.tbe import TableOptimizer
-from rec_sdk_torch.tbe.optimizer_specs import SPECS
+from rec_sdk_torch.tbe.config.optimizer_specs import SPECS
 
 TINY = ["--rows", "50", "--lookups", "80", "--dims", "4", "8", "--rounds", "1", "--copy-bytes", "4096"]
 

@@ -15,7 +15,7 @@ from tables import WINDOWS, contents
 import rec_sdk_torch as rst
 from rec_sdk_torch.checkpoint.manifest import MANIFEST
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
-from rec_sdk_torch.tbe.life import TableLife
+from rec_sdk_torch.tbe.config.life import TableLife
 
 LIFE = TableLife(admit_threshold=2.0, evict_share=0.1, evict_age=1000, evict_step_interval=50, beta=0.5)
 

@@ -18,8 +18,9 @@ from tables import ADAGRAD, WINDOWS, contents, make, train
 import rec_sdk_torch as rst
 from rec_sdk_torch.checkpoint import saving
 from rec_sdk_torch.checkpoint.job import SaveJob
-from rec_sdk_torch.tbe import TableBatchedEmbedding, TableLife, snapshot
-from rec_sdk_torch.tbe.batch import Seen
+from rec_sdk_torch.tbe import TableBatchedEmbedding, TableLife
+from rec_sdk_torch.tbe.cache.batch import Seen
+from rec_sdk_torch.tbe.rows import snapshot
 
 LIFE = TableLife(admit_threshold=2, evict_step_interval=2, evict_idle_steps=3, max_rows=25)
 HASHED = ("a", "c")

@@ -16,7 +16,7 @@ from test_saver import same
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.checkpoint import reading, room
-from rec_sdk_torch.tbe.group import Group
+from rec_sdk_torch.tbe.cache.device_cache import Group
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ from rec_sdk_torch.checkpoint.reading import match, verify, verify_tables
 from rec_sdk_torch.checkpoint.tensors import TensorReader
 from rec_sdk_torch.serving import TableReader
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
-from rec_sdk_torch.tbe.life import TableLife
+from rec_sdk_torch.tbe.config.life import TableLife
 
 LIFE = TableLife(admit_threshold=2.0)
 
@@ -188,7 +188,7 @@ def test_a_thread_reads_ahead_where_rows_are_many(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(reading, "Pool", Noted)
     same(contents(loaded(tmp_path)), contents(source))
     assert started == []
-    monkeypatch.setattr("rec_sdk_torch.tbe.whole.PIECE_BYTES", 100)
+    monkeypatch.setattr("rec_sdk_torch.tbe.rows.load.PIECE_BYTES", 100)
     same(contents(loaded(tmp_path)), contents(source))
     assert len(started) == 4, "one for each table"
 
@@ -215,7 +215,7 @@ def test_files_that_are_large_and_packs_that_are_full(tmp_path: Path, monkeypatc
     monkeypatch.setattr("rec_sdk_torch.checkpoint.tensors.WRITE_BYTES", 1500)
     monkeypatch.setattr("rec_sdk_torch.checkpoint.writing.PACKED_BYTES", 3000)
     monkeypatch.setattr("rec_sdk_torch.checkpoint.writing.MOST_BYTES", 6000)
-    monkeypatch.setattr("rec_sdk_torch.tbe.snapshot.PIECE_BYTES", 100)
+    monkeypatch.setattr("rec_sdk_torch.tbe.rows.snapshot.PIECE_BYTES", 100)
     source = tables.make(WINDOWS)
     tables.train(source, range(8))
     folder = save(source, tmp_path)

@@ -13,7 +13,7 @@ from test_saver import same
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
-from rec_sdk_torch.tbe.life import TableLife
+from rec_sdk_torch.tbe.config.life import TableLife
 
 LIVES = [
     TableLife(admit_threshold=3.0, default_value=0.5),

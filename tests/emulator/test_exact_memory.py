@@ -9,7 +9,7 @@ PROGRAM = """
 import torch
 import warm
 from rec_sdk_torch.backends.devices import parse_device
-from rec_sdk_torch.tbe.optimizer import COEFFICIENTS
+from rec_sdk_torch.tbe.config.optimizer import COEFFICIENTS
 rows, lookups, dim = 20, 5000, 8
 def run(device):
     generator = torch.Generator().manual_seed(0)

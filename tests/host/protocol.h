@@ -175,13 +175,13 @@ class Protocol {
     Buffer staging;
     Event event;
   };
-  struct Made {  // tbe.plan.Plan
+  struct Made {  // tbe.cache.plan.Plan
     std::unique_ptr<Plan> host;
     size_t batch;
     Arrival arena;
   };
   using MadePtr = std::shared_ptr<Made>;
-  struct Staged {  // tbe.swap._Staged
+  struct Staged {  // tbe.cache.swap._Staged
     Arrival arena;
     Lock lock;
     Buffer leaving, rows;  // in host memory, and where swap_rows puts them

@@ -1,4 +1,4 @@
-// The protocol's part of rec_sdk_torch/tbe/snapshot.py: rows of one moment are read while batches go on, and
+// The protocol's part of rec_sdk_torch/tbe/rows/snapshot.py: rows of one moment are read while batches go on, and
 // a row is put aside before it changes. Included by protocol.h.
 #pragma once
 

@@ -1,4 +1,4 @@
-// The protocol's part of rec_sdk_torch/tbe/swap.py. Included by protocol.h.
+// The protocol's part of rec_sdk_torch/tbe/cache/swap.py. Included by protocol.h.
 #pragma once
 
 #include "tests/host/protocol.h"

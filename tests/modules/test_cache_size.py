@@ -23,8 +23,8 @@ from torchrec import EmbeddingBagConfig
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.settings import parse_bytes
-from rec_sdk_torch.tbe.cache_size import BatchHint, cache_slots
-from rec_sdk_torch.tbe.table import TableConfig
+from rec_sdk_torch.tbe.config.cache_size import BatchHint, cache_slots
+from rec_sdk_torch.tbe.config.table import TableConfig
 
 HASHED = {"num_embeddings": 1000, "embedding_dim": 4}  # 16 bytes a row without states
 WIDE = EmbeddingBagConfig(num_embeddings=500, embedding_dim=8, name="t1", feature_names=["f1"])  # 32 bytes

@@ -14,7 +14,7 @@ from torchrec import KeyedJaggedTensor
 from torchrec.distributed.train_pipeline import TrainPipelineBase
 
 import rec_sdk_torch as rst
-from rec_sdk_torch.tbe.look_ahead import FEW
+from rec_sdk_torch.tbe.step.prefetch_queue import FEW
 
 SIZE = 8
 UNUSED = "none of those that were prefetched"

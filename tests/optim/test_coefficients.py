@@ -16,7 +16,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 import rec_sdk_torch as rst
 from rec_sdk_torch.ops import coefficient_names
 from rec_sdk_torch.tbe import SPECS, OptimizerSpec, TableOptimizer
-from rec_sdk_torch.tbe.optimizer_specs import spec_for
+from rec_sdk_torch.tbe.config.optimizer_specs import spec_for
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.classes[0].rpartition('.')[2]}-{spec.kernel}")

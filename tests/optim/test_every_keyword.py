@@ -21,7 +21,7 @@ from torchrec import EmbeddingBagConfig
 from torchrec.optim import apply_optimizer_in_backward as torchrecs_apply
 
 import rec_sdk_torch as rst
-from rec_sdk_torch.tbe.optimizer_specs import SPECS, class_name, spec_for
+from rec_sdk_torch.tbe.config.optimizer_specs import SPECS, class_name, spec_for
 
 WAYS: dict[str, Callable[..., Any]] = {
     "ours": rst.apply_optimizer_in_backward,

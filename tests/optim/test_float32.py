@@ -12,7 +12,7 @@ from jagged import apply, assert_trains, bag_config, bags_collection
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.tbe import SPECS, OptimizerSpec, TableConfig, TableLife, TableOptimizer
-from rec_sdk_torch.tbe.optimizer import check_options
+from rec_sdk_torch.tbe.config.optimizer import check_options
 
 ADAM, ADAGRAD, ADAMW = torch.optim.Adam, torch.optim.Adagrad, torch.optim.AdamW
 LAMB, LARS, ROWWISE = torchrec.optim.LAMB, torchrec.optim.LarsSGD, torchrec.optim.RowWiseAdagrad

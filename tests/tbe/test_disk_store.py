@@ -13,7 +13,7 @@ import torch
 import warm
 
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
-from rec_sdk_torch.tbe.store_folder import MARKER, FolderInUseError
+from rec_sdk_torch.tbe.cache.store_folder import MARKER, FolderInUseError
 
 DIM = 8
 
@@ -89,7 +89,7 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     train(first, range(20))
     with pytest.raises(FolderInUseError, match=f"{tmp_path}.* used by process {os.getpid()}"):
         train(second, range(20))
-    script = "import sys; from rec_sdk_torch.tbe.store_folder import StoreFolder; StoreFolder(sys.argv[1])"
+    script = "import sys; from rec_sdk_torch.tbe.cache.store_folder import StoreFolder; StoreFolder(sys.argv[1])"
     other = warm.python("-c", script, str(tmp_path))
     assert "FolderInUseError" in other.stderr
     assert f"used by process {os.getpid()}" in other.stderr

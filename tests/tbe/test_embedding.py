@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rec_sdk_torch.tbe import BatchHint, InitializerType, Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
-from rec_sdk_torch.tbe.lookup import BatchLookup
+from rec_sdk_torch.tbe.step.lookup import BatchLookup
 
 
 def sgd(lr: float = 0.1) -> TableOptimizer:

@@ -13,9 +13,10 @@ import torch
 from torchrec.optim import RowWiseAdagrad
 
 from rec_sdk_torch import AccumulateSGD
-from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer, between
-from rec_sdk_torch.tbe.parts import write_parts
-from rec_sdk_torch.tbe.swap import Swap
+from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch.tbe.cache.swap import Swap
+from rec_sdk_torch.tbe.rows.row_parts import write_parts
+from rec_sdk_torch.tbe.step import optimizer_passes as between
 
 IDS = 500
 DIM = 4

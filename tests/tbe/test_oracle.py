@@ -38,9 +38,9 @@ from rec_sdk_torch import _engine
 from rec_sdk_torch.backends.devices import Backend
 from rec_sdk_torch.ops import parallel_runner
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableOptimizer
-from rec_sdk_torch.tbe.life import Seen
-from rec_sdk_torch.tbe.look_ahead import Prefetched
-from rec_sdk_torch.tbe.transfers import Departure
+from rec_sdk_torch.tbe.cache.transfers import Departure
+from rec_sdk_torch.tbe.config.life import Seen
+from rec_sdk_torch.tbe.step.prefetch_queue import Prefetched
 
 _engine.set_parallel_runner(*parallel_runner(), from_lookups=0)  # small batches on threads too
 

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from rec_sdk_torch import AccumulateSGD
-from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer, lookup
-from rec_sdk_torch.tbe.look_ahead import Prefetched
+from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch.tbe.step import lookup
+from rec_sdk_torch.tbe.step.prefetch_queue import Prefetched
 
 SIZE = 8
 

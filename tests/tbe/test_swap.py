@@ -13,8 +13,8 @@ import torch
 from rec_sdk_torch import AccumulateSGD, _engine
 from rec_sdk_torch.backends import devices
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
-from rec_sdk_torch.tbe.batch import Batch
-from rec_sdk_torch.tbe.transfers import Departure
+from rec_sdk_torch.tbe.cache.batch import Batch
+from rec_sdk_torch.tbe.cache.transfers import Departure
 
 DIM = 4
 

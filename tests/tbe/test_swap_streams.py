@@ -18,7 +18,7 @@ from rec_sdk_torch import AccumulateSGD, emulate
 from rec_sdk_torch.backends.devices import backend_for
 from rec_sdk_torch.ops import ops
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
-from rec_sdk_torch.tbe.transfers import Transfers, _streams
+from rec_sdk_torch.tbe.cache.transfers import Transfers, _streams
 
 ROWS, DIM, CACHE = 400, 8, 60
 PATIENCE = 20.0

@@ -20,7 +20,7 @@ constexpr int64_t kHeader = kPage;
 constexpr int64_t kLeastStep = int64_t{1} << 20, kMostStep = int64_t{1} << 30;
 // force_page_cache_readahead() reads no more of one request than the device's read-ahead, 128 KiB by default.
 constexpr int64_t kAdvice = int64_t{128} << 10;
-// rec_sdk_torch/tbe/store_folder.py looks for it before it removes a file.
+// rec_sdk_torch/tbe/cache/store_folder.py looks for it before it removes a file.
 constexpr char kMarker[] = "rec_sdk_torch host store: rows of a running process, no save\n";
 
 int64_t rounded_up(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; }

@@ -1,0 +1,224 @@
+"""A rank's batch as the ranks see it: each id of a table once, in the order of the ranks it is sent to."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from .._engine import Deduplicator
+from .._engine import UniqueBatch as HostBatch
+from ..ops import HOT_SEGMENT_FIELDS
+from ..tbe.cache.batch import Batch, Int64Array
+from ..tbe.cache.transfers import Transfers
+from ..tbe.config.life import NEVER, Seen, SeenArrays
+from ..tbe.config.table import BoundsCheckMode, Pooling, TableConfig
+from .placement import Placement
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Tables of a collection, and where they live.
+
+    Attributes:
+        configs: as they are without sharding.
+        placements: of each.
+        world_size: W.
+        bounds_check: what an id outside an index table does.
+    """
+
+    configs: Sequence[TableConfig]
+    placements: Sequence[Placement]
+    world_size: int
+    bounds_check: BoundsCheckMode
+
+    def numbers(self) -> list[int]:
+        """What the ids of each table take along to their homes, as the engine's Deduplicator has it."""
+        lives = [config.life for config in self.configs]
+        return [
+            0 if life is None else life.counts_shows + 2 * life.needs_clicks + 4 * bool(life.evict_age)
+            for life in lives
+        ]
+
+    def same_dim(self) -> list[list[int]]:
+        """Tables, by index, whose rows travel in one tensor."""
+        groups: dict[int, list[int]] = {}
+        for index, config in enumerate(self.configs):
+            groups.setdefault(config.embedding_dim, []).append(index)
+        return list(groups.values())
+
+    def features(self, table: int) -> range:
+        """Those that look up a table."""
+        begin = sum(config.num_features for config in self.configs[:table])
+        return range(begin, begin + self.configs[table].num_features)
+
+
+class Deduplication:
+    """Removes duplicates from the batches of a collection, in the engine.
+
+    Attributes:
+        words: int64 `[T]`, int32 words that an id of each table takes along.
+        dated: int64, tables whose ids leave by age.
+    """
+
+    def __init__(self, tables: Tables, columns: Sequence[int], pooled: bool) -> None:
+        """`columns`: of each feature of the collection in the pooled output."""
+        self.tables = tables
+        self.groups = tables.same_dim()
+        group_of = {table: group for group, own in enumerate(self.groups) for table in own}
+        self._numbers = tables.numbers()
+        of_features = [table for table, config in enumerate(tables.configs) for _ in range(config.num_features)]
+        self._host = Deduplicator(
+            [0 if config.hashed else config.num_embeddings for config in tables.configs],
+            [-1 if placement.home is None else placement.home for placement in tables.placements],
+            [group_of[table] for table in range(len(tables.configs))],
+            of_features,
+            list(columns) if pooled else [],
+            [tables.configs[table].pooling is Pooling.MEAN for table in of_features] if pooled else [],
+            tables.world_size,
+            self._numbers,
+        )
+        self.words = self._host.number_words
+        self.dated = np.flatnonzero([kinds & 4 for kinds in self._numbers])
+
+    def run(self, batch: Batch, training: bool) -> UniqueBatch:
+        """
+        Args:
+            batch: of this rank.
+            training: also finds what ids take along, and sorts the lookups by row; the backward pass does otherwise.
+
+        Raises:
+            IndexError: an index table has no such id, and its check is FATAL.
+            ValueError: offsets that do not fit; a training batch without clicks or timestamps that a table needs.
+        """
+        arrays = batch.values, batch.offsets, batch.feature_keys, batch.batch_size
+        seen = batch.seen
+        if training:
+            self._check_seen(seen)
+        found = self._host.run(*arrays, batch.weights is not None, training, training, seen.clicks, seen.timestamps)
+        warned = [self._out_of_range(*each) for each in found.out_of_range]
+        return UniqueBatch(batch, found, [text for text in warned if text])
+
+    def _check_seen(self, seen: SeenArrays) -> None:
+        for config, kinds in zip(self.tables.configs, self._numbers, strict=True):
+            if kinds & 4 and seen.timestamps is None:
+                raise ValueError(
+                    f"table {config.name!r} evicts ids by their timestamps, and the batch has none: look up a "
+                    "KeyedJaggedTensorWithTimestamp"
+                )
+            if kinds & 2 and seen.clicks is None:
+                raise ValueError(
+                    f"table {config.name!r} scores ids by clicks (beta is not 0), and the batch has none: give it "
+                    "click labels, as docs/life.md says"
+                )
+
+    def received(self, counts: Int64Array, latest: Int64Array, ids: torch.Tensor, numbers: torch.Tensor) -> Seen:
+        """What all ranks told of the ids that they ask this one for.
+
+        Args:
+            counts: int64 `[W, T]`.
+            latest: int64 `[W, len(dated)]`, the latest timestamps on each rank.
+            ids: int64 `[n]`.
+            numbers: int32, what they took along.
+        """
+        arrays = self._host.received(counts, ids.numpy(), numbers.numpy())
+        keys = None
+        if len(self.dated):
+            by_key = np.full(counts.shape, NEVER, np.int64)
+            by_key[:, self.dated] = latest
+            keys = torch.from_numpy(by_key.ravel())
+        shows, clicks, stamps = (None if array is None else torch.from_numpy(array) for array in arrays)
+        return Seen(shows, clicks, stamps, keys)
+
+    def _out_of_range(self, table: int, count: int, example: int) -> str | None:
+        """Such ids read row 0: only whoever asks can tell."""
+        config, mode = self.tables.configs[table], self.tables.bounds_check
+        what = f"table {config.name!r}: {count} ids are out of range (such as {example})"
+        if mode is BoundsCheckMode.FATAL:
+            raise IndexError(f"{what}, allowed are 0 .. {config.num_embeddings - 1}")
+        return f"{what} and read row 0" if mode is BoundsCheckMode.WARNING else None
+
+
+@dataclass(frozen=True)
+class UniqueBatch:
+    """What a rank asks others for.
+
+    Attributes:
+        batch: as it came.
+        host: the engine's: `ids` int64 `[U]` of each rank and there of each table, `repeats` int32 `[U]`, `counts`
+            int64 `[W, T]`, how many ids those are, `numbers` int32, what they take along.
+        warnings: to be given where the user sees them.
+    """
+
+    batch: Batch
+    host: HostBatch
+    warnings: list[str]
+
+    def warn(self) -> None:
+        """Says which ids were out of range."""
+        for text in self.warnings:
+            warnings.warn(text, stacklevel=6)
+
+
+class Segments:
+    """Lookups of the tables of one dim, on the device, as the operators read them.
+
+    Attributes:
+        features: by index, in the order of the lookups.
+        lookups: of each of them.
+        rows: received, U.
+        dim: of the rows.
+        slots: int32 `[n]`, the received row of each lookup, feature by feature.
+        source: int64 `[n]`, where each lookup is in the batch's values; None: they are all of them, in order.
+        offsets: int64 `[F * B + 1]` of the bags; pooled.
+    """
+
+    def __init__(self, unique: UniqueBatch, group: int, constants: GroupConstants, transfers: Transfers) -> None:
+        self._host, self._group, self._transfers = unique.host, group, transfers
+        self.constants = constants
+        self.dim, self.features = constants.dim, constants.features
+        self.rows = unique.host.rows(group)
+        self.lookups = unique.host.feature_lookups(group)
+        slots, offsets, source = self._arrays(*unique.host.slots(group))
+        assert slots is not None
+        self.slots = slots
+        self.offsets = None if offsets is None else offsets.view(torch.int64)
+        self.source = None if source is None else source.view(torch.int64)
+
+    def _arrays(self, arena: Any, fields: Any) -> list[torch.Tensor | None]:
+        (words,) = self._transfers.put(arena)
+        return [None if field is None else words.narrow(0, *field) for field in fields]
+
+    def by_row(self, weights: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        """Lookups sorted by the received rows: segment_offsets, grad_row, grad_source, grad_column, scale,
+        hot_segments.
+        """
+        borders, grad_row, grad_column, scale, positions, hot = self._arrays(*self._host.segments(self._group))
+        scale = None if scale is None else scale.view(torch.float32)
+        if weights is not None:
+            assert positions is not None
+            own = weights.detach().index_select(0, positions)
+            scale = own if scale is None else own * scale
+        hot = None if hot is None else hot.view(-1, HOT_SEGMENT_FIELDS)
+        return borders, grad_row, None, grad_column, scale, hot
+
+
+class GroupConstants:
+    """What the tables of one dim have in every batch.
+
+    Attributes:
+        features: by index.
+        dim: of the rows.
+        columns, means: of each of the features, on the device.
+    """
+
+    def __init__(self, tables: Tables, group: Sequence[int], columns: Sequence[int], transfers: Transfers) -> None:
+        self.features = [feature for table in group for feature in tables.features(table)]
+        self.dim = tables.configs[group[0]].embedding_dim
+        means = [tables.configs[table].pooling is Pooling.MEAN for table in group for _ in tables.features(table)]
+        own = torch.tensor([columns[feature] for feature in self.features], dtype=torch.int64, device="cpu")
+        self.columns, self.means = (each.to(transfers.device) for each in (own, torch.tensor(means, device="cpu")))

@@ -1,0 +1,216 @@
+"""The tables of a sharded collection on one rank: rows that are at home there, in a table-batched embedding."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import numbers
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..modules.collection import CachedCollection
+from ..modules.handles import TableHandle, module_dict
+from ..tbe import Pooling, TableBatchedEmbedding, TableConfig
+from ..tbe.cache.batch import Batch
+from ..tbe.cache.device_cache import Group
+from ..tbe.cache.group_spec import drawn
+from ..tbe.config.cache_size import BatchHint, CacheOption
+from ..tbe.config.life import Seen, TableLife
+from ..tbe.rows.row_parts import WEIGHT
+from ..tbe.step.prefetch_queue import Prefetched
+from .collectives import Exchange
+from .dedup import Tables
+from .placement import Placement
+
+
+class ShardHandle(TableHandle):
+    """A table's handle on one rank. In its state dict are rows that are at home there: `ids` and `weight`.
+
+    Ids are those of the whole table. An index table has all of the rank's rows, a hash table those it has met.
+    """
+
+    sharded = True
+
+    def extra_repr(self) -> str:
+        return f"on this rank {super().extra_repr()}"
+
+    def all_rows(self, ids: np.ndarray | None) -> None:
+        """`ids` of the rank's rows of an index table; None for a hash table."""
+        self._all_rows = ids
+
+    def ids_here(self) -> torch.Tensor:
+        """Of an index table all of the rank's rows; of a hash table those it has met, in order. int64 `[n]`."""
+        if self._all_rows is None:
+            return self._owner[0].view(self.table).ids()
+        return torch.from_numpy(self._all_rows.copy())
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        view, ids = self._owner[0].view(self.table), self.ids_here()
+        destination[f"{prefix}ids"] = ids
+        destination[f"{prefix}weight"] = view.read(ids, [WEIGHT]).parts[WEIGHT]
+
+
+class HomeEmbedding(TableBatchedEmbedding):
+    """Rows at home on a rank.
+
+    Attributes:
+        index_tables: of each, by name, the whole table's config and where its rows live.
+        draws: whether those with an `init_fn` draw their rows; otherwise they are taken over.
+    """
+
+    index_tables: dict[str, tuple[TableConfig, Placement]]
+    draws: bool
+
+    def _build(self, serial: int = 0) -> list[Group]:
+        groups = super()._build(serial)
+        for group in groups:
+            for place, member in enumerate(group.members):
+                if member.config.name in self.index_tables:
+                    table, placement = self.index_tables[member.config.name]
+                    group.always[place] = functools.partial(placement.rows, table.num_embeddings)
+        return groups
+
+    def _fill_tables(self) -> None:
+        """Each rank draws the whole table, as one process would, and keeps its rows."""
+        for table, placement in self.index_tables.values():
+            if table.init_fn is None or not self.draws:
+                continue
+            weight, ids = drawn(table, table.num_embeddings), torch.from_numpy(placement.rows(table.num_embeddings))
+            self.view(table.name).write(ids, {WEIGHT: weight[ids]})
+
+
+class HomeTables(CachedCollection):
+    """A rank's rows of all tables of a collection, each looked up once for each rank.
+
+    All tables are hash tables here, since ids are not those of the rows: an initial weight depends on the id alone.
+    """
+
+    def __init__(self, origin: CachedCollection, placements: list[Placement], exchange: Exchange) -> None:
+        source, world_size = origin._embedding, exchange.world_size
+        pairs = list(zip(source.tables, placements, strict=True))
+        hint = source.batch_hint
+        if hint.multi_hot_sizes is None:
+            hint = BatchHint(hint.batch_size, [table.num_features for table in source.tables], hint.world_size)
+        embedding = HomeEmbedding(
+            [
+                dataclasses.replace(
+                    table,
+                    num_embeddings=placement.most_rows(table.num_embeddings),
+                    num_features=world_size,
+                    pooling=Pooling.NONE,
+                    hashed=True,
+                    capacity=placement.most_rows(table.capacity) if table.capacity else 0,
+                    init_min=table.init_range[0],
+                    init_max=table.init_range[1],
+                    init_fn=table.init_fn if table.hashed else None,
+                    life=_life(table, placement),
+                )
+                for table, placement in pairs
+            ],
+            cache=_cache(source, placements),
+            batch_hint=hint,
+            device=exchange.device,
+            seed=exchange.broadcast(source.seed),
+            check_finite=source.steps.guard.check_finite,
+            cache_policy=source.cache_policy,
+            host_store=source.host_store and os.path.join(source.host_store, f"rank{exchange.rank}"),
+        )
+        embedding.index_tables = {pair[0].name: pair for pair in pairs if not pair[0].hashed}
+        embedding.draws = source._groups is None
+        embedding.steps.guard.scaler = source.steps.guard.scaler
+        embedding.steps.guard.others = exchange
+        self.__dict__["_handles_name"] = origin._handles_name
+        super().__init__(origin._configs, embedding, None)
+        self._modules[self._handles_name] = module_dict(
+            {name: self._handle(handle) for name, handle in origin._table_handles().items()}
+        )
+        handles: dict[str, Any] = self._table_handles()
+        for table, placement in pairs:
+            handles[table.name].all_rows(None if table.hashed else placement.rows(table.num_embeddings))
+        keys = np.arange(len(pairs))[:, None] + len(pairs) * np.arange(world_size)
+        self._keys = keys.ravel()
+        self._take_over(source, placements, exchange.rank)
+        self.train(origin.training)
+
+    def _handle(self, old: TableHandle) -> ShardHandle:
+        handle = ShardHandle(self._embedding, self._embedding.view(old.table).config, None)
+        old_weight = old.weight
+        shape, dtype = (0, old_weight.shape[1]), old_weight.dtype
+        handle._parameters.replace(old_weight.twin(torch.empty(shape, dtype=dtype, device=self._embedding.device)))
+        return handle
+
+    def _take_over(self, source: TableBatchedEmbedding, placements: list[Placement], rank: int) -> None:
+        """Rows that were trained or loaded before, each by the rank that is their home."""
+        if source._groups is None:
+            return
+        self._sync_optimizers()
+        for table, placement in zip(source.tables, placements, strict=True):
+            for chunk in source.view(table.name).chunks(kept=True):
+                mine = torch.from_numpy(placement.owner(chunk.ids.numpy()) == rank)
+                parts = {name: part[mine] for name, part in chunk.parts.items()}
+                self._embedding.view(table.name).write(chunk.ids[mine], parts)
+            before, now = source.optimizer_of(table.name), self._embedding.optimizer_of(table.name)
+            if before is not None and now is not None:
+                self._embedding.load([], [(now, before.step)])
+
+    def table_ids(self, table: str) -> torch.Tensor:
+        """Ids of this rank: an index table has all of its rows here."""
+        self._embedding.view(table)  # which raises for a name that is unknown
+        handles: dict[str, Any] = self._table_handles()
+        ids: torch.Tensor = handles[table].ids_here()
+        return ids
+
+    def batch_of(self, values: torch.Tensor, offsets: torch.Tensor, seen: Seen | None) -> Batch:
+        """Ids of all ranks, rank by rank and there table by table, as a batch; `seen`: what ranks told of them."""
+        return self._embedding.steps.ahead.batch(values, values, offsets, 1, self._keys, None, seen=seen)
+
+    def announce(self, values: torch.Tensor, offsets: torch.Tensor, seen: Seen | None, depth: int | None) -> Prefetched:
+        """`prefetch` of what `batch_of` will be given."""
+        prefetched = Prefetched(values, offsets, 1, self._keys, False, source=values, seen=seen, depth=depth)
+        self._embedding.steps.ahead.add(prefetched)
+        return prefetched
+
+    def rows_of(self, batch: Batch, tables: Tables) -> list[torch.Tensor]:
+        """Rows of the tables of each dim, float32 `[n, D]`, rank by rank and there table by table."""
+        if self.training and torch.is_grad_enabled():
+            self._sync_optimizers()
+        parts = self._embedding.lookup_features(batch)
+        ranks = range(tables.world_size)
+        return [
+            torch.cat([parts[table * tables.world_size + rank] for rank in ranks for table in group])
+            for group in tables.same_dim()
+        ]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.copy(self)
+
+
+def _life(table: TableConfig, placement: Placement) -> TableLife | None:
+    """The rules on one rank: a bound is divided, so that all ranks together keep it."""
+    if table.life is None:
+        return None
+    bounds = {name: getattr(table.life, name) for name in ("max_rows", "max_bytes")}
+    own = {name: placement.part(bound) for name, bound in bounds.items() if bound}
+    return dataclasses.replace(table.life, **own)
+
+
+def _cache(source: TableBatchedEmbedding, placements: list[Placement]) -> CacheOption:
+    """The option for one rank: rows are rows of a rank, but no more than can be there."""
+    option = source.cache_option
+    if not isinstance(option, (numbers.Integral, Mapping)) or isinstance(option, bool):
+        return option
+    sizes = {}
+    for table, placement in zip(source.tables, placements, strict=True):
+        size = option.get(table.name) if isinstance(option, Mapping) else int(option)
+        if size is None:
+            continue
+        bounded = not table.hashed or table.capacity or not placement.share
+        if isinstance(size, numbers.Integral) and bounded:
+            size = min(int(size), placement.most_rows(table.num_embeddings))
+        sizes[table.name] = size
+    return sizes

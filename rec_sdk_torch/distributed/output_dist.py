@@ -1,0 +1,77 @@
+"""From received rows, each id once, to what a collection gives; in the backward pass, one gradient for each row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..ops import accumulate_rows, ops
+from ..tbe.step.lookup import apart
+from .dedup import Segments
+
+
+def _summed(grad: torch.Tensor, segments: Segments, by_row: tuple[torch.Tensor | None, ...]) -> torch.Tensor:
+    """Gradients of the rows, float32 `[U, D]`, summed as the update of a table sums them."""
+    rows, dim = segments.rows, segments.dim
+    sums = grad.new_zeros((rows, 2 * dim))
+    if rows:
+        accumulate_rows(sums, [grad], torch.arange(rows, dtype=torch.int32, device=grad.device), *by_row)
+    return sums[:, :dim]
+
+
+class Repeat(torch.autograd.Function):
+    """The rows of the lookups of each feature, float32 `[n, D]`, in one piece of memory."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, segments: Segments) -> tuple[torch.Tensor, ...]:
+        ctx.segments = segments
+        result: torch.Tensor = ops.lookup_sequence(rows, segments.slots)
+        parts: tuple[torch.Tensor, ...] = result.split(segments.lookups)
+        return parts
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        grad = torch.cat(grads) if len(grads) > 1 else grads[0]
+        return _summed(grad.float().contiguous(), ctx.segments, ctx.segments.by_row(None)), None
+
+
+def repeated(rows: torch.Tensor, segments: Segments) -> tuple[torch.Tensor, ...]:
+    """`Repeat`, whose outputs are the caller's."""
+    return apart(Repeat.apply(rows, segments))
+
+
+class Pool(torch.autograd.Function):
+    """Pooled rows, float32 `[B, total]`, by the operator that pools unsharded tables: bags have its bits."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, segments: list[Segments], size: int, width: int, *tensors: torch.Tensor | None
+    ) -> torch.Tensor:
+        """`tensors`: rows of each dim, then per-sample weights of each or None."""
+        count = len(segments)
+        rows, weights = tensors[:count], tensors[count:]
+        out = torch.empty((size, width), dtype=torch.float32, device=segments[0].slots.device)
+        for each, row, weight in zip(segments, rows, weights, strict=True):
+            ops.lookup_pooled(
+                row, each.slots, each.offsets, weight, each.constants.columns, each.constants.means, 0, out
+            )
+        ctx.segments = segments
+        wanted = any(ctx.needs_input_grad[3 + count :])
+        ctx.save_for_backward(*(rows if wanted else [None] * count), *weights)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        grad = grad.float().contiguous()
+        segments: list[Segments] = ctx.segments
+        count = len(segments)
+        rows, weights = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        of_rows = [_summed(grad, s, s.by_row(w)) for s, w in zip(segments, weights, strict=True)]
+        of_weights: list[torch.Tensor | None] = [None] * count
+        for index, each in enumerate(segments):
+            if ctx.needs_input_grad[3 + count + index]:
+                of_weights[index] = ops.pooled_weights_grad(
+                    rows[index], each.slots, each.offsets, grad, each.constants.columns, each.constants.means
+                )
+        return (None, None, None, *of_rows, *of_weights)

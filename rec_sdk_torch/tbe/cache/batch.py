@@ -1,0 +1,127 @@
+"""A batch as the planner reads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..config.life import NOTHING_SEEN, Seen, SeenArrays
+
+Int64Array = npt.NDArray[np.int64]
+IntArray = npt.NDArray[np.signedinteger[Any]]
+"""int32 or int64."""
+
+
+def _host_array(name: str, values: torch.Tensor) -> IntArray:
+    if values.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name} are {values.dtype}, expected torch.int32 or torch.int64")
+    array: IntArray = values.cpu().numpy()
+    return array
+
+
+def _same_memory(a: IntArray, b: IntArray) -> bool:
+    return a.ctypes.data == b.ctypes.data and (a.dtype, a.shape, a.strides) == (b.dtype, b.shape, b.strides)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Ids of K keys times B samples, key-major, in host memory.
+
+    Attributes:
+        values: int32 or int64 `[n]`.
+        offsets: int32 or int64 `[K * B + 1]`; bag (k, b) is `values[offsets[k * B + b] : offsets[k * B + b + 1]]`.
+        batch_size: B.
+        feature_keys: int64 `[F]`, for each feature of the embedding the key it reads.
+        weights: float32 `[n]` without gaps on the compute device, the per-sample weights, or None.
+        copied: the ids came from a device and were copied back for planning.
+        weighted: there are per-sample weights, or there will be when the batch is looked up.
+        joined: the rows of all features of a sequence group are one output, and have one gradient.
+        seen: what is known of the lookups beside their ids.
+    """
+
+    values: IntArray
+    offsets: IntArray
+    batch_size: int
+    feature_keys: Int64Array
+    weights: torch.Tensor | None = None
+    copied: bool = False
+    weighted: bool = False
+    joined: bool = False
+    seen: SeenArrays = NOTHING_SEEN
+
+    @classmethod
+    def from_tensors(
+        cls,
+        values: torch.Tensor,
+        offsets: torch.Tensor,
+        batch_size: int,
+        feature_keys: Int64Array,
+        weights: torch.Tensor | None = None,
+        weighted: bool | None = None,
+        joined: bool = False,
+        seen: Seen | None = None,
+    ) -> Batch:
+        """A batch of tensors, copied to the host where they are not there yet.
+
+        Raises:
+            TypeError: ids or offsets that are neither int32 nor int64.
+            ValueError: shapes that do not fit each other.
+        """
+        if values.dim() != 1 or offsets.dim() != 1:
+            raise ValueError(f"ids and offsets must be flat, got shapes {values.shape} and {offsets.shape}")
+        if weights is not None and weights.shape != values.shape:
+            raise ValueError(f"{weights.numel()} per-sample weights for {values.numel()} ids")
+        if weights is not None:
+            weights = weights.to(dtype=torch.float32).contiguous()
+        arrays = _host_array("ids", values), _host_array("offsets", offsets)
+        copied = values.device.type != "cpu"
+        weighted = weights is not None if weighted is None else weighted
+        known = NOTHING_SEEN if seen is None else seen.arrays(len(arrays[0]))
+        return cls(*arrays, batch_size, feature_keys, weights, copied, weighted, joined, known)
+
+    def same_plan(self, other: Batch) -> bool:
+        """Whether one plan serves both."""
+        mine, its = ((batch.batch_size, batch.weighted, batch.joined) for batch in (self, other))
+        if mine != its or not self.seen.same(other.seen):
+            return False
+        pairs = [(self.offsets, other.offsets), (self.feature_keys, other.feature_keys), (self.values, other.values)]
+        return all(_same_memory(a, b) or np.array_equal(a, b) for a, b in pairs)
+
+    @cached_property
+    def _starts(self) -> Int64Array:
+        # An offsets array of the wrong length is the planner's to report, with a better message than an index's.
+        borders = self.offsets[:: self.batch_size] if self.batch_size else np.zeros(1, self.offsets.dtype)
+        return borders.astype(np.int64)
+
+    def lookups(self, features: Int64Array) -> Int64Array:
+        """Lookups of each of `features`."""
+        if not self.batch_size:
+            return np.zeros(len(features), np.int64)
+        keys = self.feature_keys[features]
+        return self._starts[keys + 1] - self._starts[keys]
+
+    def bags(self, features: Int64Array) -> Int64Array:
+        """Offsets of the bags of `features`, one behind the other, int64 `[F * B + 1]`."""
+        first = self.feature_keys[features][:, None] * self.batch_size + np.arange(self.batch_size)
+        lengths = (self.offsets[first + 1] - self.offsets[first]).ravel()
+        return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+
+    def order(self, features: Int64Array) -> Int64Array | None:
+        """Where each lookup of `features` is in `values`, int64 `[n]`; None when they are all of them in order."""
+        if not self.batch_size:
+            return None
+        keys = self.feature_keys[features]
+        lengths = self.lookups(features)
+        if self._starts[0] or self._starts[-1] != len(self.values) or (np.diff(self._starts) < 0).any():
+            return None  # the planner says what is wrong with these offsets
+        starts = self._starts[keys]
+        before = np.cumsum(lengths) - lengths
+        if np.array_equal(starts, before) and lengths.sum() == len(self.values):
+            return None
+        source: Int64Array = np.arange(lengths.sum()) + np.repeat(starts - before, lengths)
+        return source

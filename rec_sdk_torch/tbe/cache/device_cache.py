@@ -1,0 +1,470 @@
+"""A group: tables of one record layout, with one host store, device cache and plan for all of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from ... import _engine
+from ...backends.devices import Backend, backend_for
+from ...ops import ops, parallel_runner, update_rows
+from ...record import dtype_codes
+from ...warn import warn
+from ..config.life import TableLife, warn_of_evictions, warn_of_timestamps
+from ..config.rounding import rounding_seeds
+from ..config.table import BoundsCheckMode, Pooling
+from .accumulation import Segments, Window
+from .batch import Batch, Int64Array
+from .graded import graded_rows
+from .group_spec import Member, drawn, engine_of, record_layout, state_inits, stored_bytes
+from .ledger import Ledger, Run
+from .plan import Plan
+from .store_folder import StoreFolder
+from .swap import Swap
+from .transfers import Arrival, Transfers
+
+if TYPE_CHECKING:
+    from ..rows.snapshot import Snapshot
+
+_engine.set_parallel_runner(*parallel_runner())
+
+CHUNK_BYTES = 64 << 20
+"""Records that pass through one staging buffer when whole tables are read, written or looked up."""
+
+
+class Group:
+    """Tables of one record layout, one optimizer kernel and one way to round.
+
+    A training batch comes here four times: `plan`, `stage`, `lookup` and, in the backward pass, `update`. The first is
+    called under the embedding's planning lock, all else under its launch lock.
+
+    Attributes:
+        members: the tables.
+        features: those of the embedding that look them up, int64.
+        layout: of a record.
+        accumulate_step: backward passes of the accumulation window.
+        always: by table, ids whose rows it has though they may not have been met: of an index table whose rows are
+            divided among ranks, which is a hash table here.
+        optimizers: of the members, each once.
+        engine: the rows' directory and store.
+        intervals: steps between evictions of each member's ids; 0 for none.
+        swap: brings rows to the cache.
+        window: gradients that wait; None where each backward pass updates.
+        snapshots: by place, of members of which a save takes a moment.
+        chunk: rows that pass through one staging buffer when whole tables are read, written or looked up.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        columns: Sequence[int],
+        device: torch.device,
+        seed: int,
+        bounds_check: BoundsCheckMode,
+        cache_policy: str,
+        serial: int = 0,
+        stores: StoreFolder | None = None,
+    ) -> None:
+        """Allocates the cache.
+
+        Args:
+            members: the tables, at least one.
+            columns: first output column of each feature of each table, in order; empty for a sequence.
+            device: where the cache lives.
+            seed: of the initial weights.
+            bounds_check: what an id outside an index table does.
+            cache_policy: which rows leave the cache, by its name in the engine.
+            serial: versions of rows go on from here.
+            stores: where host stores are on disk; None keeps them in memory.
+        """
+        self.members = list(members)
+        self.places = {member.config.name: place for place, member in enumerate(self.members)}
+        self.always: dict[int, Callable[[], Int64Array]] = {}
+        self.features: Int64Array = np.array([f for m in members for f in m.features], np.int64)
+        first = self.members[0]
+        self.layout = record_layout(first.config, first.optimizer)
+        self.accumulate_step = first.optimizer.accumulate_step if first.optimizer else 1
+        self._kernel = first.optimizer.spec.kernel if first.optimizer else ""
+        self._device = device
+        means = [m.config.pooling is Pooling.MEAN for m in members for _ in m.features]
+        layout, policy = self.layout, cache_policy
+        self._rounds = first.config.rounds_stochastically and first.optimizer is not None
+        self._seed = seed
+        self._make_engine = functools.partial(
+            engine_of,
+            members,
+            layout,
+            columns,
+            means,
+            seed,
+            bounds_check,
+            policy,
+            stores=stores,
+            row_ids=self._rounds,
+            state_inits=state_inits(members),
+        )
+        self.engine = self._make_engine(serial=serial)
+        self._counted: dict[int | None, dict[str, int]] = {}
+        self._state_dtypes = dtype_codes(layout.state_dtypes)
+        optimizers = [member.optimizer for member in members if member.optimizer]
+        self.optimizers = list({id(optimizer): optimizer for optimizer in optimizers}.values())
+        ranks = {id(optimizer): rank for rank, optimizer in enumerate(self.optimizers)}
+        self._optimizer_of_table = [ranks[id(optimizer)] for optimizer in optimizers]
+        self._may_warn = bounds_check is BoundsCheckMode.WARNING and not all(m.config.hashed for m in members)
+        self._with_init_fn = [i for i, m in enumerate(members) if m.config.hashed and m.config.init_fn is not None]
+        lives = [member.config.life or TableLife() for member in members]
+        self.intervals = [life.evict_step_interval for life in lives]
+        self._dated = any(life.evict_age for life in lives)
+        self._evicting = any(member.config.life is not None for member in members)
+        self.snapshots: dict[int, Snapshot] = {}
+        self.chunk = max(1024, CHUNK_BYTES // self.layout.bytes)
+        # Buffers are made outside of inference mode, whose tensors could not be changed by a later step.
+        with torch.inference_mode(False):
+            self._allocate(backend_for(device), columns, means)
+
+    def _allocate(self, backend: Backend, columns: Sequence[int], means: Sequence[bool]) -> None:
+        slots = sum(member.cache_slots for member in self.members)
+        cache = backend.allocate_cache(slots, self.layout.bytes, self._device)
+        self._fill_default_rows(cache)
+        self._columns = torch.tensor(list(columns), dtype=torch.int64, device=self._device)
+        self._means = torch.tensor(list(means), dtype=torch.bool, device=self._device)
+        self._transfers = Transfers(self._device, backend)
+        self._sent_coefficients: tuple[list[list[float]], Arrival] = ([], Arrival((), cache))
+        self._sent_seeds: tuple[list[int], Arrival] = ([], Arrival((), cache))
+        self.window = None
+        if self.accumulate_step > 1:
+            of_ids = len(self.members) if self._rounds else 0
+            self.window = Window(self.engine, slots, self.layout.dim, self._transfers, self.chunk, of_ids)
+        sums = self.window.sums if self.window else None
+        fill_new = self.run_init_fns if self._with_init_fn else None
+        self.swap = Swap(self.engine, cache, self.layout.weight(cache), sums, self._transfers, fill_new)
+
+    def _fill_default_rows(self, cache: torch.Tensor) -> None:
+        """What ids without a row read."""
+        end = 0
+        for member in self.members:
+            end += member.cache_slots
+            if member.config.life is not None and member.cache_slots > member.slots:
+                self.layout.weight(cache)[end - 1].fill_(member.config.life.default_value)
+
+    # ---- all tables at once
+
+    def fresh_engine(self) -> _engine.Engine:
+        """An engine of tables without rows, in which versions go on. No batch may be in flight."""
+        version = self.engine.next_version()
+        engine = self._make_engine(serial=version)
+        for table in range(len(self.members)):
+            engine.forget_changes(table, engine.version() + 1)  # all rows are others than at any version before
+        return engine
+
+    def adopt(self, engine: _engine.Engine, counted: dict[int | None, dict[str, int]]) -> None:
+        """Takes the rows of `engine` for those of the tables; `counted` is what `counts` gave. May be done again.
+
+        All plans must be applied and all rows landed.
+        """
+        if engine is self.engine:
+            return
+        if self.window is not None:
+            self.window.drop()
+            self.window.adopt(engine)
+        for snapshot in self.snapshots.values():
+            snapshot.before_replacement()
+        self._counted, self.swap.engine = counted, engine
+        self.engine = engine
+
+    def stats(self, table: int | None) -> dict[str, int]:
+        """As those of the engine, with what engines before it counted."""
+        found = self.engine.stats(table)
+        for name, count in self._counted.get(table, {}).items():
+            found[name] = max(found[name], count) if name == "largest_batch" else found[name] + count
+        return found
+
+    def counts(self) -> dict[int | None, dict[str, int]]:
+        """`stats` of all tables, and of each."""
+        return {table: self.stats(table) for table in (None, *range(len(self.members)))}
+
+    def reset_stats(self) -> None:
+        self._counted = {}
+        self.engine.reset_stats()
+
+    # ---- a training batch
+
+    def announce(self, batch: Batch) -> _engine.Announcement:
+        """Tells the cache policy that the batch will be planned, after those announced before."""
+        keys = batch.feature_keys[self.features]
+        return self.engine.announce(batch.values, batch.offsets, keys, batch.batch_size)
+
+    def plan(self, batch: Batch, announced: _engine.Announcement | None = None) -> Plan:
+        """Plans a training batch; the plan pins the batch's rows until it is released or dropped.
+
+        Raises:
+            CacheTooSmallError: a table's cache holds fewer rows than the batch needs.
+            CapacityError: a bounded hash table is full.
+            IndexError, ValueError, TypeError: ids or offsets that cannot be right.
+        """
+        return self.swap.plan(batch, batch.feature_keys[self.features], announced)
+
+    def read_ahead(self, plan: Plan) -> None:
+        """Starts to bring in the plan's rows before its turn, in any thread."""
+        if not self._with_init_fn:  # which draw random numbers: in the forward, as without
+            self.swap.read_ahead(plan)
+
+    def warn(self, plan: Plan) -> None:
+        """Warns of ids of the plan that were out of range, and of timestamps that were set aside."""
+        if self._may_warn:
+            _warn_of_bounds(plan.host.bounds_warnings)
+        if self._dated:
+            warn_of_timestamps(plan.host.set_aside)
+
+    def warn_of_evictions(self) -> None:
+        """Warns of tables that lost more than half of their rows at once."""
+        if self._evicting:
+            warn_of_evictions(self.engine.take_large_evictions())
+
+    def weights_of(self, batch: Batch) -> torch.Tensor | None:
+        """The batch's per-sample weights in the order of this group's lookups, differentiable."""
+        order = None if batch.weights is None else batch.order(self.features)
+        if batch.weights is None or order is None:
+            return batch.weights
+        return batch.weights.index_select(0, *self._transfers.put(order))
+
+    def stage(self, plan: Plan) -> None:
+        """Makes ready what `lookup` brings in. All that can fail of a swap."""
+        self._transfers.follow()
+        self.swap.stage(plan)
+
+    def apply(self, plan: Plan) -> None:
+        """Brings in the rows of a batch that has begun."""
+        self._transfers.follow()
+        self.swap.finish(plan)
+
+    def lookup(self, plan: Plan, weights: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:
+        """Looks up the rows of a plan that is applied.
+
+        Returns:
+            float32 `[n, D]`; or `out` `[B, total]`, into whose columns they were pooled.
+        """
+        rows, arrays = self.swap.weights, plan.arrays
+        if out is None:
+            sequence: torch.Tensor = ops.lookup_sequence(rows, arrays.slots)
+            return sequence
+        ops.lookup_pooled(rows, arrays.slots, arrays.offsets, weights, self._columns, self._means, 0, out)
+        return out
+
+    def copy_rows(self, plan: Plan) -> torch.Tensor:
+        """The weights that the plan's lookups read, float32 `[n, D]`."""
+        self._transfers.follow()
+        rows: torch.Tensor = ops.lookup_sequence(self.swap.weights, plan.arrays.slots)
+        return rows
+
+    def weights_grad(self, plan: Plan, grad: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+        """Gradient of the per-sample weights, float32 `[n]`, from that of the output, `[B, total]`.
+
+        `rows` are what `copy_rows` gave before an update changed them; None when none did.
+        """
+        self._transfers.follow()
+        slots = plan.arrays.slots
+        if rows is None:
+            rows = self.swap.weights
+        else:
+            slots = torch.arange(len(slots), dtype=torch.int32, device=self._device)
+        result: torch.Tensor = ops.pooled_weights_grad(
+            rows, slots, plan.arrays.offsets, grad, self._columns, self._means
+        )
+        return result
+
+    def read_weights_grad(self, batch: Batch, rows: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+        """As `weights_grad`, of a batch whose lookups `read` the `rows`, float32 `[n, D]`."""
+        self._transfers.follow()
+        slots = torch.arange(len(rows), dtype=torch.int32, device="cpu").to(self._device)
+        (offsets,) = self._transfers.put(batch.bags(self.features))
+        result: torch.Tensor = ops.pooled_weights_grad(rows, slots, offsets, grad, self._columns, self._means)
+        return result
+
+    def coefficients(self) -> torch.Tensor:
+        """The next update's coefficients of every table, float32 `[T, 16]` on the device.
+
+        Raises:
+            TypeError, ValueError: an option of an optimizer was changed to something no update may use.
+        """
+        # Numbers: an option may be a tensor, which changes without becoming another.
+        rows = [[float(value) for value in optimizer.coefficients()] for optimizer in self.optimizers]
+        if rows != self._sent_coefficients[0]:  # some optimizers' never change
+            of_tables = np.array(rows, np.float32)[self._optimizer_of_table]
+            self._sent_coefficients = (rows, self._transfers.send_arrays([of_tables]))
+        return self._sent_coefficients[1].wait()[0]
+
+    def _seeds(self) -> torch.Tensor | None:
+        """Those of the next update's stochastic rounding, int64 `[T]` on the device; None where it is to nearest."""
+        if not self._rounds:
+            return None
+        steps = [self.optimizers[index].step + 1 for index in self._optimizer_of_table]
+        if steps != self._sent_seeds[0]:
+            seeds = rounding_seeds(self._seed, [member.config.name for member in self.members], steps)
+            self._sent_seeds = (steps, self._transfers.send_arrays([seeds]))
+        return self._sent_seeds[1].wait()[0]
+
+    def update(
+        self,
+        plan: Plan,
+        grads: Sequence[torch.Tensor | None],
+        weights: torch.Tensor | None,
+        coefficients: torch.Tensor | None,
+        ledger: Ledger,
+    ) -> None:
+        """Aggregates the gradients per row; updates the rows when `coefficients` are given (the window's end).
+
+        Args:
+            plan: of the batch.
+            grads: that of the pooled output, or one of each feature; None for a feature that is not part of the loss.
+            weights: the per-sample weights.
+            coefficients: as `coefficients` gives them.
+            ledger: says what was done of it before an interrupt.
+        """
+        self._transfers.follow()
+        window = self.window
+        rows = graded_rows(plan, grads, weights)
+        if rows is not None:
+            present, slots, ids, tables, segments = rows
+            if window is not None:
+                window.add(plan, present, slots, segments, ledger)
+            elif coefficients is not None:
+                self._before_update(slots)
+                run = functools.partial(ledger.run, self)
+                self._update_rows(run, self.swap.cache, present, slots, ids, tables, segments, coefficients)
+        if window is not None and coefficients is not None:
+            self.swap.settle()
+            for table, snapshot in self.snapshots.items():
+                snapshot.before_change(self.engine.window_ids(table))
+            window.close(
+                self.swap.cache,
+                lambda run, cache, sums, slots, ids, tables, borders: self._update_rows(
+                    run, cache, [sums], slots, ids, tables, (borders, slots, None, None, None, None), coefficients
+                ),
+                ledger,
+            )
+
+    def _before_update(self, slots: torch.Tensor) -> None:
+        if self.snapshots:
+            of_rows = slots.cpu().numpy()
+            for snapshot in self.snapshots.values():
+                snapshot.before_update(of_rows)
+
+    def before_change(self, table: int, ids: Int64Array | None = None) -> None:
+        """Who changes rows of a table beside training calls this before, when all is settled. None: any row."""
+        snapshot = self.snapshots.get(table)
+        if snapshot is not None:
+            snapshot.before_all_change() if ids is None else snapshot.before_change(ids)
+
+    def _update_rows(
+        self,
+        run: Run,
+        cache: torch.Tensor,
+        grads: list[torch.Tensor],
+        slots: torch.Tensor,
+        ids: torch.Tensor | None,
+        tables: torch.Tensor,
+        segments: Segments,
+        coefficients: torch.Tensor,
+    ) -> None:
+        layout = self.layout
+        settings = (coefficients, self._kernel, layout.dim, layout.weight_dtype, ids, self._seeds())
+        *of_lookups, hot = segments
+        run(update_rows, cache, grads, slots, tables, *of_lookups, *settings, self._state_dtypes, hot)
+
+    def set_evict_step_interval(self, steps: int | None) -> None:
+        """Of all members that evict ids at intervals; None: what their configs say."""
+        configured = [member.config.life.evict_step_interval if member.config.life else 0 for member in self.members]
+        self.intervals = configured if steps is None else [steps] * len(self.members)
+
+    def evicts(self) -> bool:
+        """Whether ids leave when the step that goes on ends: no plan may be made then."""
+        return self._evicting and self.engine.evicts(self.intervals)
+
+    def end_step(self, ledger: Ledger) -> None:
+        """A training step has ended, and its pins: ids leave whose time has come."""
+        if self._evicting:
+            if not ledger.has((self, "end")) and self.engine.evicts(self.intervals):
+                self.swap.settle()
+                for table, snapshot in self.snapshots.items():
+                    snapshot.before_change(self.engine.leaving_ids(table, self.intervals))
+            ledger.run((self, "end"), self.engine.end_step, self.intervals)
+
+    # ---- reading
+
+    def read(self, batch: Batch, weights: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:
+        """As `plan` and `lookup`, but changes nothing, and unknown ids read their initial weight.
+
+        Rows that are not resident pass through a temporary cache, chunk by chunk, so any batch can be read
+        with any cache, by the same operators. No plan may be made meanwhile.
+        """
+        keys = batch.feature_keys[self.features]
+        borders = self.engine.bag_ranges(batch.offsets, keys, batch.batch_size, self.chunk)
+        parts: list[torch.Tensor] = []
+        done = 0
+        self._transfers.follow()
+        self.swap.apply_all()
+        for begin, end in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
+            plan = self.engine.find(batch.values, batch.offsets, keys, batch.batch_size, begin, end)
+            rows = self._readable(plan)
+            index, offsets = self._transfers.put(plan.index, plan.offsets)
+            if out is None:
+                parts.append(ops.lookup_sequence(rows, index))
+                continue
+            part = weights[done : done + len(plan.index)] if weights is not None else None
+            ops.lookup_pooled(rows, index, offsets, part, self._columns, self._means, begin, out)
+            done += len(plan.index)
+        if self._may_warn:
+            _warn_of_bounds(self.engine.take_bounds_warnings())
+        if out is not None:
+            return out
+        empty = torch.empty((0, self.layout.dim), dtype=torch.float32, device=self._device)
+        return torch.cat(parts) if parts else empty
+
+    def _readable(self, plan: _engine.ReadPlan) -> torch.Tensor:
+        if plan.all_resident:
+            return self.swap.weights
+        for serial in plan.sources:
+            self.swap.land(serial)
+        staging = self._transfers.staging(plan.host_count, self.layout.bytes)
+        self.run_init_fns(*self.engine.read(plan, staging.numpy()), staging)
+        resident = ops.gather_rows(self.swap.cache, *self._transfers.put(plan.resident_slots))
+        return self.layout.weight(torch.cat([resident, *self._transfers.send(staging).wait()]))
+
+    def stored_bytes(self, table: int) -> int:
+        """Of a row of the table in host memory."""
+        return stored_bytes(self.members[table].config, self.members[table].optimizer)
+
+    def slot_bytes(self) -> int:
+        """Of a row in the cache and, in a group with a window, its sums."""
+        matrices = [matrix for matrix in (self.swap.cache, self.swap.sums) if matrix is not None]
+        return sum(matrix.shape[1] * matrix.element_size() for matrix in matrices)
+
+    # ---- records of whole tables
+
+    def run_init_fns(self, new: np.ndarray, tables: np.ndarray, records: torch.Tensor) -> None:
+        """Lets hash tables with an `init_fn` fill their rows among `records[new]`, which are of `tables`."""
+        for index in self._with_init_fn if len(new) else ():
+            rows = torch.from_numpy(new[tables == index]).long()
+            weights = self.layout.weight(records)
+            weights[rows] = drawn(self.members[index].config, len(rows)).to(weights.dtype)
+
+    def gather(self, slots: np.ndarray) -> torch.Tensor:
+        """Records in the cache, copied to the host, uint8 `[n, bytes]`."""
+        self._transfers.follow()
+        records: torch.Tensor = ops.gather_rows(self.swap.cache, *self._transfers.put(slots)).cpu()
+        return records
+
+    def scatter(self, slots: np.ndarray, records: torch.Tensor) -> None:
+        """Replaces records in the cache by those of the host."""
+        self._transfers.follow()
+        ops.scatter_rows(self.swap.cache, *self._transfers.put(slots), records.to(self._device))
+
+
+def _warn_of_bounds(found: Sequence[tuple[str, int, int]]) -> None:
+    for name, count, example in found:
+        warn(f"table {name!r}: {count} ids are out of range (such as {example}) and read row 0")

@@ -1,0 +1,77 @@
+"""The folder of host stores that are on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import os
+import urllib.parse
+import weakref
+
+from ..._forks import keep_from_children
+
+MARKER = b"rec_sdk_torch host store: rows of a running process, no save\n"
+"""What the files of host stores begin with, see torch_npu_ext/host/store_file.cpp."""
+
+
+class FolderInUseError(RuntimeError):
+    """Another process, or another embedding of this one, has its host stores in the folder."""
+
+
+class StoreFolder:
+    """A folder with the host stores of one embedding, which nobody else may use meanwhile.
+
+    The files are removed with their tables: the maps from ids to rows are in memory, so that they are of no use to
+    another process, and a checkpoint is the way to keep rows. Those of a process that was killed are removed here.
+
+    Attributes:
+        path: of the folder.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Makes the folder, or takes it over.
+
+        Raises:
+            FolderInUseError: somebody else uses it.
+            OSError: it cannot be made or written to.
+        """
+        self.path = path
+        self._numbers = itertools.count()
+        os.makedirs(path, exist_ok=True)
+        lock = os.open(os.path.join(path, ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(lock, 20, 0).decode(errors="replace").strip()
+            os.close(lock)
+            raise FolderInUseError(
+                f"host_store {path!r} is used by process {holder} (this one is {os.getpid()}): give each embedding a "
+                "folder of its own"
+            ) from None
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, str(os.getpid()).encode(), 0)
+        self._closed = weakref.finalize(self, keep_from_children(lock))
+        self._remove_left()
+
+    def _remove_left(self) -> None:
+        for entry in os.scandir(self.path):
+            if not entry.name.endswith(".rows") or not entry.is_file(follow_symlinks=False):
+                continue
+            with open(entry.path, "rb") as file:
+                ours = file.read(len(MARKER)) == MARKER
+            if ours:
+                os.unlink(entry.path)
+
+    def new_path(self, table: str) -> str:
+        """Of a file for the host store of `table`."""
+        name = urllib.parse.quote(table, safe="")[:100]
+        return os.path.join(self.path, f"{name}.{next(self._numbers)}.rows")
+
+
+def folder_for_copy(path: str) -> StoreFolder:
+    """The first folder `copy1`, `copy2`, ... inside of `path` that nobody uses."""
+    for number in itertools.count(1):
+        with contextlib.suppress(FolderInUseError):
+            return StoreFolder(os.path.join(path, f"copy{number}"))
+    raise AssertionError("unreachable")

@@ -1,0 +1,287 @@
+"""The swap of a group: rows that a batch misses come from the host store, rows that it evicts go back there.
+
+Nobody waits for a copy that he does not need. Rows that leave are in transit until `land` has them in the store; who
+wants one of them lands the plan that took it out, and no other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ... import _engine
+from ...ops import call_once, ops
+from .batch import Batch, Int64Array
+from .plan import Leaving, Plan, PlanArrays, Staged
+from .transfers import Arrival, Departure, Transfers
+
+FillNew = Callable[[np.ndarray, np.ndarray, torch.Tensor], None]
+"""(places, tables, records) -> nothing: gives new rows among `records` other weights than the engine's."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Copies:
+    """Of rows that leave, on their way to the host."""
+
+    records: Departure
+    sums: Departure | None
+
+    def arrived(self) -> bool:
+        return self.records.done() and (self.sums is None or self.sums.done())
+
+
+_SWAP_IN_SLOTS = PlanArrays._fields.index("swap_in_slots")
+
+
+class Swap:
+    """Plans batches of one group, and brings the cache to where their plans want it.
+
+    Plans are made and dropped under the embedding's planning lock, and read ahead by who made them; all else is called
+    under its launch lock.
+    """
+
+    def __init__(
+        self,
+        engine: _engine.Engine,
+        cache: torch.Tensor,
+        weights: torch.Tensor,
+        sums: torch.Tensor | None,
+        transfers: Transfers,
+        fill_new: FillNew | None,
+    ) -> None:
+        """
+        Args:
+            engine: the rows' directory and store.
+            cache: uint8 `[slots, bytes]`.
+            weights: view `[slots, D]` of the cache.
+            sums: float32 `[slots, 2 * D]`, gradients of an accumulation window.
+            transfers: to the cache's device.
+            fill_new: for tables with an `init_fn`; None if there are none.
+        """
+        self.engine = engine
+        self.cache = cache
+        self.weights = weights
+        self.sums = sums
+        self.transfers = transfers
+        # Of who holds this: a cycle would keep the cache too long.
+        self._fill_new = None if fill_new is None else weakref.WeakMethod(fill_new)
+        self._staged: dict[int, weakref.ref[Staged]] = {}  # by serial; their plans hold them
+        self._begun: dict[int, Staged] = {}  # by serial, of plans that can only be completed
+        self._leaving: dict[int, tuple[_engine.Plan, _Copies]] = {}  # by serial, rows in transit
+        self._landing = threading.Lock()
+
+    def staging_bytes(self) -> int:
+        """Host memory of plans that are not applied, and of rows on their way."""
+        tensors: list[torch.Tensor] = []
+        waiting = {staged for ref in list(self._staged.values()) if (staged := ref()) is not None}
+        for staged in waiting.union(self._begun.values()):
+            arrivals = staged.arrival, staged.records, staged.late_rows, staged.sums
+            tensors += [arrival.memory for arrival in arrivals if arrival is not None]
+            tensors += [] if staged.leaving is None else [staged.leaving.staging]
+        for _, copies in list(self._leaving.values()):
+            tensors += [departure.tensor for departure in (copies.records, copies.sums) if departure is not None]
+        return sum(tensor.nbytes for tensor in tensors)
+
+    # ---- planning
+
+    def plan(self, batch: Batch, keys: Int64Array, announced: _engine.Announcement | None = None) -> Plan:
+        """The plan of a training batch, which may have been announced. Waits for nothing."""
+        for serial, (_, copies) in list(self._leaving.items()):
+            if copies.arrived():
+                self.land(serial)
+        for serial, ref in list(self._staged.items()):
+            if ref() is None:
+                self._staged.pop(serial, None)
+        arguments = (batch.values, batch.offsets, keys, batch.batch_size, batch.weighted, batch.joined)
+        if self.transfers.pinned:
+            staging = self.transfers.staging(1, self.engine.arena_bytes(*arguments))[0]
+            host = self.engine.plan(*arguments, staging.numpy(), announced, *batch.seen)
+            staged = self._send_arrays(staging[: host.arena.nbytes], host)
+        else:
+            host = self.engine.plan(*arguments, None, announced, *batch.seen)
+            arrays = PlanArrays.on_host(host)
+            staged = Staged(arrays, Arrival((), arrays.slots))
+        if host.rows_in:
+            self._staged[host.serial] = weakref.ref(staged)
+        return Plan(host, staged.arrays, staged.arrival, staged if host.rows_in else None)
+
+    def _send_arrays(self, arena: torch.Tensor, host: _engine.Plan) -> Staged:
+        arrival = self.transfers.send(arena)
+        return Staged(PlanArrays.of(arrival.tensors[0], host.fields), arrival)
+
+    def drop(self, plan: Plan) -> None:
+        """Ends a plan. If it has not begun it undoes itself, when those made after it have: what was to leave stays."""
+        staged = plan.staged
+        with staged.lock if staged else contextlib.nullcontext():
+            plan.release()
+
+    def read_ahead(self, plan: Plan) -> None:
+        """Starts to bring in the rows of a plan before its turn, in any thread, without the launch lock.
+
+        Rows that a plan before it takes out, and that have not landed, are left to `stage`.
+        """
+        staged = plan.staged
+        if staged is None:
+            return
+        with staged.lock:
+            if staged.records is not None or plan.host.released:
+                return
+            for serial in plan.host.sources:
+                _, copies = self._leaving.get(serial, (None, None))
+                if copies is not None and copies.arrived():
+                    self.land(serial)
+            staging = self.transfers.staging(plan.host.rows_in, self.cache.shape[1])
+            staged.late = self.engine.read_ahead(plan.host, staging.numpy())
+            staged.records = self._send_records(staging)
+
+    # ---- applying
+
+    def stage(self, plan: Plan) -> None:
+        """Applies the plans before this one, and makes ready what it brings in. All that can fail of a swap."""
+        hosts = self.engine.unapplied(plan.host)  # these do not pin: rows in transit hold one
+        for host in hosts[:-1]:
+            self._apply(host)
+        for host in hosts[-1:]:
+            if host.rows_in:
+                self._stage(host, self._staged_of(host))
+
+    def finish(self, plan: Plan) -> None:
+        """Brings in what `plan` needs, which is staged and has begun. Its arrays may be used from now on."""
+        for host in self.engine.unapplied(plan.host):  # unless another thread did, on its way to a later plan
+            self._finish(host, self._staged_of(host) if host.rows_in else None)
+        plan.arrival.wait()
+        plan.staged = None
+
+    def apply_all(self) -> None:
+        """Applies every plan there is: the cache holds all rows that the engine says it does."""
+        for host in self.engine.unapplied():
+            self._apply(host)
+
+    def _apply(self, host: _engine.Plan) -> None:
+        """May be done again from the start if it was interrupted: rows that were swapped are not swapped again."""
+        staged = self._staged_of(host)
+        self._stage(host, staged)
+        _engine.begin([host])
+        self._finish(host, staged)
+
+    def _staged_of(self, host: _engine.Plan) -> Staged:
+        staged = self._begun.get(host.serial)
+        if staged is None:
+            known = self._staged.get(host.serial)
+            staged = None if known is None else known()
+        if staged is None:  # its plan was dropped, and later ones were not
+            staged = self._send_arrays(torch.from_numpy(host.arena), host)
+        return staged
+
+    def _finish(self, host: _engine.Plan, staged: Staged | None) -> None:
+        if staged is not None:
+            self._begun[host.serial] = staged  # who completes it after an interrupt must not swap rows again
+            self._write(staged)
+            if staged.leaving is not None:
+                self._leaving[host.serial] = host, self._send_out(staged.leaving)
+        self.engine.applied(host)
+        for serial in list(self._staged):  # which a thread that plans adds to
+            if serial <= host.serial:
+                self._staged.pop(serial, None)
+        self._begun.clear()  # one at a time begins
+
+    def _stage(self, host: _engine.Plan, staged: Staged) -> None:
+        """Takes memory for what leaves, and starts the copies of what comes. Changes nothing."""
+        staged.arrival.wait()
+        arrays = staged.arrays
+        if arrays.swap_out_places is not None and staged.leaving is None:
+            staged.leaving = self._make_room(host, arrays)
+        if arrays.swap_in_slots is None:
+            return
+        if self.sums is not None and arrays.window_in_slots is not None and staged.sums is None:
+            self._land_sources(host)
+            sums = self.transfers.staging(host.window_in, self.sums.shape[1], torch.float32)
+            self.engine.read_sums(host, sums.numpy())
+            staged.sums = self.transfers.send(sums)
+        with staged.lock:
+            if staged.records is None:
+                self._land_sources(host)
+                staging = self.transfers.staging(host.rows_in, self.cache.shape[1])
+                fill_new = None if self._fill_new is None else self._fill_new()
+                new = self.engine.read_in(host, staging.numpy(), fill_new is not None)
+                if fill_new is not None:
+                    fill_new(*new, staging)
+                staged.records = self._send_records(staging)
+            elif staged.late is not None and len(staged.late) and staged.late_rows is None:
+                self._land_sources(host)
+                late = np.empty((len(staged.late), self.cache.shape[1]), np.uint8)
+                self.engine.read_late(host, staged.late, late)
+                slots = host.views[_SWAP_IN_SLOTS]
+                assert slots is not None
+                staged.late_rows = self.transfers.send_arrays([slots[staged.late], late])
+
+    def _land_sources(self, host: _engine.Plan) -> None:
+        for serial in host.sources:
+            self.land(serial)
+
+    def _send_records(self, staging: torch.Tensor) -> Arrival:
+        return Arrival((staging,), staging) if self.transfers.direct else self.transfers.send(staging)
+
+    def _make_room(self, host: _engine.Plan, arrays: PlanArrays) -> Leaving:
+        """For the rows that leave. Their sums leave already."""
+        shape = host.rows_out, self.cache.shape[1]
+        if self.transfers.direct:
+            staging = rows = self.transfers.staging(*shape)
+        else:
+            rows = self.cache.new_empty(shape)
+            staging = self.transfers.staging(*shape) if self.transfers.pinned else rows
+        sums = None
+        if self.sums is not None and arrays.window_out_slots is not None:
+            sums = self.transfers.fetch(self.sums.index_select(0, arrays.window_out_slots))
+        return Leaving(rows, staging, sums)
+
+    def _write(self, staged: Staged) -> None:
+        """Swaps rows, those that leave with the updates that the current stream has been given."""
+        arrays = staged.arrays
+        if self.sums is not None and arrays.window_out_slots is not None:
+            self.sums.index_fill_(0, arrays.window_out_slots, 0.0)
+        if self.sums is not None and arrays.window_in_slots is not None and staged.sums is not None:
+            self.sums.index_copy_(0, arrays.window_in_slots, *staged.sums.wait())
+        if arrays.swap_in_slots is None or staged.records is None:
+            return
+        (records,) = staged.records.wait()
+        if staged.leaving is None:
+            ops.scatter_rows(self.cache, arrays.swap_in_slots, records)
+        else:
+            rows = self.transfers.used_here(staged.leaving.rows)
+            swap = self.cache, arrays.swap_in_slots, arrays.swap_out_places, records, rows
+            call_once(ops.swap_rows.default, swap, staged.leaving.swapped)
+        if staged.late_rows is not None:
+            ops.scatter_rows(self.cache, *staged.late_rows.wait())
+        if self.transfers.direct:
+            self.transfers.used(staged.records.memory)
+
+    def _send_out(self, leaving: Leaving) -> _Copies:
+        """Starts to copy the rows that have left to the host."""
+        if self.transfers.direct:
+            return _Copies(self.transfers.used(leaving.rows), leaving.sums)
+        return _Copies(self.transfers.fetch(leaving.rows, leaving.staging), leaving.sums)
+
+    # ---- landing
+
+    def land(self, serial: int) -> None:
+        """Writes the rows that plan `serial` took out to the host store. Waits for their copy alone."""
+        with self._landing:
+            host, copies = self._leaving.get(serial, (None, None))
+            if host is None or copies is None:
+                return
+            sums = None if copies.sums is None else copies.sums.wait().numpy()
+            self.engine.land(host, copies.records.wait().numpy(), sums)
+            self._leaving.pop(serial, None)
+
+    def settle(self) -> None:
+        """Applies all plans and lands all rows, for who reads or writes whole tables."""
+        self.apply_all()
+        for serial in list(self._leaving):
+            self.land(serial)

@@ -1,0 +1,1 @@
+"""What tables are: options, life, size of their cache, optimizers. Imports no other room of tbe."""

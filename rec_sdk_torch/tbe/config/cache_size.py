@@ -1,0 +1,188 @@
+"""How many rows of each table the device cache holds."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..._engine import available_memory
+from ...settings import parse_bytes, read_settings
+from .table import TableConfig, as_int
+
+CacheSize = int | float | str
+CacheOption = CacheSize | Mapping[str, CacheSize] | None
+
+
+@dataclass(frozen=True)
+class BatchHint:
+    """The largest batch a cache of derived size must hold.
+
+    Attributes:
+        batch_size: samples of one rank, None when not known.
+        multi_hot_sizes: ids per sample of each table, None for one per feature.
+        world_size: ranks whose batches meet in one cache.
+    """
+
+    batch_size: int | None = None
+    multi_hot_sizes: Sequence[int] | None = None
+    world_size: int = 1
+
+    def rows(self, tables: Sequence[TableConfig], batches: int) -> list[int]:
+        """Rows that so many batches can need of each table at the most; 1 where their size is not known."""
+        sizes = self.multi_hot_sizes
+        if sizes is None:
+            sizes = [table.num_features for table in tables]
+        if len(sizes) != len(tables):
+            raise ValueError(f"multi_hot_sizes has {len(sizes)} entries for {len(tables)} tables")
+        batch_size = None if self.batch_size is None else _positive("batch_size", self.batch_size)
+        world_size = _positive("world_size", self.world_size)
+        checked = [_positive("an entry of multi_hot_sizes", size) for size in sizes]
+        if batch_size is None:
+            return [1] * len(tables)
+        return [
+            min(table.num_embeddings, batches * batch_size * size * world_size)
+            for table, size in zip(tables, checked, strict=True)
+        ]
+
+
+def _positive(name: str, value: object) -> int:
+    number = as_int(value)
+    if number is None:
+        raise TypeError(f"{name} is {value!r}, expected an int")
+    if number < 1:
+        raise ValueError(f"{name} is {number}, must be at least 1")
+    return number
+
+
+def _check_size(where: str, size: CacheSize) -> None:
+    if isinstance(size, bool) or not isinstance(size, (numbers.Real, str)):
+        raise TypeError(f"{where}: {size!r} is neither rows (int), a fraction (float) nor bytes (str)")
+    if isinstance(size, str):
+        parse_bytes(size, where)
+    elif not isinstance(size, numbers.Integral):
+        if not 0.0 < size <= 1.0:
+            raise ValueError(f"{where}: the fraction {size} is not in (0, 1]")
+    elif size < 1:
+        raise ValueError(f"{where}: {size} rows, must be at least 1")
+
+
+def warn_of_one_row(tables: Sequence[TableConfig], cache: CacheOption) -> None:
+    """`cache=1` next to `cache=1.0`: says that the int is one row, which hardly any batch fits into."""
+    for table in tables:
+        size = cache.get(table.name) if isinstance(cache, Mapping) else cache
+        if isinstance(size, numbers.Integral) and size == 1 < table.num_embeddings:
+            warnings.warn(
+                f"cache of table {table.name!r}: the int 1 is one of its {table.num_embeddings} rows, 1.0 all of them",
+                stacklevel=3,
+            )
+
+
+def check_cache_option(tables: Sequence[TableConfig], cache: CacheOption) -> None:
+    """Raises TypeError or ValueError for a `cache` that could not be met on any device."""
+    names = [table.name for table in tables]
+    if isinstance(cache, Mapping):
+        unknown = sorted(set(cache) - set(names))
+        if unknown:
+            raise ValueError(f"cache: no table is named {unknown}; the tables are {names}")
+        for name, size in cache.items():
+            _check_size(f"cache of table {name!r}", size)
+    elif isinstance(cache, str):
+        parse_bytes(cache, "cache")
+    elif cache is not None:
+        _check_size(f"cache of tables {names}", cache)
+
+
+def _one_table(table: TableConfig, size: CacheSize, record_bytes: int, batch: int) -> int:
+    """Slots of a table whose batches have at most `batch` rows of it, by an option of its own."""
+    if isinstance(size, numbers.Integral):
+        # A hash table has no last row: an explicit number of rows is taken at its word.
+        return int(size) if table.hashed else min(int(size), table.num_embeddings)
+    if not isinstance(size, str):
+        return max(math.ceil(size * table.num_embeddings), batch)
+    where = f"cache of table {table.name!r}"
+    slots = parse_bytes(size, where) // record_bytes
+    if slots < 1:
+        raise ValueError(f"{where}: {size!r} is less than one row record of {record_bytes} bytes")
+    return min(slots, table.num_embeddings)
+
+
+def _share(
+    tables: Sequence[TableConfig], record_bytes: Sequence[int], least: Sequence[int], budget: int, why: str
+) -> list[int]:
+    """Whole tables if they fit in `budget` bytes, else `least` rows each and the rest in proportion."""
+    whole = [table.num_embeddings for table in tables]
+    least = [min(need, rows) for need, rows in zip(least, whole, strict=True)]
+    floor = sum(rows * size for rows, size in zip(least, record_bytes, strict=True))
+    if floor > budget:
+        raise ValueError(
+            f"cache: {why} allows {budget} bytes, two batches of the {len(tables)} tables need {floor}; "
+            "enlarge it, or give cache= or a smaller batch_size"
+        )
+    wanted = sum((rows - need) * size for rows, need, size in zip(whole, least, record_bytes, strict=True))
+    fraction = min(1.0, (budget - floor) / wanted) if wanted else 1.0
+    return [need + int((rows - need) * fraction) for rows, need in zip(whole, least, strict=True)]
+
+
+def cache_slots(
+    tables: Sequence[TableConfig],
+    record_bytes: Sequence[int],
+    cache: CacheOption,
+    hint: BatchHint,
+    device_free: int,
+) -> list[int]:
+    """Slots of each table.
+
+    `cache` is rows per table (int), a fraction of `num_embeddings` (float) but at least a batch of `hint`, device
+    memory of all tables (str such as `"2GiB"`), one of these by table name (dict; unnamed tables as for None), or None:
+    as much of each table as fits into EMBCACHE_SIZE_ON_DEVICE_MEM and half the free device memory, at least two
+    batches of `hint`.
+
+    Raises:
+        TypeError, ValueError: an option that cannot be read or met; the message names table and setting.
+        MemoryError: the device has less memory free than the slots need.
+    """
+    check_cache_option(tables, cache)
+    least, one_batch = hint.rows(tables, batches=2), hint.rows(tables, batches=1)  # a batch and its successor
+    budget = min(read_settings().embcache_size_on_device_mem, device_free // 2)
+    why = "EMBCACHE_SIZE_ON_DEVICE_MEM (or half the free device memory)"
+    if isinstance(cache, str):
+        slots = _share(tables, record_bytes, least, parse_bytes(cache, "cache"), f"cache={cache!r}")
+    elif isinstance(cache, Mapping):
+        slots = [
+            _one_table(table, cache[table.name], size, batch) if table.name in cache else 0
+            for table, size, batch in zip(tables, record_bytes, one_batch, strict=True)
+        ]
+        rest = [index for index, rows in enumerate(slots) if rows == 0]
+        left = max(0, budget - sum(rows * size for rows, size in zip(slots, record_bytes, strict=True)))
+        unnamed = ([tables[i] for i in rest], [record_bytes[i] for i in rest], [least[i] for i in rest])
+        for index, rows in zip(rest, _share(*unnamed, left, why), strict=True):
+            slots[index] = rows
+    elif cache is None:
+        slots = _share(tables, record_bytes, least, budget, why)
+    else:
+        parts = zip(tables, record_bytes, one_batch, strict=True)
+        slots = [_one_table(table, cache, size, batch) for table, size, batch in parts]
+    total = sum(rows * size for rows, size in zip(slots, record_bytes, strict=True))
+    if total > device_free:
+        raise MemoryError(
+            f"cache: {total} bytes for tables {[table.name for table in tables]}, but the device has "
+            f"{device_free} free; give a smaller cache="
+        )
+    return slots
+
+
+def check_host_memory(tables: Sequence[TableConfig], row_bytes: Sequence[int]) -> None:
+    """Index tables have all their rows from the start: says so now if the host cannot hold them.
+
+    Raises:
+        MemoryError: it cannot.
+    """
+    pairs = list(zip(tables, row_bytes, strict=True))
+    need = sum(table.num_embeddings * size for table, size in pairs if not table.hashed)
+    free = available_memory()
+    if need > free:
+        names = [table.name for table in tables if not table.hashed]
+        raise MemoryError(f"index tables {names} need {need} bytes of host memory, {free} are free")

@@ -1,0 +1,217 @@
+"""When an id of a hash table gets a row, and when it loses it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ... import _engine
+from ...warn import warn
+from .table import as_int
+
+NEVER = -(2**63)
+"""The timestamp of a table that has seen none."""
+
+
+@dataclass(frozen=True)
+class TableLife:
+    """Admission and eviction of a hash table's ids; every rule is off by default. See docs/life.md.
+
+    `score = alpha * shows + beta * clicks`: how often the id was looked up by training batches, and was clicked then,
+    in its whole life in the table.
+
+    Attributes:
+        admit_threshold: an id gets a row in the batch with which its score reaches this; None admits every id.
+        default_value: what every element of the row of an id without one is read as.
+        alpha, beta: of the score.
+        evict_share: of the rows, those with the lowest decayed scores leave, and at least one; 0 turns it off.
+        score_decay: a row's decayed score is its score at first, then `(old + score) * score_decay` in each batch that
+            has it.
+        evict_age: an id leaves when the table's latest timestamp is more seconds after its own; 0 turns it off.
+        evict_idle_steps: an id leaves that none of so many batches, the latest ones, had; 0 turns it off.
+        evict_step_interval: training steps between evictions by these three rules; 0: only by
+            `TableBatchedEmbedding.evict`.
+        max_rows: at the end of a step with more rows, those with the least score, or count without `evict_share`,
+            leave, down to 7/8 of it; the same for ids that are not admitted. 0 for no bound.
+        max_bytes: the same for the bytes of the rows' records; the smaller of the two bounds counts.
+    """
+
+    admit_threshold: float | None = None
+    default_value: float = 0.0
+    alpha: float = 1.0
+    beta: float = 0.0
+    evict_share: float = 0.0
+    score_decay: float = 1.0
+    evict_age: int = 0
+    evict_idle_steps: int = 0
+    evict_step_interval: int = 0
+    max_rows: int = 0
+    max_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("default_value", "alpha", "beta", "evict_share", "score_decay"):
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"TableLife: {name} is {getattr(self, name)}, must be finite")
+        for name in ("evict_share", "score_decay"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"TableLife: {name} is {getattr(self, name)}, must be in [0, 1]")
+        for name in ("evict_age", "evict_idle_steps", "evict_step_interval", "max_rows", "max_bytes"):
+            number = as_int(getattr(self, name))
+            if number is None or number < 0:
+                raise ValueError(f"TableLife: {name} is {getattr(self, name)!r}, must be an int, 0 or more")
+
+    @property
+    def admits(self) -> bool:
+        """Whether ids have to be admitted."""
+        return self.admit_threshold is not None
+
+    def any(self) -> bool:
+        """Whether some rule is on."""
+        rules = self.evict_share, self.evict_age, self.evict_idle_steps, self.max_rows, self.max_bytes
+        return self.admits or any(rules)
+
+    @property
+    def counts_shows(self) -> bool:
+        """Whether it matters how often a batch has an id."""
+        return self.admits or "count" in self.columns()
+
+    @property
+    def needs_clicks(self) -> bool:
+        """Whether a batch has to come with clicks."""
+        return bool(self.beta and (self.admits or self.evict_share))
+
+    def columns(self) -> list[str]:
+        """What is kept of each row, by the engine's names."""
+        bounded = bool(self.max_rows or self.max_bytes)
+        kept = []
+        if self.evict_share or bounded:  # a row's admission is over
+            kept.append("count")
+        if self.evict_idle_steps or bounded:
+            kept.append("last_use")
+        if self.evict_share:
+            kept.append("score")
+        if self.evict_share and self.needs_clicks:
+            kept.append("clicks")
+        if self.evict_age:
+            kept.append("timestamp")
+        return kept
+
+    def of_engine(self, record_bytes: int) -> _engine.Life:
+        """The rules as the engine takes them."""
+        bounds = [self.max_rows] if self.max_rows else []
+        if self.max_bytes:
+            bounds.append(max(1, self.max_bytes // record_bytes))
+        return _engine.Life(
+            admits=self.admits,
+            threshold=self.admit_threshold or 0.0,
+            alpha=self.alpha,
+            beta=self.beta,
+            decay=self.score_decay,
+            evict_share=self.evict_share,
+            evict_age=self.evict_age,
+            evict_idle=self.evict_idle_steps,
+            max_rows=min(bounds, default=0),
+        )
+
+
+def warn_of_timestamps(found: Sequence[tuple[str, int, int, int, int]]) -> None:
+    """`found`: table, how many, an id, its timestamp, the table's latest."""
+    for table, count, one, timestamp, latest in found:
+        warn(
+            f"table {table!r}: {count} timestamps are more than ten years after the latest of the table, {latest} (id "
+            f"{one} came with {timestamp}): they were set aside, and count as {latest}. Timestamps are seconds. Where "
+            "these are right, set_clocks moves the clock of the table: docs/life.md"
+        )
+
+
+def warn_of_evictions(found: Sequence[tuple[str, int, int, int]]) -> None:
+    """`found`: table, rows that left, of how many, the table's latest timestamp."""
+    for table, evicted, rows, latest in found:
+        clock = "" if latest == NEVER else f" The latest timestamp of the table is {latest}; set_clocks corrects it."
+        warn(f"table {table!r}: {evicted} of its {rows} rows were evicted at once, by age or idleness.{clock}")
+
+
+class Seen(NamedTuple):
+    """What is known of each lookup of a batch beside its id, for tables that admit or evict ids.
+
+    Attributes:
+        shows: integers `[n]`, how often the id was seen, 1 or more; None: once.
+        clicks: integers `[n]`, of which negative ones are none; None where no table needs them.
+        timestamps: integers `[n]`, seconds; None where no table needs them.
+        latest: int64 `[K]`, the latest timestamp of each key, where more than `timestamps` are known; None: of those.
+    """
+
+    shows: torch.Tensor | None = None
+    clicks: torch.Tensor | None = None
+    timestamps: torch.Tensor | None = None
+    latest: torch.Tensor | None = None
+
+    def arrays(self, lookups: int) -> SeenArrays:
+        """In host memory.
+
+        Raises:
+            TypeError: something that is not integers.
+            ValueError: another number of them than of ids, or one out of range.
+        """
+        return SeenArrays(
+            _array("shows", self.shows, np.int32, lookups, 1),
+            _array("clicks", self.clicks, np.int32, lookups, None),
+            _array("timestamps", self.timestamps, np.int64, lookups, NEVER + 1),
+            None if self.latest is None else self.latest.numpy(),
+        )
+
+
+class SeenArrays(NamedTuple):
+    """`Seen` in host memory."""
+
+    shows: npt.NDArray[np.int32] | None = None
+    clicks: npt.NDArray[np.int32] | None = None
+    timestamps: npt.NDArray[np.int64] | None = None
+    latest: npt.NDArray[np.int64] | None = None
+
+    def same(self, other: SeenArrays) -> bool:
+        """Whether both say the same."""
+        pairs = zip(self, other, strict=True)
+        return all(a is b or (a is not None and b is not None and np.array_equal(a, b)) for a, b in pairs)
+
+
+NOTHING_SEEN = SeenArrays()
+"""Ids alone."""
+
+
+def _array(
+    name: str, values: torch.Tensor | None, dtype: type[np.signedinteger[Any]], lookups: int, least: int | None
+) -> npt.NDArray[Any] | None:
+    if values is None:
+        return None
+    if values.dtype.is_floating_point or values.dtype.is_complex:
+        raise TypeError(f"{name} are {values.dtype}, expected integers")
+    if values.dim() != 1 or values.numel() != lookups:
+        raise ValueError(f"{name} have shape {tuple(values.shape)}, expected one for each of {lookups} ids")
+    return in_range(name, values.detach().cpu().contiguous().numpy(), dtype, least)
+
+
+def in_range(
+    name: str, values: npt.NDArray[Any], dtype: type[np.signedinteger[Any]], least: int | None
+) -> npt.NDArray[Any]:
+    """`values` as `dtype`; with `least` None, negative ones are -1.
+
+    Raises:
+        ValueError: one that is less, or more than `dtype` has.
+    """
+    most = int(np.iinfo(dtype).max)
+    if values.size:
+        lowest, highest = values.min().item(), values.max().item()
+        wrong = highest if highest > most else lowest if least is not None and lowest < least else None
+        if wrong is not None:
+            allowed = f"{least}" if least is not None else "0, or a negative number for none,"
+            raise ValueError(f"{name} has {wrong!r} among them, allowed are {allowed} to {most}")
+        if least is None and lowest < -1:
+            values = np.maximum(values, -1)
+    return values.astype(dtype, copy=False)

@@ -1,0 +1,376 @@
+"""The optimizer of tables: its options, checked, and the coefficients of its next update."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+import numbers
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ...ops import coefficient_names
+from ...record import WEIGHT_DTYPES
+from .optimizer_specs import OptimizerSpec, Options, mode_name, modes_of, spec_for
+from .table import as_int, holds
+
+COEFFICIENTS = 16
+"""Width of a table's row of coefficients in `rec_sdk::update_rows`."""
+
+_ENDLESS = 2**62
+"""Backward passes of a window that none ends."""
+
+# Keywords of the torch classes that the fused update does not implement, with the values that ask for nothing.
+_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "momentum": (0,),
+    "dampening": (0,),
+    "weight_decay": (0,),
+    "max_norm": (0,),
+    "nesterov": (False,),
+    "maximize": (False,),
+    "amsgrad": (False,),
+    "differentiable": (False,),
+    "capturable": (False,),
+    "decoupled_weight_decay": (False,),
+}
+_IRRELEVANT = {"foreach", "fused"}
+"""How torch would execute the same update."""
+_LEAST = {"gwd_start_iter": 0, "max_counter": 1, "max_counter_update_freq": -1, "step_ema": 1, "step_swap": 1}
+"""The least that numbers may be where it is not 0, or -2^31 of whole ones."""
+_BELOW = {
+    "momentum": 1.0,
+    "step_ema_coef": math.nextafter(1.0, 2.0),
+    "gwd_lower_bound": math.nextafter(1.0, 2.0),
+    "max_counter": 2.0**31 + 1,  # the kernel's logarithm goes no further
+}
+"""Bounds that numbers must be below, where there are some. Whole ones are below 2^63."""
+_NOT_ROUNDED_TO_ZERO = {"eps", "initial_accumulator_value"}
+"""Numbers that are there lest something is 0."""
+_DEFINITIONS = {
+    "global_weight_decay": {"start_iter": "gwd_start_iter", "lower_bound": "gwd_lower_bound"},
+    "cowclip_regularization": {
+        name: name
+        for name in ("counter_weight_decay_mode", "counter_halflife", "weight_norm_coefficient", "lower_bound")
+    },
+    "counter_based_regularization": {
+        name: name
+        for name in (
+            "counter_weight_decay_mode",
+            "counter_halflife",
+            "adjustment_iter",
+            "adjustment_ub",
+            "learning_rate_mode",
+            "grad_sum_decay",
+            "tail_id_threshold",
+            "max_counter_update_freq",
+        )
+    },
+    "ensemble_mode": {name: name for name in ("step_ema", "step_swap", "step_start", "step_ema_coef", "step_mode")},
+    "tail_id_threshold": {"val": "tail_id_threshold_val", "is_ratio": "tail_id_threshold_is_ratio"},
+}
+"""FBGEMM's definition objects: the option that each of their fields is; one that holds another stands before it."""
+
+_DEFAULTS: dict[str, Options] = {}
+"""Defaults in place of the torch class's, by family."""
+
+
+def use_defaults(family: str, **options: Any) -> None:
+    """Sets defaults of a family's optimizers from now on, in place of torch's; without options these are back."""
+    _DEFAULTS[family] = options
+
+
+def _checked_number(where: str, name: str, value: object, low: float = 0.0, below: float = math.inf) -> float:
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{where}: {name} is {value!r}, expected a number")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not low <= number < below:  # also false for NaN
+        raise ValueError(f"{where}: {name} is {number}, must be in [{low}, {below})")
+    stored = ctypes.c_float(number).value
+    if not stored < below or (stored == 0 != number and name in _NOT_ROUNDED_TO_ZERO):
+        allowed = "0 or more than 7e-46" if stored == 0 else f"in [{low}, {below})"
+        raise ValueError(f"{where}: {name} is {number}, which is {stored} in float32, must be {allowed}")
+    return number
+
+
+def check_window(where: str, use_accumulate: object, accumulate_step: object) -> int:
+    """The length of an accumulation window.
+
+    Raises:
+        TypeError, ValueError: the two options of the Accumulate classes are not what they must be.
+    """
+    if not isinstance(use_accumulate, bool):
+        raise TypeError(f"{where}: use_accumulate is {use_accumulate!r}, expected a bool")
+    step = as_int(accumulate_step)
+    if step is None:
+        raise TypeError(f"{where}: accumulate_step is {accumulate_step!r}, expected an int")
+    if step < 1:
+        raise ValueError(f"{where}: accumulate_step is {step}, must be at least 1")
+    if step > 1 and not use_accumulate:
+        raise ValueError(f"{where}: accumulate_step is {step}, which needs use_accumulate=True")
+    return step
+
+
+def _whole(value: object) -> object:
+    """FBGEMM has floats for some whole numbers."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _expanded(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords with each definition object of FBGEMM, or a mapping in its place, as the options it stands for.
+
+    Raises:
+        TypeError: a definition lacks a field, has another, or gives an option that is also given by itself.
+    """
+    options = dict(given)
+    for keyword, names in _DEFINITIONS.items():
+        definition = options.pop(keyword, None)
+        if definition is None:
+            continue
+        fields = (
+            dict(definition)
+            if isinstance(definition, Mapping)
+            else {name: getattr(definition, name) for name in names if hasattr(definition, name)}
+        )
+        if not fields or fields.keys() - names.keys() or options.keys() & {names[field] for field in fields}:
+            raise TypeError(
+                f"{where}: {keyword} is {definition!r}, expected FBGEMM's definition or a mapping, with some of "
+                f"{list(names)} that are not keywords too"
+            )
+        options |= {names[field]: _whole(value) for field, value in fields.items()}
+    return options
+
+
+def _checked_options(where: str, spec: OptimizerSpec, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of an update, defaults filled in; raises on what it cannot honour."""
+    options = {**spec.options, **_DEFAULTS.get(spec.family, {})}
+    for name, value in given.items():
+        if name in options:
+            options[name] = _mode(where, spec, name, value) if name in spec.modes else value
+        elif name in _NEUTRAL:
+            if value not in spec.neutral.get(name, _NEUTRAL[name]):
+                raise ValueError(
+                    f"{where}: {name}={value!r} is not supported by the fused update; supported are "
+                    f"{sorted(spec.options)}, gradient_clipping and max_gradient"
+                )
+        elif name not in _IRRELEVANT:
+            raise TypeError(
+                f"{where}: unknown keyword {name}={value!r}; supported are {sorted(spec.options)}, "
+                "gradient_clipping and max_gradient"
+            )
+    return options
+
+
+def _mode(where: str, spec: OptimizerSpec, option: str, mode: object) -> str:
+    """One of the modes of this option, of its name or of a member of FBGEMM's enum."""
+    name = mode_name(mode)
+    if name is None or name not in spec.modes[option]:
+        supported = modes_of(spec, option) if option == "weight_decay_mode" else spec.modes[option]
+        raise ValueError(f"{where}: {option} is {mode!r}, supported are {list(supported)}")
+    return name
+
+
+def _check_kind(where: str, spec: OptimizerSpec, name: str, value: object) -> None:
+    """An option is of the kind of its default: a mode, a number, a whole number, a bool; `betas` are by themselves."""
+    default = spec.options[name]
+    if name in spec.modes:
+        if value not in spec.modes[name]:
+            raise ValueError(f"{where}: {name} is {value!r}, may change only within {list(spec.modes[name])}")
+    elif isinstance(default, bool):
+        if not isinstance(value, bool):
+            raise TypeError(f"{where}: {name} is {value!r}, expected a bool")
+    elif isinstance(default, float):
+        _checked_number(where, name, value, _LEAST.get(name, 0.0), _BELOW.get(name, math.inf))
+    elif isinstance(default, int):
+        whole, least = as_int(value), _LEAST.get(name, -(2**31))
+        if whole is None:
+            raise TypeError(f"{where}: {name} is {value!r}, expected an int")
+        if not least <= whole < 2**63:
+            raise ValueError(f"{where}: {name} is {whole}, must be at least {least} and below 2^63")
+
+
+def check_options(where: str, spec: OptimizerSpec, options: Options) -> None:
+    """Raises TypeError or ValueError, naming `where` and the option, for a value no update may use."""
+    known = spec.options.keys()
+    for name in options.keys() & known:
+        _check_kind(where, spec, name, options[name])
+    if "gwd_lower_bound" in known or options.get("counter_weight_decay_mode") == "adagradw":
+        _checked_number(where, "lr * weight_decay", float(options["lr"]) * float(options["weight_decay"]), below=1.0)
+    betas = options.get("betas")
+    if betas is not None:
+        if not isinstance(betas, Sequence) or len(betas) != 2:
+            raise TypeError(f"{where}: betas is {betas!r}, expected two numbers")
+        for index, beta in enumerate(betas):
+            _checked_number(where, f"betas[{index}]", beta, below=1.0)
+    for name in (options.keys() & _NEUTRAL.keys()) - known:
+        allowed = spec.neutral.get(name, _NEUTRAL[name])
+        if options[name] not in allowed:
+            raise ValueError(
+                f"{where}: {name}={options[name]!r} is not supported by the fused update, only {allowed[0]!r}"
+            )
+
+
+_CONSTANTS = {int, float, bool, str, type(None)}
+
+
+def _is_constant(value: object) -> bool:
+    return type(value) in _CONSTANTS or (type(value) is tuple and _CONSTANTS.issuperset(map(type, value)))
+
+
+def plain(value: Any) -> Any:
+    """An option in Python's own types, where it is a tensor's or NumPy's; several as a tuple."""
+    if isinstance(value, torch.Tensor):
+        return value.item()
+    if isinstance(value, (list, tuple)):
+        return tuple(map(plain, value))
+    if type(value) in _CONSTANTS or not isinstance(value, numbers.Real):
+        return value
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+
+def _max_gradient(where: str, given: dict[str, Any]) -> float:
+    clipping = given.pop("gradient_clipping", False)
+    bound = given.pop("max_gradient", None)
+    if not isinstance(clipping, bool):
+        raise TypeError(f"{where}: gradient_clipping is {clipping!r}, expected a bool")
+    if not clipping:
+        if bound is not None:
+            raise ValueError(f"{where}: max_gradient is given, which needs gradient_clipping=True")
+        return math.inf
+    if bound is None:
+        raise ValueError(f"{where}: gradient_clipping=True needs max_gradient")
+    return _checked_number(where, "max_gradient", bound)
+
+
+def _state_dtypes(where: str, spec: OptimizerSpec, given: dict[str, Any]) -> tuple[torch.dtype, ...]:
+    """The data type of each state; () where all are float32."""
+    asked = given.pop("state_dtypes", None) or {}
+    if not isinstance(asked, Mapping):
+        raise TypeError(f"{where}: state_dtypes is {asked!r}, expected a mapping from names of states to data types")
+    names = [state.name for state in spec.states]
+    for name, dtype in asked.items():
+        if name not in names:
+            raise ValueError(f"{where}: state_dtypes names {name!r}, the states are {names}")
+        if dtype not in WEIGHT_DTYPES:
+            raise ValueError(f"{where}: state_dtypes[{name!r}] is {dtype!r}, allowed are {WEIGHT_DTYPES}")
+        if spec.states[names.index(name)].counter and dtype is not torch.float32:
+            raise ValueError(f"{where}: state_dtypes[{name!r}] is {dtype}, counters are always torch.float32")
+    if all(dtype is torch.float32 for dtype in asked.values()):
+        return ()
+    return tuple(asked.get(name, torch.float32) for name in names)
+
+
+def _check_first_states(where: str, spec: OptimizerSpec, options: Options, dtypes: Sequence[torch.dtype]) -> None:
+    """Raises ValueError for a state that begins beyond its data type."""
+    for start, dtype in zip(spec.state_init(options), dtypes, strict=False):
+        if not holds(dtype, start):
+            raise ValueError(f"{where}: initial_accumulator_value is {start}, which is inf in {dtype}")
+
+
+_coefficient_names = functools.cache(coefficient_names)
+
+
+@dataclass
+class TableOptimizer:
+    """The optimizer of one or more tables.
+
+    Attributes:
+        cls: the class the user named.
+        spec: what the fused update does for it.
+        options: learning rate and hyper-parameters, read anew at every update, so whoever holds this dict (a
+            scheduler, through `param_groups`) drives the update.
+        max_gradient: bound of the aggregated gradient's elements; inf for none.
+        accumulate_step: backward passes of one accumulation window.
+        step: updates applied so far.
+        state_dtypes: of the states in a row's record, in their order; empty where all are float32.
+    """
+
+    cls: type
+    spec: OptimizerSpec
+    options: dict[str, Any]
+    max_gradient: float = math.inf
+    accumulate_step: int = 1
+    step: int = 0
+    where: str = field(default="", repr=False)
+    state_dtypes: tuple[torch.dtype, ...] = ()
+    _checked: Options | None = field(default=None, init=False, repr=False, compare=False)
+    """The options as `coefficients` found them in order."""
+
+    @classmethod
+    def create(cls, optimizer_class: type, kwargs: Mapping[str, Any], where: str = "") -> TableOptimizer:
+        """Checks class and keywords.
+
+        Of the keywords `state_dtypes` is ours: by name of a state float32 (the default), float16 or bfloat16, in which
+        it is stored. It is computed in float32 and rounded to nearest: see docs/optimizers.md.
+
+        Raises:
+            TypeError: unknown class or keyword, or a value of the wrong type.
+            ValueError: a value out of range, or a keyword that the fused update cannot honour.
+        """
+        spec_for(optimizer_class)
+        where = where or optimizer_class.__name__
+        given = _expanded(where, kwargs)
+        spec = spec_for(optimizer_class, given)
+        step = _ENDLESS if spec.hands_out else 1
+        if spec.accumulates:
+            step = check_window(where, given.pop("use_accumulate", False), given.pop("accumulate_step", 1))
+        elif given.keys() & {"use_accumulate", "accumulate_step"}:
+            raise TypeError(f"{where}: use_accumulate and accumulate_step need an Accumulate optimizer class")
+        bound = _max_gradient(where, given)
+        dtypes = _state_dtypes(where, spec, given)
+        options = _checked_options(where, spec, given)
+        check_options(where, spec, options)
+        _check_first_states(where, spec, options, dtypes)
+        return cls(optimizer_class, spec, options, bound, step, 0, where, dtypes)
+
+    def state_dtype(self, name: str) -> torch.dtype:
+        """In which a state is stored."""
+        names = [state.name for state in self.spec.states]
+        return self.state_dtypes[names.index(name)] if self.state_dtypes else torch.float32
+
+    def acts_after_next(self) -> bool:
+        """Whether it has something to do to whole tables when the next update is made, before the one after it."""
+        between = self.spec.between
+        return between is not None and between.due(self.options, self.step + 2)
+
+    def has_constant_options(self) -> bool:
+        """Whether all options are immutable: those that are equal have not changed."""
+        return all(_is_constant(value) for name, value in self.options.items() if name != "params")
+
+    def coefficients(self) -> list[float]:
+        """The next update's row of `COEFFICIENTS` numbers, for t = step + 1.
+
+        Raises:
+            TypeError, ValueError: an option was changed to something no update may use, such as a NaN `lr`, or options
+                make a coefficient that float32 cannot hold.
+        """
+        constant = self.has_constant_options()
+        if not constant or self.options != self._checked:  # others may change without becoming unequal
+            check_options(self.where, self.spec, self.options)
+            self._checked = dict(self.options)
+        options: Options = self.options
+        if not constant:  # computed with in double precision, whatever theirs is
+            options = {name: plain(value) for name, value in options.items() if name in self.spec.options}
+        values = self.spec.coefficients(options, self.step + 1)
+        names = _coefficient_names(self.spec.kernel)
+        row = [self.max_gradient, *(values[name] for name in names)]
+        if not holds(torch.float32, max(map(abs, row[1:]))):
+            self._check_coefficients(dict(zip(names, row[1:], strict=True)))
+        return row + [0.0] * (COEFFICIENTS - len(row))
+
+    def _check_coefficients(self, values: Mapping[str, float]) -> None:
+        """Raises ValueError for one that only float32 makes infinite: others mean that there is no bound."""
+        for name, value in values.items():
+            if not holds(torch.float32, value) and not math.isinf(value):
+                given = {option: self.options[option] for option in self.spec.options}
+                raise ValueError(
+                    f"{self.where}: {name} of update {self.step + 1} is {float(value)}, which is inf in float32: it is "
+                    f"made of {given}"
+                )

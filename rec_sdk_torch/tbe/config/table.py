@@ -1,0 +1,226 @@
+"""What a table is, in terms of torch alone."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum, unique
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...record import WEIGHT_DTYPES
+
+if TYPE_CHECKING:
+    from .life import TableLife
+
+MAX_DIM = 4096
+MAX_NAME_LENGTH = 100
+_NAME = re.compile(r"[A-Za-z0-9_]+")
+
+InitFn = Callable[[torch.Tensor], object]
+
+
+@unique
+class InitializerType(Enum):
+    """How a row's initial weight is drawn; see docs/initializers.md for the formulas."""
+
+    LINEAR = "linear"
+    TRUNCATED_NORMAL = "truncated_normal"
+    UNIFORM = "uniform"
+
+
+@unique
+class Pooling(Enum):
+    """What a lookup of a bag gives: every row (NONE), their sum, or their mean."""
+
+    NONE = "none"
+    SUM = "sum"
+    MEAN = "mean"
+
+
+@unique
+class BoundsCheckMode(Enum):
+    """What an id outside `[0, num_embeddings)` of an index table does, as in FBGEMM's TBE.
+
+    FATAL raises IndexError; WARNING reads row 0 and warns; IGNORE reads row 0; NONE promises that there is
+    no such id (one that comes all the same reads row 0).
+    """
+
+    FATAL = "fatal"
+    WARNING = "warning"
+    IGNORE = "ignore"
+    NONE = "none"
+
+    @classmethod
+    def parse(cls, mode: BoundsCheckMode | str) -> BoundsCheckMode:
+        """The mode, or the one of this name.
+
+        Raises:
+            ValueError: there is none.
+        """
+        try:
+            return mode if isinstance(mode, BoundsCheckMode) else cls(mode.lower())
+        except (ValueError, AttributeError):
+            known = [m.value for m in cls]
+            raise ValueError(f"bounds_check_mode is {mode!r}, allowed are {known}") from None
+
+
+_OVERFLOW = {
+    dtype: limits.max * (1 + limits.eps / (4 - 2 * limits.eps))
+    for dtype in WEIGHT_DTYPES
+    for limits in [torch.finfo(dtype)]
+}
+"""The least number that rounds to infinity."""
+
+
+def holds(dtype: torch.dtype, *numbers: float) -> bool:
+    """Whether numbers are finite ones of a data type in `WEIGHT_DTYPES`."""
+    return all(abs(number) < _OVERFLOW[dtype] for number in numbers)  # False for NaN
+
+
+def as_int(value: object) -> int | None:
+    """`value` as an int if it is an integer of any library; None for everything else, bools too."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+@dataclass(frozen=True)
+class TableConfig:
+    """One embedding table.
+
+    Attributes:
+        name: `[A-Za-z0-9_]+`, at most 100 characters.
+        num_embeddings: rows of an index table; of a hash table the expected number of ids, which sizes cache
+            and planner, sets the default of init_min and init_max, and is no limit.
+        embedding_dim: D, 1 to 4096.
+        num_features: features that look up this table.
+        pooling: what a bag becomes.
+        hashed: ids are any int64 (hash table), or `0 <= id < num_embeddings` (index table).
+        capacity: a hash table refuses more ids than this; 0 for no limit.
+        weight_dtype: float32, float16 or bfloat16; optimizer states are as `TableOptimizer` has them.
+        initializer_type, init_min, init_max, init_mean, init_stddev: initial weights. None for min and max
+            means -/+ sqrt(1 / num_embeddings).
+        init_fn: fills initial weights in place instead: an index table's whole `[num_embeddings, D]`, or a
+            hash table's blocks of new rows `[n, D]` in order of arrival.
+        life: which ids get a row, and when they lose it; hash tables. None: all do, and keep it.
+        track_changes: rows know when they changed last, for `TableView.chunks(since=)`; 8 to 10 bytes per row.
+        stochastic_rounding: updates round 16-bit weights up or down at random, so that they are right on average;
+            see docs/rounding.md. float32 weights do not round.
+        cache_dtype: of the weights in the device cache, where lookups and updates are; float32, float16 or bfloat16.
+            None: `weight_dtype`, which is that of the host's table. A weight that comes or goes is rounded to nearest.
+    """
+
+    name: str
+    num_embeddings: int
+    embedding_dim: int
+    num_features: int = 1
+    pooling: Pooling = Pooling.SUM
+    hashed: bool = True
+    capacity: int = 0
+    weight_dtype: torch.dtype = torch.float32
+    initializer_type: InitializerType = InitializerType.UNIFORM
+    init_min: float | None = None
+    init_max: float | None = None
+    init_mean: float = 0.0
+    init_stddev: float = 0.05
+    init_fn: InitFn | None = None
+    track_changes: bool = False
+    stochastic_rounding: bool = False
+    cache_dtype: torch.dtype | None = None
+    life: TableLife | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            raise ValueError(f"table name {self.name!r}: letters, digits and underscores only")
+        if len(self.name) > MAX_NAME_LENGTH:
+            raise ValueError(f"table name {self.name!r}: {len(self.name)} characters, at most {MAX_NAME_LENGTH}")
+        for field, low, top in (
+            ("num_embeddings", 1, 2**32 - 2),
+            ("embedding_dim", 1, MAX_DIM),
+            ("num_features", 1, 2**31),
+            ("capacity", 0, 2**32 - 2),
+        ):
+            value = as_int(getattr(self, field))
+            if value is None or not low <= value <= top:
+                raise ValueError(
+                    f"table {self.name!r}: {field} is {getattr(self, field)!r}, allowed are {low} .. {top}"
+                )
+            object.__setattr__(self, field, value)  # an int, also where NumPy's was given
+        if self.weight_dtype not in WEIGHT_DTYPES:
+            raise ValueError(f"table {self.name!r}: data type {self.weight_dtype}, allowed are {WEIGHT_DTYPES}")
+        if self.cache_dtype not in (None, *WEIGHT_DTYPES):
+            raise ValueError(
+                f"table {self.name!r}: cache_dtype {self.cache_dtype}, allowed are None and {WEIGHT_DTYPES}"
+            )
+        if self.life is not None and self.life.any() and not self.hashed:
+            raise ValueError(f"table {self.name!r}: only a hash table admits or evicts ids")
+        if self.life is not None and not self._holds(self.life.default_value):
+            default, dtypes = self.life.default_value, self._dtypes
+            raise ValueError(f"table {self.name!r}: default_value is {default}, needs a finite one of {dtypes}")
+        if not isinstance(self.stochastic_rounding, bool):
+            raise TypeError(
+                f"table {self.name!r}: stochastic_rounding is {self.stochastic_rounding!r}, expected a bool"
+            )
+        self._check_initializer()
+
+    def _check_initializer(self) -> None:
+        low, high = self.init_range
+        needs = f"needs finite ones of {self._dtypes}"
+        if self.initializer_type is InitializerType.TRUNCATED_NORMAL:
+            mean, stddev = self.init_mean, self.init_stddev
+            fits = stddev >= 0 and self._holds(mean - 2 * stddev, mean + 2 * stddev)
+            given = f"mean {mean} and stddev {stddev}, {needs} two of it from the mean, stddev >= 0"
+        else:
+            fits = self._holds(low, high) and low <= high
+            given = f"min {low} and max {high}, {needs}, min <= max"
+        if not fits:
+            raise ValueError(f"table {self.name!r}: {self.initializer_type.value} initial weights with {given}")
+
+    @property
+    def _dtypes(self) -> str:
+        """Those of its weights."""
+        return " and ".join(dict.fromkeys(map(str, (self.weight_dtype, self.cached_dtype))))
+
+    def _holds(self, *numbers: float) -> bool:
+        """Whether they are finite weights."""
+        return holds(self.weight_dtype, *numbers) and holds(self.cached_dtype, *numbers)
+
+    @property
+    def init_range(self) -> tuple[float, float]:
+        """(min, max) of LINEAR and UNIFORM."""
+        default = (1.0 / self.num_embeddings) ** 0.5
+        low = -default if self.init_min is None else self.init_min
+        return low, default if self.init_max is None else self.init_max
+
+    @property
+    def rounds_stochastically(self) -> bool:
+        """Whether updates of its weights do."""
+        return self.stochastic_rounding and self.cached_dtype is not torch.float32
+
+    @property
+    def cached_dtype(self) -> torch.dtype:
+        """Of the weights in the device cache."""
+        return self.cache_dtype or self.weight_dtype
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of one row's weight."""
+        return self.embedding_dim * self.weight_dtype.itemsize
+
+
+def check_names(tables: Sequence[TableConfig]) -> None:
+    """Raises ValueError if there is no table, or two of one name."""
+    if not tables:
+        raise ValueError("at least one table is needed")
+    seen: set[str] = set()
+    for table in tables:
+        if table.name in seen:
+            raise ValueError(f"duplicate table name {table.name!r}")
+        seen.add(table.name)

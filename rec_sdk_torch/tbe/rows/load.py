@@ -1,0 +1,281 @@
+"""Whole tables in pieces, for saves: read in bounded memory, and replaced as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ... import _engine
+from ..cache.batch import Int64Array
+from ..cache.device_cache import Group
+from ..config.life import NEVER
+from ..config.optimizer import TableOptimizer
+from .given import columns_of
+from .row_parts import part_of
+from .table_view import CLOCKS, Chunk, TableView
+
+if TYPE_CHECKING:
+    from ..embedding import TableBatchedEmbedding
+
+PIECE_BYTES = 2 << 20
+"""Of records, that are in memory at a time beside their table; some copies of them are as well."""
+
+
+READ_BYTES = 256 << 10
+"""Of records that are read at a time: they and their copies stay in a core's cache, and take no fresh memory."""
+
+
+def piece_rows(view: TableView, most: int = 0) -> int:
+    """Rows of a piece; `most`: of its bytes."""
+    return max(1, (most or PIECE_BYTES) // view._open()[0].layout.bytes)
+
+
+def pieces_of_ids(view: TableView) -> Iterator[Int64Array]:
+    """Ids of all rows, in no order, some at a time. The table must not change meanwhile: hold `exclusive()`."""
+    rows = piece_rows(view, READ_BYTES)
+    group, table = view._open()
+    if not view.config.hashed:
+        for begin in range(0, view.config.num_embeddings, rows):
+            yield np.arange(begin, min(begin + rows, view.config.num_embeddings), dtype=np.int64)
+        return
+    bucket = 0
+    while bucket >= 0:
+        ids, bucket = group.engine.scan_ids(table, bucket, rows)
+        yield from split(ids, rows)
+
+
+def split(ids: Int64Array, rows: int) -> Iterator[Int64Array]:
+    """The ids, so many at a time."""
+    for begin in range(0, len(ids), rows):
+        yield ids[begin : begin + rows]
+
+
+def versions(embedding: TableBatchedEmbedding) -> list[int]:
+    """Of each group, what `changed` and `removed` take; nothing is of a later version yet, but batches in flight."""
+    return [group.engine.next_version() for group in embedding.groups]
+
+
+def knows_changes(view: TableView, since: int) -> bool:
+    """Whether `changed` knows all that happened after a version: not where all rows were replaced at once."""
+    group, table = view._open()
+    return group.engine.removed_ids(table, since)[1]
+
+
+def changed(view: TableView, since: int) -> tuple[Int64Array, Int64Array]:
+    """(ids of rows that changed after a version; ids that were removed, with those that came back).
+
+    A removed row of an index table has changed: it is initial again.
+
+    Raises:
+        ValueError: a table without `track_changes`.
+    """
+    group, table = view._open()
+    ids, _ = group.engine.changed_ids(table, since)
+    removed, _ = group.engine.removed_ids(table, since)
+    if view.config.hashed:
+        return ids, removed
+    return np.union1d(ids, removed), removed[:0]
+
+
+def forget_changes(embedding: TableBatchedEmbedding, upto: Sequence[int]) -> None:
+    """Nobody will ask for what changed or was removed before these versions, of each group."""
+    for group, version in zip(embedding.groups, upto, strict=True):
+        for table, member in enumerate(group.members):
+            if member.config.track_changes:
+                group.engine.forget_changes(table, version)
+
+
+# ---- open windows
+
+
+def window_rows(view: TableView) -> Iterator[tuple[Int64Array, torch.Tensor]]:
+    """Gradients of the table's rows that wait for the end of an accumulation window: ids, float32 `[n, 2 * D]`.
+
+    Hold `exclusive()` meanwhile.
+    """
+    group, table = view._open()
+    if group.window is None or not group.window.is_open():
+        return
+    ids = group.engine.window_ids(table)
+    slots, of_tables = group.engine.window_slots()
+    slots = slots[of_tables[table] : of_tables[table + 1]]
+    rows = max(1, PIECE_BYTES // (8 * group.layout.dim))
+    for begin in range(0, len(slots), rows):
+        some = torch.from_numpy(slots[begin : begin + rows].astype(np.int64)).to(group.window.sums.device)
+        yield ids[begin : begin + rows][: len(some)], group.window.sums.index_select(0, some).cpu()
+    first, end = group.engine.window_away()[1][table : table + 2].tolist()
+    for begin in range(first, end, rows):
+        count = min(rows, end - begin)
+        sums = np.empty((count, 2 * group.layout.dim), np.float32)
+        group.engine.read_away(begin, begin + count, np.empty((count, group.layout.bytes), np.uint8), sums)
+        place = len(slots) + begin - first
+        yield ids[place : place + count], torch.from_numpy(sums)
+
+
+def window_count(view: TableView) -> int:
+    """Rows that `window_rows` gives."""
+    group, table = view._open()
+    return 0 if group.window is None or not group.window.is_open() else len(group.engine.window_ids(table))
+
+
+# ---- replacing
+
+
+@dataclass(frozen=True, eq=False)
+class Removed:
+    """Ids that are no rows any more, int64 `[n]`."""
+
+    ids: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Rows(Chunk):
+    """Rows with what the table counts of each.
+
+    Attributes:
+        columns: as `TableView.row_columns` has them.
+    """
+
+    columns: Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class LifeState:
+    """What a table that admits or evicts ids has beside its rows.
+
+    Attributes:
+        clocks: as `TableView.clocks` has them.
+        candidates: as `TableView.candidates` has them; None for a table that admits every id.
+    """
+
+    clocks: Mapping[str, int]
+    candidates: tuple[torch.Tensor, Mapping[str, torch.Tensor]] | None
+
+
+@dataclass(frozen=True, eq=False)
+class TableSource:
+    """What a table is to be.
+
+    Attributes:
+        view: the table.
+        layers: gives what to do, from an empty table on: rows that come or change, ids that leave. More than once.
+        window: gradients that wait: ids, float32 `[n, 2 * D]`.
+        life: None for a table that keeps every id.
+        rows: how many ids there are about.
+    """
+
+    view: TableView
+    layers: Callable[[], Iterator[Rows | Removed]]
+    window: Callable[[], Iterator[tuple[Int64Array, torch.Tensor]]]
+    life: LifeState | None = None
+    rows: int = 0
+
+
+class Replacement:
+    """Puts what was saved in the place of an embedding's tables, all of them.
+
+    `prepare` does all that can fail, beside the tables; `Steps.do` then puts the new ones in their place. Where memory
+    has no room for both the tables are emptied first, and stay empty if `prepare` fails.
+    """
+
+    def __init__(
+        self,
+        embedding: TableBatchedEmbedding,
+        sources: Sequence[TableSource],
+        optimizers: Sequence[tuple[TableOptimizer, int, Mapping[str, Any]]],
+        windows: Mapping[int, int],
+        *,
+        beside: bool = True,
+    ) -> None:
+        """
+        Args:
+            embedding: has the tables.
+            sources: of all of them.
+            optimizers: with the steps they are to have counted and options that they are to have.
+            windows: backward passes of the open accumulation windows of each length.
+            beside: there is room for the rows of both.
+        """
+        self._embedding = embedding
+        self._sources = sources
+        self._optimizers = optimizers
+        self._windows = windows
+        self._beside = beside
+        self._emptied = False
+        self._new: list[tuple[Group, _engine.Engine, dict[int | None, dict[str, int]]]] = []
+        self.begun = False
+
+    def prepare(self) -> None:
+        """Reads all rows. Nobody else may plan, read or update from here on until it is done."""
+        groups = self._embedding.groups
+        try:
+            if not self._beside:
+                self._empty()
+            engines = [group.fresh_engine() if self._beside else group.engine for group in groups]
+            self._new = [(group, engine, group.counts()) for group, engine in zip(groups, engines, strict=True)]
+            for source in self._sources:
+                group, table = source.view._open()
+                _fill(source, group, engines[groups.index(group)], table)
+        except BaseException:
+            self.drop()
+            raise
+
+    def drop(self) -> None:
+        """Forgets what was prepared."""
+        self._new = []
+        if self._emptied:
+            self._empty()
+
+    def _empty(self) -> None:
+        self._emptied = True
+        self._embedding.drop_windows()
+        for group in self._embedding.groups:
+            group.swap.settle()
+            for table in range(len(group.members)):
+                group.before_change(table)
+                group.engine.clear_table(table)
+                group.engine.set_clock(table, 0, 0, NEVER)
+
+    def run(self) -> None:
+        self.begun = True
+        for group, engine, counted in self._new:
+            group.adopt(engine, counted)
+            engine.next_version()
+        for optimizer, step, options in self._optimizers:
+            optimizer.step = step
+            optimizer.options.update(options)
+        self._embedding.steps.windows = dict(self._windows)
+
+
+def _fill(source: TableSource, group: Group, engine: _engine.Engine, table: int) -> None:
+    """Makes an empty table of `engine`, which is the group's or will be, what the source says."""
+    engine.reserve_ids(table, source.rows)
+    for layer in source.layers():
+        if isinstance(layer, Removed):
+            engine.remove(table, layer.ids.numpy())
+        else:
+            _write_rows(source.view, group, engine, table, layer)
+    for ids, sums in source.window():
+        engine.put_away(table, engine.find_rows(table, ids)[0], sums.contiguous().numpy())
+    if source.life is not None:
+        engine.set_clock(table, *(source.life.clocks[name] for name in CLOCKS))
+        if source.life.candidates is not None:
+            waiting, columns = source.life.candidates
+            engine.set_candidates(table, waiting.numpy(), columns_of(source.view.config.name, columns))
+
+
+def _write_rows(view: TableView, group: Group, engine: _engine.Engine, table: int, chunk: Rows) -> None:
+    """No row is in the cache."""
+    ids: Int64Array = chunk.ids.numpy()
+    rows, _ = engine.insert(table, ids)
+    records = torch.zeros((len(ids), group.layout.bytes), dtype=torch.uint8, device="cpu")
+    if chunk.parts.keys() != view.parts().keys():
+        engine.read_rows(table, ids, rows, records.numpy())
+    for name, place in view._places(list(chunk.parts)).items():
+        part_of(group, place)(records).copy_(chunk.parts[name])
+    engine.write_rows(table, ids, rows, records.numpy())
+    if chunk.columns and len(ids):
+        engine.write_columns(table, rows, columns_of(view.config.name, chunk.columns))

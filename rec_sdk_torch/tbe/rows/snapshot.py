@@ -1,0 +1,273 @@
+"""One moment of a table, read while training goes on: who changes a row puts the old one aside before."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import torch
+
+from ..cache.batch import Int64Array
+from .row_parts import as_stored
+
+if TYPE_CHECKING:
+    from ..embedding import TableBatchedEmbedding
+
+Taken: TypeAlias = tuple[Int64Array, np.ndarray, np.ndarray, dict[str, np.ndarray]]
+"""Of rows: ids, slots or -1, records where some have no slot, columns."""
+
+PIECE_BYTES = 256 << 10
+"""Of records that are read at a time: updates wait for one such piece."""
+
+PATIENCE = 50
+"""Passes over the rows that are left, a millisecond each, until plans are settled that nobody goes on with."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Rows as they were at the moment.
+
+    Attributes:
+        ids: int64 `[n]`.
+        records: uint8 `[n, bytes]`.
+        columns: what the table counts of each, by name, `[n]`.
+    """
+
+    ids: Int64Array
+    records: np.ndarray
+    columns: dict[str, np.ndarray]
+
+    @property
+    def nbytes(self) -> int:
+        return int(sum(array.nbytes for array in (self.ids, self.records, *self.columns.values())))
+
+
+class Aside:
+    """Where the rows of all tables of a save wait that were about to change.
+
+    Attributes:
+        rows: that were put aside.
+        moved: bytes of them that memory had no room for.
+    """
+
+    def __init__(self, folder: Path, most: int) -> None:
+        """
+        Args:
+            folder: on the disk that has room for the save.
+            most: bytes in memory.
+        """
+        self._folder = folder
+        self._most = most
+        self._used = 0
+        self._lock = threading.Lock()
+        self.rows = 0
+        self.moved = 0
+
+    def put(self, shelf: Shelf, rows: Rows) -> None:
+        """
+        Raises:
+            OSError: the disk is full.
+        """
+        with self._lock:
+            self.rows += len(rows.ids)
+            if self._used + rows.nbytes <= self._most:
+                self._used += rows.nbytes
+                shelf.memory.append(rows)
+                return
+            if shelf.file is None:
+                shelf.file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 (closed with its shelf)
+            for array in (rows.ids, rows.records, *rows.columns.values()):
+                np.save(shelf.file, array, allow_pickle=False)
+            shelf.moved.append(list(rows.columns))
+            self.moved += rows.nbytes
+
+    def take(self, shelf: Shelf) -> Iterator[Rows]:
+        """All rows of a shelf, to which nothing is added any more."""
+        if shelf.file is not None:
+            shelf.file.seek(0)
+            for names in shelf.moved:
+                ids, records = np.load(shelf.file), np.load(shelf.file)
+                yield Rows(ids, records, {name: np.load(shelf.file) for name in names})
+        yield from self.take_memory(shelf)
+
+    def take_memory(self, shelf: Shelf) -> Iterator[Rows]:
+        """Rows that wait in memory, so that it has room for others."""
+        while shelf.memory:
+            with self._lock:
+                rows = shelf.memory.pop(0)
+                self._used -= rows.nbytes
+            yield rows
+
+    def drop(self, shelf: Shelf) -> None:
+        with self._lock:
+            self._used -= sum(rows.nbytes for rows in shelf.memory)
+            shelf.memory.clear()
+            if shelf.file is not None:
+                shelf.file.close()
+                shelf.file = None
+
+
+class Shelf:
+    """Rows of one table that were put aside: some in memory, others in a file, with the names of their columns."""
+
+    def __init__(self) -> None:
+        self.memory: list[Rows] = []
+        self.file: IO[bytes] | None = None
+        self.moved: list[list[str]] = []
+
+
+class Snapshot:
+    """Rows of a table, all or some, as they are when this is made. One at a time for a table; `close` it.
+
+    To be made while nobody else plans, reads or updates.
+
+    Attributes:
+        count: of the rows.
+        size: rows that are read at a time.
+    """
+
+    def __init__(
+        self, embedding: TableBatchedEmbedding, name: str, aside: Aside, ids: Int64Array | None = None
+    ) -> None:
+        """
+        Args:
+            embedding, name: the table's.
+            aside: where rows wait.
+            ids: of the rows, which the table has; None for all of them.
+
+        Raises:
+            RuntimeError: the table has a snapshot.
+        """
+        group, table = embedding.find_table(name)
+        group.swap.settle()
+        self._embedding, self._group, self._table, self._aside, self._ids = embedding, group, table, aside, ids
+        self._names = list(embedding.view(name).parts())  # an optimizer that comes later brings others
+        self._shelf = Shelf()
+        self.size = max(1, PIECE_BYTES // group.layout.bytes)
+        self._place = 0
+        self._error: BaseException | None = None
+        self._replaced = False
+        self.count = group.engine.open_snapshot(table, ids)
+        group.snapshots[table] = self
+
+    def close(self) -> None:
+        """Nothing is put aside any more."""
+        with self._embedding.steps.launch:
+            if self._group.snapshots.get(self._table) is self:
+                del self._group.snapshots[self._table]
+                self._group.engine.close_snapshot(self._table)
+        self._aside.drop(self._shelf)
+
+    def initial(self, ids: Int64Array) -> Rows:
+        """The first rows of ids that the table did not know."""
+        records = np.empty((len(ids), self._group.layout.bytes), np.uint8)
+        self._group.engine.initial_records(self._table, ids, records)
+        return Rows(ids, records, {})
+
+    def parts(self, rows: Rows) -> dict[str, torch.Tensor]:
+        """The parts of rows, by name, as `TableView` has them."""
+        records = torch.from_numpy(rows.records)
+        layout, names = self._group.layout, self._names
+        parts = {n: layout.weight(records) if i == 0 else layout.state(records, i - 1) for i, n in enumerate(names)}
+        return as_stored(self._group.members[self._table].config, parts)
+
+    # ---- who changes rows, under the launch lock
+
+    def before_update(self, slots: np.ndarray) -> None:
+        """Rows in these slots of the cache, int32 `[n]`, which a plan in flight has, will change."""
+        self._put(lambda: self._group.engine.take_slots(self._table, slots))
+
+    def before_change(self, ids: Int64Array) -> None:
+        """Rows of `ids` will change or leave. All must be settled."""
+        self._put(lambda: self._group.engine.take_ids(self._table, ids))
+
+    def before_all_change(self) -> None:
+        """Any row may change. All must be settled."""
+        self._place = 0
+        while self._place >= 0 and self._error is None:
+            self._put(self._take_rest)
+
+    def before_replacement(self) -> None:
+        """All rows will go, with the engine that has them. All must be settled."""
+        if not self._replaced:
+            self.before_all_change()
+            self._replaced = True
+
+    def _take_rest(self) -> Taken:
+        taken, self._place = self._group.engine.take_next(self._table, self._place, self.size)
+        if self._place < 0 and self._group.engine.snapshot_pending(self._table):
+            raise RuntimeError("rows are gone that nobody put aside")  # nothing moves: it will not find them
+        return taken
+
+    def _put(self, take: Callable[[], Taken]) -> None:
+        if self._error is not None or self._replaced:
+            return
+        try:
+            rows = self._read(take())
+            if len(rows.ids):
+                self._aside.put(self._shelf, rows)
+        except BaseException as error:
+            # The save fails, and training goes on: what is pending may change from now on.
+            self._error = error
+            self._group.engine.close_snapshot(self._table)
+            if not isinstance(error, Exception):
+                raise
+
+    # ---- who writes
+
+    def pieces(self) -> Iterator[Rows]:
+        """The rows, some at a time, each once, in no order. Updates wait while one of them is read.
+
+        Raises:
+            RuntimeError: rows could not be put aside.
+        """
+        place, passes_without = 0, 0
+        while True:
+            yield from self._aside.take_memory(self._shelf)
+            with self._embedding.steps.launch:
+                self._check()
+                if self._replaced or not self._group.engine.snapshot_pending(self._table):
+                    break
+                taken, place = self._take_from(place)
+                rows = self._read(taken)
+            if len(rows.ids):
+                passes_without = 0
+                yield rows
+            elif place == 0:  # all that are left move with plans: let these go on
+                passes_without += 1
+                time.sleep(0.001)
+            if passes_without > PATIENCE:  # nobody goes on with them
+                with self._embedding.exclusive():
+                    self._group.swap.settle()
+                    self.before_all_change()
+        yield from self._aside.take(self._shelf)
+
+    def _take_from(self, place: int) -> tuple[Taken, int]:
+        """Some rows, and where to go on: again at the beginning, in the end."""
+        if self._ids is None:
+            taken, place = self._group.engine.take_next(self._table, place, self.size)
+            return taken, max(place, 0)
+        taken = self._group.engine.take_ids(self._table, self._ids[place : place + self.size])
+        place += self.size
+        return taken, place if place < len(self._ids) else 0
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise RuntimeError(
+                f"a row of table {self._group.members[self._table].config.name!r} could not be put aside for the save"
+            ) from self._error
+
+    def _read(self, taken: Taken) -> Rows:
+        ids, slots, records, columns = taken
+        resident = np.flatnonzero(slots >= 0)
+        if len(resident) == len(ids):
+            records = self._group.gather(slots).numpy()
+        elif len(resident):
+            records[resident] = self._group.gather(slots[resident]).numpy()
+        return Rows(ids, records, columns)

@@ -1,0 +1,121 @@
+"""State dicts of tables: `weight` `[n, D]`, and of a hash table its `ids` int64 `[n]`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...eager import NotScripted
+from .row_parts import WEIGHT
+from .table_view import Chunk, Content
+
+if TYPE_CHECKING:
+    from ..embedding import TableBatchedEmbedding
+
+
+class TablesModule(NotScripted, torch.nn.Module):
+    """A module with tables: its state dict is one moment of all of them, a strict load is all or nothing."""
+
+    _FORCE_STATE_DICT_LOAD = True
+    """Lets DistributedModelParallel call `load_state_dict`, which raises: it drops what `error_msgs` has."""
+    _strict = False
+    """Whether the load that is going on is strict: torch does not tell those who load."""
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        """Keeps other threads from planning, reading or updating."""
+        raise NotImplementedError
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As any module's: one moment of all tables, copied to the host."""
+        with self.exclusive():
+            return super().state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As any module's; with `strict`, a state dict that lacks keys or has others changes nothing."""
+        self._strict = strict
+        try:
+            return super().load_state_dict(state_dict, strict, assign)
+        finally:
+            self._strict = False
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "embedding tables are not pickled: save them with rec_sdk_torch.Saver().save(model, path), or state_dict() "
+            "with torch.save or torch.distributed.checkpoint"
+        )
+
+
+def refuse_sharing() -> None:
+    """Raises RuntimeError: what `share_memory()` of a model calls on its tensors, of which a table has none."""
+    raise RuntimeError(
+        "embedding tables cannot be shared with other processes: their rows are in the memory of this one. Call "
+        "share_memory() on the dense modules. Shard the tables with DistributedModelParallel to train them on several "
+        "processes, or read a save of them with rec_sdk_torch.serving.TableReader"
+    )
+
+
+def save_table(embedding: TableBatchedEmbedding, name: str, destination: dict[str, Any], prefix: str) -> None:
+    """Puts a table into a state dict: `weight` `[n, D]`, and of a hash table its `ids` int64 `[n]`."""
+    config = embedding.view(name).config
+    if embedding.device.type == "meta":
+        rows = 0 if config.hashed else config.num_embeddings
+        whole = Chunk(
+            torch.empty(rows, dtype=torch.int64, device="meta"),
+            {WEIGHT: torch.empty((rows, config.embedding_dim), dtype=config.weight_dtype, device="meta")},
+        )
+    else:
+        view = embedding.view(name)
+        whole = view.read(view.ids(), [WEIGHT])
+    if config.hashed:
+        destination[f"{prefix}ids"] = whole.ids
+    destination[f"{prefix}weight"] = whole.parts[WEIGHT]
+
+
+def load_tables(
+    embedding: TableBatchedEmbedding,
+    state_dict: Mapping[str, Any],
+    prefix: str,
+    prefixes: Mapping[str, str],
+    strict: bool,
+    missing_keys: list[str],
+    unexpected_keys: list[str],
+    error_msgs: list[str],
+) -> None:
+    """Replaces tables by what a state dict has of them: all, or none where something is wrong.
+
+    Rows that stay keep their optimizer states. Gradients of open accumulation windows are dropped.
+
+    Args:
+        embedding: has the tables.
+        state_dict: `weight` behind the table's prefix, and of a hash table `ids`.
+        prefix: what begins with it is of these tables.
+        prefixes: by table name.
+        strict: nothing is replaced unless every table is there, and nothing else; these lists are empty before then,
+            but for what is wrong with the module that has the tables.
+        missing_keys, unexpected_keys, error_msgs: what is wrong is added to these, each key once.
+    """
+    contents = []
+    wanted: set[str] = set()
+    problems = []
+    for name, own in prefixes.items():
+        view = embedding.view(name)
+        keys = [f"{own}ids", f"{own}weight"] if view.config.hashed else [f"{own}weight"]
+        wanted.update(keys)
+        missing = [key for key in keys if key not in state_dict]
+        missing_keys.extend(missing)
+        if missing:
+            continue
+        ids = state_dict[keys[0]] if view.config.hashed else None
+        content = Content(view, ids, {WEIGHT: state_dict[keys[-1]]}, whole=view.config.hashed)
+        problem = content.problem()
+        if problem:
+            problems.append(f"{keys[-1]}: {problem}")
+        contents.append(content)
+    error_msgs.extend(problems)
+    unexpected_keys.extend(key for key in state_dict if key.startswith(prefix) and key not in wanted)
+    if not contents or problems or (strict and (unexpected_keys or missing_keys)):
+        return
+    embedding.load(contents, drop_windows=True)

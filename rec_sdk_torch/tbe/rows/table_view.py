@@ -1,0 +1,471 @@
+"""The one door to whole tables: saves, the optimizer's states, shards and exports use nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ..cache.batch import Int64Array
+from ..cache.device_cache import Group
+from ..config.life import NEVER
+from ..config.optimizer import TableOptimizer
+from ..config.table import TableConfig, as_int
+from .given import columns_of, ids_of, ids_problem, plain, tensor_problem
+from .row_parts import WEIGHT, as_stored, part_of, read_parts, read_records, write_parts
+
+if TYPE_CHECKING:
+    from ..embedding import TableBatchedEmbedding
+
+
+def _distinct_ids_problem(ids: object) -> str | None:
+    problem = ids_problem(ids)
+    if problem is not None:
+        return f"its {problem}"
+    assert isinstance(ids, torch.Tensor)
+    if ids.dtype != torch.int64:
+        return f"its ids are {ids.dtype}, expected torch.int64"
+    twice = ids.numel() - ids.unique().numel()
+    return f"{twice} of its ids are there twice" if twice else None
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """Some rows of a table.
+
+    Attributes:
+        ids: int64 `[n]`.
+        parts: of those rows, by name: `weight` `[n, D]` in the table's data type, states
+            `[n, D]` or `[n, 1]` in theirs.
+    """
+
+    ids: torch.Tensor
+    parts: dict[str, torch.Tensor]
+
+
+def known_ids_problem(config: TableConfig, ids: Any) -> str | None:
+    """What keeps `ids` from being the rows of a hash table; None when nothing does."""
+    problem = _distinct_ids_problem(ids)
+    if problem is not None:
+        return problem
+    if 0 < config.capacity < ids.numel():
+        return f"{ids.numel()} ids, table {config.name!r} has a capacity of {config.capacity}"
+    return None
+
+
+class TableView:
+    """One whole table of an embedding.
+
+    A call sees one moment of the table. For one moment of several calls or tables, hold `embedding.exclusive()`.
+
+    Attributes:
+        config: of the table.
+        shard: (rank, world size) of the processes that the table is divided among.
+        offset: what row 0 of an index table is in the whole of its shards.
+    """
+
+    shard = (0, 1)
+    offset = 0
+
+    def __init__(self, embedding: TableBatchedEmbedding, config: TableConfig) -> None:
+        self.config = config
+        self._embedding = embedding
+
+    def _open(self) -> tuple[Group, int]:
+        """The table's group and its place there, with every row where the engine says it is."""
+        group, table = self._embedding.find_table(self.config.name)
+        group.swap.settle()
+        return group, table
+
+    def parts(self) -> dict[str, tuple[int, ...]]:
+        """Names of the parts of a row and their shapes, `weight` first."""
+        dim = self.config.embedding_dim
+        optimizer = self._embedding.optimizer_of(self.config.name)
+        states = optimizer.spec.states if optimizer else ()
+        return {WEIGHT: (dim,), **{state.name: (state.elements(dim),) for state in states}}
+
+    def dtypes(self) -> dict[str, torch.dtype]:
+        """Data types of the parts of a row, by name."""
+        optimizer = self._embedding.optimizer_of(self.config.name)
+        states = {state.name: optimizer.state_dtype(state.name) for state in optimizer.spec.states} if optimizer else {}
+        return {WEIGHT: self.config.weight_dtype, **states}
+
+    def count(self) -> int:
+        """Rows: ids known of a hash table, `num_embeddings` of an index table."""
+        with self._embedding.exclusive():
+            group, table = self._open()
+            return group.engine.row_count(table)
+
+    def ids(self) -> torch.Tensor:
+        """Ids of a hash table, or row numbers of an index table, in row order: int64 `[n]`.
+
+        In a hash table that is the order of arrival; an id that comes after a removal takes the place of a removed one.
+        """
+        with self._embedding.exclusive():
+            group, table = self._open()
+            return torch.from_numpy(group.engine.table_rows(table)[0])
+
+    def version(self) -> int:
+        """A number for `chunks(since=)`: rows that change from now on are of a later version."""
+        with self._embedding.exclusive():
+            return self._open()[0].engine.version()
+
+    def chunks(
+        self, parts: Sequence[str] | None = None, *, kept: bool = False, since: int | None = None
+    ) -> Iterator[Chunk]:
+        """Rows in row order, some at a time; all rows if nothing else is said.
+
+        Args:
+            parts: names of the parts that are wanted; None for all.
+            kept: leaves out rows that are as they were initialised.
+            since: only rows that changed after `version` gave this number, and perhaps some that did shortly before.
+
+        Raises:
+            ValueError: `since` for a table without `track_changes`.
+        """
+        with self._embedding.exclusive():
+            group, table = self._open()
+            if since is not None:
+                ids, _ = group.engine.changed_ids(table, since)
+            else:
+                ids = group.engine.kept_ids(table) if kept else group.engine.table_rows(table)[0]
+        for begin in range(0, len(ids), group.chunk):
+            yield self.read(torch.from_numpy(ids[begin : begin + group.chunk]), parts)
+
+    def read(self, ids: torch.Tensor, parts: Sequence[str] | None = None) -> Chunk:
+        """Rows of `ids`, int64 `[n]`. An id that a hash table does not know has its initial row, and is not added.
+
+        Raises:
+            IndexError: an index table has no such row.
+            KeyError: the table has no such part.
+        """
+        wanted = ids_of(self.config.name, ids)
+        with self._embedding.exclusive():
+            group, table = self._open()
+            return Chunk(ids, as_stored(self.config, read_parts(group, table, wanted, self._places(parts))))
+
+    def knows(self, ids: torch.Tensor) -> torch.Tensor:
+        """Which of `ids`, int64 `[n]`, are rows: bool `[n]`."""
+        with self._embedding.exclusive():
+            group, table = self._open()
+            return torch.from_numpy(group.engine.find_rows(table, ids_of(self.config.name, ids))[0] >= 0)
+
+    def _places(self, parts: Sequence[str] | None) -> dict[str, int]:
+        """-1 for the weight, else the state's index, by name."""
+        known = {name: index - 1 for index, name in enumerate(self.parts())}
+        return known if parts is None else {name: known[name] for name in parts}
+
+    def write(self, ids: torch.Tensor, parts: Mapping[str, torch.Tensor]) -> None:
+        """Sets parts of the rows of `ids`; their other parts stay. A hash table adds ids that it does not know.
+
+        All or nothing: after an exception the table is as before.
+
+        Raises:
+            IndexError: an index table has no such row.
+            CapacityError, MemoryError: the rows do not fit.
+            ValueError, KeyError: ids or parts that are not the table's.
+        """
+        self._embedding.load([Content(self, ids, parts)])
+
+    def remove(self, ids: torch.Tensor) -> int:
+        """Takes ids out of a hash table, or makes rows of an index table initial; how many were known.
+
+        Raises:
+            RuntimeError: a batch in flight uses one of them; nothing was removed.
+        """
+        wanted = ids_of(self.config.name, ids)
+        with self._embedding.exclusive():
+            group, table = self._open()
+            group.before_change(table, wanted)
+            return group.engine.remove(table, wanted)
+
+    # ---- the life of ids: docs/life.md
+
+    def row_columns(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What the table counts of the rows of `ids`, int64 `[n]`, all of which it knows; empty without a `TableLife`.
+
+        Those that its rules need of `count`, `last_use` (of the clock `batches`, modulo 2^32), `clicks` and
+        `timestamp`, int64 `[n]`, and `score`, float64 `[n]`.
+
+        Raises:
+            KeyError: an id has no row.
+        """
+        with self._embedding.exclusive():
+            group, table = self._open()
+            columns = group.engine.read_columns(table, self._rows_of(group, table, ids))
+        return {name: torch.from_numpy(values) for name, values in columns.items()}
+
+    def write_row_columns(self, ids: torch.Tensor, columns: Mapping[str, torch.Tensor]) -> None:
+        """Sets what `row_columns` reads; columns that are not given stay.
+
+        Raises:
+            KeyError: an id has no row, or the table keeps no such column; nothing was set.
+            ValueError: another number of values than of ids, or one out of range.
+            TypeError: values of another type.
+        """
+        given = columns_of(self.config.name, columns)
+        with self._embedding.exclusive():
+            group, table = self._open()
+            rows = self._rows_of(group, table, ids)
+            group.before_change(table, ids_of(self.config.name, ids))
+            group.engine.write_columns(table, rows, given)
+
+    def candidates(self) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Ids that were seen and not admitted, int64 `[n]` ascending, and what is counted of each, int64 `[n]`.
+
+        `count`, `last_use`, and `clicks` and `timestamp` where the table's rules need them.
+        """
+        with self._embedding.exclusive():
+            group, table = self._open()
+            ids, columns = group.engine.candidates(table)
+        return torch.from_numpy(ids), {name: torch.from_numpy(values) for name, values in columns.items()}
+
+    def set_candidates(self, ids: torch.Tensor, columns: Mapping[str, torch.Tensor]) -> None:
+        """The table has these candidates and no others; columns that are not given are 0.
+
+        Raises:
+            KeyError, ValueError: columns that cannot be; ids that are there twice, or are rows; a table that admits
+                every id; nothing was set.
+            TypeError: ids or values of another type.
+        """
+        wanted, given = ids_of(self.config.name, ids), columns_of(self.config.name, columns)
+        twice = len(wanted) - len(np.unique(wanted))
+        if twice:
+            raise ValueError(f"table {self.config.name!r}: {twice} of the candidates are there twice")
+        with self._embedding.exclusive():
+            group, table = self._open()
+            rows = wanted[group.engine.find_rows(table, wanted)[0] >= 0]
+            if len(rows):
+                raise ValueError(f"table {self.config.name!r}: {len(rows)} candidates (such as {rows[0]}) are rows")
+            group.engine.set_candidates(table, wanted, given)
+
+    def clocks(self) -> dict[str, int]:
+        """What the rules go by: training `batches`, `steps` (backward passes), and the latest `timestamp`."""
+        with self._embedding.exclusive():
+            group, table = self._open()
+            return dict(zip(CLOCKS, group.engine.clock(table), strict=True))
+
+    def set_clocks(self, clocks: Mapping[str, int]) -> None:
+        """Sets what `clocks` reads; what is not given stays.
+
+        Rows and candidates whose timestamps are later than the clock are of that moment when ids are next evicted.
+
+        Raises:
+            KeyError: a name that is none of a clock.
+            ValueError: no whole number, or one out of range.
+        """
+        unknown = sorted(set(clocks) - set(CLOCKS))
+        if unknown:
+            raise KeyError(f"table {self.config.name!r} has no clocks {unknown}, only {list(CLOCKS)}")
+        for name, value in clocks.items():
+            least = NEVER if name == "timestamp" else 0
+            number = as_int(value)
+            if number is None or not least <= number < 2**63:
+                raise ValueError(
+                    f"table {self.config.name!r}: clock {name!r} is {value!r}, must be an int from {least} to 2**63 - 1"
+                )
+        with self._embedding.exclusive():
+            group, table = self._open()
+            now = dict(zip(CLOCKS, group.engine.clock(table), strict=True)) | dict(clocks)
+            group.engine.set_clock(table, *(now[name] for name in CLOCKS))
+
+    def evict(self) -> int:
+        """Takes out the ids that the table's rules choose now; how many had rows.
+
+        Rows that batches in flight use, or whose gradients wait for the end of a window, stay for the next time.
+        """
+        with self._embedding.exclusive():
+            group, table = self._open()
+            if table in group.snapshots:
+                group.before_change(table, group.engine.leaving_ids(table))
+            evicted = group.engine.evict(table)
+        group.warn_of_evictions()
+        return evicted
+
+    def _rows_of(self, group: Group, table: int, ids: torch.Tensor) -> Int64Array:
+        wanted = ids_of(self.config.name, ids)
+        rows = group.engine.find_rows(table, wanted)[0]
+        if (rows < 0).any():
+            missing = wanted[rows < 0]
+            raise KeyError(f"table {self.config.name!r}: {len(missing)} ids have no row (such as {missing[0]})")
+        return rows
+
+
+CLOCKS = ("batches", "steps", "timestamp")
+
+
+@dataclass(frozen=True, eq=False)
+class Content:
+    """What some rows of a table are to be.
+
+    Attributes:
+        view: the table.
+        ids: int64 `[n]`; None for all rows of an index table.
+        parts: by name, `[n, ...]`.
+        whole: the table is to have no other ids.
+        initial: parts that all other rows have at first, by name, one number each.
+    """
+
+    view: TableView
+    ids: torch.Tensor | None
+    parts: Mapping[str, torch.Tensor]
+    whole: bool = False
+    initial: Mapping[str, float] | None = None
+
+    def problem(self) -> str | None:
+        """What keeps it from being loaded; None when nothing does."""
+        config = self.view.config
+        if self.ids is not None:
+            problem = known_ids_problem(config, self.ids) if config.hashed else _distinct_ids_problem(self.ids)
+            if problem:
+                return problem
+        rows = config.num_embeddings if self.ids is None else self.ids.numel()
+        shapes = self.view.parts()
+        for name, values in self.parts.items():
+            if name not in shapes:
+                return f"it has no part {name!r}, only {list(shapes)}"
+            problem = tensor_problem(values)
+            if problem:
+                return f"{name} {problem}"
+            if tuple(values.shape) != (rows, *shapes[name]):
+                return f"shape {tuple(values.shape)} of {name}, expected {(rows, *shapes[name])}"
+        return None
+
+
+class Load:
+    """Contents on their way into tables: all of them, or after an exception none."""
+
+    def __init__(
+        self,
+        contents: Sequence[Content],
+        numbers: Sequence[tuple[TableOptimizer, int]],
+        drop_windows: Callable[[], None] | None,
+    ) -> None:
+        """`numbers`: the steps that optimizers are to have counted. `drop_windows`: where open windows are to go."""
+        self._contents = contents
+        self._numbers = numbers
+        self._drop_windows = drop_windows
+        self._staying: list[_Staying | None] = []
+        self.begun = False
+
+    def run(self) -> None:
+        if not self.begun:
+            self._make_ready()
+        if self._drop_windows is not None:
+            self._drop_windows()
+        for content, staying in zip(self._contents, self._staying, strict=True):
+            _write(content, staying)
+        for optimizer, step in self._numbers:
+            optimizer.step = step
+
+    def _make_ready(self) -> None:
+        """Everything that can fail; leaves no trace then."""
+        self._contents = [
+            replace(content, parts={name: plain(part) for name, part in content.parts.items()})
+            for content in self._contents
+        ]
+        added: list[tuple[Group, int, Int64Array]] = []
+        try:
+            for content in self._contents:
+                group, table = content.view._open()
+                ids = _ids_of(content)
+                rows, _ = group.engine.find_rows(table, ids)
+                added.append((group, table, ids[rows < 0]))
+                rows, _ = group.engine.insert(table, ids)
+                group.engine.reserve_rows(table, rows)
+                if content.initial:
+                    others = group.engine.others(table, ids)
+                    group.engine.reserve_rows(table, group.engine.find_rows(table, others)[0])
+            self._staying = [_staying(content) for content in self._contents]
+            self.begun = True
+        except BaseException:
+            for group, table, ids in () if self.begun else added:
+                group.engine.remove(table, ids, candidates=False)
+            raise
+
+
+def _ids_of(content: Content) -> Int64Array:
+    if content.ids is None:
+        return np.arange(content.view.config.num_embeddings, dtype=np.int64)
+    return ids_of(content.view.config.name, content.ids)
+
+
+@dataclass(frozen=True, eq=False)
+class _Staying:
+    """Of the rows that a table is to have, all parts, and what is counted of them; candidates."""
+
+    parts: dict[str, torch.Tensor]
+    columns: dict[str, np.ndarray]
+    candidates: tuple[Int64Array, dict[str, np.ndarray]]
+
+
+def _staying(content: Content) -> _Staying | None:
+    """What stays of a table that has other rows too; None where it has no others.
+
+    Raises:
+        RuntimeError: batches in flight use rows of the table.
+    """
+    group, table = content.view._open()
+    ids = _ids_of(content)
+    if not content.whole or not len(group.engine.others(table, ids)):
+        return None
+    if group.engine.in_flight():
+        raise RuntimeError(
+            f"table {content.view.config.name!r} cannot get other ids while batches are in flight: run their backward, "
+            "or drop the outputs of their forward"
+        )
+    columns = group.engine.read_columns(table, group.engine.find_rows(table, ids)[0])
+    parts = content.view.read(torch.from_numpy(ids)).parts
+    return _Staying(parts, columns, group.engine.candidates(table))
+
+
+def _write(content: Content, staying: _Staying | None) -> None:
+    """May be done again from the start."""
+    group, table = content.view._open()
+    ids = _ids_of(content)
+    group.before_change(table, None if content.whole or content.initial else ids)
+    parts = {**(staying.parts if staying else {}), **content.parts}
+    if staying is not None:  # begun anew, rows have the order of the ids, as in the table that was saved
+        group.engine.clear_table(table)
+        rows, _ = group.engine.insert(table, ids)
+        group.engine.write_columns(table, rows, staying.columns)
+        group.engine.set_candidates(table, *staying.candidates)
+    places = content.view._places(list(parts))
+    write_parts(group, table, ids, {places[name]: part for name, part in parts.items()})
+    others = group.engine.others(table, ids) if content.initial else np.empty(0, np.int64)
+    for name, number in (content.initial or {}).items():
+        initial = torch.tensor(number, dtype=torch.float32, device="cpu").expand(len(others), 1)
+        write_parts(group, table, others, {content.view._places([name])[name]: initial})
+
+
+def move_rows(old: Sequence[Group], new: Sequence[Group]) -> None:
+    """Copies rows that are not as they were initialised to groups of other layouts: weights, and states where alike."""
+    places = {member.config.name: (group, place) for group in new for place, member in enumerate(group.members)}
+    for source in old:
+        source.swap.settle()
+        for table, member in enumerate(source.members):
+            source.before_change(table)  # nobody takes its rows from here any more
+            target, place = places[member.config.name]
+            same = source.layout == target.layout
+            ids = source.engine.kept_ids(table)
+            for begin in range(0, len(ids), source.chunk):
+                chosen = ids[begin : begin + source.chunk]
+                records = read_records(source, table, chosen)
+                parts = range(-1, len(source.layout.state_elements) if same else 0)
+                rows, _ = target.engine.insert(place, chosen)
+                target.engine.reserve_rows(place, rows)
+                write_parts(target, place, chosen, {part: part_of(source, part)(records) for part in parts})
+            if member.config.life is not None:
+                _move_life(source, table, target, place)
+
+
+def _move_life(source: Group, table: int, target: Group, place: int) -> None:
+    """Copies what is counted of the ids of a table."""
+    target.engine.set_clock(place, *source.engine.clock(table))
+    ids = source.engine.table_rows(table)[0]
+    rows, _ = target.engine.insert(place, ids)
+    target.engine.write_columns(place, rows, source.engine.read_columns(table, source.engine.find_rows(table, ids)[0]))
+    target.engine.set_candidates(place, *source.engine.candidates(table))

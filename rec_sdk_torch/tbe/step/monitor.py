@@ -1,0 +1,289 @@
+"""What an embedding counts: its cache, its memory, and where the time of a step goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch.autograd import profiler
+
+from ...warn import warn
+
+if TYPE_CHECKING:
+    from ..cache.device_cache import Group
+    from ..config.cache_size import CacheOption
+    from ..config.optimizer import TableOptimizer
+    from ..config.table import TableConfig
+    from .steps import Steps
+
+RANGE = "rec_sdk_torch::"
+"""Begins the names of the ranges that `torch.profiler` sees."""
+
+FIRST_CHECK = 8
+"""Training forwards before the cache is looked at for what deserves a warning; then 8 times as many each time."""
+
+FEW_BATCHES = 32
+"""Of fewer, a hit rate says nothing."""
+
+
+class _Section:
+    """A part of a step: a range of the profiler if it runs, and a time if it is asked for."""
+
+    __slots__ = ("_begin", "_monitor", "_name", "_range", "_time")
+
+    def __init__(self, monitor: Monitor, name: str | None, time: str | None) -> None:
+        self._monitor, self._name, self._time = monitor, name, time
+        self._range: Any = None
+        self._begin = 0
+
+    def __enter__(self) -> None:
+        if self._name is not None and profiler._is_profiler_enabled:
+            self._range = profiler.record_function(RANGE + self._name)
+            self._range.__enter__()
+        if self._time is not None:
+            self._begin = time.perf_counter_ns()
+
+    def __exit__(self, *error: object) -> None:
+        if self._time is not None:
+            spent = time.perf_counter_ns() - self._begin
+            setattr(self._monitor, self._time, getattr(self._monitor, self._time) + spent)
+        if self._range is not None:
+            self._range.__exit__(*error)
+
+
+class Monitor:
+    """Counts of one embedding that the engines do not have.
+
+    Attributes:
+        copied_batches: batches whose ids came from a device.
+        plan_ns: nanoseconds of planning, in any thread.
+        wait_ns: nanoseconds that training forwards spent on plans and swaps, in the thread that trains.
+        depth_reached: the most batches that were planned ahead at once.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+        self._forwards = 0
+        self._next_check = FIRST_CHECK
+        self._seen = (0, 0, 0)
+        self._warned: set[str] = set()
+
+    def reset(self) -> None:
+        """Sets all to zero."""
+        self.copied_batches = self.plan_ns = self.wait_ns = self.depth_reached = 0
+
+    def planning(self) -> _Section:
+        """Of one group."""
+        return _Section(self, "plan", "plan_ns")
+
+    def waiting(self, name: str | None = None) -> _Section:
+        """A part of a training forward that a batch planned and read ahead does not need, or less of it."""
+        return _Section(self, name, "wait_ns")
+
+    def range(self, name: str) -> _Section:
+        """For the profiler alone."""
+        return _Section(self, name, None)
+
+    # ---- reports
+
+    def cache_stats(self, groups: Sequence[Group], table: str | None) -> dict[str, int]:
+        """See `TableBatchedEmbedding.cache_stats`."""
+        total = dict.fromkeys(COUNTERS, 0)
+        for group, place in _places(groups, table):
+            counted = group.stats(place) | {"pinned_rows": group.engine.pinned(place)}
+            total["largest_batch"] = max(total["largest_batch"], counted.pop("largest_batch"))
+            for name, value in counted.items():
+                total[name] += value
+        if table is None:
+            total |= {"copied_batches": self.copied_batches, "depth_reached": self.depth_reached}
+            total |= {"plan_us": self.plan_ns // 1000, "wait_us": self.wait_ns // 1000}
+        return total
+
+    def count_forward(self, groups: Sequence[Group]) -> None:
+        """A training forward was launched. Warns once of a cache that is too small, at forwards that grow rare."""
+        self._forwards += 1
+        if self._forwards >= self._next_check:
+            self._next_check *= 8
+            self._warn_of_two_batches(groups)
+            self._warn_of_misses(groups)
+
+    def _warn_of_two_batches(self, groups: Sequence[Group]) -> None:
+        small = []
+        for group in groups:
+            for place, member in enumerate(group.members):
+                stats = group.stats(place)
+                if stats["rows_out"] and 2 * stats["largest_batch"] > member.slots:
+                    small.append(f"{member.config.name!r} ({stats['largest_batch']} rows of {member.slots})")
+        if small:
+            self._warn(
+                "two",
+                f"the device cache does not hold two batches of tables {', '.join(small)}: nothing can be prefetched "
+                "while such a batch is trained. Enlarge cache=, or use smaller batches",
+            )
+
+    def _warn_of_misses(self, groups: Sequence[Group]) -> None:
+        """Of rows that the tables had already: no cache has those that are new."""
+        stats = self.cache_stats(groups, None)
+        now = stats["batches"], stats["unique_rows"] - stats["new_rows"], stats["unique_misses"] - stats["new_rows"]
+        batches, rows, misses = (new - old if new >= old else new for new, old in zip(now, self._seen, strict=True))
+        self._seen = now
+        if batches >= FEW_BATCHES * len(groups) and 2 * misses > rows:
+            self._warn(
+                "misses",
+                f"{misses / rows:.0%} of the rows that batches looked up were not in the device cache (of {rows}, "
+                "without those that were new). Enlarge cache= if the device has memory; cache_stats(table) says which "
+                "tables miss",
+            )
+
+    def _warn(self, what: str, message: str) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
+            warn(message)
+
+
+COUNTERS = (
+    "batches",
+    "lookups",
+    "unique_rows",
+    "unique_misses",
+    "new_rows",
+    "rows_in",
+    "rows_out",
+    "bytes_in",
+    "bytes_out",
+    "bounds_errors",
+    "largest_batch",
+    "pinned_rows",
+    "admitted",
+    "not_admitted_lookups",
+    "evicted",
+)
+
+
+def memory_report(groups: Sequence[Group], table: str | None) -> dict[str, int]:
+    """See `TableBatchedEmbedding.memory_report`."""
+    report = dict.fromkeys(("device", "host", "disk", "index", "columns", "candidates"), 0)
+    for group, place in _places(groups, table):
+        members = group.members if place is None else [group.members[place]]
+        memory = group.engine.memory(place)
+        report["device"] += sum(member.cache_slots for member in members) * group.slot_bytes()
+        report["host"] += memory["store_bytes"]
+        report["disk"] += memory["disk_bytes"]
+        report["index"] += memory["id_map_bytes"]
+        report["columns"] += memory["column_bytes"]
+        report["candidates"] += memory["candidate_bytes"]
+    if table is None:
+        report["staging"] = sum(group.swap.staging_bytes() for group in groups)
+    return report
+
+
+def _places(groups: Sequence[Group], table: str | None) -> Iterator[tuple[Group, int | None]]:
+    """Groups with None for all of their tables, or the one that has `table` with its place there."""
+    for group in groups:
+        names = [member.config.name for member in group.members]
+        if table is None:
+            yield group, None
+        elif table in names:
+            yield group, names.index(table)
+
+
+def describe_optimizer(cls: type, options: Mapping[str, Any]) -> str:
+    """An optimizer's class and rate."""
+    return f"{cls.__name__}(lr={options['lr']})" if "lr" in options else cls.__name__
+
+
+class Inspected:
+    """What an embedding tells of itself."""
+
+    tables: list[TableConfig]
+    optimizers: list[TableOptimizer | None]
+    cache_option: CacheOption
+    steps: Steps
+    _groups: list[Group] | None
+    _slots: Callable[[], list[int]]
+    view: Callable[[str], object]
+
+    @property
+    def cache_sizes(self) -> dict[str, int]:
+        """Rows of each table that the device cache holds, or will hold.
+
+        Raises:
+            RuntimeError: the embedding is on the meta device.
+        """
+        return dict(zip([table.name for table in self.tables], self._slots(), strict=True))
+
+    def extra_repr(self) -> str:
+        """A line for each table."""
+        return "\n".join(f"{table.name}: {self.describe(table.name)}" for table in self.tables)
+
+    def describe(self, name: str, optimizer: str | None = None) -> str:
+        """A table in a line: rows, columns, data type, kind, cache and optimizer. Lays out nothing.
+
+        Args:
+            name: of the table.
+            optimizer: in place of that which the embedding knows.
+        """
+        place = [table.name for table in self.tables].index(name)
+        table = self.tables[place]
+        dtype = str(table.weight_dtype).removeprefix("torch.")
+        if table.cache_dtype not in (None, table.weight_dtype):
+            dtype += f" ({str(table.cache_dtype).removeprefix('torch.')} in the cache)"
+        kind = "ids of any value" if table.hashed else "ids are rows"
+        parts = [f"{table.num_embeddings} x {table.embedding_dim}", dtype, kind, self._describe_cache(name)]
+        own = self.optimizers[place]
+        if optimizer is None and own is not None:
+            optimizer = describe_optimizer(own.cls, own.options)
+        return ", ".join([*parts, optimizer or "no optimizer"])
+
+    def _describe_cache(self, name: str) -> str:
+        for group in self._groups or []:
+            for member in group.members:
+                if member.config.name == name:
+                    return f"cache of {member.slots} rows"
+        option = self.cache_option
+        if isinstance(option, Mapping):
+            option = option.get(name)
+        return f"cache={option!r}"
+
+    def cache_stats(self, table: str | None = None) -> dict[str, int]:
+        """Exact counts since the start or `reset_cache_stats`, summed over groups, or those of one table.
+
+        `batches`, `lookups`, `unique_rows`, `unique_misses`, `new_rows`, `rows_in`, `rows_out`, `bytes_in`,
+        `bytes_out`, `bounds_errors`, `largest_batch` (the most distinct rows that a batch had of one table) and, now,
+        `pinned_rows` (which batches in flight hold in the cache). Of tables that admit or evict ids: `admitted` (ids
+        that got a row), `not_admitted_lookups` (which read the default value), `evicted` (ids that left by a rule).
+        Without `table` also `copied_batches` (batches whose ids came from a device), `depth_reached` (the most batches
+        planned ahead at once), and two times of the host in microseconds: `plan_us`, planning in any thread, and
+        `wait_us`, what training forwards spent on plans and swaps.
+
+        Raises:
+            KeyError: no table has this name.
+        """
+        return self.steps.monitor.cache_stats(self._groups_of(table), table)
+
+    def reset_cache_stats(self) -> None:
+        """Sets every counter of `cache_stats` to zero."""
+        self.steps.monitor.reset()
+        for group in self._groups or []:
+            group.reset_stats()
+
+    def memory_report(self, table: str | None = None) -> dict[str, int]:
+        """Bytes of the whole embedding, or of one table; zeros before the first use.
+
+        `device`: the cache, and the sums of an accumulation window. `host`: rows in the host store, as far as memory is
+        committed. `disk`: files of a host store on disk. `index`: the maps from ids to rows. `columns`: what options
+        keep per row (`track_changes`, rules by which ids leave), for all rows of an index table, with the logs of what
+        changed and left. `candidates`: what is counted of ids that are not admitted. `staging`, without `table`: plans
+        and rows on their way now.
+
+        Raises:
+            KeyError: no table has this name.
+        """
+        return memory_report(self._groups_of(table), table)
+
+    def _groups_of(self, table: str | None) -> Sequence[Group]:
+        self.steps.check_process()
+        if table is not None:
+            self.view(table)  # which raises for a name that is unknown
+        return self._groups or []

@@ -1,0 +1,80 @@
+"""What some optimizers do to whole tables between two updates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..cache.batch import Int64Array
+from ..cache.device_cache import Group
+from ..config.optimizer import TableOptimizer
+from ..rows.row_parts import WEIGHT, read_parts, write_parts
+
+Rows = tuple[TableOptimizer, Group, int, Int64Array]
+"""Some rows of a table: its optimizer, its group and place there, their ids."""
+
+
+class Between:
+    """The work of optimizers that have some before their next update.
+
+    An interrupt may break it off: `run` goes on where it stopped, and no row changes twice.
+    """
+
+    def __init__(self, optimizers: Sequence[TableOptimizer], groups: Sequence[Group]) -> None:
+        """`groups` have all tables of the `optimizers`."""
+        self._optimizers = optimizers
+        self._groups = groups
+        self._rows: list[Rows] | None = None
+        self._at: tuple[int, dict[str, torch.Tensor] | None] = (0, None)
+        """Rows that are done, and the values of those that are next if these are known: set in one."""
+        self._greatest: dict[int, float] = {}
+
+    def run(self) -> None:
+        """Does what is left, after the update. No plan may be made meanwhile."""
+        if not self._optimizers:
+            return
+        if self._rows is None:
+            self._rows = self._all_rows()
+        while self._at[0] < len(self._rows):
+            optimizer, group, table, ids = self._rows[self._at[0]]
+            between = optimizer.spec.between
+            assert between is not None
+            names = [WEIGHT, *(state.name for state in optimizer.spec.states)]
+            places = {part: names.index(part) - 1 for part in between.parts}
+            parts = self._at[1]
+            if parts is None:
+                read = read_parts(group, table, ids, places)
+                parts = {name: part if name == WEIGHT else part.float() for name, part in read.items()}
+                greatest = between.rows(optimizer.options, optimizer.step + 1, parts)
+                if greatest is not None:
+                    self._greatest[id(optimizer)] = max(greatest, self._greatest.get(id(optimizer), 0.0))
+                self._at = (self._at[0], parts)
+            if between.option is None:
+                group.before_change(table, ids)
+                write_parts(group, table, ids, {places[name]: values for name, values in parts.items()})
+            self._at = (self._at[0] + 1, None)
+        for optimizer in self._optimizers:
+            if optimizer.spec.between is not None and optimizer.spec.between.option is not None:
+                optimizer.options[optimizer.spec.between.option] = 1.0 + self._greatest.get(id(optimizer), 0.0)
+
+    def _all_rows(self) -> list[Rows]:
+        due = {id(optimizer) for optimizer in self._optimizers}
+        rows: list[Rows] = []
+        for group in self._groups:
+            group.swap.settle()
+            for table, member in enumerate(group.members):
+                if member.optimizer is not None and id(member.optimizer) in due:
+                    _meet(member.optimizer, group, table)
+                    every = group.engine.table_rows(table)[0]
+                    chunks = (every[begin : begin + group.chunk] for begin in range(0, len(every), group.chunk))
+                    rows += [(member.optimizer, group, table, ids) for ids in chunks]
+        return rows
+
+
+def _meet(optimizer: TableOptimizer, group: Group, table: int) -> None:
+    """Rows that the table has though nobody has met them change as well; counts of them are 0."""
+    assert optimizer.spec.between is not None
+    if table in group.always and optimizer.spec.between.option is None:
+        rows, _ = group.engine.insert(table, group.always[table]())
+        group.engine.reserve_rows(table, rows)

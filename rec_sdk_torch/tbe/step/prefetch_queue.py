@@ -1,0 +1,489 @@
+"""Batches that will come: they are planned, and their rows are on their way, while others are trained."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..._engine import Announcement, CacheTooSmallError
+from ..._exits import calls, ending
+from ...warn import warn
+from ...worker import Worker
+from ..cache.batch import Batch, Int64Array
+from ..cache.plan import Plan
+from ..cache.transfers import in_thread, when_written
+from ..config.life import Seen
+
+if TYPE_CHECKING:
+    from ..cache.device_cache import Group
+    from ..embedding import TableBatchedEmbedding
+    from .steps import Steps
+
+MAX_DEPTH = 12
+"""Batches that may be ahead of the one that is trained."""
+
+MAX_COMING = 16
+"""Batches that may have been prefetched and not come: the engine takes as many announcements."""
+
+PLANNED_BY_FORESIGHT = 2
+"""Of these, so many are planned under a cache policy that looks ahead. The others are announced to it."""
+
+FEW = 8
+"""Training batches in a row that were none of those to come, after which none is planned ahead."""
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """Changes when the tensor is written to; tensors of inference mode do not count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+class Prefetched:
+    """A batch that will come.
+
+    Attributes:
+        plans: of all groups, once they are made; None while they are not, and after they were dropped.
+        announced: to the cache policy, by all groups; empty once it is planned.
+    """
+
+    def __init__(
+        self,
+        values: torch.Tensor,
+        offsets: torch.Tensor,
+        batch_size: int,
+        keys: Int64Array,
+        weighted: bool,
+        source: object = None,
+        joined: bool = False,
+        seen: Seen | None = None,
+        depth: int | None = None,
+    ) -> None:
+        """
+        Args:
+            values, offsets, batch_size, keys: as for `Batch.from_tensors`.
+            weighted: there will be per-sample weights.
+            source: what the batch comes as.
+            joined: as of `Batch`.
+            seen: what is known of the lookups beside their ids.
+            depth: of planning: it is planned beside so many others at the most.
+        """
+        self.depth = MAX_COMING if depth is None else depth
+        self._seen = seen or Seen()
+        self._tensors = values, offsets
+        self._versions = self._versions_now()
+        self._shape = batch_size, keys, weighted, joined
+        self._copying = when_written(values)
+        self._known: list[tuple[object, torch.Tensor]] = [(source, values)]
+        self._batch: Batch | None = None
+        self.plans: list[Plan] | None = None
+        self.announced: list[Announcement] | None = None
+        self.refused_beside: int | None = None
+        """Batches in flight when the cache had no room for this one beside them."""
+        self.failed = False
+        """Its forward will say why."""
+        self.gone = False
+        """It will not come."""
+
+    @property
+    def batch(self) -> Batch:
+        """On the host; copied there at the first call if it is on a device."""
+        if self._batch is None:
+            batch_size, keys, weighted, joined = self._shape
+            with self._copying():
+                self._batch = Batch.from_tensors(*self._tensors, batch_size, keys, None, weighted, joined, self._seen)
+        return self._batch
+
+    def stands_for(self, source: object, values: torch.Tensor) -> bool:
+        """Whether the batch comes as `source`, with these ids, and they are unchanged."""
+        return any(source is s and values is v for s, v in self._known) and self._unchanged()
+
+    def also(self, source: object, values: torch.Tensor) -> None:
+        """The batch may come as `source`, a copy of it."""
+        self._known.append((source, values))
+
+    def is_of(self, batch: Batch) -> bool:
+        """Whether its plans are plans of `batch`."""
+        if self.gone or not self._unchanged():
+            return False
+        try:
+            return self.batch.same_plan(batch)
+        except (TypeError, ValueError):  # its own forward raises it
+            return False
+
+    def _unchanged(self) -> bool:
+        return self._versions_now() == self._versions
+
+    def _versions_now(self) -> tuple[int, ...]:
+        return tuple(_version(tensor) for tensor in (*self._tensors, *self._seen) if tensor is not None)
+
+
+class LookAhead:
+    """The batches that will come to one embedding, in order, and the thread that plans them.
+
+    What is trained has the bits that it has without: plans are made in the order of the forwards, and a plan whose
+    forward has not begun leaves no trace when it is dropped. Who looks at whole tables, or trains another batch, drops
+    the plans; those who are still to come are planned anew.
+
+    Attributes:
+        idle: nothing is planned now.
+    """
+
+    def __init__(self, embedding: TableBatchedEmbedding) -> None:
+        self._embedding = weakref.ref(embedding)
+        self._coming: deque[Prefetched] = deque()  # those with plans before those without
+        self._lock = threading.RLock()  # of `_coming` and `plans`; taken after the embedding's
+        self._worker = Worker("rec_sdk_torch.prefetch")
+        self.idle = True
+        self._too_small = self._warned = self._told = False
+        self._reading = False  # what was prefetched is not trained
+        self._unused = 0  # training batches in a row that were none of those to come
+
+    def __len__(self) -> int:
+        return len(self._coming)
+
+    def forked(self) -> None:
+        """In a process that was forked: the thread that planned is not there."""
+        self._lock = threading.RLock()
+        self.idle = True
+
+    # ---- batches
+
+    def batch(
+        self,
+        source: object,
+        values: torch.Tensor,
+        offsets: torch.Tensor,
+        batch_size: int,
+        keys: Int64Array,
+        weights: torch.Tensor | None,
+        joined: bool = False,
+        seen: Seen | None = None,
+    ) -> Batch:
+        """`Batch.from_tensors`; ids on a device that were prefetched from `source` are on the host already."""
+        if values.device.type != "cpu":
+            prefetched = self._find(source, values)
+            if prefetched is not None:
+                known = prefetched.batch
+                values, offsets = torch.from_numpy(known.values), torch.from_numpy(known.offsets)
+                seen = Seen(*(None if array is None else torch.from_numpy(array) for array in known.seen))
+        return Batch.from_tensors(values, offsets, batch_size, keys, weights, joined=joined, seen=seen)
+
+    # ---- plans
+
+    def plans_of(self, batch: Batch) -> list[Plan]:
+        """The plans of a batch whose forward is now, made ahead or now."""
+        steps = self._live().steps
+        with steps.monitor.waiting():
+            plans = self._take_ready(batch)
+            if plans is None:
+                with steps.planning:
+                    plans = self._take_trained(batch) or self._plan(batch)
+        self._reading = False
+        for group, plan in zip(self._live().groups, plans, strict=True):
+            group.warn(plan)
+        self._warn()
+        return plans
+
+    def _warn(self) -> None:
+        if self._too_small and not self._warned:
+            self._warned = True
+            warn(
+                "the device cache does not hold the rows of all batches that were prefetched: they are planned less "
+                "far ahead (a larger cache= or a smaller depth= ends this)"
+            )
+        if self._unused >= FEW and not self._told:
+            self._told = True
+            names = [table.name for table in self._live().tables]
+            warn(
+                f"tables {names}: the last {self._unused} training batches were none of those that were prefetched, "
+                "and their plans were made in vain; nothing is planned ahead until one of them comes. Where the model "
+                "changes the ids of a batch, do that before prefetch(), or in its features="
+            )
+
+    def _plan(self, batch: Batch, announced: Sequence[Announcement] = ()) -> list[Plan]:
+        """Of all groups or, after an exception, of none. Under the planning lock."""
+        plans: list[Plan] = []
+        monitor = self._live().steps.monitor
+        try:
+            for group, announcement in zip_longest(self._live().groups, announced):
+                with monitor.planning():
+                    plans.append(group.plan(batch, announcement))
+        except BaseException:
+            self._end(plans)
+            raise
+        return plans
+
+    def _end(self, plans: Sequence[Plan]) -> None:
+        """Of a batch that did not begin, the newest that has plans."""
+        for group, plan in zip(reversed(self._live().groups[: len(plans)]), reversed(plans), strict=True):
+            group.swap.drop(plan)
+
+    def _live(self) -> TableBatchedEmbedding:
+        embedding = self._embedding()
+        assert embedding is not None, "who calls holds it"
+        return embedding
+
+    # ---- coming and going
+
+    def add(self, prefetched: Prefetched) -> None:
+        """A batch is to come, after those that were added before.
+
+        Raises:
+            RuntimeError: `MAX_COMING` are to come already, or this process must not use the tables.
+        """
+        with calls:
+            self._add(prefetched)
+
+    def _add(self, prefetched: Prefetched) -> None:
+        self._live().steps.check_process()
+        with self._lock:
+            if sum(not other.gone for other in self._coming) >= MAX_COMING:
+                raise RuntimeError(
+                    f"{MAX_COMING} batches were prefetched and have not come: run their forward, or forget() them"
+                )
+            self._coming.append(prefetched)
+            planned = self._coming[0].plans is not None
+        if not planned:  # otherwise once the next forward is launched: it would wait for the engine
+            self.go_on()
+
+    def _find(self, source: object, values: torch.Tensor) -> Prefetched | None:
+        """The batch that comes as `source`, with these ids."""
+        return next((prefetched for prefetched in tuple(self._coming) if prefetched.stands_for(source, values)), None)
+
+    def _take_ready(self, batch: Batch) -> list[Plan] | None:
+        """The plans of a batch that comes, if it is the next one, and planned. Its caller need not hold a lock."""
+        if not self._coming:
+            return None
+        with self._lock:
+            return self._pop(batch)
+
+    def _take_trained(self, batch: Batch) -> list[Plan] | None:
+        """The plans of a training batch. None if it has none: then no other has one either. Under the planning lock."""
+        if not self._coming:
+            return None
+        with self._lock:
+            plans = self._pop(batch)
+            if plans is None:
+                self._drop()
+                self._unused = 0 if self._forget_up_to(batch) or self._reading else self._unused + bool(self._coming)
+            return plans
+
+    def was_read(self, batch: Batch) -> None:
+        """A batch that is not trained has come; there are no plans, which it would not need."""
+        if self._coming:
+            with self._lock:
+                self._reading |= self._forget_up_to(batch)
+
+    def _forget_up_to(self, batch: Batch) -> bool:
+        """Whether the batch was to come. It is not any more, nor are those before it."""
+        coming = tuple(self._coming)
+        place = next((i for i, prefetched in enumerate(coming) if prefetched.is_of(batch)), -1)
+        self._coming = deque(prefetched for prefetched in coming[place + 1 :] if not prefetched.gone)
+        return place >= 0
+
+    def _pop(self, batch: Batch) -> list[Plan] | None:
+        if not self._coming or self._coming[0].plans is None or not self._coming[0].is_of(batch):
+            return None
+        plans = self._coming[0].plans
+        self._coming.popleft().plans = None
+        self._unused = 0
+        return plans
+
+    def remove(self, prefetched: Prefetched | None) -> None:
+        """The batch will not come; with None, none of those that were added will."""
+        leaving = [other for other in tuple(self._coming) if prefetched is None or other is prefetched]
+        for other in leaving:
+            other.gone = True
+        embedding = self._embedding()
+        if embedding is None or not leaving:
+            return
+        planning = embedding.steps.planning
+        if self._lock._is_owned() or planning._is_owned():  # type: ignore[attr-defined]
+            return  # the garbage collector calls in the middle of something: who comes next does the rest
+        with planning, self._lock:
+            planned = [other for other in self._coming if other.gone and other.plans is not None]
+            if planned:
+                self._drop(after=planned[0])
+            self._coming = deque(other for other in self._coming if not other.gone)
+
+    def drop(self) -> None:
+        """Drops all plans, which leave no trace. Under the planning lock; the batches are still to come."""
+        if self._coming:
+            with self._lock:
+                self._drop()
+
+    def _drop(self, after: Prefetched | None = None) -> None:
+        """Those of the batches from `after` on."""
+        for prefetched in reversed(tuple(self._coming)):
+            # Taken away first: after an interrupt, plans that nobody holds undo themselves.
+            plans, prefetched.plans = prefetched.plans, None
+            prefetched.announced = None
+            if plans is not None:
+                self._end(plans)
+            if prefetched is after:
+                break
+
+    # ---- planning ahead
+
+    def go_on(self) -> None:
+        """Plans what is to come and can be planned now, in the thread for it."""
+        if not self._coming or not self.idle or ending():
+            return
+        with self._lock:
+            if self.idle and (self._next() or self._to_announce()) is not None:
+                self._worker.run(self._plan_all)
+                self.idle = False
+
+    def wait(self) -> None:
+        """Until all that can be planned now is planned, and its rows are on their way."""
+        if self._coming:
+            self.go_on()
+            self._worker.wait()
+
+    def _next(self) -> Prefetched | None:
+        embedding = self._embedding()
+        if embedding is None or not self._plans_ahead(embedding):
+            return None
+        prefetched = next((p for p in tuple(self._coming) if p.plans is None and not p.gone), None)
+        if prefetched is None or prefetched.failed:
+            return None
+        most = PLANNED_BY_FORESIGHT if embedding.looks_ahead() else prefetched.depth + 1
+        if sum(p.plans is not None for p in tuple(self._coming)) >= most:
+            return None
+        refused = prefetched.refused_beside
+        return prefetched if refused is None or embedding.in_flight() < refused else None
+
+    def _plans_ahead(self, embedding: TableBatchedEmbedding) -> bool:
+        return embedding.plans_ahead() and not self._reading and self._unused < FEW
+
+    def _to_announce(self) -> Prefetched | None:
+        """Under a policy that looks ahead, once all is planned that can be."""
+        embedding = self._embedding()
+        if embedding is None or not embedding.looks_ahead() or not self._plans_ahead(embedding):
+            return None
+        waiting = (p for p in tuple(self._coming) if p.plans is None and not p.gone and not p.failed)
+        return next((prefetched for prefetched in waiting if prefetched.announced is None), None)
+
+    def _announce(self, prefetched: Prefetched) -> None:
+        embedding = self._embedding()
+        if embedding is None:
+            return
+        announced: list[Announcement] = []
+        with contextlib.suppress(Exception), embedding.steps.planning:  # without, it is planned all the same
+            if self._to_announce() is prefetched:
+                announced = [group.announce(prefetched.batch) for group in embedding.groups]
+        prefetched.announced = announced
+
+    def _plan_all(self) -> None:
+        try:
+            while True:
+                with self._lock:
+                    prefetched, announces = self._next(), self._to_announce()
+                    if prefetched is None and announces is None:
+                        self.idle = True  # under the lock: who adds a batch sees it
+                        return
+                if prefetched is not None:
+                    self._prepare(prefetched)
+                elif announces is not None:
+                    self._announce(announces)
+        finally:
+            self.idle = True
+
+    def _prepare(self, prefetched: Prefetched) -> None:
+        """Errors are not raised here: the batch's forward meets them again, when nothing else is in its way."""
+        embedding = self._embedding()
+        if embedding is None:
+            return
+        with in_thread(embedding.device):
+            plans = self._plan_ahead(embedding, prefetched)
+            if plans is not None:
+                with contextlib.suppress(Exception), embedding.steps.monitor.range("read_ahead"):
+                    for group, plan in zip(embedding.groups, plans, strict=True):
+                        group.read_ahead(plan)
+
+    def _plan_ahead(self, embedding: TableBatchedEmbedding, prefetched: Prefetched) -> Sequence[Plan] | None:
+        try:
+            batch = prefetched.batch
+        except Exception:
+            prefetched.failed = True
+            return None
+        with embedding.steps.planning:
+            if self._next() is not prefetched:  # it came meanwhile
+                return None
+            try:
+                plans = self._plan(batch, prefetched.announced or ())
+            except CacheTooSmallError:
+                prefetched.refused_beside = embedding.in_flight()
+                self._too_small |= prefetched.refused_beside > 0
+                return None
+            except Exception:
+                prefetched.failed = True
+                return None
+            with self._lock:
+                prefetched.plans, prefetched.announced = plans, []
+                planned = sum(other.plans is not None for other in self._coming)
+            monitor = embedding.steps.monitor
+            monitor.depth_reached = max(monitor.depth_reached, planned)
+            return plans
+
+
+class LooksAhead:
+    """What an embedding offers for batches that will come."""
+
+    if TYPE_CHECKING:
+        steps: Steps
+        training: bool
+        pooled: bool
+        cache_policy: str
+        _keys: Int64Array
+        _trainable: bool
+        _groups: list[Group] | None
+
+        def _batch_size(self, offsets: torch.Tensor) -> int: ...
+
+    def prefetch(
+        self,
+        indices: torch.Tensor,
+        offsets: torch.Tensor,
+        per_sample_weights: torch.Tensor | None = None,
+        *,
+        shows: torch.Tensor | None = None,
+        clicks: torch.Tensor | None = None,
+        timestamps: torch.Tensor | None = None,
+    ) -> Prefetched:
+        """Plans the batch of a training forward to come, and starts to bring its rows in; in another thread.
+
+        `forward` finds the plan by itself, by the ids. Batches come in the order in which they were prefetched; results
+        are those without. Arguments are those of `forward`; the ids must not be written to before it.
+
+        Raises:
+            RuntimeError: 16 batches are prefetched already.
+        """
+        batch_size = self._batch_size(offsets)
+        weighted = per_sample_weights is not None
+        seen = Seen(shows, clicks, timestamps)
+        prefetched = Prefetched(indices, offsets, batch_size, self._keys, weighted, offsets, not self.pooled, seen)
+        self.steps.ahead.add(prefetched)
+        return prefetched
+
+    def forget(self, prefetched: Prefetched | None = None) -> None:
+        """The forward of this batch, or of none of those that were prefetched, will be. It may have been."""
+        self.steps.ahead.remove(prefetched)
+
+    def plans_ahead(self) -> bool:
+        """Whether training batches can be planned: not before the first forward, nor while evaluating."""
+        return self.training and self._trainable and self._groups is not None
+
+    def looks_ahead(self) -> bool:
+        """Whether the cache policy wants to know what batches come."""
+        return self.cache_policy == "look_ahead"
+
+    def in_flight(self) -> int:
+        """Batches that are planned and whose update is not launched."""
+        return max((group.engine.in_flight() for group in self._groups or []), default=0)

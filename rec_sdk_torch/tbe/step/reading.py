@@ -1,0 +1,42 @@
+"""The autograd side of a lookup that only reads: rows stay, and per-sample weights have gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from ..cache.batch import Batch
+from ..cache.device_cache import Group
+
+
+def wants_grad(weights: Sequence[torch.Tensor | None]) -> bool:
+    """Whether a lookup with these per-sample weights is part of a graph."""
+    return torch.is_grad_enabled() and any(weight is not None and weight.requires_grad for weight in weights)
+
+
+class ReadPooled(torch.autograd.Function):
+    """Pooled rows, which are not changed. Inputs: the groups, the batch, the output, weights of each group.
+
+    The rows of all lookups are kept for backward, as they may be others by then.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, groups: Sequence[Group], batch: Batch, out: torch.Tensor, *weights: torch.Tensor | None
+    ) -> torch.Tensor:
+        ctx.groups, ctx.batch = groups, batch
+        ctx.save_for_backward(*(group.read(batch, None, None) for group in groups))
+        for group, weight in zip(groups, weights, strict=True):
+            group.read(batch, weight, out)
+        ctx.mark_dirty(out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        grad = grad.float().contiguous()
+        pairs = zip(ctx.groups, ctx.saved_tensors, strict=True)
+        return (None, None, None, *(group.read_weights_grad(ctx.batch, rows, grad) for group, rows in pairs))
