@@ -8,6 +8,7 @@ from . import serving as serving
 from . import tbe as tbe
 from .checkpoint.errors import CheckpointError as CheckpointError
 from .checkpoint.saver import Saver as Saver
+from .distributed.cache_log import CacheLog as CacheLog
 from .distributed.prefetch import prefetch as prefetch
 from .distributed.sharders import EmbCacheEmbeddingBagCollectionSharder as EmbCacheEmbeddingBagCollectionSharder
 from .distributed.sharders import EmbCacheEmbeddingCollectionSharder as EmbCacheEmbeddingCollectionSharder
@@ -15,7 +16,6 @@ from .distributed.sharders import HashEmbeddingBagCollectionSharder as HashEmbed
 from .distributed.sharders import get_default_hybrid_sharders as get_default_hybrid_sharders
 from .distributed.train_pipeline import EmbCacheTrainPipelineSparseDist as EmbCacheTrainPipelineSparseDist
 from .distributed.train_pipeline import HybridTrainPipelineSparseDist as HybridTrainPipelineSparseDist
-from .modules.cache_log import CacheLog as CacheLog
 from .modules.configs import AdmitAndEvictConfig as AdmitAndEvictConfig
 from .modules.configs import AdmitAndEvictPolicyType as AdmitAndEvictPolicyType
 from .modules.configs import EmbCacheEmbeddingBagConfig as EmbCacheEmbeddingBagConfig

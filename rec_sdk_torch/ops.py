@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
-import numpy as np
 import torch
 
+from .segments import hot_segments
 from .warn import warn
 
 __all__ = ["call_once", "coefficient_names", "cpu_isa", "hot_segments", "ops", "parallel_runner", "select_cpu_isa"]
@@ -302,25 +302,6 @@ def _swap_rows(
     cache: torch.Tensor, slots: torch.Tensor, places: torch.Tensor, rows: torch.Tensor, leaving: torch.Tensor
 ) -> None:
     return None
-
-
-HOT_LOOKUPS = 128
-"""Devices sum a row of more lookups in chunks of as many: `kHotLookups` of op_kernels/common/arguments.h."""
-HOT_SEGMENT_FIELDS = 4
-
-
-def hot_segments(segment_offsets: np.ndarray) -> np.ndarray:
-    """What `update_rows` and `accumulate_rows` take as `hot_segments`, for `segment_offsets`, int32 `[U + 1]`.
-
-    Returns:
-        int32 `[H, 4]`, of each row with more than `HOT_LOOKUPS` lookups, ascending: the row, its first lookup, its
-        whole chunks of `HOT_LOOKUPS`, and those of the rows before it.
-    """
-    lengths = np.diff(segment_offsets)
-    rows = np.flatnonzero(lengths > HOT_LOOKUPS)
-    chunks = lengths[rows] // HOT_LOOKUPS
-    columns = (rows, segment_offsets[rows], chunks, np.cumsum(chunks) - chunks)
-    return np.ascontiguousarray(np.stack(columns, axis=1), dtype=np.int32)
 
 
 # Without a frame of Python between caller and operator, for `tbe.cache.ledger`.

@@ -12,7 +12,7 @@ import torch
 
 from .._engine import Deduplicator
 from .._engine import UniqueBatch as HostBatch
-from ..ops import HOT_SEGMENT_FIELDS
+from ..segments import HOT_SEGMENT_FIELDS
 from ..tbe.cache.batch import Batch, Int64Array
 from ..tbe.cache.transfers import Transfers
 from ..tbe.config.life import NEVER, Seen, SeenArrays

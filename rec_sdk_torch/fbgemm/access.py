@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..tbe import TableBatchedEmbedding, TableOptimizer
-from ..tbe.config.table import as_int
+from ..tbe.config.numbers import as_int
 from ..tbe.rows.gradients import TableGradient, take_gradients
 from .enums import OptimType
 from .options import logger

@@ -21,7 +21,8 @@ from torchrec.modules.embedding_configs import (
 )
 
 from ..tbe import InitializerType, Pooling, TableConfig, TableLife
-from ..tbe.config.table import InitFn, as_int
+from ..tbe.config.numbers import as_int
+from ..tbe.config.table import InitFn
 
 # `@` joins a shared feature's name with its table's.
 _FEATURE_NAME = re.compile(r"[^\s@]+")

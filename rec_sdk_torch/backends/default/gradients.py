@@ -6,7 +6,7 @@ import itertools
 
 import torch
 
-from ...ops import HOT_LOOKUPS, HOT_SEGMENT_FIELDS
+from ...segments import HOT_LOOKUPS, HOT_SEGMENT_FIELDS
 from .checks import MAX_DIM, Checker
 from .sums import segment_sums
 from .write import Write

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ...ops import hot_segments
+from ...segments import hot_segments
 from .accumulation import Segments
 from .plan import Plan, PlanArrays
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ... import _engine
-from ...ops import HOT_SEGMENT_FIELDS
+from ...segments import HOT_SEGMENT_FIELDS
 from .transfers import Arrival, Departure
 
 

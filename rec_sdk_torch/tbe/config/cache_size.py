@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from ..._engine import available_memory
 from ...settings import parse_bytes, read_settings
-from .table import TableConfig, as_int
+from .numbers import as_int
+from .table import TableConfig
 
 CacheSize = int | float | str
 CacheOption = CacheSize | Mapping[str, CacheSize] | None

@@ -13,7 +13,7 @@ import torch
 
 from ... import _engine
 from ...warn import warn
-from .table import as_int
+from .numbers import as_int
 
 NEVER = -(2**63)
 """The timestamp of a table that has seen none."""

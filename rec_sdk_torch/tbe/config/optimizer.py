@@ -14,8 +14,9 @@ import torch
 
 from ...ops import coefficient_names
 from ...record import WEIGHT_DTYPES
+from .numbers import as_int
 from .optimizer_specs import OptimizerSpec, Options, mode_name, modes_of, spec_for
-from .table import as_int, holds
+from .table import holds
 
 COEFFICIENTS = 16
 """Width of a table's row of coefficients in `rec_sdk::update_rows`."""

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import operator
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, unique
-from typing import TYPE_CHECKING
 
 import torch
 
 from ...record import WEIGHT_DTYPES
-
-if TYPE_CHECKING:
-    from .life import TableLife
+from .life import TableLife
+from .numbers import as_int
 
 MAX_DIM = 4096
 MAX_NAME_LENGTH = 100
@@ -79,16 +76,6 @@ _OVERFLOW = {
 def holds(dtype: torch.dtype, *numbers: float) -> bool:
     """Whether numbers are finite ones of a data type in `WEIGHT_DTYPES`."""
     return all(abs(number) < _OVERFLOW[dtype] for number in numbers)  # False for NaN
-
-
-def as_int(value: object) -> int | None:
-    """`value` as an int if it is an integer of any library; None for everything else, bools too."""
-    if isinstance(value, bool):
-        return None
-    try:
-        return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        return None
 
 
 @dataclass(frozen=True)

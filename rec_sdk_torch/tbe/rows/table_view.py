@@ -12,8 +12,9 @@ import torch
 from ..cache.batch import Int64Array
 from ..cache.device_cache import Group
 from ..config.life import NEVER
+from ..config.numbers import as_int
 from ..config.optimizer import TableOptimizer
-from ..config.table import TableConfig, as_int
+from ..config.table import TableConfig
 from .given import columns_of, ids_of, ids_problem, plain, tensor_problem
 from .row_parts import WEIGHT, as_stored, part_of, read_parts, read_records, write_parts
 

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 import torch
 
-from ..distributed.prefetch import Collection, find_collections
 from ..warn import warn
+from .prefetch import Collection, find_collections
 
 TOTALS = ("bytes_in", "bytes_out", "plan_us", "wait_us")
 """Counters of a collection that are written, per training forward."""
