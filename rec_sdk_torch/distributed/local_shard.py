@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ..modules.collection import CachedCollection
-from ..modules.handles import TableHandle, module_dict
+from ..optim.handles import TableHandle, module_dict
 from ..tbe import Pooling, TableBatchedEmbedding, TableConfig
 from ..tbe.cache.batch import Batch
 from ..tbe.cache.device_cache import Group

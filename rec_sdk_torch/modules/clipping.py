@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.nn.utils import clip_grad
 
+from ..optim.handles import TableParameter
 from ..optim.torchrec_hooks import CLIP_INSTEAD, warn_tables_not_clipped
-from .handles import TableParameter
 
 
 def look_for_tables() -> None:

@@ -17,6 +17,8 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from ..eager import check_batch
 from ..optim.fused import EmbCacheFusedOptimizer
+from ..optim.handles import TableHandle, TableParameter, module_dict
+from ..optim.requests import share_options, table_optimizers
 from ..sparse.jagged_tensor_with_timestamp import clicks_of, timestamps_of
 from ..tbe import TableBatchedEmbedding, TableOptimizer
 from ..tbe.cache.batch import Batch, Int64Array
@@ -30,9 +32,7 @@ from .bags import Bags
 from .clipping import look_for_tables
 from .configs import feature_names
 from .data_parallel import keep_tables_out
-from .handles import TableHandle, TableParameter, module_dict
 from .quantization import refuse_tables
-from .requests import share_options, table_optimizers
 
 
 class CachedCollection(FusedOptimizerModule, TablesModule):

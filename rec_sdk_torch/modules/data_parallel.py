@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from .handles import TableHandle
+from ..optim.handles import TableHandle
 
 _IGNORED = "_ddp_params_and_buffers_to_ignore"
 

@@ -15,7 +15,7 @@ import torch
 from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface, EmbeddingCollectionInterface
 
 from .._imports import after_import
-from .handles import TableHandle
+from ..optim.handles import TableHandle
 
 _EMBEDDINGS = (
     torch.nn.Embedding,

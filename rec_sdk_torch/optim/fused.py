@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torchrec.optim.fused import FusedOptimizer
 
-from ..modules.handles import TableParameter
-from ..modules.requests import defaults_of
 from ..tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
 from ..tbe.config.numbers import as_int
 from ..tbe.config.optimizer import check_options
 from ..tbe.rows.given import step_problem, tensor_problem
 from ..tbe.rows.table_view import Content, known_ids_problem
+from .handles import TableParameter
+from .requests import defaults_of
 from .torchrec_hooks import check_clipping
 
 _FIRST_STATE = "momentum1"
@@ -225,7 +225,7 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
         super().__init__(dict(params), state, [optimizer.options for optimizer in self._optimizers])
         self.defaults.update(defaults_of(self._optimizers))
         self._opt_called = True  # a scheduler warns of its first step before the optimizer's: backward passes are those
-        check_clipping()
+        check_clipping(EmbCacheFusedOptimizer)
 
     def step(self, closure: Any = None) -> None:
         """Does nothing: rows are updated in the backward pass."""

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer_in_backward
 
-from ..modules import requests
-from ..modules.handles import TableParameter
+from . import requests
+from .handles import TableParameter
 
 
 def apply_optimizer_in_backward(

@@ -31,8 +31,8 @@ def _extend(optim: Any) -> None:
         setattr(optim, name, getattr(accumulate, name))
 
 
-def check_clipping() -> None:
-    """Lets every GradientClippingOptimizer made from now on refuse our fused optimizers; called when one is made."""
+def check_clipping(fused_class: type) -> None:
+    """Lets every GradientClippingOptimizer made from now on refuse fused optimizers; called when one is made."""
     from torchrec.optim.clipping import GradientClippingOptimizer
 
     construct = GradientClippingOptimizer.__init__
@@ -43,16 +43,14 @@ def check_clipping() -> None:
     def checked(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         construct(self, optimizer, *args, **kwargs)
         if self._clipping.value != "none":
-            _refuse_fused(optimizer)
+            _refuse_fused(optimizer, fused_class)
 
     GradientClippingOptimizer.__init__ = checked
 
 
-def _refuse_fused(optimizer: Any) -> None:
+def _refuse_fused(optimizer: Any, fused_class: type) -> None:
     """Raises for fused optimizers, bare, wrapped or combined; warns for one that is combined with others."""
-    from .fused import EmbCacheFusedOptimizer
-
-    fused = [isinstance(leaf, EmbCacheFusedOptimizer) for leaf in _leaves(optimizer)]
+    fused = [isinstance(leaf, fused_class) for leaf in _leaves(optimizer)]
     if fused and all(fused):
         raise ValueError(
             "GradientClippingOptimizer cannot clip a fused optimizer: its gradients are used up in the backward "

@@ -17,8 +17,8 @@ from torchrec import EmbeddingBagConfig
 from torchrec.inference.modules import quantize_embeddings
 
 import rec_sdk_torch as rst
-from rec_sdk_torch.modules.handles import TableParameter
 from rec_sdk_torch.optim import torchrec_hooks
+from rec_sdk_torch.optim.handles import TableParameter
 
 
 class Model(torch.nn.Module):

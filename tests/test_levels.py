@@ -1,0 +1,56 @@
+"""Rooms of the package import what is below them: no circle, imports for type checkers and in functions counted."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = "rec_sdk_torch"
+FILES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in (ROOT / PACKAGE).rglob("*.py")
+}
+
+
+def imports(module: str) -> Iterator[str]:
+    """The modules of the package that one of them imports."""
+    path = FILES[module]
+    parts = module.split(".")
+    package = parts if path.name == "__init__.py" else parts[:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            above = package[: len(package) + 1 - node.level] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            for alias in node.names:
+                name = f"{base}.{alias.name}"
+                yield from ([name] if name in FILES else [base] if base in FILES else [])
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in FILES)
+
+
+def room(module: str) -> str:
+    """The folder or file of the package that a module is in."""
+    return ".".join(module.split(".")[:2])
+
+
+def test_every_import_is_found() -> None:
+    assert "rec_sdk_torch.tbe.cache.batch" in set(imports("rec_sdk_torch.tbe.embedding"))
+    assert "rec_sdk_torch.worker" in set(imports("rec_sdk_torch.tbe.step.prefetch_queue"))
+    assert "rec_sdk_torch.optim.requests" in set(imports("rec_sdk_torch.optim.handles"))
+
+
+def test_rooms_have_an_order() -> None:
+    arrows: dict[str, set[str]] = {}
+    for module in FILES:
+        if room(module) != PACKAGE:  # whose __init__ names what others have
+            below = {room(other) for other in imports(module)} - {room(module), PACKAGE}
+            arrows.setdefault(room(module), set()).update(below)
+    try:
+        graphlib.TopologicalSorter(arrows).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(f"rooms import each other: {' <- '.join(error.args[1])}")
