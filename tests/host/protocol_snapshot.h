@@ -1,5 +1,5 @@
-// The protocol's part of rec_sdk_torch/tbe/rows/snapshot.py: rows of one moment are read while batches go on, and
-// a row is put aside before it changes. Included by protocol.h.
+// The protocol's part of rec_sdk_torch/tbe/rows/snapshot.py: rows of one moment are read while batches go on,
+// and a row is put aside before it changes. Included by protocol.h.
 #pragma once
 
 #include "tests/host/protocol.h"
