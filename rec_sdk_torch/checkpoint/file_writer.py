@@ -16,7 +16,7 @@ from .files import NewFile
 
 Bytes = npt.NDArray[np.uint8]
 WRITE_BYTES = 2 << 20
-"""Of a buffer, which is written at once."""
+"""Bytes of a buffer, which is written at once."""
 _SYNC_BYTES = 64 << 20
 """Written, they are brought to the disk while the caller reads what comes next."""
 _MOST_WAITING = 3

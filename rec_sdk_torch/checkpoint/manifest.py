@@ -24,7 +24,7 @@ from .tensors import Pack
 MANIFEST = "manifest.json"
 FORMAT = "rec_sdk_torch checkpoint"
 VERSION, PACKED_VERSION = 1, 2
-"""Of the format: without packs, and with them."""
+"""Versions of the format: without packs, and with them."""
 MANY_TABLES = 16
 """A save of so many has packs, and no index of a small table."""
 FULL, DELTA = "full", "delta"
@@ -238,7 +238,7 @@ class Manifest:
 
     @cached_property
     def packs(self) -> dict[Path, Pack]:
-        """Packs of the save that are open for reading, as long as somebody has this manifest."""
+        """The open packs of the save. They close with this manifest."""
         return {}
 
     @cached_property

@@ -117,7 +117,7 @@ def _record_decoder(cls: Any) -> Decoder:
 
 @functools.cache
 def _decoder(kind: Any) -> Decoder:
-    """What holds values to an annotation, made once: a manifest has many of each."""
+    """Makes what holds values to an annotation, once: a manifest has many values of each."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
         return _with_rules(_decoder(arguments[0]), arguments[1:])

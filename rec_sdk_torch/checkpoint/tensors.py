@@ -40,7 +40,7 @@ _PIECE = 1 << 20
 _READERS = 4
 """Threads that read a file for its checksums, a tensor each."""
 _ONE_READER = 4 << 20
-"""Of a file that is read sooner than threads are started."""
+"""Bytes of a file that takes less time to read than threads take to start."""
 _MOST_HEADER = 1 << 20
 _ALIGNMENT = 64
 
@@ -203,7 +203,7 @@ def _put(buffer: Bytes, begin: int, rows: np.ndarray) -> int:
 
 @dataclass(frozen=True)
 class _Contents:
-    """What the header of a file says.
+    """The header of a file.
 
     Attributes:
         raw: the header, with its length.

@@ -25,15 +25,14 @@ _EMBEDDINGS = (
 )
 
 
+@functools.cache
 def refuse_tables() -> None:
-    """Lets quantization of a model's embeddings raise where the model has tables."""
+    """Lets quantization of a model's embeddings raise where the model has tables; wraps once."""
     after_import("torch.ao.quantization.quantize", _wrap)
 
 
 def _wrap(quantize: Any) -> None:
-    propagate = quantize.propagate_qconfig_
-    if not hasattr(propagate, "refuses_tables"):
-        quantize.propagate_qconfig_ = _refusing(propagate)
+    quantize.propagate_qconfig_ = _refusing(quantize.propagate_qconfig_)
 
 
 def _refusing(propagate: Callable[..., Any]) -> Callable[..., Any]:
@@ -49,5 +48,4 @@ def _refusing(propagate: Callable[..., Any]) -> Callable[..., Any]:
             )
         return propagate(module, qconfig_dict, *args, **kwargs)
 
-    refusing.refuses_tables = True  # type: ignore[attr-defined]
     return refusing

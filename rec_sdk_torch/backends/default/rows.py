@@ -27,7 +27,7 @@ class Coefficients:
 
 @dataclass
 class Rows:
-    """What a formula changes, float32: it assigns new tensors to the weights and the states.
+    """Weights and states in float32, to which a formula assigns new tensors.
 
     Attributes:
         w: weights, `[rows, D]`.

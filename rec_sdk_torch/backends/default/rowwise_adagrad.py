@@ -29,7 +29,7 @@ def plain(r: Rows) -> None:
 
 
 def _decay(r: Rows) -> tuple[torch.Tensor, torch.Tensor]:
-    """What is kept of the weight, and the rate of the gradient."""
+    """The factor that decays the weight, and the rate of the gradient."""
     rate = _rate(r, r.g + r.c.l2 * r.w, len(r.states) - 1)
     return (1.0 - r.c.decoupled) - r.c.l2 * rate, rate
 
@@ -134,7 +134,7 @@ def _above(values: torch.Tensor, bound: torch.Tensor | float) -> torch.Tensor:
 
 
 def _logarithm(x: torch.Tensor) -> torch.Tensor:
-    """Of numbers from 1 to 2^31: powers of two by halving an interval, the rest by the series of the area tangent."""
+    """Logarithm of numbers from 1 to 2^31: powers of two by halving, the rest by the series of the area tangent."""
     log = x * 0.0
     powers = {65536.0: 11.090354889, 256.0: 5.545177444, 16.0: 2.772588722, 4.0: 1.386294361, 2.0: 0.693147181}
     for power, its_logarithm in powers.items():

@@ -9,7 +9,7 @@ LANES = 16
 
 
 def members(counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of lists of `counts` items each, int64 `[n]`, one after another: the list of each item, and its place in that."""
+    """The list of each item, and its place there, for lists of `counts` items, int64 `[n]`, one behind the other."""
     lists = torch.repeat_interleave(counts)
     starts = counts.cumsum(0) - counts
     return lists, torch.arange(len(lists), device=counts.device) - starts[lists]

@@ -15,7 +15,7 @@ from .rows import Coefficients, Rows
 from .write import Write
 
 COEFFICIENTS = 16
-"""Of a table: `kCoefficients` of op_kernels/common/arguments.h."""
+"""Coefficients of a table: `kCoefficients` of op_kernels/common/arguments.h."""
 _Optional = torch.Tensor | None
 
 

@@ -1,4 +1,4 @@
-"""What an operator that must not run twice does last."""
+"""The last write of an operator that must not run twice."""
 
 from __future__ import annotations
 
