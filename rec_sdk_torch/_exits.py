@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import contextlib
 import sys
 import threading
 import time
@@ -71,8 +72,8 @@ def ending() -> bool:
     return bool(_ending_in)
 
 
-class _Calls:
-    """A call of this package: `with calls:`. The outermost one of a thread begins without a lock."""
+class _Calls(contextlib.ContextDecorator):
+    """A call of this package: `with calls:` or `@calls`. The outermost one of a thread begins without a lock."""
 
     def __enter__(self) -> None:
         here = caller()

@@ -388,12 +388,9 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
         """Of each group the lookups of each of its features."""
         return [batch.lookups(group.features).tolist() for group in self.groups]
 
+    @calls
     def _lookup(self, batch: Batch) -> tuple[torch.Tensor, ...]:
         """The pooled output; or, group by group, the rows of each feature or, joined, of all features."""
-        with calls:
-            return self._look_up(batch)
-
-    def _look_up(self, batch: Batch) -> tuple[torch.Tensor, ...]:
         if batch.weights is not None and not self.pooled:
             raise ValueError("per-sample weights need pooled tables")
         groups = self.groups

@@ -231,16 +231,13 @@ class LookAhead:
 
     # ---- coming and going
 
+    @calls
     def add(self, prefetched: Prefetched) -> None:
         """A batch is to come, after those that were added before.
 
         Raises:
             RuntimeError: `MAX_COMING` are to come already, or this process must not use the tables.
         """
-        with calls:
-            self._add(prefetched)
-
-    def _add(self, prefetched: Prefetched) -> None:
         self._live().steps.check_process()
         with self._lock:
             if sum(not other.gone for other in self._coming) >= MAX_COMING:
