@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import _thread
 import atexit
-import contextlib
+import functools
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 import torch  # noqa: F401  its devices end after `_end`, which is registered later
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 IN_CALL = 10.0
 """Seconds that the interpreter waits at its end for calls that threads are in."""
@@ -72,8 +76,17 @@ def ending() -> bool:
     return bool(_ending_in)
 
 
-class _Calls(contextlib.ContextDecorator):
+class _Calls:
     """A call of this package: `with calls:` or `@calls`. The outermost one of a thread begins without a lock."""
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        # in this file, unlike that of contextlib.ContextDecorator, whose lines `warn` would take for the user's
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self:
+                return function(*args, **kwargs)
+
+        return call
 
     def __enter__(self) -> None:
         here = caller()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from ..tbe.cache.batch import Batch, Int64Array
 from ..tbe.cache.transfers import Transfers
 from ..tbe.config.life import NEVER, Seen, SeenArrays
 from ..tbe.config.table import BoundsCheckMode, Pooling, TableConfig
+from ..warn import warn
 from .placement import Placement
 
 
@@ -161,7 +161,7 @@ class UniqueBatch:
     def warn(self) -> None:
         """Says which ids were out of range."""
         for text in self.warnings:
-            warnings.warn(text, stacklevel=6)
+            warn(text)
 
 
 class Segments:

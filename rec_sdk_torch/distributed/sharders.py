@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from ..modules.embedding_collections import (
     EmbCacheEmbeddingCollection,
     HashEmbeddingBagCollection,
 )
+from ..warn import warn
 from .alike import Told, tables_of
 from .collectives import Exchange
 from .placement import SHARDING_TYPES, Placement, placements_of
@@ -136,10 +136,9 @@ def _device_of(module: CachedCollection, given: torch.device | None) -> torch.de
     if given is None:
         return torch.device("cpu") if module.device.type == "meta" else module.device
     if given.type == "cpu" and module.device.type not in ("cpu", "meta"):
-        warnings.warn(
+        warn(
             f"tables {[table.name for table in module._embedding.tables]} are on {module.device}, and are sharded onto "
             f"{given}, which DistributedModelParallel has without device=: give it device={str(module.device)!r}",
-            stacklevel=2,
         )
     return given
 

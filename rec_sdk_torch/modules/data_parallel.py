@@ -9,13 +9,13 @@ wrapped. Done when the first collection is made, not on import.
 from __future__ import annotations
 
 import functools
-import warnings
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ..optim.handles import TableHandle
+from ..warn import warn
 
 _IGNORED = "_ddp_params_and_buffers_to_ignore"
 
@@ -67,8 +67,7 @@ def _check_trained_in_backward(module: torch.nn.Module, handles: dict[str, Table
 
 @functools.cache
 def _warn_per_rank(tables: tuple[str, ...]) -> None:
-    warnings.warn(
+    warn(
         f"DistributedDataParallel averages the gradients of dense parameters only: tables {list(tables)} are each "
         "rank's own, and grow apart; DistributedModelParallel with get_default_hybrid_sharders(host_env) shards them",
-        stacklevel=4,
     )

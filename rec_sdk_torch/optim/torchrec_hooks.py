@@ -10,11 +10,11 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
 from .._imports import after_import
+from ..warn import warn
 
 CLIP_INSTEAD = "give apply_optimizer_in_backward gradient_clipping=True and max_gradient"
 
@@ -75,9 +75,8 @@ def _leaves(optimizer: Any) -> Iterator[Any]:
 
 @functools.cache
 def warn_tables_not_clipped() -> None:
-    """Says so once, to the caller of what called this function's caller."""
-    warnings.warn(
+    """Says so once."""
+    warn(
         "gradients are clipped of the dense parameters only: embedding tables are updated in the backward pass; "
         f"{CLIP_INSTEAD} to clip those",
-        stacklevel=4,
     )
