@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from clicks import BATCH, DIM, Clicks, Model, end, sequences
 from torch import Tensor, nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
@@ -42,7 +43,7 @@ try:
 except ImportError:
     DEVICE, BACKEND = "cpu", "gloo"
 
-BATCH, STEPS, DIM, ITEMS, SEEN_DAILY = 64, 160, 16, 300, 200
+STEPS, ITEMS, SEEN_DAILY = 160, 300, 200
 NEW_PER_STEP = 2
 """Users of the site change: each step brings some, and others do not come back."""
 RULES = {
@@ -55,23 +56,18 @@ RULES = {
 
 
 @dataclass
-class Clicks:
-    """Ids of a user and an item per sample with the time, on the host; whether the user clicked, float32 [B]."""
+class TimedClicks(Clicks):
+    """Ids come with their time; clicks count for the rules, on the host, int64 [B]."""
 
     sparse: KeyedJaggedTensorWithTimestamp
-    labels: Tensor
     click_labels: Tensor
 
-    def to(self, device: torch.device, non_blocking: bool = False) -> Clicks:
+    def to(self, device: torch.device, non_blocking: bool = False) -> TimedClicks:
         """The pipeline copies the labels; what tables need stays on the host."""
-        return Clicks(self.sparse, self.labels.to(device, non_blocking=non_blocking), self.click_labels)
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        """For the copy."""
-        self.labels.record_stream(stream)
+        return replace(self, labels=self.labels.to(device, non_blocking=non_blocking))
 
 
-def clicks(rank: int) -> Iterator[Clicks]:
+def clicks(rank: int) -> Iterator[TimedClicks]:
     """A click follows from the ids of the user and the item."""
     generator = torch.Generator().manual_seed(1 + rank)
     lengths = torch.ones(BATCH, dtype=torch.int64)
@@ -85,22 +81,7 @@ def clicks(rank: int) -> Iterator[Clicks]:
             name: JaggedTensorWithTimestamp(ids, lengths=lengths, timestamps=times)
             for name, ids in {"user": users, "item": items}.items()
         }
-        yield Clicks(KeyedJaggedTensorWithTimestamp.from_jt_dict(jagged), clicked.float(), clicked.long())
-
-
-class Model(nn.Module):
-    """The logit of a click, from both embeddings."""
-
-    def __init__(self, tables: nn.Module, device: torch.device) -> None:
-        super().__init__()
-        self.tables = tables
-        self.dense = nn.Sequential(nn.Linear(2 * DIM, 32), nn.ReLU(), nn.Linear(32, 1)).to(device)
-
-    def forward(self, batch: Clicks) -> tuple[Tensor, Tensor]:
-        """The mean loss, and the logits."""
-        found = self.tables(batch.sparse)
-        logits = self.dense(torch.cat([found[name].values() for name in RULES], dim=1)).squeeze(1)
-        return nn.functional.binary_cross_entropy_with_logits(logits, batch.labels), logits
+        yield TimedClicks(KeyedJaggedTensorWithTimestamp.from_jt_dict(jagged), clicked.float(), clicked.long())
 
 
 def build(world_size: int, device: torch.device, host_env: ShardingEnv) -> DistributedModelParallel:
@@ -123,7 +104,8 @@ def build(world_size: int, device: torch.device, host_env: ShardingEnv) -> Distr
         multi_hot_sizes=[1, 1],
         device=torch.device("meta"),
     )
-    model = Model(tables, device)
+    dense = nn.Sequential(nn.Linear(2 * DIM, 32), nn.ReLU(), nn.Linear(32, 1)).to(device)
+    model = Model(tables, sequences, dense)
     apply_optimizer_in_backward(torch.optim.Adagrad, tables.parameters(), {"lr": 0.1})
     device_env = ShardingEnv.from_process_group(dist.group.WORLD)
     sharders = [EmbCacheEmbeddingCollectionSharder(torch.device("cpu"), host_env, device, device_env)]
@@ -168,11 +150,7 @@ def main() -> None:
             Saver().save(model, str(folder), incremental=step == STEPS - 1)
     if not reloaded(model, folder, device, host_env):
         raise RuntimeError("the reloaded model gives other logits")
-    first, last = (float(torch.stack(part).mean()) for part in (losses[:10], losses[-10:]))
-    if rank == 0:
-        print(f"{device.type}: loss {first:.4f} at first, {last:.4f} at last")
-    dist.barrier()  # neither closes its sockets before the other is through
-    dist.destroy_process_group()
+    end(device, losses)
 
 
 if __name__ == "__main__":
