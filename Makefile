@@ -126,11 +126,11 @@ CONFIGURE := $(VENV)/bin/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/b
 TO_AARCH64 := -DCMAKE_TOOLCHAIN_FILE=$(CURDIR)/cmake/aarch64-linux-gnu.cmake -DCMAKE_COMPILE_WARNING_AS_ERROR=ON
 
 test-aarch64: $(VENV)/.installed
-	$(CONFIGURE) $(TO_AARCH64) -S tests/host -B build/aarch64/host
+	$(CONFIGURE) $(TO_AARCH64) -S tests/engine -B build/aarch64/engine
 	$(CONFIGURE) $(TO_AARCH64) -S tests/kernels -B build/aarch64/kernels
 	$(CONFIGURE) -S tests/kernels -B build/native/kernels
-	$(VENV)/bin/cmake --build build/aarch64/host
-	$(VENV)/bin/ctest --test-dir build/aarch64/host --output-on-failure --no-tests=error
+	$(VENV)/bin/cmake --build build/aarch64/engine
+	$(VENV)/bin/ctest --test-dir build/aarch64/engine --output-on-failure --no-tests=error
 	$(VENV)/bin/cmake --build build/aarch64/kernels --target checksums
 	$(VENV)/bin/cmake --build build/native/kernels --target checksums
 	diff -r build/native/kernels/checksums build/aarch64/kernels/checksums

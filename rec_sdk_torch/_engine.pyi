@@ -1,4 +1,4 @@
-"""The host engine (built from torch_npu_ext/host): id maps, host stores, the device cache's contents, swap plans.
+"""The host engine (built from torch_npu_ext/engine): id maps, host stores, the device cache's contents, swap plans.
 
 Letters in shapes: K keys of the batch, F features, B samples, T tables, O rows out, I rows in, P and Q those of them
 that have gradients in the open window. Slot numbers are the group's: table t owns a contiguous range of them, tables in

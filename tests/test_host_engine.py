@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import re
 from typing import Any
 
 import numpy as np
@@ -17,13 +16,13 @@ from rec_sdk_torch import _engine
 @pytest.mark.full
 def test_cpp_units_as_installed(pytestconfig: pytest.Config) -> None:
     """With the optimizations that users have, and more rounds than the sanitizers have the time for."""
-    PLAIN.build("host/all")
-    PLAIN.run("host", pytestconfig)
+    PLAIN.build("engine/all")
+    PLAIN.run("engine", pytestconfig)
 
 
 def test_every_interleaving(pytestconfig: pytest.Config) -> None:
     PLAIN.build("test_protocol")
-    PLAIN.run("host", pytestconfig, only="^protocol$")
+    PLAIN.run("engine", pytestconfig, only="^protocol$")
 
 
 SLOW = "protocol"
@@ -31,18 +30,18 @@ SLOW = "protocol"
 
 
 def test_cpp_units(pytestconfig: pytest.Config) -> None:
-    every = re.findall(r"^set\(REC_SDK_TESTS (.*) CACHE", (TESTS / "host/CMakeLists.txt").read_text(), re.MULTILINE)[0]
-    tests = every.split() if pytestconfig.getoption("--full") else every.replace(SLOW, "").split()
-    options = ["-DREC_SDK_SANITIZE=address,undefined", f"-DREC_SDK_TESTS={';'.join(tests)}"]
-    tree = Tree(f"host-address-{len(tests)}", TESTS / "host", options)
+    every = [path.stem.removeprefix("test_") for path in sorted((TESTS / "engine").glob("test_*.cpp"))]
+    tests = [test for test in every if pytestconfig.getoption("--full") or test != SLOW]
+    options = ["-DREC_SDK_SANITIZE=address,undefined", f"-DREC_SDK_ENGINE_TESTS={';'.join(tests)}"]
+    tree = Tree(f"engine-address-{len(tests)}", TESTS / "engine", options)
     tree.build()
     tree.run("", pytestconfig, ASAN_OPTIONS="detect_leaks=1", UBSAN_OPTIONS="print_stacktrace=1")
 
 
 def test_no_data_races(pytestconfig: pytest.Config) -> None:
     tests = "planner;window;host_store;lifecycle;stress"
-    options = ["-DREC_SDK_SANITIZE=thread", f"-DREC_SDK_TESTS={tests}"]
-    tree = Tree("host-thread", TESTS / "host", options)
+    options = ["-DREC_SDK_SANITIZE=thread", f"-DREC_SDK_ENGINE_TESTS={tests}"]
+    tree = Tree("engine-thread", TESTS / "engine", options)
     tree.build()
     tree.run("", pytestconfig, REC_SDK_TEST_ROUNDS="30" if pytestconfig.getoption("--full") else "10")
 

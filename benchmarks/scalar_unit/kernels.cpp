@@ -15,7 +15,7 @@
 #include "op_kernels/swap_rows/ascendc.h"
 #include "op_kernels/update_rows/ascendc.h"
 #include "op_kernels/update_rows/ascendc_plan.h"
-#include "torch_npu_ext/host/hot_segments.h"
+#include "torch_npu_ext/engine/batch/hot_segments.h"
 
 // The counters are put into the assembler, unseen by the compiler.
 extern "C" volatile uint64_t scalar_unit_count;

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "kernel_operator.h"
-#include "tests/host/check.h"
+#include "tests/engine/check.h"
 #include "torch_npu_ext/emulator/ascendc/launch.h"
 
 using namespace AscendC;

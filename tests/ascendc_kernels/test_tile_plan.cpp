@@ -2,7 +2,7 @@
 #include <initializer_list>
 
 #include "op_kernels/common/ascendc/tile_plan.h"
-#include "tests/host/check.h"
+#include "tests/engine/check.h"
 
 using rec_sdk::ascendc::BesideTile;
 using rec_sdk::ascendc::plan_tiles;

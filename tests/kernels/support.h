@@ -13,7 +13,7 @@
 
 #include "op_kernels/common/cpu_kernels.h"
 #include "op_kernels/common/record.h"
-#include "tests/host/check.h"
+#include "tests/engine/check.h"
 
 namespace kernel_tests {
 

@@ -1,6 +1,6 @@
 // Initial records by checksum: a table starts from the same bits on every machine.
 #include "tests/kernels/support.h"
-#include "torch_npu_ext/host/initializers.h"
+#include "torch_npu_ext/engine/store/initializers.h"
 
 using kernel_tests::Checksum;
 using rec_sdk::DType;

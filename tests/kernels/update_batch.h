@@ -7,7 +7,7 @@
 #include "op_kernels/common/optimizers.h"
 #include "tests/kernels/backend.h"
 #include "tests/kernels/split_gradients.h"
-#include "torch_npu_ext/host/hot_segments.h"
+#include "torch_npu_ext/engine/batch/hot_segments.h"
 
 namespace kernel_tests {
 

@@ -28,7 +28,7 @@ SECONDS = 1200
 """Tests that take longer hang, by which the plant is found."""
 
 PROJECTS = {
-    "torch_npu_ext/host": {"cpu": {"engine"}, "npu": {"engine"}},
+    "torch_npu_ext/engine": {"cpu": {"engine"}, "npu": {"engine"}},
     "torch_npu_ext/ops": {"cpu": {"engine"}, "npu": {"engine", "npu"}},
     "torch_npu_ext/npu": {"npu": {"npu"}},
     "torch_npu_ext/emulator": {"npu": {"emulator"}},

@@ -12,7 +12,7 @@ import weakref
 from ..._forks import keep_from_children
 
 MARKER = b"rec_sdk_torch host store: rows of a running process, no save\n"
-"""What the files of host stores begin with, see torch_npu_ext/host/store_file.cpp."""
+"""What the files of host stores begin with, see torch_npu_ext/engine/store/store_file.cpp."""
 
 
 class FolderInUseError(RuntimeError):

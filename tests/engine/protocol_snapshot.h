@@ -1,0 +1,147 @@
+// The protocol's part of rec_sdk_torch/tbe/rows/snapshot.py: rows of one moment are read while batches go on,
+// and a row is put aside before it changes. Included by protocol.h.
+#pragma once
+
+#include "tests/engine/protocol.h"
+
+namespace rec_sdk {
+
+// SaveJob, from the moment to the end: Snapshot, its pieces, close.
+inline void Protocol::save_snapshot(Thread* t) {
+  settled(t, [=] {
+    open_snapshot();
+    launch_.owner = planning_.owner = nullptr;
+    pieces(t, 0, 0);
+  });
+}
+
+// Snapshot.__init__, when all is settled
+inline void Protocol::open_snapshot() {
+  std::vector<int64_t> ids, rows;
+  std::vector<int32_t> slots;
+  engine_->table_rows(0, &ids, &slots, &rows);
+  for (const int64_t id : ids) moment_[id] = weight(id);
+  for (const int64_t id : came_) {
+    if (moment_.count(id) == 0) violation("a snapshot lacks an id that has come");
+  }
+  const bool all = scenario_.saver == Saver::kAll;
+  const int64_t count =
+      engine_->open_snapshot(0, all ? nullptr : ids.data(), all ? 0 : static_cast<int64_t>(ids.size()));
+  if (count != static_cast<int64_t>(moment_.size())) violation("a snapshot has another number of rows");
+  snapshot_ = true;
+}
+
+// Snapshot.pieces, ._take_from, with a patience of one pass
+inline void Protocol::pieces(Thread* t, size_t place, int passes_without) {
+  const uint64_t what = Hash{place, static_cast<uint64_t>(passes_without)}.word();
+  const auto guard = [=] { return launch_.free_for(t); };
+  if (passes_without > 1) {
+    settled(t, [=] {
+      take_rest(t, [=] {
+        launch_.owner = planning_.owner = nullptr;
+        pieces(t, 0, 0);
+      });
+    });
+    return;
+  }
+  t->then("snapshot: a piece", what, guard, [=] {
+    if (engine_->snapshot_pending(0) == 0) return end_snapshot(t);
+    launch_.owner = t;
+    Engine::TakenRows taken;
+    size_t next = 0;
+    if (scenario_.saver == Saver::kIds) {
+      auto at = std::next(moment_.begin(), static_cast<std::ptrdiff_t>(place));
+      engine_->take_ids(0, &at->first, 1, &taken);
+      next = (place + 1) % moment_.size();
+    } else {
+      engine_->take_next(0, 0, 1, &taken);
+    }
+    const int without = taken.ids.empty() ? passes_without + (next == 0) : 0;
+    read_taken(t, taken, [=] {
+      launch_.owner = nullptr;
+      pieces(t, next, without);
+    });
+  });
+}
+
+// Snapshot.before_all_change
+inline void Protocol::take_rest(Thread* t, Action then) {
+  Engine::TakenRows taken;
+  if (engine_->take_next(0, 0, kSlots + 4, &taken) >= 0) violation("a table of four rows has more");
+  if (engine_->snapshot_pending(0) != 0) violation("rows of a snapshot are gone that nobody put aside");
+  read_taken(t, taken, std::move(then));
+}
+
+// Snapshot.close
+inline void Protocol::end_snapshot(Thread* t) {
+  for (const auto& row : moment_) {
+    if (taken_.count(row.first) == 0) violation("a snapshot lacks a row that nobody reads any more");
+  }
+  t->then(
+      "snapshot: close", 0, [=] { return launch_.free_for(t); },
+      [=] {
+        engine_->close_snapshot(0);
+        snapshot_ = false;
+        moment_.clear();
+        taken_.clear();
+      });
+}
+
+// Group._before_update, Snapshot.before_update, under the launch lock
+inline void Protocol::before_update(Thread* t, const Made& made, Action then) {
+  Engine::TakenRows taken;
+  const PlanBuffers& p = **made.host;
+  if (snapshot_ && !has(Bug::kUpdatesUntaken)) engine_->take_slots(0, p.unique_slots, p.uniques, &taken);
+  read_taken(t, taken, std::move(then));
+}
+
+// Snapshot._read, Group.gather: the thread waits for its copy of rows that are in the cache, and keeps the
+// launch lock meanwhile.
+inline void Protocol::read_taken(Thread* t, const Engine::TakenRows& taken, Action then) {
+  std::vector<int64_t> ids;
+  std::vector<size_t> slots;
+  std::vector<Touch> touches;
+  Hash hash;
+  for (size_t i = 0; i < taken.ids.size(); ++i) {
+    if (taken.slots[i] < 0) {
+      compare_taken(taken.ids[i], protocol::value_of(&taken.records[i * bytes_]));
+      continue;
+    }
+    ids.push_back(taken.ids[i]);
+    slots.push_back(static_cast<size_t>(taken.slots[i]));
+    touches.push_back(reads_slot(taken.slots[i]));
+    hash.add(slots.back());
+  }
+  if (ids.empty()) return then();
+  const auto copy = [=] {
+    if (t == &saver_) stream_ = has(Bug::kTakesUnordered) ? 1 : 0;
+    if (!has(Bug::kTakesUnordered)) follow();
+    device_.launch(stream_, "a gather of a snapshot", {hash.word(), t == &saver_}, touches, [=] {
+      for (const size_t slot : slots) copies_[t].push_back(device_.cache[slot]);
+    });
+    const Event read = device_.tail(stream_);
+    t->then(
+        "snapshot: rows are read", hash.word(), [=] { return device_.done(read); },
+        [=] {
+          device_.waited(read);
+          for (size_t i = 0; i < ids.size(); ++i) compare_taken(ids[i], copies_.at(t)[i]);
+          copies_.erase(t);
+          then();
+        });
+  };
+  if (!has(Bug::kTakesUnlocked) || t != &saver_) return copy();
+  launch_.owner = nullptr;
+  t->then("snapshot: reads after its lock", hash.word(), [=] { return launch_.free_for(t); }, copy);
+}
+
+inline void Protocol::compare_taken(int64_t id, float found) {
+  const auto expected = moment_.find(id);
+  if (expected == moment_.end()) return violation("a snapshot has a row that came later");
+  if (!taken_.insert(id).second) violation("a snapshot has a row twice");
+  if (protocol::bits_of(found) != protocol::bits_of(expected->second)) {
+    violation("a snapshot has " + std::to_string(found) + " for id " + std::to_string(id) + ", which was " +
+              std::to_string(expected->second));
+  }
+}
+
+}  // namespace rec_sdk

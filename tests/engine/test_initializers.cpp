@@ -1,0 +1,179 @@
+// Philox against Random123's known answers; the initializers' bounds, distribution and rounding.
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "tests/engine/check.h"
+#include "torch_npu_ext/engine/base/philox.h"
+#include "torch_npu_ext/engine/store/initializers.h"
+
+using rec_sdk::DType;
+using rec_sdk::Initializer;
+using rec_sdk::RecordInitializer;
+using rec_sdk::RecordLayout;
+
+namespace {
+
+using Block = std::array<uint32_t, 4>;
+
+void philox_known_answers() {  // kat_vectors of Random123 1.14
+  CHECK(rec_sdk::philox4x32({0, 0, 0, 0}, {0, 0}) == (Block{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  const uint32_t ones = 0xffffffff;
+  CHECK(rec_sdk::philox4x32({ones, ones, ones, ones}, {ones, ones}) ==
+        (Block{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
+  CHECK(rec_sdk::philox4x32({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}) ==
+        (Block{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
+}
+
+RecordLayout layout_of(int64_t dim, DType dtype) {
+  const int64_t states[] = {dim, 1};
+  return rec_sdk::make_record_layout(dim, dtype, states, 2);
+}
+
+std::vector<float> weights(const Initializer& initializer, int64_t dim, int64_t ids, uint64_t seed = 1,
+                           const std::string& table = "t") {
+  const RecordLayout layout = layout_of(dim, DType::kFloat32);
+  const RecordInitializer init(layout, initializer, seed, table, {0.5f, 0.25f});
+  std::vector<float> all(static_cast<size_t>(ids * dim));
+  std::vector<char> record(static_cast<size_t>(layout.bytes), 0x55);
+  for (int64_t id = 0; id < ids; ++id) {
+    init.write(id - ids / 2, record.data());
+    std::memcpy(&all[id * dim], record.data(), static_cast<size_t>(dim) * sizeof(float));
+    float state;
+    std::memcpy(&state, &record[layout.state_offset[0] + 4 * (dim - 1)], sizeof state);
+    CHECK(state == 0.5f);
+    std::memcpy(&state, &record[layout.state_offset[1]], sizeof state);
+    CHECK(state == 0.25f);
+    for (int64_t i = layout.state_offset[1] + 4; i < layout.bytes; ++i) CHECK(record[i] == 0);
+  }
+  return all;
+}
+
+void linear() {
+  const std::vector<float> w = weights(Initializer("linear", -1.0, 3.0, 0, 1), 5, 3);
+  for (int64_t i = 0; i < 15; ++i) CHECK(w[i] == static_cast<float>(-1.0 + static_cast<double>(i % 5)));
+  CHECK(weights(Initializer("linear", -2.0, 3.0, 0, 1), 1, 1)[0] == -2.0f);
+  CHECK(weights(Initializer("linear", -0.1, 0.7, 0, 1), 7, 1)[6] == 0.7f);
+}
+
+struct Moments {
+  double mean, variance, low, high;
+};
+Moments moments(const std::vector<float>& values) {
+  Moments m{0, 0, values[0], values[0]};
+  for (const float v : values) {
+    m.mean += v;
+    m.low = std::fmin(m.low, v);
+    m.high = std::fmax(m.high, v);
+  }
+  m.mean /= static_cast<double>(values.size());
+  for (const float v : values) m.variance += (v - m.mean) * (v - m.mean);
+  m.variance /= static_cast<double>(values.size());
+  return m;
+}
+
+void uniform() {
+  const Moments m = moments(weights(Initializer("uniform", -2.0, 6.0, 0, 1), 6, 50000));
+  CHECK(m.low >= -2.0 && m.low < -1.999 && m.high < 6.0 && m.high > 5.999);
+  CHECK(std::fabs(m.mean - 2.0) < 0.02 && std::fabs(m.variance - 64.0 / 12) < 0.03);
+  // A range of one step of float: the open end must not be reached by rounding.
+  const float high = std::nextafter(1.0f, 2.0f);
+  for (const float v : weights(Initializer("uniform", 1.0, high, 0, 1), 8, 100)) CHECK(v == 1.0f);
+  for (const float v : weights(Initializer("uniform", 0.5, 0.5, 0, 1), 8, 4)) CHECK(v == 0.5f);
+}
+
+void truncated_normal() {
+  const Moments m = moments(weights(Initializer("truncated_normal", 0, 0, 1.0, 0.5), 8, 50000));
+  CHECK(m.low >= 0.0 && m.low < 0.001 && m.high <= 2.0 && m.high > 1.999);
+  // The variance of a standard normal cut at two sigma is 1 - 4 phi(2) / (Phi(2) - Phi(-2)) = 0.7737413.
+  CHECK(std::fabs(m.mean - 1.0) < 0.003 && std::fabs(m.variance - 0.25 * 0.7737413) < 0.002);
+}
+
+void quantile() {
+  for (int i = 0; i <= 100000; ++i) {
+    const double p = 0.02275014 + (0.97724986 - 0.02275014) * i / 100000;
+    const double x = rec_sdk::central_normal_quantile(p);
+    CHECK(std::fabs(0.5 * std::erfc(-x / std::sqrt(2.0)) - p) < 5e-10);  // slope at two sigma: 0.054
+  }
+}
+
+void keys() {
+  const Initializer init("uniform", 0.0, 1.0, 0, 1);
+  const std::vector<float> base = weights(init, 8, 100);
+  CHECK(base == weights(init, 8, 100));
+  CHECK(base != weights(init, 8, 100, 2));
+  CHECK(base != weights(init, 8, 100, 1, "u"));
+  CHECK(std::set<float>(base.begin(), base.end()).size() > 795);  // no id or column repeats another's numbers
+  // ids that differ in the high half only
+  const RecordLayout layout = layout_of(4, DType::kFloat32);
+  const RecordInitializer direct(layout, init, 1, "t", {0, 0});
+  std::vector<char> a(static_cast<size_t>(layout.bytes)), b(a);
+  direct.write(7, a.data());
+  direct.write(7 + (int64_t{1} << 32), b.data());
+  CHECK(a != b);
+}
+
+// Rounding by brute force: the nearest of all 2^16 values, ties to the even pattern.
+float value_of(uint16_t bits, DType dtype) {
+  if (dtype == DType::kBFloat16) {
+    const uint32_t wide = static_cast<uint32_t>(bits) << 16;
+    float value;
+    std::memcpy(&value, &wide, sizeof value);
+    return value;
+  }
+  const int exponent = bits >> 10 & 31;
+  const float mantissa = static_cast<float>(bits & 1023);
+  const float magnitude = exponent == 31  ? (mantissa != 0 ? NAN : HUGE_VALF)
+                          : exponent == 0 ? std::ldexp(mantissa, -24)
+                                          : std::ldexp(1024.0f + mantissa, exponent - 25);
+  return (bits & 0x8000) != 0 ? -magnitude : magnitude;
+}
+
+void half_rounding(DType dtype) {
+  const auto convert = [dtype](float v) {
+    return dtype == DType::kFloat16 ? rec_sdk::to_float16(v) : rec_sdk::to_bfloat16(v);
+  };
+  const uint16_t last = dtype == DType::kFloat16 ? 0x7BFF : 0x7F7F;
+  for (uint16_t bits = 0; bits < last; ++bits) {
+    const double low = value_of(bits, dtype);
+    const double high = value_of(static_cast<uint16_t>(bits + 1), dtype);
+    const float middle = static_cast<float>((low + high) / 2);
+    CHECK(convert(static_cast<float>(low)) == bits);
+    CHECK(convert(-static_cast<float>(low)) == (bits | 0x8000));
+    if (static_cast<double>(middle) != (low + high) / 2) continue;  // a subnormal float
+    CHECK(convert(middle) == (bits % 2 == 0 ? bits : bits + 1));
+    CHECK(convert(std::nextafter(middle, HUGE_VALF)) == bits + 1);
+    CHECK(convert(std::nextafter(middle, 0.0f)) == bits);
+  }
+  CHECK(std::isinf(value_of(convert(HUGE_VALF), dtype)));
+  CHECK(std::isinf(value_of(convert(std::numeric_limits<float>::max()), dtype)));
+  CHECK(std::isnan(value_of(convert(NAN), dtype)));
+}
+
+void rejects() {
+  CHECK_THROWS(Initializer("normal", 0, 1, 0, 1), std::invalid_argument);
+  CHECK_THROWS(Initializer("uniform", 1, 0, 0, 1), std::invalid_argument);
+  CHECK_THROWS(Initializer("linear", 0, HUGE_VAL, 0, 1), std::invalid_argument);
+  CHECK_THROWS(Initializer("truncated_normal", 0, 1, 0, -1), std::invalid_argument);
+}
+
+}  // namespace
+
+int main() {
+  philox_known_answers();
+  linear();
+  uniform();
+  truncated_normal();
+  quantile();
+  keys();
+  half_rounding(DType::kFloat16);
+  half_rounding(DType::kBFloat16);
+  rejects();
+  return check_result();
+}

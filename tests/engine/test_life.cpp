@@ -1,0 +1,236 @@
+// Ids that are admitted and evicted: counts that are exact whatever is cancelled, and rows that are in use.
+#include <map>
+#include <memory>
+#include <stdexcept>
+
+#include "tests/engine/loop.h"
+#include "tests/engine/threads.h"
+#include "torch_npu_ext/engine/base/errors.h"
+
+namespace rec_sdk {
+namespace {
+
+std::vector<int64_t> candidate_ids(Engine* engine) {
+  std::vector<int64_t> ids;
+  for (const Engine::Candidate& candidate : engine->candidates(0)) ids.push_back(candidate.id);
+  return ids;
+}
+
+GroupSpec admitting(double threshold, ColumnSet columns = {Column::kCount}) {
+  GroupSpec spec = one_table(true, 4, 0, columns);
+  spec.tables[0].life.admits = spec.tables[0].default_row = true;
+  spec.tables[0].life.threshold = threshold;
+  return spec;
+}
+
+// All lookups of an id in a batch are answered alike: with a row if they bring it to the threshold.
+void ids_are_admitted() {
+  Loop loop(admitting(3), 1);
+  auto plan = loop.plan({8, 9, 8, 8, 5});
+  const std::vector<int32_t> slots((*plan)->slots, (*plan)->slots + 5);
+  CHECK((slots == std::vector<int32_t>{0, 4, 0, 0, 4}));
+  CHECK((*plan)->uniques == 1 && (*plan)->segment_offsets[1] == 3);
+  const std::vector<int32_t> grad_row((*plan)->grad_row, (*plan)->grad_row + 5);
+  CHECK((grad_row == std::vector<int32_t>{0, 2, 3, 1, 4}));
+  CHECK(loop.engine->row_count(0) == 1 && loop.engine->stats().default_lookups == 2);
+  // Cancelled: nothing was seen, and the same comes out again.
+  loop.engine->cancel(plan.get());
+  plan.reset();
+  CHECK(loop.engine->row_count(0) == 0 && candidate_ids(loop.engine.get()).empty());
+  CHECK(loop.engine->stats().default_lookups == 0 && loop.engine->clock(0).batches == 0);
+  loop.add({8});
+  plan = loop.plan({8, 9, 8, 8, 5});
+  CHECK((*plan)->uniques == 1);
+  CHECK_THROWS(loop.engine->candidates(0), std::runtime_error);  // a plan that may be cancelled
+  loop.engine->read_in(*plan, std::vector<char>(static_cast<size_t>(loop.engine->layout().bytes)).data());
+  Engine::begin({plan.get()});
+  loop.engine->applied(*plan);
+  CHECK((candidate_ids(loop.engine.get()) == std::vector<int64_t>{5, 9}));
+  plan->release();
+  // All default: no row, no segment.
+  const auto none = loop.plan({20, 21, 22, 23, 24});
+  CHECK((*none)->uniques == 0 && (*none)->segment_offsets[0] == 0 && (*none)->rows_in == 0);
+  CHECK((*none)->slots[0] == 4 && (*none)->slots[4] == 4);
+}
+
+// Random batches, planned ahead, cancelled and failed, against plain counts.
+void counts_are_exact(uint64_t seed) {
+  GroupSpec spec = admitting(4, {Column::kCount, Column::kLastUse});
+  spec.tables[0].slots = 16;
+  Loop loop(spec, seed);
+  std::map<int64_t, int64_t> counts;
+  int failed = 0, cancelled = 0;
+  const int rounds = full_tests() ? 1500 : 600;
+  for (int i = 0; i < rounds; ++i) {
+    const std::vector<int64_t> ids = loop.random_ids(loop.random() % 40, 40 + static_cast<uint64_t>(i) / 4);
+    std::unique_ptr<Plan> plan;
+    try {
+      plan = loop.plan(ids);
+    } catch (const CacheTooSmallError&) {
+      ++failed;
+      continue;
+    }
+    if (loop.random() % 3 == 0) {
+      if ((*plan)->uniques < 16) loop.engine->cancel(loop.plan(loop.random_ids(1, 99)).get());
+      loop.engine->cancel(plan.get());
+      ++cancelled;
+      continue;
+    }
+    for (const int64_t id : ids) ++counts[id];
+    std::vector<char> in(static_cast<size_t>((*plan)->rows_in * loop.engine->layout().bytes));
+    std::vector<char> out(static_cast<size_t>((*plan)->rows_out * loop.engine->layout().bytes));
+    loop.engine->read_in(*plan, in.data());
+    Engine::begin({plan.get()});
+    loop.engine->applied(*plan);
+    loop.engine->land(*plan, out.data(), nullptr);
+    plan->release();
+    std::map<int64_t, int64_t> found;
+    for (const Engine::Candidate& candidate : loop.engine->candidates(0)) {
+      CHECK(candidate.values.count < 4);
+      found[candidate.id] = candidate.values.count;
+    }
+    std::vector<int64_t> known, rows;
+    std::vector<int32_t> slots;
+    loop.engine->table_rows(0, &known, &slots, &rows);
+    std::vector<RowColumnValues> values(rows.size());
+    loop.engine->read_columns(0, rows.data(), static_cast<int64_t>(rows.size()), values.data());
+    for (size_t r = 0; r < rows.size(); ++r) {
+      CHECK(values[r].count >= 4);
+      found[known[r]] = values[r].count;
+    }
+    CHECK(found == counts);
+    if (i % 50 == 0 && !known.empty()) {  // it begins anew
+      CHECK(loop.remove({known[0]}) == 1);
+      counts.erase(known[0]);
+    }
+  }
+  CHECK(failed > rounds / 150 && cancelled > rounds / 15);
+}
+
+void rows_in_use_are_not_evicted() {
+  GroupSpec spec = one_table(true, 8, 0, {Column::kCount, Column::kLastUse});
+  spec.tables[0].life.evict_idle = 2;
+  Loop loop(spec, 1);
+  const auto train = [&](const std::vector<int64_t>& ids) {
+    auto plan = loop.plan(ids);
+    loop.run(ids, *plan);
+    return plan;
+  };
+  const auto held = train({1});
+  train({2});
+  train({3});
+  CHECK(!loop.engine->evicts({5}) && loop.engine->evicts({1}));
+  CHECK(loop.engine->end_step({1}) == 0);  // 1 was idle for two batches, and its update is to come
+  held->release();
+  loop.model.weights.erase(1);
+  CHECK(loop.engine->end_step({2}) == 1 && loop.engine->row_count(0) == 2);
+  const auto window = train({2});
+  loop.engine->mark(*window);
+  window->release();
+  train({4});
+  train({5});
+  CHECK(loop.engine->evict(0) == 1);  // 3; the gradient of 2 waits
+  loop.engine->close_window();
+  CHECK(loop.engine->evict(0) == 1 && loop.engine->stats().evicted == 3);
+  CHECK(loop.engine->clock(0).steps == 2);
+  CHECK_THROWS(loop.engine->end_step({1, 1}), std::invalid_argument);
+}
+
+void bounded_tables() {
+  GroupSpec spec = admitting(2, {Column::kCount, Column::kLastUse});
+  spec.tables[0].slots = 64;
+  spec.tables[0].life.max_rows = 16;
+  Loop loop(spec, 2);
+  for (int64_t i = 0; i < 400; ++i) {
+    std::vector<int64_t> ids = {1, 3 * i, 3 * i, 3 * i + 1};
+    auto plan = loop.plan(ids);
+    std::vector<char> in(static_cast<size_t>((*plan)->rows_in * loop.engine->layout().bytes));
+    loop.engine->read_in(*plan, in.data());
+    auto ahead = loop.plan({-i - 1, -i - 1});
+    const bool evicts = loop.engine->row_count(0) - 1 > 16;  // not by what is planned ahead
+    loop.engine->cancel(ahead.get());
+    Engine::begin({plan.get()});
+    loop.engine->applied(*plan);
+    plan->release();
+    CHECK(!evicts || loop.engine->evicts({0}));
+    loop.engine->end_step({0});
+    CHECK(loop.engine->row_count(0) <= 16 && loop.engine->candidates(0).size() <= 16);
+  }
+  CHECK(loop.engine->memory().candidate_bytes < 4096);
+  const int64_t one = 1;
+  int64_t row = -1;
+  int32_t slot = -1;
+  loop.engine->find_rows(0, &one, 1, &row, &slot);
+  CHECK(row >= 0);  // the most frequent stays
+}
+
+// The map of candidates against std::map, with many that share a home.
+void map_of_candidates() {
+  for (const bool wide : {false, true}) {
+    std::mt19937_64 random(3);
+    Candidates candidates(wide);
+    std::map<int64_t, uint32_t> expected;
+    for (int i = 0; i < (full_tests() ? 40000 : 10000); ++i) {
+      const int64_t id = static_cast<int64_t>(random() % 600) * (INT64_MAX / 600) + INT64_MIN / 2;
+      if (random() % 3 != 0) {
+        candidates.reserve(1);
+        const int64_t place = candidates.find_or_add(id);
+        Candidates::Values values = candidates.get(place);
+        CHECK(values.count == expected[id] && values.clicks == (wide ? expected[id] : 0));
+        ++values.count;
+        ++values.clicks;
+        candidates.set(place, values);
+        ++expected[id];
+      } else {
+        CHECK(candidates.erase(id) == (expected.erase(id) == 1));
+      }
+      if (i % 1000 == 0) candidates.shrink();
+      CHECK(candidates.size() == static_cast<int64_t>(expected.size()));
+      CHECK((candidates.find(id) >= 0) == (expected.count(id) == 1));
+    }
+    std::map<int64_t, uint32_t> found;
+    candidates.for_each([&](int64_t id, const Candidates::Values& values) { found[id] = values.count; });
+    CHECK(found == expected && found.size() > 100);
+  }
+}
+
+void wrong_tables() {
+  GroupSpec spec = admitting(2);
+  spec.tables[0].default_row = false;
+  CHECK_THROWS(Engine(spec), std::invalid_argument);
+  spec = one_table(false, 4, 0);
+  spec.tables[0].life.evict_idle = 2;
+  CHECK_THROWS(Engine(spec), std::invalid_argument);  // an index table knows all ids
+  spec = one_table(false, 4, 0);
+  spec.tables[0].default_row = true;
+  spec.tables[0].slots = int64_t{1} << 30;
+  CHECK_THROWS(Engine(spec), std::invalid_argument);  // one slot too many
+  spec.tables[0].slots = INT64_MAX;
+  CHECK_THROWS(Engine(spec), std::invalid_argument);
+  spec = one_table(true, 4, 0, {Column::kTimestamp});
+  spec.tables[0].life.evict_age = 2;
+  Loop old(spec, 1);
+  CHECK_THROWS(old.plan({1}), std::invalid_argument);  // no timestamps
+  spec = admitting(2);
+  spec.tables[0].life.beta = 1;
+  Loop clicked(spec, 1);
+  CHECK_THROWS(clicked.plan({1}), std::invalid_argument);  // no clicks
+}
+
+void all() {
+  ids_are_admitted();
+  counts_are_exact(1);
+  counts_are_exact(2);
+  rows_in_use_are_not_evicted();
+  bounded_tables();
+  map_of_candidates();
+  wrong_tables();
+}
+
+}  // namespace
+}  // namespace rec_sdk
+
+int main() {
+  rec_sdk::with_and_without_threads(rec_sdk::all);
+  return check_result();
+}

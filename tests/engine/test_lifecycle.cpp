@@ -1,0 +1,319 @@
+// The life of plans: made ahead, applied, cancelled, dropped, landed; the arenas that hold them.
+#include <cstdlib>
+
+#include "tests/engine/pipeline.h"
+#include "tests/engine/threads.h"
+
+namespace rec_sdk {
+namespace {
+
+void random_lives() {
+  Pipeline p(1);
+  const bool few = std::getenv("REC_SDK_TEST_ROUNDS") != nullptr;  // under a sanitizer that is slow
+  const int rounds = few ? 500 : full_tests() ? 6000 : 2000;
+  for (int i = 0; i < rounds; ++i) {
+    switch (p.random() % 13) {
+      case 0:
+      case 1:
+      case 2:
+        if (p.planned.size() < 5) p.plan();
+        break;
+      case 3:
+        for (size_t k = p.random() % 3; k > 0; --k) p.cancel_newest();
+        break;
+      case 4:
+        p.drop();
+        break;
+      case 5:
+      case 6:
+        p.apply_oldest();
+        break;
+      case 7:
+      case 8:
+        p.finish();
+        break;
+      case 9:
+        p.land_some();
+        break;
+      case 10:
+        if (p.random() % 4 == 0) p.take_version();
+        break;
+      case 11:
+        p.read_ahead();
+        break;
+      default:
+        if (p.random() % 8 != 0) break;
+        p.settle();
+        p.check_tables();
+        if (p.random() % 3 == 0) p.close_window();
+        if (p.random() % 3 == 0) p.write_some();
+        if (p.random() % 2 == 0) p.remove_some();
+        p.check_tables();
+    }
+    p.check();
+  }
+  p.settle();
+  while (!p.held.empty()) p.finish();
+  p.check();
+  p.check_tables();
+  std::printf(
+      "applied %ld, cancelled %ld, undone by a drop %ld, dropped before newer ones %ld, too small %ld, "
+      "sources %ld, unchanged %ld, not looked at %ld, read ahead %ld, late rows %zu\n",
+      p.applied, p.cancelled, p.undone_by_drop, p.dropped_in_the_middle, p.refused, p.waited, p.unchanged,
+      p.not_looked_at, p.read_aheads, p.late_rows);
+  CHECK(few ||
+        (p.applied > 100 && p.cancelled > 30 && p.undone_by_drop > 15 && p.dropped_in_the_middle > 15));
+  CHECK(few || (p.refused > 3 && p.waited > 15 && p.unchanged > 30 && p.not_looked_at > 30));
+  CHECK(few || (p.read_aheads > 40 && p.late_rows > 5));
+  // No slot was lost: a batch may have all of them.
+  TestBatch all;
+  all.batch_size = 1;
+  all.keys = {0, 1};
+  for (int32_t t = 0; t < Pipeline::kTables; ++t) {
+    for (int64_t i = 0; i < Pipeline::kSlots[t]; ++i) all.values.push_back(i);
+    all.offsets.push_back(static_cast<int64_t>(all.values.size()));
+  }
+  CHECK((*p.engine->plan(all.input()))->uniques == Pipeline::kSlots[0] + Pipeline::kSlots[1]);
+}
+
+// One slot: each plan takes out the row of the one before.
+class OneSlot {
+ public:
+  OneSlot() {
+    GroupSpec spec = Pipeline::spec();
+    spec.tables.pop_back();
+    spec.features.erase(spec.features.begin() + 1, spec.features.end());
+    spec.tables[0].slots = 1;
+    engine = std::make_shared<Engine>(spec);
+  }
+
+  std::unique_ptr<Plan> plan(int64_t id) {
+    TestBatch batch;
+    batch.values = {id};
+    batch.batch_size = 1;
+    batch.offsets = {0, 1};
+    batch.keys = {0};
+    return engine->plan(batch.input());
+  }
+  void apply(const Plan& plan) {
+    engine->read_in(plan, record_);
+    Engine::begin({&plan});
+    engine->applied(plan);
+  }
+  void land(const Plan& plan, float value) {
+    std::memcpy(record_, &value, sizeof value);
+    engine->land(plan, record_, nullptr);
+  }
+  float read_in(const Plan& plan) {
+    engine->read_in(plan, record_);
+    float value;
+    std::memcpy(&value, record_, sizeof value);
+    return value;
+  }
+
+  std::shared_ptr<Engine> engine;
+
+ private:
+  char record_[64] = {};
+};
+
+using Sources = std::vector<uint64_t>;
+
+// A row leaves, comes back, and leaves again while others are on their way.
+void rows_that_leave_twice() {
+  OneSlot one;
+  auto first = one.plan(1);
+  one.apply(*first);
+  first->release();
+  auto out = one.plan(2);  // 1 leaves
+  one.apply(*out);
+  out->release();
+  CHECK((*out)->sources.empty() && !one.engine->landed(*out));
+  auto back = one.plan(1);
+  CHECK((*back)->sources == Sources{(*out)->serial});
+  CHECK_THROWS(one.read_in(*back), std::runtime_error);
+  one.land(*out, 5);
+  CHECK(one.read_in(*back) == 5);
+  one.apply(*back);  // 2 leaves
+  back->release();
+  auto again = one.plan(3);  // 1 leaves again
+  one.apply(*again);
+  again->release();
+  auto third = one.plan(1);
+  CHECK((*third)->sources == Sources{(*again)->serial});
+  one.engine->cancel(third.get());
+  third = one.plan(2);
+  CHECK((*third)->sources == Sources{(*back)->serial});
+  one.engine->cancel(third.get());
+  // In the other order than they left.
+  one.land(*again, 7);
+  third = one.plan(1);
+  CHECK((*third)->sources.empty() && one.read_in(*third) == 7);
+  one.land(*back, 6);
+  CHECK(one.read_in(*third) == 7);
+  one.apply(*third);
+}
+
+// A cancelled departure brings the older one back.
+void cancelled_departures() {
+  OneSlot one;
+  auto first = one.plan(1);
+  one.apply(*first);
+  first->release();
+  auto out = one.plan(2);
+  one.apply(*out);
+  out->release();
+  auto back = one.plan(1);
+  one.engine->cancel(back.get());
+  back = one.plan(1);
+  CHECK((*back)->sources == Sources{(*out)->serial});
+  one.land(*out, 5);
+  CHECK(one.read_in(*back) == 5);
+  const uint64_t serial = (*back)->serial;
+  one.engine->cancel(back.get());
+  CHECK(one.engine->landed(*back));  // what was to leave stays
+  auto next = one.plan(3);
+  CHECK((*next)->serial > serial && (*next)->sources.empty());
+  CHECK_THROWS(one.land(*next, 1), std::runtime_error);  // not begun
+  one.land(*back, 9);                                    // nothing of it leaves
+  CHECK(!one.engine->landed(*next));
+}
+
+// Two groups begin together, or neither.
+void groups_together() {
+  OneSlot a, b;
+  auto first = a.plan(1), second = b.plan(1);
+  auto later = b.plan(1);
+  CHECK_THROWS(Engine::begin({first.get(), later.get()}), std::runtime_error);
+  CHECK_THROWS(a.engine->applied(*first), std::runtime_error);
+  a.engine->cancel(first.get());  // it has not begun
+  first = a.plan(1);
+  Engine::begin({first.get(), second.get()});
+  CHECK_THROWS(a.engine->cancel(first.get()), std::runtime_error);
+  CHECK_THROWS(b.engine->cancel(second.get()), std::runtime_error);
+  CHECK_THROWS(a.engine->applied(*second), std::invalid_argument);
+  CHECK_THROWS(a.engine->cancel(second.get()), std::invalid_argument);
+  CHECK_THROWS(a.read_in(*second), std::invalid_argument);
+  // Dropped in the middle of its application: it can only be completed.
+  first.reset();
+  CHECK(a.engine->in_flight() == 1);
+  const auto left = a.engine->unapplied(nullptr);
+  CHECK(left.size() == 1);
+  a.engine->applied(*left[0]);
+  b.engine->applied(*second);
+  CHECK(a.engine->in_flight() == 0 && b.engine->in_flight() == 2);
+}
+
+// ---- arenas
+
+PlanShape shape_of(const PlanBuffers& p) {
+  PlanShape shape;
+  shape.lookups = p.lookups;
+  shape.bags = p.bags;
+  shape.tables = p.tables;
+  shape.uniques = p.uniques;
+  shape.out = p.rows_out;
+  shape.in = p.rows_in;
+  shape.pooled = p.offsets != nullptr;
+  shape.scaled = p.scale != nullptr;
+  shape.weighted = p.positions != nullptr;
+  shape.sources = p.grad_source != nullptr;
+  return shape;
+}
+
+// Each field lies within the part that goes to the device, none on another.
+void check_fields(const PlanBuffers& p) {
+  std::vector<std::pair<int64_t, int64_t>> places;
+  for (const PlanBuffers::Field& field : p.device_fields()) {
+    if (field.begin < 0) continue;
+    CHECK(field.begin % 16 == 0);
+    places.emplace_back(field.begin, field.begin + field.words);
+  }
+  std::sort(places.begin(), places.end());
+  for (size_t i = 1; i < places.size(); ++i) CHECK(places[i - 1].second <= places[i].first);
+  CHECK(places.back().second * 4 <= static_cast<int64_t>(p.device_bytes()));
+}
+
+void arenas(bool pooled, bool mean, bool weighted, int features) {
+  GroupSpec spec = Pipeline::spec();
+  spec.pooled = pooled;
+  spec.features = {{0, 0, mean}, {0, 2, false}, {1, 4, false}};
+  if (features == 1) {
+    spec.tables.pop_back();
+    spec.features.erase(spec.features.begin() + 1, spec.features.end());
+  }
+  const auto engine = std::make_shared<Engine>(spec);
+  std::mt19937_64 random(static_cast<uint64_t>(features));
+  int owners = 0;
+  for (int i = 0; i < 60; ++i) {
+    TestBatch batch;
+    batch.batch_size = 2;
+    batch.weighted = weighted;
+    for (int f = 0; f < features; ++f) batch.keys.push_back(f);
+    for (int bag = 0; bag < 2 * features; ++bag) {
+      for (size_t k = random() % 4; k > 0; --k) batch.values.push_back(static_cast<int64_t>(random() % 25));
+      batch.offsets.push_back(static_cast<int64_t>(batch.values.size()));
+    }
+    const size_t most = engine->arena_bytes(batch.input());
+    auto plan = engine->plan(batch.input());
+    CHECK(((*plan)->grad_source != nullptr) == (!pooled && features > 1));
+    CHECK(((*plan)->scale != nullptr) == (pooled && mean));
+    CHECK(((*plan)->positions != nullptr) == (pooled && weighted));
+    const size_t exact = PlanBuffers::arena_bytes(shape_of(**plan));
+    CHECK(exact <= most);
+    check_fields(**plan);
+    engine->cancel(plan.get());
+    plan.reset();
+    const auto external = [&](char* data, size_t bytes) {
+      ++owners;
+      return ExternalArena{data, bytes, std::shared_ptr<void>(data, [&owners](void*) { --owners; })};
+    };
+    constexpr char kGuard = 0x5A;
+    std::vector<uint64_t> memory((exact + 64) / 8 + 1);
+    char* const data = reinterpret_cast<char*>(memory.data());
+    std::memset(data, kGuard, exact + 64);
+    const Stats before = engine->stats();
+    CHECK_THROWS(engine->plan(batch.input(), external(data, exact - 1)), std::invalid_argument);
+    CHECK(owners == 0 && engine->in_flight() == 0 && engine->stats().batches == before.batches);
+    plan = engine->plan(batch.input(), external(data, exact));
+    CHECK(owners == 1 && (*plan)->arena() == data && (*plan)->device_bytes() <= exact);
+    check_fields(**plan);
+    for (size_t k = 0; k < 64; ++k) CHECK(data[exact + k] == kGuard);
+    const auto begin = reinterpret_cast<const char*>((*plan)->swap_in_added);
+    CHECK(begin + (*plan)->rows_in <= data + exact);
+    if (i % 3 == 0) {
+      engine->cancel(plan.get());
+    } else {
+      std::vector<char> records(
+          static_cast<size_t>(((*plan)->rows_in + (*plan)->rows_out) * engine->layout().bytes));
+      engine->read_in(*plan, records.data());
+      Engine::begin({plan.get()});
+      engine->applied(*plan);
+      CHECK(owners == 1);
+      engine->land(*plan, records.data(), nullptr);
+    }
+    plan.reset();
+    CHECK(engine->in_flight() == 0 && owners == 0);
+  }
+}
+
+void all() {
+  random_lives();
+  rows_that_leave_twice();
+  cancelled_departures();
+  groups_together();
+  arenas(false, false, false, 1);
+  arenas(false, false, true, 3);
+  for (const bool mean : {false, true}) {
+    arenas(true, mean, false, 3);
+    arenas(true, mean, true, 3);
+  }
+}
+
+}  // namespace
+}  // namespace rec_sdk
+
+int main() {
+  rec_sdk::with_and_without_threads(rec_sdk::all);
+  return check_result();
+}

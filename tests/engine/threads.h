@@ -1,0 +1,34 @@
+// A runner of pieces that has a thread for each, the last one first.
+#pragma once
+
+#include <thread>
+#include <vector>
+
+#include "tests/engine/check.h"
+#include "torch_npu_ext/engine/base/parallel.h"
+
+namespace rec_sdk {
+
+inline int64_t pieces_run = 0;
+
+inline void run_on_threads(int64_t count, void (*piece)(void* context, int64_t i), void* context) {
+  std::vector<std::thread> threads;
+  for (int64_t i = count; i-- > 0;) threads.emplace_back(piece, context, i);
+  for (std::thread& thread : threads) thread.join();
+  pieces_run += count;
+}
+
+inline int64_t eight_threads() { return 8; }
+
+// The test on one thread, and again on several however small the batches are.
+inline void with_and_without_threads(void (*test)()) {
+#ifndef __SANITIZE_THREAD__  // which has nothing to see there
+  test();
+#endif
+  set_parallel_runner(run_on_threads, eight_threads, 0);
+  test();
+  set_parallel_runner(nullptr, nullptr);
+  CHECK(pieces_run > 1000);
+}
+
+}  // namespace rec_sdk

@@ -1,0 +1,38 @@
+"""Rooms of the host engine include what is below them: no include goes up, and so no circle of rooms is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ENGINE = Path(__file__).resolve().parent.parent / "torch_npu_ext" / "engine"
+ROOMS = ["base", "directory", "store", "batch", "policy", "group", "life", "plan", "api"]
+"""From the bottom to the top."""
+
+
+def included_rooms(text: str) -> set[str]:
+    """The rooms of the engine that a file with this text includes from."""
+    return set(re.findall(r'#include "torch_npu_ext/engine/(\w+)/', text))
+
+
+def test_every_file_is_in_a_room() -> None:
+    assert {path.relative_to(ENGINE).parts[0] for path in ENGINE.rglob("*.*")} == {*ROOMS, "CMakeLists.txt"}
+
+
+def test_includes_go_down() -> None:
+    files = [path for path in ENGINE.rglob("*") if path.suffix in {".h", ".cpp"}]
+    up = [
+        f"{path.relative_to(ENGINE)} includes from {room}/"
+        for path in files
+        for room in included_rooms(path.read_text())
+        if ROOMS.index(room) > ROOMS.index(path.relative_to(ENGINE).parts[0])
+    ]
+    assert up == []
+    assert sum(bool(included_rooms(path.read_text())) for path in files) > len(files) / 2, "includes are found"
+
+
+def test_files_of_the_engine_are_included_by_their_whole_path() -> None:
+    for path in ENGINE.rglob("*"):
+        if path.suffix in {".h", ".cpp"}:
+            for name in re.findall(r'#include "([^"]+)"', path.read_text()):
+                assert name.startswith(("torch_npu_ext/engine/", "op_kernels/common/")), f"{path}: {name}"

@@ -1,0 +1,109 @@
+// What the engine's bindings share: arrays of the caller's, checked, and arrays for Python.
+#pragma once
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "torch_npu_ext/engine/api/engine.h"
+#include "torch_npu_ext/engine/api/interpreter_lock.h"
+
+namespace rec_sdk {
+
+namespace py = pybind11;
+
+using Dense = py::array_t<int64_t, py::array::c_style | py::array::forcecast>;
+using Slots = py::array_t<int32_t, py::array::c_style>;
+using Bytes = py::array_t<uint8_t, py::array::c_style>;
+
+// A C-contiguous [rows, columns] array of T; written to when kWritable.
+template <class T, bool kWritable>
+auto matrix(py::array& array, const char* name, int64_t rows, int64_t columns) {
+  const bool layout =
+      py::isinstance<py::array_t<T>>(array) && array.ndim() == 2 && (array.flags() & py::array::c_style) != 0;
+  if (!layout || array.shape(0) != rows || array.shape(1) != columns) {
+    std::string shape;
+    for (py::ssize_t d = 0; d < array.ndim(); ++d) {
+      shape += (d > 0 ? ", " : "") + std::to_string(array.shape(d));
+    }
+    throw py::value_error(std::string(name) + " must be a contiguous " +
+                          std::string(py::str(py::dtype::of<T>())) + " array of shape [" +
+                          std::to_string(rows) + ", " + std::to_string(columns) + "], got " +
+                          std::string(py::str(array.dtype())) + " [" + shape + "]");
+  }
+  if constexpr (kWritable) {
+    return static_cast<T*>(array.mutable_data());  // raises ValueError when it is read-only
+  } else {
+    return static_cast<const T*>(array.data());
+  }
+}
+
+inline char* records_out(py::array& array, const Engine& engine, int64_t rows) {
+  return reinterpret_cast<char*>(matrix<uint8_t, true>(array, "records", rows, engine.layout().bytes));
+}
+inline const char* records_in(py::array& array, const Engine& engine, int64_t rows) {
+  return reinterpret_cast<const char*>(matrix<uint8_t, false>(array, "records", rows, engine.layout().bytes));
+}
+
+template <class T>
+py::array_t<T> to_numpy(std::vector<T> values) {
+  auto* owner = new std::vector<T>(std::move(values));
+  py::capsule base(owner, [](void* data) { delete static_cast<std::vector<T>*>(data); });
+  return py::array_t<T>(static_cast<py::ssize_t>(owner->size()), owner->data(), base);
+}
+
+inline std::vector<std::tuple<std::string, int64_t, int64_t>> warnings_to_python(
+    std::vector<Engine::BoundsWarning> warnings) {
+  std::vector<std::tuple<std::string, int64_t, int64_t>> result;
+  for (Engine::BoundsWarning& w : warnings) result.emplace_back(std::move(w.table), w.count, w.example);
+  return result;
+}
+
+// A caller's int32 or int64 array. Only a strided one is copied.
+struct IntArgument {
+  IntArgument(const py::array& given, const char* name)
+      : array(py::array::ensure(given, py::array::c_style)) {
+    const py::dtype dtype = given.dtype();
+    const bool native = dtype.kind() == 'i' && dtype.byteorder() != '>';
+    if (!native || (dtype.itemsize() != 4 && dtype.itemsize() != 8)) {
+      throw py::type_error(std::string(name) + " must be int32 or int64, got " + std::string(py::str(dtype)));
+    }
+    if (given.ndim() != 1) {
+      throw py::value_error(std::string(name) + " must have one dimension, got " +
+                            std::to_string(given.ndim()));
+    }
+    view = {array.data(), dtype.itemsize() == 8, array.size()};
+  }
+  py::array array;
+  IntArray view;
+};
+
+struct BatchArguments {
+  BatchArguments(const py::array& values, const py::array& offset_array, const py::array& key_array,
+                 int64_t batch_size)
+      : ids(values, "ids"), offsets(offset_array, "offsets"), keys(key_array, "feature_keys") {
+    input = {ids.view, offsets.view, keys.view, batch_size};
+  }
+  IntArgument ids, offsets, keys;
+  BatchInput input;
+};
+
+using EngineClass = py::class_<Engine, std::shared_ptr<Engine>>;
+
+void bind_window(EngineClass& engine);
+void bind_tables(EngineClass& engine);
+void bind_saves(EngineClass& engine);
+void bind_reports(EngineClass& engine);
+void bind_unique(py::module_& m);
+void bind_life_spec(py::module_& m);
+void bind_life(EngineClass& engine);
+void bind_snapshots(EngineClass& engine);
+void bind_serving(py::module_& m);
+
+}  // namespace rec_sdk

@@ -1,0 +1,240 @@
+// rec_sdk_torch._engine: the calls on admission and eviction of ids. Shapes and errors are documented in
+// rec_sdk_torch/_engine.pyi.
+#include <map>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "torch_npu_ext/engine/api/bindings.h"
+
+namespace rec_sdk {
+namespace {
+
+template <class Values, class T>
+struct Field {
+  const char* name;
+  Column column;
+  T Values::* member;
+};
+
+// visit(field) of what is kept of rows and of candidates; both have the same names.
+template <class Values, class Visit>
+void for_each_field(const Visit& visit) {
+  visit(Field<Values, uint32_t>{"count", Column::kCount, &Values::count});
+  visit(Field<Values, uint32_t>{"last_use", Column::kLastUse, &Values::last_use});
+  visit(Field<Values, uint32_t>{"clicks", Column::kClicks, &Values::clicks});
+  visit(Field<Values, int64_t>{"timestamp", Column::kTimestamp, &Values::timestamp});
+  if constexpr (std::is_same_v<Values, RowColumnValues>) {
+    visit(Field<Values, double>{"score", Column::kScore, &Values::score});
+  }
+}
+
+// Integers are int64 for Python: torch has few operators of uint32.
+template <class T>
+using Item = std::conditional_t<std::is_integral_v<T>, int64_t, double>;
+
+template <class Values>
+py::dict to_arrays(const std::vector<Values>& values, ColumnSet kept) {
+  py::dict result;
+  for_each_field<Values>([&](auto field) {
+    if (!kept.has(field.column)) return;
+    using T = Item<std::decay_t<decltype(values[0].*(field.member))>>;
+    std::vector<T> array;
+    array.reserve(values.size());
+    for (const Values& one : values) array.push_back(static_cast<T>(one.*(field.member)));
+    result[field.name] = to_numpy(std::move(array));
+  });
+  return result;
+}
+
+// Sets those of `given`; columns that are not kept are refused.
+template <class Values>
+void from_arrays(const py::dict& given, ColumnSet kept, std::vector<Values>* values) {
+  size_t known = 0;
+  for_each_field<Values>([&](auto field) {
+    if (!given.contains(field.name)) return;
+    if (!kept.has(field.column)) throw py::key_error(std::string("the table keeps no ") + field.name);
+    ++known;
+    using T = std::decay_t<decltype((*values)[0].*(field.member))>;
+    const auto array =
+        py::array_t<Item<T>, py::array::c_style | py::array::forcecast>::ensure(given[field.name]);
+    if (!array || array.ndim() != 1 || static_cast<size_t>(array.size()) != values->size()) {
+      throw py::value_error(std::string(field.name) + " must be [" + std::to_string(values->size()) + "]");
+    }
+    for (size_t i = 0; i < values->size(); ++i) {
+      const Item<T> value = array.data()[i];
+      if constexpr (std::is_same_v<T, uint32_t>) {
+        if (value < 0 || value > UINT32_MAX) {
+          throw py::value_error(std::string(field.name) + " must be from 0 to 2^32 - 1, got " +
+                                std::to_string(value));
+        }
+      }
+      (*values)[i].*(field.member) = static_cast<T>(value);
+    }
+  });
+  if (known < given.size()) throw py::key_error("columns: a name that is none of a table's");
+}
+
+ColumnSet of_candidates(const LifeSpec& life) {
+  ColumnSet kept = {Column::kCount, Column::kLastUse};
+  if (life.needs_clicks()) kept.add(Column::kClicks);
+  if (life.needs_timestamps()) kept.add(Column::kTimestamp);
+  return kept;
+}
+
+py::tuple to_python(Engine& engine, Engine::TakenRows taken, ColumnSet kept) {
+  const py::ssize_t bytes = engine.layout().bytes,
+                    rows = static_cast<py::ssize_t>(taken.records.size()) / bytes;
+  auto records = to_numpy(std::vector<char>(std::move(taken.records)))
+                     .attr("view")("uint8")
+                     .attr("reshape")(py::make_tuple(rows, bytes));
+  return py::make_tuple(to_numpy(std::move(taken.ids)), to_numpy(std::move(taken.slots)), records,
+                        to_arrays(taken.columns, kept));
+}
+
+// take(&rows), which fills them, without the interpreter's lock.
+template <class Take>
+py::tuple taken_rows(Engine& engine, int32_t table, const Take& take) {
+  Engine::TakenRows taken;
+  ColumnSet kept;
+  {
+    const WithoutLock nogil;
+    kept = engine.columns(table);
+    take(&taken);
+  }
+  return to_python(engine, std::move(taken), kept);
+}
+
+}  // namespace
+
+void bind_snapshots(EngineClass& engine) {
+  engine
+      .def(
+          "open_snapshot",
+          [](Engine& e, int32_t table, const std::optional<Dense>& ids) {
+            const WithoutLock nogil;
+            return ids ? e.open_snapshot(table, ids->data(), ids->size())
+                       : e.open_snapshot(table, nullptr, 0);
+          },
+          py::arg("table"), py::arg("ids") = py::none())
+      .def("close_snapshot", &Engine::close_snapshot, py::arg("table"), py::call_guard<WithoutLock>())
+      .def("snapshot_pending", &Engine::snapshot_pending, py::arg("table"), py::call_guard<WithoutLock>())
+      .def(
+          "take_ids",
+          [](Engine& e, int32_t table, const Dense& ids) {
+            return taken_rows(e, table, [&](Engine::TakenRows* taken) {
+              e.take_ids(table, ids.data(), ids.size(), taken);
+            });
+          },
+          py::arg("table"), py::arg("ids"))
+      .def(
+          "take_slots",
+          [](Engine& e, int32_t table, const Slots& slots) {
+            return taken_rows(e, table, [&](Engine::TakenRows* taken) {
+              e.take_slots(table, slots.data(), slots.size(), taken);
+            });
+          },
+          py::arg("table"), py::arg("slots"))
+      .def(
+          "take_next",
+          [](Engine& e, int32_t table, int64_t begin, int64_t least) {
+            int64_t next = -1;
+            const py::tuple taken = taken_rows(
+                e, table, [&](Engine::TakenRows* rows) { next = e.take_next(table, begin, least, rows); });
+            return py::make_tuple(taken, next);
+          },
+          py::arg("table"), py::arg("begin"), py::arg("least"))
+      .def(
+          "leaving_ids",
+          [](Engine& e, int32_t table, const std::optional<std::vector<int64_t>>& intervals) {
+            std::vector<int64_t> ids;
+            {
+              const WithoutLock nogil;
+              ids = intervals ? e.leaving_ids(table, *intervals) : e.leaving_ids(table, true);
+            }
+            return to_numpy(std::move(ids));
+          },
+          py::arg("table"), py::arg("intervals") = py::none());
+}
+
+void bind_life_spec(py::module_& m) {
+  py::class_<LifeSpec>(m, "Life").def(
+      py::init([](bool admits, double threshold, double alpha, double beta, double decay, double evict_share,
+                  int64_t evict_age, int64_t evict_idle, int64_t max_rows) {
+        return LifeSpec{admits, threshold, alpha, beta, decay, evict_share, evict_age, evict_idle, max_rows};
+      }),
+      py::kw_only(), py::arg("admits") = false, py::arg("threshold") = 0.0, py::arg("alpha") = 1.0,
+      py::arg("beta") = 0.0, py::arg("decay") = 1.0, py::arg("evict_share") = 0.0, py::arg("evict_age") = 0,
+      py::arg("evict_idle") = 0, py::arg("max_rows") = 0);
+}
+
+void bind_life(EngineClass& engine) {
+  engine.def("evicts", &Engine::evicts, py::arg("intervals"), py::call_guard<WithoutLock>())
+      .def("end_step", &Engine::end_step, py::arg("intervals"), py::call_guard<WithoutLock>())
+      .def("evict", &Engine::evict, py::arg("table"), py::call_guard<WithoutLock>())
+      .def("take_large_evictions",
+           [](Engine& e) {
+             std::vector<std::tuple<std::string, int64_t, int64_t, int64_t>> found;
+             for (Engine::LargeEviction& each : e.take_large_evictions()) {
+               found.emplace_back(std::move(each.table), each.evicted, each.rows, each.timestamp);
+             }
+             return found;
+           })
+      .def(
+          "read_columns",
+          [](Engine& e, int32_t table, const Dense& rows) {
+            std::vector<RowColumnValues> values(static_cast<size_t>(rows.size()));
+            const ColumnSet kept = e.columns(table);
+            e.read_columns(table, rows.data(), rows.size(), values.data());
+            return to_arrays(values, kept);
+          },
+          py::arg("table"), py::arg("rows"))
+      .def(
+          "write_columns",
+          [](Engine& e, int32_t table, const Dense& rows, const py::dict& columns) {
+            std::vector<RowColumnValues> values(static_cast<size_t>(rows.size()));
+            e.read_columns(table, rows.data(), rows.size(), values.data());
+            from_arrays(columns, e.columns(table), &values);
+            e.write_columns(table, rows.data(), rows.size(), values.data());
+          },
+          py::arg("table"), py::arg("rows"), py::arg("columns"))
+      .def(
+          "candidates",
+          [](Engine& e, int32_t table) {
+            std::vector<int64_t> ids;
+            std::vector<Candidates::Values> values;
+            for (const Engine::Candidate& candidate : e.candidates(table)) {
+              ids.push_back(candidate.id);
+              values.push_back(candidate.values);
+            }
+            return py::make_tuple(to_numpy(std::move(ids)), to_arrays(values, of_candidates(e.life(table))));
+          },
+          py::arg("table"))
+      .def(
+          "set_candidates",
+          [](Engine& e, int32_t table, const Dense& ids, const py::dict& columns) {
+            std::vector<Candidates::Values> values(static_cast<size_t>(ids.size()));
+            from_arrays(columns, of_candidates(e.life(table)), &values);
+            std::vector<Engine::Candidate> candidates;
+            for (size_t i = 0; i < values.size(); ++i) candidates.push_back({ids.data()[i], values[i]});
+            e.set_candidates(table, candidates);
+          },
+          py::arg("table"), py::arg("ids"), py::arg("columns"))
+      .def(
+          "clock",
+          [](Engine& e, int32_t table) {
+            const LifeClock clock = e.clock(table);
+            return py::make_tuple(clock.batches, clock.steps, clock.timestamp);
+          },
+          py::arg("table"))
+      .def(
+          "set_clock",
+          [](Engine& e, int32_t table, uint64_t batches, uint64_t steps, int64_t timestamp) {
+            e.set_clock(table, {batches, steps, timestamp});
+          },
+          py::arg("table"), py::arg("batches"), py::arg("steps"), py::arg("timestamp"));
+}
+
+}  // namespace rec_sdk

@@ -1,0 +1,246 @@
+// rec_sdk_torch._engine: the calls on windows and whole tables. Shapes and errors are documented in
+// rec_sdk_torch/_engine.pyi.
+#include <map>
+#include <optional>
+
+#include "torch_npu_ext/engine/api/bindings.h"
+
+namespace rec_sdk {
+
+void bind_window(EngineClass& engine) {
+  engine
+      .def(
+          "mark",
+          [](Engine& e, const Plan& plan, std::optional<Slots> slots) {
+            const WithoutLock nogil;
+            slots ? e.mark(plan, slots->data(), slots->size()) : e.mark(plan);
+          },
+          py::arg("plan"), py::arg("slots").noconvert() = py::none())
+      .def("window_open", &Engine::window_open, py::call_guard<WithoutLock>())
+      .def("window_slots",
+           [](Engine& e) {
+             std::vector<int32_t> slots, table_offsets;
+             {
+               const WithoutLock nogil;
+               e.window_slots(&slots, &table_offsets);
+             }
+             return std::make_pair(to_numpy(std::move(slots)), to_numpy(std::move(table_offsets)));
+           })
+      .def("window_away",
+           [](Engine& e) {
+             std::vector<int64_t> rows;
+             std::vector<int32_t> table_offsets;
+             {
+               const WithoutLock nogil;
+               e.window_away(&rows, &table_offsets);
+             }
+             return std::make_pair(to_numpy(std::move(rows)), to_numpy(std::move(table_offsets)));
+           })
+      .def(
+          "read_away",
+          [](Engine& e, int64_t begin, int64_t end, py::array records, py::array sums) {
+            if (begin < 0 || end < begin) throw py::index_error("read_away: begin <= end, both from 0 on");
+            const int64_t rows = end - begin;
+            char* out = records_out(records, e, rows);
+            float* out_sums = matrix<float, true>(sums, "sums", rows, 2 * e.layout().dim);
+            const WithoutLock nogil;
+            e.read_away(begin, end, out, out_sums);
+          },
+          py::arg("begin"), py::arg("end"), py::arg("records"), py::arg("sums"))
+      .def(
+          "write_away",
+          [](Engine& e, int64_t begin, int64_t end, py::array records) {
+            if (begin < 0 || end < begin) throw py::index_error("write_away: begin <= end, both from 0 on");
+            const char* in = records_in(records, e, end - begin);
+            const WithoutLock nogil;
+            e.write_away(begin, end, in);
+          },
+          py::arg("begin"), py::arg("end"), py::arg("records"))
+      .def("close_window", &Engine::close_window, py::call_guard<WithoutLock>());
+}
+
+void check_ids_of_rows(const char* call, const Dense& ids, const Dense& rows) {
+  if (ids.size() == rows.size()) return;
+  throw py::value_error(std::string(call) + " needs an id for every row, got " + std::to_string(ids.size()) +
+                        " ids and " + std::to_string(rows.size()) + " rows");
+}
+
+void bind_tables(EngineClass& engine) {
+  engine.def("row_count", &Engine::row_count, py::arg("table"), py::call_guard<WithoutLock>())
+      .def(
+          "table_rows",
+          [](Engine& e, int32_t table) {
+            std::vector<int64_t> ids;
+            std::vector<int32_t> slots;
+            {
+              const WithoutLock nogil;
+              e.table_rows(table, &ids, &slots);
+            }
+            return std::make_pair(to_numpy(std::move(ids)), to_numpy(std::move(slots)));
+          },
+          py::arg("table"))
+      .def(
+          "read_rows",
+          [](Engine& e, int32_t table, const Dense& ids, const Dense& rows, py::array records) {
+            check_ids_of_rows("read_rows", ids, rows);
+            char* out = records_out(records, e, rows.size());
+            const WithoutLock nogil;
+            e.read_rows(table, ids.data(), rows.data(), rows.size(), out);
+          },
+          py::arg("table"), py::arg("ids"), py::arg("rows"), py::arg("records"))
+      .def(
+          "insert",
+          [](Engine& e, int32_t table, const Dense& ids) {
+            std::vector<int64_t> rows(static_cast<size_t>(ids.size()));
+            std::vector<int32_t> slots(rows.size());
+            {
+              const WithoutLock nogil;
+              e.insert(table, ids.data(), ids.size(), rows.data(), slots.data());
+            }
+            return std::make_pair(to_numpy(std::move(rows)), to_numpy(std::move(slots)));
+          },
+          py::arg("table"), py::arg("ids"))
+      .def(
+          "others",
+          [](Engine& e, int32_t table, const Dense& ids) {
+            std::vector<int64_t> others;
+            {
+              const WithoutLock nogil;
+              others = e.others(table, ids.data(), ids.size());
+            }
+            return to_numpy(std::move(others));
+          },
+          py::arg("table"), py::arg("ids"))
+      .def(
+          "find_rows",
+          [](Engine& e, int32_t table, const Dense& ids) {
+            std::vector<int64_t> rows(static_cast<size_t>(ids.size()));
+            std::vector<int32_t> slots(rows.size());
+            {
+              const WithoutLock nogil;
+              e.find_rows(table, ids.data(), ids.size(), rows.data(), slots.data());
+            }
+            return std::make_pair(to_numpy(std::move(rows)), to_numpy(std::move(slots)));
+          },
+          py::arg("table"), py::arg("ids"))
+      .def(
+          "kept_ids",
+          [](Engine& e, int32_t table) {
+            std::vector<int64_t> ids;
+            {
+              const WithoutLock nogil;
+              ids = e.kept_ids(table);
+            }
+            return to_numpy(std::move(ids));
+          },
+          py::arg("table"))
+      .def(
+          "changed_ids",
+          [](Engine& e, int32_t table, uint64_t since) {
+            std::vector<int64_t> ids;
+            int64_t looked_at = 0;
+            {
+              const WithoutLock nogil;
+              ids = e.changed_ids(table, since, &looked_at);
+            }
+            return std::make_pair(to_numpy(std::move(ids)), looked_at);
+          },
+          py::arg("table"), py::arg("since"))
+      .def("version", &Engine::version, py::call_guard<WithoutLock>())
+      .def(
+          "remove",
+          [](Engine& e, int32_t table, const Dense& ids, bool candidates) {
+            const WithoutLock nogil;
+            return e.remove(table, ids.data(), ids.size(), candidates);
+          },
+          py::arg("table"), py::arg("ids"), py::arg("candidates") = true)
+      .def(
+          "reserve_rows",
+          [](Engine& e, int32_t table, const Dense& rows) {
+            const WithoutLock nogil;
+            e.reserve_rows(table, rows.data(), rows.size());
+          },
+          py::arg("table"), py::arg("rows"))
+      .def(
+          "write_rows",
+          [](Engine& e, int32_t table, const Dense& ids, const Dense& rows, py::array records) {
+            check_ids_of_rows("write_rows", ids, rows);
+            const char* in = records_in(records, e, rows.size());
+            const WithoutLock nogil;
+            e.write_rows(table, ids.data(), rows.data(), rows.size(), in);
+          },
+          py::arg("table"), py::arg("ids"), py::arg("rows"), py::arg("records"))
+      .def("clear_table", &Engine::clear_table, py::arg("table"), py::call_guard<WithoutLock>())
+      .def(
+          "initial_records",
+          [](Engine& e, int32_t table, const Dense& ids, py::array records) {
+            char* out = records_out(records, e, ids.size());
+            const WithoutLock nogil;
+            e.initial_records(table, ids.data(), ids.size(), out);
+          },
+          py::arg("table"), py::arg("ids"), py::arg("records"));
+}
+
+void bind_reports(EngineClass& engine) {
+  engine.def_property_readonly("record_bytes", [](const Engine& e) { return e.layout().bytes; })
+      .def(
+          "stats",
+          [](Engine& e, std::optional<int32_t> table) {
+            Stats s;
+            {
+              const WithoutLock nogil;
+              s = e.stats(table.value_or(Engine::kAllTables));
+            }
+            return std::map<std::string, int64_t>{{"batches", s.batches},
+                                                  {"lookups", s.lookups},
+                                                  {"unique_rows", s.unique_rows},
+                                                  {"new_rows", s.new_rows},
+                                                  {"rows_in", s.rows_in},
+                                                  {"unique_misses", s.unique_misses},
+                                                  {"rows_out", s.rows_out},
+                                                  {"bytes_in", s.bytes_in},
+                                                  {"bytes_out", s.bytes_out},
+                                                  {"bounds_errors", s.bounds_errors},
+                                                  {"largest_batch", s.largest_batch},
+                                                  {"admitted", s.admitted},
+                                                  {"not_admitted_lookups", s.default_lookups},
+                                                  {"evicted", s.evicted}};
+          },
+          py::arg("table") = py::none())
+      .def(
+          "pinned",
+          [](Engine& e, std::optional<int32_t> table) {
+            const WithoutLock nogil;
+            return e.pinned(table.value_or(Engine::kAllTables));
+          },
+          py::arg("table") = py::none())
+      .def("reset_stats", &Engine::reset_stats, py::call_guard<WithoutLock>())
+      .def(
+          "memory",
+          [](Engine& e, std::optional<int32_t> table) {
+            Engine::Memory memory{};
+            {
+              const WithoutLock nogil;
+              memory = e.memory(table.value_or(Engine::kAllTables));
+            }
+            return std::map<std::string, int64_t>{{"id_map_bytes", memory.index_bytes},
+                                                  {"store_bytes", memory.store_bytes},
+                                                  {"disk_bytes", memory.disk_bytes},
+                                                  {"column_bytes", memory.column_bytes},
+                                                  {"rows", memory.rows},
+                                                  {"candidates", memory.candidates},
+                                                  {"candidate_bytes", memory.candidate_bytes}};
+          },
+          py::arg("table") = py::none())
+      .def("set_memory_limit", &Engine::set_memory_limit, py::arg("bytes"), py::call_guard<WithoutLock>())
+      .def("take_bounds_warnings", [](Engine& e) {
+        std::vector<Engine::BoundsWarning> warnings;
+        {
+          const WithoutLock nogil;
+          warnings = e.take_bounds_warnings();
+        }
+        return warnings_to_python(std::move(warnings));
+      });
+}
+
+}  // namespace rec_sdk

@@ -1,0 +1,202 @@
+// Batches of sharded collections with numpy arrays, see _engine.pyi.
+#include <algorithm>
+
+#include "torch_npu_ext/engine/api/bindings.h"
+#include "torch_npu_ext/engine/plan/unique.h"
+
+namespace rec_sdk {
+namespace {
+
+// A view into what `owner` has.
+template <class T>
+py::array_t<T> view_of(const T* data, std::vector<py::ssize_t> shape, const py::object& owner) {
+  return py::array_t<T>(std::move(shape), data, owner);
+}
+
+py::tuple arena_with_fields(const WordArena& arena, const std::vector<WordArena::Field>& fields,
+                            const py::object& owner) {
+  py::tuple places(fields.size());
+  for (size_t i = 0; i < fields.size(); ++i) {
+    places[i] = fields[i].begin < 0 ? py::object(py::none())
+                                    : py::object(py::make_tuple(fields[i].begin, fields[i].words));
+  }
+  return py::make_tuple(view_of(arena.words(), {static_cast<py::ssize_t>(arena.size())}, owner), places);
+}
+
+std::shared_ptr<Deduplicator> make_deduplicator(const std::vector<int64_t>& num_embeddings,
+                                                const std::vector<int32_t>& homes,
+                                                const std::vector<int32_t>& groups,
+                                                const std::vector<int32_t>& feature_tables,
+                                                const std::vector<int64_t>& feature_columns,
+                                                const std::vector<bool>& feature_means, int64_t world_size,
+                                                const std::optional<std::vector<int32_t>>& numbers) {
+  const bool pooled = !feature_columns.empty();
+  if (homes.size() != num_embeddings.size() || groups.size() != num_embeddings.size()) {
+    throw py::value_error("homes and groups must have one entry per table, " +
+                          std::to_string(num_embeddings.size()));
+  }
+  if (pooled &&
+      (feature_columns.size() != feature_tables.size() || feature_means.size() != feature_tables.size())) {
+    throw py::value_error("feature_columns and feature_means must have one entry per feature, " +
+                          std::to_string(feature_tables.size()));
+  }
+  if (numbers && numbers->size() != num_embeddings.size()) {
+    throw py::value_error("numbers must have one entry per table, " + std::to_string(num_embeddings.size()));
+  }
+  std::vector<SharedTable> tables;
+  int32_t count = 0;
+  for (size_t t = 0; t < homes.size(); ++t) {
+    const int32_t kinds = numbers ? (*numbers)[t] : 0;
+    tables.push_back(
+        {num_embeddings[t], homes[t], groups[t], {(kinds & 1) != 0, (kinds & 2) != 0, (kinds & 4) != 0}});
+    count = std::max(count, groups[t] + 1);
+  }
+  std::vector<Feature> features;
+  for (size_t f = 0; f < feature_tables.size(); ++f) {
+    features.push_back({feature_tables[f], pooled ? feature_columns[f] : 0, pooled && feature_means[f]});
+  }
+  return std::make_shared<Deduplicator>(
+      std::make_shared<SharedTables>(std::move(tables), std::move(features), count, world_size, pooled));
+}
+
+// One number of each lookup that some table wants, or null.
+template <class Array>
+auto wanted(bool wants, const std::optional<Array>& array, const char* name, const BatchArguments& batch) {
+  if (wants && !array)
+    throw py::value_error(std::string("a table's ids take ") + name + " along, the batch has none");
+  if (array && (array->ndim() != 1 || array->size() != batch.input.values.size)) {
+    throw py::value_error(std::string(name) + " must have one entry per id, " +
+                          std::to_string(batch.input.values.size) + ", got " + std::to_string(array->size()));
+  }
+  return array ? array->data() : nullptr;
+}
+
+template <class T>
+py::object array_or_none(const std::vector<T>& values, bool there) {
+  if (!there) return py::none();
+  return py::array_t<T>(static_cast<py::ssize_t>(values.size()), values.data());
+}
+
+py::tuple received(const Deduplicator& self, const Dense& counts, const Dense& ids, const Slots& numbers) {
+  const SharedTables& shared = self.shared();
+  const int64_t tables = static_cast<int64_t>(shared.tables.size());
+  if (counts.ndim() != 2 || counts.shape(0) != shared.ranks || counts.shape(1) != tables) {
+    throw py::value_error("counts must have shape [" + std::to_string(shared.ranks) + ", " +
+                          std::to_string(tables) + "]");
+  }
+  ReceivedNumbers read;
+  {
+    const WithoutLock nogil;
+    read = read_numbers(shared, counts.data(), ids.data(), ids.size(), numbers.data(), numbers.size());
+  }
+  const NumberKinds any = shared.any_numbers();
+  return py::make_tuple(array_or_none(read.shows, any.shows), array_or_none(read.clicks, any.clicks),
+                        array_or_none(read.timestamps, any.timestamp));
+}
+
+const UniqueGroup& group_of(const UniqueBatch& batch, int64_t group) {
+  return batch.groups.at(static_cast<size_t>(group));  // throws std::out_of_range
+}
+
+}  // namespace
+
+void bind_unique(py::module_& m) {
+  const auto table = [](auto member) {
+    return [member](const py::object& self) {
+      const auto& batch = self.cast<const UniqueBatch&>();
+      return view_of((batch.*member).data(),
+                     {static_cast<py::ssize_t>(batch.shared->ranks),
+                      static_cast<py::ssize_t>(batch.shared->tables.size())},
+                     self);
+    };
+  };
+  const auto list = [](auto member) {
+    return [member](const py::object& self) {
+      const auto& values = self.cast<const UniqueBatch&>().*member;
+      return view_of(values.data(), {static_cast<py::ssize_t>(values.size())}, self);
+    };
+  };
+  py::class_<UniqueBatch>(m, "UniqueBatch")
+      .def_property_readonly("ids", list(&UniqueBatch::ids))
+      .def_property_readonly("repeats", list(&UniqueBatch::repeats))
+      .def_property_readonly("numbers", list(&UniqueBatch::numbers))
+      .def_property_readonly("latest", list(&UniqueBatch::latest))
+      .def_property_readonly("counts", table(&UniqueBatch::counts))
+      .def_property_readonly("lookups", table(&UniqueBatch::lookups))
+      .def_property_readonly("out_of_range",
+                             [](const UniqueBatch& batch) {
+                               std::vector<std::tuple<int64_t, int64_t, int64_t>> result;
+                               for (const UniqueBatch::OutOfRange& each : batch.out_of_range) {
+                                 result.emplace_back(each.table, each.count, each.example);
+                               }
+                               return result;
+                             })
+      .def(
+          "rows", [](const UniqueBatch& batch, int64_t group) { return group_of(batch, group).rows; },
+          py::arg("group"))
+      .def(
+          "feature_lookups",
+          [](const UniqueBatch& batch, int64_t group) {
+            const std::vector<int64_t>& first = group_of(batch, group).first_lookup;
+            std::vector<int64_t> result;
+            for (size_t f = 0; f + 1 < first.size(); ++f) result.push_back(first[f + 1] - first[f]);
+            return result;
+          },
+          py::arg("group"))
+      .def(
+          "slots",
+          [](const py::object& self, int64_t group) {
+            const UniqueGroup& own = group_of(self.cast<const UniqueBatch&>(), group);
+            return arena_with_fields(own.lookups, {own.slots, own.offsets, own.source}, self);
+          },
+          py::arg("group"))
+      .def(
+          "segments",
+          [](const py::object& self, int64_t group) {
+            UniqueBatch& batch = self.cast<UniqueBatch&>();
+            const UniqueGroup& own = group_of(batch, group);
+            {
+              const WithoutLock nogil;
+              batch.sort(group);
+            }
+            return arena_with_fields(own.segments,
+                                     {own.segment_offsets, own.grad_row, own.grad_column, own.scale,
+                                      own.positions, own.hot_segments},
+                                     self);
+          },
+          py::arg("group"));
+  py::class_<Deduplicator, std::shared_ptr<Deduplicator>>(m, "Deduplicator")
+      .def(py::init(&make_deduplicator), py::arg("num_embeddings"), py::arg("homes"), py::arg("groups"),
+           py::arg("feature_tables"), py::arg("feature_columns"), py::arg("feature_means"),
+           py::arg("world_size"), py::arg("numbers") = py::none())
+      .def_property_readonly("number_words",
+                             [](const Deduplicator& self) {
+                               std::vector<int64_t> words;
+                               for (const SharedTable& table : self.shared().tables) {
+                                 words.push_back(table.numbers.words());
+                               }
+                               return py::array_t<int64_t>(static_cast<py::ssize_t>(words.size()),
+                                                           words.data());
+                             })
+      .def("received", &received, py::arg("counts"), py::arg("ids"), py::arg("numbers").noconvert())
+      .def(
+          "run",
+          [](Deduplicator& self, const py::array& values, const py::array& offsets,
+             const py::array& feature_keys, int64_t batch_size, bool weighted, bool segments, bool numbers,
+             const std::optional<Slots>& clicks, const std::optional<Dense>& timestamps) {
+            BatchArguments batch(values, offsets, feature_keys, batch_size);
+            batch.input.weighted = weighted;
+            if (numbers) {
+              const NumberKinds any = self.shared().any_numbers();
+              batch.input.clicks = wanted(any.clicks, clicks, "clicks", batch);
+              batch.input.timestamps = wanted(any.timestamp, timestamps, "timestamps", batch);
+            }
+            const WithoutLock nogil;
+            return self.run(batch.input, segments, numbers);
+          },
+          py::arg("values"), py::arg("offsets"), py::arg("feature_keys"), py::arg("batch_size"),
+          py::arg("weighted") = false, py::arg("segments") = true, py::arg("numbers") = false,
+          py::arg("clicks").noconvert() = py::none(), py::arg("timestamps").noconvert() = py::none());
+}
+
+}  // namespace rec_sdk

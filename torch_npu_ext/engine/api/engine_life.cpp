@@ -1,0 +1,152 @@
+// The engine's calls on what a table keeps of its ids beside their rows, and on the ids that leave it.
+#include <algorithm>
+#include <shared_mutex>
+#include <stdexcept>
+
+#include "torch_npu_ext/engine/api/engine.h"
+#include "torch_npu_ext/engine/life/eviction.h"
+
+namespace rec_sdk {
+namespace {
+
+void check_intervals(const std::vector<int64_t>& intervals, int32_t tables) {
+  if (static_cast<int32_t>(intervals.size()) == tables) return;
+  throw std::invalid_argument("intervals must have one entry per table, " + std::to_string(tables) +
+                              ", got " + std::to_string(intervals.size()));
+}
+
+}  // namespace
+
+// Without what plans that have not begun added: they may be dropped and made again.
+bool Engine::beyond_bound(int32_t t) const {
+  const Table& table = group_.tables[t];
+  const int64_t most = table.spec().life.max_rows;
+  if (most == 0) return false;
+  int64_t rows = table.rows(), candidates = table.candidates.size();
+  for (const std::shared_ptr<PlanBuffers>& plan : unapplied_) {
+    if (plan->state != PlanState::kPlanned) continue;
+    candidates -= plan->life[t].candidates_added;
+    for (int32_t i = plan->in_offsets[t]; i < plan->in_offsets[t + 1]; ++i) rows -= plan->swap_in_added[i];
+  }
+  return rows > most || candidates > most;
+}
+
+bool Engine::evicts(const std::vector<int64_t>& intervals) {
+  const auto guard = lock();
+  check_intervals(intervals, table_count());
+  for (int32_t t = 0; t < table_count(); ++t) {
+    if (interval_ends(group_.tables[t], intervals[t]) || beyond_bound(t)) return true;
+  }
+  return false;
+}
+
+int64_t Engine::end_step(const std::vector<int64_t>& intervals) {
+  if (!evicts(intervals)) {
+    const auto guard = lock();
+    for (Table& table : group_.tables) ++table.clock.steps;
+    return 0;
+  }
+  const auto guard = lock_settled("the end of a step that evicts ids");
+  const std::unique_lock<std::shared_mutex> alone(records_mutex_);
+  int64_t evicted = 0;
+  for (int32_t t = 0; t < table_count(); ++t) {
+    const bool ends = interval_ends(group_.tables[t], intervals[t]);
+    if (ends || beyond_bound(t)) evicted += evict_ids(&group_, t, ends);
+  }
+  for (Table& table : group_.tables) ++table.clock.steps;
+  return evicted;
+}
+
+int64_t Engine::evict(int32_t t) {
+  const auto guard = lock_settled("the eviction of ids");
+  const std::unique_lock<std::shared_mutex> alone(records_mutex_);
+  table(t);  // checked
+  return evict_ids(&group_, t, true);
+}
+
+std::vector<Engine::LargeEviction> Engine::take_large_evictions() {
+  const auto guard = lock();
+  std::vector<LargeEviction> found;
+  for (int32_t t = 0; t < table_count(); ++t) {
+    auto& [evicted, rows] = group_.large_evictions[t];
+    if (evicted == 0) continue;
+    found.push_back({group_.tables[t].spec().name, evicted, rows, group_.tables[t].clock.timestamp});
+    evicted = rows = 0;
+  }
+  return found;
+}
+
+std::vector<Engine::SetAside> Engine::set_aside(const Plan& plan) const {
+  std::vector<SetAside> found;
+  for (size_t t = 0; t < plan->life.size(); ++t) {
+    const LifeLog& log = plan->life[t];
+    if (log.set_aside == 0) continue;
+    const auto [id, timestamp] = log.example;
+    found.push_back({group_.tables[t].spec().name, log.set_aside, id, timestamp, log.latest});
+  }
+  return found;
+}
+
+ColumnSet Engine::columns(int32_t t) {
+  const auto guard = lock();
+  return table(t).spec().columns;
+}
+
+void Engine::read_columns(int32_t t, const int64_t* rows, int64_t count, RowColumnValues* values) {
+  const auto guard = lock();
+  const Table& source = table(t);
+  check_rows(source, rows, count);
+  for (int64_t i = 0; i < count; ++i) values[i] = source.columns.read(rows[i]);
+}
+
+void Engine::write_columns(int32_t t, const int64_t* rows, int64_t count, const RowColumnValues* values) {
+  const auto guard = lock_settled("writing columns of rows");
+  Table& target = table(t);
+  check_rows(target, rows, count);
+  for (int64_t i = 0; i < count; ++i) target.columns.write(rows[i], values[i]);
+}
+
+std::vector<Engine::Candidate> Engine::candidates(int32_t t) {
+  const auto guard = lock_settled("listing candidates");
+  const Table& source = table(t);
+  std::vector<Candidate> found;
+  found.reserve(static_cast<size_t>(source.candidates.size()));
+  source.candidates.for_each([&](int64_t id, const Candidates::Values& values) {
+    if (!source.map().find(id, IdMap::hash(id))) found.push_back({id, values});
+  });
+  std::sort(found.begin(), found.end(), [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
+  return found;
+}
+
+void Engine::set_candidates(int32_t t, const std::vector<Candidate>& candidates) {
+  const auto guard = lock_settled("setting candidates");
+  Table& target = table(t);
+  if (!target.spec().life.admits && !candidates.empty()) {
+    throw std::invalid_argument("table '" + target.spec().name + "' admits every id: it has no candidates");
+  }
+  for (const Candidate& candidate : candidates) {
+    if (candidate.values.count == 0) {
+      throw std::invalid_argument("table '" + target.spec().name + "': candidate " +
+                                  std::to_string(candidate.id) + " has a count of 0, needs 1 or more");
+    }
+  }
+  target.reserve_candidates(static_cast<int64_t>(candidates.size()));
+  std::vector<int64_t> gone;
+  target.candidates.for_each([&](int64_t id, const Candidates::Values&) { gone.push_back(id); });
+  for (const int64_t id : gone) target.candidates.erase(id);
+  for (const Candidate& candidate : candidates) {
+    target.candidates.set(target.candidates.find_or_add(candidate.id), candidate.values);
+  }
+}
+
+LifeClock Engine::clock(int32_t t) {
+  const auto guard = lock();
+  return table(t).clock;
+}
+
+void Engine::set_clock(int32_t t, const LifeClock& clock) {
+  const auto guard = lock_settled("setting a clock");
+  table(t).clock = clock;
+}
+
+}  // namespace rec_sdk

@@ -1,0 +1,108 @@
+// The accumulation window of an engine.
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "torch_npu_ext/engine/api/engine.h"
+
+namespace rec_sdk {
+
+void Engine::mark(const Plan& plan) { mark(plan, plan->unique_slots, plan->uniques); }
+
+void Engine::mark(const Plan& plan, const int32_t* slots, int64_t count) {
+  check_own(plan);
+  const auto guard = lock();
+  if (plan.released()) {
+    throw std::runtime_error("mark needs a plan that is not released: its rows may have left the cache");
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    if (slots[i] < 0 || slots[i] >= group_.slots)
+      throw std::out_of_range("mark: a slot that is not the group's");
+  }
+  for (int64_t i = 0; i < count; ++i) group_.window.mark(slots[i]);
+}
+
+bool Engine::window_open() {
+  const auto guard = lock();
+  return !group_.window.empty();
+}
+
+void Engine::window_slots(std::vector<int32_t>* slots, std::vector<int32_t>* table_offsets) {
+  const auto guard = lock_settled("the window's slots");
+  *slots = group_.window.resident_slots();
+  table_offsets->assign(1, 0);
+  for (const Table& table : group_.tables) {
+    const auto end = std::lower_bound(slots->begin(), slots->end(), table.end_slot());
+    table_offsets->push_back(static_cast<int32_t>(end - slots->begin()));
+  }
+}
+
+void Engine::window_away(std::vector<int64_t>* rows, std::vector<int32_t>* table_offsets) {
+  const auto guard = lock_settled("the window's rows");
+  const size_t tables = group_.tables.size();
+  rows->clear();
+  table_offsets->assign(tables + 1, 0);
+  for (const AwaySums::Away& away : group_.window.away()) {
+    rows->push_back(away.row());
+    ++(*table_offsets)[away.table() + 1];
+  }
+  for (size_t t = 0; t < tables; ++t) (*table_offsets)[t + 1] += (*table_offsets)[t];
+}
+
+namespace {
+
+void check_away(int64_t begin, int64_t end, const std::vector<AwaySums::Away>& away) {
+  const int64_t size = static_cast<int64_t>(away.size());
+  if (begin >= 0 && begin <= end && end <= size) return;
+  throw std::out_of_range("rows [" + std::to_string(begin) + ", " + std::to_string(end) +
+                          ") are not within the window's " + std::to_string(size));
+}
+
+}  // namespace
+
+void Engine::read_away(int64_t begin, int64_t end, char* records, float* sums) {
+  const auto guard = lock_settled("reading the window's rows");
+  const std::vector<AwaySums::Away>& away = group_.window.away();
+  check_away(begin, end, away);
+  const int64_t width = 2 * group_.layout.dim;
+  for (int64_t i = begin; i < end; ++i, records += group_.layout.bytes, sums += width) {
+    group_.tables[away[i].table()].store.read(away[i].row(), records);
+    std::memcpy(sums, group_.window.sums(away[i].place), static_cast<size_t>(width) * sizeof(float));
+  }
+}
+
+void Engine::write_away(int64_t begin, int64_t end, const char* records) {
+  const auto guard = lock_settled("writing the window's rows");
+  const std::vector<AwaySums::Away>& away = group_.window.away();
+  check_away(begin, end, away);
+  for (int64_t i = begin; i < end; ++i, records += group_.layout.bytes) {
+    group_.tables[away[i].table()].store.write(away[i].row(), records);
+  }
+}
+
+void Engine::close_window() {
+  const auto guard = lock_settled("the end of the window");
+  const uint64_t newest = group_.uses.newest_version();
+  for (Table& table : group_.tables) {
+    if (!table.columns.has(Column::kVersion)) continue;
+    const std::vector<int32_t>& slots = group_.window.resident_slots();
+    table.changes.reserve(static_cast<int64_t>(slots.size()), table.row_bound(), newest);
+    for (const int32_t slot : slots) {
+      if (slot < table.first_slot() || slot >= table.end_slot()) continue;
+      const int64_t id = group_.slot_ids[slot];
+      uint64_t& version = table.columns.version(table.row_in(static_cast<uint32_t>(slot), id));
+      table.changes.add(id, version);
+      version = newest;
+    }
+  }
+  for (const AwaySums::Away& away : group_.window.away()) {
+    Table& table = group_.tables[away.table()];
+    if (!table.columns.has(Column::kVersion)) continue;
+    uint64_t& version = table.columns.version(away.row());
+    table.changes.add_unknown(version, newest);  // only after a version was asked for within the window
+    version = newest;
+  }
+  group_.window.close();
+}
+
+}  // namespace rec_sdk

@@ -1,0 +1,177 @@
+#include "torch_npu_ext/engine/base/memory.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+
+#include "torch_npu_ext/engine/base/errors.h"
+
+namespace rec_sdk {
+namespace {
+
+constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
+constexpr int64_t kGrantAhead = int64_t{256} << 20;
+constexpr int kCollapse = 25;  // MADV_COLLAPSE, of Linux 6.1; before, a thread of the system does it later
+
+// The number after `key` in a file of "key value" lines; `missing` when file or key is not there.
+int64_t read_field(const std::string& path, const std::string& key, int64_t missing) {
+  std::ifstream file(path);
+  std::string line;
+  while (std::getline(file, line)) {
+    std::istringstream words(line);
+    std::string word;
+    int64_t value = 0;
+    if (words >> word >> value && word == key) return value;
+  }
+  return missing;
+}
+
+int64_t read_number(const std::string& path, int64_t missing) {
+  std::ifstream file(path);
+  int64_t value = 0;
+  return file >> value ? value : missing;  // "max" is no number
+}
+
+// Page cache that a cgroup counts as used can be dropped, so it is added back: also that of a store on disk.
+int64_t cgroup_room(const std::string& directory, const char* limit_name, const char* usage_name) {
+  const int64_t limit = read_number(directory + limit_name, kUnlimited);
+  const int64_t used = read_number(directory + usage_name, 0);
+  if (limit >= kUnlimited / 2) return kUnlimited;
+  const std::string stat = directory + "/memory.stat";
+  const int64_t cache = read_field(stat, "inactive_file", 0) + read_field(stat, "active_file", 0);
+  return std::max<int64_t>(0, limit - used + cache);
+}
+
+// The limits of a cgroup and its ancestors. In a container its path may not be there, but its root is.
+int64_t cgroup_room(const std::string& root, std::string path, const char* limit, const char* usage) {
+  int64_t room = kUnlimited;
+  while (true) {
+    if (path == "/") path.clear();
+    room = std::min(room, cgroup_room(root + path, limit, usage));
+    if (path.empty()) return room;
+    path.resize(path.rfind('/'));
+  }
+}
+
+int64_t cgroup_memory() {
+  int64_t room = kUnlimited;
+  std::ifstream file("/proc/self/cgroup");
+  std::string line;
+  while (std::getline(file, line)) {  // "number:controllers:/path", of v2 "0::/path"
+    const size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (second == std::string::npos || line[second + 1] != '/') continue;
+    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    const std::string path = line.substr(second + 1);
+    if (controllers == ",,") {
+      room = std::min(room, cgroup_room("/sys/fs/cgroup", path, "/memory.max", "/memory.current"));
+    } else if (controllers.find(",memory,") != std::string::npos) {
+      const char* const limit = "/memory.limit_in_bytes";
+      room = std::min(room, cgroup_room("/sys/fs/cgroup/memory", path, limit, "/memory.usage_in_bytes"));
+    }
+  }
+  return room;
+}
+
+// kCollapse alone does not ask.
+bool huge_pages_allowed() noexcept {
+  static const bool allowed = [] {
+    char line[64] = "[never]";
+    std::FILE* const file = std::fopen("/sys/kernel/mm/transparent_hugepage/enabled", "r");
+    if (file == nullptr) return false;
+    const bool read = std::fgets(line, sizeof line, file) != nullptr;
+    std::fclose(file);
+    return read && std::strstr(line, "[never]") == nullptr;
+  }();
+  return allowed;
+}
+
+}  // namespace
+
+size_t small_page() {
+  static const size_t bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+
+HugeBuffer::HugeBuffer(size_t bytes, Pages pages) {
+  if (bytes == 0) return;
+  const bool large = bytes >= kHugePage;
+  const size_t unit = large ? kHugePage : small_page();
+  if (bytes > std::numeric_limits<size_t>::max() / 2) throw std::bad_alloc();
+  size_ = (bytes + unit - 1) / unit * unit;
+  const size_t slack = large ? kHugePage : 0;
+  const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  void* mapped = mmap(nullptr, size_ + slack, PROT_READ | PROT_WRITE, flags, -1, 0);
+  if (mapped == MAP_FAILED) throw std::bad_alloc();
+  char* start = static_cast<char*>(mapped);
+  const size_t misaligned = reinterpret_cast<uintptr_t>(start) % unit;
+  const size_t skip = misaligned == 0 ? 0 : unit - misaligned;
+  if (skip > 0) munmap(start, skip);
+  if (slack > skip) munmap(start + skip + size_, slack - skip);
+  data_ = start + skip;
+#ifdef MADV_HUGEPAGE
+  // Systems that give huge pages to all who do not refuse them have them for small memory too.
+  if (large) madvise(data_, size_, pages == Pages::kHuge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+#endif
+}
+
+HugeBuffer::~HugeBuffer() {
+  if (data_ != nullptr) munmap(data_, size_);
+}
+
+void HugeBuffer::use_huge_pages() noexcept {
+  if (size_ < kHugePage) return;
+#ifdef MADV_HUGEPAGE
+  madvise(data_, size_, MADV_HUGEPAGE);
+  if (huge_pages_allowed()) madvise(data_, size_, kCollapse);
+#endif
+}
+
+void HugeBuffer::give_back(size_t begin, size_t bytes) noexcept {
+  const size_t unit = small_page();
+  const size_t first = (begin + unit - 1) / unit * unit;
+  const size_t end = std::min(begin + bytes, size_) / unit * unit;
+  if (first < end) madvise(data_ + first, end - first, MADV_DONTNEED);
+}
+
+ChunkedMemory::ChunkedMemory(size_t item_bytes) : item_bytes_(item_bytes), shift_(0) {
+  while ((item_bytes << (shift_ + 1)) <= kHugePage) ++shift_;
+  mask_ = (size_t{1} << shift_) - 1;
+}
+
+void ChunkedMemory::extend(size_t count) {
+  const size_t before = chunks_.size(), needed = (count + mask_) >> shift_;
+  const size_t chunk_bytes = (mask_ + 1) * item_bytes_;
+  const Pages pages = pages_of_array(needed * kHugePage);
+  while (chunks_.size() < needed) chunks_.emplace_back(chunk_bytes, pages);
+  if (pages == Pages::kSmall || pages_of_array(before * kHugePage) == Pages::kHuge) return;
+  for (size_t c = 0; c < before; ++c) chunks_[c].use_huge_pages();
+}
+
+int64_t available_memory() {
+  const int64_t kib = read_field("/proc/meminfo", "MemAvailable:", kUnlimited / 1024);
+  return std::min(kib * 1024, cgroup_memory());
+}
+
+void MemoryGuard::require(int64_t bytes, const std::string& table) {
+  if (bytes <= 0) return;
+  const std::lock_guard<std::mutex> guard(mutex_);
+  int64_t room = limit_ - committed_;
+  if (bytes <= room && bytes > granted_) {
+    const int64_t available = available_memory();
+    room = std::min(room, available);
+    granted_ = bytes < available ? bytes + std::min(kGrantAhead, available - bytes) : available;
+  }
+  if (bytes > room) {
+    throw MemoryLimitError("table '" + table + "': its host store needs " + std::to_string(bytes) +
+                           " more bytes and " + std::to_string(std::max<int64_t>(0, room)) +
+                           " are free; use a machine or a memory limit with more, or shard the table");
+  }
+  granted_ -= bytes;
+}
+
+}  // namespace rec_sdk

@@ -1,0 +1,112 @@
+// Ids that a table has seen and not admitted: id -> what it counts of them. Open addressing with linear
+// probing, 16 bytes a place, or 32 where clicks or timestamps are kept.
+#pragma once
+
+#include <cstdint>
+
+#include "torch_npu_ext/engine/base/memory.h"
+#include "torch_npu_ext/engine/directory/id_map.h"
+
+namespace rec_sdk {
+
+class Candidates {
+ public:
+  // count: lookups, at least 1. last_use: the low bits of LifeClock::batches. The last two are 0 where they
+  // are not kept.
+  struct Values {
+    uint32_t count = 0, last_use = 0, clicks = 0;
+    int64_t timestamp = 0;
+  };
+
+  explicit Candidates(bool wide) : Candidates(wide, 0, IdSeed(kUsualSteps)) {}
+
+  int64_t size() const { return size_; }
+  int64_t places() const { return static_cast<int64_t>(places_); }
+  // Where the search for an id begins. Precondition: places() > 0.
+  uint64_t home(int64_t id) const { return IdSeed::home(IdSeed::hash(id), seed_.value(), places_); }
+  int64_t bytes() const { return static_cast<int64_t>(places_ * cells_of_place_ * sizeof(Cell)); }
+  // Bytes of the arrays that `extra` more ids need in place of these; 0 when there is room.
+  int64_t growth(int64_t extra) const;
+  void reserve(int64_t extra);              // throws std::bad_alloc
+  int64_t moves() const { return moves_; }  // how often all ids have got other places
+  void shrink() noexcept;                   // gives memory back when a fourth of it would do
+
+  REC_SDK_ALWAYS_INLINE void prefetch(int64_t id) const {
+    if (places_ == 0) return;
+    rec_sdk::prefetch(&entry(home(id)));
+  }
+  // The place of the id, or -1. Valid until the next call that changes the map.
+  int64_t find(int64_t id) const {
+    if (places_ == 0) return -1;
+    for (uint64_t p = home(id);; p = next(p)) {
+      if (entry(p).count == 0) return -1;
+      if (entry(p).id == id) return static_cast<int64_t>(p);
+    }
+  }
+  // Of a new id, whose count is 0: set() has to follow. Precondition: growth(1) == 0.
+  int64_t find_or_add(int64_t id);
+  bool erase(int64_t id) noexcept;
+
+  Values get(int64_t place) const {
+    const Entry& found = entry(place);
+    if (!wide()) return {found.count, found.last_use, 0, 0};
+    return {found.count, found.last_use, extra(place).clicks, extra(place).timestamp};
+  }
+  void set(int64_t place, const Values& values) noexcept {
+    entry(place).count = values.count;
+    entry(place).last_use = values.last_use;
+    if (wide()) extra(place) = {values.timestamp, values.clicks, 0};
+  }
+  int64_t id(int64_t place) const { return entry(place).id; }
+
+  template <class Visit>  // visit(id, values)
+  void for_each(Visit visit) const {
+    for (uint64_t p = 0; p < places_; ++p) {
+      if (entry(p).count != 0) visit(entry(p).id, get(static_cast<int64_t>(p)));
+    }
+  }
+  void clear();
+
+ private:
+  struct Entry {
+    int64_t id;
+    uint32_t count;  // 0: the place is free
+    uint32_t last_use;
+  };
+  struct Extra {
+    int64_t timestamp;
+    uint32_t clicks, unused;
+  };
+  // A place is an entry, and its extra behind it where there is one: one cache line in most cases.
+  union Cell {
+    Entry entry;
+    Extra extra;
+  };
+
+  static constexpr int64_t kUsualSteps = 8;  // 4 in a full map, 1 on the average
+  static constexpr int64_t kCrowded = -1;
+
+  Candidates(bool wide, uint64_t places, const IdSeed& seed);
+
+  bool wide() const { return cells_of_place_ == 2; }
+  Entry& entry(uint64_t place) const { return cells_[place * cells_of_place_].entry; }
+  Extra& extra(uint64_t place) const { return cells_[place * cells_of_place_ + 1].extra; }
+
+  uint64_t next(uint64_t p) const { return p + 1 == places_ ? 0 : p + 1; }
+  uint64_t distance(uint64_t from, uint64_t to) const { return to >= from ? to - from : to + places_ - from; }
+  static uint64_t places_for(int64_t ids) { return static_cast<uint64_t>(ids + ids / 2 + 16); }
+  // The most ids of which places_for() is no more.
+  static int64_t ids_in(uint64_t places) {
+    return places < 16 ? 0 : (2 * (static_cast<int64_t>(places) - 16) + 1) / 3;
+  }
+  uint64_t places_with(int64_t extra) const;
+  void rehash(uint64_t places);
+
+  uint64_t cells_of_place_, places_;
+  IdSeed seed_;
+  int64_t size_ = 0, erased_ = 0, moves_ = 0;
+  int64_t room_;  // for so many ids; kCrowded: they need other places
+  HugeArray<Cell> cells_;
+};
+
+}  // namespace rec_sdk

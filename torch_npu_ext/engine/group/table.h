@@ -1,0 +1,196 @@
+// One table of a group: which ids it knows, where their rows are, and its share of the device cache.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "torch_npu_ext/engine/base/memory.h"
+#include "torch_npu_ext/engine/directory/candidates.h"
+#include "torch_npu_ext/engine/directory/change_log.h"
+#include "torch_npu_ext/engine/directory/id_map.h"
+#include "torch_npu_ext/engine/directory/life_spec.h"
+#include "torch_npu_ext/engine/directory/number_pool.h"
+#include "torch_npu_ext/engine/directory/row_columns.h"
+#include "torch_npu_ext/engine/directory/row_directory.h"
+#include "torch_npu_ext/engine/directory/snapshot.h"
+#include "torch_npu_ext/engine/policy/cache_policy.h"
+#include "torch_npu_ext/engine/store/host_store.h"
+#include "torch_npu_ext/engine/store/initializers.h"
+
+namespace rec_sdk {
+
+enum class BoundsCheck { kFatal, kWarning, kIgnore, kNone };
+
+struct TableSpec {
+  std::string name;
+  bool hashed;  // any int64 is an id; otherwise 0 <= id < num_embeddings, and the id is the row
+  int64_t num_embeddings;
+  int64_t slots;     // in the device cache, for rows
+  int64_t capacity;  // of a hash table; 0 = unlimited
+  Initializer initializer;
+  uint64_t seed;
+  std::vector<float> state_init;  // one per state block
+  BoundsCheck bounds_check;
+  ColumnSet columns = {};
+  bool default_row = false;                // one more slot, behind those for rows: default_slot()
+  LifeSpec life = {};                      // of a hash table; one that admits ids has a default row
+  std::string store_path = {};             // of the host store's file, which is new; empty: in memory
+  std::optional<DType> stored_dtype = {};  // of weights in the host store, where it is not that of the cache
+};
+
+// Ids that left a table that keeps versions, oldest first: whoever saves what changed has to say so.
+struct RemovalLog {
+  std::vector<std::pair<uint64_t, int64_t>> removed;  // (version, id); an id may have come back since
+  uint64_t complete_after =
+      0;  // of an earlier version nothing is known: all ids left at once, or were forgotten
+};
+
+class Table {
+ public:
+  // Throws std::invalid_argument when the spec makes no sense.
+  Table(TableSpec spec, const RecordLayout& layout, const std::string& policy, int64_t first_slot,
+        MemoryGuard* memory);
+
+  const TableSpec& spec() const { return spec_; }
+  int64_t rows() const { return spec_.hashed ? directory_.count() : spec_.num_embeddings; }
+  int64_t row_bound() const { return spec_.hashed ? directory_.bound() : spec_.num_embeddings; }
+  int64_t first_slot() const { return first_slot_; }
+  int64_t end_slot() const { return first_slot_ + spec_.slots + (spec_.default_row ? 1 : 0); }
+  // Of the constant that default lookups read: no row ever has it. Precondition: spec().default_row.
+  uint32_t default_slot() const { return static_cast<uint32_t>(first_slot_ + spec_.slots); }
+  bool never_evicts() const;
+  int64_t index_bytes() const;   // of the id map and its kin
+  int64_t column_bytes() const;  // of the columns of all rows and the logs of what changed and left
+
+  // Hash tables. A failed batch undoes what it added to the directory.
+  RowDirectory& directory() { return directory_; }
+  const IdMap& map() const { return directory_.ids(); }
+  bool reserve_ids(int64_t extra);  // room in the map; whether it grew. Throws MemoryLimitError
+  void check_capacity(int64_t rows_after, int64_t id) const;  // throws CapacityError
+  void reserve_candidates(int64_t extra);                     // throws MemoryLimitError, std::bad_alloc
+
+  // What is kept per row gets room for all of row_bound(). Throws std::bad_alloc, DiskError.
+  void extend_rows();
+  void begin_row(uint32_t row) noexcept;             // of an id that no batch brought: its time begins now
+  void forget_row(uint32_t row) noexcept;            // as if no id ever had it
+  void drop_id(int64_t id, uint32_t row) noexcept {  // a known id, whose slot, if any, is freed
+    if (spec_.hashed) {
+      directory_.remove(id, row);
+    } else {
+      row_slots_[row] = ~kNoSlot;
+    }
+  }
+
+  // Slots without a row, those that were freed first. free_slots() of them are there.
+  int64_t free_slots() const { return spec_.slots - used_slots_.count(); }
+  int64_t slot_bound() const { return used_slots_.bound(); }
+  uint32_t peek_slot(int64_t k) const { return static_cast<uint32_t>(first_slot_ + used_slots_.peek(k)); }
+  uint32_t take_slot() { return static_cast<uint32_t>(first_slot_) + used_slots_.take(); }
+  void put_back_slot(uint32_t slot, int64_t bound_before) noexcept {  // undoes take_slot(), latest first
+    used_slots_.put_back(slot - static_cast<uint32_t>(first_slot_), bound_before);
+  }
+  void free_slot(uint32_t slot) noexcept { used_slots_.free(slot - static_cast<uint32_t>(first_slot_)); }
+
+  // Index tables: the slot of each row, complemented, so that zeroed memory means kNoSlot.
+  uint32_t* row_slots() const { return row_slots_.data(); }
+
+  // An id that the table can have: of an index table, those that it cannot are row 0.
+  int64_t known_id(int64_t id) const {
+    return spec_.hashed || static_cast<uint64_t>(id) < static_cast<uint64_t>(spec_.num_embeddings) ? id : 0;
+  }
+  uint32_t slot_of(int64_t id) const {  // of a known id, or one that a hash table has not met; or kNoSlot
+    if (!spec_.hashed) return ~row_slots_[id];
+    const IdMap::Entry entry = map().find(id, IdMap::hash(id));
+    return entry ? entry.slot() : kNoSlot;
+  }
+  REC_SDK_ALWAYS_INLINE void prefetch_slot(int64_t id) const {
+    spec_.hashed ? map().prefetch(IdMap::hash(id)) : rec_sdk::prefetch(&row_slots_[id]);
+  }
+  void set_slot(int64_t id, uint32_t slot) {  // of a known id
+    if (spec_.hashed) {
+      map().find(id, IdMap::hash(id)).set_slot(slot);
+    } else {
+      row_slots_[id] = ~slot;
+    }
+  }
+
+  void send_away(int64_t id, uint32_t row) {  // a known id loses its slot
+    if (spec_.hashed) {
+      map().find(id, IdMap::hash(id)).set_row(row);
+    } else {
+      row_slots_[id] = ~kNoSlot;
+    }
+  }
+
+  // The rows of resident ids: the map of a hash table has either the slot or the row.
+  void keep_row(uint32_t slot, uint32_t row) {
+    if (spec_.hashed) slot_rows_[slot - first_slot_] = row;
+  }
+  REC_SDK_ALWAYS_INLINE void prefetch_row(uint32_t slot) const {
+    if (spec_.hashed) rec_sdk::prefetch(&slot_rows_[slot - first_slot_]);
+  }
+  uint32_t row_in(uint32_t slot, int64_t id) const {
+    return spec_.hashed ? slot_rows_[slot - first_slot_] : static_cast<uint32_t>(id);
+  }
+  // Of a hash table, and not during a plan, when the keys of missing rows are no slots.
+  uint32_t row_of(int64_t id, const IdMap::Entry& entry) const {
+    return entry.has_slot() ? row_in(entry.slot(), id) : entry.row();
+  }
+
+  // Row and slot, or kNoSlot, of an id; false when it is none of the table's. Not during a plan.
+  bool locate(int64_t id, uint32_t* row, uint32_t* slot) const {
+    if (!spec_.hashed) {
+      if (known_id(id) != id) return false;
+      *row = static_cast<uint32_t>(id);
+      *slot = ~row_slots_[id];
+      return true;
+    }
+    const IdMap::Entry entry = map().find(id, IdMap::hash(id));
+    if (!entry) return false;
+    *row = row_of(id, entry);
+    *slot = entry.slot();
+    return true;
+  }
+
+  template <class Visit>  // visit(id, row, slot) of every row, in no order
+  void for_each(Visit visit) const {
+    if (spec_.hashed) {
+      map().for_each(
+          [&](int64_t id, const IdMap::Entry& entry) { visit(id, row_of(id, entry), entry.slot()); });
+      return;
+    }
+    for (int64_t row = 0; row < spec_.num_embeddings; ++row) {
+      visit(row, static_cast<uint32_t>(row), ~row_slots_[row]);
+    }
+  }
+
+  void clear();  // precondition: no slot is held
+
+  HostStore store;
+  RecordInitializer initializer;
+  std::unique_ptr<CachePolicy> policy;
+  RowColumns columns;
+  RemovalLog removals;
+  ChangeLog changes;  // of a table that keeps versions
+  Candidates candidates;
+  LifeClock clock;
+  std::unique_ptr<Snapshot> snapshot;  // while a save takes the rows of a moment
+
+ private:
+  void prepare();
+  HugeArray<uint32_t> make_row_slots() const;
+
+  TableSpec spec_;
+  int64_t first_slot_;
+  MemoryGuard* memory_;
+  RowDirectory directory_;
+  NumberPool used_slots_;          // counted from first_slot
+  HugeArray<uint32_t> slot_rows_;  // [slots] of a hash table: the row in each used slot
+  HugeArray<uint32_t> row_slots_;
+};
+
+}  // namespace rec_sdk

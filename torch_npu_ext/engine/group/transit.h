@@ -1,0 +1,53 @@
+// Rows on their way from the cache to the host store: a row is in transit from the plan that evicts it until
+// its record has landed. Who wants such a row learns here which plan's copy to wait for, and waits for no
+// other.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "torch_npu_ext/engine/batch/plan_buffers.h"
+#include "torch_npu_ext/engine/directory/id_map.h"
+
+namespace rec_sdk {
+
+class Transit {
+ public:
+  bool empty() const { return departures_.empty(); }
+
+  // All that can fail of the calls below, for a plan to come.
+  void prepare(bool looks_up);
+  void depart(const std::shared_ptr<PlanBuffers>& plan) noexcept;
+  // The rows have landed, or the plan was cancelled.
+  void remove(const PlanBuffers& plan) noexcept;
+  std::shared_ptr<PlanBuffers> find(uint64_t serial) const noexcept;
+
+  // The newest departure that has the row, or 0. Needs prepare(true).
+  uint64_t serial_of(int32_t table, uint32_t row) const noexcept;
+  // plan->sources: of the rows in. Needs prepare(true), and room in sources for each departure.
+  void find_sources(PlanBuffers* plan) const noexcept;
+  // Places [i] among the plan's rows in, ascending, of those that its sources have not landed yet.
+  std::vector<int32_t> late_rows(const PlanBuffers& plan) const;
+  template <class Visit>  // visit(plan) of every departure
+  void for_each(Visit visit) const {
+    for (const Departure& departure : departures_) visit(*departure.plan);
+  }
+  size_t size() const { return departures_.size(); }
+
+ private:
+  static int64_t key(int32_t table, uint32_t row) { return (static_cast<int64_t>(table) << 32) | row; }
+
+  struct Departure {
+    std::shared_ptr<PlanBuffers> plan;
+    IdMap rows;  // keys, once somebody has asked
+    bool indexed = false;
+  };
+  static void index(Departure* departure);
+
+  std::vector<Departure> departures_;  // oldest first
+};
+
+void add_source(std::vector<uint64_t>* sources, uint64_t serial);  // once each
+
+}  // namespace rec_sdk

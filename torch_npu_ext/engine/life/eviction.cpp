@@ -1,0 +1,158 @@
+#include "torch_npu_ext/engine/life/eviction.h"
+
+#include <algorithm>
+#include <tuple>
+#include <vector>
+
+#include "torch_npu_ext/engine/life/removal.h"
+
+namespace rec_sdk {
+namespace {
+
+// A row or a candidate. Who is chosen depends on no row number: those depend on what came and left before.
+struct Known {
+  int64_t id;
+  double score;       // or the count
+  uint32_t idle;      // batches since the last that had it
+  bool held = false;  // it has to stay for now
+  bool leaves = false;
+};
+
+bool older(const LifeSpec& life, const LifeClock& clock, int64_t timestamp) {
+  return life.evict_age > 0 &&
+         timestamp<clock.timestamp&& static_cast<uint64_t>(clock.timestamp) -
+                   static_cast<uint64_t>(timestamp)> static_cast<uint64_t>(life.evict_age);
+}
+
+// It was loaded without one, or the clock was set back.
+bool begins_now(int64_t timestamp, const LifeClock& clock) {
+  return timestamp == LifeClock::kNever || timestamp > clock.timestamp;
+}
+
+bool idle(const LifeSpec& life, uint32_t batches) {
+  return life.evict_idle > 0 && static_cast<int64_t>(batches) >= life.evict_idle;
+}
+
+// The `count` of them that are worth the least leave, those first that were idle for longer.
+void choose_least(std::vector<Known*> known, int64_t count) {
+  if (count <= 0) return;
+  const auto before = [](const Known* a, const Known* b) {
+    return std::make_tuple(a->score, ~a->idle, a->id) < std::make_tuple(b->score, ~b->idle, b->id);
+  };
+  std::nth_element(known.begin(), known.begin() + count - 1, known.end(), before);
+  for (int64_t i = 0; i < count; ++i) known[static_cast<size_t>(i)]->leaves = true;
+}
+
+// At least one, as in Rec SDK.
+int64_t share_of(int64_t rows, double share) {
+  return share <= 0 || rows == 0
+             ? 0
+             : std::max<int64_t>(1, static_cast<int64_t>(static_cast<double>(rows) * share));
+}
+
+// The share of the lowest scores. Of equal scores the lower id leaves.
+void choose_share(std::vector<Known>* known, double share) {
+  const int64_t count = share_of(static_cast<int64_t>(known->size()), share);
+  if (count == 0) return;
+  std::vector<Known*> all;
+  for (Known& one : *known) all.push_back(&one);
+  const auto before = [](const Known* a, const Known* b) {
+    return std::make_tuple(a->score, a->id) < std::make_tuple(b->score, b->id);
+  };
+  std::nth_element(all.begin(), all.begin() + count - 1, all.end(), before);
+  for (int64_t i = 0; i < count; ++i) all[static_cast<size_t>(i)]->leaves = true;
+}
+
+void choose_beyond(std::vector<Known>* known, const LifeSpec& life) {
+  if (life.max_rows == 0) return;
+  std::vector<Known*> free;
+  int64_t staying = 0;
+  for (Known& one : *known) {
+    if (one.leaves && !one.held) continue;
+    ++staying;
+    if (!one.held) free.push_back(&one);
+  }
+  if (staying <= life.max_rows) return;
+  const int64_t count = std::min(staying - life.rows_after_eviction(), static_cast<int64_t>(free.size()));
+  choose_least(std::move(free), count);
+}
+
+std::vector<int64_t> leaving(const std::vector<Known>& known) {
+  std::vector<int64_t> ids;
+  for (const Known& one : known) {
+    if (one.leaves && !one.held) ids.push_back(one.id);
+  }
+  std::sort(ids.begin(), ids.end());  // rows that are free are given to others in this order
+  return ids;
+}
+
+std::vector<int64_t> choose_rows(Group* group, int32_t t, bool at_interval) {
+  const Table& table = group->tables[t];
+  const LifeSpec& life = table.spec().life;
+  const LifeClock& clock = table.clock;
+  group->uses.mark_held();
+  std::vector<Known> known;
+  known.reserve(static_cast<size_t>(table.rows()));
+  table.for_each([&](int64_t id, uint32_t row, uint32_t slot) {
+    RowColumnValues values = table.columns.read(row);
+    const bool resident = slot != kNoSlot;
+    const bool scored = table.columns.has(Column::kScore);
+    Known one{id, scored ? values.score : values.count,
+              static_cast<uint32_t>(clock.batches) - values.last_use};
+    one.held = (resident && group->uses.marked(slot)) ||
+               group->window.has(t, row, resident ? static_cast<int64_t>(slot) : -1);
+    if (at_interval) {
+      if (life.needs_timestamps() && begins_now(values.timestamp, clock)) {
+        if (table.snapshot != nullptr) table.snapshot->keep(row, table.columns);
+        values.timestamp = table.columns.timestamp(row) = clock.timestamp;
+      }
+      one.leaves = older(life, clock, values.timestamp) || idle(life, one.idle);
+    }
+    known.push_back(one);
+  });
+  if (at_interval) choose_share(&known, life.evict_share);
+  choose_beyond(&known, life);
+  return leaving(known);
+}
+
+std::vector<int64_t> choose_candidates(Table* whole, bool at_interval) {
+  Table& table = *whole;
+  const LifeSpec& life = table.spec().life;
+  std::vector<Known> known;
+  known.reserve(static_cast<size_t>(table.candidates.size()));
+  table.candidates.for_each([&](int64_t id, Candidates::Values values) {
+    if (at_interval && life.needs_timestamps() && begins_now(values.timestamp, table.clock)) {
+      values.timestamp = table.clock.timestamp;
+      table.candidates.set(table.candidates.find(id), values);
+    }
+    Known one{id, life.score(values.count, values.clicks),
+              static_cast<uint32_t>(table.clock.batches) - values.last_use};
+    one.leaves = at_interval && (older(life, table.clock, values.timestamp) || idle(life, one.idle));
+    known.push_back(one);
+  });
+  choose_beyond(&known, life);
+  return leaving(known);
+}
+
+}  // namespace
+
+std::vector<int64_t> evictable_ids(Group* group, int32_t t, bool at_interval) {
+  return choose_rows(group, t, at_interval);
+}
+
+int64_t evict_ids(Group* group, int32_t t, bool at_interval) {
+  Table& table = group->tables[t];
+  const std::vector<int64_t> rows = choose_rows(group, t, at_interval);
+  const std::vector<int64_t> candidates = choose_candidates(&table, at_interval);
+  const int64_t before = table.rows();
+  const int64_t removed = remove_ids(group, t, rows.data(), static_cast<int64_t>(rows.size()));
+  for (const int64_t id : candidates) table.candidates.erase(id);
+  if (!candidates.empty()) table.candidates.shrink();
+  group->stats[t].evicted += removed;
+  if (2 * removed > before && removed > share_of(before, table.spec().life.evict_share)) {
+    group->large_evictions[t] = {removed, before};
+  }
+  return removed;
+}
+
+}  // namespace rec_sdk

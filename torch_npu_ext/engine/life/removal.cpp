@@ -1,0 +1,92 @@
+#include "torch_npu_ext/engine/life/removal.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+namespace rec_sdk {
+namespace {
+
+struct Found {
+  bool known;  // otherwise there is nothing to remove
+  uint32_t row, slot;
+};
+
+Found find(const Table& table, int64_t id) {
+  if (!table.spec().hashed) {
+    const uint32_t slot = ~table.row_slots()[id];
+    return {slot != kNoSlot || table.store.has(id), static_cast<uint32_t>(id), slot};
+  }
+  const IdMap::Entry entry = table.map().find(id, IdMap::hash(id));
+  if (!entry) return {false, 0, kNoSlot};
+  return {true, table.row_of(id, entry), entry.slot()};
+}
+
+void check_removable(Group* group, int32_t t, const int64_t* ids, int64_t count) {
+  const Table& table = group->tables[t];
+  group->uses.mark_held();
+  int64_t in_flight = 0, waiting = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const Found found = find(table, ids[i]);
+    if (!found.known) continue;
+    const int64_t slot = found.slot == kNoSlot ? -1 : static_cast<int64_t>(found.slot);
+    in_flight += slot >= 0 && group->uses.marked(slot);
+    waiting += group->window.has(t, found.row, slot);
+  }
+  if (in_flight > 0) {
+    throw std::runtime_error("table '" + table.spec().name + "': " + std::to_string(in_flight) +
+                             " of the ids to remove are used by batches in flight; finish those before, or "
+                             "remove other ids");
+  }
+  if (waiting > 0) {
+    throw std::runtime_error("table '" + table.spec().name + "': " + std::to_string(waiting) +
+                             " of the ids to remove have gradients of an open accumulation window; remove "
+                             "them at its end");
+  }
+}
+
+bool remove_id(Group* group, Table* table, int64_t id) noexcept {
+  const Found found = find(*table, id);
+  if (!found.known) return false;
+  if (found.slot != kNoSlot) {
+    group->uses.forget(found.slot);
+    table->free_slot(found.slot);
+  }
+  table->forget_row(found.row);
+  table->drop_id(id, found.row);
+  return true;
+}
+
+}  // namespace
+
+int64_t remove_ids(Group* group, int32_t t, const int64_t* ids, int64_t count, bool candidates) {
+  Table& table = group->tables[t];
+  if (!table.spec().hashed) check_index_ids(table, ids, count);
+  check_removable(group, t, ids, count);
+  table.extend_rows();
+  const bool logged = table.columns.has(Column::kVersion);
+  auto& log = table.removals.removed;
+  if (logged && log.size() + count > log.capacity()) log.reserve(2 * (log.size() + count));
+  int64_t removed = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    if (!remove_id(group, &table, ids[i])) continue;
+    ++removed;
+    if (logged) log.emplace_back(group->uses.newest_version(), ids[i]);
+  }
+  for (int64_t i = 0; candidates && i < count; ++i) table.candidates.erase(ids[i]);
+  if (table.spec().hashed) table.directory().shrink();
+  return removed;
+}
+
+void check_index_ids(const Table& table, const int64_t* ids, int64_t count) {
+  const int64_t rows = table.spec().num_embeddings;
+  const auto outside = [rows](int64_t id) { return id < 0 || id >= rows; };
+  const int64_t bad = std::count_if(ids, ids + count, outside);
+  if (bad == 0) return;
+  throw std::out_of_range("table '" + table.spec().name + "': id " +
+                          std::to_string(*std::find_if(ids, ids + count, outside)) +
+                          " is out of range for num_embeddings " + std::to_string(rows) + " (" +
+                          std::to_string(bad) + " such ids)");
+}
+
+}  // namespace rec_sdk

@@ -1,0 +1,21 @@
+// Takes ids out of a table.
+#pragma once
+
+#include <cstdint>
+
+#include "torch_npu_ext/engine/group/group.h"
+
+namespace rec_sdk {
+
+// How many ids the table knew; of an index table, which knows all, those with more than their initial record.
+// Their rows, slots and memory are free for others. The rows that left the cache have to be written back
+// before. Throws std::runtime_error, and removes nothing, when batches in flight use some of the rows or have
+// evicted them, or when some have gradients of an open accumulation window; throws std::out_of_range for an
+// index table.
+// Ids that are candidates are not seen any more, unless `candidates` is false.
+int64_t remove_ids(Group* group, int32_t table, const int64_t* ids, int64_t count, bool candidates = true);
+
+// Throws std::out_of_range unless the ids are rows of the index table.
+void check_index_ids(const Table& table, const int64_t* ids, int64_t count);
+
+}  // namespace rec_sdk

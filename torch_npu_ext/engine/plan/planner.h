@@ -1,0 +1,61 @@
+// Turns a batch into a swap plan: all of it or, when anything is wrong, nothing.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "torch_npu_ext/engine/batch/batch.h"
+#include "torch_npu_ext/engine/batch/plan_buffers.h"
+#include "torch_npu_ext/engine/group/group.h"
+#include "torch_npu_ext/engine/plan/scan.h"
+
+namespace rec_sdk {
+
+// Ids out of range in index tables, one entry per table that has some. Throws std::out_of_range under kFatal.
+void find_bounds_errors(const Group& group, const Batch& batch, std::vector<BoundsError>* errors);
+
+class Planner {
+ public:
+  // Remembers, until group->future.forget(), that the batch will use its rows; a ticket.
+  uint64_t announce(const BatchInput& input, Group* group);
+  // Fills `plan`, whose slots are held until group->uses.release(), in `arena` of so many bytes, or with null
+  // in memory of the plan's own. `announced` is the batch's ticket or 0. After an exception the group is as
+  // before.
+  void plan(const BatchInput& input, Group* group, const std::shared_ptr<PlanBuffers>& plan,
+            ExternalArena arena, uint64_t announced = 0);
+  // The most bytes of an arena that a batch can need.
+  size_t arena_bytes(const BatchInput& input, const Group& group);
+  // Undoes the group's latest plan, whose swap has not touched the cache. Only the order in which rows will
+  // be evicted may differ from before.
+  static void cancel(PlanBuffers* plan, Group* group) noexcept;
+  // The plan's swap is done.
+  static void finish(const PlanBuffers& plan, Group* group) noexcept;
+
+ private:
+  // Fallible, in this order, for all tables before anything is committed.
+  void check_room(Group* group, int32_t table);
+  void reserve(const BatchInput& input, Group* group, PlanBuffers* plan, ExternalArena arena);
+
+  PlanShape shape(const Group& group) const;
+  int64_t evictions(const Table& table, int32_t t) const;
+
+  // Infallible.
+  void commit(Group* group, PlanBuffers* plan) noexcept;
+  void swap_table(Group* group, int32_t table, PlanBuffers* plan) noexcept;
+  static void evict(Group* group, int32_t table, PlanBuffers* plan) noexcept;
+  void bring_in(Group* group, int32_t table, PlanBuffers* plan) noexcept;
+  static void touch(Group* group, int32_t table, const PlanBuffers& plan) noexcept;
+  static void leave(Group* group, int32_t table, const int32_t* slots, const uint32_t* rows,
+                    const int64_t* ids, int32_t begin, int32_t end) noexcept;
+  static void enter(Group* group, int32_t table, const int32_t* slots, const uint32_t* rows,
+                    const int64_t* ids, int32_t begin, int32_t end) noexcept;
+  static void cancel_table(PlanBuffers* plan, Group* group, int32_t table) noexcept;
+  static void count_new(const Group& group, PlanBuffers* plan) noexcept;
+  static void count(Group* group, const PlanBuffers& plan, int64_t sign) noexcept;
+
+  Batch batch_;
+  Scan scan_;
+};
+
+}  // namespace rec_sdk

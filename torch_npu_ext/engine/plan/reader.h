@@ -1,0 +1,58 @@
+// Read-only lookups, for evaluation: where the rows of some bags are. Nothing is inserted, pinned or swapped.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "torch_npu_ext/engine/base/memory.h"
+#include "torch_npu_ext/engine/batch/batch.h"
+#include "torch_npu_ext/engine/group/group.h"
+
+namespace rec_sdk {
+
+// Which of a swap's or a read's records are initial values, for tables that draw those elsewhere.
+struct InitialRows {
+  void add(int64_t place, int32_t table) {
+    places.push_back(static_cast<int32_t>(place));
+    tables.push_back(table);
+  }
+  std::vector<int32_t> places;
+  std::vector<int32_t> tables;  // of each place
+};
+
+struct ReadPlan {
+  struct HostRow {
+    int64_t id;
+    uint32_t row;
+    int32_t table;
+    bool known;  // otherwise the id has no row and reads as its initial record
+  };
+  std::vector<int64_t> offsets;  // [bags + 1]
+  std::vector<int32_t> index;    // [N] cache slots when all_resident, else into [resident_slots; host_rows]
+  std::vector<int32_t> resident_slots;  // [R] distinct; empty when all_resident
+  std::vector<HostRow> host_rows;       // distinct
+  std::vector<uint64_t> sources;        // serials of the plans that have some of these rows in transit
+  bool all_resident = true;
+};
+
+class Reader {
+ public:
+  // Throws std::invalid_argument, and std::out_of_range for bad ids under kFatal.
+  void find(const BatchInput& input, int64_t bag_begin, int64_t bag_end, Group* group, ReadPlan* plan);
+  // The records of plan.host_rows. The rows must not have moved since find().
+  static void read(const Group& group, const ReadPlan& plan, char* records /*[host_rows, bytes]*/,
+                   InitialRows* initial);
+
+ private:
+  void probe(Group* group, ReadPlan* plan);
+  void compact(const Group& group, ReadPlan* plan);
+  static void will_need(const Group& group, const ReadPlan& plan);
+
+  Batch batch_;
+  std::vector<BoundsError> bounds_errors_;
+  HugeArray<ReadPlan::HostRow> found_;  // [N]
+  HugeArray<uint64_t> stamps_;          // [slots] epoch << 32 | place in resident_slots
+  uint32_t epoch_ = 0;
+};
+
+}  // namespace rec_sdk

@@ -1,0 +1,454 @@
+#include "torch_npu_ext/engine/plan/scan.h"
+
+#include <algorithm>
+
+#include "torch_npu_ext/engine/base/parallel.h"
+#include "torch_npu_ext/engine/plan/scan_directories.h"
+
+namespace rec_sdk {
+namespace {
+
+// A lookup is a pipeline: hash and prefetch its entry; later peek there and prefetch its stamp; later settle
+// what a peek does not find; later number its row; later count it. Evenly spaced misses of the processor's
+// cache overlap; issued in blocks they queue up. What was prefetched into L2 is fetched into L1 shortly
+// before its use: processors seem to drop prefetches into L2 at times, and without it plans then took up to
+// three times as long.
+constexpr int64_t kEntryDistance = 48;                                              // from hashing to peeking
+constexpr int64_t kSettleDistance = 16, kNumberDistance = 32, kTallyDistance = 48;  // from peeking
+constexpr int64_t kNearDistance = 6;                                                // to the next stage
+constexpr int64_t kRing = 64;           // no less than any distance; a power of two
+constexpr int64_t kPartLookups = 4096;  // located in one go
+constexpr int64_t kStampDistance = 48, kTallyLag = kTallyDistance - kNumberDistance;  // of divided tables
+constexpr uint64_t ring(int64_t j) { return static_cast<uint64_t>(j) % kRing; }
+
+// Of two addresses; GCC makes a condition a branch here, and the processor mispredicts it.
+REC_SDK_ALWAYS_INLINE const void* choose(bool first, const void* a, const void* b) {
+  const uintptr_t x = reinterpret_cast<uintptr_t>(a), y = reinterpret_cast<uintptr_t>(b);
+  return reinterpret_cast<const void*>(y ^ ((x ^ y) & (uintptr_t{0} - first)));
+}
+
+// The keys of rows that have one, or else kNoSlot.
+template <class Directory, class Id>
+void locate(const Directory& directory, const Id* ids, int64_t count, RowKey* keys) {
+  const typename Directory::Places places = directory.places();
+  typename Directory::Place prepared[kRing];
+  for (int64_t k = 0; k < count + kEntryDistance + kSettleDistance; ++k) {
+    const int64_t peeked = k - kEntryDistance, settled = peeked - kSettleDistance;
+    if (peeked >= 0 && peeked < count) {
+      const typename Directory::Place place = prepared[ring(peeked)];
+      keys[peeked] = Directory::peek(ids[peeked], place);
+      if (keys[peeked] == kNoSlot) prefetch(Directory::beyond(place));
+    }
+    if (k < count) {
+      prepared[ring(k)] = places.of(ids[k]);
+      prefetch(prepared[ring(k)]);
+    }
+    if (settled >= 0 && keys[settled] == kNoSlot) keys[settled] = directory.find(ids[settled]);
+  }
+}
+
+// Calls use(ids of the piece): int64 or int32.
+template <class Use>
+void with_ids(const Batch& batch, const Batch::Piece& piece, const Use& use) {
+  if (batch.values.wide) {
+    use(static_cast<const int64_t*>(batch.values.data) + piece.source);
+  } else {
+    use(static_cast<const int32_t*>(batch.values.data) + piece.source);
+  }
+}
+
+// Gives the rows whose keys locate() did not find theirs.
+template <class Directory, class Id>
+void settle(Directory* directory, const Id* ids, int64_t count, RowKey* keys) {
+  for (int64_t j = 0; j < count; ++j) {
+    if (__builtin_expect(keys[j] != kNoSlot, 1)) continue;
+    directory->reserve(1);
+    keys[j] = directory->key(ids[j]);
+  }
+}
+
+// Numbers the rows of a share as they come, and writes their number back also when an exception ends that.
+class Numbering {
+ public:
+  Numbering(uint64_t* stamps, uint32_t epoch, UniqueRow* unique, uint32_t* last_batch, Share* share)
+      : stamps_(stamps),
+        epoch_(static_cast<uint64_t>(epoch) << 32),
+        unique_(unique),
+        last_batch_(last_batch),
+        share_(share),
+        next_(static_cast<uint32_t>(share->end())) {}
+  ~Numbering() { share_->uniques = next_ - share_->first; }
+
+  // No branch on first or repeated: on uniform batches it would be mispredicted half of the time.
+  REC_SDK_ALWAYS_INLINE uint32_t number(RowKey key) {
+    const uint64_t stamp = stamps_[key];
+    const bool seen = (stamp ^ epoch_) >> 32 == 0;
+    const uint32_t row = seen ? static_cast<uint32_t>(stamp) : next_;
+    stamps_[key] = epoch_ | row;
+    // These two stay when the row is new.
+    last_batch_[next_] = static_cast<uint32_t>(stamp >> 32);
+    unique_[next_] = {key, 0};
+    prefetch(&unique_[row]);
+    next_ += !seen;
+    return row;
+  }
+  REC_SDK_ALWAYS_INLINE void tally(uint32_t row) { ++unique_[row].count; }
+  REC_SDK_ALWAYS_INLINE const void* stamp(RowKey key) const { return &stamps_[key]; }
+
+ private:
+  uint64_t* stamps_;
+  uint64_t epoch_;
+  UniqueRow* unique_;
+  uint32_t* last_batch_;
+  Share* share_;
+  uint32_t next_;
+};
+
+// The keys of a share's lookups, and where their rows go: into a list, or over the keys.
+struct ListedLookups {
+  const RowKey* keys;
+  const uint32_t* lookups;
+  uint32_t* rows;
+  REC_SDK_ALWAYS_INLINE RowKey key(int64_t i) const { return keys[lookups[i]]; }
+  REC_SDK_ALWAYS_INLINE uint32_t& row(int64_t i) const { return rows[i]; }
+};
+struct EveryLookup {
+  uint32_t* rows;
+  REC_SDK_ALWAYS_INLINE RowKey key(int64_t i) const { return rows[i]; }
+  REC_SDK_ALWAYS_INLINE uint32_t& row(int64_t i) const { return rows[i]; }
+};
+
+// Which of so many shares has the row. Those whose stamps are in a cache line have the same.
+REC_SDK_ALWAYS_INLINE uint32_t share_of(RowKey key, uint64_t shares) {
+  constexpr uint32_t kStampsPerLine = 8;
+  return static_cast<uint32_t>(key / kStampsPerLine * 0x9E3779B1u * shares >> 32);
+}
+
+}  // namespace
+
+void Scan::begin(Group* group, const Batch& batch) {
+  const size_t lookups = static_cast<size_t>(batch.lookups);
+  local.ensure(lookups);
+  unique.ensure(lookups);
+  last_batch_.ensure(lookups);
+  misses.ensure(lookups);
+  stamps_ = group->uses.stamps();
+  epoch_ = group->uses.epoch();
+  tables_.assign(group->tables.size(), TableScan());
+  shares_.clear();
+  const int64_t threads = worth_threads(batch.lookups) ? parallel_threads() : 1;
+  size_t piece = 0;
+  for (size_t t = 0; t < tables_.size(); ++t) {
+    TableScan& table = tables_[t];
+    table.first = piece < batch.pieces.size() ? batch.pieces[piece].begin : batch.lookups;
+    table.first_piece = piece;
+    while (piece < batch.pieces.size() &&
+           group->features[batch.pieces[piece].feature].table == static_cast<int32_t>(t)) {
+      table.count += batch.pieces[piece].end - batch.pieces[piece].begin;
+      ++piece;
+    }
+    table.end_piece = piece;
+    table.bound_before = group->tables[t].row_bound();
+    table.admits = group->tables[t].spec().life.admits;
+    table.first_share = shares_.size();
+    const int64_t shares = (table.count * threads + batch.lookups - 1) / std::max<int64_t>(1, batch.lookups);
+    table.end_share = table.first_share + std::max<int64_t>(1, shares);
+    Share share;
+    share.table = static_cast<int32_t>(t);
+    share.first = table.first;
+    share.count = table.count;
+    shares_.resize(table.end_share, share);
+  }
+}
+
+void Scan::run(Group* group, const Batch& batch, std::vector<LifeLog>* life) {
+  for (size_t t = 0; t < tables_.size(); ++t) tables_[t].life = &(*life)[t];
+  locate_lookups(group, batch);
+  for_each_part(static_cast<int64_t>(tables_.size()), batch.lookups, [&](int64_t t) noexcept {
+    try {
+      scan_table(group, static_cast<int32_t>(t), batch);
+    } catch (...) {
+      tables_[t].error = std::current_exception();
+    }
+  });
+  for (const TableScan& table : tables_) {
+    if (table.error) std::rethrow_exception(table.error);
+  }
+  number_divided();
+  place_segments(*group);
+}
+
+// Calls use(directory) of a table.
+template <class Use>
+void Scan::with_directory(Group* group, int32_t t, const Use& use) {
+  TableScan& scan = tables_[t];
+  Table& table = group->tables[t];
+  const MissList list(table, group->slots, misses.data(), scan.first, &scan.misses);
+  if (table.spec().hashed) {
+    use(HashDirectory(&table, list));
+  } else {
+    use(IndexDirectory(&table, list));
+  }
+}
+
+// Tables with more lookups than a thread's share would keep the other threads waiting. Of these, all threads
+// first do what changes nothing; then one gives missing rows their keys, in the order of the lookups, so that
+// rows and slots are the same for every number of threads; then all number the rows.
+void Scan::locate_lookups(Group* group, const Batch& batch) {
+  struct Part {
+    int32_t table;
+    const Batch::Piece* piece;
+    int64_t begin, end;
+  };
+  std::vector<Part> parts;
+  for (size_t t = 0; t < tables_.size(); ++t) {
+    if (!tables_[t].located()) continue;
+    for (size_t p = tables_[t].first_piece; p < tables_[t].end_piece; ++p) {
+      const Batch::Piece& piece = batch.pieces[p];
+      for (int64_t begin = piece.begin; begin < piece.end; begin += kPartLookups) {
+        parts.push_back({static_cast<int32_t>(t), &piece, begin, std::min(begin + kPartLookups, piece.end)});
+      }
+    }
+  }
+  run_pieces(static_cast<int64_t>(parts.size()), [&](int64_t i) noexcept {
+    const Part& part = parts[i];
+    with_directory(group, part.table, [&](const auto& directory) {
+      with_ids(batch, *part.piece, [&](const auto* ids) {
+        locate(directory, ids + (part.begin - part.piece->begin), part.end - part.begin,
+               local.data() + part.begin);
+      });
+    });
+  });
+}
+
+template <class Lookups>
+void Scan::number_lookups(Share* share, const Lookups& lookups) noexcept {
+  Numbering numbering(stamps_, epoch_, unique.data(), last_batch_.data(), share);
+  const int64_t count = share->count;
+  for (int64_t i = 0; i < count + kTallyLag; ++i) {
+    if (i + kStampDistance < count) prefetch(numbering.stamp(lookups.key(i + kStampDistance)));
+    if (i + kNearDistance < count) prefetch_near(numbering.stamp(lookups.key(i + kNearDistance)));
+    if (i < count) lookups.row(i) = numbering.number(lookups.key(i));
+    if (i >= kTallyLag) numbering.tally(lookups.row(i - kTallyLag));
+  }
+}
+
+void Scan::scan_table(Group* group, int32_t t, const Batch& batch) {
+  const TableScan& table = tables_[t];
+  with_directory(group, t, [&](auto directory) {
+    if (table.admits) {
+      answer_unknown(&directory, &group->tables[t], count_unknown(group, t, batch), table.life);
+      return;
+    }
+    for (size_t p = table.first_piece; p < table.end_piece; ++p) {
+      const Batch::Piece& piece = batch.pieces[p];
+      with_ids(batch, piece, [&](const auto* ids) {
+        const int64_t count = piece.end - piece.begin;
+        if (table.located()) {
+          settle(&directory, ids, count, local.data() + piece.begin);
+        } else {
+          scan_piece(&directory, ids, count, local.data() + piece.begin, &shares_[table.first_share]);
+        }
+      });
+    }
+  });
+  if (!table.admits || table.divided()) return;
+  Share& share = shares_[table.first_share];
+  number_lookups(&share, EveryLookup{local.data() + share.first});
+}
+
+std::vector<UnknownLookup> Scan::count_unknown(Group* group, int32_t t, const Batch& batch) {
+  Candidates& candidates = group->tables[t].candidates;
+  const int64_t moves = candidates.moves();
+  std::vector<UnknownLookup> unknown;
+  for (size_t p = tables_[t].first_piece; p < tables_[t].end_piece; ++p) {
+    const Batch::Piece& piece = batch.pieces[p];
+    const size_t first = unknown.size();
+    with_ids(batch, piece, [&](const auto* ids) {
+      for (int64_t i = piece.begin; i < piece.end; ++i) {
+        if (__builtin_expect(local[i] != kNoSlot, 1)) continue;
+        unknown.push_back({ids[i - piece.begin], UnknownLookup::kKnown, static_cast<uint32_t>(i)});
+      }
+    });
+    UnknownLookup* const all = unknown.data();
+    count_candidates(&group->tables[t], batch, piece, all + first, all + unknown.size(), tables_[t].life);
+  }
+  if (candidates.moves() == moves) return unknown;
+  for (UnknownLookup& one : unknown) {
+    if (one.candidate != UnknownLookup::kKnown) one.candidate = candidates.find(one.id);
+  }
+  return unknown;
+}
+
+template <class Directory>
+void Scan::answer_unknown(Directory* directory, Table* table, const std::vector<UnknownLookup>& unknown,
+                          LifeLog* life) {
+  for (const UnknownLookup& one : unknown) {
+    if (one.candidate != UnknownLookup::kKnown && !admit(*table, one, life)) {
+      local[one.lookup] = table->default_slot();
+      continue;
+    }
+    directory->reserve(1);
+    local[one.lookup] = directory->key(one.id);
+  }
+  remove_admitted(table, *life);
+}
+
+int64_t Scan::default_lookups(int32_t t) const {
+  int64_t lookups = 0;
+  for (size_t s = tables_[t].first_share; s < tables_[t].end_share; ++s) lookups += shares_[s].defaults;
+  return lookups;
+}
+
+void Scan::number_divided() {
+  std::vector<Share*> divided;
+  int64_t listed = 0;
+  for (const TableScan& table : tables_) {
+    if (!table.divided()) continue;
+    for (size_t s = table.first_share; s < table.end_share; ++s) divided.push_back(&shares_[s]);
+    listed += table.count * static_cast<int64_t>(table.end_share - table.first_share);
+  }
+  if (divided.empty()) return;
+  lists_.ensure(static_cast<size_t>(listed));
+  list_rows_.ensure(local.size());
+  listed = 0;
+  for (Share* const share : divided) {
+    share->lookups = lists_.data() + listed;
+    listed += share->count;
+  }
+  const int64_t shares = static_cast<int64_t>(divided.size());
+  run_pieces(shares, [&](int64_t s) noexcept { list_lookups(divided[s]); });
+  for (const TableScan& table : tables_) {
+    for (size_t s = table.first_share + 1; s < table.end_share; ++s) {
+      shares_[s].first = shares_[s - 1].first + shares_[s - 1].count;
+    }
+  }
+  run_pieces(shares, [&](int64_t s) noexcept {
+    Share* const share = divided[s];
+    share->rows = list_rows_.data() + share->first;
+    number_lookups(share, ListedLookups{local.data(), share->lookups, share->rows});
+  });
+}
+
+// Default lookups are counted like those of a row, and here taken out: their positions are behind all
+// segments.
+void Scan::place_segments(const Group& group) noexcept {
+  int64_t position = 0;
+  for (size_t s = 0; s < shares_.size(); ++s) {
+    Share& share = shares_[s];
+    find_default_row(group.tables[share.table], &share);
+    share.position = position;
+    position += share.count - share.defaults;
+    if (s > tables_[share.table].first_share) {
+      share.uniques_before = shares_[s - 1].uniques_before + shares_[s - 1].rows_found();
+    }
+  }
+  segment_lookups_ = position;
+  for (Share& share : shares_) {
+    share.default_position = position;
+    position += share.defaults;
+  }
+}
+
+void Scan::find_default_row(const Table& table, Share* share) const noexcept {
+  if (!table.spec().default_row) return;
+  const uint64_t stamp = stamps_[table.default_slot()];
+  const int64_t row = static_cast<uint32_t>(stamp);
+  if (stamp >> 32 != epoch_ || row < share->first || row >= share->end()) return;
+  share->default_row = row;
+  share->defaults = unique[static_cast<size_t>(row)].count;
+}
+
+// Of all the table's lookups, share->count at first, those whose rows are the share's.
+void Scan::list_lookups(Share* share) noexcept {
+  const TableScan& table = tables_[share->table];
+  const uint64_t shares = table.end_share - table.first_share;
+  const uint32_t number = static_cast<uint32_t>(share - &shares_[table.first_share]);
+  int64_t count = 0;
+  for (int64_t i = table.first; i < table.first + table.count; ++i) {
+    share->lookups[count] = static_cast<uint32_t>(i);
+    count += share_of(local[i], shares) == number;
+  }
+  share->count = count;
+}
+
+// Lookups pass through a row of stages; see the distances above.
+template <class Directory, class Id>
+void Scan::scan_piece(Directory* directory, const Id* ids, int64_t count, uint32_t* local_out, Share* share) {
+  Numbering numbering(stamps_, epoch_, unique.data(), last_batch_.data(), share);
+  typename Directory::Place places[kRing] = {};
+  const void* peeked[kRing] = {};  // what a peek prefetched
+  RowKey keys[kRing];
+  typename Directory::Places current = directory->places();
+
+  const auto prepare = [&](int64_t j) __attribute__((always_inline)) {
+    const typename Directory::Place place = current.of(ids[j]);
+    prefetch(place);
+    places[ring(j)] = place;
+  };
+  const auto peek = [&](int64_t j) __attribute__((always_inline)) {
+    const typename Directory::Place place = places[ring(j)];
+    const RowKey key = Directory::peek(ids[j], place);
+    keys[ring(j)] = key;
+    peeked[ring(j)] = choose(key == kNoSlot, Directory::beyond(place), numbering.stamp(key));
+    prefetch(peeked[ring(j)]);
+    prefetch_near(places[ring(j + kNearDistance)]);
+    if (j + kEntryDistance < count) prepare(j + kEntryDistance);
+  };
+  const auto settle = [&](int64_t j) __attribute__((always_inline)) {
+    if (ring(j) == 0 && directory->reserve(kRing)) {
+      current = directory->places();
+      const int64_t next_peek = j + kSettleDistance + 1;
+      for (int64_t k = next_peek; k < std::min(count, next_peek + kEntryDistance); ++k) prepare(k);
+    }
+    prefetch_near(peeked[ring(j + kNearDistance)]);
+    RowKey& key = keys[ring(j)];
+    if (__builtin_expect(key != kNoSlot, 1)) return;
+    key = directory->key(ids[j]);
+    prefetch_near(numbering.stamp(key));
+  };
+  const auto number = [&](int64_t j)
+                          __attribute__((always_inline)) { local_out[j] = numbering.number(keys[ring(j)]); };
+  const auto tally = [&](int64_t j) __attribute__((always_inline)) { numbering.tally(local_out[j]); };
+  const auto step_at_edge = [&](int64_t j) __attribute__((always_inline)) {
+    if (j < count) peek(j);
+    if (j >= kSettleDistance && j - kSettleDistance < count) settle(j - kSettleDistance);
+    if (j >= kNumberDistance && j - kNumberDistance < count) number(j - kNumberDistance);
+    if (j >= kTallyDistance && j - kTallyDistance < count) tally(j - kTallyDistance);
+  };
+
+  for (int64_t k = 0; k < std::min(count, kEntryDistance); ++k) prepare(k);
+  int64_t j = 0;
+  for (; j < std::min(count, kTallyDistance); ++j) step_at_edge(j);
+  for (; j < count; ++j) {
+    peek(j);
+    settle(j - kSettleDistance);
+    number(j - kNumberDistance);
+    tally(j - kTallyDistance);
+  }
+  for (; j < count + kTallyDistance; ++j) step_at_edge(j);
+}
+
+// Erasing moves entries, so every mark is looked up again. Ids go in reverse order of arrival.
+void Scan::rollback(Group* group) noexcept {
+  for (size_t t = 0; t < tables_.size(); ++t) {
+    Table& table = group->tables[t];
+    for (size_t s = tables_[t].first_share; s < tables_[t].end_share; ++s) {
+      for (int64_t u = shares_[s].first; u < shares_[s].end(); ++u) {
+        const RowKey key = unique[u].key;
+        if (key < static_cast<RowKey>(group->slots)) group->uses.restore(key, last_batch_[u]);
+      }
+    }
+    const Range missed = missing(static_cast<int32_t>(t));
+    for (int64_t m = missed.end; m-- > missed.begin;) {
+      if (misses[m].added) {
+        table.directory().undo_add(misses[m].id, misses[m].row, tables_[t].bound_before);
+      } else {
+        table.send_away(misses[m].id, misses[m].row);
+      }
+    }
+    undo_candidates(&table, *tables_[t].life);
+  }
+}
+
+}  // namespace rec_sdk

@@ -1,0 +1,110 @@
+// How a scan finds the rows of ids, in hash and in index tables.
+#pragma once
+
+#include "torch_npu_ext/engine/plan/scan.h"
+
+namespace rec_sdk {
+
+// Numbers the rows of a table that are not resident: by a slot that no row has, or else by a key beyond the
+// slots.
+class MissList {
+ public:
+  // `first` is the place of the table's first one among all misses.
+  MissList(const Table& table, int64_t slots, Miss* misses, int64_t first, int64_t* count)
+      : misses_(misses + first),
+        count_(count),
+        table_(&table),
+        free_slots_(table.free_slots()),
+        beyond_(static_cast<RowKey>(slots + first)) {}
+
+  RowKey add(int64_t id, uint32_t row, bool added) {
+    misses_[*count_] = {id, row, added};
+    const RowKey key =
+        *count_ < free_slots_ ? table_->peek_slot(*count_) : beyond_ + static_cast<RowKey>(*count_);
+    ++*count_;
+    return key;
+  }
+
+ private:
+  Miss* misses_;
+  int64_t* count_;
+  const Table* table_;
+  int64_t free_slots_;
+  RowKey beyond_;
+};
+
+// How an id is found, for hash and for index tables. `places` says where, as of(id), until reserve() says
+// that they have moved; to peek there gives the key of a row that has one, in most cases, or else kNoSlot.
+// key() always gives one, and marks a missing row; after a vain peek it reads what is beyond the place.
+// find() does not mark, and gives kNoSlot for a missing row.
+class HashDirectory {
+ public:
+  using Place = const IdMap::Bucket*;
+  struct Places {
+    IdMap::Homes homes;
+    REC_SDK_ALWAYS_INLINE Place of(int64_t id) const { return homes.of(IdMap::hash(id)); }
+  };
+
+  HashDirectory(Table* table, MissList misses) : table_(table), misses_(misses) {}
+
+  Places places() const { return {table_->map().homes()}; }
+  bool reserve(int64_t extra) { return table_->reserve_ids(extra); }
+
+  static REC_SDK_ALWAYS_INLINE RowKey peek(int64_t id, Place home) { return IdMap::slot_at(*home, id); }
+  static REC_SDK_ALWAYS_INLINE const void* beyond(Place home) { return home + 1; }
+
+  RowKey find(int64_t id) const {
+    const IdMap::Entry entry = table_->map().find(id, IdMap::hash(id));
+    return entry ? entry.slot() : kNoSlot;
+  }
+  RowKey key(int64_t id) {
+    bool added = false;
+    const IdMap::Entry entry = table_->directory().find_or_add(id, IdMap::hash(id), &added);
+    if (!entry.has_slot()) {
+      entry.set_slot(misses_.add(id, entry.row(), added));
+      if (added) table_->check_capacity(table_->rows(), id);
+    }
+    return entry.slot();
+  }
+
+ private:
+  Table* table_;
+  MissList misses_;
+};
+
+class IndexDirectory {
+ public:
+  using Place = const uint32_t*;
+  struct Places {
+    uint32_t* row_slots;
+    uint64_t rows;
+    // Ids out of range are counted before the scan; here they become 0.
+    REC_SDK_ALWAYS_INLINE uint64_t row_of(int64_t id) const {
+      return static_cast<uint64_t>(id) < rows ? static_cast<uint64_t>(id) : 0;
+    }
+    REC_SDK_ALWAYS_INLINE Place of(int64_t id) const { return row_slots + row_of(id); }
+  };
+
+  IndexDirectory(Table* table, MissList misses)
+      : places_{table->row_slots(), static_cast<uint64_t>(table->spec().num_embeddings)}, misses_(misses) {}
+
+  Places places() const { return places_; }
+  bool reserve(int64_t) { return false; }
+
+  static REC_SDK_ALWAYS_INLINE RowKey peek(int64_t, Place place) { return ~*place; }
+  static REC_SDK_ALWAYS_INLINE const void* beyond(Place place) { return place; }
+
+  RowKey find(int64_t) const { return kNoSlot; }  // a peek has said so
+  RowKey key(int64_t id) {
+    const uint64_t row = places_.row_of(id);
+    uint32_t& slot = places_.row_slots[row];
+    if (~slot == kNoSlot) slot = ~misses_.add(static_cast<int64_t>(row), static_cast<uint32_t>(row), false);
+    return ~slot;
+  }
+
+ private:
+  Places places_;
+  MissList misses_;
+};
+
+}  // namespace rec_sdk

@@ -1,0 +1,97 @@
+#include "torch_npu_ext/engine/plan/seen_numbers.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+
+#include "torch_npu_ext/engine/plan/unique.h"
+
+namespace rec_sdk {
+namespace {
+
+constexpr uint32_t kMost = std::numeric_limits<int32_t>::max();  // they travel, and are planned, as int32
+
+int64_t read_one(const NumberKinds& kinds, const int32_t* words, IdNumbers* numbers) {
+  const int32_t* const begin = words;
+  if (kinds.shows) numbers->shows = static_cast<uint32_t>(*words++);
+  if (kinds.clicks) numbers->clicks = static_cast<uint32_t>(*words++);
+  if (kinds.timestamp) {
+    std::memcpy(&numbers->timestamp, words, sizeof(int64_t));
+    words += 2;
+  }
+  if (kinds.feature) numbers->feature = *words++;
+  return words - begin;
+}
+
+struct Sight {
+  int64_t id;
+  int32_t feature;
+  int64_t place;  // rank by rank
+};
+
+void keep_last(std::vector<Sight>* sights, std::vector<int64_t>* timestamps) {
+  std::sort(sights->begin(), sights->end(), [](const Sight& a, const Sight& b) {
+    return std::tie(a.id, a.feature, a.place) < std::tie(b.id, b.feature, b.place);
+  });
+  for (size_t begin = 0, end = 0; begin < sights->size(); begin = end) {
+    while (end < sights->size() && (*sights)[end].id == (*sights)[begin].id) ++end;
+    const int64_t last = (*timestamps)[static_cast<size_t>((*sights)[end - 1].place)];
+    for (size_t i = begin; i < end; ++i) (*timestamps)[static_cast<size_t>((*sights)[i].place)] = last;
+  }
+}
+
+}  // namespace
+
+int64_t write_numbers(const NumberKinds& kinds, const IdNumbers& numbers, int32_t* words) noexcept {
+  int32_t* const begin = words;
+  if (kinds.shows) *words++ = static_cast<int32_t>(std::min(numbers.shows, kMost));
+  if (kinds.clicks) *words++ = static_cast<int32_t>(std::min(numbers.clicks, kMost));
+  if (kinds.timestamp) {
+    std::memcpy(words, &numbers.timestamp, sizeof(int64_t));
+    words += 2;
+  }
+  if (kinds.feature) *words++ = numbers.feature;
+  return words - begin;
+}
+
+ReceivedNumbers read_numbers(const SharedTables& shared, const int64_t* counts, const int64_t* ids,
+                             int64_t id_count, const int32_t* words, int64_t word_count) {
+  const size_t tables = shared.tables.size();
+  int64_t expected_ids = 0, expected_words = 0;
+  for (size_t i = 0; i < static_cast<size_t>(shared.ranks) * tables; ++i) {
+    expected_ids += counts[i];
+    expected_words += counts[i] * shared.tables[i % tables].numbers.words();
+  }
+  if (expected_ids != id_count || expected_words != word_count) {
+    throw std::invalid_argument("the counts are those of " + std::to_string(expected_ids) + " ids and " +
+                                std::to_string(expected_words) + " words, got " + std::to_string(id_count) +
+                                " and " + std::to_string(word_count));
+  }
+  const NumberKinds any = shared.any_numbers();
+  ReceivedNumbers result;
+  const size_t size = static_cast<size_t>(id_count);
+  if (any.shows) result.shows.assign(size, 1);
+  if (any.clicks) result.clicks.assign(size, 0);
+  if (any.timestamp) result.timestamps.assign(size, 0);
+  std::vector<std::vector<Sight>> sights(tables);
+  int64_t place = 0;
+  for (size_t i = 0; i < static_cast<size_t>(shared.ranks) * tables; ++i) {
+    const NumberKinds& kinds = shared.tables[i % tables].numbers;
+    for (const int64_t end = place + counts[i]; place < end; ++place) {
+      IdNumbers one;
+      words += read_one(kinds, words, &one);
+      const size_t at = static_cast<size_t>(place);
+      if (kinds.shows) result.shows[at] = static_cast<int32_t>(one.shows);
+      if (kinds.clicks) result.clicks[at] = static_cast<int32_t>(one.clicks);
+      if (kinds.timestamp) result.timestamps[at] = one.timestamp;
+      if (kinds.feature) sights[i % tables].push_back({ids[place], one.feature, place});
+    }
+  }
+  for (std::vector<Sight>& own : sights) keep_last(&own, &result.timestamps);
+  return result;
+}
+
+}  // namespace rec_sdk

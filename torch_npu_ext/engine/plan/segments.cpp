@@ -1,0 +1,152 @@
+#include "torch_npu_ext/engine/plan/segments.h"
+
+namespace rec_sdk {
+namespace {
+
+constexpr int64_t kPrefetchDistance = 32;
+
+// From the keys of a table's rows to their slots.
+class Slots {
+ public:
+  Slots(const Group& group, int32_t t, const Scan& scan, const PlanBuffers& plan)
+      : slots_(static_cast<uint32_t>(group.slots)),
+        swap_in_slots_(plan.swap_in_slots),
+        shift_(plan.in_offsets[t] - scan.missing(t).begin - group.slots) {}
+  uint32_t of(RowKey key) const {
+    return key < slots_ ? key : static_cast<uint32_t>(swap_in_slots_[key + shift_]);
+  }
+
+ private:
+  uint32_t slots_;
+  const int32_t* swap_in_slots_;
+  int64_t shift_;  // from the key of a missing row to its place in the plan
+};
+
+// unique: from (key, count) to (slot, first position of its segment).
+void number_segments(const Group& group, const Share& share, const Slots& slots, Scan* scan,
+                     PlanBuffers* plan) {
+  int64_t u = plan->table_offsets[share.table] + share.uniques_before;
+  uint32_t position = static_cast<uint32_t>(share.position);
+  for (int64_t r = share.first; r < share.end(); ++r) {
+    UniqueRow& row = scan->unique[r];
+    if (r == share.default_row) {
+      row.count = static_cast<uint32_t>(share.default_position);
+      continue;
+    }
+    const uint32_t count = row.count;
+    row = {slots.of(row.key), position};
+    plan->unique_slots[u] = static_cast<int32_t>(row.key);
+    note_hot_segment(plan->hot_segments, u, position, count);
+    plan->segment_offsets[u++] = static_cast<int32_t>(position);
+    position += count;
+  }
+  if (plan->unique_ids == nullptr) return;
+  for (int64_t v = plan->table_offsets[share.table] + share.uniques_before; v < u; ++v) {
+    if (v + kPrefetchDistance < u) prefetch(&group.slot_ids[plan->unique_slots[v + kPrefetchDistance]]);
+    plan->unique_ids[v] = group.slot_ids[plan->unique_slots[v]];
+  }
+}
+
+// The lookups of a share, in order: all of a table or those in a list.
+struct AllLookups {
+  static constexpr bool kAll = true;
+  int64_t first, count;
+  const uint32_t* local;
+  REC_SDK_ALWAYS_INLINE int64_t lookup(int64_t i) const { return first + i; }
+  REC_SDK_ALWAYS_INLINE uint32_t row(int64_t i) const { return local[first + i]; }
+};
+struct ListedLookups {
+  static constexpr bool kAll = false;
+  int64_t count;
+  const uint32_t* lookups;
+  const uint32_t* rows;
+  REC_SDK_ALWAYS_INLINE int64_t lookup(int64_t i) const { return lookups[i]; }
+  REC_SDK_ALWAYS_INLINE uint32_t row(int64_t i) const { return rows[i]; }
+};
+
+// Gives the i-th lookup its place in the segment of its row.
+template <class Lookups>
+REC_SDK_ALWAYS_INLINE uint32_t take_place(const Lookups& lookups, int64_t i, UniqueRow* unique,
+                                          PlanBuffers* plan) {
+  if (i + kPrefetchDistance < lookups.count) prefetch(&unique[lookups.row(i + kPrefetchDistance)]);
+  UniqueRow& row = unique[lookups.row(i)];
+  if (Lookups::kAll) plan->slots[lookups.lookup(i)] = static_cast<int32_t>(row.key);
+  return row.count++;
+}
+
+// Of one piece, all lookups of a feature, the first of whose gradient is `first`; `i` is the next lookup.
+template <bool kSources, class Lookups>
+void fill_sequence(const Batch::Piece& piece, int64_t first, const Lookups& lookups, int64_t* i,
+                   UniqueRow* unique, PlanBuffers* plan) {
+  int64_t next = *i;
+  for (; next < lookups.count && lookups.lookup(next) < piece.end; ++next) {
+    const uint32_t position = take_place(lookups, next, unique, plan);
+    plan->grad_row[position] = static_cast<int32_t>(lookups.lookup(next) - first);
+    if (kSources) plan->grad_source[position] = static_cast<int32_t>(piece.feature);
+  }
+  *i = next;
+}
+
+// Of one piece; `i` is the next lookup.
+template <bool kScaled, bool kWeighted, class Lookups>
+void fill_pooled(const Batch::Piece& piece, const Feature& feature, const Lookups& lookups, int64_t* i,
+                 UniqueRow* unique, PlanBuffers* plan) {
+  const int32_t column = static_cast<int32_t>(feature.column);
+  int64_t next = *i;
+  for (int64_t b = 0; b < piece.bags; ++b) {
+    const int64_t begin = plan->offsets[piece.first_bag + b];
+    const int64_t end = plan->offsets[piece.first_bag + b + 1];
+    const int32_t sample = static_cast<int32_t>(piece.first_sample + b);
+    const float scale = feature.mean && end > begin ? 1.0f / static_cast<float>(end - begin) : 1.0f;
+    for (; next < lookups.count && lookups.lookup(next) < end; ++next) {
+      const uint32_t position = take_place(lookups, next, unique, plan);
+      plan->grad_row[position] = sample;
+      plan->grad_column[position] = column;
+      if (kScaled) plan->scale[position] = scale;
+      if (kWeighted) plan->positions[position] = static_cast<int32_t>(lookups.lookup(next));
+    }
+  }
+  *i = next;
+}
+
+template <class Lookups>
+void fill(const Group& group, const Batch& batch, int32_t t, const Lookups& lookups, Scan* scan,
+          PlanBuffers* plan) {
+  UniqueRow* const unique = scan->unique.data();
+  int64_t next = 0;
+  for (size_t p = scan->piece_begin(t); !group.pooled && p < scan->piece_end(t); ++p) {
+    const Batch::Piece& piece = batch.pieces[p];
+    const bool sources = plan->grad_source != nullptr;
+    const auto fill_piece = sources ? fill_sequence<true, Lookups> : fill_sequence<false, Lookups>;
+    fill_piece(piece, batch.joined ? 0 : piece.begin, lookups, &next, unique, plan);
+  }
+  if (!group.pooled) return;
+  const auto fill_piece =
+      group.scaled     ? batch.weighted ? fill_pooled<true, true, Lookups> : fill_pooled<true, false, Lookups>
+      : batch.weighted ? fill_pooled<false, true, Lookups>
+                       : fill_pooled<false, false, Lookups>;
+  for (size_t p = scan->piece_begin(t); p < scan->piece_end(t); ++p) {
+    const Batch::Piece& piece = batch.pieces[p];
+    fill_piece(piece, group.features[piece.feature], lookups, &next, unique, plan);
+  }
+}
+
+}  // namespace
+
+void write_segments(const Group& group, const Batch& batch, int64_t s, Scan* scan,
+                    PlanBuffers* plan) noexcept {
+  const Share& share = scan->share(s);
+  const Slots slots(group, share.table, *scan, *plan);
+  number_segments(group, share, slots, scan, plan);
+  if (share.lookups == nullptr) {
+    fill(group, batch, share.table, AllLookups{share.first, share.count, scan->local.data()}, scan, plan);
+    return;
+  }
+  fill(group, batch, share.table, ListedLookups{share.count, share.lookups, share.rows}, scan, plan);
+  // The lookups of shares lie side by side: each writes the slots of its own range of them.
+  for (int64_t i = share.first; i < share.first + share.count; ++i) {
+    plan->slots[i] = static_cast<int32_t>(slots.of(scan->local[i]));
+  }
+}
+
+}  // namespace rec_sdk

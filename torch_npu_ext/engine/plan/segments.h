@@ -1,0 +1,17 @@
+// The last pass of a plan: what the lookup and update kernels read.
+#pragma once
+
+#include "torch_npu_ext/engine/batch/batch.h"
+#include "torch_npu_ext/engine/batch/plan_buffers.h"
+#include "torch_npu_ext/engine/group/group.h"
+#include "torch_npu_ext/engine/plan/scan.h"
+
+namespace rec_sdk {
+
+// Fills a share's part of slots, unique_slots, segment_offsets and the plan's other arrays of lookups. Needs
+// its table's swap_in_slots, the offsets of bags and tables; uses up its part of scan->unique. Lookups of
+// default rows get their slots, and places behind all segments.
+void write_segments(const Group& group, const Batch& batch, int64_t share, Scan* scan,
+                    PlanBuffers* plan) noexcept;
+
+}  // namespace rec_sdk

@@ -1,0 +1,54 @@
+#include "torch_npu_ext/engine/policy/lfu_policy.h"
+
+#include <algorithm>
+
+namespace rec_sdk {
+namespace {
+
+constexpr uint8_t kMost = 63;  // a larger count is no victim anyway
+constexpr int64_t kUsesPerSlot = 8;
+// Ages are told apart up to 8 cache fills, 64 steps of a power of two of batches: count and age together are
+// as many keys as the queue has bins.
+constexpr int kAgeBits = 6;
+constexpr uint32_t kOldest = (1u << kAgeBits) - 1;
+constexpr int64_t kStepsPerFill = 8;
+
+struct CountAndAge {
+  uint32_t epoch;
+  const uint8_t* counts;  // of slot 0
+  int shift;              // log2 of the batches in a step
+  uint32_t key(uint32_t slot, uint32_t last_batch) const {
+    const uint32_t age = (epoch - last_batch) >> shift;
+    return static_cast<uint32_t>(counts[slot]) << kAgeBits | (kOldest - std::min(age, kOldest));
+  }
+  static bool waits(uint32_t) { return false; }
+  static std::pair<uint32_t, uint32_t> range(uint32_t, uint32_t) {
+    return {0, static_cast<uint32_t>(kMost) << kAgeBits | kOldest};
+  }
+};
+
+}  // namespace
+
+void LfuPolicy::evict(int64_t count, SlotUses* uses, const FutureUses&, uint32_t* victims) noexcept {
+  int shift = 0;
+  while ((batch_rows_ << (shift + 1)) * kStepsPerFill <= slots_) ++shift;
+  queue_.evict(count, uses, CountAndAge{uses->epoch(), counts_.data() - first_slot_, shift}, victims);
+}
+
+void LfuPolicy::enter(const uint32_t* slots, const uint32_t*, int64_t count) noexcept {
+  for (int64_t i = 0; i < count; ++i) counts_[slots[i] - first_slot_] = 0;
+}
+
+void LfuPolicy::touch(const uint32_t* slots, int64_t count) noexcept {
+  for (int64_t i = 0; i < count; ++i) {
+    uint8_t& uses = counts_[slots[i] - first_slot_];
+    uses += uses < kMost;
+  }
+  batch_rows_ = std::max<int64_t>(1, count);
+  uses_ += count;
+  if (uses_ < kUsesPerSlot * slots_) return;
+  uses_ = 0;
+  for (int64_t i = 0; i < slots_; ++i) counts_[i] >>= 1;
+}
+
+}  // namespace rec_sdk

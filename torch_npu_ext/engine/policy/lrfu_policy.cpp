@@ -1,0 +1,127 @@
+#include "torch_npu_ext/engine/policy/lrfu_policy.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdlib>
+
+namespace rec_sdk {
+namespace {
+
+constexpr int64_t kUnitsPerDouble = 8;  // of a score; coarse, and finer ones keep no better rows
+// A unit later there was a use for each slot, so a use counts half after eight of those.
+constexpr int64_t kGhostsPerSlot = 8;
+constexpr int64_t kStart = 128, kOldest = 127, kLatest = 190, kMoved = 64;
+
+// A use adds to a score log2(1 + 2^-d), d being how far score and clock are apart; nothing in the end.
+using Gains = std::array<uint8_t, 64>;
+Gains make_gains() {
+  Gains gains{};
+  for (size_t d = 0; d + 1 < gains.size(); ++d) {
+    const double far = static_cast<double>(d) / kUnitsPerDouble;
+    gains[d] = static_cast<uint8_t>(std::lround(kUnitsPerDouble * std::log2(1.0 + std::exp2(-far))));
+  }
+  return gains;
+}
+const Gains kGains = make_gains();
+constexpr uint32_t kMostScore = 255;
+
+struct ByScore {
+  const uint8_t* scores;  // of slot 0
+  uint32_t key(uint32_t slot, uint32_t) const { return scores[slot]; }
+  static bool waits(uint32_t) { return false; }
+  static std::pair<uint32_t, uint32_t> range(uint32_t, uint32_t) { return {0, kMostScore}; }
+};
+
+struct ByNeedAndScore {
+  ByScore by_score;
+  const FutureUses& future;
+  uint32_t key(uint32_t slot, uint32_t last_batch) const {
+    const uint32_t distance = future.distance(slot);
+    return distance == FutureUses::kNever ? by_score.key(slot, last_batch)
+                                          : kMostScore + FutureUses::kNever - distance;
+  }
+  bool waits(uint32_t slot) const { return future.distance(slot) != FutureUses::kNever; }
+  static std::pair<uint32_t, uint32_t> range(uint32_t, uint32_t) {
+    return {0, kMostScore + FutureUses::kNever};
+  }
+};
+
+}  // namespace
+
+LrfuPolicy::LrfuPolicy(int64_t first_slot, int64_t slots)
+    : queue_(first_slot, slots),
+      first_slot_(static_cast<uint32_t>(first_slot)),
+      slots_(slots),
+      scores_(static_cast<size_t>(slots)),
+      ghost_count_(static_cast<uint32_t>(std::min<int64_t>(kGhostsPerSlot * slots, kMaxRows))),
+      ghosts_(ghost_count_) {}
+
+void LrfuPolicy::evict(int64_t count, SlotUses* uses, const FutureUses&, uint32_t* victims) noexcept {
+  begin_counting(*uses);
+  queue_.evict(count, uses, ByScore{scores()}, victims);
+}
+
+void LookAheadPolicy::evict(int64_t count, SlotUses* uses, const FutureUses& future,
+                            uint32_t* victims) noexcept {
+  begin_counting(*uses);
+  queue_.evict(count, uses, ByNeedAndScore{{scores()}, future}, victims);
+}
+
+// Until now all that is known of a row is who used it last.
+void LrfuPolicy::begin_counting(const SlotUses& uses) noexcept {
+  if (counting_) return;
+  counting_ = true;
+  clock_ = kStart;
+  for (int64_t i = 0; i < slots_; ++i) {
+    const int64_t age = uses.epoch() - uses.last_batch(first_slot_ + i);
+    scores_[i] = static_cast<Score>(kStart - std::min(age, kOldest));
+  }
+}
+
+// Scores are bytes, which may alias anything: what is read in the loops below is copied first.
+void LrfuPolicy::leave(const uint32_t* slots, const uint32_t* rows, int64_t count) noexcept {
+  if (!counting_) return;
+  const Score* const of_slots = scores();
+  const Ghosts of_rows = ghosts();
+  for (int64_t i = 0; i < count; ++i) of_rows[rows[i]] = of_slots[slots[i]];
+}
+
+void LrfuPolicy::enter(const uint32_t* slots, const uint32_t* rows, int64_t count) noexcept {
+  if (!counting_) return;
+  Score* const of_slots = scores();
+  const Ghosts of_rows = ghosts();
+  for (int64_t i = 0; i < count; ++i) of_slots[slots[i]] = of_rows[rows[i]];
+}
+
+void LrfuPolicy::touch(const uint32_t* slots, int64_t count) noexcept {
+  if (!counting_) return;
+  advance(count);
+  Score* const of_slots = scores();
+  const int32_t clock = static_cast<int32_t>(clock_);
+  for (int64_t i = 0; i < count; ++i) {
+    const int32_t score = of_slots[slots[i]];
+    const size_t apart = std::min<size_t>(static_cast<size_t>(std::abs(score - clock)), kGains.size() - 1);
+    of_slots[slots[i]] = static_cast<Score>(std::max(score, clock) + kGains[apart]);
+  }
+}
+
+void LrfuPolicy::advance(int64_t uses) noexcept {
+  uses_ += uses;
+  clock_ += uses_ / slots_;
+  uses_ %= slots_;
+  if (clock_ < kLatest) return;
+  clock_ -= kMoved;
+  const auto move_down = [](Score score) {
+    return static_cast<Score>(score > kMoved ? score - kMoved : std::min<Score>(score, 1));
+  };
+  std::transform(scores_.data(), scores_.data() + slots_, scores_.data(), move_down);
+  std::transform(ghosts_.data(), ghosts_.data() + ghost_count_, ghosts_.data(), move_down);
+}
+
+void LrfuPolicy::clear() noexcept {
+  queue_.clear();
+  if (counting_) std::fill(ghosts_.data(), ghosts_.data() + ghost_count_, kNone);  // rows are numbered anew
+}
+
+}  // namespace rec_sdk
