@@ -355,7 +355,7 @@ def _draft(owners: Sequence[Owner], keys: dict[tuple[int, str], str], start: Sta
                     capacity=config.capacity,
                     pooling=config.pooling.value,
                     weight_dtype=DTYPE_NAMES[config.weight_dtype],
-                    seed=owner.embedding.seed,
+                    seed=owner.embedding.options.seed,
                     parts=_elements(owner.embedding.view(name)),
                     optimizer=number,
                     rows=0,

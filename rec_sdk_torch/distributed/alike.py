@@ -97,7 +97,7 @@ class Settings:
     def _whole(self) -> dict[str, Any]:
         guard = self._embedding.steps.guard
         return {
-            "evict_step_interval": self._embedding._evict_step_interval,
+            "evict_step_interval": self._embedding.options.evict_step_interval,
             "check_finite='raise'": guard.check_finite == "raise",
             "grad scaler": guard.scaler is not None and guard.scaler.is_enabled(),
             "gradient division": get_gradient_division(),

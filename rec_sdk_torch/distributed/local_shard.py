@@ -93,10 +93,11 @@ class HomeTables(CachedCollection):
     def __init__(self, origin: CachedCollection, placements: list[Placement], exchange: Exchange) -> None:
         source, world_size = origin._embedding, exchange.world_size
         pairs = list(zip(source.tables, placements, strict=True))
-        hint = source.batch_hint
+        options = source.options
+        hint = options.batch_hint
         if hint.multi_hot_sizes is None:
             hint = BatchHint(hint.batch_size, [table.num_features for table in source.tables], hint.world_size)
-        embedding = HomeEmbedding(
+        embedding = HomeEmbedding.from_options(
             [
                 dataclasses.replace(
                     table,
@@ -112,17 +113,17 @@ class HomeTables(CachedCollection):
                 )
                 for table, placement in pairs
             ],
-            cache=_cache(source, placements),
-            batch_hint=hint,
-            device=exchange.device,
-            seed=exchange.broadcast(source.seed),
-            check_finite=source.steps.guard.check_finite,
-            cache_policy=source.cache_policy,
-            host_store=source.host_store and os.path.join(source.host_store, f"rank{exchange.rank}"),
+            dataclasses.replace(
+                options,
+                cache=_cache(source, placements),
+                batch_hint=hint,
+                device=exchange.device,
+                seed=exchange.broadcast(options.seed),
+                host_store=options.host_store and os.path.join(options.host_store, f"rank{exchange.rank}"),
+            ),
         )
         embedding.index_tables = {pair[0].name: pair for pair in pairs if not pair[0].hashed}
         embedding.draws = source._groups is None
-        embedding.steps.guard.scaler = source.steps.guard.scaler
         embedding.steps.guard.others = exchange
         self.__dict__["_handles_name"] = origin._handles_name
         super().__init__(origin._configs, embedding, None)
@@ -201,7 +202,7 @@ def _life(table: TableConfig, placement: Placement) -> TableLife | None:
 
 def _cache(source: TableBatchedEmbedding, placements: list[Placement]) -> CacheOption:
     """The option for one rank: rows are rows of a rank, but no more than can be there."""
-    option = source.cache_option
+    option = source.options.cache
     if not isinstance(option, (numbers.Integral, Mapping)) or isinstance(option, bool):
         return option
     sizes = {}

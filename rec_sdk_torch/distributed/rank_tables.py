@@ -9,8 +9,8 @@ import torch
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.optim.keyed import KeyedOptimizer
 
+from ..tbe.options import Scaler
 from ..tbe.rows.gradients import TableGradient
-from ..tbe.step.gradient_check import Scaler
 from .local_shard import HomeTables
 
 

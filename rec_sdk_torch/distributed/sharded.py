@@ -130,7 +130,7 @@ class ShardedCollection(
         super().__init__()
         self.exchange = exchange
         embedding = origin._embedding
-        self._tables = Tables(embedding.tables, placements, exchange.world_size, embedding.bounds_check)
+        self._tables = Tables(embedding.tables, placements, exchange.world_size, embedding.options.bounds_check_mode)
         self._pooled = embedding.pooled
         self._is_weighted = origin._is_weighted
         self._names = origin._names

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..eager import check_batch, eager
-from ..tbe import TableBatchedEmbedding
+from ..tbe import EmbeddingOptions, TableBatchedEmbedding
 from ..tbe.cache.device_cache import Group
 from ..tbe.step.prefetch_queue import Prefetched
 from ..warn import warn
@@ -156,15 +156,14 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
         if pooling is PoolingMode.NONE and len({spec.dim for spec in self._specs}) > 1:
             raise ValueError("pooling_mode NONE gives rows of one dim, and the tables have several")
         share = given["cache_load_factor"], given["cache_sets"], given["cache_reserved_memory"]
-        return TableBatchedEmbedding(
-            configs,
-            optimizer=self._optimizer,
+        options = EmbeddingOptions(
             cache=cache_option(self._specs, configs, self._optimizer, device, *share),
             device=device,
             seed=torch.initial_seed(),  # FBGEMM's constructor draws nothing
             bounds_check_mode=self.bounds_check_mode.name,
             cache_policy=cache_policy(given["cache_algorithm"]),
         )
+        return TableBatchedEmbedding.from_options(configs, options, self._optimizer)
 
     def _note_placement(self, rounding: bool) -> None:
         wider = self.cache_precision is SparseType.FP32 is not self.weights_precision

@@ -24,9 +24,9 @@ from ..tbe import TableBatchedEmbedding, TableOptimizer
 from ..tbe.cache.batch import Batch, Int64Array
 from ..tbe.config.life import Seen
 from ..tbe.config.optimizer_specs import spec_for
+from ..tbe.options import Scaler
 from ..tbe.rows.gradients import TableGradient, add_to_rows, take_gradients
 from ..tbe.rows.state_dict import TablesModule, load_tables
-from ..tbe.step.gradient_check import Scaler
 from ..tbe.step.prefetch_queue import Prefetched
 from .bags import Bags
 from .clipping import look_for_tables

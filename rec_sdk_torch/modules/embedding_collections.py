@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,8 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface, 
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from ..eager import eager
-from ..tbe import BatchHint, BoundsCheckMode, CacheOption, TableBatchedEmbedding
+from ..tbe import BatchHint, BoundsCheckMode, CacheOption, EmbeddingOptions, TableBatchedEmbedding
+from ..tbe.options import Device, Folder
 from .collection import CachedCollection
 from .configs import HashEmbeddingBagConfig, check_kind, table_config
 
@@ -22,20 +22,17 @@ def _embedding(
     collection: torch.nn.Module,
     tables: Sequence[BaseEmbeddingConfig],
     kind: type[BaseEmbeddingConfig],
-    device: torch.device | str | int | None,
+    options: EmbeddingOptions,
     *,
     capacity: bool = False,
-    stochastic_rounding: bool = False,
-    cache_dtype: torch.dtype | None = None,
-    **options: Any,
+    **of_tables: Any,
 ) -> TableBatchedEmbedding:
-    """The tables of a collection, whose configs must be of `kind`; `options` are those of the embedding."""
+    """The tables of a collection, whose configs must be of `kind`; `of_tables`: fields of `TableConfig` of them all."""
     check_kind(tables, kind, type(collection).__name__, capacity=capacity)
-    precision: dict[str, Any] = {"stochastic_rounding": stochastic_rounding, "cache_dtype": cache_dtype}
-    configs = [replace(table_config(table, capacity=capacity), **precision) for table in tables]
+    configs = [replace(table_config(table, capacity=capacity), **of_tables) for table in tables]
     if any(config.track_changes for config in configs):  # TorchRec's own configs cannot say it
         configs = [config if config.hashed else replace(config, track_changes=True) for config in configs]
-    return TableBatchedEmbedding(configs, device=device, **options)
+    return TableBatchedEmbedding.from_options(configs, options)
 
 
 class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface):
@@ -49,7 +46,7 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
         multi_hot_sizes: Sequence[int] | None = None,
         need_indices: bool = False,
         need_accumulate_offset: bool = True,
-        device: torch.device | str | int | None = None,
+        device: Device = None,
         embedding_optimizer_cls: type | None = None,
         *,
         cache: CacheOption = None,
@@ -57,7 +54,7 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
         bounds_check_mode: BoundsCheckMode | str = "warning",
         check_finite: str = "off",
         cache_policy: str = "lrfu",
-        host_store: str | os.PathLike[str] | None = None,
+        host_store: Folder = None,
         stochastic_rounding: bool = False,
         cache_dtype: torch.dtype | None = None,
     ) -> None:
@@ -69,33 +66,27 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
                 per sample of each table); larger batches are legal.
             need_indices: outputs carry their ids as weights.
             need_accumulate_offset: accepted for Rec SDK scripts; offsets never need accumulating here.
-            device: where the cache lives; None: torch's default device, the host unless `torch.device` as a context or
-                `torch.set_default_device` says otherwise. An int is an index of the machine's accelerator. On `meta`
-                tables are shapes, until they are sharded or brought to a device with `to_empty`.
             embedding_optimizer_cls: optimizer the tables are made for; binding when given.
-            cache: rows per table (int), fraction of `num_embeddings` (float), bytes of all tables
-                (`"2GiB"`), a dict of these by table name, or None: derived.
-            seed: of the initial weights, which are the same for the same seed, name of a table and id. None: drawn from
-                torch's generator, so that collections start apart.
-            bounds_check_mode: index tables: `fatal`, `warning`, `ignore`, `none`.
-            check_finite: what a NaN or infinite gradient does: `off` (nothing), `warn`, or `raise`
-                (FloatingPointError before any row changes).
-            cache_policy: which rows leave a full cache: `lrfu`, `lru`, `lfu` or `look_ahead`. Results are the same.
-            host_store: a folder for the rows where they do not fit into host memory, see `TableBatchedEmbedding`.
-            stochastic_rounding: updates round float16 and bfloat16 weights up or down at random, so that they are
-                right on average, see docs/rounding.md. Of float32 weights it means nothing.
-            cache_dtype: of the weights in the device cache; None: `data_type` of each table, which is that of the
-                rows in host memory. See docs/rounding.md.
+            device, cache, seed, bounds_check_mode, check_finite, cache_policy, host_store: as
+                `rec_sdk_torch.tbe.EmbeddingOptions` describes them.
+            stochastic_rounding, cache_dtype: as `TableConfig` describes them, of all tables.
 
         Raises:
             ValueError, TypeError: tables or options that cannot be met; the message names them.
             MemoryError: index tables that the host cannot hold.
         """
-        hint = BatchHint(batch_size, multi_hot_sizes, world_size)
-        options: dict[str, Any] = {"cache": cache, "seed": seed, "bounds_check_mode": bounds_check_mode}
-        options |= {"check_finite": check_finite, "cache_policy": cache_policy, "host_store": host_store}
-        options |= {"stochastic_rounding": stochastic_rounding, "cache_dtype": cache_dtype}
-        embedding = _embedding(self, tables, EmbeddingConfig, device, batch_hint=hint, **options)
+        options = EmbeddingOptions(
+            cache=cache,
+            batch_hint=BatchHint(batch_size, multi_hot_sizes, world_size),
+            device=device,
+            seed=seed,
+            bounds_check_mode=bounds_check_mode,
+            check_finite=check_finite,
+            cache_policy=cache_policy,
+            host_store=host_store,
+        )
+        of_tables: dict[str, Any] = {"stochastic_rounding": stochastic_rounding, "cache_dtype": cache_dtype}
+        embedding = _embedding(self, tables, EmbeddingConfig, options, **of_tables)
         super().__init__(tables, embedding, embedding_optimizer_cls)
         self._need_indices = need_indices
 
@@ -197,7 +188,7 @@ class EmbCacheEmbeddingBagCollection(_PooledCollection):
         multi_hot_sizes: Sequence[int] | None = None,
         is_weighted: bool = False,
         need_accumulate_offset: bool = True,
-        device: torch.device | str | int | None = None,
+        device: Device = None,
         embedding_optimizer_cls: type | None = None,
         *,
         cache: CacheOption = None,
@@ -205,7 +196,7 @@ class EmbCacheEmbeddingBagCollection(_PooledCollection):
         bounds_check_mode: BoundsCheckMode | str = "warning",
         check_finite: str = "off",
         cache_policy: str = "lrfu",
-        host_store: str | os.PathLike[str] | None = None,
+        host_store: Folder = None,
         stochastic_rounding: bool = False,
         cache_dtype: torch.dtype | None = None,
     ) -> None:
@@ -217,11 +208,18 @@ class EmbCacheEmbeddingBagCollection(_PooledCollection):
         Args:
             is_weighted: bags are sums weighted by the batch's weights, which may require grad.
         """
-        hint = BatchHint(batch_size, multi_hot_sizes, world_size)
-        options: dict[str, Any] = {"cache": cache, "seed": seed, "bounds_check_mode": bounds_check_mode}
-        options |= {"check_finite": check_finite, "cache_policy": cache_policy, "host_store": host_store}
-        options |= {"stochastic_rounding": stochastic_rounding, "cache_dtype": cache_dtype}
-        embedding = _embedding(self, tables, EmbeddingBagConfig, device, batch_hint=hint, **options)
+        options = EmbeddingOptions(
+            cache=cache,
+            batch_hint=BatchHint(batch_size, multi_hot_sizes, world_size),
+            device=device,
+            seed=seed,
+            bounds_check_mode=bounds_check_mode,
+            check_finite=check_finite,
+            cache_policy=cache_policy,
+            host_store=host_store,
+        )
+        of_tables: dict[str, Any] = {"stochastic_rounding": stochastic_rounding, "cache_dtype": cache_dtype}
+        embedding = _embedding(self, tables, EmbeddingBagConfig, options, **of_tables)
         super().__init__(tables, embedding, embedding_optimizer_cls, is_weighted)
 
 
@@ -232,7 +230,7 @@ class HashEmbeddingBagCollection(_PooledCollection):
         self,
         tables: Sequence[HashEmbeddingBagConfig],
         is_weighted: bool = False,
-        device: torch.device | str | int | None = None,
+        device: Device = None,
         *,
         check_finite: str = "off",
         stochastic_rounding: bool = False,
@@ -245,7 +243,7 @@ class HashEmbeddingBagCollection(_PooledCollection):
             ValueError, TypeError: tables that cannot be met; the message names them.
         """
         cache = {table.name: table.num_embeddings for table in tables}
-        options: dict[str, Any] = {"cache": cache, "check_finite": check_finite}
-        options["stochastic_rounding"] = stochastic_rounding
-        embedding = _embedding(self, tables, EmbeddingBagConfig, device, capacity=True, **options)
+        options = EmbeddingOptions(cache=cache, device=device, check_finite=check_finite)
+        rounding: dict[str, Any] = {"stochastic_rounding": stochastic_rounding}
+        embedding = _embedding(self, tables, EmbeddingBagConfig, options, capacity=True, **rounding)
         super().__init__(tables, embedding, None, is_weighted)

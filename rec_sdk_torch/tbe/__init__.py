@@ -7,6 +7,7 @@ from .config.optimizer import TableOptimizer
 from .config.optimizer_specs import SPECS, OptimizerSpec, StateSpec
 from .config.table import BoundsCheckMode, InitializerType, Pooling, TableConfig
 from .embedding import TableBatchedEmbedding
+from .options import EmbeddingOptions
 
 __all__ = [
     "SPECS",
@@ -15,6 +16,7 @@ __all__ = [
     "CacheOption",
     "CacheTooSmallError",
     "CapacityError",
+    "EmbeddingOptions",
     "InitializerType",
     "OptimizerSpec",
     "Pooling",

@@ -4,37 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import operator
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Self
 
 import numpy as np
 import torch
 
-from .._engine import cache_policies
 from .._exits import calls
-from ..backends.devices import backend_for, parse_device
+from ..backends.devices import backend_for
 from ..eager import check_batch, eager
 from .cache.batch import Batch, Int64Array
 from .cache.device_cache import Group
-from .cache.group_spec import Member, alike, draw_seed, drawn, record_layout, stored_bytes
+from .cache.group_spec import Member, alike, drawn, record_layout, stored_bytes
 from .cache.store_folder import StoreFolder, folder_for_copy
-from .config.cache_size import (
-    BatchHint,
-    CacheOption,
-    cache_slots,
-    check_cache_option,
-    check_host_memory,
-    warn_of_one_row,
-)
+from .config.cache_size import BatchHint, CacheOption, cache_slots, check_host_memory
 from .config.life import Seen
 from .config.optimizer import TableOptimizer
 from .config.table import BoundsCheckMode, Pooling, TableConfig, check_names
+from .options import Device, EmbeddingOptions, Folder, Scaler
 from .rows.row_parts import WEIGHT
 from .rows.state_dict import TablesModule, load_tables, refuse_sharing, save_table
 from .rows.table_view import Content, Load, TableView, move_rows
-from .step.gradient_check import GradientGuard, Scaler
 from .step.lookup import BatchLookup, fused_lookup, new_output, split_rows
 from .step.monitor import Inspected
 from .step.prefetch_queue import LookAhead, LooksAhead
@@ -47,6 +38,10 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
 
     Layout and cache are fixed at the first training forward, load or read, from the optimizers known then;
     when they change later, the rows move to the new layout.
+
+    Attributes:
+        tables: their configs.
+        options: everything beside the tables, as it is now.
     """
 
     def __init__(
@@ -56,36 +51,52 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
         optimizer: TableOptimizer | None = None,
         cache: CacheOption = None,
         batch_hint: BatchHint | None = None,
-        device: torch.device | str | int | None = None,
+        device: Device = None,
         seed: int | None = None,
         bounds_check_mode: BoundsCheckMode | str = BoundsCheckMode.WARNING,
         check_finite: str = "off",
         cache_policy: str = "lrfu",
-        host_store: str | os.PathLike[str] | None = None,
+        host_store: Folder = None,
     ) -> None:
         """Checks the configuration; allocates nothing yet.
 
         Args:
             tables: unique names; all pooled, or none (`Pooling.NONE`).
             optimizer: of every table; others by `set_optimizers`.
-            cache: size of the device cache: rows per table (int), a fraction of `num_embeddings` (float),
-                bytes of all tables (`"2GiB"`), one of these by table name (dict), or None (derived).
-            batch_hint: the batches a derived cache must hold.
-            device: where the cache lives; torch's default device when None, an accelerator when an int. `meta`
-                allocates nothing and cannot forward.
-            seed: of the initial weights; drawn from torch's generator when None, so that no two embeddings start alike.
-            bounds_check_mode: what an id outside an index table does.
-            check_finite: what a NaN or infinite gradient does: nothing (`off`), a warning (`warn`), or a
-                FloatingPointError in the backward pass before any row changes (`raise`).
-            cache_policy: which rows leave a full cache: `lrfu`, `lru`, `lfu` or `look_ahead`. Results are the same.
-            host_store: a folder for the rows, in files that are mapped into memory, where the host's memory does not
-                hold them; None keeps them in memory. Nobody else may use the folder meanwhile; its files are removed
-                with the tables.
+            others: as `EmbeddingOptions` describes them.
 
         Raises:
             ValueError, TypeError: tables or options that cannot be met.
             MemoryError: index tables that the host cannot hold.
         """
+        options = EmbeddingOptions(
+            cache=cache,
+            batch_hint=batch_hint,
+            device=device,
+            seed=seed,
+            bounds_check_mode=bounds_check_mode,
+            check_finite=check_finite,
+            cache_policy=cache_policy,
+            host_store=host_store,
+        )
+        self._set_up(tables, options, optimizer)
+
+    @classmethod
+    def from_options(
+        cls, tables: Sequence[TableConfig], options: EmbeddingOptions, optimizer: TableOptimizer | None = None
+    ) -> Self:
+        """An embedding with options that are in one object, such as those of another embedding.
+
+        Raises:
+            ValueError, TypeError, MemoryError: as the constructor.
+        """
+        embedding = cls.__new__(cls)
+        embedding._set_up(tables, options, optimizer)
+        return embedding
+
+    def _set_up(
+        self, tables: Sequence[TableConfig], options: EmbeddingOptions, optimizer: TableOptimizer | None
+    ) -> None:
         super().__init__()
         check_names(tables)
         self.tables = list(tables)
@@ -93,27 +104,9 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
         self.pooled = self.tables[0].pooling is not Pooling.NONE
         if any((table.pooling is not Pooling.NONE) is not self.pooled for table in self.tables):
             raise ValueError("pooled tables and sequence tables (Pooling.NONE) cannot share an embedding")
-        self.device = parse_device(device)
-        if self.device.type != "meta":
-            backend_for(self.device)
-            if host_store is None:
-                check_host_memory(self.tables, [table.weight_bytes for table in self.tables])
-        self.host_store = None if host_store is None else os.fspath(host_store)
-        if self.host_store is not None and not isinstance(self.host_store, str):
-            raise TypeError(f"host_store is {host_store!r}, expected the path of a folder")
-        self._store_folder: StoreFolder | None = None
         if optimizer is not None and not isinstance(optimizer, TableOptimizer):
             raise TypeError(f"optimizer is {optimizer!r}, expected a TableOptimizer: TableOptimizer.create(class, ...)")
-        check_cache_option(self.tables, cache)
-        warn_of_one_row(self.tables, cache)
-        self.cache_option = cache
-        self.batch_hint = batch_hint or BatchHint()
-        self.batch_hint.rows(self.tables, batches=1)
-        if cache_policy not in cache_policies():
-            raise ValueError(f"cache_policy is {cache_policy!r}, allowed are {cache_policies()}")
-        self.cache_policy = cache_policy
-        self.seed = (draw_seed() if seed is None else operator.index(seed)) & (2**64 - 1)
-        self.bounds_check = BoundsCheckMode.parse(bounds_check_mode)
+        options.check(self.tables)
         self.num_features = sum(table.num_features for table in self.tables)
         ends = np.cumsum([table.num_features for table in self.tables])
         self._features = [tuple(range(end - t.num_features, end)) for end, t in zip(ends, self.tables, strict=True)]
@@ -121,12 +114,18 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
         self.optimizers: list[TableOptimizer | None] = [optimizer] * len(self.tables)
         self._trainable = False
         self._groups: list[Group] | None = None
+        self._store_folder: StoreFolder | None = None
         self.steps = Steps(LookAhead(self))
-        self.steps.guard = GradientGuard(check_finite)
+        self._set_options(options)
         self._width = sum(self.feature_dims) if self.pooled else 0
         self._keys = np.arange(self.num_features, dtype=np.int64)
-        self._evict_step_interval: int | None = None
         self._anchor = self._make_anchor()
+
+    def _set_options(self, options: EmbeddingOptions) -> None:
+        self.options = options
+        self.device = options.device
+        self.steps.guard.check_finite = options.check_finite
+        self.steps.guard.scaler = options.grad_scaler
 
     def _make_anchor(self) -> torch.Tensor:
         """What makes autograd record lookups."""
@@ -170,9 +169,7 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
         Raises:
             TypeError: something without `get_scale` and `is_enabled`.
         """
-        if scaler is not None and not all(callable(getattr(scaler, n, None)) for n in ("get_scale", "is_enabled")):
-            raise TypeError(f"scaler is {scaler!r}, expected a torch.amp.GradScaler or None")
-        self.steps.guard.scaler = scaler
+        self._set_options(replace(self.options, grad_scaler=scaler))
 
     @property
     def skipped_updates(self) -> int:
@@ -212,24 +209,24 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
         self._check_real()
         free = backend_for(self.device).free_memory(self.device)
         sizes_in_bytes = [record_layout(t, o).bytes for t, o in zip(self.tables, self.optimizers, strict=True)]
-        return cache_slots(self.tables, sizes_in_bytes, self.cache_option, self.batch_hint, free)
+        return cache_slots(self.tables, sizes_in_bytes, self.options.cache, self.options.batch_hint, free)
 
     def _build(self, serial: int = 0) -> list[Group]:
-        slots = self._slots()
-        if self.host_store is None:
+        slots, options = self._slots(), self.options
+        if options.host_store is None:
             stored = [stored_bytes(t, o) for t, o in zip(self.tables, self.optimizers, strict=True)]
             check_host_memory(self.tables, stored)
         elif self._store_folder is None:
-            self._store_folder = StoreFolder(self.host_store)
-            self.steps.store = self.host_store
+            self._store_folder = StoreFolder(options.host_store)
+            self.steps.store = options.host_store
         columns = (np.cumsum(self.feature_dims) - self.feature_dims).tolist()
         groups = []
         for indices in alike(self.tables, self.optimizers):
             members = [Member(self.tables[i], self._features[i], slots[i], self.optimizers[i]) for i in indices]
             own = [columns[f] for member in members for f in member.features] if self.pooled else []
-            policy, stores = self.cache_policy, self._store_folder
-            groups.append(Group(members, own, self.device, self.seed, self.bounds_check, policy, serial, stores))
-            groups[-1].set_evict_step_interval(self._evict_step_interval)
+            choices = options.seed, options.bounds_check_mode, options.cache_policy
+            groups.append(Group(members, own, self.device, *choices, serial, self._store_folder))
+            groups[-1].set_evict_step_interval(options.evict_step_interval)
         return groups
 
     def set_evict_step_interval(self, steps: int | None) -> None:
@@ -238,10 +235,9 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
         Raises:
             ValueError: less than one.
         """
-        if steps is not None and steps < 1:
-            raise ValueError(f"evict_step_interval is {steps}, must be 1 or more, or None")
+        options = replace(self.options, evict_step_interval=steps)
         with self.exclusive():
-            self._evict_step_interval = steps
+            self._set_options(options)
             for group in self._groups or []:
                 group.set_evict_step_interval(steps)
 
@@ -442,32 +438,25 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
             raise RuntimeError(f"tables cannot be converted to {probe.dtype}: set the data type in their config")
         if probe.device != self.device:
             backend_for(probe.device)
-            before, self.device = self.device, probe.device
+            before = self.options
+            self._set_options(replace(before, device=probe.device))
             try:
                 if self._groups is not None:
                     self._rebuild()
             except BaseException:
-                self.device = before
+                self._set_options(before)
                 raise
             self._anchor = self._make_anchor()
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TableBatchedEmbedding:
-        twin = TableBatchedEmbedding(
-            self.tables,
-            cache=copy.copy(self.cache_option),
-            batch_hint=self.batch_hint,
-            device=self.device,
-            seed=self.seed,
-            bounds_check_mode=self.bounds_check,
-            check_finite=self.steps.guard.check_finite,
-            cache_policy=self.cache_policy,
-        )
-        if self.host_store is not None and self.device.type != "meta":
-            twin._store_folder = folder_for_copy(self.host_store)
-            twin.host_store = twin.steps.store = twin._store_folder.path
-        twin.steps.guard.scaler = self.steps.guard.scaler
-        twin._evict_step_interval = self._evict_step_interval
+        options, folder = self.options, None
+        if options.host_store is not None and self.device.type != "meta":
+            folder = folder_for_copy(options.host_store)
+            options = replace(options, host_store=folder.path)
+        twin = TableBatchedEmbedding.from_options(self.tables, options)
+        if folder is not None:
+            twin._store_folder, twin.steps.store = folder, folder.path
         memo[id(self)] = twin
         twin.training = self.training
         with self.exclusive():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import signal
@@ -254,7 +255,8 @@ def one_nan(rank: int, world_size: int, guard: str) -> Any:
     if guard == "scaler":
         origin.sparse.set_grad_scaler(scaler)
     else:
-        origin.sparse._embedding.steps.guard.check_finite = guard
+        embedding = origin.sparse._embedding
+        embedding._set_options(dataclasses.replace(embedding.options, check_finite=guard))
     model = shard(origin, scenario, world_size)
     sparse = model.module.sparse
     # Odd ids are of rank 1, which is the only one to have a NaN, for an id of its own.

@@ -271,7 +271,7 @@ def test_misses_are_counted(algorithm: str, device: torch.device) -> None:
         record_cache_metrics=(True, True),
         gather_uvm_cache_stats=True,
     )
-    assert module.tables.cache_policy == algorithm.lower()
+    assert module.tables.options.cache_policy == algorithm.lower()
     offsets = torch.tensor([0, 2, 4, 6, 7])
     batches = [[1, 2, 2, 3, 5, 5, 5], [1, 2, 2, 3, 5, 5, 5], [1, 2, 2, 4, 5, 5, 6]]
     for number, ids in enumerate(batches):

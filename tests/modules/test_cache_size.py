@@ -199,7 +199,7 @@ def test_positional_arguments_are_rec_sdks(device: torch.device) -> None:
     sequences = rst.EmbCacheEmbeddingCollection([sequence], 2, 3, [4], True, True, device, sgd, seed=3)
     assert sequences.need_indices()
     for collection in (bags, sequences):
-        assert collection._embedding.batch_hint == BatchHint(3, [4], 2)
+        assert collection._embedding.options.batch_hint == BatchHint(3, [4], 2)
         with pytest.raises(TypeError, match="embedding_optimizer_cls"):
             apply(collection, torch.optim.Adagrad)
 
@@ -209,7 +209,7 @@ def test_positional_arguments_are_rec_sdks(device: torch.device) -> None:
 def test_the_cache_policy_of_a_collection(device: torch.device, policy: str, sequence: bool) -> None:
     make = sequences_collection if sequence else bags_collection
     collection = make(device, cache=2, cache_policy=policy)
-    assert collection._embedding.cache_policy == policy
-    assert copy.deepcopy(collection)._embedding.cache_policy == policy
+    assert collection._embedding.options.cache_policy == policy
+    assert copy.deepcopy(collection)._embedding.options.cache_policy == policy
     with pytest.raises(ValueError, match="cache_policy is 'fifo', allowed are"):
         make(device, cache_policy="fifo")

@@ -35,7 +35,7 @@ HOT = [[1], [1, 2, 3], [1], [1], [1], [2], [3], [4]]  # 1 is used most, and long
 @pytest.mark.parametrize("how", ["new", "deepcopy", "other optimizer"])
 def test_the_policy_decides_what_leaves(device: torch.device, policy: str, how: str) -> None:
     tables = embedding(device, policy, late=how == "other optimizer")
-    assert tables.cache_policy == policy
+    assert tables.options.cache_policy == policy
     if how == "deepcopy":
         train(tables, [7])
         tables = copy.deepcopy(tables)

@@ -115,14 +115,14 @@ def test_copies_have_folders_of_their_own(tmp_path: Path) -> None:
     embedding = make(tmp_path)
     train(embedding, range(60))
     twin, third = copy.deepcopy(embedding), copy.deepcopy(embedding)
-    assert {twin.host_store, third.host_store} == {str(tmp_path / "copy1"), str(tmp_path / "copy2")}
+    assert {twin.options.host_store, third.options.host_store} == {str(tmp_path / "copy1"), str(tmp_path / "copy2")}
     assert torch.equal(weights(twin), weights(embedding))
     train(twin, range(60))
     train(embedding, range(60))
     assert torch.equal(weights(twin), weights(embedding))
     assert not torch.equal(weights(third), weights(embedding))
     del twin
-    assert copy.deepcopy(embedding).host_store == str(tmp_path / "copy1")
+    assert copy.deepcopy(embedding).options.host_store == str(tmp_path / "copy1")
 
 
 def test_removed_rows_start_anew_and_a_load_replaces_all(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from ... import _engine
-from ...eager import check_real
 from ...record import WEIGHT_DTYPES, RecordLayout, dtype_codes
 from ..config.optimizer import TableOptimizer
 from ..config.table import BoundsCheckMode, TableConfig
@@ -117,13 +116,6 @@ def engine_of(
         row_ids=row_ids,
         state_dtypes=dtype_codes(layout.state_dtypes),
     )
-
-
-def draw_seed() -> int:
-    """A seed from torch's generator, as the weights of torch's modules come from it: each embedding gets another."""
-    seed = torch.empty((), dtype=torch.int64, device="cpu").random_()
-    check_real(seed)
-    return int(seed)
 
 
 def drawn(config: TableConfig, rows: int) -> torch.Tensor:

@@ -8,16 +8,7 @@ from typing import Protocol
 import torch
 
 from ...warn import warn
-
-CHECKS = ("off", "warn", "raise")
-
-
-class Scaler(Protocol):
-    """The part of `torch.amp.GradScaler` that tables need."""
-
-    def get_scale(self) -> float: ...
-
-    def is_enabled(self) -> bool: ...
+from ..options import Scaler
 
 
 class Others(Protocol):
@@ -26,13 +17,6 @@ class Others(Protocol):
     def any_failed(self, failed: bool) -> bool: ...
 
     def raise_together(self, error: Exception | None) -> None: ...
-
-
-def checked_mode(check_finite: str) -> str:
-    """`check_finite`; raises ValueError for what is none of `CHECKS`."""
-    if check_finite not in CHECKS:
-        raise ValueError(f"check_finite is {check_finite!r}, allowed are {list(CHECKS)}")
-    return check_finite
 
 
 class GradientGuard:
@@ -45,9 +29,9 @@ class GradientGuard:
         others: skip and raise together with this one; None: there are none.
     """
 
-    def __init__(self, check_finite: str = "off", scaler: Scaler | None = None) -> None:
-        self.check_finite = checked_mode(check_finite)
-        self.scaler = scaler
+    def __init__(self) -> None:
+        self.check_finite = "off"
+        self.scaler: Scaler | None = None
         self.skipped = 0
         self.others: Others | None = None
 

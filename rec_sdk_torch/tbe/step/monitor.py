@@ -12,9 +12,9 @@ from ...warn import warn
 
 if TYPE_CHECKING:
     from ..cache.device_cache import Group
-    from ..config.cache_size import CacheOption
     from ..config.optimizer import TableOptimizer
     from ..config.table import TableConfig
+    from ..options import EmbeddingOptions
     from .steps import Steps
 
 RANGE = "rec_sdk_torch::"
@@ -198,7 +198,7 @@ class Inspected:
 
     tables: list[TableConfig]
     optimizers: list[TableOptimizer | None]
-    cache_option: CacheOption
+    options: EmbeddingOptions
     steps: Steps
     _groups: list[Group] | None
     _slots: Callable[[], list[int]]
@@ -241,7 +241,7 @@ class Inspected:
             for member in group.members:
                 if member.config.name == name:
                     return f"cache of {member.slots} rows"
-        option = self.cache_option
+        option = self.options.cache
         if isinstance(option, Mapping):
             option = option.get(name)
         return f"cache={option!r}"

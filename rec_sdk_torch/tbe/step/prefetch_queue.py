@@ -24,6 +24,7 @@ from ..config.life import Seen
 if TYPE_CHECKING:
     from ..cache.device_cache import Group
     from ..embedding import TableBatchedEmbedding
+    from ..options import EmbeddingOptions
     from .steps import Steps
 
 MAX_DEPTH = 12
@@ -437,7 +438,7 @@ class LooksAhead:
         steps: Steps
         training: bool
         pooled: bool
-        cache_policy: str
+        options: EmbeddingOptions
         _keys: Int64Array
         _trainable: bool
         _groups: list[Group] | None
@@ -479,7 +480,7 @@ class LooksAhead:
 
     def looks_ahead(self) -> bool:
         """Whether the cache policy wants to know what batches come."""
-        return self.cache_policy == "look_ahead"
+        return self.options.cache_policy == "look_ahead"
 
     def in_flight(self) -> int:
         """Batches that are planned and whose update is not launched."""

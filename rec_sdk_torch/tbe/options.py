@@ -1,0 +1,168 @@
+"""The options of an embedding beside its tables, in one object that copies, shards and collections hand on."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeAlias, TypeVar, overload
+
+import torch
+
+from .._engine import cache_policies
+from ..backends.devices import backend_for, parse_device
+from ..eager import check_real
+from .config.cache_size import BatchHint, CacheOption, check_cache_option, check_host_memory, warn_of_one_row
+from .config.table import BoundsCheckMode, TableConfig
+
+CHECKS = ("off", "warn", "raise")
+
+Device: TypeAlias = torch.device | str | int | None
+Folder: TypeAlias = str | os.PathLike[str] | None
+
+
+class Scaler(Protocol):
+    """The part of `torch.amp.GradScaler` that tables need."""
+
+    def get_scale(self) -> float: ...
+
+    def is_enabled(self) -> bool: ...
+
+
+Given = TypeVar("Given")
+Kept = TypeVar("Kept")
+
+
+class _Parsed(Generic[Given, Kept]):
+    """A field of a dataclass that is checked, and kept in one form, when it is set."""
+
+    def __init__(self, parse: Callable[[Given], Kept], default: Given) -> None:
+        self._parse = parse
+        self._default = default
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Given: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> Kept: ...
+    def __get__(self, instance: object | None, owner: type) -> Given | Kept:
+        if instance is None:
+            return self._default
+        kept: Kept = instance.__dict__[self._name]
+        return kept
+
+    def __set__(self, instance: object, value: Given) -> None:
+        instance.__dict__[self._name] = self._parse(value)
+
+
+def _cache(cache: CacheOption) -> CacheOption:
+    """A copy of a dict, which its owner may change."""
+    return dict(cache) if isinstance(cache, Mapping) else cache
+
+
+def _batch_hint(hint: BatchHint | None) -> BatchHint:
+    return hint or BatchHint()
+
+
+def _check_finite(mode: str) -> str:
+    if mode not in CHECKS:
+        raise ValueError(f"check_finite is {mode!r}, allowed are {list(CHECKS)}")
+    return mode
+
+
+def _cache_policy(policy: str) -> str:
+    if policy not in cache_policies():
+        raise ValueError(f"cache_policy is {policy!r}, allowed are {cache_policies()}")
+    return policy
+
+
+def _host_store(folder: Folder) -> str | None:
+    path = None if folder is None else os.fspath(folder)
+    if path is not None and not isinstance(path, str):
+        raise TypeError(f"host_store is {path!r}, expected the path of a folder")
+    return path
+
+
+def _evict_step_interval(steps: int | None) -> int | None:
+    if steps is not None and steps < 1:
+        raise ValueError(f"evict_step_interval is {steps}, must be 1 or more, or None")
+    return steps
+
+
+def _grad_scaler(scaler: Scaler | None) -> Scaler | None:
+    if scaler is not None and not all(callable(getattr(scaler, n, None)) for n in ("get_scale", "is_enabled")):
+        raise TypeError(f"scaler is {scaler!r}, expected a torch.amp.GradScaler or None")
+    return scaler
+
+
+def _draw_seed() -> int:
+    """A seed from torch's generator, as the weights of torch's modules come from it: each embedding gets another."""
+    seed = torch.empty((), dtype=torch.int64, device="cpu").random_()
+    check_real(seed)
+    return int(seed)
+
+
+def _seed(seed: int | None) -> int:
+    return (_draw_seed() if seed is None else operator.index(seed)) & (2**64 - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingOptions:
+    """The options of an embedding beside its tables: what it was made with, and what was set since.
+
+    Attributes:
+        cache: size of the device cache: rows per table (int), a fraction of `num_embeddings` (float), bytes of all
+            tables (`"2GiB"`), one of these by table name (dict), or None (derived).
+        batch_hint: the batches a derived cache must hold.
+        device: where the cache lives. None: torch's default device, the host unless `torch.device` as a context or
+            `torch.set_default_device` says otherwise. An int is an index of the machine's accelerator. On `meta` tables
+            are shapes and cannot forward, until they are sharded or brought to a device with `to_empty`.
+        bounds_check_mode: what an id outside an index table does: `fatal`, `warning`, `ignore` or `none`.
+        check_finite: what a NaN or infinite gradient does: nothing (`off`), a warning (`warn`), or a
+            FloatingPointError in the backward pass before any row changes (`raise`).
+        cache_policy: which rows leave a full cache: `lrfu`, `lru`, `lfu` or `look_ahead`. Results are the same.
+        host_store: a folder for the rows, in files that are mapped into memory, where the host's memory does not
+            hold them; None keeps them in memory. Nothing else may use the folder meanwhile; its files are removed
+            with the tables. A copy has a folder inside of it, and so has each rank of a sharded collection.
+        evict_step_interval: training steps between evictions of ids, of all tables that evict some; None: what their
+            configs say.
+        grad_scaler: what scales the losses; None: nothing does.
+        seed: of the initial weights, which are the same for the same seed, name of a table and id. None: drawn from
+            torch's generator, so that no two embeddings start alike.
+
+    Raises:
+        ValueError, TypeError: an option that no tables could have; the message names it.
+        ImportError: the software of the device is missing.
+    """
+
+    cache: _Parsed[CacheOption, CacheOption] = _Parsed(_cache, None)
+    batch_hint: _Parsed[BatchHint | None, BatchHint] = _Parsed(_batch_hint, None)
+    device: _Parsed[Device, torch.device] = _Parsed(parse_device, None)
+    bounds_check_mode: _Parsed[BoundsCheckMode | str, BoundsCheckMode] = _Parsed(
+        BoundsCheckMode.parse, BoundsCheckMode.WARNING
+    )
+    check_finite: _Parsed[str, str] = _Parsed(_check_finite, "off")
+    cache_policy: _Parsed[str, str] = _Parsed(_cache_policy, "lrfu")
+    host_store: _Parsed[Folder, str | None] = _Parsed(_host_store, None)
+    evict_step_interval: _Parsed[int | None, int | None] = _Parsed(_evict_step_interval, None)
+    grad_scaler: _Parsed[Scaler | None, Scaler | None] = _Parsed(_grad_scaler, None)
+    seed: _Parsed[int | None, int] = _Parsed(_seed, None)  # the last: what cannot be draws nothing
+
+    def check(self, tables: Sequence[TableConfig]) -> None:
+        """Checks that these tables can have the options, as far as that is known before rows are laid out.
+
+        Raises:
+            ValueError, TypeError: they cannot.
+            NotImplementedError: tables cannot live on the device.
+            MemoryError: index tables that the host cannot hold.
+        """
+        if self.device.type != "meta":
+            backend_for(self.device)
+            if self.host_store is None:
+                check_host_memory(tables, [table.weight_bytes for table in tables])
+        check_cache_option(tables, self.cache)
+        warn_of_one_row(tables, self.cache)
+        self.batch_hint.rows(tables, batches=1)
