@@ -13,7 +13,7 @@ TEST_ARGS ?=
 WORKERS ?= 2
 FULL :=
 PYTEST = -m pytest -n $(WORKERS) --dist worksteal $(FULL)
-# What is about imports knows nothing of devices.
+# These tests are about imports, which know nothing of devices.
 NPU_SUITES := --ignore=tests/modules/test_import.py tests/ops tests/tbe tests/modules tests/optim tests/distributed \
 	tests/checkpoint/test_saver.py tests/checkpoint/test_deltas.py tests/checkpoint/test_saved_life.py
 NPU_TESTS ?= tests/emulator $(NPU_SUITES)

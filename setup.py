@@ -83,7 +83,7 @@ def without_cuda() -> str:
 
 
 def projects(package: Path) -> Iterator[Project]:
-    """What this environment can build; `package` is where the libraries go."""
+    """The projects that this environment can build; `package` is where the libraries go."""
     python = {"Python_EXECUTABLE": sys.executable}
     engine = {"pybind11_DIR": pybind11.get_cmake_dir(), "CMAKE_LIBRARY_OUTPUT_DIRECTORY": package}
     yield Project("engine", ROOT, {**python, **engine})

@@ -1,4 +1,4 @@
-"""What training waits for during saves in the background, against a memory copy of the rows that changed.
+"""Measures how long training waits during saves in the background, against a memory copy of the rows that changed.
 
 python -m benchmarks.background_saves [--rows N] [--rounds N] [--json FILE] [--path FOLDER]
 """
@@ -29,12 +29,12 @@ from .timing import no_collection
 
 DIM = 64
 SHARES = (0.001, 0.01, 0.1)
-"""Of the rows, that change between two deltas."""
+"""The shares of the rows that change between two deltas."""
 
 
 @dataclass(frozen=True)
 class Seconds:
-    """Of the clock, and of the processor for this thread."""
+    """Seconds of the clock, and of the processor for this thread."""
 
     wall: float
     cpu: float
@@ -101,7 +101,7 @@ class Copy:
 
 
 def ask(training: Training, saver: Saver, folder: Path, incremental: bool) -> tuple[Seconds, Future[str]]:
-    """What the thread that asks for a save waits for, and the save.
+    """Asks for a save: the seconds that the asking thread waits, and the save.
 
     Not among it: rows that the latest step took out of the cache go to the store, which the next step would do.
     """
@@ -114,7 +114,7 @@ def ask(training: Training, saver: Saver, folder: Path, incremental: bool) -> tu
 
 
 def delays(training: Training, saver: Saver, folder: Path, share: float | None, rounds: int) -> dict[str, Any]:
-    """Of who asks for a save: until it returns. `share` of the rows change before a delta; None: a full save."""
+    """The time until a save returns. `share` of the rows change before a delta; None: a full save."""
     count = training.rows if share is None else max(1, int(training.rows * share))
     copy = Copy(count, training.record_bytes)
     asked: list[Seconds] = []

@@ -1,4 +1,4 @@
-"""What the machine allows: bandwidth of a copy, cost of a random row, and the time a step must take at least."""
+"""The machine's bounds: bandwidth of a copy, cost of a random row, and the time a step must take at least."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from .timing import seconds_of
 
 DIM = 64
 SHARES = (0.001, 0.01, 0.1)
-"""Of the rows, that change before a delta."""
+"""The shares of the rows that change before a delta."""
 
 
 def _table(rows: int, filled: bool) -> TableBatchedEmbedding:

@@ -1,4 +1,4 @@
-"""Who takes part in a step benchmark: ours here, by the package's public names alone; the rivals in `rivals.py`."""
+"""The contenders of a step benchmark: ours here, by the package's public names alone; the rivals in `rivals.py`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Contender(ABC):
     name: str
 
     def inputs(self, ids: torch.Tensor) -> Any:
-        """What a data loader would hand to `forward`, from int64 `[tables, lookups per table]`; not timed."""
+        """Makes what a data loader would hand to `forward`, from int64 `[tables, lookups per table]`; not timed."""
         return ids
 
     @abstractmethod
@@ -52,7 +52,7 @@ class Contender(ABC):
 
     @abstractmethod
     def output(self, raw: Any) -> torch.Tensor:
-        """What `forward` returned, in one layout: `[N, D]` feature after feature, or `[B, dims of all tables]`."""
+        """The result of `forward` in one layout: `[N, D]` feature after feature, or `[B, dims of all tables]`."""
 
     @abstractmethod
     def weights(self, table: int, ids: torch.Tensor) -> torch.Tensor:
@@ -185,7 +185,7 @@ class Ours(Contender):
     # ---- counters
 
     def counters(self) -> dict[str, int]:
-        """What was counted since `reset_counters`."""
+        """The counts since `reset_counters`."""
         found: dict[str, int] = self.module.cache_stats()
         return found
 

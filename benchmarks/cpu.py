@@ -107,7 +107,7 @@ def run(options: argparse.Namespace) -> Result:
         results["growth"] = run_growth(growth, lookups, options.rounds, 2 * lookups, options.seed, _say)
     finally:
         torch.set_num_threads(threads)
-    # Of no core when steps were not measured at one thread: then no target that depends on it was either.
+    # It is that of no core when steps were not measured at one thread: no target that depends on it was then either.
     bandwidth = next((bound["copy_bytes_per_second"] for bound in results["bounds"] if bound["threads"] == 1), 0.0)
     results["torch_targets"] = torch_targets(bandwidth)
     results["targets"] = compare(results["steps"], results["plans"], results["growth"], bandwidth)
@@ -117,7 +117,7 @@ def run(options: argparse.Namespace) -> Result:
 
 
 def plain(value: object) -> object:
-    """What JSON does not know: table sets, distributions, paths."""
+    """A form for JSON of what it does not know: table sets, distributions, paths."""
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     if isinstance(value, Path):

@@ -1,4 +1,4 @@
-"""What the machine allows, measured before anything else: copies, rows gathered by the host, and how rows swap."""
+"""The machine's ceilings, measured before anything else: copies, rows gathered by the host, and how rows swap."""
 
 from __future__ import annotations
 

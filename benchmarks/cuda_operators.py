@@ -155,7 +155,7 @@ class OperatorBench:
 
 
 def spans(clock: Clock, marks: Sequence[tuple[Any, Any, Any]]) -> dict[str, Samples]:
-    """Of steps marked before the lookup, between it and the update, and after."""
+    """Seconds of the parts of steps, which are marked before the lookup, between it and the update, and after."""
     return {
         "lookup": Samples([clock.seconds(begin, middle) for begin, middle, _ in marks]),
         "update": Samples([clock.seconds(middle, end) for _, middle, end in marks]),

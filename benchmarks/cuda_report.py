@@ -46,7 +46,7 @@ def render_pools(pools: Sequence[Result]) -> str:
 
 
 def render_ceilings(ceilings: Sequence[Result]) -> str:
-    """What the machine allows, and which way of swapping is faster."""
+    """The machine's ceilings, and which way of swapping is faster."""
     verdict = {None: "", True: "right", False: "DIFFERS"}
     rows = [
         [
@@ -139,7 +139,7 @@ def render_case(case: Result, ceilings: Sequence[Result]) -> str:
 
 
 def render_targets(targets: Sequence[Result]) -> str:
-    """What was to be reached on an H100."""
+    """The targets for an H100, and whether they were reached."""
     verdict = {None: "not measured", True: "met", False: "MISSED"}
     rows = [
         [

@@ -1,4 +1,4 @@
-"""Who takes part beside `TableBatchedEmbedding`: our collection, and rivals whose rows are renumbered for them."""
+"""The contenders beside `TableBatchedEmbedding`: our collection, and rivals whose rows are renumbered for them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Resident(Rival):
     """A rival that looks up ranks, which are on the device already."""
 
     def inputs(self, ranks: torch.Tensor) -> torch.Tensor:
-        """What `forward` takes, from int64 `[tables, lookups per table]` on the host."""
+        """Makes what `forward` takes, from int64 `[tables, lookups per table]` on the host."""
         raise NotImplementedError
 
     def load(self, table: int, ranks: torch.Tensor, weights: torch.Tensor) -> None:

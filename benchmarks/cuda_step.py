@@ -20,7 +20,7 @@ from .timing import Clock, Samples, no_collection
 from .workload import Workload
 
 CHECKED = 2
-"""Batches that everybody trains on, from the same weights, before anything is timed."""
+"""Batches that all contenders train on, from the same weights, before anything is timed."""
 Result = dict[str, Any]
 
 
@@ -126,7 +126,7 @@ class StepCase:
                 resident.load(table, ranks, weights)
 
     def _check(self) -> None:
-        """Trains everybody on the same batches: the first outputs are the same bits, then weights are near."""
+        """Trains all on the same batches: the first outputs are the same bits, then weights are near."""
         device = self._grad.device
         for step in range(CHECKED):
             expected = None

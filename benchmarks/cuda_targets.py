@@ -1,4 +1,4 @@
-"""What others published and what ours is to reach, on an H100."""
+"""Figures that others published, and targets of ours, for an H100."""
 
 from __future__ import annotations
 

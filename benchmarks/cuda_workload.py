@@ -1,4 +1,4 @@
-"""What the CUDA benchmark looks up: the shape of NVIDIA dynamicemb's TestCaching, and the memory it takes."""
+"""The lookups of the CUDA benchmark: the shape of NVIDIA dynamicemb's TestCaching, and the memory it takes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .planning import BYTES_PER_ROW
 from .workload import TableSet, Workload
 
 LOOKUPS, DIM = 1_048_570, 128
-"""Of dynamicemb's benchmark: 2**20 // 10 lookups of each of 10 tables."""
+"""The shape of dynamicemb's benchmark: 2**20 // 10 lookups of each of 10 tables."""
 ID_RANGES = {"power law": TableSet(10, 2**28 // 10), "uniform": TableSet(10, 2**24 // 10)}
 """Ids of a table: of its TestCaching, and of its TestGpu for uniform ids, nearly all of which would be new in the
 first."""
@@ -32,7 +32,7 @@ class Pool:
     distribution: Distribution
     id_range: TableSet
     ids: list[torch.Tensor]
-    """Of each batch, int64 `[tables, lookups per table]`."""
+    """One int64 `[tables, lookups per table]` for each batch."""
     ranks: list[torch.Tensor]
     """The same, renumbered within the footprint of the table: the rows of an all-resident rival."""
     footprints: list[int]
@@ -98,7 +98,7 @@ def need_of_ours(workload: Workload, pool: Pool, ratio: float) -> Need:
 
 
 def free_memory(device: torch.device) -> Need:
-    """What may be taken; a device that is the host takes its part from the host."""
+    """The memory that may be taken; a device that is the host takes its part from the host."""
     host = max(0, available_memory() - HOST_MARGIN)
     if device.type == "cpu":
         return Need(host // 2, host // 2)
@@ -106,7 +106,7 @@ def free_memory(device: torch.device) -> Need:
 
 
 def shortage(need: Need, free: Need) -> str | None:
-    """What is missing, None if nothing is."""
+    """Says what is missing, None if nothing is."""
     parts = [
         f"{name} memory: needs {wanted / 2**30:.1f} GiB, {there / 2**30:.1f} are free"
         for name, wanted, there in (("device", need.device, free.device), ("host", need.host, free.host))

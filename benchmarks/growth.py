@@ -71,7 +71,7 @@ def _build(ours: Ours, rows: int) -> None:
 
 
 def _memory(ours: Ours) -> dict[str, int]:
-    """Of the planner's map and store, which no public name tells."""
+    """Bytes of the planner's map and store, which no public name tells."""
     (group,) = ours.module.groups
     found: dict[str, int] = group.engine.memory()
     return found

@@ -60,7 +60,7 @@ def scatter(ranks: Int64Array, rows: int, shift: int = 0) -> Int64Array:
 
 @dataclass(frozen=True)
 class Distribution:
-    """Of the ids of a batch: a bounded power law, uniform when alpha is 0."""
+    """Draws the ids of a batch: from a bounded power law, uniformly when alpha is 0."""
 
     alpha: float
 

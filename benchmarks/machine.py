@@ -1,4 +1,4 @@
-"""What the figures were taken on."""
+"""Describes the machine that the figures were taken on."""
 
 from __future__ import annotations
 

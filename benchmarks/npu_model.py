@@ -27,19 +27,19 @@ class Chip:
 
     name: str
     hbm_bytes_per_s: float
-    """Of the whole chip."""
+    """The bandwidth of the whole chip."""
     core_bytes_per_s: float
     """One core's copies from or to global memory, each direction."""
     copy_issue_s: float
     """Engine time that a copy takes whatever its size."""
     clock_hz: float
     vector_issue_cycles: float
-    """What a vector instruction takes whatever its size, with the barrier of a dependent one."""
+    """A vector instruction takes these whatever its size, with the barrier of a dependent one."""
     launch_s: float
-    """What a launch takes whatever its kernel does."""
+    """A launch takes these whatever its kernel does."""
 
     def byte_seconds(self, size: float) -> float:
-        """What `size` bytes take at the bandwidth of the memory."""
+        """The time of `size` bytes at the bandwidth of the memory."""
         return size / self.hbm_bytes_per_s
 
 
@@ -51,7 +51,7 @@ CHIPS = (
 
 @dataclass(frozen=True)
 class Kernel:
-    """What one kernel did since the counters were reset; arrays hold one value per core."""
+    """The work of one kernel since the counters were reset; arrays hold one value per core."""
 
     name: str
     launches: int
@@ -101,7 +101,7 @@ class EmulatedCounters:
         self._library.rec_sdk_ascendc_vector_cores.argtypes = (ctypes.c_void_p,)
 
     def vector_cores(self) -> int:
-        """Of the emulated chip, on the default stream; a device must be in use."""
+        """The cores of the emulated chip, on the default stream; a device must be in use."""
         return int(self._library.rec_sdk_ascendc_vector_cores(None))
 
     def reset(self) -> None:
@@ -119,5 +119,5 @@ class EmulatedCounters:
 
 
 def total_bytes(kernels: Sequence[Kernel]) -> int:
-    """Of all kernels of an operator."""
+    """The bytes of all kernels of an operator."""
     return int(sum(kernel.bytes.sum() for kernel in kernels))

@@ -139,7 +139,7 @@ class CountingError(RuntimeError):
 
 
 def _machine_of(compiler: Sequence[str]) -> str:
-    """What the compiler compiles for, a key of `MACHINES`. `CountingError` for any other."""
+    """The machine that the compiler compiles for, a key of `MACHINES`. `CountingError` for any other."""
     triple = _run([*compiler, "-dumpmachine"]).strip()
     name = triple.partition("-")[0]
     if name not in MACHINES:
@@ -204,7 +204,7 @@ def _compiled(
 
 
 def _run(command: Sequence[str]) -> str:
-    """What it prints; `CountingError` where it fails."""
+    """The output of a command; `CountingError` where it fails."""
     try:
         done = subprocess.run(command, check=False, capture_output=True, text=True)
     except OSError as error:
@@ -236,16 +236,16 @@ class Budget(NamedTuple):
     row: float
     """`update_rows`, Adam, of a row with one lookup."""
     further: float
-    """Of its second lookup."""
+    """The cost of its second lookup."""
     many: float
-    """Of each further lookup in a row of 32."""
+    """The cost of each further lookup in a row of 32."""
 
 
 def budget(units: ScalarUnits, dim: int = 128, cores: int = 8) -> Budget:
-    """What one more lookup or row costs: the difference of two batches, over the difference of their sizes."""
+    """The cost of one more lookup or row: the difference of two batches, over the difference of their sizes."""
 
     def total(rows: int, lookups: int) -> dict[str, int]:
-        """Of each operator, on all cores, with every row looked up so many times."""
+        """Instructions of each operator, on all cores, with every row looked up so many times."""
         slots = np.random.default_rng(0).permutation(np.repeat(np.arange(rows), lookups))
         return {name: sum(kernels[name.split()[0]]) for name, kernels in units.count(slots, rows, dim, cores).items()}
 

@@ -44,14 +44,14 @@ class Case:
 
     @property
     def record_bytes(self) -> Callable[[int], int]:
-        """Of a row of dim D."""
+        """A function from D to the bytes of a row's record."""
         dtype = torch.bfloat16 if self.weights is DataType.BF16 else torch.float32
         optimizer = TableOptimizer.create(self.cls, {"lr": 0.01, **self.options})
         return lambda dim: record_layout(TableConfig("t", 1, dim, weight_dtype=dtype), optimizer).bytes
 
     @property
     def weight_bytes(self) -> int:
-        """Of an element."""
+        """Bytes of an element."""
         return 2 if self.weights is DataType.BF16 else 4
 
 

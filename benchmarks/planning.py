@@ -19,7 +19,7 @@ from .timing import Samples, no_collection, seconds_of
 
 _FEATURES = np.zeros(1, np.int64)
 BYTES_PER_ROW = 64
-"""What an engine with every row resident is allowed for, beside the record; only to refuse what cannot fit."""
+"""Bytes that an engine may take beside the record while every row is resident; only refuses what cannot fit."""
 
 
 def make_engine(
@@ -48,7 +48,7 @@ def make_engine(
 
 
 class Planner:
-    """An engine that is fed batches; the swap is done for it, against a cache nobody reads."""
+    """An engine that is fed batches; the swap is done for it, against a cache that is never read."""
 
     def __init__(self, engine: Engine, life: TableLife | None = None) -> None:
         self.engine = engine
@@ -197,7 +197,7 @@ RULES = {
         admit_threshold=2, beta=1, evict_share=0.1, score_decay=0.9, evict_step_interval=1000
     ),
 }
-"""What `run_life` measures. None of them evicts there: an eviction is no part of a plan."""
+"""The rules that `run_life` measures. None of them evicts there: an eviction is no part of a plan."""
 
 
 def run_life(options: PlanOptions) -> list[dict[str, Any]]:

@@ -50,7 +50,7 @@ class PolicyOptions:
 
 
 class Simulated:
-    """What a batch needs, from a cache that is simulated.
+    """Swaps the rows of a batch into a cache that is simulated.
 
     Attributes:
         counters: as the engine's, as far as they are the same.

@@ -26,7 +26,7 @@ from .workload import OPTIMIZERS, TableSet, make_workload
 Result = dict[str, Any]
 
 DEPTH = 2
-"""Of the targets; the default of `prefetch`."""
+"""The depth of the targets; the default of `prefetch`."""
 WAIT_PERCENT = 5.0
 CACHE, CACHE_RATIO = 0.1, 1.4
 

@@ -85,7 +85,7 @@ class DenseModel(torch.nn.Module):
         return self.loss(self.tables(batch).values())
 
     def loss(self, pooled: torch.Tensor) -> torch.Tensor:
-        """Of the tables' output, `[B, dims of all tables]`."""
+        """The loss for the tables' output, `[B, dims of all tables]`."""
         output: torch.Tensor = self.dense(pooled)
         return output.square().mean()
 
@@ -205,7 +205,7 @@ def _run_hidden(workload: Workload, options: PrefetchOptions, hidden: int) -> li
                 cases[trainer.cache, depth].segments.append(segment)
                 losses.append(segment.losses)
             correct &= all(other == losses[0] for other in losses)
-        # Of one model: a step of the dense layers alone changes their weights, so the others take the same.
+        # All have the weights of one model: a step of the dense layers alone changes them, so the others take the same.
         dense = min(dense, *(trainer.dense_seconds(3) for trainer in trainers))
     described = {key: case.describe(workload) for key, case in cases.items()}
     results = []

@@ -22,7 +22,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def machine_lines(machine: Result) -> str:
-    """What the figures were taken on; says so when it was busy."""
+    """The machine of the figures; says so when it was busy."""
     load = machine["load_average"][0]
     busy = "\nOther processes were running: take these figures as rough." if load > machine["cores"] / 2 else ""
     return (
@@ -60,7 +60,7 @@ def _steps(cases: Sequence[Result]) -> str:
 
 
 def _phases(cases: Sequence[Result]) -> str:
-    """What the layer above the table-batched embedding costs, and where."""
+    """The cost of the layer above the table-batched embedding, by phase."""
     shown = [(name, phase) for phase in ("forward", "backward") for name in ("collection", "ours")]
     header = ["fastest in ms", *(f"{name} {phase}" for name, phase in shown), "step over ours", "unique rows", "hits"]
     rows = []
@@ -143,7 +143,7 @@ def _policies(results: Sequence[Result]) -> str:
 
 
 def targets_table(targets: Sequence[Result], title: str = "target, one thread") -> str:
-    """Of `Target.describe`: wanted, reached, and whether it was met."""
+    """The results of `Target.describe`: wanted, reached, and whether it was met."""
 
     def number(value: float | None) -> str:
         return "-" if value is None else f"{value:.2f}"

@@ -93,7 +93,7 @@ class Fbgemm(Rival):
     """
 
     def _training(self) -> Any:
-        """What has the module and its enums."""
+        """The namespace of the module and its enums."""
         return fbgemm_training()
 
     def __init__(self, workload: Workload, seed: int, bags_of_one: bool = True) -> None:

@@ -95,7 +95,7 @@ def _sharded(workload: Workload, world_size: int) -> Any:
 
 
 def _train(rank: int, world_size: int, port: int, workload: Workload, ids: Distribution, sizes: tuple[int, int]) -> Any:
-    """What a rank counted in the timed steps, and their seconds."""
+    """The counts of a rank in the timed steps, and their seconds."""
     from torchrec import KeyedJaggedTensor
 
     torch.set_num_threads(1)
@@ -156,7 +156,7 @@ def run_ranks(workload: Workload, ids: Distribution, world_size: int, warm: int,
 
 
 def least_bytes(workload: Workload, unique_ids: float, world_size: int) -> float:
-    """Of a step and rank, ids spread evenly: each distinct one is sent, its row comes, its gradient is sent, once."""
+    """Bytes of a step and rank, ids spread evenly: each distinct one is sent, its row comes, its gradient goes."""
     dim = sum(workload.dims) / len(workload.dims)
     return unique_ids * (1 - 1 / world_size) * (8 + 2 * 4 * dim)
 

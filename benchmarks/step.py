@@ -70,7 +70,7 @@ class _Timed:
 
 @dataclass
 class _Measured:
-    """What a case found."""
+    """The findings of a case."""
 
     correct: dict[str, bool]
     skipped: dict[str, str]
@@ -165,7 +165,7 @@ class StepBench:
                 self.skipped[contender.name] = skipped[contender.name] = str(error)
 
     def _check(self, distribution: Distribution, rng: np.random.Generator) -> dict[str, bool]:
-        """Steps everybody on the same batches and compares outputs and weights with the collection's."""
+        """Takes the same steps with all contenders, and compares outputs and weights with the collection's."""
         others = self.contenders[1:]
         correct = {contender.name: True for contender in others}
         # Our outputs sum a bag's rows, and with them their rounding.

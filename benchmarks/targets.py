@@ -77,7 +77,7 @@ def torch_targets(copy_bytes_per_second: float) -> Result:
 
 
 def _ratios(cases: Sequence[Result], key: str, names: Sequence[str]) -> list[float]:
-    """Of each case, that of the fastest of `names` that took part with the collection's results."""
+    """For each case, the ratio of the fastest of `names` that took part with the collection's results."""
     found = [[case[key][name] for name in names if name in case[key]] for case in cases]
     return [min(ratios) for ratios in found if ratios]
 

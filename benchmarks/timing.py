@@ -70,7 +70,7 @@ def best_of(call: Callable[[], object], repeats: int) -> float:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Without Python's garbage collector, which would run in somebody's turn."""
+    """Stops Python's garbage collector, which would run in one contender's turn."""
     gc.collect()
     enabled = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""What a step looks up."""
+"""The lookups of a step."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class Workload:
 
     @property
     def lengths(self) -> torch.Tensor:
-        """Of the bags of all features, int64 `[F * B]`."""
+        """The lengths of the bags of all features, int64 `[F * B]`."""
         return torch.full((self.tables.count * self.batch_size,), self.bag)
 
     @property

@@ -12,7 +12,7 @@ _ON_NPUS = ["torch-npu==2.13.0"] if os.environ.get("ASCEND_HOME_PATH") else []
 
 
 def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:
-    """What `pip install .` puts into its build environment beside pyproject.toml's requirements."""
+    """The packages that `pip install .` puts into its build environment beside pyproject.toml's requirements."""
     return [*build_meta.get_requires_for_build_wheel(config_settings), *_ON_NPUS]
 
 

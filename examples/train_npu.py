@@ -100,7 +100,7 @@ class Model:
             self._parallel = DistributedDataParallel(self.dense, device_ids=[device.index])
 
     def loss(self, batch: ClickBatch) -> Tensor:
-        """Of this rank's samples, in a batch that is the same on all ranks."""
+        """The loss of this rank's samples, in a batch that is the same on all ranks."""
         rows = len(batch.labels) // dist.get_world_size()
         own = slice(dist.get_rank() * rows, (dist.get_rank() + 1) * rows)
         # The ids stay on the host, where the tables plan their swaps.

@@ -51,7 +51,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def load_data(options: argparse.Namespace) -> tuple[str, ClickData, Split]:
-    """What the data are called, the samples, and how they are split: by time where there is a time."""
+    """The name of the data, the samples, and how they are split: by time where there is a time."""
     if options.movielens:
         data = movielens_histories(options.movielens, options.history)
         return f"MovieLens-100K in {options.movielens}, histories", data, ordered_split(len(data))

@@ -1,5 +1,5 @@
-// What the instructions of kernel_operator.h do that the control flow of kernels depends on: copies. Compiled
-// by itself, so that nothing of it is counted.
+// The instructions of kernel_operator.h that the control flow of kernels depends on: copies. They are compiled
+// by themselves, so that nothing of them is counted.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>

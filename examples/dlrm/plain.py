@@ -28,7 +28,7 @@ class PlainTables(nn.Module):
         )
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """What an EmbeddingBagCollection returns."""
+        """The output of an EmbeddingBagCollection."""
         ids = features.to_dict()
         offsets = {name: _bag_offsets(ids[name].lengths()) for name in self.bags}
         pooled = [bag(ids[name].values(), offsets[name]) for name, bag in self.bags.items()]

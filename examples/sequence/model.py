@@ -48,7 +48,7 @@ class InterestModel(nn.Module):
         return logits
 
     def _interest(self, candidate: Tensor, history: Tensor, mask: Tensor) -> Tensor:
-        """What the history says about the candidate, [B, D]; zeros where there is no history."""
+        """The interest of the history in the candidate, [B, D]; zeros where there is no history."""
         scores = torch.einsum("bd,bld->bl", self.query(candidate), self.key(history)) / candidate.shape[1] ** 0.5
         # One more place, with score and value zero, keeps the softmax of an empty history defined.
         scores = nn.functional.pad(scores.masked_fill(~mask, -torch.inf), (0, 1))

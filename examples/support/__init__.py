@@ -1,1 +1,1 @@
-"""What both examples share: click data, training loop, report."""
+"""The part that both examples share: click data, training loop, report."""

@@ -37,7 +37,7 @@ class JaggedIds:
 
 @dataclass(frozen=True)
 class ClickBatch:
-    """What a model sees at once. It stays on the host: the tables plan their swaps there."""
+    """The clicks that a model sees at once. They stay on the host: the tables plan their swaps there."""
 
     dense: Tensor  # float32 [B, dense features]
     sparse: KeyedJaggedTensor

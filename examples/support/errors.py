@@ -24,7 +24,7 @@ def exit_code(run: Callable[[], None]) -> int:
     except OSError as error:
         if error.filename is not None:
             raise
-        # Of standard output; what is still buffered is not to be tried again at the exit.
+        # Standard output: what is still buffered is not to be tried again at the exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         closed = isinstance(error, BrokenPipeError)  # by a reader such as `head` that has seen enough
         say("the output was closed before the end" if closed else f"cannot write the output: {error.strerror}")

@@ -1,4 +1,4 @@
-"""What a finished run prints, writes as JSON, and draws."""
+"""A finished run prints this, writes it as JSON, and draws it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TableSize:
 
 
 def table_sizes(tables: Iterable[BaseEmbeddingConfig], cache_rows: Mapping[str, int]) -> dict[str, TableSize]:
-    """Of the tables of a collection, by name."""
+    """The sizes of the tables of a collection, by name."""
     return {table.name: TableSize(table.num_embeddings, cache_rows[table.name]) for table in tables}
 
 

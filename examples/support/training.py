@@ -62,7 +62,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Job:
-    """What models that are to be compared have in common."""
+    """Everything that models which are to be compared have in common."""
 
     data: ClickData
     split: Split
@@ -79,7 +79,7 @@ class Quality:
 
 @dataclass
 class Curves:
-    """What happened on the way, for the plot."""
+    """The course of a training run, for the plot."""
 
     steps: list[int] = field(default_factory=list)
     loss: list[float] = field(default_factory=list)
