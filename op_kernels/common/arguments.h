@@ -1,4 +1,5 @@
-// What each operator's kernel gets: raw pointers and sizes, already checked. The same for every backend.
+// The arguments of each operator's kernel: raw pointers and sizes, already checked. The same for every
+// backend.
 #pragma once
 
 #include <cstdint>
@@ -110,10 +111,11 @@ struct Segments {
   const int32_t* unique_slots;  // [rows], distinct
   const int32_t* offsets;       // [rows + 1]
   int64_t rows;
-  // Of devices: all hot segments, ascending, or none, and each is summed as the others are: to the same bits.
+  // Devices have these: all hot segments, ascending, or none. Each is summed as the others are: to the same
+  // bits.
   const HotSegment* hot_segments;  // [hot_segment_count]
   int64_t hot_segment_count;
-  // Of the CPU, which finds them in the offsets.
+  // The CPU has these, which it finds in the offsets.
   const HotRow* hot_rows;  // [hot_count], ascending
   int64_t hot_count;
   const float* chunk_sums;  // [chunks, dim]; of CUDA as well

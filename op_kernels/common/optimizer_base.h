@@ -1,4 +1,4 @@
-// What an optimizer formula is. Each struct serves every backend of this language: the CPU loop vectorises
+// Optimizer formulas. Each struct serves every backend of this language: the CPU loop vectorises
 // it, a CUDA thread calls it, and AscendC runs it on a tile of rows at once.
 //
 // An optimizer has
@@ -33,7 +33,7 @@
 namespace rec_sdk {
 namespace REC_SDK_ISA {
 
-// What an optimizer without row states or measures knows of the row as a whole.
+// The values of an optimizer without row states or measures.
 struct NoValues {};
 
 template <int kPass>

@@ -16,9 +16,9 @@ REC_SDK_INLINE int64_t rows_ahead(int64_t row_bytes) {
   return ahead < 4 ? 4 : ahead > 64 ? 64 : ahead;
 }
 
-// What to prefetch of rows of `bytes` bytes, `stride` apart: rows that need not start at a cache line may end
-// in one line more than they would fill. Not inlined: with what it then knows of the sum, GCC 12 makes the
-// loop of the row-wise update a quarter slower.
+// The bytes to prefetch of rows of `bytes` bytes, `stride` apart: rows that need not start at a cache line
+// may end in one line more than they would fill. Not inlined: with what it then knows of the sum, GCC 12
+// makes the loop of the row-wise update a quarter slower.
 inline __attribute__((noinline)) int64_t prefetch_bytes(const void* first, int64_t stride, int64_t bytes) {
   const uint64_t starts = reinterpret_cast<uintptr_t>(first) | static_cast<uint64_t>(stride | kCacheLine);
   return bytes + kCacheLine - static_cast<int64_t>(starts & -starts);

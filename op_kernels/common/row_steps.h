@@ -1,4 +1,4 @@
-// What formulas share that know when a row was last updated. T is as in optimizers.h.
+// Functions for formulas that know when a row was last updated. T is as in optimizers.h.
 #pragma once
 
 #include "op_kernels/common/isa.h"

@@ -189,9 +189,9 @@ struct CowClipRowWiseAdagrad {
   }
 };
 
-// What a count of the row's updates, which fades, does to its rate: (max_counter / (count + 1))^power, from 1
+// A count of the row's updates, which fades, multiplies its rate by (max_counter / (count + 1))^power, from 1
 // to 10, or with a power below 0 from a tenth to 1; or, where `counts` is 1 and not 0, `counted` times the
-// count stands for the sum. Only where the count is above `tail`. The decay fades with the count.
+// count stands for the sum. It does so only where the count is above `tail`. The decay fades with the count.
 struct CountedRowWiseAdagrad {
   static const char* name() { return "counted_rowwise_adagrad"; }
   static const char* coefficients() {

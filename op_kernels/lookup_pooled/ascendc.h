@@ -178,7 +178,7 @@ class BagSum {
     if (kWeighted) weights_.init(pipe);
   }
 
-  // Of the longest bag there could be.
+  // The levels for the longest bag there could be.
   static __aicore__ inline int64_t levels_for(int64_t lookups) {
     return 1 + floor_log2(maximum<int64_t>(1, ceil_div(lookups, kSumBlock)));
   }

@@ -47,7 +47,7 @@ class BagGroup {
     equal_ = row == count * longest_;
     return count;
   }
-  // Of the bags that were listed.
+  // The rows of the bags that were listed.
   __aicore__ inline int64_t rows() const { return rows_; }
 
   // sums[i] = the sum of the rows of bag i < count, or their mean. sums [count, pitch of sums], rows [rows(),

@@ -58,7 +58,7 @@ class BagColumns {
 
   __device__ __forceinline__ int blocks() const { return (length + kLookups - 1) / kLookups; }
 
-  // Of one block of lookups, in order. The lanes read their slots together, a window ahead.
+  // The sum of one block of lookups, in order. The lanes read their slots together, a window ahead.
   __device__ __forceinline__ Columns<N> sum_block(int block) const {
     const int64_t first = begin_ + static_cast<int64_t>(block) * kLookups;
     const int count = at_most(kLookups, length - block * kLookups);

@@ -30,7 +30,7 @@ class Divisors {
     divides_[tile % kRing] = false;
   }
 
-  // Of the rows [begin, end) of the tile; the rows before have theirs already.
+  // Sets the rows [begin, end) of the tile; the rows before have theirs already.
   __aicore__ inline void set(int64_t tile, int64_t begin, int64_t end, bool divides, float divisor) {
     bool& tile_divides = divides_[tile % kRing];
     if (divides && !tile_divides) {
@@ -272,7 +272,7 @@ class WeightsGradient {
     }
   }
 
-  // Of rows as they come: no gap between those that one instruction widens.
+  // The pitch of rows as they come: no gap between those that one instruction widens.
   __aicore__ inline int64_t row_pitch(int64_t width) const {
     return kWidens ? align_up(width, kWidthMultiple) : pitch_;
   }

@@ -33,7 +33,7 @@ class RowSwapper {
   static_assert(kSideBytes / kUbBlock <= kMaxDmaBlocks, "a side goes through in one copy");
   static_assert(4 * kSideBytes + 3 * SlotStream::Stream::kBytes <= kUbBytes, "UB");
 
-  // Those of a tile: `leaving` has them side by side, as the tile does.
+  // The leaving rows of a tile: `leaving` has them side by side, as the tile does.
   struct Leaving {
     int64_t end;  // their places are [end - count, end)
     int64_t count;

@@ -11,7 +11,7 @@
 namespace rec_sdk {
 namespace {
 
-// What a launch needs is copied into the task queue.
+// Each launch copies its arguments into the task queue.
 struct OnNpu {
   static void lookup_sequence(const Tensor& on, const LookupSequence& a) {
     launch("rec_sdk_lookup_sequence", on, rec_sdk_launch_lookup_sequence, a);

@@ -1,5 +1,5 @@
-// What the CPU kernels of all operators share: threads, and checks of contents, which only host memory allows
-// for free.
+// The CPU kernels of all operators share these: threads, and checks of contents, which only host memory
+// allows for free.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>

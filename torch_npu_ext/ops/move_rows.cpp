@@ -25,7 +25,7 @@ uint8_t* packed_rows(const Checker& check, const Tensor& cache, const char* name
   return static_cast<uint8_t*>(host_rows != nullptr ? host_rows : rows.data_ptr());
 }
 
-// Of records without bytes there is nothing to copy.
+// There is nothing to copy of records without bytes.
 int64_t moved_rows(const Tensor& cache, const Tensor& slots) { return cache.size(1) > 0 ? slots.numel() : 0; }
 
 }  // namespace

@@ -62,7 +62,7 @@ __aicore__ inline int64_t sum_bytes(int64_t pitch, int64_t levels) {
   return (2 * stream_rows(pitch) + levels) * pitch * 4;
 }
 
-// What is added to a sum at a place: the terms up to `end`.
+// The further terms of a sum at a place: those up to `end`.
 struct FurtherGradients {
   uint32_t place, end;
 };
@@ -159,11 +159,11 @@ class GradientSums {
     const LookupIndex& index;
     const uint8_t* data;
     int64_t pitch, column;
-    // Of a lookup that the index was called for.
+    // The gradient of a lookup that the index was called for.
     __aicore__ inline const float* operator()(int64_t lookup) const {
       return (*this)(lookup, index.at(kGradRow, lookup));
     }
-    // Of which the row is known.
+    // The same, where the row is known.
     __aicore__ inline const float* operator()(int64_t lookup, int64_t row) const {
       if (kPlain) return reinterpret_cast<const float*>(data + row * pitch);
       const int64_t from = lookups.grad_column != nullptr ? index.at(kGradColumn, lookup) : 0;
@@ -203,7 +203,7 @@ class GradientSums {
 
     __aicore__ inline int64_t count() const { return terms.chunks + terms.lookups; }
     __aicore__ inline bool chunk() const { return term < terms.chunks; }
-    // Of the terms that are lookups.
+    // The place of the term in its block of lookups.
     __aicore__ inline int64_t in_block() const { return remainder(term - terms.chunks, kSumBlock); }
     __aicore__ inline int64_t left_of_block() const { return minimum(left(), kSumBlock - in_block()); }
     __aicore__ inline bool at_end() const { return sum == sums; }

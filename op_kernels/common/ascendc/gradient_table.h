@@ -1,5 +1,5 @@
 // The table of gradients in GM, which the scalar unit reads. It comes there as parameters of a launch of its
-// own: nobody waits, and the host's copy may go.
+// own: the host does not wait, and the host's copy may go.
 #pragma once
 
 #include "op_kernels/common/ascendc/signal.h"

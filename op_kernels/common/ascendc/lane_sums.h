@@ -88,7 +88,7 @@ class LaneSums {
     return pitch_ / kFloats <= kFarthest ? kFloats : 1;
   }
 
-  // Of [.., rows_, 8] of the sums from a row on, and of its values.
+  // Adds to the sums from a row on, [.., rows_, 8], and takes values of the same shape.
   __aicore__ inline void add_blocks(const LocalTensor<float>& sums, const LocalTensor<float>& values,
                                     int64_t rows, int64_t width) {
     const bool one = rows == 1;

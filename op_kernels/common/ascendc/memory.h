@@ -19,7 +19,8 @@ using AscendC::TPosition;
 using Scratch = AscendC::TBuf<TPosition::VECCALC>;
 using Landing = AscendC::TBuf<TPosition::VECIN>;  // of copies that the scalar unit reads
 
-// What a kernel may plan for on arch 2201: 192 KB less 256 bytes, and less the 8 KB that the compiler keeps.
+// The bytes that a kernel may plan for on arch 2201: 192 KB less 256 bytes, less the 8 KB that the compiler
+// keeps.
 constexpr uint32_t kUbBytes = 188160;
 constexpr uint32_t kUbBlock = 32;        // UB addresses of copies and vector instructions are multiples of it
 constexpr int64_t kMaxDmaBlocks = 4095;  // of one DataCopyPad
@@ -43,7 +44,7 @@ __aicore__ inline constexpr T maximum(T a, T b) {
   return a < b ? b : a;
 }
 
-// Of value >= 0 and by > 0. Where `by` is a power of two these are one instruction, those of signed numbers
+// For value >= 0 and by > 0. Where `by` is a power of two these are one instruction, those of signed numbers
 // three.
 __aicore__ inline constexpr int64_t quotient(int64_t value, int64_t by) {
   return static_cast<int64_t>(static_cast<uint64_t>(value) / static_cast<uint64_t>(by));

@@ -56,7 +56,7 @@ struct PlaneStorage {
 class Plane {
  public:
   __aicore__ inline Plane() : at_{nullptr, {}, 0, -1} {}
-  // The first `count` floats of `data`, which somebody else owns.
+  // The first `count` floats of `data`, whose owner is elsewhere.
   __aicore__ inline Plane(PlanePool* pool, const LocalTensor<float>& data, int32_t count)
       : at_{pool, data, count, -1} {}
   __aicore__ inline void view(PlanePool* pool, const LocalTensor<float>& data, int32_t count) {
@@ -133,8 +133,8 @@ __aicore__ inline PlaneStorage result_of(Operand& a, Operand& b) {
   return a.temporary() ? a.give() : result_of(b);
 }
 
-// What the instruction just issued wrote. Operands that are temporaries end here and not where C++ ends them,
-// with the whole expression: else it would need a plane for each of its operators.
+// The result of the instruction just issued. Operands that are temporaries end here and not where C++ ends
+// them, with the whole expression: else it would need a plane for each of its operators.
 __aicore__ inline Plane finished(const PlaneStorage& result, Operand& a) {
   vector_barrier();
   a.release();

@@ -156,7 +156,7 @@ class RecordTiles {
   __aicore__ inline LocalTensor<float> state(int set, int64_t s) {
     return of_row(s) ? row_state(set, s - shape_.element_states) : element_state(set, s);
   }
-  // Of a state among the planes of 16 bits, which are for all states.
+  // The place of a state among the planes of 16 bits, which are for all states.
   __aicore__ inline int64_t narrow_place(int64_t s) const {
     return of_row(s) ? shape_.element_states * plane_ + (s - shape_.element_states) * row_plane()
                      : s * plane_;

@@ -39,7 +39,7 @@ class RowSplit {
  private:
   static constexpr int64_t kEnds = SortedSearch<64>::kTargets;
 
-  // Of the rows before `row`, which have `lookups` lookups and `chunks` chunks; it never decreases.
+  // The cost of the rows before `row`, which have `lookups` lookups and `chunks` chunks; it never decreases.
   __aicore__ inline int64_t cost(int64_t row, int64_t lookups, int64_t chunks) const {
     return row * row_cost_ + lookups * lookup_cost_ + chunks * chunk_cost_;
   }

@@ -1,6 +1,6 @@
-// What an optimizer knows of the rows of a tile: sums over their columns, and values that begin_row makes of
-// them on planes of one number a row, and that then go to every column. Always for all rows of the tile at
-// once; Gather brings the numbers from one layout to the next.
+// The numbers that an optimizer has of the rows of a tile: sums over their columns, and values that begin_row
+// makes of them on planes of one number a row, and that then go to every column. They are for all rows of the
+// tile at once; Gather brings the numbers from one layout to the next.
 #pragma once
 
 #include "op_kernels/common/ascendc/tile_plan.h"
@@ -72,7 +72,7 @@ class RowValues {
     return views<kCount>(pool, pass * kSums, rows);
   }
 
-  // Of the last pass that kept some.
+  // The values of the last pass that kept some.
   template <int kCount>
   __aicore__ inline Numbers<Plane, kCount> values(PlanePool* pool, int64_t rows) {
     return views<kCount>(pool, kPasses * kSums, rows);

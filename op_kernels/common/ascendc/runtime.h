@@ -1,4 +1,4 @@
-// What CANN's runtime says about streams and launches: for the launch functions, on an NPU and emulated.
+// The answers of CANN's runtime about streams and launches: for the launch functions, on an NPU and emulated.
 #pragma once
 
 #include <acl/acl.h>

@@ -41,8 +41,8 @@ class ScalarStream {
     LocalTensor<T> values;
     int64_t count;
   };
-  // Those from i on, at most `most`, at least one: for loops that look at nothing but their element. The same
-  // as at() of the last of them.
+  // A run of elements from i on, at most `most`, at least one: for loops that look at nothing but their
+  // element. It advances as at() of the last of them does.
   __aicore__ inline Run run(int64_t i, int64_t most) {
     const auto index = static_cast<uint64_t>(i - begin_);
     while (chunk_ < static_cast<int64_t>(index / kChunk)) advance();

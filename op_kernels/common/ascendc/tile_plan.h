@@ -46,7 +46,7 @@ __aicore__ inline int64_t tile_bytes(const RecordShape& shape, int planes, int64
   return rows * (pitch * (2 * set + decoded + 4 * planes) + row_states);
 }
 
-// What an optimizer knows of a row: sums of one pass, and vectors of one number a row.
+// The numbers that an optimizer needs of a row: sums of one pass, and vectors of one number a row.
 struct RowNeeds {
   int64_t sums, vectors;
 };

@@ -20,7 +20,7 @@ struct TablesOfRows {
   const float* coefficients;  // [count, kCoefficients]
 };
 
-// What weights round by; null: to nearest.
+// Weights are rounded by these; null: to nearest.
 struct RoundingOfRows {
   const int64_t* ids;    // [rows]
   const int64_t* seeds;  // [tables]
@@ -126,7 +126,7 @@ class UpdateTiles {
     FurtherGradients* sums;
   };
 
-  // What GradientSums asks for.
+  // The terms, as GradientSums asks for them.
   struct TileTerms {
     const UpdateTiles& tiles;
     const Step& step;
@@ -284,7 +284,7 @@ class UpdateTiles {
     rows.few = further.sums - rows.further;
   }
 
-  // Of rows from r on that end in `ends`, all or those before the first one that ends behind lookup
+  // Loads rows from r on that end in `ends`, all or those before the first one that ends behind lookup
   // `reached`, but at least one; returns how many, and where the next one begins.
   template <bool kPlain>
   __aicore__ inline int64_t load_alone(const Step& step, int64_t r, const typename RowIndex::Run& ends,

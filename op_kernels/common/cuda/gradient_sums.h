@@ -41,7 +41,7 @@ class GradientSums {
   __device__ __forceinline__ GradientSums(const Segments& segments, const Team& team)
       : segments_(segments), lookups_(segments.lookups), team_(team) {}
 
-  // Of columns [column, column + N); all threads of the team must call it. `active`: whether these are
+  // Sums columns [column, column + N); all threads of the team must call it. `active`: whether these are
   // columns of the row. Zeros for an empty segment.
   __device__ __forceinline__ Columns<N> sum(const LookupRange& segment, int column, bool active) const {
     const int count = segment.last - segment.first;
@@ -95,7 +95,7 @@ class GradientSums {
     return sum;
   }
 
-  // What can be added to a term, or a sum, without a change of its bits.
+  // Numbers that can be added to a term, or a sum, without a change of its bits.
   static __device__ __forceinline__ Columns<N> nothing() {
     Columns<N> columns;
     for (int k = 0; k < N; ++k) columns[k] = -0.0f;

@@ -1,6 +1,6 @@
 // The table of gradients, on the device. Kernels read it at places that differ from lane to lane, which
-// global memory serves better than parameters; it comes there as parameters of a kernel, so that nobody
-// waits.
+// global memory serves better than parameters; it comes there as parameters of a kernel, so that the host
+// does not wait.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -11,7 +11,7 @@ namespace cuda {
 // Up to here the launch takes longer than the longest row can.
 constexpr int64_t kLookupsWithoutChunks = 4 * kChunk;
 
-// Of sums; 0: rows are not summed in chunks.
+// The places of chunk sums; 0: rows are not summed in chunks.
 constexpr int64_t chunk_places(const Segments& segments) {
   const int64_t lookups = segments.lookups.count;
   const bool chunks = segments.hot_segment_count > 0 && lookups > kLookupsWithoutChunks;

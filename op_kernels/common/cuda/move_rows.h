@@ -20,7 +20,7 @@ constexpr int kMovedRows = 4;  // of a team at once: their loads overlap
 constexpr int64_t kHostBlocks = 32;
 constexpr int64_t kDeviceBlocks = int64_t{1} << 20;
 
-// What is moved is a class with
+// A class that says what is moved has
 //   count, bytes                               rows, and the bytes of one
 //   move<kBytes, kRows>(first, column)         on the device: words of kBytes of kRows rows from `first` on,
 //                                              without a branch between their loads

@@ -245,7 +245,7 @@ class RowUpdate {
     if (column < dim()) columns_.load_from(column);
   }
 
-  // What is known of the row after its passes from kPass on.
+  // The numbers that are known of the row after its passes from kPass on.
   template <int kPass, class Values>
   __device__ __forceinline__ auto measured(const Values& values) {
     if constexpr (kPass == Optimizer::kMeasures) {

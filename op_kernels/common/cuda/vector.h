@@ -121,7 +121,7 @@ __device__ __forceinline__ void store(typename Format::Storage* to, const Column
   *reinterpret_cast<Word<kBytes<Format, N>>*>(to) = Packed<Format, N>::pack(columns).word;
 }
 
-// Of results that nobody reads soon: they are the first to leave the caches.
+// Stores results that are not read soon: they are the first to leave the caches.
 template <class Format, int N>
 __device__ __forceinline__ void store_streaming(typename Format::Storage* to, const Columns<N>& columns) {
   __stcs(reinterpret_cast<Word<kBytes<Format, N>>*>(to), Packed<Format, N>::pack(columns).word);
