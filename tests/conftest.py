@@ -58,7 +58,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """What is about the emulated NPU runs on it only."""
+    """Tests of the emulated NPU run on it only."""
     emulator = collection_path == HERE / "emulator"
     return True if emulator and config.getoption("--device") != "npu" else None
 

@@ -14,5 +14,5 @@ def exact_counts(tables: Any) -> dict[str, int]:
 
 
 def sums(counted: Mapping[str, int]) -> dict[str, int]:
-    """Those of `cache_stats` that are."""
+    """The counts among `cache_stats` that are sums."""
     return {name: count for name, count in counted.items() if name not in NO_SUMS}

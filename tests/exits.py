@@ -29,7 +29,7 @@ class Exit:
 
 
 class Interpreters:
-    """Those that are forked from one process, which has imported a module of tests."""
+    """Interpreters that are forked from one process, which has imported a module of tests."""
 
     def __init__(self, module: str) -> None:
         command = [sys.executable, __file__, module]

@@ -20,7 +20,7 @@ class Child:
         self._pid, self._output = pid, output
 
     def said(self) -> str:
-        """What `work` returned as text, or the type and message of what it raised; at its end."""
+        """The result of `work` as text, or the type and message of what it raised; at its end."""
         with open(self._output) as output:
             text = output.read()
         _, status = os.waitpid(self._pid, 0)

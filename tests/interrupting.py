@@ -17,7 +17,7 @@ import torch
 
 
 class Interrupt(KeyboardInterrupt):
-    """What the tests' signal handlers raise."""
+    """The tests' signal handlers raise this."""
 
 
 # ---- striking
@@ -65,7 +65,7 @@ def strike(action: Callable[[], object], at: int) -> str | None:
             struck = f"point {at}: {code.co_filename}:{frame.f_lineno}, {code.co_qualname}, {what}"
             os.kill(os.getpid(), signal.SIGINT)
 
-    # What the garbage collector calls swallows exceptions, and pytest keeps those, with the frames below them.
+    # Code that the garbage collector calls swallows exceptions, and pytest keeps those, with the frames below them.
     gc.disable()
     with handler(signal.SIGINT):
         sys.setprofile(profile)
@@ -88,7 +88,7 @@ def strike(action: Callable[[], object], at: int) -> str | None:
 
 @dataclass(frozen=True)
 class Moment:
-    """What a training has come to: Adagrad with lr_decay, whose every update shows t, in numpy's float32.
+    """The state of a training: Adagrad with lr_decay, whose every update shows t, in numpy's float32.
 
     Attributes:
         weights: of each table, `[rows, D]` in the table's dtype, over all ids that ever occur.

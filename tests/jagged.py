@@ -75,7 +75,7 @@ def apply(collection: torch.nn.Module, optimizer: type = torch.optim.SGD, **kwar
 
 
 def output_values(output: Any) -> torch.Tensor:
-    """What a collection gave, as one tensor on the host: `[B, total]`, or every value of the sequences, flat."""
+    """The output of a collection as one tensor on the host: `[B, total]`, or every value of the sequences, flat."""
     if isinstance(output, KeyedTensor):
         return output.values().cpu()
     return torch.cat([part.values().flatten() for part in output.values()]).cpu()
@@ -98,7 +98,7 @@ def rows_of(collection: torch.nn.Module, table: str = "t0") -> dict[int, torch.T
 
 
 def read(collection: torch.nn.Module, batch: KeyedJaggedTensor) -> torch.Tensor:
-    """What eval() gives; leaves the module in the mode it was in."""
+    """The output in eval(); leaves the module in the mode it was in."""
     training = collection.training
     collection.eval()
     try:

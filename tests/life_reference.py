@@ -16,7 +16,7 @@ MOST_AHEAD = 10 * 365 * 24 * 60 * 60
 
 @dataclass
 class Id:
-    """What is counted of an id, with a row or without."""
+    """The counts of an id, with a row or without."""
 
     count: int = 0
     clicks: int = 0
@@ -27,7 +27,7 @@ class Id:
 
 @dataclass
 class Life:
-    """Of a table: `rows` and `candidates` by id."""
+    """The state of a table: `rows` and `candidates` by id."""
 
     rules: TableLife
     rows: dict[int, Id] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Life:
         return self.rules.alpha * one.count + self.rules.beta * one.clicks
 
     def see(self, timestamps: list[int]) -> None:
-        """Those of the lookups of a batch move the clock, but for those far ahead of it, at first of half of them."""
+        """The timestamps of a batch move the clock, but for those far ahead of it, at first of half of them."""
         earliest = min(timestamps, default=NEVER)
         while 2 * sum(each <= earliest + MOST_AHEAD for each in timestamps) < len(timestamps):
             earliest = min(each for each in timestamps if each > earliest + MOST_AHEAD)
@@ -74,7 +74,7 @@ class Life:
         return bool(age and self.latest - one.timestamp > age) or bool(idle and self.batches - one.last_use >= idle)
 
     def _beyond(self, all_of: dict[int, Id], leaving: set[int], held: set[int], by_score: bool) -> set[int]:
-        """Those beyond max_rows, the least of them."""
+        """The ids beyond max_rows, the least of them."""
         most, staying = self.rules.max_rows, [i for i in all_of if i not in leaving or i in held]
         if not most or len(staying) <= most:
             return set()

@@ -193,7 +193,7 @@ class EnsembleRowWiseAdagrad(BoundedRowWiseAdagrad):
 
     @torch.no_grad()
     def between(self, rows: torch.Tensor) -> None:
-        """What is done to `rows`, all that the table has, before the next update."""
+        """Changes `rows`, all that the table has, before the next update."""
         options, state = self.param_groups[0], self.state[self.weight]
         t = state["step"] + 1
         weight, average = self.weight[rows], state["sparse_ema"][rows]

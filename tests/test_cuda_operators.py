@@ -32,7 +32,7 @@ def library() -> Path:
 
 @pytest.mark.parametrize("tests", RUN, ids=lambda tests: tests[0])
 def test_passes(library: Path, pytestconfig: pytest.Config, tests: tuple[str, ...]) -> None:
-    """What the CPU's operators pass, the CUDA ones must."""
+    """The CUDA operators must pass the tests of the CPU's."""
     paths = [str(TESTS / "cuda_operators"), os.environ.get("PYTHONPATH", "")]
     environment = {
         **os.environ,

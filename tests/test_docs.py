@@ -86,7 +86,7 @@ def said(page: str) -> str:
 
 
 def test_bytes_of_the_id_map() -> None:
-    """Of docs/cache.md: a full map has the fewest bytes per id, one that has just grown by a quarter the most."""
+    """docs/cache.md has them: a full map has the fewest bytes per id, one that has just grown by a quarter the most."""
     header = "torch_npu_ext/engine/directory/id_map.h"
     lanes = constant(header, r"kLanes = (\d+);")
     full = constant(header, r"kLanes \* (\d+) / 25") / 25

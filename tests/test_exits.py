@@ -265,7 +265,7 @@ def held_in_planning(_: int, __: Path) -> None:
 
 
 def used_after_the_threads(_: int, __: Path) -> None:
-    """Whoever still runs then is in the main thread, and may do all."""
+    """Code that still runs then is in the main thread, and may do all."""
     embedding = trained()
 
     def use() -> bool:
@@ -311,7 +311,7 @@ def test_saves_are_whole(interpreters: Interpreters, scene: Scene, tmp_path: Pat
     assert Saver().load(make(), tmp_path) == str(latest_save(tmp_path).resolve())
 
 
-# ---- who is waited for
+# ---- threads that are waited for
 
 
 def test_an_idle_thread_is_not_waited_for() -> None:

@@ -1,4 +1,4 @@
-"""What a user installs: the source distribution builds a wheel, the wheel works, and pip chooses a stack that fits."""
+"""A user can install it: the source distribution builds a wheel, the wheel works, and pip chooses a stack that fits."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_a_hint_never_leads_back_to_itself(
 
 
 def test_the_command_of_the_hint_exists() -> None:
-    """What make would do, short of doing it: it makes the Python that the hint goes on with."""
+    """The test does what make would do, short of doing it: make makes the Python that the hint goes on with."""
     command, _, launch = SET_UP.partition(" && ")
     planned = subprocess.run([*command.split(), "-n", "-B"], capture_output=True, text=True, check=False)
     assert planned.returncode == 0, planned.stderr

@@ -25,7 +25,7 @@ FILES = (
     "test_update_rows_arguments.py",
     "test_edges.py",
 )
-"""What a run is quick with; the full suite runs all."""
+"""Tests that are quick; the full suite runs all."""
 
 
 def test_the_suite_passes_without_a_kernel(pytestconfig: pytest.Config) -> None:
@@ -60,7 +60,7 @@ for warning in caught:
 
 
 def python(program: str) -> str:
-    """What a process prints."""
+    """The output of a process."""
     done = warm.python("-c", program, PYTHONPATH=os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]))
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -98,7 +98,7 @@ for bad in (slots.long(), slots.to_sparse()):
 
 
 def test_tensors_that_a_kernel_takes() -> None:
-    """Those that want gradients and those of inference mode are written, unseen by autograd; bad ones are refused."""
+    """Tensors that want gradients, or of inference mode, are written unseen by autograd; bad ones are refused."""
     of_kernels = python(TENSORS)
     assert "takes strided tensors" in of_kernels
     assert python("import default_operators; default_operators.stand_in('cpu')" + TENSORS) == of_kernels

@@ -70,7 +70,7 @@ CLANG_AARCH64 = """f:                                      // @f
 
 
 def added(text: str, machine: str) -> list[tuple[int, str]]:
-    """What each counter in the counted text adds, and the first instruction after it."""
+    """The additions of each counter in the counted text, and the first instruction after it."""
     pattern = {
         "x86_64": r"\tpushfq\n\taddq\t\$(\d+), scalar_unit_count\(%rip\)\n\tpopfq\n(.*)\n",
         "aarch64": r"\tadd\tx17, x17, #(\d+)\n\tstr.*scalar_unit_count\]\n\tldp.*\n(.*)\n",

@@ -1,4 +1,4 @@
-// What the emulator costs, per core, copy and instruction. Fails only when something is slow by an order of
+// The emulator's cost, per core, copy and instruction. This fails only when something is slow by an order of
 // magnitude.
 #include <ctime>
 
@@ -6,7 +6,7 @@
 
 namespace {
 
-// Of the processor, not of the clock on the wall: other work on the machine counts less.
+// Seconds of the processor, not of the clock on the wall: other work on the machine counts less.
 double seconds() {
   timespec now;
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);

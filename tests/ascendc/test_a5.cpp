@@ -1,4 +1,4 @@
-// What differs on the 950 (A5): compiled for arch 3510, run with REC_SDK_EMULATED_SOC=Ascend950PR_9589.
+// The 950 (A5) differs in these: compiled for arch 3510, run with REC_SDK_EMULATED_SOC=Ascend950PR_9589.
 #include "support.h"
 #include "torch_npu_ext/emulator/ascendc/soc.h"
 

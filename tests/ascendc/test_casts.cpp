@@ -113,7 +113,7 @@ void test_saturation_of_16_bits() {
     CHECK(half_on[i].bits == halves[i] && brain_on[i].bits == brains[i]);
     CHECK(half_off[i].bits == half(values[i]).bits && brain_off[i].bits == bfloat16_t(values[i]).bits);
   }
-  // What is read is not changed, nor is a float.
+  // A cast changes neither its source nor a float.
   CHECK(std::isinf(cast<float>(std::vector<half>{half(kInfinity)}, RoundMode::CAST_NONE, true)[0]));
 }
 

@@ -72,7 +72,7 @@ void test_blocks_out() {
   }
 }
 
-// What lies around a block of `count` values in local memory.
+// The bytes around a block of `count` values in local memory.
 std::vector<int16_t> padded(uint32_t count, const DataCopyPadExtParams<int16_t>& padding, uint32_t total) {
   Global<int16_t> in("in", count, Access::kRead), out("out", total, Access::kWrite);
   for (uint32_t i = 0; i < count; ++i) in.values[i] = static_cast<int16_t>(i + 5);

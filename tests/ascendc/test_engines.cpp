@@ -1,5 +1,5 @@
-// When the engines of a core work: at once, when somebody waits for them, or at random. What can be seen of
-// that from outside is when the bytes arrive.
+// When the engines of a core work: at once, when something waits for them, or at random. From outside
+// one sees only when the bytes arrive.
 #include <cmath>
 #include <cstdlib>
 
@@ -44,7 +44,7 @@ void test_when_copies_arrive() {
   CHECK(arrived(second));
 }
 
-// What was computed from is what the scalar value and the bytes were then, not what they became.
+// A computation used the scalar value and the bytes as they were then, not as they became.
 void test_effects_keep_their_operands() {
   Global<float> out("out", 2 * kCount, Access::kWrite);
   CHECK_PASSES(run(

@@ -132,7 +132,7 @@ void test_outputs_are_written() {
              "kernel 'kernel', 2 cores: ends, and nothing has written byte 140008 of",
              "'out', an output of 280024 bytes");
   CHECK(values.front() == 5.0f && values.back() == 5.0f && values[1] == 1.0f);
-  // What an earlier launch wrote does not count.
+  // Writes of an earlier launch do not count.
   const Kernel start_missing = [&](bool repaired) { write(GetBlockIdx(), repaired ? 0 : 1, kHalf); };
   CHECK_TWIN(start_missing, buffers, 2, "nothing has written byte 0 of 'out'");
   const Kernel half_missing = [&](bool repaired) {

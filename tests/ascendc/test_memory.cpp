@@ -1,4 +1,4 @@
-// Local memory: what is set aside, who may use it, and which of its bytes hold data.
+// Local memory: what is set aside, which kernel may use it, and which of its bytes hold data.
 #include "support.h"
 #include "torch_npu_ext/emulator/ascendc/soc.h"
 

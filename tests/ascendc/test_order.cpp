@@ -1,4 +1,4 @@
-// What orders accesses to local memory: flags, barriers and queues. Every pair of engines with a hazard
+// Accesses to local memory are ordered by flags, barriers and queues. Every pair of engines with a hazard
 // between them.
 #include "support.h"
 
@@ -190,7 +190,7 @@ void test_copy_after_copy() {
   CHECK_TWIN(tail_of_the_block, {in.buffer()}, 1, "PipeBarrier<PIPE_MTE2>");
 }
 
-// What one engine waited for is known to whoever waits for that engine.
+// An engine that waits for another knows all that the other has waited for.
 void test_order_is_transitive() {
   Global<float> in("in", 64, Access::kRead, 1.0f), out("out", 64, Access::kReadWrite);
   const std::vector<Buffer> buffers = {in.buffer(), out.buffer()};

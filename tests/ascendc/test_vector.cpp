@@ -29,7 +29,7 @@ bool same(T a, T b) {
          (static_cast<float>(a) != static_cast<float>(a) && static_cast<float>(b) != static_cast<float>(b));
 }
 
-// What is left of a result that half has no number for.
+// The rest of a result that half has no number for.
 template <class T>
 T saturated(T value) {
   if constexpr (kOneOf<T, half>) {

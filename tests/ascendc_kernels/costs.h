@@ -1,4 +1,4 @@
-// What kernels moved, from the counters of the emulated cores.
+// The bytes that kernels moved, from the counters of the emulated cores.
 #pragma once
 
 #include <cstdlib>

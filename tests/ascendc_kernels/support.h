@@ -1,4 +1,4 @@
-// What the tests of the AscendC kernels share. Each runs a kernel on the emulated vector cores and wants the
+// The tests of the AscendC kernels share this. Each runs a kernel on the emulated vector cores and wants the
 // bits of the CPU kernel; the emulator throws for whatever the hardware would not do.
 #pragma once
 

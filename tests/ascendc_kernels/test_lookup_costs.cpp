@@ -1,4 +1,4 @@
-// What the lookups move on a batch whose bags' lengths follow a power law, against the least they can, and
+// The bytes of lookups on a batch whose bags' lengths follow a power law, against the least they can, and
 // how evenly over the cores: counted by the emulator, not measured on a chip.
 #include "op_kernels/gather_rows/ascendc.h"
 #include "op_kernels/lookup_pooled/ascendc.h"

@@ -19,7 +19,7 @@ void run_update_rows(const std::string& title, const rec_sdk::UpdateRows& a, con
 void run_accumulate_rows(const std::string& title, const rec_sdk::AccumulateRows& a, void* workspace,
                          int64_t cores);
 
-// What the kernels find there must not matter.
+// The contents that the kernels find there must not matter.
 inline std::vector<uint8_t> workspace_for(const Batch& batch) {
   return std::vector<uint8_t>(static_cast<size_t>(rec_sdk::ascendc::workspace_bytes(batch.segments())), 0xA5);
 }

@@ -113,7 +113,7 @@ def change_file(save: Path, table: str, role: str, change: Callable[[Header, dic
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Of every value in a manifest; of lists alone the first and last."""
+    """The path of every value in a manifest; of lists alone the first and last."""
     if path:
         yield path
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What a save does while training waits for its moment: little, whatever the folder of saves holds."""
+"""A save does little while training waits for its moment, whatever the folder of saves holds."""
 
 from __future__ import annotations
 

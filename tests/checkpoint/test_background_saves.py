@@ -38,7 +38,7 @@ def with_life(cache: int = 20, **options: Any) -> TableBatchedEmbedding:
 
 
 def counted(embedding: TableBatchedEmbedding) -> dict[str, Any]:
-    """What tables count of their ids."""
+    """The counts that tables have of their ids."""
     result: dict[str, Any] = {}
     for name in HASHED:
         view = embedding.view(name)
@@ -56,7 +56,7 @@ def counted(embedding: TableBatchedEmbedding) -> dict[str, Any]:
 
 
 def small_pieces(monkeypatch: pytest.MonkeyPatch, between: Callable[[], None], aside: int = 1000) -> None:
-    """Rows are read a few at a time; `between` runs before each is written, where nobody holds a lock."""
+    """Rows are read a few at a time; `between` runs before each is written, where no thread holds a lock."""
     monkeypatch.setattr(snapshot, "PIECE_BYTES", 200)
     monkeypatch.setattr(saving, "ASIDE_BYTES", aside)
     pieces = snapshot.Snapshot.pieces

@@ -81,7 +81,7 @@ def test_every_call_fails_once(
                 failed = error.errno == errno.EIO
         assert failed == bool(plan.failed)
         failures.append(failed)
-        # a sync of the folder that fails after the rename leaves a complete save that nobody was promised
+        # a sync of the folder that fails after the rename leaves a complete save that was not promised
         found = contents(loaded(tmp_path))
         now = contents(source)
         assert found == now if not failed else found in (before, now)

@@ -92,7 +92,7 @@ def test_a_delta_has_what_changed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("in_flight", [False, True])
 def test_a_delta_looks_at_what_changed_alone(in_flight: bool, tmp_path: Path) -> None:
-    """Of 60,000 rows a delta reads the versions of those that changed; one that is asked for while batches are in
+    """A delta of 60,000 rows reads the versions of those that changed; one that is asked for while batches are in
     flight, also of those that changed before the save that it follows."""
     rows = 60_000
 

@@ -117,7 +117,7 @@ def test_the_work_does_not_grow_with_the_tables(optimizer: Any, life: TableLife 
 
 
 class Counted(list[Any]):
-    """A list that counts how often somebody goes through it."""
+    """A list that counts how often it is gone through."""
 
     walks = 0
 
@@ -150,7 +150,7 @@ def test_no_list_is_searched_for_each_table(tmp_path: Path) -> None:
 
 
 def test_a_table_costs_the_same_calls_among_many(tmp_path: Path) -> None:
-    """Of Python, in a save and a load; a header is read once."""
+    """Calls of Python are counted, in a save and a load; a header is read once."""
     calls = []
     for count in (MANY_TABLES, 3 * MANY_TABLES):
         source, target = make(count), make(count)
@@ -236,7 +236,7 @@ def test_files_that_are_large_and_packs_that_are_full(tmp_path: Path, monkeypatc
 
 @pytest.mark.usefixtures("packs")
 def test_small_tables_have_no_index_and_are_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also from a folder into which nobody may write. Larger ones have theirs."""
+    """They are served from a read-only folder too. Larger tables have an index."""
     source = tables.make()
     for step in range(3):
         tables.train(source, range(step, step + 1))

@@ -27,7 +27,7 @@ from rec_sdk_torch.serving import TableReader
 
 @pytest.fixture(autouse=True)
 def in_time() -> Iterator[None]:
-    """Who opens a pipe without a writer waits for ever."""
+    """Opening a pipe without a writer waits for ever."""
 
     def late(*_: Any) -> None:
         raise AssertionError("it waits")

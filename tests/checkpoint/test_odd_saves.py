@@ -62,7 +62,7 @@ OTHERS: dict[Any, tuple[Any, ...]] = {
 
 
 def load(target: Any, save: Path) -> list[str]:
-    """What the load warns of."""
+    """The warnings of the load."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         rst.Saver().load(target, save)

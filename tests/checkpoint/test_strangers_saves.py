@@ -91,7 +91,7 @@ def test_keys(key: str, strangers: Path, tmp_path: Path) -> None:
     ],
 )
 def test_paths(path: str, strangers: Path, tmp_path: Path) -> None:
-    """What they lead to is right, so that reading it would do."""
+    """The paths lead to what is right, so that reading it would do."""
     body = body_of(strangers)
     (file,) = odd_saves.files_of(body, "a", "rows")
     outside = tmp_path / "above" / "outside" / "rows"
@@ -112,7 +112,7 @@ def test_an_export_through_a_link(full: Path, tmp_path: Path) -> None:
 
 
 def test_rows_that_an_index_could_not_have(tmp_path: Path) -> None:
-    """Of a file that has few; the index is made with room for all of them."""
+    """The file has few rows; the index is made with room for all of them."""
     delta = odd_saves.saved(tmp_path)[1][0]
     index_path(delta, "a").unlink()
     body = body_of(delta)

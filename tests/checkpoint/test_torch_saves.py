@@ -30,7 +30,7 @@ def read_back(path: Path) -> dict[str, torch.Tensor]:
 
 
 def test_torch_distributed_checkpoint(tmp_path: Path) -> None:
-    """Of index and hash tables."""
+    """It saves and loads index and hash tables."""
     source, target = make(), make()
     train(source, range(5))
     dcp.save(source.state_dict(), checkpoint_id=tmp_path)

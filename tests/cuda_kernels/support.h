@@ -1,4 +1,4 @@
-// What the tests of the CUDA kernels share. Each runs a kernel on the host in several orders of its blocks
+// The tests of the CUDA kernels share this. Each runs a kernel on the host in several orders of its blocks
 // and threads, and wants the bits of the CPU kernel. The sanitizers watch: every array has its exact size.
 #pragma once
 

@@ -1,4 +1,4 @@
-// What a kernel must not do, and that the host notices. First what it may.
+// A kernel must not do these things, and the host notices them. First come those that it may do.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -37,12 +37,12 @@ __global__ void sum_team(int* to, int width) {
   to[index_in_grid()] = sum + 10 * __shfl_down_sync(team.mask, team.lane, 1, width);
 }
 
-// What its team's last lane found, of 8 bytes.
+// The finding of its team's last lane, of 8 bytes.
 __global__ void broadcast(double* to) {
   to[index_in_grid()] = __shfl_sync(kFullMask, threadIdx.x / 7.0, 15, 16);
 }
 
-// What the other half of the warp wrote.
+// The bytes that the other half of the warp wrote.
 __global__ void swap_halves(int* to) {
   __shared__ int places[kBlockThreads];
   places[threadIdx.x] = index_in_grid();
@@ -157,7 +157,7 @@ void check_contains(const std::string& text, const std::string& part) {
   }
 }
 
-// Of the first order that a wrong kernel meets: each has its own first thread.
+// The first order that a wrong kernel meets is reported: each has its own first thread.
 template <class Kernel>
 void check_error(Kernel kernel, const std::string& part) {
   in_every_order("a wrong kernel", [&](const std::string&) {

@@ -20,7 +20,7 @@ using Bytes = std::vector<uint8_t>;
 
 int64_t part = 0, parts = 1;
 
-// What the kernels find there must not matter.
+// The contents that the kernels find there must not matter.
 Bytes workspace_for(const UpdateBatch& batch) {
   return Bytes(static_cast<size_t>(rec_sdk::cuda::segments_workspace(batch.segments())), 0xA5);
 }

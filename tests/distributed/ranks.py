@@ -22,7 +22,7 @@ BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 
 
 class Place:
-    """Of this process.
+    """The place of this process among the ranks.
 
     Attributes:
         device: where its models are.
@@ -81,7 +81,7 @@ class Ranks:
             self._processes.append(process)
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """What `function(rank, world_size, *args)` gives on each rank; raises what a rank raises."""
+        """The results of `function(rank, world_size, *args)` on each rank; raises what a rank raises."""
         for pipe in self._pipes:
             pipe.send((function, args))
         results = []

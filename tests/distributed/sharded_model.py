@@ -21,7 +21,7 @@ import rec_sdk_torch as rst
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is trained.
+    """A model, its batches and options.
 
     Attributes:
         kind: `bags`, `sequences` or `hash`.
@@ -128,7 +128,7 @@ NAMES = ("f0@t0", "f1", "f2", "f3", "f0@t2")
 def sequences_of_rank(
     whole: torch.Tensor, scenario: Scenario, batches: list[tuple[Any, Any]], rank: int
 ) -> torch.Tensor:
-    """What `sequence_values` gives on a rank, of what it gives for the batches of all."""
+    """The part of `sequence_values` that a rank has, of the values for the batches of all."""
     d0, d1, d2 = scenario.dims
     parts, begin = [], 0
     for name, dim in zip(NAMES, (d0, d0, d1, d2, d2), strict=True):

@@ -43,7 +43,7 @@ def raised(work: Callable[[], object]) -> str:
 
 
 def same_on_all(results: list[str]) -> str:
-    """What all ranks raised."""
+    """The error that all ranks raised."""
     assert len(set(results)) == 1, results
     return results[0]
 
@@ -144,7 +144,7 @@ def test_another_plan_is_refused_when_sharding(ranks_of: Start) -> None:
 
 
 def own_options(rank: int, world_size: int) -> None:
-    """What is each rank's own business."""
+    """Options that may differ from rank to rank."""
     options: dict[str, Any] = [
         {"cache": 30, "bounds_check_mode": "warning", "seed": 5},
         {"cache": 40, "bounds_check_mode": "ignore", "seed": 6, "cache_policy": "lru", "check_finite": "warn"},

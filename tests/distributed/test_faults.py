@@ -1,4 +1,4 @@
-"""What happens when a rank dies, does not come, or has a batch or gradients that fail."""
+"""Faults of one rank: it dies, does not come, or has a batch or gradients that fail."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_a_batch_that_fails_in_a_pipeline(ranks_of: Start, depth: int, kind: str
         for table, expected in its[2].items():
             for i, row in expected.items():
                 found = mine[2][table][i]
-                both = min(len(row), len(found))  # states of a row that nobody looked up are kept, or not
+                both = min(len(row), len(found))  # states of a row that was not looked up are kept, or not
                 assert torch.equal(found[:both], row[:both]), (table, i)
                 assert not found[both:].any()
 

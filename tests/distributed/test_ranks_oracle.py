@@ -116,7 +116,7 @@ def test_ranks_are_one_process(ranks_of: Callable[[int], Ranks], seed: int, worl
 
 
 def meaning(scenario: Scenario) -> Any:
-    """What is trained, without options that change nothing."""
+    """The scenario without options that change nothing."""
     tables = [table_config(config, capacity=scenario.kind == "hash") for config in configs(scenario)]
     return scenario.kind, scenario.weighted, scenario.optimizer, scenario.options, tables
 

@@ -77,7 +77,7 @@ def held(model: torch.nn.Module) -> Rows:
 
 
 def counted(name: str, view: TableView) -> Rows:
-    """What admission and eviction go by: of rows, of candidates, and the clocks."""
+    """The numbers that admission and eviction go by: of rows, of candidates, and the clocks."""
     if view.config.life is None:
         return {}
     result: Rows = {
@@ -92,7 +92,7 @@ def counted(name: str, view: TableView) -> Rows:
 
 
 def joined(parts: list[Rows]) -> Rows:
-    """Of all ranks, which have each id once."""
+    """The rows of all ranks, which have each id once."""
     result: Rows = {}
     for part in parts:
         for name, rows in part.items():
@@ -224,7 +224,7 @@ def test_deltas_of_ranks(ranks_of: Start, tmp_path: Path, scenario: Scenario, pa
 
 
 def fail_on_one(rank: int, world_size: int, scenario: Scenario, path: str) -> tuple[str, ...]:
-    """What the calls raise when a file cannot be written, read, or read a second time, by rank 1 alone."""
+    """The errors of the calls when a file cannot be written, read, or read a second time, by rank 1 alone."""
     from rec_sdk_torch.checkpoint import files, reading
 
     model = shard(Model(scenario, 3), scenario, world_size)

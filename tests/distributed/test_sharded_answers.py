@@ -1,4 +1,4 @@
-"""What a sharded collection tells of its tables; the reference is the collection that it was made of."""
+"""Answers of a sharded collection about its tables; the reference is the collection that it was made of."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_sharded_tables_tell_what_unsharded_ones_do(ranks_of: Start, kind: str, 
 
 
 class FromTensors(torch.nn.Module):
-    """What torch.jit and ONNX can give a batch to."""
+    """A module that torch.jit and ONNX can give a batch to."""
 
     def __init__(self, tables: Any) -> None:
         super().__init__()

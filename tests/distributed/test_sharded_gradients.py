@@ -15,7 +15,7 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSha
 import rec_sdk_torch as rst
 
 BAGS = ([[1, 2], [3]], [[2], [3, 4]])
-"""Of each rank."""
+"""The bags of each rank."""
 
 
 def collection(device: torch.device) -> Any:
@@ -44,7 +44,7 @@ def gradients(rank: int, world_size: int) -> dict[int, list[float]]:
 
 
 def test_gradients_of_all_ranks(ranks_of: Callable[[int], Ranks]) -> None:
-    """Those of one process whose loss is the mean over ranks."""
+    """They are the gradients of one process whose loss is the mean over ranks."""
     alone = collection(torch.device("cpu"))
     values = alone(jagged({"f0": [*BAGS[0], *BAGS[1]]})).values()
     (values * torch.tensor([[1.0], [1], [2], [2]])).sum().div(2).backward()

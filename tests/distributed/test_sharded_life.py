@@ -36,7 +36,7 @@ RULES: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Batch:
-    """What a data loader gives: the pipeline finds the labels."""
+    """A batch as a data loader gives it: the pipeline finds the labels."""
 
     features: KeyedJaggedTensor
     click_labels: torch.Tensor
@@ -76,7 +76,7 @@ class Lookups(torch.nn.Module):
 
 
 def held(view: Any) -> dict[str, Any]:
-    """What is known of the ids of a table."""
+    """The facts that are known of the ids of a table."""
     ids = view.ids()
     order = ids.argsort()
     columns = {name: values[order].tolist() for name, values in view.row_columns(ids).items()}
@@ -105,7 +105,7 @@ def train(rank: int, world_size: int, kind: str, depth: int) -> tuple[list[dict[
 
 
 def expected(kind: str, rank: int, world_size: int) -> tuple[list[dict[str, Any]], int]:
-    """What the rank's home keeps after each step, and how many ids leave when asked after the last."""
+    """The state of the rank's home after each step, and how many ids leave when asked after the last."""
     rules = rst.AdmitAndEvictConfig(**RULES[kind]).table_life()
     assert rules is not None
     bounds = [bound // world_size for bound in (rules.max_rows, rules.max_bytes // 16) if bound]

@@ -1,4 +1,4 @@
-"""What follows a save of ranks: training on another number of them, serving. Loads are in test_saves_any_world."""
+"""Training and serving after a save of ranks, on another number of them. Loads are in test_saves_any_world."""
 
 from __future__ import annotations
 

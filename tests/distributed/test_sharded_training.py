@@ -122,7 +122,7 @@ def check(
             if scenario.sharding[int(table[1])] == ROW:
                 assert all(i % world_size == rank for i in result[1][table]), "negative ids by floor"
         for i, row in expected.items():
-            kept = len(found[i])  # states of a row of an index table that nobody looked up are not kept
+            kept = len(found[i])  # states of a row of an index table that was not looked up are not kept
             assert not row[kept:].any()
             torch.testing.assert_close(found[i], row[:kept], rtol=rtol, atol=atol, msg=f"{table}, id {i}")
     for result in results:

@@ -289,7 +289,7 @@ def save_and_load(rank: int, world_size: int, scenario: Scenario, inside: bool) 
     for table, found in mine.items():
         assert found.keys() == its[table].keys()
         for i, row in found.items():
-            both = min(len(row), len(its[table][i]))  # states of rows that nobody looked up are kept, or not
+            both = min(len(row), len(its[table][i]))  # states of rows that were not looked up are kept, or not
             assert torch.equal(row[:both], its[table][i][:both]), (table, i)
             assert not its[table][i][both:].any()
     name = "sparse.embedding_bags.t1.ids"
@@ -307,7 +307,7 @@ def save_and_load(rank: int, world_size: int, scenario: Scenario, inside: bool) 
 
 @pytest.mark.parametrize("inside", [False, True])
 def test_state_dict_round_trip(ranks_of: Start, inside: bool) -> None:
-    """Of the wrapped model, and of `module`, the model inside."""
+    """The state dict is of the wrapped model, and of `module`, the model inside."""
     ranks_of(2).run(save_and_load, Scenario(optimizer=torch.optim.Adam, seed=20), inside)
 
 

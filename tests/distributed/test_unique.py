@@ -119,7 +119,7 @@ def check(case: Case, found: UniqueBatch) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_what_ids_take_along(seed: int) -> None:
-    """Of two ranks, which see each the other's ids; every table is hashed, and rank 0 is home to all."""
+    """There are two ranks, which see each the other's ids; every table is hashed, and rank 0 is home to all."""
     rng = np.random.default_rng([seed, 5])
     kinds = rng.integers(0, 8, 3).tolist()
     tables = [0, 1, 1, 2, 2]

@@ -98,7 +98,7 @@ class Rank:
 
 
 def new_root() -> bytes:
-    """What rank 0 hands to the others, so that they find each other."""
+    """The address that rank 0 hands to the others, so that they find each other."""
     info = ctypes.create_string_buffer(ROOT_INFO_BYTES)
     if ctypes.CDLL("libhccl.so").HcclGetRootInfo(info):
         raise RuntimeError("HcclGetRootInfo failed")
@@ -127,7 +127,7 @@ def _work(
 def run(
     function: Callable[..., Any], ranks: int, *arguments: Any, environment: dict[str, str] | None = None
 ) -> list[Any]:
-    """What function(rank, *arguments) returned on each rank; a traceback where it raised, None where it died."""
+    """The result of function(rank, *arguments) on each rank; a traceback where it raised, None where it died."""
     root = new_root()
     processes, ends = [], []
     for rank in range(ranks):

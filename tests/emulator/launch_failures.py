@@ -73,7 +73,7 @@ def gather(kernels: ctypes.CDLL) -> None:
 
 def main() -> None:
     """Prints the error of a launch that fails, and which kernels ran: the `after`-th of a lookup, of an update, or a
-    launch of somebody else before a lookup."""
+    launch by other code before a lookup."""
     operator, after = sys.argv[1], int(sys.argv[2])
     parse_device("npu")  # loads its operators
     runtime = ctypes.CDLL(str(emulate.library_directory() / "libascendcl.so"))

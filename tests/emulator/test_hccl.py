@@ -218,7 +218,7 @@ def work(rank: int, port: int, results: Any) -> None:
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[tuple[str, int], str]:
-    """What went wrong in each check on each rank; both ranks run all of them, since starting one takes seconds."""
+    """The errors of each check on each rank; both ranks run all of them, since starting one takes seconds."""
     results = warm.CONTEXT.Queue()
     start_method = warm.CONTEXT.get_start_method()
     spawned = mp.start_processes(work, (free_port(), results), nprocs=RANKS, join=False, start_method=start_method)

@@ -1,5 +1,5 @@
-"""What a training step of one group puts on the EMULATED NPU's streams: each launch costs 5 to 20 microseconds on a
-chip, whatever it does. docs/npu.md has these numbers."""
+"""Counts the work that a training step of one group puts on the EMULATED NPU's streams. Each launch
+costs 5 to 20 microseconds on a chip, whatever it does. docs/npu.md has these numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _EVENTS = ("record of an event", "wait for an event")
 
 
 def last_step(lookups: int, hot: int, pooling: str) -> Counter[str]:
-    """What the streams do in a step that swaps rows both ways; `hot` of its lookups are of one row."""
+    """The work of the streams in a step that swaps rows both ways; `hot` of its lookups are of one row."""
     script = Path(__file__).with_name("steps.py")
     done = warm.python(script, str(lookups), str(hot), pooling, REC_SDK_EMULATED_TRACE="1")
     assert done.returncode == 0, done.stderr

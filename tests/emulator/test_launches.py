@@ -47,7 +47,7 @@ def test_an_error_of_somebody_else_is_not_that_of_the_next_launch() -> None:
 
 
 def test_the_first_call_loads_the_kernels() -> None:
-    """Nobody has asked for a device "npu" in that process, only for a tensor there. Else torch_npu runs the CPU's."""
+    """That process has not asked for a device "npu", only for a tensor there. Else torch_npu runs the CPU's."""
     calls = "for operator, arguments in test_edges.good_calls('npu').values(): operator(**arguments)"
     path = os.pathsep.join([str(Path(__file__).parents[1] / "ops"), os.environ.get("PYTHONPATH", "")])
     done = warm.python("-c", f"import torch_npu, test_edges\n{calls}\nprint('through')", PYTHONPATH=path)

@@ -1,4 +1,4 @@
-"""What this package says on an NPU when something is missing or wrong; on the EMULATED one."""
+"""Messages of this package on an NPU when something is missing or wrong; on the EMULATED one."""
 
 from __future__ import annotations
 

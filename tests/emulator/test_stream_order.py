@@ -54,7 +54,7 @@ def test_random_sees_mistakes_in_some_round(scenario: str, seed: int) -> None:
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_eager_misses_mistakes(scenario: str) -> None:
-    """Of which `late` sees all: a host that is slow, as under a debugger, hides them."""
+    """The order `late` sees all of them: a host that is slow, as under a debugger, hides them."""
     counts = wrong_rounds("eager", 0.1, 3)
     assert counts[scenario, False] < 3
     assert counts[scenario, True] == 0

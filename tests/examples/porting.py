@@ -18,7 +18,7 @@ RUNS = {
     "recsdk_script": COMPAT,
     "recsdk_ported": (),
 }
-"""What is before the script in torchrun's command."""
+"""The options before the script in torchrun's command."""
 
 
 def losses(script: str, arguments: Sequence[str] = ()) -> tuple[str, float, float]:

@@ -113,7 +113,7 @@ def make_ours(case: Case, device: torch.device, location: str = "resident", **op
 
 
 def set_weights(module: Any, weights: list[torch.Tensor]) -> None:
-    """Of resident tables, in place; of others, through the tables."""
+    """Sets weights: of resident tables in place, of others through the tables."""
     for table, values in zip(module.tables.tables, weights, strict=True):
         module.tables.view(table.name).write(torch.arange(len(values)), {"weight": values.to(table.weight_dtype)})
 

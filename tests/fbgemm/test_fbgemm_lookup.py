@@ -408,7 +408,7 @@ def test_data_types_of_weights(name: Any, rounding: bool, location: str, device:
 @pytest.mark.parametrize("location", LOCATIONS)
 @pytest.mark.parametrize(("weights", "cache"), [("FP32", "BF16"), ("FP16", "FP32"), ("BF16", torch.float16)])
 def test_precision_of_the_cache(weights: str, cache: Any, location: str, device: torch.device) -> None:
-    """Of cached tables, as FBGEMM has it; with the bits of a `TableBatchedEmbedding`, as tests/tbe has them."""
+    """Cached tables have it, as FBGEMM's; with the bits of a `TableBatchedEmbedding`, as tests/tbe has them."""
     case = random_case(2)
     options = {"weights_precision": weights, "stochastic_rounding": False}
     ours = make_ours(case, device, location, cache_precision=cache, **options)

@@ -26,7 +26,7 @@ def _words(text: str) -> list[str]:
     return text.split()
 
 
-# Of FBGEMM 1.8, for where it is not installed.
+# The options of FBGEMM 1.8, for where it is not installed.
 ARGUMENTS = _words("""
 embedding_specs feature_table_map cache_algorithm cache_load_factor cache_sets cache_reserved_memory
 cache_precision weights_precision output_dtype enforce_hbm optimizer record_cache_metrics gather_uvm_cache_stats
@@ -54,7 +54,7 @@ def training() -> Any:
 
 
 def answers() -> dict[str, str]:
-    """Of each name in a first column of the page's tables, the rest of its line."""
+    """For each name in a first column of the page's tables, the rest of its line."""
     found = {}
     for line in PAGE.read_text().splitlines():
         cells = line.split("|")

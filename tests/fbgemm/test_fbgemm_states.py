@@ -71,7 +71,7 @@ def test_states_in_16_bits(optimizer: str, location: str, device: torch.device) 
 def test_weights_of_resident_tables_are_views(
     pooling: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is written is looked up, what is updated can be read, also after the tables were laid out anew."""
+    """Rows that are written are looked up, updates can be read, also after the tables were laid out anew."""
     monkeypatch.setattr(placement, "ROWS_AT_ONCE", 7)
     case = small_case(pooling)
     first = make_ours(case, device, optimizer="EXACT_ADAGRAD")

@@ -1,4 +1,4 @@
-// What the tests of the other backends share: they run a kernel, and want the bits of the CPU kernel.
+// The tests of the other backends share this: they run a kernel, and want the bits of the CPU kernel.
 #pragma once
 
 #include <numeric>

@@ -104,7 +104,7 @@ struct LookupBatch {
   int64_t batch_size_, first_bag_;
 };
 
-// What lookup_sequence makes of the slots, [count, dim].
+// The output of lookup_sequence for the slots, [count, dim].
 inline std::vector<float> sequence_on_cpu(const Table& table, const std::vector<int32_t>& slots) {
   std::vector<float> out(slots.size() * static_cast<size_t>(table.weights.dim));
   const auto count = static_cast<int64_t>(slots.size());

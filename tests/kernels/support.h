@@ -1,4 +1,4 @@
-// What the kernel tests share: inputs that are the same on every machine, checksums of the results to compare
+// The kernel tests share this: inputs that are the same on every machine, checksums of the results to compare
 // between machines, and the weights' formats decoded in double, independently of the kernels.
 #pragma once
 

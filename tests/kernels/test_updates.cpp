@@ -154,7 +154,7 @@ void lamb(const float* c, const std::vector<double>& g, Row* row) {
   for (size_t k = 0; k < g.size(); ++k) row->weights[k] -= rate * step[k];
 }
 
-// Of the two with one exp_avg_sq a row; the step without a rate or decay.
+// The two optimizers with one exp_avg_sq a row; the step without a rate or decay.
 std::vector<double> partial_rowwise_step(const float* c, const std::vector<double>& g, Row* row) {
   double& square = row->states[1][0];
   move_second(c, std::pow(length_of(g), 2) / static_cast<double>(g.size()), &square);

@@ -156,7 +156,7 @@ struct Tables {
   }
 };
 
-// What lies between the weights and the states, and behind them, is nobody's to write.
+// The bytes between the weights and the states, and behind them, must not be written.
 inline void fill_padding(Cache* cache) {
   const RecordLayout& layout = cache->layout;
   std::vector<bool> used(static_cast<size_t>(layout.bytes));

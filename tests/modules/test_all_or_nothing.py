@@ -1,4 +1,4 @@
-"""What is refused leaves no trace: loads that fail half-way, and forwards.
+"""A refused call leaves no trace: loads that fail half-way, and forwards.
 
 The reference is everything that can be read of the collection before: weights, ids, states, counters, and the window.
 """
@@ -76,7 +76,7 @@ def trained(collection: Any, window: int) -> Any:
 
 
 def everything(collection: Any) -> dict[str, Any]:
-    """What can be read, copied."""
+    """A copy of all that can be read."""
     states = collection.fused_optimizer.state_dict()["state"]
     found = {"weights": dict(collection.state_dict()), "states": {k: dict(v) for k, v in states.items()}}
     found["ids"] = {f"t{n}": collection.table_ids(f"t{n}").clone() for n in range(4)}

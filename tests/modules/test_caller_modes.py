@@ -153,7 +153,7 @@ KINDS = pytest.mark.parametrize("make", [pooled, sequence])
 @pytest.mark.parametrize("window", [1, 3])
 @KINDS
 def test_first_use_in_a_mode(device: torch.device, make: Any, window: int, mode: str) -> None:
-    """What is laid out then, with the optimizer's states, serves a training without the mode."""
+    """Tables that are laid out then, with the optimizer's states, serve a training without the mode."""
     collection, plain = make(device, window), make(device, window)
     with MODES[mode]():
         found = [*save(collection), *reads(collection)]

@@ -140,7 +140,7 @@ def test_abandoned_forwards_leak_no_pins(device: torch.device) -> None:
 
 
 def test_a_forward_that_raises_later_leaks_no_pins(device: torch.device) -> None:
-    """Of two tables the second is too small: the plan of the first is given back, and its new rows."""
+    """The second of two tables is too small: the plan of the first is given back, and its new rows."""
     tables = [bag_config("a"), bag_config("b", embedding_dim=8)]
     collection = bags_collection(device, *tables, cache={"a": 4, "b": 2})
     apply(collection)

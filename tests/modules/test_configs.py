@@ -1,4 +1,4 @@
-"""What a table's config and a collection's arguments may hold: at construction, and with a message that helps."""
+"""Limits of a table's config and of a collection's arguments: at construction, and with a message that helps."""
 
 from __future__ import annotations
 

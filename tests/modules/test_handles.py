@@ -1,4 +1,4 @@
-"""What torch's own tools do to a table's parameter, which has no rows: each works or raises, none is silent."""
+"""Torch's own tools on a table's parameter, which has no rows: each works or raises, none is silent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be imported where: without TorchRec, before torch, in either order, from any folder."""
+"""Imports: without TorchRec, before torch, in either order, from any folder."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def test_torchrec_is_extended_when_it_was_first(after_torch: AfterTorch) -> None
 
 
 def test_type_checkers_see_the_names(tmp_path: Path) -> None:
-    """As a user with `mypy --strict` sees them, who may not use what a module only happens to import."""
+    """The user runs `mypy --strict`, and may not use what a module only happens to import."""
     pytest.importorskip("mypy")
     script = tmp_path / "script.py"
     script.write_text(

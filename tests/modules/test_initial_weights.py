@@ -135,7 +135,7 @@ def test_init_fn_of_index_tables(device: torch.device) -> None:
 
 
 def test_init_fn_that_fails_is_called_again(device: torch.device) -> None:
-    """It leaves no table of which nobody drew the rows."""
+    """It leaves no table whose rows were not drawn."""
     errors = [ValueError("not now")]
 
     def fill(param: torch.Tensor) -> None:

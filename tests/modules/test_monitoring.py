@@ -1,4 +1,4 @@
-"""What users see of the cache: counts by table, memory, the profiler's ranges, warnings, scalars."""
+"""The view of the cache that users have: counts by table, memory, the profiler's ranges, warnings, scalars."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_counts_are_of_each_table(device: torch.device) -> None:
     collection = two_tables(device)
     train(collection, batch([1, 2, 2], [5]), batch([3, 4, 9], [5, 5, 6]))
     first, second, total = collection.cache_stats("t0"), collection.cache_stats("t1"), collection.cache_stats()
-    # Of t0: 1 and 2, then 3, 4 and 9, for which one of four slots is missing.
+    # Ids of t0: 1 and 2, then 3, 4 and 9, for which one of four slots is missing.
     expected = {"batches": 2, "lookups": 6, "unique_rows": 5, "unique_misses": 5, "new_rows": 5, "rows_in": 5}
     expected |= {"rows_out": 1, "bytes_in": 5 * RECORD, "bytes_out": RECORD, "bounds_errors": 0, "largest_batch": 3}
     assert first == expected | {"pinned_rows": 0, "admitted": 0, "not_admitted_lookups": 0, "evicted": 0}

@@ -114,7 +114,7 @@ def test_nothing_is_copied(device: torch.device, kind: str) -> None:
 
 
 def test_a_change_of_one_feature_leaves_others_to_autograd(device: torch.device) -> None:
-    """What saved one of them for its backward pass does not find that it was changed."""
+    """A function that saved one of them for its backward pass does not find that it was changed."""
     collection = sequences(device, 4)
     apply(collection)
     first, second, third = outputs_of(collection(BATCHES[0]))

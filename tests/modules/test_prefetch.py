@@ -234,7 +234,7 @@ def what_was_before_stays() -> Iterator[None]:
 
 @pytest.mark.parametrize("disturb", [skip_backward, skip, evaluate, save, another_batch, changed_ids])
 def test_disturbed(device: torch.device, disturb: Disturbance, what_was_before_stays: None) -> None:
-    """What else happens between two steps, it happens as without prefetching."""
+    """Other things that happen between two steps happen as without prefetching."""
     results = []
     for depth in (0, 2):
         model = Model(device)

@@ -35,7 +35,7 @@ def batch(seed: int, device: torch.device) -> KeyedJaggedTensor:
 
 
 def expected_grad(tables: Sequence[torch.Tensor], given: KeyedJaggedTensor, grad: torch.Tensor) -> torch.Tensor:
-    """Of the weights of `given`: each lookup's row, as in `tables`, times the gradient of its bag."""
+    """Gradients of the weights of `given`: each lookup's row, as in `tables`, times the gradient of its bag."""
     bag = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS))
     samples, dims = len(LENGTHS) // 2, [table.shape[1] for table in tables]
     grads = grad.cpu().split(dims, dim=1)

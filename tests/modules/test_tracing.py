@@ -123,7 +123,7 @@ def fake_table(model: torch.nn.Module) -> None:
 
 
 class FromTensors(torch.nn.Module):
-    """What torch.jit can give a batch to."""
+    """A module that torch.jit can give a batch to."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()

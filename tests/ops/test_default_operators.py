@@ -48,7 +48,7 @@ def moved(value: Any, device: torch.device) -> Any:
 
 
 def assert_same_bits(name: str, arguments: Arguments, device: torch.device) -> Arguments:
-    """Of the result and of all that an operator may have written; gives what the one in plain torch left."""
+    """Compares the result and all that an operator may have written; gives what the one in plain torch left."""
     there = {key: moved(value, device) for key, value in arguments.items()}
     found, expected = operator(name)(**there), default(name, **arguments)
     compared = {key: (there[key], arguments[key]) for key in arguments if isinstance(arguments[key], torch.Tensor)}
@@ -139,7 +139,7 @@ def parts(cache: torch.Tensor, layout: RecordLayout) -> list[torch.Tensor]:
 
 
 def batches(config: pytest.Config, salt: int) -> list[tuple[random.Random, torch.Generator]]:
-    """Of the day; more in the full suite."""
+    """Batches of the day; more in the full suite."""
     seeds = [hash((config.getoption("--day"), salt, i)) for i in range(60 if config.getoption("--full") else 6)]
     return [(random.Random(seed), torch.Generator().manual_seed(seed % 2**32)) for seed in seeds]
 

@@ -198,7 +198,7 @@ def test_random_arguments_raise_or_pass(seed: int, pytestconfig: pytest.Config) 
 
 
 def random_tensor(choose: random.Random, like: torch.Tensor) -> torch.Tensor:
-    """Of another shape, dtype or contents."""
+    """A tensor of another shape, dtype or contents."""
     kind = choose.randrange(5)
     if kind == 0:
         return like.to(choose.choice([torch.float32, torch.int32, torch.int64, torch.uint8, torch.bool, torch.float16]))

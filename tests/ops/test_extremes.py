@@ -56,7 +56,7 @@ Parts = list[torch.Tensor]
 
 @dataclass(frozen=True)
 class Case:
-    """What an optimizer is compared with, and the keywords that mean it.
+    """The reference of an optimizer, and the keywords that mean it.
 
     Attributes:
         reference: its class in torch, or its formula.
@@ -258,6 +258,6 @@ def test_never_worse_than_its_class(spec: OptimizerSpec, device: torch.device) -
 
 
 def test_a_window_updates_as_one_of_them() -> None:
-    """Those that accumulate are no cases of their own."""
+    """The optimizers that accumulate are no cases of their own."""
     updates = {(spec.kernel, spec.coefficients) for spec in SPECS if not spec.accumulates}
     assert {(spec.kernel, spec.coefficients) for spec in SPECS if spec.accumulates} <= updates

@@ -68,7 +68,7 @@ Gate = Callable[[torch.Stream], Callable[[], object]]
 
 
 def npu_gate(made: list[ctypes.Array[ctypes.c_char]]) -> Gate:
-    """Of semaphores, which go to `made`."""
+    """A gate of semaphores, which go to `made`."""
     libc = ctypes.CDLL(None)
 
     def close(stream: torch.Stream) -> Callable[[], object]:

@@ -1,4 +1,4 @@
-"""What update_rows refuses: the argument is named, and nothing is written."""
+"""Arguments that update_rows refuses: the argument is named, and nothing is written."""
 
 from __future__ import annotations
 

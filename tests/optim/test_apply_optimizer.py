@@ -182,7 +182,7 @@ def test_what_a_table_cannot_have_is_refused_by_torchs_apply(
 
 @pytest.mark.parametrize("trained_before", [False, True])
 def test_no_hook_is_refused(device: torch.device, trained_before: bool) -> None:
-    """register_hook=False asks for a step that somebody else calls."""
+    """register_hook=False asks for a step that the training loop calls."""
     collection = bags_collection(device)
     if trained_before:
         torchs_apply(torch.optim.SGD, collection.parameters(), {"lr": 0.5})
@@ -340,7 +340,7 @@ def test_every_class_of_torchrec_has_its_formula() -> None:
 @pytest.mark.parametrize("entry", [rst.apply_optimizer_in_backward, torchs_apply, torchrecs_apply])
 @pytest.mark.parametrize("cls", list(FORMULAS))
 def test_torchrecs_classes_through_all_entry_points(device: torch.device, entry: Any, cls: type) -> None:
-    """Each class updates by its formula, whoever applies it: here to a table of nine rows, in float64."""
+    """Each class updates by its formula, whatever applies it: here to a table of nine rows, in float64."""
     formula, options = FORMULAS[cls]
     collection = bags_collection(device, EmbeddingBagConfig(9, 4, "t0", feature_names=["f0"]))
     weight = torch.nn.Parameter(torch.stack(list(rows_of(collection).values())).double())

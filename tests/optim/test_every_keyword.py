@@ -55,7 +55,7 @@ ACCUMULATE = [
 ]
 CLASSES: list[Any] = [*TORCHS, *TORCHRECS, *ACCUMULATE]
 WITH_STEP = {*TORCHS, torchrec.optim.RowWiseAdagrad, *ACCUMULATE[:5]}
-"""Those that are more than a name for what tables do."""
+"""The classes that are more than a name for what tables do."""
 
 
 def test_the_classes_are_all() -> None:
@@ -100,7 +100,7 @@ TOGETHER: list[dict[str, Any]] = [
 
 
 def keywords(cls: Any) -> set[str]:
-    """What its constructor and those of the classes above it take, and what tables take."""
+    """The keywords that its constructor and those of the classes above it take, and that tables take."""
     found = set(spec_for(cls).options)
     for base in cls.__mro__:
         if issubclass(base, torch.optim.Optimizer) and base is not torch.optim.Optimizer and "__init__" in vars(base):
@@ -155,7 +155,7 @@ def taken(cls: Any, handle: Any, options: dict[str, Any], way: str) -> bool:
 
 
 def trained(device: torch.device, cls: Any, cases: list[tuple[dict[str, Any], str]]) -> list[torch.Tensor | None]:
-    """Of each case, keywords and way, the rows of a table of its own, which are WEIGHT at first; None: refused."""
+    """For each case, keywords and way, the rows of a table of its own, which are WEIGHT at first; None: refused."""
     names = [f"t{number}" for number in range(len(cases))]
     tables = [EmbeddingBagConfig(ROWS, DIM, name, init_fn=lambda rows: rows.copy_(WEIGHT)) for name in names]
     collection = bags_collection(device, *tables)

@@ -81,7 +81,7 @@ def test_steps_that_are_none(device: torch.device, step: float) -> None:
 
 @pytest.mark.parametrize("rows", [5_000, pytest.param(1_000_000, marks=pytest.mark.full)])
 def test_states_of_many_rows(device: torch.device, rows: int) -> None:
-    """Of a hash table and an index table; ids in another order than the table has them, and most rows not cached."""
+    """A hash table and an index table; ids in another order than the table has them, and most rows not cached."""
     collection = adam(device, rows)
     train_step(collection, BATCH)
     ids = torch.arange(rows).flip(0) * 3 + 1

@@ -1,4 +1,4 @@
-"""What FBGEMM adds to exact row-wise Adagrad: CowClip, global weight decay, a bound of a row's norm."""
+"""FBGEMM's additions to exact row-wise Adagrad: CowClip, global weight decay, a bound of a row's norm."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ MULTIPLIERS: dict[WarmupPolicy, tuple[dict[str, Any], list[float]]] = {
         [0.5, 0.375, 0.25],
     ),
 }
-"""Of each policy the fields of a stage up to iteration 4, and what multiplies the rate in the iterations 2, 3 and 4."""
+"""For each policy the fields of a stage up to iteration 4, and the factors of the rate in iterations 2, 3 and 4."""
 
 
 @pytest.mark.parametrize("policy", list(WarmupPolicy))

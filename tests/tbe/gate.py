@@ -12,10 +12,10 @@ import torch
 
 
 class Gate:
-    """What `stream` is given from now on waits until the gate opens: by hand, or after `patience` seconds."""
+    """Holds `stream`: its later work waits until the gate opens, by hand, or after `patience` seconds."""
 
     _semaphores: ClassVar[list[Any]] = []
-    """Kept for ever: a stream may come to an open gate when nobody thinks of it any more."""
+    """The semaphores are kept for ever: a stream may come to an open gate when the test is long over."""
 
     def __init__(self, stream: Any, patience: float) -> None:
         libc = ctypes.CDLL(None)

@@ -1,4 +1,4 @@
-"""What the oracle draws: tables, batches, and what happens in each step."""
+"""The oracle's draws: tables, batches, and what happens in each step."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class Step:
 
 @dataclass
 class Scenario:
-    """What hypothesis draws; the batches follow from the seed, so that a failure prints in a line."""
+    """A draw of hypothesis; the batches follow from the seed, so that a failure prints in a line."""
 
     tables: list[TableConfig]
     optimizer: str
@@ -189,7 +189,7 @@ class Scenario:
         return replace(self, tables=tables, narrow=True)
 
     def state_dtypes(self, optimizer: TableOptimizer) -> dict[str, torch.dtype]:
-        """Of the states of `optimizer`, which are of both kinds where it has some."""
+        """Types of the states of `optimizer`, which are of both kinds where it has some."""
         kinds = (torch.bfloat16, torch.float16) if self.seed % 2 else (torch.float16, torch.bfloat16)
         states = [state.name for state in optimizer.spec.states if not state.counter]
         return dict(zip(states, kinds, strict=False))

@@ -200,7 +200,7 @@ class Reference:
                 optimizer.between(torch.tensor(self._rows(index), dtype=torch.int64))
 
     def _rows(self, table: int) -> list[int]:
-        """Of the ids that the table knows."""
+        """The rows of the ids that the table knows."""
         place, life = self.places[table], self.lives[table]
         if not self.tables[table].hashed:
             return list(place.values())

@@ -72,7 +72,7 @@ def test_views_have_the_stored_type(stored: torch.dtype, cached: torch.dtype, de
 def test_a_narrow_cache_is_a_narrow_table(
     cached: torch.dtype, rounding: bool, cache: int, device: torch.device
 ) -> None:
-    """Of what is 16-bit in the cache float32 in the host's table keeps every bit."""
+    """The host's table in float32 keeps every bit of rows that are 16-bit in the cache."""
     narrow = make(cached, None, device, cache=ROWS, stochastic_rounding=rounding)
     wide = make(torch.float32, cached, device, cache=cache, stochastic_rounding=rounding)
     for batch in disjoint(9):

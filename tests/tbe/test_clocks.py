@@ -130,7 +130,7 @@ def test_half_of_the_rows_or_what_was_asked_for_is_not_said(device: torch.device
 
 
 def test_the_clock_can_be_repaired(device: torch.device) -> None:
-    """Of a table that learnt wrong timestamps: what its first batch has is believed."""
+    """A table learnt wrong timestamps: what its first batch has is believed."""
     embedding = make(device, evict_step_interval=0, admit_threshold=2)
     train(embedding, [1, 1, 2, 2, 3], [NOW * 1000] * 5)
     train(embedding, [4, 4], [NOW] * 2)

@@ -1,4 +1,4 @@
-"""What the table-batched embedding promises beyond the oracle's random walk."""
+"""Promises of the table-batched embedding beyond the oracle's random walk."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class Training:
         return self.embedding(*self.given(lookups))
 
     def changes(self, lookups: list[np.ndarray]) -> tuple[Change, Change]:
-        """Of a forward, and of its backward."""
+        """The changes of a forward, and of its backward."""
         return lambda m: m.forward(lookups), lambda m: m.backward(lookups, LR, self.window)
 
     def train(self) -> None:
@@ -160,7 +160,7 @@ def test_in_a_forward(
 def test_with_batches_ahead(
     device: torch.device, pooled: bool, hashed: bool, window: int, one_in: Callable[[int], range]
 ) -> None:
-    """Of the batch that is prefetched, and whose forward never is, nothing is seen."""
+    """The batch that is prefetched, and whose forward never is, leaves no trace."""
     training = Training(device, pooled=pooled, hashed=hashed, window=window, cache=3 * CACHE)
     for at in one_in(of_a_forward(device)):
         if hashed and training.new < 4:

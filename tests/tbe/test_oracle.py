@@ -77,7 +77,7 @@ def flat(step: Step, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, 
 
 
 def seen(step: Step, device: torch.device) -> dict[str, torch.Tensor]:
-    """What is known of each lookup beside its id."""
+    """The facts that are known of each lookup beside its id."""
     arrays = {"clicks": step.clicks, "timestamps": step.timestamps}
     joined = {name: np.concatenate([bag for f in of for bag in f]) for name, of in arrays.items()}
     return {name: torch.from_numpy(array).to(device) for name, array in joined.items()}
@@ -284,7 +284,7 @@ def flying(scenario: Scenario, last: int, done: list[int], now: int) -> list[int
 
 
 def compare_life(name: str, result: Result, life: Life) -> None:
-    """What the table says of its ids, and what it counts, is what plain Python says."""
+    """The table says of its ids, and counts, what plain Python says."""
     ids, candidates = result[f"{name}.ids"].tolist(), result[f"{name}.candidate ids"].tolist()
     assert set(ids) == set(life.rows), f"{name}: rows"
     assert candidates == sorted(life.candidates), f"{name}: candidates"
@@ -330,13 +330,13 @@ def check(scenario: Scenario, device: torch.device) -> None:
     others = [(between, device, False), (whole, device, False), (small, device, True)]
     if device.type != "cpu":  # every backend sums in the same order
         others.append((small, torch.device("cpu"), False))
-    # Another policy finds other rows gone, rows are on disk in place of memory, and nobody sees it.
+    # Another policy finds other rows gone, rows are on disk in place of memory, and no result shows it.
     policies = _engine.cache_policies()
     other = replace(
         scenario, policy=policies[(policies.index(scenario.policy) + 1) % len(policies)], on_disk=not scenario.on_disk
     )
     for cache, where, late in others:
-        # Late: no row has arrived on the host before somebody waits for it.
+        # Late: no row has arrived on the host before it is waited for.
         with mock.patch.object(Departure, "done", return_value=False) if late else contextlib.nullcontext():
             again = run(other, cache, where)
         same_bits(result, again, f"{small} rows on {device}", f"{cache} rows on {where}{', rows late' if late else ''}")
@@ -363,7 +363,7 @@ def same_bits(result: Result, again: Result, one: str, other: str) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def staging_without_old_records() -> Iterator[None]:
-    """What is not initialised is no record that was there before: weights would be NaN."""
+    """Fills memory that is not initialised with NaN: it is no record that was there before."""
     staging = Backend.staging
 
     def filled(*arguments: Any) -> torch.Tensor:

@@ -164,13 +164,13 @@ def test_neighbours_are_uncorrelated() -> None:
     pairs = [(now[:, :-gap], now[:, gap:]) for gap in (1, 2, 8, 32)]
     pairs += [(now[:-1], now[1:]), (now[:-1, 1:], now[1:, :-1]), (now, then)]
     for one, other in pairs:
-        # Of each pair of rows or columns by itself: in one row, of one step, numbers are not independent.
+        # Each pair of rows or columns is taken by itself: in one row, of one step, numbers are not independent.
         each = (one * other).mean(axis=0) * 12 * len(one) ** 0.5
         assert (np.abs(each) < 4).all()
 
 
 def test_seeds() -> None:
-    """Of seed, table and step, and nothing else."""
+    """They follow from seed, table and step, and from nothing else."""
     base = rounding_seeds(1, ["a", "b"], [1, 1])
     assert np.array_equal(rounding_seeds(1, ["b", "a"], [1, 1]), base[::-1])
     others = [rounding_seeds(1, ["a", "b"], [2, 2]), rounding_seeds(2, ["a", "b"], [1, 1]), base]

@@ -126,7 +126,7 @@ def land(embedding: TableBatchedEmbedding) -> None:
 
 
 def failing(embedding: TableBatchedEmbedding, what: type[BaseException], **place: Any) -> BaseException:
-    """Of a forward that `place` fails; the batch after it is forgotten. The caller keeps the error."""
+    """The error of a forward that `place` fails; the batch after it is forgotten. The caller keeps the error."""
     with mock.patch.object(place["of"], place["name"], side_effect=what), pytest.raises(what) as raised:
         embedding(*batch(1))
     embedding.forget()
@@ -153,7 +153,7 @@ def is_too_large(embedding: TableBatchedEmbedding) -> None:
 
 
 def are_let_go_oldest_first(embedding: TableBatchedEmbedding) -> None:
-    """As an interrupt may: plans that nobody holds undo themselves."""
+    """As an interrupt may: plans to which there is no reference undo themselves."""
     for coming in tuple(embedding.steps.ahead._coming):
         coming.plans = None
 

@@ -1,6 +1,6 @@
 """State dicts of the table-batched embedding: its tables by name.
 
-The reference is the source's own outputs: whoever loads its state reads the same bits.
+The reference is the source's own outputs: a module that loads its state reads the same bits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows that left the cache reach the host store late, and nobody can tell."""
+"""Rows that left the cache reach the host store late, and no result shows it."""
 
 from __future__ import annotations
 

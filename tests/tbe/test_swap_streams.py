@@ -1,4 +1,4 @@
-"""Who waits for whom while rows are swapped: the host for nothing on the way of training, the streams for each other.
+"""Waits while rows are swapped: the host waits for nothing on the way of training, the streams for each other.
 
 Streams are held back by a gate: what the host gets through meanwhile waits for none of them.
 """
@@ -42,7 +42,7 @@ def zeros(weight: torch.Tensor) -> None:
 
 @dataclass
 class Kind:
-    """What is trained."""
+    """A kind of table, and how it is trained."""
 
     pooling: Pooling = Pooling.NONE
     weighted: bool = False
@@ -76,7 +76,7 @@ class Training:
         return rows
 
     def expected(self) -> torch.Tensor:
-        """What the next step looks up."""
+        """The rows that the next step looks up."""
         ids = (torch.arange(50) + 50 * self.steps) % ROWS
         return -self.counts[ids, None].expand(50, DIM).clone()
 

@@ -1,4 +1,4 @@
-// What bisheng's pass for the host may lack of AscendC: the type bfloat16_t. Here naming it does not compile.
+// Bisheng's pass for the host may lack the type bfloat16_t of AscendC. Here naming it does not compile.
 #pragma once
 
 #include "torch_npu_ext/emulator/ascendc/kernel_operator.h"

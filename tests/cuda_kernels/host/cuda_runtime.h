@@ -46,7 +46,7 @@ struct cudaPointerAttributes {
 
 namespace cuda_host {
 
-// Of every pointer; tests set it.
+// The memory type of every pointer; tests set it.
 inline cudaMemoryType memory_type = cudaMemoryTypeDevice;
 
 }  // namespace cuda_host

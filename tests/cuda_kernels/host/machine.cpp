@@ -249,7 +249,7 @@ void Machine::release(const Call& call, const Group& group) {
   }
 }
 
-// The first thread that waits in vain, and for whom; "" when all have ended.
+// The first thread that waits in vain, and the threads it waits for; "" when all have ended.
 std::string Machine::deadlock() const {
   for (int i = 0; i < count_; ++i) {
     if (!threads_[i].waiting) continue;

@@ -24,7 +24,7 @@ struct KernelError : std::runtime_error {
 constexpr uint64_t kAscending = 0, kDescending = 1;
 void set_order(uint64_t order);
 
-// What is being tested, for the reports of the sanitizers.
+// The name of the test, for the reports of the sanitizers.
 void set_title(const std::string& title);
 
 // For cuda_runtime.h.
@@ -38,7 +38,7 @@ struct Place {
   }
 };
 
-// What a thread has come to: it waits for the threads of its warp that `mask` names.
+// The state of a thread: it waits for the threads of its warp that `mask` names.
 struct Call {
   const char* name;
   Place place;

@@ -1,4 +1,4 @@
-// What the tests of the emulated runtime share.
+// The tests of the emulated runtime share this.
 #pragma once
 
 #include <acl/acl.h>

@@ -37,7 +37,7 @@ void test_failing_launch() {
   CHECK(aclrtSynchronizeStream(stream) == bad);
   CHECK(message_has("bad_kernel: core 3, MTE2: not aligned"));
   CHECK(!ran && destroyed);
-  CHECK(aclrtSynchronizeEvent(event) == bad);  // reached, so that nobody hangs, and it says so
+  CHECK(aclrtSynchronizeEvent(event) == bad);  // reached, so that no thread hangs, and it says so
   aclrtEventRecordedStatus status;
   CHECK(aclrtQueryEventStatus(event, &status) == bad && status == ACL_EVENT_RECORDED_STATUS_COMPLETE);
   void* more = nullptr;

@@ -66,7 +66,7 @@ void test_query_and_synchronize() {
   go = true;
   CHECK(aclrtSynchronizeEvent(event) == ACL_SUCCESS);
   CHECK(aclrtQueryEventStatus(event, &status) == ACL_SUCCESS && status == ACL_EVENT_RECORDED_STATUS_COMPLETE);
-  // An event destroyed while it is on its way is still reached by those who wait.
+  // An event destroyed while it is on its way still comes for those that wait.
   on_stream(stream, "nap", [] { nap(30); });
   CHECK(aclrtRecordEvent(event, stream) == ACL_SUCCESS);
   CHECK(aclrtStreamWaitEvent(nullptr, event) == ACL_SUCCESS);

@@ -48,7 +48,7 @@ void test_freed_memory_is_poisoned() {
   }
 }
 
-// Memory that nobody writes takes none of the host's.
+// Memory that is never written takes none of the host's.
 void test_untouched_memory_is_free() {
   const auto resident_pages = [] {
     long all = 0, resident = 0;

@@ -144,7 +144,7 @@ void test_late_asking_makes_progress() {
   CHECK(asked == 2);
 }
 
-// A stream takes only so many tasks, though nobody waits.
+// A stream takes only so many tasks, though nothing waits.
 void test_late_queues_end() {
   Streams streams;
   for (int i = 0; i < 1500; ++i) {
@@ -199,7 +199,7 @@ void test_all_goes_on_by_itself() {
   }
 }
 
-// Who asks does not wait for work that waits for the host.
+// A query does not wait for work that waits for the host.
 void test_asking_does_not_wait() {
   Streams streams;
   std::atomic<bool> go{false};
