@@ -1,4 +1,4 @@
-# What `import rec_sdk_torch` offers: for type checkers, and read by __init__.py. The names are listed nowhere else.
+# `import rec_sdk_torch` offers these names: for type checkers, and read by __init__.py. They are listed nowhere else.
 from . import checkpoint as checkpoint
 from . import compat as compat
 from . import export as export

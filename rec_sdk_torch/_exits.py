@@ -90,7 +90,7 @@ class _Calls:
 
     def __enter__(self) -> None:
         here = caller()
-        here.depth += 1  # before the question: who ends sees the one or the other
+        here.depth += 1  # before the question: a thread that ends sees the one or the other
         if _ending_in and here.depth == 1 and not here.own and _thread.get_ident() not in _ending_in:
             here.stays = True
             lock = _thread.allocate_lock()

@@ -1,4 +1,4 @@
-"""What runs once a module of somebody else's is imported, whoever imports it and whenever."""
+"""Runs functions once a module of another package is imported, by any code and at any time."""
 
 from __future__ import annotations
 

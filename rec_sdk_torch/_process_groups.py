@@ -39,7 +39,7 @@ def _forget_groups(module: Any) -> None:
 
 
 def _functions(module: Any) -> Iterator[Any]:
-    """Those of the module and of its classes that have defaults."""
+    """The functions of the module and of its classes that have defaults."""
     of_module = [member for member in vars(module).values() if getattr(member, "__module__", None) == module.__name__]
     of_classes = [member for cls in of_module if inspect.isclass(cls) for member in vars(cls).values()]
     return (each for each in of_module + of_classes if inspect.isfunction(each) and each.__defaults__)

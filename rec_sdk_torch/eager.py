@@ -1,4 +1,4 @@
-"""What tracers and torch.compile leave to Python: a lookup plans its batch by the ids' values."""
+"""Leaves lookups to Python in tracers and torch.compile: a lookup plans its batch by the ids' values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def eager(function: Callable[_Params, _Result]) -> Callable[_Params, _Result]:
     `torch.compiler.disable` alone makes a dozen calls each time, and imports the compiler at the first.
     """
     disabled: Any = _disable_dynamo(function)
-    # What torch._dynamo.disable(reason=) would set: fullgraph=True shows it to who asked for that.
+    # torch._dynamo.disable(reason=) would set this: fullgraph=True shows it to the user.
     disabled._torchdynamo_disable = True
     disabled._torchdynamo_disable_msg = UNTRACEABLE
 

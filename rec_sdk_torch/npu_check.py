@@ -213,7 +213,7 @@ def cases(rows: int, lookups: int, dim: int) -> Iterator[Case]:
 
 
 def _difference(ours: torch.Tensor, reference: torch.Tensor) -> str:
-    """What differs, "" if no bit does. Distances are of the numbers' integers, units in the last place for floats."""
+    """Says what differs, "" if no bit does. Distances are of integers, for floats units in the last place."""
     words = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[reference.itemsize]
     a, b = (tensor.contiguous().view(words).long() for tensor in (ours, reference))
     wrong = a != b
@@ -238,7 +238,7 @@ def _differences(case: Case, device: torch.device) -> str:
 
 
 def _seconds(device: torch.device, call: Callable[[], object], repeats: int) -> float:
-    """Of one call, in a queue of them."""
+    """Seconds of one call, in a queue of them."""
     synchronize = torch.npu.synchronize  # type: ignore[attr-defined]
     call()
     synchronize(device)

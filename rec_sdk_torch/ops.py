@@ -49,7 +49,7 @@ def parallel_runner() -> tuple[int, int]:
 
 
 def coefficient_names(optimizer: str) -> list[str]:
-    """What the columns of `update_rows`' coefficients are, from `[1]` on, for that name of an optimizer.
+    """The names of the columns of `update_rows`' coefficients, from `[1]` on, for that name of an optimizer.
 
     Raises ValueError when there is no optimizer of this name.
     """
@@ -90,7 +90,7 @@ _schemas = torch.library.Library("rec_sdk", "FRAGMENT")
 
 
 def _check_devices(name: str, tensors: dict[str, object], host_rows: tuple[str, ...]) -> None:
-    """What the kernels of every device check, for calls with a meta tensor, which reach the fake kernel alone.
+    """Checks what the kernels of every device check, for calls with a meta tensor, which reach the fake kernel alone.
 
     host_rows: the arguments that may be on the host where the others are on CUDA.
 

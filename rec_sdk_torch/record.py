@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 WEIGHT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-"""Of weights and states, by their numbers in the engine and the operators."""
+"""The types of weights and states, by their numbers in the engine and the operators."""
 
 
 def _round_up(value: int, step: int) -> int:
@@ -41,11 +41,11 @@ class RecordLayout:
     state_dtypes: tuple[torch.dtype, ...] = ()
 
     def state_dtype(self, index: int) -> torch.dtype:
-        """Of one state block."""
+        """The data type of one state block."""
         return self.state_dtypes[index] if self.state_dtypes else torch.float32
 
     def _begin(self, index: int) -> int:
-        """Of a state block, in bytes; of the one behind the last, where the states end."""
+        """The first byte of a state block; of the one behind the last, where the states end."""
         end = self.dim * self.weight_dtype.itemsize
         for before, elements in enumerate(self.state_elements[:index]):
             end = _round_up(end, 4) + elements * self.state_dtype(before).itemsize

@@ -10,7 +10,7 @@ HOT_SEGMENT_FIELDS = 4
 
 
 def hot_segments(segment_offsets: np.ndarray) -> np.ndarray:
-    """What `update_rows` and `accumulate_rows` take as `hot_segments`, for `segment_offsets`, int32 `[U + 1]`.
+    """The `hot_segments` of `update_rows` and `accumulate_rows` for `segment_offsets`, int32 `[U + 1]`.
 
     Returns:
         int32 `[H, 4]`, of each row with more than `HOT_LOOKUPS` lookups, ascending: the row, its first lookup, its

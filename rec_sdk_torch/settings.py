@@ -56,7 +56,7 @@ def parse_switch(text: str, name: str) -> bool:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the environment asks for; see the module's table."""
+    """The settings that the environment asks for; see the module's table."""
 
     embcache_size_on_device_mem: int
     embcache_direct_swap: bool

@@ -21,7 +21,7 @@ def _nothing(*_: torch.device) -> None:
 
 @dataclass(frozen=True)
 class Backend:
-    """What the host side of the package needs to know of a device type."""
+    """The facts about a device type that the host side of the package needs to know."""
 
     free_memory: Callable[[torch.device], int]
     """Bytes of device memory that can still be allocated."""
@@ -79,7 +79,7 @@ def load_operators(device: torch.device) -> None:
 
 
 def _accelerator(index: int) -> torch.device:
-    """What torch means by a bare index."""
+    """The device that torch means by a bare index."""
     try:
         return torch.device(index)
     except RuntimeError as error:

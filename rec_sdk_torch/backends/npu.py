@@ -19,7 +19,7 @@ _KERNELS = "librec_sdk_ascendc.so"
 
 
 def _advice(with_cann: str) -> str:
-    """What to do: where CANN is, a command; elsewhere the emulated NPU, since torch_npu would break torch there."""
+    """Says what to do: a command where CANN is, else the emulated NPU, since torch_npu would break torch there."""
     if emulator.cann() and not emulator.active():
         return f"In the repository of rec_sdk_torch: {sys.executable} -m pip install {with_cann}"
     return f"On a machine with NPUs it needs CANN and torch_npu (docs/npu.md). {emulator.hint()}"

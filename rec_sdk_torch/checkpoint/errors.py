@@ -1,4 +1,4 @@
-"""What is wrong with a save."""
+"""Errors that say what is wrong with a save."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Every change of the file system that a save makes: a test that plants failures here meets each of them. And how files
-of a save are opened, which may be anybody's.
+of a save are opened, which any user may have written.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def make_folder(path: Path, *, sync: bool = True) -> None:
 
 
 def new_folder(path: Path) -> None:
-    """A folder that was not there. After a crash it may be missing: who gives it its name in the end syncs that."""
+    """Makes a folder. After a crash it may be missing: a call that gives it its name in the end syncs that."""
     before("mkdir", path)
     path.mkdir()
 
@@ -162,7 +162,7 @@ def rename_file(source: Path, target: Path) -> None:
 
 
 def rename_folder(source: Path, target: Path) -> None:
-    """Gives a folder another name, which nobody must have.
+    """Gives a folder another name, which no other folder may have.
 
     Raises:
         OSError: a folder that is not empty has it, or a file.

@@ -16,7 +16,7 @@ from .manifest import MANIFEST, Manifest, read_manifest
 TIMESTAMP, MICROSECONDS = "%Y%m%d%H%M%S", ".%f"
 """Names of folders of saves: UTC, 14 digits; of a second's later saves with a dot and the microseconds behind."""
 UNFINISHED = ".saving-"
-"""What the name of a folder begins with while its save is written."""
+"""The name of a folder begins with this while its save is written."""
 _NAME = re.compile(r"[0-9]{14}(\.[0-9]{6})?")
 
 
@@ -142,7 +142,7 @@ def chain_of(save: Path) -> list[tuple[Path, Manifest]]:
 
 @dataclass(frozen=True)
 class _Link:
-    """What a chain needs of a manifest that was read once.
+    """The part of a manifest, read once, that a chain needs.
 
     Attributes:
         stamp: of its file then: inode, size and time of its last change.
@@ -185,7 +185,7 @@ def is_whole(path: Path, save: str) -> bool:
 
 
 def _read_links(path: Path) -> dict[str, _Link]:
-    """Of the saves in `path`, whose manifests are read where they are not those that are known."""
+    """The links of the saves in `path`, whose manifests are read where they are not those that are known."""
     root = str(path)
     known = _links.pop(root, {})
     for folder in saves_in(path):
@@ -206,7 +206,7 @@ def _follows(root: str, links: dict[str, _Link], save: str) -> bool:
     later: _Link | None = None
     while wanted is not None:
         found = of_ids.get(wanted, ())
-        if len(found) != 1:  # two folders with one save: nobody knows which of them is meant
+        if len(found) != 1:  # two folders with one save: it is not known which of them is meant
             return False
         name, link = found[0]
         try:

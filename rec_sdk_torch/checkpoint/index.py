@@ -15,11 +15,11 @@ from .manifest import REMOVED, ROWS, Manifest, SavedFile
 _PIECE = 1 << 20
 """Ids that are in memory at once."""
 SMALL_ROWS = 1 << 14
-"""Whoever opens such a table makes its index in a moment: a save of many tables has none of it."""
+"""A table below this size gets its index when it is opened, in a moment: a save of many tables has none of it."""
 
 
 def index_path(folder: Path, key: str) -> Path:
-    """Of the index of the table `key` in the save `folder`. Names that begin with `index` are for what is derived."""
+    """The path of the index of table `key` in the save `folder`. Names of derived files begin with `index`."""
     return folder / f"index-{key}"
 
 

@@ -39,7 +39,7 @@ _marks: weakref.WeakKeyDictionary[TableBatchedEmbedding, dict[str, Mark]] = weak
 
 
 def mark_of(embedding: TableBatchedEmbedding, path: str) -> Mark | None:
-    """Of the latest save in the folder `path`, if a delta can follow it."""
+    """The mark of the latest save in the folder `path`, if a delta can follow it."""
     mark = _marks.get(embedding, {}).get(path)
     return mark if mark is not None and mark.holds(embedding) else None
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..distributed.placement import Placement
 
 _WRAPPERS = {"module", "_dmp_wrapped_module", "_orig_mod"}
-"""What is in the path of a module because something wraps the model."""
+"""Names in the path of a module that are there because something wraps the model."""
 
 
 @dataclass(eq=False)

@@ -1,4 +1,4 @@
-"""What a save says of the tables of a model, and its rows in the order in which they are to be read."""
+"""Finds what a save says of the tables of a model, and reads its rows in their order."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def same_family(owner: Owner, name: str, saved: SavedTable, manifest: Manifest) 
 
 
 def layers(found: Match, chain: Chain, rows: int) -> Iterator[Rows | Removed]:
-    """What makes the table from an empty one: so many rows at a time, those that are at home here.
+    """The steps that make the table from an empty one: so many rows at a time, those that are at home here.
 
     A thread reads the next ones meanwhile, where they are many.
     """
@@ -177,7 +177,7 @@ def _columns(
 
 
 def life(found: Match, chain: Chain) -> LifeState | None:
-    """What admission and eviction of the table go by; None where it or the save has none."""
+    """The state that admission and eviction of the table go by; None where it or the save has none."""
     config = found.owner.embedding.view(found.name).config
     if config.life is None or not found.saved.clocks:
         return None

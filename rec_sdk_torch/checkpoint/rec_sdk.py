@@ -105,7 +105,7 @@ class _Table:
                 yield Rows(torch.from_numpy(some[mine]), {n: torch.from_numpy(p) for n, p in own.items()}, {})
 
     def ids(self) -> np.ndarray:
-        """Those at home in this process."""
+        """The ids at home in this process."""
         parts = [np.array(ids)[self.owner.mine(self.name, np.array(ids))] for ids, _ in self.arrays]
         return np.concatenate([np.empty(0, np.int64), *parts])
 

@@ -94,7 +94,7 @@ class Saver:
         Raises:
             ValueError: a module without tables; `incremental` for tables that do not keep what changed; some tables are
                 sharded and others not, of which each rank has rows of its own.
-            CheckpointError: somebody else saves to `path` now.
+            CheckpointError: another process saves to `path` now.
             OSError: a file cannot be written; earlier saves are as before.
         """
         with calls:
@@ -177,7 +177,7 @@ def _load_rec_sdk(owners: Sequence[Owner], team: Team, folder: Path, incremental
 
 
 def _run_job(job: SaveJob, future: Future[str]) -> None:
-    # Who asked waits until this thread runs, and then for the interpreter's lock, which a new thread keeps for 5 ms.
+    # The caller waits until this thread runs, and then for the interpreter's lock, which a new thread keeps for 5 ms.
     time.sleep(0.001)
     try:
         folder = job.run()

@@ -39,12 +39,12 @@ from .tensors import DTYPE_NAMES, TensorSpec
 from .writing import Piece, RankFiles, row_specs, window_specs
 
 ASIDE_BYTES = 64 << 20
-"""Of rows that were put aside, that a save keeps in memory; more wait on the disk."""
+"""Bytes of rows put aside that a save keeps in memory; more wait on the disk."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """What the ranks of a save agree on.
+    """The facts that the ranks of a save agree on.
 
     Attributes:
         id: of the save.
@@ -70,7 +70,7 @@ def begin(path: Path, follows: Sequence[tuple[str, str, int] | None]) -> Start:
         path: where saves are.
         follows: of each embedding on each rank (id, base, sequence) of the save that a delta follows; None: it cannot.
     """
-    for left in path.glob(f"{UNFINISHED}*"):  # nobody else writes here now: these broke off
+    for left in path.glob(f"{UNFINISHED}*"):  # no other process writes here now: these broke off
         files.remove_tree(left)
     identity = uuid.uuid4().hex
     folder = path / f"{UNFINISHED}{identity}"
@@ -85,7 +85,7 @@ def begin(path: Path, follows: Sequence[tuple[str, str, int] | None]) -> Start:
 
 @dataclass
 class Written:
-    """What a rank has written.
+    """The files that a rank has written.
 
     Attributes:
         files: for the manifest.
@@ -101,7 +101,7 @@ class Written:
 
 
 def follows(owners: Sequence[Owner], path: str) -> list[tuple[str, str, int] | None]:
-    """Of each embedding, the save that a delta in the folder `path` would follow; None where it cannot."""
+    """For each embedding, the save that a delta in the folder `path` would follow; None where it cannot."""
     result: list[tuple[str, str, int] | None] = []
     for owner in owners:
         mark = mark_of(owner.embedding, path)
@@ -150,7 +150,7 @@ def check_shared(owners: Sequence[Owner], ranks: int) -> None:
 
 @dataclass
 class TableMoment:
-    """What one rank has of a table at the moment of a save.
+    """The part of a table that one rank has at the moment of a save.
 
     Attributes:
         key: of the table in the save.
@@ -303,7 +303,7 @@ def _elements(view: TableView) -> dict[str, int]:
 
 
 def keys_of(owners: Sequence[Owner]) -> dict[tuple[int, str], str]:
-    """Of each table, by its embedding's place and its name, what it is called in a save."""
+    """The name of each table in a save, by its embedding's place and its own name."""
     keys: dict[tuple[int, str], str] = {}
     seen: dict[str, int] = {}
     for place, owner in enumerate(owners):
@@ -321,7 +321,7 @@ def _optimizer(optimizer: TableOptimizer) -> SavedOptimizer:
 
 
 def manifest_of(draft: Manifest, written: Sequence[Written]) -> Manifest:
-    """Of a save whose files the ranks have written."""
+    """The manifest of a save whose files the ranks have written."""
     tables = [
         replace(
             table,
@@ -393,7 +393,7 @@ def finish(path: Path, start: Start, manifest: Manifest) -> Path:
     target = path / next_name(path)
     files.rename_folder(folder, target)
     files.sync_folder(path)
-    with contextlib.suppress(OSError):  # somebody removed it
+    with contextlib.suppress(OSError):  # it has been removed
         remember(target, manifest)
     return target
 

@@ -34,7 +34,7 @@ class Team:
         self.rank, self.size = (exchanges[0].rank, exchanges[0].world_size) if exchanges else (0, 1)
 
     def apart(self) -> Team:
-        """The same ranks, in a process group that nobody else uses; all must call it."""
+        """The same ranks, in a process group that nothing else uses; all must call it."""
         if self._group is None:
             return self
         team = copy.copy(self)
@@ -50,7 +50,7 @@ class Team:
         return values
 
     def together(self, work: Callable[[], _Result]) -> list[_Result]:
-        """What `work` gives on each rank. What one rank raises, all raise."""
+        """The results of `work` on all ranks. An error that one rank raises, all raise."""
         result, error = None, None
         try:
             result = work()
@@ -67,5 +67,5 @@ class Team:
         return [each for each, _ in found]
 
     def first(self, work: Callable[[], _Result]) -> _Result:
-        """What `work` gives on rank 0, which alone does it."""
+        """The result of `work` on rank 0, which alone does it."""
         return cast("_Result", self.together(lambda: work() if self.rank == 0 else None)[0])

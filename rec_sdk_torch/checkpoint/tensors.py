@@ -35,7 +35,7 @@ DTYPES = {
 """Names of data types in the header."""
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 HEADER = "header"
-"""What the checksum of the length and the header is called among those of the tensors."""
+"""The checksum of the length and the header has this name among those of the tensors."""
 _PIECE = 1 << 20
 _READERS = 4
 """Threads that read a file for its checksums, a tensor each."""
@@ -87,7 +87,7 @@ class _Header:
 
 
 def _header(specs: Sequence[TensorSpec], about: Mapping[str, str], begin: int) -> tuple[bytes, dict[str, int]]:
-    """What is before the tensors, and the place of each behind `begin`. Tensors of larger elements come first.
+    """The bytes before the tensors, and the place of each behind `begin`. Tensors of larger elements come first.
 
     In the file the first tensor is at a multiple of `_ALIGNMENT`.
     """
@@ -217,7 +217,7 @@ class _Contents:
 
 
 class Pack:
-    """A pack, open for reading as long as somebody has this.
+    """A pack, open for reading as long as there is a reference to this.
 
     Attributes:
         fd, bytes: of the file.

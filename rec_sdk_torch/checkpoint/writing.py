@@ -14,9 +14,9 @@ from .manifest import REMOVED, ROWS, SavedFile
 from .tensors import TensorSpec, TensorWriter
 
 MOST_BYTES = 1 << 30
-"""Of a file of rows, and of a pack."""
+"""A file of rows, or a pack, has at most these."""
 PACKED_BYTES = 64 << 20
-"""Of what goes into a pack. Anything larger takes so long that it may have a file of its own."""
+"""A file in a pack has at most these. Anything larger takes so long that it may have a file of its own."""
 
 Piece = Mapping[str, torch.Tensor]
 """Rows of each tensor of a file, by name."""

@@ -47,7 +47,7 @@ def tables_of(collection: CachedCollection, placements: Sequence[Placement], pat
 
 def _fields(table: TableConfig) -> dict[str, Any]:
     fields = {field.name: getattr(table, field.name) for field in dataclasses.fields(table)}
-    fill = fields["init_fn"]  # of two functions nobody can say whether they do the same
+    fill = fields["init_fn"]  # it cannot be told of two functions whether they do the same
     fields["init_fn"] = fill and getattr(fill, "__qualname__", type(fill).__name__)
     life = fields.pop("life") or TableLife()
     return fields | dataclasses.asdict(life)

@@ -17,7 +17,7 @@ OF_TABLES = ("rows_in", "rows_out", "new_rows")
 
 
 class ScalarWriter(Protocol):
-    """What `torch.utils.tensorboard.SummaryWriter` has."""
+    """The method of `torch.utils.tensorboard.SummaryWriter` that is used."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> Any: ...
 
@@ -83,7 +83,7 @@ class _CollectionLog:
             self._add(None, f"{kind}_bytes", size)
 
     def _write_counts(self, collection: Collection, table: str | None, names: tuple[str, ...]) -> None:
-        """Of the forwards since the last time; since the reset if the counters were reset meanwhile."""
+        """Writes counts of the forwards since the last time; since the reset if the counters were reset meanwhile."""
         now = collection.cache_stats(table)
         before = self._before.get(table, {})
         if now["batches"] < before.get("batches", 0):

@@ -1,4 +1,4 @@
-"""What ranks send each other: how many ids, the ids, their rows, and in the backward pass the rows' gradients."""
+"""Exchanges between ranks: how many ids, the ids, their rows, and in the backward pass the rows' gradients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..tbe.cache.batch import Int64Array
 from .alike import Told, by_rank, differences
 
 COUNTERS = ("lookups", "unique_ids", "id_bytes", "row_bytes", "grad_bytes", "bytes_with_duplicates")
-"""What is counted, see `ShardedCollection.exchange_stats`."""
+"""The counters' names, see `ShardedCollection.exchange_stats`."""
 
 
 @dataclass

@@ -37,7 +37,7 @@ class Tables:
     bounds_check: BoundsCheckMode
 
     def numbers(self) -> list[int]:
-        """What the ids of each table take along to their homes, as the engine's Deduplicator has it."""
+        """The numbers that the ids of each table take along to their homes, as the engine's Deduplicator has them."""
         lives = [config.life for config in self.configs]
         return [
             0 if life is None else life.counts_shows + 2 * life.needs_clicks + 4 * bool(life.evict_age)
@@ -52,7 +52,7 @@ class Tables:
         return list(groups.values())
 
     def features(self, table: int) -> range:
-        """Those that look up a table."""
+        """The features that look up a table."""
         begin = sum(config.num_features for config in self.configs[:table])
         return range(begin, begin + self.configs[table].num_features)
 
@@ -117,7 +117,7 @@ class Deduplication:
                 )
 
     def received(self, counts: Int64Array, latest: Int64Array, ids: torch.Tensor, numbers: torch.Tensor) -> Seen:
-        """What all ranks told of the ids that they ask this one for.
+        """The facts that all ranks told of the ids that they ask this one for.
 
         Args:
             counts: int64 `[W, T]`.
@@ -135,7 +135,7 @@ class Deduplication:
         return Seen(shows, clicks, stamps, keys)
 
     def _out_of_range(self, table: int, count: int, example: int) -> str | None:
-        """Such ids read row 0: only whoever asks can tell."""
+        """Says which ids are out of range: they read row 0 here, and only the rank that asks can tell."""
         config, mode = self.tables.configs[table], self.tables.bounds_check
         what = f"table {config.name!r}: {count} ids are out of range (such as {example})"
         if mode is BoundsCheckMode.FATAL:
@@ -145,7 +145,7 @@ class Deduplication:
 
 @dataclass(frozen=True)
 class UniqueBatch:
-    """What a rank asks others for.
+    """The ids that a rank asks others for.
 
     Attributes:
         batch: as it came.
@@ -208,7 +208,7 @@ class Segments:
 
 
 class GroupConstants:
-    """What the tables of one dim have in every batch.
+    """The part of a batch that is the same in every one, for the tables of one dim.
 
     Attributes:
         features: by index.

@@ -1,4 +1,4 @@
-"""What ranks ask each other for: the numbers of ids of a batch, then the ids."""
+"""The questions of ranks to each other: the numbers of ids of a batch, then the ids."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .collectives import Exchange
 from .dedup import Deduplication, UniqueBatch
 
 FAILED, TRAINING, ENDED = 1, 2, 4
-"""What a rank tells all others of its batch."""
+"""The bits that a rank tells all others of its batch."""
 HEADER = 4
 """Numbers that say which batch it is: of the collection, of the batch, this status, the settings."""
 
@@ -52,7 +52,7 @@ class Asked(Multistreamable):
 
     Attributes:
         values: int64 `[n]`, rank by rank, and there table by table.
-        seen: what the ranks told of each beside it; None where no table needs to know, or nobody trains.
+        seen: what the ranks told of each beside it; None where no table needs to know, or no rank trains.
         offsets: int64 `[W * T + 1]`.
         counts: int64 `[W, T]`.
     """

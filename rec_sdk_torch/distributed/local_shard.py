@@ -44,7 +44,7 @@ class ShardHandle(TableHandle):
         self._all_rows = ids
 
     def ids_here(self) -> torch.Tensor:
-        """Of an index table all of the rank's rows; of a hash table those it has met, in order. int64 `[n]`."""
+        """Ids, int64 `[n]`: of an index table all of the rank's rows; of a hash table those it has met, in order."""
         if self._all_rows is None:
             return self._owner[0].view(self.table).ids()
         return torch.from_numpy(self._all_rows.copy())

@@ -84,7 +84,7 @@ SHARDING_TYPES = [ShardingType.ROW_WISE.value, ShardingType.TABLE_WISE.value]
 
 
 def placements_of(tables: Sequence[str], plan: Any, rank: int, world_size: int) -> list[Placement]:
-    """What a sharding plan says of each table.
+    """The placement of each table by a sharding plan.
 
     Raises:
         ValueError: the plan lacks a table or has others, or a table has another sharding type or no such rank.

@@ -192,7 +192,7 @@ def iterate(
     collections: Mapping[str, Collection],
     drain: bool = True,
 ) -> Iterator[U]:
-    """What `start` makes of each batch, which is started up to `depth` batches ahead.
+    """Yields what `start` makes of each batch, which is started up to `depth` batches ahead.
 
     Where collections are sharded, all ranks end after as many batches: those that all of them have.
 

@@ -1,4 +1,4 @@
-"""What a sharded collection tells of the tables on its rank, and does with them, as the unsharded collection does."""
+"""The tables on a rank of a sharded collection, with the methods that the unsharded collection has for its tables."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class RankTables:
         return self.home.cache_sizes
 
     def cache_stats(self, table: str | None = None) -> dict[str, int]:
-        """Of this rank's tables, see `TableBatchedEmbedding.cache_stats`."""
+        """Counts of this rank's tables, see `TableBatchedEmbedding.cache_stats`."""
         return self.home.cache_stats(table)
 
     def reset_cache_stats(self) -> None:
@@ -79,7 +79,7 @@ class RankTables:
         self.home.reset_cache_stats()
 
     def memory_report(self, table: str | None = None) -> dict[str, int]:
-        """Of this rank's tables, see `TableBatchedEmbedding.memory_report`."""
+        """Bytes of this rank's tables, see `TableBatchedEmbedding.memory_report`."""
         return self.home.memory_report(table)
 
     # ---- eviction of ids
@@ -103,18 +103,18 @@ class RankTables:
     # ---- gradients that are handed out
 
     def take_gradients(self) -> dict[str, TableGradient]:
-        """Of this rank's rows, from the lookups of all ranks, see the unsharded collection's."""
+        """Gradients of this rank's rows, from the lookups of all ranks, see the unsharded collection's."""
         return self.home.take_gradients()
 
     def add_to_rows(self, table: str, ids: torch.Tensor, change: torch.Tensor) -> None:
-        """Of rows that are at home on this rank, see the unsharded collection's."""
+        """Adds to rows that are at home on this rank, see the unsharded collection's."""
         self.home.add_to_rows(table, ids, change)
 
     # ---- optimizers
 
     @property
     def fused_optimizer(self) -> KeyedOptimizer:
-        """Of this rank's rows, as the unsharded collection's."""
+        """The optimizer of this rank's rows, as the unsharded collection's."""
         return self.home.fused_optimizer
 
     def set_grad_scaler(self, scaler: Scaler | None) -> None:

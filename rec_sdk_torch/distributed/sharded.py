@@ -69,7 +69,7 @@ class Coming:
         self._known.append(features)
 
     def is_of(self, features: KeyedJaggedTensor) -> bool:
-        """Whether it is this batch. Nobody compares ids: all ranks must come to the same answer."""
+        """Whether it is this batch. Ids are not compared: all ranks must come to the same answer."""
         return any(features is known for known in self._known)
 
     def advance(self) -> None:
@@ -285,7 +285,7 @@ class ShardedCollection(
         return OutputAwaitable(self, ctx, received, works, failed)
 
     def output(self, ctx: ShardedContext, rows: list[torch.Tensor]) -> Any:
-        """What the unsharded collection gives, from rows of each distinct id."""
+        """The output of the unsharded collection, from rows of each distinct id."""
         assert ctx.asked is not None
         assert ctx.bags is not None
         size = ctx.asked.batch.batch_size
@@ -368,7 +368,7 @@ class ShardedCollection(
         return self.home.load_state_dict(state_dict, strict, assign)
 
     def _foreign(self, state_dict: Mapping[str, Any], prefix: str) -> list[str]:
-        """What is wrong with the ids of a state dict: those that are at home on other ranks."""
+        """Says what is wrong with the ids of a state dict: those that are at home on other ranks."""
         problems = []
         names = [config.name for config in self._tables.configs]
         for name, placement in zip(names, self._tables.placements, strict=True):
@@ -393,7 +393,7 @@ class ShardedCollection(
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Of a model around this collection, such as `DistributedModelParallel.module`: as `load_state_dict`."""
+        """Loads the state dict of a model around this collection, such as `DistributedModelParallel.module`."""
         problems = self._foreign(state_dict, prefix)
         error_msgs.extend(problems)
         if not problems:

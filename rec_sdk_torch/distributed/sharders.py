@@ -132,7 +132,7 @@ class _Sharder(BaseEmbeddingSharder[Any]):
 
 
 def _device_of(module: CachedCollection, given: torch.device | None) -> torch.device:
-    """Where the tables of a rank are: on the device that is given, as TorchRec has it, which is for nobody on meta."""
+    """The device of a rank's tables: the one that is given, as TorchRec has it, which is never meta."""
     if given is None:
         return torch.device("cpu") if module.device.type == "meta" else module.device
     if given.type == "cpu" and module.device.type not in ("cpu", "meta"):
@@ -144,19 +144,19 @@ def _device_of(module: CachedCollection, given: torch.device | None) -> torch.de
 
 
 class EmbCacheEmbeddingCollectionSharder(_Sharder):
-    """Of `EmbCacheEmbeddingCollection`."""
+    """Shards `EmbCacheEmbeddingCollection`."""
 
     _type = EmbCacheEmbeddingCollection
 
 
 class EmbCacheEmbeddingBagCollectionSharder(_Sharder):
-    """Of `EmbCacheEmbeddingBagCollection`."""
+    """Shards `EmbCacheEmbeddingBagCollection`."""
 
     _type = EmbCacheEmbeddingBagCollection
 
 
 class HashEmbeddingBagCollectionSharder(_Sharder):
-    """Of `HashEmbeddingBagCollection`."""
+    """Shards `HashEmbeddingBagCollection`."""
 
     _type = HashEmbeddingBagCollection
 

@@ -26,7 +26,7 @@ class _Coming(NamedTuple):
 
 
 class _TrainPipeline(Generic[In]):
-    """What the pipelines share; `progress` does one step.
+    """The part that the pipelines share; `progress` does one step.
 
     Meanwhile the next batches are planned, and copied to the device. A batch has `.to(device, non_blocking=)` and
     `.record_stream(stream)`, as TorchRec's pipelines ask for: see `torchrec.streamable.Pipelineable`; a

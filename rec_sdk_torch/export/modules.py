@@ -78,7 +78,7 @@ class ExportedCollection(torch.nn.Module):
 
 
 def _tables(source: CachedCollection) -> tuple[list[torch.Tensor | None], list[torch.Tensor]]:
-    """Of each table ids, None where they are rows, and weights; behind those of hash tables a row of zeros."""
+    """For each table ids, None where they are rows, and weights; behind those of hash tables a row of zeros."""
     embedding = embedding_of(source)
     ids: list[torch.Tensor | None] = []
     weights = []
@@ -168,7 +168,7 @@ def to_embedding_bags(source: CachedCollection) -> tuple[IdMap, dict[str, torch.
 
 
 _WIDTHS = {torch.qint8: 2, torch.quint4x2: 4}
-"""What D must be a multiple of: fbgemm's rows are of whole 16 bits."""
+"""D must be a multiple of these: fbgemm's rows are of whole 16 bits."""
 
 
 def quantized(exported: ExportedCollection, dtype: torch.dtype = torch.qint8) -> ExportedCollection:

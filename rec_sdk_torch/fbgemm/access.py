@@ -43,7 +43,7 @@ class TableAccess(torch.nn.Module):
         raise NotImplementedError
 
     def _first_features(self) -> list[int]:
-        """Of each table a feature that looks it up."""
+        """For each table a feature that looks it up."""
         raise NotImplementedError
 
     def _parts(self) -> list[dict[str, torch.Tensor]]:
@@ -68,7 +68,7 @@ class TableAccess(torch.nn.Module):
                 fill_uniform(self.tables, table.name, min_val, max_val)
 
     def flush(self) -> None:
-        """Ends copies of rows that are on their way. Whoever reads tables sees all updates, with and without it."""
+        """Ends copies of rows that are on their way. Reads of tables see all updates, with and without it."""
         self._make_ready()
         with self.tables.exclusive():
             for group in self.tables.groups:
@@ -81,7 +81,7 @@ class TableAccess(torch.nn.Module):
     # ---- states
 
     def split_optimizer_states(self) -> list[list[torch.Tensor]]:
-        """Of each table its states in FBGEMM's order, `[rows, D]`, or `[rows]`; [] of an optimizer without."""
+        """The states of each table in FBGEMM's order, `[rows, D]`, or `[rows]`; [] of an optimizer without."""
         specs = states_in_order(self._optimizer)
         if not specs:
             return []

@@ -81,7 +81,7 @@ class VariableBatch:
 
     @functools.cached_property
     def _places(self) -> torch.Tensor:
-        """Of each entry of the padded offsets that of the batch's own."""
+        """For each entry of the padded offsets, the place of the batch's own."""
         return padded_places(self.of_features)
 
     def offsets(self, offsets: torch.Tensor) -> torch.Tensor:

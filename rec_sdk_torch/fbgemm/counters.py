@@ -1,4 +1,4 @@
-"""What FBGEMM's module counts of its cache."""
+"""The counts that FBGEMM's module has of its cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .enums import RecordCacheMetrics
 from .options import logger
 
 UVM_STATS = ("num_calls", "num_requested_indices", "num_unique_indices", "num_unique_misses")
-"""Of `get_uvm_cache_stats`; two numbers of conflicts follow, which this cache does not have."""
+"""The names of `get_uvm_cache_stats`; two numbers of conflicts follow, which this cache does not have."""
 
 _COUNTERS = ("batches", "lookups", "unique_rows", "unique_misses")
 

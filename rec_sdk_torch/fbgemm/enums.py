@@ -71,7 +71,7 @@ class EmbeddingLocation(enum.IntEnum):
 
 
 class ComputeDevice(enum.IntEnum):
-    """What looks rows up: CUDA stands for any accelerator, an NPU too."""
+    """The device that looks rows up: CUDA stands for any accelerator, an NPU too."""
 
     CPU = 0
     CUDA = 1
@@ -79,7 +79,7 @@ class ComputeDevice(enum.IntEnum):
 
 
 class PoolingMode(enum.IntEnum):
-    """What a bag becomes."""
+    """The way in which a bag becomes one row."""
 
     SUM = 0
     MEAN = 1
@@ -87,7 +87,7 @@ class PoolingMode(enum.IntEnum):
 
 
 class BoundsCheckMode(enum.IntEnum):
-    """What ids and offsets that cannot be right do. V2_ names FBGEMM's other kernel, and means the same."""
+    """The answer to ids and offsets that cannot be right. V2_ names FBGEMM's other kernel, and means the same."""
 
     FATAL = 0
     WARNING = 1
@@ -126,7 +126,7 @@ class CounterWeightDecayMode(enum.IntEnum):
 
 
 class StepMode(enum.IntEnum):
-    """What the ensemble optimizer counts its steps by."""
+    """The count of steps that the ensemble optimizer goes by."""
 
     NONE = 0
     USE_COUNTER = 1
@@ -220,7 +220,7 @@ class EmainplaceModeDefinition:
 
 
 class RecordCacheMetrics(NamedTuple):
-    """What of the cache is counted."""
+    """The counts of the cache that are wanted."""
 
     record_cache_miss_counter: bool
     record_tablewise_cache_miss: bool

@@ -315,7 +315,7 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
         return offsets[::size].long() if size else offsets.new_zeros(len(self._order.map) + 1).long()
 
     def _variable_batch(self, sizes: BatchSizes) -> VariableBatch:
-        """Of these sizes, which are often those of the batch before."""
+        """The padded batch of these sizes, which are often those of the batch before."""
         if self.pooling_mode is PoolingMode.NONE:
             raise ValueError("batch_size_per_feature_per_rank needs a pooling_mode other than NONE")
         key = tuple(map(tuple, sizes))

@@ -12,7 +12,7 @@ from ..tbe.rows.row_parts import WEIGHT
 from .placement import Spec, rows_in_place
 
 ROWS_AT_ONCE = 1 << 16
-"""Of a table that is not resident."""
+"""Rows of a table that is not resident are taken so many at once."""
 
 
 class MovingAverage:

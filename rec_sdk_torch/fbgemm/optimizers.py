@@ -66,7 +66,7 @@ _NOT_HERE = {
 
 
 def uses(kind: OptimType) -> frozenset[str]:
-    """Those of `HYPER_PARAMETERS` that the optimizer reads."""
+    """The names among `HYPER_PARAMETERS` that the optimizer reads."""
     return _KNOWN[kind].uses
 
 
@@ -102,7 +102,7 @@ def table_optimizer(kind: OptimType, given: Mapping[str, Any]) -> TableOptimizer
 
 
 def gradient_bound(given: Mapping[str, Any]) -> float | None:
-    """What bounds the elements of the output's gradient; None for nothing.
+    """The bound of the elements of the output's gradient; None for none.
 
     Raises:
         ValueError: a bound that is not a number above 0, or beyond float32.

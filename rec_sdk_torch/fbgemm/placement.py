@@ -20,7 +20,7 @@ WAYS = 32
 """Rows of one of FBGEMM's cache sets."""
 
 ROWS_AT_ONCE = 1 << 20
-"""Of a table that becomes resident."""
+"""Rows of a table that becomes resident are moved so many at once."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from ..tbe.rows.table_view import Content
 from .placement import Spec
 
 ROWS_AT_ONCE = 1 << 16
-"""Of a table that is filled with random numbers."""
+"""Rows of a table that is filled with random numbers are written so many at once."""
 
 
 class TableCopy(torch.Tensor):
@@ -124,7 +124,7 @@ def load_states(
 # ---- FBGEMM's own state dicts
 
 _PLACES = ("dev", "uvm", "uvm", "host")
-"""Of each EmbeddingLocation the buffer that has its rows."""
+"""For each EmbeddingLocation the buffer that has its rows."""
 
 
 def is_fbgemms(state_dict: Mapping[str, Any], prefix: str) -> bool:

@@ -1,1 +1,1 @@
-"""What users build models of: collections, their configs and the tables' handles. Needs torchrec."""
+"""Users build models of these: collections, their configs and the tables' handles. Needs torchrec."""

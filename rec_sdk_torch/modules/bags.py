@@ -46,7 +46,7 @@ class Bags:
         return cls(features, offsets.index_select(0, places), max(sizes), sizes)
 
     def lengths(self, key: int, lengths: torch.Tensor) -> torch.Tensor:
-        """Those of a key, by its place, among `lengths` of all keys."""
+        """The lengths of a key, by its place, among `lengths` of all keys."""
         begin = sum(self.sizes[:key])
         return lengths[begin : begin + self.sizes[key]]
 

@@ -1,4 +1,4 @@
-"""What this package changes in torch's `clip_grad_norm_` and `clip_grad_value_`: they say that they pass tables over.
+"""A change of torch's `clip_grad_norm_` and `clip_grad_value_`: they say that they pass tables over.
 
 A table's gradients are used up in the backward pass, so these functions would leave tables out without a word. The
 functions stay the ones that programs have imported by name: only what they call is wrapped. Done when the first
@@ -26,7 +26,7 @@ def look_for_tables() -> None:
         clip = getattr(function, "__wrapped__", None)  # what torch's decorator calls under no_grad
         if clip is None or hasattr(clip, "looks_for_tables"):
             continue
-        for cell in function.__closure__ or ():  # none is it where somebody else has replaced the function
+        for cell in function.__closure__ or ():  # none is it where other code has replaced the function
             if cell.cell_contents is clip:
                 cell.cell_contents = function.__wrapped__ = _looking(clip)
 

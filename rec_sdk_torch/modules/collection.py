@@ -1,4 +1,4 @@
-"""What the collections share: handles, optimizers, and batches from KeyedJaggedTensors."""
+"""The part that all collections share: handles, optimizers, and batches from KeyedJaggedTensors."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
         return bags, batch(features, values, bags.offsets, bags.size, keys, weights, seen=seen)
 
     def _seen(self, features: KeyedJaggedTensor) -> Seen | None:
-        """What the tables need to know of the ids of a training batch to admit and evict them."""
+        """The facts about the ids of a training batch that the tables admit and evict by."""
         if not self.training or not torch.is_grad_enabled():
             return None
         clicks = clicks_of(features) if self._needs_clicks else None
@@ -275,7 +275,7 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
         return torch.from_numpy(self._embedding.table_ids(table))
 
     def take_gradients(self) -> dict[str, TableGradient]:
-        """Of the tables with the optimizer SparseGradients: what was aggregated since the last call, by table.
+        """The gradients that tables with the optimizer SparseGradients have summed since the last call, by table.
 
         Raises:
             RuntimeError: no table has it.

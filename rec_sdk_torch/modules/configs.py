@@ -30,7 +30,7 @@ _FEATURE_NAME = re.compile(r"[^\s@]+")
 
 @unique
 class AdmitAndEvictPolicyType(Enum):
-    """What admission and eviction of features go by."""
+    """The rule that admission and eviction of features go by."""
 
     POLICY_COUNT = "count"
     POLICY_SHOWCLICK = "showclick"
@@ -177,7 +177,7 @@ class AdmitAndEvictConfig:
 
 @dataclass
 class _HashTableFields:
-    """What a hash table's config has beyond TorchRec's."""
+    """The fields that a hash table's config has beyond TorchRec's."""
 
     weight_init_mean: float = 0.0
     weight_init_stddev: float = 0.05
@@ -250,7 +250,7 @@ def _check_admission(admission: AdmitAndEvictConfig | None, name: str) -> None:
 
 
 def table_config(config: BaseEmbeddingConfig, *, capacity: bool = False) -> TableConfig:
-    """What the engine needs of a collection's config, which is not changed.
+    """The engine's config of a table, from a collection's config, which is not changed.
 
     A config of this module makes a hash table, a plain TorchRec one an index table. `capacity` makes
     `num_embeddings` a hash table's limit.

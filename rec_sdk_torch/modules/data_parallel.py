@@ -1,4 +1,4 @@
-"""What this package changes in torch's DistributedDataParallel: it leaves tables alone.
+"""A change of torch's DistributedDataParallel: it leaves tables alone.
 
 A handle never gets a gradient, and carries the attributes of an optimizer in backward. DistributedDataParallel would
 wait for the first, and take the second for a reason to hand dense gradients to no one. It has a list of names to
@@ -53,7 +53,7 @@ def keep_tables_out() -> None:
 
 
 def _check_trained_in_backward(module: torch.nn.Module, handles: dict[str, TableHandle]) -> None:
-    """Raises RuntimeError for tables that somebody wants to train with an optimizer of torch's, as dense parameters."""
+    """Raises RuntimeError for tables that are to be trained with an optimizer of torch's, as dense parameters."""
     untrained = [part.table for part in handles.values() if not (part.sharded or part.weight.requested())]
     if untrained and module.training:
         raise RuntimeError(

@@ -1,4 +1,4 @@
-"""What this package changes in torch's `quantize_dynamic`, and so in TorchRec's `quantize_embeddings`: no tables.
+"""A change of torch's `quantize_dynamic`, and so of TorchRec's `quantize_embeddings`: no tables.
 
 Both replace modules of the classes that they are given, and would leave tables as they are without a word. What is
 asked of dense modules alone goes on. Only what `quantize_dynamic` calls is wrapped, as programs have imported it by

@@ -38,7 +38,7 @@ class _TableState(abc.ABC):
 
     @abc.abstractmethod
     def problem(self, value: Any, rows: int) -> str | None:
-        """What keeps `value` from being loaded as the state of `rows` rows; None when nothing does."""
+        """Says what keeps `value` from being loaded as the state of `rows` rows; None when nothing does."""
 
     def _raise_problem(self, value: Any, rows: int = 0) -> None:
         """A CombinedOptimizer loads states one by one, past the check of all of them."""
@@ -68,7 +68,7 @@ class StepState(_TableState):
         self._embedding.load([], [self.number(value)])
 
     def number(self, value: Any) -> tuple[TableOptimizer, int]:
-        """What loading `value` sets: the optimizer and its step."""
+        """The optimizer and its step that loading `value` sets."""
         return self._optimizer, int(float(value))
 
 
@@ -76,7 +76,7 @@ class IdsState(_TableState):
     """Ids of a hash table (`<table>.ids`), int64 `[n]`: which row each row of the other states belongs to."""
 
     loading: torch.Tensor | None = None
-    """Those of the load that is under way."""
+    """The ids of the load that is under way."""
 
     def __init__(self, embedding: TableBatchedEmbedding, config: TableConfig) -> None:
         super().__init__(embedding, config.name)
@@ -151,7 +151,7 @@ class RowState(_TableState):
             self._ids.loading = None
 
     def content(self, ids: torch.Tensor, value: torch.Tensor) -> Content:
-        """What loading `value` sets: the state of `ids`, and of the table's other rows as at first."""
+        """The state of `ids` that loading `value` sets, and that of the table's other rows, as at first."""
         view = self._embedding.view(self._table)
         initial = self._optimizer.spec.state_init(self._optimizer.options)[self._index]
         shape = (len(ids), *view.parts()[self._name])

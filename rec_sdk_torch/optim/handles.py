@@ -30,7 +30,7 @@ def _attribute(function: Any) -> str | None:
 
 
 class _NotWritten(torch.Tensor):
-    """A tensor without rows in place of a table, which nobody fills in vain: that would change no row.
+    """A tensor without rows in place of a table, which cannot be filled: that would change no row.
 
     Its `detach()` and `data`, which share its memory, are of this class too.
     """
@@ -106,7 +106,7 @@ class TableParameter(_NotWritten, torch.nn.Parameter):
 
     @property
     def _optimizer_kwargs(self) -> requests.Keywords:
-        """What torch's apply adds to is checked; the attribute is there when an optimizer was noted."""
+        """The keywords that torch's apply adds to, checked; the attribute is there when an optimizer was noted."""
         try:
             keywords: requests.Keywords = self.__dict__[requests.KEYWORDS]
         except KeyError:
@@ -213,7 +213,7 @@ class TableHandle(torch.nn.Module):
         return self._owner[0].describe(self.table, None if known is not None else optimizer)
 
     def state_names(self) -> list[str]:
-        """What the table is called in a state dict, behind its prefix."""
+        """The names of the table in a state dict, behind its prefix."""
         return ["ids", "weight"] if self._config.hashed else ["weight"]
 
     def twin(self, embedding: TableBatchedEmbedding, memo: dict[int, Any]) -> TableHandle:

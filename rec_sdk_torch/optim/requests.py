@@ -155,7 +155,7 @@ def table_optimizers(handles: Mapping[str, TableParameter]) -> dict[str, TableOp
             group = handle.__dict__[OPTIMIZERS][0].param_groups[0]
             for option, value in optimizer.options.items():
                 group.setdefault(option, value)
-            optimizer.options = group  # as somebody may have changed it by now
+            optimizer.options = group  # as it may have been changed by now
             share_options(handle, optimizer)
         else:
             for other, made in shared:

@@ -1,6 +1,6 @@
 """Everything that this package changes in TorchRec beside the planner's Topology (`_topology.py`), two things.
 
-- `import rec_sdk_torch` adds three names to `torchrec.optim`, as soon as somebody imports that: `AccumulateSGD`,
+- `import rec_sdk_torch` adds three names to `torchrec.optim`, as soon as that is imported: `AccumulateSGD`,
   `AccumulateAdagrad`, `AccumulateAdam`, as in Rec SDK's patched TorchRec. TorchRec is not imported for it: that takes
   seconds, and it may be missing.
 - Making a fused optimizer of ours (not importing anything) lets TorchRec's `GradientClippingOptimizer` refuse to wrap

@@ -31,7 +31,7 @@ Array = npt.NDArray[np.generic]
 
 @dataclass(frozen=True, eq=False)
 class _Moment:
-    """What one chain of saves has of the table."""
+    """The rows of the table in one chain of saves."""
 
     save: Path
     id: str
@@ -81,7 +81,7 @@ class TableReader:
             return self._mapped(save, Path(aside))
 
     def _mapped(self, save: Path, aside: Path) -> _Moment:
-        """What is mapped stays there when the folder `aside` is gone."""
+        """Maps a save; its files stay mapped when the folder `aside` is gone."""
         chain = chain_of(save)
         about = chain[-1][1].table(self._key(*chain[-1]))
         saves = []
@@ -162,7 +162,7 @@ class TableReader:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights."""
+        """The data type of the weights."""
         return self._moment.dtype
 
     def __len__(self) -> int:
@@ -195,7 +195,7 @@ class TableReader:
     @overload
     def find(self, ids: Array) -> tuple[Array, Array]: ...
     def find(self, ids: torch.Tensor | Array) -> tuple[torch.Tensor, torch.Tensor] | tuple[Array, Array]:
-        """What `lookup` gives, and which of the ids are rows: bool, of their shape."""
+        """The rows as `lookup` gives them, and which of the ids are rows: bool, of their shape."""
         moment = self._moment
         wanted = ids.numpy() if isinstance(ids, torch.Tensor) and ids.device.type == "cpu" else ids
         if not isinstance(wanted, np.ndarray) or wanted.dtype.kind not in "iu":

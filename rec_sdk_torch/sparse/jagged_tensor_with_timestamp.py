@@ -47,7 +47,7 @@ class JaggedTensorWithTimestamp(JaggedTensor):
 
     @property
     def timestamps(self) -> torch.Tensor | None:
-        """Of each id, `[n]`."""
+        """The time of each id, `[n]`."""
         return self._timestamps
 
     def to(self, device: torch.device, non_blocking: bool = False) -> JaggedTensorWithTimestamp:
@@ -103,12 +103,12 @@ class KeyedJaggedTensorWithTimestamp(KeyedJaggedTensor):
 
     @property
     def timestamps(self) -> torch.Tensor | None:
-        """Of each id, `[n]`."""
+        """The time of each id, `[n]`."""
         return self._timestamps
 
     @staticmethod
     def from_jt_dict(jt_dict: Mapping[str, JaggedTensor]) -> KeyedJaggedTensorWithTimestamp:
-        """Of a `JaggedTensorWithTimestamp` per key.
+        """Joins a `JaggedTensorWithTimestamp` per key.
 
         Raises:
             ValueError: some have timestamps and some have none.
@@ -226,7 +226,7 @@ _NARROW = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32)
 
 
 def clicks_of(features: KeyedJaggedTensor) -> torch.Tensor | None:
-    """Of each id, int32 `[n]`: the label of its sample; None if the batch has no labels."""
+    """The label of each id's sample, int32 `[n]`; None if the batch has no labels."""
     labels: torch.Tensor | None = getattr(features, "_click_labels", None)
     if labels is None:
         return None
@@ -237,7 +237,7 @@ def clicks_of(features: KeyedJaggedTensor) -> torch.Tensor | None:
 
 
 def timestamps_of(features: KeyedJaggedTensor) -> torch.Tensor | None:
-    """Of each id, `[n]`; None if the batch has none."""
+    """The time of each id, `[n]`; None if the batch has none."""
     stamps: torch.Tensor | None = getattr(features, "_timestamps", None)
     return stamps
 
