@@ -78,7 +78,7 @@ def measure(options: argparse.Namespace, folder: Path) -> list[Figure]:
         slots = batch.slots.cpu().numpy()
         for dim in options.dims:
             scalar = units.count(slots, options.rows, dim, cores)
-            for call in calls(batch, options.rows, dim, device):
+            for call in calls(batch, options.rows, dim, device, scalar):
                 torch.npu.synchronize()  # type: ignore[attr-defined]
                 counters.reset()
                 call.run()

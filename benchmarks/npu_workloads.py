@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
 
-from rec_sdk_torch.backends.default.formulas import FORMULAS
+from rec_sdk_torch.formulas import FORMULAS
 from rec_sdk_torch.ops import hot_segments, ops
 from rec_sdk_torch.record import RecordLayout
 from rec_sdk_torch.tbe.config.optimizer import COEFFICIENTS
 
 from .ids import Distribution
 
-_OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad", "adam")
 BAG = 8
 """Lookups of a bag."""
 
@@ -117,18 +116,19 @@ def copies(batch: Batch, rows: int, dim: int, device: torch.device) -> Iterator[
     yield Call("swap_rows", swap, len(records) * (8 + 4 * layout.bytes))
 
 
-def updates(batch: Batch, rows: int, dim: int, device: torch.device) -> Iterator[Call]:
-    """Every optimizer, and the sums of an accumulation window."""
+def updates(batch: Batch, rows: int, dim: int, device: torch.device, optimizers: Iterable[str]) -> Iterator[Call]:
+    """The optimizers, and the sums of an accumulation window."""
     n, u = len(batch.slots), len(batch.unique)
     grad = torch.zeros((n, dim), device=device)
     segments = (batch.offsets, batch.positions, None, None, None)
     read = 4 * n * dim + 4 * n + 8 * u
-    for optimizer in _OPTIMIZERS:
+    for optimizer in optimizers:
         layout = _layout(dim, optimizer)
         cache = _cache(rows, layout, device)
         tables = torch.tensor([0, u], dtype=torch.int32, device=device)
         coefficients = torch.zeros((1, COEFFICIENTS), device=device)
-        coefficients[0, :8] = torch.tensor([float("inf"), 0.1, 1e-8, 0.9, 0.1, 0.999, 0.001, 1.0], device=device)
+        coefficients[0] = torch.linspace(0.1, 0.9, COEFFICIENTS, device=device)
+        coefficients[0, 0] = float("inf")
         yield Call(
             f"update_rows {optimizer}",
             partial(
@@ -154,7 +154,9 @@ def updates(batch: Batch, rows: int, dim: int, device: torch.device) -> Iterator
     )
 
 
-def calls(batch: Batch, rows: int, dim: int, device: torch.device) -> Iterator[Call]:
-    """Every operator."""
-    for family in (lookups, copies, updates):
-        yield from family(batch, rows, dim, device)
+def calls(batch: Batch, rows: int, dim: int, device: torch.device, names: Iterable[str]) -> Iterator[Call]:
+    """Every operator, update_rows by the optimizers that are among the `names` of calls."""
+    yield from lookups(batch, rows, dim, device)
+    yield from copies(batch, rows, dim, device)
+    optimizers = [name.removeprefix("update_rows ") for name in names if name.startswith("update_rows ")]
+    yield from updates(batch, rows, dim, device, optimizers)

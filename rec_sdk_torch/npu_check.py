@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import torch
 
 from . import __version__, emulate
-from .backends.default.formulas import FORMULAS
 from .backends.devices import parse_device
+from .formulas import FORMULAS
 from .ops import hot_segments, ops
 from .record import RecordLayout
 from .tbe.config.optimizer import COEFFICIENTS
@@ -28,9 +28,7 @@ __all__ = ["Case", "cases", "main"]
 
 Tensors = Mapping[str, torch.Tensor]
 
-_COEFFICIENTS = (1.5, 0.1, 1e-8, 0.9, 0.1, 0.999, 0.001, 1.0)
-"""They clip at 1.5; the others are those of Adam, of which an optimizer takes as many as it has."""
-_OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad", "adam")
+_MAX_GRADIENT = 1.5
 _BAG = 8
 _TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
@@ -160,12 +158,12 @@ def _updates(batch: _Batch) -> Iterator[Case]:
         "positions": batch.positions,
         "hot": batch.hot_segments,
     }
-    coefficients = torch.zeros(1, COEFFICIENTS)
-    coefficients[0, : len(_COEFFICIENTS)] = torch.tensor(_COEFFICIENTS)
+    coefficients = torch.linspace(0.1, 0.9, COEFFICIENTS)[None]
+    coefficients[0, 0] = _MAX_GRADIENT
     read = 4 * n * dim + 4 * n + 8 * u
-    for optimizer in _OPTIMIZERS:
+    for optimizer, formula in FORMULAS.items():
         for dtype, short in _TYPES.items():
-            layout = RecordLayout(dim, dtype, FORMULAS[optimizer].state_elements(dim))
+            layout = RecordLayout(dim, dtype, formula.state_elements(dim))
             inputs = {
                 **segments,
                 "cache": batch.records(layout),
@@ -282,7 +280,7 @@ class _Check:
 
     def case(self, case: Case, bandwidth: float) -> None:
         """Prints one line."""
-        print(f"{case.name:<34}", end="", flush=True)
+        print(f"{case.name:<50}", end="", flush=True)
         differences = _differences(case, self.device)
         there = {name: tensor.to(self.device) for name, tensor in case.inputs.items()}
         seconds = _seconds(self.device, lambda: case.call(there), self.options.repeats)

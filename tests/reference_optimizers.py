@@ -1,4 +1,4 @@
-"""Optimizers that torch does not have for sparse gradients: the documented formulas, on the rows a gradient names.
+"""Optimizers on the rows that a sparse gradient names: torch's own, and the documented formulas of those it lacks.
 
 The formulas are in the optimizers page of the docs. States are `[n, D]`, or `[n, 1]` where there is one number a row.
 """
@@ -62,24 +62,34 @@ def ratio(over: torch.Tensor, under: torch.Tensor) -> torch.Tensor:
     return torch.where((under == 0) & over.isfinite(), 0, over / under)
 
 
-class Sgd(OnRows):
-    def update(
-        self, w: torch.Tensor, g: torch.Tensor, states: dict[str, torch.Tensor], t: int, options: dict[str, Any]
-    ) -> None:
-        w -= options["lr"] * g
+class _ByTorch(OnRows):
+    """A class of torch's on a matrix of the rows that were named; it counts the updates of all rows."""
 
-
-class Adagrad(OnRows):
-    """torch.optim.Adagrad's formula."""
-
-    states = ("sum",)
+    cls: type[torch.optim.Optimizer]
 
     def update(
         self, w: torch.Tensor, g: torch.Tensor, states: dict[str, torch.Tensor], t: int, options: dict[str, Any]
     ) -> None:
-        states["sum"] += g * g
-        lr = options["lr"] / (1 + (t - 1) * options["lr_decay"])
-        w -= lr * g / (states["sum"].sqrt() + options["eps"])
+        rows = torch.nn.Parameter(w.clone())
+        optimizer = self.cls([rows], **{name: value for name, value in options.items() if name != "params"})
+        state = optimizer.state[rows]
+        if t > 1 or state:  # else the class makes it in its first step
+            state.update(states, step=torch.tensor(t - 1, dtype=torch.float64))
+        rows.grad = of_all_rows(g) if self.cls is torch.optim.SparseAdam else g
+        optimizer.step()
+        w.copy_(rows.detach())
+        for name, values in states.items():
+            values.copy_(state[name])
+
+
+def on_rows_by(torchs: type[torch.optim.Optimizer], states: tuple[str, ...]) -> type[OnRows]:
+    """A class of torch's, with the names of its states, on the rows that a gradient names."""
+    return type(f"{torchs.__name__}OnRows", (_ByTorch,), {"cls": torchs, "states": states})
+
+
+def of_all_rows(g: torch.Tensor) -> torch.Tensor:
+    """A dense gradient as a sparse one."""
+    return torch.sparse_coo_tensor(torch.arange(len(g))[None], g, check_invariants=True)
 
 
 class Adam(OnRows):
@@ -112,16 +122,6 @@ class SparseAdam(Adam):
     ) -> torch.Tensor:
         b2, eps = options["betas"][1], options["eps"]
         return super().direction(g, states, t, {**options, "eps": eps / (1 - b2**t) ** 0.5})
-
-
-class AdamW(Adam):
-    """torch.optim.AdamW's formula."""
-
-    def update(
-        self, w: torch.Tensor, g: torch.Tensor, states: dict[str, torch.Tensor], t: int, options: dict[str, Any]
-    ) -> None:
-        w *= 1 - options["lr"] * options["weight_decay"]
-        super().update(w, g, states, t, options)
 
 
 class Lamb(Adam):

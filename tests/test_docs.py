@@ -122,3 +122,21 @@ def test_num_embeddings_is_no_riddle() -> None:
     assert TableConfig("t", 100, 4).init_range != TableConfig("t", 400, 4).init_range
     assert "only sizes the cache" not in said("README.md")
     assert "sets the default range of the initial weights" in said("README.md")
+
+
+def test_every_optimizer_is_documented() -> None:
+    """Its class, in the table of formulas and in the table of keywords, where several may share a row."""
+    from rec_sdk_torch.formulas import SPECS
+
+    text = (ROOT / "docs/optimizers.md").read_text()
+    formulas, keywords = (
+        re.findall(r"^\| (.*?) \|", text.partition(f"## {title}\n")[2].partition("\n## ")[0], re.MULTILINE)
+        for title in ("Formulas", "Keywords")
+    )
+    for spec in SPECS:
+        if spec.hands_out:
+            continue
+        short = spec.classes[0].rpartition(".")[2]
+        assert any(re.search(rf"\b{short}`", row) for row in formulas), f"no formula of {short}"
+        named = re.compile(r"Accumulate classes" if spec.accumulates else rf"\b{short}\b")
+        assert any(named.search(row) for row in keywords), f"no keywords of {short}"

@@ -211,6 +211,7 @@ int main(int, char** arguments) {
   count_lookups(&report, batch, DType::kFloat32, "float32");
   count_lookups(&report, batch, DType::kBFloat16, "bfloat16");
   count_copies(&report, batch);
+  // One optimizer for each form of a record: compiling all of them would take minutes.
   count_update<REC_SDK_ISA::Sgd>(&report, batch);
   count_update<REC_SDK_ISA::Adagrad>(&report, batch);
   count_update<REC_SDK_ISA::RowWiseAdagrad>(&report, batch);

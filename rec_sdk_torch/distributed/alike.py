@@ -11,12 +11,12 @@ from typing import Any, TypeAlias
 
 from torchrec.distributed.comm_ops import get_gradient_division
 
+from ..formulas import class_name
 from ..modules.collection import CachedCollection
 from ..modules.configs import feature_names
 from ..tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
 from ..tbe.config.life import TableLife
 from ..tbe.config.optimizer import plain
-from ..tbe.config.optimizer_specs import class_name
 from .placement import Placement
 
 Told: TypeAlias = dict[str, dict[str, str]]

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from ..formulas import StateSpec
 from ..tbe import TableBatchedEmbedding, TableOptimizer
-from ..tbe.config.optimizer_specs import StateSpec
 from ..tbe.rows.given import step_problem, tensor_problem
 from ..tbe.rows.row_parts import WEIGHT
 from ..tbe.rows.table_view import Content

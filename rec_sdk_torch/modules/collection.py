@@ -16,6 +16,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from ..eager import check_batch
+from ..formulas import spec_for
 from ..optim.fused import EmbCacheFusedOptimizer
 from ..optim.handles import TableHandle, TableParameter, module_dict
 from ..optim.requests import share_options, table_optimizers
@@ -23,7 +24,6 @@ from ..sparse.jagged_tensor_with_timestamp import clicks_of, timestamps_of
 from ..tbe import TableBatchedEmbedding, TableOptimizer
 from ..tbe.cache.batch import Batch, Int64Array
 from ..tbe.config.life import Seen
-from ..tbe.config.optimizer_specs import spec_for
 from ..tbe.options import Scaler
 from ..tbe.rows.gradients import TableGradient, add_to_rows, take_gradients
 from ..tbe.rows.state_dict import TablesModule, load_tables

@@ -23,8 +23,8 @@ def apply_optimizer_in_backward(
     `torch.distributed.optim._apply_optimizer_in_backward` does. Nothing is applied if a check fails.
 
     Args:
-        optimizer_class: SGD, Adagrad, Adam of torch or TorchRec, torch's SparseAdam, TorchRec's
-            RowWiseAdagrad, or AccumulateSGD, AccumulateAdagrad, AccumulateAdam.
+        optimizer_class: one of those in the table of docs/optimizers.md, such as `torch.optim.Adagrad`, or an
+            Accumulate class.
         params: parameters, such as `collection.parameters()`.
         optimizer_kwargs: keywords of the class, plus `gradient_clipping` and `max_gradient` (clamp the
             aggregated gradient elementwise), `state_dtypes` (data types by name of a state, see

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_hook_handle_map
 
+from ..formulas import class_name, spec_for
 from ..tbe import TableOptimizer
 from ..tbe.config.optimizer import check_options
-from ..tbe.config.optimizer_specs import class_name, spec_for
 
 if TYPE_CHECKING:
     from .handles import TableParameter

@@ -1,10 +1,10 @@
 """Table-batched embeddings: many tables, one call. Needs torch only; the collections stand on it."""
 
 from .._engine import CacheTooSmallError, CapacityError
+from ..formulas import SPECS, OptimizerSpec, StateSpec
 from .config.cache_size import BatchHint, CacheOption
 from .config.life import TableLife
 from .config.optimizer import TableOptimizer
-from .config.optimizer_specs import SPECS, OptimizerSpec, StateSpec
 from .config.table import BoundsCheckMode, InitializerType, Pooling, TableConfig
 from .embedding import TableBatchedEmbedding
 from .options import EmbeddingOptions

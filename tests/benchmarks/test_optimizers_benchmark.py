@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("torchrec")
 
 from benchmarks import optimizers
+from rec_sdk_torch.formulas import SPECS
 from rec_sdk_torch.tbe import TableOptimizer
-from rec_sdk_torch.tbe.config.optimizer_specs import SPECS
 
 TINY = ["--rows", "50", "--lookups", "80", "--dims", "4", "8", "--rounds", "1", "--copy-bytes", "4096"]
 

@@ -4,6 +4,7 @@ one rank has others."""
 from __future__ import annotations
 
 import dataclasses
+import pkgutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,36 +12,31 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from optimizer_table import ROWS, Row
 from ranks import Ranks
 from sharded_model import Scenario, configs, train_sharded
 from test_sharded_training import check
 from torchrec.modules.embedding_configs import DataType
-from torchrec.optim import LAMB, LarsSGD, PartialRowWiseAdam, PartialRowWiseLAMB, RowWiseAdagrad
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.modules.configs import table_config
 
-# A small eps would make much of rounding: the first step of Adagrad is lr * g / (|g| + eps), whatever the size of g.
-OPTIMIZERS = (
-    (torch.optim.SGD, {}),
-    (torch.optim.Adagrad, {"eps": 1e-2}),
-    (RowWiseAdagrad, {"eps": 1e-2}),
-    (torch.optim.Adam, {"eps": 1e-2}),
-    (torch.optim.SparseAdam, {"eps": 1e-2}),
-    (LAMB, {"eps": 1e-2, "weight_decay": 0.1}),
-    (PartialRowWiseAdam, {"eps": 1e-2}),
-    (PartialRowWiseLAMB, {"eps": 1e-2, "weight_decay": 0.1}),
-    (LarsSGD, {"momentum": 0.5, "weight_decay": 0.1}),
-    (RowWiseAdagrad, {"eps": 1e-2, "weight_decay": 0.1, "weight_decay_mode": "decouple_global"}),
-    (RowWiseAdagrad, {"eps": 1e-2, "weight_decay": 0.1, "weight_decay_mode": "cowclip"}),
-    (RowWiseAdagrad, {"eps": 1e-2, "max_norm": 0.1}),
-    (RowWiseAdagrad, {"eps": 1e-2, "step_ema": 2, "step_swap": 3}),
-    (torch.optim.AdamW, {"eps": 1e-2}),
-    (rst.AccumulateSGD, {"use_accumulate": True, "accumulate_step": 2}),
-    (rst.AccumulateAdagrad, {"use_accumulate": True, "accumulate_step": 3, "eps": 1e-2}),
-    (rst.AccumulateAdam, {"use_accumulate": True, "accumulate_step": 2, "eps": 1e-2}),
-)
-"""`eps` is far above the rounding of a gradient near zero, which a step would make `lr / eps` times as large."""
+
+def without_rounding(row: Row) -> dict[str, Any]:
+    """The row's keywords, with an `eps` far above the rounding of a gradient near zero: a step divides by it."""
+    options = {name: value for name, value in row.options.items() if name != "lr"}
+    return {**options, "eps": 1e-2} if "eps" in options else options
+
+
+OPTIMIZERS = [(pkgutil.resolve_name(row.cls), without_rounding(row)) for row in ROWS]
+OPTIMIZERS += [
+    (
+        pkgutil.resolve_name(row.spec.window_class),
+        {**without_rounding(row), "use_accumulate": True, "accumulate_step": 2 + number % 2},
+    )
+    for number, row in enumerate(ROWS)
+    if row.spec.window_class
+]
 
 DTYPES = (DataType.FP32, DataType.FP32, DataType.FP16, DataType.BF16)
 TOLERANCES = {DataType.FP32: (1e-4, 1e-5), DataType.FP16: (2e-2, 2e-2), DataType.BF16: (5e-2, 5e-2)}

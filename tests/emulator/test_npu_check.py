@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from rec_sdk_torch import npu_check
+from rec_sdk_torch.formulas import FORMULAS
 from rec_sdk_torch.npu_check import Case, Tensors
 
 SMALL = ["--rows", "2000", "--lookups", "6000", "--dim", "20", "--repeats", "1", "--copy-mib", "1"]
@@ -19,7 +20,7 @@ def test_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert "EMULATED" in report
     assert "times do not" in report
     lines = [line for line in report.splitlines() if "x byte time" in line]
-    assert len(lines) == 3 + 9 + 13
+    assert len(lines) == 3 + 9 + 3 * len(FORMULAS) + 1
     assert [line for line in lines if "same bits" not in line] == []
     assert report.endswith("All bits are the CPU's.\n")
 
@@ -51,10 +52,10 @@ def test_one_wrong_bit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     plant(monkeypatch, wrong)
     assert npu_check.main(SMALL) == 1
     report = capsys.readouterr().out
-    assert "gather_rows                       DIFFERS" in report
+    assert f"{'gather_rows':<50}DIFFERS" in report
     assert "rows: 1 of " in report
     assert "by up to 1 in the last place; the first at [3, 5]" in report
-    assert "lookup_sequence fp32              same bits" in report  # the others are checked all the same
+    assert f"{'lookup_sequence fp32':<50}same bits" in report  # the others are checked all the same
     assert report.endswith("Bits differ: gather_rows.\n")
 
 
@@ -65,7 +66,7 @@ def test_an_operator_that_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     plant(monkeypatch, wrong)
     assert npu_check.main(SMALL) == 1
     report = capsys.readouterr().out
-    assert "gather_rows                       FAILED\n507000\nNot run: what follows gather_rows." in report
+    assert f"{'gather_rows':<50}FAILED\n507000\nNot run: what follows gather_rows." in report
     assert "scatter_rows" not in report
 
 

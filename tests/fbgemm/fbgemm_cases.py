@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from reference_optimizers import (
     Adam,
-    AdamW,
     BoundedRowWiseAdagrad,
     GloballyDecayedRowWiseAdagrad,
     Lamb,
@@ -18,6 +17,7 @@ from reference_optimizers import (
     PartialRowWiseAdam,
     PartialRowWiseLamb,
     RowWiseAdagrad,
+    on_rows_by,
 )
 
 from rec_sdk_torch.fbgemm import (
@@ -124,7 +124,7 @@ OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any], dict[st
     "EXACT_ADAGRAD": (torch.optim.Adagrad, {"eps": 1e-3}, {"eps": 1e-3}),
     "ADAM": (Adam, {"betas": (0.8, 0.95), "eps": 1e-2}, {"beta1": 0.8, "beta2": 0.95, "eps": 1e-2}),
     "ADAM decay": (
-        AdamW,
+        on_rows_by(torch.optim.AdamW, Adam.states),
         {"betas": (0.8, 0.95), "eps": 1e-2, "weight_decay": 0.2},
         {"beta1": 0.8, "beta2": 0.95, "eps": 1e-2, "weight_decay": 0.2},
     ),

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "tests/kernels/gradients.h"
+#include "tests/kernels/real.h"
 #include "tests/kernels/split_gradients.h"
 #include "tests/kernels/update_batch.h"
 
@@ -12,12 +13,17 @@ using kernel_tests::CpuKernels;
 using kernel_tests::Gradients;
 using kernel_tests::in_ranges;
 using kernel_tests::Random;
+using kernel_tests::Real;
 using kernel_tests::same_bits;
 using kernel_tests::SplitGradients;
 using kernel_tests::States;
 using rec_sdk::DType;
 
 namespace {
+
+using rec_sdk::Numbers;
+using rec_sdk::REC_SDK_ISA::NoValues;
+using rec_sdk::REC_SDK_ISA::Pass;
 
 // One row in double.
 struct Row {
@@ -27,201 +33,71 @@ struct Row {
 
 using Step = void (*)(const float* coefficients, const std::vector<double>& g, Row* row);
 
-void sgd(const float* c, const std::vector<double>& g, Row* row) {
-  for (size_t k = 0; k < g.size(); ++k) row->weights[k] -= c[1] * g[k];
-}
-
-void adagrad(const float* c, const std::vector<double>& g, Row* row) {
-  for (size_t k = 0; k < g.size(); ++k) {
-    row->states[0][k] += g[k] * g[k];
-    row->weights[k] -= c[1] * g[k] / (std::sqrt(row->states[0][k]) + c[2]);
+// A row on which an optimizer's own formula runs in double, all elements of one part after the other. Tests
+// in Python hold formulas to torch's classes: here it is the kernel around the formula that is tested.
+template <class Optimizer>
+class Updated {
+ public:
+  Updated(const float* c, const std::vector<double>& g, const Row& row) : optimizer_(c) {
+    for (size_t k = 0; k < g.size(); ++k) {
+      Element& each = elements_.emplace_back();
+      each.w = {row.weights[k]};
+      each.g = {g[k]};
+      for (int s = 0; s < kElement; ++s) each.states[s] = {row.states[s][k]};
+      optimizer_.advance(each.states, each.g);
+    }
+    for (int s = 0; s < kRow; ++s) row_states_[s] = {row.states[kElement + s][0]};
+    from_pass<0>(NoValues{});
   }
-}
 
-void rowwise_adagrad(const float* c, const std::vector<double>& g, Row* row) {
-  double squares = 0;
-  for (const double element : g) squares += element * element;
-  row->states[0][0] += squares / static_cast<double>(g.size());
-  const double rate = c[1] / (std::sqrt(row->states[0][0]) + c[2]);
-  for (size_t k = 0; k < g.size(); ++k) row->weights[k] -= rate * g[k];
-}
-
-void decayed_rowwise_adagrad(const float* c, const std::vector<double>& g, Row* row) {
-  double squares = 0;
-  for (size_t k = 0; k < g.size(); ++k) squares += std::pow(g[k] + c[3] * row->weights[k], 2);
-  row->states[0][0] += squares / static_cast<double>(g.size());
-  const double rate = c[1] / (std::sqrt(row->states[0][0]) + c[2]);
-  for (size_t k = 0; k < g.size(); ++k) {
-    row->weights[k] -= rate * (g[k] + c[3] * row->weights[k]) + c[4] * row->weights[k];
+  Row row() const {
+    Row updated;
+    updated.states.resize(kElement + kRow);
+    for (const Element& each : elements_) {
+      updated.weights.push_back(each.w.value);
+      for (int s = 0; s < kElement; ++s) updated.states[s].push_back(each.states[s].value);
+    }
+    for (int s = 0; s < kRow; ++s) updated.states[kElement + s].push_back(row_states_[s].value);
+    return updated;
   }
-}
 
-double length_of(const std::vector<double>& values) {
-  double squares = 0;
-  for (const double value : values) squares += value * value;
-  return std::sqrt(squares);
-}
+ private:
+  static constexpr int kElement = Optimizer::kElementStates, kRow = Optimizer::kRowStates;
+  struct Element {
+    Real w, g, states[kElement + 1];
+  };
 
-double ratio_of(const std::vector<double>& weights, const std::vector<double>& step) {
-  return length_of(step) > 0 ? length_of(weights) / length_of(step) : 0;
-}
-
-void bounded_rowwise_adagrad(const float* c, const std::vector<double>& g, Row* row) {
-  decayed_rowwise_adagrad(c, g, row);
-  const double length = length_of(row->weights);
-  for (double& weight : row->weights) weight *= length > c[5] ? c[5] / length : 1;
-}
-
-void ensemble_rowwise_adagrad(const float* c, const std::vector<double>& g, Row* row) {
-  std::swap(row->states[0], row->states[1]);
-  bounded_rowwise_adagrad(c, g, row);
-  std::swap(row->states[0], row->states[1]);
-}
-
-// 1 without a last update, which is 0 then, else iter - last; states here are no whole numbers, so also
-// between.
-double steps_since(double last, double iter) { return 1 + std::min(last, 1.0) * (iter - 1 - last); }
-
-void globally_decayed_rowwise_adagrad(const float* c, const std::vector<double>& g, Row* row) {
-  const double missed = steps_since(row->states[1][0], c[6]) - 1;
-  for (double& weight : row->weights) weight *= std::max<double>(std::exp(missed * c[4]), c[5]);
-  row->states[1][0] = c[6];
-  const float decay[] = {c[0], c[1], c[2], 0.0f, c[3]};
-  decayed_rowwise_adagrad(decay, g, row);
-}
-
-void cowclip_rowwise_adagrad(const float* c, const std::vector<double>& g, Row* row) {
-  std::vector<double> decayed = g;
-  for (size_t k = 0; k < g.size(); ++k) decayed[k] += c[3] * row->weights[k];
-  double& sum = row->states[0][0];
-  double& count = row->states[2][0];
-  sum += std::pow(length_of(decayed), 2) / static_cast<double>(g.size());
-  count = 1 + count * std::exp(steps_since(row->states[1][0], c[8]) * c[5]);
-  row->states[1][0] = c[8];
-  const double bound = count * std::max<double>(c[6] * length_of(row->weights), c[7]);
-  const double clip = length_of(decayed) > bound ? bound / length_of(decayed) : 1;
-  const double rate = clip * c[1] / (std::sqrt(sum) + c[2]);
-  for (size_t k = 0; k < g.size(); ++k) row->weights[k] -= rate * decayed[k] + c[4] * row->weights[k];
-}
-
-void counted_rowwise_adagrad(const float* c, const std::vector<double>& g, Row* row) {
-  std::vector<double> decayed = g;
-  for (size_t k = 0; k < g.size(); ++k) decayed[k] += c[3] * row->weights[k];
-  double &sum = row->states[0][0], &count = row->states[2][0];
-  sum += std::pow(length_of(decayed), 2) / static_cast<double>(g.size());
-  count = 1 + count * std::exp(steps_since(row->states[1][0], c[12]) * c[6]);
-  row->states[1][0] = c[12];
-  const double plain = c[1] / (std::sqrt(sum) + c[2]);
-  double rate = plain;
-  if (count > c[9]) {
-    const double factor = std::pow(std::max(c[8] / (count + 1), 1.0), c[7]);
-    const double counted = c[10] == 1 ? c[11] * count : sum;
-    rate = std::clamp(factor, 0.1, 10.0) * c[1] / (std::sqrt(counted) + c[2]);
+  template <int kPass, class Values>
+  void from_pass(const Values& before) {
+    if constexpr (kPass == Optimizer::kMeasures) {
+      for (Element& each : elements_) optimizer_.element(each.w, each.states, each.g, before);
+    } else {
+      constexpr Pass<kPass> kThis{};
+      auto sums = optimizer_.measure(kThis, elements_[0].w, elements_[0].states, elements_[0].g, before);
+      for (size_t k = 1; k < elements_.size(); ++k) {
+        const Element& each = elements_[k];
+        const auto terms = optimizer_.measure(kThis, each.w, each.states, each.g, before);
+        for (int n = 0; n < terms.kCount; ++n) sums.each[n] += terms.each[n];
+      }
+      const auto dim = static_cast<float>(elements_.size());
+      from_pass<kPass + 1>(optimizer_.begin_row(kThis, row_states_, sums, dim, before));
+    }
   }
-  const double kept = 1 - (c[4] * plain + c[5]) / count;
-  for (size_t k = 0; k < g.size(); ++k) row->weights[k] = kept * row->weights[k] - rate * g[k];
+
+  const Optimizer optimizer_;
+  std::vector<Element> elements_;
+  Real row_states_[kRow + 1];
+};
+
+template <class Optimizer>
+void step_of(const float* c, const std::vector<double>& g, Row* row) {
+  *row = Updated<Optimizer>(c, g, *row).row();
 }
 
-void counted_adagradw(const float* c, const std::vector<double>& g, Row* row) {
-  double &sum = row->states[0][0], &count = row->states[2][0];
-  sum += std::pow(length_of(g), 2) / static_cast<double>(g.size());
-  const double steps = steps_since(row->states[1][0], c[10]);
-  const double missed = std::exp(c[4] * (std::min<double>(steps, c[5]) - 1));
-  count = 1 + count * std::exp(steps * c[6]);
-  row->states[1][0] = c[10];
-  const double grown = 1 - c[7] - c[8] + c[7] * std::sqrt(count) + c[8] * count;
-  const double rate = missed * std::min<double>(c[1] * grown, c[9]) / (std::sqrt(sum) + c[2]);
-  const double kept = missed * (1 - c[3]);
-  for (size_t k = 0; k < g.size(); ++k) row->weights[k] = kept * row->weights[k] - rate * g[k];
+template <class... Optimizer>
+std::vector<Step> steps_of(rec_sdk::REC_SDK_ISA::OptimizerList<Optimizer...>) {
+  return {step_of<Optimizer>...};
 }
-
-// Moving averages of a gradient and of a square.
-void move_first(const float* c, double g, double* average) { *average = c[3] * *average + c[4] * g; }
-void move_second(const float* c, double square, double* average) {
-  *average = c[5] * *average + c[6] * square;
-}
-
-void lamb(const float* c, const std::vector<double>& g, Row* row) {
-  std::vector<double> step(g.size());
-  for (size_t k = 0; k < g.size(); ++k) {
-    double& average = row->states[0][k];
-    double& square = row->states[1][k];
-    move_first(c, g[k], &average);
-    move_second(c, g[k] * g[k], &square);
-    step[k] = average * c[7] / (std::sqrt(square) * c[8] + c[2]) + c[9] * row->weights[k];
-  }
-  const double rate = c[1] * ratio_of(row->weights, step);
-  for (size_t k = 0; k < g.size(); ++k) row->weights[k] -= rate * step[k];
-}
-
-// The two optimizers with one exp_avg_sq a row; the step without a rate or decay.
-std::vector<double> partial_rowwise_step(const float* c, const std::vector<double>& g, Row* row) {
-  double& square = row->states[1][0];
-  move_second(c, std::pow(length_of(g), 2) / static_cast<double>(g.size()), &square);
-  std::vector<double> step(g.size());
-  for (size_t k = 0; k < g.size(); ++k) {
-    double& average = row->states[0][k];
-    move_first(c, g[k], &average);
-    step[k] = average * c[7] / (std::sqrt(square) * c[8] + c[2]);
-  }
-  return step;
-}
-
-void partial_rowwise_adam(const float* c, const std::vector<double>& g, Row* row) {
-  const std::vector<double> step = partial_rowwise_step(c, g, row);
-  for (size_t k = 0; k < g.size(); ++k) row->weights[k] -= c[1] * step[k] + c[9] * row->weights[k];
-}
-
-void partial_rowwise_lamb(const float* c, const std::vector<double>& g, Row* row) {
-  std::vector<double> step = partial_rowwise_step(c, g, row);
-  for (size_t k = 0; k < g.size(); ++k) step[k] += c[9] * row->weights[k];
-  const double rate = c[1] * ratio_of(row->weights, step);
-  for (size_t k = 0; k < g.size(); ++k) row->weights[k] -= rate * step[k];
-}
-
-void lars_sgd(const float* c, const std::vector<double>& g, Row* row) {
-  const double length = length_of(row->weights), below = length_of(g) + c[3] * length;
-  const double rate = below > 0 ? c[1] * length / below : 0;
-  for (size_t k = 0; k < g.size(); ++k) {
-    double& momentum = row->states[0][k];
-    momentum = c[2] * momentum + rate * (g[k] + c[3] * row->weights[k]);
-    row->weights[k] -= momentum;
-  }
-}
-
-void adam(const float* c, const std::vector<double>& g, Row* row) {
-  for (size_t k = 0; k < g.size(); ++k) {
-    double& average = row->states[0][k];
-    double& square = row->states[1][k];
-    move_first(c, g[k], &average);
-    move_second(c, g[k] * g[k], &square);
-    row->weights[k] -= c[1] * average / (std::sqrt(square) * c[7] + c[2]);
-  }
-}
-
-void adamw(const float* c, const std::vector<double>& g, Row* row) {
-  for (double& weight : row->weights) weight *= 1 - c[8];
-  adam(c, g, row);
-}
-
-// In the order of kOptimizers.
-constexpr Step kSteps[] = {sgd,
-                           adagrad,
-                           rowwise_adagrad,
-                           decayed_rowwise_adagrad,
-                           bounded_rowwise_adagrad,
-                           ensemble_rowwise_adagrad,
-                           globally_decayed_rowwise_adagrad,
-                           cowclip_rowwise_adagrad,
-                           counted_rowwise_adagrad,
-                           counted_adagradw,
-                           adam,
-                           adamw,
-                           partial_rowwise_adam,
-                           lamb,
-                           partial_rowwise_lamb,
-                           lars_sgd};
-static_assert(std::size(kSteps) == std::size(kernel_tests::kOptimizers), "every optimizer has its formula");
 
 struct Optimizer : kernel_tests::OptimizerCase {
   Step step;
@@ -347,8 +223,9 @@ void update(const Optimizer& optimizer, int64_t dim, DType dtype, bool scaled,
 
 int main() {
   CHECK(rec_sdk::cpu_kernels().update_rows("none such") == nullptr);
-  for (size_t i = 0; i < std::size(kSteps); ++i) {
-    const Optimizer optimizer{kernel_tests::kOptimizers[i], kSteps[i]};
+  const std::vector<Step> steps = steps_of(rec_sdk::REC_SDK_ISA::Optimizers{});
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const Optimizer optimizer{kernel_tests::kOptimizers[i], steps[i]};
     for (const int64_t dim : kernel_tests::kDims) {
       for (const DType dtype : kernel_tests::kDTypes) {
         update(optimizer, dim, dtype, false);

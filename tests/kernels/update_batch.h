@@ -2,7 +2,9 @@
 #pragma once
 
 #include <limits>
+#include <map>
 #include <memory>
+#include <sstream>
 
 #include "op_kernels/common/optimizers.h"
 #include "tests/kernels/backend.h"
@@ -97,35 +99,45 @@ struct OptimizerCase {
   std::vector<float> coefficients;  // from [1] on
 };
 
-inline const OptimizerCase kOptimizers[] = {
-    {"sgd", {}, {0.1f}},
-    {"adagrad", {0}, {0.1f, 1e-8f}},
-    {"rowwise_adagrad", {1}, {0.1f, 1e-8f}},
-    {"decayed_rowwise_adagrad", {1}, {0.1f, 1e-8f, 0.25f, 0.0625f}},
-    {"bounded_rowwise_adagrad", {1}, {0.1f, 1e-8f, 0.25f, 0.0625f, 2.0f}},
-    {"ensemble_rowwise_adagrad", {0, 1}, {0.1f, 1e-8f, 0.25f, 0.0625f, 2.0f}},
-    {"globally_decayed_rowwise_adagrad", {1, 1}, {0.1f, 1e-8f, 0.0625f, -0.0625f, 0.6875f, 9.0f}},
-    {"cowclip_rowwise_adagrad", {1, 1, 1}, {0.1f, 1e-8f, 0.25f, 0.0625f, -0.125f, 0.5f, 0.03125f, 9.0f}},
-    {"counted_rowwise_adagrad",
-     {1, 1, 1},
-     {0.1f, 1e-8f, 0.25f, 0.125f, 0.0625f, -0.125f, -0.75f, 9.0f, 1.25f, 1.0f, 0.75f, 9.0f}},
-    {"counted_adagradw",
-     {1, 1, 1},
-     {0.1f, 1e-8f, 0.0625f, -0.0625f, 3.0f, -0.125f, 0.5f, 0.25f, 0.125f, 9.0f}},
-    {"adam", {0, 0}, {0.01f, 1e-8f, 0.9f, 0.1f, 0.999f, 0.001f, 1.25f}},
-    {"adamw", {0, 0}, {0.01f, 1e-8f, 0.9f, 0.1f, 0.999f, 0.001f, 1.25f, 0.0625f}},
-    {"partial_rowwise_adam", {0, 1}, {0.01f, 1e-3f, 0.9f, 0.1f, 0.75f, 0.25f, 1.5f, 1.25f, 0.125f}},
-    {"lamb", {0, 0}, {0.01f, 1e-3f, 0.9f, 0.1f, 0.75f, 0.25f, 1.5f, 1.25f, 0.125f}},
-    {"partial_rowwise_lamb", {0, 1}, {0.01f, 1e-3f, 0.9f, 0.1f, 0.75f, 0.25f, 1.5f, 1.25f, 0.125f}},
-    {"lars_sgd", {0}, {0.1f, 0.75f, 0.125f}},
-};
+// A number for a coefficient: a rate first, then fractions that differ, and others where the name tells that
+// a fraction makes no sense.
+inline float coefficient_of(const std::string& name, size_t place) {
+  static const std::map<std::string, float> kOthers = {{"eps", 1e-3f},
+                                                       {"iter", 9},
+                                                       {"max_counter", 9},
+                                                       {"most_steps", 3},
+                                                       {"tail", 1.25f},
+                                                       {"counts", 1},
+                                                       {"max_norm", 2},
+                                                       {"power", -0.75f},
+                                                       {"inv_bias_correction1", 1.5f},
+                                                       {"inv_sqrt_bias_correction2", 1.25f}};
+  if (place == 1) return 0.1f;
+  const auto other = kOthers.find(name);
+  if (other != kOthers.end()) return other->second;
+  if (name.rfind("one_minus_", 0) == 0) return 1 - coefficient_of(name.substr(10), place - 1);
+  if (name.rfind("log_", 0) == 0) return -0.125f;
+  return 0.0625f * static_cast<float>(place);
+}
+
+template <class Optimizer>
+OptimizerCase case_of() {
+  OptimizerCase made{Optimizer::name(), {}, {}};
+  made.states.assign(Optimizer::kElementStates, 0);
+  made.states.resize(Optimizer::kElementStates + Optimizer::kRowStates, 1);
+  std::istringstream names(Optimizer::coefficients());
+  for (std::string name; names >> name;) {
+    made.coefficients.push_back(coefficient_of(name, made.coefficients.size() + 1));
+  }
+  return made;
+}
 
 template <class... Optimizer>
-constexpr size_t count_of(rec_sdk::REC_SDK_ISA::OptimizerList<Optimizer...>) {
-  return sizeof...(Optimizer);
+std::vector<OptimizerCase> cases_of(rec_sdk::REC_SDK_ISA::OptimizerList<Optimizer...>) {
+  return {case_of<Optimizer>()...};
 }
-static_assert(std::size(kOptimizers) == count_of(rec_sdk::REC_SDK_ISA::Optimizers{}),
-              "every optimizer has its line above");
+
+inline const std::vector<OptimizerCase> kOptimizers = cases_of(rec_sdk::REC_SDK_ISA::Optimizers{});
 
 inline std::vector<int64_t> states_of(const OptimizerCase& optimizer, int64_t dim) {
   std::vector<int64_t> states;

@@ -226,7 +226,7 @@ for name in ("AccumulateSGD", "AccumulateAdagrad", "AccumulateAdam"):
     assert getattr(torchrec.optim, name) is getattr(rec_sdk_torch, name)
 from torchrec.optim import AccumulateAdam
 assert isinstance(AccumulateAdam, type)
-from rec_sdk_torch.tbe.config.optimizer_specs import spec_for
+from rec_sdk_torch.formulas import spec_for
 import torch
 for cls in (torch.optim.SGD, torchrec.optim.RowWiseAdagrad, torchrec.optim.Adam, AccumulateAdam):
     assert spec_for(cls)

@@ -13,26 +13,23 @@ import numpy as np
 import pytest
 import torch
 from jagged import apply, jagged, sequence_config, sequences_collection
-
-import rec_sdk_torch as rst
+from optimizer_table import BY_NAME
 
 IDS = 12
-LR, EPS, BETAS = 0.1, 1e-3, (0.8, 0.95)
+LR = 0.1
 FEATURES = {"t0": ("f0", "f1"), "t1": ("f2",), "t2": ("f3",)}
 
 
 class Reference:
-    """Tables as `nn.Embedding`s in float64, and Adam, SparseAdam, Adagrad or SGD on the rows that a loss reads."""
+    """Tables as `nn.Embedding`s in float64, and an optimizer on the rows that a loss reads."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor], optimizer: str, window: int) -> None:
         self.tables = {
             name: torch.nn.Embedding.from_pretrained(weight.double(), freeze=False, sparse=True)
             for name, weight in weights.items()
         }
-        self.states = {
-            name: [torch.zeros_like(weight, dtype=torch.float64) for _ in range(2)] for name, weight in weights.items()
-        }
-        self.optimizer, self.window = optimizer, window
+        self.optimizers = {name: BY_NAME[optimizer].on_rows(table.weight, lr=LR) for name, table in self.tables.items()}
+        self.window = window
         self.backwards = self.t = 0
 
     def forward(self, bags: Mapping[str, Sequence[Sequence[int]]]) -> dict[str, torch.Tensor]:
@@ -42,45 +39,25 @@ class Reference:
             for feature in features
         }
 
-    @torch.no_grad()
+    def states(self, table: str) -> dict[str, torch.Tensor]:
+        """Its states, `[rows, D]`."""
+        optimizer = self.optimizers[table]
+        return {name: optimizer.state[optimizer.weight][name] for name in optimizer.states}
+
     def after_backward(self) -> None:
         self.backwards += 1
         if self.backwards % self.window:
             return
         self.t += 1
-        for name, table in self.tables.items():
-            if table.weight.grad is None:
-                continue
-            grad = table.weight.grad.coalesce()
-            self.update(table.weight, self.states[name], grad.indices()[0], grad.values())
-            table.weight.grad = None
-
-    def update(self, weight: torch.Tensor, states: list[torch.Tensor], rows: torch.Tensor, g: torch.Tensor) -> None:
-        if self.optimizer == "sgd":
-            weight[rows] -= LR * g
-            return
-        if self.optimizer == "adagrad":
-            states[0][rows] += g * g
-            weight[rows] -= LR * g / (states[0][rows].sqrt() + EPS)
-            return
-        (b1, b2), t = BETAS, self.t
-        m, v = (state[rows] for state in states)
-        m, v = m * b1 + (1 - b1) * g, v * b2 + (1 - b2) * g * g
-        states[0][rows], states[1][rows] = m, v
-        if self.optimizer == "adam":
-            weight[rows] -= LR / (1 - b1**t) * m / (v.sqrt() / (1 - b2**t) ** 0.5 + EPS)
-        else:
-            weight[rows] -= LR * (1 - b2**t) ** 0.5 / (1 - b1**t) * m / (v.sqrt() + EPS)
+        for optimizer in self.optimizers.values():
+            optimizer.state[optimizer.weight]["step"] = self.t - 1  # also where a table has no gradient
+            if optimizer.weight.grad is not None:
+                optimizer.step()
+                optimizer.weight.grad = None
 
 
-OPTIMIZERS: dict[tuple[str, int], tuple[type, dict[str, Any]]] = {
-    ("sgd", 1): (torch.optim.SGD, {}),
-    ("adagrad", 1): (torch.optim.Adagrad, {"eps": EPS}),
-    ("adam", 1): (torch.optim.Adam, {"eps": EPS, "betas": BETAS}),
-    ("sparse_adam", 1): (torch.optim.SparseAdam, {"eps": EPS, "betas": BETAS}),
-    ("sparse_adam", 3): (rst.AccumulateAdam, {"eps": EPS, "betas": BETAS}),
-    ("adagrad", 2): (rst.AccumulateAdagrad, {"eps": EPS}),
-}
+OPTIMIZERS = [("sgd", 1), ("adagrad", 1), ("adam", 1), ("sparse_adam", 1), ("sparse_adam", 3), ("adagrad", 2)]
+"""Rows of the table of optimizers, and backward passes of a window."""
 
 LOSSES: dict[str, list[tuple[str, ...]]] = {
     "without a table": [("f0", "f1", "f2", "f3"), ("f0", "f1", "f3"), ("f2",), ("f0", "f1", "f2")],
@@ -96,10 +73,9 @@ def collection_of(device: torch.device, dims: Sequence[int], optimizer: str, win
         for (name, features), dim in zip(FEATURES.items(), dims, strict=True)
     ]
     collection = sequences_collection(device, *tables, cache=IDS)
-    cls, options = OPTIMIZERS[optimizer, window]
-    if window > 1:
-        options = {**options, "use_accumulate": True, "accumulate_step": window}
-    apply(collection, cls, lr=LR, **options)
+    row = BY_NAME[optimizer]
+    windowed = {"use_accumulate": True, "accumulate_step": window} if window > 1 else {}
+    apply(collection, row.class_of(window), **{**row.options, "lr": LR}, **windowed)
     return collection
 
 
@@ -166,7 +142,7 @@ def test_a_gradient_of_zero_is_one(device: torch.device, dims: Sequence[int]) ->
         reference.after_backward()
     for name, weight in tables_of(collection).items():
         torch.testing.assert_close(weight, reference.tables[name].weight.float(), rtol=1e-4, atol=1e-4)
-    assert not torch.equal(reference.states["t1"][0], torch.zeros(1)), "t1 has momentum"
+    assert not torch.equal(reference.states("t1")["exp_avg"][0], torch.zeros(1)), "t1 has momentum"
 
 
 @DIMS

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from rec_sdk_torch.backends.default import KERNELS, Write
-from rec_sdk_torch.backends.default.formulas import FORMULAS
+from rec_sdk_torch.formulas import FORMULAS
 from rec_sdk_torch.record import RecordLayout
 
 INF = float("inf")

@@ -13,7 +13,7 @@ from op_batches import OPTIMIZERS, default, int32, random_bytes
 from test_lookup_pooled import make_batch
 
 from rec_sdk_torch.backends.default import KERNELS
-from rec_sdk_torch.backends.default.formulas import FORMULAS
+from rec_sdk_torch.formulas import FORMULAS
 from rec_sdk_torch.ops import coefficient_names, hot_segments, ops
 from rec_sdk_torch.record import WEIGHT_DTYPES, RecordLayout
 

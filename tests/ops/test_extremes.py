@@ -9,15 +9,15 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import reference_optimizers as formulas
 import torch
 from op_batches import Cache, default, int32, states_of
+from optimizer_table import ROWS, Row, class_named
 
-from rec_sdk_torch.tbe import SPECS, OptimizerSpec, TableOptimizer
+from rec_sdk_torch.tbe import TableOptimizer
 
 GRADIENTS = (0.0, 1e-40, 1e-20, 1e-4, 1.0, 1e19, 3e38)
 LAST = (0.0, 1.0, -3e38)
@@ -26,27 +26,6 @@ WEIGHTS = ((0.5, -0.25, 0.0, 1e-3), (2e19, -1e-20, 0.0, 0.5))
 COLUMNS = (1.0, -1.0, 1 / 3, 0.0)
 """By these factors the gradients of a row differ."""
 BETAS = ((0.0, 0.0), (1e-3, 1e-3), (0.999999, 0.999999), (0.9, 0.999), (0.0, 0.999999), (0.999999, 0.0))
-DECAYS = ({"weight_decay": 0.1}, {"weight_decay": 0.1, "weight_decay_mode": "decouple"})
-GLOBAL = ({"weight_decay": 0.1, "weight_decay_mode": "decouple_global"},)
-COWCLIP = tuple(
-    {
-        "weight_decay": 0.1,
-        "weight_decay_mode": "cowclip",
-        "counter_weight_decay_mode": mode,
-        "counter_halflife": 3,
-        "weight_norm_coefficient": 0.5,
-        "lower_bound": 0.01,
-    }
-    for mode in ("none", "l2", "decouple")
-)
-COUNTED = {"weight_decay": 0.1, "weight_decay_mode": "counter", "adjustment_ub": 0.75, "max_counter": 9.0}
-COUNTS = tuple(
-    {**COUNTED, "counter_weight_decay_mode": decay, "learning_rate_mode": rates, "tail_id_threshold_val": tail}
-    for decay in ("none", "l2")
-    for rates in ("equal", "tail_id_lr_increase", "tail_id_lr_decrease", "counter_sgd")
-    for tail in (0.5, 1.5)
-)
-ADAGRADW = tuple({**COUNTED, "counter_weight_decay_mode": "adagradw", "counter_halflife": h} for h in (-1, -2))
 
 default_update_rows = functools.partial(default, "update_rows")
 
@@ -54,65 +33,12 @@ Parts = list[torch.Tensor]
 """The weight, and then the states: `[rows, columns]`, or `[rows, 1]` where there is one number a row."""
 
 
-@dataclass(frozen=True)
-class Case:
-    """The reference of an optimizer, and the keywords that mean it.
-
-    Attributes:
-        reference: its class in torch, or its formula.
-        keywords: those that say which of the class's updates it is.
-        betas, eps: whether it has them.
-        dense: whether the class wants its gradients dense; all rows are in each batch.
-        exact: what is computed in float64, if not the reference.
-    """
-
-    reference: type[torch.optim.Optimizer]
-    keywords: tuple[dict[str, Any], ...] = ({},)
-    betas: bool = False
-    eps: bool = True
-    dense: bool = False
-    exact: type[torch.optim.Optimizer] | None = None
-
-    def options(self) -> Iterator[dict[str, Any]]:
-        betas = [{"betas": pair} for pair in BETAS] if self.betas else [{}]
-        eps = [{"eps": 0.0}, {"eps": 1e-8}] if self.eps else [{}]
-        for parts in itertools.product(self.keywords, betas, eps, LEARNING_RATES):
-            yield {name: value for part in parts for name, value in part.items()}
-
-
-# By the last part of the class that means it, and its kernel.
-CASES = {
-    ("SGD", "sgd"): Case(torch.optim.SGD, eps=False, dense=True),
-    ("Adagrad", "adagrad"): Case(torch.optim.Adagrad),
-    ("Adam", "adam"): Case(torch.optim.Adam, betas=True, dense=True),
-    ("SparseAdam", "adam"): Case(torch.optim.SparseAdam, betas=True, exact=formulas.SparseAdam),
-    ("AdamW", "adamw"): Case(torch.optim.AdamW, DECAYS[:1], betas=True, dense=True),
-    ("RowWiseAdagrad", "rowwise_adagrad"): Case(formulas.RowWiseAdagrad),
-    ("RowWiseAdagrad", "decayed_rowwise_adagrad"): Case(formulas.RowWiseAdagrad, DECAYS),
-    ("RowWiseAdagrad", "bounded_rowwise_adagrad"): Case(formulas.BoundedRowWiseAdagrad, ({"max_norm": 1.0},)),
-    ("RowWiseAdagrad", "ensemble_rowwise_adagrad"): Case(formulas.EnsembleRowWiseAdagrad, ({"step_ema": 99},)),
-    ("RowWiseAdagrad", "globally_decayed_rowwise_adagrad"): Case(formulas.GloballyDecayedRowWiseAdagrad, GLOBAL),
-    ("RowWiseAdagrad", "cowclip_rowwise_adagrad"): Case(formulas.CowClipRowWiseAdagrad, COWCLIP),
-    ("RowWiseAdagrad", "counted_rowwise_adagrad"): Case(formulas.CountedRowWiseAdagrad, COUNTS),
-    ("RowWiseAdagrad", "counted_adagradw"): Case(formulas.CountedRowWiseAdagrad, ADAGRADW),
-    ("PartialRowWiseAdam", "partial_rowwise_adam"): Case(formulas.PartialRowWiseAdam, DECAYS[:1], betas=True),
-    ("LAMB", "lamb"): Case(formulas.Lamb, ({}, *DECAYS[:1]), betas=True),
-    ("PartialRowWiseLAMB", "partial_rowwise_lamb"): Case(formulas.PartialRowWiseLamb, ({}, *DECAYS[:1]), betas=True),
-    ("LarsSGD", "lars_sgd"): Case(formulas.LarsSgd, ({}, *DECAYS[:1]), eps=False),
-}
-
-
-def key_of(spec: OptimizerSpec) -> tuple[str, str]:
-    return spec.classes[0].rpartition(".")[2], spec.kernel
-
-
-def class_of(spec: OptimizerSpec) -> type:
-    """One of that name: TorchRec need not be there."""
-    module, _, short = spec.classes[0].rpartition(".")
-    return type(short, (), {"__module__": module})
-
-
-ALONE = [spec for spec in SPECS if not spec.accumulates and not spec.hands_out]
+def options_of(row: Row) -> Iterator[dict[str, Any]]:
+    """The keywords that are tried: those of the row with extreme betas, eps and lr, where its class has them."""
+    betas = [{"betas": pair} for pair in BETAS] if "betas" in row.spec.options else [{}]
+    eps = [{"eps": 0.0}, {"eps": 1e-8}] if "eps" in row.spec.options else [{}]
+    for parts in itertools.product(row.extremes, betas, eps, LEARNING_RATES):
+        yield {name: value for part in parts for name, value in part.items()}
 
 
 def gradients() -> torch.Tensor:
@@ -121,17 +47,16 @@ def gradients() -> torch.Tensor:
     return (sequences.t()[:, :, None] * torch.tensor(COLUMNS)).repeat(1, len(WEIGHTS), 1)
 
 
-def parts_of(weight: torch.Tensor, state: dict[str, Any]) -> Parts:
-    return [weight, *(part for name, part in state.items() if name != "step")]
+def parts_of(weight: torch.Tensor, state: dict[str, Any], names: tuple[str, ...]) -> Parts:
+    return [weight, *(state[name] for name in names if name in state)]
 
 
 class OfClass:
     """A class of optimizers: one for the rows of each table."""
 
-    def __init__(
-        self, cls: type[torch.optim.Optimizer], dense: bool, tables: list[TableOptimizer], weights: torch.Tensor
-    ) -> None:
-        self.dense = dense
+    def __init__(self, cls: type[torch.optim.Optimizer], tables: list[TableOptimizer], weights: torch.Tensor) -> None:
+        self.sparse = cls is torch.optim.SparseAdam or issubclass(cls, formulas.OnRows)
+        self.states = tuple(state.name for state in tables[0].spec.states)
         self.weights = [torch.nn.Parameter(part) for part in weights.chunk(len(tables))]
         self.optimizers = []
         for weight, table in zip(self.weights, tables, strict=True):
@@ -144,16 +69,16 @@ class OfClass:
     def step(self, before: Parts, g: torch.Tensor) -> Parts:
         """The parts of all tables after an update of `before`."""
         g = g.to(self.weights[0].dtype)
-        every = torch.arange(len(g))[None]
         parts = []
         tables = zip(*(part.chunk(len(self.weights)) for part in before), strict=True)
         for weight, optimizer, start in zip(self.weights, self.optimizers, tables, strict=True):
-            weight.grad = g if self.dense else torch.sparse_coo_tensor(every, g, check_invariants=True)
+            weight.grad = formulas.of_all_rows(g) if self.sparse else g
             state = optimizer.state[weight]
-            for part, value in zip(parts_of(weight, state), start, strict=False):  # the first step makes states
+            now = parts_of(weight, state, self.states)
+            for part, value in zip(now, start, strict=False):  # the first step makes states
                 part.copy_(value)
             optimizer.step()
-            parts.append([part.clone() for part in parts_of(weight, state)])
+            parts.append([part.clone() for part in parts_of(weight, state, self.states)])
         return [torch.cat(part) for part in zip(*parts, strict=True)]
 
 
@@ -233,31 +158,25 @@ def all_bits(parts: Parts) -> torch.Tensor:
     return torch.where(joined.isnan(), torch.nan, joined).view(torch.int32)
 
 
-@pytest.mark.parametrize("spec", ALONE, ids=lambda spec: "-".join(key_of(spec)))
-def test_never_worse_than_its_class(spec: OptimizerSpec, device: torch.device) -> None:
-    case, steps = CASES[key_of(spec)], gradients()
-    optimizers = [TableOptimizer.create(class_of(spec), options) for options in case.options()]
-    assert {optimizer.spec.kernel for optimizer in optimizers} == {spec.kernel}
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_never_worse_than_its_class(row: Row, device: torch.device) -> None:
+    steps = gradients()
+    optimizers = [TableOptimizer.create(class_named(row.cls), options) for options in options_of(row)]
+    assert {optimizer.spec.kernel for optimizer in optimizers} == {row.spec.kernel}
     weights = torch.tensor(WEIGHTS).repeat_interleave(steps.shape[1] // len(WEIGHTS), 0)
     in_torch = Tables(optimizers, weights, torch.device("cpu"), default_update_rows)
     on_device = Tables(optimizers, weights, device)
     before = in_torch.parts()
-    exact = OfClass(case.exact or case.reference, case.dense, optimizers, before[0].double())
-    single = OfClass(case.reference, case.dense, optimizers, before[0])
+    exact = OfClass(row.exact or row.reference, optimizers, before[0].double())
+    single = OfClass(row.reference, optimizers, before[0])
     kept = torch.tensor([max(optimizer.options.get("betas", (1.0,))) for optimizer in optimizers])
     kept = kept.repeat_interleave(len(weights))[:, None]
     for t, g in enumerate(steps, 1):
         found = on_device.step(g)
         assert torch.equal(all_bits(found), all_bits(in_torch.step(g))), "other bits than the formula in plain torch"
         of_class = (of.step(before, g) for of in (exact, single))
-        rowwise = issubclass(case.reference, formulas.OnRows)
+        rowwise = issubclass(row.reference, formulas.OnRows)
         check(*(alive(parts, before[0], rowwise) for parts in (found, *of_class, before)), kept)
         before = found
         for optimizer in optimizers:
             optimizer.step = t
-
-
-def test_a_window_updates_as_one_of_them() -> None:
-    """The optimizers that accumulate are no cases of their own."""
-    updates = {(spec.kernel, spec.coefficients) for spec in SPECS if not spec.accumulates}
-    assert {(spec.kernel, spec.coefficients) for spec in SPECS if spec.accumulates} <= updates

@@ -1,29 +1,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from op_batches import OPTIMIZERS, Cache, coefficients, int32, segments, states_of, update
-from reference_optimizers import (
-    Adam,
-    AdamW,
-    BoundedRowWiseAdagrad,
-    CountedRowWiseAdagrad,
-    CowClipRowWiseAdagrad,
-    EnsembleRowWiseAdagrad,
-    GloballyDecayedRowWiseAdagrad,
-    Lamb,
-    LarsSgd,
-    OnRows,
-    PartialRowWiseAdam,
-    PartialRowWiseLamb,
-    RowWiseAdagrad,
-)
+from optimizer_table import ROWS as OPTIMIZER_ROWS
+from optimizer_table import Row
 
 import rec_sdk_torch.ops  # noqa: F401
 
@@ -32,210 +17,52 @@ ROWS, LOOKUPS, STEPS = 40, 150, 20
 MOMENTS = (0.9, 1 - 0.9, 0.999, 1 - 0.999)
 
 
-# The plain-torch references: one step on the touched rows, `w, states` in place, from the lookups' gradients.
-
-
-class Reference:
-    """torch.nn.Embedding(sparse=True) with an optimizer that takes its gradients."""
-
-    def __init__(self, weights: torch.Tensor, make: Callable[..., torch.optim.Optimizer]) -> None:
-        self.embedding = torch.nn.Embedding.from_pretrained(weights.clone(), freeze=False, sparse=True)
-        self.optimizer = make(self.embedding.parameters())
-
-    def step(self, slots: torch.Tensor, grad: torch.Tensor) -> None:
-        self.optimizer.zero_grad()
-        self.embedding(slots.long()).backward(grad)
-        self.optimizer.step()
-
-    @property
-    def weights(self) -> torch.Tensor:
-        return self.embedding.weight.detach()
-
-
-def adam_row(t: int, sparse: bool) -> torch.Tensor:
-    correction1, correction2 = 1 - 0.9**t, 1 - 0.999**t
-    step_size, inverse = 0.01 / correction1, 1 / math.sqrt(correction2)
-    if sparse:
-        step_size, inverse = step_size * math.sqrt(correction2), 1.0
-    return coefficients(step_size, 1e-8, *MOMENTS, inverse)
-
-
-def lamb_row(t: int, decay: float = 0.1) -> torch.Tensor:
-    return coefficients(0.01, 1e-3, *MOMENTS, 1 / (1 - 0.9**t), 1 / math.sqrt(1 - 0.999**t), decay)
-
-
-def on_rows(cls: type[OnRows], **options: Any) -> Callable[[torch.Tensor], Reference]:
-    return lambda weights: Reference(weights, lambda p: cls(p, **options))
-
-
-GLOBAL = {"lr": 0.1, "eps": 1e-8, "weight_decay": 0.5, "gwd_lower_bound": 0.875}
-COWCLIP = {
-    "lr": 0.1,
-    "eps": 1e-8,
-    "weight_decay": 0.2,
-    "counter_weight_decay_mode": "l2",
-    "counter_halflife": 3,
-    "weight_norm_coefficient": 0.5,
-    "lower_bound": 0.01,
-}
-COUNTED = {
-    "lr": 0.1,
-    "eps": 1e-3,
-    "weight_decay": 0.2,
-    "counter_weight_decay_mode": "l2",
-    "counter_halflife": 3,
-    "adjustment_iter": -1,
-    "adjustment_ub": 0.75,
-    "tail_id_threshold_val": 1.5,
-    "max_counter": 9.0,
-}
-LAMB = {"lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-3, "weight_decay": 0.1}
-
-# name: (operator's optimizer, reference, coefficients of step t, tolerance)
-CASES = {
-    "SGD": (
-        "sgd",
-        lambda w: Reference(w, lambda p: torch.optim.SGD(p, 0.1)),
-        lambda t: coefficients(0.1),
-        1e-6,
-    ),
-    "Adagrad": (
-        "adagrad",
-        lambda w: Reference(w, lambda p: torch.optim.Adagrad(p, 0.1, lr_decay=0.01)),
-        lambda t: coefficients(0.1 / (1 + (t - 1) * 0.01), 1e-10),
-        1e-6,
-    ),
-    "RowWiseAdagrad": (
-        "rowwise_adagrad",
-        on_rows(RowWiseAdagrad, lr=0.1, eps=1e-8),
-        lambda t: coefficients(0.1, 1e-8),
-        1e-6,
-    ),
-    "SparseAdam": (
-        "adam",
-        lambda w: Reference(w, lambda p: torch.optim.SparseAdam(list(p), 0.01)),
-        lambda t: adam_row(t, sparse=True),
-        1e-5,
-    ),
-    "Adam": ("adam", on_rows(Adam, lr=0.01, betas=(0.9, 0.999), eps=1e-8), lambda t: adam_row(t, sparse=False), 1e-5),
-    "RowWiseAdagrad, L2": (
-        "decayed_rowwise_adagrad",
-        on_rows(RowWiseAdagrad, lr=0.1, eps=1e-8, weight_decay=0.2),
-        lambda t: coefficients(0.1, 1e-8, 0.2, 0.0),
-        1e-6,
-    ),
-    "RowWiseAdagrad, decoupled": (
-        "decayed_rowwise_adagrad",
-        on_rows(RowWiseAdagrad, lr=0.1, eps=1e-8, weight_decay=0.2, weight_decay_mode="decouple"),
-        lambda t: coefficients(0.1, 1e-8, 0.0, 0.1 * 0.2),
-        1e-6,
-    ),
-    "RowWiseAdagrad, max_norm": (
-        "bounded_rowwise_adagrad",
-        on_rows(BoundedRowWiseAdagrad, lr=0.1, eps=1e-8, weight_decay=0.2, max_norm=0.5),
-        lambda t: coefficients(0.1, 1e-8, 0.2, 0.0, 0.5),
-        2e-6,
-    ),
-    "RowWiseAdagrad, ensemble": (
-        "ensemble_rowwise_adagrad",
-        on_rows(EnsembleRowWiseAdagrad, lr=0.1, eps=1e-8, weight_decay=0.2, max_norm=0.5),
-        lambda t: coefficients(0.1, 1e-8, 0.2, 0.0, 0.5),
-        2e-6,
-    ),
-    "RowWiseAdagrad, global decay": (
-        "globally_decayed_rowwise_adagrad",
-        on_rows(GloballyDecayedRowWiseAdagrad, **GLOBAL),
-        lambda t: coefficients(0.1, 1e-8, 0.05, math.log(0.95), 0.875, t),
-        1e-6,
-    ),
-    "RowWiseAdagrad, CowClip": (
-        "cowclip_rowwise_adagrad",
-        on_rows(CowClipRowWiseAdagrad, **COWCLIP),
-        lambda t: coefficients(0.1, 1e-8, 0.2, 0.0, -math.log(2) / 3, 0.5, 0.01, t),
-        5e-6,
-    ),
-    **{
-        f"RowWiseAdagrad, {rates}": (
-            "counted_rowwise_adagrad",
-            on_rows(CountedRowWiseAdagrad, **COUNTED, learning_rate_mode=rates),
-            lambda t, change=change: coefficients(  # type: ignore[misc]
-                0.1, 1e-3, 0.2, 0.6, 0.0, -math.log(2) / 3, change[0], 9.0, 1.5, change[1], change[1] * 0.75, t
-            ),
-            5e-6,
-        )
-        for rates, change in {
-            "tail_id_lr_increase": (0.75, 0.0),
-            "tail_id_lr_decrease": (-0.75, 0.0),
-            "counter_sgd": (0.0, 1.0),
-        }.items()
-    },
-    "RowWiseAdagrad, AdagradW": (
-        "counted_adagradw",
-        on_rows(CountedRowWiseAdagrad, **COUNTED | {"counter_weight_decay_mode": "adagradw", "counter_halflife": -1}),
-        lambda t: coefficients(0.1, 1e-3, 0.02, math.log1p(-0.02), t + 1, 0.0, 1.0, 0.0, math.inf, t),
-        5e-6,
-    ),
-    "AdamW": (
-        "adamw",
-        on_rows(AdamW, lr=0.01, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.2),
-        lambda t: coefficients(*adam_row(t, sparse=False)[0, 1:8].tolist(), 0.01 * 0.2),
-        1e-5,
-    ),
-    "PartialRowWiseAdam": (
-        "partial_rowwise_adam",
-        on_rows(PartialRowWiseAdam, **LAMB),
-        lambda t: lamb_row(t, decay=0.01 * 0.1),
-        1e-5,
-    ),
-    "LAMB": ("lamb", on_rows(Lamb, **LAMB), lamb_row, 1e-5),
-    "PartialRowWiseLAMB": ("partial_rowwise_lamb", on_rows(PartialRowWiseLamb, **LAMB), lamb_row, 1e-5),
-    "LarsSGD": (
-        "lars_sgd",
-        on_rows(LarsSgd, lr=0.5, eta=0.1, momentum=0.9, weight_decay=0.1),
-        lambda t: coefficients(0.5 * 0.1, 0.9, 0.1),
-        1e-5,
-    ),
-}
+every_optimizer = pytest.mark.parametrize("row", OPTIMIZER_ROWS, ids=lambda row: row.name)
 
 
 @pytest.mark.parametrize("dim", DIMS)
-@pytest.mark.parametrize("name", CASES)
-def test_equals_torch_optim(name: str, dim: int, device: torch.device) -> None:
-    optimizer, make_reference, row, tolerance = CASES[name]
+@every_optimizer
+def test_equals_torch_optim(row: Row, dim: int, device: torch.device) -> None:
+    """The reference makes the same updates on `torch.nn.Embedding(sparse=True)`."""
+    optimizer, tolerance = row.spec.kernel, row.tolerance
     torch.manual_seed(dim)
     weights = torch.randn(ROWS, dim) * 0.1  # of the size of embeddings: the reference rounds too
-    cache = Cache(weights, [torch.zeros(ROWS, n) for n in states_of(optimizer, dim)], device=device)
-    reference = make_reference(weights)
+    starts = zip(states_of(optimizer, dim), row.spec.state_init(row.options), strict=True)
+    cache = Cache(weights, [torch.full((ROWS, n), start) for n, start in starts], device=device)
+    embedding = torch.nn.Embedding.from_pretrained(weights.clone(), freeze=False, sparse=True)
+    reference = row.on_rows(embedding.weight)
     for t in range(1, STEPS + 1):
         slots = torch.randint(0, ROWS - 5, (LOOKUPS,)) // (1 + t % 3)
         grad = torch.randn(LOOKUPS, dim) * 0.1
-        update(cache, grad.to(device), slots.to(device), optimizer, row(t).to(device))
-        reference.step(slots, grad)
-    torch.testing.assert_close(cache.weights.cpu(), reference.weights, rtol=tolerance, atol=tolerance)
+        update(cache, grad.to(device), slots.to(device), optimizer, row.coefficients(t).to(device))
+        reference.zero_grad()
+        embedding(slots.long()).backward(grad)
+        reference.step()
+    torch.testing.assert_close(cache.weights.cpu(), embedding.weight.detach(), rtol=tolerance, atol=tolerance)
     assert torch.equal(cache.weights[ROWS - 5 :].cpu(), weights[ROWS - 5 :])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("dim", DIMS)
-@pytest.mark.parametrize("name", CASES)
-def test_16_bit_weights_round_once(name: str, dim: int, dtype: torch.dtype, device: torch.device) -> None:
-    optimizer, _, row, _ = CASES[name]
+@every_optimizer
+def test_16_bit_weights_round_once(row: Row, dim: int, dtype: torch.dtype, device: torch.device) -> None:
+    optimizer = row.spec.kernel
     torch.manual_seed(dim)
     weights = torch.randn(ROWS, dim).to(dtype).float()
     states = [torch.rand(ROWS, n) for n in states_of(optimizer, dim)]
     small, exact = Cache(weights, states, dtype, device), Cache(weights, states, device=device)
     slots, grad = torch.randint(0, ROWS, (LOOKUPS,)).to(device), torch.randn(LOOKUPS, dim, device=device)
     for cache in (small, exact):
-        update(cache, grad, slots, optimizer, row(3).to(device))
+        update(cache, grad, slots, optimizer, row.coefficients(3).to(device))
     assert torch.equal(small.weights, exact.weights.to(dtype))
     for found, expected in zip(small.states, exact.states, strict=True):
         assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("name", CASES)
-def test_padding_of_records_is_left_alone(name: str, dtype: torch.dtype, device: torch.device) -> None:
-    optimizer, _, row, _ = CASES[name]
+@every_optimizer
+def test_padding_of_records_is_left_alone(row: Row, dtype: torch.dtype, device: torch.device) -> None:
+    optimizer = row.spec.kernel
     dim = 6 if len(states_of(optimizer, 1)) == 3 else 5  # so that there is padding
     cache = Cache(torch.zeros(ROWS, dim), [torch.zeros(ROWS, n) for n in states_of(optimizer, dim)], dtype, device)
     cache.records.fill_(0xA5)
@@ -243,7 +70,7 @@ def test_padding_of_records_is_left_alone(name: str, dtype: torch.dtype, device:
         part.zero_()
     padding = cache.records == 0xA5
     slots, grad = torch.arange(ROWS, device=device), torch.randn(ROWS, dim, device=device)
-    update(cache, grad, slots, optimizer, row(1).to(device))
+    update(cache, grad, slots, optimizer, row.coefficients(1).to(device))
     assert padding.any()
     assert (cache.records[padding] == 0xA5).all()
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
+import pkgutil
 from typing import Any
 
 import pytest
-import reference_optimizers as references
 import torch
 import torchrec
 from jagged import (
@@ -22,12 +22,14 @@ from jagged import (
     single_ids,
     train_step,
 )
+from optimizer_table import ROWS, Row
 from torch.distributed.optim import _apply_optimizer_in_backward as torchs_apply
 from torch.distributed.optim import _get_in_backward_optimizers
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.optim import apply_optimizer_in_backward as torchrecs_apply
 
 import rec_sdk_torch as rst
+from rec_sdk_torch.formulas import SPECS, spec_for
 
 NOTES = ("_in_backward_optimizers", "_optimizer_classes", "_optimizer_kwargs")
 ONES = {"weight_init_min": 1.0, "weight_init_max": 1.0}
@@ -45,29 +47,8 @@ SAME_UPDATES = [
 ]
 """A class, another that updates alike, their keywords, and those of the second alone."""
 
-EVERY_CLASS = {
-    torch.optim.SGD: "SGD",
-    torch.optim.Adagrad: "Adagrad",
-    torch.optim.Adam: "Adam",
-    torch.optim.SparseAdam: "Adam",
-    torch.optim.AdamW: "AdamW",
-    torchrec.optim.RowWiseAdagrad: "RowWiseAdagrad",
-    torchrec.optim.PartialRowWiseAdam: "PartialRowWiseAdam",
-    torchrec.optim.LAMB: "LAMB",
-    torchrec.optim.PartialRowWiseLAMB: "PartialRowWiseLAMB",
-    torchrec.optim.LarsSGD: "LarsSGD",
-    torchrec.optim.SGD: "SGD",
-    torchrec.optim.Adagrad: "Adagrad",
-    torchrec.optim.Adam: "Adam",
-    rst.AccumulateSGD: "SGD",
-    rst.AccumulateAdagrad: "Adagrad",
-    rst.AccumulateAdam: "Adam",
-    rst.AccumulateAdamW: "AdamW",
-    rst.AccumulateRowWiseAdagrad: "RowWiseAdagrad",
-    rst.AccumulatePartialRowWiseAdam: "PartialRowWiseAdam",
-    rst.AccumulateLAMB: "LAMB",
-    rst.AccumulatePartialRowWiseLAMB: "PartialRowWiseLAMB",
-    rst.AccumulateLarsSGD: "LarsSGD",
+EVERY_CLASS: dict[type, str] = {
+    pkgutil.resolve_name(name): spec.family for spec in SPECS if not spec.hands_out for name in spec.classes
 }
 """The family of each class that the fused update knows."""
 
@@ -316,18 +297,14 @@ def test_the_same_again_is_fine(device: torch.device, again: Any) -> None:
     assert_trains(collection, lr=0.25)
 
 
-PARTIAL = {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-6, "weight_decay": 0.05}
-FORMULAS: dict[type, tuple[type[references.OnRows], dict[str, Any]]] = {
-    torchrec.optim.RowWiseAdagrad: (references.RowWiseAdagrad, ADAGRAD),
-    torchrec.optim.PartialRowWiseAdam: (references.PartialRowWiseAdam, PARTIAL),
-    torchrec.optim.LAMB: (references.Lamb, PARTIAL),
-    torchrec.optim.PartialRowWiseLAMB: (references.PartialRowWiseLamb, PARTIAL),
-    torchrec.optim.LarsSGD: (references.LarsSgd, {"lr": 5.0, "eta": 0.1, "momentum": 0.7, "weight_decay": 0.05}),
-    torchrec.optim.SGD: (references.Sgd, {"lr": 0.3}),
-    torchrec.optim.Adagrad: (references.Adagrad, ADAGRAD),
-    torchrec.optim.Adam: (references.Adam, ADAM),
-}
-"""The formula of each class of TorchRec's, which has none but RowWiseAdagrad's itself."""
+def row_of(cls: type) -> Row:
+    """The first row of the table of optimizers that updates as the class does."""
+    spec = spec_for(cls)
+    return next(row for row in ROWS if (row.spec.formula, row.spec.coefficients) == (spec.formula, spec.coefficients))
+
+
+FORMULAS = {cls: row_of(cls) for cls in EVERY_CLASS if cls.__module__.startswith("torchrec.")}
+"""The row of each class of TorchRec's, which has no update of its own but RowWiseAdagrad's."""
 
 
 def test_every_class_of_torchrec_has_its_formula() -> None:
@@ -340,11 +317,11 @@ def test_every_class_of_torchrec_has_its_formula() -> None:
 @pytest.mark.parametrize("entry", [rst.apply_optimizer_in_backward, torchs_apply, torchrecs_apply])
 @pytest.mark.parametrize("cls", list(FORMULAS))
 def test_torchrecs_classes_through_all_entry_points(device: torch.device, entry: Any, cls: type) -> None:
-    """Each class updates by its formula, whatever applies it: here to a table of nine rows, in float64."""
-    formula, options = FORMULAS[cls]
+    """Each class updates by its formula, whichever function applies it: here to a table of nine rows, in float64."""
+    options = FORMULAS[cls].options
     collection = bags_collection(device, EmbeddingBagConfig(9, 4, "t0", feature_names=["f0"]))
     weight = torch.nn.Parameter(torch.stack(list(rows_of(collection).values())).double())
-    reference = formula([weight], **options)
+    reference = FORMULAS[cls].on_rows(weight)
     entry(cls, collection.parameters(), dict(options))
     for number, ids in enumerate(BATCHES):
         factor = (-1.0) ** number * (number + 1)

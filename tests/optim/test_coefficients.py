@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+import pkgutil
 from typing import Any
 
 import numpy as np
@@ -11,17 +12,34 @@ import pytest
 import torch
 import torchrec
 from jagged import bags_collection, single_ids, train_step
+from optimizer_table import ROWS
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 
 import rec_sdk_torch as rst
+from rec_sdk_torch.formulas import UPDATES, spec_for
 from rec_sdk_torch.ops import coefficient_names
 from rec_sdk_torch.tbe import SPECS, OptimizerSpec, TableOptimizer
-from rec_sdk_torch.tbe.config.optimizer_specs import spec_for
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.classes[0].rpartition('.')[2]}-{spec.kernel}")
 def test_a_spec_has_the_coefficients_that_its_kernel_names(spec: OptimizerSpec) -> None:
     assert sorted(spec.coefficients(spec.options, 1)) == sorted(coefficient_names(spec.kernel))
+
+
+def test_every_optimizer_has_a_row_in_the_table_of_tests() -> None:
+    found = {(row.spec.classes[0], row.spec.kernel) for row in ROWS}
+    missing = {(spec.classes[0], spec.kernel) for spec in UPDATES if not spec.hands_out} - found
+    assert not missing, f"tests/optimizer_table.py has no row of {missing}"
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.classes[0].rpartition('.')[2]}-{spec.kernel}")
+def test_an_example_means_its_spec(spec: OptimizerSpec) -> None:
+    assert spec_for(pkgutil.resolve_name(spec.classes[0]), spec.example) is spec
+
+
+def test_a_window_updates_as_one_of_the_others() -> None:
+    updates = {(spec.kernel, spec.coefficients) for spec in UPDATES}
+    assert {(spec.kernel, spec.coefficients) for spec in SPECS if spec.accumulates} <= updates
 
 
 def test_an_unknown_kernel_has_no_coefficients() -> None:

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
+import pkgutil
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torchrec
 from jagged import apply, bag_config, bags_collection, jagged, rows_of, same_bits, train_step
 from torch.distributed.optim import _apply_optimizer_in_backward, _get_in_backward_optimizers
 from torch.optim import lr_scheduler
 from torchrec import EmbeddingBagConfig
 
 import rec_sdk_torch as rst
+from rec_sdk_torch.formulas import UPDATES
 
 CYCLES: dict[str, Callable[[Any], Any]] = {
     "one cycle": lambda o: lr_scheduler.OneCycleLR(o, 0.2, total_steps=6, base_momentum=0.3, max_momentum=0.9),
     "cyclic": lambda o: lr_scheduler.CyclicLR(o, 0.05, 0.2, step_size_up=2, base_momentum=0.3, max_momentum=0.9),
 }
-CYCLED: dict[str, tuple[type, dict[str, Any]]] = {
-    "Adam": (torch.optim.Adam, {}),
-    "AdamW": (torch.optim.AdamW, {"weight_decay": 0.01}),
-    "LAMB": (torchrec.optim.LAMB, {}),
-    "PartialRowWiseAdam": (torchrec.optim.PartialRowWiseAdam, {}),
-    "LarsSGD": (torchrec.optim.LarsSGD, {"momentum": 0.5}),
-}
+CYCLED = {spec.kernel: spec for spec in UPDATES if spec.options.keys() & {"momentum", "betas"}}
 
 
 def momentum_of(collection: Any) -> torch.Tensor:
@@ -52,8 +47,9 @@ def test_a_momentum_that_is_cycled_reaches_the_update(
     device: torch.device, kind: str, name: str, optimizer_of: Callable[[Any], Any]
 ) -> None:
     """As values that are set by hand, those of a dense parameter; not as those of a constant momentum."""
-    cls, options = CYCLED[name]
-    option = "momentum" if "momentum" in options else "betas"
+    spec = CYCLED[name]
+    cls, options = pkgutil.resolve_name(spec.classes[0]), spec.example
+    option = "momentum" if "momentum" in spec.options else "betas"
     first: Any = 0.5 if option == "momentum" else (0.5, 0.99)
     cycled, by_hand, constant = (bags_collection(device) for _ in range(3))
     for collection in (cycled, by_hand, constant):
@@ -84,9 +80,8 @@ def test_a_momentum_that_is_cycled_reaches_the_update(
     assert not torch.equal(found, other)
 
 
-@pytest.mark.parametrize("name", ["Adam", "AdamW"])
-def test_a_cycled_beta_is_that_of_torchs_class(device: torch.device, name: str) -> None:
-    cls, options = CYCLED[name]
+@pytest.mark.parametrize(("cls", "options"), [(torch.optim.Adam, {}), (torch.optim.AdamW, {"weight_decay": 0.01})])
+def test_a_cycled_momentum_is_that_of_torchs_class(device: torch.device, cls: Any, options: dict[str, Any]) -> None:
     collection = bags_collection(device, EmbeddingBagConfig(3, 4, name="t0", feature_names=["f0"]))
     apply(collection, cls, **options)
     weight = torch.nn.Parameter(torch.stack(list(rows_of(collection).values())))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pkgutil
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,31 +20,31 @@ from torchrec.optim import (
     GradientClippingOptimizer,
     KeyedOptimizer,
     KeyedOptimizerWrapper,
-    RowWiseAdagrad,
     WarmupOptimizer,
     WarmupPolicy,
     WarmupStage,
 )
 
+from rec_sdk_torch.formulas import UPDATES, OptimizerSpec
 from rec_sdk_torch.optim import torchrec_hooks
 
+UPDATED = [spec for spec in UPDATES if not spec.hands_out]
 T0, T1 = "embedding_bags.t0.weight", "embedding_bags.t1.weight"
 
-STATES: list[tuple[type, dict[str, tuple[int, ...]]]] = [
-    (torch.optim.SGD, {}),
-    (torch.optim.Adagrad, {"momentum1": (4,)}),
-    (RowWiseAdagrad, {"momentum1": ()}),
-    (torch.optim.Adam, {"momentum1": (4,), "exp_avg_sq": (4,)}),
-    (torch.optim.SparseAdam, {"momentum1": (4,), "exp_avg_sq": (4,)}),
-]
-"""Classes, and the shape per row of each state."""
+
+def states_of(spec: OptimizerSpec) -> dict[str, tuple[int, ...]]:
+    """The shape per row of each state."""
+    names = ["momentum1", *(state.name for state in spec.states[1:])]
+    return {name: () if state.rowwise else (4,) for name, state in zip(names, spec.states, strict=False)}
 
 
-def two_tables(device: torch.device, cls: type = torch.optim.Adam, **options: Any) -> Any:
+def two_tables(
+    device: torch.device, cls: type = torch.optim.Adam, keywords: Mapping[str, Any] | None = None, **options: Any
+) -> Any:
     """A hash table t0 and an index table t1 of nine rows; features f0 and f1."""
     index = EmbeddingBagConfig(num_embeddings=9, embedding_dim=4, name="t1", feature_names=["f1"])
     collection = bags_collection(device, bag_config(), index, **options)
-    apply(collection, cls, lr=0.1)
+    apply(collection, cls, **{"lr": 0.1, **(keywords or {})})
     return collection
 
 
@@ -77,9 +79,10 @@ class Model(torch.nn.Module):
 # ---- state
 
 
-@pytest.mark.parametrize(("cls", "states"), STATES)
-def test_state_keys_and_shapes(device: torch.device, cls: type, states: dict[str, tuple[int, ...]]) -> None:
-    collection = two_tables(device, cls)
+@pytest.mark.parametrize("spec", UPDATED, ids=lambda spec: spec.kernel)
+def test_state_keys_and_shapes(device: torch.device, spec: OptimizerSpec) -> None:
+    states = states_of(spec)
+    collection = two_tables(device, pkgutil.resolve_name(spec.classes[0]), spec.example)
     assert isinstance(collection, FusedOptimizerModule)
     optimizer = collection.fused_optimizer
     assert isinstance(optimizer, KeyedOptimizer)
@@ -117,10 +120,11 @@ def test_no_optimizer_yet(device: torch.device) -> None:
     assert list(collection.fused_optimizer.params) == [T0]
 
 
-@pytest.mark.parametrize("cls", [cls for cls, _ in STATES])
-def test_round_trip_goes_on_with_the_same_bits(device: torch.device, cls: type) -> None:
+@pytest.mark.parametrize("spec", UPDATED, ids=lambda spec: spec.kernel)
+def test_round_trip_goes_on_with_the_same_bits(device: torch.device, spec: OptimizerSpec) -> None:
     """The reader has another cache, other rows, and met the ids in another order."""
-    source, target = two_tables(device, cls), two_tables(device, cls, cache=9, seed=5)
+    cls = pkgutil.resolve_name(spec.classes[0])
+    source, target = two_tables(device, cls, spec.example), two_tables(device, cls, spec.example, cache=9, seed=5)
     train(source, 0)
     train(target, 1, steps=2)
     batch = jagged({"f0": [[500, 501], [8]], "f1": [[0], [0]]})
@@ -131,7 +135,7 @@ def test_round_trip_goes_on_with_the_same_bits(device: torch.device, cls: type) 
     target.fused_optimizer.load_state_dict(states)
     assert all(torch.equal(a, b) for a, b in zip(train(source, 2), train(target, 2), strict=True))
     assert set(source.table_ids("t0").tolist()) == set(target.table_ids("t0").tolist())
-    twin = two_tables(device, cls)  # one that meets them in the order of the source
+    twin = two_tables(device, cls, spec.example)  # one that meets them in the order of the source
     twin.load_state_dict(source.state_dict())
     twin.fused_optimizer.load_state_dict(source.fused_optimizer.state_dict())
     assert not list(same_bits(source.state_dict(), twin.state_dict()))

@@ -6,14 +6,13 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
 from hypothesis import strategies as st
 from life_reference import lives
+from optimizer_table import BY_NAME
 
-import rec_sdk_torch
 from rec_sdk_torch import _engine
 from rec_sdk_torch.tbe import InitializerType, Pooling, TableConfig, TableOptimizer
 
@@ -26,121 +25,6 @@ WITHOUT_FORWARD = ("fail", "save", "load")
 
 STORES = tempfile.TemporaryDirectory(prefix="rec_sdk_oracle")
 """Folders of host stores on disk, each used by one embedding."""
-
-# A large eps is seen wherever it belongs, and keeps the first step of Adam, lr * g / (|g| + eps), from magnifying
-# the rounding of a gradient whose terms cancel.
-EPS = 1e-3
-OPTIONS: dict[str, dict[str, Any]] = {
-    "sgd": {"lr": 0.5},
-    "adagrad": {"lr": 0.2, "lr_decay": 0.1, "initial_accumulator_value": 0.1, "eps": EPS},
-    "rowwise_adagrad": {"lr": 0.2, "lr_decay": 0.1, "initial_accumulator_value": 0.1, "eps": EPS},
-    "adam": {"lr": 0.05, "betas": (0.8, 0.95), "eps": EPS},
-    "adamw": {"lr": 0.05, "betas": (0.8, 0.95), "eps": EPS, "weight_decay": 0.2},
-    "sparse_adam": {"lr": 0.05, "betas": (0.8, 0.95), "eps": EPS},
-    "l2_rowwise_adagrad": {"lr": 0.2, "eps": EPS, "weight_decay": 0.1, "initial_accumulator_value": 0.1},
-    "decoupled_rowwise_adagrad": {"lr": 0.2, "eps": EPS, "weight_decay": 0.1, "weight_decay_mode": "decouple"},
-    "bounded_rowwise_adagrad": {"lr": 0.2, "eps": EPS, "weight_decay": 0.1, "max_norm": 0.5},
-    "ensemble_rowwise_adagrad": {
-        "lr": 0.2,
-        "eps": EPS,
-        "weight_decay": 0.1,
-        "max_norm": 0.5,
-        "step_ema": 2,
-        "step_swap": 3,
-        "step_start": 4,
-        "step_ema_coef": 0.75,
-        "initial_accumulator_value": 0.1,
-    },
-    "scaled_ensemble": {
-        "lr": 0.2,
-        "eps": EPS,
-        "step_ema": 3,
-        "step_swap": 6,
-        "step_mode": "none",
-        "step_ema_coef": 0.5,
-    },
-    "globally_decayed_rowwise_adagrad": {
-        "lr": 0.2,
-        "eps": EPS,
-        "weight_decay": 0.25,
-        "weight_decay_mode": "decouple_global",
-        "gwd_start_iter": 3,
-        "gwd_lower_bound": 0.875,
-        "initial_accumulator_value": 0.1,
-    },
-    "cowclip_rowwise_adagrad": {
-        "lr": 0.2,
-        "eps": EPS,
-        "weight_decay": 0.1,
-        "weight_decay_mode": "cowclip",
-        "counter_weight_decay_mode": "decouple",
-        "counter_halflife": 4,
-        "weight_norm_coefficient": 0.25,
-        "lower_bound": 0.0625,
-    },
-    "counted_rowwise_adagrad": {
-        "lr": 0.2,
-        "eps": EPS,
-        "weight_decay": 0.1,
-        "weight_decay_mode": "counter",
-        "counter_weight_decay_mode": "l2",
-        "counter_halflife": 4,
-        "adjustment_iter": 2,
-        "adjustment_ub": 0.75,
-        "learning_rate_mode": "tail_id_lr_increase",
-        "tail_id_threshold_val": 1.3,
-        "max_counter": 9.0,
-        "max_counter_update_freq": -1,
-        "initial_accumulator_value": 0.1,
-    },
-    "counted_adagradw": {
-        "lr": 0.2,
-        "eps": EPS,
-        "weight_decay": 0.25,
-        "weight_decay_mode": "counter",
-        "counter_weight_decay_mode": "adagradw",
-        "counter_halflife": -2,
-        "adjustment_iter": 2,
-        "adjustment_ub": 0.5,
-        "initial_accumulator_value": 0.1,
-    },
-    "partial_rowwise_adam": {"lr": 0.05, "betas": (0.8, 0.95), "eps": EPS, "weight_decay": 0.1},
-    "lamb": {"lr": 0.05, "betas": (0.8, 0.95), "eps": EPS, "weight_decay": 0.1},
-    "partial_rowwise_lamb": {"lr": 0.05, "betas": (0.8, 0.95), "eps": EPS, "weight_decay": 0.1},
-    "lars_sgd": {"lr": 0.5, "eta": 0.1, "momentum": 0.5, "weight_decay": 0.1},
-}
-TORCH = {"sgd": "SGD", "adagrad": "Adagrad", "adam": "Adam", "sparse_adam": "SparseAdam", "adamw": "AdamW"}
-TORCHREC = {
-    "rowwise_adagrad": "RowWiseAdagrad",
-    "l2_rowwise_adagrad": "RowWiseAdagrad",
-    "decoupled_rowwise_adagrad": "RowWiseAdagrad",
-    "bounded_rowwise_adagrad": "RowWiseAdagrad",
-    "ensemble_rowwise_adagrad": "RowWiseAdagrad",
-    "scaled_ensemble": "RowWiseAdagrad",
-    "globally_decayed_rowwise_adagrad": "RowWiseAdagrad",
-    "cowclip_rowwise_adagrad": "RowWiseAdagrad",
-    "counted_rowwise_adagrad": "RowWiseAdagrad",
-    "counted_adagradw": "RowWiseAdagrad",
-    "partial_rowwise_adam": "PartialRowWiseAdam",
-    "lamb": "LAMB",
-    "partial_rowwise_lamb": "PartialRowWiseLAMB",
-    "lars_sgd": "LarsSGD",
-}
-ACCUMULATE = {"sgd": "SGD", "adagrad": "Adagrad", "sparse_adam": "Adam", "adamw": "AdamW"}
-
-
-def optimizer_class(name: str, window: int) -> type:
-    """By name alone: the engine's tests need no TorchRec."""
-    if window > 1 and name in ACCUMULATE:
-        windowed: type = getattr(rec_sdk_torch, f"Accumulate{ACCUMULATE[name]}")
-        return windowed
-    if name in TORCH:
-        cls: type = getattr(torch.optim, TORCH[name])
-        return cls
-    module = "rowwise_adagrad" if TORCHREC[name] == "RowWiseAdagrad" else "optimizers"
-    if window > 1:
-        return type(f"Accumulate{TORCHREC[name]}", (), {"__module__": "rec_sdk_torch.optim.accumulate_torchrec"})
-    return type(TORCHREC[name], (), {"__module__": f"torchrec.optim.{module}"})
 
 
 @dataclass
@@ -294,8 +178,8 @@ def scenarios(draw: st.DrawFn, events: tuple[str, ...] = EVENTS, depths: tuple[i
                 init_max=0.5,
             )
         )
-    optimizer = draw(st.sampled_from(sorted(OPTIONS)))
-    window = draw(st.integers(1, 4)) if optimizer != "adam" else 1
+    optimizer = draw(st.sampled_from(sorted(BY_NAME)))
+    window = draw(st.integers(1, 4)) if BY_NAME[optimizer].spec.window_class else 1
     weighted = not sequence and draw(st.booleans())
     clip = draw(st.sampled_from((float("inf"), 0.7)))
     drawn = draw(st.lists(st.sampled_from(events), min_size=STEPS, max_size=STEPS))

@@ -1,61 +1,20 @@
 """Plain torch, in float64, doing what a table-batched embedding should do.
 
-SGD, Adagrad and SparseAdam are torch.optim's own on sparse gradients; the others, which torch lacks or which refuse
-those, are the documented formulas on the rows a window touched.
+Optimizers are torch's own, or the documented formulas of those it lacks, on the rows that a window touched.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from life_reference import Life
-from reference_optimizers import (
-    Adam,
-    AdamW,
-    BoundedRowWiseAdagrad,
-    CountedRowWiseAdagrad,
-    CowClipRowWiseAdagrad,
-    EnsembleRowWiseAdagrad,
-    GloballyDecayedRowWiseAdagrad,
-    Lamb,
-    LarsSgd,
-    OnRows,
-    PartialRowWiseAdam,
-    PartialRowWiseLamb,
-    RowWiseAdagrad,
-)
+from optimizer_table import BY_NAME
+from reference_optimizers import EnsembleRowWiseAdagrad
 
 from rec_sdk_torch.tbe import Pooling, TableConfig
-
-CLASSES: dict[str, type[torch.optim.Optimizer]] = {
-    "sgd": torch.optim.SGD,
-    "adagrad": torch.optim.Adagrad,
-    "rowwise_adagrad": RowWiseAdagrad,
-    "l2_rowwise_adagrad": RowWiseAdagrad,
-    "decoupled_rowwise_adagrad": RowWiseAdagrad,
-    "bounded_rowwise_adagrad": BoundedRowWiseAdagrad,
-    "ensemble_rowwise_adagrad": EnsembleRowWiseAdagrad,
-    "scaled_ensemble": EnsembleRowWiseAdagrad,
-    "globally_decayed_rowwise_adagrad": GloballyDecayedRowWiseAdagrad,
-    "cowclip_rowwise_adagrad": CowClipRowWiseAdagrad,
-    "counted_rowwise_adagrad": CountedRowWiseAdagrad,
-    "counted_adagradw": CountedRowWiseAdagrad,
-    "adam": Adam,
-    "adamw": AdamW,
-    "sparse_adam": torch.optim.SparseAdam,
-    "partial_rowwise_adam": PartialRowWiseAdam,
-    "lamb": Lamb,
-    "partial_rowwise_lamb": PartialRowWiseLamb,
-    "lars_sgd": LarsSgd,
-}
-STATE_NAMES = {
-    name: cls.states if issubclass(cls, OnRows) else {"adagrad": ("sum",), "sparse_adam": Adam.states}.get(name, ())
-    for name, cls in CLASSES.items()
-}
 
 
 class Reference:
@@ -67,16 +26,15 @@ class Reference:
         ids: list[np.ndarray],
         initial: list[torch.Tensor],
         optimizer: str,
-        options: Mapping[str, Any],
         window: int,
         max_gradient: float,
     ) -> None:
         self.tables = tables
         self.places = [{int(i): row for row, i in enumerate(every)} for every in ids]
         self.weights = [torch.nn.Parameter(weight.double().clone()) for weight in initial]
-        self.optimizers = [CLASSES[optimizer]([weight], **options) for weight in self.weights]  # type: ignore[call-arg]
-        self.states = STATE_NAMES[optimizer]
-        self.start = float(options.get("initial_accumulator_value", 0.0))  # of a state
+        row = BY_NAME[optimizer]
+        self.optimizers = [row.on_rows(weight) for weight in self.weights]
+        self.start = float(row.options.get("initial_accumulator_value", 0.0))  # of a state
         self.window, self.backwards = window, 0
         self._rows_of: dict[tuple[int, int], set[int]] = {}  # by batch and table, at its forward
         self.max_gradient = max_gradient
@@ -119,10 +77,8 @@ class Reference:
     def _forget(self, table: int, row: int) -> None:
         weight = self.weights[table]
         weight[row] = self.initial[table][row]
-        state = self.optimizers[table].state.get(weight) or {}
-        for name in self.states:
-            if name in state:
-                state[name][row] = self.start if name == "sum" else 0.0
+        for name in self.optimizers[table].states:
+            self.optimizers[table].state[weight][name][row] = self.start if name == "sum" else 0.0
 
     def forward(self, features: list[list[np.ndarray]], weights: list[list[torch.Tensor]] | None) -> list[torch.Tensor]:
         """Per feature: rows `[n, D]` of a sequence, or pooled bags `[B, D]`."""
@@ -207,7 +163,6 @@ class Reference:
         return [place[i] for i in (self._seen[table] if life is None else life.rows)]
 
     def state(self, table: int, name: str) -> torch.Tensor:
-        """A state of every row, `[n, D]` or `[n, 1]`; its initial value if no update has run yet."""
-        weight = self.weights[table]
-        state = self.optimizers[table].state.get(weight)
-        return state[name] if state else torch.zeros_like(weight)
+        """A state of every row, `[n, D]` or `[n, 1]`."""
+        state: torch.Tensor = self.optimizers[table].state[self.weights[table]][name]
+        return state

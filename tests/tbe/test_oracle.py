@@ -20,18 +20,17 @@ import torch
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 from life_reference import Life
+from optimizer_table import BY_NAME
 from oracle_scenarios import (
     BATCH,
     EVENTS,
-    OPTIONS,
     STORES,
     WITHOUT_FORWARD,
     Scenario,
     Step,
-    optimizer_class,
     scenarios,
 )
-from reference import STATE_NAMES, Reference
+from reference import Reference
 
 import rec_sdk_torch
 from rec_sdk_torch import _engine
@@ -46,12 +45,13 @@ _engine.set_parallel_runner(*parallel_runner(), from_lookups=0)  # small batches
 
 
 def make(scenario: Scenario, cache: dict[str, int], device: torch.device) -> TableBatchedEmbedding:
-    kwargs = dict(OPTIONS[scenario.optimizer])
+    row = BY_NAME[scenario.optimizer]
+    kwargs = dict(row.options)
     if scenario.window > 1:
         kwargs |= {"use_accumulate": True, "accumulate_step": scenario.window}
     if scenario.max_gradient < float("inf"):
         kwargs |= {"gradient_clipping": True, "max_gradient": scenario.max_gradient}
-    cls = optimizer_class(scenario.optimizer, scenario.window)
+    cls = row.class_of(scenario.window)
     optimizer = TableOptimizer.create(cls, kwargs)
     if scenario.narrow:
         optimizer = TableOptimizer.create(cls, kwargs | {"state_dtypes": scenario.state_dtypes(optimizer)})
@@ -255,10 +255,7 @@ def reference_run(scenario: Scenario, device: torch.device) -> tuple[Result, Ref
         every = np.array(sorted(set().union(*(scenario.ids(index, step) for step in scenario.steps))), np.int64)
         ids.append(every)
         initial.append(fresh.view(table.name).read(torch.from_numpy(every), ["weight"]).parts["weight"])
-    options = dict(OPTIONS[scenario.optimizer])
-    reference = Reference(
-        scenario.tables, ids, initial, scenario.optimizer, options, scenario.window, scenario.max_gradient
-    )
+    reference = Reference(scenario.tables, ids, initial, scenario.optimizer, scenario.window, scenario.max_gradient)
     result: Result = {}
     forwards = {}
     for index, done in scenario.actions():
@@ -317,7 +314,7 @@ def compare(scenario: Scenario, result: Result, device: torch.device) -> None:
         rows = [reference.places[index][ids[row]] for row in kept]
         weight = result[f"{table.name}.weight"][kept].double()
         torch.testing.assert_close(weight, reference.weights[index].detach()[rows], **close)
-        for name in STATE_NAMES[scenario.optimizer]:
+        for name in BY_NAME[scenario.optimizer].states:
             state = result[f"{table.name}.{name}"][kept].double()
             torch.testing.assert_close(state, reference.state(index, name)[rows], **close)
 

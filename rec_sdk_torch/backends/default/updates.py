@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
+from ...formulas import FORMULAS, Coefficients, Rows
 from ...record import WEIGHT_DTYPES, RecordLayout
 from .checks import MAX_DIM, Checker
-from .formulas import FORMULAS
 from .gradients import Gradients, check_gradients
 from .rounding import random_numbers, stored
-from .rows import Coefficients, Rows
+from .sums import lane_sums
 from .write import Write
 
 COEFFICIENTS = 16
@@ -56,7 +56,8 @@ def update_rows(
     states = [layout.state(records, s) for s in range(len(layout.state_elements))]
     formula = FORMULAS[optimizer]
     g = clipped(gradients.sums(), of_row[:, :1])
-    rows = Rows(weights.float(), g, [state.float() for state in states], Coefficients(of_row, formula.coefficients))
+    named = Coefficients(of_row, formula.coefficients)
+    rows = Rows(weights.float(), g, [state.float() for state in states], named, lane_sums)
     formula.update(rows)
     random = None
     if row_ids is not None and rounding_seeds is not None and weight_dtype != torch.float32:

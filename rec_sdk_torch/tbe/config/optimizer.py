@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from ...formulas import OptimizerSpec, Options, mode_name, modes_of, spec_for
 from ...ops import coefficient_names
 from ...record import WEIGHT_DTYPES
 from .numbers import as_int
-from .optimizer_specs import OptimizerSpec, Options, mode_name, modes_of, spec_for
 from .table import holds
 
 COEFFICIENTS = 16

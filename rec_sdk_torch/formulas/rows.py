@@ -1,13 +1,12 @@
-"""The rows of an update, and what formulas share."""
+"""The rows of an update, and the arithmetic that formulas share."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-
-from .sums import lane_sums
 
 LEAST_NORM = 3e-23
 """A norm that a formula divides by is at least this."""
@@ -34,21 +33,23 @@ class Rows:
         g: aggregated gradients, clipped, `[rows, D]`.
         states: `[rows, D]`, or `[rows, 1]` where a row has one number.
         c: coefficients by name, `[rows, 1]` each.
+        sum_of_row: the sum of each row of `[rows, D]`, `[rows, 1]`, in the order of the kernels.
     """
 
     w: torch.Tensor
     g: torch.Tensor
     states: list[torch.Tensor]
     c: Coefficients
+    sum_of_row: Callable[[torch.Tensor], torch.Tensor]
 
     def mean_of_squares(self, values: torch.Tensor) -> torch.Tensor:
         """`[rows, 1]` of `[rows, D]`."""
         dim = torch.full((1, 1), float(values.shape[1]), device=values.device)  # division by a number may be a product
-        return lane_sums(values * values) / dim
+        return self.sum_of_row(values * values) / dim
 
     def norm(self, values: torch.Tensor) -> torch.Tensor:
         """`[rows, 1]` of `[rows, D]`."""
-        return root(lane_sums(values * values))
+        return root(self.sum_of_row(values * values))
 
 
 @functools.cache

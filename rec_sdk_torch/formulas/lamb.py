@@ -1,0 +1,58 @@
+"""LAMB: steps of Adam that are as long as the weight is long."""
+
+from __future__ import annotations
+
+import torch
+
+from .adam import (
+    CORRECTED,
+    DECAY_OPTIONS,
+    PARTIAL_STATES,
+    STATES,
+    corrected,
+    first_moment,
+    second_moment,
+    second_moment_of_row,
+)
+from .rows import LEAST_NORM, Rows, at_least, root
+from .spec import ACCUMULATE_TORCHREC, TORCHREC, Coefficients, Formula, OptimizerSpec, Options
+
+
+def _as_long_as_the_weight(r: Rows, step: torch.Tensor) -> None:
+    rate = r.c.lr * r.norm(r.w) / at_least(r.norm(step), LEAST_NORM)
+    r.w = r.w - rate * step
+
+
+def _lamb(r: Rows) -> None:
+    m, v, c = first_moment(r), second_moment(r), r.c
+    step = m / (root(v) * c.inv_sqrt_bias_correction2 + c.eps) * c.inv_bias_correction1 + r.w * c.weight_decay
+    _as_long_as_the_weight(r, step)
+
+
+def _partial_rowwise_lamb(r: Rows) -> None:
+    m, v, c = first_moment(r), second_moment_of_row(r), r.c
+    factor = c.inv_bias_correction1 / (root(v) * c.inv_sqrt_bias_correction2 + c.eps)
+    _as_long_as_the_weight(r, factor * m + r.w * c.weight_decay)
+
+
+def _with_decay(options: Options, t: int) -> Coefficients:
+    return {**corrected(options, t), "weight_decay": options["weight_decay"]}
+
+
+LAMB = OptimizerSpec(
+    Formula("lamb", _lamb, f"{CORRECTED} weight_decay", STATES),
+    "LAMB",
+    (f"{TORCHREC}.LAMB",),
+    DECAY_OPTIONS,
+    _with_decay,
+    f"{ACCUMULATE_TORCHREC}.AccumulateLAMB",
+)
+PARTIAL_ROWWISE_LAMB = OptimizerSpec(
+    Formula("partial_rowwise_lamb", _partial_rowwise_lamb, f"{CORRECTED} weight_decay", PARTIAL_STATES),
+    "PartialRowWiseLAMB",
+    (f"{TORCHREC}.PartialRowWiseLAMB",),
+    DECAY_OPTIONS,
+    _with_decay,
+    f"{ACCUMULATE_TORCHREC}.AccumulatePartialRowWiseLAMB",
+)
+SPECS = (LAMB, PARTIAL_ROWWISE_LAMB)

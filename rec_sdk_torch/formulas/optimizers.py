@@ -1,0 +1,58 @@
+"""The table of optimizers. An optimizer of a family that is here needs no line: its family's `SPECS` has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from . import adagrad, adam, counted_adagrad, lamb, rowwise_adagrad, sgd
+from .spec import Formula, OptimizerSpec, Options
+
+_FAMILIES = (sgd, adagrad, rowwise_adagrad, counted_adagrad, adam, lamb)
+UPDATES: tuple[OptimizerSpec, ...] = tuple(spec for family in _FAMILIES for spec in family.SPECS)
+"""An optimizer each, without an accumulation window. Of one class's, the plainest comes first."""
+
+SPECS = UPDATES + tuple(
+    replace(spec, classes=(spec.window_class,), accumulates=True) for spec in UPDATES if spec.window_class
+)
+"""Those, and the same with a window."""
+
+FORMULAS: Mapping[str, Formula] = {spec.kernel: spec.formula for spec in UPDATES}
+"""The formulas by name, in the order of the kernels' list in `op_kernels/common/optimizers.h`."""
+
+_BY_CLASS: dict[str, list[OptimizerSpec]] = {}
+for _spec in SPECS:
+    for _name in _spec.classes:
+        _BY_CLASS.setdefault(_name, []).append(_spec)
+
+
+def class_name(cls: type) -> str:
+    """The qualified name of a class."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def spec_for(cls: type, given: Options | None = None) -> OptimizerSpec:
+    """The spec of an optimizer class with the keywords `given`.
+
+    Raises:
+        TypeError: the fused update does not know the class; the message lists those it knows.
+    """
+    return next(spec for spec in reversed(_specs_of(cls)) if spec.when(given or {}))
+
+
+def specs_of_class(spec: OptimizerSpec) -> list[OptimizerSpec]:
+    """All specs of the spec's class, the plainest first."""
+    return _BY_CLASS[spec.classes[0]]
+
+
+def modes_of(spec: OptimizerSpec, option: str) -> list[str]:
+    """All that this option of the spec's class may be when it is applied."""
+    return list(dict.fromkeys(mode for other in specs_of_class(spec) for mode in other.modes.get(option, ())))
+
+
+def _specs_of(cls: type) -> list[OptimizerSpec]:
+    specs = _BY_CLASS.get(class_name(cls)) if isinstance(cls, type) else None
+    if not specs:
+        known = ", ".join(sorted(_BY_CLASS))
+        raise TypeError(f"{cls!r} has no fused update; supported are {known}")
+    return specs

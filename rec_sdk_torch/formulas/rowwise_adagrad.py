@@ -1,0 +1,171 @@
+"""Row-wise Adagrad with decay, bounds and ensembles, as in op_kernels/common/rowwise_adagrad.h.
+
+The last states of a row's record are the sum, and then prev_iter, the number of the row's last update.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+
+from .adagrad import ADAGRAD_OPTIONS, decayed_rate
+from .rows import LARGEST, LEAST_NORM, Rows, at_least, at_most, root
+from .spec import ACCUMULATE_TORCHREC, Coefficients, Formula, OptimizerSpec, Options, StateSpec, WholeTables, mode_name
+from .steps_since import expm1_of_steps
+
+SUM = StateSpec("sum", rowwise=True)
+PREV_ITER = StateSpec("prev_iter", rowwise=True, counter=True)
+
+
+def rate_of(r: Rows, squared: torch.Tensor, place: int = 0) -> torch.Tensor:
+    """The rate of a row, lr / (sqrt(sum) + eps), after the mean of squares of `squared` joined its sum, a state."""
+    r.states[place] = r.states[place] + r.mean_of_squares(squared)
+    return r.c.lr / (root(r.states[place]) + r.c.eps)
+
+
+def make_step(r: Rows, kept: torch.Tensor, rate: torch.Tensor) -> None:
+    """Decays the weight to the share `kept`, and moves it against the gradient."""
+    r.w = r.w * kept - rate * r.g
+
+
+def _plain(r: Rows) -> None:
+    r.w = r.w - rate_of(r, r.g) * r.g
+
+
+def _decay(r: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+    """The factor that decays the weight, and the rate of the gradient."""
+    rate = rate_of(r, r.g + r.c.l2 * r.w, len(r.states) - 1)
+    return (1.0 - r.c.decoupled) - r.c.l2 * rate, rate
+
+
+def _decayed(r: Rows) -> None:
+    make_step(r, *_decay(r))
+
+
+def _bounded(r: Rows) -> None:
+    """An ensemble has it too, beside an average of the weight, which it leaves alone."""
+    kept, rate = _decay(r)
+    norm = at_most(at_least(r.norm(r.w * kept - rate * r.g), LEAST_NORM), LARGEST)
+    factor = at_most(r.c.max_norm / norm, 1.0)
+    make_step(r, kept * factor, rate * factor)
+
+
+def _globally_decayed(r: Rows) -> None:
+    rate = rate_of(r, r.g)
+    missed, r.states[1] = expm1_of_steps(r.states[1], r.c.iter, 1.0, r.c.log_missed)
+    make_step(r, at_least(missed + 1.0, r.c.lower_bound) * (1.0 - r.c.decoupled), rate)
+
+
+def _with_decay(options: Options, t: int) -> Coefficients:
+    plain, decay = decayed_rate(options, t), options["weight_decay"]
+    if options["weight_decay_mode"] == "l2":
+        return {**plain, "l2": decay, "decoupled": 0.0}
+    return {**plain, "l2": 0.0, "decoupled": plain["lr"] * decay}
+
+
+def _with_bound(options: Options, t: int) -> Coefficients:
+    return {**_with_decay(options, t), "max_norm": options["max_norm"] or math.inf}
+
+
+def _ensemble_is_due(options: Options, t: int) -> bool:
+    return bool(t % options["step_ema"] == 0 or t % options["step_swap"] == 0)
+
+
+def _move_ensemble(options: Options, t: int, parts: dict[str, torch.Tensor]) -> None:
+    weight, average = parts["weight"], parts["sparse_ema"]
+    averages = t % options["step_ema"] == 0
+    if averages:
+        kept = 0.0 if t <= options["step_start"] else options["step_ema_coef"]
+        average.lerp_(weight.to(average.dtype), 1.0 - kept)
+    if t % options["step_swap"] == 0:
+        weight.copy_(average)
+    if averages and options["step_mode"] == "none":
+        average.zero_()
+
+
+def _with_global_decay(options: Options, t: int) -> Coefficients:
+    plain = decayed_rate(options, t)
+    decoupled = plain["lr"] * options["weight_decay"]
+    begun = t >= options["gwd_start_iter"]
+    return {
+        **plain,
+        "decoupled": decoupled,
+        "log_missed": math.log1p(-decoupled) if begun else 0.0,
+        "lower_bound": options["gwd_lower_bound"],
+        "iter": t,
+    }
+
+
+MODE_OPTIONS = {**ADAGRAD_OPTIONS, "weight_decay": 0.0}
+_DECAY_OPTIONS = {**MODE_OPTIONS, "weight_decay_mode": "l2"}
+_BOUND_OPTIONS = {**_DECAY_OPTIONS, "max_norm": 0.0}
+_ENSEMBLE_OPTIONS = {
+    **_BOUND_OPTIONS,
+    "step_ema": 10_000,
+    "step_swap": 10_000,
+    "step_start": 0,
+    "step_ema_coef": 0.6,
+    "step_mode": "use_iter",
+}
+_GLOBAL_OPTIONS = {
+    **MODE_OPTIONS,
+    "weight_decay_mode": "decouple_global",
+    "gwd_start_iter": 0,
+    "gwd_lower_bound": 0.0,
+}
+_DECAY_MODES = {"weight_decay_mode": ("l2", "decouple")}
+
+ROWWISE = OptimizerSpec(
+    Formula("rowwise_adagrad", _plain, "lr eps", (SUM,)),
+    "RowWiseAdagrad",
+    ("torchrec.optim.rowwise_adagrad.RowWiseAdagrad",),
+    ADAGRAD_OPTIONS,
+    decayed_rate,
+    f"{ACCUMULATE_TORCHREC}.AccumulateRowWiseAdagrad",
+)
+_DECAYED = replace(
+    ROWWISE,
+    formula=Formula("decayed_rowwise_adagrad", _decayed, "lr eps l2 decoupled", (SUM,)),
+    options=_DECAY_OPTIONS,
+    coefficients=_with_decay,
+    when=lambda given: bool(given.get("weight_decay")),
+    example={"weight_decay": 0.01},
+    modes=_DECAY_MODES,
+)
+_BOUNDED = replace(
+    ROWWISE,
+    formula=Formula("bounded_rowwise_adagrad", _bounded, "lr eps l2 decoupled max_norm", (SUM,)),
+    options=_BOUND_OPTIONS,
+    coefficients=_with_bound,
+    when=lambda given: bool(given.get("max_norm")),
+    example={"max_norm": 1.0},
+    modes=_DECAY_MODES,
+)
+_ENSEMBLE = replace(
+    _BOUNDED,
+    formula=Formula(
+        "ensemble_rowwise_adagrad", _bounded, "lr eps l2 decoupled max_norm", (StateSpec("sparse_ema"), SUM)
+    ),
+    options=_ENSEMBLE_OPTIONS,
+    when=lambda given: bool(given.keys() & (_ENSEMBLE_OPTIONS.keys() - _BOUND_OPTIONS.keys())),
+    example={"step_ema": 10_000},
+    modes={**_DECAY_MODES, "step_mode": ("none", "use_counter", "use_iter")},
+    between=WholeTables(("weight", "sparse_ema"), _ensemble_is_due, _move_ensemble),
+)
+_GLOBALLY_DECAYED = replace(
+    ROWWISE,
+    formula=Formula(
+        "globally_decayed_rowwise_adagrad",
+        _globally_decayed,
+        "lr eps decoupled log_missed lower_bound iter",
+        (SUM, PREV_ITER),
+    ),
+    options=_GLOBAL_OPTIONS,
+    coefficients=_with_global_decay,
+    when=lambda given: mode_name(given.get("weight_decay_mode")) == "decouple_global",
+    example={"weight_decay": 0.01, "weight_decay_mode": "decouple_global"},
+    modes={"weight_decay_mode": ("decouple_global",)},
+)
+SPECS = (ROWWISE, _DECAYED, _BOUNDED, _ENSEMBLE, _GLOBALLY_DECAYED)

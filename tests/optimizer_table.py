@@ -1,0 +1,260 @@
+"""One row for each optimizer: what tests give it and compare it with. Its row is all that tests need to know of it."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import reference_optimizers as formulas
+import torch
+
+from rec_sdk_torch.formulas import OptimizerSpec
+from rec_sdk_torch.tbe import TableOptimizer
+
+
+@dataclass(frozen=True)
+class Row:
+    """An optimizer in tests.
+
+    Attributes:
+        name: names the row, in tests and scenarios.
+        cls: qualified name of a class that means the optimizer.
+        reference: the class itself, if it is one of torch's, or its formula on rows.
+        options: keywords that mean the optimizer. They keep its formula well conditioned: a large `eps` is seen
+            wherever it belongs, and keeps the first step of Adam, lr * g / (|g| + eps), from magnifying the rounding of
+            a gradient whose terms cancel.
+        tolerance: relative and absolute, of float32 against the reference in float32 after 20 updates.
+        extremes: sets of keywords with which extreme numbers are tried; the betas, eps and lr are given beside them.
+        exact: what is computed in float64 there, if not the reference.
+    """
+
+    name: str
+    cls: str
+    reference: type[torch.optim.Optimizer]
+    options: dict[str, Any]
+    tolerance: float = 1e-6
+    extremes: tuple[dict[str, Any], ...] = field(default=({},))
+    exact: type[torch.optim.Optimizer] | None = None
+
+    def optimizer(self, **more: Any) -> TableOptimizer:
+        """One of tables, with the row's keywords and more."""
+        return TableOptimizer.create(class_named(self.cls), {**self.options, **more})
+
+    @property
+    def spec(self) -> OptimizerSpec:
+        """Its spec."""
+        return self.optimizer().spec
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """Names of the states of a row."""
+        return tuple(state.name for state in self.spec.states)
+
+    def coefficients(self, t: int) -> torch.Tensor:
+        """The coefficients of update t, `[1, 16]`."""
+        optimizer = self.optimizer()
+        optimizer.step = t - 1
+        return torch.tensor([optimizer.coefficients()], dtype=torch.float32)
+
+    def on_rows(self, weight: torch.nn.Parameter, **more: Any) -> formulas.OnRows:
+        """The reference, with the row's keywords and more, for the rows of `weight` that a sparse gradient names."""
+        options = {**self.options, **more}
+        if issubclass(self.reference, formulas.OnRows):
+            return self.reference([weight], **options)
+        return formulas.on_rows_by(self.reference, self.states)([weight], **options)
+
+    def class_of(self, window: int) -> type:
+        """Its class, or the Accumulate class for a window of several backward passes."""
+        return class_named(self.spec.window_class if window > 1 else self.cls)
+
+
+def class_named(name: str) -> type:
+    """The class; a class of that name, which tables take for it, if it is TorchRec's, which need not be there."""
+    module, _, short = name.rpartition(".")
+    if "torchrec" in module:
+        return type(short, (), {"__module__": module})
+    cls: type = getattr(importlib.import_module(module), short)
+    return cls
+
+
+EPS = 1e-3
+_TORCHREC = "torchrec.optim.optimizers"
+_ROWWISE = "torchrec.optim.rowwise_adagrad.RowWiseAdagrad"
+_ADAM = {"lr": 0.05, "betas": (0.8, 0.95), "eps": EPS}
+_ADAGRAD = {"lr": 0.2, "lr_decay": 0.1, "initial_accumulator_value": 0.1, "eps": EPS}
+_DECAY = {"weight_decay": 0.1}
+_COWCLIP = {
+    "lr": 0.2,
+    "eps": EPS,
+    "weight_decay": 0.1,
+    "weight_decay_mode": "cowclip",
+    "counter_weight_decay_mode": "decouple",
+    "counter_halflife": 4,
+    "weight_norm_coefficient": 0.25,
+    "lower_bound": 0.0625,
+}
+_COUNTED = {
+    "lr": 0.2,
+    "eps": EPS,
+    "weight_decay": 0.1,
+    "weight_decay_mode": "counter",
+    "counter_weight_decay_mode": "l2",
+    "counter_halflife": 4,
+    "adjustment_iter": 2,
+    "adjustment_ub": 0.75,
+    "tail_id_threshold_val": 1.3,
+    "max_counter": 9.0,
+    "max_counter_update_freq": -1,
+    "initial_accumulator_value": 0.1,
+}
+_ADAGRADW = {
+    "lr": 0.2,
+    "eps": EPS,
+    "weight_decay": 0.25,
+    "weight_decay_mode": "counter",
+    "counter_weight_decay_mode": "adagradw",
+    "counter_halflife": -2,
+    "adjustment_iter": 2,
+    "adjustment_ub": 0.5,
+    "initial_accumulator_value": 0.1,
+}
+_EXTREME_COWCLIP = {**_COWCLIP, "counter_halflife": 3, "weight_norm_coefficient": 0.5, "lower_bound": 0.01}
+_EXTREME_COUNTED = {**_DECAY, "weight_decay_mode": "counter", "adjustment_ub": 0.75, "max_counter": 9.0}
+
+
+def _of_modes(options: dict[str, Any], modes: tuple[str, ...]) -> tuple[dict[str, Any], ...]:
+    return tuple({**options, "counter_weight_decay_mode": mode} for mode in modes)
+
+
+def _counted(rates: str) -> Row:
+    extreme = tuple(
+        {**_EXTREME_COUNTED, "counter_weight_decay_mode": decay, "learning_rate_mode": rates, **tail}
+        for decay in ("none", "l2")
+        for tail in ({"tail_id_threshold_val": 0.5}, {"tail_id_threshold_val": 1.5})
+    )
+    options = {**_COUNTED, "learning_rate_mode": rates}
+    return Row(f"{rates} of rowwise_adagrad", _ROWWISE, formulas.CountedRowWiseAdagrad, options, 5e-6, extreme)
+
+
+ROWS = (
+    Row("sgd", "torch.optim.sgd.SGD", torch.optim.SGD, {"lr": 0.5}),
+    Row(
+        "lars_sgd",
+        f"{_TORCHREC}.LarsSGD",
+        formulas.LarsSgd,
+        {"lr": 0.5, "eta": 0.1, "momentum": 0.5, "weight_decay": 0.1},
+        1e-5,
+        ({}, _DECAY),
+    ),
+    Row("adagrad", "torch.optim.adagrad.Adagrad", torch.optim.Adagrad, _ADAGRAD),
+    Row("rowwise_adagrad", _ROWWISE, formulas.RowWiseAdagrad, _ADAGRAD),
+    Row(
+        "l2_rowwise_adagrad",
+        _ROWWISE,
+        formulas.RowWiseAdagrad,
+        {"lr": 0.2, "eps": EPS, "weight_decay": 0.1, "initial_accumulator_value": 0.1},
+        extremes=(_DECAY,),
+    ),
+    Row(
+        "decoupled_rowwise_adagrad",
+        _ROWWISE,
+        formulas.RowWiseAdagrad,
+        {"lr": 0.2, "eps": EPS, "weight_decay": 0.1, "weight_decay_mode": "decouple"},
+        extremes=({**_DECAY, "weight_decay_mode": "decouple"},),
+    ),
+    Row(
+        "bounded_rowwise_adagrad",
+        _ROWWISE,
+        formulas.BoundedRowWiseAdagrad,
+        {"lr": 0.2, "eps": EPS, "weight_decay": 0.1, "max_norm": 0.5},
+        2e-6,
+        ({"max_norm": 1.0},),
+    ),
+    Row(
+        "ensemble_rowwise_adagrad",
+        _ROWWISE,
+        formulas.EnsembleRowWiseAdagrad,
+        {
+            "lr": 0.2,
+            "eps": EPS,
+            "weight_decay": 0.1,
+            "max_norm": 0.5,
+            "step_ema": 2,
+            "step_swap": 3,
+            "step_start": 4,
+            "step_ema_coef": 0.75,
+            "initial_accumulator_value": 0.1,
+        },
+        2e-6,
+        ({"step_ema": 99},),
+    ),
+    Row(
+        "scaled_ensemble",
+        _ROWWISE,
+        formulas.EnsembleRowWiseAdagrad,
+        {"lr": 0.2, "eps": EPS, "step_ema": 3, "step_swap": 6, "step_mode": "none", "step_ema_coef": 0.5},
+        2e-6,
+        ({"step_ema": 99, "max_norm": 1.0},),
+    ),
+    Row(
+        "globally_decayed_rowwise_adagrad",
+        _ROWWISE,
+        formulas.GloballyDecayedRowWiseAdagrad,
+        {
+            "lr": 0.2,
+            "eps": EPS,
+            "weight_decay": 0.25,
+            "weight_decay_mode": "decouple_global",
+            "gwd_start_iter": 3,
+            "gwd_lower_bound": 0.875,
+            "initial_accumulator_value": 0.1,
+        },
+        extremes=({**_DECAY, "weight_decay_mode": "decouple_global"},),
+    ),
+    Row(
+        "cowclip_rowwise_adagrad",
+        _ROWWISE,
+        formulas.CowClipRowWiseAdagrad,
+        _COWCLIP,
+        5e-6,
+        _of_modes(_EXTREME_COWCLIP, ("none", "l2", "decouple")),
+    ),
+    *map(_counted, ("equal", "tail_id_lr_increase", "tail_id_lr_decrease", "counter_sgd")),
+    Row(
+        "counted_adagradw",
+        _ROWWISE,
+        formulas.CountedRowWiseAdagrad,
+        _ADAGRADW,
+        5e-6,
+        tuple({**_of_modes(_EXTREME_COUNTED, ("adagradw",))[0], "counter_halflife": h} for h in (-1, -2)),
+    ),
+    Row("adam", "torch.optim.adam.Adam", torch.optim.Adam, _ADAM, 1e-5),
+    Row(
+        "sparse_adam",
+        "torch.optim.sparse_adam.SparseAdam",
+        torch.optim.SparseAdam,
+        _ADAM,
+        1e-5,
+        exact=formulas.SparseAdam,
+    ),
+    Row("adamw", "torch.optim.adamw.AdamW", torch.optim.AdamW, {**_ADAM, "weight_decay": 0.2}, 1e-5, (_DECAY,)),
+    Row(
+        "partial_rowwise_adam",
+        f"{_TORCHREC}.PartialRowWiseAdam",
+        formulas.PartialRowWiseAdam,
+        {**_ADAM, **_DECAY},
+        1e-5,
+        (_DECAY,),
+    ),
+    Row("lamb", f"{_TORCHREC}.LAMB", formulas.Lamb, {**_ADAM, **_DECAY}, 1e-5, ({}, _DECAY)),
+    Row(
+        "partial_rowwise_lamb",
+        f"{_TORCHREC}.PartialRowWiseLAMB",
+        formulas.PartialRowWiseLamb,
+        {**_ADAM, **_DECAY},
+        1e-5,
+        ({}, _DECAY),
+    ),
+)
+BY_NAME = {row.name: row for row in ROWS}
