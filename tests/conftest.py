@@ -79,14 +79,14 @@ class WithoutTorchRec(pytest.Module):
 
 
 def imports_torchrec(path: Path) -> bool:
-    """At its top level; jagged.py, which the collections' tests share, is about TorchRec too."""
+    """At its top level; what the collections' tests share is about TorchRec too."""
     names = []
     for statement in ast.parse(path.read_text()).body:
         if isinstance(statement, ast.Import):
             names += [alias.name for alias in statement.names]
         elif isinstance(statement, ast.ImportFrom):
             names.append(statement.module or "")
-    return any(name.partition(".")[0] in {"torchrec", "jagged"} for name in names)
+    return any(name.partition(".")[0] in {"torchrec", "jagged", "option_cases"} for name in names)
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:

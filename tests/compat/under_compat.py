@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from option_cases import OPTIONS, expected, make_collection, observed
 from torchrec import KeyedJaggedTensor
 from torchrec.distributed.planner import Topology
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward as torchrec_apply
@@ -43,6 +44,21 @@ def test_names_are_those_of_the_package(module: str) -> None:
     for name in NAMES[module].split():
         assert getattr(found, name) is getattr(rst, name)
         assert name in dir(found)
+
+
+class RecSdk:
+    """Names of the classes that Rec SDK's scripts import."""
+
+    def __getattr__(self, name: str) -> Any:
+        package = "hybrid_torchrec" if name.startswith("Hash") else "torchrec_embcache.distributed"
+        return getattr(importlib.import_module(package), name)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_of_collections(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    collection = make_collection(name, RecSdk())
+    assert observed(name, collection._embedding) == expected(OPTIONS[name], OPTIONS[name].collection)
 
 
 @pytest.mark.parametrize("package", ["torchrec_embcache", "hybrid_torchrec"])

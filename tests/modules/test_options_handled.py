@@ -1,0 +1,129 @@
+"""No option is lost by a copy, a state dict, a save, a collection or FBGEMM's module: option_cases.py says how."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from option_cases import (
+    OPTIONS,
+    Given,
+    Not,
+    Refused,
+    Rows,
+    Shown,
+    default_of,
+    expected,
+    fill,
+    make_collection,
+    make_embedding,
+    make_fbgemm,
+    missing,
+    observed,
+)
+
+import rec_sdk_torch as rst
+from rec_sdk_torch.checkpoint.manifest import read_manifest
+from rec_sdk_torch.fbgemm import SplitTableBatchedEmbeddingBagsCodegen
+from rec_sdk_torch.tbe import EmbeddingOptions, TableBatchedEmbedding
+
+pytestmark = pytest.mark.usefixtures("_folder")
+
+
+@pytest.fixture
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders of options and saves are relative to it."""
+    monkeypatch.chdir(tmp_path)
+
+
+def test_every_option_has_answers() -> None:
+    assert missing() == [], "say in tests/option_cases.py what becomes of these options"
+
+
+def test_constructors_have_the_defaults_of_the_options() -> None:
+    made = make_embedding("EmbeddingOptions.seed").options
+    assert made == EmbeddingOptions(seed=5)
+    bags = rst.EmbCacheEmbeddingBagConfig(name="t", num_embeddings=50, embedding_dim=4)
+    rows = rst.EmbCacheEmbeddingConfig(name="t", num_embeddings=50, embedding_dim=4)
+    for collection in (
+        rst.EmbCacheEmbeddingBagCollection([bags], seed=5),
+        rst.EmbCacheEmbeddingCollection([rows], seed=5),
+    ):
+        assert collection._embedding.options == made
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_examples_are_not_defaults(name: str) -> None:
+    assert observed(name, make_embedding(name)) == OPTIONS[name].value != default_of(name)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_copies(name: str) -> None:
+    option = OPTIONS[name]
+    embedding = make_embedding(name)
+    assert observed(name, copy.deepcopy(embedding)) == expected(option, option.copy)
+    del embedding  # which has the folder of a host store
+    collection = make_collection(name, rst)
+    assert observed(name, copy.deepcopy(collection)._embedding) == expected(option, option.copy)
+
+
+def weights(embedding: TableBatchedEmbedding) -> torch.Tensor:
+    """The rows that `fill` wrote."""
+    view = embedding.view(embedding.tables[0].name)
+    return view.read(torch.arange(20), ["weight"]).parts["weight"]
+
+
+def check_loaded(name: str, answer: Rows, source: TableBatchedEmbedding, load: Callable[[Any], object]) -> None:
+    """Loads into an embedding with the option, where what is loaded has it, and else into one without."""
+    target = make_embedding(name, without=isinstance(answer, Not))
+    load(target)
+    assert torch.equal(weights(target), weights(source))
+    if not isinstance(answer, Not):
+        assert observed(name, target) == OPTIONS[name].value
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_state_dicts(name: str) -> None:
+    answer, embedding = OPTIONS[name].state_dict, make_embedding(name)
+    if embedding.device.type != "meta":
+        fill(embedding)
+    state = embedding.state_dict()
+    if isinstance(answer, Shown):
+        assert answer.find(state) == OPTIONS[name].value
+    if embedding.device.type != "meta":
+        check_loaded(name, answer, embedding, lambda target: target.load_state_dict(state))
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_saves(name: str) -> None:
+    answer, embedding = OPTIONS[name].save, make_embedding(name)
+    if isinstance(answer, Refused):
+        with pytest.raises(RuntimeError, match=answer.message):
+            rst.Saver().save(embedding, "saves")
+        return
+    fill(embedding)
+    (table,) = read_manifest(Path(rst.Saver().save(embedding, "saves"))).tables
+    if isinstance(answer, Shown):
+        assert answer.find(table) == OPTIONS[name].value
+    check_loaded(name, answer, embedding, lambda target: rst.Saver().load(target, "saves"))
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_collections(name: str) -> None:
+    option = OPTIONS[name]
+    assert observed(name, make_collection(name, rst)._embedding) == expected(option, option.collection)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_fbgemm(name: str) -> None:
+    answer = OPTIONS[name].fbgemm
+    if isinstance(answer, Not):
+        assert name.partition(".")[2] not in inspect.signature(SplitTableBatchedEmbeddingBagsCodegen).parameters
+        assert observed(name, make_fbgemm(Given()).tables) == observed(name, make_embedding(name, without=True))
+        return
+    assert observed(name, make_fbgemm(answer).tables) == expected(OPTIONS[name], answer)

@@ -1,0 +1,457 @@
+"""Every option of a table and of an embedding, and what each way of handing tables on makes of it.
+
+An option that is added is missing here, and the tests that read these tables fail until each way has an answer for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeAlias
+
+import torch
+from torchrec import EmbeddingBagConfig, PoolingType
+from torchrec.modules.embedding_configs import DataType
+
+import rec_sdk_torch as rst
+from rec_sdk_torch.fbgemm import (
+    BoundsCheckMode as FbgemmBoundsCheckMode,
+)
+from rec_sdk_torch.fbgemm import (
+    CacheAlgorithm,
+    ComputeDevice,
+    EmbeddingLocation,
+    OptimType,
+    PoolingMode,
+    SparseType,
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+from rec_sdk_torch.tbe import (
+    BatchHint,
+    BoundsCheckMode,
+    EmbeddingOptions,
+    InitializerType,
+    Pooling,
+    TableBatchedEmbedding,
+    TableConfig,
+    TableLife,
+)
+
+WORLD_SIZE = 2
+SAME: Any = object()
+
+
+@dataclass(frozen=True)
+class Not:
+    """The way has nothing to do with the option, and the model has its default; or tables without it have the rows."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Such tables cannot go the way: a RuntimeError says so."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A state dict or a save has the option, as this function finds it."""
+
+    find: Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Becomes:
+    """The option has a value of its own there: this one, or what this function makes of the rank and its device."""
+
+    value: Any
+
+
+KEPT = Becomes(SAME)
+
+
+@dataclass(frozen=True)
+class Given:
+    """Arguments of a constructor that give the option its value, or another one.
+
+    Attributes:
+        arguments: of FBGEMM's module or of a collection.
+        table: fields of the table's config.
+        config, collection: their classes, by name.
+        value: what the option is then.
+    """
+
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    table: Mapping[str, Any] = field(default_factory=dict)
+    config: str = "EmbCacheEmbeddingBagConfig"
+    collection: str = "EmbCacheEmbeddingBagCollection"
+    value: Any = SAME
+
+
+Rows: TypeAlias = Shown | Not | Refused
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """An option with a value that is not its default, and the answers.
+
+    Attributes:
+        value: the example.
+        beside: further fields of the table, which the value needs.
+        set_up: sets it on an embedding or a collection, where that is no argument of their constructors.
+        copy: of an embedding and of a collection.
+        state_dict, save: of an embedding.
+        shard: the tables on one of two ranks, divided row by row.
+        collection: the arguments that Rec SDK's users and ours write.
+        fbgemm: the arguments that FBGEMM's users write.
+    """
+
+    value: Any
+    beside: Mapping[str, Any] = field(default_factory=dict)
+    set_up: Callable[[Any], None] | None = None
+    copy: Becomes = KEPT
+    state_dict: Rows
+    save: Rows
+    shard: Becomes
+    collection: Given
+    fbgemm: Given | Not
+
+
+def expected(option: Option, answer: Given | Becomes, rank: int = 0, device: torch.device | None = None) -> Any:
+    """The value after an answer; `rank`, `device`: of a shard."""
+    if answer.value is SAME:
+        return option.value
+    return answer.value(rank, device) if callable(answer.value) else answer.value
+
+
+def ones(weight: torch.Tensor) -> torch.Tensor:
+    return weight.fill_(1)
+
+
+SCALER = torch.amp.GradScaler("cpu")
+DRAWN = Not("rows that are there have been drawn; the config of the model says how others are")
+ZEROS = Not("rows of FBGEMM's tables begin with zeros")
+OF_MODEL = Not("the model that loads has its own")
+ROWS_ALONE = Not("rows are those of a table of any other choice")
+NO_LIFE = Not("ids of FBGEMM's tables are the rows, none of which comes or goes")
+
+
+def of_table(**fields: Any) -> Given:
+    return Given(table=fields)
+
+
+def of_collection(**arguments: Any) -> Given:
+    return Given(arguments)
+
+
+TABLE: dict[str, Option] = {
+    "name": Option(
+        value="other",
+        state_dict=Shown(lambda state: next(iter(state)).split(".")[0]),
+        save=Shown(lambda table: table.name),
+        shard=KEPT,
+        collection=of_table(name="other"),
+        fbgemm=Given({"table_names": ["other"]}),
+    ),
+    "num_embeddings": Option(
+        value=60,
+        beside={"hashed": False},
+        state_dict=Shown(lambda state: len(state["t.weight"])),
+        save=Shown(lambda table: table.num_embeddings),
+        shard=Becomes(30),
+        collection=of_table(num_embeddings=60),
+        fbgemm=Given({"rows": 60}),
+    ),
+    "embedding_dim": Option(
+        value=8,
+        state_dict=Shown(lambda state: state["t.weight"].shape[1]),
+        save=Shown(lambda table: table.embedding_dim),
+        shard=KEPT,
+        collection=of_table(embedding_dim=8),
+        fbgemm=Given({"dim": 8}),
+    ),
+    "num_features": Option(
+        value=3,
+        state_dict=ROWS_ALONE,
+        save=ROWS_ALONE,
+        shard=Becomes(WORLD_SIZE),  # a feature for the ids of each rank
+        collection=of_table(feature_names=["a", "b", "c"]),
+        fbgemm=Given({"feature_table_map": [0, 0, 0]}),
+    ),
+    "pooling": Option(
+        value=Pooling.MEAN,
+        state_dict=ROWS_ALONE,
+        save=Shown(lambda table: Pooling(table.pooling)),
+        shard=Becomes(Pooling.NONE),  # rows are pooled on the rank that has the bag
+        collection=of_table(pooling=PoolingType.MEAN),
+        fbgemm=Given({"pooling_mode": PoolingMode.MEAN}),
+    ),
+    "hashed": Option(
+        value=False,
+        state_dict=Shown(lambda state: "t.ids" in state),
+        save=Shown(lambda table: table.hashed),
+        shard=Becomes(True),  # ids of one rank are not its rows
+        collection=Given(config="EmbeddingBagConfig"),
+        fbgemm=Given(),
+    ),
+    "capacity": Option(
+        value=50,
+        state_dict=ROWS_ALONE,
+        save=Shown(lambda table: table.capacity),
+        shard=Becomes(25),
+        collection=Given(config="HashEmbeddingBagConfig", collection="HashEmbeddingBagCollection"),
+        fbgemm=Not("an index table has its number of rows"),
+    ),
+    "weight_dtype": Option(
+        value=torch.bfloat16,
+        state_dict=Shown(lambda state: state["t.weight"].dtype),
+        save=Shown(lambda table: {"BF16": torch.bfloat16}[table.weight_dtype]),
+        shard=KEPT,
+        collection=of_table(data_type=DataType.BF16),
+        fbgemm=Given({"weights_precision": SparseType.BF16}),
+    ),
+    "initializer_type": Option(
+        value=InitializerType.TRUNCATED_NORMAL,
+        state_dict=DRAWN,
+        save=DRAWN,
+        shard=KEPT,
+        collection=of_table(initializer_type=InitializerType.TRUNCATED_NORMAL),
+        fbgemm=ZEROS,
+    ),
+    "init_min": Option(
+        value=-0.5,
+        state_dict=DRAWN,
+        save=DRAWN,
+        shard=KEPT,
+        collection=of_table(weight_init_min=-0.5),
+        fbgemm=Given(value=0.0),
+    ),
+    "init_max": Option(
+        value=0.5,
+        state_dict=DRAWN,
+        save=DRAWN,
+        shard=KEPT,
+        collection=of_table(weight_init_max=0.5),
+        fbgemm=Given(value=0.0),
+    ),
+    "init_mean": Option(
+        value=0.25,
+        state_dict=DRAWN,
+        save=DRAWN,
+        shard=KEPT,
+        collection=of_table(weight_init_mean=0.25),
+        fbgemm=ZEROS,
+    ),
+    "init_stddev": Option(
+        value=0.5,
+        state_dict=DRAWN,
+        save=DRAWN,
+        shard=KEPT,
+        collection=of_table(weight_init_stddev=0.5),
+        fbgemm=ZEROS,
+    ),
+    "init_fn": Option(
+        value=ones,
+        state_dict=DRAWN,
+        save=DRAWN,
+        shard=KEPT,
+        collection=of_table(init_fn=ones),
+        fbgemm=ZEROS,
+    ),
+    "track_changes": Option(
+        value=True,
+        state_dict=ROWS_ALONE,
+        save=ROWS_ALONE,
+        shard=KEPT,
+        collection=of_table(is_incremental=True),
+        fbgemm=Not("FBGEMM has no saves of changes"),
+    ),
+    "stochastic_rounding": Option(
+        value=True,
+        state_dict=ROWS_ALONE,
+        save=ROWS_ALONE,
+        shard=KEPT,
+        collection=of_collection(stochastic_rounding=True),
+        fbgemm=Given({"stochastic_rounding": True}),
+    ),
+    "cache_dtype": Option(
+        value=torch.bfloat16,
+        state_dict=ROWS_ALONE,
+        save=ROWS_ALONE,
+        shard=KEPT,
+        collection=of_collection(cache_dtype=torch.bfloat16),
+        fbgemm=Given({"cache_precision": SparseType.BF16}),
+    ),
+    "life": Option(
+        value=TableLife(max_rows=40, evict_idle_steps=9, evict_step_interval=3),
+        state_dict=OF_MODEL,
+        save=OF_MODEL,
+        shard=Becomes(TableLife(max_rows=20, evict_idle_steps=9, evict_step_interval=3)),
+        collection=of_table(
+            admit_and_evict_config=rst.AdmitAndEvictConfig(max_rows=40, evict_idle_steps=9, evict_step_interval=3)
+        ),
+        fbgemm=NO_LIFE,
+    ),
+}
+"""The fields of `TableConfig`."""
+
+EMBEDDING: dict[str, Option] = {
+    "cache": Option(
+        value={"t": 30},
+        state_dict=ROWS_ALONE,
+        save=ROWS_ALONE,
+        shard=KEPT,  # rows of a rank, of which a hash table can have any number
+        collection=of_collection(cache={"t": 30}),
+        fbgemm=Given({"cache_load_factor": 0.5}, value={"t": 25}),
+    ),
+    "batch_hint": Option(
+        value=BatchHint(16, [2], 3),
+        state_dict=ROWS_ALONE,
+        save=ROWS_ALONE,
+        shard=KEPT,
+        collection=of_collection(batch_size=16, multi_hot_sizes=[2], world_size=3),
+        fbgemm=Not("FBGEMM's arguments say how large the cache is"),
+    ),
+    "device": Option(
+        value=torch.device("meta"),
+        state_dict=Shown(lambda state: state["t.weight"].device),
+        save=Refused("meta device"),
+        shard=Becomes(lambda rank, device: device),
+        collection=of_collection(device="meta"),
+        fbgemm=Given({"device": "cpu"}, value=torch.device("cpu")),
+    ),
+    "bounds_check_mode": Option(
+        value=BoundsCheckMode.FATAL,
+        state_dict=OF_MODEL,
+        save=OF_MODEL,
+        shard=KEPT,
+        collection=of_collection(bounds_check_mode="fatal"),
+        fbgemm=Given({"bounds_check_mode": FbgemmBoundsCheckMode.FATAL}),
+    ),
+    "check_finite": Option(
+        value="raise",
+        state_dict=OF_MODEL,
+        save=OF_MODEL,
+        shard=KEPT,
+        collection=of_collection(check_finite="raise"),
+        fbgemm=Not("FBGEMM looks at no gradient"),
+    ),
+    "cache_policy": Option(
+        value="lru",
+        state_dict=ROWS_ALONE,
+        save=ROWS_ALONE,
+        shard=KEPT,
+        collection=of_collection(cache_policy="lru"),
+        fbgemm=Given({"cache_algorithm": CacheAlgorithm.LRU}),
+    ),
+    "host_store": Option(
+        value="store",
+        copy=Becomes("store/copy1"),
+        state_dict=ROWS_ALONE,
+        save=ROWS_ALONE,
+        shard=Becomes(lambda rank, _: f"store/rank{rank}"),
+        collection=of_collection(host_store="store"),
+        fbgemm=Not("FBGEMM keeps rows in memory"),
+    ),
+    "evict_step_interval": Option(
+        value=5,
+        set_up=lambda tables: tables.set_evict_step_interval(5),
+        state_dict=OF_MODEL,
+        save=OF_MODEL,
+        shard=KEPT,
+        collection=Given(),
+        fbgemm=NO_LIFE,
+    ),
+    "grad_scaler": Option(
+        value=SCALER,
+        set_up=lambda tables: tables.set_grad_scaler(SCALER),
+        state_dict=OF_MODEL,
+        save=OF_MODEL,
+        shard=KEPT,
+        collection=Given(),
+        fbgemm=Not("FBGEMM's users scale gradients back themselves"),
+    ),
+    "seed": Option(
+        value=5,
+        state_dict=OF_MODEL,
+        save=Shown(lambda table: table.seed),
+        shard=KEPT,
+        collection=of_collection(seed=5),
+        fbgemm=Given(value=lambda *_: torch.initial_seed()),
+    ),
+}
+"""The fields of `EmbeddingOptions`."""
+
+OPTIONS = {f"TableConfig.{name}": option for name, option in TABLE.items()} | {
+    f"EmbeddingOptions.{name}": option for name, option in EMBEDDING.items()
+}
+
+
+def missing() -> list[str]:
+    """Options that have no answers, and answers to no option."""
+    every = [f"{owner.__name__}.{each.name}" for owner in (TableConfig, EmbeddingOptions) for each in fields(owner)]
+    return sorted(set(every) ^ set(OPTIONS))
+
+
+def observed(name: str, embedding: TableBatchedEmbedding) -> Any:
+    """The value of an option in an embedding of one table."""
+    owner, _, attribute = name.partition(".")
+    return getattr(embedding.tables[0] if owner == "TableConfig" else embedding.options, attribute)
+
+
+def default_of(name: str) -> Any:
+    owner, _, attribute = name.partition(".")
+    own = fields(TableConfig if owner == "TableConfig" else EmbeddingOptions)
+    return next(each.default for each in own if each.name == attribute)
+
+
+def make_embedding(name: str, *, without: bool = False) -> TableBatchedEmbedding:
+    """By the public constructor, one table with the option; `without`: with its default."""
+    option = OPTIONS[name]
+    owner, _, attribute = name.partition(".")
+    table: dict[str, Any] = {"name": "t", "num_embeddings": 50, "embedding_dim": 4, **option.beside}
+    options: dict[str, Any] = {"seed": 3}
+    if not without:
+        if owner == "TableConfig":
+            table[attribute] = option.value
+        elif option.set_up is None:
+            options[attribute] = option.value
+    embedding = TableBatchedEmbedding([TableConfig(**table)], **options)
+    if option.set_up is not None and not without:
+        option.set_up(embedding)
+    return embedding
+
+
+def make_collection(name: str, classes: Any) -> Any:
+    """With the option; `classes`: where a user finds them, by name."""
+    option, given = OPTIONS[name], OPTIONS[name].collection
+    config = EmbeddingBagConfig if given.config == "EmbeddingBagConfig" else getattr(classes, given.config)
+    table = {"name": "t", "num_embeddings": 50, "embedding_dim": 4, "feature_names": ["f"], **given.table}
+    if option.beside.get("hashed") is False:
+        config = EmbeddingBagConfig
+    collection = getattr(classes, given.collection)(tables=[config(**table)], **given.arguments)
+    if option.set_up is not None:
+        option.set_up(collection)
+    return collection
+
+
+def make_fbgemm(given: Given) -> SplitTableBatchedEmbeddingBagsCodegen:
+    """One cached table."""
+    arguments = {
+        "table_names": ["t"],
+        "optimizer": OptimType.EXACT_SGD,
+        "stochastic_rounding": False,
+        **given.arguments,
+    }
+    rows, dim = arguments.pop("rows", 50), arguments.pop("dim", 4)
+    spec = rows, dim, EmbeddingLocation.MANAGED_CACHING, ComputeDevice.CPU
+    return SplitTableBatchedEmbeddingBagsCodegen([spec], **arguments)
+
+
+def fill(embedding: TableBatchedEmbedding) -> None:
+    """Twenty rows of numbers that every data type has."""
+    config = embedding.tables[0]
+    weight = torch.arange(20 * config.embedding_dim).view(20, config.embedding_dim) / 4
+    embedding.view(config.name).write(torch.arange(20), {"weight": weight.to(config.weight_dtype)})
