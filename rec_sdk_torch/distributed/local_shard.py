@@ -21,6 +21,7 @@ from ..tbe.cache.device_cache import Group
 from ..tbe.cache.group_spec import drawn
 from ..tbe.config.cache_size import BatchHint, CacheOption
 from ..tbe.config.life import Seen, TableLife
+from ..tbe.config.table import DIVIDED
 from ..tbe.rows.row_parts import WEIGHT
 from ..tbe.step.prefetch_queue import Prefetched
 from .collectives import Exchange
@@ -98,21 +99,7 @@ class HomeTables(CachedCollection):
         if hint.multi_hot_sizes is None:
             hint = BatchHint(hint.batch_size, [table.num_features for table in source.tables], hint.world_size)
         embedding = HomeEmbedding.from_options(
-            [
-                dataclasses.replace(
-                    table,
-                    num_embeddings=placement.most_rows(table.num_embeddings),
-                    num_features=world_size,
-                    pooling=Pooling.NONE,
-                    hashed=True,
-                    capacity=placement.most_rows(table.capacity) if table.capacity else 0,
-                    init_min=table.init_range[0],
-                    init_max=table.init_range[1],
-                    init_fn=table.init_fn if table.hashed else None,
-                    life=_life(table, placement),
-                )
-                for table, placement in pairs
-            ],
+            [_part(table, placement, world_size) for table, placement in pairs],
             dataclasses.replace(
                 options,
                 cache=_cache(source, placements),
@@ -189,6 +176,22 @@ class HomeTables(CachedCollection):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return copy.copy(self)
+
+
+def _part(table: TableConfig, placement: Placement, world_size: int) -> TableConfig:
+    """The table on one rank, which has a feature for the ids of each rank."""
+    rows: dict[str, Any] = {name: placement.most_rows(n) for name, n in table.marked(DIVIDED).items() if n}
+    return dataclasses.replace(
+        table,
+        num_features=world_size,
+        pooling=Pooling.NONE,
+        hashed=True,
+        init_min=table.init_range[0],
+        init_max=table.init_range[1],
+        init_fn=table.init_fn if table.hashed else None,
+        life=_life(table, placement),
+        **rows,
+    )
 
 
 def _life(table: TableConfig, placement: Placement) -> TableLife | None:

@@ -10,7 +10,7 @@ import torch
 from ... import _engine
 from ...record import WEIGHT_DTYPES, RecordLayout, dtype_codes
 from ..config.optimizer import TableOptimizer
-from ..config.table import BoundsCheckMode, TableConfig
+from ..config.table import ENGINE, BoundsCheckMode, TableConfig
 from .store_folder import StoreFolder
 
 
@@ -67,11 +67,8 @@ def _table_spec(
     initializer = _engine.Initializer(config.initializer_type.value, low, high, config.init_mean, config.init_stddev)
     optimizer, life = member.optimizer, config.life
     return _engine.TableSpec(
-        name=config.name,
-        hashed=config.hashed,
-        num_embeddings=config.num_embeddings,
+        **config.marked(ENGINE),
         slots=member.slots,
-        capacity=config.capacity,
         initializer=initializer,
         seed=seed,
         state_init=state_init,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from enum import Enum, unique
+from typing import Any
 
 import torch
 
@@ -78,6 +79,13 @@ def holds(dtype: torch.dtype, *numbers: float) -> bool:
     return all(abs(number) < _OVERFLOW[dtype] for number in numbers)  # False for NaN
 
 
+ENGINE = {"engine": True}
+"""Marks a field that the engine's `TableSpec` takes by the same name."""
+
+DIVIDED = {"divided": True}
+"""Marks a number of rows, of which each rank of a sharded table has its part; 0 says nothing of them."""
+
+
 @dataclass(frozen=True)
 class TableConfig:
     """One embedding table.
@@ -104,13 +112,13 @@ class TableConfig:
             None: `weight_dtype`, which is that of the host's table. A weight that comes or goes is rounded to nearest.
     """
 
-    name: str
-    num_embeddings: int
+    name: str = field(metadata=ENGINE)
+    num_embeddings: int = field(metadata=ENGINE | DIVIDED)
     embedding_dim: int
     num_features: int = 1
     pooling: Pooling = Pooling.SUM
-    hashed: bool = True
-    capacity: int = 0
+    hashed: bool = field(default=True, metadata=ENGINE)
+    capacity: int = field(default=0, metadata=ENGINE | DIVIDED)
     weight_dtype: torch.dtype = torch.float32
     initializer_type: InitializerType = InitializerType.UNIFORM
     init_min: float | None = None
@@ -128,18 +136,16 @@ class TableConfig:
             raise ValueError(f"table name {self.name!r}: letters, digits and underscores only")
         if len(self.name) > MAX_NAME_LENGTH:
             raise ValueError(f"table name {self.name!r}: {len(self.name)} characters, at most {MAX_NAME_LENGTH}")
-        for field, low, top in (
+        for name, low, top in (
             ("num_embeddings", 1, 2**32 - 2),
             ("embedding_dim", 1, MAX_DIM),
             ("num_features", 1, 2**31),
             ("capacity", 0, 2**32 - 2),
         ):
-            value = as_int(getattr(self, field))
+            value = as_int(getattr(self, name))
             if value is None or not low <= value <= top:
-                raise ValueError(
-                    f"table {self.name!r}: {field} is {getattr(self, field)!r}, allowed are {low} .. {top}"
-                )
-            object.__setattr__(self, field, value)  # an int, also where NumPy's was given
+                raise ValueError(f"table {self.name!r}: {name} is {getattr(self, name)!r}, allowed are {low} .. {top}")
+            object.__setattr__(self, name, value)  # an int, also where NumPy's was given
         if self.weight_dtype not in WEIGHT_DTYPES:
             raise ValueError(f"table {self.name!r}: data type {self.weight_dtype}, allowed are {WEIGHT_DTYPES}")
         if self.cache_dtype not in (None, *WEIGHT_DTYPES):
@@ -169,6 +175,10 @@ class TableConfig:
             given = f"min {low} and max {high}, {needs}, min <= max"
         if not fits:
             raise ValueError(f"table {self.name!r}: {self.initializer_type.value} initial weights with {given}")
+
+    def marked(self, mark: Mapping[str, bool]) -> dict[str, Any]:
+        """The fields with a mark, by name."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if mark.items() <= each.metadata.items()}
 
     @property
     def _dtypes(self) -> str:
