@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-ENGINE = Path(__file__).resolve().parent.parent / "torch_npu_ext" / "engine"
+from rec_sdk_torch import _engine
+
+TESTS = Path(__file__).resolve().parent
+ENGINE = TESTS.parent / "torch_npu_ext" / "engine"
 ROOMS = ["base", "directory", "store", "batch", "policy", "group", "life", "plan", "api"]
 """From the bottom to the top."""
 
@@ -36,3 +39,13 @@ def test_files_of_the_engine_are_included_by_their_whole_path() -> None:
         if path.suffix in {".h", ".cpp"}:
             for name in re.findall(r'#include "([^"]+)"', path.read_text()):
                 assert name.startswith(("torch_npu_ext/engine/", "op_kernels/common/")), f"{path}: {name}"
+
+
+def test_every_cache_policy_is_a_file_beside_its_test() -> None:
+    names = set(_engine.cache_policies())
+    assert {path.name for path in (ENGINE / "policy").glob("*_policy.cpp")} == {
+        f"{n}_policy.cpp" for n in names | {"cache"}
+    }
+    assert {path.name for path in (TESTS / "engine").glob("test_*_policy.cpp")} == {
+        f"test_{n}_policy.cpp" for n in names
+    }

@@ -1,4 +1,4 @@
-// LRU against a sort of all slots, with batches in flight that end in any order.
+// LRU against a sort of all slots, with batches in flight that end in any order, and epochs that begin anew.
 #include <algorithm>
 #include <cstdint>
 #include <map>
@@ -7,8 +7,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "tests/engine/check.h"
-#include "torch_npu_ext/engine/policy/cache_policy.h"
+#include "tests/engine/policy_model.h"
 
 namespace {
 
@@ -139,6 +138,11 @@ void long_ago() {
   CHECK((victims == std::vector<uint32_t>{4, 2, 3, 1}));
 }
 
+class Recency : public policy_model::Order {
+ public:
+  int64_t key(uint32_t, const policy_model::Slot& use) const override { return use.last_batch; }
+};
+
 }  // namespace
 
 int main() {
@@ -147,6 +151,8 @@ int main() {
   run(3, 100, 60, 2000);
   run(4, 3, 40, 300, 0xFFFFFFFFu - 100);
   long_ago();
+  policy_model::compare("lru",
+                        [](int64_t, const policy_model::Future&) { return std::make_unique<Recency>(); });
   CHECK_THROWS(rec_sdk::make_cache_policy("mru", 0, 4), std::invalid_argument);
   return check_result();
 }

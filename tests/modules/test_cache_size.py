@@ -22,6 +22,7 @@ from jagged import (
 from torchrec import EmbeddingBagConfig
 
 import rec_sdk_torch as rst
+from rec_sdk_torch._engine import cache_policies
 from rec_sdk_torch.settings import parse_bytes
 from rec_sdk_torch.tbe.config.cache_size import BatchHint, cache_slots
 from rec_sdk_torch.tbe.config.table import TableConfig
@@ -204,7 +205,7 @@ def test_positional_arguments_are_rec_sdks(device: torch.device) -> None:
             apply(collection, torch.optim.Adagrad)
 
 
-@pytest.mark.parametrize("policy", ["lru", "lfu", "lrfu", "look_ahead"])
+@pytest.mark.parametrize("policy", cache_policies())
 @pytest.mark.parametrize("sequence", [True, False])
 def test_the_cache_policy_of_a_collection(device: torch.device, policy: str, sequence: bool) -> None:
     make = sequences_collection if sequence else bags_collection

@@ -2,28 +2,28 @@
 
 #include <stdexcept>
 
-#include "torch_npu_ext/engine/policy/lfu_policy.h"
-#include "torch_npu_ext/engine/policy/lrfu_policy.h"
-#include "torch_npu_ext/engine/policy/lru_policy.h"
-
 namespace rec_sdk {
-namespace {
 
-template <class Policy>
-std::unique_ptr<CachePolicy> make(int64_t first_slot, int64_t slots) {
-  return std::make_unique<Policy>(first_slot, slots);
-}
+// A policy is one file, `<name>_policy.cpp` with make_<name>_policy(), and a line here. The first is the
+// default.
+#define REC_SDK_CACHE_POLICIES(POLICY) \
+  POLICY(lru)                          \
+  POLICY(lfu)                          \
+  POLICY(lrfu)                         \
+  POLICY(look_ahead)
+
+#define REC_SDK_DECLARE(name) \
+  std::unique_ptr<CachePolicy> make_##name##_policy(int64_t first_slot, int64_t slots);
+REC_SDK_CACHE_POLICIES(REC_SDK_DECLARE)
+
+namespace {
 
 struct Registered {
   const char* name;
   std::unique_ptr<CachePolicy> (*make)(int64_t first_slot, int64_t slots);
 };
-constexpr Registered kPolicies[] = {
-    {"lru", make<LruPolicy>},
-    {"lfu", make<LfuPolicy>},
-    {"lrfu", make<LrfuPolicy>},
-    {"look_ahead", make<LookAheadPolicy>},
-};
+#define REC_SDK_REGISTER(name) {#name, make_##name##_policy},
+constexpr Registered kPolicies[] = {REC_SDK_CACHE_POLICIES(REC_SDK_REGISTER)};
 
 }  // namespace
 

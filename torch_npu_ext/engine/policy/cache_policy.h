@@ -1,4 +1,4 @@
-// Which rows leave the device cache. A new policy is one file, and one line in cache_policy.cpp.
+// The rows that leave the device cache are chosen by a policy: one file, and one line in cache_policy.cpp.
 #pragma once
 
 #include <cstdint>

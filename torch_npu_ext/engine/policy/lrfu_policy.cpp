@@ -24,29 +24,6 @@ Gains make_gains() {
   return gains;
 }
 const Gains kGains = make_gains();
-constexpr uint32_t kMostScore = 255;
-
-struct ByScore {
-  const uint8_t* scores;  // of slot 0
-  uint32_t key(uint32_t slot, uint32_t) const { return scores[slot]; }
-  static bool waits(uint32_t) { return false; }
-  static std::pair<uint32_t, uint32_t> range(uint32_t, uint32_t) { return {0, kMostScore}; }
-};
-
-struct ByNeedAndScore {
-  ByScore by_score;
-  const FutureUses& future;
-  uint32_t key(uint32_t slot, uint32_t last_batch) const {
-    const uint32_t distance = future.distance(slot);
-    return distance == FutureUses::kNever ? by_score.key(slot, last_batch)
-                                          : kMostScore + FutureUses::kNever - distance;
-  }
-  bool waits(uint32_t slot) const { return future.distance(slot) != FutureUses::kNever; }
-  static std::pair<uint32_t, uint32_t> range(uint32_t, uint32_t) {
-    return {0, kMostScore + FutureUses::kNever};
-  }
-};
-
 }  // namespace
 
 LrfuPolicy::LrfuPolicy(int64_t first_slot, int64_t slots)
@@ -60,12 +37,6 @@ LrfuPolicy::LrfuPolicy(int64_t first_slot, int64_t slots)
 void LrfuPolicy::evict(int64_t count, SlotUses* uses, const FutureUses&, uint32_t* victims) noexcept {
   begin_counting(*uses);
   queue_.evict(count, uses, ByScore{scores()}, victims);
-}
-
-void LookAheadPolicy::evict(int64_t count, SlotUses* uses, const FutureUses& future,
-                            uint32_t* victims) noexcept {
-  begin_counting(*uses);
-  queue_.evict(count, uses, ByNeedAndScore{{scores()}, future}, victims);
 }
 
 // Until now all that is known of a row is who used it last.
@@ -122,6 +93,10 @@ void LrfuPolicy::advance(int64_t uses) noexcept {
 void LrfuPolicy::clear() noexcept {
   queue_.clear();
   if (counting_) std::fill(ghosts_.data(), ghosts_.data() + ghost_count_, kNone);  // rows are numbered anew
+}
+
+std::unique_ptr<CachePolicy> make_lrfu_policy(int64_t first_slot, int64_t slots) {
+  return std::make_unique<LrfuPolicy>(first_slot, slots);
 }
 
 }  // namespace rec_sdk

@@ -9,6 +9,15 @@
 
 namespace rec_sdk {
 
+// The row of the lowest score leaves first.
+struct ByScore {
+  static constexpr uint32_t kMost = 255;
+  const uint8_t* scores;  // of slot 0
+  uint32_t key(uint32_t slot, uint32_t) const { return scores[slot]; }
+  static bool waits(uint32_t) { return false; }
+  static std::pair<uint32_t, uint32_t> range(uint32_t, uint32_t) { return {0, kMost}; }
+};
+
 class LrfuPolicy : public CachePolicy {
  public:
   LrfuPolicy(int64_t first_slot, int64_t slots);
@@ -48,14 +57,6 @@ class LrfuPolicy : public CachePolicy {
   bool counting_ = false;    // not before the first eviction: a table whose rows all fit pays nothing
   int64_t clock_ = 0;        // what a use now counts
   int64_t uses_ = 0;         // since the clock's last step
-};
-
-// The same, but rows that announced batches need leave only when no others can, those needed last first.
-class LookAheadPolicy final : public LrfuPolicy {
- public:
-  using LrfuPolicy::LrfuPolicy;
-  void evict(int64_t count, SlotUses* uses, const FutureUses& future, uint32_t* victims) noexcept override;
-  bool looks_ahead() const override { return true; }
 };
 
 }  // namespace rec_sdk

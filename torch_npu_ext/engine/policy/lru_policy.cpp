@@ -1,6 +1,9 @@
-#include "torch_npu_ext/engine/policy/lru_policy.h"
-
+// Least recently used first, by batches; rows that the same batch used last leave in the order of their
+// slots.
 #include <algorithm>
+
+#include "torch_npu_ext/engine/policy/cache_policy.h"
+#include "torch_npu_ext/engine/policy/victim_queue.h"
 
 namespace rec_sdk {
 namespace {
@@ -18,10 +21,25 @@ struct LastBatch {
   }
 };
 
-}  // namespace
+class LruPolicy final : public CachePolicy {
+ public:
+  LruPolicy(int64_t first_slot, int64_t slots) : queue_(first_slot, slots) {}
+
+  void evict(int64_t count, SlotUses* uses, const FutureUses& future, uint32_t* victims) noexcept override;
+  void clear() noexcept override { queue_.clear(); }
+
+ private:
+  VictimQueue queue_;
+};
 
 void LruPolicy::evict(int64_t count, SlotUses* uses, const FutureUses&, uint32_t* victims) noexcept {
   queue_.evict(count, uses, LastBatch{*uses}, victims);
+}
+
+}  // namespace
+
+std::unique_ptr<CachePolicy> make_lru_policy(int64_t first_slot, int64_t slots) {
+  return std::make_unique<LruPolicy>(first_slot, slots);
 }
 
 }  // namespace rec_sdk

@@ -1,8 +1,12 @@
-// Every policy against slow sums and sorts, with batches in flight that end in any order, rows that come and
-// go, and announced batches that come, are forgotten or never do.
+// A model of the cache for tests of policies: slow sums and sorts, with batches in flight that end in any
+// order, rows that come and go, and announced batches that come, are forgotten or never do. A test of a
+// policy gives its order.
+#pragma once
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <random>
@@ -14,7 +18,7 @@
 #include "tests/engine/check.h"
 #include "torch_npu_ext/engine/policy/cache_policy.h"
 
-namespace {
+namespace policy_model {
 
 using rec_sdk::FutureUses;
 using rec_sdk::PlanBuffers;
@@ -51,102 +55,20 @@ class Order {
   virtual void touch(const std::vector<uint32_t>&, int64_t /*batch*/) {}
 };
 
-class Recency : public Order {
- public:
-  int64_t key(uint32_t, const Slot& use) const override { return use.last_batch; }
-};
-
-class Frequency : public Order {
- public:
-  explicit Frequency(int64_t slots) : slots_(slots) {}
-  int64_t key(uint32_t slot, const Slot& use) const override {
-    int64_t step = 1;  // batches
-    while (last_size_ * step * 2 * 8 <= slots_) step *= 2;
-    return counts_.at(slot) * 64 - std::min<int64_t>(63, (batch_ - use.last_batch) / step);
-  }
-  void begin_evictions(const Slots&, int64_t batch) override { batch_ = batch; }
-  void enter(uint32_t slot, const Slot&) override { counts_[slot] = 0; }
-  void touch(const std::vector<uint32_t>& slots, int64_t) override {
-    for (const uint32_t slot : slots) counts_[slot] = std::min<int64_t>(63, counts_[slot] + 1);
-    last_size_ = std::max<int64_t>(1, static_cast<int64_t>(slots.size()));
-    uses_ += static_cast<int64_t>(slots.size());
-    if (uses_ < 8 * slots_) return;
-    uses_ = 0;
-    for (auto& [slot, count] : counts_) count /= 2;
-  }
-
- private:
-  int64_t slots_, uses_ = 0, last_size_ = 1, batch_ = 0;
-  std::map<uint32_t, int64_t> counts_;
-};
-
-// Scores are never moved down here.
-class Score : public Order {
- public:
-  explicit Score(int64_t slots) : slots_(slots) {}
-  int64_t key(uint32_t slot, const Slot&) const override { return scores_.at(slot); }
-  void begin_evictions(const Slots& slots, int64_t batch) override {
-    if (counting_) return;
-    counting_ = true;
-    for (const auto& [slot, use] : slots) {
-      scores_[slot] = clock() - std::min<int64_t>(127, batch - use.last_batch);
-    }
-  }
-  void leave(uint32_t slot, const Slot& use) override {
-    if (counting_) ghosts_[place(use.row)] = scores_[slot];
-  }
-  void enter(uint32_t slot, const Slot& use) override {
-    const auto ghost = ghosts_.find(place(use.row));
-    scores_[slot] = ghost == ghosts_.end() ? kNever : ghost->second;
-  }
-  void touch(const std::vector<uint32_t>& slots, int64_t) override {
-    if (!counting_) return;
-    uses_ += static_cast<int64_t>(slots.size());
-    for (const uint32_t slot : slots) {
-      const double above = std::exp2(static_cast<double>(scores_[slot] - clock()) / 8);
-      scores_[slot] = clock() + std::lround(8 * std::log2(above + 1));
-    }
-  }
-
- private:
-  static constexpr int64_t kNever = -1000000;
-  int64_t clock() const { return uses_ / slots_; }
-  int64_t place(int64_t row) const { return row < 8 * slots_ ? row : row % (8 * slots_); }
-
-  int64_t slots_, uses_ = 0;
-  bool counting_ = false;
-  std::map<uint32_t, int64_t> scores_;
-  std::map<int64_t, int64_t> ghosts_;
-};
-
-class LookAhead : public Score {
- public:
-  LookAhead(int64_t slots, const Future& future) : Score(slots), future_(future) {}
-  int64_t key(uint32_t slot, const Slot& use) const override {
-    return waits(use) ? 1000000 - future_.distance(use.row) : Score::key(slot, use);
-  }
-  bool waits(const Slot& use) const override { return future_.distance(use.row) >= 0; }
-
- private:
-  const Future& future_;
-};
+using MakeOrder = std::function<std::unique_ptr<Order>(int64_t slots, const Future& future)>;
 
 // Batches of one table over [first_slot, first_slot + slots), and what they should do.
 class Cache {
  public:
-  Cache(const std::string& name, uint64_t seed, int64_t first_slot, int64_t slots)
+  Cache(const std::string& name, const MakeOrder& make_order, uint64_t seed, int64_t first_slot,
+        int64_t slots)
       : random(seed),
         first_slot_(first_slot),
         count_(slots),
         uses_(first_slot + slots),
         future_(first_slot + slots, 1),
-        policy_(rec_sdk::make_cache_policy(name, first_slot, slots)) {
-    if (name == "lru") order_ = std::make_unique<Recency>();
-    if (name == "lfu") order_ = std::make_unique<Frequency>(slots);
-    if (name == "lrfu") order_ = std::make_unique<Score>(slots);
-    if (name == "look_ahead") order_ = std::make_unique<LookAhead>(slots, expected_future_);
-    CHECK(policy_->looks_ahead() == (name == "look_ahead"));
-  }
+        policy_(rec_sdk::make_cache_policy(name, first_slot, slots)),
+        order_(make_order(slots, expected_future_)) {}
 
   void batch() {
     while (random() % 2 == 0 && expected_future_.span(last_ticket_) < FutureUses::kMost) announce();
@@ -324,84 +246,61 @@ class Cache {
   SlotUses uses_;
   FutureUses future_;
   std::unique_ptr<rec_sdk::CachePolicy> policy_;
-  std::unique_ptr<Order> order_;
   Slots slots_;
   Future expected_future_;
+  std::unique_ptr<Order> order_;
   uint64_t last_ticket_ = 0;
   std::vector<uint32_t> queue_, used_;
   std::vector<Flight> in_flight_;
 };
 
-void run(const std::string& name, uint64_t seed, int64_t first_slot, int64_t slots, int batches) {
-  Cache cache(name, seed, first_slot, slots);
+inline void run_batches(const std::string& name, const MakeOrder& make_order, uint64_t seed,
+                        int64_t first_slot, int64_t slots, int batches) {
+  Cache cache(name, make_order, seed, first_slot, slots);
   for (int i = 0; i < batches; ++i) cache.batch();
   CHECK(cache.evicted > batches / 10);
   CHECK(cache.waiting_evicted > 0);
 }
 
+// Compares the policy of this name with an order.
+inline void compare(const std::string& name, const MakeOrder& make_order, bool looks_ahead = false) {
+  CHECK(rec_sdk::make_cache_policy(name, 0, 4)->looks_ahead() == looks_ahead);
+  run_batches(name, make_order, 1, 0, 2, 2000);
+  run_batches(name, make_order, 2, 5, 7, 3000);
+  run_batches(name, make_order, 3, 100, 60, 1000);
+}
+
 // A row used by most batches stays while rows that come once pass through, unless it was long ago.
-void frequent_rows_stay() {
-  for (const std::string name : {"lfu", "lrfu", "look_ahead"}) {
-    SlotUses uses(4);
-    const FutureUses future(4, 1);
-    const auto policy = rec_sdk::make_cache_policy(name, 0, 4);
-    const uint32_t slots[] = {0, 1, 2, 3}, rows[] = {0, 1, 2, 3};
-    uint32_t victim = 0, row = 4;
+inline void frequent_rows_stay(const std::string& name) {
+  SlotUses uses(4);
+  const FutureUses future(4, 1);
+  const auto policy = rec_sdk::make_cache_policy(name, 0, 4);
+  const uint32_t slots[] = {0, 1, 2, 3}, rows[] = {0, 1, 2, 3};
+  uint32_t victim = 0, row = 4;
+  uses.begin_batch(0);
+  for (const uint32_t slot : slots) uses.touch(slot);
+  policy->enter(slots, rows, 4);
+  policy->touch(slots, 4);
+  const auto pass = [&] {
     uses.begin_batch(0);
-    for (const uint32_t slot : slots) uses.touch(slot);
-    policy->enter(slots, rows, 4);
-    policy->touch(slots, 4);
-    const auto pass = [&] {
-      uses.begin_batch(0);
-      policy->evict(1, &uses, future, &victim);
-      const uint32_t left = victim;
-      uses.touch(left);
-      policy->enter(&left, &row, 1);
-      policy->touch(&left, 1);
-      ++row;
-      return left;
-    };
-    pass();
-    for (int i = 0; i < 6; ++i) {
-      uses.begin_batch(0);
-      uses.touch(3);
-      policy->touch(slots + 3, 1);
-    }
-    for (int i = 0; i < 12; ++i) CHECK(pass() != 3);
-    int passes = 0;
-    while (passes < 1000 && pass() != 3) ++passes;
-    CHECK(passes < 1000);
+    policy->evict(1, &uses, future, &victim);
+    const uint32_t left = victim;
+    uses.touch(left);
+    policy->enter(&left, &row, 1);
+    policy->touch(&left, 1);
+    ++row;
+    return left;
+  };
+  pass();
+  for (int i = 0; i < 6; ++i) {
+    uses.begin_batch(0);
+    uses.touch(3);
+    policy->touch(slots + 3, 1);
   }
+  for (int i = 0; i < 12; ++i) CHECK(pass() != 3);
+  int passes = 0;
+  while (passes < 1000 && pass() != 3) ++passes;
+  CHECK(passes < 1000);
 }
 
-void only_so_many() {
-  FutureUses future(4, 2);
-  CHECK(!future.any());
-  std::vector<uint64_t> tickets;
-  for (uint64_t i = 0; i < FutureUses::kMost; ++i) {
-    tickets.push_back(future.begin());
-    future.add(1);
-    future.confirm();
-  }
-  CHECK_THROWS(future.begin(), std::runtime_error);
-  future.forget(tickets[3]);  // the oldest one is in the way
-  CHECK_THROWS(future.begin(), std::runtime_error);
-  for (const uint64_t ticket : tickets) future.forget(ticket);
-  CHECK(!future.any() && future.distance(1) == FutureUses::kNever);
-  future.begin();  // not confirmed: an exception ended it
-  future.add(2);
-  CHECK(!future.any() && future.distance(2) == FutureUses::kNever);
-}
-
-}  // namespace
-
-int main() {
-  for (const std::string name : {"lru", "lfu", "lrfu", "look_ahead"}) {
-    run(name, 1, 0, 2, 2000);
-    run(name, 2, 5, 7, 3000);
-    run(name, 3, 100, 60, 1000);
-  }
-  frequent_rows_stay();
-  only_so_many();
-  return check_result();
-}
+}  // namespace policy_model
