@@ -49,14 +49,14 @@ class Caller:
         self.stays = self.own = False
 
     def awaited(self, since: float) -> bool:
-        """Whether the interpreter, which has been waiting since then, waits for it."""
+        """Whether the interpreter, which has waited for threads from `since` on, still waits for this one."""
         if self.own or self.stays:
             return False
         now = time.monotonic()
         return now - since < IN_CALL if self.depth else now - self.left < BETWEEN_CALLS
 
 
-_callers: dict[int, Caller] = {}  # by thread; of one that has ended until another has its number
+_callers: dict[int, Caller] = {}  # by thread; an ended one stays until another thread has its number
 _own: set[OwnThread] = set()
 _ending_in: list[int] = []
 """The thread in which the interpreter ends, once it does: that one alone may call."""
@@ -107,9 +107,10 @@ calls = _Calls()
 
 
 class BackwardOf:
-    """The backward pass of a call: a thread of autograd may run it, and it does not stay.
+    """The backward pass of a call, which a thread of autograd may run.
 
-    Another thread waits in C++ for its end, which is `of`: it is awaited as after a call.
+    That thread does not stay at the exit, since thread `of` waits in C++ for the end of the pass; the interpreter waits
+    for `of` as it does after a call.
     """
 
     def __init__(self, of: Caller) -> None:

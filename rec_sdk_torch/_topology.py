@@ -24,7 +24,7 @@ def install() -> None:
 
 
 def take_npu_for(device: str) -> None:
-    """Plans NPUs as if they were `device`, HOST or DEVICE."""
+    """Lets the planner plan NPUs as if they were `device`, HOST or DEVICE."""
     _taken_for["npu"] = device
 
 

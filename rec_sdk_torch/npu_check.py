@@ -1,4 +1,4 @@
-"""Runs every operator on an NPU and on the CPU, compares the bits, and times them: what to run first on a new chip.
+"""Runs every operator on an NPU and on the CPU, compares the bits, and times them. Run it first on a new chip.
 
     python -m rec_sdk_torch.npu_check
 

@@ -41,7 +41,7 @@ class Worker:
     """Runs jobs in a thread of its own, which ends with this object, and before the interpreter does.
 
     A KeyboardInterrupt in a call leaves it usable; one in `ThreadPoolExecutor.submit` may hold that one's locks for
-    ever. What a job raises is dropped. While the interpreter ends, a job runs in the thread that gives it.
+    ever. An error that a job raises is dropped. While the interpreter ends, a job runs in the thread that gives it.
     """
 
     def __init__(self, name: str) -> None:
@@ -65,7 +65,7 @@ class Worker:
         self._jobs.put(job)
 
     def wait(self) -> None:
-        """Until the jobs that were given so far have run."""
+        """Waits until the jobs that were given so far have run."""
         done = _thread.allocate_lock()
         done.acquire()
         self.run(done.release)

@@ -17,7 +17,7 @@ from .tensors import DTYPES, Pack, TensorReader
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 Mine: TypeAlias = Callable[[Int64Array], "np.ndarray | slice"]
-"""Which of some ids are at home here."""
+"""A function that says which of some ids are at home here."""
 
 _STATES = (torch.float32, torch.float16, torch.bfloat16)
 _COUNTS = ("count", "last_use", "clicks")

@@ -1,5 +1,5 @@
-"""Every change of the file system that a save makes: a test that plants failures here meets each of them. And how files
-of a save are opened, which any user may have written.
+"""All changes of the file system that a save makes: a test that plants failures here meets each of them. Files of
+a save, which any user may have written, are opened here too.
 """
 
 from __future__ import annotations

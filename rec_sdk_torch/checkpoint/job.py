@@ -80,7 +80,7 @@ class SaveJob:
         return str(folder)
 
     def _give_up(self) -> None:
-        """Nothing is kept aside any more; what a save that failed has written is removed."""
+        """Ends the save: nothing is kept aside any more, and files of a save that failed are removed."""
         if self._moment is not None:
             self._moment.close()
         if self._team.rank == 0:
@@ -98,7 +98,7 @@ def one_moment(owners: Sequence[Owner]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _alone(owners: Sequence[Owner]) -> Iterator[None]:
-    """Waits for other saves of these tables. A lock, for it ends in the thread that writes."""
+    """Waits for other saves of these tables. It is a lock, since it ends in the thread that writes."""
     with contextlib.ExitStack() as stack:
         for owner in sorted(owners, key=lambda owner: id(owner.embedding)):
             stack.enter_context(owner.embedding.steps.saving)

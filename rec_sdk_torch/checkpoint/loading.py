@@ -94,7 +94,7 @@ def _check_options(found: Match, folder: Path, manifest: Manifest) -> None:
 
 
 def replacements(owners: Sequence[Owner], found: Sequence[Match], chain: Chain, beside: bool) -> list[Replacement]:
-    """Makes what will put the save in the place of the tables, one for each owner. `beside`: there is room for both."""
+    """Makes replacements of each owner's tables by the save; `beside`: there is room for both."""
     manifest, result = chain[-1][1], []
     for owner in owners:
         own = [each for each in found if each.owner is owner]
@@ -139,7 +139,7 @@ def _source(found: Match, chain: Chain, with_window: bool) -> TableSource:
 
 
 def _rows(found: Match) -> int:
-    """Rows that are at home in this process, about."""
+    """The number of rows that are at home in this process, roughly."""
     placement = found.owner.placements.get(found.name)
     return found.saved.rows if placement is None else placement.most_rows(found.saved.rows)
 

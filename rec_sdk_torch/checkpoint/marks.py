@@ -1,4 +1,4 @@
-"""Which save the tables of an embedding were last written to or read from: what a delta follows."""
+"""Notes the save that an embedding's tables were last written to or read from: a delta follows it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Mark:
     groups: list[weakref.ref[Group]]
 
     def holds(self, embedding: TableBatchedEmbedding) -> bool:
-        """Whether versions are of the groups that the embedding has now."""
+        """Whether the versions are those of the groups that the embedding has now."""
         return [ref() for ref in self.groups] == embedding.groups
 
 
@@ -53,7 +53,7 @@ def set_mark(
     versions: Sequence[int],
     groups: Sequence[Group] | None = None,
 ) -> None:
-    """The embedding's tables were those of a save in the folder `path` when they had these versions.
+    """Notes that the tables were those of a save in the folder `path` when they had these versions.
 
     `groups`: of the embedding then; None: those of now.
     """
@@ -71,5 +71,5 @@ def set_mark(
 
 
 def drop_marks(embedding: TableBatchedEmbedding) -> None:
-    """No delta can follow any save."""
+    """Forgets all marks: no delta can follow any save."""
     _marks.pop(embedding, None)

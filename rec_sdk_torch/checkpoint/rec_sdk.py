@@ -194,7 +194,7 @@ def has_room(found: Sequence[Sequence[_Table]], folder: Path) -> bool:
 
 
 def replacements(owners: Sequence[Owner], found: Sequence[Sequence[_Table]], beside: bool) -> list[Replacement]:
-    """Makes what will put the rows that were read in the place of the tables, one for each owner.
+    """Makes a replacement for each owner, which will put the rows that were read in the place of its tables.
 
     `beside`: there is room for both.
     """

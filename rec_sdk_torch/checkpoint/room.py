@@ -12,7 +12,7 @@ from ..tbe.rows.table_view import TableView
 from ..warn import warn
 
 Coming = Sequence[tuple[TableView, int]]
-"""Tables and how many rows they are to have, about."""
+"""Tables, and how many rows they are to have, roughly."""
 
 
 def has_room_beside(coming: Coming, folder: Path) -> bool:

@@ -198,7 +198,7 @@ class Moment:
 
 
 def take(owners: Sequence[Owner], keys: dict[tuple[int, str], str], start: Start, rank: int, path: str) -> Moment:
-    """One moment of all tables, whose embeddings are held by the caller. `close` it.
+    """Takes one moment of all tables, whose embeddings the caller holds. `close` it.
 
     Sums of open windows are written now; all else waits for `write`.
     """
@@ -405,6 +405,6 @@ def give_up(start: Start | None) -> None:
 
 
 def note(owners: Sequence[Owner], path: str, start: Start, moment: Moment) -> None:
-    """The next delta in the folder `path` follows this save."""
+    """Lets the next delta in the folder `path` follow this save."""
     for owner, version, groups in zip(owners, moment.written.versions, moment.groups, strict=True):
         set_mark(owner.embedding, path, start.id, start.base, start.sequence, version, groups)

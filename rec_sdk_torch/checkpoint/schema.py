@@ -25,7 +25,7 @@ class Rule(Protocol):
     """A condition that a value has to meet beside its type."""
 
     def problem(self, value: Any) -> str | None:
-        """Says what is expected in its place; None where it is right."""
+        """Says which value is expected instead; None where it is right."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def record(cls: type[_Record], value: object, where: str) -> _Record:
 
 
 Decoder = Callable[[Any, str], Any]
-"""Gives the value that a value of JSON is; the string names it in an error."""
+"""Converts a value of JSON to the annotated type; the string names the value in an error."""
 
 
 def _record_decoder(cls: Any) -> Decoder:
@@ -117,7 +117,7 @@ def _record_decoder(cls: Any) -> Decoder:
 
 @functools.cache
 def _decoder(kind: Any) -> Decoder:
-    """Makes what holds values to an annotation, once: a manifest has many values of each."""
+    """Makes the check of an annotation, once: a manifest has many values of each."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
         return _with_rules(_decoder(arguments[0]), arguments[1:])

@@ -195,7 +195,7 @@ class TensorWriter:
 
 
 def _put(buffer: Bytes, begin: int, rows: np.ndarray) -> int:
-    """Copies rows to this place of a buffer; where they end."""
+    """Copies rows to this place of a buffer, and returns where they end."""
     end = begin + rows.nbytes
     buffer[begin:end].view(rows.dtype).reshape(rows.shape)[...] = rows
     return end

@@ -51,7 +51,7 @@ class RankFiles:
 
     @contextlib.contextmanager
     def _opened(self, path: str, size: int) -> Iterator[FileWriter]:
-        """Where to write so many bytes that would be the file `path`."""
+        """Gives the place to write so many bytes, which would be the file `path`."""
         if self._packed and size <= PACKED_BYTES:
             yield self._pack_for(size)
             return
@@ -102,7 +102,7 @@ class RankFiles:
         left: Piece,
         rest: Iterator[Piece],
     ) -> Piece:
-        """Writes `count` rows of `left` and then of `rest`; what is left of the last piece."""
+        """Writes `count` rows of `left` and then of `rest`, and returns what is left of the last piece."""
         full = [TensorSpec(spec.name, spec.dtype, (count, *spec.shape[1:])) for spec in specs]
         size = sum(spec.bytes for spec in full)
         with self._opened(f"{table}/rank-{self._rank:05d}/{name}", size) as out:

@@ -77,7 +77,7 @@ class _Loader(importlib.abc.Loader):
         return module
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Nothing: names come when they are used."""
+        """Does nothing: names come when they are used."""
 
 
 class _Finder(importlib.abc.MetaPathFinder):

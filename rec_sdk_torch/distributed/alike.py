@@ -70,7 +70,7 @@ class Settings:
         """Whether all tables have an optimizer, with options that are immutable: equal ones have not changed."""
 
     def checksum(self) -> int:
-        """Equal on ranks that have the same settings, 32 bits."""
+        """A checksum of 32 bits, equal on ranks that have the same settings."""
         optimizers = self._embedding.optimizers
         if self._changed():
             self._remember(optimizers)

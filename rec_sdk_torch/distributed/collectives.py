@@ -93,10 +93,10 @@ class Exchange:
 
     @contextlib.contextmanager
     def waiting(self, what: str) -> Iterator[None]:
-        """Around what waits for other ranks.
+        """Surrounds calls that wait for other ranks.
 
         Raises:
-            RuntimeError: the process group has, because a rank has died or does not come; or this process is no rank.
+            RuntimeError: an exchange fails, since a rank has died or does not come; or this process is no rank.
         """
         self._check_process()
         try:
@@ -121,7 +121,7 @@ class Exchange:
         return every
 
     def join(self, name: str, tell: Callable[[], Told]) -> None:
-        """Takes a collection in, of which `tell` says what has to be the same on all ranks. All must call it.
+        """Takes a collection in; `tell` says which of its settings have to be the same on all ranks. All must call it.
 
         Raises:
             ValueError: it is not the same, or what `tell` raises on some rank: on all of them.
@@ -176,7 +176,7 @@ class Exchange:
         return Vote(self, yes, doing, (doing, told, *place), told)
 
     def note_gradients(self, batch: int, dim: int) -> None:
-        """Gradients of rows with `dim` elements are exchanged now; later votes say whether those of all ranks were."""
+        """Notes that gradients of rows with `dim` elements are exchanged now; later votes compare these notes."""
         turn = self.number, batch, dim
         self.turns.gradients = zlib.crc32(repr(turn).encode(), self.turns.gradients)
 
@@ -186,7 +186,7 @@ class Exchange:
         return self.vote(failed, doing, self.turns.gradients).wait()
 
     def on_any(self, this: bool, doing: str) -> bool:
-        """Whether it is so on this or any other rank, where `doing` says what they are at. All must call it."""
+        """Whether `this` is true on any rank; `doing` says what this rank is at. All must call it."""
         return self.vote(this, doing).wait()
 
     def agree(self, doing: str, told: Told) -> None:
@@ -198,7 +198,7 @@ class Exchange:
         self.vote(False, doing, told=told).wait()
 
     def raise_apart(self, doing: str, told: Told | None) -> NoReturn:
-        """Raises on all ranks what they differ in, which all have found to be so. All must call it.
+        """Raises an error that says in what the ranks differ. All must call it, and all have found that they differ.
 
         Args:
             doing: what this rank is at.

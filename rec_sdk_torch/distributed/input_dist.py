@@ -24,7 +24,7 @@ HEADER = 4
 
 
 class RanksEndedError(Exception):
-    """There is no such batch: some rank's data ended before."""
+    """Raised for a batch that some rank does not have: its data ended before."""
 
 
 class ShardedContext(Multistreamable):
@@ -91,7 +91,7 @@ class AskedAwaitable(Awaitable[Asked]):
 
 
 class CountsAwaitable(Awaitable[Awaitable[Asked]]):
-    """The numbers of ids are on their way, behind what says which batch of which collection they are of."""
+    """The numbers of ids are on their way; before them comes which batch of which collection they are of."""
 
     def __init__(
         self, exchange: Exchange, ctx: ShardedContext, deduplication: Deduplication, settings: Settings
@@ -112,7 +112,7 @@ class CountsAwaitable(Awaitable[Awaitable[Asked]]):
 
     @property
     def awaitables(self) -> list[Awaitable[Awaitable[Asked]]]:
-        """As TorchRec's pipelines look into requests."""
+        """The attribute by which TorchRec's pipelines look into requests."""
         return [self]
 
     def _wait_impl(self) -> Awaitable[Asked]:

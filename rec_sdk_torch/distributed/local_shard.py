@@ -158,7 +158,7 @@ class HomeTables(CachedCollection):
         return self._embedding.steps.ahead.batch(values, values, offsets, 1, self._keys, None, seen=seen)
 
     def announce(self, values: torch.Tensor, offsets: torch.Tensor, seen: Seen | None, depth: int | None) -> Prefetched:
-        """`prefetch` of what `batch_of` will be given."""
+        """Prefetches the batch that `batch_of` will be given."""
         prefetched = Prefetched(values, offsets, 1, self._keys, False, source=values, seen=seen, depth=depth)
         self._embedding.steps.ahead.add(prefetched)
         return prefetched

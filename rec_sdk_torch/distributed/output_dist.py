@@ -1,4 +1,4 @@
-"""From received rows, each id once, to what a collection gives; in the backward pass, one gradient for each row."""
+"""Turns received rows, one for each id, into a collection's outputs; the backward pass sums a gradient for each row."""
 
 from __future__ import annotations
 

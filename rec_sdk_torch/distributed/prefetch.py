@@ -149,7 +149,7 @@ class Started:
                 prefetched.also(copies[name], copies[name].values())
 
     def end(self) -> None:
-        """Forgets it where its forward has not been."""
+        """Forgets the batch if its forward has not run."""
         for collection, prefetched in self._entries:
             collection.forget(prefetched)
 
@@ -172,7 +172,7 @@ def _sharded(collections: Mapping[str, Collection]) -> list[ShardedCollection]:
 
 
 def _in_step(batches: Iterable[T], collections: Mapping[str, Collection]) -> Iterator[T]:
-    """As many batches as all ranks have, which ask each other before each of them."""
+    """Yields as many batches as every rank has: the ranks ask each other before each of them."""
     sharded = _sharded(collections)
     if not sharded:
         yield from batches

@@ -105,7 +105,7 @@ class Coming:
         return asked
 
     def end(self) -> None:
-        """Its forward will not be, or has been."""
+        """Forgets the batch: its forward will not come, or is over."""
         if self._announced is not None:
             self.module.home.forget(self._announced)
 
@@ -170,19 +170,19 @@ class ShardedCollection(
         return coming
 
     def prefetch_end(self) -> Coming:
-        """In place of `prefetch`, where this rank has no batch any more: then the others have none either."""
+        """Takes the place of `prefetch` on a rank that has no batch any more: then the others have none either."""
         for other in self._coming:
             other.advance()
         return Coming(self, None)
 
     def forget(self, coming: Coming) -> None:
-        """The forward of this batch will not be, or has been."""
+        """Forgets a batch that was prefetched: its forward will not come, or is over."""
         if coming in self._coming:
             self._coming.remove(coming)
             coming.end()
 
     def wait_for_plans(self) -> None:
-        """Until what was prefetched is planned, as far as it can be now."""
+        """Waits until the prefetched batches are planned, as far as they can be now."""
         self.home.wait_for_plans()
 
     @eager

@@ -1,4 +1,4 @@
-"""Sharders: what TorchRec's planner and DistributedModelParallel ask about our collections."""
+"""Sharders answer TorchRec's planner and DistributedModelParallel about our collections."""
 
 from __future__ import annotations
 

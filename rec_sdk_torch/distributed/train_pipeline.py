@@ -193,7 +193,7 @@ class EmbCacheTrainPipelineSparseDist(_TrainPipeline[In]):
         self._backward = custom_model_bwd or self._backward
 
     def wait_pipeline_compute_swapinfo(self) -> None:
-        """Until the batches that were read ahead are planned as far as they can be now.
+        """Waits until the batches that were read ahead are planned, as far as they can be now.
 
         Rec SDK wants it before a save; here a save is right at any time.
         """

@@ -75,7 +75,7 @@ class TableAccess(torch.nn.Module):
                 group.swap.settle()
 
     def reset_cache_states(self) -> None:
-        """Nothing, and a logged line: the cache has what the tables have, and no row of it can be out of date."""
+        """Does nothing but log a line: the cache has what the tables have, and no row of it can be out of date."""
         logger.warning("reset_cache_states has no effect: rows of the cache are never out of date")
 
     # ---- states
@@ -124,7 +124,7 @@ class TableAccess(torch.nn.Module):
         return torch.tensor([self._optimizer.step], device="cpu")
 
     def set_optimizer_step(self, step: int) -> None:
-        """So many updates were made; the next is of this number + 1.
+        """Sets how many updates were made; the next one has this number + 1.
 
         Raises:
             ValueError: no int of at least 0.

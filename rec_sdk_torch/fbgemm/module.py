@@ -295,7 +295,7 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
         return out if variable is None else variable.output(out)
 
     def _lookup_mixed(self, indices: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
-        """Where features of one table have features of others between them."""
+        """Looks up a batch in which features of other tables stand between those of one table."""
         keys = self._order.key_array
         size = self._batch_size(offsets)
         batch = self.tables.steps.ahead.batch(offsets, indices, offsets, size, keys, weights)

@@ -103,7 +103,7 @@ def _rowwise(optimizer: TableOptimizer, name: str) -> bool:
 def load_states(
     tables: TableBatchedEmbedding, optimizer: TableOptimizer, saved: Mapping[str, torch.Tensor]
 ) -> list[str]:
-    """Sets what `save_states` gives, all of it or nothing; what is wrong with it."""
+    """Sets the states that `save_states` gives, all of them or none, and returns what is wrong with them."""
     contents, problem = [], step_problem(saved["iter"])
     problems = [f"iter: {problem}"] if problem else []
     problems += [f"{name} {wrong}" for name, value in saved.items() if (wrong := tensor_problem(value))]

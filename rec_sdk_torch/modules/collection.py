@@ -97,7 +97,7 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
     # ---- optimizers
 
     def _sync_optimizers(self) -> None:
-        """Hands what was applied to the handles since the last look to the engine."""
+        """Hands the engine the optimizers that were applied to the handles since the last call."""
         if self._applied and sum(map(len, self._applied)) == len(self._applied):
             return
         handles = self._table_parameters()
@@ -210,11 +210,11 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
         return prefetched
 
     def forget(self, prefetched: Prefetched | None = None) -> None:
-        """The forward of this batch, or of none of those that were prefetched, will be. It may have been."""
+        """Forgets a batch that was prefetched, or all of them when None: their forward will not come, or is over."""
         self._embedding.forget(prefetched)
 
     def wait_for_plans(self) -> None:
-        """Until what was prefetched is planned, as far as it can be now."""
+        """Waits until the prefetched batches are planned, as far as they can be now."""
         self._embedding.steps.ahead.wait()
 
     def _match_keys(self, keys: list[str]) -> None:

@@ -234,7 +234,7 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
         """Does nothing: a table's gradients are used up in the backward pass."""
 
     def set_optimizer_step(self, step: int) -> None:
-        """So many updates were made of every table; the next is of this number + 1.
+        """Sets how many updates every table has had; the next one is number `step` + 1.
 
         Raises:
             ValueError: no int of at least 0.
@@ -256,13 +256,13 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
             group.update(options)
 
     def state_dict(self) -> dict[str, Any]:
-        """As TorchRec's: one moment of all tables, copied to the host."""
+        """The state dict as TorchRec's has it: one moment of all tables, copied to the host."""
         with self._embedding.exclusive():
             result: dict[str, Any] = super().state_dict()
         return result
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Strict, as TorchRec's; `<table>.momentum2` is read as `<table>.exp_avg_sq`.
+        """Loads strictly, as TorchRec's does; `<table>.momentum2` is read as `<table>.exp_avg_sq`.
 
         Raises:
             ValueError, TypeError: tables, states, shapes or options that do not match, or that no update may use:

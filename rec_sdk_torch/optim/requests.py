@@ -1,7 +1,7 @@
 """Which optimizer a table was asked to have: through this package's apply, torch's, or TorchRec's, which is torch's.
 
 torch's makes an optimizer for each parameter, and notes on the parameter that, its class and its keywords, in three
-lists. The last of them checks what is added, so that what a table cannot have is an error at the call.
+lists. The last of them checks each entry, so that a request that a table cannot meet is an error at the call.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An optimizer of tables that is none: gradients are handed out."""
+"""An optimizer of tables that updates nothing: gradients are handed out."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class TableReader:
     # ---- following
 
     def refresh(self) -> bool:
-        """Goes on to the latest save, when there is a later one; whether there was.
+        """Goes on to the latest save, when there is a later one, and returns whether there was.
 
         Lookups go on meanwhile, of the moment before.
 
@@ -125,7 +125,7 @@ class TableReader:
             return True
 
     def _follow(self, told: str) -> str:
-        """Refreshes; what was wrong with that, of which it warns unless it has `told` so."""
+        """Refreshes, and returns what was wrong with that; warns of it unless it is what it has `told` before."""
         try:
             self.refresh()
         except (CheckpointError, OSError) as error:

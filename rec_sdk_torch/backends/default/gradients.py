@@ -59,7 +59,7 @@ class Gradients:
         self._given = unique_slots, segment_offsets, grad_row, grad_source, grad_column, hot_segments
 
     def check_contents(self, check: Checker, slots: int) -> None:
-        """That indices are in range, and the slots below `slots`."""
+        """Checks that indices are in range, and the slots below `slots`."""
         unique_slots, segment_offsets, grad_row, grad_source, grad_column, hot_segments = self._given
         self._offsets = check.offsets("segment_offsets", segment_offsets, grad_row.shape[0])
         if hot_segments is not None:
@@ -101,7 +101,7 @@ class Gradients:
 
 
 def check_gradients(check: Checker, grads: list[torch.Tensor]) -> None:
-    """That there is one at least, and all are matrices of float32."""
+    """Checks that there is one at least, and that all are matrices of float32."""
     check.require(len(grads) > 0, "grads must have at least one gradient, got none")
     for i, grad in enumerate(grads):
         check.matrix(f"grads[{i}]", grad)
