@@ -16,15 +16,15 @@ import torch
 
 from rec_sdk_torch.backends.devices import backend_for
 
+from .ceilings import Ceilings, CeilingSizes
 from .cpu import plain
-from .cuda_ceilings import Ceilings, CeilingSizes
-from .cuda_options import parse
-from .cuda_plot import draw
-from .cuda_report import case_title, render_case, render_ceilings, render_machine, render_pools, render_targets
-from .cuda_step import run_case
-from .cuda_targets import compare
-from .cuda_workload import Need, Pool, draw_pool, free_memory, need_of_ours, shortage
 from .machine import describe, load_average, with_malloc_settings
+from .options import parse_gpu
+from .plot import draw_phases
+from .pool import Need, Pool, draw_pool, free_memory, need_of_ours, shortage
+from .pool_step import run_case
+from .report import case_title, render_case, render_ceilings, render_gpu_targets, render_machine, render_pools
+from .targets import compare_on_gpu
 from .workload import Workload
 
 Result = dict[str, Any]
@@ -161,9 +161,9 @@ class Run:
             results["steps"].append(self._case(pool, workload, ratio))
             print(f"\n{render_case(results['steps'][-1], results['ceilings'])}", flush=True)
             self._write()
-        print(f"\n{render_targets(results['targets'])}\ntook {results['seconds']:.0f} s", flush=True)
+        print(f"\n{render_gpu_targets(results['targets'])}\ntook {results['seconds']:.0f} s", flush=True)
         if self._options.plot:
-            problem = draw(results, self._options.plot)
+            problem = draw_phases(results, self._options.plot)
             if problem:
                 print(problem)
         return 0 if all(_right(case) for case in results["steps"]) and _all_right(results["ceilings"]) else 1
@@ -181,7 +181,7 @@ class Run:
 
     def _write(self) -> None:
         results = self._results
-        results["targets"] = compare(results["steps"], results["machine"]["device"]["name"])
+        results["targets"] = compare_on_gpu(results["steps"], results["machine"]["device"]["name"])
         results["load_average_at_end"] = load_average()
         results["seconds"] = time.perf_counter() - self._begin
         if self._options.json:
@@ -202,7 +202,7 @@ def _all_right(ceilings: Sequence[Result]) -> bool:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """1 when results differ, 2 where it cannot run."""
-    options = parse(arguments)
+    options = parse_gpu(arguments)
     warnings.filterwarnings("ignore", message="Sparse invariant checks")
     try:
         return Run(options).run()

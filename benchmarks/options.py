@@ -1,16 +1,17 @@
-"""The command line of the CPU benchmark."""
+"""The command lines of the benchmarks on the CPU and on a GPU."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rec_sdk_torch._engine import cache_policies
 
 from .ids import Distribution
-from .rivals import RIVALS
+from .pool import DIM, ID_RANGES, LOOKUPS
+from .rivals import POOL_RIVALS, RIVALS
 from .workload import OPTIMIZERS, TableSet
 
 
@@ -137,6 +138,13 @@ def check_outputs(parser: argparse.ArgumentParser, *paths: Path | None) -> None:
             parser.error(f"cannot write {path}: it is a folder, or its folder does not exist")
 
 
+def fill(options: argparse.Namespace, sizes: Mapping[str, object]) -> None:
+    """Sets the options that were not given."""
+    for name, value in sizes.items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+
+
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The options; those not given are those of quick or full mode."""
     parser = argparse.ArgumentParser(
@@ -158,11 +166,71 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     check_outputs(parser, options.json, options.plot)
     if options.tables and options.samples is None:
         options.samples = []
-    for name, value in (_FULL if options.full else _QUICK).items():
-        if getattr(options, name) is None:
-            setattr(options, name, value)
+    fill(options, _FULL if options.full else _QUICK)
     if "pooled" not in options.forms and any(tables.criteo for tables in options.tables):
         parser.error("criteo has tables of several dims, which a sequence cannot have: add --forms pooled")
     # The most skewed first: a small cache that a batch does not fit in stays out from then on.
     options.distributions.sort(key=lambda distribution: -distribution.alpha)
+    return options
+
+
+# ---- on a GPU
+
+_GPU_FULL = {
+    "tables": ID_RANGES["power law"],
+    "uniform_tables": ID_RANGES["uniform"],
+    "dim": DIM,
+    "lookups": LOOKUPS,
+    "batches": 20,
+    "copy_mib": 1024,
+    "host_rows": 8_000_000,
+    "swap_rows": 262_144,
+}
+_GPU_TINY = {
+    "tables": TableSet(2, 5000),
+    "uniform_tables": TableSet(2, 400),
+    "dim": 8,
+    "lookups": 200,
+    "batches": 8,
+    "copy_mib": 1,
+    "host_rows": 5000,
+    "swap_rows": 512,
+}
+
+
+def parse_gpu(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options; those not given are those of the scale."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.cuda",
+        description="Ceilings, operators and cached steps on a GPU, beside torch and FBGEMM.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try the benchmark itself")
+    parser.add_argument(
+        "--scale", choices=("full", "tiny"), default="full", help="full: the shape of dynamicemb's TestCaching"
+    )
+    parser.add_argument("--distributions", nargs="+", type=Distribution.parse, metavar="A", help="default 1.05 uniform")
+    parser.add_argument("--optimizers", nargs="+", choices=("adam", "sgd"), default=["adam", "sgd"])
+    parser.add_argument(
+        "--ratios", nargs="+", type=fraction, default=[1.0, 0.8, 0.5, 0.2], help="of cache to footprint"
+    )
+    parser.add_argument(
+        "--uniform-ratios", nargs="+", type=fraction, default=[1.0], help="default 1.0; each more takes long"
+    )
+    parser.add_argument("--rivals", nargs="*", choices=POOL_RIVALS, default=list(POOL_RIVALS))
+    parser.add_argument("--tables", type=TableSet.parse, metavar="COUNTxIDS", help="of power laws")
+    parser.add_argument("--uniform-tables", type=TableSet.parse, metavar="COUNTxIDS")
+    parser.add_argument("--dim", type=positive_int)
+    parser.add_argument("--lookups", type=positive_int, help="per step, of all tables")
+    parser.add_argument("--batches", type=positive_int, help="drawn, and timed rounds")
+    parser.add_argument("--copy-mib", type=positive_int, help="of a measured copy")
+    parser.add_argument("--host-rows", type=positive_int, help="that the host gathers from")
+    parser.add_argument("--swap-rows", type=positive_int, help="of a measured gather or swap")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure, after every case")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the steps")
+    options = parser.parse_args(arguments)
+    check_outputs(parser, options.json, options.plot)
+    options.distributions = options.distributions or [Distribution(1.05), Distribution(0.0)]
+    fill(options, _GPU_FULL if options.scale == "full" else _GPU_TINY)
     return options

@@ -17,7 +17,7 @@ from rec_sdk_torch.tbe.step.prefetch_queue import MAX_DEPTH
 
 from .cpu import plain
 from .machine import describe, load_average, with_malloc_settings
-from .options import check_outputs, fraction, positive_int
+from .options import check_outputs, fill, fraction, positive_int
 from .prefetch_step import RESIDENT, PrefetchOptions, run_prefetch
 from .report import machine_lines, table, targets_table
 from .targets import Target
@@ -90,9 +90,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
     options = parser.parse_args(arguments)
     check_outputs(parser, options.json)
-    for name, value in (_QUICK if options.quick else _SIZES).items():
-        if getattr(options, name) is None:
-            setattr(options, name, value)
+    fill(options, _QUICK if options.quick else _SIZES)
     return options
 
 

@@ -22,7 +22,7 @@ from torch.multiprocessing.spawn import spawn
 from .cpu import plain
 from .ids import Distribution
 from .machine import describe, load_average, with_malloc_settings
-from .options import check_outputs, positive_int
+from .options import check_outputs, fill, positive_int
 from .report import machine_lines, table
 from .workload import TableSet, Workload, make_workload
 
@@ -58,9 +58,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
     options = parser.parse_args(arguments)
     check_outputs(parser, options.json)
-    for name, value in (_QUICK if options.quick else _SIZES).items():
-        if getattr(options, name) is None:
-            setattr(options, name, value)
+    fill(options, _QUICK if options.quick else _SIZES)
     return options
 
 

@@ -1,11 +1,13 @@
-"""The targets of the CPU path, and whether a run reached them."""
+"""The targets on the CPU and on an H100, and whether a run reached them."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from .pool import DIM, LOOKUPS
 
 Result = dict[str, Any]
 
@@ -149,3 +151,54 @@ def compare(
     targets += _against_rivals(cases, torch_targets(copy_bytes_per_second)["fast"])
     targets += [*_planning(plans), _memory(plans, growth)]
     return [target.describe() for target in targets]
+
+
+# ---- on a GPU
+
+PUBLISHED = (
+    ("FBGEMM, cached (MANAGED_CACHING)", 3.36, 11.0),
+    ("NVIDIA dynamicemb, cached", 11.3, 0.97),
+    ("FBGEMM, all rows in device memory", 0.347, 1.005),
+)
+"""(what, forward ms, backward with Adam ms) of dynamicemb's benchmark at power law 1.05 on an H100."""
+
+
+def _operator(name: str) -> Callable[[Result], float]:
+    return lambda case: float(case["operators"]["times"][name]["median_ms"])
+
+
+def _ready(case: Result) -> float:
+    return float(case["times"][case["ours"]]["plans ready"]["median_ms"])
+
+
+GPU_TARGETS: tuple[tuple[str, float, Callable[[Result], float]], ...] = (
+    ("lookup, all hits", 0.40, _operator("lookup")),
+    ("update with Adam, all hits", 1.0, _operator("update")),
+    ("whole cached step with Adam, plans ready", 4.3, _ready),
+    ("the same, later", 2.2, _ready),
+)
+
+
+def is_published_shape(case: Result) -> bool:
+    """Whether a case is what the published figures and the targets are about."""
+    shape = (case["optimizer"], case["alpha"], case["ratio"], case["dim"], case["lookups"])
+    return shape == ("adam", 1.05, 1.0, DIM, LOOKUPS)
+
+
+def _right(case: Result) -> bool:
+    return all(case["operators"]["correct"].values()) and all(all(c.values()) for c in case["correct"].values())
+
+
+def compare_on_gpu(cases: Sequence[Result], device_name: str | None) -> list[Result]:
+    """Every target with what was reached; nothing was on a smaller workload, or with wrong results.
+
+    device_name: of the GPU, None where there is none: times of a host reach nothing.
+    """
+    there = [case for case in cases if device_name and "absent" not in case]
+    valid = [case for case in there if is_published_shape(case) and _right(case)]
+    listed = []
+    for name, wanted, figure in GPU_TARGETS:
+        reached = min((figure(case) for case in valid), default=None)
+        met = None if reached is None else reached <= wanted
+        listed.append({"target": name, "wanted_ms": wanted, "reached_ms": reached, "met": met, "device": device_name})
+    return listed

@@ -14,14 +14,14 @@ import torch
 from counts import sums
 from threads import threads
 
-from benchmarks import cuda, cuda_rivals, cuda_step
-from benchmarks.cuda_ceilings import Ceilings, CeilingSizes, faster_swaps, rate
-from benchmarks.cuda_operators import OperatorBench, operator_bytes
-from benchmarks.cuda_report import render_case, render_ceilings, render_targets
-from benchmarks.cuda_step import CHECKED, StepCase
-from benchmarks.cuda_targets import compare
-from benchmarks.cuda_workload import DIM, LOOKUPS, Need, Pool, draw_pool
+from benchmarks import cuda, pool_step, rivals
+from benchmarks.ceilings import Ceilings, CeilingSizes, faster_swaps, rate
 from benchmarks.ids import Distribution
+from benchmarks.operators import OperatorBench, operator_bytes
+from benchmarks.pool import DIM, LOOKUPS, Need, Pool, draw_pool
+from benchmarks.pool_step import CHECKED, StepCase
+from benchmarks.report import render_case, render_ceilings, render_gpu_targets
+from benchmarks.targets import compare_on_gpu
 from benchmarks.workload import TableSet, Workload
 
 TINY = ["--device", "cpu", "--scale", "tiny"]
@@ -62,7 +62,7 @@ def _case(optimizer: str = "sgd", ratio: float = 1.0, rivals: tuple[str, ...] = 
 
 def test_the_full_scale_is_that_of_testcaching() -> None:
     assert (LOOKUPS, DIM) == (10 * (2**20 // 10), 128) == (1_048_570, 128)
-    options = cuda.parse([])
+    options = cuda.parse_gpu([])
     assert (options.tables, options.uniform_tables) == (TableSet(10, 26_843_545), TableSet(10, 1_677_721))
     assert (options.lookups, options.dim, options.ratios) == (LOOKUPS, DIM, [1.0, 0.8, 0.5, 0.2])
     assert (options.optimizers, options.batches) == (["adam", "sgd"], 20)
@@ -179,7 +179,7 @@ def test_operators_where_every_row_is_resident(results: dict[str, Any]) -> None:
 def test_the_host_reaches_no_target(results: dict[str, Any]) -> None:
     assert [target["wanted_ms"] for target in results["targets"]] == [0.4, 1.0, 4.3, 2.2]
     assert all(target["met"] is None for target in results["targets"])
-    assert "not measured" in render_targets(results["targets"])
+    assert "not measured" in render_gpu_targets(results["targets"])
 
 
 def test_report_of_a_case(results: dict[str, Any]) -> None:
@@ -201,20 +201,20 @@ def test_report_of_a_case(results: dict[str, Any]) -> None:
 def test_targets_count_right_results_of_the_full_shape_only(results: dict[str, Any]) -> None:
     case = {**results["steps"][0], "dim": DIM, "lookups": LOOKUPS}
     ready = case["times"][case["ours"]]["plans ready"]["median_ms"]
-    listed = compare([case], "NVIDIA H100 80GB HBM3")
+    listed = compare_on_gpu([case], "NVIDIA H100 80GB HBM3")
     assert [t["reached_ms"] for t in listed][2:] == [ready, ready]
     assert [t["met"] for t in listed] == [t["reached_ms"] <= t["wanted_ms"] for t in listed]
     slow = json.loads(json.dumps(case))
     slow["times"][case["ours"]]["plans ready"]["median_ms"] = 3.0
-    assert [t["met"] for t in compare([slow], "NVIDIA H100 80GB HBM3")][2:] == [True, False]
+    assert [t["met"] for t in compare_on_gpu([slow], "NVIDIA H100 80GB HBM3")][2:] == [True, False]
     wrong = {**case, "correct": {"torch sparse": {"lookup": True, "update": False}}}
     for cases, name in (([wrong], "NVIDIA H100"), ([case], None), ([results["steps"][0]], "NVIDIA H100")):
-        assert all(t["reached_ms"] is None for t in compare(cases, name))
-    assert "this is A100" in render_targets(compare([case], "A100"))
+        assert all(t["reached_ms"] is None for t in compare_on_gpu(cases, name))
+    assert "this is A100" in render_gpu_targets(compare_on_gpu([case], "A100"))
 
 
 def test_a_wrong_update_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_rivals, "LEARNING_RATE", 0.015)
+    monkeypatch.setattr(rivals, "LEARNING_RATE", 0.015)
     chosen = ["--distributions", "1.05", "--optimizers", "sgd", "--ratios", "0.5", "--rivals", "index-add"]
     found = _run(tmp_path, *chosen, expected=1)
     (case,) = found["steps"]
@@ -223,8 +223,8 @@ def test_a_wrong_update_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_wrong_lookup_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = cuda_rivals.TorchIndexAdd.forward
-    monkeypatch.setattr(cuda_rivals.TorchIndexAdd, "forward", lambda *args: right(*args) * (1 + 2**-23))
+    right = rivals.TorchIndexAdd.forward
+    monkeypatch.setattr(rivals.TorchIndexAdd, "forward", lambda *args: right(*args) * (1 + 2**-23))
     result = _case(rivals=("index-add",)).run()
     assert result["correct"] == {"index_add": {"lookup": False, "update": True}}
 
@@ -256,13 +256,13 @@ def test_a_batch_that_does_not_fit_in_the_cache(tmp_path: Path) -> None:
 
 def test_a_rival_without_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     enough = _case()._need
-    monkeypatch.setattr(cuda_step, "free_memory", lambda device: enough)
+    monkeypatch.setattr(pool_step, "free_memory", lambda device: enough)
     case = _case(rivals=("torch", "index-add"))
     assert set(case.skipped) == {"torch", "index-add"}
     assert all("device memory: needs" in reason for reason in case.skipped.values())
     less = Need(enough.device, enough.host - 1)
-    monkeypatch.setattr(cuda_step, "free_memory", lambda device: less)
-    with pytest.raises(cuda_step.NotAvailableError, match="host memory: needs"):
+    monkeypatch.setattr(pool_step, "free_memory", lambda device: less)
+    with pytest.raises(pool_step.NotAvailableError, match="host memory: needs"):
         _case()
 
 

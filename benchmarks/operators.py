@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from rec_sdk_torch.ops import ops
 from rec_sdk_torch.tbe.cache.plan import PlanArrays
 
-from .cuda_ours import TimedOurs
+from .phases import TimedOurs
 from .timing import Clock, Samples, no_collection
 from .workload import BETAS, EPS, LEARNING_RATE, Workload
 

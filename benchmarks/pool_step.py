@@ -12,10 +12,10 @@ import torch
 from rec_sdk_torch.tbe import CacheTooSmallError
 
 from .contenders import Contender, NotAvailableError
-from .cuda_operators import ATOL, RTOL, OperatorBench, operator_bytes, spans
-from .cuda_ours import PHASES, TimedOurs
-from .cuda_rivals import Place, Resident, make_contender, need_of
-from .cuda_workload import Need, Pool, free_memory, need_of_ours, shortage
+from .operators import ATOL, RTOL, OperatorBench, operator_bytes, spans
+from .phases import PHASES, TimedOurs
+from .pool import Need, Pool, free_memory, need_of_ours, shortage
+from .rivals import Place, Resident, make_contender, need_of
 from .timing import Clock, Samples, no_collection
 from .workload import Workload
 
