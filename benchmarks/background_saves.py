@@ -86,7 +86,7 @@ class Training:
 
     @property
     def record_bytes(self) -> int:
-        return int(self.embedding.find_table("t")[0].layout.bytes)
+        return int(self.embedding.layout.find_table("t")[0].layout.bytes)
 
 
 class Copy:

@@ -261,7 +261,7 @@ def held_in_planning(_: int, __: Path) -> None:
     Group.plan = slow_plan
     embedding.prefetch(*batch())
     held.wait()
-    after_the_threads(lambda: not any(thread.is_alive() for thread in embedding.steps.ahead._worker._threads))
+    after_the_threads(lambda: not any(thread.is_alive() for thread in embedding.queue._worker._threads))
 
 
 def used_after_the_threads(_: int, __: Path) -> None:

@@ -1,4 +1,4 @@
-"""Rooms of the package import what is below them: no circle, imports for type checkers and in functions counted."""
+"""Files of the package import what is below them: no circle, imports for type checkers and in functions counted."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ import graphlib
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "rec_sdk_torch"
 FILES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-    for path in (ROOT / PACKAGE).rglob("*.py")
+    for path in [*(ROOT / PACKAGE).rglob("*.py"), ROOT / PACKAGE / "_engine.pyi"]
 }
+
+TBE = f"{PACKAGE}.tbe"
+FLOORS = ["config", "options", "cache", "rows", "step", "embedding"]
+"""Rooms of the table-batched embedding, from below."""
+
+DOORS = {f"{TBE}.rows.{file}" for file in ("gradients", "load", "move", "row_parts", "snapshot", "table_view")}
+"""The files beside `cache` that may call the engine of a group."""
 
 
 def imports(module: str) -> Iterator[str]:
@@ -44,13 +49,51 @@ def test_every_import_is_found() -> None:
     assert "rec_sdk_torch.optim.requests" in set(imports("rec_sdk_torch.optim.handles"))
 
 
+def circle(arrows: dict[str, set[str]]) -> str | None:
+    """A circle of arrows as text; None where there is none."""
+    try:
+        graphlib.TopologicalSorter(arrows).prepare()
+    except graphlib.CycleError as error:
+        return " <- ".join(error.args[1])
+    return None
+
+
+def test_no_circle_of_files() -> None:
+    found = circle({module: set(imports(module)) - {module} for module in FILES})
+    assert found is None, f"files import each other: {found}"
+
+
 def test_rooms_have_an_order() -> None:
     arrows: dict[str, set[str]] = {}
     for module in FILES:
         if room(module) != PACKAGE:  # whose __init__ names what others have
             below = {room(other) for other in imports(module)} - {room(module), PACKAGE}
             arrows.setdefault(room(module), set()).update(below)
-    try:
-        graphlib.TopologicalSorter(arrows).prepare()
-    except graphlib.CycleError as error:
-        pytest.fail(f"rooms import each other: {' <- '.join(error.args[1])}")
+    found = circle(arrows)
+    assert found is None, f"rooms import each other: {found}"
+
+
+def floor(module: str) -> int:
+    return FLOORS.index(module.split(".")[2])
+
+
+def test_rooms_of_the_embedding_import_what_is_below() -> None:
+    files = [module for module in FILES if module.startswith(f"{TBE}.")]
+    upwards = [
+        f"{module} imports {other}"
+        for module in files
+        for other in imports(module)
+        if other in files and floor(other) > floor(module)
+    ]
+    assert not upwards
+
+
+def uses(module: str, attribute: str) -> bool:
+    """Whether a file gets or sets an attribute of this name."""
+    nodes = ast.walk(ast.parse(FILES[module].read_text()))
+    return any(isinstance(node, ast.Attribute) and node.attr == attribute for node in nodes)
+
+
+def test_one_door_to_whole_tables() -> None:
+    callers = {module for module in FILES if uses(module, "engine") and not module.startswith(f"{TBE}.cache.")}
+    assert callers == DOORS

@@ -101,7 +101,7 @@ def _alone(owners: Sequence[Owner]) -> Iterator[None]:
     """Waits for other saves of these tables. It is a lock, since it ends in the thread that writes."""
     with contextlib.ExitStack() as stack:
         for owner in sorted(owners, key=lambda owner: id(owner.embedding)):
-            stack.enter_context(owner.embedding.steps.saving)
+            stack.enter_context(owner.embedding.layout.locks.saving)
         yield
 
 

@@ -32,7 +32,7 @@ def check(found: Sequence[Match], chain: Chain) -> list[int]:
         RuntimeError: batches are in flight.
     """
     for each in found:
-        if each.owner.embedding.in_flight():
+        if each.owner.embedding.layout.in_flight():
             raise RuntimeError(
                 "batches are in flight: run their backward, or drop the outputs of their forward, before a load"
             )
@@ -82,7 +82,7 @@ def _check_options(found: Match, folder: Path, manifest: Manifest) -> None:
     Raises:
         CheckpointError: the saved optimizer has options that no update may use.
     """
-    optimizer = found.owner.embedding.optimizer_of(found.name)
+    optimizer = found.owner.embedding.layout.optimizer_of(found.name)
     if optimizer is None or not same_family(found.owner, found.name, found.saved, manifest):
         return
     assert found.saved.optimizer is not None
@@ -101,13 +101,13 @@ def replacements(owners: Sequence[Owner], found: Sequence[Match], chain: Chain, 
         windows = _windows(own, chain)
         optimizers: dict[int, tuple[TableOptimizer, int, dict[str, Any]]] = {}
         for each in own:
-            optimizer = owner.embedding.optimizer_of(each.name)
+            optimizer = owner.embedding.layout.optimizer_of(each.name)
             if optimizer is not None and each.saved.optimizer is not None:
                 saved = manifest.optimizers[each.saved.optimizer]
                 if same_family(owner, each.name, each.saved, manifest):
                     optimizers[id(optimizer)] = optimizer, saved.step, _options(optimizer, saved)
         sources = [_source(each, chain, bool(windows)) for each in own]
-        result.append(Replacement(owner.embedding, sources, list(optimizers.values()), windows, beside=beside))
+        result.append(Replacement(owner.embedding.layout, sources, list(optimizers.values()), windows, beside=beside))
     return result
 
 
@@ -125,7 +125,7 @@ def put_in_place(team: Team, owners: Sequence[Owner], made: Sequence[Replacement
             each.drop()
         raise
     for owner, each in zip(owners, made, strict=True):
-        owner.embedding.steps.do(each)
+        owner.embedding.layout.locks.do(each)
 
 
 def _source(found: Match, chain: Chain, with_window: bool) -> TableSource:
@@ -157,7 +157,7 @@ def _windows(found: Sequence[Match], chain: Chain) -> dict[int, int]:
     lengths = set()
     fits = True
     for each in found:
-        optimizer = each.owner.embedding.optimizer_of(each.name)
+        optimizer = each.owner.embedding.layout.optimizer_of(each.name)
         lengths.add(optimizer.accumulate_step if optimizer else 1)
         waits = bool(manifest.files_of(each.keys[-1], WINDOW))
         saved = None if each.saved.optimizer is None else manifest.optimizers[each.saved.optimizer]

@@ -67,7 +67,7 @@ def set_mark(
         del marks[next(iter(marks))]
     if marks:
         of_groups = zip(*(each.versions for each in marks.values()), strict=True)
-        forget_changes(embedding, [min(of_group) for of_group in of_groups])
+        forget_changes(embedding.layout, [min(of_group) for of_group in of_groups])
 
 
 def drop_marks(embedding: TableBatchedEmbedding) -> None:

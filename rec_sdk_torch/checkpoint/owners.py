@@ -107,6 +107,6 @@ def owners_of(model: torch.nn.Module) -> list[Owner]:
     if not found:
         raise ValueError(f"{type(model).__name__} has no embedding tables of rec_sdk_torch: nothing to save or load")
     for owner in found.values():
-        owner.embedding._check_real()
+        owner.embedding.layout.check_real()
         owner.sync()
     return list(found.values())

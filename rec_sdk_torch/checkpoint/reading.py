@@ -120,7 +120,7 @@ def _parts(owner: Owner, name: str, saved: SavedTable, save: tuple[Path, Manifes
 
 def same_family(owner: Owner, name: str, saved: SavedTable, manifest: Manifest) -> bool:
     """Whether the states of a saved table mean the same to the table's optimizer."""
-    optimizer = owner.embedding.optimizer_of(name)
+    optimizer = owner.embedding.layout.optimizer_of(name)
     if optimizer is None or saved.optimizer is None:
         return optimizer is None and saved.optimizer is None
     return manifest.optimizers[saved.optimizer].kernel == optimizer.spec.kernel

@@ -115,7 +115,7 @@ def _table(owner: Owner, name: str, folder: Path) -> _Table:
     ranks = _ranks(folder / name)
     if not ranks:
         raise CheckpointError(f"{folder / name}: has no table {name!r}, that is no folder {_KEY} or rank<N>/{_KEY}")
-    optimizer = owner.embedding.optimizer_of(name)
+    optimizer = owner.embedding.layout.optimizer_of(name)
     states = [state.name for state in optimizer.spec.states] if optimizer else []
     there = len(list(ranks[0].glob("momentum[0-9]")))
     if there != len(states):
@@ -148,7 +148,7 @@ def _check(table: _Table, folder: Path) -> None:
         raise CapacityError(
             f"{folder}: table {table.name!r} has {len(ids)} ids, its capacity here is {view.config.capacity}"
         )
-    if table.owner.embedding.in_flight():
+    if table.owner.embedding.layout.in_flight():
         raise RuntimeError(
             "batches are in flight: run their backward, or drop the outputs of their forward, before a load"
         )
@@ -201,7 +201,7 @@ def replacements(owners: Sequence[Owner], found: Sequence[Sequence[_Table]], bes
     made = []
     for owner, tables in zip(owners, found, strict=True):
         sources = [_source(owner, table) for table in tables]
-        made.append(Replacement(owner.embedding, sources, [], {}, beside=beside))
+        made.append(Replacement(owner.embedding.layout, sources, [], {}, beside=beside))
     return made
 
 

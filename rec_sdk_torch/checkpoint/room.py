@@ -22,8 +22,8 @@ def has_room_beside(coming: Coming, folder: Path) -> bool:
         MemoryError, OSError: not even without those.
     """
     beside = True
-    for store in {view._embedding.options.host_store for view, _ in coming}:
-        own = [(view, rows) for view, rows in coming if view._embedding.options.host_store == store]
+    for store in {view.layout.options.host_store for view, _ in coming}:
+        own = [(view, rows) for view, rows in coming if view.layout.options.host_store == store]
         need, there = (sum(sizes) for sizes in zip(*(_bytes(view, rows) for view, rows in own), strict=True))
         free = _free(store)
         if need - there > free:
@@ -40,10 +40,8 @@ def has_room_beside(coming: Coming, folder: Path) -> bool:
 
 def _bytes(view: TableView, rows: int) -> tuple[int, int]:
     """(of these rows, of those that the table has): in memory, or on the disk of a host store there."""
-    group, table = view._open()
-    memory = group.engine.memory(table)
-    on_disk = view._embedding.options.host_store is not None
-    return rows * group.stored_bytes(table), memory["disk_bytes" if on_disk else "store_bytes"]
+    on_disk = view.layout.options.host_store is not None
+    return rows * view.stored_bytes(), view.memory()["disk_bytes" if on_disk else "store_bytes"]
 
 
 def _free(store: str | None) -> int:

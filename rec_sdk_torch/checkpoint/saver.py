@@ -157,7 +157,7 @@ def _load(module: torch.nn.Module, path: PathLike, incremental: bool) -> str:
         for owner in owners:
             drop_marks(owner.embedding)
             if takes_all(found) and len(found) == len(last.tables):
-                version = versions(owner.embedding)
+                version = versions(owner.embedding.layout)
                 set_mark(owner.embedding, str(folder.parent), last.id, last.base, last.sequence, version)
     return str(folder)
 

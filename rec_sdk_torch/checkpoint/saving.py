@@ -118,7 +118,7 @@ def _known(owner: Owner, table: str, since: Sequence[int]) -> bool:
 
 def _version(owner: Owner, table: str, since: Sequence[int]) -> int:
     groups = owner.embedding.groups
-    return since[groups.index(owner.embedding.find_table(table)[0])]
+    return since[groups.index(owner.embedding.layout.find_table(table)[0])]
 
 
 def check_tracked(owners: Sequence[Owner]) -> None:
@@ -212,7 +212,7 @@ def take(owners: Sequence[Owner], keys: dict[tuple[int, str], str], start: Start
             for name in owner.configs:
                 since = None if mark is None else _version(owner, name, mark.versions)
                 moment.tables.append(_take_table(moment, owner, name, keys[place, name], since))
-            moment.written.versions.append(versions(owner.embedding))
+            moment.written.versions.append(versions(owner.embedding.layout))
     except BaseException:
         moment.close()
         raise
@@ -224,7 +224,7 @@ def _take_table(moment: Moment, owner: Owner, name: str, key: str, since: int | 
     rows = moment.written.rows[key] = owner.count(view)
     specs = row_specs(_elements(view), view.dtypes(), _columns(view))
     ids, removed = (None, None) if since is None else changed(view, since)
-    snapshot = Snapshot(owner.embedding, name, moment.aside, ids)
+    snapshot = Snapshot(owner.embedding.layout, name, moment.aside, ids)
     try:
         initial = since is None and owner.configs[name].hashed != view.config.hashed
         count = rows if initial else snapshot.count
@@ -340,7 +340,7 @@ def _draft(owners: Sequence[Owner], keys: dict[tuple[int, str], str], start: Sta
     tables = []
     for place, owner in enumerate(owners):
         for name, config in owner.configs.items():
-            optimizer = owner.embedding.optimizer_of(name)
+            optimizer = owner.embedding.layout.optimizer_of(name)
             number = None
             if optimizer is not None:
                 number, _ = optimizers.setdefault(id(optimizer), (len(optimizers), optimizer))
@@ -366,7 +366,7 @@ def _draft(owners: Sequence[Owner], keys: dict[tuple[int, str], str], start: Sta
                 )
             )
     open_windows = {
-        owner.path: {str(length): count for length, count in owner.embedding.steps.windows.items() if count}
+        owner.path: {str(length): count for length, count in owner.embedding.layout.windows.items() if count}
         for owner in owners
     }
     return Manifest(

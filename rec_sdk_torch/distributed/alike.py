@@ -78,7 +78,7 @@ class Settings:
         return zlib.crc32(repr(self._windows()).encode(), zlib.crc32(steps, self._checksum))
 
     def _windows(self) -> dict[str, int]:
-        open_ones = sorted((length, count) for length, count in self._embedding.steps.windows.items() if count)
+        open_ones = sorted((length, count) for length, count in self._embedding.layout.windows.items() if count)
         return {f"backward passes of the window of {length}": count for length, count in open_ones}
 
     def _changed(self) -> bool:
@@ -95,7 +95,7 @@ class Settings:
         self._checksum = zlib.crc32(repr((self._others, of_tables)).encode())
 
     def _whole(self) -> dict[str, Any]:
-        guard = self._embedding.steps.guard
+        guard = self._embedding.guard
         return {
             "evict_step_interval": self._embedding.options.evict_step_interval,
             "check_finite='raise'": guard.check_finite == "raise",

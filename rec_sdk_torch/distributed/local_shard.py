@@ -17,12 +17,13 @@ from ..modules.collection import CachedCollection
 from ..optim.handles import TableHandle, module_dict
 from ..tbe import Pooling, TableBatchedEmbedding, TableConfig
 from ..tbe.cache.batch import Batch
-from ..tbe.cache.device_cache import Group
 from ..tbe.cache.group_spec import drawn
 from ..tbe.config.cache_size import BatchHint, CacheOption
 from ..tbe.config.life import Seen, TableLife
 from ..tbe.config.table import DIVIDED
+from ..tbe.rows.layout import Layout
 from ..tbe.rows.row_parts import WEIGHT
+from ..tbe.rows.table_view import TableView
 from ..tbe.step.prefetch_queue import Prefetched
 from .collectives import Exchange
 from .dedup import Tables
@@ -56,33 +57,19 @@ class ShardHandle(TableHandle):
         destination[f"{prefix}weight"] = view.read(ids, [WEIGHT]).parts[WEIGHT]
 
 
-class HomeEmbedding(TableBatchedEmbedding):
-    """Rows at home on a rank.
+def _draw(index_tables: Mapping[str, tuple[TableConfig, Placement]], layout: Layout) -> None:
+    """Draws index tables with an `init_fn`: each rank draws the whole table, as one process would, and keeps its rows.
 
-    Attributes:
-        index_tables: of each, by name, the whole table's config and where its rows live.
-        draws: whether those with an `init_fn` draw their rows; otherwise they are taken over.
+    index_tables: by name, the whole table's config and where its rows live.
     """
-
-    index_tables: dict[str, tuple[TableConfig, Placement]]
-    draws: bool
-
-    def _build(self, serial: int = 0) -> list[Group]:
-        groups = super()._build(serial)
-        for group in groups:
-            for place, member in enumerate(group.members):
-                if member.config.name in self.index_tables:
-                    table, placement = self.index_tables[member.config.name]
-                    group.always[place] = functools.partial(placement.rows, table.num_embeddings)
-        return groups
-
-    def _fill_tables(self) -> None:
-        """Each rank draws the whole table, as one process would, and keeps its rows."""
-        for table, placement in self.index_tables.values():
-            if table.init_fn is None or not self.draws:
-                continue
+    for table, placement in index_tables.values():
+        if table.init_fn is not None:
             weight, ids = drawn(table, table.num_embeddings), torch.from_numpy(placement.rows(table.num_embeddings))
-            self.view(table.name).write(ids, {WEIGHT: weight[ids]})
+            TableView(layout, table.name).write(ids, {WEIGHT: weight[ids]})
+
+
+def _draw_nothing(layout: Layout) -> None:
+    """Leaves new tables to what takes over rows that exist."""
 
 
 class HomeTables(CachedCollection):
@@ -98,7 +85,7 @@ class HomeTables(CachedCollection):
         hint = options.batch_hint
         if hint.multi_hot_sizes is None:
             hint = BatchHint(hint.batch_size, [table.num_features for table in source.tables], hint.world_size)
-        embedding = HomeEmbedding.from_options(
+        embedding = TableBatchedEmbedding.from_options(
             [_part(table, placement, world_size) for table, placement in pairs],
             dataclasses.replace(
                 options,
@@ -109,9 +96,14 @@ class HomeTables(CachedCollection):
                 host_store=options.host_store and os.path.join(options.host_store, f"rank{exchange.rank}"),
             ),
         )
-        embedding.index_tables = {pair[0].name: pair for pair in pairs if not pair[0].hashed}
-        embedding.draws = source._groups is None
-        embedding.steps.guard.others = exchange
+        index_tables = {pair[0].name: pair for pair in pairs if not pair[0].hashed}
+        embedding.layout.always = {
+            name: functools.partial(placement.rows, table.num_embeddings)
+            for name, (table, placement) in index_tables.items()
+        }
+        new = source.layout.built is None
+        embedding.layout.fill = functools.partial(_draw, index_tables) if new else _draw_nothing
+        embedding.guard.others = exchange
         self.__dict__["_handles_name"] = origin._handles_name
         super().__init__(origin._configs, embedding, None)
         self._modules[self._handles_name] = module_dict(
@@ -134,7 +126,7 @@ class HomeTables(CachedCollection):
 
     def _take_over(self, source: TableBatchedEmbedding, placements: list[Placement], rank: int) -> None:
         """Rows that were trained or loaded before, each by the rank that is their home."""
-        if source._groups is None:
+        if source.layout.built is None:
             return
         self._sync_optimizers()
         for table, placement in zip(source.tables, placements, strict=True):
@@ -142,7 +134,7 @@ class HomeTables(CachedCollection):
                 mine = torch.from_numpy(placement.owner(chunk.ids.numpy()) == rank)
                 parts = {name: part[mine] for name, part in chunk.parts.items()}
                 self._embedding.view(table.name).write(chunk.ids[mine], parts)
-            before, now = source.optimizer_of(table.name), self._embedding.optimizer_of(table.name)
+            before, now = source.layout.optimizer_of(table.name), self._embedding.layout.optimizer_of(table.name)
             if before is not None and now is not None:
                 self._embedding.load([], [(now, before.step)])
 
@@ -155,12 +147,12 @@ class HomeTables(CachedCollection):
 
     def batch_of(self, values: torch.Tensor, offsets: torch.Tensor, seen: Seen | None) -> Batch:
         """Ids of all ranks, rank by rank and there table by table, as a batch; `seen`: what ranks told of them."""
-        return self._embedding.steps.ahead.batch(values, values, offsets, 1, self._keys, None, seen=seen)
+        return self._embedding.queue.batch(values, values, offsets, 1, self._keys, None, seen=seen)
 
     def announce(self, values: torch.Tensor, offsets: torch.Tensor, seen: Seen | None, depth: int | None) -> Prefetched:
         """Prefetches the batch that `batch_of` will be given."""
         prefetched = Prefetched(values, offsets, 1, self._keys, False, source=values, seen=seen, depth=depth)
-        self._embedding.steps.ahead.add(prefetched)
+        self._embedding.queue.add(prefetched)
         return prefetched
 
     def rows_of(self, batch: Batch, tables: Tables) -> list[torch.Tensor]:

@@ -116,7 +116,7 @@ class TableAccess(torch.nn.Module):
         Raises:
             RuntimeError: with another optimizer.
         """
-        return take_gradients(self.tables)
+        return take_gradients(self.tables.layout)
 
     @property
     def iter(self) -> torch.Tensor:

@@ -298,7 +298,7 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
         """Looks up a batch in which features of other tables stand between those of one table."""
         keys = self._order.key_array
         size = self._batch_size(offsets)
-        batch = self.tables.steps.ahead.batch(offsets, indices, offsets, size, keys, weights)
+        batch = self.tables.queue.batch(offsets, indices, offsets, size, keys, weights)
         if self.pooling_mode is not PoolingMode.NONE:
             return self.tables.lookup_pooled(batch).index_select(1, self._order.columns(self.tables.device))
         of_features = dict(zip(self._order.keys, self.tables.lookup_features(batch), strict=True))
@@ -368,7 +368,7 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
         size, keys = self._batch_size(offsets), self._order.key_array
         joined = self._order.same and self.pooling_mode is PoolingMode.NONE
         coming = Prefetched(indices, offsets, size, keys, self._weighted, source=offsets, joined=joined)
-        self.tables.steps.ahead.add(coming)
+        self.tables.queue.add(coming)
 
 
 _DEFAULTS = {

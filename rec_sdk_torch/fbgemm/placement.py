@@ -214,18 +214,4 @@ def _touch(tables: TableBatchedEmbedding, feature: int, begin: int, end: int) ->
 
 def rows_in_place(tables: TableBatchedEmbedding, name: str) -> dict[str, torch.Tensor]:
     """Views of a resident table, by part: `weight` `[rows, D]`, states `[rows, D]` or `[rows, 1]`."""
-    with tables.exclusive():
-        group, place = tables.find_table(name)
-        group.swap.settle()
-        config = group.members[place].config
-        ids = torch.arange(config.num_embeddings, device="cpu")
-        slots = torch.from_numpy(group.engine.find_rows(place, ids.numpy())[1]).long()
-        begin = int(slots[0])
-        if not torch.equal(slots, ids + begin):
-            raise RuntimeError(f"table {name!r}: its rows are not resident in their order")
-        records = group.swap.cache[begin : begin + config.num_embeddings]
-        optimizer = tables.optimizer_of(name)
-        states = optimizer.spec.states if optimizer else ()
-        parts = {"weight": group.layout.weight(records)}
-        parts |= {state.name: group.layout.state(records, index) for index, state in enumerate(states)}
-        return {name: part.detach() for name, part in parts.items()}
+    return tables.view(name).in_place()

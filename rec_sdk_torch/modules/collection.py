@@ -158,7 +158,7 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
         if self.training and torch.is_grad_enabled():
             self._sync_optimizers()
         values, keys, seen = features.values(), self._feature_keys, self._seen(features)
-        batch = self._embedding.steps.ahead.batch
+        batch = self._embedding.queue.batch
         return bags, batch(features, values, bags.offsets, bags.size, keys, weights, seen=seen)
 
     def _seen(self, features: KeyedJaggedTensor) -> Seen | None:
@@ -206,7 +206,7 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
             seen=self._seen(bags.features),
             depth=depth,
         )
-        self._embedding.steps.ahead.add(prefetched)
+        self._embedding.queue.add(prefetched)
         return prefetched
 
     def forget(self, prefetched: Prefetched | None = None) -> None:
@@ -215,7 +215,7 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
 
     def wait_for_plans(self) -> None:
         """Waits until the prefetched batches are planned, as far as they can be now."""
-        self._embedding.steps.ahead.wait()
+        self._embedding.queue.wait()
 
     def _match_keys(self, keys: list[str]) -> None:
         place = {key: index for index, key in enumerate(keys)}
@@ -280,7 +280,7 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
         Raises:
             RuntimeError: no table has it.
         """
-        return take_gradients(self._embedding)
+        return take_gradients(self._embedding.layout)
 
     def add_to_rows(self, table: str, ids: torch.Tensor, change: torch.Tensor) -> None:
         """Adds `change` `[n, D]` to the weights of the rows of `ids`, int64 `[n]`, each once.
@@ -289,7 +289,7 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
             KeyError: an id is no row of the table, or there is no such table; nothing was changed.
             ValueError: shapes that do not fit, or an id that is there twice.
         """
-        add_to_rows(self._embedding, table, ids, change)
+        add_to_rows(self._embedding.layout, table, ids, change)
 
     # ---- what torch.nn.Module does to modules
 
@@ -319,7 +319,7 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
         tables = f"{prefix}{self._handles_name}."
         prefixes = {table.name: f"{tables}{table.name}." for table in self._embedding.tables}
-        load_tables(self._embedding, state_dict, tables, prefixes, self._strict, *lists)
+        load_tables(self._embedding.layout, state_dict, tables, prefixes, self._strict, *lists)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         twin = self.__class__.__new__(self.__class__)

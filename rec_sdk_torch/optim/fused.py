@@ -12,8 +12,8 @@ from torchrec.optim.fused import FusedOptimizer
 from ..tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
 from ..tbe.config.numbers import as_int
 from ..tbe.config.optimizer import check_options
-from ..tbe.rows.given import step_problem, tensor_problem
-from ..tbe.rows.table_view import Content, known_ids_problem
+from ..tbe.rows.given import known_ids_problem, step_problem, tensor_problem
+from ..tbe.rows.table_view import Content
 from .handles import TableParameter
 from .requests import defaults_of
 from .torchrec_hooks import check_clipping

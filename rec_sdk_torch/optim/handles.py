@@ -209,7 +209,7 @@ class TableHandle(torch.nn.Module):
         """Rows, columns, data type, cache and optimizer; of a sharded table this rank's."""
         requested = self.weight.requested()  # of which the embedding may not know yet
         optimizer = describe_optimizer(*requested[0]) if requested else None
-        known = self._owner[0].optimizer_of(self.table)
+        known = self._owner[0].layout.optimizer_of(self.table)
         return self._owner[0].describe(self.table, None if known is not None else optimizer)
 
     def state_names(self) -> list[str]:
@@ -240,7 +240,7 @@ class TableHandle(torch.nn.Module):
             module.to_empty(device=device)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        save_table(self._owner[0], self._config.name, destination, prefix)
+        save_table(self._owner[0].layout, self._config.name, destination, prefix)
 
     def _load_from_state_dict(
         self,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_hook_handle_map
 
@@ -16,17 +16,23 @@ from ..formulas import class_name, spec_for
 from ..tbe import TableOptimizer
 from ..tbe.config.optimizer import check_options
 
-if TYPE_CHECKING:
-    from .handles import TableParameter
-
 OPTIMIZERS, CLASSES, KEYWORDS = NOTES = ("_in_backward_optimizers", "_optimizer_classes", "_optimizer_kwargs")
 """The attributes that torch notes an optimizer in, the last one last."""
+
+
+class Handle(Protocol):
+    """A table's parameter, which requests are noted on."""
+
+    table: str
+    embedding_optimizer_cls: type | None
+
+    def requested(self) -> list[tuple[type, dict[str, Any]]]: ...
 
 
 class Keywords(list[dict[str, Any]]):
     """The keywords of a handle's optimizers; what torch adds is checked, and a request that fails leaves no trace."""
 
-    def __init__(self, handle: TableParameter, values: Iterable[dict[str, Any]] = ()) -> None:
+    def __init__(self, handle: Handle, values: Iterable[dict[str, Any]] = ()) -> None:
         super().__init__(values)
         self._handle = weakref.ref(handle)
 
@@ -66,14 +72,14 @@ def defaults_of(optimizers: Sequence[TableOptimizer]) -> dict[str, Any]:
     return {name: value for name, value in optimizers[0].options.items() if name in common}
 
 
-def note(handle: TableParameter, optimizer_class: type, keywords: dict[str, Any]) -> None:
+def note(handle: Handle, optimizer_class: type, keywords: dict[str, Any]) -> None:
     """Notes a request that was checked, without an optimizer object: the engine is the optimizer."""
     handle.__dict__.setdefault(OPTIMIZERS, [])
     handle.__dict__.setdefault(CLASSES, []).append(optimizer_class)
     list.append(handle.__dict__.setdefault(KEYWORDS, Keywords(handle)), keywords)
 
 
-def forget(handle: TableParameter) -> None:
+def forget(handle: Handle) -> None:
     """Takes back the last request, which torch noted."""
     for name in NOTES:
         del handle.__dict__[name][-1:]
@@ -83,7 +89,7 @@ def forget(handle: TableParameter) -> None:
 
 
 def check(
-    handle: TableParameter,
+    handle: Handle,
     optimizer_class: type,
     keywords: Mapping[str, Any],
     before: Iterable[tuple[type, Mapping[str, Any]]],
@@ -114,12 +120,12 @@ def check(
     return optimizer
 
 
-def is_hooked(handle: TableParameter) -> bool:
+def is_hooked(handle: Handle) -> bool:
     """Whether the optimizer is to act in the backward pass: torch's apply can be told that it is not."""
     return not handle.__dict__.get(OPTIMIZERS) or handle in param_to_optim_hook_handle_map
 
 
-def _check_hooked(handle: TableParameter) -> None:
+def _check_hooked(handle: Handle) -> None:
     if not is_hooked(handle):
         while handle.requested():
             forget(handle)
@@ -129,14 +135,14 @@ def _check_hooked(handle: TableParameter) -> None:
         )
 
 
-def share_options(handle: TableParameter, optimizer: TableOptimizer) -> None:
+def share_options(handle: Handle, optimizer: TableOptimizer) -> None:
     """Lets the param_groups of the optimizers that torch made for a table be the live options of the update."""
     for made in handle.__dict__[OPTIMIZERS]:
         made.param_groups[0] = optimizer.options
         made._opt_called = True  # a scheduler warns of its first step before the optimizer's: backward passes are those
 
 
-def table_optimizers(handles: Mapping[str, TableParameter]) -> dict[str, TableOptimizer]:
+def table_optimizers(handles: Mapping[str, Handle]) -> dict[str, TableOptimizer]:
     """The optimizer of each table that has one: one for all tables of a call of ours, one for each table of torch's.
 
     Raises:

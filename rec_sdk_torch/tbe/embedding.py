@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Self
 
@@ -12,36 +12,36 @@ import numpy as np
 import torch
 
 from .._exits import calls
-from ..backends.devices import backend_for
 from ..eager import check_batch, eager
 from .cache.batch import Batch, Int64Array
 from .cache.device_cache import Group
-from .cache.group_spec import Member, alike, drawn, record_layout, stored_bytes
-from .cache.store_folder import StoreFolder, folder_for_copy
-from .config.cache_size import BatchHint, CacheOption, cache_slots, check_host_memory
+from .cache.store_folder import folder_for_copy
+from .config.cache_size import BatchHint, CacheOption
 from .config.life import Seen
 from .config.optimizer import TableOptimizer
-from .config.table import BoundsCheckMode, Pooling, TableConfig, check_names
+from .config.table import BoundsCheckMode, TableConfig
 from .options import Device, EmbeddingOptions, Folder, Scaler
-from .rows.row_parts import WEIGHT
+from .rows.layout import Layout
 from .rows.state_dict import TablesModule, load_tables, refuse_sharing, save_table
-from .rows.table_view import Content, Load, TableView, move_rows
-from .step.lookup import BatchLookup, fused_lookup, new_output, split_rows
-from .step.monitor import Inspected
-from .step.prefetch_queue import LookAhead, LooksAhead
+from .rows.table_view import Content, TableView, fill_tables, load
+from .step.gradient_check import GradientGuard
+from .step.monitor import Monitor, describe_table, memory_report
+from .step.prefetch_queue import Prefetched, PrefetchQueue
 from .step.reading import ReadPooled, wants_grad
-from .step.steps import Steps
+from .step.step import Step, fused_lookup, new_output, split_rows
 
 
-class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
+class TableBatchedEmbedding(TablesModule):
     """Embedding tables in host memory with their hot rows in a device cache, updated in the backward pass.
 
     Layout and cache are fixed at the first training forward, load or read, from the optimizers known then;
     when they change later, the rows move to the new layout.
 
     Attributes:
-        tables: their configs.
-        options: everything beside the tables, as it is now.
+        layout: the tables and the groups that their rows are in.
+        queue: batches that were prefetched.
+        guard: checks gradients before an update.
+        monitor: counts of what the steps do.
     """
 
     def __init__(
@@ -98,48 +98,55 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
         self, tables: Sequence[TableConfig], options: EmbeddingOptions, optimizer: TableOptimizer | None
     ) -> None:
         super().__init__()
-        check_names(tables)
-        self.tables = list(tables)
-        self._index = {table.name: place for place, table in enumerate(self.tables)}
-        self.pooled = self.tables[0].pooling is not Pooling.NONE
-        if any((table.pooling is not Pooling.NONE) is not self.pooled for table in self.tables):
-            raise ValueError("pooled tables and sequence tables (Pooling.NONE) cannot share an embedding")
-        if optimizer is not None and not isinstance(optimizer, TableOptimizer):
-            raise TypeError(f"optimizer is {optimizer!r}, expected a TableOptimizer: TableOptimizer.create(class, ...)")
-        options.check(self.tables)
-        self.num_features = sum(table.num_features for table in self.tables)
-        ends = np.cumsum([table.num_features for table in self.tables])
-        self._features = [tuple(range(end - t.num_features, end)) for end, t in zip(ends, self.tables, strict=True)]
-        self.feature_dims = [table.embedding_dim for table in self.tables for _ in range(table.num_features)]
-        self.optimizers: list[TableOptimizer | None] = [optimizer] * len(self.tables)
-        self._trainable = False
-        self._groups: list[Group] | None = None
-        self._store_folder: StoreFolder | None = None
-        self.steps = Steps(LookAhead(self))
+        self.layout = Layout(tables, options, optimizer, fill_tables)
+        self.guard = GradientGuard()
+        self.monitor = Monitor()
+        self.queue = PrefetchQueue(self.layout, self.monitor, self.plans_ahead)
         self._set_options(options)
+        self.tables = self.layout.tables
+        self.pooled = self.layout.pooled
+        self.num_features = self.layout.num_features
+        self.feature_dims = self.layout.feature_dims
         self._width = sum(self.feature_dims) if self.pooled else 0
         self._keys = np.arange(self.num_features, dtype=np.int64)
+        self._trainable = False
         self._anchor = self._make_anchor()
 
+    @property
+    def options(self) -> EmbeddingOptions:
+        """Everything beside the tables, as it is now."""
+        return self.layout.options
+
     def _set_options(self, options: EmbeddingOptions) -> None:
-        self.options = options
-        self.device = options.device
-        self.steps.guard.check_finite = options.check_finite
-        self.steps.guard.scaler = options.grad_scaler
+        self.layout.options = options
+        self.guard.check_finite = options.check_finite
+        self.guard.scaler = options.grad_scaler
 
     def _make_anchor(self) -> torch.Tensor:
-        """What makes autograd record lookups."""
+        """A tensor that makes autograd record lookups."""
         with torch.inference_mode(False):
             return torch.empty(0, dtype=torch.float32, device=self.device, requires_grad=True)
 
-    @contextlib.contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Keeps other threads from planning, reading or updating: what is seen inside is one moment of all tables."""
-        with self.steps.alone():
-            self.steps.complete()
-            yield
-
     # ---- layout
+
+    @property
+    def device(self) -> torch.device:
+        """Where the caches live."""
+        return self.layout.device
+
+    @property
+    def optimizers(self) -> list[TableOptimizer | None]:
+        """The optimizer of each table; None while it has none."""
+        return self.layout.optimizers
+
+    @property
+    def groups(self) -> list[Group]:
+        """The groups, built at the first use."""
+        return self.layout.groups
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        """Keeps other threads from planning, reading or updating: what is seen inside is one moment of all tables."""
+        return self.layout.locks.exclusive()
 
     def set_optimizers(self, optimizers: Mapping[int, TableOptimizer]) -> None:
         """Makes these the optimizers of tables, by index; rows that exist already keep their weights.
@@ -147,18 +154,7 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
         Raises:
             RuntimeError: a table has another optimizer.
         """
-        before = list(self.optimizers)
-        for table, optimizer in optimizers.items():
-            if before[table] is not None and before[table] is not optimizer:
-                raise RuntimeError(f"table {self.tables[table].name!r} has its optimizer already")
-        for table, optimizer in optimizers.items():
-            self.optimizers[table] = optimizer
-        try:
-            if self._groups is not None and any(o is not b for o, b in zip(self.optimizers, before, strict=True)):
-                self._rebuild()
-        except BaseException:
-            self.optimizers = before
-            raise
+        self.layout.set_optimizers(optimizers)
 
     def set_grad_scaler(self, scaler: Scaler | None) -> None:
         """Tells which `torch.amp.GradScaler` scales the losses; None: none does.
@@ -174,60 +170,7 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
     @property
     def skipped_updates(self) -> int:
         """Updates that were skipped because gradients that a GradScaler had scaled overflowed."""
-        return self.steps.guard.skipped
-
-    @property
-    def groups(self) -> list[Group]:
-        """The groups, built at first use."""
-        if self._groups is None:
-            self._check_real()
-            with self.exclusive():
-                if self._groups is None:
-                    self._groups = self._build()
-                    try:
-                        self._fill_tables()
-                    except BaseException:
-                        self._groups = None
-                        raise
-        return self._groups
-
-    def _fill_tables(self) -> None:
-        """Rows of tables that are new: index tables with an `init_fn`. Hash tables draw new rows when they come."""
-        for table in self.tables:
-            if table.init_fn is not None and not table.hashed:
-                self.load([Content(self.view(table.name), None, {WEIGHT: drawn(table, table.num_embeddings)})])
-
-    def _check_real(self) -> None:
-        if self.device.type == "meta":
-            raise RuntimeError("this embedding is on the meta device: it has no rows, give a real device=")
-
-    def _slots(self) -> list[int]:
-        """Rows of each table that the device cache holds."""
-        if self._groups is not None:
-            sizes = {member.config.name: member.slots for group in self._groups for member in group.members}
-            return [sizes[table.name] for table in self.tables]
-        self._check_real()
-        free = backend_for(self.device).free_memory(self.device)
-        sizes_in_bytes = [record_layout(t, o).bytes for t, o in zip(self.tables, self.optimizers, strict=True)]
-        return cache_slots(self.tables, sizes_in_bytes, self.options.cache, self.options.batch_hint, free)
-
-    def _build(self, serial: int = 0) -> list[Group]:
-        slots, options = self._slots(), self.options
-        if options.host_store is None:
-            stored = [stored_bytes(t, o) for t, o in zip(self.tables, self.optimizers, strict=True)]
-            check_host_memory(self.tables, stored)
-        elif self._store_folder is None:
-            self._store_folder = StoreFolder(options.host_store)
-            self.steps.store = options.host_store
-        columns = (np.cumsum(self.feature_dims) - self.feature_dims).tolist()
-        groups = []
-        for indices in alike(self.tables, self.optimizers):
-            members = [Member(self.tables[i], self._features[i], slots[i], self.optimizers[i]) for i in indices]
-            own = [columns[f] for member in members for f in member.features] if self.pooled else []
-            choices = options.seed, options.bounds_check_mode, options.cache_policy
-            groups.append(Group(members, own, self.device, *choices, serial, self._store_folder))
-            groups[-1].set_evict_step_interval(options.evict_step_interval)
-        return groups
+        return self.guard.skipped
 
     def set_evict_step_interval(self, steps: int | None) -> None:
         """Training steps between evictions of ids, of all tables that evict some; None: what their configs say.
@@ -238,54 +181,8 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
         options = replace(self.options, evict_step_interval=steps)
         with self.exclusive():
             self._set_options(options)
-            for group in self._groups or []:
+            for group in self.layout.built or []:
                 group.set_evict_step_interval(steps)
-
-    def window_open(self) -> bool:
-        """Whether an accumulation window has begun and not ended."""
-        windows = [group.window for group in self._groups or [] if group.window is not None]
-        return any(self.steps.windows.values()) or any(window.is_open() for window in windows)
-
-    def drop_windows(self) -> None:
-        """Forgets open accumulation windows, with the gradients in them; loading does so."""
-        with self.exclusive():
-            self.steps.windows = {}
-            for group in self._groups or []:
-                if group.window is not None:
-                    group.swap.settle()
-                    group.window.drop()
-
-    def _check_idle(self, what: str) -> None:
-        """Raises RuntimeError where gradients would be lost by `what`."""
-        if self.window_open():
-            raise RuntimeError(f"an accumulation window is open; finish it before {what}")
-        if self.in_flight():
-            raise RuntimeError(
-                f"batches are in flight: run their backward, or drop the outputs of their forward, before {what}"
-            )
-
-    def _rebuild(self) -> None:
-        """Lays the groups out anew, for other optimizers or another device, and moves the rows over."""
-        with self.exclusive():
-            self._check_idle("the embedding changes")
-            old, self._groups = self._groups or [], None
-            try:
-                fresh = self._build(max((group.engine.version() for group in old), default=0))
-                move_rows(old, fresh)
-            finally:
-                self._groups = old
-            self._groups = fresh
-
-    def find_table(self, name: str) -> tuple[Group, int]:
-        """The group that holds table `name`, and its place there."""
-        for group in self.groups:
-            if name in group.places:
-                return group, group.places[name]
-        raise KeyError(f"no table is named {name!r}")
-
-    def optimizer_of(self, name: str) -> TableOptimizer | None:
-        """The optimizer of table `name`."""
-        return self.optimizers[self._index[name]]
 
     # ---- whole tables
 
@@ -295,17 +192,14 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
         Raises:
             KeyError: there is no such table.
         """
-        if name not in self._index:
-            raise KeyError(f"no table is named {name!r}, only {list(self._index)}")
-        return TableView(self, self.tables[self._index[name]])
+        return TableView(self.layout, name)
 
-    def load(
-        self,
-        contents: Sequence[Content],
-        steps: Sequence[tuple[TableOptimizer, int]] = (),
-        *,
-        drop_windows: bool = False,
-    ) -> None:
+    def table_ids(self, name: str) -> Int64Array:
+        """Ids of a hash table in order of arrival, or the row numbers of an index table; int64 `[n]`."""
+        ids: Int64Array = self.view(name).ids().numpy()
+        return ids
+
+    def load(self, contents: Sequence[Content], steps: Sequence[tuple[TableOptimizer, int]] = ()) -> None:
         """Sets rows of tables, and the steps that optimizers have counted: all, or after an exception nothing.
 
         Raises:
@@ -313,13 +207,42 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
             IndexError, CapacityError, MemoryError: rows that there cannot be.
             RuntimeError: ids are to leave that a batch in flight uses.
         """
-        for content in contents:
-            problem = content.problem()
-            if problem:
-                raise ValueError(f"table {content.view.config.name!r}: {problem}")
-        with self.exclusive():
-            self.steps.keep_rows(self.groups if contents else [])
-            self.steps.do(Load(contents, steps, self.drop_windows if drop_windows else None))
+        load(self.layout, contents, steps)
+
+    # ---- batches that will come
+
+    def prefetch(
+        self,
+        indices: torch.Tensor,
+        offsets: torch.Tensor,
+        per_sample_weights: torch.Tensor | None = None,
+        *,
+        shows: torch.Tensor | None = None,
+        clicks: torch.Tensor | None = None,
+        timestamps: torch.Tensor | None = None,
+    ) -> Prefetched:
+        """Plans the batch of a training forward to come, and starts to bring its rows in; in another thread.
+
+        `forward` finds the plan by itself, by the ids. Batches come in the order in which they were prefetched; results
+        are those without. Arguments are those of `forward`; the ids must not be written to before it.
+
+        Raises:
+            RuntimeError: 16 batches are prefetched already.
+        """
+        batch_size = self._batch_size(offsets)
+        weighted = per_sample_weights is not None
+        seen = Seen(shows, clicks, timestamps)
+        prefetched = Prefetched(indices, offsets, batch_size, self._keys, weighted, offsets, not self.pooled, seen)
+        self.queue.add(prefetched)
+        return prefetched
+
+    def forget(self, prefetched: Prefetched | None = None) -> None:
+        """Tells that a prefetched batch will not come, or with None, that none of them will; it may have come."""
+        self.queue.remove(prefetched)
+
+    def plans_ahead(self) -> bool:
+        """Whether training batches can be planned: not before the first forward, nor while evaluating."""
+        return self.training and self._trainable and self.layout.built is not None
 
     # ---- forward
 
@@ -358,7 +281,7 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
             raise ValueError(f"sequence tables of dims {self.feature_dims} cannot be joined: use an embedding for each")
         size, seen = self._batch_size(offsets), Seen(shows, clicks, timestamps)
         arrays = offsets, indices, offsets
-        batch = self.steps.ahead.batch(*arrays, size, self._keys, per_sample_weights, not self.pooled, seen)
+        batch = self.queue.batch(*arrays, size, self._keys, per_sample_weights, not self.pooled, seen)
         if self.pooled:
             return self.lookup_pooled(batch)
         outputs = self._lookup(batch)
@@ -389,28 +312,28 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
         """The pooled output; or, group by group, the rows of each feature or, joined, of all features."""
         if batch.weights is not None and not self.pooled:
             raise ValueError("per-sample weights need pooled tables")
-        groups = self.groups
-        weights = [group.weights_of(batch) for group in groups]
+        weights = [group.weights_of(batch) for group in self.groups]
         lengths = None if self.pooled or batch.joined else self._lengths(batch)
         shape = (batch.batch_size, self._width) if self.pooled else None
         if self.training and torch.is_grad_enabled():
             self._check_trainable()
-            self.steps.catch_up()  # before there is a plan, beside which whole tables cannot be worked on
-            call = BatchLookup(self.steps, groups, self.steps.ahead.plans_of(batch), lengths, shape)
-            self.steps.monitor.copied_batches += batch.copied
+            self.layout.locks.catch_up()  # before there is a plan, beside which whole tables cannot be worked on
+            plans = self.queue.plans_of(batch)
+            step = Step(self.layout, self.guard, self.monitor, plans, lengths, shape)
+            self.monitor.copied_batches += batch.copied
             try:
-                outputs = fused_lookup(self._anchor, call, weights)
+                outputs = fused_lookup(self._anchor, step, weights)
             except BaseException:
-                call.release()  # now: the traceback may live on
+                step.release()  # now: the traceback may live on
                 raise
-            self.steps.ahead.go_on()
-            self.steps.monitor.count_forward(groups)
+            self.queue.go_on()
+            self.monitor.count_forward(self.groups)
             return outputs
         with self.exclusive():
-            self.steps.ahead.was_read(batch)
+            self.queue.was_read(batch)
             out = new_output(shape, self.device)
             if out is not None and wants_grad(weights):
-                return (ReadPooled.apply(groups, batch, out, *weights),)
+                return (ReadPooled.apply(self.groups, batch, out, *weights),)
             read = [group.read(batch, weight, out) for group, weight in zip(self.groups, weights, strict=True)]
         if lengths is not None:
             return split_rows(read, lengths)
@@ -437,42 +360,31 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
         if probe.dtype != torch.float32:
             raise RuntimeError(f"tables cannot be converted to {probe.dtype}: set the data type in their config")
         if probe.device != self.device:
-            backend_for(probe.device)
-            before = self.options
-            self._set_options(replace(before, device=probe.device))
-            try:
-                if self._groups is not None:
-                    self._rebuild()
-            except BaseException:
-                self._set_options(before)
-                raise
+            self.layout.move_to(probe.device)
             self._anchor = self._make_anchor()
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TableBatchedEmbedding:
-        options, folder = self.options, None
+        layout, options, folder = self.layout, self.options, None
         if options.host_store is not None and self.device.type != "meta":
             folder = folder_for_copy(options.host_store)
             options = replace(options, host_store=folder.path)
         twin = TableBatchedEmbedding.from_options(self.tables, options)
         if folder is not None:
-            twin._store_folder, twin.steps.store = folder, folder.path
+            twin.layout.store_in(folder)
         memo[id(self)] = twin
         twin.training = self.training
         with self.exclusive():
-            if self.window_open():
+            if layout.window_open():
                 raise RuntimeError("an accumulation window is open; finish it before the embedding is copied")
-            twin.optimizers = copy.deepcopy(self.optimizers, memo)
-            if self._groups is not None:
-                fresh = twin._build()
-                move_rows(self._groups, fresh)
-                twin._groups = fresh
+            twin.layout.optimizers = copy.deepcopy(self.optimizers, memo)
+            twin.layout.copy_rows(layout)
         return twin
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         """`<table>.weight`, and of a hash table `<table>.ids`."""
         for table in self.tables:
-            save_table(self, table.name, destination, f"{prefix}{table.name}.")
+            save_table(self.layout, table.name, destination, f"{prefix}{table.name}.")
 
     def _load_from_state_dict(
         self,
@@ -485,9 +397,70 @@ class TableBatchedEmbedding(LooksAhead, Inspected, TablesModule):
         error_msgs: list[str],
     ) -> None:
         prefixes = {table.name: f"{prefix}{table.name}." for table in self.tables}
-        load_tables(self, state_dict, prefix, prefixes, self._strict, missing_keys, unexpected_keys, error_msgs)
+        load_tables(self.layout, state_dict, prefix, prefixes, self._strict, missing_keys, unexpected_keys, error_msgs)
 
-    def table_ids(self, name: str) -> Int64Array:
-        """Ids of a hash table in order of arrival, or the row numbers of an index table; int64 `[n]`."""
-        ids: Int64Array = self.view(name).ids().numpy()
-        return ids
+    # ---- reports
+
+    @property
+    def cache_sizes(self) -> dict[str, int]:
+        """Rows of each table that the device cache holds, or will hold.
+
+        Raises:
+            RuntimeError: the embedding is on the meta device.
+        """
+        return dict(zip([table.name for table in self.tables], self.layout.cache_sizes(), strict=True))
+
+    def extra_repr(self) -> str:
+        """A line for each table."""
+        return "\n".join(f"{table.name}: {self.describe(table.name)}" for table in self.tables)
+
+    def describe(self, name: str, optimizer: str | None = None) -> str:
+        """A table in a line: rows, columns, data type, kind, cache and optimizer. Lays out nothing.
+
+        Args:
+            name: of the table.
+            optimizer: in place of that which the embedding knows.
+        """
+        return describe_table(self.layout, name, optimizer)
+
+    def cache_stats(self, table: str | None = None) -> dict[str, int]:
+        """Exact counts since the start or `reset_cache_stats`, summed over groups, or those of one table.
+
+        `batches`, `lookups`, `unique_rows`, `unique_misses`, `new_rows`, `rows_in`, `rows_out`, `bytes_in`,
+        `bytes_out`, `bounds_errors`, `largest_batch` (the most distinct rows that a batch had of one table) and, now,
+        `pinned_rows` (which batches in flight hold in the cache). Of tables that admit or evict ids: `admitted` (ids
+        that got a row), `not_admitted_lookups` (which read the default value), `evicted` (ids that left by a rule).
+        Without `table` also `copied_batches` (batches whose ids came from a device), `depth_reached` (the most batches
+        planned ahead at once), and two times of the host in microseconds: `plan_us`, planning in any thread, and
+        `wait_us`, what training forwards spent on plans and swaps.
+
+        Raises:
+            KeyError: no table has this name.
+        """
+        return self.monitor.cache_stats(self._groups_of(table), table)
+
+    def reset_cache_stats(self) -> None:
+        """Sets every counter of `cache_stats` to zero."""
+        self.monitor.reset()
+        for group in self.layout.built or []:
+            group.reset_stats()
+
+    def memory_report(self, table: str | None = None) -> dict[str, int]:
+        """Bytes of the whole embedding, or of one table; zeros before the first use.
+
+        `device`: the cache, and the sums of an accumulation window. `host`: rows in the host store, as far as memory is
+        committed. `disk`: files of a host store on disk. `index`: the maps from ids to rows. `columns`: what options
+        keep per row (`track_changes`, rules by which ids leave), for all rows of an index table, with the logs of what
+        changed and left. `candidates`: what is counted of ids that are not admitted. `staging`, without `table`: plans
+        and rows on their way now.
+
+        Raises:
+            KeyError: no table has this name.
+        """
+        return memory_report(self._groups_of(table), table)
+
+    def _groups_of(self, table: str | None) -> Sequence[Group]:
+        self.layout.locks.check_process()
+        if table is not None:
+            self.layout.config(table)  # which raises for a name that is unknown
+        return self.layout.built or []

@@ -71,5 +71,5 @@ def contents(embedding: TableBatchedEmbedding) -> dict[str, dict[int, bytes]]:
             if optimizer is not None:
                 options = {name: value for name, value in optimizer.options.items() if name != "params"}
                 result[f"optimizer {place}"] = {optimizer.step: repr(sorted(options.items())).encode()}
-        result["counts"] = {length: bytes([count]) for length, count in embedding.steps.windows.items() if count}
+        result["counts"] = {length: bytes([count]) for length, count in embedding.layout.windows.items() if count}
     return result

@@ -78,13 +78,13 @@ def disturbance(source: TableBatchedEmbedding, seed: int) -> Callable[[], None]:
         kind = random.integers(0, 8)
         view = source.view(str(random.choice(["a", "b", "c", "d"])))
         ids = torch.from_numpy(random.choice(60, 5, replace=False))
-        if kind == 0 and not source.window_open():
+        if kind == 0 and not source.layout.window_open():
             view.remove(ids)
         elif kind == 1 and not view.config.hashed:
             view.write(ids, {"weight": torch.full((5, view.config.embedding_dim), 7.0, dtype=view.config.weight_dtype)})
         elif kind == 2 and view.config.life is not None:
             view.evict()
-        elif kind == 3 and not source.window_open():  # a row is planned twice before its first update
+        elif kind == 3 and not source.layout.window_open():  # a row is planned twice before its first update
             batch = tables.batch(next(count))
             outputs = [source(*batch) for _ in range(2)]
             sum(output.square().sum() for output in outputs).backward()
@@ -227,7 +227,7 @@ def test_rows_of_plans_that_nobody_goes_on_with_are_saved(tmp_path: Path, monkey
     train(source, range(5))
     job, then = SaveJob(source, tmp_path, False), contents(source)
     held = [group.engine for group in source.groups]
-    call = source.steps.ahead.plans_of(source.steps.ahead.batch(*_arguments(source)))
+    call = source.queue.plans_of(source.queue.batch(*_arguments(source)))
     assert any(engine.unapplied() for engine in held)
     job.run()
     del call

@@ -285,7 +285,7 @@ def test_prefetched_batches_are_planned_anew(saves: tuple[Path, Any]) -> None:
         if each is target:
             for batch in batches:
                 each.prefetch(*batch, **seen)
-            each.steps.ahead.wait()
+            each.queue.wait()
         rst.Saver().load(each, saves[0])
         for batch in batches:
             each(*batch, **seen).square().sum().backward()

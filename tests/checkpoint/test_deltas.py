@@ -56,7 +56,7 @@ def test_random_lives(optimizer: Any, cache: int, tmp_path: Path, device: Any, r
             ids = torch.from_numpy(random.choice(tables.IDS, 5, replace=False))
             if action == "train":
                 train(source, range(100 * seed + step, 100 * seed + step + 1))
-            elif action == "remove" and not source.window_open():
+            elif action == "remove" and not source.layout.window_open():
                 table.remove(ids)
             elif action == "write":
                 table.write(
@@ -105,7 +105,7 @@ def test_a_delta_looks_at_what_changed_alone(in_flight: bool, tmp_path: Path) ->
     source = embedding()
     for name in "ab":
         source.view(name).write(torch.arange(rows), {"weight": torch.zeros(rows, 4)})
-    group, _ = source.find_table("a")
+    group, _ = source.layout.find_table("a")
 
     def step(ids: torch.Tensor) -> torch.Tensor:
         return source(ids.repeat(2), torch.arange(2 * len(ids) + 1))
@@ -261,7 +261,7 @@ def test_chains_with_a_save_missing_or_twice(tmp_path: Path) -> None:
 
 def test_the_log_of_removed_ids_does_not_grow(tmp_path: Path) -> None:
     source = make()
-    group, table = source.find_table("a")
+    group, table = source.layout.find_table("a")
     for step in range(3):
         train(source, range(step, step + 1))
         source.view("a").remove(source.view("a").ids()[:2])

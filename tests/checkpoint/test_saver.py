@@ -116,7 +116,7 @@ def test_a_window_that_the_model_cannot_go_on_with_is_said(tmp_path: Path) -> No
     rst.Saver().save(source, tmp_path)
     with pytest.warns(UserWarning, match="open accumulation window"):
         rst.Saver().load(target, tmp_path)
-    assert not target.window_open()
+    assert not target.layout.window_open()
 
 
 def test_a_save_with_batches_in_flight_and_prefetched(tmp_path: Path) -> None:

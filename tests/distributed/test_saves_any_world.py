@@ -68,10 +68,10 @@ def held(model: torch.nn.Module) -> Rows:
                 for ids, sums in window_rows(view):
                     waiting.update({int(i): row.numpy().tobytes() for i, row in zip(ids, sums, strict=True)})
                 result |= counted(name, view)
-                optimizer = owner.embedding.optimizer_of(name)
+                optimizer = owner.embedding.layout.optimizer_of(name)
                 assert optimizer is not None
                 result[f"{name}.step"] = {optimizer.step: b""}
-            windows = owner.embedding.steps.windows
+            windows = owner.embedding.layout.windows
             result["counts"] = {length: bytes([count]) for length, count in windows.items() if count}
     return result
 

@@ -453,10 +453,10 @@ def test_batches_are_prefetched_before_their_weights_are_known(device: torch.dev
     for number, batch in enumerate(batches):
         for indices, offsets, _ in batches[number + 1 : number + 2]:
             ahead.prefetch(indices, offsets)
-        ahead.tables.steps.ahead.wait()
+        ahead.tables.queue.wait()
         out, expected = ahead(*batch), plain(*batch)
         assert torch.equal(out, expected)
-        assert len(ahead.tables.steps.ahead) <= 3  # the next, and what was planned otherwise where weights begin
+        assert len(ahead.tables.queue) <= 3  # the next, and what was planned otherwise where weights begin
         out.sum().backward()
         expected.sum().backward()
     assert ahead.tables.cache_stats()["depth_reached"] > 0
@@ -478,7 +478,7 @@ def test_prefetched_batches_give_the_same_bits(training: bool, device: torch.dev
     for number, batch in enumerate(batches[1:]):
         if number + 4 < len(batches):
             ahead.prefetch(*batches[number + 4][:2])
-        ahead.tables.steps.ahead.wait()
+        ahead.tables.queue.wait()
         found, expected = ahead(*batch), plain(*batch)
         assert torch.equal(found, expected)
         if training:

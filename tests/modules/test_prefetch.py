@@ -78,7 +78,7 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 def at_rest(model: Model) -> bool:
     """Nothing is pinned or to come, and a batch as large as the cache has room."""
     groups = model.sparse._embedding.groups
-    return not len(model.sparse._embedding.steps.ahead) and not any(group.engine.in_flight() for group in groups)
+    return not len(model.sparse._embedding.queue) and not any(group.engine.in_flight() for group in groups)
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 12])
@@ -104,7 +104,7 @@ def test_plans_are_made_ahead(device: torch.device) -> None:
     """While a batch is trained the next are planned, and its forward plans nothing."""
     model = Model(device, cache=4 * IDS)
     train(model, make_batches(1))
-    ahead = model.sparse._embedding.steps.ahead
+    ahead = model.sparse._embedding.queue
     counts = []
     for place, batch in enumerate(rst.prefetch(make_batches(10, seed=1), model, depth=3)):
         model.sparse.wait_for_plans()

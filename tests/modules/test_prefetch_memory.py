@@ -118,7 +118,7 @@ def test_fbgemms_prefetch(device: torch.device) -> None:
     module(*arguments[0]).sum().backward()
     for batch in arguments[1:]:
         module.prefetch(*batch)
-        module.tables.steps.ahead.wait()
+        module.tables.queue.wait()
         with torch.no_grad():
             module(*batch)
     assert module.tables.memory_report()["staging"] == 0

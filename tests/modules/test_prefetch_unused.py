@@ -67,7 +67,7 @@ class Plans:
 
     def look(self) -> None:
         self._tables.wait_for_plans()
-        coming = tuple(self._tables._embedding.steps.ahead._coming)
+        coming = tuple(self._tables._embedding.queue._coming)
         self.most = max(self.most, sum(each.plans is not None for each in coming))
 
 

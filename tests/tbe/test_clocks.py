@@ -93,10 +93,10 @@ def test_a_plan_that_is_dropped_sets_nothing_aside(device: torch.device) -> None
     batch = {"indices": torch.tensor([2]), "offsets": torch.tensor([0, 1]), "timestamps": torch.tensor([NOW * 1000])}
     for _ in range(2):
         embedding.prefetch(**batch)
-        embedding.steps.ahead.wait()
+        embedding.queue.wait()
         assert embedding.view("t").clocks()["timestamp"] == NOW
     embedding.prefetch(**batch)
-    embedding.steps.ahead.wait()
+    embedding.queue.wait()
     with pytest.warns(UserWarning, match="id 2"):
         embedding(**batch).sum().backward()
     assert stamps(embedding, 2) == [NOW]

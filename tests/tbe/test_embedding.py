@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rec_sdk_torch.tbe import BatchHint, InitializerType, Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
-from rec_sdk_torch.tbe.step.lookup import BatchLookup
+from rec_sdk_torch.tbe.step.step import Step
 
 
 def sgd(lr: float = 0.1) -> TableOptimizer:
@@ -146,7 +146,7 @@ def test_gradient_that_is_not_finite_names_the_tables_of_the_output(device: torc
     grad[-1, 0] = torch.nan
     with pytest.raises(FloatingPointError, match=r"\['a', 'b'\]"):
         rows.backward(grad)
-    assert not embedding.in_flight()
+    assert not embedding.layout.in_flight()
 
 
 def test_compiled_model_trains_the_same(device: torch.device) -> None:
@@ -231,19 +231,19 @@ def test_gradients_of_sample_weights_are_of_the_rows_that_were_looked_up(
     """The update of another batch comes when this one has been planned, as that of another thread may, or later."""
     embedding = TableBatchedEmbedding([table("a")], optimizer=sgd(), cache=10, device=device, seed=3)
     ids, offsets = torch.tensor([5, 9]), torch.tensor([0, 1, 2])
-    run = BatchLookup.run
+    forward = Step.forward
     for planned_first in (True, False):
         weights = torch.ones(2, device=device, requires_grad=True)
         earlier = embedding(ids, offsets, torch.ones(2, device=device))
         if planned_first:
 
-            def update(call: BatchLookup, *arguments: Any, earlier: torch.Tensor = earlier) -> Any:
+            def update(step: Step, *arguments: Any, earlier: torch.Tensor = earlier) -> Any:
                 monkeypatch.undo()
                 with torch.enable_grad():
                     earlier.sum().backward()
-                return run(call, *arguments)
+                return forward(step, *arguments)
 
-            monkeypatch.setattr(BatchLookup, "run", update)
+            monkeypatch.setattr(Step, "forward", update)
         output = embedding(ids, offsets, weights)
         rows = output.detach().clone()
         if not planned_first:

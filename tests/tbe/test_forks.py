@@ -104,8 +104,8 @@ def test_rows_in_memory_are_a_copy() -> None:
     def go_on() -> bool:
         train(embedding)
         embedding.prefetch(torch.arange(8), torch.arange(9))
-        embedding.steps.ahead.wait()
-        planned = embedding.steps.ahead._coming[0].plans is not None
+        embedding.queue.wait()
+        planned = embedding.queue._coming[0].plans is not None
         train(embedding)
         return planned and not torch.equal(weights(embedding), before)
 
@@ -151,7 +151,7 @@ def test_a_fork_while_batches_are_planned_says_so(monkeypatch: pytest.MonkeyPatc
     reading.wait()
     said = fork(lambda: read(embedding)).said()
     go_on.set()
-    embedding.steps.ahead.wait()
+    embedding.queue.wait()
     assert "while another thread worked on these tables" in said
     embedding.forget()
     assert fork(lambda: train(embedding)).said() == "None"

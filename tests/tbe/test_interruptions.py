@@ -162,9 +162,9 @@ def test_reading_first_moves_only_rows_that_changed(device: torch.device) -> Non
 def test_window_without_rows_counts_as_open(device: torch.device) -> None:
     embedding = make(2, 10, device)
     step(embedding, [])
-    assert embedding.window_open()
-    embedding.drop_windows()
-    assert not embedding.window_open()
+    assert embedding.layout.window_open()
+    embedding.layout.drop_windows()
+    assert not embedding.layout.window_open()
     step(embedding, [1])
     assert weights(embedding)[1] == 0.0
     step(embedding, [1])

@@ -171,7 +171,7 @@ def test_with_batches_ahead(
         def action(lookups: list[np.ndarray] = lookups, later: list[np.ndarray] = later) -> None:
             for batch in lookups, later:
                 training.embedding.prefetch(*training.given(batch))
-            training.embedding.steps.ahead.wait()
+            training.embedding.queue.wait()
             training.forward(lookups)
 
         struck = strike(action, at)

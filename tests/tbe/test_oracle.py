@@ -156,11 +156,11 @@ class Ahead:
                 extras = seen(self.scenario.steps[number], where)
                 with contextlib.suppress(RuntimeError):  # too many that never came
                     if self.scenario.sequence and not self.scenario.joined:
-                        self.embedding.steps.ahead.add(separate(self.embedding, *self.given[number], extras))
+                        self.embedding.queue.add(separate(self.embedding, *self.given[number], extras))
                     else:
                         self.embedding.prefetch(*self.given[number], weights, **extras)
         if self.rng.random() < 0.7:
-            self.embedding.steps.ahead.wait()
+            self.embedding.queue.wait()
         return self.given.get(index) if self.rng.random() < 0.8 else None
 
 

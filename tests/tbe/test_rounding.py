@@ -189,7 +189,7 @@ def test_tables_that_round_differently_are_apart(device: torch.device) -> None:
     assert keys == 3
     assert [group._rounds for group in embedding.groups] == [True, False]
     ids, offsets = batches()[0]
-    batch = embedding.steps.ahead.batch(ids, ids, offsets, BAGS, np.arange(3), None)
+    batch = embedding.queue.batch(ids, ids, offsets, BAGS, np.arange(3), None)
     plans = [group.plan(batch) for group in embedding.groups]
     assert [plan.arrays.unique_ids is None for plan in plans] == [False, True]
 

@@ -51,7 +51,7 @@ def test_what_is_out_of_range(
     given = {name: torch.tensor([1, value], dtype=dtype)}
     if ahead:
         embedding.prefetch(torch.tensor([7, 8]), torch.tensor([0, 1, 2]), **given)
-        embedding.steps.ahead.wait()
+        embedding.queue.wait()
     with pytest.raises(ValueError, match=f"^{name} has {value!r}.* allowed are .*{allowed}"):
         train(embedding, **given)
     assert counted(embedding) == before

@@ -13,7 +13,7 @@ import torch
 
 from rec_sdk_torch import AccumulateSGD
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
-from rec_sdk_torch.tbe.step import lookup
+from rec_sdk_torch.tbe.step import step as training_step
 from rec_sdk_torch.tbe.step.prefetch_queue import Prefetched
 
 SIZE = 8
@@ -138,7 +138,7 @@ def fails_to_stage(embedding: TableBatchedEmbedding) -> BaseException:
 
 
 def is_interrupted_before_it_begins(embedding: TableBatchedEmbedding) -> BaseException:
-    return failing(embedding, KeyboardInterrupt, of=lookup._engine, name="begin")
+    return failing(embedding, KeyboardInterrupt, of=training_step._engine, name="begin")
 
 
 def fails_to_be_planned(embedding: TableBatchedEmbedding) -> BaseException:
@@ -154,7 +154,7 @@ def is_too_large(embedding: TableBatchedEmbedding) -> None:
 
 def are_let_go_oldest_first(embedding: TableBatchedEmbedding) -> None:
     """As an interrupt may: plans to which there is no reference undo themselves."""
-    for coming in tuple(embedding.steps.ahead._coming):
+    for coming in tuple(embedding.queue._coming):
         coming.plans = None
 
 
@@ -162,7 +162,7 @@ WAYS: dict[str, Callable[[TableBatchedEmbedding], object]] = {
     "read": read,
     "evaluate": evaluate,
     "forget": lambda embedding: embedding.forget(),
-    "forget one by one": lambda embedding: [embedding.forget(one) for one in tuple(embedding.steps.ahead._coming)],
+    "forget one by one": lambda embedding: [embedding.forget(one) for one in tuple(embedding.queue._coming)],
     "another batch": train_another,
     "trained": train_both,
     "outputs dropped": leave_outputs,
@@ -187,7 +187,7 @@ def planned(device: torch.device) -> tuple[TableBatchedEmbedding, Staged, list[P
     land(embedding)
     staged = Staged(embedding)
     coming = [embedding.prefetch(*batch(number)) for number in (1, 2)]
-    embedding.steps.ahead.wait()
+    embedding.queue.wait()
     staged.check(True)
     return embedding, staged, coming
 
@@ -210,7 +210,7 @@ def test_they_go_with_the_embedding(device: torch.device) -> None:
     train(embedding, 0)
     staged = Staged(embedding)
     embedding.prefetch(*batch(1))
-    embedding.steps.ahead.wait()
+    embedding.queue.wait()
     assert staged.bytes()
     del embedding
     assert staged.left() == 0
@@ -222,7 +222,7 @@ def test_they_go_at_the_end_of_a_window(device: torch.device) -> None:
     staged = Staged(embedding)
     for number in range(1, 6):
         embedding.prefetch(*batch(number + 1))
-        embedding.steps.ahead.wait()
+        embedding.queue.wait()
         train(embedding, number)
     embedding.forget()
     land(embedding)
@@ -237,7 +237,7 @@ def test_reads_between_steps_that_were_planned_ahead(device: torch.device) -> No
     staged, most = Staged(embedding), 0
     for number in range(1, 20):
         embedding.prefetch(*batch(number))
-        embedding.steps.ahead.wait()
+        embedding.queue.wait()
         most = max(most, staged.bytes())
         with torch.no_grad():
             embedding(*batch(number))

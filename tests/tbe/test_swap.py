@@ -70,7 +70,7 @@ def single(embedding: TableBatchedEmbedding, *ids: int) -> list[float]:
 
 
 def relaid(embedding: TableBatchedEmbedding, *ids: int) -> list[float]:
-    embedding._rebuild()
+    embedding.layout._rebuild()
     return read(embedding, *ids)
 
 

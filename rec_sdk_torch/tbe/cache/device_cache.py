@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -27,13 +27,22 @@ from .store_folder import StoreFolder
 from .swap import Swap
 from .transfers import Arrival, Transfers
 
-if TYPE_CHECKING:
-    from ..rows.snapshot import Snapshot
-
 _engine.set_parallel_runner(*parallel_runner())
 
 CHUNK_BYTES = 64 << 20
 """Records that pass through one staging buffer when whole tables are read, written or looked up."""
+
+
+class Watcher(Protocol):
+    """A save of one moment of a table: it takes rows as they are before they change."""
+
+    def before_update(self, slots: np.ndarray) -> None: ...
+
+    def before_change(self, ids: Int64Array) -> None: ...
+
+    def before_all_change(self) -> None: ...
+
+    def before_replacement(self) -> None: ...
 
 
 class Group:
@@ -53,6 +62,7 @@ class Group:
         engine: the rows' directory and store.
         intervals: steps between evictions of each member's ids; 0 for none.
         swap: brings rows to the cache.
+        works_on_tables: whether steps may end a window, evict ids, or pass over whole tables.
         window: gradients that wait; None where each backward pass updates.
         snapshots: by place, of members of which a save takes a moment.
         chunk: rows that pass through one staging buffer when whole tables are read, written or looked up.
@@ -120,7 +130,9 @@ class Group:
         self.intervals = [life.evict_step_interval for life in lives]
         self._dated = any(life.evict_age for life in lives)
         self._evicting = any(member.config.life is not None for member in members)
-        self.snapshots: dict[int, Snapshot] = {}
+        passes = any(optimizer.spec.between is not None for optimizer in self.optimizers)
+        self.works_on_tables = self.accumulate_step > 1 or self._evicting or passes
+        self.snapshots: dict[int, Watcher] = {}
         self.chunk = max(1024, CHUNK_BYTES // self.layout.bytes)
         # Buffers are made outside of inference mode, whose tensors could not be changed by a later step.
         with torch.inference_mode(False):
@@ -177,11 +189,24 @@ class Group:
         self.engine = engine
 
     def stats(self, table: int | None) -> dict[str, int]:
-        """As those of the engine, with what engines before it counted."""
-        found = self.engine.stats(table)
+        """Counts of the engine, with those of engines before it, and `pinned_rows`."""
+        found = self.engine.stats(table) | {"pinned_rows": self.engine.pinned(table)}
         for name, count in self._counted.get(table, {}).items():
-            found[name] = max(found[name], count) if name == "largest_batch" else found[name] + count
+            if name != "pinned_rows":  # which is of now
+                found[name] = max(found[name], count) if name == "largest_batch" else found[name] + count
         return found
+
+    def memory(self, table: int | None) -> dict[str, int]:
+        """Bytes that the engine takes for one table, or for all."""
+        return self.engine.memory(table)
+
+    def version(self) -> int:
+        """A number that no row has changed after."""
+        return self.engine.version()
+
+    def in_flight(self) -> int:
+        """Batches that are planned and whose update is not launched."""
+        return self.engine.in_flight()
 
     def counts(self) -> dict[int | None, dict[str, int]]:
         """`stats` of all tables, and of each."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
 
 from ..cache.batch import Int64Array
+from ..config.table import TableConfig
 
 
 def tensor_problem(values: object) -> str | None:
@@ -56,6 +58,28 @@ def ids_problem(ids: object) -> str | None:
     assert isinstance(ids, torch.Tensor)
     if ids.dim() != 1 or ids.dtype not in (torch.int64, torch.int32):
         return f"ids are {ids.dtype} of shape {tuple(ids.shape)}, expected flat torch.int64"
+    return None
+
+
+def distinct_ids_problem(ids: object) -> str | None:
+    """Says why `ids` are not int64, each once; None when they are."""
+    problem = ids_problem(ids)
+    if problem is not None:
+        return f"its {problem}"
+    assert isinstance(ids, torch.Tensor)
+    if ids.dtype != torch.int64:
+        return f"its ids are {ids.dtype}, expected torch.int64"
+    twice = ids.numel() - ids.unique().numel()
+    return f"{twice} of its ids are there twice" if twice else None
+
+
+def known_ids_problem(config: TableConfig, ids: Any) -> str | None:
+    """Says why `ids` cannot be the rows of a hash table; None when they can."""
+    problem = distinct_ids_problem(ids)
+    if problem is not None:
+        return problem
+    if 0 < config.capacity < ids.numel():
+        return f"{ids.numel()} ids, table {config.name!r} has a capacity of {config.capacity}"
     return None
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from ..cache.device_cache import Group
 from ..cache.ledger import Ledger, Run
+from .layout import Layout
 from .row_parts import WEIGHT
-
-if TYPE_CHECKING:
-    from ..embedding import TableBatchedEmbedding
+from .table_view import TableView
 
 
 class TableGradient(NamedTuple):
@@ -36,15 +35,15 @@ class TableGradient(NamedTuple):
         )
 
 
-def take_gradients(embedding: TableBatchedEmbedding) -> dict[str, TableGradient]:
+def take_gradients(layout: Layout) -> dict[str, TableGradient]:
     """What was aggregated since the last call, by table; a table without lookups since then has `n` = 0.
 
     Raises:
         RuntimeError: no table has the optimizer SparseGradients.
     """
     taken: dict[str, TableGradient] = {}
-    with embedding.exclusive():
-        for group in embedding.groups:
+    with layout.locks.exclusive():
+        for group in layout.groups:
             if group.optimizers and group.optimizers[0].spec.hands_out:
                 taken |= _taken(group)
     if not taken:
@@ -52,7 +51,7 @@ def take_gradients(embedding: TableBatchedEmbedding) -> dict[str, TableGradient]
     return taken
 
 
-def add_to_rows(embedding: TableBatchedEmbedding, table: str, ids: torch.Tensor, change: torch.Tensor) -> None:
+def add_to_rows(layout: Layout, table: str, ids: torch.Tensor, change: torch.Tensor) -> None:
     """Adds `change` `[n, D]` to the weights of the rows of `ids`, int64 `[n]`, each once; 16-bit weights round once.
 
     Raises:
@@ -61,8 +60,8 @@ def add_to_rows(embedding: TableBatchedEmbedding, table: str, ids: torch.Tensor,
     """
     if len(ids.unique()) != len(ids):
         raise ValueError(f"table {table!r}: {len(ids) - len(ids.unique())} ids are there twice")
-    with embedding.exclusive():
-        view = embedding.view(table)
+    with layout.locks.exclusive():
+        view = TableView(layout, table)
         unknown = ids.cpu()[~view.knows(ids)]
         if len(unknown):
             raise KeyError(f"table {table!r}: {len(unknown)} ids have no row (such as {int(unknown[0])})")

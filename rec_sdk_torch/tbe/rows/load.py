@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,11 +15,9 @@ from ..cache.device_cache import Group
 from ..config.life import NEVER
 from ..config.optimizer import TableOptimizer
 from .given import columns_of
+from .layout import Layout
 from .row_parts import part_of
 from .table_view import CLOCKS, Chunk, TableView
-
-if TYPE_CHECKING:
-    from ..embedding import TableBatchedEmbedding
 
 PIECE_BYTES = 2 << 20
 """Of records, that are in memory at a time beside their table; some copies of them are as well."""
@@ -54,9 +52,9 @@ def split(ids: Int64Array, rows: int) -> Iterator[Int64Array]:
         yield ids[begin : begin + rows]
 
 
-def versions(embedding: TableBatchedEmbedding) -> list[int]:
+def versions(layout: Layout) -> list[int]:
     """Of each group, what `changed` and `removed` take; nothing is of a later version yet, but batches in flight."""
-    return [group.engine.next_version() for group in embedding.groups]
+    return [group.engine.next_version() for group in layout.groups]
 
 
 def knows_changes(view: TableView, since: int) -> bool:
@@ -81,9 +79,9 @@ def changed(view: TableView, since: int) -> tuple[Int64Array, Int64Array]:
     return np.union1d(ids, removed), removed[:0]
 
 
-def forget_changes(embedding: TableBatchedEmbedding, upto: Sequence[int]) -> None:
+def forget_changes(layout: Layout, upto: Sequence[int]) -> None:
     """Nobody will ask for what changed or was removed before these versions, of each group."""
-    for group, version in zip(embedding.groups, upto, strict=True):
+    for group, version in zip(layout.groups, upto, strict=True):
         for table, member in enumerate(group.members):
             if member.config.track_changes:
                 group.engine.forget_changes(table, version)
@@ -178,13 +176,13 @@ class TableSource:
 class Replacement:
     """Puts what was saved in the place of an embedding's tables, all of them.
 
-    `prepare` does all that can fail, beside the tables; `Steps.do` then puts the new ones in their place. Where memory
+    `prepare` does all that can fail, beside the tables; `Locks.do` then puts the new ones in their place. Where memory
     has no room for both the tables are emptied first, and stay empty if `prepare` fails.
     """
 
     def __init__(
         self,
-        embedding: TableBatchedEmbedding,
+        layout: Layout,
         sources: Sequence[TableSource],
         optimizers: Sequence[tuple[TableOptimizer, int, Mapping[str, Any]]],
         windows: Mapping[int, int],
@@ -193,13 +191,13 @@ class Replacement:
     ) -> None:
         """
         Args:
-            embedding: has the tables.
+            layout: has the tables.
             sources: of all of them.
             optimizers: with the steps they are to have counted and options that they are to have.
             windows: backward passes of the open accumulation windows of each length.
             beside: there is room for the rows of both.
         """
-        self._embedding = embedding
+        self._layout = layout
         self._sources = sources
         self._optimizers = optimizers
         self._windows = windows
@@ -210,7 +208,7 @@ class Replacement:
 
     def prepare(self) -> None:
         """Reads all rows. Nobody else may plan, read or update from here on until it is done."""
-        groups = self._embedding.groups
+        groups = self._layout.groups
         try:
             if not self._beside:
                 self._empty()
@@ -231,8 +229,8 @@ class Replacement:
 
     def _empty(self) -> None:
         self._emptied = True
-        self._embedding.drop_windows()
-        for group in self._embedding.groups:
+        self._layout.drop_windows()
+        for group in self._layout.groups:
             group.swap.settle()
             for table in range(len(group.members)):
                 group.before_change(table)
@@ -247,7 +245,7 @@ class Replacement:
         for optimizer, step, options in self._optimizers:
             optimizer.step = step
             optimizer.options.update(options)
-        self._embedding.steps.windows = dict(self._windows)
+        self._layout.windows = dict(self._windows)
 
 
 def _fill(source: TableSource, group: Group, engine: _engine.Engine, table: int) -> None:

@@ -44,6 +44,18 @@ def write_parts(group: Group, table: int, ids: Int64Array, parts: Mapping[int, t
             group.scatter(slots[resident], records[torch.from_numpy(resident)])
 
 
+def all_ids(group: Group, table: int) -> Int64Array:
+    """Ids of all rows of a table, in row order. All must be settled."""
+    return group.engine.table_rows(table)[0]
+
+
+def meet_all(group: Group, table: int) -> None:
+    """Makes rows of those that the table has though no batch has met them; counts of them are 0."""
+    if table in group.always:
+        rows, _ = group.engine.insert(table, group.always[table]())
+        group.engine.reserve_rows(table, rows)
+
+
 def part_of(group: Group, place: int) -> Callable[[torch.Tensor], torch.Tensor]:
     """The part of records, as a view: the weight for -1, else a state."""
     if place < 0:

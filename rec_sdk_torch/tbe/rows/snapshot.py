@@ -8,16 +8,15 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, TypeAlias
+from typing import IO, TypeAlias
 
 import numpy as np
 import torch
 
 from ..cache.batch import Int64Array
+from .layout import Layout
 from .row_parts import as_stored
-
-if TYPE_CHECKING:
-    from ..embedding import TableBatchedEmbedding
+from .table_view import TableView
 
 Taken: TypeAlias = tuple[Int64Array, np.ndarray, np.ndarray, dict[str, np.ndarray]]
 """Of rows: ids, slots or -1, records where some have no slot, columns."""
@@ -132,22 +131,20 @@ class Snapshot:
         size: rows that are read at a time.
     """
 
-    def __init__(
-        self, embedding: TableBatchedEmbedding, name: str, aside: Aside, ids: Int64Array | None = None
-    ) -> None:
+    def __init__(self, layout: Layout, name: str, aside: Aside, ids: Int64Array | None = None) -> None:
         """
         Args:
-            embedding, name: the table's.
+            layout, name: the table's.
             aside: where rows wait.
             ids: of the rows, which the table has; None for all of them.
 
         Raises:
             RuntimeError: the table has a snapshot.
         """
-        group, table = embedding.find_table(name)
+        group, table = layout.find_table(name)
         group.swap.settle()
-        self._embedding, self._group, self._table, self._aside, self._ids = embedding, group, table, aside, ids
-        self._names = list(embedding.view(name).parts())  # an optimizer that comes later brings others
+        self._locks, self._group, self._table, self._aside, self._ids = layout.locks, group, table, aside, ids
+        self._names = list(TableView(layout, name).parts())  # an optimizer that comes later brings others
         self._shelf = Shelf()
         self.size = max(1, PIECE_BYTES // group.layout.bytes)
         self._place = 0
@@ -158,7 +155,7 @@ class Snapshot:
 
     def close(self) -> None:
         """Nothing is put aside any more."""
-        with self._embedding.steps.launch:
+        with self._locks.launch:
             if self._group.snapshots.get(self._table) is self:
                 del self._group.snapshots[self._table]
                 self._group.engine.close_snapshot(self._table)
@@ -230,7 +227,7 @@ class Snapshot:
         place, passes_without = 0, 0
         while True:
             yield from self._aside.take_memory(self._shelf)
-            with self._embedding.steps.launch:
+            with self._locks.launch:
                 self._check()
                 if self._replaced or not self._group.engine.snapshot_pending(self._table):
                     break
@@ -243,7 +240,7 @@ class Snapshot:
                 passes_without += 1
                 time.sleep(0.001)
             if passes_without > PATIENCE:  # nobody goes on with them
-                with self._embedding.exclusive():
+                with self._locks.exclusive():
                     self._group.swap.settle()
                     self.before_all_change()
         yield from self._aside.take(self._shelf)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ...eager import NotScripted
+from .layout import Layout
 from .row_parts import WEIGHT
-from .table_view import Chunk, Content
-
-if TYPE_CHECKING:
-    from ..embedding import TableBatchedEmbedding
+from .table_view import Chunk, Content, TableView, load
 
 
 class TablesModule(NotScripted, torch.nn.Module):
@@ -57,17 +55,17 @@ def refuse_sharing() -> None:
     )
 
 
-def save_table(embedding: TableBatchedEmbedding, name: str, destination: dict[str, Any], prefix: str) -> None:
+def save_table(layout: Layout, name: str, destination: dict[str, Any], prefix: str) -> None:
     """Puts a table into a state dict: `weight` `[n, D]`, and of a hash table its `ids` int64 `[n]`."""
-    config = embedding.view(name).config
-    if embedding.device.type == "meta":
+    view = TableView(layout, name)
+    config = view.config
+    if layout.device.type == "meta":
         rows = 0 if config.hashed else config.num_embeddings
         whole = Chunk(
             torch.empty(rows, dtype=torch.int64, device="meta"),
             {WEIGHT: torch.empty((rows, config.embedding_dim), dtype=config.weight_dtype, device="meta")},
         )
     else:
-        view = embedding.view(name)
         whole = view.read(view.ids(), [WEIGHT])
     if config.hashed:
         destination[f"{prefix}ids"] = whole.ids
@@ -75,7 +73,7 @@ def save_table(embedding: TableBatchedEmbedding, name: str, destination: dict[st
 
 
 def load_tables(
-    embedding: TableBatchedEmbedding,
+    layout: Layout,
     state_dict: Mapping[str, Any],
     prefix: str,
     prefixes: Mapping[str, str],
@@ -89,7 +87,7 @@ def load_tables(
     Rows that stay keep their optimizer states. Gradients of open accumulation windows are dropped.
 
     Args:
-        embedding: has the tables.
+        layout: has the tables.
         state_dict: `weight` behind the table's prefix, and of a hash table `ids`.
         prefix: what begins with it is of these tables.
         prefixes: by table name.
@@ -101,7 +99,7 @@ def load_tables(
     wanted: set[str] = set()
     problems = []
     for name, own in prefixes.items():
-        view = embedding.view(name)
+        view = TableView(layout, name)
         keys = [f"{own}ids", f"{own}weight"] if view.config.hashed else [f"{own}weight"]
         wanted.update(keys)
         missing = [key for key in keys if key not in state_dict]
@@ -118,4 +116,4 @@ def load_tables(
     unexpected_keys.extend(key for key in state_dict if key.startswith(prefix) and key not in wanted)
     if not contents or problems or (strict and (unexpected_keys or missing_keys)):
         return
-    embedding.load(contents, drop_windows=True)
+    load(layout, contents, drop_windows=True)

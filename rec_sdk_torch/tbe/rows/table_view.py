@@ -4,33 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from ..cache.batch import Int64Array
 from ..cache.device_cache import Group
+from ..cache.group_spec import drawn
 from ..config.life import NEVER
 from ..config.numbers import as_int
 from ..config.optimizer import TableOptimizer
-from ..config.table import TableConfig
-from .given import columns_of, ids_of, ids_problem, plain, tensor_problem
-from .row_parts import WEIGHT, as_stored, part_of, read_parts, read_records, write_parts
-
-if TYPE_CHECKING:
-    from ..embedding import TableBatchedEmbedding
-
-
-def _distinct_ids_problem(ids: object) -> str | None:
-    problem = ids_problem(ids)
-    if problem is not None:
-        return f"its {problem}"
-    assert isinstance(ids, torch.Tensor)
-    if ids.dtype != torch.int64:
-        return f"its ids are {ids.dtype}, expected torch.int64"
-    twice = ids.numel() - ids.unique().numel()
-    return f"{twice} of its ids are there twice" if twice else None
+from .given import columns_of, distinct_ids_problem, ids_of, known_ids_problem, plain, tensor_problem
+from .layout import Layout
+from .row_parts import WEIGHT, as_stored, part_of, read_parts, write_parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,22 +33,13 @@ class Chunk:
     parts: dict[str, torch.Tensor]
 
 
-def known_ids_problem(config: TableConfig, ids: Any) -> str | None:
-    """What keeps `ids` from being the rows of a hash table; None when nothing does."""
-    problem = _distinct_ids_problem(ids)
-    if problem is not None:
-        return problem
-    if 0 < config.capacity < ids.numel():
-        return f"{ids.numel()} ids, table {config.name!r} has a capacity of {config.capacity}"
-    return None
-
-
 class TableView:
     """One whole table of an embedding.
 
     A call sees one moment of the table. For one moment of several calls or tables, hold `embedding.exclusive()`.
 
     Attributes:
+        layout: the groups that the table is in.
         config: of the table.
         shard: (rank, world size) of the processes that the table is divided among.
         offset: what row 0 of an index table is in the whole of its shards.
@@ -71,32 +48,36 @@ class TableView:
     shard = (0, 1)
     offset = 0
 
-    def __init__(self, embedding: TableBatchedEmbedding, config: TableConfig) -> None:
-        self.config = config
-        self._embedding = embedding
+    def __init__(self, layout: Layout, name: str) -> None:
+        """
+        Raises:
+            KeyError: there is no such table.
+        """
+        self.config = layout.config(name)
+        self.layout = layout
 
     def _open(self) -> tuple[Group, int]:
         """The table's group and its place there, with every row where the engine says it is."""
-        group, table = self._embedding.find_table(self.config.name)
+        group, table = self.layout.find_table(self.config.name)
         group.swap.settle()
         return group, table
 
     def parts(self) -> dict[str, tuple[int, ...]]:
         """Names of the parts of a row and their shapes, `weight` first."""
         dim = self.config.embedding_dim
-        optimizer = self._embedding.optimizer_of(self.config.name)
+        optimizer = self.layout.optimizer_of(self.config.name)
         states = optimizer.spec.states if optimizer else ()
         return {WEIGHT: (dim,), **{state.name: (state.elements(dim),) for state in states}}
 
     def dtypes(self) -> dict[str, torch.dtype]:
         """Data types of the parts of a row, by name."""
-        optimizer = self._embedding.optimizer_of(self.config.name)
+        optimizer = self.layout.optimizer_of(self.config.name)
         states = {state.name: optimizer.state_dtype(state.name) for state in optimizer.spec.states} if optimizer else {}
         return {WEIGHT: self.config.weight_dtype, **states}
 
     def count(self) -> int:
         """Rows: ids known of a hash table, `num_embeddings` of an index table."""
-        with self._embedding.exclusive():
+        with self.layout.locks.exclusive():
             group, table = self._open()
             return group.engine.row_count(table)
 
@@ -105,13 +86,13 @@ class TableView:
 
         In a hash table that is the order of arrival; an id that comes after a removal takes the place of a removed one.
         """
-        with self._embedding.exclusive():
+        with self.layout.locks.exclusive():
             group, table = self._open()
             return torch.from_numpy(group.engine.table_rows(table)[0])
 
     def version(self) -> int:
         """A number for `chunks(since=)`: rows that change from now on are of a later version."""
-        with self._embedding.exclusive():
+        with self.layout.locks.exclusive():
             return self._open()[0].engine.version()
 
     def chunks(
@@ -127,7 +108,7 @@ class TableView:
         Raises:
             ValueError: `since` for a table without `track_changes`.
         """
-        with self._embedding.exclusive():
+        with self.layout.locks.exclusive():
             group, table = self._open()
             if since is not None:
                 ids, _ = group.engine.changed_ids(table, since)
@@ -144,13 +125,13 @@ class TableView:
             KeyError: the table has no such part.
         """
         wanted = ids_of(self.config.name, ids)
-        with self._embedding.exclusive():
+        with self.layout.locks.exclusive():
             group, table = self._open()
             return Chunk(ids, as_stored(self.config, read_parts(group, table, wanted, self._places(parts))))
 
     def knows(self, ids: torch.Tensor) -> torch.Tensor:
         """Which of `ids`, int64 `[n]`, are rows: bool `[n]`."""
-        with self._embedding.exclusive():
+        with self.layout.locks.exclusive():
             group, table = self._open()
             return torch.from_numpy(group.engine.find_rows(table, ids_of(self.config.name, ids))[0] >= 0)
 
@@ -169,7 +150,7 @@ class TableView:
             CapacityError, MemoryError: the rows do not fit.
             ValueError, KeyError: ids or parts that are not the table's.
         """
-        self._embedding.load([Content(self, ids, parts)])
+        load(self.layout, [Content(self, ids, parts)])
 
     def remove(self, ids: torch.Tensor) -> int:
         """Takes ids out of a hash table, or makes rows of an index table initial; how many were known.
@@ -178,7 +159,7 @@ class TableView:
             RuntimeError: a batch in flight uses one of them; nothing was removed.
         """
         wanted = ids_of(self.config.name, ids)
-        with self._embedding.exclusive():
+        with self.layout.locks.exclusive():
             group, table = self._open()
             group.before_change(table, wanted)
             return group.engine.remove(table, wanted)
@@ -194,7 +175,7 @@ class TableView:
         Raises:
             KeyError: an id has no row.
         """
-        with self._embedding.exclusive():
+        with self.layout.locks.exclusive():
             group, table = self._open()
             columns = group.engine.read_columns(table, self._rows_of(group, table, ids))
         return {name: torch.from_numpy(values) for name, values in columns.items()}
@@ -208,7 +189,7 @@ class TableView:
             TypeError: values of another type.
         """
         given = columns_of(self.config.name, columns)
-        with self._embedding.exclusive():
+        with self.layout.locks.exclusive():
             group, table = self._open()
             rows = self._rows_of(group, table, ids)
             group.before_change(table, ids_of(self.config.name, ids))
@@ -219,7 +200,7 @@ class TableView:
 
         `count`, `last_use`, and `clicks` and `timestamp` where the table's rules need them.
         """
-        with self._embedding.exclusive():
+        with self.layout.locks.exclusive():
             group, table = self._open()
             ids, columns = group.engine.candidates(table)
         return torch.from_numpy(ids), {name: torch.from_numpy(values) for name, values in columns.items()}
@@ -236,7 +217,7 @@ class TableView:
         twice = len(wanted) - len(np.unique(wanted))
         if twice:
             raise ValueError(f"table {self.config.name!r}: {twice} of the candidates are there twice")
-        with self._embedding.exclusive():
+        with self.layout.locks.exclusive():
             group, table = self._open()
             rows = wanted[group.engine.find_rows(table, wanted)[0] >= 0]
             if len(rows):
@@ -245,7 +226,7 @@ class TableView:
 
     def clocks(self) -> dict[str, int]:
         """What the rules go by: training `batches`, `steps` (backward passes), and the latest `timestamp`."""
-        with self._embedding.exclusive():
+        with self.layout.locks.exclusive():
             group, table = self._open()
             return dict(zip(CLOCKS, group.engine.clock(table), strict=True))
 
@@ -268,7 +249,7 @@ class TableView:
                 raise ValueError(
                     f"table {self.config.name!r}: clock {name!r} is {value!r}, must be an int from {least} to 2**63 - 1"
                 )
-        with self._embedding.exclusive():
+        with self.layout.locks.exclusive():
             group, table = self._open()
             now = dict(zip(CLOCKS, group.engine.clock(table), strict=True)) | dict(clocks)
             group.engine.set_clock(table, *(now[name] for name in CLOCKS))
@@ -278,13 +259,39 @@ class TableView:
 
         Rows that batches in flight use, or whose gradients wait for the end of a window, stay for the next time.
         """
-        with self._embedding.exclusive():
+        with self.layout.locks.exclusive():
             group, table = self._open()
             if table in group.snapshots:
                 group.before_change(table, group.engine.leaving_ids(table))
             evicted = group.engine.evict(table)
         group.warn_of_evictions()
         return evicted
+
+    def memory(self) -> dict[str, int]:
+        """Bytes that the table takes, by kind: `store_bytes`, `disk_bytes` and others, as the engine names them."""
+        group, table = self._open()
+        return group.memory(table)
+
+    def stored_bytes(self) -> int:
+        """Bytes of a row in host memory."""
+        group, table = self._open()
+        return group.stored_bytes(table)
+
+    def in_place(self) -> dict[str, torch.Tensor]:
+        """Views of the rows of an index table in the cache, by part: `[rows, D]`, or `[rows, 1]`.
+
+        Raises:
+            RuntimeError: they are not resident in their order.
+        """
+        with self.layout.locks.exclusive():
+            group, table = self._open()
+            rows = self.config.num_embeddings
+            slots = group.engine.find_rows(table, np.arange(rows, dtype=np.int64))[1]
+            begin = int(slots[0])
+            if not np.array_equal(slots, np.arange(begin, begin + rows)):
+                raise RuntimeError(f"table {self.config.name!r}: its rows are not resident in their order")
+            records = group.swap.cache[begin : begin + rows]
+            return {name: part_of(group, place)(records).detach() for name, place in self._places(None).items()}
 
     def _rows_of(self, group: Group, table: int, ids: torch.Tensor) -> Int64Array:
         wanted = ids_of(self.config.name, ids)
@@ -320,7 +327,7 @@ class Content:
         """What keeps it from being loaded; None when nothing does."""
         config = self.view.config
         if self.ids is not None:
-            problem = known_ids_problem(config, self.ids) if config.hashed else _distinct_ids_problem(self.ids)
+            problem = known_ids_problem(config, self.ids) if config.hashed else distinct_ids_problem(self.ids)
             if problem:
                 return problem
         rows = config.num_embeddings if self.ids is None else self.ids.numel()
@@ -388,6 +395,37 @@ class Load:
             raise
 
 
+def load(
+    layout: Layout,
+    contents: Sequence[Content],
+    steps: Sequence[tuple[TableOptimizer, int]] = (),
+    *,
+    drop_windows: bool = False,
+) -> None:
+    """Sets rows of tables, and the steps that optimizers have counted: all, or after an exception nothing.
+
+    Raises:
+        ValueError: contents that do not fit their tables.
+        IndexError, CapacityError, MemoryError: rows that there cannot be.
+        RuntimeError: ids are to leave that a batch in flight uses.
+    """
+    for content in contents:
+        problem = content.problem()
+        if problem:
+            raise ValueError(f"table {content.view.config.name!r}: {problem}")
+    with layout.locks.exclusive():
+        layout.locks.keep_rows(layout.groups if contents else [])
+        layout.locks.do(Load(contents, steps, layout.drop_windows if drop_windows else None))
+
+
+def fill_tables(layout: Layout) -> None:
+    """Draws the rows of new index tables with an `init_fn`. Hash tables draw new rows when they come."""
+    for table in layout.tables:
+        if table.init_fn is not None and not table.hashed:
+            rows = drawn(table, table.num_embeddings)
+            load(layout, [Content(TableView(layout, table.name), None, {WEIGHT: rows})])
+
+
 def _ids_of(content: Content) -> Int64Array:
     if content.ids is None:
         return np.arange(content.view.config.num_embeddings, dtype=np.int64)
@@ -440,33 +478,3 @@ def _write(content: Content, staying: _Staying | None) -> None:
     for name, number in (content.initial or {}).items():
         initial = torch.tensor(number, dtype=torch.float32, device="cpu").expand(len(others), 1)
         write_parts(group, table, others, {content.view._places([name])[name]: initial})
-
-
-def move_rows(old: Sequence[Group], new: Sequence[Group]) -> None:
-    """Copies rows that are not as they were initialised to groups of other layouts: weights, and states where alike."""
-    places = {member.config.name: (group, place) for group in new for place, member in enumerate(group.members)}
-    for source in old:
-        source.swap.settle()
-        for table, member in enumerate(source.members):
-            source.before_change(table)  # nobody takes its rows from here any more
-            target, place = places[member.config.name]
-            same = source.layout == target.layout
-            ids = source.engine.kept_ids(table)
-            for begin in range(0, len(ids), source.chunk):
-                chosen = ids[begin : begin + source.chunk]
-                records = read_records(source, table, chosen)
-                parts = range(-1, len(source.layout.state_elements) if same else 0)
-                rows, _ = target.engine.insert(place, chosen)
-                target.engine.reserve_rows(place, rows)
-                write_parts(target, place, chosen, {part: part_of(source, part)(records) for part in parts})
-            if member.config.life is not None:
-                _move_life(source, table, target, place)
-
-
-def _move_life(source: Group, table: int, target: Group, place: int) -> None:
-    """Copies what is counted of the ids of a table."""
-    target.engine.set_clock(place, *source.engine.clock(table))
-    ids = source.engine.table_rows(table)[0]
-    rows, _ = target.engine.insert(place, ids)
-    target.engine.write_columns(place, rows, source.engine.read_columns(table, source.engine.find_rows(table, ids)[0]))
-    target.engine.set_candidates(place, *source.engine.candidates(table))

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from torch.autograd import profiler
 
 from ...warn import warn
-
-if TYPE_CHECKING:
-    from ..cache.device_cache import Group
-    from ..config.optimizer import TableOptimizer
-    from ..config.table import TableConfig
-    from ..options import EmbeddingOptions
-    from .steps import Steps
+from ..cache.device_cache import Group
+from ..rows.layout import Layout
 
 RANGE = "rec_sdk_torch::"
 """Begins the names of the ranges that `torch.profiler` sees."""
@@ -91,7 +86,7 @@ class Monitor:
         """See `TableBatchedEmbedding.cache_stats`."""
         total = dict.fromkeys(COUNTERS, 0)
         for group, place in _places(groups, table):
-            counted = group.stats(place) | {"pinned_rows": group.engine.pinned(place)}
+            counted = group.stats(place)
             total["largest_batch"] = max(total["largest_batch"], counted.pop("largest_batch"))
             for name, value in counted.items():
                 total[name] += value
@@ -166,7 +161,7 @@ def memory_report(groups: Sequence[Group], table: str | None) -> dict[str, int]:
     report = dict.fromkeys(("device", "host", "disk", "index", "columns", "candidates"), 0)
     for group, place in _places(groups, table):
         members = group.members if place is None else [group.members[place]]
-        memory = group.engine.memory(place)
+        memory = group.memory(place)
         report["device"] += sum(member.cache_slots for member in members) * group.slot_bytes()
         report["host"] += memory["store_bytes"]
         report["disk"] += memory["disk_bytes"]
@@ -193,97 +188,25 @@ def describe_optimizer(cls: type, options: Mapping[str, Any]) -> str:
     return f"{cls.__name__}(lr={options['lr']})" if "lr" in options else cls.__name__
 
 
-class Inspected:
-    """What an embedding tells of itself."""
+def describe_table(layout: Layout, name: str, optimizer: str | None) -> str:
+    """See `TableBatchedEmbedding.describe`."""
+    table, own = layout.config(name), layout.optimizer_of(name)
+    dtype = str(table.weight_dtype).removeprefix("torch.")
+    if table.cache_dtype not in (None, table.weight_dtype):
+        dtype += f" ({str(table.cache_dtype).removeprefix('torch.')} in the cache)"
+    kind = "ids of any value" if table.hashed else "ids are rows"
+    parts = [f"{table.num_embeddings} x {table.embedding_dim}", dtype, kind, _describe_cache(layout, name)]
+    if optimizer is None and own is not None:
+        optimizer = describe_optimizer(own.cls, own.options)
+    return ", ".join([*parts, optimizer or "no optimizer"])
 
-    tables: list[TableConfig]
-    optimizers: list[TableOptimizer | None]
-    options: EmbeddingOptions
-    steps: Steps
-    _groups: list[Group] | None
-    _slots: Callable[[], list[int]]
-    view: Callable[[str], object]
 
-    @property
-    def cache_sizes(self) -> dict[str, int]:
-        """Rows of each table that the device cache holds, or will hold.
-
-        Raises:
-            RuntimeError: the embedding is on the meta device.
-        """
-        return dict(zip([table.name for table in self.tables], self._slots(), strict=True))
-
-    def extra_repr(self) -> str:
-        """A line for each table."""
-        return "\n".join(f"{table.name}: {self.describe(table.name)}" for table in self.tables)
-
-    def describe(self, name: str, optimizer: str | None = None) -> str:
-        """A table in a line: rows, columns, data type, kind, cache and optimizer. Lays out nothing.
-
-        Args:
-            name: of the table.
-            optimizer: in place of that which the embedding knows.
-        """
-        place = [table.name for table in self.tables].index(name)
-        table = self.tables[place]
-        dtype = str(table.weight_dtype).removeprefix("torch.")
-        if table.cache_dtype not in (None, table.weight_dtype):
-            dtype += f" ({str(table.cache_dtype).removeprefix('torch.')} in the cache)"
-        kind = "ids of any value" if table.hashed else "ids are rows"
-        parts = [f"{table.num_embeddings} x {table.embedding_dim}", dtype, kind, self._describe_cache(name)]
-        own = self.optimizers[place]
-        if optimizer is None and own is not None:
-            optimizer = describe_optimizer(own.cls, own.options)
-        return ", ".join([*parts, optimizer or "no optimizer"])
-
-    def _describe_cache(self, name: str) -> str:
-        for group in self._groups or []:
-            for member in group.members:
-                if member.config.name == name:
-                    return f"cache of {member.slots} rows"
-        option = self.options.cache
-        if isinstance(option, Mapping):
-            option = option.get(name)
-        return f"cache={option!r}"
-
-    def cache_stats(self, table: str | None = None) -> dict[str, int]:
-        """Exact counts since the start or `reset_cache_stats`, summed over groups, or those of one table.
-
-        `batches`, `lookups`, `unique_rows`, `unique_misses`, `new_rows`, `rows_in`, `rows_out`, `bytes_in`,
-        `bytes_out`, `bounds_errors`, `largest_batch` (the most distinct rows that a batch had of one table) and, now,
-        `pinned_rows` (which batches in flight hold in the cache). Of tables that admit or evict ids: `admitted` (ids
-        that got a row), `not_admitted_lookups` (which read the default value), `evicted` (ids that left by a rule).
-        Without `table` also `copied_batches` (batches whose ids came from a device), `depth_reached` (the most batches
-        planned ahead at once), and two times of the host in microseconds: `plan_us`, planning in any thread, and
-        `wait_us`, what training forwards spent on plans and swaps.
-
-        Raises:
-            KeyError: no table has this name.
-        """
-        return self.steps.monitor.cache_stats(self._groups_of(table), table)
-
-    def reset_cache_stats(self) -> None:
-        """Sets every counter of `cache_stats` to zero."""
-        self.steps.monitor.reset()
-        for group in self._groups or []:
-            group.reset_stats()
-
-    def memory_report(self, table: str | None = None) -> dict[str, int]:
-        """Bytes of the whole embedding, or of one table; zeros before the first use.
-
-        `device`: the cache, and the sums of an accumulation window. `host`: rows in the host store, as far as memory is
-        committed. `disk`: files of a host store on disk. `index`: the maps from ids to rows. `columns`: what options
-        keep per row (`track_changes`, rules by which ids leave), for all rows of an index table, with the logs of what
-        changed and left. `candidates`: what is counted of ids that are not admitted. `staging`, without `table`: plans
-        and rows on their way now.
-
-        Raises:
-            KeyError: no table has this name.
-        """
-        return memory_report(self._groups_of(table), table)
-
-    def _groups_of(self, table: str | None) -> Sequence[Group]:
-        self.steps.check_process()
-        if table is not None:
-            self.view(table)  # which raises for a name that is unknown
-        return self._groups or []
+def _describe_cache(layout: Layout, name: str) -> str:
+    for group in layout.built or []:
+        for member in group.members:
+            if member.config.name == name:
+                return f"cache of {member.slots} rows"
+    option = layout.options.cache
+    if isinstance(option, Mapping):
+        option = option.get(name)
+    return f"cache={option!r}"

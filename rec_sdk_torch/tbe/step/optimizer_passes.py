@@ -9,14 +9,14 @@ import torch
 from ..cache.batch import Int64Array
 from ..cache.device_cache import Group
 from ..config.optimizer import TableOptimizer
-from ..rows.row_parts import WEIGHT, read_parts, write_parts
+from ..rows.row_parts import WEIGHT, all_ids, meet_all, read_parts, write_parts
 
 Rows = tuple[TableOptimizer, Group, int, Int64Array]
 """Some rows of a table: its optimizer, its group and place there, their ids."""
 
 
-class Between:
-    """The work of optimizers that have some before their next update.
+class TablePasses:
+    """Passes over whole tables that optimizers make between two updates.
 
     An interrupt may break it off: `run` goes on where it stopped, and no row changes twice.
     """
@@ -65,16 +65,10 @@ class Between:
             group.swap.settle()
             for table, member in enumerate(group.members):
                 if member.optimizer is not None and id(member.optimizer) in due:
-                    _meet(member.optimizer, group, table)
-                    every = group.engine.table_rows(table)[0]
+                    between = member.optimizer.spec.between
+                    if between is not None and between.option is None:  # rows change that no batch has met as well
+                        meet_all(group, table)
+                    every = all_ids(group, table)
                     chunks = (every[begin : begin + group.chunk] for begin in range(0, len(every), group.chunk))
                     rows += [(member.optimizer, group, table, ids) for ids in chunks]
         return rows
-
-
-def _meet(optimizer: TableOptimizer, group: Group, table: int) -> None:
-    """Rows that the table has though nobody has met them change as well; counts of them are 0."""
-    assert optimizer.spec.between is not None
-    if table in group.always and optimizer.spec.between.option is None:
-        rows, _ = group.engine.insert(table, group.always[table]())
-        group.engine.reserve_rows(table, rows)

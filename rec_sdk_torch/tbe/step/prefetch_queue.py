@@ -6,9 +6,8 @@ import contextlib
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,12 +19,8 @@ from ..cache.batch import Batch, Int64Array
 from ..cache.plan import Plan
 from ..cache.transfers import in_thread, when_written
 from ..config.life import Seen
-
-if TYPE_CHECKING:
-    from ..cache.device_cache import Group
-    from ..embedding import TableBatchedEmbedding
-    from ..options import EmbeddingOptions
-    from .steps import Steps
+from ..rows.layout import Layout
+from .monitor import Monitor
 
 MAX_DEPTH = 12
 """Batches that may be ahead of the one that is trained."""
@@ -124,7 +119,7 @@ class Prefetched:
         return tuple(_version(tensor) for tensor in (*self._tensors, *self._seen) if tensor is not None)
 
 
-class LookAhead:
+class PrefetchQueue:
     """The batches that will come to one embedding, in order, and the thread that plans them.
 
     What is trained has the bits that it has without: plans are made in the order of the forwards, and a plan whose
@@ -135,8 +130,19 @@ class LookAhead:
         idle: nothing is planned now.
     """
 
-    def __init__(self, embedding: TableBatchedEmbedding) -> None:
-        self._embedding = weakref.ref(embedding)
+    def __init__(self, layout: Layout, monitor: Monitor, may_plan: Callable[[], bool]) -> None:
+        """
+        Args:
+            layout: has the tables.
+            monitor: counts.
+            may_plan: a method that says whether training batches can be planned now; its object is not kept alive.
+        """
+        self._layout = layout
+        self._locks = layout.locks
+        self._monitor = monitor
+        self._may_plan = weakref.WeakMethod(may_plan)
+        self._foresees = layout.options.cache_policy == "look_ahead"
+        layout.locks.plan_ahead(self)
         self._coming: deque[Prefetched] = deque()  # those with plans before those without
         self._lock = threading.RLock()  # of `_coming` and `plans`; taken after the embedding's
         self._worker = Worker("rec_sdk_torch.prefetch")
@@ -179,14 +185,13 @@ class LookAhead:
 
     def plans_of(self, batch: Batch) -> list[Plan]:
         """The plans of a batch whose forward is now, made ahead or now."""
-        steps = self._live().steps
-        with steps.monitor.waiting():
+        with self._monitor.waiting():
             plans = self._take_ready(batch)
             if plans is None:
-                with steps.planning:
+                with self._locks.planning:
                     plans = self._take_trained(batch) or self._plan(batch)
         self._reading = False
-        for group, plan in zip(self._live().groups, plans, strict=True):
+        for group, plan in zip(self._layout.groups, plans, strict=True):
             group.warn(plan)
         self._warn()
         return plans
@@ -200,7 +205,7 @@ class LookAhead:
             )
         if self._unused >= FEW and not self._told:
             self._told = True
-            names = [table.name for table in self._live().tables]
+            names = [table.name for table in self._layout.tables]
             warn(
                 f"tables {names}: the last {self._unused} training batches were none of those that were prefetched, "
                 "and their plans were made in vain; nothing is planned ahead until one of them comes. Where the model "
@@ -210,10 +215,9 @@ class LookAhead:
     def _plan(self, batch: Batch, announced: Sequence[Announcement] = ()) -> list[Plan]:
         """Of all groups or, after an exception, of none. Under the planning lock."""
         plans: list[Plan] = []
-        monitor = self._live().steps.monitor
         try:
-            for group, announcement in zip_longest(self._live().groups, announced):
-                with monitor.planning():
+            for group, announcement in zip_longest(self._layout.groups, announced):
+                with self._monitor.planning():
                     plans.append(group.plan(batch, announcement))
         except BaseException:
             self._end(plans)
@@ -222,13 +226,8 @@ class LookAhead:
 
     def _end(self, plans: Sequence[Plan]) -> None:
         """Of a batch that did not begin, the newest that has plans."""
-        for group, plan in zip(reversed(self._live().groups[: len(plans)]), reversed(plans), strict=True):
+        for group, plan in zip(reversed(self._layout.groups[: len(plans)]), reversed(plans), strict=True):
             group.swap.drop(plan)
-
-    def _live(self) -> TableBatchedEmbedding:
-        embedding = self._embedding()
-        assert embedding is not None, "who calls holds it"
-        return embedding
 
     # ---- coming and going
 
@@ -239,7 +238,7 @@ class LookAhead:
         Raises:
             RuntimeError: `MAX_COMING` are to come already, or this process must not use the tables.
         """
-        self._live().steps.check_process()
+        self._locks.check_process()
         with self._lock:
             if sum(not other.gone for other in self._coming) >= MAX_COMING:
                 raise RuntimeError(
@@ -298,12 +297,9 @@ class LookAhead:
         leaving = [other for other in tuple(self._coming) if prefetched is None or other is prefetched]
         for other in leaving:
             other.gone = True
-        embedding = self._embedding()
-        if embedding is None or not leaving:
-            return
-        planning = embedding.steps.planning
-        if self._lock._is_owned() or planning._is_owned():  # type: ignore[attr-defined]
-            return  # the garbage collector calls in the middle of something: who comes next does the rest
+        planning = self._locks.planning
+        if not leaving or self._lock._is_owned() or planning._is_owned():  # type: ignore[attr-defined]
+            return  # the garbage collector calls in the middle of something: the next call does the rest
         with planning, self._lock:
             planned = [other for other in self._coming if other.gone and other.plans is not None]
             if planned:
@@ -345,37 +341,33 @@ class LookAhead:
             self._worker.wait()
 
     def _next(self) -> Prefetched | None:
-        embedding = self._embedding()
-        if embedding is None or not self._plans_ahead(embedding):
+        if not self._plans_ahead():
             return None
         prefetched = next((p for p in tuple(self._coming) if p.plans is None and not p.gone), None)
         if prefetched is None or prefetched.failed:
             return None
-        most = PLANNED_BY_FORESIGHT if embedding.looks_ahead() else prefetched.depth + 1
+        most = PLANNED_BY_FORESIGHT if self._foresees else prefetched.depth + 1
         if sum(p.plans is not None for p in tuple(self._coming)) >= most:
             return None
         refused = prefetched.refused_beside
-        return prefetched if refused is None or embedding.in_flight() < refused else None
+        return prefetched if refused is None or self._layout.in_flight() < refused else None
 
-    def _plans_ahead(self, embedding: TableBatchedEmbedding) -> bool:
-        return embedding.plans_ahead() and not self._reading and self._unused < FEW
+    def _plans_ahead(self) -> bool:
+        may_plan = self._may_plan()
+        return may_plan is not None and may_plan() and not self._reading and self._unused < FEW
 
     def _to_announce(self) -> Prefetched | None:
         """Under a policy that looks ahead, once all is planned that can be."""
-        embedding = self._embedding()
-        if embedding is None or not embedding.looks_ahead() or not self._plans_ahead(embedding):
+        if not self._foresees or not self._plans_ahead():
             return None
         waiting = (p for p in tuple(self._coming) if p.plans is None and not p.gone and not p.failed)
         return next((prefetched for prefetched in waiting if prefetched.announced is None), None)
 
     def _announce(self, prefetched: Prefetched) -> None:
-        embedding = self._embedding()
-        if embedding is None:
-            return
         announced: list[Announcement] = []
-        with contextlib.suppress(Exception), embedding.steps.planning:  # without, it is planned all the same
+        with contextlib.suppress(Exception), self._locks.planning:  # without, it is planned all the same
             if self._to_announce() is prefetched:
-                announced = [group.announce(prefetched.batch) for group in embedding.groups]
+                announced = [group.announce(prefetched.batch) for group in self._layout.groups]
         prefetched.announced = announced
 
     def _plan_all(self) -> None:
@@ -395,29 +387,26 @@ class LookAhead:
 
     def _prepare(self, prefetched: Prefetched) -> None:
         """Errors are not raised here: the batch's forward meets them again, when nothing else is in its way."""
-        embedding = self._embedding()
-        if embedding is None:
-            return
-        with in_thread(embedding.device):
-            plans = self._plan_ahead(embedding, prefetched)
+        with in_thread(self._layout.device):
+            plans = self._plan_ahead(prefetched)
             if plans is not None:
-                with contextlib.suppress(Exception), embedding.steps.monitor.range("read_ahead"):
-                    for group, plan in zip(embedding.groups, plans, strict=True):
+                with contextlib.suppress(Exception), self._monitor.range("read_ahead"):
+                    for group, plan in zip(self._layout.groups, plans, strict=True):
                         group.read_ahead(plan)
 
-    def _plan_ahead(self, embedding: TableBatchedEmbedding, prefetched: Prefetched) -> Sequence[Plan] | None:
+    def _plan_ahead(self, prefetched: Prefetched) -> Sequence[Plan] | None:
         try:
             batch = prefetched.batch
         except Exception:
             prefetched.failed = True
             return None
-        with embedding.steps.planning:
+        with self._locks.planning:
             if self._next() is not prefetched:  # it came meanwhile
                 return None
             try:
                 plans = self._plan(batch, prefetched.announced or ())
             except CacheTooSmallError:
-                prefetched.refused_beside = embedding.in_flight()
+                prefetched.refused_beside = self._layout.in_flight()
                 self._too_small |= prefetched.refused_beside > 0
                 return None
             except Exception:
@@ -426,62 +415,5 @@ class LookAhead:
             with self._lock:
                 prefetched.plans, prefetched.announced = plans, []
                 planned = sum(other.plans is not None for other in self._coming)
-            monitor = embedding.steps.monitor
-            monitor.depth_reached = max(monitor.depth_reached, planned)
+            self._monitor.depth_reached = max(self._monitor.depth_reached, planned)
             return plans
-
-
-class LooksAhead:
-    """What an embedding offers for batches that will come."""
-
-    if TYPE_CHECKING:
-        steps: Steps
-        training: bool
-        pooled: bool
-        options: EmbeddingOptions
-        _keys: Int64Array
-        _trainable: bool
-        _groups: list[Group] | None
-
-        def _batch_size(self, offsets: torch.Tensor) -> int: ...
-
-    def prefetch(
-        self,
-        indices: torch.Tensor,
-        offsets: torch.Tensor,
-        per_sample_weights: torch.Tensor | None = None,
-        *,
-        shows: torch.Tensor | None = None,
-        clicks: torch.Tensor | None = None,
-        timestamps: torch.Tensor | None = None,
-    ) -> Prefetched:
-        """Plans the batch of a training forward to come, and starts to bring its rows in; in another thread.
-
-        `forward` finds the plan by itself, by the ids. Batches come in the order in which they were prefetched; results
-        are those without. Arguments are those of `forward`; the ids must not be written to before it.
-
-        Raises:
-            RuntimeError: 16 batches are prefetched already.
-        """
-        batch_size = self._batch_size(offsets)
-        weighted = per_sample_weights is not None
-        seen = Seen(shows, clicks, timestamps)
-        prefetched = Prefetched(indices, offsets, batch_size, self._keys, weighted, offsets, not self.pooled, seen)
-        self.steps.ahead.add(prefetched)
-        return prefetched
-
-    def forget(self, prefetched: Prefetched | None = None) -> None:
-        """The forward of this batch, or of none of those that were prefetched, will be. It may have been."""
-        self.steps.ahead.remove(prefetched)
-
-    def plans_ahead(self) -> bool:
-        """Whether training batches can be planned: not before the first forward, nor while evaluating."""
-        return self.training and self._trainable and self._groups is not None
-
-    def looks_ahead(self) -> bool:
-        """Whether the cache policy wants to know what batches come."""
-        return self.options.cache_policy == "look_ahead"
-
-    def in_flight(self) -> int:
-        """Batches that are planned and whose update is not launched."""
-        return max((group.engine.in_flight() for group in self._groups or []), default=0)

@@ -1,0 +1,244 @@
+"""The layout of an embedding: the groups that its tables' rows are in, built at the first use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from ...backends.devices import backend_for
+from ..cache.batch import Int64Array
+from ..cache.device_cache import Group
+from ..cache.group_spec import Member, alike, record_layout, stored_bytes
+from ..cache.store_folder import StoreFolder
+from ..config.cache_size import cache_slots, check_host_memory
+from ..config.optimizer import TableOptimizer
+from ..config.table import Pooling, TableConfig, check_names
+from ..options import EmbeddingOptions
+from .locks import Locks
+from .move import move_rows
+
+
+class Layout:
+    """Tables and the groups that their rows are in. It holds no module and no queue.
+
+    Attributes:
+        tables: their configs.
+        optimizers: of each table; None while it has none.
+        pooled: whether lookups pool rows.
+        options: everything beside the tables, as it is now.
+        num_features: of all tables.
+        feature_dims: the columns of each feature.
+        locks: order the threads that use the tables.
+        built: the groups; None before the first use.
+        works_on_tables: whether steps may do something to whole tables: end a window, evict ids, pass over all rows.
+        windows: backward passes so far of the accumulation windows of each length.
+        always: by name, ids whose rows a table has though they may not have been met.
+        fill: fills tables that are new.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[TableConfig],
+        options: EmbeddingOptions,
+        optimizer: TableOptimizer | None,
+        fill: Callable[[Layout], None],
+    ) -> None:
+        """Checks tables and options, and allocates nothing.
+
+        Raises:
+            ValueError, TypeError, MemoryError: tables or options that cannot be met.
+        """
+        check_names(tables)
+        self.tables = list(tables)
+        self._index = {table.name: place for place, table in enumerate(self.tables)}
+        self.pooled = self.tables[0].pooling is not Pooling.NONE
+        if any((table.pooling is not Pooling.NONE) is not self.pooled for table in self.tables):
+            raise ValueError("pooled tables and sequence tables (Pooling.NONE) cannot share an embedding")
+        if optimizer is not None and not isinstance(optimizer, TableOptimizer):
+            raise TypeError(f"optimizer is {optimizer!r}, expected a TableOptimizer: TableOptimizer.create(class, ...)")
+        options.check(self.tables)
+        self.options = options
+        self._store_folder: StoreFolder | None = None
+        self.num_features = sum(table.num_features for table in self.tables)
+        ends = np.cumsum([table.num_features for table in self.tables])
+        self._features = [tuple(range(end - t.num_features, end)) for end, t in zip(ends, self.tables, strict=True)]
+        self.feature_dims = [table.embedding_dim for table in self.tables for _ in range(table.num_features)]
+        self.optimizers: list[TableOptimizer | None] = [optimizer] * len(self.tables)
+        self.locks = Locks()
+        self.built: list[Group] | None = None
+        self.works_on_tables = False
+        self.windows: dict[int, int] = {}
+        self.always: dict[str, Callable[[], Int64Array]] = {}
+        self.fill = fill
+
+    # ---- tables
+
+    @property
+    def device(self) -> torch.device:
+        """Where the caches live."""
+        return self.options.device
+
+    def config(self, name: str) -> TableConfig:
+        """The config of table `name`.
+
+        Raises:
+            KeyError: there is no such table.
+        """
+        if name not in self._index:
+            raise KeyError(f"no table is named {name!r}, only {list(self._index)}")
+        return self.tables[self._index[name]]
+
+    def optimizer_of(self, name: str) -> TableOptimizer | None:
+        """The optimizer of table `name`."""
+        return self.optimizers[self._index[name]]
+
+    def find_table(self, name: str) -> tuple[Group, int]:
+        """The group that holds table `name`, and its place there."""
+        for group in self.groups:
+            if name in group.places:
+                return group, group.places[name]
+        raise KeyError(f"no table is named {name!r}")
+
+    # ---- groups
+
+    @property
+    def groups(self) -> list[Group]:
+        """The groups, built at the first use."""
+        if self.built is None:
+            self.check_real()
+            with self.locks.exclusive():
+                if self.built is None:
+                    self._take(self._build())
+                    try:
+                        self.fill(self)
+                    except BaseException:
+                        self.built = None
+                        raise
+        assert self.built is not None
+        return self.built
+
+    def check_real(self) -> None:
+        """Raises RuntimeError for tables on the meta device."""
+        if self.device.type == "meta":
+            raise RuntimeError("this embedding is on the meta device: it has no rows, give a real device=")
+
+    def cache_sizes(self) -> list[int]:
+        """Rows of each table that the device cache holds, or will hold."""
+        if self.built is not None:
+            sizes = {member.config.name: member.slots for group in self.built for member in group.members}
+            return [sizes[table.name] for table in self.tables]
+        self.check_real()
+        free = backend_for(self.device).free_memory(self.device)
+        sizes_in_bytes = [record_layout(t, o).bytes for t, o in zip(self.tables, self.optimizers, strict=True)]
+        return cache_slots(self.tables, sizes_in_bytes, self.options.cache, self.options.batch_hint, free)
+
+    def _build(self, serial: int = 0) -> list[Group]:
+        slots, options = self.cache_sizes(), self.options
+        if options.host_store is None:
+            stored = [stored_bytes(t, o) for t, o in zip(self.tables, self.optimizers, strict=True)]
+            check_host_memory(self.tables, stored)
+        elif self._store_folder is None:
+            self.store_in(StoreFolder(options.host_store))
+        columns = (np.cumsum(self.feature_dims) - self.feature_dims).tolist()
+        groups = []
+        for indices in alike(self.tables, self.optimizers):
+            members = [Member(self.tables[i], self._features[i], slots[i], self.optimizers[i]) for i in indices]
+            own = [columns[f] for member in members for f in member.features] if self.pooled else []
+            choices = options.seed, options.bounds_check_mode, options.cache_policy
+            group = Group(members, own, options.device, *choices, serial, self._store_folder)
+            group.set_evict_step_interval(options.evict_step_interval)
+            group.always = {group.places[name]: ids for name, ids in self.always.items() if name in group.places}
+            groups.append(group)
+        return groups
+
+    def _take(self, groups: list[Group]) -> None:
+        """Makes these the groups."""
+        self.works_on_tables = any(group.works_on_tables for group in groups)
+        self.built = groups
+
+    def _rebuild(self) -> None:
+        """Lays the groups out anew, for other optimizers or another device, and moves the rows over."""
+        with self.locks.exclusive():
+            self._check_idle("the embedding changes")
+            old, self.built = self.built or [], None
+            try:
+                fresh = self._build(max((group.version() for group in old), default=0))
+                move_rows(old, fresh)
+            finally:
+                self.built = old
+            self._take(fresh)
+
+    # ---- changes
+
+    def set_optimizers(self, optimizers: Mapping[int, TableOptimizer]) -> None:
+        """Makes these the optimizers of tables, by index; rows that exist already keep their weights.
+
+        Raises:
+            RuntimeError: a table has another optimizer.
+        """
+        before = list(self.optimizers)
+        for table, optimizer in optimizers.items():
+            if before[table] is not None and before[table] is not optimizer:
+                raise RuntimeError(f"table {self.tables[table].name!r} has its optimizer already")
+        for table, optimizer in optimizers.items():
+            self.optimizers[table] = optimizer
+        try:
+            if self.built is not None and any(o is not b for o, b in zip(self.optimizers, before, strict=True)):
+                self._rebuild()
+        except BaseException:
+            self.optimizers = before
+            raise
+
+    def move_to(self, device: torch.device) -> None:
+        """Moves the caches to another device."""
+        backend_for(device)
+        before, self.options = self.options, replace(self.options, device=device)
+        try:
+            if self.built is not None:
+                self._rebuild()
+        except BaseException:
+            self.options = before
+            raise
+
+    def store_in(self, folder: StoreFolder) -> None:
+        """Keeps rows in this folder, which is that of the options."""
+        self._store_folder, self.locks.store = folder, folder.path
+
+    def copy_rows(self, other: Layout) -> None:
+        """Builds groups with the rows of `other`, if that one is built."""
+        if other.built is not None:
+            fresh = self._build()
+            move_rows(other.built, fresh)
+            self._take(fresh)
+
+    # ---- windows and batches in flight
+
+    def window_open(self) -> bool:
+        """Whether an accumulation window has begun and not ended."""
+        windows = [group.window for group in self.built or [] if group.window is not None]
+        return any(self.windows.values()) or any(window.is_open() for window in windows)
+
+    def drop_windows(self) -> None:
+        """Forgets open accumulation windows, with the gradients in them; loading does so."""
+        with self.locks.exclusive():
+            self.windows = {}
+            for group in self.built or []:
+                if group.window is not None:
+                    group.swap.settle()
+                    group.window.drop()
+
+    def in_flight(self) -> int:
+        """Batches that are planned and whose update is not launched."""
+        return max((group.in_flight() for group in self.built or []), default=0)
+
+    def _check_idle(self, what: str) -> None:
+        """Raises RuntimeError where gradients would be lost by `what`."""
+        if self.window_open():
+            raise RuntimeError(f"an accumulation window is open; finish it before {what}")
+        if self.in_flight():
+            raise RuntimeError(
+                f"batches are in flight: run their backward, or drop the outputs of their forward, before {what}"
+            )

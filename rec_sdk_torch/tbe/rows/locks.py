@@ -1,0 +1,177 @@
+"""Locks of the tables of one embedding, and the work on them that an interrupt can break off."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from ..._exits import calls
+from ..._forks import Lock, Refusal, free, watch
+from ..cache.device_cache import Group
+
+
+class Unfinished(Protocol):
+    """Work that an interrupt can break off: `run` begins again from the start, and does nothing twice.
+
+    Attributes:
+        begun: whether anything has changed.
+    """
+
+    @property
+    def begun(self) -> bool: ...
+
+    def run(self) -> None: ...
+
+
+class PlansAhead(Protocol):
+    """The queue of batches that are planned before their forward.
+
+    Attributes:
+        idle: nothing is planned now.
+    """
+
+    idle: bool
+
+    def drop(self) -> None: ...
+
+    def forked(self) -> None: ...
+
+
+class Reader(Protocol):
+    """A forward that will need its rows as it has read them."""
+
+    def keep_rows(self, groups: Sequence[Group]) -> None: ...
+
+
+class Locks:
+    """The order of the threads that work on the tables of one embedding.
+
+    Attributes:
+        planning: held while a batch is planned for all groups, and while no plan may be made.
+        launch: held while the device is given work of a step. Taken after `planning` where both are.
+        saving: held while a save is written, which ends in another thread than it began in.
+        store: the folder of rows that are on disk.
+        unfinished: work that an interrupt broke off.
+    """
+
+    def __init__(self) -> None:
+        self.planning: Lock = threading.RLock()
+        self.launch: Lock = threading.RLock()
+        self.saving: Lock = threading.Lock()
+        self.store: str | None = None
+        self.unfinished: Unfinished | None = None
+        self._running = threading.RLock()  # held while unfinished work runs: it calls what completes it
+        self._ahead: weakref.ref[PlansAhead] | None = None
+        self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
+        watch(self)
+
+    def plan_ahead(self, queue: PlansAhead) -> None:
+        """Makes `queue` the one whose plans are dropped when both locks are taken; it is not kept alive."""
+        self._ahead = weakref.ref(queue)
+
+    def forked(self, parent: int) -> None:
+        """In a process that was forked from `parent`: rows on disk stay with it, and what another thread began too."""
+        if isinstance(self.launch, Refusal):
+            return
+        ahead = None if self._ahead is None else self._ahead()
+        reads_ahead = ahead is not None and not ahead.idle and not self.planning._is_owned()
+        busy = reads_ahead or self.saving.locked() or not (free(self.planning) and free(self.launch))
+        if ahead is not None:
+            ahead.forked()
+        if self.store is not None:
+            why = (
+                f", which has the rows in host_store {self.store!r}: only that one may train or read these tables. "
+                "Save there and load here"
+            )
+        elif busy:
+            why = (
+                " while another thread worked on these tables, or saved them: locks and threads do not survive a fork. "
+                "Fork when saves have ended, and under exclusive()"
+            )
+        else:
+            return
+        refusal = Refusal(f"process {os.getpid()} was forked from process {parent}{why}, or start processes by spawn")
+        self.planning = self.launch = self.saving = refusal
+
+    def check_process(self) -> None:
+        """Refuses calls that take no lock, where one that takes a lock would be refused.
+
+        Raises:
+            RuntimeError: this process must not use the tables.
+        """
+        if isinstance(self.launch, Refusal):
+            raise RuntimeError(self.launch.message)
+
+    # ---- whole tables
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Both locks, and no plan but those of batches whose forward has begun."""
+        with calls, self.planning, self.launch:
+            ahead = None if self._ahead is None else self._ahead()
+            if ahead is not None:
+                ahead.drop()
+            yield
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Keeps other threads from planning, reading or updating: what is seen inside is one moment of all tables."""
+        with self.alone():
+            self.complete()
+            yield
+
+    # ---- interrupts
+
+    def complete(self) -> None:
+        """Completes what an interrupt broke off. To be called first by the thread that takes `launch`.
+
+        Raises:
+            RuntimeError: it cannot be completed; the message says why.
+        """
+        if self.unfinished is None or self._running._is_owned():  # type: ignore[attr-defined]
+            return
+        try:
+            with self._running:
+                self.unfinished.run()
+        except Exception as error:
+            raise RuntimeError(
+                f"an earlier update or load was interrupted half-way, and cannot be completed: {error}"
+            ) from error
+        self.unfinished = None
+
+    def catch_up(self) -> None:
+        """`complete`, with all that it may need; costs nothing when there is nothing to do."""
+        if self.unfinished is not None:
+            with self.exclusive():
+                pass
+
+    def do(self, work: Unfinished) -> None:
+        """Does `work` as a whole: once it has begun, the next call of `complete` does what an interrupt left."""
+        self.unfinished = work
+        try:
+            with self._running:
+                work.run()
+        except BaseException:
+            if not work.begun:
+                self.unfinished = None
+            raise
+        self.unfinished = None
+
+    # ---- rows that forwards will need
+
+    def watch(self, reader: Reader) -> None:
+        """`reader` is told before rows change. Under the launch lock."""
+        self._readers.add(reader)
+
+    def unwatch(self, reader: Reader) -> None:
+        """`reader` needs no rows any more."""
+        self._readers.discard(reader)
+
+    def keep_rows(self, groups: Sequence[Group]) -> None:
+        """Lets readers keep rows of these groups, which are about to change. Under the launch lock."""
+        for reader in self._readers:
+            reader.keep_rows(groups)

@@ -1,0 +1,38 @@
+"""Rows that move to groups of another layout or another device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..cache.device_cache import Group
+from .row_parts import part_of, read_records, write_parts
+
+
+def move_rows(old: Sequence[Group], new: Sequence[Group]) -> None:
+    """Copies rows that are not as they were initialised to groups of other layouts: weights, and states where alike."""
+    places = {member.config.name: (group, place) for group in new for place, member in enumerate(group.members)}
+    for source in old:
+        source.swap.settle()
+        for table, member in enumerate(source.members):
+            source.before_change(table)  # its rows are taken from the new group from now on
+            target, place = places[member.config.name]
+            same = source.layout == target.layout
+            ids = source.engine.kept_ids(table)
+            for begin in range(0, len(ids), source.chunk):
+                chosen = ids[begin : begin + source.chunk]
+                records = read_records(source, table, chosen)
+                parts = range(-1, len(source.layout.state_elements) if same else 0)
+                rows, _ = target.engine.insert(place, chosen)
+                target.engine.reserve_rows(place, rows)
+                write_parts(target, place, chosen, {part: part_of(source, part)(records) for part in parts})
+            if member.config.life is not None:
+                _move_life(source, table, target, place)
+
+
+def _move_life(source: Group, table: int, target: Group, place: int) -> None:
+    """Copies what is counted of the ids of a table."""
+    target.engine.set_clock(place, *source.engine.clock(table))
+    ids = source.engine.table_rows(table)[0]
+    rows, _ = target.engine.insert(place, ids)
+    target.engine.write_columns(place, rows, source.engine.read_columns(table, source.engine.find_rows(table, ids)[0]))
+    target.engine.set_candidates(place, *source.engine.candidates(table))
