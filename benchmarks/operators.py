@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from rec_sdk_torch.ops import ops
-from rec_sdk_torch.tbe.cache.plan import PlanArrays
+from rec_sdk_torch.tbe.cache.plan import arrays_on_device
 
 from .phases import TimedOurs
 from .timing import Clock, Samples, no_collection
@@ -65,7 +65,7 @@ class OperatorBench:
         try:
             if plan.rows_in:
                 raise AssertionError(f"{plan.rows_in} rows are not resident")
-            of = PlanArrays.of(torch.from_numpy(plan.arena), plan.fields)
+            of = arrays_on_device(torch.from_numpy(plan.arena), plan)
             # Copies, since the plan's memory is used again.
             device = self._ours.device
             return ReadyPlan(

@@ -89,7 +89,7 @@ class _Calls:
         return call
 
     def __enter__(self) -> None:
-        here = caller()
+        here = _callers.get(_thread.get_ident()) or caller()
         here.depth += 1  # before the question: a thread that ends sees the one or the other
         if _ending_in and here.depth == 1 and not here.own and _thread.get_ident() not in _ending_in:
             here.stays = True
@@ -98,31 +98,12 @@ class _Calls:
             lock.acquire()  # without the interpreter's lock, and for ever
 
     def __exit__(self, *error: object) -> None:
-        here = caller()
+        here = _callers.get(_thread.get_ident()) or caller()
         here.depth -= 1
         here.left = time.monotonic()
 
 
 calls = _Calls()
-
-
-class BackwardOf:
-    """The backward pass of a call, which a thread of autograd may run.
-
-    That thread does not stay at the exit, since thread `of` waits in C++ for the end of the pass; the interpreter waits
-    for `of` as it does after a call.
-    """
-
-    def __init__(self, of: Caller) -> None:
-        self._of = of
-
-    def __enter__(self) -> None:
-        caller().depth += 1
-
-    def __exit__(self, *error: object) -> None:
-        here = caller()
-        here.depth -= 1
-        here.left = self._of.left = time.monotonic()
 
 
 class OwnThread(threading.Thread):

@@ -71,7 +71,8 @@ def check_batch(ids: object) -> None:
 
     Tracers that run a model on real tensors (torch.jit.trace, ONNX through it, make_fx) would note rows as constants.
     """
-    check_real(ids)
+    if isinstance(ids, (FakeTensor, Proxy)):
+        check_real(ids)
     if torch._C._get_tracing_state() is not None:
         raise RuntimeError(f"torch.jit.trace of a model with tables: {UNTRACEABLE}")
     if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:

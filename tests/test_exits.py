@@ -195,7 +195,7 @@ def test_two_hundred_exits(interpreters: Interpreters, scene: Scene, tmp_path: P
 
 def held_in_a_call(_: int, __: Path) -> None:
     """The call ends, its backward pass comes, and the thread stays at the next call."""
-    embedding, steps, held, stage = trained(), [], threading.Event(), Group.stage
+    embedding, steps, held, stage = trained(), [], threading.Event(), Group.bring_in
 
     def slow_stage(group: Group, *arguments: object) -> None:
         held.set()
@@ -203,7 +203,7 @@ def held_in_a_call(_: int, __: Path) -> None:
         stage(group, *arguments)
 
     def run() -> None:
-        Group.stage = slow_stage
+        Group.bring_in = slow_stage
         output = embedding(*batch())
         steps.append("forward")
         output.sum().backward()

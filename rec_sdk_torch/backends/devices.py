@@ -36,10 +36,6 @@ class Backend:
     start: Callable[[torch.device], None] = _nothing
     """Prepares one device; ValueError if there is none."""
 
-    def staging(self, rows: int, width: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
-        """An uninitialised host buffer `[rows, width]` that a swap copies through."""
-        return torch.empty((rows, width), dtype=dtype, device="cpu", pin_memory=self.pin_staging)
-
 
 _BACKENDS = {
     "cpu": Backend(cpu.free_memory, pin_staging=False, allocate_cache=cpu.allocate_cache),

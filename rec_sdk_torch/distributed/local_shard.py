@@ -101,7 +101,7 @@ class HomeTables(CachedCollection):
             name: functools.partial(placement.rows, table.num_embeddings)
             for name, (table, placement) in index_tables.items()
         }
-        new = source.layout.built is None
+        new = not source.layout.built
         embedding.layout.fill = functools.partial(_draw, index_tables) if new else _draw_nothing
         embedding.guard.others = exchange
         self.__dict__["_handles_name"] = origin._handles_name
@@ -126,7 +126,7 @@ class HomeTables(CachedCollection):
 
     def _take_over(self, source: TableBatchedEmbedding, placements: list[Placement], rank: int) -> None:
         """Rows that were trained or loaded before, each by the rank that is their home."""
-        if source.layout.built is None:
+        if not source.layout.built:
             return
         self._sync_optimizers()
         for table, placement in zip(source.tables, placements, strict=True):

@@ -163,7 +163,7 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
 
     def _seen(self, features: KeyedJaggedTensor) -> Seen | None:
         """The facts about the ids of a training batch that the tables admit and evict by."""
-        if not self.training or not torch.is_grad_enabled():
+        if not (self._needs_clicks or self._needs_timestamps) or not self.training or not torch.is_grad_enabled():
             return None
         clicks = clicks_of(features) if self._needs_clicks else None
         return Seen(None, clicks, timestamps_of(features) if self._needs_timestamps else None)

@@ -28,7 +28,7 @@ from .step.gradient_check import GradientGuard
 from .step.monitor import Monitor, describe_table, memory_report
 from .step.prefetch_queue import Prefetched, PrefetchQueue
 from .step.reading import ReadPooled, wants_grad
-from .step.step import Step, fused_lookup, new_output, split_rows
+from .step.step import FusedLookup, Step, apart, new_output, split_rows
 
 
 class TableBatchedEmbedding(TablesModule):
@@ -181,7 +181,7 @@ class TableBatchedEmbedding(TablesModule):
         options = replace(self.options, evict_step_interval=steps)
         with self.exclusive():
             self._set_options(options)
-            for group in self.layout.built or []:
+            for group in self.layout.built:
                 group.set_evict_step_interval(steps)
 
     # ---- whole tables
@@ -242,7 +242,7 @@ class TableBatchedEmbedding(TablesModule):
 
     def plans_ahead(self) -> bool:
         """Whether training batches can be planned: not before the first forward, nor while evaluating."""
-        return self.training and self._trainable and self.layout.built is not None
+        return self.training and self._trainable and bool(self.layout.built)
 
     # ---- forward
 
@@ -310,25 +310,47 @@ class TableBatchedEmbedding(TablesModule):
     @calls
     def _lookup(self, batch: Batch) -> tuple[torch.Tensor, ...]:
         """The pooled output; or, group by group, the rows of each feature or, joined, of all features."""
-        if batch.weights is not None and not self.pooled:
-            raise ValueError("per-sample weights need pooled tables")
-        weights = [group.weights_of(batch) for group in self.groups]
+        layout = self.layout
+        groups = layout.built or layout.groups
+        weights: list[torch.Tensor | None] = [None] * len(groups)
+        if batch.weights is not None:
+            weights = self._weights(batch)
         lengths = None if self.pooled or batch.joined else self._lengths(batch)
         shape = (batch.batch_size, self._width) if self.pooled else None
-        if self.training and torch.is_grad_enabled():
+        if not (self.training and torch.is_grad_enabled()):
+            return self._read(batch, weights, lengths, shape)
+        if not self._trainable:
             self._check_trainable()
-            self.layout.locks.catch_up()  # before there is a plan, beside which whole tables cannot be worked on
-            plans = self.queue.plans_of(batch)
-            step = Step(self.layout, self.guard, self.monitor, plans, lengths, shape)
-            self.monitor.copied_batches += batch.copied
-            try:
-                outputs = fused_lookup(self._anchor, step, weights)
-            except BaseException:
-                step.release()  # now: the traceback may live on
-                raise
-            self.queue.go_on()
-            self.monitor.count_forward(self.groups)
-            return outputs
+        if layout.locks.unfinished is not None:
+            layout.locks.catch_up()  # before there is a plan, beside which whole tables cannot be worked on
+        monitor = self.monitor
+        step = Step(layout, self.guard, monitor, self.queue.take(batch), lengths, shape)
+        monitor.copied_batches += batch.copied
+        try:
+            outputs: tuple[torch.Tensor, ...] = FusedLookup.apply(self._anchor, step, *weights)
+        except BaseException:
+            step.release()  # now: the traceback may live on
+            raise
+        self.queue.go_on()
+        monitor.forwards += 1
+        if monitor.forwards >= monitor.next_check:
+            monitor.check(groups)
+        return outputs if len(outputs) == 1 else apart(outputs)  # the caller may write into them
+
+    def _weights(self, batch: Batch) -> list[torch.Tensor | None]:
+        """The per-sample weights of each group."""
+        if not self.pooled:
+            raise ValueError("per-sample weights need pooled tables")
+        return [group.weights_of(batch) for group in self.groups]
+
+    def _read(
+        self,
+        batch: Batch,
+        weights: list[torch.Tensor | None],
+        lengths: list[list[int]] | None,
+        shape: tuple[int, int] | None,
+    ) -> tuple[torch.Tensor, ...]:
+        """`_lookup` of a batch that is not trained."""
         with self.exclusive():
             self.queue.was_read(batch)
             out = new_output(shape, self.device)
@@ -442,7 +464,7 @@ class TableBatchedEmbedding(TablesModule):
     def reset_cache_stats(self) -> None:
         """Sets every counter of `cache_stats` to zero."""
         self.monitor.reset()
-        for group in self.layout.built or []:
+        for group in self.layout.built:
             group.reset_stats()
 
     def memory_report(self, table: str | None = None) -> dict[str, int]:
@@ -463,4 +485,4 @@ class TableBatchedEmbedding(TablesModule):
         self.layout.locks.check_process()
         if table is not None:
             self.layout.config(table)  # which raises for a name that is unknown
-        return self.layout.built or []
+        return self.layout.built

@@ -227,7 +227,7 @@ def test_rows_of_plans_that_nobody_goes_on_with_are_saved(tmp_path: Path, monkey
     train(source, range(5))
     job, then = SaveJob(source, tmp_path, False), contents(source)
     held = [group.engine for group in source.groups]
-    call = source.queue.plans_of(source.queue.batch(*_arguments(source)))
+    call = source.queue.take(source.queue.batch(*_arguments(source)))
     assert any(engine.unapplied() for engine in held)
     job.run()
     del call

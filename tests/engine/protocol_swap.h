@@ -100,7 +100,7 @@ inline void Protocol::read_ahead(Thread* t, const MadePtr& made) {
           try {
             staged->late = engine_->read_ahead(*made->host, rows->bytes.data());
           } catch (const std::runtime_error&) {
-            return;  // LookAhead._prepare: it has begun, or was dropped
+            return;  // PrefetchQueue._prepare: it has begun, or was dropped
           }
           late_rows_ += static_cast<int64_t>(staged->late.size());
           rows->content = protocol::content_of(*rows);
@@ -129,10 +129,10 @@ inline std::vector<Protocol::Handle> Protocol::unapplied(const Plan* upto) {
   return hosts;
 }
 
-// Swap.stage
+// Swap.bring_in
 inline void Protocol::stage(Thread* t, const MadePtr& made) { apply_all(t, made->host.get(), false); }
 
-// Swap.apply_all, or Swap.stage: the last one is staged only.
+// Swap.apply_all, or Swap.bring_in: the last one is staged only.
 inline void Protocol::apply_all(Thread* t, const Plan* upto, bool last_too) {
   const std::vector<Handle> hosts = unapplied(upto);
   for (const Handle& host : hosts) {

@@ -21,7 +21,7 @@ inline void Protocol::train(Thread* t, size_t batch) {
   }
 }
 
-// LookAhead.add
+// PrefetchQueue.add
 inline void Protocol::add_until(size_t last) {
   for (; added_ <= last && added_ < scenario_.batches.size(); ++added_) {
     coming_.push_back(std::make_shared<Prefetched>(Prefetched{added_, nullptr, std::nullopt}));
@@ -55,7 +55,7 @@ inline void Protocol::forward(Thread* t, size_t batch) {
       });
 }
 
-// LookAhead.plans_of
+// PrefetchQueue.take
 inline void Protocol::plans_of(Thread* t, size_t batch) {
   const auto guard = [=] { return planning_.free_for(t) && coming_lock_.free_for(t); };
   t->then("plans of", batch, guard, [=] {
@@ -79,7 +79,7 @@ inline void Protocol::plans_of(Thread* t, size_t batch) {
   });
 }
 
-// LookAhead._pop
+// PrefetchQueue._pop
 inline Protocol::MadePtr Protocol::pop(size_t batch) {
   if (coming_.empty() || coming_.front()->plan == nullptr || coming_.front()->batch != batch) return nullptr;
   MadePtr made = std::move(coming_.front()->plan);
@@ -87,7 +87,7 @@ inline Protocol::MadePtr Protocol::pop(size_t batch) {
   return made;
 }
 
-// LookAhead._drop, Swap.drop
+// PrefetchQueue._drop, Swap.drop
 inline void Protocol::drop_all(Thread* t) {
   for (auto coming = coming_.rbegin(); coming != coming_.rend(); ++coming) {
     const MadePtr plan = std::exchange((*coming)->plan, nullptr);
@@ -99,7 +99,7 @@ inline void Protocol::drop_all(Thread* t) {
   }
 }
 
-// BatchLookup.run
+// Step.forward
 inline void Protocol::run_batch(Thread* t, const MadePtr& made) {
   const uint64_t serial = (*made->host)->serial;
   const size_t batch = made->batch;
@@ -121,7 +121,7 @@ inline void Protocol::run_batch(Thread* t, const MadePtr& made) {
   t->then("go on", batch, [=] { return coming_lock_.free_for(t); }, [=] { go_on(); });
 }
 
-// BatchLookup.backward
+// Step.backward
 inline void Protocol::backward(Thread* t, size_t batch) {
   const MadePtr made = made_.at(batch);
   if (scenario_.batches[batch].kind != Kind::kTrain) return end_backward(batch);
@@ -145,7 +145,7 @@ inline void Protocol::end_backward(size_t batch) {
 
 // ---- the worker
 
-// LookAhead._next
+// PrefetchQueue._next
 inline Protocol::PrefetchedPtr Protocol::next() {
   for (const PrefetchedPtr& prefetched : coming_) {
     if (prefetched->plan != nullptr) continue;
@@ -162,7 +162,7 @@ inline void Protocol::go_on() {
   worker_.settle();
 }
 
-// LookAhead._plan_all
+// PrefetchQueue._plan_all
 inline void Protocol::plan_all(Thread* t) {
   t->then(
       "what is next", 0, [=] { return coming_lock_.free_for(t); },
@@ -175,7 +175,7 @@ inline void Protocol::plan_all(Thread* t) {
       });
 }
 
-// LookAhead._prepare, ._plan_ahead
+// PrefetchQueue._prepare, ._plan_ahead
 inline void Protocol::prepare(Thread* t, const PrefetchedPtr& prefetched) {
   const size_t batch = prefetched->batch;
   t->then(
@@ -207,7 +207,7 @@ inline void Protocol::save(Thread* t) {
   settled(t, [=] { compare_tables(t); });
 }
 
-// TableBatchedEmbedding.exclusive, Swap.settle. `then` lets go of the planning lock and the launch lock.
+// Locks.exclusive, Swap.settle. `then` lets go of the planning lock and the launch lock.
 inline void Protocol::settled(Thread* t, Action then) {
   t->then("save: planning lock", 0, [=] { return planning_.free_for(t); }, [=] { planning_.owner = t; });
   const auto guard = [=] { return launch_.free_for(t) && coming_lock_.free_for(t); };
@@ -266,7 +266,7 @@ inline void Protocol::compare_tables(Thread* t) {
 }
 
 inline void Protocol::check_end() {
-  // LookAhead.remove, when the iterator ends.
+  // PrefetchQueue.remove, when the iterator ends.
   Thread end;
   const auto run = [&] {
     end.settle();

@@ -308,7 +308,7 @@ def test_printing_a_model_shows_its_tables(device: torch.device, kind: str) -> N
     assert [line for line in shown if "TableHandle" in line] == lines
     apply(collection, torch.optim.Adam, lr=0.25)
     assert repr(model).count("Adam(lr=0.25)") == len(lines)
-    assert collection._embedding.layout.built is None
+    assert not collection._embedding.layout.built
     assert repr(collection._embedding).count("no optimizer") == len(lines), "it has not been told yet"
 
 

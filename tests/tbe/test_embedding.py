@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rec_sdk_torch.tbe import BatchHint, InitializerType, Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
-from rec_sdk_torch.tbe.step.step import Step
+from rec_sdk_torch.tbe.cache.plan import Plan
 
 
 def sgd(lr: float = 0.1) -> TableOptimizer:
@@ -231,19 +231,20 @@ def test_gradients_of_sample_weights_are_of_the_rows_that_were_looked_up(
     """The update of another batch comes when this one has been planned, as that of another thread may, or later."""
     embedding = TableBatchedEmbedding([table("a")], optimizer=sgd(), cache=10, device=device, seed=3)
     ids, offsets = torch.tensor([5, 9]), torch.tensor([0, 1, 2])
-    forward = Step.forward
     for planned_first in (True, False):
         weights = torch.ones(2, device=device, requires_grad=True)
         earlier = embedding(ids, offsets, torch.ones(2, device=device))
         if planned_first:
+            (group,) = embedding.groups
+            bring_in = group.bring_in
 
-            def update(step: Step, *arguments: Any, earlier: torch.Tensor = earlier) -> Any:
+            def update(plan: Plan, bring_in: Any = bring_in, earlier: torch.Tensor = earlier) -> None:
                 monkeypatch.undo()
                 with torch.enable_grad():
                     earlier.sum().backward()
-                return forward(step, *arguments)
+                bring_in(plan)
 
-            monkeypatch.setattr(Step, "forward", update)
+            monkeypatch.setattr(group, "bring_in", update)
         output = embedding(ids, offsets, weights)
         rows = output.detach().clone()
         if not planned_first:

@@ -14,6 +14,7 @@ from torchrec.optim import RowWiseAdagrad
 
 from rec_sdk_torch import AccumulateSGD
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch.tbe.cache import accumulation, device_cache
 from rec_sdk_torch.tbe.cache.swap import Swap
 from rec_sdk_torch.tbe.rows.row_parts import write_parts
 from rec_sdk_torch.tbe.step import optimizer_passes as between
@@ -107,6 +108,37 @@ def test_an_interrupt_in_the_swap_loses_nothing(device: torch.device, window: in
     step(embedding, [0, 1, 6, 7])
     step(embedding, [4, 5, 6, 7])
     assert weights(embedding)[:9] == [-2.0, -2.0, -2.0, -2.0, -2.0, -2.0, -2.0, -2.0, 0.0]
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_an_error_in_the_second_groups_update_loses_nothing(device: torch.device, window: int) -> None:
+    """The next call makes what is left: no row of the first group is updated twice, none of the second left out."""
+    configs = [
+        TableConfig(name, IDS, DIM, pooling=Pooling.NONE, hashed=False, weight_dtype=dtype, init_fn=zeros)
+        for name, dtype in (("a", torch.float32), ("b", torch.float16))
+    ]
+    embedding = TableBatchedEmbedding(configs, optimizer=sgd(window), cache=60, device=device)
+    place, name = (device_cache, "update_rows") if window == 1 else (accumulation, "accumulate_rows")
+    original, made = getattr(place, name), [0]
+
+    def fails_once(*arguments: Any) -> None:
+        made[0] += 1
+        if made[0] == 2:
+            raise OSError("no memory")
+        original(*arguments)
+
+    def step() -> None:
+        rows = embedding(torch.tensor([1, 2, 1, 2]), torch.tensor([0, 2, 4]))
+        rows.backward(torch.ones_like(rows))
+
+    with mock.patch.object(place, name, fails_once):
+        with pytest.raises(OSError, match="no memory"):
+            step()
+        for _ in range(2 * window - 1):
+            step()
+    for name in "ab":
+        found = embedding.view(name).read(torch.arange(4), ["weight"]).parts["weight"][:, 0].tolist()
+        assert found == [0.0, -2.0 * window, -2.0 * window, 0.0], name
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

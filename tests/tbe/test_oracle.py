@@ -34,10 +34,10 @@ from reference import Reference
 
 import rec_sdk_torch
 from rec_sdk_torch import _engine
-from rec_sdk_torch.backends.devices import Backend
 from rec_sdk_torch.ops import parallel_runner
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableOptimizer
-from rec_sdk_torch.tbe.cache.transfers import Departure
+from rec_sdk_torch.tbe.cache import transfers
+from rec_sdk_torch.tbe.cache.swap import Swap
 from rec_sdk_torch.tbe.config.life import Seen
 from rec_sdk_torch.tbe.step.prefetch_queue import Prefetched
 
@@ -334,7 +334,7 @@ def check(scenario: Scenario, device: torch.device) -> None:
     )
     for cache, where, late in others:
         # Late: no row has arrived on the host before it is waited for.
-        with mock.patch.object(Departure, "done", return_value=False) if late else contextlib.nullcontext():
+        with mock.patch.object(Swap, "_arrived", return_value=False) if late else contextlib.nullcontext():
             again = run(other, cache, where)
         same_bits(result, again, f"{small} rows on {device}", f"{cache} rows on {where}{', rows late' if late else ''}")
     compare(scenario, result, device)
@@ -361,14 +361,14 @@ def same_bits(result: Result, again: Result, one: str, other: str) -> None:
 @pytest.fixture(autouse=True, scope="module")
 def staging_without_old_records() -> Iterator[None]:
     """Fills memory that is not initialised with NaN: it is no record that was there before."""
-    staging = Backend.staging
+    staging = transfers._staging
 
     def filled(*arguments: Any) -> torch.Tensor:
         return (
             staging(*arguments).view(torch.uint8).fill_(0xFF).view(arguments[3] if len(arguments) > 3 else torch.uint8)
         )
 
-    with mock.patch.object(Backend, "staging", filled):
+    with mock.patch.object(transfers, "_staging", filled):
         yield
 
 
@@ -397,7 +397,7 @@ def check_ahead(scenario: Scenario, device: torch.device) -> None:
     deep = {name: (scenario.depth + 1) * rows for name, rows in small.items()}
     between = {name: rows + rows // 2 for name, rows in small.items()}
     for cache, late in ((small, False), (between, False), (deep, False), (deep, True)):
-        with mock.patch.object(Departure, "done", return_value=False) if late else contextlib.nullcontext():
+        with mock.patch.object(Swap, "_arrived", return_value=False) if late else contextlib.nullcontext():
             again = run(scenario, cache, device, scenario.depth)
         same_bits(result, again, "none ahead", f"{scenario.depth} ahead, {cache} rows{', rows late' if late else ''}")
     if scenario.rounded is not None:

@@ -134,7 +134,7 @@ def failing(embedding: TableBatchedEmbedding, what: type[BaseException], **place
 
 
 def fails_to_stage(embedding: TableBatchedEmbedding) -> BaseException:
-    return failing(embedding, OSError, of=embedding.groups[1], name="stage")
+    return failing(embedding, OSError, of=embedding.groups[1], name="bring_in")
 
 
 def is_interrupted_before_it_begins(embedding: TableBatchedEmbedding) -> BaseException:

@@ -14,7 +14,6 @@ from rec_sdk_torch import AccumulateSGD, _engine
 from rec_sdk_torch.backends import devices
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
 from rec_sdk_torch.tbe.cache.batch import Batch
-from rec_sdk_torch.tbe.cache.transfers import Departure
 
 DIM = 4
 
@@ -128,9 +127,8 @@ def test_a_plan_that_is_dropped_once_it_has_begun_loses_nothing(device: torch.de
     (group,) = embedding.groups
     ids = Batch.from_tensors(torch.tensor([3]), torch.tensor([0, 1]), 1, np.zeros(1, np.int64))
     plan = group.plan(ids)
-    group.stage(plan)
+    group.bring_in(plan)
     _engine.begin([plan.host])
-    group.lookup(plan, None, None)
     group.swap.drop(plan)
     assert read(embedding, 1, 2, 3) == [-1.0, -1.0, 0.0]
 
@@ -174,11 +172,11 @@ def test_an_interrupted_write_back_is_done_again(device: torch.device, monkeypat
     step(embedding, 1, 2)
     step(embedding, 3, 4)
 
-    def interrupted(_: Departure) -> torch.Tensor:
+    def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Departure, "wait", interrupted)
+        patch.setattr(_engine.Engine, "land", interrupted)
         with pytest.raises(KeyboardInterrupt):
             step(embedding, 1, 2)
     assert step(embedding, 1, 2) == [-1.0, -1.0]

@@ -24,8 +24,9 @@ def _host_array(name: str, values: torch.Tensor) -> IntArray:
     return array
 
 
-def _same_memory(a: IntArray, b: IntArray) -> bool:
-    return a.ctypes.data == b.ctypes.data and (a.dtype, a.shape, a.strides) == (b.dtype, b.shape, b.strides)
+def _same_numbers(a: IntArray, b: IntArray) -> bool:
+    one, other = a.__array_interface__, b.__array_interface__
+    return one == other or np.array_equal(a, b)
 
 
 @dataclass(frozen=True)
@@ -86,11 +87,16 @@ class Batch:
 
     def same_plan(self, other: Batch) -> bool:
         """Whether one plan serves both."""
-        mine, its = ((batch.batch_size, batch.weighted, batch.joined) for batch in (self, other))
-        if mine != its or not self.seen.same(other.seen):
+        mine = self.batch_size, self.weighted, self.joined
+        if mine != (other.batch_size, other.weighted, other.joined):
             return False
-        pairs = [(self.offsets, other.offsets), (self.feature_keys, other.feature_keys), (self.values, other.values)]
-        return all(_same_memory(a, b) or np.array_equal(a, b) for a, b in pairs)
+        if self.seen is not other.seen and not self.seen.same(other.seen):
+            return False
+        return (
+            _same_numbers(self.offsets, other.offsets)
+            and _same_numbers(self.feature_keys, other.feature_keys)
+            and _same_numbers(self.values, other.values)
+        )
 
     @cached_property
     def _starts(self) -> Int64Array:

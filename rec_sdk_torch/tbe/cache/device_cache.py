@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Protocol
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -20,12 +20,14 @@ from ..config.table import BoundsCheckMode, Pooling
 from .accumulation import Segments, Window
 from .batch import Batch, Int64Array
 from .graded import graded_rows
-from .group_spec import Member, drawn, engine_of, record_layout, state_inits, stored_bytes
-from .ledger import Ledger, Run
+from .group_spec import Member, drawn, engine_of, record_layout, state_inits
+from .ledger import Call, Ledger, Run
 from .plan import Plan
+from .ranges import profiled
 from .store_folder import StoreFolder
 from .swap import Swap
 from .transfers import Arrival, Transfers
+from .watcher import Watcher
 
 _engine.set_parallel_runner(*parallel_runner())
 
@@ -33,23 +35,11 @@ CHUNK_BYTES = 64 << 20
 """Records that pass through one staging buffer when whole tables are read, written or looked up."""
 
 
-class Watcher(Protocol):
-    """A save of one moment of a table: it takes rows as they are before they change."""
-
-    def before_update(self, slots: np.ndarray) -> None: ...
-
-    def before_change(self, ids: Int64Array) -> None: ...
-
-    def before_all_change(self) -> None: ...
-
-    def before_replacement(self) -> None: ...
-
-
 class Group:
     """Tables of one record layout, one optimizer kernel and one way to round.
 
-    A training batch comes here four times: `plan`, `stage`, `lookup` and, in the backward pass, `update`. The first is
-    called under the embedding's planning lock, all else under its launch lock.
+    A training batch comes here four times: `plan`, `bring_in`, `lookup` and, in the backward pass, `update`. The first
+    is called under the embedding's planning lock, all else under its launch lock.
 
     Attributes:
         members: the tables.
@@ -63,6 +53,8 @@ class Group:
         intervals: steps between evictions of each member's ids; 0 for none.
         swap: brings rows to the cache.
         works_on_tables: whether steps may end a window, evict ids, or pass over whole tables.
+        swapping_ns: nanoseconds that lookups spent on rows that come and leave.
+        warns: whether `warn` may have something to say.
         window: gradients that wait; None where each backward pass updates.
         snapshots: by place, of members of which a save takes a moment.
         chunk: rows that pass through one staging buffer when whole tables are read, written or looked up.
@@ -119,6 +111,7 @@ class Group:
         )
         self.engine = self._make_engine(serial=serial)
         self._counted: dict[int | None, dict[str, int]] = {}
+        self.swapping_ns = 0
         self._state_dtypes = dtype_codes(layout.state_dtypes)
         optimizers = [member.optimizer for member in members if member.optimizer]
         self.optimizers = list({id(optimizer): optimizer for optimizer in optimizers}.values())
@@ -129,6 +122,7 @@ class Group:
         lives = [member.config.life or TableLife() for member in members]
         self.intervals = [life.evict_step_interval for life in lives]
         self._dated = any(life.evict_age for life in lives)
+        self.warns = self._may_warn or self._dated
         self._evicting = any(member.config.life is not None for member in members)
         passes = any(optimizer.spec.between is not None for optimizer in self.optimizers)
         self.works_on_tables = self.accumulate_step > 1 or self._evicting or passes
@@ -145,7 +139,7 @@ class Group:
         self._columns = torch.tensor(list(columns), dtype=torch.int64, device=self._device)
         self._means = torch.tensor(list(means), dtype=torch.bool, device=self._device)
         self._transfers = Transfers(self._device, backend)
-        self._sent_coefficients: tuple[list[list[float]], Arrival] = ([], Arrival((), cache))
+        self._sent_coefficients: tuple[list[Sequence[float]], Arrival] = ([], Arrival((), cache))
         self._sent_seeds: tuple[list[int], Arrival] = ([], Arrival((), cache))
         self.window = None
         if self.accumulate_step > 1:
@@ -214,6 +208,7 @@ class Group:
 
     def reset_stats(self) -> None:
         self._counted = {}
+        self.swapping_ns = 0
         self.engine.reset_stats()
 
     # ---- a training batch
@@ -257,27 +252,28 @@ class Group:
             return batch.weights
         return batch.weights.index_select(0, *self._transfers.put(order))
 
-    def stage(self, plan: Plan) -> None:
+    def bring_in(self, plan: Plan) -> None:
         """Makes ready what `lookup` brings in. All that can fail of a swap."""
-        self._transfers.follow()
-        self.swap.stage(plan)
-
-    def apply(self, plan: Plan) -> None:
-        """Brings in the rows of a batch that has begun."""
-        self._transfers.follow()
-        self.swap.finish(plan)
+        if self._transfers.pinned:
+            self._transfers.follow()
+        self.swap.bring_in(plan)
 
     def lookup(self, plan: Plan, weights: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:
-        """Looks up the rows of a plan that is applied.
+        """Brings in the rows of a plan that has begun, and looks them up.
 
         Returns:
             float32 `[n, D]`; or `out` `[B, total]`, into whose columns they were pooled.
         """
+        begin = time.perf_counter_ns()
+        with profiled("apply"):
+            self.swap.finish(plan)
+        self.swapping_ns += time.perf_counter_ns() - begin
         rows, arrays = self.swap.weights, plan.arrays
-        if out is None:
-            sequence: torch.Tensor = ops.lookup_sequence(rows, arrays.slots)
-            return sequence
-        ops.lookup_pooled(rows, arrays.slots, arrays.offsets, weights, self._columns, self._means, 0, out)
+        with profiled("lookup"):
+            if out is None:
+                out = ops.lookup_sequence(rows, arrays.slots)
+            else:
+                ops.lookup_pooled(rows, arrays.slots, arrays.offsets, weights, self._columns, self._means, 0, out)
         return out
 
     def copy_rows(self, plan: Plan) -> torch.Tensor:
@@ -310,23 +306,17 @@ class Group:
         result: torch.Tensor = ops.pooled_weights_grad(rows, slots, offsets, grad, self._columns, self._means)
         return result
 
-    def coefficients(self) -> torch.Tensor:
-        """The next update's coefficients of every table, float32 `[T, 16]` on the device.
+    def _coefficients(self, rows: Mapping[int, Sequence[float]]) -> torch.Tensor:
+        """Coefficients of every table, float32 `[T, 16]` on the device, from those of each optimizer by its id."""
+        own = [rows[id(optimizer)] for optimizer in self.optimizers]
+        if own != self._sent_coefficients[0]:  # some optimizers' never change
+            of_tables = np.array(own, np.float32)[self._optimizer_of_table]
+            self._sent_coefficients = (own, self._transfers.send_arrays([of_tables]))
+        arrival = self._sent_coefficients[1]
+        return (arrival.tensors if arrival.event is None else arrival.wait())[0]
 
-        Raises:
-            TypeError, ValueError: an option of an optimizer was changed to something no update may use.
-        """
-        # Numbers: an option may be a tensor, which changes without becoming another.
-        rows = [[float(value) for value in optimizer.coefficients()] for optimizer in self.optimizers]
-        if rows != self._sent_coefficients[0]:  # some optimizers' never change
-            of_tables = np.array(rows, np.float32)[self._optimizer_of_table]
-            self._sent_coefficients = (rows, self._transfers.send_arrays([of_tables]))
-        return self._sent_coefficients[1].wait()[0]
-
-    def _seeds(self) -> torch.Tensor | None:
-        """Those of the next update's stochastic rounding, int64 `[T]` on the device; None where it is to nearest."""
-        if not self._rounds:
-            return None
+    def _seeds(self) -> torch.Tensor:
+        """Seeds of the next update's stochastic rounding, int64 `[T]` on the device."""
         steps = [self.optimizers[index].step + 1 for index in self._optimizer_of_table]
         if steps != self._sent_seeds[0]:
             seeds = rounding_seeds(self._seed, [member.config.name for member in self.members], steps)
@@ -338,68 +328,85 @@ class Group:
         plan: Plan,
         grads: Sequence[torch.Tensor | None],
         weights: torch.Tensor | None,
-        coefficients: torch.Tensor | None,
-        ledger: Ledger,
-    ) -> None:
-        """Aggregates the gradients per row; updates the rows when `coefficients` are given (the window's end).
+        coefficients: Mapping[int, Sequence[float]],
+    ) -> Call | None:
+        """The call of C that aggregates the gradients per row and updates the rows; None where no row has a gradient.
+
+        To be called in a group without a window. It may be asked for again after the call was made.
 
         Args:
             plan: of the batch.
             grads: that of the pooled output, or one of each feature; None for a feature that is not part of the loss.
             weights: the per-sample weights.
-            coefficients: as `coefficients` gives them.
-            ledger: says what was done of it before an interrupt.
+            coefficients: the next update's, by the id of the optimizer.
         """
+        if self._transfers.pinned:
+            self._transfers.follow()
+        rows = graded_rows(plan, grads, weights)
+        if rows is None:
+            return None
+        present, slots, ids, tables, segments = rows
+        if self.snapshots:
+            self._before_update(slots)
+        return self._update_rows(self.swap.cache, present, slots, ids, tables, segments, coefficients)
+
+    def accumulate(
+        self, plan: Plan, grads: Sequence[torch.Tensor | None], weights: torch.Tensor | None, ledger: Ledger
+    ) -> None:
+        """Adds the gradients to the open window, unless the ledger says that it was done; arguments as of `update`."""
+        assert self.window is not None
         self._transfers.follow()
-        window = self.window
         rows = graded_rows(plan, grads, weights)
         if rows is not None:
-            present, slots, ids, tables, segments = rows
-            if window is not None:
-                window.add(plan, present, slots, segments, ledger)
-            elif coefficients is not None:
-                self._before_update(slots)
-                run = functools.partial(ledger.run, self)
-                self._update_rows(run, self.swap.cache, present, slots, ids, tables, segments, coefficients)
-        if window is not None and coefficients is not None:
-            self.swap.settle()
-            for table, snapshot in self.snapshots.items():
-                snapshot.before_change(self.engine.window_ids(table))
-            window.close(
-                self.swap.cache,
-                lambda run, cache, sums, slots, ids, tables, borders: self._update_rows(
-                    run, cache, [sums], slots, ids, tables, (borders, slots, None, None, None, None), coefficients
-                ),
-                ledger,
-            )
+            present, slots, _, _, segments = rows
+            self.window.add(plan, present, slots, segments, ledger)
+
+    def close_window(self, coefficients: Mapping[int, Sequence[float]], ledger: Ledger) -> None:
+        """Updates the rows of the window, and empties it; what the ledger says was done is passed over."""
+        assert self.window is not None
+        self.swap.settle()
+        for table, snapshot in self.snapshots.items():
+            snapshot.before_change(self.engine.window_ids(table))
+
+        def update(
+            run: Run,
+            cache: torch.Tensor,
+            sums: torch.Tensor,
+            slots: torch.Tensor,
+            ids: torch.Tensor | None,
+            tables: torch.Tensor,
+            borders: torch.Tensor,
+        ) -> None:
+            segments = (borders, slots, None, None, None, None)
+            run(*self._update_rows(cache, [sums], slots, ids, tables, segments, coefficients))
+
+        self.window.close(self.swap.cache, update, ledger)
 
     def _before_update(self, slots: torch.Tensor) -> None:
-        if self.snapshots:
-            of_rows = slots.cpu().numpy()
-            for snapshot in self.snapshots.values():
-                snapshot.before_update(of_rows)
+        of_rows = slots.cpu().numpy()
+        for snapshot in self.snapshots.values():
+            snapshot.before_update(of_rows)
 
     def before_change(self, table: int, ids: Int64Array | None = None) -> None:
-        """Who changes rows of a table beside training calls this before, when all is settled. None: any row."""
+        """To be called before rows of a table change beside training, when all is settled. None: any row."""
         snapshot = self.snapshots.get(table)
         if snapshot is not None:
             snapshot.before_all_change() if ids is None else snapshot.before_change(ids)
 
     def _update_rows(
         self,
-        run: Run,
         cache: torch.Tensor,
         grads: list[torch.Tensor],
         slots: torch.Tensor,
         ids: torch.Tensor | None,
         tables: torch.Tensor,
         segments: Segments,
-        coefficients: torch.Tensor,
-    ) -> None:
-        layout = self.layout
-        settings = (coefficients, self._kernel, layout.dim, layout.weight_dtype, ids, self._seeds())
+        coefficients: Mapping[int, Sequence[float]],
+    ) -> Call:
+        layout, seeds = self.layout, self._seeds() if self._rounds else None
+        settings = (self._coefficients(coefficients), self._kernel, layout.dim, layout.weight_dtype, ids, seeds)
         *of_lookups, hot = segments
-        run(update_rows, cache, grads, slots, tables, *of_lookups, *settings, self._state_dtypes, hot)
+        return update_rows, cache, grads, slots, tables, *of_lookups, *settings, self._state_dtypes, hot
 
     def set_evict_step_interval(self, steps: int | None) -> None:
         """Of all members that evict ids at intervals; None: what their configs say."""
@@ -412,12 +419,13 @@ class Group:
 
     def end_step(self, ledger: Ledger) -> None:
         """A training step has ended, and its pins: ids leave whose time has come."""
-        if self._evicting:
-            if not ledger.has((self, "end")) and self.engine.evicts(self.intervals):
-                self.swap.settle()
-                for table, snapshot in self.snapshots.items():
-                    snapshot.before_change(self.engine.leaving_ids(table, self.intervals))
-            ledger.run((self, "end"), self.engine.end_step, self.intervals)
+        if not self._evicting:
+            return
+        if not ledger.has((self, "end")) and self.engine.evicts(self.intervals):
+            self.swap.settle()
+            for table, snapshot in self.snapshots.items():
+                snapshot.before_change(self.engine.leaving_ids(table, self.intervals))
+        ledger.run((self, "end"), self.engine.end_step, self.intervals)
 
     # ---- reading
 
@@ -459,10 +467,6 @@ class Group:
         self.run_init_fns(*self.engine.read(plan, staging.numpy()), staging)
         resident = ops.gather_rows(self.swap.cache, *self._transfers.put(plan.resident_slots))
         return self.layout.weight(torch.cat([resident, *self._transfers.send(staging).wait()]))
-
-    def stored_bytes(self, table: int) -> int:
-        """Of a row of the table in host memory."""
-        return stored_bytes(self.members[table].config, self.members[table].optimizer)
 
     def slot_bytes(self) -> int:
         """Of a row in the cache and, in a group with a window, its sums."""

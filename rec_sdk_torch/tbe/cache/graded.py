@@ -23,7 +23,7 @@ def graded_rows(plan: Plan, grads: Sequence[torch.Tensor | None], weights: torch
         return None
     if len(present) < len(grads):
         return _with_gradient(arrays, grads)
-    scale = _scale(arrays, weights)
+    scale = arrays.scale if weights is None else _scale(arrays, weights)
     of_lookups: Segments = (arrays.grad_row, arrays.grad_source, arrays.grad_column, scale)
     count = plan.host.segment_lookups
     if count < len(arrays.grad_row):  # without the lookups of ids that have no row
@@ -69,10 +69,8 @@ def _with_gradient(arrays: PlanArrays, grads: Sequence[torch.Tensor | None]) -> 
     return present, slots, ids, put(np.searchsorted(rows, tables)), segments
 
 
-def _scale(arrays: PlanArrays, weights: torch.Tensor | None) -> torch.Tensor | None:
-    """What multiplies each lookup's gradient: its sample weight, over its bag's length for MEAN."""
-    if weights is None:
-        return arrays.scale
+def _scale(arrays: PlanArrays, weights: torch.Tensor) -> torch.Tensor:
+    """Factors of the lookups' gradients: the sample weight, over the bag's length for MEAN."""
     assert arrays.positions is not None, "the plan is of a batch without weights"
     weight = weights.detach().index_select(0, arrays.positions)
     return weight if arrays.scale is None else weight * arrays.scale

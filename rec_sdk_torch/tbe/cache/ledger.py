@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, TypeAlias
+
+Call: TypeAlias = tuple[Any, ...]
+"""(function, *arguments), of a function of C: an interrupt finds it made or not made."""
 
 Run = Callable[..., None]
 """(function, *arguments) -> nothing: calls it, or did before."""

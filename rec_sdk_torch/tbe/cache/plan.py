@@ -58,29 +58,6 @@ class PlanArrays(NamedTuple):
     unique_ids: torch.Tensor | None
     hot_segments: torch.Tensor | None
 
-    @classmethod
-    def on_host(cls, host: _engine.Plan) -> PlanArrays:
-        """The plan's own arrays, where host and device are one."""
-        return cls._typed([None if view is None else torch.from_numpy(view) for view in host.views])
-
-    @classmethod
-    def of(cls, arena: torch.Tensor, fields: tuple[tuple[int, int] | None, ...]) -> PlanArrays:
-        """Views of `arena`, uint8, at the places that the engine's plan names."""
-        words = arena.view(torch.int32)
-        return cls._typed([None if field is None else words.narrow(0, *field) for field in fields])
-
-    @classmethod
-    def _typed(cls, views: list[torch.Tensor | None]) -> PlanArrays:
-        """From views of int32."""
-        for place, dtype in _OTHER_TYPES:
-            view = views[place]
-            if view is not None:
-                views[place] = view.view(dtype)
-        hot = views[_HOT_SEGMENTS]
-        if hot is not None:
-            views[_HOT_SEGMENTS] = hot.view(-1, HOT_SEGMENT_FIELDS)
-        return cls(*views)  # type: ignore[arg-type]  # the engine gives what is never None
-
 
 _HOT_SEGMENTS = PlanArrays._fields.index("hot_segments")
 _OTHER_TYPES = tuple(
@@ -95,17 +72,42 @@ _OTHER_TYPES = tuple(
 )
 
 
+def arrays_on_host(host: _engine.Plan) -> PlanArrays:
+    """The plan's own arrays, where host and device are one."""
+    return _typed([None if view is None else torch.from_numpy(view) for view in host.views])
+
+
+def arrays_on_device(arena: torch.Tensor, host: _engine.Plan) -> PlanArrays:
+    """Views of `arena`, uint8, at the places that the plan names."""
+    words = arena.view(torch.int32)
+    return _typed([None if field is None else words.narrow(0, *field) for field in host.fields])
+
+
+def _typed(views: list[torch.Tensor | None]) -> PlanArrays:
+    """The arrays from views of int32."""
+    for place, dtype in _OTHER_TYPES:
+        view = views[place]
+        if view is not None:
+            views[place] = view.view(dtype)
+    hot = views[_HOT_SEGMENTS]
+    if hot is not None:
+        views[_HOT_SEGMENTS] = hot.view(-1, HOT_SEGMENT_FIELDS)
+    return PlanArrays(*views)  # type: ignore[arg-type]  # the engine gives what is never None
+
+
 @dataclass(eq=False)
 class Staged:
     """Copies and memory that are ready for a plan which is not applied. They go with the plan, and do not hold it.
 
     Attributes:
+        host: the engine's plan as it does not pin rows, once it is staged.
         lock: held while `records` are made ready, which may be ahead of time in another thread.
         late: places among the rows that come of those that were not read ahead; `late_rows` are their slots, records.
     """
 
     arrays: PlanArrays
     arrival: Arrival
+    host: _engine.Plan | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
     leaving: Leaving | None = None
     records: Arrival | None = None
@@ -114,9 +116,9 @@ class Staged:
     sums: Arrival | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Leaving:
-    """Memory for rows that leave, before they do.
+    """Memory for rows that leave, made before they do.
 
     Attributes:
         rows: uint8 `[O, bytes]`, where they are put.

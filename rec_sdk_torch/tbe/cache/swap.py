@@ -1,7 +1,7 @@
 """The swap of a group: rows that a batch misses come from the host store, rows that it evicts go back there.
 
-Nobody waits for a copy that he does not need. Rows that leave are in transit until `land` has them in the store; who
-wants one of them lands the plan that took it out, and no other.
+Nothing waits for a copy that it does not need. Rows that leave are in transit until `land` has them in the store; a
+plan or a read that wants one of them lands the plan that took it out, and no other.
 """
 
 from __future__ import annotations
@@ -18,22 +18,19 @@ import torch
 from ... import _engine
 from ...ops import call_once, ops
 from .batch import Batch, Int64Array
-from .plan import Leaving, Plan, PlanArrays, Staged
+from .plan import Leaving, Plan, PlanArrays, Staged, arrays_on_device, arrays_on_host
 from .transfers import Arrival, Departure, Transfers
 
 FillNew = Callable[[np.ndarray, np.ndarray, torch.Tensor], None]
 """(places, tables, records) -> nothing: gives new rows among `records` other weights than the engine's."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class _Copies:
-    """Of rows that leave, on their way to the host."""
+    """Copies of rows that leave, on their way to the host."""
 
     records: Departure
     sums: Departure | None
-
-    def arrived(self) -> bool:
-        return self.records.done() and (self.sums is None or self.sums.done())
 
 
 _SWAP_IN_SLOTS = PlanArrays._fields.index("swap_in_slots")
@@ -66,6 +63,7 @@ class Swap:
         """
         self.engine = engine
         self.cache = cache
+        self.record_bytes = cache.shape[1]
         self.weights = weights
         self.sums = sums
         self.transfers = transfers
@@ -93,7 +91,7 @@ class Swap:
     def plan(self, batch: Batch, keys: Int64Array, announced: _engine.Announcement | None = None) -> Plan:
         """The plan of a training batch, which may have been announced. Waits for nothing."""
         for serial, (_, copies) in list(self._leaving.items()):
-            if copies.arrived():
+            if self._arrived(copies):
                 self.land(serial)
         for serial, ref in list(self._staged.items()):
             if ref() is None:
@@ -105,7 +103,7 @@ class Swap:
             staged = self._send_arrays(staging[: host.arena.nbytes], host)
         else:
             host = self.engine.plan(*arguments, None, announced, *batch.seen)
-            arrays = PlanArrays.on_host(host)
+            arrays = arrays_on_host(host)
             staged = Staged(arrays, Arrival((), arrays.slots))
         if host.rows_in:
             self._staged[host.serial] = weakref.ref(staged)
@@ -113,7 +111,7 @@ class Swap:
 
     def _send_arrays(self, arena: torch.Tensor, host: _engine.Plan) -> Staged:
         arrival = self.transfers.send(arena)
-        return Staged(PlanArrays.of(arrival.tensors[0], host.fields), arrival)
+        return Staged(arrays_on_device(arrival.tensors[0], host), arrival)
 
     def drop(self, plan: Plan) -> None:
         """Ends a plan. If it has not begun it undoes itself, when those made after it have: what was to leave stays."""
@@ -134,28 +132,30 @@ class Swap:
                 return
             for serial in plan.host.sources:
                 _, copies = self._leaving.get(serial, (None, None))
-                if copies is not None and copies.arrived():
+                if copies is not None and self._arrived(copies):
                     self.land(serial)
-            staging = self.transfers.staging(plan.host.rows_in, self.cache.shape[1])
+            staging = self.transfers.staging(plan.host.rows_in, self.record_bytes)
             staged.late = self.engine.read_ahead(plan.host, staging.numpy())
             staged.records = self._send_records(staging)
 
     # ---- applying
 
-    def stage(self, plan: Plan) -> None:
+    def bring_in(self, plan: Plan) -> None:
         """Applies the plans before this one, and makes ready what it brings in. All that can fail of a swap."""
         hosts = self.engine.unapplied(plan.host)  # these do not pin: rows in transit hold one
         for host in hosts[:-1]:
             self._apply(host)
-        for host in hosts[-1:]:
-            if host.rows_in:
-                self._stage(host, self._staged_of(host))
+        if plan.staged is not None and hosts:
+            plan.staged.host = hosts[-1]
+            self._stage(hosts[-1], plan.staged)
 
     def finish(self, plan: Plan) -> None:
-        """Brings in what `plan` needs, which is staged and has begun. Its arrays may be used from now on."""
-        for host in self.engine.unapplied(plan.host):  # unless another thread did, on its way to a later plan
-            self._finish(host, self._staged_of(host) if host.rows_in else None)
-        plan.arrival.wait()
+        """Brings in the rows of `plan`, which has begun. Its arrays may be used from now on."""
+        staged = plan.staged
+        if not plan.host.applied:  # as another thread may have, on its way to a later plan
+            self._finish(plan.host if staged is None or staged.host is None else staged.host, staged)
+        if plan.arrival.event is not None:
+            plan.arrival.wait()
         plan.staged = None
 
     def apply_all(self) -> None:
@@ -193,44 +193,45 @@ class Swap:
 
     def _stage(self, host: _engine.Plan, staged: Staged) -> None:
         """Takes memory for what leaves, and starts the copies of what comes. Changes nothing."""
-        staged.arrival.wait()
+        if staged.arrival.event is not None:
+            staged.arrival.wait()
         arrays = staged.arrays
         if arrays.swap_out_places is not None and staged.leaving is None:
             staged.leaving = self._make_room(host, arrays)
         if arrays.swap_in_slots is None:
             return
         if self.sums is not None and arrays.window_in_slots is not None and staged.sums is None:
-            self._land_sources(host)
+            for serial in host.sources:
+                self.land(serial)
             sums = self.transfers.staging(host.window_in, self.sums.shape[1], torch.float32)
             self.engine.read_sums(host, sums.numpy())
             staged.sums = self.transfers.send(sums)
         with staged.lock:
             if staged.records is None:
-                self._land_sources(host)
-                staging = self.transfers.staging(host.rows_in, self.cache.shape[1])
+                for serial in host.sources:
+                    self.land(serial)
+                staging = self.transfers.staging(host.rows_in, self.record_bytes)
                 fill_new = None if self._fill_new is None else self._fill_new()
                 new = self.engine.read_in(host, staging.numpy(), fill_new is not None)
                 if fill_new is not None:
                     fill_new(*new, staging)
                 staged.records = self._send_records(staging)
             elif staged.late is not None and len(staged.late) and staged.late_rows is None:
-                self._land_sources(host)
-                late = np.empty((len(staged.late), self.cache.shape[1]), np.uint8)
+                for serial in host.sources:
+                    self.land(serial)
+                late = np.empty((len(staged.late), self.record_bytes), np.uint8)
                 self.engine.read_late(host, staged.late, late)
                 slots = host.views[_SWAP_IN_SLOTS]
                 assert slots is not None
                 staged.late_rows = self.transfers.send_arrays([slots[staged.late], late])
 
-    def _land_sources(self, host: _engine.Plan) -> None:
-        for serial in host.sources:
-            self.land(serial)
-
     def _send_records(self, staging: torch.Tensor) -> Arrival:
-        return Arrival((staging,), staging) if self.transfers.direct else self.transfers.send(staging)
+        transfers = self.transfers
+        return transfers.send(staging) if transfers.pinned and not transfers.direct else Arrival((staging,), staging)
 
     def _make_room(self, host: _engine.Plan, arrays: PlanArrays) -> Leaving:
         """For the rows that leave. Their sums leave already."""
-        shape = host.rows_out, self.cache.shape[1]
+        shape = host.rows_out, self.record_bytes
         if self.transfers.direct:
             staging = rows = self.transfers.staging(*shape)
         else:
@@ -250,11 +251,14 @@ class Swap:
             self.sums.index_copy_(0, arrays.window_in_slots, *staged.sums.wait())
         if arrays.swap_in_slots is None or staged.records is None:
             return
-        (records,) = staged.records.wait()
+        arrival = staged.records
+        (records,) = arrival.tensors if arrival.event is None else arrival.wait()
         if staged.leaving is None:
             ops.scatter_rows(self.cache, arrays.swap_in_slots, records)
         else:
-            rows = self.transfers.used_here(staged.leaving.rows)
+            rows = staged.leaving.rows
+            if self.transfers.pinned:
+                self.transfers.used_here(rows)
             swap = self.cache, arrays.swap_in_slots, arrays.swap_out_places, records, rows
             call_once(ops.swap_rows.default, swap, staged.leaving.swapped)
         if staged.late_rows is not None:
@@ -266,9 +270,17 @@ class Swap:
         """Starts to copy the rows that have left to the host."""
         if self.transfers.direct:
             return _Copies(self.transfers.used(leaving.rows), leaving.sums)
+        if not self.transfers.pinned:
+            return _Copies(Departure(leaving.rows, None), leaving.sums)
         return _Copies(self.transfers.fetch(leaving.rows, leaving.staging), leaving.sums)
 
     # ---- landing
+
+    def _arrived(self, copies: _Copies) -> bool:
+        """Whether rows that leave are in host memory, so that nothing waits for them."""
+        if not self.transfers.pinned:
+            return True
+        return copies.records.done() and (copies.sums is None or copies.sums.done())
 
     def land(self, serial: int) -> None:
         """Writes the rows that plan `serial` took out to the host store. Waits for their copy alone."""
@@ -276,12 +288,14 @@ class Swap:
             host, copies = self._leaving.get(serial, (None, None))
             if host is None or copies is None:
                 return
+            records = copies.records
+            rows = records.tensor if records.event is None else records.wait()
             sums = None if copies.sums is None else copies.sums.wait().numpy()
-            self.engine.land(host, copies.records.wait().numpy(), sums)
+            self.engine.land(host, rows.numpy(), sums)
             self._leaving.pop(serial, None)
 
     def settle(self) -> None:
-        """Applies all plans and lands all rows, for who reads or writes whole tables."""
+        """Applies all plans and lands all rows: whole tables may be read and written then."""
         self.apply_all()
         for serial in list(self._leaving):
             self.land(serial)

@@ -67,9 +67,16 @@ def when_written(tensor: torch.Tensor) -> Callable[[], AbstractContextManager[An
     return copying
 
 
-@dataclass(frozen=True)
+def _staging(pinned: bool, rows: int, width: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+    """An uninitialised buffer `[rows, width]` in host memory, which copies go through."""
+    return torch.empty((rows, width), dtype=dtype, device="cpu", pin_memory=pinned)
+
+
+@dataclass(eq=False, slots=True)
 class Arrival:
     """Tensors on their way to the device; only what `wait` is called before may use them.
+
+    Where `event` is None they are there already.
 
     Attributes:
         tensors: views of `memory`.
@@ -90,9 +97,9 @@ class Arrival:
         return self.tensors
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class Departure:
-    """A tensor in host memory that a stream is still writing, or reading."""
+    """A tensor in host memory that a stream is still writing, or reading; none is where `event` is None."""
 
     tensor: torch.Tensor
     event: Any
@@ -119,7 +126,7 @@ class Transfers:
 
     def __init__(self, device: torch.device, backend: Backend) -> None:
         self.device = device
-        self.staging = backend.staging
+        self.staging = functools.partial(_staging, backend.pin_staging)
         self.direct = backend.reaches_host and read_settings().embcache_direct_swap
         self._module = torch.get_device_module(device)
         self.pinned = backend.pin_staging
@@ -129,7 +136,8 @@ class Transfers:
     def follow(self) -> None:
         """Puts what the current stream is given from now on behind what the stream of the last call was given.
 
-        To be called before every use of a group's cache: a row may leave it right after its update was launched.
+        To be called before every use of a group's cache, where host and device are two: a row may leave it right after
+        its update was launched.
         """
         if not self.pinned:
             return
@@ -180,11 +188,10 @@ class Transfers:
         tensor.record_stream(outward)
         return Departure(staging, outward.record_event())
 
-    def used_here(self, tensor: torch.Tensor) -> torch.Tensor:
-        """`tensor`, which may have been allocated on another stream, for use on the current one."""
+    def used_here(self, tensor: torch.Tensor) -> None:
+        """Tells that the current stream uses `tensor`, which may have been allocated on another one."""
         if tensor.device.type != "cpu":
             tensor.record_stream(self._module.current_stream(self.device))
-        return tensor
 
     def used(self, staging: torch.Tensor) -> Departure:
         """Keeps staging that a kernel on the current stream uses until it has: torch only knows of copies."""

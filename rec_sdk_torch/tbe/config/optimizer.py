@@ -16,7 +16,7 @@ from ...formulas import OptimizerSpec, Options, mode_name, modes_of, spec_for
 from ...ops import coefficient_names
 from ...record import WEIGHT_DTYPES
 from .numbers import as_int
-from .table import holds
+from .table import OVERFLOW, holds
 
 COEFFICIENTS = 16
 """Width of a table's row of coefficients in `rec_sdk::update_rows`."""
@@ -304,6 +304,9 @@ class TableOptimizer:
     _checked: Options | None = field(default=None, init=False, repr=False, compare=False)
     """The options as `coefficients` found them in order."""
 
+    def __post_init__(self) -> None:
+        self._names = _coefficient_names(self.spec.kernel)
+
     @classmethod
     def create(cls, optimizer_class: type, kwargs: Mapping[str, Any], where: str = "") -> TableOptimizer:
         """Checks class and keywords.
@@ -352,19 +355,22 @@ class TableOptimizer:
             TypeError, ValueError: an option was changed to something no update may use, such as a NaN `lr`, or options
                 make a coefficient that float32 cannot hold.
         """
-        constant = self.has_constant_options()
+        constant = True
+        for value in self.options.values():
+            if type(value) not in _CONSTANTS:
+                constant = self.has_constant_options()
+                break
         if not constant or self.options != self._checked:  # others may change without becoming unequal
             check_options(self.where, self.spec, self.options)
             self._checked = dict(self.options)
         options: Options = self.options
         if not constant:  # computed with in double precision, whatever theirs is
             options = {name: plain(value) for name, value in options.items() if name in self.spec.options}
-        values = self.spec.coefficients(options, self.step + 1)
-        names = _coefficient_names(self.spec.kernel)
-        row = [self.max_gradient, *(values[name] for name in names)]
-        if not holds(torch.float32, max(map(abs, row[1:]))):
-            self._check_coefficients(dict(zip(names, row[1:], strict=True)))
-        return row + [0.0] * (COEFFICIENTS - len(row))
+        values, names = self.spec.coefficients(options, self.step + 1), self._names
+        row = list(map(float, map(values.__getitem__, names)))
+        if not max(map(abs, row)) < OVERFLOW[torch.float32]:
+            self._check_coefficients(dict(zip(names, row, strict=True)))
+        return [float(self.max_gradient), *row, *[0.0] * (COEFFICIENTS - 1 - len(row))]
 
     def _check_coefficients(self, values: Mapping[str, float]) -> None:
         """Raises ValueError for one that only float32 makes infinite: others mean that there is no bound."""

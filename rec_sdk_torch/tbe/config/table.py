@@ -66,7 +66,7 @@ class BoundsCheckMode(Enum):
             raise ValueError(f"bounds_check_mode is {mode!r}, allowed are {known}") from None
 
 
-_OVERFLOW = {
+OVERFLOW = {
     dtype: limits.max * (1 + limits.eps / (4 - 2 * limits.eps))
     for dtype in WEIGHT_DTYPES
     for limits in [torch.finfo(dtype)]
@@ -76,7 +76,7 @@ _OVERFLOW = {
 
 def holds(dtype: torch.dtype, *numbers: float) -> bool:
     """Whether numbers are finite ones of a data type in `WEIGHT_DTYPES`."""
-    return all(abs(number) < _OVERFLOW[dtype] for number in numbers)  # False for NaN
+    return all(abs(number) < OVERFLOW[dtype] for number in numbers)  # False for NaN
 
 
 ENGINE = {"engine": True}

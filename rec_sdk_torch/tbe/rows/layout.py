@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ...backends.devices import backend_for
+from ..cache.accumulation import counted
 from ..cache.batch import Int64Array
 from ..cache.device_cache import Group
 from ..cache.group_spec import Member, alike, record_layout, stored_bytes
@@ -32,7 +33,8 @@ class Layout:
         num_features: of all tables.
         feature_dims: the columns of each feature.
         locks: order the threads that use the tables.
-        built: the groups; None before the first use.
+        built: the groups; empty before the first use.
+        used_optimizers: those of the groups, each once.
         works_on_tables: whether steps may do something to whole tables: end a window, evict ids, pass over all rows.
         windows: backward passes so far of the accumulation windows of each length.
         always: by name, ids whose rows a table has though they may not have been met.
@@ -68,7 +70,8 @@ class Layout:
         self.feature_dims = [table.embedding_dim for table in self.tables for _ in range(table.num_features)]
         self.optimizers: list[TableOptimizer | None] = [optimizer] * len(self.tables)
         self.locks = Locks()
-        self.built: list[Group] | None = None
+        self.built: list[Group] = []
+        self.used_optimizers: list[TableOptimizer] = []
         self.works_on_tables = False
         self.windows: dict[int, int] = {}
         self.always: dict[str, Callable[[], Int64Array]] = {}
@@ -107,17 +110,16 @@ class Layout:
     @property
     def groups(self) -> list[Group]:
         """The groups, built at the first use."""
-        if self.built is None:
+        if not self.built:
             self.check_real()
             with self.locks.exclusive():
-                if self.built is None:
+                if not self.built:
                     self._take(self._build())
                     try:
                         self.fill(self)
                     except BaseException:
-                        self.built = None
+                        self.built = []
                         raise
-        assert self.built is not None
         return self.built
 
     def check_real(self) -> None:
@@ -127,7 +129,7 @@ class Layout:
 
     def cache_sizes(self) -> list[int]:
         """Rows of each table that the device cache holds, or will hold."""
-        if self.built is not None:
+        if self.built:
             sizes = {member.config.name: member.slots for group in self.built for member in group.members}
             return [sizes[table.name] for table in self.tables]
         self.check_real()
@@ -157,13 +159,15 @@ class Layout:
     def _take(self, groups: list[Group]) -> None:
         """Makes these the groups."""
         self.works_on_tables = any(group.works_on_tables for group in groups)
+        optimizers = {id(optimizer): optimizer for group in groups for optimizer in group.optimizers}
+        self.used_optimizers = list(optimizers.values())
         self.built = groups
 
     def _rebuild(self) -> None:
         """Lays the groups out anew, for other optimizers or another device, and moves the rows over."""
         with self.locks.exclusive():
             self._check_idle("the embedding changes")
-            old, self.built = self.built or [], None
+            old, self.built = self.built, []
             try:
                 fresh = self._build(max((group.version() for group in old), default=0))
                 move_rows(old, fresh)
@@ -186,7 +190,7 @@ class Layout:
         for table, optimizer in optimizers.items():
             self.optimizers[table] = optimizer
         try:
-            if self.built is not None and any(o is not b for o, b in zip(self.optimizers, before, strict=True)):
+            if self.built and any(o is not b for o, b in zip(self.optimizers, before, strict=True)):
                 self._rebuild()
         except BaseException:
             self.optimizers = before
@@ -197,7 +201,7 @@ class Layout:
         backend_for(device)
         before, self.options = self.options, replace(self.options, device=device)
         try:
-            if self.built is not None:
+            if self.built:
                 self._rebuild()
         except BaseException:
             self.options = before
@@ -209,7 +213,7 @@ class Layout:
 
     def copy_rows(self, other: Layout) -> None:
         """Builds groups with the rows of `other`, if that one is built."""
-        if other.built is not None:
+        if other.built:
             fresh = self._build()
             move_rows(other.built, fresh)
             self._take(fresh)
@@ -218,21 +222,29 @@ class Layout:
 
     def window_open(self) -> bool:
         """Whether an accumulation window has begun and not ended."""
-        windows = [group.window for group in self.built or [] if group.window is not None]
+        windows = [group.window for group in self.built if group.window is not None]
         return any(self.windows.values()) or any(window.is_open() for window in windows)
+
+    def ends_window(self) -> bool:
+        """Whether the next backward pass ends an accumulation window of several."""
+        counts = counted(self.windows, [group.accumulate_step for group in self.built if group.window is not None])
+        return any(count >= length for length, count in counts.items())
 
     def drop_windows(self) -> None:
         """Forgets open accumulation windows, with the gradients in them; loading does so."""
         with self.locks.exclusive():
             self.windows = {}
-            for group in self.built or []:
+            for group in self.built:
                 if group.window is not None:
                     group.swap.settle()
                     group.window.drop()
 
     def in_flight(self) -> int:
         """Batches that are planned and whose update is not launched."""
-        return max((group.in_flight() for group in self.built or []), default=0)
+        most = 0
+        for group in self.built:
+            most = max(most, group.in_flight())
+        return most
 
     def _check_idle(self, what: str) -> None:
         """Raises RuntimeError where gradients would be lost by `what`."""

@@ -56,6 +56,7 @@ class Locks:
         saving: held while a save is written, which ends in another thread than it began in.
         store: the folder of rows that are on disk.
         unfinished: work that an interrupt broke off.
+        readers: forwards that will need their rows as they have read them, by their id().
     """
 
     def __init__(self) -> None:
@@ -66,7 +67,7 @@ class Locks:
         self.unfinished: Unfinished | None = None
         self._running = threading.RLock()  # held while unfinished work runs: it calls what completes it
         self._ahead: weakref.ref[PlansAhead] | None = None
-        self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
+        self.readers: dict[int, weakref.ref[Reader]] = {}
         watch(self)
 
     def plan_ahead(self, queue: PlansAhead) -> None:
@@ -164,14 +165,13 @@ class Locks:
     # ---- rows that forwards will need
 
     def watch(self, reader: Reader) -> None:
-        """`reader` is told before rows change. Under the launch lock."""
-        self._readers.add(reader)
-
-    def unwatch(self, reader: Reader) -> None:
-        """`reader` needs no rows any more."""
-        self._readers.discard(reader)
+        """Lets `reader` keep its rows before they change, while it is in `readers`. Under the launch lock."""
+        self.readers = {key: ref for key, ref in self.readers.items() if ref() is not None}
+        self.readers[id(reader)] = weakref.ref(reader)
 
     def keep_rows(self, groups: Sequence[Group]) -> None:
         """Lets readers keep rows of these groups, which are about to change. Under the launch lock."""
-        for reader in self._readers:
-            reader.keep_rows(groups)
+        for ref in self.readers.values():
+            reader = ref()
+            if reader is not None:
+                reader.keep_rows(groups)

@@ -10,7 +10,7 @@ import torch
 
 from ..cache.batch import Int64Array
 from ..cache.device_cache import Group
-from ..cache.group_spec import drawn
+from ..cache.group_spec import drawn, stored_bytes
 from ..config.life import NEVER
 from ..config.numbers import as_int
 from ..config.optimizer import TableOptimizer
@@ -274,8 +274,7 @@ class TableView:
 
     def stored_bytes(self) -> int:
         """Bytes of a row in host memory."""
-        group, table = self._open()
-        return group.stored_bytes(table)
+        return stored_bytes(self.config, self.layout.optimizer_of(self.config.name))
 
     def in_place(self) -> dict[str, torch.Tensor]:
         """Views of the rows of an index table in the cache, by part: `[rows, D]`, or `[rows, 1]`.

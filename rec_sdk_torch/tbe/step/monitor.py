@@ -1,50 +1,19 @@
-"""What an embedding counts: its cache, its memory, and where the time of a step goes."""
+"""Counts of an embedding: its cache, its memory, and where the time of a step goes."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-
-from torch.autograd import profiler
 
 from ...warn import warn
 from ..cache.device_cache import Group
 from ..rows.layout import Layout
 
-RANGE = "rec_sdk_torch::"
-"""Begins the names of the ranges that `torch.profiler` sees."""
-
 FIRST_CHECK = 8
 """Training forwards before the cache is looked at for what deserves a warning; then 8 times as many each time."""
 
 FEW_BATCHES = 32
-"""Of fewer, a hit rate says nothing."""
-
-
-class _Section:
-    """A part of a step: a range of the profiler if it runs, and a time if it is asked for."""
-
-    __slots__ = ("_begin", "_monitor", "_name", "_range", "_time")
-
-    def __init__(self, monitor: Monitor, name: str | None, time: str | None) -> None:
-        self._monitor, self._name, self._time = monitor, name, time
-        self._range: Any = None
-        self._begin = 0
-
-    def __enter__(self) -> None:
-        if self._name is not None and profiler._is_profiler_enabled:
-            self._range = profiler.record_function(RANGE + self._name)
-            self._range.__enter__()
-        if self._time is not None:
-            self._begin = time.perf_counter_ns()
-
-    def __exit__(self, *error: object) -> None:
-        if self._time is not None:
-            spent = time.perf_counter_ns() - self._begin
-            setattr(self._monitor, self._time, getattr(self._monitor, self._time) + spent)
-        if self._range is not None:
-            self._range.__exit__(*error)
+"""A hit rate of fewer batches says nothing."""
 
 
 class Monitor:
@@ -53,32 +22,22 @@ class Monitor:
     Attributes:
         copied_batches: batches whose ids came from a device.
         plan_ns: nanoseconds of planning, in any thread.
-        wait_ns: nanoseconds that training forwards spent on plans and swaps, in the thread that trains.
+        wait_ns: nanoseconds that training forwards spent on plans and on what they bring in, in the thread that trains.
         depth_reached: the most batches that were planned ahead at once.
+        forwards: training forwards so far.
+        next_check: with so many, `check` is to be called.
     """
 
     def __init__(self) -> None:
         self.reset()
-        self._forwards = 0
-        self._next_check = FIRST_CHECK
+        self.forwards = 0
+        self.next_check = FIRST_CHECK
         self._seen = (0, 0, 0)
         self._warned: set[str] = set()
 
     def reset(self) -> None:
         """Sets all to zero."""
         self.copied_batches = self.plan_ns = self.wait_ns = self.depth_reached = 0
-
-    def planning(self) -> _Section:
-        """Of one group."""
-        return _Section(self, "plan", "plan_ns")
-
-    def waiting(self, name: str | None = None) -> _Section:
-        """A part of a training forward that a batch planned and read ahead does not need, or less of it."""
-        return _Section(self, name, "wait_ns")
-
-    def range(self, name: str) -> _Section:
-        """For the profiler alone."""
-        return _Section(self, name, None)
 
     # ---- reports
 
@@ -92,16 +51,15 @@ class Monitor:
                 total[name] += value
         if table is None:
             total |= {"copied_batches": self.copied_batches, "depth_reached": self.depth_reached}
-            total |= {"plan_us": self.plan_ns // 1000, "wait_us": self.wait_ns // 1000}
+            waited = self.wait_ns + sum(group.swapping_ns for group in groups)
+            total |= {"plan_us": self.plan_ns // 1000, "wait_us": waited // 1000}
         return total
 
-    def count_forward(self, groups: Sequence[Group]) -> None:
-        """A training forward was launched. Warns once of a cache that is too small, at forwards that grow rare."""
-        self._forwards += 1
-        if self._forwards >= self._next_check:
-            self._next_check *= 8
-            self._warn_of_two_batches(groups)
-            self._warn_of_misses(groups)
+    def check(self, groups: Sequence[Group]) -> None:
+        """Warns once of a cache that is too small. To be called at forwards that grow rare."""
+        self.next_check *= 8
+        self._warn_of_two_batches(groups)
+        self._warn_of_misses(groups)
 
     def _warn_of_two_batches(self, groups: Sequence[Group]) -> None:
         small = []
@@ -202,7 +160,7 @@ def describe_table(layout: Layout, name: str, optimizer: str | None) -> str:
 
 
 def _describe_cache(layout: Layout, name: str) -> str:
-    for group in layout.built or []:
+    for group in layout.built:
         for member in group.members:
             if member.config.name == name:
                 return f"cache of {member.slots} rows"

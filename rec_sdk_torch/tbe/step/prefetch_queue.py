@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from ...warn import warn
 from ...worker import Worker
 from ..cache.batch import Batch, Int64Array
 from ..cache.plan import Plan
+from ..cache.ranges import profiled
 from ..cache.transfers import in_thread, when_written
 from ..config.life import Seen
 from ..rows.layout import Layout
@@ -33,11 +35,6 @@ PLANNED_BY_FORESIGHT = 2
 
 FEW = 8
 """Training batches in a row that were none of those to come, after which none is planned ahead."""
-
-
-def _version(tensor: torch.Tensor) -> int:
-    """Changes when the tensor is written to; tensors of inference mode do not count."""
-    return 0 if tensor.is_inference() else tensor._version
 
 
 class Prefetched:
@@ -70,7 +67,7 @@ class Prefetched:
             depth: of planning: it is planned beside so many others at the most.
         """
         self.depth = MAX_COMING if depth is None else depth
-        self._seen = seen or Seen()
+        self._seen = seen
         self._tensors = values, offsets
         self._versions = self._versions_now()
         self._shape = batch_size, keys, weighted, joined
@@ -115,8 +112,13 @@ class Prefetched:
     def _unchanged(self) -> bool:
         return self._versions_now() == self._versions
 
-    def _versions_now(self) -> tuple[int, ...]:
-        return tuple(_version(tensor) for tensor in (*self._tensors, *self._seen) if tensor is not None)
+    def _versions_now(self) -> list[int]:
+        """Numbers that change when a tensor of the batch is written to; tensors of inference mode do not count."""
+        versions = []
+        for tensor in self._tensors if self._seen is None else (*self._tensors, *self._seen):
+            if tensor is not None:
+                versions.append(0 if tensor.is_inference() else tensor._version)
+        return versions
 
 
 class PrefetchQueue:
@@ -183,17 +185,20 @@ class PrefetchQueue:
 
     # ---- plans
 
-    def plans_of(self, batch: Batch) -> list[Plan]:
+    def take(self, batch: Batch) -> list[Plan]:
         """The plans of a batch whose forward is now, made ahead or now."""
-        with self._monitor.waiting():
-            plans = self._take_ready(batch)
-            if plans is None:
-                with self._locks.planning:
-                    plans = self._take_trained(batch) or self._plan(batch)
+        begin = time.perf_counter_ns()
+        plans = self._take_ready(batch) if self._coming else None
+        if plans is None:
+            with self._locks.planning:
+                plans = (self._take_trained(batch) if self._coming else None) or self._plan(batch)
+        self._monitor.wait_ns += time.perf_counter_ns() - begin
         self._reading = False
-        for group, plan in zip(self._layout.groups, plans, strict=True):
-            group.warn(plan)
-        self._warn()
+        for group, plan in zip(self._layout.built, plans, strict=True):
+            if group.warns:
+                group.warn(plan)
+        if self._too_small or self._unused >= FEW:
+            self._warn()
         return plans
 
     def _warn(self) -> None:
@@ -216,9 +221,11 @@ class PrefetchQueue:
         """Of all groups or, after an exception, of none. Under the planning lock."""
         plans: list[Plan] = []
         try:
-            for group, announcement in zip_longest(self._layout.groups, announced):
-                with self._monitor.planning():
+            for group, announcement in zip_longest(self._layout.built, announced):
+                begin = time.perf_counter_ns()
+                with profiled("plan"):
                     plans.append(group.plan(batch, announcement))
+                self._monitor.plan_ns += time.perf_counter_ns() - begin
         except BaseException:
             self._end(plans)
             raise
@@ -226,7 +233,7 @@ class PrefetchQueue:
 
     def _end(self, plans: Sequence[Plan]) -> None:
         """Of a batch that did not begin, the newest that has plans."""
-        for group, plan in zip(reversed(self._layout.groups[: len(plans)]), reversed(plans), strict=True):
+        for group, plan in zip(reversed(self._layout.built[: len(plans)]), reversed(plans), strict=True):
             group.swap.drop(plan)
 
     # ---- coming and going
@@ -255,15 +262,11 @@ class PrefetchQueue:
 
     def _take_ready(self, batch: Batch) -> list[Plan] | None:
         """The plans of a batch that comes, if it is the next one, and planned. Its caller need not hold a lock."""
-        if not self._coming:
-            return None
         with self._lock:
             return self._pop(batch)
 
     def _take_trained(self, batch: Batch) -> list[Plan] | None:
         """The plans of a training batch. None if it has none: then no other has one either. Under the planning lock."""
-        if not self._coming:
-            return None
         with self._lock:
             plans = self._pop(batch)
             if plans is None:
@@ -343,11 +346,15 @@ class PrefetchQueue:
     def _next(self) -> Prefetched | None:
         if not self._plans_ahead():
             return None
-        prefetched = next((p for p in tuple(self._coming) if p.plans is None and not p.gone), None)
+        prefetched, planned = None, 0
+        for other in tuple(self._coming):
+            if other.plans is not None:
+                planned += 1
+            elif prefetched is None and not other.gone:
+                prefetched = other
         if prefetched is None or prefetched.failed:
             return None
-        most = PLANNED_BY_FORESIGHT if self._foresees else prefetched.depth + 1
-        if sum(p.plans is not None for p in tuple(self._coming)) >= most:
+        if planned >= (PLANNED_BY_FORESIGHT if self._foresees else prefetched.depth + 1):
             return None
         refused = prefetched.refused_beside
         return prefetched if refused is None or self._layout.in_flight() < refused else None
@@ -367,7 +374,7 @@ class PrefetchQueue:
         announced: list[Announcement] = []
         with contextlib.suppress(Exception), self._locks.planning:  # without, it is planned all the same
             if self._to_announce() is prefetched:
-                announced = [group.announce(prefetched.batch) for group in self._layout.groups]
+                announced = [group.announce(prefetched.batch) for group in self._layout.built]
         prefetched.announced = announced
 
     def _plan_all(self) -> None:
@@ -390,8 +397,8 @@ class PrefetchQueue:
         with in_thread(self._layout.device):
             plans = self._plan_ahead(prefetched)
             if plans is not None:
-                with contextlib.suppress(Exception), self._monitor.range("read_ahead"):
-                    for group, plan in zip(self._layout.groups, plans, strict=True):
+                with contextlib.suppress(Exception), profiled("read_ahead"):
+                    for group, plan in zip(self._layout.built, plans, strict=True):
                         group.read_ahead(plan)
 
     def _plan_ahead(self, prefetched: Prefetched) -> Sequence[Plan] | None:

@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
+import operator
+import time
 from collections.abc import Sequence
+from itertools import starmap
 from typing import Any, TypeVar
 
 import torch
 from torch.autograd.function import once_differentiable
 
 from ... import _engine
-from ..._exits import BackwardOf, caller
+from ..._exits import caller
 from ...eager import eager
-from ..cache.accumulation import counted
 from ..cache.device_cache import Group
-from ..cache.ledger import Ledger
+from ..cache.ledger import Call
 from ..cache.plan import Plan
-from ..config.optimizer import TableOptimizer
+from ..cache.ranges import profiled
 from ..rows.layout import Layout
 from .gradient_check import GradientGuard
 from .monitor import Monitor
-from .optimizer_passes import TablePasses
+from .table_update import Grads, TableUpdate
 
 T = TypeVar("T")
-Grads = Sequence[Sequence[torch.Tensor | None]]
 
 
 class Step:
     """One training batch: the groups it reads and the plan of each, whose pins end with this object.
 
-    The forward is `forward`, the backward pass is `backward`. `run` is what an interrupt may break off.
+    An update is a list of calls of C that run as one: no signal handler comes between them. Where a call raises, the
+    next step begins with those that are left.
     """
 
     def __init__(
@@ -54,14 +56,15 @@ class Step:
         self._locks = layout.locks
         self._guard = guard
         self._monitor = monitor
-        self._groups = layout.groups
+        self._groups = layout.built
         self._plans = plans
         self._lengths = lengths
         self._shape = shape
         self._caller = caller()
         self._kept: dict[int, torch.Tensor] = {}
-        self._ledger = Ledger()
-        self._update: _Update | None = None
+        self._calls: list[Call] = []
+        self._done: list[Any] = []  # what the calls gave that were made
+        self._table_update: TableUpdate | None = None
 
     def release(self) -> None:
         """Ends the pins of all plans."""
@@ -82,25 +85,28 @@ class Step:
             device: of the outputs.
             weights_grad: gradients of these weights will be wanted, of the rows as they are now.
         """
+        locks, monitor = self._locks, self._monitor
         out = new_output(self._shape, device)
         outputs: list[torch.Tensor] = []
-        monitor = self._monitor
-        self._locks.catch_up()
-        with self._locks.launch:
-            self._locks.complete()
-            with monitor.waiting("stage"):
+        if locks.unfinished is not None:
+            locks.catch_up()
+        with locks.launch:
+            if locks.unfinished is not None:
+                locks.complete()
+            begin = time.perf_counter_ns()
+            hosts = []
+            with profiled("stage"):
                 for group, plan in zip(self._groups, self._plans, strict=True):
-                    group.stage(plan)
-            _engine.begin([plan.host for plan in self._plans])  # from here on the batch has come, for all groups
+                    group.bring_in(plan)
+                    hosts.append(plan.host)
+            monitor.wait_ns += time.perf_counter_ns() - begin
+            _engine.begin(hosts)  # from here on the batch has come, for all groups
             for index, (group, plan, weight) in enumerate(zip(self._groups, self._plans, weights, strict=True)):
-                with monitor.waiting("apply"):
-                    group.apply(plan)
-                with monitor.range("lookup"):
-                    rows = group.lookup(plan, weight, out)
-                lengths = [] if self._lengths is None else self._lengths[index]
-                outputs += rows.split(lengths) if len(lengths) > 1 else [rows]
+                rows = group.lookup(plan, weight, out)
+                lengths = None if self._lengths is None else self._lengths[index]
+                outputs += rows.split(lengths) if lengths is not None and len(lengths) > 1 else (rows,)
             if weights_grad:
-                self._locks.watch(self)
+                locks.watch(self)
         return tuple(outputs) if out is None else (out,)
 
     def keep_rows(self, groups: Sequence[Group]) -> None:
@@ -115,27 +121,40 @@ class Step:
         self, grads: Sequence[torch.Tensor | None], weights: Sequence[torch.Tensor | None], wanted: Sequence[bool]
     ) -> list[torch.Tensor | None]:
         """Updates the rows; gradients of the per-sample weights of each group, where they are wanted."""
-        with BackwardOf(self._caller):
-            ready = [None if grad is None else _ready(grad) for grad in grads]
-            admitted = self._guard.admit(ready, self._tables)
-            of_groups = self._by_group(ready)
-            for_rows = None if admitted is None else self._by_group(admitted)
-            self._locks.catch_up()
-            with self._locks.launch:
+        # A thread of autograd may run this, which is no call that it makes: the thread of the forward waits for it.
+        here = caller()
+        here.depth += 1
+        try:
+            ready: list[torch.Tensor | None] = []
+            for grad in grads:
+                if grad is None or (grad.dtype is torch.float32 and grad.is_contiguous() and grad.numel()):
+                    ready.append(grad)
+                else:
+                    ready.append(_ready(grad))
+            guard, locks = self._guard, self._locks
+            of_groups: Grads = self._by_group(ready)
+            for_rows: Grads | None = of_groups
+            if guard.scaler is not None or guard.check_finite != "off":
+                admitted = guard.admit(ready, self._tables)
+                for_rows = None if admitted is None else self._by_group(admitted)
+            if locks.unfinished is not None:
+                locks.catch_up()
+            with locks.launch:
                 if not (self._layout.works_on_tables and self._needs_tables()):
-                    return self._launch(of_groups, for_rows, weights, wanted)
-            with self._locks.alone():  # rows must not move meanwhile, nor plans have rows that leave
-                result = self._launch(of_groups, for_rows, weights, wanted)
+                    return self._update(of_groups, for_rows, weights, wanted)
+            with locks.alone():  # rows must not move meanwhile, nor plans have rows that leave
+                result = self._update(of_groups, for_rows, weights, wanted)
             for group in self._groups:
                 group.warn_of_evictions()
             return result
+        finally:
+            here.depth -= 1
+            here.left = self._caller.left = time.monotonic()
 
     def _needs_tables(self) -> bool:
         """Whether this backward pass may do something to whole tables: no plan may be made meanwhile."""
-        lengths = [group.accumulate_step for group in self._groups if group.window is not None]
-        counts = counted(self._layout.windows, lengths)
         return (
-            any(count >= length for length, count in counts.items())
+            self._layout.ends_window()
             or any(group.evicts() for group in self._groups)
             or any(optimizer.acts_after_next() for group in self._groups for optimizer in group.optimizers)
         )
@@ -154,75 +173,69 @@ class Step:
         if self._lengths is not None:
             rest = iter(of_outputs)
             return [[next(rest) for _ in lengths] for lengths in self._lengths]
-        shared = len(of_outputs) < len(self._groups)
-        return [list(of_outputs)] * len(self._groups) if shared else [[one] for one in of_outputs]
+        if len(of_outputs) == 1:  # all groups share it
+            return [list(of_outputs)] * len(self._groups)
+        return [[one] for one in of_outputs]
 
-    def _launch(
+    def _update(
         self, grads: Grads, for_rows: Grads | None, weights: Sequence[torch.Tensor | None], wanted: Sequence[bool]
     ) -> list[torch.Tensor | None]:
-        self._locks.complete()
-        result: list[torch.Tensor | None] = []
-        for index, (group, plan, want) in enumerate(zip(self._groups, self._plans, wanted, strict=True)):
+        """Launches the update and, before it, the gradients of the per-sample weights."""
+        locks = self._locks
+        if locks.unfinished is not None:
+            locks.complete()
+        result: list[torch.Tensor | None] = [None] * len(self._groups)
+        for index, want in enumerate(wanted):
             grad = grads[index][0] if want else None
-            result.append(None if grad is None else group.weights_grad(plan, grad, self._kept.get(index)))
-        update = None if for_rows is None else _Update(self._layout, self._groups, for_rows, weights)
-        self._update = update
-        self._locks.unwatch(self)
-        with self._monitor.range("update"):
-            if update is not None:
-                self._locks.keep_rows([group for group in self._groups if id(group) in update.coefficients])
-            self._locks.do(self)
+            if grad is not None:
+                result[index] = self._groups[index].weights_grad(self._plans[index], grad, self._kept.get(index))
+        locks.readers.pop(id(self), None)
+        with profiled("update"):
+            if self._layout.works_on_tables:
+                self._table_update = TableUpdate(self._layout, self._plans, for_rows, weights)
+                locks.keep_rows(self._table_update.changing)
+                locks.do(self._table_update)
+            else:
+                self._make_calls(for_rows, weights)
         return result
+
+    def _make_calls(self, for_rows: Grads | None, weights: Sequence[torch.Tensor | None]) -> None:
+        locks, calls, optimizers = self._locks, self._calls, self._layout.used_optimizers
+        if for_rows is not None:
+            coefficients = {}
+            for optimizer in optimizers:  # all that can fail comes before the first change
+                coefficients[id(optimizer)] = optimizer.coefficients()
+            if locks.readers:
+                locks.keep_rows(self._groups)
+            for group, plan, grads, weight in zip(self._groups, self._plans, for_rows, weights, strict=True):
+                call = group.update(plan, grads, weight, coefficients)
+                if call is not None:
+                    calls.append(call)
+            for optimizer in optimizers:
+                calls.append((setattr, optimizer, "step", optimizer.step + 1))
+        for plan in self._plans:
+            calls.append((plan.host.release,))
+        locks.unfinished = self  # before the calls: nothing comes between their end and what is noted here
+        try:
+            self.run()
+        finally:
+            if not self._done or len(self._done) == len(calls):
+                locks.unfinished = None
 
     @property
     def begun(self) -> bool:
         """Whether the update has changed anything."""
-        return not self._ledger.empty()
-
-    @property
-    def left(self) -> bool:
-        """Whether an interrupt has left the update to be completed."""
-        return self._locks.unfinished is self
+        return bool(self._done)
 
     def run(self) -> None:
-        """Updates the rows, or adds to the open windows; and ends the step, after which ids may leave their tables."""
-        update = self._update
-        if update is not None:
-            parts = zip(self._groups, self._plans, update.grads, update.weights, strict=True)
-            for group, plan, grads, weights in parts:
-                group.update(plan, grads, weights, update.coefficients.get(id(group)), self._ledger)
-            for optimizer, step in update.numbers:
-                optimizer.step = step
-            update.passes.run()
-            self._layout.windows = {length: count % length for length, count in update.windows.items()}
-        self.release()
-        for group in self._groups:
-            group.end_step(self._ledger)
+        """Makes the calls that are left."""
+        done = self._done
+        done.extend(starmap(operator.call, self._calls[len(done) :]))
 
-
-class _Update:
-    """The update of one backward pass, made ready.
-
-    Attributes:
-        grads: of each group: that of the pooled output, or one of each feature; float32 without gaps.
-        weights: of each group, the per-sample weights.
-        windows: backward passes of the windows of each length, with this one.
-        numbers: optimizers and the steps that they have counted then.
-        coefficients: by group, where rows change, and not only a window.
-        passes: of optimizers over whole tables.
-    """
-
-    def __init__(
-        self, layout: Layout, groups: Sequence[Group], grads: Grads, weights: Sequence[torch.Tensor | None]
-    ) -> None:
-        self.grads = grads
-        self.weights = weights
-        self.windows = counted(layout.windows, (group.accumulate_step for group in groups))
-        ended = [group for group in groups if self.windows[group.accumulate_step] >= group.accumulate_step]
-        optimizers = {id(optimizer): optimizer for group in ended for optimizer in group.optimizers}.values()
-        self.numbers: list[tuple[TableOptimizer, int]] = [(o, o.step + 1) for o in optimizers]
-        self.coefficients = {id(group): group.coefficients() for group in ended}
-        self.passes = TablePasses([o for o in optimizers if o.acts_after_next()], groups)
+    def left(self) -> bool:
+        """Whether an interrupt has left the update to be completed."""
+        unfinished = self._locks.unfinished
+        return unfinished is not None and (unfinished is self or unfinished is self._table_update)
 
 
 def _ready(grad: torch.Tensor) -> torch.Tensor:
@@ -243,15 +256,15 @@ class FusedLookup(torch.autograd.Function):
         ctx.step = step
         ctx.save_for_backward(*weights)
         ctx.set_materialize_grads(False)
-        return step.forward(weights, anchor.device, any(ctx.needs_input_grad[2:]))
+        return step.forward(weights, anchor.device, True in ctx.needs_input_grad[2:])
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        # The decorator's dozen calls are for create_graph=True, which alone records a backward pass.
-        return (_backward_once if torch.is_grad_enabled() else _backward)(ctx, *grads)
+        # The decorators' calls are for create_graph=True, which alone records a backward pass, and for torch.compile.
+        plain = not torch.is_grad_enabled() and not torch.compiler.is_dynamo_compiling()
+        return (_backward if plain else _backward_once)(ctx, *grads)
 
 
-@eager
 def _backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
     step: Step | None = ctx.step
     if step is None:
@@ -264,24 +277,18 @@ def _backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | Non
     try:
         weight_grads = step.backward(grads, ctx.saved_tensors, ctx.needs_input_grad[2:])
     except BaseException:
-        if not step.left:
+        if not step.left():
             step.release()
         raise
     return (None, None, *weight_grads)
 
 
-_backward_once = once_differentiable(_backward)
+_backward_once = once_differentiable(eager(_backward))
 
 
 def new_output(shape: tuple[int, int] | None, device: torch.device) -> torch.Tensor | None:
     """Memory that pooled rows are written to; None where they are not pooled."""
     return None if shape is None else torch.empty(shape, dtype=torch.float32, device=device)
-
-
-def fused_lookup(anchor: torch.Tensor, step: Step, weights: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor, ...]:
-    """`Step.forward`, recorded; the outputs belong to the caller, which may write into them."""
-    outputs: tuple[torch.Tensor, ...] = FusedLookup.apply(anchor, step, *weights)
-    return outputs if len(outputs) == 1 else apart(outputs)
 
 
 def apart(outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
