@@ -26,9 +26,9 @@ NPU_DEFAULT_TESTS ?= tests/ops/test_lookup_sequence.py tests/ops/test_lookup_poo
 CUDA_TESTS ?= tests
 BENCH_ARGS ?=
 
-NATIVE := $(shell find op_kernels torch_npu_ext cmake -name '*.cpp' -o -name '*.h' -o -name '*.cu' \
+NATIVE := $(shell find op_kernels torch_npu_ext emulator cmake -name '*.cpp' -o -name '*.h' -o -name '*.cu' \
 	-o -name CMakeLists.txt -o -name '*.cmake' 2>/dev/null)
-CPP := $(shell find op_kernels torch_npu_ext tests -name '*.cpp' -o -name '*.h' -o -name '*.asc' \
+CPP := $(shell find op_kernels torch_npu_ext emulator tests -name '*.cpp' -o -name '*.h' -o -name '*.asc' \
 	-o -name '*.cu' 2>/dev/null)
 
 .PHONY: help train test test-full test-room test-cpu test-npu test-cuda test-aarch64 sanitize-cuda \

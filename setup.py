@@ -98,7 +98,7 @@ def projects(package: Path) -> Iterator[Project]:
         yield Project("ascendc", ROOT / "op_kernels" / "ascendc", {"REC_SDK_ASCENDC_OUTPUT": package})
     else:
         output = {"REC_SDK_EMULATOR_OUTPUT": package / "_emulator"}
-        yield Project("emulator", ROOT / "torch_npu_ext" / "emulator", {**python, **output})
+        yield Project("emulator", ROOT / "emulator", {**python, **output})
 
 
 class CMakeBuild(build_ext):

@@ -78,7 +78,9 @@ def test_the_source_distribution_is_whole(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         files = {name.partition("/")[2] for name in archive.getnames()}
     tracked = [
-        path.relative_to(ROOT) for room in ("cmake", "op_kernels", "torch_npu_ext") for path in walk(ROOT / room)
+        path.relative_to(ROOT)
+        for room in ("cmake", "emulator", "op_kernels", "torch_npu_ext")
+        for path in walk(ROOT / room)
     ]
     assert len(tracked) > 100
     assert not [path for path in tracked if str(path) not in files]

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "emulator/ascendc/launch.h"
 #include "kernel_operator.h"
 #include "tests/engine/check.h"
-#include "torch_npu_ext/emulator/ascendc/launch.h"
 
 using namespace AscendC;
 using rec_sdk::emulator::Access;

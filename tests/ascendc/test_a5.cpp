@@ -1,6 +1,6 @@
 // The 950 (A5) differs in these: compiled for arch 3510, run with REC_SDK_EMULATED_SOC=Ascend950PR_9589.
+#include "emulator/ascendc/soc.h"
 #include "support.h"
-#include "torch_npu_ext/emulator/ascendc/soc.h"
 
 namespace {
 

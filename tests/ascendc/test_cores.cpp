@@ -2,8 +2,8 @@
 #include <set>
 #include <stdexcept>
 
+#include "emulator/ascendc/soc.h"
 #include "support.h"
-#include "torch_npu_ext/emulator/ascendc/soc.h"
 
 namespace {
 

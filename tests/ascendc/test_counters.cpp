@@ -1,8 +1,8 @@
 // The counters of a kernel, summed over launches.
 #include <cstring>
 
+#include "emulator/ascendc/engine/core.h"
 #include "support.h"
-#include "torch_npu_ext/emulator/ascendc/engine/core.h"
 
 namespace {
 

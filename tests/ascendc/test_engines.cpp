@@ -3,8 +3,8 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "emulator/ascendc/engine/core.h"
 #include "support.h"
-#include "torch_npu_ext/emulator/ascendc/engine/core.h"
 
 namespace {
 

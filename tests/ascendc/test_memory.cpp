@@ -1,6 +1,6 @@
 // Local memory: what is set aside, which kernel may use it, and which of its bytes hold data.
+#include "emulator/ascendc/soc.h"
 #include "support.h"
-#include "torch_npu_ext/emulator/ascendc/soc.h"
 
 namespace {
 

@@ -1,6 +1,6 @@
 # Each case of types.cpp must fail to compile with its message; case 0 must compile, for both chip generations.
 set(compile "${CMAKE_CXX_COMPILER}" -std=c++17 -fsyntax-only "-I${REC_SDK_ROOT}"
-    "-I${REC_SDK_ROOT}/torch_npu_ext/emulator/ascendc" "${CMAKE_CURRENT_SOURCE_DIR}/types.cpp")
+    "-I${REC_SDK_ROOT}/emulator/ascendc" "${CMAKE_CURRENT_SOURCE_DIR}/types.cpp")
 
 foreach(arch 2201 3510)
   add_test(NAME types_compile_${arch} COMMAND ${compile} -DREC_SDK_CASE=0 -DREC_SDK_ASCENDC_ARCH=${arch})

@@ -3,8 +3,8 @@
 
 #include <cstdlib>
 
+#include "emulator/ascendc/engine/counters.h"
 #include "tests/ascendc_kernels/support.h"
-#include "torch_npu_ext/emulator/ascendc/engine/counters.h"
 
 namespace ascendc_tests {
 

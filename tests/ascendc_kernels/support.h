@@ -5,8 +5,8 @@
 #include <functional>
 #include <stdexcept>
 
+#include "emulator/kernels/buffers.h"
 #include "tests/kernels/backend.h"
-#include "torch_npu_ext/emulator/kernels/buffers.h"
 
 namespace ascendc_tests {
 

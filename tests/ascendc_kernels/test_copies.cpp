@@ -1,9 +1,9 @@
 // gather_rows, scatter_rows and swap_rows.
+#include "emulator/kernels/lookup_buffers.h"
 #include "op_kernels/gather_rows/ascendc.h"
 #include "op_kernels/scatter_rows/ascendc.h"
 #include "op_kernels/swap_rows/ascendc.h"
 #include "tests/ascendc_kernels/support.h"
-#include "torch_npu_ext/emulator/kernels/lookup_buffers.h"
 
 using ascendc_tests::check_bits;
 using kernel_tests::distinct_slots;

@@ -1,5 +1,6 @@
 // The bytes of lookups on a batch whose bags' lengths follow a power law, against the least they can, and
 // how evenly over the cores: counted by the emulator, not measured on a chip.
+#include "emulator/kernels/lookup_buffers.h"
 #include "op_kernels/gather_rows/ascendc.h"
 #include "op_kernels/lookup_pooled/ascendc.h"
 #include "op_kernels/lookup_sequence/ascendc.h"
@@ -7,7 +8,6 @@
 #include "op_kernels/scatter_rows/ascendc.h"
 #include "op_kernels/swap_rows/ascendc.h"
 #include "tests/ascendc_kernels/costs.h"
-#include "torch_npu_ext/emulator/kernels/lookup_buffers.h"
 
 using ascendc_tests::kAllCores;
 using kernel_tests::Random;

@@ -1,11 +1,11 @@
 // lookup_sequence, lookup_pooled and pooled_weights_grad.
+#include "emulator/kernels/lookup_buffers.h"
 #include "op_kernels/common/ascendc/blocks.h"
 #include "op_kernels/lookup_pooled/ascendc.h"
 #include "op_kernels/lookup_sequence/ascendc.h"
 #include "op_kernels/pooled_weights_grad/ascendc.h"
 #include "tests/ascendc_kernels/support.h"
 #include "tests/kernels/lookup_batch.h"
-#include "torch_npu_ext/emulator/kernels/lookup_buffers.h"
 
 using ascendc_tests::check_bits;
 using ascendc_tests::kCores;

@@ -3,6 +3,7 @@
 
 #include <numeric>
 
+#include "emulator/kernels/lookup_buffers.h"
 #include "op_kernels/gather_rows/ascendc.h"
 #include "op_kernels/lookup_pooled/ascendc.h"
 #include "op_kernels/lookup_sequence/ascendc.h"
@@ -10,7 +11,6 @@
 #include "op_kernels/scatter_rows/ascendc.h"
 #include "op_kernels/swap_rows/ascendc.h"
 #include "tests/ascendc_kernels/costs.h"
-#include "torch_npu_ext/emulator/kernels/lookup_buffers.h"
 
 using ascendc_tests::check_bits;
 using rec_sdk::DType;

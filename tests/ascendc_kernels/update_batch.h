@@ -1,9 +1,9 @@
 // Updates of a batch on the emulated cores, and by the CPU kernels.
 #pragma once
 
+#include "emulator/kernels/update_kernels.h"
 #include "tests/ascendc_kernels/support.h"
 #include "tests/kernels/update_batch.h"
-#include "torch_npu_ext/emulator/kernels/update_kernels.h"
 
 namespace ascendc_tests {
 

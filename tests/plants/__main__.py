@@ -31,7 +31,7 @@ PROJECTS = {
     "torch_npu_ext/engine": {"cpu": {"engine"}, "npu": {"engine"}},
     "torch_npu_ext/ops": {"cpu": {"engine"}, "npu": {"engine", "npu"}},
     "torch_npu_ext/npu": {"npu": {"npu"}},
-    "torch_npu_ext/emulator": {"npu": {"emulator"}},
+    "emulator": {"npu": {"emulator"}},
     "op_kernels": {"cpu": {"engine"}, "npu": {"engine", "emulator"}},
 }
 """Projects that setup.py has to build for tests on a device, after a change in a folder."""

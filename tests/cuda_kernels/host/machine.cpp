@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "emulator/ascendc/engine/fiber.h"
 #include "tests/cuda_kernels/host/cuda_runtime.h"
-#include "torch_npu_ext/emulator/ascendc/engine/fiber.h"
 
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/common_interface_defs.h>

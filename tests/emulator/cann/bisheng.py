@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
     source = Path(arguments[arguments.index("-c") + 1])
     plain = output.with_suffix(".cpp")
     plain.write_text(re.sub(r"<<<.*?>>>", "", source.read_text(), flags=re.DOTALL))
-    includes = [ROOT, ROOT / "torch_npu_ext/emulator/ascendc", os.environ["REC_SDK_ACL_HEADERS"]]
+    includes = [ROOT, ROOT / "emulator/ascendc", os.environ["REC_SDK_ACL_HEADERS"]]
     check = ["g++", "-std=c++17", "-fsyntax-only", "-DREC_SDK_ASCENDC_ARCH=2201", *(f"-I{path}" for path in includes)]
     return subprocess.run([*check, str(plain)], check=False).returncode
 

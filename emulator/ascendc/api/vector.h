@@ -1,0 +1,188 @@
+// Instructions of the vector unit on the first `count` elements of tensors, or, with isSetMask = false, on as
+// many as the mask says.
+#pragma once
+
+#include "emulator/ascendc/api/flags.h"
+#include "emulator/ascendc/api/mask.h"
+#include "emulator/ascendc/api/saturation.h"
+#include "emulator/ascendc/api/tensors.h"
+#include "emulator/ascendc/engine/elementwise.h"
+
+namespace AscendC {
+
+template <class T>
+constexpr bool kNumber = kOneOf<T, half, float, int16_t, int32_t>;
+template <class T>
+constexpr bool kShifted = kOneOf<T, int16_t, uint16_t, int32_t, uint32_t>;
+template <class T>
+constexpr bool kFloating = kOneOf<T, half, float>;
+
+// Calls that set no mask take no count.
+template <bool isSetMask>
+constexpr int64_t counted(int32_t count) {
+  return isSetMask ? count : rec_sdk::emulator::kByMask;
+}
+
+template <typename T>
+void binary(const char* name, rec_sdk::emulator::ElementFunction function, const LocalTensor<T>& dst,
+            const LocalTensor<T>& src0, const LocalTensor<T>& src1, int64_t count, uint8_t repeats = 1,
+            const BinaryRepeatParams& strides = {}) {
+  rec_sdk::emulator::VectorCall call = vector_call(name, dst, count);
+  call.function = function;
+  call.a = &src0.memory();
+  call.b = &src1.memory();
+  call.src_bytes = sizeof(T);
+  call.repeats = repeats;
+  call.dst_strides = {strides.dstBlkStride, strides.dstRepStride};
+  call.a_strides = {strides.src0BlkStride, strides.src0RepStride};
+  call.b_strides = {strides.src1BlkStride, strides.src1RepStride};
+  rec_sdk::emulator::run_vector(call);
+}
+
+#define REC_SDK_ONE_BINARY(Name, op, types, message)                                                     \
+  template <typename T>                                                                                  \
+  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1,           \
+            const int32_t& count) {                                                                      \
+    static_assert(types<T>, message);                                                                    \
+    if constexpr (types<T>) {                                                                            \
+      constexpr auto function = rec_sdk::emulator::binary<rec_sdk::emulator::BinaryOp::op, T>;           \
+      binary(#Name, function, dst, src0, src1, count);                                                   \
+    }                                                                                                    \
+  }                                                                                                      \
+  template <typename T, bool isSetMask = true>                                                           \
+  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1, uint64_t, \
+            const uint8_t repeatTime, const BinaryRepeatParams& repeatParams) {                          \
+    static_assert(types<T>, message);                                                                    \
+    static_assert(!isSetMask, #Name ": the emulator knows this call with isSetMask = false only");       \
+    if constexpr (types<T>) {                                                                            \
+      constexpr auto function = rec_sdk::emulator::binary<rec_sdk::emulator::BinaryOp::op, T>;           \
+      binary(#Name, function, dst, src0, src1, rec_sdk::emulator::kByMask, repeatTime, repeatParams);    \
+    }                                                                                                    \
+  }
+
+#define REC_SDK_ONE_WITH_SCALAR(Name, op)                                                             \
+  template <typename T, bool isSetMask = true>                                                        \
+  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue,               \
+            const int32_t& count) {                                                                   \
+    static_assert(kNumber<T>,                                                                         \
+                  #Name ": half, float, int16_t and int32_t only; bfloat16_t must be cast to float"); \
+    rec_sdk::emulator::VectorCall call = vector_call(#Name, dst, counted<isSetMask>(count));          \
+    if constexpr (kNumber<T>) {                                                                       \
+      call.function = rec_sdk::emulator::with_scalar<rec_sdk::emulator::BinaryOp::op, T>;             \
+    }                                                                                                 \
+    call.a = &src.memory();                                                                           \
+    call.src_bytes = sizeof(T);                                                                       \
+    call.scalar = &scalarValue;                                                                       \
+    rec_sdk::emulator::run_vector(call);                                                              \
+  }
+
+// To the right, copies of the sign come in where T has one.
+#define REC_SDK_ONE_SHIFT(Name, op)                                                          \
+  template <typename T, bool isSetMask = true>                                               \
+  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue,      \
+            const int32_t& count) {                                                          \
+    static_assert(kShifted<T>, #Name ": integers of 16 and 32 bits only");                   \
+    rec_sdk::emulator::VectorCall call = vector_call(#Name, dst, counted<isSetMask>(count)); \
+    if constexpr (kShifted<T>) {                                                             \
+      call.function = rec_sdk::emulator::shift<rec_sdk::emulator::ShiftOp::op, T>;           \
+    }                                                                                        \
+    call.a = &src.memory();                                                                  \
+    call.src_bytes = sizeof(T);                                                              \
+    call.scalar = &scalarValue;                                                              \
+    rec_sdk::emulator::run_vector(call);                                                     \
+  }
+
+#define REC_SDK_ONE_UNARY(Name)                                                                   \
+  template <typename T>                                                                           \
+  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const int32_t& count) {         \
+    static_assert(kFloating<T>, #Name ": half and float only; bfloat16_t must be cast to float"); \
+    rec_sdk::emulator::VectorCall call = vector_call(#Name, dst, count);                          \
+    if constexpr (kFloating<T>) {                                                                 \
+      call.function = rec_sdk::emulator::unary<rec_sdk::emulator::UnaryOp::k##Name, T>;           \
+    }                                                                                             \
+    call.a = &src.memory();                                                                       \
+    call.src_bytes = sizeof(T);                                                                   \
+    rec_sdk::emulator::run_vector(call);                                                          \
+  }
+
+REC_SDK_ONE_BINARY(Add, kAdd, kNumber,
+                   "Add: half, float, int16_t and int32_t only; bfloat16_t must be cast to float")
+REC_SDK_ONE_BINARY(Sub, kSub, kNumber,
+                   "Sub: half, float, int16_t and int32_t only; bfloat16_t must be cast to float")
+REC_SDK_ONE_BINARY(Mul, kMul, kNumber,
+                   "Mul: half, float, int16_t and int32_t only; bfloat16_t must be cast to float")
+REC_SDK_ONE_BINARY(Max, kMax, kNumber,
+                   "Max: half, float, int16_t and int32_t only; bfloat16_t must be cast to float")
+REC_SDK_ONE_BINARY(Min, kMin, kNumber,
+                   "Min: half, float, int16_t and int32_t only; bfloat16_t must be cast to float")
+REC_SDK_ONE_BINARY(Div, kDiv, kFloating, "Div: half and float only; integers must be cast to float")
+
+REC_SDK_ONE_WITH_SCALAR(Adds, kAdd)
+REC_SDK_ONE_WITH_SCALAR(Muls, kMul)
+REC_SDK_ONE_WITH_SCALAR(Maxs, kMax)
+REC_SDK_ONE_WITH_SCALAR(Mins, kMin)
+
+REC_SDK_ONE_SHIFT(ShiftLeft, kLeft)
+REC_SDK_ONE_SHIFT(ShiftRight, kRight)
+
+REC_SDK_ONE_UNARY(Sqrt)
+REC_SDK_ONE_UNARY(Rsqrt)
+REC_SDK_ONE_UNARY(Exp)
+REC_SDK_ONE_UNARY(Ln)
+REC_SDK_ONE_UNARY(Abs)
+REC_SDK_ONE_UNARY(Reciprocal)
+
+#undef REC_SDK_ONE_BINARY
+#undef REC_SDK_ONE_WITH_SCALAR
+#undef REC_SDK_ONE_SHIFT
+#undef REC_SDK_ONE_UNARY
+
+// dst += src * scalar: two roundings.
+template <typename T, typename U>
+void Axpy(const LocalTensor<T>& dst, const LocalTensor<U>& src, const U& scalarValue, const int32_t& count) {
+  constexpr bool kPair = (kOneOf<T, float> && kFloating<U>) || (kOneOf<T, half> && kOneOf<U, half>);
+  static_assert(kPair, "Axpy: (half, half), (float, float) and (float, half) only");
+  rec_sdk::emulator::VectorCall call = vector_call("Axpy", dst, count);
+  if constexpr (kPair) {
+    call.function = rec_sdk::emulator::axpy<T, U>;
+  }
+  call.a = &src.memory();
+  call.src_bytes = sizeof(U);
+  call.scalar = &scalarValue;
+  call.reads_dst = true;
+  rec_sdk::emulator::run_vector(call);
+}
+
+template <typename T>
+void Duplicate(const LocalTensor<T>& dst, const T& scalarValue, const int32_t& count) {
+  static_assert(kOneOf<T, half, bfloat16_t, int16_t, uint16_t, int32_t, uint32_t, float>,
+                "Duplicate: 16-bit and 32-bit types only");
+  rec_sdk::emulator::VectorCall call{"Duplicate", nullptr, count, &dst.memory(), sizeof(T)};
+  call.function =
+      sizeof(T) == 2 ? rec_sdk::emulator::duplicate<uint16_t> : rec_sdk::emulator::duplicate<uint32_t>;
+  call.scalar = &scalarValue;
+  rec_sdk::emulator::run_vector(call);
+}
+
+// dst[0] = the sum, added in pairs. On 2201 the scalar unit stores it, between flags of its own.
+template <typename T, bool isSetMask = true>
+void ReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, const LocalTensor<T>& sharedTmpBuffer,
+               const int32_t count) {
+  static_assert(kFloating<T>, "ReduceSum: half and float only; bfloat16_t must be cast to float");
+  static_assert(isSetMask, "ReduceSum: the emulator knows it with isSetMask = true only");
+  if constexpr (kFloating<T>) {
+    rec_sdk::emulator::reduce(dst.memory(), src.memory(), sharedTmpBuffer.memory(), count, sizeof(T),
+                              rec_sdk::emulator::reduce_sum<T>, saturate_function<T>());
+  }
+}
+
+// dst[i] = the element of src at srcBaseOffset + srcOffset[i] bytes.
+template <typename T>
+void Gather(const LocalTensor<T>& dst, const LocalTensor<T>& src, const LocalTensor<uint32_t>& srcOffset,
+            const uint32_t srcBaseOffset, const uint32_t count) {
+  static_assert(kOneOf<T, half, bfloat16_t, uint16_t, int16_t, float, uint32_t, int32_t>,
+                "Gather: 16-bit and 32-bit types only");
+  rec_sdk::emulator::gather(dst.memory(), src.memory(), srcOffset.memory(), srcBaseOffset, count, sizeof(T));
+}
+
+}  // namespace AscendC

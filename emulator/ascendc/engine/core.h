@@ -1,0 +1,119 @@
+// One emulated vector core: its clock, its engines, its local memory, its flags and its buffers.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "emulator/ascendc/engine/buffers.h"
+#include "emulator/ascendc/engine/counters.h"
+#include "emulator/ascendc/engine/data_cache.h"
+#include "emulator/ascendc/engine/flags.h"
+#include "emulator/ascendc/engine/order.h"
+#include "emulator/ascendc/engine/schedule.h"
+#include "emulator/ascendc/engine/unified_buffer.h"
+#include "emulator/ascendc/launch.h"
+
+namespace rec_sdk::emulator {
+
+class GlobalMemory;
+class Machine;
+
+// What copies out do while SetAtomicAdd<T>() or the like is on.
+struct AtomicState {
+  bool on = false;
+  const char* type = nullptr;  // as Copy::type
+  void (*combine)(void* gm, const void* ub, uint64_t bytes) = nullptr;
+};
+
+// The control register (CTRL). It outlives a kernel, so that each must leave it as it found it.
+constexpr uint64_t kKeepsInfinity = uint64_t{1} << 48;  // 16-bit floats do not saturate
+constexpr uint64_t kForAllOfCore = uint64_t{1} << 60;   // on 950: bit 48 is heard
+constexpr uint64_t kControlAtStart = REC_SDK_ASCENDC_ARCH == 3510 ? kForAllOfCore : 0;
+
+// Of vector instructions that set none themselves.
+struct VectorMask {
+  static constexpr int64_t kAll = -1;
+  bool counter = false;  // it counts values; otherwise it has a bit for each of a repeat
+  int64_t count = kAll;
+
+  bool at_start() const { return !counter && count == kAll; }
+};
+
+class Core {
+ public:
+  Core(Machine& machine, UnifiedBuffer& ub) : ub(ub), schedule(*this), machine_(machine) {}
+
+  void start(int64_t index, int64_t blocks);
+  // The rules that hold at the end of a kernel.
+  void finish();
+
+  // The next instruction of an engine. `name` must be a literal.
+  void issue(Engine engine, const char* name);
+  Stamp stamp() const { return stamp_; }
+  Engine engine() const { return static_cast<Engine>(stamp_engine(stamp_)); }
+  const Limits& limits() const { return order.limits(stamp_engine(stamp_)); }
+  int32_t time() const { return stamp_time(stamp_); }
+
+  // Accesses of the current instruction to local memory. All checks come before all marks, since an
+  // instruction may write what it reads.
+  void check_read(UbSpan span);
+  void check_write(UbSpan span);
+  void mark_read(UbSpan span) { ub.mark_read(span, stamp_); }
+  void mark_written(UbSpan span) { ub.mark_written(span, stamp_); }
+
+  // `of_queue`: by CANN's queues, which take the lowest free flag whatever the engines do; CANN answers for
+  // it.
+  void set_flag(int event, int32_t id, bool of_library = false);
+  void wait_flag(int event, int32_t id);
+  void barrier(Engine engine);
+  void barrier_all();
+  bool saturates() const { return (control & kKeepsInfinity) == 0; }
+
+  // Ends the launch. `rule` says what was done and what is allowed.
+  [[noreturn]] void fail(const std::string& rule) const;
+  // For places that may not throw, such as destructors: reported when the core ends. The first one counts.
+  void fail_later(const KernelError& error);
+  // "Add (V, instruction 12)"
+  std::string describe(Stamp stamp) const;
+  // What orders an instruction of `to` after one of `from`.
+  static std::string cure(int from, int to);
+
+  GlobalMemory& gm() const;
+  Machine& machine() const { return machine_; }
+
+  int64_t index = 0;
+  int64_t blocks = 0;
+  UnifiedBuffer& ub;
+  Order order;
+  Flags flags;
+  Schedule schedule;
+  LocalBuffers buffers;
+  DataCache data_cache;
+  AtomicState atomic;
+  VectorMask mask;
+  uint64_t control = kControlAtStart;
+  Counters counters;
+
+ private:
+  std::string where(const char* engine, const char* name) const;
+  void check_consumed(int event, int32_t id) const;
+
+  Machine& machine_;
+  Stamp stamp_ = 0;
+  const char* name_ = "";
+  int32_t start_time_ = 0;
+  std::string later_;
+};
+
+// The core that runs on this thread; outside of kernels calls of AscendC throw std::logic_error.
+// initial-exec: every instruction asks, and this library is not one that is loaded and unloaded.
+extern __thread Core* running_core __attribute__((tls_model("initial-exec")));
+[[noreturn]] void no_core();
+inline Core& current_core() {
+  if (running_core == nullptr) {
+    no_core();
+  }
+  return *running_core;
+}
+
+}  // namespace rec_sdk::emulator

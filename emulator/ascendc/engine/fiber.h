@@ -1,0 +1,40 @@
+// A stack of its own for a function that can stop half way.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+
+#include "emulator/ascendc/engine/context.h"
+
+namespace rec_sdk::emulator {
+
+class Fiber {
+ public:
+  explicit Fiber(std::function<void()> work);
+  ~Fiber();
+  Fiber(const Fiber&) = delete;
+  Fiber& operator=(const Fiber&) = delete;
+
+  // Runs the work, from where it stopped, until it stops or ends. After its end it starts again from the top.
+  void resume();
+  // Called from the work: back to whoever resumed it.
+  void stop();
+  // Forgets where the work stopped; objects on its stack are not destroyed.
+  void rewind();
+
+ private:
+  static constexpr size_t kStackBytes = 512 * 1024;
+  static void enter(void* self);
+
+  std::function<void()> work_;
+  void* stack_;
+  size_t mapped_;
+  bool started_ = false;
+  Context context_, resumer_;
+  // For the address sanitizer, which must be told of every change of the stack.
+  void* fake_stack_ = nullptr;
+  const void* resumer_stack_ = nullptr;
+  size_t resumer_bytes_ = 0;
+};
+
+}  // namespace rec_sdk::emulator

@@ -1,0 +1,85 @@
+// Runs the cores of a launch on one thread, as fibers that give way to each other in SyncAll only.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "emulator/ascendc/engine/core.h"
+#include "emulator/ascendc/engine/fiber.h"
+#include "emulator/ascendc/engine/gm.h"
+
+namespace rec_sdk::emulator {
+
+class Machine {
+ public:
+  // The machine of the calling thread.
+  static Machine& local();
+
+  void run(const char* kernel, int64_t blocks, const std::vector<Buffer>& buffers,
+           const std::function<void()>& body);
+
+  int32_t now() const { return now_; }
+  // The time of the next instruction.
+  int32_t tick(const char* name) {
+    if (++now_ > kLastTime) {
+      clock_ran_out();
+    }
+    names_[static_cast<uint32_t>(now_) % kNames] = name;
+    return now_;
+  }
+  // The name of a recent instruction, or null when it is too long ago.
+  const char* name_at(int32_t time) const;
+
+  const char* kernel() const { return kernel_; }
+  GlobalMemory& gm() { return gm_; }
+  // Returns when all cores have called it.
+  void sync_all(Core& core);
+  // The workspace of a soft SyncAll must be zero before the first one of a launch.
+  void check_workspace(Core& core, const uint8_t* bytes, uint64_t count);
+
+ private:
+  // A fiber with the core that runs on it. Cores follow each other on a fiber until one waits in SyncAll.
+  struct Lane {
+    Lane(Machine& machine) : core(machine, *(ub = std::make_unique<UnifiedBuffer>())) {}
+    std::unique_ptr<UnifiedBuffer> ub;
+    Core core;
+    std::unique_ptr<Fiber> fiber;
+    bool waiting = false;
+    bool busy = false;
+  };
+
+  static constexpr int32_t kLastTime = INT32_MAX / 4 - 1;
+  static constexpr uint32_t kNames = 4096;
+
+  [[noreturn]] void clock_ran_out() const;
+  void restart_clock();
+  void draw_order(int64_t blocks);
+  void run_lane(Lane& lane);
+  void run_core(Lane& lane, int64_t index);
+  Lane& free_lane();
+  void resume(Lane& lane);
+  void resume_waiting();
+  void abandon();
+
+  int32_t now_ = 0;
+  const char* names_[kNames] = {};
+  GlobalMemory gm_;
+  std::vector<std::unique_ptr<Lane>> lanes_;
+
+  // The launch that runs.
+  const char* kernel_ = "";
+  const std::function<void()>* body_ = nullptr;
+  int64_t blocks_ = 0;
+  std::vector<int64_t> order_;
+  size_t started_ = 0;
+  int64_t finished_ = 0;
+  std::vector<Lane*> waiting_;
+  std::vector<Counters> counters_;
+  bool soft_synced_ = false;
+  std::exception_ptr error_;
+};
+
+}  // namespace rec_sdk::emulator

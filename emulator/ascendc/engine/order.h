@@ -1,0 +1,72 @@
+// What is known to have happened before what, within one core.
+//
+// Instructions of all cores of a thread share one clock. An engine's limit for another one is the stamp of
+// that engine's latest instruction that is complete before the engine's next instruction starts: flags and
+// barriers raise limits. Two accesses to the same bytes, a write among them, are in order when the stamp of
+// the earlier one is within the limit of the engine of the later one.
+#pragma once
+
+#include <cstdint>
+
+#include "emulator/ascendc/engine/names.h"
+
+namespace rec_sdk::emulator {
+
+// A time with its engine: time * 4 + engine.
+using Stamp = int32_t;
+
+constexpr Stamp stamp_of(int32_t time, int engine) { return time << 2 | engine; }
+constexpr int stamp_engine(Stamp stamp) { return stamp & 3; }
+constexpr int32_t stamp_time(Stamp stamp) { return stamp >> 2; }
+// The largest stamp of a time.
+constexpr Stamp limit_of(int32_t time) { return time << 2 | 3; }
+
+struct Limits {
+  Stamp by_engine[kEngines];
+
+  bool covers(Stamp stamp) const { return stamp <= by_engine[stamp_engine(stamp)]; }
+  void raise(const Limits& other) {
+    for (int i = 0; i < kEngines; ++i) {
+      by_engine[i] = by_engine[i] > other.by_engine[i] ? by_engine[i] : other.by_engine[i];
+    }
+  }
+};
+
+class Order {
+ public:
+  // Everything up to `time` is complete: the start of a core, or a barrier of all engines.
+  void complete_all(int32_t time) {
+    for (Limits& limits : limits_) {
+      for (Stamp& limit : limits.by_engine) {
+        limit = limit_of(time);
+      }
+    }
+    // The scalar unit runs in order.
+    limits_[kScalar].by_engine[kScalar] = INT32_MAX;
+  }
+  void barrier(int engine, int32_t time) { limits_[engine].by_engine[engine] = limit_of(time); }
+  const Limits& limits(int engine) const { return limits_[engine]; }
+
+  // What is complete when all instructions that `engine` has got so far are.
+  Limits after(int engine, int32_t time) const {
+    Limits known = limits_[engine];
+    known.by_engine[engine] = limit_of(time);
+    return known;
+  }
+  void wait(int engine, const Limits& known) {
+    if (engine != kScalar) {
+      limits_[engine].raise(known);
+      return;
+    }
+    // The scalar unit issues the instructions of all engines: what it waited for is complete before any
+    // instruction that follows.
+    for (int e = 0; e < kEngines; ++e) {
+      limits_[e].raise(known);
+    }
+  }
+
+ private:
+  Limits limits_[kEngines];
+};
+
+}  // namespace rec_sdk::emulator

@@ -1,0 +1,17 @@
+// The host implementation of the calls of AscendC that the kernels of this project use, under CANN's name, so
+// that the same source compiles with CANN's bisheng and here. See engine/ for what checks them.
+#pragma once
+
+#include "emulator/ascendc/api/allocator.h"
+#include "emulator/ascendc/api/atomics.h"
+#include "emulator/ascendc/api/cache.h"
+#include "emulator/ascendc/api/cast.h"
+#include "emulator/ascendc/api/copies.h"
+#include "emulator/ascendc/api/flags.h"
+#include "emulator/ascendc/api/language.h"
+#include "emulator/ascendc/api/queues.h"
+#include "emulator/ascendc/api/saturation.h"
+#include "emulator/ascendc/api/sync_all.h"
+#include "emulator/ascendc/api/tensors.h"
+#include "emulator/ascendc/api/types.h"
+#include "emulator/ascendc/api/vector.h"
