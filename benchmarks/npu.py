@@ -13,19 +13,20 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from rec_sdk_torch import emulate
 from rec_sdk_torch.backends.devices import parse_device
+from rec_sdk_torch.operator_cases import BAG, Batch, Case, copies, lookups, updates
 
 from .ids import Distribution
 from .npu_model import CHIPS, EmulatedCounters, total_bytes
 from .npu_scalar import CountingError, ScalarUnits, add_options
-from .npu_workloads import BAG, Batch, calls
 from .options import check_outputs, positive_int
 
 TARGET_BYTES = 1.15
@@ -62,6 +63,14 @@ class Figure:
         return self.bytes_over_least <= TARGET_BYTES and self.imbalance <= TARGET_IMBALANCE
 
 
+def calls(batch: Batch, dim: int, names: Iterable[str]) -> Iterator[Case]:
+    """Every operator with plain arguments, update_rows by the optimizers that are among the `names` of calls."""
+    yield from lookups(batch, dim, (torch.float32, torch.bfloat16), weighted=False)
+    yield from copies(batch, dim)
+    optimizers = [name.removeprefix("update_rows ") for name in names if name.startswith("update_rows ")]
+    yield from updates(batch, dim, (torch.float32,), optimizers)
+
+
 def measure(options: argparse.Namespace, folder: Path) -> list[Figure]:
     """Runs every call once, on the emulated NPU, and for the scalar units in a program built in `folder`.
 
@@ -74,14 +83,15 @@ def measure(options: argparse.Namespace, folder: Path) -> list[Figure]:
     figures = []
     units = ScalarUnits(folder, options.compiler, options.run)
     for distribution in options.distributions:
-        batch = Batch.draw(distribution, options.rows, options.lookups, device)
-        slots = batch.slots.cpu().numpy()
+        slots = distribution.draw(np.random.default_rng(0), options.rows, options.lookups)
+        batch = Batch.of(slots, options.rows)
         for dim in options.dims:
             scalar = units.count(slots, options.rows, dim, cores)
-            for call in calls(batch, options.rows, dim, device, scalar):
+            for case in calls(batch, dim, scalar):
+                call = case.on(device)
                 torch.npu.synchronize()  # type: ignore[attr-defined]
                 counters.reset()
-                call.run()
+                call.call()
                 torch.npu.synchronize()  # type: ignore[attr-defined]
                 instructions = scalar[call.name]
                 kernels = [kernel.with_scalar(instructions[kernel.name]) for kernel in counters.read()]

@@ -12,202 +12,15 @@ import argparse
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import torch
 
 from . import __version__, emulate
 from .backends.devices import parse_device
-from .formulas import FORMULAS
-from .ops import hot_segments, ops
-from .record import RecordLayout
-from .tbe.config.optimizer import COEFFICIENTS
+from .operator_cases import BAG, Batch, Case, cases
 
-__all__ = ["Case", "cases", "main"]
-
-Tensors = Mapping[str, torch.Tensor]
-
-_MAX_GRADIENT = 1.5
-_BAG = 8
-_TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
-
-
-@dataclass(frozen=True)
-class Case:
-    """One call of an operator.
-
-    Attributes:
-        name: operator and variant.
-        inputs: on the CPU; `call` gets copies of them on the device to run on.
-        call: runs the operator; the tensors, by name, that hold its results.
-        least_bytes: every index and gradient once, every looked-up row once, every updated record once each way, every
-            output once.
-    """
-
-    name: str
-    inputs: Tensors
-    call: Callable[[Tensors], Tensors]
-    least_bytes: int
-
-
-@dataclass(frozen=True)
-class _Batch:
-    """Lookups of one table and the segments of their rows; a few rows have thousands of lookups."""
-
-    rows: int
-    dim: int
-    slots: torch.Tensor
-    unique: torch.Tensor
-    offsets: torch.Tensor
-    positions: torch.Tensor
-    hot_segments: torch.Tensor
-
-    @classmethod
-    def draw(cls, rows: int, lookups: int, dim: int) -> _Batch:
-        generator = torch.Generator().manual_seed(0)
-        slots = (torch.rand(lookups, generator=generator) ** 4 * rows).int()
-        unique, inverse, counts = torch.unique(slots, return_inverse=True, return_counts=True)
-        offsets = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
-        positions = torch.argsort(inverse, stable=True).int()
-        hot = torch.from_numpy(hot_segments(offsets.numpy()))
-        return cls(rows, dim, slots, unique, offsets, positions, hot)
-
-    def records(self, layout: RecordLayout) -> torch.Tensor:
-        """Weights of both signs, states that are positive."""
-        generator = torch.Generator().manual_seed(1)
-        records = torch.zeros((self.rows, layout.bytes), dtype=torch.uint8)
-        layout.weight(records).copy_(torch.randn((self.rows, layout.dim), generator=generator))
-        for index, elements in enumerate(layout.state_elements):
-            layout.state(records, index).copy_(torch.rand((self.rows, elements), generator=generator) + 0.1)
-        return records
-
-    def values(self, *shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=torch.Generator().manual_seed(2))
-
-
-def _copies(batch: _Batch) -> Iterator[Case]:
-    layout = RecordLayout(batch.dim, torch.float32, (batch.dim,))
-    least = len(batch.unique) * (4 + 2 * layout.bytes)
-    inputs = {"cache": batch.records(layout), "slots": batch.unique}
-    yield Case("gather_rows", inputs, lambda t: {"rows": ops.gather_rows(t["cache"], t["slots"])}, least)
-
-    def scatter(t: Tensors) -> Tensors:
-        ops.scatter_rows(t["cache"], t["slots"], t["rows"])
-        return {"cache": t["cache"]}
-
-    rows = inputs["cache"].flip(0)[: len(batch.unique)].contiguous()
-    yield Case("scatter_rows", {**inputs, "rows": rows}, scatter, least)
-
-    def swap(t: Tensors) -> Tensors:
-        leaving = torch.empty_like(t["rows"])
-        ops.swap_rows(t["cache"], t["slots"], t["places"], t["rows"], leaving)
-        return {"cache": t["cache"], "leaving": leaving}
-
-    places = torch.arange(len(batch.unique), dtype=torch.int32)
-    moved = len(places) * (8 + 4 * layout.bytes)
-    yield Case("swap_rows", {**inputs, "rows": rows, "places": places}, swap, moved)
-
-
-def _lookups(batch: _Batch) -> Iterator[Case]:
-    n, dim = len(batch.slots), batch.dim
-    offsets = torch.arange(0, n + 1, _BAG)
-    bags = len(offsets) - 1
-    bag_inputs = {
-        "slots": batch.slots[: bags * _BAG],
-        "offsets": offsets,
-        "columns": torch.zeros(1, dtype=torch.int64),
-        "mean": torch.ones(1, dtype=torch.bool),
-        "scale": batch.values(bags * _BAG),
-        "grad": batch.values(bags, dim),
-    }
-    for dtype, short in _TYPES.items():
-        layout = RecordLayout(dim, dtype, (dim,))
-        records = batch.records(layout)
-
-        def weights(t: Tensors, layout: RecordLayout = layout) -> torch.Tensor:
-            return layout.weight(t["cache"])
-
-        def sequence(t: Tensors, weights: Callable[[Tensors], torch.Tensor] = weights) -> Tensors:
-            return {"out": ops.lookup_sequence(weights(t), t["slots"])}
-
-        def pooled(t: Tensors, weights: Callable[[Tensors], torch.Tensor] = weights) -> Tensors:
-            out = torch.empty_like(t["grad"])
-            ops.lookup_pooled(weights(t), t["slots"], t["offsets"], t["scale"], t["columns"], t["mean"], 0, out)
-            return {"out": out}
-
-        def weights_grad(t: Tensors, weights: Callable[[Tensors], torch.Tensor] = weights) -> Tensors:
-            grad = ops.pooled_weights_grad(weights(t), t["slots"], t["offsets"], t["grad"], t["columns"], t["mean"])
-            return {"grad": grad}
-
-        read = n * (dim * dtype.itemsize + 4)
-        inputs = {"cache": records, "slots": batch.slots}
-        yield Case(f"lookup_sequence {short}", inputs, sequence, read + 4 * n * dim)
-        inputs = {"cache": records, **bag_inputs}
-        least = read + 4 * n + bags * (8 + 4 * dim)
-        yield Case(f"lookup_pooled {short}", inputs, pooled, least)
-        yield Case(f"pooled_weights_grad {short}", inputs, weights_grad, least)
-
-
-def _updates(batch: _Batch) -> Iterator[Case]:
-    n, u, dim = len(batch.slots), len(batch.unique), batch.dim
-    segments = {
-        "grad": batch.values(n, dim),
-        "unique": batch.unique,
-        "offsets": batch.offsets,
-        "positions": batch.positions,
-        "hot": batch.hot_segments,
-    }
-    coefficients = torch.linspace(0.1, 0.9, COEFFICIENTS)[None]
-    coefficients[0, 0] = _MAX_GRADIENT
-    read = 4 * n * dim + 4 * n + 8 * u
-    for optimizer, formula in FORMULAS.items():
-        for dtype, short in _TYPES.items():
-            layout = RecordLayout(dim, dtype, formula.state_elements(dim))
-            inputs = {
-                **segments,
-                "cache": batch.records(layout),
-                "tables": torch.tensor([0, u], dtype=torch.int32),
-                "coefficients": coefficients,
-            }
-
-            def update(t: Tensors, layout: RecordLayout = layout, optimizer: str = optimizer) -> Tensors:
-                ops.update_rows(
-                    t["cache"],
-                    [t["grad"]],
-                    t["unique"],
-                    t["tables"],
-                    t["offsets"],
-                    t["positions"],
-                    None,
-                    None,
-                    None,
-                    t["coefficients"],
-                    optimizer,
-                    layout.dim,
-                    layout.weight_dtype,
-                    hot_segments=t["hot"],
-                )
-                states = {f"state {i}": layout.state(t["cache"], i) for i in range(len(layout.state_elements))}
-                return {"weights": layout.weight(t["cache"]), **states}
-
-            yield Case(f"update_rows {optimizer} {short}", inputs, update, read + 2 * u * layout.bytes)
-
-    def accumulate(t: Tensors) -> Tensors:
-        segments = (t["unique"], t["offsets"], t["positions"], None, None, None, t["hot"])
-        ops.accumulate_rows(t["pending"], [t["grad"]], *segments)
-        return {"pending": t["pending"]}
-
-    inputs = {**segments, "pending": torch.zeros((batch.rows, 2 * dim))}
-    yield Case("accumulate_rows", inputs, accumulate, read + 2 * u * 8 * dim)
-
-
-def cases(rows: int, lookups: int, dim: int) -> Iterator[Case]:
-    """Every operator, the simplest kernels first."""
-    batch = _Batch.draw(rows, lookups, dim)
-    yield from _copies(batch)
-    yield from _lookups(batch)
-    yield from _updates(batch)
+__all__ = ["main"]
 
 
 def _difference(ours: torch.Tensor, reference: torch.Tensor) -> str:
@@ -226,11 +39,9 @@ def _difference(ours: torch.Tensor, reference: torch.Tensor) -> str:
 
 
 def _differences(case: Case, device: torch.device) -> str:
-    def run(on: torch.device) -> Tensors:
-        inputs = {name: tensor.to(on, copy=True) for name, tensor in case.inputs.items()}
-        return {name: result.cpu() for name, result in case.call(inputs).items()}
-
-    expected, found = run(torch.device("cpu")), run(device)
+    expected, found = (
+        {name: result.cpu() for name, result in case.on(each).results().items()} for each in ("cpu", device)
+    )
     each = ((name, _difference(found[name], expected[name])) for name in expected)
     return "; ".join(f"{name}: {difference}" for name, difference in each if difference)
 
@@ -282,8 +93,7 @@ class _Check:
         """Prints one line."""
         print(f"{case.name:<50}", end="", flush=True)
         differences = _differences(case, self.device)
-        there = {name: tensor.to(self.device) for name, tensor in case.inputs.items()}
-        seconds = _seconds(self.device, lambda: case.call(there), self.options.repeats)
+        seconds = _seconds(self.device, case.on(self.device).call, self.options.repeats)
         byte_time = case.least_bytes / bandwidth
         times = f"{1e6 * seconds:>10.1f} us{seconds / byte_time:>8.2f} x byte time"
         print(f"{'DIFFERS' if differences else 'same bits':<10}{times}", flush=True)
@@ -294,7 +104,7 @@ class _Check:
     def run(self) -> int:
         """Prints the report; the exit status."""
         bandwidth = self.header()
-        for case in cases(self.options.rows, self.options.lookups, self.options.dim):
+        for case in cases(Batch.draw(self.options.rows, self.options.lookups), self.options.dim):
             try:
                 self.case(case, bandwidth)
             except RuntimeError as error:  # after one, torch_npu's queue runs nothing any more
@@ -325,8 +135,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     for name in ("rows", "lookups", "dim", "repeats", "copy_mib"):
         if getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} is {getattr(options, name)}, it must be at least 1")
-    if options.lookups < _BAG:
-        parser.error(f"--lookups is {options.lookups}, it must be at least {_BAG}")
+    if options.lookups < BAG:
+        parser.error(f"--lookups is {options.lookups}, it must be at least {BAG}")
     return options
 
 

@@ -7,7 +7,8 @@ import importlib.util
 import pytest
 import torch
 
-from rec_sdk_torch import npu_check
+from rec_sdk_torch import npu_check, operator_cases
+from rec_sdk_torch.backends.default import KERNELS
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch_npu") is not None, reason="torch_npu is installed")
@@ -29,17 +30,16 @@ def test_bad_options(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
 
 
 def test_the_batch_has_hot_rows_and_every_operator_is_there() -> None:
-    names = []
-    for case in npu_check.cases(1000, 4096, 16):
-        names.append(case.name)
-        before = {name: tensor.clone() for name, tensor in case.inputs.items()}
-        results = case.call({name: tensor.clone() for name, tensor in case.inputs.items()})
-        assert all(torch.equal(case.inputs[name], tensor) for name, tensor in before.items())
+    found = set()
+    for case in operator_cases.cases(operator_cases.Batch.draw(1000, 4096), 16):
+        found.add(case.operator)
+        copied = case.on("cpu")
+        results = copied.results()
+        again = case.on("cpu").arguments
+        tensors = [name for name, value in case.arguments.items() if isinstance(value, torch.Tensor)]
+        assert all(torch.equal(case.arguments[name], again[name]) for name in tensors)
+        assert results
         assert all(bool(tensor.float().isfinite().all()) for tensor in results.values())
-        if "offsets" in case.inputs and "unique" in case.inputs:
-            assert int(case.inputs["offsets"].diff().max()) > 128
-    operators = {name.split()[0] for name in names}
-    assert operators == {
-        *("gather_rows", "scatter_rows", "swap_rows", "lookup_sequence", "lookup_pooled"),
-        *("pooled_weights_grad", "update_rows", "accumulate_rows"),
-    }
+        if "segment_offsets" in case.arguments:
+            assert int(case.arguments["segment_offsets"].diff().max()) > 128
+    assert found == {name.partition(".")[0] for name in KERNELS}

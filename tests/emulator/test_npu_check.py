@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import ClassVar
 
 import pytest
 import torch
 
 from rec_sdk_torch import npu_check
 from rec_sdk_torch.formulas import FORMULAS
-from rec_sdk_torch.npu_check import Case, Tensors
+from rec_sdk_torch.operator_cases import Batch, Case, Tensors, cases
 
 SMALL = ["--rows", "2000", "--lookups", "6000", "--dim", "20", "--repeats", "1", "--copy-mib", "1"]
 
@@ -25,37 +26,47 @@ def test_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert report.endswith("All bits are the CPU's.\n")
 
 
+class Wrong(Case):
+    """Does something else on an NPU."""
+
+    wrong: ClassVar[Callable[[Tensors], Tensors]]
+
+    def results(self) -> Tensors:
+        right = super().results()
+        return type(self).wrong(right) if self.arguments["cache"].device.type == "npu" else right
+
+
 def plant(monkeypatch: pytest.MonkeyPatch, wrong: Callable[[Tensors], Tensors]) -> None:
-    """Makes gather_rows do something else on an NPU."""
+    """Makes gather_rows wrong, and leaves two other operators."""
 
-    def planted(*sizes: int) -> Iterator[Case]:
-        for case in cases(*sizes):
+    class Planted(Wrong):
+        pass
+
+    Planted.wrong = wrong
+
+    def planted(batch: Batch, dim: int) -> Iterator[Case]:
+        for case in cases(batch, dim):
             if case.name == "gather_rows":
-
-                def call(t: Tensors, right: Callable[[Tensors], Tensors] = case.call) -> Tensors:
-                    return wrong(right(t)) if t["cache"].device.type == "npu" else right(t)
-
-                yield Case(case.name, case.inputs, call, case.least_bytes)
-            elif case.name in ("scatter_rows", "lookup_sequence fp32"):
+                yield Planted(case.name, case.arguments, case.least_bytes)
+            elif case.name in ("scatter_rows", "lookup_sequence float32"):
                 yield case
 
-    cases = npu_check.cases
     monkeypatch.setattr(npu_check, "cases", planted)
 
 
 def test_one_wrong_bit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def wrong(results: Tensors) -> Tensors:
-        rows = results["rows"].cpu()
+        rows = results["result"].cpu()
         rows[3, 5] ^= 1
-        return {"rows": rows.to("npu")}
+        return {"result": rows.to("npu")}
 
     plant(monkeypatch, wrong)
     assert npu_check.main(SMALL) == 1
     report = capsys.readouterr().out
     assert f"{'gather_rows':<50}DIFFERS" in report
-    assert "rows: 1 of " in report
+    assert "result: 1 of " in report
     assert "by up to 1 in the last place; the first at [3, 5]" in report
-    assert f"{'lookup_sequence fp32':<50}same bits" in report  # the others are checked all the same
+    assert f"{'lookup_sequence float32':<50}same bits" in report  # the others are checked all the same
     assert report.endswith("Bits differ: gather_rows.\n")
 
 

@@ -14,6 +14,7 @@ from op_batches import Cache, coefficients, int32, segments
 
 import rec_sdk_torch.ops
 from rec_sdk_torch.backends import devices
+from rec_sdk_torch.backends.default import KERNELS
 from rec_sdk_torch.ops import ops
 
 Arguments = dict[str, object]
@@ -69,6 +70,10 @@ def good_calls(device: torch.device | str) -> dict[str, tuple[Callable[..., obje
 
 
 NAMES = list(good_calls("cpu"))
+
+
+def test_every_operator_has_a_good_call() -> None:
+    assert set(NAMES) == set(KERNELS)
 
 
 def moved(value: object, device: str, every: bool = False) -> object:

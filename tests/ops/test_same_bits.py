@@ -14,6 +14,7 @@ from test_lookup_pooled import make_batch, weights_grad
 from threads import threads
 
 from rec_sdk_torch import ops
+from rec_sdk_torch.operator_cases import Batch, cases
 
 BLOCK = 32
 
@@ -80,7 +81,8 @@ def run_everything(dim: int, dtype: torch.dtype, device: torch.device | str = "c
             cache = Cache(weights, states, dtype, device)
             update(cache, grad, slots, optimizer, row, factor)
             results.append(cache.records.clone())
-    results.append(torch.ops.rec_sdk.lookup_sequence(cache.weights, int32(slots, device)))
+    every = cases(Batch.of(slots.cpu().numpy(), rows), dim, optimizers=())
+    results += [result for case in every for result in case.on(device).results().values()]
     results.append(torch.ops.rec_sdk.gather_rows(cache.records, int32(slots, device)))
     order = int32(torch.randperm(rows, generator=generator), device)
     torch.ops.rec_sdk.scatter_rows(cache.records, order, cache.records.clone())
