@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from rec_sdk_torch._engine import available_memory
 from rec_sdk_torch.tbe import CacheTooSmallError
 
 from .contenders import Ours
 from .ids import Distribution
-from .machine import free_memory, resident_memory
+from .machine import resident_memory
 from .planning import BYTES_PER_ROW
 from .timing import Samples, no_collection, seconds_of
 from .workload import TableSet, make_workload
@@ -27,7 +28,7 @@ def run_growth(
     """Builds a table of each size row by row, so that its store holds all of them, and trains it."""
     results = []
     for rows in sizes:
-        need, free = rows * (BYTES_PER_ROW + 4 * DIM), free_memory()
+        need, free = rows * (BYTES_PER_ROW + 4 * DIM), available_memory()
         if need > free:
             report(f"growth: {rows:,} rows need about {need / 2**30:.1f} GiB, {free / 2**30:.1f} are free; left out")
             continue

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from rec_sdk_torch._engine import available_memory
 from rec_sdk_torch.ops import cpu_isa
 
 # A block above the mmap threshold is returned to the system when freed and page-faults when it is next needed:
@@ -53,14 +54,6 @@ def _version(package: str) -> str | None:
         return None
 
 
-def free_memory() -> int:
-    """Bytes that can be allocated without swapping."""
-    for line in _read(Path("/proc/meminfo")).splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
 def resident_memory() -> int:
     """Bytes of this process in memory."""
     fields = _read(Path("/proc/self/statm")).split()
@@ -80,7 +73,7 @@ def describe() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "caches": _caches(),
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-        "free_memory_bytes": free_memory(),
+        "free_memory_bytes": available_memory(),
         "transparent_hugepages": _read(Path("/sys/kernel/mm/transparent_hugepage/enabled")),
         "kernel": platform.release(),
         "python": platform.python_version(),

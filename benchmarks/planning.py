@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from rec_sdk_torch._engine import Announcement, Engine, Initializer, TableSpec, begin
+from rec_sdk_torch._engine import Announcement, Engine, Initializer, TableSpec, available_memory, begin
 from rec_sdk_torch.tbe.config.life import TableLife
 
 from .ids import Distribution, Int64Array
-from .machine import free_memory, resident_memory
+from .machine import resident_memory
 from .timing import Samples, no_collection, seconds_of
 
 _FEATURES = np.zeros(1, np.int64)
@@ -241,7 +241,7 @@ def _time_life(life: TableLife, fresh: int, options: PlanOptions) -> tuple[Sampl
 
 def large_table_problem(rows: int) -> str | None:
     """Why a table of `rows` cannot be planned for here; None if it can."""
-    need, free = rows * BYTES_PER_ROW, free_memory()
+    need, free = rows * BYTES_PER_ROW, available_memory()
     if need <= free:
         return None
     return f"{rows:,} rows need about {need / 2**30:.1f} GiB, {free / 2**30:.1f} are free"

@@ -88,7 +88,7 @@ def collection_step(rows: int, dim: int, optimizer: str, dtype: str) -> tuple[St
     return step_of(False), step_of(True)
 
 
-def seconds_of(call: Step) -> float:
+def processor_seconds(call: Step) -> float:
     """Processor time of this thread."""
     begin = time.thread_time()
     call()
@@ -102,7 +102,7 @@ def ratio(nearest: Step, stochastic: Step, rounds: int) -> dict[str, float]:
         for i in range(rounds + 3):
             order = ((0, nearest), (1, stochastic))
             for which, call in order if i % 2 else order[::-1]:
-                taken = seconds_of(call)
+                taken = processor_seconds(call)
                 if i >= 3:
                     seconds[which].append(taken)
     fastest = [min(each) for each in seconds]

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from rec_sdk_torch._engine import available_memory
 from rec_sdk_torch.tbe import CacheTooSmallError
 
 from .bounds import Machine, step_bytes
 from .contenders import Collection, Contender, NotAvailableError, Ours
 from .ids import Distribution
-from .machine import free_memory
 from .rivals import Rival, make_rival
 from .timing import Samples, no_collection
 from .workload import Workload
@@ -92,7 +92,7 @@ class StepBench:
         self.workload = workload
         self.options = options
         self.skipped: dict[str, str] = {}
-        self._budget = float(free_memory() - _MARGIN)
+        self._budget = float(available_memory() - _MARGIN)
         self._reserve(workload.table_bytes)
         self.collection: Ours = self._filled(Collection)
         self.contenders: list[Contender] = [self.collection]

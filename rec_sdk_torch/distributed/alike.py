@@ -57,8 +57,8 @@ def _as_text(settings: Mapping[str, Any]) -> dict[str, str]:
     return {name: repr(value.value if isinstance(value, Enum) else value) for name, value in settings.items()}
 
 
-class Settings:
-    """Settings of training that may change on the way: options of optimizers, steps, checks of gradients."""
+class TrainingSettings:
+    """The settings of training that may change on the way: options of optimizers, steps, checks of gradients."""
 
     def __init__(self, embedding: TableBatchedEmbedding) -> None:
         """`embedding`: the rows of this rank."""

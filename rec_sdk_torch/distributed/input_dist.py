@@ -13,7 +13,7 @@ from torchrec.streamable import Multistreamable
 
 from ..modules.bags import Bags
 from ..tbe.config.life import NEVER, Seen
-from .alike import Settings
+from .alike import TrainingSettings
 from .collectives import Exchange
 from .dedup import Deduplication, UniqueBatch
 
@@ -94,7 +94,7 @@ class CountsAwaitable(Awaitable[Awaitable[Asked]]):
     """The numbers of ids are on their way; before them comes which batch of which collection they are of."""
 
     def __init__(
-        self, exchange: Exchange, ctx: ShardedContext, deduplication: Deduplication, settings: Settings
+        self, exchange: Exchange, ctx: ShardedContext, deduplication: Deduplication, settings: TrainingSettings
     ) -> None:
         super().__init__()
         self._exchange, self._ctx, self._deduplication, self._settings = exchange, ctx, deduplication, settings

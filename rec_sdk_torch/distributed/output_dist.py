@@ -41,7 +41,7 @@ def repeated(rows: torch.Tensor, segments: Segments) -> tuple[torch.Tensor, ...]
     return apart(Repeat.apply(rows, segments))
 
 
-class Pool(torch.autograd.Function):
+class PoolBags(torch.autograd.Function):
     """Pooled rows, float32 `[B, total]`, by the operator that pools unsharded tables: bags have its bits."""
 
     @staticmethod

@@ -20,12 +20,12 @@ from ..modules.embedding_collections import EmbCacheEmbeddingCollection
 from ..tbe.cache.batch import Batch
 from ..tbe.cache.transfers import Transfers
 from ..tbe.step.prefetch_queue import Prefetched
-from .alike import Settings
+from .alike import TrainingSettings
 from .collectives import Exchange, SendRows, Vote
 from .dedup import Deduplication, GroupConstants, Segments, Tables, UniqueBatch
 from .input_dist import HEADER, Asked, CountsAwaitable, RanksEndedError, ShardedContext
 from .local_shard import HomeTables
-from .output_dist import Pool, repeated
+from .output_dist import PoolBags, repeated
 from .placement import Placement
 from .rank_tables import RankTables
 
@@ -147,7 +147,7 @@ class ShardedCollection(
         self._need_indices = isinstance(origin, EmbCacheEmbeddingCollection) and origin.need_indices()
         exchange.widen(HEADER + len(self._deduplication.dated) + len(placements))
         self.__dict__["home"] = HomeTables(origin, placements, exchange)
-        self._settings = Settings(self.home._embedding)
+        self._settings = TrainingSettings(self.home._embedding)
         name = origin._handles_name
         self.add_module(name, self.home._modules[name])
         self.train(origin.training)
@@ -296,7 +296,7 @@ class ShardedCollection(
             return self._sequences(ctx.bags, segments, rows)
         weights = ctx.asked.batch.weights
         of_dims = [_chosen(weights, each.source) for each in segments]
-        pooled = Pool.apply(segments, size, sum(self._dims), *rows, *of_dims)
+        pooled = PoolBags.apply(segments, size, sum(self._dims), *rows, *of_dims)
         values = ctx.bags.expand(pooled, self._dims, self.home._feature_keys.tolist())
         return KeyedTensor(self._names, self._dims, values)
 
