@@ -24,7 +24,7 @@ import torch
 from rec_sdk_torch import Saver
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
 
-from .machine import describe, with_malloc_settings
+from .machine import describe, with_malloc_settings, write_json
 from .timing import no_collection
 
 DIM = 64
@@ -211,8 +211,7 @@ def main() -> None:
             print(json.dumps(result["asking"][-1]), flush=True)
         result["steps"] = steps_beside(training, saver, path / "steps", max(1, options.rounds // 2))
         print(json.dumps(result["steps"]), flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    write_json(options.json, result)
 
 
 if __name__ == "__main__":

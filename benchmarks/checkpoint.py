@@ -21,6 +21,7 @@ import torch
 from rec_sdk_torch import Saver
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
 
+from .machine import write_json
 from .timing import seconds_of
 
 DIM = 64
@@ -111,8 +112,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=args.path) as folder:
         result = run(args.rows, args.rounds, Path(folder))
     print(json.dumps(result, indent=1))
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    write_json(args.json, result)
 
 
 if __name__ == "__main__":

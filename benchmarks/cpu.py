@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, is_dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +16,7 @@ import torch
 from .bounds import Machine
 from .contenders import NotAvailableError
 from .growth import run_growth
-from .machine import describe, load_average, with_malloc_settings
+from .machine import describe, load_average, with_malloc_settings, write_json
 from .options import parse
 from .planning import PlanOptions, run_plans
 from .plot import draw
@@ -116,23 +114,13 @@ def run(options: argparse.Namespace) -> Result:
     return results
 
 
-def plain(value: object) -> object:
-    """A form for JSON of what it does not know: table sets, distributions, paths."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
-    if isinstance(value, Path):
-        return value.name
-    raise TypeError(f"{type(value)} has no JSON form")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs, prints, writes; 1 when a contender's results differ from the collection's."""
     options = parse(arguments)
     warnings.filterwarnings("ignore", message="Sparse invariant checks")
     results = run(options)
     print(render(results))
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1, default=plain) + "\n", encoding="utf-8")
+    write_json(options.json, results)
     if options.plot:
         draw(results, options.plot)
     return 0 if all(all(case["correct"].values()) for case in results["steps"]) else 1

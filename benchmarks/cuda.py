@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import subprocess
 import sys
 import time
@@ -17,8 +16,7 @@ import torch
 from rec_sdk_torch.backends.devices import backend_for
 
 from .ceilings import Ceilings, CeilingSizes
-from .cpu import plain
-from .machine import describe, load_average, with_malloc_settings
+from .machine import describe, load_average, with_malloc_settings, write_json
 from .options import parse_gpu
 from .plot import draw_phases
 from .pool import Need, Pool, draw_pool, free_memory, need_of_ours, shortage
@@ -184,9 +182,7 @@ class Run:
         results["targets"] = compare_on_gpu(results["steps"], results["machine"]["device"]["name"])
         results["load_average_at_end"] = load_average()
         results["seconds"] = time.perf_counter() - self._begin
-        if self._options.json:
-            text = json.dumps(results, indent=1, default=plain)
-            self._options.json.write_text(text + "\n", encoding="utf-8")
+        write_json(self._options.json, results)
 
 
 def _right(case: Result) -> bool:

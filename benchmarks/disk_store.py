@@ -21,6 +21,8 @@ import torch
 from rec_sdk_torch.settings import parse_bytes
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
 
+from .machine import write_json
+
 
 @contextlib.contextmanager
 def memory_limit(size: int) -> Iterator[str]:
@@ -89,7 +91,7 @@ def main() -> None:
     parser.add_argument("--cache", type=int, default=200_000, help="rows of the device cache")
     parser.add_argument("--batch", type=int, default=65_536, help="lookups of a step")
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--json", help="file for the results")
+    parser.add_argument("--json", type=Path, help="file for the results")
     options = parser.parse_args()
     table = TableConfig(name="t", num_embeddings=options.rows, embedding_dim=options.dim, pooling=Pooling.SUM)
     result: dict[str, object] = vars(options).copy()
@@ -106,9 +108,8 @@ def main() -> None:
         result["memory_report"] = embedding.memory_report()
         result["peak_memory_MiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         del embedding
-    print(json.dumps(result, indent=1))
-    if options.json:
-        Path(options.json).write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result, indent=1, default=str))
+    write_json(options.json, result)
 
 
 if __name__ == "__main__":

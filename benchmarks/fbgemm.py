@@ -6,7 +6,6 @@ Both take every step in turn, in one process and on one thread. Times are of the
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ import torch
 
 from rec_sdk_torch import fbgemm
 
-from .machine import describe, load_average
+from .machine import describe, load_average, write_json
 from .options import check_outputs, positive_int
 from .rivals import fbgemm_training
 from .timing import no_collection
@@ -177,9 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{'option':34}{'FBGEMM ms':>11}{'ours ms':>9}{'FBGEMM / ours':>15}")
     for case in found:
         print(f"{case['case']:34}{case['fbgemm_ms']:11.2f}{case['ours_ms']:9.2f}{case['ratio']:15.2f}")
-    if options.json:
-        result = {"machine": describe(), "load_average_at_end": load_average(), "cases": found}
-        options.json.write_text(json.dumps(result, indent=1))
+    write_json(options.json, {"machine": describe(), "load_average_at_end": load_average(), "cases": found})
     return 0
 
 

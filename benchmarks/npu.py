@@ -9,12 +9,11 @@ without an emulated NPU, or where the kernels cannot be compiled to count their 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +24,7 @@ from rec_sdk_torch.backends.devices import parse_device
 from rec_sdk_torch.operator_cases import BAG, Batch, Case, copies, lookups, updates
 
 from .ids import Distribution
+from .machine import write_json
 from .npu_model import CHIPS, EmulatedCounters, total_bytes
 from .npu_scalar import CountingError, ScalarUnits, add_options
 from .options import check_outputs, positive_int
@@ -174,8 +174,7 @@ def main(arguments: Sequence[str]) -> int:
             print(f"benchmarks.npu: {error}", file=sys.stderr)
             return 2
     print(report(figures, options))
-    if options.json:
-        options.json.write_text(json.dumps([asdict(figure) for figure in figures], indent=1) + "\n")
+    write_json(options.json, figures)
     return 0 if all(figure.good for figure in figures) else 1
 
 

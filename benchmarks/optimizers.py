@@ -6,7 +6,6 @@ python -m benchmarks.optimizers [--optimizers NAME ...] [--dims D ...] [--json F
 from __future__ import annotations
 
 import argparse
-import json
 import pkgutil
 import statistics
 import sys
@@ -25,7 +24,7 @@ from rec_sdk_torch.tbe import TableConfig, TableOptimizer
 from rec_sdk_torch.tbe.cache.group_spec import record_layout
 
 from .bounds import huge_buffer
-from .machine import describe, with_malloc_settings
+from .machine import describe, with_malloc_settings, write_json
 from .options import positive_int
 from .timing import best_of, no_collection
 
@@ -139,9 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     worst = max(results, key=lambda result: float(result["over_copy_bound"]))
     verdict = "met" if worst["over_copy_bound"] <= TARGET else "MISSED"
     print(f"worst {worst['over_copy_bound']:.2f} ({worst['optimizer']}, D = {worst['dim']}); target {TARGET} {verdict}")
-    if options.json:
-        text = json.dumps({"machine": describe(), "copy_bytes_per_second": bandwidth, "results": results}, indent=1)
-        options.json.write_text(text + "\n")
+    write_json(options.json, {"machine": describe(), "copy_bytes_per_second": bandwidth, "results": results})
     return 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 import warnings
@@ -15,8 +14,7 @@ import torch
 
 from rec_sdk_torch.tbe.step.prefetch_queue import MAX_DEPTH
 
-from .cpu import plain
-from .machine import describe, load_average, with_malloc_settings
+from .machine import describe, load_average, with_malloc_settings, write_json
 from .options import check_outputs, fill, fraction, positive_int
 from .prefetch_step import RESIDENT, PrefetchOptions, run_prefetch
 from .report import machine_lines, table, targets_table
@@ -174,8 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.filterwarnings("ignore", message="Sparse invariant checks")
     results = run(options)
     print(render(results))
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1, default=plain) + "\n", encoding="utf-8")
+    write_json(options.json, results)
     return 0 if all(case["correct"] for case in results["cases"]) else 1
 
 

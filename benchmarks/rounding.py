@@ -6,7 +6,6 @@ python -m benchmarks.rounding [--rows N ...] [--rounds N] [--json FILE]
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -23,7 +22,7 @@ from rec_sdk_torch import EmbCacheEmbeddingBagCollection, EmbCacheEmbeddingBagCo
 from rec_sdk_torch.ops import ops
 from rec_sdk_torch.record import RecordLayout
 
-from .machine import describe, with_malloc_settings
+from .machine import describe, with_malloc_settings, write_json
 from .options import positive_int
 from .timing import no_collection
 
@@ -142,8 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for kind, _, _ in kinds:
         of_kind = [result["ratio"] for result in results if result["kind"] == kind]
         print(f"{kind}: ratio {statistics.median(of_kind):.3f} (median), {max(of_kind):.3f} (worst)")
-    if options.json:
-        options.json.write_text(json.dumps({"machine": describe(), "results": results}, indent=1) + "\n")
+    write_json(options.json, {"machine": describe(), "results": results})
     return 0
 
 

@@ -18,7 +18,7 @@ from rec_sdk_torch.checkpoint.saver import Saver
 from rec_sdk_torch.serving import TableReader
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
 
-from .machine import describe
+from .machine import describe, write_json
 
 Array = npt.NDArray[Any]
 
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--lookups", type=int, default=100_000, help="of a call")
     parser.add_argument("--deltas", type=int, default=2, help="saves behind the full one, of a hundredth of the rows")
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--json", help="file for the results")
+    parser.add_argument("--json", type=Path, help="file for the results")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rng = np.random.default_rng(0)
@@ -74,8 +74,7 @@ def main() -> None:
             rows = {f"{name}_rows_per_s": rate for name, rate in rates(calls, len(places), options.rounds).items()}
             result[f"{number} deltas"] = {"open_ms": opened, **rows}
             print(number, "deltas:", json.dumps(result[f"{number} deltas"]), flush=True)
-    if options.json:
-        Path(options.json).write_text(json.dumps(result, indent=1) + "\n")
+    write_json(options.json, result)
 
 
 if __name__ == "__main__":

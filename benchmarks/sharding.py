@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import logging
 import socket
 import sys
@@ -19,9 +18,8 @@ import torch
 from torch import multiprocessing
 from torch.multiprocessing.spawn import spawn
 
-from .cpu import plain
 from .ids import Distribution
-from .machine import describe, load_average, with_malloc_settings
+from .machine import describe, load_average, with_malloc_settings, write_json
 from .options import check_outputs, fill, positive_int
 from .report import machine_lines, table
 from .workload import TableSet, Workload, make_workload
@@ -224,8 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     results = run(options)
     print(render(results))
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1, default=plain) + "\n", encoding="utf-8")
+    write_json(options.json, results)
     return 0
 
 
