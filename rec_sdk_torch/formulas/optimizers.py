@@ -15,7 +15,7 @@ UPDATES: tuple[OptimizerSpec, ...] = tuple(spec for family in _FAMILIES for spec
 SPECS = UPDATES + tuple(
     replace(spec, classes=(spec.window_class,), accumulates=True) for spec in UPDATES if spec.window_class
 )
-"""Those, and the same with a window."""
+"""The names above, and the same with a window."""
 
 FORMULAS: Mapping[str, Formula] = {spec.kernel: spec.formula for spec in UPDATES}
 """The formulas by name, in the order of the kernels' list in `op_kernels/common/optimizers.h`."""
