@@ -16,7 +16,7 @@ FENCED = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^]]+\]\(([^)]+)\)")
 PATH = re.compile(r"`([\w./*-]+/[\w.*-]+)`")
 PROMISE = re.compile(r"print\(.*\)  # (.*)$")
-PLACEHOLDER = re.compile(r"my_op|xyz")
+PLACEHOLDER = re.compile(r"my_|xyz")
 
 
 def name(page: Path) -> str:
