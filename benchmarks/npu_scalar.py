@@ -99,7 +99,7 @@ MACHINES = {
 def with_counters(assembler: str, machine: Machine) -> str:
     """Assembler's text in which every basic block first adds its number of instructions to `scalar_unit_count`.
 
-    Of what the source writes in assembler, lines marked with a comment `scalar` count.
+    Lines that the source writes in assembler count where they are marked with a comment `scalar`.
     """
     lines: list[str] = []
     block = 0  # where the counter of the block goes

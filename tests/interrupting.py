@@ -40,7 +40,7 @@ def handler(number: int) -> Any:
 def strike(action: Callable[[], object], at: int) -> str | None:
     """Runs `action` with Ctrl-C at its `at`-th point (from 1) where Python looks for signals in the main thread.
 
-    Those are the entry of a Python function and the return of a C function; a handler's exception then comes in the
+    They are the entry of a Python function and the return of a C function; a handler's exception then comes in the
     place of that function's result. The signal is a real one, to the process: a handler may defer it, but a mask of
     the main thread does not, since any other thread takes it then.
 

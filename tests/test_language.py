@@ -37,8 +37,8 @@ PYTHON = {".py", ".pyi"}
 CPP = {".cpp", ".h", ".cu", ".asc"}
 SCRIPTS = {".cmake", ".toml", ".txt", "Makefile"}
 
-FIRST = re.compile(r"(Of|What|Whose|Those)\b")
-"""The first word of a text that is no sentence, or of one that hides its subject."""
+FIRST = re.compile(r"(?:^|(?<=\. ))(Of|What|Whose|Those)\b")
+"""The first word of a sentence that is none, or that hides its subject."""
 PERSON = re.compile(r"\b(who|whom|whoever|nobody|somebody|everybody|anybody|he)\b", re.IGNORECASE)
 """Words for people, which code is not."""
 CPP_COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|//(?P<line>[^\n]*)|/\*(?P<block>.*?)\*/', re.DOTALL)
@@ -116,12 +116,13 @@ def texts(path: Path) -> Iterator[Text]:
 def faults(path: Path) -> list[str]:
     found = []
     for line, text in texts(path):
-        words = text.strip()
+        words = " ".join(text.split())
         heading = path.suffix == ".md" and (words.startswith("#") or words.lower().startswith("what |"))
-        if FIRST.match(words) and not heading:
-            found.append(f"{path.relative_to(ROOT)}:{line}: begins with {words.split()[0]!r}: {words[:60]!r}")
-        for match in PERSON.finditer(words):
-            at = line + text[: text.find(words) + match.start()].count("\n")
+        for match in [] if heading else FIRST.finditer(words):
+            sentence = words[match.start() : match.start() + 60]
+            found.append(f"{path.relative_to(ROOT)}:{line}: begins with {match[1]!r}: {sentence!r}")
+        for match in PERSON.finditer(text):
+            at = line + text.count("\n", 0, match.start())
             found.append(f"{path.relative_to(ROOT)}:{at}: {match.group()!r} is a word for people")
     return found
 
@@ -143,8 +144,9 @@ def test_sentences_begin_with_their_subject_and_name_no_persons(room: str) -> No
         (".py", "# a text\n\n# Those of a table\n", "begins with 'Those'"),
         (".py", "f()  # a call\ng()  # Whose result is thrown away\n", "begins with 'Whose'"),
         (".cpp", 'f("//");  // who reads\n', "'who' is a word for people"),
-        (".h", "// A sentence.\n// What follows is part of it.\n\n/* What is not */\n", "begins with 'What'"),
+        (".h", "// A sentence\n// What follows is part of it.\n\n/* What is not */\n", "begins with 'What'"),
         (".cmake", "# Whoever builds it\n", "'Whoever' is a word for people"),
+        (".py", 'def f():\n    """Gives rows. Those of\n    a table come first."""\n', "begins with 'Those'"),
         (".md", "# What works\n\n- Of rows\n", "begins with 'Of'"),
         (".md", "A line\nthat somebody wrote\n", "'somebody' is a word for people"),
     ],

@@ -3,7 +3,7 @@
 // benchmarks/npu_scalar.py counts them, together with what the compiler makes of the code around them.
 //
 // Copies and reads of local memory are done, since the control flow depends on them; vector instructions are
-// only issued. What order the engines need is the emulator's to check (emulator/ascendc).
+// only issued. The emulator checks the order that the engines need (emulator/ascendc).
 #pragma once
 
 #include <cstdint>

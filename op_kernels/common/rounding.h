@@ -12,7 +12,7 @@ namespace REC_SDK_ISA {
 
 // The random numbers of one row in one update. Start and step are as good as independent and uniform: then
 // each number is uniform, and any two of different columns are independent, so that sums of rounding errors
-// have the variance of independent ones. Of three columns the third follows from the others.
+// have the variance of independent ones. For three columns, the third follows from the others.
 struct RowNumbers {
   uint32_t start, step;
 

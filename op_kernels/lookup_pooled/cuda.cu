@@ -103,7 +103,7 @@ class BagColumns {
 
   __device__ __forceinline__ bool weighted() const { return a_.per_sample_weights != nullptr; }
 
-  // Adds the lookups of kGroup lanes from `lane` on. Those after the last repeat it and are not added, so
+  // Adds the lookups of kGroup lanes from `lane` on. Lanes after the last repeat it and are not added, so
   // that no branch stands between the loads.
   template <bool kFull>
   __device__ __forceinline__ void add_group(const Lookup& mine, int lane, int lanes, Columns<N>& sum) const {

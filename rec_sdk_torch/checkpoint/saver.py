@@ -80,16 +80,16 @@ class Saver:
 
         The moment is when this is called, or when an earlier save of the model is written, for which it waits. Batches
         may be in flight, windows open, others prefetched: rows are as the latest backward pass left them. While the
-        rows are written other threads may train. Of a row that is about to change the old one is put aside before.
+        rows are written other threads may train. The old one of a row that is about to change is put aside before.
 
         Args:
             module: the model.
             path: a folder for the saves of one job; made when it is not there.
             incremental: only rows that changed since this model was last saved to or loaded from `path`, and the ids
                 that were removed since. A full save where there is none that a delta can follow.
-            background: return as soon as the moment is taken, and write in a thread of its own. What is returned then
-                is a `concurrent.futures.Future` of the folder, whose `result` also raises what went wrong. At its end
-                the interpreter waits for it.
+            background: return as soon as the moment is taken, and write in a thread of its own. The result
+                is then a `concurrent.futures.Future` of the folder, whose `result` also raises what went wrong. At
+                its end the interpreter waits for it.
 
         Raises:
             ValueError: a module without tables; `incremental` for tables that do not keep what changed; some tables are

@@ -117,7 +117,7 @@ def _bits(rows: torch.Tensor) -> np.ndarray:
 class TensorWriter:
     """Tensors at the end of a file, each written from its beginning to its end, in pieces of rows.
 
-    Those that are small are written together with what else is written to the file.
+    Small ones are written together with what else is written to the file.
 
     Attributes:
         begin: where they begin in the file.
@@ -125,7 +125,7 @@ class TensorWriter:
     """
 
     def __init__(self, out: FileWriter, specs: Sequence[TensorSpec], about: Mapping[str, str] | None = None) -> None:
-        """`specs`: in the order of the file. Those with the widest elements first keep all of them aligned."""
+        """`specs`: in the order of the file. With the widest elements first, all of them are aligned."""
         self._out = out
         self._specs = {spec.name: spec for spec in specs}
         self.begin = out.end

@@ -279,7 +279,7 @@ def _packed(error: Exception | None) -> bytes | None:
 class SendRows(torch.autograd.Function):
     """Rows float32 `[n, D]` to the ranks that asked for them, and in the backward pass their gradients back.
 
-    What it gives may be read once the work that it adds to `works` is waited for.
+    The result may be read once the work that it adds to `works` is waited for.
     """
 
     @staticmethod

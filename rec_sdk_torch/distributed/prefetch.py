@@ -37,7 +37,7 @@ def prefetch(
     collections the iterators of all ranks end where the first of them has no more batches.
 
     Args:
-        batches: read up to `depth` ahead, in the caller's thread. What it raises comes after the batches before.
+        batches: read up to `depth` ahead, in the caller's thread. Its errors come after the batches before.
         module: a collection, or a model with some.
         depth: 0 to 12; 0 prefetches nothing. The device cache must hold the rows of depth + 1 batches, or fewer are
             planned ahead.

@@ -10,7 +10,7 @@ from .spec import Formula, OptimizerSpec, Options
 
 _FAMILIES = (sgd, adagrad, rowwise_adagrad, counted_adagrad, adam, lamb)
 UPDATES: tuple[OptimizerSpec, ...] = tuple(spec for family in _FAMILIES for spec in family.SPECS)
-"""An optimizer each, without an accumulation window. Of one class's, the plainest comes first."""
+"""An optimizer each, without an accumulation window. The plainest of a class comes first."""
 
 SPECS = UPDATES + tuple(
     replace(spec, classes=(spec.window_class,), accumulates=True) for spec in UPDATES if spec.window_class

@@ -1,7 +1,7 @@
 """A change of torch's `quantize_dynamic`, and so of TorchRec's `quantize_embeddings`: no tables.
 
-Both replace modules of the classes that they are given, and would leave tables as they are without a word. What is
-asked of dense modules alone goes on. Only what `quantize_dynamic` calls is wrapped, as programs have imported it by
+Both replace modules of the classes that they are given, and would leave tables as they are without a word. A
+request for dense modules alone goes on. Only what `quantize_dynamic` calls is wrapped, as programs have imported it by
 name. Done when the first collection is made, not on import.
 """
 

@@ -70,7 +70,7 @@ class JaggedTensorWithTimestamp(JaggedTensor):
 class KeyedJaggedTensorWithTimestamp(KeyedJaggedTensor):
     """A KeyedJaggedTensor of ids, each with a timestamp in seconds, int64 `[n]`; its samples may have click labels.
 
-    What it returns of itself (`to`, `pin_memory`, `split`, `permute`, `[key]`) has them too.
+    Parts and copies of it (`to`, `pin_memory`, `split`, `permute`, `[key]`) have them too.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Every optimizer, where numbers are extreme, against its class in float64: never worse than the class in float32.
 
-Extreme are gradients whose squares underflow or overflow, betas of 0 and close to 1, an eps and an lr of 0. What that
-means is in the optimizers page of the docs, under "Extreme numbers".
+Extreme are gradients whose squares underflow or overflow, betas of 0 and close to 1, an eps and an lr of 0. The
+optimizers page of the docs says what that means, under "Extreme numbers".
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ class Tables:
 def check(found: Parts, exact: Parts, single: Parts, before: Parts, kept: torch.Tensor) -> None:
     """Each number is found as close to `exact` as `single`, the class in float32, is; or it is no number in both.
 
-    Where it is none in `single` alone, it is found no further from `exact` than without a step, but for decay. Of a
-    state `before` only the share `kept` is left after an update.
+    Where it is none in `single` alone, it is found no further from `exact` than without a step, but for decay. Only
+    the share `kept` of a state `before` is left after an update.
     """
     for part, all_of_part in enumerate(zip(found, exact, single, before, strict=True)):
         ours, right, rough, old = (numbers.double() for numbers in all_of_part)

@@ -52,7 +52,7 @@ class Reference:
     def begin_batch(
         self, features: list[list[np.ndarray]], clicks: list[list[np.ndarray]], timestamps: list[list[np.ndarray]]
     ) -> None:
-        """A training batch has come: ids are counted. Those that have no row then are none of its rows later either."""
+        """A training batch has come: ids are counted. An id that has no row then is none of its rows later either."""
         for index, life in enumerate(self.lives):
             self._seen[index] |= set(self.ids_of(index, features).tolist())
             if life is not None:

@@ -136,7 +136,7 @@ T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32,
                             source <= last ? source : cuda_host::lane());
 }
 
-// Runs the kernel to its end. What a GPU could not launch, or a kernel may not do, is a
+// Runs the kernel to its end. A launch that a GPU could not make, or an act that a kernel may not do, is a
 // cuda_host::KernelError.
 template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
