@@ -169,4 +169,4 @@ format: build
 	$(VENV)/bin/clang-format -i $(CPP)
 
 clean:
-	rm -rf build $(VENV) $(NPU_VENV) rec_sdk_torch/*.so rec_sdk_torch/_emulator *.egg-info
+	rm -rf build $(VENV) $(NPU_VENV) rec_sdk_torch/*.so rec_sdk_torch/_engine.pyi rec_sdk_torch/_emulator *.egg-info

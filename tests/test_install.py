@@ -20,7 +20,7 @@ from rec_sdk_torch.backends import emulator
 
 ROOT = Path(__file__).resolve().parent.parent
 NOT_SOURCE = shutil.ignore_patterns(
-    "build", "dist", ".*", "*.so", "*.so.*", "*.egg-info", "__pycache__", "_emulator", "node_modules"
+    "build", "dist", ".*", "*.so", "*.so.*", "_engine.pyi", "*.egg-info", "__pycache__", "_emulator", "node_modules"
 )
 
 TRAIN = """
@@ -100,6 +100,7 @@ def test_a_wheel_of_it_trains(sdist: Path, tmp_path: Path, pytestconfig: pytest.
     (wheel,) = tmp_path.glob("*.whl")
     target = tmp_path / "target"
     run("-m", "pip", "install", *offline, "--target", target, wheel, folder=tmp_path)
+    assert (target / "rec_sdk_torch" / "_engine.pyi").exists()
     code = tmp_path / "train.py"
     code.write_text(TRAIN)
     options = {"PYTHONPATH": str(target), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}

@@ -1,5 +1,5 @@
-// rec_sdk_torch._engine: the engine with numpy arrays. Shapes and errors are documented in one place,
-// rec_sdk_torch/_engine.pyi; a test compares the two.
+// rec_sdk_torch._engine: the engine with numpy arrays. cmake/write_stub.py writes rec_sdk_torch/_engine.pyi
+// from the signatures and texts here.
 #include "torch_npu_ext/engine/api/bindings.h"
 
 #include <pybind11/numpy.h>
@@ -21,57 +21,6 @@ namespace rec_sdk {
 namespace {
 
 constexpr int64_t kMaxDim = int64_t{1} << 24;  // far from any overflow of a record's bytes
-
-// One number of each lookup, or null.
-template <class Array>
-auto of_lookups(const std::optional<Array>& array, const char* name, const BatchArguments& batch) {
-  if (array && (array->ndim() != 1 || array->size() != batch.input.values.size)) {
-    throw py::value_error(std::string(name) + " must have one entry per id, " +
-                          std::to_string(batch.input.values.size) + ", got " + std::to_string(array->size()));
-  }
-  return array ? array->data() : nullptr;
-}
-
-// One number of each key, or null.
-const int64_t* of_keys(const std::optional<Dense>& array, const BatchArguments& batch) {
-  const int64_t size = batch.input.batch_size;
-  const int64_t keys = size > 0 ? (batch.input.offsets.size - 1) / size : 0;
-  if (array && size > 0 && (array->ndim() != 1 || array->size() != keys)) {
-    throw py::value_error("latest must have one entry per key, " + std::to_string(keys) + ", got " +
-                          std::to_string(array->size()));
-  }
-  return array ? array->data() : nullptr;
-}
-
-// A view into the plan's buffers, which it keeps alive.
-template <class T>
-py::array_t<T> plan_view(const Plan& plan, const T* data, int64_t size) {
-  auto* owner = new std::shared_ptr<PlanBuffers>(plan.buffers());
-  py::capsule base(owner, [](void* data) { delete static_cast<std::shared_ptr<PlanBuffers>*>(data); });
-  return py::array_t<T>(static_cast<py::ssize_t>(size), data, base);
-}
-
-// Keeps the array until the last use of the plan's arrays, which may end on any thread.
-ExternalArena external_arena(Bytes& array) {
-  auto* owner = new py::object(array);
-  const auto drop = [](void* data) {
-    const auto lock = take_lock([] { return std::make_unique<py::gil_scoped_acquire>(); });
-    delete static_cast<py::object*>(data);
-  };
-  return {reinterpret_cast<char*>(array.mutable_data()), static_cast<size_t>(array.size()),
-          std::shared_ptr<void>(owner, drop)};
-}
-
-// Runs `read` without the GIL; (places, tables) of the records it filled with initial values.
-template <class Read>
-py::tuple initial_rows(const Read& read) {
-  InitialRows initial;
-  {
-    const WithoutLock nogil;
-    read(&initial);
-  }
-  return py::make_tuple(to_numpy(std::move(initial.places)), to_numpy(std::move(initial.tables)));
-}
 
 BoundsCheck parse_bounds_check(const std::string& mode) {
   if (mode == "fatal") return BoundsCheck::kFatal;
@@ -154,10 +103,16 @@ std::shared_ptr<Engine> make_engine(std::vector<TableSpec> tables, int64_t dim, 
 }
 
 void bind_specs(py::module_& m) {
-  py::class_<Initializer>(m, "Initializer")
+  py::class_<Initializer>(m, "Initializer",
+                          R"(The way in which new weights are made; ValueError when the values make no sense.
+
+          kind: "linear" (minimum + i / (D - 1) * (maximum - minimum)), "uniform" ([minimum, maximum)) or
+          "truncated_normal" (mean, stddev; cut at two sigma). The values that the kind does not use are
+          ignored.)")
       .def(py::init<const std::string&, double, double, double, double>(), py::arg("kind"),
            py::arg("minimum"), py::arg("maximum"), py::arg("mean"), py::arg("stddev"));
-  py::class_<TableSpec>(m, "TableSpec")
+  py::class_<TableSpec>(m, "TableSpec",
+                        "One table. A hash table takes any int64 as id; in an index table the id is the row.")
       .def(py::init([](std::string name, bool hashed, int64_t num_embeddings, int64_t slots, int64_t capacity,
                        const Initializer& initializer, const py::int_& seed, std::vector<float> state_init,
                        const std::string& bounds_check, const std::vector<std::string>& columns,
@@ -181,226 +136,25 @@ void bind_specs(py::module_& m) {
                  std::move(store_path),
                  stored_dtype ? std::optional(weight_type("stored_dtype", *stored_dtype)) : std::nullopt};
            }),
+           R"(slots: rows in the device cache. capacity: most ids of a hash table, 0 = unlimited.
+
+          columns: what is kept of each row beside its record: "count", "last_use", "version", "score",
+          "clicks", "timestamp".
+
+          life: a table that admits ids has one more slot, behind those for rows: lookups of ids without a
+          row read it.
+
+          store_path: a file for the host store, which must not be there; it is removed with the engine.
+          OSError from the engine where it cannot be made or has no room on the disk, before rows change.
+          Empty: in memory.
+
+          state_init: the initial value of each state block. bounds_check, for index tables: "fatal"
+          (IndexError), or "warning", "ignore", "none" (such ids become 0; under "warning" they are reported
+          by take_bounds_warnings).)",
            py::kw_only(), py::arg("name"), py::arg("hashed"), py::arg("num_embeddings"), py::arg("slots"),
            py::arg("capacity"), py::arg("initializer"), py::arg("seed"), py::arg("state_init"),
            py::arg("bounds_check"), py::arg("columns") = std::vector<std::string>(),
            py::arg("life") = py::none(), py::arg("store_path") = "", py::arg("stored_dtype") = py::none());
-}
-
-void bind_plan(py::module_& m) {
-  py::class_<Plan>(m, "Plan")
-      .def_property_readonly("arena",
-                             [](const Plan& p) {
-                               const auto* bytes = reinterpret_cast<const uint8_t*>(p->arena());
-                               return plan_view(p, bytes, static_cast<int64_t>(p->device_bytes()));
-                             })
-      .def_property_readonly(
-          "fields",
-          [](const Plan& p) {
-            const std::vector<PlanBuffers::Field> fields = p->device_fields();
-            py::tuple result(fields.size());
-            for (size_t i = 0; i < fields.size(); ++i) {
-              result[i] = fields[i].begin < 0 ? py::object(py::none())
-                                              : py::object(py::make_tuple(fields[i].begin, fields[i].words));
-            }
-            return result;
-          })
-      .def_property_readonly("views",
-                             [](const Plan& p) {
-                               const std::vector<PlanBuffers::Field> fields = p->device_fields();
-                               const auto* words = reinterpret_cast<const int32_t*>(p->arena());
-                               py::tuple result(fields.size());
-                               for (size_t i = 0; i < fields.size(); ++i) {
-                                 const auto [begin, count] = fields[i];
-                                 result[i] = begin < 0 ? py::object(py::none())
-                                                       : py::object(plan_view(p, words + begin, count));
-                               }
-                               return result;
-                             })
-      .def_property_readonly("serial", [](const Plan& p) { return p->serial; })
-      .def_property_readonly("sources", [](const Plan& p) { return p->sources; })
-      .def_property_readonly("rows_out", [](const Plan& p) { return p->rows_out; })
-      .def_property_readonly("rows_in", [](const Plan& p) { return p->rows_in; })
-      .def_property_readonly("segment_lookups", [](const Plan& p) { return p->segment_offsets[p->uniques]; })
-      .def_property_readonly("window_out", [](const Plan& p) { return p->window_out; })
-      .def_property_readonly("window_in", [](const Plan& p) { return p->window_in; })
-      .def_property_readonly("begun",
-                             [](const Plan& p) {
-                               const PlanState state = p->state;
-                               return state == PlanState::kApplying || state == PlanState::kApplied;
-                             })
-      .def_property_readonly("applied", [](const Plan& p) { return p->state == PlanState::kApplied; })
-      .def_property_readonly("bounds_warnings",
-                             [](const Plan& p) { return warnings_to_python(p.engine()->bounds_warnings(p)); })
-      .def_property_readonly("set_aside",
-                             [](const Plan& p) {
-                               std::vector<std::tuple<std::string, int64_t, int64_t, int64_t, int64_t>> found;
-                               for (Engine::SetAside& each : p.engine()->set_aside(p)) {
-                                 found.emplace_back(std::move(each.table), each.count, each.id,
-                                                    each.timestamp, each.latest);
-                               }
-                               return found;
-                             })
-      .def_property_readonly("released", &Plan::released)
-      .def("release", &Plan::release);
-}
-
-void bind_announcement(py::module_& m) {
-  py::class_<Announcement>(m, "Announcement").def("forget", &Announcement::forget);
-}
-
-void bind_read_plan(py::module_& m) {
-  const auto view = [](auto member) {
-    return [member](const py::object& self) {
-      const auto& values = self.cast<const ReadPlan&>().*member;
-      using Item = typename std::decay_t<decltype(values)>::value_type;
-      return py::array_t<Item>(static_cast<py::ssize_t>(values.size()), values.data(), self);
-    };
-  };
-  py::class_<ReadPlan>(m, "ReadPlan")
-      .def_property_readonly("offsets", view(&ReadPlan::offsets))
-      .def_property_readonly("index", view(&ReadPlan::index))
-      .def_property_readonly("resident_slots", view(&ReadPlan::resident_slots))
-      .def_property_readonly("host_count", [](const ReadPlan& p) { return p.host_rows.size(); })
-      .def_readonly("sources", &ReadPlan::sources)
-      .def_readonly("all_resident", &ReadPlan::all_resident);
-}
-
-void bind_batches(EngineClass& engine) {
-  engine
-      .def(
-          "plan",
-          [](Engine& e, const py::array& values, const py::array& offsets, const py::array& feature_keys,
-             int64_t batch_size, bool weighted, bool joined, std::optional<Bytes> arena,
-             const Announcement* announced, const std::optional<Slots>& shows,
-             const std::optional<Slots>& clicks, const std::optional<Dense>& timestamps,
-             const std::optional<Dense>& latest) {
-            BatchArguments batch(values, offsets, feature_keys, batch_size);
-            batch.input.weighted = weighted;
-            batch.input.joined = joined;
-            batch.input.shows = of_lookups(shows, "shows", batch);
-            batch.input.clicks = of_lookups(clicks, "clicks", batch);
-            batch.input.timestamps = of_lookups(timestamps, "timestamps", batch);
-            batch.input.latest = of_keys(latest, batch);
-            ExternalArena memory = arena ? external_arena(*arena) : ExternalArena();
-            std::unique_ptr<Plan> plan;
-            {
-              const WithoutLock nogil;
-              plan = e.plan(batch.input, std::move(memory), announced);
-            }
-            return plan;
-          },
-          py::arg("values"), py::arg("offsets"), py::arg("feature_keys"), py::arg("batch_size"),
-          py::arg("weighted") = false, py::arg("joined") = false, py::arg("arena").noconvert() = py::none(),
-          py::arg("announced").none(true) = py::none(), py::arg("shows").noconvert() = py::none(),
-          py::arg("clicks").noconvert() = py::none(), py::arg("timestamps").noconvert() = py::none(),
-          py::arg("latest").noconvert() = py::none())
-      .def(
-          "announce",
-          [](Engine& e, const py::array& values, const py::array& offsets, const py::array& feature_keys,
-             int64_t batch_size) {
-            const BatchArguments batch(values, offsets, feature_keys, batch_size);
-            const WithoutLock nogil;
-            return e.announce(batch.input);
-          },
-          py::arg("values"), py::arg("offsets"), py::arg("feature_keys"), py::arg("batch_size"))
-      .def(
-          "arena_bytes",
-          [](Engine& e, const py::array& values, const py::array& offsets, const py::array& feature_keys,
-             int64_t batch_size, bool weighted, bool joined) {
-            BatchArguments batch(values, offsets, feature_keys, batch_size);
-            batch.input.weighted = weighted;
-            batch.input.joined = joined;
-            const WithoutLock nogil;
-            return e.arena_bytes(batch.input);
-          },
-          py::arg("values"), py::arg("offsets"), py::arg("feature_keys"), py::arg("batch_size"),
-          py::arg("weighted") = false, py::arg("joined") = false)
-      .def("unapplied", &Engine::unapplied, py::arg("upto").none(true) = py::none(),
-           py::call_guard<WithoutLock>())
-      .def("applied", &Engine::applied, py::arg("plan"), py::call_guard<WithoutLock>())
-      .def("in_flight", &Engine::in_flight, py::call_guard<WithoutLock>())
-      .def("landed", &Engine::landed, py::arg("plan"), py::call_guard<WithoutLock>())
-      .def(
-          "cancel",
-          [](Engine& e, Plan& plan) {
-            const WithoutLock nogil;
-            e.cancel(&plan);
-          },
-          py::arg("plan"))
-      .def(
-          "find",
-          [](Engine& e, const py::array& values, const py::array& offsets, const py::array& feature_keys,
-             int64_t batch_size, int64_t bag_begin, int64_t bag_end) {
-            const BatchArguments batch(values, offsets, feature_keys, batch_size);
-            const WithoutLock nogil;
-            return e.find(batch.input, bag_begin, bag_end);
-          },
-          py::arg("values"), py::arg("offsets"), py::arg("feature_keys"), py::arg("batch_size"),
-          py::arg("bag_begin"), py::arg("bag_end"))
-      .def(
-          "bag_ranges",
-          [](Engine& e, const py::array& offsets, const py::array& feature_keys, int64_t batch_size,
-             int64_t max_lookups) {
-            const BatchArguments batch(Dense(0), offsets, feature_keys, batch_size);
-            check_batch(batch.input, e.feature_count(), false);
-            return to_numpy(bag_ranges(batch.input, e.feature_count(), max_lookups));
-          },
-          py::arg("offsets"), py::arg("feature_keys"), py::arg("batch_size"), py::arg("max_lookups"))
-      .def(
-          "read",
-          [](Engine& e, const ReadPlan& plan, py::array records) {
-            char* out = records_out(records, e, static_cast<int64_t>(plan.host_rows.size()));
-            return initial_rows([&](InitialRows* initial) { e.read(plan, out, initial); });
-          },
-          py::arg("read_plan"), py::arg("records"))
-      .def(
-          "land",
-          [](Engine& e, const Plan& plan, py::array records, std::optional<py::array> sums) {
-            const char* in = records_in(records, e, plan->rows_out);
-            if (plan->window_out > 0 && !sums)
-              throw py::value_error("the plan has sums that leave: pass them");
-            const float* in_sums =
-                sums ? matrix<float, false>(*sums, "sums", plan->window_out, 2 * e.layout().dim) : nullptr;
-            const WithoutLock nogil;
-            e.land(plan, in, in_sums);
-          },
-          py::arg("plan"), py::arg("records"), py::arg("sums") = py::none())
-      .def(
-          "read_sums",
-          [](Engine& e, const Plan& plan, py::array sums) {
-            float* out = matrix<float, true>(sums, "sums", plan->window_in, 2 * e.layout().dim);
-            const WithoutLock nogil;
-            e.read_sums(plan, out);
-          },
-          py::arg("plan"), py::arg("sums"))
-      .def(
-          "read_in",
-          [](Engine& e, const Plan& plan, py::array records, bool initial) {
-            char* out = records_out(records, e, plan->rows_in);
-            return initial_rows([&](InitialRows* rows) { e.read_in(plan, out, initial ? rows : nullptr); });
-          },
-          py::arg("plan"), py::arg("records"), py::arg("initial") = false)
-      .def(
-          "read_ahead",
-          [](Engine& e, const Plan& plan, py::array records) {
-            char* out = records_out(records, e, plan->rows_in);
-            std::vector<int32_t> late;
-            {
-              const WithoutLock nogil;
-              late = e.read_ahead(plan, out);
-            }
-            return to_numpy(std::move(late));
-          },
-          py::arg("plan"), py::arg("records"))
-      .def(
-          "read_late",
-          [](Engine& e, const Plan& plan, const Slots& places, py::array records) {
-            char* out = records_out(records, e, places.size());
-            const WithoutLock nogil;
-            e.read_late(plan, places.data(), places.size(), out);
-          },
-          py::arg("plan"), py::arg("places"), py::arg("records"));
 }
 
 }  // namespace
@@ -416,14 +170,24 @@ void translate_disk_error(std::exception_ptr thrown) {
 }
 
 PYBIND11_MODULE(_engine, m) {
-  m.doc() = "The host engine: id maps, host stores, the device cache's contents, swap plans.";
+  m.doc() = R"(The host engine: id maps, host stores, the device cache's contents, swap plans.
+
+          Letters in shapes: K keys of the batch, F features, B samples, T tables, O rows out, I rows in, P and
+          Q those of them that have gradients in the open window. Slot numbers are the group's: table t owns a
+          contiguous range of them, tables in order.
+
+          After any exception the engine is as it was before the call. Methods are safe to call from several
+          threads.)";
   py::register_exception<CacheTooSmallError>(m, "CacheTooSmallError", PyExc_RuntimeError).doc() =
       "A batch needs more distinct rows than the table's device cache has slots that are not pinned.";
   py::register_exception<CapacityError>(m, "CapacityError", PyExc_RuntimeError).doc() =
       "A hash table would hold more ids than its capacity.";
   py::register_exception_translator(&translate_disk_error);
-  m.def("available_memory", &available_memory);
-  m.def("cache_policies", &cache_policy_names);
+  m.def("available_memory", &available_memory,
+        R"(Bytes of host memory that can still be taken: MemAvailable, or less where a cgroup (v1 or
+          v2) says so.)");
+  m.def("cache_policies", &cache_policy_names,
+        "Names of the policies that say which rows leave the cache, the default first.");
   // Addresses of functions of another library.
   m.def(
       "set_parallel_runner",
@@ -431,18 +195,48 @@ PYBIND11_MODULE(_engine, m) {
         set_parallel_runner(reinterpret_cast<ParallelRunner>(runner),
                             reinterpret_cast<int64_t (*)()>(threads), from_lookups);
       },
+      R"(Lets all engines work on several threads: `runner` is the address of a C function `void
+          (int64_t count, void (*piece)(void* context, int64_t i), void* context)` that calls
+          `piece(context, i)` for every i in [0, count), or 0: on one thread; `threads` is that of an
+          `int64_t (void)` that says how many there are at the moment. Batches of less than `from_lookups`
+          are planned on one thread anyway. Results do not depend on any of this. Not while an engine is at
+          work.)",
       py::arg("runner"), py::arg("threads"), py::arg("from_lookups") = kParallelLookups);
   bind_life_spec(m);
   bind_specs(m);
   bind_plan(m);
   bind_announcement(m);
   bind_read_plan(m);
-  EngineClass engine(m, "Engine");
-  engine.def(py::init(&make_engine), py::arg("tables"), py::arg("dim"), py::arg("weight_dtype"),
-             py::arg("state_elements"), py::arg("feature_tables"), py::arg("feature_columns"),
-             py::arg("feature_means"), py::arg("policy") = "lru", py::arg("serial") = 0,
-             py::arg("row_ids") = false, py::arg("state_dtypes") = std::vector<int>{});
-  m.def("begin", &Engine::begin, py::arg("plans"), py::call_guard<WithoutLock>());
+  EngineClass engine(m, "Engine", R"(The tables of one record layout, which share a device cache and a plan.
+
+          A batch: plan; read_sums and read_in, for which the rows of the plan's sources must have landed;
+          begin; the cache is written to; applied; land, when the copy of the rows that left has arrived.
+          Plans are applied in their order.
+
+          `records` arguments are C-contiguous uint8 [rows, record_bytes], `sums` float32 [rows, 2 * dim]
+          (sum, compensation); a wrong shape or dtype is a ValueError, and so is a plan of another engine. A
+          table that is not there is an IndexError.
+
+          Windows from `window_slots` on, whole tables, saves, `candidates`, `set_candidates`, `evict` and
+          the calls that write columns or the clock need all plans applied and all rows landed, else
+          RuntimeError, unless they say otherwise.)");
+  engine.def(py::init(&make_engine),
+             R"(weight_dtype: 0 fp32, 1 fp16, 2 bf16. state_elements: dim or 1 for each state block.
+
+          feature_tables: the table of each feature, ascending. feature_columns: the first output column of
+          each feature, or [] for a sequence. feature_means: whether it is MEAN-pooled. serial: plans and
+          versions are numbered behind it. row_ids: plans have the ids of their rows for the device.
+          state_dtypes: of each state block, 0 (fp32), 1 (fp16) or 2 (bf16); empty: all fp32.)",
+             py::arg("tables"), py::arg("dim"), py::arg("weight_dtype"), py::arg("state_elements"),
+             py::arg("feature_tables"), py::arg("feature_columns"), py::arg("feature_means"),
+             py::arg("policy") = "lru", py::arg("serial") = 0, py::arg("row_ids") = false,
+             py::arg("state_dtypes") = std::vector<int>{});
+  m.def("begin", &Engine::begin,
+        R"(The caches will be written to: the plans, of several engines, can only be completed from
+          now on. All or none.
+
+          RuntimeError unless each is the oldest of its engine that is not applied.)",
+        py::arg("plans"), py::call_guard<WithoutLock>());
   bind_batches(engine);
   bind_window(engine);
   bind_tables(engine);

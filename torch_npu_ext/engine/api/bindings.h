@@ -4,6 +4,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <pybind11/typing.h>
 
 #include <memory>
 #include <string>
@@ -21,6 +22,52 @@ namespace py = pybind11;
 using Dense = py::array_t<int64_t, py::array::c_style | py::array::forcecast>;
 using Slots = py::array_t<int32_t, py::array::c_style>;
 using Bytes = py::array_t<uint8_t, py::array::c_style>;
+
+// Arrays that matrix() and IntArgument check, with an error that names what is allowed. The stub has their
+// types.
+struct Ints : py::array {
+  using py::array::array;
+};
+struct Records : py::array {
+  using py::array::array;
+};
+struct Sums : py::array {
+  using py::array::array;
+};
+
+}  // namespace rec_sdk
+
+namespace pybind11::detail {
+
+template <>
+struct handle_type_name<rec_sdk::Ints> {
+  static constexpr auto name = const_name("numpy.typing.NDArray[numpy.signedinteger[typing.Any]]");
+};
+template <>
+struct handle_type_name<rec_sdk::Records> {
+  static constexpr auto name = const_name("numpy.typing.NDArray[numpy.uint8]");
+};
+template <>
+struct handle_type_name<rec_sdk::Sums> {
+  static constexpr auto name = const_name("numpy.typing.NDArray[numpy.float32]");
+};
+
+}  // namespace pybind11::detail
+
+namespace rec_sdk {
+
+using Columns = py::typing::Dict<py::str, py::array>;
+// For each array of an arena: its first word and how many it has, or None.
+using Places = py::typing::Tuple<py::typing::Optional<py::typing::Tuple<py::int_, py::int_>>, py::ellipsis>;
+template <class Field>
+Places to_places(const std::vector<Field>& fields) {
+  py::tuple places(fields.size());
+  for (size_t i = 0; i < fields.size(); ++i) {
+    places[i] = fields[i].begin < 0 ? py::object(py::none())
+                                    : py::object(py::make_tuple(fields[i].begin, fields[i].words));
+  }
+  return Places(places);
+}
 
 // A C-contiguous [rows, columns] array of T; written to when kWritable.
 template <class T, bool kWritable>
@@ -96,6 +143,10 @@ struct BatchArguments {
 
 using EngineClass = py::class_<Engine, std::shared_ptr<Engine>>;
 
+void bind_plan(py::module_& m);
+void bind_announcement(py::module_& m);
+void bind_read_plan(py::module_& m);
+void bind_batches(EngineClass& engine);
 void bind_window(EngineClass& engine);
 void bind_tables(EngineClass& engine);
 void bind_saves(EngineClass& engine);

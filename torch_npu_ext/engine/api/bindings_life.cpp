@@ -1,5 +1,4 @@
-// rec_sdk_torch._engine: the calls on admission and eviction of ids. Shapes and errors are documented in
-// rec_sdk_torch/_engine.pyi.
+// rec_sdk_torch._engine: admission and eviction of ids, and snapshots.
 #include <map>
 #include <optional>
 #include <string>
@@ -36,8 +35,8 @@ template <class T>
 using Item = std::conditional_t<std::is_integral_v<T>, int64_t, double>;
 
 template <class Values>
-py::dict to_arrays(const std::vector<Values>& values, ColumnSet kept) {
-  py::dict result;
+Columns to_arrays(const std::vector<Values>& values, ColumnSet kept) {
+  Columns result;
   for_each_field<Values>([&](auto field) {
     if (!kept.has(field.column)) return;
     using T = Item<std::decay_t<decltype(values[0].*(field.member))>>;
@@ -51,7 +50,7 @@ py::dict to_arrays(const std::vector<Values>& values, ColumnSet kept) {
 
 // Sets those of `given`; columns that are not kept are refused.
 template <class Values>
-void from_arrays(const py::dict& given, ColumnSet kept, std::vector<Values>* values) {
+void from_arrays(const Columns& given, ColumnSet kept, std::vector<Values>* values) {
   size_t known = 0;
   for_each_field<Values>([&](auto field) {
     if (!given.contains(field.name)) return;
@@ -84,19 +83,22 @@ ColumnSet of_candidates(const LifeSpec& life) {
   return kept;
 }
 
-py::tuple to_python(Engine& engine, Engine::TakenRows taken, ColumnSet kept) {
+// Ids, slots, records and columns.
+using Taken = std::tuple<py::array_t<int64_t>, py::array_t<int32_t>, py::array_t<uint8_t>, Columns>;
+
+Taken to_python(Engine& engine, Engine::TakenRows taken, ColumnSet kept) {
   const py::ssize_t bytes = engine.layout().bytes,
                     rows = static_cast<py::ssize_t>(taken.records.size()) / bytes;
-  auto records = to_numpy(std::vector<char>(std::move(taken.records)))
-                     .attr("view")("uint8")
-                     .attr("reshape")(py::make_tuple(rows, bytes));
-  return py::make_tuple(to_numpy(std::move(taken.ids)), to_numpy(std::move(taken.slots)), records,
-                        to_arrays(taken.columns, kept));
+  const py::array_t<uint8_t> records = to_numpy(std::vector<char>(std::move(taken.records)))
+                                           .attr("view")("uint8")
+                                           .attr("reshape")(py::make_tuple(rows, bytes));
+  return {to_numpy(std::move(taken.ids)), to_numpy(std::move(taken.slots)), records,
+          to_arrays(taken.columns, kept)};
 }
 
 // take(&rows), which fills them, without the interpreter's lock.
 template <class Take>
-py::tuple taken_rows(Engine& engine, int32_t table, const Take& take) {
+Taken taken_rows(Engine& engine, int32_t table, const Take& take) {
   Engine::TakenRows taken;
   ColumnSet kept;
   {
@@ -118,9 +120,16 @@ void bind_snapshots(EngineClass& engine) {
             return ids ? e.open_snapshot(table, ids->data(), ids->size())
                        : e.open_snapshot(table, nullptr, 0);
           },
+          R"(Rows of `ids` [n], or all, are pending as they are now; how many. All must be settled.
+
+          A pending row is taken before it is changed; where plans count it, the engine keeps its old
+          columns. RuntimeError for a table that has one.)",
           py::arg("table"), py::arg("ids") = py::none())
-      .def("close_snapshot", &Engine::close_snapshot, py::arg("table"), py::call_guard<WithoutLock>())
-      .def("snapshot_pending", &Engine::snapshot_pending, py::arg("table"), py::call_guard<WithoutLock>())
+      .def("close_snapshot", &Engine::close_snapshot, "Nothing is pending; also where there is no snapshot.",
+           py::arg("table"), py::call_guard<WithoutLock>())
+      .def("snapshot_pending", &Engine::snapshot_pending,
+           R"(Rows not taken yet. RuntimeError without a snapshot, here and in the calls that take.)",
+           py::arg("table"), py::call_guard<WithoutLock>())
       .def(
           "take_ids",
           [](Engine& e, int32_t table, const Dense& ids) {
@@ -128,6 +137,11 @@ void bind_snapshots(EngineClass& engine) {
               e.take_ids(table, ids.data(), ids.size(), taken);
             });
           },
+          R"(Takes those of `ids` [n] that are pending, and that no plan moves: ids, slots or -1,
+          records, columns.
+
+          Records are uint8 [m, record_bytes], unset for rows with a slot, and [0, record_bytes] where all
+          have one: the caller reads the cache before others do anything with it.)",
           py::arg("table"), py::arg("ids"))
       .def(
           "take_slots",
@@ -136,15 +150,21 @@ void bind_snapshots(EngineClass& engine) {
               e.take_slots(table, slots.data(), slots.size(), taken);
             });
           },
+          R"(The same of rows in these slots [n] of the group, which plans in flight hold; those of
+          other tables stay.)",
           py::arg("table"), py::arg("slots"))
       .def(
           "take_next",
           [](Engine& e, int32_t table, int64_t begin, int64_t least) {
             int64_t next = -1;
-            const py::tuple taken = taken_rows(
+            Taken taken = taken_rows(
                 e, table, [&](Engine::TakenRows* rows) { next = e.take_next(table, begin, least, rows); });
-            return py::make_tuple(taken, next);
+            return std::make_pair(std::move(taken), next);
           },
+          R"(The same from a place on, 0 at first, at least so many rows; and the place to go on from,
+          or -1.
+
+          To be called from 0 on again until no row is pending: those that moved meanwhile may be left.)",
           py::arg("table"), py::arg("begin"), py::arg("least"))
       .def(
           "leaving_ids",
@@ -156,32 +176,49 @@ void bind_snapshots(EngineClass& engine) {
             }
             return to_numpy(std::move(ids));
           },
+          R"(Ids [n] that evict would take out now, or end_step with these intervals. All must be
+          settled.)",
           py::arg("table"), py::arg("intervals") = py::none());
 }
 
 void bind_life_spec(py::module_& m) {
-  py::class_<LifeSpec>(m, "Life").def(
-      py::init([](bool admits, double threshold, double alpha, double beta, double decay, double evict_share,
-                  int64_t evict_age, int64_t evict_idle, int64_t max_rows) {
-        return LifeSpec{admits, threshold, alpha, beta, decay, evict_share, evict_age, evict_idle, max_rows};
-      }),
-      py::kw_only(), py::arg("admits") = false, py::arg("threshold") = 0.0, py::arg("alpha") = 1.0,
-      py::arg("beta") = 0.0, py::arg("decay") = 1.0, py::arg("evict_share") = 0.0, py::arg("evict_age") = 0,
-      py::arg("evict_idle") = 0, py::arg("max_rows") = 0);
+  py::class_<LifeSpec>(
+      m, "Life", R"(The rules by which an id of a hash table gets a row and loses it; docs/life.md. 0 turns a
+          rule off.)")
+      .def(py::init([](bool admits, double threshold, double alpha, double beta, double decay,
+                       double evict_share, int64_t evict_age, int64_t evict_idle, int64_t max_rows) {
+             return LifeSpec{admits,      threshold, alpha,      beta,    decay,
+                             evict_share, evict_age, evict_idle, max_rows};
+           }),
+           py::kw_only(), py::arg("admits") = false, py::arg("threshold") = 0.0, py::arg("alpha") = 1.0,
+           py::arg("beta") = 0.0, py::arg("decay") = 1.0, py::arg("evict_share") = 0.0,
+           py::arg("evict_age") = 0, py::arg("evict_idle") = 0, py::arg("max_rows") = 0);
 }
 
 void bind_life(EngineClass& engine) {
-  engine.def("evicts", &Engine::evicts, py::arg("intervals"), py::call_guard<WithoutLock>())
-      .def("end_step", &Engine::end_step, py::arg("intervals"), py::call_guard<WithoutLock>())
-      .def("evict", &Engine::evict, py::arg("table"), py::call_guard<WithoutLock>())
-      .def("take_large_evictions",
-           [](Engine& e) {
-             std::vector<std::tuple<std::string, int64_t, int64_t, int64_t>> found;
-             for (Engine::LargeEviction& each : e.take_large_evictions()) {
-               found.emplace_back(std::move(each.table), each.evicted, each.rows, each.timestamp);
-             }
-             return found;
-           })
+  engine
+      .def("evicts", &Engine::evicts,
+           R"(Whether end_step would look for ids that leave. Plans that have not begun do not count.)",
+           py::arg("intervals"), py::call_guard<WithoutLock>())
+      .def("end_step", &Engine::end_step,
+           R"(A training step has ended; how many ids left: every intervals[t] steps (0: never) by the
+          table's rules, and those beyond its bound. RuntimeError if evicts() and not all plans are applied
+          and all rows landed.)",
+           py::arg("intervals"), py::call_guard<WithoutLock>())
+      .def("evict", &Engine::evict,
+           "Takes out ids by the table's rules now. Rows in flight or in the window stay.", py::arg("table"),
+           py::call_guard<WithoutLock>())
+      .def(
+          "take_large_evictions",
+          [](Engine& e) {
+            std::vector<std::tuple<std::string, int64_t, int64_t, int64_t>> found;
+            for (Engine::LargeEviction& each : e.take_large_evictions()) {
+              found.emplace_back(std::move(each.table), each.evicted, each.rows, each.timestamp);
+            }
+            return found;
+          },
+          R"((table name, rows that left, of so many, latest timestamp) of the latest eviction of each
+          table since the last call that took more than half of it, and more than its share.)")
       .def(
           "read_columns",
           [](Engine& e, int32_t table, const Dense& rows) {
@@ -190,15 +227,19 @@ void bind_life(EngineClass& engine) {
             e.read_columns(table, rows.data(), rows.size(), values.data());
             return to_arrays(values, kept);
           },
+          R"(Columns of rows [n], those that the table keeps: count, last_use, clicks, timestamp (int64
+          [n]), score (float64 [n]).)",
           py::arg("table"), py::arg("rows"))
       .def(
           "write_columns",
-          [](Engine& e, int32_t table, const Dense& rows, const py::dict& columns) {
+          [](Engine& e, int32_t table, const Dense& rows, const Columns& columns) {
             std::vector<RowColumnValues> values(static_cast<size_t>(rows.size()));
             e.read_columns(table, rows.data(), rows.size(), values.data());
             from_arrays(columns, e.columns(table), &values);
             e.write_columns(table, rows.data(), rows.size(), values.data());
           },
+          R"(Sets these. KeyError for a column that is not kept, ValueError for a wrong length or
+          range.)",
           py::arg("table"), py::arg("rows"), py::arg("columns"))
       .def(
           "candidates",
@@ -209,26 +250,28 @@ void bind_life(EngineClass& engine) {
               ids.push_back(candidate.id);
               values.push_back(candidate.values);
             }
-            return py::make_tuple(to_numpy(std::move(ids)), to_arrays(values, of_candidates(e.life(table))));
+            return std::make_pair(to_numpy(std::move(ids)), to_arrays(values, of_candidates(e.life(table))));
           },
-          py::arg("table"))
+          "Ids [n], ascending, that were seen and have no row, and columns [n] as of rows.", py::arg("table"))
       .def(
           "set_candidates",
-          [](Engine& e, int32_t table, const Dense& ids, const py::dict& columns) {
+          [](Engine& e, int32_t table, const Dense& ids, const Columns& columns) {
             std::vector<Candidates::Values> values(static_cast<size_t>(ids.size()));
             from_arrays(columns, of_candidates(e.life(table)), &values);
             std::vector<Engine::Candidate> candidates;
             for (size_t i = 0; i < values.size(); ++i) candidates.push_back({ids.data()[i], values[i]});
             e.set_candidates(table, candidates);
           },
+          R"(These and no others. KeyError and ValueError as write_columns; ValueError for a table
+          without admission.)",
           py::arg("table"), py::arg("ids"), py::arg("columns"))
       .def(
           "clock",
           [](Engine& e, int32_t table) {
             const LifeClock clock = e.clock(table);
-            return py::make_tuple(clock.batches, clock.steps, clock.timestamp);
+            return std::make_tuple(clock.batches, clock.steps, clock.timestamp);
           },
-          py::arg("table"))
+          "(batches planned, steps ended, latest timestamp).", py::arg("table"))
       .def(
           "set_clock",
           [](Engine& e, int32_t table, uint64_t batches, uint64_t steps, int64_t timestamp) {

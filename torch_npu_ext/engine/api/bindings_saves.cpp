@@ -1,4 +1,4 @@
-// rec_sdk_torch._engine: the calls of saves. Shapes and errors are documented in rec_sdk_torch/_engine.pyi.
+// rec_sdk_torch._engine: saves.
 #include "torch_npu_ext/engine/api/bindings.h"
 
 namespace rec_sdk {
@@ -16,9 +16,13 @@ void bind_saves(EngineClass& engine) {
             }
             return std::make_pair(to_numpy(std::move(ids)), next);
           },
+          R"(Ids of a hash table from bucket `begin` on, `least` or somewhat more, in no order; where
+          to go on, -1 at the end. ValueError for an index table.)",
           py::arg("table"), py::arg("begin"), py::arg("least"))
-      .def("reserve_ids", &Engine::reserve_ids, py::arg("table"), py::arg("extra"),
-           py::call_guard<WithoutLock>())
+      .def("reserve_ids", &Engine::reserve_ids,
+           R"(Room for so many more ids of a hash table, which may then come in the order of scan_ids.
+          MemoryError.)",
+           py::arg("table"), py::arg("extra"), py::call_guard<WithoutLock>())
       .def(
           "removed_ids",
           [](Engine& e, int32_t table, uint64_t since) {
@@ -30,10 +34,17 @@ void bind_saves(EngineClass& engine) {
             }
             return std::make_pair(to_numpy(std::move(ids)), complete);
           },
+          R"(Ids [n], ascending, that were removed after version `since`, with those that came back;
+          whether that is all.
+
+          ValueError for a table without the column "version".)",
           py::arg("table"), py::arg("since"))
-      .def("forget_changes", &Engine::forget_changes, py::arg("table"), py::arg("upto"),
+      .def("forget_changes", &Engine::forget_changes,
+           "Forgets what was removed before this version. Needs nothing applied or landed.", py::arg("table"),
+           py::arg("upto"), py::call_guard<WithoutLock>())
+      .def("next_version", &Engine::next_version,
+           "As version(); where no batch is in flight, no row is of a later version yet.",
            py::call_guard<WithoutLock>())
-      .def("next_version", &Engine::next_version, py::call_guard<WithoutLock>())
       .def(
           "window_ids",
           [](Engine& e, int32_t table) {
@@ -44,14 +55,18 @@ void bind_saves(EngineClass& engine) {
             }
             return to_numpy(std::move(ids));
           },
+          R"(Ids [n] of the table's rows with sums: those of window_slots, then those of window_away,
+          in their order.)",
           py::arg("table"))
       .def(
           "put_away",
-          [](Engine& e, int32_t table, const Dense& rows, py::array sums) {
+          [](Engine& e, int32_t table, const Dense& rows, Sums sums) {
             const float* in = matrix<float, false>(sums, "sums", rows.size(), 2 * e.layout().dim);
             const WithoutLock nogil;
             e.put_away(table, rows.data(), rows.size(), in);
           },
+          R"(Gives rows [n] that are not in the cache sums [n, 2 * dim]. IndexError for others, or
+          those with sums.)",
           py::arg("table"), py::arg("rows"), py::arg("sums"));
 }
 

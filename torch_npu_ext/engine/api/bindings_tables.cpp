@@ -1,5 +1,4 @@
-// rec_sdk_torch._engine: the calls on windows and whole tables. Shapes and errors are documented in
-// rec_sdk_torch/_engine.pyi.
+// rec_sdk_torch._engine: windows and whole tables.
 #include <map>
 #include <optional>
 
@@ -15,30 +14,38 @@ void bind_window(EngineClass& engine) {
             const WithoutLock nogil;
             slots ? e.mark(plan, slots->data(), slots->size()) : e.mark(plan);
           },
+          R"(The plan's rows, or those in `slots`, which are some of them, have sums from now on.
+
+          RuntimeError after the plan's release.)",
           py::arg("plan"), py::arg("slots").noconvert() = py::none())
-      .def("window_open", &Engine::window_open, py::call_guard<WithoutLock>())
-      .def("window_slots",
-           [](Engine& e) {
-             std::vector<int32_t> slots, table_offsets;
-             {
-               const WithoutLock nogil;
-               e.window_slots(&slots, &table_offsets);
-             }
-             return std::make_pair(to_numpy(std::move(slots)), to_numpy(std::move(table_offsets)));
-           })
-      .def("window_away",
-           [](Engine& e) {
-             std::vector<int64_t> rows;
-             std::vector<int32_t> table_offsets;
-             {
-               const WithoutLock nogil;
-               e.window_away(&rows, &table_offsets);
-             }
-             return std::make_pair(to_numpy(std::move(rows)), to_numpy(std::move(table_offsets)));
-           })
+      .def("window_open", &Engine::window_open, "Whether any row has a sum.", py::call_guard<WithoutLock>())
+      .def(
+          "window_slots",
+          [](Engine& e) {
+            std::vector<int32_t> slots, table_offsets;
+            {
+              const WithoutLock nogil;
+              e.window_slots(&slots, &table_offsets);
+            }
+            return std::make_pair(to_numpy(std::move(slots)), to_numpy(std::move(table_offsets)));
+          },
+          "Resident rows with sums: slots [n], ascending, and table_offsets [T + 1].")
+      .def(
+          "window_away",
+          [](Engine& e) {
+            std::vector<int64_t> rows;
+            std::vector<int32_t> table_offsets;
+            {
+              const WithoutLock nogil;
+              e.window_away(&rows, &table_offsets);
+            }
+            return std::make_pair(to_numpy(std::move(rows)), to_numpy(std::move(table_offsets)));
+          },
+          R"(Rows with sums that left the cache: rows [n], ascending within a table; table_offsets [T +
+          1].)")
       .def(
           "read_away",
-          [](Engine& e, int64_t begin, int64_t end, py::array records, py::array sums) {
+          [](Engine& e, int64_t begin, int64_t end, Records records, Sums sums) {
             if (begin < 0 || end < begin) throw py::index_error("read_away: begin <= end, both from 0 on");
             const int64_t rows = end - begin;
             char* out = records_out(records, e, rows);
@@ -46,17 +53,21 @@ void bind_window(EngineClass& engine) {
             const WithoutLock nogil;
             e.read_away(begin, end, out, out_sums);
           },
+          R"(Fills records and sums of the begin-th to end-th row of window_away. IndexError beyond
+          them.)",
           py::arg("begin"), py::arg("end"), py::arg("records"), py::arg("sums"))
       .def(
           "write_away",
-          [](Engine& e, int64_t begin, int64_t end, py::array records) {
+          [](Engine& e, int64_t begin, int64_t end, Records records) {
             if (begin < 0 || end < begin) throw py::index_error("write_away: begin <= end, both from 0 on");
             const char* in = records_in(records, e, end - begin);
             const WithoutLock nogil;
             e.write_away(begin, end, in);
           },
+          R"(Stores the records of the begin-th to end-th row of window_away. IndexError beyond them.)",
           py::arg("begin"), py::arg("end"), py::arg("records"))
-      .def("close_window", &Engine::close_window, py::call_guard<WithoutLock>());
+      .def("close_window", &Engine::close_window, "Ends the window: no row has a sum.",
+           py::call_guard<WithoutLock>());
 }
 
 void check_ids_of_rows(const char* call, const Dense& ids, const Dense& rows) {
@@ -66,7 +77,10 @@ void check_ids_of_rows(const char* call, const Dense& ids, const Dense& rows) {
 }
 
 void bind_tables(EngineClass& engine) {
-  engine.def("row_count", &Engine::row_count, py::arg("table"), py::call_guard<WithoutLock>())
+  engine
+      .def("row_count", &Engine::row_count,
+           R"(Ids known (hash table) or num_embeddings (index table). Needs nothing applied or landed.)",
+           py::arg("table"), py::call_guard<WithoutLock>())
       .def(
           "table_rows",
           [](Engine& e, int32_t table) {
@@ -78,15 +92,19 @@ void bind_tables(EngineClass& engine) {
             }
             return std::make_pair(to_numpy(std::move(ids)), to_numpy(std::move(slots)));
           },
+          R"(Ids [n] by ascending row, and slots [n], -1 = not resident. Rows have gaps once ids were
+          removed.)",
           py::arg("table"))
       .def(
           "read_rows",
-          [](Engine& e, int32_t table, const Dense& ids, const Dense& rows, py::array records) {
+          [](Engine& e, int32_t table, const Dense& ids, const Dense& rows, Records records) {
             check_ids_of_rows("read_rows", ids, rows);
             char* out = records_out(records, e, rows.size());
             const WithoutLock nogil;
             e.read_rows(table, ids.data(), rows.data(), rows.size(), out);
           },
+          R"(Fills host records of rows [n] and their ids. Resident rows are stale: overlay those of
+          the cache.)",
           py::arg("table"), py::arg("ids"), py::arg("rows"), py::arg("records"))
       .def(
           "insert",
@@ -99,6 +117,10 @@ void bind_tables(EngineClass& engine) {
             }
             return std::make_pair(to_numpy(std::move(rows)), to_numpy(std::move(slots)));
           },
+          R"(Rows [n] and slots [n] (-1 = not resident) of the ids; a hash table adds those it does not
+          know.
+
+          CapacityError, MemoryError; IndexError for ids that an index table lacks.)",
           py::arg("table"), py::arg("ids"))
       .def(
           "others",
@@ -110,7 +132,7 @@ void bind_tables(EngineClass& engine) {
             }
             return to_numpy(std::move(others));
           },
-          py::arg("table"), py::arg("ids"))
+          "Ids [n] that the table has beside these, by ascending row.", py::arg("table"), py::arg("ids"))
       .def(
           "find_rows",
           [](Engine& e, int32_t table, const Dense& ids) {
@@ -122,6 +144,8 @@ void bind_tables(EngineClass& engine) {
             }
             return std::make_pair(to_numpy(std::move(rows)), to_numpy(std::move(slots)));
           },
+          R"(Rows [n], -1 = not known, and slots [n], -1 = not resident. IndexError for ids that an
+          index table lacks.)",
           py::arg("table"), py::arg("ids"))
       .def(
           "kept_ids",
@@ -133,6 +157,8 @@ void bind_tables(EngineClass& engine) {
             }
             return to_numpy(std::move(ids));
           },
+          R"(Ids [n], by ascending row, of rows with more than their initial record: in the cache, or
+          in the store.)",
           py::arg("table"))
       .def(
           "changed_ids",
@@ -145,14 +171,27 @@ void bind_tables(EngineClass& engine) {
             }
             return std::make_pair(to_numpy(std::move(ids)), looked_at);
           },
+          R"(Ids [n], by ascending row, of rows that changed after version `since`; how many rows were
+          looked at for it.
+
+          Rows are looked at that changed since the `next_version` before `since`, or all where those are many.
+          ValueError for a table without the column "version".)",
           py::arg("table"), py::arg("since"))
-      .def("version", &Engine::version, py::call_guard<WithoutLock>())
+      .def("version", &Engine::version,
+           R"(The present version: changes from now on are of a later one. Needs nothing applied or
+          landed.)",
+           py::call_guard<WithoutLock>())
       .def(
           "remove",
           [](Engine& e, int32_t table, const Dense& ids, bool candidates) {
             const WithoutLock nogil;
             return e.remove(table, ids.data(), ids.size(), candidates);
           },
+          R"(Takes ids out of a hash table, or makes rows of an index table initial; how many it knew.
+
+          candidates: what was counted of them before they had a row is forgotten as well. RuntimeError,
+          with nothing removed, while batches in flight use one of the rows, or one has a sum of the window;
+          IndexError for ids that an index table lacks.)",
           py::arg("table"), py::arg("ids"), py::arg("candidates") = true)
       .def(
           "reserve_rows",
@@ -160,25 +199,31 @@ void bind_tables(EngineClass& engine) {
             const WithoutLock nogil;
             e.reserve_rows(table, rows.data(), rows.size());
           },
+          R"(Takes the memory of rows [n], so that write_rows cannot fail. MemoryError, IndexError.)",
           py::arg("table"), py::arg("rows"))
       .def(
           "write_rows",
-          [](Engine& e, int32_t table, const Dense& ids, const Dense& rows, py::array records) {
+          [](Engine& e, int32_t table, const Dense& ids, const Dense& rows, Records records) {
             check_ids_of_rows("write_rows", ids, rows);
             const char* in = records_in(records, e, rows.size());
             const WithoutLock nogil;
             e.write_rows(table, ids.data(), rows.data(), rows.size(), in);
           },
+          R"(Stores host records of rows [n] and their ids. Resident rows must be written to the cache
+          as well.)",
           py::arg("table"), py::arg("ids"), py::arg("rows"), py::arg("records"))
-      .def("clear_table", &Engine::clear_table, py::arg("table"), py::call_guard<WithoutLock>())
+      .def("clear_table", &Engine::clear_table,
+           "Forgets all rows, with their sums. RuntimeError while a batch in flight uses one.",
+           py::arg("table"), py::call_guard<WithoutLock>())
       .def(
           "initial_records",
-          [](Engine& e, int32_t table, const Dense& ids, py::array records) {
+          [](Engine& e, int32_t table, const Dense& ids, Records records) {
             char* out = records_out(records, e, ids.size());
             const WithoutLock nogil;
             e.initial_records(table, ids.data(), ids.size(), out);
           },
-          py::arg("table"), py::arg("ids"), py::arg("records"));
+          "Fills the [n] records that the ids start from. Needs nothing applied or landed.", py::arg("table"),
+          py::arg("ids"), py::arg("records"));
 }
 
 void bind_reports(EngineClass& engine) {
@@ -206,6 +251,10 @@ void bind_reports(EngineClass& engine) {
                                                   {"not_admitted_lookups", s.default_lookups},
                                                   {"evicted", s.evicted}};
           },
+          R"(Counts of a table, or of all: batches, lookups, unique_rows, unique_misses, new_rows,
+          rows_in, rows_out, bytes_in, bytes_out, bounds_errors, largest_batch (the most unique rows that a
+          batch had of one table), admitted (ids that got a row where not all do), not_admitted_lookups, and
+          evicted (ids).)",
           py::arg("table") = py::none())
       .def(
           "pinned",
@@ -213,7 +262,7 @@ void bind_reports(EngineClass& engine) {
             const WithoutLock nogil;
             return e.pinned(table.value_or(Engine::kAllTables));
           },
-          py::arg("table") = py::none())
+          "Slots that batches in flight hold.", py::arg("table") = py::none())
       .def("reset_stats", &Engine::reset_stats, py::call_guard<WithoutLock>())
       .def(
           "memory",
@@ -231,16 +280,25 @@ void bind_reports(EngineClass& engine) {
                                                   {"candidates", memory.candidates},
                                                   {"candidate_bytes", memory.candidate_bytes}};
           },
+          R"(Sizes of a table, or of all: id_map_bytes, store_bytes (of memory), disk_bytes,
+          column_bytes (of what options keep per row, with the logs of what changed and left), rows,
+          candidates, candidate_bytes.)",
           py::arg("table") = py::none())
-      .def("set_memory_limit", &Engine::set_memory_limit, py::arg("bytes"), py::call_guard<WithoutLock>())
-      .def("take_bounds_warnings", [](Engine& e) {
-        std::vector<Engine::BoundsWarning> warnings;
-        {
-          const WithoutLock nogil;
-          warnings = e.take_bounds_warnings();
-        }
-        return warnings_to_python(std::move(warnings));
-      });
+      .def("set_memory_limit", &Engine::set_memory_limit,
+           R"(Caps what the host stores may commit, below what the machine and its cgroup have free.)",
+           py::arg("bytes"), py::call_guard<WithoutLock>())
+      .def(
+          "take_bounds_warnings",
+          [](Engine& e) {
+            std::vector<Engine::BoundsWarning> warnings;
+            {
+              const WithoutLock nogil;
+              warnings = e.take_bounds_warnings();
+            }
+            return warnings_to_python(std::move(warnings));
+          },
+          R"((table name, count, an example) of ids that reads found out of range since the last call,
+          under "warning".)");
 }
 
 }  // namespace rec_sdk

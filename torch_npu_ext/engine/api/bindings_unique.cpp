@@ -1,4 +1,4 @@
-// Batches of sharded collections with numpy arrays, see _engine.pyi.
+// rec_sdk_torch._engine: batches of sharded collections.
 #include <algorithm>
 
 #include "torch_npu_ext/engine/api/bindings.h"
@@ -13,14 +13,10 @@ py::array_t<T> view_of(const T* data, std::vector<py::ssize_t> shape, const py::
   return py::array_t<T>(std::move(shape), data, owner);
 }
 
-py::tuple arena_with_fields(const WordArena& arena, const std::vector<WordArena::Field>& fields,
-                            const py::object& owner) {
-  py::tuple places(fields.size());
-  for (size_t i = 0; i < fields.size(); ++i) {
-    places[i] = fields[i].begin < 0 ? py::object(py::none())
-                                    : py::object(py::make_tuple(fields[i].begin, fields[i].words));
-  }
-  return py::make_tuple(view_of(arena.words(), {static_cast<py::ssize_t>(arena.size())}, owner), places);
+std::pair<py::array_t<int32_t>, Places> arena_with_fields(const WordArena& arena,
+                                                          const std::vector<WordArena::Field>& fields,
+                                                          const py::object& owner) {
+  return {view_of(arena.words(), {static_cast<py::ssize_t>(arena.size())}, owner), to_places(fields)};
 }
 
 std::shared_ptr<Deduplicator> make_deduplicator(const std::vector<int64_t>& num_embeddings,
@@ -72,12 +68,12 @@ auto wanted(bool wants, const std::optional<Array>& array, const char* name, con
 }
 
 template <class T>
-py::object array_or_none(const std::vector<T>& values, bool there) {
-  if (!there) return py::none();
+std::optional<py::array_t<T>> array_or_none(const std::vector<T>& values, bool there) {
+  if (!there) return std::nullopt;
   return py::array_t<T>(static_cast<py::ssize_t>(values.size()), values.data());
 }
 
-py::tuple received(const Deduplicator& self, const Dense& counts, const Dense& ids, const Slots& numbers) {
+auto received(const Deduplicator& self, const Dense& counts, const Dense& ids, const Slots& numbers) {
   const SharedTables& shared = self.shared();
   const int64_t tables = static_cast<int64_t>(shared.tables.size());
   if (counts.ndim() != 2 || counts.shape(0) != shared.ranks || counts.shape(1) != tables) {
@@ -90,8 +86,8 @@ py::tuple received(const Deduplicator& self, const Dense& counts, const Dense& i
     read = read_numbers(shared, counts.data(), ids.data(), ids.size(), numbers.data(), numbers.size());
   }
   const NumberKinds any = shared.any_numbers();
-  return py::make_tuple(array_or_none(read.shows, any.shows), array_or_none(read.clicks, any.clicks),
-                        array_or_none(read.timestamps, any.timestamp));
+  return std::make_tuple(array_or_none(read.shows, any.shows), array_or_none(read.clicks, any.clicks),
+                         array_or_none(read.timestamps, any.timestamp));
 }
 
 const UniqueGroup& group_of(const UniqueBatch& batch, int64_t group) {
@@ -116,24 +112,38 @@ void bind_unique(py::module_& m) {
       return view_of(values.data(), {static_cast<py::ssize_t>(values.size())}, self);
     };
   };
-  py::class_<UniqueBatch>(m, "UniqueBatch")
-      .def_property_readonly("ids", list(&UniqueBatch::ids))
-      .def_property_readonly("repeats", list(&UniqueBatch::repeats))
-      .def_property_readonly("numbers", list(&UniqueBatch::numbers))
-      .def_property_readonly("latest", list(&UniqueBatch::latest))
-      .def_property_readonly("counts", table(&UniqueBatch::counts))
-      .def_property_readonly("lookups", table(&UniqueBatch::lookups))
-      .def_property_readonly("out_of_range",
-                             [](const UniqueBatch& batch) {
-                               std::vector<std::tuple<int64_t, int64_t, int64_t>> result;
-                               for (const UniqueBatch::OutOfRange& each : batch.out_of_range) {
-                                 result.emplace_back(each.table, each.count, each.example);
-                               }
-                               return result;
-                             })
+  py::class_<UniqueBatch>(
+      m, "UniqueBatch",
+      R"(A rank's batch as the ranks of a sharded collection see it, of W ranks and T tables: each
+          id of a table once.
+
+          Rows come back in the order of `ids`, those of the tables of a group in one tensor.)")
+      .def_property_readonly("ids", list(&UniqueBatch::ids),
+                             "[U] of each rank, and there of each table, in the order in which they came.")
+      .def_property_readonly("repeats", list(&UniqueBatch::repeats), "[U] lookups of each of `ids`.")
+      .def_property_readonly(
+          "numbers", list(&UniqueBatch::numbers),
+          R"(Words that each of `ids` takes along, in their order, as its table asked for. For
+          `received`.)")
+      .def_property_readonly(
+          "latest", list(&UniqueBatch::latest),
+          R"([T] the latest timestamp of each table in the batch, -2**63 where there is none, or with
+          `numbers` off.)")
+      .def_property_readonly("counts", table(&UniqueBatch::counts), "[W, T] ids.")
+      .def_property_readonly("lookups", table(&UniqueBatch::lookups), "[W, T] lookups of them.")
+      .def_property_readonly(
+          "out_of_range",
+          [](const UniqueBatch& batch) {
+            std::vector<std::tuple<int64_t, int64_t, int64_t>> result;
+            for (const UniqueBatch::OutOfRange& each : batch.out_of_range) {
+              result.emplace_back(each.table, each.count, each.example);
+            }
+            return result;
+          },
+          R"(Index tables that have no such ids, which read row 0: (table, how many, one of them).)")
       .def(
           "rows", [](const UniqueBatch& batch, int64_t group) { return group_of(batch, group).rows; },
-          py::arg("group"))
+          "Rows that the tables of a group receive. IndexError: there is no such group.", py::arg("group"))
       .def(
           "feature_lookups",
           [](const UniqueBatch& batch, int64_t group) {
@@ -142,13 +152,17 @@ void bind_unique(py::module_& m) {
             for (size_t f = 0; f + 1 < first.size(); ++f) result.push_back(first[f + 1] - first[f]);
             return result;
           },
-          py::arg("group"))
+          "Lookups of each feature of a group.", py::arg("group"))
       .def(
           "slots",
           [](const py::object& self, int64_t group) {
             const UniqueGroup& own = group_of(self.cast<const UniqueBatch&>(), group);
             return arena_with_fields(own.lookups, {own.slots, own.offsets, own.source}, self);
           },
+          R"(An arena of int32 words and, for each array in it, None or (first word, words), N lookups
+          feature by feature: slots int32 [N], the received row; offsets int64 [F * B + 1] of the bags,
+          pooled; source int64 [N], where a lookup is in the batch's values, None when they are all of them
+          in order.)",
           py::arg("group"))
       .def(
           "segments",
@@ -164,25 +178,49 @@ void bind_unique(py::module_& m) {
                                       own.positions, own.hot_segments},
                                      self);
           },
+          R"(The same of lookups sorted by received row, U rows: segment_offsets int32 [U + 1];
+          grad_row int32 [N], the lookup, or the sample when pooled; grad_column int32 [N], pooled; scale
+          float32 [N], with a MEAN feature; positions int32 [N], the lookup, weighted bags; hot_segments
+          int32 [H, 4], None if H is 0. Not from two threads at a time.)",
           py::arg("group"));
-  py::class_<Deduplicator, std::shared_ptr<Deduplicator>>(m, "Deduplicator")
-      .def(py::init(&make_deduplicator), py::arg("num_embeddings"), py::arg("homes"), py::arg("groups"),
-           py::arg("feature_tables"), py::arg("feature_columns"), py::arg("feature_means"),
-           py::arg("world_size"), py::arg("numbers") = py::none())
-      .def_property_readonly("number_words",
-                             [](const Deduplicator& self) {
-                               std::vector<int64_t> words;
-                               for (const SharedTable& table : self.shared().tables) {
-                                 words.push_back(table.numbers.words());
-                               }
-                               return py::array_t<int64_t>(static_cast<py::ssize_t>(words.size()),
-                                                           words.data());
-                             })
-      .def("received", &received, py::arg("counts"), py::arg("ids"), py::arg("numbers").noconvert())
+  py::class_<Deduplicator, std::shared_ptr<Deduplicator>>(
+      m, "Deduplicator", R"(Removes duplicates from batches of a sharded collection. Safe to call from several
+          threads.)")
+      .def(py::init(&make_deduplicator),
+           R"(num_embeddings, homes, groups: of each table: rows of an index table, 0 for a hash table;
+          the rank of all ids, -1 for rank id mod world_size, by floor; whose rows are received in one
+          tensor.
+
+          feature_tables, feature_columns, feature_means: of each feature, ordered by table. The last two
+          are empty for sequences.
+
+          numbers: what a table's ids take along, a sum: 1 for how often the rank saw it, 2 for its clicks,
+          4 for its last timestamp. None: nothing.)",
+           py::arg("num_embeddings"), py::arg("homes"), py::arg("groups"), py::arg("feature_tables"),
+           py::arg("feature_columns"), py::arg("feature_means"), py::arg("world_size"),
+           py::arg("numbers") = py::none())
+      .def_property_readonly(
+          "number_words",
+          [](const Deduplicator& self) {
+            std::vector<int64_t> words;
+            for (const SharedTable& table : self.shared().tables) {
+              words.push_back(table.numbers.words());
+            }
+            return py::array_t<int64_t>(static_cast<py::ssize_t>(words.size()), words.data());
+          },
+          "[T] int32 words of `UniqueBatch.numbers` that each id of a table takes.")
+      .def("received", &received,
+           R"(shows, clicks and timestamps [n] of the ids [n] of all ranks, rank by rank and there table
+          by table, from the `numbers` that they took along; None for what no table asks for. counts: [W, T]
+          ids.
+
+          An id that several ranks have has the same timestamp everywhere: that of its last lookup in the
+          batch of all ranks, by feature, then rank. ValueError: sizes that do not fit.)",
+           py::arg("counts"), py::arg("ids"), py::arg("numbers").noconvert())
       .def(
           "run",
-          [](Deduplicator& self, const py::array& values, const py::array& offsets,
-             const py::array& feature_keys, int64_t batch_size, bool weighted, bool segments, bool numbers,
+          [](Deduplicator& self, const Ints& values, const Ints& offsets, const Ints& feature_keys,
+             int64_t batch_size, bool weighted, bool segments, bool numbers,
              const std::optional<Slots>& clicks, const std::optional<Dense>& timestamps) {
             BatchArguments batch(values, offsets, feature_keys, batch_size);
             batch.input.weighted = weighted;
@@ -194,6 +232,9 @@ void bind_unique(py::module_& m) {
             const WithoutLock nogil;
             return self.run(batch.input, segments, numbers);
           },
+          R"(As for `Engine.plan`. Without `segments`, those are made when they are asked for. numbers:
+          the ids take along what their tables ask for. ValueError: a table wants clicks or timestamps, and
+          there are none.)",
           py::arg("values"), py::arg("offsets"), py::arg("feature_keys"), py::arg("batch_size"),
           py::arg("weighted") = false, py::arg("segments") = true, py::arg("numbers") = false,
           py::arg("clicks").noconvert() = py::none(), py::arg("timestamps").noconvert() = py::none());
