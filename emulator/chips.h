@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-// What the kernels are compiled for; see REC_SDK_ASCENDC_ARCH in CMakeLists.txt.
+// The generation that the kernels are compiled for; see REC_SDK_ASCENDC_ARCH in CMakeLists.txt.
 #ifndef REC_SDK_ASCENDC_ARCH
 #define REC_SDK_ASCENDC_ARCH 2201
 #endif

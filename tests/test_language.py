@@ -24,12 +24,8 @@ ROOMS = [
     "torch_npu_ext",
 ]
 PENDING = [
-    "emulator",
     "op_kernels/update_rows",
-    "rec_sdk_torch/_engine.pyi",
     "rec_sdk_torch/tbe",
-    "tests/engine",
-    "torch_npu_ext",
 ]
 """Beginnings of the paths that are not clean yet."""
 

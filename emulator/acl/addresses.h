@@ -1,4 +1,4 @@
-// Ranges of device addresses. Nobody can access them; what a device address holds lies behind it, at a
+// Ranges of device addresses. No code can access them; what a device address holds lies behind it, at a
 // constant distance, where only the emulator looks. So code that takes device memory for host memory faults
 // at once.
 #pragma once
@@ -13,7 +13,7 @@ struct AddressRange {
   int device = -1;     // -1: no range
 };
 
-// Reserves at least `bytes` of device addresses. What lies behind them is not accessible yet either. Null if
+// Reserves at least `bytes` of device addresses. The memory behind them is not accessible yet either. Null if
 // the process has no such range left.
 char* reserve_addresses(uint64_t bytes, int device);
 void release_addresses(char* begin);

@@ -1,4 +1,4 @@
-// What the emulated runtime, libascendcl.so, offers to whatever emulates work on a device: kernels, aclnn
+// Calls of the emulated runtime, libascendcl.so, for all that emulates work on a device: kernels, aclnn
 // operators, collectives. Everything else it exports is the public ACL interface.
 #pragma once
 
@@ -14,7 +14,7 @@ extern "C" {
 // `destroy`. After an error the device is in error: the message is printed, later calls that use the device
 // fail, aclGetRecentErrMsg() gives it, and work that is still queued is dropped. `destroy(state)` always
 // runs, also for dropped work. `waits` says that the work waits for something outside its stream, such as
-// another process: nobody who only asks how far the stream is may then wait for it.
+// another process: a call that only asks how far the stream is may then not wait for it.
 void rec_sdk_emulator_launch(void* stream, const char* name, const char* (*run)(void* state),
                              void (*destroy)(void* state), void* state, bool waits);
 

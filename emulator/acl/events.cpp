@@ -13,8 +13,8 @@
 namespace rec_sdk::emulator {
 namespace {
 
-// A point in a stream, and when it was reached. Who waits for an event waits for that point, and does not
-// mind that the event is recorded again meanwhile.
+// A point in a stream, and when it was reached. A wait for an event is a wait for that point, even where
+// the event is recorded again meanwhile.
 class Event {
  public:
   explicit Event(bool timed) : timed(timed) {}

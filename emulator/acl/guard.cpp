@@ -41,7 +41,7 @@ class Line {
 
   void print() const {
     const ssize_t written = write(STDERR_FILENO, text_, length_);
-    static_cast<void>(written);  // there is nobody left to tell
+    static_cast<void>(written);  // nothing is left that could be told
   }
 
  private:
@@ -60,10 +60,10 @@ void explain(int signal, siginfo_t* info, void*) {
         .add("; copy it to the host first\n")
         .print();
   }
-  // Whoever was here before gets the fault: the instruction faults again when this returns.
+  // The handler that was here before gets the fault: the instruction faults again when this returns.
   sigaction(signal, &previous[--installs], nullptr);
   if (info->si_code <= 0) {
-    raise(signal);  // sent by somebody, so it will not happen again by itself
+    raise(signal);  // sent by a process, so it will not happen again by itself
   }
 }
 

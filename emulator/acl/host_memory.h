@@ -7,7 +7,7 @@ namespace rec_sdk::emulator {
 
 enum class HostMemory { kPageable, kPinned, kPartlyPinned };
 
-// What [address, address + bytes) is; kPartlyPinned if it begins in pinned memory and goes past its end.
+// The kind of [address, address + bytes); kPartlyPinned if it begins in pinned memory and goes past its end.
 HostMemory host_memory_at(const void* address, uint64_t bytes);
 
 }  // namespace rec_sdk::emulator

@@ -27,7 +27,7 @@ std::string own_folder() {
   return path.substr(0, path.rfind('/') + 1);
 }
 
-// Operators that nobody emulates run on the CPU. Only torch_npu needs that, and only when it is in the
+// Operators that are not emulated run on the CPU. Only torch_npu needs that, and only when it is in the
 // process.
 void install_fallback() {
   void* torch_npu = dlopen("libtorch_npu.so", RTLD_LAZY | RTLD_NOLOAD);

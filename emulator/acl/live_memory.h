@@ -17,7 +17,7 @@ void add_live_memory(const void* begin, const LiveMemory& memory);
 // Forgets the memory that begins exactly there; device -1 in the result if there is none.
 LiveMemory remove_live_memory(const void* begin, bool mapped);
 
-// What is there without forgetting it.
+// The same, without forgetting it.
 LiveMemory live_memory_at(const void* begin);
 
 // Where the emulator can access [address, address + bytes), or null if that is not inside one live memory.

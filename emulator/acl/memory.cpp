@@ -41,7 +41,7 @@ class DeviceMemory {
     return begin_ + offset;
   }
 
-  // What is free is poison, so whoever reads memory too late, or before it is written, learns of it.
+  // Free memory is poison, so that a read which is too late, or before a write, shows.
   void release(char* address, uint64_t bytes) {
     const Lock lock(mutex_);
     poison_again(address + distance_, RangeAllocator::aligned(bytes));

@@ -1,4 +1,4 @@
-// What the runtime says about itself and its devices.
+// The runtime describes itself and its devices.
 #include <acl/acl.h>
 
 #include <cstdarg>

@@ -14,11 +14,11 @@ namespace {
 
 constexpr uint64_t kDepth = 1024;
 constexpr auto kIdle = std::chrono::milliseconds(1000);
-// Who only wants a task to run waits for it no longer than this: it may need what is not on a stream yet.
+// A call that only wants a task to run waits for it no longer: the task may need what is on no stream yet.
 constexpr int kGlance = 100;
 constexpr uint64_t kMostAtOnce = 2;  // tasks that run at a call, if the order is random
 
-// What random orders are drawn with, and what shows that the program goes on.
+// Random orders are drawn with this, and it shows that the program goes on.
 class Course {
  public:
   std::atomic<uint64_t> calls{0};

@@ -116,7 +116,7 @@ void Stream::work() {
       tasks_.pop_front();
       lock.unlock();
       run(&task);
-    }  // the task's state is gone before anybody learns that it is done
+    }  // the task's state is gone before others learn that it is done
     lock.lock();
     ++finished_;
     progress_.notify_all();

@@ -29,7 +29,8 @@ inline Clock::time_point deadline_in(int milliseconds) {
 
 class Stream;
 
-// What was put on a stream up to some moment: its first `position` tasks. Without a stream there are none.
+// All that was put on a stream up to some moment: its first `position` tasks. Without a stream there are
+// none.
 struct Point {
   std::shared_ptr<Stream> stream;
   uint64_t position = 0;
@@ -66,7 +67,7 @@ class Task {
 
   std::string name;
   Point after;          // what must be reached first
-  bool always = false;  // runs even on a device in error: somebody waits for it
+  bool always = false;  // runs even on a device in error: another stream waits for it
   bool waits = false;   // for what is not on a stream: the host, or another process
 
  private:
@@ -99,8 +100,8 @@ class Stream {
   // Waits for tasks that run by themselves; false if it is too late.
   bool wait(uint64_t position, Clock::time_point deadline);
 
-  // Lets the next of the first `position` tasks run, and waits for it. Who is not `patient` does not wait for
-  // a task that waits itself. False if it is too late.
+  // Lets the next of the first `position` tasks run, and waits for it. A call that is not `patient` does not
+  // wait for a task that waits itself. False if it is too late.
   bool run_next(uint64_t position, bool patient, Clock::time_point deadline);
 
   // The next task, if it is neither done nor let go.
@@ -114,7 +115,7 @@ class Stream {
   // Lets go all there is.
   void release();
 
-  // What is queued is still done; nothing can be added any more.
+  // Queued tasks are still done; nothing can be added any more.
   static void stop(const std::shared_ptr<Stream>& stream);
 
   // The thread starts with the first task, since frameworks make many streams and use few.

@@ -1,4 +1,4 @@
-// How many cores the kernels of a stream may use. Only those who launch kernels ask.
+// How many cores the kernels of a stream may use. Only launches of kernels ask.
 #include <acl/acl.h>
 
 #include "errors.h"

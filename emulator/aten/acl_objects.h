@@ -1,4 +1,4 @@
-// What the opaque handles of the aclnn interface stand for: descriptions, no memory of their own.
+// The objects behind the opaque handles of the aclnn interface: descriptions, without memory of their own.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,5 +1,5 @@
 // librec_sdk_fallback.so: replaces the aten kernels that torch_npu registers, which would call CANN's
-// operators, by the CPU's. What torch_npu does to memory and metadata stays: allocation, copies, views,
+// operators, by the CPU's. Its calls on memory and metadata stay torch_npu's: allocation, copies, views,
 // storages.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>

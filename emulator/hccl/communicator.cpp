@@ -112,7 +112,7 @@ struct Communicator::Receiving {
   }
 };
 
-// What to do while no byte moves: yield, then sleep; look for reasons to give up.
+// While no byte moves: yields, then sleeps; looks for reasons to give up.
 class Communicator::Waiting {
  public:
   Waiting(Communicator& communicator, const std::vector<Sending>& out, const std::vector<Receiving>& in)
@@ -141,7 +141,7 @@ class Communicator::Waiting {
     if (communicator_.aborted_) throw std::runtime_error("the communicator was destroyed or aborted");
     const std::string failure = communicator_.segment_.failure();
     if (!failure.empty()) throw std::runtime_error("gives up, since " + failure);
-    // What an ended rank had sent is taken first: only if that brings nothing, it is missed.
+    // Bytes that an ended rank had sent are taken first: only if there are none, it is missed.
     if (ended_) throw std::runtime_error(communicator_.segment_.describe(*ended_) + " has ended");
     ended_ = first_ended();
     if (communicator_.wait_seconds_ == 0) return;

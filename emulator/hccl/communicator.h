@@ -11,14 +11,14 @@
 
 namespace rec_sdk::emulator::hccl {
 
-// What a rank is doing. Ranks that exchange bytes compare it: they must be doing the same.
+// The present work of a rank. Ranks that exchange bytes compare it: they must be doing the same.
 struct Operation {
   const char* name;       // "all_reduce"
   uint64_t number = 0;    // of the collectives of this communicator; 0 for send and recv
   uint64_t elements = 0;  // where all ranks must agree on it
   int32_t type = 0;       // HcclDataType
   int32_t reduction = -1;
-  int32_t root = -1;  // not compared: with different roots, ranks wait for messages that nobody sends
+  int32_t root = -1;  // not compared: with different roots, ranks wait for messages that are never sent
 };
 
 struct Outgoing {

@@ -26,7 +26,7 @@ constexpr int64_t kConnectSeconds = 120, kWaitSeconds = 300;
 
 constexpr bool kWaitsForOthers = true;  // for the other ranks
 
-// What an HcclComm points to. Work on a stream outlives the handle.
+// An HcclComm points to this. Work on a stream outlives the handle.
 struct Handle {
   std::shared_ptr<Communicator> communicator;
 };

@@ -78,7 +78,7 @@ std::string new_segment_name() {
          std::to_string(std::random_device{}());
 }
 
-// All zero is its state before anyone came: nobody has to initialise it.
+// All zero is its state before any rank came: no rank has to initialise it.
 struct Segment::Header {
   std::atomic<uint32_t> ranks;
   std::atomic<uint32_t> joined;

@@ -1,4 +1,5 @@
-// The shared memory of one communicator: who is in it, and a ring of bytes from every rank to every rank.
+// The shared memory of one communicator: which ranks are in it, and a ring of bytes from every rank to every
+// rank.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// What each lookup and copy kernel may touch.
+// The buffers that each lookup and copy kernel may touch.
 #pragma once
 
 #include "emulator/kernels/buffers.h"

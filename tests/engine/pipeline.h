@@ -77,7 +77,7 @@ class Pipeline {
     ++cancelled;
   }
 
-  // Of any plan that is not applied: undone when nothing newer is left.
+  // Any plan that is not applied is undone when nothing newer is left.
   void drop() {
     if (planned.empty()) return;
     Made& made = planned[random() % planned.size()];
@@ -245,7 +245,7 @@ class Pipeline {
     return value;
   }
   static void set_weight(char* record, float value) { std::memcpy(record, &value, sizeof value); }
-  // What was read ahead, with the rows that were late, is what is read now.
+  // Rows that were read ahead, with those that were late, are what is read now.
   void check_ahead(Made& made, const Plan& plan, const std::vector<char>& in) {
     if (made.ahead.empty()) return;
     std::vector<char> late(made.late.size() * static_cast<size_t>(bytes()));

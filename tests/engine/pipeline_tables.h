@@ -1,4 +1,4 @@
-// What a Pipeline does to whole tables, and checks of them. Included by pipeline.h.
+// Calls of a Pipeline on whole tables, and checks of them. Included by pipeline.h.
 #pragma once
 
 #include "tests/engine/pipeline.h"

@@ -30,7 +30,7 @@ struct Slot {
 };
 using Slots = std::map<uint32_t, Slot>;  // those with a row
 
-// What announced batches need, as they are told.
+// Rows that announced batches need, as they are told.
 struct Future {
   std::map<uint64_t, std::set<int64_t>> batches;  // ticket -> rows
   // Tickets from that of the oldest on.

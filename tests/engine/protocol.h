@@ -1,5 +1,5 @@
-// The protocol of a batch: who does what in which order, as rec_sdk_torch/tbe does it, on the real engine and
-// a device that runs nothing by itself. Each step() is one thing that a thread, or a stream, does with
+// The protocol of a batch: which thread does what in which order, as in rec_sdk_torch/tbe, on the real engine
+// and a device that runs nothing by itself. Each step() is one thing that a thread, or a stream, does with
 // nothing of another between. Functions are named after those of Python that they stand for.
 #pragma once
 
@@ -17,7 +17,7 @@
 
 namespace rec_sdk {
 
-// What a driver could do wrong.
+// Mistakes that a driver could make.
 enum class Bug {
   kNone,
   kLandsEarly,        // rows are taken to the store before their copy has arrived there
@@ -31,17 +31,17 @@ enum class Bug {
   kWritesFirst,       // rows come into slots before those that leave have been read
   kReadsUnsettled,    // a save reads the cache, which the updates have not reached, from a stream of its own
   kKeepsPins,         // a batch is never released
-  kKeepsLock,         // who waited for a copy to land keeps others from landing
-  kUpdatesUntaken,    // a row changes that a snapshot waits for, and nobody put it aside
+  kKeepsLock,         // a thread that waited for a copy to land keeps others from landing
+  kUpdatesUntaken,    // a row changes that a snapshot waits for, and it was not put aside
   kUpdatesFirst,      // it is put aside when its update is launched already
   kTakesUnlocked,     // a snapshot takes rows under the launch lock, and reads them after it
   kTakesUnordered,    // a snapshot reads the cache without waiting for the stream of the last batch
 };
 
-// What the thread that saves does.
+// The work of the thread that saves.
 enum class Saver {
   kNone,
-  kWhole,  // reads whole tables while nobody else goes on
+  kWhole,  // reads whole tables while no other thread goes on
   kAll,    // a snapshot of all rows: those that are left, as many as there are at a time
   kIds,    // a snapshot of ids: one at a time
 };
@@ -273,7 +273,7 @@ class Protocol {
   std::shared_ptr<Engine> engine_;
   size_t bytes_ = 0;
   std::map<uint64_t, StagedPtr> staged_;    // Plan.staged
-  std::map<uint64_t, StagedPtr> applying_;  // what who applies a plan on the way to a later one holds
+  std::map<uint64_t, StagedPtr> applying_;  // held by a thread that applies a plan on the way to a later one
   std::map<uint64_t, Departure> leaving_;
   std::deque<PrefetchedPtr> coming_;
   std::vector<std::pair<Buffer, Event>> in_use_;  // Transfers._in_use

@@ -1,6 +1,6 @@
 // A device that runs what it was given only when it is told to: streams of operations, memory whose
-// allocators hand it out again, and a hash of all of it. What CUDA and torch's allocators promise, and no
-// more.
+// allocators hand it out again, and a hash of all of it. It promises what CUDA and torch's allocators do, and
+// no more.
 //
 // In one of two ways. Step by step, each operation runs at any moment that its stream and the events it waits
 // for allow. Or by clocks: each operation runs when it is launched, and those that touch the same memory must
@@ -137,8 +137,8 @@ class Device {
 
   // ---- what a host may do
 
-  // Memory of the host, or of the device for a stream. Nobody else has had it: what another could do to it is
-  // done to it as soon as it is free.
+  // Memory of the host, or of the device for a stream. No other has had it: all that another could do to it
+  // is done to it as soon as it is free.
   Buffer take(int stream, uint64_t name, size_t bytes) {
     blocks_.push_back(std::make_unique<Block>());
     Block* const block = blocks_.back().get();
@@ -147,7 +147,7 @@ class Device {
     block->name = name;
     return Buffer(block, [this](Block* given) { give_back(given); });
   }
-  // What `stream` is given next waits for the event.
+  // The next work of `stream` waits for the event.
   void wait(int stream, const Event& event) { streams_[stream].waits.push_back(event); }
   Event tail(int stream) const { return {stream, streams_[stream].launched}; }
   bool done(const Event& event) const {
@@ -210,7 +210,7 @@ class Device {
     return std::all_of(streams_.begin(), streams_.end(),
                        [](const Stream& s) { return s.over == s.launched; });
   }
-  int64_t held() const {  // blocks that somebody has
+  int64_t held() const {  // blocks that are taken
     return std::count_if(blocks_.begin(), blocks_.end(), [](const auto& block) { return block->held; });
   }
   void add_to(Hash* hash) const;
@@ -265,8 +265,8 @@ class Device {
   bool all_done(const std::vector<Event>& events) const {
     return std::all_of(events.begin(), events.end(), [this](const Event& event) { return done(event); });
   }
-  // What the allocator knows of its uses must be all of them: who has it next may be of any thread, and for
-  // memory of the device, of the stream that it was taken for.
+  // The allocator must know all of its uses: the next owner may be of any thread and, for memory of the
+  // device, of the stream that it was taken for.
   void give_back(Block* block) {
     for (const int stream : block->recorded) block->until.push_back(tail(stream));
     block->held = false;
@@ -285,7 +285,7 @@ class Device {
     block->free = true;
     std::fill(block->bytes.begin(), block->bytes.end(), kGarbage);
   }
-  // Operations of its own stream come before those of who has it next.
+  // Operations of its own stream come before those of its next owner.
   bool uses_left(const Block& block) const {
     for (const Operation& operation : streams_[block.stream].queue) {
       for (const Touch& touch : operation.touches) {

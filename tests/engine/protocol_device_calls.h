@@ -75,7 +75,7 @@ inline void Protocol::end_uses() {
   in_use_.erase(std::remove_if(in_use_.begin(), in_use_.end(), over), in_use_.end());
 }
 
-// Of an array of the plan, which may not be there yet, if something is wrong.
+// An array of the plan, which may not be there yet, if something is wrong.
 inline int32_t Protocol::number_at(const Block& arena, size_t offset, int64_t i) {
   int32_t number = -1;
   const size_t at = offset + static_cast<size_t>(i) * sizeof number;

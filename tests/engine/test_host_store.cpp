@@ -90,7 +90,7 @@ bool system_has_huge_pages() {
 constexpr int64_t kHuge = static_cast<int64_t>(rec_sdk::kHugePage);
 const int64_t kSmall = static_cast<int64_t>(rec_sdk::small_page());
 
-// What a store of records of so many bytes commits, computed from the rows that are written.
+// The bytes that a store of records of so many bytes commits, computed from the rows that are written.
 class PageModel {
  public:
   PageModel(const HostStore& store, int64_t bytes) : store_(store), bytes_(bytes) {

@@ -68,7 +68,7 @@ Ids listed(const Candidates& map) {
   return ids;
 }
 
-// Of adding the ids to a map that grows, and of finding all of them in the end.
+// The time of adding the ids to a map that grows, and of finding all of them in the end.
 template <class Map>
 int64_t total_probes(Map* map, const Ids& ids) {
   int64_t total = 0;

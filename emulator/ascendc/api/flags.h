@@ -7,7 +7,7 @@
 
 namespace AscendC {
 
-// Those of a vector core.
+// The flags of a vector core.
 enum class HardEvent : uint8_t {
   MTE2_V,
   V_MTE2,

@@ -1,11 +1,11 @@
-// What 16-bit floats become that are infinite or not a number: while bit 48 of the control register is 0,
+// 16-bit floats that are infinite or not a number: while bit 48 of the control register is 0,
 // results of arithmetic and of Cast saturate to the largest number and to 0; at 1, they stay as they are.
 #pragma once
 
 #include "emulator/ascendc/api/tensors.h"
 #include "emulator/ascendc/engine/elementwise.h"
 
-// Of bisheng, which names the register so in every CANN since 8.5.
+// bisheng names the register so in every CANN since 8.5.
 inline int64_t get_ctrl() { return static_cast<int64_t>(rec_sdk::emulator::control()); }
 inline void set_ctrl(uint64_t value) { rec_sdk::emulator::set_control(value); }
 

@@ -18,7 +18,7 @@ namespace rec_sdk::emulator {
 class GlobalMemory;
 class Machine;
 
-// What copies out do while SetAtomicAdd<T>() or the like is on.
+// Copies out do this while SetAtomicAdd<T>() or the like is on.
 struct AtomicState {
   bool on = false;
   const char* type = nullptr;  // as Copy::type
@@ -30,7 +30,7 @@ constexpr uint64_t kKeepsInfinity = uint64_t{1} << 48;  // 16-bit floats do not 
 constexpr uint64_t kForAllOfCore = uint64_t{1} << 60;   // on 950: bit 48 is heard
 constexpr uint64_t kControlAtStart = REC_SDK_ASCENDC_ARCH == 3510 ? kForAllOfCore : 0;
 
-// Of vector instructions that set none themselves.
+// The mask of vector instructions that set none themselves.
 struct VectorMask {
   static constexpr int64_t kAll = -1;
   bool counter = false;  // it counts values; otherwise it has a bit for each of a repeat
@@ -75,7 +75,7 @@ class Core {
   void fail_later(const KernelError& error);
   // "Add (V, instruction 12)"
   std::string describe(Stamp stamp) const;
-  // What orders an instruction of `to` after one of `from`.
+  // The call that orders an instruction of `to` after one of `from`.
   static std::string cure(int from, int to);
 
   GlobalMemory& gm() const;

@@ -1,4 +1,4 @@
-// What a kernel did, for the model of its cost: per core, summed over launches, kept per kernel name.
+// Counts of a kernel's work, for the model of its cost: per core, summed over launches, kept per kernel name.
 #pragma once
 
 #include <cstdint>

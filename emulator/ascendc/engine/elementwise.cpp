@@ -46,7 +46,8 @@ T apply(T a, T b) {
   }
 }
 
-// As inexact as the documentation warns: beyond 1e-4 for float, 1e-3 for half. Who needs more divides.
+// As inexact as the documentation warns: beyond 1e-4 for float, 1e-3 for half. A kernel that needs more
+// divides.
 template <class T>
 float coarse(float value) {
   constexpr uint32_t kKept = std::is_same_v<T, half> ? 8 : 11;  // bits of the fraction

@@ -39,8 +39,8 @@ void duplicate(void* dst, const void* a, const void* b, const void* scalar, int6
 template <class T>
 void reduce_sum(void* dst, const void* a, const void* b, const void* scalar, int64_t count);
 
-// What 16-bit results become while a core saturates: the largest number for infinity, 0 for what is not a
-// number.
+// 16-bit results while a core saturates: infinity becomes the largest number, and what is not a number
+// becomes 0.
 template <class T>
 void saturate(void* values, int64_t count);
 

@@ -28,7 +28,7 @@ void enter_stack([[maybe_unused]] void* fake_stack, [[maybe_unused]] const void*
 #endif
 }
 
-// What functions that never returned left there.
+// Functions that never returned left these there.
 void forget_stack([[maybe_unused]] void* stack, [[maybe_unused]] size_t bytes) {
 #ifdef __SANITIZE_ADDRESS__
   __asan_unpoison_memory_region(stack, bytes);

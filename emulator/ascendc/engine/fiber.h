@@ -17,7 +17,7 @@ class Fiber {
 
   // Runs the work, from where it stopped, until it stops or ends. After its end it starts again from the top.
   void resume();
-  // Called from the work: back to whoever resumed it.
+  // Called from the work: back to the caller of resume().
   void stop();
   // Forgets where the work stopped; objects on its stack are not destroyed.
   void rewind();

@@ -31,7 +31,7 @@ class Flags {
   bool was_waited_for(int event, int id) const { return (waited_[event] >> id & 1) != 0; }
   Stamp waiter(int event, int id) const { return waiter_[event][id]; }
 
-  // The lowest id that nobody allocated, or -1.
+  // The lowest id that is not allocated, or -1.
   int free_id(int event) const {
     const int free = ~taken_[event] & 0xff;
     return free == 0 ? -1 : __builtin_ctz(static_cast<unsigned>(free));

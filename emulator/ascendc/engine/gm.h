@@ -1,6 +1,6 @@
-// Global memory as a launch sees it: the buffers it was given, and who touched each 64-byte line of those
-// that it may write. Two cores that touch the same bytes between two SyncAll, a write among them, are an
-// error, and so are two accesses of one core that nothing orders.
+// Global memory as a launch sees it: the buffers it was given, and which core touched each 64-byte line of
+// those that it may write. Two cores that touch the same bytes between two SyncAll, a write among them, are
+// an error, and so are two accesses of one core that nothing orders.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace rec_sdk::emulator {
 
-// What is known of one line of 64 bytes. A mask has a bit per byte. The masks are of the core that runs, if
+// The state of one line of 64 bytes. A mask has a bit per byte. The masks are of the core that runs, if
 // the stamp is of it.
 struct GmLine {
   Stamp write, read;  // the latest of any core
@@ -63,7 +63,7 @@ class GlobalMemory {
     uint64_t begin, end, first_line;
     std::vector<GmChunk*> chunks;  // null: never touched in this launch
   };
-  // What cores that ran earlier in this phase did to a line.
+  // Accesses to a line by cores that ran earlier in this phase.
   struct Others {
     uint64_t number;
     Stamp write, read;  // the latest
@@ -103,7 +103,7 @@ class GlobalMemory {
   void check_cached(Core& core, Range& range, uint64_t number, const GmLine& line, uint64_t mask);
 
   uint64_t filled(const GmLine& line) const { return line.write > launch_ ? line.filled : 0; }
-  // Those of the bytes that are of an output and hold no result yet.
+  // The bytes among these that are of an output and hold no result yet.
   uint64_t missing(const Range& range, const GmLine& line, uint64_t mask) const {
     return range.buffer.access == Access::kWrite ? mask & ~filled(line) : 0;
   }

@@ -1,4 +1,4 @@
-// What the API in api/ calls: the instructions of a core without their types.
+// The API in api/ calls these: the instructions of a core without their types.
 #pragma once
 
 #include <cstdint>
@@ -49,7 +49,7 @@ struct Copy {
   int64_t global_stride;
   int64_t local_stride;
 };
-// What fills a block's local bytes up to a multiple of 32.
+// The padding fills a block's local bytes up to a multiple of 32.
 struct Padding {
   bool given;            // value holds an element; otherwise padding that was asked for is undefined
   uint32_t left, right;  // elements
@@ -60,11 +60,11 @@ void copy_out(const Copy& copy);
 
 // dst[i] = function(a[i], b[i], scalar), i < count; what an instruction lacks is null.
 using ElementFunction = void (*)(void* dst, const void* a, const void* b, const void* scalar, int64_t count);
-// What becomes of results that are infinite or not a number while the core saturates.
+// Changes results that are infinite or not a number while the core saturates.
 using SaturateFunction = void (*)(void* values, int64_t count);
 constexpr int64_t kByMask = INT64_MIN;  // as a count: that of the mask
-// Of an operand: from one of its blocks of 32 bytes to the next, and from the first one of a repeat, which
-// has eight, to that of the next repeat. In blocks.
+// The strides of an operand, in blocks of 32 bytes: from one block to the next, and from the first one of a
+// repeat, which has eight, to that of the next repeat.
 struct Strides {
   uint8_t block = 1, repeat = 8;
 

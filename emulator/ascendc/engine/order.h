@@ -1,4 +1,4 @@
-// What is known to have happened before what, within one core.
+// The order of instructions that is known, within one core.
 //
 // Instructions of all cores of a thread share one clock. An engine's limit for another one is the stamp of
 // that engine's latest instruction that is complete before the engine's next instruction starts: flags and
@@ -47,7 +47,7 @@ class Order {
   void barrier(int engine, int32_t time) { limits_[engine].by_engine[engine] = limit_of(time); }
   const Limits& limits(int engine) const { return limits_[engine]; }
 
-  // What is complete when all instructions that `engine` has got so far are.
+  // All that is complete when the instructions that `engine` has got so far are.
   Limits after(int engine, int32_t time) const {
     Limits known = limits_[engine];
     known.by_engine[engine] = limit_of(time);

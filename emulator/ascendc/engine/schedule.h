@@ -1,4 +1,4 @@
-// When the engines of a core do what they were told: at once (eager), only when somebody must wait for it
+// When the engines of a core do what they were told: at once (eager), only when something must wait for it
 // (late), or at random. All that is checked of an instruction is checked when it is issued; this moves its
 // effect.
 #pragma once

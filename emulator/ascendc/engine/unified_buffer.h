@@ -1,4 +1,5 @@
-// The local memory of a core, with a record of who touched each 32-byte block last and which bytes hold data.
+// The local memory of a core, with a record of the last access to each 32-byte block and of bytes that hold
+// data.
 #pragma once
 
 #include <cstdint>
@@ -45,7 +46,7 @@ class UnifiedBuffer {
   void mark_read(UbSpan span, Stamp stamp);
   void mark_written(UbSpan span, Stamp stamp);
   void mark_unwritten(UbSpan span);
-  // Of a span just written, all but `data` holds anything.
+  // A span was just written, and all of it but `data` may hold anything.
   void mark_undefined(UbSpan span, UbSpan data);
 
  private:

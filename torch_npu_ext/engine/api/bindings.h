@@ -1,4 +1,4 @@
-// What the engine's bindings share: arrays of the caller's, checked, and arrays for Python.
+// The engine's bindings share this: arrays of the caller's, checked, and arrays for Python.
 #pragma once
 
 #include <pybind11/numpy.h>

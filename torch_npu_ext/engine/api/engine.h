@@ -23,7 +23,7 @@ class Engine;
 struct RowRange;
 
 // A caller's hold on what one batch needs. Its slots are pinned until release(), which the destructor calls.
-// A plan that nobody applied undoes itself when it is released.
+// A plan that was not applied undoes itself when it is released.
 class Plan {
  public:
   Plan(std::shared_ptr<Engine> engine, std::shared_ptr<PlanBuffers> buffers, bool pins)
@@ -99,7 +99,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   // Undoes the newest plan, which must not have begun; so any suffix of the plans, newest first.
   void cancel(Plan* plan);
-  // Those to be applied before and with `upto`, or all of them with null. Holding them does not pin,
+  // The plans to be applied before and with `upto`, or all with null. Holding them does not pin,
   // but none of them undoes itself meanwhile.
   std::vector<std::unique_ptr<Plan>> unapplied(const Plan* upto);
   // The cache will be written to: from now on the plan can only be completed. Plans of several groups begin
@@ -161,16 +161,16 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Ids that were removed after version `since`, with those that came back; false when not all of them are
   // known.
   bool removed_ids(int32_t table, uint64_t since, std::vector<int64_t>* ids);
-  void forget_changes(int32_t table, uint64_t upto);  // nobody will ask for what happened before this version
+  void forget_changes(int32_t table, uint64_t upto);  // nothing is asked any more from before it
   uint64_t next_version();  // version(), and if no batch is in flight nothing is of a later one yet
   // Ids of the table's rows in window_slots, in its order, and behind them those of its rows in window_away.
   std::vector<int64_t> window_ids(int32_t table);
   // Sums of rows that are not in the cache and have none yet. Throws std::out_of_range for other rows.
   void put_away(int32_t table, const int64_t* rows, int64_t count, const float* sums);
   // A snapshot: the rows of `ids`, or with null all rows, as they are now; how many. All must be settled.
-  // Taken rows are no longer pending, and who changes a row takes it before, but for plans that count it,
-  // whose old columns the engine keeps. Of a row that has a slot the caller reads the record, in the cache,
-  // before it lets others apply or update. Rows that plans move are left for later; when all is settled none
+  // Taken rows are no longer pending. A row is taken before it is changed, except by plans that count it: the
+  // engine keeps its old columns. If a row has a slot, the caller reads its record, in the cache, before it
+  // lets others apply or update. Rows that plans move are left for later; when all is settled none
   // are.
   struct TakenRows {
     std::vector<int64_t> ids;
@@ -240,7 +240,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   struct Memory {
     int64_t index_bytes, store_bytes, disk_bytes, column_bytes, rows, candidates, candidate_bytes;
   };
-  // Of one table, or of all: batches are counted once.
+  // Sizes of one table, or of all: batches are counted once.
   Memory memory(int32_t table = kAllTables);
   void set_memory_limit(int64_t bytes);
   Stats stats(int32_t table = kAllTables);

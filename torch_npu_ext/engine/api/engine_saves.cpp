@@ -1,4 +1,4 @@
-// What saves need of an engine beside whole tables: ids piece by piece, removed ids, open windows.
+// Saves need these calls beside whole tables: ids piece by piece, removed ids, open windows.
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>

@@ -56,7 +56,7 @@ int64_t Engine::snapshot_pending(int32_t t) {
   return open_one(table(t)).pending();
 }
 
-// Those that come or go with a plan that is not applied, or that are on their way to the store.
+// The rows that come or go with a plan that is not applied, or that are on their way to the store.
 template <class Visit>
 void Engine::for_each_moving_row(int32_t t, const Visit& visit) const {
   const auto all = [&visit, t](const std::vector<int32_t>& offsets, const uint32_t* rows) {

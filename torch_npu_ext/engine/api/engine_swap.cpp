@@ -54,7 +54,7 @@ void for_each_piece(const std::vector<RowRange>& pieces, int64_t rows, const Cop
   for_each_part(static_cast<int64_t>(pieces.size()), rows * kLookupsPerRecord, at);
 }
 
-// Of all pieces before the first is copied: a disk wants many requests at once.
+// Asks for all pieces before the first is copied: a disk wants many requests at once.
 void will_need(const Group& group, const std::vector<RowRange>& pieces, const uint32_t* rows) {
   for (const RowRange& piece : pieces) {
     group.tables[piece.table].store.will_need(rows + piece.begin, piece.end - piece.begin);
@@ -144,7 +144,7 @@ void Engine::read_sums(const Plan& plan, float* sums) {
   group_.window.read(*plan, sums);
 }
 
-// The rows are in transit until their records are whole, so nobody reads them meanwhile.
+// The rows are in transit until their records are whole, so nothing reads them meanwhile.
 void Engine::land(const Plan& plan, const char* records, const float* sums) {
   check_own(plan);
   auto guard = lock();

@@ -85,7 +85,7 @@ std::vector<int64_t> ids_by_row(const Table& table, const Wanted& wanted) {
   return sorted_by_row(std::move(found));
 }
 
-// Of these ids alone, as far as the table knows them.
+// These ids alone, as far as the table knows them.
 template <class Wanted>
 std::vector<int64_t> ids_by_row(const Table& table, const std::vector<int64_t>& ids, const Wanted& wanted) {
   constexpr size_t kAhead = 16;
@@ -217,7 +217,7 @@ void Engine::write_rows(int32_t t, const int64_t* ids, const int64_t* rows, int6
   target.store.will_need(rows, count);
   for (int64_t i = 0; i < count; ++i) target.store.write(rows[i], records + i * group_.layout.bytes);
   if (!target.columns.has(Column::kVersion)) return;
-  // Whoever saves what changed since the latest batch has to find these rows as well.
+  // A save of all that changed since the latest batch has to find these rows as well.
   const uint64_t newest = group_.uses.newest_version();
   target.changes.reserve(count, target.row_bound(), newest);
   for (int64_t i = 0; i < count; ++i) {

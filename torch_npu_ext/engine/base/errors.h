@@ -1,4 +1,4 @@
-// What the engine throws. std::invalid_argument becomes ValueError, std::out_of_range IndexError,
+// The errors of the engine. std::invalid_argument becomes ValueError, std::out_of_range IndexError,
 // std::bad_alloc MemoryError and DiskError OSError in Python; the other two have Python classes of their own.
 #pragma once
 

@@ -114,7 +114,7 @@ HugeBuffer::HugeBuffer(size_t bytes, Pages pages) {
   if (slack > skip) munmap(start + skip + size_, slack - skip);
   data_ = start + skip;
 #ifdef MADV_HUGEPAGE
-  // Systems that give huge pages to all who do not refuse them have them for small memory too.
+  // Systems that give huge pages to all processes which do not refuse them use them for small memory too.
   if (large) madvise(data_, size_, pages == Pages::kHuge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
 #endif
 }

@@ -19,8 +19,8 @@ size_t small_page();  // of the system: 4 KiB, in some Arm systems 16 or 64
 // memory that may stay almost empty begins with small pages.
 enum class Pages { kHuge, kSmall };
 
-// Of an array any of whose items may be used. Random reads of 8 MiB take as long with small pages as with
-// huge ones; those of 15 MiB, 1.3 times as long (an AMD EPYC).
+// The pages of an array any of whose items may be used. Random reads of 8 MiB take as long with small pages
+// as with huge ones; those of 15 MiB, 1.3 times as long (an AMD EPYC).
 constexpr size_t kLargeArray = size_t{8} << 20;
 constexpr Pages pages_of_array(size_t bytes) { return bytes > kLargeArray ? Pages::kHuge : Pages::kSmall; }
 

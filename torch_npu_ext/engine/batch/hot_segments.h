@@ -37,7 +37,7 @@ inline int64_t collect_hot_segments(HotSegment* places, int64_t lookups) noexcep
   return end - places;
 }
 
-// Of segments whose borders are known.
+// Finds them among segments whose borders are known.
 inline std::vector<HotSegment> hot_segments_of(const std::vector<int32_t>& offsets) {
   std::vector<HotSegment> places(static_cast<size_t>(hot_segment_places(offsets.back())));
   for (size_t u = 0; u + 1 < offsets.size(); ++u) {

@@ -27,7 +27,7 @@ struct BoundsError {
 // written to: such a plan can only be completed.
 enum class PlanState { kPlanned, kApplying, kApplied, kCancelled };
 
-// What a plan changed of the life of a table's ids, to be undone when it is cancelled.
+// A plan's changes of the life of a table's ids, to be undone when it is cancelled.
 struct LifeLog {
   struct Counted {
     int64_t id;
@@ -57,7 +57,7 @@ struct LifeLog {
   }
 };
 
-// What decides the size of an arena. N lookups, U unique rows, H hot segments, O rows out, I rows in,
+// These decide the size of an arena. N lookups, U unique rows, H hot segments, O rows out, I rows in,
 // T tables, P and Q rows out and in that have gradients in the open window. Slots are the group's.
 struct PlanShape {
   int64_t lookups = 0, bags = 0, tables = 0, uniques = 0, out = 0, in = 0, window_out = 0, window_in = 0;
@@ -132,8 +132,8 @@ struct PlanBuffers {
   uint64_t serial = 0;  // the same, without batches that failed
 
   std::atomic<PlanState> state{PlanState::kPlanned};  // changes under the engine's mutex
-  std::atomic<int> kept{0};  // by who is about to apply it: it does not undo itself meanwhile
-  bool ended = false;        // nobody holds it any more: its pins end when it is applied
+  std::atomic<int> kept{0};  // by threads about to apply it: it does not undo itself meanwhile
+  bool ended = false;        // nothing holds it any more: its pins end when it is applied
 
  private:
   friend class PlanPool;

@@ -43,7 +43,7 @@ class Candidates {
       if (entry(p).id == id) return static_cast<int64_t>(p);
     }
   }
-  // Of a new id, whose count is 0: set() has to follow. Precondition: growth(1) == 0.
+  // Adds a new id, with a count of 0: set() has to follow. Precondition: growth(1) == 0.
   int64_t find_or_add(int64_t id);
   bool erase(int64_t id) noexcept;
 

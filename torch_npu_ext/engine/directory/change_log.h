@@ -1,5 +1,5 @@
-// Which rows of a table changed, for those who save what did: each id once for every epoch in which its row
-// changed. An epoch begins when somebody asks for a version that later changes are to be later than, so that
+// Which rows of a table changed, for saves of changes: each id once for every epoch in which its row
+// changed. An epoch begins when a save asks for a version that later changes are to be later than, so that
 // its changes are found without a look at the rows that stayed as they were.
 #pragma once
 
@@ -42,7 +42,7 @@ class ChangeLog {
     if (before <= start_) ids_.push_back(id);
   }
 
-  // A row changes of which nobody knows the id.
+  // A row changes, and its id is not known.
   void add_unknown(uint64_t before, uint64_t newest) {
     if (before <= start_) clear(newest);
   }
@@ -54,7 +54,7 @@ class ChangeLog {
     start_ = complete_after_ = newest;
   }
 
-  // Nobody will ask for what changed before the version `upto`.
+  // Forgets what changed before the version `upto`.
   void forget(uint64_t upto) {
     const auto kept = epoch_of(upto);
     if (kept == epochs_.begin()) return;

@@ -34,7 +34,7 @@ class IdMap {
     uint8_t used;            // bit l: lane l is not free. Zeroed memory is an empty map
   };
 
-  // Of an id that is there, or null. Valid until the next growth or erase.
+  // The entry of an id that is there, or null. Valid until the next growth or erase.
   class Entry {
    public:
     Entry() : bucket_(nullptr), lane_(0) {}
@@ -163,7 +163,7 @@ class IdMap {
     for_each_from(0, bucket_count_, visit);
   }
 
-  // Those of buckets [begin, end); nothing beyond the last. The map must not change between its pieces.
+  // The entries of buckets [begin, end); nothing beyond the last. The map must not change between its pieces.
   uint64_t bucket_count() const { return bucket_count_; }
   template <class Visit>
   void for_each_from(uint64_t begin, uint64_t end, Visit visit) const {

@@ -25,7 +25,7 @@ struct LifeSpec {
   int64_t rows_after_eviction() const { return max_rows - max_rows / 8; }
 };
 
-// What the rules go by. Plans that are cancelled are not counted.
+// The rules go by these. Plans that are cancelled are not counted.
 struct LifeClock {
   static constexpr int64_t kNever = std::numeric_limits<int64_t>::min();
   uint64_t batches = 0;        // planned

@@ -1,4 +1,4 @@
-// Hands out the numbers 0, 1, 2, ..., of rows or of slots. Those that were freed go first, the latest of them
+// Hands out the numbers 0, 1, 2, ..., of rows or of slots. Freed numbers go first, the latest of them
 // first of all, so what a number is depends on the order of calls alone.
 #pragma once
 
@@ -15,7 +15,7 @@ class NumberPool {
   int64_t bound() const { return bound_; }           // one past the largest number ever handed out
   int64_t count() const { return bound_ - freed_; }  // numbers handed out and not freed
 
-  // What the k-th call of take() from now on will give, from 0.
+  // The number that the k-th call of take() from now on will give, from 0.
   uint32_t peek(int64_t k = 0) const {
     return k < freed_ ? *place(freed_ - 1 - k) : static_cast<uint32_t>(bound_ + k - freed_);
   }

@@ -1,5 +1,5 @@
-// What a table keeps about each of its rows beside the record, where an option asks for it: one array per
-// column, by row. Columns that nobody asked for cost nothing.
+// Numbers that a table keeps of each row beside the record, where an option asks for them: one array per
+// column, by row. Columns that no option asked for cost nothing.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ class ColumnSet {
   uint32_t bits_ = 0;
 };
 
-// Of one row; a column that the table does not have reads as 0.
+// The columns of one row; one that the table does not have reads as 0.
 struct RowColumnValues {
   uint32_t count = 0, last_use = 0;
   uint64_t version = 0;
@@ -65,7 +65,7 @@ class RowColumns {
   uint32_t& clicks(int64_t row) const { return at<uint32_t>(Column::kClicks, row); }
   int64_t& timestamp(int64_t row) const { return at<int64_t>(Column::kTimestamp, row); }
 
-  // What is before a plan kept of a row, for as long as the plan can be cancelled: words() of 8 bytes.
+  // The columns of a row before a plan, for as long as the plan can be cancelled: words() of 8 bytes.
   int64_t words() const { return words_; }
   void save(int64_t row, uint64_t* words) const noexcept;
   static uint64_t packed(uint32_t count, uint32_t last_use) {  // the only word where there are no others

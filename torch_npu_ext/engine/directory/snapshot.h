@@ -1,5 +1,5 @@
 // The rows of a table that a save has yet to take: one moment of the table, while training goes on. A row is
-// pending until somebody took it; who changes a pending row takes it first. So a pending row has the id, the
+// pending until it is taken; a pending row is taken before it is changed. So a pending row has the id, the
 // record and, unless they are kept here, the columns that it had at the moment.
 #pragma once
 
@@ -37,7 +37,7 @@ class Snapshot {
   }
   int64_t pending() const { return pending_; }
 
-  // Rows whose records nobody may read now, though they are pending.
+  // Rows whose records may not be read now, though they are pending.
   void set_moving(int64_t row, bool moving) {
     if (row >= rows_) return;
     uint64_t& word = moving_[static_cast<size_t>(row >> 6)];

@@ -30,7 +30,7 @@ struct GroupSpec {
   bool row_ids = false;
 };
 
-// Of one table, or of all. largest_batch is of those that began: the most unique rows of one.
+// Counts of one table, or of all. largest_batch is of those that began: the most unique rows of one.
 struct Stats {
   int64_t batches = 0, lookups = 0, unique_rows = 0, unique_misses = 0, new_rows = 0;
   int64_t rows_in = 0, rows_out = 0, bytes_in = 0, bytes_out = 0, bounds_errors = 0;

@@ -42,7 +42,7 @@ struct TableSpec {
   std::optional<DType> stored_dtype = {};  // of weights in the host store, where it is not that of the cache
 };
 
-// Ids that left a table that keeps versions, oldest first: whoever saves what changed has to say so.
+// Ids that left a table that keeps versions, oldest first: a save of changes has to name them.
 struct RemovalLog {
   std::vector<std::pair<uint64_t, int64_t>> removed;  // (version, id); an id may have come back since
   uint64_t complete_after =
@@ -60,7 +60,7 @@ class Table {
   int64_t row_bound() const { return spec_.hashed ? directory_.bound() : spec_.num_embeddings; }
   int64_t first_slot() const { return first_slot_; }
   int64_t end_slot() const { return first_slot_ + spec_.slots + (spec_.default_row ? 1 : 0); }
-  // Of the constant that default lookups read: no row ever has it. Precondition: spec().default_row.
+  // The slot of the constant that default lookups read: no row ever has it. Precondition: spec().default_row.
   uint32_t default_slot() const { return static_cast<uint32_t>(first_slot_ + spec_.slots); }
   bool never_evicts() const;
   int64_t index_bytes() const;   // of the id map and its kin
@@ -73,7 +73,7 @@ class Table {
   void check_capacity(int64_t rows_after, int64_t id) const;  // throws CapacityError
   void reserve_candidates(int64_t extra);                     // throws MemoryLimitError, std::bad_alloc
 
-  // What is kept per row gets room for all of row_bound(). Throws std::bad_alloc, DiskError.
+  // All that is kept per row gets room for row_bound() rows. Throws std::bad_alloc, DiskError.
   void extend_rows();
   void begin_row(uint32_t row) noexcept;             // of an id that no batch brought: its time begins now
   void forget_row(uint32_t row) noexcept;            // as if no id ever had it
@@ -136,7 +136,7 @@ class Table {
   uint32_t row_in(uint32_t slot, int64_t id) const {
     return spec_.hashed ? slot_rows_[slot - first_slot_] : static_cast<uint32_t>(id);
   }
-  // Of a hash table, and not during a plan, when the keys of missing rows are no slots.
+  // For hash tables, and not during a plan, when the keys of missing rows are no slots.
   uint32_t row_of(int64_t id, const IdMap::Entry& entry) const {
     return entry.has_slot() ? row_in(entry.slot(), id) : entry.row();
   }

@@ -1,6 +1,6 @@
 // Rows on their way from the cache to the host store: a row is in transit from the plan that evicts it until
-// its record has landed. Who wants such a row learns here which plan's copy to wait for, and waits for no
-// other.
+// its record has landed. A caller that wants such a row learns here which plan's copy to wait for, and waits
+// for no other.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,7 @@ class Transit {
 
   struct Departure {
     std::shared_ptr<PlanBuffers> plan;
-    IdMap rows;  // keys, once somebody has asked
+    IdMap rows;  // keys, from the first question on
     bool indexed = false;
   };
   static void index(Departure* departure);

@@ -74,7 +74,7 @@ class Window {
   void undo(PlanBuffers* plan) noexcept;
   void finish(const PlanBuffers& plan) noexcept;  // applied: the sums that came back are on the device
 
-  // [rows, 2 * dim] sums of the plan's rows. Those that come back stay here until finish().
+  // [rows, 2 * dim] sums of the plan's rows. Sums that come back stay here until finish().
   void write(const PlanBuffers& plan, const float* sums);
   void read(const PlanBuffers& plan, float* sums) const;
 

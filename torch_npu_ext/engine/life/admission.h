@@ -1,5 +1,5 @@
 // Which ids of a batch get rows. All lookups of a batch decide together: those of an id without a row are
-// counted before any of them is answered. What the count found of an id is kept for the answer.
+// counted before any of them is answered. The count keeps what it found of an id for the answer.
 #pragma once
 
 #include <cstdint>

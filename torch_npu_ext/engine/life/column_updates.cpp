@@ -53,7 +53,7 @@ void for_each_row(const Group& group, int32_t t, const PlanBuffers& plan, const 
   }
 }
 
-// What only lookups know, in their order: the last timestamp of an id is its own.
+// Numbers that only lookups have, in their order: the last timestamp of an id is its own.
 void touch_by_lookups(const Group& group, int32_t t, const Batch& batch, const PlanBuffers& plan) {
   const Table& table = group.tables[t];
   const RowColumns& columns = table.columns;

@@ -9,7 +9,7 @@
 namespace rec_sdk {
 namespace {
 
-// A row or a candidate. Who is chosen depends on no row number: those depend on what came and left before.
+// A row or a candidate. The choice depends on no row number: those depend on what came and left before.
 struct Known {
   int64_t id;
   double score;       // or the count
@@ -50,7 +50,7 @@ int64_t share_of(int64_t rows, double share) {
              : std::max<int64_t>(1, static_cast<int64_t>(static_cast<double>(rows) * share));
 }
 
-// The share of the lowest scores. Of equal scores the lower id leaves.
+// The share of the lowest scores. Among equal scores the lower id leaves.
 void choose_share(std::vector<Known>* known, double share) {
   const int64_t count = share_of(static_cast<int64_t>(known->size()), share);
   if (count == 0) return;

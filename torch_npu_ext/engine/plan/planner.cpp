@@ -125,7 +125,7 @@ PlanShape Planner::shape(const Group& group) const {
   return shape;
 }
 
-// Of an index table, an id outside is the row that a plan would take it for.
+// In an index table, an id outside is the row that a plan would take it for.
 uint64_t Planner::announce(const BatchInput& input, Group* group) {
   const int64_t features = static_cast<int64_t>(group->features.size());
   check_batch(input, features, true);
@@ -340,7 +340,7 @@ void Planner::bring_in(Group* group, int32_t t, PlanBuffers* plan) noexcept {
   enter(group, t, plan->swap_in_slots, plan->swap_in_rows, plan->swap_in_ids, begin, end);
 }
 
-// What the policy and the announcements know of rows [begin, end) of these goes with them, or comes back.
+// The policy and the announcements learn that rows [begin, end) of these go, or come back.
 void Planner::leave(Group* group, int32_t t, const int32_t* slots, const uint32_t* rows, const int64_t* ids,
                     int32_t begin, int32_t end) noexcept {
   group->tables[t].policy->leave(reinterpret_cast<const uint32_t*>(slots) + begin, rows + begin, end - begin);

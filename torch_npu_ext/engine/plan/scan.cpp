@@ -10,9 +10,9 @@ namespace {
 
 // A lookup is a pipeline: hash and prefetch its entry; later peek there and prefetch its stamp; later settle
 // what a peek does not find; later number its row; later count it. Evenly spaced misses of the processor's
-// cache overlap; issued in blocks they queue up. What was prefetched into L2 is fetched into L1 shortly
-// before its use: processors seem to drop prefetches into L2 at times, and without it plans then took up to
-// three times as long.
+// cache overlap; issued in blocks they queue up. A line that was prefetched into L2 is fetched into L1
+// shortly before its use: processors seem to drop prefetches into L2 at times, and without it plans then took
+// up to three times as long.
 constexpr int64_t kEntryDistance = 48;                                              // from hashing to peeking
 constexpr int64_t kSettleDistance = 16, kNumberDistance = 32, kTallyDistance = 48;  // from peeking
 constexpr int64_t kNearDistance = 6;                                                // to the next stage
@@ -21,7 +21,7 @@ constexpr int64_t kPartLookups = 4096;  // located in one go
 constexpr int64_t kStampDistance = 48, kTallyLag = kTallyDistance - kNumberDistance;  // of divided tables
 constexpr uint64_t ring(int64_t j) { return static_cast<uint64_t>(j) % kRing; }
 
-// Of two addresses; GCC makes a condition a branch here, and the processor mispredicts it.
+// One of two addresses; GCC makes a condition a branch here, and the processor mispredicts it.
 REC_SDK_ALWAYS_INLINE const void* choose(bool first, const void* a, const void* b) {
   const uintptr_t x = reinterpret_cast<uintptr_t>(a), y = reinterpret_cast<uintptr_t>(b);
   return reinterpret_cast<const void*>(y ^ ((x ^ y) & (uintptr_t{0} - first)));
@@ -118,7 +118,7 @@ struct EveryLookup {
   REC_SDK_ALWAYS_INLINE uint32_t& row(int64_t i) const { return rows[i]; }
 };
 
-// Which of so many shares has the row. Those whose stamps are in a cache line have the same.
+// Which of so many shares has the row. Rows with stamps in one cache line have the same.
 REC_SDK_ALWAYS_INLINE uint32_t share_of(RowKey key, uint64_t shares) {
   constexpr uint32_t kStampsPerLine = 8;
   return static_cast<uint32_t>(key / kStampsPerLine * 0x9E3779B1u * shares >> 32);
@@ -191,7 +191,7 @@ void Scan::with_directory(Group* group, int32_t t, const Use& use) {
   }
 }
 
-// Tables with more lookups than a thread's share would keep the other threads waiting. Of these, all threads
+// Tables with more lookups than a thread's share would keep the other threads waiting. For these, all threads
 // first do what changes nothing; then one gives missing rows their keys, in the order of the lookups, so that
 // rows and slots are the same for every number of threads; then all number the rows.
 void Scan::locate_lookups(Group* group, const Batch& batch) {
@@ -359,7 +359,7 @@ void Scan::find_default_row(const Table& table, Share* share) const noexcept {
   share->defaults = unique[static_cast<size_t>(row)].count;
 }
 
-// Of all the table's lookups, share->count at first, those whose rows are the share's.
+// Lists the lookups whose rows are the share's, among all of the table, share->count at first.
 void Scan::list_lookups(Share* share) noexcept {
   const TableScan& table = tables_[share->table];
   const uint64_t shares = table.end_share - table.first_share;

@@ -12,7 +12,7 @@
 
 namespace rec_sdk {
 
-// What a lookup's entry says during a plan: a slot of the group, or group.slots + m for the m-th row that is
+// The entry of a lookup during a plan: a slot of the group, or group.slots + m for the m-th row that is
 // not resident and for which no slot was free. A missed row is marked in its own entry, so one probe per
 // lookup finds duplicates too.
 using RowKey = uint32_t;
@@ -74,7 +74,7 @@ class Scan {
       for (int64_t u = shares_[s].first; u < shares_[s].end(); ++u) visit(unique[u]);
     }
   }
-  // Those of the batch's pieces that look up the table.
+  // The pieces of the batch that look up the table.
   size_t piece_begin(int32_t t) const { return tables_[t].first_piece; }
   size_t piece_end(int32_t t) const { return tables_[t].end_piece; }
 

@@ -1,4 +1,4 @@
-// What a rank tells an id's home beside the id, in tables that admit or evict ids.
+// Numbers that a rank sends to an id's home beside the id, in tables that admit or evict ids.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct NumberKinds {
   int64_t words() const { return int64_t{shows} + clicks + 2 * timestamp + feature; }
 };
 
-// Of one distinct id, on one rank.
+// The numbers of one distinct id, on one rank.
 struct IdNumbers {
   uint32_t shows = 0, clicks = 0;
   int64_t timestamp = 0;
@@ -26,7 +26,7 @@ struct IdNumbers {
 // Writes kinds.words() words; gives how many those are.
 int64_t write_numbers(const NumberKinds& kinds, const IdNumbers& numbers, int32_t* words) noexcept;
 
-// Of the ids that all ranks sent; empty where no table has such.
+// The numbers of the ids that all ranks sent; empty where no table has such.
 struct ReceivedNumbers {
   std::vector<int32_t> shows, clicks;
   std::vector<int64_t> timestamps;

@@ -74,7 +74,7 @@ REC_SDK_ALWAYS_INLINE uint32_t take_place(const Lookups& lookups, int64_t i, Uni
   return row.count++;
 }
 
-// Of one piece, all lookups of a feature, the first of whose gradient is `first`; `i` is the next lookup.
+// One piece, all lookups of a feature, the first of whose gradient is `first`; `i` is the next lookup.
 template <bool kSources, class Lookups>
 void fill_sequence(const Batch::Piece& piece, int64_t first, const Lookups& lookups, int64_t* i,
                    UniqueRow* unique, PlanBuffers* plan) {
@@ -87,7 +87,7 @@ void fill_sequence(const Batch::Piece& piece, int64_t first, const Lookups& look
   *i = next;
 }
 
-// Of one piece; `i` is the next lookup.
+// One piece; `i` is the next lookup.
 template <bool kScaled, bool kWeighted, class Lookups>
 void fill_pooled(const Batch::Piece& piece, const Feature& feature, const Lookups& lookups, int64_t* i,
                  UniqueRow* unique, PlanBuffers* plan) {

@@ -56,7 +56,7 @@ class WordArena {
   std::unique_ptr<int32_t[]> words_;
 };
 
-// What a batch reads of the tables of a group: n lookups of U distinct rows, of F features and B samples.
+// A batch's reads of the tables of a group: n lookups of U distinct rows, of F features and B samples.
 // Rows are received rank by rank, and there table by table.
 struct UniqueGroup {
   std::vector<int32_t> tables, features;

@@ -39,7 +39,7 @@ void LrfuPolicy::evict(int64_t count, SlotUses* uses, const FutureUses&, uint32_
   queue_.evict(count, uses, ByScore{scores()}, victims);
 }
 
-// Until now all that is known of a row is who used it last.
+// Until now all that is known of a row is which batch used it last.
 void LrfuPolicy::begin_counting(const SlotUses& uses) noexcept {
   if (counting_) return;
   counting_ = true;

@@ -21,7 +21,7 @@ class SlotUses {
   uint32_t epoch() const { return epoch_; }
   uint32_t renumbered() const { return renumbered_; }  // how often epochs began anew
 
-  // [slots + lookups of the batch] epoch << 32 | unique row in that batch; 0 when there is no row. Those
+  // [slots + lookups of the batch] epoch << 32 | unique row in that batch; 0 when there is no row. Stamps
   // behind the slots are a batch's own, for rows that it misses.
   uint64_t* stamps() const { return stamps_.data(); }
   uint32_t last_batch(int64_t slot) const { return static_cast<uint32_t>(stamps_[slot] >> 32); }
@@ -46,7 +46,7 @@ class SlotUses {
     if (!in_order_ && !marked_) mark_held();
   }
 
-  // Of the batches in flight, without the current one. The bound counts a slot once per batch.
+  // Slots of the batches in flight, without the current one. The bound counts a slot once per batch.
   int64_t held_at_most(int32_t table) const;
   void mark_held();  // throws std::bad_alloc
   bool marked(int64_t slot) const { return marks_[slot] == mark_; }

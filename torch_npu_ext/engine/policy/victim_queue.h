@@ -57,13 +57,13 @@ class VictimQueue {
 
   // Whether the slot has not been used since it was queued.
   bool stale(const SlotUses& uses, uint32_t slot) const { return uses.last_batch(slot) - 1 >= queued_at_; }
-  // Those of the current batch are not queued: it has yet to bring in others, which would be missing among
+  // Slots of the current batch are not queued: it has yet to bring in others, which would be missing among
   // them.
   static bool old(uint32_t last_batch, uint32_t epoch) { return last_batch != 0 && last_batch != epoch; }
 
   // These two are out of line: inlined into one function, plans that evict took 1.02 times as long.
 
-  // From the queue, `count` or as many as it has. What is passed is gone.
+  // From the queue, `count` or as many as it has. Slots that are passed are gone.
   template <class Passed>
   __attribute__((noinline)) int64_t take(int64_t count, SlotUses* uses, uint32_t* victims,
                                          const Passed& passed_over) noexcept {

@@ -150,7 +150,7 @@ void HostStore::write(int64_t row, const char* data) {
   copy(row, data);
 }
 
-// Asking costs a call of the system for each row. Where all rows of a sample are in memory nobody does.
+// Asking costs a call of the system for each row. Where all rows of a sample are in memory, it is not asked.
 template <class Row>
 void HostStore::will_need(const Row* rows, int64_t count) const noexcept {
   if (!file_) return;

@@ -8,8 +8,8 @@
 //
 // Calls that change the store need exclusive access among themselves (the engine's lock). Beside them, has(),
 // read() and copy() of mapped rows may run on any thread without it: chunks never move, and whether
-// a row is written is an atomic bit. What they order is no more than that: who reads the bytes of a record
-// that another thread writes has to wait for it by other means. forget() and clear() also need that nobody
+// a row is written is an atomic bit. They order no more than that: a thread that reads the bytes of a record
+// which another one writes has to wait for it by other means. forget() and clear() also need that no thread
 // copies to or from the rows that they drop.
 #pragma once
 

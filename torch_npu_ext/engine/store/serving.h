@@ -44,8 +44,8 @@ class WholeFile {
   size_t size_ = 0;
 };
 
-// Writes an index into a new file, of which the page cache holds what memory allows. What is added later
-// replaces what there is of an id.
+// Writes an index into a new file, of which the page cache holds what memory allows. A later entry
+// replaces an earlier one of the same id.
 class IndexWriter {
  public:
   IndexWriter(const std::string& path, int64_t most_ids, const std::string& save);  // throws DiskError

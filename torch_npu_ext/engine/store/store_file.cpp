@@ -68,7 +68,7 @@ void StoreFile::allocate(int64_t bytes) {
       allocated_ += more;
       return;
     }
-    // What was taken in part goes back: the next try, here or elsewhere, may need it.
+    // A part that was taken goes back: the next try, here or elsewhere, may need it.
     if (ftruncate(file_, kHeader + allocated_) != 0) fail(errno, "cannot be truncated");
     if (error != ENOSPC && error != EDQUOT && error != EFBIG) fail(error, "cannot grow");
     if (more == exact) {
