@@ -1,96 +1,28 @@
-"""The way of one warm training batch through the package: its calls, classes and rooms are counted."""
+"""The way of one warm training batch through the package: its calls, classes and entries are counted."""
 
 from __future__ import annotations
 
-import os
-import sys
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from jagged import apply, bag_config, bags_collection, jagged
 from torchrec import KeyedJaggedTensor
+from walks import Walk, walking
 
 import rec_sdk_torch as rst
-from rec_sdk_torch import _engine
 
-PACKAGE = str(Path(rst.__file__).parent) + os.sep
-CACHE, STEP = "tbe/cache/device_cache.py", "tbe/step/step.py"
 ROWS = 16
 
 
-class Walk:
-    """Counts what runs in the package while it is open, in all threads that were started after it was made.
-
-    Attributes:
-        calls: Python calls.
-        entries: calls from another file, by file.
-        classes: whose methods ran.
-        engine: calls of the engine, by name.
-        left_out: files that do not count.
-    """
-
-    left_out: tuple[str, ...] = ()
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.entries: Counter[str] = Counter()
-        self.classes: set[str] = set()
-        self.engine: Counter[str] = Counter()
-        self._open = False
-
-    def profile(self, frame: Any, event: str, argument: object) -> None:
-        path = frame.f_code.co_filename
-        if not self._open or event != "call" or not path.startswith(PACKAGE) or path.endswith(self.left_out):
-            return
-        self.calls += 1
-        if frame.f_back is None or frame.f_back.f_code.co_filename != path:
-            self.entries[path.removeprefix(PACKAGE)] += 1
-        outer = frame.f_code.co_qualname.split(".<locals>")[0]
-        if "." in outer:
-            self.classes.add(outer.rpartition(".")[0])
-
-    def counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self.engine[function.__name__] += self._open
-            return function(*args, **kwargs)
-
-        return call
-
-    def count(self, work: Callable[[], object]) -> None:
-        """Counts `work` alone."""
-        self._open = True
-        try:
-            work()
-        finally:
-            self._open = False
-
-    def check(self, *, calls: int, classes: int, cache: int, step: int) -> None:
-        """Fails where there is more than this: calls, classes, entries into these two files."""
-        assert self.calls <= calls, (self.calls, self.entries)
-        assert len(self.classes) <= classes, sorted(self.classes)
-        assert self.entries[CACHE] <= cache
-        assert self.entries[STEP] <= step
-
-
 @pytest.fixture
-def walk(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> Iterator[Walk]:
+def walk(device: torch.device) -> Iterator[Walk]:
     if device.type != "cpu":
         pytest.skip("on a device autograd has a thread of its own, and batches wait for copies")
-    made = Walk()
-    for owner, names in ((_engine.Engine, vars(_engine.Engine)), (_engine.Plan, ["release"]), (_engine, ["begin"])):
-        for name in list(names):
-            if not name.startswith("_") and callable(getattr(owner, name)):
-                monkeypatch.setattr(owner, name, made.counted(getattr(owner, name)))
-    threading.setprofile(made.profile)
-    sys.setprofile(made.profile)
-    yield made
-    sys.setprofile(None)
-    threading.setprofile(None)
+    with walking() as made:
+        yield made
 
 
 def collection(device: torch.device, batches: float) -> Any:
