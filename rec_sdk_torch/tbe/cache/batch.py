@@ -20,7 +20,7 @@ IntArray = npt.NDArray[np.signedinteger[Any]]
 def _host_array(name: str, values: torch.Tensor) -> IntArray:
     if values.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"{name} are {values.dtype}, expected torch.int32 or torch.int64")
-    array: IntArray = values.cpu().numpy()
+    array: IntArray = (values if values.is_cpu else values.cpu()).numpy()
     return array
 
 
@@ -29,7 +29,7 @@ def _same_numbers(a: IntArray, b: IntArray) -> bool:
     return one == other or np.array_equal(a, b)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Batch:
     """Ids of K keys times B samples, key-major, in host memory.
 
@@ -80,7 +80,7 @@ class Batch:
         if weights is not None:
             weights = weights.to(dtype=torch.float32).contiguous()
         arrays = _host_array("ids", values), _host_array("offsets", offsets)
-        copied = values.device.type != "cpu"
+        copied = not values.is_cpu
         weighted = weights is not None if weighted is None else weighted
         known = NOTHING_SEEN if seen is None else seen.arrays(len(arrays[0]))
         return cls(*arrays, batch_size, feature_keys, weights, copied, weighted, joined, known)

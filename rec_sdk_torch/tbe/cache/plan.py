@@ -60,35 +60,39 @@ class PlanArrays(NamedTuple):
 
 
 _HOT_SEGMENTS = PlanArrays._fields.index("hot_segments")
-_OTHER_TYPES = tuple(
-    (PlanArrays._fields.index(name), dtype)
-    for name, dtype in {
-        "offsets": torch.int64,
-        "scale": torch.float32,
-        "window_out_slots": torch.int64,
-        "window_in_slots": torch.int64,
-        "unique_ids": torch.int64,
-    }.items()
-)
+_OTHER_TYPES: dict[str, type[np.generic]] = {
+    "offsets": np.int64,
+    "scale": np.float32,
+    "window_out_slots": np.int64,
+    "window_in_slots": np.int64,
+    "unique_ids": np.int64,
+}
+_DTYPES = [_OTHER_TYPES.get(name) for name in PlanArrays._fields]
+"""Data types of the arrays; None for int32, which the engine gives all of them as."""
 
 
 def arrays_on_host(host: _engine.Plan) -> PlanArrays:
     """The plan's own arrays, where host and device are one."""
-    return _typed([None if view is None else torch.from_numpy(view) for view in host.views])
+    tensors: list[torch.Tensor | None] = []
+    for view, dtype in zip(host.views, _DTYPES, strict=True):
+        if view is None:
+            tensors.append(None)
+        else:
+            tensors.append(torch.from_numpy(view if dtype is None else view.view(dtype)))
+    hot = tensors[_HOT_SEGMENTS]
+    if hot is not None:
+        tensors[_HOT_SEGMENTS] = hot.view(-1, HOT_SEGMENT_FIELDS)
+    return PlanArrays(*tensors)  # type: ignore[arg-type]  # the engine gives what is never None
 
 
 def arrays_on_device(arena: torch.Tensor, host: _engine.Plan) -> PlanArrays:
     """Views of `arena`, uint8, at the places that the plan names."""
     words = arena.view(torch.int32)
-    return _typed([None if field is None else words.narrow(0, *field) for field in host.fields])
-
-
-def _typed(views: list[torch.Tensor | None]) -> PlanArrays:
-    """The arrays from views of int32."""
-    for place, dtype in _OTHER_TYPES:
+    views = [None if field is None else words.narrow(0, *field) for field in host.fields]
+    for place, dtype in enumerate(_DTYPES):
         view = views[place]
-        if view is not None:
-            views[place] = view.view(dtype)
+        if view is not None and dtype is not None:
+            views[place] = view.view(torch.int64 if dtype is np.int64 else torch.float32)
     hot = views[_HOT_SEGMENTS]
     if hot is not None:
         views[_HOT_SEGMENTS] = hot.view(-1, HOT_SEGMENT_FIELDS)

@@ -175,7 +175,7 @@ class PrefetchQueue:
         seen: Seen | None = None,
     ) -> Batch:
         """`Batch.from_tensors`; ids on a device that were prefetched from `source` are on the host already."""
-        if values.device.type != "cpu":
+        if not values.is_cpu:
             prefetched = self._find(source, values)
             if prefetched is not None:
                 known = prefetched.batch
