@@ -22,7 +22,7 @@ import torch
 from ..tbe import CapacityError
 from ..tbe.rows.load import Removed, Replacement, Rows, TableSource, piece_rows
 from ..tbe.rows.row_parts import WEIGHT
-from ..tbe.rows.table_view import Content
+from ..tbe.rows.table_view import Content, load
 from ..warn import warn
 from . import files
 from .errors import CheckpointError
@@ -180,7 +180,7 @@ def write_over(owners: Sequence[Owner], found: Sequence[Sequence[_Table]]) -> No
             names = list(table.arrays[0][1])
             parts = {name: torch.cat([each.parts[name] for each in whole]) for name in names if whole}
             contents.append(Content(view, ids, parts))
-        owner.embedding.load(contents)
+        load(owner.embedding.layout, contents)
 
 
 def has_room(found: Sequence[Sequence[_Table]], folder: Path) -> bool:

@@ -23,7 +23,7 @@ from ..tbe.config.life import Seen, TableLife
 from ..tbe.config.table import DIVIDED
 from ..tbe.rows.layout import Layout
 from ..tbe.rows.row_parts import WEIGHT
-from ..tbe.rows.table_view import TableView
+from ..tbe.rows.table_view import TableView, load
 from ..tbe.step.prefetch_queue import Prefetched
 from .collectives import Exchange
 from .dedup import Tables
@@ -136,7 +136,7 @@ class HomeTables(CachedCollection):
                 self._embedding.view(table.name).write(chunk.ids[mine], parts)
             before, now = source.layout.optimizer_of(table.name), self._embedding.layout.optimizer_of(table.name)
             if before is not None and now is not None:
-                self._embedding.load([], [(now, before.step)])
+                load(self._embedding.layout, [], [(now, before.step)])
 
     def table_ids(self, table: str) -> torch.Tensor:
         """Ids of this rank: an index table has all of its rows here."""

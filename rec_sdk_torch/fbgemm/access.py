@@ -10,6 +10,7 @@ import torch
 from ..tbe import TableBatchedEmbedding, TableOptimizer
 from ..tbe.config.numbers import as_int
 from ..tbe.rows.gradients import TableGradient, take_gradients
+from ..tbe.rows.table_view import load
 from .enums import OptimType
 from .options import logger
 from .placement import Spec, rows_in_place
@@ -132,7 +133,7 @@ class TableAccess(torch.nn.Module):
         number = as_int(step)
         if number is None or number < 0:
             raise ValueError(f"step is {step!r}, expected an int of at least 0")
-        self.tables.load([], [(self._optimizer, number)])
+        load(self.tables.layout, [], [(self._optimizer, number)])
 
     def update_hyper_parameters(self, params_dict: Mapping[str, float]) -> None:
         """Sets `lr`, `eps`, `beta1`, `beta2`, `weight_decay` or `lower_bound`, from the next update on.

@@ -12,7 +12,7 @@ from ..formulas import StateSpec
 from ..tbe import TableBatchedEmbedding, TableOptimizer
 from ..tbe.rows.given import step_problem, tensor_problem
 from ..tbe.rows.row_parts import WEIGHT
-from ..tbe.rows.table_view import Content
+from ..tbe.rows.table_view import Content, load
 from .placement import Spec
 
 ROWS_AT_ONCE = 1 << 16
@@ -117,7 +117,7 @@ def load_states(
             problem = contents[-1].problem()
             problems += [f"table {table.name!r}: {problem}"] if problem else []
     if not problems:
-        tables.load(contents, [(optimizer, int(saved["iter"]))])
+        load(tables.layout, contents, [(optimizer, int(saved["iter"]))])
     return problems
 
 

@@ -13,7 +13,7 @@ from ..tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
 from ..tbe.config.numbers import as_int
 from ..tbe.config.optimizer import check_options
 from ..tbe.rows.given import known_ids_problem, step_problem, tensor_problem
-from ..tbe.rows.table_view import Content
+from ..tbe.rows.table_view import Content, load
 from .handles import TableParameter
 from .requests import defaults_of
 from .torchrec_hooks import check_clipping
@@ -65,7 +65,7 @@ class StepState(_TableState):
         if value is _LOADED:
             return
         self._raise_problem(value)
-        self._embedding.load([], [self.number(value)])
+        load(self._embedding.layout, [], [self.number(value)])
 
     def number(self, value: Any) -> tuple[TableOptimizer, int]:
         """The optimizer and its step that loading `value` sets."""
@@ -146,7 +146,7 @@ class RowState(_TableState):
         ids = torch.arange(self._rows, dtype=torch.int64, device="cpu") if self._ids is None else self._ids.loading
         assert ids is not None
         self._raise_problem(value, len(ids))
-        self._embedding.load([self.content(ids, value)])
+        load(self._embedding.layout, [self.content(ids, value)])
         if self._ids is not None and self._index + 1 == len(self._optimizer.spec.states):
             self._ids.loading = None
 
@@ -243,7 +243,7 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
         if number is None or number < 0:
             raise ValueError(f"step is {step!r}, expected an int of at least 0")
         states = [state for of_table in self.state.values() for state in of_table.values()]
-        self._embedding.load([], [state.number(number) for state in states if isinstance(state, StepState)])
+        load(self._embedding.layout, [], [state.number(number) for state in states if isinstance(state, StepState)])
 
     def update_hyper_parameters(self, params_dict: Mapping[str, Any]) -> None:
         """Sets options of every table's optimizer, of their names in `param_groups`, or `beta1` and `beta2`.
@@ -297,7 +297,7 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
                     contents.append(state.content(ids.cpu(), value))
                 elif isinstance(state, StepState):
                     numbers.append(state.number(value))
-        self._embedding.load(contents, numbers)
+        load(self._embedding.layout, contents, numbers)
 
     def _check_groups(self, given: Sequence[Mapping[str, Any]]) -> None:
         """Whether options can become those of the groups, which are found by the names of their parameters."""

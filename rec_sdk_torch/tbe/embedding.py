@@ -23,11 +23,11 @@ from .config.table import BoundsCheckMode, TableConfig
 from .options import Device, EmbeddingOptions, Folder, Scaler
 from .rows.layout import Layout
 from .rows.state_dict import TablesModule, load_tables, refuse_sharing, save_table
-from .rows.table_view import Content, TableView, fill_tables, load
+from .rows.table_view import TableView, fill_tables
 from .step.gradient_check import GradientGuard
 from .step.monitor import Monitor, describe_table, memory_report
 from .step.prefetch_queue import Prefetched, PrefetchQueue
-from .step.reading import ReadPooled, wants_grad
+from .step.reading import read_batch
 from .step.step import FusedLookup, Step, apart, new_output, split_rows
 
 
@@ -199,16 +199,6 @@ class TableBatchedEmbedding(TablesModule):
         ids: Int64Array = self.view(name).ids().numpy()
         return ids
 
-    def load(self, contents: Sequence[Content], steps: Sequence[tuple[TableOptimizer, int]] = ()) -> None:
-        """Sets rows of tables, and the steps that optimizers have counted: all, or after an exception nothing.
-
-        Raises:
-            ValueError: contents that do not fit their tables.
-            IndexError, CapacityError, MemoryError: rows that there cannot be.
-            RuntimeError: ids are to leave that a batch in flight uses.
-        """
-        load(self.layout, contents, steps)
-
     # ---- batches that will come
 
     def prefetch(
@@ -304,7 +294,7 @@ class TableBatchedEmbedding(TablesModule):
         return [of_features[feature] for feature in range(self.num_features)]
 
     def _lengths(self, batch: Batch) -> list[list[int]]:
-        """Of each group the lookups of each of its features."""
+        """The lookups of each feature of each group."""
         return [batch.lookups(group.features).tolist() for group in self.groups]
 
     @calls
@@ -314,13 +304,16 @@ class TableBatchedEmbedding(TablesModule):
         groups = layout.built or layout.groups
         weights: list[torch.Tensor | None] = [None] * len(groups)
         if batch.weights is not None:
-            weights = self._weights(batch)
+            weights = layout.weights_of(batch)
         lengths = None if self.pooled or batch.joined else self._lengths(batch)
         shape = (batch.batch_size, self._width) if self.pooled else None
         if not (self.training and torch.is_grad_enabled()):
-            return self._read(batch, weights, lengths, shape)
+            with layout.locks.exclusive():
+                self.queue.was_read(batch)
+                return read_batch(layout.groups, batch, weights, lengths, new_output(shape, self.device))
         if not self._trainable:
-            self._check_trainable()
+            layout.check_trainable()
+            self._trainable = True
         if layout.locks.unfinished is not None:
             layout.locks.catch_up()  # before there is a plan, beside which whole tables cannot be worked on
         monitor = self.monitor
@@ -336,41 +329,6 @@ class TableBatchedEmbedding(TablesModule):
         if monitor.forwards >= monitor.next_check:
             monitor.check(groups)
         return outputs if len(outputs) == 1 else apart(outputs)  # the caller may write into them
-
-    def _weights(self, batch: Batch) -> list[torch.Tensor | None]:
-        """The per-sample weights of each group."""
-        if not self.pooled:
-            raise ValueError("per-sample weights need pooled tables")
-        return [group.weights_of(batch) for group in self.groups]
-
-    def _read(
-        self,
-        batch: Batch,
-        weights: list[torch.Tensor | None],
-        lengths: list[list[int]] | None,
-        shape: tuple[int, int] | None,
-    ) -> tuple[torch.Tensor, ...]:
-        """`_lookup` of a batch that is not trained."""
-        with self.exclusive():
-            self.queue.was_read(batch)
-            out = new_output(shape, self.device)
-            if out is not None and wants_grad(weights):
-                return (ReadPooled.apply(self.groups, batch, out, *weights),)
-            read = [group.read(batch, weight, out) for group, weight in zip(self.groups, weights, strict=True)]
-        if lengths is not None:
-            return split_rows(read, lengths)
-        return tuple(read) if out is None else (out,)
-
-    def _check_trainable(self) -> None:
-        if self._trainable:
-            return
-        missing = [t.name for t, optimizer in zip(self.tables, self.optimizers, strict=True) if optimizer is None]
-        if missing:
-            raise RuntimeError(
-                f"tables {missing} have no optimizer: call apply_optimizer_in_backward on their parameters "
-                "before the first training forward (or use eval() / torch.no_grad() to read only)"
-            )
-        self._trainable = True
 
     # ---- what torch.nn.Module does to modules
 

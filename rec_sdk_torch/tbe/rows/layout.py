@@ -10,7 +10,7 @@ import torch
 
 from ...backends.devices import backend_for
 from ..cache.accumulation import counted
-from ..cache.batch import Int64Array
+from ..cache.batch import Batch, Int64Array
 from ..cache.device_cache import Group
 from ..cache.group_spec import Member, alike, record_layout, stored_bytes
 from ..cache.store_folder import StoreFolder
@@ -174,6 +174,28 @@ class Layout:
             finally:
                 self.built = old
             self._take(fresh)
+
+    def check_trainable(self) -> None:
+        """
+        Raises:
+            RuntimeError: a table has no optimizer.
+        """
+        missing = [t.name for t, optimizer in zip(self.tables, self.optimizers, strict=True) if optimizer is None]
+        if missing:
+            raise RuntimeError(
+                f"tables {missing} have no optimizer: call apply_optimizer_in_backward on their parameters "
+                "before the first training forward (or use eval() / torch.no_grad() to read only)"
+            )
+
+    def weights_of(self, batch: Batch) -> list[torch.Tensor | None]:
+        """The per-sample weights of each group.
+
+        Raises:
+            ValueError: the tables are not pooled.
+        """
+        if not self.pooled:
+            raise ValueError("per-sample weights need pooled tables")
+        return [group.weights_of(batch) for group in self.groups]
 
     # ---- changes
 

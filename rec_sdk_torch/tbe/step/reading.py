@@ -10,11 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from ..cache.batch import Batch
 from ..cache.device_cache import Group
-
-
-def wants_grad(weights: Sequence[torch.Tensor | None]) -> bool:
-    """Whether a lookup with these per-sample weights is part of a graph."""
-    return torch.is_grad_enabled() and any(weight is not None and weight.requires_grad for weight in weights)
+from .step import split_rows
 
 
 class ReadPooled(torch.autograd.Function):
@@ -40,3 +36,28 @@ class ReadPooled(torch.autograd.Function):
         grad = grad.float().contiguous()
         pairs = zip(ctx.groups, ctx.saved_tensors, strict=True)
         return (None, None, None, *(group.read_weights_grad(ctx.batch, rows, grad) for group, rows in pairs))
+
+
+def read_batch(
+    groups: Sequence[Group],
+    batch: Batch,
+    weights: Sequence[torch.Tensor | None],
+    lengths: Sequence[list[int]] | None,
+    out: torch.Tensor | None,
+) -> tuple[torch.Tensor, ...]:
+    """Looks up a batch that is not trained, while no plan may be made.
+
+    Args:
+        groups: have the tables.
+        batch: the lookups.
+        weights: the per-sample weights of each group.
+        lengths: as for `Step`.
+        out: memory for pooled rows; None where they are not pooled.
+    """
+    in_graph = torch.is_grad_enabled() and any(weight is not None and weight.requires_grad for weight in weights)
+    if out is not None and in_graph:
+        return (ReadPooled.apply(groups, batch, out, *weights),)
+    read = [group.read(batch, weight, out) for group, weight in zip(groups, weights, strict=True)]
+    if lengths is not None:
+        return split_rows(read, lengths)
+    return tuple(read) if out is None else (out,)
