@@ -25,7 +25,6 @@ ROOMS = [
 ]
 PENDING = [
     "op_kernels/update_rows",
-    "rec_sdk_torch/tbe",
 ]
 """Beginnings of the paths that are not clean yet."""
 

@@ -408,8 +408,8 @@ class TableBatchedEmbedding(TablesModule):
 
         `batches`, `lookups`, `unique_rows`, `unique_misses`, `new_rows`, `rows_in`, `rows_out`, `bytes_in`,
         `bytes_out`, `bounds_errors`, `largest_batch` (the most distinct rows that a batch had of one table) and, now,
-        `pinned_rows` (which batches in flight hold in the cache). Of tables that admit or evict ids: `admitted` (ids
-        that got a row), `not_admitted_lookups` (which read the default value), `evicted` (ids that left by a rule).
+        `pinned_rows` (which batches in flight hold in the cache). For tables that admit or evict ids also: `admitted`
+        (ids that got a row), `not_admitted_lookups` (which read the default value), `evicted` (ids that left by rule).
         Without `table` also `copied_batches` (batches whose ids came from a device), `depth_reached` (the most batches
         planned ahead at once), and two times of the host in microseconds: `plan_us`, planning in any thread, and
         `wait_us`, what training forwards spent on plans and swaps.

@@ -15,8 +15,8 @@ from .plan import Plan
 from .transfers import Transfers
 
 Segments = tuple[torch.Tensor | None, ...]
-"""What an update needs of a plan behind the gradients: segment_offsets, grad_row, grad_source, grad_column, scale,
-hot_segments."""
+"""The arrays of a plan that an update takes behind the gradients: segment_offsets, grad_row, grad_source, grad_column,
+scale, hot_segments."""
 UpdateFromSums = Callable[
     [Run, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor], None
 ]
@@ -88,7 +88,7 @@ class Window:
         self._engine.close_window()
 
     def _ids(self, tables: np.ndarray) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """Of the window's resident rows, which `tables` divides, and of those that left the cache."""
+        """Ids of the window's resident rows, which `tables` divides, and of its rows that left the cache."""
         if not self._tables_with_ids:
             return None, None
         of_tables = [self._engine.window_ids(table) for table in range(self._tables_with_ids)]

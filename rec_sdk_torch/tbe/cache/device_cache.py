@@ -150,7 +150,7 @@ class Group:
         self.swap = Swap(self.engine, cache, self.layout.weight(cache), sums, self._transfers, fill_new)
 
     def _fill_default_rows(self, cache: torch.Tensor) -> None:
-        """What ids without a row read."""
+        """Fills the rows that ids without a row read."""
         end = 0
         for member in self.members:
             end += member.cache_slots
@@ -409,7 +409,7 @@ class Group:
         return update_rows, cache, grads, slots, tables, *of_lookups, *settings, self._state_dtypes, hot
 
     def set_evict_step_interval(self, steps: int | None) -> None:
-        """Of all members that evict ids at intervals; None: what their configs say."""
+        """Sets the interval of all members that evict ids at intervals; None: what their configs say."""
         configured = [member.config.life.evict_step_interval if member.config.life else 0 for member in self.members]
         self.intervals = configured if steps is None else [steps] * len(self.members)
 
@@ -469,7 +469,7 @@ class Group:
         return self.layout.weight(torch.cat([resident, *self._transfers.send(staging).wait()]))
 
     def slot_bytes(self) -> int:
-        """Of a row in the cache and, in a group with a window, its sums."""
+        """Bytes of a row in the cache and, in a group with a window, of its sums."""
         matrices = [matrix for matrix in (self.swap.cache, self.swap.sums) if matrix is not None]
         return sum(matrix.shape[1] * matrix.element_size() for matrix in matrices)
 

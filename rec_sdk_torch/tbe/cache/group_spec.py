@@ -55,7 +55,7 @@ def alike(configs: Sequence[TableConfig], optimizers: Sequence[TableOptimizer | 
 
 
 def stored_bytes(config: TableConfig, optimizer: TableOptimizer | None) -> int:
-    """Of such a record in the host's table."""
+    """Bytes of such a record in the host's table."""
     return replace(record_layout(config, optimizer), weight_dtype=config.weight_dtype).bytes
 
 

@@ -6,7 +6,7 @@ import torch
 
 
 def padded_places(sizes: torch.Tensor) -> torch.Tensor:
-    """Of each entry of the padded offsets the place of its value in the batch's own.
+    """The places of the padded offsets' values among the offsets of the batch.
 
     Features have empty bags behind their own.
 

@@ -139,10 +139,10 @@ class Leaving:
 
 @dataclass(eq=False, slots=True)
 class Plan:
-    """What a batch needs of one group. Its rows stay in the cache until it is released or dropped.
+    """The rows that a batch needs of one group. They stay in the cache until the plan is released or dropped.
 
     Attributes:
-        host: the engine's plan; one that nobody applied undoes itself when it is dropped.
+        host: the engine's plan; one that was not applied undoes itself when it is dropped.
         arrays: on the device.
         arrival: of the arrays.
         staged: until the plan is applied or released; None where no rows come.

@@ -12,7 +12,7 @@ import weakref
 from ..._forks import keep_from_children
 
 MARKER = b"rec_sdk_torch host store: rows of a running process, no save\n"
-"""What the files of host stores begin with, see torch_npu_ext/engine/store/store_file.cpp."""
+"""The beginning of the files of host stores, see torch_npu_ext/engine/store/store_file.cpp."""
 
 
 class FolderInUseError(RuntimeError):
@@ -20,10 +20,10 @@ class FolderInUseError(RuntimeError):
 
 
 class StoreFolder:
-    """A folder with the host stores of one embedding, which nobody else may use meanwhile.
+    """A folder with the host stores of one embedding, which nothing else may use meanwhile.
 
     The files are removed with their tables: the maps from ids to rows are in memory, so that they are of no use to
-    another process, and a checkpoint is the way to keep rows. Those of a process that was killed are removed here.
+    another process, and a checkpoint is the way to keep rows. Files of a process that was killed are removed here.
 
     Attributes:
         path: of the folder.
@@ -33,7 +33,7 @@ class StoreFolder:
         """Makes the folder, or takes it over.
 
         Raises:
-            FolderInUseError: somebody else uses it.
+            FolderInUseError: it is in use.
             OSError: it cannot be made or written to.
         """
         self.path = path
@@ -64,13 +64,13 @@ class StoreFolder:
                 os.unlink(entry.path)
 
     def new_path(self, table: str) -> str:
-        """Of a file for the host store of `table`."""
+        """The path of a file for the host store of `table`."""
         name = urllib.parse.quote(table, safe="")[:100]
         return os.path.join(self.path, f"{name}.{next(self._numbers)}.rows")
 
 
 def folder_for_copy(path: str) -> StoreFolder:
-    """The first folder `copy1`, `copy2`, ... inside of `path` that nobody uses."""
+    """The first folder `copy1`, `copy2`, ... inside of `path` that is not in use."""
     for number in itertools.count(1):
         with contextlib.suppress(FolderInUseError):
             return StoreFolder(os.path.join(path, f"copy{number}"))

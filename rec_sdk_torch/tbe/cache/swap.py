@@ -39,8 +39,8 @@ _SWAP_IN_SLOTS = PlanArrays._fields.index("swap_in_slots")
 class Swap:
     """Plans batches of one group, and brings the cache to where their plans want it.
 
-    Plans are made and dropped under the embedding's planning lock, and read ahead by who made them; all else is called
-    under its launch lock.
+    Plans are made and dropped under the embedding's planning lock, and read ahead in the thread that made them; all
+    else is called under its launch lock.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Swap:
         self.weights = weights
         self.sums = sums
         self.transfers = transfers
-        # Of who holds this: a cycle would keep the cache too long.
+        # A method of the owner of this swap: a cycle would keep the cache too long.
         self._fill_new = None if fill_new is None else weakref.WeakMethod(fill_new)
         self._staged: dict[int, weakref.ref[Staged]] = {}  # by serial; their plans hold them
         self._begun: dict[int, Staged] = {}  # by serial, of plans that can only be completed
@@ -181,7 +181,7 @@ class Swap:
 
     def _finish(self, host: _engine.Plan, staged: Staged | None) -> None:
         if staged is not None:
-            self._begun[host.serial] = staged  # who completes it after an interrupt must not swap rows again
+            self._begun[host.serial] = staged  # completed after an interrupt, it must not swap rows again
             self._write(staged)
             if staged.leaving is not None:
                 self._leaving[host.serial] = host, self._send_out(staged.leaving)

@@ -1,4 +1,4 @@
-"""Copies between the host and a device, on streams of their own: nobody waits for one before its data is needed.
+"""Copies between the host and a device, on streams of their own: nothing waits for one before its data is needed.
 
 On the CPU host and device are one, and the same calls copy nothing.
 """
@@ -40,7 +40,7 @@ def current(stream: Any) -> Any:
 
 
 def in_thread(device: torch.device) -> AbstractContextManager[Any]:
-    """What a thread of its own works on `device` in."""
+    """The context in which a thread of its own works on `device`."""
     if device.type in ("cpu", "meta"):
         return contextlib.nullcontext()
     context: AbstractContextManager[Any] = torch.get_device_module(device).device(device)

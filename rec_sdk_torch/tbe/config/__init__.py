@@ -1,1 +1,1 @@
-"""What tables are: options, life, size of their cache, optimizers. Imports no other room of tbe."""
+"""Descriptions of tables: options, life, size of their cache, optimizers. Imports no other room of tbe."""

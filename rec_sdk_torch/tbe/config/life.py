@@ -87,7 +87,7 @@ class TableLife:
         return bool(self.beta and (self.admits or self.evict_share))
 
     def columns(self) -> list[str]:
-        """What is kept of each row, by the engine's names."""
+        """Columns that are kept for each row, by the engine's names."""
         bounded = bool(self.max_rows or self.max_bytes)
         kept = []
         if self.evict_share or bounded:  # a row's admission is over
@@ -138,7 +138,7 @@ def warn_of_evictions(found: Sequence[tuple[str, int, int, int]]) -> None:
 
 
 class Seen(NamedTuple):
-    """What is known of each lookup of a batch beside its id, for tables that admit or evict ids.
+    """Facts about each lookup of a batch beside its id, for tables that admit or evict ids.
 
     Attributes:
         shows: integers `[n]`, how often the id was seen, 1 or more; None: once.

@@ -285,8 +285,8 @@ class TableOptimizer:
     Attributes:
         cls: the class the user named.
         spec: what the fused update does for it.
-        options: learning rate and hyper-parameters, read anew at every update, so whoever holds this dict (a
-            scheduler, through `param_groups`) drives the update.
+        options: learning rate and hyper-parameters, read anew at every update, so a scheduler that
+            holds this dict, through `param_groups`, drives the update.
         max_gradient: bound of the aggregated gradient's elements; inf for none.
         accumulate_step: backward passes of one accumulation window.
         step: updates applied so far.
@@ -311,7 +311,7 @@ class TableOptimizer:
     def create(cls, optimizer_class: type, kwargs: Mapping[str, Any], where: str = "") -> TableOptimizer:
         """Checks class and keywords.
 
-        Of the keywords `state_dtypes` is ours: by name of a state float32 (the default), float16 or bfloat16, in which
+        The keyword `state_dtypes` is ours: by name of a state float32 (the default), float16 or bfloat16, in which
         it is stored. It is computed in float32 and rounded to nearest: see docs/optimizers.md.
 
         Raises:

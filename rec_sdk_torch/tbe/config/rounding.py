@@ -21,7 +21,7 @@ def _mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def rounding_seeds(seed: int, tables: Sequence[str], steps: Sequence[int]) -> npt.NDArray[np.int64]:
-    """What random numbers of an update depend on beside a row's id and the column, `[T]`.
+    """Seeds that random numbers of an update depend on, beside a row's id and the column, `[T]`.
 
     Args:
         seed: of the embedding; any int.

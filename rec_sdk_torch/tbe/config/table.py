@@ -1,4 +1,4 @@
-"""What a table is, in terms of torch alone."""
+"""The description of a table, in terms of torch alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class InitializerType(Enum):
 
 @unique
 class Pooling(Enum):
-    """What a lookup of a bag gives: every row (NONE), their sum, or their mean."""
+    """The result of the lookup of a bag: every row (NONE), their sum, or their mean."""
 
     NONE = "none"
     SUM = "sum"
@@ -41,7 +41,7 @@ class Pooling(Enum):
 
 @unique
 class BoundsCheckMode(Enum):
-    """What an id outside `[0, num_embeddings)` of an index table does, as in FBGEMM's TBE.
+    """The effect of an id outside `[0, num_embeddings)` of an index table, as in FBGEMM's TBE.
 
     FATAL raises IndexError; WARNING reads row 0 and warns; IGNORE reads row 0; NONE promises that there is
     no such id (one that comes all the same reads row 0).
@@ -182,7 +182,7 @@ class TableConfig:
 
     @property
     def _dtypes(self) -> str:
-        """Those of its weights."""
+        """The data types of its weights, for messages."""
         return " and ".join(dict.fromkeys(map(str, (self.weight_dtype, self.cached_dtype))))
 
     def _holds(self, *numbers: float) -> bool:
@@ -203,7 +203,7 @@ class TableConfig:
 
     @property
     def cached_dtype(self) -> torch.dtype:
-        """Of the weights in the device cache."""
+        """The data type of the weights in the device cache."""
         return self.cache_dtype or self.weight_dtype
 
     @property

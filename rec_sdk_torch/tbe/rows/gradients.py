@@ -36,7 +36,7 @@ class TableGradient(NamedTuple):
 
 
 def take_gradients(layout: Layout) -> dict[str, TableGradient]:
-    """What was aggregated since the last call, by table; a table without lookups since then has `n` = 0.
+    """The gradients aggregated since the last call, by table; a table without lookups since then has `n` = 0.
 
     Raises:
         RuntimeError: no table has the optimizer SparseGradients.

@@ -20,11 +20,11 @@ from .row_parts import part_of
 from .table_view import CLOCKS, Chunk, TableView
 
 PIECE_BYTES = 2 << 20
-"""Of records, that are in memory at a time beside their table; some copies of them are as well."""
+"""Bytes of records that are in memory at a time beside their table; some copies of them are as well."""
 
 
 READ_BYTES = 256 << 10
-"""Of records that are read at a time: they and their copies stay in a core's cache, and take no fresh memory."""
+"""Bytes of records that are read at a time: they and their copies stay in a core's cache, and take no fresh memory."""
 
 
 def piece_rows(view: TableView, most: int = 0) -> int:
@@ -53,7 +53,7 @@ def split(ids: Int64Array, rows: int) -> Iterator[Int64Array]:
 
 
 def versions(layout: Layout) -> list[int]:
-    """Of each group, what `changed` and `removed` take; nothing is of a later version yet, but batches in flight."""
+    """Versions of the groups for `changed` and `forget_changes`: only batches in flight have later ones by now."""
     return [group.engine.next_version() for group in layout.groups]
 
 
@@ -80,7 +80,7 @@ def changed(view: TableView, since: int) -> tuple[Int64Array, Int64Array]:
 
 
 def forget_changes(layout: Layout, upto: Sequence[int]) -> None:
-    """Nobody will ask for what changed or was removed before these versions, of each group."""
+    """Forgets what changed or was removed before these versions, one of each group."""
     for group, version in zip(layout.groups, upto, strict=True):
         for table, member in enumerate(group.members):
             if member.config.track_changes:
@@ -143,7 +143,7 @@ class Rows(Chunk):
 
 @dataclass(frozen=True, eq=False)
 class LifeState:
-    """What a table that admits or evicts ids has beside its rows.
+    """The state of a table that admits or evicts ids, beside its rows.
 
     Attributes:
         clocks: as `TableView.clocks` has them.
@@ -156,7 +156,7 @@ class LifeState:
 
 @dataclass(frozen=True, eq=False)
 class TableSource:
-    """What a table is to be.
+    """The new contents of a table.
 
     Attributes:
         view: the table.
@@ -207,7 +207,7 @@ class Replacement:
         self.begun = False
 
     def prepare(self) -> None:
-        """Reads all rows. Nobody else may plan, read or update from here on until it is done."""
+        """Reads all rows. No other thread may plan, read or update from here on until it is done."""
         groups = self._layout.groups
         try:
             if not self._beside:

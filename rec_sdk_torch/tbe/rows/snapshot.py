@@ -1,4 +1,4 @@
-"""One moment of a table, read while training goes on: who changes a row puts the old one aside before."""
+"""One moment of a table, read while training goes on: before a row changes, the old one is put aside."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .row_parts import as_stored
 from .table_view import TableView
 
 Taken: TypeAlias = tuple[Int64Array, np.ndarray, np.ndarray, dict[str, np.ndarray]]
-"""Of rows: ids, slots or -1, records where some have no slot, columns."""
+"""Rows as the engine gives them: ids, slots or -1, records where some have no slot, columns."""
 
 PIECE_BYTES = 256 << 10
-"""Of records that are read at a time: updates wait for one such piece."""
+"""Bytes of records that are read at a time: updates wait for one such piece."""
 
 PATIENCE = 50
-"""Passes over the rows that are left, a millisecond each, until plans are settled that nobody goes on with."""
+"""Passes over the rows that are left, a millisecond each, until plans are settled that no thread goes on with."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +124,7 @@ class Shelf:
 class Snapshot:
     """Rows of a table, all or some, as they are when this is made. One at a time for a table; `close` it.
 
-    To be made while nobody else plans, reads or updates.
+    To be made while no other thread plans, reads or updates.
 
     Attributes:
         count: of the rows.
@@ -174,7 +174,7 @@ class Snapshot:
         parts = {n: layout.weight(records) if i == 0 else layout.state(records, i - 1) for i, n in enumerate(names)}
         return as_stored(self._group.members[self._table].config, parts)
 
-    # ---- who changes rows, under the launch lock
+    # ---- before rows change, under the launch lock
 
     def before_update(self, slots: np.ndarray) -> None:
         """Rows in these slots of the cache, int32 `[n]`, which a plan in flight has, will change."""
@@ -199,7 +199,7 @@ class Snapshot:
     def _take_rest(self) -> Taken:
         taken, self._place = self._group.engine.take_next(self._table, self._place, self.size)
         if self._place < 0 and self._group.engine.snapshot_pending(self._table):
-            raise RuntimeError("rows are gone that nobody put aside")  # nothing moves: it will not find them
+            raise RuntimeError("rows are gone that were not put aside")  # nothing moves: it will not find them
         return taken
 
     def _put(self, take: Callable[[], Taken]) -> None:
@@ -216,7 +216,7 @@ class Snapshot:
             if not isinstance(error, Exception):
                 raise
 
-    # ---- who writes
+    # ---- writing the save
 
     def pieces(self) -> Iterator[Rows]:
         """The rows, some at a time, each once, in no order. Updates wait while one of them is read.
@@ -239,7 +239,7 @@ class Snapshot:
             elif place == 0:  # all that are left move with plans: let these go on
                 passes_without += 1
                 time.sleep(0.001)
-            if passes_without > PATIENCE:  # nobody goes on with them
+            if passes_without > PATIENCE:  # no thread goes on with them
                 with self._locks.exclusive():
                     self._group.swap.settle()
                     self.before_all_change()

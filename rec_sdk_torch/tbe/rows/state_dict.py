@@ -20,7 +20,7 @@ class TablesModule(NotScripted, torch.nn.Module):
     _FORCE_STATE_DICT_LOAD = True
     """Lets DistributedModelParallel call `load_state_dict`, which raises: it drops what `error_msgs` has."""
     _strict = False
-    """Whether the load that is going on is strict: torch does not tell those who load."""
+    """Whether the load that is going on is strict: torch does not tell the modules that load."""
 
     def exclusive(self) -> AbstractContextManager[None]:
         """Keeps other threads from planning, reading or updating."""

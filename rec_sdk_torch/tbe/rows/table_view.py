@@ -167,9 +167,9 @@ class TableView:
     # ---- the life of ids: docs/life.md
 
     def row_columns(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What the table counts of the rows of `ids`, int64 `[n]`, all of which it knows; empty without a `TableLife`.
+        """The counts of the rows of `ids`, int64 `[n]`, all of which it knows; empty without a `TableLife`.
 
-        Those that its rules need of `count`, `last_use` (of the clock `batches`, modulo 2^32), `clicks` and
+        By name those that its rules need: `count`, `last_use` (of the clock `batches`, modulo 2^32), `clicks` and
         `timestamp`, int64 `[n]`, and `score`, float64 `[n]`.
 
         Raises:
@@ -225,7 +225,7 @@ class TableView:
             group.engine.set_candidates(table, wanted, given)
 
     def clocks(self) -> dict[str, int]:
-        """What the rules go by: training `batches`, `steps` (backward passes), and the latest `timestamp`."""
+        """The clocks of the rules: training `batches`, `steps` (backward passes), and the latest `timestamp`."""
         with self.layout.locks.exclusive():
             group, table = self._open()
             return dict(zip(CLOCKS, group.engine.clock(table), strict=True))
@@ -306,7 +306,7 @@ CLOCKS = ("batches", "steps", "timestamp")
 
 @dataclass(frozen=True, eq=False)
 class Content:
-    """What some rows of a table are to be.
+    """New values of some rows of a table.
 
     Attributes:
         view: the table.
@@ -323,7 +323,7 @@ class Content:
     initial: Mapping[str, float] | None = None
 
     def problem(self) -> str | None:
-        """What keeps it from being loaded; None when nothing does."""
+        """Says why it cannot be loaded; None when it can."""
         config = self.view.config
         if self.ids is not None:
             problem = known_ids_problem(config, self.ids) if config.hashed else distinct_ids_problem(self.ids)
@@ -433,7 +433,7 @@ def _ids_of(content: Content) -> Int64Array:
 
 @dataclass(frozen=True, eq=False)
 class _Staying:
-    """Of the rows that a table is to have, all parts, and what is counted of them; candidates."""
+    """All parts of the rows that a table is to have, and what is counted of them; candidates."""
 
     parts: dict[str, torch.Tensor]
     columns: dict[str, np.ndarray]
@@ -441,7 +441,7 @@ class _Staying:
 
 
 def _staying(content: Content) -> _Staying | None:
-    """What stays of a table that has other rows too; None where it has no others.
+    """The part of a table that stays, where it has other rows too; None where it has no others.
 
     Raises:
         RuntimeError: batches in flight use rows of the table.

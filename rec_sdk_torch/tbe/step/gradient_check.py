@@ -1,4 +1,4 @@
-"""What output gradients pass before they reach rows: a check that they are finite, and loss scaling undone."""
+"""The way of output gradients to the rows: a check that they are finite, and loss scaling undone."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Monitor:
             )
 
     def _warn_of_misses(self, groups: Sequence[Group]) -> None:
-        """Of rows that the tables had already: no cache has those that are new."""
+        """Warns of misses among rows that the tables had already: no cache has those that are new."""
         stats = self.cache_stats(groups, None)
         now = stats["batches"], stats["unique_rows"] - stats["new_rows"], stats["unique_misses"] - stats["new_rows"]
         batches, rows, misses = (new - old if new >= old else new for new, old in zip(now, self._seen, strict=True))

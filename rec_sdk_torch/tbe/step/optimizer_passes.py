@@ -1,4 +1,4 @@
-"""What some optimizers do to whole tables between two updates."""
+"""Passes over whole tables that some optimizers make between two updates."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ MAX_COMING = 16
 """Batches that may have been prefetched and not come: the engine takes as many announcements."""
 
 PLANNED_BY_FORESIGHT = 2
-"""Of these, so many are planned under a cache policy that looks ahead. The others are announced to it."""
+"""As many of these are planned under a cache policy that looks ahead. The others are announced to it."""
 
 FEW = 8
 """Training batches in a row that were none of those to come, after which none is planned ahead."""
@@ -124,9 +124,9 @@ class Prefetched:
 class PrefetchQueue:
     """The batches that will come to one embedding, in order, and the thread that plans them.
 
-    What is trained has the bits that it has without: plans are made in the order of the forwards, and a plan whose
-    forward has not begun leaves no trace when it is dropped. Who looks at whole tables, or trains another batch, drops
-    the plans; those who are still to come are planned anew.
+    Weights have the bits that they have without it: plans are made in the order of the forwards, and a plan whose
+    forward has not begun leaves no trace when it is dropped. Work on whole tables, and another training
+    batch, drop the plans; batches that are still to come are planned anew.
 
     Attributes:
         idle: nothing is planned now.
@@ -218,7 +218,7 @@ class PrefetchQueue:
             )
 
     def _plan(self, batch: Batch, announced: Sequence[Announcement] = ()) -> list[Plan]:
-        """Of all groups or, after an exception, of none. Under the planning lock."""
+        """The plans of all groups or, after an exception, of none. Under the planning lock."""
         plans: list[Plan] = []
         try:
             for group, announcement in zip_longest(self._layout.built, announced):
@@ -232,7 +232,7 @@ class PrefetchQueue:
         return plans
 
     def _end(self, plans: Sequence[Plan]) -> None:
-        """Of a batch that did not begin, the newest that has plans."""
+        """Ends the plans of a batch that did not begin, the newest that has some."""
         for group, plan in zip(reversed(self._layout.built[: len(plans)]), reversed(plans), strict=True):
             group.swap.drop(plan)
 
@@ -316,9 +316,9 @@ class PrefetchQueue:
                 self._drop()
 
     def _drop(self, after: Prefetched | None = None) -> None:
-        """Those of the batches from `after` on."""
+        """Drops the plans of the batches from `after` on."""
         for prefetched in reversed(tuple(self._coming)):
-            # Taken away first: after an interrupt, plans that nobody holds undo themselves.
+            # Taken away first: after an interrupt, plans without a reference undo themselves.
             plans, prefetched.plans = prefetched.plans, None
             prefetched.announced = None
             if plans is not None:
@@ -383,7 +383,7 @@ class PrefetchQueue:
                 with self._lock:
                     prefetched, announces = self._next(), self._to_announce()
                     if prefetched is None and announces is None:
-                        self.idle = True  # under the lock: who adds a batch sees it
+                        self.idle = True  # under the lock: a thread that adds a batch sees it
                         return
                 if prefetched is not None:
                     self._prepare(prefetched)
