@@ -28,6 +28,7 @@ from .modules.embedding_collections import HashEmbeddingBagCollection as HashEmb
 from .optim.accumulate import AccumulateAdagrad as AccumulateAdagrad
 from .optim.accumulate import AccumulateAdam as AccumulateAdam
 from .optim.accumulate import AccumulateAdamW as AccumulateAdamW
+from .optim.accumulate import AccumulateRMSprop as AccumulateRMSprop
 from .optim.accumulate import AccumulateSGD as AccumulateSGD
 from .optim.accumulate_torchrec import AccumulateLAMB as AccumulateLAMB
 from .optim.accumulate_torchrec import AccumulateLarsSGD as AccumulateLarsSGD

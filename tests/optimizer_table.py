@@ -25,7 +25,8 @@ class Row:
             wherever it belongs, and keeps the first step of Adam, lr * g / (|g| + eps), from magnifying the rounding of
             a gradient whose terms cancel.
         tolerance: relative and absolute, of float32 against the reference in float32 after 20 updates.
-        extremes: sets of keywords with which extreme numbers are tried; the betas, eps and lr are given beside them.
+        extremes: sets of keywords with which extreme numbers are tried; the betas, eps and lr are given beside them,
+            where they are not among these.
         exact: what is computed in float64 there, if not the reference.
     """
 
@@ -137,8 +138,41 @@ def _counted(rates: str) -> Row:
     return Row(f"{rates} of rowwise_adagrad", _ROWWISE, formulas.CountedRowWiseAdagrad, options, 5e-6, extreme)
 
 
+def _rmsprop(kind: dict[str, Any]) -> Row:
+    options = {"lr": 0.05, "alpha": 0.9, "eps": 1e-2, "weight_decay": 0.1, "maximize": True, **kind}
+    alphas = (1e-3, 0.9, 0.999999) if "centered" in kind else (0.0, 1e-3, 0.9, 0.999999)  # at 0 there is no variance
+    eps = {"eps": 1e-8} if "centered" in kind else {}  # without one, a variance that underflows divides by 0
+    extremes = tuple(
+        {"alpha": alpha, **kind, **eps, **more}
+        for alpha in alphas
+        for more in ({}, {"weight_decay": 0.06, "maximize": True})  # a decay that equals no gradient
+    )
+    name = "_".join([*kind, "rmsprop"])
+    exact = formulas.CenteredRmsProp if "centered" in kind else None
+    return Row(name, "torch.optim.rmsprop.RMSprop", torch.optim.RMSprop, options, 1e-5, extremes, exact)
+
+
 ROWS = (
     Row("sgd", "torch.optim.sgd.SGD", torch.optim.SGD, {"lr": 0.5}),
+    Row("growing_sgd", "torch.optim.sgd.SGD", torch.optim.SGD, {"lr": 0.5, "maximize": True}),
+    Row(
+        "momentum_sgd",
+        "torch.optim.sgd.SGD",
+        torch.optim.SGD,
+        {"lr": 0.1, "momentum": 0.8, "dampening": 0.4, "weight_decay": 0.1, "maximize": True},
+        extremes=tuple(
+            {"momentum": momentum, **more}
+            for momentum in (1e-3, 0.9, 0.999999)
+            for more in ({}, {"dampening": 0.5, "weight_decay": 0.1, "maximize": True})
+        ),
+    ),
+    Row(
+        "nesterov_sgd",
+        "torch.optim.sgd.SGD",
+        torch.optim.SGD,
+        {"lr": 0.1, "momentum": 0.8, "nesterov": True},
+        extremes=tuple({"momentum": momentum, "nesterov": True} for momentum in (1e-3, 0.9, 0.999999)),
+    ),
     Row(
         "lars_sgd",
         f"{_TORCHREC}.LarsSGD",
@@ -247,6 +281,7 @@ ROWS = (
         1e-5,
         (_DECAY,),
     ),
+    *map(_rmsprop, ({}, {"momentum": 0.8}, {"centered": True}, {"momentum": 0.8, "centered": True})),
     Row("lamb", f"{_TORCHREC}.LAMB", formulas.Lamb, {**_ADAM, **_DECAY}, 1e-5, ({}, _DECAY)),
     Row(
         "partial_rowwise_lamb",

@@ -124,6 +124,22 @@ class SparseAdam(Adam):
         return super().direction(g, states, t, {**options, "eps": eps / (1 - b2**t) ** 0.5})
 
 
+class CenteredRmsProp(OnRows):
+    """torch.optim.RMSprop's centered formula, with a variance that rounding does not make negative."""
+
+    states = ("square_avg", "momentum_buffer", "grad_avg")
+
+    def update(
+        self, w: torch.Tensor, g: torch.Tensor, states: dict[str, torch.Tensor], t: int, options: dict[str, Any]
+    ) -> None:
+        (squares, buffer, average), alpha = states.values(), options["alpha"]
+        g = (-g if options["maximize"] else g) + options["weight_decay"] * w
+        variance = alpha * ((squares - average * average).clamp(min=0) + (1 - alpha) * (g - average) ** 2)
+        squares.mul_(alpha).add_((1 - alpha) * g * g)
+        average.mul_(alpha).add_((1 - alpha) * g)
+        w -= options["lr"] * buffer.mul_(options.get("momentum", 0.0)).add_(g / (variance.sqrt() + options["eps"]))
+
+
 class Lamb(Adam):
     def update(
         self, w: torch.Tensor, g: torch.Tensor, states: dict[str, torch.Tensor], t: int, options: dict[str, Any]

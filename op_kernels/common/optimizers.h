@@ -21,6 +21,65 @@ struct Sgd : ElementwiseOptimizer {
   }
 };
 
+// torch.optim.SGD with momentum. The step is of_gradient * gradient + of_buffer * buffer: the buffer alone,
+// or with Nesterov's momentum both. sign is -1 where the objective grows; kept and taken are momentum and 1 -
+// dampening, but for the first update, which takes the whole gradient.
+struct MomentumSgd : ElementwiseOptimizer {
+  static const char* name() { return "momentum_sgd"; }
+  static const char* coefficients() { return "lr sign weight_decay kept taken of_gradient of_buffer"; }
+  static constexpr int kElementStates = 1;  // momentum_buffer
+
+  float lr, sign, weight_decay, kept, taken, of_gradient, of_buffer;
+  explicit constexpr REC_SDK_HD MomentumSgd(const float* c)
+      : lr(c[1]),
+        sign(c[2]),
+        weight_decay(c[3]),
+        kept(c[4]),
+        taken(c[5]),
+        of_gradient(c[6]),
+        of_buffer(c[7]) {}
+
+  template <class T>
+  constexpr REC_SDK_HD void element(T& w, T* states, const T& g, NoValues) const {
+    const T decayed = sign * g + weight_decay * w;
+    states[0] *= kept;
+    states[0] += taken * decayed;
+    w -= lr * (of_gradient * decayed + of_buffer * states[0]);
+  }
+};
+
+// A rate in proportion to the length of the weight over that of the gradient, and momentum.
+struct LarsSgd {
+  static const char* name() { return "lars_sgd"; }
+  static const char* coefficients() { return "scaled_lr momentum weight_decay"; }
+  static constexpr int kElementStates = 1, kRowStates = 0;  // momentum_buffer
+  static constexpr int kMeasures = 1, kSums = 2, kValues = 1;
+  static constexpr bool kMeasuresRecord = true;
+
+  float scaled_lr, momentum, weight_decay;  // scaled_lr: lr * eta
+  explicit constexpr REC_SDK_HD LarsSgd(const float* c)
+      : scaled_lr(c[1]), momentum(c[2]), weight_decay(c[3]) {}
+
+  template <class T>
+  constexpr REC_SDK_HD void advance(T*, const T&) const {}
+  template <class T>
+  constexpr REC_SDK_HD Numbers<T, 2> measure(Pass<0>, const T& w, const T*, const T& g, NoValues) const {
+    return {{w * w, g * g}};
+  }
+  template <class T>
+  constexpr REC_SDK_HD Numbers<T, 1> begin_row(Pass<0>, T*, const Numbers<T, 2>& sums, float,
+                                               NoValues) const {
+    const T length = sqrtf(sums.each[0]);
+    return {{scaled_lr * length / at_least(sqrtf(sums.each[1]) + weight_decay * length, kLeastNorm)}};
+  }
+  template <class T>
+  constexpr REC_SDK_HD void element(T& w, T* states, const T& g, const Numbers<T, 1>& rate) const {
+    states[0] *= momentum;
+    states[0] += rate.each[0] * (g + weight_decay * w);
+    w -= states[0];
+  }
+};
+
 struct Adagrad : ElementwiseOptimizer {
   static const char* name() { return "adagrad"; }
   static const char* coefficients() { return "lr eps"; }
@@ -205,35 +264,67 @@ struct PartialRowWiseLamb : CorrectedMoments {
   }
 };
 
-// A rate in proportion to the length of the weight over that of the gradient, and momentum.
-struct LarsSgd {
-  static const char* name() { return "lars_sgd"; }
-  static const char* coefficients() { return "scaled_lr momentum weight_decay"; }
-  static constexpr int kElementStates = 1, kRowStates = 0;  // momentum_buffer
-  static constexpr int kMeasures = 1, kSums = 2, kValues = 1;
-  static constexpr bool kMeasuresRecord = true;
+// torch.optim.RMSprop: with momentum or without, with the variance for the average of squares or without.
+template <bool kMomentum, bool kCentered>
+struct RmsProp : ElementwiseOptimizer {
+  static const char* name() {
+    if constexpr (kCentered) return kMomentum ? "centered_momentum_rmsprop" : "centered_rmsprop";
+    return kMomentum ? "momentum_rmsprop" : "rmsprop";
+  }
+  static const char* coefficients() {
+    return kMomentum ? "lr eps alpha one_minus_alpha sign weight_decay momentum"
+                     : "lr eps alpha one_minus_alpha sign weight_decay";
+  }
+  static constexpr int kMomentumStates = kMomentum ? 1 : 0, kAverages = kCentered ? 1 : 0;
+  static constexpr int kElementStates =
+      1 + kMomentumStates + kAverages;  // square_avg, momentum_buffer, grad_avg
 
-  float scaled_lr, momentum, weight_decay;  // scaled_lr: lr * eta
-  explicit constexpr REC_SDK_HD LarsSgd(const float* c)
-      : scaled_lr(c[1]), momentum(c[2]), weight_decay(c[3]) {}
+  float lr, eps, alpha, one_minus_alpha, sign, weight_decay, momentum;
+  explicit constexpr REC_SDK_HD RmsProp(const float* c)
+      : lr(c[1]),
+        eps(c[2]),
+        alpha(c[3]),
+        one_minus_alpha(c[4]),
+        sign(c[5]),
+        weight_decay(c[6]),
+        momentum(c[7]) {}
 
   template <class T>
-  constexpr REC_SDK_HD void advance(T*, const T&) const {}
+  constexpr REC_SDK_HD void element(T& w, T* states, const T& g, NoValues) const {
+    const T decayed = sign * g + weight_decay * w;
+    if constexpr (kMomentum) {
+      const T step = decayed / size_of(states, decayed);
+      states[1] *= momentum;
+      states[1] += step;
+      w -= lr * states[1];
+    } else {
+      w -= lr * (decayed / size_of(states, decayed));
+    }
+  }
+
+ private:
+  // The denominator of the step; the gradient joins the averages. The variance is that of the new averages,
+  // square_avg - grad_avg * grad_avg, made of the old ones: so it is not negative, and has more right digits.
   template <class T>
-  constexpr REC_SDK_HD Numbers<T, 2> measure(Pass<0>, const T& w, const T*, const T& g, NoValues) const {
-    return {{w * w, g * g}};
+  constexpr REC_SDK_HD T size_of(T* states, const T& decayed) const {
+    if constexpr (kCentered) {
+      T& average = states[kElementStates - 1];
+      const T distance = decayed - average;
+      const T variance = alpha * (at_least(states[0] - at_most(average * average, kLargest), 0.0f) +
+                                  one_minus_alpha * distance * distance);
+      join_squares(states, decayed);
+      average *= alpha;
+      average += one_minus_alpha * decayed;
+      return sqrtf(variance) + eps;
+    } else {
+      join_squares(states, decayed);
+      return sqrtf(states[0]) + eps;
+    }
   }
   template <class T>
-  constexpr REC_SDK_HD Numbers<T, 1> begin_row(Pass<0>, T*, const Numbers<T, 2>& sums, float,
-                                               NoValues) const {
-    const T length = sqrtf(sums.each[0]);
-    return {{scaled_lr * length / at_least(sqrtf(sums.each[1]) + weight_decay * length, kLeastNorm)}};
-  }
-  template <class T>
-  constexpr REC_SDK_HD void element(T& w, T* states, const T& g, const Numbers<T, 1>& rate) const {
-    states[0] *= momentum;
-    states[0] += rate.each[0] * (g + weight_decay * w);
-    w -= states[0];
+  constexpr REC_SDK_HD void join_squares(T* states, const T& decayed) const {
+    states[0] *= alpha;
+    states[0] += one_minus_alpha * decayed * decayed;
   }
 };
 
@@ -242,6 +333,8 @@ struct OptimizerList {};
 
 using Optimizers = OptimizerList<   //
     Sgd,                            //
+    MomentumSgd,                    //
+    LarsSgd,                        //
     Adagrad,                        //
     RowWiseAdagrad,                 //
     DecayedRowWiseAdagrad,          //
@@ -254,9 +347,12 @@ using Optimizers = OptimizerList<   //
     Adam,                           //
     AdamW,                          //
     PartialRowWiseAdam,             //
+    RmsProp<false, false>,          //
+    RmsProp<true, false>,           //
+    RmsProp<false, true>,           //
+    RmsProp<true, true>,            //
     Lamb,                           //
-    PartialRowWiseLamb,             //
-    LarsSgd>;
+    PartialRowWiseLamb>;
 
 // Elementwise clipping of the aggregated gradient; a NaN stays a NaN.
 REC_SDK_HD float clip(float g, float max_gradient) {

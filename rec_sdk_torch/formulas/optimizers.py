@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from . import adagrad, adam, counted_adagrad, lamb, rowwise_adagrad, sgd
+from . import adagrad, adam, counted_adagrad, lamb, rmsprop, rowwise_adagrad, sgd
 from .spec import Formula, OptimizerSpec, Options
 
-_FAMILIES = (sgd, adagrad, rowwise_adagrad, counted_adagrad, adam, lamb)
+_FAMILIES = (sgd, adagrad, rowwise_adagrad, counted_adagrad, adam, rmsprop, lamb)
 UPDATES: tuple[OptimizerSpec, ...] = tuple(spec for family in _FAMILIES for spec in family.SPECS)
-"""An optimizer each, without an accumulation window. The plainest of a class comes first."""
+"""The optimizers without an accumulation window. Where a class means several, the plainest comes first."""
 
 SPECS = UPDATES + tuple(
     replace(spec, classes=(spec.window_class,), accumulates=True) for spec in UPDATES if spec.window_class
 )
-"""The names above, and the same with a window."""
+"""The optimizers without a window, and the same with one."""
 
 FORMULAS: Mapping[str, Formula] = {spec.kernel: spec.formula for spec in UPDATES}
 """The formulas by name, in the order of the kernels' list in `op_kernels/common/optimizers.h`."""

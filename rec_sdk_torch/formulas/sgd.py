@@ -1,6 +1,8 @@
-"""SGD, and LARS."""
+"""SGD without and with momentum, and LARS."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from .rows import LEAST_NORM, Rows, at_least
 from .spec import ACCUMULATE, ACCUMULATE_TORCHREC, TORCHREC, Coefficients, Formula, OptimizerSpec, Options, StateSpec
@@ -8,6 +10,12 @@ from .spec import ACCUMULATE, ACCUMULATE_TORCHREC, TORCHREC, Coefficients, Formu
 
 def _sgd(r: Rows) -> None:
     r.w = r.w - r.c.lr * r.g
+
+
+def _momentum_sgd(r: Rows) -> None:
+    decayed = r.c.sign * r.g + r.c.weight_decay * r.w
+    r.states[0] = r.states[0] * r.c.kept + r.c.taken * decayed
+    r.w = r.w - r.c.lr * (r.c.of_gradient * decayed + r.c.of_buffer * r.states[0])
 
 
 def _lars_sgd(r: Rows) -> None:
@@ -18,7 +26,26 @@ def _lars_sgd(r: Rows) -> None:
 
 
 def _rate(options: Options, t: int) -> Coefficients:
-    return {"lr": options["lr"]}
+    return {"lr": -options["lr"] if options["maximize"] else options["lr"]}
+
+
+def _with_momentum(options: Options, t: int) -> Coefficients:
+    """As torch has it: the first update takes the whole gradient, and without a momentum the buffer stays as it is."""
+    momentum = options["momentum"]
+    moves = {
+        "kept": momentum if momentum else 1.0,
+        "taken": 0.0 if not momentum else 1.0 if t == 1 else 1 - options["dampening"],
+        "of_gradient": float(options["nesterov"] or not momentum),
+        "of_buffer": momentum if options["nesterov"] or not momentum else 1.0,
+    }
+    sign = -1.0 if options["maximize"] else 1.0
+    return {"lr": options["lr"], "sign": sign, "weight_decay": options["weight_decay"], **moves}
+
+
+def _nesterov_problem(options: Options) -> str | None:
+    if options.get("nesterov") and options.get("dampening") != 0:
+        return f"nesterov=True needs dampening=0, but dampening is {options['dampening']}"
+    return None
 
 
 def _lars_rates(options: Options, t: int) -> Coefficients:
@@ -30,9 +57,23 @@ SGD = OptimizerSpec(
     Formula("sgd", _sgd, "lr"),
     "SGD",
     ("torch.optim.sgd.SGD", f"{TORCHREC}.SGD"),
-    {"lr": 1e-3},
+    {"lr": 1e-3, "maximize": False},
     _rate,
     f"{ACCUMULATE}.AccumulateSGD",
+)
+MOMENTUM_SGD = replace(
+    SGD,
+    formula=Formula(
+        "momentum_sgd",
+        _momentum_sgd,
+        "lr sign weight_decay kept taken of_gradient of_buffer",
+        (StateSpec("momentum_buffer"),),
+    ),
+    options={**SGD.options, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False},
+    coefficients=_with_momentum,
+    when=lambda given: bool(given.get("momentum")),
+    example={"momentum": 0.9},
+    problem=_nesterov_problem,
 )
 SPARSE_GRADIENTS = OptimizerSpec(
     SGD.formula,
@@ -50,4 +91,4 @@ LARS_SGD = OptimizerSpec(
     _lars_rates,
     f"{ACCUMULATE_TORCHREC}.AccumulateLarsSGD",
 )
-SPECS = (SGD, SPARSE_GRADIENTS, LARS_SGD)
+SPECS = (SGD, SPARSE_GRADIENTS, MOMENTUM_SGD, LARS_SGD)

@@ -67,6 +67,10 @@ class AccumulateAdagrad(Accumulating, torch.optim.Adagrad):
     """Adagrad with one update per `accumulate_step` backward passes, on the sum of their gradients."""
 
 
+class AccumulateRMSprop(Accumulating, torch.optim.RMSprop):
+    """RMSprop with one update per `accumulate_step` backward passes, on the sum of their gradients."""
+
+
 def _with_every_row(grad: torch.Tensor) -> torch.Tensor:
     """`grad` as a sparse tensor that also names the rows of zeros, which `to_sparse` leaves out."""
     rows = grad if grad.dim() else grad[None]

@@ -37,7 +37,7 @@ def options_of(row: Row) -> Iterator[dict[str, Any]]:
     """The keywords that are tried: those of the row with extreme betas, eps and lr, where its class has them."""
     betas = [{"betas": pair} for pair in BETAS] if "betas" in row.spec.options else [{}]
     eps = [{"eps": 0.0}, {"eps": 1e-8}] if "eps" in row.spec.options else [{}]
-    for parts in itertools.product(row.extremes, betas, eps, LEARNING_RATES):
+    for parts in itertools.product(betas, eps, LEARNING_RATES, row.extremes):
         yield {name: value for part in parts for name, value in part.items()}
 
 

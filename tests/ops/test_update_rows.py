@@ -11,6 +11,7 @@ from optimizer_table import ROWS as OPTIMIZER_ROWS
 from optimizer_table import Row
 
 import rec_sdk_torch.ops  # noqa: F401
+from rec_sdk_torch.record import RecordLayout
 
 DIMS = [1, 3, 8, 20, 32, 64, 128, 130]
 ROWS, LOOKUPS, STEPS = 40, 150, 20
@@ -59,11 +60,18 @@ def test_16_bit_weights_round_once(row: Row, dim: int, dtype: torch.dtype, devic
         assert torch.equal(found, expected)
 
 
+def has_padding(optimizer: str, dim: int, dtype: torch.dtype) -> bool:
+    states = states_of(optimizer, dim)
+    return RecordLayout(dim, dtype, tuple(states)).bytes > dim * dtype.itemsize + 4 * sum(states)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @every_optimizer
 def test_padding_of_records_is_left_alone(row: Row, dtype: torch.dtype, device: torch.device) -> None:
     optimizer = row.spec.kernel
-    dim = 6 if len(states_of(optimizer, 1)) == 3 else 5  # so that there is padding
+    dim = next((dim for dim in (5, 6) if has_padding(optimizer, dim, dtype)), None)
+    if dim is None:
+        pytest.skip("a record of four equal parts of float32 has no padding")
     cache = Cache(torch.zeros(ROWS, dim), [torch.zeros(ROWS, n) for n in states_of(optimizer, dim)], dtype, device)
     cache.records.fill_(0xA5)
     for part in (cache.weights, *cache.states):

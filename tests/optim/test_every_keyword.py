@@ -56,6 +56,8 @@ VALUES: dict[str, list[Any]] = {
     "momentum": [0, 0.9],
     "dampening": [0, 0.5],
     "eta": [0.1],
+    "alpha": [0.5, torch.tensor(0.75)],
+    "centered": [False, True],
     **{name: [None, False, True] for name in EXECUTION},
     **{
         name: [False, True]
@@ -76,7 +78,13 @@ TOGETHER: list[dict[str, Any]] = [
     {"weight_decay": 0.1, "maximize": True},
     {"weight_decay": 0.1, "decoupled_weight_decay": True},
     {"momentum": 0.9, "dampening": 0.5},
+    {"momentum": 0.9, "dampening": 0.5, "weight_decay": 0.1, "maximize": True},
     {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
+    {"momentum": 0.9, "nesterov": True, "dampening": 0.5},
+    {"momentum": torch.tensor(0.9), "dampening": torch.tensor(0.5)},
+    {"momentum": 0.9, "centered": True, "weight_decay": 0.1, "maximize": True},
+    {"alpha": 0.5, "centered": True, "eps": 1e-3},
+    {"alpha": 0.5, "momentum": 0.9},
 ]
 
 

@@ -25,19 +25,23 @@ from jagged import (
 import rec_sdk_torch as rst
 
 ONES = {"weight_init_min": 1.0, "weight_init_max": 1.0}
-SGD, ADAM, ADAGRAD = torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad
+SGD, ADAM, ADAGRAD, RMSPROP = torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad, torch.optim.RMSprop
 
 REFUSED: list[tuple[type, dict[str, Any], type[Exception], str]] = [
     # what the fused update cannot honour
-    (SGD, {"momentum": 0.9}, ValueError, "momentum=0.9"),
-    (SGD, {"dampening": 0.1}, ValueError, "dampening=0.1"),
-    (SGD, {"weight_decay": 0.1}, ValueError, "weight_decay=0.1"),
-    (SGD, {"nesterov": True}, ValueError, "nesterov=True"),
-    (SGD, {"maximize": True}, ValueError, "maximize=True"),
+    (SGD, {"dampening": 0.1}, ValueError, "dampening=0.1 is not supported by the fused update without momentum"),
+    (SGD, {"weight_decay": 0.1}, ValueError, "weight_decay=0.1 is not supported by the fused update without momentum"),
+    (SGD, {"nesterov": True}, ValueError, "nesterov=True is not supported by the fused update without momentum"),
+    (SGD, {"momentum": 0.9, "nesterov": True, "dampening": 0.1}, ValueError, "nesterov=True needs dampening=0, but"),
+    (SGD, {"momentum": 1.0}, ValueError, r"momentum is 1\.0, must be in \[0\.0, 1\.0\)"),
+    (RMSPROP, {"alpha": 1.0}, ValueError, r"alpha is 1\.0, must be in \[0\.0, 1\.0\)"),
+    (RMSPROP, {"centered": 0.5}, TypeError, "centered is 0.5, expected a bool"),
+    (RMSPROP, {"capturable": True}, ValueError, "capturable=True is not supported"),
+    (RMSPROP, {"use_accumulate": True}, TypeError, "need an Accumulate optimizer class"),
     (ADAM, {"amsgrad": True}, ValueError, "amsgrad=True"),
     (ADAM, {"weight_decay": 1e-4}, ValueError, "weight_decay=0.0001"),
     (torch.optim.SparseAdam, {"maximize": True}, ValueError, "maximize=True"),
-    (rst.AccumulateSGD, {"momentum": 0.9}, ValueError, "momentum=0.9"),
+    (rst.AccumulateSGD, {"dampening": 0.9}, ValueError, "dampening=0.9"),
     (SGD, {"learning_rate": 0.1}, TypeError, "learning_rate=0.1"),
     (SGD, {"eps": 0.1}, TypeError, "eps=0.1"),
     # values out of range
@@ -95,6 +99,7 @@ def test_neutral_keywords_pass(device: torch.device) -> None:
         (SGD, {"foreach": True, "fused": None, "differentiable": False, "gradient_clipping": False}),
         (ADAM, {"amsgrad": False, "weight_decay": 0, "capturable": False, "foreach": None, "fused": True}),
         (ADAGRAD, {"weight_decay": 0, "maximize": False}),
+        (RMSPROP, {"momentum": 0, "centered": False, "capturable": False, "foreach": True}),
         (rst.AccumulateAdagrad, {"use_accumulate": False, "accumulate_step": 1, "weight_decay": 0}),
     ]
     for cls, options in neutral:
@@ -236,6 +241,7 @@ def test_loading_drops_the_gradients_of_rows_that_go(device: torch.device) -> No
 DENSE = [
     (rst.AccumulateSGD, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
     (rst.AccumulateAdagrad, torch.optim.Adagrad, {"lr": 0.1}),
+    (rst.AccumulateRMSprop, torch.optim.RMSprop, {"lr": 0.1, "momentum": 0.9, "centered": True}),
     (rst.AccumulateAdam, torch.optim.Adam, {"lr": 0.1, "eps": 1e-12}),
 ]
 

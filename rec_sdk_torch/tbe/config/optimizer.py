@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ...formulas import OptimizerSpec, Options, mode_name, modes_of, spec_for
+from ...formulas import OptimizerSpec, Options, mode_name, modes_of, spec_for, specs_of_class
 from ...ops import coefficient_names
 from ...record import WEIGHT_DTYPES
 from .numbers import as_int
@@ -22,7 +22,7 @@ COEFFICIENTS = 16
 """Width of a table's row of coefficients in `rec_sdk::update_rows`."""
 
 _ENDLESS = 2**62
-"""Backward passes of a window that none ends."""
+"""Length of a window that no backward pass ends."""
 
 # Keywords of the torch classes that the fused update does not implement, with the values that ask for nothing.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -30,6 +30,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "dampening": (0,),
     "weight_decay": (0,),
     "max_norm": (0,),
+    "centered": (False,),
     "nesterov": (False,),
     "maximize": (False,),
     "amsgrad": (False,),
@@ -38,18 +39,19 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "decoupled_weight_decay": (False,),
 }
 _IRRELEVANT = {"foreach", "fused"}
-"""How torch would execute the same update."""
+"""Keywords that say how torch executes the same update."""
 _LEAST = {"gwd_start_iter": 0, "max_counter": 1, "max_counter_update_freq": -1, "step_ema": 1, "step_swap": 1}
-"""The least that numbers may be where it is not 0, or -2^31 of whole ones."""
+"""Lower bounds of options, where they are not 0, or -2^31 for whole numbers."""
 _BELOW = {
+    "alpha": 1.0,
     "momentum": 1.0,
     "step_ema_coef": math.nextafter(1.0, 2.0),
     "gwd_lower_bound": math.nextafter(1.0, 2.0),
     "max_counter": 2.0**31 + 1,  # the kernel's logarithm goes no further
 }
-"""Bounds that numbers must be below, where there are some. Whole ones are below 2^63."""
+"""Bounds that options must stay below. Whole numbers stay below 2^63."""
 _NOT_ROUNDED_TO_ZERO = {"eps", "initial_accumulator_value"}
-"""Numbers that are there lest something is 0."""
+"""Options that keep a denominator or a sum from being 0: one that is 0 in float32 alone is refused."""
 _DEFINITIONS = {
     "global_weight_decay": {"start_iter": "gwd_start_iter", "lower_bound": "gwd_lower_bound"},
     "cowclip_regularization": {
@@ -72,10 +74,10 @@ _DEFINITIONS = {
     "ensemble_mode": {name: name for name in ("step_ema", "step_swap", "step_start", "step_ema_coef", "step_mode")},
     "tail_id_threshold": {"val": "tail_id_threshold_val", "is_ratio": "tail_id_threshold_is_ratio"},
 }
-"""FBGEMM's definition objects: the option that each of their fields is; one that holds another stands before it."""
+"""FBGEMM's definition objects, with the option that each field means. An object that holds another comes before it."""
 
 _DEFAULTS: dict[str, Options] = {}
-"""Defaults in place of the torch class's, by family."""
+"""Defaults that replace those of torch's classes, by family."""
 
 
 def use_defaults(family: str, **options: Any) -> None:
@@ -120,7 +122,7 @@ def check_window(where: str, use_accumulate: object, accumulate_step: object) ->
 
 
 def _whole(value: object) -> object:
-    """FBGEMM has floats for some whole numbers."""
+    """The whole number that a float is, since FBGEMM has floats for some; any other value as it is."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -158,8 +160,8 @@ def _checked_options(where: str, spec: OptimizerSpec, given: Mapping[str, Any]) 
         elif name in _NEUTRAL:
             if value not in spec.neutral.get(name, _NEUTRAL[name]):
                 raise ValueError(
-                    f"{where}: {name}={value!r} is not supported by the fused update; supported are "
-                    f"{sorted(spec.options)}, gradient_clipping and max_gradient"
+                    f"{where}: {name}={value!r} is not supported by the fused update{_without(spec, name)}; "
+                    f"supported are {sorted(spec.options)}, gradient_clipping and max_gradient"
                 )
         elif name not in _IRRELEVANT:
             raise TypeError(
@@ -169,8 +171,14 @@ def _checked_options(where: str, spec: OptimizerSpec, given: Mapping[str, Any]) 
     return options
 
 
+def _without(spec: OptimizerSpec, name: str) -> str:
+    """The keywords without which the class does not have this one."""
+    needed = [list(other.example) for other in specs_of_class(spec) if name in other.options]
+    return f" without {' and '.join(needed[0])}" if needed and needed[0] != [name] else ""
+
+
 def _mode(where: str, spec: OptimizerSpec, option: str, mode: object) -> str:
-    """One of the modes of this option, of its name or of a member of FBGEMM's enum."""
+    """One of the modes of this option, given by its name or as a member of FBGEMM's enum."""
     name = mode_name(mode)
     if name is None or name not in spec.modes[option]:
         supported = modes_of(spec, option) if option == "weight_decay_mode" else spec.modes[option]
@@ -210,6 +218,9 @@ def check_options(where: str, spec: OptimizerSpec, options: Options) -> None:
             raise TypeError(f"{where}: betas is {betas!r}, expected two numbers")
         for index, beta in enumerate(betas):
             _checked_number(where, f"betas[{index}]", beta, below=1.0)
+    problem = spec.problem(options)
+    if problem is not None:
+        raise ValueError(f"{where}: {problem}")
     for name in (options.keys() & _NEUTRAL.keys()) - known:
         allowed = spec.neutral.get(name, _NEUTRAL[name])
         if options[name] not in allowed:
@@ -284,13 +295,13 @@ class TableOptimizer:
 
     Attributes:
         cls: the class the user named.
-        spec: what the fused update does for it.
-        options: learning rate and hyper-parameters, read anew at every update, so a scheduler that
-            holds this dict, through `param_groups`, drives the update.
+        spec: the fused update that the class and its keywords mean.
+        options: learning rate and hyper-parameters, read anew at every update: a scheduler that changes them,
+            through `param_groups`, drives the update.
         max_gradient: bound of the aggregated gradient's elements; inf for none.
         accumulate_step: backward passes of one accumulation window.
         step: updates applied so far.
-        state_dtypes: of the states in a row's record, in their order; empty where all are float32.
+        state_dtypes: data types of the states in a row's record, in their order; empty where all are float32.
     """
 
     cls: type
@@ -302,7 +313,7 @@ class TableOptimizer:
     where: str = field(default="", repr=False)
     state_dtypes: tuple[torch.dtype, ...] = ()
     _checked: Options | None = field(default=None, init=False, repr=False, compare=False)
-    """The options as `coefficients` found them in order."""
+    """The options that `coefficients` checked last."""
 
     def __post_init__(self) -> None:
         self._names = _coefficient_names(self.spec.kernel)
@@ -311,8 +322,9 @@ class TableOptimizer:
     def create(cls, optimizer_class: type, kwargs: Mapping[str, Any], where: str = "") -> TableOptimizer:
         """Checks class and keywords.
 
-        The keyword `state_dtypes` is ours: by name of a state float32 (the default), float16 or bfloat16, in which
-        it is stored. It is computed in float32 and rounded to nearest: see docs/optimizers.md.
+        The keyword `state_dtypes` is not torch's: it maps names of states to the data types in which they are stored,
+        float32 (the default), float16 or bfloat16. They are computed in float32 and rounded to nearest: see
+        docs/optimizers.md.
 
         Raises:
             TypeError: unknown class or keyword, or a value of the wrong type.
@@ -335,12 +347,12 @@ class TableOptimizer:
         return cls(optimizer_class, spec, options, bound, step, 0, where, dtypes)
 
     def state_dtype(self, name: str) -> torch.dtype:
-        """In which a state is stored."""
+        """The data type in which a state is stored."""
         names = [state.name for state in self.spec.states]
         return self.state_dtypes[names.index(name)] if self.state_dtypes else torch.float32
 
     def acts_after_next(self) -> bool:
-        """Whether it has something to do to whole tables when the next update is made, before the one after it."""
+        """Whether it works on whole tables after the next update, before the one after it."""
         between = self.spec.between
         return between is not None and between.due(self.options, self.step + 2)
 
@@ -373,7 +385,7 @@ class TableOptimizer:
         return [float(self.max_gradient), *row, *[0.0] * (COEFFICIENTS - 1 - len(row))]
 
     def _check_coefficients(self, values: Mapping[str, float]) -> None:
-        """Raises ValueError for one that only float32 makes infinite: others mean that there is no bound."""
+        """Raises ValueError for a coefficient that only float32 makes infinite: other infinite ones mean no bound."""
         for name, value in values.items():
             if not holds(torch.float32, value) and not math.isinf(value):
                 given = {option: self.options[option] for option in self.spec.options}

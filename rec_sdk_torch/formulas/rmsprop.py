@@ -1,0 +1,117 @@
+"""RMSprop: steps of the gradient over the root of a moving average of its square."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from .rows import LARGEST, Rows, at_least, at_most, root
+from .spec import ACCUMULATE, Coefficients, Formula, OptimizerSpec, Options, StateSpec
+
+_NAMES = "lr eps alpha one_minus_alpha sign weight_decay"
+_SQUARES, _BUFFER, _AVERAGE = StateSpec("square_avg"), StateSpec("momentum_buffer"), StateSpec("grad_avg")
+
+
+def _gradient(r: Rows) -> torch.Tensor:
+    """The gradient with decay."""
+    return r.c.sign * r.g + r.c.weight_decay * r.w
+
+
+def _join_squares(r: Rows, decayed: torch.Tensor) -> None:
+    r.states[0] = r.states[0] * r.c.alpha + r.c.one_minus_alpha * decayed * decayed
+
+
+def _step(r: Rows) -> torch.Tensor:
+    decayed = _gradient(r)
+    _join_squares(r, decayed)
+    return decayed / (root(r.states[0]) + r.c.eps)
+
+
+def _centered_step(r: Rows) -> torch.Tensor:
+    """A step over the root of the variance of the new averages, which is made of the old ones."""
+    decayed, average = _gradient(r), r.states[-1]
+    distance = decayed - average
+    old = at_least(r.states[0] - at_most(average * average, LARGEST), 0.0)
+    variance = r.c.alpha * (old + r.c.one_minus_alpha * distance * distance)
+    _join_squares(r, decayed)
+    r.states[-1] = average * r.c.alpha + r.c.one_minus_alpha * decayed
+    return decayed / (root(variance) + r.c.eps)
+
+
+def _move(r: Rows, step: torch.Tensor) -> None:
+    r.states[1] = r.states[1] * r.c.momentum + step
+    r.w = r.w - r.c.lr * r.states[1]
+
+
+def _rmsprop(r: Rows) -> None:
+    r.w = r.w - r.c.lr * _step(r)
+
+
+def _momentum_rmsprop(r: Rows) -> None:
+    _move(r, _step(r))
+
+
+def _centered_rmsprop(r: Rows) -> None:
+    r.w = r.w - r.c.lr * _centered_step(r)
+
+
+def _centered_momentum_rmsprop(r: Rows) -> None:
+    _move(r, _centered_step(r))
+
+
+def _coefficients(options: Options, t: int) -> Coefficients:
+    alpha = options["alpha"]
+    return {
+        "lr": options["lr"],
+        "eps": options["eps"],
+        "alpha": alpha,
+        "one_minus_alpha": 1 - alpha,
+        "sign": -1.0 if options["maximize"] else 1.0,
+        "weight_decay": options["weight_decay"],
+    }
+
+
+def _with_momentum(options: Options, t: int) -> Coefficients:
+    return {**_coefficients(options, t), "momentum": options["momentum"]}
+
+
+def _centered_problem(options: Options) -> str | None:
+    return None if options.get("centered") is True else f"centered is {options.get('centered')!r}, must stay True"
+
+
+RMSPROP = OptimizerSpec(
+    Formula("rmsprop", _rmsprop, _NAMES, (_SQUARES,)),
+    "RMSprop",
+    ("torch.optim.rmsprop.RMSprop",),
+    {"lr": 1e-2, "alpha": 0.99, "eps": 1e-8, "weight_decay": 0.0, "maximize": False},
+    _coefficients,
+    f"{ACCUMULATE}.AccumulateRMSprop",
+)
+_MOMENTUM = replace(
+    RMSPROP,
+    formula=Formula("momentum_rmsprop", _momentum_rmsprop, f"{_NAMES} momentum", (_SQUARES, _BUFFER)),
+    options={**RMSPROP.options, "momentum": 0.0},
+    coefficients=_with_momentum,
+    when=lambda given: bool(given.get("momentum")),
+    example={"momentum": 0.9},
+)
+_CENTERED = replace(
+    RMSPROP,
+    formula=Formula("centered_rmsprop", _centered_rmsprop, _NAMES, (_SQUARES, _AVERAGE)),
+    options={**RMSPROP.options, "centered": True},
+    when=lambda given: bool(given.get("centered")),
+    example={"centered": True},
+    problem=_centered_problem,
+)
+_CENTERED_MOMENTUM = replace(
+    _MOMENTUM,
+    formula=Formula(
+        "centered_momentum_rmsprop", _centered_momentum_rmsprop, f"{_NAMES} momentum", (_SQUARES, _BUFFER, _AVERAGE)
+    ),
+    options={**_MOMENTUM.options, "centered": True},
+    when=lambda given: _MOMENTUM.when(given) and _CENTERED.when(given),
+    example={"momentum": 0.9, "centered": True},
+    problem=_centered_problem,
+)
+SPECS = (RMSPROP, _MOMENTUM, _CENTERED, _CENTERED_MOMENTUM)
