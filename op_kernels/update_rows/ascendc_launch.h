@@ -11,13 +11,12 @@
 namespace rec_sdk {
 namespace ascendc {
 
-// Launches what comes before the rows are updated: the table of gradients, if there are several, and the
-// sums of hot rows, if there are any. The result, and the segments as they then are, are for
-// the update, unless a launch failed.
+// Launches the kernels that run before the update of rows: they write the table of gradients, if there are
+// several, and the sums of hot rows, if there are any. The update takes the result and the changed segments,
+// unless a launch failed.
 HotWorkspace launch_preparation(void* stream, Segments* segments, void* workspace);
 
-// Calls launcher.launch<Optimizer, Weights>() for the optimizer of that name; Weights is a type of
-// record_tile.h.
+// Calls launcher.launch<Optimizer, Weights>(); Weights is a type of record_tile.h.
 template <class Optimizer, class Launcher>
 void launch_optimizer(const Launcher& launcher, DType weight_dtype) {
   switch (weight_dtype) {

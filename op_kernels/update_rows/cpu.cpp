@@ -16,7 +16,7 @@ struct Element {
   float weight, states[kStates + 1], g;
 };
 
-// What is known of a row after its passes from kPass on.
+// Measures a row in the passes from kPass on; the values are for its elements.
 template <int kPass, class Optimizer, class ElementAt, class Values>
 REC_SDK_INLINE auto measured(const Optimizer& optimizer, int64_t dim, const ElementAt& element,
                              float* row_states, const Values& values) {
@@ -34,7 +34,7 @@ REC_SDK_INLINE auto measured(const Optimizer& optimizer, int64_t dim, const Elem
   }
 }
 
-// random: of the row, for stochastic rounding.
+// random: numbers of the row, for stochastic rounding.
 template <class Optimizer, class Format, int64_t kDim, bool kStochastic>
 REC_SDK_INLINE void update_record(const Optimizer& optimizer, const RecordLayout& layout, float max_gradient,
                                   const float* __restrict g, RowNumbers random, uint8_t* record,
