@@ -14,24 +14,22 @@ import warm
 from rec_sdk_torch.backends.devices import backend_for
 
 TESTS = Path(__file__).parent
-FILES = (
-    "test_lookup_sequence.py",
-    "test_lookup_pooled.py",
-    "test_gather_scatter_rows.py",
-    "test_swap_rows.py",
-    "test_accumulate_rows.py",
-    "test_several_gradients.py",
-    "test_stochastic_rounding.py",
-    "test_update_rows_arguments.py",
-    "test_edges.py",
-)
-"""Tests that are quick; the full suite runs all."""
+LONG = {
+    "test_default_operators.py",
+    "test_extremes.py",
+    "test_hot_segments.py",
+    "test_precision.py",
+    "test_same_bits.py",
+    "test_streams.py",
+    "test_update_rows.py",
+}
+"""Tests that only the full suite runs so."""
 
 
 def test_the_suite_passes_without_a_kernel(pytestconfig: pytest.Config) -> None:
     """As on the first day of a backend; contents of index tensors are checked as well."""
     full = pytestconfig.getoption("--full")
-    files = [TESTS / "ops"] if full else [TESTS / "ops" / name for name in FILES]
+    files = sorted(path for path in (TESTS / "ops").glob("test_*.py") if full or path.name not in LONG)
     options = ["--day", str(pytestconfig.getoption("--day"))]
     options += ["--full"] if full else ["-k", "not random_arguments"]  # which need a process of their own
     command = [sys.executable, "-m", "pytest", *map(str, files), "--operators", "default", *options]

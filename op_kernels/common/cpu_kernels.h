@@ -5,22 +5,20 @@
 #include <cstdint>
 
 #include "op_kernels/common/arguments.h"
+#include "op_kernels/common/operators.h"
 
 namespace rec_sdk {
 
 struct CpuKernels {
   const char* isa;
-  void (*lookup_sequence)(const LookupSequence&, int64_t begin, int64_t end);         // lookups
-  void (*lookup_pooled)(const LookupPooled&, int64_t begin, int64_t end);             // bags
-  void (*pooled_weights_grad)(const PooledWeightsGrad&, int64_t begin, int64_t end);  // lookups
-  void (*sum_chunks)(const SumChunks&, int64_t begin, int64_t end);                   // chunks
+#define REC_SDK_POINTER(name, Arguments) void (*name)(const Arguments&, int64_t begin, int64_t end);
+  REC_SDK_OPERATORS(REC_SDK_POINTER)
+#undef REC_SDK_POINTER
+  void (*sum_chunks)(const SumChunks&, int64_t begin, int64_t end);  // chunks
   // Unique rows; scratch: [dim]. Null for a name that is no optimizer.
   void (*(*update_rows)(const char* optimizer))(const UpdateRows&, int64_t begin, int64_t end,
                                                 float* scratch);
   void (*accumulate_rows)(const AccumulateRows&, int64_t begin, int64_t end, float* scratch);  // unique rows
-  void (*gather_rows)(const CopyRows&, int64_t begin, int64_t end);                            // rows
-  void (*scatter_rows)(const CopyRows&, int64_t begin, int64_t end);                           // rows
-  void (*swap_rows)(const SwapRows&, int64_t begin, int64_t end);                              // rows
   // The largest of the values as unsigned numbers, among which negative ones are above all others; 0 for
   // none.
   uint32_t (*largest)(const int32_t* values, int64_t begin, int64_t end);

@@ -14,6 +14,7 @@ from test_lookup_pooled import make_batch
 
 from rec_sdk_torch.backends.default import KERNELS
 from rec_sdk_torch.formulas import FORMULAS
+from rec_sdk_torch.operator_cases import Batch, cases
 from rec_sdk_torch.ops import coefficient_names, hot_segments, ops
 from rec_sdk_torch.record import WEIGHT_DTYPES, RecordLayout
 
@@ -191,6 +192,13 @@ def test_lookups(dim: int, dtype: torch.dtype, device: torch.device) -> None:
         assert_same_bits("lookup_pooled", shared | given, device)
     grad = torch.randn(batch.out.shape, generator=generator)
     assert_same_bits("pooled_weights_grad", shared | {"grad": grad}, device)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("dim", DIMS)
+def test_a_call_of_every_operator(dim: int, device: torch.device) -> None:
+    for case in cases(Batch.draw(200, 3000), dim, optimizers=["sgd"]):
+        assert_same_bits(case.operator, case.on("cpu").arguments, device)
 
 
 @pytest.mark.kernels

@@ -27,22 +27,10 @@ void on_current_stream(const char* op, const Tensor& on, const Launch& launch) {
 }
 
 struct OnCuda {
-  static void lookup_sequence(const Tensor& on, const LookupSequence& a) {
-    launch("lookup_sequence", on, cuda::lookup_sequence, a);
-  }
-  static void lookup_pooled(const Tensor& on, const LookupPooled& a) {
-    launch("lookup_pooled", on, cuda::lookup_pooled, a);
-  }
-  static void pooled_weights_grad(const Tensor& on, const PooledWeightsGrad& a) {
-    launch("pooled_weights_grad", on, cuda::pooled_weights_grad, a);
-  }
-  static void gather_rows(const Tensor& on, const CopyRows& a) {
-    launch("gather_rows", on, cuda::gather_rows, a);
-  }
-  static void scatter_rows(const Tensor& on, const CopyRows& a) {
-    launch("scatter_rows", on, cuda::scatter_rows, a);
-  }
-  static void swap_rows(const Tensor& on, const SwapRows& a) { launch("swap_rows", on, cuda::swap_rows, a); }
+#define REC_SDK_ON_CUDA(name, Arguments) \
+  static void name(const Tensor& on, const Arguments& a) { launch(#name, on, cuda::name, a); }
+  REC_SDK_OPERATORS(REC_SDK_ON_CUDA)
+#undef REC_SDK_ON_CUDA
   static void update_rows(const Tensor& on, const UpdateRows& a, const std::string& optimizer,
                           void* workspace) {
     on_current_stream("update_rows", on, [&](cudaStream_t stream) {

@@ -13,24 +13,12 @@ namespace {
 
 // Each launch copies its arguments into the task queue.
 struct OnNpu {
-  static void lookup_sequence(const Tensor& on, const LookupSequence& a) {
-    launch("rec_sdk_lookup_sequence", on, rec_sdk_launch_lookup_sequence, a);
+#define REC_SDK_ON_NPU(name, Arguments)                     \
+  static void name(const Tensor& on, const Arguments& a) {  \
+    launch("rec_sdk_" #name, on, rec_sdk_launch_##name, a); \
   }
-  static void lookup_pooled(const Tensor& on, const LookupPooled& a) {
-    launch("rec_sdk_lookup_pooled", on, rec_sdk_launch_lookup_pooled, a);
-  }
-  static void pooled_weights_grad(const Tensor& on, const PooledWeightsGrad& a) {
-    launch("rec_sdk_pooled_weights_grad", on, rec_sdk_launch_pooled_weights_grad, a);
-  }
-  static void gather_rows(const Tensor& on, const CopyRows& a) {
-    launch("rec_sdk_gather_rows", on, rec_sdk_launch_gather_rows, a);
-  }
-  static void scatter_rows(const Tensor& on, const CopyRows& a) {
-    launch("rec_sdk_scatter_rows", on, rec_sdk_launch_scatter_rows, a);
-  }
-  static void swap_rows(const Tensor& on, const SwapRows& a) {
-    launch("rec_sdk_swap_rows", on, rec_sdk_launch_swap_rows, a);
-  }
+  REC_SDK_OPERATORS(REC_SDK_ON_NPU)
+#undef REC_SDK_ON_NPU
   static void update_rows(const Tensor& on, const UpdateRows& a, std::string optimizer, void* workspace) {
     on_current_stream(
         "rec_sdk_update_rows", on.get_device_index(),

@@ -2,8 +2,7 @@
 // index tensors are not checked: reading them back would wait for the device.
 //
 // A backend is a class with static functions that launch on the current stream of the device of `on`:
-//   lookup_sequence, lookup_pooled, pooled_weights_grad, gather_rows, scatter_rows, swap_rows(on,
-//   arguments)
+//   name(on, arguments)                for each of REC_SDK_OPERATORS (op_kernels/common/operators.h)
 //   update_rows(on, arguments, optimizer, workspace), accumulate_rows(on, arguments, workspace)
 // with a workspace of
 //   segments_workspace(segments)       bytes of device memory

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "op_kernels/common/arguments.h"
+#include "op_kernels/common/operators.h"
 
 #pragma GCC visibility push(default)
 extern "C" {
@@ -15,12 +16,10 @@ int64_t rec_sdk_ascendc_vector_cores(void* stream);
 // has no result.
 int32_t rec_sdk_ascendc_take_error();
 
-void rec_sdk_launch_lookup_sequence(void* stream, const rec_sdk::LookupSequence* a);
-void rec_sdk_launch_lookup_pooled(void* stream, const rec_sdk::LookupPooled* a);
-void rec_sdk_launch_pooled_weights_grad(void* stream, const rec_sdk::PooledWeightsGrad* a);
-void rec_sdk_launch_gather_rows(void* stream, const rec_sdk::CopyRows* a);
-void rec_sdk_launch_scatter_rows(void* stream, const rec_sdk::CopyRows* a);
-void rec_sdk_launch_swap_rows(void* stream, const rec_sdk::SwapRows* a);
+// rec_sdk_launch_gather_rows(stream, arguments) and so on.
+#define REC_SDK_LAUNCH(name, Arguments) void rec_sdk_launch_##name(void* stream, const rec_sdk::Arguments* a);
+REC_SDK_OPERATORS(REC_SDK_LAUNCH)
+#undef REC_SDK_LAUNCH
 
 // workspace: device memory of rec_sdk_segments_workspace(segments) bytes, any contents; may be null when that
 // is 0.

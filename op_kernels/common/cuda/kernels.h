@@ -7,17 +7,15 @@
 #include <cstdint>
 
 #include "op_kernels/common/arguments.h"
+#include "op_kernels/common/operators.h"
 
 namespace rec_sdk {
 namespace cuda {
 
-cudaError_t lookup_sequence(const LookupSequence& a, cudaStream_t stream);
-cudaError_t lookup_pooled(const LookupPooled& a, cudaStream_t stream);
-cudaError_t pooled_weights_grad(const PooledWeightsGrad& a, cudaStream_t stream);
 // The rows of a copy may also be pinned host memory, which the device then reads or writes directly.
-cudaError_t gather_rows(const CopyRows& a, cudaStream_t stream);
-cudaError_t scatter_rows(const CopyRows& a, cudaStream_t stream);
-cudaError_t swap_rows(const SwapRows& a, cudaStream_t stream);
+#define REC_SDK_LAUNCH(name, Arguments) cudaError_t name(const Arguments& a, cudaStream_t stream);
+REC_SDK_OPERATORS(REC_SDK_LAUNCH)
+#undef REC_SDK_LAUNCH
 
 // workspace: device memory of segments_workspace(segments) bytes, any contents; may be null when that is 0.
 int64_t segments_workspace(const Segments& segments);

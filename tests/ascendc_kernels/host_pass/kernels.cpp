@@ -1,11 +1,5 @@
 // All kernels as bisheng's pass for the host sees them: parsed, and instantiated for every type of weights.
-#include "op_kernels/accumulate_rows/ascendc.h"
-#include "op_kernels/gather_rows/ascendc.h"
-#include "op_kernels/lookup_pooled/ascendc.h"
-#include "op_kernels/lookup_sequence/ascendc.h"
-#include "op_kernels/pooled_weights_grad/ascendc.h"
-#include "op_kernels/scatter_rows/ascendc.h"
-#include "op_kernels/swap_rows/ascendc.h"
+// The command line includes each op_kernels/*/ascendc.h.
 #include "op_kernels/update_rows/ascendc_launch.h"
 
 namespace {
