@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tables
 import torch
+from optimizer_table import BY_NAME, ROWS, Row
 from tables import ADAGRAD, WINDOWS, contents, make, train
 
 import rec_sdk_torch as rst
@@ -30,11 +31,25 @@ def same(a: Any, b: Any) -> None:
         assert a[name] == b[name], name
 
 
-@pytest.mark.parametrize("optimizer", [ADAGRAD, ADAM, WINDOWS, (torch.optim.SGD, {"lr": 0.1})], ids=str)
-@pytest.mark.parametrize("cache", [9, 60])
-def test_a_load_has_the_bits_and_goes_on_alike(optimizer: Any, cache: int, tmp_path: Path, device: Any) -> None:
+def of_row(row: Row, window: int) -> tuple[type, dict[str, Any]]:
+    """The row's optimizer, at a rate that suits the batches here."""
+    windowed = {"use_accumulate": True, "accumulate_step": window} if window > 1 else {}
+    return row.class_of(window), {**row.options, "lr": 0.01, **windowed}
+
+
+@pytest.mark.parametrize(
+    ("row", "window", "cache"),
+    [
+        *((row, 1, 9) for row in ROWS),
+        *((BY_NAME[name], 1, 60) for name in ("sgd", "adagrad", "adam")),
+        *((BY_NAME[name], 3, cache) for name in ("adagrad", "momentum_rmsprop") for cache in (9, 60)),
+    ],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_a_load_has_the_bits_and_goes_on_alike(row: Row, window: int, cache: int, tmp_path: Path, device: Any) -> None:
+    optimizer = of_row(row, window)
     source = make(optimizer, cache=cache, device=device)
-    train(source, range(5))  # with WINDOWS: two passes of an open window
+    train(source, range(5))  # with a window of three passes: two of an open one
     folder = rst.Saver().save(source, tmp_path)
     assert folder == rst.Saver.get_latest_load_path(tmp_path)
     assert rst.Saver.is_timestamp_format(Path(folder).name)
