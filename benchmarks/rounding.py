@@ -21,18 +21,19 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from rec_sdk_torch import EmbCacheEmbeddingBagCollection, EmbCacheEmbeddingBagConfig, apply_optimizer_in_backward
 from rec_sdk_torch.ops import ops
 from rec_sdk_torch.record import RecordLayout
+from rec_sdk_torch.tbe import TableOptimizer
 
 from .machine import describe, with_malloc_settings, write_json
 from .options import positive_int
 from .timing import no_collection
 
-OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], str, list[float], tuple[int, ...]]] = {
-    # class, kernel, coefficients from [1] on, elements of its states (0: D)
-    "SGD": (torch.optim.SGD, "sgd", [0.01], ()),
-    "Adagrad": (torch.optim.Adagrad, "adagrad", [0.01, 1e-10], (0,)),
-    "Adam": (torch.optim.SparseAdam, "adam", [0.01, 1e-8, 0.9, 0.1, 0.999, 0.001, 1.0], (0, 0)),
-    "RowWiseAdagrad": (RowWiseAdagrad, "rowwise_adagrad", [0.01, 1e-8], (1,)),
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+    "SGD": torch.optim.SGD,
+    "Adagrad": torch.optim.Adagrad,
+    "Adam": torch.optim.SparseAdam,
+    "RowWiseAdagrad": RowWiseAdagrad,
 }
+"""One optimizer for each form of a record."""
 DTYPES = {"bf16": (torch.bfloat16, DataType.BF16), "fp16": (torch.float16, DataType.FP16)}
 LOOKUPS, TABLES, BAG = 65_536, 4, 16
 
@@ -41,19 +42,17 @@ Step = Callable[[], object]
 
 def update(rows: int, dim: int, optimizer: str, dtype: str) -> tuple[Step, Step]:
     """`update_rows` of every row by one lookup, in random order: to nearest, stochastically; the same records."""
-    _, kernel, coefficients, states = OPTIMIZERS[optimizer]
-    weight_dtype = DTYPES[dtype][0]
-    layout = RecordLayout(dim, weight_dtype, tuple(torch.Size((n or dim,)).numel() for n in states))
+    of_tables = TableOptimizer.create(OPTIMIZERS[optimizer], {"lr": 0.01})
+    formula, weight_dtype = of_tables.spec.formula, DTYPES[dtype][0]
+    layout = RecordLayout(dim, weight_dtype, formula.state_elements(dim))
     cache = torch.zeros((rows, layout.bytes), dtype=torch.uint8)
     layout.weight(cache).normal_()
     grad = torch.randn(rows, dim)
     slots = torch.randperm(rows).int()
     places = torch.arange(rows + 1, dtype=torch.int32)
-    row = torch.zeros(1, 16)
-    row[0, 0] = float("inf")
-    row[0, 1 : 1 + len(coefficients)] = torch.tensor(coefficients)
-    tables = torch.tensor([0, rows], dtype=torch.int32)
-    arguments = (cache, [grad], slots, tables, places, places[:-1], None, None, None, row, kernel, dim, weight_dtype)
+    tables, row = torch.tensor([0, rows], dtype=torch.int32), torch.tensor([of_tables.coefficients()])
+    lookups = (slots, tables, places, places[:-1], None, None, None)
+    arguments = (cache, [grad], *lookups, row, formula.kernel, dim, weight_dtype)
     ids, seeds = torch.randint(2**40, (rows,)), torch.tensor([77])
     return lambda: ops.update_rows(*arguments), lambda: ops.update_rows(*arguments, ids, seeds)
 
@@ -74,7 +73,7 @@ def collection_step(rows: int, dim: int, optimizer: str, dtype: str) -> tuple[St
             for name in names
         ]
         collection = EmbCacheEmbeddingBagCollection(configs, stochastic_rounding=stochastic)
-        apply_optimizer_in_backward(OPTIMIZERS[optimizer][0], collection.parameters(), {"lr": 0.01})
+        apply_optimizer_in_backward(OPTIMIZERS[optimizer], collection.parameters(), {"lr": 0.01})
         count = 0
 
         def step() -> None:

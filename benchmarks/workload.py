@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from rec_sdk_torch.formulas import FORMULAS
+
 from .ids import Distribution
 
 LEARNING_RATE = 0.01
 EPS = 1e-8
 BETAS = (0.9, 0.999)
 OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad", "adam")
+"""Formulas that the rivals have too, one for each form of a record."""
 _SUFFIXES = {"k": 1_000, "m": 1_000_000}
 
 CRITEO_SIZES = (
@@ -127,7 +130,7 @@ class Workload:
 
     def states_of(self, dim: int) -> float:
         """The same, of a table of `dim`."""
-        return {"sgd": 0.0, "adagrad": 1.0, "rowwise_adagrad": 1.0 / dim, "adam": 2.0}[self.optimizer]
+        return sum(FORMULAS[self.optimizer].state_elements(dim)) / dim
 
     @property
     def record_bytes(self) -> int:
