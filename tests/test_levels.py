@@ -18,7 +18,10 @@ TBE = f"{PACKAGE}.tbe"
 FLOORS = ["config", "options", "cache", "rows", "step", "embedding"]
 """Rooms of the table-batched embedding, from below."""
 
-DOORS = {f"{TBE}.rows.{file}" for file in ("gradients", "load", "move", "row_parts", "snapshot", "table_view")}
+DOORS = {
+    f"{TBE}.rows.{file}"
+    for file in ("gradients", "move", "pieces", "replacement", "row_parts", "snapshot", "table_view")
+}
 """The files beside `cache` that may call the engine of a group."""
 
 

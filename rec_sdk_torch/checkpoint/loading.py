@@ -10,7 +10,8 @@ from typing import Any
 from ..tbe import CapacityError, TableOptimizer
 from ..tbe.cache.batch import Int64Array
 from ..tbe.config.optimizer import check_options
-from ..tbe.rows.load import Replacement, TableSource, piece_rows
+from ..tbe.rows.pieces import piece_rows
+from ..tbe.rows.replacement import Replacement, TableSource
 from ..tbe.rows.row_parts import WEIGHT
 from ..warn import warn
 from .contents import count_problem, saved_tables

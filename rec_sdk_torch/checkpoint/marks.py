@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..tbe import TableBatchedEmbedding
 from ..tbe.cache.device_cache import Group
-from ..tbe.rows.load import forget_changes
+from ..tbe.rows.pieces import forget_changes
 
 MOST_PATHS = 4
 """Folders of saves that one embedding keeps a mark for; ids that were removed are remembered for the oldest."""

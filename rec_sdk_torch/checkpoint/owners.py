@@ -12,7 +12,7 @@ import torch
 
 from ..tbe import TableBatchedEmbedding, TableConfig
 from ..tbe.cache.batch import Int64Array
-from ..tbe.rows.load import piece_rows, pieces_of_ids
+from ..tbe.rows.pieces import piece_rows, pieces_of_ids
 from ..tbe.rows.table_view import TableView
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ..tbe.cache.batch import Int64Array
-from ..tbe.rows.load import LifeState, Removed, Rows
+from ..tbe.rows.replacement import LifeState, Removed, Rows
 from ..tbe.rows.row_parts import WEIGHT
 from ..worker import Pool
 from .contents import (

@@ -20,7 +20,8 @@ import numpy as np
 import torch
 
 from ..tbe import CapacityError
-from ..tbe.rows.load import Removed, Replacement, Rows, TableSource, piece_rows
+from ..tbe.rows.pieces import piece_rows
+from ..tbe.rows.replacement import Removed, Replacement, Rows, TableSource
 from ..tbe.rows.row_parts import WEIGHT
 from ..tbe.rows.table_view import Content, load
 from ..warn import warn

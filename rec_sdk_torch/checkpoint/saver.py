@@ -13,7 +13,7 @@ from typing import Any, Literal, overload
 import torch
 
 from .._exits import OwnThread, calls
-from ..tbe.rows.load import versions
+from ..tbe.rows.pieces import versions
 from . import folders, rec_sdk
 from .job import SaveJob, one_moment
 from .loading import check, check_counts, has_room, put_in_place, replacements, takes_all, warn_of_losses

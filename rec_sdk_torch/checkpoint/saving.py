@@ -15,7 +15,7 @@ import torch
 from ..tbe import TableOptimizer
 from ..tbe.cache.device_cache import Group
 from ..tbe.config.optimizer import plain
-from ..tbe.rows.load import changed, knows_changes, split, versions, window_count, window_rows
+from ..tbe.rows.pieces import changed, knows_changes, split, versions, window_count, window_rows
 from ..tbe.rows.row_parts import WEIGHT
 from ..tbe.rows.snapshot import Aside, Rows, Snapshot
 from ..tbe.rows.table_view import TableView

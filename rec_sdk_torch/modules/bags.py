@@ -11,7 +11,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from ..tbe.cache.padding import padded_places
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Bags:
     """A batch as the tables look it up: with one batch size.
 

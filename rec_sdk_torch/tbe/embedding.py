@@ -321,6 +321,8 @@ class TableBatchedEmbedding(TablesModule):
         monitor.copied_batches += batch.copied
         try:
             outputs: tuple[torch.Tensor, ...] = FusedLookup.apply(self._anchor, step, *weights)
+            if len(outputs) > 1:
+                outputs = apart(outputs)  # the caller may write into them
         except BaseException:
             step.release()  # now: the traceback may live on
             raise
@@ -328,7 +330,7 @@ class TableBatchedEmbedding(TablesModule):
         monitor.forwards += 1
         if monitor.forwards >= monitor.next_check:
             monitor.check(groups)
-        return outputs if len(outputs) == 1 else apart(outputs)  # the caller may write into them
+        return outputs
 
     # ---- what torch.nn.Module does to modules
 

@@ -10,7 +10,7 @@ import torch
 
 from rec_sdk_torch import AccumulateAdagrad
 from rec_sdk_torch.tbe import InitializerType, Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
-from rec_sdk_torch.tbe.rows.load import pieces_of_ids, window_rows
+from rec_sdk_torch.tbe.rows.pieces import pieces_of_ids, window_rows
 
 IDS = 60
 ADAGRAD = (torch.optim.Adagrad, {"lr": 0.1, "lr_decay": 0.01})

@@ -188,7 +188,7 @@ def test_a_thread_reads_ahead_where_rows_are_many(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(reading, "Pool", Noted)
     same(contents(loaded(tmp_path)), contents(source))
     assert started == []
-    monkeypatch.setattr("rec_sdk_torch.tbe.rows.load.PIECE_BYTES", 100)
+    monkeypatch.setattr("rec_sdk_torch.tbe.rows.pieces.PIECE_BYTES", 100)
     same(contents(loaded(tmp_path)), contents(source))
     assert len(started) == 4, "one for each table"
 

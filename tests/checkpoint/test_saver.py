@@ -308,7 +308,7 @@ def test_others_can_read_the_files(tmp_path: Path) -> None:
 
 def test_rows_are_divided_into_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rec_sdk_torch.checkpoint.writing.MOST_BYTES", 300)
-    monkeypatch.setattr("rec_sdk_torch.tbe.rows.load.PIECE_BYTES", 160)
+    monkeypatch.setattr("rec_sdk_torch.tbe.rows.pieces.PIECE_BYTES", 160)
     source, folder = saved(tmp_path)
     assert len(manifests.read_manifest(folder).files_of("b", manifests.ROWS)) == 15
     target = make()

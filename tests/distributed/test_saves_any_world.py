@@ -17,7 +17,7 @@ import rec_sdk_torch as rst
 from rec_sdk_torch.checkpoint import manifest
 from rec_sdk_torch.checkpoint.manifest import DELTA, read_manifest
 from rec_sdk_torch.checkpoint.owners import owners_of
-from rec_sdk_torch.tbe.rows.load import window_rows
+from rec_sdk_torch.tbe.rows.pieces import window_rows
 from rec_sdk_torch.tbe.rows.table_view import TableView
 
 Start = Callable[[int], Ranks]

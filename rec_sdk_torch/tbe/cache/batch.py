@@ -17,8 +17,11 @@ IntArray = npt.NDArray[np.signedinteger[Any]]
 """int32 or int64."""
 
 
+_INTEGERS = (torch.int32, torch.int64)
+
+
 def _host_array(name: str, values: torch.Tensor) -> IntArray:
-    if values.dtype not in (torch.int32, torch.int64):
+    if values.dtype not in _INTEGERS:
         raise TypeError(f"{name} are {values.dtype}, expected torch.int32 or torch.int64")
     array: IntArray = (values if values.is_cpu else values.cpu()).numpy()
     return array

@@ -254,9 +254,11 @@ class FusedLookup(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, step: Step, *weights: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         ctx.step = step
-        ctx.save_for_backward(*weights)
         ctx.set_materialize_grads(False)
-        return step.forward(weights, anchor.device, True in ctx.needs_input_grad[2:])
+        weighted = weights[0] is not None
+        if weighted:
+            ctx.save_for_backward(*weights)
+        return step.forward(weights, anchor.device, weighted and True in ctx.needs_input_grad[2:])
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
@@ -275,7 +277,8 @@ def _backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | Non
         )
     ctx.step = None
     try:
-        weight_grads = step.backward(grads, ctx.saved_tensors, ctx.needs_input_grad[2:])
+        wanted = ctx.needs_input_grad[2:]
+        weight_grads = step.backward(grads, ctx.saved_tensors or (None,) * len(wanted), wanted)
     except BaseException:
         if not step.left():
             step.release()
