@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,6 @@ import pytest
 import torch
 
 from rec_sdk_torch.tbe import BatchHint, InitializerType, Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
-from rec_sdk_torch.tbe.cache.plan import Plan
 
 
 def sgd(lr: float = 0.1) -> TableOptimizer:
@@ -225,6 +226,26 @@ def test_half_weights_train_with_the_same_bits_at_every_cache_size(device: torch
     assert torch.equal(*results)
 
 
+class AfterCall:
+    """A lock that is taken once `call` has returned, which may take it."""
+
+    def __init__(self, lock: Any, call: Callable[[], None]) -> None:
+        self._lock, self._call = lock, call
+
+    def __enter__(self) -> None:
+        self._call()
+        self._lock.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._lock.__exit__(*error)
+
+
+def update(monkeypatch: pytest.MonkeyPatch, output: torch.Tensor) -> None:
+    monkeypatch.undo()
+    with torch.enable_grad():
+        output.sum().backward()
+
+
 def test_gradients_of_sample_weights_are_of_the_rows_that_were_looked_up(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,16 +256,9 @@ def test_gradients_of_sample_weights_are_of_the_rows_that_were_looked_up(
         weights = torch.ones(2, device=device, requires_grad=True)
         earlier = embedding(ids, offsets, torch.ones(2, device=device))
         if planned_first:
-            (group,) = embedding.groups
-            bring_in = group.bring_in
-
-            def update(plan: Plan, bring_in: Any = bring_in, earlier: torch.Tensor = earlier) -> None:
-                monkeypatch.undo()
-                with torch.enable_grad():
-                    earlier.sum().backward()
-                bring_in(plan)
-
-            monkeypatch.setattr(group, "bring_in", update)
+            locks = embedding.layout.locks
+            launch = AfterCall(locks.launch, functools.partial(update, monkeypatch, earlier))
+            monkeypatch.setattr(locks, "launch", launch)
         output = embedding(ids, offsets, weights)
         rows = output.detach().clone()
         if not planned_first:
