@@ -12,6 +12,7 @@ UNITS = (
     "ascendc_updates$",
     "ascendc_updates_late$",
     "ascendc_updates_random_1$",
+    "ascendc_updates_a5$",
     "ascendc_update_costs$",
     "ascendc_lookup",
     "ascendc_(copies|row_copies|planes|tile_plan|optimizer_shapes|host_pass)",

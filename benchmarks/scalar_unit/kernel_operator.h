@@ -346,6 +346,13 @@ inline __aicore__ uint64_t repeats_of(const BinaryRepeatParams& strides) {
          uint64_t{strides.dst_repeat} << 24 | uint64_t{strides.b_block} << 16 |
          uint64_t{strides.a_block} << 8 | strides.dst_block;
 }
+struct UnaryRepeatParams {
+  uint8_t dst_block, src_block, dst_repeat, src_repeat;
+};
+inline __aicore__ uint64_t repeats_of(const UnaryRepeatParams& strides) {
+  return uint64_t{1} << 56 | uint64_t{strides.src_repeat} << 40 | uint64_t{strides.dst_repeat} << 32 |
+         uint64_t{strides.src_block} << 16 | strides.dst_block;
+}
 inline __aicore__ void SetMaskCount() { rec_sdk::scalar_unit::issue(); }
 inline __aicore__ void SetMaskNorm() { rec_sdk::scalar_unit::issue(); }
 template <class T, MaskMode mode>
@@ -371,14 +378,16 @@ inline __aicore__ void ResetMask() {
     rec_sdk::scalar_unit::issue(dst.address(), a.address(), b.address(), repeats_of(strides));             \
   }
 #define REC_SDK_WITH_SCALAR(Name)                                                                    \
-  template <class T, bool sets_mask = true>                                                          \
+  template <class T>                                                                                 \
   inline __aicore__ void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalar, \
                               const int32_t& count) {                                                \
-    if constexpr (sets_mask) {                                                                       \
-      vector3(dst.address(), src.address(), bits_of(scalar), count);                                 \
-    } else {                                                                                         \
-      rec_sdk::scalar_unit::issue(dst.address(), src.address(), bits_of(scalar), kRepeats);          \
-    }                                                                                                \
+    vector3(dst.address(), src.address(), bits_of(scalar), count);                                   \
+  }                                                                                                  \
+  template <class T, bool sets_mask>                                                                 \
+  inline __aicore__ void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalar, \
+                              uint64_t, uint8_t, const UnaryRepeatParams& strides) {                 \
+    static_assert(!sets_mask, "with a count instead");                                               \
+    rec_sdk::scalar_unit::issue(dst.address(), src.address(), bits_of(scalar), repeats_of(strides)); \
   }
 #define REC_SDK_UNARY(Name)                                                                                 \
   template <class T>                                                                                        \

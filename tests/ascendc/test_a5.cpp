@@ -42,11 +42,46 @@ void test_strides() {
   CHECK_TWIN(wide, buffers, 1, "65536 blocks in local memory");
 }
 
+// The index of an element of 16 bits has 16 bits; srcBaseOffset reaches further.
+void test_gather() {
+  const Kernel kernel = [](bool repaired) {
+    LocalMemAllocator<> allocator;
+    const auto values = allocator.Alloc<half, 70000>();
+    const auto at = allocator.Alloc<uint32_t, 8>();
+    Duplicate(values, half(1.0f), 70000);
+    at.SetValue(0, repaired ? 131070u : 131072u);
+    order<HardEvent::S_V>();
+    PipeBarrier<PIPE_V>();
+    Gather(allocator.Alloc<half, 16>(), values, at, 4, 1);
+  };
+  CHECK_TWIN(kernel, {}, 1, "srcOffset[0] of Gather (V, ",
+             "is 131072: for 16-bit elements 950 reaches 131071");
+}
+
+// One mask, all instructions: those with a scalar ask it in the form with strides.
+void test_mask() {
+  CHECK_PASSES(run([] {
+    LocalMemAllocator<> allocator;
+    const auto x = allocator.Alloc<float, 128>();
+    Duplicate(x, 3.0f, 128);
+    PipeBarrier<PIPE_V>();
+    SetMaskCount();
+    SetVectorMask<float, MaskMode::COUNTER>(100);
+    Muls<float, false>(x, x, 2.0f, MASK_PLACEHOLDER, 1, {1, 1, 8, 8});
+    SetMaskNorm();
+    ResetMask();
+    order<HardEvent::V_S>();
+    for (uint32_t i = 0; i < 128; ++i) CHECK(x.GetValue(i) == (i < 100 ? 6.0f : 3.0f));
+  }));
+}
+
 }  // namespace
 
 int main() {
   test_sizes();
   test_nothing_to_do();
   test_strides();
+  test_gather();
+  test_mask();
   return check_result();
 }

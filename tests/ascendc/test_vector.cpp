@@ -315,7 +315,7 @@ void test_mask() {
       SetVectorMask<float, MaskMode::COUNTER>(count);
       Add<float, false>(z, x, y, MASK_PLACEHOLDER, 1, side_by_side);
       PipeBarrier<PIPE_V>();
-      Muls<float, false>(z, z, 2.0f, 1);
+      Muls<float, false>(z, z, 2.0f, MASK_PLACEHOLDER, 1, {});
       SetMaskNorm();
       ResetMask();
       order<HardEvent::V_S>();

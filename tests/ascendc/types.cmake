@@ -31,3 +31,5 @@ rec_sdk_must_not_compile(14 "Exp: half and float only")
 rec_sdk_must_not_compile(15 "AtomicAdd.* was not declared")
 rec_sdk_must_not_compile(16 "is for queues; a TBuf takes a length alone")
 rec_sdk_must_not_compile(17 "SaturationMode.* has not been declared")  # from CANN 9.1 on only
+rec_sdk_must_not_compile(18 "Muls: with a count, isSetMask = false has no effect on 950")
+rec_sdk_must_not_compile(19 "Adds: with a count, isSetMask = false has no effect on 950")

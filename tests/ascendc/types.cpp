@@ -15,6 +15,7 @@ void kernel() {
   Add(floats, floats, floats, 64);
   Div(floats, floats, floats, 64);
   Muls(floats, floats, 2.0f, 64);
+  Muls<float, false>(floats, floats, 2.0f, MASK_PLACEHOLDER, 1, {1, 1, 8, 8});
   Axpy(floats, tensor<half>(), half(2.0f), 64);
   Cast(floats, tensor<bfloat16_t>(), RoundMode::CAST_NONE, 64);
   Duplicate(tensor<bfloat16_t>(), bfloat16_t(0.0f), 64);
@@ -59,5 +60,9 @@ void kernel() {
   pipe.InitBuffer(buffer, 2, 64);
 #elif REC_SDK_CASE == 17
   SetSaturationFlag<SaturationMode::FLOAT>(false);
+#elif REC_SDK_CASE == 18
+  Muls<float, false>(tensor<float>(), tensor<float>(), 2.0f, 1);
+#elif REC_SDK_CASE == 19
+  Adds<int32_t, false>(tensor<int32_t>(), tensor<int32_t>(), 0, 1);
 #endif
 }

@@ -26,6 +26,18 @@ struct BinaryRepeatParams {
         src1RepStride(src1_repeats) {}
 };
 
+struct UnaryRepeatParams {
+  uint16_t dstBlkStride = 1, srcBlkStride = 1;
+  uint8_t dstRepStride = 8, srcRepStride = 8;
+
+  UnaryRepeatParams() = default;
+  UnaryRepeatParams(uint16_t dst_blocks, uint16_t src_blocks, uint8_t dst_repeats, uint8_t src_repeats)
+      : dstBlkStride(dst_blocks),
+        srcBlkStride(src_blocks),
+        dstRepStride(dst_repeats),
+        srcRepStride(src_repeats) {}
+};
+
 inline void SetMaskCount() { rec_sdk::emulator::set_mask_mode(true); }
 inline void SetMaskNorm() { rec_sdk::emulator::set_mask_mode(false); }
 inline void ResetMask() { rec_sdk::emulator::reset_mask(); }

@@ -1,5 +1,5 @@
-// Instructions of the vector unit on the first `count` elements of tensors, or, with isSetMask = false, on as
-// many as the mask says.
+// Instructions of the vector unit on the first `count` elements of tensors (the count form), or on as many as
+// the mask says, in blocks at strides (the mask form, with isSetMask = false).
 #pragma once
 
 #include "emulator/ascendc/api/flags.h"
@@ -17,12 +17,6 @@ constexpr bool kShifted = kOneOf<T, int16_t, uint16_t, int32_t, uint32_t>;
 template <class T>
 constexpr bool kFloating = kOneOf<T, half, float>;
 
-// Calls that set no mask take no count.
-template <bool isSetMask>
-constexpr int64_t counted(int32_t count) {
-  return isSetMask ? count : rec_sdk::emulator::kByMask;
-}
-
 template <typename T>
 void binary(const char* name, rec_sdk::emulator::ElementFunction function, const LocalTensor<T>& dst,
             const LocalTensor<T>& src0, const LocalTensor<T>& src1, int64_t count, uint8_t repeats = 1,
@@ -36,6 +30,21 @@ void binary(const char* name, rec_sdk::emulator::ElementFunction function, const
   call.dst_strides = {strides.dstBlkStride, strides.dstRepStride};
   call.a_strides = {strides.src0BlkStride, strides.src0RepStride};
   call.b_strides = {strides.src1BlkStride, strides.src1RepStride};
+  rec_sdk::emulator::run_vector(call);
+}
+
+template <typename T>
+void with_scalar(const char* name, rec_sdk::emulator::ElementFunction function, const LocalTensor<T>& dst,
+                 const LocalTensor<T>& src, const T& scalar, int64_t count, uint8_t repeats = 1,
+                 const UnaryRepeatParams& strides = {}) {
+  rec_sdk::emulator::VectorCall call = vector_call(name, dst, count);
+  call.function = function;
+  call.a = &src.memory();
+  call.src_bytes = sizeof(T);
+  call.scalar = &scalar;
+  call.repeats = repeats;
+  call.dst_strides = {strides.dstBlkStride, strides.dstRepStride};
+  call.a_strides = {strides.srcBlkStride, strides.srcRepStride};
   rec_sdk::emulator::run_vector(call);
 }
 
@@ -60,37 +69,39 @@ void binary(const char* name, rec_sdk::emulator::ElementFunction function, const
     }                                                                                                    \
   }
 
-#define REC_SDK_ONE_WITH_SCALAR(Name, op)                                                             \
+// In the count form, isSetMask = false makes 2201 ask the mask and 950 the count: it is refused for both.
+#define REC_SDK_ONE_WITH_SCALAR(Name, kind, Op, op, types, message)                                   \
   template <typename T, bool isSetMask = true>                                                        \
   void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue,               \
             const int32_t& count) {                                                                   \
-    static_assert(kNumber<T>,                                                                         \
-                  #Name ": half, float, int16_t and int32_t only; bfloat16_t must be cast to float"); \
-    rec_sdk::emulator::VectorCall call = vector_call(#Name, dst, counted<isSetMask>(count));          \
-    if constexpr (kNumber<T>) {                                                                       \
-      call.function = rec_sdk::emulator::with_scalar<rec_sdk::emulator::BinaryOp::op, T>;             \
+    static_assert(types<T>, message);                                                                 \
+    static_assert(isSetMask, #Name                                                                    \
+                  ": with a count, isSetMask = false has no effect on 950, which computes that many " \
+                  "elements; MASK_PLACEHOLDER and UnaryRepeatParams ask the mask on all chips");      \
+    if constexpr (types<T>) {                                                                         \
+      constexpr auto function = rec_sdk::emulator::kind<rec_sdk::emulator::Op::op, T>;                \
+      with_scalar(#Name, function, dst, src, scalarValue, count);                                     \
     }                                                                                                 \
-    call.a = &src.memory();                                                                           \
-    call.src_bytes = sizeof(T);                                                                       \
-    call.scalar = &scalarValue;                                                                       \
-    rec_sdk::emulator::run_vector(call);                                                              \
+  }                                                                                                   \
+  template <typename T, bool isSetMask = true>                                                        \
+  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue, uint64_t,     \
+            const uint8_t repeatTime, const UnaryRepeatParams& repeatParams) {                        \
+    static_assert(types<T>, message);                                                                 \
+    static_assert(!isSetMask, #Name ": the emulator knows this call with isSetMask = false only");    \
+    if constexpr (types<T>) {                                                                         \
+      constexpr auto function = rec_sdk::emulator::kind<rec_sdk::emulator::Op::op, T>;                \
+      with_scalar(#Name, function, dst, src, scalarValue, rec_sdk::emulator::kByMask, repeatTime,     \
+                  repeatParams);                                                                      \
+    }                                                                                                 \
   }
 
+#define REC_SDK_ONE_ARITHMETIC(Name, op)                            \
+  REC_SDK_ONE_WITH_SCALAR(Name, with_scalar, BinaryOp, op, kNumber, \
+                          #Name ": half, float, int16_t and int32_t only; bfloat16_t must be cast to float")
+
 // To the right, copies of the sign come in where T has one.
-#define REC_SDK_ONE_SHIFT(Name, op)                                                          \
-  template <typename T, bool isSetMask = true>                                               \
-  void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue,      \
-            const int32_t& count) {                                                          \
-    static_assert(kShifted<T>, #Name ": integers of 16 and 32 bits only");                   \
-    rec_sdk::emulator::VectorCall call = vector_call(#Name, dst, counted<isSetMask>(count)); \
-    if constexpr (kShifted<T>) {                                                             \
-      call.function = rec_sdk::emulator::shift<rec_sdk::emulator::ShiftOp::op, T>;           \
-    }                                                                                        \
-    call.a = &src.memory();                                                                  \
-    call.src_bytes = sizeof(T);                                                              \
-    call.scalar = &scalarValue;                                                              \
-    rec_sdk::emulator::run_vector(call);                                                     \
-  }
+#define REC_SDK_ONE_SHIFT(Name, op) \
+  REC_SDK_ONE_WITH_SCALAR(Name, shift, ShiftOp, op, kShifted, #Name ": integers of 16 and 32 bits only")
 
 #define REC_SDK_ONE_UNARY(Name)                                                                   \
   template <typename T>                                                                           \
@@ -117,10 +128,10 @@ REC_SDK_ONE_BINARY(Min, kMin, kNumber,
                    "Min: half, float, int16_t and int32_t only; bfloat16_t must be cast to float")
 REC_SDK_ONE_BINARY(Div, kDiv, kFloating, "Div: half and float only; integers must be cast to float")
 
-REC_SDK_ONE_WITH_SCALAR(Adds, kAdd)
-REC_SDK_ONE_WITH_SCALAR(Muls, kMul)
-REC_SDK_ONE_WITH_SCALAR(Maxs, kMax)
-REC_SDK_ONE_WITH_SCALAR(Mins, kMin)
+REC_SDK_ONE_ARITHMETIC(Adds, kAdd)
+REC_SDK_ONE_ARITHMETIC(Muls, kMul)
+REC_SDK_ONE_ARITHMETIC(Maxs, kMax)
+REC_SDK_ONE_ARITHMETIC(Mins, kMin)
 
 REC_SDK_ONE_SHIFT(ShiftLeft, kLeft)
 REC_SDK_ONE_SHIFT(ShiftRight, kRight)
@@ -133,6 +144,7 @@ REC_SDK_ONE_UNARY(Abs)
 REC_SDK_ONE_UNARY(Reciprocal)
 
 #undef REC_SDK_ONE_BINARY
+#undef REC_SDK_ONE_ARITHMETIC
 #undef REC_SDK_ONE_WITH_SCALAR
 #undef REC_SDK_ONE_SHIFT
 #undef REC_SDK_ONE_UNARY

@@ -66,7 +66,8 @@ constexpr int64_t kByMask = INT64_MIN;  // as a count: that of the mask
 // The strides of an operand, in blocks of 32 bytes: from one block to the next, and from the first one of a
 // repeat, which has eight, to that of the next repeat.
 struct Strides {
-  uint8_t block = 1, repeat = 8;
+  uint16_t block = 1;
+  uint8_t repeat = 8;
 
   bool side_by_side() const { return block == 1 && repeat == 8; }
 };

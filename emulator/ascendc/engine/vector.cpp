@@ -171,6 +171,16 @@ void reduce(const UbTensor& dst, const UbTensor& src, const UbTensor& scratch, i
 
 namespace {
 
+// 950 has 16 bits for the index of a 16-bit element; A2 and A3 have 32 bits for its byte.
+constexpr uint32_t kMostOffset16 = (1u << 17) - 1;
+
+void check_reach(Core& core, Stamp issued, uint32_t offset, int64_t i, uint32_t element_bytes) {
+  if (REC_SDK_ASCENDC_ARCH == 3510 && element_bytes == 2 && offset > kMostOffset16) {
+    core.fail(text("srcOffset[%ld] of %s is %u: for 16-bit elements 950 reaches %u", static_cast<long>(i),
+                   core.describe(issued).c_str(), offset, kMostOffset16));
+  }
+}
+
 // Element i, at byte `begin` of src.
 UbSpan gathered(Core& core, Stamp issued, const UbSpan& from, uint64_t begin, int64_t i,
                 uint32_t element_bytes) {
@@ -205,6 +215,7 @@ void gather(const UbTensor& dst, const UbTensor& src, const UbTensor& offsets, u
     for (int64_t i = 0; i < count; ++i) {
       uint32_t offset;
       std::memcpy(&offset, core.ub.at(at.address) + i * 4, 4);
+      check_reach(core, issued, offset, i, element_bytes);
       const UbSpan element = gathered(core, issued, from, base + uint64_t{offset}, i, element_bytes);
       if (checks) {
         core.check_read(element);

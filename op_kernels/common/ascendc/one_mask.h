@@ -1,5 +1,6 @@
 // Vector instructions on one number of floats. An instruction that is given its count sets the mask before it
-// and puts it back after it, six instructions of the scalar unit; here the mask is set once for many.
+// and puts it back after it, six instructions of the scalar unit; here the mask is set once for many. All
+// calls have the form with strides: with a count, 950 asks that, and not the mask.
 #pragma once
 
 #include "op_kernels/common/ascendc/memory.h"
@@ -56,11 +57,12 @@ class OneMask {
   }
   __aicore__ inline static void scale_to(const LocalTensor<float>& to, const LocalTensor<float>& values,
                                          float by) {
-    AscendC::Muls<float, false>(to, values, by, 1);
+    AscendC::Muls<float, false>(to, values, by, AscendC::MASK_PLACEHOLDER, 1, {1, 1, 8, 8});
   }
   // As copy_values().
   __aicore__ inline static void copy(const LocalTensor<float>& to, const LocalTensor<float>& from) {
-    AscendC::Adds<int32_t, false>(to.ReinterpretCast<int32_t>(), from.ReinterpretCast<int32_t>(), 0, 1);
+    AscendC::Adds<int32_t, false>(to.ReinterpretCast<int32_t>(), from.ReinterpretCast<int32_t>(), 0,
+                                  AscendC::MASK_PLACEHOLDER, 1, {1, 1, 8, 8});
   }
 };
 
