@@ -32,14 +32,24 @@ def _load(package: str, module: str, name: str) -> Any:
             raise
         raise ImportError(f"{package}.{name} needs torchrec, which is not installed: {error}") from error
     except RuntimeError as error:
-        if "torch_npu" not in str(error):  # which torch loads when it is imported itself
+        problem = torch_npu_problem(error)
+        if problem is None:
             raise
-        from .backends.emulator import hint
+        raise ImportError(f"{package}.{name}: {problem}") from error
 
-        raise ImportError(
-            f"{package}.{name}: torch cannot be imported, since torch_npu is installed and does not load "
-            f"({error.__cause__}). To leave NPUs out, set TORCH_DEVICE_BACKEND_AUTOLOAD=0. {hint()}"
-        ) from error
+
+def torch_npu_problem(error: Exception) -> str | None:
+    """Says why torch could not be imported and what to do, where torch_npu was the cause; None for another error."""
+    if not isinstance(error, RuntimeError) or "torch_npu" not in str(
+        error
+    ):  # torch loads it when it is imported itself
+        return None
+    from .backends.emulator import hint
+
+    return (
+        f"torch cannot be imported, since torch_npu is installed and does not load ({error.__cause__}). "
+        f"To leave NPUs out, set TORCH_DEVICE_BACKEND_AUTOLOAD=0. {hint()}"
+    )
 
 
 def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:

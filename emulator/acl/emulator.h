@@ -21,8 +21,8 @@ void rec_sdk_emulator_launch(void* stream, const char* name, const char* (*run)(
 // The launch of a kernel that `others` more precede fails, as one that the runtime has no room for: nothing
 // runs, and aclrtGetLastError() of the thread says so.
 void rec_sdk_emulator_refuse_launch(int64_t others);
-// Whether the launch of the kernel is that one.
-bool rec_sdk_emulator_refuses(const char* kernel);
+// Whether the launch of the kernel is that one, or one on a number of cores that no launch may have.
+bool rec_sdk_emulator_refuses(const char* kernel, int64_t blocks);
 
 // Where the emulator may touch the device memory [device_address, device_address + bytes), or null when that
 // is not inside one live allocation. The device address itself is never accessible.

@@ -144,7 +144,14 @@ __attribute__((visibility("default"))) void rec_sdk_emulator_refuse_launch(int64
   launches_before_refusal = others;
 }
 
-__attribute__((visibility("default"))) bool rec_sdk_emulator_refuses(const char* kernel) {
+__attribute__((visibility("default"))) bool rec_sdk_emulator_refuses(const char* kernel, int64_t blocks) {
+  constexpr int64_t kMostBlocks = 65535;
+  if (blocks < 1 || blocks > kMostBlocks) {
+    fail(ACL_ERROR_RT_PARAM_INVALID,
+         text("kernel '%s' was not launched: it asks for %ld cores, 1 to %ld are allowed", kernel,
+              static_cast<long>(blocks), static_cast<long>(kMostBlocks)));
+    return true;
+  }
   if (launches_before_refusal < 0 || launches_before_refusal-- > 0) {
     return false;
   }

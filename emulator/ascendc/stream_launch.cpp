@@ -27,7 +27,7 @@ void find_host_memory(const char* kernel, std::vector<Buffer>& buffers) {
 
 void launch_kernel(void* stream, const char* kernel, int64_t blocks, std::vector<Buffer> buffers,
                    std::function<void()> body) {
-  if (rec_sdk_emulator_refuses(kernel)) {
+  if (rec_sdk_emulator_refuses(kernel, blocks)) {
     return;
   }
   on_stream(stream, kernel, [kernel, blocks, buffers = std::move(buffers), body = std::move(body)]() mutable {

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import ClassVar
 
 import pytest
 import torch
+import warm
 
-from rec_sdk_torch import npu_check
+from rec_sdk_torch import npu_check, npu_report
 from rec_sdk_torch.formulas import FORMULAS
 from rec_sdk_torch.operator_cases import Batch, Case, Tensors, cases
 
@@ -23,6 +27,9 @@ def test_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     lines = [line for line in report.splitlines() if "x byte time" in line]
     assert len(lines) == 3 + 9 + 3 * len(FORMULAS) + 1
     assert [line for line in lines if "same bits" not in line] == []
+    assert f"{npu_report.FAILING:<50}seen\n" in report
+    assert "kernel 'nothing' was not launched: it asks for 0 cores" in report
+    assert "CANN " in report
     assert report.endswith("All bits are the CPU's.\n")
 
 
@@ -51,7 +58,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, wrong: Callable[[Tensors], Tensors]) 
             elif case.name in ("scatter_rows", "lookup_sequence float32"):
                 yield case
 
-    monkeypatch.setattr(npu_check, "cases", planted)
+    monkeypatch.setattr(npu_report, "cases", planted)
 
 
 def test_one_wrong_bit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,11 +88,47 @@ def test_an_operator_that_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert "scatter_rows" not in report
 
 
+@pytest.mark.parametrize("status", [1, -11])
+def test_a_failure_that_is_not_seen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: int
+) -> None:
+    """A runtime that only prints it, as CANN 8.5 may, or a process that dies."""
+    plant(monkeypatch, lambda results: results)
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, status, "no call raised an error\n", "")
+
+    monkeypatch.setattr(npu_report.subprocess, "run", run)
+    assert npu_check.main(SMALL) == 1
+    report = capsys.readouterr().out
+    assert f"{npu_report.FAILING:<50}NOT SEEN: the process ends with status {status}\n" in report
+    assert "All bits are the CPU's.\nA launch that fails raises no error here" in report
+
+
+@pytest.mark.parametrize("queue", ["0", "1"], ids=["at once", "task queue"])
+def test_the_launch_that_fails(queue: str) -> None:
+    done = warm.python("-m", "rec_sdk_torch.npu_check", "--fail-a-launch", TASK_QUEUE_ENABLE=queue)
+    assert done.returncode == 0, done.stderr
+    assert "rec_sdk_launch_on_no_cores" in done.stdout
+
+
+def test_without_cann_it_says_so_in_one_line() -> None:
+    """A new process, with torch_npu and neither CANN nor the launcher."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("LD_", "REC_SDK_", "TORCH_DEVICE_"))}
+    command = [sys.executable, "-m", "rec_sdk_torch.npu_check"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("npu_check: torch cannot be imported, since torch_npu is installed and does not load (lib")
+    assert "python -m rec_sdk_torch.emulate" in line
+
+
 def test_distances() -> None:
     one = torch.tensor([1.0, 2.0])
     near = one.view(torch.int32).add(torch.tensor([0, -3], dtype=torch.int32)).view(torch.float32)
-    assert npu_check._difference(one, one) == ""
-    assert "1 of 2 values differ, by up to 3 in the last place; the first at [1]" in npu_check._difference(near, one)
+    assert npu_report._difference(one, one) == ""
+    assert "1 of 2 values differ, by up to 3 in the last place; the first at [1]" in npu_report._difference(near, one)
 
 
 def test_a_device_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,8 +55,18 @@ struct OnNpu {
   }
 };
 
+// For npu_check: its failure must reach the caller as that of an operator does.
+void launch_on_no_cores(const Tensor& on) {
+  on_current_stream("rec_sdk_launch_on_no_cores", on.get_device_index(), rec_sdk_launch_on_no_cores);
+}
+
 }  // namespace
 }  // namespace rec_sdk
+
+STABLE_TORCH_LIBRARY(rec_sdk_npu, m) { m.def("launch_on_no_cores(Tensor on) -> ()"); }
+STABLE_TORCH_LIBRARY_IMPL(rec_sdk_npu, PrivateUse1, m) {
+  m.impl("launch_on_no_cores", TORCH_BOX(&rec_sdk::launch_on_no_cores));
+}
 
 STABLE_TORCH_LIBRARY_IMPL(rec_sdk, PrivateUse1, m) {
   rec_sdk::DeviceOperators<rec_sdk::OnNpu>::register_in(m);

@@ -15,6 +15,8 @@ int64_t rec_sdk_ascendc_vector_cores(void* stream);
 // The error (an aclError, 0 is none) of what this thread launched since this was called last. A launch itself
 // has no result.
 int32_t rec_sdk_ascendc_take_error();
+// A launch that the runtime must refuse, since it names no core: shows whether failures are seen.
+void rec_sdk_launch_on_no_cores(void* stream);
 
 // rec_sdk_launch_gather_rows(stream, arguments) and so on.
 #define REC_SDK_LAUNCH(name, Arguments) void rec_sdk_launch_##name(void* stream, const rec_sdk::Arguments* a);
