@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..ops import accumulate_rows, ops
-from ..tbe.step.step import apart
+from ..tbe.step.outputs import apart
 from .dedup import Segments
 
 

@@ -26,9 +26,10 @@ from .rows.state_dict import TablesModule, load_tables, refuse_sharing, save_tab
 from .rows.table_view import TableView, fill_tables
 from .step.gradient_check import GradientGuard
 from .step.monitor import Monitor, describe_table, memory_report
+from .step.outputs import apart, new_output, split_rows
 from .step.prefetch_queue import Prefetched, PrefetchQueue
 from .step.reading import read_batch
-from .step.step import FusedLookup, Step, apart, new_output, split_rows
+from .step.step import FusedLookup, Step
 
 
 class TableBatchedEmbedding(TablesModule):

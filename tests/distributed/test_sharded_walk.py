@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from jagged import apply, bag_config, bags_collection, jagged
 from ranks import Place, Ranks
@@ -49,10 +50,12 @@ def walk_of_rank(rank: int, world_size: int) -> tuple[Walk, int]:
         return walk, tables.cache_stats()["rows_out"]
 
 
-def test_a_batch(ranks_of: Callable[[int], Ranks]) -> None:
+def test_a_batch(ranks_of: Callable[[int], Ranks], device: torch.device) -> None:
     """Calls of the sharding's own room are not counted."""
+    if device.type != "cpu":
+        pytest.skip("on a device autograd has a thread of its own, and batches wait for copies")
     walk, rows_out = ranks_of(2).run(walk_of_rank)[0]
     assert rows_out >= ROWS, "rows leave in every batch"
-    walk.check(calls=110, classes=15, cache=4, step=4)
-    once = ("plan", "unapplied", "read_in", "begin", "applied", "release", "land")
+    walk.check(calls=110, classes=15, cache=4, step=3)
+    once = ("plan", "read_in", "begin", "applied", "release", "land")
     assert +walk.engine == Counter(once)

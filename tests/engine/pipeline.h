@@ -106,6 +106,8 @@ class Pipeline {
     std::unique_ptr<Plan> handle = std::move(handles.front());
     const PlanBuffers& p = **handle;
     CHECK(p.serial == made.serial);
+    CHECK(engine->next(*handle) != nullptr);
+    if (handles.size() > 1) CHECK(engine->next(*handles.back()) == nullptr);
     if (handles.size() > 1) CHECK_THROWS(Engine::begin({handles.back().get()}), std::runtime_error);
     CHECK_THROWS(engine->applied(*handle), std::runtime_error);
     std::vector<char> in(static_cast<size_t>(p.rows_in * bytes()));

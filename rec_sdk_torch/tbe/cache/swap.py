@@ -142,12 +142,14 @@ class Swap:
 
     def bring_in(self, plan: Plan) -> None:
         """Applies the plans before this one, and makes ready what it brings in. All that can fail of a swap."""
-        hosts = self.engine.unapplied(plan.host)  # these do not pin: rows in transit hold one
-        for host in hosts[:-1]:
-            self._apply(host)
-        if plan.staged is not None and hosts:
-            plan.staged.host = hosts[-1]
-            self._stage(hosts[-1], plan.staged)
+        host = plan.host.next  # which does not pin: rows in transit hold it
+        if host is None and not plan.host.applied:
+            *before, host = self.engine.unapplied(plan.host)
+            for other in before:
+                self._apply(other)
+        if plan.staged is not None and host is not None:
+            plan.staged.host = host
+            self._stage(host, plan.staged)
 
     def finish(self, plan: Plan) -> None:
         """Brings in the rows of `plan`, which has begun. Its arrays may be used from now on."""

@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from ..cache.batch import Batch
 from ..cache.device_cache import Group
-from .step import split_rows
+from .outputs import split_rows
 
 
 class ReadPooled(torch.autograd.Function):

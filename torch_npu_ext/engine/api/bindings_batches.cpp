@@ -139,6 +139,17 @@ void bind_plan(py::module_& m) {
           R"((table name, count, an id, its timestamp, the table's latest) of lookups with timestamps
           too far ahead.)")
       .def_property_readonly("released", &Plan::released)
+      .def_property_readonly(
+          "next",
+          py::cpp_function(
+              [](const Plan& p) -> std::optional<std::unique_ptr<Plan>> {
+                std::unique_ptr<Plan> next = p.engine()->next(p);
+                if (next == nullptr) return std::nullopt;
+                return next;
+              },
+              py::call_guard<WithoutLock>()),
+          R"(A handle that does not pin, as Engine.unapplied gives them, if the plan is the oldest that is
+          not applied; else None.)")
       .def("release", &Plan::release,
            "Ends the pins of the plan's slots. Idempotent; deleting the plan releases it too.");
 }

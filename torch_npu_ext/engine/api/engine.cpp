@@ -133,6 +133,15 @@ std::vector<std::unique_ptr<Plan>> Engine::unapplied(const Plan* upto) {
   return plans;
 }
 
+std::unique_ptr<Plan> Engine::next(const Plan& plan) {
+  check_own(plan);
+  const auto guard = lock();
+  if (unapplied_.empty() || unapplied_.front() != plan.buffers()) return nullptr;
+  auto handle = std::make_unique<Plan>(shared_from_this(), plan.buffers(), false);
+  handle->keep();
+  return handle;
+}
+
 void Engine::check_next(const Plan& plan) {
   const auto guard = lock();
   if (plan.buffers()->state == PlanState::kApplied) return;

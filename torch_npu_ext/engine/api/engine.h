@@ -102,6 +102,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // The plans to be applied before and with `upto`, or all with null. Holding them does not pin,
   // but none of them undoes itself meanwhile.
   std::vector<std::unique_ptr<Plan>> unapplied(const Plan* upto);
+  // unapplied(&plan), if that is this plan alone; else null.
+  std::unique_ptr<Plan> next(const Plan& plan);
   // The cache will be written to: from now on the plan can only be completed. Plans of several groups begin
   // together.
   static void begin(const std::vector<const Plan*>& plans);
