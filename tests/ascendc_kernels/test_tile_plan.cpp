@@ -35,9 +35,24 @@ void check(const RecordShape& shape, RowNeeds needs, const BesideTile& beside, i
   CHECK(bytes_of(shape, needs, beside, wider) > rec_sdk::ascendc::kUbBytes);
 }
 
+// The bytes that UpdateTiles is compiled with grow with all that a tile needs; a plan for wide rows ends
+// there.
+void check_narrowest() {
+  using rec_sdk::ascendc::narrowest_tile_bytes;
+  const RecordShape wide{1 << 24, 0, 4, 3, 2, 0, 0, true};
+  const BesideTile beside{4, 1, kOtherBytes}, huge{4000, 1, kOtherBytes};
+  CHECK(narrowest_tile_bytes(wide, {2, 6}, beside, INT32_MAX) <= rec_sdk::ascendc::kUbBytes);
+  CHECK(narrowest_tile_bytes(wide, {2, 6}, huge, INT32_MAX) > rec_sdk::ascendc::kUbBytes);
+  const TilePlan narrowest{1, rec_sdk::ascendc::kLanes,
+                           rec_sdk::ascendc::tile_pitch(wide, {2, 6}, rec_sdk::ascendc::kLanes), 0,
+                           rec_sdk::ascendc::sum_levels(INT32_MAX)};
+  CHECK(narrowest_tile_bytes(wide, {2, 6}, beside, INT32_MAX) == bytes_of(wide, {2, 6}, beside, narrowest));
+}
+
 }  // namespace
 
 int main() {
+  check_narrowest();
   for (const int64_t dim : {1, 16, 100, 1000, 4096, 5000, 20000, 42000, 45000, 100000, 1 << 20, 1 << 24}) {
     for (const int64_t weight_bytes : {2, 4}) {
       for (int64_t states = 0; states < 4; ++states) {

@@ -14,26 +14,28 @@
 namespace kernel_tests {
 
 struct UpdateBatch {
-  int64_t dim, stride, slots;
+  int64_t dim, stride, slots, grad_rows;
   std::vector<float> grad, scale;
   std::vector<int32_t> unique_slots, offsets, grad_row, grad_column;
   std::vector<rec_sdk::HotSegment> hot_segments;
   std::shared_ptr<const SplitGradients> split;  // where the kernels find the gradient, if not in one tensor
-  static constexpr int64_t kGradRows = 500;
 
   // lengths: lookups of each row. Scaled ones have a scale and a column for each lookup, as pooled lookups
   // have.
   UpdateBatch(Random* random, int64_t dim_, const std::vector<int32_t>& lengths, bool scaled,
               Spacing spacing = Spacing::kOdd)
-      : dim(dim_), stride(dim_ + (spacing == Spacing::kOdd ? 9 : 12)), offsets{0} {
+      : dim(dim_),
+        stride(dim_ + (spacing == Spacing::kOdd ? 9 : 12)),
+        grad_rows(dim_ <= 8192 ? 500 : 20),
+        offsets{0} {
     for (const int32_t length : lengths) offsets.push_back(offsets.back() + length);
     hot_segments = rec_sdk::hot_segments_of(offsets);
     slots = rows() + 5;
     unique_slots.resize(lengths.size());
     for (int64_t u = 0; u < rows(); ++u) unique_slots[u] = static_cast<int32_t>(u);
     for (int64_t u = 0; u < rows(); ++u) std::swap(unique_slots[u], unique_slots[random->below(rows())]);
-    grad = random_floats(random, kGradRows * stride);
-    for (int64_t j = 0; j < lookups(); ++j) grad_row.push_back(random->below(kGradRows));
+    grad = random_floats(random, grad_rows * stride);
+    for (int64_t j = 0; j < lookups(); ++j) grad_row.push_back(random->below(grad_rows));
     if (!scaled) return;
     scale = random_floats(random, lookups());
     const int32_t step = spacing == Spacing::kOdd ? 1 : 4;
@@ -57,7 +59,7 @@ struct UpdateBatch {
   // With one gradient.
   rec_sdk::Segments joined() const {
     rec_sdk::Segments all{};
-    all.lookups = {{grad.data(), stride, kGradRows, stride},
+    all.lookups = {{grad.data(), stride, grad_rows, stride},
                    grad_row.data(),
                    grad_column.empty() ? nullptr : grad_column.data(),
                    scale.empty() ? nullptr : scale.data(),

@@ -48,17 +48,17 @@ __aicore__ inline int64_t lookup_index_bytes(const Lookups& lookups) {
 }
 
 // Levels of the stack for the sum of that many lookups, above the lowest one, which is the result itself.
-__aicore__ inline int64_t sum_levels(int64_t lookups) {
+__aicore__ inline constexpr int64_t sum_levels(int64_t lookups) {
   return maximum<int64_t>(1, floor_log2(maximum<int64_t>(1, ceil_div(lookups, kSumBlock))));
 }
 
 // Rows of gradients under way at a time, twice: enough for long copies, a whole block of narrow rows.
-__aicore__ inline int64_t stream_rows(int64_t pitch) {
+__aicore__ inline constexpr int64_t stream_rows(int64_t pitch) {
   constexpr int64_t kStreamFloats = 4096;
   return minimum(kSumBlock, maximum<int64_t>(2, kStreamFloats / pitch));
 }
 
-__aicore__ inline int64_t sum_bytes(int64_t pitch, int64_t levels) {
+__aicore__ inline constexpr int64_t sum_bytes(int64_t pitch, int64_t levels) {
   return (2 * stream_rows(pitch) + levels) * pitch * 4;
 }
 

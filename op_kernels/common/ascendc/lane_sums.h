@@ -12,7 +12,9 @@ constexpr int64_t kLanes = 16;  // of lane_sum in aggregate.h
 // The pitch of a plane whose blocks of 8 columns are added up, at least `pitch`: the same block of 8 rows
 // then lies in 8 of the 16 bank groups of UB, which are read at once. `unit`: the pitch stays a multiple of
 // it, 8 or 16.
-__aicore__ inline int64_t spread_pitch(int64_t pitch, int64_t unit) { return (pitch / unit | 1) * unit; }
+__aicore__ inline constexpr int64_t spread_pitch(int64_t pitch, int64_t unit) {
+  return (pitch / unit | 1) * unit;
+}
 
 // Sums of the rows of a tile in the order of lane_sum: lane l adds columns l, l + 16, ..., then lane l gets
 // lane l + 8, + 4, + 2, + 1. The lanes of a row are two UB blocks, and one instruction adds a block of all

@@ -32,13 +32,14 @@ constexpr int64_t kSpreadIndex = 1024;  // numbers of a row value that one instr
 constexpr int64_t kMaxTileRows = 128;
 
 // A UB block for each number; numbers of 16 bits become floats in two blocks.
-__aicore__ inline int64_t row_plane_pitch(const RecordShape& shape) {
+__aicore__ inline constexpr int64_t row_plane_pitch(const RecordShape& shape) {
   return shape.narrow ? kHalvesOfBlock : kUbBlock / 4;
 }
 
 // Bytes of a tile: two sets of weights, states and gradients, then what only vector instructions use, with
 // `planes` of intermediate results.
-__aicore__ inline int64_t tile_bytes(const RecordShape& shape, int planes, int64_t rows, int64_t pitch) {
+__aicore__ inline constexpr int64_t tile_bytes(const RecordShape& shape, int planes, int64_t rows,
+                                               int64_t pitch) {
   const int64_t narrow = shape.narrow ? 2 : 0;  // beside its floats, of an element of a state
   const int64_t set = shape.weight_bytes + 4 + (4 + narrow) * shape.element_states;
   const int64_t decoded = shape.weight_bytes == 4 ? 0 : 4;
@@ -53,8 +54,8 @@ struct RowNeeds {
 
 // Bytes of RowValues for those rows: lanes of the sums, vectors of one number a row, those of the row states
 // and their index among them, and the indices that spread them.
-__aicore__ inline int64_t row_value_bytes(const RecordShape& shape, RowNeeds needs, int64_t rows,
-                                          int64_t pitch) {
+__aicore__ inline constexpr int64_t row_value_bytes(const RecordShape& shape, RowNeeds needs, int64_t rows,
+                                                    int64_t pitch) {
   const int64_t of_row = LaneSums::floats_of_row(needs.sums) + needs.vectors + 1 + shape.row_states;
   return 4 * (align_up(rows, kUbBlock / 4) * of_row + maximum(kSpreadIndex, pitch) + kSpreadIndex);
 }
@@ -67,17 +68,32 @@ struct BesideTile {
   int64_t shared, bytes;
 };
 
+// Row pitch of a tile of that many columns: whole UB blocks of weights and of states.
+__aicore__ inline constexpr int64_t tile_pitch(const RecordShape& shape, RowNeeds needs, int64_t width) {
+  const int64_t unit = shape.narrow ? kHalvesOfBlock : kUbBlock / shape.weight_bytes;
+  const int64_t pitch = align_up(width, unit);
+  return needs.sums > 0 ? spread_pitch(pitch, unit) : pitch;
+}
+
+// A plan comes down to this for rows of any width: one row of one pass of the lanes. UpdateTiles does not
+// compile for an optimizer for which these bytes do not fit, so every plan fits.
+__aicore__ inline constexpr int64_t narrowest_tile_bytes(const RecordShape& shape, RowNeeds needs,
+                                                         const BesideTile& beside, int64_t lookups) {
+  const int64_t pitch = tile_pitch(shape, needs, kLanes);
+  const int64_t of_rows = needs.sums > 0 ? row_value_bytes(shape, needs, 1, pitch) : 0;
+  return beside.bytes + sum_bytes(pitch, sum_levels(lookups)) + 4 * beside.shared * pitch +
+         tile_bytes(shape, beside.planes, 1, pitch) + of_rows;
+}
+
 // The widest tile that fits, and then as many rows as fit.
 __aicore__ inline TilePlan plan_tiles(const RecordShape& shape, RowNeeds needs, const BesideTile& beside,
                                       int64_t lookups, int64_t rows_of_core) {
   TilePlan plan{1, 0, 0, row_plane_pitch(shape), sum_levels(lookups)};
   const int planes = beside.planes;
   for (int64_t tiles = 1;; ++tiles) {
-    // Whole UB blocks of weights and of states, and whole passes of the lanes.
+    // Whole passes of the lanes.
     plan.width = tiles == 1 ? shape.dim : align_up(ceil_div(shape.dim, tiles), kLanes);
-    const int64_t unit = shape.narrow ? kHalvesOfBlock : kUbBlock / shape.weight_bytes;
-    plan.pitch = align_up(plan.width, unit);
-    if (needs.sums > 0) plan.pitch = spread_pitch(plan.pitch, unit);
+    plan.pitch = tile_pitch(shape, needs, plan.width);
     const int64_t left =
         kUbBytes - beside.bytes - sum_bytes(plan.pitch, plan.levels) - 4 * beside.shared * plan.pitch;
     int64_t fit = minimum(left / tile_bytes(shape, planes, 1, plan.pitch), kMaxTileRows);
@@ -86,9 +102,8 @@ __aicore__ inline TilePlan plan_tiles(const RecordShape& shape, RowNeeds needs, 
                tile_bytes(shape, planes, fit, plan.pitch) + row_value_bytes(shape, needs, fit, plan.pitch)) {
       --fit;
     }
-    // One pass of the lanes always fits: to go on would be for ever.
-    if (fit <= 0 && plan.width > kLanes) continue;
-    plan.rows = tile_rows(maximum<int64_t>(1, fit), rows_of_core);
+    if (fit <= 0) continue;  // the narrowest does fit
+    plan.rows = tile_rows(fit, rows_of_core);
     return plan;
   }
 }

@@ -75,6 +75,14 @@ class UpdateTiles {
   using RowIndex = IndexWindows<kRowArrays, 4 * kMaxTileRows>;
   using RowRun = typename RecordTiles<Weights>::Rows;
 
+  // The most that is beside a tile, and the largest record.
+  static constexpr BesideTile kMostBeside{
+      maximum(maximum(1, kFormulaPlanes), StochasticRounding::kPlanes), StochasticRounding::kShared,
+      kRowArrays * RowIndex::kBytesOfArray + kLookupArrays * LookupIndex::kBytesOfArray + RowSplit::kBytes};
+  static constexpr RecordShape kLargest{kLanes, 0, 4, kElementStates, kRowStates, 0, 0, true};
+  static_assert(narrowest_tile_bytes(kLargest, RowNumbers::kNeeds, kMostBeside, INT32_MAX) <= kUbBytes,
+                "the narrowest tile fits UB, whatever the width of the rows");
+
   // One pass over columns of a tile of rows of one table. An optimizer that measures rows wider than a tile
   // goes through all columns for each of its passes, and then updates them.
   struct Step {
