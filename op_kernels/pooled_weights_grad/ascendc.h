@@ -64,7 +64,7 @@ class Divisors {
   }
 
   int64_t rows_ = 0;
-  Scratch buffer_;
+  Landing buffer_;
   Signal<HardEvent::V_S> used_[kRing];
   Signal<HardEvent::S_V> written_[kRing];
   bool divides_[kRing] = {};
@@ -131,7 +131,8 @@ class TileBags {
 
   int64_t rows_ = 0, to_next_ = 0;
   uint32_t bags_[kTiles] = {}, runs_[kTiles] = {};
-  Scratch ends_, first_bags_, gradients_;
+  Scratch ends_, first_bags_;
+  Landing gradients_;
 };
 
 // A tile of lookups is loaded with one gradient row for each bag in it, panel by panel of columns, and leaves

@@ -75,6 +75,19 @@ void test_mask() {
   }));
 }
 
+// A copy may come to VECCALC here.
+void test_positions() {
+  Global<float> in("in", 64, Access::kRead, 2.0f);
+  CHECK_PASSES(run(
+      [&] {
+        TPipe pipe;
+        TBuf<TPosition::VECCALC> buffer;
+        pipe.InitBuffer(buffer, 256);
+        copy_in(buffer.Get<float>(), in.tensor(), 64);
+      },
+      {in.buffer()}));
+}
+
 }  // namespace
 
 int main() {
@@ -83,5 +96,6 @@ int main() {
   test_strides();
   test_gather();
   test_mask();
+  test_positions();
   return check_result();
 }

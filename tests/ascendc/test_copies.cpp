@@ -215,9 +215,41 @@ void test_data_copy() {
   for (int i = 0; i < 32; ++i) CHECK(out.values[i].bits == (i < 16 ? i : i + 16));
 }
 
+// Tensors of a pipe keep their position.
+void test_positions() {
+  Global<float> in("in", 64, Access::kRead, 2.0f), out("out", 64, Access::kReadWrite);
+  const std::vector<Buffer> buffers = {in.buffer(), out.buffer()};
+  const auto through = [&](auto scratch) {
+    TPipe pipe;
+    pipe.InitBuffer(scratch, 256);
+    const LocalTensor<float> local = scratch.template Get<float>();
+    copy_in(local, in.tensor(), 64);
+    order<HardEvent::MTE2_MTE3>();
+    copy_out(out.tensor(), local, 64);
+  };
+  const Kernel arrives = [&](bool repaired) {
+    repaired ? through(TBuf<TPosition::VECIN>()) : through(TBuf<TPosition::VECCALC>());
+  };
+  CHECK_TWIN(arrives, buffers, 1, "MTE2, DataCopyPad", "a tensor at VECCALC: on A2 and A3 copies come to");
+  const Kernel leaves = [&](bool repaired) {
+    TPipe pipe;
+    TBuf<TPosition::VECCALC> calc;
+    TBuf<TPosition::VECOUT> outgoing;
+    pipe.InitBuffer(calc, 256);
+    pipe.InitBuffer(outgoing, 256);
+    const LocalTensor<float> local = repaired ? outgoing.Get<float>() : calc.Get<float>();
+    Duplicate(local, 1.0f, 64);
+    order<HardEvent::V_MTE3>();
+    copy_out(out.tensor(), local, 64);
+  };
+  CHECK_TWIN(leaves, buffers, 1, "MTE3, DataCopyPad",
+             "a tensor at VECCALC: copies go from VECIN and VECOUT only");
+}
+
 }  // namespace
 
 int main() {
+  test_positions();
   test_blocks_in();
   test_blocks_out();
   test_padding();

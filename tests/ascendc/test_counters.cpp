@@ -10,7 +10,7 @@ Global<float> in("in", 64, Access::kRead), out("out", 10, Access::kWrite);
 
 void kernel() {
   TPipe pipe;
-  TBuf<> buffer;
+  TBuf<TPosition::VECIN> buffer;
   pipe.InitBuffer(buffer, 1024);
   const auto x = buffer.Get<float>();
   DataCopyPad(x, in.tensor(), {3, 20, 0, 0, 0}, {false, 0, 0, 0.0f});

@@ -12,7 +12,7 @@ struct Memory {
   LocalTensor<float> part(uint32_t number) { return buffer.Get<float>()[number * 64]; }
 
   TPipe pipe;
-  TBuf<> buffer;
+  TBuf<TPosition::VECIN> buffer;
 };
 
 constexpr int32_t kCount = 16;

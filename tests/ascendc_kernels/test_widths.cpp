@@ -24,11 +24,11 @@ namespace {
 
 constexpr int64_t kCores = 3;
 
-// In full tests also widths 4 in 100 apart, each with its neighbours.
+// In full tests also widths 10 in 100 apart, each with its neighbours.
 std::vector<int64_t> widths() {
   if (!full_tests()) return {7, 129, 8193, 42503, 100000};
   std::vector<int64_t> list;
-  for (int64_t width = 1; width <= 100000; width += 1 + width / 25) {
+  for (int64_t width = 1; width <= 100000; width += 1 + width / 10) {
     for (int64_t near = width - 1; near <= width + 1; ++near) list.push_back(std::max<int64_t>(1, near));
   }
   list.push_back(100000);

@@ -10,6 +10,9 @@
 
 namespace AscendC {
 
+static_assert(static_cast<uint8_t>(TPosition::VECCALC) == rec_sdk::emulator::kVecCalc,
+              "the engine knows it by its number");
+
 enum class CacheMode {
   CACHE_MODE_DISABLE = 0,
   CACHE_MODE_NORMAL = 1,

@@ -19,6 +19,7 @@ struct UbTensor {
   uint8_t position = 0;
 };
 
+constexpr uint8_t kVecCalc = 11;  // a position
 constexpr uint16_t kNoBuffer = UINT16_MAX;
 constexpr int kMaxBuffers = 64;
 

@@ -61,6 +61,14 @@ void check_padding(Core& core, const Copy& copy, const Padding& padding) {
   }
 }
 
+// LocalMemAllocator's tensors are all that their kernel has, and may be at any position.
+void check_position(Core& core, const Copy& copy, bool arrives) {
+  if (copy.local.buffer == kNoBuffer || copy.local.position != kVecCalc) return;
+  if (arrives && REC_SDK_ASCENDC_ARCH == 3510) return;
+  core.fail(arrives ? "a tensor at VECCALC: on A2 and A3 copies come to VECIN and VECOUT only"
+                    : "a tensor at VECCALC: copies go from VECIN and VECOUT only");
+}
+
 // Where the tensor's declared size ends, if it has one; the launch's buffers are checked when the bytes are
 // touched.
 void check_extent(Core& core, const Copy& copy) {
@@ -115,6 +123,7 @@ void copy_in(const Copy& copy, const Padding& padding) {
   Core& core = current_core();
   core.issue(kMte2, copy.name);
   check_shape(core, copy);
+  check_position(core, copy, true);
   check_padding(core, copy, padding);
   if (copy.blocks == 0 || copy.block_bytes == 0) {
     return;
@@ -150,6 +159,7 @@ void copy_out(const Copy& copy) {
   Core& core = current_core();
   core.issue(kMte3, copy.name);
   check_shape(core, copy);
+  check_position(core, copy, false);
   if (copy.blocks == 0 || copy.block_bytes == 0) {
     return;
   }

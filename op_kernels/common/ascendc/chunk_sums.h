@@ -96,7 +96,7 @@ class ChunkSums {
   HotSegments hot_;
   LookupIndex index_;
   GradientSums sums_;
-  Scratch tiles_;
+  Landing tiles_;
   int64_t dim_, width_, tile_rows_;
   int half_;
   Signal<HardEvent::V_MTE3> summed_[2];

@@ -346,7 +346,8 @@ class GradientSums {
   bool plain_;  // of these columns
   const float* chunk_sums_;
   LocalTensor<float> out_;
-  Scratch stream_, stack_;
+  Landing stream_;
+  Scratch stack_;
   float scales_[2][kSumBlock];
   Signal<HardEvent::MTE2_V> arrived_[2];
   Signal<HardEvent::V_MTE2> free_[2];

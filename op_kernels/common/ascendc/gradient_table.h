@@ -24,7 +24,7 @@ __aicore__ inline void put_value(const LocalTensor<int32_t>& words, int64_t at, 
 
 // By one core.
 __aicore__ inline void write_gradient_table(TPipe* pipe, const GradientTablePart& part) {
-  Scratch buffer;
+  Landing buffer;
   pipe->InitBuffer(buffer, GradientTablePart::kMost * sizeof(Gradient));
   const LocalTensor<int32_t> words = buffer.Get<int32_t>();
   for (int64_t i = 0; i < part.count; ++i) {

@@ -121,7 +121,7 @@ class IndexWindows {
     pending_[half] = true;
   }
 
-  Scratch buffer_[kArrays];
+  Landing buffer_[kArrays];
   LocalTensor<int32_t> windows_[kArrays];
   const int32_t* data_[kArrays];
   int64_t end_[kArrays];

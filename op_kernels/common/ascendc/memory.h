@@ -16,8 +16,8 @@ using AscendC::LocalTensor;
 using AscendC::TPipe;
 using AscendC::TPosition;
 
-using Scratch = AscendC::TBuf<TPosition::VECCALC>;
-using Landing = AscendC::TBuf<TPosition::VECIN>;  // of copies that the scalar unit reads
+using Scratch = AscendC::TBuf<TPosition::VECCALC>;  // of vector instructions alone: no copy may touch it
+using Landing = AscendC::TBuf<TPosition::VECIN>;    // of copies, both in and out
 
 // The bytes that a kernel may plan for on arch 2201: 192 KB less 256 bytes, less the 8 KB that the compiler
 // keeps.

@@ -129,12 +129,12 @@ class RecordTiles {
 
  private:
   template <class Type>
-  __aicore__ inline void widen(const LocalTensor<float>& to, Scratch& from, int64_t place, int64_t count) {
+  __aicore__ inline void widen(const LocalTensor<float>& to, Landing& from, int64_t place, int64_t count) {
     AscendC::Cast(to, from.template Get<Type>()[static_cast<uint32_t>(place)], AscendC::RoundMode::CAST_NONE,
                   static_cast<uint32_t>(count));
   }
   template <class Type>
-  __aicore__ inline void round(Scratch& to, int64_t place, const LocalTensor<float>& from, int64_t count) {
+  __aicore__ inline void round(Landing& to, int64_t place, const LocalTensor<float>& from, int64_t count) {
     AscendC::Cast(to.template Get<Type>()[static_cast<uint32_t>(place)], from, AscendC::RoundMode::CAST_RINT,
                   static_cast<uint32_t>(count));
   }
@@ -302,7 +302,8 @@ class RecordTiles {
   TilePlan plan_;
   uint8_t* records_;
   int64_t plane_;  // floats
-  Scratch planes_[2], stored_[2], row_states_[2], narrow_[2], decoded_;
+  Landing planes_[2], stored_[2], row_states_[2], narrow_[2];
+  Scratch decoded_;
   IeeeConversions conversions_;
 };
 

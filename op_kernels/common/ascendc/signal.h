@@ -8,7 +8,7 @@ namespace ascendc {
 
 // set() and wait() alternate in the source and on the engines: code that sets again must know that the other
 // engine took the last one, or it may be lost and the other waits for ever. Every set is waited for before
-// the kernel ends.
+// the kernel ends. Its id is never released: a signal lives as long as the pipe, which ends with the kernel.
 template <HardEvent kEvent>
 class Signal {
  public:

@@ -35,7 +35,8 @@ struct RowsToUpdate {
   RoundingOfRows rounding;
 };
 
-// Optimizer: as in optimizers.h. Weights: a type of record_tile.h.
+// Optimizer: as in optimizers.h. Weights: a type of record_tile.h. It takes about 8 KB of the scalar unit's
+// stack, for lists of a tile's rows; CANN's own build gives a kernel of 2201 or 3510 32 KB.
 template <class Optimizer, class Weights>
 class UpdateTiles {
  public:
