@@ -12,7 +12,7 @@ using rec_sdk::ascendc::CountedPlane;
 using rec_sdk::ascendc::Plane;
 using rec_sdk::ascendc::PlanePool;
 using rec_sdk::ascendc::PlaneTally;
-using rec_sdk::ascendc::Scratch;
+using rec_sdk::ascendc::Landing;
 
 constexpr int64_t kCount = 200;
 
@@ -85,7 +85,7 @@ static_assert(planes_of<Named>() == kNamed);
 template <class Formula>
 void on_planes(const float* a, const float* b, float* out, int planes) {
   AscendC::TPipe pipe;
-  Scratch storage;
+  Landing storage;
   PlanePool pool;
   pipe.InitBuffer(storage, 2 * kCount * 4);
   pool.init(&pipe, kCount, planes);
