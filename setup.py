@@ -28,6 +28,15 @@ from setuptools.errors import SetupError
 ROOT = Path(__file__).resolve().parent
 
 
+def _source_of(tree: Path) -> Path | None:
+    """The folder that the build tree was configured for; None if it was not yet."""
+    cache = tree / "CMakeCache.txt"
+    source = (
+        re.search(r"^CMAKE_HOME_DIRECTORY:INTERNAL=(.*)$", cache.read_text(), re.MULTILINE) if cache.exists() else None
+    )
+    return None if source is None else Path(source[1])
+
+
 @dataclass(frozen=True)
 class Project:
     """A CMake project of this repository."""
@@ -46,6 +55,8 @@ class Project:
         if shutil.which("ccache"):
             options += [f"-DCMAKE_{language}_COMPILER_LAUNCHER=ccache" for language in ("C", "CXX", "CUDA")]
         options += shlex.split(os.environ.get("CMAKE_ARGS", ""))
+        if _source_of(tree) not in (None, self.source):  # the folder of this project has moved
+            options.append("--fresh")
         configure = ["cmake", "-S", str(self.source), "-B", str(tree), "-G", "Ninja", *options]
         subprocess.run(configure, check=True, env=environment)
         subprocess.run(["cmake", "--build", str(tree)], check=True, env=environment)

@@ -57,6 +57,18 @@ def run(*command: str | Path, folder: Path, **variables: str) -> str:
     return done.stdout
 
 
+MOVE = """
+import os, pathlib, runpy, sys
+sys.argv = ["setup.py", "--name"]
+build = runpy.run_path(sys.argv[0])["Project"].build
+build.__globals__["ROOT"] = here = pathlib.Path(os.environ["HERE"])
+for folder in "before", "after":
+    (here / folder).mkdir()
+    (here / folder / "CMakeLists.txt").write_text("cmake_minimum_required(VERSION 3.21)\\nproject(p NONE)")
+    build.__globals__["Project"]("p", here / folder).build()
+"""
+
+
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As it is built from a fresh checkout."""
@@ -66,6 +78,13 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run("setup.py", "-q", "sdist", "--dist-dir", made, folder=source)
     (archive,) = made.iterdir()
     return archive
+
+
+def test_a_build_goes_on_when_a_project_has_moved(tmp_path: Path) -> None:
+    """CMake by itself refuses a build tree that was configured for another folder."""
+    run("-c", MOVE, folder=ROOT, HERE=str(tmp_path))
+    (tree,) = (tmp_path / "build").iterdir()
+    assert f"CMAKE_HOME_DIRECTORY:INTERNAL={tmp_path / 'after'}" in (tree / "CMakeCache.txt").read_text()
 
 
 def test_every_package_is_installed() -> None:

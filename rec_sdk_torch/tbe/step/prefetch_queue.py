@@ -12,7 +12,7 @@ from itertools import zip_longest
 
 import torch
 
-from ..._engine import Announcement, CacheTooSmallError
+from ..._engine import Announcement, CacheTooSmallError, policy_looks_ahead
 from ..._exits import calls, ending
 from ...warn import warn
 from ...worker import Worker
@@ -143,7 +143,7 @@ class PrefetchQueue:
         self._locks = layout.locks
         self._monitor = monitor
         self._may_plan = weakref.WeakMethod(may_plan)
-        self._foresees = layout.options.cache_policy == "look_ahead"
+        self._foresees = policy_looks_ahead(layout.options.cache_policy)
         layout.locks.plan_ahead(self)
         self._coming: deque[Prefetched] = deque()  # those with plans before those without
         self._lock = threading.RLock()  # of `_coming` and `plans`; taken after the embedding's

@@ -188,6 +188,10 @@ PYBIND11_MODULE(_engine, m) {
           v2) says so.)");
   m.def("cache_policies", &cache_policy_names,
         "Names of the policies that say which rows leave the cache, the default first.");
+  m.def(
+      "policy_looks_ahead",
+      [](const std::string& name) { return make_cache_policy(name, 0, 0)->looks_ahead(); }, py::arg("name"),
+      "Whether the policy asks which announced batches need a row. ValueError: there is no such policy.");
   // Addresses of functions of another library.
   m.def(
       "set_parallel_runner",

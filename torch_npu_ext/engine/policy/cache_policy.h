@@ -36,7 +36,7 @@ class CachePolicy {
 
   virtual void clear() noexcept {}  // no row is resident any more
 
-  virtual bool looks_ahead() const { return false; }
+  virtual bool looks_ahead() const { return false; }  // whether it asks which announced batch needs a row
 };
 
 std::vector<std::string> cache_policy_names();  // the default first
