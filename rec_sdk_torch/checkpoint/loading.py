@@ -73,7 +73,7 @@ def check_counts(found: Sequence[Match], folder: Path, of_ranks: Sequence[Sequen
         CheckpointError: a table has not the rows that it had when it was saved.
     """
     for each, *rows in zip(found, *of_ranks, strict=True):
-        problem = count_problem(each.saved, rows[0] if each.owner.exchange is None else sum(rows))
+        problem = count_problem(each.saved, sum(rows) if each.owner.shares(each.name) else rows[0])
         if problem is not None:
             raise CheckpointError(f"{folder}: {problem}")
 

@@ -50,6 +50,14 @@ class Owner:
         mine: np.ndarray = self.placements[table].owner(ids) == self.exchange.rank
         return mine
 
+    def shares(self, table: str) -> bool:
+        """Whether each rank has rows that no other has."""
+        return self.exchange is not None and not self.placements[table].replicated
+
+    def saves(self, table: str) -> bool:
+        """Whether this process writes rows of the table into a save: those that all ranks have, the first one does."""
+        return self.exchange is None or self.exchange.rank == 0 or self.shares(table)
+
     def ids(self, view: TableView) -> Iterator[Int64Array]:
         """Ids of all rows of a table that are at home here, some at a time; hold `exclusive()` meanwhile."""
         config = self.configs[view.config.name]

@@ -210,6 +210,9 @@ def take(owners: Sequence[Owner], keys: dict[tuple[int, str], str], start: Start
         for place, owner in enumerate(owners):
             mark = mark_of(owner.embedding, path) if start.kind == DELTA else None
             for name in owner.configs:
+                if not owner.saves(name):
+                    moment.written.rows[keys[place, name]] = 0
+                    continue
                 since = None if mark is None else _version(owner, name, mark.versions)
                 moment.tables.append(_take_table(moment, owner, name, keys[place, name], since))
             moment.written.versions.append(versions(owner.embedding.layout))

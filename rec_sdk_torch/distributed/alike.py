@@ -60,9 +60,13 @@ def _as_text(settings: Mapping[str, Any]) -> dict[str, str]:
 class TrainingSettings:
     """The settings of training that may change on the way: options of optimizers, steps, checks of gradients."""
 
-    def __init__(self, embedding: TableBatchedEmbedding) -> None:
-        """`embedding`: the rows of this rank."""
-        self._embedding = embedding
+    def __init__(self, embedding: TableBatchedEmbedding, drawn: Mapping[str, str]) -> None:
+        """
+        Args:
+            embedding: the rows of this rank.
+            drawn: checksums of rows that all ranks drew, by what they are.
+        """
+        self._embedding, self._drawn = embedding, drawn
         self._options: list[tuple[TableOptimizer, dict[str, Any]]] = []
         self._others: dict[str, Any] = {}
         self._checksum = 0
@@ -101,6 +105,7 @@ class TrainingSettings:
             "check_finite='raise'": guard.check_finite == "raise",
             "grad scaler": guard.scaler is not None and guard.scaler.is_enabled(),
             "gradient division": get_gradient_division(),
+            **self._drawn,
         }
 
     def told(self) -> Told:

@@ -19,6 +19,7 @@ from torchrec.distributed.comm_ops import get_gradient_division
 
 from ..tbe.cache.batch import Int64Array
 from .alike import Told, by_rank, differences
+from .replicas import Route
 
 COUNTERS = ("lookups", "unique_ids", "id_bytes", "row_bytes", "grad_bytes", "bytes_with_duplicates")
 """The counters' names, see `ShardedCollection.exchange_stats`."""
@@ -284,30 +285,24 @@ class SendRows(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        rows: torch.Tensor,
-        exchange: Exchange,
-        batch: int,
-        to: list[int],
-        of: list[int],
-        works: list[Any],
+        ctx: Any, rows: torch.Tensor, exchange: Exchange, batch: int, route: Route, works: list[Any]
     ) -> torch.Tensor:
-        received = rows.new_empty((sum(of), rows.shape[1]))
+        received = rows.new_empty((sum(route.of), rows.shape[1]))
+        sent = rows.contiguous() if route.kept is None else rows.index_select(0, route.kept)
         with exchange.waiting("rows"):
-            works.append(
-                dist.all_to_all_single(received, rows.contiguous(), of, to, group=exchange.rows, async_op=True)
-            )
-        ctx.exchange, ctx.batch, ctx.to, ctx.of = exchange, batch, to, of
+            works.append(dist.all_to_all_single(received, sent, route.of, route.to, group=exchange.rows, async_op=True))
+        ctx.exchange, ctx.batch, ctx.route = exchange, batch, route
         return received
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        exchange = ctx.exchange
+        exchange, route = ctx.exchange, ctx.route
         if get_gradient_division() and exchange.world_size > 1:  # TorchRec's convention: losses are averaged over ranks
             grad = grad / exchange.world_size
-        exchange.stats["grad_bytes"] += (sum(ctx.of) - ctx.of[exchange.rank]) * grad.shape[1] * 4
+        exchange.stats["grad_bytes"] += (sum(route.grads_to) - route.grads_to[exchange.rank]) * grad.shape[1] * 4
         exchange.note_gradients(ctx.batch, grad.shape[1])
-        result = grad.new_empty((sum(ctx.to), grad.shape[1]))
+        sent = grad.contiguous() if route.spread is None else grad.index_select(0, route.spread)
+        result = grad.new_empty((sum(route.grads_of), grad.shape[1]))
         with exchange.waiting("gradients"):
-            dist.all_to_all_single(result, grad.contiguous(), ctx.to, ctx.of, group=exchange.rows)
-        return result, None, None, None, None, None
+            dist.all_to_all_single(result, sent, route.grads_of, route.grads_to, group=exchange.rows)
+        return result, None, None, None, None

@@ -18,6 +18,7 @@ from ..tbe.config.life import NEVER, Seen, SeenArrays
 from ..tbe.config.table import BoundsCheckMode, Pooling, TableConfig
 from ..warn import warn
 from .placement import Placement
+from .replicas import Replicas
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,13 @@ class Deduplication:
     Attributes:
         words: int64 `[T]`, int32 words that an id of each table takes along.
         dated: int64, tables whose ids leave by age.
+        replicas: tables that every rank has as a whole.
     """
 
-    def __init__(self, tables: Tables, columns: Sequence[int], pooled: bool) -> None:
+    def __init__(self, tables: Tables, columns: Sequence[int], pooled: bool, rank: int) -> None:
         """`columns`: of each feature of the collection in the pooled output."""
         self.tables = tables
+        self.replicas = Replicas(tables.placements, rank)
         self.groups = tables.same_dim()
         group_of = {table: group for group, own in enumerate(self.groups) for table in own}
         self._numbers = tables.numbers()
@@ -101,7 +104,19 @@ class Deduplication:
             self._check_seen(seen)
         found = self._host.run(*arrays, batch.weights is not None, training, training, seen.clicks, seen.timestamps)
         warned = [self._out_of_range(*each) for each in found.out_of_range]
-        return UniqueBatch(batch, found, [text for text in warned if text])
+        questions = Questions(found.counts, found.ids, found.numbers)
+        if training and self.replicas:
+            questions = self._for_all(questions)
+        return UniqueBatch(batch, found, questions, [text for text in warned if text])
+
+    def _for_all(self, questions: Questions) -> Questions:
+        """The same with ids of replicated tables for every rank."""
+        counts, tables = questions.counts, range(len(self.tables.configs))
+        ids = questions.ids[self.replicas.spread(counts, tables)]
+        numbers = questions.numbers
+        if self.words.any():
+            numbers = numbers[self.replicas.spread(counts * self.words, tables)]
+        return Questions(self.replicas.for_all(counts), ids, numbers)
 
     def _check_seen(self, seen: SeenArrays) -> None:
         for config, kinds in zip(self.tables.configs, self._numbers, strict=True):
@@ -144,6 +159,21 @@ class Deduplication:
 
 
 @dataclass(frozen=True)
+class Questions:
+    """The ids that each rank is sent.
+
+    Attributes:
+        counts: int64 `[W, T]`.
+        ids: int64, of each rank and there of each table.
+        numbers: int32, what they take along.
+    """
+
+    counts: Int64Array
+    ids: Int64Array
+    numbers: np.ndarray
+
+
+@dataclass(frozen=True)
 class UniqueBatch:
     """The ids that a rank asks others for.
 
@@ -151,11 +181,13 @@ class UniqueBatch:
         batch: as it came.
         host: the engine's: `ids` int64 `[U]` of each rank and there of each table, `repeats` int32 `[U]`, `counts`
             int64 `[W, T]`, how many ids those are, `numbers` int32, what they take along.
+        questions: those that are sent.
         warnings: to be given where the user sees them.
     """
 
     batch: Batch
     host: HostBatch
+    questions: Questions
     warnings: list[str]
 
     def warn(self) -> None:

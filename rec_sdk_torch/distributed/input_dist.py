@@ -101,7 +101,7 @@ class CountsAwaitable(Awaitable[Awaitable[Asked]]):
         tables = len(deduplication.tables.configs)
         self._sent, latest = np.zeros((exchange.world_size, tables), np.int64), np.full(tables, NEVER)
         if ctx.asked is not None:
-            self._sent, latest = ctx.asked.host.counts, ctx.asked.host.latest
+            self._sent, latest = ctx.asked.questions.counts, ctx.asked.host.latest
         exchange.batches += 1
         ctx.batch = exchange.batches
         status = FAILED * (ctx.error is not None) + TRAINING * ctx.training + ENDED * ctx.ended
@@ -121,12 +121,12 @@ class CountsAwaitable(Awaitable[Awaitable[Asked]]):
         headers, latest, counts, _ = np.split(self._received.numpy(), self._ends, axis=1)
         self._check(headers)
         assert self._ctx.asked is not None
-        host, words = self._ctx.asked.host, self._deduplication.words
+        questions, words = self._ctx.asked.questions, self._deduplication.words
         to, of = self._sent.sum(axis=1).tolist(), counts.sum(axis=1).tolist()
-        sent = [self._exchange.send_each(host.ids, to, of)]
+        sent = [self._exchange.send_each(questions.ids, to, of)]
         if self._ctx.training and words.any():
             to, of = (self._sent @ words).tolist(), (counts @ words).tolist()
-            sent.append(self._exchange.send_each(host.numbers, to, of))
+            sent.append(self._exchange.send_each(questions.numbers, to, of))
         counts = np.ascontiguousarray(counts)
         seen = functools.partial(self._deduplication.received, counts, latest)
         return AskedAwaitable(self._exchange, sent, counts, seen)

@@ -28,6 +28,7 @@ from ..tbe.step.prefetch_queue import Prefetched
 from .collectives import Exchange
 from .dedup import Tables
 from .placement import Placement
+from .replicas import checksum, checksums
 
 
 class ShardHandle(TableHandle):
@@ -57,15 +58,20 @@ class ShardHandle(TableHandle):
         destination[f"{prefix}weight"] = view.read(ids, [WEIGHT]).parts[WEIGHT]
 
 
-def _draw(index_tables: Mapping[str, tuple[TableConfig, Placement]], layout: Layout) -> None:
+def _draw(
+    index_tables: Mapping[str, tuple[TableConfig, Placement]], drawn_here: dict[str, str], layout: Layout
+) -> None:
     """Draws index tables with an `init_fn`: each rank draws the whole table, as one process would, and keeps its rows.
 
     index_tables: by name, the whole table's config and where its rows live.
+    drawn_here: takes checksums of those that every rank has.
     """
     for table, placement in index_tables.values():
         if table.init_fn is not None:
             weight, ids = drawn(table, table.num_embeddings), torch.from_numpy(placement.rows(table.num_embeddings))
             TableView(layout, table.name).write(ids, {WEIGHT: weight[ids]})
+            if placement.replicated:
+                drawn_here[f"rows that init_fn drew for table {table.name!r}"] = f"{checksum(weight):08x}"
 
 
 def _draw_nothing(layout: Layout) -> None:
@@ -76,7 +82,13 @@ class HomeTables(CachedCollection):
     """A rank's rows of all tables of a collection, each looked up once for each rank.
 
     All tables are hash tables here, since ids are not those of the rows: an initial weight depends on the id alone.
+
+    Attributes:
+        drawn: checksums of replicated tables that an `init_fn` has filled, by what they are.
     """
+
+    drawn: dict[str, str]
+    _draws_alike: bool
 
     def __init__(self, origin: CachedCollection, placements: list[Placement], exchange: Exchange) -> None:
         source, world_size = origin._embedding, exchange.world_size
@@ -102,7 +114,12 @@ class HomeTables(CachedCollection):
             for name, (table, placement) in index_tables.items()
         }
         new = not source.layout.built
-        embedding.layout.fill = functools.partial(_draw, index_tables) if new else _draw_nothing
+        drawn_here: dict[str, str] = {}
+        self.__dict__["drawn"] = drawn_here
+        self.__dict__["_draws_alike"] = new and any(
+            placement.replicated and table.init_fn is not None for table, placement in index_tables.values()
+        )
+        embedding.layout.fill = functools.partial(_draw, index_tables, drawn_here) if new else _draw_nothing
         embedding.guard.others = exchange
         self.__dict__["_handles_name"] = origin._handles_name
         super().__init__(origin._configs, embedding, None)
@@ -114,7 +131,7 @@ class HomeTables(CachedCollection):
             handles[table.name].all_rows(None if table.hashed else placement.rows(table.num_embeddings))
         keys = np.arange(len(pairs))[:, None] + len(pairs) * np.arange(world_size)
         self._keys = keys.ravel()
-        self._take_over(source, placements, exchange.rank)
+        self._take_over(source, placements, exchange)
         self.train(origin.training)
 
     def _handle(self, old: TableHandle) -> ShardHandle:
@@ -124,10 +141,20 @@ class HomeTables(CachedCollection):
         handle._parameters.replace(old_weight.twin(torch.empty(shape, dtype=dtype, device=self._embedding.device)))
         return handle
 
-    def _take_over(self, source: TableBatchedEmbedding, placements: list[Placement], rank: int) -> None:
-        """Rows that were trained or loaded before, each by the rank that is their home."""
-        if not source.layout.built:
-            return
+    def _take_over(self, source: TableBatchedEmbedding, placements: list[Placement], exchange: Exchange) -> None:
+        """Rows that were trained or loaded before, each by the rank that is their home.
+
+        Raises:
+            ValueError: those of a replicated table are not the same on all ranks.
+        """
+        if source.layout.built:
+            self._move(source, placements, exchange.rank)
+        copies = [each.name for each, placement in zip(source.tables, placements, strict=True) if placement.replicated]
+        if copies:
+            told = {name: checksums(source.view(name)) if source.layout.built else {} for name in copies}
+            exchange.agree("takes over the rows of data_parallel tables", told)
+
+    def _move(self, source: TableBatchedEmbedding, placements: list[Placement], rank: int) -> None:
         self._sync_optimizers()
         for table, placement in zip(source.tables, placements, strict=True):
             for chunk in source.view(table.name).chunks(kept=True):
@@ -137,6 +164,11 @@ class HomeTables(CachedCollection):
             before, now = source.layout.optimizer_of(table.name), self._embedding.layout.optimizer_of(table.name)
             if before is not None and now is not None:
                 load(self._embedding.layout, [], [(now, before.step)])
+
+    def settle_drawn(self) -> None:
+        """Fills `drawn`, if that is not done yet."""
+        if self._draws_alike:
+            _ = self._embedding.groups  # which are built at the first use
 
     def table_ids(self, table: str) -> torch.Tensor:
         """Ids of this rank: an index table has all of its rows here."""

@@ -20,9 +20,11 @@ class Placement(abc.ABC):
         share: of the table that is at home on this rank, 0 to 1.
         home: the rank of all ids; None: an id is at home on rank `id % world_size`.
         name: what the ranks have to agree on.
+        replicated: whether every rank is home to all ids, and `home` is this one.
     """
 
     name: str
+    replicated = False
     share: float
     home: int | None
 
@@ -80,7 +82,17 @@ class TableWise(Placement):
         return bound
 
 
-SHARDING_TYPES = [ShardingType.ROW_WISE.value, ShardingType.TABLE_WISE.value]
+class Replicated(TableWise):
+    """Every rank has the whole table, and updates it with the gradients of all."""
+
+    replicated = True
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank, home=rank)
+        self.name = ShardingType.DATA_PARALLEL.value
+
+
+SHARDING_TYPES = [ShardingType.ROW_WISE.value, ShardingType.TABLE_WISE.value, ShardingType.DATA_PARALLEL.value]
 
 
 def placements_of(tables: Sequence[str], plan: Any, rank: int, world_size: int) -> list[Placement]:
@@ -103,4 +115,6 @@ def _placement(table: str, sharding: ParameterSharding, rank: int, world_size: i
         if len(ranks) != 1 or not 0 <= ranks[0] < world_size:
             raise ValueError(f"table {table!r}: table_wise on ranks {ranks}, expected one of 0 to {world_size - 1}")
         return TableWise(rank, ranks[0])
+    if sharding.sharding_type == ShardingType.DATA_PARALLEL.value:
+        return Replicated(rank)
     raise ValueError(f"table {table!r}: sharding type {sharding.sharding_type!r}, allowed are {SHARDING_TYPES}")

@@ -137,7 +137,7 @@ class ShardedCollection(
         self._type = type(origin)
         self._dims = embedding.feature_dims
         self._columns = (np.cumsum(self._dims) - self._dims).tolist()
-        self._deduplication = Deduplication(self._tables, self._columns, self._pooled)
+        self._deduplication = Deduplication(self._tables, self._columns, self._pooled, exchange.rank)
         self._transfers = Transfers(exchange.device, backend_for(exchange.device))
         self._constants = [
             GroupConstants(self._tables, group, self._columns, self._transfers) for group in self._deduplication.groups
@@ -147,7 +147,7 @@ class ShardedCollection(
         self._need_indices = isinstance(origin, EmbCacheEmbeddingCollection) and origin.need_indices()
         exchange.widen(HEADER + len(self._deduplication.dated) + len(placements))
         self.__dict__["home"] = HomeTables(origin, placements, exchange)
-        self._settings = TrainingSettings(self.home._embedding)
+        self._settings = TrainingSettings(self.home._embedding, self.home.drawn)
         name = origin._handles_name
         self.add_module(name, self.home._modules[name])
         self.train(origin.training)
@@ -235,6 +235,7 @@ class ShardedCollection(
         try:
             if ctx.training:
                 self.home._sync_optimizers()
+                self.home.settle_drawn()
                 ctx.settings = self._settings.checksum()
             ctx.bags = self.home._checked(features)
             if self._pooled:
@@ -257,7 +258,8 @@ class ShardedCollection(
         """Rows that the ranks asked for; of a batch that fails, zeros, which `output_dist` tells the others."""
         asked = cast(Asked, dist_input.features[0] if isinstance(dist_input, KJTList) else dist_input)
         try:
-            if self._trains() and asked.seen is None and self._deduplication.words.any():
+            of_training = self._deduplication.words.any() or self._deduplication.replicas
+            if self._trains() and not ctx.training and of_training:
                 raise RuntimeError("a batch that was begun in evaluation mode is trained: its ids were not counted")
             return asked, self.home.rows_of(self.home.batch_of(asked.values, asked.offsets, asked.seen), self._tables)
         except Exception as error:
@@ -279,8 +281,9 @@ class ShardedCollection(
         works: list[Any] = []
         received = []
         for group, part in zip(self._tables.same_dim(), rows, strict=True):
-            to, of = (counts[:, group].sum(axis=1).tolist() for counts in (asked.counts, ctx.asked.host.counts))
-            received.append(SendRows.apply(part, self.exchange, ctx.batch, to, of, works))
+            counts = ctx.asked.host.counts, asked.counts
+            route = self._deduplication.replicas.route(*counts, group, ctx.training, self.exchange.device)
+            received.append(SendRows.apply(part, self.exchange, ctx.batch, route, works))
         self._count(ctx, ctx.asked)
         return OutputAwaitable(self, ctx, received, works, failed)
 
@@ -323,7 +326,8 @@ class ShardedCollection(
         stats["lookups"] += int(lookups.sum())
         stats["unique_ids"] += int(unique.sum())
         words = self._deduplication.words if ctx.training else 0
-        stats["id_bytes"] += int((away * (8 + 4 * words)).sum())
+        told = asked.questions.counts
+        stats["id_bytes"] += int(((told.sum(axis=0) - told[rank]) * (8 + 4 * words)).sum())
         stats["row_bytes"] += int((away * self._row_bytes).sum())
         training = 2 if self._trains() else 1
         every = lookups.sum(axis=0) - lookups[rank]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torchrec.distributed.embedding_types import BaseEmbeddingSharder, EmbeddingComputeKernel
 from torchrec.distributed.sharding_plan import get_default_sharders
-from torchrec.distributed.types import ModuleSharder, ShardingEnv
+from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingType
 
 from .._host_groups import host_group, reaches_host, spans_world, timeout_of
 from ..backends.devices import parse_device
@@ -21,11 +21,12 @@ from ..warn import warn
 from .alike import Told, tables_of
 from .collectives import Exchange
 from .placement import SHARDING_TYPES, Placement, placements_of
+from .replicas import check_replicas
 from .sharded import ShardedCollection
 
 
 class _Sharder(BaseEmbeddingSharder[Any]):
-    """Divides the tables of a collection among ranks, row-wise or table-wise."""
+    """Divides the tables of a collection among ranks, row-wise or table-wise, or gives every rank all of them."""
 
     _type: type[CachedCollection]
 
@@ -69,12 +70,13 @@ class _Sharder(BaseEmbeddingSharder[Any]):
         return self._type
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """Row-wise and table-wise."""
+        """Row-wise, table-wise and data-parallel."""
         return list(SHARDING_TYPES)
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """The fused one."""
-        return [EmbeddingComputeKernel.FUSED.value]
+        """The fused one; of data-parallel tables TorchRec's planner knows the dense one only."""
+        dense = sharding_type == ShardingType.DATA_PARALLEL.value
+        return [(EmbeddingComputeKernel.DENSE if dense else EmbeddingComputeKernel.FUSED).value]
 
     def shardable_parameters(self, module: CachedCollection) -> dict[str, torch.nn.Parameter]:
         """By table, a parameter of its full shape without memory."""
@@ -125,6 +127,7 @@ class _Sharder(BaseEmbeddingSharder[Any]):
 
         def tell() -> Told:
             placements.extend(placements_of(names, params, exchange.rank, exchange.world_size))
+            check_replicas(module._embedding.tables, placements)
             return tables_of(module, placements, module_fqn)
 
         exchange.join(f"collection {module_fqn!r}" if module_fqn else f"the collection of tables {names}", tell)

@@ -48,7 +48,7 @@ def draw(rng: np.random.Generator, world_size: int) -> Scenario:
     few = tuple(tuple(rng.integers(0, 4, world_size).tolist()) for _ in range(3))
     return Scenario(
         kind=kind,
-        sharding=tuple(rng.choice(["row_wise", "table_wise"], 3).tolist()),
+        sharding=tuple(rng.choice(["row_wise", "table_wise", "data_parallel"], 3).tolist()),
         optimizer=optimizer,
         options=options,
         weighted=kind != "sequences" and bool(rng.integers(2)),

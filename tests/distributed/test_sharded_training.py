@@ -14,12 +14,31 @@ from torchrec.optim import RowWiseAdagrad
 
 import rec_sdk_torch as rst
 
-ROW, TABLE = "row_wise", "table_wise"
+ROW, TABLE, ALL = "row_wise", "table_wise", "data_parallel"
 SHOW_CLICK = rst.AdmitAndEvictPolicyType.POLICY_SHOWCLICK
 CASES = {
     "sgd": Scenario(),
     "table_wise": Scenario(sharding=(TABLE,) * 3, seed=1),
     "mixed": Scenario(sharding=(ROW, TABLE, ROW), optimizer=torch.optim.Adagrad, seed=2),
+    "replicas": Scenario(sharding=(ALL, ALL, ALL), optimizer=torch.optim.Adam, seed=52),
+    "replicas_sequences": Scenario(
+        kind="sequences", sharding=(ALL, ROW, TABLE), dims=(4, 8, 4), optimizer=torch.optim.Adagrad, seed=53
+    ),
+    "replicas_swap": Scenario(
+        sharding=(TABLE, ALL, ALL), cache=80, sizes=((2, 1), (0, 3), (1, 0)), ids=300, steps=12, seed=54
+    ),
+    "replicas_show_click": Scenario(
+        rules={
+            "policy_type": SHOW_CLICK,
+            "showclick_params": rst.ShowClickParams(beta=0.5, evict_percentage=0.25, score_decay=0.5),
+            "max_rows": 14,
+            "evict_step_interval": 3,
+        },
+        sharding=(ALL, ROW, ALL),
+        steps=8,
+        seed=55,
+    ),
+    "replicas_init_fn": Scenario(init_fn=torch.nn.init.normal_, sharding=(ROW, ALL, ALL), seed=56),
     "planner": Scenario(sharding=(None, None, None), seed=3),
     "sequences": Scenario(kind="sequences", optimizer=torch.optim.Adagrad, seed=4),
     "sequences_dims": Scenario(kind="sequences", sharding=(ROW, ROW, TABLE), dims=(4, 8, 4), seed=5),
@@ -98,6 +117,21 @@ def compare_outputs(results: list[Any], outputs: list[torch.Tensor], scenario: S
             assert step or torch.equal(one, other), "the bits of the first forward"
 
 
+def united(of_ranks: list[dict[int, torch.Tensor]], sharding: str | None) -> dict[int, torch.Tensor]:
+    """The rows of a table on all ranks. `sharding`: None is as the planner had it."""
+    first, *others = of_ranks
+    if sharding == ALL or (sharding is None and any(first.keys() & other.keys() for other in others)):
+        for other in others:
+            assert list(first) == list(other), "all ranks have the ids, in one order"
+            assert all(torch.equal(first[i], other[i]) for i in first), "the bits of all ranks"
+        return first
+    found: dict[int, torch.Tensor] = {}
+    for rows in of_ranks:
+        assert not found.keys() & rows.keys(), "a row has one home"
+        found |= rows
+    return found
+
+
 def check(
     ranks: Ranks,
     world_size: int,
@@ -111,10 +145,7 @@ def check(
     outputs, rows, dense = train_alone(scenario, world_size)
     compare_outputs(results, outputs, scenario, rtol=rtol, atol=atol)
     for table, expected in rows.items():
-        found: dict[int, torch.Tensor] = {}
-        for result in results:
-            assert not found.keys() & result[1][table].keys(), "a row has one home"
-            found |= result[1][table]
+        found = united([result[1][table] for result in results], scenario.sharding[int(table[1])])
         assert expected.keys() <= found.keys()
         extra = found.keys() - expected.keys()
         assert not extra, f"rows {sorted(extra)} that one process has not"

@@ -1,0 +1,125 @@
+"""Tables that every rank has as a whole: a training batch tells all ranks of its ids, and of their gradients."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ..tbe import TableConfig
+from ..tbe.cache.batch import Int64Array
+from ..tbe.rows.table_view import TableView
+from .placement import Placement
+
+
+def check_replicas(tables: Sequence[TableConfig], placements: Sequence[Placement]) -> None:
+    """
+    Raises:
+        ValueError: a table that cannot be the same on all ranks is to be on each of them.
+    """
+    drawn = [
+        table.name
+        for table, placement in zip(tables, placements, strict=True)
+        if placement.replicated and table.hashed and table.init_fn is not None
+    ]
+    if drawn:
+        raise ValueError(
+            f"hash tables {drawn} have an init_fn, by which each rank draws other rows, so that they cannot be "
+            "data_parallel: give the planner ParameterConstraints(sharding_types=['row_wise', 'table_wise']) for them"
+        )
+
+
+def checksums(view: TableView) -> dict[str, str]:
+    """A checksum of the rows of a table, for its ids and each part of them."""
+    sums: dict[str, int] = {}
+    for chunk in view.chunks(kept=True):
+        for name, tensor in {"ids": chunk.ids, **chunk.parts}.items():
+            sums[name] = checksum(tensor, sums.get(name, 0))
+    return {name: f"{number:08x}" for name, number in sums.items()}
+
+
+def checksum(tensor: torch.Tensor, start: int = 0) -> int:
+    """A checksum of 32 bits of a tensor in host memory, which goes on from `start`."""
+    return zlib.crc32(tensor.contiguous().view(torch.uint8).numpy().tobytes(), start)
+
+
+@dataclass(frozen=True)
+class Route:
+    """The rows of one dim, from the ranks that have them to those that asked, and their gradients back.
+
+    Attributes:
+        to, of: rows for each rank, and of each rank; int `[W]`.
+        grads_to, grads_of: gradients for each rank, and of each rank; int `[W]`.
+        kept: int64, those of the rows here that some rank waits for; None: all.
+        spread: int64, the received row that each gradient is of, by the ranks they go to; None: each row's, in order.
+    """
+
+    to: list[int]
+    of: list[int]
+    grads_to: list[int]
+    grads_of: list[int]
+    kept: torch.Tensor | None = None
+    spread: torch.Tensor | None = None
+
+
+class Replicas:
+    """The replicated tables of a collection, as one rank sees them.
+
+    By themselves its ids of such a table go to itself alone, where their rows are.
+    """
+
+    def __init__(self, placements: Sequence[Placement], rank: int) -> None:
+        self._tables = np.array([placement.replicated for placement in placements], bool)
+        self._rank = rank
+
+    def __bool__(self) -> bool:
+        return bool(self._tables.any())
+
+    def for_all(self, counts: Int64Array) -> Int64Array:
+        """Ids for each rank, int64 `[W, T]`, from those that it has rows for, `counts`."""
+        return np.where(self._tables, counts[self._rank], counts)
+
+    def spread(self, counts: Int64Array, tables: Sequence[int]) -> Int64Array:
+        """Where in an array with `counts` elements for each rank and table each element of `for_all` is, int64 `[n]`.
+
+        `counts`: int64 `[W, T]`; the arrays have those of `tables`, rank by rank.
+        """
+        own = counts[:, tables]
+        begins: Int64Array = np.reshape(np.cumsum(own) - own.ravel(), own.shape)
+        here = self._tables[tables]
+        lengths = np.where(here, own[self._rank], own).ravel()
+        shifts = np.where(here, begins[self._rank], begins).ravel() - (np.cumsum(lengths) - lengths)
+        return np.repeat(shifts, lengths) + np.arange(lengths.sum())
+
+    def route(
+        self, sent: Int64Array, asked: Int64Array, tables: Sequence[int], training: bool, device: torch.device
+    ) -> Route:
+        """
+        Args:
+            sent: int64 `[W, T]`, the ids that this rank wants rows of.
+            asked: int64 `[W, T]`, those that it was told of.
+            tables: whose rows have one dim.
+            training: whether ranks were told of the ids of replicated tables.
+            device: of the rows.
+        """
+        mine, of_all = sent[:, tables], asked[:, tables]
+        to, of = of_all.sum(axis=1).tolist(), mine.sum(axis=1).tolist()
+        here = self._tables[tables]
+        if not training or not here.any():
+            return Route(to, of, of, to)
+        kept = np.repeat(self._wanted(here, len(of_all)), of_all.ravel())
+        spread = self.spread(sent, tables)
+        grads_to = self.for_all(sent)[:, tables].sum(axis=1).tolist()
+        rows_to = np.where(here, 0, of_all)
+        rows_to[self._rank] = of_all[self._rank]
+        indices = (torch.from_numpy(each).to(device) for each in (np.flatnonzero(kept), spread))
+        return Route(rows_to.sum(axis=1).tolist(), of, grads_to, to, *indices)
+
+    def _wanted(self, here: np.ndarray, ranks: int) -> np.ndarray:
+        """Whether each rank waits for the rows of each table, `[W * T]`; `here`: the tables that are replicated."""
+        wanted = np.broadcast_to(~here, (ranks, len(here))).copy()
+        wanted[self._rank] = True
+        return wanted.ravel()
