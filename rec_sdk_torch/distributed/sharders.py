@@ -1,171 +1,41 @@
-"""Sharders answer TorchRec's planner and DistributedModelParallel about our collections."""
+"""The sharders of all collections."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torchrec.distributed.embedding_types import BaseEmbeddingSharder, EmbeddingComputeKernel
 from torchrec.distributed.sharding_plan import get_default_sharders
-from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingType
+from torchrec.distributed.types import ModuleSharder, ShardingEnv
 
-from .._host_groups import host_group, reaches_host, spans_world, timeout_of
-from ..backends.devices import parse_device
-from ..modules.collection import CachedCollection
 from ..modules.embedding_collections import (
     EmbCacheEmbeddingBagCollection,
     EmbCacheEmbeddingCollection,
     HashEmbeddingBagCollection,
 )
-from ..warn import warn
-from .alike import Told, tables_of
-from .collectives import Exchange
-from .placement import SHARDING_TYPES, Placement, placements_of
-from .replicas import check_replicas
-from .sharded import ShardedCollection
+from .plain_sharders import PlainBagCollectionSharder, PlainCollectionSharder
+from .sharder import TableSharder
 
 
-class _Sharder(BaseEmbeddingSharder[Any]):
-    """Divides the tables of a collection among ranks, row-wise or table-wise, or gives every rank all of them."""
-
-    _type: type[CachedCollection]
-
-    def __init__(
-        self,
-        cpu_device: torch.device | str = "cpu",
-        cpu_env: ShardingEnv | None = None,
-        npu_device: torch.device | str | int | None = None,
-        npu_env: ShardingEnv | None = None,
-        fused_params: dict[str, Any] | None = None,
-        qcomm_codecs_registry: dict[str, Any] | None = None,
-    ) -> None:
-        """
-        Args:
-            cpu_device: the host's.
-            cpu_env: its process group exchanges ids, which are on the host; None: a gloo group of their own.
-            npu_device: where caches live, any device; DistributedModelParallel's if None.
-            npu_env: its process group exchanges rows; DistributedModelParallel's if None.
-            fused_params: None or empty: options of optimizers belong into `apply_optimizer_in_backward`.
-            qcomm_codecs_registry: None or empty: rows are exchanged in float32.
-
-        Raises:
-            ValueError: `cpu_device` is not the host, or an option that is not supported.
-        """
-        if torch.device(cpu_device).type != "cpu":
-            raise ValueError(f"cpu_device is {cpu_device!r}, expected the host: torch.device('cpu')")
-        if fused_params:
-            raise ValueError(
-                f"fused_params has {sorted(fused_params)}, which these tables do not read: give options to "
-                "apply_optimizer_in_backward and to the collection"
-            )
-        if qcomm_codecs_registry:
-            raise ValueError("qcomm_codecs_registry is not supported: rows are exchanged in float32, leave it None")
-        super().__init__()
-        self._device = None if npu_device is None else parse_device(npu_device)
-        self._ids_env, self._rows_env = cpu_env, npu_env
-
-    @property
-    def module_type(self) -> type[Any]:
-        """The class of modules that it shards; subclasses are not, as TorchRec has it."""
-        return self._type
-
-    def sharding_types(self, compute_device_type: str) -> list[str]:
-        """Row-wise, table-wise and data-parallel."""
-        return list(SHARDING_TYPES)
-
-    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """The fused one; of data-parallel tables TorchRec's planner knows the dense one only."""
-        dense = sharding_type == ShardingType.DATA_PARALLEL.value
-        return [(EmbeddingComputeKernel.DENSE if dense else EmbeddingComputeKernel.FUSED).value]
-
-    def shardable_parameters(self, module: CachedCollection) -> dict[str, torch.nn.Parameter]:
-        """By table, a parameter of its full shape without memory."""
-        shown = {}
-        for table in module._embedding.tables:
-            data = torch.empty((table.num_embeddings, table.embedding_dim), dtype=table.weight_dtype, device="meta")
-            shown[table.name] = torch.nn.Parameter(data, requires_grad=True)
-        return shown
-
-    def shard(
-        self,
-        module: CachedCollection,
-        params: Any,
-        env: ShardingEnv,
-        device: torch.device | None = None,
-        module_fqn: str | None = None,
-    ) -> ShardedCollection:
-        """
-        Raises:
-            ValueError: no process group, groups of different ranks, a device or a plan that does not fit; tables or a
-                plan that are not those of the other ranks, on all of them.
-            TypeError: a module of another class.
-        """
-        if type(module) is not self._type:
-            raise TypeError(f"{type(self).__name__} shards {self._type.__name__}, got {type(module).__name__}")
-        rows = (self._rows_env or env).process_group
-        ids = rows if self._ids_env is None else self._ids_env.process_group
-        if ids is None or rows is None:
-            raise ValueError(
-                "a process group is needed: ShardingEnv.from_process_group(torch.distributed.group.WORLD), after "
-                "torch.distributed.init_process_group"
-            )
-        ranks = [torch.distributed.get_process_group_ranks(group) for group in (ids, rows)]
-        if env.process_group is not None:
-            ranks.append(torch.distributed.get_process_group_ranks(env.process_group))
-        if any(each != ranks[0] for each in ranks):
-            raise ValueError(f"cpu_env, npu_env and the model have process groups of ranks {ranks}: they must agree")
-        if self._ids_env is None and (spans_world(rows) or not reaches_host(rows)):
-            ids = host_group(rows, "ids", timeout_of(rows))
-        if not reaches_host(ids):
-            raise ValueError("the process group of cpu_env does not exchange tensors in host memory: give it gloo")
-        given = self._device if device is None else parse_device(device)
-        if self._device is not None and given != self._device:
-            raise ValueError(f"npu_device is {self._device}, DistributedModelParallel's device is {given}")
-        exchange = Exchange(ids, rows, _device_of(module, given))
-        names = [table.name for table in module._embedding.tables]
-        placements: list[Placement] = []
-
-        def tell() -> Told:
-            placements.extend(placements_of(names, params, exchange.rank, exchange.world_size))
-            check_replicas(module._embedding.tables, placements)
-            return tables_of(module, placements, module_fqn)
-
-        exchange.join(f"collection {module_fqn!r}" if module_fqn else f"the collection of tables {names}", tell)
-        return ShardedCollection(module, placements, exchange)
-
-
-def _device_of(module: CachedCollection, given: torch.device | None) -> torch.device:
-    """The device of a rank's tables: the one that is given, as TorchRec has it, which is never meta."""
-    if given is None:
-        return torch.device("cpu") if module.device.type == "meta" else module.device
-    if given.type == "cpu" and module.device.type not in ("cpu", "meta"):
-        warn(
-            f"tables {[table.name for table in module._embedding.tables]} are on {module.device}, and are sharded onto "
-            f"{given}, which DistributedModelParallel has without device=: give it device={str(module.device)!r}",
-        )
-    return given
-
-
-class EmbCacheEmbeddingCollectionSharder(_Sharder):
+class EmbCacheEmbeddingCollectionSharder(TableSharder):
     """Shards `EmbCacheEmbeddingCollection`."""
 
     _type = EmbCacheEmbeddingCollection
 
 
-class EmbCacheEmbeddingBagCollectionSharder(_Sharder):
+class EmbCacheEmbeddingBagCollectionSharder(TableSharder):
     """Shards `EmbCacheEmbeddingBagCollection`."""
 
     _type = EmbCacheEmbeddingBagCollection
 
 
-class HashEmbeddingBagCollectionSharder(_Sharder):
+class HashEmbeddingBagCollectionSharder(TableSharder):
     """Shards `HashEmbeddingBagCollection`."""
 
     _type = HashEmbeddingBagCollection
 
 
 def get_default_hybrid_sharders(host_env: ShardingEnv | None = None) -> list[ModuleSharder[Any]]:
-    """Sharders of all collections of this package, and TorchRec's of its own.
+    """Sharders of all collections of this package, and TorchRec's of its own, whose tables they put on NPUs too.
 
     Args:
         host_env: its process group exchanges ids, which are on the host; None: a gloo group of their own.
@@ -175,4 +45,7 @@ def get_default_hybrid_sharders(host_env: ShardingEnv | None = None) -> list[Mod
         EmbCacheEmbeddingBagCollectionSharder,
         HashEmbeddingBagCollectionSharder,
     )
-    return [*(sharder(cpu_env=host_env) for sharder in ours), *get_default_sharders()]
+    plain = [PlainBagCollectionSharder(cpu_env=host_env), PlainCollectionSharder(cpu_env=host_env)]
+    taken = {sharder.module_type for sharder in plain}
+    theirs = [sharder for sharder in get_default_sharders() if sharder.module_type not in taken]
+    return [*(sharder(cpu_env=host_env) for sharder in ours), *plain, *theirs]

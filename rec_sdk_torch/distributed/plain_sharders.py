@@ -1,0 +1,123 @@
+"""TorchRec's own collections on devices that it has no kernels for: their tables become tables of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embedding_types import BaseEmbeddingSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.types import ShardingEnv
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+
+from ..modules.collection import CachedCollection
+from ..modules.embedding_collections import EmbCacheEmbeddingBagCollection, EmbCacheEmbeddingCollection
+from ..optim.in_backward import apply_optimizer_in_backward
+from ..tbe.rows.row_parts import WEIGHT
+from .collectives import Exchange
+from .placement import Placement
+from .sharder import TableSharder
+
+_THEIRS = ("cpu", "cuda")
+"""Devices on which TorchRec shards its collections itself."""
+
+
+class _PlainSharder(TableSharder):
+    """Leaves hosts and GPUs to TorchRec's sharder. Elsewhere tables of this package have all rows on the device."""
+
+    _theirs: BaseEmbeddingSharder[Any]
+
+    def __init__(self, cpu_env: ShardingEnv | None = None) -> None:
+        """`cpu_env`: as of `TableSharder`."""
+        super().__init__(cpu_env=cpu_env)
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        """The types of this package where torch_npu is loaded, else TorchRec's."""
+        if hasattr(torch, "npu"):
+            return super().sharding_types(compute_device_type)
+        result: list[str] = self._theirs.sharding_types(compute_device_type)
+        return result
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        """As `sharding_types`."""
+        if hasattr(torch, "npu"):
+            return super().compute_kernels(sharding_type, compute_device_type)
+        result: list[str] = self._theirs.compute_kernels(sharding_type, compute_device_type)
+        return result
+
+    def shardable_parameters(self, module: Any) -> dict[str, torch.nn.Parameter]:
+        """By table, its weight."""
+        result: dict[str, torch.nn.Parameter] = self._theirs.shardable_parameters(module)
+        return result
+
+    def storage_usage(self, tensor: torch.Tensor, compute_device_type: str, compute_kernel: str) -> dict[str, int]:
+        """TorchRec's."""
+        result: dict[str, int] = self._theirs.storage_usage(tensor, compute_device_type, compute_kernel)
+        return result
+
+    def shard(
+        self,
+        module: Any,
+        params: Any,
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> Any:
+        """
+        Raises:
+            as TorchRec's sharder, or `TableSharder.shard`.
+        """
+        if device is None or device.type in _THEIRS:
+            return self._theirs.shard(module, params, env, device, module_fqn)
+        return super().shard(module, params, env, device, module_fqn)
+
+    def _collection(self, module: Any, device: torch.device) -> CachedCollection:
+        collection = self._made_of(module, device)
+        for table, weight in self.shardable_parameters(module).items():
+            handle: Any = collection._table_handles()[table]
+            classes = getattr(weight, "_optimizer_classes", [])
+            for cls, options in zip(classes, getattr(weight, "_optimizer_kwargs", []), strict=True):
+                apply_optimizer_in_backward(cls, [handle.weight], options)
+        return collection
+
+    def _made_of(self, module: Any, device: torch.device) -> CachedCollection:
+        raise NotImplementedError
+
+    def _fill(
+        self, collection: CachedCollection, module: Any, placements: Sequence[Placement], exchange: Exchange
+    ) -> None:
+        """Rank 0's weights of replicated tables hold, as DistributedDataParallel has it; else each rank's own."""
+        for (table, weight), placement in zip(self.shardable_parameters(module).items(), placements, strict=True):
+            if weight.device.type == "meta":
+                continue
+            rows = weight.detach().to("cpu")
+            if placement.replicated:
+                rows = rows.clone()
+                dist.broadcast(rows, dist.get_global_rank(exchange.ids, 0), group=exchange.ids)
+            ids = torch.from_numpy(placement.rows(len(rows)))
+            collection._embedding.view(table).write(ids, {WEIGHT: rows[ids]})
+
+
+class PlainBagCollectionSharder(_PlainSharder):
+    """Shards TorchRec's `EmbeddingBagCollection`."""
+
+    _type = EmbeddingBagCollection
+    _theirs = EmbeddingBagCollectionSharder()
+
+    def _made_of(self, module: EmbeddingBagCollection, device: torch.device) -> CachedCollection:
+        configs = module.embedding_bag_configs()
+        return EmbCacheEmbeddingBagCollection(configs, is_weighted=module.is_weighted(), device=device, cache=1.0)
+
+
+class PlainCollectionSharder(_PlainSharder):
+    """Shards TorchRec's `EmbeddingCollection`."""
+
+    _type = EmbeddingCollection
+    _theirs = EmbeddingCollectionSharder()
+
+    def _made_of(self, module: EmbeddingCollection, device: torch.device) -> CachedCollection:
+        configs, need_indices = module.embedding_configs(), module.need_indices()
+        return EmbCacheEmbeddingCollection(configs, need_indices=need_indices, device=device, cache=1.0)
