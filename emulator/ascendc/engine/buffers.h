@@ -45,6 +45,11 @@ struct LocalBuffers {
   uint32_t pipe = 1;             // changes when all buffers go
   uint32_t next_generation = 1;  // never starts again, so that no old tensor can match
 
+  // Whether the tensor's memory is still the tensor's.
+  bool has(const UbTensor& tensor) const {
+    return tensor.buffer == kNoBuffer ||
+           (tensor.buffer < count && items[tensor.buffer].generation == tensor.generation);
+  }
   void drop() {
     count = 0;
     used_bytes = 0;

@@ -88,10 +88,17 @@ UbSpan local_extent(Core& core, const Copy& copy, int64_t used, int64_t step, co
   return aligned_operand(core, copy.local, static_cast<uint64_t>(bytes), role);
 }
 
+// Elements of 1, 2, 4 or 8 bytes, which repeat in eight.
 void fill_elements(uint8_t* to, uint64_t bytes, const void* element, uint32_t element_bytes) {
-  for (uint64_t at = 0; at < bytes; at += element_bytes) {
-    std::memcpy(to + at, element, element_bytes);
+  uint8_t eight[8];
+  for (uint32_t at = 0; at < sizeof(eight); at += element_bytes) {
+    copy_element(eight + at, element, element_bytes);
   }
+  uint64_t at = 0;
+  for (; at + sizeof(eight) <= bytes; at += sizeof(eight)) {
+    std::memcpy(to + at, eight, sizeof(eight));
+  }
+  std::memcpy(to + at, eight, bytes - at);
 }
 
 // One block with what stands around it in local memory.

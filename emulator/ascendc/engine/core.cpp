@@ -12,14 +12,17 @@ __thread Core* running_core = nullptr;
 
 void no_core() { throw std::logic_error("AscendC calls work inside a kernel only: see run_kernel()"); }
 
+Core::Core(Machine& machine, UnifiedBuffer& ub)
+    : ub(ub), schedule(*this), machine_(machine), clock_(machine.clock()), gm_(machine.gm()) {}
+
 void Core::start(int64_t core_index, int64_t block_count) {
   index = core_index;
   blocks = block_count;
-  start_time_ = machine_.now();
+  start_time_ = clock_.now();
   stamp_ = limit_of(start_time_);
   name_ = "start";
   order.complete_all(start_time_);
-  ub.forget();
+  ub.forget(stamp_);
   flags.clear();
   schedule.start(core_index);
   buffers.clear();
@@ -37,9 +40,9 @@ void Core::finish() {
   }
   schedule.finish_all();
   name_ = "end of the kernel";
-  stamp_ = stamp_of(machine_.now(), kScalar);
+  stamp_ = stamp_of(clock_.now(), kScalar);
   for (int event = 0; event < kEventTypes; ++event) {
-    for (int id = 0; id < kEventIds; ++id) {
+    for (int id = 0; flags.any_set(event) && id < kEventIds; ++id) {
       if (flags.is_set(event, id)) {
         fail(text("flag %s %d, set by %s, was never waited for", kEvents[event].name, id,
                   describe(flags.setter(event, id)).c_str()));
@@ -68,42 +71,35 @@ void Core::finish() {
   }
 }
 
-void Core::issue(Engine engine, const char* name) {
-  name_ = name;
-  stamp_ = stamp_of(machine_.tick(name), engine);
+void Core::clock_ran_out() const {
+  throw KernelError(
+      text("kernel '%s': more than %d instructions in one launch", machine_.kernel(), Clock::kLastTime / 2));
 }
 
-void Core::check_read(UbSpan span) {
-  const Limits& known = limits();
-  const uint32_t block = ub.unordered_write(span, known);
+void Core::refuse_read(UbSpan span) const {
+  const uint32_t block = ub.unordered_write(span, limits());
   if (block != UnifiedBuffer::kNone) {
     const Stamp earlier = ub.last_write(block);
     fail(text("reads local memory [%u, %u) that %s writes, and nothing orders the two: %s", span.address,
               span.end(), describe(earlier).c_str(), cure(stamp_engine(earlier), engine()).c_str()));
   }
-  const uint32_t byte = ub.first_unwritten(span);
-  if (byte != UnifiedBuffer::kNone) {
-    fail(text("reads local memory [%u, %u), where byte %u holds no data: nothing has written it",
-              span.address, span.end(), byte));
-  }
+  fail(text("reads local memory [%u, %u), where byte %u holds no data: nothing has written it", span.address,
+            span.end(), ub.first_unwritten(span)));
 }
 
-void Core::check_write(UbSpan span) {
+void Core::refuse_write(UbSpan span) const {
   const Limits& known = limits();
   // Reads first: they are the later ones, and what orders them orders the write before them.
-  uint32_t block = ub.unordered_read(span, known);
+  const uint32_t block = ub.unordered_read(span, known);
   if (block != UnifiedBuffer::kNone) {
     const Stamp earlier = ub.read_beyond(block, known);
     fail(text("overwrites local memory [%u, %u) that %s still reads, and nothing orders the two: %s",
               span.address, span.end(), describe(earlier).c_str(),
               cure(stamp_engine(earlier), engine()).c_str()));
   }
-  block = ub.unordered_write(span, known);
-  if (block != UnifiedBuffer::kNone) {
-    const Stamp earlier = ub.last_write(block);
-    fail(text("writes local memory [%u, %u) that %s writes, and nothing orders the two: %s", span.address,
-              span.end(), describe(earlier).c_str(), cure(stamp_engine(earlier), engine()).c_str()));
-  }
+  const Stamp earlier = ub.last_write(ub.unordered_write(span, known));
+  fail(text("writes local memory [%u, %u) that %s writes, and nothing orders the two: %s", span.address,
+            span.end(), describe(earlier).c_str(), cure(stamp_engine(earlier), engine()).c_str()));
 }
 
 // Engines run as late as flags allow, so that a WaitFlag before this one in the source may still be to come.
@@ -180,7 +176,7 @@ void Core::fail_later(const KernelError& error) {
 
 std::string Core::describe(Stamp stamp) const {
   const int32_t time = stamp_time(stamp);
-  const char* name = machine_.name_at(time);
+  const char* name = clock_.name_at(time);
   return text("%s (%s, instruction %d)", name == nullptr ? "an earlier instruction" : name,
               engine_name(stamp_engine(stamp)), time - start_time_);
 }
@@ -192,7 +188,5 @@ std::string Core::cure(int from, int to) {
   return text("SetFlag<HardEvent::%s_%s> after the first and WaitFlag before the second, or a queue",
               engine_name(from), engine_name(to));
 }
-
-GlobalMemory& Core::gm() const { return machine_.gm(); }
 
 }  // namespace rec_sdk::emulator

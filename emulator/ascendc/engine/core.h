@@ -5,6 +5,7 @@
 #include <string>
 
 #include "emulator/ascendc/engine/buffers.h"
+#include "emulator/ascendc/engine/clock.h"
 #include "emulator/ascendc/engine/counters.h"
 #include "emulator/ascendc/engine/data_cache.h"
 #include "emulator/ascendc/engine/flags.h"
@@ -41,14 +42,20 @@ struct VectorMask {
 
 class Core {
  public:
-  Core(Machine& machine, UnifiedBuffer& ub) : ub(ub), schedule(*this), machine_(machine) {}
+  Core(Machine& machine, UnifiedBuffer& ub);
 
   void start(int64_t index, int64_t blocks);
   // The rules that hold at the end of a kernel.
   void finish();
 
   // The next instruction of an engine. `name` must be a literal.
-  void issue(Engine engine, const char* name);
+  void issue(Engine engine, const char* name) {
+    if (clock_.now() == Clock::kLastTime) {
+      clock_ran_out();
+    }
+    name_ = name;
+    stamp_ = stamp_of(clock_.tick(name), engine);
+  }
   Stamp stamp() const { return stamp_; }
   Engine engine() const { return static_cast<Engine>(stamp_engine(stamp_)); }
   const Limits& limits() const { return order.limits(stamp_engine(stamp_)); }
@@ -56,8 +63,16 @@ class Core {
 
   // Accesses of the current instruction to local memory. All checks come before all marks, since an
   // instruction may write what it reads.
-  void check_read(UbSpan span);
-  void check_write(UbSpan span);
+  void check_read(UbSpan span) const {
+    if (!ub.may_read(span, limits())) {
+      refuse_read(span);
+    }
+  }
+  void check_write(UbSpan span) const {
+    if (!ub.may_write(span, limits())) {
+      refuse_write(span);
+    }
+  }
   void mark_read(UbSpan span) { ub.mark_read(span, stamp_); }
   void mark_written(UbSpan span) { ub.mark_written(span, stamp_); }
 
@@ -78,7 +93,7 @@ class Core {
   // The call that orders an instruction of `to` after one of `from`.
   static std::string cure(int from, int to);
 
-  GlobalMemory& gm() const;
+  GlobalMemory& gm() const { return gm_; }
   Machine& machine() const { return machine_; }
 
   int64_t index = 0;
@@ -97,8 +112,13 @@ class Core {
  private:
   std::string where(const char* engine, const char* name) const;
   void check_consumed(int event, int32_t id) const;
+  [[noreturn]] void refuse_read(UbSpan span) const;
+  [[noreturn]] void refuse_write(UbSpan span) const;
+  [[noreturn]] void clock_ran_out() const;
 
   Machine& machine_;
+  Clock& clock_;
+  GlobalMemory& gm_;
   Stamp stamp_ = 0;
   const char* name_ = "";
   int32_t start_time_ = 0;

@@ -15,6 +15,7 @@ class Flags {
     }
   }
   bool is_set(int event, int id) const { return (set_[event] >> id & 1) != 0; }
+  bool any_set(int event) const { return set_[event] != 0; }
   void set(int event, int id, const Limits& known, Stamp setter) {
     set_[event] = static_cast<uint8_t>(set_[event] | 1 << id);
     known_[event][id] = known;

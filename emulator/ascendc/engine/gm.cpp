@@ -13,11 +13,6 @@ namespace {
 
 uint64_t address_of(const void* pointer) { return reinterpret_cast<uint64_t>(pointer); }
 
-uint64_t mask_between(uint64_t from, uint64_t to) {
-  const uint64_t below_to = to == kCacheLine ? UINT64_MAX : (uint64_t{1} << to) - 1;
-  return below_to & ~((uint64_t{1} << from) - 1);
-}
-
 }  // namespace
 
 void GlobalMemory::begin_launch(const std::vector<Buffer>& buffers, int32_t time) {
@@ -50,6 +45,7 @@ void GlobalMemory::begin_launch(const std::vector<Buffer>& buffers, int32_t time
 void GlobalMemory::end_launch() {
   ranges_.clear();
   used_chunks_ = 0;
+  lines_.clear();
   others_.clear();
 }
 
@@ -62,12 +58,20 @@ uint64_t GlobalMemory::first_missing(const Range& range) const {
     const uint64_t left = range.end - number * kCacheLine;
     const uint64_t bytes = mask_between(address % kCacheLine, left < kCacheLine ? left : kCacheLine);
     const GmChunk* chunk = range.chunks[offset / kChunkLines];
-    const uint64_t missed = chunk == nullptr ? bytes : missing(range, (*chunk)[offset % kChunkLines], bytes);
+    const uint64_t missed =
+        chunk == nullptr ? bytes : bytes & ~filled(number, (*chunk)[offset % kChunkLines]);
     if (missed != 0) {
       return byte_of(range, number, missed);
     }
   }
   return UINT64_MAX;
+}
+
+uint64_t GlobalMemory::filled(uint64_t number, const GmRecord& record) const {
+  if (is_long(number, record)) {
+    return filled(lines_[static_cast<uint32_t>(record.write)]);
+  }
+  return record.read != GmRecord::kLong && record.write > launch_ ? UINT64_MAX : 0;
 }
 
 std::string GlobalMemory::unwritten_output() const {
@@ -121,7 +125,7 @@ void GlobalMemory::out_of_bounds(Core& core, uint64_t address, uint64_t bytes) c
                  address + bytes, known.c_str()));
 }
 
-GmLine& GlobalMemory::line(Range& range, uint64_t number) {
+GmRecord& GlobalMemory::record(Range& range, uint64_t number) {
   const uint64_t offset = number - range.first_line;
   GmChunk*& chunk = range.chunks[offset / kChunkLines];
   if (chunk == nullptr) {
@@ -137,34 +141,10 @@ GmLine& GlobalMemory::line(Range& range, uint64_t number) {
 void GlobalMemory::prefetch(Range& range, uint64_t address, uint64_t bytes, const uint8_t* host) {
   constexpr uint64_t kMostLines = 32;
   const uint64_t first = address / kCacheLine, lines = (address + bytes - 1) / kCacheLine - first;
-  const auto* record = reinterpret_cast<const uint8_t*>(&line(range, first));
+  __builtin_prefetch(&record(range, first), 1);
   for (uint64_t i = 0; i <= lines && i < kMostLines; ++i) {
-    __builtin_prefetch(record + i * sizeof(GmLine), 1);
     __builtin_prefetch(host + i * kCacheLine);
   }
-}
-
-template <class F>
-void GlobalMemory::for_each_line(Range& range, uint64_t address, uint64_t bytes, F&& f) {
-  const uint64_t end = address + bytes;
-  for (uint64_t number = address / kCacheLine; number * kCacheLine < end; ++number) {
-    const uint64_t start = number * kCacheLine;
-    const uint64_t from = address > start ? address - start : 0;
-    const uint64_t to = end - start < kCacheLine ? end - start : kCacheLine;
-    f(number, line(range, number), mask_between(from, to));
-  }
-}
-
-const uint8_t* GlobalMemory::copy_in(Core& core, uint64_t address, uint64_t bytes) {
-  const auto [host, range] = resolve(core, address, bytes);
-  if (range->buffer.access != Access::kRead) {
-    prefetch(*range, address, bytes, host);
-    for_each_line(*range, address, bytes, [&, r = range](uint64_t number, GmLine& line, uint64_t mask) {
-      clean_before_copy(core, *r, number);
-      touch_read(core, *r, number, line, mask);
-    });
-  }
-  return host;
 }
 
 uint8_t* GlobalMemory::writable(Core& core, uint64_t address, uint64_t bytes, Range*& range) {
@@ -177,47 +157,6 @@ uint8_t* GlobalMemory::writable(Core& core, uint64_t address, uint64_t bytes, Ra
   if (range->buffer.access == Access::kRead) {
     core.fail(text("writes to '%s', which this launch may only read", range->buffer.name));
   }
-  return host;
-}
-
-uint8_t* GlobalMemory::copy_out(Core& core, uint64_t address, uint64_t bytes) {
-  Range* range;
-  uint8_t* host = writable(core, address, bytes, range);
-  prefetch(*range, address, bytes, host);
-  for_each_line(*range, address, bytes, [&](uint64_t number, GmLine& line, uint64_t mask) {
-    clean_before_copy(core, *range, number);
-    touch_write(core, *range, number, line, mask);
-  });
-  return host;
-}
-
-const uint8_t* GlobalMemory::load(Core& core, uint64_t address, uint64_t bytes) {
-  const auto [host, range] = resolve(core, address, bytes);
-  if (range->buffer.access != Access::kRead) {
-    for_each_line(*range, address, bytes, [&, r = range](uint64_t number, GmLine& line, uint64_t mask) {
-      check_cached(core, *r, number, line, mask);
-      touch_read(core, *r, number, line, mask);
-      core.data_cache.load(number, core.stamp());
-    });
-  }
-  return host;
-}
-
-uint8_t* GlobalMemory::store(Core& core, uint64_t address, uint64_t bytes) {
-  Range* range;
-  uint8_t* host = writable(core, address, bytes, range);
-  for_each_line(*range, address, bytes, [&](uint64_t number, GmLine& line, uint64_t mask) {
-    const Others* others = settle(number, line);
-    if (others != nullptr && (others->written | others->combined) != 0) {
-      core.fail(
-          text("writes byte %lu of '%s' through the data cache, in a 64-byte line that another core "
-               "writes too: lines must not be shared between cores",
-               address - range->begin, range->buffer.name));
-    }
-    check_cached(core, *range, number, line, UINT64_MAX);
-    touch_write(core, *range, number, line, mask);
-    core.data_cache.store(number, mask, core.stamp());
-  });
   return host;
 }
 

@@ -17,6 +17,7 @@ namespace rec_sdk::emulator {
 // The state of one line of 64 bytes. A mask has a bit per byte. The masks are of the core that runs, if
 // the stamp is of it.
 struct GmLine {
+  uint64_t number;    // its address / 64
   Stamp write, read;  // the latest of any core
   uint64_t written;   // by plain copies and stores
   uint64_t combined;  // by atomic copies
@@ -26,8 +27,22 @@ struct GmLine {
   uint32_t older;   // index, from 1, of the first of the core's accesses before the latest; 0: none
 };
 
+// The same in short, for a line of which plain copies of one core in each phase have touched all bytes at
+// once: nearly all lines of long rows. `read` is kLong and `write` an index into GlobalMemory::lines_ for
+// others.
+struct GmRecord {
+  static constexpr Stamp kLong = -1;
+  Stamp write, read;
+};
+
+// Bytes [from, to) of a line, as a mask.
+inline uint64_t mask_between(uint64_t from, uint64_t to) {
+  const uint64_t below_to = to == kCacheLine ? UINT64_MAX : (uint64_t{1} << to) - 1;
+  return below_to & ~((uint64_t{1} << from) - 1);
+}
+
 constexpr uint64_t kChunkLines = 2048;
-using GmChunk = GmLine[kChunkLines];
+using GmChunk = GmRecord[kChunkLines];
 
 class GlobalMemory {
  public:
@@ -84,28 +99,42 @@ class GlobalMemory {
   std::pair<uint8_t*, Range*> resolve(Core& core, uint64_t address, uint64_t bytes);
   [[noreturn]] void out_of_bounds(Core& core, uint64_t address, uint64_t bytes) const;
   uint8_t* writable(Core& core, uint64_t address, uint64_t bytes, Range*& range);
-  GmLine& line(Range& range, uint64_t line);
+  GmRecord& record(Range& range, uint64_t number);
+  // The state of a line at length, which it keeps until the launch ends.
+  GmLine& line(uint64_t number, GmRecord& record);
   void prefetch(Range& range, uint64_t address, uint64_t bytes, const uint8_t* host);
+  // Whether a copy of the whole line breaks no rule, as the record alone shows; it is then marked.
+  bool whole_read(const Core& core, const Range& range, GmRecord& record) const;
+  bool whole_write(const Core& core, GmRecord& record) const;
   template <class F>
   void for_each_line(Range& range, uint64_t address, uint64_t bytes, F&& f);
 
-  void touch_read(Core& core, Range& range, uint64_t number, GmLine& line, uint64_t mask);
-  void touch_write(Core& core, Range& range, uint64_t number, GmLine& line, uint64_t mask);
+  void touch_read(Core& core, const Range& range, uint64_t number, GmLine& line, uint64_t mask);
+  void touch_write(Core& core, const Range& range, uint64_t number, GmLine& line, uint64_t mask);
   // Moves what another core left in the line to its Others, which are returned: null when there are none.
   const Others* settle(uint64_t number, GmLine& line);
   Others& others_of(uint64_t number, GmLine& line);
   // Before an access of the core: the order after its own accesses to the bytes `shared`.
   void check_order(Core& core, const Range& range, uint64_t number, const GmLine& line, uint64_t shared,
                    bool writes, const char* does) const;
+  void check_order_of_all(Core& core, const Range& range, uint64_t number, const GmLine& line,
+                          uint64_t shared, bool writes, const char* does) const;
   // Before an access to the bytes `mask` becomes the line's latest.
   void age(Stamp now, GmLine& line, uint64_t mask, bool writes);
+  void keep_older(Stamp latest, GmLine& line, uint64_t mask, bool writes);
   void clean_before_copy(Core& core, const Range& range, uint64_t number) const;
   void check_cached(Core& core, Range& range, uint64_t number, const GmLine& line, uint64_t mask);
 
   uint64_t filled(const GmLine& line) const { return line.write > launch_ ? line.filled : 0; }
+  uint64_t filled(uint64_t number, const GmRecord& record) const;
   // The bytes among these that are of an output and hold no result yet.
   uint64_t missing(const Range& range, const GmLine& line, uint64_t mask) const {
     return range.buffer.access == Access::kWrite ? mask & ~filled(line) : 0;
+  }
+  // Whether the record has a line of this launch.
+  bool is_long(uint64_t number, const GmRecord& record) const {
+    return record.read == GmRecord::kLong && static_cast<uint32_t>(record.write) < lines_.size() &&
+           lines_[static_cast<uint32_t>(record.write)].number == number;
   }
   void require_filled(Core& core, const Range& range, uint64_t number, const GmLine& line, uint64_t mask,
                       const char* does) const;
@@ -114,6 +143,8 @@ class GlobalMemory {
   static uint64_t byte_of(const Range& range, uint64_t number, uint64_t mask);
 
   bool in_phase(Stamp stamp) const { return stamp > phase_; }
+  // Whether no core touched the line since the phase began.
+  bool untouched(const GmLine& line) const { return !in_phase(line.write) && !in_phase(line.read); }
   bool own(Stamp stamp) const { return stamp > segment_; }
   [[noreturn]] void conflict(Core& core, const Range& range, uint64_t number, uint64_t mask, Stamp other,
                              const char* did) const;
@@ -122,6 +153,7 @@ class GlobalMemory {
 
   std::vector<Range> ranges_;
   Range* latest_ = nullptr;
+  std::vector<GmLine> lines_;
   std::vector<Others> others_;
   std::vector<Older> older_;
   std::vector<std::unique_ptr<GmChunk>> chunks_;

@@ -16,7 +16,17 @@ struct GmTensor {
 
 // From element `offset` on.
 GmTensor part_of(const GmTensor& tensor, uint64_t offset, uint64_t element_bytes);
-UbTensor part_of(const UbTensor& tensor, uint64_t offset, uint64_t element_bytes);
+[[noreturn]] void refuse_offset(const UbTensor& tensor, uint64_t offset, uint64_t element_bytes);
+inline UbTensor part_of(const UbTensor& tensor, uint64_t offset, uint64_t element_bytes) {
+  const uint64_t bytes = offset * element_bytes;
+  if (bytes > tensor.bytes) {
+    refuse_offset(tensor, offset, element_bytes);
+  }
+  UbTensor part = tensor;
+  part.address += static_cast<uint32_t>(bytes);
+  part.bytes -= static_cast<uint32_t>(bytes);
+  return part;
+}
 UbTensor resized(const UbTensor& tensor, uint64_t bytes);
 
 // The scalar unit.

@@ -28,17 +28,8 @@ Machine& Machine::local() {
   return *machine;
 }
 
-const char* Machine::name_at(int32_t time) const {
-  const bool recent = time > 0 && time <= now_ && static_cast<uint32_t>(now_ - time) < kNames;
-  return recent ? names_[static_cast<uint32_t>(time) % kNames] : nullptr;
-}
-
-void Machine::clock_ran_out() const {
-  throw KernelError(text("kernel '%s': more than %d instructions in one launch", kernel_, kLastTime / 2));
-}
-
 void Machine::restart_clock() {
-  now_ = 0;
+  clock_.restart();
   gm_.forget_times();
   for (const auto& lane : lanes_) {
     lane->ub->forget_times();
@@ -60,7 +51,7 @@ void Machine::run(const char* kernel, int64_t blocks, const std::vector<Buffer>&
   if (running_core != nullptr) {
     throw std::logic_error("a kernel cannot launch a kernel");
   }
-  if (now_ > kLastTime / 2) {
+  if (clock_.now() > Clock::kLastTime / 2) {
     restart_clock();
   }
   kernel_ = kernel;
@@ -72,7 +63,7 @@ void Machine::run(const char* kernel, int64_t blocks, const std::vector<Buffer>&
   soft_synced_ = false;
   error_ = nullptr;
   counters_.assign(static_cast<size_t>(blocks), Counters{});
-  gm_.begin_launch(buffers, now_);
+  gm_.begin_launch(buffers, clock_.now());
   while (error_ == nullptr && finished_ < blocks_) {
     if (started_ < order_.size()) {
       resume(free_lane());
@@ -107,7 +98,7 @@ Machine::Lane& Machine::free_lane() {
 }
 
 void Machine::resume(Lane& lane) {
-  gm_.begin_segment(now_);
+  gm_.begin_segment(clock_.now());
   running_core = &lane.core;
   lane.busy = true;
   lane.fiber->resume();
@@ -122,7 +113,7 @@ void Machine::run_lane(Lane& lane) {
 }
 
 void Machine::run_core(Lane& lane, int64_t index) {
-  gm_.begin_segment(now_);
+  gm_.begin_segment(clock_.now());
   lane.core.start(index, blocks_);
   try {
     (*body_)();
@@ -150,7 +141,7 @@ void Machine::sync_all(Core& core) {
       break;
     }
   }
-  core.order.complete_all(now_);
+  core.order.complete_all(clock_.now());
 }
 
 void Machine::check_workspace(Core& core, const uint8_t* bytes, uint64_t count) {
@@ -175,7 +166,7 @@ void Machine::resume_waiting() {
     }
     return;
   }
-  gm_.begin_phase(now_);
+  gm_.begin_phase(clock_.now());
   for (Lane* lane : lanes) {
     if (error_ == nullptr) {
       resume(*lane);

@@ -21,18 +21,7 @@ class Machine {
   void run(const char* kernel, int64_t blocks, const std::vector<Buffer>& buffers,
            const std::function<void()>& body);
 
-  int32_t now() const { return now_; }
-  // The time of the next instruction.
-  int32_t tick(const char* name) {
-    if (++now_ > kLastTime) {
-      clock_ran_out();
-    }
-    names_[static_cast<uint32_t>(now_) % kNames] = name;
-    return now_;
-  }
-  // The name of a recent instruction, or null when it is too long ago.
-  const char* name_at(int32_t time) const;
-
+  Clock& clock() { return clock_; }
   const char* kernel() const { return kernel_; }
   GlobalMemory& gm() { return gm_; }
   // Returns when all cores have called it.
@@ -51,10 +40,6 @@ class Machine {
     bool busy = false;
   };
 
-  static constexpr int32_t kLastTime = INT32_MAX / 4 - 1;
-  static constexpr uint32_t kNames = 4096;
-
-  [[noreturn]] void clock_ran_out() const;
   void restart_clock();
   void draw_order(int64_t blocks);
   void run_lane(Lane& lane);
@@ -64,8 +49,7 @@ class Machine {
   void resume_waiting();
   void abandon();
 
-  int32_t now_ = 0;
-  const char* names_[kNames] = {};
+  Clock clock_;
   GlobalMemory gm_;
   std::vector<std::unique_ptr<Lane>> lanes_;
 

@@ -5,28 +5,17 @@
 
 namespace rec_sdk::emulator {
 
-UbSpan operand(Core& core, const UbTensor& tensor, uint64_t bytes, const char* role) {
-  if (tensor.buffer != kNoBuffer) {
-    const bool known = tensor.buffer < core.buffers.count &&
-                       core.buffers.items[tensor.buffer].generation == tensor.generation;
-    if (!known) {
-      core.fail(text("%s is a tensor at local address %u that was freed, or was never allocated", role,
-                     tensor.address));
-    }
+void refuse_operand(Core& core, const UbTensor& tensor, uint64_t bytes, const char* role) {
+  if (!core.buffers.has(tensor)) {
+    core.fail(text("%s is a tensor at local address %u that was freed, or was never allocated", role,
+                   tensor.address));
   }
-  if (bytes > tensor.bytes) {
-    core.fail(text("%s has %u bytes, %lu are needed", role, tensor.bytes, bytes));
-  }
-  return {tensor.address, static_cast<uint32_t>(bytes)};
+  core.fail(text("%s has %u bytes, %lu are needed", role, tensor.bytes, bytes));
 }
 
-UbSpan aligned_operand(Core& core, const UbTensor& tensor, uint64_t bytes, const char* role) {
-  const UbSpan span = operand(core, tensor, bytes, role);
-  if (span.address % kUbBlock != 0) {
-    core.fail(text("%s starts at local address %u: it must be a multiple of %u bytes", role, span.address,
-                   kUbBlock));
-  }
-  return span;
+void refuse_address(Core& core, uint32_t address, const char* role) {
+  core.fail(
+      text("%s starts at local address %u: it must be a multiple of %u bytes", role, address, kUbBlock));
 }
 
 GmTensor part_of(const GmTensor& tensor, uint64_t offset, uint64_t element_bytes) {
@@ -42,17 +31,10 @@ GmTensor part_of(const GmTensor& tensor, uint64_t offset, uint64_t element_bytes
   return {tensor.address + bytes, tensor.bytes - bytes};
 }
 
-UbTensor part_of(const UbTensor& tensor, uint64_t offset, uint64_t element_bytes) {
-  const uint64_t bytes = offset * element_bytes;
-  if (bytes > tensor.bytes) {
-    Core& core = current_core();
-    core.issue(kScalar, "LocalTensor[]");
-    core.fail(text("offset %lu of a tensor of %lu elements", offset, tensor.bytes / element_bytes));
-  }
-  UbTensor part = tensor;
-  part.address += static_cast<uint32_t>(bytes);
-  part.bytes -= static_cast<uint32_t>(bytes);
-  return part;
+void refuse_offset(const UbTensor& tensor, uint64_t offset, uint64_t element_bytes) {
+  Core& core = current_core();
+  core.issue(kScalar, "LocalTensor[]");
+  core.fail(text("offset %lu of a tensor of %lu elements", offset, tensor.bytes / element_bytes));
 }
 
 UbTensor resized(const UbTensor& tensor, uint64_t bytes) {

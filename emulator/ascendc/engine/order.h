@@ -25,6 +25,14 @@ struct Limits {
   Stamp by_engine[kEngines];
 
   bool covers(Stamp stamp) const { return stamp <= by_engine[stamp_engine(stamp)]; }
+  // All the stamps, one of each engine.
+  bool cover(const Limits& stamps) const {
+    Stamp left = 0;  // negative where one of them is not; stamps are not
+    for (int i = 0; i < kEngines; ++i) {
+      left |= by_engine[i] - stamps.by_engine[i];
+    }
+    return left >= 0;
+  }
   void raise(const Limits& other) {
     for (int i = 0; i < kEngines; ++i) {
       by_engine[i] = by_engine[i] > other.by_engine[i] ? by_engine[i] : other.by_engine[i];

@@ -22,13 +22,18 @@ class Schedule {
   // A core starts: nothing is left of the last one.
   void start(int64_t core_index);
 
-  template <class Effect>
-  void run(Engine engine, Effect&& effect) {
+  // `effect` may refer to what is on the stack; `keep()` gives one that does not.
+  template <class Effect, class Keep>
+  void run(Engine engine, const Effect& effect, const Keep& keep) {
     if (eager_) {
       effect();
     } else {
-      add(engine, {Kind::kEffect, 0, 0, false, std::forward<Effect>(effect)});
+      add(engine, {Kind::kEffect, 0, 0, false, keep()});
     }
+  }
+  template <class Effect>
+  void run(Engine engine, const Effect& effect) {
+    run(engine, effect, [&] { return effect; });
   }
   // Whether effects are immediate.
   bool eager() const { return eager_; }

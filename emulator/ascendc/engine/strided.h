@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <numeric>
 
 #include "emulator/ascendc/engine/instructions.h"
 #include "emulator/ascendc/engine/operands.h"
@@ -15,58 +16,70 @@ class Operand {
   Operand(Core& core, const UbTensor& tensor, int64_t count, uint32_t element_bytes, const Strides& strides,
           const char* name)
       : strides_(strides), bytes_(static_cast<uint64_t>(count) * element_bytes) {
-    uint64_t extent = bytes_;
-    if (!strides.side_by_side()) {
-      extent = 0;
-      for (int64_t i = 0; i < blocks(); ++i) extent = std::max(extent, offset(i) + bytes_of(i));
-    }
-    whole_ = aligned_operand(core, tensor, extent, name);
+    whole_ = aligned_operand(core, tensor, strides.side_by_side() ? bytes_ : extent(), name);
   }
 
+  bool exists() const { return bytes_ != 0; }
   const UbSpan& whole() const { return whole_; }
+  // Bytes that are values.
+  uint64_t bytes() const { return bytes_; }
   const Strides& strides() const { return strides_; }
   bool same_places(const Operand& other) const {
     return whole_.address == other.whole_.address && bytes_ == other.bytes_ &&
            strides_.block == other.strides_.block && strides_.repeat == other.strides_.repeat;
   }
-  // Calls f with each span of bytes that are values.
+  // Calls f with each span of bytes that are values, which lie side by side: all of them, the blocks of a
+  // repeat, or one block.
   template <class F>
   void each(const F& f) const {
+    if (!exists()) return;
     if (strides_.side_by_side()) return f(whole_);
-    for (int64_t i = 0; i < blocks(); ++i) f(block(i));
+    const uint64_t run = run_bytes();
+    for (uint64_t begin = 0; begin < bytes_; begin += run) f(part(begin, run));
   }
-  int64_t blocks() const { return static_cast<int64_t>((bytes_ + kUbBlock - 1) / kUbBlock); }
-  UbSpan block(int64_t i) const {
-    return {whole_.address + static_cast<uint32_t>(offset(i)), static_cast<uint32_t>(bytes_of(i))};
+  // The same, as messages name them: all of them, or each block.
+  template <class F>
+  void each_block(const F& f) const {
+    if (strides_.side_by_side()) return f(whole_);
+    for (uint64_t begin = 0; begin < bytes_; begin += kUbBlock) f(part(begin, kUbBlock));
+  }
+  // Values that lie side by side from the one that the operand begins with.
+  uint64_t run_bytes() const {
+    if (!exists()) return UINT64_MAX;
+    return strides_.side_by_side() ? bytes_ : strides_.block == 1 ? kRepeatBytes : uint64_t{kUbBlock};
+  }
+  // `bytes` of the values from `begin` on, or what is left of them: within a run.
+  UbSpan part(uint64_t begin, uint64_t bytes) const {
+    return {whole_.address + static_cast<uint32_t>(place(begin)),
+            static_cast<uint32_t>(std::min(bytes, bytes_ - begin))};
   }
 
   // That its blocks take to be read or written: those of a repeat at once, but for those of one bank group,
   // of which there are 16, block by block in turn. Source: asc-devkit, structure of the Unified Buffer of
   // 2201.
   int64_t cycles() const {
-    constexpr uint64_t kBankGroups = 16;
+    constexpr int64_t kBankGroups = 16;
     if (strides_.side_by_side()) return 0;
-    int64_t cycles = 0;
-    for (int64_t first = 0; first < blocks(); first += kBlocksOfRepeat) {
-      int64_t of_group[kBankGroups] = {}, most = 0;
-      for (int64_t i = first; i < std::min(blocks(), first + kBlocksOfRepeat); ++i) {
-        most = std::max(most, ++of_group[block(i).address / kUbBlock % kBankGroups]);
-      }
-      cycles += most;
-    }
-    return cycles;
+    const int64_t met = kBankGroups / std::gcd(kBankGroups, int64_t{strides_.block});  // groups, in turn
+    const auto of_repeat = [&](int64_t blocks) { return (blocks + met - 1) / met; };
+    const auto blocks = static_cast<int64_t>((bytes_ + kUbBlock - 1) / kUbBlock);
+    return blocks / kBlocksOfRepeat * of_repeat(kBlocksOfRepeat) + of_repeat(blocks % kBlocksOfRepeat);
   }
 
  private:
   static constexpr int64_t kBlocksOfRepeat = 8;
+  static constexpr uint64_t kRepeatBytes = kBlocksOfRepeat * kUbBlock;
 
-  uint64_t offset(int64_t i) const {
-    return static_cast<uint64_t>(i / kBlocksOfRepeat * strides_.repeat +
-                                 i % kBlocksOfRepeat * strides_.block) *
-           kUbBlock;
+  // Of a value's byte, from the operand's address on.
+  uint64_t place(uint64_t byte) const {
+    return (byte / kRepeatBytes * strides_.repeat + byte % kRepeatBytes / kUbBlock * strides_.block) *
+               kUbBlock +
+           byte % kUbBlock;
   }
-  uint64_t bytes_of(int64_t i) const {
-    return std::min<uint64_t>(kUbBlock, bytes_ - static_cast<uint64_t>(i) * kUbBlock);
+  // Behind the last byte: that of the last repeat, or of the last whole one.
+  uint64_t extent() const {
+    const uint64_t of_whole = bytes_ / kRepeatBytes * kRepeatBytes;
+    return std::max(place(bytes_ - 1), of_whole == 0 ? 0 : place(of_whole - 1)) + 1;
   }
 
   Strides strides_;

@@ -1,5 +1,6 @@
 // The vector unit.
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "emulator/ascendc/engine/instructions.h"
@@ -20,23 +21,40 @@ void check_overlap(Core& core, const UbSpan& dst, const UbSpan& src, bool same_p
   }
 }
 
+using Sources = std::array<Operand, 2>;
+
 // The function on the values of the operands; those that an instruction lacks have no address.
-void apply(UnifiedBuffer& ub, const VectorCall& call, const Operand& dst, const Operand (&sources)[2],
-           int source_count, const void* scalar, int64_t count) {
-  const auto run = [&](uint32_t to, uint32_t a, uint32_t b, int64_t n) {
-    call.function(ub.at(to), source_count > 0 ? ub.at(a) : nullptr, source_count > 1 ? ub.at(b) : nullptr,
-                  scalar, n);
-    if (call.saturate != nullptr) call.saturate(ub.at(to), n);
+void apply(UnifiedBuffer& ub, const VectorCall& call, const Operand& dst, const Sources& sources,
+           const void* scalar, SaturateFunction saturate) {
+  const auto at = [&](const Operand& operand, uint64_t begin) {
+    return operand.exists() ? ub.at(operand.part(begin, kUbBlock).address) : nullptr;
   };
-  const bool side_by_side = dst.strides().side_by_side() && sources[0].strides().side_by_side() &&
-                            sources[1].strides().side_by_side();
-  if (side_by_side) {
-    return run(dst.whole().address, sources[0].whole().address, sources[1].whole().address, count);
+  const auto run = [&](uint64_t begin, uint64_t bytes) {
+    const auto count = static_cast<int64_t>(bytes / call.dst_bytes);
+    call.function(at(dst, begin), at(sources[0], begin), at(sources[1], begin), scalar, count);
+    if (saturate != nullptr) saturate(at(dst, begin), count);
+  };
+  const auto side_by_side = [](const Operand& operand) { return operand.strides().side_by_side(); };
+  if (side_by_side(dst) && side_by_side(sources[0]) && side_by_side(sources[1])) {
+    return run(0, dst.bytes());
   }
-  for (int64_t i = 0; i < dst.blocks(); ++i) {
-    const UbSpan to = dst.block(i);
-    run(to.address, sources[0].block(i).address, sources[1].block(i).address, to.bytes / call.dst_bytes);
+  // Operands with strides have elements of one size.
+  const uint64_t most = std::min({dst.run_bytes(), sources[0].run_bytes(), sources[1].run_bytes()});
+  for (uint64_t begin = 0; begin < dst.bytes(); begin += most) {
+    run(begin, std::min(most, dst.bytes() - begin));
   }
+}
+
+void check_read(const Core& core, const Operand& operand) {
+  bool allowed = true;
+  operand.each([&](const UbSpan& span) { allowed &= core.ub.may_read(span, core.limits()); });
+  if (!allowed) operand.each_block([&](const UbSpan& span) { core.check_read(span); });
+}
+
+void check_write(const Core& core, const Operand& operand) {
+  bool allowed = true;
+  operand.each([&](const UbSpan& span) { allowed &= core.ub.may_write(span, core.limits()); });
+  if (!allowed) operand.each_block([&](const UbSpan& span) { core.check_write(span); });
 }
 
 // Values that an instruction works on. One that is given its count puts the mask of the kernel's start back
@@ -104,36 +122,40 @@ void run_vector(const VectorCall& call) {
   if (call.dst_strides.block == 0 || call.dst_strides.repeat == 0) {
     core.fail("dst has a stride of 0: its elements would lie on top of each other");
   }
-  Operand sources[2];
-  int source_count = 0;
-  for (const auto& [tensor, strides] : {std::pair{call.a, call.a_strides}, {call.b, call.b_strides}}) {
-    if (tensor == nullptr) continue;
-    const char* role = source_count == 0 ? "src0" : "src1";
-    const Operand source(core, *tensor, values, call.src_bytes, strides, role);
+  Sources sources;
+  const auto check_source = [&](const UbTensor* tensor, const Strides& strides, const char* role,
+                                Operand& source) {
+    if (tensor == nullptr) return;
+    source = Operand(core, *tensor, values, call.src_bytes, strides, role);
     check_overlap(core, dst.whole(), source.whole(), source.same_places(dst), role);
-    source.each([&](const UbSpan& span) { core.check_read(span); });
-    sources[source_count++] = source;
-  }
+    check_read(core, source);
+  };
+  check_source(call.a, call.a_strides, "src0", sources[0]);
+  check_source(call.b, call.b_strides, "src1", sources[1]);
   if (call.reads_dst) {
-    dst.each([&](const UbSpan& span) { core.check_read(span); });
+    check_read(core, dst);
   }
-  dst.each([&](const UbSpan& span) { core.check_write(span); });
-  int64_t cycles = vector_cycles(call.name, values, std::max(call.dst_bytes, call.src_bytes));
-  for (int i = 0; i < source_count; ++i) {
-    sources[i].each([&](const UbSpan& span) { core.mark_read(span); });
-    cycles = std::max(cycles, sources[i].cycles());
+  check_write(core, dst);
+  int64_t cycles =
+      std::max(vector_cycles(call.name, values, std::max(call.dst_bytes, call.src_bytes)), dst.cycles());
+  for (const Operand& source : sources) {
+    source.each([&](const UbSpan& span) { core.mark_read(span); });
+    cycles = std::max(cycles, source.cycles());
   }
   dst.each([&](const UbSpan& span) { core.mark_written(span); });
-  uint64_t scalar = 0;
-  if (call.scalar != nullptr) {
-    std::memcpy(&scalar, call.scalar, call.src_bytes != 0 ? call.src_bytes : call.dst_bytes);
-  }
-  VectorCall now = call;
-  if (!core.saturates()) now.saturate = nullptr;
-  core.schedule.run(kVector, [now, dst, sources, source_count, scalar, count = values, &ub = core.ub] {
-    apply(ub, now, dst, sources, source_count, &scalar, count);
-  });
-  count_instruction(core, values, std::max(cycles, dst.cycles()));
+  const SaturateFunction saturate = core.saturates() ? call.saturate : nullptr;
+  core.schedule.run(
+      kVector, [&] { apply(core.ub, call, dst, sources, call.scalar, saturate); },
+      [&] {
+        uint64_t scalar = 0;
+        if (call.scalar != nullptr) {
+          std::memcpy(&scalar, call.scalar, call.src_bytes != 0 ? call.src_bytes : call.dst_bytes);
+        }
+        return [kept = call, dst, sources, scalar, saturate, &ub = core.ub] {
+          apply(ub, kept, dst, sources, &scalar, saturate);
+        };
+      });
+  count_instruction(core, values, cycles);
 }
 
 // As CANN's library does on 2201: the vector unit sums into a register, the scalar unit stores it, and flags

@@ -7,7 +7,8 @@ namespace {
 
 const VectorRate& rate_of(const char* name) {
   for (const VectorRate& rate : kVectorRates) {
-    if (std::strcmp(rate.name, name) == 0) {
+    // Nearly all names differ in their first letter.
+    if (rate.name[0] == name[0] && std::strcmp(rate.name, name) == 0) {
       return rate;
     }
   }
@@ -19,8 +20,10 @@ const VectorRate& rate_of(const char* name) {
 int64_t vector_cycles(const char* name, int64_t count, int64_t element_bytes) {
   constexpr int64_t kRepeatBytes = 256;
   const VectorRate& rate = rate_of(name);
-  const int64_t elements = rate.elements > 0 ? rate.elements : kRepeatBytes / element_bytes;
-  return (count * rate.cycles + elements - 1) / elements;
+  if (rate.elements > 0) {
+    return (count * rate.cycles + rate.elements - 1) / rate.elements;
+  }
+  return (count * element_bytes * rate.cycles + kRepeatBytes - 1) / kRepeatBytes;
 }
 
 }  // namespace rec_sdk::emulator

@@ -1,0 +1,33 @@
+// The time of a thread's cores, which is the number of their instructions.
+#pragma once
+
+#include <cstdint>
+
+namespace rec_sdk::emulator {
+
+class Clock {
+ public:
+  static constexpr int32_t kLastTime = INT32_MAX / 4 - 1;
+
+  int32_t now() const { return now_; }
+  // The time of the next instruction. `name` must be a literal.
+  int32_t tick(const char* name) {
+    ++now_;
+    names_[static_cast<uint32_t>(now_) % kNames] = name;
+    return now_;
+  }
+  void restart() { now_ = 0; }
+  // The name of a recent instruction, or null when it is too long ago.
+  const char* name_at(int32_t time) const {
+    const bool recent = time > 0 && time <= now_ && static_cast<uint32_t>(now_ - time) < kNames;
+    return recent ? names_[static_cast<uint32_t>(time) % kNames] : nullptr;
+  }
+
+ private:
+  static constexpr uint32_t kNames = 4096;
+
+  int32_t now_ = 0;
+  const char* names_[kNames] = {};
+};
+
+}  // namespace rec_sdk::emulator
