@@ -52,10 +52,12 @@ __aicore__ inline constexpr int64_t sum_levels(int64_t lookups) {
   return maximum<int64_t>(1, floor_log2(maximum<int64_t>(1, ceil_div(lookups, kSumBlock))));
 }
 
-// Rows of gradients under way at a time, twice: enough for long copies, a whole block of narrow rows.
+// Rows of gradients under way at a time, twice: enough for long copies, and for what the rows of a tile have
+// beside their first gradients where each has few.
+constexpr int64_t kMostStreamRows = 2 * kSumBlock;
 __aicore__ inline constexpr int64_t stream_rows(int64_t pitch) {
   constexpr int64_t kStreamFloats = 4096;
-  return minimum(kSumBlock, maximum<int64_t>(2, kStreamFloats / pitch));
+  return minimum(kMostStreamRows, maximum<int64_t>(2, kStreamFloats / pitch));
 }
 
 __aicore__ inline constexpr int64_t sum_bytes(int64_t pitch, int64_t levels) {
@@ -159,13 +161,14 @@ class GradientSums {
     const LookupIndex& index;
     const uint8_t* data;
     int64_t pitch, column;
+    int32_t short_pitch;  // of plain() lookups
     // The gradient of a lookup that the index was called for.
     __aicore__ inline const float* operator()(int64_t lookup) const {
       return (*this)(lookup, index.at(kGradRow, lookup));
     }
     // The same, where the row is known.
-    __aicore__ inline const float* operator()(int64_t lookup, int64_t row) const {
-      if (kPlain) return reinterpret_cast<const float*>(data + row * pitch);
+    __aicore__ inline const float* operator()(int64_t lookup, int32_t row) const {
+      if (kPlain) return reinterpret_cast<const float*>(data + static_cast<int64_t>(row) * short_pitch);
       const int64_t from = lookups.grad_column != nullptr ? index.at(kGradColumn, lookup) : 0;
       if (lookups.grad_source == nullptr) return reinterpret_cast<const float*>(data + row * pitch) + from;
       return row_of_gradient(lookups, index.at(kGradSource, lookup), row) + column + from;
@@ -173,8 +176,12 @@ class GradientSums {
   };
   template <bool kPlain>
   __aicore__ inline Gradients<kPlain> gradients(int64_t column) const {
-    return {lookups_, *index_, reinterpret_cast<const uint8_t*>(lookups_.grad.data + column),
-            lookups_.grad.stride * 4, column};
+    return {lookups_,
+            *index_,
+            reinterpret_cast<const uint8_t*>(lookups_.grad.data + column),
+            lookups_.grad.stride * 4,
+            column,
+            static_cast<int32_t>(lookups_.grad.stride * 4)};
   }
   template <bool kPlain>
   __aicore__ inline void load_gradient(const LocalTensor<float>& to, const float* from, int64_t width) const {
@@ -184,10 +191,10 @@ class GradientSums {
       load_padded(to, from, width);
     }
   }
-  // Whether all gradients are rows of one array, are not scaled, and fill UB blocks.
+  // Whether all gradients are rows of one array, less than 2 GiB apart, are not scaled, and fill UB blocks.
   __aicore__ inline bool plain(const TileColumns& columns) const {
     return lookups_.grad_column == nullptr && lookups_.grad_source == nullptr && !scaled() &&
-           columns.width % (kUbBlock / 4) == 0;
+           lookups_.grad.stride <= INT32_MAX / 4 && columns.width % (kUbBlock / 4) == 0;
   }
   __aicore__ inline bool scaled() const { return lookups_.scale != nullptr; }
 
@@ -348,7 +355,7 @@ class GradientSums {
   LocalTensor<float> out_;
   Landing stream_;
   Scratch stack_;
-  float scales_[2][kSumBlock];
+  float scales_[2][kMostStreamRows];
   Signal<HardEvent::MTE2_V> arrived_[2];
   Signal<HardEvent::V_MTE2> free_[2];
 };

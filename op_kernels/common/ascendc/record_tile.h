@@ -4,6 +4,7 @@
 #pragma once
 
 #include "op_kernels/common/ascendc/bfloat16.h"
+#include "op_kernels/common/ascendc/row_copies.h"
 #include "op_kernels/common/ascendc/saturation.h"
 #include "op_kernels/common/ascendc/tile_plan.h"
 
@@ -244,33 +245,44 @@ class RecordTiles {
   }
 
   // The loops over rows hold nothing but the slot, the address and the copy: the scalar unit bounds them.
+  // Where a row is one block, neighbours among the slots share a copy.
   __aicore__ inline void load_blocks(const LocalTensor<float>& to, const Rows& rows,
                                      const Blocks& blocks) const {
+    LocalTensor<float> row = to[static_cast<uint32_t>(rows.first * blocks.row_pitch)];
+    const int64_t padding = (align_up(blocks.bytes, kUbBlock) - blocks.bytes) / 4, pitch = shape_.bytes;
+    if (blocks.count == 1) {
+      const RowCopies<float, Direction::kFromTable> copies({records_ + blocks.offset, pitch},
+                                                           blocks.bytes / 4, blocks.row_pitch, padding > 0);
+      return copies.all(row, rows.slots, rows.count);
+    }
     const AscendC::DataCopyExtParams copy{static_cast<uint16_t>(blocks.count),
                                           static_cast<uint32_t>(blocks.bytes), blocks.record_gap(),
                                           blocks.ub_gap(), 0};
-    const int64_t padding = (align_up(blocks.bytes, kUbBlock) - blocks.bytes) / 4, pitch = shape_.bytes;
     const AscendC::DataCopyPadExtParams<float> zeros{padding > 0, 0, static_cast<uint8_t>(padding), 0};
     const uint8_t* records = records_ + blocks.offset;
     const auto count = static_cast<uint32_t>(rows.count), step = static_cast<uint32_t>(blocks.row_pitch);
-    uint32_t at = static_cast<uint32_t>(rows.first) * step;
-    for (uint32_t r = 0; r < count; ++r, at += step) {
+    for (uint32_t r = 0; r < count; ++r, row = row[step]) {
       const auto* from = reinterpret_cast<const float*>(records + rows.slots.GetValue(r) * pitch);
-      AscendC::DataCopyPad(to[at], global(from, blocks.span()), copy, zeros);
+      AscendC::DataCopyPad(row, global(from, blocks.span()), copy, zeros);
     }
   }
   __aicore__ inline void store_blocks(const LocalTensor<float>& from, const Rows& rows,
                                       const Blocks& blocks) const {
+    LocalTensor<float> row = from[static_cast<uint32_t>(rows.first * blocks.row_pitch)];
+    const int64_t pitch = shape_.bytes;
+    if (blocks.count == 1) {
+      const RowCopies<float, Direction::kToTable> copies({records_ + blocks.offset, pitch}, blocks.bytes / 4,
+                                                         blocks.row_pitch);
+      return copies.all(row, rows.slots, rows.count);
+    }
     const AscendC::DataCopyExtParams copy{static_cast<uint16_t>(blocks.count),
                                           static_cast<uint32_t>(blocks.bytes), blocks.ub_gap(),
                                           blocks.record_gap(), 0};
-    const int64_t pitch = shape_.bytes;
     const uint8_t* records = records_ + blocks.offset;
     const auto count = static_cast<uint32_t>(rows.count), step = static_cast<uint32_t>(blocks.row_pitch);
-    uint32_t at = static_cast<uint32_t>(rows.first) * step;
-    for (uint32_t r = 0; r < count; ++r, at += step) {
+    for (uint32_t r = 0; r < count; ++r, row = row[step]) {
       const auto* to = reinterpret_cast<const float*>(records + rows.slots.GetValue(r) * pitch);
-      AscendC::DataCopyPad(global(to, blocks.span()), from[at], copy);
+      AscendC::DataCopyPad(global(to, blocks.span()), row, copy);
     }
   }
 

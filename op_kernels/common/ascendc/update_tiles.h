@@ -7,6 +7,7 @@
 #include "op_kernels/common/ascendc/row_split.h"
 #include "op_kernels/common/ascendc/row_values.h"
 #include "op_kernels/common/ascendc/stochastic_rounding.h"
+#include "op_kernels/common/ascendc/tile_rows.h"
 #include "op_kernels/common/optimizers.h"
 
 namespace rec_sdk {
@@ -94,45 +95,6 @@ class UpdateTiles {
 
     __aicore__ inline bool update() const { return pass == kPasses; }
     __aicore__ inline bool has_record() const { return update() || Optimizer::kMeasuresRecord; }
-  };
-
-  // Rows of a tile.
-  struct RowList {
-    int64_t count;
-    uint8_t rows[kMaxTileRows];
-
-    __aicore__ inline void add(int64_t r) { rows[count++] = static_cast<uint8_t>(r); }
-  };
-
-  // Rows of a tile: where the gradient of each is, and its lookups.
-  struct RowLookups {
-    uint32_t place;
-    int32_t begin, end;
-  };
-  struct LookedUpRows {
-    RowLookups* end;
-    RowLookups rows[kMaxTileRows];
-
-    __aicore__ inline void clear() { end = rows; }
-    __aicore__ inline void add(uint32_t place, int32_t first, int32_t behind_last) {
-      *end++ = {place, first, behind_last};
-    }
-  };
-
-  // Which rows of a tile have no gradient, and which a sum of their own.
-  struct TileRows {
-    REC_SDK_ISA::RowNumbers numbers[kMaxTileRows];  // where weights round stochastically
-    RowList summed, empty;
-    int64_t few;  // rows of more than one gradient which add up where they are
-    FurtherGradients further[kSumBlock];
-  };
-
-  // While a tile is loaded: where the next further gradient goes, how many there is room for, and the next
-  // sum.
-  struct Further {
-    LocalTensor<float> terms;
-    uint32_t place, left;
-    FurtherGradients* sums;
   };
 
   // The terms, as GradientSums asks for them.
@@ -281,43 +243,57 @@ class UpdateTiles {
     others_.clear();
     Further further{sums_.open(step.set), 0, 0, rows.further};
     // A sum of its own has gradients with scales.
-    if (kPlain || !sums_.scaled()) further.left = static_cast<uint32_t>(minimum(sums_.room(), kSumBlock - 1));
+    if (reads_alone<kPlain>()) further.left = static_cast<uint32_t>(sums_.room());
     int32_t begin = row_index_.at(kOffset, step.row);
     for (int64_t first = 0; first < step.rows;) {
       // Not for rows that only sums read: those would have to go back.
-      const int64_t reached = !kPlain && sums_.scaled() ? INT64_MAX : lookup_index_.reached(begin);
+      const int64_t reached = reads_alone<kPlain>() ? lookup_index_.reached(begin) - begin : 0;
       const auto ends = row_index_.run(kOffset, step.row + first + 1, step.rows - first);
-      first += load_alone<kPlain>(step, first, ends, reached, &begin, &further);
+      const auto lookups = lookup_index_.run(kGradRow, begin, reached);
+      first += load_alone<kPlain>(step, first, ends, lookups, &begin, &further);
     }
     if (others_.end != others_.rows) load_few<kPlain>(step, &further);
     rows.few = further.sums - rows.further;
   }
 
-  // Loads rows from r on that end in `ends`, all or those before the first one that ends behind lookup
-  // `reached`, but at least one; returns how many, and where the next one begins.
+  // Whether a gradient lands where it stays: a sum of its own scales it.
+  template <bool kPlain>
+  __aicore__ inline bool reads_alone() const {
+    return kPlain || !sums_.scaled();
+  }
+
+  // Loads rows from r on that end in `ends`, all or those before the first one that ends behind `reached`,
+  // the rows of the lookups from `begin` on; but at least one. Returns how many, and where the next one
+  // begins.
   template <bool kPlain>
   __aicore__ inline int64_t load_alone(const Step& step, int64_t r, const typename RowIndex::Run& ends,
-                                       int64_t reached, int32_t* begin, Further* further_of_tile) {
+                                       const LookupIndex::Run& reached, int32_t* begin,
+                                       Further* further_of_tile) {
+    const int32_t first = *begin;
+    const int64_t last = reads_alone<kPlain>() ? first + reached.count : INT64_MAX;
     auto count = static_cast<uint32_t>(ends.count);
-    while (count > 1 && ends.values.GetValue(count - 1) > reached) count /= 2;
+    while (count > 1 && ends.values.GetValue(count - 1) > last) count /= 2;
     const auto gradients = sums_.template gradients<kPlain>(step.columns.column);
     const int64_t width = step.columns.width;
     // Lookups of rows that are dealt with here: not of those that only sums read, and of two if they are
     // reached.
-    const int32_t alone = !kPlain && sums_.scaled() ? -1 : 1;
-    const int32_t pair = ends.values.GetValue(count - 1) <= reached ? 2 * alone : -1;
+    const int32_t alone = reads_alone<kPlain>() ? 1 : -1;
+    const int32_t pair = ends.values.GetValue(count - 1) <= last ? 2 * alone : -1;
     const auto pitch = static_cast<uint32_t>(plan_.pitch);
     const LocalTensor<float> to = records_.gradients(step.set);
     Further further = *further_of_tile;
     uint32_t place = static_cast<uint32_t>(r) * pitch;
-    int32_t at = *begin;
+    int32_t at = first;
+    const auto gradient_of = [&](int32_t lookup) {
+      return gradients(lookup, reached.values.GetValue(static_cast<uint32_t>(lookup - first)));
+    };
     for (uint32_t i = 0; i < count; ++i, place += pitch) {
       const int32_t end = ends.values.GetValue(i), lookups = end - at;
       if (lookups == alone) {
-        sums_.template load_gradient<kPlain>(to[place], gradients(at), width);
+        sums_.template load_gradient<kPlain>(to[place], gradient_of(at), width);
       } else if (lookups == pair && further.left > 0) {
-        sums_.template load_gradient<kPlain>(to[place], gradients(at), width);
-        sums_.template load_gradient<kPlain>(further.terms[further.place], gradients(at + 1), width);
+        sums_.template load_gradient<kPlain>(to[place], gradient_of(at), width);
+        sums_.template load_gradient<kPlain>(further.terms[further.place], gradient_of(at + 1), width);
         further.place += pitch;
         --further.left;
         *further.sums++ = {place, further.place};
@@ -341,7 +317,7 @@ class UpdateTiles {
     int64_t reached = 0;
     for (const RowLookups* row = others_.rows; row != others_.end; ++row) {
       const auto after_second = static_cast<uint32_t>(row->end - row->begin - 2);
-      if (after_second >= further.left) {
+      if (after_second >= minimum<uint32_t>(further.left, kSumBlock - 1)) {
         set_aside(step, *row);
         continue;
       }
