@@ -51,7 +51,7 @@ class TableAccess(torch.nn.Module):
         """The parts of each table."""
         self._make_ready()
         tables = zip(self.tables.tables, self._specs, strict=True)
-        return [(rows_in_place if spec.resident else copy_of)(self.tables, table.name) for table, spec in tables]
+        return [(rows_in_place if spec.is_resident() else copy_of)(self.tables, table.name) for table, spec in tables]
 
     # ---- weights
 
@@ -63,7 +63,7 @@ class TableAccess(torch.nn.Module):
         """Draws all weights from `[min_val, max_val)`; on the CPU the numbers that FBGEMM draws there."""
         self._make_ready()
         for table, spec in zip(self.tables.tables, self._specs, strict=True):
-            if spec.resident:
+            if spec.is_resident():
                 rows_in_place(self.tables, table.name)["weight"].uniform_(min_val, max_val)
             else:
                 fill_uniform(self.tables, table.name, min_val, max_val)

@@ -167,17 +167,17 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
 
     def _note_placement(self, rounding: bool) -> None:
         wider = self.cache_precision is SparseType.FP32 is not self.weights_precision
-        if rounding and wider and not all(spec.resident for spec in self._specs):
+        if rounding and wider and not all(spec.is_resident() for spec in self._specs):
             logger.warning(
                 "stochastic_rounding=True has no effect on cached tables: FP32 weights in the cache are not rounded, "
                 "and a row that leaves it is rounded to the nearest %s",
                 self.weights_precision.name,
             )
-        managed = [spec for spec in self._specs if spec.location.name == "MANAGED"]
+        managed = [spec for spec in self._specs if spec.is_managed()]
         if managed:
             logger.warning(
-                "EmbeddingLocation.MANAGED of %d tables: kernels here do not read host memory, so that rows go through "
-                "a cache, as with MANAGED_CACHING",
+                "EmbeddingLocation.MANAGED of %d tables: kernels here do not read host memory, so that their rows go "
+                "through a cache of all rows, or of as many as the device has room for",
                 len(managed),
             )
 
@@ -340,7 +340,7 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
         group = self.tables.groups[0]
         if self._ready_for is None or self._ready_for() is not group:
             names = [table.name for table in self.tables.tables]
-            make_resident(self.tables, [n for n, spec in zip(names, self._specs, strict=True) if spec.resident])
+            make_resident(self.tables, [n for n, spec in zip(names, self._specs, strict=True) if spec.is_resident()])
             self._ready_for = weakref.ref(group)
 
     def prefetch(

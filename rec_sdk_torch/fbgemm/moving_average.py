@@ -50,7 +50,7 @@ class MovingAverage:
             return
         self._moved_at = number
         for table, spec in zip(tables.tables, self._specs, strict=True):
-            if spec.resident:
+            if spec.is_resident():
                 self._move(rows_in_place(tables, table.name)[WEIGHT])
                 continue
             view = tables.view(table.name)

@@ -31,10 +31,17 @@ class Spec:
     dim: int
     location: EmbeddingLocation
 
-    @property
-    def resident(self) -> bool:
+    def is_resident(self) -> bool:
         """All rows are in the device's memory, always."""
         return self.location in (EmbeddingLocation.DEVICE, EmbeddingLocation.HOST)
+
+    def is_managed(self) -> bool:
+        """FBGEMM's kernels read the rows from host memory: here as many are in the device's as there is room for."""
+        return self.location is EmbeddingLocation.MANAGED
+
+    def is_cached(self) -> bool:
+        """A share of the rows is in the device's memory."""
+        return self.location is EmbeddingLocation.MANAGED_CACHING
 
 
 def parse_specs(specs: Sequence[Sequence[Any]], enforce_hbm: bool) -> tuple[list[Spec], ComputeDevice]:
@@ -126,7 +133,7 @@ def table_configs(
             pooling=_POOLINGS[pooling],
             hashed=False,
             weight_dtype=weights,
-            cache_dtype=None if spec.resident else cached,
+            cache_dtype=None if spec.is_resident() else cached,
             init_min=0.0,
             init_max=0.0,
             stochastic_rounding=stochastic_rounding,
@@ -144,44 +151,46 @@ def cache_option(
     sets: int,
     reserved: float,
 ) -> dict[str, CacheSize]:
-    """Rows of each table in the device's memory: all of resident ones, the same share of each of the others.
+    """Rows of each table in the device's memory.
+
+    All of resident tables, the same share of each MANAGED_CACHING one, and of MANAGED ones all that there is room for
+    beside those: FBGEMM's are read from host memory, and have no limit.
 
     Raises:
         ValueError: a share that cannot be.
     """
-    managed = [spec.rows for spec in specs if not spec.resident]
-    share = 1.0
-    if managed:
-        if sets > 0:
-            share = min(1.0, sets * WAYS / sum(managed))
-        elif 0 < load_factor <= 1:
-            share = float(load_factor)
-        else:
-            raise ValueError(f"cache_load_factor is {load_factor}, must be in (0, 1]")
+    records = [spec.rows * record_layout(config, optimizer).bytes for spec, config in zip(specs, configs, strict=True)]
+    resident, managed, cached = (
+        sum(size for spec, size in zip(specs, records, strict=True) if chosen(spec))
+        for chosen in (Spec.is_resident, Spec.is_managed, Spec.is_cached)
+    )
+    room = backend_for(device).free_memory(device) - int(reserved) - resident if managed or cached else 0
+    share = 0.0
+    if cached:
+        rows = sum(spec.rows for spec in specs if spec.is_cached())
+        share = _cached_share(load_factor, sets, rows)
         if sets <= 0:  # FBGEMM, too, takes cache_sets at its word
-            share = min(share, _fitting_share(specs, configs, optimizer, device, reserved))
+            if room <= 0:
+                raise ValueError(
+                    f"cache_reserved_memory is {reserved} bytes, resident tables take {resident}: none are left for a "
+                    "cache"
+                )
+            share = min(share, room / cached)
+    rest = min(1.0, max(0.0, room - share * cached) / managed) if managed else 0.0
     sizes: dict[str, CacheSize] = {}
     for spec, config in zip(specs, configs, strict=True):
-        sizes[config.name] = spec.rows if spec.resident else max(1, round(share * spec.rows))
+        part = share if spec.is_cached() else rest
+        sizes[config.name] = spec.rows if spec.is_resident() else max(1, round(part * spec.rows))
     return sizes
 
 
-def _fitting_share(
-    specs: Sequence[Spec],
-    configs: Sequence[TableConfig],
-    optimizer: TableOptimizer,
-    device: torch.device,
-    reserved: float,
-) -> float:
-    """The share of cached tables for which the device has memory, beside resident ones and what is reserved."""
-    records = [spec.rows * record_layout(config, optimizer).bytes for spec, config in zip(specs, configs, strict=True)]
-    resident = sum(size for spec, size in zip(specs, records, strict=True) if spec.resident)
-    room = backend_for(device).free_memory(device) - int(reserved) - resident
-    if room <= 0:
-        raise ValueError(
-            f"cache_reserved_memory is {reserved} bytes, resident tables take {resident}: none are left for a cache"
-        )
-    return room / (sum(records) - resident)
+def _cached_share(load_factor: float, sets: int, rows: int) -> float:
+    """The share of cached tables that the options ask for."""
+    if sets > 0:
+        return min(1.0, sets * WAYS / rows)
+    if 0 < load_factor <= 1:
+        return float(load_factor)
+    raise ValueError(f"cache_load_factor is {load_factor}, must be in (0, 1]")
 
 
 def make_resident(tables: TableBatchedEmbedding, names: Sequence[str]) -> None:

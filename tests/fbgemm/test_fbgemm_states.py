@@ -12,7 +12,7 @@ import torch
 from fbgemm_cases import BAGS, LR, OPTIMIZERS, Case, Reference, make_ours, random_case, set_weights
 
 from rec_sdk_torch import Saver
-from rec_sdk_torch.fbgemm import placement, states
+from rec_sdk_torch.fbgemm import SplitTableBatchedEmbeddingBagsCodegen, placement, states
 
 LOCATIONS = ["resident", "MANAGED_CACHING"]
 
@@ -242,7 +242,7 @@ def test_sizes_of_the_cache(device: torch.device, monkeypatch: pytest.MonkeyPatc
     sizes = {
         "resident": ({}, [40, 50]),
         "MANAGED_CACHING": ({}, [20, 25]),
-        "MANAGED": ({"cache_load_factor": 0.1}, [4, 5]),
+        "MANAGED": ({"cache_load_factor": 0.1, "cache_sets": 1}, [40, 50]),
     }
     for location, (options, expected) in sizes.items():
         assert list(make_ours(case, device, location, **options).tables.cache_sizes.values()) == expected
@@ -254,10 +254,26 @@ def test_sizes_of_the_cache(device: torch.device, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(placement, "backend_for", lambda device: free)
     small = make_ours(case, device, "MANAGED_CACHING", cache_load_factor=1.0, cache_reserved_memory=45 * 32.0)
     assert list(small.tables.cache_sizes.values()) == [20, 25]
+    for reserved, expected in ((0.0, [40, 50]), (45 * 32.0, [20, 25]), (90 * 32.0, [1, 1])):
+        managed = make_ours(case, device, "MANAGED", cache_reserved_memory=reserved)
+        assert list(managed.tables.cache_sizes.values()) == expected
     with pytest.raises(ValueError, match=r"cache_reserved_memory is 2880\.0 bytes"):
         make_ours(case, device, "MANAGED_CACHING", cache_reserved_memory=90 * 32.0)
     with pytest.raises(ValueError, match="cache_load_factor is 0"):
         make_ours(case, device, "MANAGED_CACHING", cache_load_factor=0)
+
+
+def test_managed_tables_take_every_batch_at_the_defaults(device: torch.device) -> None:
+    """FBGEMM's default load factor of 0.2 is none of theirs; beside a cached table, which keeps its share."""
+    kind = "CPU" if device.type == "cpu" else "CUDA"
+    specs = [(1000, 8, "MANAGED", kind), (5, 4, "MANAGED", kind), (50, 4, "MANAGED_CACHING", kind)]
+    module = SplitTableBatchedEmbeddingBagsCodegen(specs, device=device)
+    ids = torch.cat([torch.arange(500), torch.tensor([0, 4, 7])])
+    module(ids, torch.tensor([0, 500, 502, 503])).sum().backward()
+    rows = module.split_embedding_weights()[0]
+    assert (rows[:500] == -0.01).all()
+    assert not rows[500:].any()
+    assert list(module.tables.cache_sizes.values()) == [1000, 5, 10]
 
 
 @pytest.mark.parametrize("algorithm", ["LRU", "LFU"])
