@@ -91,6 +91,27 @@ class Kernel:
         return replace(self, counters={**self.counters, "scalar_instructions": counts})
 
 
+@dataclass(frozen=True)
+class LeastCopies:
+    """Copies of rows that no form of a kernel can do without, of all cores together."""
+
+    copies_in: float
+    copies_out: float
+    rows: int
+    """Copied in or out."""
+
+    ROW_INSTRUCTIONS = 4
+    """Of the scalar unit for a row, loops apart: reads its slot, makes both addresses, issues the copy."""
+
+    def seconds(self, kernels: Sequence[Kernel], least_bytes: int, cores: int, chip: Chip) -> float:
+        """The least time of these kernels in the model: an even share of each engine's work on each core."""
+        seconds = [chip.byte_seconds(least_bytes), self.ROW_INSTRUCTIONS * self.rows / cores / chip.clock_hz]
+        for engine, copies in (("mte2", self.copies_in), ("mte3", self.copies_out)):
+            size = sum(float(kernel.counters[f"{engine}_gm_bytes"].sum()) for kernel in kernels)
+            seconds.append((copies * chip.copy_issue_s + size / chip.core_bytes_per_s) / cores)
+        return max(seconds) + chip.launch_s * sum(kernel.launches for kernel in kernels)
+
+
 class EmulatedCounters:
     """The counters of the emulated NPU that this process runs on."""
 

@@ -61,8 +61,14 @@ class OneMask {
   }
   // As copy_values().
   __aicore__ inline static void copy(const LocalTensor<float>& to, const LocalTensor<float>& from) {
+    copy_strided(to, from, 1, 8);
+  }
+  // To blocks of 8 that are `block` blocks apart, the first of 8 of them `repeat` from the first of the 8
+  // before.
+  __aicore__ inline static void copy_strided(const LocalTensor<float>& to, const LocalTensor<float>& from,
+                                             uint8_t block, uint8_t repeat) {
     AscendC::Adds<int32_t, false>(to.ReinterpretCast<int32_t>(), from.ReinterpretCast<int32_t>(), 0,
-                                  AscendC::MASK_PLACEHOLDER, 1, {1, 1, 8, 8});
+                                  AscendC::MASK_PLACEHOLDER, 1, {block, 1, repeat, 8});
   }
 };
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "op_kernels/common/ascendc/bfloat16.h"
+#include "op_kernels/common/ascendc/one_mask.h"
 #include "op_kernels/common/ascendc/row_copies.h"
 #include "op_kernels/common/ascendc/saturation.h"
 #include "op_kernels/common/ascendc/tile_plan.h"
@@ -63,6 +64,22 @@ class RecordTiles {
   }
   __aicore__ inline LocalTensor<float> row_state(int set, int64_t s) {
     return row_states_[set].template Get<float>()[static_cast<uint32_t>(s * row_plane())];
+  }
+
+  // Where take_state() of RowValues finds row state s.
+  __aicore__ inline LocalTensor<float> loaded_row_state(int set, int64_t s) {
+    return plan_.joined ? plane(set, 0) : row_state(set, s);
+  }
+  // The new state of each row to where it leaves from: the block behind the weights. V.
+  __aicore__ inline void join_row_state(int set, int64_t rows) {
+    if (!plan_.joined) return;
+    constexpr int64_t kBlock = kUbBlock / 4;
+    vector_barrier();
+    OneMask::begin(rows * kBlock);
+    OneMask::copy_strided(plane(set, 0)[static_cast<uint32_t>(shape_.dim)], row_state(set, 0),
+                          static_cast<uint8_t>(plan_.pitch / kBlock), static_cast<uint8_t>(plan_.pitch));
+    OneMask::end();
+    vector_barrier();
   }
 
   // Rows of a set, and the slots of their records, which lie side by side in UB.
@@ -190,7 +207,7 @@ class RecordTiles {
     return planes_[set].template Get<float>()[static_cast<uint32_t>(i * plane_)];
   }
   __aicore__ inline bool has_row_states(const TileColumns& columns) const {
-    return shape_.row_states > 0 && columns.column == 0;
+    return shape_.row_states > 0 && columns.column == 0 && !plan_.joined;
   }
 
   // Copies leave what follows a narrow row alone, but vector instructions run over it.
@@ -220,7 +237,8 @@ class RecordTiles {
   };
   __aicore__ inline Blocks elements(const TileColumns& columns, int64_t count) const {
     const int64_t offset = Weights::kBytes == 4 ? 0 : shape_.element_states_offset;
-    return {offset + columns.column * 4, count, shape_.dim * 4, plane_ * 4, columns.width * 4, plan_.pitch};
+    const int64_t width = columns.width + (plan_.joined ? 1 : 0);
+    return {offset + columns.column * 4, count, shape_.dim * 4, plane_ * 4, width * 4, plan_.pitch};
   }
   __aicore__ inline Blocks row_blocks() const {
     return {shape_.row_states_offset, shape_.row_states, 4, row_plane() * 4, 4, plan_.row_pitch};
@@ -251,8 +269,9 @@ class RecordTiles {
     LocalTensor<float> row = to[static_cast<uint32_t>(rows.first * blocks.row_pitch)];
     const int64_t padding = (align_up(blocks.bytes, kUbBlock) - blocks.bytes) / 4, pitch = shape_.bytes;
     if (blocks.count == 1) {
+      const bool zeros = padding > 0 && !plan_.joined;  // what follows a joined state is nothing's
       const RowCopies<float, Direction::kFromTable> copies({records_ + blocks.offset, pitch},
-                                                           blocks.bytes / 4, blocks.row_pitch, padding > 0);
+                                                           blocks.bytes / 4, blocks.row_pitch, zeros);
       return copies.all(row, rows.slots, rows.count);
     }
     const AscendC::DataCopyExtParams copy{static_cast<uint16_t>(blocks.count),

@@ -53,7 +53,7 @@ class RowValues {
     lanes_.init(pipe, rows_, plan.pitch, kSums);
     columns_.init(pipe, plan.rows, plan.pitch);
     pipe->InitBuffer(numbers_, static_cast<uint32_t>(kNeeds.vectors * rows_ * 4));
-    if (row_states_ > 0) init_states(pipe, plan.rows, plan.row_pitch);
+    if (row_states_ > 0) init_states(pipe, plan, shape.dim);
   }
 
   // Adds the terms of these columns to the sums; the first ones start anew.
@@ -93,15 +93,20 @@ class RowValues {
     }
   }
 
-  // Row state s as a vector, from where its numbers lie the plan's row_pitch apart, and back.
+  // Row state s as a vector, from where records were loaded to, and back to where its numbers lie the plan's
+  // row_pitch apart.
   __aicore__ inline LocalTensor<float> take_state(int64_t s, const LocalTensor<float>& from, int64_t rows) {
-    const LocalTensor<float> state = states_.Get<float>()[static_cast<uint32_t>(s * rows_)];
-    AscendC::Gather(state, from, state_index_.Get<uint32_t>(), 0, static_cast<uint32_t>(rows));
+    const LocalTensor<float> state = this->state(s);
+    AscendC::Gather(state, from, state_index_.Get<uint32_t>(), first_state_, static_cast<uint32_t>(rows));
     vector_barrier();
     return state;
   }
   __aicore__ inline void put_state(int64_t s, const LocalTensor<float>& to, int64_t rows) {
-    state_rows_.run(to, states_.Get<float>()[static_cast<uint32_t>(s * rows_)], rows);
+    state_rows_.run(to, state(s), rows);
+  }
+  // As begin_row() left it.
+  __aicore__ inline LocalTensor<float> state(int64_t s) {
+    return states_.Get<float>()[static_cast<uint32_t>(s * rows_)];
   }
 
  private:
@@ -123,11 +128,13 @@ class RowValues {
     return Plane(plane);
   }
 
-  __aicore__ inline void init_states(TPipe* pipe, int64_t rows, int64_t pitch) {
-    state_rows_.init(pipe, rows, pitch);
+  __aicore__ inline void init_states(TPipe* pipe, const TilePlan& plan, int64_t dim) {
+    state_rows_.init(pipe, plan.rows, plan.row_pitch);
+    first_state_ = plan.joined ? static_cast<uint32_t>(dim * sizeof(float)) : 0;
     pipe->InitBuffer(states_, static_cast<uint32_t>(row_states_ * rows_ * 4));
     pipe->InitBuffer(state_index_, static_cast<uint32_t>(rows_ * sizeof(int32_t)));
     const LocalTensor<int32_t> index = state_index_.Get<int32_t>();
+    const int64_t pitch = plan.joined ? plan.pitch : plan.row_pitch;
     const int64_t step = pitch * static_cast<int64_t>(sizeof(float));
     begin_steps(index, step);
     indexed_.init(pipe);
@@ -136,6 +143,7 @@ class RowValues {
   }
 
   int64_t row_states_, rows_;
+  uint32_t first_state_ = 0;  // bytes from where a row lies to its state
   LaneSums lanes_;
   Spread columns_, state_rows_;
   Scratch numbers_, states_, state_index_;

@@ -25,6 +25,9 @@ struct RecordShape {
 struct TilePlan {
   int64_t rows, width, pitch, row_pitch;
   int64_t levels;  // of the stack of GradientSums
+  // Whether the state of a row comes and goes with its weights: it follows them in the record, and lies in
+  // the block behind them in their plane.
+  bool joined = false;
 };
 
 constexpr int64_t kHalvesOfBlock = kUbBlock / 2;
@@ -85,6 +88,14 @@ __aicore__ inline constexpr int64_t narrowest_tile_bytes(const RecordShape& shap
          tile_bytes(shape, beside.planes, 1, pitch) + of_rows;
 }
 
+__aicore__ inline constexpr bool joins_row_state(const RecordShape& shape, int64_t width, int64_t pitch) {
+  constexpr int64_t kBlock = kUbBlock / 4,
+                    kFarthest = UINT8_MAX;  // blocks from 8 rows to the next 8: a pitch
+  return shape.row_states == 1 && shape.element_states == 0 && shape.weight_bytes == 4 && !shape.narrow &&
+         shape.row_states_offset == shape.dim * 4 && shape.dim % kBlock == 0 && width == shape.dim &&
+         pitch > width && pitch <= kFarthest;
+}
+
 // The widest tile that fits, and then as many rows as fit.
 __aicore__ inline TilePlan plan_tiles(const RecordShape& shape, RowNeeds needs, const BesideTile& beside,
                                       int64_t lookups, int64_t rows_of_core) {
@@ -104,6 +115,7 @@ __aicore__ inline TilePlan plan_tiles(const RecordShape& shape, RowNeeds needs, 
     }
     if (fit <= 0) continue;  // the narrowest does fit
     plan.rows = tile_rows(fit, rows_of_core);
+    plan.joined = joins_row_state(shape, plan.width, plan.pitch);
     return plan;
   }
 }

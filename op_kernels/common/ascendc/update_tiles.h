@@ -376,6 +376,7 @@ class UpdateTiles {
     }
     go_through<0>(optimizer, &e, step, NoValues{});
     if (!step.update()) return;
+    if (kRowStates > 0) records_.join_row_state(step.set, step.rows);
     if (stochastic()) {
       rounding_.template run<Weights::kHalf>(records_.weights(step.set), &pool_, tile_rows_[step.set].numbers,
                                              step.rows, step.columns.column);
@@ -425,7 +426,11 @@ class UpdateTiles {
                                     const Values& values) {
     Plane states[kRowStates + 1];
     for (int s = 0; s < kRowStates; ++s) {
-      const LocalTensor<float> state = row_values_.take_state(s, records_.row_state(step.set, s), step.rows);
+      // A joined state leaves when all passes are done.
+      const bool taken = plan_.joined && pass.kNumber > 0;
+      const LocalTensor<float> state =
+          taken ? row_values_.state(s)
+                : row_values_.take_state(s, records_.loaded_row_state(step.set, s), step.rows);
       states[s].view(&pool_, state, static_cast<int32_t>(step.rows));
     }
     const Numbers<Plane, kSums> sums = row_values_.template sums<kSums>(&pool_, pass.kNumber, step.rows);
