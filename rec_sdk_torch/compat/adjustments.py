@@ -4,6 +4,8 @@
 - `torch.ops.load_library` of `libfbgemm_npu_api.so`, Rec SDK's operators, does nothing where there is no such file:
   the operators here are `rec_sdk_torch`'s, and loaded already.
 - Adagrad and AccumulateAdagrad have Rec SDK's eps, 1e-8, in tables whose script does not give one.
+- Collections read configs as Rec SDK's do (`modules/conventions.py`): TorchRec's own make hash tables, and initial
+  weights are Rec SDK's where a config does not give them.
 - Processes that `multiprocessing` spawns (`torch.multiprocessing.spawn`) import compat before the script.
 """
 
@@ -20,6 +22,7 @@ from typing import Any
 import torch
 
 from .._topology import DEVICE, take_npu_for
+from ..modules.conventions import use_rec_sdk
 from ..tbe.config.optimizer import use_defaults
 
 _OPERATORS = "libfbgemm_npu_api.so"
@@ -37,6 +40,7 @@ def install() -> None:
     torch.ops.load_library = _tolerant(torch.ops.load_library)  # type: ignore[method-assign]
     multiprocessing.spawn.get_command_line = _with_compat(multiprocessing.spawn.get_command_line)
     use_defaults("Adagrad", eps=_ADAGRAD_EPS)
+    use_rec_sdk()
 
 
 def _tolerant(load: Callable[[Any], None]) -> Callable[[Any], None]:

@@ -209,10 +209,10 @@ class HybridTrainPipelineSparseDist(_TrainPipeline[In]):
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         device: torch.device | str | int,
-        return_loss: bool = False,
-        pipe_n_batch: int = 6,
         execute_all_batches: bool = True,
         apply_jit: bool = False,
+        return_loss: bool = False,
+        pipe_n_batch: int = 6,
         *,
         features: Callable[[In], Any] | None = None,
     ) -> None:
@@ -221,11 +221,11 @@ class HybridTrainPipelineSparseDist(_TrainPipeline[In]):
             model: has collections of this package; in training mode `progress` trains it, otherwise it runs forward.
             optimizer: of the dense parameters.
             device: where the model is: any device.
-            return_loss: `progress` gives `(output, losses)` in place of the output.
-            pipe_n_batch: 1 to 12 batches that are planned and exchanged ahead, the `depth` of `prefetch`.
             execute_all_batches: False ends when the data does, and leaves the `pipe_n_batch` batches that were read
                 ahead.
             apply_jit: Rec SDK's; True raises.
+            return_loss: `progress` gives `(output, losses)` in place of the output.
+            pipe_n_batch: 1 to 12 batches that are planned and exchanged ahead, the `depth` of `prefetch`.
             features: see `prefetch`.
 
         Raises:

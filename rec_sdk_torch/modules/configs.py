@@ -23,6 +23,7 @@ from torchrec.modules.embedding_configs import (
 from ..tbe import InitializerType, Pooling, TableConfig, TableLife
 from ..tbe.config.numbers import as_int
 from ..tbe.config.table import InitFn
+from .conventions import conventions
 
 # `@` joins a shared feature's name with its table's.
 _FEATURE_NAME = re.compile(r"[^\s@]+")
@@ -196,8 +197,9 @@ class EmbCacheEmbeddingConfig(_HashTableFields, EmbeddingConfig):
     `num_embeddings` is an expectation, no limit: it sizes cache and planner, and sets the default range of initial
     weights. `initializer_type`: LINEAR and UNIFORM go from
     `weight_init_min` to `weight_init_max` (None: -/+ sqrt(1 / num_embeddings)), TRUNCATED_NORMAL has
-    `weight_init_mean` and `weight_init_stddev`, cut at two standard deviations. `init_fn`, when given, fills
-    blocks of new rows instead, and initial weights then depend on the order in which ids arrive.
+    `weight_init_mean` and `weight_init_stddev`, cut at these two (None: two standard deviations from the mean).
+    `init_fn`, when given, fills blocks of new rows instead, and initial weights then depend on the order in which ids
+    arrive.
     """
 
 
@@ -209,6 +211,8 @@ class EmbCacheEmbeddingBagConfig(_HashTableFields, EmbeddingBagConfig):
 @dataclass
 class HashEmbeddingBagConfig(_HashTableFields, EmbeddingBagConfig):
     """A pooled table whose ids are any int64, wholly in device memory: `num_embeddings` is its capacity."""
+
+    initializer_type: InitializerType = field(default_factory=lambda: conventions.hash_initializer)
 
 
 _POOLING = {PoolingType.SUM: Pooling.SUM, PoolingType.MEAN: Pooling.MEAN}
@@ -227,6 +231,12 @@ def _is_torchrec_default(config: BaseEmbeddingConfig) -> bool:
 
 def _init_fn(config: BaseEmbeddingConfig) -> InitFn | None:
     return None if config.init_fn is None or _is_torchrec_default(config) else config.init_fn
+
+
+def _init_range(config: BaseEmbeddingConfig, *, cached: bool) -> tuple[float | None, float | None]:
+    low, high = conventions.cached_range if cached and conventions.cached_range else (None, None)
+    given_low, given_high = config.weight_init_min, config.weight_init_max
+    return low if given_low is None else given_low, high if given_high is None else given_high
 
 
 def feature_names(config: BaseEmbeddingConfig) -> list[str]:
@@ -252,16 +262,18 @@ def _check_admission(admission: AdmitAndEvictConfig | None, name: str) -> None:
 def table_config(config: BaseEmbeddingConfig, *, capacity: bool = False) -> TableConfig:
     """The engine's config of a table, from a collection's config, which is not changed.
 
-    A config of this module makes a hash table, a plain TorchRec one an index table. `capacity` makes
-    `num_embeddings` a hash table's limit.
+    A config of this module makes a hash table, a plain TorchRec one an index table (under compat a hash table too).
+    `capacity` makes `num_embeddings` a hash table's limit, as in `HashEmbeddingBagCollection`.
 
     Raises:
         ValueError, TypeError: a field that cannot be met; the message names table and field.
         NotImplementedError: a feature that is not built yet.
     """
-    hashed = isinstance(config, _HashTableFields)
+    hashed = conventions.plain_hashed or isinstance(config, _HashTableFields)
     name = config.name
     initializer, mean, stddev = InitializerType.UNIFORM, 0.0, 0.05
+    if hashed:
+        initializer = conventions.hash_initializer if capacity else InitializerType.LINEAR
     life: TableLife | None = None
     if isinstance(config, _HashTableFields):
         _check_admission(config.admit_and_evict_config, name)
@@ -279,6 +291,7 @@ def table_config(config: BaseEmbeddingConfig, *, capacity: bool = False) -> Tabl
         dtype = data_type_to_dtype(config.data_type)
     except (ValueError, AttributeError):
         raise ValueError(f"table {config.name!r}: data type {config.data_type!r} is unknown") from None
+    low, high = _init_range(config, cached=hashed and not capacity)
     return TableConfig(
         name=config.name,
         num_embeddings=config.num_embeddings,
@@ -289,14 +302,19 @@ def table_config(config: BaseEmbeddingConfig, *, capacity: bool = False) -> Tabl
         capacity=config.num_embeddings if capacity and hashed else 0,
         weight_dtype=dtype,
         initializer_type=initializer,
-        init_min=config.weight_init_min,
-        init_max=config.weight_init_max,
+        init_min=low,
+        init_max=high,
         init_mean=mean,
         init_stddev=stddev,
         init_fn=_init_fn(config),
         track_changes=isinstance(config, _HashTableFields) and config.is_incremental,
         life=life,
     )
+
+
+def can_track(config: BaseEmbeddingConfig) -> bool:
+    """Whether a config has `is_incremental`, which TorchRec's own have not."""
+    return isinstance(config, _HashTableFields)
 
 
 def check_kind(

@@ -15,7 +15,7 @@ from ..eager import eager
 from ..tbe import BatchHint, BoundsCheckMode, CacheOption, EmbeddingOptions, TableBatchedEmbedding
 from ..tbe.options import Device, Folder
 from .collection import CachedCollection
-from .configs import HashEmbeddingBagConfig, check_kind, table_config
+from .configs import HashEmbeddingBagConfig, can_track, check_kind, table_config
 
 
 def _embedding(
@@ -30,8 +30,9 @@ def _embedding(
     """The tables of a collection, whose configs must be of `kind`; `of_tables`: fields of `TableConfig` of them all."""
     check_kind(tables, kind, type(collection).__name__, capacity=capacity)
     configs = [replace(table_config(table, capacity=capacity), **of_tables) for table in tables]
-    if any(config.track_changes for config in configs):  # TorchRec's own configs cannot say it
-        configs = [config if config.hashed else replace(config, track_changes=True) for config in configs]
+    if any(config.track_changes for config in configs):
+        pairs = zip(tables, configs, strict=True)
+        configs = [config if can_track(table) else replace(config, track_changes=True) for table, config in pairs]
     return TableBatchedEmbedding.from_options(configs, options)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from option_cases import OPTIONS, expected, make_collection, observed
-from torchrec import KeyedJaggedTensor
+from torchrec import EmbeddingBagConfig, EmbeddingConfig, KeyedJaggedTensor
 from torchrec.distributed.planner import Topology
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward as torchrec_apply
 
@@ -58,7 +58,8 @@ class RecSdk:
 def test_options_of_collections(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     collection = make_collection(name, RecSdk())
-    assert observed(name, collection._embedding) == expected(OPTIONS[name], OPTIONS[name].collection)
+    wanted = name == "TableConfig.hashed" or expected(OPTIONS[name], OPTIONS[name].collection)
+    assert observed(name, collection._embedding) == wanted  # TorchRec's own configs make hash tables
 
 
 @pytest.mark.parametrize("package", ["torchrec_embcache", "hybrid_torchrec"])
@@ -79,7 +80,26 @@ CALLS = {
     f"{TRAIN}.progress": "self dataloader_iter",
     f"{TRAIN}.wait_pipeline_compute_swapinfo": "self",
     "hybrid_torchrec.distributed.hybrid_train_pipeline:HybridTrainPipelineSparseDist": (
-        "model optimizer device return_loss=False pipe_n_batch=6 execute_all_batches=True apply_jit=False"
+        "model optimizer device execute_all_batches=True apply_jit=False return_loss=False pipe_n_batch=6"
+    ),
+    "hybrid_torchrec.distributed.hybrid_train_pipeline:HybridTrainPipelineSparseDist.progress": "self dataloader_iter",
+    "hybrid_torchrec:HashEmbeddingBagCollection": "tables is_weighted=False device=None",
+    "torchrec_embcache.distributed:EmbCacheEmbeddingCollection": (
+        "tables world_size batch_size multi_hot_sizes need_indices=False need_accumulate_offset=True device=None "
+        "embedding_optimizer_cls"
+    ),
+    "torchrec_embcache.distributed:EmbCacheEmbeddingBagCollection": (
+        "tables world_size batch_size multi_hot_sizes is_weighted=False need_accumulate_offset=True device=None "
+        "embedding_optimizer_cls"
+    ),
+    "torchrec_embcache.distributed.configs:AdmitAndEvictConfig": (
+        "admit_threshold=-1 not_admitted_default_value=0.0 evict_threshold=0 evict_step_interval=0"
+    ),
+    "torchrec_embcache.sparse.jagged_tensor_with_timestamp:JaggedTensorWithTimestamp.__init__": (
+        "self values weights=None lengths=None offsets=None timestamps=None"
+    ),
+    "torchrec_embcache.sparse.jagged_tensor_with_timestamp:KeyedJaggedTensorWithTimestamp.__init__": (
+        "self keys values timestamps=None weights=None lengths=None offsets=None"
     ),
     "hybrid_torchrec.distributed.sharding_plan:get_default_hybrid_sharders": "host_env",
     "torchrec_embcache.saver:Saver": "rank=None",
@@ -188,6 +208,76 @@ def test_other_optimizers_keep_their_defaults() -> None:
     tables = sequence()
     rst.apply_optimizer_in_backward(rst.AccumulateAdagrad, tables.parameters(), {"lr": 0.02})
     assert tables.fused_optimizer.param_groups[0]["eps"] == 1e-8
+
+
+FAR = torch.tensor([-5, 0, 7, 10**12])
+"""Ids of which an index table of 4 rows has one."""
+
+
+def first_rows(tables: Any) -> torch.Tensor:
+    batch = KeyedJaggedTensor(["f"], FAR, lengths=torch.ones(4, dtype=torch.int64))
+    out = tables(batch)
+    return out.values() if hasattr(out, "length_per_key") else out["f"].values()
+
+
+@torch.no_grad()
+def rows_of(tables: Any) -> torch.Tensor:
+    return first_rows(tables)
+
+
+def config_of(kind: Any, **fields: Any) -> Any:
+    return kind(name="t", num_embeddings=4, embedding_dim=8, feature_names=["f"], **fields)
+
+
+CACHED = (
+    (rst.EmbCacheEmbeddingCollection, EmbeddingConfig, rst.EmbCacheEmbeddingConfig),
+    (rst.EmbCacheEmbeddingBagCollection, EmbeddingBagConfig, rst.EmbCacheEmbeddingBagConfig),
+)
+
+
+@pytest.mark.parametrize("case", [*CACHED, (rst.HashEmbeddingBagCollection, EmbeddingBagConfig, None)])
+def test_configs_of_torchrec_make_hash_tables(case: Any) -> None:
+    collection, plain, _ = case
+    tables = collection([config_of(plain)])
+    rst.apply_optimizer_in_backward(torch.optim.SGD, tables.parameters(), {"lr": 1.0})
+    before = first_rows(tables)
+    (before * torch.arange(1.0, 5.0)[:, None]).sum().backward()
+    expected = before.detach() - torch.arange(1.0, 5.0)[:, None]
+    torch.testing.assert_close(first_rows(tables).detach(), expected)
+    assert [name.endswith("t.ids") for name in tables.state_dict()].count(True) == 1
+
+
+def test_configs_of_torchrec_are_tracked_beside_those_that_are() -> None:
+    other = {"name": "other", "num_embeddings": 4, "embedding_dim": 8, "feature_names": ["g"]}
+    configs = [config_of(EmbeddingConfig), rst.EmbCacheEmbeddingConfig(**other, is_incremental=True)]
+    tables = rst.EmbCacheEmbeddingCollection(configs)
+    assert [table.track_changes for table in tables._embedding.tables] == [True, True]
+
+
+@pytest.mark.parametrize("collection", CACHED)
+def test_initial_weights_of_cached_tables_go_from_0_to_1(collection: Any) -> None:
+    make, plain, config = collection
+    linear = torch.linspace(0, 1, 8).expand(4, 8)
+    torch.testing.assert_close(rows_of(make([config_of(plain)])), linear)
+    torch.testing.assert_close(rows_of(make([config_of(config)])), linear)
+    torch.testing.assert_close(rows_of(make([config_of(config, weight_init_min=-1.0)])), linear * 2 - 1)
+    for kind in (rst.InitializerType.UNIFORM, rst.InitializerType.TRUNCATED_NORMAL):
+        table = make([config_of(config, initializer_type=kind)])._embedding.tables[0]
+        assert table.init_range == (0.0, 1.0)
+        rows = rows_of(make([config_of(config, initializer_type=kind)]))
+        assert 0 <= rows.min() < rows.max() <= 1
+        assert rows.unique().numel() == 32
+    ones = config_of(config, init_fn=torch.nn.init.ones_)
+    assert torch.equal(rows_of(make([ones])), torch.ones(4, 8))
+
+
+@pytest.mark.parametrize("kind", [rst.HashEmbeddingBagConfig, EmbeddingBagConfig])
+def test_initial_weights_of_hash_tables_are_those_of_torchrec(kind: Any) -> None:
+    tables = rst.HashEmbeddingBagCollection([config_of(kind)])
+    assert tables._embedding.tables[0].init_range == (-0.5, 0.5)
+    rows = rows_of(tables)
+    assert -0.5 <= rows.min() < -0.2 < 0.2 < rows.max() < 0.5
+    assert rows.unique().numel() == 32
 
 
 # ---------------------------------------------------------------- paths

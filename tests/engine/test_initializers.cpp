@@ -103,6 +103,37 @@ void quantile() {
   }
 }
 
+double density(double z) { return std::exp(-z * z / 2) / std::sqrt(2 * std::acos(-1.0)); }
+
+double upper_tail(double z) { return std::erfc(z / std::sqrt(2.0)) / 2; }
+
+void quantile_of_every_probability() {
+  for (double z = -37; z <= 0; z += 0.125) {
+    const double tail = upper_tail(-z);
+    CHECK(std::fabs(rec_sdk::normal_quantile(tail) - z) < 1e-9);
+    CHECK(std::fabs(rec_sdk::lower_normal_tail(z) / tail - 1) < 1e-9);
+    if (z > -5) CHECK(std::fabs(rec_sdk::normal_quantile(1 - tail) + z) < 1e-8);
+  }
+}
+
+// Mean and variance of a standard normal that is cut at two bounds, on either side of the mean or both on
+// one.
+void bounded_normal() {
+  constexpr double kBounds[][2] = {{-1, 3}, {0, 20}, {-30, 0}, {2, 2.5}, {-6, -5}, {-0.1, 0.2}};
+  for (const auto& [low, high] : kBounds) {
+    const Moments m =
+        moments(weights(Initializer("bounded_normal", 3 + low / 2, 3 + high / 2, 3, 0.5), 8, 50000));
+    const double share = low > 0 ? upper_tail(low) - upper_tail(high) : upper_tail(-high) - upper_tail(-low);
+    const double mean = (density(low) - density(high)) / share;
+    const double variance = 1 + (low * density(low) - high * density(high)) / share - mean * mean;
+    CHECK(m.low >= static_cast<float>(3 + low / 2) && m.high <= static_cast<float>(3 + high / 2));
+    CHECK(std::fabs((m.mean - 3) / 0.5 - mean) < 0.005);
+    CHECK(std::fabs(m.variance / 0.25 / variance - 1) < 0.02);
+  }
+  for (const float v : weights(Initializer("bounded_normal", 0, 1, 0.25, 0), 8, 4)) CHECK(v == 0.25f);
+  for (const float v : weights(Initializer("bounded_normal", 1, 1, 0.25, 1), 8, 4)) CHECK(v == 1.0f);
+}
+
 void keys() {
   const Initializer init("uniform", 0.0, 1.0, 0, 1);
   const std::vector<float> base = weights(init, 8, 100);
@@ -161,6 +192,11 @@ void rejects() {
   CHECK_THROWS(Initializer("uniform", 1, 0, 0, 1), std::invalid_argument);
   CHECK_THROWS(Initializer("linear", 0, HUGE_VAL, 0, 1), std::invalid_argument);
   CHECK_THROWS(Initializer("truncated_normal", 0, 1, 0, -1), std::invalid_argument);
+  CHECK_THROWS(Initializer("bounded_normal", 0, 1, 0, -1), std::invalid_argument);
+  CHECK_THROWS(Initializer("bounded_normal", 1, 0, 0, 1), std::invalid_argument);
+  CHECK_THROWS(Initializer("bounded_normal", 0, HUGE_VAL, 0, 1), std::invalid_argument);
+  CHECK_THROWS(Initializer("bounded_normal", 38, 39, 0, 1), std::invalid_argument);
+  CHECK_THROWS(Initializer("bounded_normal", 1, 2, 0, 0), std::invalid_argument);
 }
 
 }  // namespace
@@ -171,6 +207,8 @@ int main() {
   uniform();
   truncated_normal();
   quantile();
+  quantile_of_every_probability();
+  bounded_normal();
   keys();
   half_rounding(DType::kFloat16);
   half_rounding(DType::kBFloat16);

@@ -68,6 +68,34 @@ def test_truncated_normal(device: torch.device) -> None:
     assert abs(float(rows.std()) - 0.5 * 0.8796) < 0.01  # of a normal cut at two sigma
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "bounds"),
+    [(0.0, 1.0, (0.0, 1.0)), (-0.01, None, (-0.01, 0.1)), (None, -0.05, (-0.1, -0.05)), (0.1, 0.125, (0.1, 0.125))],
+)
+def test_truncated_normal_keeps_its_bounds(
+    device: torch.device, low: float | None, high: float | None, bounds: tuple[float, float]
+) -> None:
+    fields = {"initializer_type": InitializerType.TRUNCATED_NORMAL, "embedding_dim": 16}
+    rows = initial(device, range(2000), weight_init_min=low, weight_init_max=high, **fields)
+    normal = torch.randn(4_000_000, generator=torch.Generator().manual_seed(0)) * 0.05
+    redrawn = normal[(normal >= bounds[0]) & (normal <= bounds[1])]
+    assert bounds[0] <= rows.min() < rows.max() <= torch.tensor(bounds[1])
+    assert rows.unique().numel() > 30_000
+    for share in (0.05, 0.25, 0.5, 0.75, 0.95):
+        assert abs(float(rows.quantile(share)) - float(redrawn[:1_000_000].quantile(share))) < 0.002
+
+
+def test_bounds_without_a_normal_between() -> None:
+    normal = {"initializer_type": InitializerType.TRUNCATED_NORMAL}
+    for fields, message in (
+        ({"weight_init_min": 2.0, "weight_init_max": 3.0}, "nearer bound is more than 37 stddev"),
+        ({"weight_init_min": 0.5}, "min <= max"),
+        ({"weight_init_min": 0.5, "weight_init_max": 1.0, "weight_init_stddev": 0.0}, "nearer bound"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            bags_collection(torch.device("cpu"), bag_config(**normal, **fields))
+
+
 @pytest.mark.parametrize("kind", [InitializerType.UNIFORM, InitializerType.TRUNCATED_NORMAL])
 def test_initial_weights_depend_on_seed_table_and_id_alone(device: torch.device, kind: InitializerType) -> None:
     fields = {"initializer_type": kind}

@@ -64,7 +64,7 @@ def _table_spec(
 ) -> _engine.TableSpec:
     config = member.config
     low, high = config.init_range
-    initializer = _engine.Initializer(config.initializer_type.value, low, high, config.init_mean, config.init_stddev)
+    initializer = _engine.Initializer(config.initializer_kind, low, high, config.init_mean, config.init_stddev)
     optimizer, life = member.optimizer, config.life
     return _engine.TableSpec(
         **config.marked(ENGINE),

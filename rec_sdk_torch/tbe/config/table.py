@@ -16,6 +16,8 @@ from .numbers import as_int
 
 MAX_DIM = 4096
 MAX_NAME_LENGTH = 100
+MAX_DEVIATIONS = 37
+"""A double has no probability of a normal that is farther from the mean."""
 _NAME = re.compile(r"[A-Za-z0-9_]+")
 
 InitFn = Callable[[torch.Tensor], object]
@@ -101,7 +103,7 @@ class TableConfig:
         capacity: a hash table refuses more ids than this; 0 for no limit.
         weight_dtype: float32, float16 or bfloat16; optimizer states are as `TableOptimizer` has them.
         initializer_type, init_min, init_max, init_mean, init_stddev: initial weights. None for min and max
-            means -/+ sqrt(1 / num_embeddings).
+            means -/+ sqrt(1 / num_embeddings), of a TRUNCATED_NORMAL two standard deviations from the mean.
         init_fn: fills initial weights in place instead: an index table's whole `[num_embeddings, D]`, or a
             hash table's blocks of new rows `[n, D]` in order of arrival.
         life: which ids get a row, and when they lose it; hash tables. None: all do, and keep it.
@@ -168,8 +170,14 @@ class TableConfig:
         needs = f"needs finite ones of {self._dtypes}"
         if self.initializer_type is InitializerType.TRUNCATED_NORMAL:
             mean, stddev = self.init_mean, self.init_stddev
-            fits = stddev >= 0 and self._holds(mean - 2 * stddev, mean + 2 * stddev)
-            given = f"mean {mean} and stddev {stddev}, {needs} two of it from the mean, stddev >= 0"
+            fits = stddev >= 0 and self._holds(mean, low, high) and low <= high
+            given = f"mean {mean} and stddev {stddev} from {low} to {high}, {needs}, stddev >= 0, min <= max"
+            near = max(low - mean, mean - high) <= MAX_DEVIATIONS * stddev
+            if fits and not near:
+                raise ValueError(
+                    f"table {self.name!r}: truncated_normal initial weights from {low} to {high} with mean {mean} and "
+                    f"stddev {stddev}: the nearer bound is more than {MAX_DEVIATIONS} stddev from the mean"
+                )
         else:
             fits = self._holds(low, high) and low <= high
             given = f"min {low} and max {high}, {needs}, min <= max"
@@ -191,10 +199,26 @@ class TableConfig:
 
     @property
     def init_range(self) -> tuple[float, float]:
-        """(min, max) of LINEAR and UNIFORM."""
-        default = (1.0 / self.num_embeddings) ** 0.5
-        low = -default if self.init_min is None else self.init_min
-        return low, default if self.init_max is None else self.init_max
+        """(min, max) of the initial weights."""
+        normal = self.initializer_type is InitializerType.TRUNCATED_NORMAL
+        middle, edge = (self.init_mean, 2 * self.init_stddev) if normal else (0.0, (1.0 / self.num_embeddings) ** 0.5)
+        low = middle - edge if self.init_min is None else self.init_min
+        return low, middle + edge if self.init_max is None else self.init_max
+
+    @property
+    def range_of_parts(self) -> tuple[float | None, float | None]:
+        """`init_min` and `init_max` of a rank's part of the table, which has another `num_embeddings`."""
+        return self._bounds if self.initializer_type is InitializerType.TRUNCATED_NORMAL else self.init_range
+
+    @property
+    def _bounds(self) -> tuple[float | None, float | None]:
+        return self.init_min, self.init_max
+
+    @property
+    def initializer_kind(self) -> str:
+        """The engine's name of the way in which initial weights are made."""
+        normal = self.initializer_type is InitializerType.TRUNCATED_NORMAL
+        return "bounded_normal" if normal and self._bounds != (None, None) else self.initializer_type.value
 
     @property
     def rounds_stochastically(self) -> bool:

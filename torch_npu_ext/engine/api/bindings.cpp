@@ -106,9 +106,9 @@ void bind_specs(py::module_& m) {
   py::class_<Initializer>(m, "Initializer",
                           R"(The way in which new weights are made; ValueError when the values make no sense.
 
-          kind: "linear" (minimum + i / (D - 1) * (maximum - minimum)), "uniform" ([minimum, maximum)) or
-          "truncated_normal" (mean, stddev; cut at two sigma). The values that the kind does not use are
-          ignored.)")
+          kind: "linear" (minimum + i / (D - 1) * (maximum - minimum)), "uniform" ([minimum, maximum)),
+          "truncated_normal" (mean, stddev; cut at two sigma) or "bounded_normal" (the same, cut at minimum
+          and maximum). The values that the kind does not use are ignored.)")
       .def(py::init<const std::string&, double, double, double, double>(), py::arg("kind"),
            py::arg("minimum"), py::arg("maximum"), py::arg("mean"), py::arg("stddev"));
   py::class_<TableSpec>(m, "TableSpec",

@@ -19,15 +19,38 @@ uint16_t to_bfloat16(float value);
 // The standard normal quantile for p in [0.02275, 0.97725], absolute error below 1e-8; no libm.
 double central_normal_quantile(double p);
 
-struct Initializer {
-  enum class Kind { kLinear, kTruncatedNormal, kUniform };
+// The standard normal quantile for p in (0, 1), absolute error below 1e-8; of libm, sqrt alone, which is
+// exact.
+double normal_quantile(double p);
 
-  // kind: "linear" (minimum + i / (D - 1) * (maximum - minimum)), "uniform" ([minimum, maximum), in fp32) or
-  // "truncated_normal" (mean, stddev; cut at two sigma). Throws std::invalid_argument.
+// The p whose normal_quantile is z, for z in [-37, 0].
+double lower_normal_tail(double z);
+
+// A standard normal between two bounds, from a uniform number: the half with more of it is the lower one,
+// where probabilities keep all their digits.
+class BoundedNormal {
+ public:
+  BoundedNormal() = default;
+  BoundedNormal(double lowest, double highest);  // throws std::invalid_argument if next to nothing is between
+
+  double operator()(double uniform) const;  // uniform in [0, 1)
+
+ private:
+  double lowest_ = 0, highest_ = 0, from_ = 0.5, to_ = 0.5;
+  bool mirrored_ = false;
+};
+
+struct Initializer {
+  enum class Kind { kLinear, kTruncatedNormal, kBoundedNormal, kUniform };
+
+  // kind: "linear" (minimum + i / (D - 1) * (maximum - minimum)), "uniform" ([minimum, maximum), in fp32),
+  // "truncated_normal" (mean, stddev; cut at two sigma) or "bounded_normal" (the same, cut at minimum and
+  // maximum, as if drawn again until it is in between). Throws std::invalid_argument.
   Initializer(const std::string& kind, double minimum, double maximum, double mean, double stddev);
 
   Kind kind;
   double minimum, maximum, mean, stddev;
+  BoundedNormal normal;  // of kBoundedNormal
 };
 
 // Writes the initial records of one table.
