@@ -14,6 +14,7 @@ from torchrec.distributed.types import ShardingEnv
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from ..modules.collection import CachedCollection
+from ..modules.conventions import plain_as_index
 from ..modules.embedding_collections import EmbCacheEmbeddingBagCollection, EmbCacheEmbeddingCollection
 from ..optim.in_backward import apply_optimizer_in_backward
 from ..tbe.rows.row_parts import WEIGHT
@@ -75,7 +76,8 @@ class _PlainSharder(TableSharder):
         return super().shard(module, params, env, device, module_fqn)
 
     def _collection(self, module: Any, device: torch.device) -> CachedCollection:
-        collection = self._made_of(module, device)
+        with plain_as_index():
+            collection = self._made_of(module, device)
         for table, weight in self.shardable_parameters(module).items():
             handle: Any = collection._table_handles()[table]
             classes = getattr(weight, "_optimizer_classes", [])

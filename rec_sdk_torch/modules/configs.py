@@ -23,7 +23,7 @@ from torchrec.modules.embedding_configs import (
 from ..tbe import InitializerType, Pooling, TableConfig, TableLife
 from ..tbe.config.numbers import as_int
 from ..tbe.config.table import InitFn
-from .conventions import conventions
+from .conventions import conventions, hashes_plain
 
 # `@` joins a shared feature's name with its table's.
 _FEATURE_NAME = re.compile(r"[^\s@]+")
@@ -269,7 +269,7 @@ def table_config(config: BaseEmbeddingConfig, *, capacity: bool = False) -> Tabl
         ValueError, TypeError: a field that cannot be met; the message names table and field.
         NotImplementedError: a feature that is not built yet.
     """
-    hashed = conventions.plain_hashed or isinstance(config, _HashTableFields)
+    hashed = hashes_plain() or isinstance(config, _HashTableFields)
     name = config.name
     initializer, mean, stddev = InitializerType.UNIFORM, 0.0, 0.05
     if hashed:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 from ..tbe import InitializerType
@@ -24,6 +27,24 @@ class Conventions:
 
 conventions = Conventions()
 """Those of this process."""
+
+
+_INDEX: ContextVar[bool] = ContextVar("_INDEX", default=False)
+
+
+def hashes_plain() -> bool:
+    """Whether TorchRec's own configs make hash tables here and now."""
+    return conventions.plain_hashed and not _INDEX.get()
+
+
+@contextlib.contextmanager
+def plain_as_index() -> Iterator[None]:
+    """Within it TorchRec's own configs make index tables: those of TorchRec's own collections."""
+    token = _INDEX.set(True)
+    try:
+        yield
+    finally:
+        _INDEX.reset(token)
 
 
 def use_rec_sdk() -> None:

@@ -12,11 +12,18 @@ from typing import Any
 import pytest
 import torch
 from option_cases import OPTIONS, expected, make_collection, observed
-from torchrec import EmbeddingBagConfig, EmbeddingConfig, KeyedJaggedTensor
+from torchrec import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    KeyedJaggedTensor,
+)
 from torchrec.distributed.planner import Topology
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward as torchrec_apply
 
 import rec_sdk_torch as rst
+from rec_sdk_torch.distributed.plain_sharders import PlainBagCollectionSharder, PlainCollectionSharder
 
 CONFIGS = "EmbCacheEmbeddingConfig EmbCacheEmbeddingBagConfig AdmitAndEvictConfig InitializerType"
 COLLECTIONS = "EmbCacheEmbeddingCollection EmbCacheEmbeddingBagCollection"
@@ -245,6 +252,20 @@ def test_configs_of_torchrec_make_hash_tables(case: Any) -> None:
     expected = before.detach() - torch.arange(1.0, 5.0)[:, None]
     torch.testing.assert_close(first_rows(tables).detach(), expected)
     assert [name.endswith("t.ids") for name in tables.state_dict()].count(True) == 1
+
+
+@pytest.mark.parametrize(
+    ("sharder", "module", "config"),
+    [
+        (PlainBagCollectionSharder, EmbeddingBagCollection, EmbeddingBagConfig),
+        (PlainCollectionSharder, EmbeddingCollection, EmbeddingConfig),
+    ],
+)
+def test_collections_of_torchrec_keep_index_tables(sharder: Any, module: Any, config: Any) -> None:
+    made = sharder()._collection(module(tables=[config_of(config)]), torch.device("cpu"))
+    table = made._embedding.tables[0]
+    assert (table.hashed, table.init_range) == (False, (-0.5, 0.5))
+    assert table.initializer_type is rst.InitializerType.UNIFORM
 
 
 def test_configs_of_torchrec_are_tracked_beside_those_that_are() -> None:
