@@ -7,7 +7,7 @@ import math
 import numbers
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum, unique
 from typing import Any
 
@@ -269,6 +269,7 @@ def table_config(config: BaseEmbeddingConfig, *, capacity: bool = False) -> Tabl
         ValueError, TypeError: a field that cannot be met; the message names table and field.
         NotImplementedError: a feature that is not built yet.
     """
+    _check_fields_without_effect(config)
     hashed = hashes_plain() or isinstance(config, _HashTableFields)
     name = config.name
     initializer, mean, stddev = InitializerType.UNIFORM, 0.0, 0.05
@@ -310,6 +311,29 @@ def table_config(config: BaseEmbeddingConfig, *, capacity: bool = False) -> Tabl
         track_changes=isinstance(config, _HashTableFields) and config.is_incremental,
         life=life,
     )
+
+
+_WITHOUT_EFFECT = (
+    "num_embeddings_post_pruning",
+    "need_pos",
+    "input_dim",
+    "total_num_buckets",
+    "use_virtual_table",
+    "virtual_table_eviction_policy",
+    "enable_embedding_update",
+    "stash_weights",
+)
+"""Fields of TorchRec's configs that tables of this package cannot follow; older versions of TorchRec have fewer."""
+
+
+def _check_fields_without_effect(config: BaseEmbeddingConfig) -> None:
+    defaults = {each.name: each.default for each in fields(BaseEmbeddingConfig)}
+    for name in _WITHOUT_EFFECT:
+        if name in defaults and getattr(config, name) != defaults[name]:
+            raise ValueError(
+                f"table {config.name!r}: {name} is {getattr(config, name)!r}, which would have no effect on a table of "
+                f"rec_sdk_torch: leave it {defaults[name]!r}"
+            )
 
 
 def can_track(config: BaseEmbeddingConfig) -> bool:

@@ -100,7 +100,11 @@ CALLS = {
         "embedding_optimizer_cls"
     ),
     "torchrec_embcache.distributed.configs:AdmitAndEvictConfig": (
-        "admit_threshold=-1 not_admitted_default_value=0.0 evict_threshold=0 evict_step_interval=0"
+        "admit_threshold=-1 not_admitted_default_value=0.0 evict_threshold=0 evict_step_interval=0 "
+        "showclick_params policy_type"
+    ),
+    "torchrec_embcache.distributed.configs:ShowClickParams": (
+        "alpha=1 beta=0 admit_threshold=0 evict_percentage=0 score_decay=1"
     ),
     "torchrec_embcache.sparse.jagged_tensor_with_timestamp:JaggedTensorWithTimestamp.__init__": (
         "self values weights=None lengths=None offsets=None timestamps=None"
@@ -135,6 +139,15 @@ def test_arguments_are_those_of_rec_sdk(call: str) -> None:
     assert all(
         each.default is not each.empty or each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL) for each in beyond
     )
+
+
+@pytest.mark.parametrize("config", [rst.EmbCacheEmbeddingConfig, rst.EmbCacheEmbeddingBagConfig])
+def test_fields_of_configs_follow_those_of_torchrec(config: Any) -> None:
+    parameters = inspect.signature(config).parameters
+    base = list(inspect.signature(config.__mro__[2]).parameters)
+    further = ["weight_init_mean", "weight_init_stddev", "initializer_type", "admit_and_evict_config", "is_incremental"]
+    assert list(parameters) == [*base, *further]
+    assert [parameters[name].default for name in further[:3]] == [0.0, 0.05, rst.InitializerType.LINEAR]
 
 
 def test_other_names() -> None:

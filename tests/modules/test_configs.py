@@ -22,6 +22,7 @@ from jagged import (
     single_ids,
     train_step,
 )
+from torchrec import EmbeddingBagConfig
 from torchrec.modules.embedding_configs import DataType
 
 import rec_sdk_torch as rst
@@ -66,6 +67,12 @@ FIELDS: list[tuple[dict[str, Any], type[Exception], str]] = [
         ValueError,
         "'t0'.*stddev -1.0",
     ),
+    ({"num_embeddings_post_pruning": 20}, ValueError, "'t0'.*num_embeddings_post_pruning is 20.*leave it None"),
+    ({"need_pos": True}, ValueError, "'t0'.*need_pos is True.*no effect.*leave it False"),
+    ({"input_dim": 8}, ValueError, "'t0'.*input_dim is 8.*leave it None"),
+    ({"total_num_buckets": 2}, ValueError, "'t0'.*total_num_buckets is 2.*leave it None"),
+    ({"use_virtual_table": True}, ValueError, "'t0'.*use_virtual_table is True.*leave it False"),
+    ({"enable_embedding_update": True}, ValueError, "'t0'.*enable_embedding_update is True.*leave it False"),
     ({"admit_and_evict_config": {"admit_threshold": 2}}, TypeError, "'t0'.*admit_and_evict_config is {'admit"),
 ]
 
@@ -78,6 +85,12 @@ def test_table_fields(
     make = bags_collection if config is bag_config else sequences_collection
     with pytest.raises(error, match=message):
         make(device, config(**fields))
+
+
+def test_fields_of_torchrec_alone(device: torch.device) -> None:
+    plain = EmbeddingBagConfig(40, 4, name="t0", feature_names=["f0"], need_pos=True)
+    with pytest.raises(ValueError, match=r"'t0'.*need_pos is True"):
+        bags_collection(device, plain)
 
 
 ADMISSION_OFF = {
