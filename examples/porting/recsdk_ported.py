@@ -40,7 +40,14 @@ def main() -> None:
     torch.manual_seed(0)
     tables = EmbCacheEmbeddingCollection(
         tables=[
-            EmbCacheEmbeddingConfig(name=f"t_{name}", num_embeddings=rows, embedding_dim=DIM, feature_names=[name])
+            EmbCacheEmbeddingConfig(
+                name=f"t_{name}",
+                num_embeddings=rows,
+                embedding_dim=DIM,
+                feature_names=[name],
+                weight_init_min=0.0,
+                weight_init_max=1.0,
+            )
             for name, rows in ROWS.items()
         ],
         world_size=world_size,

@@ -26,7 +26,7 @@ class Conventions:
 
 
 conventions = Conventions()
-"""Those of this process."""
+"""The conventions of this process."""
 
 
 _INDEX: ContextVar[bool] = ContextVar("_INDEX", default=False)
