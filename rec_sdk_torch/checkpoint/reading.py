@@ -13,6 +13,7 @@ import torch
 from ..tbe.cache.batch import Int64Array
 from ..tbe.rows.replacement import LifeState, Removed, Rows
 from ..tbe.rows.row_parts import WEIGHT
+from ..tbe.rows.state_dict import warn_of_rows
 from ..worker import Pool
 from .contents import (
     check_tensors,
@@ -82,7 +83,7 @@ def match(owners: Sequence[Owner], chain: Chain) -> list[Match]:
     """The tables of a model in a chain of saves, by module and name; by name where that is clear.
 
     Raises:
-        CheckpointError: a table that the save does not have, or has with other rows.
+        CheckpointError: a table that the save does not have, or has with rows that the model's cannot have.
     """
     folder, last = chain[-1]
     names = Counter(name for owner in owners for name in owner.configs)
@@ -96,7 +97,9 @@ def match(owners: Sequence[Owner], chain: Chain) -> list[Match]:
                     f"{folder}: table {name!r} has embedding_dim {saved.embedding_dim}, the model's "
                     f"{config.embedding_dim}"
                 )
-            if not saved.hashed and not config.hashed and saved.num_embeddings != config.num_embeddings:
+            if not saved.hashed and not config.hashed and saved.num_embeddings < config.num_embeddings:
+                warn_of_rows(name, saved.num_embeddings, config.num_embeddings)
+            elif not saved.hashed and not config.hashed and saved.num_embeddings > config.num_embeddings:
                 raise CheckpointError(
                     f"{folder}: index table {name!r} has num_embeddings {saved.num_embeddings}, the model's "
                     f"{config.num_embeddings}"

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import numbers
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -89,6 +89,7 @@ class HomeTables(CachedCollection):
 
     drawn: dict[str, str]
     _draws_alike: bool
+    _draw: Callable[[Layout], None]
 
     def __init__(self, origin: CachedCollection, placements: list[Placement], exchange: Exchange) -> None:
         source, world_size = origin._embedding, exchange.world_size
@@ -119,7 +120,9 @@ class HomeTables(CachedCollection):
         self.__dict__["_draws_alike"] = new and any(
             placement.replicated and table.init_fn is not None for table, placement in index_tables.values()
         )
-        embedding.layout.fill = functools.partial(_draw, index_tables, drawn_here) if new else _draw_nothing
+        draw = functools.partial(_draw, index_tables, drawn_here)
+        self.__dict__["_draw"] = draw
+        embedding.layout.fill = draw if new else _draw_nothing
         embedding.guard.others = exchange
         self.__dict__["_handles_name"] = origin._handles_name
         super().__init__(origin._configs, embedding, None)
@@ -164,6 +167,9 @@ class HomeTables(CachedCollection):
             before, now = source.layout.optimizer_of(table.name), self._embedding.layout.optimizer_of(table.name)
             if before is not None and now is not None:
                 load(self._embedding.layout, [], [(now, before.step)])
+
+    def _fill_rows(self) -> None:
+        self._draw(self._embedding.layout)
 
     def settle_drawn(self) -> None:
         """Fills `drawn`, if that is not done yet."""

@@ -63,6 +63,10 @@ class RankTables:
         """
         return self.home.table_ids(table)
 
+    def reset_parameters(self) -> None:
+        """Draws all rows of this rank anew, see the unsharded collection's. All ranks should call it."""
+        self.home.reset_parameters()
+
     # ---- figures
 
     @property

@@ -19,6 +19,7 @@ from ..modules.collection import CachedCollection
 from ..modules.embedding_collections import EmbCacheEmbeddingCollection
 from ..tbe.cache.batch import Batch
 from ..tbe.cache.transfers import Transfers
+from ..tbe.rows.state_dict import row_numbers, warn_of_rows
 from ..tbe.step.prefetch_queue import Prefetched
 from .alike import TrainingSettings
 from .collectives import Exchange, SendRows, Vote
@@ -367,9 +368,32 @@ class ShardedCollection(
         Raises:
             ValueError: ids that are at home on other ranks; nothing was loaded.
         """
+        state_dict = dict(state_dict)
+        self._take_home(state_dict, "")
         for problem in self._foreign(state_dict, ""):
             raise ValueError(problem)
         return self.home.load_state_dict(state_dict, strict, assign)
+
+    def _take_home(self, state_dict: dict[str, Any], prefix: str) -> None:
+        """Makes a rank's rows of tables that come without ids, whose rows are all those from 0 on.
+
+        Ids that an index table of another size had are left out, with a warning.
+        """
+        for config, placement in zip(self._tables.configs, self._tables.placements, strict=True):
+            own = f"{prefix}{self.home._handles_name}.{config.name}."
+            weight = state_dict.get(f"{own}weight")
+            ids = state_dict.get(f"{own}ids", row_numbers(weight))
+            if not (isinstance(ids, torch.Tensor) and isinstance(weight, torch.Tensor) and len(weight) == len(ids)):
+                continue  # the load of the table says so
+            chosen, whole = torch.ones_like(ids, dtype=torch.bool), f"{own}ids" not in state_dict
+            if whole:
+                chosen = torch.from_numpy(placement.owner(ids.numpy()) == self.exchange.rank)
+            if not config.hashed:
+                fits, rows = ids < config.num_embeddings, config.num_embeddings
+                if not bool(fits.all()) or (whole and len(ids) < rows):
+                    warn_of_rows(config.name, len(ids) if whole else int(ids.max()) + 1, rows)
+                chosen &= fits
+            state_dict[f"{own}ids"], state_dict[f"{own}weight"] = ids[chosen], weight[chosen.to(weight.device)]
 
     def _foreign(self, state_dict: Mapping[str, Any], prefix: str) -> list[str]:
         """Says what is wrong with the ids of a state dict: those that are at home on other ranks."""
@@ -398,6 +422,7 @@ class ShardedCollection(
         error_msgs: list[str],
     ) -> None:
         """Loads the state dict of a model around this collection, such as `DistributedModelParallel.module`."""
+        self._take_home(state_dict, prefix)
         problems = self._foreign(state_dict, prefix)
         error_msgs.extend(problems)
         if not problems:

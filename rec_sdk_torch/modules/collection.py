@@ -27,6 +27,7 @@ from ..tbe.config.life import Seen
 from ..tbe.options import Scaler
 from ..tbe.rows.gradients import TableGradient, add_to_rows, take_gradients
 from ..tbe.rows.state_dict import TablesModule, load_tables
+from ..tbe.rows.table_view import fill_tables
 from ..tbe.step.prefetch_queue import Prefetched
 from .bags import Bags
 from .clipping import look_for_tables
@@ -244,6 +245,31 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
         """Corrects the clocks that a table's rules go by, see `TableView.set_clocks`."""
         self._sync_optimizers()
         self._embedding.view(table).set_clocks(clocks)
+
+    # ---- rows
+
+    def reset_parameters(self) -> None:
+        """Draws all rows anew: weights and states are as at first, hash tables know no id, open windows are dropped.
+
+        Weights depend on seed, table and id: they are those that the collection began with, but for an `init_fn`.
+
+        Raises:
+            RuntimeError: batches in flight use rows.
+        """
+        layout = self._embedding.layout
+        if not layout.built:
+            return  # no row was drawn yet
+        self._sync_optimizers()
+        with self._embedding.exclusive():
+            layout.drop_windows()
+            for table in layout.tables:
+                view = self._embedding.view(table.name)
+                view.remove(view.ids())
+            self._fill_rows()
+
+    def _fill_rows(self) -> None:
+        """Fills index tables that have an `init_fn`."""
+        fill_tables(self._embedding.layout)
 
     # ---- inspection
 

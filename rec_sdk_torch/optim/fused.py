@@ -13,6 +13,7 @@ from ..tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
 from ..tbe.config.numbers import as_int
 from ..tbe.config.optimizer import check_options
 from ..tbe.rows.given import known_ids_problem, step_problem, tensor_problem
+from ..tbe.rows.state_dict import row_numbers, warn_of_rows
 from ..tbe.rows.table_view import Content, load
 from .handles import TableParameter
 from .requests import defaults_of
@@ -57,6 +58,10 @@ class StepState(_TableState):
     def state_dict(self) -> torch.Tensor:
         with self._embedding.exclusive():  # a step that an interrupt broke off counts
             return torch.tensor(float(self._optimizer.step), dtype=torch.float64, device="cpu")
+
+    def is_used(self) -> bool:
+        """Whether updates depend on it."""
+        return self._optimizer.uses_step()
 
     def problem(self, value: Any, rows: int) -> str | None:
         return step_problem(value)
@@ -121,7 +126,6 @@ class RowState(_TableState):
         self._index = index
         self._name = optimizer.spec.states[index].name
         self._ids = ids
-        self._rows = config.num_embeddings
         self._shape = () if optimizer.spec.states[index].rowwise else (config.embedding_dim,)
 
     def chunks(self) -> Iterator[torch.Tensor]:
@@ -143,8 +147,8 @@ class RowState(_TableState):
     def load_state_dict(self, value: torch.Tensor) -> None:
         if value is _LOADED:
             return
-        ids = torch.arange(self._rows, dtype=torch.int64, device="cpu") if self._ids is None else self._ids.loading
-        assert ids is not None
+        ids = None if self._ids is None else self._ids.loading
+        ids = row_numbers(value) if ids is None else ids
         self._raise_problem(value, len(ids))
         load(self._embedding.layout, [self.content(ids, value)])
         if self._ids is not None and self._index + 1 == len(self._optimizer.spec.states):
@@ -211,7 +215,7 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
         """
         self._embedding = embedding
         configs = {table.name: table for table in embedding.tables}
-        self._rows = {name: config.num_embeddings for name, config in configs.items()}
+        self._rows = {name: None if config.hashed else config.num_embeddings for name, config in configs.items()}
         state: dict[Any, Any] = {}
         distinct: dict[int, TableOptimizer] = {}
         for handle in params.values():
@@ -264,6 +268,9 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Loads strictly, as TorchRec's does; `<table>.momentum2` is read as `<table>.exp_avg_sq`.
 
+        `<table>.ids` may be missing: rows are then those of the ids from 0 on. So may `<table>.step`, where the formula
+        does not use it.
+
         Raises:
             ValueError, TypeError: tables, states, shapes or options that do not match, or that no update may use:
                 nothing was loaded.
@@ -274,6 +281,8 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
         }
         for name, handle in self.params.items():
             if isinstance(handle, TableParameter):
+                if name in renamed:
+                    renamed[name] = self._completed(handle, renamed[name])
                 self._check(name, handle, renamed)
         if self.defaults["_save_param_groups"]:
             self._check_groups(state_dict["param_groups"])
@@ -289,15 +298,34 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
         for name, handle in self.params.items():
             if not isinstance(handle, TableParameter):
                 continue
-            rows = self._rows[handle.table]
-            ids = given[name].get(f"{handle.table}.ids", torch.arange(rows, dtype=torch.int64, device="cpu"))
             for key, state in self.state[handle].items():
                 value = given[name][key]
                 if isinstance(state, RowState):
+                    ids = given[name].get(f"{handle.table}.ids", row_numbers(value))
                     contents.append(state.content(ids.cpu(), value))
                 elif isinstance(state, StepState):
                     numbers.append(state.number(value))
         load(self._embedding.layout, contents, numbers)
+
+    def _completed(self, handle: TableParameter, given: Mapping[str, Any]) -> dict[str, Any]:
+        """A table's values of a state dict, with those that TorchRec's leave out, and without rows that do not fit.
+
+        Rows without ids have those from 0 on. A step that no update uses stays as it is.
+        """
+        table, states, values = handle.table, self.state[handle], dict(given)
+        of_rows = [key for key, state in states.items() if isinstance(state, RowState) and key in values]
+        step = states[f"{table}.step"]
+        if f"{table}.step" not in values and not step.is_used():
+            values[f"{table}.step"] = step.state_dict()
+        if of_rows and f"{table}.ids" in states:
+            values.setdefault(f"{table}.ids", row_numbers(values[of_rows[0]]))
+        rows = self._rows[table]
+        if rows is not None and of_rows:
+            counts = {len(row_numbers(values[key])) for key in of_rows}
+            if len(counts) == 1 and counts != {rows}:
+                warn_of_rows(table, counts.pop(), rows)
+                values.update({key: values[key][:rows] for key in of_rows})
+        return values
 
     def _check_groups(self, given: Sequence[Mapping[str, Any]]) -> None:
         """Whether options can become those of the groups, which are found by the names of their parameters."""
@@ -319,7 +347,7 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
             raise ValueError(f"states of {name}: missing are {missing}, unexpected {unexpected}")
         ids = values.get(f"{handle.table}.ids")
         for key, state in states.items():
-            rows = ids.numel() if isinstance(ids, torch.Tensor) else self._rows[handle.table]
+            rows = ids.numel() if isinstance(ids, torch.Tensor) else len(row_numbers(values[key]))
             problem = state.problem(values[key], rows)
             if problem:
                 raise ValueError(f"state {key}: {problem}")

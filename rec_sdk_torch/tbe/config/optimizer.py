@@ -318,6 +318,13 @@ class TableOptimizer:
     def __post_init__(self) -> None:
         self._names = _coefficient_names(self.spec.kernel)
 
+    def uses_step(self) -> bool:
+        """Whether an update depends on its number, with the options as they are."""
+        if self.spec.between is not None or any(state.counter for state in self.spec.states):
+            return True
+        first, *later = (self.spec.coefficients(self.options, number) for number in (1, 2, 1000))
+        return any(each != first for each in later)
+
     @classmethod
     def create(cls, optimizer_class: type, kwargs: Mapping[str, Any], where: str = "") -> TableOptimizer:
         """Checks class and keywords.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ...eager import NotScripted
+from ...warn import warn
 from .layout import Layout
 from .row_parts import WEIGHT
 from .table_view import Chunk, Content, TableView, load
@@ -72,6 +74,37 @@ def save_table(layout: Layout, name: str, destination: dict[str, Any], prefix: s
     destination[f"{prefix}weight"] = whole.parts[WEIGHT]
 
 
+def row_numbers(rows: object) -> torch.Tensor:
+    """Ids from 0 on of so many rows as a tensor has; none of anything else."""
+    count = len(rows) if isinstance(rows, torch.Tensor) and rows.dim() else 0
+    return torch.arange(count, dtype=torch.int64, device="cpu")
+
+
+def fitting(content: Content) -> Content:
+    """The rows that an index table of another `num_embeddings` has too, with a warning; else the content as it is."""
+    config, parts = content.view.config, content.parts
+    counts = {len(part) for part in parts.values() if isinstance(part, torch.Tensor) and part.dim()}
+    if len(counts) != 1 or counts == {config.num_embeddings}:
+        return content
+    (count,) = counts
+    rows = min(count, config.num_embeddings)
+    cut = replace(
+        content, ids=row_numbers(torch.empty(rows)), parts={name: part[:rows] for name, part in parts.items()}
+    )
+    if cut.problem():
+        return content
+    warn_of_rows(config.name, count, config.num_embeddings)
+    return cut
+
+
+def warn_of_rows(table: str, given: int, rows: int) -> None:
+    """Says that a table is loaded with the rows of one of another size."""
+    then = "the others stay as they are" if given < rows else "the others are left out"
+    warn(
+        f"table {table!r} has num_embeddings {rows}, what is loaded {given}: {min(given, rows)} rows are loaded, {then}"
+    )
+
+
 def load_tables(
     layout: Layout,
     state_dict: Mapping[str, Any],
@@ -88,7 +121,7 @@ def load_tables(
 
     Args:
         layout: has the tables.
-        state_dict: `weight` behind the table's prefix, and of a hash table `ids`.
+        state_dict: `weight` behind the table's prefix, and of a hash table `ids`, which are those from 0 on if missing.
         prefix: what begins with it is of these tables.
         prefixes: by table name.
         strict: nothing is replaced unless every table is there, and nothing else; these lists are empty before then,
@@ -102,12 +135,14 @@ def load_tables(
         view = TableView(layout, name)
         keys = [f"{own}ids", f"{own}weight"] if view.config.hashed else [f"{own}weight"]
         wanted.update(keys)
-        missing = [key for key in keys if key not in state_dict]
-        missing_keys.extend(missing)
-        if missing:
+        weight = state_dict.get(keys[-1])
+        if weight is None:
+            missing_keys.extend(key for key in keys if key not in state_dict)
             continue
-        ids = state_dict[keys[0]] if view.config.hashed else None
-        content = Content(view, ids, {WEIGHT: state_dict[keys[-1]]}, whole=view.config.hashed)
+        ids = state_dict.get(keys[0], row_numbers(weight)) if view.config.hashed else None
+        content = Content(view, ids, {WEIGHT: weight}, whole=view.config.hashed)
+        if ids is None:
+            content = fitting(content)
         problem = content.problem()
         if problem:
             problems.append(f"{keys[-1]}: {problem}")
