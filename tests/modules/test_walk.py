@@ -70,7 +70,7 @@ def test_a_batch_that_was_prefetched(walk: Walk, device: torch.device) -> None:
         tables.wait_for_plans()
 
     walk.count(step)
-    assert tables.cache_stats()["depth_reached"] == 2
+    assert tables.cache_stats()["depth_reached"] >= 2
     assert tables.cache_stats()["rows_out"] >= 2 * ROWS, "rows leave in every batch"
     walk.check(calls=100, classes=15, cache=6, step=3)
     once = ("plan", "read_ahead", "begin", "applied", "release", "land")

@@ -70,7 +70,7 @@ class Operand {
   static constexpr int64_t kBlocksOfRepeat = 8;
   static constexpr uint64_t kRepeatBytes = kBlocksOfRepeat * kUbBlock;
 
-  // Of a value's byte, from the operand's address on.
+  // Where a value's byte is, from the operand's address on.
   uint64_t place(uint64_t byte) const {
     return (byte / kRepeatBytes * strides_.repeat + byte % kRepeatBytes / kUbBlock * strides_.block) *
                kUbBlock +

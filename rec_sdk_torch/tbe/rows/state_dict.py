@@ -89,7 +89,9 @@ def fitting(content: Content) -> Content:
     (count,) = counts
     rows = min(count, config.num_embeddings)
     cut = replace(
-        content, ids=row_numbers(torch.empty(rows)), parts={name: part[:rows] for name, part in parts.items()}
+        content,
+        ids=row_numbers(torch.empty(rows, device="cpu")),
+        parts={name: part[:rows] for name, part in parts.items()},
     )
     if cut.problem():
         return content
