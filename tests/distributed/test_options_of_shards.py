@@ -18,6 +18,9 @@ from torchrec.distributed.types import (
 )
 
 import rec_sdk_torch as rst
+from rec_sdk_torch.distributed.local_shard import _part
+from rec_sdk_torch.distributed.placement import RowWise
+from rec_sdk_torch.tbe import TableConfig
 
 
 def shard(rank: int, world_size: int, name: str) -> bool:
@@ -36,3 +39,12 @@ def shard(rank: int, world_size: int, name: str) -> bool:
 @pytest.mark.parametrize("name", OPTIONS)
 def test_shards(ranks_of: Callable[[int], Ranks], name: str) -> None:
     assert all(ranks_of(WORLD_SIZE).run(shard, name))
+
+
+@pytest.mark.parametrize("bounds", [{}, {"init_min": 0.0}, {"init_min": -0.25, "init_max": 0.5}], ids=str)
+@pytest.mark.parametrize("initializer", rst.InitializerType)
+def test_initial_weights_of_a_part(initializer: rst.InitializerType, bounds: dict[str, float]) -> None:
+    table = TableConfig("t", 100, 4, initializer_type=initializer, **bounds)
+    part = _part(table, RowWise(0, 2), 2)
+    assert part.num_embeddings == 50
+    assert (part.initializer_kind, part.init_range) == (table.initializer_kind, table.init_range)
