@@ -3,7 +3,8 @@
 Two layouts, of raw arrays: `<date and time>/<table>/rank<N>/<part>/slice.data` of each rank, and
 `<table>/<part>/slice.data` of all ranks. Parts: `key` int64 `[n]`, `embedding` float32 `[n, D]`, and `momentum1`,
 `momentum2` float32 `[n, D]`, the optimizer's states in its order. `slice.attribute` beside each: int64, bytes of an
-element and the shape. Steps and options of optimizers are not in them.
+element and the shape. Counts of admission and eviction are beside them: `rec_sdk_life.py`. Steps and options of
+optimizers are not in them.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from .errors import CheckpointError
 from .folders import is_timestamp
 from .manifest import MANIFEST
 from .owners import Owner
+from .rec_sdk_life import SavedLife, read_life
 from .room import has_room_beside
 
 _KEY, _EMBEDDING = "key", "embedding"
@@ -90,11 +92,12 @@ def _array(save: Path, folder: Path, dtype: Any, columns: int | None = None) -> 
 
 @dataclass(eq=False)
 class _Table:
-    """A table of a model and its arrays, those of each rank: `key`, then the parts by name."""
+    """A table of a model and its arrays, those of each rank: `key`, then the parts by name; and what is counted."""
 
     owner: Owner
     name: str
     arrays: list[tuple[np.ndarray, dict[str, np.ndarray]]]
+    life: SavedLife | None
 
     def pieces(self, rows: int) -> Iterator[Rows]:
         """Rows that are at home in this process, so many at a time."""
@@ -132,7 +135,8 @@ def _table(owner: Owner, name: str, folder: Path) -> _Table:
         if wrong:
             raise CheckpointError(f"{rank}: {wrong} have another number of rows than its {len(ids)} ids")
         arrays.append((ids, parts))
-    return _Table(owner, name, arrays)
+    keys = [ids for ids, _ in arrays]
+    return _Table(owner, name, arrays, read_life(owner, name, folder, list(zip(ranks, keys, strict=True))))
 
 
 def _check(table: _Table, folder: Path) -> None:
@@ -182,6 +186,14 @@ def write_over(owners: Sequence[Owner], found: Sequence[Sequence[_Table]]) -> No
             parts = {name: torch.cat([each.parts[name] for each in whole]) for name in names if whole}
             contents.append(Content(view, ids, parts))
         load(owner.embedding.layout, contents)
+
+
+def put_life(found: Sequence[Sequence[_Table]]) -> None:
+    """Sets what is counted of the rows, once they are in the tables."""
+    for tables in found:
+        for table in tables:
+            if table.life is not None:
+                table.life.put(table.owner.embedding.view(table.name))
 
 
 def has_room(found: Sequence[Sequence[_Table]], folder: Path) -> bool:

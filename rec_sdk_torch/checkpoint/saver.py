@@ -171,6 +171,7 @@ def _load_rec_sdk(owners: Sequence[Owner], team: Team, folder: Path, incremental
         else:
             beside = team.together(lambda: rec_sdk.has_room(found, folder))[team.rank]
             put_in_place(team, owners, rec_sdk.replacements(owners, found, beside))
+        team.together(lambda: rec_sdk.put_life(found))
         for owner in owners:
             drop_marks(owner.embedding)
     return str(folder)

@@ -13,6 +13,7 @@ from tables import contents, make, train
 from test_saver import refused, same
 
 import rec_sdk_torch as rst
+from rec_sdk_torch.tbe import TableOptimizer
 
 ADAM = (torch.optim.Adam, {"lr": 0.01})
 STATES = ("exp_avg", "exp_avg_sq")
@@ -82,6 +83,109 @@ def test_an_incremental_save_is_written_over_the_tables(tmp_path: Path) -> None:
             i: row for i, row in before[name].items() if i not in last
         }
         assert [now[name][i] for i in last] == [wanted[name][i] for i in last]
+
+
+LIFE = {"life": rst.TableLife(admit_threshold=2, evict_age=50, max_rows=1000)}
+
+
+def seen(target: Any, ids: torch.Tensor, times: torch.Tensor) -> None:
+    """A step in which every id is seen twice, at its time."""
+    twice, stamps = ids.repeat(2), times.repeat(2)
+    target(twice, torch.arange(len(twice) + 1), timestamps=stamps).sum().backward()
+
+
+def alive(**options: Any) -> Any:
+    config = rst.TableConfig("a", 60, 4, **LIFE, **options)
+    adagrad = TableOptimizer.create(torch.optim.Adagrad, {"lr": 0.1})
+    return rst.TableBatchedEmbedding([config], optimizer=adagrad, cache=20)
+
+
+def counted(path: Path, ranks: int, source: Any, seen_by: list[tuple[list[int], list[int]]]) -> None:
+    """A save of `source` with counts, and with the timestamps that each rank has seen."""
+    save(source, path, ranks, ("sum",))
+    for rank in range(max(1, ranks)):
+        folder = path / "a" / (f"rank{rank}" if ranks else "")
+        ids = np.fromfile(folder / "key" / "slice.data", np.int64)
+        write(folder / "admit_count", np.where(ids == 3, -1, ids + 100))
+        own = seen_by[rank : rank + 1] if ranks else seen_by
+        keys, times = (np.array([each for part in own for each in part[k]], np.int64) for k in (0, 1))
+        write(folder / "evict_timestamp", keys)
+        if len(keys):
+            (folder / "evict_timestamp" / "slice.data").rename(folder / "evict_timestamp" / "slice_evict_key.data")
+            times.tofile(folder / "evict_timestamp" / "slice_evict_ts.data")
+
+
+SEEN = [([1, 2, 40], [500, 510, 530]), ([2, 3, 4], [505, 520, 400])]
+"""Ids and times of two ranks: id 2 is seen by both, 40 has no row."""
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_counts_and_timestamps(ranks: int, tmp_path: Path) -> None:
+    source, target = alive(), alive()
+    ids = torch.tensor([1, 2, 3, 4, 5])
+    seen(source, ids, torch.full((5,), 7))
+    counted(tmp_path / "save", ranks, source, SEEN)
+    rst.Saver().load(target, tmp_path / "save")
+    view = target.view("a")
+    columns = view.row_columns(ids)
+    assert columns["count"].tolist() == [101, 102, 0, 104, 105]
+    assert columns["timestamp"][:4].tolist() == [500, 510, 520, 400]
+    assert view.clocks()["timestamp"] == 530
+    assert view.evict() == 1  # at 400; the fifth has not been seen
+    assert sorted(view.ids().tolist()) == [1, 2, 3, 5]
+
+
+def test_counts_and_timestamps_of_an_incremental_save(tmp_path: Path) -> None:
+    source, target = alive(), alive()
+    ids = torch.tensor([1, 2, 3, 4, 5])
+    seen(source, ids[:2], torch.full((2,), 7))
+    seen(target, ids, torch.tensor([501, 400, 400, 600, 400]))
+    counted(tmp_path / "save", 0, source, SEEN)
+    before = target.view("a").row_columns(ids)["count"].tolist()
+    rst.Saver().load(target, tmp_path / "save", incremental=True)
+    columns = target.view("a").row_columns(ids)
+    assert columns["timestamp"].tolist() == [501, 510, 520, 600, 400]
+    assert columns["count"].tolist() == [101, 102, *before[2:]]
+    assert target.view("a").clocks()["timestamp"] == 600
+
+
+def test_rules_that_need_neither_counts_nor_timestamps(tmp_path: Path) -> None:
+    source = alive()
+    seen(source, torch.arange(5), torch.full((5,), 7))
+    counted(tmp_path / "save", 0, source, SEEN)
+    plain = rst.TableBatchedEmbedding([rst.TableConfig("a", 60, 4)], cache=20)
+    with pytest.warns(UserWarning, match="1 optimizer states"):
+        rst.Saver().load(plain, tmp_path / "save")
+    assert plain.view("a").row_columns(torch.arange(5)) == {}
+
+
+def test_damaged_counts_and_timestamps(tmp_path: Path) -> None:
+    source, target = alive(), alive()
+    seen(source, torch.arange(5), torch.full((5,), 7))
+    counted(tmp_path / "save", 0, source, SEEN)
+    rst.Saver().load(target, tmp_path / "save")
+    for name in (
+        "admit_count/slice.data",
+        "evict_timestamp/slice_evict_key.data",
+        "evict_timestamp/slice_evict_ts.data",
+    ):
+        file = tmp_path / "save" / "a" / name
+        raw = file.read_bytes()
+        file.write_bytes(raw[:-4])
+        with pytest.raises(rst.CheckpointError, match=f"{file.name}: damaged"):
+            rst.Saver().load(target, tmp_path / "save")
+        file.write_bytes(raw + raw[:8])
+        with pytest.raises(
+            rst.CheckpointError, match=r"has 6 counts, 5 ids|and 6 timestamps|has 7 ids and 6|has 6 ids and 7"
+        ):
+            rst.Saver().load(target, tmp_path / "save")
+        file.write_bytes(raw)
+    counts = tmp_path / "save" / "a" / "admit_count" / "slice.data"
+    counts.write_bytes(counts.read_bytes()[:-8])
+    with pytest.warns(UserWarning, match="has counts of 4 of 5 ids"):
+        rst.Saver().load(target, tmp_path / "save")
+    assert target.view("a").row_columns(torch.arange(5))["count"].tolist() == [0] * 5
+    assert target.view("a").row_columns(torch.tensor([2]))["timestamp"].tolist() == [510]
 
 
 def test_another_optimizer_gets_weights_alone(tmp_path: Path) -> None:
