@@ -101,7 +101,7 @@ class LeastCopies:
     """Copied in or out."""
 
     ROW_INSTRUCTIONS = 4
-    """The scalar unit takes this many for a row, loops apart: it reads its slot, makes both addresses, issues the copy."""
+    """The scalar unit's least for a row, loops apart: it reads a slot, makes both addresses, issues the copy."""
 
     def seconds(self, kernels: Sequence[Kernel], least_bytes: int, cores: int, chip: Chip) -> float:
         """The least time of these kernels in the model: an even share of each engine's work on each core."""

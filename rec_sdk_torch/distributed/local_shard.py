@@ -141,7 +141,9 @@ class HomeTables(CachedCollection):
         handle = ShardHandle(self._embedding, self._embedding.view(old.table).config, None)
         old_weight = old.weight
         shape, dtype = (0, old_weight.shape[1]), old_weight.dtype
-        handle._parameters.replace(old_weight.twin(torch.empty(shape, dtype=dtype, device=self._embedding.device)))
+        weight = old_weight.twin(torch.empty(shape, dtype=dtype, device=self._embedding.device))
+        weight.sharded = True
+        handle._parameters.replace(weight)
         return handle
 
     def _take_over(self, source: TableBatchedEmbedding, placements: list[Placement], exchange: Exchange) -> None:

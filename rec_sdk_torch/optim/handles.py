@@ -75,6 +75,8 @@ class TableParameter(_NotWritten, torch.nn.Parameter):
     """
 
     embedding_optimizer_cls: type | None
+    sharded = False
+    """Whether other ranks have the other rows of the table."""
 
     @classmethod
     def create(cls, config: TableConfig, device: torch.device, embedding_optimizer_cls: type | None) -> TableParameter:

@@ -15,6 +15,7 @@ from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_h
 from ..formulas import class_name, spec_for
 from ..tbe import TableOptimizer
 from ..tbe.config.optimizer import check_options
+from .sharded_defaults import as_updated, check_decay, decays
 
 OPTIMIZERS, CLASSES, KEYWORDS = NOTES = ("_in_backward_optimizers", "_optimizer_classes", "_optimizer_kwargs")
 """The attributes that torch notes an optimizer in, the last one last."""
@@ -25,6 +26,7 @@ class Handle(Protocol):
 
     table: str
     embedding_optimizer_cls: type | None
+    sharded: bool
 
     def requested(self) -> list[tuple[type, dict[str, Any]]]: ...
 
@@ -55,6 +57,8 @@ class Keywords(list[dict[str, Any]]):
             (group,) = optimizer.param_groups
             # torch filled in its own defaults, which need not be those of tables
             group.update({name: made.options[name] for name in made.options.keys() - keywords.keys()})
+            if decays(optimizer_class, keywords):
+                group["decoupled_weight_decay"] = True
             optimizer.defaults = defaults_of([made])
             check_options(made.where, made.spec, group)
         except BaseException:
@@ -110,7 +114,7 @@ def check(
             f"apply_optimizer_in_backward gives it {class_name(optimizer_class)}: change one of the two"
         )
     where = f"table {handle.table!r}, {optimizer_class.__name__}"
-    optimizer = TableOptimizer.create(optimizer_class, keywords, where)
+    optimizer = TableOptimizer.create(*as_updated(optimizer_class, keywords, handle.sharded), where)
     for given, options in before:
         if given is not optimizer_class or options != dict(keywords):
             raise RuntimeError(
@@ -146,7 +150,7 @@ def table_optimizers(handles: Mapping[str, Handle]) -> dict[str, TableOptimizer]
     """The optimizer of each table that has one: one for all tables of a call of ours, one for each table of torch's.
 
     Raises:
-        TypeError, ValueError, RuntimeError: see `check`.
+        TypeError, ValueError, RuntimeError: see `check`, and `check_decay`.
     """
     shared: list[tuple[dict[str, Any], TableOptimizer]] = []
     result: dict[str, TableOptimizer] = {}
@@ -156,6 +160,8 @@ def table_optimizers(handles: Mapping[str, Handle]) -> dict[str, TableOptimizer]
             continue
         _check_hooked(handle)
         cls, keywords = requested[0]
+        if not handle.sharded:
+            check_decay(name, cls, keywords)
         optimizer = check(handle, cls, keywords, requested[1:])
         if handle.__dict__[OPTIMIZERS]:
             group = handle.__dict__[OPTIMIZERS][0].param_groups[0]

@@ -140,7 +140,6 @@ def test_parity_goes_by_family(device: torch.device, made_for: type) -> None:
     [
         (torch.optim.SGD, {}, r"'t0'.*embedding_optimizer_cls=torch\.optim\.adam\.Adam.*sgd\.SGD"),
         (torch.optim.NAdam, {}, "NAdam.*has no fused update; supported are .*SparseAdam"),
-        (torch.optim.Adam, {"weight_decay": 0.1}, "'t0'.*weight_decay=0.1 is not supported"),
     ],
 )
 def test_what_a_table_cannot_have_is_refused_by_torchs_apply(

@@ -39,7 +39,7 @@ REFUSED: list[tuple[type, dict[str, Any], type[Exception], str]] = [
     (RMSPROP, {"capturable": True}, ValueError, "capturable=True is not supported"),
     (RMSPROP, {"use_accumulate": True}, TypeError, "need an Accumulate optimizer class"),
     (ADAM, {"amsgrad": True}, ValueError, "amsgrad=True"),
-    (ADAM, {"weight_decay": 1e-4}, ValueError, "weight_decay=0.0001"),
+    (ADAGRAD, {"weight_decay": 1e-4}, ValueError, "weight_decay=0.0001"),
     (torch.optim.SparseAdam, {"maximize": True}, ValueError, "maximize=True"),
     (rst.AccumulateSGD, {"dampening": 0.9}, ValueError, "dampening=0.9"),
     (SGD, {"learning_rate": 0.1}, TypeError, "learning_rate=0.1"),
