@@ -132,7 +132,7 @@ class UnifiedBuffer {
   uint32_t valid(uint32_t block) const { return blocks_[block].write > start_ ? blocks_[block].valid : 0; }
 
   // Whether one instruction of this core, within the limits, wrote all blocks of the span last, and every
-  // byte of it holds data. Of blocks before the last one it looks at all bytes.
+  // byte of it holds data. It looks at all bytes of the blocks before the last one.
   bool was_written_at_once(UbSpan span, const Limits& limits) const {
     const uint32_t last = span.end_block() - 1;
     const Stamp write = blocks_[last].write;
