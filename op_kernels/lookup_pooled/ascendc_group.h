@@ -34,17 +34,18 @@ class BagGroup {
     const auto bags = static_cast<uint32_t>(minimum(most, most_));
     const auto first = static_cast<uint32_t>(begin),
                room = static_cast<uint32_t>(minimum<int64_t>(rows, 1 << 30));
-    uint32_t row = 0, count = 0;
-    longest_ = 0;
+    const uint32_t row_pitch = row_pitch_;
+    uint32_t row = 0, count = 0, longest = 0;
     for (; count < bags; ++count) {
       const uint32_t end = static_cast<uint32_t>(ends.GetValue(count)) - first, length = end - row;
       if (length - 1 >= kLongest || end > room) break;
-      bags_[count] = {row * row_pitch_, length};
-      longest_ = maximum(longest_, length);
+      bags_[count] = {row * row_pitch, length};
+      longest = maximum(longest, length);
       row = end;
     }
     rows_ = row;
-    equal_ = row == count * longest_;
+    longest_ = longest;
+    equal_ = row == count * longest;
     return count;
   }
   // The rows of the bags that were listed.
@@ -59,6 +60,8 @@ class BagGroup {
       copy_values(sums, rows, count * width_);
     } else if (equal_ && longest_ > 1 && in_repeats()) {
       add_equal(sums, rows, count);
+    } else if (equal_ && longest_ > 1 && in_blocks(count)) {
+      add_narrow(sums, rows, static_cast<uint32_t>(count));
     } else {
       add_each(sums, rows, count);
     }
@@ -74,10 +77,14 @@ class BagGroup {
     return width_ == pitch_ && row_pitch_ == static_cast<uint32_t>(width_);
   }
 
-  // Whether an instruction can step from a bag to the next, if they are of equal length.
-  __aicore__ inline bool in_repeats() const {
-    constexpr uint32_t kFarthest = UINT8_MAX;
-    return width_ % OneMask::kRepeat == 0 && longest_ * row_pitch_ / kFloats <= kFarthest;
+  // Blocks from a bag to the next, if they are of equal length.
+  __aicore__ inline uint32_t step() const { return longest_ * row_pitch_ / kFloats; }
+  static constexpr uint32_t kFarthest = UINT8_MAX;  // that an instruction can step
+  __aicore__ inline bool in_repeats() const { return width_ % OneMask::kRepeat == 0 && step() <= kFarthest; }
+  // Whether instructions on a block of 8 bags are fewer than those on a bag.
+  __aicore__ inline bool in_blocks(int64_t count) const {
+    return width_ % kFloats == 0 && step() <= kFarthest && width_ < OneMask::kRepeat &&
+           width_ <= count * kFloats;
   }
 
   // Bags of longest_ rows each, at least 2: an instruction adds 64 columns of a row of every bag.
@@ -85,7 +92,7 @@ class BagGroup {
                                    int64_t count) const {
     const auto width = static_cast<uint32_t>(width_);
     const auto to = static_cast<uint8_t>(pitch_ / kFloats);
-    const auto from = static_cast<uint8_t>(longest_ * row_pitch_ / kFloats);
+    const auto from = static_cast<uint8_t>(step());
     OneMask::begin(count * OneMask::kRepeat);
     for (uint32_t column = 0; column < width; column += OneMask::kRepeat) {
       OneMask::add_repeats(sums[column], rows[column], rows[row_pitch_ + column], to, from, from);
@@ -97,6 +104,31 @@ class BagGroup {
       }
     }
     OneMask::end();
+  }
+
+  // The same, where an instruction adds 8 columns of a row of 8 bags.
+  __aicore__ inline void add_narrow(const LocalTensor<float>& sums, const LocalTensor<float>& rows,
+                                    uint32_t count) const {
+    constexpr auto kBags = static_cast<uint32_t>(OneMask::kBlocks);
+    const uint32_t bag = longest_ * row_pitch_, pitch = static_cast<uint32_t>(pitch_);
+    for (uint32_t first = 0; first < count; first += kBags) {
+      OneMask::begin(minimum(kBags, count - first) * kFloats);
+      add_blocks(sums[first * pitch], rows[first * bag]);
+      OneMask::end();
+    }
+  }
+  __aicore__ inline void add_blocks(const LocalTensor<float>& sums, const LocalTensor<float>& rows) const {
+    const auto to = static_cast<uint8_t>(pitch_ / kFloats), from = static_cast<uint8_t>(step());
+    const auto width = static_cast<uint32_t>(width_), end = longest_ * row_pitch_;
+    for (uint32_t column = 0; column < width; column += kFloats) {
+      OneMask::add_blocks(sums[column], rows[column], rows[row_pitch_ + column], to, from, from);
+    }
+    for (uint32_t place = 2 * row_pitch_; place != end; place += row_pitch_) {
+      vector_barrier();
+      for (uint32_t column = 0; column < width; column += kFloats) {
+        OneMask::add_blocks(sums[column], sums[column], rows[place + column], to, to, from);
+      }
+    }
   }
 
   __aicore__ inline void add_each(const LocalTensor<float>& sums, const LocalTensor<float>& rows,

@@ -46,6 +46,13 @@ class OneMask {
     AscendC::Add<float, false>(to, a, b, AscendC::MASK_PLACEHOLDER, 1,
                                {1, 1, 1, to_repeat, a_repeat, b_repeat});
   }
+  // One repeat of at most 8 blocks, which are `to_block` and `block` blocks apart. to = a + b:
+  static constexpr int64_t kBlocks = 8;
+  __aicore__ inline static void add_blocks(const LocalTensor<float>& to, const LocalTensor<float>& a,
+                                           const LocalTensor<float>& b, uint8_t to_block, uint8_t a_block,
+                                           uint8_t b_block) {
+    AscendC::Add<float, false>(to, a, b, AscendC::MASK_PLACEHOLDER, 1, {to_block, a_block, b_block, 8, 8, 8});
+  }
   // to = a * b, a being the same in each:
   __aicore__ inline static void multiply_repeats(const LocalTensor<float>& to, const LocalTensor<float>& a,
                                                  const LocalTensor<float>& b, uint8_t to_repeat,
