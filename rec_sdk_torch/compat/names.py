@@ -21,7 +21,6 @@ _CONFIGS = (
 )
 _SEQUENCES, _BAGS = "EmbCacheEmbeddingCollection", "EmbCacheEmbeddingBagCollection"
 _HASH = ("HashEmbeddingBagCollection", "HashEmbeddingBagConfig")
-_PATHS = "rec_sdk_torch.compat.paths"
 
 MODULES: dict[str, tuple[str, ...]] = {
     "torchrec_embcache": (),
@@ -48,7 +47,76 @@ MODULES: dict[str, tuple[str, ...]] = {
     "hybrid_torchrec.saver": ("Saver",),
     "hybrid_torchrec.utils": ("safe_makedirs",),
 }
-"""The names of each module; all are `rec_sdk_torch`'s, but for those of `utils`."""
+"""The names of each module; all are `rec_sdk_torch`'s, but for those in `_SOURCES`."""
+
+_MODULES_OF_DYNAMICEMB: dict[str, dict[str, str]] = {
+    "": {
+        "admission": "AdmissionStrategy Counter FrequencyAdmissionStrategy KVCounter",
+        "dump_load": "DynamicEmbDump DynamicEmbLoad",
+        "enums": (
+            "BATCH_SIZE_PER_DUMP BUCKET_ALIGNMENT DEMB_TABLE_ALIGN_SIZE MAX_BUCKET_CAPACITY DynamicEmbCheckMode "
+            "DynamicEmbEvictStrategy DynamicEmbInitializerArgs DynamicEmbInitializerMode DynamicEmbPoolingMode "
+            "DynamicEmbScoreStrategy ScoreStrategy data_type_to_dtype data_type_to_dyn_emb dyn_emb_to_torch "
+            "string_to_evict_strategy torch_to_dyn_emb"
+        ),
+        "options": (
+            "DynamicEmbTableOptions EmbOptimType align_to_table_size get_sharded_table_capacity get_table_value_bytes"
+        ),
+    },
+    ".batched_dynamicemb_tables": {"tables": "BatchedDynamicEmbeddingTablesV2"},
+    ".dump_load": {"dump_load": "DynamicEmbDump DynamicEmbLoad find_sharded_modules get_dynamic_emb_module"},
+    ".dynamicemb_config": {
+        "enums": (
+            "BATCH_SIZE_PER_DUMP DEFAULT_BUCKET_CAPACITY DEFAULT_INDEX_TYPE DYNAMICEMB_CSTM_SCORE_CHECK "
+            "SUPPORTED_DIST_TYPES DynamicEmbCheckMode DynamicEmbEvictStrategy DynamicEmbInitializerArgs "
+            "DynamicEmbInitializerMode DynamicEmbKernel DynamicEmbPoolingMode DynamicEmbScoreStrategy ScoreStrategy "
+            "data_type_to_dtype data_type_to_dyn_emb dyn_emb_to_torch normalize_score_strategy "
+            "string_to_evict_strategy BUCKET_ALIGNMENT DEMB_TABLE_ALIGN_SIZE MAX_BUCKET_CAPACITY"
+        ),
+        "options": (
+            "DynamicEmbTableOptions align_to_table_size complete_initializer_args get_optimizer_state_dim "
+            "get_sharded_table_capacity get_table_value_bytes"
+        ),
+    },
+    ".embedding_admission": {"admission": "FrequencyAdmissionStrategy KVCounter"},
+    ".incremental_dump": {"incremental_dump": "get_score incremental_dump set_score"},
+    ".optimizer": {"options": "EmbOptimType get_optimizer_state_dim"},
+    ".planner": {
+        "planner": (
+            "DynamicEmbParameterConstraints DynamicEmbParameterSharding DynamicEmbeddingEnumerator "
+            "DynamicEmbeddingShardingPlanner"
+        )
+    },
+    ".shard": {
+        "shard": (
+            "DynamicEmbeddingBagCollectionSharder DynamicEmbeddingCollectionSharder "
+            "ShardedDynamicEmbeddingBagCollection ShardedDynamicEmbeddingCollection"
+        )
+    },
+    ".types": {
+        "admission": "AdmissionStrategy Counter",
+        "enums": (
+            "BUCKET_ALIGNMENT COUNTER_TYPE DEMB_TABLE_ALIGN_SIZE DynamicEmbInitializerArgs DynamicEmbInitializerMode "
+            "EMBEDDING_TYPE KEY_TYPE MAX_BUCKET_CAPACITY OPT_STATE_TYPE SCORE_TYPE"
+        ),
+    },
+    ".utils": {"enums": "DTYPE_NUM_BYTES torch_to_dyn_emb"},
+}
+"""The modules of dynamicemb: names, by the module of `rec_sdk_torch.compat.dynamicemb` that has them."""
+_SOURCES = {
+    (module, name): "rec_sdk_torch.compat.paths"
+    for module in ("torchrec_embcache.utils", "hybrid_torchrec.utils")
+    for name in MODULES[module]
+} | {
+    (f"{package}{module}", name): f"rec_sdk_torch.compat.dynamicemb.{source}"
+    for package in ("dynamicemb", "dynamic_emb")  # the latter is Rec SDK 2's
+    for module, sources in _MODULES_OF_DYNAMICEMB.items()
+    for source, names in sources.items()
+    for name in names.split()
+}
+for _module, _name in _SOURCES:
+    if _name not in MODULES.get(_module, ()):
+        MODULES[_module] = (*MODULES.get(_module, ()), _name)
 
 _PACKAGES = sorted({name.partition(".")[0] for name in MODULES})
 
@@ -61,7 +129,7 @@ class _Module(types.ModuleType):
         if name not in names:
             offered = f"it has {', '.join(names)}" if names else "it has submodules only"
             raise AttributeError(f"module {self.__name__!r} of rec_sdk_torch.compat has no {name!r}; {offered}")
-        source = _PATHS if self.__name__.endswith(".utils") else "rec_sdk_torch"
+        source = _SOURCES.get((self.__name__, name), "rec_sdk_torch")
         value = getattr(importlib.import_module(source), name)
         setattr(self, name, value)
         return value

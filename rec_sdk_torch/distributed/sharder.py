@@ -24,6 +24,7 @@ class TableSharder(BaseEmbeddingSharder[Any]):
     """Divides the tables of a collection among ranks, row-wise or table-wise, or gives every rank all of them."""
 
     _type: type[torch.nn.Module]
+    _sharded: type[ShardedCollection] = ShardedCollection
 
     def __init__(
         self,
@@ -129,7 +130,7 @@ class TableSharder(BaseEmbeddingSharder[Any]):
 
         exchange.join(f"collection {module_fqn!r}" if module_fqn else f"the collection of tables {names}", tell)
         self._fill(collections[0], module, placements, exchange)
-        return ShardedCollection(collections[0], placements, exchange)
+        return self._sharded(collections[0], placements, exchange)
 
     def _device_of(self, module: Any, given: torch.device | None) -> torch.device:
         """The device of a rank's tables: the one that is given, as TorchRec has it, which is never meta."""

@@ -1,0 +1,122 @@
+"""`DynamicEmbDump` and `DynamicEmbLoad` of whole models, and the search for the dynamic tables of a model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torchrec.distributed.model_parallel import get_unwrapped_module
+
+from ...distributed.sharded import ShardedCollection
+from ...warn import warn
+from .scored import ScoredTables
+from .shard import _ShardedTables
+
+
+def find_sharded_modules(module: torch.nn.Module, path: str = "") -> list[tuple[str, str, torch.nn.Module]]:
+    """Path, name and module of each sharded collection. The model itself has the path and the name `model`."""
+    found: list[tuple[str, str, torch.nn.Module]] = []
+    waiting = [(module, f"{path}model", "model")]
+    while waiting:
+        current, current_path, name = waiting.pop()
+        current = get_unwrapped_module(current)
+        if isinstance(current, ShardedCollection):
+            found.append((current_path, name, current))
+        else:
+            waiting += [(child, f"{current_path}.{own}", own) for own, child in current.named_children()]
+    return found
+
+
+def get_dynamic_emb_module(model: torch.nn.Module) -> list[ScoredTables]:
+    """The dynamic tables in a model: one object for each sharded collection or lookup module."""
+    found: list[ScoredTables] = []
+    for module in model.modules():
+        if isinstance(module, _ShardedTables):
+            found += [module.dynamic] if module.dynamic.table_names else []
+        elif isinstance(module, ScoredTables):
+            found.append(module)
+    return found
+
+
+def dynamic_tables(model: torch.nn.Module, what: str) -> list[tuple[str, str, ScoredTables]]:
+    """Path, name and dynamic tables of each sharded collection that has some; warns where there are none."""
+    found = [
+        (path, name, tables)
+        for path, name, module in find_sharded_modules(model)
+        for tables in get_dynamic_emb_module(module)
+    ]
+    if not found:
+        warn(f"the model has no sharded collection with dynamic tables: {what}")
+    return found
+
+
+def DynamicEmbDump(  # noqa: N802  # the name is dynamicemb's
+    path: str | os.PathLike[str],
+    model: torch.nn.Module,
+    table_names: Mapping[str, Sequence[str]] | None = None,
+    optim: bool | None = False,
+    counter: bool | None = False,
+    pg: dist.ProcessGroup | None = None,
+    allow_overwrite: bool = False,
+) -> None:
+    """Writes the rows of all dynamic tables into a folder, each rank its own; all ranks have to call it.
+
+    Args:
+        path: an empty folder, or one that is made.
+        model: has sharded collections, each of which gets a folder of its path, such as `model.tables`.
+        table_names: of the tables of each collection, by its path; None for all.
+        optim: writes optimizer states too.
+        counter: writes what is counted of ids that are not admitted too.
+        pg: the ranks; None for all.
+        allow_overwrite: the folder may have files.
+
+    Raises:
+        FileExistsError: the folder has files.
+        NotADirectoryError: the path is no folder.
+    """
+    folder = Path(path)
+    problem: OSError | None = None
+    if folder.exists() and not folder.is_dir():
+        problem = NotADirectoryError(f"{folder} is no folder")
+    elif folder.exists() and any(folder.iterdir()) and not allow_overwrite:
+        problem = FileExistsError(f"{folder} has files: give another folder, or allow_overwrite=True")
+    _together(pg)  # no rank writes before all have looked
+    if problem is not None:
+        raise problem
+    for collection, _, tables in dynamic_tables(model, "nothing is dumped"):
+        own = folder / collection
+        own.mkdir(parents=True, exist_ok=True)
+        names = None if table_names is None else table_names.get(collection)
+        tables.dump(own, bool(optim), bool(counter), names, pg)
+    _together(pg)
+
+
+def DynamicEmbLoad(  # noqa: N802  # the name is dynamicemb's
+    path: str | os.PathLike[str],
+    model: torch.nn.Module,
+    table_names: Mapping[str, Sequence[str]] | None = None,
+    optim: bool = False,
+    counter: bool = False,
+    pg: dist.ProcessGroup | None = None,
+) -> None:
+    """Reads what `DynamicEmbDump` wrote, on any number of ranks; arguments are as there.
+
+    Raises:
+        FileNotFoundError, ValueError: there is no such folder, or a dump that is not whole or of other tables.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no folder {folder}")
+    for collection, _, tables in dynamic_tables(model, "nothing is loaded"):
+        names = None if table_names is None else table_names.get(collection)
+        tables.load(folder / collection, optim, counter, names, pg)
+    _together(pg)
+
+
+def _together(pg: dist.ProcessGroup | None) -> None:
+    """Waits for all ranks."""
+    if dist.is_initialized():
+        dist.barrier(group=pg)

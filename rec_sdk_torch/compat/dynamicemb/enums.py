@@ -1,0 +1,228 @@
+"""The enumerations and data types of dynamicemb, by its names and values."""
+
+from __future__ import annotations
+
+import enum
+import os
+from dataclasses import dataclass
+
+import torch
+from torchrec.modules.embedding_configs import data_type_to_dtype
+from torchrec.types import DataType
+
+KEY_TYPE = torch.int64
+EMBEDDING_TYPE = torch.float32
+SCORE_TYPE = torch.int64
+OPT_STATE_TYPE = torch.float32
+COUNTER_TYPE = torch.int64
+DEFAULT_INDEX_TYPE = torch.int64
+DEMB_TABLE_ALIGN_SIZE = 16
+BUCKET_ALIGNMENT = DEMB_TABLE_ALIGN_SIZE
+MAX_BUCKET_CAPACITY = 2**63 - 1
+"""A `bucket_capacity` that makes one bucket of the whole table of a rank."""
+DEFAULT_BUCKET_CAPACITY = 128
+BATCH_SIZE_PER_DUMP = 65536
+SUPPORTED_DIST_TYPES = ("continuous", "roundrobin", "hash_roundrobin")
+DYNAMICEMB_CSTM_SCORE_CHECK = "DYNAMICEMB_CSTM_SCORE_CHECK"
+DynamicEmbKernel = "DynamicEmb"
+DTYPE_NUM_BYTES = {dtype: dtype.itemsize for dtype in (torch.float32, torch.float16, torch.bfloat16)}
+
+
+@enum.unique
+class EvictStrategy(enum.Enum):
+    """The order in which a full table loses rows; `str()` of it is written into dumps."""
+
+    KLru = 0
+    KLfu = 1
+    KEpochLru = 2
+    KEpochLfu = 3
+    KCustomized = 4
+
+
+@enum.unique
+class DynamicEmbEvictStrategy(enum.Enum):
+    """`EvictStrategy` by its names in options. The score strategy of a table decides it."""
+
+    LRU = EvictStrategy.KLru
+    LFU = EvictStrategy.KLfu
+    EPOCH_LRU = EvictStrategy.KEpochLru
+    EPOCH_LFU = EvictStrategy.KEpochLfu
+    CUSTOMIZED = EvictStrategy.KCustomized
+
+
+@enum.unique
+class DynamicEmbCheckMode(enum.IntEnum):
+    """The effect of an id that finds no place. Here every id finds one, so that all modes are the same."""
+
+    ERROR = 0
+    WARNING = 1
+    IGNORE = 2
+
+
+class DynamicEmbPoolingMode(enum.IntEnum):
+    """The result of a bag: the sum of its rows, their mean, or each of them."""
+
+    SUM = 0
+    MEAN = 1
+    NONE = 2
+
+
+class DynamicEmbScoreStrategy(enum.IntEnum):
+    """The score of a row, by which a full table chooses the rows that leave: those with the lowest.
+
+    TIMESTAMP: the time of its last batch; STEP: the number of its last batch; CUSTOMIZED: the number that `set_score`
+    gave before its last batch; LFU: how often it was looked up; NO_EVICTION: none, and the table grows.
+    """
+
+    TIMESTAMP = 0
+    STEP = 1
+    CUSTOMIZED = 2
+    LFU = 3
+    NO_EVICTION = 4
+
+
+ScoreStrategy = DynamicEmbScoreStrategy | tuple[DynamicEmbScoreStrategy, ...]
+
+_COMPOUND = {DynamicEmbScoreStrategy.TIMESTAMP, DynamicEmbScoreStrategy.LFU}
+
+
+def normalize_score_strategy(score_strategy: ScoreStrategy | None) -> ScoreStrategy | None:
+    """The strategy, without the tuple around a single one; None as it is.
+
+    Raises:
+        TypeError: something else than strategies.
+        NotImplementedError: a tuple other than TIMESTAMP with LFU.
+    """
+    if score_strategy is None:
+        return None
+    given = score_strategy if isinstance(score_strategy, tuple) else (score_strategy,)
+    for each in given:
+        if not isinstance(each, DynamicEmbScoreStrategy):
+            raise TypeError(
+                f"score_strategy is {score_strategy!r}, expected DynamicEmbScoreStrategy or a tuple of them"
+            )
+    if len(given) == 1:
+        return given[0]
+    if len(given) != len(_COMPOUND) or set(given) != _COMPOUND:
+        raise NotImplementedError(f"score_strategy {given}: of tuples there is TIMESTAMP with LFU alone, in any order")
+    return given
+
+
+def evicts_by(score_strategy: ScoreStrategy) -> DynamicEmbScoreStrategy:
+    """The strategy that chooses the rows that leave: of TIMESTAMP with LFU the latter."""
+    if isinstance(score_strategy, tuple):
+        return DynamicEmbScoreStrategy.LFU
+    return score_strategy
+
+
+def is_timed(score_strategy: ScoreStrategy) -> bool:
+    """Whether increments of a table are chosen by time."""
+    return DynamicEmbScoreStrategy.TIMESTAMP in (
+        score_strategy if isinstance(score_strategy, tuple) else (score_strategy,)
+    )
+
+
+def warns_of_lower_scores() -> bool:
+    """Whether a score that is lower than the one before is worth a warning: the environment can say no with 0."""
+    return os.getenv(DYNAMICEMB_CSTM_SCORE_CHECK) != "0"
+
+
+class DynamicEmbInitializerMode(enum.Enum):
+    """How initial weights are drawn."""
+
+    NORMAL = "normal"
+    TRUNCATED_NORMAL = "truncated_normal"
+    UNIFORM = "uniform"
+    CONSTANT = "constant"
+    DEBUG = "debug"
+
+
+@dataclass(eq=False)
+class DynamicEmbInitializerArgs:
+    """Initial weights. Two are equal if they have one mode and the same numbers of those that the mode reads.
+
+    Attributes:
+        mode: how they are drawn.
+        mean, std_dev: of NORMAL and TRUNCATED_NORMAL.
+        lower, upper: of UNIFORM and TRUNCATED_NORMAL; None for the default.
+        value: of CONSTANT.
+    """
+
+    mode: DynamicEmbInitializerMode = DynamicEmbInitializerMode.UNIFORM
+    mean: float = 0.0
+    std_dev: float = 1.0
+    lower: float | None = None
+    upper: float | None = None
+    value: float = 0.0
+
+    def _read(self) -> tuple[object, ...]:
+        mode = DynamicEmbInitializerMode
+        normal, bounds = (self.mean, self.std_dev), (self.lower, self.upper)
+        numbers: dict[DynamicEmbInitializerMode, tuple[object, ...]] = {
+            mode.NORMAL: normal,
+            mode.TRUNCATED_NORMAL: normal + bounds,
+            mode.UNIFORM: bounds,
+            mode.CONSTANT: (self.value,),
+        }
+        return (self.mode, *numbers.get(self.mode, ()))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, DynamicEmbInitializerArgs):
+            return NotImplemented
+        return self._read() == other._read()
+
+    def __hash__(self) -> int:
+        return hash(self._read())
+
+
+@enum.unique
+class DynamicEmbDataType(enum.Enum):
+    """Data types by the names of dynamicemb's kernels."""
+
+    Float32 = "float32"
+    BFloat16 = "bfloat16"
+    Float16 = "float16"
+    Int64 = "int64"
+    UInt64 = "uint64"
+    Int32 = "int32"
+    UInt32 = "uint32"
+    Size_t = "size_t"
+    Int8 = "int8"
+    UInt8 = "uint8"
+
+
+def dyn_emb_to_torch(data_type: DynamicEmbDataType) -> torch.dtype:
+    """Torch's data type; of Size_t int64."""
+    name = "int64" if data_type is DynamicEmbDataType.Size_t else data_type.value
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def torch_to_dyn_emb(dtype: torch.dtype) -> DynamicEmbDataType:
+    """The name of a data type of torch's.
+
+    Raises:
+        ValueError: it has none.
+    """
+    return DynamicEmbDataType(str(dtype).removeprefix("torch."))
+
+
+def data_type_to_dyn_emb(data_type: DataType) -> DynamicEmbDataType:
+    """The name of a data type of TorchRec's.
+
+    Raises:
+        ValueError: it has none.
+    """
+    return torch_to_dyn_emb(data_type_to_dtype(data_type))
+
+
+def string_to_evict_strategy(strategy_str: str) -> EvictStrategy:
+    """The strategy of a name such as `KLru`.
+
+    Raises:
+        ValueError: there is none.
+    """
+    try:
+        return EvictStrategy[strategy_str]
+    except KeyError:
+        raise ValueError(f"{strategy_str!r} is no EvictStrategy, there are {[s.name for s in EvictStrategy]}") from None

@@ -1,0 +1,211 @@
+"""Dumps, in the files of dynamicemb: for each table and rank raw keys, values, scores and optimizer states.
+
+`<table>_emb_<item>.rank_<r>.world_size_<w>` with the items keys (int64), values (float32), scores (int64) and
+opt_values (float32); `<table>_counter_<item>...` with keys and frequencies (int64) of ids that are not admitted;
+`<table>_opt_args.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ...tbe import TableOptimizer
+from ...tbe.rows.row_parts import WEIGHT
+from ...tbe.rows.table_view import load
+from ...warn import warn
+from .enums import BATCH_SIZE_PER_DUMP
+from .optimizers import name_in_dumps
+from .scores import TableScores, device_timestamp
+
+Mine = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]]
+"""Which ids are at home on this rank."""
+
+
+def _file(folder: Path, table: str, item: str, rank: int, world_size: int) -> Path:
+    return folder / f"{table}_{item}.rank_{rank}.world_size_{world_size}"
+
+
+def _arguments(optimizer: TableOptimizer | None) -> dict[str, Any]:
+    """The optimizer of a dump, by dynamicemb's names."""
+    name = None if optimizer is None else name_in_dumps(optimizer.cls)
+    if optimizer is None or name is None:
+        return {}
+    options = optimizer.options
+    found = {"opt_type": name, "lr": float(options["lr"])}
+    found |= {key: options[key] for key in ("eps", "weight_decay", "initial_accumulator_value") if key in options}
+    if "betas" in options:
+        found["beta1"], found["beta2"] = options["betas"]
+        found["iters"] = optimizer.step
+    return found
+
+
+def _apply(arguments: dict[str, Any], optimizer: TableOptimizer) -> None:
+    """Gives an optimizer what `_arguments` found."""
+    options = optimizer.options
+    options |= {key: arguments[key] for key in ("lr", "eps", "weight_decay") if key in arguments and key in options}
+    if "betas" in options and "beta1" in arguments:
+        options["betas"] = (arguments["beta1"], arguments["beta2"])
+
+
+def dump_table(scores: TableScores, folder: Path, rank: int, world_size: int, *, optim: bool, counter: bool) -> None:
+    """Writes the rows of a table on this rank; rank 0 writes the file that is about the whole table."""
+    view, name = scores.view, scores.name
+    states = [part for part in view.parts() if part != WEIGHT] if optim else []
+    if rank == 0:
+        arguments = _arguments(view.layout.optimizer_of(name))
+        arguments |= {
+            "evict_strategy": str(scores.evict_strategy),
+            "dist_type": scores.options.dist_type,
+            "step_score": scores.current,
+        }
+        (folder / f"{name}_opt_args.json").write_text(json.dumps(arguments, indent=4))
+    now = device_timestamp()
+    items = ["emb_keys", "emb_values", "emb_scores", *(["emb_opt_values"] if optim else [])]
+    paths = [_file(folder, name, item, rank, world_size) for item in items]
+    for path in paths:
+        path.write_bytes(b"")
+    for chunk in view.chunks([WEIGHT, *states]):
+        dumped = scores.in_dump(chunk.ids)
+        arrays = [chunk.ids, chunk.parts[WEIGHT].float(), now - dumped if scores.is_age_in_dumps else dumped]
+        if states:
+            arrays.append(torch.cat([chunk.parts[state].float() for state in states], dim=1))
+        for path, values in zip(paths, arrays, strict=False):
+            with path.open("ab") as file:
+                file.write(values.contiguous().numpy().tobytes())
+    if counter:
+        _dump_candidates(scores, folder, rank, world_size)
+
+
+def _dump_candidates(scores: TableScores, folder: Path, rank: int, world_size: int) -> None:
+    ids, columns = scores.view.candidates()
+    for item, values in (("counter_keys", ids), ("counter_frequencies", columns["count"])):
+        _file(folder, scores.name, item, rank, world_size).write_bytes(values.numpy().tobytes())
+
+
+def _files(folder: Path, table: str, item: str) -> list[Path]:
+    """The files of an item, by rank; none where it was not dumped.
+
+    Raises:
+        FileNotFoundError: those of some ranks are missing.
+    """
+    pattern = re.compile(rf"{re.escape(table)}_{item}\.rank_\d+\.world_size_(\d+)")
+    found = [match for match in map(pattern.fullmatch, (path.name for path in folder.iterdir())) if match]
+    if not found:
+        return []
+    world_size = int(found[0][1])
+    paths = [_file(folder, table, item, rank, world_size) for rank in range(world_size)]
+    missing = [path.name for path in paths if not path.exists()]
+    if missing or len(found) != world_size:
+        raise FileNotFoundError(f"{folder}: of {len(found)} files of table {table!r} and {item}, {missing} are missing")
+    return paths
+
+
+def _rows(path: Path, dtype: type[np.generic], width: int, rows: int | None) -> npt.NDArray[Any]:
+    """The content of a file, `[rows, width]`, that is not read before it is used.
+
+    Raises:
+        ValueError: it has another size.
+    """
+    size, row_size = path.stat().st_size, np.dtype(dtype).itemsize * width
+    if size % row_size or (rows is not None and size != rows * row_size):
+        expected = "a multiple of" if rows is None else f"{rows} rows of"
+        raise ValueError(f"{path}: it has {size} bytes, expected {expected} {row_size}")
+    if not size:
+        return np.empty((0, width), dtype)
+    return np.memmap(path, dtype, mode="r", shape=(size // row_size, width))
+
+
+def load_table(scores: TableScores, folder: Path, mine: Mine, *, optim: bool, counter: bool) -> None:
+    """Reads the rows that are at home here from the files of all ranks that dumped, which may be another number.
+
+    Rows that the table has beside them stay.
+
+    Raises:
+        FileNotFoundError: files of some ranks are missing.
+        ValueError: files of other sizes, or of a table whose rows leave by another rule.
+    """
+    keys = _files(folder, scores.name, "emb_keys")
+    if not keys:
+        warn(f"{folder} has no files of table {scores.name!r}, which stays as it is")
+        return
+    arguments = json.loads((folder / f"{scores.name}_opt_args.json").read_text())
+    found = arguments.get("evict_strategy", str(scores.evict_strategy))
+    if found != str(scores.evict_strategy):
+        raise ValueError(f"table {scores.name!r}: the dump has {found}, the table {scores.evict_strategy}")
+    optimizer = scores.view.layout.optimizer_of(scores.name)
+    with_states = optim and _has_states(
+        scores.name, arguments, optimizer, _files(folder, scores.name, "emb_opt_values")
+    )
+    dtypes = scores.view.dtypes()
+    scored: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for rank in range(len(keys)):
+        for ids, parts, kept in _chunks(scores, folder, rank, len(keys), mine, with_states):
+            scores.view.write(ids, {name: part.to(dtypes[name]).contiguous() for name, part in parts.items()})
+            scored += [] if kept is None else [(ids, kept)]
+    if scored:  # all at once: their order is that of the batches that they are as if from
+        ids, kept = (torch.cat(each) for each in zip(*scored, strict=True))
+        scores.restore(ids, device_timestamp() - kept if scores.is_age_in_dumps else kept)
+    if with_states and optimizer is not None:
+        _apply(arguments, optimizer)
+        load(scores.view.layout, [], [(optimizer, int(arguments.get("iters", optimizer.step)))])
+    scores.current = max(scores.current, int(arguments.get("step_score") or 0))
+    if counter:
+        _load_candidates(scores, folder, mine)
+
+
+def _has_states(table: str, arguments: dict[str, Any], optimizer: TableOptimizer | None, files: list[Path]) -> bool:
+    own = None if optimizer is None else name_in_dumps(optimizer.cls)
+    if not files or arguments.get("opt_type", own) != own:
+        given = arguments.get("opt_type") if files else "none"
+        warn(f"table {table!r}: the dump has states of {given}, not of {own}: they are not loaded")
+        return False
+    return True
+
+
+def _chunks(
+    scores: TableScores, folder: Path, rank: int, world_size: int, mine: Mine, with_states: bool
+) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor | None]]:
+    """Ids that are at home here, their parts, and their scores as they are in the file."""
+    view, name = scores.view, scores.name
+    parts = view.parts()
+    widths = {part: shape[0] for part, shape in parts.items() if part != WEIGHT}
+    ids = _rows(_file(folder, name, "emb_keys", rank, world_size), np.int64, 1, None)[:, 0]
+    path = _file(folder, name, "emb_values", rank, world_size)
+    weights = _rows(path, np.float32, parts[WEIGHT][0], len(ids))
+    path = _file(folder, name, "emb_scores", rank, world_size)
+    kept = _rows(path, np.int64, scores.width, len(ids)) if path.exists() else None
+    states = None
+    if with_states and widths:
+        path = _file(folder, name, "emb_opt_values", rank, world_size)
+        states = _rows(path, np.float32, sum(widths.values()), len(ids))
+    for begin in range(0, len(ids), BATCH_SIZE_PER_DUMP):
+        part = slice(begin, begin + BATCH_SIZE_PER_DUMP)
+        chosen = mine(np.asarray(ids[part]))
+        read = {WEIGHT: torch.from_numpy(weights[part][chosen])}
+        if states is not None:
+            read |= zip(widths, torch.from_numpy(states[part][chosen]).split(list(widths.values()), dim=1), strict=True)
+        own_scores = None if kept is None else torch.from_numpy(kept[part][chosen])
+        yield torch.from_numpy(ids[part][chosen]), read, own_scores
+
+
+def _load_candidates(scores: TableScores, folder: Path, mine: Mine) -> None:
+    known, columns = scores.view.candidates()
+    counts = dict(zip(known.tolist(), columns["count"].tolist(), strict=True))
+    keys, frequencies = (_files(folder, scores.name, item) for item in ("counter_keys", "counter_frequencies"))
+    for key_file, frequency_file in zip(keys, frequencies, strict=True):
+        ids = _rows(key_file, np.int64, 1, None)[:, 0]
+        found = _rows(frequency_file, np.int64, 1, len(ids))[:, 0]
+        chosen = mine(np.asarray(ids))
+        counts |= zip(ids[chosen].tolist(), found[chosen].tolist(), strict=True)
+    candidates = torch.tensor(list(counts), dtype=torch.int64)
+    new = ~scores.view.knows(candidates)
+    given = torch.tensor(list(counts.values()), dtype=torch.int64)[new]
+    scores.view.set_candidates(candidates[new], {"count": given})

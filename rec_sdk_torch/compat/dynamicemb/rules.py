@@ -1,0 +1,135 @@
+"""What options of dynamicemb mean for a table here: its initial weights, which ids get a row, which leave."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...modules.configs import AdmitAndEvictConfig
+from ...tbe import InitializerType, TableLife
+from .admission import FrequencyAdmissionStrategy, KVCounter
+from .enums import DynamicEmbInitializerArgs, DynamicEmbInitializerMode, DynamicEmbScoreStrategy, evicts_by
+from .options import DynamicEmbTableOptions
+
+_NO_SHARE = 1e-300
+"""A share of rows that leaves none by itself, and makes the table keep scores."""
+
+
+@dataclass
+class GivenLife(AdmitAndEvictConfig):
+    """Rules that are given as the table-batched embedding takes them."""
+
+    life: TableLife | None = None
+
+    def table_life(self) -> TableLife | None:
+        return self.life
+
+
+def check_options(name: str, options: DynamicEmbTableOptions) -> None:
+    """Refuses options that have no counterpart here.
+
+    Raises:
+        NotImplementedError: one that has none.
+        ValueError: a table without a score strategy.
+    """
+    if options.external_storage is not None:
+        raise NotImplementedError(
+            f"table {name!r}: external_storage is not here: rows live in host memory, or in files (host_store)"
+        )
+    if options.index_type not in (None, torch.int64, torch.int32):
+        raise NotImplementedError(f"table {name!r}: index_type is {options.index_type}, ids are int64 or int32")
+    if options.dist_type != "roundrobin":
+        raise NotImplementedError(
+            f"table {name!r}: dist_type is {options.dist_type!r}, ids are at home on rank id % world_size: roundrobin"
+        )
+    if options.score_strategy is None:
+        raise ValueError(f"table {name!r}: score_strategy is None, expected one of DynamicEmbScoreStrategy")
+
+
+def initial_weights(name: str, args: DynamicEmbInitializerArgs) -> dict[str, Any]:
+    """Fields of `TableConfig` for initial weights.
+
+    Raises:
+        NotImplementedError: the mode DEBUG.
+    """
+    mode = DynamicEmbInitializerMode
+    if args.mode is mode.UNIFORM:
+        return {"initializer_type": InitializerType.UNIFORM, "init_min": args.lower, "init_max": args.upper}
+    if args.mode is mode.CONSTANT:
+        return {"initializer_type": InitializerType.LINEAR, "init_min": args.value, "init_max": args.value}
+    if args.mode is mode.NORMAL:
+        return {"init_fn": functools.partial(torch.nn.init.normal_, mean=args.mean, std=args.std_dev)}
+    if args.mode is mode.TRUNCATED_NORMAL:
+        low = 0.0 if args.lower is None else args.lower
+        high = 1.0 if args.upper is None else args.upper
+        draw = functools.partial(torch.nn.init.trunc_normal_, mean=args.mean, std=args.std_dev, a=low, b=high)
+        return {"init_fn": draw}
+    raise NotImplementedError(
+        f"table {name!r}: initial weights of the mode DEBUG are not here, use CONSTANT or UNIFORM"
+    )
+
+
+def _admission(name: str, options: DynamicEmbTableOptions) -> int:
+    """How often an id has to be looked up before it has a row; 0 or 1: once."""
+    strategy, default = options.admit_strategy, options.eval_initializer_args.value
+    if strategy is None:
+        return 0
+    if not isinstance(strategy, FrequencyAdmissionStrategy):
+        raise NotImplementedError(
+            f"table {name!r}: admit_strategy is a {type(strategy).__name__}, the engine admits by "
+            "FrequencyAdmissionStrategy alone"
+        )
+    if not isinstance(options.admission_counter, (KVCounter, type(None))):
+        raise NotImplementedError(
+            f"table {name!r}: admission_counter is a {type(options.admission_counter).__name__}, the engine counts: "
+            "give it KVCounter"
+        )
+    if strategy.threshold <= 1:
+        return 0
+    args = strategy.initializer_args or options.initializer_args
+    if args.mode is not DynamicEmbInitializerMode.CONSTANT or args.value != default:
+        raise NotImplementedError(
+            f"table {name!r}: ids that are not admitted would be read as {args.mode.name} in training and as {default} "
+            "in evaluation. Here both read one number: give FrequencyAdmissionStrategy "
+            f"initializer_args=DynamicEmbInitializerArgs(mode=DynamicEmbInitializerMode.CONSTANT, value={default})"
+        )
+    return strategy.threshold
+
+
+def writes_scores(name: str, options: DynamicEmbTableOptions) -> bool:
+    """Whether scores of rows are to be written after each batch, as no rule of the engine's gives them."""
+    assert options.score_strategy is not None
+    kind, threshold = evicts_by(options.score_strategy), _admission(name, options)
+    strategy = DynamicEmbScoreStrategy
+    latest_batch_counts = kind in (strategy.STEP, strategy.TIMESTAMP)
+    return kind is strategy.CUSTOMIZED or (latest_batch_counts and threshold > 0)
+
+
+def table_life(name: str, options: DynamicEmbTableOptions, world_size: int) -> TableLife:
+    """Admission and eviction of a table on `world_size` ranks.
+
+    Rows leave by their count (LFU), or by their score. The engine's own score is 0 for each row, so that those leave
+    which were idle for longest (STEP, TIMESTAMP); others are written to it (`writes_scores`). Admission is always on,
+    if only from the first lookup, so that an id without a row is read in evaluation as the options say.
+
+    Raises:
+        NotImplementedError: admission by another strategy, or one that reads ids as something else than a number.
+    """
+    assert options.score_strategy is not None
+    kind, threshold = evicts_by(options.score_strategy), _admission(name, options)
+    default = float(options.eval_initializer_args.value)
+    if kind is DynamicEmbScoreStrategy.NO_EVICTION:
+        return TableLife(admit_threshold=float(max(1, threshold)), default_value=default)
+    bound = (options.max_capacity or 0) * world_size
+    if kind is DynamicEmbScoreStrategy.LFU:
+        return TableLife(admit_threshold=float(max(1, threshold)), default_value=default, max_rows=bound)
+    return TableLife(
+        admit_threshold=float(threshold),
+        default_value=default,
+        alpha=float(threshold > 0),
+        evict_share=_NO_SHARE,
+        max_rows=bound,
+    )

@@ -1,0 +1,174 @@
+"""Scores of a table's rows: that of the last batch that had them, or how often they were looked up."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from ...tbe import TableBatchedEmbedding
+from ...tbe.rows.table_view import TableView
+from ...warn import warn
+from .enums import (
+    DynamicEmbEvictStrategy,
+    DynamicEmbScoreStrategy,
+    EvictStrategy,
+    evicts_by,
+    is_timed,
+    warns_of_lower_scores,
+)
+from .options import DynamicEmbTableOptions
+from .rules import writes_scores
+
+_LAST_SCORE = 2**63 - 1
+_EVICTS = {
+    DynamicEmbScoreStrategy.TIMESTAMP: DynamicEmbEvictStrategy.LRU,
+    DynamicEmbScoreStrategy.LFU: DynamicEmbEvictStrategy.LFU,
+}
+_FIRST = {DynamicEmbScoreStrategy.STEP: 1, DynamicEmbScoreStrategy.LFU: 1}
+
+
+def device_timestamp() -> int:
+    """Nanoseconds of the clock that scores of TIMESTAMP are read from."""
+    return time.time_ns()
+
+
+class TableScores:
+    """The scores of the rows of one table on one rank.
+
+    The engine keeps the number of the last batch of each row, and how often it was looked up. The scores of the batches
+    are here, by number.
+
+    Attributes:
+        name: of the table.
+        current: the score of the next batch, where it is not a time.
+    """
+
+    def __init__(self, embedding: TableBatchedEmbedding, name: str, options: DynamicEmbTableOptions) -> None:
+        assert options.score_strategy is not None
+        self.name = name
+        self.options = options
+        self._embedding = embedding
+        self._strategy = options.score_strategy
+        self._kind = evicts_by(options.score_strategy)
+        self._timed = is_timed(options.score_strategy)
+        self._counts = self._kind is DynamicEmbScoreStrategy.LFU
+        self._dated = self._timed or self._kind in (DynamicEmbScoreStrategy.STEP, DynamicEmbScoreStrategy.CUSTOMIZED)
+        self._writes = writes_scores(name, options)
+        self._of_batches = array("q")
+        self.current = _FIRST.get(self._kind, 0)
+        options.evict_strategy = _EVICTS.get(self._kind, DynamicEmbEvictStrategy.CUSTOMIZED)
+
+    @property
+    def view(self) -> TableView:
+        """The table."""
+        return self._embedding.view(self.name)
+
+    @property
+    def evict_strategy(self) -> EvictStrategy:
+        """As dumps name it."""
+        strategy: EvictStrategy = self.options.evict_strategy.value
+        return strategy
+
+    @property
+    def is_age_in_dumps(self) -> bool:
+        """Whether dumps have the time since a row's last batch in place of its score."""
+        return self._strategy is DynamicEmbScoreStrategy.TIMESTAMP
+
+    def now(self) -> int:
+        """The score that the next batch has, from which on rows are in the next increment."""
+        return device_timestamp() if self._timed else self.current
+
+    def set(self, score: int) -> None:
+        """Sets the score of the batches to come.
+
+        Raises:
+            ValueError: no whole number above 0, or a table whose scores are not CUSTOMIZED.
+        """
+        if isinstance(score, bool) or not isinstance(score, int) or not 0 < score <= _LAST_SCORE:
+            raise ValueError(f"table {self.name!r}: the score is {score!r}, expected an int from 1 to 2**63 - 1")
+        if self._strategy is not DynamicEmbScoreStrategy.CUSTOMIZED:
+            raise ValueError(
+                f"table {self.name!r}: its score_strategy is {self._strategy!r}, set_score needs CUSTOMIZED"
+            )
+        if score < self.current and warns_of_lower_scores():
+            warn(f"table {self.name!r}: the new score {score} is less than {self.current}")
+        self.current = score
+
+    def end_batch(self, ids: torch.Tensor) -> None:
+        """Notes a training batch whose rows were just looked up.
+
+        Args:
+            ids: those of the table that are at home here, int64 `[n]`.
+        """
+        if self._dated:
+            number = self.view.clocks()["batches"]
+            del self._of_batches[number - 1 :]  # of batches that failed
+            self._of_batches.append(self.now())
+        if self._writes:
+            self._write(ids.unique())
+        if self._kind is DynamicEmbScoreStrategy.STEP:
+            self.current += 1
+
+    def _write(self, ids: torch.Tensor) -> None:
+        ids = ids[self.view.knows(ids)]
+        score = float(self.current) if self._kind is DynamicEmbScoreStrategy.CUSTOMIZED else 0.0
+        self.view.write_row_columns(ids, {"score": torch.full((len(ids),), score, dtype=torch.float64)})
+
+    def of(self, ids: torch.Tensor) -> torch.Tensor:
+        """By which increments choose: int64 `[n]`, of ids that have rows."""
+        return self._columns(ids)[DynamicEmbScoreStrategy.TIMESTAMP if self._timed else self._kind]
+
+    def in_dump(self, ids: torch.Tensor) -> torch.Tensor:
+        """As a dump has them, int64 `[n, scores of a row]`."""
+        columns = self._columns(ids)
+        return torch.stack([columns[kind] for kind in self._order()], dim=1)
+
+    def _order(self) -> Sequence[DynamicEmbScoreStrategy]:
+        return self._strategy if isinstance(self._strategy, tuple) else (self._strategy,)
+
+    @property
+    def width(self) -> int:
+        """Scores of a row in a dump."""
+        return len(self._order())
+
+    def _columns(self, ids: torch.Tensor) -> dict[DynamicEmbScoreStrategy, torch.Tensor]:
+        if not self._counts and not self._dated:
+            return {self._kind: torch.zeros(len(ids), dtype=torch.int64)}
+        kept = self.view.row_columns(ids)
+        found = {DynamicEmbScoreStrategy.LFU: kept["count"]} if self._counts else {}
+        if self._dated:
+            # Row 0 is that of rows that no batch had, the last one that of batches that are planned and yet to come.
+            scores = np.array([0, *self._of_batches, self.now()], np.int64)
+            places = np.minimum(kept["last_use"].numpy(), len(scores) - 1)
+            kind = DynamicEmbScoreStrategy.TIMESTAMP if self._timed else self._kind
+            found[kind] = torch.from_numpy(scores[places])
+        return found
+
+    def restore(self, ids: torch.Tensor, scores: torch.Tensor) -> None:
+        """Gives rows the scores of a dump; they are as if in batches after those that the table has seen.
+
+        Args:
+            ids: int64 `[n]`, which have rows.
+            scores: as `in_dump` gave them.
+        """
+        columns = dict(zip(self._order(), scores.unbind(1), strict=True))
+        written = {}
+        if self._counts:
+            written["count"] = columns[DynamicEmbScoreStrategy.LFU].clamp(0, 2**31 - 1)
+        if self._dated:
+            (dates,) = (column for kind, column in columns.items() if kind is not DynamicEmbScoreStrategy.LFU)
+            distinct, place = dates.unique(return_inverse=True)
+            number = self.view.clocks()["batches"]
+            del self._of_batches[number:]
+            self._of_batches.extend([self.now()] * (number - len(self._of_batches)))
+            self._of_batches.extend(distinct.tolist())
+            self.view.set_clocks({"batches": len(self._of_batches)})
+            written["last_use"] = place + number + 1
+            if self._kind is DynamicEmbScoreStrategy.CUSTOMIZED:
+                written["score"] = dates.double()
+        if written and len(ids):
+            self.view.write_row_columns(ids, written)

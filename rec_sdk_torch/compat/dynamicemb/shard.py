@@ -1,0 +1,287 @@
+"""Sharders: TorchRec's collections become cached tables, as the plan's options say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel, KJTList
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig, dtype_to_data_type
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+
+from ...distributed.input_dist import Asked, ShardedContext
+from ...distributed.sharded import ShardedCollection
+from ...distributed.sharders import EmbCacheEmbeddingBagCollectionSharder, EmbCacheEmbeddingCollectionSharder
+from ...modules.collection import CachedCollection
+from ...modules.configs import EmbCacheEmbeddingBagConfig, EmbCacheEmbeddingConfig
+from ...modules.embedding_collections import EmbCacheEmbeddingBagCollection, EmbCacheEmbeddingCollection
+from ...optim.in_backward import apply_optimizer_in_backward
+from .optimizers import checked, torch_optimizer
+from .options import DynamicEmbTableOptions, row_bytes
+from .rules import GivenLife, check_options, initial_weights, table_life
+from .scored import ScoredTables
+from .scores import TableScores
+
+_SHARDING_TYPES = [ShardingType.ROW_WISE.value, ShardingType.TABLE_WISE.value]
+
+
+class CollectionTables(ScoredTables):
+    """The dynamic tables of a sharded collection, which `get_dynamic_emb_module` finds."""
+
+    def __init__(self, sharded: ShardedCollection, options: Mapping[str, DynamicEmbTableOptions]) -> None:
+        self._sharded = sharded
+        embedding = sharded.home._embedding
+        self._scores = {name: TableScores(embedding, name, own) for name, own in options.items()}
+        places = {config.name: index for index, config in enumerate(sharded._tables.configs)}
+        self._places = {name: places[name] for name in options}
+
+    def _ready(self) -> None:
+        self._sharded.home._sync_optimizers()
+
+    def _mine(self, name: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        placement = self._sharded._tables.placements[self._places[name]]
+        mine: npt.NDArray[np.bool_] = placement.owner(ids) == self._sharded.exchange.rank
+        return mine
+
+    def end_batch(self, asked: Asked) -> None:
+        """Notes a training batch whose rows were just looked up."""
+        ranks, tables = asked.counts.shape
+        begins = asked.offsets.tolist()
+        for name, table in self._places.items():
+            parts = [asked.values[begins[part] : begins[part + 1]] for part in range(table, ranks * tables, tables)]
+            self._scores[name].end_batch(torch.cat(parts))
+
+
+class _ShardedTables(ShardedCollection):
+    """A sharded collection whose rows have scores.
+
+    Attributes:
+        dynamic: its dynamic tables.
+    """
+
+    dynamic: CollectionTables
+    _unsharded: type[torch.nn.Module]
+
+    @property
+    def unsharded_module_type(self) -> type[torch.nn.Module]:
+        return self._unsharded
+
+    def compute(self, ctx: ShardedContext, dist_input: Asked | KJTList) -> tuple[Asked, list[torch.Tensor]]:
+        """As of any sharded collection; then the rows of the batch have its score."""
+        asked, rows = super().compute(ctx, dist_input)
+        if ctx.error is None and self._trains():
+            self.dynamic.end_batch(asked)
+        return asked, rows
+
+
+class ShardedDynamicEmbeddingCollection(_ShardedTables):
+    """Sequence tables of TorchRec's `EmbeddingCollection` on many ranks."""
+
+    _unsharded = EmbeddingCollection
+
+
+class ShardedDynamicEmbeddingBagCollection(_ShardedTables):
+    """Pooled tables of TorchRec's `EmbeddingBagCollection` on many ranks."""
+
+    _unsharded = EmbeddingBagCollection
+
+
+class _Sequences(EmbCacheEmbeddingCollectionSharder):
+    _sharded = ShardedDynamicEmbeddingCollection
+
+
+class _Bags(EmbCacheEmbeddingBagCollectionSharder):
+    _sharded = ShardedDynamicEmbeddingBagCollection
+
+
+def options_of(params: Mapping[str, ParameterSharding]) -> dict[str, DynamicEmbTableOptions]:
+    """The options of the dynamic tables of a plan.
+
+    Raises:
+        ValueError: one that is not row-wise.
+    """
+    found = {name: getattr(sharding, "dynamicemb_options", None) for name, sharding in params.items()}
+    options = {name: own for name, own in found.items() if own is not None}
+    for name in options:
+        if params[name].sharding_type != ShardingType.ROW_WISE.value:
+            raise ValueError(f"table {name!r}: it is dynamic and {params[name].sharding_type}, which must be row_wise")
+    return options
+
+
+def _config(table: BaseEmbeddingConfig, options: DynamicEmbTableOptions | None, world_size: int) -> Any:
+    """The config of a table here: a hash table with options, without an index table."""
+    if options is None:
+        return table
+    check_options(table.name, options)
+    weights = initial_weights(table.name, options.initializer_args)
+    pooled = hasattr(table, "pooling")
+    data_type = table.data_type
+    if options.embedding_dtype is not None:
+        data_type = dtype_to_data_type(options.embedding_dtype)
+    return (EmbCacheEmbeddingBagConfig if pooled else EmbCacheEmbeddingConfig)(
+        name=table.name,
+        num_embeddings=table.num_embeddings,
+        embedding_dim=table.embedding_dim,
+        feature_names=list(table.feature_names),
+        data_type=data_type,
+        weight_init_min=weights.get("init_min"),
+        weight_init_max=weights.get("init_max"),
+        init_fn=weights.get("init_fn"),
+        admit_and_evict_config=GivenLife(life=table_life(table.name, options, world_size)),
+        **{key: weights[key] for key in ("initializer_type",) if key in weights},
+        **({"pooling": table.pooling} if pooled else {}),
+    )
+
+
+def _cache_rows(options: Mapping[str, DynamicEmbTableOptions], optimizer: Any) -> dict[str, int] | None:
+    """Rows of each table in the device cache of a rank, of those that have a size; None where no table has one."""
+    sizes = {}
+    for name, own in options.items():
+        if own.local_hbm_for_values and own.dim:
+            size = row_bytes(own.dim, own.embedding_dtype or torch.float32, optimizer)
+            sizes[name] = max(1, own.local_hbm_for_values // size)
+    return sizes or None
+
+
+def _requested(module: torch.nn.Module) -> dict[str, tuple[type, dict[str, Any]]]:
+    """The optimizers that were applied to the tables of TorchRec's module, by table."""
+    found = {}
+    for path, parameter in module.named_parameters():
+        noted = vars(parameter)
+        classes = noted.get("_optimizer_classes")
+        if classes:
+            found[path.split(".")[1]] = (classes[0], dict(noted["_optimizer_kwargs"][0]))
+    return found
+
+
+def _apply(module: torch.nn.Module, collection: CachedCollection, fused_params: Mapping[str, Any]) -> None:
+    """Gives the tables the optimizers of TorchRec's module, the others that of `fused_params`."""
+    requested = _requested(module)
+    others = []
+    for name, handle in collection._table_parameters().items():
+        if name in requested:
+            cls, keywords = requested[name]
+            apply_optimizer_in_backward(cls, [handle], keywords)
+        else:
+            others.append(handle)
+    if others:
+        cls, keywords = torch_optimizer(checked(fused_params))
+        apply_optimizer_in_backward(cls, others, keywords)
+
+
+def _shard(
+    sharder: EmbCacheEmbeddingCollectionSharder | EmbCacheEmbeddingBagCollectionSharder,
+    collection: CachedCollection,
+    params: Mapping[str, ParameterSharding],
+    *where: Any,
+) -> Any:
+    sharded = sharder.shard(collection, params, *where)
+    assert isinstance(sharded, _ShardedTables)
+    sharded.dynamic = CollectionTables(sharded, options_of(params))
+    return sharded
+
+
+def _refuse(qcomm_codecs_registry: Any) -> None:
+    if qcomm_codecs_registry:
+        raise NotImplementedError(
+            "qcomm_codecs_registry is not here: rows are exchanged in float32, leave it None (which is what "
+            "get_qcomm_codecs_registry gives for FP32)"
+        )
+
+
+class DynamicEmbeddingCollectionSharder(EmbeddingCollectionSharder):
+    """Shards TorchRec's `EmbeddingCollection`: tables with options become hash tables, the others index tables.
+
+    Raises:
+        NotImplementedError: an argument of `fused_params`, or a codec, that is not here.
+    """
+
+    def __init__(
+        self,
+        fused_params: dict[str, Any] | None = None,
+        qcomm_codecs_registry: dict[str, Any] | None = None,
+        use_index_dedup: bool = False,
+    ) -> None:
+        """`use_index_dedup`: accepted; ids are exchanged once in any case."""
+        _refuse(qcomm_codecs_registry)
+        self._options = checked(fused_params or {})
+        super().__init__(fused_params, None, use_index_dedup)
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        """Row-wise and table-wise."""
+        return list(_SHARDING_TYPES)
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        """The fused one."""
+        return [EmbeddingComputeKernel.FUSED.value]
+
+    def shard(
+        self,
+        module: EmbeddingCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> Any:
+        """
+        Raises:
+            ValueError, NotImplementedError: options that cannot be met; the message names table and option.
+        """
+        options = options_of(params)
+        tables = [_config(table, options.get(table.name), env.world_size) for table in module.embedding_configs()]
+        collection = EmbCacheEmbeddingCollection(
+            tables,
+            need_indices=module.need_indices(),
+            device="meta",
+            cache=_cache_rows(options, self._options["optimizer"]),
+        )
+        _apply(module, collection, self.fused_params or {})
+        return _shard(_Sequences(), collection, params, env, device, module_fqn)
+
+
+class DynamicEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
+    """Shards TorchRec's `EmbeddingBagCollection`, as `DynamicEmbeddingCollectionSharder` does sequences."""
+
+    def __init__(
+        self, fused_params: dict[str, Any] | None = None, qcomm_codecs_registry: dict[str, Any] | None = None
+    ) -> None:
+        _refuse(qcomm_codecs_registry)
+        self._options = checked(fused_params or {})
+        super().__init__(fused_params, None)
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        """Row-wise and table-wise."""
+        return list(_SHARDING_TYPES)
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        """The fused one."""
+        return [EmbeddingComputeKernel.FUSED.value]
+
+    def shard(
+        self,
+        module: EmbeddingBagCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> Any:
+        """
+        Raises:
+            ValueError, NotImplementedError: options that cannot be met; the message names table and option.
+        """
+        options = options_of(params)
+        tables = [_config(table, options.get(table.name), env.world_size) for table in module.embedding_bag_configs()]
+        collection = EmbCacheEmbeddingBagCollection(
+            tables,
+            is_weighted=module.is_weighted(),
+            device="meta",
+            cache=_cache_rows(options, self._options["optimizer"]),
+        )
+        _apply(module, collection, self.fused_params or {})
+        return _shard(_Bags(), collection, params, env, device, module_fqn)

@@ -1,0 +1,139 @@
+"""`BatchedDynamicEmbeddingTablesV2`: a lookup module by itself, without TorchRec's collections."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+from .enums import DynamicEmbPoolingMode
+from .optimizers import checked, torch_optimizer
+from .options import DynamicEmbTableOptions, complete_initializer_args, row_bytes
+from .rules import check_options, initial_weights, table_life
+from .scored import ScoredTables
+from .scores import TableScores
+
+_POOLING = {
+    DynamicEmbPoolingMode.SUM: Pooling.SUM,
+    DynamicEmbPoolingMode.MEAN: Pooling.MEAN,
+    DynamicEmbPoolingMode.NONE: Pooling.NONE,
+}
+
+
+class BatchedDynamicEmbeddingTablesV2(ScoredTables, torch.nn.Module):
+    """Dynamic tables behind one call, updated in the backward pass."""
+
+    def __init__(
+        self,
+        table_options: list[DynamicEmbTableOptions],
+        table_names: list[str] | None = None,
+        feature_table_map: list[int] | None = None,
+        use_index_dedup: bool = False,
+        prefetch_pipeline: bool = False,
+        pooling_mode: DynamicEmbPoolingMode = DynamicEmbPoolingMode.SUM,
+        output_dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+        **options: Any,
+    ) -> None:
+        """
+        Args:
+            table_options: of each table; `dim` and `max_capacity` are needed. All have to be equal by
+                `get_grouped_key`.
+            table_names: of each table.
+            feature_table_map: the table of each feature, in ascending order; None: a feature for each table.
+            use_index_dedup, prefetch_pipeline: accepted; rows are looked up once in any case.
+            pooling_mode: what a bag becomes.
+            output_dtype: float32.
+            device: where the cache is.
+            options: of the optimizer, see `optimizers.py`.
+
+        Raises:
+            ValueError, NotImplementedError: options that cannot be met; the message names them.
+        """
+        super().__init__()
+        if not table_options or any(own != table_options[0] for own in table_options):
+            raise ValueError("table_options: at least one is needed, and all have to agree by get_grouped_key()")
+        names = table_names or [f"t_{index}" for index in range(len(table_options))]
+        places = list(range(len(table_options))) if feature_table_map is None else list(feature_table_map)
+        if places != sorted(places) or set(places) != set(range(len(table_options))):
+            raise ValueError(f"feature_table_map is {places}: tables in ascending order, each with a feature")
+        chosen = checked({**options, "output_dtype": output_dtype})
+        self.pooling_mode = pooling_mode
+        self._options = dict(zip(names, table_options, strict=True))
+        self._features = [places.count(index) for index in range(len(names))]
+        configs = [
+            _config(name, own, features, _POOLING[pooling_mode])
+            for (name, own), features in zip(self._options.items(), self._features, strict=True)
+        ]
+        cls, keywords = torch_optimizer(chosen)
+        optimizer = TableOptimizer.create(cls, keywords) if table_options[0].training else None
+        cache = {
+            name: max(1, own.local_hbm_for_values // row_bytes(own.dim or 1, _dtype(own), chosen["optimizer"]))
+            for name, own in self._options.items()
+            if own.local_hbm_for_values
+        }
+        self.embedding = TableBatchedEmbedding(configs, optimizer=optimizer, cache=cache or None, device=device)
+        self._scores = {name: TableScores(self.embedding, name, own) for name, own in self._options.items()}
+
+    def forward(
+        self,
+        indices: torch.Tensor,
+        offsets: torch.Tensor,
+        per_sample_weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Looks up a batch, features in table order.
+
+        Args:
+            indices: ids `[n]`, feature by feature.
+            offsets: `[F * B + 1]`.
+            per_sample_weights: float32 `[n]`, of pooled tables.
+
+        Returns:
+            float32 `[B, sum of the features' dims]`, or `[n, D]` without pooling.
+
+        Raises:
+            RuntimeError: training of tables that are only read (`training=False`).
+        """
+        training = self.training and torch.is_grad_enabled()
+        if training and not all(own.training for own in self._options.values()):
+            raise RuntimeError("the tables have training=False, they are only read: call eval() first")
+        result: torch.Tensor = self.embedding(indices, offsets, per_sample_weights)
+        if training:
+            self._end_batch(indices, offsets)
+        return result
+
+    def _end_batch(self, indices: torch.Tensor, offsets: torch.Tensor) -> None:
+        ids, ends = indices.detach().cpu().long(), offsets.cpu()
+        samples = (len(ends) - 1) // sum(self._features)
+        begin = 0
+        for name, features in zip(self._options, self._features, strict=True):
+            end = begin + features * samples
+            self._scores[name].end_batch(ids[int(ends[begin]) : int(ends[end])])
+            begin = end
+
+    def prefetch(
+        self, indices: torch.Tensor, offsets: torch.Tensor, forward_stream: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
+        """Plans the batch of a training forward to come, and starts to bring its rows in."""
+        self.embedding.prefetch(indices, offsets)
+
+
+def _dtype(options: DynamicEmbTableOptions) -> torch.dtype:
+    return options.embedding_dtype or torch.float32
+
+
+def _config(name: str, options: DynamicEmbTableOptions, features: int, pooling: Pooling) -> TableConfig:
+    check_options(name, options)
+    if not options.dim or not options.max_capacity:
+        raise ValueError(f"table {name!r}: dim is {options.dim}, max_capacity {options.max_capacity}: both are needed")
+    return TableConfig(
+        name=name,
+        num_embeddings=options.max_capacity,
+        embedding_dim=options.dim,
+        num_features=features,
+        pooling=pooling,
+        weight_dtype=_dtype(options),
+        life=table_life(name, options, 1),
+        **initial_weights(name, complete_initializer_args(options.initializer_args)),
+    )
