@@ -145,7 +145,9 @@ class _Loader(importlib.abc.Loader):
         return module
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Does nothing: names come when they are used."""
+        """Names come when they are used. dynamicemb's scripts say CUDA, which has a meaning from now on."""
+        if module.__name__ == "dynamicemb":
+            importlib.import_module("rec_sdk_torch.compat.dynamicemb.cuda_names").install()
 
 
 class _Finder(importlib.abc.MetaPathFinder):

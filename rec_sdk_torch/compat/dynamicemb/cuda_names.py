@@ -1,0 +1,115 @@
+"""Scripts of dynamicemb say CUDA. Where there is none, these names of theirs mean the NPU, or the CPU:
+
+- `torch.device("cuda:0")`, `.cuda()` of tensors and modules, and `set_device`, `current_device`, `device_count`,
+  `synchronize` of `torch.cuda`;
+- the backend `nccl`, which is hccl, or gloo, and `device_ids` of `torch.distributed.barrier`.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_DEVICE = torch.device
+
+
+def _target() -> str | None:
+    """The kind of device that is meant; None where CUDA is there."""
+    if torch.cuda.is_available():
+        return None
+    npu = getattr(torch, "npu", None)
+    return "npu" if npu is not None and npu.is_available() else "cpu"
+
+
+class _Devices(type):
+    """Makes `isinstance(device, torch.device)` true for all devices."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, _DEVICE)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, _DEVICE)
+
+
+def _parse(kind: str, *args: Any, **kwargs: Any) -> torch.device:
+    """The device that `torch.device` makes of the arguments, with `kind` in place of CUDA."""
+    device = _DEVICE(*args, **kwargs)
+    if device.type != "cuda":
+        return device
+    return _DEVICE(kind) if kind == "cpu" or device.index is None else _DEVICE(kind, device.index)
+
+
+def _rebuilt(name: str) -> torch.device:
+    return _DEVICE(name)
+
+
+def _local_ranks() -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Does nothing: the host needs none of it."""
+
+
+@functools.cache
+def install() -> None:
+    """Gives the names their meaning, once."""
+    kind = _target()
+    if kind is None:
+        return
+    parse = functools.partial(_parse, kind)
+    namespace = {"__new__": lambda cls, *args, **kwargs: parse(*args, **kwargs), "__module__": "torch"}
+    copyreg.pickle(_DEVICE, lambda device: (_rebuilt, (str(device),)))  # which looks for its class by its name
+    torch.device = _Devices("device", (), namespace)  # type: ignore[misc,assignment]
+    if kind == "npu":
+        for name in ("set_device", "current_device", "device_count", "synchronize", "manual_seed", "manual_seed_all"):
+            setattr(torch.cuda, name, getattr(torch.npu, name))  # type: ignore[attr-defined]
+    else:
+        torch.cuda.set_device = torch.cuda.synchronize = _nothing
+        torch.cuda.current_device = lambda: 0
+        torch.cuda.device_count = _local_ranks
+    for owner in (torch.Tensor, torch.nn.Module):
+        owner.cuda = _moved(kind)  # type: ignore[method-assign]
+    dist.init_process_group = _translated(dist.init_process_group, 0, kind)
+    dist.new_group = _translated(dist.new_group, 2, kind)
+    dist.barrier = _without_devices(dist.barrier)
+
+
+def _moved(kind: str) -> Callable[..., Any]:
+    def cuda(self: Any, device: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """To the device that CUDA means here."""
+        index = getattr(device, "index", device)
+        return self.to(_DEVICE(kind) if kind == "cpu" or index is None else _DEVICE(kind, index))
+
+    return cuda
+
+
+def _translated(function: Callable[..., Any], place: int, kind: str) -> Callable[..., Any]:
+    """The function with gloo or hccl in place of nccl; `place` is that of its argument `backend`."""
+    backend = "gloo" if kind == "cpu" else "hccl"
+
+    @functools.wraps(function)
+    def translated(*args: Any, **kwargs: Any) -> Any:
+        given = list(args)
+        if len(given) > place and isinstance(given[place], str):
+            given[place] = given[place].replace("nccl", backend)
+        if isinstance(kwargs.get("backend"), str):
+            kwargs["backend"] = kwargs["backend"].replace("nccl", backend)
+        return function(*given, **kwargs)
+
+    return translated
+
+
+def _without_devices(barrier: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(barrier)
+    def without_devices(group: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
+        """`device_ids` are for nccl alone."""
+        return barrier(group=group, async_op=async_op)
+
+    return without_devices

@@ -1,0 +1,52 @@
+"""The names of dynamicemb under rec_sdk_torch.compat, each in processes of its own, on `--device`."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import warm
+
+pytest.importorskip("torchrec")
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+PATHS = {"PYTHONPATH": f"{ROOT}:{HERE}", "OMP_NUM_THREADS": "1"}
+COMPAT = ("-m", "rec_sdk_torch.compat")
+
+
+@pytest.fixture(autouse=True)
+def _no_cuda(device: torch.device) -> None:
+    if device.type == "cuda":
+        pytest.skip("the names of CUDA mean CUDA there")
+
+
+def test_what_holds_for_dynamicemb() -> None:
+    command = (*COMPAT, "-m", "pytest", "under_dynamicemb.py", "-p", "no:cacheprovider")
+    finished = warm.python(*command, folder=HERE, **PATHS)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    passed = re.search(r"(\d+) passed", finished.stdout)
+    assert passed, finished.stdout
+    assert int(passed[1]) >= len(re.findall(r"^def test_", (HERE / "under_dynamicemb.py").read_text(), re.MULTILINE))
+
+
+def results(script: str, folder: Path) -> list[Any]:
+    finished = warm.torchrun(2, *COMPAT, HERE / f"{script}.py", folder / script, **PATHS)
+    assert finished.returncode == 0, finished.stderr
+    return [json.loads((folder / f"{script}{rank}").read_text()) for rank in range(2)]
+
+
+def test_a_script_of_dynamicemb_runs_without_an_edit(device: torch.device, tmp_path: Path) -> None:
+    found = results("dynamicemb_script", tmp_path)
+    assert [each["losses"] for each in found] == results("dynamicemb_twin", tmp_path)
+    for each in found:
+        assert each["device"].startswith(device.type)
+        assert len(set(each["losses"])) == 12
+        assert each["evaluated"] == each["loaded"]
+        assert len(set(each["evaluated"])) == 12
+        assert all(0 < size["item"] <= 112 for size in each["sizes"])  # rows of a rank
+        assert each["admitting"][0]["item"] < each["sizes"][0]["item"]

@@ -1,0 +1,560 @@
+"""Tests that test_dynamicemb.py runs in a process of their own, started with `python -m rec_sdk_torch.compat`."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import dynamicemb
+import numpy as np
+import pytest
+import torch
+from dynamicemb import DynamicEmbInitializerArgs as Args
+from dynamicemb import DynamicEmbInitializerMode as Mode
+from dynamicemb import DynamicEmbScoreStrategy as Strategy
+from dynamicemb import DynamicEmbTableOptions as Options
+from dynamicemb import FrequencyAdmissionStrategy
+from dynamicemb.batched_dynamicemb_tables import BatchedDynamicEmbeddingTablesV2 as Tables
+from dynamicemb.dump_load import DynamicEmbDump, DynamicEmbLoad, find_sharded_modules, get_dynamic_emb_module
+from dynamicemb.dynamicemb_config import complete_initializer_args, get_optimizer_state_dim
+from dynamicemb.incremental_dump import get_score, incremental_dump, set_score
+from dynamicemb.optimizer import EmbOptimType
+from dynamicemb.planner import DynamicEmbeddingShardingPlanner, DynamicEmbParameterConstraints
+from dynamicemb.shard import DynamicEmbeddingBagCollectionSharder, DynamicEmbeddingCollectionSharder
+from torchrec import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    KeyedJaggedTensor,
+)
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner import Topology
+
+DEVICE = torch.device("cuda:0")
+"""The NPU or the CPU: where there is no CUDA, that is what the name means."""
+
+NAMES = {
+    "": (
+        "AdmissionStrategy BUCKET_ALIGNMENT DEMB_TABLE_ALIGN_SIZE MAX_BUCKET_CAPACITY align_to_table_size "
+        "get_table_value_bytes get_sharded_table_capacity FrequencyAdmissionStrategy Counter KVCounter "
+        "DynamicEmbCheckMode DynamicEmbInitializerArgs DynamicEmbInitializerMode DynamicEmbTableOptions "
+        "DynamicEmbPoolingMode DynamicEmbEvictStrategy DynamicEmbScoreStrategy ScoreStrategy BATCH_SIZE_PER_DUMP "
+        "data_type_to_dyn_emb data_type_to_dtype dyn_emb_to_torch torch_to_dyn_emb string_to_evict_strategy "
+        "DynamicEmbDump DynamicEmbLoad EmbOptimType"
+    ),
+    ".planner": (
+        "DynamicEmbeddingEnumerator DynamicEmbeddingShardingPlanner DynamicEmbParameterConstraints "
+        "DynamicEmbParameterSharding"
+    ),
+    ".shard": (
+        "ShardedDynamicEmbeddingCollection DynamicEmbeddingCollectionSharder ShardedDynamicEmbeddingBagCollection "
+        "DynamicEmbeddingBagCollectionSharder"
+    ),
+    ".types": "MAX_BUCKET_CAPACITY AdmissionStrategy DynamicEmbInitializerArgs Counter KEY_TYPE SCORE_TYPE",
+    ".dynamicemb_config": "DynamicEmbTableOptions complete_initializer_args get_sharded_table_capacity",
+    ".embedding_admission": "FrequencyAdmissionStrategy KVCounter",
+    ".incremental_dump": "get_score set_score incremental_dump",
+    ".dump_load": "DynamicEmbDump DynamicEmbLoad find_sharded_modules get_dynamic_emb_module",
+    ".optimizer": "EmbOptimType get_optimizer_state_dim",
+    ".utils": "DTYPE_NUM_BYTES torch_to_dyn_emb",
+}
+PLANNER = (
+    "self eb_configs topology=None batch_size=None enumerator=None storage_reservation=None proposer=None "
+    "partitioner=None performance_model=None stats=None constraints=None debug=True"
+)
+CALLS = {
+    ".planner:DynamicEmbeddingShardingPlanner.__init__": PLANNER,
+    ".planner:DynamicEmbeddingEnumerator.__init__": "self topology batch_size=512 constraints=None estimator=None",
+    ".shard:DynamicEmbeddingCollectionSharder.__init__": (
+        "self fused_params=None qcomm_codecs_registry=None use_index_dedup=False"
+    ),
+    ".shard:DynamicEmbeddingBagCollectionSharder.__init__": "self fused_params=None qcomm_codecs_registry=None",
+    ":DynamicEmbDump": "path model table_names=None optim=False counter=False pg=None allow_overwrite=False",
+    ":DynamicEmbLoad": "path model table_names=None optim=False counter=False pg=None",
+    ".incremental_dump:incremental_dump": "model score_threshold pg=None",
+    ".incremental_dump:get_score": "model",
+    ".incremental_dump:set_score": "model table_score",
+    ":KVCounter": "capacity bucket_capacity=1024 key_type=torch.int64",
+    ":FrequencyAdmissionStrategy": "threshold initializer_args=None",
+    ":get_sharded_table_capacity": "embedding_config world_size bucket_capacity",
+    ":get_table_value_bytes": "embedding_config optimizer_type world_size bucket_capacity=128",
+    ":align_to_table_size": "n alignment=16",
+    ":DynamicEmbInitializerArgs": (
+        "mode=<DynamicEmbInitializerMode.UNIFORM:_'uniform'> mean=0.0 std_dev=1.0 lower=None upper=None value=0.0"
+    ),
+}
+"""The parameters of dynamicemb, with its defaults."""
+
+
+@pytest.mark.parametrize("package", ["dynamicemb", "dynamic_emb"])
+@pytest.mark.parametrize("module", NAMES)
+def test_names(package: str, module: str) -> None:
+    found, own = importlib.import_module(package + module), importlib.import_module("rec_sdk_torch.compat.dynamicemb")
+    for name in NAMES[module].split():
+        assert getattr(found, name) is not None
+        assert name in dir(found)
+        assert name not in own.__all__ or getattr(found, name) is getattr(own, name)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_arguments(call: str) -> None:
+    module, _, path = call.partition(":")
+    found: Any = importlib.import_module(f"dynamicemb{module}")
+    for name in path.split("."):
+        found = getattr(found, name)
+    given = [f"{p.name}={p.default!r}" if p.default is not p.empty else p.name for p in _parameters(found)]
+    assert [each.replace(" ", "_") for each in given] == CALLS[call].split()
+
+
+def _parameters(found: Any) -> list[inspect.Parameter]:
+    return list(inspect.signature(found).parameters.values())
+
+
+def test_defaults_and_order_of_table_options() -> None:
+    expected = {
+        "embedding_dtype": None,
+        "dim": None,
+        "max_capacity": None,
+        "evict_strategy": dynamicemb.DynamicEmbEvictStrategy.LRU,
+        "local_hbm_for_values": 0,
+        "device_id": None,
+        "training": True,
+        "initializer_args": Args(),
+        "eval_initializer_args": Args(Mode.CONSTANT, value=0.0),
+        "caching": False,
+        "init_capacity": None,
+        "max_load_factor": 0.5,
+        "score_strategy": Strategy.TIMESTAMP,
+        "bucket_capacity": 128,
+        "safe_check_mode": dynamicemb.DynamicEmbCheckMode.IGNORE,
+        "global_hbm_for_values": 0,
+        "external_storage": None,
+        "index_type": None,
+        "dist_type": "roundrobin",
+        "admit_strategy": None,
+        "admission_counter": None,
+    }
+    options = Options()
+    assert list(vars(options)) == list(expected)
+    assert vars(options) == expected
+    assert options == Options(dim=3)
+    assert options != Options(caching=True)
+
+
+def test_sizes() -> None:
+    config = EmbeddingConfig(name="t", num_embeddings=1000, embedding_dim=8, feature_names=["t"])
+    assert dynamicemb.get_sharded_table_capacity(config, 3, 128) == 384
+    assert dynamicemb.get_sharded_table_capacity(config, 3, dynamicemb.MAX_BUCKET_CAPACITY) == 336
+    assert dynamicemb.get_table_value_bytes(config, EmbOptimType.ADAM, 3, 128) == 3 * 384 * 24 * 4
+    assert [get_optimizer_state_dim(kind, 8, torch.float16) for kind in (EmbOptimType.EXACT_SGD,)] == [0]
+    assert get_optimizer_state_dim(EmbOptimType.EXACT_ROWWISE_ADAGRAD, 8, torch.float16) == 8
+    with pytest.raises(ValueError, match="bucket_capacity is 100"):
+        dynamicemb.get_sharded_table_capacity(config, 3, 100)
+    assert complete_initializer_args(Args(lower=0.5), embedding_config=config).upper == (1 / 1000) ** 0.5
+    assert complete_initializer_args(Args()) == Args(lower=0.0, upper=1.0)
+
+
+# ---------------------------------------------------------------- one lookup module
+
+
+def tables(rows: int = 16, name: str = "t", optimizer: EmbOptimType = EmbOptimType.ADAM, **options: Any) -> Tables:
+    torch.manual_seed(0)
+    given = {"initializer_args": Args(lower=-1.0, upper=1.0), **options}
+    own = Options(dim=4, max_capacity=rows, embedding_dtype=torch.float32, **given)
+    none = dynamicemb.DynamicEmbPoolingMode.NONE
+    return Tables([own], [name], pooling_mode=none, device=DEVICE, optimizer=optimizer, learning_rate=0.1)
+
+
+def train(module: Tables, *ids: int) -> None:
+    module(torch.tensor(ids), torch.tensor([0, len(ids)])).sum().backward()
+
+
+def ids_of(module: Tables) -> set[int]:
+    return set(module.export_keys_values("t", torch.device("cpu"))[0].tolist())
+
+
+@pytest.mark.parametrize("admitted", [False, True])
+@pytest.mark.parametrize("strategy", [Strategy.STEP, Strategy.TIMESTAMP, Strategy.LFU])
+def test_the_lowest_scores_leave(strategy: Strategy, admitted: bool) -> None:
+    admit = FrequencyAdmissionStrategy(2, Args(Mode.CONSTANT)) if admitted else None
+    module = tables(score_strategy=strategy, admit_strategy=admit)
+    seen = 2 if admitted else 1
+    for step in range(8):
+        train(module, *[2 * step, 2 * step + 1] * seen)
+    train(module, *[0] * 9)  # used last and most often
+    train(module, *[1, 1])
+    train(module, *[100, 100])
+    assert len(ids_of(module)) == 14  # 7/8 of 16
+    if strategy is Strategy.LFU:
+        assert {0, 1} <= ids_of(module)
+    else:  # those that were idle for longest left
+        assert ids_of(module) == {0, 1, *range(5, 16), 100}
+
+
+def test_the_lowest_customized_score_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYNAMICEMB_CSTM_SCORE_CHECK", "0")
+    module = tables(score_strategy=Strategy.CUSTOMIZED)
+    for score, ids in ((50, range(4)), (10, range(4, 8)), (30, range(8, 16))):
+        module.set_score({"t": score})
+        train(module, *ids)
+    module.set_score({"t": 40})
+    train(module, 100)
+    assert ids_of(module) == {*range(4), 7, *range(8, 16), 100}  # of equal scores the smaller ids
+
+
+def test_no_eviction_keeps_all() -> None:
+    module = tables(score_strategy=Strategy.NO_EVICTION)
+    for begin in range(0, 96, 12):
+        train(module, *range(begin, begin + 12))
+    assert len(ids_of(module)) == 96
+    assert module.get_score() == {"t": 0}
+
+
+def test_increments_have_the_rows_from_a_score_on() -> None:
+    for strategy, first in ((Strategy.STEP, 1), (Strategy.CUSTOMIZED, 0), (Strategy.TIMESTAMP, None)):
+        module = tables(rows=100, score_strategy=strategy)
+        assert first is None or module.get_score() == {"t": first}
+        if strategy is Strategy.CUSTOMIZED:
+            module.set_score({"t": 7})
+        train(module, 1, 2, 3)
+        if strategy is Strategy.CUSTOMIZED:
+            module.set_score({"t": 9})
+        threshold = module.get_score()
+        train(module, 3, 4)
+        rows, scores = module.incremental_dump(threshold)
+        ids, weights = rows["t"]
+        assert set(ids.tolist()) == {3, 4}
+        assert torch.equal(weights, module._scores["t"].view.read(ids, ["weight"]).parts["weight"])
+        assert len(module.incremental_dump({"t": 1})[0]["t"][0]) == 4
+        if strategy is not Strategy.CUSTOMIZED:
+            assert len(module.incremental_dump(scores)[0]["t"][0]) == 0
+    lfu = tables(rows=100, score_strategy=(Strategy.LFU, Strategy.TIMESTAMP))
+    train(lfu, 1, 1, 2)
+    threshold = lfu.get_score()
+    train(lfu, 2)
+    assert lfu.incremental_dump(threshold)[0]["t"][0].tolist() == [2]
+
+
+def test_scores_can_be_set_where_they_are_customized() -> None:
+    module = tables(score_strategy=Strategy.CUSTOMIZED)
+    module.set_score({"t": 5})
+    with pytest.warns(UserWarning, match="score 3 is less than 5"):
+        module.set_score({"t": 3})
+    for wrong in (0, -1, 1.5, True, 2**63):
+        with pytest.raises(ValueError, match="expected an int"):
+            module.set_score({"t": wrong})
+    with pytest.raises(ValueError, match="set_score needs CUSTOMIZED"):
+        tables(score_strategy=Strategy.STEP).set_score({"t": 1})
+
+
+def test_ids_without_a_row() -> None:
+    zeros = Args(Mode.CONSTANT, value=0.25)
+    module = tables(admit_strategy=FrequencyAdmissionStrategy(3, zeros), eval_initializer_args=zeros)
+    out = module(torch.tensor([5, 5, 6]), torch.tensor([0, 3]))
+    assert (out == 0.25).all()
+    out.sum().backward()
+    train(module, 5)
+    assert ids_of(module) == {5}
+    module.eval()
+    assert (module(torch.tensor([6]), torch.tensor([0, 1])) == 0.25).all()
+    plain = tables(eval_initializer_args=zeros).eval()
+    assert (plain(torch.tensor([6]), torch.tensor([0, 1])) == 0.25).all()
+
+
+@pytest.mark.parametrize(
+    ("args", "low", "high"),
+    [
+        (Args(Mode.UNIFORM, lower=-0.5, upper=-0.25), -0.5, -0.25),
+        (Args(Mode.CONSTANT, value=0.75), 0.75, 0.75),
+        (Args(Mode.NORMAL, mean=50.0, std_dev=0.1), 49.0, 51.0),
+        (Args(Mode.TRUNCATED_NORMAL, mean=1.0, std_dev=3.0, lower=0.5, upper=1.5), 0.5, 1.5),
+    ],
+)
+def test_initial_weights(args: Args, low: float, high: float) -> None:
+    out = tables(rows=512, initializer_args=args)(torch.arange(400), torch.tensor([0, 400])).detach()
+    assert low <= out.min()
+    assert out.max() <= high
+    assert args.mode is Mode.CONSTANT or len(out.unique()) > 100
+
+
+def test_pooling_and_features() -> None:
+    own = [Options(dim=dim, max_capacity=64, initializer_args=Args(Mode.CONSTANT, value=dim)) for dim in (2, 4)]
+    module = Tables(own, ["a", "b"], [0, 0, 1], pooling_mode=dynamicemb.DynamicEmbPoolingMode.MEAN, device=DEVICE)
+    out = module(torch.tensor([1, 2, 3, 4]), torch.tensor([0, 2, 3, 4]))
+    assert out.shape == (1, 8)
+    out.sum().backward()
+    ids, weights = module.export_keys_values("a", torch.device("cpu"))
+    assert ids.tolist() == [1, 2, 3]
+    torch.testing.assert_close(weights[:, 0], torch.tensor([2 - 0.005, 2 - 0.005, 2 - 0.01]))
+    assert module.table_names == ["a", "b"]
+
+
+# ---------------------------------------------------------------- dumps
+
+
+@pytest.mark.parametrize("optimizer", ["ADAM", "EXACT_ADAGRAD", "EXACT_ROWWISE_ADAGRAD", "EXACT_SGD"])
+@pytest.mark.parametrize("strategy", [*Strategy, (Strategy.TIMESTAMP, Strategy.LFU)])
+def test_a_dump_is_loaded(optimizer: str, strategy: Any, tmp_path: Path) -> None:
+    kind = EmbOptimType[optimizer]
+    module, other = (tables(score_strategy=strategy, optimizer=kind) for _ in range(2))
+    for step in range(4):
+        if strategy is Strategy.CUSTOMIZED:
+            module.set_score({"t": 10 * step + 10})
+        train(module, *range(step, step + 5))
+    module.dump(tmp_path, optim=True)
+    other.load(tmp_path, optim=True)
+    scores = [each._scores["t"].in_dump(torch.tensor([0, 3, 7])) for each in (module, other)]
+    torch.testing.assert_close(*scores, rtol=0, atol=10**9 if strategy is Strategy.TIMESTAMP else 0)
+    for step in range(4, 20):
+        for each in (module, other):
+            train(each, step, step + 1, 2)
+    kept = [each._scores["t"].view for each in (module, other)]
+    assert set(kept[0].ids().tolist()) == set(kept[1].ids().tolist())
+    ids = kept[0].ids()
+    for name, part in kept[0].read(ids).parts.items():
+        assert torch.equal(part, kept[1].read(ids).parts[name]), name
+
+
+def test_the_files_of_a_dump(tmp_path: Path) -> None:
+    module = tables(score_strategy=Strategy.STEP, admit_strategy=FrequencyAdmissionStrategy(2, Args(Mode.CONSTANT)))
+    train(module, 1, 1, 2)
+    train(module, 3, 3)
+    module.dump(tmp_path, optim=True, counter=True)
+    end = "rank_0.world_size_1"
+    read = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert np.frombuffer(read[f"t_emb_keys.{end}"], np.int64).tolist() == [1, 3]
+    assert np.frombuffer(read[f"t_emb_scores.{end}"], np.int64).tolist() == [1, 2]
+    rows = module._scores["t"].view.read(torch.tensor([1, 3])).parts
+    assert np.array_equal(np.frombuffer(read[f"t_emb_values.{end}"], np.float32), rows["weight"].flatten().numpy())
+    states = torch.cat([part for name, part in rows.items() if name != "weight"], dim=1)
+    assert np.array_equal(np.frombuffer(read[f"t_emb_opt_values.{end}"], np.float32), states.flatten().numpy())
+    assert np.frombuffer(read[f"t_counter_keys.{end}"], np.int64).tolist() == [2]
+    assert np.frombuffer(read[f"t_counter_frequencies.{end}"], np.int64).tolist() == [1]
+    meta = json.loads(read["t_opt_args.json"])
+    assert meta["opt_type"] == "adam"
+    assert (meta["iters"], meta["step_score"], meta["evict_strategy"]) == (2, 3, "EvictStrategy.KCustomized")
+    other = tables(score_strategy=Strategy.STEP, admit_strategy=FrequencyAdmissionStrategy(2, Args(Mode.CONSTANT)))
+    other.load(tmp_path, counter=True)
+    train(other, 2)
+    assert ids_of(other) == {1, 2, 3}
+    assert other.get_score() == {"t": 4}
+
+
+def test_a_dump_of_two_ranks(tmp_path: Path) -> None:
+    from rec_sdk_torch.compat.dynamicemb.files import dump_table
+
+    for rank, ids in enumerate(([2, 4], [1, 3, 5])):
+        module = tables(score_strategy=Strategy.STEP)
+        train(module, *ids)
+        dump_table(module._scores["t"], tmp_path, rank, 2, optim=False, counter=False)
+    other = tables(score_strategy=Strategy.STEP)
+    other.load(tmp_path)
+    assert ids_of(other) == {1, 2, 3, 4, 5}
+    (tmp_path / "t_emb_keys.rank_1.world_size_2").unlink()
+    with pytest.raises(FileNotFoundError, match=r"rank_1\.world_size_2"):
+        other.load(tmp_path)
+
+
+def test_a_dump_that_does_not_fit(tmp_path: Path) -> None:
+    module = tables(score_strategy=Strategy.LFU)
+    train(module, 1, 2)
+    module.dump(tmp_path, optim=True)
+    with pytest.raises(ValueError, match=r"has EvictStrategy\.KLfu, the table EvictStrategy\.KLru"):
+        tables().load(tmp_path)
+    with pytest.warns(UserWarning, match="states of adam, not of sgd"):
+        tables(score_strategy=Strategy.LFU, optimizer=EmbOptimType.SGD).load(tmp_path, optim=True)
+    with pytest.warns(UserWarning, match="no files of table 'u'"):
+        tables(name="u").load(tmp_path)
+    values = tmp_path / "t_emb_values.rank_0.world_size_1"
+    values.write_bytes(values.read_bytes()[:-4])
+    with pytest.raises(ValueError, match="has 28 bytes, expected"):
+        tables(score_strategy=Strategy.LFU).load(tmp_path)
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+class Strange(dynamicemb.AdmissionStrategy):
+    def admit(self, keys: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
+        return frequencies > 0
+
+    def get_initializer_args(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"external_storage": object()}, "external_storage is not here"),
+        ({"index_type": torch.uint64}, "index_type is torch.uint64"),
+        ({"dist_type": "continuous"}, "dist_type is 'continuous'"),
+        ({"initializer_args": Args(Mode.DEBUG)}, "DEBUG are not here"),
+        ({"admit_strategy": Strange()}, "admit_strategy is a Strange"),
+        ({"admit_strategy": FrequencyAdmissionStrategy(2)}, "read as UNIFORM in training and as 0.0 in evaluation"),
+        (
+            {"admit_strategy": FrequencyAdmissionStrategy(2), "admission_counter": object()},
+            "admission_counter is a object",
+        ),
+    ],
+)
+def test_options_without_a_counterpart(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(NotImplementedError, match=message):
+        tables(**options)
+
+
+def test_options_that_cannot_be() -> None:
+    with pytest.raises(ValueError, match="dist_type is 'other'"):
+        Options(dist_type="other")
+    with pytest.raises(ValueError, match="must be CONSTANT"):
+        Options(eval_initializer_args=Args())
+    with pytest.raises(NotImplementedError, match="TIMESTAMP with LFU alone"):
+        Options(score_strategy=(Strategy.STEP, Strategy.LFU))
+    with pytest.raises(TypeError, match="expected DynamicEmbScoreStrategy"):
+        Options(score_strategy=3)
+    assert Options(score_strategy=(Strategy.STEP,)).score_strategy is Strategy.STEP
+    with pytest.raises(ValueError, match="threshold is -1"):
+        FrequencyAdmissionStrategy(-1)
+    with pytest.raises(ValueError, match="score_strategy is None"):
+        tables(score_strategy=None)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"optimizer": EmbOptimType.LAMB}, "optimizer is"),
+        ({"output_dtype": torch.float16}, "output_dtype is torch.float16"),
+        ({"weight_decay": 0.1}, "of the optimizers ADAM alone has it"),
+        ({"max_norm": 1.0}, "max_norm is 1.0"),
+        ({"counter_based_regularization": object()}, "counter_based_regularization is"),
+    ],
+)
+def test_fused_params_without_a_counterpart(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(NotImplementedError, match=message):
+        DynamicEmbeddingCollectionSharder(fused_params=given)
+    with pytest.raises(NotImplementedError, match="qcomm_codecs_registry"):
+        DynamicEmbeddingBagCollectionSharder(qcomm_codecs_registry={"a": 1})
+
+
+# ---------------------------------------------------------------- models
+
+
+@pytest.fixture(scope="module")
+def _group(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    store = f"file://{tmp_path_factory.mktemp('group') / 'store'}"
+    torch.distributed.init_process_group("nccl", init_method=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+class Bags(torch.nn.Module):
+    def __init__(self, pooled: bool) -> None:
+        super().__init__()
+        names, kind = ("a", "b"), EmbeddingBagConfig if pooled else EmbeddingConfig
+        configs = [kind(name=n, num_embeddings=32, embedding_dim=4, feature_names=[n]) for n in names]
+        collection = EmbeddingBagCollection if pooled else EmbeddingCollection
+        self.bags = collection(tables=configs, device=torch.device("meta"))
+        self.pooled = pooled
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        rows = self.bags(features)
+        return rows.values() if self.pooled else torch.cat([rows[name].values() for name in ("a", "b")])
+
+
+def model(strategy: Strategy, pooled: bool = True, cls: type = DynamicEmbeddingBagCollectionSharder) -> Any:
+    torch.manual_seed(0)
+    bags = Bags(pooled)
+    configs = bags.bags.embedding_bag_configs() if pooled else bags.bags.embedding_configs()
+    options = Options(score_strategy=strategy, bucket_capacity=16)
+    constraints = {
+        "a": DynamicEmbParameterConstraints(use_dynamicemb=True, dynamicemb_options=options),
+        "b": DynamicEmbParameterConstraints(sharding_types=["row_wise"]),
+    }
+    sharder = cls(fused_params={"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.1})
+    topology = Topology(1, DEVICE.type, hbm_cap=2**34)
+    planner = DynamicEmbeddingShardingPlanner(configs, topology, constraints=constraints, debug=False)
+    plan = planner.collective_plan(bags, [sharder], torch.distributed.group.WORLD)
+    return DistributedModelParallel(bags, device=DEVICE, plan=plan, sharders=[sharder])
+
+
+def step(of: Any, *ids: int) -> torch.Tensor:
+    batch = KeyedJaggedTensor(["a", "b"], torch.tensor([*ids, 1, 2]), lengths=torch.tensor([len(ids), 2]))
+    out = of(batch)
+    out.sum().backward()
+    return out.detach()
+
+
+@pytest.mark.usefixtures("_group")
+@pytest.mark.parametrize(
+    ("pooled", "sharder"),
+    [(True, DynamicEmbeddingBagCollectionSharder), (False, DynamicEmbeddingCollectionSharder)],
+)
+def test_dynamic_tables_beside_others(pooled: bool, sharder: type, tmp_path: Path) -> None:
+    first = model(Strategy.CUSTOMIZED, pooled, sharder)
+    assert [each[:2] for each in find_sharded_modules(first)] == [("model.bags", "bags")]
+    (found,) = get_dynamic_emb_module(first)
+    assert found.table_names == ["a"]
+    set_score(first, 3)
+    step(first, 2**62, -5)
+    set_score(first, {"bags": {"a": 4}})
+    assert get_score(first) == {"model.bags": {"a": 4}}
+    step(first, 7)
+    rows, scores = incremental_dump(first, {"model.bags": {"a": 4}}, torch.distributed.group.WORLD)
+    assert rows["model.bags"]["a"][0].tolist() == [7]
+    assert scores == {"model.bags": {"a": 4}}
+    DynamicEmbDump(tmp_path / "dump", first, {"model.bags": ["a"]}, optim=True)
+    with pytest.raises(FileExistsError, match="has files"):
+        DynamicEmbDump(tmp_path / "dump", first)
+    second = model(Strategy.CUSTOMIZED, pooled, sharder)
+    DynamicEmbLoad(tmp_path / "dump", second, optim=True)
+    ids, weights = found.export_keys_values("a", torch.device("cpu"))
+    assert set(ids.tolist()) == {2**62, -5, 7}
+    again = get_dynamic_emb_module(second)[0]._scores["a"].view.read(ids, ["weight"]).parts["weight"]
+    assert torch.equal(weights, again)
+    first.eval()
+    batch = KeyedJaggedTensor(["a", "b"], torch.tensor([99, 9]), lengths=torch.tensor([1, 1]))
+    assert (first(batch)[:, :4] == 0).all() or not pooled
+
+
+@pytest.mark.usefixtures("_group")
+def test_models_and_arguments_that_do_not_fit(tmp_path: Path) -> None:
+    plain = torch.nn.Linear(1, 1)
+    with pytest.warns(UserWarning, match="no sharded collection with dynamic tables"):
+        assert get_score(plain) is None
+    with pytest.warns(UserWarning, match="nothing is dumped"):
+        assert incremental_dump(plain, 1) is None
+    for wrong in (1.5, True, {"a": 1}, {"a": {"b": "c"}}):
+        with pytest.raises(ValueError, match="expected an int"):
+            set_score(plain, wrong)
+    first = model(Strategy.STEP)
+    with pytest.warns(UserWarning, match=r"there are no \['other'\]"):
+        incremental_dump(first, {"other": {"a": 1}})
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        DynamicEmbLoad(tmp_path / "nothing", first)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError, match="is no folder"):
+        DynamicEmbDump(tmp_path / "file", first)
+    with pytest.raises(ValueError, match="each table once in both"):
+        DynamicEmbeddingShardingPlanner(Bags(True).bags.embedding_bag_configs(), Topology(1, "cpu"), constraints={})
+
+
+# ---------------------------------------------------------------- names of CUDA
+
+
+def test_cuda_means_what_there_is() -> None:
+    assert DEVICE.type in ("cpu", "npu")
+    assert isinstance(DEVICE, torch.device)
+    assert issubclass(type(DEVICE), torch.device)
+    assert torch.device("meta").type == "meta"
+    assert torch.device(type="cuda").type == DEVICE.type
+    assert pickle.loads(pickle.dumps(DEVICE)) == copy.deepcopy(DEVICE) == DEVICE
+    assert torch.ones(1).cuda().device.type == torch.nn.Linear(1, 1).cuda().weight.device.type == DEVICE.type
+    torch.cuda.set_device(0)
+    torch.cuda.synchronize()
+    assert torch.cuda.current_device() == 0
+    assert torch.cuda.device_count() >= 1
