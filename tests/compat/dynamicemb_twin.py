@@ -23,6 +23,8 @@ def create_model(device: torch.device) -> DistributedModelParallel:
             embedding_dim=script.DIM,
             feature_names=[name],
             initializer_type=rst.InitializerType.UNIFORM,
+            weight_init_min=-((1 / rows) ** 0.5),
+            weight_init_max=(1 / rows) ** 0.5,
         )
         for name, rows in script.FEATURES.items()
     ]

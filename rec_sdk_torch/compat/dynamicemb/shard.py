@@ -20,6 +20,7 @@ from ...distributed.sharded import ShardedCollection
 from ...distributed.sharders import EmbCacheEmbeddingBagCollectionSharder, EmbCacheEmbeddingCollectionSharder
 from ...modules.collection import CachedCollection
 from ...modules.configs import EmbCacheEmbeddingBagConfig, EmbCacheEmbeddingConfig
+from ...modules.conventions import plain_as_index
 from ...modules.embedding_collections import EmbCacheEmbeddingBagCollection, EmbCacheEmbeddingCollection
 from ...optim.in_backward import apply_optimizer_in_backward
 from .optimizers import checked, torch_optimizer
@@ -235,12 +236,11 @@ class DynamicEmbeddingCollectionSharder(EmbeddingCollectionSharder):
         """
         options = options_of(params)
         tables = [_config(table, options.get(table.name), env.world_size) for table in module.embedding_configs()]
-        collection = EmbCacheEmbeddingCollection(
-            tables,
-            need_indices=module.need_indices(),
-            device="meta",
-            cache=_cache_rows(options, self._options["optimizer"]),
-        )
+        cache = _cache_rows(options, self._options["optimizer"])
+        with plain_as_index():
+            collection = EmbCacheEmbeddingCollection(
+                tables, need_indices=module.need_indices(), device="meta", cache=cache
+            )
         _apply(module, collection, self.fused_params or {})
         return _shard(_Sequences(), collection, params, env, device, module_fqn)
 
@@ -277,11 +277,10 @@ class DynamicEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
         """
         options = options_of(params)
         tables = [_config(table, options.get(table.name), env.world_size) for table in module.embedding_bag_configs()]
-        collection = EmbCacheEmbeddingBagCollection(
-            tables,
-            is_weighted=module.is_weighted(),
-            device="meta",
-            cache=_cache_rows(options, self._options["optimizer"]),
-        )
+        cache = _cache_rows(options, self._options["optimizer"])
+        with plain_as_index():
+            collection = EmbCacheEmbeddingBagCollection(
+                tables, is_weighted=module.is_weighted(), device="meta", cache=cache
+            )
         _apply(module, collection, self.fused_params or {})
         return _shard(_Bags(), collection, params, env, device, module_fqn)
