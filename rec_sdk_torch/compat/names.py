@@ -1,4 +1,4 @@
-"""Rec SDK's import names: modules that have no files, and whose contents are `rec_sdk_torch`'s."""
+"""Rec SDK's and dynamicemb's import names: modules that have no files, and whose contents are `rec_sdk_torch`'s."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ _PACKAGES = sorted({name.partition(".")[0] for name in MODULES})
 
 
 class _Module(types.ModuleType):
-    """A module of Rec SDK. A name is looked up when it is first used, as in `rec_sdk_torch`."""
+    """A module of Rec SDK or dynamicemb. A name is looked up when it is first used, as in `rec_sdk_torch`."""
 
     def __getattr__(self, name: str) -> Any:
         names = MODULES[self.__name__]
@@ -140,7 +140,7 @@ class _Module(types.ModuleType):
 
 class _Loader(importlib.abc.Loader):
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        module = _Module(spec.name, f"{spec.name} of Rec SDK, as rec_sdk_torch has it.")
+        module = _Module(spec.name, f"{spec.name}, as rec_sdk_torch has it.")
         module.__all__ = list(MODULES[spec.name])  # type: ignore[attr-defined]
         return module
 

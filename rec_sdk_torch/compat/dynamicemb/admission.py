@@ -53,7 +53,7 @@ class AdmissionStrategy(abc.ABC):
 
     @abc.abstractmethod
     def get_initializer_args(self) -> DynamicEmbInitializerArgs | None:
-        """What the others are read as."""
+        """The values that the others are read as."""
 
 
 class FrequencyAdmissionStrategy(AdmissionStrategy):

@@ -34,7 +34,7 @@ _READS: dict[EmbOptimType, tuple[type[torch.optim.Optimizer], tuple[str, ...], s
         "exact_row_wise_adagrad",
     ),
 }
-"""Of each optimizer the class, the arguments that it reads beside the learning rate, and its name in dumps."""
+"""The class of each optimizer, the arguments that it reads beside the learning rate, and its name in dumps."""
 
 _IRRELEVANT = {
     "prefetch_pipeline",

@@ -1,4 +1,4 @@
-"""What options of dynamicemb mean for a table here: its initial weights, which ids get a row, which leave."""
+"""Options of dynamicemb as those of a table here: its initial weights, which ids get a row, which leave."""
 
 from __future__ import annotations
 
