@@ -26,12 +26,14 @@ def _no_cuda(device: torch.device) -> None:
 
 
 def test_what_holds_for_dynamicemb() -> None:
-    command = (*COMPAT, "-m", "pytest", "under_dynamicemb.py", "-p", "no:cacheprovider")
+    files = ("under_dynamicemb.py", "under_dynamicemb_models.py")
+    command = (*COMPAT, "-m", "pytest", *files, "-p", "no:cacheprovider")
     finished = warm.python(*command, folder=HERE, **PATHS)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     passed = re.search(r"(\d+) passed", finished.stdout)
     assert passed, finished.stdout
-    assert int(passed[1]) >= len(re.findall(r"^def test_", (HERE / "under_dynamicemb.py").read_text(), re.MULTILINE))
+    texts = [(HERE / file).read_text() for file in files]
+    assert int(passed[1]) >= sum(len(re.findall(r"^def test_", text, re.MULTILINE)) for text in texts)
 
 
 def results(script: str, folder: Path) -> list[Any]:
