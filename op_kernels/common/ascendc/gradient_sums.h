@@ -174,6 +174,16 @@ class GradientSums {
       return row_of_gradient(lookups, index.at(kGradSource, lookup), row) + column + from;
     }
   };
+  // The same for lookups from `first` on, whose rows lie side by side.
+  template <bool kPlain>
+  struct RunOfGradients {
+    Gradients<kPlain> all;
+    const LookupIndex::Run& rows;
+    int32_t first;
+    __aicore__ inline const float* operator()(int32_t lookup) const {
+      return all(lookup, rows.values.GetValue(static_cast<uint32_t>(lookup - first)));
+    }
+  };
   template <bool kPlain>
   __aicore__ inline Gradients<kPlain> gradients(int64_t column) const {
     return {lookups_,

@@ -273,7 +273,8 @@ class UpdateTiles {
     const int64_t last = reads_alone<kPlain>() ? first + reached.count : INT64_MAX;
     auto count = static_cast<uint32_t>(ends.count);
     while (count > 1 && ends.values.GetValue(count - 1) > last) count /= 2;
-    const auto gradients = sums_.template gradients<kPlain>(step.columns.column);
+    const GradientSums::RunOfGradients<kPlain> gradients{
+        sums_.template gradients<kPlain>(step.columns.column), reached, first};
     const int64_t width = step.columns.width;
     // Lookups of rows that are dealt with here: not of those that only sums read, and of two if they are
     // reached.
@@ -284,16 +285,13 @@ class UpdateTiles {
     Further further = *further_of_tile;
     uint32_t place = static_cast<uint32_t>(r) * pitch;
     int32_t at = first;
-    const auto gradient_of = [&](int32_t lookup) {
-      return gradients(lookup, reached.values.GetValue(static_cast<uint32_t>(lookup - first)));
-    };
     for (uint32_t i = 0; i < count; ++i, place += pitch) {
       const int32_t end = ends.values.GetValue(i), lookups = end - at;
       if (lookups == alone) {
-        sums_.template load_gradient<kPlain>(to[place], gradient_of(at), width);
+        sums_.template load_gradient<kPlain>(to[place], gradients(at), width);
       } else if (lookups == pair && further.left > 0) {
-        sums_.template load_gradient<kPlain>(to[place], gradient_of(at), width);
-        sums_.template load_gradient<kPlain>(further.terms[further.place], gradient_of(at + 1), width);
+        sums_.template load_gradient<kPlain>(to[place], gradients(at), width);
+        sums_.template load_gradient<kPlain>(further.terms[further.place], gradients(at + 1), width);
         further.place += pitch;
         --further.left;
         *further.sums++ = {place, further.place};
