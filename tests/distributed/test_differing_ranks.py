@@ -183,7 +183,7 @@ OPTIMIZERS: dict[str, tuple[type, dict[str, Any]]] = {
 MESSAGES = {
     "class": "optimizer is 'torch.optim.adagrad.Adagrad' on rank 0, 'torch.optim.adam.Adam' on rank 1",
     "lr": "lr is 0.5 on rank 0, 0.25 on rank 1",
-    "eps": "eps is 1e-10 on rank 0, 0.001 on rank 1",
+    "eps": "eps is 1e-08 on rank 0, 0.001 on rank 1",
     "clipping": "max_gradient is inf on rank 0, 2.0 on rank 1",
     "state_dtypes": "state_dtypes is () on rank 0, (torch.float16,) on rank 1",
     "window": "accumulate_step is 1 on rank 0, 3 on rank 1",
