@@ -26,6 +26,7 @@ from .states import (
 )
 
 _STATES = "states."
+_HYPER_PARAMETERS = {"lr", "eps", "beta1", "beta2", "weight_decay", "lower_bound"}
 
 
 class TableAccess(torch.nn.Module):
@@ -82,7 +83,13 @@ class TableAccess(torch.nn.Module):
     # ---- states
 
     def split_optimizer_states(self) -> list[list[torch.Tensor]]:
-        """The states of each table in FBGEMM's order, `[rows, D]`, or `[rows]`; [] of an optimizer without."""
+        """The states of each table in FBGEMM's order, `[rows, D]`, or `[rows]`; [] of an optimizer without.
+
+        Raises:
+            NotImplementedError: the optimizer is NONE.
+        """
+        if self.optimizer is OptimType.NONE:
+            raise NotImplementedError("the optimizer NONE has no states: take_gradients() gives gradients of rows")
         specs = states_in_order(self._optimizer)
         if not specs:
             return []
@@ -92,9 +99,14 @@ class TableAccess(torch.nn.Module):
         ]
 
     def get_optimizer_state(self) -> list[dict[str, torch.Tensor]]:
-        """As `split_optimizer_states`, by the names that torch's optimizers have, with `iter` where FBGEMM's has it."""
+        """As `split_optimizer_states`, by the names that torch's optimizers have, with `iter` where FBGEMM's has it.
+
+        Raises:
+            NotImplementedError: the optimizer is NONE.
+        """
         names = [state.name for state in states_in_order(self._optimizer)]
-        extra = {"iter": self.iter} if names[1:] == ["prev_iter"] else {}
+        counted = names[1:] == ["prev_iter"] or self._optimizer.options.get("counter_weight_decay_mode") == "adagradw"
+        extra = {"iter": self.iter} if counted else {}
         return [dict(zip(names, states, strict=True)) | extra for states in self.split_optimizer_states()]
 
     # ---- options
@@ -138,9 +150,17 @@ class TableAccess(torch.nn.Module):
     def update_hyper_parameters(self, params_dict: Mapping[str, float]) -> None:
         """Sets `lr`, `eps`, `beta1`, `beta2`, `weight_decay` or `lower_bound`, from the next update on.
 
+        A name that the optimizer does not have is logged, and has no effect.
+
         Raises:
-            NotImplementedError: another name, or one that the optimizer does not have; nothing was set.
+            NotImplementedError: another name, or the optimizer is NONE; nothing was set.
         """
+        unknown = sorted(set(params_dict) - _HYPER_PARAMETERS)
+        if unknown or self.optimizer is OptimType.NONE:
+            raise NotImplementedError(
+                f"hyper-parameters {unknown or sorted(params_dict)}: {self.optimizer.name} has "
+                f"{[] if self.optimizer is OptimType.NONE else sorted(_HYPER_PARAMETERS)}"
+            )
         options = dict(self._optimizer.options)
         for name, value in params_dict.items():
             if name in ("beta1", "beta2") and "betas" in options:
@@ -152,8 +172,8 @@ class TableAccess(torch.nn.Module):
             elif name in ("lr", "eps", "weight_decay") and name in options:
                 options[name] = value
             else:
-                raise NotImplementedError(
-                    f"hyper-parameter {name!r}: {self.optimizer.name} with this mode has {sorted(options)}"
+                logger.warning(
+                    "%s=%r has no effect: %s with this mode does not use it", name, value, self.optimizer.name
                 )
         self._optimizer.options.update(options)
 

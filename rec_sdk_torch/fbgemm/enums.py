@@ -8,6 +8,8 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
+from ..tbe.config.numbers import as_int
+
 E = TypeVar("E", bound=enum.Enum)
 
 
@@ -31,6 +33,14 @@ class OptimType(enum.Enum):
     ENSEMBLE_ROWWISE_ADAGRAD = "ensemble_row_wise_adagrad"
     EMAINPLACE_ROWWISE_ADAGRAD = "ema_in_place_row_wise_adagrad"
     NONE = "none"
+
+    def __eq__(self, other: object) -> bool:
+        """FBGEMM's own member of this name is equal."""
+        named = isinstance(other, enum.Enum) and type(other).__name__ in ("EmbOptimType", "OptimType")
+        return named and self.name == other.name  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return hash(self.name)  # as every enum's
 
 
 class SparseType(enum.Enum):
@@ -236,10 +246,17 @@ class MultiPassPrefetchConfig(NamedTuple):
 def member(kind: type[E], option: str, value: object) -> E:
     """The member of `kind` that `value` names: itself, a member of FBGEMM's enum of that name, or the name.
 
+    The members of an IntEnum may be given as their numbers.
+
     Raises:
         TypeError: something without a name.
-        ValueError: a name that `kind` does not have.
+        ValueError: a name or a number that `kind` does not have.
     """
+    number = as_int(value) if issubclass(kind, enum.IntEnum) and not isinstance(value, enum.Enum) else None
+    if number is not None:
+        if number not in [known.value for known in kind]:
+            raise ValueError(f"{option} is {number}, allowed are {[known.value for known in kind]}")
+        return kind(number)
     name = value if isinstance(value, str) else getattr(value, "name", None)
     if not isinstance(name, str):
         raise TypeError(f"{option} is {value!r}, expected a member of FBGEMM's {kind.__name__}, or its name")

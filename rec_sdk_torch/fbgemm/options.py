@@ -18,11 +18,11 @@ WITHOUT_MEANING = {
     "uvm_host_mapped": "rows on the host are in memory of the engine's own, and staging is page-locked",
     "embedding_shard_info": "nothing here reports where a shard lies in its table",
     "res_params": "there is no raw embedding streaming",
+    "stats_reporter_config": "nothing is reported: read cache_stats() and memory_report() of .tables, or use CacheLog",
 }
 """Accepted with one logged line: what the line says."""
 
 REFUSED = {
-    "stats_reporter_config": "read cache_stats() and memory_report() of .tables, or use rec_sdk_torch.CacheLog",
     "tbe_input_multiplexer_config": "look at batches before the forward",
     "enable_raw_embedding_streaming": "save deltas with rec_sdk_torch.Saver, or read .tables.view(name).chunks()",
     "is_qr_tbe": "there is no quotient-remainder module",
@@ -31,7 +31,7 @@ REFUSED = {
 """Anything but the default is an error: what to do instead."""
 
 _MODES_OF_OPTIMIZERS = {
-    "use_rowwise_bias_correction": "Adam corrects by the table's step",
+    "use_rowwise_bias_correction": "Adam corrects by the updates of the table, and counts none of a row",
     "use_writeback_bwd_prehook": "gradients of equal ids are aggregated, and the update is of their sum",
     "writeback_first_feature_only": "gradients of equal ids are aggregated, and the update is of their sum",
     "precompute_writeback": "gradients of equal ids are aggregated, and the update is of their sum",
@@ -45,7 +45,7 @@ def check_options(given: Mapping[str, Any], defaults: Mapping[str, Any], optimiz
         NotImplementedError: an argument that is refused; the message says what to do instead.
     """
     for name, instead in REFUSED.items():
-        if given[name] is not defaults[name]:
+        if given[name] is not defaults[name] and given[name] != {}:
             raise NotImplementedError(f"{name}={given[name]!r} is not supported: {instead}")
     _check_extra(given["extra_optimizer_config"])
     for name, why in WITHOUT_MEANING.items():

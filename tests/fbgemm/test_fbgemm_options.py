@@ -167,11 +167,10 @@ def test_compat_has_the_same_names() -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "stats_reporter_config": ({"stats_reporter_config": object()}, "cache_stats"),
     "tbe_input_multiplexer_config": ({"tbe_input_multiplexer_config": object()}, "before the forward"),
     "enable_raw_embedding_streaming": ({"enable_raw_embedding_streaming": True}, "save deltas"),
     "is_qr_tbe": ({"is_qr_tbe": True}, "quotient-remainder"),
-    "preallocated_host_buffers": ({"preallocated_host_buffers": {}}, "optimizer states"),
+    "preallocated_host_buffers": ({"preallocated_host_buffers": {"weights_host": None}}, "optimizer states"),
     "bias": (
         {"extra_optimizer_config": fbgemm.UserEnabledConfigDefinition(use_rowwise_bias_correction=True)},
         "use_rowwise_bias_correction=True",
@@ -269,6 +268,7 @@ LOGGED: list[tuple[dict[str, Any], str]] = [
     ({"uvm_host_mapped": True}, "uvm_host_mapped=True has no effect"),
     ({"embedding_shard_info": [(20, 8, 0, 0), (30, 8, 0, 0)]}, "embedding_shard_info"),
     ({"res_params": object()}, "res_params"),
+    ({"stats_reporter_config": object()}, "read cache_stats() and memory_report()"),
     ({"ensemble_mode": fbgemm.EnsembleModeDefinition()}, "EXACT_SGD does not use it"),
     ({"emainplace_mode": fbgemm.EmainplaceModeDefinition()}, "EXACT_SGD does not use it"),
     ({"max_gradient": 2.0}, "max_gradient=2.0 has no effect"),
