@@ -32,6 +32,14 @@ def losses(script: str, arguments: Sequence[str] = ()) -> tuple[str, float, floa
     return device, float(first), float(last)
 
 
+def all_losses(script: str) -> list[float]:
+    """All losses of rank 0, from weights that do not depend on the script."""
+    finished = warm.torchrun(2, Path(__file__).with_name("alike.py"), FOLDER / f"{script}.py", PYTHONPATH=str(ROOT))
+    assert finished.returncode == 0, finished.stderr
+    (printed,) = re.findall(r"^losses (.*)$", finished.stdout, re.MULTILINE)
+    return [float(loss) for loss in printed.split()]
+
+
 def check_life(saves: Path, device: str) -> None:
     """Runs the script whose ids come and go; it compares a reload itself."""
     of_script, first, last = losses("recsdk_life_script", [str(saves)])

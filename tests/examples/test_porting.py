@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from porting import FOLDER, ROOT, RUNS, check_life, losses
+from porting import FOLDER, ROOT, RUNS, all_losses, check_life, losses
 
 pytestmark = pytest.mark.skipif(find_spec("torch_npu") is not None, reason="there the scripts choose the NPU")
 pytest.importorskip("torchrec")
@@ -36,6 +36,13 @@ def test_the_scripts_for_rec_sdk_train_alike(results: dict[str, tuple[str, float
 def test_cached_tables_learn_what_torchrecs_do(results: dict[str, tuple[str, float, float]]) -> None:
     """Initial weights differ, so losses are near, not equal."""
     assert results["torchrec_ported"][2] == pytest.approx(results["torchrec_script"][2], abs=0.02)
+
+
+def test_every_loss_of_the_port_is_torchrecs() -> None:
+    """To six digits, from the same weights."""
+    ported, original = all_losses("torchrec_ported"), all_losses("torchrec_script")
+    assert len(ported) == len(original) == 150
+    assert ported == pytest.approx(original, rel=1e-6)
 
 
 def test_ids_that_come_and_go_and_saves(tmp_path: Path) -> None:
