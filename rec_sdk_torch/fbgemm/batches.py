@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,6 +52,20 @@ class FeatureOrder:
                 begin += self.dims[key]
             self._columns = torch.cat([of_key[key] for key in range(len(self.map))]).to(device)
         return self._columns
+
+
+class _Placed(torch.autograd.Function):
+    """Writes an output to the caller's memory, which has no part in the graph: the next step may use it again."""
+
+    @staticmethod
+    def forward(ctx: Any, output: torch.Tensor, places: torch.Tensor, memory: list[torch.Tensor]) -> torch.Tensor:
+        ctx.save_for_backward(places)
+        return memory[0].index_copy_(0, places, output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        (places,) = ctx.saved_tensors
+        return grads[0].reshape(-1).index_select(0, places), None, None
 
 
 class VariableBatch:
@@ -105,6 +120,29 @@ class VariableBatch:
     def output(self, padded: torch.Tensor) -> torch.Tensor:
         """FBGEMM's output, flat, from that of the padded batch, `[B, sum of dims]`."""
         return padded.reshape(-1).index_select(0, self._elements.to(padded.device))
+
+    def into(self, output: torch.Tensor, offsets: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        """`given`, flat, in which the rows of rank r and feature f of FBGEMM's output begin at `offsets[r][f]`.
+
+        Raises:
+            ValueError: tensors that do not fit the sizes or the output.
+        """
+        lengths = (self._sizes * torch.tensor(self._dims, device="cpu")[:, None]).t()
+        begins = offsets.cpu().long()
+        if begins.shape != lengths.shape or int(begins.min()) < 0 or int((begins + lengths).max()) > given.numel():
+            raise ValueError(
+                f"vbe_output of {given.numel()} elements and vbe_output_offsets of shape {tuple(offsets.shape)}, "
+                f"expected offsets of shape {tuple(lengths.shape)} whose rows lie in it"
+            )
+        if given.dtype != output.dtype or given.device != output.device:
+            raise ValueError(
+                f"vbe_output is {given.dtype} on {given.device}, the output {output.dtype} on {output.device}"
+            )
+        flat = lengths.reshape(-1)
+        moved = (begins.reshape(-1) - (flat.cumsum(0) - flat)).repeat_interleave(flat)
+        places = torch.arange(output.numel(), device="cpu") + moved
+        placed: torch.Tensor = _Placed.apply(output, places.to(given.device), [given.detach().view(-1)])
+        return placed
 
     @functools.cached_property
     def _elements(self) -> torch.Tensor:

@@ -234,11 +234,13 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
             feature_requires_grad: `[F]`; per-sample weights of features with a 0 have a gradient of 0.
             batch_size_per_feature_per_rank: F lists of one batch size per rank, pooled tables only.
             total_unique_indices: not needed.
-            hash_zch_identities, hash_zch_runtime_meta, vbe_output, vbe_output_offsets: None.
+            hash_zch_identities, hash_zch_runtime_meta: None.
+            vbe_output: with a batch size per feature, the memory that the output is written to, in `output_dtype`.
+            vbe_output_offsets: where in it the rows of a rank and feature begin, int64 `[ranks, F]`.
 
         Returns:
             In `output_dtype`, on the tables' device: `[B, total_D]`; `[n, D]` with pooling_mode NONE; with a batch size
-            per feature flat: of each rank, of each feature, its rows `[b, D]`.
+            per feature flat: of each rank, of each feature, its rows `[b, D]`; `vbe_output`, flat, where that is given.
 
         Raises:
             IndexError: an id out of range, with bounds_check_mode FATAL.
@@ -250,9 +252,10 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
         self._check_none(
             hash_zch_identities=hash_zch_identities,
             hash_zch_runtime_meta=hash_zch_runtime_meta,
-            vbe_output=vbe_output,
-            vbe_output_offsets=vbe_output_offsets,
         )
+        together = [each is None for each in (vbe_output, vbe_output_offsets, batch_size_per_feature_per_rank)]
+        if not all(together[:2]) and any(together):
+            raise ValueError("vbe_output, vbe_output_offsets and batch_size_per_feature_per_rank go together")
         check_batch(indices)
         self._make_ready()
         self._weighted = per_sample_weights is not None  # plans differ by it, and `prefetch` is not told
@@ -271,7 +274,10 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
                 out = self._lookup(*in_order, feature_requires_grad, batch_size_per_feature_per_rank)
         if self._gradient_bound is not None and out.requires_grad:
             out.register_hook(lambda gradient: gradient.clamp(-self._gradient_bound, self._gradient_bound))
-        return out if out.dtype == self._output else out.to(self._output)
+        out = out if out.dtype == self._output else out.to(self._output)
+        if vbe_output is None or vbe_output_offsets is None or batch_size_per_feature_per_rank is None:
+            return out
+        return self._variable_batch(batch_size_per_feature_per_rank).into(out, vbe_output_offsets, vbe_output)
 
     def _lookup(
         self,
@@ -332,8 +338,7 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
     def _check_none(**given: object) -> None:
         for name, value in given.items():
             if value is not None:
-                why = "there is no raw embedding streaming" if name.startswith("hash") else "the output is a new tensor"
-                raise NotImplementedError(f"{name} is not supported: {why}")
+                raise NotImplementedError(f"{name} is not supported: there is no raw embedding streaming")
 
     def _make_ready(self) -> None:
         """Brings resident tables in: at first, and where the tables were laid out anew."""

@@ -104,3 +104,33 @@ def test_mean_with_weights_divides_the_gradient_too(device: torch.device) -> Non
         each(*batch).sum().backward()
     assert [module.split_embedding_weights()[0][i, 0].item() for i in (1, 2)] == [-0.5, -1.5]
     assert [other.split_embedding_weights()[0][i, 0].item() for i in (1, 2)] == [-1.0, -3.0]
+
+
+def test_an_output_of_the_callers_memory(device: torch.device) -> None:
+    """The same rows and updates, each rank's and feature's where the offsets say; other memory stays as it is."""
+    on = ("HOST", "CPU") if device.type == "cpu" else ("DEVICE", "CUDA")
+    specs = [(20, 4, *on), (20, 8, *on)]
+    plain, written = (Ours(specs, device=device) for _ in "ab")
+    for module in (plain, written):
+        for table in module.split_embedding_weights():
+            table.copy_(torch.arange(table.numel()).reshape(table.shape))
+    batch, sizes = (torch.arange(5), torch.arange(6)), [[1, 2], [2, 0]]
+    memory = torch.full((40,), -1.0, device=device)
+    offsets = torch.tensor([[30, 2], [20, 0]])  # 4 and 16 elements of rank 0, 8 and none of rank 1
+    for _ in range(2):
+        expected = plain(*batch, batch_size_per_feature_per_rank=sizes)
+        out = written(*batch, batch_size_per_feature_per_rank=sizes, vbe_output=memory, vbe_output_offsets=offsets)
+        assert out.data_ptr() == memory.data_ptr()
+        first, second, third = expected.detach().split([4, 16, 8])
+        for begin, part in ((30, first), (2, second), (20, third)):
+            assert torch.equal(out.detach()[begin : begin + len(part)], part)
+        assert (out.detach() == -1).sum() == 40 - 28
+        weights = torch.arange(28.0, device=device)
+        (expected * weights).sum().backward()
+        (torch.cat([out[30:34], out[2:18], out[20:28]]) * weights).sum().backward()
+        for one, other in zip(plain.split_embedding_weights(), written.split_embedding_weights(), strict=True):
+            assert torch.equal(one, other)
+    with pytest.raises(ValueError, match="go together"):
+        written(*batch, vbe_output=memory)
+    with pytest.raises(ValueError, match=r"expected offsets of shape \(2, 2\)"):
+        written(*batch, batch_size_per_feature_per_rank=sizes, vbe_output=memory[:20], vbe_output_offsets=offsets)

@@ -304,7 +304,7 @@ def test_arguments_of_the_forward(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         module(*batch, total_unique_indices=2)
     assert [record.getMessage()[:36] for record in caplog.records] == ["total_unique_indices has no effect: "[:36]]
-    for name in ("hash_zch_identities", "hash_zch_runtime_meta", "vbe_output", "vbe_output_offsets"):
+    for name in ("hash_zch_identities", "hash_zch_runtime_meta"):
         with pytest.raises(NotImplementedError, match=f"{name} is not supported: "):
             module(*batch, **{name: torch.zeros(1)})
     with pytest.raises(ValueError, match="per-sample weights need pooled tables"):
