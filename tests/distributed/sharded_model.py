@@ -112,7 +112,9 @@ class Model(torch.nn.Module):
                 )
         self.pooled = scenario.kind != "sequences"
         self.scale = torch.nn.Parameter(torch.full((1,), 0.7, device=Place.device))
-        rst.apply_optimizer_in_backward(scenario.optimizer, self.sparse.parameters(), {"lr": 0.1, **scenario.options})
+        # Sharded tables have TorchRec's `eps` of Adagrad where none is given, those of one process have torch's.
+        defaults = {"lr": 0.1, **({"eps": 1e-8} if scenario.optimizer is torch.optim.Adagrad else {})}
+        rst.apply_optimizer_in_backward(scenario.optimizer, self.sparse.parameters(), defaults | scenario.options)
 
     def forward(self, batch: KeyedJaggedTensor) -> tuple[torch.Tensor, torch.Tensor]:
         output = self.sparse(batch)

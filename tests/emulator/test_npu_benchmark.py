@@ -28,7 +28,7 @@ ABOVE = {
     "update_rows adam": 1.35,
     "accumulate_rows": 1.55,
 }
-"""Those that the scalar unit bounds. GCC's code for x86-64 has the most instructions; the floor has 4 for a row."""
+"""The scalar unit bounds these. GCC's code for x86-64 has the most instructions; the floor has 4 for a row."""
 
 
 def kernel(**counters: list[float]) -> Kernel:

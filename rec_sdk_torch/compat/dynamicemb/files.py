@@ -205,7 +205,7 @@ def _load_candidates(scores: TableScores, folder: Path, mine: Mine) -> None:
         found = _rows(frequency_file, np.int64, 1, len(ids))[:, 0]
         chosen = mine(np.asarray(ids))
         counts |= zip(ids[chosen].tolist(), found[chosen].tolist(), strict=True)
-    candidates = torch.tensor(list(counts), dtype=torch.int64)
+    candidates = torch.tensor(list(counts), dtype=torch.int64, device="cpu")
     new = ~scores.view.knows(candidates)
-    given = torch.tensor(list(counts.values()), dtype=torch.int64)[new]
+    given = torch.tensor(list(counts.values()), dtype=torch.int64, device="cpu")[new]
     scores.view.set_candidates(candidates[new], {"count": given})

@@ -116,7 +116,7 @@ class TableScores:
     def _write(self, ids: torch.Tensor) -> None:
         ids = ids[self.view.knows(ids)]
         score = float(self.current) if self._kind is DynamicEmbScoreStrategy.CUSTOMIZED else 0.0
-        self.view.write_row_columns(ids, {"score": torch.full((len(ids),), score, dtype=torch.float64)})
+        self.view.write_row_columns(ids, {"score": torch.full((len(ids),), score, dtype=torch.float64, device="cpu")})
 
     def of(self, ids: torch.Tensor) -> torch.Tensor:
         """By which increments choose: int64 `[n]`, of ids that have rows."""
@@ -137,7 +137,7 @@ class TableScores:
 
     def _columns(self, ids: torch.Tensor) -> dict[DynamicEmbScoreStrategy, torch.Tensor]:
         if not self._counts and not self._dated:
-            return {self._kind: torch.zeros(len(ids), dtype=torch.int64)}
+            return {self._kind: torch.zeros(len(ids), dtype=torch.int64, device="cpu")}
         kept = self.view.row_columns(ids)
         found = {DynamicEmbScoreStrategy.LFU: kept["count"]} if self._counts else {}
         if self._dated:
