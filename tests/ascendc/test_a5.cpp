@@ -1,5 +1,9 @@
 // The 950 (A5) differs in these: compiled for arch 3510, run with REC_SDK_EMULATED_SOC=Ascend950PR_9589.
+#include <cmath>
+#include <limits>
+
 #include "emulator/ascendc/soc.h"
+#include "op_kernels/common/ascendc/saturation.h"
 #include "support.h"
 
 namespace {
@@ -88,6 +92,153 @@ void test_positions() {
       {in.buffer()}));
 }
 
+// call(y, x) with x all `value`; the first element of y.
+template <class T, class Call>
+T computed(T value, const Call& call) {
+  T result{};
+  CHECK_PASSES(run([&] {
+    LocalMemAllocator<> allocator;
+    const auto x = allocator.Alloc<T, 16>(), y = allocator.Alloc<T, 16>();
+    Duplicate(x, value, 16);
+    PipeBarrier<PIPE_V>();
+    call(y, x);
+    order<HardEvent::V_S>();
+    result = y.GetValue(0);
+  }));
+  return result;
+}
+
+// A quotient that only a subnormal number can hold is 0, with its sign; of other instructions nothing is
+// said.
+void test_subnormal_quotients() {
+  const auto quotient = [](float a, float b) {
+    return computed(a, [&](const LocalTensor<float>& y, const LocalTensor<float>& x) {
+      Duplicate(y, b, 16);
+      PipeBarrier<PIPE_V>();
+      Div(y, x, y, 16);
+    });
+  };
+  CHECK(quotient(1e-38f, 10.0f) == 0 && !std::signbit(quotient(1e-38f, 10.0f)));
+  CHECK(quotient(1e-38f, -10.0f) == 0 && std::signbit(quotient(1e-38f, -10.0f)));
+  CHECK(quotient(0x1p-125f, 2.0f) == 0x1p-126f);
+  CHECK(quotient(1e-40f, 1e-40f) == 1.0f);  // operands may be subnormal
+  const auto half_quotient =
+      computed(half(0x1p-13f), [](const LocalTensor<half>& y, const LocalTensor<half>& x) {
+        Duplicate(y, half(4.0f), 16);
+        PipeBarrier<PIPE_V>();
+        Div(y, x, y, 16);
+      });
+  CHECK(half_quotient.bits == 0);
+  const auto halved = [](const LocalTensor<float>& y, const LocalTensor<float>& x) { Muls(y, x, 0.5f, 16); };
+  CHECK(computed(0x1p-126f, halved) == 0x1p-127f);
+}
+
+constexpr uint64_t kKeepsInfinity = uint64_t{1} << 48, kIntegersSaturate = uint64_t{1} << 53,
+                   kForAllOfCore = uint64_t{1} << 60;
+
+uint64_t control() { return static_cast<uint64_t>(get_ctrl()); }
+
+// `work` with these bits changed.
+template <class Work>
+void with_changed(uint64_t bits, const Work& work) {
+  const uint64_t before = control();
+  set_ctrl(before ^ bits);
+  work();
+  set_ctrl(before);
+}
+
+// `work` as kernels compute what the host must agree with, or as it is.
+template <class Work>
+void maybe_as_on_host(bool as_on_host, const Work& work) {
+  if (!as_on_host) return work();
+  rec_sdk::ascendc::HostArithmetic arithmetic;
+  arithmetic.start();
+  work();
+  arithmetic.finish();
+}
+
+// The half that infinity becomes.
+uint16_t converted_infinity(uint64_t changed_bits, bool as_on_host) {
+  uint16_t bits = 0;
+  CHECK_PASSES(run([&] {
+    LocalMemAllocator<> allocator;
+    const auto x = allocator.Alloc<float, 16>();
+    const auto y = allocator.Alloc<half, 16>();
+    with_changed(changed_bits, [&] {
+      const uint64_t found = control();
+      maybe_as_on_host(as_on_host, [&] {
+        Duplicate(x, std::numeric_limits<float>::infinity(), 16);
+        PipeBarrier<PIPE_V>();
+        Cast(y, x, RoundMode::CAST_RINT, 16);
+      });
+      CHECK(control() == found);
+    });
+    order<HardEvent::V_S>();
+    bits = y.GetValue(0).bits;
+  }));
+  return bits;
+}
+
+// Bit 48 keeps infinity while bit 60 is 1, as it is at the start.
+void test_saturation() {
+  CHECK(converted_infinity(0, false) == 0x7bff);
+  CHECK(converted_infinity(kKeepsInfinity, false) == 0x7c00);
+  CHECK(converted_infinity(kKeepsInfinity | kForAllOfCore, false) == 0x7bff);
+  for (const uint64_t found : {uint64_t{0}, kKeepsInfinity, kForAllOfCore, kKeepsInfinity | kForAllOfCore}) {
+    CHECK(converted_infinity(found, true) == 0x7c00);
+  }
+}
+
+template <class T>
+void check_overflow() {
+  const T most = std::numeric_limits<T>::max(), least = std::numeric_limits<T>::min();
+  using Tensor = LocalTensor<T>;
+  const auto check = [&](T value, T wrapped, T saturated, const auto& call) {
+    for (const bool saturates : {false, true}) {
+      for (const bool as_on_host : {false, true}) {
+        const T found = computed(value, [&](const Tensor& y, const Tensor& x) {
+          with_changed(saturates ? kIntegersSaturate : 0,
+                       [&] { maybe_as_on_host(as_on_host, [&] { call(y, x); }); });
+        });
+        CHECK(found == (saturates && !as_on_host ? saturated : wrapped));
+      }
+    }
+  };
+  const auto twice = static_cast<T>(-2);
+  check(most, twice, most, [](const Tensor& y, const Tensor& x) { Add(y, x, x, 16); });
+  check(most, static_cast<T>(1), most, [](const Tensor& y, const Tensor& x) { Mul(y, x, x, 16); });
+  check(most, least, most, [](const Tensor& y, const Tensor& x) { Adds(y, x, T(1), 16); });
+  check(most, twice, most, [](const Tensor& y, const Tensor& x) { Muls(y, x, T(2), 16); });
+  check(most, static_cast<T>(2), least, [](const Tensor& y, const Tensor& x) { Muls(y, x, T(-2), 16); });
+  check(least, most, least, [](const Tensor& y, const Tensor& x) {
+    Duplicate(y, T(1), 16);
+    PipeBarrier<PIPE_V>();
+    Sub(y, x, y, 16);
+  });
+  check(least, static_cast<T>(0), static_cast<T>(0),
+        [](const Tensor& y, const Tensor& x) { Sub(y, x, x, 16); });
+}
+
+void test_control_register() {
+  const auto left = [](uint64_t bit) {
+    return Kernel([bit](bool repaired) {
+      const uint64_t before = control();
+      set_ctrl(before ^ bit);
+      if (repaired) set_ctrl(before);
+    });
+  };
+  CHECK_TWIN(left(kKeepsInfinity), {}, 2, "bit 48 of the control register is 1, but was 0",
+             "do not saturate");
+  CHECK_TWIN(left(kIntegersSaturate), {}, 2, "bit 53 of the control register is 1, but was 0",
+             "integers saturate");
+  CHECK_TWIN(left(kForAllOfCore), {}, 2, "bit 60 of the control register is 0, but was 1",
+             "bit 48 has no effect");
+  const Kernel other_bits = [](bool repaired) {
+    with_changed(repaired ? kIntegersSaturate : uint64_t{1} << 59, [] {});
+  };
+  CHECK_TWIN(other_bits, {}, 1, "S, set_ctrl", "knows bits 48, 53 and 60 only");
+}
+
 }  // namespace
 
 int main() {
@@ -97,5 +248,10 @@ int main() {
   test_gather();
   test_mask();
   test_positions();
+  test_subnormal_quotients();
+  test_saturation();
+  check_overflow<int16_t>();
+  check_overflow<int32_t>();
+  test_control_register();
   return check_result();
 }

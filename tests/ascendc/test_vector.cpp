@@ -404,6 +404,20 @@ void test_strides() {
   CHECK_TWIN(overlap, {}, 1, "V, Add (", "only the same tensor may be both");
 }
 
+// A2 and A3 say nothing of subnormal numbers: they stay.
+void test_subnormal_quotient() {
+  CHECK_PASSES(run([] {
+    LocalMemAllocator<> allocator;
+    const auto x = allocator.Alloc<float, 8>(), y = allocator.Alloc<float, 8>();
+    Duplicate(x, 0x1p-126f, 8);
+    Duplicate(y, 4.0f, 8);
+    PipeBarrier<PIPE_V>();
+    Div(x, x, y, 8);
+    order<HardEvent::V_S>();
+    CHECK(x.GetValue(0) == 0x1p-128f);
+  }));
+}
+
 }  // namespace
 
 int main() {
@@ -417,6 +431,7 @@ int main() {
   test_coarse_functions<half>(1e-3f);
   test_integers_wrap();
   test_not_a_number();
+  test_subnormal_quotient();
   test_axpy<float, float>();
   test_axpy<half, half>();
   test_axpy<float, half>();

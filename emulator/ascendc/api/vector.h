@@ -17,12 +17,47 @@ constexpr bool kShifted = kOneOf<T, int16_t, uint16_t, int32_t, uint32_t>;
 template <class T>
 constexpr bool kFloating = kOneOf<T, half, float>;
 
+// A function, and its twin for a core whose integers saturate: null where that changes nothing.
+struct Arithmetic {
+  rec_sdk::emulator::ElementFunction function, saturating = nullptr;
+};
+
+template <typename T, rec_sdk::emulator::BinaryOp op>
+constexpr bool kOverflows = kOneOf<T, int16_t, int32_t> && op <= rec_sdk::emulator::BinaryOp::kMul;
+
+template <typename T, rec_sdk::emulator::BinaryOp op>
+constexpr Arithmetic binary_function() {
+  using namespace rec_sdk::emulator;
+  if constexpr (kOverflows<T, op>) {
+    return {rec_sdk::emulator::binary<op, T>, rec_sdk::emulator::binary<op, T, Overflow::kSaturates>};
+  } else {
+    return {rec_sdk::emulator::binary<op, T>};
+  }
+}
+
+template <typename T, rec_sdk::emulator::BinaryOp op>
+constexpr Arithmetic with_scalar_function() {
+  using namespace rec_sdk::emulator;
+  if constexpr (kOverflows<T, op>) {
+    return {rec_sdk::emulator::with_scalar<op, T>,
+            rec_sdk::emulator::with_scalar<op, T, Overflow::kSaturates>};
+  } else {
+    return {rec_sdk::emulator::with_scalar<op, T>};
+  }
+}
+
+template <typename T, rec_sdk::emulator::ShiftOp op>
+constexpr Arithmetic shift_function() {
+  return {rec_sdk::emulator::shift<op, T>};
+}
+
 template <typename T>
-void binary(const char* name, rec_sdk::emulator::ElementFunction function, const LocalTensor<T>& dst,
+void binary(const char* name, const Arithmetic& arithmetic, const LocalTensor<T>& dst,
             const LocalTensor<T>& src0, const LocalTensor<T>& src1, int64_t count, uint8_t repeats = 1,
             const BinaryRepeatParams& strides = {}) {
   rec_sdk::emulator::VectorCall call = vector_call(name, dst, count);
-  call.function = function;
+  call.function = arithmetic.function;
+  call.saturating = arithmetic.saturating;
   call.a = &src0.memory();
   call.b = &src1.memory();
   call.src_bytes = sizeof(T);
@@ -34,11 +69,12 @@ void binary(const char* name, rec_sdk::emulator::ElementFunction function, const
 }
 
 template <typename T>
-void with_scalar(const char* name, rec_sdk::emulator::ElementFunction function, const LocalTensor<T>& dst,
+void with_scalar(const char* name, const Arithmetic& arithmetic, const LocalTensor<T>& dst,
                  const LocalTensor<T>& src, const T& scalar, int64_t count, uint8_t repeats = 1,
                  const UnaryRepeatParams& strides = {}) {
   rec_sdk::emulator::VectorCall call = vector_call(name, dst, count);
-  call.function = function;
+  call.function = arithmetic.function;
+  call.saturating = arithmetic.saturating;
   call.a = &src.memory();
   call.src_bytes = sizeof(T);
   call.scalar = &scalar;
@@ -54,8 +90,8 @@ void with_scalar(const char* name, rec_sdk::emulator::ElementFunction function, 
             const int32_t& count) {                                                                      \
     static_assert(types<T>, message);                                                                    \
     if constexpr (types<T>) {                                                                            \
-      constexpr auto function = rec_sdk::emulator::binary<rec_sdk::emulator::BinaryOp::op, T>;           \
-      binary(#Name, function, dst, src0, src1, count);                                                   \
+      constexpr Arithmetic arithmetic = binary_function<T, rec_sdk::emulator::BinaryOp::op>();           \
+      binary(#Name, arithmetic, dst, src0, src1, count);                                                 \
     }                                                                                                    \
   }                                                                                                      \
   template <typename T, bool isSetMask = true>                                                           \
@@ -64,8 +100,8 @@ void with_scalar(const char* name, rec_sdk::emulator::ElementFunction function, 
     static_assert(types<T>, message);                                                                    \
     static_assert(!isSetMask, #Name ": the emulator knows this call with isSetMask = false only");       \
     if constexpr (types<T>) {                                                                            \
-      constexpr auto function = rec_sdk::emulator::binary<rec_sdk::emulator::BinaryOp::op, T>;           \
-      binary(#Name, function, dst, src0, src1, rec_sdk::emulator::kByMask, repeatTime, repeatParams);    \
+      constexpr Arithmetic arithmetic = binary_function<T, rec_sdk::emulator::BinaryOp::op>();           \
+      binary(#Name, arithmetic, dst, src0, src1, rec_sdk::emulator::kByMask, repeatTime, repeatParams);  \
     }                                                                                                    \
   }
 
@@ -79,8 +115,8 @@ void with_scalar(const char* name, rec_sdk::emulator::ElementFunction function, 
                   ": with a count, isSetMask = false has no effect on 950, which computes that many " \
                   "elements; MASK_PLACEHOLDER and UnaryRepeatParams ask the mask on all chips");      \
     if constexpr (types<T>) {                                                                         \
-      constexpr auto function = rec_sdk::emulator::kind<rec_sdk::emulator::Op::op, T>;                \
-      with_scalar(#Name, function, dst, src, scalarValue, count);                                     \
+      constexpr Arithmetic arithmetic = kind##_function<T, rec_sdk::emulator::Op::op>();              \
+      with_scalar(#Name, arithmetic, dst, src, scalarValue, count);                                   \
     }                                                                                                 \
   }                                                                                                   \
   template <typename T, bool isSetMask = true>                                                        \
@@ -89,8 +125,8 @@ void with_scalar(const char* name, rec_sdk::emulator::ElementFunction function, 
     static_assert(types<T>, message);                                                                 \
     static_assert(!isSetMask, #Name ": the emulator knows this call with isSetMask = false only");    \
     if constexpr (types<T>) {                                                                         \
-      constexpr auto function = rec_sdk::emulator::kind<rec_sdk::emulator::Op::op, T>;                \
-      with_scalar(#Name, function, dst, src, scalarValue, rec_sdk::emulator::kByMask, repeatTime,     \
+      constexpr Arithmetic arithmetic = kind##_function<T, rec_sdk::emulator::Op::op>();              \
+      with_scalar(#Name, arithmetic, dst, src, scalarValue, rec_sdk::emulator::kByMask, repeatTime,   \
                   repeatParams);                                                                      \
     }                                                                                                 \
   }

@@ -63,11 +63,25 @@ void Core::finish() {
         "the mask is not as it was when the kernel began: SetMaskNorm and ResetMask must end what "
         "SetMaskCount began");
   }
-  if (control != kControlAtStart) {
-    fail(
-        "bit 48 of the control register is 1, but was 0 when the kernel began: the next kernel would inherit "
-        "that "
-        "16-bit floats do not saturate, so set_ctrl must put back what get_ctrl gave");
+  check_control();
+}
+
+void Core::check_control() const {
+  struct Bit {
+    uint64_t bit;
+    const char* effect;
+  };
+  constexpr Bit kBits[] = {{kKeepsInfinity, "16-bit floats do not saturate"},
+                           {kIntegersSaturate, "integers saturate"},
+                           {kForAllOfCore, "bit 48 has no effect"}};
+  for (const Bit& changed : kBits) {
+    if (((control ^ kControlAtStart) & changed.bit) != 0) {
+      const int now = (control & changed.bit) != 0 ? 1 : 0;
+      fail(text(
+          "bit %d of the control register is %d, but was %d when the kernel began: the next kernel would "
+          "inherit that %s, so set_ctrl must put back what get_ctrl gave",
+          __builtin_ctzll(changed.bit), now, 1 - now, changed.effect));
+    }
   }
 }
 

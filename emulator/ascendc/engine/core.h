@@ -27,8 +27,11 @@ struct AtomicState {
 };
 
 // The control register (CTRL). It outlives a kernel, so that each must leave it as it found it.
-constexpr uint64_t kKeepsInfinity = uint64_t{1} << 48;  // 16-bit floats do not saturate
-constexpr uint64_t kForAllOfCore = uint64_t{1} << 60;   // on 950: bit 48 is heard
+constexpr uint64_t kKeepsInfinity = uint64_t{1} << 48;     // 16-bit floats do not saturate
+constexpr uint64_t kIntegersSaturate = uint64_t{1} << 53;  // on 950
+constexpr uint64_t kForAllOfCore = uint64_t{1} << 60;      // on 950: bit 48 is heard
+constexpr uint64_t kControlBits =
+    REC_SDK_ASCENDC_ARCH == 3510 ? kKeepsInfinity | kIntegersSaturate | kForAllOfCore : kKeepsInfinity;
 constexpr uint64_t kControlAtStart = REC_SDK_ASCENDC_ARCH == 3510 ? kForAllOfCore : 0;
 
 // The mask of vector instructions that set none themselves.
@@ -82,7 +85,11 @@ class Core {
   void wait_flag(int event, int32_t id);
   void barrier(Engine engine);
   void barrier_all();
-  bool saturates() const { return (control & kKeepsInfinity) == 0; }
+  bool saturates() const {
+    constexpr uint64_t kKeep = REC_SDK_ASCENDC_ARCH == 3510 ? kKeepsInfinity | kForAllOfCore : kKeepsInfinity;
+    return (control & kKeep) != kKeep;
+  }
+  bool saturates_integers() const { return (control & kIntegersSaturate) != 0; }
 
   // Ends the launch. `rule` says what was done and what is allowed.
   [[noreturn]] void fail(const std::string& rule) const;
@@ -112,6 +119,7 @@ class Core {
  private:
   std::string where(const char* engine, const char* name) const;
   void check_consumed(int event, int32_t id) const;
+  void check_control() const;
   [[noreturn]] void refuse_read(UbSpan span) const;
   [[noreturn]] void refuse_write(UbSpan span) const;
   [[noreturn]] void clock_ran_out() const;

@@ -21,9 +21,19 @@ Wide<T> widen(T value) {
   return static_cast<Wide<T>>(value);
 }
 
-template <BinaryOp op, class T>
+// Values beyond an integer type become its nearest one.
+template <class T>
+T clamped(int64_t value) {
+  constexpr int64_t kLeast = std::numeric_limits<T>::min(), kMost = std::numeric_limits<T>::max();
+  return static_cast<T>(value < kLeast ? kLeast : value > kMost ? kMost : value);
+}
+
+template <BinaryOp op, class T, Overflow overflow>
 T apply(T a, T b) {
-  if constexpr (std::is_integral_v<T> && op <= BinaryOp::kMul) {
+  if constexpr (std::is_integral_v<T> && op <= BinaryOp::kMul && overflow == Overflow::kSaturates) {
+    const int64_t x = a, y = b;
+    return clamped<T>(op == BinaryOp::kAdd ? x + y : op == BinaryOp::kSub ? x - y : x * y);
+  } else if constexpr (std::is_integral_v<T> && op <= BinaryOp::kMul) {
     // Unsigned, so that overflow wraps.
     using U = std::make_unsigned_t<decltype(a + b)>;
     const auto x = static_cast<U>(a), y = static_cast<U>(b);
@@ -43,6 +53,21 @@ T apply(T a, T b) {
     } else {
       return chosen;
     }
+  }
+}
+
+template <class T>
+constexpr T kLeastNormal = std::numeric_limits<T>::min();
+template <>
+constexpr float kLeastNormal<half> = 0x1p-14f;
+
+// A result as the chip stores it.
+template <BinaryOp op, class T>
+T stored(Wide<T> value) {
+  if constexpr (op == BinaryOp::kDiv && REC_SDK_ASCENDC_ARCH == 3510) {
+    return T(std::fabs(value) < kLeastNormal<T> ? std::copysign(0.0f, value) : value);
+  } else {
+    return T(value);
   }
 }
 
@@ -87,25 +112,25 @@ T scalar_of(const void* scalar) {
 }  // namespace
 
 // ivdep: dst is a, or b, or overlaps neither.
-template <BinaryOp op, class T>
+template <BinaryOp op, class T, Overflow overflow>
 void binary(void* dst, const void* a, const void* b, const void*, int64_t count) {
   auto* out = static_cast<T*>(dst);
   const auto* x = static_cast<const T*>(a);
   const auto* y = static_cast<const T*>(b);
 #pragma GCC ivdep
   for (int64_t i = 0; i < count; ++i) {
-    out[i] = T(apply<op>(widen(x[i]), widen(y[i])));
+    out[i] = stored<op, T>(apply<op, Wide<T>, overflow>(widen(x[i]), widen(y[i])));
   }
 }
 
-template <BinaryOp op, class T>
+template <BinaryOp op, class T, Overflow overflow>
 void with_scalar(void* dst, const void* a, const void*, const void* scalar, int64_t count) {
   auto* out = static_cast<T*>(dst);
   const auto* x = static_cast<const T*>(a);
   const auto y = widen(scalar_of<T>(scalar));
 #pragma GCC ivdep
   for (int64_t i = 0; i < count; ++i) {
-    out[i] = T(apply<op>(widen(x[i]), y));
+    out[i] = T(apply<op, Wide<T>, overflow>(widen(x[i]), y));
   }
 }
 
@@ -222,9 +247,7 @@ T convert(U value) {
     if constexpr (sizeof(T) >= sizeof(U)) {
       return value;
     } else {
-      return value < std::numeric_limits<T>::min()   ? std::numeric_limits<T>::min()
-             : value > std::numeric_limits<T>::max() ? std::numeric_limits<T>::max()
-                                                     : static_cast<T>(value);
+      return clamped<T>(value);
     }
   } else {
     return saturated<T>(to_integer<rounding>(static_cast<float>(value)));
@@ -262,6 +285,13 @@ template void saturate<bfloat16_t>(void*, int64_t);
 #define REC_SDK_BINARY(op, T)             \
   REC_SDK_VECTOR(binary, BinaryOp::op, T) \
   REC_SDK_VECTOR(with_scalar, BinaryOp::op, T)
+#define REC_SDK_SATURATING(op, T)                               \
+  REC_SDK_VECTOR(binary, BinaryOp::op, T, Overflow::kSaturates) \
+  REC_SDK_VECTOR(with_scalar, BinaryOp::op, T, Overflow::kSaturates)
+#define REC_SDK_INTEGERS(T)   \
+  REC_SDK_SATURATING(kAdd, T) \
+  REC_SDK_SATURATING(kSub, T) \
+  REC_SDK_SATURATING(kMul, T)
 #define REC_SDK_ARITHMETIC(T) \
   REC_SDK_BINARY(kAdd, T)     \
   REC_SDK_BINARY(kSub, T)     \
@@ -292,6 +322,8 @@ REC_SDK_ARITHMETIC(half)
 REC_SDK_ARITHMETIC(float)
 REC_SDK_ARITHMETIC(int16_t)
 REC_SDK_ARITHMETIC(int32_t)
+REC_SDK_INTEGERS(int16_t)
+REC_SDK_INTEGERS(int32_t)
 REC_SDK_SHIFTS(int16_t)
 REC_SDK_SHIFTS(uint16_t)
 REC_SDK_SHIFTS(int32_t)

@@ -10,12 +10,15 @@ enum class BinaryOp { kAdd, kSub, kMul, kDiv, kMax, kMin };
 enum class ShiftOp { kLeft, kRight };
 enum class UnaryOp { kSqrt, kRsqrt, kExp, kLn, kAbs, kReciprocal };
 
-// dst = a op b
-template <BinaryOp op, class T>
+// Where the result of an operation on integers has more bits than T: the low ones, or the nearest T.
+enum class Overflow { kWraps, kSaturates };
+
+// dst = a op b. On 950 a subnormal quotient becomes 0, with its sign.
+template <BinaryOp op, class T, Overflow overflow = Overflow::kWraps>
 void binary(void* dst, const void* a, const void* b, const void* scalar, int64_t count);
 
 // dst = a op scalar
-template <BinaryOp op, class T>
+template <BinaryOp op, class T, Overflow overflow = Overflow::kWraps>
 void with_scalar(void* dst, const void* a, const void* b, const void* scalar, int64_t count);
 
 // By bits of the scalar, a T; to the right, copies of the sign come in where T has one. By as many bits as T

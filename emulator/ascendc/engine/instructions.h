@@ -86,8 +86,9 @@ struct VectorCall {
   ElementFunction function;
   int64_t count;
   const UbTensor* dst;
-  uint32_t dst_bytes;                   // of an element
-  SaturateFunction saturate = nullptr;  // null: nothing
+  uint32_t dst_bytes;                    // of an element
+  SaturateFunction saturate = nullptr;   // null: nothing
+  ElementFunction saturating = nullptr;  // instead of `function` while the core's integers saturate
   const UbTensor* a = nullptr;
   const UbTensor* b = nullptr;
   uint32_t src_bytes = 0;

@@ -140,11 +140,11 @@ void set_atomic_none() {
 void set_control(uint64_t value) {
   Core& core = current_core();
   core.issue(kScalar, "set_ctrl");
-  if (((value ^ core.control) & ~kKeepsInfinity) != 0) {
+  if (((value ^ core.control) & ~kControlBits) != 0) {
     core.fail(
-        text("writes %#lx to the control register, which is %#lx: the emulator knows bit 48 only, the others "
+        text("writes %#lx to the control register, which is %#lx: the emulator knows %s only, the others "
              "must stay as they are",
-             value, core.control));
+             value, core.control, kControlBits == kKeepsInfinity ? "bit 48" : "bits 48, 53 and 60"));
   }
   core.control = value;
 }

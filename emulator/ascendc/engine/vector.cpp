@@ -23,16 +23,29 @@ void check_overlap(Core& core, const UbSpan& dst, const UbSpan& src, bool same_p
 
 using Sources = std::array<Operand, 2>;
 
+// What an instruction does with values, by the control register when it was issued.
+struct Effect {
+  ElementFunction function;
+  SaturateFunction saturate;  // null: nothing
+  uint32_t dst_bytes;         // of an element
+};
+
+Effect effect_of(const Core& core, const VectorCall& call) {
+  const bool saturating = call.saturating != nullptr && core.saturates_integers();
+  return {saturating ? call.saturating : call.function, core.saturates() ? call.saturate : nullptr,
+          call.dst_bytes};
+}
+
 // The function on the values of the operands; those that an instruction lacks have no address.
-void apply(UnifiedBuffer& ub, const VectorCall& call, const Operand& dst, const Sources& sources,
-           const void* scalar, SaturateFunction saturate) {
+void apply(UnifiedBuffer& ub, const Effect& effect, const Operand& dst, const Sources& sources,
+           const void* scalar) {
   const auto at = [&](const Operand& operand, uint64_t begin) {
     return operand.exists() ? ub.at(operand.part(begin, kUbBlock).address) : nullptr;
   };
   const auto run = [&](uint64_t begin, uint64_t bytes) {
-    const auto count = static_cast<int64_t>(bytes / call.dst_bytes);
-    call.function(at(dst, begin), at(sources[0], begin), at(sources[1], begin), scalar, count);
-    if (saturate != nullptr) saturate(at(dst, begin), count);
+    const auto count = static_cast<int64_t>(bytes / effect.dst_bytes);
+    effect.function(at(dst, begin), at(sources[0], begin), at(sources[1], begin), scalar, count);
+    if (effect.saturate != nullptr) effect.saturate(at(dst, begin), count);
   };
   const auto side_by_side = [](const Operand& operand) { return operand.strides().side_by_side(); };
   if (side_by_side(dst) && side_by_side(sources[0]) && side_by_side(sources[1])) {
@@ -143,17 +156,15 @@ void run_vector(const VectorCall& call) {
     cycles = std::max(cycles, source.cycles());
   }
   dst.each([&](const UbSpan& span) { core.mark_written(span); });
-  const SaturateFunction saturate = core.saturates() ? call.saturate : nullptr;
+  const Effect effect = effect_of(core, call);
   core.schedule.run(
-      kVector, [&] { apply(core.ub, call, dst, sources, call.scalar, saturate); },
+      kVector, [&] { apply(core.ub, effect, dst, sources, call.scalar); },
       [&] {
         uint64_t scalar = 0;
         if (call.scalar != nullptr) {
           std::memcpy(&scalar, call.scalar, call.src_bytes != 0 ? call.src_bytes : call.dst_bytes);
         }
-        return [kept = call, dst, sources, scalar, saturate, &ub = core.ub] {
-          apply(ub, kept, dst, sources, &scalar, saturate);
-        };
+        return [effect, dst, sources, scalar, &ub = core.ub] { apply(ub, effect, dst, sources, &scalar); };
       });
   count_instruction(core, values, cycles);
 }

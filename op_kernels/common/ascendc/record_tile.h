@@ -47,10 +47,10 @@ class RecordTiles {
       clear(s);
     }
     if (Weights::kBytes == 2) pipe->InitBuffer(decoded_, static_cast<uint32_t>(plane_ * 4));
-    if (converts()) conversions_.start();
+    if (converts()) arithmetic_.start();
   }
   __aicore__ inline void finish() {
-    if (converts()) conversions_.finish();
+    if (converts()) arithmetic_.finish();
   }
 
   __aicore__ inline LocalTensor<float> weights(int set) {
@@ -335,7 +335,7 @@ class RecordTiles {
   int64_t plane_;  // floats
   Landing planes_[2], stored_[2], row_states_[2], narrow_[2];
   Scratch decoded_;
-  IeeeConversions conversions_;
+  HostArithmetic arithmetic_;
 };
 
 }  // namespace ascendc

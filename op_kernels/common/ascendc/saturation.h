@@ -1,7 +1,9 @@
-// How numbers that are too large for 16 bits convert. While bit 48 of a core's control register is 0,
-// infinity becomes the largest number and NaN becomes 0, which would hide a diverged training; at 1, both
-// stay what they are, as on the host. CANN's documents disagree about how it starts, so it is set, and put
-// back.
+// Arithmetic beyond the range of a type, as on the host: a core's control register chooses, and is put back.
+//
+// Numbers that are too large for 16 bits: while bit 48 is 0, infinity becomes the largest number and NaN
+// becomes 0, which would hide a diverged training; at 1, both stay what they are. CANN's documents disagree
+// about how it starts. On 950 it acts only while bit 60 is 1, and bit 53 makes integers saturate, where
+// stochastic rounding counts on the low bits of products and sums.
 //
 // By the compiler's own functions, which CANN 8.5 has as well, for A2, A3 and 950: SetSaturationFlag came
 // with 9.1, for A2 and A3 only, and SetCtrlSpr knows these with 9.1.
@@ -12,17 +14,24 @@
 namespace rec_sdk {
 namespace ascendc {
 
-class IeeeConversions {
+class HostArithmetic {
  public:
   __aicore__ inline void start() {
-    before_ = control() & kKeepsInfinity;
-    set_ctrl(control() | kKeepsInfinity);
+    before_ = control() & kBits;
+    set_ctrl((control() & ~kBits) | kAsOnHost);
   }
   // The register outlives the kernel.
-  __aicore__ inline void finish() { set_ctrl((control() & ~kKeepsInfinity) | before_); }
+  __aicore__ inline void finish() { set_ctrl((control() & ~kBits) | before_); }
 
  private:
   static constexpr uint64_t kKeepsInfinity = uint64_t{1} << 48;
+#if defined(__NPU_ARCH__) && __NPU_ARCH__ == 3510
+  static constexpr uint64_t kIntegersSaturate = uint64_t{1} << 53, kForAllOfCore = uint64_t{1} << 60;
+  static constexpr uint64_t kBits = kKeepsInfinity | kIntegersSaturate | kForAllOfCore;
+  static constexpr uint64_t kAsOnHost = kKeepsInfinity | kForAllOfCore;
+#else
+  static constexpr uint64_t kBits = kKeepsInfinity, kAsOnHost = kKeepsInfinity;
+#endif
 
   __aicore__ inline static uint64_t control() { return static_cast<uint64_t>(get_ctrl()); }
 
