@@ -3,5 +3,8 @@
 from __future__ import annotations
 
 
-class CheckpointError(RuntimeError):
-    """A save is missing, damaged, or of something else; the message names the file."""
+class CheckpointError(RuntimeError, ValueError):
+    """A save is missing, damaged, or of something else; the message names the file.
+
+    It is a ValueError as well, which Rec SDK raises there.
+    """

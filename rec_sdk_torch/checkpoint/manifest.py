@@ -328,5 +328,7 @@ def read_manifest(folder: Path) -> Manifest:
         if version == VERSION and any(file.offset is not None for file in manifest.files):
             raise ValueError(f"files are in packs, which there are from format version {PACKED_VERSION} on")
         return manifest
+    except CheckpointError:
+        raise
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: damaged: {error}") from error

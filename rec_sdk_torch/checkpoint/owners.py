@@ -100,12 +100,11 @@ def owners_of(model: torch.nn.Module) -> list[Owner]:
     """The embeddings in a model, each once, with the optimizers that were applied.
 
     Raises:
-        TypeError: no module.
-        ValueError: a model without tables.
+        ValueError: no module, as of Rec SDK, or a model without tables.
         RuntimeError: tables on the meta device.
     """
     if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"module is {model!r}, expected a torch.nn.Module")
+        raise ValueError(f"module is {model!r}, expected a torch.nn.Module")
     found: dict[int, Owner] = {}
     for path, module in model.named_modules():
         plain = ".".join(part for part in path.split(".") if part not in _WRAPPERS)

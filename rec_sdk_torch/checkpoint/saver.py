@@ -39,11 +39,10 @@ class Saver:
             rank: of this process, as in Rec SDK; that of the process group when None.
 
         Raises:
-            ValueError: a negative one, or another than the process group says.
-            TypeError: no int.
+            ValueError: no int, a negative one, or another than the process group says.
         """
         if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int)):
-            raise TypeError(f"rank is {rank!r}, expected an int")
+            raise ValueError(f"rank is {rank!r}, expected an int")
         here = torch.distributed.get_rank() if torch.distributed.is_initialized() else None
         if rank is not None and (rank < 0 or rank != (rank if here is None else here)):
             raise ValueError(f"rank is {rank}, expected {'0 or more' if here is None else here}")
@@ -92,8 +91,8 @@ class Saver:
                 its end the interpreter waits for it.
 
         Raises:
-            ValueError: a module without tables; `incremental` for tables that do not keep what changed; some tables are
-                sharded and others not, of which each rank has rows of its own.
+            ValueError: no module, or one without tables; `incremental` for tables that do not keep what changed; some
+                tables are sharded and others not, of which each rank has rows of its own.
             CheckpointError: another process saves to `path` now.
             OSError: a file cannot be written; earlier saves are as before.
         """

@@ -31,10 +31,11 @@ _FEATURE_NAME = re.compile(r"[^\s@]+")
 
 @unique
 class AdmitAndEvictPolicyType(Enum):
-    """The rule that admission and eviction of features go by."""
+    """The rule that admission and eviction of features go by; NONE: every id is admitted, none is evicted."""
 
-    POLICY_COUNT = "count"
-    POLICY_SHOWCLICK = "showclick"
+    NONE = 0
+    POLICY_COUNT = 1
+    POLICY_SHOWCLICK = 2
 
 
 def _check_int(owner: str, name: str, value: object, low: int) -> None:
@@ -90,7 +91,7 @@ class AdmitAndEvictConfig:
         evict_threshold: POLICY_COUNT evicts an id that was not seen for more seconds; 0 (or None): off.
         evict_step_interval: steps between evictions. Without eviction it means nothing.
         showclick_params: of POLICY_SHOWCLICK, which reads neither threshold.
-        policy_type: which of the two rules.
+        policy_type: which of the rules, or NONE, which reads none of the others.
         evict_idle_steps: evicts an id that none of so many batches, the latest ones, had; 0: off.
         max_rows: ids beyond so many leave, those with the smallest count (POLICY_COUNT) or score; 0: off.
         max_bytes: the same for the bytes of the rows; 0: off.
@@ -98,7 +99,7 @@ class AdmitAndEvictConfig:
     Raises:
         TypeError: a field of the wrong type.
         ValueError: `admit_threshold` below -1, another number that is negative, a `not_admitted_default_value` that is
-            not finite.
+            not finite; a rule beside NONE that it would not read, of those that Rec SDK does not have.
     """
 
     admit_threshold: int | None = -1
@@ -129,18 +130,32 @@ class AdmitAndEvictConfig:
             _check_float(owner, "not_admitted_default_value", self.not_admitted_default_value)
         if not isinstance(self.showclick_params, ShowClickParams):
             raise TypeError(f"{owner}: showclick_params is {self.showclick_params!r}, expected ShowClickParams")
+        given: object = self.policy_type
+        if isinstance(given, int) and not isinstance(given, bool):
+            self.policy_type = AdmitAndEvictPolicyType(given)
         if not isinstance(self.policy_type, AdmitAndEvictPolicyType):
             raise TypeError(f"{owner}: policy_type is {self.policy_type!r}, expected AdmitAndEvictPolicyType")
+        if self.policy_type is AdmitAndEvictPolicyType.NONE and self._bounds():
+            raise ValueError(f"{owner}: policy_type is NONE, which evicts nothing, beside {self._bounds()}")
+
+    def _bounds(self) -> dict[str, int]:
+        """The rules that hold beside either policy, where they are given."""
+        names = ("evict_idle_steps", "max_rows", "max_bytes")
+        return {name: getattr(self, name) for name in names if getattr(self, name)}
 
     def is_feature_admit_enabled(self) -> bool:
         """Whether ids have to be admitted."""
+        if self.policy_type is AdmitAndEvictPolicyType.NONE:
+            return False
         if self.policy_type is AdmitAndEvictPolicyType.POLICY_SHOWCLICK:
             return self.showclick_params.admit_threshold > 0
         return self.admit_threshold not in (None, -1)
 
     def is_feature_evict_enabled(self) -> bool:
         """Whether ids leave their table."""
-        if self.evict_idle_steps or self.max_rows or self.max_bytes:
+        if self.policy_type is AdmitAndEvictPolicyType.NONE:
+            return False
+        if self._bounds():
             return True
         if self.policy_type is AdmitAndEvictPolicyType.POLICY_SHOWCLICK:
             return self.showclick_params.evict_percentage > 0

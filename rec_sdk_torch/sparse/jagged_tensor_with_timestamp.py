@@ -15,7 +15,10 @@ from ..tbe.config.life import in_range
 Features = TypeVar("Features", bound=KeyedJaggedTensor)
 
 
-def _check(timestamps: torch.Tensor | None, values: torch.Tensor) -> None:
+def _check(timestamps: torch.Tensor | None, values: torch.Tensor, **others: torch.Tensor | None) -> None:
+    for name, given in {"timestamps": timestamps, "values": values, **others}.items():
+        if not isinstance(given, (torch.Tensor, torch.fx.Proxy)) and (given is not None or name == "values"):
+            raise TypeError(f"{name} is {given!r}, expected a tensor")
     if timestamps is None:
         return
     if timestamps.dtype not in (torch.int32, torch.int64):
@@ -39,9 +42,9 @@ class JaggedTensorWithTimestamp(JaggedTensor):
     ) -> None:
         """
         Raises:
-            ValueError, TypeError: timestamps that are not one integer per id.
+            ValueError, TypeError: timestamps that are not one integer per id; a part that is no tensor.
         """
-        _check(timestamps, values)
+        _check(timestamps, values, weights=weights, lengths=lengths, offsets=offsets)
         super().__init__(values, weights, lengths, offsets)
         self._timestamps = timestamps
 
@@ -92,9 +95,10 @@ class KeyedJaggedTensorWithTimestamp(KeyedJaggedTensor):
             click_labels: of each sample, `[B]`.
 
         Raises:
-            ValueError, TypeError: timestamps that are not one integer per id; labels that are not one per sample.
+            ValueError, TypeError: timestamps that are not one integer per id; labels that are not one per sample; a
+                part that is no tensor.
         """
-        _check(timestamps, values)
+        _check(timestamps, values, weights=weights, lengths=lengths, offsets=offsets)
         super().__init__(keys, values, weights, lengths, offsets, *args, **kwargs)
         self._timestamps = timestamps
         self._click_labels: torch.Tensor | None = None

@@ -275,13 +275,29 @@ def test_foreign_and_later_manifests(tmp_path: Path) -> None:
         refused(make(), folder, message)
 
 
+def test_what_is_wrong_with_a_save_is_a_value_error_and_a_runtime_error(tmp_path: Path) -> None:
+    for error in (ValueError, RuntimeError):
+        with pytest.raises(error, match="there is no such folder"):
+            rst.Saver().load(make(), tmp_path / "nowhere")
+        with pytest.raises(error, match="holds no save"):
+            rst.Saver.get_latest_load_path(tmp_path)
+    _, folder = saved(tmp_path)
+    path = folder / manifests.MANIFEST
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": "x"}))
+    with pytest.raises(rst.CheckpointError) as caught:
+        rst.Saver().load(make(), folder)
+    assert str(caught.value).count(str(path)) == 1  # it is told once
+
+
 def test_arguments() -> None:
-    with pytest.raises(TypeError, match="rank is '0'"):
-        rst.Saver("0")
+    for rank in ("0", True, 1.0):
+        with pytest.raises(ValueError, match=f"rank is {rank!r}, expected an int"):
+            rst.Saver(rank)
     with pytest.raises(ValueError, match="rank is -1"):
         rst.Saver(-1)
-    with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module"):
-        rst.Saver().save(3, "x")
+    for call in (rst.Saver().save, rst.Saver().load):
+        with pytest.raises(ValueError, match=r"expected a torch\.nn\.Module"):
+            call(3, "x")
     with pytest.raises(ValueError, match="has no embedding tables"):
         rst.Saver().save(torch.nn.Linear(1, 1), "x")
     assert not any(

@@ -101,6 +101,9 @@ ADMISSION_OFF = {
         showclick_params=rst.ShowClickParams(1, 1, 0.5, 0.1, 0.9)
     ),
     "thresholds of the other policy": rst.AdmitAndEvictConfig(3, 0.5, 60, 10, policy_type=SHOWCLICK),
+    "no policy": rst.AdmitAndEvictConfig(
+        3, 0.5, 60, 10, rst.ShowClickParams(1, 1, 0.5, 0.1), policy_type=rst.AdmitAndEvictPolicyType.NONE
+    ),
     "None, as Rec SDK's types allow": rst.AdmitAndEvictConfig(None, None, None, None),
     "NumPy's numbers": rst.AdmitAndEvictConfig(np.int64(-1), np.float32(0.5), np.int32(0)),
     "no config": None,
@@ -130,6 +133,12 @@ def test_admission_that_is_on() -> None:
     assert not rst.AdmitAndEvictConfig(**counted, **clicked).is_feature_admit_enabled()
 
 
+def test_policies_have_rec_sdks_values() -> None:
+    policies = rst.AdmitAndEvictPolicyType
+    assert [policies(value) for value in (0, 1, 2)] == [policies.NONE, policies.POLICY_COUNT, policies.POLICY_SHOWCLICK]
+    assert [rst.AdmitAndEvictConfig(policy_type=value).policy_type for value in (0, 1, 2)] == list(policies)
+
+
 ADMISSION: list[tuple[type, dict[str, Any], type[Exception], str]] = [
     (rst.AdmitAndEvictConfig, {"admit_threshold": "3"}, TypeError, "admit_threshold is '3', expected an int"),
     (rst.AdmitAndEvictConfig, {"admit_threshold": 2.0}, TypeError, "admit_threshold is 2.0"),
@@ -152,6 +161,14 @@ ADMISSION: list[tuple[type, dict[str, Any], type[Exception], str]] = [
     (rst.ShowClickParams, {"evict_percentage": 1.5}, ValueError, r"evict_percentage is 1.5.*\[0, 1\]"),
     (rst.ShowClickParams, {"score_decay": True}, TypeError, "score_decay is True"),
 ]
+
+
+@pytest.mark.parametrize("bound", ["evict_idle_steps", "max_rows", "max_bytes"])
+def test_no_policy_beside_a_bound(bound: str) -> None:
+    with pytest.raises(ValueError, match=f"policy_type is NONE.*'{bound}': 5"):
+        rst.AdmitAndEvictConfig(policy_type=rst.AdmitAndEvictPolicyType.NONE, **{bound: 5})
+    with pytest.raises(ValueError, match="3 is not a valid AdmitAndEvictPolicyType"):
+        rst.AdmitAndEvictConfig(policy_type=3)
 
 
 @pytest.mark.parametrize(("config", "fields", "error", "message"), ADMISSION, ids=[str(a[1]) for a in ADMISSION])

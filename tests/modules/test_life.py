@@ -420,6 +420,11 @@ def test_wrong_batches() -> None:
         stamped([1, 2], [1])
     with pytest.raises(TypeError, match=r"torch\.float32"):
         rst.JaggedTensorWithTimestamp(torch.tensor([1]), timestamps=torch.tensor([0.5]))
+    parts = {"values": torch.tensor([1, 2]), "lengths": torch.tensor([2]), "offsets": torch.tensor([0, 2])}
+    for name in (*parts, "weights", "timestamps"):
+        for make in (rst.JaggedTensorWithTimestamp, lambda **given: rst.KeyedJaggedTensorWithTimestamp(["a"], **given)):
+            with pytest.raises(TypeError, match=f"{name} is 'invalid', expected a tensor"):
+                make(**{**parts, name: "invalid"})
     good = stamped([1], [1])["f0"]
     other = rst.JaggedTensorWithTimestamp(torch.tensor([1]), lengths=torch.tensor([1]))
     with pytest.raises(ValueError, match=r"\['b'\] have no timestamps"):
