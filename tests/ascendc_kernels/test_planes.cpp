@@ -9,10 +9,10 @@
 namespace {
 
 using rec_sdk::ascendc::CountedPlane;
+using rec_sdk::ascendc::Landing;
 using rec_sdk::ascendc::Plane;
 using rec_sdk::ascendc::PlanePool;
 using rec_sdk::ascendc::PlaneTally;
-using rec_sdk::ascendc::Landing;
 
 constexpr int64_t kCount = 200;
 

@@ -23,7 +23,7 @@ void check_overlap(Core& core, const UbSpan& dst, const UbSpan& src, bool same_p
 
 using Sources = std::array<Operand, 2>;
 
-// What an instruction does with values, by the control register when it was issued.
+// How an instruction treats values, by the control register when it was issued.
 struct Effect {
   ElementFunction function;
   SaturateFunction saturate;  // null: nothing
