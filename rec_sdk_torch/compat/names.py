@@ -21,31 +21,44 @@ _CONFIGS = (
 )
 _SEQUENCES, _BAGS = "EmbCacheEmbeddingCollection", "EmbCacheEmbeddingBagCollection"
 _HASH = ("HashEmbeddingBagCollection", "HashEmbeddingBagConfig")
+_SAVER = ("Saver", "SAVE_PATH_MAX_LEN", "TIMESTAMP_FORMAT")
+_UTILS = ("safe_makedirs", "check_path")
+_LIMITS = (
+    "MAX_NUM_EMBEDDINGS",
+    "MAX_EMBEDDINGS_DIM",
+    "EMBEDDINGS_DIM_ALIGNMENT",
+    "MAX_NUM_TABLES",
+    "MAX_MULTI_HOT_SIZE",
+    "MAX_WORLD_SIZE",
+    "MAX_BATCH_SIZE",
+    "MAX_CACHINE_MEM_SIZE",
+)
 
 MODULES: dict[str, tuple[str, ...]] = {
     "torchrec_embcache": (),
     "torchrec_embcache.distributed": (*_CONFIGS, _SEQUENCES, _BAGS, "EmbCacheTrainPipelineSparseDist"),
     "torchrec_embcache.distributed.configs": (*_CONFIGS, "ShowClickParams", "AdmitAndEvictPolicyType"),
-    "torchrec_embcache.distributed.embedding": (_SEQUENCES,),
-    "torchrec_embcache.distributed.embedding_bag": (_BAGS,),
+    "torchrec_embcache.distributed.embedding": (_SEQUENCES, "EmbCacheEmbeddingConfig"),
+    "torchrec_embcache.distributed.embedding_bag": (_BAGS, "EmbCacheEmbeddingBagConfig"),
     "torchrec_embcache.distributed.sharding": (),
     "torchrec_embcache.distributed.sharding.embedding_sharder": (f"{_SEQUENCES}Sharder", f"{_BAGS}Sharder"),
     "torchrec_embcache.distributed.train_pipeline": ("EmbCacheTrainPipelineSparseDist",),
-    "torchrec_embcache.saver": ("Saver",),
+    "torchrec_embcache.saver": _SAVER,
     "torchrec_embcache.sparse": (),
     "torchrec_embcache.sparse.jagged_tensor_with_timestamp": (
         "JaggedTensorWithTimestamp",
         "KeyedJaggedTensorWithTimestamp",
     ),
-    "torchrec_embcache.utils": ("safe_makedirs", "check_path"),
+    "torchrec_embcache.utils": _UTILS,
     "hybrid_torchrec": _HASH,
+    "hybrid_torchrec.constants": _LIMITS,
     "hybrid_torchrec.distributed": (),
     "hybrid_torchrec.distributed.hybrid_train_pipeline": ("HybridTrainPipelineSparseDist",),
     "hybrid_torchrec.distributed.sharding_plan": ("get_default_hybrid_sharders",),
     "hybrid_torchrec.modules": (),
     "hybrid_torchrec.modules.hash_embeddingbag": _HASH,
-    "hybrid_torchrec.saver": ("Saver",),
-    "hybrid_torchrec.utils": ("safe_makedirs",),
+    "hybrid_torchrec.saver": _SAVER,
+    "hybrid_torchrec.utils": _UTILS,
 }
 """The names of each module; all are `rec_sdk_torch`'s, but for those in `_SOURCES`."""
 
@@ -104,9 +117,10 @@ _MODULES_OF_DYNAMICEMB: dict[str, dict[str, str]] = {
 }
 """The modules of dynamicemb: names, by the module of `rec_sdk_torch.compat.dynamicemb` that has them."""
 _SOURCES = {
-    (module, name): "rec_sdk_torch.compat.paths"
-    for module in ("torchrec_embcache.utils", "hybrid_torchrec.utils")
-    for name in MODULES[module]
+    (module, name): f"rec_sdk_torch.compat.{'paths' if name in _UTILS else 'constants'}"
+    for module, names in MODULES.items()
+    for name in names
+    if name in (*_UTILS, *_LIMITS, *_SAVER[1:])
 } | {
     (f"{package}{module}", name): f"rec_sdk_torch.compat.dynamicemb.{source}"
     for package in ("dynamicemb", "dynamic_emb")  # the latter is Rec SDK 2's

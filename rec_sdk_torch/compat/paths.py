@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-_LONGEST_PATH = 1024
+from .constants import SAVE_PATH_MAX_LEN
+
 _CHECKS = {"file_size_min", "file_size_max", "black_dirs", "sensitive_words"}
 
 
@@ -50,8 +51,8 @@ def check_path(value: str, need_exist: bool = False, is_dir: bool = False, **kwa
     if not isinstance(value, str):
         raise TypeError(f"check_path: the path is {value!r}, expected a string")
     path, real = os.path.abspath(value), os.path.realpath(value)
-    if not value or len(path) > _LONGEST_PATH:
-        raise ValueError(f"check_path: {value!r} has {len(path)} characters, 1 to {_LONGEST_PATH} are allowed")
+    if not value or len(path) > SAVE_PATH_MAX_LEN:
+        raise ValueError(f"check_path: {value!r} has {len(path)} characters, 1 to {SAVE_PATH_MAX_LEN} are allowed")
     if path != real:
         raise ValueError(f"check_path: {value!r} leads over a symbolic link to {real!r}, give that")
     _check_words(value, real, kwargs.get("black_dirs") or (), kwargs.get("sensitive_words") or ())

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,8 @@ COLLECTIONS = "EmbCacheEmbeddingCollection EmbCacheEmbeddingBagCollection"
 NAMES = {
     "torchrec_embcache.distributed": f"{CONFIGS} {COLLECTIONS} EmbCacheTrainPipelineSparseDist",
     "torchrec_embcache.distributed.configs": f"{CONFIGS} ShowClickParams AdmitAndEvictPolicyType",
-    "torchrec_embcache.distributed.embedding": "EmbCacheEmbeddingCollection",
-    "torchrec_embcache.distributed.embedding_bag": "EmbCacheEmbeddingBagCollection",
+    "torchrec_embcache.distributed.embedding": "EmbCacheEmbeddingCollection EmbCacheEmbeddingConfig",
+    "torchrec_embcache.distributed.embedding_bag": "EmbCacheEmbeddingBagCollection EmbCacheEmbeddingBagConfig",
     "torchrec_embcache.distributed.sharding.embedding_sharder": (
         "EmbCacheEmbeddingCollectionSharder EmbCacheEmbeddingBagCollectionSharder"
     ),
@@ -148,6 +149,23 @@ def test_fields_of_configs_follow_those_of_torchrec(config: Any) -> None:
     further = ["weight_init_mean", "weight_init_stddev", "initializer_type", "admit_and_evict_config", "is_incremental"]
     assert list(parameters) == [*base, *further]
     assert [parameters[name].default for name in further[:3]] == [0.0, 0.05, rst.InitializerType.LINEAR]
+
+
+def test_constants() -> None:
+    """The limits are told as they are there; only the length of a path and the names of saves hold here as well."""
+    constants = importlib.import_module("hybrid_torchrec.constants")
+    limits = (1_000_000_000, 4096, 8, 10_000, 102_400, 10_000, 102_400, 2**36)
+    assert [getattr(constants, name) for name in constants.__all__] == list(limits)
+    for package in ("torchrec_embcache", "hybrid_torchrec"):
+        saver = importlib.import_module(f"{package}.saver")
+        assert saver.SAVE_PATH_MAX_LEN == 1024
+        name = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC).strftime(saver.TIMESTAMP_FORMAT)
+        assert name == "20260102030405"
+        assert rst.Saver.is_timestamp_format(name)
+        paths = importlib.import_module(f"{package}.utils")
+        paths.check_path("/" + "x" * 1023)
+        with pytest.raises(ValueError, match="1 to 1024"):
+            paths.check_path("/" + "x" * 1024)
 
 
 def test_other_names() -> None:
