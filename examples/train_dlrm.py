@@ -80,7 +80,7 @@ def train_cached(
 ) -> TrainResult:
     """The backward updates the rows of the tables where they are, in the device cache of the rank they live on."""
     choice = TABLE_OPTIMIZERS[options.optimizer]
-    apply_optimizer_in_backward(choice.optimizer_class, tables.parameters(), {"lr": options.sparse_lr})
+    apply_optimizer_in_backward(choice.optimizer_class, tables.parameters(), choice.options(options.sparse_lr))
     model = build_model(tables, job.data, options)
     if ranks.count == 1:
         optimizer = CombinedOptimizer([tables.fused_optimizer, dense_optimizer(model, options.lr)])

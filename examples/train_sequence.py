@@ -86,7 +86,7 @@ def item_table(rows: int, options: argparse.Namespace) -> EmbCacheEmbeddingColle
 def train_cached(tables: EmbCacheEmbeddingCollection, job: Job, options: argparse.Namespace) -> TrainResult:
     """The backward updates the rows of the table where they are, in the device cache."""
     choice = TABLE_OPTIMIZERS[options.optimizer]
-    apply_optimizer_in_backward(choice.optimizer_class, tables.parameters(), {"lr": options.sparse_lr})
+    apply_optimizer_in_backward(choice.optimizer_class, tables.parameters(), choice.options(options.sparse_lr))
     torch.manual_seed(options.seed)
     model = InterestModel(tables, options.dim)
     optimizer = CombinedOptimizer([tables.fused_optimizer, dense_optimizer(model, options.lr)])

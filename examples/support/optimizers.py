@@ -18,17 +18,22 @@ class TableOptimizer:
     optimizer_class: type[torch.optim.Optimizer]
     default_lr: float
     takes_sparse_gradients: bool = True  # those of torch.nn.EmbeddingBag(sparse=True)
+    eps: float | None = None  # given where the defaults of sharded tables are others than the class's
+
+    def options(self, lr: float) -> dict[str, float]:
+        """Keywords of the class."""
+        return {"lr": lr} if self.eps is None else {"lr": lr, "eps": self.eps}
 
     def create(self, parameters: Iterable[Tensor], lr: float) -> torch.optim.Optimizer:
         """The optimizer itself, for tables that are not updated in the backward."""
-        return self.optimizer_class(parameters, lr=lr)  # type: ignore[call-arg]  # every one of them has it
+        return self.optimizer_class(parameters, **self.options(lr))  # type: ignore[arg-type]  # of torch's classes
 
 
 TABLE_OPTIMIZERS = {
     "sgd": TableOptimizer(torch.optim.SGD, 1.0),
-    "adagrad": TableOptimizer(torch.optim.Adagrad, 0.05),
+    "adagrad": TableOptimizer(torch.optim.Adagrad, 0.05, eps=1e-10),
     "adam": TableOptimizer(torch.optim.SparseAdam, 0.002),
-    "rowwise_adagrad": TableOptimizer(RowWiseAdagrad, 0.05, takes_sparse_gradients=False),
+    "rowwise_adagrad": TableOptimizer(RowWiseAdagrad, 0.05, takes_sparse_gradients=False, eps=1e-10),
 }
 
 

@@ -218,7 +218,7 @@ def test_none_hands_out_gradients(device: torch.device) -> None:
     out = module(*batch)
     out.backward(torch.ones_like(out))
     gradients = module.take_gradients()
-    with pytest.raises(NotImplementedError, match="hyper-parameter 'lr': NONE"):
+    with pytest.raises(NotImplementedError, match=r"hyper-parameters \['lr'\]: NONE"):
         module.set_learning_rate(0.1)
     assert module.get_learning_rate() == 0
     assert sum(len(gradient.ids) for gradient in gradients.values()) > 0

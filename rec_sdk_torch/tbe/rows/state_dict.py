@@ -11,6 +11,7 @@ import torch
 
 from ...eager import NotScripted
 from ...warn import warn
+from .given import tensor_problem
 from .layout import Layout
 from .row_parts import WEIGHT
 from .table_view import Chunk, Content, TableView, load
@@ -74,19 +75,25 @@ def save_table(layout: Layout, name: str, destination: dict[str, Any], prefix: s
     destination[f"{prefix}weight"] = whole.parts[WEIGHT]
 
 
+def _count(rows: object) -> int | None:
+    """The rows of a tensor that a table can take; None of anything else."""
+    has_rows = isinstance(rows, torch.Tensor) and tensor_problem(rows) is None and rows.dim() > 0
+    return len(rows) if has_rows else None  # type: ignore[arg-type]
+
+
 def row_numbers(rows: object) -> torch.Tensor:
     """Ids from 0 on of so many rows as a tensor has; none of anything else."""
-    count = len(rows) if isinstance(rows, torch.Tensor) and rows.dim() else 0
-    return torch.arange(count, dtype=torch.int64, device="cpu")
+    return torch.arange(_count(rows) or 0, dtype=torch.int64, device="cpu")
 
 
 def fitting(content: Content) -> Content:
     """The rows that an index table of another `num_embeddings` has too, with a warning; else the content as it is."""
     config, parts = content.view.config, content.parts
-    counts = {len(part) for part in parts.values() if isinstance(part, torch.Tensor) and part.dim()}
-    if len(counts) != 1 or counts == {config.num_embeddings}:
+    counts = {_count(part) for part in parts.values()}
+    count = counts.pop()
+    if counts or count in (None, config.num_embeddings):
         return content
-    (count,) = counts
+    assert count is not None
     rows = min(count, config.num_embeddings)
     cut = replace(
         content,
@@ -137,10 +144,10 @@ def load_tables(
         view = TableView(layout, name)
         keys = [f"{own}ids", f"{own}weight"] if view.config.hashed else [f"{own}weight"]
         wanted.update(keys)
-        weight = state_dict.get(keys[-1])
-        if weight is None:
+        if keys[-1] not in state_dict:
             missing_keys.extend(key for key in keys if key not in state_dict)
             continue
+        weight = state_dict[keys[-1]]
         ids = state_dict.get(keys[0], row_numbers(weight)) if view.config.hashed else None
         content = Content(view, ids, {WEIGHT: weight}, whole=view.config.hashed)
         if ids is None:
