@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "emulator/ascendc/api/types.h"
+#include "emulator/chips.h"
 
 namespace rec_sdk::emulator {
 namespace {
