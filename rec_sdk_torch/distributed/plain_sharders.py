@@ -17,6 +17,7 @@ from ..modules.collection import CachedCollection
 from ..modules.conventions import plain_as_index
 from ..modules.embedding_collections import EmbCacheEmbeddingBagCollection, EmbCacheEmbeddingCollection
 from ..optim.in_backward import apply_optimizer_in_backward
+from ..optim.requests import noted
 from ..tbe.rows.row_parts import WEIGHT
 from .collectives import Exchange
 from .placement import Placement
@@ -79,10 +80,8 @@ class _PlainSharder(TableSharder):
         with plain_as_index():
             collection = self._made_of(module, device)
         for table, weight in self.shardable_parameters(module).items():
-            handle: Any = collection._table_handles()[table]
-            classes = getattr(weight, "_optimizer_classes", [])
-            for cls, options in zip(classes, getattr(weight, "_optimizer_kwargs", []), strict=True):
-                apply_optimizer_in_backward(cls, [handle.weight], options)
+            for cls, options in noted(weight):
+                apply_optimizer_in_backward(cls, [collection._table_parameters()[table]], options)
         return collection
 
     def _made_of(self, module: Any, device: torch.device) -> CachedCollection:

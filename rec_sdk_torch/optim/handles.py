@@ -139,8 +139,7 @@ class TableParameter(_NotWritten, torch.nn.Parameter):
 
     def requested(self) -> list[tuple[type, dict[str, Any]]]:
         """Optimizer classes and keywords that were applied to the table, in order."""
-        notes = self.__dict__
-        return list(zip(notes.get(requests.CLASSES, []), notes.get(requests.KEYWORDS, []), strict=True))
+        return requests.noted(self)
 
 
 class _OnlyHandle(dict[str, Any]):

@@ -31,6 +31,12 @@ class Handle(Protocol):
     def requested(self) -> list[tuple[type, dict[str, Any]]]: ...
 
 
+def noted(parameter: object) -> list[tuple[type, dict[str, Any]]]:
+    """Optimizer classes and keywords that were applied to a parameter, of any module, in order."""
+    notes = vars(parameter)
+    return list(zip(notes.get(CLASSES, []), notes.get(KEYWORDS, []), strict=True))
+
+
 class Keywords(list[dict[str, Any]]):
     """The keywords of a handle's optimizers; what torch adds is checked, and a request that fails leaves no trace."""
 

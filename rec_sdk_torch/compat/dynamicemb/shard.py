@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
-from torchrec.distributed.embedding_types import EmbeddingComputeKernel, KJTList
+from torchrec.distributed.embedding_types import BaseEmbeddingSharder, EmbeddingComputeKernel, KJTList
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig, dtype_to_data_type
@@ -23,6 +23,7 @@ from ...modules.configs import EmbCacheEmbeddingBagConfig, EmbCacheEmbeddingConf
 from ...modules.conventions import plain_as_index
 from ...modules.embedding_collections import EmbCacheEmbeddingBagCollection, EmbCacheEmbeddingCollection
 from ...optim.in_backward import apply_optimizer_in_backward
+from ...optim.requests import noted
 from .optimizers import checked, torch_optimizer
 from .options import DynamicEmbTableOptions, row_bytes
 from .rules import GivenLife, check_options, initial_weights, table_life
@@ -152,13 +153,8 @@ def _cache_rows(options: Mapping[str, DynamicEmbTableOptions], optimizer: Any) -
 
 def _requested(module: torch.nn.Module) -> dict[str, tuple[type, dict[str, Any]]]:
     """The optimizers that were applied to the tables of TorchRec's module, by table."""
-    found = {}
-    for path, parameter in module.named_parameters():
-        noted = vars(parameter)
-        classes = noted.get("_optimizer_classes")
-        if classes:
-            found[path.split(".")[1]] = (classes[0], dict(noted["_optimizer_kwargs"][0]))
-    return found
+    of_tables = {path.split(".")[1]: noted(parameter) for path, parameter in module.named_parameters()}
+    return {table: given[0] for table, given in of_tables.items() if given}
 
 
 def _apply(module: torch.nn.Module, collection: CachedCollection, fused_params: Mapping[str, Any]) -> None:
@@ -176,18 +172,6 @@ def _apply(module: torch.nn.Module, collection: CachedCollection, fused_params: 
         apply_optimizer_in_backward(cls, others, keywords)
 
 
-def _shard(
-    sharder: EmbCacheEmbeddingCollectionSharder | EmbCacheEmbeddingBagCollectionSharder,
-    collection: CachedCollection,
-    params: Mapping[str, ParameterSharding],
-    *where: Any,
-) -> Any:
-    sharded = sharder.shard(collection, params, *where)
-    assert isinstance(sharded, _ShardedTables)
-    sharded.dynamic = CollectionTables(sharded, options_of(params))
-    return sharded
-
-
 def _refuse(qcomm_codecs_registry: Any) -> None:
     if qcomm_codecs_registry:
         raise NotImplementedError(
@@ -196,8 +180,8 @@ def _refuse(qcomm_codecs_registry: Any) -> None:
         )
 
 
-class DynamicEmbeddingCollectionSharder(EmbeddingCollectionSharder):
-    """Shards TorchRec's `EmbeddingCollection`: tables with options become hash tables, the others index tables.
+class _DynamicSharder(BaseEmbeddingSharder[Any]):
+    """Shards a collection of TorchRec's: tables with options become hash tables, the others index tables.
 
     Raises:
         NotImplementedError: an argument of `fused_params`, or a codec, that is not here.
@@ -207,12 +191,11 @@ class DynamicEmbeddingCollectionSharder(EmbeddingCollectionSharder):
         self,
         fused_params: dict[str, Any] | None = None,
         qcomm_codecs_registry: dict[str, Any] | None = None,
-        use_index_dedup: bool = False,
+        *more: Any,
     ) -> None:
-        """`use_index_dedup`: accepted; ids are exchanged once in any case."""
         _refuse(qcomm_codecs_registry)
         self._options = checked(fused_params or {})
-        super().__init__(fused_params, None, use_index_dedup)
+        super().__init__(fused_params, None, *more)
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """Row-wise and table-wise."""
@@ -222,10 +205,17 @@ class DynamicEmbeddingCollectionSharder(EmbeddingCollectionSharder):
         """The fused one."""
         return [EmbeddingComputeKernel.FUSED.value]
 
+    def _configs(self, module: Any) -> list[Any]:
+        raise NotImplementedError
+
+    def _made_of(self, module: Any, tables: list[Any], cache: dict[str, int] | None) -> tuple[CachedCollection, Any]:
+        """The collection of the tables, and its sharder."""
+        raise NotImplementedError
+
     def shard(
         self,
-        module: EmbeddingCollection,
-        params: dict[str, ParameterSharding],
+        module: Any,
+        params: Any,
         env: ShardingEnv,
         device: torch.device | None = None,
         module_fqn: str | None = None,
@@ -235,52 +225,49 @@ class DynamicEmbeddingCollectionSharder(EmbeddingCollectionSharder):
             ValueError, NotImplementedError: options that cannot be met; the message names table and option.
         """
         options = options_of(params)
-        tables = [_config(table, options.get(table.name), env.world_size) for table in module.embedding_configs()]
-        cache = _cache_rows(options, self._options["optimizer"])
+        tables = [_config(table, options.get(table.name), env.world_size) for table in self._configs(module)]
         with plain_as_index():
-            collection = EmbCacheEmbeddingCollection(
-                tables, need_indices=module.need_indices(), device="meta", cache=cache
-            )
+            collection, sharder = self._made_of(module, tables, _cache_rows(options, self._options["optimizer"]))
         _apply(module, collection, self.fused_params or {})
-        return _shard(_Sequences(), collection, params, env, device, module_fqn)
+        sharded = sharder.shard(collection, params, env, device, module_fqn)
+        assert isinstance(sharded, _ShardedTables)
+        sharded.dynamic = CollectionTables(sharded, options)
+        return sharded
 
 
-class DynamicEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
-    """Shards TorchRec's `EmbeddingBagCollection`, as `DynamicEmbeddingCollectionSharder` does sequences."""
+class DynamicEmbeddingCollectionSharder(_DynamicSharder, EmbeddingCollectionSharder):
+    """Shards TorchRec's `EmbeddingCollection`, see `_DynamicSharder`."""
+
+    def __init__(
+        self,
+        fused_params: dict[str, Any] | None = None,
+        qcomm_codecs_registry: dict[str, Any] | None = None,
+        use_index_dedup: bool = False,
+    ) -> None:
+        """`use_index_dedup`: accepted; ids are exchanged once in any case."""
+        super().__init__(fused_params, qcomm_codecs_registry, use_index_dedup)
+
+    def _configs(self, module: EmbeddingCollection) -> list[Any]:
+        return list(module.embedding_configs())
+
+    def _made_of(self, module: Any, tables: list[Any], cache: dict[str, int] | None) -> tuple[CachedCollection, Any]:
+        need_indices = module.need_indices()
+        made = EmbCacheEmbeddingCollection(tables, need_indices=need_indices, device="meta", cache=cache)
+        return made, _Sequences()
+
+
+class DynamicEmbeddingBagCollectionSharder(_DynamicSharder, EmbeddingBagCollectionSharder):
+    """Shards TorchRec's `EmbeddingBagCollection`, see `_DynamicSharder`."""
 
     def __init__(
         self, fused_params: dict[str, Any] | None = None, qcomm_codecs_registry: dict[str, Any] | None = None
     ) -> None:
-        _refuse(qcomm_codecs_registry)
-        self._options = checked(fused_params or {})
-        super().__init__(fused_params, None)
+        super().__init__(fused_params, qcomm_codecs_registry)
 
-    def sharding_types(self, compute_device_type: str) -> list[str]:
-        """Row-wise and table-wise."""
-        return list(_SHARDING_TYPES)
+    def _configs(self, module: EmbeddingBagCollection) -> list[Any]:
+        return list(module.embedding_bag_configs())
 
-    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """The fused one."""
-        return [EmbeddingComputeKernel.FUSED.value]
-
-    def shard(
-        self,
-        module: EmbeddingBagCollection,
-        params: dict[str, ParameterSharding],
-        env: ShardingEnv,
-        device: torch.device | None = None,
-        module_fqn: str | None = None,
-    ) -> Any:
-        """
-        Raises:
-            ValueError, NotImplementedError: options that cannot be met; the message names table and option.
-        """
-        options = options_of(params)
-        tables = [_config(table, options.get(table.name), env.world_size) for table in module.embedding_bag_configs()]
-        cache = _cache_rows(options, self._options["optimizer"])
-        with plain_as_index():
-            collection = EmbCacheEmbeddingBagCollection(
-                tables, is_weighted=module.is_weighted(), device="meta", cache=cache
-            )
-        _apply(module, collection, self.fused_params or {})
-        return _shard(_Bags(), collection, params, env, device, module_fqn)
+    def _made_of(self, module: Any, tables: list[Any], cache: dict[str, int] | None) -> tuple[CachedCollection, Any]:
+        is_weighted = module.is_weighted()
+        made = EmbCacheEmbeddingBagCollection(tables, is_weighted=is_weighted, device="meta", cache=cache)
+        return made, _Bags()
