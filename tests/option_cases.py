@@ -276,6 +276,14 @@ TABLE: dict[str, Option] = {
         collection=of_collection(stochastic_rounding=True),
         fbgemm=Given({"stochastic_rounding": True}),
     ),
+    "padding_idx": Option(
+        value=-1,
+        state_dict=ROWS_ALONE,
+        save=ROWS_ALONE,
+        shard=KEPT,
+        collection=of_collection(padding_idx=-1),
+        fbgemm=Not("FBGEMM's tables have a row for each id"),
+    ),
     "cache_dtype": Option(
         value=torch.bfloat16,
         state_dict=ROWS_ALONE,

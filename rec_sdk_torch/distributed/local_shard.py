@@ -109,6 +109,7 @@ class HomeTables(CachedCollection):
                 host_store=options.host_store and os.path.join(options.host_store, f"rank{exchange.rank}"),
             ),
         )
+        embedding.layout.padding_ids = None  # no rank asks another for an id that means nothing
         index_tables = {pair[0].name: pair for pair in pairs if not pair[0].hashed}
         embedding.layout.always = {
             name: functools.partial(placement.rows, table.num_embeddings)

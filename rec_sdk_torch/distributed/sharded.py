@@ -18,6 +18,7 @@ from ..modules.bags import Bags
 from ..modules.collection import CachedCollection
 from ..modules.embedding_collections import EmbCacheEmbeddingCollection
 from ..tbe.cache.batch import Batch
+from ..tbe.cache.padding_ids import PaddingIds, with_zeros
 from ..tbe.cache.transfers import Transfers
 from ..tbe.rows.state_dict import row_numbers, warn_of_rows
 from ..tbe.step.prefetch_queue import Prefetched
@@ -138,6 +139,7 @@ class ShardedCollection(
         self._type = type(origin)
         self._dims = embedding.feature_dims
         self._columns = (np.cumsum(self._dims) - self._dims).tolist()
+        self._padding_ids = PaddingIds.of(embedding.tables)
         self._deduplication = Deduplication(self._tables, self._columns, self._pooled, exchange.rank)
         self._transfers = Transfers(exchange.device, backend_for(exchange.device))
         self._constants = [
@@ -249,6 +251,8 @@ class ShardedCollection(
                 weights = weights.to(device=self.exchange.device)
             values, seen = ctx.bags.features.values(), self.home._seen(ctx.bags.features)
             batch = Batch.from_tensors(values, ctx.bags.offsets, ctx.bags.size, keys, weights, seen=seen)
+            if self._padding_ids is not None:
+                batch = self._padding_ids.without(batch)
             ctx.asked = self._deduplication.run(batch, ctx.training)
             ctx.asked.warn()
         except Exception as error:
@@ -297,26 +301,22 @@ class ShardedCollection(
             Segments(ctx.asked, group, constants, self._transfers) for group, constants in enumerate(self._constants)
         ]
         if not self._pooled:
-            return self._sequences(ctx.bags, segments, rows)
+            return self._sequences(ctx.bags, ctx.asked.batch, segments, rows)
         weights = ctx.asked.batch.weights
         of_dims = [_chosen(weights, each.source) for each in segments]
         pooled = PoolBags.apply(segments, size, sum(self._dims), *rows, *of_dims)
         values = ctx.bags.expand(pooled, self._dims, self.home._feature_keys.tolist())
         return KeyedTensor(self._names, self._dims, values)
 
-    def _sequences(self, bags: Bags, segments: list[Segments], rows: list[torch.Tensor]) -> dict[str, JaggedTensor]:
-        result: dict[str, JaggedTensor] = {}
-        lengths = bags.features.lengths().to(self.exchange.device)
-        values = bags.features.values().to(self.exchange.device) if self._need_indices else None
+    def _sequences(
+        self, bags: Bags, batch: Batch, segments: list[Segments], rows: list[torch.Tensor]
+    ) -> dict[str, JaggedTensor]:
+        parts: dict[int, torch.Tensor] = {}
         for each, received in zip(segments, rows, strict=True):
-            parts = repeated(received, each)
-            chosen = _chosen(values, each.source)
-            ids = [None] * len(parts) if chosen is None else chosen.split(each.lookups)
-            for feature, part, own_ids in zip(each.features, parts, ids, strict=True):
-                key = int(self.home._feature_keys[feature])
-                own = bags.lengths(key, lengths)
-                result[self._names[feature]] = JaggedTensor(values=part, lengths=own, weights=own_ids)
-        return {name: result[name] for name in self._names}
+            parts.update(zip(each.features, repeated(received, each), strict=True))
+        ordered = with_zeros([parts[feature] for feature in range(len(parts))], batch, joined=False)
+        given = batch.given or batch
+        return bags.sequences(self._names, given, ordered, self._need_indices)
 
     # ---- figures
 

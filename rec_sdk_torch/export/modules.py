@@ -78,26 +78,29 @@ class ExportedCollection(torch.nn.Module):
 
 
 def _tables(source: CachedCollection) -> tuple[list[torch.Tensor | None], list[torch.Tensor]]:
-    """For each table ids, None where they are rows, and weights; behind those of hash tables a row of zeros."""
+    """For each table ids, None where they are rows, and weights; behind those with ids a row of zeros.
+
+    Raises:
+        ValueError: a MEAN does not count some id.
+    """
     embedding = embedding_of(source)
     ids: list[torch.Tensor | None] = []
     weights = []
     with embedding.exclusive():
         for config in embedding.tables:
+            if config.padding_idx is not None and config.pooling is Pooling.MEAN:
+                raise ValueError(f"table {config.name!r}: a MEAN that does not count padding_idx cannot be exported")
             view = embedding.view(config.name)
             known = view.ids()
+            if config.padding_idx is not None:
+                known = known[known != config.padding_idx]
             weight = view.read(known, [WEIGHT]).parts[WEIGHT]
-            ids.append(known if config.hashed else None)
-            weights.append(
-                torch.cat(
-                    [
-                        weight,
-                        torch.zeros_like(weight[:1] if len(weight) else weight.new_empty((1, config.embedding_dim))),
-                    ]
-                )
-                if config.hashed
-                else weight
-            )
+            if config.hashed or config.padding_idx is not None:
+                ids.append(known)
+                weight = torch.cat([weight, weight.new_zeros((1, config.embedding_dim))])
+            else:
+                ids.append(None)
+            weights.append(weight)
     return ids, weights
 
 
@@ -122,7 +125,7 @@ def to_torchrec(source: CachedCollection) -> ExportedCollection:
 
     Raises:
         TypeError: `source` is no unsharded collection.
-        ValueError: several hash tables read one feature.
+        ValueError: several hash tables read one feature; a MEAN does not count the table's `padding_idx`.
     """
     ids, weights = _tables(source)
     id_map = _id_map(source, ids)
@@ -155,7 +158,7 @@ def to_embedding_bags(source: CachedCollection) -> tuple[IdMap, dict[str, torch.
 
     Raises:
         TypeError: `source` is no unsharded collection, or not of pooled tables.
-        ValueError: several tables read one feature.
+        ValueError: several tables read one feature; a MEAN does not count the table's `padding_idx`.
     """
     if not embedding_of(source).pooled:
         raise TypeError("torch.nn.EmbeddingBag pools, and these tables are of sequences: use to_torchrec")

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
+from ..tbe.cache.batch import Batch
 from ..tbe.cache.padding import padded_places
 
 
@@ -49,6 +50,27 @@ class Bags:
         """The lengths of a key, by its place, among `lengths` of all keys."""
         begin = sum(self.sizes[:key])
         return lengths[begin : begin + self.sizes[key]]
+
+    def sequences(
+        self, names: Sequence[str], batch: Batch, rows: Sequence[torch.Tensor], need_indices: bool
+    ) -> dict[str, JaggedTensor]:
+        """The rows of each output, with the lengths of its key.
+
+        Args:
+            names: of the outputs.
+            batch: of these bags, as it was given.
+            rows: of each output float32 `[n_f, D]`.
+            need_indices: the ids are the outputs' weights.
+        """
+        device, size = rows[0].device, batch.batch_size
+        lengths = self.features.lengths().to(device)
+        ids = self.features.values().to(device) if need_indices else None
+        result = {}
+        for name, key, part in zip(names, batch.feature_keys.tolist(), rows, strict=True):
+            begin = int(batch.offsets[key * size])
+            own = None if ids is None else ids[begin : begin + len(part)]
+            result[name] = JaggedTensor(values=part, lengths=self.lengths(key, lengths), weights=own)
+        return result
 
     def check_pooled(self) -> None:
         """

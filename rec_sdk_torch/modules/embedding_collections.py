@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,18 +18,40 @@ from .collection import CachedCollection
 from .configs import HashEmbeddingBagConfig, can_track, check_kind, table_config
 
 
+def _by_name(
+    padding_idx: int | Mapping[str, int] | None, tables: Sequence[BaseEmbeddingConfig]
+) -> Mapping[str, int | None]:
+    """`padding_idx` of each table that has one.
+
+    Raises:
+        ValueError: it names a table that is not there.
+    """
+    names = [table.name for table in tables]
+    if not isinstance(padding_idx, Mapping):
+        return dict.fromkeys(names, padding_idx)
+    unknown = sorted(set(padding_idx) - set(names))
+    if unknown:
+        raise ValueError(f"padding_idx names tables {unknown}, only {names} are there")
+    return padding_idx
+
+
 def _embedding(
     collection: torch.nn.Module,
     tables: Sequence[BaseEmbeddingConfig],
     kind: type[BaseEmbeddingConfig],
     options: EmbeddingOptions,
+    padding_idx: int | Mapping[str, int] | None,
     *,
     capacity: bool = False,
     **of_tables: Any,
 ) -> TableBatchedEmbedding:
     """The tables of a collection, whose configs must be of `kind`; `of_tables`: fields of `TableConfig` of them all."""
     check_kind(tables, kind, type(collection).__name__, capacity=capacity)
-    configs = [replace(table_config(table, capacity=capacity), **of_tables) for table in tables]
+    of_names = _by_name(padding_idx, tables)
+    configs = [
+        replace(table_config(table, capacity=capacity), padding_idx=of_names.get(table.name), **of_tables)
+        for table in tables
+    ]
     if any(config.track_changes for config in configs):
         pairs = zip(tables, configs, strict=True)
         configs = [config if can_track(table) else replace(config, track_changes=True) for table, config in pairs]
@@ -58,6 +80,7 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
         host_store: Folder = None,
         stochastic_rounding: bool = False,
         cache_dtype: torch.dtype | None = None,
+        padding_idx: int | Mapping[str, int] | None = None,
     ) -> None:
         """Checks the tables; rows and cache are laid out at first use.
 
@@ -71,6 +94,7 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
             device, cache, seed, bounds_check_mode, check_finite, cache_policy, host_store: as
                 `rec_sdk_torch.tbe.EmbeddingOptions` describes them.
             stochastic_rounding, cache_dtype: as `TableConfig` describes them, of all tables.
+            padding_idx: an id that means nothing, see `TableConfig`: of all tables, or of those that a dict names.
 
         Raises:
             ValueError, TypeError: tables or options that cannot be met; the message names them.
@@ -87,7 +111,7 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
             host_store=host_store,
         )
         of_tables: dict[str, Any] = {"stochastic_rounding": stochastic_rounding, "cache_dtype": cache_dtype}
-        embedding = _embedding(self, tables, EmbeddingConfig, options, **of_tables)
+        embedding = _embedding(self, tables, EmbeddingConfig, options, padding_idx, **of_tables)
         super().__init__(tables, embedding, embedding_optimizer_cls)
         self._need_indices = need_indices
 
@@ -104,18 +128,7 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
         """
         bags, batch = self._batch(features, weighted=False)
         parts = self._embedding.lookup_features(batch)
-        size = batch.batch_size
-        lengths = bags.features.lengths().to(self.device)
-        ids = bags.features.values().to(self.device) if self._need_indices else None
-        result = {}
-        for name, key, part in zip(self._names, batch.feature_keys.tolist(), parts, strict=True):
-            begin = int(batch.offsets[key * size])
-            result[name] = JaggedTensor(
-                values=part,
-                lengths=bags.lengths(key, lengths),
-                weights=None if ids is None else ids[begin : begin + len(part)],
-            )
-        return result
+        return bags.sequences(self._names, batch.given or batch, parts, self._need_indices)
 
     def need_indices(self) -> bool:
         """Whether outputs carry their ids as weights."""
@@ -166,7 +179,8 @@ class _PooledCollection(CachedCollection, EmbeddingBagCollectionInterface):
         """
         bags, batch = self._batch(features, weighted=self._is_weighted)
         dims = self._embedding.feature_dims
-        values = bags.expand(self._embedding.lookup_pooled(batch), dims, batch.feature_keys.tolist())
+        pooled = self._embedding.lookup_pooled(batch)
+        values = bags.expand(pooled, dims, (batch.given or batch).feature_keys.tolist())
         return KeyedTensor(keys=self._names, length_per_key=dims, values=values)
 
     def is_weighted(self) -> bool:
@@ -200,6 +214,7 @@ class EmbCacheEmbeddingBagCollection(_PooledCollection):
         host_store: Folder = None,
         stochastic_rounding: bool = False,
         cache_dtype: torch.dtype | None = None,
+        padding_idx: int | Mapping[str, int] | None = None,
     ) -> None:
         """Checks the tables; rows and cache are laid out at first use.
 
@@ -220,7 +235,7 @@ class EmbCacheEmbeddingBagCollection(_PooledCollection):
             host_store=host_store,
         )
         of_tables: dict[str, Any] = {"stochastic_rounding": stochastic_rounding, "cache_dtype": cache_dtype}
-        embedding = _embedding(self, tables, EmbeddingBagConfig, options, **of_tables)
+        embedding = _embedding(self, tables, EmbeddingBagConfig, options, padding_idx, **of_tables)
         super().__init__(tables, embedding, embedding_optimizer_cls, is_weighted)
 
 
@@ -235,6 +250,7 @@ class HashEmbeddingBagCollection(_PooledCollection):
         *,
         check_finite: str = "off",
         stochastic_rounding: bool = False,
+        padding_idx: int | Mapping[str, int] | None = None,
     ) -> None:
         """Checks the tables; the cache, as large as the tables, is laid out at first use.
 
@@ -246,5 +262,5 @@ class HashEmbeddingBagCollection(_PooledCollection):
         cache = {table.name: table.num_embeddings for table in tables}
         options = EmbeddingOptions(cache=cache, device=device, check_finite=check_finite)
         rounding: dict[str, Any] = {"stochastic_rounding": stochastic_rounding}
-        embedding = _embedding(self, tables, EmbeddingBagConfig, options, capacity=True, **rounding)
+        embedding = _embedding(self, tables, EmbeddingBagConfig, options, padding_idx, capacity=True, **rounding)
         super().__init__(tables, embedding, None, is_weighted)

@@ -15,6 +15,7 @@ from .._exits import calls
 from ..eager import check_batch, eager
 from .cache.batch import Batch, Int64Array
 from .cache.device_cache import Group
+from .cache.padding_ids import with_zeros
 from .cache.store_folder import folder_for_copy
 from .config.cache_size import BatchHint, CacheOption
 from .config.life import Seen
@@ -276,9 +277,9 @@ class TableBatchedEmbedding(TablesModule):
         if self.pooled:
             return self.lookup_pooled(batch)
         outputs = self._lookup(batch)
-        if len(outputs) == 1:  # whose rows are in feature order already
-            return outputs[0]
-        return torch.cat(self._in_order(split_rows(outputs, self._lengths(batch))))
+        if len(outputs) > 1:
+            outputs = (torch.cat(self._in_order(split_rows(outputs, self._lengths(batch)))),)
+        return outputs[0] if batch.given is None else with_zeros(outputs, batch, joined=True)[0]
 
     def lookup_pooled(self, batch: Batch) -> torch.Tensor:
         """Pooled rows, float32 `[B, sum of the features' dims]`."""
@@ -286,7 +287,8 @@ class TableBatchedEmbedding(TablesModule):
 
     def lookup_features(self, batch: Batch) -> list[torch.Tensor]:
         """Rows of each feature, float32 `[n_f, D_f]`."""
-        return self._in_order(self._lookup(batch))
+        rows = self._in_order(self._lookup(batch))
+        return rows if batch.given is None else with_zeros(rows, batch, joined=False)
 
     def _in_order(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Rows of each feature, from those in the order of the groups."""

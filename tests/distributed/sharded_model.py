@@ -30,6 +30,7 @@ class Scenario:
         admit: how often an id of a hash table has to be seen; 0: not at all.
         rules: of admission and eviction of hash tables, `AdmitAndEvictConfig`'s; in place of `admit`.
         init_fn: of the index table.
+        padding_idx: ids that mean nothing, by table.
         made_on: a default device under which the model is made that is to be sharded, without a device of its own.
         sizes: for each step, samples of each rank: `step % len(sizes)`, then `rank % len(sizes[...])`.
     """
@@ -50,6 +51,7 @@ class Scenario:
     rules: dict[str, Any] = field(default_factory=dict)
     init_fn: Any = None
     made_on: str = ""
+    padding_idx: dict[str, int] | None = None
 
 
 FILLS = 17
@@ -99,6 +101,7 @@ class Model(torch.nn.Module):
     def __init__(self, scenario: Scenario, seed: int, cache: Any = None, device: Any = PLACE) -> None:
         super().__init__()
         options: dict[str, Any] = {"device": Place.device if device is PLACE else device}
+        options["padding_idx"] = scenario.padding_idx
         if scenario.kind == "hash":
             torch.manual_seed(seed)
             self.sparse = rst.HashEmbeddingBagCollection(configs(scenario), is_weighted=scenario.weighted, **options)

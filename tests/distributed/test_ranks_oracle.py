@@ -60,6 +60,7 @@ def draw(rng: np.random.Generator, world_size: int) -> Scenario:
         ids=31 if kind == "hash" else int(rng.choice([31, 200])),
         dtype=DTYPES[rng.integers(len(DTYPES))],
         init_fn=small_normal if rng.integers(3) == 0 else None,
+        padding_idx={f"t{i}": int(rng.integers(-3, 8)) for i in range(3) if rng.integers(4) == 0},
         **draw_rules(rng, whole=world_size == 1),
     )
 
@@ -114,7 +115,7 @@ def test_ranks_are_one_process(ranks_of: Callable[[int], Ranks], seed: int, worl
 def meaning(scenario: Scenario) -> Any:
     """The scenario without options that change nothing."""
     tables = [table_config(config, capacity=scenario.kind == "hash") for config in configs(scenario)]
-    return scenario.kind, scenario.weighted, scenario.optimizer, scenario.options, tables
+    return scenario.kind, scenario.weighted, scenario.optimizer, scenario.options, scenario.padding_idx, tables
 
 
 def draw_other(rng: np.random.Generator, scenario: Scenario) -> Scenario:
@@ -125,6 +126,7 @@ def draw_other(rng: np.random.Generator, scenario: Scenario) -> Scenario:
         {"options": scenario.options | {"lr": 0.07}},
         {"dims": tuple(rng.choice([1, 4, 6, 16], 3).tolist())},
         {"dtype": DTYPES[rng.integers(len(DTYPES))]},
+        {"padding_idx": {"t1": int(rng.integers(100, 200))}},
         {"init_fn": None if scenario.init_fn else small_normal},
         {"kind": str(rng.choice(["bags", "sequences", "hash"])), "weighted": False},
         {"weighted": scenario.kind != "sequences"},

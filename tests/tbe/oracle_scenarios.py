@@ -119,10 +119,16 @@ class Scenario:
         return slice(begin, begin + self.tables[table].num_features)
 
     def ids(self, table: int, step: Step) -> set[int]:
-        return {int(i) for feature in step.features[self.features_of(table)] for bag in feature for i in bag}
+        every = {int(i) for feature in step.features[self.features_of(table)] for bag in feature for i in bag}
+        return every - {self.tables[table].padding_idx}
 
 
 def draw_ids(rng: np.random.Generator, table: TableConfig, kind: str, step: int, length: int) -> np.ndarray:
+    ids = draw_meant(rng, table, kind, step, length)
+    return ids if table.padding_idx is None else np.where(rng.random(length) < 0.2, table.padding_idx, ids)
+
+
+def draw_meant(rng: np.random.Generator, table: TableConfig, kind: str, step: int, length: int) -> np.ndarray:
     if not table.hashed:
         top = table.num_embeddings
         pool = {"one id": 1, "all the same": 1, "hot": 2}.get(kind, top)
@@ -173,6 +179,7 @@ def scenarios(draw: st.DrawFn, events: tuple[str, ...] = EVENTS, depths: tuple[i
                 pooling=pooling,
                 hashed=hashed,
                 life=draw(lives()) if hashed else None,
+                padding_idx=draw(st.sampled_from((None, None, None, 1, -7, 2**63 - 1))),
                 initializer_type=draw(st.sampled_from(InitializerType)),
                 init_min=-0.5,
                 init_max=0.5,

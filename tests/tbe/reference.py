@@ -49,15 +49,22 @@ class Reference:
     def ids_of(self, table: int, features: list[list[np.ndarray]]) -> np.ndarray:
         return np.concatenate([bag for f in self.features_of(table) for bag in features[f]])
 
+    def meant(self, table: int, features: list[list[np.ndarray]]) -> np.ndarray:
+        """Which lookups of the table have an id that means something."""
+        ids, padding = self.ids_of(table, features), self.tables[table].padding_idx
+        return np.full(len(ids), True) if padding is None else ids != padding
+
     def begin_batch(
         self, features: list[list[np.ndarray]], clicks: list[list[np.ndarray]], timestamps: list[list[np.ndarray]]
     ) -> None:
         """A training batch has come: ids are counted. An id that has no row then is none of its rows later either."""
         for index, life in enumerate(self.lives):
-            self._seen[index] |= set(self.ids_of(index, features).tolist())
+            meant = self.meant(index, features)
+            known = set(self.ids_of(index, features)[meant].tolist())
+            self._seen[index] |= known
             if life is not None:
-                life.batch(*(self.ids_of(index, of) for of in (features, clicks, timestamps)))
-                self._rows_of[id(features), index] = set(self.ids_of(index, features).tolist()) & life.rows.keys()
+                life.batch(*(self.ids_of(index, of)[meant] for of in (features, clicks, timestamps)))
+                self._rows_of[id(features), index] = known & life.rows.keys()
 
     @torch.no_grad()
     def _end_step(self, features: list[list[np.ndarray]], in_flight: list[list[list[np.ndarray]]]) -> None:
@@ -115,20 +122,21 @@ class Reference:
         scale: list[torch.Tensor] | None,
         life: Life | None,
     ) -> torch.Tensor:
-        lengths = torch.tensor([len(bag) for bag in bags], dtype=torch.int64)
+        meant = [[int(i) for i in bag if i != table.padding_idx] for bag in bags]
+        lengths = torch.tensor([len(bag) for bag in meant], dtype=torch.int64)
         ids = [int(i) for bag in bags for i in bag]
-        if life is None or not life.rules.admits:
-            rows = F.embedding(torch.tensor([place[i] for i in ids], dtype=torch.int64), weight, sparse=True)
-        else:
-            known = [n for n, i in enumerate(ids) if i in life.rows]
-            found = F.embedding(torch.tensor([place[ids[n]] for n in known], dtype=torch.int64), weight, sparse=True)
-            rows = found.new_full((len(ids), table.embedding_dim), life.rules.default_value)
-            rows = rows.index_copy(0, torch.tensor(known, dtype=torch.int64), found)
+        admitted = life.rows if life is not None and life.rules.admits else place
+        known = [n for n, i in enumerate(ids) if i != table.padding_idx and i in admitted]
+        found = F.embedding(torch.tensor([place[ids[n]] for n in known], dtype=torch.int64), weight, sparse=True)
+        rows = found.new_full((len(ids), table.embedding_dim), 0.0 if life is None else life.rules.default_value)
+        rows = rows.index_copy(0, torch.tensor(known, dtype=torch.int64), found)
+        padding = [n for n, i in enumerate(ids) if i == table.padding_idx]
+        rows = rows.index_fill(0, torch.tensor(padding, dtype=torch.int64), 0.0)
         if table.pooling is Pooling.NONE:
             return rows
         if scale is not None:
             rows = rows * torch.cat(scale).double()[:, None]
-        bag_of_row = torch.repeat_interleave(torch.arange(len(bags)), lengths)
+        bag_of_row = torch.repeat_interleave(torch.arange(len(bags)), torch.tensor([len(bag) for bag in bags]))
         pooled = rows.new_zeros((len(bags), table.embedding_dim)).index_add(0, bag_of_row, rows)
         if table.pooling is Pooling.MEAN:
             pooled = pooled / lengths.clamp(min=1)[:, None]

@@ -131,7 +131,9 @@ def forward(
     if scenario.joined:
         lengths = [sum(map(len, feature)) for feature in step.features]
         return list(embedding(indices, offsets, **extras).mul_(2).split(lengths)), None
-    outputs = embedding.lookup_features(separate(embedding, indices, offsets, extras).batch)
+    keys = np.arange(embedding.num_features)
+    batch = embedding.queue.batch(offsets, indices, offsets, BATCH, keys, None, seen=Seen(**extras))
+    outputs = embedding.lookup_features(batch)
     return [output.mul_(2) for output in outputs], None
 
 

@@ -46,6 +46,8 @@ class Batch:
         weighted: there are per-sample weights, or there will be when the batch is looked up.
         joined: the rows of all features of a sequence group are one output, and have one gradient.
         seen: what is known of the lookups beside their ids.
+        given: the batch as it was given, where ids that mean nothing were taken out of it.
+        kept: int64 `[n]`, the places of the lookups that were left, in the order of the features; None: all were.
     """
 
     values: IntArray
@@ -57,6 +59,8 @@ class Batch:
     weighted: bool = False
     joined: bool = False
     seen: SeenArrays = NOTHING_SEEN
+    given: Batch | None = None
+    kept: Int64Array | None = None
 
     @classmethod
     def from_tensors(

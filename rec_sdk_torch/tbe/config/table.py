@@ -110,6 +110,8 @@ class TableConfig:
         track_changes: rows know when they changed last, for `TableView.chunks(since=)`; 8 to 10 bytes per row.
         stochastic_rounding: updates round 16-bit weights up or down at random, so that they are right on average;
             see docs/rounding.md. float32 weights do not round.
+        padding_idx: an id that means nothing: no row and no gradient, zeros in a sequence, not counted in a MEAN. Any
+            int64; -1 is the id -1. None: there is none.
         cache_dtype: of the weights in the device cache, where lookups and updates are; float32, float16 or bfloat16.
             None: `weight_dtype`, which is that of the host's table. A weight that comes or goes is rounded to nearest.
     """
@@ -130,6 +132,7 @@ class TableConfig:
     init_fn: InitFn | None = None
     track_changes: bool = False
     stochastic_rounding: bool = False
+    padding_idx: int | None = None
     cache_dtype: torch.dtype | None = None
     life: TableLife | None = None
 
@@ -163,6 +166,11 @@ class TableConfig:
             raise TypeError(
                 f"table {self.name!r}: stochastic_rounding is {self.stochastic_rounding!r}, expected a bool"
             )
+        if self.padding_idx is not None:
+            padding = as_int(self.padding_idx)
+            if padding is None or not -(2**63) <= padding < 2**63:
+                raise ValueError(f"table {self.name!r}: padding_idx is {self.padding_idx!r}, expected an int64 or None")
+            object.__setattr__(self, "padding_idx", padding)
         self._check_initializer()
 
     def _check_initializer(self) -> None:

@@ -13,6 +13,7 @@ from ..cache.accumulation import counted
 from ..cache.batch import Batch, Int64Array
 from ..cache.device_cache import Group
 from ..cache.group_spec import Member, alike, record_layout, stored_bytes
+from ..cache.padding_ids import PaddingIds
 from ..cache.store_folder import StoreFolder
 from ..config.cache_size import cache_slots, check_host_memory
 from ..config.optimizer import TableOptimizer
@@ -32,6 +33,7 @@ class Layout:
         options: everything beside the tables, as it is now.
         num_features: of all tables.
         feature_dims: the columns of each feature.
+        padding_ids: ids that mean nothing; None where no table has one.
         locks: order the threads that use the tables.
         built: the groups; empty before the first use.
         used_optimizers: those of the groups, each once.
@@ -68,6 +70,7 @@ class Layout:
         ends = np.cumsum([table.num_features for table in self.tables])
         self._features = [tuple(range(end - t.num_features, end)) for end, t in zip(ends, self.tables, strict=True)]
         self.feature_dims = [table.embedding_dim for table in self.tables for _ in range(table.num_features)]
+        self.padding_ids = PaddingIds.of(self.tables)
         self.optimizers: list[TableOptimizer | None] = [optimizer] * len(self.tables)
         self.locks = Locks()
         self.built: list[Group] = []

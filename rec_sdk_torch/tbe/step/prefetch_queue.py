@@ -17,6 +17,7 @@ from ..._exits import calls, ending
 from ...warn import warn
 from ...worker import Worker
 from ..cache.batch import Batch, Int64Array
+from ..cache.padding_ids import PaddingIds
 from ..cache.plan import Plan
 from ..cache.ranges import profiled
 from ..cache.transfers import in_thread, when_written
@@ -74,6 +75,8 @@ class Prefetched:
         self._copying = when_written(values)
         self._known: list[tuple[object, torch.Tensor]] = [(source, values)]
         self._batch: Batch | None = None
+        self.padding_ids: PaddingIds | None = None
+        """The tables have them that the batch was announced to."""
         self.plans: list[Plan] | None = None
         self.announced: list[Announcement] | None = None
         self.refused_beside: int | None = None
@@ -89,7 +92,8 @@ class Prefetched:
         if self._batch is None:
             batch_size, keys, weighted, joined = self._shape
             with self._copying():
-                self._batch = Batch.from_tensors(*self._tensors, batch_size, keys, None, weighted, joined, self._seen)
+                batch = Batch.from_tensors(*self._tensors, batch_size, keys, None, weighted, joined, self._seen)
+            self._batch = batch if self.padding_ids is None else self.padding_ids.without(batch)
         return self._batch
 
     def stands_for(self, source: object, values: torch.Tensor) -> bool:
@@ -178,10 +182,12 @@ class PrefetchQueue:
         if not values.is_cpu:
             prefetched = self._find(source, values)
             if prefetched is not None:
-                known = prefetched.batch
+                known = prefetched.batch.given or prefetched.batch
                 values, offsets = torch.from_numpy(known.values), torch.from_numpy(known.offsets)
                 seen = Seen(*(None if array is None else torch.from_numpy(array) for array in known.seen))
-        return Batch.from_tensors(values, offsets, batch_size, keys, weights, joined=joined, seen=seen)
+        batch = Batch.from_tensors(values, offsets, batch_size, keys, weights, joined=joined, seen=seen)
+        padding_ids = self._layout.padding_ids
+        return batch if padding_ids is None else padding_ids.without(batch)
 
     # ---- plans
 
@@ -246,6 +252,7 @@ class PrefetchQueue:
             RuntimeError: `MAX_COMING` are to come already, or this process must not use the tables.
         """
         self._locks.check_process()
+        prefetched.padding_ids = self._layout.padding_ids
         with self._lock:
             if sum(not other.gone for other in self._coming) >= MAX_COMING:
                 raise RuntimeError(
