@@ -381,6 +381,15 @@ EMBEDDING: dict[str, Option] = {
         collection=Given(),
         fbgemm=Not("FBGEMM's users scale gradients back themselves"),
     ),
+    "frozen": Option(
+        value=frozenset({"t"}),
+        set_up=lambda tables: tables.freeze("t"),
+        state_dict=OF_MODEL,
+        save=OF_MODEL,
+        shard=KEPT,
+        collection=Given(),
+        fbgemm=Not("FBGEMM's tables all train"),
+    ),
     "seed": Option(
         value=5,
         state_dict=OF_MODEL,

@@ -102,6 +102,7 @@ class TrainingSettings:
         guard = self._embedding.guard
         return {
             "evict_step_interval": self._embedding.options.evict_step_interval,
+            "frozen": sorted(self._embedding.options.frozen),
             "check_finite='raise'": guard.check_finite == "raise",
             "grad scaler": guard.scaler is not None and guard.scaler.is_enabled(),
             "gradient division": get_gradient_division(),

@@ -86,6 +86,16 @@ class RankTables:
         """Bytes of this rank's tables, see `TableBatchedEmbedding.memory_report`."""
         return self.home.memory_report(table)
 
+    # ---- tables that training only reads
+
+    def freeze(self, *tables: str) -> None:
+        """Lets training only read some tables, see the unsharded collection's. All ranks have to call it."""
+        self.home.freeze(*tables)
+
+    def thaw(self, *tables: str) -> None:
+        """Ends `freeze`. All ranks have to call it."""
+        self.home.thaw(*tables)
+
     # ---- eviction of ids
 
     def set_evict_step_interval(self, steps: int | None) -> None:

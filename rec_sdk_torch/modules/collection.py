@@ -231,6 +231,18 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
         """Training steps between evictions of ids, see `TableBatchedEmbedding.set_evict_step_interval`."""
         self._embedding.set_evict_step_interval(steps)
 
+    def freeze(self, *tables: str) -> None:
+        """Lets training only read some tables, or all if none is named, see `TableBatchedEmbedding.freeze`.
+
+        `requires_grad_(False)` on a table's parameter does the same.
+        """
+        self._sync_optimizers()
+        self._embedding.freeze(*tables)
+
+    def thaw(self, *tables: str) -> None:
+        """Ends `freeze`, see `TableBatchedEmbedding.thaw`."""
+        self._embedding.thaw(*tables)
+
     def evict(self, table: str) -> int:
         """Takes out the ids of a table that its rules choose now, see `TableView.evict`."""
         self._sync_optimizers()

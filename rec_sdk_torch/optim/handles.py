@@ -120,22 +120,34 @@ class TableParameter(_NotWritten, torch.nn.Parameter):
         self.__dict__[requests.KEYWORDS] = requests.Keywords(self, values)
 
     def requires_grad_(self, requires_grad: bool = True) -> TableParameter:
-        """Raises RuntimeError for False: rows are updated by the backward of a lookup, whatever the handle says."""
+        """Freezes the table or, with True, thaws it; see `TableBatchedEmbedding.freeze`."""
         self.requires_grad = requires_grad
         return self
 
+    def bind(self, embedding: TableBatchedEmbedding) -> None:
+        """Makes this the handle of a table of `embedding`, which it does not keep alive."""
+        self._embedding = weakref.ref(embedding)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_embedding"}
+
+    def _embedding_of(self) -> TableBatchedEmbedding | None:
+        embedding = self.__dict__.get("_embedding")
+        return None if embedding is None else embedding()
+
     @property
     def requires_grad(self) -> bool:
-        """True always; see `requires_grad_`."""
-        return True
+        """Whether the table trains: it is not frozen."""
+        embedding = self._embedding_of()
+        return embedding is None or self.table not in embedding.options.frozen
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
-        if not value:
-            raise RuntimeError(
-                f"table {self.table!r} cannot be frozen by requires_grad: call eval() on its collection, or look it "
-                "up under torch.no_grad()"
-            )
+        embedding = self._embedding_of()
+        if embedding is None:
+            raise RuntimeError(f"table {self.table!r}: this parameter is the handle of no table any more")
+        if value is not self.requires_grad:
+            (embedding.thaw if value else embedding.freeze)(self.table)
 
     def requested(self) -> list[tuple[type, dict[str, Any]]]:
         """Optimizer classes and keywords that were applied to the table, in order."""
@@ -148,6 +160,7 @@ class _OnlyHandle(dict[str, Any]):
     def __init__(self, owner: TableHandle, handle: TableParameter) -> None:
         super().__init__(weight=handle)
         self._owner = weakref.ref(owner)
+        handle.bind(owner._owner[0])
         self._table = handle.table
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -173,6 +186,9 @@ class _OnlyHandle(dict[str, Any]):
 
     def replace(self, handle: TableParameter) -> None:
         """Puts another handle of the table in place."""
+        owner = self._owner()
+        assert owner is not None
+        handle.bind(owner._owner[0])
         super().__setitem__("weight", handle)
 
 

@@ -15,6 +15,7 @@ from .._exits import calls
 from ..eager import check_batch, eager
 from .cache.batch import Batch, Int64Array
 from .cache.device_cache import Group
+from .cache.group_spec import evict_intervals
 from .cache.padding_ids import with_zeros
 from .cache.store_folder import folder_for_copy
 from .config.cache_size import BatchHint, CacheOption
@@ -112,6 +113,7 @@ class TableBatchedEmbedding(TablesModule):
         self._width = sum(self.feature_dims) if self.pooled else 0
         self._keys = np.arange(self.num_features, dtype=np.int64)
         self._trainable = False
+        self._clocks: dict[str, dict[str, int]] = {}  # of frozen tables, when that began
         self._anchor = self._make_anchor()
 
     @property
@@ -174,6 +176,32 @@ class TableBatchedEmbedding(TablesModule):
         """Updates that were skipped because gradients that a GradScaler had scaled overflowed."""
         return self.guard.skipped
 
+    def freeze(self, *names: str) -> None:
+        """Lets training only read some tables, or all if none is named: rows, states and ids stay as they are.
+
+        They are looked up as in evaluation mode, between the training of the others. Gradients end there.
+
+        Raises:
+            KeyError: there is no such table.
+            RuntimeError: an accumulation window is open, or a batch in flight will update rows.
+        """
+        self._set_frozen(self.options.frozen | self.layout.named(names))
+
+    def thaw(self, *names: str) -> None:
+        """Ends `freeze` for some tables, or all, with its errors. Clocks of rules go on from where they stood."""
+        self._set_frozen(self.options.frozen - self.layout.named(names))
+
+    def _set_frozen(self, names: frozenset[str]) -> None:
+        with self.exclusive():
+            before = self.options.frozen
+            self.layout.freeze(names)
+            self._set_options(replace(self.options, frozen=names))
+            self.queue.plan_anew()
+            for name in names - before if self.layout.built else ():
+                self._clocks[name] = self.view(name).clocks()
+            for name in self._clocks.keys() - names:
+                self.view(name).set_clocks(self._clocks.pop(name))
+
     def set_evict_step_interval(self, steps: int | None) -> None:
         """Training steps between evictions of ids, of all tables that evict some; None: what their configs say.
 
@@ -184,7 +212,7 @@ class TableBatchedEmbedding(TablesModule):
         with self.exclusive():
             self._set_options(options)
             for group in self.layout.built:
-                group.set_evict_step_interval(steps)
+                group.intervals = evict_intervals(group.members, steps, options.frozen)
 
     # ---- whole tables
 
@@ -272,10 +300,11 @@ class TableBatchedEmbedding(TablesModule):
         if not self.pooled and len(set(self.feature_dims)) > 1:
             raise ValueError(f"sequence tables of dims {self.feature_dims} cannot be joined: use an embedding for each")
         size, seen = self._batch_size(offsets), Seen(shows, clicks, timestamps)
-        arrays = offsets, indices, offsets
-        batch = self.queue.batch(*arrays, size, self._keys, per_sample_weights, not self.pooled, seen)
+        batch = self.queue.batch(offsets, indices, offsets, size, self._keys, per_sample_weights, not self.pooled, seen)
         if self.pooled:
             return self.lookup_pooled(batch)
+        if self.layout.frozen is not None:  # rows that train and rows that are read have no common output
+            return torch.cat(self.lookup_features(replace(batch, joined=False)))
         outputs = self._lookup(batch)
         if len(outputs) > 1:
             outputs = (torch.cat(self._in_order(split_rows(outputs, self._lengths(batch)))),)
@@ -303,17 +332,36 @@ class TableBatchedEmbedding(TablesModule):
     @calls
     def _lookup(self, batch: Batch) -> tuple[torch.Tensor, ...]:
         """The pooled output; or, group by group, the rows of each feature or, joined, of all features."""
+        if not (self.training and torch.is_grad_enabled()):
+            return self._read(batch, batch)
+        frozen = self.layout.frozen
+        if frozen is None:
+            return self._train(batch)
+        trained, read = self.layout.planned(batch), frozen.read(batch)
+        if frozen.all:
+            return self._read(read, trained)
+        return frozen.joined(self._train(trained), self._read(read, None), self.groups)
+
+    def _shape_of(self, batch: Batch) -> tuple[list[list[int]] | None, tuple[int, int] | None]:
+        """Lookups of the outputs of each group, and the shape of the pooled output; see `Step`."""
+        lengths = None if self.pooled or batch.joined else self._lengths(batch)
+        return lengths, (batch.batch_size, self._width) if self.pooled else None
+
+    def _read(self, batch: Batch, came: Batch | None) -> tuple[torch.Tensor, ...]:
+        """The rows of a batch that is not trained; `came`: it was prefetched as this one."""
+        layout, groups = self.layout, self.layout.groups
+        weights = [None] * len(groups) if batch.weights is None else layout.weights_of(batch)
+        lengths, shape = self._shape_of(batch)
+        with layout.locks.exclusive():
+            if came is not None:
+                self.queue.was_read(came)
+            return read_batch(layout.groups, batch, weights, lengths, new_output(shape, self.device))
+
+    def _train(self, batch: Batch) -> tuple[torch.Tensor, ...]:
         layout = self.layout
         groups = layout.built or layout.groups
-        weights: list[torch.Tensor | None] = [None] * len(groups)
-        if batch.weights is not None:
-            weights = layout.weights_of(batch)
-        lengths = None if self.pooled or batch.joined else self._lengths(batch)
-        shape = (batch.batch_size, self._width) if self.pooled else None
-        if not (self.training and torch.is_grad_enabled()):
-            with layout.locks.exclusive():
-                self.queue.was_read(batch)
-                return read_batch(layout.groups, batch, weights, lengths, new_output(shape, self.device))
+        weights = [None] * len(groups) if batch.weights is None else layout.weights_of(batch)
+        lengths, shape = self._shape_of(batch)
         if not self._trainable:
             layout.check_trainable()
             self._trainable = True
@@ -364,6 +412,7 @@ class TableBatchedEmbedding(TablesModule):
                 raise RuntimeError("an accumulation window is open; finish it before the embedding is copied")
             twin.layout.optimizers = copy.deepcopy(self.optimizers, memo)
             twin.layout.copy_rows(layout)
+            twin._clocks = dict(self._clocks)
         return twin
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:

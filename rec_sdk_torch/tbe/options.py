@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeAlias, TypeVar, overload
 
@@ -130,6 +130,7 @@ class EmbeddingOptions:
         evict_step_interval: training steps between evictions of ids, of all tables that evict some; None: what their
             configs say.
         grad_scaler: what scales the losses; None: nothing does.
+        frozen: tables, by name, that training only reads.
         seed: of the initial weights, which are the same for the same seed, name of a table and id. None: drawn from
             torch's generator, so that no two embeddings start alike.
 
@@ -149,6 +150,7 @@ class EmbeddingOptions:
     host_store: _Parsed[Folder, str | None] = _Parsed(_host_store, None)
     evict_step_interval: _Parsed[int | None, int | None] = _Parsed(_evict_step_interval, None)
     grad_scaler: _Parsed[Scaler | None, Scaler | None] = _Parsed(_grad_scaler, None)
+    frozen: _Parsed[Collection[str], frozenset[str]] = _Parsed(frozenset, frozenset())
     seed: _Parsed[int | None, int] = _Parsed(_seed, None)  # the last: what cannot be draws nothing
 
     def check(self, tables: Sequence[TableConfig]) -> None:

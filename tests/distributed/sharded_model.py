@@ -31,6 +31,7 @@ class Scenario:
         rules: of admission and eviction of hash tables, `AdmitAndEvictConfig`'s; in place of `admit`.
         init_fn: of the index table.
         padding_idx: ids that mean nothing, by table.
+        frozen: a table that is only read.
         made_on: a default device under which the model is made that is to be sharded, without a device of its own.
         sizes: for each step, samples of each rank: `step % len(sizes)`, then `rank % len(sizes[...])`.
     """
@@ -52,6 +53,7 @@ class Scenario:
     init_fn: Any = None
     made_on: str = ""
     padding_idx: dict[str, int] | None = None
+    frozen: str = ""
 
 
 FILLS = 17
@@ -118,6 +120,8 @@ class Model(torch.nn.Module):
         # Sharded tables have TorchRec's `eps` of Adagrad where none is given, those of one process have torch's.
         defaults = {"lr": 0.1, **({"eps": 1e-8} if scenario.optimizer is torch.optim.Adagrad else {})}
         rst.apply_optimizer_in_backward(scenario.optimizer, self.sparse.parameters(), defaults | scenario.options)
+        if scenario.frozen:
+            self.sparse.freeze(scenario.frozen)
 
     def forward(self, batch: KeyedJaggedTensor) -> tuple[torch.Tensor, torch.Tensor]:
         output = self.sparse(batch)

@@ -242,6 +242,8 @@ def change_later(rank: int, world_size: int, kind: str) -> list[str]:
             module.fused_optimizer.load_state_dict(state)
         elif kind == "scaler":
             module.home.set_grad_scaler(torch.amp.GradScaler("cpu"))
+        elif kind == "frozen":
+            module.freeze("t0")
         else:
             module.set_evict_step_interval(3)
     return [*messages, step()]
@@ -252,6 +254,7 @@ CHANGES = {
     "lr_tensor": "table 't0': lr is 0.25 on rank 0, 0.125 on rank 1",
     "step": "table 't0': step is 1 on rank 0, 7 on rank 1",
     "scaler": "grad scaler is False on rank 0, True on rank 1",
+    "frozen": "frozen is [] on rank 0, ['t0'] on rank 1",
     "interval": "evict_step_interval is None on rank 0, 3 on rank 1",
 }
 

@@ -60,6 +60,7 @@ def draw(rng: np.random.Generator, world_size: int) -> Scenario:
         ids=31 if kind == "hash" else int(rng.choice([31, 200])),
         dtype=DTYPES[rng.integers(len(DTYPES))],
         init_fn=small_normal if rng.integers(3) == 0 else None,
+        frozen=str(rng.choice(["", "", "", "t0", "t1", "t2"])),
         padding_idx={f"t{i}": int(rng.integers(-3, 8)) for i in range(3) if rng.integers(4) == 0},
         **draw_rules(rng, whole=world_size == 1),
     )

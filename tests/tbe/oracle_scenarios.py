@@ -59,6 +59,8 @@ class Scenario:
     depth: int = 0
     on_disk: bool = False
     rounded: torch.dtype | None = None
+    frozen: str | None = None
+    """A table that is only read."""
     narrow: bool = False
     """Optimizer states, but for counters, are 16 bits wide."""
 
@@ -194,4 +196,5 @@ def scenarios(draw: st.DrawFn, events: tuple[str, ...] = EVENTS, depths: tuple[i
     seed = draw(st.integers(0, 2**32 - 1))
     depth, on_disk = draw(st.integers(*depths)), draw(st.booleans())
     rounded = draw(st.sampled_from((None, None, None, torch.bfloat16, torch.float16)))
-    return Scenario(tables, optimizer, window, clip, weighted, drawn, policy, seed, depth, on_disk, rounded)
+    frozen = draw(st.sampled_from((None, None, None, "t0", "t1"))) if len(tables) > 1 else None
+    return Scenario(tables, optimizer, window, clip, weighted, drawn, policy, seed, depth, on_disk, rounded, frozen)

@@ -28,8 +28,10 @@ class Reference:
         optimizer: str,
         window: int,
         max_gradient: float,
+        frozen: str | None = None,
     ) -> None:
         self.tables = tables
+        self.frozen = frozen
         self.places = [{int(i): row for row, i in enumerate(every)} for every in ids]
         self.weights = [torch.nn.Parameter(weight.double().clone()) for weight in initial]
         row = BY_NAME[optimizer]
@@ -59,6 +61,8 @@ class Reference:
     ) -> None:
         """A training batch has come: ids are counted. An id that has no row then is none of its rows later either."""
         for index, life in enumerate(self.lives):
+            if self.tables[index].name == self.frozen:
+                continue
             meant = self.meant(index, features)
             known = set(self.ids_of(index, features)[meant].tolist())
             self._seen[index] |= known
@@ -70,7 +74,7 @@ class Reference:
     def _end_step(self, features: list[list[np.ndarray]], in_flight: list[list[list[np.ndarray]]]) -> None:
         """Ids leave: their rows are as at first."""
         for index, life in enumerate(self.lives):
-            if life is None:
+            if life is None or self.tables[index].name == self.frozen:
                 continue
             life.waiting |= self._rows_of[id(features), index]
             if not self.backwards % self.window:
@@ -89,7 +93,9 @@ class Reference:
 
     def forward(self, features: list[list[np.ndarray]], weights: list[list[torch.Tensor]] | None) -> list[torch.Tensor]:
         """Per feature: rows `[n, D]` of a sequence, or pooled bags `[B, D]`."""
-        return self._features(list(self.weights), features, weights)
+        pairs = zip(self.tables, self.weights, strict=True)
+        tables = [weight.detach() if table.name == self.frozen else weight for table, weight in pairs]
+        return self._features(tables, features, weights)
 
     @torch.no_grad()
     def tolerances(
@@ -152,7 +158,9 @@ class Reference:
         self._end_step(features, in_flight)
 
     def _update(self, lr: float) -> None:
-        for optimizer, weight in zip(self.optimizers, self.weights, strict=True):
+        for table, optimizer, weight in zip(self.tables, self.optimizers, self.weights, strict=True):
+            if table.name == self.frozen:
+                continue
             optimizer.param_groups[0]["lr"] = lr
             assert weight.grad is not None
             weight.grad = weight.grad.coalesce()
@@ -160,7 +168,7 @@ class Reference:
             optimizer.step()
             weight.grad = None
         for index, optimizer in enumerate(self.optimizers):
-            if isinstance(optimizer, EnsembleRowWiseAdagrad):
+            if isinstance(optimizer, EnsembleRowWiseAdagrad) and self.tables[index].name != self.frozen:
                 optimizer.between(torch.tensor(self._rows(index), dtype=torch.int64))
 
     def _rows(self, table: int) -> list[int]:

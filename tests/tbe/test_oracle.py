@@ -55,7 +55,7 @@ def make(scenario: Scenario, cache: dict[str, int], device: torch.device) -> Tab
     optimizer = TableOptimizer.create(cls, kwargs)
     if scenario.narrow:
         optimizer = TableOptimizer.create(cls, kwargs | {"state_dtypes": scenario.state_dtypes(optimizer)})
-    return TableBatchedEmbedding(
+    embedding = TableBatchedEmbedding(
         scenario.tables,
         optimizer=optimizer,
         cache=dict(cache),
@@ -64,6 +64,9 @@ def make(scenario: Scenario, cache: dict[str, int], device: torch.device) -> Tab
         cache_policy=scenario.policy,
         host_store=tempfile.mkdtemp(dir=STORES.name) if scenario.on_disk else None,
     )
+    if scenario.frozen is not None:
+        embedding.freeze(scenario.frozen)
+    return embedding
 
 
 def flat(step: Step, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
@@ -196,12 +199,18 @@ def run(scenario: Scenario, cache: dict[str, int], device: torch.device, depth: 
         for number in done:
             outputs, weights = forwards.pop(number)
             optimizer.options["lr"] = scenario.steps[number].lr
-            torch.autograd.backward(outputs, [grad.to(device) / 2 for grad in scenario.steps[number].grads])
+            backward(outputs, [grad.to(device) / 2 for grad in scenario.steps[number].grads])
             if weights is not None and weights.grad is not None:
                 result[f"weights_grad{number}"] = weights.grad.cpu()
     for table in embedding.tables:
         collect(embedding, table.name, result)
     return result
+
+
+def backward(outputs: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
+    """Features of a frozen table have no gradient."""
+    pairs = [(output, grad) for output, grad in zip(outputs, grads, strict=True) if output.requires_grad]
+    torch.autograd.backward([output for output, _ in pairs], [grad for _, grad in pairs])
 
 
 def loaded(embedding: TableBatchedEmbedding, saved: dict[str, torch.Tensor]) -> bool:
@@ -257,7 +266,9 @@ def reference_run(scenario: Scenario, device: torch.device) -> tuple[Result, Ref
         every = np.array(sorted(set().union(*(scenario.ids(index, step) for step in scenario.steps))), np.int64)
         ids.append(every)
         initial.append(fresh.view(table.name).read(torch.from_numpy(every), ["weight"]).parts["weight"])
-    reference = Reference(scenario.tables, ids, initial, scenario.optimizer, scenario.window, scenario.max_gradient)
+    reference = Reference(
+        scenario.tables, ids, initial, scenario.optimizer, scenario.window, scenario.max_gradient, scenario.frozen
+    )
     result: Result = {}
     forwards = {}
     for index, done in scenario.actions():
@@ -271,7 +282,7 @@ def reference_run(scenario: Scenario, device: torch.device) -> tuple[Result, Ref
                 result[f"output{index}.{feature}"] = output.detach().clone()
                 result[f"tolerance{index}.{feature}"] = tolerance
         for number in done:
-            torch.autograd.backward(forwards[number], [grad.double() for grad in scenario.steps[number].grads])
+            backward(forwards[number], [grad.double() for grad in scenario.steps[number].grads])
             in_flight = [scenario.steps[i].features for i in flying(scenario, index, done, number)]
             reference.after_backward(scenario.steps[number].lr, scenario.steps[number].features, in_flight)
     return result, reference
@@ -307,9 +318,11 @@ def compare(scenario: Scenario, result: Result, device: torch.device) -> None:
         ids = result[f"{table.name}.ids"].tolist()
         if table.hashed:
             life = reference.lives[index]
-            if life is not None:
+            if life is not None and table.name != scenario.frozen:
                 compare_life(table.name, result, life)
-        if table.hashed and table.life is None:
+        if table.hashed and table.name == scenario.frozen:
+            assert not ids, "what is frozen gets no row"
+        elif table.hashed and table.life is None:
             trained = set().union(*(scenario.ids(index, s) for s in scenario.steps if s.event not in ("eval", "fail")))
             assert set(ids) == trained, "eval must insert nothing, training everything"
         kept = [row for row, i in enumerate(ids) if i in reference.places[index]]

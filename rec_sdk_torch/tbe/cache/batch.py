@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -103,6 +103,38 @@ class Batch:
             _same_numbers(self.offsets, other.offsets)
             and _same_numbers(self.feature_keys, other.feature_keys)
             and _same_numbers(self.values, other.values)
+        )
+
+    @property
+    def well_formed(self) -> bool:
+        """Whether its offsets are those of its values, as far as bags go by them."""
+        offsets = self.offsets
+        return self.batch_size > 0 and offsets[-1] == len(self.values) and bool((np.diff(offsets) >= 0).all())
+
+    def part(self, chosen: npt.NDArray[np.bool_]) -> Batch:
+        """The batch with some of its lookups, feature by feature; the batch itself where it has no others.
+
+        Args:
+            chosen: bool `[n]`, of the lookups in the order of the features. The batch is well formed.
+        """
+        if chosen.all() and len(chosen) == len(self.values):
+            return self
+        features = np.arange(len(self.feature_keys))
+        kept, order = np.flatnonzero(chosen), self.order(features)
+        before = np.concatenate([[0], np.cumsum(chosen)])
+        places = kept if order is None else order[kept]
+        weights = self.weights
+        if weights is not None:
+            weights = weights.index_select(0, torch.from_numpy(places).to(weights.device))
+        return replace(
+            self,
+            values=self.values[places],
+            offsets=before[self.bags(features)],
+            feature_keys=features,
+            weights=weights,
+            seen=self.seen.part(places, self.feature_keys),
+            given=self,
+            kept=kept,
         )
 
     @cached_property

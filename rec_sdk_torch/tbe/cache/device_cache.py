@@ -408,11 +408,6 @@ class Group:
         *of_lookups, hot = segments
         return update_rows, cache, grads, slots, tables, *of_lookups, *settings, self._state_dtypes, hot
 
-    def set_evict_step_interval(self, steps: int | None) -> None:
-        """Sets the interval of all members that evict ids at intervals; None: what their configs say."""
-        configured = [member.config.life.evict_step_interval if member.config.life else 0 for member in self.members]
-        self.intervals = configured if steps is None else [steps] * len(self.members)
-
     def evicts(self) -> bool:
         """Whether ids leave when the step that goes on ends: no plan may be made then."""
         return self._evicting and self.engine.evicts(self.intervals)

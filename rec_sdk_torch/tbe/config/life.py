@@ -180,6 +180,16 @@ class SeenArrays(NamedTuple):
         pairs = zip(self, other, strict=True)
         return all(a is b or (a is not None and b is not None and np.array_equal(a, b)) for a, b in pairs)
 
+    def part(self, lookups: npt.NDArray[np.int64], keys: npt.NDArray[np.int64]) -> SeenArrays:
+        """The facts about some lookups, by place; `keys`: about these keys, by place."""
+        shows, clicks, timestamps, latest = self
+        return SeenArrays(
+            None if shows is None else shows[lookups],
+            None if clicks is None else clicks[lookups],
+            None if timestamps is None else timestamps[lookups],
+            None if latest is None else latest[keys],
+        )
+
 
 NOTHING_SEEN = SeenArrays()
 """Ids alone."""

@@ -12,13 +12,14 @@ from ...backends.devices import backend_for
 from ..cache.accumulation import counted
 from ..cache.batch import Batch, Int64Array
 from ..cache.device_cache import Group
-from ..cache.group_spec import Member, alike, record_layout, stored_bytes
+from ..cache.group_spec import Member, alike, evict_intervals, record_layout, stored_bytes
 from ..cache.padding_ids import PaddingIds
 from ..cache.store_folder import StoreFolder
 from ..config.cache_size import cache_slots, check_host_memory
 from ..config.optimizer import TableOptimizer
 from ..config.table import Pooling, TableConfig, check_names
 from ..options import EmbeddingOptions
+from .frozen import FrozenTables
 from .locks import Locks
 from .move import move_rows
 
@@ -33,6 +34,7 @@ class Layout:
         options: everything beside the tables, as it is now.
         num_features: of all tables.
         feature_dims: the columns of each feature.
+        frozen: the tables that training only reads; None where there is none.
         padding_ids: ids that mean nothing; None where no table has one.
         locks: order the threads that use the tables.
         built: the groups; empty before the first use.
@@ -70,6 +72,7 @@ class Layout:
         ends = np.cumsum([table.num_features for table in self.tables])
         self._features = [tuple(range(end - t.num_features, end)) for end, t in zip(ends, self.tables, strict=True)]
         self.feature_dims = [table.embedding_dim for table in self.tables for _ in range(table.num_features)]
+        self.frozen = FrozenTables.of(self.tables, options.frozen)
         self.padding_ids = PaddingIds.of(self.tables)
         self.optimizers: list[TableOptimizer | None] = [optimizer] * len(self.tables)
         self.locks = Locks()
@@ -96,6 +99,16 @@ class Layout:
         if name not in self._index:
             raise KeyError(f"no table is named {name!r}, only {list(self._index)}")
         return self.tables[self._index[name]]
+
+    def named(self, names: Sequence[str]) -> frozenset[str]:
+        """The tables of these names; all where none is named.
+
+        Raises:
+            KeyError: there is no such table.
+        """
+        for name in names:
+            self.config(name)
+        return frozenset(names) or frozenset(self._index)
 
     def optimizer_of(self, name: str) -> TableOptimizer | None:
         """The optimizer of table `name`."""
@@ -154,7 +167,7 @@ class Layout:
             own = [columns[f] for member in members for f in member.features] if self.pooled else []
             choices = options.seed, options.bounds_check_mode, options.cache_policy
             group = Group(members, own, options.device, *choices, serial, self._store_folder)
-            group.set_evict_step_interval(options.evict_step_interval)
+            group.intervals = evict_intervals(members, options.evict_step_interval, options.frozen)
             group.always = {group.places[name]: ids for name, ids in self.always.items() if name in group.places}
             groups.append(group)
         return groups
@@ -242,6 +255,23 @@ class Layout:
             fresh = self._build()
             move_rows(other.built, fresh)
             self._take(fresh)
+
+    def planned(self, batch: Batch) -> Batch:
+        """The part of a training batch that there is a plan of: no id that means nothing, no frozen table."""
+        if self.padding_ids is not None and batch.given is None:
+            batch = self.padding_ids.without(batch)
+        return batch if self.frozen is None else self.frozen.trained(batch)
+
+    def freeze(self, names: frozenset[str]) -> None:
+        """Makes these the frozen tables. Both locks are held.
+
+        Raises:
+            RuntimeError: gradients would be lost.
+        """
+        self._check_idle("tables are frozen or thawed")
+        self.frozen = FrozenTables.of(self.tables, names)
+        for group in self.built:
+            group.intervals = evict_intervals(group.members, self.options.evict_step_interval, names)
 
     # ---- windows and batches in flight
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -21,10 +21,13 @@ class TablePasses:
     An interrupt may break it off: `run` goes on where it stopped, and no row changes twice.
     """
 
-    def __init__(self, optimizers: Sequence[TableOptimizer], groups: Sequence[Group]) -> None:
-        """`groups` have all tables of the `optimizers`."""
+    def __init__(
+        self, optimizers: Sequence[TableOptimizer], groups: Sequence[Group], frozen: Collection[str] = ()
+    ) -> None:
+        """`groups` have all tables of the `optimizers`; rows of `frozen` ones stay as they are."""
         self._optimizers = optimizers
         self._groups = groups
+        self._frozen = frozen
         self._rows: list[Rows] | None = None
         self._at: tuple[int, dict[str, torch.Tensor] | None] = (0, None)
         """Rows that are done, and the values of those that are next if these are known: set in one."""
@@ -64,7 +67,8 @@ class TablePasses:
         for group in self._groups:
             group.swap.settle()
             for table, member in enumerate(group.members):
-                if member.optimizer is not None and id(member.optimizer) in due:
+                changes = member.config.name not in self._frozen
+                if changes and member.optimizer is not None and id(member.optimizer) in due:
                     between = member.optimizer.spec.between
                     if between is not None and between.option is None:  # rows change that no batch has met as well
                         meet_all(group, table)

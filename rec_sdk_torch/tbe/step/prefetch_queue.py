@@ -17,7 +17,6 @@ from ..._exits import calls, ending
 from ...warn import warn
 from ...worker import Worker
 from ..cache.batch import Batch, Int64Array
-from ..cache.padding_ids import PaddingIds
 from ..cache.plan import Plan
 from ..cache.ranges import profiled
 from ..cache.transfers import in_thread, when_written
@@ -36,6 +35,10 @@ PLANNED_BY_FORESIGHT = 2
 
 FEW = 8
 """Training batches in a row that were none of those to come, after which none is planned ahead."""
+
+
+def _whole(batch: Batch) -> Batch:
+    return batch
 
 
 class Prefetched:
@@ -75,8 +78,9 @@ class Prefetched:
         self._copying = when_written(values)
         self._known: list[tuple[object, torch.Tensor]] = [(source, values)]
         self._batch: Batch | None = None
-        self.padding_ids: PaddingIds | None = None
-        """The tables have them that the batch was announced to."""
+        self._given: Batch | None = None
+        self.planned: Callable[[Batch], Batch] = _whole
+        """The part of the batch that there will be a plan of."""
         self.plans: list[Plan] | None = None
         self.announced: list[Announcement] | None = None
         self.refused_beside: int | None = None
@@ -93,8 +97,19 @@ class Prefetched:
             batch_size, keys, weighted, joined = self._shape
             with self._copying():
                 batch = Batch.from_tensors(*self._tensors, batch_size, keys, None, weighted, joined, self._seen)
-            self._batch = batch if self.padding_ids is None else self.padding_ids.without(batch)
+            self._given, self._batch = batch, self.planned(batch)
         return self._batch
+
+    @property
+    def given(self) -> Batch:
+        """As it came, on the host."""
+        _ = self.batch
+        assert self._given is not None
+        return self._given
+
+    def plan_anew(self) -> None:
+        """Another part of the batch will be planned."""
+        self._batch = None
 
     def stands_for(self, source: object, values: torch.Tensor) -> bool:
         """Whether the batch comes as `source`, with these ids, and they are unchanged."""
@@ -182,7 +197,7 @@ class PrefetchQueue:
         if not values.is_cpu:
             prefetched = self._find(source, values)
             if prefetched is not None:
-                known = prefetched.batch.given or prefetched.batch
+                known = prefetched.given
                 values, offsets = torch.from_numpy(known.values), torch.from_numpy(known.offsets)
                 seen = Seen(*(None if array is None else torch.from_numpy(array) for array in known.seen))
         batch = Batch.from_tensors(values, offsets, batch_size, keys, weights, joined=joined, seen=seen)
@@ -252,7 +267,7 @@ class PrefetchQueue:
             RuntimeError: `MAX_COMING` are to come already, or this process must not use the tables.
         """
         self._locks.check_process()
-        prefetched.padding_ids = self._layout.padding_ids
+        prefetched.planned = self._layout.planned
         with self._lock:
             if sum(not other.gone for other in self._coming) >= MAX_COMING:
                 raise RuntimeError(
@@ -321,6 +336,12 @@ class PrefetchQueue:
         if self._coming:
             with self._lock:
                 self._drop()
+
+    def plan_anew(self) -> None:
+        """Other parts of the batches to come are planned from now on. Plans are dropped, under both locks."""
+        with self._lock:
+            for prefetched in self._coming:
+                prefetched.plan_anew()
 
     def _drop(self, after: Prefetched | None = None) -> None:
         """Drops the plans of the batches from `after` on."""

@@ -45,7 +45,8 @@ class TableUpdate:
         optimizers = {id(optimizer): optimizer for group in self.changing for optimizer in group.optimizers}
         self._numbers: list[tuple[TableOptimizer, int]] = [(o, o.step + 1) for o in optimizers.values()]
         self._coefficients = {key: optimizer.coefficients() for key, optimizer in optimizers.items()}
-        self._passes = TablePasses([o for o in optimizers.values() if o.acts_after_next()], groups)
+        passing = [optimizer for optimizer in optimizers.values() if optimizer.acts_after_next()]
+        self._passes = TablePasses(passing, groups, layout.options.frozen)
         self._ledger = Ledger()
 
     @property

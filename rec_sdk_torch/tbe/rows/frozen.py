@@ -1,0 +1,60 @@
+"""Tables that training only reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from ..cache.batch import Batch
+from ..cache.device_cache import Group
+from ..config.table import Pooling, TableConfig
+
+
+class FrozenTables:
+    """The features of frozen tables: a training batch is cut into lookups that train and lookups that only read.
+
+    Attributes:
+        names: of the tables.
+        all: whether no other table is there.
+    """
+
+    def __init__(self, tables: Sequence[TableConfig], names: frozenset[str]) -> None:
+        self.names = names
+        self._pooled = tables[0].pooling is not Pooling.NONE
+        self.all = all(table.name in names for table in tables)
+        frozen = np.array([table.name in names for table in tables])
+        self._features = frozen.repeat([table.num_features for table in tables])
+        self._columns = frozen.repeat([table.num_features * table.embedding_dim for table in tables])
+
+    @classmethod
+    def of(cls, tables: Sequence[TableConfig], names: frozenset[str]) -> FrozenTables | None:
+        """None where no table is frozen."""
+        return cls(tables, names) if names else None
+
+    def trained(self, batch: Batch) -> Batch:
+        """The lookups of other tables."""
+        return self._part(batch, ~self._features)
+
+    def read(self, batch: Batch) -> Batch:
+        """The lookups of frozen tables."""
+        return self._part(batch, self._features)
+
+    def _part(self, batch: Batch, features: np.ndarray) -> Batch:
+        if not batch.well_formed:
+            return batch  # the planner says what is wrong
+        part = batch.part(features.repeat(batch.lookups(np.arange(len(features)))))
+        return replace(part, joined=False)
+
+    def joined(
+        self, trained: tuple[torch.Tensor, ...], read: tuple[torch.Tensor, ...], groups: Sequence[Group]
+    ) -> tuple[torch.Tensor, ...]:
+        """The outputs of all tables, from those of the two parts: pooled, or of each feature, group by group."""
+        if self._pooled:
+            columns = torch.from_numpy(self._columns).to(trained[0].device)
+            return (torch.where(columns, read[0], trained[0]),)
+        features = [feature for group in groups for feature in group.features.tolist()]
+        pairs = zip(features, trained, read, strict=True)
+        return tuple(fixed if self._features[feature] else rows for feature, rows, fixed in pairs)
