@@ -9,18 +9,19 @@ from pathlib import Path
 
 from .errors import CheckpointError
 from .export import export
-from .folders import chain_of, latest_save, saves_in
+from .folders import Paths, chain_of, latest_save, paths_of, saves_in
 from .index import check_indexes
 from .manifest import read_manifest
 from .reading import verify, verify_tables
 
 
-def show(path: Path) -> None:
-    """Prints every save in `path`, and the tables of the latest."""
-    for folder in saves_in(path):
+def show(path: Paths) -> None:
+    """Prints every save in `path`, one folder or several, and the tables of the latest."""
+    for folder in (save for each in paths_of(path) for save in saves_in(each)):
         manifest = read_manifest(folder)
         size = sum(file.bytes for file in manifest.files)
         after = f" number {manifest.sequence} after {manifest.base[:8]}" if manifest.sequence else ""
+        after += f" with {', '.join(manifest.folders)}" if manifest.folders else ""
         print(f"{folder.name}  {manifest.kind}{after}  id {manifest.id[:8]}  {size} bytes  {manifest.world_size} ranks")
     manifest = read_manifest(latest_save(path))
     for table in manifest.tables:
@@ -32,9 +33,9 @@ def show(path: Path) -> None:
         print(f"  {table.key}: {kind} table, {table.rows} rows of {table.parts}, {table.weight_dtype}, {optimizer}")
 
 
-def check(path: Path) -> None:
+def check(path: Paths) -> None:
     """Reads every file of the latest save in `path` and of those that it follows."""
-    chain = chain_of(latest_save(path))
+    chain = chain_of(latest_save(path), paths_of(path))
     verify(chain)
     verify_tables(chain)
     for folder, manifest in chain:
@@ -53,7 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ("export", "writes ids and weights of the tables, deltas applied, to one file for each"),
     ):
         command = commands.add_parser(name, help=text)
-        command.add_argument("path", type=Path, help="a save, or a folder of saves, of which the latest is taken")
+        command.add_argument(
+            "path", type=Path, nargs="+", help="a save, or a folder of saves, or several; the latest save is taken"
+        )
         if name == "export":
             command.add_argument("output", type=Path, help="a folder for the files, made when it is not there")
             command.add_argument("--format", choices=["safetensors", "npz"], default="safetensors")

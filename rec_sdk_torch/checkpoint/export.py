@@ -13,7 +13,7 @@ from ..tbe.cache.batch import Int64Array
 from .contents import SavedTables, open_file, saved_tables
 from .errors import CheckpointError
 from .file_writer import FileWriter
-from .folders import chain_of, latest_save
+from .folders import Paths, chain_of, latest_save, paths_of
 from .manifest import REMOVED, ROWS
 from .reading import verify, verify_tables
 from .tensors import DTYPES, TensorReader, TensorSpec, TensorWriter
@@ -58,11 +58,11 @@ def _weights(files: Int64Array, rows: Int64Array, openers: Sequence[Opener]) -> 
                     yield reader.read("weight", begin, end)[torch.from_numpy(some - begin)]
 
 
-def export(path: Path, output: Path, kind: str = "safetensors", tables: Sequence[str] | None = None) -> list[Path]:
+def export(path: Paths, output: Path, kind: str = "safetensors", tables: Sequence[str] | None = None) -> list[Path]:
     """Writes `ids` int64 `[n]` and `weight` `[n, D]` of tables to `output/<table>.safetensors` or `.npz`.
 
     Args:
-        path: a save, or a folder of saves, of which the latest is taken; deltas are applied.
+        path: a save, or a folder of saves, of which the latest is taken, or several; deltas are applied.
         output: a folder, made when it is not there.
         kind: `safetensors`, with weights as they were saved, or `npz`, where bfloat16 becomes float32.
         tables: keys of tables; all when None.
@@ -71,7 +71,7 @@ def export(path: Path, output: Path, kind: str = "safetensors", tables: Sequence
         CheckpointError: a save that is missing or damaged, or has no such table.
         FileExistsError: the file is there already.
     """
-    chain = chain_of(latest_save(path))
+    chain = chain_of(latest_save(path), paths_of(path))
     manifest = chain[-1][1]
     known = [table.key for table in manifest.tables]
     unknown = sorted(set(tables or ()) - set(known))

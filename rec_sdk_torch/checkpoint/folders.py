@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -37,15 +38,17 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-def next_name(path: Path) -> str:
-    """A name later than those of all saves in `path`, and not taken: the time.
+def next_name(path: Path, behind: Iterable[Path] = ()) -> str:
+    """A name later than those of all saves in `path` and of the saves `behind`, and not taken: the time.
 
     Where the latest save is named by a time to come, that plus a microsecond, with a warning: loads take the latest.
 
     Raises:
         CheckpointError: there is no later name.
     """
-    latest = max((each.name for each in _complete(path)), default="")
+    before = [*_complete(path), *(save for save in behind if is_timestamp(save.name))]
+    last = max(before, key=lambda save: save.name, default=path / "")
+    latest = last.name if before else ""
     taken, time = {*os.listdir(path), latest}, now()
     for name in (time.strftime(TIMESTAMP), time.strftime(TIMESTAMP + MICROSECONDS)):
         if name > latest and name not in taken:
@@ -53,14 +56,14 @@ def next_name(path: Path) -> str:
     of_latest = _time_of(latest) or time
     if of_latest > time + timedelta(seconds=1):
         warn(
-            f"{path}: the save {latest} is named by a time to come, the clock says {time.strftime(TIMESTAMP)}: so that "
-            "loads find the latest, saves are named behind it. Rename or remove it"
+            f"{last.parent}: the save {latest} is named by a time to come, the clock says {time.strftime(TIMESTAMP)}: "
+            "so that loads find the latest, saves are named behind it. Rename or remove it"
         )
     while name <= latest or name in taken:
         try:
             of_latest += timedelta(microseconds=1)
         except OverflowError:
-            raise CheckpointError(f"{path}: no name is later than {latest}: rename or remove it") from None
+            raise CheckpointError(f"{last.parent}: no name is later than {latest}: rename or remove it") from None
         name = of_latest.strftime(TIMESTAMP + MICROSECONDS)
     return name
 
@@ -87,54 +90,106 @@ def saves_in(path: Path) -> list[Path]:
         raise CheckpointError(f"{error.filename}: cannot be read: {error.strerror}") from error
 
 
-def latest_save(path: Path) -> Path:
-    """The latest complete save in `path`, or `path` itself when it is one.
+PathLike = str | os.PathLike[str]
+Paths = PathLike | Sequence[PathLike]
+
+
+def paths_of(path: Paths) -> tuple[Path, ...]:
+    """The folders that a user gives: one, or several.
 
     Raises:
-        CheckpointError: there is none.
+        ValueError: an empty sequence.
     """
-    saves = saves_in(path)
+    found = (Path(path),) if isinstance(path, str | os.PathLike) else tuple(map(Path, path))
+    if not found:
+        raise ValueError("path is empty, expected a folder of saves, or several")
+    return found
+
+
+def latest_save(path: Paths) -> Path:
+    """The latest complete save in `path`, or in all of several folders; `path` itself when it is one.
+
+    Raises:
+        CheckpointError: there is none, or a folder is not there.
+        ValueError: an empty sequence.
+    """
+    folders = paths_of(path)
+    saves = [found[-1] for each in folders if (found := saves_in(each))]
     if not saves:
-        raise CheckpointError(f"{path}: holds no save, that is no folder named by date and time with a {MANIFEST}")
-    return saves[-1]
+        where = ", ".join(map(str, folders))
+        raise CheckpointError(f"{where}: holds no save, that is no folder named by date and time with a {MANIFEST}")
+    return saves[0] if len(saves) == 1 else max(reversed(saves), key=lambda save: save.resolve().name)
 
 
-def chain_of(save: Path) -> list[tuple[Path, Manifest]]:
+def chain_of(save: Path, also: Iterable[Path] = ()) -> list[tuple[Path, Manifest]]:
     """The saves that make up the state of `save`: the full one first, then deltas in order, `save` last.
 
-    They are looked for beside it.
+    They are looked for beside it, in the folders `also`, and in those that the deltas name.
 
     Raises:
         CheckpointError: one is missing or damaged, or the chain is not in order.
     """
+    save = Path(save)
     last = read_manifest(save)
-    found = {last.id: (Path(save), last)}
-    damaged = []
-    if last.previous is not None:
-        for folder in saves_in(Path(save).resolve().parent):
-            try:
-                manifest = last if folder.resolve() == Path(save).resolve() else read_manifest(folder)
-            except CheckpointError as error:
-                damaged.append(str(error))
-                continue
-            if manifest.id in found and found[manifest.id][0].resolve() != folder.resolve():
-                raise CheckpointError(f"{folder}: the same save as {found[manifest.id][0]}: remove one of them")
-            found[manifest.id] = (folder, manifest)
-    chain = [found[last.id]]
+    search = _Search([save.resolve().parent, *(each.resolve() for each in also)], {save.resolve(): last})
+    chain = [(save, last)]
     while (previous := chain[0][1].previous) is not None:
-        if previous not in found:
-            also = f"; {damaged[0]}" if damaged else ""
+        later, manifest = chain[0]
+        search.add(later.resolve().parent, manifest.folders)
+        folder, before = search.find(previous, later)
+        if before.base != last.base or before.sequence + 1 != manifest.sequence:
             raise CheckpointError(
-                f"{chain[0][0]}: a delta of the save {previous}, which is not in {Path(save).resolve().parent}{also}"
+                f"{later}: delta {manifest.sequence} of the save {last.base} cannot follow "
+                f"{folder}, number {before.sequence} of {before.base}"
             )
-        before = found[previous][1]
-        if before.base != last.base or before.sequence + 1 != chain[0][1].sequence:
-            raise CheckpointError(
-                f"{chain[0][0]}: delta {chain[0][1].sequence} of the save {last.base} cannot follow "
-                f"{found[previous][0]}, number {before.sequence} of {before.base}"
-            )
-        chain.insert(0, found[previous])
+        chain.insert(0, (folder, before))
     return chain
+
+
+class _Search:
+    """Looks for saves by their ids in some folders, each of which is read when the ones before it have not the save.
+
+    `known`: manifests that were read, by the folders of their saves.
+    """
+
+    def __init__(self, roots: Iterable[Path], known: dict[Path, Manifest]) -> None:
+        self._known = known
+        self._roots = dict.fromkeys(each.parent if (each / MANIFEST).exists() else each for each in roots)
+        self._found: dict[Path, list[tuple[Path, Manifest]]] = {}
+        self._problems: list[str] = []
+
+    def add(self, root: Path, folders: Iterable[str]) -> None:
+        """Folders that a manifest names, relative to that of its save."""
+        self._roots.update(dict.fromkeys(Path(os.path.normpath(root / each)) for each in folders))
+
+    def find(self, save: str, later: Path) -> tuple[Path, Manifest]:
+        """The save of this id, which `later` follows."""
+        for root in self._roots:
+            found = [each for each in self._saves(root) if each[1].id == save]
+            if len(found) > 1:
+                raise CheckpointError(f"{found[1][0]}: the same save as {found[0][0]}: remove one of them")
+            if found:
+                return found[0]
+        also = f"; {'; '.join(self._problems)}" if self._problems else ""
+        raise CheckpointError(
+            f"{later}: a delta of the save {save}, which is not in {', '.join(map(str, self._roots))}{also}; "
+            "if it lies elsewhere, give that folder too: load(model, [base, delta])"
+        )
+
+    def _saves(self, root: Path) -> list[tuple[Path, Manifest]]:
+        if root not in self._found:
+            found = self._found[root] = []
+            try:
+                folders = saves_in(root)
+            except CheckpointError as error:
+                self._problems.append(str(error))
+                return found
+            for folder in folders:
+                try:
+                    found.append((folder, self._known.get(folder.resolve()) or read_manifest(folder)))
+                except CheckpointError as error:
+                    self._problems.append(str(error))
+        return self._found[root]
 
 
 # ---- whether a delta can follow a save: asked while training waits
@@ -176,12 +231,38 @@ def remember(save: Path, manifest: Manifest) -> None:
     _links.setdefault(root, {})[save.name] = link
 
 
-def is_whole(path: Path, save: str) -> bool:
-    """Whether the save of this id and all that it follows are in the folder `path`, with manifests in order."""
-    root = str(path)
-    known = _links.get(root, {})
-    others = any(name not in known and is_timestamp(name) for name in os.listdir(root))
-    return (not others and _follows(root, known, save)) or _follows(root, _read_links(path), save)
+@dataclass(frozen=True)
+class Place:
+    """A save that a delta can follow.
+
+    Attributes:
+        save, base, sequence: its id, that of its full save, and its number in the chain.
+        name: of its folder.
+        folders: in which it and all that it follows lie; the first one is its own.
+    """
+
+    save: str
+    base: str
+    sequence: int
+    name: str
+    folders: tuple[str, ...]
+
+    @property
+    def path(self) -> Path:
+        """The folder of the save."""
+        return Path(self.folders[0], self.name)
+
+
+def is_whole(place: Place) -> bool:
+    """Whether a save and all that it follows are in its folders, with manifests in order."""
+    try:
+        known = [(root, _links.get(root, {})) for root in place.folders]
+        others = any(name not in links and is_timestamp(name) for root, links in known for name in os.listdir(root))
+        if not others and _follows(known, place.save):
+            return True
+        return _follows([(root, _read_links(Path(root))) for root in place.folders], place.save)
+    except (CheckpointError, OSError):  # a folder is not there any more
+        return False
 
 
 def _read_links(path: Path) -> dict[str, _Link]:
@@ -197,18 +278,19 @@ def _read_links(path: Path) -> dict[str, _Link]:
     return _links.get(root, {})
 
 
-def _follows(root: str, links: dict[str, _Link], save: str) -> bool:
-    """The same with these saves, where they are what they were."""
-    of_ids: dict[str, list[tuple[str, _Link]]] = {}
-    for name, link in links.items():
-        of_ids.setdefault(link.id, []).append((name, link))
+def _follows(roots: Sequence[tuple[str, dict[str, _Link]]], save: str) -> bool:
+    """The same with these saves of some folders, where they are what they were."""
+    of_ids: dict[str, list[tuple[str, str, _Link]]] = {}
+    for root, links in roots:
+        for name, link in links.items():
+            of_ids.setdefault(link.id, []).append((root, name, link))
     wanted: str | None = save
     later: _Link | None = None
     while wanted is not None:
         found = of_ids.get(wanted, ())
-        if len(found) != 1:  # two folders with one save: it is not known which of them is meant
-            return False
-        name, link = found[0]
+        if not found or len({root for root, _, _ in found}) < len(found):
+            return False  # two in one folder: it is not known which of them is meant
+        root, name, link = found[0]
         try:
             same = _stamp(root, name) == link.stamp
         except OSError:

@@ -58,12 +58,12 @@ class SaveJob:
     def _take(self, incremental: bool) -> None:
         owners, team, path = self._owners, self._team, str(self._root)
         with one_moment(owners):
-            found = team.gather(follows(owners, path) if incremental else [None])
+            found = team.gather(follows(owners, path) if incremental else [])
             start = team.first(lambda: begin(self._root, [each for of_rank in found for each in of_rank]))
             self._start = start
 
             def hold() -> None:
-                self._moment = take(owners, keys_of(owners), start, team.rank, path)
+                self._moment = take(owners, keys_of(owners), start, team.rank)
 
             team.together(hold)
 
@@ -74,8 +74,8 @@ class SaveJob:
             assert moment is not None
             assert start is not None
             of_ranks = team.together(lambda: write(moment))
-            folder = team.first(lambda: finish(self._root, start, manifest_of(moment.draft, of_ranks)))
-            note(self._owners, str(self._root), start, moment)
+            folder = team.first(lambda: finish(self._owners, self._root, start, manifest_of(moment.draft, of_ranks)))
+            note(self._owners, folder, start, moment)
             self._start = None
         return str(folder)
 

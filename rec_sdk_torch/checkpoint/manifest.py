@@ -23,8 +23,8 @@ from .tensors import Pack
 
 MANIFEST = "manifest.json"
 FORMAT = "rec_sdk_torch checkpoint"
-VERSION, PACKED_VERSION = 1, 2
-"""Versions of the format: without packs, and with them."""
+VERSION, PACKED_VERSION, FOLDERS_VERSION = 1, 2, 3
+"""Versions of the format: without packs, with them, and with saves of a chain in several folders."""
 MANY_TABLES = 16
 """A save of so many has packs, and no index of a small table."""
 FULL, DELTA = "full", "delta"
@@ -43,6 +43,7 @@ Id = Annotated[str, Matches("[0-9a-f]{32}", "32 hexadecimal digits")]
 Name = Annotated[str, Matches(_NAME, "1 to 100 letters, digits and underscores")]
 Key = Annotated[str, Matches(rf"{_NAME}(\.[1-9][0-9]{{0,8}})?", "the name of a table, or that with a number behind it")]
 InnerPath = Annotated[str, Matches(f"{_PART}(/{_PART})*", "the path of a file in the folder of the save")]
+RelativeFolder = Annotated[str, Matches("[^/\0][^\0]*", "a path from the folder in which the save lies")]
 Checksum = Annotated[int, Within(0, 2**32 - 1)]
 ColumnType = Annotated[str, OneOf(("I64", "F64"))]
 CLOCKS = ("batches", "steps", "timestamp")
@@ -167,6 +168,7 @@ class Manifest:
         created: date and time, UTC.
         world_size: ranks that wrote it.
         windows: backward passes of the open accumulation windows: by module path, then by the length of the window.
+        folders: others than that in which it lies that hold saves of its chain, as paths from that one.
     """
 
     id: Id
@@ -180,6 +182,7 @@ class Manifest:
     optimizers: list[SavedOptimizer]
     windows: dict[str, dict[_Length, Annotated[int, Within(1)]]]
     files: list[SavedFile]
+    folders: list[RelativeFolder] = field(default_factory=list)
 
     def check(self) -> None:
         """
@@ -191,6 +194,8 @@ class Manifest:
             raise ValueError(
                 f"a {self.kind} save, number {self.sequence} after {self.previous} of {self.base}, has the id {self.id}"
             )
+        if full and self.folders:
+            raise ValueError(f"a full save follows no save in {self.folders}")
         datetime.fromisoformat(self.created)
         for table in self.tables:
             table.check()
@@ -271,7 +276,10 @@ class Manifest:
         """The manifest as its file has it."""
         files = [_without_none(file) for file in self.files]
         version = PACKED_VERSION if any("offset" in file for file in files) else VERSION
+        version = FOLDERS_VERSION if self.folders else version
         own = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        if not self.folders:
+            del own["folders"]
         lists = {name: [dataclasses.asdict(each) for each in own[name]] for name in ("tables", "optimizers")}
         body = {**own, **lists, "files": files, "format": FORMAT, "version": version}
         text = (json.dumps(body, indent=1, sort_keys=True) + "\n").encode()
@@ -319,14 +327,16 @@ def read_manifest(folder: Path) -> Manifest:
         if not isinstance(body, dict) or body.get("format") != FORMAT:
             raise CheckpointError(f"{path}: not of a save of rec_sdk_torch, or damaged")
         version = body.get("version")
-        if type(version) is not int or version not in (VERSION, PACKED_VERSION):
-            raise CheckpointError(f"{path}: of format version {version}, this one reads up to {PACKED_VERSION}")
+        if type(version) is not int or not VERSION <= version <= FOLDERS_VERSION:
+            raise CheckpointError(f"{path}: of format version {version}, this one reads up to {FOLDERS_VERSION}")
         if not _is_right(raw, body):
             raise CheckpointError(f"{path}: damaged, its checksum is wrong")
         manifest = record(Manifest, body, "")
         manifest.check()
         if version == VERSION and any(file.offset is not None for file in manifest.files):
             raise ValueError(f"files are in packs, which there are from format version {PACKED_VERSION} on")
+        if version < FOLDERS_VERSION and manifest.folders:
+            raise ValueError(f"it follows saves in other folders, as from format version {FOLDERS_VERSION} on")
         return manifest
     except CheckpointError:
         raise

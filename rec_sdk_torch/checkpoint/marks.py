@@ -1,4 +1,4 @@
-"""Notes the save that an embedding's tables were last written to or read from: a delta follows it."""
+"""Notes the saves that an embedding's tables were last written to or read from: a delta follows one of them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from dataclasses import dataclass
 from ..tbe import TableBatchedEmbedding
 from ..tbe.cache.device_cache import Group
 from ..tbe.rows.pieces import forget_changes
+from .folders import Place
 
 MOST_PATHS = 4
 """Folders of saves that one embedding keeps a mark for; ids that were removed are remembered for the oldest."""
+
+Tables = tuple[tuple[str, str], ...]
+"""The tables of a model: of each the path of its module and its name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,14 +23,14 @@ class Mark:
     """The moment of a save.
 
     Attributes:
-        save, base, sequence: its id, that of its full save, and its number in the chain.
+        place: where the save is.
+        tables: of the model that was saved.
         versions: of each group, then.
         groups: of the embedding, then.
     """
 
-    save: str
-    base: str
-    sequence: int
+    place: Place
+    tables: Tables
     versions: list[int]
     groups: list[weakref.ref[Group]]
 
@@ -36,31 +40,34 @@ class Mark:
 
 
 _marks: weakref.WeakKeyDictionary[TableBatchedEmbedding, dict[str, Mark]] = weakref.WeakKeyDictionary()
+"""By the folder of saves, the latest save in each; the latest of all is the last one."""
 
 
-def mark_of(embedding: TableBatchedEmbedding, path: str) -> Mark | None:
-    """The mark of the latest save in the folder `path`, if a delta can follow it."""
-    mark = _marks.get(embedding, {}).get(path)
-    return mark if mark is not None and mark.holds(embedding) else None
+def marks_of(embedding: TableBatchedEmbedding) -> list[Mark]:
+    """The latest save in each folder, if a delta can follow it; the latest of all first."""
+    return [mark for mark in reversed(_marks.get(embedding, {}).values()) if mark.holds(embedding)]
+
+
+def places_of(embedding: TableBatchedEmbedding) -> list[Place]:
+    """Where the latest save in each folder is, whether or not a delta can follow it."""
+    return [mark.place for mark in _marks.get(embedding, {}).values()]
 
 
 def set_mark(
     embedding: TableBatchedEmbedding,
-    path: str,
-    save: str,
-    base: str,
-    sequence: int,
+    place: Place,
+    tables: Tables,
     versions: Sequence[int],
     groups: Sequence[Group] | None = None,
 ) -> None:
-    """Notes that the tables were those of a save in the folder `path` when they had these versions.
+    """Notes that the tables were those of a save when they had these versions.
 
     `groups`: of the embedding then; None: those of now.
     """
     marks = _marks.setdefault(embedding, {})
-    marks.pop(path, None)
+    marks.pop(place.folders[0], None)
     of_then = [weakref.ref(group) for group in (embedding.groups if groups is None else groups)]
-    marks[path] = Mark(save, base, sequence, list(versions), of_then)
+    marks[place.folders[0]] = Mark(place, tables, list(versions), of_then)
     for other in [key for key, mark in marks.items() if not mark.holds(embedding)]:
         del marks[other]
     while len(marks) > MOST_PATHS:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -15,15 +14,15 @@ import torch
 from .._exits import OwnThread, calls
 from ..tbe.rows.pieces import versions
 from . import folders, rec_sdk
+from .errors import CheckpointError
+from .folders import PathLike, Paths, Place
 from .job import SaveJob, one_moment
 from .loading import check, check_counts, has_room, put_in_place, replacements, takes_all, warn_of_losses
 from .manifest import Manifest
-from .marks import drop_marks, set_mark
-from .owners import Owner, owners_of
+from .marks import drop_marks, places_of, set_mark
+from .owners import Owner, owners_of, tables_of
 from .reading import match, verify
 from .team import Team
-
-PathLike = str | os.PathLike[str]
 
 
 class Saver:
@@ -54,13 +53,14 @@ class Saver:
         return folders.is_timestamp(dir_name)
 
     @staticmethod
-    def get_latest_load_path(path: PathLike) -> str:
-        """The latest complete save in the folder `path`.
+    def get_latest_load_path(path: Paths) -> str:
+        """The latest complete save in the folder `path`, or in several.
 
         Raises:
             CheckpointError: there is none.
+            ValueError: an empty sequence.
         """
-        return str(folders.latest_save(Path(path)).resolve())
+        return str(folders.latest_save(path).resolve())
 
     @overload
     def save(
@@ -84,8 +84,9 @@ class Saver:
         Args:
             module: the model.
             path: a folder for the saves of one job; made when it is not there.
-            incremental: only rows that changed since this model was last saved to or loaded from `path`, and the ids
-                that were removed since. A full save where there is none that a delta can follow.
+            incremental: only rows that changed since the save that it follows, and the ids that were removed since.
+                That is the last save of this model in `path`, where that and all that it follows lie there; or else the
+                last one that this model was saved to or loaded from, in any folder. A full save where there is none.
             background: return as soon as the moment is taken, and write in a thread of its own. The result
                 is then a `concurrent.futures.Future` of the folder, whose `result` also raises what went wrong. At
                 its end the interpreter waits for it.
@@ -106,15 +107,19 @@ class Saver:
             OwnThread(work, "rec_sdk_torch save", stop=lambda: None, daemon=False).start()
             return future
 
-    def load(self, module: torch.nn.Module, path: PathLike, incremental: bool = False) -> str:
+    def load(self, module: torch.nn.Module, path: Paths, incremental: bool = False) -> str:
         """Makes the tables of `module` what the latest save in `path`, or the save `path`, has of them.
+
+        Saves that it follows are looked for beside it, in the folders of `path`, in those that this model was saved to
+        or loaded from, and where they were when the save was written, seen from its own folder.
 
         Cache size, device, data type, prefetching and the number of ranks may be others than those of the model that
         was saved. With another optimizer only weights are loaded, and a warning says so.
 
         Args:
             module: the model; optimizers have to be applied, if it is to train.
-            path: what `save` was given, or what it returned; or a save of Rec SDK's, which has no steps and options.
+            path: what `save` was given, or what it returned; or several of these, of which the latest save is loaded;
+                or a save of Rec SDK's, which has no steps and options.
             incremental: of a save of Rec SDK's: its rows are written over those of the tables, in which all others
                 stay. A save of this package is read with all that it follows either way.
 
@@ -125,22 +130,24 @@ class Saver:
             CheckpointError: a file is missing, damaged or of something else; the model is as it was.
             CapacityError, MemoryError, OSError: more rows than fit; the model is as it was.
             RuntimeError: batches are in flight; the model is as it was.
+            ValueError: an empty sequence.
         """
         with calls:
             return _load(module, path, incremental)
 
 
-def _load(module: torch.nn.Module, path: PathLike, incremental: bool) -> str:
+def _load(module: torch.nn.Module, path: Paths, incremental: bool) -> str:
     owners = owners_of(module)
-    team = Team(owners)
-    foreign = team.first(lambda: rec_sdk.folder_of(Path(path).resolve()))
+    team, paths = Team(owners), folders.paths_of(path)
+    foreign = team.first(lambda: _foreign(paths))
     if foreign is not None:
         return _load_rec_sdk(owners, team, foreign, incremental)
-    folder = Path(team.first(lambda: str(folders.latest_save(Path(path)).resolve())))
+    folder = team.first(lambda: folders.latest_save(paths).resolve())
+    also = team.first(lambda: [*(each.resolve() for each in paths), *_known_folders(owners)])
     chain: list[tuple[Path, Manifest]] = []
 
     def read() -> None:
-        chain.extend(folders.chain_of(folder))
+        chain.extend(folders.chain_of(folder, also))
         match(owners, chain)
         verify(chain, team.rank, team.size)
 
@@ -152,13 +159,28 @@ def _load(module: torch.nn.Module, path: PathLike, incremental: bool) -> str:
         beside = team.together(lambda: has_room(found, rows[team.rank], folder))[team.rank]
         warn_of_losses(found, chain)
         put_in_place(team, owners, replacements(owners, found, chain, beside))
-        last = chain[-1][1]
+        last, of_chain = chain[-1][1], dict.fromkeys(str(each.parent) for each, _ in reversed(chain))
+        place = Place(last.id, last.base, last.sequence, folder.name, tuple(of_chain))
         for owner in owners:
             drop_marks(owner.embedding)
             if takes_all(found) and len(found) == len(last.tables):
                 version = versions(owner.embedding.layout)
-                set_mark(owner.embedding, str(folder.parent), last.id, last.base, last.sequence, version)
+                set_mark(owner.embedding, place, tables_of(owners), version)
     return str(folder)
+
+
+def _known_folders(owners: Sequence[Owner]) -> list[Path]:
+    """Folders of saves that these tables were written to or read from."""
+    places = [place for owner in owners for place in places_of(owner.embedding)]
+    return [Path(folder) for place in places for folder in place.folders]
+
+
+def _foreign(paths: Sequence[Path]) -> Path | None:
+    """The save of Rec SDK's that is meant; None where there is none."""
+    found = [folder for each in paths if (folder := rec_sdk.folder_of(each.resolve())) is not None]
+    if found and len(paths) > 1:
+        raise CheckpointError(f"{found[0]}: a save of Rec SDK's, which is loaded by itself, not beside other folders")
+    return found[0] if found else None
 
 
 def _load_rec_sdk(owners: Sequence[Owner], team: Team, folder: Path, incremental: bool) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from ..tbe.rows.row_parts import WEIGHT
 from ..tbe.rows.snapshot import Aside, Rows, Snapshot
 from ..tbe.rows.table_view import TableView
 from . import files
-from .folders import UNFINISHED, is_whole, next_name, remember
+from .folders import UNFINISHED, Place, is_whole, next_name, remember
 from .index import write_indexes
 from .manifest import (
     CANDIDATES,
@@ -33,8 +34,8 @@ from .manifest import (
     SavedOptimizer,
     SavedTable,
 )
-from .marks import mark_of, set_mark
-from .owners import Owner
+from .marks import Mark, marks_of, places_of, set_mark
+from .owners import Owner, tables_of
 from .tensors import DTYPE_NAMES, TensorSpec
 from .writing import Piece, RankFiles, row_specs, window_specs
 
@@ -50,6 +51,7 @@ class Start:
         id: of the save.
         base, previous, sequence: its place in a chain.
         folder: where it is written.
+        folders: of saves, in which those that it follows lie.
     """
 
     id: str
@@ -57,30 +59,39 @@ class Start:
     previous: str | None
     sequence: int
     folder: str
+    folders: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
         return FULL if self.previous is None else DELTA
 
 
-def begin(path: Path, follows: Sequence[tuple[str, str, int] | None]) -> Start:
+def begin(path: Path, follows: Sequence[Sequence[Place]]) -> Start:
     """Makes the folder of a save, on rank 0, which holds the lock of `path`.
 
     Args:
         path: where saves are.
-        follows: of each embedding on each rank (id, base, sequence) of the save that a delta follows; None: it cannot.
+        follows: of each embedding on each rank, rank 0 first, saves that a delta can follow, the first of them best.
     """
     for left in path.glob(f"{UNFINISHED}*"):  # no other process writes here now: these broke off
         files.remove_tree(left)
     identity = uuid.uuid4().hex
     folder = path / f"{UNFINISHED}{identity}"
-    before = follows[0] if follows else None
-    if before is None or any(each != before for each in follows) or not is_whole(path, before[0]):
+    before = _followed(follows)
+    if before is None:
         start = Start(identity, identity, None, 0, str(folder))
     else:
-        start = Start(identity, before[1], before[0], before[2] + 1, str(folder))
+        start = Start(identity, before.base, before.save, before.sequence + 1, str(folder), before.folders)
     files.new_folder(folder)
     return start
+
+
+def _followed(follows: Sequence[Sequence[Place]]) -> Place | None:
+    """The first save that is whole and that all can follow."""
+    for place in follows[0] if follows else ():
+        if all(any(each.save == place.save for each in own) for own in follows[1:]) and is_whole(place):
+            return place
+    return None
 
 
 @dataclass
@@ -100,16 +111,21 @@ class Written:
     clocks: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
-def follows(owners: Sequence[Owner], path: str) -> list[tuple[str, str, int] | None]:
-    """For each embedding, the save that a delta in the folder `path` would follow; None where it cannot."""
-    result: list[tuple[str, str, int] | None] = []
+def follows(owners: Sequence[Owner], path: str) -> list[list[Place]]:
+    """For each embedding, the saves that a delta in the folder `path` could follow, the first of them best.
+
+    It is the one before it in a folder that has a whole chain, and elsewhere the last save of the model, wherever that
+    is; where it is not there any more, one before it.
+    """
+    tables, result = tables_of(owners), []
     for owner in owners:
-        mark = mark_of(owner.embedding, path)
-        if mark is not None and all(_known(owner, table, mark.versions) for table in owner.configs):
-            result.append((mark.save, mark.base, mark.sequence))
-        else:
-            result.append(None)
+        places = [mark.place for mark in marks_of(owner.embedding) if mark.tables == tables and _knows(owner, mark)]
+        result.append(sorted(places, key=lambda place: place.folders != (path,)))
     return result
+
+
+def _knows(owner: Owner, mark: Mark) -> bool:
+    return all(_known(owner, table, mark.versions) for table in owner.configs)
 
 
 def _known(owner: Owner, table: str, since: Sequence[int]) -> bool:
@@ -197,7 +213,7 @@ class Moment:
         self.out.close()
 
 
-def take(owners: Sequence[Owner], keys: dict[tuple[int, str], str], start: Start, rank: int, path: str) -> Moment:
+def take(owners: Sequence[Owner], keys: dict[tuple[int, str], str], start: Start, rank: int) -> Moment:
     """Takes one moment of all tables, whose embeddings the caller holds. `close` it.
 
     Sums of open windows are written now; all else waits for `write`.
@@ -208,7 +224,7 @@ def take(owners: Sequence[Owner], keys: dict[tuple[int, str], str], start: Start
     moment = Moment([], groups, draft, Aside(Path(start.folder), ASIDE_BYTES), out, Written(out.written))
     try:
         for place, owner in enumerate(owners):
-            mark = mark_of(owner.embedding, path) if start.kind == DELTA else None
+            mark = next((each for each in marks_of(owner.embedding) if each.place.save == start.previous), None)
             for name in owner.configs:
                 if not owner.saves(name):
                     moment.written.rows[keys[place, name]] = 0
@@ -368,6 +384,7 @@ def _draft(owners: Sequence[Owner], keys: dict[tuple[int, str], str], start: Sta
                     clocks={},
                 )
             )
+    root = os.path.dirname(start.folder)
     open_windows = {
         owner.path: {str(length): count for length, count in owner.embedding.layout.windows.items() if count}
         for owner in owners
@@ -384,16 +401,18 @@ def _draft(owners: Sequence[Owner], keys: dict[tuple[int, str], str], start: Sta
         optimizers=[_optimizer(optimizer) for _, optimizer in optimizers.values()],
         windows={path: counts for path, counts in open_windows.items() if counts},
         files=[],
+        folders=[os.path.relpath(each, root) for each in start.folders if each != root],
     )
 
 
-def finish(path: Path, start: Start, manifest: Manifest) -> Path:
+def finish(owners: Sequence[Owner], path: Path, start: Start, manifest: Manifest) -> Path:
     """Makes a save of what is written, on rank 0."""
     folder = Path(start.folder)
     write_indexes(folder, manifest)
     files.write_file(folder / MANIFEST, manifest.to_bytes())
     files.sync_folder(folder)
-    target = path / next_name(path)
+    before = {place.path for owner in owners for place in places_of(owner.embedding)}
+    target = path / next_name(path, before)
     files.rename_folder(folder, target)
     files.sync_folder(path)
     with contextlib.suppress(OSError):  # it has been removed
@@ -407,7 +426,9 @@ def give_up(start: Start | None) -> None:
         files.remove_tree(Path(start.folder))
 
 
-def note(owners: Sequence[Owner], path: str, start: Start, moment: Moment) -> None:
-    """Lets the next delta in the folder `path` follow this save."""
+def note(owners: Sequence[Owner], save: Path, start: Start, moment: Moment) -> None:
+    """Lets later deltas follow this save, which is in the folder `save`."""
+    folders = tuple(dict.fromkeys([str(save.parent), *start.folders]))
+    place, tables = Place(start.id, start.base, start.sequence, save.name, folders), tables_of(owners)
     for owner, version, groups in zip(owners, moment.written.versions, moment.groups, strict=True):
-        set_mark(owner.embedding, path, start.id, start.base, start.sequence, version, groups)
+        set_mark(owner.embedding, place, tables, version, groups)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import tempfile
 import threading
 import weakref
@@ -20,7 +19,7 @@ from .. import _engine
 from .._exits import OwnThread, calls
 from ..checkpoint.contents import open_file, saved_tables
 from ..checkpoint.errors import CheckpointError
-from ..checkpoint.folders import chain_of, latest_save
+from ..checkpoint.folders import Paths, chain_of, latest_save, paths_of
 from ..checkpoint.index import ensure_index, row_files
 from ..checkpoint.manifest import Manifest
 from ..checkpoint.tensors import DTYPES
@@ -49,26 +48,25 @@ class TableReader:
     reader.
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str], table: str, *, default: float = 0.0, follow: float | None = None
-    ) -> None:
+    def __init__(self, path: Paths, table: str, *, default: float = 0.0, follow: float | None = None) -> None:
         """
         Args:
-            path: what `Saver.save` was given, or one of its saves, which is then the only one.
+            path: what `Saver.save` was given, or one of its saves, which is then the only one; or several such folders,
+                of which the latest save is read. Saves that it follows may lie in any of them.
             table: its name, or its key in the manifest where several tables have the name.
             default: every element of the row of an id that the saves do not have.
             follow: looks for later saves every so many seconds, in a thread; None leaves that to `refresh`.
 
         Raises:
             CheckpointError: there is no save, no such table, or files are missing or damaged.
-            ValueError: `follow` is not positive.
+            ValueError: `follow` is not positive, or an empty sequence of folders.
         """
         if follow is not None and not follow > 0:
             raise ValueError(f"follow is {follow}, expected seconds, more than 0, or None")
-        self._path, self._name, self._default = Path(path), table, float(default)
+        self._paths, self._name, self._default = paths_of(path), table, float(default)
         self._refreshing = threading.Lock()
         self._ended = threading.Event()
-        self._moment = self._open(latest_save(self._path))
+        self._moment = self._open(latest_save(self._paths))
         self._thread: OwnThread | None = None
         if follow is not None:
             following = functools.partial(_follow, weakref.ref(self), self._ended, follow)
@@ -82,7 +80,7 @@ class TableReader:
 
     def _mapped(self, save: Path, aside: Path) -> _Moment:
         """Maps a save; its files stay mapped when the folder `aside` is gone."""
-        chain = chain_of(save)
+        chain = chain_of(save, self._paths)
         about = chain[-1][1].table(self._key(*chain[-1]))
         saves = []
         for folder, manifest, saved in reversed(saved_tables(chain, about).chain):
@@ -118,7 +116,7 @@ class TableReader:
             CheckpointError: the save, or one that it follows, is missing or damaged; the reader stays where it was.
         """
         with calls, self._refreshing:
-            save = latest_save(self._path)
+            save = latest_save(self._paths)
             if save == self._moment.save:
                 return False
             self._moment = self._open(save)

@@ -51,21 +51,28 @@ class Former:
         make: one that was not trained.
         contents: all that is to be found again after a load.
         write: trains one and saves it to a folder; what `contents` is of it.
+        place: of the last save in that folder.
     """
 
     make: Callable[[], Any]
     contents: Callable[[Any], Contents]
     write: Callable[[Path], Contents]
+    place: str = "."
 
 
-def _chain(folder: Path) -> Contents:
+def _chain(base: Path, deltas: Path | None = None) -> Contents:
     """A full save and two deltas; ids leave in between, and a window is open at the end."""
     embedding = tables.make(tables.WINDOWS)
     for begin, end in ((0, 4), (4, 8), (8, 13)):
         tables.train(embedding, range(begin, end))
         embedding.view("a").remove(embedding.view("a").ids()[:3])
-        rst.Saver().save(embedding, folder, incremental=True)
+        rst.Saver().save(embedding, base if begin == 0 or deltas is None else deltas, incremental=True)
     return tables.contents(embedding)
+
+
+def _folders(folder: Path) -> Contents:
+    """The same with deltas in another folder."""
+    return _chain(folder / "base", folder / "deltas")
 
 
 def _packed(folder: Path) -> Contents:
@@ -99,6 +106,7 @@ def _sharded(folder: Path) -> Contents:
 MODELS = {
     "chain": Former(lambda: tables.make(tables.WINDOWS), tables.contents, _chain),
     "packs": Former(lambda: tables.make(tables.WINDOWS), tables.contents, _packed),
+    "folders": Former(lambda: tables.make(tables.WINDOWS), tables.contents, _folders, "deltas"),
     "life": Former(lambda: life.make(life.LIVES[1]), _living, _life),
     "sharded": Former(lambda: sharded_model.Model(SHARDED, 3), any_world.held, _sharded),
 }

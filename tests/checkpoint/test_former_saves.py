@@ -26,8 +26,8 @@ def test_there_are_saves_of_this_version() -> None:
 @pytest.mark.parametrize(("version", "name"), SAVED)
 def test_they_load(version: str, name: str, tmp_path: Path) -> None:
     """And are followed by a delta of this version."""
-    path = shutil.copytree(SAVES / version / name, tmp_path / name)
-    expected = json.loads((path / "expected.json").read_text())
+    folder = shutil.copytree(SAVES / version / name, tmp_path / name)
+    expected, path = json.loads((folder / "expected.json").read_text()), folder / MODELS[name].place
     model = MODELS[name].make()
     rst.Saver().load(model, path)
     found = plain(MODELS[name].contents(model))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from torchrec.distributed.types import ShardingEnv
 from torchrec.modules.embedding_configs import DataType
 
 import rec_sdk_torch as rst
+from rec_sdk_torch.checkpoint.manifest import read_manifest
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Scenario:
         padding_idx: ids that mean nothing, by table.
         frozen: a table that is only read.
         made_on: a default device under which the model is made that is to be sharded, without a device of its own.
+        tracked: its tables keep what changes, for deltas; not of kind `hash`.
         sizes: for each step, samples of each rank: `step % len(sizes)`, then `rank % len(sizes[...])`.
     """
 
@@ -54,6 +57,7 @@ class Scenario:
     made_on: str = ""
     padding_idx: dict[str, int] | None = None
     frozen: str = ""
+    tracked: bool = False
 
 
 FILLS = 17
@@ -68,6 +72,8 @@ def configs(scenario: Scenario) -> list[Any]:
     typed = {"data_type": scenario.dtype}
     index = {"name": "t1", "num_embeddings": 31, "embedding_dim": d1, "init_fn": scenario.init_fn, **typed}
     uniform = {"initializer_type": rst.InitializerType.UNIFORM, **typed}
+    if scenario.tracked:
+        uniform["is_incremental"] = True
     if scenario.admit or scenario.rules:
         chosen = scenario.rules or {"admit_threshold": scenario.admit}
         uniform["admit_and_evict_config"] = rst.AdmitAndEvictConfig(not_admitted_default_value=0.25, **chosen)
@@ -240,16 +246,22 @@ def _made(rank: int, world_size: int, scenario: Scenario) -> Any:
 def train_sharded(rank: int, world_size: int, scenario: Scenario, depth: int = 0, saves: str = "") -> Any:
     """(outputs of each step, rows, dense parameter, exchange stats, cache stats, device) of a rank.
 
-    `saves`: a folder; half-way the tables are saved there, and others that load the save go on.
+    `saves`: a folder; half-way the tables are saved there, and others that load the save go on. Where tables are
+    tracked it is a delta, of a save after the first step in a folder beside it.
     """
     model = _made(rank, world_size, scenario)
     torch.manual_seed(FILLS)
     half = scenario.steps // 2 if saves else scenario.steps
-    outputs = _steps(model, scenario, range(half), rank, world_size, depth)
+    begun = int(bool(saves) and scenario.tracked)
+    outputs = _steps(model, scenario, range(begun), rank, world_size, depth)
+    if begun:
+        rst.Saver().save(model, f"{saves}/base")
+    outputs += _steps(model, scenario, range(begun, half), rank, world_size, depth)
     if saves:
-        first, model = model, _made(rank, world_size, scenario)
-        rst.Saver().save(first, saves)
-        rst.Saver().load(model, saves)
+        first, model, path = model, _made(rank, world_size, scenario), f"{saves}/deltas"
+        saved = rst.Saver().save(first, path, incremental=scenario.tracked)
+        assert (read_manifest(Path(saved)).previous is not None) == scenario.tracked
+        rst.Saver().load(model, path)
         model.module.scale.data.copy_(first.module.scale.data)
         outputs += _steps(model, scenario, range(half, scenario.steps), rank, world_size, depth)
     sparse, scale = model.module.sparse, model.module.scale.detach().cpu().clone()

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sharded_model
 import torch
 from jagged import jagged
 from ranks import Place, Ranks
@@ -194,34 +193,19 @@ def test_training_goes_on_alike(ranks_of: Start, tmp_path: Path, scenario: Scena
     ranks_of(2).run(resume, scenario, str(tmp_path))
 
 
-def tracked(scenario: Scenario) -> list[Any]:
-    made = original(scenario)
-    for config in made:
-        if hasattr(config, "is_incremental"):
-            config.is_incremental = True
-    return made
-
-
-original = sharded_model.configs
-
-
-def save_deltas(rank: int, world_size: int, scenario: Scenario, path: str, packed: bool) -> list[Rows]:
-    """`packed`: as saves of many tables are."""
+def save_deltas(rank: int, world_size: int, scenario: Scenario, paths: list[str], packed: bool) -> list[Rows]:
+    """Four saves, the first of which is not a delta, in these folders. `packed`: as saves of many tables are."""
     many = manifest.MANY_TABLES
     manifest.MANY_TABLES = 1 if packed else many
     try:
-        return _save_deltas(rank, world_size, scenario, path)
+        return _save_deltas(rank, world_size, scenario, paths)
     finally:
         manifest.MANY_TABLES = many
 
 
-def _save_deltas(rank: int, world_size: int, scenario: Scenario, path: str) -> list[Rows]:
-    sharded_model.configs = tracked
-    try:
-        model, seen = shard(Model(scenario, 3), scenario, world_size), []
-    finally:
-        sharded_model.configs = original
-    for step in range(4):
+def _save_deltas(rank: int, world_size: int, scenario: Scenario, paths: list[str]) -> list[Rows]:
+    model, seen = shard(Model(scenario, 3), scenario, world_size), []
+    for step, path in enumerate(paths):
         train(model, scenario, range(step, step + 1), rank, world_size)
         view = owners_of(model)[0].embedding.view("t2")
         if rank == step % world_size and view.count() > 2:
@@ -231,11 +215,15 @@ def _save_deltas(rank: int, world_size: int, scenario: Scenario, path: str) -> l
     return seen
 
 
-@pytest.mark.parametrize("packed", [False, True], ids=["files", "packs"])
+@pytest.mark.parametrize("kind", ["files", "packs", "folders"])
 @pytest.mark.parametrize("scenario", [SCENARIOS[0], COPIES, SCENARIOS[-1]], ids=name_of)
-def test_deltas_of_ranks(ranks_of: Start, tmp_path: Path, scenario: Scenario, packed: bool) -> None:
-    of_ranks = ranks_of(2).run(save_deltas, scenario, str(tmp_path), packed)
-    folders = sorted(tmp_path.iterdir())
+def test_deltas_of_ranks(ranks_of: Start, tmp_path: Path, scenario: Scenario, kind: str) -> None:
+    """Deltas are in one folder with the save that they follow, or in others."""
+    packed, names_of_folders = kind == "packs", "bddd" if kind == "folders" else "bbbb"
+    paths = [str(tmp_path / name) for name in names_of_folders]
+    of_ranks = ranks_of(2).run(save_deltas, dataclasses.replace(scenario, tracked=True), paths, packed)
+    folders = sorted(tmp_path.glob("*/*"), key=lambda folder: folder.name)
+    assert [folder.parent.name for folder in folders] == list(names_of_folders)
     assert [read_manifest(folder).kind == DELTA for folder in folders] == [False, True, True, True]
     if packed:
         names = {file.path for folder in folders for file in read_manifest(folder).files}

@@ -212,10 +212,10 @@ def test_an_error_of_the_disk_does_not_end_the_thread_that_follows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Saver().save(make(), tmp_path)
-    asked: list[Path] = []
+    asked: list[tuple[Path, ...]] = []
 
-    def away_once(path: Path) -> Path:
-        asked.append(path)
+    def away_once(paths: tuple[Path, ...]) -> Path:
+        asked.append(paths)
         if len(asked) == 1:
             raise OSError("the disk is away")
         reader._ended.set()
@@ -225,7 +225,7 @@ def test_an_error_of_the_disk_does_not_end_the_thread_that_follows(
     monkeypatch.setattr(table_reader, "latest_save", away_once)
     with pytest.warns(UserWarning, match="'a' stays at .*the disk is away"):
         table_reader._follow(weakref.ref(reader), reader._ended, 0.001)
-    assert asked == [tmp_path] * 2
+    assert asked == [(tmp_path,)] * 2
 
 
 def test_a_reader_that_is_dropped_does_not_follow(tmp_path: Path) -> None:
