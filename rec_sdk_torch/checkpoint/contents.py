@@ -136,11 +136,13 @@ class SavedTables:
         chain: folder, manifest and the table there; the last one comes last.
         mine: which of some ids count.
         bound: of the ids of the index table that it is for; None for a hash table.
+        cut: ids from here on are left out; None: none is.
     """
 
     chain: Sequence[tuple[Path, Manifest, SavedTable]]
     mine: Mine = field(default=lambda ids: slice(None))
     bound: int | None = None
+    cut: int | None = None
 
     def check_ids(self) -> int:
         """How many rows there are in the end.
@@ -212,7 +214,7 @@ class SavedTables:
                     f"{folder / file.path}: {len(bad)} ids (such as {bad[0]}) are no rows of the index table "
                     f"{table.name!r}, which has num_embeddings {bound}"
                 )
-        return ids
+        return ids if self.cut is None else ids[ids < self.cut]
 
 
 def saved_table(manifest: Manifest, where: Path, module: str, name: str, alone: bool) -> SavedTable:
@@ -254,8 +256,8 @@ def are_in(known: Int64Array, ids: Int64Array) -> np.ndarray:
     return found
 
 
-def count_problem(table: SavedTable, rows: int) -> str | None:
-    """Compares the rows that were found on all ranks with those that were saved; None if they are as many."""
-    if rows == table.rows:
+def count_problem(table: SavedTable, rows: int, expected: int) -> str | None:
+    """Compares the rows that were found on all ranks with those that were expected; None if they are as many."""
+    if rows == expected:
         return None
-    return f"table {table.key!r} had {table.rows} rows when it was saved, its files have {rows}"
+    return f"table {table.key!r} had {expected} rows when it was saved, its files have {rows}"

@@ -13,6 +13,7 @@ from ..tbe.config.optimizer import check_options
 from ..tbe.rows.pieces import piece_rows
 from ..tbe.rows.replacement import Replacement, TableSource
 from ..tbe.rows.row_parts import WEIGHT
+from ..tbe.rows.state_dict import warn_of_rows
 from ..warn import warn
 from .contents import count_problem, saved_tables
 from .errors import CheckpointError
@@ -56,7 +57,8 @@ def _checked_rows(found: Match, chain: Chain) -> int:
     tables = dataclasses.replace(
         saved_tables(chain, found.saved),
         mine=lambda ids: found.owner.mine(found.name, ids),
-        bound=None if config.hashed else config.num_embeddings,
+        bound=None if config.hashed or found.cut is not None else config.num_embeddings,
+        cut=found.cut,
     )
     rows = tables.check_ids()
     if config.hashed and 0 < capacity < rows:
@@ -73,7 +75,7 @@ def check_counts(found: Sequence[Match], folder: Path, of_ranks: Sequence[Sequen
         CheckpointError: a table has not the rows that it had when it was saved.
     """
     for each, *rows in zip(found, *of_ranks, strict=True):
-        problem = count_problem(each.saved, sum(rows) if each.owner.shares(each.name) else rows[0])
+        problem = count_problem(each.saved, sum(rows) if each.owner.shares(each.name) else rows[0], each.rows)
         if problem is not None:
             raise CheckpointError(f"{folder}: {problem}")
 
@@ -142,7 +144,7 @@ def _source(found: Match, chain: Chain, with_window: bool) -> TableSource:
 def _rows(found: Match) -> int:
     """The number of rows that are at home in this process, roughly."""
     placement = found.owner.placements.get(found.name)
-    return found.saved.rows if placement is None else placement.most_rows(found.saved.rows)
+    return found.rows if placement is None else placement.most_rows(found.rows)
 
 
 def _options(optimizer: TableOptimizer, saved: SavedOptimizer) -> dict[str, Any]:
@@ -170,6 +172,10 @@ def _windows(found: Sequence[Match], chain: Chain) -> dict[int, int]:
 def warn_of_losses(found: Sequence[Match], chain: Chain) -> None:
     """Says what of the save the model does not take over."""
     folder, manifest = chain[-1]
+    for each in found:
+        config = each.owner.configs[each.name]
+        if not config.hashed and not each.saved.hashed and config.num_embeddings != each.saved.num_embeddings:
+            warn_of_rows(each.name, each.saved.num_embeddings, config.num_embeddings, "begin anew")
     plain = [
         each.name
         for each in found
@@ -198,4 +204,5 @@ def takes_all(found: Sequence[Match]) -> bool:
 def _takes_all(found: Match) -> bool:
     config = found.owner.configs[found.name]
     same = (found.saved.hashed, found.saved.weight_dtype) == (config.hashed, DTYPE_NAMES[config.weight_dtype])
+    same = same and (config.hashed or found.saved.num_embeddings == config.num_embeddings)
     return same and set(found.parts) == {WEIGHT} | set(found.saved.parts)

@@ -13,7 +13,6 @@ import torch
 from ..tbe.cache.batch import Int64Array
 from ..tbe.rows.replacement import LifeState, Removed, Rows
 from ..tbe.rows.row_parts import WEIGHT
-from ..tbe.rows.state_dict import warn_of_rows
 from ..worker import Pool
 from .contents import (
     check_tensors,
@@ -39,6 +38,7 @@ class Match:
         keys: what it is called in each save of the chain.
         saved: in the last save.
         parts: of a row, those that are loaded.
+        cut: ids from here on are left out, as an index table has no such rows that was saved with more; None: none is.
     """
 
     owner: Owner
@@ -46,6 +46,19 @@ class Match:
     keys: list[str]
     saved: SavedTable
     parts: tuple[str, ...]
+    cut: int | None = None
+
+    @property
+    def rows(self) -> int:
+        """Rows that are loaded, in all ranks."""
+        return self.saved.rows if self.cut is None else min(self.saved.rows, self.cut)
+
+    def mine(self, ids: Int64Array) -> np.ndarray | None:
+        """Which of the ids are to be loaded here; None for all."""
+        mine = self.owner.mine(self.name, ids)
+        if self.cut is not None:
+            mine = (ids < self.cut) & (True if isinstance(mine, slice) else mine)
+        return None if isinstance(mine, slice) else mine
 
 
 def verify(chain: Chain, rank: int = 0, world_size: int = 1) -> None:
@@ -74,7 +87,7 @@ def verify_tables(chain: Chain) -> None:
     folder, last = chain[-1]
     for saved in last.tables:
         rows = saved_tables(chain, saved).check_ids()
-        problem = count_problem(saved, rows)
+        problem = count_problem(saved, rows, saved.rows)
         if problem is not None:
             raise CheckpointError(f"{folder}: {problem}")
 
@@ -97,14 +110,9 @@ def match(owners: Sequence[Owner], chain: Chain) -> list[Match]:
                     f"{folder}: table {name!r} has embedding_dim {saved.embedding_dim}, the model's "
                     f"{config.embedding_dim}"
                 )
-            if not saved.hashed and not config.hashed and saved.num_embeddings < config.num_embeddings:
-                warn_of_rows(name, saved.num_embeddings, config.num_embeddings)
-            elif not saved.hashed and not config.hashed and saved.num_embeddings > config.num_embeddings:
-                raise CheckpointError(
-                    f"{folder}: index table {name!r} has num_embeddings {saved.num_embeddings}, the model's "
-                    f"{config.num_embeddings}"
-                )
-            matches.append(Match(owner, name, keys, saved, _parts(owner, name, saved, chain[-1])))
+            fewer = not saved.hashed and not config.hashed and saved.num_embeddings > config.num_embeddings
+            cut = config.num_embeddings if fewer else None
+            matches.append(Match(owner, name, keys, saved, _parts(owner, name, saved, chain[-1]), cut))
     return matches
 
 
@@ -209,8 +217,8 @@ def _candidates(found: Match, chain: Chain, names: Sequence[str]) -> tuple[torch
 
 def _mine(found: Match, ids: torch.Tensor) -> torch.Tensor | None:
     """Which of the ids are at home here, bool `[n]`; None for all."""
-    mine = found.owner.mine(found.name, ids.numpy())
-    return None if isinstance(mine, slice) else torch.from_numpy(np.ascontiguousarray(mine))
+    mine = found.mine(ids.numpy())
+    return None if mine is None else torch.from_numpy(np.ascontiguousarray(mine))
 
 
 def window(found: Match, chain: Chain, rows: int) -> Iterator[tuple[Int64Array, torch.Tensor]]:

@@ -223,8 +223,6 @@ def test_loads_that_are_refused(tmp_path: Path) -> None:
     refused(other, folder, "has no table 'x'")
     other = rst.TableBatchedEmbedding([rst.TableConfig("a", 10, 8)], cache=4)
     refused(other, folder, "'a' has embedding_dim 4, the model's 8")
-    other = rst.TableBatchedEmbedding([rst.TableConfig("b", 10, 8, hashed=False)], cache=4)
-    refused(other, folder, "'b' has num_embeddings 60, the model's 10")
     other = rst.TableBatchedEmbedding([rst.TableConfig("a", 2, 4, hashed=False)], cache=2)
     refused(other, folder, "are no rows of the index table 'a'")
     other = rst.TableBatchedEmbedding([rst.TableConfig("a", 4, 4, capacity=4)], cache=4)

@@ -35,6 +35,7 @@ class Scenario:
         padding_idx: ids that mean nothing, by table.
         frozen: a table that is only read.
         made_on: a default device under which the model is made that is to be sharded, without a device of its own.
+        index_rows: of the index table, which is looked up at 0 to 30.
         tracked: its tables keep what changes, for deltas; not of kind `hash`.
         sizes: for each step, samples of each rank: `step % len(sizes)`, then `rank % len(sizes[...])`.
     """
@@ -58,6 +59,7 @@ class Scenario:
     padding_idx: dict[str, int] | None = None
     frozen: str = ""
     tracked: bool = False
+    index_rows: int = 31
 
 
 FILLS = 17
@@ -70,7 +72,13 @@ def configs(scenario: Scenario) -> list[Any]:
     """A hash table, an index table, and a hash table that shares a feature."""
     d0, d1, d2 = scenario.dims
     typed = {"data_type": scenario.dtype}
-    index = {"name": "t1", "num_embeddings": 31, "embedding_dim": d1, "init_fn": scenario.init_fn, **typed}
+    index = {
+        "name": "t1",
+        "num_embeddings": scenario.index_rows,
+        "embedding_dim": d1,
+        "init_fn": scenario.init_fn,
+        **typed,
+    }
     uniform = {"initializer_type": rst.InitializerType.UNIFORM, **typed}
     if scenario.tracked:
         uniform["is_incremental"] = True

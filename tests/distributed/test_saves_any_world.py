@@ -176,6 +176,28 @@ def test_any_number_of_ranks_loads_what_any_saved(ranks_of: Start, tmp_path: Pat
         assert all(expected["counts"] and expected["t0.window"] for expected in paths.values())
 
 
+def load_alone(rank: int, world_size: int, scenario: Scenario, path: str) -> Rows:
+    model = shard(Model(scenario, 3), scenario, world_size)
+    with pytest.warns(UserWarning, match=f"'t1' has num_embeddings {scenario.index_rows}, what is loaded 31"):
+        rst.Saver().load(model, path)
+    return held(model)
+
+
+@pytest.mark.parametrize("rows", [12, 50])
+@pytest.mark.parametrize("scenario", [SCENARIOS[0], SCENARIOS[2], COPIES], ids=name_of)
+def test_an_index_table_of_another_size(ranks_of: Start, tmp_path: Path, scenario: Scenario, rows: int) -> None:
+    """It takes the rows that both have, with pending gradients; other tables take all."""
+    other = dataclasses.replace(scenario, index_rows=rows)
+    saved = joined(scenario, ranks_of(2).run(save, scenario, str(tmp_path)))
+    expected = {name: {i: row for i, row in saved[name].items() if i < rows} for name in saved if name[:2] == "t1"}
+    assert len(expected["t1"]) == min(rows, 31)
+    for world_size in (2, 4):
+        found = joined(other, ranks_of(world_size).run(load_alone, other, str(tmp_path)))
+        for name, values in saved.items():
+            some = {i: row for i, row in found[name].items() if name != "t1" or i < 31}
+            assert some == expected.get(name, values), name
+
+
 def resume(rank: int, world_size: int, scenario: Scenario, path: str) -> None:
     """A model that goes on after a load comes to the same bits."""
     straight = shard(Model(scenario, 3), scenario, world_size)

@@ -106,9 +106,9 @@ def fitting(content: Content) -> Content:
     return cut
 
 
-def warn_of_rows(table: str, given: int, rows: int) -> None:
-    """Says that a table is loaded with the rows of one of another size."""
-    then = "the others stay as they are" if given < rows else "the others are left out"
+def warn_of_rows(table: str, given: int, rows: int, rest: str = "stay as they are") -> None:
+    """Says that a table is loaded with the rows of one of another size, and that its others `rest`."""
+    then = f"the others {rest}" if given < rows else "the others are left out"
     warn(
         f"table {table!r} has num_embeddings {rows}, what is loaded {given}: {min(given, rows)} rows are loaded, {then}"
     )
