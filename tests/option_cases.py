@@ -30,6 +30,7 @@ from rec_sdk_torch.tbe import (
     BatchHint,
     BoundsCheckMode,
     EmbeddingOptions,
+    Home,
     InitializerType,
     Pooling,
     TableBatchedEmbedding,
@@ -301,6 +302,14 @@ TABLE: dict[str, Option] = {
             admit_and_evict_config=rst.AdmitAndEvictConfig(max_rows=40, evict_idle_steps=9, evict_step_interval=3)
         ),
         fbgemm=NO_LIFE,
+    ),
+    "home": Option(
+        value=Home.HASH,
+        state_dict=ROWS_ALONE,
+        save=ROWS_ALONE,
+        shard=KEPT,
+        collection=of_collection(home="hash"),
+        fbgemm=Not("FBGEMM's module has all rows of its tables"),
     ),
 }
 """The fields of `TableConfig`."""

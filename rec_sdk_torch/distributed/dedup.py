@@ -77,7 +77,7 @@ class Deduplication:
         of_features = [table for table, config in enumerate(tables.configs) for _ in range(config.num_features)]
         self._host = Deduplicator(
             [0 if config.hashed else config.num_embeddings for config in tables.configs],
-            [-1 if placement.home is None else placement.home for placement in tables.placements],
+            [placement.home for placement in tables.placements],
             [group_of[table] for table in range(len(tables.configs))],
             of_features,
             list(columns) if pooled else [],

@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 from torchrec.distributed.types import ParameterSharding, ShardingType
 
+from .._engine import ranks_of
+from ..tbe import TableConfig
 from ..tbe.cache.batch import Int64Array
+from ..tbe.config.table import Home
 
 
 class Placement(abc.ABC):
@@ -18,7 +21,7 @@ class Placement(abc.ABC):
 
     Attributes:
         share: of the table that is at home on this rank, 0 to 1.
-        home: the rank of all ids; None: an id is at home on rank `id % world_size`.
+        home: which rank is home to an id, as the engine's `ranks_of` has it.
         name: what the ranks have to agree on.
         replicated: whether every rank is home to all ids, and `home` is this one.
     """
@@ -26,11 +29,12 @@ class Placement(abc.ABC):
     name: str
     replicated = False
     share: float
-    home: int | None
+    home: tuple[int, int]
+    _world_size: int
 
-    @abc.abstractmethod
     def owner(self, ids: Int64Array) -> Int64Array:
         """The rank of each id, int64 `[n]`."""
+        return ranks_of(ids, self.home, self._world_size)
 
     @abc.abstractmethod
     def rows(self, num_embeddings: int) -> Int64Array:
@@ -45,35 +49,51 @@ class Placement(abc.ABC):
         return max(1, math.ceil(num_embeddings * self.share))
 
 
+_DEVIATIONS = 6
+"""Standard deviations that a rank's number of hashed ids may be above the mean: more is one chance in 10^9."""
+_PIECE = 1 << 20
+"""Ids of an index table that are hashed at a time."""
+
+
 class RowWise(Placement):
-    """Ids go to rank `id % world_size`, negative ones by floor."""
+    """Each id has a rank of its own, as the table's `home` says."""
 
     name = ShardingType.ROW_WISE.value
 
-    def __init__(self, rank: int, world_size: int) -> None:
-        self._rank, self._world_size = rank, world_size
-        self.share, self.home = 1 / world_size, None
-
-    def owner(self, ids: Int64Array) -> Int64Array:
-        return np.mod(ids, self._world_size)
+    def __init__(self, rank: int, world_size: int, home: Home = Home.MODULO, num_embeddings: int = 1) -> None:
+        """`home`, `num_embeddings`: of the whole table."""
+        self._rank, self._world_size, self._by = rank, world_size, home
+        self.share = 1 / world_size
+        self._block = math.ceil(num_embeddings / world_size)
+        self.home = {Home.MODULO: (-1, 0), Home.HASH: (-2, 0), Home.CONTINUOUS: (-3, self._block)}[home]
 
     def rows(self, num_embeddings: int) -> Int64Array:
-        return np.arange(self._rank, num_embeddings, self._world_size, dtype=np.int64)
+        if self._by is Home.MODULO:
+            return np.arange(self._rank, num_embeddings, self._world_size, dtype=np.int64)
+        if self._by is Home.CONTINUOUS:
+            first = min(self._rank * self._block, num_embeddings)
+            return np.arange(first, min(first + self._block, num_embeddings), dtype=np.int64)
+        begins = range(0, num_embeddings, _PIECE)
+        pieces = (np.arange(begin, min(begin + _PIECE, num_embeddings), dtype=np.int64) for begin in begins)
+        return np.concatenate([piece[self.owner(piece) == self._rank] for piece in pieces])
 
     def part(self, bound: int) -> int:
         return max(1, bound // self._world_size)
+
+    def most_rows(self, num_embeddings: int) -> int:
+        even = super().most_rows(num_embeddings)
+        if self._by is not Home.HASH:
+            return even
+        return min(num_embeddings, even + math.ceil(_DEVIATIONS * math.sqrt(even * (1 - self.share))))
 
 
 class TableWise(Placement):
     """All ids go to one rank."""
 
-    def __init__(self, rank: int, home: int) -> None:
+    def __init__(self, rank: int, home: int, world_size: int) -> None:
         self.name = f"{ShardingType.TABLE_WISE.value} on rank {home}"
-        self.home, self._here = home, rank == home
+        self.home, self._world_size, self._here = (home, 0), world_size, rank == home
         self.share = float(self._here)
-
-    def owner(self, ids: Int64Array) -> Int64Array:
-        return np.full(len(ids), self.home, np.int64)
 
     def rows(self, num_embeddings: int) -> Int64Array:
         return np.arange(num_embeddings if self._here else 0, dtype=np.int64)
@@ -87,34 +107,37 @@ class Replicated(TableWise):
 
     replicated = True
 
-    def __init__(self, rank: int) -> None:
-        super().__init__(rank, home=rank)
+    def __init__(self, rank: int, world_size: int) -> None:
+        super().__init__(rank, rank, world_size)
         self.name = ShardingType.DATA_PARALLEL.value
 
 
 SHARDING_TYPES = [ShardingType.ROW_WISE.value, ShardingType.TABLE_WISE.value, ShardingType.DATA_PARALLEL.value]
 
 
-def placements_of(tables: Sequence[str], plan: Any, rank: int, world_size: int) -> list[Placement]:
+def placements_of(tables: Sequence[TableConfig], plan: Any, rank: int, world_size: int) -> list[Placement]:
     """The placement of each table by a sharding plan.
 
     Raises:
         ValueError: the plan lacks a table or has others, or a table has another sharding type or no such rank.
     """
-    missing, unknown = sorted(set(tables) - set(plan)), sorted(set(plan) - set(tables))
+    names = {table.name for table in tables}
+    missing, unknown = sorted(names - set(plan)), sorted(set(plan) - names)
     if missing or unknown:
         raise ValueError(f"the sharding plan lacks tables {missing} and has unknown ones {unknown}")
-    return [_placement(table, plan[table], rank, world_size) for table in tables]
+    return [_placement(table, plan[table.name], rank, world_size) for table in tables]
 
 
-def _placement(table: str, sharding: ParameterSharding, rank: int, world_size: int) -> Placement:
+def _placement(table: TableConfig, sharding: ParameterSharding, rank: int, world_size: int) -> Placement:
     if sharding.sharding_type == ShardingType.ROW_WISE.value:
-        return RowWise(rank, world_size)
+        return RowWise(rank, world_size, table.home, table.num_embeddings)
     if sharding.sharding_type == ShardingType.TABLE_WISE.value:
         ranks = sharding.ranks or []
         if len(ranks) != 1 or not 0 <= ranks[0] < world_size:
-            raise ValueError(f"table {table!r}: table_wise on ranks {ranks}, expected one of 0 to {world_size - 1}")
-        return TableWise(rank, ranks[0])
+            raise ValueError(
+                f"table {table.name!r}: table_wise on ranks {ranks}, expected one of 0 to {world_size - 1}"
+            )
+        return TableWise(rank, ranks[0], world_size)
     if sharding.sharding_type == ShardingType.DATA_PARALLEL.value:
-        return Replicated(rank)
-    raise ValueError(f"table {table!r}: sharding type {sharding.sharding_type!r}, allowed are {SHARDING_TYPES}")
+        return Replicated(rank, world_size)
+    raise ValueError(f"table {table.name!r}: sharding type {sharding.sharding_type!r}, allowed are {SHARDING_TYPES}")

@@ -407,7 +407,7 @@ class ShardedCollection(
             if foreign:
                 problems.append(
                     f"table {name!r}: {foreign} of its ids are not at home on rank {self.exchange.rank} of "
-                    f"{self.exchange.world_size}: load what the same rank of as many saved"
+                    f"{self.exchange.world_size}: load what the same rank of as many saved, with the same home="
                 )
         return problems
 

@@ -123,9 +123,10 @@ class TableSharder(BaseEmbeddingSharder[Any]):
         collections: list[CachedCollection] = []
 
         def tell() -> Told:
-            placements.extend(placements_of(names, params, exchange.rank, exchange.world_size))
             collections.append(self._collection(module, exchange.device))
-            check_replicas(collections[0]._embedding.tables, placements)
+            tables = collections[0]._embedding.tables
+            placements.extend(placements_of(tables, params, exchange.rank, exchange.world_size))
+            check_replicas(tables, placements)
             return tables_of(collections[0], placements, module_fqn)
 
         exchange.join(f"collection {module_fqn!r}" if module_fqn else f"the collection of tables {names}", tell)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBagConfig, EmbeddingConfig
@@ -13,26 +13,28 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 
 from ..eager import eager
 from ..tbe import BatchHint, BoundsCheckMode, CacheOption, EmbeddingOptions, TableBatchedEmbedding
+from ..tbe.config.table import Home
 from ..tbe.options import Device, Folder
 from .collection import CachedCollection
 from .configs import HashEmbeddingBagConfig, can_track, check_kind, table_config
 
+HomeOption: TypeAlias = Home | str | Mapping[str, Home | str]
+"""The home of the rows of all tables, or of those that are named; others are at home by MODULO."""
 
-def _by_name(
-    padding_idx: int | Mapping[str, int] | None, tables: Sequence[BaseEmbeddingConfig]
-) -> Mapping[str, int | None]:
-    """`padding_idx` of each table that has one.
+
+def _by_table(option: str, given: Any, tables: Sequence[BaseEmbeddingConfig]) -> Mapping[str, Any]:
+    """An option of the tables, by name: the same of all, or as a dict has it.
 
     Raises:
         ValueError: it names a table that is not there.
     """
     names = [table.name for table in tables]
-    if not isinstance(padding_idx, Mapping):
-        return dict.fromkeys(names, padding_idx)
-    unknown = sorted(set(padding_idx) - set(names))
+    if not isinstance(given, Mapping):
+        return dict.fromkeys(names, given)
+    unknown = sorted(set(given) - set(names))
     if unknown:
-        raise ValueError(f"padding_idx names tables {unknown}, only {names} are there")
-    return padding_idx
+        raise ValueError(f"{option} names tables {unknown}, only {names} are there")
+    return given
 
 
 def _embedding(
@@ -41,15 +43,21 @@ def _embedding(
     kind: type[BaseEmbeddingConfig],
     options: EmbeddingOptions,
     padding_idx: int | Mapping[str, int] | None,
+    home: HomeOption,
     *,
     capacity: bool = False,
     **of_tables: Any,
 ) -> TableBatchedEmbedding:
     """The tables of a collection, whose configs must be of `kind`; `of_tables`: fields of `TableConfig` of them all."""
     check_kind(tables, kind, type(collection).__name__, capacity=capacity)
-    of_names = _by_name(padding_idx, tables)
+    paddings, homes = _by_table("padding_idx", padding_idx, tables), _by_table("home", home, tables)
     configs = [
-        replace(table_config(table, capacity=capacity), padding_idx=of_names.get(table.name), **of_tables)
+        replace(
+            table_config(table, capacity=capacity),
+            padding_idx=paddings.get(table.name),
+            home=Home.parse(homes.get(table.name, Home.MODULO)),
+            **of_tables,
+        )
         for table in tables
     ]
     if any(config.track_changes for config in configs):
@@ -81,6 +89,7 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
         stochastic_rounding: bool = False,
         cache_dtype: torch.dtype | None = None,
         padding_idx: int | Mapping[str, int] | None = None,
+        home: HomeOption = "modulo",
     ) -> None:
         """Checks the tables; rows and cache are laid out at first use.
 
@@ -95,6 +104,8 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
                 `rec_sdk_torch.tbe.EmbeddingOptions` describes them.
             stochastic_rounding, cache_dtype: as `TableConfig` describes them, of all tables.
             padding_idx: an id that means nothing, see `TableConfig`: of all tables, or of those that a dict names.
+            home: the rank on which each row lives where the tables are sharded row-wise: "modulo", "hash" or
+                "continuous", as `Home` describes them; of all tables, or by table.
 
         Raises:
             ValueError, TypeError: tables or options that cannot be met; the message names them.
@@ -111,7 +122,7 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
             host_store=host_store,
         )
         of_tables: dict[str, Any] = {"stochastic_rounding": stochastic_rounding, "cache_dtype": cache_dtype}
-        embedding = _embedding(self, tables, EmbeddingConfig, options, padding_idx, **of_tables)
+        embedding = _embedding(self, tables, EmbeddingConfig, options, padding_idx, home, **of_tables)
         super().__init__(tables, embedding, embedding_optimizer_cls)
         self._need_indices = need_indices
 
@@ -215,6 +226,7 @@ class EmbCacheEmbeddingBagCollection(_PooledCollection):
         stochastic_rounding: bool = False,
         cache_dtype: torch.dtype | None = None,
         padding_idx: int | Mapping[str, int] | None = None,
+        home: HomeOption = "modulo",
     ) -> None:
         """Checks the tables; rows and cache are laid out at first use.
 
@@ -235,7 +247,7 @@ class EmbCacheEmbeddingBagCollection(_PooledCollection):
             host_store=host_store,
         )
         of_tables: dict[str, Any] = {"stochastic_rounding": stochastic_rounding, "cache_dtype": cache_dtype}
-        embedding = _embedding(self, tables, EmbeddingBagConfig, options, padding_idx, **of_tables)
+        embedding = _embedding(self, tables, EmbeddingBagConfig, options, padding_idx, home, **of_tables)
         super().__init__(tables, embedding, embedding_optimizer_cls, is_weighted)
 
 
@@ -251,6 +263,7 @@ class HashEmbeddingBagCollection(_PooledCollection):
         check_finite: str = "off",
         stochastic_rounding: bool = False,
         padding_idx: int | Mapping[str, int] | None = None,
+        home: HomeOption = "modulo",
     ) -> None:
         """Checks the tables; the cache, as large as the tables, is laid out at first use.
 
@@ -262,5 +275,5 @@ class HashEmbeddingBagCollection(_PooledCollection):
         cache = {table.name: table.num_embeddings for table in tables}
         options = EmbeddingOptions(cache=cache, device=device, check_finite=check_finite)
         rounding: dict[str, Any] = {"stochastic_rounding": stochastic_rounding}
-        embedding = _embedding(self, tables, EmbeddingBagConfig, options, padding_idx, capacity=True, **rounding)
+        embedding = _embedding(self, tables, EmbeddingBagConfig, options, padding_idx, home, capacity=True, **rounding)
         super().__init__(tables, embedding, None, is_weighted)

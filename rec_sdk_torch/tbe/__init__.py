@@ -5,7 +5,7 @@ from ..formulas import SPECS, OptimizerSpec, StateSpec
 from .config.cache_size import BatchHint, CacheOption
 from .config.life import TableLife
 from .config.optimizer import TableOptimizer
-from .config.table import BoundsCheckMode, InitializerType, Pooling, TableConfig
+from .config.table import BoundsCheckMode, Home, InitializerType, Pooling, TableConfig
 from .embedding import TableBatchedEmbedding
 from .options import EmbeddingOptions
 
@@ -17,6 +17,7 @@ __all__ = [
     "CacheTooSmallError",
     "CapacityError",
     "EmbeddingOptions",
+    "Home",
     "InitializerType",
     "OptimizerSpec",
     "Pooling",

@@ -1,4 +1,7 @@
-"""A script as its author wrote it for dynamicemb on GPUs: what it learned goes to the file that its argument names."""
+"""A script as its author wrote it for dynamicemb on GPUs: what it learned goes to the file that its argument names.
+
+Two more arguments may be a `dist_type` for the model, and one for the model that loads its dump.
+"""
 
 import json
 import os
@@ -53,7 +56,7 @@ class Model(nn.Module):
         return self.dense(joined).view(len(FEATURES), -1).sum(dim=0)
 
 
-def planner_of(device, configs, threshold):
+def planner_of(device, configs, threshold, dist_type):
     constraints = {}
     world_size = dist.get_world_size()
     for config in configs:
@@ -71,7 +74,7 @@ def planner_of(device, configs, threshold):
             dynamicemb_options=DynamicEmbTableOptions(
                 global_hbm_for_values=get_table_value_bytes(config, EmbOptimType.ADAM, world_size, BUCKET),
                 initializer_args=DynamicEmbInitializerArgs(mode=DynamicEmbInitializerMode.UNIFORM),
-                dist_type="roundrobin",
+                dist_type=dist_type,
                 score_strategy=DynamicEmbScoreStrategy.STEP,
                 caching=True,
                 training=True,
@@ -98,7 +101,7 @@ def planner_of(device, configs, threshold):
     )
 
 
-def create_model(device, threshold):
+def create_model(device, threshold, dist_type="roundrobin"):
     torch.manual_seed(3)
     configs = [
         EmbeddingConfig(
@@ -123,7 +126,7 @@ def create_model(device, threshold):
         fused_params=fused_params,
         use_index_dedup=True,
     )
-    planner = planner_of(device, model.tables.embedding_configs(), threshold)
+    planner = planner_of(device, model.tables.embedding_configs(), threshold, dist_type)
     plan = planner.collective_plan(model, [sharder], dist.GroupMember.WORLD)
     return DistributedModelParallel(module=model, device=device, sharders=[sharder], plan=plan)
 
@@ -168,22 +171,23 @@ def main():
     torch.cuda.manual_seed(5)
     dist.barrier(device_ids=[local_rank])
     folder, name = os.path.split(sys.argv[1])
+    trains, loads = sys.argv[2:] or ("roundrobin", "roundrobin")
 
-    model = create_model(device, threshold=0)
+    model = create_model(device, 0, trains)
     losses, sizes, optimizer = train(model, device)
     saved = os.path.join(folder, f"dense{rank}.pt")
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, saved)
     DynamicEmbDump(os.path.join(folder, "dynamicemb"), model, optim=True)
     results = {"device": str(device), "losses": losses, "sizes": sizes, "evaluated": evaluate(model, device)}
 
-    model = create_model(device, threshold=0)
+    model = create_model(device, 0, loads)
     checkpoint = torch.load(saved, weights_only=True)
     dense = {key: value for key, value in checkpoint["model"].items() if "dense" in key}
     model.load_state_dict(dense, strict=False)
     DynamicEmbLoad(os.path.join(folder, "dynamicemb"), model, optim=True)
     results["loaded"] = evaluate(model, device)
 
-    model = create_model(device, threshold=2)
+    model = create_model(device, 2, trains)
     results["admitting"] = train(model, device, high=4)[1]
     with open(os.path.join(folder, f"{name}{rank}"), "w") as file:
         json.dump(results, file)

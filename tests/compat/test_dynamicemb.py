@@ -36,16 +36,22 @@ def test_what_holds_for_dynamicemb() -> None:
     assert int(passed[1]) >= sum(len(re.findall(r"^def test_", text, re.MULTILINE)) for text in texts)
 
 
-def results(script: str, folder: Path) -> list[Any]:
-    finished = warm.torchrun(2, *COMPAT, HERE / f"{script}.py", folder / script, **PATHS)
+def results(script: str, folder: Path, *arguments: str) -> list[Any]:
+    finished = warm.torchrun(2, *COMPAT, HERE / f"{script}.py", folder / script, *arguments, **PATHS)
     assert finished.returncode == 0, finished.stderr
     return [json.loads((folder / f"{script}{rank}").read_text()) for rank in range(2)]
 
 
 def test_a_script_of_dynamicemb_runs_without_an_edit(device: torch.device, tmp_path: Path) -> None:
+    """Also with rows that live elsewhere, in a model whose dump goes to one with other homes again."""
     found = results("dynamicemb_script", tmp_path)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    others = results("dynamicemb_script", elsewhere, "hash_roundrobin", "continuous")
     assert [each["losses"] for each in found] == results("dynamicemb_twin", tmp_path)
-    for each in found:
+    assert [each["losses"] for each in others] == [each["losses"] for each in found]
+    assert [each["sizes"] for each in others] != [each["sizes"] for each in found]
+    for each in found + others:
         assert each["device"].startswith(device.type)
         assert len(set(each["losses"])) == 12
         assert each["evaluated"] == each["loaded"]

@@ -25,6 +25,8 @@ from torchrec import (
     EmbeddingConfig,
 )
 
+from rec_sdk_torch._engine import ranks_of
+
 DEVICE = torch.device("cuda:0")
 """The NPU or the CPU: where there is no CUDA, that is what the name means."""
 
@@ -350,6 +352,30 @@ def test_a_dump_of_two_ranks(tmp_path: Path) -> None:
         other.load(tmp_path)
 
 
+@pytest.mark.parametrize("dist_type", ["roundrobin", "hash_roundrobin", "continuous"])
+def test_a_module_of_several_ranks_loads_its_rows(
+    dist_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without sharding, by the process group that there is."""
+    ids = list(range(-6, 6))
+    module = tables(score_strategy=Strategy.STEP)
+    train(module, *ids)
+    module.dump(tmp_path)
+    home = {"roundrobin": (-1, 0), "hash_roundrobin": (-2, 0), "continuous": (-3, 16)}[dist_type]
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: 3)
+    for rank in range(3):
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda *_, rank=rank: rank)
+        other = tables(score_strategy=Strategy.STEP, dist_type=dist_type)
+        if dist_type == "continuous":
+            with pytest.raises(NotImplementedError, match="does not know the blocks of 3 ranks"):
+                other.load(tmp_path)
+            continue
+        other.load(tmp_path)
+        homes = ranks_of(torch.tensor(ids).numpy(), home, 3).tolist()
+        assert ids_of(other) == {i for i, at in zip(ids, homes, strict=True) if at == rank}
+
+
 def test_a_dump_that_does_not_fit(tmp_path: Path) -> None:
     module = tables(score_strategy=Strategy.LFU)
     train(module, 1, 2)
@@ -382,7 +408,6 @@ class Strange(dynamicemb.AdmissionStrategy):
     [
         ({"external_storage": object()}, "external_storage is not here"),
         ({"index_type": torch.uint64}, "index_type is torch.uint64"),
-        ({"dist_type": "continuous"}, "dist_type is 'continuous'"),
         ({"initializer_args": Args(Mode.DEBUG)}, "DEBUG are not here"),
         ({"admit_strategy": Strange()}, "admit_strategy is a Strange"),
         ({"admit_strategy": FrequencyAdmissionStrategy(2)}, "read as UNIFORM in training and as 0.0 in evaluation"),

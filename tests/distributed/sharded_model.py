@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ class Scenario:
         init_fn: of the index table.
         padding_idx: ids that mean nothing, by table.
         frozen: a table that is only read.
+        homes: of the tables, `Home`'s.
         made_on: a default device under which the model is made that is to be sharded, without a device of its own.
         index_rows: of the index table, which is looked up at 0 to 30.
         tracked: its tables keep what changes, for deltas; not of kind `hash`.
@@ -55,6 +56,7 @@ class Scenario:
     admit: int = 0
     rules: dict[str, Any] = field(default_factory=dict)
     init_fn: Any = None
+    homes: tuple[str, str, str] = ("modulo", "modulo", "modulo")
     made_on: str = ""
     padding_idx: dict[str, int] | None = None
     frozen: str = ""
@@ -116,7 +118,8 @@ class Model(torch.nn.Module):
 
     def __init__(self, scenario: Scenario, seed: int, cache: Any = None, device: Any = PLACE) -> None:
         super().__init__()
-        options: dict[str, Any] = {"device": Place.device if device is PLACE else device}
+        homes = {f"t{i}": home for i, home in enumerate(scenario.homes)}
+        options: dict[str, Any] = {"device": Place.device if device is PLACE else device, "home": homes}
         options["padding_idx"] = scenario.padding_idx
         if scenario.kind == "hash":
             torch.manual_seed(seed)
@@ -251,11 +254,13 @@ def _made(rank: int, world_size: int, scenario: Scenario) -> Any:
     return shard(model, scenario, world_size)  # rank 0's seed holds
 
 
-def train_sharded(rank: int, world_size: int, scenario: Scenario, depth: int = 0, saves: str = "") -> Any:
+def train_sharded(
+    rank: int, world_size: int, scenario: Scenario, depth: int = 0, saves: str = "", homes: Any = None
+) -> Any:
     """(outputs of each step, rows, dense parameter, exchange stats, cache stats, device) of a rank.
 
-    `saves`: a folder; half-way the tables are saved there, and others that load the save go on. Where tables are
-    tracked it is a delta, of a save after the first step in a folder beside it.
+    `saves`: a folder; half-way the tables are saved there, and others that load the save go on; `homes`: theirs. Where
+    tables are tracked it is a delta, of a save after the first step in a folder beside it.
     """
     model = _made(rank, world_size, scenario)
     torch.manual_seed(FILLS)
@@ -266,7 +271,8 @@ def train_sharded(rank: int, world_size: int, scenario: Scenario, depth: int = 0
         rst.Saver().save(model, f"{saves}/base")
     outputs += _steps(model, scenario, range(begun, half), rank, world_size, depth)
     if saves:
-        first, model, path = model, _made(rank, world_size, scenario), f"{saves}/deltas"
+        other = replace(scenario, homes=homes or scenario.homes)
+        first, model, path = model, _made(rank, world_size, other), f"{saves}/deltas"
         saved = rst.Saver().save(first, path, incremental=scenario.tracked)
         assert (read_manifest(Path(saved)).previous is not None) == scenario.tracked
         rst.Saver().load(model, path)

@@ -20,6 +20,7 @@ from torchrec.modules.embedding_configs import DataType
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.modules.configs import table_config
+from rec_sdk_torch.tbe import Home
 
 
 def without_rounding(row: Row) -> dict[str, Any]:
@@ -38,6 +39,7 @@ OPTIMIZERS += [
     if row.spec.window_class
 ]
 
+HOMES = [home.value for home in Home]
 DTYPES = (DataType.FP32, DataType.FP32, DataType.FP16, DataType.BF16)
 TOLERANCES = {DataType.FP32: (1e-4, 1e-5), DataType.FP16: (2e-2, 2e-2), DataType.BF16: (5e-2, 5e-2)}
 
@@ -63,6 +65,7 @@ def draw(rng: np.random.Generator, world_size: int) -> Scenario:
         frozen=str(rng.choice(["", "", "", "t0", "t1", "t2"])),
         padding_idx={f"t{i}": int(rng.integers(-3, 8)) for i in range(3) if rng.integers(4) == 0},
         **draw_rules(rng, whole=world_size == 1),
+        homes=tuple(rng.choice(HOMES, 3).tolist()),
     )
 
 
@@ -118,7 +121,8 @@ def test_ranks_are_one_process(ranks_of: Callable[[int], Ranks], seed: int, worl
 def meaning(scenario: Scenario) -> Any:
     """The scenario without options that change nothing."""
     tables = [table_config(config, capacity=scenario.kind == "hash") for config in configs(scenario)]
-    return scenario.kind, scenario.weighted, scenario.optimizer, scenario.options, scenario.padding_idx, tables
+    of_tables = scenario.padding_idx, scenario.homes, tables
+    return scenario.kind, scenario.weighted, scenario.optimizer, scenario.options, of_tables
 
 
 def draw_other(rng: np.random.Generator, scenario: Scenario) -> Scenario:
@@ -134,6 +138,7 @@ def draw_other(rng: np.random.Generator, scenario: Scenario) -> Scenario:
         {"kind": str(rng.choice(["bags", "sequences", "hash"])), "weighted": False},
         {"weighted": scenario.kind != "sequences"},
         draw_rules(rng, whole=False),
+        {"homes": tuple(rng.choice(HOMES, 3).tolist())},
     ]
     other = scenario
     while meaning(other) == meaning(scenario):

@@ -128,7 +128,7 @@ def test_a_batch_that_the_others_do_not_know_is_not_trained(ranks_of: Start) -> 
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_what_goes_where(rank: int) -> None:
     """Counted by hand: three ranks, table 0 row-wise, table 1 on all, table 2 at home on rank 1."""
-    replicas = Replicas([RowWise(rank, 3), Replicated(rank), TableWise(rank, 1)], rank)
+    replicas = Replicas([RowWise(rank, 3), Replicated(rank, 3), TableWise(rank, 1, 3)], rank)
     counts = np.zeros((3, 3), np.int64)
     counts[:, 0], counts[rank, 1], counts[1, 2] = [2, 1, 0], 3, 1
     ids = np.array(

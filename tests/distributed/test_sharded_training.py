@@ -9,7 +9,8 @@ import pytest
 import torch
 from jagged import jagged
 from ranks import Ranks
-from sharded_model import Model, Scenario, bags_of, sequences_of_rank, shard, train_alone, train_sharded
+from reference_homes import home_of, named
+from sharded_model import Model, Scenario, bags_of, configs, sequences_of_rank, shard, train_alone, train_sharded
 from torchrec.optim import RowWiseAdagrad
 
 import rec_sdk_torch as rst
@@ -145,13 +146,15 @@ def check(
     outputs, rows, dense = train_alone(scenario, world_size)
     compare_outputs(results, outputs, scenario, rtol=rtol, atol=atol)
     for table, expected in rows.items():
-        found = united([result[1][table] for result in results], scenario.sharding[int(table[1])])
+        number = int(table[1])
+        found = united([result[1][table] for result in results], scenario.sharding[number])
         assert expected.keys() <= found.keys()
         extra = found.keys() - expected.keys()
         assert not extra, f"rows {sorted(extra)} that one process has not"
         for rank, result in enumerate(results):
-            if scenario.sharding[int(table[1])] == ROW:
-                assert all(i % world_size == rank for i in result[1][table]), "negative ids by floor"
+            if scenario.sharding[number] == ROW:
+                home = named(scenario.homes[number], configs(scenario)[number].num_embeddings, world_size)
+                assert all(home_of(i, home, world_size) == rank for i in result[1][table])
         for i, row in expected.items():
             kept = len(found[i])  # states of a row of an index table that was not looked up are not kept
             assert (row[kept:] == scenario.options.get("initial_accumulator_value", 0)).all()

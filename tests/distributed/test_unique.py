@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from reference_homes import home_of
 from threads import threads
 
 from rec_sdk_torch._engine import Deduplicator, UniqueBatch
@@ -28,7 +29,8 @@ class Case:
         tables = int(rng.integers(1, 5))
         self.world_size = int(rng.integers(1, 6))
         self.rows = [int(rng.choice([0, 7])) for _ in range(tables)]
-        self.homes = [int(rng.integers(-1, self.world_size)) for _ in range(tables)]
+        ranks = [int(rng.integers(-3, self.world_size)) for _ in range(tables)]
+        self.homes = [(rank, int(rng.integers(1, 4)) if rank == -3 else 0) for rank in ranks]
         self.groups = [int(rng.integers(0, table + 1)) if table else 0 for table in range(tables)]
         used = sorted(set(self.groups))
         self.groups = [used.index(group) for group in self.groups]
@@ -67,16 +69,12 @@ class Case:
 def check(case: Case, found: UniqueBatch) -> None:
     count = len(case.homes)
     of_table = [case.lookups(table) for table in range(count)]
-    home = [
-        lambda i, table=table: i % case.world_size if case.homes[table] < 0 else case.homes[table]
-        for table in range(count)
-    ]
     places: dict[tuple[int, int], int] = {}  # (table, id) -> slot
     ids, repeats = [], []
     slots = [0] * (max(case.groups) + 1)
     for rank in range(case.world_size):
         for table in range(count):
-            here = [i for i, *_ in of_table[table] if home[table](i) == rank]
+            here = [i for i, *_ in of_table[table] if home_of(i, case.homes[table], case.world_size) == rank]
             assert found.lookups[rank, table] == len(here)
             assert found.counts[rank, table] == len(set(here))
             for i in dict.fromkeys(here):
@@ -123,7 +121,7 @@ def test_what_ids_take_along(seed: int) -> None:
     rng = np.random.default_rng([seed, 5])
     kinds = rng.integers(0, 8, 3).tolist()
     tables = [0, 1, 1, 2, 2]
-    host = Deduplicator([0] * 3, [0] * 3, [0] * 3, tables, [], [], 2, kinds)
+    host = Deduplicator([0] * 3, [(0, 0)] * 3, [0] * 3, tables, [], [], 2, kinds)
     wide = [bool(kind & 4) and tables.count(t) > 1 for t, kind in enumerate(kinds)]
     words = [(k & 1) + bool(k & 2) + 2 * bool(k & 4) + more for k, more in zip(kinds, wide, strict=True)]
     assert host.number_words.tolist() == words
@@ -174,8 +172,8 @@ def test_what_ids_take_along(seed: int) -> None:
 
 def test_numbers_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match="numbers must have one entry per table, 1"):
-        Deduplicator([0], [0], [0], [0], [], [], 1, [1, 2])
-    host = Deduplicator([0], [0], [0], [0], [], [], 1, [6])
+        Deduplicator([0], [(0, 0)], [0], [0], [], [], 1, [1, 2])
+    host = Deduplicator([0], [(0, 0)], [0], [0], [], [], 1, [6])
     batch = np.zeros(2, np.int64), np.array([0, 2]), np.zeros(1, np.int64), 1
     with pytest.raises(ValueError, match="a table's ids take clicks along, the batch has none"):
         host.run(*batch, numbers=True)
@@ -195,7 +193,7 @@ def test_random_batches(seed: int) -> None:
 
 
 def test_ids_that_an_index_table_does_not_have() -> None:
-    host = Deduplicator([5, 0], [-1, -1], [0, 0], [0, 1], [], [], 2)
+    host = Deduplicator([5, 0], [(-1, 0)] * 2, [0, 0], [0, 1], [], [], 2)
     found = host.run(np.array([4, 5, -1, 9, -9]), np.array([0, 3, 5]), np.array([0, 1]), 1)
     assert found.out_of_range == [(0, 2, 5)]
     assert found.ids.tolist() == [4, 0, 9, -9]  # those of rank 0: of table 0; then of rank 1: 9 and -9
@@ -207,7 +205,9 @@ def test_a_large_batch_on_any_number_of_threads() -> None:
     offsets = np.arange(0, 60_001, 5)
     seen = []
     for count in (1, 3):
-        host = Deduplicator([0] * 3, [-1, 2, -1], [0, 1, 0], [0, 1, 2], [0, 4, 8], [True, False, False], 4)
+        host = Deduplicator(
+            [0] * 3, [(-1, 0), (2, 0), (-2, 0)], [0, 1, 0], [0, 1, 2], [0, 4, 8], [True, False, False], 4
+        )
         with threads(count):
             found = host.run(values, offsets, np.arange(3), 4_000, True)
         arrays = [array.tolist() for array in (found.ids, found.repeats, found.counts)]
@@ -225,7 +225,11 @@ def test_a_large_batch_on_any_number_of_threads() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"homes": [2]}, "rank 2, group 0 or 0 rows"),
+        ({"homes": [(2, 0)]}, "table 0: rank 2 of 2 cannot be"),
+        ({"homes": [(-4, 0)]}, "table 0: rank -4 of 2 cannot be"),
+        ({"homes": [(-3, 0)]}, "table 0: a block of 0 ids cannot be for rank -3"),
+        ({"homes": [(-1, 5)]}, "table 0: a block of 5 ids cannot be for rank -1"),
+        ({"groups": [-1]}, "table 0: group -1 or 0 rows"),
         ({"groups": [0, 0]}, "one entry per table, 1"),
         ({"feature_tables": [1]}, "features must be ordered by table"),
         ({"feature_columns": [0, 4]}, "one entry per feature, 1"),
@@ -235,7 +239,7 @@ def test_a_large_batch_on_any_number_of_threads() -> None:
 def test_what_is_refused(change: dict[str, Any], message: str) -> None:
     options: dict[str, Any] = {
         "num_embeddings": [0],
-        "homes": [-1],
+        "homes": [(-1, 0)],
         "groups": [0],
         "feature_tables": [0],
         "feature_columns": [],
@@ -247,7 +251,7 @@ def test_what_is_refused(change: dict[str, Any], message: str) -> None:
 
 
 def test_offsets_that_do_not_fit() -> None:
-    host = Deduplicator([0], [-1], [0], [0], [], [], 2)
+    host = Deduplicator([0], [(-1, 0)], [0], [0], [], [], 2)
     with pytest.raises(ValueError, match="offsets must end at the number of ids, 2, got 3"):
         host.run(np.array([1, 2]), np.array([0, 3]), np.array([0]), 1)
     assert host.run(np.array([1, 1]), np.array([0, 2]), np.array([0]), 1).ids.tolist() == [1]

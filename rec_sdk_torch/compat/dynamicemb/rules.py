@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...modules.configs import AdmitAndEvictConfig
-from ...tbe import InitializerType, TableLife
+from ...tbe import Home, InitializerType, TableLife
 from .admission import FrequencyAdmissionStrategy, KVCounter
 from .enums import DynamicEmbInitializerArgs, DynamicEmbInitializerMode, DynamicEmbScoreStrategy, evicts_by
 from .options import DynamicEmbTableOptions
@@ -28,6 +28,10 @@ class GivenLife(AdmitAndEvictConfig):
         return self.life
 
 
+HOMES = {"roundrobin": Home.MODULO, "hash_roundrobin": Home.HASH, "continuous": Home.CONTINUOUS}
+"""By `dist_type`. dynamicemb has another hash, and reads negative ids as large ones: so rows may be on other ranks."""
+
+
 def check_options(name: str, options: DynamicEmbTableOptions) -> None:
     """Refuses options that have no counterpart here.
 
@@ -41,10 +45,6 @@ def check_options(name: str, options: DynamicEmbTableOptions) -> None:
         )
     if options.index_type not in (None, torch.int64, torch.int32):
         raise NotImplementedError(f"table {name!r}: index_type is {options.index_type}, ids are int64 or int32")
-    if options.dist_type != "roundrobin":
-        raise NotImplementedError(
-            f"table {name!r}: dist_type is {options.dist_type!r}, ids are at home on rank id % world_size: roundrobin"
-        )
     if options.score_strategy is None:
         raise ValueError(f"table {name!r}: score_strategy is None, expected one of DynamicEmbScoreStrategy")
 

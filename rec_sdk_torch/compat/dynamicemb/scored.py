@@ -13,6 +13,8 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
+from ...distributed.placement import RowWise
+from ...tbe import Home
 from ...tbe.rows.row_parts import WEIGHT
 from ...warn import warn
 from .files import dump_table, load_table
@@ -28,10 +30,19 @@ class ScoredTables:
         """Makes the tables have the optimizers that they were given."""
 
     def _mine(self, name: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Which ids of a table are at home here; without sharding every rank has those that `id % world_size` says."""
-        if not dist.is_initialized():
-            return np.ones(len(ids), bool)
-        mine: npt.NDArray[np.bool_] = ids % dist.get_world_size() == dist.get_rank()
+        """Which ids of a table are at home here; without sharding every rank has those that `dist_type` says.
+
+        Raises:
+            NotImplementedError: `continuous` on several ranks, whose blocks a module does not know by itself.
+        """
+        rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        config = self._scores[name].view.config
+        if config.home is Home.CONTINUOUS and world_size > 1:
+            raise NotImplementedError(
+                f"table {name!r}: dist_type is 'continuous', and a module alone does not know the blocks of "
+                f"{world_size} ranks: shard a collection, or give it 'roundrobin' or 'hash_roundrobin'"
+            )
+        mine: npt.NDArray[np.bool_] = RowWise(rank, world_size, config.home).owner(ids) == rank
         return mine
 
     @property

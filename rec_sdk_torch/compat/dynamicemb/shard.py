@@ -26,7 +26,7 @@ from ...optim.in_backward import apply_optimizer_in_backward
 from ...optim.requests import noted
 from .optimizers import checked, torch_optimizer
 from .options import DynamicEmbTableOptions, row_bytes
-from .rules import GivenLife, check_options, initial_weights, table_life
+from .rules import HOMES, GivenLife, check_options, initial_weights, table_life
 from .scored import ScoredTables
 from .scores import TableScores
 
@@ -208,8 +208,8 @@ class _DynamicSharder(BaseEmbeddingSharder[Any]):
     def _configs(self, module: Any) -> list[Any]:
         raise NotImplementedError
 
-    def _made_of(self, module: Any, tables: list[Any], cache: dict[str, int] | None) -> tuple[CachedCollection, Any]:
-        """The collection of the tables, and its sharder."""
+    def _made_of(self, module: Any, tables: list[Any], **given: Any) -> tuple[CachedCollection, Any]:
+        """The collection of the tables, and its sharder; `given`: further arguments of the collection."""
         raise NotImplementedError
 
     def shard(
@@ -227,7 +227,9 @@ class _DynamicSharder(BaseEmbeddingSharder[Any]):
         options = options_of(params)
         tables = [_config(table, options.get(table.name), env.world_size) for table in self._configs(module)]
         with plain_as_index():
-            collection, sharder = self._made_of(module, tables, _cache_rows(options, self._options["optimizer"]))
+            cache = _cache_rows(options, self._options["optimizer"])
+            home = {name: HOMES[own.dist_type] for name, own in options.items()}
+            collection, sharder = self._made_of(module, tables, cache=cache, home=home)
         _apply(module, collection, self.fused_params or {})
         sharded = sharder.shard(collection, params, env, device, module_fqn)
         assert isinstance(sharded, _ShardedTables)
@@ -250,9 +252,9 @@ class DynamicEmbeddingCollectionSharder(_DynamicSharder, EmbeddingCollectionShar
     def _configs(self, module: EmbeddingCollection) -> list[Any]:
         return list(module.embedding_configs())
 
-    def _made_of(self, module: Any, tables: list[Any], cache: dict[str, int] | None) -> tuple[CachedCollection, Any]:
+    def _made_of(self, module: Any, tables: list[Any], **given: Any) -> tuple[CachedCollection, Any]:
         need_indices = module.need_indices()
-        made = EmbCacheEmbeddingCollection(tables, need_indices=need_indices, device="meta", cache=cache)
+        made = EmbCacheEmbeddingCollection(tables, need_indices=need_indices, device="meta", **given)
         return made, _Sequences()
 
 
@@ -267,7 +269,7 @@ class DynamicEmbeddingBagCollectionSharder(_DynamicSharder, EmbeddingBagCollecti
     def _configs(self, module: EmbeddingBagCollection) -> list[Any]:
         return list(module.embedding_bag_configs())
 
-    def _made_of(self, module: Any, tables: list[Any], cache: dict[str, int] | None) -> tuple[CachedCollection, Any]:
+    def _made_of(self, module: Any, tables: list[Any], **given: Any) -> tuple[CachedCollection, Any]:
         is_weighted = module.is_weighted()
-        made = EmbCacheEmbeddingBagCollection(tables, is_weighted=is_weighted, device="meta", cache=cache)
+        made = EmbCacheEmbeddingBagCollection(tables, is_weighted=is_weighted, device="meta", **given)
         return made, _Bags()

@@ -68,6 +68,32 @@ class BoundsCheckMode(Enum):
             raise ValueError(f"bounds_check_mode is {mode!r}, allowed are {known}") from None
 
 
+@unique
+class Home(Enum):
+    """Which rank is home to an id of a table that is divided row by row among W ranks.
+
+    MODULO is `id % W`, by floor. HASH is a hash of the id: even loads for ids that have a stride. CONTINUOUS gives each
+    rank a block of `ceil(num_embeddings / W)` ids, as TorchRec's row-wise tables have it; ids that are in no block are
+    at home as by MODULO.
+    """
+
+    MODULO = "modulo"
+    HASH = "hash"
+    CONTINUOUS = "continuous"
+
+    @classmethod
+    def parse(cls, home: Home | str) -> Home:
+        """The home, or the one of this name.
+
+        Raises:
+            ValueError: there is none.
+        """
+        try:
+            return home if isinstance(home, Home) else cls(home.lower())
+        except (ValueError, AttributeError):
+            raise ValueError(f"home is {home!r}, allowed are {[each.value for each in cls]}") from None
+
+
 OVERFLOW = {
     dtype: limits.max * (1 + limits.eps / (4 - 2 * limits.eps))
     for dtype in WEIGHT_DTYPES
@@ -114,6 +140,7 @@ class TableConfig:
             int64; -1 is the id -1. None: there is none.
         cache_dtype: of the weights in the device cache, where lookups and updates are; float32, float16 or bfloat16.
             None: `weight_dtype`, which is that of the host's table. A weight that comes or goes is rounded to nearest.
+        home: on which rank each row lives, where ranks divide the table row by row.
     """
 
     name: str = field(metadata=ENGINE)
@@ -135,6 +162,7 @@ class TableConfig:
     padding_idx: int | None = None
     cache_dtype: torch.dtype | None = None
     life: TableLife | None = None
+    home: Home = Home.MODULO
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
@@ -171,6 +199,8 @@ class TableConfig:
             if padding is None or not -(2**63) <= padding < 2**63:
                 raise ValueError(f"table {self.name!r}: padding_idx is {self.padding_idx!r}, expected an int64 or None")
             object.__setattr__(self, "padding_idx", padding)
+        if not isinstance(self.home, Home):
+            raise TypeError(f"table {self.name!r}: home is {self.home!r}, expected a Home")
         self._check_initializer()
 
     def _check_initializer(self) -> None:

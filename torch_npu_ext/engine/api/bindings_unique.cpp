@@ -20,7 +20,7 @@ std::pair<py::array_t<int32_t>, Places> arena_with_fields(const WordArena& arena
 }
 
 std::shared_ptr<Deduplicator> make_deduplicator(const std::vector<int64_t>& num_embeddings,
-                                                const std::vector<int32_t>& homes,
+                                                const std::vector<std::pair<int32_t, int64_t>>& homes,
                                                 const std::vector<int32_t>& groups,
                                                 const std::vector<int32_t>& feature_tables,
                                                 const std::vector<int64_t>& feature_columns,
@@ -43,8 +43,10 @@ std::shared_ptr<Deduplicator> make_deduplicator(const std::vector<int64_t>& num_
   int32_t count = 0;
   for (size_t t = 0; t < homes.size(); ++t) {
     const int32_t kinds = numbers ? (*numbers)[t] : 0;
-    tables.push_back(
-        {num_embeddings[t], homes[t], groups[t], {(kinds & 1) != 0, (kinds & 2) != 0, (kinds & 4) != 0}});
+    tables.push_back({num_embeddings[t],
+                      {homes[t].first, homes[t].second},
+                      groups[t],
+                      {(kinds & 1) != 0, (kinds & 2) != 0, (kinds & 4) != 0}});
     count = std::max(count, groups[t] + 1);
   }
   std::vector<Feature> features;
@@ -94,9 +96,28 @@ const UniqueGroup& group_of(const UniqueBatch& batch, int64_t group) {
   return batch.groups.at(static_cast<size_t>(group));  // throws std::out_of_range
 }
 
+py::array_t<int64_t> ranks_of_ids(const Dense& ids, const std::pair<int32_t, int64_t>& home,
+                                  int64_t world_size) {
+  const Home own{home.first, home.second};
+  const std::string wrong = wrong_home(own, world_size);
+  if (!wrong.empty()) throw py::value_error(wrong);
+  if (ids.ndim() != 1) throw py::value_error("ids must have one dimension");
+  py::array_t<int64_t> result(ids.size());
+  const int64_t* const given = ids.data();
+  int64_t* const found = result.mutable_data();
+  const WithoutLock nogil;
+  ranks_of(own, world_size, given, ids.size(), found);
+  return result;
+}
+
 }  // namespace
 
 void bind_unique(py::module_& m) {
+  m.def("ranks_of", &ranks_of_ids,
+        R"(The rank of world_size that is home to each of ids [n], of a table whose home is (rank of all
+        ids, 0), or (-1, 0): id mod world_size, by floor; (-2, 0): a hash of the id; (-3, block): id / block,
+        and id mod world_size beyond the blocks. ValueError: no such home.)",
+        py::arg("ids"), py::arg("home"), py::arg("world_size"));
   const auto table = [](auto member) {
     return [member](const py::object& self) {
       const auto& batch = self.cast<const UniqueBatch&>();
@@ -188,8 +209,7 @@ void bind_unique(py::module_& m) {
           threads.)")
       .def(py::init(&make_deduplicator),
            R"(num_embeddings, homes, groups: of each table: rows of an index table, 0 for a hash table;
-          the rank of all ids, -1 for rank id mod world_size, by floor; whose rows are received in one
-          tensor.
+          the home of ids, as in `ranks_of`; whose rows are received in one tensor.
 
           feature_tables, feature_columns, feature_means: of each feature, ordered by table. The last two
           are empty for sequences.

@@ -16,13 +16,6 @@ namespace {
 constexpr int64_t kDistance = 24;  // from hashing an id to looking at its cell
 constexpr int64_t kRing = 32;      // no less, a power of two
 
-int64_t rank_of(int64_t id, int32_t home, int64_t ranks) {
-  if (home != kRowWise) return home;
-  if ((ranks & (ranks - 1)) == 0) return id & (ranks - 1);  // two's complement: by floor
-  const int64_t rest = id % ranks;
-  return rest < 0 ? rest + ranks : rest;
-}
-
 }  // namespace
 
 SharedTables::SharedTables(std::vector<SharedTable> tables_, std::vector<Feature> features_, int64_t groups_,
@@ -35,11 +28,11 @@ SharedTables::SharedTables(std::vector<SharedTable> tables_, std::vector<Feature
   if (ranks < 1) throw std::invalid_argument("world_size must be at least 1, got " + std::to_string(ranks));
   for (size_t t = 0; t < tables.size(); ++t) {
     const SharedTable& table = tables[t];
-    if (table.home < kRowWise || table.home >= ranks || table.group < 0 || table.group >= groups ||
-        table.num_embeddings < 0) {
-      throw std::invalid_argument("table " + std::to_string(t) + ": rank " + std::to_string(table.home) +
-                                  ", group " + std::to_string(table.group) + " or " +
-                                  std::to_string(table.num_embeddings) + " rows cannot be");
+    const std::string wrong = wrong_home(table.home, ranks);
+    if (!wrong.empty()) throw std::invalid_argument("table " + std::to_string(t) + ": " + wrong);
+    if (table.group < 0 || table.group >= groups || table.num_embeddings < 0) {
+      throw std::invalid_argument("table " + std::to_string(t) + ": group " + std::to_string(table.group) +
+                                  " or " + std::to_string(table.num_embeddings) + " rows cannot be");
     }
   }
   int32_t before = 0;
@@ -216,12 +209,14 @@ void Deduplicator::number(int32_t t) noexcept {
 void Deduplicator::find_homes(int32_t t, UniqueBatch* result) noexcept {
   const size_t tables = tables_.size();
   Row* const rows = rows_.data() + tables_[t].first;
-  for (int64_t r = 0; r < tables_[t].rows; ++r) {
-    const int64_t rank = rank_of(rows[r].id, shared_->tables[t].home, shared_->ranks);
-    rows[r].slot = static_cast<uint32_t>(rank);
-    ++result->counts[static_cast<size_t>(rank) * tables + t];
-    result->lookups[static_cast<size_t>(rank) * tables + t] += rows[r].count;
-  }
+  with_home(shared_->tables[t].home, shared_->ranks, [&](const auto& rank_of) {
+    for (int64_t r = 0; r < tables_[t].rows; ++r) {
+      const int64_t rank = rank_of(rows[r].id);
+      rows[r].slot = static_cast<uint32_t>(rank);
+      ++result->counts[static_cast<size_t>(rank) * tables + t];
+      result->lookups[static_cast<size_t>(rank) * tables + t] += rows[r].count;
+    }
+  });
 }
 
 // Shows are counted with the rows.

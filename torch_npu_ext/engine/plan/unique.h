@@ -11,17 +11,16 @@
 #include "torch_npu_ext/engine/base/memory.h"
 #include "torch_npu_ext/engine/batch/batch.h"
 #include "torch_npu_ext/engine/group/group.h"
+#include "torch_npu_ext/engine/plan/home.h"
 #include "torch_npu_ext/engine/plan/seen_numbers.h"
 
 namespace rec_sdk {
 
-constexpr int32_t kRowWise = -1;
-
 struct SharedTable {
   int64_t num_embeddings;  // of an index table, whose ids are below; 0: a hash table
-  int32_t home;            // the rank of all ids; kRowWise: each is at home on rank id mod W, by floor
-  int32_t group;           // the rows of a group's tables are received in one tensor
-  NumberKinds numbers;     // what its ids take along
+  Home home;
+  int32_t group;        // the rows of a group's tables are received in one tensor
+  NumberKinds numbers;  // what its ids take along
 };
 
 struct SharedTables {
