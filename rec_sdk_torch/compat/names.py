@@ -32,7 +32,12 @@ _LIMITS = (
     "MAX_WORLD_SIZE",
     "MAX_BATCH_SIZE",
     "MAX_CACHINE_MEM_SIZE",
+    "MAX_LOCAL_UNIQUE_PARALLEL_BATCH_NUM",
 )
+_VERSIONS = ("IS_TORCH_REC_120", "IS_TORCH_REC_150")
+_OF_PIPELINES = ("MIN_EVICT_STEP_INTERVAL", "MAX_PIPE_N_BATCH")
+_HYBRID = ("HybridTrainPipelineSparseDist", "get_default_hybrid_sharders")
+_CONTEXT = "EmbCacheTrainPipelineContext"
 
 MODULES: dict[str, tuple[str, ...]] = {
     "torchrec_embcache": (),
@@ -42,7 +47,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "torchrec_embcache.distributed.embedding_bag": (_BAGS, "EmbCacheEmbeddingBagConfig"),
     "torchrec_embcache.distributed.sharding": (),
     "torchrec_embcache.distributed.sharding.embedding_sharder": (f"{_SEQUENCES}Sharder", f"{_BAGS}Sharder"),
-    "torchrec_embcache.distributed.train_pipeline": ("EmbCacheTrainPipelineSparseDist",),
+    "torchrec_embcache.distributed.train_pipeline": ("EmbCacheTrainPipelineSparseDist", _CONTEXT, _OF_PIPELINES[0]),
     "torchrec_embcache.saver": _SAVER,
     "torchrec_embcache.sparse": (),
     "torchrec_embcache.sparse.jagged_tensor_with_timestamp": (
@@ -50,11 +55,11 @@ MODULES: dict[str, tuple[str, ...]] = {
         "KeyedJaggedTensorWithTimestamp",
     ),
     "torchrec_embcache.utils": _UTILS,
-    "hybrid_torchrec": _HASH,
+    "hybrid_torchrec": (*_HASH, *_VERSIONS),
     "hybrid_torchrec.constants": _LIMITS,
-    "hybrid_torchrec.distributed": (),
-    "hybrid_torchrec.distributed.hybrid_train_pipeline": ("HybridTrainPipelineSparseDist",),
-    "hybrid_torchrec.distributed.sharding_plan": ("get_default_hybrid_sharders",),
+    "hybrid_torchrec.distributed": _HYBRID,
+    "hybrid_torchrec.distributed.hybrid_train_pipeline": (_HYBRID[0], _OF_PIPELINES[1]),
+    "hybrid_torchrec.distributed.sharding_plan": (_HYBRID[1],),
     "hybrid_torchrec.modules": (),
     "hybrid_torchrec.modules.hash_embeddingbag": _HASH,
     "hybrid_torchrec.saver": _SAVER,
@@ -116,18 +121,24 @@ _MODULES_OF_DYNAMICEMB: dict[str, dict[str, str]] = {
     ".utils": {"enums": "DTYPE_NUM_BYTES torch_to_dyn_emb"},
 }
 """The modules of dynamicemb: names, by the module of `rec_sdk_torch.compat.dynamicemb` that has them."""
-_SOURCES = {
-    (module, name): f"rec_sdk_torch.compat.{'paths' if name in _UTILS else 'constants'}"
-    for module, names in MODULES.items()
-    for name in names
-    if name in (*_UTILS, *_LIMITS, *_SAVER[1:])
-} | {
-    (f"{package}{module}", name): f"rec_sdk_torch.compat.dynamicemb.{source}"
-    for package in ("dynamicemb", "dynamic_emb")  # the latter is Rec SDK 2's
-    for module, sources in _MODULES_OF_DYNAMICEMB.items()
-    for source, names in sources.items()
-    for name in names.split()
-}
+_SOURCES = (
+    {
+        (module, name): f"rec_sdk_torch.compat.{'paths' if name in _UTILS else 'constants'}"
+        for module, names in MODULES.items()
+        for name in names
+        if name in (*_UTILS, *_LIMITS, *_SAVER[1:], *_VERSIONS, *_OF_PIPELINES)
+    }
+    | {
+        ("torchrec_embcache.distributed.train_pipeline", _CONTEXT): "rec_sdk_torch.distributed.train_pipeline",
+    }
+    | {
+        (f"{package}{module}", name): f"rec_sdk_torch.compat.dynamicemb.{source}"
+        for package in ("dynamicemb", "dynamic_emb")  # the latter is Rec SDK 2's
+        for module, sources in _MODULES_OF_DYNAMICEMB.items()
+        for source, names in sources.items()
+        for name in names.split()
+    }
+)
 for _module, _name in _SOURCES:
     if _name not in MODULES.get(_module, ()):
         MODULES[_module] = (*MODULES.get(_module, ()), _name)

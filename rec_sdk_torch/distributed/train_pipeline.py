@@ -133,6 +133,10 @@ class _TrainPipeline(Generic[In]):
         return coming.batch
 
 
+class EmbCacheTrainPipelineContext:
+    """Rec SDK's default of `context_type`, so that a script may name it: the pipelines here make none."""
+
+
 class EmbCacheTrainPipelineSparseDist(_TrainPipeline[In]):
     """Trains a model with cached embeddings, as Rec SDK's pipeline of that name does: see `progress`.
 
@@ -168,7 +172,7 @@ class EmbCacheTrainPipelineSparseDist(_TrainPipeline[In]):
             evict_step_interval: training steps between evictions of ids, of all tables that evict some; None: as their
                 configs say.
             execute_all_batches: False ends when the data does, and leaves the `depth` batches that were read ahead.
-            apply_jit, context_type, pipeline_postproc: Rec SDK's; anything but the default raises.
+            apply_jit, context_type, pipeline_postproc: Rec SDK's; anything but the default there raises.
             custom_model_fwd: in place of the model's forward: batch -> (losses, output).
             custom_model_zero_grad: in place of `optimizer.zero_grad`.
             custom_model_bwd: in place of `losses.sum(dim=0).backward()`: losses -> anything.
@@ -182,8 +186,11 @@ class EmbCacheTrainPipelineSparseDist(_TrainPipeline[In]):
         if torch.device(cpu_device).type != "cpu":
             raise ValueError(f"cpu_device is {cpu_device!r}, expected the host: torch.device('cpu')")
         _refuse(apply_jit=apply_jit, pipeline_postproc=pipeline_postproc)
-        if context_type is not None:
-            raise ValueError("context_type is not supported: this pipeline has no contexts, leave it None")
+        if context_type not in (None, EmbCacheTrainPipelineContext):
+            raise ValueError(
+                f"context_type is {context_type!r}: this pipeline makes no contexts, leave it None or Rec SDK's "
+                "default, EmbCacheTrainPipelineContext"
+            )
         super().__init__(model, optimizer, npu_device, return_loss, execute_all_batches, depth, features)
         if evict_step_interval is not None:
             for collection in self._collections.values():

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torchrec
 from option_cases import OPTIONS, expected, make_collection, observed
 from torchrec import (
     EmbeddingBagCollection,
@@ -19,12 +20,14 @@ from torchrec import (
     EmbeddingCollection,
     EmbeddingConfig,
     KeyedJaggedTensor,
+    PoolingType,
 )
 from torchrec.distributed.planner import Topology
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward as torchrec_apply
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.distributed.plain_sharders import PlainBagCollectionSharder, PlainCollectionSharder
+from rec_sdk_torch.tbe.step.prefetch_queue import MAX_DEPTH
 
 CONFIGS = "EmbCacheEmbeddingConfig EmbCacheEmbeddingBagConfig AdmitAndEvictConfig InitializerType"
 COLLECTIONS = "EmbCacheEmbeddingCollection EmbCacheEmbeddingBagCollection"
@@ -41,6 +44,7 @@ NAMES = {
         "JaggedTensorWithTimestamp KeyedJaggedTensorWithTimestamp"
     ),
     "hybrid_torchrec": "HashEmbeddingBagCollection HashEmbeddingBagConfig",
+    "hybrid_torchrec.distributed": "HybridTrainPipelineSparseDist get_default_hybrid_sharders",
     "hybrid_torchrec.distributed.sharding_plan": "get_default_hybrid_sharders",
     "hybrid_torchrec.distributed.hybrid_train_pipeline": "HybridTrainPipelineSparseDist",
 }
@@ -154,8 +158,11 @@ def test_fields_of_configs_follow_those_of_torchrec(config: Any) -> None:
 def test_constants() -> None:
     """The limits are told as they are there; only the length of a path and the names of saves hold here as well."""
     constants = importlib.import_module("hybrid_torchrec.constants")
-    limits = (1_000_000_000, 4096, 8, 10_000, 102_400, 10_000, 102_400, 2**36)
+    limits = (1_000_000_000, 4096, 8, 10_000, 102_400, 10_000, 102_400, 2**36, 24)
     assert [getattr(constants, name) for name in constants.__all__] == list(limits)
+    hybrid = importlib.import_module("hybrid_torchrec.distributed.hybrid_train_pipeline")
+    assert hybrid.MAX_PIPE_N_BATCH == MAX_DEPTH == 12
+    assert importlib.import_module("torchrec_embcache.distributed.train_pipeline").MIN_EVICT_STEP_INTERVAL == 10
     for package in ("torchrec_embcache", "hybrid_torchrec"):
         saver = importlib.import_module(f"{package}.saver")
         assert saver.SAVE_PATH_MAX_LEN == 1024
@@ -169,12 +176,17 @@ def test_constants() -> None:
 
 
 def test_other_names() -> None:
+    from hybrid_torchrec import IS_TORCH_REC_120, IS_TORCH_REC_150
     from hybrid_torchrec.utils import safe_makedirs
     from torchrec.optim import AccumulateAdagrad
     from torchrec_embcache.utils import check_path
     from torchrec_embcache.utils import safe_makedirs as other
 
     assert safe_makedirs is other
+    assert [torchrec.__version__.startswith(version) for version in ("1.2.0", "1.5.0")] == [
+        IS_TORCH_REC_120,
+        IS_TORCH_REC_150,
+    ]
     assert check_path.__module__ == "rec_sdk_torch.compat.paths"
     assert AccumulateAdagrad is rst.AccumulateAdagrad
     with pytest.raises(ImportError, match=r"hybrid_torchrec\.distributed\.nothing"):
@@ -184,6 +196,28 @@ def test_other_names() -> None:
 
     with pytest.raises(AttributeError, match=r"'hybrid_torchrec' .* no 'Hash'; it has HashEmbeddingBagCollection"):
         hybrid_torchrec.Hash  # noqa: B018
+
+
+def test_a_pipeline_takes_the_context_of_rec_sdk() -> None:
+    from torchrec_embcache.distributed.train_pipeline import (
+        EmbCacheTrainPipelineContext,
+        EmbCacheTrainPipelineSparseDist,
+    )
+
+    config = rst.EmbCacheEmbeddingBagConfig(name="t", num_embeddings=8, embedding_dim=4, feature_names=["f"])
+    model = rst.EmbCacheEmbeddingBagCollection([config], cache=8)
+    arguments = model, torch.optim.SGD([torch.zeros(1)]), "cpu", "cpu"
+    EmbCacheTrainPipelineSparseDist(*arguments, context_type=EmbCacheTrainPipelineContext)
+    with pytest.raises(ValueError, match="makes no contexts, leave it None or Rec SDK's default"):
+        EmbCacheTrainPipelineSparseDist(*arguments, context_type=dict)
+
+
+def test_bags_are_pooled() -> None:
+    config = rst.EmbCacheEmbeddingBagConfig(
+        name="t", num_embeddings=8, embedding_dim=4, feature_names=["f"], pooling=PoolingType.NONE
+    )
+    with pytest.raises(ValueError, match=r"pooling PoolingType\.NONE, allowed are SUM and MEAN"):
+        rst.EmbCacheEmbeddingBagCollection([config])
 
 
 # ---------------------------------------------------------------- what torch and TorchRec accept
