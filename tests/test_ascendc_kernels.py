@@ -15,6 +15,7 @@ UNITS = (
     "ascendc_updates_a5$",
     "ascendc_(update_costs|widths)$",
     "ascendc_lookup",
+    "ascendc_swap_lookups",
     "ascendc_(copies|row_copies|planes|tile_plan|optimizer_shapes|host_pass)",
 )
 """Tests of ctest, in parts that take about as long."""

@@ -68,4 +68,20 @@ inline Buffers buffers_of(const SwapRows& a) {
   return buffers;
 }
 
+// The weights are in the cache that changes; the lookups' own slots are not read.
+inline Buffers buffers_of(const SwapLookupSequence& a) {
+  return buffers_of(a.swap)
+      .read("origins", a.origins, a.lookup.count)
+      .write("out", a.lookup.out, a.lookup.count * a.lookup.weights.dim);
+}
+
+inline Buffers buffers_of(const SwapLookupPooled& a) {
+  Buffers buffers = buffers_of(a.swap);
+  const LookupPooled& lookup = a.lookup;
+  return read_bags(buffers, lookup.bags)
+      .read("origins", a.origins, lookup.lookups)
+      .read("per_sample_weights", lookup.per_sample_weights, lookup.lookups)
+      .change("out", lookup.out, values_in(lookup.bags.batch_size, lookup.out_columns, lookup.out_stride));
+}
+
 }  // namespace rec_sdk::emulator

@@ -170,4 +170,17 @@ struct SwapRows {
   int64_t leaving_count;
 };
 
+// A swap, and the lookups of the batch that it is for, which read the cache as the swap leaves it. A kernel
+// that does both at once reads by `origins`: there is nothing in the cache yet of a row that comes.
+struct SwapLookupSequence {
+  SwapRows swap;  // places is null where no row leaves
+  LookupSequence lookup;
+  const int32_t* origins;  // [count] of a lookup its slot, or swap.cache_slots + i: it is of swap.rows[i]
+};
+struct SwapLookupPooled {
+  SwapRows swap;
+  LookupPooled lookup;
+  const int32_t* origins;  // [lookups]
+};
+
 }  // namespace rec_sdk

@@ -9,9 +9,10 @@ namespace ascendc {
 
 // The rows of consecutive lookups, a panel of columns of them, as fp32 in UB. A tile of rows is on its way
 // while the one before is used.
-template <class Stored>
+template <class StoredType, class Source>
 class RowTiles {
  public:
+  using Stored = StoredType;
   static constexpr int64_t kSlots = 1024;
   static constexpr bool kWidens = sizeof(Stored) != sizeof(float);
   static constexpr int64_t kBytesOfValue = 2 * sizeof(Stored) + (kWidens ? sizeof(float) : 0);
@@ -19,7 +20,7 @@ class RowTiles {
 
   // width: of the widest panel; lookups: about how many rows this core will take; bytes: of UB, for the
   // tiles.
-  __aicore__ inline void init(TPipe* pipe, const Weights& weights, const int32_t* slots, int64_t width,
+  __aicore__ inline void init(TPipe* pipe, const Source& weights, const int32_t* slots, int64_t width,
                               int64_t lookups, int64_t bytes) {
     weights_ = weights;
     slots_array_ = slots;
@@ -95,7 +96,7 @@ class RowTiles {
     used_ = 0;
   }
 
-  Weights weights_{};
+  Source weights_{};
   const int32_t* slots_array_ = nullptr;
   int64_t pitch_ = 0, rows_of_tile_ = 0;
   int64_t next_load_ = 0, end_ = 0, column_ = 0, width_ = 0;
@@ -163,7 +164,7 @@ class PooledOutput {
 
 // Sums of rows in the order of aggregate.h: blocks of 32 rows, whose sums a stack combines as a binary
 // counter carries. Sample weights are scalars of the vector instructions.
-template <class Stored, bool kWeighted>
+template <class Tiles, bool kWeighted>
 class BagSum {
  public:
   static constexpr int64_t kSumBlock = 32;  // rows added one after the other: kBlock of aggregate.h
@@ -190,7 +191,7 @@ class BagSum {
   }
 
   // The next `length` rows, which the tile holds, times their weights; the first of them.
-  __aicore__ inline LocalTensor<float> take_rows(RowTiles<Stored>* rows, int64_t length) {
+  __aicore__ inline LocalTensor<float> take_rows(Tiles* rows, int64_t length) {
     if (!kWeighted) return rows->take(length);
     OneMask::begin(width_);
     const LocalTensor<float> first = rows->take();
@@ -201,7 +202,7 @@ class BagSum {
   }
 
   // The sum of the next `length` rows, length >= 1.
-  __aicore__ inline void add_up(RowTiles<Stored>* rows, int64_t length, const LocalTensor<float>& sum) {
+  __aicore__ inline void add_up(Tiles* rows, int64_t length, const LocalTensor<float>& sum) {
     const int64_t blocks = ceil_div(length, kSumBlock);
     if (blocks == 1) return sum_block(rows, length, sum);
     int32_t depth = 0;
@@ -226,7 +227,7 @@ class BagSum {
     return depth - 1;
   }
 
-  __aicore__ inline void sum_block(RowTiles<Stored>* rows, int64_t length, const LocalTensor<float>& sum) {
+  __aicore__ inline void sum_block(Tiles* rows, int64_t length, const LocalTensor<float>& sum) {
     for (int64_t done = 0; done < length;) {
       const int64_t taken = rows->available(length - done);
       add_rows(rows, taken, done == 0, sum);
@@ -236,7 +237,7 @@ class BagSum {
 
   // The first row of a block is copied, or added to the second: a sum that starts from zero would lose the
   // sign of -0.
-  __aicore__ inline void add_rows(RowTiles<Stored>* rows, int64_t count, bool first_of_block,
+  __aicore__ inline void add_rows(Tiles* rows, int64_t count, bool first_of_block,
                                   const LocalTensor<float>& sum) {
     int64_t i = 0;
     OneMask::begin(width_);
@@ -277,10 +278,11 @@ class BagSum {
 
 // Every core gets a stretch of bags that moves as many bytes as any other's. Where a long bag lies across the
 // end of a core's share, its columns are cut: the core pools the left ones, and the next core the others.
-template <class Stored, bool kWeighted>
+template <class Tiles, bool kWeighted>
 class PooledLookup {
  public:
-  __aicore__ inline void run(TPipe* pipe, const LookupPooled& a) {
+  template <class Source>
+  __aicore__ inline void run(TPipe* pipe, const Source& weights, const LookupPooled& a) {
     a_ = a;
     panel_ = align_up(ceil_div(a.weights.dim, ceil_div(a.weights.dim, kWidestPanel)), kWidthMultiple);
     output_.init(pipe, a.out, a.out_stride, panel_);
@@ -290,7 +292,7 @@ class PooledLookup {
     search_.init(pipe);
     pipe->InitBuffer(divisor_, static_cast<uint32_t>(panel_ * sizeof(float)));
     const int64_t left = kUbBytes - kOtherBytes - (sums_.levels_for(a.lookups) + 1) * panel_ * 4;
-    tiles_.init(pipe, a.weights, a.slots, panel_, ceil_div(a.lookups, AscendC::GetBlockNum()), left);
+    tiles_.init(pipe, weights, a.slots, panel_, ceil_div(a.lookups, AscendC::GetBlockNum()), left);
 
     Position begin, end;
     find_share(&begin, &end);
@@ -298,14 +300,15 @@ class PooledLookup {
   }
 
  private:
+  using Stored = typename Tiles::Stored;
   static constexpr int64_t kWidestPanel = 512;
   static constexpr int64_t kLevels = 28;  // 2^31 lookups are 2^26 blocks
-  static constexpr int64_t kOtherBytes = RowTiles<Stored>::kBytes + PooledOutput::kBytes +
-                                         BagSum<Stored, kWeighted>::kBytes + BagGroup::kBytes +
+  static constexpr int64_t kOtherBytes = Tiles::kBytes + PooledOutput::kBytes +
+                                         BagSum<Tiles, kWeighted>::kBytes + BagGroup::kBytes +
                                          BagWalk::kBytes + BagSearch::kBytes;
   static_assert(kWidestPanel <= PooledOutput::kTile, "a row fits");
   static_assert(kOtherBytes + (kLevels + 1) * kWidestPanel * 4 +
-                        8 * kWidestPanel * RowTiles<Stored>::kBytesOfValue <=
+                        8 * kWidestPanel * Tiles::kBytesOfValue <=
                     kUbBytes,
                 "UB, with a tile of 8 rows");
 
@@ -414,36 +417,40 @@ class PooledLookup {
 
   LookupPooled a_{};
   int64_t panel_ = 0;
-  RowTiles<Stored> tiles_;
+  Tiles tiles_;
   PooledOutput output_;
-  BagSum<Stored, kWeighted> sums_;
+  BagSum<Tiles, kWeighted> sums_;
   BagGroup group_;
   BagWalk walk_;
   BagSearch search_;
   Scratch divisor_;
 };
 
-template <class Stored>
-__aicore__ inline void lookup_pooled_of(const LookupPooled& a) {
+template <class Stored, class Source>
+__aicore__ inline void lookup_pooled_of(const Source& weights, const LookupPooled& a) {
   TPipe pipe;
   if (a.per_sample_weights != nullptr) {
-    PooledLookup<Stored, true> lookup;
-    lookup.run(&pipe, a);
+    PooledLookup<RowTiles<Stored, Source>, true> lookup;
+    lookup.run(&pipe, weights, a);
   } else {
-    PooledLookup<Stored, false> lookup;
-    lookup.run(&pipe, a);
+    PooledLookup<RowTiles<Stored, Source>, false> lookup;
+    lookup.run(&pipe, weights, a);
   }
 }
 
-__aicore__ inline void lookup_pooled(const LookupPooled& a) {
+// weights: a.weights, and what there may be behind its slots.
+template <class Source>
+__aicore__ inline void lookup_pooled_in(const Source& weights, const LookupPooled& a) {
   if (a.weights.dtype == DType::kFloat16) {
-    lookup_pooled_of<half>(a);
+    lookup_pooled_of<half>(weights, a);
   } else if (a.weights.dtype == DType::kBFloat16) {
-    lookup_pooled_of<BFloat16>(a);
+    lookup_pooled_of<BFloat16>(weights, a);
   } else {
-    lookup_pooled_of<float>(a);
+    lookup_pooled_of<float>(weights, a);
   }
 }
+
+__aicore__ inline void lookup_pooled(const LookupPooled& a) { lookup_pooled_in(a.weights, a); }
 
 }  // namespace ascendc
 }  // namespace rec_sdk

@@ -7,11 +7,11 @@ namespace rec_sdk {
 namespace ascendc {
 
 // 16-bit weights: a tile of rows comes in, is widened by one instruction and goes out as one copy.
-template <class Stored>
+template <class Stored, class Source>
 class WideningLookup {
  public:
-  __aicore__ inline void run(TPipe* pipe, const LookupSequence& a) {
-    weights_ = a.weights;
+  __aicore__ inline void run(TPipe* pipe, const Source& weights, const LookupSequence& a) {
+    weights_ = weights;
     out_ = a.out;
     parts_ = RowParts(a.count, a.weights.dim, kTile, kSmallestPart, kWidthMultiple);
     const Share share = share_of_core(parts_.units());
@@ -78,7 +78,7 @@ class WideningLookup {
     widened_.FreeTensor(tile);
   }
 
-  Weights weights_{};
+  Source weights_{};
   const float* out_ = nullptr;
   RowParts parts_;
   int64_t width_ = 0;
@@ -87,20 +87,24 @@ class WideningLookup {
   ScalarStream<int32_t, kSlots> slots_;
 };
 
-__aicore__ inline void lookup_sequence(const LookupSequence& a) {
+// weights: a.weights, and what there may be behind its slots.
+template <class Source>
+__aicore__ inline void lookup_sequence_in(const Source& weights, const LookupSequence& a) {
   TPipe pipe;
   if (a.weights.dtype == DType::kFloat16) {
-    WideningLookup<half> lookup;
-    lookup.run(&pipe, a);
+    WideningLookup<half, Source> lookup;
+    lookup.run(&pipe, weights, a);
   } else if (a.weights.dtype == DType::kBFloat16) {
-    WideningLookup<BFloat16> lookup;
-    lookup.run(&pipe, a);
+    WideningLookup<BFloat16, Source> lookup;
+    lookup.run(&pipe, weights, a);
   } else {
-    RowMover<Direction::kFromTable> mover;
-    mover.run(&pipe, {a.weights.data, a.weights.stride_bytes, reinterpret_cast<const uint8_t*>(a.out),
-                      a.slots, a.weights.dim * static_cast<int64_t>(sizeof(float)), a.count});
+    RowMover<Direction::kFromTable, TableOf<Source>> mover;
+    mover.run(&pipe, {table_of(weights, 0), reinterpret_cast<const uint8_t*>(a.out), a.slots,
+                      a.weights.dim * static_cast<int64_t>(sizeof(float)), a.count});
   }
 }
+
+__aicore__ inline void lookup_sequence(const LookupSequence& a) { lookup_sequence_in(a.weights, a); }
 
 }  // namespace ascendc
 }  // namespace rec_sdk

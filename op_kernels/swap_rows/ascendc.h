@@ -25,6 +25,9 @@ class RowSwapper {
     taken_slots_.stream.init(pipe);
     taken_slots_.stream.start(a.slots, begin, end);
     swap(share);
+    left_slots_.stream.release(pipe);
+    places_.release(pipe);
+    taken_slots_.stream.release(pipe);
   }
 
  private:

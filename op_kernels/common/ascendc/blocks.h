@@ -18,13 +18,18 @@ inline int64_t blocks_for(int64_t bytes, int64_t cores) {
 
 inline int64_t row_bytes(const Weights& weights) { return weights.dim * dtype_bytes(weights.dtype); }
 
-inline int64_t blocks_of(const LookupSequence& a, int64_t cores) {
-  return blocks_for(a.count * (row_bytes(a.weights) + a.weights.dim * 4), cores);
+// About the bytes that are moved.
+inline int64_t work_of(const LookupSequence& a) {
+  return a.count * (row_bytes(a.weights) + a.weights.dim * 4);
 }
+inline int64_t work_of(const LookupPooled& a) {
+  return a.lookups * row_bytes(a.weights) + a.bags.count * a.weights.dim * 4;
+}
+inline int64_t work_of(const SwapRows& a) { return 2 * (a.count + a.leaving_count) * a.bytes; }
 
-inline int64_t blocks_of(const LookupPooled& a, int64_t cores) {
-  return blocks_for(a.lookups * row_bytes(a.weights) + a.bags.count * a.weights.dim * 4, cores);
-}
+inline int64_t blocks_of(const LookupSequence& a, int64_t cores) { return blocks_for(work_of(a), cores); }
+
+inline int64_t blocks_of(const LookupPooled& a, int64_t cores) { return blocks_for(work_of(a), cores); }
 
 inline int64_t blocks_of(const PooledWeightsGrad& a, int64_t cores) {
   return blocks_for(a.lookups * row_bytes(a.weights), cores);
@@ -34,8 +39,14 @@ inline int64_t blocks_of(const CopyRows& a, int64_t cores) {
   return blocks_for(2 * a.count * a.bytes, cores);
 }
 
-inline int64_t blocks_of(const SwapRows& a, int64_t cores) {
-  return blocks_for(2 * (a.count + a.leaving_count) * a.bytes, cores);
+inline int64_t blocks_of(const SwapRows& a, int64_t cores) { return blocks_for(work_of(a), cores); }
+
+inline int64_t blocks_of(const SwapLookupSequence& a, int64_t cores) {
+  return blocks_for(work_of(a.swap) + work_of(a.lookup), cores);
+}
+
+inline int64_t blocks_of(const SwapLookupPooled& a, int64_t cores) {
+  return blocks_for(work_of(a.swap) + work_of(a.lookup), cores);
 }
 
 }  // namespace ascendc

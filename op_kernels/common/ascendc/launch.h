@@ -21,6 +21,7 @@ void rec_sdk_launch_on_no_cores(void* stream);
 // rec_sdk_launch_gather_rows(stream, arguments) and so on.
 #define REC_SDK_LAUNCH(name, Arguments) void rec_sdk_launch_##name(void* stream, const rec_sdk::Arguments* a);
 REC_SDK_OPERATORS(REC_SDK_LAUNCH)
+REC_SDK_JOINED_OPERATORS(REC_SDK_LAUNCH)
 #undef REC_SDK_LAUNCH
 
 // workspace: device memory of rec_sdk_segments_workspace(segments) bytes, any contents; may be null when that

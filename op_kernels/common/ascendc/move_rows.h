@@ -9,9 +9,9 @@
 namespace rec_sdk {
 namespace ascendc {
 
+template <class Table>
 struct MovedRows {
-  const uint8_t* table;  // row s starts at table + s * table_pitch
-  int64_t table_pitch;
+  Table table;
   const uint8_t* packed;  // [count, bytes]
   const int32_t* slots;   // [count]
   int64_t bytes;          // of a row
@@ -24,8 +24,8 @@ struct SlotStream {
   Stream stream;
 
   // Whole rows from `first` on, between their slots and a tile.
-  template <Direction kDirection>
-  __aicore__ inline void move(const RowCopies<uint8_t, kDirection>& copies, int64_t first, int64_t rows,
+  template <class Copies>
+  __aicore__ inline void move(const Copies& copies, int64_t first, int64_t rows,
                               const LocalTensor<uint8_t>& tile, int64_t tile_pitch) {
     for (int64_t done = 0; done < rows;) {
       const auto slots = stream.run(first + done, rows - done);
@@ -35,10 +35,10 @@ struct SlotStream {
   }
 };
 
-template <Direction kDirection>
+template <Direction kDirection, class Table = TableRows>
 class RowMover {
  public:
-  __aicore__ inline void run(TPipe* pipe, const MovedRows& rows) {
+  __aicore__ inline void run(TPipe* pipe, const MovedRows<Table>& rows) {
     rows_ = rows;
     parts_ = RowParts(rows.count, rows.bytes, kTileBytes, kSmallestPart, kUbBlock);
     const Share share = share_of_core(parts_.units());
@@ -49,6 +49,7 @@ class RowMover {
     slots_.stream.init(pipe);
     slots_.stream.start(rows_.slots, parts_.row(share.begin), parts_.row(share.end - 1) + 1);
     move(share);
+    slots_.stream.release(pipe);
   }
 
  private:
@@ -98,18 +99,18 @@ class RowMover {
   }
 
   __aicore__ inline void move_whole(int64_t first, int64_t rows, const LocalTensor<uint8_t>& tile) {
-    const RowCopies<uint8_t, kDirection> copies({rows_.table, rows_.table_pitch}, rows_.bytes, pitch_);
+    const RowCopies<uint8_t, kDirection, Table> copies(rows_.table, rows_.bytes, pitch_);
     slots_.move(copies, first, rows, tile, pitch_);
   }
 
   __aicore__ inline const uint8_t* in_table(int64_t unit) {
-    return rows_.table + slots_.stream.at(parts_.row(unit)) * rows_.table_pitch + parts_.offset(unit);
+    return rows_.table.at(static_cast<uint32_t>(slots_.stream.at(parts_.row(unit)))) + parts_.offset(unit);
   }
   __aicore__ inline const uint8_t* in_packed(int64_t unit) const {
     return rows_.packed + parts_.row(unit) * rows_.bytes + parts_.offset(unit);
   }
 
-  MovedRows rows_{};
+  MovedRows<Table> rows_{};
   RowParts parts_;
   int64_t pitch_ = 0, units_of_tile_ = 0;
   AscendC::TQueBind<TPosition::VECIN, TPosition::VECOUT, 2> tiles_;

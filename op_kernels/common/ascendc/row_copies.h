@@ -11,20 +11,50 @@ enum class Direction { kFromTable, kToTable };
 struct TableRows {
   const uint8_t* data;  // row s starts at data + s * pitch
   int64_t pitch;        // bytes
+
+  __aicore__ inline const uint8_t* at(uint32_t slot) const {
+    return data + static_cast<int64_t>(slot) * pitch;
+  }
+  __aicore__ inline constexpr bool together(uint32_t, uint32_t) const { return true; }
+};
+
+// A table, behind whose slots the rows of a packed array are numbered on.
+class TableAndArrivals {
+ public:
+  TableAndArrivals() = default;
+  __aicore__ inline TableAndArrivals(const TableRows& table, int64_t slots, const uint8_t* arrivals)
+      : pitch(table.pitch),
+        table_(reinterpret_cast<uint64_t>(table.data)),
+        behind_(reinterpret_cast<uint64_t>(arrivals) - static_cast<uint64_t>(slots * table.pitch)),
+        slots_(static_cast<uint32_t>(slots)) {}
+
+  __aicore__ inline const uint8_t* at(uint32_t slot) const {
+    const uint64_t base = slot < slots_ ? table_ : behind_;
+    return reinterpret_cast<const uint8_t*>(base + static_cast<uint64_t>(slot) * static_cast<uint64_t>(pitch));
+  }
+  // Whether what lies between the two lies between them in memory.
+  __aicore__ inline bool together(uint32_t first, uint32_t second) const {
+    return (first < slots_) == (second < slots_);
+  }
+
+  int64_t pitch = 0;
+
+ private:
+  uint64_t table_ = 0, behind_ = 0;
+  uint32_t slots_ = 0;
 };
 
 // `count` values of each row. To begin a copy takes its engine as long as hundreds of bytes take, so a row
 // that lies behind the one before it in the table comes along: the second block of its copy, and the rows
 // between them are the gap. The scalar unit bounds these loops, so that what copies share is made once.
-template <class T, Direction kDirection>
+template <class T, Direction kDirection, class Table = TableRows>
 class RowCopies {
  public:
   // tile_pitch: values from one row of the tile to the next, whole UB blocks. zeros: up to the end of a row's
   // last UB block, where rows come from the table.
-  __aicore__ inline RowCopies(const TableRows& table, int64_t count, int64_t tile_pitch, bool zeros = false)
-      : table_(table.data),
+  __aicore__ inline RowCopies(const Table& table, int64_t count, int64_t tile_pitch, bool zeros = false)
+      : table_(table),
         count_(count),
-        pitch_(table.pitch),
         step_(static_cast<uint32_t>(tile_pitch)),
         padding_{false, 0, 0, 0} {
     const auto bytes = static_cast<uint32_t>(count * sizeof(T));
@@ -61,7 +91,7 @@ class RowCopies {
     for (auto pairs = static_cast<uint32_t>(rows / 2); pairs > 0; --pairs) {
       const uint32_t first = slot.GetValue(0), second = slot.GetValue(1);
       const uint32_t between = second - first - 1;  // the second at or before the first: 2^31 and more
-      if (between < farthest_) {
+      if (between < farthest_ && table_.together(first, second)) {
         both(row, first, between, padding);
       } else {
         copy(row, first, count_, one_, padding);
@@ -75,7 +105,7 @@ class RowCopies {
 
   __aicore__ inline void both(const LocalTensor<T>& rows, uint32_t slot, uint32_t between,
                               const Padding& padding) const {
-    const uint32_t gap = between * static_cast<uint32_t>(pitch_) + gap_;
+    const uint32_t gap = between * static_cast<uint32_t>(table_.pitch) + gap_;
     const int64_t span = 2 * count_ + gap / sizeof(T);
     if (kDirection == Direction::kFromTable) {
       copy(rows, slot, span, {2, one_.blockLen, gap, tile_gap_, 0}, padding);
@@ -87,7 +117,7 @@ class RowCopies {
   // span: values of the table from the first copied to the last.
   __aicore__ inline void copy(const LocalTensor<T>& rows, uint32_t slot, int64_t span,
                               const AscendC::DataCopyExtParams& params, const Padding& padding) const {
-    const auto* row = reinterpret_cast<const T*>(table_ + static_cast<int64_t>(slot) * pitch_);
+    const auto* row = reinterpret_cast<const T*>(table_.at(slot));
     if constexpr (kDirection == Direction::kFromTable) {
       AscendC::DataCopyPad(rows, global(row, span), params, padding);
     } else {
@@ -95,8 +125,8 @@ class RowCopies {
     }
   }
 
-  const uint8_t* table_;
-  int64_t count_, pitch_;
+  Table table_;
+  int64_t count_;
   uint32_t step_, tile_gap_, farthest_;
   uint32_t gap_;  // in bytes, between neighbours
   AscendC::DataCopyExtParams one_;

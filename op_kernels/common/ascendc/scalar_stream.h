@@ -20,6 +20,12 @@ class ScalarStream {
     released_.init(pipe);
   }
 
+  // After the last at().
+  __aicore__ inline void release(TPipe* pipe) const {
+    arrived_.release(pipe);
+    released_.release(pipe);
+  }
+
   // Elements [begin, end) of the array; at() must then reach the last one. May be called again after that.
   __aicore__ inline void start(const T* array, int64_t begin, int64_t end) {
     from_ = array + begin;

@@ -22,15 +22,32 @@ struct StoredBits<float> {
   using Type = float;
 };
 
+// The weights of a cache, and behind its slots those of rows that come, records like the cache's.
+struct ArrivingWeights : Weights {
+  const uint8_t* arrivals;
+};
+
+// The rows from so many bytes on.
+__aicore__ inline TableRows table_of(const Weights& weights, int64_t begin) {
+  return {weights.data + begin, weights.stride_bytes};
+}
+__aicore__ inline TableAndArrivals table_of(const ArrivingWeights& weights, int64_t begin) {
+  return {table_of(static_cast<const Weights&>(weights), begin), weights.rows, weights.arrivals + begin};
+}
+
+template <class Source>
+using TableOf = decltype(table_of(Source{}, 0));
+
 // The same part of the rows of slots [first, first + rows) to a tile whose rows are `pitch` values apart.
-template <class Stored, int64_t kSlots>
+template <class Stored, class Source, int64_t kSlots>
 __aicore__ inline void load_rows_of_weights(const LocalTensor<Stored>& tile, int64_t pitch,
-                                            const Weights& weights, ScalarStream<int32_t, kSlots>* slots,
+                                            const Source& weights, ScalarStream<int32_t, kSlots>* slots,
                                             int64_t first, int64_t rows, int64_t column, int64_t count) {
   using Bits = typename StoredBits<Stored>::Type;
-  const TableRows table{weights.data + column * static_cast<int64_t>(sizeof(Stored)), weights.stride_bytes};
+  const auto table = table_of(weights, column * static_cast<int64_t>(sizeof(Stored)));
   // Widened as a whole, so that the rest of the UB block must be defined.
-  const RowCopies<Bits, Direction::kFromTable> copies(table, count, pitch, sizeof(Stored) < sizeof(float));
+  const RowCopies<Bits, Direction::kFromTable, TableOf<Source>> copies(table, count, pitch,
+                                                                       sizeof(Stored) < sizeof(float));
   const LocalTensor<Bits> bits = tile.template ReinterpretCast<Bits>();
   for (int64_t done = 0; done < rows;) {
     const auto run = slots->run(first + done, rows - done);

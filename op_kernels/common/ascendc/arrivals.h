@@ -1,0 +1,30 @@
+// Device side: rows come into a cache while other cores look rows up. No core waits for another: the slots that
+// are written no lookup reads, since the lookups of rows that come read them where they come from.
+#pragma once
+
+#include "op_kernels/common/ascendc/stored_rows.h"
+#include "op_kernels/scatter_rows/ascendc.h"
+#include "op_kernels/swap_rows/ascendc.h"
+
+namespace rec_sdk {
+namespace ascendc {
+
+// Has a pipe of its own, which waits for all engines when it ends.
+__aicore__ inline void bring_in(const SwapRows& a) {
+  if (a.count == 0) return;
+  if (a.places == nullptr) {
+    scatter_rows({a.cache, const_cast<uint8_t*>(a.rows), a.slots, a.bytes, a.cache_slots, a.count});
+  } else {
+    swap_rows(a);
+  }
+}
+
+__aicore__ inline ArrivingWeights with_arrivals(const Weights& weights, const SwapRows& a) {
+  ArrivingWeights all{};
+  static_cast<Weights&>(all) = weights;
+  all.arrivals = a.rows;
+  return all;
+}
+
+}  // namespace ascendc
+}  // namespace rec_sdk
