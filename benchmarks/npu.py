@@ -21,7 +21,7 @@ import torch
 
 from rec_sdk_torch import emulate
 from rec_sdk_torch.backends.devices import parse_device
-from rec_sdk_torch.operator_cases import BAG, Batch, Case, copies, lookups, updates
+from rec_sdk_torch.operator_cases import BAG, Batch, Case, copies, lookups, swap_lookups, updates
 
 from .ids import Distribution
 from .machine import write_json
@@ -73,6 +73,7 @@ def calls(batch: Batch, dim: int, names: Iterable[str]) -> Iterator[Case]:
     """Every operator with plain arguments, update_rows by the optimizers that are among the `names` of calls."""
     yield from lookups(batch, dim, (torch.float32, torch.bfloat16), weighted=False)
     yield from copies(batch, dim)
+    yield from swap_lookups(batch, dim, (torch.float32, torch.bfloat16))
     optimizers = [name.removeprefix("update_rows ") for name in names if name.startswith("update_rows ")]
     yield from updates(batch, dim, (torch.float32,), optimizers)
 
@@ -91,6 +92,9 @@ def least_copies(case: Case, batch: Batch) -> LeastCopies:
             return LeastCopies(0, rows / 2, rows)
         case "swap_rows":
             return LeastCopies(rows / 2, rows / 2, 2 * rows)
+        case "swap_lookup_sequence" | "swap_lookup_pooled":
+            swapped = len(case.arguments["slots"])
+            return LeastCopies((swapped + lookups) / 2, swapped / 2, 2 * swapped + lookups)
         case "update_rows" | "accumulate_rows":
             one_part = case.layout is not None and all(elements == 1 for elements in case.layout.state_elements)
             records = rows / 2 if one_part else rows

@@ -175,6 +175,43 @@ def lookups(
         yield Case(f"pooled_weights_grad {short}", grad, read + 4 * n)
 
 
+def swap_lookups(batch: Batch, dim: int, dtypes: Sequence[torch.dtype] = WEIGHT_DTYPES) -> Iterator[Case]:
+    """Every other distinct row comes, and one leaves for it: lookups of both kinds, in one call with the swap."""
+    coming = batch.unique[::2].clone()
+    count, n = len(coming), len(batch.slots)
+    of_slot = torch.arange(batch.rows, dtype=torch.int32)
+    of_slot[coming.long()] = torch.arange(batch.rows, batch.rows + count, dtype=torch.int32)
+    origins = of_slot[batch.slots.long()]
+    bags = n // BAG
+    pooled = {
+        "offsets": torch.arange(0, n + 1, BAG),
+        "per_sample_weights": None,
+        "columns": torch.zeros(1, dtype=torch.int64),
+        "mean": torch.zeros(1, dtype=torch.bool),
+        "first_bag": 0,
+        "out": torch.zeros(bags, dim),
+    }
+    for dtype in dtypes:
+        layout = RecordLayout(dim, dtype, (dim,))
+        cache = batch.records(layout)
+        rows = cache.flip(0)[:count].contiguous()
+        swap = {
+            "cache": cache,
+            "slots": coming,
+            "places": torch.arange(count, dtype=torch.int32),
+            "rows": rows,
+            "leaving": torch.empty_like(rows),
+            "dim": dim,
+            "weight_dtype": dtype,
+        }
+        moved, read, short = count * (8 + 4 * layout.bytes), n * (dim * dtype.itemsize + 4), _short(dtype)
+        lookups = {"lookup_slots": batch.slots, "origins": origins}
+        yield Case(f"swap_lookup_sequence {short}", {**swap, **lookups}, moved + read + 4 * n * dim)
+        lookups = {name: each[: bags * BAG] for name, each in lookups.items()}
+        least = moved + read + bags * (8 + 4 * dim)
+        yield Case(f"swap_lookup_pooled {short}", {**swap, **lookups, **pooled}, least)
+
+
 def updates(
     batch: Batch,
     dim: int,
@@ -219,4 +256,5 @@ def cases(batch: Batch, dim: int, optimizers: Iterable[str] = tuple(FORMULAS)) -
     """Every operator, the simplest kernels first."""
     yield from copies(batch, dim)
     yield from lookups(batch, dim)
+    yield from swap_lookups(batch, dim)
     yield from updates(batch, dim, optimizers=optimizers)

@@ -74,8 +74,8 @@ def select_cpu_isa(name: str = "") -> None:
         raise ValueError(f"no CPU kernels for {name!r} in this build or on this machine; in use: {cpu_isa()!r}")
 
 
-def call_once(operator: Any, arguments: Sequence[object], called: list[None]) -> None:
-    """Calls an overload of an operator without result, unless `called`, empty at first, says that it was called.
+def call_once(operator: Any, arguments: Sequence[object], called: list[Any]) -> None:
+    """Calls an overload of an operator, unless `called`, empty at first, has what it gave when it was called.
 
     For an operator that must not run twice: Python's signal handlers, as the one of Ctrl-C, run before the call and its
     note, or after both, since C code alone lies between them.
@@ -165,9 +165,9 @@ def _load_and_call(name: str, *args: Any, **kwargs: Any) -> Any:
         done = kernel(*args, **kwargs)
         if not isinstance(done, Write):
             return done
-        to, at, rows = done
+        to, at, rows, result = done
         to[at] = rows  # the last instruction: see Write
-        return None
+        return result
     except BaseException:
         guard.__exit__(None, None, None)  # now, and not when the traceback goes
         raise
@@ -300,6 +300,49 @@ def _scatter_rows(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) 
 )
 def _swap_rows(
     cache: torch.Tensor, slots: torch.Tensor, places: torch.Tensor, rows: torch.Tensor, leaving: torch.Tensor
+) -> None:
+    return None
+
+
+@_operator(
+    "swap_lookup_sequence(Tensor(a!) cache, Tensor slots, Tensor? places, Tensor rows, Tensor(b!)? leaving, int dim, "
+    "ScalarType weight_dtype, Tensor lookup_slots, Tensor origins) -> Tensor"
+)
+def _swap_lookup_sequence(
+    cache: torch.Tensor,
+    slots: torch.Tensor,
+    places: torch.Tensor | None,
+    rows: torch.Tensor,
+    leaving: torch.Tensor | None,
+    dim: int,
+    weight_dtype: torch.dtype,
+    lookup_slots: torch.Tensor,
+    origins: torch.Tensor,
+) -> torch.Tensor:
+    return cache.new_empty((lookup_slots.shape[0], dim), dtype=torch.float32)
+
+
+@_operator(
+    "swap_lookup_pooled(Tensor(a!) cache, Tensor slots, Tensor? places, Tensor rows, Tensor(b!)? leaving, int dim, "
+    "ScalarType weight_dtype, Tensor lookup_slots, Tensor origins, Tensor offsets, Tensor? per_sample_weights, "
+    "Tensor columns, Tensor mean, int first_bag, Tensor(c!) out) -> ()"
+)
+def _swap_lookup_pooled(
+    cache: torch.Tensor,
+    slots: torch.Tensor,
+    places: torch.Tensor | None,
+    rows: torch.Tensor,
+    leaving: torch.Tensor | None,
+    dim: int,
+    weight_dtype: torch.dtype,
+    lookup_slots: torch.Tensor,
+    origins: torch.Tensor,
+    offsets: torch.Tensor,
+    per_sample_weights: torch.Tensor | None,
+    columns: torch.Tensor,
+    mean: torch.Tensor,
+    first_bag: int,
+    out: torch.Tensor,
 ) -> None:
     return None
 

@@ -162,10 +162,13 @@ inline __aicore__ void PipeBarrier() {
 
 class TPipe {
  public:
+  __aicore__ TPipe() { scalar_unit_ub_used = 0; }
   template <HardEvent event>
   __aicore__ int8_t AllocEventID() {
     return next_[static_cast<int>(event)]++;
   }
+  template <HardEvent event>
+  __aicore__ void ReleaseEventID(int8_t) {}
   template <class Queue>
   __aicore__ bool InitBuffer(Queue& queue, uint8_t count, uint32_t bytes) {
     queue.init(take(count * bytes), count, bytes);

@@ -12,6 +12,8 @@
 #include "op_kernels/lookup_sequence/ascendc.h"
 #include "op_kernels/pooled_weights_grad/ascendc.h"
 #include "op_kernels/scatter_rows/ascendc.h"
+#include "op_kernels/swap_lookup_pooled/ascendc.h"
+#include "op_kernels/swap_lookup_sequence/ascendc.h"
 #include "op_kernels/swap_rows/ascendc.h"
 #include "op_kernels/update_rows/ascendc.h"
 #include "op_kernels/update_rows/ascendc_plan.h"
@@ -202,6 +204,45 @@ void count_copies(Report* report, const Batch& batch) {
   report->launch("swap_rows", blocks_of(swap, report->cores()), [&] { swap_rows(swap); });
 }
 
+// Every other row comes, and one leaves for it, as in operator_cases.py.
+void count_swap_lookups(Report* report, const Batch& batch, DType dtype, const std::string& suffix) {
+  constexpr int64_t kBag = 8;
+  const RecordLayout layout = layout_of<REC_SDK_ISA::Adagrad>(batch.dim, dtype);
+  std::vector<uint8_t> cache = records_of(batch, layout);
+  std::vector<int32_t> coming, places, of_row(static_cast<size_t>(batch.rows)), origins;
+  std::iota(of_row.begin(), of_row.end(), 0);
+  for (size_t u = 0; u < batch.unique.size(); u += 2) {
+    places.push_back(static_cast<int32_t>(coming.size()));
+    of_row[static_cast<size_t>(batch.unique[u])] = static_cast<int32_t>(batch.rows + places.back());
+    coming.push_back(batch.unique[u]);
+  }
+  for (const int32_t slot : batch.slots) origins.push_back(of_row[static_cast<size_t>(slot)]);
+  const auto count = static_cast<int64_t>(coming.size());
+  std::vector<uint8_t> rows(static_cast<size_t>(count * layout.bytes)), leaving(rows.size());
+  const SwapRows swap{cache.data(), rows.data(), leaving.data(), coming.data(), places.data(),
+                      layout.bytes, batch.rows,  count,          count};
+  const Weights weights{cache.data(), layout.bytes, batch.rows, batch.dim, dtype};
+  std::vector<float> out(static_cast<size_t>(batch.count() * batch.dim));
+  const SwapLookupSequence sequence{
+      swap, {weights, batch.slots.data(), out.data(), batch.count()}, origins.data()};
+  report->begin("swap_lookup_sequence " + suffix);
+  report->launch("swap_lookup_sequence", blocks_of(sequence, report->cores()),
+                 [&] { swap_lookup_sequence(sequence); });
+
+  std::vector<int64_t> offsets;
+  for (int64_t first = 0; first <= batch.count(); first += kBag) offsets.push_back(first);
+  const int64_t columns[1] = {0}, bags = batch.count() / kBag;
+  const bool mean[1] = {false};
+  const Bags all{offsets.data(), bags, 0, bags, columns, mean, 1};
+  const SwapLookupPooled pooled{
+      swap,
+      {weights, batch.slots.data(), nullptr, all, out.data(), batch.dim, batch.dim, bags * kBag},
+      origins.data()};
+  report->begin("swap_lookup_pooled " + suffix);
+  report->launch("swap_lookup_pooled", blocks_of(pooled, report->cores()),
+                 [&] { swap_lookup_pooled(pooled); });
+}
+
 }  // namespace
 
 // Slots (a file of int32), rows of the table, dim, cores.
@@ -211,6 +252,8 @@ int main(int, char** arguments) {
   count_lookups(&report, batch, DType::kFloat32, "float32");
   count_lookups(&report, batch, DType::kBFloat16, "bfloat16");
   count_copies(&report, batch);
+  count_swap_lookups(&report, batch, DType::kFloat32, "float32");
+  count_swap_lookups(&report, batch, DType::kBFloat16, "bfloat16");
   // One optimizer for each form of a record: compiling all of them would take minutes.
   count_update<REC_SDK_ISA::Sgd>(&report, batch);
   count_update<REC_SDK_ISA::Adagrad>(&report, batch);

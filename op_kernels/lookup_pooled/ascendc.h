@@ -307,8 +307,7 @@ class PooledLookup {
                                          BagSum<Tiles, kWeighted>::kBytes + BagGroup::kBytes +
                                          BagWalk::kBytes + BagSearch::kBytes;
   static_assert(kWidestPanel <= PooledOutput::kTile, "a row fits");
-  static_assert(kOtherBytes + (kLevels + 1) * kWidestPanel * 4 +
-                        8 * kWidestPanel * Tiles::kBytesOfValue <=
+  static_assert(kOtherBytes + (kLevels + 1) * kWidestPanel * 4 + 8 * kWidestPanel * Tiles::kBytesOfValue <=
                     kUbBytes,
                 "UB, with a tile of 8 rows");
 

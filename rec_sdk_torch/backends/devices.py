@@ -29,6 +29,8 @@ class Backend:
     """Whether staging buffers are page-locked for asynchronous copies."""
     reaches_host: bool = False
     """Whether kernels can read and write staging buffers, so that a swap may do without copies."""
+    joins_lookups: bool = False
+    """Whether it has kernels that swap rows and look them up in one launch."""
     allocate_cache: Callable[[int, int, torch.device], torch.Tensor] = _allocate
     """(rows, width, device) -> an uninitialised device cache, uint8 `[rows, width]`."""
     load: Callable[[], None] = _nothing
@@ -40,7 +42,7 @@ class Backend:
 _BACKENDS = {
     "cpu": Backend(cpu.free_memory, pin_staging=False, allocate_cache=cpu.allocate_cache),
     "cuda": Backend(cuda.free_memory, pin_staging=True, reaches_host=True, load=cuda.load_operators, start=cuda.start),
-    "npu": Backend(npu.free_memory, pin_staging=True, load=npu.load_operators, start=npu.start),
+    "npu": Backend(npu.free_memory, pin_staging=True, joins_lookups=True, load=npu.load_operators, start=npu.start),
 }
 
 

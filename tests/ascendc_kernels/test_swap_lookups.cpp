@@ -64,9 +64,14 @@ struct Swap {
   }
 
   rec_sdk::SwapRows arguments(std::vector<uint8_t>* cache, std::vector<uint8_t>* out) const {
-    return {cache->data(), rows.data(), out->data(),
-            slots.data(),  places.empty() ? nullptr : places.data(),
-            bytes,         kSlots,      count,
+    return {cache->data(),
+            rows.data(),
+            out->data(),
+            slots.data(),
+            places.empty() ? nullptr : places.data(),
+            bytes,
+            kSlots,
+            count,
             static_cast<int64_t>(left.size()) / bytes};
   }
 

@@ -43,6 +43,7 @@ GroupSpec group_spec(bool pooled, bool mean, BoundsCheck bounds) {
                  {{0, 0, false}, {0, 9, mean}, {1, 3, mean}, {2, 6, false}},
                  pooled,
                  "lru"};
+  spec.origins = true;
   return spec;
 }
 
@@ -167,7 +168,7 @@ class Trainer {
   std::shared_ptr<Engine> engine;
   std::deque<std::pair<std::unique_ptr<Plan>, ModelPlan>> in_flight;
   int outcomes[4] = {};
-  int64_t removed = 0, refused_removals = 0, defaults = 0, hot = 0;
+  int64_t removed = 0, refused_removals = 0, defaults = 0, hot = 0, arrivals = 0;
 
  private:
   void must_fail(TestBatch* batch, Outcome outcome) {
@@ -213,9 +214,24 @@ class Trainer {
     check_hot_segments(plan);
     CHECK(same(expected.swap_out, plan.swap_out_slots, plan.rows_out));
     CHECK(same(expected.swap_in, plan.swap_in_slots, plan.rows_in));
+    check_origins(plan);
     check_places(plan);
     CHECK(expected.pending_out == plan.pending_out);
     CHECK(expected.pending_in == plan.pending_in);
+  }
+
+  // Each lookup's row is in its slot before the swap, or among those that come.
+  void check_origins(const PlanBuffers& plan) {
+    CHECK((plan.origins != nullptr) == (plan.rows_in > 0));
+    if (plan.origins == nullptr) return;
+    const auto slots = static_cast<int32_t>(static_cast<int64_t>(cache_.size()) / bytes_);
+    std::map<int32_t, int32_t> coming;
+    for (int64_t i = 0; i < plan.rows_in; ++i) coming[plan.swap_in_slots[i]] = static_cast<int32_t>(i);
+    for (int64_t j = 0; j < plan.lookups; ++j) {
+      const auto found = coming.find(plan.slots[j]);
+      CHECK(plan.origins[j] == (found == coming.end() ? plan.slots[j] : slots + found->second));
+      arrivals += found == coming.end() ? 0 : 1;
+    }
   }
 
   // Each row that leaves has the place of the row that comes into its slot.
@@ -427,6 +443,7 @@ void long_pieces() {
   }
   CHECK(trainer.outcomes[0] == 4);
   CHECK(trainer.hot > 100);
+  CHECK(trainer.arrivals > 100);
 }
 
 void memory_refused() {

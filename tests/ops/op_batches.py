@@ -46,7 +46,7 @@ def default(name: str, *args: Any, **kwargs: Any) -> Any:
     done = KERNELS[name](*args, **kwargs)
     if isinstance(done, Write):
         done.to[done.at] = done.rows
-        return None
+        return done.result
     return done
 
 

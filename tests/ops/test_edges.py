@@ -56,6 +56,16 @@ def good_calls(device: torch.device | str) -> dict[str, tuple[Callable[..., obje
     }
     copy: Arguments = {"cache": cache.records, "slots": int32([1, 0, 4], device)}
     rows = torch.zeros(3, 32, dtype=torch.uint8, device=device)
+    swap: Arguments = copy | {"places": int32([-1, 0, 1], device), "rows": rows, "leaving": rows[:2]}
+    record = torch.ones(5, 32, dtype=torch.uint8, device=device)
+    looked_up: Arguments = {
+        "cache": record,
+        "dim": 8,
+        "weight_dtype": torch.float32,
+        "lookup_slots": slots,
+        "origins": int32([5, 5, 7], device),
+    }
+    of_bags = {name: bags[name] for name in ("offsets", "columns", "mean")}
     return {
         "lookup_sequence": (ops.lookup_sequence, {"weights": cache.weights, "slots": slots}),
         "lookup_pooled": (ops.lookup_pooled, bags | pooled),
@@ -65,7 +75,9 @@ def good_calls(device: torch.device | str) -> dict[str, tuple[Callable[..., obje
         "gather_rows": (ops.gather_rows, copy),
         "gather_rows.out": (ops.gather_rows.out, copy | {"out": rows}),
         "scatter_rows": (ops.scatter_rows, copy | {"rows": rows}),
-        "swap_rows": (ops.swap_rows, copy | {"places": int32([-1, 0, 1], device), "rows": rows, "leaving": rows[:2]}),
+        "swap_rows": (ops.swap_rows, swap),
+        "swap_lookup_sequence": (ops.swap_lookup_sequence, swap | looked_up),
+        "swap_lookup_pooled": (ops.swap_lookup_pooled, swap | looked_up | of_bags | pooled),
     }
 
 

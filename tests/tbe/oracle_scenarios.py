@@ -101,6 +101,11 @@ class Scenario:
         """Whether the features of a sequence are one output, with one gradient."""
         return self.sequence and len({table.embedding_dim for table in self.tables}) == 1 and self.seed % 2 == 0
 
+    @property
+    def one_launch(self) -> bool:
+        """Whether the cache swaps rows and looks them up in one call, as on an NPU."""
+        return self.seed % 3 > 0
+
     def actions(self) -> Iterator[tuple[int, list[int]]]:
         """(step to run forward, steps whose backward follows), in order.
 

@@ -34,9 +34,10 @@ from reference import Reference
 
 import rec_sdk_torch
 from rec_sdk_torch import _engine
+from rec_sdk_torch.backends.devices import Backend
 from rec_sdk_torch.ops import parallel_runner
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableOptimizer
-from rec_sdk_torch.tbe.cache import transfers
+from rec_sdk_torch.tbe.cache import device_cache, transfers
 from rec_sdk_torch.tbe.cache.swap import Swap
 from rec_sdk_torch.tbe.config.life import Seen
 from rec_sdk_torch.tbe.step.prefetch_queue import Prefetched
@@ -44,7 +45,23 @@ from rec_sdk_torch.tbe.step.prefetch_queue import Prefetched
 _engine.set_parallel_runner(*parallel_runner(), from_lookups=0)  # small batches on threads too
 
 
+one_launch = [False]
+"""Whether caches that are made now swap and look up in one call."""
+
+
+@pytest.fixture(autouse=True)
+def launches_as_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = device_cache.backend_for
+
+    def backend_for(device: torch.device) -> Backend:
+        backend = made(device)
+        return replace(backend, joins_lookups=one_launch[0] and not backend.reaches_host)
+
+    monkeypatch.setattr(device_cache, "backend_for", backend_for)
+
+
 def make(scenario: Scenario, cache: dict[str, int], device: torch.device) -> TableBatchedEmbedding:
+    one_launch[0] = scenario.one_launch
     row = BY_NAME[scenario.optimizer]
     kwargs = dict(row.options)
     if scenario.window > 1:

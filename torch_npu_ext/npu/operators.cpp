@@ -18,6 +18,7 @@ struct OnNpu {
     launch("rec_sdk_" #name, on, rec_sdk_launch_##name, a); \
   }
   REC_SDK_OPERATORS(REC_SDK_ON_NPU)
+  REC_SDK_JOINED_OPERATORS(REC_SDK_ON_NPU)
 #undef REC_SDK_ON_NPU
   static void update_rows(const Tensor& on, const UpdateRows& a, std::string optimizer, void* workspace) {
     on_current_stream(

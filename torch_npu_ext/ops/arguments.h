@@ -66,10 +66,42 @@ SwapRows swap_rows_arguments(const Tensor& cache, const Tensor& slots, const Ten
                              const Tensor& rows, const Tensor& leaving, void* host_rows = nullptr,
                              void* host_leaving = nullptr);
 
+// The arguments that swap_lookup_sequence and swap_lookup_pooled share.
+struct SwapAndLookups {
+  const char* op;
+  const Tensor& cache;
+  const Tensor& slots;
+  const OptionalTensor& places;
+  const Tensor& rows;
+  const OptionalTensor& leaving;
+  int64_t dim;
+  torch::headeronly::ScalarType weight_dtype;
+  const Tensor& lookup_slots;
+  const Tensor& origins;
+};
+
+// (n, dim) fp32
+Tensor swap_lookup_sequence_output(const SwapAndLookups& all);
+// places and leaving: both, or neither where no row leaves.
+SwapLookupSequence swap_lookup_sequence_arguments(const SwapAndLookups& all, const Tensor& out);
+SwapLookupPooled swap_lookup_pooled_arguments(const SwapAndLookups& all, const Tensor& offsets,
+                                              const OptionalTensor& per_sample_weights, const Tensor& columns,
+                                              const Tensor& mean, int64_t first_bag, const Tensor& out);
+
 }  // namespace rec_sdk
 #pragma GCC visibility pop
 
 namespace rec_sdk {
+
+class Checker;
+
+// As those of swap_rows and lookup_pooled, of other operators too.
+SwapRows swap_arguments(const Checker& check, const Tensor& cache, const Tensor& slots, const Tensor& places,
+                        const Tensor& rows, const Tensor& leaving, void* host_rows, void* host_leaving);
+LookupPooled pooled_arguments(const Checker& check, const Weights& weights, const char* slots_name,
+                              const Tensor& slots, const Tensor& offsets,
+                              const OptionalTensor& per_sample_weights, const Tensor& columns,
+                              const Tensor& mean, int64_t first_bag, const Tensor& out);
 
 // The operator's string argument. TORCH_BOX's own conversion to std::string leaks one string per call.
 struct OwnedString {

@@ -51,6 +51,15 @@ void check_offsets(const Checker& check, const char* name, const int64_t* offset
 void check_bags(const Checker& check, const Bags& bags, int64_t features, int64_t lookups, int64_t dim,
                 int64_t width);
 
+// The rows that leave are numbered in the order of the rows that come.
+void check_places(const Checker& check, const int32_t* places, int64_t count, int64_t leaving);
+
+// The kernels on torch's threads.
+void scatter_on_cpu(const CopyRows& a);
+void swap_on_cpu(const SwapRows& a);
+void lookup_sequence_on_cpu(const LookupSequence& a);
+void lookup_pooled_on_cpu(const LookupPooled& a);
+
 // lists_hot: hot segments were given, and must be those of the offsets.
 void check_segments(const Checker& check, const Segments& segments, int64_t slots, bool lists_hot);
 

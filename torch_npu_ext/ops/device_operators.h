@@ -2,7 +2,8 @@
 // index tensors are not checked: reading them back would wait for the device.
 //
 // A backend is a class with static functions that launch on the current stream of the device of `on`:
-//   name(on, arguments)                for each of REC_SDK_OPERATORS (op_kernels/common/operators.h)
+//   name(on, arguments)                for each of REC_SDK_OPERATORS (op_kernels/common/operators.h) and of
+//                                      REC_SDK_JOINED_OPERATORS, for which InTwoLaunches makes one
 //   update_rows(on, arguments, optimizer, workspace), accumulate_rows(on, arguments, workspace)
 // with a workspace of
 //   segments_workspace(segments)       bytes of device memory
@@ -19,6 +20,30 @@
 #include "torch_npu_ext/ops/arguments.h"
 
 namespace rec_sdk {
+
+// For a backend without kernels of the joined operators: those of the two, one after the other.
+template <class Backend>
+struct InTwoLaunches {
+  static void swap_lookup_sequence(const Tensor& on, const SwapLookupSequence& a) {
+    bring_in(on, a.swap);
+    if (a.lookup.count > 0) Backend::lookup_sequence(on, a.lookup);
+  }
+  static void swap_lookup_pooled(const Tensor& on, const SwapLookupPooled& a) {
+    bring_in(on, a.swap);
+    if (a.lookup.bags.count > 0) Backend::lookup_pooled(on, a.lookup);
+  }
+
+ private:
+  static void bring_in(const Tensor& on, const SwapRows& a) {
+    if (a.count == 0) return;
+    if (a.places != nullptr) {
+      Backend::swap_rows(on, a);
+    } else {
+      Backend::scatter_rows(
+          on, {a.cache, const_cast<uint8_t*>(a.rows), a.slots, a.bytes, a.cache_slots, a.count});
+    }
+  }
+};
 
 template <class Backend>
 struct DeviceOperators {
@@ -74,6 +99,35 @@ struct DeviceOperators {
     if (arguments.count > 0) Backend::swap_rows(cache, arguments);
   }
 
+  static Tensor swap_lookup_sequence(const Tensor& cache, const Tensor& slots, const OptionalTensor& places,
+                                     const Tensor& rows, const OptionalTensor& leaving, int64_t dim,
+                                     ScalarType weight_dtype, const Tensor& lookup_slots,
+                                     const Tensor& origins) {
+    const SwapAndLookups all{"swap_lookup_sequence", cache,        slots,  places, rows, leaving, dim,
+                             weight_dtype,           lookup_slots, origins};
+    Tensor out = swap_lookup_sequence_output(all);
+    const SwapLookupSequence arguments = swap_lookup_sequence_arguments(all, out);
+    if (arguments.swap.count > 0 || arguments.lookup.count > 0) {
+      Backend::swap_lookup_sequence(cache, arguments);
+    }
+    return out;
+  }
+
+  static void swap_lookup_pooled(const Tensor& cache, const Tensor& slots, const OptionalTensor& places,
+                                 const Tensor& rows, const OptionalTensor& leaving, int64_t dim,
+                                 ScalarType weight_dtype, const Tensor& lookup_slots, const Tensor& origins,
+                                 const Tensor& offsets, const OptionalTensor& per_sample_weights,
+                                 const Tensor& columns, const Tensor& mean, int64_t first_bag,
+                                 const Tensor& out) {
+    const SwapAndLookups all{"swap_lookup_pooled", cache,        slots,  places, rows, leaving, dim,
+                             weight_dtype,         lookup_slots, origins};
+    const SwapLookupPooled arguments =
+        swap_lookup_pooled_arguments(all, offsets, per_sample_weights, columns, mean, first_bag, out);
+    if (arguments.swap.count > 0 || arguments.lookup.bags.count > 0) {
+      Backend::swap_lookup_pooled(cache, arguments);
+    }
+  }
+
   static void update_rows(const Tensor& cache, const Tensors& grads, const Tensor& unique_slots,
                           const Tensor& table_offsets, const Tensor& segment_offsets, const Tensor& grad_row,
                           const OptionalTensor& grad_source, const OptionalTensor& grad_column,
@@ -113,6 +167,8 @@ struct DeviceOperators {
     library.impl("gather_rows.out", TORCH_BOX(&DeviceOperators::gather_rows_out));
     library.impl("scatter_rows", TORCH_BOX(&DeviceOperators::scatter_rows));
     library.impl("swap_rows", TORCH_BOX(&DeviceOperators::swap_rows));
+    library.impl("swap_lookup_sequence", TORCH_BOX(&DeviceOperators::swap_lookup_sequence));
+    library.impl("swap_lookup_pooled", TORCH_BOX(&DeviceOperators::swap_lookup_pooled));
     library.impl("update_rows", TORCH_BOX(&DeviceOperators::update_rows));
     library.impl("accumulate_rows", TORCH_BOX(&DeviceOperators::accumulate_rows));
   }

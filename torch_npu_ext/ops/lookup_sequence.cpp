@@ -18,6 +18,12 @@ LookupSequence lookup_sequence_arguments(const Tensor& weights, const Tensor& sl
           static_cast<float*>(out.data_ptr()), slots.numel()};
 }
 
+void lookup_sequence_on_cpu(const LookupSequence& a) {
+  const CpuKernels& kernels = cpu_kernels();
+  parallel_pieces(a.count, piece_of(a.weights.dim * 4),
+                  [&](int64_t begin, int64_t end) { kernels.lookup_sequence(a, begin, end); });
+}
+
 namespace {
 
 Tensor lookup_sequence_cpu(const Tensor& weights, const Tensor& slots) {
@@ -25,9 +31,7 @@ Tensor lookup_sequence_cpu(const Tensor& weights, const Tensor& slots) {
   Tensor out = lookup_sequence_output(weights, slots);
   const LookupSequence arguments = lookup_sequence_arguments(weights, slots, out);
   check_indices(check, "slots", arguments.slots, arguments.count, arguments.weights.rows);
-  const CpuKernels& kernels = cpu_kernels();
-  parallel_pieces(arguments.count, piece_of(arguments.weights.dim * 4),
-                  [&](int64_t begin, int64_t end) { kernels.lookup_sequence(arguments, begin, end); });
+  lookup_sequence_on_cpu(arguments);
   return out;
 }
 

@@ -46,9 +46,8 @@ CopyRows copy_rows_arguments(const char* op, const Tensor& cache, const Tensor& 
   return {records, packed, slot, cache.size(1), cache.size(0), moved_rows(cache, slots)};
 }
 
-SwapRows swap_rows_arguments(const Tensor& cache, const Tensor& slots, const Tensor& places,
-                             const Tensor& rows, const Tensor& leaving, void* host_rows, void* host_leaving) {
-  const Checker check("swap_rows", cache);
+SwapRows swap_arguments(const Checker& check, const Tensor& cache, const Tensor& slots, const Tensor& places,
+                        const Tensor& rows, const Tensor& leaving, void* host_rows, void* host_leaving) {
   SwapRows a{};
   a.cache = records_of(check, cache);
   a.bytes = cache.size(1);
@@ -62,6 +61,35 @@ SwapRows swap_rows_arguments(const Tensor& cache, const Tensor& slots, const Ten
   a.count = moved_rows(cache, slots);
   a.leaving_count = leaving.size(0);
   return a;
+}
+
+SwapRows swap_rows_arguments(const Tensor& cache, const Tensor& slots, const Tensor& places,
+                             const Tensor& rows, const Tensor& leaving, void* host_rows, void* host_leaving) {
+  const Checker check("swap_rows", cache);
+  return swap_arguments(check, cache, slots, places, rows, leaving, host_rows, host_leaving);
+}
+
+void scatter_on_cpu(const CopyRows& a) {
+  const CpuKernels& kernels = cpu_kernels();
+  parallel_pieces(a.count, piece_of(a.bytes),
+                  [&](int64_t begin, int64_t end) { kernels.scatter_rows(a, begin, end); });
+}
+
+void swap_on_cpu(const SwapRows& a) {
+  const CpuKernels& kernels = cpu_kernels();
+  parallel_pieces(a.count, piece_of(2 * a.bytes),
+                  [&](int64_t begin, int64_t end) { kernels.swap_rows(a, begin, end); });
+}
+
+// The rows that leave are numbered in the order of their slots.
+void check_places(const Checker& check, const int32_t* place, int64_t count, int64_t leaving) {
+  int64_t found = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    check.require(place[i] == -1 || place[i] == found, "places must be -1 or the next of 0, 1, ..., here ",
+                  found, ", got ", place[i], " at index ", i);
+    if (place[i] >= 0) ++found;
+  }
+  check.require(found == leaving, "leaving must be a row for each of the ", found, " places, got ", leaving);
 }
 
 namespace {
@@ -85,21 +113,7 @@ void scatter_rows_cpu(const Tensor& cache, const Tensor& slots, const Tensor& ro
   const Checker check("scatter_rows", cache);
   const CopyRows arguments = copy_rows_arguments("scatter_rows", cache, slots, "rows", rows);
   check_indices(check, "slots", arguments.slots, slots.size(0), cache.size(0));
-  const CpuKernels& kernels = cpu_kernels();
-  parallel_pieces(arguments.count, piece_of(arguments.bytes),
-                  [&](int64_t begin, int64_t end) { kernels.scatter_rows(arguments, begin, end); });
-}
-
-// The rows that leave are numbered in the order of their slots.
-void check_places(const Checker& check, const Tensor& places, int64_t leaving) {
-  const auto* place = static_cast<const int32_t*>(places.data_ptr());
-  int64_t found = 0;
-  for (int64_t i = 0; i < places.size(0); ++i) {
-    check.require(place[i] == -1 || place[i] == found, "places must be -1 or the next of 0, 1, ..., here ",
-                  found, ", got ", place[i], " at index ", i);
-    if (place[i] >= 0) ++found;
-  }
-  check.require(found == leaving, "leaving must be a row for each of the ", found, " places, got ", leaving);
+  scatter_on_cpu(arguments);
 }
 
 void swap_rows_cpu(const Tensor& cache, const Tensor& slots, const Tensor& places, const Tensor& rows,
@@ -107,10 +121,8 @@ void swap_rows_cpu(const Tensor& cache, const Tensor& slots, const Tensor& place
   const Checker check("swap_rows", cache);
   const SwapRows arguments = swap_rows_arguments(cache, slots, places, rows, leaving);
   check_indices(check, "slots", arguments.slots, slots.size(0), cache.size(0));
-  check_places(check, places, leaving.size(0));
-  const CpuKernels& kernels = cpu_kernels();
-  parallel_pieces(arguments.count, piece_of(2 * arguments.bytes),
-                  [&](int64_t begin, int64_t end) { kernels.swap_rows(arguments, begin, end); });
+  check_places(check, arguments.places, places.size(0), leaving.size(0));
+  swap_on_cpu(arguments);
 }
 
 }  // namespace

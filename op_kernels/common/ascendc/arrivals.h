@@ -1,5 +1,5 @@
-// Device side: rows come into a cache while other cores look rows up. No core waits for another: the slots that
-// are written no lookup reads, since the lookups of rows that come read them where they come from.
+// Device side: rows come into a cache while other cores look rows up. No core waits for another: the slots
+// that are written no lookup reads, since the lookups of rows that come read them where they come from.
 #pragma once
 
 #include "op_kernels/common/ascendc/stored_rows.h"

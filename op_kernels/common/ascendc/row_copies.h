@@ -30,7 +30,8 @@ class TableAndArrivals {
 
   __aicore__ inline const uint8_t* at(uint32_t slot) const {
     const uint64_t base = slot < slots_ ? table_ : behind_;
-    return reinterpret_cast<const uint8_t*>(base + static_cast<uint64_t>(slot) * static_cast<uint64_t>(pitch));
+    return reinterpret_cast<const uint8_t*>(base +
+                                            static_cast<uint64_t>(slot) * static_cast<uint64_t>(pitch));
   }
   // Whether what lies between the two lies between them in memory.
   __aicore__ inline bool together(uint32_t first, uint32_t second) const {
@@ -53,10 +54,7 @@ class RowCopies {
   // tile_pitch: values from one row of the tile to the next, whole UB blocks. zeros: up to the end of a row's
   // last UB block, where rows come from the table.
   __aicore__ inline RowCopies(const Table& table, int64_t count, int64_t tile_pitch, bool zeros = false)
-      : table_(table),
-        count_(count),
-        step_(static_cast<uint32_t>(tile_pitch)),
-        padding_{false, 0, 0, 0} {
+      : table_(table), count_(count), step_(static_cast<uint32_t>(tile_pitch)), padding_{false, 0, 0, 0} {
     const auto bytes = static_cast<uint32_t>(count * sizeof(T));
     one_ = {1, bytes, 0, 0, 0};
     const int64_t rest = align_up(bytes, kUbBlock) - bytes;

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from . import gradients, lookups, moves, updates
+from . import gradients, lookups, moves, swap_lookups, updates
 from .write import Write
 
 __all__ = ["KERNELS", "Write"]
@@ -28,4 +28,6 @@ KERNELS: Mapping[str, Callable[..., Any]] = {
     "gather_rows.out": moves.gather_rows_out,
     "scatter_rows": moves.scatter_rows,
     "swap_rows": moves.swap_rows,
+    "swap_lookup_sequence": swap_lookups.swap_lookup_sequence,
+    "swap_lookup_pooled": swap_lookups.swap_lookup_pooled,
 }

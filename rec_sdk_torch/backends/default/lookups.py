@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from .checks import Checker
@@ -36,17 +38,44 @@ def lookup_pooled(
     check = Checker("lookup_pooled", weights)
     check.weights(weights)
     check.vector("slots", slots, torch.int32)
-    if per_sample_weights is not None:
-        check.vector("per_sample_weights", per_sample_weights, torch.float32, slots.shape[0])
-    check.matrix("out", out)
-    batch_size, dim = out.shape[0], weights.shape[1]
-    check.bags(offsets, columns, mean, first_bag, batch_size)
-    ends = check.offsets("offsets", offsets, slots.shape[0])
-    starts = check.slices(columns, dim, out.shape[1])
-    terms = _rows(check, weights, slots)
-    if per_sample_weights is not None:
-        terms = per_sample_weights[:, None] * terms
-    bags = torch.arange(first_bag, first_bag + len(ends) - 1, device=weights.device)
+    bags = Bags(slots.shape[0], weights.shape[1], offsets, per_sample_weights, columns, mean, first_bag, out)
+    pool(bags, bags.check(check), _rows(check, weights, slots))
+
+
+class Bags(NamedTuple):
+    """The bags of a pooled lookup, as its schema has them, and where they go.
+
+    Attributes:
+        lookups: how many.
+        dim: columns of a row.
+    """
+
+    lookups: int
+    dim: int
+    offsets: torch.Tensor
+    per_sample_weights: torch.Tensor | None
+    columns: torch.Tensor
+    mean: torch.Tensor
+    first_bag: int
+    out: torch.Tensor
+
+    def check(self, check: Checker) -> tuple[torch.Tensor, list[int]]:
+        """The offsets as int64, and the first column of each feature."""
+        if self.per_sample_weights is not None:
+            check.vector("per_sample_weights", self.per_sample_weights, torch.float32, self.lookups)
+        check.matrix("out", self.out)
+        check.bags(self.offsets, self.columns, self.mean, self.first_bag, self.out.shape[0])
+        ends = check.offsets("offsets", self.offsets, self.lookups)
+        return ends, check.slices(self.columns, self.dim, self.out.shape[1])
+
+
+def pool(given: Bags, checked: tuple[torch.Tensor, list[int]], terms: torch.Tensor) -> None:
+    """Writes the bags of `terms`, float32 `[lookups, dim]`, to their columns."""
+    (ends, starts), dim, mean, first_bag, out = checked, given.dim, given.mean, given.first_bag, given.out
+    batch_size = out.shape[0]
+    if given.per_sample_weights is not None:
+        terms = given.per_sample_weights[:, None] * terms
+    bags = torch.arange(first_bag, first_bag + len(ends) - 1, device=terms.device)
     pooled = segment_sums(terms, ends) / _divisors(bags, ends.diff(), mean, batch_size)[:, None]
     last_bag = first_bag + len(pooled)
     for feature, column in enumerate(starts):

@@ -42,7 +42,11 @@ def gather_rows_out(cache: torch.Tensor, slots: torch.Tensor, *, out: torch.Tens
 
 def scatter_rows(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> Write:
     """op_kernels/scatter_rows/README.md."""
-    check = Checker("scatter_rows", cache)
+    return scatter(Checker("scatter_rows", cache), cache, slots, rows)
+
+
+def scatter(check: Checker, cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> Write:
+    """`scatter_rows`, of other operators too."""
     _records(check, cache)
     check.vector("slots", slots, torch.int32)
     _packed(check, cache, "rows", rows, slots.shape[0])
@@ -53,7 +57,18 @@ def swap_rows(
     cache: torch.Tensor, slots: torch.Tensor, places: torch.Tensor, rows: torch.Tensor, leaving: torch.Tensor
 ) -> Write:
     """op_kernels/swap_rows/README.md."""
-    check = Checker("swap_rows", cache)
+    return swap(Checker("swap_rows", cache), cache, slots, places, rows, leaving)
+
+
+def swap(
+    check: Checker,
+    cache: torch.Tensor,
+    slots: torch.Tensor,
+    places: torch.Tensor,
+    rows: torch.Tensor,
+    leaving: torch.Tensor,
+) -> Write:
+    """`swap_rows`, of other operators too: the rows that leave are out, the others are still to be written."""
     _records(check, cache)
     check.vector("slots", slots, torch.int32)
     count = slots.shape[0]

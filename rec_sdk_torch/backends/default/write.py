@@ -18,8 +18,10 @@ class Write(NamedTuple):
         to: a matrix.
         at: int64 `[n]`, distinct rows of it.
         rows: `[n, columns]`.
+        result: of the operator, made before the write.
     """
 
     to: torch.Tensor
     at: torch.Tensor
     rows: torch.Tensor
+    result: torch.Tensor | None = None

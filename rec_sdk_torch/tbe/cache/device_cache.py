@@ -13,10 +13,9 @@ from ... import _engine
 from ...backends.devices import Backend, backend_for
 from ...ops import ops, parallel_runner, update_rows
 from ...record import dtype_codes
-from ...warn import warn
 from ..config.life import TableLife, warn_of_evictions, warn_of_timestamps
 from ..config.rounding import rounding_seeds
-from ..config.table import BoundsCheckMode, Pooling
+from ..config.table import BoundsCheckMode, Pooling, warn_of_bounds
 from .accumulation import Segments, Window
 from .batch import Batch, Int64Array
 from .graded import graded_rows
@@ -25,7 +24,7 @@ from .ledger import Call, Ledger, Run
 from .plan import Plan
 from .ranges import profiled
 from .store_folder import StoreFolder
-from .swap import Swap
+from .swap import Swap, joined_lookup
 from .transfers import Arrival, Transfers
 from .watcher import Watcher
 
@@ -93,7 +92,7 @@ class Group:
         self._kernel = first.optimizer.spec.kernel if first.optimizer else ""
         self._device = device
         means = [m.config.pooling is Pooling.MEAN for m in members for _ in m.features]
-        layout, policy = self.layout, cache_policy
+        layout, policy, backend = self.layout, cache_policy, backend_for(device)
         self._rounds = first.config.rounds_stochastically and first.optimizer is not None
         self._seed = seed
         self._make_engine = functools.partial(
@@ -108,6 +107,7 @@ class Group:
             stores=stores,
             row_ids=self._rounds,
             state_inits=state_inits(members),
+            origins=backend.joins_lookups,
         )
         self.engine = self._make_engine(serial=serial)
         self._counted: dict[int | None, dict[str, int]] = {}
@@ -130,7 +130,7 @@ class Group:
         self.chunk = max(1024, CHUNK_BYTES // self.layout.bytes)
         # Buffers are made outside of inference mode, whose tensors could not be changed by a later step.
         with torch.inference_mode(False):
-            self._allocate(backend_for(device), columns, means)
+            self._allocate(backend, columns, means)
 
     def _allocate(self, backend: Backend, columns: Sequence[int], means: Sequence[bool]) -> None:
         slots = sum(member.cache_slots for member in self.members)
@@ -236,7 +236,7 @@ class Group:
     def warn(self, plan: Plan) -> None:
         """Warns of ids of the plan that were out of range, and of timestamps that were set aside."""
         if self._may_warn:
-            _warn_of_bounds(plan.host.bounds_warnings)
+            warn_of_bounds(plan.host.bounds_warnings)
         if self._dated:
             warn_of_timestamps(plan.host.set_aside)
 
@@ -265,10 +265,15 @@ class Group:
             float32 `[n, D]`; or `out` `[B, total]`, into whose columns they were pooled.
         """
         begin = time.perf_counter_ns()
-        with profiled("apply"):
-            self.swap.finish(plan)
-        self.swapping_ns += time.perf_counter_ns() - begin
         rows, arrays = self.swap.weights, plan.arrays
+        joined = None  # with the swap, which reads `origins`
+        if arrays.origins is not None:
+            joined = joined_lookup(self.layout, arrays, (weights, self._columns, self._means, 0, out))
+        with profiled("apply"):
+            done = self.swap.finish(plan, joined)
+        self.swapping_ns += time.perf_counter_ns() - begin
+        if done:
+            return done[0] if out is None else out
         with profiled("lookup"):
             if out is None:
                 out = ops.lookup_sequence(rows, arrays.slots)
@@ -447,7 +452,7 @@ class Group:
             ops.lookup_pooled(rows, index, offsets, part, self._columns, self._means, begin, out)
             done += len(plan.index)
         if self._may_warn:
-            _warn_of_bounds(self.engine.take_bounds_warnings())
+            warn_of_bounds(self.engine.take_bounds_warnings())
         if out is not None:
             return out
         empty = torch.empty((0, self.layout.dim), dtype=torch.float32, device=self._device)
@@ -487,8 +492,3 @@ class Group:
         """Replaces records in the cache by those of the host."""
         self._transfers.follow()
         ops.scatter_rows(self.swap.cache, *self._transfers.put(slots), records.to(self._device))
-
-
-def _warn_of_bounds(found: Sequence[tuple[str, int, int]]) -> None:
-    for name, count, example in found:
-        warn(f"table {name!r}: {count} ids are out of range (such as {example}) and read row 0")

@@ -98,6 +98,7 @@ def engine_of(
     stores: StoreFolder | None,
     row_ids: bool,
     state_inits: Sequence[list[float]],
+    origins: bool,
 ) -> _engine.Engine:
     given = zip(members, state_inits, strict=True)
     return _engine.Engine(
@@ -112,6 +113,7 @@ def engine_of(
         serial=serial,
         row_ids=row_ids,
         state_dtypes=dtype_codes(layout.state_dtypes),
+        origins=origins,
     )
 
 

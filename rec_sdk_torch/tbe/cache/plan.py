@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,6 +39,9 @@ class PlanArrays(NamedTuple):
         window_in_slots: int64, those of `swap_in_slots` with sums that come back.
         unique_ids: int64 `[U]`, the id of each distinct row; groups that round stochastically.
         hot_segments: int32 `[H, 4]`, what devices sum in chunks, as `rec_sdk::update_rows` takes it.
+        origins: int32 `[N]`, where the row of each lookup is before the swap: its slot, or the slots of the cache + i
+            if it is the i-th of the rows that come; batches that bring rows in, on devices that swap rows and look them
+            up in one launch.
     """
 
     offsets: torch.Tensor | None
@@ -57,6 +60,7 @@ class PlanArrays(NamedTuple):
     window_in_slots: torch.Tensor | None
     unique_ids: torch.Tensor | None
     hot_segments: torch.Tensor | None
+    origins: torch.Tensor | None
 
 
 _HOT_SEGMENTS = PlanArrays._fields.index("hot_segments")
@@ -128,13 +132,13 @@ class Leaving:
         rows: uint8 `[O, bytes]`, where they are put.
         staging: the same in host memory, which may be `rows` itself.
         sums: of an accumulation window.
-        swapped: not empty once they have been put there, and others into their slots.
+        swapped: what the swap gave, once they have been put there, and others into their slots.
     """
 
     rows: torch.Tensor
     staging: torch.Tensor
     sums: Departure | None
-    swapped: list[None] = field(default_factory=list)
+    swapped: list[Any] = field(default_factory=list)
 
 
 @dataclass(eq=False, slots=True)

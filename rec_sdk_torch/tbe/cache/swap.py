@@ -9,20 +9,36 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from ... import _engine
 from ...ops import call_once, ops
+from ...record import RecordLayout
 from .batch import Batch, Int64Array
 from .plan import Leaving, Plan, PlanArrays, Staged, arrays_on_device, arrays_on_host
 from .transfers import Arrival, Departure, Transfers
 
+Joined = tuple[Any, Sequence[object]]
+"""An overload of an operator that swaps rows and looks rows up, and its arguments behind those of the swap."""
+
 FillNew = Callable[[np.ndarray, np.ndarray, torch.Tensor], None]
 """(places, tables, records) -> nothing: gives new rows among `records` other weights than the engine's."""
+
+
+def joined_lookup(layout: RecordLayout, arrays: PlanArrays, pooled: Sequence[Any]) -> Joined:
+    """The lookup of a plan that has `origins`, as part of its swap.
+
+    `pooled` are the arguments of `lookup_pooled` behind its offsets, of which the last is None for a sequence.
+    """
+    rows = layout.dim, layout.weight_dtype, arrays.slots, arrays.origins
+    if pooled[-1] is None:
+        return ops.swap_lookup_sequence.default, rows
+    return ops.swap_lookup_pooled.default, (*rows, arrays.offsets, *pooled)
 
 
 @dataclass(eq=False, slots=True)
@@ -151,14 +167,19 @@ class Swap:
             plan.staged.host = host
             self._stage(host, plan.staged)
 
-    def finish(self, plan: Plan) -> None:
-        """Brings in the rows of `plan`, which has begun. Its arrays may be used from now on."""
+    def finish(self, plan: Plan, joined: Joined | None = None) -> Sequence[Any]:
+        """Brings in the rows of `plan`, which has begun. Its arrays may be used from now on.
+
+        Returns what `joined` gave; nothing where rows came in another way, and are still to be looked up.
+        """
         staged = plan.staged
+        done: Sequence[Any] = ()
         if not plan.host.applied:  # as another thread may have, on its way to a later plan
-            self._finish(plan.host if staged is None or staged.host is None else staged.host, staged)
+            done = self._finish(plan.host if staged is None or staged.host is None else staged.host, staged, joined)
         if plan.arrival.event is not None:
             plan.arrival.wait()
         plan.staged = None
+        return done
 
     def apply_all(self) -> None:
         """Applies every plan there is: the cache holds all rows that the engine says it does."""
@@ -181,10 +202,11 @@ class Swap:
             staged = self._send_arrays(torch.from_numpy(host.arena), host)
         return staged
 
-    def _finish(self, host: _engine.Plan, staged: Staged | None) -> None:
+    def _finish(self, host: _engine.Plan, staged: Staged | None, joined: Joined | None = None) -> Sequence[Any]:
+        done: Sequence[Any] = ()
         if staged is not None:
             self._begun[host.serial] = staged  # completed after an interrupt, it must not swap rows again
-            self._write(staged)
+            done = self._write(staged, joined)
             if staged.leaving is not None:
                 self._leaving[host.serial] = host, self._send_out(staged.leaving)
         self.engine.applied(host)
@@ -192,6 +214,7 @@ class Swap:
             if serial <= host.serial:
                 self._staged.pop(serial, None)
         self._begun.clear()  # one at a time begins
+        return done
 
     def _stage(self, host: _engine.Plan, staged: Staged) -> None:
         """Takes memory for what leaves, and starts the copies of what comes. Changes nothing."""
@@ -244,29 +267,39 @@ class Swap:
             sums = self.transfers.fetch(self.sums.index_select(0, arrays.window_out_slots))
         return Leaving(rows, staging, sums)
 
-    def _write(self, staged: Staged) -> None:
-        """Swaps rows, those that leave with the updates that the current stream has been given."""
+    def _write(self, staged: Staged, joined: Joined | None) -> Sequence[Any]:
+        """Swaps rows, those that leave with the updates that the current stream has been given.
+
+        Returns what `joined` gave, unless there are late rows: they are not where it would read them.
+        """
         arrays = staged.arrays
         if self.sums is not None and arrays.window_out_slots is not None:
             self.sums.index_fill_(0, arrays.window_out_slots, 0.0)
         if self.sums is not None and arrays.window_in_slots is not None and staged.sums is not None:
             self.sums.index_copy_(0, arrays.window_in_slots, *staged.sums.wait())
         if arrays.swap_in_slots is None or staged.records is None:
-            return
+            return ()
         arrival = staged.records
         (records,) = arrival.tensors if arrival.event is None else arrival.wait()
-        if staged.leaving is None:
+        leaving = staged.leaving
+        called: list[Any] = [] if leaving is None else leaving.swapped
+        rows = None if leaving is None else leaving.rows
+        if rows is not None and self.transfers.pinned:
+            self.transfers.used_here(rows)
+        swap = self.cache, arrays.swap_in_slots, arrays.swap_out_places, records, rows
+        if joined is not None and staged.late_rows is None and not called:
+            operator, lookup = joined
+            call_once(operator, (*swap, *lookup), called)
+            return called
+        if leaving is None:
             ops.scatter_rows(self.cache, arrays.swap_in_slots, records)
         else:
-            rows = staged.leaving.rows
-            if self.transfers.pinned:
-                self.transfers.used_here(rows)
-            swap = self.cache, arrays.swap_in_slots, arrays.swap_out_places, records, rows
-            call_once(ops.swap_rows.default, swap, staged.leaving.swapped)
+            call_once(ops.swap_rows.default, swap, called)
         if staged.late_rows is not None:
             ops.scatter_rows(self.cache, *staged.late_rows.wait())
         if self.transfers.direct:
             self.transfers.used(staged.records.memory)
+        return ()
 
     def _send_out(self, leaving: Leaving) -> _Copies:
         """Starts to copy the rows that have left to the host."""

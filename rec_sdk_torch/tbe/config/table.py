@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ...record import WEIGHT_DTYPES
+from ...warn import warn
 from .life import TableLife
 from .numbers import as_int
 
@@ -283,3 +284,9 @@ def check_names(tables: Sequence[TableConfig]) -> None:
         if table.name in seen:
             raise ValueError(f"duplicate table name {table.name!r}")
         seen.add(table.name)
+
+
+def warn_of_bounds(found: Sequence[tuple[str, int, int]]) -> None:
+    """`found`: table, how many ids, one of them."""
+    for name, count, example in found:
+        warn(f"table {name!r}: {count} ids are out of range (such as {example}) and read row 0")

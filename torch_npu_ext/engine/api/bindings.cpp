@@ -84,7 +84,8 @@ std::shared_ptr<Engine> make_engine(std::vector<TableSpec> tables, int64_t dim, 
                                     const std::vector<int32_t>& feature_tables,
                                     const std::vector<int64_t>& feature_columns,
                                     const std::vector<bool>& feature_means, const std::string& policy,
-                                    uint64_t serial, bool row_ids, const std::vector<int>& state_dtypes) {
+                                    uint64_t serial, bool row_ids, const std::vector<int>& state_dtypes,
+                                    bool origins) {
   const bool pooled = !feature_columns.empty();
   if (pooled &&
       (feature_columns.size() != feature_tables.size() || feature_means.size() != feature_tables.size())) {
@@ -99,7 +100,7 @@ std::shared_ptr<Engine> make_engine(std::vector<TableSpec> tables, int64_t dim, 
   }
   const RecordLayout layout = make_layout(dim, weight_dtype, state_elements, state_dtypes);
   return std::make_shared<Engine>(
-      GroupSpec{std::move(tables), layout, std::move(features), pooled, policy, serial, row_ids});
+      GroupSpec{std::move(tables), layout, std::move(features), pooled, policy, serial, row_ids, origins});
 }
 
 void bind_specs(py::module_& m) {
@@ -230,11 +231,12 @@ PYBIND11_MODULE(_engine, m) {
           feature_tables: the table of each feature, ascending. feature_columns: the first output column of
           each feature, or [] for a sequence. feature_means: whether it is MEAN-pooled. serial: plans and
           versions are numbered behind it. row_ids: plans have the ids of their rows for the device.
-          state_dtypes: of each state block, 0 (fp32), 1 (fp16) or 2 (bf16); empty: all fp32.)",
+          state_dtypes: of each state block, 0 (fp32), 1 (fp16) or 2 (bf16); empty: all fp32. origins: plans
+          that bring rows in have the origins of their lookups for the device.)",
              py::arg("tables"), py::arg("dim"), py::arg("weight_dtype"), py::arg("state_elements"),
              py::arg("feature_tables"), py::arg("feature_columns"), py::arg("feature_means"),
              py::arg("policy") = "lru", py::arg("serial") = 0, py::arg("row_ids") = false,
-             py::arg("state_dtypes") = std::vector<int>{});
+             py::arg("state_dtypes") = std::vector<int>{}, py::arg("origins") = false);
   m.def("begin", &Engine::begin,
         R"(The caches will be written to: the plans, of several engines, can only be completed from
           now on. All or none.

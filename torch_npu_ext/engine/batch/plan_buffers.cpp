@@ -48,6 +48,7 @@ size_t PlanBuffers::place_arrays(const PlanShape& shape, char* base) {
   arena.place(window_in_slots, shape.window_in);
   arena.place(unique_ids, shape.uniques, shape.ids);
   arena.place(hot_segments, hot_segment_places(n));
+  arena.place(origins, n, shape.origins && shape.in > 0);
   device_bytes_ = arena.used();
   arena.place(swap_out_slots, shape.out);
   arena.place(swap_out_rows, shape.out);
@@ -106,6 +107,7 @@ std::vector<PlanBuffers::Field> PlanBuffers::device_fields() const {
   unless_empty(window_in_slots, window_in);
   add(unique_ids, uniques);
   unless_empty(hot_segments, hot);
+  add(origins, lookups);
   return fields;
 }
 

@@ -64,6 +64,7 @@ struct PlanShape {
   bool pooled = false, scaled = false, weighted = false;
   bool sources = false;  // a sequence of several features
   bool ids = false;      // of the unique rows
+  bool origins = false;  // of the lookups
 };
 
 // Memory of the caller's for a plan's arrays; `owner` is let go with the last use of them.
@@ -109,6 +110,9 @@ struct PlanBuffers {
   int64_t* window_in_slots = nullptr;   // [Q] those of swap_in_slots
   int64_t* unique_ids = nullptr;        // [U] of unique_slots; only where weights round stochastically
   HotSegment* hot_segments = nullptr;   // [H]; room for hot_segment_places(N)
+  // [N] of each lookup its slot; slots of the group + i, if its row is the i-th that comes. Only where rows
+  // come, and the device asks for it.
+  int32_t* origins = nullptr;
   // On the host.
   int32_t* swap_out_slots = nullptr;             // [O], in the order of swap_in_slots
   uint32_t* swap_out_rows = nullptr;             // [O]

@@ -1,6 +1,7 @@
 #include "torch_npu_ext/engine/group/group.h"
 
 #include <algorithm>
+#include <numeric>
 #include <stdexcept>
 
 namespace rec_sdk {
@@ -42,6 +43,7 @@ Group::Group(GroupSpec spec)
       features((check_features(spec), spec.features)),
       pooled(spec.pooled),
       row_ids(spec.row_ids),
+      origins(spec.origins),
       slots(count_slots(spec)),
       window(spec.layout.dim, slots) {
   sources = !pooled && features.size() > 1;
@@ -55,6 +57,10 @@ Group::Group(GroupSpec spec)
   stats.resize(tables.size());
   large_evictions.resize(tables.size());
   slot_ids = HugeArray<int64_t>(static_cast<size_t>(slots));
+  if (origins) {
+    origin_of_slot = HugeArray<int32_t>(static_cast<size_t>(slots));
+    std::iota(origin_of_slot.data(), origin_of_slot.data() + slots, 0);
+  }
   uses = SlotUses(slots);
   uses.start_at(spec.serial);
   future = FutureUses(slots, static_cast<int64_t>(tables.size()));

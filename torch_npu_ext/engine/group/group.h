@@ -28,6 +28,7 @@ struct GroupSpec {
   std::string policy;
   uint64_t serial = 0;  // of the plan before the first
   bool row_ids = false;
+  bool origins = false;
 };
 
 // Counts of one table, or of all. largest_batch is of those that began: the most unique rows of one.
@@ -50,10 +51,12 @@ struct Group {
   bool scaled = false;   // some feature is MEAN
   bool sources = false;  // a sequence of several features, each with a gradient of its own
   bool row_ids;          // plans have the ids of their rows
+  bool origins;          // plans that bring rows in say where each lookup's row is before they do
   MemoryGuard memory;
   std::vector<Table> tables;
   int64_t slots;
-  HugeArray<int64_t> slot_ids;  // [slots] of a used slot
+  HugeArray<int64_t> slot_ids;        // [slots] of a used slot
+  HugeArray<int32_t> origin_of_slot;  // [slots] its own number, but while a plan is made; only with `origins`
   SlotUses uses;
   FutureUses future;
   Window window;

@@ -122,6 +122,7 @@ PlanShape Planner::shape(const Group& group) const {
   shape.weighted = batch_.weighted;
   shape.sources = group.sources && !batch_.joined;
   shape.ids = group.row_ids;
+  shape.origins = group.origins;
   return shape;
 }
 
@@ -266,6 +267,7 @@ void Planner::commit(Group* group, PlanBuffers* plan) noexcept {
   clear_hot_segments(plan->hot_segments, plan->lookups);
   for_each_part(scan_.share_count(), batch_.lookups,
                 [&](int64_t s) noexcept { write_segments(*group, batch_, s, &scan_, plan); });
+  if (plan->origins != nullptr) write_origins(group, plan);
   plan->segment_offsets[plan->uniques] = static_cast<int32_t>(scan_.segment_lookups());
   plan->hot = collect_hot_segments(plan->hot_segments, plan->lookups);
   for (int32_t t = 0; t < tables; ++t) {

@@ -1,5 +1,9 @@
 #include "torch_npu_ext/engine/plan/segments.h"
 
+#include <algorithm>
+
+#include "torch_npu_ext/engine/base/parallel.h"
+
 namespace rec_sdk {
 namespace {
 
@@ -147,6 +151,24 @@ void write_segments(const Group& group, const Batch& batch, int64_t s, Scan* sca
   for (int64_t i = share.first; i < share.first + share.count; ++i) {
     plan->slots[i] = static_cast<int32_t>(slots.of(scan->local[i]));
   }
+}
+
+void write_origins(Group* group, PlanBuffers* plan) noexcept {
+  constexpr int64_t kPiece = 16384;
+  int32_t* const of_slot = group->origin_of_slot.data();
+  const int32_t* const coming = plan->swap_in_slots;
+  for (int64_t i = 0; i < plan->rows_in; ++i) {
+    if (i + kPrefetchDistance < plan->rows_in) prefetch(&of_slot[coming[i + kPrefetchDistance]]);
+    of_slot[coming[i]] = static_cast<int32_t>(group->slots + i);
+  }
+  run_pieces((plan->lookups + kPiece - 1) / kPiece, [&](int64_t piece) noexcept {
+    const int64_t end = std::min(plan->lookups, (piece + 1) * kPiece);
+    for (int64_t j = piece * kPiece; j < end; ++j) {
+      if (j + kPrefetchDistance < end) prefetch(&of_slot[plan->slots[j + kPrefetchDistance]]);
+      plan->origins[j] = of_slot[plan->slots[j]];
+    }
+  });
+  for (int64_t i = 0; i < plan->rows_in; ++i) of_slot[coming[i]] = coming[i];
 }
 
 }  // namespace rec_sdk

@@ -14,4 +14,7 @@ namespace rec_sdk {
 void write_segments(const Group& group, const Batch& batch, int64_t share, Scan* scan,
                     PlanBuffers* plan) noexcept;
 
+// Fills the plan's origins. Needs its slots and swap_in_slots.
+void write_origins(Group* group, PlanBuffers* plan) noexcept;
+
 }  // namespace rec_sdk

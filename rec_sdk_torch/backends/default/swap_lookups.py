@@ -1,0 +1,122 @@
+"""swap_lookup_sequence and swap_lookup_pooled: a swap, and lookups in the cache as it leaves it."""
+
+from __future__ import annotations
+
+import torch
+
+from .checks import MAX_DIM, Checker
+from .lookups import Bags, pool
+from .moves import scatter, swap
+from .write import Write
+
+_Optional = torch.Tensor | None
+
+
+def swap_lookup_sequence(
+    cache: torch.Tensor,
+    slots: torch.Tensor,
+    places: _Optional,
+    rows: torch.Tensor,
+    leaving: _Optional,
+    dim: int,
+    weight_dtype: torch.dtype,
+    lookup_slots: torch.Tensor,
+    origins: torch.Tensor,
+) -> Write:
+    """op_kernels/swap_lookup_sequence/README.md."""
+    check = Checker("swap_lookup_sequence", cache)
+    _check_dim(check, cache, dim, weight_dtype)
+    arrivals = _check_lookups(check, cache, slots, lookup_slots, origins)
+    write = _swap(check, cache, slots, places, rows, leaving)
+    looked_up = _rows(cache, rows, dim, weight_dtype, lookup_slots, arrivals)
+    return write._replace(result=looked_up)
+
+
+def swap_lookup_pooled(
+    cache: torch.Tensor,
+    slots: torch.Tensor,
+    places: _Optional,
+    rows: torch.Tensor,
+    leaving: _Optional,
+    dim: int,
+    weight_dtype: torch.dtype,
+    lookup_slots: torch.Tensor,
+    origins: torch.Tensor,
+    offsets: torch.Tensor,
+    per_sample_weights: _Optional,
+    columns: torch.Tensor,
+    mean: torch.Tensor,
+    first_bag: int,
+    out: torch.Tensor,
+) -> Write:
+    """op_kernels/swap_lookup_pooled/README.md."""
+    check = Checker("swap_lookup_pooled", cache)
+    _check_dim(check, cache, dim, weight_dtype)
+    arrivals = _check_lookups(check, cache, slots, lookup_slots, origins)
+    bags = Bags(lookup_slots.shape[0], dim, offsets, per_sample_weights, columns, mean, first_bag, out)
+    checked = bags.check(check)
+    write = _swap(check, cache, slots, places, rows, leaving)
+    pool(bags, checked, _rows(cache, rows, dim, weight_dtype, lookup_slots, arrivals))
+    return write
+
+
+def _check_dim(check: Checker, cache: torch.Tensor, dim: int, weight_dtype: torch.dtype) -> None:
+    check.tensor("cache", cache, torch.uint8, 2)
+    check.require(1 <= dim <= MAX_DIM, f"dim must be in [1, {MAX_DIM}], got {dim}")
+    check.storage_dtype("weight_dtype", weight_dtype)
+    value, width = weight_dtype.itemsize, cache.shape[1]
+    check.require(
+        width % value == 0 and width >= dim * value,
+        f"cache must have a multiple of {value} bytes per row, at least {dim * value} for dim {dim}, got {width}",
+    )
+
+
+def _check_lookups(
+    check: Checker,
+    cache: torch.Tensor,
+    slots: torch.Tensor,
+    lookup_slots: torch.Tensor,
+    origins: torch.Tensor,
+) -> torch.Tensor:
+    """The place of each lookup's row among those that come, int64 `[N]`; negative where it is in the cache."""
+    check.vector("slots", slots, torch.int32)
+    check.vector("lookup_slots", lookup_slots, torch.int32)
+    check.vector("origins", origins, torch.int32, lookup_slots.shape[0])
+    cached, count = cache.shape[0], slots.shape[0]
+    at = check.indices("slots", slots, cached)
+    looked_up = check.indices("lookup_slots", lookup_slots, cached)
+    given = check.indices("origins", origins, cached + count)
+    of_slot = torch.arange(cached, device=cache.device)
+    of_slot[at] = torch.arange(cached, cached + count, device=cache.device)
+    expected = of_slot[looked_up]
+    check.no_bad(
+        given != expected,
+        lambda i: f"origins must be {int(expected[i])} for slot {int(looked_up[i])}, got {int(given[i])} at index {i}",
+    )
+    return given - cached
+
+
+def _swap(
+    check: Checker, cache: torch.Tensor, slots: torch.Tensor, places: _Optional, rows: torch.Tensor, leaving: _Optional
+) -> Write:
+    check.require(
+        (places is None) == (leaving is None),
+        "places and leaving belong together: give both, or neither where no row leaves",
+    )
+    if places is None or leaving is None:
+        return scatter(check, cache, slots, rows)
+    return swap(check, cache, slots, places, rows, leaving)
+
+
+def _rows(
+    cache: torch.Tensor,
+    rows: torch.Tensor,
+    dim: int,
+    weight_dtype: torch.dtype,
+    lookup_slots: torch.Tensor,
+    arrivals: torch.Tensor,
+) -> torch.Tensor:
+    """The rows of the lookups, float32 `[N, dim]`."""
+    found, comes = cache.index_select(0, lookup_slots), arrivals >= 0
+    found[comes] = rows[arrivals[comes]]
+    return found.view(weight_dtype)[:, :dim].float()

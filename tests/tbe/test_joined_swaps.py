@@ -1,0 +1,129 @@
+"""Swaps and lookups in one call of the device, as on an NPU: when there is one, and that it changes nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from rec_sdk_torch import ops as ops_module
+from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch.tbe.cache import device_cache, swap
+
+ROWS = 8
+OF_LOOKUP = {Pooling.NONE: "swap_lookup_sequence", Pooling.SUM: "swap_lookup_pooled"}
+
+
+@pytest.fixture
+def calls(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """The calls that move rows into the caches, by their names."""
+    made = device_cache.backend_for
+    if made(device).reaches_host:
+        pytest.skip("rows come straight from the host's memory")
+    monkeypatch.setattr(device_cache, "backend_for", lambda of: replace(made(of), joins_lookups=True))
+    counted: Counter[str] = Counter()
+
+    def call_once(operator: Any, arguments: Sequence[object], called: list[Any]) -> None:
+        counted[operator._opname] += not called
+        ops_module.call_once(operator, arguments, called)
+
+    class Counting:
+        def __getattr__(self, name: str) -> Any:
+            counted[name] += name == "scatter_rows"  # which is called as it is asked for
+            return getattr(ops_module.ops, name)
+
+    monkeypatch.setattr(swap, "call_once", call_once)
+    monkeypatch.setattr(swap, "ops", Counting())
+    return counted
+
+
+def embedding(pooling: Pooling, device: torch.device, batches: float = 2.5, hashed: bool = True) -> Any:
+    """A table whose cache holds so many batches."""
+    config = TableConfig("t", 200, 4, pooling=pooling, hashed=hashed)
+    optimizer = TableOptimizer.create(torch.optim.Adagrad, {"lr": 0.1})
+    return TableBatchedEmbedding([config], optimizer=optimizer, cache=int(ROWS * batches), device=device, seed=3)
+
+
+def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Some rows of the batch before, and some that leave the cache and come back; each twice."""
+    ids = torch.arange(ROWS) + (ROWS // 2) * (number % 7)
+    return torch.cat([ids, ids.flip(0)]), torch.arange(0, 2 * ROWS + 1, 2)
+
+
+def offsets(pooling: Pooling, number: int) -> torch.Tensor:
+    return batch(number)[1] if pooling is not Pooling.NONE else torch.tensor([0, 2 * ROWS])
+
+
+def run(tables: Any, ids: torch.Tensor, bags: torch.Tensor) -> torch.Tensor:
+    out = tables(ids, bags)
+    out.backward(torch.linspace(0.5, 1.5, out.numel(), device=out.device).view_as(out))
+    result: torch.Tensor = out.detach().cpu()
+    return result
+
+
+def train(tables: Any, pooling: Pooling, number: int) -> torch.Tensor:
+    return run(tables, batch(number)[0], offsets(pooling, number))
+
+
+@pytest.mark.parametrize("pooling", OF_LOOKUP)
+def test_every_step_that_swaps_makes_one_call(pooling: Pooling, device: torch.device, calls: Counter[str]) -> None:
+    tables, resident = embedding(pooling, device), embedding(pooling, device, batches=25)
+    swaps = 0
+    for number in range(20):
+        before = tables.cache_stats()["rows_in"]
+        calls.clear()
+        found = train(tables, pooling, number)
+        swapped = tables.cache_stats()["rows_in"] > before
+        assert +calls == ({OF_LOOKUP[pooling]: 1} if swapped else {})
+        swaps += swapped
+        assert torch.equal(found, train(resident, pooling, number))
+    assert swaps > 10
+    assert tables.cache_stats()["rows_out"] > 30
+
+
+@pytest.mark.parametrize("pooling", OF_LOOKUP)
+def test_rows_that_another_call_has_brought_in_are_looked_up_alone(
+    pooling: Pooling, device: torch.device, calls: Counter[str]
+) -> None:
+    """The plan of a batch, made ahead, is applied before its own forward comes, as on the way to a later one."""
+    tables, resident = embedding(pooling, device), embedding(pooling, device, batches=25)
+    for each in (tables, resident):
+        train(each, pooling, 0)
+        train(each, pooling, 3)
+    ids, bags = batch(5)[0], offsets(pooling, 5)
+    tables.prefetch(ids, bags)
+    tables.queue.wait()
+    calls.clear()
+    with tables.layout.locks.launch:
+        tables.layout.built[0].swap.apply_all()
+    assert +calls == {"swap_rows": 1}
+    found = run(tables, ids, bags)
+    assert +calls == {"swap_rows": 1}
+    assert torch.equal(found, train(resident, pooling, 5))
+    for number in (1, 2):
+        assert torch.equal(train(tables, pooling, number), train(resident, pooling, number))
+
+
+@pytest.mark.parametrize("pooling", OF_LOOKUP)
+def test_late_rows_are_looked_up_alone(pooling: Pooling, device: torch.device, calls: Counter[str]) -> None:
+    """Rows that left with the batch before, which was made ahead too, are no part of what was read ahead."""
+    tables, resident = embedding(pooling, device, batches=2), embedding(pooling, device, batches=25)
+    for each in (tables, resident):
+        train(each, pooling, 0)
+        train(each, pooling, 4)
+    # The first takes the oldest rows out, and the second wants them back.
+    coming = [(batch(number)[0], offsets(pooling, number)) for number in (6, 0)]
+    for ids, bags in coming:
+        tables.prefetch(ids, bags)
+    tables.queue.wait()
+    made = []
+    for (ids, bags), number in zip(coming, (6, 0), strict=True):
+        calls.clear()
+        found = run(tables, ids, bags)
+        made.append(dict(+calls))
+        assert torch.equal(found, train(resident, pooling, number))
+    assert made == [{OF_LOOKUP[pooling]: 1}, {"swap_rows": 1, "scatter_rows": 1}]
