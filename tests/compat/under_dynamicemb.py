@@ -337,6 +337,38 @@ def test_the_files_of_a_dump(tmp_path: Path) -> None:
     assert other.get_score() == {"t": 4}
 
 
+def test_scores_of_batches_that_are_taken_back_are_gone() -> None:
+    module = tables(score_strategy=Strategy.STEP)
+    train(module, 1)
+    train(module, 2)
+    scores = module._scores["t"]
+    scores.view.set_clocks({"batches": 1})  # as a load of a save does
+    train(module, 3)
+    assert scores.of(torch.tensor([1, 3])).tolist() == [1, 3]
+
+
+def test_a_load_of_an_older_dump(tmp_path: Path) -> None:
+    """The next score is above all that were given; what has a row is no candidate any more."""
+    admit = FrequencyAdmissionStrategy(2, Args(Mode.CONSTANT))
+    module = tables(score_strategy=Strategy.STEP, admit_strategy=admit)
+    train(module, 1)
+    module.dump(tmp_path, counter=True)
+    for _ in range(3):
+        train(module, 1)
+    module.load(tmp_path, counter=True)
+    assert module.get_score() == {"t": 5}
+    assert module._scores["t"].view.candidates()[0].tolist() == []
+
+
+@pytest.mark.parametrize("bound", [0.25, 2.0])
+def test_gradients_are_clipped_at_the_given_number(bound: float) -> None:
+    options = Options(dim=4, max_capacity=16, embedding_dtype=torch.float32, initializer_args=Args(Mode.CONSTANT))
+    given = {"learning_rate": 1.0, "gradient_clipping": True, "max_gradient": bound}
+    module = Tables([options], ["t"], device=DEVICE, optimizer=EmbOptimType.SGD, **given)
+    (3 * module(torch.tensor([5]), torch.tensor([0, 1]))).sum().backward()
+    assert module.export_keys_values("t", torch.device("cpu"))[1].tolist() == [[-bound] * 4]
+
+
 def test_a_dump_of_two_ranks(tmp_path: Path) -> None:
     from rec_sdk_torch.compat.dynamicemb.files import dump_table
 

@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from jagged import jagged
-from ranks import Ranks
+from jagged import bags_collection, jagged
+from ranks import Place, Ranks
 from sharded_model import Model, Scenario, bags_of, concatenated, rows, shard
+from torchrec import EmbeddingBagConfig
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingEnv, ShardingType
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.serving import TableReader
@@ -156,3 +159,26 @@ def test_each_rank_may_remove_the_folder_before_it_saves(ranks_of: Callable[[int
     assert first == second
     assert [str(folder) for folder in path.iterdir() if folder.is_dir()] == [first]
     assert rst.Saver.get_latest_load_path(path) == first
+
+
+def rows_of_a_larger_table(rank: int, world_size: int) -> None:
+    sharder, made = rst.EmbCacheEmbeddingBagCollectionSharder(), []
+    by_rows: Any = ParameterSharding(ShardingType.ROW_WISE.value, EmbeddingComputeKernel.FUSED.value)
+    plan = EmbeddingModuleShardingPlan({"t0": by_rows})
+    env = ShardingEnv.from_process_group(torch.distributed.group.WORLD)
+    for count in (15, 9):
+        config = EmbeddingBagConfig(name="t0", num_embeddings=count, embedding_dim=4, feature_names=["f0"])
+        collection = bags_collection(Place.device, config)
+        made.append(sharder.shard(collection, plan, env, Place.device))
+    given = made[0].state_dict()
+    with pytest.warns(UserWarning, match="the others are left out"):
+        made[1].load_state_dict(given)
+    ids, weights = made[1].state_dict().values()
+    assert ids.tolist() == list(range(rank, 9, world_size))
+    assert torch.equal(weights, list(given.values())[1][: len(ids)])
+    kept = made[1].home._embedding.view("t0").ids()
+    assert int(kept.max()) < 9, "rows that no lookup can read take memory"
+
+
+def test_ranks_take_the_rows_that_fit(ranks_of: Callable[[int], Ranks]) -> None:
+    ranks_of(2).run(rows_of_a_larger_table)

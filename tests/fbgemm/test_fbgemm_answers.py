@@ -133,4 +133,4 @@ def test_an_output_of_the_callers_memory(device: torch.device) -> None:
     with pytest.raises(ValueError, match="go together"):
         written(*batch, vbe_output=memory)
     with pytest.raises(ValueError, match=r"expected offsets of shape \(2, 2\)"):
-        written(*batch, batch_size_per_feature_per_rank=sizes, vbe_output=memory[:20], vbe_output_offsets=offsets)
+        written(*batch, batch_size_per_feature_per_rank=sizes, vbe_output=memory[:33], vbe_output_offsets=offsets)

@@ -15,7 +15,9 @@ import torch
 
 from rec_sdk_torch import fbgemm
 from rec_sdk_torch.fbgemm import SplitTableBatchedEmbeddingBagsCodegen as Ours
+from rec_sdk_torch.fbgemm import placement
 from rec_sdk_torch.fbgemm.enums import member, sparse_type
+from rec_sdk_torch.tbe import TableConfig, TableOptimizer
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "fbgemm.md"
@@ -315,3 +317,23 @@ def test_arguments_of_the_forward(caplog: pytest.LogCaptureFixture) -> None:
         module(*batch, batch_size_per_feature_per_rank=[[1]])
     with pytest.raises(ValueError, match=r"offsets has 3 entries, expected 3 \+ 1"):
         module(*batch, batch_size_per_feature_per_rank=[[1], [2]])
+
+
+def test_managed_tables_have_the_room_that_cached_ones_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """100 records of 16 bytes: 20 rows are resident, 20 of 40 cached, and 60 managed where all would be 120."""
+
+    class Backend:
+        def free_memory(self, device: torch.device) -> int:
+            return 100 * 16
+
+    monkeypatch.setattr(placement, "backend_for", lambda device: Backend())
+    kinds = [("DEVICE", 20), ("MANAGED_CACHING", 40), ("MANAGED", 120)]
+    specs, _ = placement.parse_specs([(rows, 4, kind, "CUDA") for kind, rows in kinds], False)
+    configs = [TableConfig(kind, rows, 4, hashed=False) for kind, rows in kinds]
+    optimizer = TableOptimizer.create(torch.optim.SGD, {"lr": 0.1})
+    sizes = placement.cache_option(specs, configs, optimizer, torch.device("cpu"), 0.5, 0, 0)
+    assert sizes == {"DEVICE": 20, "MANAGED_CACHING": 20, "MANAGED": 60}
+
+
+def test_names_that_become_the_same_are_numbered() -> None:
+    assert placement.names_of(["a b", "a-b", "a.b", "a_b_1"], 4) == ["a_b", "a_b_1", "a_b_2", "a_b_1_1"]
