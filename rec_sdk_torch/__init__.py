@@ -2,10 +2,11 @@
 
 Public names are those of `__init__.pyi`. They are imported when first used: the package itself imports without
 TorchRec, and even where torch cannot. Once `torchrec.optim` is imported, it has the Accumulate optimizers too
-(`optim/torchrec_hooks.py`), and TorchRec's planner takes NPUs (`_topology.py`).
+(`optim/torchrec_hooks.py`), TorchRec's planner takes NPUs (`_topology.py`), and its `state_dict_gather` takes
+tables of this package (`_gathering.py`).
 """
 
-from . import _process_groups, _topology
+from . import _gathering, _process_groups, _topology
 from ._lazy import attach as _attach
 from .optim import torchrec_hooks as _torchrec_hooks
 
@@ -14,3 +15,4 @@ __getattr__, __dir__, __all__ = _attach(__name__, __file__)
 _torchrec_hooks.install()
 _process_groups.install()
 _topology.install()
+_gathering.install()

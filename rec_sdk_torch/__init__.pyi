@@ -9,6 +9,7 @@ from . import tbe as tbe
 from .checkpoint.errors import CheckpointError as CheckpointError
 from .checkpoint.saver import Saver as Saver
 from .distributed.cache_log import CacheLog as CacheLog
+from .distributed.gathering import state_dict_gather as state_dict_gather
 from .distributed.prefetch import prefetch as prefetch
 from .distributed.sharders import EmbCacheEmbeddingBagCollectionSharder as EmbCacheEmbeddingBagCollectionSharder
 from .distributed.sharders import EmbCacheEmbeddingCollectionSharder as EmbCacheEmbeddingCollectionSharder

@@ -1,4 +1,5 @@
-"""Everything that this package changes in TorchRec beside the planner's Topology (`_topology.py`), two things.
+"""Everything that this package changes in TorchRec beside the planner's Topology (`_topology.py`) and
+`state_dict_gather` (`_gathering.py`), two things.
 
 - `import rec_sdk_torch` adds three names to `torchrec.optim`, as soon as that is imported: `AccumulateSGD`,
   `AccumulateAdagrad`, `AccumulateAdam`, as in Rec SDK's patched TorchRec. TorchRec is not imported for it: that takes

@@ -1,0 +1,109 @@
+"""Gathers the rows that ranks have of sharded tables into one state dict, as TorchRec's `state_dict_gather`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .._host_groups import host_group
+from ..warn import warn
+
+Rest = Callable[[Mapping[str, Any], Mapping[str, Any]], None]
+
+
+def state_dict_gather(src: Mapping[str, Any], dst: Mapping[str, Any]) -> None:
+    """Fills `dst` on rank 0 with what all ranks have in `src`; all ranks of the process group call it together.
+
+    Row i of a weight `[n, D]` in `dst` is that of the id i in the sharded table. Ids of a hash table that no rank has
+    get zeros, with a warning. Other keys are TorchRec's to gather.
+
+    Args:
+        src: the state dict of this rank: of a sharded model, or what TorchRec's `state_dict_to_device` made of it.
+        dst: the state dict of a model of TorchRec's or torch's, which is not sharded. On other ranks than 0 its
+            tensors may be on the meta device.
+
+    Raises:
+        ValueError: ids that are no rows of the weight, a weight of another shape, or tables of this package in `dst`.
+            All ranks raise it, and nothing was written.
+    """
+    from torchrec.inference import state_dict_transform
+
+    state_dict_transform.state_dict_gather(src, dst)  # which calls `gather`
+
+
+def gather(src: Mapping[str, Any], dst: Mapping[str, Any], rest: Rest) -> None:
+    """`state_dict_gather`, with `rest` for what has no ids."""
+    own = {key for key in dst if f"{key.removesuffix('.weight')}.ids" in src and key.endswith(".weight")}
+    own |= {key for key in dst if key.endswith(".ids") and f"{key.removesuffix('.ids')}.weight" in src}
+    world = dist.group.WORLD if own and dist.is_initialized() else None
+    group = None if world is None else host_group(world, "gathered state dicts")
+    counts: dict[str, list[int]] = {}
+    for key in sorted(own):
+        ids = src[f"{key.removesuffix('.weight')}.ids"] if key.endswith(".weight") else torch.empty(0, device="cpu")
+        found = [(len(ids), _problem(key, ids, src[key], dst[key]))]
+        if group is not None:
+            of_rank, found = found[0], [(0, "")] * dist.get_world_size(group)
+            dist.all_gather_object(found, of_rank, group=group)
+        for rank, (_, problem) in enumerate(found):
+            if problem:
+                raise ValueError(f"{key}: {problem} (rank {rank})")
+        counts[key] = [count for count, _ in found]
+    for key, of_ranks in counts.items():
+        _gather_rows(key, src[f"{key.removesuffix('.weight')}.ids"], src[key], dst[key], of_ranks, group)
+    rest(src, {key: value for key, value in dst.items() if key not in own})
+
+
+def _problem(key: str, ids: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> str:
+    """Says what of this rank's rows has no place in the target; "" where all have."""
+    if key.endswith(".ids"):
+        return "the target has tables of this package, whose rows a Saver brings over: Saver().save, then load there"
+    if target.dim() != 2 or target.shape[1] != weight.shape[1]:
+        return f"the target is {tuple(target.shape)}, rows have {weight.shape[1]} elements"
+    wrong = ids[(ids < 0) | (ids >= len(target))]
+    if not len(wrong):
+        return ""
+    return (
+        f"{len(wrong)} ids (such as {int(wrong[0])}) are no rows of the target, which has {len(target)}: load a save "
+        "into an unsharded model, of which rec_sdk_torch.export.to_torchrec makes one of TorchRec's with a map of ids"
+    )
+
+
+def _gather_rows(
+    key: str, ids: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, counts: list[int], group: Any
+) -> None:
+    """Writes the rows of all ranks on rank 0, those of one rank at a time."""
+    if group is not None and dist.get_rank(group) > 0:
+        if len(ids):
+            for part in (ids, weight):
+                dist.send(_bytes(part), 0, group=group)
+        return
+    known = torch.zeros(len(target), dtype=torch.bool, device="cpu")
+    with torch.no_grad():
+        for of_rank, rows in _of_ranks(ids, weight, counts, group):
+            target[of_rank.to(target.device)] = rows.to(target.device, target.dtype)
+            known[of_rank] = True
+        target[~known.to(target.device)] = 0
+    if not bool(known.all()):
+        warn(f"{key}: {int((~known).sum())} of {len(known)} rows are zeros: the table has not met these ids")
+
+
+def _of_ranks(
+    ids: torch.Tensor, weight: torch.Tensor, counts: list[int], group: Any
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Ids and rows of each rank, on rank 0."""
+    yield ids.cpu(), weight
+    for rank, count in enumerate(counts[1:], 1):
+        if count:
+            of_rank = torch.empty(count, dtype=torch.int64, device="cpu")
+            rows = torch.empty((count, weight.shape[1]), dtype=weight.dtype, device="cpu")
+            for part in (of_rank, rows):
+                dist.recv(_bytes(part), rank, group=group)
+            yield of_rank, rows
+
+
+def _bytes(part: torch.Tensor) -> torch.Tensor:
+    """A tensor as gloo takes it, whatever its data type."""
+    return part.detach().cpu().contiguous().view(torch.uint8)
