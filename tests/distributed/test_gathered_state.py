@@ -65,8 +65,9 @@ def gathered(rank: int, world_size: int, scenario: Scenario, ours: bool) -> Any:
     return rows(model.module.sparse), found, model.module.scale.detach().cpu()
 
 
-@pytest.mark.parametrize("ours", [False, True], ids=["TorchRec's", "ours"])
-@pytest.mark.parametrize("sharding", SHARDINGS, ids="-".join)
+@pytest.mark.parametrize(
+    ("sharding", "ours"), zip(SHARDINGS, (False, True, False), strict=True), ids=["rows", "mixed", "replicas"]
+)
 def test_rows_of_all_ranks(ranks_of: Start, sharding: tuple[str, ...], ours: bool) -> None:
     scenario = Scenario(sharding=sharding, optimizer=torch.optim.SGD, dtype=BF16 if ours else Scenario().dtype)
     results = ranks_of(2).run(gathered, scenario, ours)
