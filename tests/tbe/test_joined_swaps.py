@@ -127,3 +127,36 @@ def test_late_rows_are_looked_up_alone(pooling: Pooling, device: torch.device, c
         made.append(dict(+calls))
         assert torch.equal(found, train(resident, pooling, number))
     assert made == [{OF_LOOKUP[pooling]: 1}, {"swap_rows": 1, "scatter_rows": 1}]
+
+
+class InterruptionError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("pooling", OF_LOOKUP)
+def test_a_swap_that_was_interrupted_is_looked_up_alone(
+    pooling: Pooling, device: torch.device, calls: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the way to a later plan; its own forward finds the rows in the cache, and not the result of a lookup."""
+    tables, resident = embedding(pooling, device), embedding(pooling, device, batches=25)
+    for number in (0, 3):
+        train(tables, pooling, number)
+        train(resident, pooling, number)
+    ids, bags = batch(5)[0], offsets(pooling, 5)
+    tables.prefetch(ids, bags)
+    tables.queue.wait()
+    calls.clear()
+    counting = swap.call_once
+
+    def call_once(operator: Any, arguments: Sequence[object], called: list[Any]) -> None:
+        counting(operator, arguments, called)
+        raise InterruptionError
+
+    with monkeypatch.context() as patched, tables.layout.locks.launch:
+        patched.setattr(swap, "call_once", call_once)
+        with pytest.raises(InterruptionError):
+            tables.layout.built[0].swap.apply_all()
+    assert +calls == {"swap_rows": 1}
+    found = run(tables, ids, bags)
+    assert +calls == {"swap_rows": 1}
+    assert torch.equal(found, train(resident, pooling, 5))
