@@ -272,10 +272,10 @@ class Group:
         with profiled("apply"):
             done = self.swap.finish(plan, joined)
         self.swapping_ns += time.perf_counter_ns() - begin
-        if done:
-            return done[0] if out is None else out
         with profiled("lookup"):
-            if out is None:
+            if done:
+                out = done[0] if out is None else out
+            elif out is None:
                 out = ops.lookup_sequence(rows, arrays.slots)
             else:
                 ops.lookup_pooled(rows, arrays.slots, arrays.offsets, weights, self._columns, self._means, 0, out)
