@@ -363,6 +363,14 @@ EMBEDDING: dict[str, Option] = {
         collection=of_collection(cache_policy="lru"),
         fbgemm=Given({"cache_algorithm": CacheAlgorithm.LRU}),
     ),
+    "update": Option(
+        value="step",
+        state_dict=OF_MODEL,
+        save=OF_MODEL,
+        shard=KEPT,
+        collection=of_collection(update="step"),
+        fbgemm=Not("FBGEMM updates in the backward pass"),
+    ),
     "host_store": Option(
         value="store",
         copy=Becomes("store/copy1"),

@@ -83,7 +83,11 @@ class TrainingSettings:
 
     def _windows(self) -> dict[str, int]:
         open_ones = sorted((length, count) for length, count in self._embedding.layout.windows.items() if count)
-        return {f"backward passes of the window of {length}": count for length, count in open_ones}
+        told = {f"backward passes of the window of {length}": count for length, count in open_ones}
+        waiting = self._embedding.layout.waiting.backwards
+        if waiting:
+            told["backward passes that wait for step()"] = waiting
+        return told
 
     def _changed(self) -> bool:
         if not self._constant or self._others != self._whole():
@@ -99,10 +103,11 @@ class TrainingSettings:
         self._checksum = zlib.crc32(repr((self._others, of_tables)).encode())
 
     def _whole(self) -> dict[str, Any]:
-        guard = self._embedding.guard
+        guard, options = self._embedding.guard, self._embedding.options
         return {
-            "evict_step_interval": self._embedding.options.evict_step_interval,
-            "frozen": sorted(self._embedding.options.frozen),
+            "evict_step_interval": options.evict_step_interval,
+            "frozen": sorted(options.frozen),
+            "update": options.update,
             "check_finite='raise'": guard.check_finite == "raise",
             "grad scaler": guard.scaler is not None and guard.scaler.is_enabled(),
             "gradient division": get_gradient_division(),

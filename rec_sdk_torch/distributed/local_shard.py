@@ -132,6 +132,7 @@ class HomeTables(CachedCollection):
         )
         handles: dict[str, Any] = self._table_handles()
         for table, placement in pairs:
+            handles[table.name].weight.ranks = None if placement.replicated else exchange
             handles[table.name].all_rows(None if table.hashed else placement.rows(table.num_embeddings))
         keys = np.arange(len(pairs))[:, None] + len(pairs) * np.arange(world_size)
         self._keys = keys.ravel()

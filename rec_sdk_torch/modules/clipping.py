@@ -1,26 +1,27 @@
-"""A change of torch's `clip_grad_norm_` and `clip_grad_value_`: they say that they pass tables over.
+"""A change of torch's `clip_grad_norm_` and `clip_grad_value_`: what they do to tables is said, and done over ranks.
 
-A table's gradients are used up in the backward pass, so these functions would leave tables out without a word. The
-functions stay the ones that programs have imported by name: only what they call is wrapped. Done when the first
-collection is made, not on import.
+With `update="backward"` a table's gradients are used up in the backward pass, so these functions would leave tables out
+without a word. With `update="step"` they clip the gradients that wait; of a table whose rows are on several ranks the
+norm is that of all of them. The functions stay the ones that programs have imported by name: only what they call is
+wrapped. Done when the first collection is made, not on import.
 """
 
 from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.nn.utils import clip_grad
+from torch.nn.utils import clip_grad, clip_grads_with_norm_, get_total_norm
 
-from ..optim.handles import TableParameter
+from ..optim.handles import Ranks, TableParameter
 from ..optim.torchrec_hooks import CLIP_INSTEAD, warn_tables_not_clipped
 
 
 def look_for_tables() -> None:
-    """Lets torch's clipping raise where all of its parameters are tables, and warn once where some are."""
+    """Lets torch's clipping look for tables among its parameters."""
     functions: list[Any] = [clip_grad.clip_grad_norm_, clip_grad.clip_grad_value_]
     for function in functions:
         clip = getattr(function, "__wrapped__", None)  # what torch's decorator calls under no_grad
@@ -32,21 +33,72 @@ def look_for_tables() -> None:
 
 
 def _looking(clip: Callable[..., Any]) -> Callable[..., Any]:
+    clips_norm = clip.__name__ == "clip_grad_norm_"
+
     @functools.wraps(clip)
     def looking(parameters: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(parameters, torch.Tensor):
             parameters = [parameters]
         given = list(parameters)
-        tables = [parameter.table for parameter in given if isinstance(parameter, TableParameter)]
-        if tables and len(tables) == len(given):
-            raise ValueError(
-                f"{clip.__name__} cannot clip the gradients of tables {tables}, which are used up in the backward "
-                f"pass: {CLIP_INSTEAD} instead"
-            )
-        if tables:
-            warn_tables_not_clipped()
+        handles = [parameter for parameter in given if isinstance(parameter, TableParameter)]
+        _check(clip.__name__, handles, only_tables=len(handles) == len(given))
+        if clips_norm and any(handle.ranks is not None for handle in handles if handle.updates_at_step):
+            return _clip_over_ranks(given, *args, **kwargs)
         empty = not given and isinstance(parameters, types.GeneratorType)
         return clip(parameters if empty else given, *args, **kwargs)
 
     looking.looks_for_tables = True  # type: ignore[attr-defined]
     return looking
+
+
+def _check(function: str, handles: Sequence[TableParameter], only_tables: bool) -> None:
+    """Raises for tables that a function of torch's cannot clip, and warns once of those beside other parameters."""
+    updated = [handle.table for handle in handles if not handle.updates_at_step]
+    if updated and only_tables and len(updated) == len(handles):
+        raise ValueError(
+            f"{function} cannot clip the gradients of tables {updated}, which are used up in the backward "
+            f"pass: {CLIP_INSTEAD} instead"
+        )
+    if updated:
+        warn_tables_not_clipped()
+    apart = [handle.table for handle in handles if handle.others_differ and handle.updates_at_step]
+    if apart and function == "clip_grad_norm_":
+        raise ValueError(
+            f"{function} cannot clip tables {apart} by a norm with dense parameters: DistributedDataParallel has these "
+            "on all ranks, and each rank has other tables, so that dense parameters would grow apart. Clip the dense "
+            "parameters alone, or shard the model with DistributedModelParallel"
+        )
+
+
+def _clip_over_ranks(
+    given: Sequence[torch.Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> torch.Tensor:
+    """`clip_grad_norm_` where ranks have other rows of some tables. All of them must call it.
+
+    The norms of ranks are put together in float64, in the order of the ranks: all of them have the same bits.
+    """
+    norm_type = float(norm_type)
+    here: list[torch.Tensor] = []
+    divided: dict[Ranks, list[torch.Tensor]] = {}
+    for parameter in given:
+        grad = parameter.grad
+        if grad is not None:
+            ranks = parameter.ranks if isinstance(parameter, TableParameter) else None
+            (here if ranks is None else divided.setdefault(ranks, [])).append(grad)
+    norms = [float(get_total_norm(here, norm_type, False, foreach))]
+    for ranks, grads in divided.items():
+        norms += ranks.tell(float(get_total_norm(grads, norm_type, False, foreach)), "norms of gradients")
+    grads = [*here, *(grad for of_ranks in divided.values() for grad in of_ranks)]
+    device = grads[0].device if grads else torch.device("cpu")
+    every = torch.tensor(norms, dtype=torch.float64, device="cpu")
+    total: torch.Tensor = torch.linalg.vector_norm(every, norm_type).float().to(device)
+    if error_if_nonfinite and not bool(total.isfinite()):
+        raise RuntimeError(
+            f"the norm of order {norm_type} of the gradients of all ranks is {float(total)}: it cannot clip them"
+        )
+    clip_grads_with_norm_(given, max_norm, total, foreach)
+    return total

@@ -47,6 +47,8 @@ def keep_tables_out() -> None:
         alone = tuple(part.table for part in handles.values() if not part.sharded)
         if alone and torch.distributed.get_world_size(self.process_group) > 1:
             _warn_per_rank(alone)
+            for part in handles.values():
+                part.weight.others_differ = not part.sharded
 
     ignoring.keeps_tables_out = True  # type: ignore[attr-defined]
     DistributedDataParallel.__init__ = ignoring  # type: ignore[method-assign]

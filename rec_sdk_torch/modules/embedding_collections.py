@@ -85,6 +85,7 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
         bounds_check_mode: BoundsCheckMode | str = "warning",
         check_finite: str = "off",
         cache_policy: str = "lrfu",
+        update: str = "backward",
         host_store: Folder = None,
         stochastic_rounding: bool = False,
         cache_dtype: torch.dtype | None = None,
@@ -100,7 +101,7 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
             need_indices: outputs carry their ids as weights.
             need_accumulate_offset: accepted for Rec SDK scripts; offsets never need accumulating here.
             embedding_optimizer_cls: optimizer the tables are made for; binding when given.
-            device, cache, seed, bounds_check_mode, check_finite, cache_policy, host_store: as
+            device, cache, seed, bounds_check_mode, check_finite, cache_policy, update, host_store: as
                 `rec_sdk_torch.tbe.EmbeddingOptions` describes them.
             stochastic_rounding, cache_dtype: as `TableConfig` describes them, of all tables.
             padding_idx: an id that means nothing, see `TableConfig`: of all tables, or of those that a dict names.
@@ -119,6 +120,7 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
             bounds_check_mode=bounds_check_mode,
             check_finite=check_finite,
             cache_policy=cache_policy,
+            update=update,
             host_store=host_store,
         )
         of_tables: dict[str, Any] = {"stochastic_rounding": stochastic_rounding, "cache_dtype": cache_dtype}
@@ -222,6 +224,7 @@ class EmbCacheEmbeddingBagCollection(_PooledCollection):
         bounds_check_mode: BoundsCheckMode | str = "warning",
         check_finite: str = "off",
         cache_policy: str = "lrfu",
+        update: str = "backward",
         host_store: Folder = None,
         stochastic_rounding: bool = False,
         cache_dtype: torch.dtype | None = None,
@@ -244,6 +247,7 @@ class EmbCacheEmbeddingBagCollection(_PooledCollection):
             bounds_check_mode=bounds_check_mode,
             check_finite=check_finite,
             cache_policy=cache_policy,
+            update=update,
             host_store=host_store,
         )
         of_tables: dict[str, Any] = {"stochastic_rounding": stochastic_rounding, "cache_dtype": cache_dtype}
@@ -261,19 +265,21 @@ class HashEmbeddingBagCollection(_PooledCollection):
         device: Device = None,
         *,
         check_finite: str = "off",
+        update: str = "backward",
         stochastic_rounding: bool = False,
         padding_idx: int | Mapping[str, int] | None = None,
         home: HomeOption = "modulo",
     ) -> None:
         """Checks the tables; the cache, as large as the tables, is laid out at first use.
 
-        The seed of the initial weights is drawn from torch's generator.
+        The seed of the initial weights is drawn from torch's generator. The keywords are as
+        `EmbCacheEmbeddingBagCollection` describes them.
 
         Raises:
             ValueError, TypeError: tables that cannot be met; the message names them.
         """
         cache = {table.name: table.num_embeddings for table in tables}
-        options = EmbeddingOptions(cache=cache, device=device, check_finite=check_finite)
+        options = EmbeddingOptions(cache=cache, device=device, check_finite=check_finite, update=update)
         rounding: dict[str, Any] = {"stochastic_rounding": stochastic_rounding}
         embedding = _embedding(self, tables, EmbeddingBagConfig, options, padding_idx, home, capacity=True, **rounding)
         super().__init__(tables, embedding, None, is_weighted)

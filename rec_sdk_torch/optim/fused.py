@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -194,7 +194,7 @@ def _with_options(group: Mapping[str, Any], given: Mapping[str, Any]) -> dict[st
 class EmbCacheFusedOptimizer(FusedOptimizer):
     """Optimizer of the tables of one collection.
 
-    `step()` and `zero_grad()` do nothing. `param_groups[i]` holds the live options of one
+    `step()` and `zero_grad()` do nothing, but with `update="step"`. `param_groups[i]` holds the live options of one
     `apply_optimizer_in_backward` call, read at every update. `state[handle]` maps `<table>.momentum1`,
     `<table>.exp_avg_sq`, `<table>.step` (and `<table>.ids` of a hash table with states) to views of the
     engine, which `state_dict()` reads.
@@ -231,11 +231,36 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
         self._opt_called = True  # a scheduler warns of its first step before the optimizer's: backward passes are those
         check_clipping(EmbCacheFusedOptimizer)
 
-    def step(self, closure: Any = None) -> None:
-        """Does nothing: rows are updated in the backward pass."""
+    @property
+    def updates_at_step(self) -> bool:
+        """Whether `step()` updates rows."""
+        return self._embedding.options.updates_at_step
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """With `update="step"` updates the rows with the gradients that wait, and uses them up; else does nothing.
+
+        Args:
+            closure: is called first, with gradients enabled; it runs forward and backward.
+
+        Returns:
+            The value of `closure`, if rows are updated here.
+
+        Raises:
+            ValueError, TypeError: an option that no update may use; nothing was changed.
+        """
+        if not self.updates_at_step:
+            return None
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._embedding.apply_gradients()
+        return loss
 
     def zero_grad(self, set_to_none: bool = False) -> None:
-        """Does nothing: a table's gradients are used up in the backward pass."""
+        """With `update="step"` forgets the gradients that wait, whatever `set_to_none` says; else does nothing."""
+        if self.updates_at_step:
+            self._embedding.drop_gradients()
 
     def set_optimizer_step(self, step: int) -> None:
         """Sets how many updates every table has had; the next one is number `step` + 1.

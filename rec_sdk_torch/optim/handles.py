@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -67,6 +67,22 @@ def _refuse(function: Any, target: Any) -> None:
             )
 
 
+_GRAD: Any = torch.Tensor.grad
+
+
+class Ranks(Protocol):
+    """The ranks that share a table.
+
+    Attributes:
+        rows: their process group for tensors on the table's device.
+    """
+
+    @property
+    def rows(self) -> Any: ...
+
+    def tell(self, number: float, what: str) -> list[float]: ...
+
+
 class TableParameter(_NotWritten, torch.nn.Parameter):
     """A table's handle: shape `[0, D]`, requires grad, never part of the autograd graph.
 
@@ -77,6 +93,10 @@ class TableParameter(_NotWritten, torch.nn.Parameter):
     embedding_optimizer_cls: type | None
     sharded = False
     """Whether other ranks have the other rows of the table."""
+    ranks: Ranks | None = None
+    """The ranks that have the other rows of the table, each row once; None where there are none."""
+    others_differ = False
+    """Whether other ranks train a model with the same dense parameters, and with rows of their own."""
 
     @classmethod
     def create(cls, config: TableConfig, device: torch.device, embedding_optimizer_cls: type | None) -> TableParameter:
@@ -99,6 +119,33 @@ class TableParameter(_NotWritten, torch.nn.Parameter):
         if notes:
             twin._optimizer_kwargs = notes[requests.KEYWORDS]
         return twin
+
+    def _updated_at_step(self) -> TableBatchedEmbedding | None:
+        """The embedding, where its gradients wait for `step()`."""
+        embedding = self._embedding_of()
+        return embedding if embedding is not None and embedding.options.updates_at_step else None
+
+    @property
+    def updates_at_step(self) -> bool:
+        """Whether its gradients wait for `step()` of the optimizer."""
+        return self._updated_at_step() is not None
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        """With `update="step"` the gradient of the rows that wait, see `TableBatchedEmbedding.gradient`.
+
+        Float32 `[n, D]`, or None. Setting it to None leaves the table out of the next update.
+        """
+        embedding = self._updated_at_step()
+        return super().grad if embedding is None else embedding.gradient(self.table)
+
+    @grad.setter
+    def grad(self, value: torch.Tensor | None) -> None:
+        embedding = self._updated_at_step()
+        if embedding is None:
+            _GRAD.__set__(self, value)
+        else:
+            embedding.set_gradient(self.table, value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TableParameter:
         with torch._C.DisableTorchFunctionSubclass():

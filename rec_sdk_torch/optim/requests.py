@@ -28,6 +28,9 @@ class Handle(Protocol):
     embedding_optimizer_cls: type | None
     sharded: bool
 
+    @property
+    def updates_at_step(self) -> bool: ...
+
     def requested(self) -> list[tuple[type, dict[str, Any]]]: ...
 
 
@@ -121,6 +124,8 @@ def check(
         )
     where = f"table {handle.table!r}, {optimizer_class.__name__}"
     optimizer = TableOptimizer.create(*as_updated(optimizer_class, keywords, handle.sharded), where)
+    if handle.updates_at_step:
+        optimizer.check_step()
     for given, options in before:
         if given is not optimizer_class or options != dict(keywords):
             raise RuntimeError(

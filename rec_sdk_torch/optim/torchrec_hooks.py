@@ -5,7 +5,8 @@
   `AccumulateAdagrad`, `AccumulateAdam`, as in Rec SDK's patched TorchRec. TorchRec is not imported for it: that takes
   seconds, and it may be missing.
 - Making a fused optimizer of ours (not importing anything) lets TorchRec's `GradientClippingOptimizer` refuse to wrap
-  one, whose gradients it never sees. TorchRec has no place to ask for that, so its constructor is wrapped.
+  one whose gradients it never sees, and know which tables are divided among ranks. TorchRec has no place to ask for
+  that, so its constructor is wrapped.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from typing import Any
 from .._imports import after_import
 from ..warn import warn
 
-CLIP_INSTEAD = "give apply_optimizer_in_backward gradient_clipping=True and max_gradient"
+CLIP_INSTEAD = (
+    "make the collection with update='step', or give apply_optimizer_in_backward gradient_clipping=True and "
+    "max_gradient"
+)
 
 
 def install() -> None:
@@ -33,7 +37,7 @@ def _extend(optim: Any) -> None:
 
 
 def check_clipping(fused_class: type) -> None:
-    """Lets every GradientClippingOptimizer made from now on refuse fused optimizers; called when one is made."""
+    """Lets every GradientClippingOptimizer made from now on look for fused optimizers; called when one is made."""
     from torchrec.optim.clipping import GradientClippingOptimizer
 
     construct = GradientClippingOptimizer.__init__
@@ -45,13 +49,17 @@ def check_clipping(fused_class: type) -> None:
         construct(self, optimizer, *args, **kwargs)
         if self._clipping.value != "none":
             _refuse_fused(optimizer, fused_class)
+        if self._sharded_params:
+            _divide(self)
 
     GradientClippingOptimizer.__init__ = checked
 
 
 def _refuse_fused(optimizer: Any, fused_class: type) -> None:
-    """Raises for fused optimizers, bare, wrapped or combined; warns for one that is combined with others."""
-    fused = [isinstance(leaf, fused_class) for leaf in _leaves(optimizer)]
+    """Raises for fused optimizers that update in the backward pass, bare, wrapped or combined; warns for one that is
+    combined with others.
+    """
+    fused = [isinstance(leaf, fused_class) and not leaf.updates_at_step for leaf in _leaves(optimizer)]  # type: ignore[attr-defined]
     if fused and all(fused):
         raise ValueError(
             "GradientClippingOptimizer cannot clip a fused optimizer: its gradients are used up in the backward "
@@ -59,6 +67,18 @@ def _refuse_fused(optimizer: Any, fused_class: type) -> None:
         )
     if any(fused):
         warn_tables_not_clipped()
+
+
+def _divide(clipping: Any) -> None:
+    """Puts tables that are divided among ranks with TorchRec's own, where `param_to_pgs` has named some of these."""
+    replicated = []
+    for parameter in clipping._replicate_params:
+        ranks = getattr(parameter, "ranks", None)
+        if ranks is None:
+            replicated.append(parameter)
+        else:
+            clipping._sharded_params[(ranks.rows,)].append(parameter)
+    clipping._replicate_params = replicated
 
 
 def _leaves(optimizer: Any) -> Iterator[Any]:

@@ -27,6 +27,7 @@ from .rows.layout import Layout
 from .rows.state_dict import TablesModule, load_tables, refuse_sharing, save_table
 from .rows.table_view import TableView, fill_tables
 from .step.gradient_check import GradientGuard
+from .step.later import LaterStep, WaitingGradients
 from .step.monitor import Monitor, describe_table, memory_report
 from .step.outputs import apart, new_output, split_rows
 from .step.prefetch_queue import Prefetched, PrefetchQueue
@@ -34,7 +35,7 @@ from .step.reading import read_batch
 from .step.step import FusedLookup, Step
 
 
-class TableBatchedEmbedding(TablesModule):
+class TableBatchedEmbedding(WaitingGradients, TablesModule):
     """Embedding tables in host memory with their hot rows in a device cache, updated in the backward pass.
 
     Layout and cache are fixed at the first training forward, load or read, from the optimizers known then;
@@ -59,6 +60,7 @@ class TableBatchedEmbedding(TablesModule):
         bounds_check_mode: BoundsCheckMode | str = BoundsCheckMode.WARNING,
         check_finite: str = "off",
         cache_policy: str = "lrfu",
+        update: str = "backward",
         host_store: Folder = None,
     ) -> None:
         """Checks the configuration; allocates nothing yet.
@@ -80,6 +82,7 @@ class TableBatchedEmbedding(TablesModule):
             bounds_check_mode=bounds_check_mode,
             check_finite=check_finite,
             cache_policy=cache_policy,
+            update=update,
             host_store=host_store,
         )
         self._set_up(tables, options, optimizer)
@@ -114,6 +117,7 @@ class TableBatchedEmbedding(TablesModule):
         self._keys = np.arange(self.num_features, dtype=np.int64)
         self._trainable = False
         self._clocks: dict[str, dict[str, int]] = {}  # of frozen tables, when that began
+        self._step = LaterStep if options.updates_at_step else Step
         self._anchor = self._make_anchor()
 
     @property
@@ -217,11 +221,7 @@ class TableBatchedEmbedding(TablesModule):
     # ---- whole tables
 
     def view(self, name: str) -> TableView:
-        """The whole table `name`.
-
-        Raises:
-            KeyError: there is no such table.
-        """
+        """The whole table `name`; raises KeyError where there is none."""
         return TableView(self.layout, name)
 
     def table_ids(self, name: str) -> Int64Array:
@@ -368,7 +368,7 @@ class TableBatchedEmbedding(TablesModule):
         if layout.locks.unfinished is not None:
             layout.locks.catch_up()  # before there is a plan, beside which whole tables cannot be worked on
         monitor = self.monitor
-        step = Step(layout, self.guard, monitor, self.queue.take(batch), lengths, shape)
+        step = self._step(layout, self.guard, monitor, self.queue.take(batch), lengths, shape)
         monitor.copied_batches += batch.copied
         try:
             outputs: tuple[torch.Tensor, ...] = FusedLookup.apply(self._anchor, step, *weights)
@@ -408,8 +408,7 @@ class TableBatchedEmbedding(TablesModule):
         memo[id(self)] = twin
         twin.training = self.training
         with self.exclusive():
-            if layout.window_open():
-                raise RuntimeError("an accumulation window is open; finish it before the embedding is copied")
+            layout.check_no_gradients("the embedding is copied")
             twin.layout.optimizers = copy.deepcopy(self.optimizers, memo)
             twin.layout.copy_rows(layout)
             twin._clocks = dict(self._clocks)

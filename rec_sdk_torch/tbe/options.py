@@ -17,6 +17,7 @@ from .config.cache_size import BatchHint, CacheOption, check_cache_option, check
 from .config.table import BoundsCheckMode, TableConfig
 
 CHECKS = ("off", "warn", "raise")
+UPDATES = ("backward", "step")
 
 Device: TypeAlias = torch.device | str | int | None
 Folder: TypeAlias = str | os.PathLike[str] | None
@@ -73,6 +74,12 @@ def _check_finite(mode: str) -> str:
     return mode
 
 
+def _update(when: str) -> str:
+    if when not in UPDATES:
+        raise ValueError(f"update is {when!r}, allowed are {list(UPDATES)}")
+    return when
+
+
 def _cache_policy(policy: str) -> str:
     if policy not in cache_policies():
         raise ValueError(f"cache_policy is {policy!r}, allowed are {cache_policies()}")
@@ -124,6 +131,8 @@ class EmbeddingOptions:
         check_finite: what a NaN or infinite gradient does: nothing (`off`), a warning (`warn`), or a
             FloatingPointError in the backward pass before any row changes (`raise`).
         cache_policy: which rows leave a full cache: `lrfu`, `lru`, `lfu` or `look_ahead`. Results are the same.
+        update: when rows are updated: in the `backward` pass, or by `step()` of the tables' optimizer, with the
+            gradients of all backward passes since the last one.
         host_store: a folder for the rows, in files that are mapped into memory, where the host's memory does not
             hold them; None keeps them in memory. Nothing else may use the folder meanwhile; its files are removed
             with the tables. A copy has a folder inside of it, and so has each rank of a sharded collection.
@@ -147,11 +156,24 @@ class EmbeddingOptions:
     )
     check_finite: _Parsed[str, str] = _Parsed(_check_finite, "off")
     cache_policy: _Parsed[str, str] = _Parsed(_cache_policy, "lrfu")
+    update: _Parsed[str, str] = _Parsed(_update, "backward")
     host_store: _Parsed[Folder, str | None] = _Parsed(_host_store, None)
     evict_step_interval: _Parsed[int | None, int | None] = _Parsed(_evict_step_interval, None)
     grad_scaler: _Parsed[Scaler | None, Scaler | None] = _Parsed(_grad_scaler, None)
     frozen: _Parsed[Collection[str], frozenset[str]] = _Parsed(frozenset, frozenset())
     seed: _Parsed[int | None, int] = _Parsed(_seed, None)  # the last: what cannot be draws nothing
+
+    def __post_init__(self) -> None:
+        if self.grad_scaler is not None and self.updates_at_step:
+            raise ValueError(
+                "with update='step' a GradScaler unscales the tables' gradients as it does others: do not tell the "
+                "tables of it, and give scaler.step(...) an optimizer that has the tables'"
+            )
+
+    @property
+    def updates_at_step(self) -> bool:
+        """Whether gradients wait for `step()` of the tables' optimizer."""
+        return self.update == "step"
 
     def check(self, tables: Sequence[TableConfig]) -> None:
         """Checks that these tables can have the options, as far as that is known before rows are laid out.

@@ -16,6 +16,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
 from torchrec.distributed.types import ShardingEnv
 from torchrec.modules.embedding_configs import DataType
+from torchrec.optim import CombinedOptimizer, KeyedOptimizerWrapper
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.checkpoint.manifest import read_manifest
@@ -38,6 +39,7 @@ class Scenario:
         made_on: a default device under which the model is made that is to be sharded, without a device of its own.
         index_rows: of the index table, which is looked up at 0 to 30.
         tracked: its tables keep what changes, for deltas; not of kind `hash`.
+        update: when rows are updated, as of the collections.
         sizes: for each step, samples of each rank: `step % len(sizes)`, then `rank % len(sizes[...])`.
     """
 
@@ -62,6 +64,7 @@ class Scenario:
     frozen: str = ""
     tracked: bool = False
     index_rows: int = 31
+    update: str = "backward"
 
 
 FILLS = 17
@@ -120,6 +123,7 @@ class Model(torch.nn.Module):
         super().__init__()
         homes = {f"t{i}": home for i, home in enumerate(scenario.homes)}
         options: dict[str, Any] = {"device": Place.device if device is PLACE else device, "home": homes}
+        options["update"] = scenario.update
         options["padding_idx"] = scenario.padding_idx
         if scenario.kind == "hash":
             torch.manual_seed(seed)
@@ -282,10 +286,16 @@ def train_sharded(
     return outputs, rows(sparse), scale, sparse.exchange_stats(), sparse.cache_stats(), str(sparse.device)
 
 
+def optimizer_of(model: Any, lr: float) -> CombinedOptimizer:
+    """SGD of the dense parameter, with the tables' optimizer."""
+    dense = KeyedOptimizerWrapper({"scale": model.scale}, lambda parameters: torch.optim.SGD(parameters, lr=lr))
+    return CombinedOptimizer([("sparse", model.sparse.fused_optimizer), ("dense", dense)])
+
+
 def _steps(model: Any, scenario: Scenario, steps: range, rank: int, world_size: int, depth: int) -> list[torch.Tensor]:
     """Their outputs."""
-    dense = torch.optim.SGD([model.module.scale], lr=0.05)
-    pipeline: Any = rst.EmbCacheTrainPipelineSparseDist(model, dense, "cpu", Place.device, depth=depth)
+    optimizer = optimizer_of(model.module, lr=0.05)
+    pipeline: Any = rst.EmbCacheTrainPipelineSparseDist(model, optimizer, "cpu", Place.device, depth=depth)
     batches = (dated(scenario, step, [bags_of(scenario, step, world_size)[rank]], rank) for step in steps)
     return [pipeline.progress(batches) for _ in steps]
 
@@ -294,12 +304,12 @@ def train_alone(scenario: Scenario, world_size: int) -> Any:
     """(outputs of each step, rows, dense parameter) of one process."""
     model = Model(scenario, seed=3, cache=1000)
     torch.manual_seed(FILLS)
-    dense = torch.optim.SGD([model.scale], lr=0.05)
+    optimizer = optimizer_of(model, lr=0.05)
     outputs = []
     for step in range(scenario.steps):
-        dense.zero_grad()
+        optimizer.zero_grad()
         loss, output = model(dated(scenario, step, bags_of(scenario, step, world_size), 0))
         (loss / world_size).backward()
-        dense.step()
+        optimizer.step()
         outputs.append(output)
     return outputs, rows(model.sparse), model.scale.detach().clone()

@@ -83,6 +83,18 @@ CASES = {
     "meta": Scenario(made_on="meta", init_fn=torch.nn.init.normal_, sharding=(ROW, TABLE, ROW), seed=49),
     "meta_sequences": Scenario(made_on="meta", kind="sequences", optimizer=torch.optim.Adam, seed=50),
     "meta_hash": Scenario(made_on="meta", kind="hash", optimizer=torch.optim.Adagrad, seed=51),
+    "step": Scenario(update="step", optimizer=torch.optim.Adam, sharding=(ROW, TABLE, ALL), dims=(4, 8, 4), seed=57),
+    "step_sequences": Scenario(
+        update="step",
+        kind="sequences",
+        optimizer=torch.optim.Adagrad,
+        cache=40,
+        sizes=((2,),),
+        ids=300,
+        steps=12,
+        seed=58,
+    ),
+    "step_hash": Scenario(update="step", kind="hash", weighted=True, sizes=((5, 2), (0, 3), (1, 0), (0, 0)), seed=59),
     "accumulate_sgd": Scenario(
         optimizer=rst.AccumulateSGD, options={"use_accumulate": True, "accumulate_step": 3}, steps=6, seed=12
     ),

@@ -63,6 +63,13 @@ class Scenario:
     """A table that is only read."""
     narrow: bool = False
     """Optimizer states, but for counters, are 16 bits wide."""
+    update: str = "backward"
+
+    def with_other_update(self) -> Scenario:
+        """The same, with updates at another time, which are the same where a window has one backward pass."""
+        if self.window > 1:
+            return self
+        return replace(self, update="step" if self.update == "backward" else "backward")
 
     def with_rounding(self, stored: torch.dtype | None = None) -> Scenario:
         """The same, of weights that are rounded at random, and states of 16 bits.
@@ -202,4 +209,7 @@ def scenarios(draw: st.DrawFn, events: tuple[str, ...] = EVENTS, depths: tuple[i
     depth, on_disk = draw(st.integers(*depths)), draw(st.booleans())
     rounded = draw(st.sampled_from((None, None, None, torch.bfloat16, torch.float16)))
     frozen = draw(st.sampled_from((None, None, None, "t0", "t1"))) if len(tables) > 1 else None
-    return Scenario(tables, optimizer, window, clip, weighted, drawn, policy, seed, depth, on_disk, rounded, frozen)
+    update = draw(st.sampled_from(("backward", "step"))) if window == 1 else "backward"
+    return Scenario(
+        tables, optimizer, window, clip, weighted, drawn, policy, seed, depth, on_disk, rounded, frozen, update=update
+    )

@@ -27,8 +27,17 @@ LR = 0.5
 class Training:
     """Two groups, of three tables, and what the reference says of them."""
 
-    def __init__(self, device: torch.device, *, pooled: bool, hashed: bool, window: int, cache: int = CACHE) -> None:
-        self.device, self.window, self.hashed, self.cache = device, window, hashed, cache
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        pooled: bool,
+        hashed: bool,
+        window: int,
+        cache: int = CACHE,
+        update: str = "backward",
+    ) -> None:
+        self.device, self.window, self.hashed, self.cache, self.update = device, window, hashed, cache, update
         # Sequence tables are of one dim: there the data type makes two groups.
         kinds = [(4, torch.float32), (8, torch.float32) if pooled else (4, torch.float16)]
         self.tables = [
@@ -54,7 +63,7 @@ class Training:
             cls, options = AccumulateAdagrad, {**options, "use_accumulate": True, "accumulate_step": self.window}
         optimizer = TableOptimizer.create(cls, options)
         self.embedding = TableBatchedEmbedding(
-            self.tables, optimizer=optimizer, cache=self.cache, device=self.device, seed=1
+            self.tables, optimizer=optimizer, cache=self.cache, device=self.device, seed=1, update=self.update
         )
         self.possible = Possible([Moment.start(self.weights(), [self.hashed] * len(self.tables))])
         self._batches = itertools.cycle(range(0, ROWS, CACHE))
@@ -97,6 +106,7 @@ class Training:
     def train(self) -> None:
         lookups = self.batch()
         self.forward(lookups).sum().backward()
+        self.embedding.apply_gradients()
         self.possible.did("a step", *self.changes(lookups))
 
 
@@ -214,3 +224,35 @@ def test_in_a_backward(
             if struck is None:
                 break
         assert at > 20, "points of a backward"
+
+
+@pytest.mark.parametrize(("pooled", "hashed"), [(True, True), (False, False)], ids=["pooled hash", "sequence index"])
+@pytest.mark.parametrize("struck_in", ["backward", "step"])
+def test_with_updates_at_step(
+    device: torch.device, pooled: bool, hashed: bool, struck_in: str, one_in: Callable[[int], range]
+) -> None:
+    """A backward pass has added to all tables or to none; step() that is called again makes the update once."""
+    training = Training(device, pooled=pooled, hashed=hashed, window=1, update="step")
+    training.train()
+    for at in one_in(9):
+        lookups = training.batch()
+        output = training.forward(lookups).sum()
+        forward, backward = training.changes(lookups)
+        training.possible.did("forward", forward)
+        if struck_in == "backward":
+            struck = strike(output.backward, at)
+            training.embedding.apply_gradients()
+            training.possible.may_have_done(f"backward at {struck}", backward)
+        else:
+            output.backward()
+            struck = strike(training.embedding.apply_gradients, at)
+            training.embedding.apply_gradients()
+            training.possible.did(f"step at {struck}", backward)
+        del output
+        training.look()
+        assert not any(group.engine.in_flight() for group in training.embedding.groups), struck
+        training.train()  # t shows in the next update
+        training.look()
+        if struck is None:
+            break
+    assert at > 20, "points of a backward pass or a step"

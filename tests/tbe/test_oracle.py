@@ -79,6 +79,7 @@ def make(scenario: Scenario, cache: dict[str, int], device: torch.device) -> Tab
         device=device,
         seed=scenario.seed,
         cache_policy=scenario.policy,
+        update=scenario.update,
         host_store=tempfile.mkdtemp(dir=STORES.name) if scenario.on_disk else None,
     )
     if scenario.frozen is not None:
@@ -219,6 +220,10 @@ def run(scenario: Scenario, cache: dict[str, int], device: torch.device, depth: 
             backward(outputs, [grad.to(device) / 2 for grad in scenario.steps[number].grads])
             if weights is not None and weights.grad is not None:
                 result[f"weights_grad{number}"] = weights.grad.cpu()
+            if scenario.update == "step":
+                if number % 2:
+                    [embedding.gradient(table.name) for table in embedding.tables]  # which changes nothing
+                embedding.apply_gradients()
     for table in embedding.tables:
         collect(embedding, table.name, result)
     return result
@@ -359,11 +364,10 @@ def check(scenario: Scenario, device: torch.device) -> None:
     others = [(between, device, False), (whole, device, False), (small, device, True)]
     if device.type != "cpu":  # every backend sums in the same order
         others.append((small, torch.device("cpu"), False))
-    # Another policy finds other rows gone, rows are on disk in place of memory, and no result shows it.
+    # Another policy finds other rows gone, rows are on disk in place of memory, step() updates: no result shows it.
     policies = _engine.cache_policies()
-    other = replace(
-        scenario, policy=policies[(policies.index(scenario.policy) + 1) % len(policies)], on_disk=not scenario.on_disk
-    )
+    policy = policies[(policies.index(scenario.policy) + 1) % len(policies)]
+    other = replace(scenario.with_other_update(), policy=policy, on_disk=not scenario.on_disk)
     for cache, where, late in others:
         # Late: no row has arrived on the host before it is waited for.
         with mock.patch.object(Swap, "_arrived", return_value=False) if late else contextlib.nullcontext():

@@ -18,7 +18,7 @@ from ..config.rounding import rounding_seeds
 from ..config.table import BoundsCheckMode, Pooling, warn_of_bounds
 from .accumulation import Segments, Window
 from .batch import Batch, Int64Array
-from .graded import graded_rows
+from .graded import GradedPlan, graded_rows
 from .group_spec import Member, drawn, engine_of, record_layout, state_inits
 from .ledger import Call, Ledger, Run
 from .plan import Plan
@@ -330,7 +330,7 @@ class Group:
 
     def update(
         self,
-        plan: Plan,
+        plan: GradedPlan,
         grads: Sequence[torch.Tensor | None],
         weights: torch.Tensor | None,
         coefficients: Mapping[int, Sequence[float]],

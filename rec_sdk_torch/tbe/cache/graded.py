@@ -3,24 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from ...segments import hot_segments
 from .accumulation import Segments
-from .plan import Plan, PlanArrays
+from .plan import PlanArrays
 
 GradedRows = tuple[list[torch.Tensor], torch.Tensor, torch.Tensor | None, torch.Tensor, Segments]
 """Gradients, and unique_slots, unique_ids, table_offsets and segments of the rows that have some."""
 
 
-def graded_rows(plan: Plan, grads: Sequence[torch.Tensor | None], weights: torch.Tensor | None) -> GradedRows | None:
+class _Lookups(Protocol):
+    @property
+    def segment_lookups(self) -> int: ...
+
+
+class GradedPlan(Protocol):
+    """The part of a plan that an update needs: its arrays, and how many lookups have a row."""
+
+    @property
+    def arrays(self) -> PlanArrays: ...
+
+    @property
+    def host(self) -> _Lookups: ...
+
+
+def graded_rows(
+    plan: GradedPlan, grads: Sequence[torch.Tensor | None], weights: torch.Tensor | None
+) -> GradedRows | None:
     """The rows that have a gradient; None for no row."""
-    arrays = plan.arrays
     present = [grad for grad in grads if grad is not None]
-    if not present or not arrays.unique_slots.shape[0]:
+    if not present or not plan.arrays.unique_slots.shape[0]:
         return None
+    arrays = plan.arrays
     if len(present) < len(grads):
         return _with_gradient(arrays, grads)
     scale = arrays.scale if weights is None else _scale(arrays, weights)

@@ -358,6 +358,22 @@ class TableOptimizer:
         names = [state.name for state in self.spec.states]
         return self.state_dtypes[names.index(name)] if self.state_dtypes else torch.float32
 
+    def check_step(self) -> None:
+        """
+        Raises:
+            ValueError: its updates cannot be made by `step()`, with `update="step"`.
+        """
+        if self.spec.hands_out:
+            raise ValueError(
+                f"{self.where}: gradients are handed out by take_gradients(), which needs update='backward'; with "
+                "update='step' they are the grad of a table's parameter"
+            )
+        if self.accumulate_step > 1:
+            raise ValueError(
+                f"{self.where}: accumulate_step is {self.accumulate_step}, which needs update='backward'; with "
+                "update='step' call step() after so many backward passes"
+            )
+
     def acts_after_next(self) -> bool:
         """Whether it works on whole tables after the next update, before the one after it."""
         between = self.spec.between

@@ -22,6 +22,7 @@ from ..options import EmbeddingOptions
 from .frozen import FrozenTables
 from .locks import Locks
 from .move import move_rows
+from .waiting import NOTHING, Waiting
 
 
 class Layout:
@@ -39,8 +40,10 @@ class Layout:
         locks: order the threads that use the tables.
         built: the groups; empty before the first use.
         used_optimizers: those of the groups, each once.
-        works_on_tables: whether steps may do something to whole tables: end a window, evict ids, pass over all rows.
+        works_on_tables: whether backward passes may do something to whole tables: end a window, evict ids, or pass over
+            all rows.
         windows: backward passes so far of the accumulation windows of each length.
+        waiting: gradients that wait for `step()`.
         always: by name, ids whose rows a table has though they may not have been met.
         fill: fills tables that are new.
     """
@@ -66,6 +69,8 @@ class Layout:
         if optimizer is not None and not isinstance(optimizer, TableOptimizer):
             raise TypeError(f"optimizer is {optimizer!r}, expected a TableOptimizer: TableOptimizer.create(class, ...)")
         options.check(self.tables)
+        if optimizer is not None and options.updates_at_step:
+            optimizer.check_step()
         self.options = options
         self._store_folder: StoreFolder | None = None
         self.num_features = sum(table.num_features for table in self.tables)
@@ -80,6 +85,7 @@ class Layout:
         self.used_optimizers: list[TableOptimizer] = []
         self.works_on_tables = False
         self.windows: dict[int, int] = {}
+        self.waiting: Waiting = NOTHING
         self.always: dict[str, Callable[[], Int64Array]] = {}
         self.fill = fill
 
@@ -174,7 +180,7 @@ class Layout:
 
     def _take(self, groups: list[Group]) -> None:
         """Makes these the groups."""
-        self.works_on_tables = any(group.works_on_tables for group in groups)
+        self.works_on_tables = not self.options.updates_at_step and any(group.works_on_tables for group in groups)
         optimizers = {id(optimizer): optimizer for group in groups for optimizer in group.optimizers}
         self.used_optimizers = list(optimizers.values())
         self.built = groups
@@ -225,6 +231,8 @@ class Layout:
         for table, optimizer in optimizers.items():
             if before[table] is not None and before[table] is not optimizer:
                 raise RuntimeError(f"table {self.tables[table].name!r} has its optimizer already")
+            if self.options.updates_at_step:
+                optimizer.check_step()
         for table, optimizer in optimizers.items():
             self.optimizers[table] = optimizer
         try:
@@ -276,7 +284,9 @@ class Layout:
     # ---- windows and batches in flight
 
     def window_open(self) -> bool:
-        """Whether an accumulation window has begun and not ended."""
+        """Whether an accumulation window has begun and not ended, or gradients wait for `step()`."""
+        if self.waiting.backwards:
+            return True
         windows = [group.window for group in self.built if group.window is not None]
         return any(self.windows.values()) or any(window.is_open() for window in windows)
 
@@ -286,9 +296,9 @@ class Layout:
         return any(count >= length for length, count in counts.items())
 
     def drop_windows(self) -> None:
-        """Forgets open accumulation windows, with the gradients in them; loading does so."""
+        """Forgets gradients that wait for `step()` or for the end of a window; loading does so."""
         with self.locks.exclusive():
-            self.windows = {}
+            self.windows, self.waiting = {}, NOTHING
             for group in self.built:
                 if group.window is not None:
                     group.swap.settle()
@@ -301,10 +311,21 @@ class Layout:
             most = max(most, group.in_flight())
         return most
 
-    def _check_idle(self, what: str) -> None:
-        """Raises RuntimeError where gradients would be lost by `what`."""
+    def check_no_gradients(self, what: str) -> None:
+        """
+        Raises:
+            RuntimeError: gradients wait for an update that would be lost by `what`.
+        """
+        if self.waiting.backwards:
+            raise RuntimeError(
+                f"gradients wait for an update: call step() or zero_grad() of the optimizer before {what}"
+            )
         if self.window_open():
             raise RuntimeError(f"an accumulation window is open; finish it before {what}")
+
+    def _check_idle(self, what: str) -> None:
+        """Raises RuntimeError where gradients would be lost by `what`."""
+        self.check_no_gradients(what)
         if self.in_flight():
             raise RuntimeError(
                 f"batches are in flight: run their backward, or drop the outputs of their forward, before {what}"

@@ -247,8 +247,10 @@ class PrefetchQueue:
                 with profiled("plan"):
                     plans.append(group.plan(batch, announcement))
                 self._monitor.plan_ns += time.perf_counter_ns() - begin
-        except BaseException:
+        except BaseException as error:
             self._end(plans)
+            if isinstance(error, CacheTooSmallError):
+                self._layout.waiting.explain(error)
             raise
         return plans
 

@@ -32,7 +32,12 @@ class Step:
 
     An update is a list of calls of C that run as one: no signal handler comes between them. Where a call raises, the
     next step begins with those that are left.
+
+    Attributes:
+        repeats: whether several backward passes may come.
     """
+
+    repeats = False
 
     def __init__(
         self,
@@ -234,7 +239,7 @@ class Step:
         done.extend(starmap(operator.call, self._calls[len(done) :]))
 
     def left(self) -> bool:
-        """Whether an interrupt has left the update to be completed."""
+        """Whether its rows have to stay in the cache: an interrupt has left the update to be completed."""
         unfinished = self._locks.unfinished
         return unfinished is not None and (unfinished is self or unfinished is self._table_update)
 
@@ -257,7 +262,9 @@ class FusedLookup(torch.autograd.Function):
         ctx.step = step
         ctx.set_materialize_grads(False)
         weighted = weights[0] is not None
-        if weighted:
+        if step.repeats:
+            ctx.save_for_backward(anchor, *weights)  # torch refuses a second pass then, unless the graph is retained
+        elif weighted:
             ctx.save_for_backward(*weights)
         return step.forward(weights, anchor.device, weighted and True in ctx.needs_input_grad[2:])
 
@@ -276,10 +283,13 @@ def _backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | Non
             "forward, and call backward() on their sum; or detach() the output that is not to train the tables; or "
             "look the batch up again"
         )
-    ctx.step = None
+    wanted, saved = ctx.needs_input_grad[2:], ctx.saved_tensors
+    if step.repeats:
+        saved = saved[1:]
+    else:
+        ctx.step = None
     try:
-        wanted = ctx.needs_input_grad[2:]
-        weight_grads = step.backward(grads, ctx.saved_tensors or (None,) * len(wanted), wanted)
+        weight_grads = step.backward(grads, saved or (None,) * len(wanted), wanted)
     except BaseException:
         if not step.left():
             step.release()

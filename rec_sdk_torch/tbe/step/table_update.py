@@ -11,6 +11,7 @@ from ..cache.ledger import Ledger
 from ..cache.plan import Plan
 from ..config.optimizer import TableOptimizer
 from ..rows.layout import Layout
+from ..rows.waiting import Holder
 from .optimizer_passes import TablePasses
 
 Grads = Sequence[Sequence[torch.Tensor | None]]
@@ -37,6 +38,7 @@ class TableUpdate:
         self._layout = layout
         self._groups = groups = layout.built
         self._plans = plans
+        self._held: Sequence[Holder] = plans
         self._grads = grads
         self._weights = weights
         self._windows = counted(layout.windows, (group.accumulate_step for group in groups))
@@ -62,8 +64,8 @@ class TableUpdate:
                 optimizer.step = step
             self._passes.run()
             self._layout.windows = {length: count % length for length, count in self._windows.items()}
-        for plan in self._plans:
-            plan.release()
+        for holder in self._held:
+            holder.release()
         for group in self._groups:
             group.end_step(self._ledger)
 

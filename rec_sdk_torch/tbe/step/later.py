@@ -1,0 +1,209 @@
+"""Training with `update="step"`: backward passes aggregate gradients, which wait for `step()` of the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+
+from ..._exits import calls
+from ..cache.plan import Plan
+from ..cache.ranges import profiled
+from ..cache.waiting import WaitingRows, aggregated
+from ..rows.layout import Layout
+from ..rows.waiting import NOTHING, Waiting
+from .step import Step
+from .table_update import Grads, TableUpdate
+
+
+class LaterStep(Step):
+    """A training batch that may have several backward passes. Its rows stay in the cache until their update."""
+
+    repeats = True
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._over = False
+
+    def release(self) -> None:
+        """Ends the pins of all plans; no backward pass can come after it."""
+        self._over = True
+        super().release()
+
+    def backward(
+        self, grads: Sequence[torch.Tensor | None], weights: Sequence[torch.Tensor | None], wanted: Sequence[bool]
+    ) -> list[torch.Tensor | None]:
+        """Aggregates the gradients; gradients of the per-sample weights of each group, where they are wanted."""
+        if self._over:
+            raise RuntimeError(
+                "the embedding's rows were updated by step() after this forward and a backward through it: look the "
+                "batch up again"
+            )
+        return super().backward(grads, weights, wanted)
+
+    def left(self) -> bool:
+        """Whether its rows have to stay in the cache though its backward pass failed."""
+        return self in self._layout.waiting.holders or super().left()
+
+    def _needs_tables(self) -> bool:
+        return False
+
+    def _update(
+        self, grads: Grads, for_rows: Grads | None, weights: Sequence[torch.Tensor | None], wanted: Sequence[bool]
+    ) -> list[torch.Tensor | None]:
+        readers = self._locks.readers
+        reading = readers.get(id(self))
+        result = super()._update(grads, for_rows, weights, wanted)
+        if reading is not None:
+            readers[id(self)] = reading  # another backward pass may come when other rows have changed
+        return result
+
+    def _make_calls(self, for_rows: Grads | None, weights: Sequence[torch.Tensor | None]) -> None:
+        """Adds the gradients to those that wait: all of them, or after an interrupt none."""
+        assert for_rows is not None, "with update='step' nothing skips an update before step()"
+        layout = self._layout
+        waiting = _kept(layout)
+        before = waiting.rows or (None,) * len(self._groups)
+        rows = []
+        for group, plan, grads, weight, of_group in zip(
+            self._groups, self._plans, for_rows, weights, before, strict=True
+        ):
+            group.swap.transfers.follow()
+            rows.append(aggregated(of_group, plan, grads, weight, group.layout.dim))
+        holders = waiting.holders if self in waiting.holders else (*waiting.holders, self)
+        layout.waiting = Waiting(rows, holders, waiting.backwards + 1)
+
+
+class StepUpdate(TableUpdate):
+    """The update of the rows that wait; or, without `rows`, what ends the training step beside it."""
+
+    def __init__(self, layout: Layout, rows: Sequence[WaitingRows | None] | None) -> None:
+        groups = layout.built
+        plans = cast(Sequence[Plan], rows or ())  # which they stand for
+        grads = None if rows is None else [[None if each is None else each.gradient] for each in rows]
+        super().__init__(layout, plans, grads, [None] * len(groups))
+        self._held = layout.waiting.holders if rows is not None else ()
+
+    def run(self) -> None:
+        """As that of a batch."""
+        super().run()
+        self._layout.waiting = NOTHING
+
+
+def _kept(layout: Layout) -> Waiting:
+    """The gradients that wait, without those of tables that were left out."""
+    waiting = layout.waiting
+    if not waiting.left_out:
+        return waiting
+    rows = []
+    for group, of_group in zip(layout.built, waiting.rows, strict=True):
+        places = [group.places[name] for name in waiting.left_out & group.places.keys()]
+        rows.append(of_group.without(places) if of_group is not None and places else of_group)
+    return waiting._replace(rows=rows, left_out=frozenset())
+
+
+def _end(layout: Layout, apply: bool) -> None:
+    """Ends the training step that backward passes have begun, if there were some."""
+    locks = layout.locks
+    if not layout.waiting.backwards:
+        return
+    with calls:
+        locks.catch_up()
+        groups = layout.built
+        whole = any(
+            group.evicts() or (apply and any(optimizer.acts_after_next() for optimizer in group.optimizers))
+            for group in groups
+            if group.works_on_tables
+        )
+        with locks.alone() if whole else locks.launch:
+            locks.complete()
+            waiting = _kept(layout)
+            if not waiting.backwards:
+                return
+            for group in groups:
+                group.swap.transfers.follow()
+            with profiled("update"):
+                update = StepUpdate(layout, waiting.rows if apply else None)
+                locks.keep_rows(update.changing)
+                locks.do(update)
+        for group in groups:
+            group.warn_of_evictions()
+
+
+class WaitingGradients:
+    """The part of an embedding that has to do with gradients that wait for `step()`.
+
+    Attributes:
+        layout: has the tables.
+    """
+
+    layout: Layout
+
+    def apply_gradients(self) -> None:
+        """Makes one update of all tables with the gradients of the backward passes since the last one.
+
+        For `update="step"`. Nothing happens where there was no backward pass.
+
+        Raises:
+            ValueError, TypeError: an option of an optimizer that no update may use; nothing was changed.
+        """
+        _end(self.layout, apply=True)
+
+    def drop_gradients(self) -> None:
+        """Forgets the gradients that wait for `apply_gradients`."""
+        _end(self.layout, apply=False)
+
+    def gradient(self, table: str) -> torch.Tensor | None:
+        """The gradient of the rows of a table that wait for `apply_gradients`; None where none does.
+
+        A change in it counts, until another backward pass comes, after which this gives another tensor.
+
+        Returns:
+            float32 `[n, D]` on the device of the cache, each row once, in no order; a row of zeros where the table has
+            none.
+        """
+        layout = self.layout
+        with layout.locks.launch:
+            waiting = layout.waiting
+            if not waiting.backwards or table in waiting.left_out or table in layout.options.frozen:
+                return None
+            group, place = layout.find_table(table)
+            group.swap.transfers.follow()
+            rows = waiting.rows[layout.built.index(group)]
+            part = None if rows is None else rows.parts()[place]
+            if part is None or not len(part):  # norms and ranks go by a gradient that has elements
+                part = torch.zeros((1, group.layout.dim), dtype=torch.float32, device=layout.device)
+            return part
+
+    def set_gradient(self, table: str, value: torch.Tensor | None) -> None:
+        """Replaces the gradient of a table; with None its rows are left out of the next update.
+
+        Args:
+            table: its name.
+            value: float32 `[n, D]`, as large as `gradient` gives it; None, or a tensor without elements, for none.
+
+        Raises:
+            ValueError: another shape or data type than `gradient` has, or none waits.
+        """
+        if value is None or not value.numel():
+            self._leave_out(table)
+            return
+        now = self.gradient(table)
+        expected = None if now is None else (tuple(now.shape), now.dtype)
+        if now is None or (tuple(value.shape), value.dtype) != expected:
+            raise ValueError(
+                f"table {table!r}: a gradient of shape {tuple(value.shape)} and {value.dtype} cannot be set, "
+                + ("since no backward pass waits for step()" if expected is None else f"expected are {expected}")
+            )
+        if now is not value:
+            now.copy_(value.detach())
+
+    def _leave_out(self, table: str) -> None:
+        layout = self.layout
+        waiting = layout.waiting
+        left_out = waiting.left_out | {table}
+        if (left_out | layout.options.frozen).issuperset(config.name for config in layout.tables):
+            self.drop_gradients()
+        elif waiting.backwards:
+            layout.waiting = waiting._replace(left_out=left_out)

@@ -1,0 +1,202 @@
+"""update="step" on many ranks: one norm clips the rows of all of them, beside the dense parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from jagged import jagged
+from ranks import Place, Ranks
+from sharded_model import Model, Scenario, bags_of, concatenated, optimizer_of, rows, shard, train_sharded
+from test_sharded_training import united
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
+
+Start = Callable[[int], Ranks]
+MIXED = Scenario(
+    update="step",
+    optimizer=torch.optim.Adagrad,
+    options={"eps": 1e-3},
+    sharding=("row_wise", "data_parallel", "table_wise"),
+    sizes=((3, 1), (0, 2)),  # a rank without samples, and so without rows of some table
+    steps=5,
+    seed=71,
+)
+KINDS = ("2", "inf", "1", "value", "torchrec", "torchrec inf", "torchrec global", "torchrec groups")
+
+
+def clipped(kind: str, model: Any, optimizer: Any) -> Any:
+    """One step with clipped gradients; their norm, where it is known."""
+    if kind == "value":
+        clip_grad_value_(model.parameters(), 0.01)
+        return optimizer.step()
+    if not kind.startswith("torchrec"):
+        norm = clip_grad_norm_(model.parameters(), 0.05, float(kind))
+        optimizer.step()
+        return norm
+    options: dict[str, Any] = {"norm_type": "inf" if kind.endswith("inf") else 2.0}
+    if not kind.endswith("inf"):
+        options["enable_global_grad_clip"] = kind != "torchrec"
+    if kind.endswith("groups") and dist.is_initialized():  # which names one of the divided tables, and no other
+        named = dict(model.named_parameters())
+        (handle,) = [each for name, each in named.items() if ".t0." in name]
+        options["param_to_pgs"] = {handle: [dist.group.WORLD]}
+    clipping = GradientClippingOptimizer(optimizer, GradientClipping.NORM, 0.05, **options)
+    clipping.step()
+    return clipping.last_total_grad_norm
+
+
+def train_clipped(rank: int, world_size: int, scenario: Scenario, kind: str, passes: int = 1) -> Any:
+    """(norms, rows, dense parameter) of a rank, or with rank -1 of one process with the batches of all."""
+    alone = rank < 0
+    model: Any = Model(scenario, seed=3, cache=1000)
+    inner = model
+    if not alone:
+        model = shard(model, scenario, world_size)
+        inner = model.module
+    optimizer, norms = optimizer_of(inner, lr=0.05), []
+    for step in range(scenario.steps):
+        batches = bags_of(scenario, step, world_size)
+        loss, _ = model(concatenated(batches) if alone else jagged(*batches[rank]))
+        if step % passes == 0:
+            optimizer.zero_grad()
+        (loss / world_size if alone else loss).backward()
+        if step % passes == passes - 1:
+            norms.append(clipped(kind, model, optimizer))
+    return [n if n is None else n.cpu() for n in norms], rows(inner.sparse), inner.scale.detach().cpu().clone()
+
+
+@pytest.mark.parametrize(("kind", "passes"), [*((kind, 1) for kind in KINDS), ("2", 2), ("torchrec groups", 2)])
+def test_ranks_clip_as_one_process(ranks_of: Start, kind: str, passes: int) -> None:
+    results = ranks_of(2).run(train_clipped, MIXED, kind, passes)
+    norms, rows_alone, scale = train_clipped(-1, 2, MIXED, kind, passes)
+    near = {"rtol": 1e-4, "atol": 1e-6}
+    for of_rank in results:
+        torch.testing.assert_close(of_rank[0], norms, **near)
+        torch.testing.assert_close(of_rank[2], scale, **near)
+    assert torch.equal(results[0][2], results[1][2]), "the dense parameter has the bits of all ranks"
+    assert kind == "value" or any(float(norm) > 0.05 for norm in norms), "some gradients are clipped"
+    for table, expected in rows_alone.items():
+        found = united([result[1][table] for result in results], MIXED.sharding[int(table[1])])
+        for i, row in expected.items():
+            torch.testing.assert_close(found[i], row[: len(found[i])], **near)
+
+
+@pytest.mark.parametrize("kind", ["bags", "sequences", "hash"])
+@pytest.mark.parametrize("depth", [0, 2])
+def test_they_have_the_bits_of_updates_in_the_backward_pass(ranks_of: Start, kind: str, depth: int) -> None:
+    options = {"betas": (0.8, 0.9)}
+    scenario = dataclasses.replace(MIXED, kind=kind, optimizer=torch.optim.Adam, options=options, steps=6)
+    at_step = ranks_of(2).run(train_sharded, scenario, depth)
+    in_backward = ranks_of(2).run(train_sharded, dataclasses.replace(scenario, update="backward"), depth)
+    for one, other in zip(at_step, in_backward, strict=True):
+        for table, expected in other[1].items():
+            assert expected.keys() == one[1][table].keys()
+            assert all(torch.equal(one[1][table][i], row) for i, row in expected.items())
+
+
+def twice_through_one_forward(rank: int, world_size: int) -> Any:
+    made = []
+    for passes in (1, 2):
+        model = shard(Model(dataclasses.replace(MIXED, optimizer=torch.optim.SGD, options={}), 3), MIXED, world_size)
+        optimizer = optimizer_of(model.module, lr=0.05)
+        loss, _ = model(jagged(*bags_of(MIXED, 0, world_size)[rank]))
+        if passes == 1:
+            (2 * loss).backward()
+        else:
+            loss.backward(retain_graph=True)
+            loss.backward()
+        optimizer.step()
+        made.append(rows(model.module.sparse))
+    return made
+
+
+def test_several_backward_passes_through_one_forward(ranks_of: Start) -> None:
+    for once, twice in ranks_of(2).run(twice_through_one_forward):
+        for table, expected in once.items():
+            for i, row in expected.items():
+                torch.testing.assert_close(twice[table][i], row)
+
+
+# ---- what one rank alone sees
+
+
+def scaled(rank: int, world_size: int) -> Any:
+    """One gradient of rank 1 overflows, of a row that is at home there."""
+    scenario = dataclasses.replace(MIXED, sharding=("row_wise",) * 3, optimizer=torch.optim.SGD, options={})
+    model = shard(Model(scenario, 3), scenario, world_size)
+    tables = model.module.sparse
+    scaler = ShardedGradScaler(Place.device.type, init_scale=4.0, growth_interval=100)
+    batch = jagged({"f0": [[1]], "f1": [[3]], "f2": [[5]], "f3": [[7]]})  # all of rank 1
+    steps = []
+    for factor in (1.0, 1e38, 1.0):
+        tables.fused_optimizer.zero_grad()
+        output = tables(batch).values().sum()
+        scaler.scale(output * (factor if rank == 1 else 1.0)).backward()
+        scaler.step(tables.fused_optimizer)
+        scaler.update()
+        state = tables.fused_optimizer.state_dict()["state"]["embedding_bags.t0.weight"]
+        steps.append((int(state["t0.step"]), scaler.get_scale()))
+    return steps
+
+
+def test_an_overflow_on_one_rank_skips_the_step_of_all(ranks_of: Start, device: torch.device) -> None:
+    if device.type != "cpu":
+        pytest.skip("torch.amp.GradScaler needs operators that the emulated NPU lacks")
+    for steps in ranks_of(2).run(scaled):
+        assert steps == [(1, 4.0), (1, 2.0), (2, 2.0)]
+
+
+def differ(rank: int, world_size: int, kind: str) -> str:
+    """The error of the batch after one rank has done something alone."""
+    model = shard(Model(MIXED, 3), MIXED, world_size)
+    tables, batch = model.module.sparse, jagged(*bags_of(MIXED, 0, world_size)[0])
+    tables(batch).values().sum().backward()
+    if kind == "all":
+        tables.fused_optimizer.step()
+    elif rank == 1:
+        getattr(tables.fused_optimizer, kind)()
+    try:
+        tables(batch).values().sum().backward()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("all", ""),
+        ("step", "backward passes that wait for step() is 1 on rank 0, None on rank 1"),
+        ("zero_grad", "backward passes that wait for step() is 1 on rank 0, None on rank 1"),
+    ],
+)
+def test_a_step_of_one_rank_is_refused(ranks_of: Start, kind: str, message: str) -> None:
+    for found in ranks_of(2).run(differ, kind):
+        assert message in found
+        assert bool(message) == bool(found)
+
+
+def own_tables(rank: int, world_size: int) -> list[str]:
+    model = DistributedDataParallel(Model(dataclasses.replace(MIXED, sharding=("row_wise",) * 3), 3))
+    loss, _ = model(jagged(*bags_of(MIXED, 0, world_size)[rank]))
+    loss.backward()
+    messages = []
+    for clip in (clip_grad_norm_, clip_grad_value_):
+        try:
+            clip(model.parameters(), 1.0)
+        except ValueError as error:
+            messages.append(str(error))
+    return messages
+
+
+def test_tables_of_each_ranks_own_have_no_common_norm(ranks_of: Start) -> None:
+    for messages in ranks_of(2).run(own_tables):
+        assert len(messages) == 1, "elements are clipped all the same"
+        assert "clip_grad_norm_ cannot clip tables ['t0', 't1', 't2']" in messages[0]
