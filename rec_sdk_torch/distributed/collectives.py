@@ -121,13 +121,14 @@ class Exchange:
             dist.all_gather_object(every, value, group=self.ids)
         return every
 
-    def tell(self, number: float, what: str) -> list[float]:
-        """Each rank's `number`, where `what` names it. All must call it."""
-        own = torch.tensor([number], dtype=torch.float64, device="cpu")
-        every = own.new_empty(self.world_size)
+    def tell(self, numbers: Sequence[float], what: str) -> list[list[float]]:
+        """Each rank's `numbers`, as many on all of them; `what` names them. All must call it."""
+        own = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+        every = own.new_empty((self.world_size, len(numbers)))
         with self.waiting(what):
-            dist.all_gather(list(every.split(1)), own, group=self.ids)
-        return every.tolist()
+            dist.all_gather(list(every.unbind()), own, group=self.ids)
+        result: list[list[float]] = every.tolist()
+        return result
 
     def join(self, name: str, tell: Callable[[], Told]) -> None:
         """Takes a collection in; `tell` says which of its settings have to be the same on all ranks. All must call it.

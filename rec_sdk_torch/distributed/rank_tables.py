@@ -9,6 +9,7 @@ import torch
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.optim.keyed import KeyedOptimizer
 
+from ..optim.norms import GradientNorms
 from ..tbe.options import Scaler
 from ..tbe.rows.gradients import TableGradient
 from .local_shard import HomeTables
@@ -134,6 +135,10 @@ class RankTables:
     def set_grad_scaler(self, scaler: Scaler | None) -> None:
         """Tells which `torch.amp.GradScaler` scales the losses, see `TableBatchedEmbedding.set_grad_scaler`."""
         self.home.set_grad_scaler(scaler)
+
+    def grad_norm(self, norm_type: float = 2.0) -> GradientNorms:
+        """Norms of the gradients that wait, over ranks, which all have to call it; see the unsharded collection's."""
+        return self.home.grad_norm(norm_type)
 
     @property
     def skipped_updates(self) -> int:

@@ -17,6 +17,7 @@ import torch
 from torch.nn.utils import clip_grad, clip_grads_with_norm_, get_total_norm
 
 from ..optim.handles import Ranks, TableParameter
+from ..optim.norms import together
 from ..optim.torchrec_hooks import CLIP_INSTEAD, warn_tables_not_clipped
 
 
@@ -91,11 +92,11 @@ def _clip_over_ranks(
             (here if ranks is None else divided.setdefault(ranks, [])).append(grad)
     norms = [float(get_total_norm(here, norm_type, False, foreach))]
     for ranks, grads in divided.items():
-        norms += ranks.tell(float(get_total_norm(grads, norm_type, False, foreach)), "norms of gradients")
+        own = float(get_total_norm(grads, norm_type, False, foreach))
+        norms += [norm for (norm,) in ranks.tell([own], "norms of gradients")]
     grads = [*here, *(grad for of_ranks in divided.values() for grad in of_ranks)]
     device = grads[0].device if grads else torch.device("cpu")
-    every = torch.tensor(norms, dtype=torch.float64, device="cpu")
-    total: torch.Tensor = torch.linalg.vector_norm(every, norm_type).float().to(device)
+    total = torch.tensor(together(norms, norm_type), dtype=torch.float32, device=device)
     if error_if_nonfinite and not bool(total.isfinite()):
         raise RuntimeError(
             f"the norm of order {norm_type} of the gradients of all ranks is {float(total)}: it cannot clip them"

@@ -19,6 +19,7 @@ from ..eager import check_batch
 from ..formulas import spec_for
 from ..optim.fused import EmbCacheFusedOptimizer
 from ..optim.handles import TableHandle, TableParameter, module_dict
+from ..optim.norms import GradientNorms, gradient_norms
 from ..optim.requests import share_options, table_optimizers
 from ..sparse.jagged_tensor_with_timestamp import clicks_of, timestamps_of
 from ..tbe import TableBatchedEmbedding, TableOptimizer
@@ -138,6 +139,20 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
     def skipped_updates(self) -> int:
         """Updates skipped because scaled gradients overflowed."""
         return self._embedding.skipped_updates
+
+    def grad_norm(self, norm_type: float = 2.0) -> GradientNorms:
+        """Norms of the gradients that wait for `step()`, with `update="step"`: of each table, and of all together.
+
+        Tables without a gradient have 0. Where ranks have divided the tables, the norms are those of the rows of all
+        ranks, which all have to call it. The host waits for the device.
+
+        Args:
+            norm_type: p of the norm; `float("inf")` is that of the largest element.
+
+        Raises:
+            RuntimeError: gradients are used up in the backward pass, with `update="backward"`.
+        """
+        return gradient_norms(self._table_parameters(), norm_type)
 
     # ---- batches
 

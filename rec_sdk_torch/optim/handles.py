@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -80,7 +80,7 @@ class Ranks(Protocol):
     @property
     def rows(self) -> Any: ...
 
-    def tell(self, number: float, what: str) -> list[float]: ...
+    def tell(self, numbers: Sequence[float], what: str) -> list[list[float]]: ...
 
 
 class TableParameter(_NotWritten, torch.nn.Parameter):

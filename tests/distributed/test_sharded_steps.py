@@ -124,6 +124,26 @@ def test_several_backward_passes_through_one_forward(ranks_of: Start) -> None:
                 torch.testing.assert_close(twice[table][i], row)
 
 
+def norms(rank: int, world_size: int, norm_type: float) -> Any:
+    """The norms of a batch; with rank -1 those of one process with the batches of all."""
+    alone = rank < 0
+    model: Any = Model(MIXED, seed=3, cache=1000)
+    model, batches = model if alone else shard(model, MIXED, world_size), bags_of(MIXED, 0, world_size)
+    loss, _ = model(concatenated(batches) if alone else jagged(*batches[rank]))
+    (loss / world_size if alone else loss).backward()
+    return (model if alone else model.module).sparse.grad_norm(norm_type)
+
+
+@pytest.mark.parametrize("norm_type", [2.0, float("inf")])
+def test_norms_are_of_the_rows_of_all_ranks(ranks_of: Start, norm_type: float) -> None:
+    found = ranks_of(2).run(norms, norm_type)
+    assert found[0].tables["t1"] == found[1].tables["t1"], "every rank has the rows of this table"
+    assert found[0] == found[1]
+    expected = norms(-1, 2, norm_type)
+    torch.testing.assert_close(found[0].total, expected.total)
+    torch.testing.assert_close(found[0].tables, expected.tables)
+
+
 # ---- what one rank alone sees
 
 

@@ -158,21 +158,30 @@ def test_sequences_and_features_that_are_not_part_of_the_loss(device: torch.devi
 
 
 def test_gradients_of_sample_weights(device: torch.device) -> None:
-    """They are of the rows that the forward read, though others were updated since."""
+    """They are of the rows that the forward read, though others were updated since, before it or between its passes."""
     collection = bags_collection(device, update="step", is_weighted=True)
     apply(collection)
+
+    def change_row_1() -> None:
+        collection(jagged({"f0": [[1]]}, {"f0": [[1.0]]})).values().sum().backward()
+        collection.fused_optimizer.step()
+
     weights = torch.tensor([1.0, 2.0], device=device, requires_grad=True)
     batch = jagged({"f0": [[1, 2]]}, {"f0": [[1.0, 2.0]]})
     batch = type(batch)(batch.keys(), batch.values(), weights=weights, lengths=batch.lengths())
-    before = collection(batch).values().sum()
-    rows = {i: read(collection, jagged({"f0": [[i]]}, {"f0": [[1.0]]})).flatten() for i in (1, 2)}
-    collection(jagged({"f0": [[1]]}, {"f0": [[1.0]]})).values().sum().backward()
-    collection.fused_optimizer.step()
-    before.backward(retain_graph=True)
-    before.backward()
-    expected = 2 * torch.stack([rows[1].sum(), rows[2].sum()])
-    assert weights.grad is not None
-    torch.testing.assert_close(weights.grad.cpu(), expected)
+    for passes_before in (0, 1):
+        weights.grad = None
+        rows = {i: read(collection, jagged({"f0": [[i]]}, {"f0": [[1.0]]})).flatten() for i in (1, 2)}
+        output = collection(batch).values().sum()
+        for _ in range(passes_before):
+            output.backward(retain_graph=True)
+            collection.fused_optimizer.zero_grad()
+        change_row_1()
+        for _ in range(2 - passes_before):
+            output.backward(retain_graph=True)
+        expected = 2 * torch.stack([rows[1].sum(), rows[2].sum()])
+        assert weights.grad is not None
+        torch.testing.assert_close(weights.grad.cpu(), expected)
 
 
 # ---- gradients that are dropped, set, or not there
@@ -361,13 +370,14 @@ def test_tables_and_dense_parameters_are_clipped_by_one_norm(device: torch.devic
     models = [Both(device, plain) for plain in (False, True)]
     optimizers = [model.optimizer() for model in models]
     steps = [CLIPS[name](model, optimizer) for model, optimizer in zip(models, optimizers, strict=True)]
-    for number, batch in enumerate([*batches(4), jagged({key: [[]] for key in KEYS})]):
+    empty = {key: [[]] for key in KEYS}  # beside f0, whose table shares a group with that of f2
+    for number, batch in enumerate([*batches(4), jagged({**empty, "f0": [[1]]}), jagged(empty)]):
         norms = []
         for model, optimizer, step in zip(models, optimizers, steps, strict=True):
             optimizer.zero_grad()
             model(batch).backward()
             norms.append(step())
-        if norms[0] is not None and number < 4:
+        if norms[0] is not None and number < 5:
             torch.testing.assert_close(norms[0], norms[1])
         for key in range(3):
             torch.testing.assert_close(models[0].rows(key), models[1].rows(key))
@@ -396,6 +406,32 @@ def test_max_gradient_bounds_what_the_norm_left(device: torch.device) -> None:
     clip_grad_norm_(collection.parameters(), 2.0)  # 1 for each element
     collection.fused_optimizer.step()
     assert torch.equal(rows_of(collection)[3], before[3] - 0.25)
+
+
+@pytest.mark.parametrize("norm_type", [2.0, float("inf"), 1.0])
+def test_norms_of_what_waits(device: torch.device, norm_type: float) -> None:
+    model, plain = Both(device, plain=False), Both(device, plain=True)
+    assert model.tables.grad_norm() == (0.0, {"t0": 0.0, "t1": 0.0, "t2": 0.0})
+    for batch in batches(2):  # two passes
+        for each in (model, plain):
+            each(batch).backward()
+    assert plain.bags is not None
+    grads = [bag.weight.grad.cpu() for bag in plain.bags]
+    expected = [float(torch.linalg.vector_norm(grad, norm_type)) for grad in grads]
+    found = model.tables.grad_norm(norm_type)
+    torch.testing.assert_close(list(found.tables.values()), expected)
+    every = torch.cat([grad.flatten() for grad in grads])
+    torch.testing.assert_close(found.total, float(torch.linalg.vector_norm(every, norm_type)))
+    clip_grad_value_(model.parameters(), 0.25)
+    assert model.tables.grad_norm(float("inf")).total == 0.25
+    model.tables.fused_optimizer.step()
+    assert model.tables.grad_norm(norm_type).total == 0.0
+
+
+def test_norms_of_gradients_that_are_used_up(device: torch.device) -> None:
+    collection = tables(device, "backward")
+    with pytest.raises(RuntimeError, match="update='step'"):
+        collection.grad_norm()
 
 
 # ---- GradScaler
@@ -590,10 +626,10 @@ def test_a_cache_that_holds_too_few_batches(device: torch.device) -> None:
         collection(single_ids([4, 5]))
     assert "1 backward passes wait for step() of the optimizer" in error.value.__notes__[0]
     collection.fused_optimizer.step()
-    for _ in range(3):  # one batch fits each time
-        collection(single_ids([4, 5, 6])).values().sum().backward()
-        collection.fused_optimizer.step()
-        collection(single_ids([1, 2, 3])).values().sum().backward()
+    losses = []  # kept, with their graphs: one batch fits each time all the same
+    for ids in ([4, 5, 6], [1, 2, 3]) * 3:
+        losses.append(collection(single_ids(ids)).values().sum())
+        losses[-1].backward()
         collection.fused_optimizer.step()
 
 

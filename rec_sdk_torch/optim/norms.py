@@ -1,0 +1,52 @@
+"""Norms of the gradients of tables that wait for `step()`, over all ranks that have rows of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import torch
+
+from .handles import Ranks, TableParameter
+
+
+class GradientNorms(NamedTuple):
+    """Norms of gradients.
+
+    Attributes:
+        total: of all tables together.
+        tables: of each table by its name.
+    """
+
+    total: float
+    tables: dict[str, float]
+
+
+def together(norms: Iterable[float], norm_type: float) -> float:
+    """The norm of parts that have these norms, computed in float64."""
+    every = torch.tensor([0.0, *norms], dtype=torch.float64, device="cpu")
+    return float(torch.linalg.vector_norm(every, norm_type))
+
+
+def gradient_norms(handles: Mapping[str, TableParameter], norm_type: float) -> GradientNorms:
+    """See `CachedCollection.grad_norm`.
+
+    Args:
+        handles: of the tables of one collection, by name.
+        norm_type: p of the norm, which may be infinite.
+    """
+    if not all(handle.updates_at_step for handle in handles.values()):
+        raise RuntimeError(
+            "the gradients of these tables are used up in the backward pass: grad_norm() needs update='step'"
+        )
+    grads = {name: handle.grad for name, handle in handles.items()}
+    norms = [torch.zeros(()) if grad is None else torch.linalg.vector_norm(grad, norm_type) for grad in grads.values()]
+    tables = dict(zip(grads, torch.stack([norm.cpu() for norm in norms]).tolist(), strict=True))
+    divided: dict[Ranks, list[str]] = {}
+    for name, handle in handles.items():
+        if handle.ranks is not None:
+            divided.setdefault(handle.ranks, []).append(name)
+    for ranks, names in divided.items():
+        of_ranks = ranks.tell([tables[name] for name in names], "norms of gradients")
+        tables |= {name: together(own, norm_type) for name, own in zip(names, zip(*of_ranks, strict=True), strict=True)}
+    return GradientNorms(together(tables.values(), norm_type), tables)
