@@ -230,6 +230,25 @@ def test_a_table_without_a_gradient_is_left_out(device: torch.device, again: boo
     assert all(torch.equal(now["t2"][i], row) for i, row in expected.items())
 
 
+def test_frozen_tables_have_no_gradient(device: torch.device) -> None:
+    collection = tables(device)
+    one, other = batches(2)
+    loss_of(collection, one).backward()
+    with pytest.raises(RuntimeError, match=r"gradients wait.*frozen"):
+        collection.freeze("t1")
+    collection.fused_optimizer.step()
+    before = rows_of(collection, "t1")
+    handles(collection)["t1"].requires_grad_(False)
+    loss_of(collection, other).backward()
+    assert [name for name, handle in handles(collection).items() if handle.grad is None] == ["t1"]
+    clip_grad_norm_(collection.parameters(), 0.5)
+    collection.fused_optimizer.step()
+    assert all(torch.equal(rows_of(collection, "t1")[i], row) for i, row in before.items())
+    loss_of(collection, one).backward()
+    collection.zero_grad()  # which the frozen table has no gradient for
+    collection.thaw()
+
+
 def test_gradients_that_are_set(device: torch.device) -> None:
     collection = bags_collection(device, update="step")
     apply(collection, lr=1.0)
