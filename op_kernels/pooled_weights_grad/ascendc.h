@@ -13,25 +13,25 @@ namespace ascendc {
 // the tiles before: a ring of them.
 class Divisors {
  public:
-  static constexpr int64_t kRing = 4;
+  static constexpr uint32_t kRing = 4;
   static constexpr uint32_t kBytesOfRow = kRing * sizeof(float);
 
   __aicore__ inline void init(TPipe* pipe, int64_t rows) {
     rows_ = rows;
     pipe->InitBuffer(buffer_, static_cast<uint32_t>(kRing * rows * sizeof(float)));
-    for (int64_t i = 0; i < kRing; ++i) {
+    for (uint32_t i = 0; i < kRing; ++i) {
       written_[i].init(pipe);
       used_[i].init(pipe);
     }
   }
 
-  __aicore__ inline void begin_tile(int64_t tile) {
+  __aicore__ inline void begin_tile(uint32_t tile) {
     if (tile >= kRing) used_[tile % kRing].wait();
     divides_[tile % kRing] = false;
   }
 
   // Sets the rows [begin, end) of the tile; the rows before have theirs already.
-  __aicore__ inline void set(int64_t tile, int64_t begin, int64_t end, bool divides, float divisor) {
+  __aicore__ inline void set(uint32_t tile, int64_t begin, int64_t end, bool divides, float divisor) {
     bool& tile_divides = divides_[tile % kRing];
     if (divides && !tile_divides) {
       tile_divides = true;
@@ -40,7 +40,7 @@ class Divisors {
     if (tile_divides) fill(tile, begin, end, divides ? divisor : 1.0f);
   }
 
-  __aicore__ inline void apply(int64_t tile, const LocalTensor<float>& values, int64_t rows) {
+  __aicore__ inline void apply(uint32_t tile, const LocalTensor<float>& values, int64_t rows) {
     if (divides_[tile % kRing]) {
       written_[tile % kRing].order();
       vector_barrier();
@@ -49,17 +49,17 @@ class Divisors {
     used_[tile % kRing].set();
   }
 
-  __aicore__ inline void finish(int64_t tiles) {
-    for (int64_t tile = maximum<int64_t>(0, tiles - kRing); tile < tiles; ++tile) {
+  __aicore__ inline void finish(uint32_t tiles) {
+    for (uint32_t tile = tiles > kRing ? tiles - kRing : 0; tile < tiles; ++tile) {
       used_[tile % kRing].wait();
     }
   }
 
  private:
-  __aicore__ inline LocalTensor<float> of(int64_t tile) {
-    return buffer_.Get<float>()[static_cast<uint32_t>(tile % kRing * rows_)];
+  __aicore__ inline LocalTensor<float> of(uint32_t tile) {
+    return buffer_.Get<float>()[tile % kRing * static_cast<uint32_t>(rows_)];
   }
-  __aicore__ inline void fill(int64_t tile, int64_t begin, int64_t end, float value) {
+  __aicore__ inline void fill(uint32_t tile, int64_t begin, int64_t end, float value) {
     for (int64_t i = begin; i < end; ++i) of(tile).SetValue(static_cast<uint32_t>(i), value);
   }
 
@@ -74,16 +74,17 @@ class Divisors {
 // apart, which come together. Two tiles' worth, since one is loaded ahead.
 class TileBags {
  public:
-  static constexpr int64_t kTiles = 2;
-  static constexpr uint32_t kBytesOfRow = kTiles * (2 * sizeof(int32_t) + sizeof(int64_t));
+  static constexpr uint32_t kTiles = 2;
+  static constexpr uint32_t kBytesOfBag = kTiles * (2 * sizeof(int32_t) + sizeof(int64_t));
 
-  __aicore__ inline void init(TPipe* pipe, int64_t rows, int64_t stride) {
-    rows_ = rows;
+  // bags: the most of a tile.
+  __aicore__ inline void init(TPipe* pipe, int64_t bags, int64_t stride) {
+    most_ = static_cast<uint32_t>(bags);
     // Gradients too far apart for a copy have runs of their own: none begins where the one before does.
     to_next_ = stride * static_cast<int64_t>(sizeof(float)) <= kMaxGap ? stride : 0;
-    pipe->InitBuffer(ends_, static_cast<uint32_t>(kTiles * rows * sizeof(int32_t)));
-    pipe->InitBuffer(first_bags_, static_cast<uint32_t>(kTiles * rows * sizeof(int32_t)));
-    pipe->InitBuffer(gradients_, static_cast<uint32_t>(kTiles * rows * sizeof(int64_t)));
+    pipe->InitBuffer(ends_, static_cast<uint32_t>(kTiles * bags * sizeof(int32_t)));
+    pipe->InitBuffer(first_bags_, static_cast<uint32_t>(kTiles * bags * sizeof(int32_t)));
+    pipe->InitBuffer(gradients_, static_cast<uint32_t>(kTiles * bags * sizeof(int64_t)));
   }
 
   // The bags of a tile while they are listed. The scalar unit bounds that loop.
@@ -103,40 +104,40 @@ class TileBags {
       ends.SetValue(bags++, static_cast<int32_t>(end));
     }
   };
-  __aicore__ inline List begin_tile(int64_t tile) {
+  __aicore__ inline List begin_tile(uint32_t tile) {
     return {ends(tile), first_bags(tile), gradients(tile), 0, 0, -1, to_next_};
   }
-  __aicore__ inline void end_tile(int64_t tile, const List& list) {
+  __aicore__ inline void end_tile(uint32_t tile, const List& list) {
     bags_[tile % kTiles] = list.bags;
     runs_[tile % kTiles] = list.runs;
   }
 
-  __aicore__ inline uint32_t count(int64_t tile) const { return bags_[tile % kTiles]; }
+  __aicore__ inline uint32_t count(uint32_t tile) const { return bags_[tile % kTiles]; }
   // [count]: one past the last row of each bag of the tile.
-  __aicore__ inline LocalTensor<int32_t> ends(int64_t tile) { return ends_.Get<int32_t>()[place(tile)]; }
+  __aicore__ inline LocalTensor<int32_t> ends(uint32_t tile) { return ends_.Get<int32_t>()[place(tile)]; }
 
-  __aicore__ inline uint32_t runs(int64_t tile) const { return runs_[tile % kTiles]; }
+  __aicore__ inline uint32_t runs(uint32_t tile) const { return runs_[tile % kTiles]; }
   // [runs]: the first bag of each run, and where its gradient starts, in values.
-  __aicore__ inline LocalTensor<int32_t> first_bags(int64_t tile) {
+  __aicore__ inline LocalTensor<int32_t> first_bags(uint32_t tile) {
     return first_bags_.Get<int32_t>()[place(tile)];
   }
-  __aicore__ inline LocalTensor<int64_t> gradients(int64_t tile) {
+  __aicore__ inline LocalTensor<int64_t> gradients(uint32_t tile) {
     return gradients_.Get<int64_t>()[place(tile)];
   }
 
  private:
-  __aicore__ inline uint32_t place(int64_t tile) const {
-    return static_cast<uint32_t>(tile % kTiles * rows_);
-  }
+  __aicore__ inline uint32_t place(uint32_t tile) const { return tile % kTiles * most_; }
 
-  int64_t rows_ = 0, to_next_ = 0;
-  uint32_t bags_[kTiles] = {}, runs_[kTiles] = {};
+  int64_t to_next_ = 0;
+  uint32_t most_ = 0, bags_[kTiles] = {}, runs_[kTiles] = {};
   Scratch ends_, first_bags_;
   Landing gradients_;
 };
 
-// A tile of lookups is loaded with one gradient row for each bag in it, panel by panel of columns, and leaves
-// one value for each lookup.
+// A tile of lookups is loaded with one gradient row for each bag in it, and leaves one value for each lookup.
+// Wide rows come in several loads, and are added up panel by panel. Rows of 16-bit values are widened where
+// they have no gaps, and only the products of a panel are spread: so a load may have several panels, and the
+// row is one copy.
 template <class Stored>
 class WeightsGradient {
  public:
@@ -159,16 +160,23 @@ class WeightsGradient {
   }
 
  private:
-  static constexpr int64_t kWidestPanel = 240, kSlots = 1024;    // columns, slots
+  static constexpr int64_t kSlots = 1024;
   static constexpr int64_t kRowUnit = kUbBlock / sizeof(float);  // rows of a tile
   static constexpr bool kWidens = sizeof(Stored) != sizeof(float);
-  static constexpr int64_t kBytesOfValue =
-      2 * sizeof(Stored) + (kWidens ? 2 * sizeof(float) : 0) + 2 * sizeof(float);
+  static constexpr int64_t kWidestPanel = 240, kWidestLoad = kWidens ? 512 : kWidestPanel;  // columns
+  static constexpr int64_t kShare = 16;  // bags of a tile are planned in so many parts of its rows
+  // UB: of a column of a row, beside that of products; of a column of a product; and of a row.
+  static constexpr int64_t kBytesOfValue = kWidens ? 2 * sizeof(Stored) + sizeof(float) : 0;
+  static constexpr int64_t kBytesOfProduct = kWidens ? sizeof(float) : 2 * sizeof(float);
   static constexpr int64_t kBytesOfRow =
-      (LaneSums::floats_of_row(1) + 2) * sizeof(float) + Divisors::kBytesOfRow + TileBags::kBytesOfRow;
+      (LaneSums::floats_of_row(1) + 2) * sizeof(float) + Divisors::kBytesOfRow;
+  static constexpr int64_t kBytesOfGradient = 2 * sizeof(float);  // of a column of a bag's
   static constexpr int64_t kOtherBytes =
-      ScalarStream<int32_t, kSlots>::kBytes + BagWalk::kBytes + BagSearch::kBytes;
-  static_assert(kRowUnit * ((kWidestPanel + kWidthMultiple) * kBytesOfValue + kBytesOfRow) + kOtherBytes <=
+      ScalarStream<int32_t, kSlots>::kBytes + BagWalk::kBytes + BagSearch::kBytes + 3 * kUbBlock;
+  static_assert(kRowUnit * (kWidestLoad * (kBytesOfValue + kBytesOfGradient) +
+                            (kWidestPanel + kWidthMultiple) * kBytesOfProduct + kBytesOfRow +
+                            TileBags::kBytesOfBag) +
+                        kOtherBytes <=
                     kUbBytes,
                 "UB");
 
@@ -200,66 +208,98 @@ class WeightsGradient {
     return {bag, minimum(found.first, lookup)};
   }
 
-  // As many lookups as fit. Where panels read their slots again, a power of two: then a tile never straddles
-  // chunks of the stream of slots.
+  // Columns in so many equal parts as needed for none to be wider than `widest`, each a multiple of `unit`.
+  __aicore__ inline static int64_t part_of(int64_t columns, int64_t widest, int64_t unit) {
+    return align_up(ceil_div(columns, ceil_div(columns, align_down(widest, unit))), unit);
+  }
+
+  // As many lookups as fit, with room for the gradients of a quarter more bags than that many have on
+  // average.
   __aicore__ inline void plan_tiles() {
-    panels_ = ceil_div(a_.weights.dim, kWidestPanel);
-    panel_ = align_up(ceil_div(a_.weights.dim, panels_), kWidthMultiple);
+    const int64_t dim = a_.weights.dim;
+    const int64_t unit = dim % OneMask::kRepeat == 0 ? OneMask::kRepeat : kWidthMultiple;
+    load_ = part_of(dim, kWidestLoad, unit);
+    panel_ = part_of(load_, kWidestPanel, unit);
     pitch_ = spread_pitch(panel_, kUbBlock / sizeof(Stored));
-    const int64_t fit = (kUbBytes - kOtherBytes) / (pitch_ * kBytesOfValue + kBytesOfRow);
-    const int64_t rows = tile_rows(align_down(fit, kRowUnit), end_ - begin_);
-    rows_ = panels_ > 1 ? int64_t{1} << floor_log2(rows) : rows;
-    rows_ = maximum(kRowUnit, align_down(rows_, kRowUnit));
-    tiles_ = ceil_div(end_ - begin_, rows_);
+    const int64_t share =
+        minimum(kShare, maximum<int64_t>(1, ceil_div(kShare * 5 * a_.bags.count, 4 * a_.lookups)));
+    const int64_t of_row = load_ * kBytesOfValue + pitch_ * kBytesOfProduct + kBytesOfRow;
+    const int64_t of_bag = load_ * kBytesOfGradient + TileBags::kBytesOfBag;
+    const int64_t left = kUbBytes - kOtherBytes;
+    // All rows of the smallest tile may be bags; of others, the last part is rounded up.
+    const int64_t fit =
+        maximum(kRowUnit, quotient((left - of_bag) * kShare, kShare * of_row + share * of_bag));
+    rows_ = tile_rows(align_down(fit, kRowUnit), end_ - begin_);
+    rows_ = minimum(kSlots, maximum(kRowUnit, align_down(rows_, kRowUnit)));
+    bags_of_tile_ = rows_ == kRowUnit ? rows_ : ceil_div(rows_ * share, kShare);
   }
 
   __aicore__ inline void init_buffers(TPipe* pipe) {
-    const int64_t values = rows_ * pitch_;
-    pipe->InitBuffer(stored_, 2, static_cast<uint32_t>(values * sizeof(Stored)));
-    pipe->InitBuffer(gradients_, 2, static_cast<uint32_t>(values * sizeof(float)));
+    const int64_t products = rows_ * pitch_ * static_cast<int64_t>(sizeof(float));
     if (kWidens) {
-      pipe->InitBuffer(widened_, static_cast<uint32_t>(rows_ * panel_ * sizeof(float)));
-      pipe->InitBuffer(products_, static_cast<uint32_t>(values * sizeof(float)));
+      pipe->InitBuffer(stored_, 2, static_cast<uint32_t>(rows_ * load_ * sizeof(Stored)));
+      pipe->InitBuffer(widened_, static_cast<uint32_t>(rows_ * load_ * sizeof(float)));
+      pipe->InitBuffer(products_, static_cast<uint32_t>(products));
+    } else {
+      pipe->InitBuffer(stored_, 2, static_cast<uint32_t>(products));
     }
+    pipe->InitBuffer(gradients_, 2, static_cast<uint32_t>(bags_of_tile_ * load_ * sizeof(float)));
     pipe->InitBuffer(results_, 2, static_cast<uint32_t>(rows_ * sizeof(float)));
     slots_.init(pipe);
     lanes_.init(pipe, rows_, pitch_);
     divisors_.init(pipe, rows_);
-    bags_.init(pipe, rows_, a_.grad_stride);
+    bags_.init(pipe, bags_of_tile_, a_.grad_stride);
   }
+
+  // Lookups of a tile.
+  struct Tile {
+    int64_t first, rows;
+  };
+  // A part of the columns of a tile.
+  struct Load {
+    uint32_t tile;
+    int64_t column;
+  };
 
   __aicore__ inline void compute() {
-    const int64_t steps = tiles_ * panels_;
-    load_step(0);
-    for (int64_t step = 0; step < steps; ++step) {
-      if (step + 1 < steps) load_step(step + 1);
-      const int64_t tile = step / panels_, panel = step % panels_;
-      if (panel == 0) lanes_.begin(rows_in(tile));
-      add_products(tile, panel);
-      if (panel + 1 == panels_) store_tile(tile);
+    next_ = begin_;
+    Load load{0, 0};
+    load_columns(load);
+    while (true) {
+      const bool last_of_tile = load.column + load_ >= a_.weights.dim;
+      const Load next = last_of_tile ? Load{load.tile + 1, 0} : Load{load.tile, load.column + load_};
+      const bool last = last_of_tile && next_ == end_;
+      if (!last) load_columns(next);
+      if (load.column == 0) lanes_.begin(tile_of(load).rows);
+      add_products(load);
+      if (last_of_tile) store_tile(load.tile);
+      if (last) break;
+      load = next;
     }
+    tiles_ = load.tile + 1;
   }
 
-  __aicore__ inline int64_t first_of(int64_t tile) const { return begin_ + tile * rows_; }
-  __aicore__ inline int64_t rows_in(int64_t tile) const { return minimum(rows_, end_ - first_of(tile)); }
-  __aicore__ inline int64_t width_of(int64_t panel) const {
-    return minimum(panel_, a_.weights.dim - panel * panel_);
+  __aicore__ inline const Tile& tile_of(const Load& load) const {
+    return tiles_of_lookups_[load.tile % TileBags::kTiles];
+  }
+  __aicore__ inline int64_t width_of(const Load& load) const {
+    return minimum(load_, a_.weights.dim - load.column);
   }
 
-  __aicore__ inline void load_step(int64_t step) {
-    const int64_t tile = step / panels_, panel = step % panels_;
-    if (panel == 0) list_bags(tile);
-    const int64_t column = panel * panel_, width = width_of(panel);
+  __aicore__ inline void load_columns(const Load& load) {
+    if (load.column == 0) list_bags(load.tile);
+    const int64_t width = width_of(load);
+    const Tile& tile = tile_of(load);
     LocalTensor<Stored> rows = stored_.template AllocTensor<Stored>();
-    load_rows_of_weights(rows, row_pitch(width), a_.weights, &slots_, first_of(tile), rows_in(tile), column,
+    load_rows_of_weights(rows, row_pitch(width), a_.weights, &slots_, tile.first, tile.rows, load.column,
                          width);
     stored_.EnQue(rows);
     LocalTensor<float> gradients = gradients_.template AllocTensor<float>();
-    load_gradients(tile, gradients, column, width);
+    load_gradients(load.tile, gradients, load.column, width);
     gradients_.EnQue(gradients);
   }
 
-  __aicore__ inline void load_gradients(int64_t tile, const LocalTensor<float>& to, int64_t column,
+  __aicore__ inline void load_gradients(uint32_t tile, const LocalTensor<float>& to, int64_t column,
                                         int64_t width) {
     const LocalTensor<int32_t> first_bags = bags_.first_bags(tile);
     const LocalTensor<int64_t> gradients = bags_.gradients(tile);
@@ -267,8 +307,8 @@ class WeightsGradient {
     int64_t first = 0;
     for (uint32_t run = 0; run < runs; ++run) {
       const int64_t end = run + 1 < runs ? first_bags.GetValue(run + 1) : bags_.count(tile);
-      load_rows(to[static_cast<uint32_t>(first * pitch_)], a_.grad + gradients.GetValue(run) + column,
-                end - first, width, a_.grad_stride, pitch_);
+      load_rows(to[static_cast<uint32_t>(first * load_)], a_.grad + gradients.GetValue(run) + column,
+                end - first, width, a_.grad_stride, load_);
       first = end;
     }
   }
@@ -278,18 +318,24 @@ class WeightsGradient {
     return kWidens ? align_up(width, kWidthMultiple) : pitch_;
   }
 
-  __aicore__ inline void list_bags(int64_t tile) {
-    const int64_t rows = rows_in(tile);
+  // The next tile: as many lookups as it has room for, and for their bags. Where several loads read its
+  // slots, these lie in one chunk of their stream.
+  __aicore__ inline void list_bags(uint32_t tile) {
+    int64_t most = minimum(rows_, end_ - next_), row = 0;
+    if (load_ < a_.weights.dim) most = minimum(most, kSlots - remainder(next_ - begin_, kSlots));
     TileBags::List list = bags_.begin_tile(tile);
     divisors_.begin_tile(tile);
-    for (int64_t row = 0; row < rows;) row = list_run(tile, row, rows, &list);
+    while (row < most && list.bags < bags_of_tile_) row = list_run(tile, row, most, &list);
     bags_.end_tile(tile, list);
+    tiles_of_lookups_[tile % TileBags::kTiles] = {next_, row};
+    next_ += row;
   }
 
   // The bags from the one where walk_ stands on that lie side by side in its stream, up to the end of the
-  // tile's `rows`; returns how many rows have their bags now. Bags without lookups are none.
-  __aicore__ inline int64_t list_run(int64_t tile, int64_t row, int64_t rows, TileBags::List* list_of_tile) {
-    const int64_t first = first_of(tile), stride = a_.grad_stride;
+  // tile's `rows` and no more than it has room for; returns how many rows have their bags now. Bags without
+  // lookups are none.
+  __aicore__ inline int64_t list_run(uint32_t tile, int64_t row, int64_t rows, TileBags::List* list_of_tile) {
+    const int64_t first = next_, stride = a_.grad_stride;
     const bool mean = walk_.mean();
     if (!mean)
       divisors_.set(tile, row, rows, false, 1.0f);  // of the rows that follow in this feature, at least
@@ -297,7 +343,8 @@ class WeightsGradient {
     int64_t gradient = walk_.sample() * stride + walk_.column(), begin = walk_.first() - first, end = begin;
     const auto ends = walk_.ends();
     uint32_t ended = 0;
-    for (const auto bags = static_cast<uint32_t>(ends.count); ended < bags; ++ended, gradient += stride) {
+    const auto bags = static_cast<uint32_t>(minimum<int64_t>(ends.count, bags_of_tile_ - list.bags));
+    for (; ended < bags; ++ended, gradient += stride) {
       end = ends.values.GetValue(ended) - first;
       const int64_t until = minimum(end, rows);
       if (until > row) {
@@ -313,48 +360,56 @@ class WeightsGradient {
     return row;
   }
 
-  __aicore__ inline void add_products(int64_t tile, int64_t panel) {
-    const auto width = static_cast<int32_t>(width_of(panel));
+  __aicore__ inline void add_products(const Load& load) {
+    const int64_t width = width_of(load);
     LocalTensor<Stored> stored = stored_.template DeQue<Stored>();
     LocalTensor<float> gradients = gradients_.template DeQue<float>();
-    const LocalTensor<float> rows = as_floats(stored, rows_in(tile), width);
-    const LocalTensor<float> products = kWidens ? products_.template Get<float>() : rows;
-    multiply(tile, products, rows, gradients, width);
-    vector_barrier();
-    lanes_.add(products, width);
+    const LocalTensor<float> rows = as_floats(stored, tile_of(load).rows, width);
+    for (int64_t column = 0; column < width; column += panel_) {
+      const auto at = static_cast<uint32_t>(column);
+      const int64_t columns = minimum(panel_, width - column);
+      const LocalTensor<float> products = kWidens ? products_.template Get<float>() : rows;
+      multiply(load.tile, products, rows[at], gradients[at],
+               {static_cast<uint32_t>(columns), static_cast<uint32_t>(pitch_),
+                static_cast<uint32_t>(row_pitch(width))});
+      vector_barrier();
+      lanes_.add(products, columns);
+    }
     gradients_.FreeTensor(gradients);
     stored_.FreeTensor(stored);
-  }
-
-  // Each row of the tile by the gradient of its bag: the rows of a long bag together, 64 columns of each.
-  __aicore__ inline void multiply(int64_t tile, LocalTensor<float> products, LocalTensor<float> rows,
-                                  LocalTensor<float> gradients, int64_t width) {
-    constexpr auto kRepeat = static_cast<uint32_t>(OneMask::kRepeat);
-    const auto columns = static_cast<uint32_t>(width), pitch = static_cast<uint32_t>(pitch_),
-               row_pitch = static_cast<uint32_t>(this->row_pitch(width));
-    const uint32_t long_bag = columns % kRepeat == 0 ? columns / kRepeat + 2 : UINT32_MAX;  // 2: of masks
-    const LocalTensor<int32_t> ends = bags_.ends(tile);
-    uint32_t begin = 0;
-    OneMask::begin(width);
-    for (uint32_t i = 0, bags = bags_.count(tile); i < bags; ++i) {
-      const uint32_t end = static_cast<uint32_t>(ends.GetValue(i)), count = end - begin;
-      if (count >= long_bag) {
-        multiply_columns(products, rows, gradients, count, {columns, pitch, row_pitch});
-      } else {
-        multiply_rows(products, rows, gradients, count, {columns, pitch, row_pitch});
-      }
-      products = products[count * pitch];
-      rows = rows[count * row_pitch];
-      gradients = gradients[pitch];
-      begin = end;
-    }
-    OneMask::end();
   }
 
   // Values from a row to the next: of products, and of the rows that are multiplied.
   struct TileShape {
     uint32_t columns, pitch, row_pitch;
   };
+
+  // Each row of the tile by the gradient of its bag: the rows of a long bag together, 64 columns of each.
+  __aicore__ inline void multiply(uint32_t tile, LocalTensor<float> products, LocalTensor<float> rows,
+                                  LocalTensor<float> gradients, const TileShape& shape) {
+    constexpr auto kRepeat = static_cast<uint32_t>(OneMask::kRepeat);
+    const uint32_t columns = shape.columns, to_next = static_cast<uint32_t>(load_);
+    const uint32_t long_bag = columns % kRepeat == 0 ? columns / kRepeat + 2 : UINT32_MAX;  // 2: of masks
+    const LocalTensor<int32_t> ends = bags_.ends(tile);
+    uint32_t begin = 0, count = 0, step = 0;  // of the bag before
+    OneMask::begin(columns);
+    for (uint32_t i = 0, bags = bags_.count(tile); i < bags; ++i) {
+      products = products[count * shape.pitch];
+      rows = rows[count * shape.row_pitch];
+      gradients = gradients[step];
+      const uint32_t end = static_cast<uint32_t>(ends.GetValue(i));
+      count = end - begin;
+      if (count >= long_bag) {
+        multiply_columns(products, rows, gradients, count, shape);
+      } else {
+        multiply_rows(products, rows, gradients, count, shape);
+      }
+      step = to_next;
+      begin = end;
+    }
+    OneMask::end();
+  }
+
   __aicore__ inline static void multiply_columns(const LocalTensor<float>& products,
                                                  const LocalTensor<float>& rows,
                                                  const LocalTensor<float>& gradient, uint32_t count,
@@ -389,20 +444,23 @@ class WeightsGradient {
     }
   }
 
-  __aicore__ inline void store_tile(int64_t tile) {
-    const int64_t rows = rows_in(tile);
+  __aicore__ inline void store_tile(uint32_t tile) {
+    const auto [first, rows] = tiles_of_lookups_[tile % TileBags::kTiles];
     LocalTensor<float> results = results_.template AllocTensor<float>();
     lanes_.finish(results);
     divisors_.apply(tile, results, rows);
     results_.EnQue(results);
     LocalTensor<float> stored = results_.template DeQue<float>();
-    store(a_.out + first_of(tile), stored, rows);
+    store(a_.out + first, stored, rows);
     results_.FreeTensor(stored);
   }
 
   PooledWeightsGrad a_{};
-  int64_t begin_ = 0, end_ = 0;
-  int64_t panel_ = 0, panels_ = 0, pitch_ = 0, rows_ = 0, tiles_ = 0;
+  int64_t begin_ = 0, end_ = 0, next_ = 0;               // next_: the first lookup that is in no tile yet
+  int64_t load_ = 0, panel_ = 0, pitch_ = 0, rows_ = 0;  // columns, and rows of the largest tile
+  int64_t bags_of_tile_ = 0;                             // at most
+  uint32_t tiles_ = 0;
+  Tile tiles_of_lookups_[TileBags::kTiles] = {};
   AscendC::TQue<TPosition::VECIN, 2> stored_, gradients_;
   AscendC::TQue<TPosition::VECOUT, 2> results_;
   Scratch widened_, products_;

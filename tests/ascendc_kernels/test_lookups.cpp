@@ -95,6 +95,19 @@ void check_bags(int64_t dim, DType dtype) {
   }
 }
 
+// Rows that come in several loads, each of which reads the slots of its tile, of more lookups than three
+// chunks of a core's stream of slots have.
+void check_slots_of_loads() {
+  std::vector<int64_t> lengths(460, 7);
+  lengths[40] = 90;
+  const BagShape shape{"several loads", 460, 0, lengths};
+  for (const auto [dim, dtype] : {std::pair{int64_t{250}, DType::kFloat32}, {528, DType::kBFloat16}}) {
+    Random random(dim);
+    const LookupBatch batch(&random, dim, dtype, shape, Spacing::kOdd);
+    check_weights_grad(batch, title_of("pooled_weights_grad", dim, dtype, shape.name));
+  }
+}
+
 void check_blocks() {
   using rec_sdk::ascendc::blocks_of;
   rec_sdk::LookupSequence a{{nullptr, 256, Table::kSlots, 64, DType::kFloat32}, nullptr, nullptr, 0};
@@ -109,6 +122,7 @@ void check_blocks() {
 
 int main() {
   check_blocks();
+  check_slots_of_loads();
   Deal deal(2);
   for (const int64_t dim : ascendc_tests::kDims) {
     for (const DType dtype : kernel_tests::kDTypes) {

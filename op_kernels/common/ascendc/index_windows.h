@@ -13,6 +13,7 @@ template <int kArrays, int64_t kWindow>
 class IndexWindows {
  public:
   static constexpr int64_t kBytesOfArray = 2 * kWindow * 4;
+  static constexpr int64_t kMostAtOnce = kWindow / 2;
 
   __aicore__ inline void init(TPipe* pipe) {
     for (int h = 0; h < 2; ++h) {
@@ -39,7 +40,7 @@ class IndexWindows {
     if (static_cast<uint64_t>(i - low_) >= span_) find(i);
   }
 
-  // The same for all of [first, last], at most half a window.
+  // The same for all of [first, last], at most kMostAtOnce.
   __aicore__ inline void reach(int64_t first, int64_t last) {
     reach(first);
     const int64_t window_of_last = align_down(last, kWindow);

@@ -97,12 +97,16 @@ class LaneSums {
     const auto block = static_cast<uint8_t>(one ? 1 : pitch_ / kFloats);
     const auto repeat = static_cast<uint8_t>(rows <= kFloats ? 1 : pitch_);
     const LocalTensor<float> right = sums[static_cast<uint32_t>(rows_ * kFloats)];
+    const auto end = static_cast<uint32_t>(width);
+    uint32_t column = 0;
     OneMask::begin(rows * kFloats);
-    for (int64_t column = 0; column < width; column += kLanes) {
-      OneMask::add_strided(sums, values[static_cast<uint32_t>(column)], block, repeat);
-      if (column + kFloats < width) {
-        OneMask::add_strided(right, values[static_cast<uint32_t>(column + kFloats)], block, repeat);
-      }
+    for (; column + kFloats < end; column += kLanes) {
+      OneMask::add_strided(sums, values[column], block, repeat);
+      OneMask::add_strided(right, values[column + kFloats], block, repeat);
+      vector_barrier();
+    }
+    if (column < end) {
+      OneMask::add_strided(sums, values[column], block, repeat);
       vector_barrier();
     }
     OneMask::end();

@@ -68,16 +68,18 @@ class RecordTiles {
 
   // Where take_state() of RowValues finds row state s.
   __aicore__ inline LocalTensor<float> loaded_row_state(int set, int64_t s) {
-    return plan_.joined ? plane(set, 0) : row_state(set, s);
+    return plan_.joined ? joined_rows(set) : row_state(set, s);
   }
-  // The new state of each row to where it leaves from: the block behind the weights. V.
+  // The new state of each row to where it leaves from: the block behind the weights, after encode(). V.
   __aicore__ inline void join_row_state(int set, int64_t rows) {
     if (!plan_.joined) return;
     constexpr int64_t kBlock = kUbBlock / 4;
+    const int64_t to_next = plan_.pitch * Weights::kBytes / kUbBlock;  // blocks
     vector_barrier();
     OneMask::begin(rows * kBlock);
-    OneMask::copy_strided(plane(set, 0)[static_cast<uint32_t>(shape_.dim)], row_state(set, 0),
-                          static_cast<uint8_t>(plan_.pitch / kBlock), static_cast<uint8_t>(plan_.pitch));
+    OneMask::copy_strided(joined_rows(set)[static_cast<uint32_t>(shape_.dim * Weights::kBytes / 4)],
+                          row_state(set, 0), static_cast<uint8_t>(to_next),
+                          static_cast<uint8_t>(8 * to_next));
     OneMask::end();
     vector_barrier();
   }
@@ -158,6 +160,10 @@ class RecordTiles {
   }
   __aicore__ inline bool converts() const { return Weights::kBytes == 2 || shape_.narrow; }
 
+  // Rows of weights as they come, with what is behind them in their plane.
+  __aicore__ inline LocalTensor<float> joined_rows(int set) {
+    return Weights::kBytes == 4 ? plane(set, 0) : stored_[set].template Get<float>();
+  }
   __aicore__ inline int64_t row_plane() const { return plan_.rows * plan_.row_pitch; }
   // The planes of a set that are floats in the record come first, and then the gradients.
   __aicore__ inline int64_t first_state() const { return Weights::kBytes == 4 ? 1 : 0; }
@@ -250,7 +256,8 @@ class RecordTiles {
     int64_t offset, count, row_pitch;
   };
   __aicore__ inline OneBlock weight_block(const TileColumns& columns) const {
-    return {columns.column * Weights::kBytes, columns.width, plan_.pitch};
+    const int64_t state = plan_.joined ? 4 / Weights::kBytes : 0;
+    return {columns.column * Weights::kBytes, columns.width + state, plan_.pitch};
   }
   __aicore__ inline OneBlock block_of(int64_t s, const TileColumns& columns) const {
     if (of_row(s)) return {shape_.state_offset[s], 1, plan_.row_pitch};
@@ -305,28 +312,19 @@ class RecordTiles {
     }
   }
 
-  // A block of 16-bit elements.
+  // A block of 16-bit elements. The rest of a row's last UB block is widened too, so that it must be defined,
+  // but for the rest behind a joined state, which nothing reads.
   __aicore__ inline void load_halves(const LocalTensor<uint16_t>& to, const Rows& rows,
                                      const OneBlock& block) const {
-    const uint8_t* records = records_ + block.offset;
-    const int64_t pitch = shape_.bytes;
-    const auto count = static_cast<uint32_t>(rows.count), step = static_cast<uint32_t>(block.row_pitch);
-    uint32_t at = static_cast<uint32_t>(rows.first) * step;
-    for (uint32_t r = 0; r < count; ++r, at += step) {
-      load_padded(to[at], reinterpret_cast<const uint16_t*>(records + rows.slots.GetValue(r) * pitch),
-                  block.count);
-    }
+    const RowCopies<uint16_t, Direction::kFromTable> copies({records_ + block.offset, shape_.bytes},
+                                                            block.count, block.row_pitch, !plan_.joined);
+    copies.all(to[static_cast<uint32_t>(rows.first * block.row_pitch)], rows.slots, rows.count);
   }
   __aicore__ inline void store_halves(const LocalTensor<uint16_t>& from, const Rows& rows,
                                       const OneBlock& block) const {
-    const uint8_t* records = records_ + block.offset;
-    const int64_t pitch = shape_.bytes;
-    const auto count = static_cast<uint32_t>(rows.count), step = static_cast<uint32_t>(block.row_pitch);
-    uint32_t at = static_cast<uint32_t>(rows.first) * step;
-    for (uint32_t r = 0; r < count; ++r, at += step) {
-      store(reinterpret_cast<const uint16_t*>(records + rows.slots.GetValue(r) * pitch), from[at],
-            block.count);
-    }
+    const RowCopies<uint16_t, Direction::kToTable> copies({records_ + block.offset, shape_.bytes},
+                                                          block.count, block.row_pitch);
+    copies.all(from[static_cast<uint32_t>(rows.first * block.row_pitch)], rows.slots, rows.count);
   }
 
   RecordShape shape_;

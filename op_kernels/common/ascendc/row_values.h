@@ -53,7 +53,7 @@ class RowValues {
     lanes_.init(pipe, rows_, plan.pitch, kSums);
     columns_.init(pipe, plan.rows, plan.pitch);
     pipe->InitBuffer(numbers_, static_cast<uint32_t>(kNeeds.vectors * rows_ * 4));
-    if (row_states_ > 0) init_states(pipe, plan, shape.dim);
+    if (row_states_ > 0) init_states(pipe, plan, shape);
   }
 
   // Adds the terms of these columns to the sums; the first ones start anew.
@@ -128,14 +128,14 @@ class RowValues {
     return Plane(plane);
   }
 
-  __aicore__ inline void init_states(TPipe* pipe, const TilePlan& plan, int64_t dim) {
+  __aicore__ inline void init_states(TPipe* pipe, const TilePlan& plan, const RecordShape& shape) {
     state_rows_.init(pipe, plan.rows, plan.row_pitch);
-    first_state_ = plan.joined ? static_cast<uint32_t>(dim * sizeof(float)) : 0;
+    first_state_ = plan.joined ? static_cast<uint32_t>(shape.dim * shape.weight_bytes) : 0;
     pipe->InitBuffer(states_, static_cast<uint32_t>(row_states_ * rows_ * 4));
     pipe->InitBuffer(state_index_, static_cast<uint32_t>(rows_ * sizeof(int32_t)));
     const LocalTensor<int32_t> index = state_index_.Get<int32_t>();
-    const int64_t pitch = plan.joined ? plan.pitch : plan.row_pitch;
-    const int64_t step = pitch * static_cast<int64_t>(sizeof(float));
+    const int64_t step =
+        plan.joined ? plan.pitch * shape.weight_bytes : plan.row_pitch * static_cast<int64_t>(sizeof(float));
     begin_steps(index, step);
     indexed_.init(pipe);
     indexed_.order();

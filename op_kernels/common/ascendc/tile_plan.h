@@ -89,11 +89,11 @@ __aicore__ inline constexpr int64_t narrowest_tile_bytes(const RecordShape& shap
 }
 
 __aicore__ inline constexpr bool joins_row_state(const RecordShape& shape, int64_t width, int64_t pitch) {
-  constexpr int64_t kBlock = kUbBlock / 4,
-                    kFarthest = UINT8_MAX;  // blocks from 8 rows to the next 8: a pitch
-  return shape.row_states == 1 && shape.element_states == 0 && shape.weight_bytes == 4 && !shape.narrow &&
-         shape.row_states_offset == shape.dim * 4 && shape.dim % kBlock == 0 && width == shape.dim &&
-         pitch > width && pitch <= kFarthest;
+  constexpr int64_t kRows = 8, kFarthest = UINT8_MAX;  // blocks from that many rows to the next
+  const int64_t bytes = shape.dim * shape.weight_bytes;
+  return shape.row_states == 1 && shape.element_states == 0 && !shape.narrow &&
+         shape.row_states_offset == bytes && bytes % kUbBlock == 0 && width == shape.dim && pitch > width &&
+         kRows * pitch * shape.weight_bytes / kUbBlock <= kFarthest;
 }
 
 // The widest tile that fits, and then as many rows as fit.

@@ -245,15 +245,26 @@ class UpdateTiles {
     // A sum of its own has gradients with scales.
     if (reads_alone<kPlain>()) further.left = static_cast<uint32_t>(sums_.room());
     int32_t begin = row_index_.at(kOffset, step.row);
+    const int64_t all_reached = reads_alone<kPlain>() ? reach_lookups(begin, step) : 0;
     for (int64_t first = 0; first < step.rows;) {
       // Not for rows that only sums read: those would have to go back.
-      const int64_t reached = reads_alone<kPlain>() ? lookup_index_.reached(begin) - begin : 0;
+      int64_t reached = all_reached - begin;
+      if (all_reached == 0) reached = reads_alone<kPlain>() ? lookup_index_.reached(begin) - begin : 0;
       const auto ends = row_index_.run(kOffset, step.row + first + 1, step.rows - first);
       const auto lookups = lookup_index_.run(kGradRow, begin, reached);
       first += load_alone<kPlain>(step, first, ends, lookups, &begin, &further);
     }
-    if (others_.end != others_.rows) load_few<kPlain>(step, &further);
+    if (others_.end != others_.rows) load_few<kPlain>(step, all_reached, &further);
     rows.few = further.sums - rows.further;
+  }
+
+  // Brings the indices of the step's lookups into UB where they are few enough for that to be done once, so
+  // that its rows are one run; returns where they end, else 0.
+  __aicore__ inline int64_t reach_lookups(int64_t begin, const Step& step) {
+    const int64_t end = row_index_.at(kOffset, step.row + step.rows);
+    if (end == begin || end - begin > LookupIndex::kMostAtOnce) return 0;
+    lookup_index_.reach(begin, end - 1);
+    return end;
   }
 
   // Whether a gradient lands where it stays: a sum of its own scales it.
@@ -305,14 +316,14 @@ class UpdateTiles {
     return count;
   }
 
+  // reached: the lookups before it are in UB.
   template <bool kPlain>
-  __aicore__ inline void load_few(const Step& step, Further* further_of_tile) {
+  __aicore__ inline void load_few(const Step& step, int64_t reached, Further* further_of_tile) {
     const auto gradients = sums_.template gradients<kPlain>(step.columns.column);
     const auto pitch = static_cast<uint32_t>(plan_.pitch);
     const int64_t width = step.columns.width;
     const LocalTensor<float> to = records_.gradients(step.set);
     Further further = *further_of_tile;
-    int64_t reached = 0;
     for (const RowLookups* row = others_.rows; row != others_.end; ++row) {
       const auto after_second = static_cast<uint32_t>(row->end - row->begin - 2);
       if (after_second >= minimum<uint32_t>(further.left, kSumBlock - 1)) {
@@ -374,12 +385,12 @@ class UpdateTiles {
     }
     go_through<0>(optimizer, &e, step, NoValues{});
     if (!step.update()) return;
-    if (kRowStates > 0) records_.join_row_state(step.set, step.rows);
     if (stochastic()) {
       rounding_.template run<Weights::kHalf>(records_.weights(step.set), &pool_, tile_rows_[step.set].numbers,
                                              step.rows, step.columns.column);
     }
     records_.encode(step.set, step.rows, step.columns);
+    if (kRowStates > 0) records_.join_row_state(step.set, step.rows);
   }
 
   // The columns of a tile: gradient, weight, new states.
