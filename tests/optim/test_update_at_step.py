@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -634,6 +635,30 @@ def test_a_load_drops_gradients(device: torch.device) -> None:
     assert handles(collection)["t0"].grad is None
     collection.fused_optimizer.step()
     assert not list(same_bits(saved, collection.state_dict()))
+
+
+def test_saves_have_no_gradients(device: torch.device, tmp_path: Path) -> None:
+    """A save before step() has the rows as they are; a load waits for step() or zero_grad()."""
+    collection = tables(device, "step", torch.optim.Adam)
+    one, other = batches(2)
+    loss_of(collection, one).backward()
+    collection.fused_optimizer.step()
+    loss_of(collection, other).backward()
+    names = ("t0", "t1", "t2")
+    before = [rows_of(collection, name) for name in names]
+    rst.Saver().save(collection, str(tmp_path))
+    with pytest.raises(RuntimeError, match="in flight"):
+        rst.Saver().load(collection, str(tmp_path))
+    loaded = tables(device, "step", torch.optim.Adam)
+    rst.Saver().load(loaded, str(tmp_path))
+    for name, expected in zip(names, before, strict=True):
+        assert all(torch.equal(rows_of(loaded, name)[i], row) for i, row in expected.items())
+    assert all(handle.grad is None for handle in loaded.parameters())
+    loss_of(loaded, other).backward()
+    for each in (collection, loaded):
+        each.fused_optimizer.step()
+    for name in names:
+        assert all(torch.equal(rows_of(loaded, name)[i], row) for i, row in rows_of(collection, name).items())
 
 
 def test_a_cache_that_holds_too_few_batches(device: torch.device) -> None:
