@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from jagged import (
     apply,
-    bag_config,
     bags_collection,
     jagged,
-    random_bags,
     read,
     rows_of,
     same_bits,
@@ -27,44 +23,10 @@ from jagged import (
     sequences_collection,
     single_ids,
 )
-from torch.nn.utils import clip_grad_norm_, clip_grad_value_
-from torchrec.optim import CombinedOptimizer, KeyedOptimizerWrapper, WarmupOptimizer, WarmupPolicy, WarmupStage
-from torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
+from stepped_tables import Both, assert_same, batches, handles, loss_of, tables
+from torch.nn.utils import clip_grad_norm_
 
 import rec_sdk_torch as rst
-
-KEYS = ("f0", "f1", "f2")
-
-
-def tables(device: torch.device, update: str = "step", optimizer: type = torch.optim.SGD, **options: Any) -> Any:
-    """Three tables in two groups, whose first rows are known."""
-    dims = (4, 8, 4)
-    configs = [bag_config(f"t{i}", [key], embedding_dim=dims[i]) for i, key in enumerate(KEYS)]
-    keywords = {name: options.pop(name) for name in ("update", "cache", "check_finite") if name in options}
-    collection = bags_collection(device, *configs, **{"update": update, "cache": 40, **keywords})
-    apply(collection, optimizer, **options)
-    return collection
-
-
-def batches(count: int, seed: int = 0) -> list[Any]:
-    rng = np.random.default_rng(seed)
-    return [jagged(random_bags(rng, KEYS, 30)) for _ in range(count)]
-
-
-def loss_of(collection: Any, batch: Any) -> torch.Tensor:
-    loss: torch.Tensor = collection(batch).values().pow(2).sum()
-    return loss
-
-
-def assert_same(one: Any, other: Any) -> None:
-    """Rows, states and steps have the same bits."""
-    assert not list(same_bits(one.state_dict(), other.state_dict()))
-    assert not list(same_bits(one.fused_optimizer.state_dict(), other.fused_optimizer.state_dict()))
-
-
-def handles(collection: Any) -> dict[str, Any]:
-    return {name.split(".")[-2]: parameter for name, parameter in collection.named_parameters()}
-
 
 # ---- when rows change
 
@@ -283,210 +245,7 @@ def test_gradients_that_are_changed_between_backward_passes(device: torch.device
         assert torch.equal(now[i], before[i] - step)
 
 
-# ---- clipping, beside dense parameters
-
-
-class Both(torch.nn.Module):
-    """Tables and a dense layer; `plain`: in place of tables, embeddings of torch's with the same rows."""
-
-    def __init__(self, device: torch.device, plain: bool) -> None:
-        super().__init__()
-        self.tables = tables(device, "step", torch.optim.SGD, lr=0.3)
-        read(self.tables, batches(1)[0])
-        torch.manual_seed(5)
-        self.dense = torch.nn.Linear(16, 2).to(device)
-        self.bags = None
-        if plain:
-            self.bags = torch.nn.ModuleList()
-            for i, key in enumerate(KEYS):
-                every = jagged({other: [[row] if other == key else [] for row in range(30)] for other in KEYS})
-                values = read(self.tables, every).split([4, 8, 4], dim=1)[i]
-                bag = torch.nn.EmbeddingBag.from_pretrained(values, freeze=False, mode="sum").to(device)
-                self.bags.append(bag)
-            del self.tables
-
-    def forward(self, batch: Any) -> torch.Tensor:
-        if self.bags is None:
-            values = self.tables(batch).values()
-        else:
-            device = self.dense.weight.device
-            values = torch.cat(
-                [
-                    bag(batch[key].values().to(device), batch[key].offsets()[:-1].to(device))
-                    for bag, key in zip(self.bags, KEYS, strict=True)
-                ],
-                dim=1,
-            )
-        return (self.dense(values) * torch.tensor([10.0, -7.0], device=values.device)).pow(2).sum()
-
-    def optimizer(self, lr: float = 0.3) -> Any:
-        """SGD of all parameters."""
-        if self.bags is None:
-            named = dict(self.dense.named_parameters())
-            dense = KeyedOptimizerWrapper(named, lambda parameters: torch.optim.SGD(parameters, lr=lr))
-            return CombinedOptimizer([("tables", self.tables.fused_optimizer), ("dense", dense)])
-        named = dict(self.named_parameters())
-        return KeyedOptimizerWrapper(named, lambda parameters: torch.optim.SGD(parameters, lr=lr))
-
-    def rows(self, key: int) -> torch.Tensor:
-        """The rows of the ids below 30."""
-        if self.bags is not None:
-            return self.bags[key].weight.detach().cpu()
-        known = rows_of(self.tables, f"t{key}")
-        every = jagged({other: [[i] if other == KEYS[key] else [] for i in range(30)] for other in KEYS})
-        values = read(self.tables, every).split([4, 8, 4], dim=1)[key]
-        assert known
-        return values
-
-
-def clipped_by_torch(norm_type: float) -> Callable[[Both, Any], Any]:
-    def make(model: Both, optimizer: Any) -> Callable[[], Any]:
-        def step() -> Any:
-            norm = clip_grad_norm_(model.parameters(), 0.5, norm_type)
-            optimizer.step()
-            return norm
-
-        return step
-
-    return make
-
-
-def clipped_by_value(model: Both, optimizer: Any) -> Callable[[], Any]:
-    def step() -> None:
-        clip_grad_value_(model.parameters(), 0.02)
-        optimizer.step()
-
-    return step
-
-
-def clipped_by_torchrec(kind: GradientClipping, norm_type: float = 2.0, **options: Any) -> Callable[[Both, Any], Any]:
-    def make(model: Both, optimizer: Any) -> Callable[[], Any]:
-        clipping = GradientClippingOptimizer(optimizer, kind, 0.02, norm_type, **options)
-
-        def step() -> Any:
-            clipping.step()
-            return clipping.last_total_grad_norm
-
-        return step
-
-    return make
-
-
-CLIPS = {
-    "torch, 2": clipped_by_torch(2.0),
-    "torch, inf": clipped_by_torch(float("inf")),
-    "torch, 1": clipped_by_torch(1.0),
-    "torch, value": clipped_by_value,
-    "torchrec, 2": clipped_by_torchrec(GradientClipping.NORM),
-    "torchrec, inf": clipped_by_torchrec(GradientClipping.NORM, float("inf")),
-    "torchrec, global": clipped_by_torchrec(GradientClipping.NORM, enable_global_grad_clip=True),
-    "torchrec, value": clipped_by_torchrec(GradientClipping.VALUE),
-}
-
-
-@pytest.mark.filterwarnings("error:.*clipped of the dense")
-@pytest.mark.parametrize("name", CLIPS)
-def test_tables_and_dense_parameters_are_clipped_by_one_norm(device: torch.device, name: str) -> None:
-    models = [Both(device, plain) for plain in (False, True)]
-    optimizers = [model.optimizer() for model in models]
-    steps = [CLIPS[name](model, optimizer) for model, optimizer in zip(models, optimizers, strict=True)]
-    empty = {key: [[]] for key in KEYS}  # beside f0, whose table shares a group with that of f2
-    for number, batch in enumerate([*batches(4), jagged({**empty, "f0": [[1]]}), jagged(empty)]):
-        norms = []
-        for model, optimizer, step in zip(models, optimizers, steps, strict=True):
-            optimizer.zero_grad()
-            model(batch).backward()
-            norms.append(step())
-        if norms[0] is not None and number < 5:
-            torch.testing.assert_close(norms[0], norms[1])
-        for key in range(3):
-            torch.testing.assert_close(models[0].rows(key), models[1].rows(key))
-        torch.testing.assert_close(models[0].dense.weight, models[1].dense.weight)
-
-
-def test_clipping_of_tables_alone(device: torch.device) -> None:
-    collection = bags_collection(device, update="step")
-    apply(collection, lr=1.0)
-    clipping = GradientClippingOptimizer(collection.fused_optimizer, GradientClipping.NORM, 1.0)
-    collection(single_ids([3, 4])).values().backward(torch.full((2, 4), 2.0, device=device))
-    before = rows_of(collection)
-    clipping.step()
-    for i in (3, 4):
-        torch.testing.assert_close(rows_of(collection)[i], before[i] - 1 / 8**0.5)
-    collection(single_ids([3, 4])).values().backward(torch.full((2, 4), 2.0, device=device))
-    norm = clip_grad_norm_(collection.parameters(), 100.0)
-    torch.testing.assert_close(float(norm), 32**0.5)
-
-
-def test_max_gradient_bounds_what_the_norm_left(device: torch.device) -> None:
-    collection = bags_collection(device, update="step")
-    apply(collection, lr=1.0, gradient_clipping=True, max_gradient=0.25)
-    collection(single_ids([3])).values().backward(torch.full((1, 4), 2.0, device=device))
-    before = rows_of(collection)
-    clip_grad_norm_(collection.parameters(), 2.0)  # 1 for each element
-    collection.fused_optimizer.step()
-    assert torch.equal(rows_of(collection)[3], before[3] - 0.25)
-
-
-@pytest.mark.parametrize("norm_type", [2.0, float("inf"), 1.0])
-def test_norms_of_what_waits(device: torch.device, norm_type: float) -> None:
-    model, plain = Both(device, plain=False), Both(device, plain=True)
-    assert model.tables.grad_norm() == (0.0, {"t0": 0.0, "t1": 0.0, "t2": 0.0})
-    for batch in batches(2):  # two passes
-        for each in (model, plain):
-            each(batch).backward()
-    assert plain.bags is not None
-    grads = [bag.weight.grad.cpu() for bag in plain.bags]
-    expected = [float(torch.linalg.vector_norm(grad, norm_type)) for grad in grads]
-    found = model.tables.grad_norm(norm_type)
-    torch.testing.assert_close(list(found.tables.values()), expected)
-    every = torch.cat([grad.flatten() for grad in grads])
-    torch.testing.assert_close(found.total, float(torch.linalg.vector_norm(every, norm_type)))
-    clip_grad_value_(model.parameters(), 0.25)
-    assert model.tables.grad_norm(float("inf")).total == 0.25
-    model.tables.fused_optimizer.step()
-    assert model.tables.grad_norm(norm_type).total == 0.0
-
-
-def test_norms_of_gradients_that_are_used_up(device: torch.device) -> None:
-    collection = tables(device, "backward")
-    with pytest.raises(RuntimeError, match="update='step'"):
-        collection.grad_norm()
-
-
-# ---- GradScaler
-
-
-def scaled_step(scaler: Any, model: Both, optimizer: Any, batch: Any, clips: bool, factor: float = 1.0) -> None:
-    optimizer.zero_grad()
-    scaler.scale(factor * model(batch)).backward()
-    if clips:
-        scaler.unscale_(optimizer)
-        clip_grad_norm_(model.parameters(), 0.5)
-    scaler.step(optimizer)
-    scaler.update()
-
-
-@pytest.mark.parametrize("clips", [False, True])
-def test_grad_scaler_needs_no_call(device: torch.device, clips: bool) -> None:
-    models = [Both(device, plain) for plain in (False, True)]
-    optimizers = [model.optimizer(0.001) for model in models]
-    models[0].tables.fused_optimizer.param_groups[0]["lr"] = 0.001
-    scalers = [torch.amp.GradScaler(device.type, init_scale=1024.0, growth_interval=2) for _ in models]
-    for number, batch in enumerate(batches(5)):
-        overflow = number == 2
-        before = rows_of(models[0].tables)
-        for scaler, model, optimizer in zip(scalers, models, optimizers, strict=True):
-            scaled_step(scaler, model, optimizer, batch, clips, 1e38 if overflow else 1.0)
-        if overflow:
-            after = rows_of(models[0].tables)
-            assert all(torch.equal(after[i], row) for i, row in before.items()), "the step is skipped"
-        for key in range(3):
-            torch.testing.assert_close(models[0].rows(key), models[1].rows(key))
-        assert scalers[0].get_scale() == scalers[1].get_scale()
-    assert scalers[0].get_scale() == 2048.0, "it has grown, fallen and grown"
-    state = models[0].tables.fused_optimizer.state_dict()["state"]["embedding_bags.t0.weight"]
-    assert state["t0.step"] == 4, "a skipped step does not count"
+# ---- what is refused, and what ends the gradients
 
 
 def test_a_scaler_that_the_tables_are_told_of_is_refused(device: torch.device) -> None:
@@ -494,79 +253,6 @@ def test_a_scaler_that_the_tables_are_told_of_is_refused(device: torch.device) -
     with pytest.raises(ValueError, match="update='step' a GradScaler unscales"):
         collection.set_grad_scaler(torch.amp.GradScaler("cpu"))
     collection.set_grad_scaler(None)
-
-
-# ---- closures and wrappers
-
-
-def test_closures(device: torch.device) -> None:
-    first, then = tables(device, "step", torch.optim.Adam), tables(device, "step", torch.optim.Adam)
-    for batch in batches(3):
-        loss = loss_of(first, batch)
-        loss.backward()
-        first.fused_optimizer.step()
-
-        def closure(batch: Any = batch) -> torch.Tensor:
-            then.fused_optimizer.zero_grad()
-            loss = loss_of(then, batch)
-            loss.backward()
-            return loss
-
-        with torch.no_grad():
-            returned = then.fused_optimizer.step(closure)
-        assert torch.equal(returned, loss)
-        assert_same(first, then)
-
-
-def test_an_optimizer_that_calls_its_closure_often(device: torch.device) -> None:
-    """LBFGS of the dense parameters: tables have the gradient of the last call alone."""
-    model = Both(device, plain=False)
-    dense = torch.optim.LBFGS(model.dense.parameters(), lr=0.01, max_iter=4)
-    (batch,) = batches(1)
-    calls: list[list[torch.Tensor]] = []
-
-    def closure() -> torch.Tensor:
-        dense.zero_grad()
-        model.tables.fused_optimizer.zero_grad()
-        loss = model(batch)
-        loss.backward()
-        calls.append([handle.grad.clone() for handle in model.tables.parameters()])
-        return loss
-
-    dense.step(closure)
-    assert len(calls) > 2
-    before = rows_of(model.tables)
-    assert all(torch.equal(h.grad, last) for h, last in zip(model.tables.parameters(), calls[-1], strict=True))
-    model.tables.fused_optimizer.step()
-    assert any(not torch.equal(rows_of(model.tables)[i], row) for i, row in before.items())
-    assert model.tables.fused_optimizer.state_dict()["state"]["embedding_bags.t0.weight"]["t0.step"] == 1
-
-
-def wrapped(optimizer: Any) -> Any:
-    """In each of TorchRec's wrappers."""
-    warm = WarmupOptimizer(optimizer, [WarmupStage(WarmupPolicy.LINEAR, max_iters=3, value=0.1)], lr=0.5)
-    keyed = KeyedOptimizerWrapper(warm.params, lambda parameters: warm)
-    return CombinedOptimizer([("tables", GradientClippingOptimizer(keyed, GradientClipping.NORM, 1e9))])
-
-
-def test_wrappers_act_on_tables_as_on_others(device: torch.device) -> None:
-    """Rates of a warm-up count from the step they are set for; a norm that clips nothing changes no bit."""
-    first, then = tables(device, "backward", torch.optim.Adam), tables(device, "step", torch.optim.Adam)
-    stage = [WarmupStage(WarmupPolicy.LINEAR, max_iters=3, value=0.1)]
-    plain, optimizer = WarmupOptimizer(first.fused_optimizer, stage, lr=0.5), wrapped(then.fused_optimizer)
-    rates = []
-    for batch in batches(5):
-        optimizer.zero_grad()
-        loss_of(first, batch).backward()
-        loss_of(then, batch).backward()
-        rates.append(then.fused_optimizer.param_groups[0]["lr"])
-        plain.step()
-        optimizer.step()
-        assert not list(same_bits(first.state_dict(), then.state_dict()))
-    assert len(set(rates)) > 2
-
-
-# ---- what is refused, and what ends the gradients
 
 
 @pytest.mark.parametrize(
