@@ -101,7 +101,7 @@ void check_slots_of_loads() {
   std::vector<int64_t> lengths(460, 7);
   lengths[40] = 90;
   const BagShape shape{"several loads", 460, 0, lengths};
-  for (const auto [dim, dtype] : {std::pair{int64_t{250}, DType::kFloat32}, {528, DType::kBFloat16}}) {
+  for (const auto& [dim, dtype] : {std::pair{int64_t{250}, DType::kFloat32}, {528, DType::kBFloat16}}) {
     Random random(dim);
     const LookupBatch batch(&random, dim, dtype, shape, Spacing::kOdd);
     check_weights_grad(batch, title_of("pooled_weights_grad", dim, dtype, shape.name));

@@ -28,7 +28,7 @@ struct TileColumns {
 
 // Index arrays of lookups.
 enum LookupArray { kGradRow, kGradColumn, kScale, kGradSource, kLookupArrays };
-using LookupIndex = IndexWindows<kLookupArrays, 512>;
+using LookupIndex = IndexWindows<kLookupArrays, 256>;
 
 __aicore__ inline void open_lookup_index(LookupIndex* index, TPipe* pipe, const Lookups& lookups,
                                          int64_t end) {

@@ -13,7 +13,6 @@ template <int kArrays, int64_t kWindow>
 class IndexWindows {
  public:
   static constexpr int64_t kBytesOfArray = 2 * kWindow * 4;
-  static constexpr int64_t kMostAtOnce = kWindow / 2;
 
   __aicore__ inline void init(TPipe* pipe) {
     for (int h = 0; h < 2; ++h) {
@@ -40,12 +39,18 @@ class IndexWindows {
     if (static_cast<uint64_t>(i - low_) >= span_) find(i);
   }
 
-  // The same for all of [first, last], at most kMostAtOnce.
+  // The same for all of [first, last], at most half a window, or where fit() says so.
   __aicore__ inline void reach(int64_t first, int64_t last) {
     reach(first);
     const int64_t window_of_last = align_down(last, kWindow);
     if (first < window_of_last) reach(window_of_last);
     reach(last);
+  }
+
+  // Whether all of [first, last] are in UB at a time: the window of the first, and the first half of the
+  // next.
+  __aicore__ inline static bool fit(int64_t first, int64_t last) {
+    return last < align_down(first, kWindow) + kWindow + kWindow / 2;
   }
 
   // An element that reach() was called for, no more than half a window before the latest one that it was

@@ -262,7 +262,7 @@ class UpdateTiles {
   // that its rows are one run; returns where they end, else 0.
   __aicore__ inline int64_t reach_lookups(int64_t begin, const Step& step) {
     const int64_t end = row_index_.at(kOffset, step.row + step.rows);
-    if (end == begin || end - begin > LookupIndex::kMostAtOnce) return 0;
+    if (end == begin || !LookupIndex::fit(begin, end - 1)) return 0;
     lookup_index_.reach(begin, end - 1);
     return end;
   }
