@@ -71,11 +71,12 @@ class Figure:
 
 def calls(batch: Batch, dim: int, names: Iterable[str]) -> Iterator[Case]:
     """Every operator with plain arguments, update_rows by the optimizers that are among the `names` of calls."""
-    yield from lookups(batch, dim, (torch.float32, torch.bfloat16), weighted=False)
+    dtypes = (torch.float32, torch.bfloat16)
+    yield from lookups(batch, dim, dtypes, weighted=False)
     yield from copies(batch, dim)
-    yield from swap_lookups(batch, dim, (torch.float32, torch.bfloat16))
-    optimizers = [name.removeprefix("update_rows ") for name in names if name.startswith("update_rows ")]
-    yield from updates(batch, dim, (torch.float32,), optimizers)
+    yield from swap_lookups(batch, dim, dtypes)
+    optimizers = dict.fromkeys(name.split()[1] for name in names if name.startswith("update_rows "))
+    yield from updates(batch, dim, dtypes, optimizers)
 
 
 def least_copies(case: Case, batch: Batch) -> LeastCopies:
@@ -155,7 +156,7 @@ def report(figures: Sequence[Figure], options: argparse.Namespace) -> str:
         f"{options.lookups} lookups of {options.rows} rows, emulated {soc}. Counted: bytes, balance, scalar "
         "instructions of the busiest core. "
         "MODELLED, not measured: times.",
-        f"{'operator':<28}{'D':>5}  {'ids':<16}{'bytes':>7}{'imbalance':>11}{'scalar':>10}"
+        f"{'operator':<37}{'D':>5}  {'ids':<16}{'bytes':>7}{'imbalance':>11}{'scalar':>10}"
         + "".join(f"{chip.name + ' us':>10} {'of bytes':>8} {'of floor':>8} {'bound':<7}" for chip in CHIPS),
     ]
     for f in figures:
@@ -166,7 +167,7 @@ def report(figures: Sequence[Figure], options: argparse.Namespace) -> str:
         )
         miss = "" if f.good else "  <- misses a target"
         counted = f"{f.bytes_over_least:>7.3f}{f.imbalance:>10.1%}{f.scalar:>10,} "
-        lines.append(f"{f.operator:<28}{f.dim:>5}  {f.distribution:<16}{counted}{times}{miss}")
+        lines.append(f"{f.operator:<37}{f.dim:>5}  {f.distribution:<16}{counted}{times}{miss}")
     return "\n".join(lines)
 
 

@@ -127,10 +127,10 @@ HotWorkspace prepare(Report* report, const Segments& segments, std::vector<uint8
   return workspace;
 }
 
-template <class Optimizer>
-void count_update(Report* report, const Batch& batch) {
-  report->begin(std::string("update_rows ") + Optimizer::name());
-  const RecordLayout layout = layout_of<Optimizer>(batch.dim, DType::kFloat32);
+template <class Optimizer, class Weights>
+void count_update(Report* report, const Batch& batch, DType dtype, const std::string& suffix) {
+  report->begin(std::string("update_rows ") + Optimizer::name() + suffix);
+  const RecordLayout layout = layout_of<Optimizer>(batch.dim, dtype);
   std::vector<uint8_t> cache = records_of(batch, layout), memory;
   const Segments segments = batch.segments();
   const int32_t tables[2] = {0, static_cast<int32_t>(segments.rows)};
@@ -139,8 +139,17 @@ void count_update(Report* report, const Batch& batch) {
   const HotWorkspace workspace = prepare(report, segments, &memory);
   report->launch("update_rows", update_blocks(segments, layout.bytes, report->cores()), [&] {
     TPipe pipe;
-    update_rows<Optimizer, FloatWeights>(&pipe, a, workspace);
+    update_rows<Optimizer, Weights>(&pipe, a, workspace);
   });
+}
+
+// One optimizer for each form of a record: compiling all of them would take minutes.
+template <class Weights>
+void count_updates(Report* report, const Batch& batch, DType dtype, const std::string& suffix) {
+  count_update<REC_SDK_ISA::Sgd, Weights>(report, batch, dtype, suffix);
+  count_update<REC_SDK_ISA::Adagrad, Weights>(report, batch, dtype, suffix);
+  count_update<REC_SDK_ISA::RowWiseAdagrad, Weights>(report, batch, dtype, suffix);
+  count_update<REC_SDK_ISA::Adam, Weights>(report, batch, dtype, suffix);
 }
 
 void count_accumulate(Report* report, const Batch& batch) {
@@ -254,11 +263,8 @@ int main(int, char** arguments) {
   count_copies(&report, batch);
   count_swap_lookups(&report, batch, DType::kFloat32, "float32");
   count_swap_lookups(&report, batch, DType::kBFloat16, "bfloat16");
-  // One optimizer for each form of a record: compiling all of them would take minutes.
-  count_update<REC_SDK_ISA::Sgd>(&report, batch);
-  count_update<REC_SDK_ISA::Adagrad>(&report, batch);
-  count_update<REC_SDK_ISA::RowWiseAdagrad>(&report, batch);
-  count_update<REC_SDK_ISA::Adam>(&report, batch);
+  count_updates<FloatWeights>(&report, batch, DType::kFloat32, "");
+  count_updates<BFloat16Weights>(&report, batch, DType::kBFloat16, " bfloat16");
   count_accumulate(&report, batch);
   report.end();
 }
