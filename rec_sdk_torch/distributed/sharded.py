@@ -315,7 +315,7 @@ class ShardedCollection(
         for each, received in zip(segments, rows, strict=True):
             parts.update(zip(each.features, repeated(received, each), strict=True))
         ordered = with_zeros([parts[feature] for feature in range(len(parts))], batch, joined=False)
-        given = batch.given or batch
+        given = batch.whole
         return bags.sequences(self._names, given, ordered, self._need_indices)
 
     # ---- figures

@@ -141,7 +141,7 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
         """
         bags, batch = self._batch(features, weighted=False)
         parts = self._embedding.lookup_features(batch)
-        return bags.sequences(self._names, batch.given or batch, parts, self._need_indices)
+        return bags.sequences(self._names, batch.whole, parts, self._need_indices)
 
     def need_indices(self) -> bool:
         """Whether outputs carry their ids as weights."""
@@ -193,7 +193,7 @@ class _PooledCollection(CachedCollection, EmbeddingBagCollectionInterface):
         bags, batch = self._batch(features, weighted=self._is_weighted)
         dims = self._embedding.feature_dims
         pooled = self._embedding.lookup_pooled(batch)
-        values = bags.expand(pooled, dims, (batch.given or batch).feature_keys.tolist())
+        values = bags.expand(pooled, dims, batch.whole.feature_keys.tolist())
         return KeyedTensor(keys=self._names, length_per_key=dims, values=values)
 
     def is_weighted(self) -> bool:

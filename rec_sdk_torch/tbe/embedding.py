@@ -15,7 +15,6 @@ from .._exits import calls
 from ..eager import check_batch, eager
 from .cache.batch import Batch, Int64Array
 from .cache.device_cache import Group
-from .cache.group_spec import evict_intervals
 from .cache.padding_ids import with_zeros
 from .cache.store_folder import folder_for_copy
 from .config.cache_size import BatchHint, CacheOption
@@ -116,7 +115,6 @@ class TableBatchedEmbedding(WaitingGradients, TablesModule):
         self._width = sum(self.feature_dims) if self.pooled else 0
         self._keys = np.arange(self.num_features, dtype=np.int64)
         self._trainable = False
-        self._clocks: dict[str, dict[str, int]] = {}  # of frozen tables, when that began
         self._step = LaterStep if options.updates_at_step else Step
         self._anchor = self._make_anchor()
 
@@ -197,14 +195,8 @@ class TableBatchedEmbedding(WaitingGradients, TablesModule):
 
     def _set_frozen(self, names: frozenset[str]) -> None:
         with self.exclusive():
-            before = self.options.frozen
             self.layout.freeze(names)
             self._set_options(replace(self.options, frozen=names))
-            self.queue.plan_anew()
-            for name in names - before if self.layout.built else ():
-                self._clocks[name] = self.view(name).clocks()
-            for name in self._clocks.keys() - names:
-                self.view(name).set_clocks(self._clocks.pop(name))
 
     def set_evict_step_interval(self, steps: int | None) -> None:
         """Training steps between evictions of ids, of all tables that evict some; None: what their configs say.
@@ -216,7 +208,7 @@ class TableBatchedEmbedding(WaitingGradients, TablesModule):
         with self.exclusive():
             self._set_options(options)
             for group in self.layout.built:
-                group.intervals = evict_intervals(group.members, steps, options.frozen)
+                group.set_evict_step_interval(steps)
 
     # ---- whole tables
 
@@ -332,12 +324,12 @@ class TableBatchedEmbedding(WaitingGradients, TablesModule):
     @calls
     def _lookup(self, batch: Batch) -> tuple[torch.Tensor, ...]:
         """The pooled output; or, group by group, the rows of each feature or, joined, of all features."""
-        if not (self.training and torch.is_grad_enabled()):
-            return self._read(batch, batch)
         frozen = self.layout.frozen
+        if not (self.training and torch.is_grad_enabled()):
+            return self._read(batch, batch if frozen is None else frozen.trained(batch))
         if frozen is None:
             return self._train(batch)
-        trained, read = self.layout.planned(batch), frozen.read(batch)
+        trained, read = frozen.trained(batch), frozen.read(batch)
         if frozen.all:
             return self._read(read, trained)
         return frozen.joined(self._train(trained), self._read(read, None), self.groups)
@@ -411,7 +403,6 @@ class TableBatchedEmbedding(WaitingGradients, TablesModule):
             layout.check_no_gradients("the embedding is copied")
             twin.layout.optimizers = copy.deepcopy(self.optimizers, memo)
             twin.layout.copy_rows(layout)
-            twin._clocks = dict(self._clocks)
         return twin
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:

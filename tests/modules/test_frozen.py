@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from torchrec import EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
 from torchrec.optim import RowWiseAdagrad
 
 import rec_sdk_torch as rst
+from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
 
 KEYS = ("f0", "f1")
 
@@ -195,3 +197,66 @@ def test_batches_that_were_prefetched_before_are_planned_anew(device: torch.devi
     planned = sum(len(features["f1"].values()) for features in ahead)
     assert tables.cache_stats()["lookups"] == planned
     assert len(tables._embedding.queue) == 0
+
+
+def test_batches_that_were_prefetched_may_be_evaluated(device: torch.device) -> None:
+    tables = both(device, pooled=True)
+    train(tables, range(2))
+    tables.freeze("t0")
+    tables.eval()
+    for step in range(20):
+        features = batch(step)
+        tables.prefetch(features)
+        tables(features)
+    assert len(tables._embedding.queue) == 0
+
+
+@pytest.mark.parametrize("most", ["max_rows", "max_bytes"])
+def test_bounds_do_not_hold_for_a_frozen_table(device: torch.device, most: str) -> None:
+    bound = 4 if most == "max_rows" else 4 * 32
+    tables = both(device, pooled=True, admit_and_evict_config=rst.AdmitAndEvictConfig(**{most: bound}))
+    train(tables, range(1))
+    tables.freeze("t0")
+    ids = torch.arange(30, device="cpu")
+    tables._embedding.view("t0").write(ids, {"weight": torch.ones(30, 4, device="cpu")})
+    for i in range(3):
+        tables(jagged({"f0": [[3]], "f1": [[10 + i]]})).values().sum().backward()
+    assert len(rows_of(tables, "t0")) >= 30
+    tables.thaw()
+    tables(jagged({"f0": [[3]], "f1": [[7]]})).values().sum().backward()
+    assert len(rows_of(tables, "t0")) < 30
+
+
+def test_clocks_are_those_of_a_load(device: torch.device, tmp_path: Path) -> None:
+    rules = rst.AdmitAndEvictConfig(evict_idle_steps=3, evict_step_interval=1)
+    tables, other = (both(device, pooled=True, admit_and_evict_config=rules) for _ in range(2))
+    other.freeze("t0")  # before its first use
+    one = jagged({"f0": [[1, 2]], "f1": [[5]]})
+    for _ in range(4):
+        tables(one).values().sum().backward()
+    tables.freeze("t0")
+    for i in range(6):
+        tables(jagged({"f0": [[3]], "f1": [[10 + i]]})).values().sum().backward()
+    assert tables.clocks("t0")["batches"] == 4
+    rst.Saver().save(tables, str(tmp_path))
+    rst.Saver().load(other, str(tmp_path))
+    for i in range(6):
+        other(jagged({"f0": [[3]], "f1": [[10 + i]]})).values().sum().backward()
+    assert other.clocks("t0") == tables.clocks("t0")
+    other.set_clocks("t0", {"batches": 5})
+    other.thaw("t0")
+    assert other.clocks("t0")["batches"] == 5
+    other(jagged({"f0": [[3]], "f1": [[7]]})).values().sum().backward()
+    assert sorted(rows_of(other, "t0")) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("frozen", [(), ("t0",), ("t0", "t1")])
+@pytest.mark.parametrize("offsets", [[1, 1, 2, 3, 3], [0, 2, 1, 3, 3], [0, 1, 1, 2, 2], [-1, 1, 2, 3, 3]])
+def test_offsets_that_cannot_be(device: torch.device, offsets: list[int], frozen: tuple[str, ...]) -> None:
+    adagrad = TableOptimizer.create(torch.optim.Adagrad, {"lr": 0.1})
+    tables = [TableConfig(f"t{i}", 40, 4, padding_idx=12 if i else None) for i in range(2)]
+    embedding = TableBatchedEmbedding(tables, optimizer=adagrad, device=device, cache=20)
+    if frozen:
+        embedding.freeze(*frozen)
+    with pytest.raises(ValueError, match="offsets"):
+        embedding(torch.tensor([10, 11, 12], device="cpu"), torch.tensor(offsets, device="cpu"))

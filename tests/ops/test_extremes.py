@@ -129,8 +129,8 @@ class Tables:
 def check(found: Parts, exact: Parts, single: Parts, nudged: Parts, before: Parts, kept: torch.Tensor) -> None:
     """Each number is found as close to `exact` as `single`, the class in float32, is; or it is no number in both.
 
-    Where terms cancel, the error of one number is chance, and another processor rounds otherwise: as close as `nudged`, the
-    class in float32 with `before` off by a rounding, is close enough.
+    Where terms cancel, the error of one number is chance, and another processor rounds otherwise: as close as `nudged`,
+    the class in float32 with `before` off by a rounding, is close enough.
 
     Where it is none in `single` alone, it is found no further from `exact` than without a step, but for decay. Only
     the share `kept` of a state `before` is left after an update.

@@ -109,7 +109,14 @@ class Batch:
     def well_formed(self) -> bool:
         """Whether its offsets are those of its values, as far as bags go by them."""
         offsets = self.offsets
-        return self.batch_size > 0 and offsets[-1] == len(self.values) and bool((np.diff(offsets) >= 0).all())
+        if not self.batch_size or offsets[0] or offsets[-1] != len(self.values):
+            return False
+        return bool((np.diff(offsets) >= 0).all())
+
+    @property
+    def whole(self) -> Batch:
+        """The batch as it was given."""
+        return self.given or self
 
     def part(self, chosen: npt.NDArray[np.bool_]) -> Batch:
         """The batch with some of its lookups, feature by feature; the batch itself where it has no others.

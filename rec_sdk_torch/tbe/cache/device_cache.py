@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -121,6 +121,7 @@ class Group:
         self._with_init_fn = [i for i, m in enumerate(members) if m.config.hashed and m.config.init_fn is not None]
         lives = [member.config.life or TableLife() for member in members]
         self.intervals = [life.evict_step_interval for life in lives]
+        self._frozen = [False] * len(members)
         self._dated = any(life.evict_age for life in lives)
         self.warns = self._may_warn or self._dated
         self._evicting = any(member.config.life is not None for member in members)
@@ -179,6 +180,7 @@ class Group:
             self.window.adopt(engine)
         for snapshot in self.snapshots.values():
             snapshot.before_replacement()
+        engine.freeze(self._frozen)
         self._counted, self.swap.engine = counted, engine
         self.engine = engine
 
@@ -412,6 +414,17 @@ class Group:
         settings = (self._coefficients(coefficients), self._kernel, layout.dim, layout.weight_dtype, ids, seeds)
         *of_lookups, hot = segments
         return update_rows, cache, grads, slots, tables, *of_lookups, *settings, self._state_dtypes, hot
+
+    def set_evict_step_interval(self, steps: int | None) -> None:
+        """Sets the interval of all members that evict ids at intervals; None: what their configs say."""
+        configured = [member.config.life.evict_step_interval if member.config.life else 0 for member in self.members]
+        self.intervals = configured if steps is None else [steps] * len(self.members)
+
+    def freeze(self, names: Collection[str]) -> None:
+        """Makes these the frozen ones of its tables: their clocks stand still, and no id leaves by itself."""
+        self._frozen = [member.config.name in names for member in self.members]
+        self.swap.settle()
+        self.engine.freeze(self._frozen)
 
     def evicts(self) -> bool:
         """Whether ids leave when the step that goes on ends: no plan may be made then."""

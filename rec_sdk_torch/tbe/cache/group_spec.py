@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -115,14 +115,6 @@ def engine_of(
         state_dtypes=dtype_codes(layout.state_dtypes),
         origins=origins,
     )
-
-
-def evict_intervals(members: Sequence[Member], steps: int | None, frozen: Collection[str]) -> list[int]:
-    """Training steps between evictions of each table's ids, 0 for none; `steps` None: what their configs say."""
-    configs = [member.config for member in members]
-    configured = [0 if config.life is None else config.life.evict_step_interval for config in configs]
-    intervals = configured if steps is None else [steps] * len(configs)
-    return [0 if config.name in frozen else own for config, own in zip(configs, intervals, strict=True)]
 
 
 def drawn(config: TableConfig, rows: int) -> torch.Tensor:

@@ -12,7 +12,7 @@ from ...backends.devices import backend_for
 from ..cache.accumulation import counted
 from ..cache.batch import Batch, Int64Array
 from ..cache.device_cache import Group
-from ..cache.group_spec import Member, alike, evict_intervals, record_layout, stored_bytes
+from ..cache.group_spec import Member, alike, record_layout, stored_bytes
 from ..cache.padding_ids import PaddingIds
 from ..cache.store_folder import StoreFolder
 from ..config.cache_size import cache_slots, check_host_memory
@@ -173,7 +173,9 @@ class Layout:
             own = [columns[f] for member in members for f in member.features] if self.pooled else []
             choices = options.seed, options.bounds_check_mode, options.cache_policy
             group = Group(members, own, options.device, *choices, serial, self._store_folder)
-            group.intervals = evict_intervals(members, options.evict_step_interval, options.frozen)
+            group.set_evict_step_interval(options.evict_step_interval)
+            if options.frozen:
+                group.freeze(options.frozen)
             group.always = {group.places[name]: ids for name, ids in self.always.items() if name in group.places}
             groups.append(group)
         return groups
@@ -264,11 +266,11 @@ class Layout:
             move_rows(other.built, fresh)
             self._take(fresh)
 
-    def planned(self, batch: Batch) -> Batch:
+    def planned(self, batch: Batch, frozen: FrozenTables | None) -> Batch:
         """The part of a training batch that there is a plan of: no id that means nothing, no frozen table."""
         if self.padding_ids is not None and batch.given is None:
             batch = self.padding_ids.without(batch)
-        return batch if self.frozen is None else self.frozen.trained(batch)
+        return batch if frozen is None else frozen.trained(batch)
 
     def freeze(self, names: frozenset[str]) -> None:
         """Makes these the frozen tables. Both locks are held.
@@ -279,7 +281,7 @@ class Layout:
         self._check_idle("tables are frozen or thawed")
         self.frozen = FrozenTables.of(self.tables, names)
         for group in self.built:
-            group.intervals = evict_intervals(group.members, self.options.evict_step_interval, names)
+            group.freeze(names)
 
     # ---- windows and batches in flight
 

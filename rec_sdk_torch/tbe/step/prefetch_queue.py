@@ -21,6 +21,7 @@ from ..cache.plan import Plan
 from ..cache.ranges import profiled
 from ..cache.transfers import in_thread, when_written
 from ..config.life import Seen
+from ..rows.frozen import FrozenTables
 from ..rows.layout import Layout
 from .monitor import Monitor
 
@@ -35,10 +36,6 @@ PLANNED_BY_FORESIGHT = 2
 
 FEW = 8
 """Training batches in a row that were none of those to come, after which none is planned ahead."""
-
-
-def _whole(batch: Batch) -> Batch:
-    return batch
 
 
 class Prefetched:
@@ -77,10 +74,10 @@ class Prefetched:
         self._shape = batch_size, keys, weighted, joined
         self._copying = when_written(values)
         self._known: list[tuple[object, torch.Tensor]] = [(source, values)]
-        self._batch: Batch | None = None
         self._given: Batch | None = None
-        self.planned: Callable[[Batch], Batch] = _whole
-        """The part of the batch that there will be a plan of."""
+        self._part: tuple[FrozenTables | None, Batch] | None = None
+        self.layout: Layout | None = None
+        """Has the tables that the batch was announced to."""
         self.plans: list[Plan] | None = None
         self.announced: list[Announcement] | None = None
         self.refused_beside: int | None = None
@@ -91,25 +88,23 @@ class Prefetched:
         """It will not come."""
 
     @property
-    def batch(self) -> Batch:
-        """On the host; copied there at the first call if it is on a device."""
-        if self._batch is None:
+    def given(self) -> Batch:
+        """On the host, as it came; copied there at the first call if it is on a device."""
+        if self._given is None:
             batch_size, keys, weighted, joined = self._shape
             with self._copying():
-                batch = Batch.from_tensors(*self._tensors, batch_size, keys, None, weighted, joined, self._seen)
-            self._given, self._batch = batch, self.planned(batch)
-        return self._batch
-
-    @property
-    def given(self) -> Batch:
-        """As it came, on the host."""
-        _ = self.batch
-        assert self._given is not None
+                self._given = Batch.from_tensors(*self._tensors, batch_size, keys, None, weighted, joined, self._seen)
         return self._given
 
-    def plan_anew(self) -> None:
-        """Another part of the batch will be planned."""
-        self._batch = None
+    @property
+    def batch(self) -> Batch:
+        """The part of it that there is a plan of, by the tables that are frozen now."""
+        frozen = None if self.layout is None else self.layout.frozen
+        part = self._part
+        if part is None or part[0] is not frozen:
+            given = self.given
+            part = self._part = frozen, given if self.layout is None else self.layout.planned(given, frozen)
+        return part[1]
 
     def stands_for(self, source: object, values: torch.Tensor) -> bool:
         """Whether the batch comes as `source`, with these ids, and they are unchanged."""
@@ -269,7 +264,7 @@ class PrefetchQueue:
             RuntimeError: `MAX_COMING` are to come already, or this process must not use the tables.
         """
         self._locks.check_process()
-        prefetched.planned = self._layout.planned
+        prefetched.layout = self._layout
         with self._lock:
             if sum(not other.gone for other in self._coming) >= MAX_COMING:
                 raise RuntimeError(
@@ -338,12 +333,6 @@ class PrefetchQueue:
         if self._coming:
             with self._lock:
                 self._drop()
-
-    def plan_anew(self) -> None:
-        """Other parts of the batches to come are planned from now on. Plans are dropped, under both locks."""
-        with self._lock:
-            for prefetched in self._coming:
-                prefetched.plan_anew()
 
     def _drop(self, after: Prefetched | None = None) -> None:
         """Drops the plans of the batches from `after` on."""
@@ -433,7 +422,7 @@ class PrefetchQueue:
 
     def _plan_ahead(self, prefetched: Prefetched) -> Sequence[Plan] | None:
         try:
-            batch = prefetched.batch
+            _ = prefetched.batch
         except Exception:
             prefetched.failed = True
             return None
@@ -441,7 +430,7 @@ class PrefetchQueue:
             if self._next() is not prefetched:  # it came meanwhile
                 return None
             try:
-                plans = self._plan(batch, prefetched.announced or ())
+                plans = self._plan(prefetched.batch, prefetched.announced or ())
             except CacheTooSmallError:
                 prefetched.refused_beside = self._layout.in_flight()
                 self._too_small |= prefetched.refused_beside > 0

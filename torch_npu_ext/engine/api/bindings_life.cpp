@@ -197,6 +197,11 @@ void bind_life_spec(py::module_& m) {
 
 void bind_life(EngineClass& engine) {
   engine
+      .def("freeze", &Engine::freeze,
+           R"(Says of each table whether it is frozen: the batches that are planned from now on do not train
+          it, its clock stands still, and end_step takes none of its ids out. RuntimeError if not all plans
+          are applied and all rows landed.)",
+           py::arg("frozen"), py::call_guard<WithoutLock>())
       .def("evicts", &Engine::evicts,
            R"(Whether end_step would look for ids that leave. Plans that have not begun do not count.)",
            py::arg("intervals"), py::call_guard<WithoutLock>())

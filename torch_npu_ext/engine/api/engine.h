@@ -206,6 +206,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // evicts() says whether some will. The bound knows only batches that have begun.
   int64_t end_step(const std::vector<int64_t>& intervals);
   bool evicts(const std::vector<int64_t>& intervals);
+  // Frozen tables, one flag each: see Table::frozen. All must be settled.
+  void freeze(const std::vector<bool>& frozen);
   int64_t evict(int32_t table);  // now, by every rule of the table
   struct LargeEviction {
     std::string table;
@@ -264,6 +266,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void check_next(const Plan& plan);
   void check_landed(const std::vector<uint64_t>& sources) const;
   bool beyond_bound(int32_t table) const;
+  bool has_leaving(int32_t table, int64_t interval) const;
+  void end_step_clocks();
   class MovingRows;
   template <class Visit>
   void for_each_moving_row(int32_t table, const Visit& visit) const;

@@ -17,6 +17,19 @@ void check_intervals(const std::vector<int64_t>& intervals, int32_t tables) {
 
 }  // namespace
 
+void Engine::freeze(const std::vector<bool>& frozen) {
+  const auto guard = lock_settled("freezing tables");
+  if (static_cast<int32_t>(frozen.size()) != table_count()) {
+    throw std::invalid_argument("frozen must have one entry per table, " + std::to_string(table_count()) +
+                                ", got " + std::to_string(frozen.size()));
+  }
+  for (int32_t t = 0; t < table_count(); ++t) group_.tables[t].frozen = frozen[static_cast<size_t>(t)];
+}
+
+bool Engine::has_leaving(int32_t t, int64_t interval) const {
+  return !group_.tables[t].frozen && (interval_ends(group_.tables[t], interval) || beyond_bound(t));
+}
+
 // Without what plans that have not begun added: they may be dropped and made again.
 bool Engine::beyond_bound(int32_t t) const {
   const Table& table = group_.tables[t];
@@ -35,15 +48,19 @@ bool Engine::evicts(const std::vector<int64_t>& intervals) {
   const auto guard = lock();
   check_intervals(intervals, table_count());
   for (int32_t t = 0; t < table_count(); ++t) {
-    if (interval_ends(group_.tables[t], intervals[t]) || beyond_bound(t)) return true;
+    if (has_leaving(t, intervals[t])) return true;
   }
   return false;
+}
+
+void Engine::end_step_clocks() {
+  for (Table& table : group_.tables) table.clock.steps += !table.frozen;
 }
 
 int64_t Engine::end_step(const std::vector<int64_t>& intervals) {
   if (!evicts(intervals)) {
     const auto guard = lock();
-    for (Table& table : group_.tables) ++table.clock.steps;
+    end_step_clocks();
     return 0;
   }
   const auto guard = lock_settled("the end of a step that evicts ids");
@@ -51,9 +68,9 @@ int64_t Engine::end_step(const std::vector<int64_t>& intervals) {
   int64_t evicted = 0;
   for (int32_t t = 0; t < table_count(); ++t) {
     const bool ends = interval_ends(group_.tables[t], intervals[t]);
-    if (ends || beyond_bound(t)) evicted += evict_ids(&group_, t, ends);
+    if (has_leaving(t, intervals[t])) evicted += evict_ids(&group_, t, ends);
   }
-  for (Table& table : group_.tables) ++table.clock.steps;
+  end_step_clocks();
   return evicted;
 }
 

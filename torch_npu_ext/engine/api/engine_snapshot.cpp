@@ -180,8 +180,9 @@ std::vector<int64_t> Engine::leaving_ids(int32_t t, const std::vector<int64_t>& 
   bool ends = false;
   {
     const auto guard = lock();
-    ends = interval_ends(table(t), intervals.at(static_cast<size_t>(t)));
-    if (!ends && !beyond_bound(t)) return {};
+    const int64_t interval = intervals.at(static_cast<size_t>(t));
+    ends = interval_ends(table(t), interval);
+    if (!has_leaving(t, interval)) return {};
   }
   return leaving_ids(t, ends);
 }

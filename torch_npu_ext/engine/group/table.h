@@ -178,6 +178,7 @@ class Table {
   ChangeLog changes;  // of a table that keeps versions
   Candidates candidates;
   LifeClock clock;
+  bool frozen = false;  // no batch trains it: the clock stands still, and no rule takes ids out by itself
   std::unique_ptr<Snapshot> snapshot;  // while a save takes the rows of a moment
 
  private:

@@ -60,14 +60,14 @@ void advance_clocks(Group* group, const Batch& batch, PlanBuffers* plan) {
     plan->life[t].latest_before = group->tables[t].clock.timestamp;
     plan->life[t].candidates_added = -group->tables[t].candidates.size();
   }
-  for (Table& table : group->tables) ++table.clock.batches;
+  for (Table& table : group->tables) table.clock.batches += !table.frozen;
   advance_timestamps(group, batch, plan);
 }
 
 // Steps may have ended meanwhile.
 void put_back_clocks(Group* group, const PlanBuffers& plan) noexcept {
   for (size_t t = 0; t < group->tables.size(); ++t) {
-    --group->tables[t].clock.batches;
+    group->tables[t].clock.batches -= !group->tables[t].frozen;
     group->tables[t].clock.timestamp = plan.life[t].latest_before;
   }
 }
