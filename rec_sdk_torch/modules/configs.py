@@ -6,7 +6,7 @@ import functools
 import math
 import numbers
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum, unique
 from typing import Any
@@ -258,8 +258,13 @@ def feature_names(config: BaseEmbeddingConfig) -> list[str]:
     """The features of a table: those named, else one of the table's own name, as in TorchRec.
 
     Raises:
+        TypeError: no list of names, such as a single string.
         ValueError: a name that is empty or has spaces or `@`, or one that is there twice.
     """
+    if isinstance(config.feature_names, str) or not isinstance(config.feature_names, Iterable):
+        raise TypeError(
+            f"table {config.name!r}: feature_names is {config.feature_names!r}, expected a list of the features' names"
+        )
     names = list(config.feature_names) or [config.name]
     for name in names:
         if not isinstance(name, str) or not _FEATURE_NAME.fullmatch(name):
@@ -359,10 +364,12 @@ def can_track(config: BaseEmbeddingConfig) -> bool:
 def check_kind(
     tables: Sequence[BaseEmbeddingConfig], kind: type[BaseEmbeddingConfig], collection: str, *, capacity: bool
 ) -> None:
-    """Raises TypeError for a table config that the collection cannot take.
+    """Raises TypeError for tables that are no list, or a table config that the collection cannot take.
 
     Only a collection with `capacity` can keep what `HashEmbeddingBagConfig` says.
     """
+    if isinstance(tables, str) or not isinstance(tables, Sequence):
+        raise TypeError(f"{collection} takes a list of {kind.__name__} tables, got {type(tables).__name__}")
     for table in tables:
         if not isinstance(table, kind):
             raise TypeError(f"{collection} takes {kind.__name__} tables, got {type(table).__name__}")

@@ -278,6 +278,7 @@ class HashEmbeddingBagCollection(_PooledCollection):
         Raises:
             ValueError, TypeError: tables that cannot be met; the message names them.
         """
+        check_kind(tables, EmbeddingBagConfig, type(self).__name__, capacity=True)
         cache = {table.name: table.num_embeddings for table in tables}
         options = EmbeddingOptions(cache=cache, device=device, check_finite=check_finite, update=update)
         rounding: dict[str, Any] = {"stochastic_rounding": stochastic_rounding}

@@ -31,6 +31,7 @@ import rec_sdk_torch as rst
 from rec_sdk_torch._engine import CacheTooSmallError
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig
 
+HASHED = rst.HashEmbeddingBagConfig(num_embeddings=10, embedding_dim=4, name="hashed", feature_names=["f"])
 PLAIN = EmbeddingBagConfig(num_embeddings=10, embedding_dim=4, name="t0", feature_names=["f0"])
 
 
@@ -306,6 +307,35 @@ def test_wrong_kind_of_table(device: torch.device) -> None:
     for odd in ("t0", None, {"name": "t0"}):
         with pytest.raises(TypeError, match="takes EmbeddingBagConfig tables, got"):
             bags_collection(device, odd)
+        with pytest.raises(TypeError, match="takes EmbeddingBagConfig tables, got"):
+            rst.HashEmbeddingBagCollection(tables=[HASHED, odd], device=device)
+
+
+@pytest.mark.parametrize("odd", ["t0", None, HASHED, (table for table in [HASHED])], ids=lambda odd: type(odd).__name__)
+def test_tables_that_are_no_list(device: torch.device, odd: Any) -> None:
+    message = f"takes a list of EmbeddingBagConfig tables, got {type(odd).__name__}"
+    for make in (rst.EmbCacheEmbeddingBagCollection, rst.HashEmbeddingBagCollection):
+        with pytest.raises(TypeError, match=message):
+            make(tables=odd, device=device)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("feature_names", "f0", "feature_names is 'f0', expected a list of the features' names"),
+        ("feature_names", None, "feature_names is None, expected a list of the features' names"),
+        ("init_fn", "zeros", "init_fn is 'zeros', expected a function that fills a tensor"),
+        ("weight_init_min", "a", "init_min is 'a', expected a number"),
+        ("weight_init_max", "a", "init_max is 'a', expected a number"),
+        ("weight_init_mean", None, "init_mean is None, expected a number"),
+        ("weight_init_stddev", "a", "init_stddev is 'a', expected a number"),
+    ],
+)
+def test_fields_of_the_wrong_type(device: torch.device, field: str, value: Any, message: str) -> None:
+    config = bag_config()
+    setattr(config, field, value)
+    with pytest.raises(TypeError, match=f"table 't0': {message}"):
+        bags_collection(device, config)
 
 
 def test_no_table(device: torch.device) -> None:
