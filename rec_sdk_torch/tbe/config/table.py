@@ -206,7 +206,9 @@ class TableConfig:
 
     def _check_initializer(self) -> None:
         if self.init_fn is not None and not callable(self.init_fn):
-            raise TypeError(f"table {self.name!r}: init_fn is {self.init_fn!r}, expected a function that fills a tensor")
+            raise TypeError(
+                f"table {self.name!r}: init_fn is {self.init_fn!r}, expected a function that fills a tensor"
+            )
         for name in ("init_min", "init_max", "init_mean", "init_stddev"):
             value = getattr(self, name)
             if not hasattr(value, "__float__") and not (value is None and name in ("init_min", "init_max")):
