@@ -75,8 +75,11 @@ def find_collections(module: torch.nn.Module) -> dict[str, Collection]:
     """The collections of a module by name.
 
     Raises:
+        TypeError: no module.
         ValueError: there are none.
     """
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"the model is {module!r}, expected a torch.nn.Module")
     found = {name: part for name, part in module.named_modules() if isinstance(part, Collection)}
     if not found:
         raise ValueError(

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,36 @@ def test_other_names() -> None:
 
     with pytest.raises(AttributeError, match=r"'hybrid_torchrec' .* no 'Hash'; it has HashEmbeddingBagCollection"):
         hybrid_torchrec.Hash  # noqa: B018
+
+
+def inner_parts() -> list[tuple[str, list[str]]]:
+    """The modules that docs/porting.md calls inner parts, each with the names that it lists of it."""
+    page = (Path(__file__).parents[2] / "docs" / "porting.md").read_text()
+    table = page.partition("### Inner parts")[2].partition("###")[0]
+    firsts = [row.split(" | ")[0] for row in table.splitlines() if row.startswith("| `")]
+    parts = [part for first in firsts for part in re.split(r"; |, (?=`\w+\.)", first)]
+    return [(module, names) for part in parts for module, *names in [re.findall(r"`([\w.]+)`", part)]]
+
+
+@pytest.mark.parametrize(("module", "names"), inner_parts())
+def test_inner_parts_are_not_there(module: str, names: list[str]) -> None:
+    assert module.startswith(("hybrid_torchrec.", "torchrec_embcache."))
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError:
+        return
+    assert names, "the whole module is listed, and is there"
+    assert not [name for name in names if hasattr(found, name)]
+
+
+def test_inner_parts_are_listed() -> None:
+    listed = dict(inner_parts())
+    assert len(listed) == 19
+    assert "IdsMapper" in listed["hybrid_torchrec.modules.ids_process"]
+    from torchrec.modules.embedding_modules import process_pooled_embeddings, reorder_inverse_indices
+
+    assert callable(process_pooled_embeddings)
+    assert callable(reorder_inverse_indices)
 
 
 def test_a_pipeline_takes_the_context_of_rec_sdk() -> None:

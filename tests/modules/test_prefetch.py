@@ -377,6 +377,8 @@ def test_where_the_features_are(device: torch.device) -> None:
         rst.prefetch(kjts, model, depth=1.5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="Linear has no EmbCache"):
         rst.prefetch(kjts, model.dense)
+    with pytest.raises(TypeError, match=r"the model is None, expected a torch\.nn\.Module"):
+        rst.prefetch(kjts, None)  # type: ignore[arg-type]
     assert at_rest(model)
 
 
