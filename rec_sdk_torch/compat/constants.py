@@ -1,8 +1,25 @@
 """Constants that Rec SDK's scripts import. The limits are Rec SDK's: tables here do not have them."""
 
 import importlib.metadata
+import re
 
-TORCH_REC_VERSION = tuple(int(part) for part in importlib.metadata.version("torchrec").partition("+")[0].split(".")[:3])
+
+def release(package: str) -> tuple[int, int, int]:
+    """The first three numbers of a package's version, without what a pre-release or a nightly build has behind them.
+
+    (0, 0, 0) where no package of this name is installed: nightly builds may have another name.
+    """
+    try:
+        version = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return 0, 0, 0
+    numbers = re.match(r"\d+(\.\d+)*", version)
+    first = [int(number) for number in numbers[0].split(".")[:3]] if numbers else []
+    major, minor, patch = [*first, 0, 0, 0][:3]
+    return major, minor, patch
+
+
+TORCH_REC_VERSION = release("torchrec")
 IS_TORCH_REC_120 = TORCH_REC_VERSION == (1, 2, 0)
 IS_TORCH_REC_150 = TORCH_REC_VERSION == (1, 5, 0)
 

@@ -40,7 +40,8 @@ def gradient_norms(handles: Mapping[str, TableParameter], norm_type: float) -> G
             "the gradients of these tables are used up in the backward pass: grad_norm() needs update='step'"
         )
     grads = {name: handle.grad for name, handle in handles.items()}
-    norms = [torch.zeros(()) if grad is None else torch.linalg.vector_norm(grad, norm_type) for grad in grads.values()]
+    none = torch.zeros((), device="cpu")
+    norms = [none if grad is None else torch.linalg.vector_norm(grad, norm_type) for grad in grads.values()]
     tables = dict(zip(grads, torch.stack([norm.cpu() for norm in norms]).tolist(), strict=True))
     divided: dict[Ranks, list[str]] = {}
     for name, handle in handles.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
 import inspect
 import os
@@ -174,6 +175,30 @@ def test_constants() -> None:
         paths.check_path("/" + "x" * 1023)
         with pytest.raises(ValueError, match="1 to 1024"):
             paths.check_path("/" + "x" * 1024)
+
+
+@pytest.mark.parametrize(
+    ("version", "release"),
+    [
+        ("1.5.0", (1, 5, 0)),
+        ("1.5.0rc1", (1, 5, 0)),
+        ("1.5.0+cpu", (1, 5, 0)),
+        ("1.8.0.dev20261126+cu130", (1, 8, 0)),
+        ("2026.11.26", (2026, 11, 26)),
+        ("1.5rc2.dev7", (1, 5, 0)),
+        ("nightly", (0, 0, 0)),
+    ],
+)
+def test_versions(monkeypatch: pytest.MonkeyPatch, version: str, release: tuple[int, int, int]) -> None:
+    constants = importlib.import_module("rec_sdk_torch.compat.constants")
+    monkeypatch.setattr(importlib.metadata, "version", {"torchrec": version}.__getitem__)
+    assert constants.release("torchrec") == release
+
+
+def test_the_version_of_a_package_that_is_not_there() -> None:
+    constants = importlib.import_module("rec_sdk_torch.compat.constants")
+    assert constants.release("no-package-has-this-name") == (0, 0, 0)
+    assert constants.release("torchrec") == constants.TORCH_REC_VERSION != (0, 0, 0)
 
 
 def test_other_names() -> None:

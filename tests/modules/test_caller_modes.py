@@ -190,6 +190,20 @@ def test_trains_on_the_default_device(device: torch.device, make: Any) -> None:
     assert_same(found, expected)
 
 
+@pytest.mark.parametrize("mode", ["bfloat16", "float64", "meta"])
+def test_norms_of_gradients_in_a_mode(device: torch.device, mode: str) -> None:
+    """Also of a table for which no gradient waits."""
+    index = EmbeddingBagConfig(num_embeddings=16, embedding_dim=8, name="t1", feature_names=["f1"])
+    collection: Any = optimized(bags_collection(device, bag_config(), index, cache=4, update="step"), 1)
+    dict(collection.named_parameters())["embedding_bags.t1.weight"].requires_grad_(False)
+    for expected in (False, True):
+        with MODES[mode]():
+            found = collection.grad_norm()
+        assert found == collection.grad_norm()
+        assert (found.total > 0, found.tables["t0"] > 0, found.tables["t1"]) == (expected, expected, 0)
+        collection(BATCHES[0]).values().square().sum().backward()
+
+
 @KINDS
 def test_mode_in_the_middle_of_a_window(device: torch.device, make: Any) -> None:
     """Reads in inference mode, and saves, while rows with pending sums come and go."""
