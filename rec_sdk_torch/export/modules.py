@@ -121,7 +121,8 @@ def to_torchrec(source: CachedCollection) -> ExportedCollection:
     """A copy as TorchRec's `EmbeddingBagCollection` or `EmbeddingCollection`, on the host, with an id map before it.
 
     Weights are the live ones' bits, so outputs for ids that are known are the same up to the order in which bags are
-    summed; ids that are not known give zeros.
+    summed; ids that are not known give zeros. An index table without `padding_idx` has no id map, and an id outside it
+    is an error of torch's. With `padding_idx` such an id gives zeros without a word.
 
     Raises:
         TypeError: `source` is no unsharded collection.
