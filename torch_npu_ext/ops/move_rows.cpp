@@ -81,7 +81,6 @@ void swap_on_cpu(const SwapRows& a) {
                   [&](int64_t begin, int64_t end) { kernels.swap_rows(a, begin, end); });
 }
 
-// The rows that leave are numbered in the order of their slots.
 void check_places(const Checker& check, const int32_t* place, int64_t count, int64_t leaving) {
   int64_t found = 0;
   for (int64_t i = 0; i < count; ++i) {
