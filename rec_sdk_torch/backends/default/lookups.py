@@ -38,11 +38,11 @@ def lookup_pooled(
     check = Checker("lookup_pooled", weights)
     check.weights(weights)
     check.vector("slots", slots, torch.int32)
-    bags = Bags(slots.shape[0], weights.shape[1], offsets, per_sample_weights, columns, mean, first_bag, out)
+    bags = PooledArguments(slots.shape[0], weights.shape[1], offsets, per_sample_weights, columns, mean, first_bag, out)
     pool(bags, bags.check(check), _rows(check, weights, slots))
 
 
-class Bags(NamedTuple):
+class PooledArguments(NamedTuple):
     """The bags of a pooled lookup, as its schema has them, and where they go.
 
     Attributes:
@@ -69,7 +69,7 @@ class Bags(NamedTuple):
         return ends, check.slices(self.columns, self.dim, self.out.shape[1])
 
 
-def pool(given: Bags, checked: tuple[torch.Tensor, list[int]], terms: torch.Tensor) -> None:
+def pool(given: PooledArguments, checked: tuple[torch.Tensor, list[int]], terms: torch.Tensor) -> None:
     """Writes the bags of `terms`, float32 `[lookups, dim]`, to their columns."""
     (ends, starts), dim, mean, first_bag, out = checked, given.dim, given.mean, given.first_bag, given.out
     batch_size = out.shape[0]

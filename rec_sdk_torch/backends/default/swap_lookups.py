@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .checks import MAX_DIM, Checker
-from .lookups import Bags, pool
+from .lookups import PooledArguments, pool
 from .moves import scatter, swap
 from .write import Write
 
@@ -53,7 +53,7 @@ def swap_lookup_pooled(
     check = Checker("swap_lookup_pooled", cache)
     _check_dim(check, cache, dim, weight_dtype)
     arrivals = _check_lookups(check, cache, slots, lookup_slots, origins)
-    bags = Bags(lookup_slots.shape[0], dim, offsets, per_sample_weights, columns, mean, first_bag, out)
+    bags = PooledArguments(lookup_slots.shape[0], dim, offsets, per_sample_weights, columns, mean, first_bag, out)
     checked = bags.check(check)
     write = _swap(check, cache, slots, places, rows, leaving)
     pool(bags, checked, _rows(cache, rows, dim, weight_dtype, lookup_slots, arrivals))
