@@ -3,7 +3,6 @@
 #include <cstdlib>
 #include <deque>
 #include <map>
-#include <numeric>
 #include <stdexcept>
 #include <tuple>
 
@@ -20,12 +19,6 @@ template <class T>
 bool same(const std::vector<T>& expected, const T* given, int64_t count) {
   return static_cast<int64_t>(expected.size()) == count &&
          std::equal(expected.begin(), expected.end(), given);
-}
-
-std::vector<int64_t> all_rows(int64_t count) {
-  std::vector<int64_t> rows(static_cast<size_t>(count));
-  std::iota(rows.begin(), rows.end(), 0);
-  return rows;
 }
 
 constexpr float kDefaultWeight = 77;
@@ -466,28 +459,6 @@ void memory_refused() {
   trainer.check_tables();
 }
 
-void load_rows() {
-  Trainer trainer(group_spec(false, false, BoundsCheck::kFatal), 13);
-  std::vector<int64_t> ids = {7, -5, 7, 100, INT64_MIN}, rows(5);
-  std::vector<int32_t> slots(5);
-  trainer.engine->insert(0, ids.data(), 5, rows.data(), slots.data());
-  CHECK((rows == std::vector<int64_t>{0, 1, 0, 2, 3}) && slots[0] == -1);
-  const int64_t bytes = trainer.engine->layout().bytes;
-  std::vector<char> records(static_cast<size_t>(5 * bytes), 3), back(records.size());
-  trainer.engine->write_rows(0, ids.data(), rows.data(), 5, records.data());
-  trainer.engine->read_rows(0, ids.data(), all_rows(4).data(), 4, back.data());
-  CHECK(std::memcmp(records.data(), back.data(), static_cast<size_t>(4 * bytes)) == 0);
-  std::vector<int64_t> many(46), many_rows(46);
-  std::vector<int32_t> many_slots(46);
-  for (int64_t i = 0; i < 46; ++i) many[i] = i;
-  CHECK_THROWS(trainer.engine->insert(2, many.data(), 46, many_rows.data(), many_slots.data()),
-               CapacityError);
-  CHECK(trainer.engine->row_count(2) == 0);
-  const int64_t outside = 60;
-  CHECK_THROWS(trainer.engine->insert(1, &outside, 1, rows.data(), slots.data()), std::out_of_range);
-  CHECK_THROWS(trainer.engine->write_rows(1, &outside, &outside, 1, records.data()), std::out_of_range);
-}
-
 void all() {
   train(false, false, BoundsCheck::kFatal, 1);
   train(true, false, BoundsCheck::kWarning, 2);
@@ -502,7 +473,6 @@ void all() {
   big_batches(true);
   long_pieces();
   memory_refused();
-  load_rows();
 }
 
 }  // namespace

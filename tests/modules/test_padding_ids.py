@@ -173,7 +173,10 @@ def test_exported_sums_read_zeros(hashed: bool) -> None:
     features = jagged({"f0": [[PADDING, 1], [PADDING], [0, 4]]})
     ours(features).values().sum().backward()
     ours.eval()
-    torch.testing.assert_close(export.to_torchrec(ours)(features).values(), ours(features).values())
+    exported = export.to_torchrec(ours)
+    torch.testing.assert_close(exported(features).values(), ours(features).values())
+    outside = exported(jagged({"f0": [[ROWS], [-1, PADDING], [0, 2 * ROWS]]})).values()
+    torch.testing.assert_close(outside, exported(jagged({"f0": [[], [], [0]]})).values())
 
 
 def test_means_are_not_exported() -> None:
