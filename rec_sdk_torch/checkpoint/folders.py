@@ -147,12 +147,13 @@ def chain_of(save: Path, also: Iterable[Path] = ()) -> list[tuple[Path, Manifest
 
 
 class _Search:
-    """Looks for saves by their ids in some folders, each of which is read when the ones before it have not the save.
+    """Looks for saves by their ids in some folders.
 
-    `known`: manifests that were read, by the folders of their saves.
+    The folders are read in order. A folder is read only if no folder before it has the save, and only once.
     """
 
     def __init__(self, roots: Iterable[Path], known: dict[Path, Manifest]) -> None:
+        """`known`: manifests that were read already, by the folders of their saves."""
         self._known = known
         self._roots = dict.fromkeys(each.parent if (each / MANIFEST).exists() else each for each in roots)
         self._found: dict[Path, list[tuple[Path, Manifest]]] = {}
@@ -279,7 +280,12 @@ def _read_links(path: Path) -> dict[str, _Link]:
 
 
 def _follows(roots: Sequence[tuple[str, dict[str, _Link]]], save: str) -> bool:
-    """The same with these saves of some folders, where they are what they were."""
+    """Whether `save` and all saves that it follows are among the known ones, in order, and unchanged on disk.
+
+    Args:
+        roots: folders of saves, each with the links that are known of its saves.
+        save: an id.
+    """
     of_ids: dict[str, list[tuple[str, str, _Link]]] = {}
     for root, links in roots:
         for name, link in links.items():

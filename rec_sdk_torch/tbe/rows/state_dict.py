@@ -107,7 +107,14 @@ def fitting(content: Content) -> Content:
 
 
 def warn_of_rows(table: str, given: int, rows: int, rest: str = "stay as they are") -> None:
-    """Says that a table is loaded with the rows of one of another size, and that its others `rest`."""
+    """Warns that a table takes the rows of a table with another number of rows.
+
+    Args:
+        table: its name.
+        given: rows of the table that is loaded.
+        rows: rows of the table that takes them.
+        rest: ends the sentence "the others ..." about rows for which nothing is given.
+    """
     then = f"the others {rest}" if given < rows else "the others are left out"
     warn(
         f"table {table!r} has num_embeddings {rows}, what is loaded {given}: {min(given, rows)} rows are loaded, {then}"
