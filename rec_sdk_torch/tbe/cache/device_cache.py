@@ -13,13 +13,13 @@ from ... import _engine
 from ...backends.devices import Backend, backend_for
 from ...ops import ops, parallel_runner, update_rows
 from ...record import dtype_codes
-from ..config.life import TableLife, warn_of_evictions, warn_of_timestamps
+from ..config.life import warn_of_evictions, warn_of_timestamps
 from ..config.rounding import rounding_seeds
 from ..config.table import BoundsCheckMode, Pooling, warn_of_bounds
 from .accumulation import Segments, Window
 from .batch import Batch, Int64Array
 from .graded import GradedPlan, graded_rows
-from .group_spec import Member, drawn, engine_of, record_layout, state_inits
+from .group_spec import Member, drawn, engine_of, evict_intervals, record_layout, state_inits
 from .ledger import Call, Ledger, Run
 from .plan import Plan
 from .ranges import profiled
@@ -119,10 +119,9 @@ class Group:
         self._optimizer_of_table = [ranks[id(optimizer)] for optimizer in optimizers]
         self._may_warn = bounds_check is BoundsCheckMode.WARNING and not all(m.config.hashed for m in members)
         self._with_init_fn = [i for i, m in enumerate(members) if m.config.hashed and m.config.init_fn is not None]
-        lives = [member.config.life or TableLife() for member in members]
-        self.intervals = [life.evict_step_interval for life in lives]
+        self.set_evict_step_interval(None)
         self._frozen = [False] * len(members)
-        self._dated = any(life.evict_age for life in lives)
+        self._dated = any(member.config.life is not None and member.config.life.evict_age for member in members)
         self.warns = self._may_warn or self._dated
         self._evicting = any(member.config.life is not None for member in members)
         passes = any(optimizer.spec.between is not None for optimizer in self.optimizers)
@@ -417,8 +416,7 @@ class Group:
 
     def set_evict_step_interval(self, steps: int | None) -> None:
         """Sets the interval of all members that evict ids at intervals; None: what their configs say."""
-        configured = [member.config.life.evict_step_interval if member.config.life else 0 for member in self.members]
-        self.intervals = configured if steps is None else [steps] * len(self.members)
+        self.intervals = evict_intervals(self.members, steps)
 
     def freeze(self, names: Collection[str]) -> None:
         """Makes these the frozen ones of its tables: their clocks stand still, and no id leaves by itself."""
@@ -480,11 +478,6 @@ class Group:
         self.run_init_fns(*self.engine.read(plan, staging.numpy()), staging)
         resident = ops.gather_rows(self.swap.cache, *self._transfers.put(plan.resident_slots))
         return self.layout.weight(torch.cat([resident, *self._transfers.send(staging).wait()]))
-
-    def slot_bytes(self) -> int:
-        """Bytes of a row in the cache and, in a group with a window, of its sums."""
-        matrices = [matrix for matrix in (self.swap.cache, self.swap.sums) if matrix is not None]
-        return sum(matrix.shape[1] * matrix.element_size() for matrix in matrices)
 
     # ---- records of whole tables
 

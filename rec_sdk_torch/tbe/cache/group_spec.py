@@ -117,6 +117,13 @@ def engine_of(
     )
 
 
+def evict_intervals(members: Sequence[Member], steps: int | None) -> list[int]:
+    """Training steps between evictions of each table's ids, 0 for none; `steps` None: what their configs say."""
+    lives = [member.config.life for member in members]
+    configured = [0 if life is None else life.evict_step_interval for life in lives]
+    return configured if steps is None else [steps] * len(members)
+
+
 def drawn(config: TableConfig, rows: int) -> torch.Tensor:
     """Initial weights from the table's `init_fn`, `[rows, D]`."""
     assert config.init_fn is not None

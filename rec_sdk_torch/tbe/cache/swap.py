@@ -102,6 +102,11 @@ class Swap:
             tensors += [departure.tensor for departure in (copies.records, copies.sums) if departure is not None]
         return sum(tensor.nbytes for tensor in tensors)
 
+    def slot_bytes(self) -> int:
+        """Bytes of a row in the cache and, in a group with a window, of its sums."""
+        matrices = [matrix for matrix in (self.cache, self.sums) if matrix is not None]
+        return sum(matrix.shape[1] * matrix.element_size() for matrix in matrices)
+
     # ---- planning
 
     def plan(self, batch: Batch, keys: Int64Array, announced: _engine.Announcement | None = None) -> Plan:

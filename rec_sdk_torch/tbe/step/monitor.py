@@ -120,7 +120,7 @@ def memory_report(groups: Sequence[Group], table: str | None) -> dict[str, int]:
     for group, place in _places(groups, table):
         members = group.members if place is None else [group.members[place]]
         memory = group.memory(place)
-        report["device"] += sum(member.cache_slots for member in members) * group.slot_bytes()
+        report["device"] += sum(member.cache_slots for member in members) * group.swap.slot_bytes()
         report["host"] += memory["store_bytes"]
         report["disk"] += memory["disk_bytes"]
         report["index"] += memory["id_map_bytes"]
