@@ -20,6 +20,7 @@ MOST_OF_FLOOR = 1.3
 
 ABOVE = {
     "lookup_pooled bfloat16": 1.45,
+    "swap_lookup_pooled bfloat16": 1.5,
     "pooled_weights_grad float32": 1.4,
     "pooled_weights_grad bfloat16": 1.65,
     "update_rows sgd": 1.75,
