@@ -55,11 +55,11 @@ def check_clipping(fused_class: type) -> None:
     GradientClippingOptimizer.__init__ = checked
 
 
-def _refuse_fused(optimizer: Any, fused_class: type) -> None:
+def _refuse_fused(optimizer: Any, fused_class: type[Any]) -> None:
     """Raises for fused optimizers that update in the backward pass, bare, wrapped or combined; warns for one that is
     combined with others.
     """
-    fused = [isinstance(leaf, fused_class) and not leaf.updates_at_step for leaf in _leaves(optimizer)]  # type: ignore[attr-defined]
+    fused = [isinstance(leaf, fused_class) and not leaf.updates_at_step for leaf in _leaves(optimizer)]
     if fused and all(fused):
         raise ValueError(
             "GradientClippingOptimizer cannot clip a fused optimizer: its gradients are used up in the backward "

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum, unique
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -42,6 +42,17 @@ class Pooling(Enum):
     MEAN = "mean"
 
 
+Choice = TypeVar("Choice", bound=Enum)
+
+
+def _parse(choices: type[Choice], given: Choice | str, option: str) -> Choice:
+    """The choice, or the one of this name; ValueError where `option` has no such one."""
+    try:
+        return choices(given.lower() if isinstance(given, str) else given)
+    except ValueError:
+        raise ValueError(f"{option} is {given!r}, allowed are {[each.value for each in choices]}") from None
+
+
 @unique
 class BoundsCheckMode(Enum):
     """The effect of an id outside `[0, num_embeddings)` of an index table, as in FBGEMM's TBE.
@@ -62,11 +73,7 @@ class BoundsCheckMode(Enum):
         Raises:
             ValueError: there is none.
         """
-        try:
-            return mode if isinstance(mode, BoundsCheckMode) else cls(mode.lower())
-        except (ValueError, AttributeError):
-            known = [m.value for m in cls]
-            raise ValueError(f"bounds_check_mode is {mode!r}, allowed are {known}") from None
+        return _parse(cls, mode, "bounds_check_mode")
 
 
 @unique
@@ -89,10 +96,7 @@ class Home(Enum):
         Raises:
             ValueError: there is none.
         """
-        try:
-            return home if isinstance(home, Home) else cls(home.lower())
-        except (ValueError, AttributeError):
-            raise ValueError(f"home is {home!r}, allowed are {[each.value for each in cls]}") from None
+        return _parse(cls, home, "home")
 
 
 OVERFLOW = {

@@ -267,8 +267,11 @@ class Layout:
             self._take(fresh)
 
     def planned(self, batch: Batch, frozen: FrozenTables | None) -> Batch:
-        """The part of a training batch that there is a plan of: no id that means nothing, no frozen table."""
-        if self.padding_ids is not None and batch.given is None:
+        """The part of a training batch, as it was given, that there is a plan of.
+
+        It has no id that means nothing, and nothing of the tables that are `frozen`.
+        """
+        if self.padding_ids is not None:
             batch = self.padding_ids.without(batch)
         return batch if frozen is None else frozen.trained(batch)
 
