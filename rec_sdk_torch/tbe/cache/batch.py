@@ -46,7 +46,7 @@ class Batch:
         weighted: there are per-sample weights, or there will be when the batch is looked up.
         joined: the rows of all features of a sequence group are one output, and have one gradient.
         seen: what is known of the lookups beside their ids.
-        given: the batch as it was given, where ids that mean nothing were taken out of it.
+        given: the batch that this one is a part of; None where it is the whole.
         kept: int64 `[n]`, the places of the lookups that were left, in the order of the features; None: all were.
     """
 
@@ -115,7 +115,7 @@ class Batch:
 
     @property
     def whole(self) -> Batch:
-        """The batch as it was given."""
+        """The batch that this one is a part of, or itself."""
         return self.given or self
 
     def part(self, chosen: npt.NDArray[np.bool_]) -> Batch:
