@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer_in_backward
 
 from . import requests
 from .handles import TableParameter
@@ -43,6 +42,9 @@ def apply_optimizer_in_backward(
         requests.check(handle, optimizer_class, kwargs, handle.requested())
     others = [param for param in every if not isinstance(param, TableParameter)]
     if others:
+        # imported here: torch compiles eight optimizers as it imports this, a third of a second
+        from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer_in_backward
+
         _apply_optimizer_in_backward(optimizer_class, others, kwargs)
     for handle in handles:
         if not handle.requested():

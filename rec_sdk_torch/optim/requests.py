@@ -10,8 +10,6 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_hook_handle_map
-
 from ..formulas import class_name, spec_for
 from ..tbe import TableOptimizer
 from ..tbe.config.optimizer import check_options
@@ -137,7 +135,12 @@ def check(
 
 def is_hooked(handle: Handle) -> bool:
     """Whether the optimizer is to act in the backward pass: torch's apply can be told that it is not."""
-    return not handle.__dict__.get(OPTIMIZERS) or handle in param_to_optim_hook_handle_map
+    if not handle.__dict__.get(OPTIMIZERS):
+        return True
+    # imported here: torch compiles eight optimizers as it imports this, a third of a second
+    from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_hook_handle_map
+
+    return handle in param_to_optim_hook_handle_map
 
 
 def _check_hooked(handle: Handle) -> None:

@@ -149,6 +149,26 @@ def test_importing_imports_neither_torch_nor_torchrec(tmp_path: Path) -> None:
     assert run(code, folder=tmp_path).split() == []
 
 
+IMPORTED_BESIDE_TORCHREC = """
+import sys
+import torch, torchrec
+before = set(sys.modules)
+import rec_sdk_torch
+for name in rec_sdk_torch.__all__:
+    getattr(rec_sdk_torch, name)
+print(*{name.partition(".")[0] for name in sys.modules.keys() - before} - {"rec_sdk_torch"})
+print(*[name for name in sys.modules.keys() - before if name.startswith("torch")])
+"""
+
+
+def test_the_names_import_nothing_slow(after_torch: AfterTorch) -> None:
+    """torch's own modules take their time: `torch.distributed.optim` compiles eight optimizers as it is imported."""
+    pytest.importorskip("torchrec")
+    packages, of_torch = after_torch.run(IMPORTED_BESIDE_TORCHREC).splitlines()
+    assert not set(packages.split()) - {"numpy", "filecmp"}
+    assert of_torch == ""
+
+
 WITHOUT_TORCHREC = """
 import torch
 import rec_sdk_torch
