@@ -26,6 +26,7 @@ from .modules.configs import ShowClickParams as ShowClickParams
 from .modules.embedding_collections import EmbCacheEmbeddingBagCollection as EmbCacheEmbeddingBagCollection
 from .modules.embedding_collections import EmbCacheEmbeddingCollection as EmbCacheEmbeddingCollection
 from .modules.embedding_collections import HashEmbeddingBagCollection as HashEmbeddingBagCollection
+from .optim.accumulate import AccumulateAdadelta as AccumulateAdadelta
 from .optim.accumulate import AccumulateAdagrad as AccumulateAdagrad
 from .optim.accumulate import AccumulateAdam as AccumulateAdam
 from .optim.accumulate import AccumulateAdamW as AccumulateAdamW

@@ -85,6 +85,11 @@ _ROWWISE = "torchrec.optim.rowwise_adagrad.RowWiseAdagrad"
 _ADAM = {"lr": 0.05, "betas": (0.8, 0.95), "eps": EPS}
 _ADAGRAD = {"lr": 0.2, "lr_decay": 0.1, "initial_accumulator_value": 0.1, "eps": EPS}
 _DECAY = {"weight_decay": 0.1}
+_GROWING = {"weight_decay": 0.1, "maximize": True}
+_DECAYS = ({"weight_decay": 0.06}, {"weight_decay": 0.06, "maximize": True})
+"""A decay that equals no gradient, whichever way the objective goes."""
+_ADADELTA = {"lr": 0.5, "rho": 0.8, "eps": EPS}
+_RHOS = tuple({"rho": rho} for rho in (0.0, 1e-3, 0.9, 0.999999, 1.0))
 _COWCLIP = {
     "lr": 0.2,
     "eps": EPS,
@@ -155,6 +160,7 @@ def _rmsprop(kind: dict[str, Any]) -> Row:
 ROWS = (
     Row("sgd", "torch.optim.sgd.SGD", torch.optim.SGD, {"lr": 0.5}),
     Row("growing_sgd", "torch.optim.sgd.SGD", torch.optim.SGD, {"lr": 0.5, "maximize": True}),
+    Row("decayed_sgd", "torch.optim.sgd.SGD", torch.optim.SGD, {"lr": 0.5, **_GROWING}, extremes=_DECAYS),
     Row(
         "momentum_sgd",
         "torch.optim.sgd.SGD",
@@ -182,6 +188,13 @@ ROWS = (
         ({}, _DECAY),
     ),
     Row("adagrad", "torch.optim.adagrad.Adagrad", torch.optim.Adagrad, _ADAGRAD),
+    Row(
+        "decayed_adagrad",
+        "torch.optim.adagrad.Adagrad",
+        torch.optim.Adagrad,
+        {**_ADAGRAD, **_GROWING},
+        extremes=_DECAYS,
+    ),
     Row("rowwise_adagrad", _ROWWISE, formulas.RowWiseAdagrad, _ADAGRAD),
     Row(
         "l2_rowwise_adagrad",
@@ -264,15 +277,16 @@ ROWS = (
         tuple({**_of_modes(_EXTREME_COUNTED, ("adagradw",))[0], "counter_halflife": h} for h in (-1, -2)),
     ),
     Row("adam", "torch.optim.adam.Adam", torch.optim.Adam, _ADAM, 1e-5),
+    Row("decayed_adam", "torch.optim.adam.Adam", torch.optim.Adam, {**_ADAM, **_GROWING}, 1e-5, _DECAYS),
     Row(
         "sparse_adam",
         "torch.optim.sparse_adam.SparseAdam",
         torch.optim.SparseAdam,
-        _ADAM,
+        {**_ADAM, "maximize": True},
         1e-5,
         exact=formulas.SparseAdam,
     ),
-    Row("adamw", "torch.optim.adamw.AdamW", torch.optim.AdamW, {**_ADAM, "weight_decay": 0.2}, 1e-5, (_DECAY,)),
+    Row("adamw", "torch.optim.adamw.AdamW", torch.optim.AdamW, {**_ADAM, **_GROWING}, 1e-5, (_DECAY, _GROWING)),
     Row(
         "partial_rowwise_adam",
         f"{_TORCHREC}.PartialRowWiseAdam",
@@ -282,6 +296,17 @@ ROWS = (
         (_DECAY,),
     ),
     *map(_rmsprop, ({}, {"momentum": 0.8}, {"centered": True}, {"momentum": 0.8, "centered": True})),
+    Row(
+        "adadelta", "torch.optim.adadelta.Adadelta", torch.optim.Adadelta, {**_ADADELTA, "maximize": True}, 1e-5, _RHOS
+    ),
+    Row(
+        "decayed_adadelta",
+        "torch.optim.adadelta.Adadelta",
+        torch.optim.Adadelta,
+        {**_ADADELTA, **_GROWING},
+        1e-5,
+        tuple({**rho, **decay} for rho in _RHOS for decay in _DECAYS),
+    ),
     Row("lamb", f"{_TORCHREC}.LAMB", formulas.Lamb, {**_ADAM, **_DECAY}, 1e-5, ({}, _DECAY)),
     Row(
         "partial_rowwise_lamb",

@@ -21,6 +21,30 @@ struct Sgd : ElementwiseOptimizer {
   }
 };
 
+// Base with weight decay that joins the gradient, as torch's optimizers have it, before Base sees it. Base is
+// elementwise and odd in the gradient, so that where the objective grows the gradient keeps its sign, and l2
+// and a coefficient of Base are negative. kPlace: of the coefficient l2, behind those of Base.
+template <class Base, int kPlace>
+struct WithL2 : Base {
+  float l2;
+  explicit constexpr REC_SDK_HD WithL2(const float* c) : Base(c), l2(c[kPlace]) {}
+
+  template <class T>
+  constexpr REC_SDK_HD void advance(T*, const T&) const {}
+  template <class T>
+  constexpr REC_SDK_HD void element(T& w, T* states, const T& g, NoValues values) const {
+    const T decayed = g + l2 * w;
+    Base::advance(states, decayed);
+    Base::element(w, states, decayed, values);
+  }
+};
+
+struct DecayedSgd : WithL2<Sgd, 2> {
+  static const char* name() { return "decayed_sgd"; }
+  static const char* coefficients() { return "lr l2"; }
+  explicit constexpr REC_SDK_HD DecayedSgd(const float* c) : WithL2(c) {}
+};
+
 // torch.optim.SGD with momentum. The step is of_gradient * gradient + of_buffer * buffer: the buffer alone,
 // or with Nesterov's momentum both. sign is -1 where the objective grows; kept and taken are momentum and 1 -
 // dampening, but for the first update, which takes the whole gradient.
@@ -98,6 +122,47 @@ struct Adagrad : ElementwiseOptimizer {
   }
 };
 
+struct DecayedAdagrad : WithL2<Adagrad, 3> {
+  static const char* name() { return "decayed_adagrad"; }
+  static const char* coefficients() { return "lr eps l2"; }
+  explicit constexpr REC_SDK_HD DecayedAdagrad(const float* c) : WithL2(c) {}
+};
+
+// Steps as long as the average of former steps is, over the average of gradients.
+struct Adadelta : ElementwiseOptimizer {
+  static const char* name() { return "adadelta"; }
+  static const char* coefficients() { return "lr eps rho one_minus_rho"; }
+  static constexpr int kElementStates = 2;  // square_avg, acc_delta
+
+  float lr, eps, rho, one_minus_rho;
+  explicit constexpr REC_SDK_HD Adadelta(const float* c)
+      : lr(c[1]), eps(c[2]), rho(c[3]), one_minus_rho(c[4]) {}
+
+  template <class T>
+  constexpr REC_SDK_HD void advance(T* states, const T& g) const {
+    join(&states[0], g);
+  }
+  template <class T>
+  constexpr REC_SDK_HD void element(T& w, T* states, const T& g, NoValues) const {
+    const T delta = sqrtf(states[1] + eps) / sqrtf(states[0] + eps) * g;
+    join(&states[1], delta);
+    w -= lr * delta;
+  }
+
+ private:
+  template <class T>
+  constexpr REC_SDK_HD void join(T* average, const T& value) const {
+    *average *= rho;
+    *average += one_minus_rho * value * value;
+  }
+};
+
+struct DecayedAdadelta : WithL2<Adadelta, 5> {
+  static const char* name() { return "decayed_adadelta"; }
+  static const char* coefficients() { return "lr eps rho one_minus_rho l2"; }
+  explicit constexpr REC_SDK_HD DecayedAdadelta(const float* c) : WithL2(c) {}
+};
+
 // torch.optim.Adam and SparseAdam: they differ only in coefficients 1 and 7.
 struct Adam : ElementwiseOptimizer {
   static const char* name() { return "adam"; }
@@ -121,6 +186,15 @@ struct Adam : ElementwiseOptimizer {
   constexpr REC_SDK_HD void element(T& w, T* states, const T&, NoValues) const {
     w -= step_size * (states[0] / (sqrtf(states[1]) * inv_sqrt_bias_correction2 + eps));
   }
+};
+
+// torch.optim.Adam with weight decay.
+struct DecayedAdam : WithL2<Adam, 8> {
+  static const char* name() { return "decayed_adam"; }
+  static const char* coefficients() {
+    return "step_size eps beta1 one_minus_beta1 beta2 one_minus_beta2 inv_sqrt_bias_correction2 l2";
+  }
+  explicit constexpr REC_SDK_HD DecayedAdam(const float* c) : WithL2(c) {}
 };
 
 // torch.optim.AdamW: decay is decoupled.
@@ -333,9 +407,11 @@ struct OptimizerList {};
 
 using Optimizers = OptimizerList<   //
     Sgd,                            //
+    DecayedSgd,                     //
     MomentumSgd,                    //
     LarsSgd,                        //
     Adagrad,                        //
+    DecayedAdagrad,                 //
     RowWiseAdagrad,                 //
     DecayedRowWiseAdagrad,          //
     BoundedRowWiseAdagrad,          //
@@ -345,12 +421,15 @@ using Optimizers = OptimizerList<   //
     CountedRowWiseAdagrad,          //
     CountedAdagradW,                //
     Adam,                           //
+    DecayedAdam,                    //
     AdamW,                          //
     PartialRowWiseAdam,             //
     RmsProp<false, false>,          //
     RmsProp<true, false>,           //
     RmsProp<false, true>,           //
     RmsProp<true, true>,            //
+    Adadelta,                       //
+    DecayedAdadelta,                //
     Lamb,                           //
     PartialRowWiseLamb>;
 

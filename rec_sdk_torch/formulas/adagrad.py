@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .rows import Rows, root
-from .spec import ACCUMULATE, TORCHREC, Coefficients, Formula, OptimizerSpec, Options, StateSpec
+from .spec import ACCUMULATE, TORCHREC, Coefficients, Formula, OptimizerSpec, Options, StateSpec, sign, with_l2
 
 ADAGRAD_OPTIONS = {"lr": 1e-2, "lr_decay": 0.0, "initial_accumulator_value": 0.0, "eps": 1e-10}
 
@@ -18,12 +18,17 @@ def decayed_rate(options: Options, t: int) -> Coefficients:
     return {"lr": options["lr"] / (1 + (t - 1) * options["lr_decay"]), "eps": options["eps"]}
 
 
+def _signed_rate(options: Options, t: int) -> Coefficients:
+    plain = decayed_rate(options, t)
+    return {**plain, "lr": sign(options) * plain["lr"]}
+
+
 ADAGRAD = OptimizerSpec(
     Formula("adagrad", _adagrad, "lr eps", (StateSpec("sum"),)),
     "Adagrad",
     ("torch.optim.adagrad.Adagrad", f"{TORCHREC}.Adagrad"),
-    ADAGRAD_OPTIONS,
-    decayed_rate,
+    {**ADAGRAD_OPTIONS, "maximize": False},
+    _signed_rate,
     f"{ACCUMULATE}.AccumulateAdagrad",
 )
-SPECS = (ADAGRAD,)
+SPECS = (ADAGRAD, with_l2(ADAGRAD))

@@ -8,7 +8,18 @@ from dataclasses import replace
 import torch
 
 from .rows import Rows, root
-from .spec import ACCUMULATE, ACCUMULATE_TORCHREC, TORCHREC, Coefficients, Formula, OptimizerSpec, Options, StateSpec
+from .spec import (
+    ACCUMULATE,
+    ACCUMULATE_TORCHREC,
+    TORCHREC,
+    Coefficients,
+    Formula,
+    OptimizerSpec,
+    Options,
+    StateSpec,
+    sign,
+    with_l2,
+)
 
 STATES = (StateSpec("exp_avg"), StateSpec("exp_avg_sq"))
 PARTIAL_STATES = (StateSpec("exp_avg"), StateSpec("exp_avg_sq", rowwise=True))
@@ -58,10 +69,16 @@ def _betas(options: Options) -> Coefficients:
     return {"eps": options["eps"], "beta1": b1, "one_minus_beta1": 1 - b1, "beta2": b2, "one_minus_beta2": 1 - b2}
 
 
+def _signed_betas(options: Options) -> Coefficients:
+    """The average takes -g in where the objective grows; the square is the same."""
+    betas = _betas(options)
+    return {**betas, "one_minus_beta1": sign(options) * betas["one_minus_beta1"]}
+
+
 def _of_adam(options: Options, t: int) -> Coefficients:
     beta1, beta2 = options["betas"]
     step_size = options["lr"] / (1 - beta1**t)
-    return {**_betas(options), "step_size": step_size, "inv_sqrt_bias_correction2": 1 / math.sqrt(1 - beta2**t)}
+    return {**_signed_betas(options), "step_size": step_size, "inv_sqrt_bias_correction2": 1 / math.sqrt(1 - beta2**t)}
 
 
 def _of_adamw(options: Options, t: int) -> Coefficients:
@@ -71,7 +88,7 @@ def _of_adamw(options: Options, t: int) -> Coefficients:
 def _of_sparse_adam(options: Options, t: int) -> Coefficients:
     beta1, beta2 = options["betas"]
     step_size = options["lr"] * math.sqrt(1 - beta2**t) / (1 - beta1**t)
-    return {**_betas(options), "step_size": step_size, "inv_sqrt_bias_correction2": 1.0}
+    return {**_signed_betas(options), "step_size": step_size, "inv_sqrt_bias_correction2": 1.0}
 
 
 def corrected(options: Options, t: int) -> Coefficients:
@@ -93,7 +110,7 @@ ADAM = OptimizerSpec(
     Formula("adam", _adam, _STEP, STATES),
     "Adam",
     ("torch.optim.adam.Adam", f"{TORCHREC}.Adam"),
-    {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8},
+    {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "maximize": False},
     _of_adam,
 )
 SPARSE_ADAM = replace(
@@ -119,4 +136,4 @@ PARTIAL_ROWWISE_ADAM = OptimizerSpec(
     _of_partial_adam,
     f"{ACCUMULATE_TORCHREC}.AccumulatePartialRowWiseAdam",
 )
-SPECS = (ADAM, SPARSE_ADAM, ADAMW, PARTIAL_ROWWISE_ADAM)
+SPECS = (ADAM, SPARSE_ADAM, with_l2(ADAM), ADAMW, PARTIAL_ROWWISE_ADAM)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from . import adagrad, adam, counted_adagrad, lamb, rmsprop, rowwise_adagrad, sgd
+from . import adadelta, adagrad, adam, counted_adagrad, lamb, rmsprop, rowwise_adagrad, sgd
 from .spec import Formula, OptimizerSpec, Options
 
-_FAMILIES = (sgd, adagrad, rowwise_adagrad, counted_adagrad, adam, rmsprop, lamb)
+_FAMILIES = (sgd, adagrad, rowwise_adagrad, counted_adagrad, adam, rmsprop, adadelta, lamb)
 UPDATES: tuple[OptimizerSpec, ...] = tuple(spec for family in _FAMILIES for spec in family.SPECS)
 """The optimizers without an accumulation window. Where a class means several, the plainest comes first."""
 

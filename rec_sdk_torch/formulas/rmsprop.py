@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from .rows import LARGEST, Rows, at_least, at_most, root
-from .spec import ACCUMULATE, Coefficients, Formula, OptimizerSpec, Options, StateSpec
+from .spec import ACCUMULATE, Coefficients, Formula, OptimizerSpec, Options, StateSpec, sign
 
 _NAMES = "lr eps alpha one_minus_alpha sign weight_decay"
 _SQUARES, _BUFFER, _AVERAGE = StateSpec("square_avg"), StateSpec("momentum_buffer"), StateSpec("grad_avg")
@@ -67,7 +67,7 @@ def _coefficients(options: Options, t: int) -> Coefficients:
         "eps": options["eps"],
         "alpha": alpha,
         "one_minus_alpha": 1 - alpha,
-        "sign": -1.0 if options["maximize"] else 1.0,
+        "sign": sign(options),
         "weight_decay": options["weight_decay"],
     }
 

@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .rows import LEAST_NORM, Rows, at_least
-from .spec import ACCUMULATE, ACCUMULATE_TORCHREC, TORCHREC, Coefficients, Formula, OptimizerSpec, Options, StateSpec
+from .spec import (
+    ACCUMULATE,
+    ACCUMULATE_TORCHREC,
+    TORCHREC,
+    Coefficients,
+    Formula,
+    OptimizerSpec,
+    Options,
+    StateSpec,
+    sign,
+    with_l2,
+)
 
 
 def _sgd(r: Rows) -> None:
@@ -26,7 +37,7 @@ def _lars_sgd(r: Rows) -> None:
 
 
 def _rate(options: Options, t: int) -> Coefficients:
-    return {"lr": -options["lr"] if options["maximize"] else options["lr"]}
+    return {"lr": sign(options) * options["lr"]}
 
 
 def _with_momentum(options: Options, t: int) -> Coefficients:
@@ -38,8 +49,7 @@ def _with_momentum(options: Options, t: int) -> Coefficients:
         "of_gradient": float(options["nesterov"] or not momentum),
         "of_buffer": momentum if options["nesterov"] or not momentum else 1.0,
     }
-    sign = -1.0 if options["maximize"] else 1.0
-    return {"lr": options["lr"], "sign": sign, "weight_decay": options["weight_decay"], **moves}
+    return {"lr": options["lr"], "sign": sign(options), "weight_decay": options["weight_decay"], **moves}
 
 
 def _nesterov_problem(options: Options) -> str | None:
@@ -61,15 +71,16 @@ SGD = OptimizerSpec(
     _rate,
     f"{ACCUMULATE}.AccumulateSGD",
 )
+DECAYED_SGD = with_l2(SGD)
 MOMENTUM_SGD = replace(
-    SGD,
+    DECAYED_SGD,
     formula=Formula(
         "momentum_sgd",
         _momentum_sgd,
         "lr sign weight_decay kept taken of_gradient of_buffer",
         (StateSpec("momentum_buffer"),),
     ),
-    options={**SGD.options, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False},
+    options={**DECAYED_SGD.options, "momentum": 0.0, "dampening": 0.0, "nesterov": False},
     coefficients=_with_momentum,
     when=lambda given: bool(given.get("momentum")),
     example={"momentum": 0.9},
@@ -91,4 +102,4 @@ LARS_SGD = OptimizerSpec(
     _lars_rates,
     f"{ACCUMULATE_TORCHREC}.AccumulateLarsSGD",
 )
-SPECS = (SGD, SPARSE_GRADIENTS, MOMENTUM_SGD, LARS_SGD)
+SPECS = (SGD, SPARSE_GRADIENTS, DECAYED_SGD, MOMENTUM_SGD, LARS_SGD)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -121,6 +121,36 @@ class OptimizerSpec:
         """Initial value of each state block."""
         start = float(options.get("initial_accumulator_value", 0.0))
         return [start if state.name == "sum" else 0.0 for state in self.states]
+
+
+def with_l2(spec: OptimizerSpec) -> OptimizerSpec:
+    """The optimizer with weight decay that joins the gradient, as torch's have it: `WithL2` of the kernels.
+
+    Where the objective grows a coefficient of the spec is negative, so that its gradient keeps its sign: then the decay
+    is taken from the gradient.
+    """
+    formula = spec.formula
+
+    def update(r: Rows) -> None:
+        r.g = r.g + r.c.l2 * r.w
+        formula.update(r)
+
+    def coefficients(options: Options, t: int) -> Coefficients:
+        return {**spec.coefficients(options, t), "l2": sign(options) * options["weight_decay"]}
+
+    return replace(
+        spec,
+        formula=Formula(f"decayed_{formula.kernel}", update, f"{formula.coefficients} l2", formula.states),
+        options={**spec.options, "weight_decay": 0.0},
+        coefficients=coefficients,
+        when=lambda given: bool(given.get("weight_decay")),
+        example={"weight_decay": 0.01},
+    )
+
+
+def sign(options: Options) -> float:
+    """-1 where the objective grows: by this factor the gradient counts."""
+    return -1.0 if options["maximize"] else 1.0
 
 
 def mode_name(mode: object) -> str | None:

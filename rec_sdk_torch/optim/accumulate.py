@@ -67,6 +67,10 @@ class AccumulateAdagrad(Accumulating, torch.optim.Adagrad):
     """Adagrad with one update per `accumulate_step` backward passes, on the sum of their gradients."""
 
 
+class AccumulateAdadelta(Accumulating, torch.optim.Adadelta):
+    """Adadelta with one update per `accumulate_step` backward passes, on the sum of their gradients."""
+
+
 class AccumulateRMSprop(Accumulating, torch.optim.RMSprop):
     """RMSprop with one update per `accumulate_step` backward passes, on the sum of their gradients."""
 

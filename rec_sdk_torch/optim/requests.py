@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from ..formulas import class_name, spec_for
 from ..tbe import TableOptimizer
 from ..tbe.config.optimizer import check_options
-from .sharded_defaults import as_updated, check_decay, decays
+from .sharded_defaults import as_updated, decouples
 
 OPTIMIZERS, CLASSES, KEYWORDS = NOTES = ("_in_backward_optimizers", "_optimizer_classes", "_optimizer_kwargs")
 """The attributes that torch notes an optimizer in, the last one last."""
@@ -64,7 +64,7 @@ class Keywords(list[dict[str, Any]]):
             (group,) = optimizer.param_groups
             # torch filled in its own defaults, which need not be those of tables
             group.update({name: made.options[name] for name in made.options.keys() - keywords.keys()})
-            if decays(optimizer_class, keywords):
+            if decouples(optimizer_class, keywords, handle.sharded):
                 group["decoupled_weight_decay"] = True
             optimizer.defaults = defaults_of([made])
             check_options(made.where, made.spec, group)
@@ -164,7 +164,7 @@ def table_optimizers(handles: Mapping[str, Handle]) -> dict[str, TableOptimizer]
     """The optimizer of each table that has one: one for all tables of a call of ours, one for each table of torch's.
 
     Raises:
-        TypeError, ValueError, RuntimeError: see `check`, and `check_decay`.
+        TypeError, ValueError, RuntimeError: see `check`.
     """
     shared: list[tuple[dict[str, Any], TableOptimizer]] = []
     result: dict[str, TableOptimizer] = {}
@@ -174,8 +174,6 @@ def table_optimizers(handles: Mapping[str, Handle]) -> dict[str, TableOptimizer]
             continue
         _check_hooked(handle)
         cls, keywords = requested[0]
-        if not handle.sharded:
-            check_decay(name, cls, keywords)
         optimizer = check(handle, cls, keywords, requested[1:])
         if handle.__dict__[OPTIMIZERS]:
             group = handle.__dict__[OPTIMIZERS][0].param_groups[0]

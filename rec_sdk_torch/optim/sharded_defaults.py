@@ -23,29 +23,19 @@ def _is_torchs(cls: type) -> bool:
     return class_name(cls).startswith(("torch.optim.", "torchrec.optim.")) and cls.__name__ in _DEFAULTS
 
 
-def decays(cls: type, keywords: Mapping[str, Any]) -> bool:
-    """Whether it is Adam with weight decay, which FBGEMM decouples as AdamW does and torch adds to the gradient."""
-    return cls.__name__ == "Adam" and _is_torchs(cls) and bool(keywords.get("weight_decay"))
+def decouples(cls: type, keywords: Mapping[str, Any], sharded: bool) -> bool:
+    """Whether it is Adam with weight decay of a sharded table, which FBGEMM decouples as AdamW does.
+
+    torch adds it to the gradient, and so does a table that is not sharded.
+    """
+    return sharded and cls.__name__ == "Adam" and _is_torchs(cls) and bool(keywords.get("weight_decay"))
 
 
 def as_updated(cls: type, keywords: Mapping[str, Any], sharded: bool) -> tuple[type, dict[str, Any]]:
     """The class whose formula the update has, and the keywords, with FBGEMM's defaults if the table is sharded."""
     defaults = _DEFAULTS[cls.__name__] if sharded and _is_torchs(cls) else {}
     options = {**defaults, **keywords}
-    if not decays(cls, keywords):
+    if not decouples(cls, keywords, sharded):
         return cls, options
     options.pop("decoupled_weight_decay", None)  # torch's Adam has it, as False
     return torch.optim.AdamW, options
-
-
-def check_decay(table: str, cls: type, keywords: Mapping[str, Any]) -> None:
-    """
-    Raises:
-        ValueError: a table that is not sharded has Adam with weight decay.
-    """
-    if decays(cls, keywords):
-        raise ValueError(
-            f"table {table!r}, Adam: weight_decay={keywords['weight_decay']!r} is not supported by the fused update of "
-            "a table that is not sharded: torch adds it to the gradient of every row. Give torch.optim.AdamW, whose "
-            "decay is decoupled, as that of TorchRec's sharded tables"
-        )

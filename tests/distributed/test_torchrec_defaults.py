@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from jagged import apply, bags_collection, jagged, train_step
+from jagged import apply, bag_config, bags_collection, jagged, rows_of, train_step
 from ranks import Place, Ranks
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -73,8 +73,26 @@ def test_weight_decay_of_adam_is_decoupled(ranks_of: Start) -> None:
     assert not torch.equal(found, plain)
 
 
-def test_weight_decay_of_adam_is_refused_without_ranks(device: torch.device) -> None:
-    collection = bags_collection(device)
-    apply(collection, torch.optim.Adam, weight_decay=0.1)
-    with pytest.raises(ValueError, match=r"'t0', Adam: weight_decay=0\.1 is not supported .* Give torch\.optim\.AdamW"):
-        train_step(collection, jagged({"f0": [[1]]}))
+def test_weight_decay_of_adam_is_torchs_without_ranks(device: torch.device) -> None:
+    """It joins the gradient: with a gradient of 0, the first step has the length lr in the direction of the weight."""
+    collection = bags_collection(device, bag_config(weight_init_min=2.0, weight_init_max=2.0))
+    apply(collection, torch.optim.Adam, lr=0.25, weight_decay=0.1)
+    train_step(collection, jagged({"f0": [[1]]}), factor=0.0)
+    torch.testing.assert_close(rows_of(collection)[1], torch.full((4,), 2.0 - 0.25))
+
+
+@pytest.mark.parametrize("cls", [torch.optim.SGD, torch.optim.Adagrad])
+def test_weight_decay_that_torchrec_drops(ranks_of: Start, cls: type) -> None:
+    """A table that is sharded decays as one that is not: by the gradient, where there is none of a loss."""
+    options = {"lr": 0.5, "eps": 1e-3} if cls is torch.optim.Adagrad else {"lr": 0.5}
+    plain, decayed = (
+        ranks_of(1).run(trained, True, cls, {**options, **decay}, 1.0)[0] for decay in ({}, {"weight_decay": 0.5})
+    )
+    rows = torch.nn.Parameter(torch.zeros(8, 4))
+    optimizer = cls([rows], weight_decay=0.5, **options)
+    for _ in range(2):
+        rows.grad = torch.zeros(8, 4)
+        rows.grad[1:4] = FACTORS
+        optimizer.step()
+    torch.testing.assert_close(decayed[1:4], rows.detach()[1:4])
+    assert not torch.equal(plain, decayed)

@@ -23,7 +23,6 @@ from torchrec.optim import apply_optimizer_in_backward as torchrecs_apply
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.formulas import SPECS, spec_for
-from rec_sdk_torch.optim.sharded_defaults import decays
 
 WAYS: dict[str, Callable[..., Any]] = {
     "ours": rst.apply_optimizer_in_backward,
@@ -58,6 +57,7 @@ VALUES: dict[str, list[Any]] = {
     "dampening": [0, 0.5],
     "eta": [0.1],
     "alpha": [0.5, torch.tensor(0.75)],
+    "rho": [0, 0.5, torch.tensor(0.75), 1],
     "centered": [False, True],
     **{name: [None, False, True] for name in EXECUTION},
     **{
@@ -78,6 +78,9 @@ TOGETHER: list[dict[str, Any]] = [
     {"lr": 0.1, "lr_decay": 0.5, "initial_accumulator_value": 0.1},
     {"weight_decay": 0.1, "maximize": True},
     {"weight_decay": 0.1, "decoupled_weight_decay": True},
+    {"weight_decay": 0.1, "rho": 0.5, "maximize": True},
+    {"weight_decay": 0.1, "lr_decay": 0.5, "initial_accumulator_value": 0.1, "maximize": True},
+    {"weight_decay": 0.1, "betas": (0.5, 0.9), "maximize": True},
     {"momentum": 0.9, "dampening": 0.5},
     {"momentum": 0.9, "dampening": 0.5, "weight_decay": 0.1, "maximize": True},
     {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
@@ -108,8 +111,7 @@ def given(cls: Any) -> Iterator[dict[str, Any]]:
     names = keywords(cls)
     every = [{name: value} for name in sorted(names) for value in VALUES[name]]
     every += [each for each in TOGETHER if each.keys() <= names]
-    # whether a table takes Adam's weight decay is known when it trains: sharded ones do (tests/distributed)
-    yield from (each for each in every if not decays(cls, each))
+    yield from every
 
 
 def gradients() -> list[torch.Tensor]:

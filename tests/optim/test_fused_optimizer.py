@@ -220,7 +220,9 @@ def test_param_groups_are_saved_on_demand(device: torch.device) -> None:
         collection.fused_optimizer.save_param_groups(True)
     source.fused_optimizer.param_groups[0].update(lr=0.75, betas=(0.5, 0.6))
     saved = source.fused_optimizer.state_dict()
-    assert saved["param_groups"] == [{"params": [T0, T1], "lr": 0.75, "betas": (0.5, 0.6), "eps": 1e-8}]
+    assert saved["param_groups"] == [
+        {"params": [T0, T1], "lr": 0.75, "betas": (0.5, 0.6), "eps": 1e-8, "maximize": False}
+    ]
     target.fused_optimizer.load_state_dict(saved)
     train(source, 0)
     train(target, 0)

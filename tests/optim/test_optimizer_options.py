@@ -26,11 +26,15 @@ import rec_sdk_torch as rst
 
 ONES = {"weight_init_min": 1.0, "weight_init_max": 1.0}
 SGD, ADAM, ADAGRAD, RMSPROP = torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad, torch.optim.RMSprop
+ADADELTA = torch.optim.Adadelta
 
 REFUSED: list[tuple[type, dict[str, Any], type[Exception], str]] = [
     # what the fused update cannot honour
     (SGD, {"dampening": 0.1}, ValueError, "dampening=0.1 is not supported by the fused update without momentum"),
-    (SGD, {"weight_decay": 0.1}, ValueError, "weight_decay=0.1 is not supported by the fused update without momentum"),
+    (SGD, {"weight_decay": -0.1}, ValueError, r"weight_decay is -0\.1, must be in \[0\.0, inf\)"),
+    (SGD, {"weight_decay": "much"}, TypeError, "weight_decay is 'much', expected a number"),
+    (SGD, {"weight_decay": 1e39}, ValueError, "weight_decay is 1e\\+39, which is inf in float32"),
+    (SGD, {"maximize": 1}, TypeError, "maximize is 1, expected a bool"),
     (SGD, {"nesterov": True}, ValueError, "nesterov=True is not supported by the fused update without momentum"),
     (SGD, {"momentum": 0.9, "nesterov": True, "dampening": 0.1}, ValueError, "nesterov=True needs dampening=0, but"),
     (SGD, {"momentum": 1.0}, ValueError, r"momentum is 1\.0, must be in \[0\.0, 1\.0\)"),
@@ -39,8 +43,13 @@ REFUSED: list[tuple[type, dict[str, Any], type[Exception], str]] = [
     (RMSPROP, {"capturable": True}, ValueError, "capturable=True is not supported"),
     (RMSPROP, {"use_accumulate": True}, TypeError, "need an Accumulate optimizer class"),
     (ADAM, {"amsgrad": True}, ValueError, "amsgrad=True"),
-    (ADAGRAD, {"weight_decay": 1e-4}, ValueError, "weight_decay=0.0001"),
-    (torch.optim.SparseAdam, {"maximize": True}, ValueError, "maximize=True"),
+    (ADAM, {"weight_decay": 0.1, "amsgrad": True}, ValueError, "amsgrad=True"),
+    (ADAM, {"weight_decay": 0.1, "decoupled_weight_decay": True}, ValueError, "decoupled_weight_decay=True"),
+    (ADAGRAD, {"maximize": "yes"}, TypeError, "maximize is 'yes', expected a bool"),
+    (ADADELTA, {"rho": 1.1}, ValueError, r"rho is 1\.1, must be in"),
+    (ADADELTA, {"eps": 1e-60}, ValueError, "eps is 1e-60, which is 0.0 in float32"),
+    (ADADELTA, {"capturable": True}, ValueError, "capturable=True is not supported"),
+    (torch.optim.SparseAdam, {"weight_decay": 0.1}, ValueError, "weight_decay=0.1 is not supported"),
     (rst.AccumulateSGD, {"dampening": 0.9}, ValueError, "dampening=0.9"),
     (SGD, {"learning_rate": 0.1}, TypeError, "learning_rate=0.1"),
     (SGD, {"eps": 0.1}, TypeError, "eps=0.1"),
@@ -99,6 +108,7 @@ def test_neutral_keywords_pass(device: torch.device) -> None:
         (SGD, {"foreach": True, "fused": None, "differentiable": False, "gradient_clipping": False}),
         (ADAM, {"amsgrad": False, "weight_decay": 0, "capturable": False, "foreach": None, "fused": True}),
         (ADAGRAD, {"weight_decay": 0, "maximize": False}),
+        (ADADELTA, {"weight_decay": 0, "maximize": False, "capturable": False, "foreach": None}),
         (RMSPROP, {"momentum": 0, "centered": False, "capturable": False, "foreach": True}),
         (rst.AccumulateAdagrad, {"use_accumulate": False, "accumulate_step": 1, "weight_decay": 0}),
     ]
@@ -168,6 +178,63 @@ def test_a_bad_learning_rate_of_one_table_updates_none(device: torch.device) -> 
     assert not list(same_bits(before, collection.state_dict()))
     state = collection.fused_optimizer.state_dict()["state"]
     assert [float(state[f"embedding_bags.{t}.weight"][f"{t}.step"]) for t in ("t0", "t1")] == [0, 0]
+
+
+# ---- weight decay that changes
+
+DECAYING = [(SGD, {}), (ADAGRAD, {}), (ADAM, {"eps": 1e-3}), (ADADELTA, {"eps": 1e-3})]
+DECAYING_IDS = [cls.__name__ for cls, _ in DECAYING]
+
+
+@pytest.mark.parametrize(("cls", "options"), DECAYING, ids=DECAYING_IDS)
+@pytest.mark.parametrize("update", ["backward", "step"])
+def test_weight_decay_and_direction_change_in_mid_training(
+    device: torch.device, cls: Any, options: dict[str, Any], update: str
+) -> None:
+    """As those of torch's optimizer do, when a scheduler or a hand changes its group; a decay of 0 comes and goes."""
+    collection = bags_collection(device, bag_config(embedding_dim=4, **ONES), update=update)
+    apply(collection, cls, lr=0.1, weight_decay=0.5, **options)
+    rows = torch.nn.Parameter(torch.ones(3, 4))
+    torchs = cls([rows], lr=0.1, weight_decay=0.5, **options)
+    groups = (collection.fused_optimizer.param_groups[0], torchs.param_groups[0])
+    changes: list[dict[str, Any]] = [{}, {"weight_decay": 0.0}, {"weight_decay": 2.0}, {"maximize": True}, {"lr": 0.3}]
+    for change in changes:
+        for group in groups:
+            group.update(change)
+        train_step(collection, single_ids([0, 1, 2]), factor=0.25)
+        collection.fused_optimizer.step()
+        collection.fused_optimizer.zero_grad()
+        rows.grad = torch.full_like(rows, 0.25)
+        torchs.step()
+        ours = torch.stack(list(rows_of(collection).values()))
+        torch.testing.assert_close(ours, rows.detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("cls", "options"), DECAYING, ids=DECAYING_IDS)
+def test_weight_decay_cannot_begin(device: torch.device, cls: type, options: dict[str, Any]) -> None:
+    """Not in silence: the backward pass raises, and changes nothing."""
+    collection = bags_collection(device)
+    apply(collection, cls, lr=0.1, **options)
+    train_step(collection, numbered(3))
+    before = collection.state_dict()
+    (group,) = collection.fused_optimizer.param_groups
+    group["weight_decay"] = 0.1
+    loss = collection(numbered(3)).values().sum()
+    with pytest.raises(ValueError, match="weight_decay may change later, but not begin"):
+        loss.backward()
+    assert not list(same_bits(before, collection.state_dict()))
+    group["weight_decay"] = 0
+    train_step(collection, numbered(3))
+
+
+def test_decay_comes_after_the_bound_of_the_gradient(device: torch.device) -> None:
+    """Once for each window, of the clipped sum."""
+    collection = bags_collection(device, bag_config(**ONES))
+    options = {"lr": 1.0, "weight_decay": 0.5, "gradient_clipping": True, "max_gradient": 0.25}
+    apply(collection, rst.AccumulateSGD, use_accumulate=True, accumulate_step=2, **options)
+    for _ in range(2):
+        train_step(collection, single_ids([7]))
+    assert rows_of(collection)[7].tolist() == [1.0 - (0.25 + 0.5)] * 4
 
 
 # ---- clipping
@@ -241,6 +308,7 @@ def test_loading_drops_the_gradients_of_rows_that_go(device: torch.device) -> No
 DENSE = [
     (rst.AccumulateSGD, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
     (rst.AccumulateAdagrad, torch.optim.Adagrad, {"lr": 0.1}),
+    (rst.AccumulateAdadelta, torch.optim.Adadelta, {"lr": 0.5, "rho": 0.5, "weight_decay": 0.1, "maximize": True}),
     (rst.AccumulateRMSprop, torch.optim.RMSprop, {"lr": 0.1, "momentum": 0.9, "centered": True}),
     (rst.AccumulateAdam, torch.optim.Adam, {"lr": 0.1, "eps": 1e-12}),
 ]

@@ -44,6 +44,7 @@ _LEAST = {"gwd_start_iter": 0, "max_counter": 1, "max_counter_update_freq": -1, 
 """Lower bounds of options, where they are not 0, or -2^31 for whole numbers."""
 _BELOW = {
     "alpha": 1.0,
+    "rho": math.nextafter(1.0, 2.0),
     "momentum": 1.0,
     "step_ema_coef": math.nextafter(1.0, 2.0),
     "gwd_lower_bound": math.nextafter(1.0, 2.0),
@@ -177,6 +178,13 @@ def _without(spec: OptimizerSpec, name: str) -> str:
     return f" without {' and '.join(needed[0])}" if needed and needed[0] != [name] else ""
 
 
+def _begins(spec: OptimizerSpec, name: str) -> str:
+    """A way to an option that the class has, but not this spec of it."""
+    if not any(name in other.options for other in specs_of_class(spec)):
+        return ""
+    return f": {name} may change later, but not begin, since another kernel has it; apply the optimizer with {name}"
+
+
 def _mode(where: str, spec: OptimizerSpec, option: str, mode: object) -> str:
     """One of the modes of this option, given by its name or as a member of FBGEMM's enum."""
     name = mode_name(mode)
@@ -226,6 +234,7 @@ def check_options(where: str, spec: OptimizerSpec, options: Options) -> None:
         if options[name] not in allowed:
             raise ValueError(
                 f"{where}: {name}={options[name]!r} is not supported by the fused update, only {allowed[0]!r}"
+                f"{_begins(spec, name)}"
             )
 
 

@@ -1,0 +1,36 @@
+"""Adadelta: steps as long as the average of former steps is, over the average of gradients."""
+
+from __future__ import annotations
+
+import torch
+
+from .rows import Rows, root
+from .spec import ACCUMULATE, Coefficients, Formula, OptimizerSpec, Options, StateSpec, sign, with_l2
+
+
+def _adadelta(r: Rows) -> None:
+    _join(r, 0, r.g)
+    delta = root(r.states[1] + r.c.eps) / root(r.states[0] + r.c.eps) * r.g
+    _join(r, 1, delta)
+    r.w = r.w - r.c.lr * delta
+
+
+def _join(r: Rows, place: int, values: torch.Tensor) -> None:
+    """Squares join the average of squares that is the state at `place`."""
+    r.states[place] = r.states[place] * r.c.rho + r.c.one_minus_rho * values * values
+
+
+def _coefficients(options: Options, t: int) -> Coefficients:
+    rho = options["rho"]
+    return {"lr": sign(options) * options["lr"], "eps": options["eps"], "rho": rho, "one_minus_rho": 1 - rho}
+
+
+ADADELTA = OptimizerSpec(
+    Formula("adadelta", _adadelta, "lr eps rho one_minus_rho", (StateSpec("square_avg"), StateSpec("acc_delta"))),
+    "Adadelta",
+    ("torch.optim.adadelta.Adadelta",),
+    {"lr": 1.0, "rho": 0.9, "eps": 1e-6, "maximize": False},
+    _coefficients,
+    f"{ACCUMULATE}.AccumulateAdadelta",
+)
+SPECS = (ADADELTA, with_l2(ADADELTA))
