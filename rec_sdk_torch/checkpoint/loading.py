@@ -148,8 +148,12 @@ def _rows(found: Match) -> int:
 
 
 def _options(optimizer: TableOptimizer, saved: SavedOptimizer) -> dict[str, Any]:
-    """Options that the saved optimizer had, in the types that the class has them in."""
-    common = {name: value for name, value in saved.options.items() if name in optimizer.options}
+    """Options that the saved optimizer had, in the types that the class has them in.
+
+    Weight decay of another kernel is of another kind, as that of AdamW is for Adam: then the model keeps its own.
+    """
+    other = {"weight_decay"} if saved.kernel != optimizer.spec.kernel else set()
+    common = {name: value for name, value in saved.options.items() if name in optimizer.options.keys() - other}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in common.items()}
 
 

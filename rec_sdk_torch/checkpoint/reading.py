@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..formulas import same_states
 from ..tbe.cache.batch import Int64Array
 from ..tbe.rows.replacement import LifeState, Removed, Rows
 from ..tbe.rows.row_parts import WEIGHT
@@ -134,7 +135,7 @@ def same_family(owner: Owner, name: str, saved: SavedTable, manifest: Manifest) 
     optimizer = owner.embedding.layout.optimizer_of(name)
     if optimizer is None or saved.optimizer is None:
         return optimizer is None and saved.optimizer is None
-    return manifest.optimizers[saved.optimizer].kernel == optimizer.spec.kernel
+    return same_states(manifest.optimizers[saved.optimizer].kernel, optimizer.spec.kernel)
 
 
 def layers(found: Match, chain: Chain, rows: int) -> Iterator[Rows | Removed]:

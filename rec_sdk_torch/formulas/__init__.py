@@ -6,7 +6,7 @@ in their order, `a * b / c` being `(a * b) / c`; and it does not use torch's fus
 which may round once where the kernels round twice. In words, formulas are in the optimizers page of the docs.
 """
 
-from .optimizers import FORMULAS, SPECS, UPDATES, class_name, modes_of, spec_for, specs_of_class
+from .optimizers import FORMULAS, SPECS, UPDATES, class_name, modes_of, same_states, spec_for, specs_of_class
 from .rows import Coefficients, Rows
 from .spec import Formula, OptimizerSpec, Options, StateSpec, WholeTables, mode_name
 
@@ -24,6 +24,7 @@ __all__ = [
     "class_name",
     "mode_name",
     "modes_of",
+    "same_states",
     "spec_for",
     "specs_of_class",
 ]

@@ -120,7 +120,7 @@ SPARSE_ADAM = replace(
     window_class=f"{ACCUMULATE}.AccumulateAdam",
 )
 ADAMW = OptimizerSpec(
-    Formula("adamw", _adamw, f"{_STEP} decoupled", STATES),
+    Formula("adamw", _adamw, f"{_STEP} decoupled", STATES, ADAM.kernel),
     "AdamW",
     ("torch.optim.adamw.AdamW",),
     {**ADAM.options, "weight_decay": 1e-2},

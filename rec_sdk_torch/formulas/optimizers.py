@@ -20,6 +20,13 @@ SPECS = UPDATES + tuple(
 FORMULAS: Mapping[str, Formula] = {spec.kernel: spec.formula for spec in UPDATES}
 """The formulas by name, in the order of the kernels' list in `op_kernels/common/optimizers.h`."""
 
+
+def same_states(kernel: str, other: str) -> bool:
+    """Whether the states of two kernels, by their names, mean the same: they differ in weight decay at most."""
+    first, second = (FORMULAS[name].undecayed or name if name in FORMULAS else name for name in (kernel, other))
+    return first == second
+
+
 _BY_CLASS: dict[str, list[OptimizerSpec]] = {}
 for _spec in SPECS:
     for _name in _spec.classes:

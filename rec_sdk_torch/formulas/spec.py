@@ -40,12 +40,14 @@ class Formula:
         update: the function in plain torch, which changes the weights and states of rows.
         coefficients: names of a table's coefficients, from `[1]` on, as in the kernel's struct.
         states: the state blocks of a row, in the order of the record: blocks of `[D]` come first.
+        undecayed: the kernel without weight decay whose states mean the same; "" where there is none.
     """
 
     kernel: str
     update: Callable[[Rows], None]
     coefficients: str
     states: tuple[StateSpec, ...] = ()
+    undecayed: str = ""
 
     def state_elements(self, dim: int) -> tuple[int, ...]:
         """Elements of each state of a row."""
@@ -140,7 +142,9 @@ def with_l2(spec: OptimizerSpec) -> OptimizerSpec:
 
     return replace(
         spec,
-        formula=Formula(f"decayed_{formula.kernel}", update, f"{formula.coefficients} l2", formula.states),
+        formula=Formula(
+            f"decayed_{formula.kernel}", update, f"{formula.coefficients} l2", formula.states, formula.kernel
+        ),
         options={**spec.options, "weight_decay": 0.0},
         coefficients=coefficients,
         when=lambda given: bool(given.get("weight_decay")),

@@ -110,6 +110,40 @@ def test_other_data_types_are_converted(tmp_path: Path) -> None:
         assert torch.equal(weights, ours.read(ours.ids(), ["weight"]).parts["weight"].float())
 
 
+DECAYING = (torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.Adam)
+_PLAIN, _DECAYED = {"lr": 0.1}, {"lr": 0.1, "weight_decay": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("saved", "loaded"),
+    [
+        *(((cls, one), (cls, other)) for cls in DECAYING for one, other in ((_PLAIN, _DECAYED), (_DECAYED, _PLAIN))),
+        ((torch.optim.AdamW, _PLAIN), (torch.optim.Adam, _DECAYED)),
+        ((torch.optim.Adam, _DECAYED), (torch.optim.AdamW, _PLAIN)),
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("error:.*another optimizer")
+def test_states_are_loaded_by_an_optimizer_with_other_decay(saved: Any, loaded: Any, tmp_path: Path) -> None:
+    """The model keeps its decay, which may be of another kind than that of the save."""
+    source, target = make(saved), make(loaded)
+    train(source, range(3))
+    source.optimizers[0].options["lr"] = 0.25
+    decay = target.optimizers[0].options.get("weight_decay")
+    rst.Saver().save(source, tmp_path)
+    rst.Saver().load(target, tmp_path)
+    assert target.optimizers[0].step == 3
+    assert target.optimizers[0].options["lr"] == 0.25
+    assert target.optimizers[0].options.get("weight_decay") == decay
+    for name in "abcd":
+        view = target.view(name)
+        chunk = view.read(source.view(name).ids())
+        ours = source.view(name).read(chunk.ids).parts
+        assert all(torch.equal(part, ours[which]) for which, part in chunk.parts.items())
+        assert all(part.any() for part in chunk.parts.values())
+    train(target, range(2))
+
+
 @pytest.mark.parametrize("optimizer", [(torch.optim.SGD, {"lr": 0.1}), ADAM], ids=str)
 def test_another_optimizer_gets_weights_alone(optimizer: Any, tmp_path: Path) -> None:
     source, target = make(), make(optimizer)
