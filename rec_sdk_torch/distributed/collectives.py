@@ -19,10 +19,12 @@ from torchrec.distributed.comm_ops import get_gradient_division
 
 from ..tbe.cache.batch import Int64Array
 from .alike import Told, by_rank, differences
+from .levels import OneLevel, Relayed, Traffic, TwoLevels, Waited, Way
+from .machines import LocalSize, Place, pair_of, ranks_of_machine
 from .replicas import Route
 
 COUNTERS = ("lookups", "unique_ids", "id_bytes", "row_bytes", "grad_bytes", "bytes_with_duplicates")
-"""The counters' names, see `ShardedCollection.exchange_stats`."""
+"""The counters' names beside those of `levels`, see `ShardedCollection.exchange_stats`."""
 
 
 @dataclass
@@ -69,6 +71,9 @@ class Exchange:
         self._ids, self._rows, self.device = ids, rows, device
         self.rank, self.world_size = dist.get_rank(ids), dist.get_world_size(ids)
         self.stats = dict.fromkeys(COUNTERS, 0)
+        self._traffic = Traffic(self.stats)
+        self._ids_way: Way = OneLevel(ids, self._traffic)
+        self._rows_way: Way = OneLevel(rows, self._traffic)
         self._process = os.getpid()
         self.turns = _turns.setdefault(ids, Turns())
         self.number = self.batches = 0
@@ -85,6 +90,41 @@ class Exchange:
         self._check_process()
         return self._rows
 
+    @property
+    def of_ids(self) -> Way:
+        """How tensors in host memory get to other ranks."""
+        self._check_process()
+        self._ids_way.push()
+        return self._ids_way
+
+    @property
+    def of_rows(self) -> Way:
+        """How tensors on `device` get to other ranks."""
+        self._check_process()
+        self._ids_way.push()
+        return self._rows_way
+
+    def divide(self, local_size: LocalSize) -> None:
+        """Exchanges by two levels from now on, if there are several machines of several ranks. All must call it.
+
+        Raises:
+            ValueError: there is no such division, on all ranks.
+        """
+        if local_size is None:
+            return
+        size = ranks_of_machine(local_size, self.gather(Place.here(), "their places in machines"))
+        if size in (1, self.world_size):
+            self._ids_way, self._rows_way = (OneLevel(each, self._traffic, size) for each in (self._ids, self._rows))
+            return
+        # Rows and their gradients use both groups in both directions, so there all begin in one order, on all ranks.
+        self._ids_way = TwoLevels(pair_of(self._ids, "ids", size, polled=True), self._traffic)
+        self._rows_way = TwoLevels(pair_of(self._rows, "rows", size, polled=False), self._traffic)
+
+    def settle(self) -> None:
+        """Passes on what others wait for, of all exchanges that have begun: they need not wait until this rank does."""
+        self._ids_way.settle()
+        self._rows_way.settle()
+
     def _check_process(self) -> None:
         if os.getpid() != self._process:
             raise RuntimeError(
@@ -100,6 +140,7 @@ class Exchange:
             RuntimeError: an exchange fails, since a rank has died or does not come; or this process is no rank.
         """
         self._check_process()
+        self._ids_way.push()
         try:
             yield
         except RuntimeError as error:
@@ -124,10 +165,8 @@ class Exchange:
     def tell(self, numbers: Sequence[float], what: str) -> list[list[float]]:
         """Each rank's `numbers`, as many on all of them; `what` names them. All must call it."""
         own = torch.tensor(numbers, dtype=torch.float64, device="cpu")
-        every = own.new_empty((self.world_size, len(numbers)))
         with self.waiting(what):
-            dist.all_gather(list(every.unbind()), own, group=self.ids)
-        result: list[list[float]] = every.tolist()
+            result: list[list[float]] = self.of_ids.gather(own).tolist()
         return result
 
     def join(self, name: str, tell: Callable[[], Told]) -> None:
@@ -155,24 +194,23 @@ class Exchange:
         """Makes room in messages with numbers of ids, for `width` of them."""
         self.turns.width = max(self.turns.width, width)
 
-    def send_counts(self, to_all: Int64Array, counts: Int64Array) -> tuple[Any, torch.Tensor]:
+    def send_counts(self, to_all: Int64Array, counts: Int64Array) -> tuple[Waited, torch.Tensor, torch.Tensor | None]:
         """Tells all ranks `to_all`, `[E]`, and each of them how many ids of each table it will get, int64 `[W, T]`.
 
         Returns:
-            (work, int64 `[W, E + T]` of each rank, and what is behind it that other collections have need of)
+            (work, int64 `[W, E + T]` of each rank, and what is behind it that other collections have need of, the same
+            of what this rank passes on, int64 `[L, W / L, E + T]`, None where it passes nothing on)
         """
         table = np.zeros((self.world_size, self.turns.width), np.int64)
         table[:, : len(to_all)] = to_all
         table[:, len(to_all) : len(to_all) + counts.shape[1]] = counts
-        sent = torch.from_numpy(table)
-        received = torch.empty_like(sent)
-        return dist.all_to_all_single(received, sent, group=self.ids, async_op=True), received
+        return self.of_ids.table(torch.from_numpy(table))
 
-    def send_each(self, values: npt.NDArray[Any], to: list[int], of: list[int]) -> tuple[Any, torch.Tensor]:
+    def send_each(
+        self, values: npt.NDArray[Any], to: list[int], of: list[int], relayed: Relayed
+    ) -> tuple[Waited, torch.Tensor]:
         """Sends each rank its ids, or what they take along; (work, those of all ranks)."""
-        sent = torch.from_numpy(values)
-        received = sent.new_empty(sum(of))
-        return dist.all_to_all_single(received, sent, of, to, group=self.ids, async_op=True), received
+        return self.of_ids.ask(torch.from_numpy(values), to, of, relayed)
 
     def vote(self, yes: bool, doing: str, *place: object, told: Told | None = None) -> Vote:
         """Asks all ranks whether any says yes, and whether all are at the same place: all must call it.
@@ -256,7 +294,7 @@ class Vote:
         self._exchange, self._doing, self._told = exchange, doing, told
         checksum = zlib.crc32(repr(place).encode())
         self._status = torch.tensor([int(yes), checksum, -checksum], device="cpu")
-        self._work = dist.all_reduce(self._status, dist.ReduceOp.MAX, group=exchange.ids, async_op=True)
+        self._work = exchange.of_ids.most(self._status)
         self._answer: bool | None = None
 
     def wait(self) -> bool:
@@ -296,10 +334,10 @@ class SendRows(torch.autograd.Function):
     def forward(
         ctx: Any, rows: torch.Tensor, exchange: Exchange, batch: int, route: Route, works: list[Any]
     ) -> torch.Tensor:
-        received = rows.new_empty((sum(route.of), rows.shape[1]))
         sent = rows.contiguous() if route.kept is None else rows.index_select(0, route.kept)
         with exchange.waiting("rows"):
-            works.append(dist.all_to_all_single(received, sent, route.of, route.to, group=exchange.rows, async_op=True))
+            work, received = exchange.of_rows.answer(sent, route.to, route.of, route.relayed)
+        works.append(work)
         ctx.exchange, ctx.batch, ctx.route = exchange, batch, route
         return received
 
@@ -311,7 +349,7 @@ class SendRows(torch.autograd.Function):
         exchange.stats["grad_bytes"] += (sum(route.grads_to) - route.grads_to[exchange.rank]) * grad.shape[1] * 4
         exchange.note_gradients(ctx.batch, grad.shape[1])
         sent = grad.contiguous() if route.spread is None else grad.index_select(0, route.spread)
-        result = grad.new_empty((sum(route.grads_of), grad.shape[1]))
         with exchange.waiting("gradients"):
-            dist.all_to_all_single(result, sent, route.grads_of, route.grads_to, group=exchange.rows)
+            work, result = exchange.of_rows.ask(sent, route.grads_to, route.grads_of, route.grads_relayed)
+            work.wait()
         return result, None, None, None, None

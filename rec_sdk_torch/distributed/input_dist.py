@@ -16,6 +16,7 @@ from ..tbe.config.life import NEVER, Seen
 from .alike import TrainingSettings
 from .collectives import Exchange
 from .dedup import Deduplication, UniqueBatch
+from .levels import Relayed
 
 FAILED, TRAINING, ENDED = 1, 2, 4
 """The bits that a rank tells all others of its batch."""
@@ -55,10 +56,11 @@ class Asked(Multistreamable):
         seen: what the ranks told of each beside it; None where no table needs to know, or no rank trains.
         offsets: int64 `[W * T + 1]`.
         counts: int64 `[W, T]`.
+        relayed: int64 `[L, W / L, T]`, ids that this rank passed on, by two levels; see `levels`.
     """
 
-    def __init__(self, values: torch.Tensor, seen: Seen | None, counts: np.ndarray) -> None:
-        self.values, self.seen, self.counts = values, seen, counts
+    def __init__(self, values: torch.Tensor, seen: Seen | None, counts: np.ndarray, relayed: Relayed) -> None:
+        self.values, self.seen, self.counts, self.relayed = values, seen, counts, relayed
         self.offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(counts.ravel())]))
 
     def record_stream(self, stream: torch.Stream) -> None:
@@ -73,11 +75,13 @@ class AskedAwaitable(Awaitable[Asked]):
         exchange: Exchange,
         sent: Sequence[tuple[Any, torch.Tensor]],
         counts: np.ndarray,
+        relayed: Relayed,
         seen: Callable[[torch.Tensor, torch.Tensor], Seen],
     ) -> None:
         """`sent`: of `Exchange.send_each`: the ids, and perhaps what they take along, from which `seen` is made."""
         super().__init__()
         self._exchange, self._sent, self._counts, self._seen = exchange, sent, counts, seen
+        self._relayed = relayed
         self._asked: Asked | None = None
 
     def _wait_impl(self) -> Asked:
@@ -86,7 +90,8 @@ class AskedAwaitable(Awaitable[Asked]):
                 for work, _ in self._sent:
                     work.wait()
             values, *numbers = (tensor for _, tensor in self._sent)
-            self._asked = Asked(values, self._seen(values, *numbers) if numbers else None, self._counts)
+            seen = self._seen(values, *numbers) if numbers else None
+            self._asked = Asked(values, seen, self._counts, self._relayed)
         return self._asked
 
 
@@ -108,7 +113,7 @@ class CountsAwaitable(Awaitable[Awaitable[Asked]]):
         header = [exchange.number, ctx.batch, status, ctx.settings]
         to_all = np.concatenate([header, latest[deduplication.dated]])
         self._ends = [HEADER, len(to_all), len(to_all) + tables]
-        self._work, self._received = exchange.send_counts(to_all, self._sent)
+        self._work, self._received, self._relayed = exchange.send_counts(to_all, self._sent)
 
     @property
     def awaitables(self) -> list[Awaitable[Awaitable[Asked]]]:
@@ -123,13 +128,18 @@ class CountsAwaitable(Awaitable[Awaitable[Asked]]):
         assert self._ctx.asked is not None
         questions, words = self._ctx.asked.questions, self._deduplication.words
         to, of = self._sent.sum(axis=1).tolist(), counts.sum(axis=1).tolist()
-        sent = [self._exchange.send_each(questions.ids, to, of)]
+        relayed = None
+        if self._relayed is not None:
+            relayed = np.ascontiguousarray(np.split(self._relayed.numpy(), self._ends, axis=2)[2])
+        passed_on = None if relayed is None else relayed.sum(axis=2)
+        sent = [self._exchange.send_each(questions.ids, to, of, passed_on)]
         if self._ctx.training and words.any():
             to, of = (self._sent @ words).tolist(), (counts @ words).tolist()
-            sent.append(self._exchange.send_each(questions.numbers, to, of))
+            passed_on = None if relayed is None else relayed @ words
+            sent.append(self._exchange.send_each(questions.numbers, to, of, passed_on))
         counts = np.ascontiguousarray(counts)
         seen = functools.partial(self._deduplication.received, counts, latest)
-        return AskedAwaitable(self._exchange, sent, counts, seen)
+        return AskedAwaitable(self._exchange, sent, counts, relayed, seen)
 
     def _check(self, headers: np.ndarray) -> None:
         """Compares the headers of all ranks; every rank finds the same.

@@ -20,6 +20,7 @@ from ..optim.in_backward import apply_optimizer_in_backward
 from ..optim.requests import noted
 from ..tbe.rows.row_parts import WEIGHT
 from .collectives import Exchange
+from .machines import LocalSize
 from .placement import Placement
 from .sharder import TableSharder
 
@@ -32,9 +33,9 @@ class _PlainSharder(TableSharder):
 
     _theirs: BaseEmbeddingSharder[Any]
 
-    def __init__(self, cpu_env: ShardingEnv | None = None) -> None:
-        """`cpu_env`: as of `TableSharder`."""
-        super().__init__(cpu_env=cpu_env)
+    def __init__(self, cpu_env: ShardingEnv | None = None, *, local_size: LocalSize = None) -> None:
+        """`cpu_env`, `local_size`: as of `TableSharder`."""
+        super().__init__(cpu_env=cpu_env, local_size=local_size)
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """The types of this package where torch_npu is loaded, else TorchRec's."""

@@ -12,6 +12,7 @@ import torch
 from ..tbe import TableConfig
 from ..tbe.cache.batch import Int64Array
 from ..tbe.rows.table_view import TableView
+from .levels import Relayed
 from .placement import Placement
 
 
@@ -55,6 +56,7 @@ class Route:
         grads_to, grads_of: gradients for each rank, and of each rank; int `[W]`.
         kept: int64, those of the rows here that some rank waits for; None: all.
         spread: int64, the received row that each gradient is of, by the ranks they go to; None: each row's, in order.
+        relayed, grads_relayed: rows and gradients that this rank passes on, by two levels.
     """
 
     to: list[int]
@@ -63,6 +65,8 @@ class Route:
     grads_of: list[int]
     kept: torch.Tensor | None = None
     spread: torch.Tensor | None = None
+    relayed: Relayed = None
+    grads_relayed: Relayed = None
 
 
 class Replicas:
@@ -95,12 +99,19 @@ class Replicas:
         return np.repeat(shifts, lengths) + np.arange(lengths.sum())
 
     def route(
-        self, sent: Int64Array, asked: Int64Array, tables: Sequence[int], training: bool, device: torch.device
+        self,
+        sent: Int64Array,
+        asked: Int64Array,
+        relayed: Relayed,
+        tables: Sequence[int],
+        training: bool,
+        device: torch.device,
     ) -> Route:
         """
         Args:
             sent: int64 `[W, T]`, the ids that this rank wants rows of.
             asked: int64 `[W, T]`, those that it was told of.
+            relayed: int64 `[L, W / L, T]`, those that it passed on.
             tables: whose rows have one dim.
             training: whether ranks were told of the ids of replicated tables.
             device: of the rows.
@@ -108,15 +119,26 @@ class Replicas:
         mine, of_all = sent[:, tables], asked[:, tables]
         to, of = of_all.sum(axis=1).tolist(), mine.sum(axis=1).tolist()
         here = self._tables[tables]
+        own = None if relayed is None else relayed[:, :, tables]
+        grads = None if own is None else own.sum(axis=2)
         if not training or not here.any():
-            return Route(to, of, of, to)
+            return Route(to, of, of, to, relayed=grads, grads_relayed=grads)
         kept = np.repeat(self._wanted(here, len(of_all)), of_all.ravel())
         spread = self.spread(sent, tables)
         grads_to = self.for_all(sent)[:, tables].sum(axis=1).tolist()
         rows_to = np.where(here, 0, of_all)
         rows_to[self._rank] = of_all[self._rank]
-        indices = (torch.from_numpy(each).to(device) for each in (np.flatnonzero(kept), spread))
-        return Route(rows_to.sum(axis=1).tolist(), of, grads_to, to, *indices)
+        kept_here, spread_here = (torch.from_numpy(each).to(device) for each in (np.flatnonzero(kept), spread))
+        passed_on = None if own is None else self._rows_only(own, here)
+        return Route(rows_to.sum(axis=1).tolist(), of, grads_to, to, kept_here, spread_here, passed_on, grads)
+
+    def _rows_only(self, relayed: Int64Array, here: np.ndarray) -> Int64Array:
+        """The rows that this rank passes on, of as many ids: those of replicated tables stay where they are."""
+        rows = np.where(here, 0, relayed)
+        machine, place = divmod(self._rank, len(relayed))
+        rows[place, machine] = relayed[place, machine]
+        result: Int64Array = rows.sum(axis=2)
+        return result
 
     def _wanted(self, here: np.ndarray, ranks: int) -> np.ndarray:
         """Whether each rank waits for the rows of each table, `[W * T]`; `here`: the tables that are replicated."""

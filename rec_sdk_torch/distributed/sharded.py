@@ -286,9 +286,10 @@ class ShardedCollection(
         works: list[Any] = []
         received = []
         for group, part in zip(self._tables.same_dim(), rows, strict=True):
-            counts = ctx.asked.host.counts, asked.counts
+            counts = ctx.asked.host.counts, asked.counts, asked.relayed
             route = self._deduplication.replicas.route(*counts, group, ctx.training, self.exchange.device)
             received.append(SendRows.apply(part, self.exchange, ctx.batch, route, works))
+        self.exchange.settle()
         self._count(ctx, ctx.asked)
         return OutputAwaitable(self, ctx, received, works, failed)
 
@@ -339,6 +340,9 @@ class ShardedCollection(
 
         `lookups`, `unique_ids` (distinct ones of each table and batch), and bytes to and from other ranks: `id_bytes`,
         `row_bytes`, `grad_bytes`; `bytes_with_duplicates` is what these three would be if each lookup sent its id.
+        `messages` are those that this rank sent in all-to-alls, also for others, where there are two levels;
+        `bytes_within` and `bytes_between` are their bytes, within its machine and to others. Where no `local_size` was
+        given, each rank is a machine.
         """
         return dict(self.exchange.stats)
 

@@ -15,6 +15,7 @@ from ..modules.collection import CachedCollection
 from ..warn import warn
 from .alike import Told, tables_of
 from .collectives import Exchange
+from .machines import LocalSize, check_local_size
 from .placement import SHARDING_TYPES, Placement, placements_of
 from .replicas import check_replicas
 from .sharded import ShardedCollection
@@ -34,6 +35,8 @@ class TableSharder(BaseEmbeddingSharder[Any]):
         npu_env: ShardingEnv | None = None,
         fused_params: dict[str, Any] | None = None,
         qcomm_codecs_registry: dict[str, Any] | None = None,
+        *,
+        local_size: LocalSize = None,
     ) -> None:
         """
         Args:
@@ -43,9 +46,12 @@ class TableSharder(BaseEmbeddingSharder[Any]):
             npu_env: its process group exchanges rows; DistributedModelParallel's if None.
             fused_params: None or empty: options of optimizers belong into `apply_optimizer_in_backward`.
             qcomm_codecs_registry: None or empty: rows are exchanged in float32.
+            local_size: ranks of a machine, which are side by side; ids, rows and gradients are then exchanged by two
+                levels, within machines and between them. "auto": as torchrun has it; None: by one level.
 
         Raises:
             ValueError: `cpu_device` is not the host, or an option that is not supported.
+            TypeError: `local_size` is no number.
         """
         if torch.device(cpu_device).type != "cpu":
             raise ValueError(f"cpu_device is {cpu_device!r}, expected the host: torch.device('cpu')")
@@ -59,6 +65,7 @@ class TableSharder(BaseEmbeddingSharder[Any]):
         super().__init__()
         self._device = None if npu_device is None else parse_device(npu_device)
         self._ids_env, self._rows_env = cpu_env, npu_env
+        self._local_size = check_local_size(local_size)
 
     @property
     def module_type(self) -> type[Any]:
@@ -92,8 +99,9 @@ class TableSharder(BaseEmbeddingSharder[Any]):
     ) -> ShardedCollection:
         """
         Raises:
-            ValueError: no process group, groups of different ranks, a device or a plan that does not fit; tables or a
-                plan that are not those of the other ranks, on all of them.
+            ValueError: no process group, groups of different ranks, a device or a plan that does not fit; tables, a
+                plan or a `local_size` that are not those of the other ranks, or machines that two levels cannot have:
+                on all of them.
             TypeError: a module of another class.
         """
         if type(module) is not self._type:
@@ -127,9 +135,12 @@ class TableSharder(BaseEmbeddingSharder[Any]):
             tables = collections[0]._embedding.tables
             placements.extend(placements_of(tables, params, exchange.rank, exchange.world_size))
             check_replicas(tables, placements)
-            return tables_of(collections[0], placements, module_fqn)
+            told = tables_of(collections[0], placements, module_fqn)
+            told[""]["local_size"] = repr(self._local_size)
+            return told
 
         exchange.join(f"collection {module_fqn!r}" if module_fqn else f"the collection of tables {names}", tell)
+        exchange.divide(self._local_size)
         self._fill(collections[0], module, placements, exchange)
         return self._sharded(collections[0], placements, exchange)
 

@@ -12,6 +12,7 @@ from ..modules.embedding_collections import (
     EmbCacheEmbeddingCollection,
     HashEmbeddingBagCollection,
 )
+from .machines import LocalSize
 from .plain_sharders import PlainBagCollectionSharder, PlainCollectionSharder
 from .sharder import TableSharder
 
@@ -34,18 +35,23 @@ class HashEmbeddingBagCollectionSharder(TableSharder):
     _type = HashEmbeddingBagCollection
 
 
-def get_default_hybrid_sharders(host_env: ShardingEnv | None = None) -> list[ModuleSharder[Any]]:
+def get_default_hybrid_sharders(
+    host_env: ShardingEnv | None = None, *, local_size: LocalSize = None
+) -> list[ModuleSharder[Any]]:
     """Sharders of all collections of this package, and TorchRec's of its own, whose tables they put on NPUs too.
 
     Args:
         host_env: its process group exchanges ids, which are on the host; None: a gloo group of their own.
+        local_size: see `TableSharder`; TorchRec's own tables on hosts and GPUs have no use for it.
     """
     ours = (
         EmbCacheEmbeddingCollectionSharder,
         EmbCacheEmbeddingBagCollectionSharder,
         HashEmbeddingBagCollectionSharder,
     )
-    plain = [PlainBagCollectionSharder(cpu_env=host_env), PlainCollectionSharder(cpu_env=host_env)]
+    plain = [
+        sharder(host_env, local_size=local_size) for sharder in (PlainBagCollectionSharder, PlainCollectionSharder)
+    ]
     taken = {sharder.module_type for sharder in plain}
     theirs = [sharder for sharder in get_default_sharders() if sharder.module_type not in taken]
-    return [*(sharder(cpu_env=host_env) for sharder in ours), *plain, *theirs]
+    return [*(sharder(cpu_env=host_env, local_size=local_size) for sharder in ours), *plain, *theirs]

@@ -40,6 +40,7 @@ class Scenario:
         index_rows: of the index table, which is looked up at 0 to 30.
         tracked: its tables keep what changes, for deltas; not of kind `hash`.
         update: when rows are updated, as of the collections.
+        local_size: ranks of a machine, as of the sharders.
         sizes: for each step, samples of each rank: `step % len(sizes)`, then `rank % len(sizes[...])`.
     """
 
@@ -65,6 +66,7 @@ class Scenario:
     tracked: bool = False
     index_rows: int = 31
     update: str = "backward"
+    local_size: Any = None
 
 
 FILLS = 17
@@ -225,7 +227,7 @@ def shard(
     }
     world = torch.distributed.group.WORLD
     env = ShardingEnv.from_process_group(world)
-    sharders = rst.get_default_hybrid_sharders(env if one_group else None)
+    sharders = rst.get_default_hybrid_sharders(env if one_group else None, local_size=scenario.local_size)
     kind = "cuda" if Place.device.type == "cuda" else "cpu"  # what TorchRec's Topology knows
     planner = EmbeddingShardingPlanner(Topology(world_size, kind, local_world_size=world_size), constraints=constraints)
     plan = planner.collective_plan(model, sharders, world)

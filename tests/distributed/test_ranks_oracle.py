@@ -66,6 +66,7 @@ def draw(rng: np.random.Generator, world_size: int) -> Scenario:
         padding_idx={f"t{i}": int(rng.integers(-3, 8)) for i in range(3) if rng.integers(4) == 0},
         **draw_rules(rng, whole=world_size == 1),
         homes=tuple(rng.choice(HOMES, 3).tolist()),
+        local_size=(None, max(1, world_size // 2))[rng.integers(2)],
     )
 
 
@@ -121,11 +122,11 @@ def test_ranks_are_one_process(ranks_of: Callable[[int], Ranks], seed: int, worl
 def meaning(scenario: Scenario) -> Any:
     """The scenario without options that change nothing."""
     tables = [table_config(config, capacity=scenario.kind == "hash") for config in configs(scenario)]
-    of_tables = scenario.padding_idx, scenario.homes, tables
+    of_tables = scenario.padding_idx, scenario.homes, scenario.local_size, tables
     return scenario.kind, scenario.weighted, scenario.optimizer, scenario.options, of_tables
 
 
-def draw_other(rng: np.random.Generator, scenario: Scenario) -> Scenario:
+def draw_other(rng: np.random.Generator, scenario: Scenario, world_size: int) -> Scenario:
     """The scenario with one thing that ranks have to have alike, and of which this is another."""
     optimizer, options = OPTIMIZERS[rng.integers(len(OPTIMIZERS))]
     others: list[dict[str, Any]] = [
@@ -139,6 +140,7 @@ def draw_other(rng: np.random.Generator, scenario: Scenario) -> Scenario:
         {"weighted": scenario.kind != "sequences"},
         draw_rules(rng, whole=False),
         {"homes": tuple(rng.choice(HOMES, 3).tolist())},
+        {"local_size": (None, 1, world_size // 2, "auto")[rng.integers(4)]},
     ]
     other = scenario
     while meaning(other) == meaning(scenario):
@@ -159,7 +161,7 @@ def test_one_rank_that_differs_ends_all(ranks_of: Callable[[int], Ranks], seed: 
     rng = np.random.default_rng([world_size, seed, 1])
     scenarios = [draw(rng, world_size)] * world_size
     odd = int(rng.integers(world_size))
-    scenarios[odd] = draw_other(rng, scenarios[odd])
+    scenarios[odd] = draw_other(rng, scenarios[odd], world_size)
     said = ranks_of(world_size).run(train_or_say, scenarios, int(rng.integers(4)))
     assert len(set(said)) == 1, said
     assert "not the same on all ranks" in said[0], (said, scenarios[odd])

@@ -138,7 +138,7 @@ def test_what_goes_where(rank: int) -> None:
     own = [100 * rank + 10, 100 * rank + 11, 100 * rank + 12]
     assert told == [0, 1, *own, 100, *own, 120, *own]
     assert replicas.for_all(counts).tolist() == [[2, 3, 0], [1, 3, 1], [0, 3, 0]]
-    route = replicas.route(counts, np.full((3, 3), 2, np.int64), [0, 1], True, torch.device("cpu"))
+    route = replicas.route(counts, np.full((3, 3), 2, np.int64), None, [0, 1], True, torch.device("cpu"))
     assert route.to == [4 if home == rank else 2 for home in range(3)]
     assert route.of == [each + 3 * (home == rank) for home, each in enumerate([2, 1, 0])]
     assert (route.grads_to, route.grads_of) == ([5, 4, 3], [4, 4, 4])

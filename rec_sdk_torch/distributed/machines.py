@@ -1,0 +1,134 @@
+"""The machines of the ranks of a process group, and the groups of two levels: within a machine, between machines."""
+
+from __future__ import annotations
+
+import itertools
+import numbers
+import os
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch.distributed as dist
+
+from .._host_groups import spans_world, timeout_of
+from .levels import Pair
+
+LocalSize: TypeAlias = int | Literal["auto"] | None
+"""Ranks of a machine; "auto": as torchrun says; None: machines are not told apart."""
+
+_VARIABLES = ("LOCAL_WORLD_SIZE", "LOCAL_RANK")
+"""Variables that torchrun sets for each rank."""
+
+
+def check_local_size(given: LocalSize) -> LocalSize:
+    """`given` as an int, "auto" or None.
+
+    Raises:
+        ValueError: it is another text, or below 1.
+        TypeError: no whole number.
+    """
+    if given is None or given == "auto":
+        return given
+    if isinstance(given, str):
+        raise ValueError(f"local_size is {given!r}, allowed are a number of ranks, 'auto' and None")
+    if isinstance(given, bool) or not isinstance(given, numbers.Integral):
+        raise TypeError(f"local_size is {given!r}, expected the number of ranks of a machine, 'auto' or None")
+    if given < 1:
+        raise ValueError(f"local_size is {given}, expected at least 1 rank of a machine")
+    return int(given)
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of a rank, as its environment has it.
+
+    Attributes:
+        local_size: ranks of its machine; None: it is not said.
+        machine: the first rank there; None: it is not said.
+    """
+
+    local_size: int | None
+    machine: int | None
+
+    @classmethod
+    def here(cls) -> Place:
+        """The place of this rank."""
+        size, rank = (os.environ.get(name, "") for name in _VARIABLES)
+        known = rank.isdecimal() and dist.is_initialized()
+        return cls(int(size) if size.isdecimal() else None, dist.get_rank() - int(rank) if known else None)
+
+
+def ranks_of_machine(option: LocalSize, places: Sequence[Place]) -> int:
+    """L, the ranks of a machine, from the places of all ranks of a group; every rank finds the same.
+
+    Raises:
+        ValueError: machines that two levels cannot have.
+    """
+    world_size = len(places)
+    machines = [place.machine for place in places]
+    runs = [(machine, len(list(run))) for machine, run in itertools.groupby(machines)]
+    if None not in machines and len({machine for machine, _ in runs}) < len(runs):
+        raise ValueError(
+            f"local_size={option!r}: the ranks of a machine are not side by side in the process group: those of its "
+            f"ranks begin at ranks {machines}. Order the ranks by machine, or leave local_size out"
+        )
+    if option != "auto":
+        assert option is not None
+        if world_size % option:
+            raise ValueError(f"local_size={option}: {world_size} ranks are not machines of {option} each")
+        return option
+    lacking = [rank for rank, place in enumerate(places) if place.local_size is None or place.machine is None]
+    if lacking:
+        raise ValueError(
+            f"local_size='auto' reads {' and '.join(_VARIABLES)}, which torchrun sets; ranks {lacking} do not have "
+            "them: give the number of ranks of a machine"
+        )
+    sizes = sorted({size for _, size in runs})
+    if len(sizes) > 1:
+        raise ValueError(
+            f"local_size='auto': machines have {sizes} ranks of this process group, and two levels need as many of "
+            "each: leave local_size out"
+        )
+    return sizes[0]
+
+
+_pairs: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[str, int], Pair]] = weakref.WeakKeyDictionary()
+
+
+def pair_of(group: dist.ProcessGroup, use: str, size: int, polled: bool) -> Pair:
+    """The groups of two levels for a `use` of `group`, with its backend. All ranks must call it together.
+
+    Args:
+        group: of W ranks.
+        use: for which there is one pair.
+        size: L, of which W is a multiple.
+        polled: see `Pair`.
+
+    Raises:
+        ValueError: the ranks of `group` are not in ascending order.
+    """
+    made = _pairs.setdefault(group, {})
+    if (use, size) not in made:
+        ranks = dist.get_process_group_ranks(group)
+        if ranks != sorted(ranks):
+            raise ValueError(f"two levels need a process group with its ranks in ascending order, this one has {ranks}")
+        count = len(ranks) // size
+        machines = [ranks[size * machine : size * (machine + 1)] for machine in range(count)]
+        within = _own(group, machines)
+        between = _own(group, [list(same) for same in zip(*machines, strict=True)])
+        made[use, size] = Pair(size, count, within, between, polled)
+    return made[use, size]
+
+
+def _own(group: dist.ProcessGroup, parts: Sequence[list[int]]) -> dist.ProcessGroup:
+    """A new group of each part of a group; the one with this rank."""
+    timeout, backend, whole = timeout_of(group), dist.get_backend_config(group), spans_world(group)
+    own: dist.ProcessGroup | None = None
+    for part in parts:  # all ranks that there are make every group, or torch would name them otherwise on some
+        if whole or dist.get_rank() in part:
+            made = dist.new_group(part, timeout, backend, use_local_synchronization=not whole)
+            own = made if dist.get_rank() in part else own
+    assert own is not None
+    return own

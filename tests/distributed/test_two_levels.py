@@ -1,0 +1,242 @@
+"""Exchanges by two levels, within machines and between them: every bit is that of one level, with fewer messages."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from jagged import jagged
+from ranks import Place as Device
+from ranks import Ranks
+from sharded_model import Model, Scenario, bags_of, shard, train_sharded
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingEnv, ShardingType
+
+import rec_sdk_torch as rst
+from rec_sdk_torch.distributed.machines import Place, ranks_of_machine
+
+Start = Callable[[int], Ranks]
+MIXED = ("row_wise", "data_parallel", "table_wise")
+SHOW_CLICK = {
+    "policy_type": rst.AdmitAndEvictPolicyType.POLICY_SHOWCLICK,
+    "showclick_params": rst.ShowClickParams(alpha=0.5, beta=1, admit_threshold=3),
+}
+UNEVEN = ((5, 2, 0, 3), (0, 3, 1, 0), (1, 0, 0, 4), (0, 0, 0, 0))
+CASES = {
+    "bags": Scenario(optimizer=torch.optim.Adam, dims=(4, 8, 3), sizes=UNEVEN, steps=5, seed=81),
+    "sequences": Scenario(kind="sequences", optimizer=torch.optim.Adagrad, sharding=MIXED, sizes=UNEVEN, seed=82),
+    "hash": Scenario(kind="hash", weighted=True, optimizer=torch.optim.Adam, dims=(4, 8, 4), sizes=UNEVEN, seed=83),
+    "replicas": Scenario(sharding=("data_parallel",) * 3, optimizer=torch.optim.Adagrad, sizes=UNEVEN, seed=84),
+    "numbers": Scenario(rules=SHOW_CLICK, sharding=MIXED, optimizer=torch.optim.Adam, sizes=UNEVEN, steps=6, seed=85),
+    "swaps": Scenario(cache=80, ids=300, sizes=((2, 1, 0, 3),), optimizer=torch.optim.Adam, steps=8, seed=86),
+    "step": Scenario(update="step", optimizer=torch.optim.Adagrad, sharding=MIXED, sizes=UNEVEN, seed=87),
+}
+
+
+def same(one_level: list[Any], two_levels: list[Any]) -> None:
+    """Outputs, rows with their states and the dense parameter have the same bits, and each rank's rows their order."""
+    for rank, (one, two) in enumerate(zip(one_level, two_levels, strict=True)):
+        assert all(torch.equal(*outputs) for outputs in zip(one[0], two[0], strict=True)), rank
+        for table, expected in one[1].items():
+            assert list(two[1][table]) == list(expected), (rank, table)
+            assert all(torch.equal(two[1][table][i], row) for i, row in expected.items()), (rank, table)
+        assert torch.equal(one[2], two[2])
+        counted = {name: two[3][name] for name in one[3] if name not in ("messages", "bytes_within", "bytes_between")}
+        assert counted.items() <= one[3].items(), rank
+        assert 0 < two[3]["messages"] < one[3]["messages"]
+
+
+DEPTHS = {"bags": (1, 3), "sequences": (0, 2), "hash": (2,), "replicas": (1,), "numbers": (0, 3), "swaps": (1,)}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_machines_of_two(ranks_of: Start, name: str) -> None:
+    scenario = CASES[name]
+    one = ranks_of(4).run(train_sharded, scenario)  # with the same bits at every depth
+    for depth in DEPTHS.get(name, (0,)):
+        same(one, ranks_of(4).run(train_sharded, dataclasses.replace(scenario, local_size=2), depth))
+
+
+@pytest.mark.parametrize(("name", "depth", "local_size"), [("bags", 1, 4), ("sequences", 0, 2), ("numbers", 2, 4)])
+def test_eight_ranks(ranks_of: Start, name: str, depth: int, local_size: int) -> None:
+    one = ranks_of(8).run(train_sharded, CASES[name], depth)
+    same(one, ranks_of(8).run(train_sharded, dataclasses.replace(CASES[name], local_size=local_size), depth))
+
+
+# ---- what is sent
+
+
+def counted(rank: int, world_size: int, scenario: Scenario, one_group: bool) -> tuple[dict[str, int], dict[str, int]]:
+    """Counters of an evaluation batch, and of a training batch after it."""
+    model = shard(Model(scenario, 3), scenario, world_size, one_group)
+    batch = jagged(*bags_of(scenario, 0, world_size)[rank])
+    with torch.no_grad():
+        model.eval()(batch)
+    read = model.module.sparse.exchange_stats()
+    model.train()(batch)[0].backward()
+    after = model.module.sparse.exchange_stats()
+    return read, {name: after[name] - read[name] for name in after}
+
+
+@pytest.mark.parametrize("one_group", [False, True])
+@pytest.mark.parametrize(("world_size", "local_size"), [(4, None), (4, 1), (4, 2), (4, 4), (8, 4), (8, 2)])
+def test_messages_and_bytes(ranks_of: Start, world_size: int, local_size: int | None, one_group: bool) -> None:
+    scenario = Scenario(dims=(4, 8, 4), sizes=((5, 2, 0, 3),), local_size=local_size, seed=88)
+    size = local_size or 1
+    peers = size - 1 + world_size // size - 1
+    if size == world_size:
+        peers = world_size - 1
+    found = ranks_of(world_size).run(counted, scenario, one_group)
+    for read, trained in found:
+        assert read["messages"] == 4 * peers, "numbers of ids, ids, rows of two dims"
+        assert trained["messages"] == 6 * peers, "and gradients of two dims"
+        if size == 1:
+            assert read["bytes_within"] == trained["bytes_within"] == 0
+        if size == world_size:
+            assert read["bytes_between"] == trained["bytes_between"] == 0
+    if size not in (1, world_size):
+        return
+    # Numbers of ids are a message of one width to each rank: four before them, one of each table, of 8 bytes.
+    own = sum(trained[name] for _, trained in found for name in ("id_bytes", "row_bytes", "grad_bytes"))
+    sent = sum(trained[name] for _, trained in found for name in ("bytes_within", "bytes_between"))
+    numbers = sent - own
+    assert numbers % (8 * world_size * (world_size - 1)) == 0
+    assert numbers // (8 * world_size * (world_size - 1)) >= 4 + 3
+
+
+def test_bytes_of_each_level(ranks_of: Start) -> None:
+    """One id on each rank, all at home on rank 3, place 1 of machine 1: rank 1 passes on those of machine 0."""
+    to_place = {0: 1, 2: 1}  # ids, and their gradients, for the rank with place 1
+    for rank, stats in enumerate(ranks_of(4).run(count_one)):
+        row, width = 4 * 4, stats["width"]
+        questions_between = 2 * (rank == 1)
+        answers_between, answers_within = 2 * (rank == 3), 1 * (rank in (1, 3))
+        assert stats["bytes_within"] == to_place.get(rank, 0) * (8 + row) + answers_within * row + 2 * width
+        assert stats["bytes_between"] == questions_between * (8 + row) + answers_between * row + 2 * width
+
+
+def count_one(rank: int, world_size: int) -> dict[str, int]:
+    config = rst.EmbCacheEmbeddingConfig(name="t", num_embeddings=40, embedding_dim=4, feature_names=["f"])
+    model: Any = torch.nn.Sequential(rst.EmbCacheEmbeddingCollection([config], cache=1.0, seed=1))
+    rst.apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
+    (sharder,) = [
+        each
+        for each in rst.get_default_hybrid_sharders(local_size=2)
+        if each.module_type is rst.EmbCacheEmbeddingCollection
+    ]
+    env = ShardingEnv.from_process_group(torch.distributed.group.WORLD)
+    by_table: Any = ParameterSharding(
+        ShardingType.TABLE_WISE.value, EmbeddingComputeKernel.FUSED.value, ranks=[world_size - 1]
+    )
+    sharded: Any = sharder.shard(model[0], EmbeddingModuleShardingPlan({"t": by_table}), env, Device.device)
+    sharded(jagged({"f": [[rank]]}))["f"].values().sum().backward()
+    return sharded.exchange_stats() | {"width": 8 * sharded.exchange.turns.width}
+
+
+# ---- machines that there are not
+
+
+def sharded_as(rank: int, world_size: int, options: list[Any], places: Any = None) -> str:
+    """The error of sharding with the option of each rank; `places`: LOCAL_WORLD_SIZE and LOCAL_RANK of each."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, values in (places or {}).items():
+            patch.setenv(name, values[rank])
+        try:
+            scenario = Scenario(local_size=options[rank])
+            model = shard(Model(scenario, 3), scenario, world_size)
+            model(jagged(*bags_of(scenario, 0, world_size)[rank]))[0].backward()
+        except (ValueError, TypeError) as error:
+            return f"{type(error).__name__}: {error}"
+    return f"messages {model.module.sparse.exchange_stats()['messages']}"
+
+
+ON_TWO = {"LOCAL_WORLD_SIZE": ["2"] * 4, "LOCAL_RANK": ["0", "1", "0", "1"]}
+ON_ONE = {"LOCAL_WORLD_SIZE": ["4"] * 4, "LOCAL_RANK": ["0", "1", "2", "3"]}
+
+
+@pytest.mark.parametrize(
+    ("options", "places", "message"),
+    [
+        ([3] * 4, {}, "ValueError: local_size=3: 4 ranks are not machines of 3 each"),
+        ([8] * 4, {}, "ValueError: local_size=8: 4 ranks are not machines of 8 each"),
+        ([2, 2, None, 2], {}, "local_size is 2 on ranks 0, 1 and 3, None on rank 2"),
+        ([2, "auto", 2, 2], ON_TWO, "local_size is 2 on ranks 0, 2 and 3, 'auto' on rank 1"),
+        (["auto"] * 4, {}, "ValueError: local_size='auto' reads LOCAL_WORLD_SIZE and LOCAL_RANK"),
+        ([0] * 4, {}, "ValueError: local_size is 0, expected at least 1"),
+        (["all"] * 4, {}, "ValueError: local_size is 'all', allowed are"),
+        ([2.0] * 4, {}, "TypeError: local_size is 2.0, expected the number of ranks"),
+        ([True] * 4, {}, "TypeError: local_size is True, expected the number of ranks"),
+        (["auto"] * 4, ON_TWO, f"messages {4 * 2}"),
+        (["auto"] * 4, ON_ONE, f"messages {4 * 3}"),
+        ([2] * 4, ON_ONE, f"messages {4 * 2}"),
+        ([None] * 4, ON_TWO, f"messages {4 * 3}"),
+    ],
+)
+def test_every_rank_has_the_same_error(ranks_of: Start, options: list[Any], places: Any, message: str) -> None:
+    said = ranks_of(4).run(sharded_as, options, places)
+    assert len(set(said)) == 1
+    assert message in said[0]
+
+
+def test_machines_of_the_environment() -> None:
+    two = [Place(2, 0), Place(2, 0), Place(2, 2), Place(2, 2)]
+    assert ranks_of_machine("auto", two) == 2
+    assert ranks_of_machine(4, two) == 4, "machines may be taken together"
+    assert ranks_of_machine(1, two) == 1
+    assert ranks_of_machine("auto", [Place(4, 0), Place(4, 0), Place(4, 4), Place(4, 4)]) == 2, "of a smaller group"
+    with pytest.raises(ValueError, match=r"machines have \[1, 3\] ranks of this process group"):
+        ranks_of_machine("auto", [Place(3, 0), Place(3, 0), Place(3, 0), Place(1, 3)])
+    mixed = [Place(2, 0), Place(2, 2), Place(2, 0), Place(2, 2)]
+    for option in ("auto", 2):
+        with pytest.raises(ValueError, match=r"not side by side in the process group: .* at ranks \[0, 2, 0, 2\]"):
+            ranks_of_machine(option, mixed)
+    with pytest.raises(ValueError, match=r"ranks \[1\] do not have them"):
+        ranks_of_machine("auto", [Place(2, 0), Place(2, None)])
+
+
+# ---- errors, and ranks that wait for nothing
+
+
+def fails_once(rank: int, world_size: int, depth: int) -> list[str]:
+    """A batch of rank 1 lacks a feature; the next ones are trained."""
+    scenario = Scenario(local_size=2, sharding=MIXED)
+    model = shard(Model(scenario, 3), scenario, world_size)
+    batches = [jagged(*bags_of(scenario, step, world_size)[rank]) for step in range(4)]
+    if rank == 1:
+        batches[1] = jagged({"f0": [[1]]})
+    said = []
+    for batch in rst.prefetch(batches, model, depth=depth):
+        try:
+            model(batch)[0].backward()
+            said.append("trained")
+        except Exception as error:
+            said.append(f"{type(error).__name__}: {error}")
+    return said
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_an_error_of_one_rank_is_raised_on_all(ranks_of: Start, depth: int) -> None:
+    said = ranks_of(4).run(fails_once, depth)
+    assert all(each == said[0] for each in said)
+    assert [each == "trained" for each in said[0]] == [True, False, True, True]
+    assert "f1" in said[0][1]
+
+
+def reads_alone(rank: int, world_size: int) -> bool:
+    """Only rank 3 uses the output of its evaluation batch; then all meet in a group of their own."""
+    scenario = Scenario(local_size=2)
+    model = shard(Model(scenario, 3), scenario, world_size)
+    tables = model.module.sparse.eval()
+    with torch.no_grad():
+        output = tables(jagged(*bags_of(scenario, 0, world_size)[rank]))
+        if rank == 3:
+            output.values()
+    torch.distributed.barrier()
+    return True
+
+
+def test_a_rank_that_leaves_its_output_holds_up_none(ranks_of: Start) -> None:
+    assert ranks_of(4).run(reads_alone) == [True] * 4
