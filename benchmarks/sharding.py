@@ -28,11 +28,16 @@ Result = dict[str, Any]
 
 _SIZES = {"tables": TableSet(4, 100_000), "dim": 64, "lookups": 32_768, "steps": 12, "warm": 4}
 _QUICK = {"tables": TableSet(2, 1_000), "dim": 8, "lookups": 512, "steps": 3, "warm": 1}
-MODELLED_DEVICES = (8, 1024)
+MODELLED_DEVICES = ((8, 1), (1024, 1), (1024, 8), (1024, 16), (1024, 32))
+"""W devices in machines of L; 1: one level."""
 LINK = 25e9
 """Bytes per second out of a device, and into it: a port of 200 Gbit/s."""
+WITHIN = 100e9
+"""The same within a machine. DeepEP's and DeepEP-Ascend's pages measure 125 to 158 GB/s, over NVLink and HCCS."""
+MACHINE = 16
+"""Devices of the largest machine, Atlas A3; more are several machines, and nearly all of their bytes go by `LINK`."""
 MESSAGE = 5e-6
-"""Seconds that a message takes whatever its size: an assumption."""
+"""Seconds that a message takes whatever its size, within a machine too: an assumption."""
 EXCHANGES = 4
 """All-to-alls of a step: counts, ids, rows, gradients."""
 
@@ -157,11 +162,26 @@ def least_bytes(workload: Workload, unique_ids: float, world_size: int) -> float
     return unique_ids * (1 - 1 / world_size) * (8 + 2 * 4 * dim)
 
 
-def model_devices(workload: Workload, case: Result, devices: int) -> Result:
-    """MODELLED: the exchange of a step between so many devices with the batch of one rank each."""
-    moved = least_bytes(workload, case["unique_ids"], devices)
-    seconds = moved / LINK + EXCHANGES * (devices - 1) * MESSAGE
-    return {"ids": case["ids"], "devices": devices, "bytes": moved, "exchange_ms": seconds * 1e3}
+def model_devices(workload: Workload, case: Result, devices: int, size: int) -> Result:
+    """MODELLED: the exchange of a step between devices with the batch of one rank each, in machines of `size`.
+
+    By two levels a rank hands on all but the ids of its own place within the machine, and then all but those of the
+    machine between machines.
+    """
+    unique = case["unique_ids"]
+    within = least_bytes(workload, unique, size)
+    between = least_bytes(workload, unique, devices // size)
+    messages = size - 1 + devices // size - 1
+    seconds = between / LINK + within / (WITHIN if size <= MACHINE else LINK) + EXCHANGES * messages * MESSAGE
+    return {
+        "ids": case["ids"],
+        "devices": devices,
+        "local_size": size,
+        "messages": EXCHANGES * messages,
+        "bytes": within + between,
+        "exchange_ms": seconds * 1e3,
+        "status_ms": 2 * messages * MESSAGE * 1e3,
+    }
 
 
 def run(options: argparse.Namespace) -> Result:
@@ -178,7 +198,7 @@ def run(options: argparse.Namespace) -> Result:
         "machine": describe(),
         "workload": workload.describe(),
         "cases": cases,
-        "modelled": [model_devices(workload, case, devices) for case in alone for devices in MODELLED_DEVICES],
+        "modelled": [model_devices(workload, case, *each) for case in alone for each in MODELLED_DEVICES],
         "load_average_at_end": load_average(),
     }
 
@@ -204,15 +224,25 @@ def render(results: Result) -> str:
         for case in results["cases"]
     ]
     modelled = [
-        [f"{case['ids']}, {case['devices']} devices", _kilobytes(case["bytes"]), f"{case['exchange_ms']:.2f}"]
+        [
+            f"{case['ids']}, {case['devices']} devices"
+            + (f", two levels, L = {case['local_size']}" if case["local_size"] > 1 else ""),
+            f"{case['messages']:,}",
+            _kilobytes(case["bytes"]),
+            f"{case['exchange_ms']:.2f}",
+            f"{case['status_ms']:.2f}",
+        ]
         for case in results["modelled"]
     ]
-    assumed = f"MODELLED, {LINK / 1e9:g} GB/s a device and {MESSAGE * 1e6:g} us a message, nothing overlapped"
+    assumed = (
+        f"MODELLED, {LINK / 1e9:g} GB/s a device, {WITHIN / 1e9:g} within a machine of at most {MACHINE}, "
+        f"{MESSAGE * 1e6:g} us a message, nothing overlapped; the status of a forward goes around a ring"
+    )
     return "\n\n".join(
         [
             machine_lines(results["machine"]),
             table(header, rows),
-            table([assumed, "kB", "exchange ms"], modelled),
+            table([assumed, "messages", "kB", "exchange ms", "status ms"], modelled),
         ]
     )
 

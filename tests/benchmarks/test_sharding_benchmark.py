@@ -42,7 +42,16 @@ def test_bytes_are_counted(results: dict[str, Any]) -> None:
 
 
 def test_the_model_is_arithmetic_of_what_was_counted(results: dict[str, Any]) -> None:
-    assert [case["devices"] for case in results["modelled"]] == [8, 1024] * 2
+    sizes = [(8, 1), (1024, 1), (1024, 8), (1024, 16), (1024, 32)]
+    assert [(case["devices"], case["local_size"]) for case in results["modelled"]] == sizes * 2
     case, distinct = results["modelled"][1], results["cases"][0]["unique_ids"]
     assert case["bytes"] == pytest.approx(distinct * 1023 / 1024 * (8 + 2 * 4 * 8))
     assert case["exchange_ms"] == pytest.approx(1e3 * (case["bytes"] / 25e9 + 4 * 1023 * 5e-6))
+    assert case["messages"] == 4 * 1023
+    for case, size, speed in zip(results["modelled"][2:5], (8, 16, 32), (100e9, 100e9, 25e9), strict=True):
+        machines, of_id = 1024 // size, distinct * (8 + 2 * 4 * 8)
+        within, between = of_id * (size - 1) / size, of_id * (machines - 1) / machines
+        assert case["bytes"] == pytest.approx(within + between)
+        assert case["messages"] == 4 * (size - 1 + machines - 1)
+        assert case["exchange_ms"] == pytest.approx(1e3 * (within / speed + between / 25e9 + case["messages"] * 5e-6))
+        assert case["status_ms"] == pytest.approx(1e3 * 2 * (size + machines - 2) * 5e-6)
