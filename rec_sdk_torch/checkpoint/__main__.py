@@ -1,4 +1,4 @@
-"""Looks into folders of saves: `python -m rec_sdk_torch.checkpoint show | verify | export PATH`."""
+"""Looks into folders of saves: `python -m rec_sdk_torch.checkpoint show | verify | export | quantize PATH`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from .export import export
 from .folders import Paths, chain_of, latest_save, paths_of, saves_in
 from .index import check_indexes
 from .manifest import read_manifest
+from .quantize import quantize_save
+from .quantized import NAMES
 from .reading import verify, verify_tables
 
 
@@ -44,6 +46,21 @@ def check(path: Paths) -> None:
     print(f"{chain[-1][0]}: in order, with {len(chain)} saves and {files} files")
 
 
+def quantize(path: Paths, output: Path, bits: int) -> None:
+    """Writes copies with rows of so many bits, and prints the error of each table."""
+    done = quantize_save(path, output, bits)
+    for folder in done.written:
+        print(folder)
+    if not done.written:
+        print(f"{done.save} is there already")
+        return
+    for table in done.tables:
+        print(
+            f"  {table.key}: {table.rows} rows, {table.bytes} bytes, max abs error {table.max_error:.3g}, "
+            f"relative error {table.relative_error:.3g}"
+        )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; 1 where a save is missing or damaged."""
     parser = argparse.ArgumentParser(prog="python -m rec_sdk_torch.checkpoint", description=__doc__)
@@ -52,13 +69,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ("show", "what saves are there, and the tables of the latest"),
         ("verify", "reads every file of the latest save and of those that it follows"),
         ("export", "writes ids and weights of the tables, deltas applied, to one file for each"),
+        ("quantize", "writes copies of the saves with rows of 8 or 4 bits, for serving; those that are missing"),
     ):
         command = commands.add_parser(name, help=text)
         command.add_argument(
             "path", type=Path, nargs="+", help="a save, or a folder of saves, or several; the latest save is taken"
         )
-        if name == "export":
+        if name in ("export", "quantize"):
             command.add_argument("output", type=Path, help="a folder for the files, made when it is not there")
+        if name == "quantize":
+            command.add_argument("--bits", type=int, choices=list(NAMES), default=8)
+        if name == "export":
             command.add_argument("--format", choices=["safetensors", "npz"], default="safetensors")
             command.add_argument("--table", action="append", help="its key, as show prints it; all by default")
     chosen = parser.parse_args(arguments)
@@ -67,6 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             show(chosen.path)
         elif chosen.command == "verify":
             check(chosen.path)
+        elif chosen.command == "quantize":
+            quantize(chosen.path, chosen.output, chosen.bits)
         else:
             for file in export(chosen.path, chosen.output, chosen.format, chosen.table):
                 print(file)

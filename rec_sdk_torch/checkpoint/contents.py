@@ -13,6 +13,7 @@ import torch
 
 from .errors import CheckpointError
 from .manifest import CANDIDATES, REMOVED, ROLES, ROWS, WEIGHT, WINDOW, Chain, Manifest, SavedFile, SavedTable
+from .quantized import BITS, row_bytes
 from .tensors import DTYPES, Pack, TensorReader
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]
@@ -43,7 +44,10 @@ def _expected(role: str, table: SavedTable) -> dict[str, _Expected]:
         more = _Expected((torch.int64,), optional=True)
         found |= {"column.count": count, "column.last_use": count, "column.clicks": more, "column.timestamp": more}
     elif role == ROWS:
-        found[WEIGHT] = _Expected((DTYPES[table.weight_dtype],), (dim,))
+        if table.weight_dtype in BITS:
+            found[WEIGHT] = _Expected((torch.uint8,), (row_bytes(table.weight_dtype, dim),))
+        else:
+            found[WEIGHT] = _Expected((DTYPES[table.weight_dtype],), (dim,))
         states = {f"state.{name}": elements for name, elements in table.parts.items() if name != WEIGHT}
         found |= {name: _Expected(_STATES, (elements,)) for name, elements in states.items()}
         found |= {f"column.{name}": _Expected((DTYPES[kind],)) for name, kind in table.columns.items()}

@@ -15,6 +15,7 @@ from .errors import CheckpointError
 from .file_writer import FileWriter
 from .folders import Paths, chain_of, latest_save, paths_of
 from .manifest import REMOVED, ROWS
+from .quantized import BITS
 from .reading import verify, verify_tables
 from .tensors import DTYPES, TensorReader, TensorSpec, TensorWriter
 
@@ -77,6 +78,12 @@ def export(path: Paths, output: Path, kind: str = "safetensors", tables: Sequenc
     unknown = sorted(set(tables or ()) - set(known))
     if unknown:
         raise CheckpointError(f"{chain[-1][0]}: has no tables {unknown}, only {known}")
+    quantized = [table.key for table in manifest.tables if table.weight_dtype in BITS]
+    if quantized:
+        raise CheckpointError(
+            f"{chain[-1][0]}: rows of {quantized} are quantized, for serving alone: export "
+            "the save that it was made from"
+        )
     verify(chain)
     verify_tables(chain)
     output.mkdir(parents=True, exist_ok=True)

@@ -18,13 +18,14 @@ from typing import Annotated, Any
 
 from .errors import CheckpointError
 from .files import read_plain
+from .quantized import BITS
 from .schema import Matches, OneOf, Plain, Within, record
 from .tensors import Pack
 
 MANIFEST = "manifest.json"
 FORMAT = "rec_sdk_torch checkpoint"
-VERSION, PACKED_VERSION, FOLDERS_VERSION = 1, 2, 3
-"""Versions of the format: without packs, with them, and with saves of a chain in several folders."""
+VERSION, PACKED_VERSION, FOLDERS_VERSION, QUANTIZED_VERSION = 1, 2, 3, 4
+"""Versions of the format: without packs, with them, with saves of a chain in several folders, with quantized rows."""
 MANY_TABLES = 16
 """A save of so many has packs, and no index of a small table."""
 FULL, DELTA = "full", "delta"
@@ -86,7 +87,7 @@ class SavedTable:
         key: names it in this save: its name, with `.1`, `.2` behind it for further tables of that name.
         name, module: the table's, and the path of its module in the model that was saved.
         num_embeddings, embedding_dim, hashed, capacity, pooling: of its config, of the whole table.
-        weight_dtype: `F32`, `F16` or `BF16`.
+        weight_dtype: `F32`, `F16` or `BF16`, or of quantized rows `Q8` or `Q4`.
         seed: of the initial weights.
         parts: elements of each part of a row, by name, `weight` first.
         columns: further columns of a row, by name their data type in the files.
@@ -103,7 +104,7 @@ class SavedTable:
     hashed: bool
     capacity: Annotated[int, Within(0, 2**32 - 2)]
     pooling: Annotated[str, OneOf(("none", "sum", "mean"))]
-    weight_dtype: Annotated[str, OneOf(("F32", "F16", "BF16"))]
+    weight_dtype: Annotated[str, OneOf(("F32", "F16", "BF16", *BITS))]
     seed: Annotated[int, Within(0, 2**64 - 1)]
     parts: dict[Name, Annotated[int, Within(1, 2**31 - 1)]]
     optimizer: Count | None
@@ -123,6 +124,8 @@ class SavedTable:
             raise ValueError(f"{where} has parts {self.parts} of embedding_dim {self.embedding_dim}")
         if self.optimizer is None and len(self.parts) > 1:
             raise ValueError(f"{where} has parts {sorted(self.parts)} and no optimizer")
+        if self.weight_dtype in BITS and (self.optimizer is not None or self.clocks):
+            raise ValueError(f"{where} has quantized rows, an optimizer or clocks: such rows only serve")
         if any((kind == "F64") != (name == "score") for name, kind in self.columns.items()):
             raise ValueError(f"{where} has columns {self.columns}, expected I64, and F64 of score")
         if self.clocks and (self.clocks.keys() != set(CLOCKS) or min(self.clocks["batches"], self.clocks["steps"]) < 0):
@@ -237,6 +240,10 @@ class Manifest:
         """Whether tables are so many that small ones share what each would have."""
         return len(self.tables) >= MANY_TABLES
 
+    @property
+    def _is_quantized(self) -> bool:
+        return any(table.weight_dtype in BITS for table in self.tables)
+
     @cached_property
     def _by_key(self) -> dict[str, SavedTable]:
         return {table.key: table for table in self.tables}
@@ -277,6 +284,7 @@ class Manifest:
         files = [_without_none(file) for file in self.files]
         version = PACKED_VERSION if any("offset" in file for file in files) else VERSION
         version = FOLDERS_VERSION if self.folders else version
+        version = QUANTIZED_VERSION if self._is_quantized else version
         own = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         if not self.folders:
             del own["folders"]
@@ -327,8 +335,8 @@ def read_manifest(folder: Path) -> Manifest:
         if not isinstance(body, dict) or body.get("format") != FORMAT:
             raise CheckpointError(f"{path}: not of a save of rec_sdk_torch, or damaged")
         version = body.get("version")
-        if type(version) is not int or not VERSION <= version <= FOLDERS_VERSION:
-            raise CheckpointError(f"{path}: of format version {version}, this one reads up to {FOLDERS_VERSION}")
+        if type(version) is not int or not VERSION <= version <= QUANTIZED_VERSION:
+            raise CheckpointError(f"{path}: of format version {version}, this one reads up to {QUANTIZED_VERSION}")
         if not _is_right(raw, body):
             raise CheckpointError(f"{path}: damaged, its checksum is wrong")
         manifest = record(Manifest, body, "")
@@ -337,6 +345,8 @@ def read_manifest(folder: Path) -> Manifest:
             raise ValueError(f"files are in packs, which there are from format version {PACKED_VERSION} on")
         if version < FOLDERS_VERSION and manifest.folders:
             raise ValueError(f"it follows saves in other folders, as from format version {FOLDERS_VERSION} on")
+        if version < QUANTIZED_VERSION and manifest._is_quantized:
+            raise ValueError(f"its rows are quantized, as from format version {QUANTIZED_VERSION} on")
         return manifest
     except CheckpointError:
         raise

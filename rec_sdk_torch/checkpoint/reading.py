@@ -27,6 +27,7 @@ from .contents import (
 from .errors import CheckpointError
 from .manifest import CANDIDATES, REMOVED, ROWS, WINDOW, Chain, Manifest, SavedTable
 from .owners import Owner
+from .quantized import BITS
 from .tensors import TensorReader
 
 
@@ -105,6 +106,11 @@ def match(owners: Sequence[Owner], chain: Chain) -> list[Match]:
     for owner in owners:
         for name, config in owner.configs.items():
             saved = saved_table(last, folder, owner.path, name, names[name] == 1)
+            if saved.weight_dtype in BITS:
+                raise CheckpointError(
+                    f"{folder}: rows of table {name!r} have {BITS[saved.weight_dtype]} bits, for serving alone: load "
+                    "the save that it was made from"
+                )
             keys = [table.key for _, _, table in saved_tables(chain, saved).chain]
             if saved.embedding_dim != config.embedding_dim:
                 raise CheckpointError(

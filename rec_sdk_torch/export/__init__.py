@@ -1,5 +1,6 @@
 """Live tables as modules and files that other programs know."""
 
+from ..checkpoint.quantize import quantize_save as quantize_save
 from .arrays import to_arrays as to_arrays
 from .arrays import to_safetensors as to_safetensors
 from .modules import ExportedCollection as ExportedCollection

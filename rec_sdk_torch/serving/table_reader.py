@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import tempfile
 import threading
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +24,7 @@ from ..checkpoint.errors import CheckpointError
 from ..checkpoint.folders import Paths, chain_of, latest_save, paths_of
 from ..checkpoint.index import ensure_index, row_files
 from ..checkpoint.manifest import Manifest
+from ..checkpoint.quantized import BITS
 from ..checkpoint.tensors import DTYPES
 from ..warn import warn
 
@@ -38,6 +41,7 @@ class _Moment:
     rows: int
     dim: int
     dtype: torch.dtype
+    bits: int | None
 
 
 class TableReader:
@@ -89,12 +93,13 @@ class TableReader:
                 with open_file(folder, manifest, file) as reader:
                     files.append((str(reader.path), reader.starts["weight"], file.rows))
             saves.append((str(ensure_index(folder, manifest, saved.key, aside)), manifest.id, files))
-        dtype = DTYPES[about.weight_dtype]
+        bits = BITS.get(about.weight_dtype)
+        dtype = torch.float32 if bits else DTYPES[about.weight_dtype]
         try:
-            table = _engine.ServedTable(saves, about.embedding_dim * dtype.itemsize)
+            table = _engine.ServedTable(saves, about.weight_dtype, about.embedding_dim)
         except (OSError, ValueError) as error:
             raise CheckpointError(str(error)) from error
-        return _Moment(save, chain[-1][1].id, table, about.rows, about.embedding_dim, dtype)
+        return _Moment(save, chain[-1][1].id, table, about.rows, about.embedding_dim, dtype, bits)
 
     def _key(self, folder: Path, manifest: Manifest) -> str:
         keys = [table.key for table in manifest.tables]
@@ -160,8 +165,13 @@ class TableReader:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The data type of the weights."""
+        """The data type of the weights that `lookup` gives: the table's, float32 where rows are quantized."""
         return self._moment.dtype
+
+    @property
+    def bits(self) -> int | None:
+        """8 or 4 where rows are quantized; else None."""
+        return self._moment.bits
 
     def __len__(self) -> int:
         """Rows of the table when it was saved."""
@@ -195,22 +205,108 @@ class TableReader:
     def find(self, ids: torch.Tensor | Array) -> tuple[torch.Tensor, torch.Tensor] | tuple[Array, Array]:
         """The rows as `lookup` gives them, and which of the ids are rows: bool, of their shape."""
         moment = self._moment
-        wanted = ids.numpy() if isinstance(ids, torch.Tensor) and ids.device.type == "cpu" else ids
-        if not isinstance(wanted, np.ndarray) or wanted.dtype.kind not in "iu":
-            kind = f"{ids.dtype} on {ids.device}" if isinstance(ids, torch.Tensor) else getattr(ids, "dtype", type(ids))
-            raise TypeError(f"ids are {kind}, expected integers: a tensor on the host, or a numpy array")
+        wanted = _integers(ids, "ids")
         missing = torch.full((moment.dim,), self._default, dtype=moment.dtype, device="cpu")
         rows = torch.empty((wanted.size, moment.dim), dtype=moment.dtype, device="cpu")
-        flat = np.ascontiguousarray(wanted, np.int64).reshape(-1)
-        try:
-            with calls:
+        flat = _int64(wanted).reshape(-1)
+        with _damage_named():
+            if moment.bits:
+                known = moment.table.lookup_floats(flat, self._default, rows.numpy())
+            else:
                 known = moment.table.lookup(flat, missing.view(torch.uint8).numpy(), rows.view(torch.uint8).numpy())
-        except ValueError as error:
-            raise CheckpointError(str(error)) from error
         rows, known = rows.reshape(*wanted.shape, moment.dim), known.reshape(wanted.shape)
         if isinstance(ids, torch.Tensor):
             return rows, torch.from_numpy(known)
         return (rows.float() if moment.dtype == torch.bfloat16 else rows).numpy(), known
+
+    @overload
+    def lookup_pooled(
+        self,
+        ids: torch.Tensor,
+        offsets: torch.Tensor | Array,
+        weights: torch.Tensor | Array | None = None,
+        pooling: str = "sum",
+    ) -> torch.Tensor: ...
+    @overload
+    def lookup_pooled(
+        self,
+        ids: Array,
+        offsets: torch.Tensor | Array,
+        weights: torch.Tensor | Array | None = None,
+        pooling: str = "sum",
+    ) -> Array: ...
+    def lookup_pooled(
+        self,
+        ids: torch.Tensor | Array,
+        offsets: torch.Tensor | Array,
+        weights: torch.Tensor | Array | None = None,
+        pooling: str = "sum",
+    ) -> torch.Tensor | Array:
+        """Sums or means of the rows of bags, float32 `[B, D]`, without the rows of all ids in memory.
+
+        They have the bits that the operator `lookup_pooled` gives on the CPU of the rows that `lookup` gives, whatever
+        `torch.get_num_threads()` is. An empty bag gives zeros.
+
+        Args:
+            ids: integers `[N]`, bag after bag: a tensor, on the host, or an array. The result is of the same kind.
+            offsets: integers `[B + 1]`, from 0 to N: where each bag begins, and where the last one ends.
+            weights: float `[N]`, by which rows are multiplied as float32; None for none.
+            pooling: "sum", or "mean": the (weighted) sum by the number of ids of the bag.
+
+        Raises:
+            TypeError: ids or offsets that are no integers, or on a device.
+            ValueError: another `pooling`, offsets that do not ascend from 0 to N, other shapes.
+            CheckpointError: a damaged index.
+        """
+        moment = self._moment
+        wanted, ends = _integers(ids, "ids"), _integers(offsets, "offsets")
+        if pooling not in ("sum", "mean"):
+            raise ValueError(f"pooling is {pooling!r}, expected 'sum' or 'mean'")
+        if wanted.ndim != 1 or ends.ndim != 1:
+            raise ValueError(f"ids are {wanted.shape} and offsets {ends.shape}, expected one dimension of each")
+        flat, begins = _int64(wanted), _int64(ends)
+        if not len(begins) or begins[0] != 0 or begins[-1] != len(flat) or (begins[1:] < begins[:-1]).any():
+            raise ValueError(f"offsets must ascend from 0 to the number of ids, {len(flat)}")
+        factors = None if weights is None else _floats(weights, len(flat))
+        missing = float(torch.tensor(self._default, dtype=moment.dtype, device="cpu"))
+        sums = torch.empty((len(begins) - 1, moment.dim), dtype=torch.float32, device="cpu")
+        with _damage_named():
+            moment.table.lookup_pooled(flat, begins, factors, pooling == "mean", missing, sums.numpy())
+        return sums if isinstance(ids, torch.Tensor) else sums.numpy()
+
+
+@contextlib.contextmanager
+def _damage_named() -> Iterator[None]:
+    """Makes an error of the engine, which is told what fits, one of the save."""
+    try:
+        with calls:
+            yield
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def _integers(given: torch.Tensor | Array, name: str) -> Array:
+    array = given.numpy() if isinstance(given, torch.Tensor) and given.device.type == "cpu" else given
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "iu":
+        kind = (
+            f"{given.dtype} on {given.device}"
+            if isinstance(given, torch.Tensor)
+            else getattr(given, "dtype", type(given))
+        )
+        raise TypeError(f"{name} are {kind}, expected integers: a tensor on the host, or a numpy array")
+    return array
+
+
+def _int64(array: Array) -> npt.NDArray[np.int64]:
+    return np.ascontiguousarray(array, np.int64)
+
+
+def _floats(given: torch.Tensor | Array, count: int) -> npt.NDArray[np.float32]:
+    tensor = given if isinstance(given, torch.Tensor) else torch.from_numpy(np.asarray(given))
+    if tensor.shape != (count,) or not tensor.dtype.is_floating_point:
+        raise ValueError(f"weights are {tensor.dtype} {list(tensor.shape)}, expected floats [{count}], one of each id")
+    floats: npt.NDArray[np.float32] = tensor.detach().to("cpu", torch.float32).contiguous().numpy()
+    return floats
 
 
 def _follow(reader: weakref.ref[TableReader], ended: threading.Event, seconds: float) -> None:

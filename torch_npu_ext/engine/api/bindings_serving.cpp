@@ -1,8 +1,22 @@
 // rec_sdk_torch._engine: indexes of saves, and lookups in them.
+#include <algorithm>
+#include <optional>
+
 #include "torch_npu_ext/engine/api/bindings.h"
 #include "torch_npu_ext/engine/store/serving.h"
 
 namespace rec_sdk {
+namespace {
+
+void check_offsets(const Dense& offsets, int64_t count) {
+  const int64_t* const begin = offsets.data();
+  const int64_t* const end = begin + offsets.size();
+  if (begin == end || *begin != 0 || end[-1] != count || !std::is_sorted(begin, end)) {
+    throw py::value_error("offsets must ascend from 0 to the number of ids, " + std::to_string(count));
+  }
+}
+
+}  // namespace
 
 void bind_serving(py::module_& m) {
   py::class_<IndexWriter>(
@@ -34,27 +48,30 @@ void bind_serving(py::module_& m) {
   using Files = std::vector<std::tuple<std::string, int64_t, int64_t>>;
   py::class_<ServedTable>(
       m, "ServedTable", "Weights of a table in saves, mapped read-only. Lookups may run on several threads.")
-      .def(py::init(
-               [](const std::vector<std::tuple<std::string, std::string, Files>>& given, int64_t row_bytes) {
-                 std::vector<ServedSave> saves;
-                 for (const auto& [index, id, files] : given) {
-                   saves.push_back({index, id, {}});
-                   for (const auto& [path, begin, rows] : files)
-                     saves.back().files.push_back({path, begin, rows});
-                 }
-                 const WithoutLock nogil;
-                 return std::make_unique<ServedTable>(saves, row_bytes);
-               }),
+      .def(py::init([](const std::vector<std::tuple<std::string, std::string, Files>>& given,
+                       const std::string& format, int64_t dim) {
+             std::vector<ServedSave> saves;
+             for (const auto& [index, id, files] : given) {
+               saves.push_back({index, id, {}});
+               for (const auto& [path, begin, rows] : files)
+                 saves.back().files.push_back({path, begin, rows});
+             }
+             const WithoutLock nogil;
+             return std::make_unique<ServedTable>(saves, row_format(format), dim);
+           }),
            R"(saves: the newest first: index file, id of the save, and of each file of rows its path,
-          the first byte of its weights and their number.
+          the first byte of its weights and their number. format: of the rows, F32, F16, BF16, Q8 or Q4;
+          dim: their elements.
 
           OSError, or ValueError for files that are damaged or of another save.)",
-           py::arg("saves"), py::arg("row_bytes"))
+           py::arg("saves"), py::arg("format"), py::arg("dim"))
+      .def_property_readonly("row_bytes", &ServedTable::row_bytes, "Bytes of a stored row.")
       .def(
           "lookup",
           [](const ServedTable& t, const Dense& ids, const Bytes& missing, Records out) {
             char* const rows =
-                reinterpret_cast<char*>(matrix<uint8_t, true>(out, "out", ids.size(), missing.size()));
+                reinterpret_cast<char*>(matrix<uint8_t, true>(out, "out", ids.size(), t.row_bytes()));
+            if (missing.size() != t.row_bytes()) throw py::value_error("missing has not the bytes of a row");
             std::unique_ptr<bool[]> found(new bool[static_cast<size_t>(ids.size()) + 1]);
             {
               const WithoutLock nogil;
@@ -67,7 +84,46 @@ void bind_serving(py::module_& m) {
           which were there.
 
           ValueError for a damaged index.)",
-          py::arg("ids"), py::arg("missing"), py::arg("out"));
+          py::arg("ids"), py::arg("missing"), py::arg("out"))
+      .def(
+          "lookup_floats",
+          [](const ServedTable& t, const Dense& ids, float missing, Sums out) {
+            float* const rows = matrix<float, true>(out, "out", ids.size(), t.dim());
+            std::unique_ptr<bool[]> found(new bool[static_cast<size_t>(ids.size()) + 1]);
+            {
+              const WithoutLock nogil;
+              t.lookup_floats(ids.data(), ids.size(), missing, rows, found.get());
+            }
+            return py::array_t<bool>(ids.size(), found.get());
+          },
+          R"(Fills out [n, dim] with the weights of ids [n] as float32, or `missing`; gives which were there.
+
+          ValueError for a damaged index.)",
+          py::arg("ids"), py::arg("missing"), py::arg("out"))
+      .def(
+          "lookup_pooled",
+          [](const ServedTable& t, const Dense& ids, const Dense& offsets,
+             const std::optional<py::array_t<float, py::array::c_style | py::array::forcecast>>& weights,
+             bool mean, float missing, Sums out) {
+            const int64_t bags = offsets.size() - 1;
+            check_offsets(offsets, ids.size());
+            if (weights && weights->size() != ids.size()) {
+              throw py::value_error(std::to_string(weights->size()) + " weights of " +
+                                    std::to_string(ids.size()) + " ids");
+            }
+            float* const sums = matrix<float, true>(out, "out", bags, t.dim());
+            const BagLookups lookups{ids.data(), offsets.data(), bags, weights ? weights->data() : nullptr,
+                                     mean};
+            const WithoutLock nogil;
+            t.lookup_pooled(lookups, missing, sums);
+          },
+          R"(Fills out [bags, dim] with the sums, or means, of the rows of each bag of ids [n], which has those
+          from its offset to the next one of offsets [bags + 1]; each row times its weight, of weights [n], if
+          there are any.
+
+          ValueError for a damaged index, and for offsets that do not ascend from 0 to n.)",
+          py::arg("ids"), py::arg("offsets"), py::arg("weights"), py::arg("mean"), py::arg("missing"),
+          py::arg("out"));
 }
 
 }  // namespace rec_sdk

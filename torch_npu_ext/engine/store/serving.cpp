@@ -8,9 +8,14 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <exception>
+#include <mutex>
 #include <stdexcept>
+#include <utility>
 
 #include "torch_npu_ext/engine/base/errors.h"
+#include "torch_npu_ext/engine/base/parallel.h"
+#include "torch_npu_ext/engine/store/served_rows.h"
 
 namespace rec_sdk {
 namespace {
@@ -18,6 +23,7 @@ namespace {
 constexpr char kMagic[] = "rec_sdk index 1\n";
 constexpr int64_t kBlock = 64;  // lookups whose memory is asked for at once
 constexpr size_t kCacheLine = 64;
+constexpr int64_t kPartsPerThread = 4;  // bags of one part may be longer than those of another
 
 // Part of the file format: the finalizer of SplitMix64 (Steele, Lea, Flood 2014).
 uint64_t hash_of(int64_t id) {
@@ -108,7 +114,34 @@ void IndexWriter::remove(const int64_t* ids, int64_t count) {
 
 void IndexWriter::finish() { file_->sync(); }
 
-ServedTable::ServedTable(const std::vector<ServedSave>& saves, int64_t row_bytes) : row_bytes_(row_bytes) {
+RowFormat row_format(const std::string& name) {
+  const std::pair<const char*, RowFormat> known[] = {{"F32", RowFormat::kFloat32},
+                                                     {"F16", RowFormat::kFloat16},
+                                                     {"BF16", RowFormat::kBFloat16},
+                                                     {"Q8", RowFormat::kInt8},
+                                                     {"Q4", RowFormat::kInt4}};
+  for (const auto& [text, format] : known) {
+    if (name == text) return format;
+  }
+  throw std::invalid_argument("rows of the type " + name + ", expected F32, F16, BF16, Q8 or Q4");
+}
+
+int64_t row_bytes(RowFormat format, int64_t dim) {
+  switch (format) {
+    case RowFormat::kFloat32:
+      return 4 * dim;
+    case RowFormat::kFloat16:
+    case RowFormat::kBFloat16:
+      return 2 * dim;
+    case RowFormat::kInt8:
+      return dim + 8;
+    default:
+      return (dim + 1) / 2 + 4;
+  }
+}
+
+ServedTable::ServedTable(const std::vector<ServedSave>& saves, RowFormat format, int64_t dim)
+    : format_(format), dim_(dim), row_bytes_(rec_sdk::row_bytes(format, dim)) {
   for (const ServedSave& save : saves) {
     Layer layer;
     layer.name = save.index;
@@ -131,7 +164,7 @@ ServedTable::ServedTable(const std::vector<ServedSave>& saves, int64_t row_bytes
     for (const ServedFile& file : save.files) {
       auto mapped = std::make_unique<WholeFile>(file.path, false);
       if (file.weight_begin < 0 || file.rows < 0 ||
-          mapped->size() < static_cast<size_t>(file.weight_begin + file.rows * row_bytes)) {
+          mapped->size() < static_cast<size_t>(file.weight_begin + file.rows * row_bytes_)) {
         throw std::invalid_argument(file.path + ": damaged, it has " + std::to_string(mapped->size()) +
                                     " bytes");
       }
@@ -160,8 +193,8 @@ const char* ServedTable::find(int64_t id, uint64_t hash) const {
   return nullptr;
 }
 
-void ServedTable::lookup(const int64_t* ids, int64_t count, const char* missing, char* out,
-                         bool* found) const {
+template <class Use>
+void ServedTable::each_block(const int64_t* ids, int64_t count, bool* found, const Use& use) const {
   uint64_t hashes[2][kBlock];
   const char* rows[kBlock];
   const auto ask = [&](int64_t begin, uint64_t* hash) {  // for the entries of a block
@@ -177,14 +210,69 @@ void ServedTable::lookup(const int64_t* ids, int64_t count, const char* missing,
     const int64_t end = std::min(begin + kBlock, count);
     const uint64_t* const hash = hashes[begin / kBlock % 2];
     for (int64_t i = begin; i < end; ++i) {
-      const char* const row = find(ids[i], hash[i - begin]);
-      rows[i - begin] = row == nullptr ? missing : row;
+      const char* const row = rows[i - begin] = find(ids[i], hash[i - begin]);
       for (size_t at = 0; row != nullptr && at < bytes; at += kCacheLine) __builtin_prefetch(row + at);
       if (found != nullptr) found[i] = row != nullptr;
     }
     ask(begin + kBlock, hashes[(begin / kBlock + 1) % 2]);
-    for (int64_t i = begin; i < end; ++i) std::memcpy(out + i * row_bytes_, rows[i - begin], bytes);
+    use(begin, end, rows);
   }
+}
+
+void ServedTable::lookup(const int64_t* ids, int64_t count, const char* missing, char* out,
+                         bool* found) const {
+  each_block(ids, count, found, [&](int64_t begin, int64_t end, const char* const* rows) {
+    for (int64_t i = begin; i < end; ++i) {
+      const char* const row = rows[i - begin];
+      std::memcpy(out + i * row_bytes_, row == nullptr ? missing : row, static_cast<size_t>(row_bytes_));
+    }
+  });
+}
+
+void ServedTable::lookup_floats(const int64_t* ids, int64_t count, float missing, float* out,
+                                bool* found) const {
+  with_rows(format_, dim_, missing, [&](const auto& stored) {
+    each_block(ids, count, found, [&](int64_t begin, int64_t end, const char* const* rows) {
+      for (int64_t i = begin; i < end; ++i) {
+        const auto row = stored.row(rows[i - begin], 0);
+        float* const to = out + i * dim_;
+        for (int64_t k = 0; k < dim_; ++k) to[k] = row[k];
+      }
+    });
+  });
+}
+
+template <class Stored>
+void ServedTable::pool(const BagLookups& lookups, const Stored& stored, float* out) const {
+  const int64_t count = lookups.offsets[lookups.bags];
+  const int64_t parts = worth_threads(count) ? kPartsPerThread * parallel_threads() : 1;
+  std::mutex mutex;
+  std::exception_ptr error;
+  run_pieces(parts, [&](int64_t part) noexcept {
+    const int64_t *const first = lookups.offsets, *const end = first + lookups.bags;
+    // Bags that begin in this part of the lookups; the last part has those behind all lookups too.
+    const int64_t from = std::lower_bound(first, end, count * part / parts) - first;
+    const int64_t to =
+        part + 1 == parts ? lookups.bags : std::lower_bound(first, end, count * (part + 1) / parts) - first;
+    if (from == to) return;
+    try {
+      const int64_t low = first[from];
+      std::vector<const char*> rows(static_cast<size_t>(first[to] - low));
+      each_block(lookups.ids + low, first[to] - low, nullptr,
+                 [&](int64_t b, int64_t e, const char* const* some) {
+                   std::copy(some, some + (e - b), &rows[static_cast<size_t>(b)]);
+                 });
+      pool_bags(lookups, stored, rows.data(), from, to, dim_, out);
+    } catch (...) {
+      const std::lock_guard<std::mutex> guard(mutex);
+      error = std::current_exception();
+    }
+  });
+  if (error) std::rethrow_exception(error);
+}
+
+void ServedTable::lookup_pooled(const BagLookups& lookups, float missing, float* out) const {
+  with_rows(format_, dim_, missing, [&](const auto& stored) { pool(lookups, stored, out); });
 }
 
 }  // namespace rec_sdk

@@ -1,0 +1,67 @@
+"""Rows of 8 or 4 bits: codes, then a scale and a bias, as in `torch.ops.quantized.embedding_bag_byte` and `_4bit`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+NAMES = {8: "Q8", 4: "Q4"}
+"""Data types of weights in a manifest, by their bits."""
+BITS = {name: bits for bits, name in NAMES.items()}
+_PARAMETERS: dict[int, type[np.floating[Any]]] = {8: np.float32, 4: np.float16}
+"""Data types of scale and bias."""
+
+Floats = npt.NDArray[np.float32]
+
+
+def row_bytes(name: str, dim: int) -> int:
+    """Bytes of a row of `dim` weights of the data type `name`."""
+    bits = BITS[name]
+    return (dim * bits + 7) // 8 + 2 * np.dtype(_PARAMETERS[bits]).itemsize
+
+
+def quantize(rows: Floats, bits: int) -> npt.NDArray[np.uint8]:
+    """The rows `[n, D]` as `[n, row_bytes]`.
+
+    Bias and scale are rounded so that the codes from 0 to 255, or 15, span the row: each weight is within half a scale.
+
+    Raises:
+        ValueError: a weight that is not finite, or, with 4 bits, beyond what float16 can have.
+    """
+    kind, most = _PARAMETERS[bits], 2**bits - 1
+    exact = rows.astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        bias = _rounded(exact.min(axis=1), kind, -np.inf)
+        scale = _rounded((exact.max(axis=1) - bias.astype(np.float64)) / most, kind, np.inf)
+    if not (np.isfinite(bias).all() and np.isfinite(scale).all()):
+        raise ValueError(f"a weight that is not finite, or too large for a scale and a bias of {np.dtype(kind)}")
+    wide = scale.astype(np.float64)[:, None]
+    offset = exact - bias.astype(np.float64)[:, None]
+    codes = np.rint(np.divide(offset, wide, out=np.zeros_like(offset), where=wide > 0)).astype(np.uint8)
+    if bits == 4:
+        padded = np.zeros((len(codes), (codes.shape[1] + 1) // 2 * 2), np.uint8)
+        padded[:, : codes.shape[1]] = codes
+        codes = padded[:, ::2] | padded[:, 1::2] << 4
+    parameters = np.stack([scale, bias], axis=1)
+    return np.concatenate([codes, parameters.view(np.uint8).reshape(len(rows), -1)], axis=1)
+
+
+def _rounded(values: npt.NDArray[np.float64], kind: type[np.floating[Any]], towards: float) -> npt.NDArray[Any]:
+    """The values as another type, rounded up or down."""
+    nearest: npt.NDArray[Any] = values.astype(kind)
+    beyond = nearest < values if towards > 0 else nearest > values
+    further: npt.NDArray[Any] = np.nextafter(nearest, np.array(towards, kind))
+    return np.where(beyond, further, nearest)
+
+
+def dequantize(packed: npt.NDArray[np.uint8], bits: int, dim: int) -> Floats:
+    """The weights `[n, D]` of rows: `code * scale + bias`, in float32."""
+    kind, count = _PARAMETERS[bits], (dim * bits + 7) // 8
+    codes = packed[:, :count]
+    if bits == 4:
+        codes = np.stack([codes & 15, codes >> 4], axis=2).reshape(len(packed), -1)[:, :dim]
+    parameters = np.ascontiguousarray(packed[:, count:]).view(kind).astype(np.float32)
+    weights: Floats = codes.astype(np.float32) * parameters[:, :1] + parameters[:, 1:]
+    return weights

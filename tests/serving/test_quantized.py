@@ -1,0 +1,162 @@
+"""Saves with rows of 8 and 4 bits: against PyTorch's own rows of these kinds, and through deltas."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from served_tables import DTYPES, make, train
+
+from rec_sdk_torch.checkpoint import quantize as quantize_module
+from rec_sdk_torch.checkpoint.__main__ import main
+from rec_sdk_torch.checkpoint.errors import CheckpointError
+from rec_sdk_torch.checkpoint.manifest import read_manifest
+from rec_sdk_torch.checkpoint.quantized import dequantize, quantize
+from rec_sdk_torch.checkpoint.saver import Saver
+from rec_sdk_torch.export import quantize_save
+from rec_sdk_torch.serving import TableReader
+
+UNPACK = {8: "embedding_bag_byte_unpack", 4: "embedding_bag_4bit_unpack"}
+
+
+def rows_of(kind: str) -> np.ndarray:
+    rows = np.random.default_rng(3).normal(size=(200, 6)).astype(np.float32)
+    if kind == "offset":
+        rows = rows * np.float32(1e-3) + np.float32(100)
+    if kind == "constant":
+        rows[:] = rows[:, :1]
+    return np.concatenate([rows, np.zeros((1, 6), np.float32)])
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("kind", ["normal", "offset", "constant"])
+def test_each_weight_is_within_half_a_step(bits: int, kind: str) -> None:
+    rows = rows_of(kind)
+    packed = quantize(rows, bits)
+    found = dequantize(packed, bits, 6)
+    parameters = packed[:, -8:].copy().view(np.float32) if bits == 8 else packed[:, -4:].copy().view(np.float16)
+    scale = parameters[:, :1].astype(np.float64)
+    rounding = np.abs(rows).max() * 2.0**-23  # of the result to float32
+    assert (np.abs(found - rows.astype(np.float64)) <= scale / 2 + rounding).all()
+    wide = rows.astype(np.float64)
+    step = (wide.max(axis=1) - wide.min(axis=1)) / (2**bits - 1)
+    assert (scale[:, 0] >= step).all()
+    if kind == "normal":
+        assert (scale[:, 0] <= step * 1.01 + 1e-3).all()
+    theirs = getattr(torch.ops.quantized, UNPACK[bits])(torch.from_numpy(packed))
+    torch.testing.assert_close(torch.from_numpy(found), theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_weights_that_cannot_be_quantized(bits: int) -> None:
+    for wrong in (np.nan, np.inf):
+        with pytest.raises(ValueError, match="not finite"):
+            quantize(np.array([[0.0, wrong]], np.float32), bits)
+    large = np.array([[0.0, 3e38]], np.float32)
+    if bits == 8:
+        assert np.array_equal(dequantize(quantize(large, 8), 8, 2)[:, 0], [0.0])
+    else:
+        with pytest.raises(ValueError, match="too large"):
+            quantize(large, 4)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_reader_follows_quantized_saves(tmp_path: Path, bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantize_module, "_PIECE", 64)
+    embedding = make()
+    train(embedding, range(300))
+    Saver().save(embedding, tmp_path / "saves")
+    first = quantize_save(tmp_path / "saves", tmp_path / "small", bits)
+    assert [table.rows for table in first.tables] == [300, 300, 1000]
+    assert all(0 < table.relative_error < 1 / 2**bits for table in first.tables)
+    readers = [TableReader(tmp_path / "small", name, default=0.1) for name in DTYPES]
+    whole = [TableReader(tmp_path / "saves", name, default=0.1) for name in DTYPES]
+    ids = torch.cat([torch.arange(1000), torch.tensor([-5, 10**12])])
+    for _ in range(3):
+        for reader, plain in zip(readers, whole, strict=True):
+            weights, found = reader.find(ids)
+            expected, known = plain.find(ids)
+            expected = torch.where(known[:, None], expected.float(), torch.tensor(0.1))
+            assert reader.bits == bits
+            assert reader.dtype == weights.dtype == torch.float32
+            assert torch.equal(found, known)
+            assert torch.equal(
+                weights[known], torch.from_numpy(dequantize(quantize(expected[known].numpy(), bits), bits, 5))
+            )
+            assert torch.equal(weights[~known], expected[~known])
+            assert len(reader) == len(plain)
+        train(embedding, range(200, 400))
+        embedding.view("a").remove(torch.arange(100, 150))
+        Saver().save(embedding, tmp_path / "saves", incremental=True)
+        assert not readers[0].refresh(), "a copy is not there yet"
+        again = quantize_save(tmp_path / "saves", tmp_path / "small", bits)
+        assert len(again.written) == 1
+        assert not quantize_save(tmp_path / "saves", tmp_path / "small", bits).written
+        assert all(reader.refresh() for reader in [*readers, *whole])
+    largest = max(table.max_error for table in first.tables)
+    assert largest == max(
+        float((quantized_error(embedding_rows, bits)).max())
+        for embedding_rows in [first_rows(tmp_path, n) for n in DTYPES]
+    )
+
+
+def first_rows(folder: Path, name: str) -> np.ndarray:
+    save = min(path for path in (folder / "saves").iterdir() if path.name[0].isdigit())
+    weights, found = TableReader(save, name).find(np.arange(1000))
+    return weights[found].astype(np.float32)
+
+
+def quantized_error(rows: np.ndarray, bits: int) -> np.ndarray:
+    return np.abs(dequantize(quantize(rows, bits), bits, rows.shape[1]) - rows.astype(np.float64))
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    embedding = make()
+    train(embedding, range(300))
+    Saver().save(embedding, tmp_path / "saves")
+    paths = [str(tmp_path / "saves"), str(tmp_path / "small")]
+    assert main(["quantize", *paths, "--bits", "4"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    assert lines[1].startswith("  a: 300 rows, 2100 bytes, max abs error ")
+    assert main(["quantize", *paths, "--bits", "4"]) == 0
+    assert "is there already" in capsys.readouterr().out
+    assert main(["quantize", *paths]) == 1
+    assert "no copy of 8 bits of this save" in capsys.readouterr().err
+    assert main(["quantize", str(tmp_path / "small"), str(tmp_path / "smaller")]) == 1
+    assert "are quantized already" in capsys.readouterr().err
+    assert main(["verify", str(tmp_path / "small")]) == 0
+    assert main(["show", str(tmp_path / "small")]) == 0
+    assert "Q4" in capsys.readouterr().out
+    assert main(["export", str(tmp_path / "small"), str(tmp_path / "out")]) == 1
+    assert "for serving alone" in capsys.readouterr().err
+    with pytest.raises(CheckpointError, match="have 4 bits, for serving alone"):
+        Saver().load(make(), tmp_path / "small")
+    with pytest.raises(ValueError, match="expected 8 or 4"):
+        quantize_save(tmp_path / "saves", tmp_path / "none", 2)
+
+
+def test_other_bits_never_follow(tmp_path: Path) -> None:
+    """A delta of plain rows, or of other bits, that lies beside quantized saves."""
+    embedding = make()
+    train(embedding, range(300))
+    Saver().save(embedding, tmp_path / "saves")
+    quantize_save(tmp_path / "saves", tmp_path / "small", 8)
+    train(embedding, range(100))
+    delta = Path(Saver().save(embedding, tmp_path / "saves", incremental=True))
+    (delta).rename(tmp_path / "small" / delta.name)
+    reader_of = TableReader
+    with pytest.raises(CheckpointError, match="a delta of the save"):
+        reader_of(tmp_path / "small", "a")
+
+
+def test_a_call_that_breaks_off_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    embedding = make()
+    embedding.view("a").write(torch.arange(3), {"weight": torch.full((3, 5), torch.inf)})
+    Saver().save(embedding, tmp_path / "saves")
+    with pytest.raises(CheckpointError, match=r"rows 0 to 2: .* not finite"):
+        quantize_save(tmp_path / "saves", tmp_path / "small")
+    assert not list((tmp_path / "small").iterdir())
+    assert read_manifest(next((tmp_path / "saves").iterdir())).kind == "full"
