@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from .errors import CheckpointError
-from .manifest import CANDIDATES, REMOVED, ROLES, ROWS, WEIGHT, WINDOW, Chain, Manifest, SavedFile, SavedTable
+from .manifest import CACHED, CANDIDATES, REMOVED, ROLES, ROWS, WEIGHT, WINDOW, Chain, Manifest, SavedFile, SavedTable
 from .quantized import BITS, row_bytes
 from .tensors import DTYPES, Pack, TensorReader
 
@@ -24,6 +24,12 @@ _STATES = (torch.float32, torch.float16, torch.bfloat16)
 _COUNTS = ("count", "last_use", "clicks")
 """Columns of numbers from 0 to 2^32 - 1."""
 _PIECE = 1 << 20
+_WRONG = {
+    CANDIDATES: "is a row, and waits to be admitted",
+    WINDOW: "has gradients and no row",
+    CACHED: "was in the cache and has no row",
+}
+"""The contradiction in an id of a file of this role."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,8 @@ def _expected(role: str, table: SavedTable) -> dict[str, _Expected]:
     elif role == CANDIDATES:
         more = _Expected((torch.int64,), optional=True)
         found |= {"column.count": count, "column.last_use": count, "column.clicks": more, "column.timestamp": more}
+    elif role == CACHED:
+        found["heats"] = _Expected((torch.float16,))
     elif role == ROWS:
         if table.weight_dtype in BITS:
             found[WEIGHT] = _Expected((torch.uint8,), (row_bytes(table.weight_dtype, dim),))
@@ -122,12 +130,14 @@ def check_values(reader: TensorReader, file: SavedFile) -> None:
     """
     for name, spec in reader.specs.items():
         column = name.removeprefix("column.")
-        if file.role not in (ROWS, CANDIDATES) or name == column or column not in (*_COUNTS, "score"):
+        heats = (file.role, name) == (CACHED, "heats")
+        if not heats and (file.role not in (ROWS, CANDIDATES) or name == column or column not in (*_COUNTS, "score")):
             continue
         least = int(file.role == CANDIDATES and column == "count")
+        most = np.inf if heats else 2**32
         for begin in range(0, spec.shape[0], _PIECE):
             values = reader.read(name, begin, min(begin + _PIECE, spec.shape[0])).numpy()
-            right = np.isfinite(values) if column == "score" else (values >= least) & (values < 2**32)
+            right = np.isfinite(values) if column == "score" else (values >= least) & (values < most)
             if not right.all():
                 raise CheckpointError(f"{reader.path}: {name} has the value {values[~right][0]}, which cannot be")
 
@@ -153,16 +163,15 @@ class SavedTables:
 
         Raises:
             CheckpointError: ids that are there twice in a layer, that an index table lacks, that are rows and wait to
-                be admitted, or that have gradients and no row.
+                be admitted, or that have gradients or were in the cache and are no row.
         """
         final = self._final_ids()
         folder, manifest, table = self.chain[-1]
-        for role, are_rows in ((CANDIDATES, False), (WINDOW, True)):
+        for role, are_rows in ((CANDIDATES, False), (WINDOW, True), (CACHED, True)):
             ids = self._joined(folder, manifest, table, manifest.files_of(table.key, role))
             wrong = ids[are_in(final, ids) != are_rows]
             if len(wrong):
-                text = "has gradients and no row" if are_rows else "is a row, and waits to be admitted"
-                raise CheckpointError(f"{folder}: id {wrong[0]} of table {table.key!r} {text}")
+                raise CheckpointError(f"{folder}: id {wrong[0]} of table {table.key!r} {_WRONG[role]}")
         return len(final)
 
     def _final_ids(self) -> Int64Array:

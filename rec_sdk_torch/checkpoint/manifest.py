@@ -30,8 +30,8 @@ MANY_TABLES = 16
 """A save of so many has packs, and no index of a small table."""
 FULL, DELTA = "full", "delta"
 
-ROWS, REMOVED, WINDOW, CANDIDATES = "rows", "removed", "window", "candidates"
-ROLES = (REMOVED, ROWS, WINDOW, CANDIDATES)
+ROWS, REMOVED, WINDOW, CANDIDATES, CACHED = "rows", "removed", "window", "candidates", "cached"
+ROLES = (REMOVED, ROWS, WINDOW, CANDIDATES, CACHED)
 """Roles of files that this package reads, in the order in which it does."""
 
 WEIGHT = "weight"
@@ -58,7 +58,7 @@ class SavedFile:
 
     Attributes:
         path: within the folder of the save, with `/`; where it is in a pack, that of the pack.
-        role: what it holds: `rows`, `removed`, `window`, `candidates`; files of other roles are ignored.
+        role: what it holds: `rows`, `removed`, `window`, `candidates`, `cached`; files of other roles are ignored.
         table: the key of its table.
         rank: which rank wrote it.
         layer: layers replace rows of those before.

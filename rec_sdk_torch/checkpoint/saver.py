@@ -23,6 +23,7 @@ from .marks import drop_marks, places_of, set_mark
 from .owners import Owner, owners_of, tables_of
 from .reading import match, verify
 from .team import Team
+from .warming import warm_by_counts, warm_tables
 
 
 class Saver:
@@ -107,7 +108,7 @@ class Saver:
             OwnThread(work, "rec_sdk_torch save", stop=lambda: None, daemon=False).start()
             return future
 
-    def load(self, module: torch.nn.Module, path: Paths, incremental: bool = False) -> str:
+    def load(self, module: torch.nn.Module, path: Paths, incremental: bool = False, *, warm: bool = True) -> str:
         """Makes the tables of `module` what the latest save in `path`, or the save `path`, has of them.
 
         Saves that it follows are looked for beside it, in the folders of `path`, in those that this model was saved to
@@ -122,6 +123,8 @@ class Saver:
                 or a save of Rec SDK's, which has no steps and options.
             incremental: of a save of Rec SDK's: its rows are written over those of the tables, in which all others
                 stay. A save of this package is read with all that it follows either way.
+            warm: fill the device caches with the rows that were hot when the save was made, as many as fit. Without,
+                they are empty, and the first steps miss every row.
 
         Returns:
             The save that was loaded.
@@ -133,15 +136,15 @@ class Saver:
             ValueError: an empty sequence.
         """
         with calls:
-            return _load(module, path, incremental)
+            return _load(module, path, incremental, warm)
 
 
-def _load(module: torch.nn.Module, path: Paths, incremental: bool) -> str:
+def _load(module: torch.nn.Module, path: Paths, incremental: bool, warm: bool) -> str:
     owners = owners_of(module)
     team, paths = Team(owners), folders.paths_of(path)
     foreign = team.first(lambda: _foreign(paths))
     if foreign is not None:
-        return _load_rec_sdk(owners, team, foreign, incremental)
+        return _load_rec_sdk(owners, team, foreign, incremental, warm)
     folder = team.first(lambda: folders.latest_save(paths).resolve())
     also = team.first(lambda: [*(each.resolve() for each in paths), *_known_folders(owners)])
     chain: list[tuple[Path, Manifest]] = []
@@ -166,6 +169,8 @@ def _load(module: torch.nn.Module, path: Paths, incremental: bool) -> str:
             if takes_all(found) and len(found) == len(last.tables):
                 version = versions(owner.embedding.layout)
                 set_mark(owner.embedding, place, tables_of(owners), version)
+        if warm:
+            warm_tables(found, chain)
     return str(folder)
 
 
@@ -183,7 +188,7 @@ def _foreign(paths: Sequence[Path]) -> Path | None:
     return found[0] if found else None
 
 
-def _load_rec_sdk(owners: Sequence[Owner], team: Team, folder: Path, incremental: bool) -> str:
+def _load_rec_sdk(owners: Sequence[Owner], team: Team, folder: Path, incremental: bool, warm: bool) -> str:
     with one_moment(owners):
         found: list[Any] = []
         team.together(lambda: found.extend(rec_sdk.read(owners, folder)))
@@ -195,6 +200,8 @@ def _load_rec_sdk(owners: Sequence[Owner], team: Team, folder: Path, incremental
         team.together(lambda: rec_sdk.put_life(found))
         for owner in owners:
             drop_marks(owner.embedding)
+        if warm:
+            warm_by_counts(owners)
     return str(folder)
 
 

@@ -15,8 +15,9 @@ import torch
 
 from ..tbe import TableOptimizer
 from ..tbe.cache.device_cache import Group
+from ..tbe.cache.warming import CachedRows
 from ..tbe.config.optimizer import plain
-from ..tbe.rows.pieces import changed, knows_changes, split, versions, window_count, window_rows
+from ..tbe.rows.pieces import cached, changed, knows_changes, split, versions, window_count, window_rows
 from ..tbe.rows.row_parts import WEIGHT
 from ..tbe.rows.snapshot import Aside, Rows, Snapshot
 from ..tbe.rows.table_view import TableView
@@ -24,6 +25,7 @@ from . import files
 from .folders import UNFINISHED, Place, is_whole, next_name, remember
 from .index import write_indexes
 from .manifest import (
+    CACHED,
     CANDIDATES,
     DELTA,
     FULL,
@@ -37,6 +39,7 @@ from .manifest import (
 from .marks import Mark, marks_of, places_of, set_mark
 from .owners import Owner, tables_of
 from .tensors import DTYPE_NAMES, TensorSpec
+from .warming import cached_specs, saved_heat
 from .writing import Piece, RankFiles, row_specs, window_specs
 
 ASIDE_BYTES = 64 << 20
@@ -176,6 +179,7 @@ class TableMoment:
         initial: ids that it does not know have initial rows in the save.
         removed: ids that have left it since the save before.
         candidates: those that wait to be admitted.
+        cached: rows that were in the device cache; None where none was.
     """
 
     key: str
@@ -187,6 +191,7 @@ class TableMoment:
     initial: bool
     removed: torch.Tensor | None = None
     candidates: Piece | None = None
+    cached: CachedRows | None = None
 
 
 @dataclass
@@ -254,6 +259,7 @@ def _take_table(moment: Moment, owner: Owner, name: str, key: str, since: int | 
         if waiting:
             pieces = ({"ids": torch.from_numpy(ids), "sums": sums} for ids, sums in window_rows(view))
             moment.out.other(WINDOW, key, window_specs(view.config.embedding_dim), waiting, pieces)
+        table.cached = cached(view)
         if view.config.life is not None:
             moment.written.clocks[key] = view.clocks()
             if view.config.life.admits:
@@ -281,6 +287,10 @@ def write(moment: Moment) -> Written:
             specs = [TensorSpec(name, values.dtype, (0,)) for name, values in table.candidates.items()]
             out.other(CANDIDATES, table.key, specs, len(ids), [table.candidates])
             table.candidates = None
+        if table.cached is not None and len(table.cached.ids):
+            hot = saved_heat(table.cached)
+            out.other(CACHED, table.key, cached_specs(), len(hot["ids"]), [hot])
+        table.cached = None
     out.finish()
     return moment.written
 

@@ -97,6 +97,15 @@ class RankTables:
         """Ends `freeze`. All ranks have to call it."""
         self.home.thaw(*tables)
 
+    # ---- the device cache
+
+    def warm(self, table: str, ids: torch.Tensor) -> int:
+        """Brings rows that are at home on this rank to its cache, see the unsharded collection's; how many came.
+
+        Ranks may call it with the same `ids`: those of other ranks are passed over.
+        """
+        return self.home.warm(table, ids)
+
     # ---- eviction of ids
 
     def set_evict_step_interval(self, steps: int | None) -> None:

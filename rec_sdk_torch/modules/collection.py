@@ -258,6 +258,14 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
         """Ends `freeze`, see `TableBatchedEmbedding.thaw`."""
         self._embedding.thaw(*tables)
 
+    def warm(self, table: str, ids: torch.Tensor) -> int:
+        """Brings rows that will be hot to the device cache, hottest first, see `TableView.warm`; how many came.
+
+        `Saver.load` does so by itself; after a `load_state_dict` nobody knows which rows were hot.
+        """
+        self._sync_optimizers()
+        return self._embedding.view(table).warm(ids)
+
     def evict(self, table: str) -> int:
         """Takes out the ids of a table that its rules choose now, see `TableView.evict`."""
         self._sync_optimizers()

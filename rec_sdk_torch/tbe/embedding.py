@@ -451,7 +451,8 @@ class TableBatchedEmbedding(WaitingGradients, TablesModule):
         """Exact counts since the start or `reset_cache_stats`, summed over groups, or those of one table.
 
         `batches`, `lookups`, `unique_rows`, `unique_misses`, `new_rows`, `rows_in`, `rows_out`, `bytes_in`,
-        `bytes_out`, `bounds_errors`, `largest_batch` (the most distinct rows that a batch had of one table) and, now,
+        `bytes_out`, `bounds_errors`, `largest_batch` (the most distinct rows that a batch had of one table),
+        `warmed_rows` (which came to the cache by a load or `TableView.warm`) and, now,
         `pinned_rows` (which batches in flight hold in the cache). For tables that admit or evict ids also: `admitted`
         (ids that got a row), `not_admitted_lookups` (which read the default value), `evicted` (ids that left by rule).
         Without `table` also `copied_batches` (batches whose ids came from a device), `depth_reached` (the most batches

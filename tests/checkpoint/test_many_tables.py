@@ -169,7 +169,7 @@ def test_a_table_costs_the_same_calls_among_many(tmp_path: Path) -> None:
             rst.Saver().load(target, tmp_path / str(count))
         finally:
             sys.setprofile(None)
-        assert parsed == count
+        assert parsed == 2 * count  # rows, and those that were in the cache
         calls.append(found / count)
     assert calls[1] < 1.02 * calls[0]
 

@@ -41,7 +41,8 @@ def test_counts_are_of_each_table(device: torch.device) -> None:
     # Ids of t0: 1 and 2, then 3, 4 and 9, for which one of four slots is missing.
     expected = {"batches": 2, "lookups": 6, "unique_rows": 5, "unique_misses": 5, "new_rows": 5, "rows_in": 5}
     expected |= {"rows_out": 1, "bytes_in": 5 * RECORD, "bytes_out": RECORD, "bounds_errors": 0, "largest_batch": 3}
-    assert first == expected | {"pinned_rows": 0, "admitted": 0, "not_admitted_lookups": 0, "evicted": 0}
+    expected |= {"warmed_rows": 0, "pinned_rows": 0, "admitted": 0, "not_admitted_lookups": 0, "evicted": 0}
+    assert first == expected
     assert (second["lookups"], second["unique_rows"], second["new_rows"], second["rows_out"]) == (4, 3, 2, 0)
     for name in ("lookups", "unique_rows", "unique_misses", "new_rows", "rows_in", "rows_out", "bytes_in"):
         assert total[name] == first[name] + second[name], name

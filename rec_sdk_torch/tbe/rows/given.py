@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from ..cache.batch import Int64Array
+from ..cache.warming import LATEST
 from ..config.table import TableConfig
 
 
@@ -93,6 +94,25 @@ def ids_of(table: str, ids: torch.Tensor) -> Int64Array:
     if problem is not None:
         raise TypeError(f"table {table!r}: {problem}")
     found: Int64Array = ids.detach().cpu().contiguous().numpy().astype(np.int64, copy=False)
+    return found
+
+
+def heats_of(table: str, ids: torch.Tensor, heats: torch.Tensor | None) -> np.ndarray:
+    """In how many batches the row of each id was used lately, float32 `[n]`; None: in the latest one.
+
+    Raises:
+        ValueError: other than one number from 0 on for each.
+    """
+    if heats is None:
+        return np.full(ids.shape, LATEST, np.float32)
+    problem = tensor_problem(heats)
+    if problem is None and heats.shape != ids.shape:
+        problem = f"have the shape {tuple(heats.shape)}, expected {tuple(ids.shape)}"
+    if problem is None and not bool((heats.isfinite() & (heats >= 0)).all()):
+        problem = "are not all numbers from 0 on"
+    if problem is not None:
+        raise ValueError(f"table {table!r}: heats {problem}")
+    found: np.ndarray = heats.detach().cpu().float().contiguous().numpy()
     return found
 
 

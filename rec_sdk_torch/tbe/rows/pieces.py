@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from ..cache.batch import Int64Array
+from ..cache.warming import CachedRows, cached_rows
 from .layout import Layout
 from .table_view import TableView
 
@@ -77,6 +78,11 @@ def forget_changes(layout: Layout, upto: Sequence[int]) -> None:
         for table, member in enumerate(group.members):
             if member.config.track_changes:
                 group.engine.forget_changes(table, version)
+
+
+def cached(view: TableView) -> CachedRows:
+    """The table's rows that are in the device cache. Hold `exclusive()` meanwhile."""
+    return cached_rows(*view._open())
 
 
 # ---- open windows

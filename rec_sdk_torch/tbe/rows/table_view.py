@@ -11,10 +11,11 @@ import torch
 from ..cache.batch import Int64Array
 from ..cache.device_cache import Group
 from ..cache.group_spec import drawn, stored_bytes
+from ..cache.warming import warm_rows
 from ..config.life import NEVER
 from ..config.numbers import as_int
 from ..config.optimizer import TableOptimizer
-from .given import columns_of, distinct_ids_problem, ids_of, known_ids_problem, plain, tensor_problem
+from .given import columns_of, distinct_ids_problem, heats_of, ids_of, known_ids_problem, plain, tensor_problem
 from .layout import Layout
 from .row_parts import WEIGHT, as_stored, part_of, read_parts, write_parts
 
@@ -163,6 +164,21 @@ class TableView:
             group, table = self._open()
             group.before_change(table, wanted)
             return group.engine.remove(table, wanted)
+
+    def warm(self, ids: torch.Tensor, heats: torch.Tensor | None = None) -> int:
+        """Brings rows of `ids`, int64 `[n]`, hottest first, to free slots of the device cache; how many came.
+
+        Passes over ids that a hash table does not know, rows in the cache, and those whose gradients wait outside it.
+        `heats`: in how many batches each was used lately, float `[n]`, for policies that count; None: in the latest.
+
+        Raises:
+            IndexError: an index table has no such row.
+            RuntimeError: batches are in flight.
+            ValueError: other heats than one number from 0 on for each id.
+        """
+        wanted, counted = ids_of(self.config.name, ids), heats_of(self.config.name, ids, heats)
+        with self.layout.locks.exclusive():
+            return warm_rows(*self._open(), wanted, counted)
 
     # ---- the life of ids: docs/life.md
 

@@ -107,6 +107,7 @@ COUNTERS = (
     "bytes_out",
     "bounds_errors",
     "largest_batch",
+    "warmed_rows",
     "pinned_rows",
     "admitted",
     "not_admitted_lookups",

@@ -21,6 +21,7 @@ namespace py = pybind11;
 
 using Dense = py::array_t<int64_t, py::array::c_style | py::array::forcecast>;
 using Slots = py::array_t<int32_t, py::array::c_style>;
+using Heats = py::array_t<float, py::array::c_style>;
 using Bytes = py::array_t<uint8_t, py::array::c_style>;
 
 // Arrays that matrix() and IntArgument check, with an error that names what is allowed. The stub has their

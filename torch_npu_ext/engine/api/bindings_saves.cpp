@@ -67,7 +67,50 @@ void bind_saves(EngineClass& engine) {
           },
           R"(Gives rows [n] that are not in the cache sums [n, 2 * dim]. IndexError for others, or
           those with sums.)",
-          py::arg("table"), py::arg("rows"), py::arg("sums"));
+          py::arg("table"), py::arg("rows"), py::arg("sums"))
+      .def(
+          "cached_rows",
+          [](Engine& e, int32_t table) {
+            Engine::CachedRows cached;
+            {
+              const WithoutLock nogil;
+              e.cached_rows(table, &cached);
+            }
+            return std::make_tuple(to_numpy(std::move(cached.ids)), to_numpy(std::move(cached.heats)),
+                                   to_numpy(std::move(cached.last_batches)));
+          },
+          R"(Rows in the cache, by slot: ids [n], float32 [n] in how many batches they were used, of which
+          those of long ago count less (0 where the policy counts none), uint32 [n] numbers of the batches
+          that used them last.)",
+          py::arg("table"))
+      .def(
+          "choose_warm",
+          [](Engine& e, int32_t table, const Dense& ids) {
+            Engine::WarmRows chosen;
+            {
+              const WithoutLock nogil;
+              e.choose_warm(table, ids.data(), ids.size(), &chosen);
+            }
+            return std::make_tuple(to_numpy(std::move(chosen.places)), to_numpy(std::move(chosen.rows)),
+                                   to_numpy(std::move(chosen.slots)));
+          },
+          R"(Free slots for the first of these ids that have rows outside the cache, hottest first: their
+          places among the ids [n], rows [n] and slots [n].
+
+          RuntimeError while batches are in flight; IndexError for ids that an index table lacks.)",
+          py::arg("table"), py::arg("ids"))
+      .def(
+          "warm",
+          [](Engine& e, int32_t table, const Dense& ids, const Slots& slots, const Heats& heats) {
+            if (ids.size() != slots.size() || ids.size() != heats.size()) {
+              throw py::value_error("warm needs a slot and a heat for every id");
+            }
+            const WithoutLock nogil;
+            e.warm(table, ids.data(), slots.data(), heats.data(), ids.size());
+          },
+          R"(The rows of these ids [n] are in these slots [n] from now on, with heats [n] as cached_rows has
+          them: what choose_warm gave, whose records are there.)",
+          py::arg("table"), py::arg("ids"), py::arg("slots"), py::arg("heats"));
 }
 
 }  // namespace rec_sdk

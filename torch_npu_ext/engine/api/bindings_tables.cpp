@@ -247,14 +247,15 @@ void bind_reports(EngineClass& engine) {
                                                   {"bytes_out", s.bytes_out},
                                                   {"bounds_errors", s.bounds_errors},
                                                   {"largest_batch", s.largest_batch},
+                                                  {"warmed_rows", s.warmed_rows},
                                                   {"admitted", s.admitted},
                                                   {"not_admitted_lookups", s.default_lookups},
                                                   {"evicted", s.evicted}};
           },
           R"(Counts of a table, or of all: batches, lookups, unique_rows, unique_misses, new_rows,
           rows_in, rows_out, bytes_in, bytes_out, bounds_errors, largest_batch (the most unique rows that a
-          batch had of one table), admitted (ids that got a row where not all do), not_admitted_lookups, and
-          evicted (ids).)",
+          batch had of one table), warmed_rows (which came to the cache for no batch), admitted (ids that got
+          a row where not all do), not_admitted_lookups, and evicted (ids).)",
           py::arg("table") = py::none())
       .def(
           "pinned",

@@ -241,6 +241,7 @@ Stats Engine::stats(int32_t t) {
     total.bytes_in += stats.bytes_in;
     total.bytes_out += stats.bytes_out;
     total.bounds_errors += stats.bounds_errors;
+    total.warmed_rows += stats.warmed_rows;
     total.largest_batch = std::max(total.largest_batch, stats.largest_batch);
   }
   return total;

@@ -169,6 +169,27 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<int64_t> window_ids(int32_t table);
   // Sums of rows that are not in the cache and have none yet. Throws std::out_of_range for other rows.
   void put_away(int32_t table, const int64_t* rows, int64_t count, const float* sums);
+  // Rows that are in the cache, by slot: ids, their heats as the policy gives them, and the batches that used
+  // them last, of which later ones have larger numbers.
+  struct CachedRows {
+    std::vector<int64_t> ids;
+    std::vector<float> heats;
+    std::vector<uint32_t> last_batches;
+  };
+  void cached_rows(int32_t table, CachedRows* cached);
+  // Free slots for the first of `ids`, hottest first, that have rows and are not in the cache, as many as
+  // fit; the caller writes their records there. Their places among `ids`, rows and slots. An id that a hash
+  // table does not know, or has no record of, is passed over, and so is a row whose sums are not in the
+  // cache. No batch may be in flight, std::runtime_error; std::out_of_range as find_rows().
+  struct WarmRows {
+    std::vector<int64_t> places, rows;
+    std::vector<int32_t> slots;
+  };
+  void choose_warm(int32_t table, const int64_t* ids, int64_t count, WarmRows* chosen);
+  // The rows of these ids, with their heats, are in these slots from now on, as choose_warm() gave them.
+  // std::invalid_argument where they cannot be: something happened in between.
+  void warm(int32_t table, const int64_t* ids, const int32_t* slots, const float* heats, int64_t count);
+
   // A snapshot: the rows of `ids`, or with null all rows, as they are now; how many. All must be settled.
   // Taken rows are no longer pending. A row is taken before it is changed, except by plans that count it: the
   // engine keeps its old columns. If a row has a slot, the caller reads its record, in the cache, before it

@@ -32,10 +32,11 @@ struct GroupSpec {
 };
 
 // Counts of one table, or of all. largest_batch is of those that began: the most unique rows of one.
+// warmed_rows came to the cache for no batch.
 struct Stats {
   int64_t batches = 0, lookups = 0, unique_rows = 0, unique_misses = 0, new_rows = 0;
   int64_t rows_in = 0, rows_out = 0, bytes_in = 0, bytes_out = 0, bounds_errors = 0;
-  int64_t largest_batch = 0;
+  int64_t largest_batch = 0, warmed_rows = 0;
   int64_t admitted = 0, default_lookups = 0, evicted = 0;  // ids, lookups, ids
 };
 

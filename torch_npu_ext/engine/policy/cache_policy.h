@@ -34,6 +34,13 @@ class CachePolicy {
   // needs to know more than the last use.
   virtual void touch(const uint32_t* /*slots, [count]*/, int64_t /*count*/) noexcept {}
 
+  // In how many batches a row was used, of which those of long ago count less; 0 from a policy that counts
+  // none. And rows with such heats, here or elsewhere, which enter() was told of for no batch: `uses` says
+  // that the latest batch used them.
+  virtual float heat(uint32_t /*slot*/, const SlotUses& /*uses*/) const noexcept { return 0; }
+  virtual void warm(const uint32_t* /*slots, [count]*/, const float* /*heats, [count]*/, int64_t /*count*/,
+                    const SlotUses& /*uses*/) noexcept {}
+
   virtual void clear() noexcept {}  // no row is resident any more
 
   virtual bool looks_ahead() const { return false; }  // whether it asks which announced batch needs a row

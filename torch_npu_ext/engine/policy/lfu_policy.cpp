@@ -2,6 +2,7 @@
 // used of equal ones first. All counts are halved whenever uses amount to eight for each slot, so that what
 // was hot long ago leaves in the end.
 #include <algorithm>
+#include <cmath>
 
 #include "torch_npu_ext/engine/policy/cache_policy.h"
 #include "torch_npu_ext/engine/policy/victim_queue.h"
@@ -42,6 +43,8 @@ class LfuPolicy final : public CachePolicy {
   void evict(int64_t count, SlotUses* uses, const FutureUses& future, uint32_t* victims) noexcept override;
   void enter(const uint32_t* slots, const uint32_t* rows, int64_t count) noexcept override;
   void touch(const uint32_t* slots, int64_t count) noexcept override;
+  float heat(uint32_t slot, const SlotUses&) const noexcept override { return counts_[slot - first_slot_]; }
+  void warm(const uint32_t* slots, const float* heats, int64_t count, const SlotUses&) noexcept override;
   void clear() noexcept override { queue_.clear(); }  // counts begin when a row enters
 
  private:
@@ -73,6 +76,13 @@ void LfuPolicy::touch(const uint32_t* slots, int64_t count) noexcept {
   if (uses_ < kUsesPerSlot * slots_) return;
   uses_ = 0;
   for (int64_t i = 0; i < slots_; ++i) counts_[i] >>= 1;
+}
+
+void LfuPolicy::warm(const uint32_t* slots, const float* heats, int64_t count, const SlotUses&) noexcept {
+  for (int64_t i = 0; i < count; ++i) {
+    const float most = std::min(heats[i], static_cast<float>(kMost));
+    counts_[slots[i] - first_slot_] = static_cast<uint8_t>(std::lround(most));
+  }
 }
 
 }  // namespace

@@ -90,6 +90,25 @@ void LrfuPolicy::advance(int64_t uses) noexcept {
   std::transform(ghosts_.data(), ghosts_.data() + ghost_count_, ghosts_.data(), move_down);
 }
 
+// In uses of now: what a score is beyond the clock, without its logarithm.
+float LrfuPolicy::heat(uint32_t slot, const SlotUses& uses) const noexcept {
+  const int64_t age = std::min<int64_t>(uses.epoch() - uses.last_batch(slot), kOldest);
+  const int64_t beyond = counting_ ? scores()[slot] - clock_ : -age;
+  return static_cast<float>(std::exp2(static_cast<double>(beyond) / kUnitsPerDouble));
+}
+
+void LrfuPolicy::warm(const uint32_t* slots, const float* heats, int64_t count,
+                      const SlotUses& uses) noexcept {
+  begin_counting(uses);
+  Score* const of_slots = scores();
+  for (int64_t i = 0; i < count; ++i) {
+    const double least = std::exp2(-static_cast<double>(kOldest) / kUnitsPerDouble);
+    const double units = kUnitsPerDouble * std::log2(std::max<double>(heats[i], least));
+    const int64_t score = clock_ + std::lround(std::min<double>(units, kOldest));
+    of_slots[slots[i]] = static_cast<Score>(std::clamp<int64_t>(score, 1, ByScore::kMost));
+  }
+}
+
 void LrfuPolicy::clear() noexcept {
   queue_.clear();
   if (counting_) std::fill(ghosts_.data(), ghosts_.data() + ghost_count_, kNone);  // rows are numbered anew

@@ -26,6 +26,8 @@ class LrfuPolicy : public CachePolicy {
   void leave(const uint32_t* slots, const uint32_t* rows, int64_t count) noexcept override;
   void enter(const uint32_t* slots, const uint32_t* rows, int64_t count) noexcept override;
   void touch(const uint32_t* slots, int64_t count) noexcept override;
+  float heat(uint32_t slot, const SlotUses& uses) const noexcept override;
+  void warm(const uint32_t* slots, const float* heats, int64_t count, const SlotUses& uses) noexcept override;
   void clear() noexcept override;
 
  protected:

@@ -1,0 +1,86 @@
+"""The rows that were in the device cache at a save: they are brought to the cache of the model that loads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from ..tbe.cache.warming import CachedRows
+from ..tbe.rows.table_view import TableView
+from ..warn import warn
+from .contents import open_file
+from .manifest import CACHED, Chain
+from .owners import Owner
+from .reading import Match
+from .tensors import TensorSpec
+from .writing import Piece
+
+
+def cached_specs() -> list[TensorSpec]:
+    """Tensors of a file of rows that were in the cache, none yet: 10 bytes for each."""
+    return [TensorSpec("ids", torch.int64, (0,)), TensorSpec("heats", torch.float16, (0,))]
+
+
+def saved_heat(cached: CachedRows) -> Piece:
+    """The tensors of that file: hottest first."""
+    ids, heats = cached.by_heat()
+    most = torch.finfo(torch.float16).max
+    return {"ids": torch.from_numpy(ids), "heats": torch.from_numpy(heats.clip(0, most)).half()}
+
+
+def warm_tables(found: Sequence[Match], chain: Chain) -> None:
+    """Fills the caches of tables that were loaded with the rows that were hot at the save."""
+    for each in found:
+        ids, heats = _hot(each, chain)
+        view = each.owner.embedding.view(each.name)
+        if len(ids):
+            _warm(view, ids, heats)
+        else:
+            _warm_by_counts(view)
+
+
+def warm_by_counts(owners: Sequence[Owner]) -> None:
+    """The same after a load of a save that does not say which rows were hot, where rules of tables count uses."""
+    for owner in owners:
+        for name in owner.configs:
+            _warm_by_counts(owner.embedding.view(name))
+
+
+def _hot(found: Match, chain: Chain) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids at home here that were in the cache of any rank, hottest first, and their heats."""
+    folder, manifest = chain[-1]
+    ids, heats, places = [np.empty(0, np.int64)], [np.empty(0, np.float16)], [np.empty(0)]
+    for file in manifest.files_of(found.keys[-1], CACHED):
+        with open_file(folder, manifest, file) as reader:
+            of_rank, counted = reader.read("ids").numpy(), reader.read("heats").numpy()
+        mine = found.mine(of_rank)
+        chosen = slice(None) if mine is None else mine
+        ids.append(of_rank[chosen])
+        heats.append(counted[chosen])
+        places.append(np.arange(file.rows)[chosen] / file.rows)  # ranks whose policies count nothing take turns
+    heat = np.concatenate(heats)
+    order = np.lexsort((np.concatenate(places), -heat))
+    return torch.from_numpy(np.concatenate(ids)[order]), torch.from_numpy(heat[order])
+
+
+def _warm_by_counts(view: TableView) -> None:
+    """By how often, or when, ids were used in batches, as far as the rules of the table keep it."""
+    if view.config.life is None:
+        return
+    columns = view.config.life.columns()
+    by = next((name for name in ("score", "count", "last_use", "timestamp") if name in columns), None)
+    if by is None:
+        return
+    ids = view.ids()
+    values = view.row_columns(ids)[by]
+    _warm(view, ids[values.argsort(descending=True, stable=True)], None)
+
+
+def _warm(view: TableView, ids: torch.Tensor, heats: torch.Tensor | None) -> None:
+    """The rows are loaded: whatever goes wrong here, they are whole, and come when batches need them."""
+    try:
+        view.warm(ids, heats)
+    except Exception as error:
+        warn(f"table {view.config.name!r} is loaded, and its hot rows could not be brought to the cache: {error}")

@@ -1,0 +1,103 @@
+// Rows that are in the cache for no batch: which are hot, and where others go that were hot before a load.
+#include <algorithm>
+#include <functional>
+#include <stdexcept>
+
+#include "torch_npu_ext/engine/api/engine.h"
+#include "torch_npu_ext/engine/life/removal.h"
+
+namespace rec_sdk {
+namespace {
+
+// A slot that the latest batch used may be held; beside batches in flight nothing says that it is not.
+void check_idle(const Group& group, const Table& table) {
+  if (group.uses.in_flight().empty()) return;
+  throw std::runtime_error(
+      "rows of table '" + table.spec().name +
+      "' cannot be brought to the cache while batches are in flight: run their backward, "
+      "or drop the outputs of their forward");
+}
+
+// The slots that the next `count` rows take, ascending. Precondition: so many are free.
+std::vector<int32_t> next_slots(const Table& table, size_t count) {
+  std::vector<int32_t> slots(count);
+  for (size_t k = 0; k < count; ++k)
+    slots[k] = static_cast<int32_t>(table.peek_slot(static_cast<int64_t>(k)));
+  std::sort(slots.begin(), slots.end());
+  return slots;
+}
+
+}  // namespace
+
+void Engine::cached_rows(int32_t t, CachedRows* cached) {
+  const auto guard = lock_settled("listing the cache");
+  const Table& source = table(t);
+  const int64_t end = source.first_slot() + source.spec().slots;
+  for (int64_t slot = source.first_slot(); slot < end; ++slot) {
+    const uint32_t batch = group_.uses.last_batch(slot);
+    if (batch == 0) continue;
+    cached->ids.push_back(group_.slot_ids[slot]);
+    cached->heats.push_back(source.policy->heat(static_cast<uint32_t>(slot), group_.uses));
+    cached->last_batches.push_back(batch);
+  }
+}
+
+void Engine::choose_warm(int32_t t, const int64_t* ids, int64_t count, WarmRows* chosen) {
+  const auto guard = lock_settled("warming the cache");
+  const Table& target = table(t);
+  if (!target.spec().hashed) check_index_ids(target, ids, count);
+  check_idle(group_, target);
+  const size_t room = static_cast<size_t>(target.free_slots());
+  IdMap met(std::min(count, target.free_slots()));
+  for (int64_t i = 0; i < count && chosen->places.size() < room; ++i) {
+    uint32_t row = 0, slot = 0;
+    if (!target.locate(ids[i], &row, &slot) || slot != kNoSlot) continue;
+    if ((target.spec().hashed && !target.store.has(row)) || group_.window.has(t, row, -1)) continue;
+    bool added = false;
+    met.reserve(1);
+    met.find_or_add(ids[i], IdMap::hash(ids[i]), 0, &added);
+    if (!added) continue;
+    chosen->places.push_back(i);
+    chosen->rows.push_back(row);
+  }
+  // Of rows that are as hot, the lower slots leave first: the hottest get the highest.
+  chosen->slots = next_slots(target, chosen->places.size());
+  std::reverse(chosen->slots.begin(), chosen->slots.end());
+}
+
+void Engine::warm(int32_t t, const int64_t* ids, const int32_t* slots, const float* heats, int64_t count) {
+  const auto guard = lock_settled("warming the cache");
+  Table& target = table(t);
+  check_idle(group_, target);
+  bool right = count <= target.free_slots();
+  if (right) {
+    std::vector<int32_t> expected = next_slots(target, static_cast<size_t>(count));
+    right = std::equal(expected.rbegin(), expected.rend(), slots);
+  }
+  std::vector<uint32_t> rows(static_cast<size_t>(count)), taken(slots, slots + count);
+  for (int64_t i = 0; right && i < count; ++i) {
+    uint32_t slot = 0;
+    right = target.locate(ids[i], &rows[static_cast<size_t>(i)], &slot) && slot == kNoSlot;
+  }
+  if (!right) {
+    throw std::invalid_argument("table '" + target.spec().name +
+                                "': these rows and slots are not those that choose_warm() would give now");
+  }
+  if (group_.uses.epoch() == 0) group_.uses.begin_batch(0);  // a slot with a row has the number of a batch
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t slot = slots[i];
+    target.take_slot();
+    target.set_slot(ids[i], taken[static_cast<size_t>(i)]);
+    target.keep_row(taken[static_cast<size_t>(i)], rows[static_cast<size_t>(i)]);
+    group_.slot_ids[slot] = ids[i];
+    group_.uses.touch(slot);
+  }
+  target.policy->enter(taken.data(), rows.data(), count);
+  if (!target.never_evicts()) target.policy->warm(taken.data(), heats, count, group_.uses);
+  if (group_.future.any()) {
+    for (int64_t i = 0; i < count; ++i) group_.future.enter(t, slots[i], ids[i]);
+  }
+  group_.stats[t].warmed_rows += count;
+}
+
+}  // namespace rec_sdk
