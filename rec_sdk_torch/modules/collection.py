@@ -261,7 +261,7 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
     def warm(self, table: str, ids: torch.Tensor) -> int:
         """Brings rows that will be hot to the device cache, hottest first, see `TableView.warm`; how many came.
 
-        `Saver.load` does so by itself; after a `load_state_dict` nobody knows which rows were hot.
+        `Saver.load` does so by itself; after a `load_state_dict` it is not known which rows were hot.
         """
         self._sync_optimizers()
         return self._embedding.view(table).warm(ids)

@@ -60,7 +60,7 @@ void Engine::choose_warm(int32_t t, const int64_t* ids, int64_t count, WarmRows*
     chosen->places.push_back(i);
     chosen->rows.push_back(row);
   }
-  // Of rows that are as hot, the lower slots leave first: the hottest get the highest.
+  // Where rows are as hot, the lower slots leave first: the hottest get the highest.
   chosen->slots = next_slots(target, chosen->places.size());
   std::reverse(chosen->slots.begin(), chosen->slots.end());
 }
