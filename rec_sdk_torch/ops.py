@@ -237,7 +237,7 @@ def _pooled_weights_grad(
     "update_rows(Tensor(a!) cache, Tensor[] grads, Tensor unique_slots, Tensor table_offsets, Tensor segment_offsets, "
     "Tensor grad_row, Tensor? grad_source, Tensor? grad_column, Tensor? scale, Tensor coefficients, str optimizer, "
     "int dim, ScalarType weight_dtype, Tensor? row_ids=None, Tensor? rounding_seeds=None, int[] state_dtypes=[], "
-    "Tensor? hot_segments=None) -> ()"
+    "Tensor? hot_segments=None, Tensor(b!)? row_norms=None) -> ()"
 )
 def _update_rows(
     cache: torch.Tensor,
@@ -257,6 +257,7 @@ def _update_rows(
     rounding_seeds: torch.Tensor | None = None,
     state_dtypes: Sequence[int] = (),
     hot_segments: torch.Tensor | None = None,
+    row_norms: torch.Tensor | None = None,
 ) -> None:
     return None
 

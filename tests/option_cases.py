@@ -407,6 +407,15 @@ EMBEDDING: dict[str, Option] = {
         collection=Given(),
         fbgemm=Not("FBGEMM's tables all train"),
     ),
+    "grad_norms": Option(
+        value=True,
+        set_up=lambda tables: tables.count_grad_norms(),
+        state_dict=OF_MODEL,
+        save=OF_MODEL,
+        shard=KEPT,
+        collection=Given(),
+        fbgemm=Not("FBGEMM counts no norms"),
+    ),
     "seed": Option(
         value=5,
         state_dict=OF_MODEL,

@@ -95,6 +95,7 @@ struct UpdateLauncher {
         .read("coefficients", a.coefficients, a.tables * kCoefficients)
         .read("row_ids", a.row_ids, a.segments.rows)
         .read("rounding_seeds", a.rounding_seeds, a.tables)
+        .change("row_norms", a.row_norms, 2 * a.segments.rows)
         .change("cache", a.cache, a.slots * a.layout.bytes);
   }
 

@@ -140,6 +140,9 @@ struct UpdateRows {
   int64_t slots;
   const int64_t* row_ids;         // [rows], or null: weights round to nearest
   const int64_t* rounding_seeds;  // [tables], with row_ids
+  // [2, rows], or null: of the aggregated gradient of each row, before it is clipped, the sum of squares and
+  // the largest magnitude.
+  float* row_norms;
 };
 
 struct AccumulateRows {

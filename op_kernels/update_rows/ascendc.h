@@ -35,6 +35,7 @@ __aicore__ inline void update_rows(TPipe* pipe, const UpdateRows& a, const HotWo
     forget_cached(a.row_ids);
     rows.rounding = {a.row_ids, a.rounding_seeds};
   }
+  rows.norms = a.row_norms;
   UpdateTiles<Optimizer, Weights> tiles;
   tiles.run(pipe, rows);
 }

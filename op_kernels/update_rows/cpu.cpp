@@ -5,6 +5,7 @@
 #include "op_kernels/common/convert.h"
 #include "op_kernels/common/optimizers.h"
 #include "op_kernels/common/rounding.h"
+#include "op_kernels/update_rows/cpu_norms.h"
 #include "op_kernels/update_rows/cpu_states.h"
 
 namespace rec_sdk {
@@ -86,6 +87,10 @@ void update_range(const UpdateRows& a, int64_t begin, int64_t end, float* scratc
                          while (u >= a.table_offsets[table + 1]) ++table;
                          coefficients = a.coefficients + table * kCoefficients;
                          optimizer = Optimizer(coefficients);
+                       }
+                       if (a.row_norms != nullptr) {
+                         norms_of_row<kDim>(g, layout.dim, a.row_norms + u,
+                                            a.row_norms + a.segments.rows + u);
                        }
                        const RowNumbers random =
                            kStochastic ? row_numbers(a.row_ids[u], a.rounding_seeds[table]) : RowNumbers{};

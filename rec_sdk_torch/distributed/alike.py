@@ -107,6 +107,7 @@ class TrainingSettings:
         return {
             "evict_step_interval": options.evict_step_interval,
             "frozen": sorted(options.frozen),
+            "grad_norms": options.grad_norms,
             "update": options.update,
             "check_finite='raise'": guard.check_finite == "raise",
             "grad scaler": guard.scaler is not None and guard.scaler.is_enabled(),

@@ -145,9 +145,13 @@ class RankTables:
         """Tells which `torch.amp.GradScaler` scales the losses, see `TableBatchedEmbedding.set_grad_scaler`."""
         self.home.set_grad_scaler(scaler)
 
-    def grad_norm(self, norm_type: float = 2.0) -> GradientNorms:
-        """Norms of the gradients that wait, over ranks, which all have to call it; see the unsharded collection's."""
-        return self.home.grad_norm(norm_type)
+    def count_grad_norms(self, on: bool = True) -> None:
+        """Lets updates count norms of gradients, see the unsharded collection's. All ranks have to call it."""
+        self.home.count_grad_norms(on)
+
+    def grad_norm(self, norm_type: float = 2.0, *, local: bool = False) -> GradientNorms:
+        """Norms of gradients over ranks, which all have to call it unless `local`; see the unsharded collection's."""
+        return self.home.grad_norm(norm_type, local=local)
 
     @property
     def skipped_updates(self) -> int:

@@ -140,19 +140,27 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
         """Updates skipped because scaled gradients overflowed."""
         return self._embedding.skipped_updates
 
-    def grad_norm(self, norm_type: float = 2.0) -> GradientNorms:
-        """Norms of the gradients that wait for `step()`, with `update="step"`: of each table, and of all together.
+    def count_grad_norms(self, on: bool = True) -> None:
+        """Lets updates count norms for `grad_norm`, or no more; see `TableBatchedEmbedding.count_grad_norms`."""
+        self._embedding.count_grad_norms(on)
 
-        Tables without a gradient have 0. Where ranks have divided the tables, the norms are those of the rows of all
-        ranks, which all have to call it. The host waits for the device.
+    def grad_norm(self, norm_type: float = 2.0, *, local: bool = False) -> GradientNorms:
+        """Norms of gradients: of each table, and of all together. Tables without a gradient have 0.
+
+        With `update="step"` they are those of the gradients that wait for `step()`; with `update="backward"`, after
+        `count_grad_norms()`, those of the last update, see `TableBatchedEmbedding.counted_norms`. Where ranks have
+        divided the tables, the norms are those of the rows of all ranks, which all have to call it. The host waits for
+        the device.
 
         Args:
-            norm_type: p of the norm; `float("inf")` is that of the largest element.
+            norm_type: p of the norm; `float("inf")` is that of the largest element. Updates count these two.
+            local: of the rows of this rank alone, which no other rank has to ask for.
 
         Raises:
-            RuntimeError: gradients are used up in the backward pass, with `update="backward"`.
+            RuntimeError: gradients are used up in the backward pass, and nothing counts their norms.
+            ValueError: with `update="backward"`, another norm than 2 and infinity.
         """
-        return gradient_norms(self._table_parameters(), norm_type)
+        return gradient_norms(self._table_parameters(), self._embedding, norm_type, local)
 
     # ---- batches
 

@@ -23,6 +23,7 @@ from .config.optimizer import TableOptimizer
 from .config.table import BoundsCheckMode, TableConfig
 from .options import Device, EmbeddingOptions, Folder, Scaler
 from .rows.layout import Layout
+from .rows.norms import CountedNorms
 from .rows.state_dict import TablesModule, load_tables, refuse_sharing, save_table
 from .rows.table_view import TableView, fill_tables
 from .step.gradient_check import GradientGuard
@@ -34,7 +35,7 @@ from .step.reading import read_batch
 from .step.step import FusedLookup, Step
 
 
-class TableBatchedEmbedding(WaitingGradients, TablesModule):
+class TableBatchedEmbedding(WaitingGradients, CountedNorms, TablesModule):
     """Embedding tables in host memory with their hot rows in a device cache, updated in the backward pass.
 
     Layout and cache are fixed at the first training forward, load or read, from the optimizers known then;

@@ -140,6 +140,7 @@ class EmbeddingOptions:
             configs say.
         grad_scaler: what scales the losses; None: nothing does.
         frozen: tables, by name, that training only reads.
+        grad_norms: whether updates in the backward pass count the norms of their gradients.
         seed: of the initial weights, which are the same for the same seed, name of a table and id. None: drawn from
             torch's generator, so that no two embeddings start alike.
 
@@ -161,6 +162,7 @@ class EmbeddingOptions:
     evict_step_interval: _Parsed[int | None, int | None] = _Parsed(_evict_step_interval, None)
     grad_scaler: _Parsed[Scaler | None, Scaler | None] = _Parsed(_grad_scaler, None)
     frozen: _Parsed[Collection[str], frozenset[str]] = _Parsed(frozenset, frozenset())
+    grad_norms: _Parsed[bool, bool] = _Parsed(bool, False)
     seed: _Parsed[int | None, int] = _Parsed(_seed, None)  # the last: what cannot be draws nothing
 
     def __post_init__(self) -> None:
@@ -168,6 +170,11 @@ class EmbeddingOptions:
             raise ValueError(
                 "with update='step' a GradScaler unscales the tables' gradients as it does others: do not tell the "
                 "tables of it, and give scaler.step(...) an optimizer that has the tables'"
+            )
+
+        if self.grad_norms and self.updates_at_step:
+            raise ValueError(
+                "with update='step' there is nothing to count: grad_norm() gives the norms of the gradients that wait"
             )
 
     @property

@@ -24,18 +24,25 @@ inline std::vector<uint8_t> workspace_for(const Batch& batch) {
   return std::vector<uint8_t>(static_cast<size_t>(rec_sdk::ascendc::workspace_bytes(batch.segments())), 0xA5);
 }
 
-// The same update by both; for 16-bit weights also with stochastic rounding.
+// The same update by both; for 16-bit weights also with stochastic rounding. Every second one counts norms.
 template <class Check>
 void check_update(const Batch& batch, const kernel_tests::Cache& cache, const OptimizerCase& optimizer,
                   const std::string& title, const std::vector<int64_t>& core_counts, const Check& check,
                   bool stochastic = false) {
   const Tables tables(optimizer, batch.rows(), stochastic);
-  const std::vector<uint8_t> expected = kernel_tests::updated_on_cpu(batch, tables, optimizer.name, cache);
+  static int64_t updates = 0;
+  std::vector<float> norms = kernel_tests::norms_for(batch);
+  const bool counts = updates++ % 2 == 0;
+  const std::vector<uint8_t> expected =
+      kernel_tests::updated_on_cpu(batch, tables, optimizer.name, cache, counts ? &norms : nullptr);
   for (const int64_t cores : core_counts) {
     std::vector<uint8_t> found = cache.bytes, workspace = workspace_for(batch);
-    const rec_sdk::UpdateRows a = kernel_tests::update_arguments(batch, tables, cache, &found);
+    std::vector<float> counted = kernel_tests::norms_for(batch);
+    const rec_sdk::UpdateRows a =
+        kernel_tests::update_arguments(batch, tables, cache, &found, counts ? &counted : nullptr);
     run_update_rows(title, a, optimizer.name, workspace.data(), cores);
     check(title, cores, found, expected);
+    check_bits(title + " norms", cores, counted, norms);
   }
   const bool rounds = cache.layout.weight_dtype != rec_sdk::DType::kFloat32;
   if (rounds && !stochastic)

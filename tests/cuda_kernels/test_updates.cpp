@@ -27,7 +27,7 @@ Bytes workspace_for(const UpdateBatch& batch) {
 
 void* address_of(Bytes& workspace) { return workspace.empty() ? nullptr : workspace.data(); }
 
-// Every second update of 16-bit weights rounds stochastically.
+// Every second update of 16-bit weights rounds stochastically, and every third counts norms.
 template <class Check>
 void check_update(const UpdateBatch& batch, const Cache& cache, const OptimizerCase& optimizer,
                   const std::string& of_what, const Check& check) {
@@ -35,12 +35,19 @@ void check_update(const UpdateBatch& batch, const Cache& cache, const OptimizerC
   const bool stochastic = cache.layout.weight_dtype != DType::kFloat32 && roundings++ % 2 == 0;
   const std::string title = of_what + (stochastic ? " stochastic" : "");
   const kernel_tests::Tables tables(optimizer, batch.rows(), stochastic);
-  const Bytes expected = kernel_tests::updated_on_cpu(batch, tables, optimizer.name, cache);
+  static int64_t updates = 0;
+  std::vector<float> norms = kernel_tests::norms_for(batch);
+  const bool counts = updates++ % 3 == 0;
+  const Bytes expected =
+      kernel_tests::updated_on_cpu(batch, tables, optimizer.name, cache, counts ? &norms : nullptr);
   in_every_order(title, [&](const std::string& where) {
     Bytes found = cache.bytes, workspace = workspace_for(batch);
-    const rec_sdk::UpdateRows a = kernel_tests::update_arguments(batch, tables, cache, &found);
+    std::vector<float> counted = kernel_tests::norms_for(batch);
+    const rec_sdk::UpdateRows a =
+        kernel_tests::update_arguments(batch, tables, cache, &found, counts ? &counted : nullptr);
     CHECK(rec_sdk::cuda::update_rows(a, optimizer.name, address_of(workspace), nullptr) == cudaSuccess);
     check(where, found, expected);
+    cuda_tests::check_bits(where + " norms", counted, norms);
   });
 }
 

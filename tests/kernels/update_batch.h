@@ -182,8 +182,10 @@ inline void fill_padding(Cache* cache) {
   }
 }
 
+// norms: what the update counts, or null.
 inline rec_sdk::UpdateRows update_arguments(const UpdateBatch& batch, const Tables& tables,
-                                            const Cache& cache, std::vector<uint8_t>* bytes) {
+                                            const Cache& cache, std::vector<uint8_t>* bytes,
+                                            std::vector<float>* norms = nullptr) {
   return {batch.segments(),
           bytes->data(),
           cache.layout,
@@ -192,14 +194,20 @@ inline rec_sdk::UpdateRows update_arguments(const UpdateBatch& batch, const Tabl
           tables.coefficients.data(),
           cache.slots,
           tables.row_ids.empty() ? nullptr : tables.row_ids.data(),
-          tables.seeds.data()};
+          tables.seeds.data(),
+          norms == nullptr ? nullptr : norms->data()};
+}
+
+inline std::vector<float> norms_for(const UpdateBatch& batch) {
+  return std::vector<float>(static_cast<size_t>(2 * batch.rows()), -1.0f);
 }
 
 inline std::vector<uint8_t> updated_on_cpu(const UpdateBatch& batch, const Tables& tables,
-                                           const char* optimizer, const Cache& before) {
+                                           const char* optimizer, const Cache& before,
+                                           std::vector<float>* norms = nullptr) {
   std::vector<uint8_t> bytes = before.bytes;
   std::vector<float> scratch(static_cast<size_t>(batch.dim));
-  rec_sdk::UpdateRows arguments = update_arguments(batch, tables, before, &bytes);
+  rec_sdk::UpdateRows arguments = update_arguments(batch, tables, before, &bytes, norms);
   arguments.segments = batch.joined();
   rec_sdk::cpu_kernels().update_rows(optimizer)(arguments, 0, batch.rows(), scratch.data());
   return bytes;

@@ -109,6 +109,11 @@ class Scenario:
         return self.sequence and len({table.embedding_dim for table in self.tables}) == 1 and self.seed % 2 == 0
 
     @property
+    def counts(self) -> bool:
+        """Whether norms of gradients are compared."""
+        return self.seed % 5 > 1
+
+    @property
     def one_launch(self) -> bool:
         """Whether the cache swaps rows and looks them up in one call, as on an NPU."""
         return self.seed % 3 > 0

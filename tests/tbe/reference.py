@@ -38,6 +38,7 @@ class Reference:
         self.optimizers = [row.on_rows(weight) for weight in self.weights]
         self.start = float(row.options.get("initial_accumulator_value", 0.0))  # of a state
         self.window, self.backwards = window, 0
+        self.last_gradients: dict[str, torch.Tensor] = {}  # of the last update, before they are clipped
         self._rows_of: dict[tuple[int, int], set[int]] = {}  # by batch and table, at its forward
         self.max_gradient = max_gradient
         self.initial = [weight.detach().clone() for weight in self.weights]
@@ -164,6 +165,7 @@ class Reference:
             optimizer.param_groups[0]["lr"] = lr
             assert weight.grad is not None
             weight.grad = weight.grad.coalesce()
+            self.last_gradients[table.name] = weight.grad.values().clone()
             weight.grad.values().clamp_(-self.max_gradient, self.max_gradient)
             optimizer.step()
             weight.grad = None

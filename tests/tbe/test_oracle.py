@@ -84,6 +84,8 @@ def make(scenario: Scenario, cache: dict[str, int], device: torch.device) -> Tab
     )
     if scenario.frozen is not None:
         embedding.freeze(scenario.frozen)
+    if scenario.counts and scenario.update == "backward":
+        embedding.count_grad_norms()
     return embedding
 
 
@@ -120,6 +122,9 @@ def one_batch(scenario: Scenario) -> dict[str, int]:
 
 
 Result = dict[str, torch.Tensor]
+
+NORMS = (2.0, float("inf"))
+"""p of the norms of gradients that are compared."""
 
 
 def by_feature(output: torch.Tensor, scenario: Scenario) -> list[torch.Tensor]:
@@ -220,13 +225,25 @@ def run(scenario: Scenario, cache: dict[str, int], device: torch.device, depth: 
             backward(outputs, [grad.to(device) / 2 for grad in scenario.steps[number].grads])
             if weights is not None and weights.grad is not None:
                 result[f"weights_grad{number}"] = weights.grad.cpu()
+            if scenario.counts and number % 2:
+                result |= {f"norms{number}.{p}": norms(embedding, p) for p in NORMS}
             if scenario.update == "step":
-                if number % 2:
-                    [embedding.gradient(table.name) for table in embedding.tables]  # which changes nothing
                 embedding.apply_gradients()
     for table in embedding.tables:
         collect(embedding, table.name, result)
     return result
+
+
+def norms(embedding: TableBatchedEmbedding, norm_type: float) -> torch.Tensor:
+    """Those of the tables' gradients: as updates have counted them, or of those that wait. It changes nothing."""
+    if embedding.options.grad_norms:
+        return torch.tensor(list(embedding.counted_norms(norm_type).values()))
+    grads = [embedding.gradient(table.name) for table in embedding.tables]
+    return torch.stack([norm_of(grad, norm_type) for grad in grads])
+
+
+def norm_of(grad: torch.Tensor | None, norm_type: float) -> torch.Tensor:
+    return torch.zeros(()) if grad is None or not len(grad) else torch.linalg.vector_norm(grad.double().cpu(), norm_type).float()
 
 
 def backward(outputs: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
@@ -307,6 +324,9 @@ def reference_run(scenario: Scenario, device: torch.device) -> tuple[Result, Ref
             backward(forwards[number], [grad.double() for grad in scenario.steps[number].grads])
             in_flight = [scenario.steps[i].features for i in flying(scenario, index, done, number)]
             reference.after_backward(scenario.steps[number].lr, scenario.steps[number].features, in_flight)
+            for p in NORMS if scenario.counts and number % 2 else ():
+                grads = [reference.last_gradients.get(table.name) for table in scenario.tables]
+                result[f"norms{number}.{p}"] = torch.stack([norm_of(grad, p) for grad in grads])
     return result, reference
 
 
@@ -336,6 +356,8 @@ def compare(scenario: Scenario, result: Result, device: torch.device) -> None:
         error = (result[name].double() - expected[name]).abs()
         allowed = 1e-4 * expected[name.replace("output", "tolerance")]
         assert (error <= allowed).all(), f"{name}: {error.max()} off, {allowed[error > allowed]} allowed"
+    for name in [name for name in expected if name.startswith("norms")]:
+        torch.testing.assert_close(result[name], expected[name], rtol=1e-5, atol=1e-5, msg=name)
     for index, table in enumerate(scenario.tables):
         ids = result[f"{table.name}.ids"].tolist()
         if table.hashed:
@@ -390,7 +412,9 @@ def same_bits(result: Result, again: Result, one: str, other: str) -> None:
     assert again.keys() == result.keys()
     for name, value in result.items():
         assert (value.dtype, value.shape) == (again[name].dtype, again[name].shape)
-        same = torch.equal(value, again[name]) or torch.allclose(value, again[name], rtol=0, atol=0, equal_nan=True)
+        # Norms add rows in the order in which they are updated.
+        off = 1e-6 if name.startswith("norms") else 0.0
+        same = torch.equal(value, again[name]) or torch.allclose(value, again[name], rtol=off, atol=0, equal_nan=True)
         assert same, f"{name} differs between {one} and {other}"  # float16 may overflow
 
 

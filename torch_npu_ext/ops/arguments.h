@@ -48,7 +48,7 @@ UpdateRows update_rows_arguments(const Tensor& cache, const Gradients& grads, co
                                  const Tensor& coefficients, const std::string& optimizer, int64_t dim,
                                  torch::headeronly::ScalarType weight_dtype, const OptionalTensor& row_ids,
                                  const OptionalTensor& rounding_seeds, const DTypes& state_dtypes,
-                                 const OptionalTensor& hot_segments);
+                                 const OptionalTensor& hot_segments, const OptionalTensor& row_norms);
 
 AccumulateRows accumulate_rows_arguments(const Tensor& pending, const Gradients& grads,
                                          const Tensor& unique_slots, const Tensor& segment_offsets,

@@ -134,12 +134,12 @@ struct DeviceOperators {
                           const OptionalTensor& scale, const Tensor& coefficients, OwnedString optimizer,
                           int64_t dim, ScalarType weight_dtype, const OptionalTensor& row_ids,
                           const OptionalTensor& rounding_seeds, DTypes state_dtypes,
-                          const OptionalTensor& hot_segments) {
+                          const OptionalTensor& hot_segments, const OptionalTensor& row_norms) {
     const Gradients gradients = gradients_of("update_rows", cache, grads);
     const UpdateRows arguments =
         update_rows_arguments(cache, gradients, unique_slots, table_offsets, segment_offsets, grad_row,
                               grad_source, grad_column, scale, coefficients, optimizer.value, dim,
-                              weight_dtype, row_ids, rounding_seeds, state_dtypes, hot_segments);
+                              weight_dtype, row_ids, rounding_seeds, state_dtypes, hot_segments, row_norms);
     if (arguments.segments.rows == 0) return;
     const Tensor workspace = workspace_of(cache, arguments.segments);
     Backend::update_rows(cache, arguments, std::move(optimizer.value), workspace.data_ptr());

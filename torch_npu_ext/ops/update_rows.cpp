@@ -61,7 +61,7 @@ UpdateRows update_rows_arguments(const Tensor& cache, const Gradients& grads, co
                                  const Tensor& coefficients, const std::string& optimizer, int64_t dim,
                                  ScalarType weight_dtype, const OptionalTensor& row_ids,
                                  const OptionalTensor& rounding_seeds, const DTypes& state_dtypes,
-                                 const OptionalTensor& hot_segments) {
+                                 const OptionalTensor& hot_segments, const OptionalTensor& row_norms) {
   const Checker check("update_rows", cache);
   check.require(dim >= 1 && dim <= kMaxDim, "dim must be in [1, ", kMaxDim, "], got ", dim);
   UpdateRows arguments{};
@@ -94,6 +94,14 @@ UpdateRows update_rows_arguments(const Tensor& cache, const Gradients& grads, co
     arguments.rounding_seeds =
         check.vector<const int64_t>("rounding_seeds", *rounding_seeds, ScalarType::Long, arguments.tables);
   }
+  if (row_norms.has_value()) {
+    check.tensor("row_norms", *row_norms, ScalarType::Float, 2);
+    check.contiguous("row_norms", *row_norms);
+    check.require(row_norms->size(0) == 2 && row_norms->size(1) == arguments.segments.rows,
+                  "row_norms must be [2, ", arguments.segments.rows, "], got [", row_norms->size(0), ", ",
+                  row_norms->size(1), "]");
+    arguments.row_norms = static_cast<float*>(row_norms->data_ptr());
+  }
   return arguments;
 }
 
@@ -105,13 +113,13 @@ void update_rows_cpu(const Tensor& cache, const Tensors& grads, const Tensor& un
                      const OptionalTensor& scale, const Tensor& coefficients, OwnedString optimizer,
                      int64_t dim, ScalarType weight_dtype, const OptionalTensor& row_ids,
                      const OptionalTensor& rounding_seeds, DTypes state_dtypes,
-                     const OptionalTensor& hot_segments) {
+                     const OptionalTensor& hot_segments, const OptionalTensor& row_norms) {
   const Checker check("update_rows", cache);
   const Gradients gradients = gradients_of("update_rows", cache, grads);
   UpdateRows arguments =
       update_rows_arguments(cache, gradients, unique_slots, table_offsets, segment_offsets, grad_row,
                             grad_source, grad_column, scale, coefficients, optimizer.value, dim, weight_dtype,
-                            row_ids, rounding_seeds, state_dtypes, hot_segments);
+                            row_ids, rounding_seeds, state_dtypes, hot_segments, row_norms);
   check_offsets(check, "table_offsets", arguments.table_offsets, arguments.tables, arguments.segments.rows);
   check_segments(check, arguments.segments, cache.size(0), hot_segments.has_value());
   const HotRows hot_rows(arguments.segments);

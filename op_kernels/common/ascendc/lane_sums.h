@@ -16,6 +16,31 @@ __aicore__ inline constexpr int64_t spread_pitch(int64_t pitch, int64_t unit) {
   return (pitch / unit | 1) * unit;
 }
 
+// How lanes are folded: to a sum,
+struct SumOfLanes {
+  __aicore__ inline static void strided(const LocalTensor<float>& to, const LocalTensor<float>& values,
+                                        uint8_t block, uint8_t repeat) {
+    OneMask::add_strided(to, values, block, repeat);
+  }
+  __aicore__ inline static void all(const LocalTensor<float>& to, const LocalTensor<float>& a,
+                                    const LocalTensor<float>& b, int32_t count) {
+    AscendC::Add(to, a, b, count);
+  }
+};
+// or to the largest of numbers of which none is negative: as integers, their bits have the same order, with
+// NaN above all.
+struct LargestOfLanes {
+  __aicore__ inline static void strided(const LocalTensor<float>& to, const LocalTensor<float>& values,
+                                        uint8_t block, uint8_t repeat) {
+    OneMask::largest_strided(to, values, block, repeat);
+  }
+  __aicore__ inline static void all(const LocalTensor<float>& to, const LocalTensor<float>& a,
+                                    const LocalTensor<float>& b, int32_t count) {
+    AscendC::Max(to.ReinterpretCast<int32_t>(), a.ReinterpretCast<int32_t>(), b.ReinterpretCast<int32_t>(),
+                 count);
+  }
+};
+
 // Sums of the rows of a tile in the order of lane_sum: lane l adds columns l, l + 16, ..., then lane l gets
 // lane l + 8, + 4, + 2, + 1. The lanes of a row are two UB blocks, and one instruction adds a block of all
 // rows. In the end Gather turns them, so that lane l of all rows lies side by side: every step is then one
@@ -56,29 +81,31 @@ class LaneSums {
   }
 
   // The next `width` columns of the tile; those before were a multiple of 16.
+  template <class Fold = SumOfLanes>
   __aicore__ inline void add(const LocalTensor<float>& values, int64_t width, int64_t sum = 0) {
     const LocalTensor<float> sums = lanes_of(sum);
     const int64_t whole = align_down(width, kFloats), group = rows_of_instruction();
     for (int64_t row = 0; row < present_; row += group) {
-      add_blocks(sums[static_cast<uint32_t>(row * kFloats)], values[static_cast<uint32_t>(row * pitch_)],
-                 minimum(group, present_ - row), whole);
+      add_blocks<Fold>(sums[static_cast<uint32_t>(row * kFloats)],
+                       values[static_cast<uint32_t>(row * pitch_)], minimum(group, present_ - row), whole);
     }
     turned_early_ = whole < width;
-    if (turned_early_) add_columns(sums, values, whole, width);
+    if (turned_early_) add_columns<Fold>(sums, values, whole, width);
   }
 
   // to[i] = the sum of row i; `to` has room for all rows that there could be, up to a multiple of 8.
+  template <class Fold = SumOfLanes>
   __aicore__ inline void finish(const LocalTensor<float>& to, int64_t sum = 0) {
     LocalTensor<float> lanes = lanes_of(sum);
     int64_t half = kLanes / 2;
     if (!turned_early_) {
-      add_half(lanes, lanes, half);
+      add_half<Fold>(lanes, lanes, half);
       half /= 2;
       turn(lanes, kLanes / 2);
       lanes = turned_.Get<float>();
     }
-    for (; half > 1; half /= 2) add_half(lanes, lanes, half);
-    add_half(to, lanes, 1);
+    for (; half > 1; half /= 2) add_half<Fold>(lanes, lanes, half);
+    add_half<Fold>(to, lanes, 1);
   }
 
  private:
@@ -91,6 +118,7 @@ class LaneSums {
   }
 
   // Adds to the sums from a row on, [.., rows_, 8], and takes values of the same shape.
+  template <class Fold>
   __aicore__ inline void add_blocks(const LocalTensor<float>& sums, const LocalTensor<float>& values,
                                     int64_t rows, int64_t width) {
     const bool one = rows == 1;
@@ -101,18 +129,19 @@ class LaneSums {
     uint32_t column = 0;
     OneMask::begin(rows * kFloats);
     for (; column + kFloats < end; column += kLanes) {
-      OneMask::add_strided(sums, values[column], block, repeat);
-      OneMask::add_strided(right, values[column + kFloats], block, repeat);
+      Fold::strided(sums, values[column], block, repeat);
+      Fold::strided(right, values[column + kFloats], block, repeat);
       vector_barrier();
     }
     if (column < end) {
-      OneMask::add_strided(sums, values[column], block, repeat);
+      Fold::strided(sums, values[column], block, repeat);
       vector_barrier();
     }
     OneMask::end();
   }
 
   // Columns that fill no block: lane by lane, when no more come, so that the lanes are turned first.
+  template <class Fold>
   __aicore__ inline void add_columns(const LocalTensor<float>& sums, const LocalTensor<float>& values,
                                      int64_t begin, int64_t end) {
     const LocalTensor<float> turned = turned_.Get<float>();
@@ -124,7 +153,7 @@ class LaneSums {
       AscendC::Gather(turned, values, row_index_.Get<uint32_t>(),
                       static_cast<uint32_t>(column * sizeof(float)), static_cast<uint32_t>(present_));
       vector_barrier();
-      AscendC::Add(lane, lane, turned, static_cast<int32_t>(present_));
+      Fold::all(lane, lane, turned, static_cast<int32_t>(present_));
       vector_barrier();
     }
   }
@@ -137,10 +166,11 @@ class LaneSums {
   }
 
   // Lanes [0, half) get those behind them; a lane, or a column of the blocks, is rows_ values.
+  template <class Fold>
   __aicore__ inline void add_half(const LocalTensor<float>& to, const LocalTensor<float>& lanes,
                                   int64_t half) {
     const auto count = static_cast<int32_t>(half * rows_);
-    AscendC::Add(to, lanes, lanes[static_cast<uint32_t>(count)], count);
+    Fold::all(to, lanes, lanes[static_cast<uint32_t>(count)], count);
     vector_barrier();
   }
 

@@ -34,6 +34,14 @@ class OneMask {
                                             uint8_t block, uint8_t repeat) {
     AscendC::Add<float, false>(to, to, values, AscendC::MASK_PLACEHOLDER, 1, {1, 1, block, 8, 8, repeat});
   }
+  // The same with the larger of two numbers, whose bits are compared as integers.
+  __aicore__ inline static void largest_strided(const LocalTensor<float>& to,
+                                                const LocalTensor<float>& values, uint8_t block,
+                                                uint8_t repeat) {
+    const LocalTensor<int32_t> bits = to.ReinterpretCast<int32_t>();
+    AscendC::Max<int32_t, false>(bits, bits, values.ReinterpretCast<int32_t>(), AscendC::MASK_PLACEHOLDER, 1,
+                                 {1, 1, block, 8, 8, repeat});
+  }
   __aicore__ inline static void multiply(const LocalTensor<float>& to, const LocalTensor<float>& a,
                                          const LocalTensor<float>& b) {
     AscendC::Mul<float, false>(to, a, b, AscendC::MASK_PLACEHOLDER, 1, {1, 1, 1, 8, 8, 8});

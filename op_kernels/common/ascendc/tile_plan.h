@@ -65,10 +65,15 @@ __aicore__ inline constexpr int64_t row_value_bytes(const RecordShape& shape, Ro
 
 // UB that is taken beside the records and gradients of a tile. `planes`: of intermediate results, each as
 // large as the tile. `shared`: numbers of 4 bytes for each column, which all rows share. `bytes`: the same
-// for every tile; the index windows.
+// for every tile; the index windows. `row_floats`: of each row, whose number is rounded up to whole UB
+// blocks.
 struct BesideTile {
   int planes;
-  int64_t shared, bytes;
+  int64_t shared, bytes, row_floats = 0;
+
+  __aicore__ inline constexpr int64_t bytes_of_rows(int64_t rows) const {
+    return 4 * row_floats * align_up(rows, kUbBlock / 4);
+  }
 };
 
 // Row pitch of a tile of that many columns: whole UB blocks of weights and of states.
@@ -85,7 +90,7 @@ __aicore__ inline constexpr int64_t narrowest_tile_bytes(const RecordShape& shap
   const int64_t pitch = tile_pitch(shape, needs, kLanes);
   const int64_t of_rows = needs.sums > 0 ? row_value_bytes(shape, needs, 1, pitch) : 0;
   return beside.bytes + sum_bytes(pitch, sum_levels(lookups)) + 4 * beside.shared * pitch +
-         tile_bytes(shape, beside.planes, 1, pitch) + of_rows;
+         tile_bytes(shape, beside.planes, 1, pitch) + of_rows + beside.bytes_of_rows(1);
 }
 
 __aicore__ inline constexpr bool joins_row_state(const RecordShape& shape, int64_t width, int64_t pitch) {
@@ -108,9 +113,8 @@ __aicore__ inline TilePlan plan_tiles(const RecordShape& shape, RowNeeds needs, 
     const int64_t left =
         kUbBytes - beside.bytes - sum_bytes(plan.pitch, plan.levels) - 4 * beside.shared * plan.pitch;
     int64_t fit = minimum(left / tile_bytes(shape, planes, 1, plan.pitch), kMaxTileRows);
-    while (needs.sums > 0 && fit > 0 &&
-           left <
-               tile_bytes(shape, planes, fit, plan.pitch) + row_value_bytes(shape, needs, fit, plan.pitch)) {
+    while (fit > 0 && left < tile_bytes(shape, planes, fit, plan.pitch) + beside.bytes_of_rows(fit) +
+                                 (needs.sums > 0 ? row_value_bytes(shape, needs, fit, plan.pitch) : 0)) {
       --fit;
     }
     if (fit <= 0) continue;  // the narrowest does fit

@@ -4,37 +4,16 @@
 
 #include "op_kernels/common/ascendc/plane_count.h"
 #include "op_kernels/common/ascendc/record_tile.h"
+#include "op_kernels/common/ascendc/row_norms.h"
 #include "op_kernels/common/ascendc/row_split.h"
 #include "op_kernels/common/ascendc/row_values.h"
+#include "op_kernels/common/ascendc/rows_to_update.h"
 #include "op_kernels/common/ascendc/stochastic_rounding.h"
 #include "op_kernels/common/ascendc/tile_rows.h"
 #include "op_kernels/common/optimizers.h"
 
 namespace rec_sdk {
 namespace ascendc {
-
-// Tables share a launch, but not their coefficients. Null offsets: one table; null coefficients: none, no
-// clipping.
-struct TablesOfRows {
-  const int32_t* offsets;  // [count + 1]
-  int64_t count;
-  const float* coefficients;  // [count, kCoefficients]
-};
-
-// Weights are rounded by these; null: to nearest.
-struct RoundingOfRows {
-  const int64_t* ids;    // [rows]
-  const int64_t* seeds;  // [tables]
-};
-
-struct RowsToUpdate {
-  Segments segments;
-  uint8_t* records;
-  RecordShape shape;
-  TablesOfRows tables;
-  HotWorkspace workspace;
-  RoundingOfRows rounding;
-};
 
 // Optimizer: as in optimizers.h. Weights: a type of record_tile.h. It takes about 8 KB of the scalar unit's
 // stack, for lists of a tile's rows; CANN's own build gives a kernel of 2201 or 3510 32 KB.
@@ -80,7 +59,8 @@ class UpdateTiles {
   // The most that is beside a tile, and the largest record.
   static constexpr BesideTile kMostBeside{
       maximum(maximum(1, kFormulaPlanes), StochasticRounding::kPlanes), StochasticRounding::kShared,
-      kRowArrays * RowIndex::kBytesOfArray + kLookupArrays * LookupIndex::kBytesOfArray + RowSplit::kBytes};
+      kRowArrays * RowIndex::kBytesOfArray + kLookupArrays * LookupIndex::kBytesOfArray + RowSplit::kBytes,
+      RowNorms::kFloatsOfRow};
   static constexpr RecordShape kLargest{kLanes, 0, 4, kElementStates, kRowStates, 0, 0, true};
   static_assert(narrowest_tile_bytes(kLargest, RowNumbers::kNeeds, kMostBeside, INT32_MAX) <= kUbBytes,
                 "the narrowest tile fits UB, whatever the width of the rows");
@@ -120,12 +100,14 @@ class UpdateTiles {
       beside.planes = maximum(beside.planes, StochasticRounding::kPlanes);
       beside.shared = StochasticRounding::kShared;
     }
+    if (counts()) beside.row_floats = RowNorms::kFloatsOfRow;
     plan_ = plan_tiles(a_.shape, RowNumbers::kNeeds, beside, lookups.count, rows_.end - rows_.begin);
     sums_.init(pipe, &lookup_index_, lookups, plan_.pitch, plan_.levels, a_.workspace.sums,
                a_.workspace.pitch);
     records_.init(pipe, a_.shape, plan_, a_.records);
     pool_.init(pipe, plan_.rows * plan_.pitch, beside.planes);
     if (kPasses > 0) row_values_.init(pipe, plan_, a_.shape);
+    if (counts()) norms_.init(pipe, plan_, a_.norms, a_.segments.rows);
     if (stochastic()) rounding_.init(pipe, plan_.pitch);
     vector_barrier();
     for (int s = 0; s < 2; ++s) {
@@ -187,6 +169,7 @@ class UpdateTiles {
     step->rows = minimum(plan_.rows, minimum(step->table_end, rows_.end) - step->row);
   }
 
+  __aicore__ inline bool counts() const { return a_.norms != nullptr; }
   __aicore__ inline bool stochastic() const { return Weights::kRounds && a_.rounding.ids != nullptr; }
 
   __aicore__ inline void load_numbers(const Step& step) {
@@ -374,6 +357,7 @@ class UpdateTiles {
     const Optimizer optimizer(coefficients_);
     const auto count = static_cast<int32_t>(step.rows * plan_.pitch);
     Elements e{Plane(&pool_, records_.gradients(step.set), count), {}, {}};
+    if (counts() && step.update()) norms_.count(e.g, step.rows, step.columns, a_.shape.dim, step.set);
     clip_gradients(e.g, coefficients_[0]);
     if (step.has_record()) {
       records_.decode(step.set, step.rows, step.columns);
@@ -472,6 +456,9 @@ class UpdateTiles {
   __aicore__ inline void store(const Step& step) {
     RowRun run{step.set, 0, 0, {}};
     while (next_run(step, &run)) records_.store_records(run, step.columns);
+    if (counts() && step.columns.column + step.columns.width == a_.shape.dim) {
+      norms_.store_rows(step.set, step.row, step.rows);
+    }
   }
 
   RowsToUpdate a_;
@@ -483,6 +470,7 @@ class UpdateTiles {
   RecordTiles<Weights> records_;
   PlanePool pool_;
   RowNumbers row_values_;
+  RowNorms norms_;
   StochasticRounding rounding_;
   TileRows tile_rows_[2];
   LookedUpRows others_;  // while a tile is loaded: those that are not one gradient

@@ -4,6 +4,7 @@
 #include "op_kernels/common/cuda/gradient_table.h"
 #include "op_kernels/common/cuda/hot_rows.h"
 #include "op_kernels/common/cuda/lane_sum.h"
+#include "op_kernels/common/cuda/row_norms.h"
 #include "op_kernels/common/optimizers.h"
 #include "op_kernels/common/rounding.h"
 
@@ -299,6 +300,7 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerProcessor)
   const RowGradient<N> gradient{sums, segment, static_cast<int>(a.layout.dim), coefficients_of(a, u)};
   const Rounding rounding = Format::kRounds ? rounding_of(a, u) : Rounding{false, 0};
   RowUpdate<Optimizer, Format, States, N>(a, team, gradient, rounding, a.cache + slot * a.layout.bytes).run();
+  if (a.row_norms != nullptr) count_norms<N>(a.segments, a.row_norms, width);
 }
 
 // Whether records, chunk sums and rows of them start at multiples of what N columns need.

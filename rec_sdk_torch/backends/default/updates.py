@@ -37,6 +37,7 @@ def update_rows(
     rounding_seeds: _Optional = None,
     state_dtypes: Sequence[int] = (),
     hot_segments: _Optional = None,
+    row_norms: _Optional = None,
 ) -> Write:
     """op_kernels/update_rows/README.md."""
     check = Checker("update_rows", cache)
@@ -46,6 +47,13 @@ def update_rows(
     gradients = Gradients(check, grads, dim, *lookups)
     count = unique_slots.shape[0]
     _check_tables(check, table_offsets, coefficients, row_ids, rounding_seeds, count)
+    if row_norms is not None:
+        check.tensor("row_norms", row_norms, torch.float32, 2)
+        check.contiguous("row_norms", row_norms)
+        check.require(
+            tuple(row_norms.shape) == (2, count),
+            f"row_norms must be [2, {count}], got {list(row_norms.shape)}",
+        )
     table_ends = check.offsets("table_offsets", table_offsets, count)
     gradients.check_contents(check, cache.shape[0])
 
@@ -55,7 +63,11 @@ def update_rows(
     weights = layout.weight(records)
     states = [layout.state(records, s) for s in range(len(layout.state_elements))]
     formula = FORMULAS[optimizer]
-    g = clipped(gradients.sums(), of_row[:, :1])
+    sums = gradients.sums()
+    if row_norms is not None:
+        row_norms[0] = lane_sums(sums * sums)[:, 0]
+        row_norms[1] = sums.abs().amax(1)
+    g = clipped(sums, of_row[:, :1])
     named = Coefficients(of_row, formula.coefficients)
     rows = Rows(weights.float(), g, [state.float() for state in states], named, lane_sums)
     formula.update(rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -18,10 +18,11 @@ Segments = tuple[torch.Tensor | None, ...]
 """The arrays of a plan that an update takes behind the gradients: segment_offsets, grad_row, grad_source, grad_column,
 scale, hot_segments."""
 UpdateFromSums = Callable[
-    [Run, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor], None
+    [Hashable, Run, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor], None
 ]
-"""(run, cache, sums, rows, ids, table_offsets, segment_offsets) -> nothing: updates `rows` of `cache` from one row of
-`sums` each. ids: of the rows, where the group's weights round stochastically."""
+"""(key, run, cache, sums, rows, ids, table_offsets, segment_offsets) -> nothing: updates `rows` of `cache` from one row
+of `sums` each. key: another for each call of a window. ids: of the rows, where the group's weights round
+stochastically."""
 
 
 def counted(windows: Mapping[int, int], lengths: Iterable[int]) -> dict[int, int]:
@@ -77,7 +78,7 @@ class Window:
             borders = np.arange(len(slots) + 1, dtype=np.int32)
             run = functools.partial(ledger.run, (self, "resident"))
             rows_there, tables_there, borders_there = self._transfers.put(slots, tables, borders)
-            update(run, cache, self.sums, rows_there, self._put_ids(resident), tables_there, borders_there)
+            update("resident", run, cache, self.sums, rows_there, self._put_ids(resident), tables_there, borders_there)
         rows, away = self._engine.window_away()
         for begin in range(0, len(rows), self._chunk):
             end = min(begin + self._chunk, len(rows))
@@ -119,7 +120,7 @@ class Window:
         borders = (np.clip(tables, begin, end) - begin).astype(np.int32)
         places, segments = np.arange(count, dtype=np.int32), np.arange(count + 1, dtype=np.int32)
         places_there, borders_there, segments_there = self._transfers.put(places, borders, segments)
-        update(run_now, cache, there, places_there, self._put_ids(ids), borders_there, segments_there)
+        update(begin, run_now, cache, there, places_there, self._put_ids(ids), borders_there, segments_there)
         ledger.run((self, begin), self._engine.write_away, begin, end, self._transfers.fetch(cache).wait().numpy())
 
     def drop(self) -> None:

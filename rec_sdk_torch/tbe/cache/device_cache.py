@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -19,8 +19,9 @@ from ..config.table import BoundsCheckMode, Pooling, warn_of_bounds
 from .accumulation import Segments, Window
 from .batch import Batch, Int64Array
 from .graded import GradedPlan, graded_rows
-from .group_spec import Member, drawn, engine_of, evict_intervals, record_layout, state_inits
+from .group_spec import Member, drawn, engine_of, evict_intervals, fill_default_rows, record_layout, state_inits
 from .ledger import Call, Ledger, Run
+from .norms import UpdateNorms
 from .plan import Plan
 from .ranges import profiled
 from .store_folder import StoreFolder
@@ -55,6 +56,7 @@ class Group:
         swapping_ns: nanoseconds that lookups spent on rows that come and leave.
         warns: whether `warn` may have something to say.
         window: gradients that wait; None where each backward pass updates.
+        norms: of the gradients of the last update; None where they are not counted.
         snapshots: by place, of members of which a save takes a moment.
         chunk: rows that pass through one staging buffer when whole tables are read, written or looked up.
     """
@@ -126,6 +128,7 @@ class Group:
         self._evicting = any(member.config.life is not None for member in members)
         passes = any(optimizer.spec.between is not None for optimizer in self.optimizers)
         self.works_on_tables = self.accumulate_step > 1 or self._evicting or passes
+        self.norms: UpdateNorms | None = None
         self.snapshots: dict[int, Watcher] = {}
         self.chunk = max(1024, CHUNK_BYTES // self.layout.bytes)
         # Buffers are made outside of inference mode, whose tensors could not be changed by a later step.
@@ -135,7 +138,7 @@ class Group:
     def _allocate(self, backend: Backend, columns: Sequence[int], means: Sequence[bool]) -> None:
         slots = sum(member.cache_slots for member in self.members)
         cache = backend.allocate_cache(slots, self.layout.bytes, self._device)
-        self._fill_default_rows(cache)
+        fill_default_rows(self.members, self.layout.weight(cache))
         self._columns = torch.tensor(list(columns), dtype=torch.int64, device=self._device)
         self._means = torch.tensor(list(means), dtype=torch.bool, device=self._device)
         self._transfers = Transfers(self._device, backend)
@@ -149,20 +152,11 @@ class Group:
         fill_new = self.run_init_fns if self._with_init_fn else None
         self.swap = Swap(self.engine, cache, self.layout.weight(cache), sums, self._transfers, fill_new)
 
-    def _fill_default_rows(self, cache: torch.Tensor) -> None:
-        """Fills the rows that ids without a row read."""
-        end = 0
-        for member in self.members:
-            end += member.cache_slots
-            if member.config.life is not None and member.cache_slots > member.slots:
-                self.layout.weight(cache)[end - 1].fill_(member.config.life.default_value)
-
     # ---- all tables at once
 
     def fresh_engine(self) -> _engine.Engine:
         """An engine of tables without rows, in which versions go on. No batch may be in flight."""
-        version = self.engine.next_version()
-        engine = self._make_engine(serial=version)
+        engine = self._make_engine(serial=self.engine.next_version())
         for table in range(len(self.members)):
             engine.forget_changes(table, engine.version() + 1)  # all rows are others than at any version before
         return engine
@@ -180,8 +174,7 @@ class Group:
         for snapshot in self.snapshots.values():
             snapshot.before_replacement()
         engine.freeze(self._frozen)
-        self._counted, self.swap.engine = counted, engine
-        self.engine = engine
+        self._counted, self.swap.engine, self.engine = counted, engine, engine
 
     def stats(self, table: int | None) -> dict[str, int]:
         """Counts of the engine, with those of engines before it, and `pinned_rows`."""
@@ -354,7 +347,7 @@ class Group:
         present, slots, ids, tables, segments = rows
         if self.snapshots:
             self._before_update(slots)
-        return self._update_rows(self.swap.cache, present, slots, ids, tables, segments, coefficients)
+        return self._update_rows(None, self.swap.cache, present, slots, ids, tables, segments, coefficients)
 
     def accumulate(
         self, plan: Plan, grads: Sequence[torch.Tensor | None], weights: torch.Tensor | None, ledger: Ledger
@@ -375,6 +368,7 @@ class Group:
             snapshot.before_change(self.engine.window_ids(table))
 
         def update(
+            key: Hashable,
             run: Run,
             cache: torch.Tensor,
             sums: torch.Tensor,
@@ -384,7 +378,7 @@ class Group:
             borders: torch.Tensor,
         ) -> None:
             segments = (borders, slots, None, None, None, None)
-            run(*self._update_rows(cache, [sums], slots, ids, tables, segments, coefficients))
+            run(*self._update_rows(key, cache, [sums], slots, ids, tables, segments, coefficients))
 
         self.window.close(self.swap.cache, update, ledger)
 
@@ -401,6 +395,7 @@ class Group:
 
     def _update_rows(
         self,
+        key: Hashable,
         cache: torch.Tensor,
         grads: list[torch.Tensor],
         slots: torch.Tensor,
@@ -412,7 +407,12 @@ class Group:
         layout, seeds = self.layout, self._seeds() if self._rounds else None
         settings = (self._coefficients(coefficients), self._kernel, layout.dim, layout.weight_dtype, ids, seeds)
         *of_lookups, hot = segments
-        return update_rows, cache, grads, slots, tables, *of_lookups, *settings, self._state_dtypes, hot
+        norms = None if self.norms is None else self.norms.of_call(key, slots, tables)
+        return update_rows, cache, grads, slots, tables, *of_lookups, *settings, self._state_dtypes, hot, norms
+
+    def count_norms(self, on: bool) -> None:
+        """Lets updates count the norms of gradients, or no more."""
+        self.norms = UpdateNorms() if on else None
 
     def set_evict_step_interval(self, steps: int | None) -> None:
         """Sets the interval of all members that evict ids at intervals; None: what their configs say."""

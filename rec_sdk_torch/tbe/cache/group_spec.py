@@ -124,6 +124,15 @@ def evict_intervals(members: Sequence[Member], steps: int | None) -> list[int]:
     return configured if steps is None else [steps] * len(members)
 
 
+def fill_default_rows(members: Sequence[Member], weights: torch.Tensor) -> None:
+    """Fills the rows of a cache that ids without a row read."""
+    end = 0
+    for member in members:
+        end += member.cache_slots
+        if member.config.life is not None and member.cache_slots > member.slots:
+            weights[end - 1].fill_(member.config.life.default_value)
+
+
 def drawn(config: TableConfig, rows: int) -> torch.Tensor:
     """Initial weights from the table's `init_fn`, `[rows, D]`."""
     assert config.init_fn is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Hashable
 from typing import NamedTuple
 
 import torch
@@ -79,6 +80,7 @@ def _taken(group: Group) -> dict[str, TableGradient]:
     pieces: list[list[torch.Tensor]] = [[] for _ in group.members]
 
     def collect(
+        key: Hashable,
         run: Run,
         cache: torch.Tensor,
         sums: torch.Tensor,

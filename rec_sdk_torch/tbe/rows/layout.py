@@ -176,6 +176,7 @@ class Layout:
             group.set_evict_step_interval(options.evict_step_interval)
             if options.frozen:
                 group.freeze(options.frozen)
+            group.count_norms(options.grad_norms)
             group.always = {group.places[name]: ids for name, ids in self.always.items() if name in group.places}
             groups.append(group)
         return groups

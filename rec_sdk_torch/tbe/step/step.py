@@ -214,6 +214,8 @@ class Step:
             if locks.readers:
                 locks.keep_rows(self._groups)
             for group, plan, grads, weight in zip(self._groups, self._plans, for_rows, weights, strict=True):
+                if group.norms is not None:
+                    group.norms.begin()
                 call = group.update(plan, grads, weight, coefficients)
                 if call is not None:
                     calls.append(call)

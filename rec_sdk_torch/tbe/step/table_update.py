@@ -50,6 +50,9 @@ class TableUpdate:
         passing = [optimizer for optimizer in optimizers.values() if optimizer.acts_after_next()]
         self._passes = TablePasses(passing, groups, layout.options.frozen)
         self._ledger = Ledger()
+        for group in self.changing:
+            if group.norms is not None:
+                group.norms.begin()
 
     @property
     def begun(self) -> bool:
