@@ -16,6 +16,10 @@ OF_TABLES = ("rows_in", "rows_out", "new_rows")
 """Counters of a table that are written, per training forward."""
 
 
+NORMS = {"grad_norm": 2.0, "grad_norm_inf": float("inf")}
+"""Norms of gradients that are written, where updates count them."""
+
+
 class ScalarWriter(Protocol):
     """The method of `torch.utils.tensorboard.SummaryWriter` that is used."""
 
@@ -29,8 +33,13 @@ class CacheLog:
 
     Per collection: the hit rate over distinct rows, bytes swapped, microseconds of planning and waiting per training
     forward, the depth that prefetching reached, and bytes of memory. Per table: the hit rate, and rows in, out and new
-    per training forward. Tags are `<collection>/<scalar>` and `<collection>/<table>/<scalar>`, with the collection's
-    name in the module, or `cache` for the module itself.
+    per training forward. After `count_grad_norms()` of the collection there are for both `grad_norm` and
+    `grad_norm_inf` of the last update before the forward: in a sharded collection those of the rows of this rank, since
+    ranks that write at other times must not wait for each other; `grad_norm()` gives those of all. The host waits for
+    the device to read them.
+
+    Tags are `<collection>/<scalar>` and `<collection>/<table>/<scalar>`, with the collection's name in the module, or
+    `cache` for the module itself.
     """
 
     def __init__(self, writer: ScalarWriter, module: torch.nn.Module, every: int = 100) -> None:
@@ -81,6 +90,11 @@ class _CollectionLog:
         self._add(None, "depth_reached", self._before[None]["depth_reached"])
         for kind, size in collection.memory_report().items():
             self._add(None, f"{kind}_bytes", size)
+        if collection.counts_grad_norms:
+            for scalar, norm_type in NORMS.items():
+                norms = collection.grad_norm(norm_type, local=True)
+                for table, norm in ({None: norms.total} | norms.tables).items():
+                    self._add(table, scalar, norm)
 
     def _write_counts(self, collection: Collection, table: str | None, names: tuple[str, ...]) -> None:
         """Writes counts of the forwards since the last time; since the reset if the counters were reset meanwhile."""

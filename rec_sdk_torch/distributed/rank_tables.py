@@ -149,6 +149,11 @@ class RankTables:
         """Lets updates count norms of gradients, see the unsharded collection's. All ranks have to call it."""
         self.home.count_grad_norms(on)
 
+    @property
+    def counts_grad_norms(self) -> bool:
+        """Whether updates count norms of gradients."""
+        return self.home.counts_grad_norms
+
     def grad_norm(self, norm_type: float = 2.0, *, local: bool = False) -> GradientNorms:
         """Norms of gradients over ranks, which all have to call it unless `local`; see the unsharded collection's."""
         return self.home.grad_norm(norm_type, local=local)

@@ -144,6 +144,11 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
         """Lets updates count norms for `grad_norm`, or no more; see `TableBatchedEmbedding.count_grad_norms`."""
         self._embedding.count_grad_norms(on)
 
+    @property
+    def counts_grad_norms(self) -> bool:
+        """Whether updates count norms for `grad_norm`."""
+        return self._embedding.counts_grad_norms
+
     def grad_norm(self, norm_type: float = 2.0, *, local: bool = False) -> GradientNorms:
         """Norms of gradients: of each table, and of all together. Tables without a gradient have 0.
 

@@ -124,22 +124,38 @@ def test_several_backward_passes_through_one_forward(ranks_of: Start) -> None:
                 torch.testing.assert_close(twice[table][i], row)
 
 
-def norms(rank: int, world_size: int, norm_type: float) -> Any:
+def norms(rank: int, world_size: int, norm_type: float, update: str, local: bool = False) -> Any:
     """The norms of a batch; with rank -1 those of one process with the batches of all."""
     alone = rank < 0
-    model: Any = Model(MIXED, seed=3, cache=1000)
-    model, batches = model if alone else shard(model, MIXED, world_size), bags_of(MIXED, 0, world_size)
+    scenario = dataclasses.replace(MIXED, update=update)
+    model: Any = Model(scenario, seed=3, cache=1000)
+    model, batches = model if alone else shard(model, scenario, world_size), bags_of(scenario, 0, world_size)
+    sparse = (model if alone else model.module).sparse
+    if update == "backward":
+        sparse.count_grad_norms()
     loss, _ = model(concatenated(batches) if alone else jagged(*batches[rank]))
     (loss / world_size if alone else loss).backward()
-    return (model if alone else model.module).sparse.grad_norm(norm_type)
+    return sparse.grad_norm(norm_type, local=local)
 
 
 @pytest.mark.parametrize("norm_type", [2.0, float("inf")])
-def test_norms_are_of_the_rows_of_all_ranks(ranks_of: Start, norm_type: float) -> None:
-    found = ranks_of(2).run(norms, norm_type)
+def test_a_rank_asks_for_the_norms_of_its_own_rows(ranks_of: Start, norm_type: float) -> None:
+    for update in ("step", "backward"):
+        whole = ranks_of(2).run(norms, norm_type, update)[0]
+        own = ranks_of(2).run(norms, norm_type, update, True)
+        assert own[0].tables["t1"] == own[1].tables["t1"] == whole.tables["t1"]
+        for table in ("t0", "t2"):
+            parts = torch.tensor([each.tables[table] for each in own], dtype=torch.float64)
+            assert float(torch.linalg.vector_norm(parts, norm_type)) == pytest.approx(whole.tables[table])
+
+
+@pytest.mark.parametrize("update", ["step", "backward"])
+@pytest.mark.parametrize("norm_type", [2.0, float("inf")])
+def test_norms_are_of_the_rows_of_all_ranks(ranks_of: Start, norm_type: float, update: str) -> None:
+    found = ranks_of(2).run(norms, norm_type, update)
     assert found[0].tables["t1"] == found[1].tables["t1"], "every rank has the rows of this table"
     assert found[0] == found[1]
-    expected = norms(-1, 2, norm_type)
+    expected = norms(-1, 2, norm_type, update)
     torch.testing.assert_close(found[0].total, expected.total)
     torch.testing.assert_close(found[0].tables, expected.tables)
 

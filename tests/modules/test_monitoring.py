@@ -223,6 +223,23 @@ def test_scalars_are_of_the_forwards_since_the_last(device: torch.device) -> Non
     assert len(writer.written) == written
 
 
+def test_norms_of_gradients_are_written_where_they_are_counted(device: torch.device) -> None:
+    collection = two_tables(device)
+    writer = Scalars()
+    rst.CacheLog(writer, collection, every=1)
+    train(collection, batch([1], [5]))
+    assert not [tag for tag, _ in writer.written if "norm" in tag]
+    collection.count_grad_norms()
+    train(collection, batch([1, 2], [5]), batch([1], [5]))
+    norms, largest = collection.grad_norm(), collection.grad_norm(float("inf"))
+    collection(batch([1], [5]))
+    assert writer.written["cache/grad_norm", 2] == 0, "no update was counted"
+    assert writer.written["cache/grad_norm", 4] == norms.total > 0
+    assert writer.written["cache/t0/grad_norm", 4] == norms.tables["t0"]
+    assert writer.written["cache/grad_norm_inf", 4] == largest.total
+    assert writer.written["cache/t0/grad_norm_inf", 4] == largest.tables["t0"]
+
+
 class FullDisk(Scalars):
     """A writer that cannot write for a while."""
 

@@ -131,6 +131,7 @@ def update(choose: random.Random, generator: torch.Generator, optimizer: str) ->
         "row_ids": row_ids if random_rounding else None,
         "rounding_seeds": seeds if random_rounding else None,
         "state_dtypes": codes,
+        "row_norms": torch.empty(2, rows) if choose.random() < 0.6 else None,
     }
     return given, layout
 
@@ -153,6 +154,8 @@ def test_updates(optimizer: str, device: torch.device, pytestconfig: pytest.Conf
         there = {key: moved(value, device) for key, value in arguments.items()}
         ops.update_rows(**there)
         default("update_rows", **arguments)
+        if arguments["row_norms"] is not None:
+            assert torch.equal(bits(there["row_norms"].cpu()), bits(arguments["row_norms"])), "other bits in the norms"
         found, expected = there["cache"].cpu(), arguments["cache"]
         for part, (ours, wanted) in enumerate(zip(parts(found, layout), parts(expected, layout), strict=True)):
             assert torch.equal(bits(ours), bits(wanted)), f"other bits in part {part}"

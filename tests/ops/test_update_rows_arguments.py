@@ -57,6 +57,10 @@ BAD: list[tuple[str, object, str]] = [
     ("hot_segments", int32([0, 0, 1, 0]), r"hot_segments must have 2 dimension\(s\), got 1"),
     ("hot_segments", int32([[0, 0, 1]]), "hot_segments must have 4 columns, got 3"),
     ("hot_segments", int32([[0] * 4] * 4).t()[:2], "hot_segments must be contiguous"),
+    ("row_norms", torch.ones(2, 2).double(), "row_norms must be Float, got Double"),
+    ("row_norms", torch.ones(2), r"row_norms must have 2 dimension\(s\), got 1"),
+    ("row_norms", torch.ones(2, 3), r"row_norms must be \[2, 2\], got \[2, 3\]"),
+    ("row_norms", torch.ones(2, 2).t(), "row_norms must be contiguous"),
 ]
 
 CONTENTS: list[tuple[str, object, str]] = [

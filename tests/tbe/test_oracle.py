@@ -235,7 +235,7 @@ def run(scenario: Scenario, cache: dict[str, int], device: torch.device, depth: 
 
 
 def norms(embedding: TableBatchedEmbedding, norm_type: float) -> torch.Tensor:
-    """Those of the tables' gradients: as updates have counted them, or of those that wait. It changes nothing."""
+    """The norms of the tables' gradients: as updates have counted them, or of what waits. It changes nothing."""
     if embedding.options.grad_norms:
         return torch.tensor(list(embedding.counted_norms(norm_type).values()))
     grads = [embedding.gradient(table.name) for table in embedding.tables]
@@ -243,7 +243,11 @@ def norms(embedding: TableBatchedEmbedding, norm_type: float) -> torch.Tensor:
 
 
 def norm_of(grad: torch.Tensor | None, norm_type: float) -> torch.Tensor:
-    return torch.zeros(()) if grad is None or not len(grad) else torch.linalg.vector_norm(grad.double().cpu(), norm_type).float()
+    return (
+        torch.zeros(())
+        if grad is None or not len(grad)
+        else torch.linalg.vector_norm(grad.double().cpu(), norm_type).float()
+    )
 
 
 def backward(outputs: list[torch.Tensor], grads: list[torch.Tensor]) -> None:

@@ -1,5 +1,5 @@
-// What an update counts of the gradients of a tile's rows, where it is asked to: of each row the sum of
-// squares, in the order of lane_sum in aggregate.h, and the largest magnitude.
+// The norms of the gradients of a tile's rows, which an update counts where it is asked to: the sum of
+// squares of each row, in the order of lane_sum in aggregate.h, and the largest magnitude.
 #pragma once
 
 #include "op_kernels/common/ascendc/tile_plan.h"

@@ -14,10 +14,10 @@ NORMS = (2.0, math.inf)
 
 
 class UpdateNorms:
-    """What the kernels counted in the last update: of each row the sum of squares, and the largest magnitude.
+    """The counts of the last update: the sum of squares of each row, and its largest magnitude.
 
-    An update may be several calls. It adds nothing across rows: that is done when somebody asks, so that no step waits
-    for its device.
+    An update may be several calls. They add nothing across rows: `of_tables` does, so that no step waits for its
+    device.
     """
 
     def __init__(self) -> None:

@@ -39,6 +39,16 @@ class CountedNorms:
                     group.count_norms(options.grad_norms)
             self._set_options(options)
 
+    @property
+    def counts_grad_norms(self) -> bool:
+        """Whether there are norms for `counted_norms`."""
+        return self.layout.options.grad_norms and not self._handed_out()
+
+    def _handed_out(self) -> list[str]:
+        """Tables whose gradients no update sees."""
+        given = zip(self.layout.tables, self.layout.optimizers, strict=True)
+        return [table.name for table, optimizer in given if optimizer is not None and optimizer.spec.hands_out]
+
     def counted_norms(self, norm_type: float = 2.0) -> dict[str, float]:
         """The norm of each table's gradient in the last update of its rows: of the sum that a row's lookups have.
 
@@ -59,10 +69,8 @@ class CountedNorms:
                 "the gradients of these tables are used up in the backward pass: call count_grad_norms() before it, or "
                 "make the tables with update='step'"
             )
-        given = zip(layout.tables, layout.optimizers, strict=True)
-        handed_out = [table.name for table, optimizer in given if optimizer is not None and optimizer.spec.hands_out]
-        if handed_out:
-            raise RuntimeError(f"tables {handed_out} hand their gradients out: take_gradients() has them")
+        if self._handed_out():
+            raise RuntimeError(f"tables {self._handed_out()} hand their gradients out: take_gradients() has them")
         if norm_type not in NORMS:
             raise ValueError(f"norm_type is {norm_type}, updates count those of {list(NORMS)}")
         norms = dict.fromkeys((table.name for table in layout.tables), 0.0)
