@@ -93,8 +93,9 @@ class _CollectionLog:
         if collection.counts_grad_norms:
             for scalar, norm_type in NORMS.items():
                 norms = collection.grad_norm(norm_type, local=True)
-                for table, norm in ({None: norms.total} | norms.tables).items():
-                    self._add(table, scalar, norm)
+                self._add(None, scalar, norms.total)
+                for name, norm in norms.tables.items():
+                    self._add(name, scalar, norm)
 
     def _write_counts(self, collection: Collection, table: str | None, names: tuple[str, ...]) -> None:
         """Writes counts of the forwards since the last time; since the reset if the counters were reset meanwhile."""
