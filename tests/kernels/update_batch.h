@@ -202,6 +202,14 @@ inline std::vector<float> norms_for(const UpdateBatch& batch) {
   return std::vector<float>(static_cast<size_t>(2 * batch.rows()), -1.0f);
 }
 
+// With one NaN for all: which one arithmetic gives is not the same everywhere.
+inline std::vector<float> with_one_nan(std::vector<float> values) {
+  for (float& value : values) {
+    if (value != value) value = std::numeric_limits<float>::quiet_NaN();
+  }
+  return values;
+}
+
 inline std::vector<uint8_t> updated_on_cpu(const UpdateBatch& batch, const Tables& tables,
                                            const char* optimizer, const Cache& before,
                                            std::vector<float>* norms = nullptr) {
