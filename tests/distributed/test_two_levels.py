@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -241,3 +243,28 @@ def reads_alone(rank: int, world_size: int) -> bool:
 
 def test_a_rank_that_leaves_its_output_holds_up_none(ranks_of: Start) -> None:
     assert ranks_of(4).run(reads_alone) == [True] * 4
+
+
+def die_before_ids(rank: int, world_size: int) -> str:
+    scenario = Scenario(local_size=2)
+    model = shard(Model(scenario, 3), scenario, world_size)
+    if rank == 3:
+        model.module.sparse.exchange.send_each = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        model(jagged(*bags_of(scenario, 0, world_size)[rank]))[0].backward()
+    except RuntimeError as error:
+        return str(error)
+    return "nothing was raised"
+
+
+@pytest.mark.full
+def test_a_rank_that_dies_is_known_on_all(device: torch.device) -> None:
+    """Rank 0 exchanges nothing with rank 3: it waits for those that do, and no longer than the timeout."""
+    if device.type != "cpu":
+        pytest.skip("the timeouts of nccl and hccl are those of their libraries; ids go over gloo on every device")
+    ranks = Ranks(4, device.type, timeout=4)
+    try:
+        for rank, message in enumerate(ranks.run_survivors(die_before_ids, survivors=[0, 1, 2])):
+            assert f"rank {rank} of 4 could not exchange" in message
+    finally:
+        ranks.kill()
