@@ -1,4 +1,4 @@
-"""SGD with momentum and RMSprop over all their keywords: torch's dense optimizer, where every batch has every row."""
+"""torch's classes over all their keywords: torch's dense optimizer, where every batch has every row."""
 
 from __future__ import annotations
 
@@ -13,6 +13,13 @@ from rec_sdk_torch.formulas import spec_for
 from rec_sdk_torch.tbe import TableOptimizer
 
 ROWS, DIM, STEPS = 6, 5, 30
+ADAM: dict[str, tuple[Any, ...]] = {
+    "lr": (0.01,),
+    "betas": ((0.0, 0.5), (0.5, 0.9), (0.9, 0.999)),
+    "eps": (1e-3, 1e-2),
+    "weight_decay": (0.0, 0.1),
+    "maximize": (False, True),
+}
 VALUES: dict[type[torch.optim.Optimizer], dict[str, tuple[Any, ...]]] = {
     torch.optim.SGD: {
         "lr": (0.1,),
@@ -31,6 +38,22 @@ VALUES: dict[type[torch.optim.Optimizer], dict[str, tuple[Any, ...]]] = {
         "centered": (False, True),
         "maximize": (False, True),
     },
+    torch.optim.Adagrad: {
+        "lr": (0.1,),
+        "lr_decay": (0.0, 0.1),
+        "eps": (1e-8, 1e-2),
+        "weight_decay": (0.0, 0.1),
+        "maximize": (False, True),
+    },
+    torch.optim.Adadelta: {
+        "lr": (0.5,),
+        "rho": (0.0, 0.5, 0.9, 1.0),
+        "eps": (1e-3, 1e-2),
+        "weight_decay": (0.0, 0.1),
+        "maximize": (False, True),
+    },
+    torch.optim.Adam: ADAM,
+    torch.optim.AdamW: ADAM,
 }
 
 
@@ -38,7 +61,7 @@ def taken(cls: type[torch.optim.Optimizer], options: dict[str, Any]) -> bool:
     """Whether torch and tables have these keywords together."""
     if cls is not torch.optim.SGD:
         return True
-    alone = options["momentum"] or not (options["dampening"] or options["weight_decay"] or options["nesterov"])
+    alone = options["momentum"] or not (options["dampening"] or options["nesterov"])
     return bool(alone and not (options["nesterov"] and options["dampening"]))
 
 
@@ -49,6 +72,11 @@ def grid(cls: type[torch.optim.Optimizer], kernel: str) -> list[dict[str, Any]]:
 
 KERNELS = [
     (torch.optim.SGD, "sgd"),
+    (torch.optim.SGD, "decayed_sgd"),
+    *((torch.optim.Adagrad, f"{kind}adagrad") for kind in ("", "decayed_")),
+    *((torch.optim.Adadelta, f"{kind}adadelta") for kind in ("", "decayed_")),
+    *((torch.optim.Adam, f"{kind}adam") for kind in ("", "decayed_")),
+    (torch.optim.AdamW, "adamw"),
     (torch.optim.SGD, "momentum_sgd"),
     *((torch.optim.RMSprop, f"{kind}rmsprop") for kind in ("", "momentum_", "centered_", "centered_momentum_")),
 ]
