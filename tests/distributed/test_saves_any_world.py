@@ -17,7 +17,7 @@ import rec_sdk_torch as rst
 from rec_sdk_torch.checkpoint import manifest
 from rec_sdk_torch.checkpoint.manifest import DELTA, read_manifest
 from rec_sdk_torch.checkpoint.owners import owners_of
-from rec_sdk_torch.tbe.rows.pieces import window_rows
+from rec_sdk_torch.tbe.rows.pieces import cached, window_rows
 from rec_sdk_torch.tbe.rows.table_view import TableView
 
 Start = Callable[[int], Ranks]
@@ -174,6 +174,35 @@ def test_any_number_of_ranks_loads_what_any_saved(ranks_of: Start, tmp_path: Pat
         assert all(expected[f"t0.{kind}"] for expected in paths.values() for kind in ("columns", "candidates"))
     if scenario.options:
         assert all(expected["counts"] and expected["t0.window"] for expected in paths.values())
+
+
+def cached_after_load(rank: int, world_size: int, scenario: Scenario, path: str) -> dict[str, tuple[list[int], int]]:
+    """Of each table the ids in the cache after a load, hottest first; and how many `warm` brings beside them."""
+    model = shard(Model(scenario, 3), scenario, world_size)
+    rst.Saver().load(model, path)
+    return {name: (ids, model.sparse.warm(name, torch.arange(40))) for name, ids in cached_ids(model).items()}
+
+
+def cached_ids(model: Any) -> dict[str, list[int]]:
+    found = {}
+    for owner in owners_of(model):
+        with owner.embedding.exclusive():
+            found |= {name: cached(owner.embedding.view(name)).by_heat()[0].tolist() for name in owner.configs}
+    return found
+
+
+@pytest.mark.parametrize("scenario", [SCENARIOS[0], SCENARIOS[3], COPIES], ids=name_of)
+def test_rows_of_a_cache_go_to_their_homes(ranks_of: Start, tmp_path: Path, scenario: Scenario) -> None:
+    """Those that were in the cache of one process are in those of all ranks together."""
+    model, _ = alone(scenario, tmp_path, scenario.steps)
+    before = cached_ids(model)
+    for world_size in (2, 4):
+        parts = ranks_of(world_size).run(cached_after_load, scenario, str(tmp_path))
+        for name, ids in before.items():
+            homes = [set(part[name][0]) for part in parts]
+            assert set().union(*homes) <= set(ids)
+            assert all(len(home) > 0 for home in homes) or scenario.sharding[int(name[1])] == "table_wise"
+            assert set(ids[:5]) <= set().union(*homes), "the hottest"
 
 
 def load_alone(rank: int, world_size: int, scenario: Scenario, path: str) -> Rows:

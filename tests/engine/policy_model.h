@@ -53,6 +53,7 @@ class Order {
   virtual void leave(uint32_t, const Slot&) {}
   virtual void enter(uint32_t, const Slot&) {}
   virtual void touch(const std::vector<uint32_t>&, int64_t /*batch*/) {}
+  virtual void warm(uint32_t, double /*heat*/) {}
 };
 
 using MakeOrder = std::function<std::unique_ptr<Order>(int64_t slots, const Future& future)>;
@@ -71,6 +72,7 @@ class Cache {
         order_(make_order(slots, expected_future_)) {}
 
   void batch() {
+    if (in_flight_.empty() && batch_ > 0 && random() % 2 == 0) warm();
     while (random() % 2 == 0 && expected_future_.span(last_ticket_) < FutureUses::kMost) announce();
     while (random() % 3 == 0 && !expected_future_.batches.empty()) forget();
     uses_.begin_batch(0);
@@ -98,7 +100,7 @@ class Cache {
   }
 
   std::mt19937_64 random;
-  int64_t evicted = 0, waiting_evicted = 0;
+  int64_t evicted = 0, waiting_evicted = 0, warmed = 0;
 
  private:
   struct Flight {
@@ -227,6 +229,28 @@ class Cache {
     policy_->enter(came.data(), rows.data(), static_cast<int64_t>(came.size()));
   }
 
+  // Rows come for no batch.
+  void warm() {
+    std::vector<uint32_t> came, rows;
+    std::vector<float> heats;
+    for (uint32_t slot = first_slot_; slot < first_slot_ + count_; ++slot) {
+      const int64_t row = any_row();
+      if (slots_.count(slot) != 0 || find(row) != nullptr || random() % 2 == 0) continue;
+      slots_[slot] = {row, batch_};
+      uses_.touch(slot);
+      order_->enter(slot, slots_[slot]);
+      future_.enter(0, slot, row);
+      came.push_back(slot);
+      rows.push_back(static_cast<uint32_t>(row));
+      heats.push_back(static_cast<float>(std::exp2(static_cast<double>(random() % 60) / 8 - 3)));
+    }
+    order_->begin_evictions(slots_, batch_);
+    for (size_t i = 0; i < came.size(); ++i) order_->warm(came[i], heats[i]);
+    policy_->enter(came.data(), rows.data(), static_cast<int64_t>(came.size()));
+    policy_->warm(came.data(), heats.data(), static_cast<int64_t>(came.size()), uses_);
+    warmed += static_cast<int64_t>(came.size());
+  }
+
   void hold() {
     Flight flight;
     flight.slots.assign(used_.begin(), used_.end());
@@ -259,7 +283,7 @@ inline void run_batches(const std::string& name, const MakeOrder& make_order, ui
   Cache cache(name, make_order, seed, first_slot, slots);
   for (int i = 0; i < batches; ++i) cache.batch();
   CHECK(cache.evicted > batches / 10);
-  CHECK(cache.waiting_evicted > 0);
+  CHECK(cache.waiting_evicted > 0 && cache.warmed > 0);
 }
 
 // Compares the policy of this name with an order.

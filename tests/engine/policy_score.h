@@ -36,6 +36,9 @@ class Score : public Order {
       scores_[slot] = clock() + std::lround(8 * std::log2(above + 1));
     }
   }
+  void warm(uint32_t slot, double heat) override {
+    scores_[slot] = clock() + std::lround(8 * std::log2(heat));
+  }
 
  private:
   static constexpr int64_t kNever = -1000000;

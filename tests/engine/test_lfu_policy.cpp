@@ -26,6 +26,7 @@ class Frequency : public Order {
     uses_ = 0;
     for (auto& [slot, count] : counts_) count /= 2;
   }
+  void warm(uint32_t slot, double heat) override { counts_[slot] = std::min<int64_t>(63, std::lround(heat)); }
 
  private:
   int64_t slots_, uses_ = 0, last_size_ = 1, batch_ = 0;

@@ -210,6 +210,8 @@ def run(scenario: Scenario, cache: dict[str, int], device: torch.device, depth: 
         elif step.event == "save":
             saved = embedding.state_dict()
             result.update({f"saved{index}.{name}": value for name, value in saved.items()})
+        elif step.event == "warm":
+            warm(embedding, scenario, step)
         elif step.event == "load":
             result[f"loaded{index}"] = torch.tensor(loaded(embedding, saved))
         else:
@@ -254,6 +256,17 @@ def backward(outputs: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
     """Features of a frozen table have no gradient."""
     pairs = [(output, grad) for output, grad in zip(outputs, grads, strict=True) if output.requires_grad]
     torch.autograd.backward([output for output, _ in pairs], [grad for _, grad in pairs])
+
+
+def warm(embedding: TableBatchedEmbedding, scenario: Scenario, step: Step) -> None:
+    """Brings rows to the cache for no batch; it is refused beside batches in flight."""
+    for index, table in enumerate(scenario.tables):
+        ids = torch.tensor(sorted(scenario.ids(index, step)), dtype=torch.int64)
+        try:
+            embedding.view(table.name).warm(ids, torch.arange(len(ids)).flip(0) if index % 2 else None)
+        except RuntimeError as error:
+            if "in flight" not in str(error):
+                raise
 
 
 def loaded(embedding: TableBatchedEmbedding, saved: dict[str, torch.Tensor]) -> bool:
@@ -316,7 +329,7 @@ def reference_run(scenario: Scenario, device: torch.device) -> tuple[Result, Ref
     forwards = {}
     for index, done in scenario.actions():
         step = scenario.steps[index]
-        if step.event != "fail":
+        if step.event not in WITHOUT_FORWARD:
             if step.trains:
                 reference.begin_batch(step.features, step.clicks, step.timestamps)
             outputs = forwards[index] = reference.forward(step.features, step.weights)
@@ -371,7 +384,7 @@ def compare(scenario: Scenario, result: Result, device: torch.device) -> None:
         if table.hashed and table.name == scenario.frozen:
             assert not ids, "what is frozen gets no row"
         elif table.hashed and table.life is None:
-            trained = set().union(*(scenario.ids(index, s) for s in scenario.steps if s.event not in ("eval", "fail")))
+            trained = set().union(*(scenario.ids(index, s) for s in scenario.steps if s.trains))
             assert set(ids) == trained, "eval must insert nothing, training everything"
         kept = [row for row, i in enumerate(ids) if i in reference.places[index]]
         rows = [reference.places[index][ids[row]] for row in kept]

@@ -12,7 +12,7 @@ from .batch import Int64Array
 from .device_cache import Group
 
 Heats = npt.NDArray[np.float32]
-"""In how many batches each row was used, of which those of long ago count less; 0 where nobody counted."""
+"""In how many batches each row was used, of which those of long ago count less; 0 where none is counted."""
 
 LATEST = 1.0
 """The heat of a row that the latest batch used, and none before it."""
