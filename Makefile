@@ -28,7 +28,7 @@ BENCH_ARGS ?=
 
 NATIVE := $(shell find op_kernels torch_npu_ext emulator cmake -name '*.cpp' -o -name '*.h' -o -name '*.cu' \
 	-o -name CMakeLists.txt -o -name '*.cmake' 2>/dev/null)
-CPP := $(shell find op_kernels torch_npu_ext emulator tests -name '*.cpp' -o -name '*.h' -o -name '*.asc' \
+CPP := $(shell find op_kernels torch_npu_ext emulator tests examples -name '*.cpp' -o -name '*.h' -o -name '*.asc' \
 	-o -name '*.cu' 2>/dev/null)
 
 .PHONY: help train test test-full test-room test-cpu test-npu test-cuda test-aarch64 sanitize-cuda \

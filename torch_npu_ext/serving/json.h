@@ -1,0 +1,36 @@
+// JSON, as far as manifests and headers of files of tensors need it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace rec_sdk {
+
+class Json {
+ public:
+  enum class Kind { kNull, kBool, kNumber, kString, kList, kObject };
+
+  static Json parse(const std::string& text);  // throws std::invalid_argument
+
+  bool is_null() const { return kind_ == Kind::kNull; }
+  bool has(const std::string& key) const { return find(key) != nullptr; }
+  // These throw std::invalid_argument where the value is of another kind, or has no such key.
+  const Json& operator[](const std::string& key) const;
+  const std::string& string() const;
+  int64_t integer() const;
+  bool boolean() const;
+  const std::vector<Json>& list() const;
+
+ private:
+  friend class JsonParser;
+  const Json* find(const std::string& key) const;
+
+  Kind kind_ = Kind::kNull;
+  std::string text_;         // of a string; of a number as it is written; "true" or "false"
+  std::vector<Json> items_;  // of a list, and the values of an object
+  std::vector<std::string> keys_;
+};
+
+}  // namespace rec_sdk

@@ -1,0 +1,215 @@
+#include "torch_npu_ext/serving/include/rec_sdk/table_reader.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <fstream>
+#include <mutex>
+#include <utility>
+
+#include "torch_npu_ext/engine/base/errors.h"
+#include "torch_npu_ext/engine/store/serving.h"
+#include "torch_npu_ext/serving/saves.h"
+
+namespace rec_sdk {
+namespace {
+
+constexpr int64_t kPiece = 1 << 16;  // ids in memory at once, while an index is made
+
+// Errors of the engine as those of a save.
+template <class F>
+auto named(const F& f) {
+  try {
+    return f();
+  } catch (const DiskError& error) {
+    throw SaveError(error.path() + ": " + error.what() + ": " + std::strerror(error.error()));
+  } catch (const std::invalid_argument& error) {
+    throw SaveError(error.what());
+  }
+}
+
+// A file that is gone with this.
+struct Temporary {
+  explicit Temporary(Path file) : path(std::move(file)) {}
+  Temporary(const Temporary&) = delete;
+  Temporary& operator=(const Temporary&) = delete;
+  Path path;
+  ~Temporary() {
+    std::error_code ignored;
+    std::filesystem::remove(path, ignored);
+  }
+};
+
+const SavedTable& table_of(const Save& save, const std::string& name) {
+  std::vector<const SavedTable*> found;
+  for (const SavedTable& table : save.tables) {
+    if (table.key == name) return table;
+    if (table.name == name) found.push_back(&table);
+  }
+  if (found.size() != 1) throw SaveError(save.folder.string() + ": no table " + name);
+  return *found[0];
+}
+
+// The table of another save of the chain.
+const SavedTable& same_table(const Save& save, const SavedTable& wanted) {
+  const SavedTable* by_name = nullptr;
+  int count = 0;
+  for (const SavedTable& table : save.tables) {
+    if (table.name != wanted.name) continue;
+    if (table.module == wanted.module) {
+      by_name = &table;
+      count = 1;
+      break;
+    }
+    by_name = &table;
+    ++count;
+  }
+  if (count != 1) throw SaveError(save.folder.string() + ": no table " + wanted.key);
+  if (by_name->dim != wanted.dim || by_name->weight_type != wanted.weight_type ||
+      by_name->hashed != wanted.hashed) {
+    throw SaveError(save.folder.string() + ": table " + by_name->key +
+                    " is another than in a save that follows");
+  }
+  return *by_name;
+}
+
+void add_ids(IndexWriter& writer, const Tensors& from, const SavedFile& file, uint32_t number) {
+  std::ifstream in(from.path, std::ios::binary);
+  in.seekg(from.ids);
+  std::vector<int64_t> ids(static_cast<size_t>(std::min(kPiece, file.rows)));
+  for (int64_t begin = 0; begin < file.rows; begin += kPiece) {
+    const int64_t count = std::min(kPiece, file.rows - begin);
+    in.read(reinterpret_cast<char*>(ids.data()), count * 8);
+    if (!in) throw SaveError(from.path.string() + ": damaged, it ends too early");
+    if (file.role == "rows") {
+      writer.add(ids.data(), count, number, static_cast<uint32_t>(begin));
+    } else {
+      writer.remove(ids.data(), count);
+    }
+  }
+}
+
+// The index of a save that has none, in a file of its own.
+std::unique_ptr<Temporary> make_index(const Save& save,
+                                      const std::vector<std::pair<SavedFile, Tensors>>& files) {
+  static std::atomic<int> made{0};
+  auto index = std::make_unique<Temporary>(
+      std::filesystem::temp_directory_path() /
+      ("rec_sdk-index-" + std::to_string(getpid()) + "-" + std::to_string(made++)));
+  int64_t most = 0;
+  for (const auto& [file, place] : files) most += file.rows;
+  IndexWriter writer(index->path.string(), most, save.id);
+  uint32_t number = 0;
+  for (const auto& [file, place] : files) {
+    add_ids(writer, place, file, number);
+    number += file.role == "rows";
+  }
+  return index;
+}
+
+struct Moment {
+  Path save;
+  SavedTable about;
+  std::unique_ptr<ServedTable> table;
+};
+
+std::shared_ptr<const Moment> open_moment(const Path& latest, const std::vector<std::string>& folders,
+                                          const std::string& name) {
+  const std::vector<Save> chain = chain_of(latest, folders);
+  const SavedTable about = table_of(chain[0], name);
+  return named([&] {
+    const RowFormat format = row_format(about.weight_type);
+    std::vector<ServedSave> saves;
+    std::vector<std::unique_ptr<Temporary>> indexes;
+    for (const Save& save : chain) {
+      const SavedTable& table = same_table(save, about);
+      std::vector<std::pair<SavedFile, Tensors>> files;
+      ServedSave served{(save.folder / ("index-" + table.key)).string(), save.id, {}};
+      for (const SavedFile& file : save.files_of(table.key)) {
+        const Tensors place = open_tensors(save, file, table, row_bytes(format, table.dim));
+        files.emplace_back(file, place);
+        if (file.role == "rows") served.files.push_back({place.path.string(), place.weight, file.rows});
+      }
+      const auto kind = std::filesystem::symlink_status(served.index).type();
+      if (kind == std::filesystem::file_type::not_found) {
+        indexes.push_back(make_index(save, files));
+        served.index = indexes.back()->path.string();
+      } else if (kind != std::filesystem::file_type::regular) {
+        throw SaveError(served.index + ": no plain file");
+      }
+      saves.push_back(std::move(served));
+    }
+    auto moment = std::make_shared<Moment>();
+    moment->save = latest;
+    moment->about = about;
+    moment->table = std::make_unique<ServedTable>(saves, format, about.dim);
+    return std::shared_ptr<const Moment>(std::move(moment));
+  });
+}
+
+}  // namespace
+
+struct TableReader::State {
+  std::vector<std::string> folders;
+  std::string name;
+  float missing;
+  mutable std::mutex reading;
+  std::mutex refreshing;
+  std::shared_ptr<const Moment> now;
+
+  std::shared_ptr<const Moment> moment() const {
+    const std::lock_guard<std::mutex> guard(reading);
+    return now;
+  }
+};
+
+TableReader::TableReader(std::vector<std::string> folders, std::string table, float missing)
+    : state_(std::make_unique<State>()) {
+  if (folders.empty())
+    throw std::invalid_argument("folders is empty, expected a folder of saves, or several");
+  state_->folders = std::move(folders);
+  state_->name = std::move(table);
+  state_->missing = missing;
+  state_->now = open_moment(latest_save(state_->folders), state_->folders, state_->name);
+}
+
+TableReader::TableReader(const std::string& folder, std::string table, float missing)
+    : TableReader(std::vector<std::string>{folder}, std::move(table), missing) {}
+
+TableReader::~TableReader() = default;
+TableReader::TableReader(TableReader&&) noexcept = default;
+TableReader& TableReader::operator=(TableReader&&) noexcept = default;
+
+bool TableReader::refresh() {
+  const std::lock_guard<std::mutex> one(state_->refreshing);
+  const Path latest = latest_save(state_->folders);
+  if (latest == state_->moment()->save) return false;
+  std::shared_ptr<const Moment> next = open_moment(latest, state_->folders, state_->name);
+  const std::lock_guard<std::mutex> guard(state_->reading);
+  state_->now.swap(next);
+  return true;
+}
+
+std::string TableReader::save() const { return state_->moment()->save.string(); }
+int64_t TableReader::dim() const { return state_->moment()->about.dim; }
+int64_t TableReader::rows() const { return state_->moment()->about.rows; }
+std::string TableReader::weight_type() const { return state_->moment()->about.weight_type; }
+
+void TableReader::lookup(const int64_t* ids, int64_t count, float* out, bool* found) const {
+  const std::shared_ptr<const Moment> moment = state_->moment();
+  named([&] { moment->table->lookup_floats(ids, count, state_->missing, out, found); });
+}
+
+void TableReader::lookup_pooled(const int64_t* ids, const int64_t* offsets, int64_t bags,
+                                const float* weights, Pooling pooling, float* out) const {
+  if (bags < 0 || offsets[0] != 0 || !std::is_sorted(offsets, offsets + bags + 1)) {
+    throw std::invalid_argument("offsets must ascend from 0");
+  }
+  const std::shared_ptr<const Moment> moment = state_->moment();
+  const BagLookups lookups{ids, offsets, bags, weights, pooling == Pooling::kMean};
+  named([&] { moment->table->lookup_pooled(lookups, state_->missing, out); });
+}
+
+}  // namespace rec_sdk
