@@ -280,6 +280,18 @@ def test_a_second_process_serves_what_is_trained() -> None:
     assert all(line.endswith("rows, served as trained: True") for line in lines)
 
 
+@pytest.mark.parametrize(("bits", "most"), [(None, 1e-6), (8, 0.01), (4, 0.05)])
+def test_a_whole_model_is_deployed(bits: int | None, most: float) -> None:
+    options = [] if bits is None else ["--bits", str(bits)]
+    finished = run("deploy.py", "--samples", "6000", *options)
+    assert finished.returncode == 0, finished.stderr
+    lines = [line.split() for line in finished.stdout.splitlines() if line.startswith("version")]
+    assert [line[:4] for line in lines] == [["version", f"{n}:", "256", "answers,"] for n in range(2)]
+    differences = [float(line[6]) for line in lines]
+    assert all(0 <= difference <= most for difference in differences)
+    assert bits is None or min(differences) > 0, "rows of fewer bits are served"
+
+
 def test_a_disk_that_is_full() -> None:
     """No one can know before; what was printed stays."""
     finished = run("train_dlrm.py", "--samples", "500", "--json", "/dev/full")

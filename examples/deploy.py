@@ -1,0 +1,159 @@
+"""Trains a DLRM, saves its tables, exports its dense part, and serves both in a second process without the model.
+
+python examples/deploy.py
+python examples/deploy.py --bits 8        rows of 8 bits in the second process
+
+A version of the model is a save of the tables and `dense-<name of the save>.pt2` beside it. The server opens both, so
+that tables and dense part are of one moment. The saves of later versions are deltas.
+"""
+
+from __future__ import annotations
+
+import support.environment  # noqa: F401  # first: what follows may be missing
+
+# isort: split
+import argparse
+import multiprocessing
+import sys
+import tempfile
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+from dlrm.data_generated import generated_clicks
+from dlrm.model import DLRM
+from support.clicks import ClickBatch, ClickData
+from torch import Tensor
+
+from rec_sdk_torch import EmbCacheEmbeddingBagCollection, EmbCacheEmbeddingBagConfig, Saver, apply_optimizer_in_backward
+from rec_sdk_torch.export import quantize_save
+from rec_sdk_torch.serving import TableReader
+
+DIM = 16
+Request = tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]
+"""Dense features [B, features], and of each table ids [N] and offsets [B + 1]."""
+
+
+# ---- the second process
+
+
+class Deployed:
+    """A version of the model: its tables where they are saved, its dense part as a program of torch.export."""
+
+    def __init__(self, save: Path, program: Path, tables: Sequence[str]) -> None:
+        self.tables = {name: TableReader(save, name) for name in tables}
+        self.dense = torch.export.load(program).module()
+
+    def answer(self, request: Request) -> Tensor:
+        """The probabilities of clicks, [B]."""
+        dense, sparse = request
+        pooled = [reader.lookup_pooled(*sparse[name]) for name, reader in self.tables.items()]
+        with torch.inference_mode():
+            logits: Tensor = self.dense(dense, torch.cat(pooled, dim=1))
+            return logits.sigmoid()
+
+
+def serve(tables: Sequence[str], requests: Connection) -> None:
+    """Answers requests with the version that it was told last, until it is sent None."""
+    deployed: Deployed | None = None
+    while (message := requests.recv()) is not None:
+        if isinstance(message[0], Path):
+            save, program = message
+            deployed = Deployed(save, program, tables)
+        elif deployed is not None:
+            requests.send(deployed.answer(message).numpy())
+
+
+# ---- the first process
+
+
+def build(data: ClickData) -> DLRM:
+    """The model, with rows of its tables that are updated in the backward pass."""
+    tables = EmbCacheEmbeddingBagCollection(
+        [
+            EmbCacheEmbeddingBagConfig(
+                name=name,
+                feature_names=[name],
+                num_embeddings=ids.numel(),
+                embedding_dim=DIM,
+                weight_init_min=-0.05,
+                weight_init_max=0.05,
+                is_incremental=True,
+            )
+            for name, ids in data.vocabularies().items()
+        ],
+        cache=0.2,
+        batch_size=256,
+        multi_hot_sizes=[max(1, data.longest(name)) for name in data.features],
+    )
+    apply_optimizer_in_backward(torch.optim.Adagrad, tables.parameters(), {"lr": 0.05})
+    torch.manual_seed(0)
+    return DLRM(tables, len(data.features), DIM, data.dense.shape[1])
+
+
+def train(model: DLRM, batches: Sequence[ClickBatch], optimizer: torch.optim.Optimizer) -> None:
+    model.train()
+    loss_of = torch.nn.BCEWithLogitsLoss()
+    for batch in batches:
+        optimizer.zero_grad()
+        loss_of(model(batch), batch.labels).backward()
+        optimizer.step()
+
+
+def export_dense(model: DLRM, data: ClickData, path: Path) -> None:
+    """Writes the dense part as a program that takes batches of any size."""
+    dense, pooled = data.dense[:2], torch.zeros(2, len(data.features) * DIM)
+    size = torch.export.Dim("batch", min=1)
+    program = torch.export.export(model.dense.eval(), (dense, pooled), dynamic_shapes=({0: size}, {0: size}))
+    torch.export.save(program, path)
+
+
+def request_of(batch: ClickBatch) -> Request:
+    """The batch as another program would send it."""
+    sparse = batch.sparse.to_dict()
+    return batch.dense, {name: (jagged.values(), jagged.offsets()) for name, jagged in sparse.items()}
+
+
+def main() -> int:
+    """The script; 1 where answers are not those of the live model."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=20_000, help="clicks to generate")
+    parser.add_argument("--versions", type=int, default=2, help="how often it is trained and deployed")
+    parser.add_argument("--bits", type=int, choices=[8, 4], help="of the rows that are served; as trained by default")
+    options = parser.parse_args()
+    data = generated_clicks(options.samples, seed=0)
+    model, tables = build(data), list(data.features)
+    optimizer = torch.optim.Adam(model.dense.parameters(), lr=1e-3)
+    batches = list(data.batches(256))
+    share = len(batches) // options.versions
+    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    server = multiprocessing.get_context("spawn").Process(target=serve, args=(tables, theirs), daemon=True)
+    server.start()
+    theirs.close()  # so that a server that ends is an error here, and no wait
+    wrong = 0
+    with tempfile.TemporaryDirectory() as place:
+        for version in range(options.versions):
+            seen = batches[version * share : (version + 1) * share]
+            train(model, seen, optimizer)
+            save = Path(Saver().save(model, Path(place, "saves"), incremental=version > 0))
+            if options.bits:
+                quantized = quantize_save(save.parent, Path(place, "quantized"), options.bits)
+                save = quantized.save
+            program = save.parent / f"dense-{save.name}.pt2"
+            export_dense(model, data, program)
+            ours.send((save, program))
+            ours.send(request_of(seen[0]))
+            answer = torch.from_numpy(ours.recv())
+            with torch.inference_mode():
+                live = model.eval()(seen[0]).sigmoid()
+            difference = float((answer - live).abs().max())
+            wrong += difference > (0.05 if options.bits else 1e-6)
+            print(f"version {version}: {len(answer)} answers, at most {difference:.2g} from the live model's")
+        ours.send(None)
+        server.join()
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
