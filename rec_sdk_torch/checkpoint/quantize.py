@@ -95,7 +95,7 @@ def quantize_save(path: Paths, out: PathLike, bits: int = 8) -> QuantizedSave:
         OSError: the disk has no room.
     """
     if bits not in NAMES:
-        raise ValueError(f"bits is {bits}, expected 8 or 4")
+        raise ValueError(f"bits is {bits!r}, expected 8 or 4")
     out = Path(out)
     chain = chain_of(latest_save(path), paths_of(path))
     named = [table.key for _, manifest in chain for table in manifest.tables if table.weight_dtype in BITS]

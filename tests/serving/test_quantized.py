@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -134,8 +135,10 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "for serving alone" in capsys.readouterr().err
     with pytest.raises(CheckpointError, match="have 4 bits, for serving alone"):
         Saver().load(make(), tmp_path / "small")
-    with pytest.raises(ValueError, match="expected 8 or 4"):
-        quantize_save(tmp_path / "saves", tmp_path / "none", 2)
+    wrong: tuple[Any, ...] = (2, "8")
+    for bits in wrong:
+        with pytest.raises(ValueError, match=f"bits is {bits!r}, expected 8 or 4"):
+            quantize_save(tmp_path / "saves", tmp_path / "none", bits)
 
 
 def test_other_bits_never_follow(tmp_path: Path) -> None:
