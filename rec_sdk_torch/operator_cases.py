@@ -58,7 +58,7 @@ class Case:
         done = self.call()
         found = {"result": done} if isinstance(done, torch.Tensor) else {}
         for argument in getattr(ops, self.operator).default._schema.arguments:
-            if argument.is_write:
+            if argument.is_write and self.arguments.get(argument.name) is not None:
                 found |= self._parts(argument.name)
         return found
 
