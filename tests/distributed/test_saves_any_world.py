@@ -198,7 +198,7 @@ def cached_ids(model: Any) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("scenario", [SCENARIOS[0], SCENARIOS[3], COPIES], ids=name_of)
 def test_rows_of_a_cache_go_to_their_homes(ranks_of: Start, tmp_path: Path, scenario: Scenario) -> None:
-    """Those that were in the cache of one process are in those of all ranks together."""
+    """The caches of all ranks together have the rows that the cache of one process had."""
     model, _ = alone(scenario, tmp_path, scenario.steps)
     before = cached_ids(model)
     for world_size in (2, 4):
