@@ -108,6 +108,62 @@ void erase_at_full_load() {
   }
 }
 
+// While a map grows its ids move in pieces of any size, and others come and leave in both arrays: also those
+// in the run of full buckets that goes on at the beginning of the old array.
+void growth_in_pieces(uint64_t seed, int64_t most) {
+  std::mt19937_64 random(seed);
+  IdMap map;
+  Model model;
+  std::vector<int64_t> ids;
+  int64_t pieces = 0;
+  while (map.size() < 30000) {
+    const int64_t id = static_cast<int64_t>(random());
+    add(&map, &model, id, static_cast<uint32_t>(ids.size()));
+    ids.push_back(id);
+    if (!map.grows()) continue;
+    ++pieces;
+    if (random() % 64 == 0) map.reserve(static_cast<int64_t>(random() % static_cast<uint64_t>(most)));
+    for (int i = 0; i < 3 && random() % 4 == 0; ++i) {
+      const size_t at = random() % ids.size();
+      CHECK(map.erase(ids[at], IdMap::hash(ids[at])) == (model.erase(ids[at]) == 1));
+    }
+    if (random() % 512 == 0) check_equal(map, model);
+    CHECK(map.bytes() <= (map.size() + most) * 26);
+  }
+  CHECK(pieces > 100);
+  map.reserve(100000);  // more than pieces are for: as a whole
+  CHECK(!map.grows() && map.growth(100000) == 0);
+  check_equal(map, model);
+}
+
+// Ids with homes in the last bucket of the array fill the first ones too, and are there when the map has
+// grown. Of a large map the system has parts of the old array back meanwhile.
+void growth_with_a_run_around_the_end(int64_t least, int64_t piece) {
+  IdMap map;
+  Model model;
+  std::mt19937_64 random(5);
+  uint32_t row = 0;
+  while (map.size() < least || map.growth(70) > 0 || map.grows()) {
+    add(&map, &model, static_cast<int64_t>(random()), row++);
+  }
+  const int64_t count = static_cast<int64_t>(map.bucket_count());
+  for (int found = 0; found < 60;) {
+    const int64_t id = static_cast<int64_t>(random());
+    if (map.homes().of(IdMap::hash(id)) - map.homes().buckets < count - 1) continue;
+    add(&map, &model, id, row++);
+    ++found;
+  }
+  CHECK(!map.grows());
+  while (!map.grows()) add(&map, &model, static_cast<int64_t>(random()), row++);
+  int64_t pieces = 0;
+  for (; map.grows(); ++pieces) {
+    check_equal(map, model);
+    map.reserve(piece);
+  }
+  CHECK(pieces >= count / (4 * piece));  // none moved much more than it had to
+  check_equal(map, model);
+}
+
 void growth() {
   IdMap map;
   Model model;
@@ -153,6 +209,9 @@ int main() {
   random_operations(2, 100000, 100000, 20);
   random_operations(3, 64, 20000, 50);
   erase_at_full_load();
+  for (uint64_t seed = 10; seed < 16; ++seed) growth_in_pieces(seed, seed % 2 == 0 ? 8 : 2000);
+  growth_with_a_run_around_the_end(5000, 64);
+  growth_with_a_run_around_the_end(300000, 4000);
   growth();
   shrinking();
   return check_result();

@@ -25,10 +25,19 @@ class IdSeed {
     const unsigned __int128 product = static_cast<unsigned __int128>(a) * b;
     return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
   }
-  // Lemire's fastrange: any count of places will do, so growth need not double.
-  static REC_SDK_ALWAYS_INLINE uint64_t home(uint64_t hash, uint64_t seed, uint64_t places) {
-    return static_cast<uint64_t>((static_cast<unsigned __int128>(fold(hash, seed)) * places) >> 64);
+  // Lemire's fastrange: any count of places will do, so growth need not double. `order` is fold(hash, seed).
+  static REC_SDK_ALWAYS_INLINE uint64_t place(uint64_t order, uint64_t places) {
+    return static_cast<uint64_t>((static_cast<unsigned __int128>(order) * places) >> 64);
   }
+  static REC_SDK_ALWAYS_INLINE uint64_t home(uint64_t hash, uint64_t seed, uint64_t places) {
+    return place(fold(hash, seed), places);
+  }
+  // The least order whose place is this one. Precondition: it is below `places`.
+  static uint64_t least(uint64_t place, uint64_t places) {
+    const unsigned __int128 scaled = static_cast<unsigned __int128>(place) << 64;
+    return static_cast<uint64_t>((scaled + places - 1) / places);
+  }
+  REC_SDK_ALWAYS_INLINE uint64_t order(uint64_t hash) const { return fold(hash, value_); }
 
   uint64_t value() const { return value_; }
   // One of `added` new ids was put `steps` places behind its home. True when these are too many by now.

@@ -69,6 +69,10 @@ class HugeArray {
     if (count > size()) buffer_ = HugeBuffer((count + count / 4) * sizeof(T));
   }
   void use_huge_pages() noexcept { buffer_.use_huge_pages(); }
+  // Items [begin, begin + count) are zero again, but for those beside them on a page.
+  void give_back(size_t begin, size_t count) noexcept {
+    buffer_.give_back(begin * sizeof(T), count * sizeof(T));
+  }
   T* data() const { return reinterpret_cast<T*>(buffer_.data()); }
   T& operator[](size_t i) const { return data()[i]; }
   size_t size() const { return buffer_.size() / sizeof(T); }

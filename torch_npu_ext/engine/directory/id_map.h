@@ -1,5 +1,9 @@
 // id -> its slot or, without one, its row. Open addressing over cache-line buckets of five entries, so a
 // lookup is one memory access almost always. Any int64 is a legal id: an entry is told free by a bit.
+//
+// A large map grows piece by piece, so that no batch waits for all of its ids to move: it has two arrays of
+// buckets then. Homes keep their order in an array of another size, so the ids whose hashes are below a bound
+// live in the new array, and the others still in the old one. Each reserve() raises the bound.
 #pragma once
 
 #include <cstdint>
@@ -62,15 +66,20 @@ class IdMap {
 
   static REC_SDK_ALWAYS_INLINE uint64_t hash(int64_t id) { return IdSeed::hash(id); }
 
-  // Where the search for a hash begins; void once the map has grown.
+  // Where the search for a hash begins; void once the map has grown, by a piece or as a whole.
   struct Homes {
-    const Bucket* buckets;
-    uint64_t count, seed;
+    const Bucket *buckets, *old_buckets;
+    uint64_t count, old_count, bound, seed;
     REC_SDK_ALWAYS_INLINE const Bucket* of(uint64_t hash) const {
-      return buckets + IdSeed::home(hash, seed, count);
+      const uint64_t order = IdSeed::fold(hash, seed);
+      const bool old = order >= bound;  // a choice without a branch
+      return (old ? old_buckets : buckets) + IdSeed::place(order, old ? old_count : count);
     }
   };
-  Homes homes() const { return {buckets_.data(), bucket_count_, seed_.value()}; }
+  Homes homes() const {
+    const Buckets& old = grows() ? old_ : buckets_;
+    return {buckets_.data(), old.data(), buckets_.count, old.count, bound_, seed_.value()};
+  }
   // For a find(): the home, and where it goes on when the home is full.
   REC_SDK_ALWAYS_INLINE void prefetch(uint64_t hash) const {
     const Bucket* const home = homes().of(hash);
@@ -79,8 +88,10 @@ class IdMap {
   }
 
   REC_SDK_ALWAYS_INLINE Entry find(int64_t id, uint64_t hash) const {
-    for (uint64_t b = home(hash);; b = next(b)) {
-      Bucket& bucket = buckets_[b];
+    const uint64_t order = seed_.order(hash);
+    const Buckets& place = of(order);
+    for (uint64_t b = place.home(order);; b = place.next(b)) {
+      Bucket& bucket = place[b];
       const uint32_t lanes = lanes_of(bucket, id) & bucket.used;
       if (lanes != 0) return {&bucket, __builtin_ctz(lanes)};
       if (bucket.used != kFull) return {};
@@ -96,34 +107,33 @@ class IdMap {
 
   // The entry of `id`; when it is new, it is added with `new_row` and no slot. Precondition: growth(1) == 0.
   Entry find_or_add(int64_t id, uint64_t hash, uint32_t new_row, bool* added) {
-    const uint64_t first = home(hash);
-    for (uint64_t b = first;; b = next(b)) {
-      Bucket& bucket = buckets_[b];
+    const uint64_t order = seed_.order(hash);
+    Buckets& place = of(order);
+    const uint64_t first = place.home(order);
+    for (uint64_t b = first;; b = place.next(b)) {
+      Bucket& bucket = place[b];
       const uint32_t lanes = lanes_of(bucket, id) & bucket.used;
       *added = lanes == 0;
       if (lanes != 0) return {&bucket, __builtin_ctz(lanes)};
       if (bucket.used == kFull) continue;
-      const int lane = free_lane(bucket);
-      bucket.id[lane] = id;
-      bucket.used |= bit(lane);
       ++size_;
-      if (b != first && seed_.crowds(id, distance(first, b), size_ + erased_)) room_ = kCrowded;
-      const Entry entry(&bucket, lane);
-      entry.set_row(new_row);
-      return entry;
+      if (b != first && seed_.crowds(id, place.distance(first, b), size_ + erased_)) room_ = kCrowded;
+      return put(&bucket, id, new_row);
     }
   }
 
   bool erase(int64_t id, uint64_t hash) {
-    for (uint64_t b = home(hash);; b = next(b)) {
-      const uint32_t lanes = lanes_of(buckets_[b], id) & buckets_[b].used;
+    const uint64_t order = seed_.order(hash);
+    const Buckets& place = of(order);
+    for (uint64_t b = place.home(order);; b = place.next(b)) {
+      const uint32_t lanes = lanes_of(place[b], id) & place[b].used;
       if (lanes != 0) {
-        close_hole(b, __builtin_ctz(lanes));
+        close_hole(place, b, __builtin_ctz(lanes));
         --size_;
         ++erased_;
         return true;
       }
-      if (buckets_[b].used != kFull) return false;
+      if (place[b].used != kFull) return false;
     }
   }
 
@@ -131,22 +141,30 @@ class IdMap {
   int64_t growth(int64_t extra) const {
     return size_ + extra <= room_ ? 0 : buckets_with(extra) * static_cast<int64_t>(sizeof(Bucket));
   }
+  // Some of the ids still have to move. Until they have, every reserve() moves some.
+  bool grows() const { return old_.count != 0; }
 
+  // Room for `extra` more ids. A map that grows moves some, in proportion.
   void reserve(int64_t extra) {
-    if (size_ + extra > room_) rehash(buckets_with(extra));
+    if (size_ + extra > room_) {
+      const bool at_once = grows() || room_ == kCrowded || buckets_.count < kAtOnce || extra > size_ / 32;
+      at_once ? rehash(buckets_with(extra)) : begin_growth(buckets_with(extra));
+    } else if (grows()) {
+      move_homes(kHomesPerId * static_cast<uint64_t>(extra));
+    }
   }
   // A map that was made with room for many ids takes huge pages when these and `extra` more are on most of
   // the small ones.
   void choose_pages(int64_t extra) noexcept {
-    if (pages_ == Pages::kHuge || pages_for(size_ + extra, bucket_count_) == Pages::kSmall) return;
-    buckets_.use_huge_pages();
-    pages_ = Pages::kHuge;
+    if (buckets_.pages == Pages::kHuge || pages_for(size_ + extra, buckets_.count) == Pages::kSmall) return;
+    buckets_.array.use_huge_pages();
+    buckets_.pages = Pages::kHuge;
   }
 
   // Gives memory back when the map could do with a fourth of it, but keeps room for `expected` ids.
   void shrink(int64_t expected) noexcept {
     const int64_t wanted = buckets_for(size_ + size_ / 4 > expected ? size_ + size_ / 4 : expected);
-    if (static_cast<int64_t>(bucket_count_) / 4 < wanted) return;
+    if (static_cast<int64_t>(buckets_.count) / 4 < wanted) return;
     try {
       rehash(wanted);
     } catch (const std::bad_alloc&) {  // then it stays as it is
@@ -156,21 +174,30 @@ class IdMap {
   void clear() { *this = IdMap(); }
 
   int64_t size() const { return size_; }
-  int64_t bytes() const { return static_cast<int64_t>(bucket_count_ * sizeof(Bucket)); }
+  // While it grows, those of the new array that have ids and those of the old one that still have.
+  int64_t bytes() const {
+    const double moved = grows() ? static_cast<double>(moved_) / static_cast<double>(old_.count) : 1;
+    const double buckets =
+        moved * static_cast<double>(buckets_.count) + (1 - moved) * static_cast<double>(old_.count);
+    return static_cast<int64_t>(buckets) * static_cast<int64_t>(sizeof(Bucket));
+  }
 
   template <class Visit>  // visit(id, entry)
   void for_each(Visit visit) const {
-    for_each_from(0, bucket_count_, visit);
+    for_each_from(0, bucket_count(), visit);
   }
 
-  // The entries of buckets [begin, end); nothing beyond the last. The map must not change between its pieces.
-  uint64_t bucket_count() const { return bucket_count_; }
+  // The entries of buckets [begin, end), those of the old array last; nothing beyond the last. The map must
+  // not change between its pieces.
+  uint64_t bucket_count() const { return buckets_.count + old_.count; }
   template <class Visit>
   void for_each_from(uint64_t begin, uint64_t end, Visit visit) const {
-    for (uint64_t b = begin; b < end && b < bucket_count_; ++b) {
-      Bucket& bucket = buckets_[b];
+    for (uint64_t b = begin; b < end && b < bucket_count(); ++b) {
+      const bool old = b >= buckets_.count;
+      Bucket& bucket = old ? old_[b - buckets_.count] : buckets_[b];
       for (uint32_t lanes = bucket.used; lanes != 0; lanes &= lanes - 1) {
         const int lane = __builtin_ctz(lanes);
+        if (old && seed_.order(hash(bucket.id[lane])) < bound_) continue;  // it has moved
         visit(bucket.id[lane], Entry(&bucket, lane));
       }
     }
@@ -179,18 +206,40 @@ class IdMap {
  private:
   static constexpr int64_t kUsualSteps = 2;  // 0.7 in a full map, 0.12 on the average
   static constexpr int64_t kCrowded = -1;
+  static constexpr uint64_t kAtOnce = 1024;  // a map of fewer buckets grows as a whole, in a millisecond
+  // Ten ids move for each one that there may be more of: the old array is at most 0.75 full at the end.
+  static constexpr uint64_t kHomesPerId = 3;
+  // The first buckets of the old array stay: a run of full buckets goes on there from the end. Searches that
+  // crowd no map of 2^32 ids end within so many.
+  static constexpr uint64_t kWrapped = uint64_t{1} << 16;
+  static constexpr uint64_t kAll = ~uint64_t{0};  // a bound above all hashes but one
+
+  struct Buckets {
+    uint64_t count = 0;
+    Pages pages = Pages::kSmall;
+    HugeArray<Bucket> array;
+
+    Buckets() = default;
+    Buckets(uint64_t buckets, Pages kind) : count(buckets), pages(kind), array(buckets, kind) {}
+    Bucket* data() const { return array.data(); }
+    REC_SDK_ALWAYS_INLINE Bucket& operator[](uint64_t b) const { return array[b]; }
+    REC_SDK_ALWAYS_INLINE uint64_t home(uint64_t order) const { return IdSeed::place(order, count); }
+    REC_SDK_ALWAYS_INLINE uint64_t next(uint64_t b) const { return b + 1 == count ? 0 : b + 1; }
+    uint64_t distance(uint64_t from, uint64_t to) const { return to >= from ? to - from : to + count - from; }
+  };
 
   IdMap(int64_t bucket_count, const IdSeed& seed, int64_t ids = 0)
-      : bucket_count_(static_cast<uint64_t>(bucket_count)),
-        pages_(pages_for(ids, bucket_count_)),
-        buckets_(bucket_count_, pages_),
+      : buckets_(static_cast<uint64_t>(bucket_count), pages_for(ids, static_cast<uint64_t>(bucket_count))),
         seed_(seed),
         room_(max_size()) {}
 
-  REC_SDK_ALWAYS_INLINE uint64_t home(uint64_t hash) const {
-    return IdSeed::home(hash, seed_.value(), bucket_count_);
+  // The array of the ids with this hash of the seed.
+  REC_SDK_ALWAYS_INLINE const Buckets& of(uint64_t order) const {
+    return __builtin_expect(order >= bound_ && grows(), 0) ? old_ : buckets_;
   }
-  REC_SDK_ALWAYS_INLINE uint64_t next(uint64_t b) const { return b + 1 == bucket_count_ ? 0 : b + 1; }
+  REC_SDK_ALWAYS_INLINE Buckets& of(uint64_t order) {
+    return __builtin_expect(order >= bound_ && grows(), 0) ? old_ : buckets_;
+  }
 
   static constexpr uint8_t kFull = (1u << kLanes) - 1;
   static constexpr uint8_t bit(int lane) { return static_cast<uint8_t>(1u << lane); }
@@ -214,29 +263,35 @@ class IdMap {
 #endif
   }
 
-  static int free_lane(const Bucket& bucket) {  // precondition: not full
-    return __builtin_ctz(~static_cast<uint32_t>(bucket.used));
+  // A new entry without a slot. Precondition: the bucket is not full.
+  static Entry put(Bucket* bucket, int64_t id, uint32_t row) {
+    const int lane = __builtin_ctz(~static_cast<uint32_t>(bucket->used));
+    bucket->id[lane] = id;
+    bucket->used |= bit(lane);
+    const Entry entry(bucket, lane);
+    entry.set_row(row);
+    return entry;
   }
 
   // A search stops at the first bucket with a free lane, so every bucket between an entry's home and its
   // place must be full. Freeing a lane of a full bucket therefore pulls a later entry back into it, and so
   // on.
-  void close_hole(uint64_t hole, int hole_lane) {
-    bool full = buckets_[hole].used == kFull;
-    free(hole, hole_lane);
-    for (uint64_t b = next(hole); full; b = next(b)) {
-      full = buckets_[b].used == kFull;
-      const int lane = lane_from_before(b, hole);
+  void close_hole(const Buckets& place, uint64_t hole, int hole_lane) const {
+    bool full = place[hole].used == kFull;
+    free(&place[hole], hole_lane);
+    for (uint64_t b = place.next(hole); full; b = place.next(b)) {
+      full = place[b].used == kFull;
+      const int lane = lane_from_before(place, b, hole);
       if (lane < 0) continue;
-      move(buckets_[b], lane, &buckets_[hole], hole_lane);
-      free(b, lane);
+      move(place[b], lane, &place[hole], hole_lane);
+      free(&place[b], lane);
       hole = b;
       hole_lane = lane;
     }
   }
-  void free(uint64_t b, int lane) {
-    buckets_[b].used &= ~bit(lane);
-    buckets_[b].with_slot &= ~bit(lane);
+  static void free(Bucket* bucket, int lane) {
+    bucket->used &= ~bit(lane);
+    bucket->with_slot &= ~bit(lane);
   }
   static void move(const Bucket& from, int from_lane, Bucket* to, int lane) {
     to->id[lane] = from.id[from_lane];
@@ -247,24 +302,22 @@ class IdMap {
   }
 
   // A lane of bucket `b` whose entry would be found at `hole` as well: its home is not after the hole.
-  int lane_from_before(uint64_t b, uint64_t hole) const {
-    const Bucket& bucket = buckets_[b];
+  int lane_from_before(const Buckets& place, uint64_t b, uint64_t hole) const {
+    const Bucket& bucket = place[b];
     for (uint32_t lanes = bucket.used; lanes != 0; lanes &= lanes - 1) {
       const int lane = __builtin_ctz(lanes);
-      if (distance(home(hash(bucket.id[lane])), b) >= distance(hole, b)) return lane;
+      const uint64_t home = place.home(seed_.order(hash(bucket.id[lane])));
+      if (place.distance(home, b) >= place.distance(hole, b)) return lane;
     }
     return -1;
   }
-  uint64_t distance(uint64_t from, uint64_t to) const {
-    return to >= from ? to - from : to + bucket_count_ - from;
-  }
 
   // Load 0.68: 8 in 100 ids are not in their home then. With growth by a quarter, at most 24 bytes per id.
-  int64_t max_size() const { return static_cast<int64_t>(bucket_count_) * kLanes * 17 / 25; }
+  int64_t max_size() const { return static_cast<int64_t>(buckets_.count) * kLanes * 17 / 25; }
   static int64_t buckets_for(int64_t ids) { return ids * 25 / (17 * kLanes) + 16; }
   int64_t buckets_with(int64_t extra) const {
-    if (size_ + extra <= max_size()) return static_cast<int64_t>(bucket_count_);  // crowded
-    const int64_t larger = bucket_count_ + bucket_count_ / 4;
+    if (size_ + extra <= max_size()) return static_cast<int64_t>(buckets_.count);  // crowded
+    const int64_t larger = static_cast<int64_t>(buckets_.count + buckets_.count / 4);
     const int64_t needed = buckets_for(size_ + extra);
     return larger > needed ? larger : needed;
   }
@@ -274,7 +327,7 @@ class IdMap {
     constexpr uint64_t kPiece = 64;
     for (IdSeed seed = seed_.fresh();;) {
       IdMap other(bucket_count, seed, size_);
-      for (uint64_t b = 0; b < bucket_count_ && other.room_ != kCrowded; b += kPiece) {
+      for (uint64_t b = 0; b < this->bucket_count() && other.room_ != kCrowded; b += kPiece) {
         for_each_from(b, b + kPiece, [&](int64_t id, const Entry& entry) {
           bool added = false;
           const Entry moved = other.find_or_add(id, hash(id), entry.row(), &added);
@@ -288,14 +341,63 @@ class IdMap {
     }
   }
 
+  void begin_growth(int64_t bucket_count) {
+    const auto count = static_cast<uint64_t>(bucket_count);
+    Buckets larger(count, pages_for(size_, count));
+    old_ = std::exchange(buckets_, std::move(larger));
+    room_ = max_size();
+    moved_ = returned_ = bound_ = 0;
+  }
+
+  // Moves the ids with the next homes of the old array. They stay there as well, where no search looks for
+  // them: those behind them may be found by way of their buckets.
+  void move_homes(uint64_t homes) {
+    const uint64_t end = moved_ + homes < old_.count ? moved_ + homes : old_.count;
+    const uint64_t bound = end == old_.count ? kAll : IdSeed::least(end, old_.count);
+    bool full = false;  // the bucket before: ids with homes of these may be in the next one
+    uint64_t b = moved_;
+    for (uint64_t steps = 0; steps < old_.count && (steps < end - moved_ || full);
+         ++steps, b = old_.next(b)) {
+      const Bucket& bucket = old_[b];
+      full = bucket.used == kFull;
+      for (uint32_t lanes = bucket.used; lanes != 0; lanes &= lanes - 1) {
+        const int lane = __builtin_ctz(lanes);
+        const uint64_t order = seed_.order(hash(bucket.id[lane]));
+        if (order >= bound_ && (order < bound || end == old_.count)) move_entry(bucket, lane, order);
+      }
+    }
+    moved_ = end;
+    bound_ = bound;
+    end == old_.count ? end_growth() : give_back();
+  }
+  void move_entry(const Bucket& from, int lane, uint64_t order) {
+    uint64_t b = buckets_.home(order);
+    while (buckets_[b].used == kFull) b = buckets_.next(b);
+    const Entry entry = put(&buckets_[b], from.id[lane], from.value[lane]);
+    if (from.with_slot >> lane & 1) entry.set_slot(from.value[lane]);
+  }
+  void give_back() {
+    constexpr uint64_t kPiece = kHugePage / sizeof(Bucket);
+    const uint64_t begin = returned_ > kWrapped ? returned_ : kWrapped, end = moved_ / kPiece * kPiece;
+    if (end <= begin) return;
+    old_.array.give_back(begin, end - begin);
+    returned_ = end;
+  }
+  void end_growth() {
+    old_ = Buckets();
+    bound_ = kAll;
+  }
+
   static Pages pages_for(int64_t ids, uint64_t buckets) {
     const uint64_t small_pages = buckets * sizeof(Bucket) / small_page();
     return static_cast<uint64_t>(ids) < small_pages ? Pages::kSmall : Pages::kHuge;
   }
 
-  uint64_t bucket_count_;
-  Pages pages_;
-  HugeArray<Bucket> buckets_;
+  Buckets buckets_;
+  Buckets old_;            // while the map grows
+  uint64_t bound_ = kAll;  // while it grows: ids with hashes of the seed below it are in buckets_
+  uint64_t moved_ = 0;     // while it grows: the first home of old_ whose ids have not moved
+  uint64_t returned_ = 0;  // buckets of old_ before it have no memory any more, but for the first kWrapped
   IdSeed seed_;
   int64_t size_ = 0, erased_ = 0;
   int64_t room_;  // for so many ids; kCrowded: they need other places

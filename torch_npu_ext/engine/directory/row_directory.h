@@ -19,6 +19,7 @@ class RowDirectory {
   const IdMap& ids() const { return ids_; }
   int64_t growth(int64_t extra) const { return ids_.growth(extra); }
   void reserve(int64_t extra) { ids_.reserve(extra); }
+  bool grows() const { return ids_.grows(); }
   void choose_pages(int64_t extra) noexcept { ids_.choose_pages(extra); }
 
   // A new id gets the next row, and no slot. Precondition: growth(1) == 0.

@@ -80,7 +80,11 @@ int64_t Table::column_bytes() const {
 bool Table::reserve_ids(int64_t extra) {
   directory_.choose_pages(extra);
   const int64_t bytes = directory_.growth(extra);
-  if (bytes == 0) return false;
+  if (bytes == 0) {
+    const bool moves = directory_.grows();
+    if (moves) directory_.reserve(extra);
+    return moves;
+  }
   const auto growth = memory_->one_at_a_time();
   memory_->require(bytes, spec_.name);
   directory_.reserve(extra);
