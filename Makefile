@@ -1,10 +1,13 @@
-# Two commands: `make train` and `make test`. Everything they need goes into .venv, .venv-npu and build/.
+# Two commands: `make train` and `make test`. Everything they need goes into .venv, .venv-npu, .venv-docs and build/.
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 # torch_npu keeps torch from being imported where neither CANN nor the emulated NPU is: it has its own environment.
 NPU_VENV := .venv-npu
 NPU_PY := $(NPU_VENV)/bin/python
+# Holds Sphinx and what goes with it: nothing else needs them.
+DOCS_VENV := .venv-docs
+DOCS_PY := $(DOCS_VENV)/bin/python
 # Has a CUDA build of torch, pytest, and what setup.py needs; .venv has what the pip index offers.
 CUDA_PY ?= $(PYTHON)
 TRAIN_ARGS ?=
@@ -33,7 +36,7 @@ CPP := $(shell find op_kernels torch_npu_ext emulator tests examples -name '*.cp
 
 .PHONY: help train test test-full test-room test-cpu test-npu test-cuda test-aarch64 sanitize-cuda \
 	bench bench-fbgemm bench-prefetch bench-sharding bench-checkpoint bench-background-saves bench-cuda \
-	build build-npu build-cuda lint format clean
+	build build-npu build-cuda docs lint format clean
 
 help:
 	@echo "make train [TRAIN_ARGS='--movielens DIR']   train a DLRM through cached embeddings"
@@ -52,6 +55,7 @@ help:
 	@echo "make test-aarch64                           the C++ unit tests on 64-bit Arm, under qemu"
 	@echo "make build-npu                              .venv-npu with torch_npu and the emulated NPU; then, for example,"
 	@echo "    .venv-npu/bin/python -m rec_sdk_torch.emulate examples/train_npu.py --steps 100"
+	@echo "make docs                                   the documentation site, build/docs/index.html; a warning is an error"
 	@echo "make build | lint | format | clean"
 
 $(VENV)/.installed: requirements-torch.txt requirements.txt
@@ -66,12 +70,19 @@ $(VENV)/.built: $(VENV)/.installed setup.py pyproject.toml CMakeLists.txt $(NATI
 
 build: $(VENV)/.built
 
-# Holds what the NPU adds; the rest it shares with .venv.
-$(NPU_VENV)/.installed: $(VENV)/.installed requirements-npu.txt
-	$(PYTHON) -m venv --without-pip $(NPU_VENV)
+# An environment that has what .venv has, and then its own.
+BESIDE_VENV = $(PYTHON) -m venv --without-pip $(1) && \
 	$(PY) -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
-		> "$$($(NPU_PY) -c "import sysconfig; print(sysconfig.get_path('purelib'))")/shared.pth"
+		> "$$($(1)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/shared.pth"
+
+$(NPU_VENV)/.installed: $(VENV)/.installed requirements-npu.txt
+	$(call BESIDE_VENV,$(NPU_VENV))
 	$(NPU_PY) -m pip install --quiet --no-deps -r requirements-npu.txt
+	touch $@
+
+$(DOCS_VENV)/.installed: $(VENV)/.installed docs/requirements.txt
+	$(call BESIDE_VENV,$(DOCS_VENV))
+	$(DOCS_PY) -m pip install --quiet --no-deps -r docs/requirements.txt
 	touch $@
 
 $(NPU_VENV)/.built: $(NPU_VENV)/.installed $(VENV)/.built
@@ -96,7 +107,7 @@ test-room: build
 	$(PY) $(PYTEST) $(or $(wildcard tests/$(ROOM)/),$(wildcard tests/test_$(ROOM).py),\
 		$(error no room is called '$(ROOM)': say ROOM=tbe, or another folder of tests/)) $(TEST_ARGS)
 
-test-cpu: lint
+test-cpu: lint docs
 	$(PY) $(PYTEST) $(TEST_ARGS)
 
 test-npu: build-npu
@@ -157,6 +168,10 @@ bench-background-saves: build
 bench-cuda: build-cuda
 	$(CUDA_PY) -m benchmarks.cuda $(BENCH_ARGS)
 
+# From scratch each time: an incremental build reads only pages that have changed, and would not see what others link to.
+docs: $(DOCS_VENV)/.installed build
+	$(DOCS_PY) -m sphinx -q -E -W --keep-going -c docs -d build/docs-trees . build/docs
+
 lint: build
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -169,4 +184,4 @@ format: build
 	$(VENV)/bin/clang-format -i $(CPP)
 
 clean:
-	rm -rf build $(VENV) $(NPU_VENV) rec_sdk_torch/*.so rec_sdk_torch/_engine.pyi rec_sdk_torch/_emulator *.egg-info
+	rm -rf build $(VENV) $(NPU_VENV) $(DOCS_VENV) rec_sdk_torch/*.so rec_sdk_torch/_engine.pyi rec_sdk_torch/_emulator *.egg-info
