@@ -1,7 +1,7 @@
 """The documentation site, from the pages as they lie in the repository: `make docs`.
 
-The source folder of Sphinx is the root of the repository, so that a link between two pages is the same on the site and in
-a viewer of the repository.
+The source folder of Sphinx is the root of the repository, so that a link between two pages is the same on the site and
+in a viewer of the repository.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ napoleon_custom_sections = [("Example", "example_section")]
 default_role = "code"  # docstrings have names in single backticks
 python_maximum_signature_line_length = 90
 add_module_names = False
+toc_object_entries_show_parents = "hide"
 
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True

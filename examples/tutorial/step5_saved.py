@@ -64,7 +64,7 @@ def save(model, folder, incremental=False):
     path = Saver().save(model, folder, incremental)  # all ranks together
     if dist.get_rank() == 0:
         torch.save(model.module.dense.state_dict(), folder / "dense.pt")
-        print(f"saved {path}")
+        print(f"saved {Path(path).name}")
     dist.barrier()
 
 
