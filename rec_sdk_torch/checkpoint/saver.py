@@ -31,16 +31,32 @@ class Saver:
 
     A model: a collection or a `TableBatchedEmbedding`, a module that has some, or what DistributedModelParallel made of
     one. All ranks that share sharded tables call `save` and `load` together, with one `path` that all of them see.
+
+    Args:
+        rank: of this process, as in Rec SDK; that of the process group when None.
+
+    Raises:
+        ValueError: no int, a negative one, or another than the process group says.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from rec_sdk_torch import Saver, TableBatchedEmbedding, TableConfig, TableOptimizer
+        >>> def make():
+        ...     sgd = TableOptimizer.create(torch.optim.SGD, {"lr": 0.1})
+        ...     return TableBatchedEmbedding([TableConfig("t", 100, 4, track_changes=True)], optimizer=sgd, cache=10)
+        >>> model, folder = make(), tempfile.mkdtemp()
+        >>> model(torch.tensor([7, -7]), torch.tensor([0, 2])).sum().backward()
+        >>> path = Saver().save(model, folder)
+        >>> model(torch.tensor([8]), torch.tensor([0, 1])).sum().backward()
+        >>> path = Saver().save(model, folder, incremental=True)  # what has changed
+        >>> again = make()
+        >>> Saver().load(again, folder) == path
+        True
+        >>> sorted(again.table_ids("t").tolist())
+        [-7, 7, 8]
     """
 
     def __init__(self, rank: int | None = None) -> None:
-        """
-        Args:
-            rank: of this process, as in Rec SDK; that of the process group when None.
-
-        Raises:
-            ValueError: no int, a negative one, or another than the process group says.
-        """
         if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int)):
             raise ValueError(f"rank is {rank!r}, expected an int")
         here = torch.distributed.get_rank() if torch.distributed.is_initialized() else None

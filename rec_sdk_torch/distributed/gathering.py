@@ -28,6 +28,15 @@ def state_dict_gather(src: Mapping[str, Any], dst: Mapping[str, Any]) -> None:
     Raises:
         ValueError: ids that are no rows of the weight, a weight of another shape, or tables of this package in `dst`.
             All ranks raise it, and nothing was written.
+
+    Example:
+        >>> import torch
+        >>> from rec_sdk_torch import state_dict_gather
+        >>> of_this_rank = {"t.ids": torch.tensor([2, 0]), "t.weight": torch.tensor([[2.0], [1.0]])}
+        >>> whole = {"t.weight": torch.empty(3, 1)}
+        >>> state_dict_gather(of_this_rank, whole)  # warns of the id 1
+        >>> whole["t.weight"].tolist()
+        [[1.0], [0.0], [2.0]]
     """
     from torchrec.inference import state_dict_transform
 

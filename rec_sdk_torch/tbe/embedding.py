@@ -41,11 +41,15 @@ class TableBatchedEmbedding(WaitingGradients, CountedNorms, TablesModule):
     Layout and cache are fixed at the first training forward, load or read, from the optimizers known then;
     when they change later, the rows move to the new layout.
 
-    Attributes:
-        layout: the tables and the groups that their rows are in.
-        queue: batches that were prefetched.
-        guard: checks gradients before an update.
-        monitor: counts of what the steps do.
+    Example:
+        >>> import torch
+        >>> from rec_sdk_torch import TableBatchedEmbedding, TableConfig, TableOptimizer
+        >>> sgd = TableOptimizer.create(torch.optim.SGD, {"lr": 0.1})
+        >>> embedding = TableBatchedEmbedding([TableConfig("t", 100, 4)], optimizer=sgd, cache=10, device="cpu")
+        >>> pooled = embedding(torch.tensor([7, -7, 7]), torch.tensor([0, 2, 3]))  # two bags: [7, -7] and [7]
+        >>> pooled.sum().backward()  # updates two rows
+        >>> pooled.shape, embedding.table_ids("t").tolist()
+        (torch.Size([2, 4]), [7, -7])
     """
 
     def __init__(
@@ -68,7 +72,8 @@ class TableBatchedEmbedding(WaitingGradients, CountedNorms, TablesModule):
         Args:
             tables: unique names; all pooled, or none (`Pooling.NONE`).
             optimizer: of every table; others by `set_optimizers`.
-            others: as `EmbeddingOptions` describes them.
+            cache, batch_hint, device, seed, bounds_check_mode, check_finite, cache_policy, update, host_store: as
+                `EmbeddingOptions` describes them.
 
         Raises:
             ValueError, TypeError: tables or options that cannot be met.

@@ -40,6 +40,15 @@ class TableLife:
         max_rows: at the end of a step with more rows, those with the least score, or count without `evict_share`,
             leave, down to 7/8 of it; the same for ids that are not admitted. 0 for no bound.
         max_bytes: the same for the bytes of the rows' records; the smaller of the two bounds counts.
+
+    Raises:
+        ValueError: a field that is not finite, negative, or no whole number where one is needed.
+
+    Example:
+        >>> from rec_sdk_torch import TableConfig, TableLife
+        >>> rules = TableLife(admit_threshold=3, evict_idle_steps=1000, evict_step_interval=100)
+        >>> TableConfig("item", num_embeddings=100, embedding_dim=4, life=rules).life.admits
+        True
     """
 
     admit_threshold: float | None = None
