@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from docutils import nodes
 from sphinx.application import Sphinx
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -64,6 +65,8 @@ html_theme = "furo"
 html_title = "rec_sdk_torch"
 html_additional_pages = {"index": "to_start.html"}
 templates_path = ["_site"]
+html_static_path = ["_site/static"]
+html_css_files = ["site.css"]
 html_show_sphinx = False
 html_copy_source = False
 html_show_sourcelink = False
@@ -79,6 +82,23 @@ def _add_readme(app: Sphinx, page: str, source: list[str]) -> None:
         app.env.note_dependency(str(_ROOT / "README.md"))
 
 
+def _name_files_from_the_root(app: Sphinx, page: nodes.document) -> None:
+    """A difference between two files names them as they lie in the repository, not on this machine."""
+    for block in page.findall(nodes.literal_block):
+        if block.astext().startswith("--- "):
+            block[:] = [nodes.Text(block.astext().replace(f"{_ROOT}/", ""))]
+            block.rawsource = block.astext()
+
+
+def _show_defaults(
+    app: Sphinx, what: str, name: str, thing: object, options: object, signature: str | None, returns: str | None
+) -> tuple[str | None, str | None]:
+    """A default that a dataclass makes anew each time is shown as `...`, which Sphinx can read."""
+    return signature and signature.replace("<factory>", "..."), returns
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("source-read", _add_readme)
+    app.connect("doctree-read", _name_files_from_the_root)
+    app.connect("autodoc-process-signature", _show_defaults)

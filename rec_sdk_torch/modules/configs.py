@@ -243,9 +243,11 @@ class EmbCacheEmbeddingConfig(_HashTableFields, EmbeddingConfig):
         name: of the table: letters, digits and underscores, 1 to 100 of them, unique in its collection.
         feature_names: keys of the batch that look the table up.
         data_type: of the weights: `DataType.FP32`, `FP16` or `BF16`.
-        weight_init_min, weight_init_max: bounds of the initial weights. None: -/+ sqrt(1 / num_embeddings); of a
-            TRUNCATED_NORMAL two standard deviations from the mean.
-        weight_init_mean, weight_init_stddev: of a TRUNCATED_NORMAL.
+        weight_init_min: least initial weight. None: -sqrt(1 / num_embeddings); of a TRUNCATED_NORMAL two standard
+            deviations below the mean.
+        weight_init_max: the greatest, likewise.
+        weight_init_mean: mean of a TRUNCATED_NORMAL.
+        weight_init_stddev: its standard deviation.
         initializer_type: LINEAR, UNIFORM or TRUNCATED_NORMAL, see `InitializerType`.
         init_fn: fills blocks of new rows `[n, D]` in place instead. Initial weights then depend on the order in which
             ids arrive.
@@ -279,9 +281,11 @@ class EmbCacheEmbeddingBagConfig(_HashTableFields, EmbeddingBagConfig):
         feature_names: keys of the batch that look the table up.
         data_type: of the weights: `DataType.FP32`, `FP16` or `BF16`.
         pooling: what a bag becomes: `PoolingType.SUM` or `MEAN`.
-        weight_init_min, weight_init_max: bounds of the initial weights. None: -/+ sqrt(1 / num_embeddings); of a
-            TRUNCATED_NORMAL two standard deviations from the mean.
-        weight_init_mean, weight_init_stddev: of a TRUNCATED_NORMAL.
+        weight_init_min: least initial weight. None: -sqrt(1 / num_embeddings); of a TRUNCATED_NORMAL two standard
+            deviations below the mean.
+        weight_init_max: the greatest, likewise.
+        weight_init_mean: mean of a TRUNCATED_NORMAL.
+        weight_init_stddev: its standard deviation.
         initializer_type: LINEAR, UNIFORM or TRUNCATED_NORMAL, see `InitializerType`.
         init_fn: fills blocks of new rows `[n, D]` in place instead. Initial weights then depend on the order in which
             ids arrive.

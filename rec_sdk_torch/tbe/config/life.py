@@ -29,7 +29,8 @@ class TableLife:
     Attributes:
         admit_threshold: an id gets a row in the batch with which its score reaches this; None admits every id.
         default_value: what every element of the row of an id without one is read as.
-        alpha, beta: of the score.
+        alpha: factor of the shows in the score.
+        beta: factor of the clicks.
         evict_share: of the rows, those with the lowest decayed scores leave, and at least one; 0 turns it off.
         score_decay: a row's decayed score is its score at first, then `(old + score) * score_decay` in each batch that
             has it.

@@ -158,8 +158,12 @@ class TableConfig:
         hashed: ids are any int64 (hash table), or `0 <= id < num_embeddings` (index table).
         capacity: a hash table refuses more ids than this; 0 for no limit.
         weight_dtype: float32, float16 or bfloat16; optimizer states are as `TableOptimizer` has them.
-        initializer_type, init_min, init_max, init_mean, init_stddev: initial weights. None for min and max
-            means -/+ sqrt(1 / num_embeddings), of a TRUNCATED_NORMAL two standard deviations from the mean.
+        initializer_type: how initial weights are drawn.
+        init_min: the least. None: -sqrt(1 / num_embeddings); of a TRUNCATED_NORMAL two standard deviations below the
+            mean.
+        init_max: the greatest, likewise.
+        init_mean: mean of a TRUNCATED_NORMAL.
+        init_stddev: its standard deviation.
         init_fn: fills initial weights in place instead: an index table's whole `[num_embeddings, D]`, or a
             hash table's blocks of new rows `[n, D]` in order of arrival.
         life: which ids get a row, and when they lose it; hash tables. None: all do, and keep it.
