@@ -227,7 +227,7 @@ def _like(
 def with_click_labels(features: Features, click_labels: torch.Tensor) -> Features:
     """`features` itself, which from now on knows how often each of its samples was clicked.
 
-    A copy of a plain KeyedJaggedTensor (`.to`, `.pin_memory`) does not know it; one of a
+    A copy of a plain KeyedJaggedTensor (`to`, `pin_memory`) does not know it; one of a
     `KeyedJaggedTensorWithTimestamp` does. `EmbCacheTrainPipelineSparseDist` calls this with `batch.click_labels`.
 
     Args:

@@ -72,8 +72,15 @@ class TableBatchedEmbedding(WaitingGradients, CountedNorms, TablesModule):
         Args:
             tables: unique names; all pooled, or none (`Pooling.NONE`).
             optimizer: of every table; others by `set_optimizers`.
-            cache, batch_hint, device, seed, bounds_check_mode, check_finite, cache_policy, update, host_store: as
-                `EmbeddingOptions` describes them.
+            cache: rows of each table (int), a share (float), bytes of all (`"2GiB"`), by table (dict), or derived.
+            batch_hint: the batches that a derived cache must hold.
+            device: where the cache is; None: torch's default device.
+            seed: of the initial weights; None: drawn from torch's generator.
+            bounds_check_mode: what an id outside an index table does.
+            check_finite: what a NaN or infinite gradient does: "off" nothing, "warn" or "raise".
+            cache_policy: which rows leave a full cache: "lrfu", "lru", "lfu" or "look_ahead".
+            update: when rows are updated: in the "backward" pass, or by "step".
+            host_store: a folder for the rows, as files that are mapped into memory; None: in memory.
 
         Raises:
             ValueError, TypeError: tables or options that cannot be met.
@@ -96,11 +103,7 @@ class TableBatchedEmbedding(WaitingGradients, CountedNorms, TablesModule):
     def from_options(
         cls, tables: Sequence[TableConfig], options: EmbeddingOptions, optimizer: TableOptimizer | None = None
     ) -> Self:
-        """An embedding with options that are in one object, such as those of another embedding.
-
-        Raises:
-            ValueError, TypeError, MemoryError: as the constructor.
-        """
+        """An embedding with options in one object, such as those of another; errors are the constructor's."""
         embedding = cls.__new__(cls)
         embedding._set_up(tables, options, optimizer)
         return embedding
