@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -24,6 +25,8 @@ from .owners import Owner, owners_of, tables_of
 from .reading import match, verify
 from .team import Team
 from .warming import warm_by_counts, warm_tables
+
+logger = logging.getLogger(__name__)
 
 
 class Saver:
@@ -117,7 +120,7 @@ class Saver:
         with calls:
             job = SaveJob(module, Path(path).resolve(), incremental)
             if not background:
-                return job.run()
+                return _run(job)
             future: Future[str] = Future()
             future.set_running_or_notify_cancel()
             work = functools.partial(_run_job, job, future)
@@ -152,7 +155,9 @@ class Saver:
             ValueError: an empty sequence.
         """
         with calls:
-            return _load(module, path, incremental, warm)
+            folder = _load(module, path, incremental, warm)
+            logger.info("loaded %s", folder)
+            return folder
 
 
 def _load(module: torch.nn.Module, path: Paths, incremental: bool, warm: bool) -> str:
@@ -221,11 +226,17 @@ def _load_rec_sdk(owners: Sequence[Owner], team: Team, folder: Path, incremental
     return str(folder)
 
 
+def _run(job: SaveJob) -> str:
+    folder = job.run()
+    logger.info("saved %s", folder)
+    return folder
+
+
 def _run_job(job: SaveJob, future: Future[str]) -> None:
     # The caller waits until this thread runs, and then for the interpreter's lock, which a new thread keeps for 5 ms.
     time.sleep(0.001)
     try:
-        folder = job.run()
+        folder = _run(job)
     except BaseException as error:
         future.set_exception(error)
     else:

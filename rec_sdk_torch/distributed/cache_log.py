@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..warn import warn
+from ..warn import MonitoringWarning, warn
 from .prefetch import Collection, find_collections
 
 TOTALS = ("bytes_in", "bytes_out", "plan_us", "wait_us")
@@ -139,5 +139,6 @@ class _CollectionLog:
                 self._warned = True
                 warn(
                     f"CacheLog: the writer raised {type(error).__name__}: {error}. Training goes on; of {self._name!r} "
-                    "no later error is shown"
+                    "no later error is shown",
+                    MonitoringWarning,
                 )

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from .._host_groups import host_group
-from ..warn import warn
+from ..warn import SaveWarning, warn
 
 Rest = Callable[[Mapping[str, Any], Mapping[str, Any]], None]
 
@@ -96,7 +96,9 @@ def _gather_rows(
             known[of_rank] = True
         target[~known.to(target.device)] = 0
     if not bool(known.all()):
-        warn(f"{key}: {int((~known).sum())} of {len(known)} rows are zeros: the table has not met these ids")
+        warn(
+            f"{key}: {int((~known).sum())} of {len(known)} rows are zeros: the table has not met these ids", SaveWarning
+        )
 
 
 def _of_ranks(

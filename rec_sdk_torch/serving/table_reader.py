@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import tempfile
 import threading
 import weakref
@@ -26,7 +27,9 @@ from ..checkpoint.index import ensure_index, row_files
 from ..checkpoint.manifest import Manifest
 from ..checkpoint.quantized import BITS
 from ..checkpoint.tensors import DTYPES
-from ..warn import warn
+from ..warn import SaveWarning, warn
+
+logger = logging.getLogger(__name__)
 
 Array = npt.NDArray[np.generic]
 
@@ -137,6 +140,7 @@ class TableReader:
             if save == self._moment.save:
                 return False
             self._moment = self._open(save)
+            logger.info("table %r is read from %s", self._name, save)
             return True
 
     def _follow(self, told: str) -> str:
@@ -145,7 +149,7 @@ class TableReader:
             self.refresh()
         except (CheckpointError, OSError) as error:
             if str(error) != told:
-                warn(f"table {self._name!r} stays at {self._moment.save}: {error}")
+                warn(f"table {self._name!r} stays at {self._moment.save}: {error}", SaveWarning)
             return str(error)
         return ""
 

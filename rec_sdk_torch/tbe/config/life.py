@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from ... import _engine
-from ...warn import warn
+from ...warn import InputWarning, TrainingWarning, warn
 from .numbers import as_int
 
 NEVER = -(2**63)
@@ -136,7 +136,8 @@ def warn_of_timestamps(found: Sequence[tuple[str, int, int, int, int]]) -> None:
         warn(
             f"table {table!r}: {count} timestamps are more than ten years after the latest of the table, {latest} (id "
             f"{one} came with {timestamp}): they were set aside, and count as {latest}. Timestamps are seconds. Where "
-            "these are right, set_clocks moves the clock of the table: docs/life.md"
+            "these are right, set_clocks moves the clock of the table: docs/life.md",
+            InputWarning,
         )
 
 
@@ -144,7 +145,10 @@ def warn_of_evictions(found: Sequence[tuple[str, int, int, int]]) -> None:
     """`found`: table, rows that left, of how many, the table's latest timestamp."""
     for table, evicted, rows, latest in found:
         clock = "" if latest == NEVER else f" The latest timestamp of the table is {latest}; set_clocks corrects it."
-        warn(f"table {table!r}: {evicted} of its {rows} rows were evicted at once, by age or idleness.{clock}")
+        warn(
+            f"table {table!r}: {evicted} of its {rows} rows were evicted at once, by age or idleness.{clock}",
+            TrainingWarning,
+        )
 
 
 class Seen(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from ...record import WEIGHT_DTYPES
-from ...warn import warn
+from ...warn import InputWarning, warn
 from .life import TableLife
 from .numbers import as_int
 
@@ -338,4 +338,4 @@ def check_names(tables: Sequence[TableConfig]) -> None:
 def warn_of_bounds(found: Sequence[tuple[str, int, int]]) -> None:
     """`found`: table, how many ids, one of them."""
     for name, count, example in found:
-        warn(f"table {name!r}: {count} ids are out of range (such as {example}) and read row 0")
+        warn(f"table {name!r}: {count} ids are out of range (such as {example}) and read row 0", InputWarning)
