@@ -184,12 +184,13 @@ def test_the_build_requirements_are_those_tested() -> None:
 
 
 def test_users_get_no_tools_of_developers() -> None:
-    """Nothing is in two files, and the recipe of the README names none with linters and tests."""
+    """The recipe of the README names no file with linters and tests. A package in two files has one version."""
     files = {name: pins(f"requirements{name}.txt") for name in ("", "-build", "-dev", "-npu", "-torch", "-wheel")}
-    packages = [package for file in files.values() for package in file]
-    assert sorted(set(packages)) == sorted(packages)
+    every = {pin for file in files.values() for pin in file.items()}
+    assert len(every) == len({package for package, _ in every})
     tools = {"pytest", "ruff", "mypy", "clang-format", "hypothesis", "matplotlib", "scikit-learn"}
     assert tools <= files["-dev"].keys()
+    assert not files["-dev"].keys() & (files[""].keys() | files["-build"].keys())
     readme = (ROOT / "README.md").read_text()
     assert "-r requirements.txt -r requirements-build.txt" in readme
     assert "requirements-dev" not in readme
