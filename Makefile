@@ -35,7 +35,7 @@ CPP := $(shell find op_kernels torch_npu_ext emulator tests examples -name '*.cp
 	-o -name '*.cu' 2>/dev/null)
 
 .PHONY: help train test test-full test-room test-cpu test-npu test-cuda test-aarch64 sanitize-cuda \
-	bench bench-fbgemm bench-prefetch bench-sharding bench-checkpoint bench-background-saves bench-cuda \
+	test-versions wheel bench bench-fbgemm bench-prefetch bench-sharding bench-checkpoint bench-background-saves bench-cuda \
 	build build-npu build-cuda docs lint format clean
 
 help:
@@ -52,16 +52,20 @@ help:
 	@echo "make bench-sharding [BENCH_ARGS=--quick]     bytes that ranks exchange, counted; more devices, modelled"
 	@echo "make bench-checkpoint                       saves and loads against numpy with the same bytes"
 	@echo "make bench-background-saves                 what training waits for during saves"
+	@echo "make test-versions [VERSIONS='2.11.0 2.13.0'] this build with other versions of torch; fetches each"
+	@echo "make wheel                                   a wheel and a source archive to upload, in dist/"
 	@echo "make test-aarch64                           the C++ unit tests on 64-bit Arm, under qemu"
 	@echo "make build-npu                              .venv-npu with torch_npu and the emulated NPU; then, for example,"
 	@echo "    .venv-npu/bin/python -m rec_sdk_torch.emulate examples/train_npu.py --steps 100"
 	@echo "make docs                                   the documentation site, build/docs/index.html; a warning is an error"
 	@echo "make build | lint | format | clean"
 
-$(VENV)/.installed: requirements-torch.txt requirements.txt
+REQUIREMENTS := requirements.txt requirements-build.txt requirements-dev.txt
+
+$(VENV)/.installed: requirements-torch.txt $(REQUIREMENTS)
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet -r requirements-torch.txt
-	$(PY) -m pip install --quiet --no-deps -r requirements.txt
+	$(PY) -m pip install --quiet --no-deps $(REQUIREMENTS:%=-r %)
 	touch $@
 
 $(VENV)/.built: $(VENV)/.installed setup.py pyproject.toml CMakeLists.txt $(NATIVE)
@@ -146,6 +150,36 @@ test-aarch64: $(VENV)/.installed
 	$(VENV)/bin/cmake --build build/native/kernels --target checksums
 	diff -r build/native/kernels/checksums build/aarch64/kernels/checksums
 	@echo "aarch64: every test passed, and the results have the bits they have on $$(uname -m)"
+
+# One build, made with the torch of requirements-torch.txt, under the versions that pyproject.toml allows: what needs no
+# TorchRec. Each gets an environment of its own in build/versions, with whatever build of torch the pip index offers.
+VERSIONS ?= 2.11.0 2.12.1 2.13.0
+VERSION_TESTS ?= tests/ops tests/tbe
+TESTERS := pytest pytest-random-order pytest-xdist hypothesis packaging numpy
+
+build/versions/%/.installed: requirements-dev.txt
+	$(PYTHON) -m venv build/versions/$*
+	build/versions/$*/bin/python -m pip install --quiet -c requirements.txt -c requirements-dev.txt torch==$* $(TESTERS)
+	touch $@
+
+test-versions: build $(VERSIONS:%=build/versions/%/.installed)
+	for version in $(VERSIONS); do \
+		build/versions/$$version/bin/python $(PYTEST) $(VERSION_TESTS) $(TEST_ARGS) || exit; \
+	done
+
+# The time of the last commit, or of the changelog in an archive without a history: the same bytes for the same files.
+EPOCH = $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct 2>/dev/null || stat -c %Y CHANGELOG.md))
+# torch is there when the libraries are loaded, and brings its own.
+OF_TORCH := --exclude libtorch.so --exclude libtorch_cpu.so --exclude libc10.so
+
+wheel: build
+	$(PY) -m pip install --quiet --no-deps -r requirements-wheel.txt
+	rm -rf dist build/wheel
+	SOURCE_DATE_EPOCH=$(EPOCH) $(PY) setup.py --quiet sdist
+	SOURCE_DATE_EPOCH=$(EPOCH) REC_SDK_CUDA=0 $(PY) -m pip wheel --quiet --no-build-isolation --no-deps --no-index \
+		-w build/wheel dist/*.tar.gz
+	PATH=$(CURDIR)/$(VENV)/bin:$$PATH $(PY) -m auditwheel repair $(OF_TORCH) -w dist build/wheel/*.whl
+	@ls -l dist
 
 bench: build
 	$(PY) -m benchmarks.cpu $(BENCH_ARGS)
