@@ -1,10 +1,13 @@
-# Two commands: `make train` and `make test`. Everything they need goes into .venv, .venv-npu and build/.
+# Two commands: `make train` and `make test`. Everything they need goes into .venv, .venv-npu, .venv-docs and build/.
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 # torch_npu keeps torch from being imported where neither CANN nor the emulated NPU is: it has its own environment.
 NPU_VENV := .venv-npu
 NPU_PY := $(NPU_VENV)/bin/python
+# Holds Sphinx and what goes with it: nothing else needs them.
+DOCS_VENV := .venv-docs
+DOCS_PY := $(DOCS_VENV)/bin/python
 # Has a CUDA build of torch, pytest, and what setup.py needs; .venv has what the pip index offers.
 CUDA_PY ?= $(PYTHON)
 TRAIN_ARGS ?=
@@ -32,8 +35,8 @@ CPP := $(shell find op_kernels torch_npu_ext emulator tests examples -name '*.cp
 	-o -name '*.cu' 2>/dev/null)
 
 .PHONY: help train test test-full test-room test-cpu test-npu test-cuda test-aarch64 sanitize-cuda \
-	bench bench-fbgemm bench-prefetch bench-sharding bench-checkpoint bench-background-saves bench-cuda \
-	build build-npu build-cuda lint format clean
+	test-versions wheel bench bench-fbgemm bench-prefetch bench-sharding bench-checkpoint bench-background-saves bench-cuda \
+	build build-npu build-cuda docs lint format clean
 
 help:
 	@echo "make train [TRAIN_ARGS='--movielens DIR']   train a DLRM through cached embeddings"
@@ -49,15 +52,20 @@ help:
 	@echo "make bench-sharding [BENCH_ARGS=--quick]     bytes that ranks exchange, counted; more devices, modelled"
 	@echo "make bench-checkpoint                       saves and loads against numpy with the same bytes"
 	@echo "make bench-background-saves                 what training waits for during saves"
+	@echo "make test-versions [VERSIONS='2.11.0 2.13.0'] this build with other versions of torch; fetches each"
+	@echo "make wheel                                   a wheel and a source archive to upload, in dist/"
 	@echo "make test-aarch64                           the C++ unit tests on 64-bit Arm, under qemu"
 	@echo "make build-npu                              .venv-npu with torch_npu and the emulated NPU; then, for example,"
 	@echo "    .venv-npu/bin/python -m rec_sdk_torch.emulate examples/train_npu.py --steps 100"
+	@echo "make docs                                   the documentation site, build/docs/index.html; a warning is an error"
 	@echo "make build | lint | format | clean"
 
-$(VENV)/.installed: requirements-torch.txt requirements.txt
+REQUIREMENTS := requirements.txt requirements-build.txt requirements-dev.txt
+
+$(VENV)/.installed: requirements-torch.txt $(REQUIREMENTS)
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet -r requirements-torch.txt
-	$(PY) -m pip install --quiet --no-deps -r requirements.txt
+	$(PY) -m pip install --quiet --no-deps $(REQUIREMENTS:%=-r %)
 	touch $@
 
 $(VENV)/.built: $(VENV)/.installed setup.py pyproject.toml CMakeLists.txt $(NATIVE)
@@ -66,12 +74,19 @@ $(VENV)/.built: $(VENV)/.installed setup.py pyproject.toml CMakeLists.txt $(NATI
 
 build: $(VENV)/.built
 
-# Holds what the NPU adds; the rest it shares with .venv.
-$(NPU_VENV)/.installed: $(VENV)/.installed requirements-npu.txt
-	$(PYTHON) -m venv --without-pip $(NPU_VENV)
+# An environment that has what .venv has, and then its own.
+BESIDE_VENV = $(PYTHON) -m venv --without-pip $(1) && \
 	$(PY) -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
-		> "$$($(NPU_PY) -c "import sysconfig; print(sysconfig.get_path('purelib'))")/shared.pth"
+		> "$$($(1)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/shared.pth"
+
+$(NPU_VENV)/.installed: $(VENV)/.installed requirements-npu.txt
+	$(call BESIDE_VENV,$(NPU_VENV))
 	$(NPU_PY) -m pip install --quiet --no-deps -r requirements-npu.txt
+	touch $@
+
+$(DOCS_VENV)/.installed: $(VENV)/.installed docs/requirements.txt
+	$(call BESIDE_VENV,$(DOCS_VENV))
+	$(DOCS_PY) -m pip install --quiet --no-deps -r docs/requirements.txt
 	touch $@
 
 $(NPU_VENV)/.built: $(NPU_VENV)/.installed $(VENV)/.built
@@ -96,7 +111,7 @@ test-room: build
 	$(PY) $(PYTEST) $(or $(wildcard tests/$(ROOM)/),$(wildcard tests/test_$(ROOM).py),\
 		$(error no room is called '$(ROOM)': say ROOM=tbe, or another folder of tests/)) $(TEST_ARGS)
 
-test-cpu: lint
+test-cpu: lint docs
 	$(PY) $(PYTEST) $(TEST_ARGS)
 
 test-npu: build-npu
@@ -136,6 +151,36 @@ test-aarch64: $(VENV)/.installed
 	diff -r build/native/kernels/checksums build/aarch64/kernels/checksums
 	@echo "aarch64: every test passed, and the results have the bits they have on $$(uname -m)"
 
+# One build, made with the torch of requirements-torch.txt, under the versions that pyproject.toml allows: what needs no
+# TorchRec. Each gets an environment of its own in build/versions, with whatever build of torch the pip index offers.
+VERSIONS ?= 2.11.0 2.12.1 2.13.0
+VERSION_TESTS ?= tests/ops tests/tbe
+TESTERS := pytest pytest-random-order pytest-xdist hypothesis packaging numpy
+
+build/versions/%/.installed: requirements-dev.txt
+	$(PYTHON) -m venv build/versions/$*
+	build/versions/$*/bin/python -m pip install --quiet -c requirements.txt -c requirements-dev.txt torch==$* $(TESTERS)
+	touch $@
+
+test-versions: build $(VERSIONS:%=build/versions/%/.installed)
+	for version in $(VERSIONS); do \
+		build/versions/$$version/bin/python $(PYTEST) $(VERSION_TESTS) $(TEST_ARGS) || exit; \
+	done
+
+# The time of the last commit, or of the changelog in an archive without a history: the same bytes for the same files.
+EPOCH = $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct 2>/dev/null || stat -c %Y CHANGELOG.md))
+# torch is there when the libraries are loaded, and brings its own.
+OF_TORCH := --exclude libtorch.so --exclude libtorch_cpu.so --exclude libc10.so
+
+wheel: build
+	$(PY) -m pip install --quiet --no-deps -r requirements-wheel.txt
+	rm -rf dist build/wheel
+	SOURCE_DATE_EPOCH=$(EPOCH) $(PY) setup.py --quiet sdist
+	SOURCE_DATE_EPOCH=$(EPOCH) REC_SDK_CUDA=0 $(PY) -m pip wheel --quiet --no-build-isolation --no-deps --no-index \
+		-w build/wheel dist/*.tar.gz
+	PATH=$(CURDIR)/$(VENV)/bin:$$PATH $(PY) -m auditwheel repair $(OF_TORCH) -w dist build/wheel/*.whl
+	@ls -l dist
+
 bench: build
 	$(PY) -m benchmarks.cpu $(BENCH_ARGS)
 
@@ -157,6 +202,10 @@ bench-background-saves: build
 bench-cuda: build-cuda
 	$(CUDA_PY) -m benchmarks.cuda $(BENCH_ARGS)
 
+# From scratch each time: an incremental build reads only pages that have changed, and would not see what others link to.
+docs: $(DOCS_VENV)/.installed build
+	$(DOCS_PY) -m sphinx -q -E -W --keep-going -c docs -d build/docs-trees . build/docs
+
 lint: build
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -169,4 +218,4 @@ format: build
 	$(VENV)/bin/clang-format -i $(CPP)
 
 clean:
-	rm -rf build $(VENV) $(NPU_VENV) rec_sdk_torch/*.so rec_sdk_torch/_engine.pyi rec_sdk_torch/_emulator *.egg-info
+	rm -rf build $(VENV) $(NPU_VENV) $(DOCS_VENV) rec_sdk_torch/*.so rec_sdk_torch/_engine.pyi rec_sdk_torch/_emulator *.egg-info

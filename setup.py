@@ -5,6 +5,8 @@ operators on torch_npu where that package is installed, and then their kernels: 
 ASCEND_HOME_PATH names CANN, otherwise the emulated NPU.
 """
 
+from __future__ import annotations
+
 import os
 import re
 import runpy
@@ -18,14 +20,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
 
-import cmake
-import ninja
-import pybind11
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import SetupError
 
 ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "cmake"))
+
+import build_checks  # noqa: E402
+import index_page  # noqa: E402
+from source_archive import SourceArchive  # noqa: E402
 
 
 def _source_of(tree: Path) -> Path | None:
@@ -47,6 +51,9 @@ class Project:
 
     def build(self) -> None:
         """Configures and builds in a tree kept between builds, so that rebuilding is incremental."""
+        import cmake
+        import ninja
+
         tree = ROOT / "build" / f"{self.name}-{sys.implementation.cache_tag}"
         # The programs that the build requirements install, whether or not their environment is activated.
         path = os.pathsep.join([cmake.CMAKE_BIN_DIR, ninja.BIN_DIR, os.environ.get("PATH", "")])
@@ -95,6 +102,8 @@ def without_cuda() -> str:
 
 def projects(package: Path) -> Iterator[Project]:
     """The projects that this environment can build; `package` is where the libraries go."""
+    import pybind11
+
     python = {"Python_EXECUTABLE": sys.executable}
     engine = {"pybind11_DIR": pybind11.get_cmake_dir(), "CMAKE_LIBRARY_OUTPUT_DIRECTORY": package}
     yield Project("engine", ROOT, {**python, **engine})
@@ -122,6 +131,9 @@ class CMakeBuild(build_ext):
         self.projects = ""
 
     def run(self) -> None:
+        problems = build_checks.missing(packages=True)
+        if problems:
+            raise SetupError("rec_sdk_torch cannot be built: " + ". ".join(problems))
         # An editable install and `build_ext --inplace` want the libraries beside the Python files.
         in_place = bool(self.inplace) or getattr(self, "editable_mode", False)
         package = ROOT / "rec_sdk_torch" if in_place else Path(self.build_lib).resolve() / "rec_sdk_torch"
@@ -136,5 +148,7 @@ class CMakeBuild(build_ext):
 
 setup(
     ext_modules=[Extension("rec_sdk_torch._engine", []), Extension("rec_sdk_torch._ops", [])],
-    cmdclass={"build_ext": CMakeBuild},
+    cmdclass={"build_ext": CMakeBuild, "sdist": SourceArchive},
+    long_description=index_page.description((ROOT / "README.md").read_text(encoding="utf-8")),
+    long_description_content_type="text/markdown",
 )

@@ -1,21 +1,34 @@
-"""setuptools' build backend, which also asks for torch_npu where CANN is: setup.py then builds the kernels for NPUs."""
+"""setuptools' build backend, which looks first for what a build needs, and then asks for the packages of one.
+
+They are not in pyproject.toml, where pip would fetch torch, which is large, before anything here runs. Where CANN is,
+torch_npu is one of them: setup.py then builds the kernels for NPUs.
+"""
 
 from __future__ import annotations
 
 import os
-from typing import Any
+import sys
 
+import build_checks
 from setuptools import build_meta
 from setuptools.build_meta import *  # noqa: F403
 
-_ON_NPUS = ["torch-npu==2.13.0"] if os.environ.get("ASCEND_HOME_PATH") else []
+REQUIRED = ["pybind11==3.1.0", "cmake==4.4.4", "ninja==1.13.2", "torch==2.13.0"]
+ON_NPUS = ["torch-npu==2.13.0"]
 
 
-def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:
+def _required():
+    problems = build_checks.missing(packages=False)
+    if problems:
+        sys.exit("rec_sdk_torch cannot be built: " + ". ".join(problems) + ".")
+    return [*REQUIRED, *(ON_NPUS if os.environ.get("ASCEND_HOME_PATH") else [])]
+
+
+def get_requires_for_build_wheel(config_settings=None):
     """The packages that `pip install .` puts into its build environment beside pyproject.toml's requirements."""
-    return [*build_meta.get_requires_for_build_wheel(config_settings), *_ON_NPUS]
+    return [*_required(), *build_meta.get_requires_for_build_wheel(config_settings)]
 
 
-def get_requires_for_build_editable(config_settings: Any = None) -> list[str]:
+def get_requires_for_build_editable(config_settings=None):
     """The same for `pip install -e .`."""
-    return [*build_meta.get_requires_for_build_editable(config_settings), *_ON_NPUS]
+    return [*_required(), *build_meta.get_requires_for_build_editable(config_settings)]

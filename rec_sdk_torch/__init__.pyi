@@ -52,6 +52,13 @@ from .tbe import TableBatchedEmbedding as TableBatchedEmbedding
 from .tbe import TableConfig as TableConfig
 from .tbe import TableLife as TableLife
 from .tbe import TableOptimizer as TableOptimizer
+from .warn import ConfigurationWarning as ConfigurationWarning
+from .warn import InputWarning as InputWarning
+from .warn import MonitoringWarning as MonitoringWarning
+from .warn import PerformanceWarning as PerformanceWarning
+from .warn import RecSdkWarning as RecSdkWarning
+from .warn import SaveWarning as SaveWarning
+from .warn import TrainingWarning as TrainingWarning
 
 __version__: str
 __all__: list[str]

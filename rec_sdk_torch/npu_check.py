@@ -14,17 +14,22 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from ._command import BAD_USE, CommandParser, complain
 from ._lazy import torch_npu_problem
 
 __all__ = ["main"]
 
 
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m rec_sdk_torch.npu_check",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+_PROGRAM = "python -m rec_sdk_torch.npu_check"
+_EXAMPLE = f"""
+{_PROGRAM} > report.txt
+{_PROGRAM} --device npu:1 --dim 64
+python -m rec_sdk_torch.emulate -m rec_sdk_torch.npu_check --rows 1000 --lookups 1024 --repeats 1 --copy-mib 1
+"""
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser(prog=_PROGRAM, description=__doc__, example=_EXAMPLE)
     parser.add_argument("--device", default="npu", help="default: the current NPU")
     parser.add_argument("--rows", type=int, default=100_000, help="rows of the table (default: %(default)s)")
     parser.add_argument("--lookups", type=int, default=65_536, help="lookups of the batch (default: %(default)s)")
@@ -35,37 +40,41 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     # For the process of the report's last line.
     parser.add_argument("--fail-a-launch", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--copy-mib", type=int, default=256, help="size of the timed copy (default: %(default)s)")
+    return parser
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = _parser()
     options = parser.parse_args(arguments)
     for name in ("rows", "lookups", "dim", "repeats", "copy_mib"):
         if getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} is {getattr(options, name)}, it must be at least 1")
-    from .operator_cases import BAG  # which imports torch
-
-    if options.lookups < BAG:
-        parser.error(f"--lookups is {options.lookups}, it must be at least {BAG}")
     return options
 
 
 def main(arguments: Sequence[str]) -> int:
     """Checks the operators; the exit status."""
+    options = _parse(arguments)  # before torch, which may not load
     try:
         from . import npu_report
         from .backends.devices import parse_device
+        from .operator_cases import BAG
     except (ImportError, RuntimeError) as error:
         reason = torch_npu_problem(error)
         if reason is None:
             raise
-        print(f"npu_check: {reason}", file=sys.stderr)
-        return 2
-    options = _parse(arguments)
+        complain(_PROGRAM, reason)
+        return BAD_USE
+    if options.lookups < BAG:
+        _parser().error(f"--lookups is {options.lookups}, it must be at least {BAG}")
     try:
         device = parse_device(options.device)
     except (ImportError, ValueError, RuntimeError) as error:
-        print(f"npu_check: there is no NPU to check. {error}", file=sys.stderr)
-        return 2
+        complain(_PROGRAM, f"there is no NPU to check. {error}")
+        return BAD_USE
     if device.type != "npu":
-        print(f"npu_check: {options.device!r} is no NPU; --device takes npu or npu:INDEX", file=sys.stderr)
-        return 2
+        complain(_PROGRAM, f"{options.device!r} is no NPU; --device takes npu or npu:INDEX")
+        return BAD_USE
     if options.fail_a_launch:
         return npu_report.fail_a_launch(device)
     return npu_report.Check(device, options).run()

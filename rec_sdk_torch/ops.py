@@ -20,7 +20,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 import torch
 
 from .segments import hot_segments
-from .warn import warn
+from .warn import PerformanceWarning, warn
 
 __all__ = ["call_once", "coefficient_names", "cpu_isa", "hot_segments", "ops", "parallel_runner", "select_cpu_isa"]
 
@@ -127,7 +127,8 @@ def _default_kernel(name: str, device_type: str) -> Callable[..., Any]:
 
     warn(
         f"rec_sdk::{name}: this build of rec_sdk_torch has no kernel of it for device {device_type!r}; torch's own "
-        "operators stand in, which is slow"
+        "operators stand in, which is slow",
+        PerformanceWarning,
     )
     return KERNELS[name]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FENCED = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^]]+\]\(([^)]+)\)")
@@ -70,8 +71,8 @@ def test_paths_exist(page: Path) -> None:
             assert list(ROOT.glob(path)), f"{name(page)} names {path}"
 
 
-def test_readme_lists_every_environment_variable() -> None:
-    listed = re.findall(r"^\| `([A-Z_]+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+def test_every_environment_variable_is_listed() -> None:
+    listed = re.findall(r"^\| `([A-Z_]+)` \|", (ROOT / "docs/settings.md").read_text(), re.MULTILINE)
     source = (ROOT / "rec_sdk_torch/settings.py").read_text()
     assert sorted(listed) == sorted(re.findall(r"^([A-Z_]+), default", source, re.MULTILINE))
 
@@ -152,3 +153,31 @@ def test_every_optimizer_is_documented() -> None:
         assert any(re.search(rf"\b{short}`", row) for row in formulas), f"no formula of {short}"
         named = re.compile(r"Accumulate classes" if spec.accumulates else rf"\b{short}\b")
         assert any(named.search(row) for row in keywords), f"no keywords of {short}"
+
+
+def messages() -> list[str]:
+    """Strings of the package and of the engine, with … in the place of what is put in."""
+    found = []
+    for path in (ROOT / "rec_sdk_torch").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                found.append("".join(p.value if isinstance(p, ast.Constant) else "…" for p in node.values))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    for path in (ROOT / "torch_npu_ext/engine").rglob("*.cpp"):
+        source = re.sub(r'"\s*\+[^";]*?\+\s*"', "…", path.read_text())
+        found += re.findall(r'"((?:[^"\\\n]|\\.)*)"', re.sub(r'"\s*\n\s*"', "", source))
+    return found
+
+
+def test_every_message_of_the_faq_is_one_of_the_source() -> None:
+    """Its words between the places that differ, in their order, in one string."""
+    page = (ROOT / "docs/faq.md").read_text()
+    quoted = re.findall(r"^```text\n(.*?)\n```$", page, re.MULTILINE)
+    assert len(quoted) > 30
+    sources = messages()
+    for message in quoted:
+        parts = [part.strip() for part in message.split("…") if len(part.strip()) > 3]
+        pattern = re.compile(".*".join(map(re.escape, parts)), re.DOTALL)
+        assert parts, message
+        assert any(pattern.search(source) for source in sources), f"docs/faq.md: no error says {message!r}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ import tarfile
 import tempfile
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -129,6 +131,20 @@ def test_a_wheel_of_it_trains(sdist: Path, tmp_path: Path, pytestconfig: pytest.
 # ---------------------------------------------------------------- what pip chooses
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+EXTRAS = PROJECT["project"]["optional-dependencies"]
+
+
+def of_build(name: str) -> Any:
+    """A module of cmake/, which setup.py and pip import."""
+    sys.path.insert(0, str(ROOT / "cmake"))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(ROOT / "cmake"))
+
+
+CHECKS, ARCHIVE, INDEX = (of_build(name) for name in ("build_checks", "source_archive", "index_page"))
+BACKEND = of_build("build_backend")
 
 
 def requirements(lines: list[str]) -> dict[str, Requirement]:
@@ -158,11 +174,156 @@ def test_pip_chooses_versions_that_fit() -> None:
 
 
 def test_the_build_requirements_are_those_tested() -> None:
-    build = requirements(PROJECT["build-system"]["requires"])
-    tested = pins("requirements.txt") | pins("requirements-torch.txt")
-    for name in ("pybind11", "cmake", "ninja", "torch"):
-        assert str(build[name].specifier) == f"=={tested[name]}"
-    assert tested["setuptools"] in build["setuptools"].specifier
+    tested = pins("requirements-build.txt") | pins("requirements-torch.txt")
+    build = requirements(BACKEND.REQUIRED)
+    assert {*build, "setuptools", "wheel"} == tested.keys()
+    for name, requirement in build.items():
+        assert str(requirement.specifier) == f"=={tested[name]}"
+    assert tested["setuptools"] in requirements(PROJECT["build-system"]["requires"])["setuptools"].specifier
+    assert requirements(BACKEND.ON_NPUS)["torch-npu"].specifier == requirements(EXTRAS["npu"])["torch-npu"].specifier
+
+
+def test_users_get_no_tools_of_developers() -> None:
+    """The recipe of the README names no file with linters and tests. A package in two files has one version."""
+    files = {name: pins(f"requirements{name}.txt") for name in ("", "-build", "-dev", "-npu", "-torch", "-wheel")}
+    every = {pin for file in files.values() for pin in file.items()}
+    assert len(every) == len({package for package, _ in every})
+    tools = {"pytest", "ruff", "mypy", "clang-format", "hypothesis", "matplotlib", "scikit-learn"}
+    assert tools <= files["-dev"].keys()
+    assert not files["-dev"].keys() & (files[""].keys() | files["-build"].keys())
+    readme = (ROOT / "README.md").read_text()
+    assert "-r requirements.txt -r requirements-build.txt" in readme
+    assert "requirements-dev" not in readme
+    assert set(requirements(PROJECT["project"]["dependencies"])) == {"torch", "numpy"}
+
+
+def test_extras() -> None:
+    assert EXTRAS.keys() == {"torchrec", "npu", "plot", "dev"}
+    npu = requirements(EXTRAS["npu"])
+    assert npu["torch-npu"].specifier.contains(pins("requirements-npu.txt")["torch-npu"])
+    assert pins("requirements-torch.txt")["torch"] in npu["torch"].specifier
+    dev = requirements(EXTRAS["dev"])
+    for file in ("requirements.txt", "requirements-build.txt", "requirements-dev.txt"):
+        assert all(version in dev[name].specifier for name, version in pins(file).items() if name in dev)
+
+
+def test_the_oldest_python_is_said_once_more_where_torch_is_not_fetched_yet() -> None:
+    assert PROJECT["project"]["requires-python"] == ">=" + ".".join(map(str, CHECKS.OLDEST))
+    versions = [each for each in PROJECT["project"]["classifiers"] if "Python :: 3." in each]
+    assert versions[0].endswith(".".join(map(str, CHECKS.OLDEST)))
+
+
+# ---------------------------------------------------------------- what is looked for first
+
+
+def test_nothing_is_missing_here() -> None:
+    assert CHECKS.missing(packages=True) == []
+
+
+@pytest.fixture
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only folder on the path, without programs."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    return tmp_path
+
+
+def test_no_compiler(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (sentence,) = CHECKS.missing(packages=True)
+    assert "no C++ compiler is on the path (c++, g++, clang++), and CXX is not set" in sentence
+    monkeypatch.setenv("CXX", "/no/such/g++ -m64")
+    assert CHECKS.missing(packages=True) == ["CXX is '/no/such/g++ -m64', and there is no such program"]
+    (empty / "g++").touch(mode=0o755)
+    monkeypatch.delenv("CXX")
+    assert CHECKS.missing(packages=True) == []
+
+
+def test_no_headers_and_no_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(CHECKS.sysconfig, "get_path", lambda name: str(tmp_path))
+    (sentence,) = CHECKS.missing(packages=False)
+    assert f"there is no {tmp_path}/Python.h; on Debian: apt-get install python3-dev" in sentence
+    monkeypatch.setattr(CHECKS, "find_spec", lambda name: None)
+    _, sentence = CHECKS.missing(packages=True)
+    assert "lacks cmake, ninja, pybind11, torch: pip install -r requirements-torch.txt" in sentence
+
+
+def test_an_old_python_is_all_that_is_said(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CHECKS, "OLDEST", (9, 0))
+    (sentence,) = CHECKS.missing(packages=True)
+    own = ".".join(map(str, sys.version_info[:2]))
+    assert sentence == f"it needs Python 9.0 or later, and {sys.executable} is Python {own}"
+    with pytest.raises(SystemExit, match=r"^rec_sdk_torch cannot be built: it needs Python 9\.0 or later.*\.$"):
+        BACKEND.get_requires_for_build_wheel()
+
+
+def test_setup_says_it_in_one_line(empty: Path) -> None:
+    command = [sys.executable, "setup.py", "--quiet", "build_ext", "--build-lib", str(empty)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: rec_sdk_torch cannot be built: no C++ compiler is on the path")
+
+
+# ---------------------------------------------------------------- what an index of packages shows
+
+
+def test_links_of_the_index_page_lead_somewhere() -> None:
+    page = INDEX.description((ROOT / "README.md").read_text())
+    links = re.findall(r"\]\(([^)]+)\)", page)
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
+    assert (
+        INDEX.description("[Saves](docs/checkpoint.md#files), [LICENSE](LICENSE)")
+        == "Saves (docs/checkpoint.md), LICENSE"
+    )
+
+
+def test_metadata(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        (name,) = [name for name in archive.getnames() if name.count("/") == 1 and name.endswith("/PKG-INFO")]
+        file = archive.extractfile(name)
+        assert file is not None
+        text = file.read().decode()
+    head, _, description = text.partition("\n\n")
+    for line in (
+        "Author: rec_sdk_torch contributors",
+        "License-Expression: Apache-2.0",
+        "Requires-Python: >=3.11",
+        "Description-Content-Type: text/markdown",
+        "Provides-Extra: npu",
+        "License-File: LICENSE",
+    ):
+        assert line in head.splitlines()
+    assert "Project-URL" not in head
+    assert description.strip() == INDEX.description((ROOT / "README.md").read_text()).strip()
+
+
+def test_two_archives_are_the_same_bytes(tmp_path: Path) -> None:
+    """Made in two folders, at two times, of files of two ages."""
+    made = []
+    for number, age in enumerate((0, 10**6)):
+        folder = tmp_path / str(number) / "rec_sdk_torch-1"
+        (folder / "inner").mkdir(parents=True)
+        for name, contents in (("b.py", "b"), ("inner/a.py", "a")):
+            (folder / name).write_text(contents)
+            os.utime(folder / name, (age, age))
+        ARCHIVE.write(folder, tmp_path / f"{number}.tar.gz", 1_700_000_000)
+        made.append((tmp_path / f"{number}.tar.gz").read_bytes())
+    assert made[0] == made[1]
+    with tarfile.open(tmp_path / "0.tar.gz") as archive:
+        entries = archive.getmembers()
+    assert [entry.name for entry in entries] == ["rec_sdk_torch-1/b.py", "rec_sdk_torch-1/inner/a.py"]
+    assert {(entry.mtime, entry.uid, entry.uname, entry.mode) for entry in entries} == {(1_700_000_000, 0, "", 0o644)}
+
+
+def test_a_source_distribution_can_be_made_again(sdist: Path, tmp_path: Path) -> None:
+    """From what it holds itself, as one that rebuilds it from an archive does."""
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (source,) = tmp_path.iterdir()
+    for name in "ab":
+        run("setup.py", "-q", "sdist", "--dist-dir", tmp_path / name, folder=source, SOURCE_DATE_EPOCH="1700000000")
+    first, second = (next((tmp_path / name).iterdir()).read_bytes() for name in "ab")
+    assert first == second
 
 
 # ---------------------------------------------------------------- the emulated NPU, from an environment without it

@@ -20,6 +20,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from .._command import CommandParser
+
 __all__ = ["EmulatorUnavailableError", "active", "check", "hint", "library_directory", "main"]
 
 # CANN's runtime: real, or the emulator's under the same name. Only the latter has the function.
@@ -28,6 +30,17 @@ _FUNCTION = "rec_sdk_emulator_launch"
 _CANN_VARIABLES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
 _USAGE_ERROR = 2
 
+
+_DESCRIPTION = """Runs a Python program that uses torch_npu on an emulated NPU. No NPU and no CANN is needed.
+
+Device "npu" and backend "hccl" are torch_npu's own, over an implementation of its runtime in host memory, which holds
+kernels to the rules of the hardware. Results mean something, times do not. docs/emulator.md has the settings.
+"""
+_EXAMPLE = """
+python -m rec_sdk_torch.emulate train.py --epochs 3
+python -m rec_sdk_torch.emulate --devices 4 -m torch.distributed.run --nproc-per-node 4 train.py
+python -m rec_sdk_torch.emulate --streams random:1 -m pytest tests
+"""
 
 _ROOT = Path(__file__).resolve().parents[2]  # the repository, where the package is used in place
 
@@ -162,10 +175,11 @@ def _streams(text: str) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m rec_sdk_torch.emulate",
-        description="Run a Python program that uses torch_npu on an emulated NPU. No NPU and no CANN is needed.",
+        description=_DESCRIPTION,
         usage="%(prog)s [options] (program.py | -m module) [arguments]\n       %(prog)s --lib",
+        example=_EXAMPLE,
         allow_abbrev=False,
     )
     parser.add_argument("--devices", type=_devices, metavar="N", help="emulated NPUs of the machine (default 2)")

@@ -1,12 +1,16 @@
-"""Looks into folders of saves: `python -m rec_sdk_torch.checkpoint show | verify | export | quantize PATH`."""
+"""Looks into folders of saves: what is there, whether every byte is in order, and the tables as plain files.
+
+A path is a save, or a folder of saves, of which the latest is taken with all that it follows. Nothing is changed; what
+export and quantize write goes to another folder. docs/checkpoint.md says what a save has.
+"""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from .._command import CommandParser, complain
 from .errors import CheckpointError
 from .export import export
 from .folders import Paths, chain_of, latest_save, paths_of, saves_in
@@ -15,6 +19,14 @@ from .manifest import read_manifest
 from .quantize import quantize_save
 from .quantized import NAMES
 from .reading import verify, verify_tables
+
+_PROGRAM = "python -m rec_sdk_torch.checkpoint"
+_EXAMPLE = f"""
+{_PROGRAM} show saves/
+{_PROGRAM} verify saves/20260102030405
+{_PROGRAM} export saves/ tables/ --format npz --table t_item
+{_PROGRAM} quantize saves/ serving/ --bits 4
+"""
 
 
 def show(path: Paths) -> None:
@@ -63,15 +75,16 @@ def quantize(path: Paths, output: Path, bits: int) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; 1 where a save is missing or damaged."""
-    parser = argparse.ArgumentParser(prog="python -m rec_sdk_torch.checkpoint", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
+    examples = {line.split()[3]: line.partition(_PROGRAM)[2].strip() for line in _EXAMPLE.split("\n") if line}
+    parser = CommandParser(prog=_PROGRAM, description=__doc__, example=_EXAMPLE)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in (
         ("show", "what saves are there, and the tables of the latest"),
         ("verify", "reads every file of the latest save and of those that it follows"),
         ("export", "writes ids and weights of the tables, deltas applied, to one file for each"),
         ("quantize", "writes copies of the saves with rows of 8 or 4 bits, for serving; those that are missing"),
     ):
-        command = commands.add_parser(name, help=text)
+        command = commands.add_parser(name, help=text, description=text, example=f"{_PROGRAM} {examples[name]}")
         command.add_argument(
             "path", type=Path, nargs="+", help="a save, or a folder of saves, or several; the latest save is taken"
         )
@@ -94,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for file in export(chosen.path, chosen.output, chosen.format, chosen.table):
                 print(file)
     except (CheckpointError, OSError) as error:
-        print(error, file=sys.stderr)
+        complain(_PROGRAM, error)
         return 1
     return 0
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from ..warn import warn
+from ..warn import SaveWarning, warn
 from .errors import CheckpointError
 from .manifest import MANIFEST, Manifest, read_manifest
 
@@ -57,7 +57,8 @@ def next_name(path: Path, behind: Iterable[Path] = ()) -> str:
     if of_latest > time + timedelta(seconds=1):
         warn(
             f"{last.parent}: the save {latest} is named by a time to come, the clock says {time.strftime(TIMESTAMP)}: "
-            "so that loads find the latest, saves are named behind it. Rename or remove it"
+            "so that loads find the latest, saves are named behind it. Rename or remove it",
+            SaveWarning,
         )
     while name <= latest or name in taken:
         try:

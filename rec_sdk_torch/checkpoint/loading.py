@@ -14,7 +14,7 @@ from ..tbe.rows.pieces import piece_rows
 from ..tbe.rows.replacement import Replacement, TableSource
 from ..tbe.rows.row_parts import WEIGHT
 from ..tbe.rows.state_dict import warn_of_rows
-from ..warn import warn
+from ..warn import SaveWarning, warn
 from .contents import count_problem, saved_tables
 from .errors import CheckpointError
 from .manifest import WINDOW, Chain, Manifest, SavedOptimizer
@@ -186,17 +186,20 @@ def warn_of_losses(found: Sequence[Match], chain: Chain) -> None:
         if each.saved.optimizer is not None and not same_family(each.owner, each.name, each.saved, manifest)
     ]
     if plain:
-        warn(f"{folder}: tables {plain} have another optimizer than the save: only their weights are loaded")
+        warn(
+            f"{folder}: tables {plain} have another optimizer than the save: only their weights are loaded", SaveWarning
+        )
     loaded = {each.saved.key for each in found}
     left = [table.key for table in manifest.tables if table.key not in loaded]
     if left:
-        warn(f"{folder}: its tables {left} are not in the model, and are left out")
+        warn(f"{folder}: its tables {left} are not in the model, and are left out", SaveWarning)
     for owner in {id(each.owner): each.owner for each in found}.values():
         own = [each for each in found if each.owner is owner]
         if manifest.windows.get(own[0].saved.module) and not _windows(own, chain):
             warn(
                 f"{folder}: has an open accumulation window of {manifest.windows[own[0].saved.module]}, which "
-                f"{[each.name for each in own]} cannot go on with: its gradients are left out"
+                f"{[each.name for each in own]} cannot go on with: its gradients are left out",
+                SaveWarning,
             )
 
 

@@ -93,6 +93,17 @@ def quantize_save(path: Paths, out: PathLike, bits: int = 8) -> QuantizedSave:
         CheckpointError: a save is missing, damaged or quantized itself, weights are not finite, or `out` has another
             save of a name that a copy would have, or is in use.
         OSError: the disk has no room.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from rec_sdk_torch import Saver, TableBatchedEmbedding, TableConfig, TableOptimizer, export
+        >>> sgd = TableOptimizer.create(torch.optim.SGD, {"lr": 0.1})
+        >>> model = TableBatchedEmbedding([TableConfig("t", 100, 4)], optimizer=sgd, cache=10)
+        >>> model(torch.tensor([7]), torch.tensor([0, 1])).sum().backward()
+        >>> path = Saver().save(model, tempfile.mkdtemp())
+        >>> done = export.quantize_save(path, tempfile.mkdtemp(), bits=8)
+        >>> [table.key for table in done.tables]
+        ['t']
     """
     if bits not in NAMES:
         raise ValueError(f"bits is {bits!r}, expected 8 or 4")

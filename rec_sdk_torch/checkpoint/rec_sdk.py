@@ -25,7 +25,7 @@ from ..tbe.rows.pieces import piece_rows
 from ..tbe.rows.replacement import Removed, Replacement, Rows, TableSource
 from ..tbe.rows.row_parts import WEIGHT
 from ..tbe.rows.table_view import Content, load
-from ..warn import warn
+from ..warn import SaveWarning, warn
 from . import files
 from .errors import CheckpointError
 from .folders import is_timestamp
@@ -123,7 +123,10 @@ def _table(owner: Owner, name: str, folder: Path) -> _Table:
     states = [state.name for state in optimizer.spec.states] if optimizer else []
     there = len(list(ranks[0].glob("momentum[0-9]")))
     if there != len(states):
-        warn(f"{ranks[0]}: has {there} optimizer states, table {name!r} {len(states)}: only its weights are loaded")
+        warn(
+            f"{ranks[0]}: has {there} optimizer states, table {name!r} {len(states)}: only its weights are loaded",
+            SaveWarning,
+        )
         states = []
     arrays = []
     for rank in ranks:

@@ -16,7 +16,7 @@ import torch
 
 from ..tbe.config.life import NEVER
 from ..tbe.rows.table_view import TableView
-from ..warn import warn
+from ..warn import SaveWarning, warn
 from . import files
 from .errors import CheckpointError
 from .owners import Owner
@@ -102,7 +102,10 @@ def _counts(save: Path, folder: Path, ids: np.ndarray) -> tuple[np.ndarray, np.n
     if len(counts) > len(ids):
         raise CheckpointError(f"{folder / _DATA}: has {len(counts)} counts, {len(ids)} ids are beside it")
     if len(counts) < len(ids):
-        warn(f"{folder}: has counts of {len(counts)} of {len(ids)} ids, which ones is not known: they start at 0")
+        warn(
+            f"{folder}: has counts of {len(counts)} of {len(ids)} ids, which ones is not known: they start at 0",
+            SaveWarning,
+        )
         return ids[:0], counts[:0]
     there = counts != -1
     return ids[there], np.minimum(counts[there].view(np.uint64), _MOST).astype(np.int64)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .._engine import available_memory
 from ..tbe.rows.table_view import TableView
-from ..warn import warn
+from ..warn import SaveWarning, warn
 
 Coming = Sequence[tuple[TableView, int]]
 """Tables, and how many rows they are to have, roughly."""
@@ -33,7 +33,8 @@ def has_room_beside(coming: Coming, folder: Path) -> bool:
             beside = False
             warn(
                 f"{folder}: {_place(store)} has no room for its rows ({need} bytes, {free} are free) beside those of "
-                "the tables, which are emptied first: if the load breaks off, they stay empty"
+                "the tables, which are emptied first: if the load breaks off, they stay empty",
+                SaveWarning,
             )
     return beside
 

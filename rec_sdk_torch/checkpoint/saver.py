@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -25,22 +26,40 @@ from .reading import match, verify
 from .team import Team
 from .warming import warm_by_counts, warm_tables
 
+logger = logging.getLogger(__name__)
+
 
 class Saver:
     """Saves and loads the tables of a model: rows, optimizer states, steps and options, open accumulation windows.
 
     A model: a collection or a `TableBatchedEmbedding`, a module that has some, or what DistributedModelParallel made of
     one. All ranks that share sharded tables call `save` and `load` together, with one `path` that all of them see.
+
+    Args:
+        rank: of this process, as in Rec SDK; that of the process group when None.
+
+    Raises:
+        ValueError: no int, a negative one, or another than the process group says.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from rec_sdk_torch import Saver, TableBatchedEmbedding, TableConfig, TableOptimizer
+        >>> def make():
+        ...     sgd = TableOptimizer.create(torch.optim.SGD, {"lr": 0.1})
+        ...     return TableBatchedEmbedding([TableConfig("t", 100, 4, track_changes=True)], optimizer=sgd, cache=10)
+        >>> model, folder = make(), tempfile.mkdtemp()
+        >>> model(torch.tensor([7, -7]), torch.tensor([0, 2])).sum().backward()
+        >>> path = Saver().save(model, folder)
+        >>> model(torch.tensor([8]), torch.tensor([0, 1])).sum().backward()
+        >>> path = Saver().save(model, folder, incremental=True)  # what has changed
+        >>> again = make()
+        >>> Saver().load(again, folder) == path
+        True
+        >>> sorted(again.table_ids("t").tolist())
+        [-7, 7, 8]
     """
 
     def __init__(self, rank: int | None = None) -> None:
-        """
-        Args:
-            rank: of this process, as in Rec SDK; that of the process group when None.
-
-        Raises:
-            ValueError: no int, a negative one, or another than the process group says.
-        """
         if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int)):
             raise ValueError(f"rank is {rank!r}, expected an int")
         here = torch.distributed.get_rank() if torch.distributed.is_initialized() else None
@@ -101,7 +120,7 @@ class Saver:
         with calls:
             job = SaveJob(module, Path(path).resolve(), incremental)
             if not background:
-                return job.run()
+                return _run(job)
             future: Future[str] = Future()
             future.set_running_or_notify_cancel()
             work = functools.partial(_run_job, job, future)
@@ -136,7 +155,9 @@ class Saver:
             ValueError: an empty sequence.
         """
         with calls:
-            return _load(module, path, incremental, warm)
+            folder = _load(module, path, incremental, warm)
+            logger.info("loaded %s", folder)
+            return folder
 
 
 def _load(module: torch.nn.Module, path: Paths, incremental: bool, warm: bool) -> str:
@@ -205,11 +226,17 @@ def _load_rec_sdk(owners: Sequence[Owner], team: Team, folder: Path, incremental
     return str(folder)
 
 
+def _run(job: SaveJob) -> str:
+    folder = job.run()
+    logger.info("saved %s", folder)
+    return folder
+
+
 def _run_job(job: SaveJob, future: Future[str]) -> None:
     # The caller waits until this thread runs, and then for the interpreter's lock, which a new thread keeps for 5 ms.
     time.sleep(0.001)
     try:
-        folder = job.run()
+        folder = _run(job)
     except BaseException as error:
         future.set_exception(error)
     else:

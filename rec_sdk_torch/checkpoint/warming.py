@@ -9,7 +9,7 @@ import torch
 
 from ..tbe.cache.warming import CachedRows
 from ..tbe.rows.table_view import TableView
-from ..warn import warn
+from ..warn import PerformanceWarning, warn
 from .contents import open_file
 from .manifest import CACHED, Chain
 from .owners import Owner
@@ -83,4 +83,7 @@ def _warm(view: TableView, ids: torch.Tensor, heats: torch.Tensor | None) -> Non
     try:
         view.warm(ids, heats)
     except Exception as error:
-        warn(f"table {view.config.name!r} is loaded, and its hot rows could not be brought to the cache: {error}")
+        warn(
+            f"table {view.config.name!r} is loaded, and its hot rows could not be brought to the cache: {error}",
+            PerformanceWarning,
+        )

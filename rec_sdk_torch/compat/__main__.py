@@ -1,31 +1,81 @@
-"""`python -m rec_sdk_torch.compat script.py args...`, or `-m module args...`: runs it with Rec SDK's names."""
+"""Runs a script that was written for Rec SDK or dynamicemb, without an edit: its imports find this package's names.
+
+`torchrec_embcache`, `hybrid_torchrec` and `dynamicemb` are then modules over cached tables, on CPU, CUDA and NPU. The
+script sees its own arguments only, and `__name__` is "__main__". docs/porting.md says what is ported how.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import runpy
 import sys
+from collections.abc import Sequence
 
-_USAGE = "usage: python -m rec_sdk_torch.compat [-m module | script.py] [arguments]"
+from .._command import BAD_USE, CommandParser, complain
+
+_PROGRAM = "python -m rec_sdk_torch.compat"
+_EXAMPLE = f"""
+{_PROGRAM} train.py --epochs 3
+{_PROGRAM} -m my_package.train
+torchrun --nproc-per-node 2 -m rec_sdk_torch.compat train.py
+"""
 
 
-def main() -> int:
-    """Runs what `sys.argv` names as `__main__`; it sees its own arguments only."""
-    arguments = sys.argv[1:]
-    as_module = arguments[:1] == ["-m"]
-    program = arguments[as_module:]
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        prog=_PROGRAM,
+        description=__doc__,
+        usage=f"{_PROGRAM} (script.py | -m module) [arguments]",
+        example=_EXAMPLE,
+    )
+    parser.add_argument("program", help="a script; or -m and the name of a module, as in python -m")
+    parser.add_argument("arguments", nargs="*", help="of the script")
+    return parser
+
+
+def _missing(module: str) -> str:
+    """Says why a module cannot be run; empty where it can, as far as is known before it runs."""
+    if not all(part.isidentifier() for part in module.split(".")):
+        return f"{module!r} is no name of a module"
+    try:
+        found = importlib.util.find_spec(module)
+        package = found is not None and found.submodule_search_locations is not None
+        if package and importlib.util.find_spec(f"{module}.__main__") is None:
+            return f"{module!r} is a package without __main__"
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # of what the package imports
+        return str(error)
+    except ValueError:  # it is __main__ itself
+        return ""
+    return f"No module named {module!r}" if found is None else ""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a script or a module as `__main__`; 2, and one line of error, where there is none."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    as_module = given[:1] == ["-m"]
+    program = given[as_module:]
+    if given[:1] in (["-h"], ["--help"]):
+        _parser().print_help()
+        return 0
     if not program or program[0].startswith("-"):
-        print(_USAGE, file=sys.stderr)
-        return 0 if arguments in (["-h"], ["--help"]) else 2
+        _parser().error(f"expected a script, or -m and the name of a module, got {' '.join(given) or 'nothing'!r}")
     import rec_sdk_torch.compat  # noqa: F401  # it is imported by now, unless this file is run by its path
 
-    sys.argv = program
     if as_module:
+        problem = _missing(program[0])
+        if problem:
+            complain(_PROGRAM, problem)
+            return BAD_USE
+        sys.argv = program
         runpy.run_module(program[0], run_name="__main__", alter_sys=True)
         return 0
     if not os.path.isfile(program[0]):
-        print(f"rec_sdk_torch.compat: there is no script {program[0]!r}; {_USAGE}", file=sys.stderr)
-        return 2
+        complain(_PROGRAM, f"there is no script {program[0]!r}; to run a module, put -m before it")
+        return BAD_USE
+    sys.argv = program
     sys.path[0] = os.path.dirname(os.path.abspath(program[0]))  # as python script.py has it
     runpy.run_path(program[0], run_name="__main__")
     return 0

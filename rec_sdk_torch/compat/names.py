@@ -11,7 +11,7 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-from ..warn import warn
+from ..warn import ConfigurationWarning, warn
 
 _CONFIGS = (
     "EmbCacheEmbeddingConfig",
@@ -206,5 +206,8 @@ def install() -> None:
         found = importlib.util.find_spec(package)
         if found is not None:
             places = found.origin or ", ".join(found.submodule_search_locations or ())
-            warn(f"{package} is installed ({places}), and is not used: rec_sdk_torch.compat takes its name")
+            warn(
+                f"{package} is installed ({places}), and is not used: rec_sdk_torch.compat takes its name",
+                ConfigurationWarning,
+            )
     sys.meta_path.insert(0, _Finder())

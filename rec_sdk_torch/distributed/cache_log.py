@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..warn import warn
+from ..warn import MonitoringWarning, warn
 from .prefetch import Collection, find_collections
 
 TOTALS = ("bytes_in", "bytes_out", "plan_us", "wait_us")
@@ -40,6 +40,26 @@ class CacheLog:
 
     Tags are `<collection>/<scalar>` and `<collection>/<table>/<scalar>`, with the collection's name in the module, or
     `cache` for the module itself.
+
+    Example:
+        >>> import torch
+        >>> from torchrec import KeyedJaggedTensor
+        >>> import rec_sdk_torch as rst
+        >>> class Writer:  # or torch.utils.tensorboard.SummaryWriter()
+        ...     def add_scalar(self, tag, value, step):
+        ...         if tag == "cache/t/new_rows":
+        ...             print(step, tag, value)
+        >>> config = rst.EmbCacheEmbeddingBagConfig(
+        ...     name="t", num_embeddings=100, embedding_dim=4, feature_names=["item"]
+        ... )
+        >>> tables = rst.EmbCacheEmbeddingBagCollection([config], cache=10, device="cpu")
+        >>> rst.apply_optimizer_in_backward(torch.optim.SGD, tables.parameters(), {"lr": 0.1})
+        >>> log = rst.CacheLog(Writer(), tables, every=2)
+        >>> for ids in ([1, 2], [2, 3]):
+        ...     batch = KeyedJaggedTensor(["item"], torch.tensor(ids), lengths=torch.tensor([2]))
+        ...     tables(batch).values().sum().backward()
+        2 cache/t/new_rows 1.5
+        >>> log.remove()
     """
 
     def __init__(self, writer: ScalarWriter, module: torch.nn.Module, every: int = 100) -> None:
@@ -119,5 +139,6 @@ class _CollectionLog:
                 self._warned = True
                 warn(
                     f"CacheLog: the writer raised {type(error).__name__}: {error}. Training goes on; of {self._name!r} "
-                    "no later error is shown"
+                    "no later error is shown",
+                    MonitoringWarning,
                 )

@@ -16,7 +16,7 @@ from ..tbe.cache.batch import Batch, Int64Array
 from ..tbe.cache.transfers import Transfers
 from ..tbe.config.life import NEVER, Seen, SeenArrays
 from ..tbe.config.table import BoundsCheckMode, Pooling, TableConfig
-from ..warn import warn
+from ..warn import InputWarning, warn
 from .placement import Placement
 from .replicas import Replicas
 
@@ -193,7 +193,7 @@ class UniqueBatch:
     def warn(self) -> None:
         """Says which ids were out of range."""
         for text in self.warnings:
-            warn(text)
+            warn(text, InputWarning)
 
 
 class Segments:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from .._host_groups import host_group
-from ..warn import warn
+from ..warn import SaveWarning, warn
 
 Rest = Callable[[Mapping[str, Any], Mapping[str, Any]], None]
 
@@ -28,6 +28,15 @@ def state_dict_gather(src: Mapping[str, Any], dst: Mapping[str, Any]) -> None:
     Raises:
         ValueError: ids that are no rows of the weight, a weight of another shape, or tables of this package in `dst`.
             All ranks raise it, and nothing was written.
+
+    Example:
+        >>> import torch
+        >>> from rec_sdk_torch import state_dict_gather
+        >>> of_this_rank = {"t.ids": torch.tensor([2, 0]), "t.weight": torch.tensor([[2.0], [1.0]])}
+        >>> whole = {"t.weight": torch.empty(3, 1)}
+        >>> state_dict_gather(of_this_rank, whole)  # warns of the id 1
+        >>> whole["t.weight"].tolist()
+        [[1.0], [0.0], [2.0]]
     """
     from torchrec.inference import state_dict_transform
 
@@ -87,7 +96,9 @@ def _gather_rows(
             known[of_rank] = True
         target[~known.to(target.device)] = 0
     if not bool(known.all()):
-        warn(f"{key}: {int((~known).sum())} of {len(known)} rows are zeros: the table has not met these ids")
+        warn(
+            f"{key}: {int((~known).sum())} of {len(known)} rows are zeros: the table has not met these ids", SaveWarning
+        )
 
 
 def _of_ranks(

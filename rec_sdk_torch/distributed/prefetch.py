@@ -47,6 +47,20 @@ def prefetch(
     Raises:
         ValueError: `depth` is out of range; `module` has no collection; `features` names one that is not there.
         TypeError: a batch has no KeyedJaggedTensor, or several, and `features` does not say which (at that batch).
+
+    Example:
+        >>> import torch
+        >>> from torchrec import KeyedJaggedTensor
+        >>> from rec_sdk_torch import EmbCacheEmbeddingBagCollection, EmbCacheEmbeddingBagConfig
+        >>> from rec_sdk_torch import apply_optimizer_in_backward, prefetch
+        >>> config = EmbCacheEmbeddingBagConfig(name="t", num_embeddings=100, embedding_dim=4, feature_names=["item"])
+        >>> tables = EmbCacheEmbeddingBagCollection([config], cache=10, device="cpu")
+        >>> apply_optimizer_in_backward(torch.optim.SGD, tables.parameters(), {"lr": 0.1})
+        >>> batches = [KeyedJaggedTensor(["item"], torch.tensor([n]), lengths=torch.tensor([1])) for n in range(3)]
+        >>> for batch in prefetch(batches, tables, depth=2):
+        ...     tables(batch).values().sum().backward()
+        >>> tables.table_ids("t").tolist()
+        [0, 1, 2]
     """
     depth = check_depth(depth)
     collections = find_collections(module)

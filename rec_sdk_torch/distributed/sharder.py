@@ -12,7 +12,7 @@ from torchrec.distributed.types import ShardingEnv, ShardingType
 from .._host_groups import host_group, reaches_host, spans_world, timeout_of
 from ..backends.devices import parse_device
 from ..modules.collection import CachedCollection
-from ..warn import warn
+from ..warn import ConfigurationWarning, warn
 from .alike import Told, tables_of
 from .collectives import Exchange
 from .machines import LocalSize, check_local_size
@@ -153,6 +153,7 @@ class TableSharder(BaseEmbeddingSharder[Any]):
             warn(
                 f"tables {names} are on {module.device}, and are sharded onto {given}, which DistributedModelParallel "
                 f"has without device=: give it device={str(module.device)!r}",
+                ConfigurationWarning,
             )
         return given
 

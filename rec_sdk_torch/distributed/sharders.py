@@ -18,19 +18,46 @@ from .sharder import TableSharder
 
 
 class EmbCacheEmbeddingCollectionSharder(TableSharder):
-    """Shards `EmbCacheEmbeddingCollection`."""
+    """Divides the tables of `EmbCacheEmbeddingCollection` among ranks, under `DistributedModelParallel`.
+
+    Arguments are those of `TableSharder`. `get_default_hybrid_sharders` has one of each.
+
+    Example:
+        >>> from rec_sdk_torch import EmbCacheEmbeddingCollectionSharder
+        >>> sharder = EmbCacheEmbeddingCollectionSharder(local_size="auto")
+        >>> sharder.sharding_types("cpu")
+        ['row_wise', 'table_wise', 'data_parallel']
+    """
 
     _type = EmbCacheEmbeddingCollection
 
 
 class EmbCacheEmbeddingBagCollectionSharder(TableSharder):
-    """Shards `EmbCacheEmbeddingBagCollection`."""
+    """Divides the tables of `EmbCacheEmbeddingBagCollection` among ranks, under `DistributedModelParallel`.
+
+    Arguments are those of `TableSharder`. `get_default_hybrid_sharders` has one of each.
+
+    Example:
+        >>> from rec_sdk_torch import EmbCacheEmbeddingBagCollectionSharder
+        >>> sharder = EmbCacheEmbeddingBagCollectionSharder(local_size="auto")
+        >>> sharder.sharding_types("cpu")
+        ['row_wise', 'table_wise', 'data_parallel']
+    """
 
     _type = EmbCacheEmbeddingBagCollection
 
 
 class HashEmbeddingBagCollectionSharder(TableSharder):
-    """Shards `HashEmbeddingBagCollection`."""
+    """Divides the tables of `HashEmbeddingBagCollection` among ranks, under `DistributedModelParallel`.
+
+    Arguments are those of `TableSharder`. `get_default_hybrid_sharders` has one of each.
+
+    Example:
+        >>> from rec_sdk_torch import HashEmbeddingBagCollectionSharder
+        >>> sharder = HashEmbeddingBagCollectionSharder(local_size="auto")
+        >>> sharder.sharding_types("cpu")
+        ['row_wise', 'table_wise', 'data_parallel']
+    """
 
     _type = HashEmbeddingBagCollection
 
@@ -43,6 +70,17 @@ def get_default_hybrid_sharders(
     Args:
         host_env: its process group exchanges ids, which are on the host; None: a gloo group of their own.
         local_size: see `TableSharder`; TorchRec's own tables on hosts and GPUs have no use for it.
+
+    Returns:
+        what `DistributedModelParallel(sharders=)` and TorchRec's planner take.
+
+    Raises:
+        TypeError: `local_size` is no number.
+
+    Example:
+        >>> from rec_sdk_torch import get_default_hybrid_sharders
+        >>> [type(sharder).__name__ for sharder in get_default_hybrid_sharders()][:2]
+        ['EmbCacheEmbeddingCollectionSharder', 'EmbCacheEmbeddingBagCollectionSharder']
     """
     ours = (
         EmbCacheEmbeddingCollectionSharder,

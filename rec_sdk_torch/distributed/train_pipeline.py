@@ -141,6 +141,32 @@ class EmbCacheTrainPipelineSparseDist(_TrainPipeline[In]):
     """Trains a model with cached embeddings, as Rec SDK's pipeline of that name does: see `progress`.
 
     `wait_pipeline_compute_swapinfo` is what Rec SDK wants called before a save.
+
+    Example:
+        >>> import torch
+        >>> from torchrec import KeyedJaggedTensor
+        >>> import rec_sdk_torch as rst
+        >>> config = rst.EmbCacheEmbeddingBagConfig(
+        ...     name="t", num_embeddings=100, embedding_dim=4, feature_names=["item"]
+        ... )
+        >>> class Model(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.tables = rst.EmbCacheEmbeddingBagCollection([config], device="cpu")
+        ...         self.dense = torch.nn.Linear(4, 1)
+        ...
+        ...     def forward(self, batch):
+        ...         output = self.dense(self.tables(batch).values())
+        ...         return output.square().mean(), output
+        >>> model = Model()
+        >>> rst.apply_optimizer_in_backward(torch.optim.SGD, model.tables.parameters(), {"lr": 0.1})
+        >>> optimizer = torch.optim.SGD(model.dense.parameters(), lr=0.1)
+        >>> pipeline = rst.EmbCacheTrainPipelineSparseDist(model, optimizer, "cpu", "cpu", return_loss=True)
+        >>> ids = (torch.tensor([n, n + 1]) for n in range(3))
+        >>> batches = (KeyedJaggedTensor(["item"], each, lengths=torch.tensor([1, 1])) for each in ids)
+        >>> output, loss = pipeline.progress(batches)  # StopIteration when there are no more
+        >>> output.shape
+        torch.Size([2, 1])
     """
 
     def __init__(
@@ -209,7 +235,34 @@ class EmbCacheTrainPipelineSparseDist(_TrainPipeline[In]):
 
 
 class HybridTrainPipelineSparseDist(_TrainPipeline[In]):
-    """Trains a model with cached or hashed embeddings, as Rec SDK's pipeline of that name does: see `progress`."""
+    """Trains a model with cached or hashed embeddings, as Rec SDK's pipeline of that name does: see `progress`.
+
+    Example:
+        >>> import torch
+        >>> from torchrec import KeyedJaggedTensor
+        >>> import rec_sdk_torch as rst
+        >>> config = rst.HashEmbeddingBagConfig(
+        ...     name="t", num_embeddings=100, embedding_dim=4, feature_names=["item"]
+        ... )
+        >>> class Model(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.tables = rst.HashEmbeddingBagCollection([config], device="cpu")
+        ...         self.dense = torch.nn.Linear(4, 1)
+        ...
+        ...     def forward(self, batch):
+        ...         output = self.dense(self.tables(batch).values())
+        ...         return output.square().mean(), output
+        >>> model = Model()
+        >>> rst.apply_optimizer_in_backward(torch.optim.SGD, model.tables.parameters(), {"lr": 0.1})
+        >>> optimizer = torch.optim.SGD(model.dense.parameters(), lr=0.1)
+        >>> pipeline = rst.HybridTrainPipelineSparseDist(model, optimizer, "cpu", return_loss=True)
+        >>> ids = (torch.tensor([n, n + 1]) for n in range(3))
+        >>> batches = (KeyedJaggedTensor(["item"], each, lengths=torch.tensor([1, 1])) for each in ids)
+        >>> output, loss = pipeline.progress(batches)  # StopIteration when there are no more
+        >>> output.shape
+        torch.Size([2, 1])
+    """
 
     def __init__(
         self,

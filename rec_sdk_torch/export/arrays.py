@@ -36,8 +36,21 @@ def embedding_of(tables: Tables) -> TableBatchedEmbedding:
 def to_arrays(tables: Tables) -> dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.generic]]]:
     """By table ids int64 `[n]` and weights `[n, D]` in its data type; those of bfloat16 as float32.
 
+    Args:
+        tables: a collection that is not sharded, or a `TableBatchedEmbedding`.
+
     Raises:
         TypeError: `tables` is no collection or embedding of this package.
+
+    Example:
+        >>> import torch
+        >>> from rec_sdk_torch import TableBatchedEmbedding, TableConfig, TableOptimizer, export
+        >>> sgd = TableOptimizer.create(torch.optim.SGD, {"lr": 0.1})
+        >>> embedding = TableBatchedEmbedding([TableConfig("t", 100, 4)], optimizer=sgd, cache=10)
+        >>> embedding(torch.tensor([7]), torch.tensor([0, 1])).sum().backward()
+        >>> ids, weights = export.to_arrays(embedding)["t"]
+        >>> ids.tolist(), weights.shape
+        ([7], (1, 4))
     """
     embedding = embedding_of(tables)
     result = {}
@@ -55,9 +68,25 @@ def to_safetensors(tables: Tables, folder: str | os.PathLike[str]) -> list[Path]
 
     Some rows are in memory at a time.
 
+    Args:
+        tables: a collection that is not sharded, or a `TableBatchedEmbedding`.
+        folder: made when it is not there.
+
+    Returns:
+        the files.
+
     Raises:
         TypeError: `tables` is no collection or embedding of this package.
         OSError: a file is there already, or the disk is full; what was written of that table is removed.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from rec_sdk_torch import TableBatchedEmbedding, TableConfig, TableOptimizer, export
+        >>> sgd = TableOptimizer.create(torch.optim.SGD, {"lr": 0.1})
+        >>> embedding = TableBatchedEmbedding([TableConfig("t", 100, 4)], optimizer=sgd, cache=10)
+        >>> embedding(torch.tensor([7]), torch.tensor([0, 1])).sum().backward()
+        >>> [path.name for path in export.to_safetensors(embedding, tempfile.mkdtemp())]
+        ['t.safetensors']
     """
     embedding = embedding_of(tables)
     Path(folder).mkdir(parents=True, exist_ok=True)

@@ -124,9 +124,23 @@ def to_torchrec(source: CachedCollection) -> ExportedCollection:
     summed; ids that are not known give zeros. An index table without `padding_idx` has no id map, and an id outside it
     is an error of torch's. With `padding_idx` such an id gives zeros without a word.
 
+    Args:
+        source: a collection that is not sharded.
+
     Raises:
         TypeError: `source` is no unsharded collection.
         ValueError: several hash tables read one feature; a MEAN does not count the table's `padding_idx`.
+
+    Example:
+        >>> import torch
+        >>> from rec_sdk_torch import EmbCacheEmbeddingBagCollection, EmbCacheEmbeddingBagConfig, export
+        >>> config = EmbCacheEmbeddingBagConfig(name="t", num_embeddings=100, embedding_dim=4, feature_names=["item"])
+        >>> tables = EmbCacheEmbeddingBagCollection([config], cache=10, device="cpu")
+        >>> rows = {"embedding_bags.t.ids": torch.tensor([7]), "embedding_bags.t.weight": torch.ones(1, 4)}
+        >>> tables.load_state_dict(rows)
+        <All keys matched successfully>
+        >>> type(export.to_torchrec(tables).collection).__name__
+        'EmbeddingBagCollection'
     """
     ids, weights = _tables(source)
     id_map = _id_map(source, ids)
@@ -157,9 +171,24 @@ def _stock_config(config: BaseEmbeddingConfig, rows: int, pooled: bool) -> Any:
 def to_embedding_bags(source: CachedCollection) -> tuple[IdMap, dict[str, torch.nn.EmbeddingBag]]:
     """The id map, and by table torch's `EmbeddingBag`, `[n + 1, D]`, for programs without TorchRec.
 
+    Args:
+        source: a collection of pooled tables that is not sharded.
+
     Raises:
         TypeError: `source` is no unsharded collection, or not of pooled tables.
         ValueError: several tables read one feature; a MEAN does not count the table's `padding_idx`.
+
+    Example:
+        >>> import torch
+        >>> from rec_sdk_torch import EmbCacheEmbeddingBagCollection, EmbCacheEmbeddingBagConfig, export
+        >>> config = EmbCacheEmbeddingBagConfig(name="t", num_embeddings=100, embedding_dim=4, feature_names=["item"])
+        >>> tables = EmbCacheEmbeddingBagCollection([config], cache=10, device="cpu")
+        >>> rows = {"embedding_bags.t.ids": torch.tensor([7]), "embedding_bags.t.weight": torch.ones(1, 4)}
+        >>> tables.load_state_dict(rows)
+        <All keys matched successfully>
+        >>> id_map, bags = export.to_embedding_bags(tables)
+        >>> bags["t"].weight.shape  # the last row is for other ids
+        torch.Size([2, 4])
     """
     if not embedding_of(source).pooled:
         raise TypeError("torch.nn.EmbeddingBag pools, and these tables are of sequences: use to_torchrec")
@@ -186,6 +215,17 @@ def quantized(exported: ExportedCollection, dtype: torch.dtype = torch.qint8) ->
     Raises:
         ValueError: another dtype; a table whose rows fbgemm cannot quantize: D must be even for `torch.qint8`, and a
             multiple of 4 for `torch.quint4x2`.
+
+    Example:
+        >>> import torch
+        >>> from rec_sdk_torch import EmbCacheEmbeddingBagCollection, EmbCacheEmbeddingBagConfig, export
+        >>> config = EmbCacheEmbeddingBagConfig(name="t", num_embeddings=100, embedding_dim=4, feature_names=["item"])
+        >>> tables = EmbCacheEmbeddingBagCollection([config], cache=10, device="cpu")
+        >>> rows = {"embedding_bags.t.ids": torch.tensor([7]), "embedding_bags.t.weight": torch.ones(1, 4)}
+        >>> tables.load_state_dict(rows)
+        <All keys matched successfully>
+        >>> type(export.quantized(export.to_torchrec(tables)).collection).__name__
+        'EmbeddingBagCollection'
     """
     if dtype not in _WIDTHS:
         raise ValueError(f"dtype is {dtype}, allowed are {list(_WIDTHS)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,6 @@ from ..tbe.config.numbers import as_int
 from ..tbe.rows.gradients import TableGradient, take_gradients
 from ..tbe.rows.table_view import load
 from .enums import OptimType
-from .options import logger
 from .placement import Spec, rows_in_place
 from .states import (
     copy_of,
@@ -24,6 +24,8 @@ from .states import (
     state_names,
     states_in_order,
 )
+
+logger = logging.getLogger(__name__)
 
 _STATES = "states."
 _HYPER_PARAMETERS = {"lr", "eps", "beta1", "beta2", "weight_decay", "lower_bound"}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 
 import torch
 
 from ..tbe import TableBatchedEmbedding
 from .enums import RecordCacheMetrics
-from .options import logger
+
+logger = logging.getLogger(__name__)
 
 UVM_STATS = ("num_calls", "num_requested_indices", "num_unique_indices", "num_unique_misses")
 """The names of `get_uvm_cache_stats`; two numbers of conflicts follow, which this cache does not have."""

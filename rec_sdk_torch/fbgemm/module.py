@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from ..eager import check_batch, eager
 from ..tbe import EmbeddingOptions, TableBatchedEmbedding
 from ..tbe.cache.device_cache import Group
 from ..tbe.step.prefetch_queue import Prefetched
-from ..warn import warn
+from ..warn import InputWarning, warn
 from .access import TableAccess
 from .batches import BatchSizes, FeatureOrder, VariableBatch, only_where_wanted, repaired
 from .counters import CountsCache
@@ -31,7 +32,7 @@ from .enums import (
 )
 from .moving_average import MovingAverage
 from .optimizers import gradient_bound, table_optimizer
-from .options import cache_policy, cache_type, check_options, logger
+from .options import cache_policy, cache_type, check_options
 from .placement import (
     cache_option,
     compute_device,
@@ -41,6 +42,8 @@ from .placement import (
     table_configs,
 )
 
+logger = logging.getLogger(__name__)
+
 _REPAIRED = (BoundsCheckMode.WARNING, BoundsCheckMode.IGNORE)
 
 
@@ -48,7 +51,8 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
     """FBGEMM's module of this name, for training on the CPU, CUDA and NPU.
 
     Options that mean something are honoured, others are refused with a reason or accepted with one logged line
-    (logger `rec_sdk_torch.fbgemm`): docs/fbgemm.md lists all. Enums may be FBGEMM's, ours, or their members' names.
+    (loggers below `rec_sdk_torch.fbgemm`): docs/fbgemm.md lists all. Enums may be FBGEMM's, ours, or the names of their
+    members.
 
     Attributes:
         tables: the `TableBatchedEmbedding` that has the rows.
@@ -270,7 +274,7 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
                 if in_order is None:
                     raise
                 if self.bounds_check_mode is BoundsCheckMode.WARNING:
-                    warn(f"{error}; they were put in order, as FBGEMM does")
+                    warn(f"{error}; they were put in order, as FBGEMM does", InputWarning)
                 out = self._lookup(*in_order, feature_requires_grad, batch_size_per_feature_per_rank)
         if self._gradient_bound is not None and out.requires_grad:
             out.register_hook(lambda gradient: gradient.clamp(-self._gradient_bound, self._gradient_bound))

@@ -9,7 +9,7 @@ from typing import Any
 from .enums import CacheAlgorithm, OptimType, SparseType, member, sparse_type
 from .optimizers import HYPER_PARAMETERS, uses
 
-logger = logging.getLogger("rec_sdk_torch.fbgemm")
+logger = logging.getLogger(__name__)
 
 WITHOUT_MEANING = {
     "uvm_non_rowwise_momentum": "optimizer states are part of their rows and move with them",

@@ -31,7 +31,16 @@ _FEATURE_NAME = re.compile(r"[^\s@]+")
 
 @unique
 class AdmitAndEvictPolicyType(Enum):
-    """The rule that admission and eviction of features go by; NONE: every id is admitted, none is evicted."""
+    """The rule that admission and eviction of ids go by.
+
+    NONE: every id is admitted, none is evicted. POLICY_COUNT: by the number of times that an id was seen, and its age.
+    POLICY_SHOWCLICK: by a score of shows and clicks.
+
+    Example:
+        >>> from rec_sdk_torch import AdmitAndEvictConfig, AdmitAndEvictPolicyType
+        >>> AdmitAndEvictConfig(policy_type=AdmitAndEvictPolicyType.NONE).is_feature_filter_enabled()
+        False
+    """
 
     NONE = 0
     POLICY_COUNT = 1
@@ -57,12 +66,24 @@ def _check_float(owner: str, name: str, value: object, low: float = -math.inf, h
 class ShowClickParams:
     """Score of a feature: `alpha * show + beta * click`, decayed by `score_decay`; see docs/life.md.
 
-    An id is admitted from a score of `admit_threshold` on (0: every id is), and the share `evict_percentage` with the
-    lowest decayed scores leaves (0: none does).
+    Attributes:
+        alpha: factor of the times that an id was looked up.
+        beta: factor of the times that it was clicked.
+        admit_threshold: an id is admitted from this score on; 0: every id is.
+        evict_percentage: the share of the rows, 0 to 1, with the lowest decayed scores that leaves; 0: none does.
+        score_decay: factor of a row's score in each batch that has it, 0 to 1.
 
     Raises:
         TypeError: a field that is not a number.
         ValueError: a field that is not finite, a negative threshold, a share or decay outside [0, 1].
+
+    Example:
+        >>> from rec_sdk_torch import AdmitAndEvictConfig, AdmitAndEvictPolicyType, ShowClickParams
+        >>> params = ShowClickParams(alpha=1, beta=10, evict_percentage=0.1)
+        >>> AdmitAndEvictConfig(
+        ...     showclick_params=params, policy_type=AdmitAndEvictPolicyType.POLICY_SHOWCLICK, evict_step_interval=1000
+        ... ).is_feature_evict_enabled()
+        True
     """
 
     alpha: float = 1
@@ -100,6 +121,12 @@ class AdmitAndEvictConfig:
         TypeError: a field of the wrong type.
         ValueError: `admit_threshold` below -1, another number that is negative, a `not_admitted_default_value` that is
             not finite; a rule beside NONE that it would not read, of those that Rec SDK does not have.
+
+    Example:
+        >>> from rec_sdk_torch import AdmitAndEvictConfig
+        >>> rules = AdmitAndEvictConfig(admit_threshold=3, evict_threshold=86_400, evict_step_interval=1000)
+        >>> rules.is_feature_admit_enabled(), rules.is_feature_evict_enabled()
+        (True, True)
     """
 
     admit_threshold: int | None = -1
@@ -207,25 +234,98 @@ class _HashTableFields:
 
 @dataclass
 class EmbCacheEmbeddingConfig(_HashTableFields, EmbeddingConfig):
-    """A sequence table whose ids are any int64; rows live in host memory, hot ones in the device cache.
+    """A hash table of sequences: its ids are any int64, its rows are in host memory, hot ones in the device cache.
 
-    `num_embeddings` is an expectation, no limit: it sizes cache and planner, and sets the default range of initial
-    weights. `initializer_type`: LINEAR and UNIFORM go from
-    `weight_init_min` to `weight_init_max` (None: -/+ sqrt(1 / num_embeddings)), TRUNCATED_NORMAL has
-    `weight_init_mean` and `weight_init_stddev`, cut at these two (None: two standard deviations from the mean).
-    `init_fn`, when given, fills blocks of new rows instead, and initial weights then depend on the order in which ids
-    arrive.
+    Attributes:
+        num_embeddings: how many ids to expect, from 1 on. It sizes cache and planner, sets the default range of initial
+            weights, and is no limit.
+        embedding_dim: D, columns of a row, 1 to 4096.
+        name: of the table: letters, digits and underscores, 1 to 100 of them, unique in its collection.
+        feature_names: keys of the batch that look the table up.
+        data_type: of the weights: `DataType.FP32`, `FP16` or `BF16`.
+        weight_init_min: least initial weight. None: -sqrt(1 / num_embeddings); of a TRUNCATED_NORMAL two standard
+            deviations below the mean.
+        weight_init_max: the greatest, likewise.
+        weight_init_mean: mean of a TRUNCATED_NORMAL.
+        weight_init_stddev: its standard deviation.
+        initializer_type: LINEAR, UNIFORM or TRUNCATED_NORMAL, see `InitializerType`.
+        init_fn: fills blocks of new rows `[n, D]` in place instead. Initial weights then depend on the order in which
+            ids arrive.
+        admit_and_evict_config: which ids get a row, and when they lose it; None or the default: all do, and keep it.
+        is_incremental: rows know when they changed last, which `Saver.save(incremental=True)` needs; 8 to 10 bytes
+            for each row.
+
+    Other fields of TorchRec's config have to keep their defaults.
+
+    Raises:
+        ValueError, TypeError: by the collection that takes the config, where a field is out of range or of another
+            type; the message names table and field.
+
+    Example:
+        >>> from rec_sdk_torch import EmbCacheEmbeddingConfig
+        >>> config = EmbCacheEmbeddingConfig(name="t", num_embeddings=100, embedding_dim=4, feature_names=["item"])
+        >>> config.is_incremental
+        False
     """
 
 
 @dataclass
 class EmbCacheEmbeddingBagConfig(_HashTableFields, EmbeddingBagConfig):
-    """As `EmbCacheEmbeddingConfig`, for a pooled table (`pooling`: SUM or MEAN)."""
+    """A hash table of bags: its ids are any int64, its rows are in host memory, hot ones in the device cache.
+
+    Attributes:
+        num_embeddings: how many ids to expect, from 1 on. It sizes cache and planner, sets the default range of initial
+            weights, and is no limit.
+        embedding_dim: D, columns of a row, 1 to 4096.
+        name: of the table: letters, digits and underscores, 1 to 100 of them, unique in its collection.
+        feature_names: keys of the batch that look the table up.
+        data_type: of the weights: `DataType.FP32`, `FP16` or `BF16`.
+        pooling: what a bag becomes: `PoolingType.SUM` or `MEAN`.
+        weight_init_min: least initial weight. None: -sqrt(1 / num_embeddings); of a TRUNCATED_NORMAL two standard
+            deviations below the mean.
+        weight_init_max: the greatest, likewise.
+        weight_init_mean: mean of a TRUNCATED_NORMAL.
+        weight_init_stddev: its standard deviation.
+        initializer_type: LINEAR, UNIFORM or TRUNCATED_NORMAL, see `InitializerType`.
+        init_fn: fills blocks of new rows `[n, D]` in place instead. Initial weights then depend on the order in which
+            ids arrive.
+        admit_and_evict_config: which ids get a row, and when they lose it; None or the default: all do, and keep it.
+        is_incremental: rows know when they changed last, which `Saver.save(incremental=True)` needs; 8 to 10 bytes
+            for each row.
+
+    Other fields of TorchRec's config have to keep their defaults.
+
+    Raises:
+        ValueError, TypeError: by the collection that takes the config, where a field is out of range or of another
+            type; the message names table and field.
+
+    Example:
+        >>> from torchrec import DataType, PoolingType
+        >>> from rec_sdk_torch import EmbCacheEmbeddingBagConfig
+        >>> config = EmbCacheEmbeddingBagConfig(
+        ...     name="t",
+        ...     num_embeddings=100,
+        ...     embedding_dim=4,
+        ...     feature_names=["item"],
+        ...     pooling=PoolingType.MEAN,
+        ...     data_type=DataType.BF16,
+        ... )
+    """
 
 
 @dataclass
 class HashEmbeddingBagConfig(_HashTableFields, EmbeddingBagConfig):
-    """A pooled table whose ids are any int64, wholly in device memory: `num_embeddings` is its capacity."""
+    """A hash table of bags that is wholly in device memory, of a `HashEmbeddingBagCollection`.
+
+    Its fields are those of `EmbCacheEmbeddingBagConfig`, but for this one:
+
+    Attributes:
+        num_embeddings: the capacity: one id more is a `CapacityError`.
+
+    Example:
+        >>> from rec_sdk_torch import HashEmbeddingBagConfig
+        >>> config = HashEmbeddingBagConfig(name="t", num_embeddings=100, embedding_dim=4, feature_names=["item"])
+    """
 
     initializer_type: InitializerType = field(default_factory=lambda: conventions.hash_initializer)
 

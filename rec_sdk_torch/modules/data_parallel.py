@@ -15,7 +15,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ..optim.handles import TableHandle
-from ..warn import warn
+from ..warn import TrainingWarning, warn
 
 _IGNORED = "_ddp_params_and_buffers_to_ignore"
 
@@ -72,4 +72,5 @@ def _warn_per_rank(tables: tuple[str, ...]) -> None:
     warn(
         f"DistributedDataParallel averages the gradients of dense parameters only: tables {list(tables)} are each "
         "rank's own, and grow apart; DistributedModelParallel with get_default_hybrid_sharders(host_env) shards them",
+        TrainingWarning,
     )

@@ -67,7 +67,54 @@ def _embedding(
 
 
 class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface):
-    """Sequence embeddings with a device cache over host tables."""
+    """Looks up a row for each id, with all rows in host memory and a cache of them on the device.
+
+    It takes the place of TorchRec's `EmbeddingCollection`. The rows and the cache are laid out at the first use. In
+    training mode a forward needs an optimizer (`apply_optimizer_in_backward`), and its backward pass updates the rows.
+
+    Args:
+        tables: `EmbCacheEmbeddingConfig` makes a hash table, whose ids are any int64; TorchRec's `EmbeddingConfig` an
+            index table, whose ids are from 0 to `num_embeddings - 1`.
+        world_size: ranks whose batches meet in one cache. This and the next two only size a derived cache.
+        batch_size: samples of a batch of one rank; larger batches are legal. None: a batch counts as one row.
+        multi_hot_sizes: ids per sample of each table. None: one for each of its features.
+        need_indices: outputs carry their ids as weights.
+        need_accumulate_offset: has no effect; scripts of Rec SDK give it.
+        device: where the cache is, such as `"cuda"` or `"npu:0"`. None: torch's default device.
+        embedding_optimizer_cls: the only optimizer class that may be applied; None: any.
+        cache: size of the device cache. None: derived from the memory that is free; an int: rows of each table; a
+            float in (0, 1]: that share of `num_embeddings`; a string such as `"2GiB"`: device memory of all tables;
+            a dict: one of these by table name.
+        seed: of the initial weights, which are a function of seed, table name and id. None: drawn from torch's
+            generator.
+        bounds_check_mode: what an id outside an index table does: `"fatal"` raises IndexError, `"warning"` reads row 0
+            and warns, `"ignore"` and `"none"` read row 0.
+        check_finite: what a NaN or infinite gradient does: `"off"` nothing, `"warn"` a warning, `"raise"` a
+            FloatingPointError before any row changes.
+        cache_policy: which rows leave a full cache: `"lrfu"`, `"lru"`, `"lfu"` or `"look_ahead"`. Results are the same.
+        update: when rows are updated: in the `"backward"` pass, or by `"step"`, `fused_optimizer.step()`.
+        host_store: a folder for the rows, as files that are mapped into memory; None: they are in host memory.
+        stochastic_rounding: updates round 16-bit weights up or down at random, right on average.
+        cache_dtype: data type of the weights in the cache: torch.float32, float16 or bfloat16; None: the table's.
+        padding_idx: an id that means nothing, of all tables, or by table name: it has no row and no gradient.
+        home: which rank has a row of a row-wise sharded table: `"modulo"`, `"hash"` or `"continuous"`; of all tables,
+            or by table name.
+
+    Raises:
+        ValueError, TypeError: tables or options that cannot be met; the message names them.
+        MemoryError: index tables that the host cannot hold.
+        ImportError, NotImplementedError: the device has no software here, or no tables can be on it.
+
+    Example:
+        >>> import torch
+        >>> from torchrec import KeyedJaggedTensor
+        >>> from rec_sdk_torch import EmbCacheEmbeddingCollection, EmbCacheEmbeddingConfig
+        >>> config = EmbCacheEmbeddingConfig(name="t", num_embeddings=100, embedding_dim=4, feature_names=["item"])
+        >>> tables = EmbCacheEmbeddingCollection([config], cache=10, device="cpu")
+        >>> batch = KeyedJaggedTensor(["item"], torch.tensor([7, -7, 7]), lengths=torch.tensor([2, 1]))
+        >>> tables.eval()(batch)["item"].values().shape
+        torch.Size([3, 4])
+    """
 
     def __init__(
         self,
@@ -92,26 +139,6 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
         padding_idx: int | Mapping[str, int] | None = None,
         home: HomeOption = "modulo",
     ) -> None:
-        """Checks the tables; rows and cache are laid out at first use.
-
-        Args:
-            tables: `EmbCacheEmbeddingConfig` (hash tables) and plain `EmbeddingConfig` (index tables).
-            world_size, batch_size, multi_hot_sizes: size a derived cache (ranks, samples of one rank, ids
-                per sample of each table); larger batches are legal.
-            need_indices: outputs carry their ids as weights.
-            need_accumulate_offset: accepted for Rec SDK scripts; offsets never need accumulating here.
-            embedding_optimizer_cls: optimizer the tables are made for; binding when given.
-            device, cache, seed, bounds_check_mode, check_finite, cache_policy, update, host_store: as
-                `rec_sdk_torch.tbe.EmbeddingOptions` describes them.
-            stochastic_rounding, cache_dtype: as `TableConfig` describes them, of all tables.
-            padding_idx: an id that means nothing, see `TableConfig`: of all tables, or of those that a dict names.
-            home: the rank on which each row lives where the tables are sharded row-wise: "modulo", "hash" or
-                "continuous", as `Home` describes them; of all tables, or by table.
-
-        Raises:
-            ValueError, TypeError: tables or options that cannot be met; the message names them.
-            MemoryError: index tables that the host cannot hold.
-        """
         options = EmbeddingOptions(
             cache=cache,
             batch_hint=BatchHint(batch_size, multi_hot_sizes, world_size),
@@ -206,7 +233,57 @@ class _PooledCollection(CachedCollection, EmbeddingBagCollectionInterface):
 
 
 class EmbCacheEmbeddingBagCollection(_PooledCollection):
-    """Pooled embeddings with a device cache over host tables."""
+    """Looks up bags of ids and pools their rows, with all rows in host memory and a cache of them on the device.
+
+    It takes the place of TorchRec's `EmbeddingBagCollection`. The rows and the cache are laid out at the first use. In
+    training mode a forward needs an optimizer (`apply_optimizer_in_backward`), and its backward pass updates the rows.
+
+    Args:
+        tables: `EmbCacheEmbeddingBagConfig` makes a hash table, whose ids are any int64; TorchRec's
+            `EmbeddingBagConfig` an index table, whose ids are from 0 to `num_embeddings - 1`.
+        world_size: ranks whose batches meet in one cache. This and the next two only size a derived cache.
+        batch_size: samples of a batch of one rank; larger batches are legal. None: a batch counts as one row.
+        multi_hot_sizes: ids per sample of each table. None: one for each of its features.
+        is_weighted: bags are sums weighted by the batch's weights, float `[n]`, which may require grad.
+        need_accumulate_offset: has no effect; scripts of Rec SDK give it.
+        device: where the cache is, such as `"cuda"` or `"npu:0"`. None: torch's default device.
+        embedding_optimizer_cls: the only optimizer class that may be applied; None: any.
+        cache: size of the device cache. None: derived from the memory that is free; an int: rows of each table; a
+            float in (0, 1]: that share of `num_embeddings`; a string such as `"2GiB"`: device memory of all tables;
+            a dict: one of these by table name.
+        seed: of the initial weights, which are a function of seed, table name and id. None: drawn from torch's
+            generator.
+        bounds_check_mode: what an id outside an index table does: `"fatal"` raises IndexError, `"warning"` reads row 0
+            and warns, `"ignore"` and `"none"` read row 0.
+        check_finite: what a NaN or infinite gradient does: `"off"` nothing, `"warn"` a warning, `"raise"` a
+            FloatingPointError before any row changes.
+        cache_policy: which rows leave a full cache: `"lrfu"`, `"lru"`, `"lfu"` or `"look_ahead"`. Results are the same.
+        update: when rows are updated: in the `"backward"` pass, or by `"step"`, `fused_optimizer.step()`.
+        host_store: a folder for the rows, as files that are mapped into memory; None: they are in host memory.
+        stochastic_rounding: updates round 16-bit weights up or down at random, right on average.
+        cache_dtype: data type of the weights in the cache: torch.float32, float16 or bfloat16; None: the table's.
+        padding_idx: an id that means nothing, of all tables, or by table name: it has no row and no gradient.
+        home: which rank has a row of a row-wise sharded table: `"modulo"`, `"hash"` or `"continuous"`; of all tables,
+            or by table name.
+
+    Raises:
+        ValueError, TypeError: tables or options that cannot be met; the message names them.
+        MemoryError: index tables that the host cannot hold.
+        ImportError, NotImplementedError: the device has no software here, or no tables can be on it.
+
+    Example:
+        >>> import torch
+        >>> from torchrec import KeyedJaggedTensor
+        >>> from rec_sdk_torch import EmbCacheEmbeddingBagCollection, EmbCacheEmbeddingBagConfig
+        >>> from rec_sdk_torch import apply_optimizer_in_backward
+        >>> config = EmbCacheEmbeddingBagConfig(name="t", num_embeddings=100, embedding_dim=4, feature_names=["item"])
+        >>> tables = EmbCacheEmbeddingBagCollection([config], cache=0.1, device="cpu")
+        >>> apply_optimizer_in_backward(torch.optim.Adagrad, tables.parameters(), {"lr": 0.1})
+        >>> batch = KeyedJaggedTensor(["item"], torch.tensor([7, -7, 7]), lengths=torch.tensor([2, 1]))
+        >>> tables(batch).values().sum().backward()  # updates two rows
+        >>> tables.table_ids("t").tolist(), tables.cache_sizes
+        ([7, -7], {'t': 10})
+    """
 
     def __init__(
         self,
@@ -231,14 +308,6 @@ class EmbCacheEmbeddingBagCollection(_PooledCollection):
         padding_idx: int | Mapping[str, int] | None = None,
         home: HomeOption = "modulo",
     ) -> None:
-        """Checks the tables; rows and cache are laid out at first use.
-
-        Args and errors are those of `EmbCacheEmbeddingCollection`, with `EmbCacheEmbeddingBagConfig` (hash
-        tables) and plain `EmbeddingBagConfig` (index tables), and:
-
-        Args:
-            is_weighted: bags are sums weighted by the batch's weights, which may require grad.
-        """
         options = EmbeddingOptions(
             cache=cache,
             batch_hint=BatchHint(batch_size, multi_hot_sizes, world_size),
@@ -256,7 +325,37 @@ class EmbCacheEmbeddingBagCollection(_PooledCollection):
 
 
 class HashEmbeddingBagCollection(_PooledCollection):
-    """Pooled embeddings of hash-mapped ids, wholly in device memory: `num_embeddings` is the capacity."""
+    """Looks up bags of ids and pools their rows, which are wholly in device memory.
+
+    An id is any int64. `num_embeddings` is the capacity of a table: one id more is a `CapacityError`. Initial weights
+    depend on a seed that is drawn from torch's generator.
+
+    Args:
+        tables: `HashEmbeddingBagConfig`, or another `EmbeddingBagConfig`.
+        is_weighted: bags are sums weighted by the batch's weights, float `[n]`, which may require grad.
+        device: where the rows are, such as `"cuda"` or `"npu:0"`. None: torch's default device.
+        check_finite: what a NaN or infinite gradient does: `"off"` nothing, `"warn"` a warning, `"raise"` a
+            FloatingPointError before any row changes.
+        update: when rows are updated: in the `"backward"` pass, or by `"step"`, `fused_optimizer.step()`.
+        stochastic_rounding: updates round 16-bit weights up or down at random, right on average.
+        padding_idx: an id that means nothing, of all tables, or by table name: it has no row and no gradient.
+        home: which rank has a row of a row-wise sharded table: `"modulo"`, `"hash"` or `"continuous"`; of all tables,
+            or by table name.
+
+    Raises:
+        ValueError, TypeError: tables or options that cannot be met; the message names them.
+        ImportError, NotImplementedError: the device has no software here, or no tables can be on it.
+
+    Example:
+        >>> import torch
+        >>> from torchrec import KeyedJaggedTensor
+        >>> from rec_sdk_torch import HashEmbeddingBagCollection, HashEmbeddingBagConfig
+        >>> config = HashEmbeddingBagConfig(name="t", num_embeddings=100, embedding_dim=4, feature_names=["item"])
+        >>> tables = HashEmbeddingBagCollection([config], device="cpu")
+        >>> batch = KeyedJaggedTensor(["item"], torch.tensor([7, -7, 7]), lengths=torch.tensor([2, 1]))
+        >>> tables.eval()(batch).values().shape
+        torch.Size([2, 4])
+    """
 
     def __init__(
         self,
@@ -270,14 +369,6 @@ class HashEmbeddingBagCollection(_PooledCollection):
         padding_idx: int | Mapping[str, int] | None = None,
         home: HomeOption = "modulo",
     ) -> None:
-        """Checks the tables; the cache, as large as the tables, is laid out at first use.
-
-        The seed of the initial weights is drawn from torch's generator. The keywords are as
-        `EmbCacheEmbeddingBagCollection` describes them.
-
-        Raises:
-            ValueError, TypeError: tables that cannot be met; the message names them.
-        """
         check_kind(tables, EmbeddingBagConfig, type(self).__name__, capacity=True)
         cache = {table.name: table.num_embeddings for table in tables}
         options = EmbeddingOptions(cache=cache, device=device, check_finite=check_finite, update=update)

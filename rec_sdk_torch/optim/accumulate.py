@@ -16,7 +16,18 @@ from ..tbe.config.optimizer import check_window
 
 
 class Accumulating(torch.optim.Optimizer):
-    """Puts a window before the base optimizer's `step`."""
+    """Puts a window before the base optimizer's `step`.
+
+    Args:
+        params: parameters, as the base optimizer takes them.
+        args, kwargs: of the base optimizer.
+        use_accumulate: whether there is a window; False: each backward pass is an update.
+        accumulate_step: backward passes of a window, from 1 on. The update is made with the sum of their gradients.
+
+    Raises:
+        TypeError: `use_accumulate` is no bool, `accumulate_step` no whole number.
+        ValueError: `accumulate_step` is below 1, or above 1 without `use_accumulate`.
+    """
 
     def __init__(
         self,
@@ -60,19 +71,63 @@ class Accumulating(torch.optim.Optimizer):
 
 
 class AccumulateSGD(Accumulating, torch.optim.SGD):
-    """SGD with one update per `accumulate_step` backward passes, on the sum of their gradients."""
+    """SGD with one update per `accumulate_step` backward passes, on the sum of their gradients.
+
+    Example:
+        >>> import torch
+        >>> from rec_sdk_torch import AccumulateSGD
+        >>> weight = torch.nn.Parameter(torch.zeros(2))
+        >>> optimizer = AccumulateSGD([weight], lr=0.1, use_accumulate=True, accumulate_step=2)
+        >>> weight.grad = torch.ones(2)
+        >>> optimizer.step()  # adds to the window
+        >>> weight.tolist()
+        [0.0, 0.0]
+    """
 
 
 class AccumulateAdagrad(Accumulating, torch.optim.Adagrad):
-    """Adagrad with one update per `accumulate_step` backward passes, on the sum of their gradients."""
+    """Adagrad with one update per `accumulate_step` backward passes, on the sum of their gradients.
+
+    Example:
+        >>> import torch
+        >>> from rec_sdk_torch import AccumulateAdagrad
+        >>> weight = torch.nn.Parameter(torch.zeros(2))
+        >>> optimizer = AccumulateAdagrad([weight], lr=0.1, use_accumulate=True, accumulate_step=2)
+        >>> weight.grad = torch.ones(2)
+        >>> optimizer.step()  # adds to the window
+        >>> weight.tolist()
+        [0.0, 0.0]
+    """
 
 
 class AccumulateAdadelta(Accumulating, torch.optim.Adadelta):
-    """Adadelta with one update per `accumulate_step` backward passes, on the sum of their gradients."""
+    """Adadelta with one update per `accumulate_step` backward passes, on the sum of their gradients.
+
+    Example:
+        >>> import torch
+        >>> from rec_sdk_torch import AccumulateAdadelta
+        >>> weight = torch.nn.Parameter(torch.zeros(2))
+        >>> optimizer = AccumulateAdadelta([weight], lr=0.1, use_accumulate=True, accumulate_step=2)
+        >>> weight.grad = torch.ones(2)
+        >>> optimizer.step()  # adds to the window
+        >>> weight.tolist()
+        [0.0, 0.0]
+    """
 
 
 class AccumulateRMSprop(Accumulating, torch.optim.RMSprop):
-    """RMSprop with one update per `accumulate_step` backward passes, on the sum of their gradients."""
+    """RMSprop with one update per `accumulate_step` backward passes, on the sum of their gradients.
+
+    Example:
+        >>> import torch
+        >>> from rec_sdk_torch import AccumulateRMSprop
+        >>> weight = torch.nn.Parameter(torch.zeros(2))
+        >>> optimizer = AccumulateRMSprop([weight], lr=0.1, use_accumulate=True, accumulate_step=2)
+        >>> weight.grad = torch.ones(2)
+        >>> optimizer.step()  # adds to the window
+        >>> weight.tolist()
+        [0.0, 0.0]
+    """
 
 
 def _with_every_row(grad: torch.Tensor) -> torch.Tensor:
@@ -96,8 +151,30 @@ class _DenseAsSparse(torch.optim.SparseAdam):
 
 
 class AccumulateAdam(Accumulating, _DenseAsSparse):
-    """SparseAdam with one update per `accumulate_step` backward passes, on the sum of their gradients."""
+    """SparseAdam with one update per `accumulate_step` backward passes, on the sum of their gradients.
+
+    Example:
+        >>> import torch
+        >>> from rec_sdk_torch import AccumulateAdam
+        >>> weight = torch.nn.Parameter(torch.zeros(2))
+        >>> optimizer = AccumulateAdam([weight], lr=0.1, use_accumulate=True, accumulate_step=2)
+        >>> weight.grad = torch.ones(2)
+        >>> optimizer.step()  # adds to the window
+        >>> weight.tolist()
+        [0.0, 0.0]
+    """
 
 
 class AccumulateAdamW(Accumulating, torch.optim.AdamW):
-    """AdamW with one update per `accumulate_step` backward passes, on the sum of their gradients."""
+    """AdamW with one update per `accumulate_step` backward passes, on the sum of their gradients.
+
+    Example:
+        >>> import torch
+        >>> from rec_sdk_torch import AccumulateAdamW
+        >>> weight = torch.nn.Parameter(torch.zeros(2))
+        >>> optimizer = AccumulateAdamW([weight], lr=0.1, use_accumulate=True, accumulate_step=2)
+        >>> weight.grad = torch.ones(2)
+        >>> optimizer.step()  # adds to the window
+        >>> weight.tolist()
+        [0.0, 0.0]
+    """

@@ -34,6 +34,16 @@ def apply_optimizer_in_backward(
             class that is not of the family of a table's `embedding_optimizer_cls`.
         ValueError: a value out of range, or a keyword that the fused update cannot honour.
         RuntimeError: a table that has another optimizer.
+
+    Example:
+        >>> import torch
+        >>> from rec_sdk_torch import EmbCacheEmbeddingBagCollection, EmbCacheEmbeddingBagConfig
+        >>> from rec_sdk_torch import apply_optimizer_in_backward
+        >>> config = EmbCacheEmbeddingBagConfig(name="t", num_embeddings=100, embedding_dim=4, feature_names=["item"])
+        >>> tables = EmbCacheEmbeddingBagCollection([config], cache=10, device="cpu")
+        >>> apply_optimizer_in_backward(torch.optim.Adam, tables.parameters(), {"lr": 0.1})
+        >>> tables.fused_optimizer.param_groups[0]["lr"]
+        0.1
     """
     every = list(params)
     handles = [param for param in every if isinstance(param, TableParameter)]

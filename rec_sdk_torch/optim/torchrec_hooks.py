@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .._imports import after_import
-from ..warn import warn
+from ..warn import TrainingWarning, warn
 
 CLIP_INSTEAD = (
     "make the collection with update='step', or give apply_optimizer_in_backward gradient_clipping=True and "
@@ -100,4 +100,5 @@ def warn_tables_not_clipped() -> None:
     warn(
         "gradients are clipped of the dense parameters only: embedding tables are updated in the backward pass; "
         f"{CLIP_INSTEAD} to clip those",
+        TrainingWarning,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import tempfile
 import threading
 import weakref
@@ -26,7 +27,9 @@ from ..checkpoint.index import ensure_index, row_files
 from ..checkpoint.manifest import Manifest
 from ..checkpoint.quantized import BITS
 from ..checkpoint.tensors import DTYPES
-from ..warn import warn
+from ..warn import SaveWarning, warn
+
+logger = logging.getLogger(__name__)
 
 Array = npt.NDArray[np.generic]
 
@@ -50,21 +53,33 @@ class TableReader:
     Opening maps files into memory, whatever their size; their pages come when they are read, and processes share them.
     A lookup sees one moment: the latest save that `refresh` found, with all deltas before it. Threads may share a
     reader.
+
+    Args:
+        path: the folder that `Saver.save` was given, or one of its saves, which is then the only one; or several such
+            folders, of which the latest save is read. Saves that it follows may lie in any of them.
+        table: its name, or its key in the manifest where several tables have the name.
+        default: every element of the row of an id that the saves do not have.
+        follow: looks for later saves every so many seconds, in a thread; None leaves that to `refresh`.
+
+    Raises:
+        CheckpointError: there is no save, no such table, or files are missing or damaged.
+        ValueError: `follow` is not positive, or an empty sequence of folders.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from rec_sdk_torch import Saver, TableBatchedEmbedding, TableConfig, TableOptimizer
+        >>> from rec_sdk_torch.serving import TableReader
+        >>> sgd = TableOptimizer.create(torch.optim.SGD, {"lr": 0.1})
+        >>> model = TableBatchedEmbedding([TableConfig("t", 100, 4)], optimizer=sgd, cache=10)
+        >>> model(torch.tensor([7]), torch.tensor([0, 1])).sum().backward()
+        >>> path = Saver().save(model, tempfile.mkdtemp())
+        >>> with TableReader(path, "t") as reader:
+        ...     rows, found = reader.find(torch.tensor([7, 8]))
+        >>> rows.shape, found.tolist()
+        (torch.Size([2, 4]), [True, False])
     """
 
     def __init__(self, path: Paths, table: str, *, default: float = 0.0, follow: float | None = None) -> None:
-        """
-        Args:
-            path: what `Saver.save` was given, or one of its saves, which is then the only one; or several such folders,
-                of which the latest save is read. Saves that it follows may lie in any of them.
-            table: its name, or its key in the manifest where several tables have the name.
-            default: every element of the row of an id that the saves do not have.
-            follow: looks for later saves every so many seconds, in a thread; None leaves that to `refresh`.
-
-        Raises:
-            CheckpointError: there is no save, no such table, or files are missing or damaged.
-            ValueError: `follow` is not positive, or an empty sequence of folders.
-        """
         if follow is not None and not follow > 0:
             raise ValueError(f"follow is {follow}, expected seconds, more than 0, or None")
         self._paths, self._name, self._default = paths_of(path), table, float(default)
@@ -125,6 +140,7 @@ class TableReader:
             if save == self._moment.save:
                 return False
             self._moment = self._open(save)
+            logger.info("table %r is read from %s", self._name, save)
             return True
 
     def _follow(self, told: str) -> str:
@@ -133,7 +149,7 @@ class TableReader:
             self.refresh()
         except (CheckpointError, OSError) as error:
             if str(error) != told:
-                warn(f"table {self._name!r} stays at {self._moment.save}: {error}")
+                warn(f"table {self._name!r} stays at {self._moment.save}: {error}", SaveWarning)
             return str(error)
         return ""
 

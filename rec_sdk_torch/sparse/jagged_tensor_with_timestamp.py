@@ -30,7 +30,21 @@ def _check(timestamps: torch.Tensor | None, values: torch.Tensor, **others: torc
 
 
 class JaggedTensorWithTimestamp(JaggedTensor):
-    """A JaggedTensor of ids, each with a timestamp in seconds, int64 `[n]`."""
+    """A JaggedTensor of ids, each with a timestamp in seconds.
+
+    Args:
+        values: ids, int32 or int64 `[n]`.
+        weights: float `[n]`, or None.
+        lengths, offsets: integers `[B]` and `[B + 1]`, of which one is enough.
+        timestamps: of each id, int32 or int64 `[n]`, seconds; None for none.
+
+    Example:
+        >>> import torch
+        >>> from rec_sdk_torch import JaggedTensorWithTimestamp
+        >>> ids, seconds = torch.tensor([7, 8]), torch.tensor([1_700_000_000, 1_700_000_060])
+        >>> JaggedTensorWithTimestamp(ids, lengths=torch.tensor([2]), timestamps=seconds).timestamps.shape
+        torch.Size([2])
+    """
 
     def __init__(
         self,
@@ -74,6 +88,19 @@ class KeyedJaggedTensorWithTimestamp(KeyedJaggedTensor):
     """A KeyedJaggedTensor of ids, each with a timestamp in seconds, int64 `[n]`; its samples may have click labels.
 
     Parts and copies of it (`to`, `pin_memory`, `split`, `permute`, `[key]`) have them too.
+
+    Example:
+        >>> import torch
+        >>> from rec_sdk_torch import KeyedJaggedTensorWithTimestamp
+        >>> batch = KeyedJaggedTensorWithTimestamp(
+        ...     ["item"],
+        ...     torch.tensor([7, 8]),
+        ...     timestamps=torch.tensor([1_700_000_000, 1_700_000_060]),
+        ...     lengths=torch.tensor([1, 1]),
+        ...     click_labels=torch.tensor([1, 0]),
+        ... )
+        >>> batch["item"].timestamps.tolist()
+        [1700000000, 1700000060]
     """
 
     def __init__(
@@ -91,8 +118,8 @@ class KeyedJaggedTensorWithTimestamp(KeyedJaggedTensor):
         """
         Args:
             keys, values, weights, lengths, offsets, args, kwargs: as a KeyedJaggedTensor's.
-            timestamps: of each id, `[n]`.
-            click_labels: of each sample, `[B]`.
+            timestamps: of each id, int32 or int64 `[n]`, seconds.
+            click_labels: how often each sample was clicked, whole numbers `[B]`; negative ones are no click.
 
         Raises:
             ValueError, TypeError: timestamps that are not one integer per id; labels that are not one per sample; a
@@ -200,14 +227,23 @@ def _like(
 def with_click_labels(features: Features, click_labels: torch.Tensor) -> Features:
     """`features` itself, which from now on knows how often each of its samples was clicked.
 
-    A copy of a plain KeyedJaggedTensor (`.to`, `.pin_memory`) does not know it; one of a
+    A copy of a plain KeyedJaggedTensor (`to`, `pin_memory`) does not know it; one of a
     `KeyedJaggedTensorWithTimestamp` does. `EmbCacheTrainPipelineSparseDist` calls this with `batch.click_labels`.
 
     Args:
+        features: a batch of B samples.
         click_labels: whole numbers up to 2**31 - 1 `[B]`, or `[B, 1]`; negative is no click.
 
     Raises:
         TypeError, ValueError: labels that are not one whole number per sample, or one that int32 does not have.
+
+    Example:
+        >>> import torch
+        >>> from torchrec import KeyedJaggedTensor
+        >>> from rec_sdk_torch import with_click_labels
+        >>> batch = KeyedJaggedTensor(["item"], torch.tensor([7, 8]), lengths=torch.tensor([1, 1]))
+        >>> with_click_labels(batch, torch.tensor([1, 0])) is batch
+        True
     """
     if click_labels.is_complex() or (
         click_labels.is_floating_point() and not torch.equal(click_labels, click_labels.round())

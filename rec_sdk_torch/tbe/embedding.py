@@ -41,11 +41,15 @@ class TableBatchedEmbedding(WaitingGradients, CountedNorms, TablesModule):
     Layout and cache are fixed at the first training forward, load or read, from the optimizers known then;
     when they change later, the rows move to the new layout.
 
-    Attributes:
-        layout: the tables and the groups that their rows are in.
-        queue: batches that were prefetched.
-        guard: checks gradients before an update.
-        monitor: counts of what the steps do.
+    Example:
+        >>> import torch
+        >>> from rec_sdk_torch import TableBatchedEmbedding, TableConfig, TableOptimizer
+        >>> sgd = TableOptimizer.create(torch.optim.SGD, {"lr": 0.1})
+        >>> embedding = TableBatchedEmbedding([TableConfig("t", 100, 4)], optimizer=sgd, cache=10, device="cpu")
+        >>> pooled = embedding(torch.tensor([7, -7, 7]), torch.tensor([0, 2, 3]))  # two bags: [7, -7] and [7]
+        >>> pooled.sum().backward()  # updates two rows
+        >>> pooled.shape, embedding.table_ids("t").tolist()
+        (torch.Size([2, 4]), [7, -7])
     """
 
     def __init__(
@@ -68,7 +72,15 @@ class TableBatchedEmbedding(WaitingGradients, CountedNorms, TablesModule):
         Args:
             tables: unique names; all pooled, or none (`Pooling.NONE`).
             optimizer: of every table; others by `set_optimizers`.
-            others: as `EmbeddingOptions` describes them.
+            cache: rows of each table (int), a share (float), bytes of all (`"2GiB"`), by table (dict), or derived.
+            batch_hint: the batches that a derived cache must hold.
+            device: where the cache is; None: torch's default device.
+            seed: of the initial weights; None: drawn from torch's generator.
+            bounds_check_mode: what an id outside an index table does.
+            check_finite: what a NaN or infinite gradient does: "off" nothing, "warn" or "raise".
+            cache_policy: which rows leave a full cache: "lrfu", "lru", "lfu" or "look_ahead".
+            update: when rows are updated: in the "backward" pass, or by "step".
+            host_store: a folder for the rows, as files that are mapped into memory; None: in memory.
 
         Raises:
             ValueError, TypeError: tables or options that cannot be met.
@@ -91,11 +103,7 @@ class TableBatchedEmbedding(WaitingGradients, CountedNorms, TablesModule):
     def from_options(
         cls, tables: Sequence[TableConfig], options: EmbeddingOptions, optimizer: TableOptimizer | None = None
     ) -> Self:
-        """An embedding with options that are in one object, such as those of another embedding.
-
-        Raises:
-            ValueError, TypeError, MemoryError: as the constructor.
-        """
+        """An embedding with options in one object, such as those of another; errors are the constructor's."""
         embedding = cls.__new__(cls)
         embedding._set_up(tables, options, optimizer)
         return embedding

@@ -81,13 +81,34 @@ def test_the_program_sees_its_own_arguments(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [([], "usage: "), (["-m"], "usage: "), (["--nothing"], "usage: "), (["nowhere.py"], "no script 'nowhere.py'")],
+    [
+        ([], "expected a script, or -m and the name of a module, got 'nothing'"),
+        (["-m"], "got '-m'"),
+        (["--nothing"], "got '--nothing'"),
+        (["nowhere.py"], "there is no script 'nowhere.py'; to run a module, put -m before it"),
+        (["-m", "no_such_module"], "No module named 'no_such_module'"),
+        (["-m", "json.no_such_module"], "No module named 'json.no_such_module'"),
+        (["-m", "no_such.module"], "No module named 'no_such'"),
+        (["-m", "concurrent"], "'concurrent' is a package without __main__"),
+        (["-m", "script.py.x"], "No module named 'script'"),
+        (["-m", ".relative"], "'.relative' is no name of a module"),
+    ],
 )
 def test_wrong_usage(arguments: list[str], message: str) -> None:
     finished = under_compat(*arguments)
     assert finished.returncode == 2
-    assert message in finished.stderr
+    (line,) = [line for line in finished.stderr.splitlines() if "Warning" not in line and not line.startswith(" ")]
+    assert line.startswith("python -m rec_sdk_torch.compat: ")
+    assert message in line
     assert "Traceback" not in finished.stderr
+
+
+def test_a_module_that_lacks_another_says_so_itself(tmp_path: Path) -> None:
+    """Its traceback is about the user's code, and stays."""
+    (tmp_path / "lacking.py").write_text("import no_such_module\n")
+    finished = under_compat("-m", "lacking", cwd=tmp_path)
+    assert finished.returncode == 1
+    assert 'lacking.py", line 1' in finished.stderr
 
 
 def python(program: str, path: Path) -> subprocess.CompletedProcess[str]:

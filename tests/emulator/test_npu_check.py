@@ -121,7 +121,9 @@ def test_without_cann_it_says_so_in_one_line() -> None:
     assert done.returncode == 2
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
-    assert line.startswith("npu_check: torch cannot be imported, since torch_npu is installed and does not load (lib")
+    assert line.startswith(
+        "python -m rec_sdk_torch.npu_check: torch cannot be imported, since torch_npu is installed and "
+    )
     assert "python -m rec_sdk_torch.emulate" in line
 
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torchrec.distributed.model_parallel import get_unwrapped_module
 
 from ...distributed.sharded import ShardedCollection
-from ...warn import warn
+from ...warn import SaveWarning, warn
 from .scored import ScoredTables
 from .shard import _ShardedTables
 
@@ -49,7 +49,7 @@ def dynamic_tables(model: torch.nn.Module, what: str) -> list[tuple[str, str, Sc
         for tables in get_dynamic_emb_module(module)
     ]
     if not found:
-        warn(f"the model has no sharded collection with dynamic tables: {what}")
+        warn(f"the model has no sharded collection with dynamic tables: {what}", SaveWarning)
     return found
 
 

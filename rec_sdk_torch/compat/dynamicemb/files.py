@@ -20,7 +20,7 @@ import torch
 from ...tbe import TableOptimizer
 from ...tbe.rows.row_parts import WEIGHT
 from ...tbe.rows.table_view import load
-from ...warn import warn
+from ...warn import SaveWarning, warn
 from .enums import BATCH_SIZE_PER_DUMP
 from .optimizers import name_in_dumps
 from .scores import TableScores, device_timestamp
@@ -134,7 +134,7 @@ def load_table(scores: TableScores, folder: Path, mine: Mine, *, optim: bool, co
     """
     keys = _files(folder, scores.name, "emb_keys")
     if not keys:
-        warn(f"{folder} has no files of table {scores.name!r}, which stays as it is")
+        warn(f"{folder} has no files of table {scores.name!r}, which stays as it is", SaveWarning)
         return
     arguments = json.loads((folder / f"{scores.name}_opt_args.json").read_text())
     found = arguments.get("evict_strategy", str(scores.evict_strategy))
@@ -165,7 +165,7 @@ def _has_states(table: str, arguments: dict[str, Any], optimizer: TableOptimizer
     own = None if optimizer is None else name_in_dumps(optimizer.cls)
     if not files or arguments.get("opt_type", own) != own:
         given = arguments.get("opt_type") if files else "none"
-        warn(f"table {table!r}: the dump has states of {given}, not of {own}: they are not loaded")
+        warn(f"table {table!r}: the dump has states of {given}, not of {own}: they are not loaded", SaveWarning)
         return False
     return True
 

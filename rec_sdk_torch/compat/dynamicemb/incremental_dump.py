@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 
-from ...warn import warn
+from ...warn import InputWarning, warn
 from .dump_load import dynamic_tables
 
 Scores = dict[str, dict[str, int]]
@@ -92,4 +92,4 @@ def _check(name: str, given: object) -> None:
 def _warn_of_unknown(given: Mapping[str, object], known: set[str]) -> None:
     unknown = sorted(given.keys() - known)
     if unknown:
-        warn(f"there are no {unknown}, only {sorted(known)}")
+        warn(f"there are no {unknown}, only {sorted(known)}", InputWarning)

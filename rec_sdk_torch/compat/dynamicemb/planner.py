@@ -35,7 +35,7 @@ from torchrec.distributed.types import (
 )
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig, data_type_to_dtype
 
-from ...warn import warn
+from ...warn import ConfigurationWarning, warn
 from .enums import DEFAULT_INDEX_TYPE, DynamicEmbKernel
 from .options import DynamicEmbTableOptions, align_to_table_size, bucket_layout, complete_initializer_args
 
@@ -160,7 +160,7 @@ class DynamicEmbeddingShardingPlanner:
         self._dynamic = {name: each for name, each in constraints.items() if each.use_dynamicemb}
         others = {name: each for name, each in constraints.items() if not each.use_dynamicemb}
         if topology is None:
-            warn("the planner has no topology, and takes one of 32 GiB of device memory")
+            warn("the planner has no topology, and takes one of 32 GiB of device memory", ConfigurationWarning)
             kind = "cuda" if torch.cuda.is_available() else "cpu"
             local = get_local_size()
             topology = Topology(self._world_size, kind, _HBM_CAP, _DDR_CAP, local_world_size=local)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from ...distributed.placement import RowWise
 from ...tbe import Home
 from ...tbe.rows.row_parts import WEIGHT
-from ...warn import warn
+from ...warn import InputWarning, warn
 from .files import dump_table, load_table
 from .scores import TableScores
 
@@ -129,7 +129,7 @@ class ScoredTables:
         self._ready()
         unknown = sorted(named_thresholds.keys() - self._scores.keys())
         if unknown:
-            warn(f"there are no tables {unknown}, only {self.table_names}")
+            warn(f"there are no tables {unknown}, only {self.table_names}", InputWarning)
         rows, scores = {}, {}
         for name, threshold in named_thresholds.items():
             if name not in self._scores:

@@ -11,7 +11,7 @@ import torch
 
 from ...tbe import TableBatchedEmbedding
 from ...tbe.rows.table_view import TableView
-from ...warn import warn
+from ...warn import InputWarning, warn
 from .enums import (
     DynamicEmbEvictStrategy,
     DynamicEmbScoreStrategy,
@@ -95,7 +95,7 @@ class TableScores:
                 f"table {self.name!r}: its score_strategy is {self._strategy!r}, set_score needs CUSTOMIZED"
             )
         if score < self.current and warns_of_lower_scores():
-            warn(f"table {self.name!r}: the new score {score} is less than {self.current}")
+            warn(f"table {self.name!r}: the new score {score} is less than {self.current}", InputWarning)
         self.current = score
 
     def end_batch(self, ids: torch.Tensor) -> None:

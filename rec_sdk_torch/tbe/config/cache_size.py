@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..._engine import available_memory
 from ...settings import parse_bytes, read_settings
-from ...warn import warn
+from ...warn import ConfigurationWarning, warn
 from .numbers import as_int
 from .table import TableConfig
 
@@ -75,7 +75,10 @@ def warn_of_one_row(tables: Sequence[TableConfig], cache: CacheOption) -> None:
     for table in tables:
         size = cache.get(table.name) if isinstance(cache, Mapping) else cache
         if isinstance(size, numbers.Integral) and size == 1 < table.num_embeddings:
-            warn(f"cache of table {table.name!r}: the int 1 is one of its {table.num_embeddings} rows, 1.0 all of them")
+            warn(
+                f"cache of table {table.name!r}: the int 1 is one of its {table.num_embeddings} rows, 1.0 all of them",
+                ConfigurationWarning,
+            )
 
 
 def check_cache_option(tables: Sequence[TableConfig], cache: CacheOption) -> None:

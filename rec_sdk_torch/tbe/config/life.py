@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from ... import _engine
-from ...warn import warn
+from ...warn import InputWarning, TrainingWarning, warn
 from .numbers import as_int
 
 NEVER = -(2**63)
@@ -29,7 +29,8 @@ class TableLife:
     Attributes:
         admit_threshold: an id gets a row in the batch with which its score reaches this; None admits every id.
         default_value: what every element of the row of an id without one is read as.
-        alpha, beta: of the score.
+        alpha: factor of the shows in the score.
+        beta: factor of the clicks.
         evict_share: of the rows, those with the lowest decayed scores leave, and at least one; 0 turns it off.
         score_decay: a row's decayed score is its score at first, then `(old + score) * score_decay` in each batch that
             has it.
@@ -40,6 +41,15 @@ class TableLife:
         max_rows: at the end of a step with more rows, those with the least score, or count without `evict_share`,
             leave, down to 7/8 of it; the same for ids that are not admitted. 0 for no bound.
         max_bytes: the same for the bytes of the rows' records; the smaller of the two bounds counts.
+
+    Raises:
+        ValueError: a field that is not finite, negative, or no whole number where one is needed.
+
+    Example:
+        >>> from rec_sdk_torch import TableConfig, TableLife
+        >>> rules = TableLife(admit_threshold=3, evict_idle_steps=1000, evict_step_interval=100)
+        >>> TableConfig("item", num_embeddings=100, embedding_dim=4, life=rules).life.admits
+        True
     """
 
     admit_threshold: float | None = None
@@ -126,7 +136,8 @@ def warn_of_timestamps(found: Sequence[tuple[str, int, int, int, int]]) -> None:
         warn(
             f"table {table!r}: {count} timestamps are more than ten years after the latest of the table, {latest} (id "
             f"{one} came with {timestamp}): they were set aside, and count as {latest}. Timestamps are seconds. Where "
-            "these are right, set_clocks moves the clock of the table: docs/life.md"
+            "these are right, set_clocks moves the clock of the table: docs/life.md",
+            InputWarning,
         )
 
 
@@ -134,7 +145,10 @@ def warn_of_evictions(found: Sequence[tuple[str, int, int, int]]) -> None:
     """`found`: table, rows that left, of how many, the table's latest timestamp."""
     for table, evicted, rows, latest in found:
         clock = "" if latest == NEVER else f" The latest timestamp of the table is {latest}; set_clocks corrects it."
-        warn(f"table {table!r}: {evicted} of its {rows} rows were evicted at once, by age or idleness.{clock}")
+        warn(
+            f"table {table!r}: {evicted} of its {rows} rows were evicted at once, by age or idleness.{clock}",
+            TrainingWarning,
+        )
 
 
 class Seen(NamedTuple):

@@ -311,6 +311,17 @@ class TableOptimizer:
         accumulate_step: backward passes of one accumulation window.
         step: updates applied so far.
         state_dtypes: data types of the states in a row's record, in their order; empty where all are float32.
+        where: how messages name it, such as the table and the class.
+
+    Raises:
+        TypeError, ValueError: by `create`, which checks class and keywords.
+
+    Example:
+        >>> import torch
+        >>> from rec_sdk_torch import TableOptimizer
+        >>> adam = TableOptimizer.create(torch.optim.Adam, {"lr": 0.1})
+        >>> adam.options["lr"], [state.name for state in adam.spec.states]
+        (0.1, ['exp_avg', 'exp_avg_sq'])
     """
 
     cls: type

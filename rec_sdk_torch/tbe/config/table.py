@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from ...record import WEIGHT_DTYPES
-from ...warn import warn
+from ...warn import InputWarning, warn
 from .life import TableLife
 from .numbers import as_int
 
@@ -26,7 +26,16 @@ InitFn = Callable[[torch.Tensor], object]
 
 @unique
 class InitializerType(Enum):
-    """How a row's initial weight is drawn; see docs/initializers.md for the formulas."""
+    """How a row's initial weight is drawn; docs/initializers.md has the formulas.
+
+    LINEAR: from the least to the greatest by column, alike for every id. UNIFORM: between both. TRUNCATED_NORMAL: of a
+    normal distribution, cut at both.
+
+    Example:
+        >>> from rec_sdk_torch import InitializerType
+        >>> InitializerType("uniform")
+        <InitializerType.UNIFORM: 'uniform'>
+    """
 
     LINEAR = "linear"
     TRUNCATED_NORMAL = "truncated_normal"
@@ -35,7 +44,13 @@ class InitializerType(Enum):
 
 @unique
 class Pooling(Enum):
-    """The result of the lookup of a bag: every row (NONE), their sum, or their mean."""
+    """The result of the lookup of a bag: every row (NONE), their sum, or their mean.
+
+    Example:
+        >>> from rec_sdk_torch import Pooling
+        >>> Pooling("mean")
+        <Pooling.MEAN: 'mean'>
+    """
 
     NONE = "none"
     SUM = "sum"
@@ -59,6 +74,11 @@ class BoundsCheckMode(Enum):
 
     FATAL raises IndexError; WARNING reads row 0 and warns; IGNORE reads row 0; NONE promises that there is
     no such id (one that comes all the same reads row 0).
+
+    Example:
+        >>> from rec_sdk_torch import BoundsCheckMode
+        >>> BoundsCheckMode.parse("fatal")
+        <BoundsCheckMode.FATAL: 'fatal'>
     """
 
     FATAL = "fatal"
@@ -83,6 +103,11 @@ class Home(Enum):
     MODULO is `id % W`, by floor. HASH is a hash of the id: even loads for ids that have a stride. CONTINUOUS gives each
     rank a block of `ceil(num_embeddings / W)` ids, as TorchRec's row-wise tables have it; ids that are in no block are
     at home as by MODULO.
+
+    Example:
+        >>> from rec_sdk_torch import Home
+        >>> Home.parse("hash")
+        <Home.HASH: 'hash'>
     """
 
     MODULO = "modulo"
@@ -133,8 +158,12 @@ class TableConfig:
         hashed: ids are any int64 (hash table), or `0 <= id < num_embeddings` (index table).
         capacity: a hash table refuses more ids than this; 0 for no limit.
         weight_dtype: float32, float16 or bfloat16; optimizer states are as `TableOptimizer` has them.
-        initializer_type, init_min, init_max, init_mean, init_stddev: initial weights. None for min and max
-            means -/+ sqrt(1 / num_embeddings), of a TRUNCATED_NORMAL two standard deviations from the mean.
+        initializer_type: how initial weights are drawn.
+        init_min: the least. None: -sqrt(1 / num_embeddings); of a TRUNCATED_NORMAL two standard deviations below the
+            mean.
+        init_max: the greatest, likewise.
+        init_mean: mean of a TRUNCATED_NORMAL.
+        init_stddev: its standard deviation.
         init_fn: fills initial weights in place instead: an index table's whole `[num_embeddings, D]`, or a
             hash table's blocks of new rows `[n, D]` in order of arrival.
         life: which ids get a row, and when they lose it; hash tables. None: all do, and keep it.
@@ -146,6 +175,14 @@ class TableConfig:
         cache_dtype: of the weights in the device cache, where lookups and updates are; float32, float16 or bfloat16.
             None: `weight_dtype`, which is that of the host's table. A weight that comes or goes is rounded to nearest.
         home: on which rank each row lives, where ranks divide the table row by row.
+
+    Raises:
+        ValueError, TypeError: a field out of range, or of another type; the message names table and field.
+
+    Example:
+        >>> from rec_sdk_torch import Pooling, TableConfig
+        >>> TableConfig("item", num_embeddings=100, embedding_dim=4, pooling=Pooling.MEAN).init_range
+        (-0.1, 0.1)
     """
 
     name: str = field(metadata=ENGINE)
@@ -301,4 +338,4 @@ def check_names(tables: Sequence[TableConfig]) -> None:
 def warn_of_bounds(found: Sequence[tuple[str, int, int]]) -> None:
     """`found`: table, how many ids, one of them."""
     for name, count, example in found:
-        warn(f"table {name!r}: {count} ids are out of range (such as {example}) and read row 0")
+        warn(f"table {name!r}: {count} ids are out of range (such as {example}) and read row 0", InputWarning)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -23,6 +24,8 @@ from .frozen import FrozenTables
 from .locks import Locks
 from .move import move_rows
 from .waiting import NOTHING, Waiting
+
+logger = logging.getLogger(__name__)
 
 
 class Layout:
@@ -179,6 +182,7 @@ class Layout:
             group.count_norms(options.grad_norms)
             group.always = {group.places[name]: ids for name, ids in self.always.items() if name in group.places}
             groups.append(group)
+        logger.debug("caches on %s: %s", options.device, {t.name: n for t, n in zip(self.tables, slots, strict=True)})
         return groups
 
     def _take(self, groups: list[Group]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ...eager import NotScripted
-from ...warn import warn
+from ...warn import SaveWarning, warn
 from .given import tensor_problem
 from .layout import Layout
 from .row_parts import WEIGHT
@@ -117,7 +117,9 @@ def warn_of_rows(table: str, given: int, rows: int, rest: str = "stay as they ar
     """
     then = f"the others {rest}" if given < rows else "the others are left out"
     warn(
-        f"table {table!r} has num_embeddings {rows}, what is loaded {given}: {min(given, rows)} rows are loaded, {then}"
+        f"table {table!r} has num_embeddings {rows}, what is loaded {given}: {min(given, rows)} rows are loaded, "
+        f"{then}",
+        SaveWarning,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from ...warn import warn
+from ...warn import TrainingWarning, warn
 from ..options import Scaler
 
 
@@ -80,4 +80,4 @@ class GradientGuard:
 
     def _warn(self, tables: list[str]) -> None:
         problem = f"the gradient of tables {tables} has NaN or infinite elements"
-        warn(f"{problem}; the rows of this batch take them up (check_finite='warn')")
+        warn(f"{problem}; the rows of this batch take them up (check_finite='warn')", TrainingWarning)

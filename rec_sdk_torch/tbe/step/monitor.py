@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...warn import warn
+from ...warn import PerformanceWarning, warn
 from ..cache.device_cache import Group
 from ..rows.layout import Layout
 
@@ -92,7 +92,7 @@ class Monitor:
     def _warn(self, what: str, message: str) -> None:
         if what not in self._warned:
             self._warned.add(what)
-            warn(message)
+            warn(message, PerformanceWarning)
 
 
 COUNTERS = (

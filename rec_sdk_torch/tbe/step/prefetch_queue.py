@@ -14,7 +14,7 @@ import torch
 
 from ..._engine import Announcement, CacheTooSmallError, policy_looks_ahead
 from ..._exits import calls, ending
-from ...warn import warn
+from ...warn import PerformanceWarning, warn
 from ...worker import Worker
 from ..cache.batch import Batch, Int64Array
 from ..cache.plan import Plan
@@ -222,7 +222,8 @@ class PrefetchQueue:
             self._warned = True
             warn(
                 "the device cache does not hold the rows of all batches that were prefetched: they are planned less "
-                "far ahead (a larger cache= or a smaller depth= ends this)"
+                "far ahead (a larger cache= or a smaller depth= ends this)",
+                PerformanceWarning,
             )
         if self._unused >= FEW and not self._told:
             self._told = True
@@ -230,7 +231,8 @@ class PrefetchQueue:
             warn(
                 f"tables {names}: the last {self._unused} training batches were none of those that were prefetched, "
                 "and their plans were made in vain; nothing is planned ahead until one of them comes. Where the model "
-                "changes the ids of a batch, do that before prefetch(), or in its features="
+                "changes the ids of a batch, do that before prefetch(), or in its features=",
+                PerformanceWarning,
             )
 
     def _plan(self, batch: Batch, announced: Sequence[Announcement] = ()) -> list[Plan]:

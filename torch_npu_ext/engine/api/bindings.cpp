@@ -180,9 +180,15 @@ PYBIND11_MODULE(_engine, m) {
           After any exception the engine is as it was before the call. Methods are safe to call from several
           threads.)";
   py::register_exception<CacheTooSmallError>(m, "CacheTooSmallError", PyExc_RuntimeError).doc() =
-      "A batch needs more distinct rows than the table's device cache has slots that are not pinned.";
+      R"(A batch needs more distinct rows than the table's device cache has slots that are not pinned.
+
+          The message names the table, the rows that are needed, the slots, and how many of them batches in flight pin.
+          No row has changed, and the model can be used on: enlarge `cache=`, or use a smaller batch.)";
   py::register_exception<CapacityError>(m, "CapacityError", PyExc_RuntimeError).doc() =
-      "A hash table would hold more ids than its capacity.";
+      R"(A hash table would hold more ids than its capacity.
+
+          The message names the table, its capacity and the id. No row has changed: raise `num_embeddings`, or let rules
+          evict ids.)";
   py::register_exception_translator(&translate_disk_error);
   m.def("available_memory", &available_memory,
         R"(Bytes of host memory that can still be taken: MemAvailable, or less where a cgroup (v1 or

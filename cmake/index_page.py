@@ -1,0 +1,12 @@
+"""The README as an index of packages shows it: links to files of the repository, which lead nowhere there, are text."""
+
+from __future__ import annotations
+
+import re
+
+_LINK = re.compile(r"\[([^\]]+)\]\((?!https?://|#)([^)#\s]+)(?:#[^)\s]*)?\)")
+
+
+def description(readme: str) -> str:
+    """`[Saves](docs/checkpoint.md#files)` becomes `Saves (docs/checkpoint.md)`; the archive has that file."""
+    return _LINK.sub(lambda link: link[1] if link[1] in (link[2], f"`{link[2]}`") else f"{link[1]} ({link[2]})", readme)

@@ -1,0 +1,104 @@
+"""The documentation site, from the pages as they lie in the repository: `make docs`.
+
+The source folder of Sphinx is the root of the repository, so that a link between two pages is the same on the site and
+in a viewer of the repository.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from docutils import nodes
+from sphinx.application import Sphinx
+
+_ROOT = Path(__file__).resolve().parent.parent
+_INIT = (_ROOT / "rec_sdk_torch" / "__init__.py").read_text()
+
+project = "rec_sdk_torch"
+author = "the authors of rec_sdk_torch"
+copyright = author
+release = re.findall(r'^__version__ = "(.*)"$', _INIT, re.MULTILINE)[0]
+version = release
+
+root_doc = "docs/index"
+include_patterns = [
+    "docs/**.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "benchmarks/README.md",
+    "emulator/**README.md",
+    "examples/README.md",
+    "op_kernels/*/README.md",
+    "tests/plants/*.md",
+]
+exclude_patterns = [".*", "build", "**/__pycache__", "**/*.egg-info", "tests/data"]
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+]
+
+myst_enable_extensions = ["colon_fence"]
+myst_disable_syntax = ["footnote_ref", "footnote_block"]  # names of tests have [^...]
+myst_heading_anchors = 4  # the anchors that viewers of repositories make
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autoclass_content = "both"
+autodoc_preserve_defaults = True
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+napoleon_custom_sections = [("Example", "example_section")]
+default_role = "py:obj"  # single backticks of docstrings: a link where it is a name of the reference, else code
+python_maximum_signature_line_length = 90
+add_module_names = False
+toc_object_entries_show_parents = "hide"
+
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
+html_theme = "furo"
+html_title = "rec_sdk_torch"
+html_additional_pages = {"index": "to_start.html"}
+templates_path = ["_site"]
+html_static_path = ["_site/static"]
+html_css_files = ["site.css"]
+html_show_sphinx = False
+html_copy_source = False
+html_show_sourcelink = False
+pygments_style = "friendly"
+pygments_dark_style = "monokai"
+
+
+def _add_readme(app: Sphinx, page: str, source: list[str]) -> None:
+    """The start page is the README, whose links are made relative to docs/, and the table of contents behind it."""
+    if page == root_doc:
+        readme = re.sub(r"\]\((?!https://|#)", "](../", (_ROOT / "README.md").read_text())
+        source[0] = readme + "\n" + source[0]
+        app.env.note_dependency(str(_ROOT / "README.md"))
+
+
+def _name_files_from_the_root(app: Sphinx, page: nodes.document) -> None:
+    """A difference between two files names them as they lie in the repository, not on this machine."""
+    for block in page.findall(nodes.literal_block):
+        if block.astext().startswith("--- "):
+            block[:] = [nodes.Text(block.astext().replace(f"{_ROOT}/", ""))]
+            block.rawsource = block.astext()
+
+
+def _show_defaults(
+    app: Sphinx, what: str, name: str, thing: object, options: object, signature: str | None, returns: str | None
+) -> tuple[str | None, str | None]:
+    """A default that a dataclass makes anew each time is shown as `...`, which Sphinx can read."""
+    return signature and signature.replace("<factory>", "..."), returns
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
+    app.connect("source-read", _add_readme)
+    app.connect("doctree-read", _name_files_from_the_root)
+    app.connect("autodoc-process-signature", _show_defaults)

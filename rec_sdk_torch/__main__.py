@@ -1,0 +1,61 @@
+"""`python -m rec_sdk_torch`: the commands of the package; with the name of one it runs that."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Sequence
+
+from . import __version__
+from ._command import BAD_USE, complain
+
+PROGRAM = "python -m rec_sdk_torch"
+
+COMMANDS = {
+    "cache_advice": "reads the ids of a run, and says how large the cache should be and which policy suits",
+    "checkpoint": "looks into saves: shows, verifies, exports and quantizes them",
+    "compat": "runs a script that was written for Rec SDK or dynamicemb",
+    "doctor": "says what works on this machine, and trains a small table on each device; for questions and reports",
+    "emulate": "runs a program that uses torch_npu on an emulated NPU",
+    "npu_check": "compares every operator on an NPU with the CPU, bit by bit, and times it",
+}
+"""Every module of the package that is a command, and what it does."""
+
+
+def usage() -> str:
+    """The list of commands, as text."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()]
+    return "\n".join(
+        [
+            f"rec_sdk_torch {__version__}: embedding tables larger than device memory.",
+            "",
+            f"usage: {PROGRAM} COMMAND [arguments], or {PROGRAM}.COMMAND [arguments]",
+            "",
+            *lines,
+            "",
+            f"{PROGRAM}.COMMAND --help explains a command, with an example.",
+            f"Something does not work? {PROGRAM}.doctor",
+        ]
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Lists the commands, or runs one as `python -m rec_sdk_torch.<command>` does."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or given[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    if given[0] == "--version":
+        print(__version__)
+        return 0
+    if given[0] not in COMMANDS:
+        complain(PROGRAM, f"no command {given[0]!r}, only {', '.join(COMMANDS)}")
+        return BAD_USE
+    sys.argv = given
+    runpy.run_module(f"rec_sdk_torch.{given[0]}", run_name="__main__", alter_sys=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""Simulates each table at several sizes under several policies, and chooses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .costs import Bandwidth
+from .simulation import Counts, simulate
+from .traces import Trace
+
+__all__ = ["Advice", "Table", "choose", "examine", "sizes_of"]
+
+STEPS = 12
+"""Sizes that are tried of a table when none are given."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table's trace, simulated.
+
+    Attributes:
+        name: of the table.
+        lookups: ids of the trace.
+        distinct: different ones.
+        largest: distinct ids of the largest batch.
+        record_bytes: of a row in the cache.
+        sizes: rows of the caches that were tried, ascending.
+        counts: by policy, of each size.
+    """
+
+    name: str
+    lookups: int
+    distinct: int
+    largest: int
+    record_bytes: int
+    sizes: list[int]
+    counts: dict[str, list[Counts]]
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The cache that is recommended.
+
+    Attributes:
+        policy: which rows leave.
+        places: by table, which of its sizes.
+        seconds: modelled, of the swaps of one batch of all tables.
+    """
+
+    policy: str
+    places: dict[str, int]
+    seconds: float
+
+
+def sizes_of(wanted: Sequence[float], distinct: int, largest: int) -> list[int]:
+    """Rows of the caches to try, ascending: two of the largest batch up to all, or those that are wanted.
+
+    Args:
+        wanted: shares of the distinct ids up to 1.0, rows above; empty for steps of equal ratio.
+        distinct: different ids of the trace.
+        largest: distinct ids of the largest batch, which is the smallest cache there can be.
+    """
+    if wanted:
+        rows = [math.ceil(each * distinct) if each <= 1 else round(each) for each in wanted]
+    else:
+        low = min(distinct, 2 * largest)
+        rows = [round(low * (distinct / low) ** (step / (STEPS - 1))) for step in range(STEPS)]
+    return sorted({min(max(each, largest), distinct) for each in rows})
+
+
+def examine(
+    name: str,
+    trace: Trace,
+    samples: int,
+    wanted: Sequence[float],
+    policies: Sequence[str],
+    ahead: int,
+    record_bytes: int,
+    progress: Callable[[str], None],
+) -> Table:
+    """Simulates one table; `progress` is told what is simulated next."""
+    batches = [ids for ids in trace.batches(samples) if len(ids)]
+    distinct, largest = len(np.unique(trace.ids)), max(len(np.unique(ids)) for ids in batches)
+    sizes = sizes_of(wanted, distinct, largest)
+    counts: dict[str, list[Counts]] = {}
+    for policy in policies:
+        for slots in sizes:
+            progress(f"{name}: {policy}, {slots} rows")
+            counts.setdefault(policy, []).append(simulate(batches, slots, distinct, policy, ahead))
+    return Table(name, len(trace.ids), distinct, largest, record_bytes, sizes, counts)
+
+
+def _seconds(table: Table, policy: str, place: int, bandwidth: Bandwidth) -> float:
+    return bandwidth.seconds(table.counts[policy][place], table.record_bytes)
+
+
+def _by_misses(tables: Sequence[Table], policy: str, misses: float) -> dict[str, int]:
+    """The smallest size of each table that misses no more than that share of its known rows, else the largest."""
+    chosen = {}
+    for table in tables:
+        rates = [counts.miss_rate for counts in table.counts[policy]]
+        chosen[table.name] = next((i for i, rate in enumerate(rates) if rate <= misses), len(rates) - 1)
+    return chosen
+
+
+def _by_memory(tables: Sequence[Table], policy: str, memory: int, bandwidth: Bandwidth) -> dict[str, int]:
+    """From the smallest sizes on, the step that saves most time for its memory, as long as one fits."""
+    chosen = {table.name: 0 for table in tables}
+    left = memory - sum(table.sizes[0] * table.record_bytes for table in tables)
+    while True:
+        steps = []
+        for table in tables:
+            now = chosen[table.name]
+            for place in range(now + 1, len(table.sizes)):
+                cost = (table.sizes[place] - table.sizes[now]) * table.record_bytes
+                saved = _seconds(table, policy, now, bandwidth) - _seconds(table, policy, place, bandwidth)
+                if cost <= left and saved > 0:
+                    steps.append((saved / cost, table.name, place, cost))
+        if not steps:
+            return chosen
+        _, name, place, cost = max(steps)
+        chosen[name], left = place, left - cost
+
+
+def choose(tables: Sequence[Table], bandwidth: Bandwidth, misses: float, memory: int | None) -> Advice:
+    """The policy with the least modelled time at the sizes that it needs, and these sizes.
+
+    Args:
+        tables: what was simulated, of all under the same policies.
+        bandwidth: of copies.
+        misses: without `memory`, the share of known rows that may miss.
+        memory: bytes of device memory for all tables; None where there is no bound.
+
+    Raises:
+        ValueError: the smallest caches need more memory than that; the message says how much.
+    """
+    if memory is not None:
+        least = sum(table.sizes[0] * table.record_bytes for table in tables)
+        if least > memory:
+            raise ValueError(
+                f"--memory is {memory} bytes, the smallest caches of the {len(tables)}  tables need {least} bytes: "
+                "--sizes tries smaller ones"
+            )
+    found = []
+    for policy in tables[0].counts:
+        places = _by_misses(tables, policy, misses) if memory is None else _by_memory(tables, policy, memory, bandwidth)
+        seconds = sum(_seconds(table, policy, places[table.name], bandwidth) for table in tables)
+        found.append(Advice(policy, places, seconds))
+    if memory is None:
+        return min(found, key=lambda advice: (_bytes(tables, advice.places), advice.seconds))
+    return min(found, key=lambda advice: (advice.seconds, _bytes(tables, advice.places)))
+
+
+def _bytes(tables: Sequence[Table], places: Mapping[str, int]) -> int:
+    return sum(table.sizes[places[table.name]] * table.record_bytes for table in tables)

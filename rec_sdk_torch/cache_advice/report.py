@@ -1,0 +1,71 @@
+"""Prints what was simulated, and draws it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from .advice import Advice, Table
+from .costs import Bandwidth
+
+__all__ = ["draw", "lines", "to_paste"]
+
+
+def _memory(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.2f} MiB"
+
+
+def _time(seconds: float) -> str:
+    return f"{1e3 * seconds:.3f} ms"
+
+
+def lines(tables: Sequence[Table], bandwidth: Bandwidth) -> Iterator[str]:
+    """A table of sizes for each table: memory, misses of each policy, modelled time of the first."""
+    for table in tables:
+        policies = list(table.counts)
+        some = table.counts[policies[0]][0]
+        new = some.new / some.rows if some.rows else 0.0
+        yield (
+            f"table {table.name}: {table.lookups} lookups in {some.batches} batches, {table.distinct} distinct ids, at "
+            f"most {table.largest} in a batch; {new:.1%} of the rows of batches are new, which no cache has"
+        )
+        heads = [f"{policy:>11}" for policy in policies]
+        yield f"{'rows':>12}{'share':>8}{'memory':>13}{''.join(heads)}{'swap, ' + policies[0]:>20}"
+        for place, rows in enumerate(table.sizes):
+            rates = [f"{table.counts[policy][place].miss_rate:>11.1%}" for policy in policies]
+            seconds = bandwidth.seconds(table.counts[policies[0]][place], table.record_bytes)
+            memory = _memory(rows * table.record_bytes)
+            yield f"{rows:>12}{rows / table.distinct:>8.1%}{memory:>13}{''.join(rates)}{_time(seconds):>20}"
+        yield ""
+    copies = f"{bandwidth.to_device / 1e9:.2f} GB/s to the device, {bandwidth.to_host / 1e9:.2f} GB/s back"
+    yield "Columns of policies: rows that were known and not in the cache, of the known rows that batches looked up."
+    yield f"Times are modelled, not measured: bytes of the swaps of a batch at {copies} ({bandwidth.source})."
+
+
+def to_paste(tables: Sequence[Table], advice: Advice) -> str:
+    """Arguments of a collection or a `TableBatchedEmbedding`."""
+    rows = {table.name: table.sizes[advice.places[table.name]] for table in tables}
+    return f"cache={rows!r}, cache_policy={advice.policy!r}"
+
+
+def draw(tables: Sequence[Table], path: Path) -> None:
+    """Curves of the miss rate over the size, for each table and policy.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        OSError, ValueError: the file cannot be written, or its name ends in no kind of picture.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("--plot needs the package matplotlib: pip install 'rec_sdk_torch[plot]'") from error
+    figure = Figure(figsize=(6.4, 3.2 * len(tables)), layout="constrained")
+    FigureCanvasAgg(figure)
+    for place, table in enumerate(tables, start=1):
+        axes = figure.add_subplot(len(tables), 1, place)
+        for policy, counts in table.counts.items():
+            axes.plot(table.sizes, [each.miss_rate for each in counts], marker="o", markersize=3, label=policy)
+        axes.set(title=table.name, xlabel="rows of the cache", ylabel="known rows that miss", xscale="log", ylim=(0, 1))
+        axes.legend()
+    figure.savefig(path, dpi=150)

@@ -1,0 +1,142 @@
+"""Traces: the ids that a run looked up, table by table, from a file."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Trace", "TraceError", "read_traces"]
+
+Int64Array = npt.NDArray[np.int64]
+OFFSETS = "_offsets"
+"""`<table>_offsets` says where the samples of `<table>` begin."""
+
+
+class TraceError(ValueError):
+    """A file is no trace, or is damaged; the message names it and what is wrong."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The lookups of one table.
+
+    Attributes:
+        ids: int64 `[n]`, in the order in which samples came.
+        offsets: int64 `[samples + 1]`, where the ids of each sample begin; the last is n.
+    """
+
+    ids: Int64Array
+    offsets: Int64Array
+
+    def batches(self, samples: int) -> Iterator[Int64Array]:
+        """The ids of so many samples at a time; of the last batch what is left."""
+        for first in range(0, len(self.offsets) - 1, samples):
+            last = min(first + samples, len(self.offsets) - 1)
+            yield self.ids[self.offsets[first] : self.offsets[last]]
+
+
+def read_traces(path: Path) -> dict[str, Trace]:
+    """The traces of a file, by table.
+
+    A file is `.npz` or `.safetensors`, with an array of integers for each table, or `.parquet`, with a column of
+    integers or of lists of integers for each. An array `[samples]` has an id of each sample, `[samples, k]` has k;
+    beside `<table>_offsets`, `[samples + 1]`, an array `[n]` has the ids of all samples in a row. Arrays and columns of
+    other types are passed over.
+
+    Raises:
+        TraceError: there is no such file, it cannot be read, or has no ids.
+        ImportError: a package that reads it is not installed.
+    """
+    readers: dict[str, Callable[[Path], dict[str, Trace]]] = {
+        ".npz": lambda file: _arrays(_npz(file), file),
+        ".safetensors": lambda file: _arrays(_safetensors(file), file),
+        ".parquet": _parquet,
+    }
+    if path.suffix not in readers:
+        raise TraceError(f"{path}: a trace ends in {', '.join(readers)}")
+    if not path.is_file():
+        raise TraceError(f"{path}: there is no such file")
+    found = {name: trace for name, trace in readers[path.suffix](path).items() if len(trace.ids)}
+    if not found:
+        raise TraceError(f"{path}: has no array or column of integers, which ids are")
+    return found
+
+
+def _npz(path: Path) -> Mapping[str, npt.NDArray[Any]]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError) as error:
+        raise TraceError(f"{path}: is no .npz file of plain arrays: {error}") from error
+
+
+def _safetensors(path: Path) -> Mapping[str, npt.NDArray[Any]]:
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError as error:
+        raise ImportError(f"{path}: the package safetensors reads it, which is not installed") from error
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it has no other way
+    except (OSError, SafetensorError) as error:
+        raise TraceError(f"{path}: is no .safetensors file: {error}") from error
+    kept = {name: tensor for name, tensor in tensors.items() if not tensor.is_floating_point()}
+    return {name: tensor.numpy() for name, tensor in kept.items()}
+
+
+def _arrays(arrays: Mapping[str, npt.NDArray[Any]], path: Path) -> dict[str, Trace]:
+    ids = {name: array for name, array in arrays.items() if array.dtype.kind in "iu"}
+    return {
+        name: _trace(array, ids.get(f"{name}{OFFSETS}"), f"{path}: {name!r}")
+        for name, array in ids.items()
+        if not (name.endswith(OFFSETS) and name.removesuffix(OFFSETS) in ids)
+    }
+
+
+def _trace(array: npt.NDArray[Any], offsets: npt.NDArray[Any] | None, where: str) -> Trace:
+    """Raises TraceError for shapes that are none of a trace."""
+    flat = array.reshape(-1).astype(np.int64)
+    if offsets is None:
+        if array.ndim not in (1, 2):
+            raise TraceError(f"{where} has the shape {list(array.shape)}, expected [samples] or [samples, ids]")
+        per_sample = 1 if array.ndim == 1 else array.shape[1]
+        return Trace(flat, np.arange(array.shape[0] + 1, dtype=np.int64) * per_sample)
+    starts = offsets.astype(np.int64)
+    if array.ndim != 1 or starts.ndim != 1 or len(starts) < 2:
+        raise TraceError(f"{where} and its offsets have to be flat, the offsets with one more than there are samples")
+    if starts[0] != 0 or starts[-1] != len(flat) or (np.diff(starts) < 0).any():
+        raise TraceError(f"{where}: its offsets have to grow from 0 to the number of ids, {len(flat)}")
+    return Trace(flat, starts)
+
+
+def _parquet(path: Path) -> dict[str, Trace]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise ImportError(f"{path}: the package pyarrow reads it, which is not installed") from error
+    try:
+        table = pq.read_table(path)
+    except (OSError, pa.ArrowException) as error:
+        raise TraceError(f"{path}: is no .parquet file: {error}") from error
+    found = {}
+    for name in table.column_names:
+        chunks = table[name].combine_chunks()
+        column = pa.concat_arrays(chunks.chunks) if isinstance(chunks, pa.ChunkedArray) else chunks
+        if pa.types.is_integer(column.type):
+            found[name] = _trace(column.drop_null().to_numpy(), None, f"{path}: {name!r}")
+            continue
+        is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
+        if is_list and pa.types.is_integer(column.type.value_type):
+            ids, lengths = column.flatten(), column.value_lengths().fill_null(0).to_numpy()
+            if ids.null_count:
+                raise TraceError(f"{path}: {name!r} has lists with null in them")
+            offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+            found[name] = _trace(ids.to_numpy(), offsets, f"{path}: {name!r}")
+    return found

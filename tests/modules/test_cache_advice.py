@@ -1,0 +1,288 @@
+"""`python -m rec_sdk_torch.cache_advice`: its counts are those of a training, and its advice is what the counts say."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from rec_sdk_torch.cache_advice.__main__ import main
+from rec_sdk_torch.cache_advice.advice import Table, choose, sizes_of
+from rec_sdk_torch.cache_advice.costs import Bandwidth, measured
+from rec_sdk_torch.cache_advice.simulation import MOST_AHEAD, Counts, simulate
+from rec_sdk_torch.cache_advice.traces import Trace, TraceError, read_traces
+from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
+
+Ids = npt.NDArray[np.int64]
+SPEED = Bandwidth(1e9, 1e9, "a test's")
+
+
+def batches_of(seed: int, count: int = 40, ids: int = 30, rows: int = 200) -> list[Ids]:
+    draws = np.random.default_rng(seed)
+    return [(rows * draws.random(ids) ** 3).astype(np.int64) - 7 for _ in range(count)]
+
+
+def distinct(batches: Sequence[Ids]) -> int:
+    return len(np.unique(np.concatenate(batches)))
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu", "lrfu"])
+@pytest.mark.parametrize("slots", [35, 80, 300])
+def test_counts_are_those_of_a_training(policy: str, slots: int, device: torch.device) -> None:
+    batches = batches_of(slots)
+    table = TableBatchedEmbedding(
+        [TableConfig("t", 100, 4)],
+        optimizer=TableOptimizer.create(torch.optim.SGD, {"lr": 0.1}),
+        cache=slots,
+        cache_policy=policy,
+        device=device,
+    )
+    for ids in batches:
+        table(torch.from_numpy(ids), torch.tensor([0, len(ids)])).sum().backward()
+    stats = table.cache_stats()
+    found = simulate(batches, slots, 100, policy, ahead=0)
+    names = ("unique_rows", "new_rows", "unique_misses", "rows_in", "rows_out")
+    assert [found.rows, found.new, found.misses, found.rows_in, found.rows_out] == [stats[name] for name in names]
+    assert found.batches == stats["batches"] == len(batches)
+
+
+@pytest.mark.parametrize("slots", [35, 60])
+def test_lru_is_what_the_book_says(slots: int) -> None:
+    """Rows of one batch are used at once; a batch's own never leave for each other."""
+    batches = [np.unique(ids) for ids in batches_of(3)]
+    cache: OrderedDict[int, None] = OrderedDict()
+    seen: set[int] = set()
+    misses = new = 0
+    for ids in batches:
+        missing = [i for i in ids.tolist() if i not in cache]
+        misses, new = misses + len(missing), new + len(set(ids.tolist()) - seen)
+        for i in ids.tolist():
+            cache.pop(i, None)
+        while len(cache) + len(ids) > slots:
+            cache.popitem(last=False)
+        cache.update(dict.fromkeys(ids.tolist()))
+        seen.update(ids.tolist())
+    found = simulate(batches, slots, len(seen), "lru", ahead=0)
+    assert found.new == new
+    # Which of the rows that one batch used last leave first is the engine's to choose.
+    assert found.misses == pytest.approx(misses, rel=0.1)
+
+
+def test_look_ahead_needs_announcements_and_misses_less() -> None:
+    batches = batches_of(5, count=80)
+    blind, one, ahead, most = (simulate(batches, 50, 200, "look_ahead", n) for n in (0, 1, 2, MOST_AHEAD))
+    lrfu = simulate(batches, 50, 200, "lrfu", 2)
+    assert most.misses < ahead.misses < one.misses < blind.misses
+    assert blind.misses <= lrfu.misses * 1.05
+
+
+def test_rows_that_fit_miss_once() -> None:
+    batches = batches_of(1)
+    found = simulate(batches, distinct(batches), distinct(batches), "lrfu", 0)
+    assert found.miss_rate == 0
+    assert found.misses == found.new == found.rows_in == distinct(batches)
+    assert found.rows_out == 0
+
+
+# ---------------------------------------------------------------- what is chosen
+
+
+def counts(known_misses: int, rows: int = 100) -> Counts:
+    return Counts(10, rows, 0, known_misses, known_misses, known_misses)
+
+
+TABLES = [
+    Table("a", 100, 100, 10, 8, [10, 50, 100], {"lrfu": [counts(90), counts(4), counts(0)]}),
+    Table("b", 100, 100, 10, 80, [10, 50, 100], {"lrfu": [counts(50), counts(40), counts(0)]}),
+]
+
+
+def test_without_memory_few_may_miss() -> None:
+    assert choose(TABLES, SPEED, 0.05, None).places == {"a": 1, "b": 2}
+    assert choose(TABLES, SPEED, 0.0, None).places == {"a": 2, "b": 2}
+    assert choose(TABLES, SPEED, 0.9, None).places == {"a": 0, "b": 0}
+
+
+def test_memory_goes_where_it_saves_most() -> None:
+    least = 10 * 8 + 10 * 80
+    with pytest.raises(ValueError, match=f"--memory is {least - 1} bytes, the smallest caches .* need {least} bytes"):
+        choose(TABLES, SPEED, 0.05, least - 1)
+    assert choose(TABLES, SPEED, 0.05, least).places == {"a": 0, "b": 0}
+    assert choose(TABLES, SPEED, 0.05, least + 40 * 8).places == {"a": 1, "b": 0}
+    assert choose(TABLES, SPEED, 0.05, least + 40 * 8 + 90 * 80).places == {"a": 1, "b": 2}
+    assert choose(TABLES, SPEED, 0.05, 1 << 20).places == {"a": 2, "b": 2}
+
+
+def test_the_better_policy_is_chosen() -> None:
+    table = Table("a", 100, 100, 10, 8, [10, 50], {"lru": [counts(9), counts(3)], "lfu": [counts(4), counts(1)]})
+    assert choose([table], SPEED, 0.05, None) == choose([table], SPEED, 0.05, 80)
+    assert choose([table], SPEED, 0.05, None).policy == "lfu"
+
+
+def test_time_is_bytes_by_bandwidth() -> None:
+    found = Bandwidth(to_device=100.0, to_host=50.0, source="").seconds(Counts(4, 0, 0, 0, 10, 20), 8)
+    assert found == pytest.approx((10 * 8 / 100 + 20 * 8 / 50) / 4)
+
+
+def test_copies_are_measured(device: torch.device) -> None:
+    found = measured(device)
+    assert found.to_device > 1e6
+    assert found.to_host > 1e6
+    assert str(device).partition(":")[0] in found.source
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        ([], [20, 25, 30, 37, 46, 56, 69, 85, 105, 129, 158, 195]),
+        ([0.5, 1.0, 40, 1], [40, 98, 195]),
+        ([0.001], [10]),
+        ([1e9], [195]),
+    ],
+)
+def test_sizes(wanted: list[float], expected: list[int]) -> None:
+    found = sizes_of(wanted, distinct=195, largest=10)
+    assert found == sorted(set(found))
+    assert found[0] == expected[0]
+    assert found[-1] == expected[-1]
+    if wanted:
+        assert found == expected
+
+
+# ---------------------------------------------------------------- traces
+
+
+def test_arrays_of_any_shape(tmp_path: Path) -> None:
+    flat, pairs = np.arange(6, dtype=np.int32), np.arange(6).reshape(3, 2)
+    np.savez(tmp_path / "t.npz", a=flat, b=pairs, c=np.arange(5), c_offsets=np.array([0, 2, 2, 5]), d=np.ones(3))
+    found = read_traces(tmp_path / "t.npz")
+    assert set(found) == {"a", "b", "c"}
+    cut = {name: [ids.tolist() for ids in trace.batches(2)] for name, trace in found.items()}
+    assert cut == {
+        "a": [[0, 1], [2, 3], [4, 5]],
+        "b": [[0, 1, 2, 3], [4, 5]],
+        "c": [[0, 1], [2, 3, 4]],
+    }
+
+
+def test_safetensors(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    tensors = {"a": torch.tensor([3, -1]), "x": torch.ones(2, dtype=torch.bfloat16)}
+    save_file(tensors, tmp_path / "t.safetensors")
+    found = read_traces(tmp_path / "t.safetensors")
+    assert {name: trace.ids.tolist() for name, trace in found.items()} == {"a": [3, -1]}
+
+
+def test_parquet(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    columns = {"a": [1, 2, 3], "b": [[1, 2], None, [3]], "c": ["x", "y", "z"]}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet", row_group_size=1)
+    found = read_traces(tmp_path / "t.parquet")
+    cut = {name: [ids.tolist() for ids in trace.batches(1)] for name, trace in found.items()}
+    assert cut == {"a": [[1], [2], [3]], "b": [[1, 2], [], [3]]}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"a": np.ones(3)}, "has no array or column of integers"),
+        ({"a": np.zeros((2, 2, 2), np.int64)}, r"'a' has the shape \[2, 2, 2\]"),
+        ({"a": np.arange(3), "a_offsets": np.array([0, 2])}, "have to grow from 0 to the number of ids, 3"),
+        ({"a": np.arange(3), "a_offsets": np.array([0, 2, 1, 3])}, "have to grow"),
+        ({"a": np.zeros((3, 1), np.int64), "a_offsets": np.array([0, 3])}, "have to be flat"),
+        ({"a": np.array([{}])}, "is no .npz file of plain arrays"),
+    ],
+)
+def test_what_is_no_trace(arrays: dict[str, npt.NDArray[np.generic]], message: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "t.npz", **arrays)  # type: ignore[arg-type]
+    with pytest.raises(TraceError, match=message):
+        read_traces(tmp_path / "t.npz")
+
+
+@pytest.mark.parametrize("ending", ["npz", "safetensors"])
+def test_files_of_something_else(ending: str, tmp_path: Path) -> None:
+    path = tmp_path / f"t.{ending}"
+    with pytest.raises(TraceError, match="there is no such file"):
+        read_traces(path)
+    path.write_text("no such thing")
+    with pytest.raises(TraceError, match=f"is no .{ending} file"):
+        read_traces(path)
+
+
+# ---------------------------------------------------------------- the command
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    batches = batches_of(9)
+    np.savez(tmp_path / "trace.npz", t=np.concatenate(batches), u=np.arange(1200).reshape(-1, 2) % 17)
+    return tmp_path / "trace.npz"
+
+
+def advise(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    assert main([*map(str, arguments), "--batch", "30", "--bandwidth", "10"]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_line_can_be_pasted(trace: Path, capsys: pytest.CaptureFixture[str], device: torch.device) -> None:
+    lines = advise(capsys, trace, "--dim", "4").splitlines()
+    assert any("modelled, not measured" in line for line in lines)
+    given = eval(f"dict({lines[-1]})")
+    assert set(given) == {"cache", "cache_policy"}
+    tables = [TableConfig(name, 100, 4) for name in ("t", "u")]
+    sizes = TableBatchedEmbedding(tables, device=device, **given).cache_sizes
+    assert sizes == given["cache"] or list(sizes) == list(given["cache"].values())
+
+
+def test_options_of_the_command(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = advise(capsys, trace, "--table", "u", "--policies", "lru", "--sizes", "17", "--optimizer", "Adam")
+    assert "table t:" not in text
+    assert text.splitlines()[-1] == "cache={'u': 17}, cache_policy='lru'"
+    # 64 elements of 4 bytes, and two states of each.
+    assert f"{17 * 3 * 64 * 4 / 2**20:.2f} MiB" in text
+    assert "needs rec_sdk_torch.prefetch(depth=3)" in advise(capsys, trace, "--policies", "look_ahead", "--ahead", "3")
+
+
+def test_plots(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "misses.png"
+    assert advise(capsys, trace, "--plot", picture, "--sizes", "0.5,1").splitlines()[-1] == f"drawn: {picture}"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert main([str(trace), "--plot", str(tmp_path / "x.nothing"), "--bandwidth", "1"]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--table", "x"], "has no ['x'], only ['t', 'u']"),
+        (["--optimizer", "Nothing"], "--optimizer is 'Nothing'"),
+        (["--optimizer", "LBFGS"], "LBFGS"),
+        (["--policies", "clock"], "no ['clock'], only"),
+        (["--memory", "1"], "the smallest caches of the 2 tables need"),
+        (["--memory", "much"], "--memory: expected a size"),
+        (["--ahead", "16"], "it must be at most 15"),
+        (["--dim", "100000"], "100000"),
+        (["--device", "tpu"], "tpu"),
+    ],
+)
+def test_wrong_options_are_one_line(
+    trace: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(trace), *arguments]) == 1
+    captured = capsys.readouterr()
+    (line,) = captured.err.splitlines()
+    assert message in line
+
+
+def test_a_trace_has_its_last_batch() -> None:
+    trace = Trace(np.arange(5, dtype=np.int64), np.arange(6, dtype=np.int64))
+    assert [len(ids) for ids in trace.batches(2)] == [2, 2, 1]
