@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .rows import Rows, root
-from .spec import ACCUMULATE, TORCHREC, Coefficients, Formula, OptimizerSpec, Options, StateSpec, sign, with_l2
+from .spec import ACCUMULATE, TORCHREC, Coefficients, Formula, OptimizerSpec, Options, StateSpec, with_l2
 
 ADAGRAD_OPTIONS = {"lr": 1e-2, "lr_decay": 0.0, "initial_accumulator_value": 0.0, "eps": 1e-10}
 
@@ -14,13 +14,9 @@ def _adagrad(r: Rows) -> None:
 
 
 def decayed_rate(options: Options, t: int) -> Coefficients:
-    """The rate of update `t`, and eps."""
-    return {"lr": options["lr"] / (1 + (t - 1) * options["lr_decay"]), "eps": options["eps"]}
-
-
-def _signed_rate(options: Options, t: int) -> Coefficients:
-    plain = decayed_rate(options, t)
-    return {**plain, "lr": sign(options) * plain["lr"]}
+    """The rate of update `t`, below 0 where the optimizer maximizes, and eps."""
+    lr = options["lr"] / (1 + (t - 1) * options["lr_decay"])
+    return {"lr": -lr if options.get("maximize") else lr, "eps": options["eps"]}
 
 
 ADAGRAD = OptimizerSpec(
@@ -28,7 +24,7 @@ ADAGRAD = OptimizerSpec(
     "Adagrad",
     ("torch.optim.adagrad.Adagrad", f"{TORCHREC}.Adagrad"),
     {**ADAGRAD_OPTIONS, "maximize": False},
-    _signed_rate,
+    decayed_rate,
     f"{ACCUMULATE}.AccumulateAdagrad",
 )
 SPECS = (ADAGRAD, with_l2(ADAGRAD))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from former_saves import MODELS, SAVES, plain
@@ -23,6 +25,15 @@ def test_there_are_saves_of_this_version() -> None:
     )
 
 
+def assert_same_options(found: Any, expected: Any) -> None:
+    """The steps and options that a save has; an optimizer may have got others since, which ask for nothing."""
+    assert found.keys() == expected.keys()
+    for step in expected:
+        now, then = (dict(ast.literal_eval(bytes.fromhex(part[step]).decode())) for part in (found, expected))
+        assert {name: now[name] for name in then} == then
+        assert not any(value for name, value in now.items() if name not in then)
+
+
 @pytest.mark.parametrize(("version", "name"), SAVED)
 def test_they_load(version: str, name: str, tmp_path: Path) -> None:
     """And are followed by a delta of this version."""
@@ -33,7 +44,10 @@ def test_they_load(version: str, name: str, tmp_path: Path) -> None:
     found = plain(MODELS[name].contents(model))
     assert found.keys() == expected.keys()
     for part in expected:
-        assert found[part] == expected[part], part
+        if part.startswith("optimizer"):
+            assert_same_options(found[part], expected[part])
+        else:
+            assert found[part] == expected[part], part
     assert main(["verify", str(path)]) == 0
     tracked = name != "sharded"  # whose tables do not keep what changed
     last = read_manifest(Path(rst.Saver().get_latest_load_path(str(path))))

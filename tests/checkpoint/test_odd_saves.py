@@ -51,7 +51,7 @@ NAMES = {
 
 LARGE = 10**15
 OTHERS: dict[Any, tuple[Any, ...]] = {
-    "options": (1.5, LARGE),
+    "options": (1.5, LARGE, True),
     "timestamp": (-1, -3, LARGE),
     "batches": (LARGE,),
     "steps": (LARGE,),

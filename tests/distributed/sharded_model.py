@@ -304,6 +304,8 @@ def _steps(model: Any, scenario: Scenario, steps: range, rank: int, world_size: 
 
 def train_alone(scenario: Scenario, world_size: int) -> Any:
     """(outputs of each step, rows, dense parameter) of one process."""
+    if scenario.optimizer is torch.optim.Adam and scenario.options.get("weight_decay"):
+        scenario = replace(scenario, optimizer=torch.optim.AdamW)  # as TorchRec's sharded tables decay
     model = Model(scenario, seed=3, cache=1000)
     torch.manual_seed(FILLS)
     optimizer = optimizer_of(model, lr=0.05)

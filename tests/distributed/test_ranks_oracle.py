@@ -41,7 +41,8 @@ OPTIMIZERS += [
 
 HOMES = [home.value for home in Home]
 DTYPES = (DataType.FP32, DataType.FP32, DataType.FP16, DataType.BF16)
-TOLERANCES = {DataType.FP32: (1e-4, 1e-5), DataType.FP16: (2e-2, 2e-2), DataType.BF16: (5e-2, 5e-2)}
+# A gradient that nearly cancels keeps the rounding of its parts; `lr / eps` and momentum make it 50 times as large.
+TOLERANCES = {DataType.FP32: (1e-4, 1e-4), DataType.FP16: (2e-2, 2e-2), DataType.BF16: (5e-2, 5e-2)}
 
 
 def draw(rng: np.random.Generator, world_size: int) -> Scenario:

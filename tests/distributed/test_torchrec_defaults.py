@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.optim
 from jagged import apply, bag_config, bags_collection, jagged, rows_of, train_step
 from ranks import Place, Ranks
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig

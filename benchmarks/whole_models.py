@@ -1,0 +1,293 @@
+"""Whole models of the end-to-end benchmark: the examples' models and data, with tables of ours or of a rival."""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+sys.path.append(str(Path(__file__).parent.parent / "examples"))
+
+from dlrm.model import DLRM  # of the examples
+from sequence.data_generated import ITEMS, generated_histories
+from sequence.model import InterestModel
+from support.clicks import ClickData, JaggedIds, random_split
+from support.generated import clicks, power_law
+from support.optimizers import TABLE_OPTIMIZERS, dense_optimizer
+from support.training import evaluate, train_step
+from torchrec import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    JaggedTensor,
+    KeyedJaggedTensor,
+    KeyedTensor,
+)
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
+
+import rec_sdk_torch as rst
+
+from .rivals import fbgemm_training
+from .workload import CRITEO_SIZES
+
+DENSE = 13
+EXPONENT = 1.05
+HISTORY = 10
+STD = 0.05
+"""Standard deviation of the weights at the start."""
+torch.sparse.check_sparse_tensor_invariants.disable()  # its default, but said aloud it does not warn
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A model and its data.
+
+    Attributes:
+        data: ids below the rows of their table, since the rivals' tables have no id map.
+        tables: name -> (rows, the features that look up in it).
+        pooled: a bag per sample and feature; otherwise a sequence.
+        model: (tables, D) -> the whole model.
+    """
+
+    data: ClickData
+    tables: Mapping[str, tuple[int, list[str]]]
+    pooled: bool
+    model: Callable[[nn.Module, int], nn.Module]
+
+
+@dataclass(frozen=True)
+class Tables:
+    """A contender's tables; `optimizer` is None where the backward pass updates them and there is nothing to step."""
+
+    module: nn.Module
+    optimizer: KeyedOptimizer | None
+    stats: Callable[[], dict[str, int]] | None = None
+
+
+def _scattered(ranks: Tensor, rows: int) -> Tensor:
+    """A one-to-one mix of 0 .. rows - 1, so that rows that are often looked up are not neighbours in memory."""
+    step = rows * 5 // 8
+    while rows > 1 and torch.gcd(torch.tensor(step), torch.tensor(rows)) != 1:
+        step += 1
+    return (ranks * max(1, step)) % rows
+
+
+def criteo_shape(samples: int, seed: int, most_rows: int) -> Problem:
+    """26 features of the sizes of the Criteo Kaggle data, one id a sample; clicks by a known model."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = [min(size, most_rows) for size in CRITEO_SIZES]
+    dense = torch.randn(samples, DENSE, generator=generator)
+    score = dense @ torch.randn(DENSE, generator=generator) / DENSE**0.5
+    features = {}
+    for number, size in enumerate(sizes):
+        ids = _scattered(power_law(samples, size, EXPONENT, generator), size)
+        score += torch.randn(size, generator=generator)[ids] / len(sizes) ** 0.5
+        features[f"c{number}"] = JaggedIds.single(ids)
+    data = ClickData(dense, features, clicks(score, 2.5, generator))
+    tables = {name: (size, [name]) for name, size in zip(features, sizes, strict=True)}
+    return Problem(data, tables, True, lambda module, dim: DLRM(module, len(sizes), dim, DENSE))
+
+
+def histories(samples: int, seed: int, most_rows: int) -> Problem:
+    """The histories of examples/train_sequence.py: one table of items, looked up by histories and candidates."""
+    del most_rows  # the table is small
+    hashed = generated_histories(samples, HISTORY, seed)
+    known = torch.unique(torch.cat([ids.values for ids in hashed.features.values()]))
+    data = hashed.with_dense_ids(dict.fromkeys(hashed.features, known))
+    return Problem(data, {"item": (ITEMS, list(data.features))}, False, InterestModel)
+
+
+PROBLEMS: dict[str, Callable[[int, int, int], Problem]] = {"dlrm": criteo_shape, "sequence": histories}
+
+
+def optimizer_of(model: nn.Module, tables: Tables) -> KeyedOptimizer:
+    """The tables' optimizer, where one is stepped, and Adam for the rest of the model."""
+    return CombinedOptimizer([*filter(None, [tables.optimizer]), dense_optimizer(model, 1e-3)])
+
+
+# ---- contenders
+
+
+def ours(problem: Problem, dim: int, optimizer: str, batch_size: int, seed: int, cache: float = 1.0) -> Tables:
+    """Hash tables with a device cache of this share of their rows."""
+    kind = rst.EmbCacheEmbeddingBagConfig if problem.pooled else rst.EmbCacheEmbeddingConfig
+    collection = rst.EmbCacheEmbeddingBagCollection if problem.pooled else rst.EmbCacheEmbeddingCollection
+    longest = {name: problem.data.longest(name) for name in problem.data.features}
+    module: Any = collection(
+        tables=[
+            kind(
+                name=name,
+                feature_names=features,
+                num_embeddings=rows,
+                embedding_dim=dim,
+                initializer_type=rst.InitializerType.TRUNCATED_NORMAL,
+                weight_init_stddev=STD,
+            )
+            for name, (rows, features) in problem.tables.items()
+        ],
+        batch_size=batch_size,
+        multi_hot_sizes=[sum(longest[name] for name in features) for _, features in problem.tables.values()],
+        cache=cache,
+        seed=seed,
+    )
+    choice = TABLE_OPTIMIZERS[optimizer]
+    rst.apply_optimizer_in_backward(choice.optimizer_class, module.parameters(), choice.options(choice.default_lr))
+    return Tables(module, module.fused_optimizer, module.cache_stats)
+
+
+class TorchTables(nn.Module):
+    """`torch.nn.EmbeddingBag` or `Embedding` with sparse gradients."""
+
+    def __init__(self, problem: Problem, dim: int) -> None:
+        super().__init__()
+        self.pooled = problem.pooled
+        made: Any = partial(nn.EmbeddingBag, mode="sum", include_last_offset=True) if self.pooled else nn.Embedding
+        self.tables = nn.ModuleDict(
+            {
+                name: made(rows, dim, sparse=True, _weight=torch.empty(rows, dim).normal_(std=STD))
+                for name, (rows, _) in problem.tables.items()
+            }
+        )
+        self.table_of = {feature: name for name, (_, features) in problem.tables.items() for feature in features}
+
+    def forward(self, features: KeyedJaggedTensor) -> Any:
+        """A KeyedTensor, or a JaggedTensor for each feature."""
+        jagged = features.to_dict()
+        if not self.pooled:
+            return {
+                name: JaggedTensor(self.tables[table](jagged[name].values()), lengths=jagged[name].lengths())
+                for name, table in self.table_of.items()
+            }
+        columns = [
+            self.tables[table](jagged[name].values(), jagged[name].offsets()) for name, table in self.table_of.items()
+        ]
+        return KeyedTensor(list(self.table_of), [part.shape[1] for part in columns], torch.cat(columns, 1))
+
+
+def torch_sparse(problem: Problem, dim: int, optimizer: str, batch_size: int, seed: int) -> Tables:
+    """Torch's own tables, and torch.optim's sparse updates."""
+    module, choice = TorchTables(problem, dim), TABLE_OPTIMIZERS[optimizer]
+    parameters = dict(module.named_parameters())
+    return Tables(module, KeyedOptimizerWrapper(parameters, lambda each: choice.create(each, choice.default_lr)))
+
+
+def torchrec(problem: Problem, dim: int, optimizer: str, batch_size: int, seed: int) -> Tables:
+    """TorchRec's collections, unsharded: their gradients are dense."""
+    from torchrec.optim import apply_optimizer_in_backward
+
+    kind = EmbeddingBagConfig if problem.pooled else EmbeddingConfig
+    collection = EmbeddingBagCollection if problem.pooled else EmbeddingCollection
+    module = collection(
+        tables=[
+            kind(
+                name=name,
+                feature_names=features,
+                num_embeddings=rows,
+                embedding_dim=dim,
+                init_fn=partial(nn.init.normal_, std=STD),
+            )
+            for name, (rows, features) in problem.tables.items()
+        ]
+    )
+    choice = TABLE_OPTIMIZERS[optimizer]
+    apply_optimizer_in_backward(choice.optimizer_class, module.parameters(), choice.options(choice.default_lr))
+    return Tables(module, None)
+
+
+class FbgemmTables(nn.Module):
+    """FBGEMM's module on the CPU. A sequence is bags of one id that are summed, its faster form."""
+
+    def __init__(self, problem: Problem, dim: int, optimizer: str, lr: float) -> None:
+        super().__init__()
+        training = fbgemm_training()
+        place = (training.EmbeddingLocation.HOST, training.ComputeDevice.CPU)
+        self.pooled = problem.pooled
+        self.lookup = training.SplitTableBatchedEmbeddingBagsCodegen(
+            [(rows, dim, *place) for rows, _ in problem.tables.values()],
+            optimizer=getattr(training.OptimType, f"EXACT_{optimizer.upper()}"),
+            learning_rate=lr,
+            eps=1e-10,
+            bounds_check_mode=training.BoundsCheckMode.NONE,
+            stochastic_rounding=False,
+        )
+        for weight in self.lookup.split_embedding_weights():
+            weight.normal_(std=STD)
+        self.dim = dim
+
+    def forward(self, features: KeyedJaggedTensor) -> Any:
+        """A KeyedTensor, or a JaggedTensor for each feature."""
+        keys, values = features.keys(), features.values()
+        if self.pooled:
+            return KeyedTensor(keys, [self.dim] * len(keys), self.lookup(values, features.offsets()))
+        rows = self.lookup(values, torch.arange(values.numel() + 1)).split(features.length_per_key())
+        jagged = features.to_dict()
+        return {key: JaggedTensor(part, lengths=jagged[key].lengths()) for key, part in zip(keys, rows, strict=True)}
+
+
+def fbgemm(problem: Problem, dim: int, optimizer: str, batch_size: int, seed: int) -> Tables:
+    """FBGEMM's fused update in the backward pass."""
+    return Tables(FbgemmTables(problem, dim, optimizer, TABLE_OPTIMIZERS[optimizer].default_lr), None)
+
+
+Make = Callable[[Problem, int, str, int, int], Tables]
+CONTENDERS: dict[str, Make] = {
+    "cached": partial(ours, cache=0.1),
+    "resident": ours,
+    "torch": torch_sparse,
+    "fbgemm": fbgemm,
+    "torchrec": torchrec,
+}
+"""Ours with a cache of 10% of the rows and with all rows resident, and the rivals."""
+
+
+Run = dict[str, Any]
+WARM_STEPS = 5
+"""Steps at the start that are not timed: memory is touched for the first time there."""
+
+
+def _peak() -> int:
+    """The most bytes of this process that were in memory at once."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+def train_one(options: argparse.Namespace, model: str, batch_size: int, contender: str) -> Run:
+    """Trains one contender in this process, at most `options.seconds` long."""
+    problem = PROBLEMS[model](options.samples, options.seed, options.most_rows)
+    torch.manual_seed(options.seed)
+    before = _peak()
+    tables = CONTENDERS[contender](problem, options.dim, options.optimizer, batch_size, options.seed)
+    torch.manual_seed(options.seed)
+    whole = problem.model(tables.module, options.dim)
+    split = random_split(options.samples, options.seed)
+    optimizer = optimizer_of(whole, tables)
+    trained, timed, seconds, begin = 0, 0, 0.0, time.perf_counter()
+    for step, batch in enumerate(problem.data.select(split.train).batches(batch_size)):
+        start = time.perf_counter()
+        train_step(whole, optimizer, batch)
+        if step >= WARM_STEPS:
+            timed, seconds = timed + batch.labels.numel(), seconds + time.perf_counter() - start
+        trained += batch.labels.numel()
+        if time.perf_counter() - begin > options.seconds:
+            break
+    quality = evaluate(whole, problem.data.select(split.test), batch_size)
+    return {
+        "model": model,
+        "batch": batch_size,
+        "contender": contender,
+        "samples_per_second": timed / seconds if seconds else None,
+        "trained": trained,
+        "whole": trained == split.train.numel(),
+        "auc": quality.auc,
+        "table_bytes": _peak() - before,
+        "cache": tables.stats() if tables.stats else None,
+    }
