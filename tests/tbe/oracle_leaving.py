@@ -51,7 +51,7 @@ def leave(embedding: TableBatchedEmbedding, scenario: Scenario, index: int, resu
 
 
 def reference_leave(reference: Reference, scenario: Scenario, index: int, in_flight: list[Any], result: Result) -> None:
-    """What `leave` has to note."""
+    """Notes what `leave` has to note."""
     for place, table in enumerate(scenario.tables):
         if keeps(table):
             rows, reference.left[place] = reference.left[place], []

@@ -70,7 +70,7 @@ class EvictedRows:
 
 @dataclass(frozen=True, eq=False)
 class RowShape:
-    """What a table keeps of a row now: rows that left before had perhaps other states, or other columns.
+    """The parts of a row that a table keeps now: rows that left before had perhaps other states, or other columns.
 
     Attributes:
         weight: `[0, D]`, in the table's data type.
