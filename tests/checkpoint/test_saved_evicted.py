@@ -80,6 +80,23 @@ def test_a_load_has_the_rows_that_were_not_taken(
     assert torch.equal(target.view("a").ids().sort().values, source.view("a").ids().sort().values)
 
 
+def test_rows_that_are_put_back_are_in_the_next_delta(tmp_path: Path) -> None:
+    source, saver = make(), rst.Saver()
+    train(source, range(9))
+    saver.save(source, tmp_path, incremental=True)
+    view = source.view("a")
+    rows = view.take_evicted(3)
+    view.put_back(rows)
+    saver.save(source, tmp_path, incremental=True)
+    target = make()
+    saver.load(target, tmp_path)
+    loaded = target.view("a")
+    assert bool(loaded.knows(rows.ids).all())
+    assert torch.equal(loaded.read(rows.ids).parts["weight"], rows.weight)
+    assert loaded.row_columns(rows.ids)["count"].tolist() == rows.columns["count"].tolist()
+    assert waiting(target) == waiting(source)
+
+
 def test_nothing_waits_and_no_file_has_it(tmp_path: Path) -> None:
     source = make()
     train(source, range(9))
@@ -95,6 +112,8 @@ def test_nothing_waits_and_no_file_has_it(tmp_path: Path) -> None:
 def test_what_is_taken_while_a_save_is_written_is_in_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = make()
     train(source, range(9))
+    taken(source)
+    source.view("a").remove(source.view("a").ids()[:5])  # one removal's rows
     then = waiting(source)
     written = saving.write
 
