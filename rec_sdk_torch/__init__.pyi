@@ -45,6 +45,8 @@ from .sparse.jagged_tensor_with_timestamp import with_click_labels as with_click
 from .tbe import BoundsCheckMode as BoundsCheckMode
 from .tbe import CacheTooSmallError as CacheTooSmallError
 from .tbe import CapacityError as CapacityError
+from .tbe import EvictedRows as EvictedRows
+from .tbe import EvictReason as EvictReason
 from .tbe import Home as Home
 from .tbe import InitializerType as InitializerType
 from .tbe import Pooling as Pooling

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-NO_SUMS = {"plan_us", "wait_us", "largest_batch", "pinned_rows", "depth_reached"}
+NO_SUMS = {"plan_us", "wait_us", "largest_batch", "pinned_rows", "evicted_waiting", "depth_reached"}
 
 
 def exact_counts(tables: Any) -> dict[str, int]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from hypothesis import strategies as st
 
-from rec_sdk_torch.tbe import TableLife
+from rec_sdk_torch.tbe import EvictReason, TableLife
 
 NEVER = -(2**63)
 MOST_AHEAD = 10 * 365 * 24 * 60 * 60
@@ -38,6 +38,7 @@ class Life:
     most: int = 0  # what is later is set aside
     waiting: set[int] = field(default_factory=set)  # rows with gradients of the open window
     evicted: int = 0
+    reasons: dict[int, EvictReason] = field(default_factory=dict)  # of the rows that left at the last end of a step
 
     def value(self, one: Id) -> float:
         return self.rules.alpha * one.count + self.rules.beta * one.clicks
@@ -69,9 +70,11 @@ class Life:
                 self.rows[i] = self.candidates.pop(i)
                 self.rows[i].score = self.value(self.rows[i])
 
-    def _too_old(self, one: Id) -> bool:
+    def _overdue(self, one: Id) -> EvictReason | None:
         age, idle = self.rules.evict_age, self.rules.evict_idle_steps
-        return bool(age and self.latest - one.timestamp > age) or bool(idle and self.batches - one.last_use >= idle)
+        if age and self.latest - one.timestamp > age:
+            return EvictReason.AGE
+        return EvictReason.IDLE if idle and self.batches - one.last_use >= idle else None
 
     def _beyond(self, all_of: dict[int, Id], leaving: set[int], held: set[int], by_score: bool) -> set[int]:
         """The ids beyond max_rows, the least of them."""
@@ -94,12 +97,16 @@ class Life:
         held = in_flight | self.waiting
         rows: set[int] = set()
         candidates: set[int] = set()
+        reasons: dict[int, EvictReason] = {}
         if ends:
-            rows = {i for i, one in self.rows.items() if self._too_old(one)}
-            candidates = {i for i, one in self.candidates.items() if self._too_old(one)}
+            reasons = {i: why for i, one in self.rows.items() if (why := self._overdue(one)) is not None}
+            rows = set(reasons)
+            candidates = {i for i, one in self.candidates.items() if self._overdue(one) is not None}
             if rules.evict_share and self.rows:
                 count = max(1, int(len(self.rows) * rules.evict_share))
-                rows |= set(sorted(self.rows, key=lambda i: (self.rows[i].score, i))[:count])
+                lowest = sorted(self.rows, key=lambda i: (self.rows[i].score, i))[:count]
+                reasons = dict.fromkeys(lowest, EvictReason.SCORE) | reasons
+                rows |= set(lowest)
         # The bound is looked at when it is passed, or with the others.
         if ends or (rules.max_rows and max(len(self.rows), len(self.candidates)) > rules.max_rows):
             by_count = {i: Id(count=one.count, last_use=one.last_use) for i, one in self.rows.items()}
@@ -109,6 +116,7 @@ class Life:
             rows |= beyond._beyond(self.rows if scored else by_count, rows, held, scored)
             candidates |= self._beyond(self.candidates, candidates, set(), False)
         gone = sorted(rows - held)
+        self.reasons = {i: reasons.get(i, EvictReason.BOUND) for i in gone}
         for i in gone:
             del self.rows[i]
         for i in candidates:
@@ -136,4 +144,5 @@ def lives(draw: st.DrawFn) -> TableLife | None:
         evict_idle_steps=draw(st.sampled_from((0, 0, 2, 4))),
         evict_step_interval=draw(st.integers(0, 3)),
         max_rows=draw(st.sampled_from((0, 0, 5, 20))),
+        keep_evicted=draw(st.booleans()),
     )

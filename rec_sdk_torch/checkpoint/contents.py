@@ -11,8 +11,22 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..tbe import EvictReason
 from .errors import CheckpointError
-from .manifest import CACHED, CANDIDATES, REMOVED, ROLES, ROWS, WEIGHT, WINDOW, Chain, Manifest, SavedFile, SavedTable
+from .manifest import (
+    CACHED,
+    CANDIDATES,
+    EVICTED,
+    REMOVED,
+    ROLES,
+    ROWS,
+    WEIGHT,
+    WINDOW,
+    Chain,
+    Manifest,
+    SavedFile,
+    SavedTable,
+)
 from .quantized import BITS, row_bytes
 from .tensors import DTYPES, Pack, TensorReader
 
@@ -23,6 +37,8 @@ Mine: TypeAlias = Callable[[Int64Array], "np.ndarray | slice"]
 _STATES = (torch.float32, torch.float16, torch.bfloat16)
 _COUNTS = ("count", "last_use", "clicks")
 """Columns of numbers from 0 to 2^32 - 1."""
+_OTHERS = {(CACHED, "heats"): (0, np.inf), (EVICTED, "reason"): (min(EvictReason), max(EvictReason) + 1)}
+"""Other tensors whose values have bounds, by role and name: the least, and the first that is too large."""
 _PIECE = 1 << 20
 _WRONG = {
     CANDIDATES: "is a row, and waits to be admitted",
@@ -51,7 +67,9 @@ def _expected(role: str, table: SavedTable) -> dict[str, _Expected]:
         found |= {"column.count": count, "column.last_use": count, "column.clicks": more, "column.timestamp": more}
     elif role == CACHED:
         found["heats"] = _Expected((torch.float16,))
-    elif role == ROWS:
+    elif role in (ROWS, EVICTED):
+        if role == EVICTED:
+            found["reason"] = _Expected((torch.uint8,))
         if table.weight_dtype in BITS:
             found[WEIGHT] = _Expected((torch.uint8,), (row_bytes(table.weight_dtype, dim),))
         else:
@@ -130,11 +148,11 @@ def check_values(reader: TensorReader, file: SavedFile) -> None:
     """
     for name, spec in reader.specs.items():
         column = name.removeprefix("column.")
-        heats = (file.role, name) == (CACHED, "heats")
-        if not heats and (file.role not in (ROWS, CANDIDATES) or name == column or column not in (*_COUNTS, "score")):
+        other = _OTHERS.get((file.role, name))
+        counted = file.role in (ROWS, CANDIDATES, EVICTED) and name != column and column in (*_COUNTS, "score")
+        if other is None and not counted:
             continue
-        least = int(file.role == CANDIDATES and column == "count")
-        most = np.inf if heats else 2**32
+        least, most = other or (int(file.role == CANDIDATES and column == "count"), 2**32)
         for begin in range(0, spec.shape[0], _PIECE):
             values = reader.read(name, begin, min(begin + _PIECE, spec.shape[0])).numpy()
             right = np.isfinite(values) if column == "score" else (values >= least) & (values < most)

@@ -17,9 +17,9 @@ from ..tbe.rows.state_dict import warn_of_rows
 from ..warn import SaveWarning, warn
 from .contents import count_problem, saved_tables
 from .errors import CheckpointError
-from .manifest import WINDOW, Chain, Manifest, SavedOptimizer
+from .manifest import EVICTED, WINDOW, Chain, Manifest, SavedOptimizer
 from .owners import Owner
-from .reading import Match, layers, life, same_family, window
+from .reading import Match, evicted, layers, life, same_family, window
 from .room import has_room_beside
 from .team import Team
 from .tensors import DTYPE_NAMES
@@ -138,7 +138,14 @@ def _source(found: Match, chain: Chain, with_window: bool) -> TableSource:
     def waiting() -> Iterator[tuple[Int64Array, Any]]:
         return window(found, chain, rows) if with_window else iter(())
 
-    return TableSource(view, lambda: layers(found, chain, rows), waiting, life(found, chain), _rows(found))
+    return TableSource(
+        view,
+        lambda: layers(found, chain, rows),
+        waiting,
+        life(found, chain),
+        _rows(found),
+        lambda: evicted(found, chain),
+    )
 
 
 def _rows(found: Match) -> int:
@@ -189,6 +196,15 @@ def warn_of_losses(found: Sequence[Match], chain: Chain) -> None:
         warn(
             f"{folder}: tables {plain} have another optimizer than the save: only their weights are loaded", SaveWarning
         )
+    for each in found:
+        files = manifest.files_of(each.keys[-1], EVICTED)
+        if files and each.name not in each.owner.embedding.layout.evicted:
+            rows = sum(file.rows for file in files)
+            warn(
+                f"{folder}: {rows} rows had left table {each.name!r} and were not taken: they are left out, since the "
+                "table has no keep_evicted",
+                SaveWarning,
+            )
     loaded = {each.saved.key for each in found}
     left = [table.key for table in manifest.tables if table.key not in loaded]
     if left:

@@ -31,7 +31,8 @@ MANY_TABLES = 16
 FULL, DELTA = "full", "delta"
 
 ROWS, REMOVED, WINDOW, CANDIDATES, CACHED = "rows", "removed", "window", "candidates", "cached"
-ROLES = (REMOVED, ROWS, WINDOW, CANDIDATES, CACHED)
+EVICTED = "evicted"
+ROLES = (REMOVED, ROWS, WINDOW, CANDIDATES, CACHED, EVICTED)
 """Roles of files that this package reads, in the order in which it does."""
 
 WEIGHT = "weight"
@@ -58,7 +59,8 @@ class SavedFile:
 
     Attributes:
         path: within the folder of the save, with `/`; where it is in a pack, that of the pack.
-        role: what it holds: `rows`, `removed`, `window`, `candidates`, `cached`; files of other roles are ignored.
+        role: what it holds: `rows`, `removed`, `window`, `candidates`, `cached`, `evicted`; files of other
+            roles are ignored.
         table: the key of its table.
         rank: which rank wrote it.
         layer: layers replace rows of those before.
@@ -225,6 +227,8 @@ class Manifest:
                 raise ValueError(f"{file.path} is of a table {file.table!r}, the save has only {sorted(tables)}")
             if file.role == CANDIDATES and not tables[file.table].clocks:
                 raise ValueError(f"{file.path} has candidates of table {file.table!r}, which has no clocks")
+            if file.role == EVICTED and not tables[file.table].clocks:
+                raise ValueError(f"{file.path} has rows that left table {file.table!r}, which has no clocks")
             if file.role == WINDOW and not self.windows.get(tables[file.table].module):
                 raise ValueError(f"{file.path} has gradients of table {file.table!r}, whose window is not open")
         for key, table in tables.items():

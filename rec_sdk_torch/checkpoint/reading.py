@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ..formulas import same_states
+from ..tbe import EvictedRows
 from ..tbe.cache.batch import Int64Array
 from ..tbe.rows.replacement import LifeState, Removed, Rows
 from ..tbe.rows.row_parts import WEIGHT
@@ -25,7 +26,7 @@ from .contents import (
     saved_tables,
 )
 from .errors import CheckpointError
-from .manifest import CANDIDATES, REMOVED, ROWS, WINDOW, Chain, Manifest, SavedTable
+from .manifest import CANDIDATES, EVICTED, REMOVED, ROWS, WINDOW, Chain, Manifest, SavedTable
 from .owners import Owner
 from .quantized import BITS
 from .tensors import TensorReader
@@ -226,6 +227,23 @@ def _mine(found: Match, ids: torch.Tensor) -> torch.Tensor | None:
     """Which of the ids are at home here, bool `[n]`; None for all."""
     mine = found.mine(ids.numpy())
     return None if mine is None else torch.from_numpy(np.ascontiguousarray(mine))
+
+
+def evicted(found: Match, chain: Chain) -> list[EvictedRows]:
+    """Rows at home here that have left the table and were not taken, of all ranks' files; none where it keeps none."""
+    if found.name not in found.owner.embedding.layout.evicted:
+        return []
+    folder, manifest = chain[-1]
+    result = []
+    for file in manifest.files_of(found.keys[-1], EVICTED):
+        with open_file(folder, manifest, file) as reader:
+            ids = reader.read("ids")
+            states = {part: reader.read(f"state.{part}") for part in found.parts if part != WEIGHT}
+            columns = _columns(found, reader, 0, file.rows, None)
+            rows = EvictedRows(ids, reader.read(WEIGHT), states, columns, reader.read("reason"))
+            mine = _mine(found, ids)
+            result.append(rows if mine is None else rows[mine])
+    return result
 
 
 def window(found: Match, chain: Chain, rows: int) -> Iterator[tuple[Int64Array, torch.Tensor]]:

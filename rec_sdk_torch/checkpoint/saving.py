@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..tbe import TableOptimizer
+from ..tbe import EvictedRows, TableOptimizer
 from ..tbe.cache.device_cache import Group
 from ..tbe.cache.warming import CachedRows
 from ..tbe.config.optimizer import plain
@@ -28,6 +28,7 @@ from .manifest import (
     CACHED,
     CANDIDATES,
     DELTA,
+    EVICTED,
     FULL,
     MANIFEST,
     WINDOW,
@@ -180,6 +181,7 @@ class TableMoment:
         removed: ids that have left it since the save before.
         candidates: those that wait to be admitted.
         cached: rows that were in the device cache; None where none was.
+        evicted: rows that have left it and were not taken; no one changes them.
     """
 
     key: str
@@ -192,6 +194,7 @@ class TableMoment:
     removed: torch.Tensor | None = None
     candidates: Piece | None = None
     cached: CachedRows | None = None
+    evicted: list[EvictedRows] = field(default_factory=list)
 
 
 @dataclass
@@ -260,6 +263,7 @@ def _take_table(moment: Moment, owner: Owner, name: str, key: str, since: int | 
             pieces = ({"ids": torch.from_numpy(ids), "sums": sums} for ids, sums in window_rows(view))
             moment.out.other(WINDOW, key, window_specs(view.config.embedding_dim), waiting, pieces)
         table.cached = cached(view)
+        table.evicted = view.evicted_waiting()
         if view.config.life is not None:
             moment.written.clocks[key] = view.clocks()
             if view.config.life.admits:
@@ -291,8 +295,21 @@ def write(moment: Moment) -> Written:
             hot = saved_heat(table.cached)
             out.other(CACHED, table.key, cached_specs(), len(hot["ids"]), [hot])
         table.cached = None
+        _write_evicted(out, table)
     out.finish()
     return moment.written
+
+
+def _write_evicted(out: RankFiles, table: TableMoment) -> None:
+    waiting, table.evicted = table.evicted, []
+    if not waiting:
+        return
+    pieces = (
+        _tensors(rows.ids, {WEIGHT: rows.weight, **rows.states}, rows.columns) | {"reason": rows.reason}
+        for rows in waiting
+    )
+    specs = [*table.specs, TensorSpec("reason", torch.uint8, (0,))]
+    out.other(EVICTED, table.key, specs, sum(map(len, waiting)), pieces)
 
 
 def _pieces(table: TableMoment) -> Iterator[Piece]:
@@ -312,10 +329,16 @@ def _pieces(table: TableMoment) -> Iterator[Piece]:
 
 
 def _piece(snapshot: Snapshot, rows: Rows) -> Piece:
-    parts = snapshot.parts(rows)
+    columns = {name: torch.from_numpy(values) for name, values in rows.columns.items()}
+    return _tensors(torch.from_numpy(rows.ids), snapshot.parts(rows), columns)
+
+
+def _tensors(
+    ids: torch.Tensor, parts: Mapping[str, torch.Tensor], columns: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Rows as a file has them."""
     states = {f"state.{name}": part for name, part in parts.items() if name != WEIGHT}
-    columns = {f"column.{name}": torch.from_numpy(values) for name, values in rows.columns.items()}
-    return {"ids": torch.from_numpy(rows.ids), WEIGHT: parts[WEIGHT], **states, **columns}
+    return {"ids": ids, WEIGHT: parts[WEIGHT], **states, **{f"column.{name}": each for name, each in columns.items()}}
 
 
 def _columns(view: TableView) -> dict[str, torch.dtype]:

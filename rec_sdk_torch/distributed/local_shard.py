@@ -168,6 +168,11 @@ class HomeTables(CachedCollection):
                 mine = torch.from_numpy(placement.owner(chunk.ids.numpy()) == rank)
                 parts = {name: part[mine] for name, part in chunk.parts.items()}
                 self._embedding.view(table.name).write(chunk.ids[mine], parts)
+            if table.name in source.layout.evicted:
+                waiting = source.view(table.name).evicted_waiting()
+                mine_of = [torch.from_numpy(placement.owner(rows.ids.numpy()) == rank) for rows in waiting]
+                pieces = [rows[mine] for rows, mine in zip(waiting, mine_of, strict=True)]
+                self._embedding.layout.evicted[table.name].pieces[:] = pieces
             before, now = source.layout.optimizer_of(table.name), self._embedding.layout.optimizer_of(table.name)
             if before is not None and now is not None:
                 load(self._embedding.layout, [], [(now, before.step)])
@@ -233,7 +238,7 @@ def _life(table: TableConfig, placement: Placement) -> TableLife | None:
     if table.life is None:
         return None
     bounds = {name: getattr(table.life, name) for name in ("max_rows", "max_bytes")}
-    own = {name: placement.part(bound) for name, bound in bounds.items() if bound}
+    own: dict[str, Any] = {name: placement.part(bound) for name, bound in bounds.items() if bound}
     return dataclasses.replace(table.life, **own)
 
 

@@ -10,8 +10,11 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConf
 from torchrec.optim.keyed import KeyedOptimizer
 
 from ..optim.norms import GradientNorms
+from ..tbe import EvictedRows
 from ..tbe.options import Scaler
 from ..tbe.rows.gradients import TableGradient
+from .collectives import Exchange
+from .dedup import Tables
 from .local_shard import HomeTables
 
 
@@ -20,9 +23,12 @@ class RankTables:
 
     Attributes:
         home: the rows of this rank.
+        exchange: with the other ranks.
     """
 
     home: HomeTables
+    exchange: Exchange
+    _tables: Tables
     _is_weighted: bool
     _need_indices: bool
 
@@ -115,6 +121,20 @@ class RankTables:
     def evict(self, table: str) -> int:
         """Takes out the ids of this rank that the table's rules choose now; how many those were."""
         return self.home.evict(table)
+
+    def take_evicted(self, table: str, at_most: int | None = None) -> EvictedRows:
+        """Hands out rows that left a table on this rank, each once, see `TableView.take_evicted`."""
+        return self.home.take_evicted(table, at_most)
+
+    def put_back(self, table: str, rows: EvictedRows, *, overwrite: bool = True) -> int:
+        """Makes rows that left a table on any rank rows of it again, see `TableView.put_back`; how many on this rank.
+
+        Ranks may call it with the same `rows`: those that are at home on other ranks are passed over.
+        """
+        config = self.home._embedding.view(table).config  # KeyError: there is no such table
+        placement = self._tables.placements[self.home._embedding.tables.index(config)]
+        owners = placement.owner(rows.ids.detach().cpu().numpy())
+        return self.home.put_back(table, rows[torch.from_numpy(owners == self.exchange.rank)], overwrite=overwrite)
 
     def clocks(self, table: str) -> dict[str, int]:
         """Reads the clocks of a table on this rank, see `TableView.clocks`."""

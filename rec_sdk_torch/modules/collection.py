@@ -22,7 +22,7 @@ from ..optim.handles import TableHandle, TableParameter, module_dict
 from ..optim.norms import GradientNorms, gradient_norms
 from ..optim.requests import share_options, table_optimizers
 from ..sparse.jagged_tensor_with_timestamp import clicks_of, timestamps_of
-from ..tbe import TableBatchedEmbedding, TableOptimizer
+from ..tbe import EvictedRows, TableBatchedEmbedding, TableOptimizer
 from ..tbe.cache.batch import Batch, Int64Array
 from ..tbe.config.life import Seen
 from ..tbe.options import Scaler
@@ -284,6 +284,16 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
         self._sync_optimizers()
         return self._embedding.view(table).evict()
 
+    def take_evicted(self, table: str, at_most: int | None = None) -> EvictedRows:
+        """Hands out rows that left a table with `keep_evicted`, each once, see `TableView.take_evicted`."""
+        self._sync_optimizers()
+        return self._embedding.view(table).take_evicted(at_most)
+
+    def put_back(self, table: str, rows: EvictedRows, *, overwrite: bool = True) -> int:
+        """Makes rows that left a table rows of it again, see `TableView.put_back`; how many."""
+        self._sync_optimizers()
+        return self._embedding.view(table).put_back(rows, overwrite=overwrite)
+
     def clocks(self, table: str) -> dict[str, int]:
         """Reads the clocks that a table's rules go by, see `TableView.clocks`."""
         self._sync_optimizers()
@@ -311,8 +321,7 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
         with self._embedding.exclusive():
             layout.drop_windows()
             for table in layout.tables:
-                view = self._embedding.view(table.name)
-                view.remove(view.ids())
+                self._embedding.view(table.name).begin_anew()
             self._fill_rows()
 
     def _fill_rows(self) -> None:

@@ -116,6 +116,7 @@ class AdmitAndEvictConfig:
         evict_idle_steps: evicts an id that none of so many batches, the latest ones, had; 0: off.
         max_rows: ids beyond so many leave, those with the smallest count (POLICY_COUNT) or score; 0: off.
         max_bytes: the same for the bytes of the rows; 0: off.
+        keep_evicted: rows that leave wait for `take_evicted` of the collection.
 
     Raises:
         TypeError: a field of the wrong type.
@@ -138,6 +139,7 @@ class AdmitAndEvictConfig:
     evict_idle_steps: int | None = field(default=0, kw_only=True)
     max_rows: int | None = field(default=0, kw_only=True)
     max_bytes: int | None = field(default=0, kw_only=True)
+    keep_evicted: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         """Checks the fields."""
@@ -153,6 +155,8 @@ class AdmitAndEvictConfig:
             value = getattr(self, name)
             if value is not None:
                 _check_int(owner, name, value, low)
+        if not isinstance(self.keep_evicted, bool):
+            raise TypeError(f"{owner}: keep_evicted is {self.keep_evicted!r}, expected a bool")
         if self.not_admitted_default_value is not None:
             _check_float(owner, "not_admitted_default_value", self.not_admitted_default_value)
         if not isinstance(self.showclick_params, ShowClickParams):
@@ -195,13 +199,14 @@ class AdmitAndEvictConfig:
     def table_life(self) -> TableLife | None:
         """The rules as the table-batched embedding takes them; None where all are off."""
         if not self.is_feature_filter_enabled():
-            return None
+            return TableLife(keep_evicted=True) if self.keep_evicted else None
         common: dict[str, Any] = {
             "default_value": float(self.not_admitted_default_value or 0.0),
             "evict_step_interval": self.evict_step_interval or 0,
             "evict_idle_steps": self.evict_idle_steps or 0,
             "max_rows": self.max_rows or 0,
             "max_bytes": self.max_bytes or 0,
+            "keep_evicted": self.keep_evicted,
         }
         admits = self.is_feature_admit_enabled()
         if self.policy_type is AdmitAndEvictPolicyType.POLICY_COUNT:

@@ -2,8 +2,9 @@
 
 from .._engine import CacheTooSmallError, CapacityError
 from ..formulas import SPECS, OptimizerSpec, StateSpec
+from .cache.evicted import EvictedRows
 from .config.cache_size import BatchHint, CacheOption
-from .config.life import TableLife
+from .config.life import EvictReason, TableLife
 from .config.optimizer import TableOptimizer
 from .config.table import BoundsCheckMode, Home, InitializerType, Pooling, TableConfig
 from .embedding import TableBatchedEmbedding
@@ -17,6 +18,8 @@ __all__ = [
     "CacheTooSmallError",
     "CapacityError",
     "EmbeddingOptions",
+    "EvictReason",
+    "EvictedRows",
     "Home",
     "InitializerType",
     "OptimizerSpec",

@@ -463,7 +463,8 @@ class TableBatchedEmbedding(WaitingGradients, CountedNorms, TablesModule):
         `bytes_out`, `bounds_errors`, `largest_batch` (the most distinct rows that a batch had of one table),
         `warmed_rows` (which came to the cache by a load or `TableView.warm`) and, now,
         `pinned_rows` (which batches in flight hold in the cache). For tables that admit or evict ids also: `admitted`
-        (ids that got a row), `not_admitted_lookups` (which read the default value), `evicted` (ids that left by rule).
+        (ids that got a row), `not_admitted_lookups` (which read the default value), `evicted` (ids that left by rule),
+        and now `evicted_waiting` (rows that left and wait for `TableView.take_evicted`).
         Without `table` also `copied_batches` (batches whose ids came from a device), `depth_reached` (the most batches
         planned ahead at once), and two times of the host in microseconds: `plan_us`, planning in any thread, and
         `wait_us`, what training forwards spent on plans and swaps.
@@ -485,8 +486,8 @@ class TableBatchedEmbedding(WaitingGradients, CountedNorms, TablesModule):
         `device`: the cache, and the sums of an accumulation window. `host`: rows in the host store, as far as memory is
         committed. `disk`: files of a host store on disk. `index`: the maps from ids to rows. `columns`: what options
         keep per row (`track_changes`, rules by which ids leave), for all rows of an index table, with the logs of what
-        changed and left. `candidates`: what is counted of ids that are not admitted. `staging`, without `table`: plans
-        and rows on their way now.
+        changed and left. `candidates`: what is counted of ids that are not admitted. `evicted`: rows that left and wait
+        for `TableView.take_evicted`. `staging`, without `table`: plans and rows on their way now.
 
         Raises:
             KeyError: no table has this name.

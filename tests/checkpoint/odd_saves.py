@@ -17,7 +17,9 @@ from rec_sdk_torch.checkpoint.manifest import MANIFEST
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
 from rec_sdk_torch.tbe.config.life import TableLife
 
-LIFE = TableLife(admit_threshold=2.0, evict_share=0.1, evict_age=1000, evict_step_interval=50, beta=0.5)
+LIFE = TableLife(
+    admit_threshold=2.0, evict_share=0.1, evict_age=1000, evict_step_interval=50, beta=0.5, keep_evicted=True
+)
 
 
 def make(optimizer: Any = WINDOWS, **options: Any) -> TableBatchedEmbedding:
@@ -39,7 +41,7 @@ def train(embedding: TableBatchedEmbedding, seeds: range) -> None:
 
 
 def saved(path: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """A full save, and a delta with removed ids, candidates and an open window; each with what was saved."""
+    """A full save, and a delta with removed ids and their rows, candidates and an open window; with what was saved."""
     source = make()
     train(source, range(7))
     saves = [(Path(rst.Saver().save(source, path, incremental=True)), state_of(source))]
@@ -58,6 +60,7 @@ def state_of(embedding: TableBatchedEmbedding) -> dict[str, Any]:
     result["columns"] = {name: values.tolist() for name, values in view.row_columns(ids).items()}
     result["candidates"] = waiting.tolist(), {name: values.tolist() for name, values in counted.items()}
     result["clocks"] = view.clocks()
+    result["evicted"] = [(rows.ids.tolist(), rows.weight.tolist()) for rows in view.evicted_waiting()]
     return result
 
 

@@ -22,7 +22,7 @@ from rec_sdk_torch.tbe import TableBatchedEmbedding, TableLife
 from rec_sdk_torch.tbe.cache.batch import Seen
 from rec_sdk_torch.tbe.rows import snapshot
 
-LIFE = TableLife(admit_threshold=2, evict_step_interval=2, evict_idle_steps=3, max_rows=25)
+LIFE = TableLife(admit_threshold=2, evict_step_interval=2, evict_idle_steps=3, max_rows=25, keep_evicted=True)
 HASHED = ("a", "c")
 SGD = (torch.optim.SGD, {"lr": 0.1})
 
@@ -52,6 +52,8 @@ def counted(embedding: TableBatchedEmbedding) -> dict[str, Any]:
         waiting, of_waiting = view.candidates()
         result[f"{name}.candidates"] = (waiting.tolist(), {key: each.tolist() for key, each in of_waiting.items()})
         result[f"{name}.clocks"] = view.clocks()
+        left = [(rows.ids.tolist(), rows.weight.tolist()) for rows in view.evicted_waiting()]
+        result[f"{name}.left"] = [row for ids_left, weights in left for row in zip(ids_left, weights, strict=True)]
     return result
 
 
@@ -84,6 +86,7 @@ def disturbance(source: TableBatchedEmbedding, seed: int) -> Callable[[], None]:
             view.write(ids, {"weight": torch.full((5, view.config.embedding_dim), 7.0, dtype=view.config.weight_dtype)})
         elif kind == 2 and view.config.life is not None:
             view.evict()
+            view.put_back(view.take_evicted(3))
         elif kind == 3 and not source.layout.window_open():  # a row is planned twice before its first update
             batch = tables.batch(next(count))
             outputs = [source(*batch) for _ in range(2)]

@@ -251,11 +251,12 @@ def test_counts_of_the_cache_go_on(saves: tuple[Path, Any]) -> None:
     train(target, range(50, 53))
     before = [target.cache_stats(table) for table in (None, "a", "b")]
     rst.Saver().load(target, saves[0])
+    assert len(target.view("a").take_evicted()) == target.cache_stats("a")["evicted_waiting"] + 2
     for table, counted in zip((None, "a", "b"), before, strict=True):
         now = target.cache_stats(table)
         assert now["warmed_rows"] > 0
         counted["warmed_rows"] = now["warmed_rows"]
-        assert {name: now[name] for name in counted} == counted | {"pinned_rows": 0}
+        assert {name: now[name] for name in counted} == counted | {"pinned_rows": 0, "evicted_waiting": 0}
     train(target, range(53, 54))
     assert target.cache_stats("a")["batches"] == before[1]["batches"] + 1
     target.reset_cache_stats()

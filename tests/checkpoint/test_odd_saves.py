@@ -140,7 +140,7 @@ def value(name: str, number: float, place: int = 0) -> Any:
     """One element of a tensor is another number."""
 
     def change(header: Header, data: dict[str, np.ndarray]) -> None:
-        kinds = {"I64": np.int64, "F64": np.float64, "F32": np.float32}
+        kinds = {"I64": np.int64, "F64": np.float64, "F32": np.float32, "U8": np.uint8}
         data[name].view(kinds[header[name]["dtype"]])[place] = number
 
     return change
@@ -215,6 +215,9 @@ FILES: dict[str, tuple[str, str, Any, str]] = {
     "a candidate never seen": ("a", "candidates", value("column.count", 0), r"column\.count has the value 0"),
     "a candidate of a negative count": ("a", "candidates", value("column.count", -5), "has the value -5"),
     "candidates of float64": ("a", "candidates", typed("ids", "F64", 8), r"ids is torch\.float64"),
+    "a row that left for no reason": ("a", "evicted", value("reason", 6), "reason has the value 6, which cannot be"),
+    "a row that left of a negative count": ("a", "evicted", value("column.count", -1), "has the value -1"),
+    "rows that left without states": ("a", "evicted", drop("state.sum"), r"has no tensor 'state\.sum'"),
     "sums of another width": ("a", "window", typed("sums", "F32", 4, 4), r"sums is torch\.float32 "),
     "sums of float64": ("b", "window", typed("sums", "F64", 8, 8), r"sums is torch\.float64 "),
     "a gradient of no row": ("a", "window", value("ids", 99), "id 99 of table 'a' has gradients and no row"),

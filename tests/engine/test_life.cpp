@@ -121,7 +121,11 @@ void rows_in_use_are_not_evicted() {
   train({3});
   CHECK(!loop.engine->evicts({5}) && loop.engine->evicts({1}));
   CHECK(loop.engine->end_step({1}) == 0);  // 1 was idle for two batches, and its update is to come
+  CHECK(loop.engine->leaving_ids(0, true).ids.empty());
   held->release();
+  const LeavingIds leaving = loop.engine->leaving_ids(0, std::vector<int64_t>{2});
+  CHECK(leaving.ids == std::vector<int64_t>{1});
+  CHECK(leaving.reasons == std::vector<uint8_t>{static_cast<uint8_t>(LeaveReason::kIdle)});
   loop.model.weights.erase(1);
   CHECK(loop.engine->end_step({2}) == 1 && loop.engine->row_count(0) == 2);
   const auto window = train({2});

@@ -42,6 +42,7 @@ def test_counts_are_of_each_table(device: torch.device) -> None:
     expected = {"batches": 2, "lookups": 6, "unique_rows": 5, "unique_misses": 5, "new_rows": 5, "rows_in": 5}
     expected |= {"rows_out": 1, "bytes_in": 5 * RECORD, "bytes_out": RECORD, "bounds_errors": 0, "largest_batch": 3}
     expected |= {"warmed_rows": 0, "pinned_rows": 0, "admitted": 0, "not_admitted_lookups": 0, "evicted": 0}
+    expected |= {"evicted_waiting": 0}
     assert first == expected
     assert (second["lookups"], second["unique_rows"], second["new_rows"], second["rows_out"]) == (4, 3, 2, 0)
     for name in ("lookups", "unique_rows", "unique_misses", "new_rows", "rows_in", "rows_out", "bytes_in"):
@@ -93,6 +94,7 @@ def test_memory_is_reported_by_what_holds_it(device: torch.device, window: int) 
         "index": 0,
         "columns": 0,
         "candidates": 0,
+        "evicted": 0,
         "staging": 0,
     }, "before the first use"
     if window > 1:

@@ -20,8 +20,8 @@ STEPS = 20
 BATCH = 4
 DIMS = (1, 3, 8, 20, 64, 130)
 KINDS = ("mixed", "mixed", "mixed", "empty", "one id", "all the same", "all new", "extremes", "hot")
-EVENTS = ("train", "train", "train", "train", "eval", "abandon", "overlap", "fail", "warm")
-WITHOUT_FORWARD = ("fail", "save", "load", "warm")
+EVENTS = ("train", "train", "train", "train", "eval", "abandon", "overlap", "fail", "warm", "leave")
+WITHOUT_FORWARD = ("fail", "save", "load", "warm", "leave")
 
 STORES = tempfile.TemporaryDirectory(prefix="rec_sdk_oracle")
 """Folders of host stores on disk, each used by one embedding."""
@@ -118,6 +118,10 @@ class Scenario:
         """Whether the cache swaps rows and looks them up in one call, as on an NPU."""
         return self.seed % 3 > 0
 
+    def overwrites(self, index: int) -> bool:
+        """Whether rows that are put back in a step replace those that came meanwhile."""
+        return (self.seed + index) % 2 == 0
+
     def actions(self) -> Iterator[tuple[int, list[int]]]:
         """(step to run forward, steps whose backward follows), in order.
 
@@ -136,6 +140,10 @@ class Scenario:
     def features_of(self, table: int) -> slice:
         begin = sum(t.num_features for t in self.tables[:table])
         return slice(begin, begin + self.tables[table].num_features)
+
+    def removed(self, table: int, index: int) -> list[int]:
+        """The ids that are removed in a step: some of those that it draws."""
+        return sorted(self.ids(table, self.steps[index]))[index % 3 :: 3]
 
     def ids(self, table: int, step: Step) -> set[int]:
         every = {int(i) for feature in step.features[self.features_of(table)] for bag in feature for i in bag}

@@ -6,15 +6,27 @@ Optimizers are torch's own, or the documented formulas of those it lacks, on the
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from life_reference import Life
+from life_reference import Id, Life
 from optimizer_table import BY_NAME
 from reference_optimizers import EnsembleRowWiseAdagrad
 
-from rec_sdk_torch.tbe import Pooling, TableConfig
+from rec_sdk_torch.tbe import EvictReason, Pooling, TableConfig
+
+
+@dataclass
+class Left:
+    """A row that left its table, as it was then."""
+
+    id: int
+    weight: torch.Tensor
+    states: dict[str, torch.Tensor]
+    counted: Id
+    reason: EvictReason
 
 
 class Reference:
@@ -42,7 +54,9 @@ class Reference:
         self._rows_of: dict[tuple[int, int], set[int]] = {}  # by batch and table, at its forward
         self.max_gradient = max_gradient
         self.initial = [weight.detach().clone() for weight in self.weights]
-        self._seen: list[set[int]] = [set() for _ in tables]
+        self.seen: list[set[int]] = [set() for _ in tables]  # ids that a training batch had, and were not removed
+        self._waiting: list[set[int]] = [set() for _ in tables]  # rows with gradients of the open window
+        self.left: list[list[Left]] = [[] for _ in tables]  # of tables that keep those
         self.lives = [None if table.life is None else Life(table.life) for table in tables]
 
     def features_of(self, table: int) -> range:
@@ -66,7 +80,8 @@ class Reference:
                 continue
             meant = self.meant(index, features)
             known = set(self.ids_of(index, features)[meant].tolist())
-            self._seen[index] |= known
+            self.seen[index] |= known
+            self._rows_of[id(features), index] = known
             if life is not None:
                 life.batch(*(self.ids_of(index, of)[meant] for of in (features, clicks, timestamps)))
                 self._rows_of[id(features), index] = known & life.rows.keys()
@@ -75,16 +90,60 @@ class Reference:
     def _end_step(self, features: list[list[np.ndarray]], in_flight: list[list[list[np.ndarray]]]) -> None:
         """Ids leave: their rows are as at first."""
         for index, life in enumerate(self.lives):
-            if life is None or self.tables[index].name == self.frozen:
+            if self.tables[index].name == self.frozen:
                 continue
-            life.waiting |= self._rows_of[id(features), index]
+            self._waiting[index] |= self._rows_of[id(features), index]
             if not self.backwards % self.window:
-                life.waiting = set()
-            held: set[int] = set()
-            for batch in in_flight:
-                held |= self._rows_of[id(batch), index]
-            for i in life.end_step(held):
-                self._forget(index, self.places[index][i])
+                self._waiting[index] = set()
+            if life is None:
+                continue
+            life.waiting = self._waiting[index]
+            before = dict(life.rows)
+            for i in life.end_step(self._held(index, in_flight)):
+                self._leave(index, i, before[i], life.reasons[i])
+
+    def _held(self, table: int, in_flight: list[list[list[np.ndarray]]]) -> set[int]:
+        return set().union(*(self._rows_of.get((id(batch), table), set()) for batch in in_flight))
+
+    def _leave(self, table: int, i: int, counted: Id, reason: EvictReason) -> None:
+        row, weight = self.places[table][i], self.weights[table]
+        life = self.tables[table].life
+        if life is not None and life.keep_evicted:
+            names = self.optimizers[table].states
+            states = {name: self.state(table, name)[row].clone() for name in names}
+            self.left[table].append(Left(i, weight[row].detach().clone(), states, replace(counted), reason))
+        self._forget(table, row)
+
+    @torch.no_grad()
+    def remove(self, table: int, ids: list[int], in_flight: list[list[list[np.ndarray]]]) -> int | None:
+        """Takes ids out; how many the table knew, or None where batches in flight or gradients need some."""
+        life, hashed = self.lives[table], self.tables[table].hashed
+        known = [i for i in ids if not hashed or i in (self.seen[table] if life is None else life.rows)]
+        if (self._held(table, in_flight) | self._waiting[table]) & set(known):
+            return None
+        for i in known:
+            self._leave(table, i, Id() if life is None else life.rows.pop(i), EvictReason.REMOVED)
+        self.seen[table] -= set(known)
+        if life is not None:
+            life.candidates = {i: one for i, one in life.candidates.items() if i not in ids}
+        return len(known)
+
+    @torch.no_grad()
+    def put_back(self, table: int, rows: list[Left], overwrite: bool) -> int:
+        """Makes them rows again, each id as it left last; how many."""
+        life = self.lives[table]
+        assert life is not None
+        latest = {row.id: row for row in rows}
+        chosen = [row for i, row in latest.items() if overwrite or i not in life.rows]
+        for left in chosen:
+            place, weight = self.places[table][left.id], self.weights[table]
+            weight[place] = left.weight
+            for name, state in left.states.items():
+                self.optimizers[table].state[weight][name][place] = state
+            life.rows[left.id] = replace(left.counted)
+            life.candidates.pop(left.id, None)
+            self.seen[table].add(left.id)
+        return len(chosen)
 
     def _forget(self, table: int, row: int) -> None:
         weight = self.weights[table]
@@ -178,7 +237,7 @@ class Reference:
         place, life = self.places[table], self.lives[table]
         if not self.tables[table].hashed:
             return list(place.values())
-        return [place[i] for i in (self._seen[table] if life is None else life.rows)]
+        return [place[i] for i in (self.seen[table] if life is None else life.rows)]
 
     def state(self, table: int, name: str) -> torch.Tensor:
         """A state of every row, `[n, D]` or `[n, 1]`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,6 +22,7 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 from life_reference import Life
 from optimizer_table import BY_NAME
+from oracle_leaving import Result, compare_left, keeps, leave, note_left, reference_leave, take
 from oracle_scenarios import (
     BATCH,
     EVENTS,
@@ -121,8 +123,6 @@ def one_batch(scenario: Scenario) -> dict[str, int]:
     return need
 
 
-Result = dict[str, torch.Tensor]
-
 NORMS = (2.0, float("inf"))
 """p of the norms of gradients that are compared."""
 
@@ -212,6 +212,8 @@ def run(scenario: Scenario, cache: dict[str, int], device: torch.device, depth: 
             result.update({f"saved{index}.{name}": value for name, value in saved.items()})
         elif step.event == "warm":
             warm(embedding, scenario, step)
+        elif step.event == "leave":
+            leave(embedding, scenario, index, result)
         elif step.event == "load":
             result[f"loaded{index}"] = torch.tensor(loaded(embedding, saved))
         else:
@@ -233,6 +235,8 @@ def run(scenario: Scenario, cache: dict[str, int], device: torch.device, depth: 
                 embedding.apply_gradients()
     for table in embedding.tables:
         collect(embedding, table.name, result)
+        if keeps(table):
+            take(embedding, table.name, result, "end")
     return result
 
 
@@ -327,8 +331,12 @@ def reference_run(scenario: Scenario, device: torch.device) -> tuple[Result, Ref
     )
     result: Result = {}
     forwards = {}
+    pending: list[int] = []
     for index, done in scenario.actions():
         step = scenario.steps[index]
+        pending += [index] if step.event in ("train", "overlap") else []
+        if step.event == "leave":
+            reference_leave(reference, scenario, index, [scenario.steps[i].features for i in pending], result)
         if step.event not in WITHOUT_FORWARD:
             if step.trains:
                 reference.begin_batch(step.features, step.clicks, step.timestamps)
@@ -337,6 +345,7 @@ def reference_run(scenario: Scenario, device: torch.device) -> tuple[Result, Ref
             for feature, (output, tolerance) in enumerate(zip(outputs, tolerances, strict=True)):
                 result[f"output{index}.{feature}"] = output.detach().clone()
                 result[f"tolerance{index}.{feature}"] = tolerance
+        pending = [] if done else pending
         for number in done:
             backward(forwards[number], [grad.double() for grad in scenario.steps[number].grads])
             in_flight = [scenario.steps[i].features for i in flying(scenario, index, done, number)]
@@ -344,6 +353,9 @@ def reference_run(scenario: Scenario, device: torch.device) -> tuple[Result, Ref
             for p in NORMS if scenario.counts and number % 2 else ():
                 grads = [reference.last_gradients.get(table.name) for table in scenario.tables]
                 result[f"norms{number}.{p}"] = torch.stack([norm_of(grad, p) for grad in grads])
+    for index, table in enumerate(scenario.tables):
+        if keeps(table):
+            note_left(table.name, reference.left[index], result, "end")
     return result, reference
 
 
@@ -375,6 +387,8 @@ def compare(scenario: Scenario, result: Result, device: torch.device) -> None:
         assert (error <= allowed).all(), f"{name}: {error.max()} off, {allowed[error > allowed]} allowed"
     for name in [name for name in expected if name.startswith("norms")]:
         torch.testing.assert_close(result[name], expected[name], rtol=1e-5, atol=1e-5, msg=name)
+    for name in [name for name in expected if re.search(r"\.(left|back|removed)", name)]:
+        compare_left(name, result, expected)
     for index, table in enumerate(scenario.tables):
         ids = result[f"{table.name}.ids"].tolist()
         if table.hashed:
@@ -384,8 +398,7 @@ def compare(scenario: Scenario, result: Result, device: torch.device) -> None:
         if table.hashed and table.name == scenario.frozen:
             assert not ids, "what is frozen gets no row"
         elif table.hashed and table.life is None:
-            trained = set().union(*(scenario.ids(index, s) for s in scenario.steps if s.trains))
-            assert set(ids) == trained, "eval must insert nothing, training everything"
+            assert set(ids) == reference.seen[index], "eval must insert nothing, training everything"
         kept = [row for row, i in enumerate(ids) if i in reference.places[index]]
         rows = [reference.places[index][ids[row]] for row in kept]
         weight = result[f"{table.name}.weight"][kept].double()

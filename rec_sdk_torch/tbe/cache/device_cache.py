@@ -18,6 +18,7 @@ from ..config.rounding import rounding_seeds
 from ..config.table import BoundsCheckMode, Pooling, warn_of_bounds
 from .accumulation import Segments, Window
 from .batch import Batch, Int64Array
+from .evicted import Departures
 from .graded import GradedPlan, graded_rows
 from .group_spec import Member, drawn, engine_of, evict_intervals, fill_default_rows, record_layout, state_inits
 from .ledger import Call, Ledger, Run
@@ -52,12 +53,14 @@ class Group:
         engine: the rows' directory and store.
         intervals: steps between evictions of each member's ids; 0 for none.
         swap: brings rows to the cache.
+        evicting: whether ids leave some of the tables, or are admitted to them, by rules.
         works_on_tables: whether steps may end a window, evict ids, or pass over whole tables.
         swapping_ns: nanoseconds that lookups spent on rows that come and leave.
         warns: whether `warn` may have something to say.
         window: gradients that wait; None where each backward pass updates.
         norms: of the gradients of the last update; None where they are not counted.
         snapshots: by place, of members of which a save takes a moment.
+        evicted: by place, of members whose rows are handed out when they leave: where these wait.
         chunk: rows that pass through one staging buffer when whole tables are read, written or looked up.
     """
 
@@ -125,11 +128,12 @@ class Group:
         self._frozen = [False] * len(members)
         self._dated = any(member.config.life is not None and member.config.life.evict_age for member in members)
         self.warns = self._may_warn or self._dated
-        self._evicting = any(member.config.life is not None for member in members)
+        self.evicting = any(member.config.life is not None for member in members)
         passes = any(optimizer.spec.between is not None for optimizer in self.optimizers)
-        self.works_on_tables = self.accumulate_step > 1 or self._evicting or passes
+        self.works_on_tables = self.accumulate_step > 1 or self.evicting or passes
         self.norms: UpdateNorms | None = None
         self.snapshots: dict[int, Watcher] = {}
+        self.evicted: dict[int, Departures] = {}
         self.chunk = max(1024, CHUNK_BYTES // self.layout.bytes)
         # Buffers are made outside of inference mode, whose tensors could not be changed by a later step.
         with torch.inference_mode(False):
@@ -177,12 +181,17 @@ class Group:
         self._counted, self.swap.engine, self.engine = counted, engine, engine
 
     def stats(self, table: int | None) -> dict[str, int]:
-        """Counts of the engine, with those of engines before it, and `pinned_rows`."""
-        found = self.engine.stats(table) | {"pinned_rows": self.engine.pinned(table)}
+        """Counts of the engine, with those of engines before it, and of now `pinned_rows` and `evicted_waiting`."""
+        waiting = sum(each.rows() for each in self.waiting(table))
+        found = self.engine.stats(table) | {"pinned_rows": self.engine.pinned(table), "evicted_waiting": waiting}
         for name, count in self._counted.get(table, {}).items():
-            if name != "pinned_rows":  # which is of now
+            if name not in ("pinned_rows", "evicted_waiting"):
                 found[name] = max(found[name], count) if name == "largest_batch" else found[name] + count
         return found
+
+    def waiting(self, table: int | None) -> list[Departures]:
+        """Where rows wait that have left one table, or all."""
+        return [each for place, each in self.evicted.items() if table in (None, place)]
 
     def memory(self, table: int | None) -> dict[str, int]:
         """Bytes that the engine takes for one table, or for all."""
@@ -235,9 +244,11 @@ class Group:
             warn_of_timestamps(plan.host.set_aside)
 
     def warn_of_evictions(self) -> None:
-        """Warns of tables that lost more than half of their rows at once."""
-        if self._evicting:
+        """Warns of tables that lost more than half of their rows at once, and of rows that wait in much memory."""
+        if self.evicting:
             warn_of_evictions(self.engine.take_large_evictions())
+            for departures in self.evicted.values():
+                departures.warn()
 
     def weights_of(self, batch: Batch) -> torch.Tensor | None:
         """The batch's per-sample weights in the order of this group's lookups, differentiable."""
@@ -426,17 +437,7 @@ class Group:
 
     def evicts(self) -> bool:
         """Whether ids leave when the step that goes on ends: no plan may be made then."""
-        return self._evicting and self.engine.evicts(self.intervals)
-
-    def end_step(self, ledger: Ledger) -> None:
-        """A training step has ended, and its pins: ids leave whose time has come."""
-        if not self._evicting:
-            return
-        if not ledger.has((self, "end")) and self.engine.evicts(self.intervals):
-            self.swap.settle()
-            for table, snapshot in self.snapshots.items():
-                snapshot.before_change(self.engine.leaving_ids(table, self.intervals))
-        ledger.run((self, "end"), self.engine.end_step, self.intervals)
+        return self.evicting and self.engine.evicts(self.intervals)
 
     # ---- reading
 

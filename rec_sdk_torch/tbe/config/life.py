@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum, unique
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,17 @@ from .numbers import as_int
 
 NEVER = -(2**63)
 """The timestamp of a table that has seen none."""
+
+
+@unique
+class EvictReason(IntEnum):
+    """Why a row left its table: the rule that took it out, of several the first here, or `remove`."""
+
+    AGE = 1
+    IDLE = 2
+    SCORE = 3
+    BOUND = 4
+    REMOVED = 5
 
 
 @dataclass(frozen=True)
@@ -41,6 +53,7 @@ class TableLife:
         max_rows: at the end of a step with more rows, those with the least score, or count without `evict_share`,
             leave, down to 7/8 of it; the same for ids that are not admitted. 0 for no bound.
         max_bytes: the same for the bytes of the rows' records; the smaller of the two bounds counts.
+        keep_evicted: rows that leave, by these rules or `TableView.remove`, wait for `TableView.take_evicted`.
 
     Raises:
         ValueError: a field that is not finite, negative, or no whole number where one is needed.
@@ -63,8 +76,11 @@ class TableLife:
     evict_step_interval: int = 0
     max_rows: int = 0
     max_bytes: int = 0
+    keep_evicted: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.keep_evicted, bool):
+            raise TypeError(f"TableLife: keep_evicted is {self.keep_evicted!r}, expected a bool")
         for name in ("default_value", "alpha", "beta", "evict_share", "score_decay"):
             if not math.isfinite(getattr(self, name)):
                 raise ValueError(f"TableLife: {name} is {getattr(self, name)}, must be finite")
@@ -82,9 +98,9 @@ class TableLife:
         return self.admit_threshold is not None
 
     def any(self) -> bool:
-        """Whether some rule is on."""
+        """Whether some rule is on, or rows that leave are kept."""
         rules = self.evict_share, self.evict_age, self.evict_idle_steps, self.max_rows, self.max_bytes
-        return self.admits or any(rules)
+        return self.admits or any(rules) or self.keep_evicted
 
     @property
     def counts_shows(self) -> bool:

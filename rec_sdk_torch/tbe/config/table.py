@@ -228,7 +228,9 @@ class TableConfig:
                 f"table {self.name!r}: cache_dtype {self.cache_dtype}, allowed are None and {WEIGHT_DTYPES}"
             )
         if self.life is not None and self.life.any() and not self.hashed:
-            raise ValueError(f"table {self.name!r}: only a hash table admits or evicts ids")
+            raise ValueError(
+                f"table {self.name!r}: only a hash table admits or evicts ids, and hands out rows that leave"
+            )
         if self.life is not None and not self._holds(self.life.default_value):
             default, dtypes = self.life.default_value, self._dtypes
             raise ValueError(f"table {self.name!r}: default_value is {default}, needs a finite one of {dtypes}")

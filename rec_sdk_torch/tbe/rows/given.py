@@ -116,6 +116,23 @@ def heats_of(table: str, ids: torch.Tensor, heats: torch.Tensor | None) -> np.nd
     return found
 
 
+def columns_problem(config: TableConfig, columns: Mapping[str, torch.Tensor], rows: int) -> str | None:
+    """Says why `columns` cannot be those of so many rows; None when they can. `columns_of` says more.
+
+    Raises:
+        TypeError, ValueError: as `columns_of`.
+    """
+    kept = config.life.columns() if config.life is not None else []
+    for name, values in columns_of(config.name, columns).items():
+        if name not in kept:
+            return f"it keeps no column {name!r}, only {kept}"
+        if values.shape != (rows,):
+            return f"shape {values.shape} of column {name}, expected {(rows,)}"
+        if name not in ("score", "timestamp") and len(values) and not 0 <= values.min() <= values.max() < 2**32:
+            return f"column {name} has numbers from {values.min()} to {values.max()}, allowed are 0 to 2**32 - 1"
+    return None
+
+
 def columns_of(table: str, columns: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
     """Columns of rows or of candidates, in host memory.
 

@@ -13,6 +13,7 @@ from ...backends.devices import backend_for
 from ..cache.accumulation import counted
 from ..cache.batch import Batch, Int64Array
 from ..cache.device_cache import Group
+from ..cache.evicted import Departures
 from ..cache.group_spec import Member, alike, record_layout, stored_bytes
 from ..cache.padding_ids import PaddingIds
 from ..cache.store_folder import StoreFolder
@@ -47,6 +48,7 @@ class Layout:
             all rows.
         windows: backward passes so far of the accumulation windows of each length.
         waiting: gradients that wait for `step()`.
+        evicted: by name, of tables whose rows are handed out when they leave: where these wait.
         always: by name, ids whose rows a table has though they may not have been met.
         fill: fills tables that are new.
     """
@@ -89,6 +91,7 @@ class Layout:
         self.works_on_tables = False
         self.windows: dict[int, int] = {}
         self.waiting: Waiting = NOTHING
+        self.evicted = {t.name: Departures(t.name) for t in self.tables if t.life is not None and t.life.keep_evicted}
         self.always: dict[str, Callable[[], Int64Array]] = {}
         self.fill = fill
 
@@ -181,6 +184,7 @@ class Layout:
                 group.freeze(options.frozen)
             group.count_norms(options.grad_norms)
             group.always = {group.places[name]: ids for name, ids in self.always.items() if name in group.places}
+            group.evicted = {group.places[name]: each for name, each in self.evicted.items() if name in group.places}
             groups.append(group)
         logger.debug("caches on %s: %s", options.device, {t.name: n for t, n in zip(self.tables, slots, strict=True)})
         return groups
@@ -265,7 +269,9 @@ class Layout:
         self._store_folder, self.locks.store = folder, folder.path
 
     def copy_rows(self, other: Layout) -> None:
-        """Builds groups with the rows of `other`, if that one is built."""
+        """Builds groups with the rows of `other`, if that one is built, and has its rows to hand out."""
+        for name, departures in self.evicted.items():
+            departures.pieces[:] = other.evicted[name].pieces
         if other.built:
             fresh = self._build()
             move_rows(other.built, fresh)

@@ -11,12 +11,14 @@ import torch
 from ... import _engine
 from ..cache.batch import Int64Array
 from ..cache.device_cache import Group
+from ..cache.evicted import EvictedRows
 from ..config.life import NEVER
 from ..config.optimizer import TableOptimizer
 from .given import columns_of
 from .layout import Layout
 from .row_parts import part_of
-from .table_view import CLOCKS, Chunk, TableView
+from .table_life import CLOCKS
+from .table_view import Chunk, TableView
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +62,7 @@ class TableSource:
         window: gradients that wait: ids, float32 `[n, 2 * D]`.
         life: None for a table that keeps every id.
         rows: how many ids there are about.
+        evicted: gives rows that had left the table and were not taken.
     """
 
     view: TableView
@@ -67,6 +70,7 @@ class TableSource:
     window: Callable[[], Iterator[tuple[Int64Array, torch.Tensor]]]
     life: LifeState | None = None
     rows: int = 0
+    evicted: Callable[[], list[EvictedRows]] = list
 
 
 class Replacement:
@@ -100,6 +104,7 @@ class Replacement:
         self._beside = beside
         self._emptied = False
         self._new: list[tuple[Group, _engine.Engine, dict[int | None, dict[str, int]]]] = []
+        self._evicted: dict[str, list[EvictedRows]] = {}
         self.begun = False
 
     def prepare(self) -> None:
@@ -113,13 +118,15 @@ class Replacement:
             for source in self._sources:
                 group, table = source.view._open()
                 _fill(source, group, engines[groups.index(group)], table)
+                if source.view.config.name in self._layout.evicted:
+                    self._evicted[source.view.config.name] = source.evicted()
         except BaseException:
             self.drop()
             raise
 
     def drop(self) -> None:
         """Forgets what was prepared."""
-        self._new = []
+        self._new, self._evicted = [], {}
         if self._emptied:
             self._empty()
 
@@ -138,6 +145,8 @@ class Replacement:
         for group, engine, counted in self._new:
             group.adopt(engine, counted)
             engine.next_version()
+        for name, rows in self._evicted.items():
+            self._layout.evicted[name].pieces[:] = rows
         for optimizer, step, options in self._optimizers:
             optimizer.step = step
             optimizer.options.update(options)

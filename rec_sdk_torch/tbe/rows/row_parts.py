@@ -9,6 +9,7 @@ import torch
 
 from ..cache.batch import Int64Array
 from ..cache.device_cache import Group
+from ..cache.records import read_known
 from ..config.table import TableConfig
 
 WEIGHT = "weight"
@@ -83,13 +84,4 @@ def read_records(group: Group, table: int, ids: Int64Array) -> torch.Tensor:
     known = ~unknown
     if known.any():
         records[torch.from_numpy(known)] = read_known(group, table, ids[known], rows[known], slots[known])
-    return records
-
-
-def read_known(group: Group, table: int, ids: Int64Array, rows: Int64Array, slots: np.ndarray) -> torch.Tensor:
-    records = torch.empty((len(rows), group.layout.bytes), dtype=torch.uint8, device="cpu")
-    group.engine.read_rows(table, ids, rows, records.numpy())
-    resident = np.flatnonzero(slots >= 0)
-    if len(resident):
-        records[torch.from_numpy(resident)] = group.gather(slots[resident])
     return records

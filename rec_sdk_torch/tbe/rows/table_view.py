@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
 from ..cache.batch import Int64Array
 from ..cache.device_cache import Group
+from ..cache.evicted import EvictedRows
 from ..cache.group_spec import drawn, stored_bytes
+from ..cache.leaving import remove
 from ..cache.warming import warm_rows
-from ..config.life import NEVER
-from ..config.numbers import as_int
 from ..config.optimizer import TableOptimizer
-from .given import columns_of, distinct_ids_problem, heats_of, ids_of, known_ids_problem, plain, tensor_problem
+from .given import (
+    columns_of,
+    columns_problem,
+    distinct_ids_problem,
+    heats_of,
+    ids_of,
+    ids_problem,
+    known_ids_problem,
+    plain,
+    tensor_problem,
+)
 from .layout import Layout
 from .row_parts import WEIGHT, as_stored, part_of, read_parts, write_parts
+from .table_life import LifeView
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +45,7 @@ class Chunk:
     parts: dict[str, torch.Tensor]
 
 
-class TableView:
+class TableView(LifeView):
     """One whole table of an embedding.
 
     A call sees one moment of the table. For one moment of several calls or tables, hold `embedding.exclusive()`.
@@ -56,12 +67,6 @@ class TableView:
         """
         self.config = layout.config(name)
         self.layout = layout
-
-    def _open(self) -> tuple[Group, int]:
-        """The table's group and its place there, with every row where the engine says it is."""
-        group, table = self.layout.find_table(self.config.name)
-        group.swap.settle()
-        return group, table
 
     def parts(self) -> dict[str, tuple[int, ...]]:
         """Names of the parts of a row and their shapes, `weight` first."""
@@ -161,9 +166,47 @@ class TableView:
         """
         wanted = ids_of(self.config.name, ids)
         with self.layout.locks.exclusive():
+            return remove(*self._open(), wanted)
+
+    def put_back(self, rows: EvictedRows, *, overwrite: bool = True) -> int:
+        """Makes rows that `take_evicted` gave rows of the table again; how many.
+
+        Weights, states and columns are as they were then; of an id that is there twice, as it was when it left last.
+        Columns or states that `rows` lack are those of a new row, or stay as they are.
+
+        Args:
+            rows: all or some of those that were taken.
+            overwrite: ids that have come back since get this row, and lose the one that they have; else they keep it.
+
+        Raises:
+            CapacityError, MemoryError: the rows do not fit; nothing was changed, as after every exception.
+            ValueError, TypeError: states or columns that the table does not keep, or shapes that do not fit.
+        """
+        if not isinstance(rows, EvictedRows):
+            raise TypeError(f"table {self.config.name!r}: rows are {type(rows).__name__}, expected EvictedRows")
+        problem = ids_problem(rows.ids) or rows.length_problem()
+        if problem is not None:
+            raise ValueError(f"table {self.config.name!r}: {problem}")
+        chosen = rows.latest()
+        with self.layout.locks.exclusive():
+            if not overwrite:
+                chosen = chosen[~self.knows(chosen.ids)]
+            parts = {WEIGHT: chosen.weight, **chosen.states}
+            load(self.layout, [Content(self, chosen.ids, parts, columns=chosen.columns)])
+        return len(chosen)
+
+    def begin_anew(self) -> None:
+        """Takes out all ids of a hash table, or makes rows of an index table initial; no row is handed out.
+
+        Raises:
+            RuntimeError: a batch in flight uses one of them; nothing was removed.
+        """
+        with self.layout.locks.exclusive():
             group, table = self._open()
-            group.before_change(table, wanted)
-            return group.engine.remove(table, wanted)
+            group.before_change(table)
+            group.engine.remove(table, self.ids().numpy())
+            if table in group.evicted:
+                group.evicted[table].pieces.clear()
 
     def warm(self, ids: torch.Tensor, heats: torch.Tensor | None = None) -> int:
         """Brings rows of `ids`, int64 `[n]`, hottest first, to free slots of the device cache; how many came.
@@ -179,109 +222,6 @@ class TableView:
         wanted, counted = ids_of(self.config.name, ids), heats_of(self.config.name, ids, heats)
         with self.layout.locks.exclusive():
             return warm_rows(*self._open(), wanted, counted)
-
-    # ---- the life of ids: docs/life.md
-
-    def row_columns(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The counts of the rows of `ids`, int64 `[n]`, all of which it knows; empty without a `TableLife`.
-
-        By name those that its rules need: `count`, `last_use` (of the clock `batches`, modulo 2^32), `clicks` and
-        `timestamp`, int64 `[n]`, and `score`, float64 `[n]`.
-
-        Raises:
-            KeyError: an id has no row.
-        """
-        with self.layout.locks.exclusive():
-            group, table = self._open()
-            columns = group.engine.read_columns(table, self._rows_of(group, table, ids))
-        return {name: torch.from_numpy(values) for name, values in columns.items()}
-
-    def write_row_columns(self, ids: torch.Tensor, columns: Mapping[str, torch.Tensor]) -> None:
-        """Sets what `row_columns` reads; columns that are not given stay.
-
-        Raises:
-            KeyError: an id has no row, or the table keeps no such column; nothing was set.
-            ValueError: another number of values than of ids, or one out of range.
-            TypeError: values of another type.
-        """
-        given = columns_of(self.config.name, columns)
-        with self.layout.locks.exclusive():
-            group, table = self._open()
-            rows = self._rows_of(group, table, ids)
-            group.before_change(table, ids_of(self.config.name, ids))
-            group.engine.write_columns(table, rows, given)
-
-    def candidates(self) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Ids that were seen and not admitted, int64 `[n]` ascending, and what is counted of each, int64 `[n]`.
-
-        `count`, `last_use`, and `clicks` and `timestamp` where the table's rules need them.
-        """
-        with self.layout.locks.exclusive():
-            group, table = self._open()
-            ids, columns = group.engine.candidates(table)
-        return torch.from_numpy(ids), {name: torch.from_numpy(values) for name, values in columns.items()}
-
-    def set_candidates(self, ids: torch.Tensor, columns: Mapping[str, torch.Tensor]) -> None:
-        """The table has these candidates and no others; columns that are not given are 0.
-
-        Raises:
-            KeyError, ValueError: columns that cannot be; ids that are there twice, or are rows; a table that admits
-                every id; nothing was set.
-            TypeError: ids or values of another type.
-        """
-        wanted, given = ids_of(self.config.name, ids), columns_of(self.config.name, columns)
-        twice = len(wanted) - len(np.unique(wanted))
-        if twice:
-            raise ValueError(f"table {self.config.name!r}: {twice} of the candidates are there twice")
-        with self.layout.locks.exclusive():
-            group, table = self._open()
-            rows = wanted[group.engine.find_rows(table, wanted)[0] >= 0]
-            if len(rows):
-                raise ValueError(f"table {self.config.name!r}: {len(rows)} candidates (such as {rows[0]}) are rows")
-            group.engine.set_candidates(table, wanted, given)
-
-    def clocks(self) -> dict[str, int]:
-        """The clocks of the rules: training `batches`, `steps` (backward passes), and the latest `timestamp`."""
-        with self.layout.locks.exclusive():
-            group, table = self._open()
-            return dict(zip(CLOCKS, group.engine.clock(table), strict=True))
-
-    def set_clocks(self, clocks: Mapping[str, int]) -> None:
-        """Sets what `clocks` reads; what is not given stays.
-
-        Rows and candidates whose timestamps are later than the clock are of that moment when ids are next evicted.
-
-        Raises:
-            KeyError: a name that is none of a clock.
-            ValueError: no whole number, or one out of range.
-        """
-        unknown = sorted(set(clocks) - set(CLOCKS))
-        if unknown:
-            raise KeyError(f"table {self.config.name!r} has no clocks {unknown}, only {list(CLOCKS)}")
-        for name, value in clocks.items():
-            least = NEVER if name == "timestamp" else 0
-            number = as_int(value)
-            if number is None or not least <= number < 2**63:
-                raise ValueError(
-                    f"table {self.config.name!r}: clock {name!r} is {value!r}, must be an int from {least} to 2**63 - 1"
-                )
-        with self.layout.locks.exclusive():
-            group, table = self._open()
-            now = dict(zip(CLOCKS, group.engine.clock(table), strict=True)) | dict(clocks)
-            group.engine.set_clock(table, *(now[name] for name in CLOCKS))
-
-    def evict(self) -> int:
-        """Takes out the ids that the table's rules choose now; how many had rows.
-
-        Rows that batches in flight use, or whose gradients wait for the end of a window, stay for the next time.
-        """
-        with self.layout.locks.exclusive():
-            group, table = self._open()
-            if table in group.snapshots:
-                group.before_change(table, group.engine.leaving_ids(table))
-            evicted = group.engine.evict(table)
-        group.warn_of_evictions()
-        return evicted
 
     def memory(self) -> dict[str, int]:
         """Bytes that the table takes, by kind: `store_bytes`, `disk_bytes` and others, as the engine names them."""
@@ -308,17 +248,6 @@ class TableView:
             records = group.swap.cache[begin : begin + rows]
             return {name: part_of(group, place)(records).detach() for name, place in self._places(None).items()}
 
-    def _rows_of(self, group: Group, table: int, ids: torch.Tensor) -> Int64Array:
-        wanted = ids_of(self.config.name, ids)
-        rows = group.engine.find_rows(table, wanted)[0]
-        if (rows < 0).any():
-            missing = wanted[rows < 0]
-            raise KeyError(f"table {self.config.name!r}: {len(missing)} ids have no row (such as {missing[0]})")
-        return rows
-
-
-CLOCKS = ("batches", "steps", "timestamp")
-
 
 @dataclass(frozen=True, eq=False)
 class Content:
@@ -330,6 +259,7 @@ class Content:
         parts: by name, `[n, ...]`.
         whole: the table is to have no other ids.
         initial: parts that all other rows have at first, by name, one number each.
+        columns: what the table's rules keep of the rows, by name, `[n]`.
     """
 
     view: TableView
@@ -337,6 +267,7 @@ class Content:
     parts: Mapping[str, torch.Tensor]
     whole: bool = False
     initial: Mapping[str, float] | None = None
+    columns: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def problem(self) -> str | None:
         """Says why it cannot be loaded; None when it can."""
@@ -355,7 +286,7 @@ class Content:
                 return f"{name} {problem}"
             if tuple(values.shape) != (rows, *shapes[name]):
                 return f"shape {tuple(values.shape)} of {name}, expected {(rows, *shapes[name])}"
-        return None
+        return columns_problem(config, self.columns, rows)
 
 
 class Load:
@@ -489,6 +420,9 @@ def _write(content: Content, staying: _Staying | None) -> None:
         group.engine.set_candidates(table, *staying.candidates)
     places = content.view._places(list(parts))
     write_parts(group, table, ids, {places[name]: part for name, part in parts.items()})
+    if content.columns:
+        given = columns_of(content.view.config.name, content.columns)
+        group.engine.write_columns(table, group.engine.find_rows(table, ids)[0], given)
     others = group.engine.others(table, ids) if content.initial else np.empty(0, np.int64)
     for name, number in (content.initial or {}).items():
         initial = torch.tensor(number, dtype=torch.float32, device="cpu").expand(len(others), 1)

@@ -112,12 +112,13 @@ COUNTERS = (
     "admitted",
     "not_admitted_lookups",
     "evicted",
+    "evicted_waiting",
 )
 
 
 def memory_report(groups: Sequence[Group], table: str | None) -> dict[str, int]:
     """See `TableBatchedEmbedding.memory_report`."""
-    report = dict.fromkeys(("device", "host", "disk", "index", "columns", "candidates"), 0)
+    report = dict.fromkeys(("device", "host", "disk", "index", "columns", "candidates", "evicted"), 0)
     for group, place in _places(groups, table):
         members = group.members if place is None else [group.members[place]]
         memory = group.memory(place)
@@ -127,6 +128,7 @@ def memory_report(groups: Sequence[Group], table: str | None) -> dict[str, int]:
         report["index"] += memory["id_map_bytes"]
         report["columns"] += memory["column_bytes"]
         report["candidates"] += memory["candidate_bytes"]
+        report["evicted"] += sum(departures.nbytes for departures in group.waiting(place))
     if table is None:
         report["staging"] = sum(group.swap.staging_bytes() for group in groups)
     return report

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ..cache.accumulation import counted
+from ..cache.leaving import end_step
 from ..cache.ledger import Ledger
 from ..cache.plan import Plan
 from ..config.optimizer import TableOptimizer
@@ -70,7 +71,7 @@ class TableUpdate:
         for holder in self._held:
             holder.release()
         for group in self._groups:
-            group.end_step(self._ledger)
+            end_step(group, self._ledger)
 
     def _update(self, of_groups: Grads) -> None:
         for group, plan, grads, weights in zip(self._groups, self._plans, of_groups, self._weights, strict=True):

@@ -169,15 +169,15 @@ void bind_snapshots(EngineClass& engine) {
       .def(
           "leaving_ids",
           [](Engine& e, int32_t table, const std::optional<std::vector<int64_t>>& intervals) {
-            std::vector<int64_t> ids;
+            LeavingIds leaving;
             {
               const WithoutLock nogil;
-              ids = intervals ? e.leaving_ids(table, *intervals) : e.leaving_ids(table, true);
+              leaving = intervals ? e.leaving_ids(table, *intervals) : e.leaving_ids(table, true);
             }
-            return to_numpy(std::move(ids));
+            return std::make_pair(to_numpy(std::move(leaving.ids)), to_numpy(std::move(leaving.reasons)));
           },
-          R"(Ids [n] that evict would take out now, or end_step with these intervals. All must be
-          settled.)",
+          R"(Ids [n] that evict would take out now, or end_step with these intervals, ascending, and by
+          which rule: uint8 [n], 1 age, 2 idleness, 3 score, 4 bound. All must be settled.)",
           py::arg("table"), py::arg("intervals") = py::none());
 }
 

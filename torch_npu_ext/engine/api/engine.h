@@ -14,6 +14,7 @@
 #include "torch_npu_ext/engine/batch/batch.h"
 #include "torch_npu_ext/engine/batch/plan_buffers.h"
 #include "torch_npu_ext/engine/group/group.h"
+#include "torch_npu_ext/engine/life/eviction.h"
 #include "torch_npu_ext/engine/plan/planner.h"
 #include "torch_npu_ext/engine/plan/reader.h"
 
@@ -218,9 +219,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // From a place on, 0 at first, at least so many; the place to go on from, or -1. Where the table changed
   // meanwhile rows may be left behind: begin again until none is pending.
   int64_t take_next(int32_t table, int64_t begin, int64_t least, TakenRows* taken);
-  // Ids that evict(), or end_step(), will take out of the table.
-  std::vector<int64_t> leaving_ids(int32_t table, bool at_interval);
-  std::vector<int64_t> leaving_ids(int32_t table, const std::vector<int64_t>& intervals);
+  // Ids that evict(), or end_step(), will take out of the table, and why.
+  LeavingIds leaving_ids(int32_t table, bool at_interval);
+  LeavingIds leaving_ids(int32_t table, const std::vector<int64_t>& intervals);
 
   // Admission and eviction of ids. A training step has ended: ids leave where an interval of so many steps
   // does, by table, or a bound is passed, for which all must be settled as for whole tables; how many left.

@@ -4,7 +4,6 @@
 #include <stdexcept>
 
 #include "torch_npu_ext/engine/api/engine.h"
-#include "torch_npu_ext/engine/life/eviction.h"
 
 namespace rec_sdk {
 namespace {

@@ -4,7 +4,6 @@
 #include <stdexcept>
 
 #include "torch_npu_ext/engine/api/engine.h"
-#include "torch_npu_ext/engine/life/eviction.h"
 
 namespace rec_sdk {
 namespace {
@@ -170,13 +169,13 @@ int64_t Engine::take_next(int32_t t, int64_t begin, int64_t least, TakenRows* ta
   return at < end ? at : -1;
 }
 
-std::vector<int64_t> Engine::leaving_ids(int32_t t, bool at_interval) {
+LeavingIds Engine::leaving_ids(int32_t t, bool at_interval) {
   const auto guard = lock_settled("choosing ids to evict");
   table(t);  // checked
   return evictable_ids(&group_, t, at_interval);
 }
 
-std::vector<int64_t> Engine::leaving_ids(int32_t t, const std::vector<int64_t>& intervals) {
+LeavingIds Engine::leaving_ids(int32_t t, const std::vector<int64_t>& intervals) {
   bool ends = false;
   {
     const auto guard = lock();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "torch_npu_ext/engine/life/removal.h"
@@ -15,7 +16,8 @@ struct Known {
   double score;       // or the count
   uint32_t idle;      // batches since the last that had it
   bool held = false;  // it has to stay for now
-  bool leaves = false;
+  LeaveReason reason = LeaveReason::kNone;
+  bool leaves() const { return reason != LeaveReason::kNone && !held; }
 };
 
 bool older(const LifeSpec& life, const LifeClock& clock, int64_t timestamp) {
@@ -40,7 +42,7 @@ void choose_least(std::vector<Known*> known, int64_t count) {
     return std::make_tuple(a->score, ~a->idle, a->id) < std::make_tuple(b->score, ~b->idle, b->id);
   };
   std::nth_element(known.begin(), known.begin() + count - 1, known.end(), before);
-  for (int64_t i = 0; i < count; ++i) known[static_cast<size_t>(i)]->leaves = true;
+  for (int64_t i = 0; i < count; ++i) known[static_cast<size_t>(i)]->reason = LeaveReason::kBound;
 }
 
 // At least one, as in Rec SDK.
@@ -60,7 +62,10 @@ void choose_share(std::vector<Known>* known, double share) {
     return std::make_tuple(a->score, a->id) < std::make_tuple(b->score, b->id);
   };
   std::nth_element(all.begin(), all.begin() + count - 1, all.end(), before);
-  for (int64_t i = 0; i < count; ++i) all[static_cast<size_t>(i)]->leaves = true;
+  for (int64_t i = 0; i < count; ++i) {
+    LeaveReason& reason = all[static_cast<size_t>(i)]->reason;
+    if (reason == LeaveReason::kNone) reason = LeaveReason::kScore;
+  }
 }
 
 void choose_beyond(std::vector<Known>* known, const LifeSpec& life) {
@@ -68,7 +73,7 @@ void choose_beyond(std::vector<Known>* known, const LifeSpec& life) {
   std::vector<Known*> free;
   int64_t staying = 0;
   for (Known& one : *known) {
-    if (one.leaves && !one.held) continue;
+    if (one.leaves()) continue;
     ++staying;
     if (!one.held) free.push_back(&one);
   }
@@ -77,16 +82,27 @@ void choose_beyond(std::vector<Known>* known, const LifeSpec& life) {
   choose_least(std::move(free), count);
 }
 
-std::vector<int64_t> leaving(const std::vector<Known>& known) {
-  std::vector<int64_t> ids;
-  for (const Known& one : known) {
-    if (one.leaves && !one.held) ids.push_back(one.id);
-  }
-  std::sort(ids.begin(), ids.end());  // rows that are free are given to others in this order
-  return ids;
+// By age or idleness.
+LeaveReason overdue(const LifeSpec& life, const LifeClock& clock, int64_t timestamp, uint32_t batches) {
+  if (older(life, clock, timestamp)) return LeaveReason::kAge;
+  return idle(life, batches) ? LeaveReason::kIdle : LeaveReason::kNone;
 }
 
-std::vector<int64_t> choose_rows(Group* group, int32_t t, bool at_interval) {
+LeavingIds leaving(const std::vector<Known>& known) {
+  std::vector<std::pair<int64_t, LeaveReason>> found;
+  for (const Known& one : known) {
+    if (one.leaves()) found.emplace_back(one.id, one.reason);
+  }
+  std::sort(found.begin(), found.end());  // rows that are free are given to others in this order
+  LeavingIds result;
+  for (const auto& [id, reason] : found) {
+    result.ids.push_back(id);
+    result.reasons.push_back(static_cast<uint8_t>(reason));
+  }
+  return result;
+}
+
+LeavingIds choose_rows(Group* group, int32_t t, bool at_interval) {
   const Table& table = group->tables[t];
   const LifeSpec& life = table.spec().life;
   const LifeClock& clock = table.clock;
@@ -106,7 +122,7 @@ std::vector<int64_t> choose_rows(Group* group, int32_t t, bool at_interval) {
         if (table.snapshot != nullptr) table.snapshot->keep(row, table.columns);
         values.timestamp = table.columns.timestamp(row) = clock.timestamp;
       }
-      one.leaves = older(life, clock, values.timestamp) || idle(life, one.idle);
+      one.reason = overdue(life, clock, values.timestamp, one.idle);
     }
     known.push_back(one);
   });
@@ -115,7 +131,7 @@ std::vector<int64_t> choose_rows(Group* group, int32_t t, bool at_interval) {
   return leaving(known);
 }
 
-std::vector<int64_t> choose_candidates(Table* whole, bool at_interval) {
+LeavingIds choose_candidates(Table* whole, bool at_interval) {
   Table& table = *whole;
   const LifeSpec& life = table.spec().life;
   std::vector<Known> known;
@@ -127,7 +143,7 @@ std::vector<int64_t> choose_candidates(Table* whole, bool at_interval) {
     }
     Known one{id, life.score(values.count, values.clicks),
               static_cast<uint32_t>(table.clock.batches) - values.last_use};
-    one.leaves = at_interval && (older(life, table.clock, values.timestamp) || idle(life, one.idle));
+    if (at_interval) one.reason = overdue(life, table.clock, values.timestamp, one.idle);
     known.push_back(one);
   });
   choose_beyond(&known, life);
@@ -136,14 +152,14 @@ std::vector<int64_t> choose_candidates(Table* whole, bool at_interval) {
 
 }  // namespace
 
-std::vector<int64_t> evictable_ids(Group* group, int32_t t, bool at_interval) {
+LeavingIds evictable_ids(Group* group, int32_t t, bool at_interval) {
   return choose_rows(group, t, at_interval);
 }
 
 int64_t evict_ids(Group* group, int32_t t, bool at_interval) {
   Table& table = group->tables[t];
-  const std::vector<int64_t> rows = choose_rows(group, t, at_interval);
-  const std::vector<int64_t> candidates = choose_candidates(&table, at_interval);
+  const std::vector<int64_t> rows = choose_rows(group, t, at_interval).ids;
+  const std::vector<int64_t> candidates = choose_candidates(&table, at_interval).ids;
   const int64_t before = table.rows();
   const int64_t removed = remove_ids(group, t, rows.data(), static_cast<int64_t>(rows.size()));
   for (const int64_t id : candidates) table.candidates.erase(id);

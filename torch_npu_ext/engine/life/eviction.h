@@ -8,6 +8,15 @@
 
 namespace rec_sdk {
 
+// The rule by which an id leaves; of several that would take it out, the first in this order.
+enum class LeaveReason : uint8_t { kNone = 0, kAge = 1, kIdle = 2, kScore = 3, kBound = 4 };
+
+// By ascending id.
+struct LeavingIds {
+  std::vector<int64_t> ids;
+  std::vector<uint8_t> reasons;  // LeaveReason
+};
+
 // Whether the step that ends now is one of every `interval` (0: none is).
 inline bool interval_ends(const Table& table, int64_t interval) {
   return interval > 0 && table.spec().life.evicts_at_intervals() &&
@@ -20,6 +29,6 @@ inline bool interval_ends(const Table& table, int64_t interval) {
 // then took out none.
 int64_t evict_ids(Group* group, int32_t table, bool at_interval);
 // The ids with rows that it would take out.
-std::vector<int64_t> evictable_ids(Group* group, int32_t table, bool at_interval);
+LeavingIds evictable_ids(Group* group, int32_t table, bool at_interval);
 
 }  // namespace rec_sdk

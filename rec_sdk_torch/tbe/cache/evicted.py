@@ -1,0 +1,169 @@
+"""Rows that have left a table, until their user takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from ...warn import warn
+
+WARN_BYTES = 1 << 30
+"""Rows of one table that wait take so many bytes before the first warning."""
+
+
+@dataclass(frozen=True, eq=False)
+class EvictedRows:
+    """Rows that have left a table, as they were then. An id that left, came back and left again is there twice.
+
+    Attributes:
+        ids: int64 `[N]`, in the order in which they left; those of one eviction ascending.
+        weight: `[N, D]` in the table's data type.
+        states: of the optimizer, by name, `[N, D]` or `[N, 1]`.
+        columns: what the table's rules keep of a row, by name, `[N]`, as `TableView.row_columns` has them.
+        reason: uint8 `[N]`, an `EvictReason` of each.
+    """
+
+    ids: torch.Tensor
+    weight: torch.Tensor
+    states: Mapping[str, torch.Tensor]
+    columns: Mapping[str, torch.Tensor]
+    reason: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, chosen: torch.Tensor | slice) -> EvictedRows:
+        """Some of the rows: by a mask, bool `[N]`, by their places, or a slice of them."""
+        return self._each(lambda values: values[chosen])
+
+    def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> EvictedRows:
+        """The rows whose tensors are those that `change` makes of these."""
+        states = {name: change(values) for name, values in self.states.items()}
+        columns = {name: change(values) for name, values in self.columns.items()}
+        return EvictedRows(change(self.ids), change(self.weight), states, columns, change(self.reason))
+
+    def latest(self) -> EvictedRows:
+        """Each id once, as it was when it left last."""
+        ids = self.ids.detach().cpu().flip(0).numpy()
+        distinct, places = np.unique(ids, return_index=True)
+        if len(distinct) == len(ids):
+            return self
+        return self[torch.from_numpy(np.sort(len(ids) - 1 - places))]
+
+    @property
+    def _parts(self) -> dict[str, torch.Tensor]:
+        return {"ids": self.ids, "weight": self.weight, **self.states, **self.columns, "reason": self.reason}
+
+    def length_problem(self) -> str | None:
+        """Says which tensors have not one entry for each row; None when all have."""
+        wrong = {name: tuple(part.shape) for name, part in self._parts.items() if part.shape[:1] != (len(self),)}
+        return f"{wrong} are not of {len(self)} rows, as the ids are" if wrong else None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(part.nbytes for part in self._parts.values())
+
+
+@dataclass(frozen=True, eq=False)
+class RowShape:
+    """The parts of a row that a table keeps now: rows that left before had perhaps other states, or other columns.
+
+    Attributes:
+        weight: `[0, D]`, in the table's data type.
+        states: by name, `[1, n]`: the row at first.
+        columns: by name, `[1]`.
+    """
+
+    weight: torch.Tensor
+    states: Mapping[str, torch.Tensor]
+    columns: Mapping[str, torch.Tensor]
+
+    def none(self) -> EvictedRows:
+        """No rows."""
+        states = {name: first[:0] for name, first in self.states.items()}
+        columns = {name: first[:0] for name, first in self.columns.items()}
+        ids = torch.empty(0, dtype=torch.int64, device="cpu")
+        return EvictedRows(ids, self.weight, states, columns, ids.to(torch.uint8))
+
+    def fit(self, rows: EvictedRows) -> EvictedRows:
+        """The rows with these states and columns, in these data types; what they lack is as in a new row."""
+        states = _filled(rows.states, self.states, len(rows))
+        columns = _filled(rows.columns, self.columns, len(rows))
+        return EvictedRows(rows.ids, rows.weight.to(self.weight.dtype), states, columns, rows.reason)
+
+    def joined(self, pieces: Sequence[EvictedRows]) -> EvictedRows:
+        """All rows of some pieces, in their order: copies, since a save may still write the pieces."""
+        fitting = [self.fit(piece) for piece in pieces] or [self.none()]
+        return EvictedRows(
+            torch.cat([piece.ids for piece in fitting]),
+            torch.cat([piece.weight for piece in fitting]),
+            {name: torch.cat([piece.states[name] for piece in fitting]) for name in self.states},
+            {name: torch.cat([piece.columns[name] for piece in fitting]) for name in self.columns},
+            torch.cat([piece.reason for piece in fitting]),
+        )
+
+
+def _filled(
+    given: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], rows: int
+) -> dict[str, torch.Tensor]:
+    found = {}
+    for name, first in wanted.items():
+        values = given[name] if name in given else first.expand(rows, *first.shape[1:]).contiguous()
+        found[name] = values.to(first.dtype)
+    return found
+
+
+@dataclass(eq=False)
+class Departures:
+    """Rows that have left one table and were not taken. Under the launch lock, but for counts.
+
+    Attributes:
+        table: its name.
+        pieces: the rows, in the order in which they left. No piece is changed.
+    """
+
+    table: str
+    pieces: list[EvictedRows] = field(default_factory=list)
+    _warn_from: int = WARN_BYTES
+
+    def rows(self) -> int:
+        """How many wait."""
+        return sum(map(len, list(self.pieces)))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of those that wait."""
+        return sum(piece.nbytes for piece in list(self.pieces))
+
+    def first(self, at_most: int | None) -> list[EvictedRows]:
+        """The first rows that wait, `at_most` so many, or all. They go on waiting."""
+        chosen, left = [], self.rows() if at_most is None else at_most
+        for piece in self.pieces:
+            if not left:
+                break
+            chosen.append(piece if len(piece) <= left else piece[:left])
+            left -= len(chosen[-1])
+        return chosen
+
+    def drop(self, rows: int) -> None:
+        """The first `rows` of them wait no more."""
+        left = []
+        for piece in self.pieces:
+            gone = min(rows, len(piece))
+            rows -= gone
+            if gone < len(piece):
+                left.append(piece[gone:] if gone else piece)
+        self.pieces[:] = left
+
+    def warn(self) -> None:
+        """Warns where much waits; again when it is twice as much."""
+        if len(self.pieces) and self.nbytes >= self._warn_from:
+            self._warn_from = 2 * self.nbytes
+            warn(
+                f"table {self.table!r}: {self.rows()} rows that left it wait in {self.nbytes >> 20} MiB of memory: "
+                "take them with take_evicted, or set keep_evicted=False"
+            )

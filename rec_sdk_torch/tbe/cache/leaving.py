@@ -1,0 +1,96 @@
+"""Ids that leave their tables, by rules or when asked: saves and `take_evicted` have their rows as they were."""
+
+from __future__ import annotations
+
+import operator
+from itertools import starmap
+
+import numpy as np
+import torch
+
+from ..config.life import EvictReason
+from .batch import Int64Array
+from .device_cache import Group
+from .evicted import EvictedRows
+from .ledger import Call, Ledger
+from .records import read_known
+
+
+def end_step(group: Group, ledger: Ledger) -> None:
+    """A training step has ended, and its pins: ids leave whose time has come.
+
+    May be begun again after an interrupt, with the same ledger.
+    """
+    if not group.evicting:
+        return
+    calls: list[Call] = [(group.engine.end_step, group.intervals)]
+    if not ledger.has((group, "end")) and group.engine.evicts(group.intervals):
+        group.swap.settle()
+        for table in group.snapshots.keys() | group.evicted.keys():
+            calls += _before_leaving(group, table, *group.engine.leaving_ids(table, group.intervals))
+    # One call of C: the rows wait if and only if they have left.
+    ledger.run((group, "end"), list, starmap(operator.call, calls))
+
+
+def evict(group: Group, table: int) -> int:
+    """Takes out the ids that the rules of a table choose now; how many had rows. All must be settled."""
+    calls: list[Call] = [(group.engine.evict, table)]
+    if table in group.snapshots or table in group.evicted:
+        calls += _before_leaving(group, table, *group.engine.leaving_ids(table))
+    return _first_of(calls)
+
+
+def remove(group: Group, table: int, ids: Int64Array) -> int:
+    """Takes these ids out; how many of them were known. All must be settled.
+
+    Raises:
+        RuntimeError: a batch in flight uses one of them; nothing was removed.
+    """
+    calls: list[Call] = [(group.engine.remove, table, ids)]
+    group.before_change(table, ids)
+    if table in group.evicted:
+        known = np.unique(ids)
+        known = known[group.engine.find_rows(table, known)[0] >= 0]
+        calls += _handed_out(group, table, known, np.full(len(known), EvictReason.REMOVED, np.uint8))
+    return _first_of(calls)
+
+
+def _before_leaving(group: Group, table: int, ids: Int64Array, reasons: np.ndarray) -> list[Call]:
+    """To be called before `ids` leave, for `reasons`, uint8 `[n]`: calls to be made when they have left."""
+    group.before_change(table, ids)
+    return _handed_out(group, table, ids, reasons) if table in group.evicted else []
+
+
+def _handed_out(group: Group, table: int, ids: Int64Array, reasons: np.ndarray) -> list[Call]:
+    """The call that lets the rows of `ids`, as they are now, wait to be taken."""
+    if not len(ids):
+        return []
+    return [(group.evicted[table].pieces.append, _rows(group, table, ids, reasons))]
+
+
+def _first_of(calls: list[Call]) -> int:
+    """Makes all calls as one of C, or none that comes behind one that fails; what the first one returned."""
+    results: list[int] = list(starmap(operator.call, calls))
+    return results[0]
+
+
+def _rows(group: Group, table: int, ids: Int64Array, reasons: np.ndarray) -> EvictedRows:
+    member, layout = group.members[table], group.layout
+    states = member.optimizer.spec.states if member.optimizer else ()
+    rows, slots = group.engine.find_rows(table, ids)
+    columns = group.engine.read_columns(table, rows)
+    weights: list[torch.Tensor] = []
+    of_states: list[list[torch.Tensor]] = [[] for _ in states]
+    for begin in range(0, len(ids), group.chunk):
+        piece = slice(begin, begin + group.chunk)
+        records = read_known(group, table, ids[piece], rows[piece], slots[piece])
+        weights.append(layout.weight(records).to(member.config.weight_dtype, copy=True))
+        for place, parts in enumerate(of_states):
+            parts.append(layout.state(records, place).clone())
+    return EvictedRows(
+        torch.from_numpy(ids),
+        torch.cat(weights),
+        {state.name: torch.cat(parts) for state, parts in zip(states, of_states, strict=True)},
+        {name: torch.from_numpy(values) for name, values in columns.items()},
+        torch.from_numpy(reasons),
+    )

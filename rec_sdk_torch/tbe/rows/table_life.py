@@ -1,0 +1,196 @@
+"""The part of a table view that has to do with which ids have rows, and when they lose them: docs/life.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from ..._exits import calls
+from ..cache.batch import Int64Array
+from ..cache.device_cache import Group
+from ..cache.evicted import EvictedRows, RowShape
+from ..cache.leaving import evict
+from ..config.life import NEVER
+from ..config.numbers import as_int
+from ..config.table import TableConfig
+from .given import columns_of, ids_of
+from .layout import Layout
+
+CLOCKS = ("batches", "steps", "timestamp")
+"""Names of the clocks that the rules of a table go by."""
+
+
+class LifeView:
+    """The ids of one table: what is counted of them, and those that leave.
+
+    Attributes:
+        layout: the groups that the table is in.
+        config: of the table.
+    """
+
+    layout: Layout
+    config: TableConfig
+
+    def _open(self) -> tuple[Group, int]:
+        """The table's group and its place there, with every row where the engine says it is."""
+        group, table = self.layout.find_table(self.config.name)
+        group.swap.settle()
+        return group, table
+
+    def row_columns(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The counts of the rows of `ids`, int64 `[n]`, all of which it knows; empty without a `TableLife`.
+
+        By name those that its rules need: `count`, `last_use` (of the clock `batches`, modulo 2^32), `clicks` and
+        `timestamp`, int64 `[n]`, and `score`, float64 `[n]`.
+
+        Raises:
+            KeyError: an id has no row.
+        """
+        with self.layout.locks.exclusive():
+            group, table = self._open()
+            columns = group.engine.read_columns(table, self._rows_of(group, table, ids))
+        return {name: torch.from_numpy(values) for name, values in columns.items()}
+
+    def write_row_columns(self, ids: torch.Tensor, columns: Mapping[str, torch.Tensor]) -> None:
+        """Sets what `row_columns` reads; columns that are not given stay.
+
+        Raises:
+            KeyError: an id has no row, or the table keeps no such column; nothing was set.
+            ValueError: another number of values than of ids, or one out of range.
+            TypeError: values of another type.
+        """
+        given = columns_of(self.config.name, columns)
+        with self.layout.locks.exclusive():
+            group, table = self._open()
+            rows = self._rows_of(group, table, ids)
+            group.before_change(table, ids_of(self.config.name, ids))
+            group.engine.write_columns(table, rows, given)
+
+    def candidates(self) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Ids that were seen and not admitted, int64 `[n]` ascending, and what is counted of each, int64 `[n]`.
+
+        `count`, `last_use`, and `clicks` and `timestamp` where the table's rules need them.
+        """
+        with self.layout.locks.exclusive():
+            group, table = self._open()
+            ids, columns = group.engine.candidates(table)
+        return torch.from_numpy(ids), {name: torch.from_numpy(values) for name, values in columns.items()}
+
+    def set_candidates(self, ids: torch.Tensor, columns: Mapping[str, torch.Tensor]) -> None:
+        """The table has these candidates and no others; columns that are not given are 0.
+
+        Raises:
+            KeyError, ValueError: columns that cannot be; ids that are there twice, or are rows; a table that admits
+                every id; nothing was set.
+            TypeError: ids or values of another type.
+        """
+        wanted, given = ids_of(self.config.name, ids), columns_of(self.config.name, columns)
+        twice = len(wanted) - len(np.unique(wanted))
+        if twice:
+            raise ValueError(f"table {self.config.name!r}: {twice} of the candidates are there twice")
+        with self.layout.locks.exclusive():
+            group, table = self._open()
+            rows = wanted[group.engine.find_rows(table, wanted)[0] >= 0]
+            if len(rows):
+                raise ValueError(f"table {self.config.name!r}: {len(rows)} candidates (such as {rows[0]}) are rows")
+            group.engine.set_candidates(table, wanted, given)
+
+    def clocks(self) -> dict[str, int]:
+        """The clocks of the rules: training `batches`, `steps` (backward passes), and the latest `timestamp`."""
+        with self.layout.locks.exclusive():
+            group, table = self._open()
+            return dict(zip(CLOCKS, group.engine.clock(table), strict=True))
+
+    def set_clocks(self, clocks: Mapping[str, int]) -> None:
+        """Sets what `clocks` reads; what is not given stays.
+
+        Rows and candidates whose timestamps are later than the clock are of that moment when ids are next evicted.
+
+        Raises:
+            KeyError: a name that is none of a clock.
+            ValueError: no whole number, or one out of range.
+        """
+        unknown = sorted(set(clocks) - set(CLOCKS))
+        if unknown:
+            raise KeyError(f"table {self.config.name!r} has no clocks {unknown}, only {list(CLOCKS)}")
+        for name, value in clocks.items():
+            least = NEVER if name == "timestamp" else 0
+            number = as_int(value)
+            if number is None or not least <= number < 2**63:
+                raise ValueError(
+                    f"table {self.config.name!r}: clock {name!r} is {value!r}, must be an int from {least} to 2**63 - 1"
+                )
+        with self.layout.locks.exclusive():
+            group, table = self._open()
+            now = dict(zip(CLOCKS, group.engine.clock(table), strict=True)) | dict(clocks)
+            group.engine.set_clock(table, *(now[name] for name in CLOCKS))
+
+    def evict(self) -> int:
+        """Takes out the ids that the table's rules choose now; how many had rows.
+
+        Rows that batches in flight use, or whose gradients wait for the end of a window, stay for the next time.
+        """
+        with self.layout.locks.exclusive():
+            group, table = self._open()
+            evicted = evict(group, table)
+        group.warn_of_evictions()
+        return evicted
+
+    # ---- rows that have left
+
+    def take_evicted(self, at_most: int | None = None) -> EvictedRows:
+        """Hands out rows that have left the table and were not taken yet, those first that left first; each once.
+
+        The table keeps them where its `TableLife` has `keep_evicted`.
+
+        Args:
+            at_most: so many rows; None for all.
+
+        Raises:
+            RuntimeError: the table keeps no rows that leave.
+            ValueError: `at_most` is no whole number from 0 on.
+        """
+        number = None if at_most is None else as_int(at_most)
+        if at_most is not None and (number is None or number < 0):
+            raise ValueError(f"table {self.config.name!r}: at_most is {at_most!r}, must be an int from 0 on, or None")
+        departures = self.layout.evicted.get(self.config.name)
+        if departures is None:
+            raise RuntimeError(
+                f"table {self.config.name!r} keeps no rows that leave it: set keep_evicted=True in its "
+                "AdmitAndEvictConfig (TableLife)"
+            )
+        # An update that an interrupt broke off may need the memory of these rows: it is not completed before.
+        with calls, self.layout.locks.launch:
+            taken = self._row_shape().joined(departures.first(number))
+            departures.drop(len(taken))
+        return taken
+
+    def evicted_waiting(self) -> list[EvictedRows]:
+        """Rows for `take_evicted`, which go on waiting, with what the table keeps of a row now; hold `exclusive()`."""
+        departures = self.layout.evicted.get(self.config.name)
+        shape = self._row_shape()
+        return [] if departures is None else [shape.fit(piece) for piece in departures.pieces]
+
+    def _row_shape(self) -> RowShape:
+        config, optimizer = self.config, self.layout.optimizer_of(self.config.name)
+        weight = torch.empty((0, config.embedding_dim), dtype=config.weight_dtype, device="cpu")
+        states: dict[str, torch.Tensor] = {}
+        if optimizer is not None:
+            starts = optimizer.spec.state_init(optimizer.options)
+            for state, start in zip(optimizer.spec.states, starts, strict=True):
+                shape, dtype = (1, state.elements(config.embedding_dim)), optimizer.state_dtype(state.name)
+                states[state.name] = torch.full(shape, start, dtype=dtype, device="cpu")
+        kept = config.life.columns() if config.life is not None else []
+        dtypes = {name: torch.float64 if name == "score" else torch.int64 for name in kept}
+        columns = {name: torch.zeros(1, dtype=dtype, device="cpu") for name, dtype in dtypes.items()}
+        return RowShape(weight, states, columns)
+
+    def _rows_of(self, group: Group, table: int, ids: torch.Tensor) -> Int64Array:
+        wanted = ids_of(self.config.name, ids)
+        rows = group.engine.find_rows(table, wanted)[0]
+        if (rows < 0).any():
+            missing = wanted[rows < 0]
+            raise KeyError(f"table {self.config.name!r}: {len(missing)} ids have no row (such as {missing[0]})")
+        return rows

@@ -1,0 +1,88 @@
+"""Rows that leave in the oracle: taken from the tables and put back, beside what plain Python says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from oracle_scenarios import Scenario
+from reference import Left, Reference
+
+from rec_sdk_torch.tbe import EvictedRows, TableBatchedEmbedding, TableConfig
+
+Result = dict[str, torch.Tensor]
+
+
+def keeps(table: TableConfig) -> bool:
+    return table.life is not None and table.life.keep_evicted
+
+
+def take(embedding: TableBatchedEmbedding, name: str, result: Result, when: object) -> EvictedRows:
+    """Takes the rows that have left a table, in two parts, and notes them."""
+    view = embedding.view(name)
+    waiting = embedding.cache_stats(name)["evicted_waiting"]
+    parts = [view.take_evicted(waiting // 2), view.take_evicted()]
+    whole = [torch.cat(each) for each in zip(*(list(vars(part).values())[:2] for part in parts), strict=True)]
+    states = {key: torch.cat([part.states[key] for part in parts]) for key in parts[0].states}
+    columns = {key: torch.cat([part.columns[key] for part in parts]) for key in parts[0].columns}
+    rows = EvictedRows(*whole, states, columns, torch.cat([part.reason for part in parts]))
+    assert len(rows) == waiting
+    named = {"ids": rows.ids, "weight": rows.weight, "reason": rows.reason, **states}
+    named |= {f"column {key}": values for key, values in columns.items()}
+    result.update({f"{name}.left{when} {key}": values for key, values in named.items()})
+    return rows
+
+
+def leave(embedding: TableBatchedEmbedding, scenario: Scenario, index: int, result: Result) -> None:
+    """Takes rows that left, puts those of even ids back, and removes ids; noted is what each call says."""
+    for place, table in enumerate(scenario.tables):
+        view = embedding.view(table.name)
+        if keeps(table):
+            rows = take(embedding, table.name, result, index)
+            even, overwrite = rows[rows.ids % 2 == 0], scenario.overwrites(index)
+            result[f"{table.name}.back{index}"] = torch.tensor(view.put_back(even, overwrite=overwrite))
+        ids = torch.tensor(scenario.removed(place, index), dtype=torch.int64)
+        try:
+            result[f"{table.name}.removed{index}"] = torch.tensor(view.remove(ids))
+        except RuntimeError as error:
+            if "in flight" not in str(error) and "open accumulation window" not in str(error):
+                raise
+            result[f"{table.name}.removed{index}"] = torch.tensor(-1)
+
+
+def reference_leave(reference: Reference, scenario: Scenario, index: int, in_flight: list[Any], result: Result) -> None:
+    """Notes what `leave` has to note."""
+    for place, table in enumerate(scenario.tables):
+        if keeps(table):
+            rows, reference.left[place] = reference.left[place], []
+            note_left(table.name, rows, result, index)
+            even = [row for row in rows if row.id % 2 == 0]
+            result[f"{table.name}.back{index}"] = torch.tensor(
+                reference.put_back(place, even, scenario.overwrites(index))
+            )
+        removed = reference.remove(place, scenario.removed(place, index), in_flight)
+        counted = -1 if removed is None else removed
+        if table.hashed:  # an index table counts those rows that are not as at first
+            result[f"{table.name}.removed{index}"] = torch.tensor(counted)
+
+
+def note_left(name: str, rows: list[Left], result: Result, when: object) -> None:
+    prefix = f"{name}.left{when} "
+    result[f"{prefix}ids"] = torch.tensor([row.id for row in rows], dtype=torch.int64)
+    result[f"{prefix}reason"] = torch.tensor([row.reason for row in rows], dtype=torch.uint8)
+    if rows:
+        result[f"{prefix}weight"] = torch.stack([row.weight for row in rows])
+        result |= {f"{prefix}{key}": torch.stack([row.states[key] for row in rows]) for key in rows[0].states}
+        for key in ("count", "last_use", "clicks", "timestamp", "score"):
+            result[f"{prefix}column {key}"] = torch.tensor([float(getattr(row.counted, key)) for row in rows]).double()
+
+
+def compare_left(name: str, result: Result, expected: Result) -> None:
+    """Rows that left are handed out once, in order, as they were; and as many come back or go as plain Python says."""
+    if " column " in name and name not in result:
+        return  # no rule needs it
+    value, right = result[name].double(), expected[name].double()
+    assert value.shape == right.shape, f"{name}: {value.shape}, expected {right.shape}"
+    exact = name.endswith((" ids", " reason")) or " " not in name
+    torch.testing.assert_close(value, right, rtol=0 if exact else 1e-4, atol=0 if exact else 1e-4, msg=name)
+    assert not exact or torch.equal(result[name].long(), expected[name].long()), name
