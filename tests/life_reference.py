@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from hypothesis import strategies as st
+from sketch_reference import Sketch, enough
 
 from rec_sdk_torch.tbe import TableLife
 
@@ -38,6 +39,12 @@ class Life:
     most: int = 0  # what is later is set aside
     waiting: set[int] = field(default_factory=set)  # rows with gradients of the open window
     evicted: int = 0
+    sketch: Sketch | None = None  # in place of candidates
+
+    def __post_init__(self) -> None:
+        size, threshold = self.rules.sketch_bytes, self.rules.admit_threshold
+        if size and threshold is not None:
+            self.sketch = Sketch(size, self.rules.sketch_depth, enough(threshold, self.rules.alpha))
 
     def value(self, one: Id) -> float:
         return self.rules.alpha * one.count + self.rules.beta * one.clicks
@@ -61,13 +68,26 @@ class Life:
             one.clicks += click
             one.timestamp = timestamp if timestamp <= self.most else self.latest
             one.last_use = self.batches
+        if self.sketch is not None:
+            self._replace_candidates(self.sketch, ids.tolist())
         for i in set(ids.tolist()):
             threshold = self.rules.admit_threshold
             if i in self.rows:
                 self.rows[i].score = (self.rows[i].score + self.value(self.rows[i])) * self.rules.score_decay
-            elif threshold is None or self.value(self.candidates[i]) >= threshold:
+            elif i in self.candidates and (threshold is None or self.value(self.candidates[i]) >= threshold):
                 self.rows[i] = self.candidates.pop(i)
                 self.rows[i].score = self.value(self.rows[i])
+
+    def _replace_candidates(self, sketch: Sketch, ids: list[int]) -> None:
+        """Those of a batch are those that are admitted, with what the sketch says of them."""
+        for i in ids:
+            if i in self.candidates:
+                sketch.add(i)
+        for i, one in list(self.candidates.items()):
+            count = sketch.estimate(i)
+            one.count = max(one.count, count)
+            if self.value(Id(count)) < (self.rules.admit_threshold or 0):
+                del self.candidates[i]
 
     def _too_old(self, one: Id) -> bool:
         age, idle = self.rules.evict_age, self.rules.evict_idle_steps
@@ -114,6 +134,8 @@ class Life:
         for i in candidates:
             del self.candidates[i]
         self.evicted += len(gone)
+        if self.sketch is not None and 0 < rules.sketch_halve_after <= self.sketch.counted:
+            self.sketch.halve()
         return gone
 
     def columns(self, of: dict[int, Id], ids: Iterable[int], names: Iterable[str]) -> dict[str, list[float]]:
@@ -125,15 +147,21 @@ def lives(draw: st.DrawFn) -> TableLife | None:
     """Any mixture of rules, and none in half of the tables."""
     if draw(st.booleans()):
         return None
+    threshold = draw(st.sampled_from((None, 1.0, 2.0, 3.0, 4.5)))
+    beta = draw(st.sampled_from((0.0, 0.75)))
+    sketch = draw(st.sampled_from((0, 12, 64, 2000))) if threshold is not None and not beta else 0
     return TableLife(
-        admit_threshold=draw(st.sampled_from((None, 1.0, 2.0, 3.0, 4.5))),
+        admit_threshold=threshold,
         default_value=0.25,
         alpha=draw(st.sampled_from((1.0, 0.5))),
-        beta=draw(st.sampled_from((0.0, 0.75))),
+        beta=beta,
         evict_share=draw(st.sampled_from((0.0, 0.0, 0.25))),
         score_decay=draw(st.sampled_from((1.0, 0.5))),
         evict_age=draw(st.sampled_from((0, 3))),
         evict_idle_steps=draw(st.sampled_from((0, 0, 2, 4))),
         evict_step_interval=draw(st.integers(0, 3)),
         max_rows=draw(st.sampled_from((0, 0, 5, 20))),
+        sketch_bytes=sketch,
+        sketch_depth=draw(st.sampled_from((1, 4))),
+        sketch_halve_after=draw(st.sampled_from((0, 30))) if sketch else 0,
     )

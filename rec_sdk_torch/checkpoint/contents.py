@@ -12,7 +12,20 @@ import numpy.typing as npt
 import torch
 
 from .errors import CheckpointError
-from .manifest import CACHED, CANDIDATES, REMOVED, ROLES, ROWS, WEIGHT, WINDOW, Chain, Manifest, SavedFile, SavedTable
+from .manifest import (
+    CACHED,
+    CANDIDATES,
+    REMOVED,
+    ROLES,
+    ROWS,
+    SKETCH,
+    WEIGHT,
+    WINDOW,
+    Chain,
+    Manifest,
+    SavedFile,
+    SavedTable,
+)
 from .quantized import BITS, row_bytes
 from .tensors import DTYPES, Pack, TensorReader
 
@@ -44,7 +57,9 @@ class _Expected:
 def _expected(role: str, table: SavedTable) -> dict[str, _Expected]:
     count, dim = _Expected((torch.int64,)), table.embedding_dim
     found = {"ids": count}
-    if role == WINDOW:
+    if role == SKETCH:
+        found = {SKETCH: _Expected((torch.uint8,))}
+    elif role == WINDOW:
         found["sums"] = _Expected((torch.float32,), (2 * dim,))
     elif role == CANDIDATES:
         more = _Expected((torch.int64,), optional=True)

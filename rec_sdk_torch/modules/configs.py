@@ -95,11 +95,16 @@ class AdmitAndEvictConfig:
         evict_idle_steps: evicts an id that none of so many batches, the latest ones, had; 0: off.
         max_rows: ids beyond so many leave, those with the smallest count (POLICY_COUNT) or score; 0: off.
         max_bytes: the same for the bytes of the rows; 0: off.
+        sketch_bytes: ids without a row are counted in a sketch of so many bytes, which never counts too little; 0: each
+            has a counter of its own.
+        sketch_depth: cells of an id in the sketch, up to 16.
+        sketch_halve_after: lookups in the sketch with which its cells are halved; 0: never.
 
     Raises:
         TypeError: a field of the wrong type.
         ValueError: `admit_threshold` below -1, another number that is negative, a `not_admitted_default_value` that is
-            not finite; a rule beside NONE that it would not read, of those that Rec SDK does not have.
+            not finite; a rule beside NONE that it would not read, of those that Rec SDK does not have; a sketch
+            without admission, or beside clicks that it would not count.
     """
 
     admit_threshold: int | None = -1
@@ -111,6 +116,9 @@ class AdmitAndEvictConfig:
     evict_idle_steps: int | None = field(default=0, kw_only=True)
     max_rows: int | None = field(default=0, kw_only=True)
     max_bytes: int | None = field(default=0, kw_only=True)
+    sketch_bytes: int | None = field(default=0, kw_only=True)
+    sketch_depth: int = field(default=4, kw_only=True)
+    sketch_halve_after: int | None = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
         """Checks the fields."""
@@ -122,6 +130,9 @@ class AdmitAndEvictConfig:
             ("evict_idle_steps", 0),
             ("max_rows", 0),
             ("max_bytes", 0),
+            ("sketch_bytes", 0),
+            ("sketch_depth", 1),
+            ("sketch_halve_after", 0),
         ):
             value = getattr(self, name)
             if value is not None:
@@ -137,6 +148,21 @@ class AdmitAndEvictConfig:
             raise TypeError(f"{owner}: policy_type is {self.policy_type!r}, expected AdmitAndEvictPolicyType")
         if self.policy_type is AdmitAndEvictPolicyType.NONE and self._bounds():
             raise ValueError(f"{owner}: policy_type is NONE, which evicts nothing, beside {self._bounds()}")
+        self._check_sketch()
+
+    def _check_sketch(self) -> None:
+        if not self.sketch_bytes and self.sketch_halve_after:
+            raise ValueError(
+                f"AdmitAndEvictConfig: sketch_halve_after is {self.sketch_halve_after} without sketch_bytes: there is "
+                "no sketch to be halved"
+            )
+        if self.sketch_bytes and not self.is_feature_admit_enabled():
+            raise ValueError(
+                f"AdmitAndEvictConfig: sketch_bytes is {self.sketch_bytes}, and every id is admitted at once: give an "
+                "admit_threshold too"
+            )
+        if self.sketch_bytes:
+            self.table_life()  # which says what else cannot be
 
     def _bounds(self) -> dict[str, int]:
         """The rules that hold beside either policy, where they are given."""
@@ -175,6 +201,9 @@ class AdmitAndEvictConfig:
             "evict_idle_steps": self.evict_idle_steps or 0,
             "max_rows": self.max_rows or 0,
             "max_bytes": self.max_bytes or 0,
+            "sketch_bytes": self.sketch_bytes or 0,
+            "sketch_depth": self.sketch_depth,
+            "sketch_halve_after": self.sketch_halve_after or 0,
         }
         admits = self.is_feature_admit_enabled()
         if self.policy_type is AdmitAndEvictPolicyType.POLICY_COUNT:

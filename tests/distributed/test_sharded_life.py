@@ -31,6 +31,7 @@ RULES: dict[str, dict[str, Any]] = {
     },
     "rows": {"max_rows": 13, "admit_threshold": 2},
     "bytes": {"max_bytes": 20 * 16},
+    "sketch": {"admit_threshold": 4, "sketch_bytes": 400, "sketch_halve_after": 40},
 }
 
 
@@ -87,6 +88,7 @@ def held(view: Any) -> dict[str, Any]:
         "candidates": candidates.tolist(),
         "counted": {name: values.tolist() for name, values in counted.items()},
         "clocks": view.clocks(),
+        "sketch": view.sketch().tolist(),
     }
 
 
@@ -109,7 +111,8 @@ def expected(kind: str, rank: int, world_size: int) -> tuple[list[dict[str, Any]
     rules = rst.AdmitAndEvictConfig(**RULES[kind]).table_life()
     assert rules is not None
     bounds = [bound // world_size for bound in (rules.max_rows, rules.max_bytes // 16) if bound]
-    life = Life(replace(rules, max_rows=min(bounds, default=0), max_bytes=0))
+    of_rank = {name: getattr(rules, name) // world_size for name in ("sketch_bytes", "sketch_halve_after")}
+    life = Life(replace(rules, max_rows=min(bounds, default=0), max_bytes=0, **of_rank))
     seen = []
     names = rules.columns()
     known = {"count": True, "clicks": rules.needs_clicks, "timestamp": rules.evict_age}
@@ -133,6 +136,7 @@ def expected(kind: str, rank: int, world_size: int) -> tuple[list[dict[str, Any]
                 "candidates": candidates,
                 "counted": life.columns(life.candidates, candidates, counted),
                 "clocks": clocks,
+                "sketch": [] if life.sketch is None else list(life.sketch.state()),
             }
         )
     before = life.evicted

@@ -307,6 +307,7 @@ def collect(embedding: TableBatchedEmbedding, name: str, result: Result) -> None
     result |= {f"{name}.row {column}": values for column, values in view.row_columns(whole.ids).items()}
     candidates, columns = view.candidates()
     result |= {f"{name}.candidate {column}": values for column, values in ({"ids": candidates} | columns).items()}
+    result[f"{name}.sketch"] = view.sketch()
     result |= {f"{name}.clock {clock}": torch.tensor(value) for clock, value in view.clocks().items()}
     if view.config.life is not None:
         stats = embedding.cache_stats(name)
@@ -361,6 +362,8 @@ def compare_life(name: str, result: Result, life: Life) -> None:
         prefix = f"{name}.{kind} "
         for key in [key for key in result if key.startswith(prefix) and key != f"{prefix}ids"]:
             assert result[key].tolist() == [getattr(of[i], key.removeprefix(prefix)) for i in known], key
+    sketch = b"" if life.sketch is None else life.sketch.state()
+    assert bytes(result[f"{name}.sketch"].tolist()) == sketch, f"{name}: sketch"
     clocks = life.batches, life.steps, life.latest if life.rules.evict_age else -(2**63)
     assert clocks == tuple(int(result[f"{name}.clock {clock}"]) for clock in ("batches", "steps", "timestamp"))
     assert int(result[f"{name}.evicted"]) == life.evicted

@@ -17,6 +17,11 @@ from .numbers import as_int
 
 NEVER = -(2**63)
 """The timestamp of a table that has seen none."""
+MOST_SKETCH_DEPTH = 16
+"""More than these make a sketch slower, and its errors hardly rarer."""
+
+DIVIDED_RULES = ("max_rows", "max_bytes", "sketch_bytes", "sketch_halve_after")
+"""Of these, each rank of a sharded table has its part."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,10 @@ class TableLife:
         max_rows: at the end of a step with more rows, those with the least score, or count without `evict_share`,
             leave, down to 7/8 of it; the same for ids that are not admitted. 0 for no bound.
         max_bytes: the same for the bytes of the rows' records; the smaller of the two bounds counts.
+        sketch_bytes: ids without a row are counted in a sketch of so many bytes, which never counts too little and so
+            admits an id with the batch that reaches the threshold or before; 0: each id has a counter of its own.
+        sketch_depth: cells of an id in the sketch.
+        sketch_halve_after: lookups in the sketch with which all its cells are halved, at the end of a step; 0: never.
     """
 
     admit_threshold: float | None = None
@@ -53,6 +62,9 @@ class TableLife:
     evict_step_interval: int = 0
     max_rows: int = 0
     max_bytes: int = 0
+    sketch_bytes: int = 0
+    sketch_depth: int = 4
+    sketch_halve_after: int = 0
 
     def __post_init__(self) -> None:
         for name in ("default_value", "alpha", "beta", "evict_share", "score_decay"):
@@ -61,10 +73,35 @@ class TableLife:
         for name in ("evict_share", "score_decay"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"TableLife: {name} is {getattr(self, name)}, must be in [0, 1]")
-        for name in ("evict_age", "evict_idle_steps", "evict_step_interval", "max_rows", "max_bytes"):
+        ages = ("evict_age", "evict_idle_steps", "evict_step_interval", "max_rows", "max_bytes")
+        for name in (*ages, "sketch_bytes", "sketch_halve_after"):
             number = as_int(getattr(self, name))
             if number is None or number < 0:
                 raise ValueError(f"TableLife: {name} is {getattr(self, name)!r}, must be an int, 0 or more")
+        self._check_sketch()
+
+    def _check_sketch(self) -> None:
+        depth = as_int(self.sketch_depth)
+        if depth is None or not 1 <= depth <= MOST_SKETCH_DEPTH:
+            raise ValueError(
+                f"TableLife: sketch_depth is {self.sketch_depth!r}, must be an int from 1 to {MOST_SKETCH_DEPTH}"
+            )
+        if not self.sketch_bytes:
+            if self.sketch_halve_after:
+                raise ValueError(
+                    f"TableLife: sketch_halve_after is {self.sketch_halve_after} without sketch_bytes: there is no "
+                    "sketch to be halved"
+                )
+            return
+        if not self.admits:
+            raise ValueError(
+                f"TableLife: sketch_bytes is {self.sketch_bytes} without an admit_threshold: there is nothing to count"
+            )
+        if self.alpha <= 0 or self.beta:
+            raise ValueError(
+                f"TableLife: a sketch counts lookups alone, so alpha has to be above 0 and beta 0, got {self.alpha} "
+                f"and {self.beta}: correct these, or leave sketch_bytes 0"
+            )
 
     @property
     def admits(self) -> bool:
@@ -75,6 +112,11 @@ class TableLife:
         """Whether some rule is on."""
         rules = self.evict_share, self.evict_age, self.evict_idle_steps, self.max_rows, self.max_bytes
         return self.admits or any(rules)
+
+    @property
+    def sketches(self) -> bool:
+        """Whether ids without a row are counted in a sketch."""
+        return self.sketch_bytes > 0
 
     @property
     def counts_shows(self) -> bool:
@@ -117,6 +159,9 @@ class TableLife:
             evict_age=self.evict_age,
             evict_idle=self.evict_idle_steps,
             max_rows=min(bounds, default=0),
+            sketch_bytes=self.sketch_bytes,
+            sketch_depth=self.sketch_depth,
+            sketch_halve_after=self.sketch_halve_after,
         )
 
 

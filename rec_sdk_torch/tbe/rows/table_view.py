@@ -240,6 +240,31 @@ class TableView:
                 raise ValueError(f"table {self.config.name!r}: {len(rows)} candidates (such as {rows[0]}) are rows")
             group.engine.set_candidates(table, wanted, given)
 
+    def sketch(self) -> torch.Tensor:
+        """The state of the table's sketch, for `set_sketch` of another, uint8 `[n]`; n is 0 without one."""
+        with self.layout.locks.exclusive():
+            group, table = self._open()
+            return torch.from_numpy(group.engine.sketch(table))
+
+    def set_sketch(self, states: Sequence[torch.Tensor]) -> None:
+        """The table's sketch counts at least what those did that these are the states of, uint8 `[n]` each.
+
+        They may have had other bytes and another depth. Where they are several, each id was counted in one of them.
+
+        Raises:
+            ValueError: what is no state of a sketch; a table without a sketch; nothing was set.
+            TypeError: values of another type.
+        """
+        for state in states:
+            if state.dtype != torch.uint8 or state.dim() != 1:
+                raise TypeError(
+                    f"table {self.config.name!r}: the state of a sketch is {state.dtype} {tuple(state.shape)}, "
+                    "expected uint8 [n]"
+                )
+        with self.layout.locks.exclusive():
+            group, table = self._open()
+            group.engine.set_sketch(table, [plain(state).numpy() for state in states])
+
     def clocks(self) -> dict[str, int]:
         """The clocks of the rules: training `batches`, `steps` (backward passes), and the latest `timestamp`."""
         with self.layout.locks.exclusive():
@@ -449,11 +474,12 @@ def _ids_of(content: Content) -> Int64Array:
 
 @dataclass(frozen=True, eq=False)
 class _Staying:
-    """All parts of the rows that a table is to have, and what is counted of them; candidates."""
+    """All parts of the rows that a table is to have, and what is counted of them; candidates, or a sketch."""
 
     parts: dict[str, torch.Tensor]
     columns: dict[str, np.ndarray]
     candidates: tuple[Int64Array, dict[str, np.ndarray]]
+    sketch: np.ndarray
 
 
 def _staying(content: Content) -> _Staying | None:
@@ -473,7 +499,7 @@ def _staying(content: Content) -> _Staying | None:
         )
     columns = group.engine.read_columns(table, group.engine.find_rows(table, ids)[0])
     parts = content.view.read(torch.from_numpy(ids)).parts
-    return _Staying(parts, columns, group.engine.candidates(table))
+    return _Staying(parts, columns, group.engine.candidates(table), group.engine.sketch(table))
 
 
 def _write(content: Content, staying: _Staying | None) -> None:
@@ -487,6 +513,8 @@ def _write(content: Content, staying: _Staying | None) -> None:
         rows, _ = group.engine.insert(table, ids)
         group.engine.write_columns(table, rows, staying.columns)
         group.engine.set_candidates(table, *staying.candidates)
+        if len(staying.sketch):
+            group.engine.set_sketch(table, [staying.sketch])
     places = content.view._places(list(parts))
     write_parts(group, table, ids, {places[name]: part for name, part in parts.items()})
     others = group.engine.others(table, ids) if content.initial else np.empty(0, np.int64)

@@ -248,8 +248,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
     int64_t id;
     Candidates::Values values;
   };
-  std::vector<Candidate> candidates(int32_t table);                              // by ascending id
-  void set_candidates(int32_t table, const std::vector<Candidate>& candidates);  // these and no others
+  std::vector<Candidate> candidates(int32_t table);  // by ascending id
+  // These and no others. A sketch begins anew with their counts.
+  void set_candidates(int32_t table, const std::vector<Candidate>& candidates);
+  // The state of a sketch, or nothing without one; it counts what these do, each a state of one: CountSketch.
+  std::vector<uint8_t> sketch(int32_t table);
+  void set_sketch(int32_t table, const std::vector<std::vector<uint8_t>>& states);
   LifeClock clock(int32_t table);
   void set_clock(int32_t table, const LifeClock& clock);
 
@@ -287,6 +291,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void check_next(const Plan& plan);
   void check_landed(const std::vector<uint64_t>& sources) const;
   bool beyond_bound(int32_t table) const;
+  bool sketch_is_full(int32_t table) const;
   bool has_leaving(int32_t table, int64_t interval) const;
   void end_step_clocks();
   class MovingRows;

@@ -44,11 +44,23 @@ bool Engine::beyond_bound(int32_t t) const {
   return rows > most || candidates > most;
 }
 
+// As above.
+bool Engine::sketch_is_full(int32_t t) const {
+  const Table& table = group_.tables[t];
+  const int64_t most = table.spec().life.sketch_halve_after;
+  if (most == 0 || table.frozen) return false;
+  int64_t counted = table.sketch.counted();
+  for (const std::shared_ptr<PlanBuffers>& plan : unapplied_) {
+    if (plan->state == PlanState::kPlanned) counted -= plan->life[t].sketched;
+  }
+  return counted >= most;
+}
+
 bool Engine::evicts(const std::vector<int64_t>& intervals) {
   const auto guard = lock();
   check_intervals(intervals, table_count());
   for (int32_t t = 0; t < table_count(); ++t) {
-    if (has_leaving(t, intervals[t])) return true;
+    if (has_leaving(t, intervals[t]) || sketch_is_full(t)) return true;
   }
   return false;
 }
@@ -69,6 +81,7 @@ int64_t Engine::end_step(const std::vector<int64_t>& intervals) {
   for (int32_t t = 0; t < table_count(); ++t) {
     const bool ends = interval_ends(group_.tables[t], intervals[t]);
     if (has_leaving(t, intervals[t])) evicted += evict_ids(&group_, t, ends);
+    if (sketch_is_full(t)) group_.tables[t].sketch.halve();
   }
   end_step_clocks();
   return evicted;
@@ -147,6 +160,16 @@ void Engine::set_candidates(int32_t t, const std::vector<Candidate>& candidates)
                                   std::to_string(candidate.id) + " has a count of 0, needs 1 or more");
     }
   }
+  if (target.sketch.any()) {
+    target.sketch.clear();
+    std::vector<CountSketch::Change> log;
+    for (const Candidate& candidate : candidates) {
+      log.clear();
+      log.reserve(static_cast<size_t>(target.sketch.shape().depth));
+      target.sketch.add(candidate.id, candidate.values.count, &log);
+    }
+    return;
+  }
   target.reserve_candidates(static_cast<int64_t>(candidates.size()));
   std::vector<int64_t> gone;
   target.candidates.for_each([&](int64_t id, const Candidates::Values&) { gone.push_back(id); });
@@ -154,6 +177,20 @@ void Engine::set_candidates(int32_t t, const std::vector<Candidate>& candidates)
   for (const Candidate& candidate : candidates) {
     target.candidates.set(target.candidates.find_or_add(candidate.id), candidate.values);
   }
+}
+
+std::vector<uint8_t> Engine::sketch(int32_t t) {
+  const auto guard = lock_settled("reading a sketch");
+  const Table& source = table(t);
+  return source.sketch.any() ? source.sketch.state() : std::vector<uint8_t>();
+}
+
+void Engine::set_sketch(int32_t t, const std::vector<std::vector<uint8_t>>& states) {
+  const auto guard = lock_settled("setting a sketch");
+  Table& target = table(t);
+  if (target.sketch.any()) return target.sketch.set_states(states);
+  if (states.empty()) return;
+  throw std::invalid_argument("table '" + target.spec().name + "' counts in no sketch");
 }
 
 LifeClock Engine::clock(int32_t t) {

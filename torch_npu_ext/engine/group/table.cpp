@@ -25,6 +25,10 @@ void check_spec(const TableSpec& spec, const RecordLayout& layout) {
   check(!spec.life.any() || spec.hashed,
         "only a hash table admits or evicts ids, and this is an index table");
   check(!spec.life.admits || spec.default_row, "a table that admits ids needs a default row");
+  check(spec.life.sketch_bytes >= 0 && spec.life.sketch_halve_after >= 0 && spec.life.sketch_depth >= 1,
+        "sketch_bytes and sketch_halve_after must be 0 (off) or more, sketch_depth 1 or more");
+  check(spec.life.sketch_bytes == 0 || (spec.life.admits && spec.life.alpha > 0 && spec.life.beta == 0),
+        "a sketch counts lookups alone, for admission: it needs alpha > 0 and beta = 0");
   check(spec.life.max_rows >= 0 && spec.life.evict_age >= 0 && spec.life.evict_idle >= 0,
         "max_rows, evict_age and evict_idle must be 0 (off) or more");
 }
@@ -50,6 +54,11 @@ Table::Table(TableSpec spec, const RecordLayout& layout, const std::string& poli
       slot_rows_(spec_.hashed ? static_cast<size_t>(spec_.slots) : 0),
       row_slots_(make_row_slots()) {
   prepare();
+  if (!spec_.life.sketches()) return;
+  const LifeSpec& life = spec_.life;
+  const SketchShape shape = SketchShape::of(life.sketch_bytes, life.sketch_depth, life.enough());
+  memory_->require(shape.bytes(), spec_.name);
+  sketch = CountSketch(shape);
 }
 
 HugeArray<uint32_t> Table::make_row_slots() const {
@@ -131,6 +140,7 @@ void Table::clear() {
   if (spec_.hashed) store.shrink();  // an index table has its rows again at once
   columns.clear();
   candidates.clear();
+  if (sketch.any()) sketch.clear();
   policy->clear();
   used_slots_.clear();
   prepare();

@@ -11,6 +11,7 @@
 #include "torch_npu_ext/engine/base/memory.h"
 #include "torch_npu_ext/engine/directory/candidates.h"
 #include "torch_npu_ext/engine/directory/change_log.h"
+#include "torch_npu_ext/engine/directory/count_sketch.h"
 #include "torch_npu_ext/engine/directory/id_map.h"
 #include "torch_npu_ext/engine/directory/life_spec.h"
 #include "torch_npu_ext/engine/directory/number_pool.h"
@@ -177,6 +178,7 @@ class Table {
   RemovalLog removals;
   ChangeLog changes;  // of a table that keeps versions
   Candidates candidates;
+  CountSketch sketch;  // in place of candidates, where the table asks for it
   LifeClock clock;
   bool frozen = false;  // no batch trains it: the clock stands still, and no rule takes ids out by itself
   std::unique_ptr<Snapshot> snapshot;  // while a save takes the rows of a moment

@@ -4,12 +4,41 @@ namespace rec_sdk {
 namespace {
 
 constexpr int64_t kPrefetchDistance = 16;
+constexpr int64_t kSketched = 0;  // of a candidate that has no place of its own
+
+void count_in_sketch(Table* table, const Batch& batch, int64_t shift, UnknownLookup* begin,
+                     UnknownLookup* end, LifeLog* log) {
+  CountSketch& sketch = table->sketch;
+  const size_t room = static_cast<size_t>(sketch.shape().depth);
+  for (UnknownLookup* unknown = begin; unknown < end; ++unknown) {
+    if (end - unknown > kPrefetchDistance) {
+      const int64_t ahead = unknown[kPrefetchDistance].id;
+      table->map().prefetch(IdMap::hash(ahead));
+      sketch.prefetch(ahead);
+    }
+    unknown->candidate = UnknownLookup::kKnown;
+    if (table->map().find(unknown->id, IdMap::hash(unknown->id))) continue;
+    unknown->candidate = kSketched;
+    if (log->sketch.capacity() - log->sketch.size() < room) {
+      log->sketch.reserve(2 * log->sketch.size() + 16 * room);
+    }
+    const uint32_t shows = batch.shows_of(unknown->lookup + shift);
+    sketch.add(unknown->id, shows, &log->sketch);
+    log->sketched += shows;
+  }
+}
+
+Candidates::Values counted(const Table& table, const UnknownLookup& candidate) {
+  if (!table.sketch.any()) return table.candidates.get(candidate.candidate);
+  return {table.sketch.estimate(candidate.id), static_cast<uint32_t>(table.clock.batches), 0, 0};
+}
 
 }  // namespace
 
 void count_candidates(Table* table, const Batch& batch, const Batch::Piece& piece, UnknownLookup* begin,
                       UnknownLookup* end, LifeLog* log) {
   const int64_t shift = piece.source - piece.begin;
+  if (table->sketch.any()) return count_in_sketch(table, batch, shift, begin, end, log);
   const uint32_t now = static_cast<uint32_t>(table->clock.batches);
   for (UnknownLookup* unknown = begin; unknown < end; ++unknown) {
     if (end - unknown > kPrefetchDistance) {
@@ -40,7 +69,7 @@ void count_candidates(Table* table, const Batch& batch, const Batch::Piece& piec
 
 bool admit(const Table& table, const UnknownLookup& candidate, LifeLog* log) {
   const LifeSpec& life = table.spec().life;
-  const Candidates::Values values = table.candidates.get(candidate.candidate);
+  const Candidates::Values values = counted(table, candidate);
   if (life.score(values.count, values.clicks) < life.threshold) return false;
   const bool first = !table.map().find(candidate.id, IdMap::hash(candidate.id));
   if (first) log->admitted.push_back({candidate.id, values});
@@ -48,10 +77,12 @@ bool admit(const Table& table, const UnknownLookup& candidate, LifeLog* log) {
 }
 
 void remove_admitted(Table* table, const LifeLog& log) noexcept {
+  if (table->sketch.any()) return;  // what it counted of others is in the same cells
   for (const LifeLog::Counted& admitted : log.admitted) table->candidates.erase(admitted.id);
 }
 
 void undo_candidates(Table* table, const LifeLog& log) noexcept {
+  table->sketch.undo(log.sketch, log.sketched);
   for (auto before = log.candidates.rbegin(); before != log.candidates.rend(); ++before) {
     if (before->values.count == 0) {
       table->candidates.erase(before->id);

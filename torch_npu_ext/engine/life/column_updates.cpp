@@ -1,5 +1,7 @@
 #include "torch_npu_ext/engine/life/column_updates.h"
 
+#include <algorithm>
+
 #include "torch_npu_ext/engine/base/parallel.h"
 
 namespace rec_sdk {
@@ -137,9 +139,14 @@ void touch_table(Group* group, int32_t t, const Batch& batch, PlanBuffers* plan)
   for (const LifeLog::Counted& admitted : log.admitted) {  // the batch is in what they have
     const Candidates::Values& values = admitted.values;
     const uint32_t row = table.row_of(admitted.id, table.map().find(admitted.id, IdMap::hash(admitted.id)));
-    if (columns.has(Column::kCount)) columns.count(row) = values.count;
+    // A sketch has no timestamps, and a cell that is full may say less than the batch.
+    if (columns.has(Column::kCount)) {
+      columns.count(row) = table.sketch.any() ? std::max(columns.count(row), values.count) : values.count;
+    }
     if (columns.has(Column::kClicks)) columns.clicks(row) = values.clicks;
-    if (columns.has(Column::kTimestamp)) columns.timestamp(row) = values.timestamp;
+    if (columns.has(Column::kTimestamp) && !table.sketch.any()) {
+      columns.timestamp(row) = values.timestamp;
+    }
   }
   touch_scores(*group, t, *plan);
 }
