@@ -31,7 +31,7 @@ def sketches_of(owner: Owner, table: str, saved: Iterable[torch.Tensor]) -> list
 
 
 def _home(owner: Owner, table: str) -> np.ndarray:
-    """Of which ids this process is the home: how they are divided, among how many, and which it is."""
+    """The ids that are at home in this process: how they are divided, among how many, and which it is."""
     if owner.exchange is None:
         return np.array([0, 0, 1, 0], np.int64)
     return np.array([*owner.placements[table].home, owner.exchange.world_size, owner.exchange.rank], np.int64)

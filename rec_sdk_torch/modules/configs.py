@@ -95,6 +95,8 @@ class AdmitAndEvictConfig:
         evict_idle_steps: evicts an id that none of so many batches, the latest ones, had; 0: off.
         max_rows: ids beyond so many leave, those with the smallest count (POLICY_COUNT) or score; 0: off.
         max_bytes: the same for the bytes of the rows; 0: off.
+        score_half_life: scores of rows that leave are what batches add to them, of which half is left after so many
+            batches; 0: counts (POLICY_COUNT) or scores as `showclick_params` says.
         sketch_bytes: ids without a row are counted in a sketch of so many bytes, which never counts too little; 0: each
             has a counter of its own.
         sketch_depth: cells of an id in the sketch, up to 16.
@@ -116,6 +118,7 @@ class AdmitAndEvictConfig:
     evict_idle_steps: int | None = field(default=0, kw_only=True)
     max_rows: int | None = field(default=0, kw_only=True)
     max_bytes: int | None = field(default=0, kw_only=True)
+    score_half_life: int | None = field(default=0, kw_only=True)
     sketch_bytes: int | None = field(default=0, kw_only=True)
     sketch_depth: int = field(default=4, kw_only=True)
     sketch_halve_after: int | None = field(default=0, kw_only=True)
@@ -130,6 +133,7 @@ class AdmitAndEvictConfig:
             ("evict_idle_steps", 0),
             ("max_rows", 0),
             ("max_bytes", 0),
+            ("score_half_life", 0),
             ("sketch_bytes", 0),
             ("sketch_depth", 1),
             ("sketch_halve_after", 0),
@@ -149,6 +153,11 @@ class AdmitAndEvictConfig:
         if self.policy_type is AdmitAndEvictPolicyType.NONE and self._bounds():
             raise ValueError(f"{owner}: policy_type is NONE, which evicts nothing, beside {self._bounds()}")
         self._check_sketch()
+        if self.score_half_life and self.table_life() is None:
+            raise ValueError(
+                f"{owner}: score_half_life is {self.score_half_life}, and no rule goes by scores: give max_rows, "
+                "max_bytes or evict_percentage too"
+            )
 
     def _check_sketch(self) -> None:
         if not self.sketch_bytes and self.sketch_halve_after:
@@ -201,6 +210,7 @@ class AdmitAndEvictConfig:
             "evict_idle_steps": self.evict_idle_steps or 0,
             "max_rows": self.max_rows or 0,
             "max_bytes": self.max_bytes or 0,
+            "score_half_life": self.score_half_life or 0,
             "sketch_bytes": self.sketch_bytes or 0,
             "sketch_depth": self.sketch_depth,
             "sketch_halve_after": self.sketch_halve_after or 0,

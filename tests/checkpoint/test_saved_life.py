@@ -23,6 +23,8 @@ LIVES = [
     TableLife(evict_share=0.2, score_decay=0.9, beta=2.0, evict_step_interval=3),
     TableLife(evict_age=25, evict_step_interval=2),
     TableLife(max_rows=24, admit_threshold=2.0),
+    TableLife(evict_share=0.2, score_half_life=2, beta=2.0, evict_step_interval=3),
+    TableLife(max_rows=24, score_half_life=3, admit_threshold=2.0),
     TableLife(admit_threshold=5.0, sketch_bytes=200, sketch_halve_after=100),
 ]
 

@@ -31,6 +31,12 @@ RULES: dict[str, dict[str, Any]] = {
     },
     "rows": {"max_rows": 13, "admit_threshold": 2},
     "bytes": {"max_bytes": 20 * 16},
+    "half_life": {
+        "policy_type": SHOW_CLICK,
+        "showclick_params": rst.ShowClickParams(1, 0.75, 0, 0.3),
+        "score_half_life": 2,
+        "evict_step_interval": 3,
+    },
     "sketch": {"admit_threshold": 4, "sketch_bytes": 400, "sketch_halve_after": 40},
 }
 

@@ -40,7 +40,7 @@ class Lookups(torch.nn.Module):
 
 @dataclass
 class Found:
-    """What a rank's home knows: ids with rows, those of `range(300)` at home there, the state of the sketch."""
+    """The state of a rank's home: ids with rows, those of `range(300)` at home there, the state of the sketch."""
 
     rows: list[int]
     home: list[int]

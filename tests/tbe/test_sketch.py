@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import Counter
 from typing import Any
@@ -223,3 +224,18 @@ def test_candidates_of_counters_go_into_a_sketch(device: torch.device) -> None:
 def test_rules_that_do_not_fit(rules: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TableLife(**{"admit_threshold": 2.0, **rules})
+
+
+def test_copies_and_loads_of_rows_keep_the_sketch(device: torch.device) -> None:
+    embedding = table(device, admit_threshold=2, sketch_bytes=4000)
+    look_up(embedding, np.array([1, 1, 2])).sum().backward()
+    saved = embedding.state_dict()
+    look_up(embedding, np.array([3, 3])).sum().backward()
+    before = state_of(embedding)
+    embedding.load_state_dict(saved)
+    assert admitted(embedding) == {1}, "other rows go"
+    twin = copy.deepcopy(embedding)
+    for each in (embedding, twin):
+        assert torch.equal(state_of(each), before)
+        look_up(each, np.array([2]))
+        assert admitted(each) == {1, 2}

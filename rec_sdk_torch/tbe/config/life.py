@@ -21,7 +21,7 @@ MOST_SKETCH_DEPTH = 16
 """More than these make a sketch slower, and its errors hardly rarer."""
 
 DIVIDED_RULES = ("max_rows", "max_bytes", "sketch_bytes", "sketch_halve_after")
-"""Of these, each rank of a sharded table has its part."""
+"""Each rank of a sharded table has its part of these."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,16 @@ class TableLife:
         default_value: what every element of the row of an id without one is read as.
         alpha, beta: of the score.
         evict_share: of the rows, those with the lowest decayed scores leave, and at least one; 0 turns it off.
+        score_half_life: a row's decayed score is what the batches that had it add, `alpha * shows + beta * clicks`
+            each, of which half is left after so many batches of the table; 0: as `score_decay` says.
         score_decay: a row's decayed score is its score at first, then `(old + score) * score_decay` in each batch that
             has it.
         evict_age: an id leaves when the table's latest timestamp is more seconds after its own; 0 turns it off.
         evict_idle_steps: an id leaves that none of so many batches, the latest ones, had; 0 turns it off.
         evict_step_interval: training steps between evictions by these three rules; 0: only by
             `TableBatchedEmbedding.evict`.
-        max_rows: at the end of a step with more rows, those with the least score, or count without `evict_share`,
-            leave, down to 7/8 of it; the same for ids that are not admitted. 0 for no bound.
+        max_rows: at the end of a step with more rows, those with the least score, or count without `evict_share` and
+            `score_half_life`, leave, down to 7/8 of it; the same for ids that are not admitted. 0 for no bound.
         max_bytes: the same for the bytes of the rows' records; the smaller of the two bounds counts.
         sketch_bytes: ids without a row are counted in a sketch of so many bytes, which never counts too little and so
             admits an id with the batch that reaches the threshold or before; 0: each id has a counter of its own.
@@ -62,6 +64,7 @@ class TableLife:
     evict_step_interval: int = 0
     max_rows: int = 0
     max_bytes: int = 0
+    score_half_life: int = 0
     sketch_bytes: int = 0
     sketch_depth: int = 4
     sketch_halve_after: int = 0
@@ -74,11 +77,26 @@ class TableLife:
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"TableLife: {name} is {getattr(self, name)}, must be in [0, 1]")
         ages = ("evict_age", "evict_idle_steps", "evict_step_interval", "max_rows", "max_bytes")
-        for name in (*ages, "sketch_bytes", "sketch_halve_after"):
+        for name in (*ages, "score_half_life", "sketch_bytes", "sketch_halve_after"):
             number = as_int(getattr(self, name))
             if number is None or number < 0:
                 raise ValueError(f"TableLife: {name} is {getattr(self, name)!r}, must be an int, 0 or more")
         self._check_sketch()
+        self._check_half_life()
+
+    def _check_half_life(self) -> None:
+        if not self.score_half_life:
+            return
+        if self.score_decay != 1:
+            raise ValueError(
+                f"TableLife: score_half_life is {self.score_half_life} beside score_decay {self.score_decay}: scores "
+                "decay by one of them"
+            )
+        if not (self.evict_share or self.max_rows or self.max_bytes):
+            raise ValueError(
+                f"TableLife: score_half_life is {self.score_half_life}, and no rule goes by scores: give evict_share, "
+                "max_rows or max_bytes too"
+            )
 
     def _check_sketch(self) -> None:
         depth = as_int(self.sketch_depth)
@@ -126,19 +144,24 @@ class TableLife:
     @property
     def needs_clicks(self) -> bool:
         """Whether a batch has to come with clicks."""
-        return bool(self.beta and (self.admits or self.evict_share))
+        return bool(self.beta and (self.admits or self.scores))
+
+    @property
+    def scores(self) -> bool:
+        """Whether each row has a score."""
+        return bool(self.evict_share or self.score_half_life)
 
     def columns(self) -> list[str]:
         """Columns that are kept for each row, by the engine's names."""
         bounded = bool(self.max_rows or self.max_bytes)
         kept = []
-        if self.evict_share or bounded:  # a row's admission is over
+        if self.scores or bounded:  # a row's admission is over
             kept.append("count")
-        if self.evict_idle_steps or bounded:
+        if self.evict_idle_steps or self.score_half_life or bounded:
             kept.append("last_use")
-        if self.evict_share:
+        if self.scores:
             kept.append("score")
-        if self.evict_share and self.needs_clicks:
+        if self.scores and self.needs_clicks:
             kept.append("clicks")
         if self.evict_age:
             kept.append("timestamp")
@@ -159,6 +182,7 @@ class TableLife:
             evict_age=self.evict_age,
             evict_idle=self.evict_idle_steps,
             max_rows=min(bounds, default=0),
+            half_life=self.score_half_life,
             sketch_bytes=self.sketch_bytes,
             sketch_depth=self.sketch_depth,
             sketch_halve_after=self.sketch_halve_after,

@@ -112,7 +112,7 @@ void CountSketch::set_states(const std::vector<std::vector<uint8_t>>& states) {
     const SketchShape other{header.width, header.depth, header.cell_bytes};
     const uint8_t* const cells = state.data() + sizeof(header);
     counted_ = std::max(counted_, scaled(header.counted, shape_.width, other.width));
-    // What a full cell counted is not known, nor are the cells of a row that the other does not have.
+    // It is not known how much a full cell counted, nor what the cells of further rows did.
     const auto value_of = [&](int64_t place) {
       const uint32_t value = read_cell(cells + place * other.cell_bytes, other.cell_bytes);
       return value == other.full() ? shape_.full() : std::min(value, shape_.full());

@@ -29,6 +29,10 @@ void check_spec(const TableSpec& spec, const RecordLayout& layout) {
         "sketch_bytes and sketch_halve_after must be 0 (off) or more, sketch_depth 1 or more");
   check(spec.life.sketch_bytes == 0 || (spec.life.admits && spec.life.alpha > 0 && spec.life.beta == 0),
         "a sketch counts lookups alone, for admission: it needs alpha > 0 and beta = 0");
+  check(spec.life.half_life >= 0, "half_life must be 0 (off) or more");
+  check(spec.life.half_life == 0 || (spec.columns.has(Column::kCount) && spec.columns.has(Column::kLastUse) &&
+                                     spec.columns.has(Column::kScore)),
+        "scores that decay with time need the columns count, last_use and score");
   check(spec.life.max_rows >= 0 && spec.life.evict_age >= 0 && spec.life.evict_idle >= 0,
         "max_rows, evict_age and evict_idle must be 0 (off) or more");
 }

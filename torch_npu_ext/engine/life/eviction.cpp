@@ -4,6 +4,7 @@
 #include <tuple>
 #include <vector>
 
+#include "torch_npu_ext/engine/life/half_life.h"
 #include "torch_npu_ext/engine/life/removal.h"
 
 namespace rec_sdk {
@@ -97,8 +98,9 @@ std::vector<int64_t> choose_rows(Group* group, int32_t t, bool at_interval) {
     RowColumnValues values = table.columns.read(row);
     const bool resident = slot != kNoSlot;
     const bool scored = table.columns.has(Column::kScore);
-    Known one{id, scored ? values.score : values.count,
-              static_cast<uint32_t>(clock.batches) - values.last_use};
+    const uint32_t idle_for = static_cast<uint32_t>(clock.batches) - values.last_use;
+    if (life.half_life > 0) values.score = HalfLife::decayed(values.score, idle_for, life.half_life);
+    Known one{id, scored ? values.score : values.count, idle_for};
     one.held = (resident && group->uses.marked(slot)) ||
                group->window.has(t, row, resident ? static_cast<int64_t>(slot) : -1);
     if (at_interval) {
