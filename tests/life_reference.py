@@ -105,7 +105,7 @@ class Life:
                 self.rows[i].score = self.value(self.rows[i])
 
     def _replace_candidates(self, sketch: Sketch, ids: list[int]) -> None:
-        """Those of a batch are those that are admitted, with what the sketch says of them."""
+        """Leaves the ids of a batch that are admitted, with the counts that the sketch gives them."""
         for i in ids:
             if i in self.candidates:
                 sketch.add(i)
@@ -190,6 +190,7 @@ def lives(draw: st.DrawFn) -> TableLife | None:
         evict_idle_steps=draw(st.sampled_from((0, 0, 2, 4))),
         evict_step_interval=draw(st.integers(0, 3)),
         max_rows=most,
+        evict_norm=draw(st.sampled_from((0.0,) * 7 + (0.6,))),
         sketch_bytes=sketch,
         sketch_depth=draw(st.sampled_from((1, 4))),
         sketch_halve_after=draw(st.sampled_from((0, 30))) if sketch else 0,

@@ -20,7 +20,7 @@ FLOORS = ["config", "options", "cache", "rows", "step", "embedding"]
 
 DOORS = {
     f"{TBE}.rows.{file}"
-    for file in ("gradients", "move", "pieces", "replacement", "row_parts", "snapshot", "table_view")
+    for file in ("gradients", "move", "pieces", "replacement", "row_parts", "small_rows", "snapshot", "table_view")
 }
 """The files beside `cache` that may call the engine of a group."""
 

@@ -95,6 +95,7 @@ class AdmitAndEvictConfig:
         evict_idle_steps: evicts an id that none of so many batches, the latest ones, had; 0: off.
         max_rows: ids beyond so many leave, those with the smallest count (POLICY_COUNT) or score; 0: off.
         max_bytes: the same for the bytes of the rows; 0: off.
+        evict_norm: evicts an id when the 2-norm of its row's weight is less; 0: off.
         score_half_life: scores of rows that leave are what batches add to them, of which half is left after so many
             batches; 0: counts (POLICY_COUNT) or scores as `showclick_params` says.
         sketch_bytes: ids without a row are counted in a sketch of so many bytes, which never counts too little; 0: each
@@ -118,6 +119,7 @@ class AdmitAndEvictConfig:
     evict_idle_steps: int | None = field(default=0, kw_only=True)
     max_rows: int | None = field(default=0, kw_only=True)
     max_bytes: int | None = field(default=0, kw_only=True)
+    evict_norm: float | None = field(default=0.0, kw_only=True)
     score_half_life: int | None = field(default=0, kw_only=True)
     sketch_bytes: int | None = field(default=0, kw_only=True)
     sketch_depth: int = field(default=4, kw_only=True)
@@ -143,6 +145,8 @@ class AdmitAndEvictConfig:
                 _check_int(owner, name, value, low)
         if self.not_admitted_default_value is not None:
             _check_float(owner, "not_admitted_default_value", self.not_admitted_default_value)
+        if self.evict_norm is not None:
+            _check_float(owner, "evict_norm", self.evict_norm, low=0)
         if not isinstance(self.showclick_params, ShowClickParams):
             raise TypeError(f"{owner}: showclick_params is {self.showclick_params!r}, expected ShowClickParams")
         given: object = self.policy_type
@@ -173,9 +177,9 @@ class AdmitAndEvictConfig:
         if self.sketch_bytes:
             self.table_life()  # which says what else cannot be
 
-    def _bounds(self) -> dict[str, int]:
+    def _bounds(self) -> dict[str, float]:
         """The rules that hold beside either policy, where they are given."""
-        names = ("evict_idle_steps", "max_rows", "max_bytes")
+        names = ("evict_idle_steps", "max_rows", "max_bytes", "evict_norm")
         return {name: getattr(self, name) for name in names if getattr(self, name)}
 
     def is_feature_admit_enabled(self) -> bool:
@@ -210,6 +214,7 @@ class AdmitAndEvictConfig:
             "evict_idle_steps": self.evict_idle_steps or 0,
             "max_rows": self.max_rows or 0,
             "max_bytes": self.max_bytes or 0,
+            "evict_norm": float(self.evict_norm or 0.0),
             "score_half_life": self.score_half_life or 0,
             "sketch_bytes": self.sketch_bytes or 0,
             "sketch_depth": self.sketch_depth,

@@ -179,6 +179,37 @@ def test_homes_decide_by_what_all_ranks_saw(ranks_of: Start, kind: str, world_si
         assert asked == leave, "evict(table) is about the rank's own ids"
 
 
+def small_rows(rank: int, world_size: int, asked: bool) -> tuple[dict[int, float], list[int], int]:
+    """Norms of the rows at home before the last step or `evict`, ids afterwards, how many left."""
+    rules = {"evict_norm": 0.4, "evict_step_interval": 0 if asked else 4}
+    model = shard(Lookups(rules), Scenario(sharding=("row_wise",)), world_size)
+    sparse = model.module.sparse
+    view = sparse.home._embedding.view("t0")
+    for step in range(3):
+        model(batch_of(step, rank, "age"))[0].backward()
+    weights = view.read(view.ids())
+    norms = dict(zip(weights.ids.tolist(), weights.parts["weight"].double().norm(dim=1).tolist(), strict=True))
+    if asked:
+        return norms, view.ids().tolist(), sparse.evict("t0")
+    empty = KeyedJaggedTensor(
+        ["f0", "f1"], torch.tensor([], dtype=torch.int64), lengths=torch.zeros(2, dtype=torch.int32)
+    )
+    model(Batch(empty, torch.zeros(1, dtype=torch.int64)))[0].backward()
+    return norms, view.ids().tolist(), sparse.cache_stats("t0")["evicted"]
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_each_home_measures_its_rows(ranks_of: Start, asked: bool) -> None:
+    small = large = 0
+    for norms, ids, left in ranks_of(2).run(small_rows, asked):
+        stays = {i for i, norm in norms.items() if norm >= 0.4}
+        assert asked or set(ids) == stays
+        assert left == len(norms) - len(stays)
+        small, large = small + left, large + len(stays)
+    assert small
+    assert large
+
+
 def bytes_with(rank: int, world_size: int, rules: dict[str, Any], training: bool) -> int:
     model = shard(Lookups(rules), Scenario(sharding=("row_wise",)), world_size)
     features = rst.KeyedJaggedTensorWithTimestamp(

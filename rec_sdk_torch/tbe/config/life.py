@@ -42,7 +42,8 @@ class TableLife:
             has it.
         evict_age: an id leaves when the table's latest timestamp is more seconds after its own; 0 turns it off.
         evict_idle_steps: an id leaves that none of so many batches, the latest ones, had; 0 turns it off.
-        evict_step_interval: training steps between evictions by these three rules; 0: only by
+        evict_norm: an id leaves when the 2-norm of its row's weight is less; 0 turns it off.
+        evict_step_interval: training steps between evictions by these four rules; 0: only by
             `TableBatchedEmbedding.evict`.
         max_rows: at the end of a step with more rows, those with the least score, or count without `evict_share` and
             `score_half_life`, leave, down to 7/8 of it; the same for ids that are not admitted. 0 for no bound.
@@ -64,15 +65,18 @@ class TableLife:
     evict_step_interval: int = 0
     max_rows: int = 0
     max_bytes: int = 0
+    evict_norm: float = 0.0
     score_half_life: int = 0
     sketch_bytes: int = 0
     sketch_depth: int = 4
     sketch_halve_after: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("default_value", "alpha", "beta", "evict_share", "score_decay"):
+        for name in ("default_value", "alpha", "beta", "evict_share", "score_decay", "evict_norm"):
             if not math.isfinite(getattr(self, name)):
                 raise ValueError(f"TableLife: {name} is {getattr(self, name)}, must be finite")
+        if self.evict_norm < 0:
+            raise ValueError(f"TableLife: evict_norm is {self.evict_norm}, must be 0 or more")
         for name in ("evict_share", "score_decay"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"TableLife: {name} is {getattr(self, name)}, must be in [0, 1]")
@@ -129,7 +133,7 @@ class TableLife:
     def any(self) -> bool:
         """Whether some rule is on."""
         rules = self.evict_share, self.evict_age, self.evict_idle_steps, self.max_rows, self.max_bytes
-        return self.admits or any(rules)
+        return self.admits or any(rules) or self.evict_norm > 0
 
     @property
     def sketches(self) -> bool:
@@ -182,6 +186,7 @@ class TableLife:
             evict_age=self.evict_age,
             evict_idle=self.evict_idle_steps,
             max_rows=min(bounds, default=0),
+            evict_norm=self.evict_norm,
             half_life=self.score_half_life,
             sketch_bytes=self.sketch_bytes,
             sketch_depth=self.sketch_depth,
@@ -203,7 +208,7 @@ def warn_of_evictions(found: Sequence[tuple[str, int, int, int]]) -> None:
     """`found`: table, rows that left, of how many, the table's latest timestamp."""
     for table, evicted, rows, latest in found:
         clock = "" if latest == NEVER else f" The latest timestamp of the table is {latest}; set_clocks corrects it."
-        warn(f"table {table!r}: {evicted} of its {rows} rows were evicted at once, by age or idleness.{clock}")
+        warn(f"table {table!r}: {evicted} of its {rows} rows were evicted at once, by age, idleness or norm.{clock}")
 
 
 class Seen(NamedTuple):

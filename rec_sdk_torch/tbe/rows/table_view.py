@@ -18,6 +18,7 @@ from ..config.optimizer import TableOptimizer
 from .given import columns_of, distinct_ids_problem, heats_of, ids_of, known_ids_problem, plain, tensor_problem
 from .layout import Layout
 from .row_parts import WEIGHT, as_stored, part_of, read_parts, write_parts
+from .small_rows import mark_small_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -302,6 +303,8 @@ class TableView:
         """
         with self.layout.locks.exclusive():
             group, table = self._open()
+            if self.config.life is not None and self.config.life.evict_norm:
+                mark_small_rows(group, [table])
             if table in group.snapshots:
                 group.before_change(table, group.engine.leaving_ids(table))
             evicted = group.engine.evict(table)

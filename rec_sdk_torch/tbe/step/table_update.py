@@ -11,6 +11,7 @@ from ..cache.ledger import Ledger
 from ..cache.plan import Plan
 from ..config.optimizer import TableOptimizer
 from ..rows.layout import Layout
+from ..rows.small_rows import mark_small_rows
 from ..rows.waiting import Holder
 from .optimizer_passes import TablePasses
 
@@ -70,6 +71,7 @@ class TableUpdate:
         for holder in self._held:
             holder.release()
         for group in self._groups:
+            mark_small_rows(group, group.measured(self._ledger))
             group.end_step(self._ledger)
 
     def _update(self, of_groups: Grads) -> None:

@@ -188,20 +188,21 @@ void bind_life_spec(py::module_& m) {
       .def(py::init([](bool admits, double threshold, double alpha, double beta, double decay,
                        double evict_share, int64_t evict_age, int64_t evict_idle, int64_t max_rows,
                        int64_t sketch_bytes, int64_t sketch_depth, int64_t sketch_halve_after,
-                       int64_t half_life) {
+                       int64_t half_life, double evict_norm) {
              LifeSpec life{admits,      threshold, alpha,      beta,    decay,
                            evict_share, evict_age, evict_idle, max_rows};
              life.sketch_bytes = sketch_bytes;
              life.sketch_depth = sketch_depth;
              life.sketch_halve_after = sketch_halve_after;
              life.half_life = half_life;
+             life.evict_norm = evict_norm;
              return life;
            }),
            py::kw_only(), py::arg("admits") = false, py::arg("threshold") = 0.0, py::arg("alpha") = 1.0,
            py::arg("beta") = 0.0, py::arg("decay") = 1.0, py::arg("evict_share") = 0.0,
            py::arg("evict_age") = 0, py::arg("evict_idle") = 0, py::arg("max_rows") = 0,
            py::arg("sketch_bytes") = 0, py::arg("sketch_depth") = 4, py::arg("sketch_halve_after") = 0,
-           py::arg("half_life") = 0);
+           py::arg("half_life") = 0, py::arg("evict_norm") = 0.0);
 }
 
 void bind_life(EngineClass& engine) {
@@ -222,6 +223,19 @@ void bind_life(EngineClass& engine) {
       .def("evict", &Engine::evict,
            "Takes out ids by the table's rules now. Rows in flight or in the window stay.", py::arg("table"),
            py::call_guard<WithoutLock>())
+      .def("measured_tables", &Engine::measured_tables,
+           R"(Tables of which end_step takes out the rows that mark_small has named, by the norms of their
+          weights.)",
+           py::arg("intervals"), py::call_guard<WithoutLock>())
+      .def(
+          "mark_small",
+          [](Engine& e, int32_t table, const Dense& rows) {
+            const WithoutLock nogil;
+            e.mark_small(table, rows.data(), rows.size());
+          },
+          R"(Rows [n] leave with the next eviction of the table at an interval, or when asked, and no others
+          by their weights. All must be settled.)",
+          py::arg("table"), py::arg("rows"))
       .def(
           "take_large_evictions",
           [](Engine& e) {

@@ -230,6 +230,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Frozen tables, one flag each: see Table::frozen. All must be settled.
   void freeze(const std::vector<bool>& frozen);
   int64_t evict(int32_t table);  // now, by every rule of the table
+  // Tables of which end_step() takes out rows with small weights. The caller measures, and marks them before.
+  std::vector<int32_t> measured_tables(const std::vector<int64_t>& intervals);
+  void mark_small(int32_t table, const int64_t* rows, int64_t count);  // these and no others
   struct LargeEviction {
     std::string table;
     int64_t evicted, rows, timestamp;  // of so many rows; the latest timestamp of the table

@@ -94,6 +94,27 @@ int64_t Engine::evict(int32_t t) {
   return evict_ids(&group_, t, true);
 }
 
+std::vector<int32_t> Engine::measured_tables(const std::vector<int64_t>& intervals) {
+  const auto guard = lock();
+  check_intervals(intervals, table_count());
+  std::vector<int32_t> found;
+  for (int32_t t = 0; t < table_count(); ++t) {
+    const Table& table = group_.tables[t];
+    if (table.spec().life.evict_norm > 0 && !table.frozen && interval_ends(table, intervals[t])) {
+      found.push_back(t);
+    }
+  }
+  return found;
+}
+
+void Engine::mark_small(int32_t t, const int64_t* rows, int64_t count) {
+  const auto guard = lock_settled("marking rows that leave");
+  Table& target = table(t);
+  check_rows(target, rows, count);
+  target.small.assign(static_cast<size_t>(target.row_bound()), false);
+  for (int64_t i = 0; i < count; ++i) target.small[static_cast<size_t>(rows[i])] = true;
+}
+
 std::vector<Engine::LargeEviction> Engine::take_large_evictions() {
   const auto guard = lock();
   std::vector<LargeEviction> found;

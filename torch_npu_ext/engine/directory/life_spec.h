@@ -23,8 +23,11 @@ struct LifeSpec {
   int64_t sketch_bytes = 0, sketch_depth = 4, sketch_halve_after = 0;
 
   int64_t half_life = 0;  // of scores that evict, in batches, in place of `decay`; 0: none. See half_life.h
+  double evict_norm = 0;  // leaves: the 2-norm of its weight < this. The caller measures: Table::small
 
-  bool evicts_at_intervals() const { return evict_share > 0 || evict_age > 0 || evict_idle > 0; }
+  bool evicts_at_intervals() const {
+    return evict_share > 0 || evict_age > 0 || evict_idle > 0 || evict_norm > 0;
+  }
   bool any() const { return admits || evicts_at_intervals() || max_rows > 0; }
   bool scores() const { return evict_share > 0 || half_life > 0; }  // each row has a score
   bool needs_clicks() const { return beta != 0 && (admits || scores()); }

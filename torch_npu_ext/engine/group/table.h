@@ -178,7 +178,8 @@ class Table {
   RemovalLog removals;
   ChangeLog changes;  // of a table that keeps versions
   Candidates candidates;
-  CountSketch sketch;  // in place of candidates, where the table asks for it
+  CountSketch sketch;       // in place of candidates, where the table asks for it
+  std::vector<bool> small;  // rows whose weights are so small that they leave with the next eviction
   LifeClock clock;
   bool frozen = false;  // no batch trains it: the clock stands still, and no rule takes ids out by itself
   std::unique_ptr<Snapshot> snapshot;  // while a save takes the rows of a moment

@@ -108,7 +108,8 @@ std::vector<int64_t> choose_rows(Group* group, int32_t t, bool at_interval) {
         if (table.snapshot != nullptr) table.snapshot->keep(row, table.columns);
         values.timestamp = table.columns.timestamp(row) = clock.timestamp;
       }
-      one.leaves = older(life, clock, values.timestamp) || idle(life, one.idle);
+      const bool small = row < table.small.size() && table.small[row];
+      one.leaves = older(life, clock, values.timestamp) || idle(life, one.idle) || small;
     }
     known.push_back(one);
   });
@@ -150,6 +151,7 @@ int64_t evict_ids(Group* group, int32_t t, bool at_interval) {
   const int64_t removed = remove_ids(group, t, rows.data(), static_cast<int64_t>(rows.size()));
   for (const int64_t id : candidates) table.candidates.erase(id);
   if (!candidates.empty()) table.candidates.shrink();
+  table.small.clear();
   group->stats[t].evicted += removed;
   if (2 * removed > before && removed > share_of(before, table.spec().life.evict_share)) {
     group->large_evictions[t] = {removed, before};
