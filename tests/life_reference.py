@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
+from coin_reference import Coin
 from hypothesis import strategies as st
 from sketch_reference import Sketch, enough
 
@@ -56,6 +57,7 @@ class Life:
     waiting: set[int] = field(default_factory=set)  # rows with gradients of the open window
     evicted: int = 0
     sketch: Sketch | None = None  # in place of candidates
+    coin: Coin | None = None
 
     def __post_init__(self) -> None:
         size, threshold = self.rules.sketch_bytes, self.rules.admit_threshold
@@ -92,6 +94,10 @@ class Life:
             one.last_use = self.batches
         if self.sketch is not None:
             self._replace_candidates(self.sketch, ids.tolist())
+        if self.rules.admit_probability is not None:
+            assert self.coin is not None
+            chance = self.rules.admit_probability
+            self.candidates = {i: one for i, one in self.candidates.items() if self.coin.toss(i, self.batches, chance)}
         for i in set(ids.tolist()):
             threshold = self.rules.admit_threshold
             if i in self.rows and self.rules.score_half_life:
@@ -176,6 +182,7 @@ def lives(draw: st.DrawFn) -> TableLife | None:
     share, most = draw(st.sampled_from((0.0, 0.0, 0.25))), draw(st.sampled_from((0, 0, 5, 20)))
     half_life = draw(st.sampled_from((0, 1, 3, 10**6))) if share or most else 0
     threshold = draw(st.sampled_from((None, 1.0, 2.0, 3.0, 4.5)))
+    chance = None if threshold is not None else draw(st.sampled_from((None, 0.3, 1.0)))
     beta = draw(st.sampled_from((0.0, 0.75)))
     sketch = draw(st.sampled_from((0, 12, 64, 2000))) if threshold is not None and not beta else 0
     return TableLife(
@@ -191,6 +198,7 @@ def lives(draw: st.DrawFn) -> TableLife | None:
         evict_step_interval=draw(st.integers(0, 3)),
         max_rows=most,
         evict_norm=draw(st.sampled_from((0.0,) * 7 + (0.6,))),
+        admit_probability=chance,
         sketch_bytes=sketch,
         sketch_depth=draw(st.sampled_from((1, 4))),
         sketch_halve_after=draw(st.sampled_from((0, 30))) if sketch else 0,

@@ -201,7 +201,7 @@ def life(found: Match, chain: Chain) -> LifeState | None:
     config = found.owner.embedding.view(found.name).config
     if config.life is None or not found.saved.clocks:
         return None
-    if not config.life.admits:
+    if not config.life.counts_candidates:
         return LifeState(found.saved.clocks, None)
     names = list(found.owner.embedding.view(found.name).candidates()[1])
     return LifeState(found.saved.clocks, _candidates(found, chain, names), _sketches(found, chain, config.life))

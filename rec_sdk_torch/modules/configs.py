@@ -95,6 +95,8 @@ class AdmitAndEvictConfig:
         evict_idle_steps: evicts an id that none of so many batches, the latest ones, had; 0: off.
         max_rows: ids beyond so many leave, those with the smallest count (POLICY_COUNT) or score; 0: off.
         max_bytes: the same for the bytes of the rows; 0: off.
+        admit_probability: POLICY_COUNT admits an id with this probability in each batch that has it, in place of
+            `admit_threshold`, and counts nothing until then; None: off.
         evict_norm: evicts an id when the 2-norm of its row's weight is less; 0: off.
         score_half_life: scores of rows that leave are what batches add to them, of which half is left after so many
             batches; 0: counts (POLICY_COUNT) or scores as `showclick_params` says.
@@ -119,6 +121,7 @@ class AdmitAndEvictConfig:
     evict_idle_steps: int | None = field(default=0, kw_only=True)
     max_rows: int | None = field(default=0, kw_only=True)
     max_bytes: int | None = field(default=0, kw_only=True)
+    admit_probability: float | None = field(default=None, kw_only=True)
     evict_norm: float | None = field(default=0.0, kw_only=True)
     score_half_life: int | None = field(default=0, kw_only=True)
     sketch_bytes: int | None = field(default=0, kw_only=True)
@@ -145,6 +148,13 @@ class AdmitAndEvictConfig:
                 _check_int(owner, name, value, low)
         if self.not_admitted_default_value is not None:
             _check_float(owner, "not_admitted_default_value", self.not_admitted_default_value)
+        if self.admit_probability is not None:
+            _check_float(owner, "admit_probability", self.admit_probability, low=0, high=1)
+            if self.policy_type is not AdmitAndEvictPolicyType.POLICY_COUNT or not self.admit_probability:
+                raise ValueError(
+                    f"{owner}: admit_probability is {self.admit_probability} with {self.policy_type}: it must be above "
+                    "0, and is a way of POLICY_COUNT"
+                )
         if self.evict_norm is not None:
             _check_float(owner, "evict_norm", self.evict_norm, low=0)
         if not isinstance(self.showclick_params, ShowClickParams):
@@ -188,7 +198,7 @@ class AdmitAndEvictConfig:
             return False
         if self.policy_type is AdmitAndEvictPolicyType.POLICY_SHOWCLICK:
             return self.showclick_params.admit_threshold > 0
-        return self.admit_threshold not in (None, -1)
+        return self.admit_threshold not in (None, -1) or self.admit_probability is not None
 
     def is_feature_evict_enabled(self) -> bool:
         """Whether ids leave their table."""
@@ -222,8 +232,9 @@ class AdmitAndEvictConfig:
         }
         admits = self.is_feature_admit_enabled()
         if self.policy_type is AdmitAndEvictPolicyType.POLICY_COUNT:
-            threshold = float(self.admit_threshold or 0) if admits else None
-            return TableLife(admit_threshold=threshold, evict_age=self.evict_threshold or 0, **common)
+            threshold = None if self.admit_threshold in (None, -1) else float(self.admit_threshold or 0)
+            common |= {"admit_probability": self.admit_probability, "evict_age": self.evict_threshold or 0}
+            return TableLife(admit_threshold=threshold, **common)
         params = self.showclick_params
         return TableLife(
             admit_threshold=float(params.admit_threshold) if admits else None,

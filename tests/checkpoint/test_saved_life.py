@@ -25,6 +25,7 @@ LIVES = [
     TableLife(max_rows=24, admit_threshold=2.0),
     TableLife(evict_share=0.2, score_half_life=2, beta=2.0, evict_step_interval=3),
     TableLife(max_rows=24, score_half_life=3, admit_threshold=2.0),
+    TableLife(admit_probability=0.3, max_rows=50),
     TableLife(admit_threshold=5.0, sketch_bytes=200, sketch_halve_after=100),
 ]
 
@@ -93,9 +94,10 @@ SKETCH = TableLife(admit_threshold=3.0, sketch_bytes=4000)
     [
         (COUNTERS, SKETCH, True),
         (SKETCH, COUNTERS, False),  # ids cannot be read from a sketch
+        (COUNTERS, TableLife(admit_probability=1e-9), False),
         (SKETCH, TableLife(admit_threshold=3.0, sketch_bytes=1500, sketch_depth=3), True),
     ],
-    ids=["into a sketch", "into counters", "into another sketch"],
+    ids=["into a sketch", "into counters", "into chance", "into another sketch"],
 )
 def test_counts_go_on_in_another_way(saved: TableLife, loaded: TableLife, knows: bool, tmp_path: Path) -> None:
     source, target = make(saved), make(loaded)

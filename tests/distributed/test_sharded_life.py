@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from coin_reference import Coin
 from jagged import bag_config, sequence_config
 from life_reference import Life
 from ranks import Place, Ranks
@@ -19,7 +20,7 @@ import rec_sdk_torch as rst
 
 Start = Callable[[int], Ranks]
 SHOW_CLICK = rst.AdmitAndEvictPolicyType.POLICY_SHOWCLICK
-STEPS = 9
+STEPS, SEED = 9, 3
 RULES: dict[str, dict[str, Any]] = {
     "age": {"evict_threshold": 9, "evict_step_interval": 2},
     "age_of_candidates": {"evict_threshold": 15, "admit_threshold": 3, "evict_step_interval": 1},
@@ -31,6 +32,7 @@ RULES: dict[str, dict[str, Any]] = {
     },
     "rows": {"max_rows": 13, "admit_threshold": 2},
     "bytes": {"max_bytes": 20 * 16},
+    "chance": {"admit_probability": 0.2, "max_rows": 30},
     "half_life": {
         "policy_type": SHOW_CLICK,
         "showclick_params": rst.ShowClickParams(1, 0.75, 0, 0.3),
@@ -73,7 +75,7 @@ class Lookups(torch.nn.Module):
     def __init__(self, rules: dict[str, Any]) -> None:
         super().__init__()
         config = sequence_config("t0", ["f0", "f1"], admit_and_evict_config=rst.AdmitAndEvictConfig(**rules))
-        self.sparse = rst.EmbCacheEmbeddingCollection([config], cache=80, device=Place.device)
+        self.sparse = rst.EmbCacheEmbeddingCollection([config], cache=80, device=Place.device, seed=SEED)
         self.scale = torch.nn.Parameter(torch.ones(1, device=Place.device))
         rst.apply_optimizer_in_backward(torch.optim.SGD, self.sparse.parameters(), {"lr": 0.1})
 
@@ -118,7 +120,7 @@ def expected(kind: str, rank: int, world_size: int) -> tuple[list[dict[str, Any]
     assert rules is not None
     bounds = [bound // world_size for bound in (rules.max_rows, rules.max_bytes // 16) if bound]
     of_rank = {name: getattr(rules, name) // world_size for name in ("sketch_bytes", "sketch_halve_after")}
-    life = Life(replace(rules, max_rows=min(bounds, default=0), max_bytes=0, **of_rank))
+    life = Life(replace(rules, max_rows=min(bounds, default=0), max_bytes=0, **of_rank), coin=Coin(SEED, "t0"))
     seen = []
     names = rules.columns()
     known = {"count": True, "clicks": rules.needs_clicks, "timestamp": rules.evict_age}

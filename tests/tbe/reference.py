@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 import torch.nn.functional as F
+from coin_reference import Coin
 from life_reference import Life
 from optimizer_table import BY_NAME
 from reference_optimizers import EnsembleRowWiseAdagrad
@@ -29,6 +30,7 @@ class Reference:
         window: int,
         max_gradient: float,
         frozen: str | None = None,
+        seed: int = 0,
     ) -> None:
         self.tables = tables
         self.frozen = frozen
@@ -43,7 +45,7 @@ class Reference:
         self.max_gradient = max_gradient
         self.initial = [weight.detach().clone() for weight in self.weights]
         self._seen: list[set[int]] = [set() for _ in tables]
-        self.lives = [None if table.life is None else Life(table.life) for table in tables]
+        self.lives = [None if table.life is None else Life(table.life, coin=Coin(seed, table.name)) for table in tables]
 
     def features_of(self, table: int) -> range:
         begin = sum(t.num_features for t in self.tables[:table])

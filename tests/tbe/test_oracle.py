@@ -324,7 +324,14 @@ def reference_run(scenario: Scenario, device: torch.device) -> tuple[Result, Ref
         ids.append(every)
         initial.append(fresh.view(table.name).read(torch.from_numpy(every), ["weight"]).parts["weight"])
     reference = Reference(
-        scenario.tables, ids, initial, scenario.optimizer, scenario.window, scenario.max_gradient, scenario.frozen
+        scenario.tables,
+        ids,
+        initial,
+        scenario.optimizer,
+        scenario.window,
+        scenario.max_gradient,
+        scenario.frozen,
+        scenario.seed,
     )
     result: Result = {}
     forwards = {}

@@ -92,6 +92,22 @@ def test_counts_are_as_right_as_stated(kind: str) -> None:
         assert beyond <= len(over) * math.exp(-depth)
 
 
+@pytest.mark.parametrize(("depth", "width", "threshold"), [(1, 50, 200), (4, 50, 250), (3, 700, 300), (16, 3, 70_000)])
+def test_cells_are_those_of_plain_python(device: torch.device, depth: int, width: int, threshold: int) -> None:
+    sketch = Sketch(size := depth * width * 4, depth, threshold)
+    embedding = table(device, admit_threshold=threshold, sketch_bytes=size, sketch_depth=depth)
+    rows: set[int] = set()
+    for begin in range(0, 6_000, 1_500):
+        ids = stream("power law")[begin : begin + 1_500]
+        look_up(embedding, ids)
+        for i in ids.tolist():
+            if i not in rows:
+                sketch.add(i)
+        rows |= {i for i in ids.tolist() if sketch.estimate(i) >= threshold}
+        assert admitted(embedding) == rows
+        assert bytes(state_of(embedding).tolist()) == sketch.state()
+
+
 def test_a_wide_sketch_is_a_counter_for_each_id(device: torch.device) -> None:
     ids, found = stream("power law", 20_000), []
     for more in {}, sketched(1 << 20):

@@ -42,6 +42,8 @@ class TableLife:
             has it.
         evict_age: an id leaves when the table's latest timestamp is more seconds after its own; 0 turns it off.
         evict_idle_steps: an id leaves that none of so many batches, the latest ones, had; 0 turns it off.
+        admit_probability: or an id gets a row with this probability in each batch that has it, and nothing is counted
+            until then; None: by its score.
         evict_norm: an id leaves when the 2-norm of its row's weight is less; 0 turns it off.
         evict_step_interval: training steps between evictions by these four rules; 0: only by
             `TableBatchedEmbedding.evict`.
@@ -65,6 +67,7 @@ class TableLife:
     evict_step_interval: int = 0
     max_rows: int = 0
     max_bytes: int = 0
+    admit_probability: float | None = None
     evict_norm: float = 0.0
     score_half_life: int = 0
     sketch_bytes: int = 0
@@ -75,6 +78,7 @@ class TableLife:
         for name in ("default_value", "alpha", "beta", "evict_share", "score_decay", "evict_norm"):
             if not math.isfinite(getattr(self, name)):
                 raise ValueError(f"TableLife: {name} is {getattr(self, name)}, must be finite")
+        self._check_probability()
         if self.evict_norm < 0:
             raise ValueError(f"TableLife: evict_norm is {self.evict_norm}, must be 0 or more")
         for name in ("evict_share", "score_decay"):
@@ -87,6 +91,17 @@ class TableLife:
                 raise ValueError(f"TableLife: {name} is {getattr(self, name)!r}, must be an int, 0 or more")
         self._check_sketch()
         self._check_half_life()
+
+    def _check_probability(self) -> None:
+        if self.admit_probability is None:
+            return
+        if not 0 < self.admit_probability <= 1:
+            raise ValueError(f"TableLife: admit_probability is {self.admit_probability}, must be above 0 and at most 1")
+        if self.admit_threshold is not None or self.sketch_bytes:
+            raise ValueError(
+                f"TableLife: admit_probability is {self.admit_probability} beside admit_threshold "
+                f"{self.admit_threshold} and sketch_bytes {self.sketch_bytes}: ids are admitted by chance or by counts"
+            )
 
     def _check_half_life(self) -> None:
         if not self.score_half_life:
@@ -115,7 +130,7 @@ class TableLife:
                     "sketch to be halved"
                 )
             return
-        if not self.admits:
+        if not self.counts_candidates:
             raise ValueError(
                 f"TableLife: sketch_bytes is {self.sketch_bytes} without an admit_threshold: there is nothing to count"
             )
@@ -128,6 +143,11 @@ class TableLife:
     @property
     def admits(self) -> bool:
         """Whether ids have to be admitted."""
+        return self.counts_candidates or self.admit_probability is not None
+
+    @property
+    def counts_candidates(self) -> bool:
+        """Whether something is counted of ids without a row."""
         return self.admit_threshold is not None
 
     def any(self) -> bool:
@@ -143,12 +163,12 @@ class TableLife:
     @property
     def counts_shows(self) -> bool:
         """Whether it matters how often a batch has an id."""
-        return self.admits or "count" in self.columns()
+        return self.counts_candidates or "count" in self.columns()
 
     @property
     def needs_clicks(self) -> bool:
         """Whether a batch has to come with clicks."""
-        return bool(self.beta and (self.admits or self.scores))
+        return bool(self.beta and (self.counts_candidates or self.scores))
 
     @property
     def scores(self) -> bool:
@@ -186,6 +206,7 @@ class TableLife:
             evict_age=self.evict_age,
             evict_idle=self.evict_idle_steps,
             max_rows=min(bounds, default=0),
+            probability=self.admit_probability or 0.0,
             evict_norm=self.evict_norm,
             half_life=self.score_half_life,
             sketch_bytes=self.sketch_bytes,

@@ -188,7 +188,7 @@ void bind_life_spec(py::module_& m) {
       .def(py::init([](bool admits, double threshold, double alpha, double beta, double decay,
                        double evict_share, int64_t evict_age, int64_t evict_idle, int64_t max_rows,
                        int64_t sketch_bytes, int64_t sketch_depth, int64_t sketch_halve_after,
-                       int64_t half_life, double evict_norm) {
+                       int64_t half_life, double evict_norm, double probability) {
              LifeSpec life{admits,      threshold, alpha,      beta,    decay,
                            evict_share, evict_age, evict_idle, max_rows};
              life.sketch_bytes = sketch_bytes;
@@ -196,13 +196,14 @@ void bind_life_spec(py::module_& m) {
              life.sketch_halve_after = sketch_halve_after;
              life.half_life = half_life;
              life.evict_norm = evict_norm;
+             life.probability = probability;
              return life;
            }),
            py::kw_only(), py::arg("admits") = false, py::arg("threshold") = 0.0, py::arg("alpha") = 1.0,
            py::arg("beta") = 0.0, py::arg("decay") = 1.0, py::arg("evict_share") = 0.0,
            py::arg("evict_age") = 0, py::arg("evict_idle") = 0, py::arg("max_rows") = 0,
            py::arg("sketch_bytes") = 0, py::arg("sketch_depth") = 4, py::arg("sketch_halve_after") = 0,
-           py::arg("half_life") = 0, py::arg("evict_norm") = 0.0);
+           py::arg("half_life") = 0, py::arg("evict_norm") = 0.0, py::arg("probability") = 0.0);
 }
 
 void bind_life(EngineClass& engine) {

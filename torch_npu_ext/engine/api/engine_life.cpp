@@ -175,6 +175,10 @@ void Engine::set_candidates(int32_t t, const std::vector<Candidate>& candidates)
   if (!target.spec().life.admits && !candidates.empty()) {
     throw std::invalid_argument("table '" + target.spec().name + "' admits every id: it has no candidates");
   }
+  if (target.spec().life.admits && !target.spec().life.counts_candidates()) {
+    if (candidates.empty()) return;
+    throw std::invalid_argument("table '" + target.spec().name + "' admits by chance: it has no candidates");
+  }
   for (const Candidate& candidate : candidates) {
     if (candidate.values.count == 0) {
       throw std::invalid_argument("table '" + target.spec().name + "': candidate " +

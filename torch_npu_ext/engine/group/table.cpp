@@ -25,6 +25,9 @@ void check_spec(const TableSpec& spec, const RecordLayout& layout) {
   check(!spec.life.any() || spec.hashed,
         "only a hash table admits or evicts ids, and this is an index table");
   check(!spec.life.admits || spec.default_row, "a table that admits ids needs a default row");
+  check(spec.life.probability >= 0 && spec.life.probability <= 1, "probability must be in [0, 1]");
+  check(spec.life.probability == 0 || (spec.life.admits && spec.life.sketch_bytes == 0),
+        "probability is a way of admission that counts nothing: it needs admits, and no sketch");
   check(spec.life.sketch_bytes >= 0 && spec.life.sketch_halve_after >= 0 && spec.life.sketch_depth >= 1,
         "sketch_bytes and sketch_halve_after must be 0 (off) or more, sketch_depth 1 or more");
   check(spec.life.sketch_bytes == 0 || (spec.life.admits && spec.life.alpha > 0 && spec.life.beta == 0),
@@ -51,6 +54,7 @@ Table::Table(TableSpec spec, const RecordLayout& layout, const std::string& poli
       policy(make_cache_policy(policy_name, first_slot, spec.slots)),
       columns(spec.columns),
       candidates(spec.life.needs_clicks() || spec.life.needs_timestamps()),
+      coin(spec.seed, spec.name),
       spec_(std::move(spec)),
       first_slot_(first_slot),
       memory_(memory),

@@ -158,15 +158,16 @@ void touch_table(Group* group, int32_t t, const Batch& batch, PlanBuffers* plan)
     }
   });
   touch_by_lookups(*group, t, batch, *plan);
+  const bool whole = table.has_candidates();
   for (const LifeLog::Counted& admitted : log.admitted) {  // the batch is in what they have
     const Candidates::Values& values = admitted.values;
     const uint32_t row = table.row_of(admitted.id, table.map().find(admitted.id, IdMap::hash(admitted.id)));
-    // A sketch has no timestamps, and a cell that is full may say less than the batch.
+    // A sketch has no timestamps, and a cell that is full may say less than the batch; chance counts nothing.
     if (columns.has(Column::kCount)) {
-      columns.count(row) = table.sketch.any() ? std::max(columns.count(row), values.count) : values.count;
+      columns.count(row) = whole ? values.count : std::max(columns.count(row), values.count);
     }
-    if (columns.has(Column::kClicks)) columns.clicks(row) = values.clicks;
-    if (columns.has(Column::kTimestamp) && !table.sketch.any()) {
+    if (columns.has(Column::kClicks) && whole) columns.clicks(row) = values.clicks;
+    if (columns.has(Column::kTimestamp) && whole) {
       columns.timestamp(row) = values.timestamp;
     }
   }
