@@ -122,12 +122,12 @@ def test_rows_leave_when_asked(device: torch.device) -> None:
 
 
 def test_norms_add_in_order() -> None:
-    weight = torch.randn(50, 7, dtype=torch.float64).float()
+    weight = torch.from_numpy(np.random.default_rng(0).normal(size=(5_000, 7))).float()
     right = [math.sqrt(sum((float(w) * float(w) for w in row), 0.0)) for row in weight.tolist()]
     assert norms(weight).tolist() == right
     assert norms(torch.zeros(0, 4)).tolist() == []
     big = torch.full((1, 4), torch.finfo(torch.float32).max)
-    assert norms(big).isfinite().all()
+    assert np.isfinite(norms(big)).all()
 
 
 def test_bounds_that_cannot_be() -> None:

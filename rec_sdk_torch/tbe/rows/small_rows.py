@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ..cache.device_cache import Group
 from .row_parts import all_ids, read_known
 
 
-def norms(weight: torch.Tensor) -> torch.Tensor:
-    """The 2-norms of rows `[n, D]` on the host, float64 `[n]`: elements in their order, the same bits everywhere."""
-    total = torch.zeros(len(weight), dtype=torch.float64, device="cpu")
-    for column in weight.double().T.contiguous():
+def norms(weight: torch.Tensor) -> npt.NDArray[np.float64]:
+    """The 2-norms of rows `[n, D]` on the host, float64 `[n]`: elements in their order, the same bits everywhere.
+
+    NumPy's square root is rounded correctly, which torch's is not in all of its builds.
+    """
+    total = np.zeros(len(weight), np.float64)
+    for column in weight.double().T.contiguous().numpy():
         total += column * column
-    return total.sqrt()
+    return np.sqrt(total)
 
 
 def mark_small_rows(group: Group, tables: Sequence[int]) -> None:
@@ -37,5 +41,5 @@ def mark_small_rows(group: Group, tables: Sequence[int]) -> None:
             rows, slots = group.engine.find_rows(table, some)
             records = read_known(group, table, some, rows, slots)
             weight = group.layout.weight(records).to(config.weight_dtype)
-            small.append(rows[(norms(weight) < config.life.evict_norm).numpy()])
+            small.append(rows[norms(weight) < config.life.evict_norm])
         group.engine.mark_small(table, np.concatenate(small))
