@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
+from coin_reference import Coin
 from hypothesis import strategies as st
+from sketch_reference import Sketch, enough
 
 from rec_sdk_torch.tbe import EvictReason, TableLife
 
 NEVER = -(2**63)
+DIGITS = [2.0**-1]
+for _ in range(56):
+    DIGITS.append(math.sqrt(DIGITS[-1]))
 MOST_AHEAD = 10 * 365 * 24 * 60 * 60
+
+
+def decayed(score: float, batches: int, half_life: int) -> float:
+    """`score / 2 ** (batches / half_life)`: eight binary digits of the exponent at a time, the highest first."""
+    part = (batches % half_life << 56) // half_life
+    for begin in range(0, 56, 8):
+        factor = 1.0
+        for digit in range(begin, begin + 8):
+            if part >> (55 - digit) & 1:
+                factor *= DIGITS[digit + 1]
+        score *= factor
+    return math.ldexp(score, -min(batches // half_life, 3000))
 
 
 @dataclass
@@ -39,9 +57,21 @@ class Life:
     waiting: set[int] = field(default_factory=set)  # rows with gradients of the open window
     evicted: int = 0
     reasons: dict[int, EvictReason] = field(default_factory=dict)  # of the rows that left at the last end of a step
+    sketch: Sketch | None = None  # in place of candidates
+    coin: Coin | None = None
+
+    def __post_init__(self) -> None:
+        size, threshold = self.rules.sketch_bytes, self.rules.admit_threshold
+        if size and threshold is not None:
+            self.sketch = Sketch(size, self.rules.sketch_depth, enough(threshold, self.rules.alpha))
 
     def value(self, one: Id) -> float:
         return self.rules.alpha * one.count + self.rules.beta * one.clicks
+
+    def left(self, one: Id, now: int) -> float:
+        """The part of a score that is left in batch `now`."""
+        half_life = self.rules.score_half_life
+        return decayed(one.score, now - one.last_use, half_life) if half_life else one.score
 
     def see(self, timestamps: list[int]) -> None:
         """The timestamps of a batch move the clock, but for those far ahead of it, at first of half of them."""
@@ -56,19 +86,41 @@ class Life:
         self.batches += 1
         if not seen:
             self.see(timestamps.tolist())
+        before = {i: Id(**vars(one)) for i, one in self.rows.items()}
         for i, click, timestamp in zip(ids.tolist(), clicks.tolist(), timestamps.tolist(), strict=True):
             one = self.rows[i] if i in self.rows else self.candidates.setdefault(i, Id())
             one.count += 1
             one.clicks += click
             one.timestamp = timestamp if timestamp <= self.most else self.latest
             one.last_use = self.batches
+        if self.sketch is not None:
+            self._replace_candidates(self.sketch, ids.tolist())
+        if self.rules.admit_probability is not None:
+            assert self.coin is not None
+            chance = self.rules.admit_probability
+            self.candidates = {i: one for i, one in self.candidates.items() if self.coin.toss(i, self.batches, chance)}
         for i in set(ids.tolist()):
             threshold = self.rules.admit_threshold
-            if i in self.rows:
+            if i in self.rows and self.rules.score_half_life:
+                one, was = self.rows[i], before[i]
+                added = Id(one.count - was.count, one.clicks - was.clicks)
+                one.score = self.left(was, self.batches) + self.value(added)
+            elif i in self.rows:
                 self.rows[i].score = (self.rows[i].score + self.value(self.rows[i])) * self.rules.score_decay
-            elif threshold is None or self.value(self.candidates[i]) >= threshold:
+            elif i in self.candidates and (threshold is None or self.value(self.candidates[i]) >= threshold):
                 self.rows[i] = self.candidates.pop(i)
                 self.rows[i].score = self.value(self.rows[i])
+
+    def _replace_candidates(self, sketch: Sketch, ids: list[int]) -> None:
+        """Leaves the ids of a batch that are admitted, with the counts that the sketch gives them."""
+        for i in ids:
+            if i in self.candidates:
+                sketch.add(i)
+        for i, one in list(self.candidates.items()):
+            count = sketch.estimate(i)
+            one.count = max(one.count, count)
+            if self.value(Id(count)) < (self.rules.admit_threshold or 0):
+                del self.candidates[i]
 
     def _overdue(self, one: Id) -> EvictReason | None:
         age, idle = self.rules.evict_age, self.rules.evict_idle_steps
@@ -84,7 +136,7 @@ class Life:
 
         def worth(i: int) -> tuple[float, int, int]:
             one = all_of[i]
-            return (one.score if by_score else self.value(one)), one.last_use, i
+            return (self.left(one, self.batches) if by_score else self.value(one)), one.last_use, i
 
         free = sorted((i for i in staying if i not in held), key=worth)
         return set(free[: len(staying) - (most - most // 8)])
@@ -104,13 +156,13 @@ class Life:
             candidates = {i for i, one in self.candidates.items() if self._overdue(one) is not None}
             if rules.evict_share and self.rows:
                 count = max(1, int(len(self.rows) * rules.evict_share))
-                lowest = sorted(self.rows, key=lambda i: (self.rows[i].score, i))[:count]
+                lowest = sorted(self.rows, key=lambda i: (self.left(self.rows[i], self.batches), i))[:count]
                 reasons = dict.fromkeys(lowest, EvictReason.SCORE) | reasons
                 rows |= set(lowest)
         # The bound is looked at when it is passed, or with the others.
         if ends or (rules.max_rows and max(len(self.rows), len(self.candidates)) > rules.max_rows):
             by_count = {i: Id(count=one.count, last_use=one.last_use) for i, one in self.rows.items()}
-            scored = bool(rules.evict_share)
+            scored = rules.scores
             plain = TableLife(max_rows=rules.max_rows)
             beyond = Life(plain, by_count) if not scored else self
             rows |= beyond._beyond(self.rows if scored else by_count, rows, held, scored)
@@ -122,6 +174,8 @@ class Life:
         for i in candidates:
             del self.candidates[i]
         self.evicted += len(gone)
+        if self.sketch is not None and 0 < rules.sketch_halve_after <= self.sketch.counted:
+            self.sketch.halve()
         return gone
 
     def columns(self, of: dict[int, Id], ids: Iterable[int], names: Iterable[str]) -> dict[str, list[float]]:
@@ -133,16 +187,28 @@ def lives(draw: st.DrawFn) -> TableLife | None:
     """Any mixture of rules, and none in half of the tables."""
     if draw(st.booleans()):
         return None
+    share, most = draw(st.sampled_from((0.0, 0.0, 0.25))), draw(st.sampled_from((0, 0, 5, 20)))
+    half_life = draw(st.sampled_from((0, 1, 3, 10**6))) if share or most else 0
+    threshold = draw(st.sampled_from((None, 1.0, 2.0, 3.0, 4.5)))
+    chance = None if threshold is not None else draw(st.sampled_from((None, 0.3, 1.0)))
+    beta = draw(st.sampled_from((0.0, 0.75)))
+    sketch = draw(st.sampled_from((0, 12, 64, 2000))) if threshold is not None and not beta else 0
     return TableLife(
-        admit_threshold=draw(st.sampled_from((None, 1.0, 2.0, 3.0, 4.5))),
+        admit_threshold=threshold,
         default_value=0.25,
         alpha=draw(st.sampled_from((1.0, 0.5))),
-        beta=draw(st.sampled_from((0.0, 0.75))),
-        evict_share=draw(st.sampled_from((0.0, 0.0, 0.25))),
-        score_decay=draw(st.sampled_from((1.0, 0.5))),
+        beta=beta,
+        evict_share=share,
+        score_decay=1.0 if half_life else draw(st.sampled_from((1.0, 0.5))),
+        score_half_life=half_life,
         evict_age=draw(st.sampled_from((0, 3))),
         evict_idle_steps=draw(st.sampled_from((0, 0, 2, 4))),
         evict_step_interval=draw(st.integers(0, 3)),
-        max_rows=draw(st.sampled_from((0, 0, 5, 20))),
+        max_rows=most,
         keep_evicted=draw(st.booleans()),
+        evict_norm=draw(st.sampled_from((0.0,) * 7 + (0.6,))),
+        admit_probability=chance,
+        sketch_bytes=sketch,
+        sketch_depth=draw(st.sampled_from((1, 4))),
+        sketch_halve_after=draw(st.sampled_from((0, 30))) if sketch else 0,
     )

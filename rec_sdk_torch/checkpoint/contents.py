@@ -20,6 +20,7 @@ from .manifest import (
     REMOVED,
     ROLES,
     ROWS,
+    SKETCH,
     WEIGHT,
     WINDOW,
     Chain,
@@ -60,7 +61,9 @@ class _Expected:
 def _expected(role: str, table: SavedTable) -> dict[str, _Expected]:
     count, dim = _Expected((torch.int64,)), table.embedding_dim
     found = {"ids": count}
-    if role == WINDOW:
+    if role == SKETCH:
+        found = {SKETCH: _Expected((torch.uint8,))}
+    elif role == WINDOW:
         found["sums"] = _Expected((torch.float32,), (2 * dim,))
     elif role == CANDIDATES:
         more = _Expected((torch.int64,), optional=True)

@@ -31,8 +31,8 @@ MANY_TABLES = 16
 FULL, DELTA = "full", "delta"
 
 ROWS, REMOVED, WINDOW, CANDIDATES, CACHED = "rows", "removed", "window", "candidates", "cached"
-EVICTED = "evicted"
-ROLES = (REMOVED, ROWS, WINDOW, CANDIDATES, CACHED, EVICTED)
+EVICTED, SKETCH = "evicted", "sketch"
+ROLES = (REMOVED, ROWS, WINDOW, CANDIDATES, CACHED, EVICTED, SKETCH)
 """Roles of files that this package reads, in the order in which it does."""
 
 WEIGHT = "weight"
@@ -59,12 +59,12 @@ class SavedFile:
 
     Attributes:
         path: within the folder of the save, with `/`; where it is in a pack, that of the pack.
-        role: what it holds: `rows`, `removed`, `window`, `candidates`, `cached`, `evicted`; files of other
+        role: what it holds: `rows`, `removed`, `window`, `candidates`, `cached`, `evicted`, `sketch`; files of other
             roles are ignored.
         table: the key of its table.
         rank: which rank wrote it.
         layer: layers replace rows of those before.
-        rows: ids in it.
+        rows: ids in it; of a sketch, bytes of its state.
         bytes: of the file.
         checksums: CRC-32 of the header and of each tensor.
         offset: where it begins in a pack; None for a file by itself.
@@ -225,8 +225,8 @@ class Manifest:
                 continue
             if file.table not in tables:
                 raise ValueError(f"{file.path} is of a table {file.table!r}, the save has only {sorted(tables)}")
-            if file.role == CANDIDATES and not tables[file.table].clocks:
-                raise ValueError(f"{file.path} has candidates of table {file.table!r}, which has no clocks")
+            if file.role in (CANDIDATES, SKETCH) and not tables[file.table].clocks:
+                raise ValueError(f"{file.path} has the {file.role} of table {file.table!r}, which has no clocks")
             if file.role == EVICTED and not tables[file.table].clocks:
                 raise ValueError(f"{file.path} has rows that left table {file.table!r}, which has no clocks")
             if file.role == WINDOW and not self.windows.get(tables[file.table].module):

@@ -13,6 +13,7 @@ import torch
 from ..formulas import same_states
 from ..tbe import EvictedRows
 from ..tbe.cache.batch import Int64Array
+from ..tbe.config.life import TableLife
 from ..tbe.rows.replacement import LifeState, Removed, Rows
 from ..tbe.rows.row_parts import WEIGHT
 from ..worker import Pool
@@ -26,9 +27,10 @@ from .contents import (
     saved_tables,
 )
 from .errors import CheckpointError
-from .manifest import CANDIDATES, EVICTED, REMOVED, ROWS, WINDOW, Chain, Manifest, SavedTable
+from .manifest import CANDIDATES, EVICTED, REMOVED, ROWS, SKETCH, WINDOW, Chain, Manifest, SavedTable
 from .owners import Owner
 from .quantized import BITS
+from .sketches import sketches_of
 from .tensors import TensorReader
 
 
@@ -200,10 +202,10 @@ def life(found: Match, chain: Chain) -> LifeState | None:
     config = found.owner.embedding.view(found.name).config
     if config.life is None or not found.saved.clocks:
         return None
-    if not config.life.admits:
+    if not config.life.counts_candidates:
         return LifeState(found.saved.clocks, None)
     names = list(found.owner.embedding.view(found.name).candidates()[1])
-    return LifeState(found.saved.clocks, _candidates(found, chain, names))
+    return LifeState(found.saved.clocks, _candidates(found, chain, names), _sketches(found, chain, config.life))
 
 
 def _candidates(found: Match, chain: Chain, names: Sequence[str]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -221,6 +223,18 @@ def _candidates(found: Match, chain: Chain, names: Sequence[str]) -> tuple[torch
                 values = reader.read(f"column.{name}") if there else torch.zeros_like(ids)
                 parts.append(values if mine is None else values[mine])
     return torch.cat(all_ids), {name: torch.cat(parts) for name, parts in columns.items()}
+
+
+def _sketches(found: Match, chain: Chain, life: TableLife) -> list[torch.Tensor]:
+    """The states of sketches that the table's counts at least as much as; none where it has no sketch."""
+    if not life.sketches:
+        return []
+    folder, manifest = chain[-1]
+    saved = []
+    for file in manifest.files_of(found.keys[-1], SKETCH):
+        with open_file(folder, manifest, file) as reader:
+            saved.append(reader.read(SKETCH))
+    return sketches_of(found.owner, found.name, saved)
 
 
 def _mine(found: Match, ids: torch.Tensor) -> torch.Tensor | None:

@@ -31,6 +31,7 @@ from .manifest import (
     EVICTED,
     FULL,
     MANIFEST,
+    SKETCH,
     WINDOW,
     Manifest,
     SavedFile,
@@ -39,6 +40,7 @@ from .manifest import (
 )
 from .marks import Mark, marks_of, places_of, set_mark
 from .owners import Owner, tables_of
+from .sketches import saved_sketch
 from .tensors import DTYPE_NAMES, TensorSpec
 from .warming import cached_specs, saved_heat
 from .writing import Piece, RankFiles, row_specs, window_specs
@@ -180,6 +182,7 @@ class TableMoment:
         initial: ids that it does not know have initial rows in the save.
         removed: ids that have left it since the save before.
         candidates: those that wait to be admitted.
+        sketch: that counts them.
         cached: rows that were in the device cache; None where none was.
         evicted: rows that have left it and were not taken; no one changes them.
     """
@@ -193,6 +196,7 @@ class TableMoment:
     initial: bool
     removed: torch.Tensor | None = None
     candidates: Piece | None = None
+    sketch: torch.Tensor | None = None
     cached: CachedRows | None = None
     evicted: list[EvictedRows] = field(default_factory=list)
 
@@ -272,6 +276,8 @@ def _take_table(moment: Moment, owner: Owner, name: str, key: str, since: int | 
                     "ids": candidates,
                     **{f"column.{name}": values for name, values in columns.items()},
                 }
+            if view.config.life.sketches:
+                table.sketch = saved_sketch(owner, name, view.sketch())
     except BaseException:
         snapshot.close()
         raise
@@ -291,6 +297,10 @@ def write(moment: Moment) -> Written:
             specs = [TensorSpec(name, values.dtype, (0,)) for name, values in table.candidates.items()]
             out.other(CANDIDATES, table.key, specs, len(ids), [table.candidates])
             table.candidates = None
+        if table.sketch is not None:
+            specs = [TensorSpec(SKETCH, torch.uint8, (0,))]
+            out.other(SKETCH, table.key, specs, len(table.sketch), [{"ids": table.sketch, SKETCH: table.sketch}])
+            table.sketch = None
         if table.cached is not None and len(table.cached.ids):
             hot = saved_heat(table.cached)
             out.other(CACHED, table.key, cached_specs(), len(hot["ids"]), [hot])

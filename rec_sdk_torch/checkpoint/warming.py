@@ -69,12 +69,15 @@ def _warm_by_counts(view: TableView) -> None:
     """By how often, or when, ids were used in batches, as far as the rules of the table keep it."""
     if view.config.life is None:
         return
-    columns = view.config.life.columns()
-    by = next((name for name in ("score", "count", "last_use", "timestamp") if name in columns), None)
-    if by is None:
-        return
+    life = view.config.life
+    by = next((name for name in ("score", "count", "last_use", "timestamp") if name in life.columns()), None)
     ids = view.ids()
-    values = view.row_columns(ids)[by]
+    if by is None or not len(ids):
+        return
+    columns = view.row_columns(ids)
+    values = columns[by]
+    if life.score_half_life:  # each is of the last batch that had the row
+        values = values * torch.exp2((columns["last_use"] - columns["last_use"].max()) / life.score_half_life)
     _warm(view, ids[values.argsort(descending=True, stable=True)], None)
 
 

@@ -19,7 +19,7 @@ from ..tbe import Pooling, TableBatchedEmbedding, TableConfig
 from ..tbe.cache.batch import Batch
 from ..tbe.cache.group_spec import drawn
 from ..tbe.config.cache_size import BatchHint, CacheOption
-from ..tbe.config.life import Seen, TableLife
+from ..tbe.config.life import DIVIDED_RULES, Seen, TableLife
 from ..tbe.config.table import DIVIDED
 from ..tbe.rows.layout import Layout
 from ..tbe.rows.row_parts import WEIGHT
@@ -234,10 +234,10 @@ def _part(table: TableConfig, placement: Placement, world_size: int) -> TableCon
 
 
 def _life(table: TableConfig, placement: Placement) -> TableLife | None:
-    """The rules on one rank: a bound is divided, so that all ranks together keep it."""
+    """The rules on one rank: a bound is divided, so that all ranks together keep it, and so is a sketch."""
     if table.life is None:
         return None
-    bounds = {name: getattr(table.life, name) for name in ("max_rows", "max_bytes")}
+    bounds = {name: getattr(table.life, name) for name in DIVIDED_RULES}
     own: dict[str, Any] = {name: placement.part(bound) for name, bound in bounds.items() if bound}
     return dataclasses.replace(table.life, **own)
 

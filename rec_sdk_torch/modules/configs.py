@@ -117,11 +117,21 @@ class AdmitAndEvictConfig:
         max_rows: ids beyond so many leave, those with the smallest count (POLICY_COUNT) or score; 0: off.
         max_bytes: the same for the bytes of the rows; 0: off.
         keep_evicted: rows that leave wait for `take_evicted` of the collection.
+        admit_probability: POLICY_COUNT admits an id with this probability in each batch that has it, in place of
+            `admit_threshold`, and counts nothing until then; None: off.
+        evict_norm: evicts an id when the 2-norm of its row's weight is less; 0: off.
+        score_half_life: scores of rows that leave are what batches add to them, of which half is left after so many
+            batches; 0: counts (POLICY_COUNT) or scores as `showclick_params` says.
+        sketch_bytes: ids without a row are counted in a sketch of so many bytes, which never counts too little; 0: each
+            has a counter of its own.
+        sketch_depth: cells of an id in the sketch, up to 16.
+        sketch_halve_after: lookups in the sketch with which its cells are halved; 0: never.
 
     Raises:
         TypeError: a field of the wrong type.
         ValueError: `admit_threshold` below -1, another number that is negative, a `not_admitted_default_value` that is
-            not finite; a rule beside NONE that it would not read, of those that Rec SDK does not have.
+            not finite; a rule beside NONE that it would not read, of those that Rec SDK does not have; a sketch
+            without admission, or beside clicks that it would not count.
 
     Example:
         >>> from rec_sdk_torch import AdmitAndEvictConfig
@@ -140,6 +150,12 @@ class AdmitAndEvictConfig:
     max_rows: int | None = field(default=0, kw_only=True)
     max_bytes: int | None = field(default=0, kw_only=True)
     keep_evicted: bool = field(default=False, kw_only=True)
+    admit_probability: float | None = field(default=None, kw_only=True)
+    evict_norm: float | None = field(default=0.0, kw_only=True)
+    score_half_life: int | None = field(default=0, kw_only=True)
+    sketch_bytes: int | None = field(default=0, kw_only=True)
+    sketch_depth: int = field(default=4, kw_only=True)
+    sketch_halve_after: int | None = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
         """Checks the fields."""
@@ -151,6 +167,10 @@ class AdmitAndEvictConfig:
             ("evict_idle_steps", 0),
             ("max_rows", 0),
             ("max_bytes", 0),
+            ("score_half_life", 0),
+            ("sketch_bytes", 0),
+            ("sketch_depth", 1),
+            ("sketch_halve_after", 0),
         ):
             value = getattr(self, name)
             if value is not None:
@@ -159,6 +179,15 @@ class AdmitAndEvictConfig:
             raise TypeError(f"{owner}: keep_evicted is {self.keep_evicted!r}, expected a bool")
         if self.not_admitted_default_value is not None:
             _check_float(owner, "not_admitted_default_value", self.not_admitted_default_value)
+        if self.admit_probability is not None:
+            _check_float(owner, "admit_probability", self.admit_probability, low=0, high=1)
+            if self.policy_type is not AdmitAndEvictPolicyType.POLICY_COUNT or not self.admit_probability:
+                raise ValueError(
+                    f"{owner}: admit_probability is {self.admit_probability} with {self.policy_type}: it must be above "
+                    "0, and is a way of POLICY_COUNT"
+                )
+        if self.evict_norm is not None:
+            _check_float(owner, "evict_norm", self.evict_norm, low=0)
         if not isinstance(self.showclick_params, ShowClickParams):
             raise TypeError(f"{owner}: showclick_params is {self.showclick_params!r}, expected ShowClickParams")
         given: object = self.policy_type
@@ -168,10 +197,30 @@ class AdmitAndEvictConfig:
             raise TypeError(f"{owner}: policy_type is {self.policy_type!r}, expected AdmitAndEvictPolicyType")
         if self.policy_type is AdmitAndEvictPolicyType.NONE and self._bounds():
             raise ValueError(f"{owner}: policy_type is NONE, which evicts nothing, beside {self._bounds()}")
+        self._check_sketch()
+        if self.score_half_life and self.table_life() is None:
+            raise ValueError(
+                f"{owner}: score_half_life is {self.score_half_life}, and no rule goes by scores: give max_rows, "
+                "max_bytes or evict_percentage too"
+            )
 
-    def _bounds(self) -> dict[str, int]:
+    def _check_sketch(self) -> None:
+        if not self.sketch_bytes and self.sketch_halve_after:
+            raise ValueError(
+                f"AdmitAndEvictConfig: sketch_halve_after is {self.sketch_halve_after} without sketch_bytes: there is "
+                "no sketch to be halved"
+            )
+        if self.sketch_bytes and not self.is_feature_admit_enabled():
+            raise ValueError(
+                f"AdmitAndEvictConfig: sketch_bytes is {self.sketch_bytes}, and every id is admitted at once: give an "
+                "admit_threshold too"
+            )
+        if self.sketch_bytes:
+            self.table_life()  # which says what else cannot be
+
+    def _bounds(self) -> dict[str, float]:
         """The rules that hold beside either policy, where they are given."""
-        names = ("evict_idle_steps", "max_rows", "max_bytes")
+        names = ("evict_idle_steps", "max_rows", "max_bytes", "evict_norm")
         return {name: getattr(self, name) for name in names if getattr(self, name)}
 
     def is_feature_admit_enabled(self) -> bool:
@@ -180,7 +229,7 @@ class AdmitAndEvictConfig:
             return False
         if self.policy_type is AdmitAndEvictPolicyType.POLICY_SHOWCLICK:
             return self.showclick_params.admit_threshold > 0
-        return self.admit_threshold not in (None, -1)
+        return self.admit_threshold not in (None, -1) or self.admit_probability is not None
 
     def is_feature_evict_enabled(self) -> bool:
         """Whether ids leave their table."""
@@ -207,11 +256,17 @@ class AdmitAndEvictConfig:
             "max_rows": self.max_rows or 0,
             "max_bytes": self.max_bytes or 0,
             "keep_evicted": self.keep_evicted,
+            "evict_norm": float(self.evict_norm or 0.0),
+            "score_half_life": self.score_half_life or 0,
+            "sketch_bytes": self.sketch_bytes or 0,
+            "sketch_depth": self.sketch_depth,
+            "sketch_halve_after": self.sketch_halve_after or 0,
         }
         admits = self.is_feature_admit_enabled()
         if self.policy_type is AdmitAndEvictPolicyType.POLICY_COUNT:
-            threshold = float(self.admit_threshold or 0) if admits else None
-            return TableLife(admit_threshold=threshold, evict_age=self.evict_threshold or 0, **common)
+            threshold = None if self.admit_threshold in (None, -1) else float(self.admit_threshold or 0)
+            common |= {"admit_probability": self.admit_probability, "evict_age": self.evict_threshold or 0}
+            return TableLife(admit_threshold=threshold, **common)
         params = self.showclick_params
         return TableLife(
             admit_threshold=float(params.admit_threshold) if admits else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from test_saver import same
 import rec_sdk_torch as rst
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
 from rec_sdk_torch.tbe.config.life import TableLife
+from rec_sdk_torch.tbe.rows.table_view import TableView
 
 LIVES = [
     TableLife(admit_threshold=3.0, default_value=0.5),
@@ -21,6 +23,10 @@ LIVES = [
     TableLife(evict_share=0.2, score_decay=0.9, beta=2.0, evict_step_interval=3),
     TableLife(evict_age=25, evict_step_interval=2),
     TableLife(max_rows=24, admit_threshold=2.0),
+    TableLife(evict_share=0.2, score_half_life=2, beta=2.0, evict_step_interval=3),
+    TableLife(max_rows=24, score_half_life=3, admit_threshold=2.0),
+    TableLife(admit_probability=0.3, max_rows=50),
+    TableLife(admit_threshold=5.0, sketch_bytes=200, sketch_halve_after=100),
 ]
 
 
@@ -58,6 +64,7 @@ def lives(embedding: TableBatchedEmbedding) -> dict[str, Any]:
         waiting, counted = view.candidates()
         candidates = waiting.tolist(), {key: values.tolist() for key, values in counted.items()}
         result[name] = {"ids": ids.tolist(), "columns": columns, "candidates": candidates, "clocks": view.clocks()}
+        result[name]["sketch"] = view.sketch().tolist()
     return result
 
 
@@ -71,11 +78,54 @@ def test_life_goes_on_after_a_load(life: TableLife, incremental: bool, tmp_path:
     train(target, range(100, 103))
     rst.Saver().load(target, tmp_path)
     assert lives(target) == lives(source)
-    assert any(lives(source)[name][kept] for name in "ab" for kept in ("columns", "candidates"))
+    assert any(lives(source)[name][kept] for name in "ab" for kept in ("columns", "candidates", "sketch"))
     for a, b in zip(train(source, range(13, 25)), train(target, range(13, 25)), strict=True):
         assert torch.equal(a, b)
     assert lives(target) == lives(source)
     same(contents(target), contents(source))
+
+
+COUNTERS = TableLife(admit_threshold=3.0)
+SKETCH = TableLife(admit_threshold=3.0, sketch_bytes=4000)
+
+
+@pytest.mark.parametrize(
+    ("saved", "loaded", "knows"),
+    [
+        (COUNTERS, SKETCH, True),
+        (SKETCH, COUNTERS, False),  # ids cannot be read from a sketch
+        (COUNTERS, TableLife(admit_probability=1e-9), False),
+        (SKETCH, TableLife(admit_threshold=3.0, sketch_bytes=1500, sketch_depth=3), True),
+    ],
+    ids=["into a sketch", "into counters", "into chance", "into another sketch"],
+)
+def test_counts_go_on_in_another_way(saved: TableLife, loaded: TableLife, knows: bool, tmp_path: Path) -> None:
+    source, target = make(saved), make(loaded)
+    train(source, range(5))
+    waiting = set(range(60)) - set(source.view("a").ids().tolist())
+    rst.Saver().save(source, tmp_path)
+    rst.Saver().load(target, tmp_path)
+    assert target.view("a").ids().sort().values.tolist() == source.view("a").ids().sort().values.tolist()
+    again = []
+    for embedding in (source, target):
+        embedding(torch.tensor(sorted(waiting)), torch.tensor([0, len(waiting), len(waiting)]))
+        again.append(set(embedding.view("a").ids().tolist()))
+    assert (again[1] >= again[0]) == knows
+    assert waiting & again[0]
+
+
+def test_the_state_of_a_sketch_that_is_damaged(tmp_path: Path) -> None:
+    """A checksum that is right does not make it right."""
+    source = make(SKETCH)
+    train(source, range(5))
+    with mock.patch.object(TableView, "sketch", return_value=torch.zeros(99, dtype=torch.uint8)):
+        rst.Saver().save(source, tmp_path)
+    target = make(SKETCH)
+    train(target, range(20, 23))
+    before = lives(target)
+    with pytest.raises((ValueError, rst.CheckpointError), match="not the state of a sketch"):
+        rst.Saver().load(target, tmp_path)
+    assert lives(target) == before
 
 
 def test_a_table_that_admits_every_id_loads_the_rows(tmp_path: Path) -> None:

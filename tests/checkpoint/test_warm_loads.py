@@ -179,6 +179,21 @@ def test_a_save_without_the_list(tmp_path: Path) -> None:
             assert (view.row_columns(torch.tensor(ids_in_cache(target)))[column] >= least).all()
 
 
+def test_a_save_without_the_list_of_scores_that_decay(tmp_path: Path) -> None:
+    """A score is of the last batch that had the row, and rows are compared as they are now."""
+    life = TableLife(max_rows=10**6, score_half_life=3)
+    source = skewed(life=life)
+    misses(source, power_law(1), 50)
+    with mock.patch("rec_sdk_torch.checkpoint.saving.cached", return_value=None):
+        rst.Saver().save(source, tmp_path)
+    columns = source.view("t").row_columns(source.view("t").ids())
+    left = columns["score"] * 0.5 ** ((50 - columns["last_use"]) / 3)
+    target = loaded(tmp_path, skewed(100, life=life))
+    warmed = torch.isin(source.view("t").ids(), torch.tensor(ids_in_cache(target)))
+    assert warmed.sum() == 100
+    assert left[warmed].min() >= left[~warmed].max() * (1 - 1e-12)
+
+
 def test_a_load_without_room_on_the_device_is_whole(tmp_path: Path) -> None:
     """The rows are loaded; that they are not in the cache is a warning."""
     source = skewed()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from coin_reference import Coin
 from jagged import bag_config, sequence_config
 from life_reference import Life
 from ranks import Place, Ranks
@@ -19,7 +20,7 @@ import rec_sdk_torch as rst
 
 Start = Callable[[int], Ranks]
 SHOW_CLICK = rst.AdmitAndEvictPolicyType.POLICY_SHOWCLICK
-STEPS = 9
+STEPS, SEED = 9, 3
 RULES: dict[str, dict[str, Any]] = {
     "age": {"evict_threshold": 9, "evict_step_interval": 2},
     "age_of_candidates": {"evict_threshold": 15, "admit_threshold": 3, "evict_step_interval": 1},
@@ -31,6 +32,14 @@ RULES: dict[str, dict[str, Any]] = {
     },
     "rows": {"max_rows": 13, "admit_threshold": 2},
     "bytes": {"max_bytes": 20 * 16},
+    "chance": {"admit_probability": 0.2, "max_rows": 30},
+    "half_life": {
+        "policy_type": SHOW_CLICK,
+        "showclick_params": rst.ShowClickParams(1, 0.75, 0, 0.3),
+        "score_half_life": 2,
+        "evict_step_interval": 3,
+    },
+    "sketch": {"admit_threshold": 4, "sketch_bytes": 400, "sketch_halve_after": 40},
 }
 
 
@@ -66,7 +75,7 @@ class Lookups(torch.nn.Module):
     def __init__(self, rules: dict[str, Any]) -> None:
         super().__init__()
         config = sequence_config("t0", ["f0", "f1"], admit_and_evict_config=rst.AdmitAndEvictConfig(**rules))
-        self.sparse = rst.EmbCacheEmbeddingCollection([config], cache=80, device=Place.device)
+        self.sparse = rst.EmbCacheEmbeddingCollection([config], cache=80, device=Place.device, seed=SEED)
         self.scale = torch.nn.Parameter(torch.ones(1, device=Place.device))
         rst.apply_optimizer_in_backward(torch.optim.SGD, self.sparse.parameters(), {"lr": 0.1})
 
@@ -87,6 +96,7 @@ def held(view: Any) -> dict[str, Any]:
         "candidates": candidates.tolist(),
         "counted": {name: values.tolist() for name, values in counted.items()},
         "clocks": view.clocks(),
+        "sketch": view.sketch().tolist(),
     }
 
 
@@ -109,7 +119,8 @@ def expected(kind: str, rank: int, world_size: int) -> tuple[list[dict[str, Any]
     rules = rst.AdmitAndEvictConfig(**RULES[kind]).table_life()
     assert rules is not None
     bounds = [bound // world_size for bound in (rules.max_rows, rules.max_bytes // 16) if bound]
-    life = Life(replace(rules, max_rows=min(bounds, default=0), max_bytes=0))
+    of_rank = {name: getattr(rules, name) // world_size for name in ("sketch_bytes", "sketch_halve_after")}
+    life = Life(replace(rules, max_rows=min(bounds, default=0), max_bytes=0, **of_rank), coin=Coin(SEED, "t0"))
     seen = []
     names = rules.columns()
     known = {"count": True, "clicks": rules.needs_clicks, "timestamp": rules.evict_age}
@@ -133,6 +144,7 @@ def expected(kind: str, rank: int, world_size: int) -> tuple[list[dict[str, Any]
                 "candidates": candidates,
                 "counted": life.columns(life.candidates, candidates, counted),
                 "clocks": clocks,
+                "sketch": [] if life.sketch is None else list(life.sketch.state()),
             }
         )
     before = life.evicted
@@ -167,6 +179,37 @@ def test_homes_decide_by_what_all_ranks_saw(ranks_of: Start, kind: str, world_si
                     mine = {each: mine[each] for each in value}
                 assert mine == value, f"rank {rank}, step {step}: {name}"
         assert asked == leave, "evict(table) is about the rank's own ids"
+
+
+def small_rows(rank: int, world_size: int, asked: bool) -> tuple[dict[int, float], list[int], int]:
+    """Norms of the rows at home before the last step or `evict`, ids afterwards, how many left."""
+    rules = {"evict_norm": 0.4, "evict_step_interval": 0 if asked else 4}
+    model = shard(Lookups(rules), Scenario(sharding=("row_wise",)), world_size)
+    sparse = model.module.sparse
+    view = sparse.home._embedding.view("t0")
+    for step in range(3):
+        model(batch_of(step, rank, "age"))[0].backward()
+    weights = view.read(view.ids())
+    norms = dict(zip(weights.ids.tolist(), weights.parts["weight"].double().norm(dim=1).tolist(), strict=True))
+    if asked:
+        return norms, view.ids().tolist(), sparse.evict("t0")
+    empty = KeyedJaggedTensor(
+        ["f0", "f1"], torch.tensor([], dtype=torch.int64), lengths=torch.zeros(2, dtype=torch.int32)
+    )
+    model(Batch(empty, torch.zeros(1, dtype=torch.int64)))[0].backward()
+    return norms, view.ids().tolist(), sparse.cache_stats("t0")["evicted"]
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_each_home_measures_its_rows(ranks_of: Start, asked: bool) -> None:
+    small = large = 0
+    for norms, ids, left in ranks_of(2).run(small_rows, asked):
+        stays = {i for i, norm in norms.items() if norm >= 0.4}
+        assert asked or set(ids) == stays
+        assert left == len(norms) - len(stays)
+        small, large = small + left, large + len(stays)
+    assert small
+    assert large
 
 
 def bytes_with(rank: int, world_size: int, rules: dict[str, Any], training: bool) -> int:

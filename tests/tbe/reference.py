@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 import torch.nn.functional as F
+from coin_reference import Coin
 from life_reference import Id, Life
 from optimizer_table import BY_NAME
 from reference_optimizers import EnsembleRowWiseAdagrad
@@ -41,6 +42,7 @@ class Reference:
         window: int,
         max_gradient: float,
         frozen: str | None = None,
+        seed: int = 0,
     ) -> None:
         self.tables = tables
         self.frozen = frozen
@@ -57,7 +59,7 @@ class Reference:
         self.seen: list[set[int]] = [set() for _ in tables]  # ids that a training batch had, and were not removed
         self._waiting: list[set[int]] = [set() for _ in tables]  # rows with gradients of the open window
         self.left: list[list[Left]] = [[] for _ in tables]  # of tables that keep those
-        self.lives = [None if table.life is None else Life(table.life) for table in tables]
+        self.lives = [None if table.life is None else Life(table.life, coin=Coin(seed, table.name)) for table in tables]
 
     def features_of(self, table: int) -> range:
         begin = sum(t.num_features for t in self.tables[:table])

@@ -14,6 +14,7 @@ from .device_cache import Group
 from .evicted import EvictedRows
 from .ledger import Call, Ledger
 from .records import read_known
+from .small_rows import mark_small_rows
 
 
 def end_step(group: Group, ledger: Ledger) -> None:
@@ -23,6 +24,7 @@ def end_step(group: Group, ledger: Ledger) -> None:
     """
     if not group.evicting:
         return
+    mark_small_rows(group, group.measured(ledger))
     calls: list[Call] = [(group.engine.end_step, group.intervals)]
     if not ledger.has((group, "end")) and group.engine.evicts(group.intervals):
         group.swap.settle()
@@ -34,6 +36,9 @@ def end_step(group: Group, ledger: Ledger) -> None:
 
 def evict(group: Group, table: int) -> int:
     """Takes out the ids that the rules of a table choose now; how many had rows. All must be settled."""
+    life = group.members[table].config.life
+    if life is not None and life.evict_norm:
+        mark_small_rows(group, [table])
     calls: list[Call] = [(group.engine.evict, table)]
     if table in group.snapshots or table in group.evicted:
         calls += _before_leaving(group, table, *group.engine.leaving_ids(table))

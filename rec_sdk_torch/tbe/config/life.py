@@ -18,6 +18,11 @@ from .numbers import as_int
 
 NEVER = -(2**63)
 """The timestamp of a table that has seen none."""
+MOST_SKETCH_DEPTH = 16
+"""More than these make a sketch slower, and its errors hardly rarer."""
+
+DIVIDED_RULES = ("max_rows", "max_bytes", "sketch_bytes", "sketch_halve_after")
+"""Each rank of a sharded table has its part of these."""
 
 
 @unique
@@ -26,6 +31,7 @@ class EvictReason(IntEnum):
 
     AGE = 1
     IDLE = 2
+    NORM = 6
     SCORE = 3
     BOUND = 4
     REMOVED = 5
@@ -44,16 +50,25 @@ class TableLife:
         alpha: factor of the shows in the score.
         beta: factor of the clicks.
         evict_share: of the rows, those with the lowest decayed scores leave, and at least one; 0 turns it off.
+        score_half_life: a row's decayed score is what the batches that had it add, `alpha * shows + beta * clicks`
+            each, of which half is left after so many batches of the table; 0: as `score_decay` says.
         score_decay: a row's decayed score is its score at first, then `(old + score) * score_decay` in each batch that
             has it.
         evict_age: an id leaves when the table's latest timestamp is more seconds after its own; 0 turns it off.
         evict_idle_steps: an id leaves that none of so many batches, the latest ones, had; 0 turns it off.
-        evict_step_interval: training steps between evictions by these three rules; 0: only by
+        admit_probability: or an id gets a row with this probability in each batch that has it, and nothing is counted
+            until then; None: by its score.
+        evict_norm: an id leaves when the 2-norm of its row's weight is less; 0 turns it off.
+        evict_step_interval: training steps between evictions by these four rules; 0: only by
             `TableBatchedEmbedding.evict`.
-        max_rows: at the end of a step with more rows, those with the least score, or count without `evict_share`,
-            leave, down to 7/8 of it; the same for ids that are not admitted. 0 for no bound.
+        max_rows: at the end of a step with more rows, those with the least score, or count without `evict_share` and
+            `score_half_life`, leave, down to 7/8 of it; the same for ids that are not admitted. 0 for no bound.
         max_bytes: the same for the bytes of the rows' records; the smaller of the two bounds counts.
         keep_evicted: rows that leave, by these rules or `TableView.remove`, wait for `TableView.take_evicted`.
+        sketch_bytes: ids without a row are counted in a sketch of so many bytes, which never counts too little and so
+            admits an id with the batch that reaches the threshold or before; 0: each id has a counter of its own.
+        sketch_depth: cells of an id in the sketch.
+        sketch_halve_after: lookups in the sketch with which all its cells are halved, at the end of a step; 0: never.
 
     Raises:
         ValueError: a field that is not finite, negative, or no whole number where one is needed.
@@ -77,52 +92,127 @@ class TableLife:
     max_rows: int = 0
     max_bytes: int = 0
     keep_evicted: bool = False
+    admit_probability: float | None = None
+    evict_norm: float = 0.0
+    score_half_life: int = 0
+    sketch_bytes: int = 0
+    sketch_depth: int = 4
+    sketch_halve_after: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.keep_evicted, bool):
             raise TypeError(f"TableLife: keep_evicted is {self.keep_evicted!r}, expected a bool")
-        for name in ("default_value", "alpha", "beta", "evict_share", "score_decay"):
+        for name in ("default_value", "alpha", "beta", "evict_share", "score_decay", "evict_norm"):
             if not math.isfinite(getattr(self, name)):
                 raise ValueError(f"TableLife: {name} is {getattr(self, name)}, must be finite")
+        self._check_probability()
+        if self.evict_norm < 0:
+            raise ValueError(f"TableLife: evict_norm is {self.evict_norm}, must be 0 or more")
         for name in ("evict_share", "score_decay"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"TableLife: {name} is {getattr(self, name)}, must be in [0, 1]")
-        for name in ("evict_age", "evict_idle_steps", "evict_step_interval", "max_rows", "max_bytes"):
+        ages = ("evict_age", "evict_idle_steps", "evict_step_interval", "max_rows", "max_bytes")
+        for name in (*ages, "score_half_life", "sketch_bytes", "sketch_halve_after"):
             number = as_int(getattr(self, name))
             if number is None or number < 0:
                 raise ValueError(f"TableLife: {name} is {getattr(self, name)!r}, must be an int, 0 or more")
+        self._check_sketch()
+        self._check_half_life()
+
+    def _check_probability(self) -> None:
+        if self.admit_probability is None:
+            return
+        if not 0 < self.admit_probability <= 1:
+            raise ValueError(f"TableLife: admit_probability is {self.admit_probability}, must be above 0 and at most 1")
+        if self.admit_threshold is not None or self.sketch_bytes:
+            raise ValueError(
+                f"TableLife: admit_probability is {self.admit_probability} beside admit_threshold "
+                f"{self.admit_threshold} and sketch_bytes {self.sketch_bytes}: ids are admitted by chance or by counts"
+            )
+
+    def _check_half_life(self) -> None:
+        if not self.score_half_life:
+            return
+        if self.score_decay != 1:
+            raise ValueError(
+                f"TableLife: score_half_life is {self.score_half_life} beside score_decay {self.score_decay}: scores "
+                "decay by one of them"
+            )
+        if not (self.evict_share or self.max_rows or self.max_bytes):
+            raise ValueError(
+                f"TableLife: score_half_life is {self.score_half_life}, and no rule goes by scores: give evict_share, "
+                "max_rows or max_bytes too"
+            )
+
+    def _check_sketch(self) -> None:
+        depth = as_int(self.sketch_depth)
+        if depth is None or not 1 <= depth <= MOST_SKETCH_DEPTH:
+            raise ValueError(
+                f"TableLife: sketch_depth is {self.sketch_depth!r}, must be an int from 1 to {MOST_SKETCH_DEPTH}"
+            )
+        if not self.sketch_bytes:
+            if self.sketch_halve_after:
+                raise ValueError(
+                    f"TableLife: sketch_halve_after is {self.sketch_halve_after} without sketch_bytes: there is no "
+                    "sketch to be halved"
+                )
+            return
+        if not self.counts_candidates:
+            raise ValueError(
+                f"TableLife: sketch_bytes is {self.sketch_bytes} without an admit_threshold: there is nothing to count"
+            )
+        if self.alpha <= 0 or self.beta:
+            raise ValueError(
+                f"TableLife: a sketch counts lookups alone, so alpha has to be above 0 and beta 0, got {self.alpha} "
+                f"and {self.beta}: correct these, or leave sketch_bytes 0"
+            )
 
     @property
     def admits(self) -> bool:
         """Whether ids have to be admitted."""
+        return self.counts_candidates or self.admit_probability is not None
+
+    @property
+    def counts_candidates(self) -> bool:
+        """Whether something is counted of ids without a row."""
         return self.admit_threshold is not None
 
     def any(self) -> bool:
         """Whether some rule is on, or rows that leave are kept."""
         rules = self.evict_share, self.evict_age, self.evict_idle_steps, self.max_rows, self.max_bytes
-        return self.admits or any(rules) or self.keep_evicted
+        return self.admits or any(rules) or self.evict_norm > 0 or self.keep_evicted
+
+    @property
+    def sketches(self) -> bool:
+        """Whether ids without a row are counted in a sketch."""
+        return self.sketch_bytes > 0
 
     @property
     def counts_shows(self) -> bool:
         """Whether it matters how often a batch has an id."""
-        return self.admits or "count" in self.columns()
+        return self.counts_candidates or "count" in self.columns()
 
     @property
     def needs_clicks(self) -> bool:
         """Whether a batch has to come with clicks."""
-        return bool(self.beta and (self.admits or self.evict_share))
+        return bool(self.beta and (self.counts_candidates or self.scores))
+
+    @property
+    def scores(self) -> bool:
+        """Whether each row has a score."""
+        return bool(self.evict_share or self.score_half_life)
 
     def columns(self) -> list[str]:
         """Columns that are kept for each row, by the engine's names."""
         bounded = bool(self.max_rows or self.max_bytes)
         kept = []
-        if self.evict_share or bounded:  # a row's admission is over
+        if self.scores or bounded:  # a row's admission is over
             kept.append("count")
-        if self.evict_idle_steps or bounded:
+        if self.evict_idle_steps or self.score_half_life or bounded:
             kept.append("last_use")
-        if self.evict_share:
+        if self.scores:
             kept.append("score")
-        if self.evict_share and self.needs_clicks:
+        if self.scores and self.needs_clicks:
             kept.append("clicks")
         if self.evict_age:
             kept.append("timestamp")
@@ -143,6 +233,12 @@ class TableLife:
             evict_age=self.evict_age,
             evict_idle=self.evict_idle_steps,
             max_rows=min(bounds, default=0),
+            probability=self.admit_probability or 0.0,
+            evict_norm=self.evict_norm,
+            half_life=self.score_half_life,
+            sketch_bytes=self.sketch_bytes,
+            sketch_depth=self.sketch_depth,
+            sketch_halve_after=self.sketch_halve_after,
         )
 
 
@@ -162,7 +258,7 @@ def warn_of_evictions(found: Sequence[tuple[str, int, int, int]]) -> None:
     for table, evicted, rows, latest in found:
         clock = "" if latest == NEVER else f" The latest timestamp of the table is {latest}; set_clocks corrects it."
         warn(
-            f"table {table!r}: {evicted} of its {rows} rows were evicted at once, by age or idleness.{clock}",
+            f"table {table!r}: {evicted} of its {rows} rows were evicted at once, by age, idleness or norm.{clock}",
             TrainingWarning,
         )
 

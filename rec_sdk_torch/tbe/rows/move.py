@@ -36,3 +36,6 @@ def _move_life(source: Group, table: int, target: Group, place: int) -> None:
     rows, _ = target.engine.insert(place, ids)
     target.engine.write_columns(place, rows, source.engine.read_columns(table, source.engine.find_rows(table, ids)[0]))
     target.engine.set_candidates(place, *source.engine.candidates(table))
+    life = source.members[table].config.life
+    if life is not None and life.sketches:
+        target.engine.set_sketch(place, [source.engine.sketch(table)])

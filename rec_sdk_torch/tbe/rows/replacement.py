@@ -46,10 +46,12 @@ class LifeState:
     Attributes:
         clocks: as `TableView.clocks` has them.
         candidates: as `TableView.candidates` has them; None for a table that admits every id.
+        sketches: those that the table's sketch counts at least as much as; it does not begin with the candidates then.
     """
 
     clocks: Mapping[str, int]
     candidates: tuple[torch.Tensor, Mapping[str, torch.Tensor]] | None
+    sketches: Sequence[torch.Tensor] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,6 +170,8 @@ def _fill(source: TableSource, group: Group, engine: _engine.Engine, table: int)
         if source.life.candidates is not None:
             waiting, columns = source.life.candidates
             engine.set_candidates(table, waiting.numpy(), columns_of(source.view.config.name, columns))
+        if source.life.sketches:
+            engine.set_sketch(table, [sketch.numpy() for sketch in source.life.sketches])
 
 
 def _write_rows(view: TableView, group: Group, engine: _engine.Engine, table: int, chunk: Rows) -> None:

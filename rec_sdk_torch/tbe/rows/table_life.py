@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from ..cache.leaving import evict
 from ..config.life import NEVER
 from ..config.numbers import as_int
 from ..config.table import TableConfig
-from .given import columns_of, ids_of
+from .given import columns_of, ids_of, plain
 from .layout import Layout
 
 CLOCKS = ("batches", "steps", "timestamp")
@@ -96,6 +96,31 @@ class LifeView:
             if len(rows):
                 raise ValueError(f"table {self.config.name!r}: {len(rows)} candidates (such as {rows[0]}) are rows")
             group.engine.set_candidates(table, wanted, given)
+
+    def sketch(self) -> torch.Tensor:
+        """The state of the table's sketch, for `set_sketch` of another, uint8 `[n]`; n is 0 without one."""
+        with self.layout.locks.exclusive():
+            group, table = self._open()
+            return torch.from_numpy(group.engine.sketch(table))
+
+    def set_sketch(self, states: Sequence[torch.Tensor]) -> None:
+        """The table's sketch counts at least what those did that these are the states of, uint8 `[n]` each.
+
+        They may have had other bytes and another depth. Where they are several, each id was counted in one of them.
+
+        Raises:
+            ValueError: what is no state of a sketch; a table without a sketch; nothing was set.
+            TypeError: values of another type.
+        """
+        for state in states:
+            if state.dtype != torch.uint8 or state.dim() != 1:
+                raise TypeError(
+                    f"table {self.config.name!r}: the state of a sketch is {state.dtype} {tuple(state.shape)}, "
+                    "expected uint8 [n]"
+                )
+        with self.layout.locks.exclusive():
+            group, table = self._open()
+            group.engine.set_sketch(table, [plain(state).numpy() for state in states])
 
     def clocks(self) -> dict[str, int]:
         """The clocks of the rules: training `batches`, `steps` (backward passes), and the latest `timestamp`."""

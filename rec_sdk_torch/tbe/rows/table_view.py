@@ -380,11 +380,12 @@ def _ids_of(content: Content) -> Int64Array:
 
 @dataclass(frozen=True, eq=False)
 class _Staying:
-    """All parts of the rows that a table is to have, and what is counted of them; candidates."""
+    """All parts of the rows that a table is to have, and what is counted of them; candidates, or a sketch."""
 
     parts: dict[str, torch.Tensor]
     columns: dict[str, np.ndarray]
     candidates: tuple[Int64Array, dict[str, np.ndarray]]
+    sketch: np.ndarray
 
 
 def _staying(content: Content) -> _Staying | None:
@@ -404,7 +405,7 @@ def _staying(content: Content) -> _Staying | None:
         )
     columns = group.engine.read_columns(table, group.engine.find_rows(table, ids)[0])
     parts = content.view.read(torch.from_numpy(ids)).parts
-    return _Staying(parts, columns, group.engine.candidates(table))
+    return _Staying(parts, columns, group.engine.candidates(table), group.engine.sketch(table))
 
 
 def _write(content: Content, staying: _Staying | None) -> None:
@@ -418,6 +419,8 @@ def _write(content: Content, staying: _Staying | None) -> None:
         rows, _ = group.engine.insert(table, ids)
         group.engine.write_columns(table, rows, staying.columns)
         group.engine.set_candidates(table, *staying.candidates)
+        if len(staying.sketch):
+            group.engine.set_sketch(table, [staying.sketch])
     places = content.view._places(list(parts))
     write_parts(group, table, ids, {places[name]: part for name, part in parts.items()})
     if content.columns:

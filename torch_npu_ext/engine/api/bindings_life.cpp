@@ -186,13 +186,24 @@ void bind_life_spec(py::module_& m) {
       m, "Life", R"(The rules by which an id of a hash table gets a row and loses it; docs/life.md. 0 turns a
           rule off.)")
       .def(py::init([](bool admits, double threshold, double alpha, double beta, double decay,
-                       double evict_share, int64_t evict_age, int64_t evict_idle, int64_t max_rows) {
-             return LifeSpec{admits,      threshold, alpha,      beta,    decay,
-                             evict_share, evict_age, evict_idle, max_rows};
+                       double evict_share, int64_t evict_age, int64_t evict_idle, int64_t max_rows,
+                       int64_t sketch_bytes, int64_t sketch_depth, int64_t sketch_halve_after,
+                       int64_t half_life, double evict_norm, double probability) {
+             LifeSpec life{admits,      threshold, alpha,      beta,    decay,
+                           evict_share, evict_age, evict_idle, max_rows};
+             life.sketch_bytes = sketch_bytes;
+             life.sketch_depth = sketch_depth;
+             life.sketch_halve_after = sketch_halve_after;
+             life.half_life = half_life;
+             life.evict_norm = evict_norm;
+             life.probability = probability;
+             return life;
            }),
            py::kw_only(), py::arg("admits") = false, py::arg("threshold") = 0.0, py::arg("alpha") = 1.0,
            py::arg("beta") = 0.0, py::arg("decay") = 1.0, py::arg("evict_share") = 0.0,
-           py::arg("evict_age") = 0, py::arg("evict_idle") = 0, py::arg("max_rows") = 0);
+           py::arg("evict_age") = 0, py::arg("evict_idle") = 0, py::arg("max_rows") = 0,
+           py::arg("sketch_bytes") = 0, py::arg("sketch_depth") = 4, py::arg("sketch_halve_after") = 0,
+           py::arg("half_life") = 0, py::arg("evict_norm") = 0.0, py::arg("probability") = 0.0);
 }
 
 void bind_life(EngineClass& engine) {
@@ -213,6 +224,19 @@ void bind_life(EngineClass& engine) {
       .def("evict", &Engine::evict,
            "Takes out ids by the table's rules now. Rows in flight or in the window stay.", py::arg("table"),
            py::call_guard<WithoutLock>())
+      .def("measured_tables", &Engine::measured_tables,
+           R"(Tables of which end_step takes out the rows that mark_small has named, by the norms of their
+          weights.)",
+           py::arg("intervals"), py::call_guard<WithoutLock>())
+      .def(
+          "mark_small",
+          [](Engine& e, int32_t table, const Dense& rows) {
+            const WithoutLock nogil;
+            e.mark_small(table, rows.data(), rows.size());
+          },
+          R"(Rows [n] leave with the next eviction of the table at an interval, or when asked, and no others
+          by their weights. All must be settled.)",
+          py::arg("table"), py::arg("rows"))
       .def(
           "take_large_evictions",
           [](Engine& e) {
@@ -267,9 +291,32 @@ void bind_life(EngineClass& engine) {
             for (size_t i = 0; i < values.size(); ++i) candidates.push_back({ids.data()[i], values[i]});
             e.set_candidates(table, candidates);
           },
-          R"(These and no others. KeyError and ValueError as write_columns; ValueError for a table
+          R"(These and no others; a sketch begins anew with their counts. KeyError and ValueError as write_columns; ValueError for a table
           without admission.)",
           py::arg("table"), py::arg("ids"), py::arg("columns"))
+      .def(
+          "sketch",
+          [](Engine& e, int32_t table) {
+            std::vector<uint8_t> state;
+            {
+              const WithoutLock nogil;
+              state = e.sketch(table);
+            }
+            return to_numpy(std::move(state));
+          },
+          "The state of the sketch of a table, uint8 [n]; n is 0 without one.", py::arg("table"))
+      .def(
+          "set_sketch",
+          [](Engine& e, int32_t table, const std::vector<Bytes>& states) {
+            std::vector<std::vector<uint8_t>> copies;
+            for (const Bytes& state : states) copies.emplace_back(state.data(), state.data() + state.size());
+            const WithoutLock nogil;
+            e.set_sketch(table, copies);
+          },
+          R"(The sketch counts at least what each of the sketches did that these are the states of, which
+          may have had other shapes, and which counted each id in one of them. ValueError for what is no
+          state, or a table without a sketch.)",
+          py::arg("table"), py::arg("states"))
       .def(
           "clock",
           [](Engine& e, int32_t table) {

@@ -213,7 +213,7 @@ Engine::Memory Engine::memory(int32_t t) {
     memory.column_bytes += table.column_bytes();
     memory.rows += table.rows();
     memory.candidates += table.candidates.size();
-    memory.candidate_bytes += table.candidates.bytes();
+    memory.candidate_bytes += table.candidates.bytes() + table.sketch.bytes();
   }
   return memory;
 }

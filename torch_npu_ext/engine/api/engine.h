@@ -231,6 +231,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Frozen tables, one flag each: see Table::frozen. All must be settled.
   void freeze(const std::vector<bool>& frozen);
   int64_t evict(int32_t table);  // now, by every rule of the table
+  // Tables of which end_step() takes out rows with small weights. The caller measures, and marks them before.
+  std::vector<int32_t> measured_tables(const std::vector<int64_t>& intervals);
+  void mark_small(int32_t table, const int64_t* rows, int64_t count);  // these and no others
   struct LargeEviction {
     std::string table;
     int64_t evicted, rows, timestamp;  // of so many rows; the latest timestamp of the table
@@ -249,8 +252,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
     int64_t id;
     Candidates::Values values;
   };
-  std::vector<Candidate> candidates(int32_t table);                              // by ascending id
-  void set_candidates(int32_t table, const std::vector<Candidate>& candidates);  // these and no others
+  std::vector<Candidate> candidates(int32_t table);  // by ascending id
+  // These and no others. A sketch begins anew with their counts.
+  void set_candidates(int32_t table, const std::vector<Candidate>& candidates);
+  // The state of a sketch, or nothing without one; it counts what these do, each a state of one: CountSketch.
+  std::vector<uint8_t> sketch(int32_t table);
+  void set_sketch(int32_t table, const std::vector<std::vector<uint8_t>>& states);
   LifeClock clock(int32_t table);
   void set_clock(int32_t table, const LifeClock& clock);
 
@@ -288,6 +295,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void check_next(const Plan& plan);
   void check_landed(const std::vector<uint64_t>& sources) const;
   bool beyond_bound(int32_t table) const;
+  bool sketch_is_full(int32_t table) const;
   bool has_leaving(int32_t table, int64_t interval) const;
   void end_step_clocks();
   class MovingRows;

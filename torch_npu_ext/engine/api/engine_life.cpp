@@ -43,11 +43,23 @@ bool Engine::beyond_bound(int32_t t) const {
   return rows > most || candidates > most;
 }
 
+// As above.
+bool Engine::sketch_is_full(int32_t t) const {
+  const Table& table = group_.tables[t];
+  const int64_t most = table.spec().life.sketch_halve_after;
+  if (most == 0 || table.frozen) return false;
+  int64_t counted = table.sketch.counted();
+  for (const std::shared_ptr<PlanBuffers>& plan : unapplied_) {
+    if (plan->state == PlanState::kPlanned) counted -= plan->life[t].sketched;
+  }
+  return counted >= most;
+}
+
 bool Engine::evicts(const std::vector<int64_t>& intervals) {
   const auto guard = lock();
   check_intervals(intervals, table_count());
   for (int32_t t = 0; t < table_count(); ++t) {
-    if (has_leaving(t, intervals[t])) return true;
+    if (has_leaving(t, intervals[t]) || sketch_is_full(t)) return true;
   }
   return false;
 }
@@ -68,6 +80,7 @@ int64_t Engine::end_step(const std::vector<int64_t>& intervals) {
   for (int32_t t = 0; t < table_count(); ++t) {
     const bool ends = interval_ends(group_.tables[t], intervals[t]);
     if (has_leaving(t, intervals[t])) evicted += evict_ids(&group_, t, ends);
+    if (sketch_is_full(t)) group_.tables[t].sketch.halve();
   }
   end_step_clocks();
   return evicted;
@@ -78,6 +91,27 @@ int64_t Engine::evict(int32_t t) {
   const std::unique_lock<std::shared_mutex> alone(records_mutex_);
   table(t);  // checked
   return evict_ids(&group_, t, true);
+}
+
+std::vector<int32_t> Engine::measured_tables(const std::vector<int64_t>& intervals) {
+  const auto guard = lock();
+  check_intervals(intervals, table_count());
+  std::vector<int32_t> found;
+  for (int32_t t = 0; t < table_count(); ++t) {
+    const Table& table = group_.tables[t];
+    if (table.spec().life.evict_norm > 0 && !table.frozen && interval_ends(table, intervals[t])) {
+      found.push_back(t);
+    }
+  }
+  return found;
+}
+
+void Engine::mark_small(int32_t t, const int64_t* rows, int64_t count) {
+  const auto guard = lock_settled("marking rows that leave");
+  Table& target = table(t);
+  check_rows(target, rows, count);
+  target.small.assign(static_cast<size_t>(target.row_bound()), false);
+  for (int64_t i = 0; i < count; ++i) target.small[static_cast<size_t>(rows[i])] = true;
 }
 
 std::vector<Engine::LargeEviction> Engine::take_large_evictions() {
@@ -140,11 +174,25 @@ void Engine::set_candidates(int32_t t, const std::vector<Candidate>& candidates)
   if (!target.spec().life.admits && !candidates.empty()) {
     throw std::invalid_argument("table '" + target.spec().name + "' admits every id: it has no candidates");
   }
+  if (target.spec().life.admits && !target.spec().life.counts_candidates()) {
+    if (candidates.empty()) return;
+    throw std::invalid_argument("table '" + target.spec().name + "' admits by chance: it has no candidates");
+  }
   for (const Candidate& candidate : candidates) {
     if (candidate.values.count == 0) {
       throw std::invalid_argument("table '" + target.spec().name + "': candidate " +
                                   std::to_string(candidate.id) + " has a count of 0, needs 1 or more");
     }
+  }
+  if (target.sketch.any()) {
+    target.sketch.clear();
+    std::vector<CountSketch::Change> log;
+    for (const Candidate& candidate : candidates) {
+      log.clear();
+      log.reserve(static_cast<size_t>(target.sketch.shape().depth));
+      target.sketch.add(candidate.id, candidate.values.count, &log);
+    }
+    return;
   }
   target.reserve_candidates(static_cast<int64_t>(candidates.size()));
   std::vector<int64_t> gone;
@@ -153,6 +201,20 @@ void Engine::set_candidates(int32_t t, const std::vector<Candidate>& candidates)
   for (const Candidate& candidate : candidates) {
     target.candidates.set(target.candidates.find_or_add(candidate.id), candidate.values);
   }
+}
+
+std::vector<uint8_t> Engine::sketch(int32_t t) {
+  const auto guard = lock_settled("reading a sketch");
+  const Table& source = table(t);
+  return source.sketch.any() ? source.sketch.state() : std::vector<uint8_t>();
+}
+
+void Engine::set_sketch(int32_t t, const std::vector<std::vector<uint8_t>>& states) {
+  const auto guard = lock_settled("setting a sketch");
+  Table& target = table(t);
+  if (target.sketch.any()) return target.sketch.set_states(states);
+  if (states.empty()) return;
+  throw std::invalid_argument("table '" + target.spec().name + "' counts in no sketch");
 }
 
 LifeClock Engine::clock(int32_t t) {

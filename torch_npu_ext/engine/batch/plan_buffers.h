@@ -13,6 +13,7 @@
 #include "torch_npu_ext/engine/base/memory.h"
 #include "torch_npu_ext/engine/batch/hot_segments.h"
 #include "torch_npu_ext/engine/directory/candidates.h"
+#include "torch_npu_ext/engine/directory/count_sketch.h"
 #include "torch_npu_ext/engine/directory/life_spec.h"
 
 namespace rec_sdk {
@@ -33,10 +34,12 @@ struct LifeLog {
     int64_t id;
     Candidates::Values values;
   };
-  std::vector<Counted> candidates;  // before the batch; a count of 0: it was none
-  std::vector<Counted> admitted;    // with the batch, in the order of their rows
-  HugeArray<uint64_t> columns;      // of the unique rows, before the batch
-  int64_t latest_before = 0;        // timestamp of the table
+  std::vector<Counted> candidates;          // before the batch; a count of 0: it was none
+  std::vector<Counted> admitted;            // with the batch, in the order of their rows
+  std::vector<CountSketch::Change> sketch;  // cells before the batch, in the order of their changes
+  int64_t sketched = 0;                     // lookups that these count
+  HugeArray<uint64_t> columns;              // of the unique rows, before the batch
+  int64_t latest_before = 0;                // timestamp of the table
   int64_t default_lookups = 0;
   int64_t candidates_added = 0;  // less those that were admitted
 
@@ -52,6 +55,8 @@ struct LifeLog {
   void clear() {
     candidates.clear();
     admitted.clear();
+    sketch.clear();
+    sketched = 0;
     default_lookups = candidates_added = set_aside = 0;
     most = std::numeric_limits<int64_t>::max();
   }

@@ -25,6 +25,17 @@ void check_spec(const TableSpec& spec, const RecordLayout& layout) {
   check(!spec.life.any() || spec.hashed,
         "only a hash table admits or evicts ids, and this is an index table");
   check(!spec.life.admits || spec.default_row, "a table that admits ids needs a default row");
+  check(spec.life.probability >= 0 && spec.life.probability <= 1, "probability must be in [0, 1]");
+  check(spec.life.probability == 0 || (spec.life.admits && spec.life.sketch_bytes == 0),
+        "probability is a way of admission that counts nothing: it needs admits, and no sketch");
+  check(spec.life.sketch_bytes >= 0 && spec.life.sketch_halve_after >= 0 && spec.life.sketch_depth >= 1,
+        "sketch_bytes and sketch_halve_after must be 0 (off) or more, sketch_depth 1 or more");
+  check(spec.life.sketch_bytes == 0 || (spec.life.admits && spec.life.alpha > 0 && spec.life.beta == 0),
+        "a sketch counts lookups alone, for admission: it needs alpha > 0 and beta = 0");
+  check(spec.life.half_life >= 0, "half_life must be 0 (off) or more");
+  check(spec.life.half_life == 0 || (spec.columns.has(Column::kCount) && spec.columns.has(Column::kLastUse) &&
+                                     spec.columns.has(Column::kScore)),
+        "scores that decay with time need the columns count, last_use and score");
   check(spec.life.max_rows >= 0 && spec.life.evict_age >= 0 && spec.life.evict_idle >= 0,
         "max_rows, evict_age and evict_idle must be 0 (off) or more");
 }
@@ -43,6 +54,7 @@ Table::Table(TableSpec spec, const RecordLayout& layout, const std::string& poli
       policy(make_cache_policy(policy_name, first_slot, spec.slots)),
       columns(spec.columns),
       candidates(spec.life.needs_clicks() || spec.life.needs_timestamps()),
+      coin(spec.seed, spec.name),
       spec_(std::move(spec)),
       first_slot_(first_slot),
       memory_(memory),
@@ -50,6 +62,11 @@ Table::Table(TableSpec spec, const RecordLayout& layout, const std::string& poli
       slot_rows_(spec_.hashed ? static_cast<size_t>(spec_.slots) : 0),
       row_slots_(make_row_slots()) {
   prepare();
+  if (!spec_.life.sketches()) return;
+  const LifeSpec& life = spec_.life;
+  const SketchShape shape = SketchShape::of(life.sketch_bytes, life.sketch_depth, life.enough());
+  memory_->require(shape.bytes(), spec_.name);
+  sketch = CountSketch(shape);
 }
 
 HugeArray<uint32_t> Table::make_row_slots() const {
@@ -135,6 +152,7 @@ void Table::clear() {
   if (spec_.hashed) store.shrink();  // an index table has its rows again at once
   columns.clear();
   candidates.clear();
+  if (sketch.any()) sketch.clear();
   policy->clear();
   used_slots_.clear();
   prepare();

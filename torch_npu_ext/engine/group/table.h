@@ -11,6 +11,8 @@
 #include "torch_npu_ext/engine/base/memory.h"
 #include "torch_npu_ext/engine/directory/candidates.h"
 #include "torch_npu_ext/engine/directory/change_log.h"
+#include "torch_npu_ext/engine/directory/coin.h"
+#include "torch_npu_ext/engine/directory/count_sketch.h"
 #include "torch_npu_ext/engine/directory/id_map.h"
 #include "torch_npu_ext/engine/directory/life_spec.h"
 #include "torch_npu_ext/engine/directory/number_pool.h"
@@ -176,7 +178,13 @@ class Table {
   RowColumns columns;
   RemovalLog removals;
   ChangeLog changes;  // of a table that keeps versions
+  // Whether what is counted of an id without a row is its own, in a place of `candidates`.
+  bool has_candidates() const { return spec_.life.counts_candidates() && !sketch.any(); }
+
   Candidates candidates;
+  CountSketch sketch;       // in place of candidates, where the table asks for it
+  std::vector<bool> small;  // rows whose weights are so small that they leave with the next eviction
+  Coin coin;
   LifeClock clock;
   bool frozen = false;  // no batch trains it: the clock stands still, and no rule takes ids out by itself
   std::unique_ptr<Snapshot> snapshot;  // while a save takes the rows of a moment

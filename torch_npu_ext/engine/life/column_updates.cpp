@@ -1,6 +1,9 @@
 #include "torch_npu_ext/engine/life/column_updates.h"
 
+#include <algorithm>
+
 #include "torch_npu_ext/engine/base/parallel.h"
+#include "torch_npu_ext/engine/life/half_life.h"
 
 namespace rec_sdk {
 namespace {
@@ -78,12 +81,33 @@ void touch_by_lookups(const Group& group, int32_t t, const Batch& batch, const P
   }
 }
 
+// A row's score is of the moment of its last batch: the score then, and those since its first as far as they
+// are left.
+void touch_decaying(const Group& group, int32_t t, const PlanBuffers& plan) {
+  const Table& table = group.tables[t];
+  const RowColumns& columns = table.columns;
+  const LifeSpec& life = table.spec().life;
+  const bool clicks = columns.has(Column::kClicks);
+  const uint32_t now = static_cast<uint32_t>(table.clock.batches);
+  const uint64_t* const all_before = plan.life[t].columns.data();
+  for_each_row(group, t, plan, [&](uint32_t row, int32_t u) {
+    const uint64_t* const before = all_before + (u - plan.table_offsets[t]) * columns.words();
+    const uint32_t count = static_cast<uint32_t>(before[0] >> 32),
+                   last_use = static_cast<uint32_t>(before[0]);
+    const double left =
+        count == 0 ? 0 : HalfLife::decayed(columns.score(row), now - last_use, life.half_life);
+    const uint32_t clicked = clicks ? columns.clicks(row) - static_cast<uint32_t>(before[1]) : 0;
+    columns.score(row) = left + life.score(columns.count(row) - count, clicked);
+  });
+}
+
 // A row's first score is not decayed.
 void touch_scores(const Group& group, int32_t t, const PlanBuffers& plan) {
   const Table& table = group.tables[t];
   const RowColumns& columns = table.columns;
   if (!columns.has(Column::kScore)) return;
   const LifeSpec& life = table.spec().life;
+  if (life.half_life > 0) return touch_decaying(group, t, plan);
   const uint64_t* const before = plan.life[t].columns.data();
   for_each_row(group, t, plan, [&](uint32_t row, int32_t u) {
     const uint64_t count_before = before[(u - plan.table_offsets[t]) * columns.words()] >> 32;
@@ -134,12 +158,18 @@ void touch_table(Group* group, int32_t t, const Batch& batch, PlanBuffers* plan)
     }
   });
   touch_by_lookups(*group, t, batch, *plan);
+  const bool whole = table.has_candidates();
   for (const LifeLog::Counted& admitted : log.admitted) {  // the batch is in what they have
     const Candidates::Values& values = admitted.values;
     const uint32_t row = table.row_of(admitted.id, table.map().find(admitted.id, IdMap::hash(admitted.id)));
-    if (columns.has(Column::kCount)) columns.count(row) = values.count;
-    if (columns.has(Column::kClicks)) columns.clicks(row) = values.clicks;
-    if (columns.has(Column::kTimestamp)) columns.timestamp(row) = values.timestamp;
+    // A sketch has no timestamps, and a cell that is full may say less than the batch; chance counts nothing.
+    if (columns.has(Column::kCount)) {
+      columns.count(row) = whole ? values.count : std::max(columns.count(row), values.count);
+    }
+    if (columns.has(Column::kClicks) && whole) columns.clicks(row) = values.clicks;
+    if (columns.has(Column::kTimestamp) && whole) {
+      columns.timestamp(row) = values.timestamp;
+    }
   }
   touch_scores(*group, t, *plan);
 }

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "torch_npu_ext/engine/life/half_life.h"
 #include "torch_npu_ext/engine/life/removal.h"
 
 namespace rec_sdk {
@@ -113,8 +114,9 @@ LeavingIds choose_rows(Group* group, int32_t t, bool at_interval) {
     RowColumnValues values = table.columns.read(row);
     const bool resident = slot != kNoSlot;
     const bool scored = table.columns.has(Column::kScore);
-    Known one{id, scored ? values.score : values.count,
-              static_cast<uint32_t>(clock.batches) - values.last_use};
+    const uint32_t idle_for = static_cast<uint32_t>(clock.batches) - values.last_use;
+    if (life.half_life > 0) values.score = HalfLife::decayed(values.score, idle_for, life.half_life);
+    Known one{id, scored ? values.score : values.count, idle_for};
     one.held = (resident && group->uses.marked(slot)) ||
                group->window.has(t, row, resident ? static_cast<int64_t>(slot) : -1);
     if (at_interval) {
@@ -123,6 +125,8 @@ LeavingIds choose_rows(Group* group, int32_t t, bool at_interval) {
         values.timestamp = table.columns.timestamp(row) = clock.timestamp;
       }
       one.reason = overdue(life, clock, values.timestamp, one.idle);
+      const bool small = row < table.small.size() && table.small[row];
+      if (small && one.reason == LeaveReason::kNone) one.reason = LeaveReason::kNorm;
     }
     known.push_back(one);
   });
@@ -164,6 +168,7 @@ int64_t evict_ids(Group* group, int32_t t, bool at_interval) {
   const int64_t removed = remove_ids(group, t, rows.data(), static_cast<int64_t>(rows.size()));
   for (const int64_t id : candidates) table.candidates.erase(id);
   if (!candidates.empty()) table.candidates.shrink();
+  table.small.clear();
   group->stats[t].evicted += removed;
   if (2 * removed > before && removed > share_of(before, table.spec().life.evict_share)) {
     group->large_evictions[t] = {removed, before};

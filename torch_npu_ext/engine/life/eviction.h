@@ -9,7 +9,7 @@
 namespace rec_sdk {
 
 // The rule by which an id leaves; of several that would take it out, the first in this order.
-enum class LeaveReason : uint8_t { kNone = 0, kAge = 1, kIdle = 2, kScore = 3, kBound = 4 };
+enum class LeaveReason : uint8_t { kNone = 0, kAge = 1, kIdle = 2, kNorm = 6, kScore = 3, kBound = 4 };
 
 // By ascending id.
 struct LeavingIds {

@@ -1,0 +1,148 @@
+// The sketch that counts ids without a row: never too little, and as before after a plan that is dropped.
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <stdexcept>
+
+#include "tests/engine/loop.h"
+#include "torch_npu_ext/engine/base/errors.h"
+#include "torch_npu_ext/engine/directory/count_sketch.h"
+
+namespace rec_sdk {
+namespace {
+
+using State = std::vector<uint8_t>;
+
+void cells_are_as_wide_as_they_need_to_be() {
+  const SketchShape one = SketchShape::of(1000, 4, 255), two = SketchShape::of(1000, 4, 256);
+  const SketchShape four = SketchShape::of(1000, 3, 65536), least = SketchShape::of(1, 8, 3);
+  CHECK(one.cell_bytes == 1 && one.width == 250 && one.full() == 255);
+  CHECK(two.cell_bytes == 2 && two.width == 125 && two.full() == 65535);
+  CHECK(four.cell_bytes == 4 && four.width == 83 && four.full() == 4294967295u);
+  CHECK(least.width == 1 && least.bytes() == 8);
+}
+
+void it_never_counts_too_little() {
+  for (const uint32_t enough : {200u, 60000u, 70000u}) {
+    CountSketch sketch(SketchShape::of(640, 3, enough));
+    std::map<int64_t, uint32_t> counts;
+    std::vector<CountSketch::Change> log;
+    uint64_t random = 1;
+    for (int i = 0; i < 2000; ++i) {
+      random = random * 6364136223846793005ull + 1442695040888963407ull;
+      const int64_t id = static_cast<int64_t>(random >> 40) % 300 - 150;
+      const uint32_t shows = 1 + (i % 50 == 0 ? 100 : 0);
+      const State before = sketch.state();
+      log.clear();
+      log.reserve(3);
+      sketch.add(id, shows, &log);
+      sketch.undo(log, shows);
+      CHECK(sketch.state() == before);
+      log.clear();
+      sketch.add(id, shows, &log);
+      CHECK(log.size() <= 3);
+      uint32_t& count = counts[id];
+      count = std::min(count + shows, sketch.shape().full());
+      CHECK(sketch.estimate(id) >= count);
+      if (i % 500 == 499) {
+        sketch.halve();
+        for (auto& each : counts) each.second /= 2;
+      }
+    }
+    for (const auto& [id, count] : counts) CHECK(sketch.estimate(id) >= count);
+    // Any shape takes it over, a part of the ids each of two.
+    for (const SketchShape shape : {SketchShape{7, 3, 4}, SketchShape{1000, 2, 4}, SketchShape{213, 5, 4}}) {
+      CountSketch other(shape);
+      other.set_states({CountSketch(SketchShape{5, 1, 1}).state(), sketch.state()});
+      for (const auto& [id, count] : counts) CHECK(other.estimate(id) >= count);
+    }
+  }
+}
+
+void full_cells_stay_full() {
+  CountSketch narrow(SketchShape{10, 2, 1}), wide(SketchShape{10, 2, 4});
+  std::vector<CountSketch::Change> log;
+  narrow.add(7, 254, &log);
+  CHECK(narrow.estimate(7) == 254);
+  narrow.add(7, 4294967295u, &log);
+  CHECK(narrow.estimate(7) == 255);
+  wide.set_states({narrow.state()});
+  CHECK(wide.estimate(7) == 4294967295u);
+  narrow.clear();
+  CHECK(narrow.estimate(7) == 0 && narrow.counted() == 0);
+}
+
+void damaged_states_are_refused() {
+  CountSketch sketch(SketchShape{10, 2, 1});
+  std::vector<CountSketch::Change> log;
+  sketch.add(7, 3, &log);
+  const State right = sketch.state();
+  for (size_t word = 0; word < 4; ++word) {
+    for (const int64_t value : {int64_t{-1}, int64_t{0}, int64_t{3}, int64_t{1} << 62}) {
+      if (word == 3 && value >= 0) continue;  // any number of lookups
+      State wrong = right;
+      std::memcpy(wrong.data() + 8 * word, &value, sizeof(value));
+      CHECK_THROWS(sketch.set_states({wrong}), std::invalid_argument);
+    }
+  }
+  CHECK_THROWS(sketch.set_states({right, State(31)}), std::invalid_argument);
+  CHECK_THROWS(sketch.set_states({State()}), std::invalid_argument);
+  CHECK(sketch.state() == right);
+}
+
+// Plans ahead, cancelled and failed.
+void dropped_plans_leave_no_trace() {
+  GroupSpec spec = one_table(true, 8, 0, {Column::kCount});
+  LifeSpec& life = spec.tables[0].life;
+  life.admits = spec.tables[0].default_row = true;
+  life.threshold = 4;
+  life.sketch_bytes = 60;
+  Loop loop(spec, 3);
+  int failed = 0;
+  for (int i = 0; i < 300; ++i) {
+    const State before = loop.engine->sketch(0);
+    const int64_t rows = loop.engine->row_count(0);
+    const std::vector<int64_t> ids = loop.random_ids(1 + loop.random() % 20, 60);
+    std::unique_ptr<Plan> plan;
+    try {
+      plan = loop.plan(ids);
+    } catch (const CacheTooSmallError&) {
+      ++failed;
+      CHECK(loop.engine->sketch(0) == before && loop.engine->row_count(0) == rows);
+      continue;
+    }
+    if (i % 2 == 0) {
+      std::unique_ptr<Plan> next;
+      try {
+        next = loop.plan(loop.random_ids(3, 60));
+      } catch (const CacheTooSmallError&) {
+        ++failed;
+      }
+      if (next != nullptr) loop.engine->cancel(next.get());
+      loop.engine->cancel(plan.get());
+      CHECK(loop.engine->sketch(0) == before && loop.engine->row_count(0) == rows);
+      continue;
+    }
+    std::vector<char> in(static_cast<size_t>((*plan)->rows_in * loop.engine->layout().bytes));
+    std::vector<char> out(static_cast<size_t>((*plan)->rows_out * loop.engine->layout().bytes));
+    loop.engine->read_in(*plan, in.data());
+    Engine::begin({plan.get()});
+    loop.engine->applied(*plan);
+    loop.engine->land(*plan, out.data(), nullptr);
+    plan->release();
+  }
+  CHECK(failed > 0 && loop.engine->row_count(0) > 8 && loop.engine->candidates(0).empty());
+}
+
+}  // namespace
+}  // namespace rec_sdk
+
+int main() {
+  rec_sdk::cells_are_as_wide_as_they_need_to_be();
+  rec_sdk::it_never_counts_too_little();
+  rec_sdk::full_cells_stay_full();
+  rec_sdk::damaged_states_are_refused();
+  rec_sdk::dropped_plans_leave_no_trace();
+  return check_result();
+}

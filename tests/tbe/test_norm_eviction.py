@@ -1,0 +1,142 @@
+"""Rows leave as the norms of their weights are small, whether they are in the cache or not."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import rec_sdk_torch as rst
+from rec_sdk_torch.tbe import InitializerType, TableBatchedEmbedding, TableConfig, TableLife, TableOptimizer
+from rec_sdk_torch.tbe.cache.small_rows import norms
+
+DIM, RATE = 3, 0.25
+NORM = 0.75
+
+
+def table(device: torch.device, cache: int = 50, dtype: torch.dtype = torch.float32, **rules: Any) -> Any:
+    life = TableLife(**{"evict_norm": NORM, "evict_step_interval": 2, **rules})
+    config = TableConfig(
+        "t", 100, DIM, life=life, weight_dtype=dtype, initializer_type=InitializerType.UNIFORM, init_min=-1, init_max=1
+    )
+    optimizer = TableOptimizer.create(torch.optim.SGD, {"lr": RATE})
+    return TableBatchedEmbedding([config], optimizer=optimizer, cache=cache, device=device, seed=1)
+
+
+def given(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    ids = np.random.default_rng(step).choice(60, 8, replace=False)
+    return torch.from_numpy(ids), torch.arange(9)
+
+
+def gradient(step: int) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(100 + step).integers(-2, 3, (8, DIM))).float()
+
+
+def known(embedding: TableBatchedEmbedding) -> dict[int, list[float]]:
+    view = embedding.view("t")
+    ids = view.ids().sort().values
+    return dict(zip(ids.tolist(), view.read(ids).parts["weight"].float().tolist(), strict=True))
+
+
+def run(embedding: TableBatchedEmbedding, depth: int, steps: int = 30) -> list[dict[int, list[float]]]:
+    batches = [given(step) for step in range(steps)]
+    seen = []
+    for step in range(steps):
+        for ahead in batches[step + 1 : step + 1 + depth] if depth and step % depth == 0 else ():
+            embedding.prefetch(*ahead)
+        output = embedding(*batches[step])
+        output.backward(gradient(step).to(output.device))
+        seen.append(known(embedding))
+    return seen
+
+
+def expected(embedding: TableBatchedEmbedding, steps: int = 30) -> tuple[list[dict[int, list[float]]], int]:
+    """SGD in float32, with gradients that are small integers: no rounding but that of the update."""
+    every = torch.arange(60)
+    initial = dict(zip(range(60), embedding.view("t").read(every).parts["weight"].numpy(), strict=True))
+    rows: dict[int, np.ndarray] = {}
+    seen, left = [], 0
+    for step in range(steps):
+        ids, grads = given(step)[0].tolist(), gradient(step).numpy()
+        for i, grad in zip(ids, grads, strict=True):
+            rows[i] = rows.get(i, initial[i]) - np.float32(RATE) * grad
+        if step % 2:
+            small = [i for i, row in rows.items() if math.sqrt(sum(float(w) ** 2 for w in row)) < NORM]
+            left += len(small)
+            for i in small:
+                del rows[i]
+        seen.append({i: rows[i].tolist() for i in sorted(rows)})
+    return seen, left
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("cache", [8, 30, 100])
+def test_rows_leave_by_the_weights_that_they_have_now(device: torch.device, cache: int, depth: int) -> None:
+    embedding = table(device, cache + 8 * depth)
+    right, left = expected(table(device))
+    assert run(embedding, depth) == right
+    assert embedding.cache_stats("t")["evicted"] == left > 15
+    assert embedding.view("t").memory()["candidates"] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_of_16_bits(device: torch.device, dtype: torch.dtype) -> None:
+    few, many = (run(table(device, cache, dtype), 0) for cache in (8, 100))
+    assert few == many
+    assert any(len(after) < len(before) for before, after in itertools.pairwise(few))
+
+
+def test_rows_in_flight_stay(device: torch.device) -> None:
+    embedding = table(device, evict_norm=100.0, evict_step_interval=1)
+    held = embedding(torch.tensor([1]), torch.tensor([0, 1])).sum()
+    embedding(torch.tensor([2]), torch.tensor([0, 1])).sum().backward()
+    assert known(embedding).keys() == {1}
+    held.backward()
+    assert not known(embedding)
+
+
+def test_a_frozen_table_keeps_its_rows(device: torch.device) -> None:
+    life = TableLife(evict_norm=100.0, evict_step_interval=2)
+    optimizer = TableOptimizer.create(torch.optim.SGD, {"lr": RATE})
+    tables = [TableConfig(name, 100, DIM, life=life) for name in "tu"]
+    embedding = TableBatchedEmbedding(tables, optimizer=optimizer, cache=50, device=device)
+    both = torch.tensor([1, 2]), torch.arange(3)
+    embedding(*both).sum().backward()
+    embedding.freeze("t")
+    for _ in range(3):
+        embedding(*both).sum().backward()
+    assert [embedding.view(name).ids().tolist() for name in "tu"] == [[1], []]
+
+
+def test_rows_leave_when_asked(device: torch.device) -> None:
+    embedding = table(device, cache=8, evict_step_interval=0)
+    run(embedding, 0, 5)
+    before = known(embedding)
+    stays = {i for i, row in before.items() if math.sqrt(sum(w * w for w in row)) >= NORM}
+    assert embedding.view("t").evict() == len(before) - len(stays) > 0
+    assert known(embedding) == {i: before[i] for i in stays}
+
+
+def test_norms_add_in_order() -> None:
+    weight = torch.from_numpy(np.random.default_rng(0).normal(size=(5_000, 7))).float()
+    right = [math.sqrt(sum((float(w) * float(w) for w in row), 0.0)) for row in weight.tolist()]
+    assert norms(weight).tolist() == right
+    assert norms(torch.zeros(0, 4)).tolist() == []
+    big = torch.full((1, 4), torch.finfo(torch.float32).max)
+    assert np.isfinite(norms(big)).all()
+
+
+def test_bounds_that_cannot_be() -> None:
+    with pytest.raises(ValueError, match=r"evict_norm is -1\.0, must be 0 or more"):
+        TableLife(evict_norm=-1.0)
+    with pytest.raises(ValueError, match="evict_norm is nan, must be finite"):
+        TableLife(evict_norm=math.nan)
+    with pytest.raises(ValueError, match="evict_norm is -1"):
+        rst.AdmitAndEvictConfig(evict_norm=-1)
+    rules = rst.AdmitAndEvictConfig(evict_norm=2, evict_step_interval=7).table_life()
+    assert rules is not None
+    assert (rules.evict_norm, rules.evict_step_interval) == (2.0, 7)

@@ -1,0 +1,140 @@
+#include "torch_npu_ext/engine/directory/count_sketch.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+
+namespace rec_sdk {
+namespace {
+
+// Before the cells of a state, of 8 bytes each, little-endian.
+struct StateHeader {
+  int64_t width, depth, cell_bytes, counted;
+};
+
+uint32_t read_cell(const uint8_t* bytes, int64_t cell_bytes) {
+  uint32_t value = 0;
+  std::memcpy(&value, bytes, static_cast<size_t>(cell_bytes));
+  return value;
+}
+
+StateHeader header_of(const std::vector<uint8_t>& state) {
+  StateHeader header{};
+  if (state.size() >= sizeof(header)) std::memcpy(&header, state.data(), sizeof(header));
+  const auto within = [](int64_t value, int64_t most) { return value >= 1 && value <= most; };
+  const int64_t most = static_cast<int64_t>(state.size());
+  const bool right =
+      within(header.width, most) && within(header.depth, most / std::max<int64_t>(1, header.width)) &&
+      (header.cell_bytes == 1 || header.cell_bytes == 2 || header.cell_bytes == 4) && header.counted >= 0;
+  const SketchShape shape{header.width, header.depth, header.cell_bytes};
+  if (!right || shape.bytes() + static_cast<int64_t>(sizeof(header)) != most) {
+    throw std::invalid_argument("not the state of a sketch: its " + std::to_string(state.size()) +
+                                " bytes do not fit its shape");
+  }
+  return header;
+}
+
+// value * to / from, rounded down, or up with `more` = from - 1.
+int64_t scaled(int64_t value, int64_t to, int64_t from, int64_t more = 0) {
+  return static_cast<int64_t>((static_cast<__int128>(value) * to + more) / from);
+}
+
+}  // namespace
+
+SketchShape SketchShape::of(int64_t bytes, int64_t depth, uint32_t enough) {
+  const int64_t cell_bytes = enough < 256 ? 1 : enough < 65536 ? 2 : 4;
+  return {std::max<int64_t>(1, bytes / (depth * cell_bytes)), depth, cell_bytes};
+}
+
+CountSketch::CountSketch(const SketchShape& shape)
+    : shape_(shape),
+      bytes_(static_cast<size_t>(shape.bytes()), pages_of_array(static_cast<size_t>(shape.bytes()))) {}
+
+uint32_t CountSketch::get(uint64_t cell) const {
+  return read_cell(&bytes_[cell * cell_bytes()], shape_.cell_bytes);
+}
+
+void CountSketch::set(uint64_t cell, uint32_t value) noexcept {
+  std::memcpy(&bytes_[cell * cell_bytes()], &value, cell_bytes());
+}
+
+uint32_t CountSketch::estimate(int64_t id) const {
+  const uint64_t hash = IdSeed::hash(id);
+  uint32_t least = std::numeric_limits<uint32_t>::max();
+  for (int64_t r = 0; r < shape_.depth; ++r) least = std::min(least, get(cell(hash, r)));
+  return least;
+}
+
+void CountSketch::add(int64_t id, uint32_t shows, std::vector<Change>* log) noexcept {
+  const uint64_t hash = IdSeed::hash(id);
+  const uint32_t before = estimate(id), most = shape_.full();
+  const uint32_t now = shows < most - before ? before + shows : most;
+  counted_ += shows;
+  for (int64_t r = 0; r < shape_.depth; ++r) {
+    const uint64_t place = cell(hash, r);
+    const uint32_t value = get(place);
+    if (value >= now) continue;
+    log->push_back({place, value});
+    set(place, now);
+  }
+}
+
+void CountSketch::undo(const std::vector<Change>& log, int64_t shows) noexcept {
+  for (auto change = log.rbegin(); change != log.rend(); ++change) set(change->cell, change->value);
+  counted_ -= shows;
+}
+
+// A full cell may have counted more than it says, but of no id without a row: it was admitted by then.
+void CountSketch::halve() noexcept {
+  for (uint64_t c = 0; c < static_cast<uint64_t>(shape_.cells()); ++c) set(c, get(c) / 2);
+  counted_ /= 2;
+}
+
+void CountSketch::clear() noexcept {
+  std::memset(bytes_.data(), 0, static_cast<size_t>(bytes()));
+  counted_ = 0;
+}
+
+std::vector<uint8_t> CountSketch::state() const {
+  const StateHeader header{shape_.width, shape_.depth, shape_.cell_bytes, counted_};
+  std::vector<uint8_t> state(sizeof(header) + static_cast<size_t>(bytes()));
+  std::memcpy(state.data(), &header, sizeof(header));
+  std::memcpy(state.data() + sizeof(header), bytes_.data(), static_cast<size_t>(bytes()));
+  return state;
+}
+
+void CountSketch::set_states(const std::vector<std::vector<uint8_t>>& states) {
+  for (const std::vector<uint8_t>& state : states) header_of(state);
+  clear();
+  for (const std::vector<uint8_t>& state : states) {
+    const StateHeader header = header_of(state);
+    const SketchShape other{header.width, header.depth, header.cell_bytes};
+    const uint8_t* const cells = state.data() + sizeof(header);
+    counted_ = std::max(counted_, scaled(header.counted, shape_.width, other.width));
+    // It is not known how much a full cell counted, nor what the cells of further rows did.
+    const auto value_of = [&](int64_t place) {
+      const uint32_t value = read_cell(cells + place * other.cell_bytes, other.cell_bytes);
+      return value == other.full() ? shape_.full() : std::min(value, shape_.full());
+    };
+    uint32_t most = 0;
+    for (int64_t c = 0; c < other.cells(); ++c) most = std::max(most, value_of(c));
+    for (int64_t r = 0; r < shape_.depth; ++r) {
+      for (int64_t j = 0; j < shape_.width; ++j) {
+        const uint64_t place = static_cast<uint64_t>(r * shape_.width + j);
+        uint32_t value = get(place);
+        if (r >= other.depth) {
+          value = std::max(value, most);
+        } else {  // those whose hashes are partly the cell's
+          const int64_t end = scaled(j + 1, other.width, shape_.width, shape_.width - 1);
+          for (int64_t k = scaled(j, other.width, shape_.width); k < end; ++k) {
+            value = std::max(value, value_of(r * other.width + k));
+          }
+        }
+        set(place, value);
+      }
+    }
+  }
+}
+
+}  // namespace rec_sdk

@@ -1,0 +1,83 @@
+// How often ids were seen, in memory that does not grow with them: a count-min sketch (Cormode and
+// Muthukrishnan, "An improved data stream summary: the count-min sketch and its applications", 2005) with
+// conservative update (Estan and Varghese, "New directions in traffic measurement and accounting", 2002).
+// Each of `depth` rows has `width` cells, and an id has a cell in each. Every cell of an id is at least what
+// was counted of it, so their minimum never undercounts.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "torch_npu_ext/engine/base/id_hash.h"
+#include "torch_npu_ext/engine/base/memory.h"
+#include "torch_npu_ext/engine/directory/id_map.h"
+
+namespace rec_sdk {
+
+// Cells are as narrow as the counts that they have to tell apart, up to `enough`; a cell that is full stays
+// so.
+struct SketchShape {
+  int64_t width = 0, depth = 0, cell_bytes = 0;
+
+  // That of at most `bytes`, but for one cell in each row. Precondition: depth > 0.
+  static SketchShape of(int64_t bytes, int64_t depth, uint32_t enough);
+  int64_t cells() const { return width * depth; }
+  int64_t bytes() const { return cells() * cell_bytes; }
+  uint32_t full() const { return static_cast<uint32_t>((uint64_t{1} << (8 * cell_bytes)) - 1); }
+};
+
+class CountSketch {
+ public:
+  // A cell before it was changed.
+  struct Change {
+    uint64_t cell;
+    uint32_t value;
+  };
+
+  CountSketch() = default;                         // none
+  explicit CountSketch(const SketchShape& shape);  // throws std::bad_alloc
+
+  bool any() const { return shape_.width > 0; }
+  const SketchShape& shape() const { return shape_; }
+  int64_t bytes() const { return shape_.bytes(); }
+  // Lookups that its cells count, as far as halving has left them.
+  int64_t counted() const { return counted_; }
+
+  REC_SDK_ALWAYS_INLINE void prefetch(int64_t id) const {
+    const uint64_t hash = IdSeed::hash(id);
+    for (int64_t r = 0; r < shape_.depth; ++r) rec_sdk::prefetch(&bytes_[cell(hash, r) * cell_bytes()]);
+  }
+  uint32_t estimate(int64_t id) const;
+  // Raises the cells of an id that are less than its estimate and `shows`; `log` has room for depth more of
+  // them.
+  void add(int64_t id, uint32_t shows, std::vector<Change>* log) noexcept;
+  void undo(const std::vector<Change>& log, int64_t shows) noexcept;  // of the latest calls of add()
+  void halve() noexcept;
+  void clear() noexcept;
+
+  // All that it is, for a save: the numbers of its shape and counted(), then the cells row by row.
+  std::vector<uint8_t> state() const;
+  // It counts at least what each of these does, which may have other shapes: a cell is the most of those
+  // cells of each that share an id with it. One that is counted in several has the most of its counts, so the
+  // states must be of sketches that count each id in one. Throws std::invalid_argument for what is no state,
+  // and is as before then.
+  void set_states(const std::vector<std::vector<uint8_t>>& states);
+
+ private:
+  uint64_t cell_bytes() const { return static_cast<uint64_t>(shape_.cell_bytes); }
+  REC_SDK_ALWAYS_INLINE uint64_t cell(uint64_t hash, int64_t row) const {
+    const uint64_t width = static_cast<uint64_t>(shape_.width);
+    return static_cast<uint64_t>(row) * width + IdSeed::home(hash, seed(row), width);
+  }
+  static REC_SDK_ALWAYS_INLINE uint64_t seed(int64_t row) {
+    return IdSeed::fold(static_cast<uint64_t>(row + 1) * 0x9E3779B97F4A7C15ull, 0xD6E8FEB86659FD93ull) | 1;
+  }
+  uint32_t get(uint64_t cell) const;
+  void set(uint64_t cell, uint32_t value) noexcept;
+
+  SketchShape shape_;
+  int64_t counted_ = 0;
+  HugeArray<uint8_t> bytes_;
+};
+
+}  // namespace rec_sdk
