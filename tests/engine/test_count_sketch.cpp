@@ -135,6 +135,36 @@ void dropped_plans_leave_no_trace() {
   CHECK(failed > 0 && loop.engine->row_count(0) > 8 && loop.engine->candidates(0).empty());
 }
 
+int64_t counted(const State& state) {
+  int64_t lookups;
+  std::memcpy(&lookups, state.data() + 24, sizeof(lookups));
+  return lookups;
+}
+
+// A step drops plans ahead where cells are to be halved: not for those plans' own lookups.
+void plans_ahead_do_not_fill_it() {
+  GroupSpec spec = one_table(true, 8, 0, {Column::kCount});
+  LifeSpec& life = spec.tables[0].life;
+  life.admits = spec.tables[0].default_row = true;
+  life.threshold = 4;
+  life.sketch_bytes = 400;
+  life.sketch_halve_after = 5;
+  Loop loop(spec, 3);
+  std::vector<std::unique_ptr<Plan>> plans;
+  for (int64_t first : {0, 10}) plans.push_back(loop.plan({first, first + 1, first + 2}));
+  Engine::begin({plans[0].get()});
+  loop.engine->applied(*plans[0]);
+  plans[0]->release();
+  CHECK(!loop.engine->evicts({0}));
+  CHECK(loop.engine->end_step({0}) == 0 && loop.engine->clock(0).steps == 1);
+  Engine::begin({plans[1].get()});
+  loop.engine->applied(*plans[1]);
+  plans[1]->release();
+  CHECK(loop.engine->evicts({0}) && counted(loop.engine->sketch(0)) == 6);
+  loop.engine->end_step({0});
+  CHECK(!loop.engine->evicts({0}) && counted(loop.engine->sketch(0)) == 3);
+}
+
 }  // namespace
 }  // namespace rec_sdk
 
@@ -144,5 +174,6 @@ int main() {
   rec_sdk::full_cells_stay_full();
   rec_sdk::damaged_states_are_refused();
   rec_sdk::dropped_plans_leave_no_trace();
+  rec_sdk::plans_ahead_do_not_fill_it();
   return check_result();
 }

@@ -255,3 +255,10 @@ def test_copies_and_loads_of_rows_keep_the_sketch(device: torch.device) -> None:
         assert torch.equal(state_of(each), before)
         look_up(each, np.array([2]))
         assert admitted(each) == {1, 2}
+
+
+def test_a_row_has_the_timestamp_of_its_last_lookup(device: torch.device) -> None:
+    embedding = table(device, admit_threshold=3, sketch_bytes=4000, evict_age=10)
+    for stamps in (3, 4), (9, 7):
+        embedding(torch.tensor([5, 5]), torch.tensor([0, 2]), timestamps=torch.tensor(stamps))
+    assert embedding.view("t").row_columns(torch.tensor([5]))["timestamp"].tolist() == [7]
