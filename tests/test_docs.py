@@ -93,7 +93,7 @@ def test_bytes_of_the_id_map() -> None:
     header = "torch_npu_ext/engine/directory/id_map.h"
     lanes = constant(header, r"kLanes = (\d+);")
     full = constant(header, r"kLanes \* (\d+) / 25") / 25
-    quarter = constant(header, r"bucket_count_ \+ bucket_count_ / (\d+);")
+    quarter = constant(header, r"buckets_\.count \+ buckets_\.count / (\d+)\);")
     least = 64 / lanes / full
     text = said("docs/cache.md")
     assert f"{least:.0f} to {least * (1 + 1 / quarter):.0f} in the id map" in text

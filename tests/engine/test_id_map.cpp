@@ -137,7 +137,7 @@ void growth_in_pieces(uint64_t seed, int64_t most) {
 }
 
 // Ids with homes in the last bucket of the array fill the first ones too, and are there when the map has
-// grown. Of a large map the system has parts of the old array back meanwhile.
+// grown. A large map gives parts of the old array back to the system meanwhile.
 void growth_with_a_run_around_the_end(int64_t least, int64_t piece) {
   IdMap map;
   Model model;

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from ...warn import warn
+from ...warn import PerformanceWarning, warn
 
 WARN_BYTES = 1 << 30
 """Rows of one table that wait take so many bytes before the first warning."""
@@ -24,6 +24,14 @@ class EvictedRows:
         states: of the optimizer, by name, `[N, D]` or `[N, 1]`.
         columns: what the table's rules keep of a row, by name, `[N]`, as `TableView.row_columns` has them.
         reason: uint8 `[N]`, an `EvictReason` of each.
+
+    Example:
+        >>> import torch
+        >>> from rec_sdk_torch import EvictedRows, EvictReason
+        >>> reasons = torch.tensor([EvictReason.AGE, EvictReason.BOUND], dtype=torch.uint8)
+        >>> rows = EvictedRows(torch.tensor([3, 7]), torch.zeros(2, 4), {}, {}, reasons)
+        >>> rows[rows.reason == EvictReason.BOUND].ids
+        tensor([7])
     """
 
     ids: torch.Tensor
@@ -165,5 +173,6 @@ class Departures:
             self._warn_from = 2 * self.nbytes
             warn(
                 f"table {self.table!r}: {self.rows()} rows that left it wait in {self.nbytes >> 20} MiB of memory: "
-                "take them with take_evicted, or set keep_evicted=False"
+                "take them with take_evicted, or set keep_evicted=False",
+                PerformanceWarning,
             )

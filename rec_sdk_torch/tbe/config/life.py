@@ -27,7 +27,13 @@ DIVIDED_RULES = ("max_rows", "max_bytes", "sketch_bytes", "sketch_halve_after")
 
 @unique
 class EvictReason(IntEnum):
-    """Why a row left its table: the rule that took it out, of several the first here, or `remove`."""
+    """Why a row left its table: the rule that took it out, of several the first here, or `remove`.
+
+    Example:
+        >>> from rec_sdk_torch import EvictReason
+        >>> EvictReason(4).name
+        'BOUND'
+    """
 
     AGE = 1
     IDLE = 2
