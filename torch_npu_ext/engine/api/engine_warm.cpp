@@ -15,7 +15,7 @@ void check_idle(const Group& group, const Table& table) {
   throw std::runtime_error(
       "rows of table '" + table.spec().name +
       "' cannot be brought to the cache while batches are in flight: run their backward, "
-      "or drop the outputs of their forward");
+      "with update=\"step\" step() or zero_grad() as well, or drop the outputs of their forward");
 }
 
 // The slots that the next `count` rows take, ascending. Precondition: so many are free.
