@@ -58,7 +58,7 @@ def measured(device: torch.device) -> Bandwidth:
         ImportError, ValueError, NotImplementedError, RuntimeError: the device cannot be used.
     """
     pinned = backend_for(device).pin_staging
-    host = torch.zeros(_BLOCK, dtype=torch.uint8, pin_memory=pinned)
+    host = torch.zeros(_BLOCK, dtype=torch.uint8, device="cpu", pin_memory=pinned)
     there = torch.zeros(_BLOCK, dtype=torch.uint8, device=device)
     source = f"copies of 64 MiB between the host and {device}, measured now"
     return Bandwidth(_best(there, host, device), _best(host, there, device), source)

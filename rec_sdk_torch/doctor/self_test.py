@@ -67,17 +67,17 @@ def train(device: torch.device, seconds: float) -> Outcome:
     Raises:
         Exception: whatever does not work.
     """
-    draws = torch.Generator().manual_seed(0)
-    ours, everything = _table(device, seed=1), torch.arange(ROWS)
-    plain = torch.nn.EmbeddingBag(ROWS, DIM, mode="sum")
+    draws = torch.Generator(device="cpu").manual_seed(0)
+    ours, everything = _table(device, seed=1), torch.arange(ROWS, device="cpu")
+    plain = torch.nn.EmbeddingBag(ROWS, DIM, mode="sum", device="cpu")
     with torch.no_grad():
         plain.weight.copy_(ours.view("t").read(everything).parts["weight"])
     optimizer = torch.optim.Adagrad(plain.parameters(), lr=RATE)
-    offsets = torch.arange(0, BATCH * BAG + 1, BAG)
+    offsets = torch.arange(0, BATCH * BAG + 1, BAG, device="cpu")
     start, steps = time.monotonic(), 0
     while steps < LEAST_STEPS or time.monotonic() - start < seconds:
-        ids = (torch.rand(BATCH * BAG, generator=draws) ** 3 * ROWS).long()
-        target = torch.randn((BATCH, DIM), generator=draws)
+        ids = (torch.rand(BATCH * BAG, generator=draws, device="cpu") ** 3 * ROWS).long()
+        target = torch.randn((BATCH, DIM), generator=draws, device="cpu")
         (ours(ids, offsets) - target.to(device)).square().mean(dim=1).sum().backward()
         optimizer.zero_grad()
         (plain(ids, offsets[:-1]) - target).square().mean(dim=1).sum().backward()
@@ -93,4 +93,4 @@ def _saves(table: TableBatchedEmbedding, device: torch.device, expected: torch.T
     other = _table(device, seed=2)
     with tempfile.TemporaryDirectory(prefix="rec_sdk_torch-doctor-") as folder:
         Saver().load(other, Saver().save(table, folder))
-    return torch.equal(other.view("t").read(torch.arange(ROWS)).parts["weight"], expected)
+    return torch.equal(other.view("t").read(torch.arange(ROWS, device="cpu")).parts["weight"], expected)

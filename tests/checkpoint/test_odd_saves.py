@@ -215,7 +215,7 @@ FILES: dict[str, tuple[str, str, Any, str]] = {
     "a candidate never seen": ("a", "candidates", value("column.count", 0), r"column\.count has the value 0"),
     "a candidate of a negative count": ("a", "candidates", value("column.count", -5), "has the value -5"),
     "candidates of float64": ("a", "candidates", typed("ids", "F64", 8), r"ids is torch\.float64"),
-    "a row that left for no reason": ("a", "evicted", value("reason", 6), "reason has the value 6, which cannot be"),
+    "a row that left for no reason": ("a", "evicted", value("reason", 7), "reason has the value 7, which cannot be"),
     "a row that left of a negative count": ("a", "evicted", value("column.count", -1), "has the value -1"),
     "rows that left without states": ("a", "evicted", drop("state.sum"), r"has no tensor 'state\.sum'"),
     "sums of another width": ("a", "window", typed("sums", "F32", 4, 4), r"sums is torch\.float32 "),

@@ -64,7 +64,8 @@ def lives(embedding: TableBatchedEmbedding) -> dict[str, Any]:
         waiting, counted = view.candidates()
         candidates = waiting.tolist(), {key: values.tolist() for key, values in counted.items()}
         result[name] = {"ids": ids.tolist(), "columns": columns, "candidates": candidates, "clocks": view.clocks()}
-        result[name]["sketch"] = view.sketch().tolist()
+        if len(view.sketch()):
+            result[name]["sketch"] = view.sketch().tolist()
     return result
 
 
@@ -78,7 +79,7 @@ def test_life_goes_on_after_a_load(life: TableLife, incremental: bool, tmp_path:
     train(target, range(100, 103))
     rst.Saver().load(target, tmp_path)
     assert lives(target) == lives(source)
-    assert any(lives(source)[name][kept] for name in "ab" for kept in ("columns", "candidates", "sketch"))
+    assert any(lives(source)[name].get(kept) for name in "ab" for kept in ("columns", "candidates", "sketch"))
     for a, b in zip(train(source, range(13, 25)), train(target, range(13, 25)), strict=True):
         assert torch.equal(a, b)
     assert lives(target) == lives(source)

@@ -180,7 +180,7 @@ ids, offsets = torch.tensor([3, 3]), torch.tensor([0, 2])
 embedding(ids, offsets).sum().backward()
 print(embedding.eval()(ids, offsets).tolist())
 print(rec_sdk_torch.AccumulateSGD.__name__, rec_sdk_torch.TableBatchedEmbedding is TableBatchedEmbedding)
-for name in ("EmbCacheEmbeddingCollection", "HashEmbeddingBagConfig", "AdmitAndEvictPolicyType"):
+for name in ("EmbCacheEmbeddingCollection", "HashEmbeddingBagConfig"):
     try:
         getattr(rec_sdk_torch, name)
     except ImportError as error:
@@ -195,7 +195,7 @@ except ImportError as error:
 def test_without_torchrec(after_torch: AfterTorch) -> None:
     lines = after_torch.run(WITHOUT_TORCHREC, "torchrec", "fbgemm_gpu").splitlines()
     assert lines[:2] == ["[[0.0, 0.0, 0.0, 0.0]]", "AccumulateSGD True"]
-    names = ("EmbCacheEmbeddingCollection", "HashEmbeddingBagConfig", "AdmitAndEvictPolicyType")
+    names = ("EmbCacheEmbeddingCollection", "HashEmbeddingBagConfig")
     refused = [line.partition(" needs ")[0] for line in lines[2:] if "torchrec, which is not installed" in line]
     expected = [f"rec_sdk_torch.{name}" for name in (*names, "EmbCacheEmbeddingBagCollection")]
     assert refused == expected

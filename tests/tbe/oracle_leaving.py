@@ -43,7 +43,9 @@ def leave(embedding: TableBatchedEmbedding, scenario: Scenario, index: int, resu
             result[f"{table.name}.back{index}"] = torch.tensor(view.put_back(even, overwrite=overwrite))
         ids = torch.tensor(scenario.removed(place, index), dtype=torch.int64)
         try:
-            result[f"{table.name}.removed{index}"] = torch.tensor(view.remove(ids))
+            removed = view.remove(ids)
+            if table.hashed:  # an index table counts those rows that are not as at first, and those in the cache
+                result[f"{table.name}.removed{index}"] = torch.tensor(removed)
         except RuntimeError as error:
             if "in flight" not in str(error) and "open accumulation window" not in str(error):
                 raise
@@ -62,7 +64,7 @@ def reference_leave(reference: Reference, scenario: Scenario, index: int, in_fli
             )
         removed = reference.remove(place, scenario.removed(place, index), in_flight)
         counted = -1 if removed is None else removed
-        if table.hashed:  # an index table counts those rows that are not as at first
+        if table.hashed:
             result[f"{table.name}.removed{index}"] = torch.tensor(counted)
 
 

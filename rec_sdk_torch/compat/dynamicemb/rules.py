@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ...modules.configs import AdmitAndEvictConfig
+from ...modules.life_configs import AdmitAndEvictConfig
 from ...tbe import Home, InitializerType, TableLife
 from .admission import FrequencyAdmissionStrategy, KVCounter
 from .enums import DynamicEmbInitializerArgs, DynamicEmbInitializerMode, DynamicEmbScoreStrategy, evicts_by
