@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -106,10 +105,10 @@ def names(text: str) -> list[str]:
     return sorted({" ".join(quoted.split()) for quoted in QUOTED.findall(text)})
 
 
-def links(page: Path, section: Section) -> Counter[tuple[str, int | str]]:
+def links(page: Path, section: Section) -> list[tuple[str, int | str]]:
     rows = [cell for table in section.tables for row in table for cell in row]
     found = [target(page, link) for link in LINK.findall("\n".join([section.prose, *rows]))]
-    return Counter(link for link in found if link[0] != INDEX)
+    return sorted((link for link in found if link[0] != INDEX), key=str)  # sentences may have another order
 
 
 def code(page: Path, section: Section) -> list[tuple[str, list[str]]]:
@@ -124,13 +123,13 @@ def code(page: Path, section: Section) -> list[tuple[str, list[str]]]:
     return found
 
 
-def tables(page: Path, section: Section) -> list[list[list[tuple[list[str], str]]]]:
-    """Names of each cell, and its number if it has nothing else."""
+def tables(page: Path, section: Section) -> list[list[str]]:
+    """Rows, of all tables: names of each cell, or its number if it has nothing else."""
 
-    def kept(cell: str) -> tuple[list[str], str]:
-        return names(cell), cell if PLAIN.fullmatch(cell) else ""
+    def kept(cell: str) -> str:
+        return cell if PLAIN.fullmatch(cell) else " ".join(names(cell))
 
-    return [[[kept(cell) for cell in row] for row in table] for table in section.tables]
+    return [[kept(cell) for cell in row] for table in section.tables for row in table]
 
 
 SAME: dict[str, Callable[[Path, Section], object]] = {
@@ -140,6 +139,13 @@ SAME: dict[str, Callable[[Path, Section], object]] = {
     "names in code quotes": lambda page, section: names(section.prose),
     "links": links,
 }
+
+
+def alone(some: object, others: object) -> object:
+    """Items that the other side lacks, for a message; all, where each is there, but in another number or order."""
+    if isinstance(some, list) and isinstance(others, list):
+        return [item for item in some if item not in others] or some
+    return some
 
 
 def differences(english: Path, chinese: Path) -> list[str]:
@@ -157,7 +163,8 @@ def differences(english: Path, chinese: Path) -> list[str]:
         for what, of in SAME.items():
             ours, theirs = of(english, first), of(chinese, second)
             if ours != theirs:
-                found.append(f"{pair}, section {first.title!r}: {what} differ:\n  {ours}\n  {theirs}")
+                each = f"  English: {alone(ours, theirs)}\n  Chinese: {alone(theirs, ours)}"
+                found.append(f"{pair}, section {first.title!r}: {what} differ:\n{each}")
     return found
 
 
