@@ -24,6 +24,7 @@ version = release
 root_doc = "docs/index"
 include_patterns = [
     "docs/**.md",
+    "README.zh-CN.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "benchmarks/README.md",
@@ -75,7 +76,12 @@ pygments_dark_style = "monokai"
 
 
 def _add_readme(app: Sphinx, page: str, source: list[str]) -> None:
-    """The start page is the README, whose links are made relative to docs/, and the table of contents behind it."""
+    """The start page is the README, whose links are made relative to docs/, and the table of contents behind it.
+
+    A link to the README is one to that page.
+    """
+    if page == "README.zh-CN":
+        source[0] = source[0].replace("](README.md)", f"]({root_doc}.md)")
     if page == root_doc:
         readme = re.sub(r"\]\((?!https://|#)", "](../", (_ROOT / "README.md").read_text())
         source[0] = readme + "\n" + source[0]

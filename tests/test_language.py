@@ -38,11 +38,17 @@ Text = tuple[int, str]
 """The line where a docstring, a comment or a paragraph begins, and its words."""
 
 
+def in_chinese(path: Path) -> bool:
+    """Such pages have no English sentences; tests/test_chinese.py compares them with their twins."""
+    return path.name.endswith(".zh-CN.md") or path.relative_to(ROOT).parts[:2] == ("docs", "zh")
+
+
 def files() -> list[Path]:
-    """All files of the repository but those that a build has made."""
+    """All files of the repository but those that a build has made, and pages in Chinese."""
     inside = [path for room in ROOMS for path in (ROOT / room).rglob("*")]
     kept = [path for path in inside if path.is_file() and "build" not in path.relative_to(ROOT).parts]
-    return sorted([*(path for path in ROOT.iterdir() if path.is_file()), *kept])
+    found = [*(path for path in ROOT.iterdir() if path.is_file()), *kept]
+    return sorted(path for path in found if not in_chinese(path))
 
 
 def blocks(comments: list[tuple[int, bool, str]]) -> Iterator[Text]:

@@ -1,0 +1,282 @@
+"""Pages in Chinese are in step with their English twins: headings, lists, code, tables, names, numbers, links.
+
+No machine can tell whether two sentences say the same, so this compares what is the same in both languages. A change of
+one page alone is a difference unless it is in the words only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+INDEX = "docs/zh/index.md"
+"""The list of all pages, which has no twin: it says which of them are there in English only."""
+
+FENCE = re.compile(r" *```(.*)")
+HEADING = re.compile(r"(#{1,6}) (.*)")
+ITEM = re.compile(r"^ *(?:[-*]|\d+\.) ", re.MULTILINE)
+LINK = re.compile(r"\[[^]]+\]\(([^)]+)\)")
+QUOTED = re.compile(r"`([^`]+)`")
+PLAIN = re.compile(r"[\d.,%]+(?: [A-Za-z]+)?")
+"""A cell of a table that needs no translation: a number, and perhaps its unit."""
+NUMBER = re.compile(r"(?<![\w.^])(\d[\d,]*(?:\.\d+)?(?:e-?\d+)?)(?: *(thousand|million|万|亿))?")
+TIMES = {"": 1, "thousand": 1e3, "million": 1e6, "万": 1e4, "亿": 1e8}
+COMMENTS = {"": r"(?:^|\s+)#.*", "python": r"(?:^|\s+)#.*", "cpp": r"\s*//.*", "cmake": r"\s*#.*"}
+"""By language of a block; blocks of other languages have no comments, and are the same to the letter."""
+
+
+@dataclass
+class Section:
+    """All that is between one heading and the next."""
+
+    level: int
+    title: str
+    blocks: list[tuple[str, list[str]]] = field(default_factory=list)
+    """Fenced blocks: what stands behind the opening fence, the lines inside."""
+    tables: list[list[list[str]]] = field(default_factory=list)
+    """Rows of cells."""
+    prose: str = ""
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip())[1:-1]]
+
+
+def read(page: Path) -> list[Section]:
+    found = [Section(0, "")]
+    block: list[str] | None = None
+    before = ""
+    for line in page.read_text().splitlines():
+        here = found[-1]
+        if fence := FENCE.fullmatch(line):
+            if block is None:
+                block = []
+                here.blocks.append((fence[1], block))
+            else:
+                block = None
+        elif block is not None:
+            block.append(line)
+        elif heading := HEADING.fullmatch(line):
+            found.append(Section(len(heading[1]), heading[2]))
+        elif line.startswith("|"):
+            if not before.startswith("|"):
+                here.tables.append([])
+            here.tables[-1].append(cells(line))
+        else:
+            here.prose += line + "\n"
+        before = line
+    return found
+
+
+@cache
+def anchors(page: Path) -> list[str]:
+    """The anchors that the site and viewers of repositories make of headings, in the order of the page."""
+    titles = [section.title for section in read(page)]
+    return [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
+
+
+def name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def in_english(page: str) -> str:
+    """The English page that has the same content; a page without a twin is that of itself."""
+    if page == INDEX:
+        return page
+    return page.replace("README.zh-CN.md", "README.md").replace("docs/zh/", "docs/")
+
+
+def target(page: Path, link: str) -> tuple[str, int | str]:
+    """(English page, which of its headings) of a link, so that it is the same in both languages."""
+    if link.startswith("https://"):
+        return link, 0
+    path, _, anchor = link.partition("#")
+    file = Path(os.path.normpath(page.parent / path)) if path else page
+    known = anchors(file) if file.suffix == ".md" and file.is_file() else []
+    return in_english(name(file)), known.index(anchor) if anchor in known else anchor
+
+
+def names(text: str) -> list[str]:
+    return sorted({" ".join(quoted.split()) for quoted in QUOTED.findall(text)})
+
+
+def words(section: Section) -> str:
+    """Its prose and its cells."""
+    return "\n".join([section.prose, *(cell for table in section.tables for row in table for cell in row)])
+
+
+def numbers(page: Path, section: Section) -> list[float]:
+    """Each that is said in digits, outside of code and links."""
+    text = re.sub(r"\]\([^)]*\)", "]", QUOTED.sub("", ITEM.sub("", words(section))))
+    return sorted({float(digits.replace(",", "")) * TIMES[times] for digits, times in NUMBER.findall(text)})
+
+
+def links(page: Path, section: Section) -> list[tuple[str, int | str]]:
+    found = [target(page, link) for link in LINK.findall(words(section))]
+    return sorted((link for link in found if link[0] != INDEX), key=str)  # sentences may have another order
+
+
+def code(page: Path, section: Section) -> list[tuple[str, list[str]]]:
+    found = []
+    for kind, lines in section.blocks:
+        comment = COMMENTS.get(kind)
+        directive, _, path = kind.partition("} ")  # a path is relative to the page
+        told = f"{directive}}} {name(Path(os.path.normpath(page.parent / path)))}" if path else kind
+        if not kind.startswith("{toctree}"):  # each language has a table of contents of its own
+            bare = [re.sub(comment, "", line) if comment else line for line in lines]
+            found.append((told, [line for line in bare if line.strip()]))
+    return found
+
+
+def tables(page: Path, section: Section) -> list[list[str]]:
+    """Rows, of all tables: names of each cell, or its number if it has nothing else."""
+
+    def kept(cell: str) -> str:
+        return cell if PLAIN.fullmatch(cell) else " ".join(names(cell))
+
+    return [[kept(cell) for cell in row] for table in section.tables for row in table]
+
+
+SAME: dict[str, Callable[[Path, Section], object]] = {
+    "code blocks": code,
+    "tables": tables,
+    "number of list items": lambda page, section: len(ITEM.findall(section.prose)),
+    "names in code quotes": lambda page, section: names(section.prose),
+    "numbers": numbers,
+    "links": links,
+}
+
+
+def alone(some: object, others: object) -> object:
+    """Items that the other side lacks, for a message; all, where each is there, but in another number or order."""
+    if isinstance(some, list) and isinstance(others, list):
+        return [item for item in some if item not in others] or some
+    return some
+
+
+def differences(english: Path, chinese: Path) -> list[str]:
+    """A sentence for each."""
+    pair = f"{name(chinese)} and {name(english)}"
+    here, there = read(english), read(chinese)
+    for first, second in zip(here, there, strict=False):
+        if first.level != second.level:
+            titles = f"{first.title!r} and {second.title!r}"
+            return [f"{pair}: headings {titles} are of levels {first.level}, {second.level}"]
+    if len(here) != len(there):
+        return [f"{pair}: {len(here) - 1} headings in English, {len(there) - 1} in Chinese"]
+    found = []
+    for first, second in zip(here, there, strict=True):
+        for what, of in SAME.items():
+            ours, theirs = of(english, first), of(chinese, second)
+            if ours != theirs:
+                each = f"  English: {alone(ours, theirs)}\n  Chinese: {alone(theirs, ours)}"
+                found.append(f"{pair}, section {first.title!r}: {what} differ:\n{each}")
+    return found
+
+
+CHINESE = sorted([ROOT / "README.zh-CN.md", *(ROOT / "docs/zh").rglob("*.md")])
+TWINS = [page for page in CHINESE if name(page) != INDEX]
+
+
+@pytest.mark.parametrize("page", TWINS, ids=name)
+def test_it_is_in_step_with_its_twin(page: Path) -> None:
+    english = ROOT / in_english(name(page))
+    assert english.exists(), f"{name(page)} has no English twin"
+    found = differences(english, page)
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("page", CHINESE, ids=name)
+def test_it_leads_to_pages_in_chinese_where_there_are_some(page: Path) -> None:
+    translated = {in_english(name(twin)) for twin in TWINS}
+    for link in LINK.findall(page.read_text()):
+        path = link.partition("#")[0]
+        file = os.path.relpath(os.path.normpath(page.parent / path), ROOT)
+        if path and file in translated and file != in_english(name(page)):
+            assert name(page) == INDEX, f"{name(page)} links to {link}, which is there in Chinese"
+
+
+@pytest.mark.parametrize("page", TWINS, ids=name)
+def test_each_leads_to_the_other(page: Path) -> None:
+    english = ROOT / in_english(name(page))
+    for one, other, word in ((page, english, "English"), (english, page, "中文")):
+        assert f"[{word}]({os.path.relpath(other, one.parent)})" in one.read_text(), f"{name(one)}: no link"
+
+
+def test_the_index_has_every_page() -> None:
+    """In Chinese where it is there, else in English, where the reader is told so."""
+    listed = {os.path.normpath(f"docs/zh/{link}") for link in LINK.findall((ROOT / INDEX).read_text())}
+    pages = {name(page) for page in [*TWINS, *(ROOT / "docs").glob("*.md")]} - {"docs/index.md"}
+    translated = {in_english(name(page)) for page in TWINS}
+    assert pages - translated - listed == set()
+    assert listed & translated == set()
+
+
+BEFORE = """# Sizes
+
+| `cache` | 5 |
+|---|---|
+| `rows` | some |
+
+Give `cache=`, for 2 million ids; see [rows](page.md#rows):
+
+```python
+x = 1  # a number
+```
+
+## Rows
+
+- One.
+"""
+AFTER = """# 大小
+
+| `cache` | 5 |
+|---|---|
+| `rows` | 若干 |
+
+设置 `cache=`,适用于 200 万个 id;参见[行](page.md#行):
+
+```python
+x = 1  # 一个数
+```
+
+## 行
+
+- 一。
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("- 一。", "- 一。", ""),
+        ("## 行", "### 行", "are of levels 2, 3"),
+        ("- 一。", "## 又一", "2 headings in English, 3 in Chinese"),
+        ("x = 1", "x = 2", "code blocks differ"),
+        ("| 5 |", "| 6 |", "tables differ"),
+        ("| 若干 |", "| 若干 | 列 |", "tables differ"),
+        ("| `rows` | 若干 |\n", "", "tables differ"),
+        ("| `rows` |", "| `row` |", "tables differ"),
+        ("- 一。", "- 一。\n- 二。", "number of list items differ"),
+        ("`cache=`", "`caches=`", "names in code quotes differ"),
+        ("200 万", "20 万", "numbers differ"),
+        ("page.md#行", "page.md#大小", "links differ"),
+        ("page.md#行", "page.md", "links differ"),
+    ],
+)
+def test_differences_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, said: str) -> None:
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    english, chinese = tmp_path / "docs/page.md", tmp_path / "docs/zh/page.md"
+    chinese.parent.mkdir(parents=True)
+    english.write_text(BEFORE)
+    assert AFTER.count(old) == 1
+    chinese.write_text(AFTER.replace(old, new))
+    found = differences(english, chinese)
+    assert (said in found[0]) if said else (found == [])
