@@ -20,13 +20,13 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from dlrm.model import DensePart
 from job.clicks import Clicks
 from job.model import ClickModel, Ranks, build_dense, build_tables, divide, join, whole
-from job.scalars import Scalars, check_picture
+from job.scalars import Scalars, check_picture, summary_writer
 from job.server import serve
 from job.versions import (
     State,
@@ -43,7 +43,13 @@ from support.clicks import ClickBatch
 from support.errors import InputError, exit_code, write_problem
 from support.options import Parser, dimension, fraction, log_size, positive_float, positive_int, seed
 
-from rec_sdk_torch import CacheLog, CheckpointError, EmbCacheTrainPipelineSparseDist, Saver
+from rec_sdk_torch import (
+    CacheLog,
+    CheckpointError,
+    EmbCacheEmbeddingBagCollection,
+    EmbCacheTrainPipelineSparseDist,
+    Saver,
+)
 
 SAME = ("samples", "seed", "batch_size", "dim", "lr", "sparse_lr")
 """Options that a job keeps from its first start to its end."""
@@ -99,14 +105,14 @@ class Job:
         self.clicks = Clicks(options.samples, options.seed, options.batch_size)
         data, folder = self.clicks.data, options.folder
         dense = build_dense(data, options.dim, options.seed)
-        if ranks.rank == 0:
-            _make_folder(folder, dense, self.clicks)
+        ranks.at_first(lambda: _make_folder(folder, dense, self.clicks))
         meta = None if ranks.hosts is None else torch.device("meta")  # each rank makes its part of the rows alone
         tables = build_tables(
             data, options.dim, options.seed, options.cache, options.batch_size, options.sparse_lr, meta or ranks.device
         )
         self.model = divide(ClickModel(tables, dense.to(ranks.device)), list(data.features), ranks)
-        self.dense = whole(self.model).dense
+        inside = whole(self.model)
+        self.dense, self.tables = inside.dense, cast(EmbCacheEmbeddingBagCollection, inside.embeddings)
         self.optimizer = torch.optim.Adam(self.dense.parameters(), lr=options.lr)
         self.begin, points = 0, {}
         name = ranks.agreed(latest_name(folder))
@@ -116,7 +122,7 @@ class Job:
             self._go_on(version)
         logs = ranks.rank == 0  # counters are each rank's own
         self.scalars = Scalars(self.begin, points, options.tensorboard if logs else None)
-        self._log = CacheLog(self.scalars, whole(self.model), every=options.log_every) if logs else None
+        self._log = CacheLog(self.scalars, inside, every=options.log_every) if logs else None
 
     def _go_on(self, version: Version) -> None:
         state, given = version.state, self._settings()
@@ -223,11 +229,13 @@ def _make_folder(folder: Path, dense: DensePart, clicks: Clicks) -> None:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Refuses what would only fail at the end."""
+    """Refuses what would only fail at the end, or on one rank while others wait for it."""
     if options.kill_at is not None and options.kill_at > options.steps:
         raise InputError(f"--kill-at {options.kill_at} is behind the last of {options.steps} --steps")
     if options.plot is not None:
         check_picture(options.plot)
+    if options.tensorboard is not None:
+        summary_writer()
     if options.json is not None and (options.json.is_dir() or not options.json.parent.is_dir()):
         raise InputError(f"--json {options.json}: it is a folder, or its folder does not exist")
 
@@ -246,7 +254,7 @@ def train(options: argparse.Namespace) -> None:
     auc = job.auc()
     job.close()
     if ranks.rank == 0:
-        stats = whole(job.model).embeddings.cache_stats()
+        stats = job.tables.cache_stats()
         result = {"steps": max(options.steps, job.begin), "from": job.begin, "auc": auc, "cache": stats}
         job.say(f"test AUC {'n/a' if auc is None else f'{auc:.4f}'}")
         if options.json is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,22 @@ class Ranks:
         values = [value]
         dist.broadcast_object_list(values, src=0, group=self.hosts, device=torch.device("cpu"))
         return values[0]
+
+    def at_first(self, work: Callable[[], None]) -> None:
+        """Does it on rank 0, before any rank goes on.
+
+        Raises:
+            InputError: rank 0 raised it; all ranks do then.
+        """
+        problem = None
+        if self.rank == 0:
+            try:
+                work()
+            except InputError as error:
+                problem = str(error)
+        problem = self.agreed(problem)
+        if problem is not None:
+            raise InputError(problem)
 
     def leave(self) -> None:
         """Ends the process group."""
@@ -110,7 +127,8 @@ def divide(model: ClickModel, features: list[str], ranks: Ranks) -> nn.Module:
     sharders = get_default_hybrid_sharders(ShardingEnv.from_process_group(ranks.hosts))
     constraints = {name: ParameterConstraints(sharding_types=["row_wise"]) for name in features}
     plan = EmbeddingShardingPlanner(constraints=constraints).collective_plan(model, sharders, dist.group.WORLD)
-    return DistributedModelParallel(model, device=ranks.device, plan=plan, sharders=sharders)
+    divided: nn.Module = DistributedModelParallel(model, device=ranks.device, plan=plan, sharders=sharders)
+    return divided
 
 
 def whole(model: nn.Module) -> ClickModel:

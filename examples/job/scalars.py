@@ -34,11 +34,12 @@ class Scalars:
             tensorboard: a folder for event files.
 
         Raises:
-            InputError: TensorBoard is not installed, or the folder cannot be written to.
+            InputError: TensorBoard is not installed.
         """
         self.begin = begin
         self.points: Points = {tag: list(curve) for tag, curve in points.items()}
-        self._writer = None if tensorboard is None else _summary_writer(tensorboard, begin)
+        # Steps that a killed process has written behind its last version come once more: `purge_step`.
+        self._writer = None if tensorboard is None else summary_writer()(str(tensorboard), purge_step=begin + 1)
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
         """`global_step`: of this process."""
@@ -102,18 +103,19 @@ def check_picture(path: Path) -> None:
         raise InputError(f"--plot {path}: it is a folder, or its folder does not exist")
 
 
-def _summary_writer(folder: Path, begin: int) -> Any:
+def summary_writer() -> Any:
+    """TensorBoard's writer.
+
+    Raises:
+        InputError: it is not installed.
+    """
+
     def load() -> Any:
         from torch.utils.tensorboard import SummaryWriter
 
         return SummaryWriter
 
-    writer = _needs("--tensorboard", "tensorboard", load)
-    try:
-        # Steps that a killed process has written behind its last version come once more.
-        return writer(str(folder), purge_step=begin + 1)
-    except OSError as error:
-        raise write_problem(folder, error) from error
+    return _needs("--tensorboard", "tensorboard", load)
 
 
 def _needs(option: str, package: str, load: Callable[[], Any]) -> Any:
