@@ -31,7 +31,7 @@ STEPS = 40
 
 
 def run(ranks: int, *arguments: str | Path, code: int = 0) -> str:
-    """What the script prints on `ranks` ranks; it must end with `code`."""
+    """The output of the script on `ranks` ranks; it must end with `code`."""
     start = warm.python if ranks == 1 else (lambda *given, **variables: warm.torchrun(ranks, *given, **variables))
     finished: subprocess.CompletedProcess[str] = start(SCRIPT, *arguments, PYTHONPATH=str(ROOT))
     assert finished.returncode == code, finished.stdout + finished.stderr
@@ -135,6 +135,7 @@ def test_a_killed_job_ends_with_the_same_bits(
     of_whole, of_killed = (json.loads((folder.parent / "end.json").read_text()) for folder in (whole, killed))
     assert of_whole["from"] == 0 < of_killed["from"]
     assert of_whole["auc"] == of_killed["auc"] > 0.5
+    assert of_whole["cache"]["rows_out"] > 0, "the caches hold all rows"
     assert [step for step, _ in of_whole["scalars"]["embeddings/hit_rate"]] == [10, 20, 30, 40]
     states = last_version(whole, parts)
     assert {name.rpartition(".")[2] for name in states if name.startswith("user.")} == {"ids", "weight", "sum"}
@@ -258,7 +259,7 @@ def test_wrong_input_is_one_line(tmp_path: Path, arguments: list[str], words: li
 
 
 def test_ranks_are_refused_together(tmp_path: Path) -> None:
-    """What only rank 0 finds, both say: neither waits for the other."""
+    """Both say what only rank 0 finds, and neither waits for the other."""
     (tmp_path / "file").touch()
     finished = warm.torchrun(2, SCRIPT, "train", tmp_path / "file" / "job", *SMALL, PYTHONPATH=str(ROOT))
     assert finished.returncode == 2
