@@ -20,10 +20,12 @@ def cached_tables(
     seed: int,
     device: torch.device | None = None,
     weights: str = "fp32",
+    keeps_changes: bool = False,
 ) -> EmbCacheEmbeddingBagCollection:
     """A table per feature, configured like those of an EmbeddingBagCollection, and the device of their cache.
 
-    It holds the share of the rows that is asked for, and of a small table the rows that one batch can have.
+    It holds the share of the rows that is asked for, and of a small table the rows that one batch can have. Tables that
+    keep what has changed can be saved as deltas.
     """
     vocabularies = data.vocabularies()
     return EmbCacheEmbeddingBagCollection(
@@ -36,6 +38,7 @@ def cached_tables(
                 data_type=WEIGHTS[weights],
                 initializer_type=InitializerType.TRUNCATED_NORMAL,
                 weight_init_stddev=0.05,
+                is_incremental=keeps_changes,
             )
             for name, ids in vocabularies.items()
         ],

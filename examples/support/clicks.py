@@ -43,6 +43,16 @@ class ClickBatch:
     sparse: KeyedJaggedTensor
     labels: Tensor  # float32 [B]
 
+    def to(self, device: torch.device, non_blocking: bool = False) -> ClickBatch:
+        """A copy on a device, which train pipelines ask for ahead of time."""
+        parts = (part.to(device, non_blocking=non_blocking) for part in (self.dense, self.sparse, self.labels))
+        return ClickBatch(*parts)
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Keeps the memory until the stream has read it."""
+        for part in (self.dense, self.sparse, self.labels):
+            part.record_stream(stream)
+
 
 @dataclass(frozen=True)
 class ClickData:

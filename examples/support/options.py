@@ -22,10 +22,10 @@ from support.report import Report
 class Parser(argparse.ArgumentParser):
     """Takes options in full only, shows the script's own help, and says what is wrong in one line."""
 
-    def __init__(self, description: str | None) -> None:
-        """A parser without options."""
+    def __init__(self, description: str | None, prog: str | None = None) -> None:
+        """A parser without options; commands of one have parsers of this class too."""
         layout = argparse.RawDescriptionHelpFormatter
-        super().__init__(description=description, formatter_class=layout, allow_abbrev=False)
+        super().__init__(prog, description=description, formatter_class=layout, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         """Ends the script."""

@@ -1,0 +1,52 @@
+"""The clicks of the job by step: a job that resumes reads on where the save was made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from dlrm.data_generated import generated_clicks
+from support.clicks import ClickBatch, ClickData, random_split
+from support.errors import InputError
+
+REQUESTS = 32
+
+
+class Clicks:
+    """A generated log in a random order of each epoch, which follows from the seed alone.
+
+    Attributes:
+        data: the whole log, for the sizes of the tables.
+        test: clicks that are not trained.
+    """
+
+    def __init__(self, samples: int, seed: int, batch_size: int) -> None:
+        """`batch_size`: clicks of a step, on all ranks together."""
+        self.data = generated_clicks(samples, seed)
+        split = random_split(samples, seed)
+        self._train: ClickData = self.data.select(split.train)
+        self.test: ClickData = self.data.select(split.test)
+        self._seed, self._batch_size = seed, batch_size
+        self._steps = len(self._train) // batch_size
+        if self._steps == 0:
+            raise InputError(
+                f"--batch-size {batch_size} is more than the {len(self._train)} clicks that --samples {samples} trains"
+            )
+
+    def batches(self, begin: int, end: int, rank: int, ranks: int) -> Iterator[ClickBatch]:
+        """The rank's part of the batches of the steps from `begin` up to `end`, where 0 is the first step."""
+        epoch, order = -1, torch.empty(0)
+        for step in range(begin, end):
+            wanted, place = divmod(step, self._steps)
+            if wanted != epoch:
+                epoch, order = wanted, self._order(wanted)
+            samples = order[place * self._batch_size : (place + 1) * self._batch_size]
+            yield self._train.select(samples.chunk(ranks)[rank]).batch()
+
+    def requests(self) -> ClickBatch:
+        """Clicks of the first step: from then on the tables know their ids, and so do readers of the saves."""
+        return self._train.select(self._order(0)[: min(REQUESTS, self._batch_size)]).batch()
+
+    def _order(self, epoch: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(self._seed * 1_000_003 % 2**63 + epoch)
+        return torch.randperm(len(self._train), generator=generator)

@@ -1,0 +1,94 @@
+"""A server of the model: tables where they are saved, the dense part as a program; no code of the model."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+from support.errors import InputError
+from torch import Tensor, nn
+
+from job.versions import Version, latest_name, program_of, read_version
+from rec_sdk_torch.serving import TableReader
+
+CLOSE = 1e-5
+"""Answers may differ this much from those of the live model, which adds in other orders on some devices."""
+
+Request = tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]
+"""Dense features [B, features], and of each feature ids [N] and offsets [B + 1]."""
+
+
+class Server:
+    """Answers requests with one version at a time, and goes on to later ones."""
+
+    def __init__(self, folder: Path) -> None:
+        """
+        Raises:
+            InputError: there is no version yet.
+        """
+        self._folder = folder
+        self._name: str | None = None
+        if latest_name(folder) is None or not program_of(folder).exists():
+            raise InputError(f"{folder} has no version of a model yet; whole_job.py train {folder} writes them")
+        self._program: nn.Module = torch.export.load(program_of(folder)).module()
+        self.reload()
+
+    def reload(self) -> bool:
+        """Goes on to the latest version, and returns whether there was a later one.
+
+        Its answers are compared with those of the live model first: it serves none that is not as trained.
+        """
+        name = latest_name(self._folder)
+        assert name is not None
+        if name == self._name:
+            return False
+        version = read_version(self._folder, name)
+        # Readers of one save, not of the folder: tables and dense part are of one moment.
+        readers = {table: TableReader(version.tables, table) for table in version.state["requests"][1]}
+        self._readers, self._version, self._name = readers, version, name
+        self._program.load_state_dict(version.state["dense"])
+        self.difference = float((self.answer(version.state["requests"]) - version.state["answers"]).abs().max())
+        if not self.difference <= CLOSE:
+            raise InputError(f"version {name}: answers differ by {self.difference:.2g} from the live model's")
+        return True
+
+    @property
+    def version(self) -> Version:
+        """The version that answers now."""
+        return self._version
+
+    def answer(self, request: Request) -> Tensor:
+        """The probabilities of clicks, float32 [B]."""
+        dense, sparse = request
+        pooled = [reader.lookup_pooled(*sparse[name]) for name, reader in self._readers.items()]
+        with torch.inference_mode():
+            logits: Tensor = self._program(dense, torch.cat(pooled, dim=1))
+            return logits.sigmoid()
+
+
+def serve(folder: Path, until: int | None, seconds: float) -> None:
+    """Answers the requests of each version, and follows the versions up to that of the step `until`.
+
+    Raises:
+        InputError: there is no version; one is not as trained; none comes within `seconds`.
+    """
+    server = Server(folder)
+    patience = time.monotonic() + seconds
+    while True:
+        step, requests = server.version.state["step"], server.version.state["requests"]
+        begin = time.perf_counter()
+        answers = server.answer(requests)
+        took = (time.perf_counter() - begin) * 1e3
+        print(
+            f"step {step}: {len(answers)} requests in {took:.1f} ms from {server.version.tables.name},"
+            f" at most {server.difference:.1g} from the live model",
+            flush=True,
+        )
+        if until is None or step >= until:
+            return
+        while not server.reload():
+            if time.monotonic() > patience:
+                raise InputError(f"{folder} stays at step {step}: step {until} did not come in {seconds:g} s")
+            time.sleep(0.05)
+        patience = time.monotonic() + seconds

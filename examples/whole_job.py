@@ -1,0 +1,281 @@
+"""A job from its first step to a server: trains, saves deltas, is killed, goes on with the same bits, and is served.
+
+python examples/whole_job.py train job --steps 120 --kill-at 70    ends itself with SIGKILL after 70 steps
+python examples/whole_job.py train job --steps 120 --plot job.png  goes on from its last version
+python examples/whole_job.py serve job --until 240 &               serves, and follows until that step
+python examples/whole_job.py train job --steps 240                 trains on, and saves what is served next
+
+torchrun --nproc-per-node 2 examples/whole_job.py train job        on two ranks
+python -m rec_sdk_torch.emulate examples/whole_job.py train job --device npu
+"""
+
+from __future__ import annotations
+
+import support.environment  # noqa: F401  # first: what follows may be missing
+
+# isort: split
+import argparse
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from dlrm.model import DensePart
+from job.clicks import Clicks
+from job.model import ClickModel, Ranks, build_dense, build_tables, divide, join, whole
+from job.scalars import Scalars, check_picture, summary_writer
+from job.server import serve
+from job.versions import (
+    State,
+    Version,
+    VersionWriter,
+    latest_name,
+    program_of,
+    read_version,
+    tables_of,
+    versions_of,
+)
+from sklearn.metrics import roc_auc_score
+from support.clicks import ClickBatch
+from support.errors import InputError, exit_code, write_problem
+from support.options import Parser, dimension, fraction, log_size, positive_float, positive_int, seed
+
+from rec_sdk_torch import (
+    CacheLog,
+    CheckpointError,
+    EmbCacheEmbeddingBagCollection,
+    EmbCacheTrainPipelineSparseDist,
+    Saver,
+)
+
+SAME = ("samples", "seed", "batch_size", "dim", "lr", "sparse_lr")
+"""Options that a job keeps from its first start to its end."""
+
+
+def parse_options() -> argparse.Namespace:
+    """The command line."""
+    parser = Parser(__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="train | serve")
+    _add_train(commands.add_parser("train", description=__doc__))
+    server = commands.add_parser("serve", description=__doc__)
+    server.add_argument("folder", type=Path, help="of the job")
+    server.add_argument(
+        "--until", type=positive_int, metavar="STEP", help="follow until that step (default: one version)"
+    )
+    server.add_argument(
+        "--seconds", type=positive_float, default=60.0, help="to wait for a version (default %(default)g)"
+    )
+    return parser.parse_args()
+
+
+def _add_train(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, help="of the job; it goes on from the latest version there")
+    parser.add_argument(
+        "--steps", type=positive_int, default=120, help="of the job, earlier ones included (default 120)"
+    )
+    parser.add_argument("--save-every", type=positive_int, default=20, metavar="STEPS", help="default %(default)s")
+    parser.add_argument(
+        "--full-every", type=positive_int, default=4, metavar="SAVES", help="others are deltas (default %(default)s)"
+    )
+    parser.add_argument("--kill-at", type=positive_int, metavar="STEP", help="end with SIGKILL after that step")
+    parser.add_argument("--device", choices=("cpu", "cuda", "npu"), default="cpu", help="default %(default)s")
+    parser.add_argument("--depth", type=int, choices=range(13), default=2, help="batches ahead (default %(default)s)")
+    parser.add_argument("--samples", type=log_size, default=20_000, help="clicks to generate (default %(default)s)")
+    parser.add_argument("--batch-size", type=positive_int, default=64, help="on all ranks together (default 64)")
+    parser.add_argument("--dim", type=dimension, default=16, help="embedding dimension (default %(default)s)")
+    parser.add_argument("--lr", type=positive_float, default=0.001, help="of the dense part (default %(default)s)")
+    parser.add_argument("--sparse-lr", type=positive_float, default=0.05, help="of the tables (default %(default)s)")
+    parser.add_argument("--seed", type=seed, default=0, help="of data, weights and order (default %(default)s)")
+    parser.add_argument("--cache", type=fraction, default=0.1, help="share of the rows (default %(default)s)")
+    parser.add_argument("--log-every", type=positive_int, default=10, metavar="STEPS", help="default %(default)s")
+    parser.add_argument("--plot", type=Path, metavar="PNG", help="draw the curves of the caches; needs matplotlib")
+    parser.add_argument("--tensorboard", type=Path, metavar="DIR", help="write these curves; needs tensorboard")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result for programs")
+
+
+class Job:
+    """A training that can end at any moment and go on."""
+
+    def __init__(self, options: argparse.Namespace, ranks: Ranks) -> None:
+        """Builds the model, or reads its latest version. All ranks together."""
+        self.options, self.ranks = options, ranks
+        self.clicks = Clicks(options.samples, options.seed, options.batch_size)
+        data, folder = self.clicks.data, options.folder
+        dense = build_dense(data, options.dim, options.seed)
+        ranks.at_first(lambda: _make_folder(folder, dense, self.clicks))
+        meta = None if ranks.hosts is None else torch.device("meta")  # each rank makes its part of the rows alone
+        tables = build_tables(
+            data, options.dim, options.seed, options.cache, options.batch_size, options.sparse_lr, meta or ranks.device
+        )
+        self.model = divide(ClickModel(tables, dense.to(ranks.device)), list(data.features), ranks)
+        inside = whole(self.model)
+        self.dense, self.tables = inside.dense, cast(EmbCacheEmbeddingBagCollection, inside.embeddings)
+        self.optimizer = torch.optim.Adam(self.dense.parameters(), lr=options.lr)
+        self.begin, points = 0, {}
+        name = ranks.agreed(latest_name(folder))
+        if name is not None:
+            version = read_version(folder, name)
+            points = version.state["scalars"]
+            self._go_on(version)
+        logs = ranks.rank == 0  # counters are each rank's own
+        self.scalars = Scalars(self.begin, points, options.tensorboard if logs else None)
+        self._log = CacheLog(self.scalars, inside, every=options.log_every) if logs else None
+
+    def _go_on(self, version: Version) -> None:
+        state, given = version.state, self._settings()
+        for option, value in state["settings"].items():
+            if given[option] != value:
+                name = "--" + option.replace("_", "-")
+                raise InputError(f"{self.options.folder} is a job with {name} {value}, not {given[option]}")
+        if self.options.kill_at is not None and self.options.kill_at <= state["step"]:
+            raise InputError(f"--kill-at {self.options.kill_at}: the job goes on behind step {state['step']}")
+        Saver().load(self.model, version.tables)  # this save, which need not be the latest: it may lack a version
+        self.dense.load_state_dict(state["dense"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.begin = state["step"]
+        self.say(f"goes on behind step {self.begin}, from {version.tables.name}")
+
+    def train(self) -> None:
+        """Trains up to the last step, with a version every few steps and at the end."""
+        options = self.options
+        writer = VersionWriter(options.folder, self.ranks.rank)
+        pipeline: EmbCacheTrainPipelineSparseDist[ClickBatch] = EmbCacheTrainPipelineSparseDist(
+            self.model, self.optimizer, torch.device("cpu"), self.ranks.device, return_loss=True, depth=options.depth
+        )
+        batches = self.clicks.batches(self.begin, options.steps, self.ranks.rank, self.ranks.count)
+        for step in range(self.begin + 1, options.steps + 1):
+            _, loss = pipeline.progress(batches)
+            if step % options.log_every == 0:
+                self.say(f"step {step}: loss {loss.item():.4f}")
+            writer.look()
+            if step % options.save_every == 0 or step == options.steps:
+                number = (step - 1) // options.save_every
+                writer.begin(self.model, self._state(step), incremental=number % options.full_every != 0)
+            if step == options.kill_at:
+                sys.stdout.flush()
+                os.kill(os.getpid(), signal.SIGKILL)  # a save may be half written
+        writer.finish()
+
+    @torch.no_grad()
+    def scores(self, batches: list[ClickBatch]) -> torch.Tensor:
+        """Probabilities of clicks, float32 [samples] on the CPU. Ranks ask together, for the same batches."""
+        self.model.eval()
+        scores = torch.cat([self.model(batch)[1].cpu() for batch in batches]).sigmoid()
+        self.model.train()
+        return scores
+
+    def auc(self) -> float | None:
+        """On clicks that are not trained; None where they are all of one kind."""
+        test = self.clicks.test
+        scores = self.scores(list(test.batches(self.options.batch_size)))
+        return None if test.labels.unique().numel() < 2 else float(roc_auc_score(test.labels.numpy(), scores.numpy()))
+
+    def _state(self, step: int) -> State:
+        """This moment of everything but the tables."""
+        requests = self.clicks.requests()
+        sparse = {name: (ids.values(), ids.offsets()) for name, ids in requests.sparse.to_dict().items()}
+        return {
+            "step": step,  # says how far the clicks are read, too
+            "settings": self._settings(),
+            "dense": _copied(self.dense.state_dict()),
+            "optimizer": _copied(self.optimizer.state_dict()),
+            "scalars": self.scalars.copy(),
+            "requests": (requests.dense, sparse),
+            "answers": self.scores([requests]),
+        }
+
+    def _settings(self) -> dict[str, Any]:
+        return {name: getattr(self.options, name) for name in SAME}
+
+    def say(self, text: str) -> None:
+        """Prints it once, whatever the number of ranks."""
+        if self.ranks.rank == 0:
+            print(text, flush=True)
+
+    def close(self) -> None:
+        """Ends the curves."""
+        if self._log is not None:
+            self._log.remove()
+        self.scalars.close()
+
+
+def _copied(value: Any) -> Any:
+    """The same on the CPU, in memory of its own: the next step may change it while it is written."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: _copied(each) for key, each in value.items()}
+    return [_copied(each) for each in value] if isinstance(value, list) else value
+
+
+def _make_folder(folder: Path, dense: DensePart, clicks: Clicks) -> None:
+    """Makes the folders of the job, and exports the dense part: once, since versions have its weights."""
+    try:
+        for each in (tables_of(folder), versions_of(folder)):
+            each.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise write_problem(folder, error) from error
+    if program_of(folder).exists():
+        return
+    rows, size = clicks.data.dense[:2], torch.export.Dim("batch", min=1)
+    pooled = torch.zeros(2, len(clicks.data.features) * dense.dim)
+    program = torch.export.export(dense, (rows, pooled), dynamic_shapes=({0: size}, {0: size}))
+    unfinished = folder / ".unfinished.pt2"
+    torch.export.save(program, unfinished)
+    unfinished.replace(program_of(folder))
+
+
+def check(options: argparse.Namespace) -> None:
+    """Refuses what would only fail at the end, or on one rank while others wait for it."""
+    if options.kill_at is not None and options.kill_at > options.steps:
+        raise InputError(f"--kill-at {options.kill_at} is behind the last of {options.steps} --steps")
+    if options.plot is not None:
+        check_picture(options.plot)
+    if options.tensorboard is not None:
+        summary_writer()
+    if options.json is not None and (options.json.is_dir() or not options.json.parent.is_dir()):
+        raise InputError(f"--json {options.json}: it is a folder, or its folder does not exist")
+
+
+def train(options: argparse.Namespace) -> None:
+    """The command `train`."""
+    check(options)
+    torch.set_num_threads(1)
+    ranks = join(options.device)
+    if options.batch_size % ranks.count:
+        raise InputError(f"--batch-size {options.batch_size} is not the same on each of {ranks.count} ranks")
+    job = Job(options, ranks)
+    if job.begin >= options.steps:
+        job.say(f"step {job.begin} is saved: nothing to train up to --steps {options.steps}")
+    job.train()
+    auc = job.auc()
+    job.close()
+    if ranks.rank == 0:
+        stats = job.tables.cache_stats()
+        result = {"steps": max(options.steps, job.begin), "from": job.begin, "auc": auc, "cache": stats}
+        job.say(f"test AUC {'n/a' if auc is None else f'{auc:.4f}'}")
+        if options.json is not None:
+            options.json.write_text(json.dumps(result | {"scalars": job.scalars.points}) + "\n")
+        if options.plot is not None:
+            job.scalars.draw(options.plot)
+    ranks.leave()
+
+
+def main() -> None:
+    """The script."""
+    options = parse_options()
+    try:
+        if options.command == "train":
+            train(options)
+        else:
+            torch.set_num_threads(1)
+            serve(options.folder, options.until, options.seconds)
+    except CheckpointError as error:
+        raise InputError(str(error)) from error
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))
