@@ -89,6 +89,12 @@ LeaveReason overdue(const LifeSpec& life, const LifeClock& clock, int64_t timest
   return idle(life, batches) ? LeaveReason::kIdle : LeaveReason::kNone;
 }
 
+// Whether rows leave by such a rule however many they are: a clock that is wrong can empty a table.
+bool takes_any_number(uint8_t reason) {
+  const LeaveReason rule = static_cast<LeaveReason>(reason);
+  return rule == LeaveReason::kAge || rule == LeaveReason::kIdle || rule == LeaveReason::kNorm;
+}
+
 LeavingIds leaving(const std::vector<Known>& known) {
   std::vector<std::pair<int64_t, LeaveReason>> found;
   for (const Known& one : known) {
@@ -162,17 +168,16 @@ LeavingIds evictable_ids(Group* group, int32_t t, bool at_interval) {
 
 int64_t evict_ids(Group* group, int32_t t, bool at_interval) {
   Table& table = group->tables[t];
-  const std::vector<int64_t> rows = choose_rows(group, t, at_interval).ids;
+  const LeavingIds rows = choose_rows(group, t, at_interval);
   const std::vector<int64_t> candidates = choose_candidates(&table, at_interval).ids;
   const int64_t before = table.rows();
-  const int64_t removed = remove_ids(group, t, rows.data(), static_cast<int64_t>(rows.size()));
+  const int64_t removed = remove_ids(group, t, rows.ids.data(), static_cast<int64_t>(rows.ids.size()));
   for (const int64_t id : candidates) table.candidates.erase(id);
   if (!candidates.empty()) table.candidates.shrink();
   table.small.clear();
   group->stats[t].evicted += removed;
-  if (2 * removed > before && removed > share_of(before, table.spec().life.evict_share)) {
-    group->large_evictions[t] = {removed, before};
-  }
+  const int64_t unbounded = std::count_if(rows.reasons.begin(), rows.reasons.end(), takes_any_number);
+  if (2 * unbounded > before) group->large_evictions[t] = {unbounded, before};
   return removed;
 }
 
