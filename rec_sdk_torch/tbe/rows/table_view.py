@@ -194,6 +194,8 @@ class TableView(LifeView):
     def begin_anew(self) -> None:
         """Takes out all ids of a hash table, or makes rows of an index table initial; no row is handed out.
 
+        Nothing is counted any more of ids without a row, either; clocks go on.
+
         Raises:
             RuntimeError: a batch in flight uses one of them; nothing was removed.
         """
@@ -201,6 +203,7 @@ class TableView(LifeView):
             group, table = self._open()
             group.before_change(table)
             group.engine.remove(table, self.ids().numpy())
+            group.engine.set_candidates(table, np.empty(0, np.int64), {})
             if table in group.evicted:
                 group.evicted[table].pieces.clear()
 
