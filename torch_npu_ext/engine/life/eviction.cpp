@@ -120,7 +120,7 @@ LeavingIds choose_rows(Group* group, int32_t t, bool at_interval) {
     RowColumnValues values = table.columns.read(row);
     const bool resident = slot != kNoSlot;
     const bool scored = table.columns.has(Column::kScore);
-    const uint32_t idle_for = static_cast<uint32_t>(clock.batches) - values.last_use;
+    const uint32_t idle_for = clock.batches_since(values.last_use);
     if (life.half_life > 0) values.score = HalfLife::decayed(values.score, idle_for, life.half_life);
     Known one{id, scored ? values.score : values.count, idle_for};
     one.held = (resident && group->uses.marked(slot)) ||
@@ -151,8 +151,7 @@ LeavingIds choose_candidates(Table* whole, bool at_interval) {
       values.timestamp = table.clock.timestamp;
       table.candidates.set(table.candidates.find(id), values);
     }
-    Known one{id, life.score(values.count, values.clicks),
-              static_cast<uint32_t>(table.clock.batches) - values.last_use};
+    Known one{id, life.score(values.count, values.clicks), table.clock.batches_since(values.last_use)};
     if (at_interval) one.reason = overdue(life, table.clock, values.timestamp, one.idle);
     known.push_back(one);
   });
