@@ -209,6 +209,6 @@ def lives(draw: st.DrawFn) -> TableLife | None:
         evict_norm=draw(st.sampled_from((0.0,) * 7 + (0.6,))),
         admit_probability=chance,
         sketch_bytes=sketch,
-        sketch_depth=draw(st.sampled_from((1, 4))),
+        sketch_depth=draw(st.sampled_from((1, 4))) if sketch else 4,
         sketch_halve_after=draw(st.sampled_from((0, 30))) if sketch else 0,
     )

@@ -164,14 +164,18 @@ class HomeTables(CachedCollection):
     def _move(self, source: TableBatchedEmbedding, placements: list[Placement], rank: int) -> None:
         self._sync_optimizers()
         for table, placement in zip(source.tables, placements, strict=True):
-            for chunk in source.view(table.name).chunks(kept=True):
-                mine = torch.from_numpy(placement.owner(chunk.ids.numpy()) == rank)
-                parts = {name: part[mine] for name, part in chunk.parts.items()}
-                self._embedding.view(table.name).write(chunk.ids[mine], parts)
+
+            def mine(ids: torch.Tensor, placement: Placement = placement) -> torch.Tensor:
+                return torch.from_numpy(placement.owner(ids.numpy()) == rank)
+
+            old, new = source.view(table.name), self._embedding.view(table.name)
+            for chunk in old.chunks(kept=table.life is None):  # rules count rows that are as at first, too
+                here = mine(chunk.ids)
+                new.write(chunk.ids[here], {name: part[here] for name, part in chunk.parts.items()})
+            if table.life is not None:
+                _move_life(old, new, mine)
             if table.name in source.layout.evicted:
-                waiting = source.view(table.name).evicted_waiting()
-                mine_of = [torch.from_numpy(placement.owner(rows.ids.numpy()) == rank) for rows in waiting]
-                pieces = [rows[mine] for rows, mine in zip(waiting, mine_of, strict=True)]
+                pieces = [rows[mine(rows.ids)] for rows in old.evicted_waiting()]
                 self._embedding.layout.evicted[table.name].pieces[:] = pieces
             before, now = source.layout.optimizer_of(table.name), self._embedding.layout.optimizer_of(table.name)
             if before is not None and now is not None:
@@ -240,6 +244,19 @@ def _life(table: TableConfig, placement: Placement) -> TableLife | None:
     bounds = {name: getattr(table.life, name) for name in DIVIDED_RULES}
     own: dict[str, Any] = {name: placement.part(bound) for name, bound in bounds.items() if bound}
     return dataclasses.replace(table.life, **own)
+
+
+def _move_life(old: TableView, new: TableView, mine: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Copies what is counted of the ids of this home. A sketch cannot be divided: it counts those of others too."""
+    ids = new.ids()
+    new.write_row_columns(ids, old.row_columns(ids))
+    new.set_clocks(old.clocks())
+    waiting, columns = old.candidates()
+    here = mine(waiting)
+    new.set_candidates(waiting[here], {name: values[here] for name, values in columns.items()})
+    sketch = old.sketch()
+    if len(sketch):
+        new.set_sketch([sketch])
 
 
 def _cache(source: TableBatchedEmbedding, placements: list[Placement]) -> CacheOption:

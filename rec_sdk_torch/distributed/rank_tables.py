@@ -12,6 +12,7 @@ from torchrec.optim.keyed import KeyedOptimizer
 from ..optim.norms import GradientNorms
 from ..tbe import EvictedRows
 from ..tbe.options import Scaler
+from ..tbe.rows.given import check_left
 from ..tbe.rows.gradients import TableGradient
 from .collectives import Exchange
 from .dedup import Tables
@@ -132,6 +133,7 @@ class RankTables:
         Ranks may call it with the same `rows`: those that are at home on other ranks are passed over.
         """
         config = self.home._embedding.view(table).config  # KeyError: there is no such table
+        check_left(table, rows)
         placement = self._tables.placements[self.home._embedding.tables.index(config)]
         owners = placement.owner(rows.ids.detach().cpu().numpy())
         return self.home.put_back(table, rows[torch.from_numpy(owners == self.exchange.rank)], overwrite=overwrite)

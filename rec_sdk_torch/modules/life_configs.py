@@ -162,13 +162,6 @@ class AdmitAndEvictConfig:
             raise TypeError(f"{owner}: keep_evicted is {self.keep_evicted!r}, expected a bool")
         if self.not_admitted_default_value is not None:
             _check_float(owner, "not_admitted_default_value", self.not_admitted_default_value)
-        if self.admit_probability is not None:
-            _check_float(owner, "admit_probability", self.admit_probability, low=0, high=1)
-            if self.policy_type is not AdmitAndEvictPolicyType.POLICY_COUNT or not self.admit_probability:
-                raise ValueError(
-                    f"{owner}: admit_probability is {self.admit_probability} with {self.policy_type}: it must be above "
-                    "0, and is a way of POLICY_COUNT"
-                )
         if self.evict_norm is not None:
             _check_float(owner, "evict_norm", self.evict_norm, low=0)
         if not isinstance(self.showclick_params, ShowClickParams):
@@ -180,26 +173,35 @@ class AdmitAndEvictConfig:
             raise TypeError(f"{owner}: policy_type is {self.policy_type!r}, expected AdmitAndEvictPolicyType")
         if self.policy_type is AdmitAndEvictPolicyType.NONE and self._bounds():
             raise ValueError(f"{owner}: policy_type is NONE, which evicts nothing, beside {self._bounds()}")
+        self._check_probability()
         self._check_sketch()
-        if self.score_half_life and self.table_life() is None:
+        if self.score_half_life and not self.is_feature_filter_enabled():
             raise ValueError(
                 f"{owner}: score_half_life is {self.score_half_life}, and no rule goes by scores: give max_rows, "
                 "max_bytes or evict_percentage too"
             )
+        self.table_life()  # which says what else cannot be
+
+    def _check_probability(self) -> None:
+        if self.admit_probability is None:
+            return
+        _check_float("AdmitAndEvictConfig", "admit_probability", self.admit_probability, low=0, high=1)
+        if self.policy_type is not AdmitAndEvictPolicyType.POLICY_COUNT or not self.admit_probability:
+            raise ValueError(
+                f"AdmitAndEvictConfig: admit_probability is {self.admit_probability} with {self.policy_type}: it must "
+                "be above 0, and is a way of POLICY_COUNT"
+            )
 
     def _check_sketch(self) -> None:
-        if not self.sketch_bytes and self.sketch_halve_after:
-            raise ValueError(
-                f"AdmitAndEvictConfig: sketch_halve_after is {self.sketch_halve_after} without sketch_bytes: there is "
-                "no sketch to be halved"
-            )
+        for name in ("sketch_halve_after", "sketch_depth"):
+            value = getattr(self, name)
+            if not self.sketch_bytes and value is not None and value != getattr(type(self), name):
+                raise ValueError(f"AdmitAndEvictConfig: {name} is {value} without sketch_bytes: there is no sketch")
         if self.sketch_bytes and not self.is_feature_admit_enabled():
             raise ValueError(
                 f"AdmitAndEvictConfig: sketch_bytes is {self.sketch_bytes}, and every id is admitted at once: give an "
                 "admit_threshold too"
             )
-        if self.sketch_bytes:
-            self.table_life()  # which says what else cannot be
 
     def _bounds(self) -> dict[str, float]:
         """The rules that hold beside either policy, where they are given."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,34 @@ def test_each_rank_hands_out_its_own(ranks_of: Start, sharding: str, tmp_path: P
         assert [right for *_, right in back] == [True, True]
         assert sum(count for count, *_ in back) == len(taken)
         assert sorted(i for _, ids, _ in back for i in ids) == list(range(8 * STEPS))
+
+
+def test_rows_that_are_none(ranks_of: Start) -> None:
+    assert ranks_of(2).run(refused) == [["TypeError", "TypeError", "ValueError", "ValueError", "KeyError"]] * 2
+
+
+def refused(rank: int, world_size: int) -> list[str]:
+    """The errors of rows that are none: the same as of tables that are not divided."""
+    plain = Lookups()
+    sparse = shard(Lookups(), Scenario(sharding=("row_wise",)), world_size).module.sparse
+    rows = sparse.take_evicted("t0")
+    cases: list[tuple[str, Any]] = [
+        ("t0", None),
+        ("t0", rows.ids),
+        ("t0", dataclasses.replace(rows, ids=rows.ids.float())),
+        ("t0", dataclasses.replace(rows, reason=None)),
+        ("t1", rows),
+    ]
+    errors = []
+    for table, wrong in cases:
+        messages = []
+        for each in (plain.sparse, sparse):
+            with pytest.raises((TypeError, ValueError, KeyError)) as raised:
+                each.put_back(table, wrong)
+            messages.append(f"{raised.type.__name__} {raised.value}")
+        assert messages[0] == messages[1]
+        errors.append(messages[0].split()[0])
+    return errors
 
 
 def test_rows_that_wait_go_home_with_their_table(ranks_of: Start, tmp_path: Path) -> None:

@@ -343,3 +343,32 @@ def bounds_of(rank: int, world_size: int) -> list[tuple[int, int]]:
 
 def test_a_bound_is_divided_among_the_homes(ranks_of: Start) -> None:
     assert ranks_of(2).run(bounds_of) == [[(3, 500), (7, 1001)]] * 2
+
+
+def sharded_later(rank: int, world_size: int, kind: str, sharding: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The ids of a collection that was trained alone, and those of this rank once it is divided."""
+    plain = Lookups(RULES[kind])
+    for step in range(STEPS):
+        batch = batch_of(step, 0, kind)
+        plain(Batch(rst.with_click_labels(batch.features, batch.click_labels), batch.click_labels))[0].backward()
+    before = held(plain.sparse._embedding.view("t0"))
+    model = shard(plain, Scenario(sharding=(sharding,)), world_size)
+    return before, held(model.module.sparse.home._embedding.view("t0"))
+
+
+def at_home(known: dict[str, Any], mine: Callable[[int], bool]) -> dict[str, Any]:
+    found = {"clocks": known["clocks"]}
+    for ids, columns in (("ids", "columns"), ("candidates", "counted")):
+        here = [place for place, one in enumerate(known[ids]) if mine(one)]
+        found[ids] = [known[ids][place] for place in here]
+        found[columns] = {name: [values[place] for place in here] for name, values in known[columns].items()}
+    return found
+
+
+@pytest.mark.parametrize("kind", ["age_of_candidates", "share", "sketch", "half_life"])
+def test_what_was_counted_goes_home_with_the_rows(ranks_of: Start, kind: str) -> None:
+    for rank, (before, after) in enumerate(ranks_of(2).run(sharded_later, kind, "row_wise")):
+        assert before["ids"]
+        assert at_home(after, lambda _: True) == at_home(before, lambda one, rank=rank: one % 2 == rank)
+    (before, after), _ = ranks_of(2).run(sharded_later, kind, "table_wise")
+    assert after == before, "rank 0 has all, and the same sketch"

@@ -429,3 +429,15 @@ def test_wrong_batches() -> None:
     other = rst.JaggedTensorWithTimestamp(torch.tensor([1]), lengths=torch.tensor([1]))
     with pytest.raises(ValueError, match=r"\['b'\] have no timestamps"):
         rst.KeyedJaggedTensorWithTimestamp.from_jt_dict({"a": good, "b": other})
+
+
+@pytest.mark.parametrize("sketch", [0, 400])
+def test_reset_parameters_counts_anew(device: torch.device, sketch: int) -> None:
+    collection = sequence(device, admit_threshold=3, sketch_bytes=sketch)
+    train(collection, stamped([1, 1, 1, 2, 2], [100] * 5))
+    assert ids(collection) == [1]
+    collection.reset_parameters()
+    train(collection, stamped([1, 1, 2], [101] * 3))
+    assert ids(collection) == []
+    train(collection, stamped([1, 2], [102] * 2))
+    assert ids(collection) == [1]

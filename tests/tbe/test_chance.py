@@ -74,6 +74,7 @@ def test_candidates_and_other_rules_do_not_fit(device: torch.device) -> None:
         rst.AdmitAndEvictConfig(admit_probability=0.0)
     with pytest.raises(ValueError, match="is a way of POLICY_COUNT"):
         rst.AdmitAndEvictConfig(admit_probability=0.5, policy_type=rst.AdmitAndEvictPolicyType.POLICY_SHOWCLICK)
-    rules = rst.AdmitAndEvictConfig(admit_probability=0.5, evict_threshold=9).table_life()
+    by_number: Any = int(rst.AdmitAndEvictPolicyType.POLICY_COUNT.value)
+    rules = rst.AdmitAndEvictConfig(admit_probability=0.5, evict_threshold=9, policy_type=by_number).table_life()
     assert rules is not None
     assert (rules.admit_probability, rules.admit_threshold, rules.evict_age) == (0.5, None, 9)

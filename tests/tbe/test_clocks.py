@@ -127,6 +127,7 @@ def test_half_of_the_rows_or_what_was_asked_for_is_not_said(device: torch.device
     train(embedding, [1, 2], [NOW] * 2)
     train(embedding, [3, 4], [NOW + AGE + 1] * 2)
     assert len(rows(embedding)) < 4
+    train(embedding, list(range(5, 15)), [NOW + AGE + 1] * 10)  # of which a bound takes most
 
 
 def test_the_clock_can_be_repaired(device: torch.device) -> None:

@@ -343,6 +343,23 @@ def test_much_that_waits_warns(device: torch.device, monkeypatch: pytest.MonkeyP
         train(embedding, list(range(8, 12)))
 
 
+@pytest.mark.parametrize("rules", [{"evict_idle_steps": 5, "evict_step_interval": 1}, {"score_half_life": 2}, {}])
+def test_rows_of_a_later_moment_are_of_now(device: torch.device, rules: dict[str, int]) -> None:
+    """They left after the save that training goes on from."""
+    life = replace(BOUND, **rules)
+    later, earlier = make(device, life), make(device, life)
+    for _ in range(9):
+        train(later, [1, 2])
+    later.view("t").remove(torch.tensor([1, 2]))
+    train(earlier, [3, 4, 5])
+    view = earlier.view("t")
+    assert view.put_back(later.view("t").take_evicted()) == 2
+    train(earlier, [1])
+    train(earlier, [3, 4, 5, 6, 7, 8, 9])
+    assert view.take_evicted().ids.tolist() == [6, 7]
+    assert view.knows(torch.tensor([1, 2])).all()
+
+
 # ---- errors and interrupts
 
 

@@ -93,6 +93,9 @@ def test_configs_that_do_not_fit() -> None:
         rst.AdmitAndEvictConfig(score_half_life=3, admit_threshold=2)
     with pytest.raises(ValueError, match="score_half_life is 3, and no rule goes by scores"):
         rst.AdmitAndEvictConfig(score_half_life=3)
+    for policy in rst.AdmitAndEvictPolicyType.NONE, rst.AdmitAndEvictPolicyType.POLICY_COUNT:
+        with pytest.raises(ValueError, match="score_half_life is 3, and no rule goes by scores"):
+            rst.AdmitAndEvictConfig(score_half_life=3, keep_evicted=True, policy_type=policy)
     rules = rst.AdmitAndEvictConfig(score_half_life=3, max_rows=9).table_life()
     assert rules is not None
     assert rules.score_half_life == 3
@@ -105,6 +108,8 @@ def test_configs_that_do_not_fit() -> None:
         rst.AdmitAndEvictConfig(
             sketch_bytes=99, showclick_params=clicks, policy_type=rst.AdmitAndEvictPolicyType.POLICY_SHOWCLICK
         )
+    with pytest.raises(ValueError, match="sketch_depth is 8 without sketch_bytes"):
+        rst.AdmitAndEvictConfig(sketch_depth=8, admit_threshold=3)
     sketch = rst.AdmitAndEvictConfig(sketch_bytes=99, sketch_depth=3, sketch_halve_after=7, admit_threshold=3)
     rules = sketch.table_life()
     assert rules is not None

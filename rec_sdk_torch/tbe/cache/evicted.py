@@ -67,7 +67,8 @@ class EvictedRows:
 
     def length_problem(self) -> str | None:
         """Says which tensors have not one entry for each row; None when all have."""
-        wrong = {name: tuple(part.shape) for name, part in self._parts.items() if part.shape[:1] != (len(self),)}
+        shapes = {name: tuple(getattr(part, "shape", ())) for name, part in self._parts.items()}
+        wrong = {name: shape for name, shape in shapes.items() if shape[:1] != (len(self),)}
         return f"{wrong} are not of {len(self)} rows, as the ids are" if wrong else None
 
     @property

@@ -122,6 +122,8 @@ class TableLife:
             number = as_int(getattr(self, name))
             if number is None or number < 0:
                 raise ValueError(f"TableLife: {name} is {getattr(self, name)!r}, must be an int, 0 or more")
+            if number >= 2**63:
+                raise ValueError(f"TableLife: {name} is {number}, must be below 2**63")
         self._check_sketch()
         self._check_half_life()
 
@@ -157,11 +159,11 @@ class TableLife:
                 f"TableLife: sketch_depth is {self.sketch_depth!r}, must be an int from 1 to {MOST_SKETCH_DEPTH}"
             )
         if not self.sketch_bytes:
-            if self.sketch_halve_after:
-                raise ValueError(
-                    f"TableLife: sketch_halve_after is {self.sketch_halve_after} without sketch_bytes: there is no "
-                    "sketch to be halved"
-                )
+            for name in ("sketch_halve_after", "sketch_depth"):
+                if getattr(self, name) != getattr(type(self), name):
+                    raise ValueError(
+                        f"TableLife: {name} is {getattr(self, name)} without sketch_bytes: there is no sketch"
+                    )
             return
         if not self.counts_candidates:
             raise ValueError(

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from ..cache.batch import Int64Array
+from ..cache.evicted import EvictedRows
 from ..cache.warming import LATEST
 from ..config.table import TableConfig
 
@@ -114,6 +115,19 @@ def heats_of(table: str, ids: torch.Tensor, heats: torch.Tensor | None) -> np.nd
         raise ValueError(f"table {table!r}: heats {problem}")
     found: np.ndarray = heats.detach().cpu().float().contiguous().numpy()
     return found
+
+
+def check_left(table: str, rows: object) -> None:
+    """
+    Raises:
+        TypeError: no rows that have left a table.
+        ValueError: ids that are none, or another number of something than of ids.
+    """
+    if not isinstance(rows, EvictedRows):
+        raise TypeError(f"table {table!r}: rows are {type(rows).__name__}, expected EvictedRows")
+    problem = ids_problem(rows.ids) or rows.length_problem()
+    if problem is not None:
+        raise ValueError(f"table {table!r}: {problem}")
 
 
 def columns_problem(config: TableConfig, columns: Mapping[str, torch.Tensor], rows: int) -> str | None:

@@ -16,12 +16,12 @@ from ..cache.leaving import remove
 from ..cache.warming import warm_rows
 from ..config.optimizer import TableOptimizer
 from .given import (
+    check_left,
     columns_of,
     columns_problem,
     distinct_ids_problem,
     heats_of,
     ids_of,
-    ids_problem,
     known_ids_problem,
     plain,
     tensor_problem,
@@ -182,11 +182,7 @@ class TableView(LifeView):
             CapacityError, MemoryError: the rows do not fit; nothing was changed, as after every exception.
             ValueError, TypeError: states or columns that the table does not keep, or shapes that do not fit.
         """
-        if not isinstance(rows, EvictedRows):
-            raise TypeError(f"table {self.config.name!r}: rows are {type(rows).__name__}, expected EvictedRows")
-        problem = ids_problem(rows.ids) or rows.length_problem()
-        if problem is not None:
-            raise ValueError(f"table {self.config.name!r}: {problem}")
+        check_left(self.config.name, rows)
         chosen = rows.latest()
         with self.layout.locks.exclusive():
             if not overwrite:
@@ -198,6 +194,8 @@ class TableView(LifeView):
     def begin_anew(self) -> None:
         """Takes out all ids of a hash table, or makes rows of an index table initial; no row is handed out.
 
+        Nothing is counted any more of ids without a row, either; clocks go on.
+
         Raises:
             RuntimeError: a batch in flight uses one of them; nothing was removed.
         """
@@ -205,6 +203,7 @@ class TableView(LifeView):
             group, table = self._open()
             group.before_change(table)
             group.engine.remove(table, self.ids().numpy())
+            group.engine.set_candidates(table, np.empty(0, np.int64), {})
             if table in group.evicted:
                 group.evicted[table].pieces.clear()
 

@@ -53,6 +53,13 @@ struct LifeClock {
   uint64_t batches = 0;        // planned
   uint64_t steps = 0;          // trained
   int64_t timestamp = kNever;  // the latest
+
+  // Batches after the one that had an id last. One that is yet to come is now: the row was put back, or the
+  // clock was set back.
+  uint32_t batches_since(uint32_t last_use) const {
+    const uint32_t found = static_cast<uint32_t>(batches) - last_use;
+    return found > uint32_t{1} << 31 ? 0 : found;
+  }
 };
 
 inline uint32_t saturated_sum(uint32_t a, uint32_t b) {

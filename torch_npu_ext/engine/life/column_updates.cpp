@@ -88,14 +88,13 @@ void touch_decaying(const Group& group, int32_t t, const PlanBuffers& plan) {
   const RowColumns& columns = table.columns;
   const LifeSpec& life = table.spec().life;
   const bool clicks = columns.has(Column::kClicks);
-  const uint32_t now = static_cast<uint32_t>(table.clock.batches);
   const uint64_t* const all_before = plan.life[t].columns.data();
   for_each_row(group, t, plan, [&](uint32_t row, int32_t u) {
     const uint64_t* const before = all_before + (u - plan.table_offsets[t]) * columns.words();
     const uint32_t count = static_cast<uint32_t>(before[0] >> 32),
                    last_use = static_cast<uint32_t>(before[0]);
-    const double left =
-        count == 0 ? 0 : HalfLife::decayed(columns.score(row), now - last_use, life.half_life);
+    const uint32_t idle_for = table.clock.batches_since(last_use);
+    const double left = count == 0 ? 0 : HalfLife::decayed(columns.score(row), idle_for, life.half_life);
     const uint32_t clicked = clicks ? columns.clicks(row) - static_cast<uint32_t>(before[1]) : 0;
     columns.score(row) = left + life.score(columns.count(row) - count, clicked);
   });

@@ -89,6 +89,12 @@ LeaveReason overdue(const LifeSpec& life, const LifeClock& clock, int64_t timest
   return idle(life, batches) ? LeaveReason::kIdle : LeaveReason::kNone;
 }
 
+// Whether rows leave by such a rule however many they are: a clock that is wrong can empty a table.
+bool takes_any_number(uint8_t reason) {
+  const LeaveReason rule = static_cast<LeaveReason>(reason);
+  return rule == LeaveReason::kAge || rule == LeaveReason::kIdle || rule == LeaveReason::kNorm;
+}
+
 LeavingIds leaving(const std::vector<Known>& known) {
   std::vector<std::pair<int64_t, LeaveReason>> found;
   for (const Known& one : known) {
@@ -114,7 +120,7 @@ LeavingIds choose_rows(Group* group, int32_t t, bool at_interval) {
     RowColumnValues values = table.columns.read(row);
     const bool resident = slot != kNoSlot;
     const bool scored = table.columns.has(Column::kScore);
-    const uint32_t idle_for = static_cast<uint32_t>(clock.batches) - values.last_use;
+    const uint32_t idle_for = clock.batches_since(values.last_use);
     if (life.half_life > 0) values.score = HalfLife::decayed(values.score, idle_for, life.half_life);
     Known one{id, scored ? values.score : values.count, idle_for};
     one.held = (resident && group->uses.marked(slot)) ||
@@ -145,8 +151,7 @@ LeavingIds choose_candidates(Table* whole, bool at_interval) {
       values.timestamp = table.clock.timestamp;
       table.candidates.set(table.candidates.find(id), values);
     }
-    Known one{id, life.score(values.count, values.clicks),
-              static_cast<uint32_t>(table.clock.batches) - values.last_use};
+    Known one{id, life.score(values.count, values.clicks), table.clock.batches_since(values.last_use)};
     if (at_interval) one.reason = overdue(life, table.clock, values.timestamp, one.idle);
     known.push_back(one);
   });
@@ -162,17 +167,16 @@ LeavingIds evictable_ids(Group* group, int32_t t, bool at_interval) {
 
 int64_t evict_ids(Group* group, int32_t t, bool at_interval) {
   Table& table = group->tables[t];
-  const std::vector<int64_t> rows = choose_rows(group, t, at_interval).ids;
+  const LeavingIds rows = choose_rows(group, t, at_interval);
   const std::vector<int64_t> candidates = choose_candidates(&table, at_interval).ids;
   const int64_t before = table.rows();
-  const int64_t removed = remove_ids(group, t, rows.data(), static_cast<int64_t>(rows.size()));
+  const int64_t removed = remove_ids(group, t, rows.ids.data(), static_cast<int64_t>(rows.ids.size()));
   for (const int64_t id : candidates) table.candidates.erase(id);
   if (!candidates.empty()) table.candidates.shrink();
   table.small.clear();
   group->stats[t].evicted += removed;
-  if (2 * removed > before && removed > share_of(before, table.spec().life.evict_share)) {
-    group->large_evictions[t] = {removed, before};
-  }
+  const int64_t unbounded = std::count_if(rows.reasons.begin(), rows.reasons.end(), takes_any_number);
+  if (2 * unbounded > before) group->large_evictions[t] = {unbounded, before};
   return removed;
 }
 
