@@ -9,6 +9,7 @@ import torch
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.optim.keyed import KeyedOptimizer
 
+from ..modules.html import tables_html
 from ..optim.norms import GradientNorms
 from ..tbe import EvictedRows
 from ..tbe.options import Scaler
@@ -93,6 +94,10 @@ class RankTables:
     def memory_report(self, table: str | None = None) -> dict[str, int]:
         """Bytes of this rank's tables, see `TableBatchedEmbedding.memory_report`."""
         return self.home.memory_report(table)
+
+    def _repr_html_(self) -> str:
+        """A line for each table, for notebooks: its rows on this rank."""
+        return tables_html(f"{type(self).__name__}, rank {self.exchange.rank}", self.home._embedding)
 
     # ---- tables that training only reads
 

@@ -34,6 +34,7 @@ from .bags import Bags
 from .clipping import look_for_tables
 from .configs import feature_names
 from .data_parallel import keep_tables_out
+from .html import tables_html
 from .quantization import refuse_tables
 
 
@@ -373,6 +374,10 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
             ValueError: shapes that do not fit, or an id that is there twice.
         """
         add_to_rows(self._embedding.layout, table, ids, change)
+
+    def _repr_html_(self) -> str:
+        """A line for each table, for notebooks."""
+        return tables_html(type(self).__name__, self._embedding)
 
     # ---- what torch.nn.Module does to modules
 

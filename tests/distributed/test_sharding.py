@@ -392,6 +392,8 @@ def watch(rank: int, world_size: int) -> dict[str, Any]:
     log = rst.CacheLog(writer, model.module, every=1)
     model(jagged({"f0": [[1, 1, 3]], "f1": [[1, 2, -1]], "f2": [[5, 5]], "f3": [[]]}))[0].backward()
     log.remove()
+    assert f"rank {rank} on {Place.device}" in tables._repr_html_()
+    assert f"<th>t0</th><td>{[1, 3][rank]}</td>" in tables._repr_html_()
     result = {"rows": tables.cache_stats("t0")["new_rows"], "device": tables.memory_report()["device"]}
     tables.reset_cache_stats()
     assert tables.cache_stats()["lookups"] == 0

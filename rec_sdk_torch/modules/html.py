@@ -1,0 +1,38 @@
+"""The tables of a collection as a notebook shows them."""
+
+from __future__ import annotations
+
+from html import escape
+
+from ..tbe import TableBatchedEmbedding
+
+_COLUMNS = ("table", "rows", "of", "columns", "in the cache", "hit rate", "device MiB", "host MiB")
+
+
+def tables_html(title: str, embedding: TableBatchedEmbedding) -> str:
+    """A table in HTML, with a line for each table of the embedding. Lays out nothing.
+
+    `rows`: now, and `of` how many the table was made for. Before the first use there is no cache and no rate.
+    """
+    head = "".join(f"<th>{name}</th>" for name in _COLUMNS)
+    lines = "".join(_line(embedding, table.name) for table in embedding.tables)
+    return (
+        f"<table><caption>{escape(title)} on {escape(str(embedding.device))}</caption>"
+        f"<thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
+    )
+
+
+def _line(embedding: TableBatchedEmbedding, name: str) -> str:
+    table = embedding.layout.config(name)
+    slots = {member.config.name: member.slots for group in embedding.layout.built for member in group.members}
+    stats, memory = embedding.cache_stats(name), embedding.memory_report(name)
+    looked_up = stats["unique_rows"]
+    cells = [
+        f"{embedding.view(name).count():,}" if name in slots else "-",
+        f"{table.num_embeddings:,}",
+        str(table.embedding_dim),
+        f"{slots[name]:,}" if name in slots else "-",
+        f"{1 - stats['unique_misses'] / looked_up:.1%}" if looked_up else "-",
+        *(f"{memory[kind] / 2**20:.2f}" for kind in ("device", "host")),
+    ]
+    return f"<tr><th>{escape(name)}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
