@@ -1,0 +1,76 @@
+"""The notebook runs from its first cell to its last, and its pictures show what its text says."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torchrec")
+matplotlib = pytest.importorskip("matplotlib")
+pytestmark = pytest.mark.skipif(find_spec("torch_npu") is not None, reason="the notebook is for the CPU")
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOK = ROOT / "examples" / "notebooks" / "from_torchrec.ipynb"
+LINK = re.compile(r"\[[^]]+\]\(([^)]+)\)")
+
+
+def cells(kind: str) -> list[str]:
+    """The texts of the cells of a kind."""
+    return ["".join(cell["source"]) for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == kind]
+
+
+@pytest.fixture(scope="module")
+def ran() -> dict[str, Any]:
+    """The names after the last cell; `shown` has what expressions at the ends of cells gave, as HTML."""
+    matplotlib.use("Agg")
+    names: dict[str, Any] = {"__name__": "__main__", "shown": []}
+    for number, source in enumerate(cells("code")):
+        body = ast.parse(source).body
+        last = body.pop() if isinstance(body[-1], ast.Expr) else None
+        exec(compile(ast.Module(body, []), f"{NOTEBOOK.name}, cell {number}", "exec"), names)
+        if isinstance(last, ast.Expr):
+            value = eval(compile(ast.Expression(last.value), f"{NOTEBOOK.name}, cell {number}", "eval"), names)
+            if value is not None:
+                names["shown"].append(value._repr_html_())
+    return names
+
+
+def test_the_cached_model_learns_what_torchrec_learns(ran: dict[str, Any]) -> None:
+    plain, cached = (ran["smooth"](ran[name])[-1] for name in ("plain_losses", "cached_losses"))
+    assert plain < 0.6
+    assert cached == pytest.approx(plain, abs=0.03)
+
+
+def test_the_pictures_show_rate_and_memory(ran: dict[str, Any]) -> None:
+    from matplotlib import pyplot
+
+    figures = [pyplot.figure(number) for number in pyplot.get_fignums()[-3:]]
+    assert [len(figure.axes[0].lines) for figure in figures] == [2, 2, 0]
+    for rates in ran["hit_rates"].values():
+        assert len(rates) == ran["STEPS"] // ran["EVERY"] - 1
+        assert rates[0] < rates[-1] < 1
+    memory = ran["memory"]
+    assert memory["cached"]["device"] == pytest.approx(0.2 * memory["TorchRec"]["device"], rel=0.01)
+    assert memory["cached"]["host"] > 0
+    pyplot.close("all")
+
+
+def test_a_collection_shows_itself(ran: dict[str, Any]) -> None:
+    (shown,) = ran["shown"]
+    assert "<th>t_user</th>" in shown
+
+
+def test_it_is_stored_without_outputs_and_its_links_resolve() -> None:
+    """Outputs would be of one machine, and each run would change them."""
+    for cell in json.loads(NOTEBOOK.read_text())["cells"]:
+        assert cell["cell_type"] == "markdown" or (cell["outputs"], cell["execution_count"]) == ([], None)
+    links = [target for text in cells("markdown") for target in LINK.findall(text)]
+    assert links
+    for target in links:
+        assert (NOTEBOOK.parent / target.partition("#")[0]).exists(), target
