@@ -32,7 +32,7 @@ def train(collection: Any, *ids: list[int]) -> None:
 
 
 def lines(collection: Any) -> dict[str, list[str]]:
-    """The cells of each table. What is shown is well formed."""
+    """The cells of each table. The HTML is well formed."""
     root = ElementTree.fromstring(collection._repr_html_())
     head = [cell.text for cell in root.findall("./thead/tr/th")]
     assert head == ["table", "rows", "of", "columns", "in the cache", "hit rate", "device MiB", "host MiB"]
