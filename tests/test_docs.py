@@ -55,6 +55,18 @@ def test_python_runs_and_prints_what_it_says(page: Path) -> None:
         assert printed.startswith(promised.removesuffix(" ..."))
 
 
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "benchmarks" / "README.md"], ids=name)
+def test_commands_exist(page: Path) -> None:
+    """Modules that `python -m` runs, and targets of make."""
+    text = page.read_text()
+    for module in re.findall(r"python[0-9.]* -m ((?:benchmarks|rec_sdk_torch|tests)[.a-z_]*[a-z])", text):
+        place = ROOT.joinpath(*module.split("."))
+        assert place.with_suffix(".py").exists() or (place / "__main__.py").exists(), module
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for target in re.findall(r"(?:^|`)make ((?:bench|test|build|sanitize)[a-z0-9-]*)", text, re.MULTILINE):
+        assert target in targets, target
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_resolve(page: Path) -> None:
     for target in LINK.findall(FENCED.sub("", page.read_text())):
