@@ -1,6 +1,6 @@
 """Whole models end to end: samples per second, AUC and peak memory of ours and of rivals.
 
-python -m benchmarks.end_to_end                      about 15 minutes, 12 GiB of memory, two idle cores
+python -m benchmarks.end_to_end                      about half an hour, 8 GiB of memory, an idle core
 python -m benchmarks.end_to_end --quick              tries the benchmark itself
 
 The models are those of examples/train_dlrm.py, on generated clicks with 26 tables of the sizes of the Criteo Kaggle

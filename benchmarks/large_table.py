@@ -1,8 +1,8 @@
 """The life of one large table, for a night: python -m benchmarks.large_table
 
-python -m benchmarks.large_table                                      100 million rows, D = 8, in 7 GiB of memory
-python -m benchmarks.large_table --dim 64 --folder /disk              the same with the host store and saves on a disk
-python -m benchmarks.large_table --rows 200_000                       tries the benchmark itself
+python -m benchmarks.large_table                              100 million rows, D = 8: by estimate 8 GiB
+python -m benchmarks.large_table --dim 64 --folder /disk      the same with the host store and saves on a disk
+python -m benchmarks.large_table --rows 200_000               tries the benchmark itself
 
 A hash table that expects few ids is trained on batches of new ones until it has all rows, so its id map grows many
 times; then on ids that are as skewed as clicks are. It is saved, saved again as a delta, loaded and served. Rows per
@@ -29,7 +29,7 @@ import rec_sdk_torch as rst
 from rec_sdk_torch.serving import TableReader
 
 from .machine import describe, with_malloc_settings, write_json
-from .planning import BYTES_PER_ROW
+from .targets import BYTES_PER_ROW
 from .timing import best_of
 
 EXPECTED = 1000

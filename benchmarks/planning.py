@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rec_sdk_torch._engine import Announcement, Engine, Initializer, TableSpec, available_memory, begin
+from rec_sdk_torch._engine import Engine, Initializer, TableSpec, available_memory, begin
 from rec_sdk_torch.tbe.config.life import TableLife
 
 from .ids import Distribution, Int64Array
@@ -27,7 +27,6 @@ def make_engine(
     slots: int,
     hashed: bool = True,
     expected: int = 0,
-    policy: str = "lru",
     life: TableLife | None = None,
 ) -> Engine:
     """One table of D = 1, with the records of a 16-byte row; `expected` ids, or `rows`, which come by `life`."""
@@ -44,7 +43,7 @@ def make_engine(
         columns=life.columns() if life else [],
         life=life.of_engine(16) if life else None,
     )
-    return Engine([table], 1, 0, [], [0], [], [], policy)
+    return Engine([table], 1, 0, [], [0], [], [], "lru")
 
 
 class Planner:
@@ -55,17 +54,13 @@ class Planner:
         self._life = life or TableLife()
         self._records = np.zeros((0, engine.record_bytes), np.uint8)
 
-    def announce(self, ids: Int64Array) -> Announcement:
-        """Says that a batch will come."""
-        return self.engine.announce(ids, np.array([0, len(ids)], np.int64), _FEATURES, 1)
-
-    def plan(self, ids: Int64Array, announced: Announcement | None = None) -> float:
+    def plan(self, ids: Int64Array) -> float:
         """Plans and swaps a batch; the seconds of plan and release."""
         offsets = np.array([0, len(ids)], np.int64)
         clicks = (ids % 8 == 0).astype(np.int32) if self._life.needs_clicks else None
         times = np.full(len(ids), self.engine.stats()["batches"], np.int64) if self._life.evict_age else None
         plans: list[Any] = []
-        make = partial(self.engine.plan, announced=announced, clicks=clicks, timestamps=times)
+        make = partial(self.engine.plan, clicks=clicks, timestamps=times)
         spent = seconds_of(lambda: plans.append(make(ids, offsets, _FEATURES, 1)))
         plan = plans.pop()
         leaving, coming = plan.rows_out, plan.rows_in

@@ -10,10 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from rec_sdk_torch.cache_advice.simulation import simulate
+
 from .ids import STREAMS, Int64Array, stream
-from .planning import Planner, make_engine
 
 LOOK_AHEAD = "look_ahead"
+COUNTERS = ("lookups", "unique_rows", "unique_misses", "rows_in", "rows_out")
+"""Names of the counters of the engine that a simulated cache has too."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class Simulated:
 
     def reset(self) -> None:
         """Sets every counter to zero."""
-        self.counters = dict.fromkeys(("lookups", "unique_rows", "unique_misses", "rows_in", "rows_out"), 0)
+        self.counters = dict.fromkeys(COUNTERS, 0)
 
     def count(self, lookups: int, unique: int, missing: int, leaving: int) -> None:
         """Adds a batch."""
@@ -140,20 +143,6 @@ class Optimum(Simulated):
         self.count(len(ids), len(unique), missing, leaving)
 
 
-class Ahead(Planner):
-    """An engine that batches are announced to, `depth` ahead of the one that is planned."""
-
-    def __init__(self, options: PolicyOptions, depth: int, batches: Sequence[Int64Array]) -> None:
-        super().__init__(make_engine(options.rows, options.slots, policy=LOOK_AHEAD))
-        self._coming = iter(batches)
-        self._announced = [self.announce(ids) for ids in itertools.islice(self._coming, depth)]
-
-    def serve(self, ids: Int64Array) -> None:
-        """Plans the next batch, which is `ids`."""
-        self._announced += [self.announce(coming) for coming in itertools.islice(self._coming, 1)]
-        self.plan(ids, self._announced.pop(0))
-
-
 def _result(trace: str, policy: str, options: PolicyOptions, counters: dict[str, int]) -> dict[str, Any]:
     return {
         "stream": trace,
@@ -194,15 +183,10 @@ def _traces(options: PolicyOptions) -> list[tuple[str, PolicyOptions, list[Int64
 def _engine_run(
     trace: str, policy: str, options: PolicyOptions, batches: Sequence[Int64Array], depth: int = 0
 ) -> dict[str, Any]:
-    planner = (
-        Ahead(options, depth, batches) if depth else Planner(make_engine(options.rows, options.slots, policy=policy))
-    )
-    for step, ids in enumerate(batches):
-        if step == options.warm:
-            planner.engine.reset_stats()
-        planner.serve(ids) if isinstance(planner, Ahead) else planner.plan(ids)
+    counts = simulate(batches, options.slots, options.rows, policy, depth, options.warm)
+    numbers = counts.lookups, counts.rows, counts.misses, counts.rows_in, counts.rows_out
     name = f"{policy}, {depth} announced" if depth else policy
-    return _result(trace, name, options, planner.engine.stats())
+    return _result(trace, name, options, dict(zip(COUNTERS, numbers, strict=True)))
 
 
 def _simulated_run(

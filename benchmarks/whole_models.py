@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 sys.path.append(str(Path(__file__).parent.parent / "examples"))
 
-from dlrm.model import DLRM  # of the examples
+from dlrm.model import DLRM
+from dlrm.plain import PlainTables
 from sequence.data_generated import ITEMS, generated_histories
 from sequence.model import InterestModel
 from support.clicks import ClickData, JaggedIds, random_split
@@ -45,7 +46,6 @@ EXPONENT = 1.05
 HISTORY = 10
 STD = 0.05
 """Standard deviation of the weights at the start."""
-torch.sparse.check_sparse_tensor_invariants.disable()  # its default, but said aloud it does not warn
 
 
 @dataclass(frozen=True)
@@ -145,38 +145,32 @@ def ours(problem: Problem, dim: int, optimizer: str, batch_size: int, seed: int,
     return Tables(module, module.fused_optimizer, module.cache_stats)
 
 
-class TorchTables(nn.Module):
-    """`torch.nn.EmbeddingBag` or `Embedding` with sparse gradients."""
+class TorchSequences(nn.Module):
+    """`torch.nn.Embedding` with sparse gradients: the output of an EmbeddingCollection."""
 
-    def __init__(self, problem: Problem, dim: int) -> None:
+    def __init__(self, weights: Mapping[str, Tensor], table_of: Mapping[str, str]) -> None:
         super().__init__()
-        self.pooled = problem.pooled
-        made: Any = partial(nn.EmbeddingBag, mode="sum", include_last_offset=True) if self.pooled else nn.Embedding
         self.tables = nn.ModuleDict(
-            {
-                name: made(rows, dim, sparse=True, _weight=torch.empty(rows, dim).normal_(std=STD))
-                for name, (rows, _) in problem.tables.items()
-            }
+            {name: nn.Embedding.from_pretrained(each, freeze=False, sparse=True) for name, each in weights.items()}
         )
-        self.table_of = {feature: name for name, (_, features) in problem.tables.items() for feature in features}
+        self.table_of = table_of
 
-    def forward(self, features: KeyedJaggedTensor) -> Any:
-        """A KeyedTensor, or a JaggedTensor for each feature."""
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """A JaggedTensor for each feature."""
         jagged = features.to_dict()
-        if not self.pooled:
-            return {
-                name: JaggedTensor(self.tables[table](jagged[name].values()), lengths=jagged[name].lengths())
-                for name, table in self.table_of.items()
-            }
-        columns = [
-            self.tables[table](jagged[name].values(), jagged[name].offsets()) for name, table in self.table_of.items()
-        ]
-        return KeyedTensor(list(self.table_of), [part.shape[1] for part in columns], torch.cat(columns, 1))
+        return {
+            name: JaggedTensor(self.tables[table](jagged[name].values()), lengths=jagged[name].lengths())
+            for name, table in self.table_of.items()
+        }
 
 
 def torch_sparse(problem: Problem, dim: int, optimizer: str, batch_size: int, seed: int) -> Tables:
     """Torch's own tables, and torch.optim's sparse updates."""
-    module, choice = TorchTables(problem, dim), TABLE_OPTIMIZERS[optimizer]
+    choice = TABLE_OPTIMIZERS[optimizer]
+    table_of = {feature: name for name, (_, features) in problem.tables.items() for feature in features}
+    weights = {name: torch.empty(rows, dim).normal_(std=STD) for name, (rows, _) in problem.tables.items()}
+    pooled = problem.pooled  # a table is called like its one feature then
+    module = PlainTables(weights, sparse_gradients=True) if pooled else TorchSequences(weights, table_of)
     parameters = dict(module.named_parameters())
     return Tables(module, KeyedOptimizerWrapper(parameters, lambda each: choice.create(each, choice.default_lr)))
 

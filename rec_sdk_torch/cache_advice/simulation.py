@@ -31,6 +31,7 @@ class Counts:
         misses: of these, those that were not in the cache, the new ones too.
         rows_in: rows that came to the cache.
         rows_out: rows that left it.
+        lookups: ids of all batches.
     """
 
     batches: int
@@ -39,6 +40,7 @@ class Counts:
     misses: int
     rows_in: int
     rows_out: int
+    lookups: int = 0
 
     @property
     def miss_rate(self) -> float:
@@ -65,7 +67,9 @@ def _engine_of(slots: int, distinct: int, policy: str) -> Any:
     return _engine.Engine([table], 1, 0, [], [0], [], [], policy)
 
 
-def simulate(batches: Sequence[Int64Array], slots: int, distinct: int, policy: str, ahead: int) -> Counts:
+def simulate(
+    batches: Sequence[Int64Array], slots: int, distinct: int, policy: str, ahead: int, warm: int = 0
+) -> Counts:
     """Plans all batches, one after the other, each trained before the next, as without other batches in flight.
 
     Args:
@@ -74,6 +78,7 @@ def simulate(batches: Sequence[Int64Array], slots: int, distinct: int, policy: s
         distinct: different ids of all batches.
         policy: its name in the engine.
         ahead: batches that are announced before they come, at most `MOST_AHEAD`; only policies that look ahead care.
+        warm: batches at the beginning that are planned and not counted.
 
     Raises:
         CacheTooSmallError: a batch has more distinct ids than there are slots.
@@ -85,6 +90,8 @@ def simulate(batches: Sequence[Int64Array], slots: int, distinct: int, policy: s
     records = np.zeros((0, engine.record_bytes), np.uint8)
     offsets = [np.array([0, len(ids)], np.int64) for ids in batches]
     for place, ids in enumerate(batches):
+        if place == warm:
+            engine.reset_stats()
         while looks and len(announced) <= ahead and place + len(announced) < len(batches):
             at = place + len(announced)
             announced.append(engine.announce(batches[at], offsets[at], _FEATURES, 1))
@@ -101,6 +108,6 @@ def simulate(batches: Sequence[Int64Array], slots: int, distinct: int, policy: s
         plan.release()
     stats = engine.stats()
     return Counts(
-        len(batches),
-        *(stats[name] for name in ("unique_rows", "new_rows", "unique_misses", "rows_in", "rows_out")),
+        len(batches) - warm,
+        *(stats[name] for name in ("unique_rows", "new_rows", "unique_misses", "rows_in", "rows_out", "lookups")),
     )

@@ -54,6 +54,7 @@ class Group:
         intervals: steps between evictions of each member's ids; 0 for none.
         swap: brings rows to the cache.
         evicting: whether ids leave some of the tables, or are admitted to them, by rules.
+        measuring: whether rows of some leave by the norm of their weight.
         works_on_tables: whether steps may end a window, evict ids, or pass over whole tables.
         swapping_ns: nanoseconds that lookups spent on rows that come and leave.
         warns: whether `warn` may have something to say.
@@ -129,7 +130,7 @@ class Group:
         self._dated = any(member.config.life is not None and member.config.life.evict_age for member in members)
         self.warns = self._may_warn or self._dated
         lives = [member.config.life for member in members if member.config.life is not None]
-        self.evicting, self._measuring = bool(lives), any(life.evict_norm for life in lives)
+        self.evicting, self.measuring = bool(lives), any(life.evict_norm for life in lives)
         passes = any(optimizer.spec.between is not None for optimizer in self.optimizers)
         self.works_on_tables = self.accumulate_step > 1 or self.evicting or passes
         self.norms: UpdateNorms | None = None
@@ -439,12 +440,6 @@ class Group:
     def evicts(self) -> bool:
         """Whether ids leave when the step that goes on ends: no plan may be made then."""
         return self.evicting and self.engine.evicts(self.intervals)
-
-    def measured(self, ledger: Ledger) -> list[int]:
-        """Tables of which rows with small weights leave at the end of the step that goes on."""
-        if not self._measuring or ledger.has((self, "end")):
-            return []
-        return self.engine.measured_tables(self.intervals)
 
     # ---- reading
 

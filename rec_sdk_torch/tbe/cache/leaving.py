@@ -24,9 +24,11 @@ def end_step(group: Group, ledger: Ledger) -> None:
     """
     if not group.evicting:
         return
-    mark_small_rows(group, group.measured(ledger))
     calls: list[Call] = [(group.engine.end_step, group.intervals)]
-    if not ledger.has((group, "end")) and group.engine.evicts(group.intervals):
+    begins = not ledger.has((group, "end"))
+    if begins and group.measuring:
+        mark_small_rows(group, group.engine.measured_tables(group.intervals))
+    if begins and group.engine.evicts(group.intervals):
         group.swap.settle()
         for table in group.snapshots.keys() | group.evicted.keys():
             calls += _before_leaving(group, table, *group.engine.leaving_ids(table, group.intervals))

@@ -29,6 +29,8 @@ DIVIDED_RULES = ("max_rows", "max_bytes", "sketch_bytes", "sketch_halve_after")
 class EvictReason(IntEnum):
     """Why a row left its table: the rule that took it out, of several the first here, or `remove`.
 
+    The numbers are those that saves have.
+
     Example:
         >>> from rec_sdk_torch import EvictReason
         >>> EvictReason(4).name
