@@ -27,9 +27,9 @@ from setuptools.errors import SetupError
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "cmake"))
 
-import build_checks  # noqa: E402
-import index_page  # noqa: E402
-from source_archive import SourceArchive  # noqa: E402
+import build_checks  # noqa: E402  # the folder cmake is on the path only now
+import index_page  # noqa: E402  # likewise
+from source_archive import SourceArchive  # noqa: E402  # likewise
 
 
 def _source_of(tree: Path) -> Path | None:
