@@ -99,9 +99,14 @@ def test_nothing_is_unpickled() -> None:
 @pytest.mark.parametrize("page", ["SECURITY.md", "SUPPORT.md"])
 def test_links_lead_somewhere(page: str) -> None:
     text = (ROOT / page).read_text()
-    links = [link for link in re.findall(r"\]\(([^)#]+)", text) if not link.startswith("https://")]
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if not link.startswith("https://")]
     named = [name for name in re.findall(r"`((?:tests|docs)/[^`]+)`", text) if "*" not in name]
-    assert [link for link in [*links, *named] if not (ROOT / link).exists()] == []
+    assert [link for link in [*links, *named] if not (ROOT / link.partition("#")[0]).exists()] == []
+    for path, heading in (link.split("#") for link in links if "#" in link):
+        lines = re.findall(r"^#+ (.*)$", (ROOT / path).read_text(), re.MULTILINE)
+        assert heading in {re.sub(r"[^\w -]", "", line).lower().replace(" ", "-") for line in lines}, (
+            f"{path}#{heading}"
+        )
 
 
 def test_the_image_copies_what_its_builds_need() -> None:
