@@ -55,6 +55,7 @@ Table::Table(TableSpec spec, const RecordLayout& layout, const std::string& poli
       columns(spec.columns),
       candidates(spec.life.needs_clicks() || spec.life.needs_timestamps()),
       coin(spec.seed, spec.name),
+      half_life(spec.life.half_life),
       spec_(std::move(spec)),
       first_slot_(first_slot),
       memory_(memory),
