@@ -157,7 +157,7 @@ int64_t available_memory() {
   return std::min(kib * 1024, cgroup_memory());
 }
 
-void MemoryGuard::require(int64_t bytes, const std::string& table) {
+void MemoryGuard::require(int64_t bytes, const std::string& table, const char* what) {
   if (bytes <= 0) return;
   const std::lock_guard<std::mutex> guard(mutex_);
   int64_t room = limit_ - committed_;
@@ -167,7 +167,7 @@ void MemoryGuard::require(int64_t bytes, const std::string& table) {
     granted_ = bytes < available ? bytes + std::min(kGrantAhead, available - bytes) : available;
   }
   if (bytes > room) {
-    throw MemoryLimitError("table '" + table + "': its host store needs " + std::to_string(bytes) +
+    throw MemoryLimitError("table '" + table + "': its " + what + " needs " + std::to_string(bytes) +
                            " more bytes and " + std::to_string(std::max<int64_t>(0, room)) +
                            " are free; use a machine or a memory limit with more, or shard the table");
   }

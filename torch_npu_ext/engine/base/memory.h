@@ -116,8 +116,8 @@ int64_t available_memory();
 // some 256 MiB of growth.
 class MemoryGuard {
  public:
-  // Throws MemoryLimitError naming the table when `bytes` more cannot be held.
-  void require(int64_t bytes, const std::string& table);
+  // Throws MemoryLimitError naming the table, and what of it, when `bytes` more cannot be held.
+  void require(int64_t bytes, const std::string& table, const char* what = "host store");
   void count_committed(int64_t bytes) {
     const std::lock_guard<std::mutex> guard(mutex_);
     committed_ += bytes;

@@ -66,7 +66,7 @@ Table::Table(TableSpec spec, const RecordLayout& layout, const std::string& poli
   if (!spec_.life.sketches()) return;
   const LifeSpec& life = spec_.life;
   const SketchShape shape = SketchShape::of(life.sketch_bytes, life.sketch_depth, life.enough());
-  memory_->require(shape.bytes(), spec_.name);
+  memory_->require(shape.bytes(), spec_.name, "sketch");
   sketch = CountSketch(shape);
 }
 

@@ -111,8 +111,8 @@ void ColumnUpdates::touch_rows(const Group& group, Part* part, PlanBuffers* plan
   const int32_t* const segments = plan->segment_offsets;
   const uint64_t serial = plan->serial;
   const int64_t most = log.most;
-  char* const before = log.columns.data() -
-                       static_cast<int64_t>(plan->table_offsets[part->table]) * Bytes::value;
+  char* const before =
+      log.columns.data() - static_cast<int64_t>(plan->table_offsets[part->table]) * Bytes::value;
   int32_t* const changed = changed_.data() + part->begin;
   int32_t changes_found = 0;
   for_each_record(group, table, plan->unique_slots, part->begin, part->end, [&](char* record, int32_t u) {

@@ -14,8 +14,7 @@ void for_each_lookup(const Batch& batch, int64_t s, const Scan& scan, const Plan
   const Share& share = scan.share(s);
   const int64_t to_place = plan.table_offsets[share.table] + share.uniques_before - share.first;
   const int64_t spare = plan.uniques + s;
-  const int64_t default_row =
-      share.default_row < 0 ? std::numeric_limits<int64_t>::max() : share.default_row;
+  const int64_t default_row = share.default_row < 0 ? std::numeric_limits<int64_t>::max() : share.default_row;
   const auto place = [&](int64_t row) __attribute__((always_inline)) {
     return row == default_row ? spare : row + to_place - (row > default_row);
   };
