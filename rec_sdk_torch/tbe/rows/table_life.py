@@ -112,7 +112,17 @@ class LifeView:
             ValueError: what is no state of a sketch; a table without a sketch; nothing was set.
             TypeError: values of another type.
         """
+        if not isinstance(states, Sequence):
+            raise TypeError(
+                f"table {self.config.name!r}: the states of sketches are {type(states).__name__}, expected a list of "
+                "tensors, uint8 [n]"
+            )
         for state in states:
+            if not isinstance(state, torch.Tensor):
+                raise TypeError(
+                    f"table {self.config.name!r}: the state of a sketch is {type(state).__name__}, expected a tensor, "
+                    "uint8 [n]"
+                )
             if state.dtype != torch.uint8 or state.dim() != 1:
                 raise TypeError(
                     f"table {self.config.name!r}: the state of a sketch is {state.dtype} {tuple(state.shape)}, "

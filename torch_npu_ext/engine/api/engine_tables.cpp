@@ -224,9 +224,7 @@ void Engine::write_rows(int32_t t, const int64_t* ids, const int64_t* rows, int6
   const uint64_t newest = group_.uses.newest_version();
   target.changes.reserve(count, target.row_bound(), newest);
   for (int64_t i = 0; i < count; ++i) {
-    uint64_t& version = target.columns.version(rows[i]);
-    target.changes.add(ids[i], version);
-    version = newest;
+    target.changes.add(ids[i], target.columns.exchange_version(rows[i], newest));
   }
 }
 

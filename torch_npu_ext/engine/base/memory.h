@@ -84,18 +84,22 @@ class HugeArray {
 // Items of equal size that never move while their number grows.
 class ChunkedMemory {
  public:
-  explicit ChunkedMemory(size_t item_bytes);
+  explicit ChunkedMemory(size_t item_bytes, size_t chunk_bytes = kHugePage);  // at most so many each
 
   void extend(size_t count);  // room for at least `count` items
   void* at(size_t i) const { return chunks_[i >> shift_].data() + (i & mask_) * item_bytes_; }
   size_t size() const { return chunks_.size() << shift_; }  // items there is room for
   size_t item_bytes() const { return item_bytes_; }
-  void clear() { chunks_.clear(); }
+  void clear() {
+    chunks_.clear();
+    pages_ = Pages::kSmall;
+  }
 
  private:
   size_t item_bytes_;
   int shift_;  // items per chunk = 1 << shift_
   size_t mask_;
+  Pages pages_ = Pages::kSmall;  // of the chunks
   std::vector<HugeBuffer> chunks_;
 };
 
@@ -112,8 +116,8 @@ int64_t available_memory();
 // some 256 MiB of growth.
 class MemoryGuard {
  public:
-  // Throws MemoryLimitError naming the table when `bytes` more cannot be held.
-  void require(int64_t bytes, const std::string& table);
+  // Throws MemoryLimitError naming the table, and what of it, when `bytes` more cannot be held.
+  void require(int64_t bytes, const std::string& table, const char* what = "host store");
   void count_committed(int64_t bytes) {
     const std::lock_guard<std::mutex> guard(mutex_);
     committed_ += bytes;
