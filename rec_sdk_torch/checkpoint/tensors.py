@@ -9,7 +9,8 @@ import json
 import os
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any
@@ -47,19 +48,21 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor of a file: its name, data type and shape."""
+    """A tensor of a file: its name, data type and shape.
+
+    Attributes:
+        row_bytes, bytes: of a row, and of all.
+    """
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
+    row_bytes: int = field(init=False, compare=False, repr=False)
+    bytes: int = field(init=False, compare=False, repr=False)
 
-    @property
-    def row_bytes(self) -> int:
-        return prod(self.shape[1:]) * self.dtype.itemsize
-
-    @property
-    def bytes(self) -> int:
-        return self.shape[0] * self.row_bytes
+    def __post_init__(self) -> None:
+        row_bytes = prod(self.shape[1:]) * self.dtype.itemsize
+        vars(self).update(row_bytes=row_bytes, bytes=self.shape[0] * row_bytes)
 
 
 _Size = Annotated[int, Within(0)]
@@ -86,12 +89,26 @@ class _Header:
     tensors: dict[str, _Field]
 
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
 def _header(specs: Sequence[TensorSpec], about: Mapping[str, str], begin: int) -> tuple[bytes, dict[str, int]]:
     """The bytes before the tensors, and the place of each behind `begin`. Tensors of larger elements come first.
 
     In the file the first tensor is at a multiple of `_ALIGNMENT`.
     """
-    fields: dict[str, Any] = {"__metadata__": dict(about)} if about else {}
+    of_tensors, places = _fields(tuple(specs))
+    whole = f'{{"__metadata__":{_encode(about)}{"," if specs else ""}{of_tensors[1:]}' if about else of_tensors
+    text = whole.encode()
+    text += b" " * (-(begin + 8 + len(text)) % _ALIGNMENT)
+    start = 8 + len(text)
+    return len(text).to_bytes(8, "little") + text, {name: start + place for name, place in places.items()}
+
+
+@lru_cache(64)
+def _fields(specs: tuple[TensorSpec, ...]) -> tuple[str, dict[str, int]]:
+    """What a header says of the tensors, and the place of each behind it. Tables of one shape have the same."""
+    fields: dict[str, Any] = {}
     offset = 0
     places = {}
     for spec in specs:
@@ -103,10 +120,7 @@ def _header(specs: Sequence[TensorSpec], about: Mapping[str, str], begin: int) -
         }
         places[spec.name] = offset
         offset = end
-    text = json.dumps(fields, separators=(",", ":")).encode()
-    text += b" " * (-(begin + 8 + len(text)) % _ALIGNMENT)
-    start = 8 + len(text)
-    return len(text).to_bytes(8, "little") + text, {name: start + place for name, place in places.items()}
+    return _encode(fields), places
 
 
 def _bits(rows: torch.Tensor) -> np.ndarray:
@@ -151,7 +165,7 @@ class TensorWriter:
             raise ValueError(
                 f"{self._out.path}: {rows.numel()} elements of {rows.dtype} do not fit what is left of {spec}"
             )
-        rest = _bits(rows.detach().cpu())
+        rest = _bits(rows if rows.device.type == "cpu" and not rows.requires_grad else rows.detach().cpu())
         if self._whole is not None:
             _put(self._whole, self._starts[name] + written, rest)
             self._written[name] += rest.nbytes
@@ -302,9 +316,9 @@ class TensorReader:
             header = json.loads(text)
             about = header.pop("__metadata__", {}) if isinstance(header, dict) else {}
             fields = record(_Header, {"about": about, "tensors": header}, "")
-            for name, field in fields.tensors.items():
-                spec = TensorSpec(name, DTYPES[field.dtype], tuple(field.shape))
-                begin, end = field.data_offsets
+            for name, each in fields.tensors.items():
+                spec = TensorSpec(name, DTYPES[each.dtype], tuple(each.shape))
+                begin, end = each.data_offsets
                 if end - begin != spec.bytes or 8 + len(text) + end > self.bytes:
                     raise ValueError(f"{name} has bytes {begin} to {end}")
                 specs[name], starts[name] = spec, self._begin + 8 + len(text) + begin

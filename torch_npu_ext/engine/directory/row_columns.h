@@ -30,6 +30,7 @@ class ColumnSet {
   constexpr void add(Column column) { bits_ |= 1u << static_cast<int>(column); }
   constexpr bool has(Column column) const { return (bits_ >> static_cast<int>(column) & 1) != 0; }
   constexpr bool empty() const { return bits_ == 0; }
+  constexpr bool only(Column column) const { return (bits_ & ~(1u << static_cast<int>(column))) == 0; }
 
  private:
   uint32_t bits_ = 0;
@@ -50,6 +51,7 @@ class RowColumns {
 
   bool has(Column column) const { return columns_.has(column); }
   bool empty() const { return columns_.empty(); }
+  bool saved() const { return !columns_.only(Column::kVersion); }  // whether saves have any
 
   void extend(int64_t rows);  // room for rows [0, rows), zero at first. Throws std::bad_alloc
   void reset(int64_t row) noexcept;
