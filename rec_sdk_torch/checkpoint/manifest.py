@@ -253,8 +253,8 @@ class Manifest:
         return {table.key: table for table in self.tables}
 
     @cached_property
-    def packs(self) -> dict[Path, Pack]:
-        """The open packs of the save. They close with this manifest."""
+    def packs(self) -> dict[str, Pack]:
+        """The open packs of the save, by their paths in it. They close with this manifest."""
         return {}
 
     @cached_property

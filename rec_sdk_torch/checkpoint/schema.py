@@ -103,9 +103,10 @@ Decoder = Callable[[Any, Where], Any]
 def _name(where: Where) -> str:
     """A place in words."""
     if len(where) < 3:
-        return where[0] if where else ""
+        return str(where[0]) if where else ""
     outer, form, inner = where
-    return form.format(_name(outer), inner).lstrip(".")
+    name: str = form.format(_name(outer), inner).lstrip(".")
+    return name
 
 
 def _record_decoder(cls: Any) -> Decoder:

@@ -200,7 +200,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
     std::vector<int64_t> ids;
     std::vector<int32_t> slots;  // or kNoSlot: the record is here
     std::vector<uint32_t> rows;
-    UnsetBytes records;          // [rows, record_bytes]; none where all have a slot
+    UnsetBytes records;                    // [rows, record_bytes]; none where all have a slot
     std::vector<RowColumnValues> columns;  // none where saves have none
 
     void reserve(size_t count, bool with_columns) {
