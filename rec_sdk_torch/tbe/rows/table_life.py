@@ -205,8 +205,10 @@ class LifeView:
     def evicted_waiting(self) -> list[EvictedRows]:
         """Rows for `take_evicted`, which go on waiting, with what the table keeps of a row now; hold `exclusive()`."""
         departures = self.layout.evicted.get(self.config.name)
+        if departures is None or not departures.pieces:
+            return []
         shape = self._row_shape()
-        return [] if departures is None else [shape.fit(piece) for piece in departures.pieces]
+        return [shape.fit(piece) for piece in departures.pieces]
 
     def _row_shape(self) -> RowShape:
         config, optimizer = self.config, self.layout.optimizer_of(self.config.name)

@@ -131,6 +131,13 @@ void HugeBuffer::use_huge_pages() noexcept {
 #endif
 }
 
+void HugeBuffer::populate(size_t begin, size_t bytes) noexcept {
+  constexpr size_t kLeast = size_t{1} << 16;  // below it a call costs as much as the faults
+  constexpr int kPopulate = 23;  // MADV_POPULATE_WRITE, of Linux 5.14; before, pages come one by one
+  const size_t unit = small_page(), first = begin / unit * unit, end = std::min(begin + bytes, size_);
+  if (bytes >= kLeast && first < end) madvise(data_ + first, end - first, kPopulate);
+}
+
 void HugeBuffer::give_back(size_t begin, size_t bytes) noexcept {
   const size_t unit = small_page();
   const size_t first = (begin + unit - 1) / unit * unit;

@@ -4,7 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <mutex>
+#include <new>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -45,6 +47,9 @@ class HugeBuffer {
   // Small pages become huge ones, as far as the system has any: those in use now, and others when they are
   // first touched. The contents stay where they are; other threads may read and write them meanwhile.
   void use_huge_pages() noexcept;
+  // The system gives all pages of [begin, begin + bytes) now, where it can: one call takes less than a fault
+  // for each small page.
+  void populate(size_t begin, size_t bytes) noexcept;
   // Whole small pages of [begin, begin + bytes) are zero again, and the system has their memory.
   void give_back(size_t begin, size_t bytes) noexcept;
 
@@ -102,6 +107,25 @@ class ChunkedMemory {
   Pages pages_ = Pages::kSmall;  // of the chunks
   std::vector<HugeBuffer> chunks_;
 };
+
+// Items of a vector that grows are not zeroed: they are written next.
+template <class T>
+struct Unset : std::allocator<T> {
+  static_assert(std::is_trivial_v<T>, "its items need no constructor");
+  template <class U>
+  struct rebind {
+    using other = Unset<U>;
+  };
+  template <class U>
+  void construct(U* place) noexcept {
+    ::new (static_cast<void*>(place)) U;
+  }
+  template <class U, class... Given>
+  void construct(U* place, Given&&... given) {
+    ::new (static_cast<void*>(place)) U(std::forward<Given>(given)...);
+  }
+};
+using UnsetBytes = std::vector<char, Unset<char>>;
 
 // count * bytes, or the largest number: to be refused, not to overflow. Neither may be negative.
 inline int64_t saturated_product(int64_t count, int64_t bytes) {

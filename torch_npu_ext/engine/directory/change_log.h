@@ -70,6 +70,11 @@ class ChangeLog {
 
   int64_t bytes() const { return static_cast<int64_t>(ids_.capacity() * sizeof(int64_t)); }
 
+  // The ids of ids_after() as they are here: in no order, some more than once. Void after the next change.
+  std::pair<const int64_t*, const int64_t*> entries_after(uint64_t since) const {
+    return {ids_.data() + epoch_of(since)->second, ids_.data() + ids_.size()};
+  }
+
   // Ascending, each once: ids that were rows of a later version than `since`, and others. Precondition:
   // knows(since).
   std::vector<int64_t> ids_after(uint64_t since) const {

@@ -92,6 +92,7 @@ class RowColumns {
   const ColumnPlaces& places() const { return places_; }
   bool has(Column column) const { return places_.has(column); }
   bool empty() const { return places_.empty(); }
+  bool saved() const { return places_.undone_bytes() > 0; }  // whether saves have any: all but the version
 
   void extend(int64_t rows);  // room for rows [0, rows), zero at first. Throws std::bad_alloc
   void reset(int64_t row) noexcept;
