@@ -158,6 +158,24 @@ void Engine::begin(const std::vector<const Plan*>& plans) {
   }
 }
 
+bool Engine::passes(const Plan& plan) {
+  const auto guard = lock();
+  const PlanBuffers& buffers = *plan.buffers();
+  return buffers.rows_in == 0 && buffers.state == PlanState::kPlanned && !unapplied_.empty() &&
+         unapplied_.front().get() == &buffers;
+}
+
+bool Engine::pass(const std::vector<const Plan*>& plans) {
+  for (const Plan* plan : plans) {
+    if (!plan->engine()->passes(*plan)) return false;
+  }
+  for (const Plan* plan : plans) {
+    const auto guard = plan->engine()->lock();
+    plan->engine()->finish_oldest();
+  }
+  return true;
+}
+
 void Engine::applied(const Plan& plan) {
   check_own(plan);
   const auto guard = lock();

@@ -109,6 +109,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // together.
   static void begin(const std::vector<const Plan*>& plans);
   void applied(const Plan& plan);
+  // begin() and applied() of plans that bring no row in, if each is the oldest of its engine; else false, and
+  // nothing is done.
+  static bool pass(const std::vector<const Plan*>& plans);
   int64_t in_flight();  // plans whose pins have not ended
 
   // Copies, outside the engine's mutex.
@@ -293,6 +296,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void finish_oldest() noexcept;
   void check_own(const Plan& plan) const;
   void check_next(const Plan& plan);
+  bool passes(const Plan& plan);
   void check_landed(const std::vector<uint64_t>& sources) const;
   bool beyond_bound(int32_t table) const;
   bool sketch_is_full(int32_t table) const;
