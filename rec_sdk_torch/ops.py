@@ -369,6 +369,8 @@ def _swap_lookup_pooled(
     return None
 
 
-# Without a frame of Python between caller and operator, for `tbe.cache.ledger`.
+# Without a frame of Python between caller and operator: they cost less, and `tbe.cache.ledger` needs it.
+lookup_pooled: Callable[..., None] = ops.lookup_pooled.default._op
+lookup_sequence: Callable[..., torch.Tensor] = ops.lookup_sequence.default._op
 update_rows: Callable[..., None] = ops.update_rows.default._op
 accumulate_rows: Callable[..., None] = ops.accumulate_rows.default._op

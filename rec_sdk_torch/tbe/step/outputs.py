@@ -8,6 +8,8 @@ import torch
 
 from ...ops import empty_output
 
+_unsafe_view = torch.ops.aten._unsafe_view.default._op
+
 
 def new_output(shape: tuple[int, int] | None, device: torch.device) -> torch.Tensor | None:
     """Memory that pooled rows are written to; None where they are not pooled."""
@@ -20,7 +22,7 @@ def apart(outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     Hooks of a feature that is not part of the loss are not called then. Memory is shared with `outputs`, which a view
     of them would be to autograd as well: it allows no change in place of a view that was one output of several.
     """
-    return tuple(torch.ops.aten._unsafe_view.default(output, output.shape) for output in outputs)
+    return tuple(map(_unsafe_view, outputs, [output.shape for output in outputs]))
 
 
 def split_rows(of_groups: Sequence[torch.Tensor], lengths: Sequence[list[int]]) -> tuple[torch.Tensor, ...]:

@@ -109,6 +109,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // together.
   static void begin(const std::vector<const Plan*>& plans);
   void applied(const Plan& plan);
+  // begin() and applied() of plans that bring no row in, if each is the oldest of its engine; else false, and
+  // nothing is done.
+  static bool pass(const std::vector<const Plan*>& plans);
   int64_t in_flight();  // plans whose pins have not ended
 
   // Copies, outside the engine's mutex.

@@ -134,7 +134,7 @@ void Engine::for_each_moving_row(int32_t t, const Visit& visit) const {
 
 void Engine::mark_moving(int32_t t, Snapshot* snapshot) const {
   std::vector<uint64_t> plans;  // a plan has the same rows as long as it is in one of these
-  for (const std::shared_ptr<PlanBuffers>& plan : unapplied_) plans.push_back(plan->serial << 1);
+  order_.for_each([&](const std::shared_ptr<PlanBuffers>& plan) { plans.push_back(plan->serial << 1); });
   group_.transit.for_each([&plans](const PlanBuffers& plan) { plans.push_back(plan.serial << 1 | 1); });
   snapshot->set_moving(std::move(plans), [&](const auto& mark) { for_each_moving_row(t, mark); });
 }

@@ -83,6 +83,7 @@ struct PlanBuffers {
   // A part of the arena that goes to the device, in units of 4 bytes from its begin.
   struct Field {
     int64_t begin, words;  // begin is -1 for an array that the batch does not need
+    enum Type { kInt32, kInt64, kFloat32, kHotSegment } type;
   };
 
   static size_t arena_bytes(const PlanShape& shape);
