@@ -51,7 +51,7 @@ void records_of_rows() {
   }
 }
 
-// What a table that admits ids with the second show keeps of an id, lookup by lookup.
+// A table that admits ids with the second show keeps this of an id, lookup by lookup.
 struct Known {
   int64_t shows = 0, clicks = 0, timestamp = 0;
   uint32_t last_use = 0;

@@ -1,4 +1,4 @@
-// What the lookups of a batch say of its unique rows, beside their ids.
+// Sums over the lookups of each unique row of a batch: shows, clicks, and the last timestamp.
 #pragma once
 
 #include <cstdint>
