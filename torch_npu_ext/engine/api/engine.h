@@ -4,13 +4,13 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
 #include <string>
 #include <vector>
 
+#include "torch_npu_ext/engine/api/plan_order.h"
 #include "torch_npu_ext/engine/batch/batch.h"
 #include "torch_npu_ext/engine/batch/plan_buffers.h"
 #include "torch_npu_ext/engine/group/group.h"
@@ -285,14 +285,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   friend class Announcement;
   std::unique_lock<std::mutex> lock();
   std::unique_lock<std::mutex> lock_settled(const char* what);
-  void end_later(std::shared_ptr<PlanBuffers> buffers) noexcept;
-  void forget_later(uint64_t ticket) noexcept;
-  void end_plans() noexcept;
+  void catch_up() noexcept;
+  void finish(PlanBuffers* plan) noexcept;
   void end(PlanBuffers* plan) noexcept;
-  void cancel_newest() noexcept;
-  void finish_oldest() noexcept;
   void check_own(const Plan& plan) const;
-  void check_next(const Plan& plan);
   void check_landed(const std::vector<uint64_t>& sources) const;
   bool beyond_bound(int32_t table) const;
   bool sketch_is_full(int32_t table) const;
@@ -316,12 +312,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Group group_;
   Planner planner_;
   Reader reader_;
-  std::deque<std::shared_ptr<PlanBuffers>> unapplied_;  // oldest first
+  PlanOrder order_;
   std::shared_ptr<PlanPool> pool_ = std::make_shared<PlanPool>();
-
-  std::mutex end_mutex_;  // of what is let go, until the next call
-  std::vector<std::shared_ptr<PlanBuffers>> to_end_;
-  std::vector<uint64_t> to_forget_;
 };
 
 }  // namespace rec_sdk

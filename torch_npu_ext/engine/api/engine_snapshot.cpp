@@ -61,10 +61,10 @@ void Engine::for_each_moving_row(int32_t t, const Visit& visit) const {
   const auto all = [&visit, t](const std::vector<int32_t>& offsets, const uint32_t* rows) {
     std::for_each(rows + offsets[t], rows + offsets[t + 1], visit);
   };
-  for (const std::shared_ptr<PlanBuffers>& plan : unapplied_) {
+  order_.for_each([&all](const std::shared_ptr<PlanBuffers>& plan) {
     all(plan->in_offsets, plan->swap_in_rows);
     all(plan->out_offsets, plan->swap_out_rows);
-  }
+  });
   group_.transit.for_each([&all](const PlanBuffers& plan) { all(plan.out_offsets, plan.swap_out_rows); });
 }
 

@@ -140,9 +140,11 @@ struct PlanBuffers {
   uint32_t epoch = 0;   // of the batch, in SlotUses
   uint64_t serial = 0;  // the same, without batches that failed
 
-  std::atomic<PlanState> state{PlanState::kPlanned};  // changes under the engine's mutex
+  std::atomic<PlanState> state{PlanState::kPlanned};  // changes under the mutex of PlanOrder
   std::atomic<int> kept{0};  // by threads about to apply it: it does not undo itself meanwhile
-  bool ended = false;        // nothing holds it any more: its pins end when it is applied
+  // Under the engine's mutex: pins end with the second of these.
+  bool finished = false;  // the group knows that it is applied
+  bool ended = false;     // nothing holds it any more
 
  private:
   friend class PlanPool;
