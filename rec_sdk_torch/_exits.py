@@ -76,6 +76,15 @@ def ending() -> bool:
     return bool(_ending_in)
 
 
+def _stay(here: Caller) -> None:
+    """At the outermost call of another thread than the one in which the interpreter ends: does not return."""
+    if here.depth == 1 and not here.own and _thread.get_ident() not in _ending_in:
+        here.stays = True
+        lock = _thread.allocate_lock()
+        lock.acquire()
+        lock.acquire()  # without the interpreter's lock, and for ever
+
+
 class _Calls:
     """A call of this package: `with calls:` or `@calls`. The outermost one of a thread begins without a lock."""
 
@@ -83,19 +92,23 @@ class _Calls:
         # in this file, unlike that of contextlib.ContextDecorator, whose lines `warn` would take for the user's
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            with self:
+            here = _callers.get(_thread.get_ident()) or caller()
+            here.depth += 1
+            if _ending_in:
+                _stay(here)
+            try:
                 return function(*args, **kwargs)
+            finally:
+                here.depth -= 1
+                here.left = time.monotonic()
 
         return call
 
     def __enter__(self) -> None:
         here = _callers.get(_thread.get_ident()) or caller()
         here.depth += 1  # before the question: a thread that ends sees the one or the other
-        if _ending_in and here.depth == 1 and not here.own and _thread.get_ident() not in _ending_in:
-            here.stays = True
-            lock = _thread.allocate_lock()
-            lock.acquire()
-            lock.acquire()  # without the interpreter's lock, and for ever
+        if _ending_in:
+            _stay(here)
 
     def __exit__(self, *error: object) -> None:
         here = _callers.get(_thread.get_ident()) or caller()

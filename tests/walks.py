@@ -71,8 +71,8 @@ class Walk:
         """Fails where there is more than this: calls, classes, entries into these two files."""
         assert self.calls <= calls, (self.calls, self.entries)
         assert len(self.classes) <= classes, sorted(self.classes)
-        assert self.entries[CACHE] <= cache
-        assert self.entries[STEP] <= step
+        assert self.entries[CACHE] <= cache, self.entries
+        assert self.entries[STEP] <= step, self.entries
 
 
 @contextlib.contextmanager
@@ -80,7 +80,11 @@ def walking() -> Iterator[Walk]:
     """A walk in which all threads are counted that are started inside."""
     walk = Walk()
     with contextlib.ExitStack() as stack:
-        for owner, names in ((_engine.Engine, vars(_engine.Engine)), (_engine.Plan, ["release"]), (_engine, ["begin"])):
+        for owner, names in (
+            (_engine.Engine, vars(_engine.Engine)),
+            (_engine.Plan, ["release"]),
+            (_engine, ["begin", "pass_plans"]),
+        ):
             for name in list(names):
                 if not name.startswith("_") and callable(getattr(owner, name)):
                     stack.enter_context(mock.patch.object(owner, name, walk.counted(getattr(owner, name))))

@@ -11,6 +11,23 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from ..tbe.cache.batch import Batch
 from ..tbe.cache.padding import padded_places
 
+_NONE = torch.empty(0, dtype=torch.int64, device="cpu")
+_HAS_FIELDS = list(vars(JaggedTensor(_NONE, lengths=_NONE))) == ["_values", "_weights", "_lengths", "_offsets"]
+"""Whether a JaggedTensor is what we know: other releases of TorchRec may keep more in it."""
+
+
+def jagged(values: torch.Tensor, lengths: torch.Tensor, weights: torch.Tensor | None) -> JaggedTensor:
+    """A JaggedTensor of rows `[n, D]` and lengths that fit, without the 16 calls of its constructor that check them."""
+    if not _HAS_FIELDS:
+        return JaggedTensor(values, weights, lengths)
+    made = JaggedTensor.__new__(JaggedTensor)
+    made._values, made._weights, made._lengths, made._offsets = values, weights, lengths, None
+    return made
+
+
+def _misfit(offsets: torch.Tensor, of_keys: str) -> ValueError:
+    return ValueError(f"the batch has {offsets.numel() - 1} lengths, {of_keys}")
+
 
 @dataclass(eq=False, slots=True)
 class Bags:
@@ -20,36 +37,40 @@ class Bags:
         features: the batch.
         offsets: int32 or int64 `[K * B + 1]`.
         size: B, the largest batch size of a key.
-        sizes: of each key its own.
+        sizes: of each key its own; None where all keys have B.
     """
 
     features: KeyedJaggedTensor
     offsets: torch.Tensor
     size: int
-    sizes: list[int]
+    sizes: list[int] | None
 
     @classmethod
-    def of(cls, features: KeyedJaggedTensor) -> Bags:
-        """
+    def of(cls, features: KeyedJaggedTensor, keys: int) -> Bags:
+        """The bags of a batch with so many keys.
+
         Raises:
             ValueError: lengths that do not fit the keys.
         """
-        offsets, keys = features.offsets(), len(features.keys())
-        sizes = features.stride_per_key() if features.variable_stride_per_key() else [features.stride()] * keys
+        offsets = features.offsets()
+        if features.variable_stride_per_key():
+            return cls._padded(features, offsets, keys)
+        size = features.stride()
+        if offsets.numel() != size * keys + 1:
+            raise _misfit(offsets, f"expected its keys ({keys}) times {size} samples")
+        return cls(features, offsets, size if keys else 0, None)
+
+    @classmethod
+    def _padded(cls, features: KeyedJaggedTensor, offsets: torch.Tensor, keys: int) -> Bags:
+        sizes = features.stride_per_key()
+        alike = len(set(sizes)) <= 1
         if offsets.numel() != sum(sizes) + 1:
-            of_keys = f"{keys} keys have batch sizes {sizes}"
-            if len(set(sizes)) == 1:
-                of_keys = f"expected its keys ({keys}) times {sizes[0]} samples"
-            raise ValueError(f"the batch has {offsets.numel() - 1} lengths, {of_keys}")
-        if len(set(sizes)) <= 1:
-            return cls(features, offsets, sizes[0] if sizes else 0, sizes)
+            of_keys = f"expected its keys ({keys}) times {sizes[0]} samples" if sizes and alike else ""
+            raise _misfit(offsets, of_keys or f"{keys} keys have batch sizes {sizes}")
+        if alike:
+            return cls(features, offsets, sizes[0] if sizes else 0, None)
         places = padded_places(torch.tensor(sizes, device="cpu")).to(offsets.device)
         return cls(features, offsets.index_select(0, places), max(sizes), sizes)
-
-    def lengths(self, key: int, lengths: torch.Tensor) -> torch.Tensor:
-        """The lengths of a key, by its place, among `lengths` of all keys."""
-        begin = sum(self.sizes[:key])
-        return lengths[begin : begin + self.sizes[key]]
 
     def sequences(
         self, names: Sequence[str], batch: Batch, rows: Sequence[torch.Tensor], need_indices: bool
@@ -62,22 +83,25 @@ class Bags:
             rows: of each output float32 `[n_f, D]`.
             need_indices: the ids are the outputs' weights.
         """
-        device, size = rows[0].device, batch.batch_size
+        device, keys = rows[0].device, batch.feature_keys.tolist()
         lengths = self.features.lengths().to(device)
-        ids = self.features.values().to(device) if need_indices else None
-        result = {}
-        for name, key, part in zip(names, batch.feature_keys.tolist(), rows, strict=True):
-            begin = int(batch.offsets[key * size])
-            own = None if ids is None else ids[begin : begin + len(part)]
-            result[name] = JaggedTensor(values=part, lengths=self.lengths(key, lengths), weights=own)
-        return result
+        of_keys: Sequence[torch.Tensor] = lengths.split(self.size if self.sizes is None else self.sizes)
+        if len(of_keys) < len(self.features.keys()):  # there are no samples
+            of_keys = [lengths] * len(self.features.keys())
+        weights: Sequence[torch.Tensor | None] = [None] * len(rows)
+        if need_indices:
+            ids = self.features.values().to(device)
+            begins = batch.offsets[batch.feature_keys * self.size].tolist()
+            weights = [ids[begin : begin + len(part)] for begin, part in zip(begins, rows, strict=True)]
+        outputs = zip(names, keys, rows, weights, strict=True)
+        return {name: jagged(part, of_keys[key], weight) for name, key, part, weight in outputs}
 
     def check_pooled(self) -> None:
         """
         Raises:
             ValueError: keys have several batch sizes, and nothing says the bag of each sample.
         """
-        if len(set(self.sizes)) > 1 and self.features.inverse_indices_or_none() is None:
+        if self.sizes is not None and self.features.inverse_indices_or_none() is None:
             sizes = dict(zip(self.features.keys(), self.sizes, strict=True))
             raise ValueError(
                 f"the keys of the batch have batch sizes {sizes}: pooled outputs need inverse_indices, which say for "
@@ -101,6 +125,7 @@ class Bags:
         inverse = self.features.inverse_indices_or_none()
         if inverse is None:
             return values
+        sizes = self.sizes
         names, indices = inverse
         rows = {name: row for row, name in enumerate(names)}
         wanted = [self.features.keys()[key] for key in keys]
@@ -112,7 +137,7 @@ class Bags:
             )
         indices = indices.to(values.device)
         parts = [
-            part[: self.sizes[key]].index_select(0, indices[rows[name]])
+            (part if sizes is None else part[: sizes[key]]).index_select(0, indices[rows[name]])
             for part, key, name in zip(values.split(list(dims), 1), keys, wanted, strict=True)
         ]
         return torch.cat(parts, 1)

@@ -68,6 +68,7 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
         lives = [table.life for table in embedding.tables if table.life is not None]
         self._needs_clicks = any(life.needs_clicks for life in lives)
         self._needs_timestamps = any("timestamp" in life.columns() for life in lives)
+        self._needs_seen = self._needs_clicks or self._needs_timestamps
         self._seen_keys: list[str] | None = None
         self._feature_keys: Int64Array = np.empty(0, np.int64)
         self._table_optimizers: dict[str, TableOptimizer] = {}
@@ -187,25 +188,29 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
             weights = weights.to(device=self._embedding.device)
         if self.training and torch.is_grad_enabled():
             self._sync_optimizers()
-        values, keys, seen = features.values(), self._feature_keys, self._seen(features)
-        batch = self._embedding.queue.batch
-        return bags, batch(features, values, bags.offsets, bags.size, keys, weights, seen=seen)
+        seen = self._seen(features) if self._needs_seen else None
+        batch = self._embedding.queue.batch(
+            features, features.values(), bags.offsets, bags.size, self._feature_keys, weights, seen=seen
+        )
+        return bags, batch
 
     def _seen(self, features: KeyedJaggedTensor) -> Seen | None:
         """The facts about the ids of a training batch that the tables admit and evict by."""
-        if not (self._needs_clicks or self._needs_timestamps) or not self.training or not torch.is_grad_enabled():
+        if not self._needs_seen or not self.training or not torch.is_grad_enabled():
             return None
         clicks = clicks_of(features) if self._needs_clicks else None
         return Seen(None, clicks, timestamps_of(features) if self._needs_timestamps else None)
 
     def _checked(self, features: KeyedJaggedTensor) -> Bags:
         """The bags of `features`."""
-        features = maybe_td_to_kjt(features, None)
-        if features.keys() != self._seen_keys:
-            self._match_keys(features.keys())
+        if type(features) is not KeyedJaggedTensor:
+            features = maybe_td_to_kjt(features, None)
+        keys = features.keys()
+        if keys != self._seen_keys:
+            self._match_keys(keys)
         check_batch(features.values())
-        bags = Bags.of(features)
-        if self._embedding.pooled:
+        bags = Bags.of(features, len(keys))
+        if bags.sizes is not None and self._embedding.pooled:
             bags.check_pooled()
         return bags
 

@@ -219,8 +219,9 @@ class _PooledCollection(CachedCollection, EmbeddingBagCollectionInterface):
         """
         bags, batch = self._batch(features, weighted=self._is_weighted)
         dims = self._embedding.feature_dims
-        pooled = self._embedding.lookup_pooled(batch)
-        values = bags.expand(pooled, dims, batch.whole.feature_keys.tolist())
+        values = self._embedding.lookup_pooled(batch)
+        if bags.features.inverse_indices_or_none() is not None:
+            values = bags.expand(values, dims, batch.whole.feature_keys.tolist())
         return KeyedTensor(keys=self._names, length_per_key=dims, values=values)
 
     def is_weighted(self) -> bool:

@@ -56,6 +56,6 @@ def test_a_batch(ranks_of: Callable[[int], Ranks], device: torch.device) -> None
         pytest.skip("on a device autograd has a thread of its own, and batches wait for copies")
     walk, rows_out = ranks_of(2).run(walk_of_rank)[0]
     assert rows_out >= ROWS, "rows leave in every batch"
-    walk.check(calls=110, classes=15, cache=4, step=3)
-    once = ("plan", "read_in", "begin", "applied", "release", "land")
+    walk.check(calls=100, classes=16, cache=5, step=3)
+    once = ("plan", "read_in", "pass_plans", "begin", "applied", "release", "land")
     assert +walk.engine == Counter(once)

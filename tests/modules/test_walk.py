@@ -50,9 +50,19 @@ def test_a_batch(walk: Walk, device: torch.device) -> None:
     next_one = batch(4)
     walk.count(lambda: train(tables, next_one))
     assert tables.cache_stats()["rows_out"] >= 2 * ROWS, "rows leave in every batch"
-    walk.check(calls=70, classes=12, cache=4, step=3)
-    once = ("plan", "read_in", "begin", "applied", "release", "land")
+    walk.check(calls=62, classes=13, cache=5, step=3)
+    once = ("plan", "read_in", "pass_plans", "begin", "applied", "release", "land")
     assert +walk.engine == Counter(once)
+
+
+def test_a_batch_whose_rows_are_all_in_the_cache(walk: Walk, device: torch.device) -> None:
+    tables = collection(device, 2.5)
+    for _ in range(4):
+        train(tables, batch(0))
+    next_one = batch(0)
+    walk.count(lambda: train(tables, next_one))
+    walk.check(calls=45, classes=13, cache=3, step=3)
+    assert +walk.engine == Counter(("plan", "pass_plans", "release"))
 
 
 def test_a_batch_that_was_prefetched(walk: Walk, device: torch.device) -> None:
@@ -72,6 +82,6 @@ def test_a_batch_that_was_prefetched(walk: Walk, device: torch.device) -> None:
     walk.count(step)
     assert tables.cache_stats()["depth_reached"] >= 2
     assert tables.cache_stats()["rows_out"] >= 2 * ROWS, "rows leave in every batch"
-    walk.check(calls=100, classes=15, cache=6, step=3)
+    walk.check(calls=88, classes=16, cache=7, step=3)
     once = ("plan", "read_ahead", "begin", "applied", "release", "land")
     assert {name: walk.engine[name] for name in once} == Counter(once)

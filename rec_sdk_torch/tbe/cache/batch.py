@@ -20,13 +20,6 @@ IntArray = npt.NDArray[np.signedinteger[Any]]
 _INTEGERS = (torch.int32, torch.int64)
 
 
-def _host_array(name: str, values: torch.Tensor) -> IntArray:
-    if values.dtype not in _INTEGERS:
-        raise TypeError(f"{name} are {values.dtype}, expected torch.int32 or torch.int64")
-    array: IntArray = (values if values.is_cpu else values.cpu()).numpy()
-    return array
-
-
 def _same_numbers(a: IntArray, b: IntArray) -> bool:
     one, other = a.__array_interface__, b.__array_interface__
     return one == other or np.array_equal(a, b)
@@ -86,11 +79,14 @@ class Batch:
             raise ValueError(f"{weights.numel()} per-sample weights for {values.numel()} ids")
         if weights is not None:
             weights = weights.to(dtype=torch.float32).contiguous()
-        arrays = _host_array("ids", values), _host_array("offsets", offsets)
-        copied = not values.is_cpu
+        for name, tensor in (("ids", values), ("offsets", offsets)):
+            if tensor.dtype not in _INTEGERS:
+                raise TypeError(f"{name} are {tensor.dtype}, expected torch.int32 or torch.int64")
+        ids: IntArray = (values if values.is_cpu else values.cpu()).numpy()
+        bags: IntArray = (offsets if offsets.is_cpu else offsets.cpu()).numpy()
         weighted = weights is not None if weighted is None else weighted
-        known = NOTHING_SEEN if seen is None else seen.arrays(len(arrays[0]))
-        return cls(*arrays, batch_size, feature_keys, weights, copied, weighted, joined, known)
+        known = NOTHING_SEEN if seen is None else seen.arrays(len(ids))
+        return cls(ids, bags, batch_size, feature_keys, weights, not values.is_cpu, weighted, joined, known)
 
     def same_plan(self, other: Batch) -> bool:
         """Whether one plan serves both."""

@@ -11,10 +11,9 @@ import torch
 
 from ... import _engine
 from ...backends.devices import Backend, backend_for
-from ...ops import ops, parallel_runner, update_rows
+from ...ops import lookup_pooled, lookup_sequence, ops, parallel_runner, update_rows
 from ...record import dtype_codes
 from ..config.life import warn_of_evictions, warn_of_timestamps
-from ..config.rounding import rounding_seeds
 from ..config.table import BoundsCheckMode, Pooling, warn_of_bounds
 from .accumulation import Segments, Window
 from .batch import Batch, Int64Array
@@ -27,7 +26,8 @@ from .plan import Plan
 from .ranges import profiled
 from .store_folder import StoreFolder
 from .swap import Swap, joined_lookup
-from .transfers import Arrival, Transfers
+from .transfers import Transfers
+from .update_numbers import UpdateNumbers
 from .watcher import Watcher
 
 _engine.set_parallel_runner(*parallel_runner())
@@ -92,6 +92,7 @@ class Group:
         self.places = {member.config.name: place for place, member in enumerate(self.members)}
         self.always: dict[int, Callable[[], Int64Array]] = {}
         self.features: Int64Array = np.array([f for m in members for f in m.features], np.int64)
+        self._ascends = bool((np.diff(self.features) > 0).all())
         first = self.members[0]
         self.layout = record_layout(first.config, first.optimizer)
         self.accumulate_step = first.optimizer.accumulate_step if first.optimizer else 1
@@ -100,7 +101,6 @@ class Group:
         means = [m.config.pooling is Pooling.MEAN for m in members for _ in m.features]
         layout, policy, backend = self.layout, cache_policy, backend_for(device)
         self._rounds = first.config.rounds_stochastically and first.optimizer is not None
-        self._seed = seed
         self._make_engine = functools.partial(
             engine_of,
             members,
@@ -119,10 +119,6 @@ class Group:
         self._counted: dict[int | None, dict[str, int]] = {}
         self.swapping_ns = 0
         self._state_dtypes = dtype_codes(layout.state_dtypes)
-        optimizers = [member.optimizer for member in members if member.optimizer]
-        self.optimizers = list({id(optimizer): optimizer for optimizer in optimizers}.values())
-        ranks = {id(optimizer): rank for rank, optimizer in enumerate(self.optimizers)}
-        self._optimizer_of_table = [ranks[id(optimizer)] for optimizer in optimizers]
         self._may_warn = bounds_check is BoundsCheckMode.WARNING and not all(m.config.hashed for m in members)
         self._with_init_fn = [i for i, m in enumerate(members) if m.config.hashed and m.config.init_fn is not None]
         self.set_evict_step_interval(None)
@@ -131,8 +127,6 @@ class Group:
         self.warns = self._may_warn or self._dated
         lives = [member.config.life for member in members if member.config.life is not None]
         self.evicting, self.measuring = bool(lives), any(life.evict_norm for life in lives)
-        passes = any(optimizer.spec.between is not None for optimizer in self.optimizers)
-        self.works_on_tables = self.accumulate_step > 1 or self.evicting or passes
         self.norms: UpdateNorms | None = None
         self.snapshots: dict[int, Watcher] = {}
         self.evicted: dict[int, Departures] = {}
@@ -140,6 +134,10 @@ class Group:
         # Buffers are made outside of inference mode, whose tensors could not be changed by a later step.
         with torch.inference_mode(False):
             self._allocate(backend, columns, means)
+        self._numbers = UpdateNumbers(members, seed, self._transfers)
+        self.optimizers = self._numbers.optimizers
+        passes = any(optimizer.spec.between is not None for optimizer in self.optimizers)
+        self.works_on_tables = self.accumulate_step > 1 or self.evicting or passes
 
     def _allocate(self, backend: Backend, columns: Sequence[int], means: Sequence[bool]) -> None:
         slots = sum(member.cache_slots for member in self.members)
@@ -148,8 +146,6 @@ class Group:
         self._columns = torch.tensor(list(columns), dtype=torch.int64, device=self._device)
         self._means = torch.tensor(list(means), dtype=torch.bool, device=self._device)
         self._transfers = Transfers(self._device, backend)
-        self._sent_coefficients: tuple[list[Sequence[float]], Arrival] = ([], Arrival((), cache))
-        self._sent_seeds: tuple[list[int], Arrival] = ([], Arrival((), cache))
         self.window = None
         if self.accumulate_step > 1:
             of_ids = len(self.members) if self._rounds else 0
@@ -220,7 +216,7 @@ class Group:
 
     def announce(self, batch: Batch) -> _engine.Announcement:
         """Tells the cache policy that the batch will be planned, after those announced before."""
-        keys = batch.feature_keys[self.features]
+        keys = self._keys(batch)
         return self.engine.announce(batch.values, batch.offsets, keys, batch.batch_size)
 
     def plan(self, batch: Batch, announced: _engine.Announcement | None = None) -> Plan:
@@ -231,7 +227,12 @@ class Group:
             CapacityError: a bounded hash table is full.
             IndexError, ValueError, TypeError: ids or offsets that cannot be right.
         """
-        return self.swap.plan(batch, batch.feature_keys[self.features], announced)
+        return self.swap.plan(batch, self._keys(batch), announced)
+
+    def _keys(self, batch: Batch) -> Int64Array:
+        """For each feature of the group the key it reads, int64."""
+        keys = batch.feature_keys
+        return keys if self._ascends and len(keys) == len(self.features) else keys[self.features]
 
     def read_ahead(self, plan: Plan) -> None:
         """Starts to bring in the plan's rows before its turn, in any thread."""
@@ -272,27 +273,37 @@ class Group:
             float32 `[n, D]`; or `out` `[B, total]`, into whose columns they were pooled.
         """
         begin = time.perf_counter_ns()
-        rows, arrays = self.swap.weights, plan.arrays
+        arrays = plan.arrays
         joined = None  # with the swap, which reads `origins`
         if arrays.origins is not None:
             joined = joined_lookup(self.layout, arrays, (weights, self._columns, self._means, 0, out))
         with profiled("apply"):
             done = self.swap.finish(plan, joined)
         self.swapping_ns += time.perf_counter_ns() - begin
+        if not done:
+            return self.lookup_resident(plan, weights, out)
+        if plan.arrival is not None:
+            plan.arrival.wait()
+        rows: torch.Tensor = done[0]
+        return rows if out is None else out
+
+    def lookup_resident(self, plan: Plan, weights: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:
+        """As `lookup`, of a plan that is applied."""
+        if self._transfers.pinned:
+            self._transfers.follow()
+            if plan.arrival is not None:
+                plan.arrival.wait()
+        rows, arrays = self.swap.weights, plan.arrays
         with profiled("lookup"):
-            if done:
-                out = done[0] if out is None else out
-            elif out is None:
-                out = ops.lookup_sequence(rows, arrays.slots)
-            else:
-                ops.lookup_pooled(rows, arrays.slots, arrays.offsets, weights, self._columns, self._means, 0, out)
+            if out is None:
+                return lookup_sequence(rows, arrays.slots)
+            lookup_pooled(rows, arrays.slots, arrays.offsets, weights, self._columns, self._means, 0, out)
         return out
 
     def copy_rows(self, plan: Plan) -> torch.Tensor:
         """The weights that the plan's lookups read, float32 `[n, D]`."""
         self._transfers.follow()
-        rows: torch.Tensor = ops.lookup_sequence(self.swap.weights, plan.arrays.slots)
-        return rows
+        return lookup_sequence(self.swap.weights, plan.arrays.slots)
 
     def weights_grad(self, plan: Plan, grad: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
         """Gradient of the per-sample weights, float32 `[n]`, from that of the output, `[B, total]`.
@@ -317,23 +328,6 @@ class Group:
         (offsets,) = self._transfers.put(batch.bags(self.features))
         result: torch.Tensor = ops.pooled_weights_grad(rows, slots, offsets, grad, self._columns, self._means)
         return result
-
-    def _coefficients(self, rows: Mapping[int, Sequence[float]]) -> torch.Tensor:
-        """Coefficients of every table, float32 `[T, 16]` on the device, from those of each optimizer by its id."""
-        own = [rows[id(optimizer)] for optimizer in self.optimizers]
-        if own != self._sent_coefficients[0]:  # some optimizers' never change
-            of_tables = np.array(own, np.float32)[self._optimizer_of_table]
-            self._sent_coefficients = (own, self._transfers.send_arrays([of_tables]))
-        arrival = self._sent_coefficients[1]
-        return (arrival.tensors if arrival.event is None else arrival.wait())[0]
-
-    def _seeds(self) -> torch.Tensor:
-        """Seeds of the next update's stochastic rounding, int64 `[T]` on the device."""
-        steps = [self.optimizers[index].step + 1 for index in self._optimizer_of_table]
-        if steps != self._sent_seeds[0]:
-            seeds = rounding_seeds(self._seed, [member.config.name for member in self.members], steps)
-            self._sent_seeds = (steps, self._transfers.send_arrays([seeds]))
-        return self._sent_seeds[1].wait()[0]
 
     def update(
         self,
@@ -417,8 +411,10 @@ class Group:
         segments: Segments,
         coefficients: Mapping[int, Sequence[float]],
     ) -> Call:
-        layout, seeds = self.layout, self._seeds() if self._rounds else None
-        settings = (self._coefficients(coefficients), self._kernel, layout.dim, layout.weight_dtype, ids, seeds)
+        layout, numbers = self.layout, self._numbers
+        seeds = numbers.seeds() if self._rounds else None
+        of_tables = numbers.coefficients(coefficients)
+        settings = (of_tables, self._kernel, layout.dim, layout.weight_dtype, ids, seeds)
         *of_lookups, hot = segments
         norms = None if self.norms is None else self.norms.of_call(key, slots, tables)
         return update_rows, cache, grads, slots, tables, *of_lookups, *settings, self._state_dtypes, hot, norms
@@ -460,15 +456,17 @@ class Group:
             rows = self._readable(plan)
             index, offsets = self._transfers.put(plan.index, plan.offsets)
             if out is None:
-                parts.append(ops.lookup_sequence(rows, index))
+                parts.append(lookup_sequence(rows, index))
                 continue
             part = weights[done : done + len(plan.index)] if weights is not None else None
-            ops.lookup_pooled(rows, index, offsets, part, self._columns, self._means, begin, out)
+            lookup_pooled(rows, index, offsets, part, self._columns, self._means, begin, out)
             done += len(plan.index)
         if self._may_warn:
             warn_of_bounds(self.engine.take_bounds_warnings())
         if out is not None:
             return out
+        if len(parts) == 1:
+            return parts[0]
         empty = torch.empty((0, self.layout.dim), dtype=torch.float32, device=self._device)
         return torch.cat(parts) if parts else empty
 

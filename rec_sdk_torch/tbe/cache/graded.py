@@ -35,7 +35,7 @@ def graded_rows(
     plan: GradedPlan, grads: Sequence[torch.Tensor | None], weights: torch.Tensor | None
 ) -> GradedRows | None:
     """The rows that have a gradient; None for no row."""
-    present = [grad for grad in grads if grad is not None]
+    present = [grad for grad in grads if grad is not None] if len(grads) != 1 or grads[0] is None else [grads[0]]
     if not present or not plan.arrays.unique_slots.shape[0]:
         return None
     arrays = plan.arrays
@@ -44,7 +44,7 @@ def graded_rows(
     scale = arrays.scale if weights is None else _scale(arrays, weights)
     of_lookups: Segments = (arrays.grad_row, arrays.grad_source, arrays.grad_column, scale)
     count = plan.host.segment_lookups
-    if count < len(arrays.grad_row):  # without the lookups of ids that have no row
+    if count < arrays.grad_row.shape[0]:  # without the lookups of ids that have no row
         of_lookups = tuple(None if array is None else array[:count] for array in of_lookups)
     segments = (arrays.segment_offsets, *of_lookups, arrays.hot_segments)
     return present, arrays.unique_slots, arrays.unique_ids, arrays.table_offsets, segments

@@ -72,21 +72,14 @@ _OTHER_TYPES: dict[str, type[np.generic]] = {
     "unique_ids": np.int64,
 }
 _DTYPES = [_OTHER_TYPES.get(name) for name in PlanArrays._fields]
-"""Data types of the arrays; None for int32, which the engine gives all of them as."""
+"""Data types of the arrays; None for int32, which the arena has all of them as."""
 
 
 def arrays_on_host(host: _engine.Plan) -> PlanArrays:
     """The plan's own arrays, where host and device are one."""
-    tensors: list[torch.Tensor | None] = []
-    for view, dtype in zip(host.views, _DTYPES, strict=True):
-        if view is None:
-            tensors.append(None)
-        else:
-            tensors.append(torch.from_numpy(view if dtype is None else view.view(dtype)))
-    hot = tensors[_HOT_SEGMENTS]
-    if hot is not None:
-        tensors[_HOT_SEGMENTS] = hot.view(-1, HOT_SEGMENT_FIELDS)
-    return PlanArrays(*tensors)  # type: ignore[arg-type]  # the engine gives what is never None
+    from_numpy = torch.from_numpy
+    # not PlanArrays(...), which is a function of Python
+    return tuple.__new__(PlanArrays, [None if view is None else from_numpy(view) for view in host.views])
 
 
 def arrays_on_device(arena: torch.Tensor, host: _engine.Plan) -> PlanArrays:
@@ -148,13 +141,13 @@ class Plan:
     Attributes:
         host: the engine's plan; one that was not applied undoes itself when it is dropped.
         arrays: on the device.
-        arrival: of the arrays.
+        arrival: of the arrays; None where they are there.
         staged: until the plan is applied or released; None where no rows come.
     """
 
     host: _engine.Plan
     arrays: PlanArrays
-    arrival: Arrival
+    arrival: Arrival | None
     staged: Staged | None
 
     def release(self) -> None:

@@ -111,24 +111,32 @@ class Swap:
 
     def plan(self, batch: Batch, keys: Int64Array, announced: _engine.Announcement | None = None) -> Plan:
         """The plan of a training batch, which may have been announced. Waits for nothing."""
-        for serial, (_, copies) in list(self._leaving.items()):
-            if self._arrived(copies):
-                self.land(serial)
-        for serial, ref in list(self._staged.items()):
-            if ref() is None:
-                self._staged.pop(serial, None)
+        if self._leaving or self._staged:
+            self._tidy()
         arguments = (batch.values, batch.offsets, keys, batch.batch_size, batch.weighted, batch.joined)
         if self.transfers.pinned:
             staging = self.transfers.staging(1, self.engine.arena_bytes(*arguments))[0]
             host = self.engine.plan(*arguments, staging.numpy(), announced, *batch.seen)
             staged = self._send_arrays(staging[: host.arena.nbytes], host)
+            arrays, arrival, comes = staged.arrays, staged.arrival, host.rows_in
         else:
             host = self.engine.plan(*arguments, None, announced, *batch.seen)
-            arrays = arrays_on_host(host)
-            staged = Staged(arrays, Arrival((), arrays.slots))
-        if host.rows_in:
-            self._staged[host.serial] = weakref.ref(staged)
-        return Plan(host, staged.arrays, staged.arrival, staged if host.rows_in else None)
+            arrays, arrival, comes = arrays_on_host(host), None, host.rows_in
+            if comes:
+                staged = Staged(arrays, Arrival((), arrays.slots))
+        if not comes:
+            return Plan(host, arrays, arrival, None)
+        self._staged[host.serial] = weakref.ref(staged)
+        return Plan(host, arrays, arrival, staged)
+
+    def _tidy(self) -> None:
+        """Lands the rows whose copies have arrived, and forgets plans that were dropped."""
+        for serial, (_, copies) in list(self._leaving.items()):
+            if not self.transfers.pinned or self._arrived(copies):
+                self.land(serial)
+        for serial, ref in list(self._staged.items()):
+            if ref() is None:
+                self._staged.pop(serial, None)
 
     def _send_arrays(self, arena: torch.Tensor, host: _engine.Plan) -> Staged:
         arrival = self.transfers.send(arena)
@@ -173,7 +181,7 @@ class Swap:
             self._stage(host, plan.staged)
 
     def finish(self, plan: Plan, joined: Joined | None = None) -> Sequence[Any]:
-        """Brings in the rows of `plan`, which has begun. Its arrays may be used from now on.
+        """Brings in the rows of `plan`, which has begun. Its arrays may be used once they have arrived.
 
         Returns what `joined` gave; nothing where rows came in another way, and are still to be looked up.
         """
@@ -181,8 +189,6 @@ class Swap:
         done: Sequence[Any] = ()
         if not plan.host.applied:  # as another thread may have, on its way to a later plan
             done = self._finish(plan.host if staged is None or staged.host is None else staged.host, staged, joined)
-        if plan.arrival.event is not None:
-            plan.arrival.wait()
         plan.staged = None
         return done
 

@@ -334,6 +334,10 @@ class TableOptimizer:
     state_dtypes: tuple[torch.dtype, ...] = ()
     _checked: Options | None = field(default=None, init=False, repr=False, compare=False)
     """The options that `coefficients` checked last."""
+    _row: list[float] | None = field(default=None, init=False, repr=False, compare=False)
+    """What it gave for them, where that does not depend on the step."""
+    _steady: bool | None = field(default=None, init=False, repr=False, compare=False)
+    """Whether it does not; None while that was not asked."""
 
     def __post_init__(self) -> None:
         self._names = _coefficient_names(self.spec.kernel)
@@ -417,7 +421,11 @@ class TableOptimizer:
                 break
         if not constant or self.options != self._checked:  # others may change without becoming unequal
             check_options(self.where, self.spec, self.options)
-            self._checked = dict(self.options)
+            self._checked, self._row, self._steady = dict(self.options), None, None
+        elif self._row is not None:
+            return self._row
+        elif self._steady is None:  # not before options stay: a schedule changes them in each step
+            self._steady = not self.uses_step()
         options: Options = self.options
         if not constant:  # computed with in double precision, whatever theirs is
             options = {name: plain(value) for name, value in options.items() if name in self.spec.options}
@@ -425,7 +433,10 @@ class TableOptimizer:
         row = list(map(float, map(values.__getitem__, names)))
         if not max(map(abs, row)) < OVERFLOW[torch.float32]:
             self._check_coefficients(dict(zip(names, row, strict=True)))
-        return [float(self.max_gradient), *row, *[0.0] * (COEFFICIENTS - 1 - len(row))]
+        row = [float(self.max_gradient), *row, *[0.0] * (COEFFICIENTS - 1 - len(row))]
+        if self._steady:
+            self._row = row
+        return row
 
     def _check_coefficients(self, values: Mapping[str, float]) -> None:
         """Raises ValueError for a coefficient that only float32 makes infinite: other infinite ones mean no bound."""

@@ -6,10 +6,14 @@ from collections.abc import Sequence
 
 import torch
 
+from ...ops import empty_output
+
+_unsafe_view = torch.ops.aten._unsafe_view.default._op
+
 
 def new_output(shape: tuple[int, int] | None, device: torch.device) -> torch.Tensor | None:
     """Memory that pooled rows are written to; None where they are not pooled."""
-    return None if shape is None else torch.empty(shape, dtype=torch.float32, device=device)
+    return None if shape is None else empty_output(shape, device)
 
 
 def apart(outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -18,7 +22,7 @@ def apart(outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     Hooks of a feature that is not part of the loss are not called then. Memory is shared with `outputs`, which a view
     of them would be to autograd as well: it allows no change in place of a view that was one output of several.
     """
-    return tuple(torch.ops.aten._unsafe_view.default(output, output.shape) for output in outputs)
+    return tuple(map(_unsafe_view, outputs, [output.shape for output in outputs]))
 
 
 def split_rows(of_groups: Sequence[torch.Tensor], lengths: Sequence[list[int]]) -> tuple[torch.Tensor, ...]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Sequence
-from itertools import starmap
+from collections.abc import Callable, Sequence
+from itertools import islice, starmap
 from typing import Any, TypeVar
 
 import torch
@@ -25,6 +25,7 @@ from .outputs import new_output
 from .table_update import Grads, TableUpdate
 
 T = TypeVar("T")
+_host_of = operator.attrgetter("host")
 
 
 class Step:
@@ -87,11 +88,11 @@ class Step:
         The tensors are new: an autograd function may not give an input, if the caller is to write into it.
 
         Args:
-            weights: the per-sample weights of each group.
+            weights: the per-sample weights of each group; none where there are none.
             device: of the outputs.
             weights_grad: gradients of these weights will be wanted, of the rows as they are now.
         """
-        locks, monitor = self._locks, self._monitor
+        locks = self._locks
         out = new_output(self._shape, device)
         outputs: list[torch.Tensor] = []
         if locks.unfinished is not None:
@@ -99,21 +100,30 @@ class Step:
         with locks.launch:
             if locks.unfinished is not None:
                 locks.complete()
-            begin = time.perf_counter_ns()
-            hosts = []
-            with profiled("stage"):
-                for group, plan in zip(self._groups, self._plans, strict=True):
-                    group.bring_in(plan)
-                    hosts.append(plan.host)
-            monitor.wait_ns += time.perf_counter_ns() - begin
-            _engine.begin(hosts)  # from here on the batch has come, for all groups
-            for index, (group, plan, weight) in enumerate(zip(self._groups, self._plans, weights, strict=True)):
-                rows = group.lookup(plan, weight, out)
-                lengths = None if self._lengths is None else self._lengths[index]
-                outputs += rows.split(lengths) if lengths is not None and len(lengths) > 1 else (rows,)
+            groups, plans, lengths = self._groups, self._plans, self._lengths
+            hosts = list(map(_host_of, plans))
+            resident = _engine.pass_plans(hosts)  # without rows that come a batch has nothing to wait for
+            if not resident:
+                self._bring_in(hosts)
+            for index, group in enumerate(groups):
+                look_up = group.lookup_resident if resident else group.lookup
+                rows = look_up(plans[index], weights[index] if weights else None, out)
+                if lengths is not None and len(lengths[index]) > 1:
+                    outputs += rows.split(lengths[index])
+                else:
+                    outputs.append(rows)
             if weights_grad:
                 locks.watch(self)
         return tuple(outputs) if out is None else (out,)
+
+    def _bring_in(self, hosts: Sequence[_engine.Plan]) -> None:
+        """Makes ready what comes to the caches. The batch has come then, for all groups."""
+        begin = time.perf_counter_ns()
+        with profiled("stage"):
+            for group, plan in zip(self._groups, self._plans, strict=True):
+                group.bring_in(plan)
+        self._monitor.wait_ns += time.perf_counter_ns() - begin
+        _engine.begin(hosts)
 
     def keep_rows(self, groups: Sequence[Group]) -> None:
         """Keeps the rows of its lookups as they are: those of `groups` are about to change."""
@@ -126,18 +136,17 @@ class Step:
     def backward(
         self, grads: Sequence[torch.Tensor | None], weights: Sequence[torch.Tensor | None], wanted: Sequence[bool]
     ) -> list[torch.Tensor | None]:
-        """Updates the rows; gradients of the per-sample weights of each group, where they are wanted."""
+        """Updates the rows; gradients of the per-sample weights, as many as are `wanted` or not."""
         # A thread of autograd may run this, which is no call that it makes: the thread of the forward waits for it.
         here = caller()
         here.depth += 1
         try:
-            ready: list[torch.Tensor | None] = []
-            for grad in grads:
-                if grad is None or (grad.dtype is torch.float32 and grad.is_contiguous() and grad.numel()):
-                    ready.append(grad)
-                else:
-                    ready.append(_ready(grad))
+            ready = list(grads)
+            for place, grad in enumerate(grads):
+                if grad is not None and not (grad.dtype is torch.float32 and grad.is_contiguous() and grad.numel()):
+                    ready[place] = _ready(grad)
             guard, locks = self._guard, self._locks
+            weights = weights or (None,) * len(self._groups)
             of_groups: Grads = self._by_group(ready)
             for_rows: Grads | None = of_groups
             if guard.scaler is not None or guard.check_finite != "off":
@@ -178,7 +187,7 @@ class Step:
         """The outputs of each group, of what there is for every output."""
         if self._lengths is not None:
             rest = iter(of_outputs)
-            return [[next(rest) for _ in lengths] for lengths in self._lengths]
+            return [list(islice(rest, len(lengths))) for lengths in self._lengths]
         if len(of_outputs) == 1:  # all groups share it
             return [list(of_outputs)] * len(self._groups)
         return [[one] for one in of_outputs]
@@ -190,12 +199,13 @@ class Step:
         locks = self._locks
         if locks.unfinished is not None:
             locks.complete()
-        result: list[torch.Tensor | None] = [None] * len(self._groups)
+        result: list[torch.Tensor | None] = [None] * len(wanted)
         for index, want in enumerate(wanted):
             grad = grads[index][0] if want else None
             if grad is not None:
                 result[index] = self._groups[index].weights_grad(self._plans[index], grad, self._kept.get(index))
-        locks.readers.pop(id(self), None)
+        if locks.readers:
+            locks.readers.pop(id(self), None)
         with profiled("update"):
             if self._layout.works_on_tables:
                 self._table_update = TableUpdate(self._layout, self._plans, for_rows, weights)
@@ -256,19 +266,18 @@ class FusedLookup(torch.autograd.Function):
 
     The cache is not saved for backward, since a later swap may move rows; the plan is, and pins its rows.
     Inputs: an anchor that requires grad (the tables' handles never enter the graph), the step, and each group's
-    per-sample weights.
+    per-sample weights, if there are some.
     """
 
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, step: Step, *weights: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         ctx.step = step
         ctx.set_materialize_grads(False)
-        weighted = weights[0] is not None
         if step.repeats:
             ctx.save_for_backward(anchor, *weights)  # torch refuses a second pass then, unless the graph is retained
-        elif weighted:
+        elif weights:
             ctx.save_for_backward(*weights)
-        return step.forward(weights, anchor.device, weighted and True in ctx.needs_input_grad[2:])
+        return step.forward(weights, anchor.device, bool(weights) and True in ctx.needs_input_grad[2:])
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
@@ -291,7 +300,7 @@ def _backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | Non
     else:
         ctx.step = None
     try:
-        weight_grads = step.backward(grads, saved or (None,) * len(wanted), wanted)
+        weight_grads = step.backward(grads, saved, wanted)
     except BaseException:
         if not step.left():
             step.release()
@@ -300,3 +309,6 @@ def _backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | Non
 
 
 _backward_once = once_differentiable(eager(_backward))
+
+look_up: Callable[..., tuple[torch.Tensor, ...]] = super(torch.autograd.Function, FusedLookup).apply
+"""`FusedLookup.apply` of lookups without weights, less nine calls for torch.func: it transforms no lookups."""

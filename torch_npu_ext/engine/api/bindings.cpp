@@ -249,6 +249,12 @@ PYBIND11_MODULE(_engine, m) {
 
           RuntimeError unless each is the oldest of its engine that is not applied.)",
         py::arg("plans"), py::call_guard<WithoutLock>());
+  m.def("pass_plans", &Engine::pass,
+        R"(Begins the plans and says that they are applied, as far as they bring no row in and each is the
+          oldest of its engine.
+
+          All or none; false for none.)",
+        py::arg("plans"), py::call_guard<WithoutLock>());
   bind_batches(engine);
   bind_window(engine);
   bind_tables(engine);

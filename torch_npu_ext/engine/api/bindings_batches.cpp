@@ -31,12 +31,32 @@ const int64_t* of_keys(const std::optional<Dense>& array, const BatchArguments& 
   return array ? array->data() : nullptr;
 }
 
-// A view into the plan's buffers, which it keeps alive.
-template <class T>
-py::array_t<T> plan_view(const Plan& plan, const T* data, int64_t size) {
+// Keeps the plan's buffers alive, for views into them.
+py::capsule owner_of(const Plan& plan) {
   auto* owner = new std::shared_ptr<PlanBuffers>(plan.buffers());
-  py::capsule base(owner, [](void* data) { delete static_cast<std::shared_ptr<PlanBuffers>*>(data); });
-  return py::array_t<T>(static_cast<py::ssize_t>(size), data, base);
+  return py::capsule(owner, [](void* data) { delete static_cast<std::shared_ptr<PlanBuffers>*>(data); });
+}
+
+using View = py::typing::Optional<py::array>;
+using Views = py::typing::Tuple<View, py::ellipsis>;
+
+// An array of the plan as its type is; None if the batch does not need it.
+py::object view_of(const PlanBuffers::Field& field, const char* arena, const py::capsule& owner) {
+  using Field = PlanBuffers::Field;
+  if (field.begin < 0) return py::none();
+  const char* data = arena + 4 * field.begin;
+  const py::ssize_t words = field.words;
+  switch (field.type) {
+    case Field::kInt64:
+      return py::array_t<int64_t>(words / 2, reinterpret_cast<const int64_t*>(data), owner);
+    case Field::kFloat32:
+      return py::array_t<float>(words, reinterpret_cast<const float*>(data), owner);
+    case Field::kHotSegment:
+      return py::array_t<int32_t>({words / 4, py::ssize_t{4}}, reinterpret_cast<const int32_t*>(data), owner);
+    case Field::kInt32:
+      break;
+  }
+  return py::array_t<int32_t>(words, reinterpret_cast<const int32_t*>(data), owner);
 }
 
 // Keeps the array until the last use of the plan's arrays, which may end on any thread.
@@ -75,7 +95,7 @@ void bind_plan(py::module_& m) {
           "arena",
           [](const Plan& p) {
             const auto* bytes = reinterpret_cast<const uint8_t*>(p->arena());
-            return plan_view(p, bytes, static_cast<int64_t>(p->device_bytes()));
+            return py::array_t<uint8_t>(static_cast<py::ssize_t>(p->device_bytes()), bytes, owner_of(p));
           },
           R"(The arrays that go to the device, a view that keeps their memory alive, also after
           release().)")
@@ -87,15 +107,12 @@ void bind_plan(py::module_& m) {
           "views",
           [](const Plan& p) {
             const std::vector<PlanBuffers::Field> fields = p->device_fields();
-            const auto* words = reinterpret_cast<const int32_t*>(p->arena());
+            const py::capsule owner = owner_of(p);
             py::tuple result(fields.size());
-            for (size_t i = 0; i < fields.size(); ++i) {
-              const auto [begin, count] = fields[i];
-              result[i] = begin < 0 ? py::object(py::none()) : py::object(plan_view(p, words + begin, count));
-            }
-            return py::typing::Tuple<py::typing::Optional<py::array_t<int32_t>>, py::ellipsis>(result);
+            for (size_t i = 0; i < fields.size(); ++i) result[i] = view_of(fields[i], p->arena(), owner);
+            return Views(result);
           },
-          "The fields as int32 arrays that keep the arena.")
+          "The fields as arrays of their types, `hot_segments` [H, 4], that keep the arena.")
       .def_property_readonly(
           "serial", [](const Plan& p) { return p->serial; },
           "The number of the plan; later plans have larger ones.")

@@ -127,6 +127,15 @@ void Engine::begin(const std::vector<const Plan*>& plans) {
   for (const Plan* plan : plans) plan->engine()->order_.begin(plan->buffers().get());
 }
 
+bool Engine::pass(const std::vector<const Plan*>& plans) {
+  for (const Plan* plan : plans) {
+    if ((*plan)->rows_in > 0 || !plan->engine()->order_.is_next_planned(**plan)) return false;
+  }
+  begin(plans);
+  for (const Plan* plan : plans) plan->engine()->applied(*plan);
+  return true;
+}
+
 void Engine::applied(const Plan& plan) {
   check_own(plan);
   order_.applied(plan.buffers().get());

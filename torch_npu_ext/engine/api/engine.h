@@ -109,6 +109,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // together.
   static void begin(const std::vector<const Plan*>& plans);
   void applied(const Plan& plan);
+  // begin() and applied() of plans that bring no row in, if each is the oldest of its engine; else false, and
+  // nothing is done.
+  static bool pass(const std::vector<const Plan*>& plans);
   int64_t in_flight();  // plans whose pins have not ended
 
   // Copies, outside the engine's mutex.
@@ -200,17 +203,20 @@ class Engine : public std::enable_shared_from_this<Engine> {
     std::vector<int64_t> ids;
     std::vector<int32_t> slots;  // or kNoSlot: the record is here
     std::vector<uint32_t> rows;
-    std::vector<char> records;  // [rows, record_bytes]; none where all have a slot
-    std::vector<RowColumnValues> columns;
+    UnsetBytes records;                    // [rows, record_bytes]; none where all have a slot
+    std::vector<RowColumnValues> columns;  // none where saves have none
 
-    void reserve(size_t count) {
+    void reserve(size_t count, bool with_columns) {
       ids.reserve(count);
       slots.reserve(count);
       rows.reserve(count);
-      columns.reserve(count);
+      if (with_columns) columns.reserve(count);
     }
   };
   int64_t open_snapshot(int32_t table, const int64_t* ids, int64_t count);
+  // The same of the rows that changed after version `since`, as changed_ids() names them; take_next() takes
+  // those, by ascending row. Nothing is sorted before: training waits.
+  int64_t open_snapshot_since(int32_t table, uint64_t since);
   void close_snapshot(int32_t table);  // if there is one
   int64_t snapshot_pending(int32_t table);
   void take_ids(int32_t table, const int64_t* ids, int64_t count, TakenRows* taken);
@@ -294,10 +300,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool sketch_is_full(int32_t table) const;
   bool has_leaving(int32_t table, int64_t interval) const;
   void end_step_clocks();
-  class MovingRows;
   template <class Visit>
   void for_each_moving_row(int32_t table, const Visit& visit) const;
+  void mark_moving(int32_t table, Snapshot* snapshot) const;
   static void take(Table* source, int64_t id, uint32_t row, uint32_t slot, TakenRows* taken);
+  static void take_listed(Table* source, int64_t* at, int64_t least, TakenRows* taken);
   void copy_records(const Table& source, TakenRows* taken) const;
   static void check_rows(const Table& table, const int64_t* rows, int64_t count);
   void copy_in(const Plan& plan, const std::vector<RowRange>& pieces, char* records) const;

@@ -7,6 +7,11 @@ namespace rec_sdk {
 
 using Guard = std::lock_guard<std::mutex>;
 
+bool PlanOrder::is_next_planned(const PlanBuffers& plan) const {
+  const Guard guard(mutex_);
+  return is_next(plan) && plan.state == PlanState::kPlanned;
+}
+
 void PlanOrder::check_next(const PlanBuffers& plan) {
   const Guard guard(mutex_);
   if (plan.state == PlanState::kApplied || is_next(plan)) return;

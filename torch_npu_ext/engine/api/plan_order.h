@@ -26,11 +26,12 @@ class PlanOrder {
     keep();
     return true;
   }
-  void check_next(const PlanBuffers& plan);  // throws unless it is the oldest, or applied
-  void begin(PlanBuffers* plan) noexcept;    // kPlanned -> kApplying
-  void applied(PlanBuffers* plan);           // kApplying -> kApplied; throws unless it is the oldest
-  void end_later(Buffers plan);              // nothing holds it any more
-  void forget_later(uint64_t ticket);        // of an announcement
+  bool is_next_planned(const PlanBuffers& plan) const;  // the oldest, and it has not begun
+  void check_next(const PlanBuffers& plan);             // throws unless it is the oldest, or applied
+  void begin(PlanBuffers* plan) noexcept;               // kPlanned -> kApplying
+  void applied(PlanBuffers* plan);     // kApplying -> kApplied; throws unless it is the oldest
+  void end_later(Buffers plan);        // nothing holds it any more
+  void forget_later(uint64_t ticket);  // of an announcement
 
   // Under the engine's mutex.
   void add(const Buffers& plan);       // the newest; throws std::bad_alloc

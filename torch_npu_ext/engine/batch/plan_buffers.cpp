@@ -27,6 +27,11 @@ class Arena {
   size_t used_ = 0;
 };
 
+PlanBuffers::Field::Type type_of(const int32_t*) { return PlanBuffers::Field::kInt32; }
+PlanBuffers::Field::Type type_of(const int64_t*) { return PlanBuffers::Field::kInt64; }
+PlanBuffers::Field::Type type_of(const float*) { return PlanBuffers::Field::kFloat32; }
+PlanBuffers::Field::Type type_of(const HotSegment*) { return PlanBuffers::Field::kHotSegment; }
+
 }  // namespace
 
 size_t PlanBuffers::place_arrays(const PlanShape& shape, char* base) {
@@ -82,11 +87,11 @@ void PlanBuffers::layout(const PlanShape& shape, ExternalArena arena) {
 
 std::vector<PlanBuffers::Field> PlanBuffers::device_fields() const {
   std::vector<Field> fields;
-  fields.reserve(16);
+  fields.reserve(17);
   const auto add = [&](const auto* array, int64_t count) {
     const int64_t words = static_cast<int64_t>(sizeof(*array) / 4);
     const int64_t begin = array == nullptr ? -1 : (reinterpret_cast<const char*>(array) - arena_) / 4;
-    fields.push_back({begin, count * words});
+    fields.push_back({begin, count * words, type_of(array)});
   };
   const auto unless_empty = [&](const auto* array, int64_t count) {
     add(count > 0 ? array : nullptr, count);

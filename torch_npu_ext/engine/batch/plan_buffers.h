@@ -38,7 +38,7 @@ struct LifeLog {
   std::vector<Counted> admitted;            // with the batch, in the order of their rows
   std::vector<CountSketch::Change> sketch;  // cells before the batch, in the order of their changes
   int64_t sketched = 0;                     // lookups that these count
-  HugeArray<uint64_t> columns;              // of the unique rows, before the batch
+  HugeArray<char> columns;                  // of the unique rows, before the batch
   int64_t latest_before = 0;                // timestamp of the table
   int64_t default_lookups = 0;
   int64_t candidates_added = 0;  // less those that were admitted
@@ -83,6 +83,7 @@ struct PlanBuffers {
   // A part of the arena that goes to the device, in units of 4 bytes from its begin.
   struct Field {
     int64_t begin, words;  // begin is -1 for an array that the batch does not need
+    enum Type { kInt32, kInt64, kFloat32, kHotSegment } type;
   };
 
   static size_t arena_bytes(const PlanShape& shape);
