@@ -26,7 +26,7 @@ Result = dict[str, Any]
 DEPTH = 2
 """The depth of the targets; the default of `prefetch`."""
 WAIT_PERCENT = 5.0
-CACHE, CACHE_RATIO = 0.1, 1.4
+CACHE, CACHE_RATIO = 0.1, 1.3
 
 _SIZES = {
     "tables": TableSet(4, 400_000),

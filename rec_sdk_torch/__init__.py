@@ -10,7 +10,7 @@ from . import _gathering, _process_groups, _topology
 from ._lazy import attach as _attach
 from .optim import torchrec_hooks as _torchrec_hooks
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __getattr__, __dir__, __all__ = _attach(__name__, __file__)
 _torchrec_hooks.install()
 _process_groups.install()

@@ -197,6 +197,26 @@ def _operator(
     return declare
 
 
+@_operator("empty_output(Tensor like, int rows, int columns) -> Tensor")
+def _empty_output(like: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    return like.new_empty((rows, columns), dtype=torch.float32)
+
+
+_HOST = torch.empty(0, device="cpu")
+_LARGE_OUTPUT = 4 << 20
+"""Bytes from which on the operator does more than torch.empty, which is quicker to call."""
+
+
+def empty_output(shape: tuple[int, int], device: torch.device) -> torch.Tensor:
+    """An uninitialised output of a lookup, float32 `shape`.
+
+    A large one on the CPU takes over the memory of one that is gone: `torch_npu_ext/ops/output_memory.h`.
+    """
+    if device.type == "cpu" and 4 * shape[0] * shape[1] >= _LARGE_OUTPUT:
+        return cast("torch.Tensor", ops.empty_output(_HOST, *shape))
+    return torch.empty(shape, dtype=torch.float32, device=device)
+
+
 @_operator("lookup_sequence(Tensor weights, Tensor slots) -> Tensor")
 def _lookup_sequence(weights: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     return weights.new_empty((slots.shape[0], weights.shape[1]), dtype=torch.float32)

@@ -59,9 +59,22 @@ def test_templates_ask_for_the_doctor() -> None:
         assert {each["type"] for each in body} <= {"markdown", "textarea", "input", "dropdown", "checkboxes"}
 
 
+def test_every_file_says_this_version() -> None:
+    version = PROJECT["version"]
+    assert rec_sdk_torch.__version__ == version
+    for file, line in {
+        "README.md": rf"^This is version {re.escape(version)} \(",
+        "README.zh-CN.md": rf"^当前版本为 {re.escape(version)}\(",
+        "CHANGELOG.md": rf"^## \[{re.escape(version)}\] - ",
+        "torch_npu_ext/serving/CMakeLists.txt": rf"^project\(rec_sdk_serving VERSION {re.escape(version)} ",
+    }.items():
+        assert re.search(line, (ROOT / file).read_text(), re.MULTILINE), file
+
+
 def test_the_citation_is_of_this_version() -> None:
     citation = loaded(ROOT / "CITATION.cff")
-    assert citation["version"] == PROJECT["version"] == rec_sdk_torch.__version__
+    assert citation["version"] == PROJECT["version"]
+    assert f"## [{citation['version']}] - {citation['date-released']}\n" in (ROOT / "CHANGELOG.md").read_text()
     assert citation["license"] == PROJECT["license"]
     assert [author["name"] for author in citation["authors"]] == [author["name"] for author in PROJECT["authors"]]
 
@@ -86,9 +99,14 @@ def test_nothing_is_unpickled() -> None:
 @pytest.mark.parametrize("page", ["SECURITY.md", "SUPPORT.md"])
 def test_links_lead_somewhere(page: str) -> None:
     text = (ROOT / page).read_text()
-    links = [link for link in re.findall(r"\]\(([^)#]+)", text) if not link.startswith("https://")]
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if not link.startswith("https://")]
     named = [name for name in re.findall(r"`((?:tests|docs)/[^`]+)`", text) if "*" not in name]
-    assert [link for link in [*links, *named] if not (ROOT / link).exists()] == []
+    assert [link for link in [*links, *named] if not (ROOT / link.partition("#")[0]).exists()] == []
+    for path, heading in (link.split("#") for link in links if "#" in link):
+        lines = re.findall(r"^#+ (.*)$", (ROOT / path).read_text(), re.MULTILINE)
+        assert heading in {re.sub(r"[^\w -]", "", line).lower().replace(" ", "-") for line in lines}, (
+            f"{path}#{heading}"
+        )
 
 
 def test_the_image_copies_what_its_builds_need() -> None:

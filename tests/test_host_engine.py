@@ -39,7 +39,7 @@ def test_cpp_units(pytestconfig: pytest.Config) -> None:
 
 
 def test_no_data_races(pytestconfig: pytest.Config) -> None:
-    tests = "planner;window;host_store;lifecycle;stress"
+    tests = "planner;plan_order;window;host_store;lifecycle;stress"
     options = ["-DREC_SDK_SANITIZE=thread", f"-DREC_SDK_ENGINE_TESTS={tests}"]
     tree = Tree("engine-thread", TESTS / "engine", options)
     tree.build()

@@ -247,6 +247,17 @@ def test_no_headers_and_no_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert "lacks cmake, ninja, pybind11, torch: pip install -r requirements-torch.txt" in sentence
 
 
+def test_sources_beside_which_nothing_is_built(tmp_path: Path) -> None:
+    """Python in the repository imports these, although the package is installed elsewhere."""
+    source = ROOT / "rec_sdk_torch"
+    shutil.copytree(source, tmp_path / source.name, ignore=shutil.ignore_patterns("*.so", "__pycache__", "_emulator"))
+    command = [sys.executable, "-c", "from rec_sdk_torch.tbe import TableConfig"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"ImportError: the host engine of rec_sdk_torch is not built in {tmp_path / source.name}, ")
+    assert "make build" in last
+
+
 def test_an_old_python_is_all_that_is_said(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CHECKS, "OLDEST", (9, 0))
     (sentence,) = CHECKS.missing(packages=True)

@@ -110,8 +110,8 @@ def check_tensors(reader: TensorReader, manifest: Manifest, file: SavedFile) -> 
             raise CheckpointError(f"{reader.path}: {name} is {spec.dtype} {spec.shape}, expected {kinds} {shape}")
 
 
-Packs: TypeAlias = dict[Path, Pack]
-"""Packs that are open, by their paths."""
+Packs: TypeAlias = dict[str, Pack]
+"""Packs of a save that are open, by their paths in it."""
 
 
 def open_unchecked(folder: Path, file: SavedFile, packs: Packs) -> TensorReader:
@@ -120,12 +120,12 @@ def open_unchecked(folder: Path, file: SavedFile, packs: Packs) -> TensorReader:
     Raises:
         CheckpointError: it is missing, or no file of tensors.
     """
-    path = folder / file.path
     if file.offset is None:
-        return TensorReader(path, folder)
-    if path not in packs:
-        packs[path] = Pack(path, folder)
-    return TensorReader(path, folder, packs[path], (file.offset, file.bytes))
+        return TensorReader(folder / file.path, folder)
+    pack = packs.get(file.path)
+    if pack is None:
+        pack = packs[file.path] = Pack(folder / file.path, folder)
+    return TensorReader(pack.path, folder, pack, (file.offset, file.bytes))
 
 
 def open_file(folder: Path, manifest: Manifest, file: SavedFile) -> TensorReader:
@@ -136,7 +136,9 @@ def open_file(folder: Path, manifest: Manifest, file: SavedFile) -> TensorReader
     """
     reader = open_unchecked(folder, file, manifest.packs)
     try:
-        check_tensors(reader, manifest, file)
+        if reader.checked is not file:  # of a pack, whose headers are read once
+            check_tensors(reader, manifest, file)
+            reader.checked = file
     except BaseException:
         reader.close()
         raise
@@ -189,7 +191,10 @@ class SavedTables:
         final = self._final_ids()
         folder, manifest, table = self.chain[-1]
         for role, are_rows in ((CANDIDATES, False), (WINDOW, True), (CACHED, True)):
-            ids = self._joined(folder, manifest, table, manifest.files_of(table.key, role))
+            files = manifest.files_of(table.key, role)
+            if not files:
+                continue
+            ids = self._joined(folder, manifest, table, files)
             wrong = ids[are_in(final, ids) != are_rows]
             if len(wrong):
                 raise CheckpointError(f"{folder}: id {wrong[0]} of table {table.key!r} {_WRONG[role]}")
@@ -224,9 +229,8 @@ class SavedTables:
 
     def _joined(self, folder: Path, manifest: Manifest, table: SavedTable, files: Sequence[SavedFile]) -> Int64Array:
         """Ids of files of a layer, ascending."""
-        ids: Int64Array = np.concatenate(
-            [np.empty(0, np.int64), *(self._ids(folder, manifest, table, file) for file in files)]
-        )
+        of_files = [self._ids(folder, manifest, table, file) for file in files]
+        ids: Int64Array = of_files[0] if len(of_files) == 1 else np.concatenate([np.empty(0, np.int64), *of_files])
         ids.sort()
         twice = ids[1:][ids[1:] == ids[:-1]]
         if len(twice):

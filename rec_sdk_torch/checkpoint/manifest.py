@@ -253,8 +253,8 @@ class Manifest:
         return {table.key: table for table in self.tables}
 
     @cached_property
-    def packs(self) -> dict[Path, Pack]:
-        """The open packs of the save. They close with this manifest."""
+    def packs(self) -> dict[str, Pack]:
+        """The open packs of the save, by their paths in it. They close with this manifest."""
         return {}
 
     @cached_property
@@ -292,9 +292,10 @@ class Manifest:
         own = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         if not self.folders:
             del own["folders"]
-        lists = {name: [dataclasses.asdict(each) for each in own[name]] for name in ("tables", "optimizers")}
+        lists = {name: list(map(vars, own[name])) for name in ("tables", "optimizers")}
         body = {**own, **lists, "files": files, "format": FORMAT, "version": version}
-        text = (json.dumps(body, indent=1, sort_keys=True) + "\n").encode()
+        lines = ",\n".join(f" {_encode(name)}: {_lines(body[name])}" for name in sorted(body))
+        text = f"{{\n{lines}\n}}\n".encode()
         place = text.index(_BEHIND_CHECKSUM)
         return text[:place] + b'\n "checksum": %d,' % zlib.crc32(text) + text[place:]
 
@@ -302,6 +303,17 @@ class Manifest:
 _BEHIND_CHECKSUM = b'\n "created": '
 """The key that follows it. Before it is the base, which has no such text."""
 _CHECKSUM = re.compile(rb'\n "checksum": ([0-9]+),(?=' + re.escape(_BEHIND_CHECKSUM) + b")")
+
+
+_encode = json.JSONEncoder(sort_keys=True).encode
+"""Without an indent, since Python's encoder in C knows none: a save of many tables has many entries."""
+
+
+def _lines(value: Any) -> str:
+    """JSON on one line, or of a list of objects, such as files, each of them on one."""
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return "[\n  " + ",\n  ".join(map(_encode, value)) + "\n ]"
+    return _encode(value)
 
 
 def _without_none(file: SavedFile) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from ..tbe import EvictedRows, TableOptimizer
 from ..tbe.cache.device_cache import Group
 from ..tbe.cache.warming import CachedRows
 from ..tbe.config.optimizer import plain
-from ..tbe.rows.pieces import cached, changed, knows_changes, split, versions, window_count, window_rows
+from ..tbe.rows.pieces import cached, changed, knows_changes, removed, split, versions, window_count, window_rows
 from ..tbe.rows.row_parts import WEIGHT
 from ..tbe.rows.snapshot import Aside, Rows, Snapshot
 from ..tbe.rows.table_view import TableView
@@ -254,14 +254,17 @@ def _take_table(moment: Moment, owner: Owner, name: str, key: str, since: int | 
     view = owner.embedding.view(name)
     rows = moment.written.rows[key] = owner.count(view)
     specs = row_specs(_elements(view), view.dtypes(), _columns(view))
-    ids, removed = (None, None) if since is None else changed(view, since)
-    snapshot = Snapshot(owner.embedding.layout, name, moment.aside, ids)
+    gone = None if since is None else removed(view, since)
+    ids = None
+    if since is not None and gone is not None and len(gone) and not view.config.hashed:
+        ids, gone = changed(view, since)  # rows of an index table that were removed are initial ones now
+    snapshot = Snapshot(owner.embedding.layout, name, moment.aside, ids, since if ids is None else None)
     try:
         initial = since is None and owner.configs[name].hashed != view.config.hashed
         count = rows if initial else snapshot.count
         table = TableMoment(key, owner, view, specs, count, snapshot, initial)
-        if removed is not None and len(removed):
-            table.removed = torch.from_numpy(removed)
+        if gone is not None and len(gone):
+            table.removed = torch.from_numpy(gone)
         waiting = window_count(view)
         if waiting:
             pieces = ({"ids": torch.from_numpy(ids), "sums": sums} for ids, sums in window_rows(view))

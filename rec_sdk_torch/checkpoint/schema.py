@@ -39,6 +39,9 @@ class Within:
         return None if self.least <= value <= self.most else f"a number from {self.least} to {self.most}"
 
 
+_pattern = functools.cache(re.compile)
+
+
 @dataclass(frozen=True)
 class Matches:
     """A string that the pattern describes as a whole; `what` says so in words."""
@@ -47,7 +50,7 @@ class Matches:
     what: str
 
     def problem(self, value: str) -> str | None:
-        return None if re.fullmatch(self.pattern, value) else self.what
+        return None if _pattern(self.pattern).fullmatch(value) else self.what
 
 
 @dataclass(frozen=True)
@@ -85,12 +88,25 @@ def record(cls: type[_Record], value: object, where: str) -> _Record:
         ValueError: a field is missing, of another type, or against a rule.
     """
     of_class: Any = cls  # mypy takes a class of a type variable for nothing that can be hashed
-    found: _Record = _decoder(of_class)(value, where)
+    found: _Record = _decoder(of_class)(value, (where,) if where else ())
     return found
 
 
-Decoder = Callable[[Any, str], Any]
-"""Converts a value of JSON to the annotated type; the string names the value in an error."""
+Where = tuple[Any, ...]
+"""The place of a value: a name; or the place that it is in, and a string with a blank for what follows. It is made
+readable only in an error: a manifest has many values.
+"""
+Decoder = Callable[[Any, Where], Any]
+"""Converts a value of JSON to the annotated type; the place names the value in an error."""
+
+
+def _name(where: Where) -> str:
+    """A place in words."""
+    if len(where) < 3:
+        return str(where[0]) if where else ""
+    outer, form, inner = where
+    name: str = form.format(_name(outer), inner).lstrip(".")
+    return name
 
 
 def _record_decoder(cls: Any) -> Decoder:
@@ -101,15 +117,15 @@ def _record_decoder(cls: Any) -> Decoder:
         for each in dataclasses.fields(cls)
     ]
 
-    def decode(value: Any, where: str) -> Any:
+    def decode(value: Any, where: Where) -> Any:
         if not isinstance(value, dict):
             raise _wrong(where, value, _NAMES[dict])
         found = {}
         for name, of_field, required in fields:
             if name in value:
-                found[name] = of_field(value[name], f"{where}.{name}" if where else name)
+                found[name] = of_field(value[name], (where, "{}.{}", name))
             elif required:
-                raise ValueError(f"{where or 'it'} has no {name!r}")
+                raise ValueError(f"{_name(where) or 'it'} has no {name!r}")
         return cls(**found)
 
     return decode
@@ -132,10 +148,12 @@ def _decoder(kind: Any) -> Decoder:
 
 
 def _with_rules(plain: Decoder, rules: Sequence[Rule]) -> Decoder:
-    def decode(value: Any, where: str) -> Any:
+    problems = [rule.problem for rule in rules]
+
+    def decode(value: Any, where: Where) -> Any:
         found = plain(value, where)
-        for rule in rules:
-            problem = rule.problem(found)
+        for problem_of in problems:
+            problem = problem_of(found)
             if problem is not None:
                 raise _wrong(where, value, problem)
         return found
@@ -144,20 +162,30 @@ def _with_rules(plain: Decoder, rules: Sequence[Rule]) -> Decoder:
 
 
 def _of_type(kind: Any, inner: Sequence[Decoder]) -> Decoder:
-    def decode(value: Any, where: str) -> Any:
+    def check(value: Any, where: Where) -> None:
         if type(value) is not kind:  # a bool is no int here
             raise _wrong(where, value, _NAMES[kind])
-        if kind is list:
-            return [inner[0](each, f"{where}[{place}]") for place, each in enumerate(value)]
-        if kind is dict:
-            return {
-                inner[0](key, f"a key of {where}"): inner[1](each, f"{where}[{key!r}]") for key, each in value.items()
-            }
+
+    def scalar(value: Any, where: Where) -> Any:
+        check(value, where)
         return value
 
-    return decode
+    def of_list(value: Any, where: Where) -> Any:
+        check(value, where)
+        return [inner[0](each, (where, "{}[{}]", place)) for place, each in enumerate(value)]
+
+    def of_dict(value: Any, where: Where) -> Any:
+        check(value, where)
+        return {
+            inner[0](key, (where, "a key of {}", "")): inner[1](each, (where, "{}[{!r}]", key))
+            for key, each in value.items()
+        }
+
+    return {list: of_list, dict: of_dict}.get(kind, scalar)
 
 
-def _wrong(where: str, value: object, expected: str) -> ValueError:
+def _wrong(where: Where, value: object, expected: str) -> ValueError:
     text = repr(value)
-    return ValueError(f"{where or 'it'} is {text if len(text) <= 80 else f'{text[:80]}...'}, expected {expected}")
+    return ValueError(
+        f"{_name(where) or 'it'} is {text if len(text) <= 80 else f'{text[:80]}...'}, expected {expected}"
+    )

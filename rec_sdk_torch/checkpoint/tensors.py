@@ -9,7 +9,8 @@ import json
 import os
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any
@@ -47,19 +48,21 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor of a file: its name, data type and shape."""
+    """A tensor of a file: its name, data type and shape.
+
+    Attributes:
+        row_bytes, bytes: of a row, and of all.
+    """
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
+    row_bytes: int = field(init=False, compare=False, repr=False)
+    bytes: int = field(init=False, compare=False, repr=False)
 
-    @property
-    def row_bytes(self) -> int:
-        return prod(self.shape[1:]) * self.dtype.itemsize
-
-    @property
-    def bytes(self) -> int:
-        return self.shape[0] * self.row_bytes
+    def __post_init__(self) -> None:
+        row_bytes = prod(self.shape[1:]) * self.dtype.itemsize
+        vars(self).update(row_bytes=row_bytes, bytes=self.shape[0] * row_bytes)
 
 
 _Size = Annotated[int, Within(0)]
@@ -86,12 +89,26 @@ class _Header:
     tensors: dict[str, _Field]
 
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
 def _header(specs: Sequence[TensorSpec], about: Mapping[str, str], begin: int) -> tuple[bytes, dict[str, int]]:
     """The bytes before the tensors, and the place of each behind `begin`. Tensors of larger elements come first.
 
     In the file the first tensor is at a multiple of `_ALIGNMENT`.
     """
-    fields: dict[str, Any] = {"__metadata__": dict(about)} if about else {}
+    of_tensors, places = _fields(tuple(specs))
+    whole = f'{{"__metadata__":{_encode(about)}{"," if specs else ""}{of_tensors[1:]}' if about else of_tensors
+    text = whole.encode()
+    text += b" " * (-(begin + 8 + len(text)) % _ALIGNMENT)
+    start = 8 + len(text)
+    return len(text).to_bytes(8, "little") + text, {name: start + place for name, place in places.items()}
+
+
+@lru_cache(64)
+def _fields(specs: tuple[TensorSpec, ...]) -> tuple[str, dict[str, int]]:
+    """What a header says of the tensors, and the place of each behind it. Tables of one shape have the same."""
+    fields: dict[str, Any] = {}
     offset = 0
     places = {}
     for spec in specs:
@@ -103,10 +120,7 @@ def _header(specs: Sequence[TensorSpec], about: Mapping[str, str], begin: int) -
         }
         places[spec.name] = offset
         offset = end
-    text = json.dumps(fields, separators=(",", ":")).encode()
-    text += b" " * (-(begin + 8 + len(text)) % _ALIGNMENT)
-    start = 8 + len(text)
-    return len(text).to_bytes(8, "little") + text, {name: start + place for name, place in places.items()}
+    return _encode(fields), places
 
 
 def _bits(rows: torch.Tensor) -> np.ndarray:
@@ -151,7 +165,7 @@ class TensorWriter:
             raise ValueError(
                 f"{self._out.path}: {rows.numel()} elements of {rows.dtype} do not fit what is left of {spec}"
             )
-        rest = _bits(rows.detach().cpu())
+        rest = _bits(rows if rows.device.type == "cpu" and not rows.requires_grad else rows.detach().cpu())
         if self._whole is not None:
             _put(self._whole, self._starts[name] + written, rest)
             self._written[name] += rest.nbytes
@@ -201,26 +215,28 @@ def _put(buffer: Bytes, begin: int, rows: np.ndarray) -> int:
     return end
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Contents:
     """The header of a file.
 
     Attributes:
         raw: the header, with its length.
-        specs, starts, about: as those of `TensorReader`.
+        specs, starts, about, checked: as those of `TensorReader`.
     """
 
     raw: bytes
     specs: dict[str, TensorSpec]
     starts: dict[str, int]
     about: dict[str, str]
+    checked: object = None
 
 
 class Pack:
     """A pack, open for reading as long as there is a reference to this.
 
     Attributes:
-        fd, bytes: of the file.
+        path, fd, bytes: of the file.
+        piece: memory for one file in it, while that is read as a whole.
         known: what headers say that were read, by their place.
     """
 
@@ -230,9 +246,11 @@ class Pack:
             CheckpointError: there is no such file in the save `folder`.
         """
         self.fd = -1
+        self.path = path
         self.fd = _opened(path, folder)
         self.bytes = os.fstat(self.fd).st_size
         self.known: dict[int, _Contents] = {}
+        self.piece = bytearray(_PIECE)
 
     def __del__(self) -> None:
         if self.fd >= 0:
@@ -279,7 +297,7 @@ class TensorReader:
                 raise CheckpointError(f"{path}: damaged, it ends at byte {pack.bytes}")
             known = pack.known if pack is not None else {}
             contents = known[self._begin] if self._begin in known else self._parse(self._read_header())
-            known[self._begin] = contents
+            known[self._begin] = self._contents = contents
         except BaseException:
             self.close()
             raise
@@ -289,6 +307,15 @@ class TensorReader:
             contents.starts,
             contents.about,
         )
+
+    @property
+    def checked(self) -> object:
+        """What its caller has set: for which its tensors were found to be right."""
+        return self._contents.checked
+
+    @checked.setter
+    def checked(self, by: object) -> None:
+        self._contents.checked = by
 
     def _read_header(self) -> bytes:
         length = int.from_bytes(os.pread(self._fd, 8, self._begin), "little")
@@ -302,9 +329,9 @@ class TensorReader:
             header = json.loads(text)
             about = header.pop("__metadata__", {}) if isinstance(header, dict) else {}
             fields = record(_Header, {"about": about, "tensors": header}, "")
-            for name, field in fields.tensors.items():
-                spec = TensorSpec(name, DTYPES[field.dtype], tuple(field.shape))
-                begin, end = field.data_offsets
+            for name, each in fields.tensors.items():
+                spec = TensorSpec(name, DTYPES[each.dtype], tuple(each.shape))
+                begin, end = each.data_offsets
                 if end - begin != spec.bytes or 8 + len(text) + end > self.bytes:
                     raise ValueError(f"{name} has bytes {begin} to {end}")
                 specs[name], starts[name] = spec, self._begin + 8 + len(text) + begin
@@ -344,6 +371,13 @@ class TensorReader:
         if checksums.keys() != {HEADER, *self.specs}:
             raise CheckpointError(f"{self.path}: has tensors {sorted(self.specs)}, expected {sorted(checksums)}")
         self._compare(HEADER, zlib.crc32(self._header), checksums)
+        if self.bytes <= _PIECE:
+            whole = memoryview(bytearray(self.bytes) if self._pack is None else self._pack.piece)[: self.bytes]
+            self._read_into(whole, self._begin)
+            for name, spec in self.specs.items():
+                begin = self.starts[name] - self._begin
+                self._compare(name, zlib.crc32(whole[begin : begin + spec.bytes]), checksums)
+            return
         if self.bytes <= _ONE_READER:
             for name in self.specs:
                 self._compare(name, self._checksum(name), checksums)

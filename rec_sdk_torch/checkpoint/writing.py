@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -72,7 +73,7 @@ class RankFiles:
 
     def rows(self, table: str, layer: int, specs: Sequence[TensorSpec], count: int, pieces: Iterable[Piece]) -> None:
         """Writes `count` rows in files of at most `MOST_BYTES`; `specs` are of no rows."""
-        most = max(1, MOST_BYTES // sum(TensorSpec(s.name, s.dtype, (1, *s.shape[1:])).bytes for s in specs))
+        most = max(1, MOST_BYTES // sum(spec.row_bytes for spec in specs))
         rest = (piece for piece in pieces if len(piece["ids"]))
         left: Piece = {}
         for number, begin in enumerate(range(0, count, most)):
@@ -103,9 +104,10 @@ class RankFiles:
         rest: Iterator[Piece],
     ) -> Piece:
         """Writes `count` rows of `left` and then of `rest`, and returns what is left of the last piece."""
-        full = [TensorSpec(spec.name, spec.dtype, (count, *spec.shape[1:])) for spec in specs]
+        full = _of_rows(tuple(specs), count)
         size = sum(spec.bytes for spec in full)
-        with self._opened(f"{table}/rank-{self._rank:05d}/{name}", size) as out:
+        path = f"{table}/rank-{self._rank:05d}/{name}"
+        with self._opened(path, size) as out:
             writer = TensorWriter(out, full, {"save": self._save, "table": table})
             missing = count
             while missing:
@@ -118,9 +120,15 @@ class RankFiles:
                 left = {key: values[taken:] for key, values in piece.items()} if taken < len(piece["ids"]) else {}
                 missing -= taken
             checksums = writer.finish()
-        path, offset = out.path.relative_to(self._folder).as_posix(), writer.begin if out is self._pack else None
+        path, offset = (out.path.name, writer.begin) if out is self._pack else (path, None)
         self.written.append(SavedFile(path, role, table, self._rank, layer, count, writer.bytes, checksums, offset))
         return left
+
+
+@lru_cache(64)
+def _of_rows(specs: tuple[TensorSpec, ...], count: int) -> tuple[TensorSpec, ...]:
+    """The tensors of a file of so many rows. Many tables may have the same."""
+    return tuple(TensorSpec(spec.name, spec.dtype, (count, *spec.shape[1:])) for spec in specs)
 
 
 def row_specs(

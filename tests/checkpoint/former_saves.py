@@ -9,6 +9,7 @@ gradients, counts and clocks when the last one was written, read from the tables
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import tables
+import test_saved_evicted as leaving
 import torch
 
 HERE = Path(__file__).parent
@@ -28,6 +30,7 @@ import test_saves_any_world as any_world  # noqa: E402
 
 import rec_sdk_torch as rst  # noqa: E402
 from rec_sdk_torch.checkpoint import manifest  # noqa: E402
+from rec_sdk_torch.tbe.rows.pieces import cached  # noqa: E402
 
 SAVES = HERE.parent / "data" / "saves"
 SHARDED = sharded_model.Scenario(
@@ -39,6 +42,8 @@ SHARDED = sharded_model.Scenario(
     steps=5,
 )
 """Five steps in windows of three: one is open."""
+
+SKETCH = next(place for place, each in enumerate(life.LIVES) if each.sketch_bytes)
 
 Contents = Mapping[str, Any]
 
@@ -84,21 +89,54 @@ def _packed(folder: Path) -> Contents:
         manifest.MANY_TABLES = many
 
 
-def _life(folder: Path) -> Contents:
-    embedding = life.make(life.LIVES[1])
+def _warm(folder: Path) -> Contents:
+    """One save of the same, and which rows were in the cache."""
+    embedding = tables.make(tables.WINDOWS)
+    tables.train(embedding, range(6))
+    rst.Saver().save(embedding, folder, incremental=True)
+    return _cached(embedding)
+
+
+def _cached(embedding: Any) -> Contents:
+    with embedding.exclusive():
+        ids = {each.name: sorted(cached(embedding.view(each.name)).by_heat()[0].tolist()) for each in embedding.tables}
+    return {"cached": ids, **tables.contents(embedding)}
+
+
+def _life(folder: Path, of: int = 1) -> Contents:
+    embedding = life.make(life.LIVES[of])
     for begin in (0, 5):
         life.train(embedding, range(begin, begin + 5))
         rst.Saver().save(embedding, folder, incremental=True)
     return _living(embedding)
 
 
+def _sketch(folder: Path) -> Contents:
+    """Ids without a row are counted in a sketch."""
+    return _life(folder, SKETCH)
+
+
 def _living(embedding: Any) -> Contents:
     return {"lives": life.lives(embedding), **tables.contents(embedding)}
 
 
+def _evicted(folder: Path) -> Contents:
+    """Rows left, and were taken in part."""
+    embedding = leaving.make()
+    for begin in (0, 5):
+        leaving.train(embedding, range(begin, begin + 5))
+        embedding.view("a").take_evicted(1)
+        rst.Saver().save(embedding, folder, incremental=True)
+    return _waiting(embedding)
+
+
+def _waiting(embedding: Any) -> Contents:
+    return {"evicted": leaving.waiting(embedding), **tables.contents(embedding)}
+
+
 def _sharded(folder: Path) -> Contents:
     two = ranks.Ranks(2)
-    held = any_world.joined(two.run(any_world.save, SHARDED, str(folder)))
+    held = any_world.joined(SHARDED, two.run(any_world.save, SHARDED, str(folder)))
     two.close()
     return held
 
@@ -107,7 +145,10 @@ MODELS = {
     "chain": Former(lambda: tables.make(tables.WINDOWS), tables.contents, _chain),
     "packs": Former(lambda: tables.make(tables.WINDOWS), tables.contents, _packed),
     "folders": Former(lambda: tables.make(tables.WINDOWS), tables.contents, _folders, "deltas"),
+    "warm": Former(lambda: tables.make(tables.WINDOWS), _cached, _warm),
     "life": Former(lambda: life.make(life.LIVES[1]), _living, _life),
+    "sketch": Former(lambda: life.make(life.LIVES[SKETCH]), _living, _sketch),
+    "evicted": Former(leaving.make, _waiting, _evicted),
     "sharded": Former(lambda: sharded_model.Model(SHARDED, 3), any_world.held, _sharded),
 }
 
@@ -126,8 +167,9 @@ def main() -> None:
     torch.set_num_threads(1)
     for name, former in MODELS.items():
         folder = SAVES / rst.__version__ / name
-        if folder.exists():
+        if (folder / "expected.json").exists():
             continue
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that was broken off
         folder.mkdir(parents=True)
         expected = plain(former.write(folder))
         (folder / "expected.json").write_text(json.dumps(expected, indent=0, sort_keys=True) + "\n")

@@ -73,8 +73,14 @@ def write_manifest(save: Path, body: dict[str, Any]) -> None:
     """With the checksum that it should have."""
     rest = {name: value for name, value in body.items() if name != "checksum"}
 
+    def value(field: Any) -> str:
+        """Each object of a list has a line."""
+        if not isinstance(field, list) or not field or not isinstance(field[0], dict):
+            return json.dumps(field, sort_keys=True)
+        return "[\n  " + ",\n  ".join(json.dumps(each, sort_keys=True) for each in field) + "\n ]"
+
     def text(fields: dict[str, Any]) -> str:
-        return json.dumps(fields, indent=1, sort_keys=True) + "\n"
+        return "{\n" + ",\n".join(f' "{name}": {value(fields[name])}' for name in sorted(fields)) + "\n}\n"
 
     checksum = zlib.crc32(text(rest).encode())
     (save / MANIFEST).write_text(text({**rest, "checksum": checksum}))

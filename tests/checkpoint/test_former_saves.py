@@ -25,6 +25,14 @@ def test_there_are_saves_of_this_version() -> None:
     )
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_the_next_version_can_write_them(name: str, tmp_path: Path) -> None:
+    """Before a release, `former_saves.py` does."""
+    expected = plain(MODELS[name].write(tmp_path))
+    assert json.loads(json.dumps(expected)) == expected
+    assert main(["verify", str(tmp_path / MODELS[name].place)]) == 0
+
+
 def assert_same_options(found: Any, expected: Any) -> None:
     """The steps and options that a save has; an optimizer may have got others since, which ask for nothing."""
     assert found.keys() == expected.keys()

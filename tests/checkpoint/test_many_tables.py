@@ -174,6 +174,21 @@ def test_a_table_costs_the_same_calls_among_many(tmp_path: Path) -> None:
     assert calls[1] < 1.02 * calls[0]
 
 
+def test_no_manifest_is_made_by_the_slow_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's own encoder, which an indent needs, takes a tenth of a save of many tables."""
+    source = make(MANY_TABLES)
+    train(source, 0)
+
+    def refuse(*given: Any, **options: Any) -> Any:
+        raise AssertionError("the encoder in Python is used")
+
+    monkeypatch.setattr("json.encoder._make_iterencode", refuse)
+    folder = save(source, tmp_path)
+    monkeypatch.undo()
+    lines = (folder / MANIFEST).read_text().splitlines()
+    assert sum(line.startswith("  {") for line in lines) == MANY_TABLES + 1 + len(read_manifest(folder).files)
+
+
 def test_a_thread_reads_ahead_where_rows_are_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And none where they are few: to start one takes longer than to read them."""
     source, started = tables.make(), list[str]()

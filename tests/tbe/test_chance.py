@@ -66,6 +66,12 @@ def test_candidates_and_other_rules_do_not_fit(device: torch.device) -> None:
     for probability in (0.0, -0.5, 1.5, float("nan")):
         with pytest.raises(ValueError, match="must be above 0 and at most 1"):
             TableLife(admit_probability=probability)
+    wrong: list[Any] = ["a", True, [0.5], torch.ones(2)]
+    for given in wrong:
+        with pytest.raises(ValueError, match=r"admit_probability is .* must be a number"):
+            TableLife(admit_probability=given)
+        with pytest.raises(ValueError, match=r"admit_threshold is .* must be a number"):
+            TableLife(admit_threshold=given)
     with pytest.raises(ValueError, match="ids are admitted by chance or by counts"):
         TableLife(admit_probability=0.5, admit_threshold=2.0)
     with pytest.raises(ValueError, match="ids are admitted by chance or by counts"):

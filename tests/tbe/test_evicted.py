@@ -218,6 +218,9 @@ def test_rows_that_cannot_be_put_back_change_nothing(device: torch.device) -> No
     for given, error, message in wrong:
         with pytest.raises(error, match=message):
             view.put_back(given)
+    for part in ("states", "columns"):
+        with pytest.raises(TypeError, match=f"EvictedRows: {part} is None, expected a dict of tensors by name"):
+            replace(rows, **{part: None})
     many = {name: torch.zeros(8, dtype=torch.int64) for name in columns}
     flood = EvictedRows(torch.arange(50, 58), torch.ones(8, DIM), {}, many, torch.ones(8, dtype=torch.uint8))
     with pytest.raises(CapacityError):

@@ -43,6 +43,34 @@ def test_scores_are_of_the_last_batch_that_had_the_row(device: torch.device) -> 
     torch.testing.assert_close(columns["score"], torch.tensor(right, dtype=torch.float64), rtol=1e-15, atol=0)
 
 
+@pytest.mark.parametrize("half_life", [1, 3, 7, 2000])
+@pytest.mark.parametrize("idle", [1, 999, 1000, 1010, 1023, 1024, 2500, 2**31])
+def test_scores_of_rows_that_were_idle_for_long_have_the_bits_of_the_reference(
+    device: torch.device, half_life: int, idle: int
+) -> None:
+    embedding = table(device, max_rows=50, score_half_life=half_life)
+    train(embedding, 1)
+    view, one = embedding.view("t"), torch.tensor([1])
+    view.write_row_columns(one, {"score": torch.tensor([1e300], dtype=torch.float64)})
+    clocks = view.clocks()
+    view.set_clocks(clocks | {"batches": clocks["batches"] + idle - 1})
+    train(embedding, 1)
+    assert view.row_columns(one)["score"].tolist() == [decayed(1e300, idle, half_life) + 1.0]
+
+
+def test_a_row_whose_time_begins_now_keeps_its_score(device: torch.device) -> None:
+    embedding = table(device, max_rows=50, score_half_life=1, evict_age=100)
+    train(embedding, 1, timestamps=torch.tensor([50]))
+    train(embedding, 2, timestamps=torch.tensor([50]))
+    view, one = embedding.view("t"), torch.tensor([1])
+    before = view.row_columns(one)
+    view.set_clocks(view.clocks() | {"timestamp": 40})  # the rows are of later
+    assert view.evict() == 0
+    after = view.row_columns(one)
+    assert (before["timestamp"].item(), after["timestamp"].item()) == (50, 40)
+    assert {**after, "timestamp": before["timestamp"]} == before
+
+
 def test_what_was_frequent_once_leaves_before_what_is_now(device: torch.device) -> None:
     for half_life, stays in (0, 1), (1, 2):
         embedding = table(device, max_rows=2, score_half_life=half_life)

@@ -135,6 +135,8 @@ def test_bounds_that_cannot_be() -> None:
         TableLife(evict_norm=-1.0)
     with pytest.raises(ValueError, match="evict_norm is nan, must be finite"):
         TableLife(evict_norm=math.nan)
+    with pytest.raises(ValueError, match="evict_norm is 'a', must be a number"):
+        TableLife(evict_norm="a")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="evict_norm is -1"):
         rst.AdmitAndEvictConfig(evict_norm=-1)
     rules = rst.AdmitAndEvictConfig(evict_norm=2, evict_step_interval=7).table_life()

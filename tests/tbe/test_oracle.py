@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 from life_reference import Life
 from optimizer_table import BY_NAME
+from oracle_events import collect, loaded, norm_of, norms, warm
 from oracle_leaving import Result, compare_left, keeps, leave, note_left, reference_leave, take
 from oracle_scenarios import (
     BATCH,
@@ -240,50 +241,10 @@ def run(scenario: Scenario, cache: dict[str, int], device: torch.device, depth: 
     return result
 
 
-def norms(embedding: TableBatchedEmbedding, norm_type: float) -> torch.Tensor:
-    """The norms of the tables' gradients: as updates have counted them, or of what waits. It changes nothing."""
-    if embedding.options.grad_norms:
-        return torch.tensor(list(embedding.counted_norms(norm_type).values()))
-    grads = [embedding.gradient(table.name) for table in embedding.tables]
-    return torch.stack([norm_of(grad, norm_type) for grad in grads])
-
-
-def norm_of(grad: torch.Tensor | None, norm_type: float) -> torch.Tensor:
-    return (
-        torch.zeros(())
-        if grad is None or not len(grad)
-        else torch.linalg.vector_norm(grad.double().cpu(), norm_type).float()
-    )
-
-
 def backward(outputs: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
     """Features of a frozen table have no gradient."""
     pairs = [(output, grad) for output, grad in zip(outputs, grads, strict=True) if output.requires_grad]
     torch.autograd.backward([output for output, _ in pairs], [grad for _, grad in pairs])
-
-
-def warm(embedding: TableBatchedEmbedding, scenario: Scenario, step: Step) -> None:
-    """Brings rows to the cache for no batch; it is refused beside batches in flight."""
-    for index, table in enumerate(scenario.tables):
-        ids = torch.tensor(sorted(scenario.ids(index, step)), dtype=torch.int64)
-        try:
-            embedding.view(table.name).warm(ids, torch.arange(len(ids)).flip(0) if index % 2 else None)
-        except RuntimeError as error:
-            if "in flight" not in str(error):
-                raise
-
-
-def loaded(embedding: TableBatchedEmbedding, saved: dict[str, torch.Tensor]) -> bool:
-    """Whether the state was loaded; it is refused where ids would leave that a batch in flight uses."""
-    if not saved:
-        return False
-    try:
-        embedding.load_state_dict(saved)
-    except RuntimeError as error:
-        if "in flight" not in str(error):
-            raise
-        return False
-    return True
 
 
 def fail(embedding: TableBatchedEmbedding, scenario: Scenario, step: Step, device: torch.device) -> None:
@@ -302,22 +263,6 @@ def fail(embedding: TableBatchedEmbedding, scenario: Scenario, step: Step, devic
     with pytest.raises((OSError, rec_sdk_torch.CacheTooSmallError)):
         forward(embedding, scenario, step, device)
     del last.plan
-
-
-def collect(embedding: TableBatchedEmbedding, name: str, result: Result) -> None:
-    view = embedding.view(name)
-    whole = view.read(view.ids())
-    result[f"{name}.ids"] = whole.ids
-    result |= {f"{name}.row {column}": values for column, values in view.row_columns(whole.ids).items()}
-    candidates, columns = view.candidates()
-    result |= {f"{name}.candidate {column}": values for column, values in ({"ids": candidates} | columns).items()}
-    result[f"{name}.sketch"] = view.sketch()
-    result |= {f"{name}.clock {clock}": torch.tensor(value) for clock, value in view.clocks().items()}
-    if view.config.life is not None:
-        stats = embedding.cache_stats(name)
-        result |= {f"{name}.{key}": torch.tensor(stats[key]) for key in ("not_admitted_lookups", "evicted")}
-    for part, values in whole.parts.items():
-        result[f"{name}.{part}"] = values
 
 
 def reference_run(scenario: Scenario, device: torch.device) -> tuple[Result, Reference]:

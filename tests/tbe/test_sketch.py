@@ -210,7 +210,14 @@ def test_states_that_cannot_be(device: torch.device) -> None:
             view.set_sketch([state, wrong])
     with pytest.raises(TypeError, match=r"is torch.int64 \(2,\), expected uint8 \[n\]"):
         view.set_sketch([torch.tensor([1, 2])])
+    nothing: Any = None
+    with pytest.raises(TypeError, match="table 't': the states of sketches are NoneType, expected a list"):
+        view.set_sketch(nothing)
+    with pytest.raises(TypeError, match="table 't': the state of a sketch is NoneType, expected a tensor"):
+        view.set_sketch([nothing])
     assert torch.equal(state_of(embedding), state)
+    with pytest.raises(MemoryError, match=r"table 't': its sketch needs .* bytes and .* are free"):
+        table(device, **sketched(2**60))
     with pytest.raises(ValueError, match="table 't' counts in no sketch"):
         exact.view("t").set_sketch([state])
     assert len(state_of(exact)) == 0

@@ -2,6 +2,7 @@
 
 #include "torch_npu_ext/ops/arguments.h"
 #include "torch_npu_ext/ops/cpu.h"
+#include "torch_npu_ext/ops/output_memory.h"
 
 namespace rec_sdk {
 
@@ -9,7 +10,7 @@ Tensor lookup_sequence_output(const Tensor& weights, const Tensor& slots) {
   const Checker check("lookup_sequence", weights);
   check.tensor("weights", weights, weights.scalar_type(), 2);
   check.tensor("slots", slots, ScalarType::Int, 1);
-  return torch::stable::new_empty(weights, {slots.size(0), weights.size(1)}, ScalarType::Float);
+  return empty_output(weights, slots.size(0), weights.size(1));
 }
 
 LookupSequence lookup_sequence_arguments(const Tensor& weights, const Tensor& slots, const Tensor& out) {

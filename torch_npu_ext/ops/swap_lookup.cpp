@@ -5,6 +5,7 @@
 
 #include "torch_npu_ext/ops/arguments.h"
 #include "torch_npu_ext/ops/cpu.h"
+#include "torch_npu_ext/ops/output_memory.h"
 
 namespace rec_sdk {
 namespace {
@@ -73,7 +74,7 @@ Tensor swap_lookup_sequence_output(const SwapAndLookups& all) {
   check.tensor("cache", all.cache, ScalarType::Byte, 2);
   check.tensor("lookup_slots", all.lookup_slots, ScalarType::Int, 1);
   weights_of(check, all);  // so that dim is no nonsense
-  return torch::stable::new_empty(all.cache, {all.lookup_slots.size(0), all.dim}, ScalarType::Float);
+  return empty_output(all.cache, all.lookup_slots.size(0), all.dim);
 }
 
 SwapLookupSequence swap_lookup_sequence_arguments(const SwapAndLookups& all, const Tensor& out) {

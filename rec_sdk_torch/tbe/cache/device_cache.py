@@ -465,6 +465,8 @@ class Group:
             warn_of_bounds(self.engine.take_bounds_warnings())
         if out is not None:
             return out
+        if len(parts) == 1:
+            return parts[0]
         empty = torch.empty((0, self.layout.dim), dtype=torch.float32, device=self._device)
         return torch.cat(parts) if parts else empty
 

@@ -40,6 +40,11 @@ class EvictedRows:
     columns: Mapping[str, torch.Tensor]
     reason: torch.Tensor
 
+    def __post_init__(self) -> None:
+        for name in ("states", "columns"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise TypeError(f"EvictedRows: {name} is {getattr(self, name)!r}, expected a dict of tensors by name")
+
     def __len__(self) -> int:
         return len(self.ids)
 

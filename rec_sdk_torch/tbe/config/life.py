@@ -14,7 +14,7 @@ import torch
 
 from ... import _engine
 from ...warn import InputWarning, TrainingWarning, warn
-from .numbers import as_int
+from .numbers import as_int, is_number
 
 NEVER = -(2**63)
 """The timestamp of a table that has seen none."""
@@ -110,7 +110,12 @@ class TableLife:
     def __post_init__(self) -> None:
         if not isinstance(self.keep_evicted, bool):
             raise TypeError(f"TableLife: keep_evicted is {self.keep_evicted!r}, expected a bool")
-        for name in ("default_value", "alpha", "beta", "evict_share", "score_decay", "evict_norm"):
+        numbers = ("default_value", "alpha", "beta", "evict_share", "score_decay", "evict_norm")
+        for name in (*numbers, "admit_threshold", "admit_probability"):
+            number = getattr(self, name)
+            if not (is_number(number) or (number is None and name.startswith("admit_"))):
+                raise ValueError(f"TableLife: {name} is {number!r}, must be a number")
+        for name in numbers:
             if not math.isfinite(getattr(self, name)):
                 raise ValueError(f"TableLife: {name} is {getattr(self, name)}, must be finite")
         self._check_probability()
@@ -121,11 +126,11 @@ class TableLife:
                 raise ValueError(f"TableLife: {name} is {getattr(self, name)}, must be in [0, 1]")
         ages = ("evict_age", "evict_idle_steps", "evict_step_interval", "max_rows", "max_bytes")
         for name in (*ages, "score_half_life", "sketch_bytes", "sketch_halve_after"):
-            number = as_int(getattr(self, name))
-            if number is None or number < 0:
+            whole = as_int(getattr(self, name))
+            if whole is None or whole < 0:
                 raise ValueError(f"TableLife: {name} is {getattr(self, name)!r}, must be an int, 0 or more")
-            if number >= 2**63:
-                raise ValueError(f"TableLife: {name} is {number}, must be below 2**63")
+            if whole >= 2**63:
+                raise ValueError(f"TableLife: {name} is {whole}, must be below 2**63")
         self._check_sketch()
         self._check_half_life()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -276,7 +277,7 @@ class TableConfig:
 
     def marked(self, mark: Mapping[str, bool]) -> dict[str, Any]:
         """The fields with a mark, by name."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if mark.items() <= each.metadata.items()}
+        return {name: getattr(self, name) for name in _marked(tuple(mark.items()))}
 
     @property
     def _dtypes(self) -> str:
@@ -324,6 +325,12 @@ class TableConfig:
     def weight_bytes(self) -> int:
         """Bytes of one row's weight."""
         return self.embedding_dim * self.weight_dtype.itemsize
+
+
+@functools.cache
+def _marked(mark: tuple[tuple[str, bool], ...]) -> tuple[str, ...]:
+    """The names of the fields with a mark."""
+    return tuple(each.name for each in fields(TableConfig) if dict(mark).items() <= each.metadata.items())
 
 
 def check_names(tables: Sequence[TableConfig]) -> None:

@@ -109,8 +109,10 @@ def heats_of(table: str, ids: torch.Tensor, heats: torch.Tensor | None) -> np.nd
     problem = tensor_problem(heats)
     if problem is None and heats.shape != ids.shape:
         problem = f"have the shape {tuple(heats.shape)}, expected {tuple(ids.shape)}"
-    if problem is None and not bool((heats.isfinite() & (heats >= 0)).all()):
-        problem = "are not all numbers from 0 on"
+    if problem is None and heats.numel():
+        least, most = heats.detach().aminmax()  # of numbers with a nan both are that
+        if not (least >= 0 and most < torch.inf):
+            problem = "are not all numbers from 0 on"
     if problem is not None:
         raise ValueError(f"table {table!r}: heats {problem}")
     found: np.ndarray = heats.detach().cpu().float().contiguous().numpy()

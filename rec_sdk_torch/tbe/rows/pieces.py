@@ -56,6 +56,16 @@ def knows_changes(view: TableView, since: int) -> bool:
     return group.engine.removed_ids(table, since)[1]
 
 
+def removed(view: TableView, since: int) -> Int64Array:
+    """Ids that were removed after a version, with those that came back.
+
+    Raises:
+        ValueError: a table without `track_changes`.
+    """
+    group, table = view._open()
+    return group.engine.removed_ids(table, since)[0]
+
+
 def changed(view: TableView, since: int) -> tuple[Int64Array, Int64Array]:
     """(ids of rows that changed after a version; ids that were removed, with those that came back).
 

@@ -117,9 +117,10 @@ class Replacement:
                 self._empty()
             engines = [group.fresh_engine() if self._beside else group.engine for group in groups]
             self._new = [(group, engine, group.counts()) for group, engine in zip(groups, engines, strict=True)]
+            records = _Records()
             for source in self._sources:
                 group, table = source.view._open()
-                _fill(source, group, engines[groups.index(group)], table)
+                _fill(source, group, engines[groups.index(group)], table, records)
                 if source.view.config.name in self._layout.evicted:
                     self._evicted[source.view.config.name] = source.evicted()
         except BaseException:
@@ -155,14 +156,29 @@ class Replacement:
         self._layout.windows = dict(self._windows)
 
 
-def _fill(source: TableSource, group: Group, engine: _engine.Engine, table: int) -> None:
+class _Records:
+    """Memory of records, for one piece of a table after the other: fresh memory has to be cleared by the system."""
+
+    def __init__(self) -> None:
+        self._group: Group | None = None
+        self._last = torch.empty((0, 0), dtype=torch.uint8, device="cpu")
+
+    def of(self, group: Group, rows: int) -> torch.Tensor:
+        """Uint8 `[rows, bytes]` for records of the group: zero, but for parts that a call before has filled."""
+        if group is not self._group or rows > len(self._last):
+            self._group = group
+            self._last = torch.zeros((rows, group.layout.bytes), dtype=torch.uint8, device="cpu")
+        return self._last[:rows]
+
+
+def _fill(source: TableSource, group: Group, engine: _engine.Engine, table: int, records: _Records) -> None:
     """Makes an empty table of `engine`, which is the group's or will be, what the source says."""
     engine.reserve_ids(table, source.rows)
     for layer in source.layers():
         if isinstance(layer, Removed):
             engine.remove(table, layer.ids.numpy())
         else:
-            _write_rows(source.view, group, engine, table, layer)
+            _write_rows(source.view, group, engine, table, layer, records)
     for ids, sums in source.window():
         engine.put_away(table, engine.find_rows(table, ids)[0], sums.contiguous().numpy())
     if source.life is not None:
@@ -174,11 +190,13 @@ def _fill(source: TableSource, group: Group, engine: _engine.Engine, table: int)
             engine.set_sketch(table, [sketch.numpy() for sketch in source.life.sketches])
 
 
-def _write_rows(view: TableView, group: Group, engine: _engine.Engine, table: int, chunk: Rows) -> None:
+def _write_rows(
+    view: TableView, group: Group, engine: _engine.Engine, table: int, chunk: Rows, memory: _Records
+) -> None:
     """No row is in the cache."""
     ids: Int64Array = chunk.ids.numpy()
     rows, _ = engine.insert(table, ids)
-    records = torch.zeros((len(ids), group.layout.bytes), dtype=torch.uint8, device="cpu")
+    records = memory.of(group, len(ids))
     if chunk.parts.keys() != view.parts().keys():
         engine.read_rows(table, ids, rows, records.numpy())
     for name, place in view._places(list(chunk.parts)).items():

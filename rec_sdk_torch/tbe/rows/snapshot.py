@@ -131,12 +131,15 @@ class Snapshot:
         size: rows that are read at a time.
     """
 
-    def __init__(self, layout: Layout, name: str, aside: Aside, ids: Int64Array | None = None) -> None:
+    def __init__(
+        self, layout: Layout, name: str, aside: Aside, ids: Int64Array | None = None, since: int | None = None
+    ) -> None:
         """
         Args:
             layout, name: the table's.
             aside: where rows wait.
             ids: of the rows, which the table has; None for all of them.
+            since: only rows that changed after this version, in place of `ids`.
 
         Raises:
             RuntimeError: the table has a snapshot.
@@ -150,7 +153,10 @@ class Snapshot:
         self._place = 0
         self._error: BaseException | None = None
         self._replaced = False
-        self.count = group.engine.open_snapshot(table, ids)
+        if since is None:
+            self.count = group.engine.open_snapshot(table, ids)
+        else:
+            self.count = group.engine.open_snapshot_since(table, since)
         group.snapshots[table] = self
 
     def close(self) -> None:

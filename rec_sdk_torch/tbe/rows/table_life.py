@@ -112,7 +112,17 @@ class LifeView:
             ValueError: what is no state of a sketch; a table without a sketch; nothing was set.
             TypeError: values of another type.
         """
+        if not isinstance(states, Sequence):
+            raise TypeError(
+                f"table {self.config.name!r}: the states of sketches are {type(states).__name__}, expected a list of "
+                "tensors, uint8 [n]"
+            )
         for state in states:
+            if not isinstance(state, torch.Tensor):
+                raise TypeError(
+                    f"table {self.config.name!r}: the state of a sketch is {type(state).__name__}, expected a tensor, "
+                    "uint8 [n]"
+                )
             if state.dtype != torch.uint8 or state.dim() != 1:
                 raise TypeError(
                     f"table {self.config.name!r}: the state of a sketch is {state.dtype} {tuple(state.shape)}, "
@@ -195,8 +205,10 @@ class LifeView:
     def evicted_waiting(self) -> list[EvictedRows]:
         """Rows for `take_evicted`, which go on waiting, with what the table keeps of a row now; hold `exclusive()`."""
         departures = self.layout.evicted.get(self.config.name)
+        if departures is None or not departures.pieces:
+            return []
         shape = self._row_shape()
-        return [] if departures is None else [shape.fit(piece) for piece in departures.pieces]
+        return [shape.fit(piece) for piece in departures.pieces]
 
     def _row_shape(self) -> RowShape:
         config, optimizer = self.config, self.layout.optimizer_of(self.config.name)

@@ -89,9 +89,9 @@ using Taken = std::tuple<py::array_t<int64_t>, py::array_t<int32_t>, py::array_t
 Taken to_python(Engine& engine, Engine::TakenRows taken, ColumnSet kept) {
   const py::ssize_t bytes = engine.layout().bytes,
                     rows = static_cast<py::ssize_t>(taken.records.size()) / bytes;
-  const py::array_t<uint8_t> records = to_numpy(std::vector<char>(std::move(taken.records)))
-                                           .attr("view")("uint8")
-                                           .attr("reshape")(py::make_tuple(rows, bytes));
+  auto* const owner = new UnsetBytes(std::move(taken.records));
+  const py::capsule base(owner, [](void* data) { delete static_cast<UnsetBytes*>(data); });
+  const py::array_t<uint8_t> records({rows, bytes}, reinterpret_cast<const uint8_t*>(owner->data()), base);
   return {to_numpy(std::move(taken.ids)), to_numpy(std::move(taken.slots)), records,
           to_arrays(taken.columns, kept)};
 }
@@ -125,6 +125,12 @@ void bind_snapshots(EngineClass& engine) {
           A pending row is taken before it is changed; where plans count it, the engine keeps its old
           columns. RuntimeError for a table that has one.)",
           py::arg("table"), py::arg("ids") = py::none())
+      .def("open_snapshot_since", &Engine::open_snapshot_since,
+           R"(The same of the rows that changed after version `since`: those of changed_ids, which
+          take_next takes, by ascending row.
+
+          ValueError for a table without the column "version".)",
+           py::arg("table"), py::arg("since"), py::call_guard<WithoutLock>())
       .def("close_snapshot", &Engine::close_snapshot, "Nothing is pending; also where there is no snapshot.",
            py::arg("table"), py::call_guard<WithoutLock>())
       .def("snapshot_pending", &Engine::snapshot_pending,

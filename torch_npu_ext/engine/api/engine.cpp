@@ -7,67 +7,48 @@ namespace rec_sdk {
 // A plan may be dropped by Python's garbage collector while another thread plans. It must not wait for that,
 // so it ends in the next call that takes the lock.
 void Plan::release() noexcept {
-  if (released_.exchange(true)) return;
-  engine_->end_later(buffers_);
-}
-
-void Engine::end_later(std::shared_ptr<PlanBuffers> buffers) noexcept {
-  const std::lock_guard<std::mutex> guard(end_mutex_);
-  to_end_.push_back(std::move(buffers));
+  if (!released_.exchange(true)) engine_->order_.end_later(buffers_);
 }
 
 void Announcement::forget() noexcept {
-  if (ticket_ != 0 && !forgotten_.exchange(true)) engine_->forget_later(ticket_);
-}
-
-void Engine::forget_later(uint64_t ticket) noexcept {
-  const std::lock_guard<std::mutex> guard(end_mutex_);
-  to_forget_.push_back(ticket);
+  if (ticket_ != 0 && !forgotten_.exchange(true)) engine_->order_.forget_later(ticket_);
 }
 
 std::unique_lock<std::mutex> Engine::lock() {
   std::unique_lock<std::mutex> guard(mutex_);
-  end_plans();
+  catch_up();
   return guard;
 }
 
 std::unique_lock<std::mutex> Engine::lock_settled(const char* what) {
   std::unique_lock<std::mutex> guard = lock();
-  if (!unapplied_.empty() || !group_.transit.empty()) {
+  if (!order_.empty() || !group_.transit.empty()) {
     throw std::runtime_error(std::string(what) + " needs all plans applied and all rows landed: " +
-                             std::to_string(unapplied_.size()) + " plans are not applied, rows of " +
+                             std::to_string(order_.size()) + " plans are not applied, rows of " +
                              std::to_string(group_.transit.size()) + " plans have not landed");
   }
   return guard;
 }
 
-void Engine::end_plans() noexcept {
-  std::vector<std::shared_ptr<PlanBuffers>> ended;
-  {
-    const std::lock_guard<std::mutex> guard(end_mutex_);
-    ended.swap(to_end_);
-    for (const uint64_t ticket : to_forget_) group_.future.forget(ticket);
-    to_forget_.clear();
-  }
-  for (const std::shared_ptr<PlanBuffers>& plan : ended) end(plan.get());
-  while (!unapplied_.empty()) {
-    const PlanBuffers& newest = *unapplied_.back();
-    if (!newest.ended || newest.kept > 0 || newest.state != PlanState::kPlanned) break;
-    cancel_newest();
-  }
+// The group learns what threads did to plans since the last call.
+void Engine::catch_up() noexcept {
+  for (const uint64_t ticket : order_.take_forgotten()) group_.future.forget(ticket);
+  while (const std::shared_ptr<PlanBuffers> plan = order_.take_applied()) finish(plan.get());
+  for (const std::shared_ptr<PlanBuffers>& plan : order_.take_ended()) end(plan.get());
+  while (const std::shared_ptr<PlanBuffers> plan = order_.cancel_released())
+    Planner::cancel(plan.get(), &group_);
+}
+
+void Engine::finish(PlanBuffers* plan) noexcept {
+  Planner::finish(*plan, &group_);
+  plan->finished = true;
+  if (plan->ended) group_.uses.release(*plan);
 }
 
 // A plan that was not applied, and is not the newest, stays until it is applied on the way to a later one.
 void Engine::end(PlanBuffers* plan) noexcept {
   plan->ended = true;
-  if (plan->state == PlanState::kApplied) group_.uses.release(*plan);
-}
-
-void Engine::cancel_newest() noexcept {
-  PlanBuffers* const plan = unapplied_.back().get();
-  Planner::cancel(plan, &group_);
-  plan->state = PlanState::kCancelled;
-  unapplied_.pop_back();
+  if (plan->finished) group_.uses.release(*plan);
 }
 
 void Engine::check_own(const Plan& plan) const {
@@ -91,11 +72,11 @@ std::unique_ptr<Plan> Engine::plan(const BatchInput& input, ExternalArena arena,
   const auto guard = lock();
   std::shared_ptr<PlanBuffers> buffers = pool_->take();
   auto plan = std::make_unique<Plan>(shared_from_this(), buffers, false);
-  unapplied_.push_back(buffers);
+  order_.add(buffers);
   try {
     planner_.plan(input, &group_, buffers, std::move(arena), announced == nullptr ? 0 : announced->ticket());
   } catch (...) {
-    unapplied_.pop_back();
+    order_.take_back();
     throw;
   }
   plan->hold();
@@ -110,11 +91,10 @@ size_t Engine::arena_bytes(const BatchInput& input) {
 void Engine::cancel(Plan* plan) {
   check_own(*plan);
   const auto guard = lock();
-  const PlanBuffers* const buffers = plan->buffers().get();
-  if (unapplied_.empty() || unapplied_.back().get() != buffers || buffers->state != PlanState::kPlanned) {
+  if (!order_.is_newest(*plan->buffers()) || order_.cancel_newest() == nullptr) {
     throw std::runtime_error("only the newest plan can be cancelled, once, and before it is applied");
   }
-  cancel_newest();
+  Planner::cancel(plan->buffers().get(), &group_);
 }
 
 std::vector<std::unique_ptr<Plan>> Engine::unapplied(const Plan* upto) {
@@ -125,73 +105,40 @@ std::vector<std::unique_ptr<Plan>> Engine::unapplied(const Plan* upto) {
     throw std::runtime_error("the plan was cancelled");
   }
   if (upto != nullptr && upto->buffers()->state == PlanState::kApplied) return plans;
-  for (const std::shared_ptr<PlanBuffers>& buffers : unapplied_) {
+  bool after = false;
+  order_.for_each([&](const std::shared_ptr<PlanBuffers>& buffers) {
+    if (after) return;
     plans.push_back(std::make_unique<Plan>(shared_from_this(), buffers, false));
     plans.back()->keep();
-    if (upto != nullptr && buffers == upto->buffers()) break;
-  }
+    after = upto != nullptr && buffers == upto->buffers();
+  });
   return plans;
 }
 
 std::unique_ptr<Plan> Engine::next(const Plan& plan) {
   check_own(plan);
-  const auto guard = lock();
-  if (unapplied_.empty() || unapplied_.front() != plan.buffers()) return nullptr;
   auto handle = std::make_unique<Plan>(shared_from_this(), plan.buffers(), false);
-  handle->keep();
+  if (!order_.keep_next(*plan, [&handle] { handle->keep(); })) return nullptr;
   return handle;
 }
 
-void Engine::check_next(const Plan& plan) {
-  const auto guard = lock();
-  if (plan.buffers()->state == PlanState::kApplied) return;
-  if (unapplied_.empty() || unapplied_.front() != plan.buffers()) {
-    throw std::runtime_error("plans are applied once each, in their order");
-  }
-}
-
 void Engine::begin(const std::vector<const Plan*>& plans) {
-  for (const Plan* plan : plans) plan->engine()->check_next(*plan);
-  for (const Plan* plan : plans) {
-    const auto guard = plan->engine()->lock();
-    if (plan->buffers()->state == PlanState::kPlanned) plan->buffers()->state = PlanState::kApplying;
-  }
-}
-
-bool Engine::passes(const Plan& plan) {
-  const auto guard = lock();
-  const PlanBuffers& buffers = *plan.buffers();
-  return buffers.rows_in == 0 && buffers.state == PlanState::kPlanned && !unapplied_.empty() &&
-         unapplied_.front().get() == &buffers;
+  for (const Plan* plan : plans) plan->engine()->order_.check_next(**plan);
+  for (const Plan* plan : plans) plan->engine()->order_.begin(plan->buffers().get());
 }
 
 bool Engine::pass(const std::vector<const Plan*>& plans) {
   for (const Plan* plan : plans) {
-    if (!plan->engine()->passes(*plan)) return false;
+    if ((*plan)->rows_in > 0 || !plan->engine()->order_.is_next_planned(**plan)) return false;
   }
-  for (const Plan* plan : plans) {
-    const auto guard = plan->engine()->lock();
-    plan->engine()->finish_oldest();
-  }
+  begin(plans);
+  for (const Plan* plan : plans) plan->engine()->applied(*plan);
   return true;
 }
 
 void Engine::applied(const Plan& plan) {
   check_own(plan);
-  const auto guard = lock();
-  PlanBuffers* const buffers = plan.buffers().get();
-  if (unapplied_.empty() || unapplied_.front().get() != buffers || buffers->state != PlanState::kApplying) {
-    throw std::runtime_error("the plan has not begun to be applied");
-  }
-  finish_oldest();
-}
-
-void Engine::finish_oldest() noexcept {
-  PlanBuffers* const plan = unapplied_.front().get();
-  plan->state = PlanState::kApplied;
-  Planner::finish(*plan, &group_);
-  if (plan->ended) group_.uses.release(*plan);
-  unapplied_.pop_front();
+  order_.applied(plan.buffers().get());
 }
 
 int64_t Engine::in_flight() {
@@ -201,7 +148,7 @@ int64_t Engine::in_flight() {
 
 std::unique_ptr<ReadPlan> Engine::find(const BatchInput& input, int64_t bag_begin, int64_t bag_end) {
   const auto guard = lock();
-  if (!unapplied_.empty()) throw std::runtime_error("find needs all plans applied");
+  if (!order_.empty()) throw std::runtime_error("find needs all plans applied");
   auto plan = std::make_unique<ReadPlan>();
   reader_.find(input, bag_begin, bag_end, &group_, plan.get());
   return plan;

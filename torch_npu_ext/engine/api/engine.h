@@ -4,13 +4,13 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
 #include <string>
 #include <vector>
 
+#include "torch_npu_ext/engine/api/plan_order.h"
 #include "torch_npu_ext/engine/batch/batch.h"
 #include "torch_npu_ext/engine/batch/plan_buffers.h"
 #include "torch_npu_ext/engine/group/group.h"
@@ -203,17 +203,20 @@ class Engine : public std::enable_shared_from_this<Engine> {
     std::vector<int64_t> ids;
     std::vector<int32_t> slots;  // or kNoSlot: the record is here
     std::vector<uint32_t> rows;
-    std::vector<char> records;  // [rows, record_bytes]; none where all have a slot
-    std::vector<RowColumnValues> columns;
+    UnsetBytes records;                    // [rows, record_bytes]; none where all have a slot
+    std::vector<RowColumnValues> columns;  // none where saves have none
 
-    void reserve(size_t count) {
+    void reserve(size_t count, bool with_columns) {
       ids.reserve(count);
       slots.reserve(count);
       rows.reserve(count);
-      columns.reserve(count);
+      if (with_columns) columns.reserve(count);
     }
   };
   int64_t open_snapshot(int32_t table, const int64_t* ids, int64_t count);
+  // The same of the rows that changed after version `since`, as changed_ids() names them; take_next() takes
+  // those, by ascending row. Nothing is sorted before: training waits.
+  int64_t open_snapshot_since(int32_t table, uint64_t since);
   void close_snapshot(int32_t table);  // if there is one
   int64_t snapshot_pending(int32_t table);
   void take_ids(int32_t table, const int64_t* ids, int64_t count, TakenRows* taken);
@@ -288,24 +291,20 @@ class Engine : public std::enable_shared_from_this<Engine> {
   friend class Announcement;
   std::unique_lock<std::mutex> lock();
   std::unique_lock<std::mutex> lock_settled(const char* what);
-  void end_later(std::shared_ptr<PlanBuffers> buffers) noexcept;
-  void forget_later(uint64_t ticket) noexcept;
-  void end_plans() noexcept;
+  void catch_up() noexcept;
+  void finish(PlanBuffers* plan) noexcept;
   void end(PlanBuffers* plan) noexcept;
-  void cancel_newest() noexcept;
-  void finish_oldest() noexcept;
   void check_own(const Plan& plan) const;
-  void check_next(const Plan& plan);
-  bool passes(const Plan& plan);
   void check_landed(const std::vector<uint64_t>& sources) const;
   bool beyond_bound(int32_t table) const;
   bool sketch_is_full(int32_t table) const;
   bool has_leaving(int32_t table, int64_t interval) const;
   void end_step_clocks();
-  class MovingRows;
   template <class Visit>
   void for_each_moving_row(int32_t table, const Visit& visit) const;
+  void mark_moving(int32_t table, Snapshot* snapshot) const;
   static void take(Table* source, int64_t id, uint32_t row, uint32_t slot, TakenRows* taken);
+  static void take_listed(Table* source, int64_t* at, int64_t least, TakenRows* taken);
   void copy_records(const Table& source, TakenRows* taken) const;
   static void check_rows(const Table& table, const int64_t* rows, int64_t count);
   void copy_in(const Plan& plan, const std::vector<RowRange>& pieces, char* records) const;
@@ -320,12 +319,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Group group_;
   Planner planner_;
   Reader reader_;
-  std::deque<std::shared_ptr<PlanBuffers>> unapplied_;  // oldest first
+  PlanOrder order_;
   std::shared_ptr<PlanPool> pool_ = std::make_shared<PlanPool>();
-
-  std::mutex end_mutex_;  // of what is let go, until the next call
-  std::vector<std::shared_ptr<PlanBuffers>> to_end_;
-  std::vector<uint64_t> to_forget_;
 };
 
 }  // namespace rec_sdk

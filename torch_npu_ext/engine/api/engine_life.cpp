@@ -35,11 +35,11 @@ bool Engine::beyond_bound(int32_t t) const {
   const int64_t most = table.spec().life.max_rows;
   if (most == 0) return false;
   int64_t rows = table.rows(), candidates = table.candidates.size();
-  for (const std::shared_ptr<PlanBuffers>& plan : unapplied_) {
-    if (plan->state != PlanState::kPlanned) continue;
+  order_.for_each([&](const std::shared_ptr<PlanBuffers>& plan) {
+    if (plan->state != PlanState::kPlanned) return;
     candidates -= plan->life[t].candidates_added;
     for (int32_t i = plan->in_offsets[t]; i < plan->in_offsets[t + 1]; ++i) rows -= plan->swap_in_added[i];
-  }
+  });
   return rows > most || candidates > most;
 }
 
@@ -49,9 +49,9 @@ bool Engine::sketch_is_full(int32_t t) const {
   const int64_t most = table.spec().life.sketch_halve_after;
   if (most == 0 || table.frozen) return false;
   int64_t counted = table.sketch.counted();
-  for (const std::shared_ptr<PlanBuffers>& plan : unapplied_) {
+  order_.for_each([&](const std::shared_ptr<PlanBuffers>& plan) {
     if (plan->state == PlanState::kPlanned) counted -= plan->life[t].sketched;
-  }
+  });
   return counted >= most;
 }
 

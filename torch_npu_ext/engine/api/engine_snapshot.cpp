@@ -1,9 +1,11 @@
 // The engine's calls on snapshots: rows of one moment are taken while batches are planned and applied.
 #include <algorithm>
-#include <cstring>
+#include <memory>
 #include <stdexcept>
+#include <utility>
 
 #include "torch_npu_ext/engine/api/engine.h"
+#include "torch_npu_ext/engine/base/radix_sort.h"
 
 namespace rec_sdk {
 namespace {
@@ -18,16 +20,54 @@ Snapshot& open_one(Table& table) {
   return *table.snapshot;
 }
 
+std::unique_ptr<Snapshot> new_snapshot(const Table& table) {
+  if (table.snapshot != nullptr) {
+    throw std::runtime_error("table '" + table.spec().name + "' has a snapshot already");
+  }
+  return std::make_unique<Snapshot>(table.row_bound());
+}
+
+// visit(id, row, slot) of those ids [begin, end) that the table has; before, soon(row), for prefetches. Each
+// look at memory is asked for by all ids of a piece before the first of them needs it.
+template <class Soon, class Visit>
+void for_each_located(const Table& table, const int64_t* begin, const int64_t* end, const Soon& soon,
+                      const Visit& visit) {
+  constexpr int64_t kPiece = 64;
+  IdMap::Entry entries[kPiece];
+  uint32_t rows[kPiece], slots[kPiece];
+  for (const int64_t* ids = begin; ids < end; ids += kPiece) {
+    const int64_t count = std::min<int64_t>(kPiece, end - ids);
+    for (int64_t i = 0; i < count; ++i) table.prefetch_slot(ids[i]);
+    if (table.spec().hashed) {
+      for (int64_t i = 0; i < count; ++i) {
+        entries[i] = table.map().find(ids[i], IdMap::hash(ids[i]));
+        if (entries[i] && entries[i].has_slot()) table.prefetch_row(entries[i].slot());
+      }
+    }
+    int64_t found = 0;
+    int64_t known[kPiece];
+    for (int64_t i = 0; i < count; ++i) {
+      if (table.spec().hashed) {
+        if (!entries[i]) continue;
+        rows[found] = table.row_of(ids[i], entries[i]);
+        slots[found] = entries[i].slot();
+      } else if (!table.locate(ids[i], &rows[found], &slots[found])) {
+        continue;
+      }
+      known[found] = ids[i];
+      table.columns.prefetch(rows[found]);
+      soon(rows[found++]);
+    }
+    for (int64_t i = 0; i < found; ++i) visit(known[i], rows[i], slots[i]);
+  }
+}
+
 }  // namespace
 
 int64_t Engine::open_snapshot(int32_t t, const int64_t* ids, int64_t count) {
   const auto guard = lock_settled("a snapshot");
   Table& target = table(t);
-  if (target.snapshot != nullptr) {
-    throw std::runtime_error("table '" + target.spec().name + "' has a snapshot already");
-  }
-  const int64_t bound = target.row_bound();
-  auto snapshot = std::make_unique<Snapshot>(bound);
+  auto snapshot = new_snapshot(target);
   if (ids != nullptr) {
     constexpr int64_t kAhead = 16;
     uint32_t row = 0, slot = 0;
@@ -40,6 +80,30 @@ int64_t Engine::open_snapshot(int32_t t, const int64_t* ids, int64_t count) {
     if (target.spec().hashed) {
       target.directory().for_each_free([&](uint32_t row) { snapshot->leave_out(row); });
     }
+  }
+  target.snapshot = std::move(snapshot);
+  return target.snapshot->pending();
+}
+
+int64_t Engine::open_snapshot_since(int32_t t, uint64_t since) {
+  const auto guard = lock_settled("a snapshot");
+  Table& target = table(t);
+  if (!target.columns.has(Column::kVersion)) {
+    throw std::invalid_argument("table '" + target.spec().name + "' does not keep versions of its rows");
+  }
+  auto snapshot = new_snapshot(target);
+  snapshot->has_list = true;
+  const auto add = [&](int64_t id, uint32_t row, uint32_t) {
+    if (target.columns.version(row) <= since || snapshot->has(row)) return;
+    snapshot->listed.emplace_back(row, id);
+    snapshot->add(row);
+  };
+  if (target.changes.knows(since)) {
+    const auto [begin, end] = target.changes.entries_after(since);
+    snapshot->listed.reserve(static_cast<size_t>(end - begin));
+    for_each_located(target, begin, end, [&](uint32_t row) { snapshot->prefetch(row); }, add);
+  } else {
+    target.for_each(add);
   }
   target.snapshot = std::move(snapshot);
   return target.snapshot->pending();
@@ -61,39 +125,29 @@ void Engine::for_each_moving_row(int32_t t, const Visit& visit) const {
   const auto all = [&visit, t](const std::vector<int32_t>& offsets, const uint32_t* rows) {
     std::for_each(rows + offsets[t], rows + offsets[t + 1], visit);
   };
-  for (const std::shared_ptr<PlanBuffers>& plan : unapplied_) {
+  order_.for_each([&all](const std::shared_ptr<PlanBuffers>& plan) {
     all(plan->in_offsets, plan->swap_in_rows);
     all(plan->out_offsets, plan->swap_out_rows);
-  }
+  });
   group_.transit.for_each([&all](const PlanBuffers& plan) { all(plan.out_offsets, plan.swap_out_rows); });
 }
 
-// Marks the moving rows of a snapshot as long as it lives: a piece of a save is small, and they are many.
-class Engine::MovingRows {
- public:
-  MovingRows(const Engine& engine, int32_t table, Snapshot* snapshot)
-      : engine_(engine), table_(table), snapshot_(snapshot) {
-    set(true);
-  }
-  ~MovingRows() { set(false); }
-  MovingRows(const MovingRows&) = delete;
-  MovingRows& operator=(const MovingRows&) = delete;
-
- private:
-  void set(bool moving) {
-    engine_.for_each_moving_row(table_, [&](uint32_t row) { snapshot_->set_moving(row, moving); });
-  }
-
-  const Engine& engine_;
-  const int32_t table_;
-  Snapshot* const snapshot_;
-};
+void Engine::mark_moving(int32_t t, Snapshot* snapshot) const {
+  std::vector<uint64_t> plans;  // a plan has the same rows as long as it is in one of these
+  order_.for_each([&](const std::shared_ptr<PlanBuffers>& plan) { plans.push_back(plan->serial << 1); });
+  group_.transit.for_each([&plans](const PlanBuffers& plan) { plans.push_back(plan.serial << 1 | 1); });
+  snapshot->set_moving(std::move(plans), [&](const auto& mark) { for_each_moving_row(t, mark); });
+}
 
 void Engine::take(Table* source, int64_t id, uint32_t row, uint32_t slot, TakenRows* taken) {
   taken->ids.push_back(id);
   taken->slots.push_back(static_cast<int32_t>(slot));
   taken->rows.push_back(row);
-  taken->columns.push_back(source->snapshot->take(row, source->columns));
+  if (source->columns.saved()) {
+    taken->columns.push_back(source->snapshot->take(row, source->columns));
+  } else {
+    source->snapshot->take(row);
+  }
 }
 
 // All at once: rows lie anywhere in the store.
@@ -115,23 +169,30 @@ void Engine::take_ids(int32_t t, const int64_t* ids, int64_t count, TakenRows* t
   const auto guard = lock();
   Table& source = table(t);
   Snapshot& snapshot = open_one(source);
-  const MovingRows moving(*this, t, &snapshot);
-  uint32_t row = 0, slot = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    if (!source.locate(ids[i], &row, &slot) || !snapshot.has_still(row)) continue;
-    take(&source, ids[i], row, slot, taken);
-  }
+  mark_moving(t, &snapshot);
+  const auto soon = [&](uint32_t row) { snapshot.prefetch(row); };
+  for_each_located(source, ids, ids + count, soon, [&](int64_t id, uint32_t row, uint32_t slot) {
+    if (snapshot.has_still(row)) take(&source, id, row, slot, taken);
+  });
   copy_records(source, taken);
 }
 
 void Engine::take_slots(int32_t t, const int32_t* slots, int64_t count, TakenRows* taken) {
+  constexpr int64_t kAhead = 16;
   const auto guard = lock();
   Table& source = table(t);
   const Snapshot& snapshot = open_one(source);
-  taken->reserve(static_cast<size_t>(std::min(count, snapshot.pending())));
+  const auto own = [&](int32_t slot) {
+    return slot >= source.first_slot() && slot < source.first_slot() + source.spec().slots;
+  };
+  taken->reserve(static_cast<size_t>(std::min(count, snapshot.pending())), source.columns.saved());
   for (int64_t i = 0; i < count; ++i) {
+    if (i + kAhead < count && own(slots[i + kAhead])) {
+      source.prefetch_row(static_cast<uint32_t>(slots[i + kAhead]));
+      prefetch(&group_.slot_ids[slots[i + kAhead]]);
+    }
     const int32_t slot = slots[i];
-    if (slot < source.first_slot() || slot >= source.first_slot() + source.spec().slots) continue;
+    if (!own(slot)) continue;
     const int64_t id = group_.slot_ids[slot];
     const uint32_t row = source.row_in(static_cast<uint32_t>(slot), id);
     if (snapshot.has(row)) take(&source, id, row, static_cast<uint32_t>(slot), taken);
@@ -139,19 +200,41 @@ void Engine::take_slots(int32_t t, const int32_t* slots, int64_t count, TakenRow
   copy_records(source, taken);
 }
 
+// Listed rows from a place on; one that moves is left for later.
+void Engine::take_listed(Table* source, int64_t* at, int64_t least, TakenRows* taken) {
+  constexpr int64_t kAhead = 16;
+  Snapshot& snapshot = *source->snapshot;
+  auto& listed = snapshot.listed;
+  if (!snapshot.is_sorted) {
+    radix_sort(&listed, [](const auto& row_and_id) -> uint64_t { return row_and_id.first; });
+    snapshot.is_sorted = true;
+  }
+  const int64_t end = static_cast<int64_t>(listed.size());
+  uint32_t row = 0, slot = 0;
+  for (; *at < end && static_cast<int64_t>(taken->ids.size()) < least; ++*at) {
+    if (*at + kAhead < end) source->prefetch_slot(listed[static_cast<size_t>(*at + kAhead)].second);
+    const auto& [of_moment, id] = listed[static_cast<size_t>(*at)];
+    if (!snapshot.has_still(of_moment) || !source->locate(id, &row, &slot)) continue;
+    if (row == of_moment) take(source, id, row, slot, taken);
+  }
+}
+
 int64_t Engine::take_next(int32_t t, int64_t begin, int64_t least, TakenRows* taken) {
   constexpr int64_t kStep = 256;  // buckets, or rows
   const auto guard = lock();
   Table& source = table(t);
   Snapshot& snapshot = open_one(source);
-  const MovingRows moving(*this, t, &snapshot);
+  mark_moving(t, &snapshot);
   const bool hashed = source.spec().hashed;
-  const int64_t end =
-      hashed ? static_cast<int64_t>(source.map().bucket_count()) : source.spec().num_embeddings;
+  const int64_t end = snapshot.has_list ? static_cast<int64_t>(snapshot.listed.size())
+                      : hashed          ? static_cast<int64_t>(source.map().bucket_count())
+                                        : source.spec().num_embeddings;
+  taken->reserve(static_cast<size_t>(std::min(least, snapshot.pending())), source.columns.saved());
   const auto visit = [&](int64_t id, uint32_t row, uint32_t slot) {
     if (snapshot.has_still(row)) take(&source, id, row, slot, taken);
   };
   int64_t at = std::max<int64_t>(begin, 0);
+  if (snapshot.has_list) take_listed(&source, &at, least, taken);
   for (; at < end && static_cast<int64_t>(taken->ids.size()) < least; at += kStep) {
     if (hashed) {
       source.map().for_each_from(static_cast<uint64_t>(at), static_cast<uint64_t>(at + kStep),

@@ -215,18 +215,19 @@ void Engine::write_rows(int32_t t, const int64_t* ids, const int64_t* rows, int6
   const std::unique_lock<std::shared_mutex> alone(records_mutex_);
   Table& target = table(t);
   target.store.will_need(rows, count);
-  for (int64_t i = 0; i < count; ++i) {
-    target.store.write(rows[i], records + i * group_.layout.bytes);
-    target.candidates.erase(ids[i]);  // an id with a row waits for none
+  for (int64_t i = 0, end = 0; i < count; i = end) {  // rows of a load follow each other
+    for (end = i + 1; end < count && rows[end] == rows[end - 1] + 1; ++end) continue;
+    target.store.write_run(rows[i], end - i, records + i * group_.layout.bytes, group_.layout.bytes);
+  }
+  if (target.candidates.size() > 0) {
+    for (int64_t i = 0; i < count; ++i) target.candidates.erase(ids[i]);  // an id with a row waits for none
   }
   if (!target.columns.has(Column::kVersion)) return;
   // A save of all that changed since the latest batch has to find these rows as well.
   const uint64_t newest = group_.uses.newest_version();
   target.changes.reserve(count, target.row_bound(), newest);
   for (int64_t i = 0; i < count; ++i) {
-    uint64_t& version = target.columns.version(rows[i]);
-    target.changes.add(ids[i], version);
-    version = newest;
+    target.changes.add(ids[i], target.columns.exchange_version(rows[i], newest));
   }
 }
 

@@ -33,6 +33,10 @@ void Engine::cached_rows(int32_t t, CachedRows* cached) {
   const auto guard = lock_settled("listing the cache");
   const Table& source = table(t);
   const int64_t end = source.first_slot() + source.spec().slots;
+  const size_t rows = static_cast<size_t>(source.spec().slots - source.free_slots());
+  cached->ids.reserve(rows);
+  cached->heats.reserve(rows);
+  cached->last_batches.reserve(rows);
   for (int64_t slot = source.first_slot(); slot < end; ++slot) {
     const uint32_t batch = group_.uses.last_batch(slot);
     if (batch == 0) continue;
@@ -48,15 +52,18 @@ void Engine::choose_warm(int32_t t, const int64_t* ids, int64_t count, WarmRows*
   if (!target.spec().hashed) check_index_ids(target, ids, count);
   check_idle(group_, target);
   const size_t room = static_cast<size_t>(target.free_slots());
-  IdMap met(std::min(count, target.free_slots()));
+  const size_t most = std::min(room, static_cast<size_t>(count));
+  std::vector<bool> met(static_cast<size_t>(target.row_bound()));
+  chosen->places.reserve(most);
+  chosen->rows.reserve(most);
+  constexpr int64_t kAhead = 16;
   for (int64_t i = 0; i < count && chosen->places.size() < room; ++i) {
+    if (i + kAhead < count) target.prefetch_slot(ids[i + kAhead]);
     uint32_t row = 0, slot = 0;
     if (!target.locate(ids[i], &row, &slot) || slot != kNoSlot) continue;
     if ((target.spec().hashed && !target.store.has(row)) || group_.window.has(t, row, -1)) continue;
-    bool added = false;
-    met.reserve(1);
-    met.find_or_add(ids[i], IdMap::hash(ids[i]), 0, &added);
-    if (!added) continue;
+    if (met[row]) continue;
+    met[row] = true;
     chosen->places.push_back(i);
     chosen->rows.push_back(row);
   }
@@ -75,7 +82,9 @@ void Engine::warm(int32_t t, const int64_t* ids, const int32_t* slots, const flo
     right = std::equal(expected.rbegin(), expected.rend(), slots);
   }
   std::vector<uint32_t> rows(static_cast<size_t>(count)), taken(slots, slots + count);
+  constexpr int64_t kAhead = 16;
   for (int64_t i = 0; right && i < count; ++i) {
+    if (i + kAhead < count) target.prefetch_slot(ids[i + kAhead]);
     uint32_t slot = 0;
     right = target.locate(ids[i], &rows[static_cast<size_t>(i)], &slot) && slot == kNoSlot;
   }

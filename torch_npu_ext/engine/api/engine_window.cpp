@@ -90,17 +90,15 @@ void Engine::close_window() {
     for (const int32_t slot : slots) {
       if (slot < table.first_slot() || slot >= table.end_slot()) continue;
       const int64_t id = group_.slot_ids[slot];
-      uint64_t& version = table.columns.version(table.row_in(static_cast<uint32_t>(slot), id));
-      table.changes.add(id, version);
-      version = newest;
+      const uint32_t row = table.row_in(static_cast<uint32_t>(slot), id);
+      table.changes.add(id, table.columns.exchange_version(row, newest));
     }
   }
   for (const AwaySums::Away& away : group_.window.away()) {
     Table& table = group_.tables[away.table()];
     if (!table.columns.has(Column::kVersion)) continue;
-    uint64_t& version = table.columns.version(away.row());
-    table.changes.add_unknown(version, newest);  // only after a version was asked for within the window
-    version = newest;
+    const uint64_t before = table.columns.exchange_version(away.row(), newest);
+    table.changes.add_unknown(before, newest);  // only after a version was asked for within the window
   }
   group_.window.close();
 }

@@ -131,6 +131,13 @@ void HugeBuffer::use_huge_pages() noexcept {
 #endif
 }
 
+void HugeBuffer::populate(size_t begin, size_t bytes) noexcept {
+  constexpr size_t kLeast = size_t{1} << 16;  // below it a call costs as much as the faults
+  constexpr int kPopulate = 23;  // MADV_POPULATE_WRITE, of Linux 5.14; before, pages come one by one
+  const size_t unit = small_page(), first = begin / unit * unit, end = std::min(begin + bytes, size_);
+  if (bytes >= kLeast && first < end) madvise(data_ + first, end - first, kPopulate);
+}
+
 void HugeBuffer::give_back(size_t begin, size_t bytes) noexcept {
   const size_t unit = small_page();
   const size_t first = (begin + unit - 1) / unit * unit;
@@ -138,18 +145,18 @@ void HugeBuffer::give_back(size_t begin, size_t bytes) noexcept {
   if (first < end) madvise(data_ + first, end - first, MADV_DONTNEED);
 }
 
-ChunkedMemory::ChunkedMemory(size_t item_bytes) : item_bytes_(item_bytes), shift_(0) {
-  while ((item_bytes << (shift_ + 1)) <= kHugePage) ++shift_;
+ChunkedMemory::ChunkedMemory(size_t item_bytes, size_t chunk_bytes) : item_bytes_(item_bytes), shift_(0) {
+  while ((item_bytes << (shift_ + 1)) <= chunk_bytes) ++shift_;
   mask_ = (size_t{1} << shift_) - 1;
 }
 
 void ChunkedMemory::extend(size_t count) {
-  const size_t before = chunks_.size(), needed = (count + mask_) >> shift_;
-  const size_t chunk_bytes = (mask_ + 1) * item_bytes_;
-  const Pages pages = pages_of_array(needed * kHugePage);
-  while (chunks_.size() < needed) chunks_.emplace_back(chunk_bytes, pages);
-  if (pages == Pages::kSmall || pages_of_array(before * kHugePage) == Pages::kHuge) return;
-  for (size_t c = 0; c < before; ++c) chunks_[c].use_huge_pages();
+  if (pages_ == Pages::kSmall && pages_of_array(count * item_bytes_) == Pages::kHuge) {
+    pages_ = Pages::kHuge;
+    for (HugeBuffer& chunk : chunks_) chunk.use_huge_pages();
+  }
+  const size_t needed = (count + mask_) >> shift_;
+  while (chunks_.size() < needed) chunks_.emplace_back((mask_ + 1) * item_bytes_, pages_);
 }
 
 int64_t available_memory() {
@@ -157,7 +164,7 @@ int64_t available_memory() {
   return std::min(kib * 1024, cgroup_memory());
 }
 
-void MemoryGuard::require(int64_t bytes, const std::string& table) {
+void MemoryGuard::require(int64_t bytes, const std::string& table, const char* what) {
   if (bytes <= 0) return;
   const std::lock_guard<std::mutex> guard(mutex_);
   int64_t room = limit_ - committed_;
@@ -167,7 +174,7 @@ void MemoryGuard::require(int64_t bytes, const std::string& table) {
     granted_ = bytes < available ? bytes + std::min(kGrantAhead, available - bytes) : available;
   }
   if (bytes > room) {
-    throw MemoryLimitError("table '" + table + "': its host store needs " + std::to_string(bytes) +
+    throw MemoryLimitError("table '" + table + "': its " + what + " needs " + std::to_string(bytes) +
                            " more bytes and " + std::to_string(std::max<int64_t>(0, room)) +
                            " are free; use a machine or a memory limit with more, or shard the table");
   }

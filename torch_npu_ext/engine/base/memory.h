@@ -4,7 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <mutex>
+#include <new>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -45,6 +47,9 @@ class HugeBuffer {
   // Small pages become huge ones, as far as the system has any: those in use now, and others when they are
   // first touched. The contents stay where they are; other threads may read and write them meanwhile.
   void use_huge_pages() noexcept;
+  // The system gives all pages of [begin, begin + bytes) now, where it can: one call takes less than a fault
+  // for each small page.
+  void populate(size_t begin, size_t bytes) noexcept;
   // Whole small pages of [begin, begin + bytes) are zero again, and the system has their memory.
   void give_back(size_t begin, size_t bytes) noexcept;
 
@@ -84,20 +89,43 @@ class HugeArray {
 // Items of equal size that never move while their number grows.
 class ChunkedMemory {
  public:
-  explicit ChunkedMemory(size_t item_bytes);
+  explicit ChunkedMemory(size_t item_bytes, size_t chunk_bytes = kHugePage);  // at most so many each
 
   void extend(size_t count);  // room for at least `count` items
   void* at(size_t i) const { return chunks_[i >> shift_].data() + (i & mask_) * item_bytes_; }
   size_t size() const { return chunks_.size() << shift_; }  // items there is room for
   size_t item_bytes() const { return item_bytes_; }
-  void clear() { chunks_.clear(); }
+  void clear() {
+    chunks_.clear();
+    pages_ = Pages::kSmall;
+  }
 
  private:
   size_t item_bytes_;
   int shift_;  // items per chunk = 1 << shift_
   size_t mask_;
+  Pages pages_ = Pages::kSmall;  // of the chunks
   std::vector<HugeBuffer> chunks_;
 };
+
+// Items of a vector that grows are not zeroed: they are written next.
+template <class T>
+struct Unset : std::allocator<T> {
+  static_assert(std::is_trivial_v<T>, "its items need no constructor");
+  template <class U>
+  struct rebind {
+    using other = Unset<U>;
+  };
+  template <class U>
+  void construct(U* place) noexcept {
+    ::new (static_cast<void*>(place)) U;
+  }
+  template <class U, class... Given>
+  void construct(U* place, Given&&... given) {
+    ::new (static_cast<void*>(place)) U(std::forward<Given>(given)...);
+  }
+};
+using UnsetBytes = std::vector<char, Unset<char>>;
 
 // count * bytes, or the largest number: to be refused, not to overflow. Neither may be negative.
 inline int64_t saturated_product(int64_t count, int64_t bytes) {
@@ -112,8 +140,8 @@ int64_t available_memory();
 // some 256 MiB of growth.
 class MemoryGuard {
  public:
-  // Throws MemoryLimitError naming the table when `bytes` more cannot be held.
-  void require(int64_t bytes, const std::string& table);
+  // Throws MemoryLimitError naming the table, and what of it, when `bytes` more cannot be held.
+  void require(int64_t bytes, const std::string& table, const char* what = "host store");
   void count_committed(int64_t bytes) {
     const std::lock_guard<std::mutex> guard(mutex_);
     committed_ += bytes;

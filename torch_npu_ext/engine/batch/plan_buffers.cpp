@@ -128,7 +128,7 @@ std::shared_ptr<PlanBuffers> PlanPool::take() {
   }
   if (!buffers) buffers = std::make_unique<PlanBuffers>();
   buffers->state = PlanState::kPlanned;
-  buffers->ended = false;
+  buffers->finished = buffers->ended = false;
   auto pool = shared_from_this();
   return {buffers.release(), [pool](PlanBuffers* returned) { pool->give(returned); }};
 }

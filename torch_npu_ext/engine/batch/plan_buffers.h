@@ -38,7 +38,7 @@ struct LifeLog {
   std::vector<Counted> admitted;            // with the batch, in the order of their rows
   std::vector<CountSketch::Change> sketch;  // cells before the batch, in the order of their changes
   int64_t sketched = 0;                     // lookups that these count
-  HugeArray<uint64_t> columns;              // of the unique rows, before the batch
+  HugeArray<char> columns;                  // of the unique rows, before the batch
   int64_t latest_before = 0;                // timestamp of the table
   int64_t default_lookups = 0;
   int64_t candidates_added = 0;  // less those that were admitted
@@ -141,9 +141,11 @@ struct PlanBuffers {
   uint32_t epoch = 0;   // of the batch, in SlotUses
   uint64_t serial = 0;  // the same, without batches that failed
 
-  std::atomic<PlanState> state{PlanState::kPlanned};  // changes under the engine's mutex
+  std::atomic<PlanState> state{PlanState::kPlanned};  // changes under the mutex of PlanOrder
   std::atomic<int> kept{0};  // by threads about to apply it: it does not undo itself meanwhile
-  bool ended = false;        // nothing holds it any more: its pins end when it is applied
+  // Under the engine's mutex: pins end with the second of these.
+  bool finished = false;  // the group knows that it is applied
+  bool ended = false;     // nothing holds it any more
 
  private:
   friend class PlanPool;

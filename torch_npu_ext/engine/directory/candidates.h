@@ -35,6 +35,9 @@ class Candidates {
     if (places_ == 0) return;
     rec_sdk::prefetch(&entry(home(id)));
   }
+  REC_SDK_ALWAYS_INLINE void prefetch_place(int64_t place) const {
+    prefetch_near(&entry(static_cast<uint64_t>(place)));
+  }
   // The place of the id, or -1. Valid until the next call that changes the map.
   int64_t find(int64_t id) const {
     if (places_ == 0) return -1;

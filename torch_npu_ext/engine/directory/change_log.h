@@ -37,10 +37,13 @@ class ChangeLog {
     if (needed > ids_.capacity()) ids_.reserve(std::max(needed, 2 * ids_.capacity()));
   }
 
+  // Whether add() of a row of version `before` would do anything.
+  bool wants(uint64_t before) const { return before <= start_; }
   // A row of version `before` changes. Precondition: reserve().
   void add(int64_t id, uint64_t before) noexcept {
-    if (before <= start_) ids_.push_back(id);
+    if (wants(before)) add(id);
   }
+  void add(int64_t id) noexcept { ids_.push_back(id); }  // of a row that it wants
 
   // A row changes, and its id is not known.
   void add_unknown(uint64_t before, uint64_t newest) {
@@ -66,6 +69,11 @@ class ChangeLog {
   }
 
   int64_t bytes() const { return static_cast<int64_t>(ids_.capacity() * sizeof(int64_t)); }
+
+  // The ids of ids_after() as they are here: in no order, some more than once. Void after the next change.
+  std::pair<const int64_t*, const int64_t*> entries_after(uint64_t since) const {
+    return {ids_.data() + epoch_of(since)->second, ids_.data() + ids_.size()};
+  }
 
   // Ascending, each once: ids that were rows of a later version than `since`, and others. Precondition:
   // knows(since).

@@ -13,10 +13,32 @@ struct StateHeader {
   int64_t width, depth, cell_bytes, counted;
 };
 
-uint32_t read_cell(const uint8_t* bytes, int64_t cell_bytes) {
-  uint32_t value = 0;
-  std::memcpy(&value, bytes, static_cast<size_t>(cell_bytes));
+// Copies of a size that the compiler knows: others are calls.
+template <class Cell>
+uint32_t read_as(const uint8_t* bytes) {
+  Cell value;
+  std::memcpy(&value, bytes, sizeof(value));
   return value;
+}
+template <class Cell>
+void write_as(uint8_t* bytes, uint32_t value) {
+  const Cell cell = static_cast<Cell>(value);
+  std::memcpy(bytes, &cell, sizeof(cell));
+}
+
+uint32_t read_cell(const uint8_t* bytes, int64_t cell_bytes) {
+  if (cell_bytes == 1) return *bytes;
+  return cell_bytes == 2 ? read_as<uint16_t>(bytes) : read_as<uint32_t>(bytes);
+}
+
+void write_cell(uint8_t* bytes, int64_t cell_bytes, uint32_t value) {
+  if (cell_bytes == 1) {
+    *bytes = static_cast<uint8_t>(value);
+  } else if (cell_bytes == 2) {
+    write_as<uint16_t>(bytes, value);
+  } else {
+    write_as<uint32_t>(bytes, value);
+  }
 }
 
 StateHeader header_of(const std::vector<uint8_t>& state) {
@@ -56,7 +78,7 @@ uint32_t CountSketch::get(uint64_t cell) const {
 }
 
 void CountSketch::set(uint64_t cell, uint32_t value) noexcept {
-  std::memcpy(&bytes_[cell * cell_bytes()], &value, cell_bytes());
+  write_cell(&bytes_[cell * cell_bytes()], shape_.cell_bytes, value);
 }
 
 uint32_t CountSketch::estimate(int64_t id) const {

@@ -1,74 +1,63 @@
 #include "torch_npu_ext/engine/directory/row_columns.h"
 
-#include <cstring>
+#include <algorithm>
 
 namespace rec_sdk {
+namespace {
+
+// Whole huge pages, whatever multiple of 4 bytes a record has.
+size_t chunk_bytes(int32_t record_bytes) { return static_cast<size_t>(record_bytes) / 4 * kHugePage; }
+
+}  // namespace
+
+ColumnPlaces::ColumnPlaces(ColumnSet columns) : columns_(columns) {
+  append<Column::kCount>();
+  append<Column::kLastUse>();
+  append<Column::kScore>();
+  append<Column::kClicks>();
+  append<Column::kTimestamp>();
+  undone_bytes_ = bytes_;
+  append<Column::kVersion>();
+}
+
+template <Column column>
+void ColumnPlaces::append() {
+  if (!has(column)) return;
+  places_[static_cast<int>(column)] = bytes_;
+  bytes_ += static_cast<int32_t>(sizeof(ColumnNumber<column>));
+}
 
 RowColumns::RowColumns(ColumnSet columns)
-    : columns_(columns),
-      words_((columns.has(Column::kCount) || columns.has(Column::kLastUse) ? 1 : 0) +
-             (columns.has(Column::kClicks) ? 1 : 0) + (columns.has(Column::kTimestamp) ? 1 : 0) +
-             (columns.has(Column::kScore) ? 1 : 0)),
-      arrays_{ChunkedMemory(sizeof(uint32_t)), ChunkedMemory(sizeof(uint32_t)),
-              ChunkedMemory(sizeof(uint64_t)), ChunkedMemory(sizeof(double)),
-              ChunkedMemory(sizeof(uint32_t)), ChunkedMemory(sizeof(int64_t))} {}
+    : places_(columns), records_(std::max(4, places_.bytes()), chunk_bytes(std::max(4, places_.bytes()))) {}
 
 void RowColumns::extend(int64_t rows) {
-  for (int c = 0; c < ColumnSet::kColumns; ++c) {
-    if (has(static_cast<Column>(c))) arrays_[c].extend(static_cast<size_t>(rows));
-  }
+  if (!empty()) records_.extend(static_cast<size_t>(rows));
 }
 
 void RowColumns::reset(int64_t row) noexcept { write(row, {}); }
 
 void RowColumns::write(int64_t row, const RowColumnValues& values) noexcept {
-  if (has(Column::kCount)) count(row) = values.count;
-  if (has(Column::kLastUse)) last_use(row) = values.last_use;
-  if (has(Column::kVersion)) version(row) = values.version;
-  if (has(Column::kScore)) score(row) = values.score;
-  if (has(Column::kClicks)) clicks(row) = values.clicks;
-  if (has(Column::kTimestamp)) timestamp(row) = values.timestamp;
+  if (empty()) return;
+  char* const to = record(row);
+  if (has(Column::kCount)) places_.set<Column::kCount>(to, values.count);
+  if (has(Column::kLastUse)) places_.set<Column::kLastUse>(to, values.last_use);
+  if (has(Column::kVersion)) places_.set<Column::kVersion>(to, values.version);
+  if (has(Column::kScore)) places_.set<Column::kScore>(to, values.score);
+  if (has(Column::kClicks)) places_.set<Column::kClicks>(to, values.clicks);
+  if (has(Column::kTimestamp)) places_.set<Column::kTimestamp>(to, values.timestamp);
 }
 
 RowColumnValues RowColumns::read(int64_t row) const {
   RowColumnValues values;
-  if (has(Column::kCount)) values.count = count(row);
-  if (has(Column::kLastUse)) values.last_use = last_use(row);
-  if (has(Column::kVersion)) values.version = version(row);
-  if (has(Column::kScore)) values.score = score(row);
-  if (has(Column::kClicks)) values.clicks = clicks(row);
-  if (has(Column::kTimestamp)) values.timestamp = timestamp(row);
+  if (empty()) return values;
+  const char* const from = record(row);
+  if (has(Column::kCount)) values.count = places_.get<Column::kCount>(from);
+  if (has(Column::kLastUse)) values.last_use = places_.get<Column::kLastUse>(from);
+  if (has(Column::kVersion)) values.version = places_.get<Column::kVersion>(from);
+  if (has(Column::kScore)) values.score = places_.get<Column::kScore>(from);
+  if (has(Column::kClicks)) values.clicks = places_.get<Column::kClicks>(from);
+  if (has(Column::kTimestamp)) values.timestamp = places_.get<Column::kTimestamp>(from);
   return values;
-}
-
-void RowColumns::save(int64_t row, uint64_t* words) const noexcept {
-  if (has(Column::kCount) || has(Column::kLastUse)) {
-    *words++ = packed(has(Column::kCount) ? count(row) : 0, has(Column::kLastUse) ? last_use(row) : 0);
-  }
-  if (has(Column::kClicks)) *words++ = clicks(row);
-  if (has(Column::kTimestamp)) *words++ = static_cast<uint64_t>(timestamp(row));
-  if (has(Column::kScore)) std::memcpy(words++, &score(row), sizeof(double));
-}
-
-void RowColumns::restore(int64_t row, const uint64_t* words) noexcept {
-  if (has(Column::kCount)) count(row) = static_cast<uint32_t>(*words >> 32);
-  if (has(Column::kLastUse)) last_use(row) = static_cast<uint32_t>(*words);
-  if (has(Column::kCount) || has(Column::kLastUse)) ++words;
-  if (has(Column::kClicks)) clicks(row) = static_cast<uint32_t>(*words++);
-  if (has(Column::kTimestamp)) timestamp(row) = static_cast<int64_t>(*words++);
-  if (has(Column::kScore)) std::memcpy(&score(row), words++, sizeof(double));
-}
-
-void RowColumns::clear() {
-  for (ChunkedMemory& array : arrays_) array.clear();
-}
-
-int64_t RowColumns::bytes(int64_t rows) const {
-  int64_t bytes = 0;
-  for (int c = 0; c < ColumnSet::kColumns; ++c) {
-    if (has(static_cast<Column>(c))) bytes += rows * static_cast<int64_t>(arrays_[c].item_bytes());
-  }
-  return bytes;
 }
 
 }  // namespace rec_sdk

@@ -1,9 +1,12 @@
-// Numbers that a table keeps of each row beside the record, where an option asks for them: one array per
-// column, by row. Columns that no option asked for cost nothing.
+// Numbers that a table keeps of each row beside its weights, where an option asks for them: one short record
+// per row, so that a batch finds all numbers of a row in one cache line. Columns that no option asked for
+// cost nothing.
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <initializer_list>
+#include <type_traits>
 
 #include "torch_npu_ext/engine/base/memory.h"
 #include "torch_npu_ext/engine/directory/id_map.h"
@@ -18,6 +21,12 @@ enum class Column : int {
   kClicks = 4,     // uint32: of those lookups; stays at 2^32 - 1
   kTimestamp = 5,  // int64: of the last lookup that had one
 };
+
+template <Column column>
+using ColumnNumber = std::conditional_t<
+    column == Column::kVersion, uint64_t,
+    std::conditional_t<column == Column::kScore, double,
+                       std::conditional_t<column == Column::kTimestamp, int64_t, uint32_t>>>;
 
 // A set of columns.
 class ColumnSet {
@@ -44,51 +53,69 @@ struct RowColumnValues {
   int64_t timestamp = 0;
 };
 
+// Where the columns of a row are in its record: without gaps, so at addresses that need not be aligned. The
+// version is the last: a plan that is cancelled puts back all that is before it.
+class ColumnPlaces {
+ public:
+  explicit ColumnPlaces(ColumnSet columns);
+
+  bool has(Column column) const { return columns_.has(column); }
+  bool empty() const { return columns_.empty(); }
+  int32_t bytes() const { return bytes_; }                // of a record, a multiple of 4
+  int32_t undone_bytes() const { return undone_bytes_; }  // of those before the version
+
+  // Precondition: has(column).
+  template <Column column>
+  REC_SDK_ALWAYS_INLINE ColumnNumber<column> get(const char* record) const {
+    ColumnNumber<column> number;
+    std::memcpy(&number, record + places_[static_cast<int>(column)], sizeof(number));
+    return number;
+  }
+  template <Column column>
+  REC_SDK_ALWAYS_INLINE void set(char* record, ColumnNumber<column> number) const {
+    std::memcpy(record + places_[static_cast<int>(column)], &number, sizeof(number));
+  }
+
+ private:
+  template <Column column>
+  void append();
+
+  ColumnSet columns_;
+  int32_t bytes_ = 0, undone_bytes_;
+  int32_t places_[ColumnSet::kColumns] = {};  // by Column
+};
+
 class RowColumns {
  public:
   explicit RowColumns(ColumnSet columns);
 
-  bool has(Column column) const { return columns_.has(column); }
-  bool empty() const { return columns_.empty(); }
+  const ColumnPlaces& places() const { return places_; }
+  bool has(Column column) const { return places_.has(column); }
+  bool empty() const { return places_.empty(); }
+  bool saved() const { return places_.undone_bytes() > 0; }  // whether saves have any: all but the version
 
   void extend(int64_t rows);  // room for rows [0, rows), zero at first. Throws std::bad_alloc
   void reset(int64_t row) noexcept;
   void write(int64_t row, const RowColumnValues& values) noexcept;  // of the columns that there are
   RowColumnValues read(int64_t row) const;
-  void clear();
+  void clear() { records_.clear(); }
 
-  // Preconditions: the table has the column; row < the rows of extend().
-  uint32_t& count(int64_t row) const { return at<uint32_t>(Column::kCount, row); }
-  uint32_t& last_use(int64_t row) const { return at<uint32_t>(Column::kLastUse, row); }
-  uint64_t& version(int64_t row) const { return at<uint64_t>(Column::kVersion, row); }
-  double& score(int64_t row) const { return at<double>(Column::kScore, row); }
-  uint32_t& clicks(int64_t row) const { return at<uint32_t>(Column::kClicks, row); }
-  int64_t& timestamp(int64_t row) const { return at<int64_t>(Column::kTimestamp, row); }
-
-  // The columns of a row before a plan, for as long as the plan can be cancelled: words() of 8 bytes.
-  int64_t words() const { return words_; }
-  void save(int64_t row, uint64_t* words) const noexcept;
-  static uint64_t packed(uint32_t count, uint32_t last_use) {  // the only word where there are no others
-    return static_cast<uint64_t>(count) << 32 | last_use;
+  // Preconditions of these: some column is kept; row < the rows of extend().
+  REC_SDK_ALWAYS_INLINE char* record(int64_t row) const {
+    return static_cast<char*>(records_.at(static_cast<size_t>(row)));
   }
-  void restore(int64_t row, const uint64_t* words) noexcept;
-  REC_SDK_ALWAYS_INLINE void prefetch(int64_t row) const {
-    for (int c = 0; c < ColumnSet::kColumns; ++c) {
-      if (has(static_cast<Column>(c))) __builtin_prefetch(arrays_[c].at(static_cast<size_t>(row)), 0, 3);
-    }
+  uint64_t version(int64_t row) const { return places_.get<Column::kVersion>(record(row)); }
+  uint64_t exchange_version(int64_t row, uint64_t version) noexcept {  // the one before
+    const uint64_t before = this->version(row);
+    places_.set<Column::kVersion>(record(row), version);
+    return before;
   }
 
-  int64_t bytes(int64_t rows) const;  // of the columns of so many rows
+  int64_t bytes(int64_t rows) const { return rows * places_.bytes(); }  // of the columns of so many rows
 
  private:
-  template <class T>
-  T& at(Column column, int64_t row) const {
-    return *static_cast<T*>(arrays_[static_cast<int>(column)].at(static_cast<size_t>(row)));
-  }
-
-  ColumnSet columns_;
-  int64_t words_;
-  ChunkedMemory arrays_[ColumnSet::kColumns];  // by Column
+  ColumnPlaces places_;
+  ChunkedMemory records_;
 };
 
 }  // namespace rec_sdk

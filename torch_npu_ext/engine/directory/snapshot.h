@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "torch_npu_ext/engine/directory/row_columns.h"
@@ -37,13 +38,25 @@ class Snapshot {
   }
   int64_t pending() const { return pending_; }
 
-  // Rows whose records may not be read now, though they are pending.
-  void set_moving(int64_t row, bool moving) {
-    if (row >= rows_) return;
-    uint64_t& word = moving_[static_cast<size_t>(row >> 6)];
-    const uint64_t bit = uint64_t{1} << (row & 63);
-    word = moving ? word | bit : word & ~bit;
+  // Rows whose records may not be read now, though they are pending: those that for_each(visit) gives, a
+  // function of `plans`. Nothing is done where these are those of the call before: a piece of a save is
+  // small, and the rows that move are many.
+  template <class ForEach>
+  void set_moving(std::vector<uint64_t> plans, const ForEach& for_each) {
+    if (moving_known_ && plans == moving_plans_) return;
+    moving_known_ = false;
+    for (const uint32_t row : moving_rows_) moving_[row >> 6] &= ~(uint64_t{1} << (row & 63));
+    moving_rows_.clear();
+    for_each([this](uint32_t row) {
+      if (row >= rows_) return;
+      moving_rows_.push_back(row);
+      moving_[row >> 6] |= uint64_t{1} << (row & 63);
+    });
+    marked_ += static_cast<int64_t>(moving_rows_.size());
+    moving_plans_ = std::move(plans);
+    moving_known_ = true;
   }
+  int64_t marked() const { return marked_; }  // rows that set_moving() has marked, in all
   bool has_still(int64_t row) const {
     return has(row) && (moving_[static_cast<size_t>(row >> 6)] >> (row & 63) & 1) == 0;
   }
@@ -60,10 +73,9 @@ class Snapshot {
   bool failed() const { return failed_; }  // memory was short: what is taken from now on is worth nothing
   int64_t kept() const { return static_cast<int64_t>(kept_.size()); }
 
-  // Precondition: has(row).
+  // Preconditions of these: has(row). The second: keep() was called for no row.
   RowColumnValues take(int64_t row, const RowColumns& columns) {
-    bits_[static_cast<size_t>(row >> 6)] &= ~(uint64_t{1} << (row & 63));
-    --pending_;
+    take(row);
     const auto found = kept_.find(row);
     if (found == kept_.end()) return columns.read(row);
     const RowColumnValues values = found->second;
@@ -71,8 +83,26 @@ class Snapshot {
     return values;
   }
 
+  void take(int64_t row) {
+    bits_[static_cast<size_t>(row >> 6)] &= ~(uint64_t{1} << (row & 63));
+    --pending_;
+  }
+
+  REC_SDK_ALWAYS_INLINE void prefetch(int64_t row) const {
+    if (row < rows_) rec_sdk::prefetch(&bits_[static_cast<size_t>(row >> 6)]);
+  }
+
+  // Of a snapshot of rows that changed: rows with their ids, in any order until they are sorted, and perhaps
+  // some that were rows before. Without a list the snapshot is of all rows, or the caller has the ids.
+  std::vector<std::pair<uint32_t, int64_t>> listed;
+  bool has_list = false, is_sorted = false;
+
  private:
   std::vector<uint64_t> bits_, moving_;
+  std::vector<uint32_t> moving_rows_;   // those of moving_
+  std::vector<uint64_t> moving_plans_;  // which have them
+  bool moving_known_ = false;           // whether both say what moving_ has
+  int64_t marked_ = 0;
   int64_t rows_;
   int64_t pending_ = 0;
   std::unordered_map<int64_t, RowColumnValues> kept_;

@@ -55,6 +55,7 @@ Table::Table(TableSpec spec, const RecordLayout& layout, const std::string& poli
       columns(spec.columns),
       candidates(spec.life.needs_clicks() || spec.life.needs_timestamps()),
       coin(spec.seed, spec.name),
+      half_life(spec.life.half_life),
       spec_(std::move(spec)),
       first_slot_(first_slot),
       memory_(memory),
@@ -65,7 +66,7 @@ Table::Table(TableSpec spec, const RecordLayout& layout, const std::string& poli
   if (!spec_.life.sketches()) return;
   const LifeSpec& life = spec_.life;
   const SketchShape shape = SketchShape::of(life.sketch_bytes, life.sketch_depth, life.enough());
-  memory_->require(shape.bytes(), spec_.name);
+  memory_->require(shape.bytes(), spec_.name, "sketch");
   sketch = CountSketch(shape);
 }
 

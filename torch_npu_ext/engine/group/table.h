@@ -13,6 +13,7 @@
 #include "torch_npu_ext/engine/directory/change_log.h"
 #include "torch_npu_ext/engine/directory/coin.h"
 #include "torch_npu_ext/engine/directory/count_sketch.h"
+#include "torch_npu_ext/engine/directory/half_life.h"
 #include "torch_npu_ext/engine/directory/id_map.h"
 #include "torch_npu_ext/engine/directory/life_spec.h"
 #include "torch_npu_ext/engine/directory/number_pool.h"
@@ -185,6 +186,7 @@ class Table {
   CountSketch sketch;       // in place of candidates, where the table asks for it
   std::vector<bool> small;  // rows whose weights are so small that they leave with the next eviction
   Coin coin;
+  HalfLife half_life;
   LifeClock clock;
   bool frozen = false;  // no batch trains it: the clock stands still, and no rule takes ids out by itself
   std::unique_ptr<Snapshot> snapshot;  // while a save takes the rows of a moment

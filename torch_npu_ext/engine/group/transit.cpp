@@ -11,7 +11,10 @@ void add_source(std::vector<uint64_t>* sources, uint64_t serial) {
 }
 
 void Transit::prepare(bool looks_up) {
-  if (departures_.size() == departures_.capacity()) departures_.reserve(2 * departures_.size() + 4);
+  if (departures_.size() == departures_.capacity()) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    departures_.reserve(2 * departures_.size() + 4);
+  }
   if (!looks_up) return;
   for (Departure& departure : departures_) {
     if (!departure.indexed) index(&departure);
@@ -34,17 +37,20 @@ void Transit::index(Departure* departure) {
 }
 
 void Transit::depart(const std::shared_ptr<PlanBuffers>& plan) noexcept {
+  const std::lock_guard<std::mutex> guard(mutex_);
   departures_.emplace_back();
   departures_.back().plan = plan;
 }
 
 void Transit::remove(const PlanBuffers& plan) noexcept {
+  const std::lock_guard<std::mutex> guard(mutex_);
   const auto same = [&plan](const Departure& departure) { return departure.plan.get() == &plan; };
   const auto found = std::find_if(departures_.begin(), departures_.end(), same);
   if (found != departures_.end()) departures_.erase(found);
 }
 
 std::shared_ptr<PlanBuffers> Transit::find(uint64_t serial) const noexcept {
+  const std::lock_guard<std::mutex> guard(mutex_);
   for (const Departure& departure : departures_) {
     if (departure.plan->serial == serial) return departure.plan;
   }

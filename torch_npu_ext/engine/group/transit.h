@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "torch_npu_ext/engine/batch/plan_buffers.h"
@@ -12,6 +13,7 @@
 
 namespace rec_sdk {
 
+// Called under the engine's mutex, but for find(), which waits for no plan in the making.
 class Transit {
  public:
   bool empty() const { return departures_.empty(); }
@@ -45,6 +47,7 @@ class Transit {
   };
   static void index(Departure* departure);
 
+  mutable std::mutex mutex_;           // of changes of departures_, and of find()
   std::vector<Departure> departures_;  // oldest first
 };
 

@@ -23,6 +23,13 @@ struct UnknownLookup {
 void count_candidates(Table* table, const Batch& batch, const Batch::Piece& piece, UnknownLookup* begin,
                       UnknownLookup* end, LifeLog* log);
 
+// What admit() will read of a lookup.
+REC_SDK_ALWAYS_INLINE void prefetch_admission(const Table& table, const UnknownLookup& unknown) {
+  if (unknown.candidate == UnknownLookup::kKnown) return;
+  if (table.sketch.any()) table.sketch.prefetch(unknown.id);
+  if (table.has_candidates()) table.candidates.prefetch_place(unknown.candidate);
+}
+
 // Whether a candidate gets a row. If so the log has what was counted of it, for the row that comes next; it
 // stays among the candidates until remove_admitted().
 bool admit(const Table& table, const UnknownLookup& candidate, LifeLog* log);

@@ -5,7 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "torch_npu_ext/engine/life/half_life.h"
 #include "torch_npu_ext/engine/life/removal.h"
 
 namespace rec_sdk {
@@ -121,14 +120,15 @@ LeavingIds choose_rows(Group* group, int32_t t, bool at_interval) {
     const bool resident = slot != kNoSlot;
     const bool scored = table.columns.has(Column::kScore);
     const uint32_t idle_for = clock.batches_since(values.last_use);
-    if (life.half_life > 0) values.score = HalfLife::decayed(values.score, idle_for, life.half_life);
+    if (life.half_life > 0) values.score = table.half_life.decayed(values.score, idle_for);
     Known one{id, scored ? values.score : values.count, idle_for};
     one.held = (resident && group->uses.marked(slot)) ||
                group->window.has(t, row, resident ? static_cast<int64_t>(slot) : -1);
     if (at_interval) {
       if (life.needs_timestamps() && begins_now(values.timestamp, clock)) {
         if (table.snapshot != nullptr) table.snapshot->keep(row, table.columns);
-        values.timestamp = table.columns.timestamp(row) = clock.timestamp;
+        values.timestamp = clock.timestamp;
+        table.columns.places().set<Column::kTimestamp>(table.columns.record(row), clock.timestamp);
       }
       one.reason = overdue(life, clock, values.timestamp, one.idle);
       const bool small = row < table.small.size() && table.small[row];

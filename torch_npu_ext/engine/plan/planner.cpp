@@ -7,8 +7,8 @@
 #include "torch_npu_ext/engine/base/errors.h"
 #include "torch_npu_ext/engine/base/parallel.h"
 #include "torch_npu_ext/engine/life/admission.h"
-#include "torch_npu_ext/engine/life/column_updates.h"
 #include "torch_npu_ext/engine/life/timestamps.h"
+#include "torch_npu_ext/engine/plan/row_facts.h"
 #include "torch_npu_ext/engine/plan/segments.h"
 
 namespace rec_sdk {
@@ -189,7 +189,7 @@ void Planner::plan(const BatchInput& input, Group* group, const std::shared_ptr<
   commit(group, plan.get());
   group->uses.hold(plan.get());
   if (plan->rows_out > 0) group->transit.depart(plan);
-  touch_columns(group, batch_, plan.get());
+  column_updates_.touch(group, plan.get());
   count(group, *plan, 1);
 }
 
@@ -251,7 +251,7 @@ void Planner::reserve(const BatchInput& input, Group* group, PlanBuffers* plan, 
   if (exact.in > 0 || exact.out > 0) group->transit.prepare(exact.in > 0);
   plan->sources.reserve(group->transit.size());
   if (exact.out > 0) group->uses.prepare_held();
-  reserve_columns(group, plan);
+  column_updates_.reserve(group, batch_, scan_.share_count(), plan);
   if (group->pooled) write_offsets(input, batch_, plan->offsets);
 }
 
@@ -275,6 +275,11 @@ void Planner::commit(Group* group, PlanBuffers* plan) noexcept {
     plan->life[t].candidates_added += group->tables[t].candidates.size();
   }
   for (int32_t t = 0; t < tables; ++t) touch(group, t, *plan);
+  if (column_updates_.facts()->any()) {
+    for_each_part(scan_.share_count(), batch_.lookups, [&](int64_t s) noexcept {
+      write_row_facts(*group, batch_, s, scan_, *plan, column_updates_.facts());
+    });
+  }
   if (!group->window.empty()) group->window.move(plan);
 }
 
@@ -361,7 +366,7 @@ void Planner::cancel(PlanBuffers* plan, Group* group) noexcept {
   group->uses.release(*plan);
   group->transit.remove(*plan);
   count(group, *plan, -1);
-  untouch_columns(group, *plan);
+  ColumnUpdates::undo(group, *plan);
   for (size_t t = 0; t < group->tables.size(); ++t) {
     cancel_table(plan, group, static_cast<int32_t>(t));
     undo_candidates(&group->tables[t], plan->life[t]);

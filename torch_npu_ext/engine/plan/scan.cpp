@@ -19,6 +19,7 @@ constexpr int64_t kNearDistance = 6;                                            
 constexpr int64_t kRing = 64;           // no less than any distance; a power of two
 constexpr int64_t kPartLookups = 4096;  // located in one go
 constexpr int64_t kStampDistance = 48, kTallyLag = kTallyDistance - kNumberDistance;  // of divided tables
+constexpr size_t kAdmissionDistance = 16;
 constexpr uint64_t ring(int64_t j) { return static_cast<uint64_t>(j) % kRing; }
 
 // One of two addresses; GCC makes a condition a branch here, and the processor mispredicts it.
@@ -283,7 +284,9 @@ std::vector<UnknownLookup> Scan::count_unknown(Group* group, int32_t t, const Ba
 template <class Directory>
 void Scan::answer_unknown(Directory* directory, Table* table, const std::vector<UnknownLookup>& unknown,
                           LifeLog* life) {
-  for (const UnknownLookup& one : unknown) {
+  for (size_t i = 0; i < unknown.size(); ++i) {
+    if (i + kAdmissionDistance < unknown.size()) prefetch_admission(*table, unknown[i + kAdmissionDistance]);
+    const UnknownLookup& one = unknown[i];
     if (one.candidate != UnknownLookup::kKnown && !admit(*table, one, life)) {
       local[one.lookup] = table->default_slot();
       continue;

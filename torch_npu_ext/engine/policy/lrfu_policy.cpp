@@ -24,6 +24,19 @@ Gains make_gains() {
   return gains;
 }
 const Gains kGains = make_gains();
+
+// 2^(units / kUnitsPerDouble) of the differences of two scores: a save asks for all slots at once.
+constexpr int64_t kMostUnits = 256;
+using Powers = std::array<float, 2 * kMostUnits>;
+Powers make_powers() {
+  Powers powers{};
+  for (size_t i = 0; i < powers.size(); ++i) {
+    const double units = static_cast<double>(static_cast<int64_t>(i) - kMostUnits);
+    powers[i] = static_cast<float>(std::exp2(units / kUnitsPerDouble));
+  }
+  return powers;
+}
+const Powers kPowers = make_powers();
 }  // namespace
 
 LrfuPolicy::LrfuPolicy(int64_t first_slot, int64_t slots)
@@ -94,7 +107,7 @@ void LrfuPolicy::advance(int64_t uses) noexcept {
 float LrfuPolicy::heat(uint32_t slot, const SlotUses& uses) const noexcept {
   const int64_t age = std::min<int64_t>(uses.epoch() - uses.last_batch(slot), kOldest);
   const int64_t beyond = counting_ ? scores()[slot] - clock_ : -age;
-  return static_cast<float>(std::exp2(static_cast<double>(beyond) / kUnitsPerDouble));
+  return kPowers[static_cast<size_t>(std::clamp(beyond, -kMostUnits, kMostUnits - 1) + kMostUnits)];
 }
 
 void LrfuPolicy::warm(const uint32_t* slots, const float* heats, int64_t count,

@@ -150,6 +150,25 @@ void HostStore::write(int64_t row, const char* data) {
   copy(row, data);
 }
 
+void HostStore::write_run(int64_t row, int64_t count, const char* data, int64_t bytes) {
+  while (count > 0) {
+    const int64_t first = row & mask_, some = std::min(count, mask_ + 1 - first);
+    map(row);
+    Chunk& chunk = chunk_of(row);
+    if (!file_) {
+      chunk.memory.populate(static_cast<size_t>(first * record_bytes_),
+                            static_cast<size_t>(some * record_bytes_));
+    }
+    char* target = record(chunk, row);
+    for (int64_t i = 0; i < some; ++i, target += record_bytes_, data += bytes) {
+      mark(row + i);
+      records_.save(data, target);
+    }
+    row += some;
+    count -= some;
+  }
+}
+
 // Asking costs a call of the system for each row. Where all rows of a sample are in memory, it is not asked.
 template <class Row>
 void HostStore::will_need(const Row* rows, int64_t count) const noexcept {

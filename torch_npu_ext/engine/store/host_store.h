@@ -54,6 +54,8 @@ class HostStore {
   void mark(int64_t row) noexcept;
   void copy(int64_t row, const char* data) const { records_.save(data, record(chunk_of(row), row)); }
   void write(int64_t row, const char* data);
+  // Rows [row, row + count), whose records are `bytes` apart. The pages that they need come all at once.
+  void write_run(int64_t row, int64_t count, const char* data, int64_t bytes);
 
   void forget(int64_t row) noexcept;  // the row was never written
 

@@ -1,0 +1,189 @@
+// The columns of rows: their records, and what batches with shows, clicks and timestamps make of them.
+#include <map>
+#include <memory>
+
+#include "tests/engine/loop.h"
+#include "tests/engine/threads.h"
+
+namespace rec_sdk {
+namespace {
+
+RowColumnValues numbers(int64_t row) {
+  RowColumnValues values;
+  values.count = static_cast<uint32_t>(row + 1);
+  values.last_use = static_cast<uint32_t>(row + 2);
+  values.version = static_cast<uint64_t>(row + 3) << 40;
+  values.score = static_cast<double>(row) + 0.25;
+  values.clicks = static_cast<uint32_t>(row + 5);
+  values.timestamp = -(row + 6) * (int64_t{1} << 40);
+  return values;
+}
+
+// Every set of columns: neighbours in memory do not meet, and no byte is spent on what is not kept.
+void records_of_rows() {
+  constexpr int64_t kRows = 9;
+  for (int bits = 1; bits < 1 << ColumnSet::kColumns; ++bits) {
+    ColumnSet kept;
+    int64_t bytes = 0;
+    for (int c = 0; c < ColumnSet::kColumns; ++c) {
+      if ((bits >> c & 1) == 0) continue;
+      kept.add(static_cast<Column>(c));
+      bytes += c == 0 || c == 1 || c == 4 ? 4 : 8;
+    }
+    RowColumns columns(kept);
+    columns.extend(kRows);
+    CHECK(columns.bytes(kRows) == bytes * kRows && columns.places().bytes() == bytes);
+    CHECK(columns.places().undone_bytes() == bytes - (kept.has(Column::kVersion) ? 8 : 0));
+    for (int64_t row = 0; row < kRows; ++row) columns.write(row, numbers(row));
+    const char* const first = columns.record(0);
+    columns.extend(bits % 8 == 7 ? 3000000 : 300000);
+    CHECK(columns.record(0) == first && columns.read(299999).count == 0);
+    columns.reset(4);
+    for (int64_t row = 0; row < kRows; ++row) {
+      const RowColumnValues found = columns.read(row), wanted = row == 4 ? RowColumnValues() : numbers(row);
+      CHECK(found.count == (kept.has(Column::kCount) ? wanted.count : 0));
+      CHECK(found.last_use == (kept.has(Column::kLastUse) ? wanted.last_use : 0));
+      CHECK(found.version == (kept.has(Column::kVersion) ? wanted.version : 0));
+      CHECK(found.score == (kept.has(Column::kScore) ? wanted.score : 0));
+      CHECK(found.clicks == (kept.has(Column::kClicks) ? wanted.clicks : 0));
+      CHECK(found.timestamp == (kept.has(Column::kTimestamp) ? wanted.timestamp : 0));
+    }
+  }
+}
+
+// What a table that admits ids with the second show keeps of an id, lookup by lookup.
+struct Known {
+  int64_t shows = 0, clicks = 0, timestamp = 0;
+  uint32_t last_use = 0;
+  uint64_t version = 0;
+  double score = 0;
+  bool row = false;
+};
+
+struct Given {
+  TestBatch batch;
+  std::vector<int32_t> shows, clicks;
+  std::vector<int64_t> timestamps;
+};
+
+Given draw(Loop* loop, bool large, bool shows, int64_t now) {
+  Given given;
+  const uint64_t spread = large ? 60000 : 90;
+  given.batch.batch_size = 2;
+  for (int64_t key = 0; key < 3; ++key) {
+    given.batch.keys.push_back(2 - key);
+    for (int64_t sample = 0; sample < 2; ++sample) {
+      const uint64_t count = large ? 40000 : loop->random() % 30;
+      for (uint64_t i = 0; i < count; ++i) {
+        given.batch.values.push_back(static_cast<int64_t>(loop->random() % spread));
+        given.shows.push_back(shows ? static_cast<int32_t>(1 + loop->random() % 3) : 1);
+        given.clicks.push_back(static_cast<int32_t>(loop->random() % 4) - 1);
+        const bool wrong = now > 100 && loop->random() % 50 == 0;  // in milliseconds, say
+        given.timestamps.push_back(wrong ? now * 1000000000 : now + static_cast<int64_t>(loop->random() % 9));
+      }
+      given.batch.offsets.push_back(static_cast<int64_t>(given.batch.values.size()));
+    }
+  }
+  return given;
+}
+
+void numbers_of_batches() {
+  GroupSpec spec = one_table(true, 70000, 0,
+                             {Column::kCount, Column::kLastUse, Column::kVersion, Column::kScore,
+                              Column::kClicks, Column::kTimestamp});
+  LifeSpec& life = spec.tables[0].life;
+  life.admits = spec.tables[0].default_row = true;
+  life.threshold = 2;
+  life.beta = 0.5;
+  life.decay = 0.75;
+  life.evict_share = 0.1;
+  life.evict_age = 1000;
+  spec.features = {{0, 0, false}, {0, 0, false}, {0, 0, false}};
+  Loop loop(spec, 3);
+  std::map<int64_t, Known> all;
+  uint64_t serial = 0;
+  int64_t now = 100, latest = 0;
+  for (int i = 0; i < 60; ++i, now += 10) {
+    const bool with_shows = loop.random() % 2 == 0, cancel = loop.random() % 4 == 0;
+    Given given = draw(&loop, i % 30 == 3, with_shows, now);
+    BatchInput input = given.batch.input();
+    input.shows = with_shows ? given.shows.data() : nullptr;
+    input.clicks = given.clicks.data();
+    input.timestamps = given.timestamps.data();
+    auto plan = loop.engine->plan(input);
+    ++serial;
+    if (cancel) {
+      loop.engine->cancel(plan.get());
+    } else {
+      std::vector<char> in(static_cast<size_t>((*plan)->rows_in * loop.engine->layout().bytes));
+      loop.engine->read_in(*plan, in.data());
+      Engine::begin({plan.get()});
+      loop.engine->applied(*plan);
+      plan->release();
+    }
+    std::map<int64_t, Known> next = all;
+    for (const int64_t timestamp : given.timestamps) {
+      if (!cancel && timestamp < now + 10) latest = std::max(latest, timestamp);
+    }
+    std::set<int64_t> ids;
+    for (int64_t feature = 0; feature < 3; ++feature) {  // in their order, which is not that of the keys
+      const size_t first = static_cast<size_t>(given.batch.offsets[static_cast<size_t>(2 * (2 - feature))]);
+      const size_t end = static_cast<size_t>(given.batch.offsets[static_cast<size_t>(2 * (2 - feature) + 2)]);
+      for (size_t l = first; l < end; ++l) {
+        Known& known = next[given.batch.values[l]];
+        known.shows += given.shows[l];
+        known.clicks += std::max(0, given.clicks[l]);
+        known.timestamp = given.timestamps[l] < now + 10 ? given.timestamps[l] : latest;
+        ids.insert(given.batch.values[l]);
+      }
+    }
+    for (const int64_t id : ids) {
+      Known& known = next[id];
+      known.last_use = static_cast<uint32_t>(loop.engine->clock(0).batches);
+      const double score = static_cast<double>(known.shows) + 0.5 * static_cast<double>(known.clicks);
+      if (score < 2) continue;
+      known.score = known.row ? (known.score + score) * 0.75 : score;
+      known.row = true;
+      known.version = serial;
+      if (cancel && all[id].row) all[id].version = serial;  // which errs on the safe side
+    }
+    if (!cancel) all = next;
+    std::vector<int64_t> known_ids, rows;
+    std::vector<int32_t> slots;
+    loop.engine->table_rows(0, &known_ids, &slots, &rows);
+    std::vector<RowColumnValues> values(rows.size());
+    loop.engine->read_columns(0, rows.data(), static_cast<int64_t>(rows.size()), values.data());
+    const auto is_row = [](const auto& one) { return one.second.row; };
+    CHECK(std::count_if(all.begin(), all.end(), is_row) == static_cast<int64_t>(rows.size()));
+    for (size_t r = 0; r < rows.size(); ++r) {
+      const Known& wanted = all[known_ids[r]];
+      CHECK(values[r].count == wanted.shows && values[r].clicks == wanted.clicks);
+      CHECK(values[r].last_use == wanted.last_use && values[r].timestamp == wanted.timestamp);
+      CHECK(values[r].score == wanted.score && values[r].version == wanted.version);
+    }
+  }
+  CHECK(loop.engine->row_count(0) > 50000);
+  const std::vector<int64_t> kept = loop.engine->kept_ids(0);
+  int64_t looked_at = 0;
+  for (const uint64_t since : {serial - 9, serial - 1, serial}) {
+    std::set<int64_t> wanted;
+    for (const auto& [id, known] : all) {
+      if (known.row && known.version > since) wanted.insert(id);
+    }
+    const std::vector<int64_t> found = loop.engine->changed_ids(0, since, &looked_at);
+    CHECK(std::set<int64_t>(found.begin(), found.end()) == wanted && kept.size() > wanted.size());
+  }
+}
+
+void all() {
+  records_of_rows();
+  numbers_of_batches();
+}
+
+}  // namespace
+}  // namespace rec_sdk
+
+int main() {
+  rec_sdk::with_and_without_threads(rec_sdk::all);
+  return check_result();
+}

@@ -1,0 +1,148 @@
+// A batch is applied while another thread makes the plan of a later one, and waits for nothing of it.
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "tests/engine/model.h"
+#include "torch_npu_ext/engine/base/parallel.h"
+
+namespace rec_sdk {
+namespace {
+
+constexpr int64_t kDim = 2, kSlots = 8;
+
+GroupSpec spec() {
+  const Initializer init("linear", 0, 1, 0, 1);
+  TableSpec table{"a", true, 10, kSlots, 0, init, 1, {}, BoundsCheck::kFatal};
+  return {{table}, make_record_layout(kDim, DType::kFloat32, nullptr, 0), {{0, 0, false}}, false, "lru"};
+}
+
+TestBatch batch_of(std::vector<int64_t> ids) {
+  TestBatch batch;
+  batch.batch_size = 1;
+  batch.keys = {0};
+  batch.values = std::move(ids);
+  batch.offsets = {0, static_cast<int64_t>(batch.values.size())};
+  return batch;
+}
+
+std::unique_ptr<Plan> plan(Engine* engine, std::vector<int64_t> ids) {
+  TestBatch batch = batch_of(std::move(ids));
+  return engine->plan(batch.input());
+}
+
+std::vector<char> records_of(const Engine& engine, int64_t rows) {
+  return std::vector<char>(static_cast<size_t>(rows * engine.layout().bytes));
+}
+
+void apply_plan(Engine* engine, const Plan& plan) {
+  Engine::begin({&plan});
+  engine->applied(plan);
+}
+
+// The runner of pieces: its first caller, a plan in the making, stands still under the engine's mutex until
+// `go_on`.
+std::atomic<bool> stands_still{false}, go_on{false};
+
+void stand_still(int64_t count, void (*piece)(void* context, int64_t i), void* context) {
+  if (!stands_still.exchange(true)) {
+    while (!go_on) std::this_thread::yield();
+  }
+  for (int64_t i = 0; i < count; ++i) piece(context, i);
+}
+
+bool wait_for(const std::atomic<bool>& flag) {
+  for (int i = 0; i < 60000 && !flag; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return flag;
+}
+
+void applied_beside_a_plan() {
+  const auto engine = std::make_shared<Engine>(spec());
+  const auto first = plan(engine.get(), {1, 2, 3, 4, 5, 6, 7, 8});
+  apply_plan(engine.get(), *first);
+  first->release();
+  const auto second = plan(engine.get(), {1, 9, 10});
+  CHECK((*second)->rows_out == 2);
+  const auto third = plan(engine.get(), {1, (*second)->swap_out_ids[0], (*second)->swap_out_ids[1]});
+  std::vector<char> in = records_of(*engine, (*third)->rows_in),
+                    out = records_of(*engine, (*second)->rows_out);
+  const std::vector<int32_t> late = engine->read_ahead(*third, in.data());
+  CHECK(late.size() == 2);
+  apply_plan(engine.get(), *second);
+  engine->land(*second, out.data(), nullptr);
+
+  set_parallel_runner(stand_still, [] { return int64_t{2}; }, 0);
+  std::unique_ptr<Plan> fourth;
+  std::thread planner([&] { fourth = plan(engine.get(), {1, 2}); });
+  CHECK(wait_for(stands_still));
+  std::atomic<bool> done{false};
+  std::thread trainer([&] {
+    second->release();
+    const std::unique_ptr<Plan> next = engine->next(*third);
+    CHECK(next != nullptr);
+    std::vector<char> records = records_of(*engine, static_cast<int64_t>(late.size()));
+    engine->read_late(*third, late.data(), static_cast<int64_t>(late.size()), records.data());
+    apply_plan(engine.get(), *next);
+    CHECK_THROWS(engine->applied(*next), std::runtime_error);
+    CHECK(engine->next(*third) == nullptr);
+    third->release();
+    done = true;
+  });
+  CHECK(wait_for(done));
+  go_on = true;
+  planner.join();
+  trainer.join();
+  set_parallel_runner(nullptr, nullptr);
+
+  CHECK(engine->in_flight() == 1);  // the fourth
+  CHECK(engine->unapplied(nullptr).size() == 1);
+  CHECK(engine->stats().largest_batch == 8);
+  fourth->release();
+  CHECK(engine->unapplied(nullptr).empty());
+  CHECK(engine->pinned() == 0);
+}
+
+// Pins end with the second of the two, whichever that is, and once.
+void ends_before_or_after_it_is_applied() {
+  for (const bool released_first : {false, true}) {
+    const auto engine = std::make_shared<Engine>(spec());
+    const auto held = plan(engine.get(), {1, 2, 3});
+    const auto later = plan(engine.get(), {1});
+    Engine::begin({held.get()});
+    if (released_first) held->release();
+    CHECK(engine->in_flight() == 2);
+    engine->applied(*held);
+    CHECK(engine->in_flight() == (released_first ? 1 : 2));
+    held->release();
+    CHECK(engine->in_flight() == 1);
+    CHECK(engine->pinned() == 1);
+    apply_plan(engine.get(), *later);
+    later->release();
+    CHECK(engine->in_flight() == 0);
+  }
+}
+
+// A thread is about to apply it.
+void a_plan_that_is_kept_does_not_undo_itself() {
+  const auto engine = std::make_shared<Engine>(spec());
+  auto dropped = plan(engine.get(), {1, 2, 3});
+  auto handles = engine->unapplied(dropped.get());
+  dropped.reset();
+  CHECK(engine->unapplied(nullptr).size() == 1);
+  CHECK(engine->stats().batches == 1);
+  handles.clear();
+  CHECK(engine->unapplied(nullptr).empty());
+  CHECK(engine->stats().batches == 0);
+}
+
+}  // namespace
+}  // namespace rec_sdk
+
+int main() {
+  rec_sdk::a_plan_that_is_kept_does_not_undo_itself();
+  rec_sdk::ends_before_or_after_it_is_applied();
+  rec_sdk::applied_beside_a_plan();
+  return check_result();
+}

@@ -1,0 +1,65 @@
+"""Calls of the oracle beside training: they warm a cache, load a state, and read all that a table has."""
+
+from __future__ import annotations
+
+import torch
+from oracle_leaving import Result
+from oracle_scenarios import Scenario, Step
+
+from rec_sdk_torch.tbe import TableBatchedEmbedding
+
+
+def warm(embedding: TableBatchedEmbedding, scenario: Scenario, step: Step) -> None:
+    """Brings rows to the cache for no batch; it is refused beside batches in flight."""
+    for index, table in enumerate(scenario.tables):
+        ids = torch.tensor(sorted(scenario.ids(index, step)), dtype=torch.int64)
+        try:
+            embedding.view(table.name).warm(ids, torch.arange(len(ids)).flip(0) if index % 2 else None)
+        except RuntimeError as error:
+            if "in flight" not in str(error):
+                raise
+
+
+def loaded(embedding: TableBatchedEmbedding, saved: dict[str, torch.Tensor]) -> bool:
+    """Whether the state was loaded; it is refused where ids would leave that a batch in flight uses."""
+    if not saved:
+        return False
+    try:
+        embedding.load_state_dict(saved)
+    except RuntimeError as error:
+        if "in flight" not in str(error):
+            raise
+        return False
+    return True
+
+
+def norms(embedding: TableBatchedEmbedding, norm_type: float) -> torch.Tensor:
+    """The norms of the tables' gradients: as updates have counted them, or of what waits. It changes nothing."""
+    if embedding.options.grad_norms:
+        return torch.tensor(list(embedding.counted_norms(norm_type).values()))
+    grads = [embedding.gradient(table.name) for table in embedding.tables]
+    return torch.stack([norm_of(grad, norm_type) for grad in grads])
+
+
+def norm_of(grad: torch.Tensor | None, norm_type: float) -> torch.Tensor:
+    return (
+        torch.zeros(())
+        if grad is None or not len(grad)
+        else torch.linalg.vector_norm(grad.double().cpu(), norm_type).float()
+    )
+
+
+def collect(embedding: TableBatchedEmbedding, name: str, result: Result) -> None:
+    view = embedding.view(name)
+    whole = view.read(view.ids())
+    result[f"{name}.ids"] = whole.ids
+    result |= {f"{name}.row {column}": values for column, values in view.row_columns(whole.ids).items()}
+    candidates, columns = view.candidates()
+    result |= {f"{name}.candidate {column}": values for column, values in ({"ids": candidates} | columns).items()}
+    result[f"{name}.sketch"] = view.sketch()
+    result |= {f"{name}.clock {clock}": torch.tensor(value) for clock, value in view.clocks().items()}
+    if view.config.life is not None:
+        stats = embedding.cache_stats(name)
+        result |= {f"{name}.{key}": torch.tensor(stats[key]) for key in ("not_admitted_lookups", "evicted")}
+    for part, values in whole.parts.items():
+        result[f"{name}.{part}"] = values

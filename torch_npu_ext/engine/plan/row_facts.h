@@ -1,0 +1,18 @@
+// What the lookups of a batch say of its unique rows, beside their ids.
+#pragma once
+
+#include <cstdint>
+
+#include "torch_npu_ext/engine/batch/batch.h"
+#include "torch_npu_ext/engine/batch/plan_buffers.h"
+#include "torch_npu_ext/engine/group/group.h"
+#include "torch_npu_ext/engine/life/column_updates.h"
+#include "torch_npu_ext/engine/plan/scan.h"
+
+namespace rec_sdk {
+
+// Those of a share of the scan, after its segments were written.
+void write_row_facts(const Group& group, const Batch& batch, int64_t share, const Scan& scan,
+                     const PlanBuffers& plan, RowFacts* facts) noexcept;
+
+}  // namespace rec_sdk
