@@ -55,7 +55,7 @@ void for_each_located(const Table& table, const int64_t* begin, const int64_t* e
         continue;
       }
       known[found] = ids[i];
-      table.columns.prefetch(rows[found]);
+      if (!table.columns.empty()) prefetch_near(table.columns.record(rows[found]));
       soon(rows[found++]);
     }
     for (int64_t i = 0; i < found; ++i) visit(known[i], rows[i], slots[i]);
