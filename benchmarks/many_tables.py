@@ -47,7 +47,7 @@ def batch_of(options: argparse.Namespace, seed: int | None) -> KeyedJaggedTensor
 
 
 def settings(options: argparse.Namespace, table: int) -> dict[str, Any]:
-    """Of a table's config, ours and theirs."""
+    """The fields of a table's config, ours and theirs."""
     return {
         "name": f"t{table}",
         "feature_names": [f"f{table}"],
@@ -102,7 +102,7 @@ def resident_bytes() -> int:
 
 
 def cpu_seconds(call: Callable[[], object]) -> float:
-    """Of the process, all its threads."""
+    """Seconds of the processor for all threads of this process."""
     with no_collection():
         begin = time.process_time()
         call()

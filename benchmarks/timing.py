@@ -64,7 +64,7 @@ def seconds_of(call: Callable[[], object]) -> float:
 
 
 def processor_seconds_of(call: Callable[[], object]) -> float:
-    """Of this thread, which work beside it slows, but does not take."""
+    """Seconds that this thread has a processor: work beside it slows it, but does not count."""
     begin = time.thread_time()
     call()
     return time.thread_time() - begin

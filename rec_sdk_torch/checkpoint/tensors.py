@@ -107,7 +107,7 @@ def _header(specs: Sequence[TensorSpec], about: Mapping[str, str], begin: int) -
 
 @lru_cache(64)
 def _fields(specs: tuple[TensorSpec, ...]) -> tuple[str, dict[str, int]]:
-    """What a header says of the tensors, and the place of each behind it. Tables of one shape have the same."""
+    """The tensors in a header, and the place of each behind it. Tables of one shape have the same."""
     fields: dict[str, Any] = {}
     offset = 0
     places = {}
@@ -310,7 +310,7 @@ class TensorReader:
 
     @property
     def checked(self) -> object:
-        """What its caller has set: for which its tensors were found to be right."""
+        """The caller's note of what its tensors were found to be right for; a pack keeps it."""
         return self._contents.checked
 
     @checked.setter

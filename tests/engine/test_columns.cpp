@@ -51,7 +51,7 @@ void records_of_rows() {
   }
 }
 
-// What a table that admits ids with the second show keeps of an id, lookup by lookup.
+// A table that admits ids with the second show keeps this of an id, lookup by lookup.
 struct Known {
   int64_t shows = 0, clicks = 0, timestamp = 0;
   uint32_t last_use = 0;
@@ -104,8 +104,9 @@ void numbers_of_batches() {
   uint64_t serial = 0;
   int64_t now = 100, latest = 0;
   for (int i = 0; i < 60; ++i, now += 10) {
-    const bool with_shows = loop.random() % 2 == 0, cancel = loop.random() % 4 == 0;
-    Given given = draw(&loop, i % 30 == 3, with_shows, now);
+    const bool with_shows = loop.random() % 2 == 0, large = i == 3 || i == 10;
+    const bool cancel = loop.random() % 4 == 0 || (large && i > 3);
+    Given given = draw(&loop, large, with_shows, now);
     BatchInput input = given.batch.input();
     input.shows = with_shows ? given.shows.data() : nullptr;
     input.clicks = given.clicks.data();

@@ -106,7 +106,7 @@ def test_a_step_leaves_nothing_to_the_garbage_collector(pooled: bool) -> None:
 
 @pytest.mark.parametrize(("pooled", "fixed", "of_a_table"), [(True, 30, 0), (False, 30, 4)])
 def test_objects_that_live_until_the_backward_pass(pooled: bool, fixed: int, of_a_table: int) -> None:
-    """Those that the collector follows: they are what sets it off."""
+    """Objects that the collector follows: they are what sets it off."""
     few, many = Warm(pooled, 3), Warm(pooled, 13)
     held = []
     for warm in (few, many):

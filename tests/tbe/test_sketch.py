@@ -217,7 +217,7 @@ def test_states_that_cannot_be(device: torch.device) -> None:
         view.set_sketch([nothing])
     assert torch.equal(state_of(embedding), state)
     with pytest.raises(MemoryError, match=r"table 't': its sketch needs .* bytes and .* are free"):
-        table(device, **sketched(2**60))
+        look_up(table(device, **sketched(2**60)), np.array([1]))
     with pytest.raises(ValueError, match="table 't' counts in no sketch"):
         exact.view("t").set_sketch([state])
     assert len(state_of(exact)) == 0

@@ -335,7 +335,7 @@ class TableOptimizer:
     _checked: Options | None = field(default=None, init=False, repr=False, compare=False)
     """The options that `coefficients` checked last."""
     _row: list[float] | None = field(default=None, init=False, repr=False, compare=False)
-    """The row it gave for them, where that does not depend on the step."""
+    """Results of the call for them, where that does not depend on the step."""
     _steady: bool | None = field(default=None, init=False, repr=False, compare=False)
     """Whether it does not; None while that was not asked."""
 

@@ -13,13 +13,12 @@
 namespace rec_sdk {
 
 // Its mutex is its own, and held for moments: a thread that applies a plan or drops one does not wait for
-// another that makes one. Whatever the group has to learn of this, the next call that locks the engine tells
-// it.
+// another that makes one. The next call that locks the engine tells the group of it.
 class PlanOrder {
  public:
   using Buffers = std::shared_ptr<PlanBuffers>;
 
-  // By any thread. Those that throw: std::runtime_error.
+  // By any thread. The exception, where one is thrown, is std::runtime_error.
   template <class Keep>  // calls keep() if the plan is the oldest; whether it is
   bool keep_next(const PlanBuffers& plan, const Keep& keep) {
     const std::lock_guard<std::mutex> guard(mutex_);

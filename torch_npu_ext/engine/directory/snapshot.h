@@ -92,8 +92,8 @@ class Snapshot {
     if (row < rows_) rec_sdk::prefetch(&bits_[static_cast<size_t>(row >> 6)]);
   }
 
-  // Of a snapshot of rows that changed: rows with their ids, in any order until they are sorted, and perhaps
-  // some that were rows before. Without a list the snapshot is of all rows, or the caller has the ids.
+  // A snapshot of rows that changed lists them with their ids, in any order until they are sorted. Without a
+  // list the snapshot is of all rows, or the caller has the ids.
   std::vector<std::pair<uint32_t, int64_t>> listed;
   bool has_list = false, is_sorted = false;
 

@@ -23,7 +23,7 @@ struct UnknownLookup {
 void count_candidates(Table* table, const Batch& batch, const Batch::Piece& piece, UnknownLookup* begin,
                       UnknownLookup* end, LifeLog* log);
 
-// What admit() will read of a lookup.
+// Asks for the memory that admit() will read of a lookup.
 REC_SDK_ALWAYS_INLINE void prefetch_admission(const Table& table, const UnknownLookup& unknown) {
   if (unknown.candidate == UnknownLookup::kKnown) return;
   if (table.sketch.any()) table.sketch.prefetch(unknown.id);

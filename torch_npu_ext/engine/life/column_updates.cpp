@@ -45,7 +45,7 @@ void with_constant(int32_t bytes, const Use& use) {
   }
 }
 
-// Of a row that a batch has had before, or with a `count` of 0 never.
+// A row as it was before the batch; a `count` of 0: no batch has had it.
 struct Score {
   double score;
   uint32_t count, last_use, clicks;

@@ -11,8 +11,8 @@
 
 namespace rec_sdk {
 
-// What the lookups of a batch say of its unique rows, by their place in the plan, and behind these one place
-// for each share of the scan, which nobody reads. An array that the batch does not have, or no table asks
+// Sums over the lookups of each unique row of a batch, by its place in the plan, and behind these one place
+// for each share of the scan, which is not read. An array that the batch does not have, or no table asks
 // for, is not written.
 struct RowFacts {
   bool has_shows = false, has_clicks = false, has_timestamps = false;

@@ -1,4 +1,4 @@
-// What the lookups of a batch say of its unique rows, beside their ids.
+// Sums over the lookups of each unique row of a batch: shows, clicks, and the last timestamp.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace rec_sdk {
 
-// Those of a share of the scan, after its segments were written.
+// Writes the sums of a share of the scan, whose segments were written before.
 void write_row_facts(const Group& group, const Batch& batch, int64_t share, const Scan& scan,
                      const PlanBuffers& plan, RowFacts* facts) noexcept;
 
