@@ -87,8 +87,7 @@ def test_operators_of_a_pooled_step() -> None:
         output.backward(grad)
     ours = {name: count for name, count in operators.counted.items() if name.startswith("rec_sdk")}
     assert ours == {"rec_sdk.lookup_pooled.default": 1, "rec_sdk.update_rows.default": 1}
-    # Beside them: TorchRec's offsets, memory for the output, two arrays of NumPy, and tensors of seven arrays of the
-    # plan.
+    # Beside them: TorchRec's offsets, memory for the output, two arrays of NumPy, seven tensors of the plan.
     assert operators.counted.total() <= 2 + 1 + 1 + 2 + 7, operators.counted
 
 

@@ -216,8 +216,7 @@ class Group:
 
     def announce(self, batch: Batch) -> _engine.Announcement:
         """Tells the cache policy that the batch will be planned, after those announced before."""
-        keys = self._keys(batch)
-        return self.engine.announce(batch.values, batch.offsets, keys, batch.batch_size)
+        return self.engine.announce(batch.values, batch.offsets, self._keys(batch), batch.batch_size)
 
     def plan(self, batch: Batch, announced: _engine.Announcement | None = None) -> Plan:
         """Plans a training batch; the plan pins the batch's rows until it is released or dropped.
@@ -411,9 +410,8 @@ class Group:
         segments: Segments,
         coefficients: Mapping[int, Sequence[float]],
     ) -> Call:
-        layout, numbers = self.layout, self._numbers
-        seeds = numbers.seeds() if self._rounds else None
-        of_tables = numbers.coefficients(coefficients)
+        layout, seeds = self.layout, self._numbers.seeds() if self._rounds else None
+        of_tables = self._numbers.coefficients(coefficients)
         settings = (of_tables, self._kernel, layout.dim, layout.weight_dtype, ids, seeds)
         *of_lookups, hot = segments
         norms = None if self.norms is None else self.norms.of_call(key, slots, tables)

@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 from ... import _engine
 from ..._exits import caller
 from ...eager import eager
+from ...ops import empty_output
 from ..cache.device_cache import Group
 from ..cache.ledger import Call
 from ..cache.plan import Plan
@@ -21,7 +22,6 @@ from ..cache.ranges import profiled
 from ..rows.layout import Layout
 from .gradient_check import GradientGuard
 from .monitor import Monitor
-from .outputs import new_output
 from .table_update import Grads, TableUpdate
 
 T = TypeVar("T")
@@ -93,7 +93,7 @@ class Step:
             weights_grad: gradients of these weights will be wanted, of the rows as they are now.
         """
         locks = self._locks
-        out = new_output(self._shape, device)
+        out = None if self._shape is None else empty_output(self._shape, device)
         outputs: list[torch.Tensor] = []
         if locks.unfinished is not None:
             locks.catch_up()
