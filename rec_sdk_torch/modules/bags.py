@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,14 +12,17 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from ..tbe.cache.batch import Batch
 from ..tbe.cache.padding import padded_places
 
-_NONE = torch.empty(0, dtype=torch.int64, device="cpu")
-_HAS_FIELDS = list(vars(JaggedTensor(_NONE, lengths=_NONE))) == ["_values", "_weights", "_lengths", "_offsets"]
-"""Whether a JaggedTensor is what we know: other releases of TorchRec may keep more in it."""
+
+@functools.cache
+def _has_known_fields() -> bool:
+    """Whether a JaggedTensor is what we know: other releases of TorchRec may keep more in it."""
+    none = torch.empty(0, dtype=torch.int64, device="cpu")
+    return list(vars(JaggedTensor(none, lengths=none))) == ["_values", "_weights", "_lengths", "_offsets"]
 
 
 def jagged(values: torch.Tensor, lengths: torch.Tensor, weights: torch.Tensor | None) -> JaggedTensor:
     """A JaggedTensor of rows `[n, D]` and lengths that fit, without the 16 calls of its constructor that check them."""
-    if not _HAS_FIELDS:
+    if not _has_known_fields():
         return JaggedTensor(values, weights, lengths)
     made = JaggedTensor.__new__(JaggedTensor)
     made._values, made._weights, made._lengths, made._offsets = values, weights, lengths, None
