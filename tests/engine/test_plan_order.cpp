@@ -143,12 +143,7 @@ void applied_beside_a_question() {
   for (int round = 0; round < 500; ++round) {
     const auto asked = plan(engine.get(), {1}), later = plan(engine.get(), {1});
     Engine::begin({asked.get()});
-    std::atomic<bool> ready{false};
-    std::thread trainer([&] {
-      ready = true;
-      engine->applied(*asked);
-    });
-    while (!ready) std::this_thread::yield();
+    std::thread trainer([&] { engine->applied(*asked); });
     for (bool applied = false; !applied;) {
       applied = (*asked)->state == PlanState::kApplied;
       for (const auto& found : engine->unapplied(asked.get())) CHECK((*found)->serial == (*asked)->serial);
