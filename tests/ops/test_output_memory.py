@@ -16,6 +16,8 @@ import torch
 from rec_sdk_torch.ops import _library, empty_output, ops
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
 
+pytestmark = pytest.mark.kernels
+
 CPU = torch.device("cpu")
 LARGE = (1 << 14, 256)  # 16 MiB
 SMALL = (1 << 10, 256)
@@ -127,7 +129,8 @@ def test_a_forked_process_goes_on() -> None:
     expected, size = bytes(kept.numpy().tobytes()), LARGE[0] * LARGE[1] * 4
     pid = os.fork()
     if pid == 0:  # without torch's threads, which are not there
-        ctypes.memset(empty_output(LARGE, CPU).data_ptr(), 4, size)
+        mine = empty_output(LARGE, CPU)
+        ctypes.memset(mine.data_ptr(), 4, size)
         os._exit(0 if ctypes.string_at(kept.data_ptr(), size) == expected else 1)
     assert os.waitpid(pid, 0)[1] == 0
     assert ctypes.string_at(kept.data_ptr(), size) == expected
