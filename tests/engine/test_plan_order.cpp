@@ -137,6 +137,22 @@ void a_plan_that_is_kept_does_not_undo_itself() {
   CHECK(engine->stats().batches == 0);
 }
 
+// A plan may be applied while another thread asks for those up to it: later ones are none of them.
+void applied_beside_a_question() {
+  const auto engine = std::make_shared<Engine>(spec());
+  for (int round = 0; round < 500; ++round) {
+    const auto asked = plan(engine.get(), {1}), later = plan(engine.get(), {1});
+    Engine::begin({asked.get()});
+    std::thread trainer([&] { engine->applied(*asked); });
+    for (bool applied = false; !applied;) {
+      applied = (*asked)->state == PlanState::kApplied;
+      for (const auto& found : engine->unapplied(asked.get())) CHECK((*found)->serial == (*asked)->serial);
+    }
+    trainer.join();
+    apply_plan(engine.get(), *later);
+  }
+}
+
 }  // namespace
 }  // namespace rec_sdk
 
@@ -144,5 +160,6 @@ int main() {
   rec_sdk::a_plan_that_is_kept_does_not_undo_itself();
   rec_sdk::ends_before_or_after_it_is_applied();
   rec_sdk::applied_beside_a_plan();
+  rec_sdk::applied_beside_a_question();
   return check_result();
 }

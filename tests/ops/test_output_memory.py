@@ -6,6 +6,8 @@ import ctypes
 import gc
 import os
 import resource
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 
@@ -153,3 +155,34 @@ def test_a_forked_process_goes_on() -> None:
         os._exit(0 if ctypes.string_at(kept.data_ptr(), size) == expected else 1)
     assert os.waitpid(pid, 0)[1] == 0
     assert ctypes.string_at(kept.data_ptr(), size) == expected
+
+
+@pytest.mark.parametrize("shape", [(-1, 4), (4, -1), (2**31 + 1, 2**31), (2**62 + 2**18, 4)])
+def test_a_shape_that_no_tensor_has_is_an_error(shape: tuple[int, int]) -> None:
+    with pytest.raises(RuntimeError, match="empty_output: rows and columns are"):
+        ops.empty_output(torch.empty(0), *shape)
+
+
+_SHORT = """
+import resource
+import subprocess
+import sys
+import torch
+from rec_sdk_torch.ops import empty_output, ops
+size, cpu = 1 << 26, torch.device("cpu")  # 256 MiB
+many = [empty_output((n, 256), cpu) for n in (size // 256, size // 256 + 8192)]
+del many  # two blocks are kept
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (128 << 20), -1))
+assert empty_output((3 * size // 512, 256), cpu).numel() == 3 * size // 2
+try:
+    empty_output((64 * size // 256, 256), cpu)
+except RuntimeError as error:
+    print(error)
+"""
+
+
+def test_where_memory_is_short_kept_blocks_go_back_and_then_the_error_says_how_much() -> None:
+    run = subprocess.run([sys.executable, "-c", _SHORT], capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 0, run.stderr
+    assert "memory is short: an output of 16777216 x 256 needs 17179869184 bytes" in run.stdout, run.stdout

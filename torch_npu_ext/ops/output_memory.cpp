@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <limits>
 #include <new>
 
 namespace rec_sdk {
@@ -13,6 +14,7 @@ namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kLargeOutput = size_t{4} << 20;  // malloc keeps most of the smaller ones itself
+constexpr int64_t kMostElements = std::numeric_limits<int64_t>::max() / 8;  // so that no size overflows
 
 // Batches that differ a little in size share blocks: sizes are at most an eighth apart.
 size_t block_bytes(size_t bytes) {
@@ -23,7 +25,7 @@ size_t block_bytes(size_t bytes) {
 
 OutputMemory::Block allocate(size_t bytes) {
   void* data = nullptr;
-  if (posix_memalign(&data, kHugePage, bytes) != 0) throw std::bad_alloc();
+  if (posix_memalign(&data, kHugePage, bytes) != 0) return {nullptr, 0};
 #ifdef MADV_HUGEPAGE
   madvise(data, bytes, MADV_HUGEPAGE);
 #endif
@@ -53,7 +55,12 @@ OutputMemory::Block OutputMemory::take(size_t bytes) {
     }
     drop_old();
   }
-  return allocate(bytes);
+  Block block = allocate(bytes);
+  if (block.data == nullptr) {
+    drop_all();
+    block = allocate(bytes);
+  }
+  return block;
 }
 
 void OutputMemory::give(const Block& block) noexcept {
@@ -76,6 +83,13 @@ void OutputMemory::drop_old() noexcept {
   }
 }
 
+void OutputMemory::drop_all() noexcept {
+  if (const auto guard = try_lock()) {
+    for (const Free& free : free_) std::free(free.block.data);
+    free_.clear();
+  }
+}
+
 size_t OutputMemory::kept_bytes() {
   const std::lock_guard<std::mutex> guard(mutex_);
   size_t bytes = 0;
@@ -84,11 +98,19 @@ size_t OutputMemory::kept_bytes() {
 }
 
 Tensor empty_output(const Tensor& like, int64_t rows, int64_t columns) {
-  const size_t bytes = 4 * static_cast<size_t>(rows) * static_cast<size_t>(columns);
+  const Checker check("empty_output", like);
+  int64_t elements = 0;
+  const bool fits = rows >= 0 && columns >= 0 && !__builtin_mul_overflow(rows, columns, &elements) &&
+                    elements <= kMostElements;
+  check.require(fits, "rows and columns are ", rows, " and ", columns,
+                ", expected a shape that a tensor can have");
+  const size_t bytes = 4 * static_cast<size_t>(elements);
   if (!like.is_cpu() || bytes < kLargeOutput) {
     return torch::stable::new_empty(like, {rows, columns}, ScalarType::Float);
   }
   const OutputMemory::Block block = OutputMemory::instance().take(bytes);
+  check.require(block.data != nullptr, "memory is short: an output of ", rows, " x ", columns, " needs ",
+                bytes, " bytes");
   return torch::stable::from_blob(block.data, {rows, columns}, {columns, 1}, like.device(), ScalarType::Float,
                                   [block](void*) { OutputMemory::instance().give(block); });
 }

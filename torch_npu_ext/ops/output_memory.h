@@ -22,7 +22,7 @@ class OutputMemory {
   };
 
   static OutputMemory& instance();
-  Block take(size_t bytes);  // at least so many, in huge pages; throws std::bad_alloc
+  Block take(size_t bytes);  // at least so many, in huge pages; without data where memory is short
   void give(const Block& block) noexcept;
   size_t kept_bytes();
 
@@ -39,6 +39,7 @@ class OutputMemory {
   // A process that forked while another thread held the mutex must not wait for it.
   std::unique_lock<std::mutex> try_lock() { return std::unique_lock<std::mutex>(mutex_, std::try_to_lock); }
   void drop_old() noexcept;
+  void drop_all() noexcept;
 
   std::mutex mutex_;
   std::vector<Free> free_;  // oldest first

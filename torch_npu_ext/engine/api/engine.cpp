@@ -105,12 +105,11 @@ std::vector<std::unique_ptr<Plan>> Engine::unapplied(const Plan* upto) {
     throw std::runtime_error("the plan was cancelled");
   }
   if (upto != nullptr && upto->buffers()->state == PlanState::kApplied) return plans;
-  bool after = false;
   order_.for_each([&](const std::shared_ptr<PlanBuffers>& buffers) {
-    if (after) return;
+    // By numbers: `upto` itself may be applied by now, and is not there any more.
+    if (upto != nullptr && buffers->serial > (*upto)->serial) return;
     plans.push_back(std::make_unique<Plan>(shared_from_this(), buffers, false));
     plans.back()->keep();
-    after = upto != nullptr && buffers == upto->buffers();
   });
   return plans;
 }
