@@ -9,6 +9,7 @@ import resource
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -105,6 +106,29 @@ def test_tensors_behave_as_others() -> None:
     assert torch.equal(leaf.grad, torch.full_like(leaf, 2.0))
     assert torch.equal(torch.from_numpy(output.detach().numpy()), output)
     output.detach().share_memory_()
+
+
+@pytest.mark.parametrize(
+    "resize",
+    [
+        lambda output, more: output.untyped_storage().resize_(0),
+        lambda output, more: output.resize_(more),
+        lambda output, more: torch.ones(more, out=output),
+    ],
+    ids=["storage", "resize_", "out"],
+)
+def test_resizing_is_an_error(resize: Callable[[torch.Tensor, tuple[int, int]], object]) -> None:
+    output = empty_output(LARGE, CPU)
+    with pytest.raises(RuntimeError, match="storage that is not resizable"):
+        resize(output, (2 * LARGE[0], LARGE[1]))
+
+
+def test_fewer_elements_and_clones_are_no_error() -> None:
+    output = empty_output(LARGE, CPU)
+    copy = output.clone()
+    copy.untyped_storage().resize_(0)
+    assert copy.untyped_storage().nbytes() == 0
+    assert output.resize_(SMALL).shape == SMALL
 
 
 def test_threads_never_share_a_block() -> None:
