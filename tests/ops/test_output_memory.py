@@ -168,8 +168,6 @@ def test_a_shape_that_no_tensor_has_is_an_error(shape: tuple[int, int]) -> None:
 
 _SHORT = """
 import resource
-import subprocess
-import sys
 import torch
 from rec_sdk_torch.ops import empty_output, ops
 size, cpu = 1 << 26, torch.device("cpu")  # 256 MiB
