@@ -47,24 +47,21 @@ class TimedOurs(Ours):
         self.engine = group.engine
         self._clock = Clock(self.device)
         self._spans: list[tuple[str, Any, Any]] = []
-        self._within: list[tuple[str, Any, Any]] = []  # parts of lookups
         self._plan_seconds = 0.0
         self._offsets = self.workload.offsets
         group.plan = self._timed_plan(group.plan)
-        group.bring_in = self._timed(self._spans, "swap", group.bring_in)
-        group.swap.finish = self._timed(self._within, "swap", group.swap.finish)
-        group.lookup = self._timed(self._spans, "lookup", group.lookup)
+        group.bring_in = self._timed("swap", group.bring_in)
+        group.swap.finish = self._timed("swap", group.swap.finish)
+        group.lookup_resident = self._timed("lookup", group.lookup_resident)
         group.update = self._timed_update(group.update)
 
-    def _timed(
-        self, spans: list[tuple[str, Any, Any]], phase: str, call: Callable[..., _Result]
-    ) -> Callable[..., _Result]:
+    def _timed(self, phase: str, call: Callable[..., _Result]) -> Callable[..., _Result]:
         def timed(*args: Any) -> _Result:
             begin = self._clock.mark()
             try:
                 return call(*args)
             finally:
-                spans.append((phase, begin, self._clock.mark()))
+                self._spans.append((phase, begin, self._clock.mark()))
 
         return timed
 
@@ -73,9 +70,9 @@ class TimedOurs(Ours):
 
         def timed(*args: Any) -> Any:
             call, *arguments = update(*args)
-            return self._timed(self._spans, "update", call), *arguments
+            return self._timed("update", call), *arguments
 
-        return self._timed(self._spans, "update", timed)
+        return self._timed("update", timed)
 
     def _timed_plan(self, call: Callable[..., _Result]) -> Callable[..., _Result]:
         """Work of the host."""
@@ -96,12 +93,7 @@ class TimedOurs(Ours):
         taken["plan"] = self._plan_seconds
         for phase, begin, end in self._spans:
             taken[phase] += self._clock.seconds(begin, end)
-        for phase, begin, end in self._within:
-            seconds = self._clock.seconds(begin, end)
-            taken[phase] += seconds
-            taken["lookup"] -= seconds
         self._spans.clear()
-        self._within.clear()
         self._plan_seconds = 0.0
         return taken
 
