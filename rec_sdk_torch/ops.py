@@ -197,10 +197,14 @@ def _operator(
     return declare
 
 
-@_operator("empty_output(Tensor like, int rows, int columns) -> Tensor")
 def _empty_output(like: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     return like.new_empty((rows, columns), dtype=torch.float32)
 
+
+# It computes nothing, so devices need no kernel of it.
+_schemas.define("empty_output(Tensor like, int rows, int columns) -> Tensor")
+torch.library.register_fake("rec_sdk::empty_output", _empty_output, lib=_schemas)
+_schemas.impl("empty_output", _empty_output, "CompositeExplicitAutograd")
 
 _HOST = torch.empty(0, device="cpu")
 _LARGE_OUTPUT = 4 << 20

@@ -19,7 +19,6 @@ from .write import Write
 __all__ = ["KERNELS", "Write"]
 
 KERNELS: Mapping[str, Callable[..., Any]] = {
-    "empty_output": lookups.empty_output,
     "lookup_sequence": lookups.lookup_sequence,
     "lookup_pooled": lookups.lookup_pooled,
     "pooled_weights_grad": lookups.pooled_weights_grad,

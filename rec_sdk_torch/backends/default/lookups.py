@@ -1,4 +1,4 @@
-"""empty_output, lookup_sequence, lookup_pooled, and the gradient of the weights of the latter."""
+"""lookup_sequence, lookup_pooled, and the gradient of the weights of the latter."""
 
 from __future__ import annotations
 
@@ -8,11 +8,6 @@ import torch
 
 from .checks import Checker
 from .sums import lane_sums, members, segment_sums
-
-
-def empty_output(like: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """Memory of an output; only the CPU takes over that of earlier ones."""
-    return like.new_empty((rows, columns), dtype=torch.float32)
 
 
 def lookup_sequence(weights: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
