@@ -281,10 +281,11 @@ class Group:
         self.swapping_ns += time.perf_counter_ns() - begin
         if not done:
             return self.lookup_resident(plan, weights, out)
-        if plan.arrival is not None:
-            plan.arrival.wait()
-        rows: torch.Tensor = done[0]
-        return rows if out is None else out
+        with profiled("lookup"):  # which was launched with the swap
+            if plan.arrival is not None:
+                plan.arrival.wait()
+            rows: torch.Tensor = done[0]
+            return rows if out is None else out
 
     def lookup_resident(self, plan: Plan, weights: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:
         """As `lookup`, of a plan that is applied."""
