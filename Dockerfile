@@ -1,7 +1,7 @@
 # docker build --target cpu -t rec_sdk_torch .          # the tables on a CPU
 # docker build --target npu -t rec_sdk_torch:npu .      # torch_npu on the emulated NPU, beside it
 # docker run --rm rec_sdk_torch                         # what works: the doctor
-# docker run --rm -v "$PWD:/work" rec_sdk_torch:npu .venv-npu/bin/python -m rec_sdk_torch.emulate /work/train.py
+# docker run --rm -v "$PWD:/job" rec_sdk_torch:npu .venv-npu/bin/python -m rec_sdk_torch.emulate /job/train.py
 #
 # PIP_EXTRA_INDEX_URL names an index with torch's CPU builds; the default one has those with CUDA, of several GB.
 FROM python:3.11-bookworm AS cpu

@@ -13,6 +13,7 @@ import torch
 
 from .._exits import calls
 from ..eager import check_batch, eager
+from ..ops import empty_output
 from .cache.batch import Batch, Int64Array
 from .cache.device_cache import Group
 from .cache.padding_ids import with_zeros
@@ -29,7 +30,7 @@ from .rows.table_view import TableView, fill_tables
 from .step.gradient_check import GradientGuard
 from .step.later import LaterStep, WaitingGradients
 from .step.monitor import Monitor
-from .step.outputs import apart, new_output, split_rows
+from .step.outputs import apart, split_rows
 from .step.prefetch_queue import Prefetched, PrefetchQueue
 from .step.reading import read_batch
 from .step.reports import Reports
@@ -359,7 +360,8 @@ class TableBatchedEmbedding(Reports, WaitingGradients, CountedNorms, TablesModul
         with layout.locks.exclusive():
             if came is not None:
                 self.queue.was_read(came)
-            return read_batch(layout.groups, batch, weights, lengths, new_output(shape, self.device))
+            out = None if shape is None else empty_output(shape, self.device)
+            return read_batch(layout.groups, batch, weights, lengths, out)
 
     def _train(self, batch: Batch) -> tuple[torch.Tensor, ...]:
         layout = self.layout

@@ -6,14 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ...ops import empty_output
-
 _unsafe_view = torch.ops.aten._unsafe_view.default._op
-
-
-def new_output(shape: tuple[int, int] | None, device: torch.device) -> torch.Tensor | None:
-    """Memory that pooled rows are written to; None where they are not pooled."""
-    return None if shape is None else empty_output(shape, device)
 
 
 def apart(outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

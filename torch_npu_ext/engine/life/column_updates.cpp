@@ -96,7 +96,7 @@ void ColumnUpdates::reserve(Group* group, const Batch& batch, int64_t shares, Pl
 }
 
 template <class Bytes>
-void ColumnUpdates::touch_rows(const Group& group, Part* part, PlanBuffers* plan, Bytes undone) noexcept {
+void ColumnUpdates::touch_rows(const Group& group, Part* part, PlanBuffers* plan, Bytes) noexcept {
   const Table& table = group.tables[part->table];
   LifeLog& log = plan->life[part->table];
   // Copies: what is written could be these, for all that the compiler knows.
@@ -147,7 +147,6 @@ void ColumnUpdates::touch_rows(const Group& group, Part* part, PlanBuffers* plan
     }
   });
   part->changed = changes_found;
-  (void)undone;
 }
 
 // Rows that the batch admitted: it is in what they have.

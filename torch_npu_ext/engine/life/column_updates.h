@@ -40,7 +40,7 @@ class ColumnUpdates {
     int32_t changed = 0;  // the first so many of these places in changed_
   };
   template <class Bytes>
-  void touch_rows(const Group& group, Part* part, PlanBuffers* plan, Bytes undone) noexcept;
+  void touch_rows(const Group& group, Part* part, PlanBuffers* plan, Bytes undone_bytes) noexcept;
   void touch_admitted(Group* group, int32_t t, const PlanBuffers& plan) noexcept;
   void log_changes(Group* group, const Part& part, const PlanBuffers& plan) noexcept;
 
