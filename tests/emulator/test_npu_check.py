@@ -113,6 +113,20 @@ def test_the_launch_that_fails(queue: str) -> None:
     assert "rec_sdk_launch_on_no_cores" in done.stdout
 
 
+def test_an_error_that_the_first_synchronize_misses() -> None:
+    """torch_npu's queue is empty a moment before it has the error."""
+    script = """
+import torch, torch_npu
+from rec_sdk_torch import npu_check
+later, calls = torch.npu.synchronize, []
+torch.npu.synchronize = lambda device: calls.append(0) or (later(device) if len(calls) > 1 else None)
+raise SystemExit(npu_check.main(["--fail-a-launch"]))
+"""
+    done = warm.python("-c", script)
+    assert done.returncode == 0, done.stderr
+    assert "rec_sdk_launch_on_no_cores" in done.stdout
+
+
 def test_without_cann_it_says_so_in_one_line() -> None:
     """A new process, with torch_npu and neither CANN nor the launcher."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("LD_", "REC_SDK_", "TORCH_DEVICE_"))}
