@@ -14,6 +14,7 @@ import pytest
 import torch
 from served_tables import DTYPES, make, train
 
+from rec_sdk_torch._engine import IndexWriter, same_index
 from rec_sdk_torch.checkpoint import index
 from rec_sdk_torch.checkpoint.errors import CheckpointError
 from rec_sdk_torch.checkpoint.index import index_path
@@ -95,11 +96,65 @@ def test_a_save_without_index_gets_one(tmp_path: Path) -> None:
 
 def test_an_index_is_written_by_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index, "_PIECE", 7)
+    monkeypatch.setattr(index, "_WINDOW", 64)
     embedding = make()
     train(embedding, range(300))
     Saver().save(embedding, tmp_path)
     for table in DTYPES:
         check(TableReader(tmp_path, table, default=0.5), embedding)
+
+
+def _unhash(value: int) -> int:
+    """The id whose place in an index is this number modulo the capacity."""
+    mask = (1 << 64) - 1
+
+    def unshift(x: int, bits: int) -> int:
+        result = x
+        for _ in range(64 // bits):
+            result = x ^ (result >> bits)
+        return result
+
+    x = unshift(value, 31) * pow(0x94D049BB133111EB, -1, 1 << 64) & mask
+    x = unshift(x, 27) * pow(0xBF58476D1CE4E5B9, -1, 1 << 64) & mask
+    x = (unshift(x, 30) - 0x9E3779B97F4A7C15) & mask
+    return x - (1 << 64) if x >> 63 else x
+
+
+SAVE = "0" * 32
+
+
+def _index(path: Path, ids: np.ndarray, removed: np.ndarray, window: int) -> int:
+    """Writes an index of `removed` and then of `ids` in two files; the rounds that it took."""
+    writer = IndexWriter(str(path), len(ids) + len(removed), SAVE, window)
+    for _ in range(writer.rounds):
+        writer.remove(removed)
+        writer.add(ids[:100], 0, 0)
+        writer.add(ids[100:], 1, 7)
+        writer.end_round()
+    writer.finish()
+    return int(writer.rounds)
+
+
+@pytest.mark.parametrize("crowded", [0, 14, 40], ids=["spread", "crowded", "crowded over a window"])
+def test_an_index_is_written_by_windows(tmp_path: Path, crowded: int) -> None:
+    """`crowded` ids have their home at the end of each of four windows: they go on in the next, and in the first."""
+    rng = np.random.default_rng(crowded)
+    ids = rng.integers(-(2**63), 2**63 - 1, 300)
+    homes = [16 * window + 15 for window in (63, 0, 7, 8)]
+    ids[: 4 * crowded] = [_unhash(1024 * at + home) for home in homes for at in range(crowded)]
+    ids = rng.permutation(ids)
+    removed = np.concatenate([ids[::3], rng.integers(0, 2**40, 30)])  # the first come back
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert _index(whole, ids, removed, 1 << 24) == 1
+    assert _index(parts, ids, removed, 16) == 64
+    assert same_index(str(whole), str(parts), SAVE)
+    assert same_index(str(parts), str(whole), SAVE)
+    parts.unlink()
+    _index(parts, ids, removed[::-1], 16)
+    assert same_index(str(whole), str(parts), SAVE)
+    parts.unlink()
+    _index(parts, ids[::-1], removed, 16)
+    assert not same_index(str(whole), str(parts), SAVE)
 
 
 def test_what_is_damaged_is_named(tmp_path: Path) -> None:

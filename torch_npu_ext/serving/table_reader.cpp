@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "torch_npu_ext/engine/base/errors.h"
+#include "torch_npu_ext/engine/store/index_file.h"
 #include "torch_npu_ext/engine/store/serving.h"
 #include "torch_npu_ext/serving/saves.h"
 
@@ -101,11 +102,15 @@ std::unique_ptr<Temporary> make_index(const Save& save,
   int64_t most = 0;
   for (const auto& [file, place] : files) most += file.rows;
   IndexWriter writer(index->path.string(), most, save.id);
-  uint32_t number = 0;
-  for (const auto& [file, place] : files) {
-    add_ids(writer, place, file, number);
-    number += file.role == "rows";
+  for (uint64_t round = 0; round < writer.rounds(); ++round) {
+    uint32_t number = 0;
+    for (const auto& [file, place] : files) {
+      add_ids(writer, place, file, number);
+      number += file.role == "rows";
+    }
+    writer.end_round();
   }
+  writer.finish();
   return index;
 }
 

@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "torch_npu_ext/engine/api/bindings.h"
+#include "torch_npu_ext/engine/store/index_file.h"
 #include "torch_npu_ext/engine/store/serving.h"
 
 namespace rec_sdk {
@@ -21,12 +22,13 @@ void check_offsets(const Dense& offsets, int64_t count) {
 void bind_serving(py::module_& m) {
   py::class_<IndexWriter>(
       m, "IndexWriter",
-      R"(Writes the index of a table in a save, id -> file and row. A later entry replaces an
-          earlier one of the same id.)")
-      .def(py::init<const std::string&, int64_t, const std::string&>(),
-           R"(path: of a new file. save: the save's id, 32 characters. OSError where the disk has no
-          room.)",
-           py::arg("path"), py::arg("most_ids"), py::arg("save"))
+      R"(Writes the index of a table in a save, id -> file and row. Each of its `rounds` is given all
+          entries, in the same order. A later entry of a round replaces an earlier one of the same id.)")
+      .def(py::init<const std::string&, int64_t, const std::string&, uint64_t>(),
+           R"(path: of a new file. save: the save's id, 32 characters. window: entries that are in
+          memory at a time, 16 bytes each, a power of two. OSError where the disk has no room.)",
+           py::arg("path"), py::arg("most_ids"), py::arg("save"), py::arg("window") = IndexWriter::kWindow)
+      .def_property_readonly("rounds", &IndexWriter::rounds)
       .def(
           "add",
           [](IndexWriter& w, const Dense& ids, uint32_t file, uint32_t first_row) {
@@ -43,8 +45,17 @@ void bind_serving(py::module_& m) {
             w.remove(ids.data(), ids.size());
           },
           "Takes out ids [n], which have no row any more.", py::arg("ids"))
-      .def("finish", &IndexWriter::finish, "Returns when the index is on the disk.",
+      .def("end_round", &IndexWriter::end_round, py::call_guard<WithoutLock>())
+      .def("finish", &IndexWriter::finish, "Returns when the index is on the disk, after the last round.",
            py::call_guard<WithoutLock>());
+  m.def(
+      "same_index",
+      [](const std::string& path, const std::string& other, const std::string& save) {
+        const WithoutLock nogil;
+        return IndexFile(path, save).same(IndexFile(other, save));
+      },
+      R"(Whether two indexes of a save find the same for every id. ValueError for a file that is none.)",
+      py::arg("path"), py::arg("other"), py::arg("save"));
   using Files = std::vector<std::tuple<std::string, int64_t, int64_t>>;
   py::class_<ServedTable>(
       m, "ServedTable", "Weights of a table in saves, mapped read-only. Lookups may run on several threads.")

@@ -1,7 +1,5 @@
-// Tables of a save, for serving: an index file, id -> place, and lookups through it and the files of rows,
-// all mapped read-only and shared by processes.
-//
-// An index file: a header of 64 bytes, then `capacity` entries, a power of two, by open addressing.
+// Tables of a save, for serving: lookups through an index and the files of rows, all mapped read-only and
+// shared by processes.
 #pragma once
 
 #include <cstddef>
@@ -10,59 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "torch_npu_ext/engine/store/index_file.h"
+
 namespace rec_sdk {
-
-struct IndexHeader {
-  char magic[16];  // "rec_sdk index 1\n"
-  uint64_t capacity;
-  uint64_t entries;  // ids, removed ones too
-  char save[32];     // id of the save that it is of
-};
-static_assert(sizeof(IndexHeader) == 64);
-
-struct IndexEntry {
-  int64_t id;
-  uint32_t file;  // place in the list of files plus one; 0 = empty, kRemoved
-  uint32_t row;
-};
-constexpr uint32_t kRemoved = 0xFFFFFFFFu;
-
-// A file mapped into memory as a whole.
-class WholeFile {
- public:
-  WholeFile(const std::string& path, bool writable);  // throws DiskError
-  WholeFile(const WholeFile&) = delete;
-  WholeFile& operator=(const WholeFile&) = delete;
-  ~WholeFile();
-  char* data() const { return data_; }
-  size_t size() const { return size_; }
-  void sync() const;  // throws DiskError
-
- private:
-  std::string path_;
-  char* data_ = nullptr;
-  size_t size_ = 0;
-};
-
-// Writes an index into a new file, of which the page cache holds what memory allows. A later entry
-// replaces an earlier one of the same id.
-class IndexWriter {
- public:
-  IndexWriter(const std::string& path, int64_t most_ids, const std::string& save);  // throws DiskError
-  // Ids of the rows [first_row, first_row + count) of a file. Throws std::length_error beyond most_ids.
-  void add(const int64_t* ids, int64_t count, uint32_t file, uint32_t first_row);
-  void remove(const int64_t* ids, int64_t count);
-  void finish();  // on the disk. Throws DiskError
-
- private:
-  void put(int64_t id, uint32_t file, uint32_t row);
-  IndexHeader* header() const { return reinterpret_cast<IndexHeader*>(file_->data()); }
-
-  int64_t most_ids_;
-  std::unique_ptr<WholeFile> file_;
-  IndexEntry* entries_;
-  uint64_t mask_;
-};
 
 // How the weights of a row are stored: as floats, or as `dim` codes of 8 or 4 bits, the first of a byte in
 // its low bits, behind which lie a scale and a bias, unaligned: float32 of 8 bits, float16 of 4. A weight is
@@ -115,11 +63,9 @@ class ServedTable {
     int64_t count;
   };
   struct Layer {
-    std::unique_ptr<WholeFile> index;
-    std::vector<std::unique_ptr<WholeFile>> files;
+    std::unique_ptr<IndexFile> index;
+    std::vector<std::unique_ptr<MappedFile>> files;
     std::vector<Rows> rows;
-    const IndexEntry* entries;
-    uint64_t mask;
     std::string name;
   };
   const char* find(int64_t id, uint64_t hash) const;

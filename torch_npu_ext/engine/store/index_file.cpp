@@ -1,0 +1,202 @@
+#include "torch_npu_ext/engine/store/index_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <stdexcept>
+#include <utility>
+
+#include "torch_npu_ext/engine/base/errors.h"
+
+namespace rec_sdk {
+namespace {
+
+constexpr char kMagic[] = "rec_sdk index 1\n";
+constexpr int64_t kBlock = 64;  // entries whose memory is asked for at once
+
+[[noreturn]] void fail(const std::string& path, const std::string& what) {
+  throw DiskError(errno, path, what);
+}
+
+uint64_t capacity_for(int64_t ids) {
+  uint64_t capacity = 64;
+  while (capacity < static_cast<uint64_t>(ids) + static_cast<uint64_t>(ids) / 2) capacity *= 2;
+  return capacity;
+}
+
+bool is_whole(const IndexHeader& header, size_t bytes) {
+  return std::memcmp(header.magic, kMagic, sizeof header.magic) == 0 && header.capacity > 0 &&
+         (header.capacity & (header.capacity - 1)) == 0 && header.entries < header.capacity &&
+         (bytes - sizeof(IndexHeader)) / sizeof(IndexEntry) == header.capacity;
+}
+
+}  // namespace
+
+MappedFile::MappedFile(const std::string& path) {
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) fail(path, "cannot be opened");
+  struct stat about;
+  const bool known = fstat(file, &about) == 0;
+  size_ = known ? static_cast<size_t>(about.st_size) : 0;
+  void* mapped = nullptr;
+  if (size_ > 0) mapped = mmap(nullptr, size_, PROT_READ, MAP_SHARED, file, 0);
+  close(file);
+  if (!known || mapped == MAP_FAILED) fail(path, "cannot be mapped into memory");
+  data_ = static_cast<char*>(mapped);
+  // Rows of a batch are no neighbours: reading ahead would push others out.
+  if (size_ > 0) madvise(data_, size_, MADV_RANDOM);
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) munmap(data_, size_);
+}
+
+IndexFile::IndexFile(const std::string& path, const std::string& save) : file_(path) {
+  const auto* const header = reinterpret_cast<const IndexHeader*>(file_.data());
+  if (file_.size() < sizeof(IndexHeader) || !is_whole(*header, file_.size())) {
+    throw std::invalid_argument(path + ": no index, or damaged; remove it to have it made anew");
+  }
+  if (save.size() != sizeof header->save || std::memcmp(header->save, save.data(), save.size()) != 0) {
+    throw std::invalid_argument(path + ": of another save; remove it to have it made anew");
+  }
+  entries_ = reinterpret_cast<const IndexEntry*>(file_.data() + sizeof(IndexHeader));
+  mask_ = header->capacity - 1;
+}
+
+bool IndexFile::same(const IndexFile& other) const {
+  if (std::memcmp(file_.data(), other.file_.data(), sizeof(IndexHeader)) != 0) return false;
+  uint64_t entries = 0;
+  for (uint64_t at = 0; at <= mask_; ++at) {
+    const IndexEntry &entry = entries_[at], &of_other = other.entries_[at];
+    entries += of_other.file != 0;
+    if (of_other.file == 0 && (of_other.id != 0 || of_other.row != 0)) return false;
+    if (entry.file == 0) continue;
+    const IndexEntry* const found = other.find(entry.id, index_hash(entry.id));
+    if (found == nullptr || found->file != entry.file || found->row != entry.row) return false;
+  }
+  return entries == reinterpret_cast<const IndexHeader*>(file_.data())->entries;
+}
+
+IndexWriter::IndexWriter(const std::string& path, int64_t most_ids, const std::string& save, uint64_t window)
+    : path_(path),
+      most_ids_(most_ids),
+      capacity_(capacity_for(most_ids)),
+      window_(std::min(window, capacity_)),
+      entries_(window_) {
+  file_ = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+  if (file_ < 0) fail(path, "cannot be created");
+  const off_t bytes = static_cast<off_t>(sizeof(IndexHeader) + capacity_ * sizeof(IndexEntry));
+  const int error = posix_fallocate(file_, 0, bytes);
+  if (error != 0) {
+    close(file_);
+    errno = error;
+    fail(path, "an index of " + std::to_string(bytes) + " bytes has no room on the disk");
+  }
+  std::memcpy(header_.magic, kMagic, sizeof header_.magic);
+  header_.capacity = capacity_;
+  std::memcpy(header_.save, save.data(), std::min(save.size(), sizeof header_.save));
+}
+
+IndexWriter::~IndexWriter() { close(file_); }
+
+// At a place of the window or the first that is free behind it. False: the id was there.
+bool IndexWriter::put(uint64_t at, const IndexEntry& entry) {
+  while (at < window_ && entries_[at].file != 0 && entries_[at].id != entry.id) ++at;
+  if (at < window_) {
+    const bool added = entries_[at].file == 0;
+    entries_[at] = entry;
+    return added;
+  }
+  const auto found = std::find_if(overflow_.begin(), overflow_.end(),
+                                  [&entry](const IndexEntry& other) { return other.id == entry.id; });
+  if (found == overflow_.end()) {
+    overflow_.push_back(entry);
+    return true;
+  }
+  *found = entry;
+  return false;
+}
+
+template <class Entry>
+void IndexWriter::put_all(const int64_t* ids, int64_t count, const Entry& entry) {
+  uint64_t places[kBlock];
+  IndexEntry own[kBlock];
+  const uint64_t first = round_ * window_;
+  for (int64_t begin = 0; begin < count; begin += kBlock) {
+    const int64_t end = std::min(begin + kBlock, count);
+    int64_t found = 0;
+    for (int64_t i = begin; i < end; ++i) {
+      const uint64_t place = (index_hash(ids[i]) & (capacity_ - 1)) - first;
+      if (place >= window_) continue;
+      __builtin_prefetch(&entries_[place], 1);
+      places[found] = place;
+      own[found++] = entry(i);
+    }
+    for (int64_t i = 0; i < found; ++i) {
+      if (!put(places[i], own[i])) continue;
+      if (static_cast<int64_t>(++header_.entries) > most_ids_) {
+        throw std::length_error("an index for " + std::to_string(most_ids_) + " ids is full");
+      }
+    }
+  }
+}
+
+void IndexWriter::add(const int64_t* ids, int64_t count, uint32_t file, uint32_t first_row) {
+  put_all(ids, count,
+          [=](int64_t i) { return IndexEntry{ids[i], file + 1, first_row + static_cast<uint32_t>(i)}; });
+}
+
+void IndexWriter::remove(const int64_t* ids, int64_t count) {
+  put_all(ids, count, [=](int64_t i) { return IndexEntry{ids[i], kRemoved, 0}; });
+}
+
+void IndexWriter::put_carried() {
+  for (const IndexEntry& entry : std::exchange(overflow_, {})) put(0, entry);
+}
+
+void IndexWriter::end_round() {
+  write_window(round_++);
+  std::memset(entries_.data(), 0, window_ * sizeof(IndexEntry));
+  if (round_ < rounds()) put_carried();
+}
+
+void IndexWriter::finish() {
+  if (round_ != rounds()) throw std::logic_error("rounds of an index are missing");
+  for (uint64_t round = 0; !overflow_.empty(); ++round) {  // behind the last window is the first
+    const size_t bytes = window_ * sizeof(IndexEntry);
+    for (size_t at = 0; at < bytes;) {
+      const ssize_t count = pread(file_, reinterpret_cast<char*>(entries_.data()) + at, bytes - at,
+                                  static_cast<off_t>(sizeof(IndexHeader) + round * bytes + at));
+      if (count <= 0) fail(path_, "cannot be read");
+      at += static_cast<size_t>(count);
+    }
+    put_carried();
+    write_window(round);
+  }
+  write(&header_, sizeof header_, 0);
+  if (fsync(file_) != 0) fail(path_, "cannot be written to the disk");
+}
+
+// The system begins to bring a window to the disk while the next one is made.
+void IndexWriter::write_window(uint64_t round) {
+  const size_t bytes = window_ * sizeof(IndexEntry);
+  const uint64_t begin = sizeof(IndexHeader) + round * bytes;
+  write(entries_.data(), bytes, begin);
+  sync_file_range(file_, static_cast<off_t>(begin), static_cast<off_t>(bytes), SYNC_FILE_RANGE_WRITE);
+}
+
+void IndexWriter::write(const void* data, size_t bytes, uint64_t offset) {
+  for (size_t at = 0; at < bytes;) {
+    const ssize_t count =
+        pwrite(file_, static_cast<const char*>(data) + at, bytes - at, static_cast<off_t>(offset + at));
+    if (count < 0) fail(path_, "cannot be written");
+    at += static_cast<size_t>(count);
+  }
+}
+
+}  // namespace rec_sdk

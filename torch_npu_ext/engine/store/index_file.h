@@ -1,0 +1,117 @@
+// An index of a table in a save: id -> file and row. A header of 64 bytes, then `capacity` entries, a power
+// of two, by open addressing: an id lies at its hash modulo the capacity or behind, with no empty entry
+// between.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "torch_npu_ext/engine/base/memory.h"
+
+namespace rec_sdk {
+
+struct IndexHeader {
+  char magic[16];  // "rec_sdk index 1\n"
+  uint64_t capacity;
+  uint64_t entries;  // ids, removed ones too
+  char save[32];     // id of the save that it is of
+};
+static_assert(sizeof(IndexHeader) == 64);
+
+struct IndexEntry {
+  int64_t id;
+  uint32_t file;  // place in the list of files plus one; 0 = empty, kRemoved
+  uint32_t row;
+};
+static_assert(sizeof(IndexEntry) == 16);
+constexpr uint32_t kRemoved = 0xFFFFFFFFu;
+
+// Part of the file format: the finalizer of SplitMix64 (Steele, Lea, Flood 2014).
+inline uint64_t index_hash(int64_t id) {
+  uint64_t x = static_cast<uint64_t>(id) + 0x9E3779B97F4A7C15u;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+  return x ^ (x >> 31);
+}
+
+// A file that is mapped as a whole, to be read.
+class MappedFile {
+ public:
+  explicit MappedFile(const std::string& path);  // throws DiskError
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+  ~MappedFile();
+  const char* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  char* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+class IndexFile {
+ public:
+  // `save`: the id of the save that it must be of. Throws DiskError, and std::invalid_argument for a file
+  // that is no index of it.
+  IndexFile(const std::string& path, const std::string& save);
+  // The entry of an id, or null.
+  const IndexEntry* find(int64_t id, uint64_t hash) const {
+    for (uint64_t probes = 0, at = hash & mask_; probes <= mask_; ++probes, at = (at + 1) & mask_) {
+      if (entries_[at].file == 0) return nullptr;
+      if (entries_[at].id == id) return &entries_[at];
+    }
+    return nullptr;
+  }
+  void prefetch(uint64_t hash) const { __builtin_prefetch(&entries_[hash & mask_]); }
+  // Whether the other is a whole index that finds the same for every id; its entries may lie in another
+  // order.
+  bool same(const IndexFile& other) const;
+
+ private:
+  MappedFile file_;
+  const IndexEntry* entries_;
+  uint64_t mask_;
+};
+
+// Writes an index into a new file. Entries come in any order, and a large index has no room in memory, so it
+// is written window by window: each round needs all entries again, in the same order, and keeps those of its
+// window. A later entry of a round replaces an earlier one of the same id.
+class IndexWriter {
+ public:
+  // `window`: entries that are in memory at a time, a power of two. Throws DiskError, std::bad_alloc.
+  IndexWriter(const std::string& path, int64_t most_ids, const std::string& save, uint64_t window = kWindow);
+  IndexWriter(const IndexWriter&) = delete;
+  IndexWriter& operator=(const IndexWriter&) = delete;
+  ~IndexWriter();
+
+  uint64_t rounds() const { return capacity_ / window_; }
+  // Ids of the rows [first_row, first_row + count) of a file. Throws std::length_error beyond most_ids.
+  void add(const int64_t* ids, int64_t count, uint32_t file, uint32_t first_row);
+  void remove(const int64_t* ids, int64_t count);
+  void end_round();  // throws DiskError
+  // On the disk. Throws DiskError, and std::logic_error before the last round has ended.
+  void finish();
+
+  static constexpr uint64_t kWindow = uint64_t{1} << 24;  // 256 MiB
+
+ private:
+  template <class Entry>
+  void put_all(const int64_t* ids, int64_t count, const Entry& entry);
+  bool put(uint64_t at, const IndexEntry& entry);
+  void put_carried();
+  void write_window(uint64_t round);
+  void write(const void* data, size_t bytes, uint64_t offset);
+
+  std::string path_;
+  int file_ = -1;
+  IndexHeader header_{};
+  int64_t most_ids_;
+  uint64_t capacity_, window_;
+  uint64_t round_ = 0;
+  HugeArray<IndexEntry> entries_;     // of the window
+  std::vector<IndexEntry> overflow_;  // whose places are behind the window: the next one begins with them
+};
+
+}  // namespace rec_sdk
