@@ -274,11 +274,16 @@ void maps_with_room_take_small_pages() {
   for (int64_t id = 0; id < 20; ++id) add(id);
   const int64_t few = pages_in_memory(begin, pages * kSmall);
   CHECK(0 < few && few <= 20);
-  for (int64_t id = 20; id < pages; ++id) add(id);
+  int64_t ids = 20;
   const int64_t on_huge = map.bytes() / kHuge * kHuge;
+  for (int64_t before = pages_in_memory(begin, on_huge); ids < 100000; add(ids++)) {
+    const int64_t now = pages_in_memory(begin, on_huge);
+    CHECK(now - before <= kHuge / kSmall + 1);  // one huge page at a time
+    before = now;
+  }
   if (system_has_huge_pages()) CHECK(pages_in_memory(begin, on_huge) == on_huge / kSmall);
   CHECK(reinterpret_cast<const char*>(map.homes().buckets) == begin);
-  for (int64_t id = 0; id < pages; ++id) CHECK(map.find(id, rec_sdk::IdMap::hash(id)).row() == id);
+  for (int64_t id = 0; id < ids; ++id) CHECK(map.find(id, rec_sdk::IdMap::hash(id)).row() == id);
 }
 
 void memory_comes_back() {

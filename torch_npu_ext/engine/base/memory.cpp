@@ -123,11 +123,15 @@ HugeBuffer::~HugeBuffer() {
   if (data_ != nullptr) munmap(data_, size_);
 }
 
-void HugeBuffer::use_huge_pages() noexcept {
-  if (size_ < kHugePage) return;
+void HugeBuffer::expect_huge_pages() noexcept {
 #ifdef MADV_HUGEPAGE
-  madvise(data_, size_, MADV_HUGEPAGE);
-  if (huge_pages_allowed()) madvise(data_, size_, kCollapse);
+  if (size_ >= kHugePage) madvise(data_, size_, MADV_HUGEPAGE);
+#endif
+}
+
+void HugeBuffer::merge_pages(size_t begin, size_t bytes) noexcept {
+#ifdef MADV_HUGEPAGE
+  if (size_ >= kHugePage && huge_pages_allowed()) madvise(data_ + begin, bytes, kCollapse);
 #endif
 }
 

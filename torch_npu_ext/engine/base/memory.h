@@ -46,7 +46,14 @@ class HugeBuffer {
   }
   // Small pages become huge ones, as far as the system has any: those in use now, and others when they are
   // first touched. The contents stay where they are; other threads may read and write them meanwhile.
-  void use_huge_pages() noexcept;
+  void use_huge_pages() noexcept {
+    expect_huge_pages();
+    merge_pages(0, size_);
+  }
+  // The two parts of it: small pages that come from now on are huge ones, and those of whole huge pages in
+  // [begin, begin + bytes) that are in use become huge, which takes a millisecond or two for each.
+  void expect_huge_pages() noexcept;
+  void merge_pages(size_t begin, size_t bytes) noexcept;
   // The system gives all pages of [begin, begin + bytes) now, where it can: one call takes less than a fault
   // for each small page.
   void populate(size_t begin, size_t bytes) noexcept;
@@ -73,7 +80,9 @@ class HugeArray {
   void ensure(size_t count) {
     if (count > size()) buffer_ = HugeBuffer((count + count / 4) * sizeof(T));
   }
-  void use_huge_pages() noexcept { buffer_.use_huge_pages(); }
+  size_t bytes() const { return buffer_.size(); }
+  void expect_huge_pages() noexcept { buffer_.expect_huge_pages(); }
+  void merge_pages(size_t begin, size_t bytes) noexcept { buffer_.merge_pages(begin, bytes); }
   // Items [begin, begin + count) are zero again, but for those beside them on a page.
   void give_back(size_t begin, size_t count) noexcept {
     buffer_.give_back(begin * sizeof(T), count * sizeof(T));

@@ -154,11 +154,12 @@ class IdMap {
     }
   }
   // A map that was made with room for many ids takes huge pages when these and `extra` more are on most of
-  // the small ones.
+  // the small ones: step by step, since a large map would take half a second.
   void choose_pages(int64_t extra) noexcept {
-    if (buckets_.pages == Pages::kHuge || pages_for(size_ + extra, buckets_.count) == Pages::kSmall) return;
-    buckets_.array.use_huge_pages();
-    buckets_.pages = Pages::kHuge;
+    if (buckets_.pages == Pages::kSmall && pages_for(size_ + extra, buckets_.count) == Pages::kHuge) {
+      buckets_.expect_huge_pages();
+    }
+    if (buckets_.small_bytes > 0) buckets_.merge_pages(extra);
   }
 
   // Gives memory back when the map could do with a fourth of it, but keeps room for `expected` ids.
@@ -206,6 +207,7 @@ class IdMap {
  private:
   static constexpr int64_t kUsualSteps = 2;  // 0.7 in a full map, 0.12 on the average
   static constexpr int64_t kCrowded = -1;
+  static constexpr int64_t kIdsPerMerge = 16384;  // that reserve() is called for, for each huge page
   static constexpr uint64_t kAtOnce = 1024;  // a map of fewer buckets grows as a whole, in a millisecond
   // Ten ids move for each one that there may be more of: the old array is at most 0.75 full at the end.
   static constexpr uint64_t kHomesPerId = 3;
@@ -218,6 +220,8 @@ class IdMap {
     uint64_t count = 0;
     Pages pages = Pages::kSmall;
     HugeArray<Bucket> array;
+    size_t small_bytes = 0;  // at the front, which are to become huge pages
+    int64_t ids_since = 0;   // the last of them did
 
     Buckets() = default;
     Buckets(uint64_t buckets, Pages kind) : count(buckets), pages(kind), array(buckets, kind) {}
@@ -226,6 +230,19 @@ class IdMap {
     REC_SDK_ALWAYS_INLINE uint64_t home(uint64_t order) const { return IdSeed::place(order, count); }
     REC_SDK_ALWAYS_INLINE uint64_t next(uint64_t b) const { return b + 1 == count ? 0 : b + 1; }
     uint64_t distance(uint64_t from, uint64_t to) const { return to >= from ? to - from : to + count - from; }
+
+    void expect_huge_pages() noexcept {
+      array.expect_huge_pages();
+      pages = Pages::kHuge;
+      small_bytes = array.bytes() / kHugePage * kHugePage;
+    }
+    void merge_pages(int64_t ids) noexcept {
+      ids_since += ids;
+      for (; ids_since >= kIdsPerMerge && small_bytes > 0; ids_since -= kIdsPerMerge) {
+        small_bytes -= kHugePage;
+        array.merge_pages(small_bytes, kHugePage);
+      }
+    }
   };
 
   IdMap(int64_t bucket_count, const IdSeed& seed, int64_t ids = 0)
