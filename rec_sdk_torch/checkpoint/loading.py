@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,8 +53,9 @@ def has_room(found: Sequence[Match], rows: Sequence[int], folder: Path) -> bool:
 
 def _checked_rows(found: Match, chain: Chain) -> int:
     config, capacity = found.owner.configs[found.name], found.owner.embedding.view(found.name).config.capacity
-    tables = dataclasses.replace(
-        saved_tables(chain, found.saved),
+    tables = saved_tables(
+        chain,
+        found.saved,
         mine=lambda ids: found.owner.mine(found.name, ids),
         bound=None if config.hashed or found.cut is not None else config.num_embeddings,
         cut=found.cut,

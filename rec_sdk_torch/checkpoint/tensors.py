@@ -35,6 +35,15 @@ DTYPES = {
 }
 """Names of data types in the header."""
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_NUMPY = {
+    torch.float32: np.float32,
+    torch.float16: np.float16,
+    torch.bfloat16: np.int16,
+    torch.float64: np.float64,
+    torch.int64: np.int64,
+    torch.int32: np.int32,
+    torch.uint8: np.uint8,
+}
 HEADER = "header"
 """The checksum of the length and the header has this name among those of the tensors."""
 _PIECE = 1 << 20
@@ -81,15 +90,9 @@ class _Field:
             raise ValueError(f"a tensor has shape {self.shape} and data_offsets {self.data_offsets}")
 
 
-@dataclass(frozen=True)
-class _Header:
-    """The header of a file."""
-
-    about: dict[str, str]
-    tensors: dict[str, _Field]
-
-
 _encode = json.JSONEncoder(separators=(",", ":")).encode
+_decode_from = json.JSONDecoder().raw_decode
+_METADATA = '{"__metadata__":{'
 
 
 def _header(specs: Sequence[TensorSpec], about: Mapping[str, str], begin: int) -> tuple[bytes, dict[str, int]]:
@@ -215,6 +218,55 @@ def _put(buffer: Bytes, begin: int, rows: np.ndarray) -> int:
     return end
 
 
+@dataclass(frozen=True)
+class _Tensors:
+    """The tensors of a file, as its header has them. Tables of one shape share this.
+
+    Attributes:
+        specs, places: of each, by name; where it begins behind the header.
+        last, bytes: the name of that which ends last, and where.
+    """
+
+    specs: dict[str, TensorSpec]
+    places: dict[str, int]
+    last: str
+    bytes: int
+
+
+def _parted(text: str) -> tuple[Any, str]:
+    """The metadata of a header, and the JSON of its tensors.
+
+    Raises:
+        ValueError, RecursionError: it is no JSON.
+    """
+    if text.startswith(_METADATA):
+        about, end = _decode_from(text, len(_METADATA) - 1)
+        if text.startswith(',"', end):
+            return about, "{" + text[end + 1 :].rstrip()
+    header = json.loads(text)
+    about = header.pop("__metadata__", {}) if isinstance(header, dict) else {}
+    return about, _encode(header)
+
+
+@lru_cache(64)
+def _tensors(text: str) -> _Tensors:
+    """The tensors in a header.
+
+    Raises:
+        ValueError, RecursionError: they are none.
+    """
+    specs, places, last, most = {}, {}, "", 0
+    for name, each in record(dict[str, _Field], json.loads(text), "tensors").items():
+        spec = TensorSpec(name, DTYPES[each.dtype], tuple(each.shape))
+        begin, end = each.data_offsets
+        if end - begin != spec.bytes:
+            raise ValueError(f"{name} has bytes {begin} to {end}")
+        if end > most:
+            last, most = name, end
+        specs[name], places[name] = spec, begin
+    return _Tensors(specs, places, last, most)
+
+
 @dataclass(eq=False)
 class _Contents:
     """The header of a file.
@@ -324,20 +376,17 @@ class TensorReader:
         return os.pread(self._fd, 8 + length, self._begin)
 
     def _parse(self, raw: bytes) -> _Contents:
-        specs, starts, text = {}, {}, raw[8:]
+        begin = len(raw)
         try:
-            header = json.loads(text)
-            about = header.pop("__metadata__", {}) if isinstance(header, dict) else {}
-            fields = record(_Header, {"about": about, "tensors": header}, "")
-            for name, each in fields.tensors.items():
-                spec = TensorSpec(name, DTYPES[each.dtype], tuple(each.shape))
-                begin, end = each.data_offsets
-                if end - begin != spec.bytes or 8 + len(text) + end > self.bytes:
-                    raise ValueError(f"{name} has bytes {begin} to {end}")
-                specs[name], starts[name] = spec, self._begin + 8 + len(text) + begin
+            about, text = _parted(raw[8:].decode())
+            tensors = _tensors(text)
+            about = record(dict[str, str], about, "about")
+            if begin + tensors.bytes > self.bytes:
+                raise ValueError(f"{tensors.last} ends at byte {begin + tensors.bytes} of {self.bytes}")
         except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{self.path}: damaged, its header is wrong: {error}") from error
-        return _Contents(raw, specs, starts, fields.about)
+        starts = {name: self._begin + begin + place for name, place in tensors.places.items()}
+        return _Contents(raw, tensors.specs, starts, about)
 
     def read(self, name: str, begin: int = 0, end: int | None = None) -> torch.Tensor:
         """Rows [begin, end) of a tensor, on the host.
@@ -345,17 +394,26 @@ class TensorReader:
         Raises:
             CheckpointError: there is no such tensor, or the file ends before.
         """
+        rows = torch.from_numpy(self.array(name, begin, end))
+        return rows.view(torch.bfloat16) if self.specs[name].dtype is torch.bfloat16 else rows
+
+    def array(self, name: str, begin: int = 0, end: int | None = None) -> np.ndarray:
+        """The same for numpy, which has the bits of bfloat16 as int16.
+
+        Raises:
+            CheckpointError: as `read`.
+        """
         spec = self.specs.get(name)
         if spec is None:
             raise CheckpointError(f"{self.path}: has no tensor {name!r}, only {sorted(self.specs)}")
         count = (spec.shape[0] if end is None else end) - begin
-        rows = torch.empty((count, *spec.shape[1:]), dtype=spec.dtype, device="cpu")
-        self._read_into(rows.reshape(-1).view(torch.uint8).numpy().data, self.starts[name] + begin * spec.row_bytes)
+        rows = np.empty((count, *spec.shape[1:]), _NUMPY[spec.dtype])
+        if rows.size:
+            self._read_into(rows.reshape(-1).view(np.uint8).data, self.starts[name] + begin * spec.row_bytes)
         return rows
 
     def _read_into(self, out: memoryview, offset: int) -> None:
-        while out:
-            count = os.preadv(self._fd, [out], offset)
+        while (count := os.preadv(self._fd, [out], offset)) < len(out):
             if count == 0:
                 raise CheckpointError(f"{self.path}: damaged, it ends at byte {offset}")
             out, offset = out[count:], offset + count
