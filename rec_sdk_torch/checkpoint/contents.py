@@ -302,6 +302,8 @@ def are_in(known: Int64Array, ids: Int64Array) -> np.ndarray:
     """Which of `ids` are among those known, which are ascending: bool `[n]`."""
     if not len(known):
         return np.zeros(len(ids), bool)
+    if np.array_equal(known, ids):  # all rows were in the cache, say
+        return np.ones(len(ids), bool)
     places = np.searchsorted(known, ids)
     found: np.ndarray = known[np.minimum(places, len(known) - 1)] == ids
     return found

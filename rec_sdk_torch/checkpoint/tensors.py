@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 
+from .. import _engine
 from ..worker import Pool
 from .errors import CheckpointError
 from .file_writer import WRITE_BYTES, Bytes, FileWriter
@@ -90,40 +91,48 @@ class _Field:
             raise ValueError(f"a tensor has shape {self.shape} and data_offsets {self.data_offsets}")
 
 
+crc32 = _engine.crc32 if _engine.has_carryless_multiplication() else zlib.crc32
+"""The CRC-32 of bytes, behind others whose CRC-32 may be given too."""
+
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 _decode_from = json.JSONDecoder().raw_decode
 _METADATA = '{"__metadata__":{'
 
 
-def _header(specs: Sequence[TensorSpec], about: Mapping[str, str], begin: int) -> tuple[bytes, dict[str, int]]:
-    """The bytes before the tensors, and the place of each behind `begin`. Tensors of larger elements come first.
+class TensorLayout:
+    """Tensors of a file, one behind the other. Files of tables of one shape share it.
 
-    In the file the first tensor is at a multiple of `_ALIGNMENT`.
+    Attributes:
+        specs: by name, in the order of the file. With the widest elements first, all of them are aligned.
+        bytes, most_row: of all tensors, and of a row of the widest.
     """
-    of_tensors, places = _fields(tuple(specs))
-    whole = f'{{"__metadata__":{_encode(about)}{"," if specs else ""}{of_tensors[1:]}' if about else of_tensors
-    text = whole.encode()
-    text += b" " * (-(begin + 8 + len(text)) % _ALIGNMENT)
-    start = 8 + len(text)
-    return len(text).to_bytes(8, "little") + text, {name: start + place for name, place in places.items()}
 
+    def __init__(self, specs: Sequence[TensorSpec]) -> None:
+        self.specs = {spec.name: spec for spec in specs}
+        self.most_row = max((spec.row_bytes for spec in specs), default=0)
+        fields: dict[str, Any] = {}
+        self._places, self.bytes = {}, 0
+        for spec in specs:
+            self._places[spec.name], end = self.bytes, self.bytes + spec.bytes
+            fields[spec.name] = {
+                "dtype": DTYPE_NAMES[spec.dtype],
+                "shape": list(spec.shape),
+                "data_offsets": [self.bytes, end],
+            }
+            self.bytes = end
+        self._fields = _encode(fields)
 
-@lru_cache(64)
-def _fields(specs: tuple[TensorSpec, ...]) -> tuple[str, dict[str, int]]:
-    """The tensors in a header, and the place of each behind it. Tables of one shape have the same."""
-    fields: dict[str, Any] = {}
-    offset = 0
-    places = {}
-    for spec in specs:
-        end = offset + spec.bytes
-        fields[spec.name] = {
-            "dtype": DTYPE_NAMES[spec.dtype],
-            "shape": list(spec.shape),
-            "data_offsets": [offset, end],
-        }
-        places[spec.name] = offset
-        offset = end
-    return _encode(fields), places
+    def header(self, about: Mapping[str, str], begin: int) -> tuple[bytes, dict[str, int]]:
+        """The bytes before the tensors, and the place of each behind `begin`.
+
+        In the file the first tensor is at a multiple of `_ALIGNMENT`.
+        """
+        fields = self._fields
+        whole = f'{{"__metadata__":{_encode(about)}{"," if self.specs else ""}{fields[1:]}' if about else fields
+        text = whole.encode()
+        text += b" " * (-(begin + 8 + len(text)) % _ALIGNMENT)
+        start = 8 + len(text)
+        return len(text).to_bytes(8, "little") + text, {name: start + place for name, place in self._places.items()}
 
 
 def _bits(rows: torch.Tensor) -> np.ndarray:
@@ -141,17 +150,15 @@ class TensorWriter:
         bytes: of them, with their header.
     """
 
-    def __init__(self, out: FileWriter, specs: Sequence[TensorSpec], about: Mapping[str, str] | None = None) -> None:
-        """`specs`: in the order of the file. With the widest elements first, all of them are aligned."""
+    def __init__(self, out: FileWriter, layout: TensorLayout, about: Mapping[str, str] | None = None) -> None:
         self._out = out
-        self._specs = {spec.name: spec for spec in specs}
+        self._specs, self._most_row = layout.specs, layout.most_row
         self.begin = out.end
-        header, self._starts = _header(specs, about or {}, self.begin)
-        self.bytes = len(header) + sum(spec.bytes for spec in specs)
+        header, self._starts = layout.header(about or {}, self.begin)
+        self.bytes = len(header) + layout.bytes
         self._written = dict.fromkeys(self._specs, 0)
-        self._sums = {HEADER: zlib.crc32(header), **dict.fromkeys(self._specs, 0)}
+        self._sums = {HEADER: crc32(header), **self._written}
         self._filling: dict[str, tuple[Bytes, int]] = {}  # a buffer, and how much of it is full
-        self._most_row = max((spec.row_bytes for spec in specs), default=0)
         self._whole: Bytes | None = None
         if self.bytes <= WRITE_BYTES:
             self._whole = out.room(self.bytes)
@@ -189,7 +196,7 @@ class TensorWriter:
         self._out.write(buffer, filled, offset, lambda data: self._add(name, data))
 
     def _add(self, name: str, data: memoryview) -> None:
-        self._sums[name] = zlib.crc32(data, self._sums[name])
+        self._sums[name] = crc32(data, self._sums[name])
 
     def finish(self) -> dict[str, int]:
         """The checksums. The file is not on the disk yet.
@@ -428,13 +435,13 @@ class TensorReader:
             raise CheckpointError(f"{self.path}: damaged, it has {self.bytes} bytes, expected {size}")
         if checksums.keys() != {HEADER, *self.specs}:
             raise CheckpointError(f"{self.path}: has tensors {sorted(self.specs)}, expected {sorted(checksums)}")
-        self._compare(HEADER, zlib.crc32(self._header), checksums)
+        self._compare(HEADER, crc32(self._header), checksums)
         if self.bytes <= _PIECE:
             whole = memoryview(bytearray(self.bytes) if self._pack is None else self._pack.piece)[: self.bytes]
             self._read_into(whole, self._begin)
             for name, spec in self.specs.items():
                 begin = self.starts[name] - self._begin
-                self._compare(name, zlib.crc32(whole[begin : begin + spec.bytes]), checksums)
+                self._compare(name, crc32(whole[begin : begin + spec.bytes]), checksums)
             return
         if self.bytes <= _ONE_READER:
             for name in self.specs:
@@ -450,7 +457,7 @@ class TensorReader:
         while rest:
             piece = buffer[: min(_PIECE, rest)]
             self._read_into(piece, offset)
-            total = zlib.crc32(piece, total)
+            total = crc32(piece, total)
             offset, rest = offset + len(piece), rest - len(piece)
         return total
 

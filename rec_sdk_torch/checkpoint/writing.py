@@ -12,7 +12,7 @@ import torch
 from . import files
 from .file_writer import FileWriter
 from .manifest import REMOVED, ROWS, SavedFile
-from .tensors import TensorSpec, TensorWriter
+from .tensors import TensorLayout, TensorSpec, TensorWriter
 
 MOST_BYTES = 1 << 30
 """A file of rows, or a pack, has at most these."""
@@ -50,17 +50,11 @@ class RankFiles:
         if self._pack is not None:
             self._pack.close()
 
-    @contextlib.contextmanager
-    def _opened(self, path: str, size: int) -> Iterator[FileWriter]:
-        """Gives the place to write so many bytes, which would be the file `path`."""
-        if self._packed and size <= PACKED_BYTES:
-            yield self._pack_for(size)
-            return
+    def _new_file(self, path: str) -> FileWriter:
         target = self._folder / path
         self._folders |= {above for above in target.parents if self._folder in above.parents}
         files.make_folder(target.parent, sync=False)
-        with FileWriter(target) as out:
-            yield out
+        return FileWriter(target)
 
     def _pack_for(self, size: int) -> FileWriter:
         if self._pack is not None and self._pack.end + size > MOST_BYTES:
@@ -104,31 +98,34 @@ class RankFiles:
         rest: Iterator[Piece],
     ) -> Piece:
         """Writes `count` rows of `left` and then of `rest`, and returns what is left of the last piece."""
-        full = _of_rows(tuple(specs), count)
-        size = sum(spec.bytes for spec in full)
+        layout = _layout(tuple(specs), count)
         path = f"{table}/rank-{self._rank:05d}/{name}"
-        with self._opened(path, size) as out:
-            writer = TensorWriter(out, full, {"save": self._save, "table": table})
+        packed = self._packed and layout.bytes <= PACKED_BYTES
+        with contextlib.nullcontext(self._pack_for(layout.bytes)) if packed else self._new_file(path) as out:
+            writer = TensorWriter(out, layout, {"save": self._save, "table": table})
             missing = count
             while missing:
                 piece = left or next(rest, {})
                 if not piece:
                     raise ValueError(f"{out.path}: {missing} of {count} rows of table {table!r} are missing")
-                taken = min(missing, len(piece["ids"]))
+                taken = len(piece["ids"])
+                left = {}
+                if taken > missing:
+                    taken, left = missing, {key: values[missing:] for key, values in piece.items()}
+                    piece = {key: values[:missing] for key, values in piece.items()}
                 for spec in specs:
-                    writer.append(spec.name, piece[spec.name][:taken])
-                left = {key: values[taken:] for key, values in piece.items()} if taken < len(piece["ids"]) else {}
+                    writer.append(spec.name, piece[spec.name])
                 missing -= taken
             checksums = writer.finish()
-        path, offset = (out.path.name, writer.begin) if out is self._pack else (path, None)
+        path, offset = (out.path.name, writer.begin) if packed else (path, None)
         self.written.append(SavedFile(path, role, table, self._rank, layer, count, writer.bytes, checksums, offset))
         return left
 
 
 @lru_cache(64)
-def _of_rows(specs: tuple[TensorSpec, ...], count: int) -> tuple[TensorSpec, ...]:
-    """The tensors of a file of so many rows. Many tables may have the same."""
-    return tuple(TensorSpec(spec.name, spec.dtype, (count, *spec.shape[1:])) for spec in specs)
+def _layout(specs: tuple[TensorSpec, ...], count: int) -> TensorLayout:
+    """The tensors of a file of so many rows. Many tables have the same."""
+    return TensorLayout([TensorSpec(spec.name, spec.dtype, (count, *spec.shape[1:])) for spec in specs])
 
 
 def row_specs(
