@@ -19,10 +19,8 @@ from .reading import Match
 from .tensors import TensorSpec
 from .writing import Piece
 
-
-def cached_specs() -> list[TensorSpec]:
-    """Tensors of a file of rows that were in the cache, none yet: 10 bytes for each."""
-    return [TensorSpec("ids", torch.int64, (0,)), TensorSpec("heats", torch.float16, (0,))]
+CACHED_SPECS = (TensorSpec("ids", torch.int64, (0,)), TensorSpec("heats", torch.float16, (0,)))
+"""Tensors of a file of rows that were in the cache, none yet: 10 bytes for each."""
 
 
 def saved_heat(cached: CachedRows) -> Piece:

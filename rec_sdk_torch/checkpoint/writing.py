@@ -66,9 +66,9 @@ class RankFiles:
         return self._pack
 
     def rows(self, table: str, layer: int, specs: Sequence[TensorSpec], count: int, pieces: Iterable[Piece]) -> None:
-        """Writes `count` rows in files of at most `MOST_BYTES`; `specs` are of no rows."""
-        most = max(1, MOST_BYTES // sum(spec.row_bytes for spec in specs))
-        rest = (piece for piece in pieces if len(piece["ids"]))
+        """Writes `count` rows in files of at most `MOST_BYTES`; `specs` are of no rows, and no piece is empty."""
+        most = max(1, MOST_BYTES // sum([spec.row_bytes for spec in specs]))
+        rest = iter(pieces)
         left: Piece = {}
         for number, begin in enumerate(range(0, count, most)):
             name = f"layer-{layer}/rows-{number:05d}.safetensors"
@@ -128,16 +128,21 @@ def _layout(specs: tuple[TensorSpec, ...], count: int) -> TensorLayout:
     return TensorLayout([TensorSpec(spec.name, spec.dtype, (count, *spec.shape[1:])) for spec in specs])
 
 
+@lru_cache(64)
 def row_specs(
-    parts: Mapping[str, int], dtypes: Mapping[str, torch.dtype], columns: Mapping[str, torch.dtype]
-) -> list[TensorSpec]:
-    """Tensors of a file of rows, none yet, those of wide elements first."""
+    parts: Sequence[tuple[str, torch.dtype, int]], columns: Sequence[tuple[str, torch.dtype]]
+) -> tuple[TensorSpec, ...]:
+    """Tensors of a file of rows, none yet, those of wide elements first.
+
+    Args:
+        parts: names, data types and elements.
+        columns: names and data types.
+    """
     specs = [TensorSpec("ids", torch.int64, (0,))]
-    specs += [TensorSpec(f"column.{name}", kind, (0,)) for name, kind in columns.items()]
-    for name, elements in parts.items():
-        named = name if name == "weight" else f"state.{name}"
-        specs.append(TensorSpec(named, dtypes[name], (0, elements)))
-    return sorted(specs, key=lambda spec: -spec.dtype.itemsize)
+    specs += [TensorSpec(f"column.{name}", kind, (0,)) for name, kind in columns]
+    for name, kind, elements in parts:
+        specs.append(TensorSpec(name if name == "weight" else f"state.{name}", kind, (0, elements)))
+    return tuple(sorted(specs, key=lambda spec: -spec.dtype.itemsize))
 
 
 def window_specs(dim: int) -> list[TensorSpec]:
