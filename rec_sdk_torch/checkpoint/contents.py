@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -279,8 +279,8 @@ def saved_table(manifest: Manifest, where: Path, module: str, name: str, alone: 
     raise CheckpointError(f"{where}: has no table {name!r} of the module {module!r}, only {known}")
 
 
-def saved_tables(chain: Chain, saved: SavedTable, **how: Any) -> SavedTables:
-    """A table of the last save in all of them. `how`: further attributes of the result.
+def saved_tables(chain: Chain, saved: SavedTable) -> SavedTables:
+    """A table of the last save in all of them.
 
     Raises:
         CheckpointError: one has no such table, or another one of its name.
@@ -295,7 +295,7 @@ def saved_tables(chain: Chain, saved: SavedTable, **how: Any) -> SavedTables:
                     f"{folder}: table {table.key!r} has {name} {before}, in {chain[-1][0]}, which follows it, {now}"
                 )
         found.append((folder, manifest, table))
-    return SavedTables(found, **how)
+    return SavedTables(found)
 
 
 def are_in(known: Int64Array, ids: Int64Array) -> np.ndarray:

@@ -34,7 +34,7 @@ def warm_tables(found: Sequence[Match], chain: Chain) -> None:
     """Fills the caches of tables that were loaded with the rows that were hot at the save."""
     for each in found:
         ids, heats = _hot(each, chain)
-        view = each.owner.embedding.view(each.name)
+        view = each.view
         if len(ids):
             _warm(view, ids, heats)
         else:
