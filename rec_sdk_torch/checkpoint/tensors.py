@@ -53,6 +53,8 @@ _READERS = 4
 _ONE_READER = 4 << 20
 """Bytes of a file that takes less time to read than threads take to start."""
 _MOST_HEADER = 1 << 20
+_FIRST_BYTES = 1 << 10
+"""Bytes of a file that are read at once: most headers are among them."""
 _ALIGNMENT = 64
 
 
@@ -377,10 +379,11 @@ class TensorReader:
         self._contents.checked = by
 
     def _read_header(self) -> bytes:
-        length = int.from_bytes(os.pread(self._fd, 8, self._begin), "little")
+        raw = os.pread(self._fd, min(_FIRST_BYTES, self.bytes), self._begin)
+        length = int.from_bytes(raw[:8], "little")
         if self.bytes < 8 or length > min(_MOST_HEADER, self.bytes - 8):
             raise CheckpointError(f"{self.path}: damaged, its header would be {length} of {self.bytes} bytes")
-        return os.pread(self._fd, 8 + length, self._begin)
+        return raw[: 8 + length] if 8 + length <= len(raw) else os.pread(self._fd, 8 + length, self._begin)
 
     def _parse(self, raw: bytes) -> _Contents:
         begin = len(raw)
