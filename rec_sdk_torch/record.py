@@ -44,8 +44,8 @@ class RecordLayout:
         """The data type of one state block."""
         return self.state_dtypes[index] if self.state_dtypes else torch.float32
 
-    def _begin(self, index: int) -> int:
-        """The first byte of a state block; of the one behind the last, where the states end."""
+    def begin(self, index: int) -> int:
+        """The first byte of a state block in a record; of the one behind the last, where the states end."""
         end = self.dim * self.weight_dtype.itemsize
         for before, elements in enumerate(self.state_elements[:index]):
             end = _round_up(end, 4) + elements * self.state_dtype(before).itemsize
@@ -54,7 +54,7 @@ class RecordLayout:
     @property
     def bytes(self) -> int:
         """Bytes of a record."""
-        return _round_up(self._begin(len(self.state_elements)), 16)
+        return _round_up(self.begin(len(self.state_elements)), 16)
 
     def weight(self, records: torch.Tensor) -> torch.Tensor:
         """View `[n, D]` of the weights in `records`, uint8 `[n, bytes]`."""
@@ -63,5 +63,5 @@ class RecordLayout:
     def state(self, records: torch.Tensor, index: int) -> torch.Tensor:
         """View `[n, D]` or `[n, 1]`, in its dtype, of one state block in `records`."""
         dtype = self.state_dtype(index)
-        begin = self._begin(index) // dtype.itemsize
+        begin = self.begin(index) // dtype.itemsize
         return records.view(dtype)[:, begin : begin + self.state_elements[index]]

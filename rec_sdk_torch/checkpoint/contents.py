@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
 
@@ -59,7 +60,16 @@ class _Expected:
 
 
 def _expected(role: str, table: SavedTable) -> dict[str, _Expected]:
-    count, dim = _Expected((torch.int64,)), table.embedding_dim
+    """The tensors that a file of a role may have. Many tables have the same."""
+    parts, columns = tuple(table.parts.items()), tuple(table.columns.items())
+    return _expected_of(role, table.embedding_dim, table.weight_dtype, parts, columns)
+
+
+@lru_cache(64)
+def _expected_of(
+    role: str, dim: int, weight_dtype: str, parts: Sequence[tuple[str, int]], columns: Sequence[tuple[str, str]]
+) -> dict[str, _Expected]:
+    count = _Expected((torch.int64,))
     found = {"ids": count}
     if role == SKETCH:
         found = {SKETCH: _Expected((torch.uint8,))}
@@ -73,13 +83,13 @@ def _expected(role: str, table: SavedTable) -> dict[str, _Expected]:
     elif role in (ROWS, EVICTED):
         if role == EVICTED:
             found["reason"] = _Expected((torch.uint8,))
-        if table.weight_dtype in BITS:
-            found[WEIGHT] = _Expected((torch.uint8,), (row_bytes(table.weight_dtype, dim),))
+        if weight_dtype in BITS:
+            found[WEIGHT] = _Expected((torch.uint8,), (row_bytes(weight_dtype, dim),))
         else:
-            found[WEIGHT] = _Expected((DTYPES[table.weight_dtype],), (dim,))
-        states = {f"state.{name}": elements for name, elements in table.parts.items() if name != WEIGHT}
+            found[WEIGHT] = _Expected((DTYPES[weight_dtype],), (dim,))
+        states = {f"state.{name}": elements for name, elements in parts if name != WEIGHT}
         found |= {name: _Expected(_STATES, (elements,)) for name, elements in states.items()}
-        found |= {f"column.{name}": _Expected((DTYPES[kind],)) for name, kind in table.columns.items()}
+        found |= {f"column.{name}": _Expected((DTYPES[kind],)) for name, kind in columns}
     return found
 
 
@@ -159,7 +169,7 @@ def check_values(reader: TensorReader, file: SavedFile) -> None:
             continue
         least, most = other or (int(file.role == CANDIDATES and column == "count"), 2**32)
         for begin in range(0, spec.shape[0], _PIECE):
-            values = reader.read(name, begin, min(begin + _PIECE, spec.shape[0])).numpy()
+            values = reader.array(name, begin, min(begin + _PIECE, spec.shape[0]))
             right = np.isfinite(values) if column == "score" else (values >= least) & (values < most)
             if not right.all():
                 raise CheckpointError(f"{reader.path}: {name} has the value {values[~right][0]}, which cannot be")
@@ -232,8 +242,10 @@ class SavedTables:
         of_files = [self._ids(folder, manifest, table, file) for file in files]
         ids: Int64Array = of_files[0] if len(of_files) == 1 else np.concatenate([np.empty(0, np.int64), *of_files])
         ids.sort()
-        twice = ids[1:][ids[1:] == ids[:-1]]
-        if len(twice):
+        later = ids[1:]
+        same = later == ids[:-1]
+        if same.any():
+            twice = later[same]
             raise CheckpointError(
                 f"{folder / files[-1].path}: {len(twice)} ids (such as {twice[0]}) of table {table.key!r} are there "
                 "twice in the layer"
@@ -242,10 +254,11 @@ class SavedTables:
 
     def _ids(self, folder: Path, manifest: Manifest, table: SavedTable, file: SavedFile) -> Int64Array:
         with open_file(folder, manifest, file) as reader:
-            ids: Int64Array = reader.read("ids").numpy()
+            ids: Int64Array = reader.array("ids")
         ids = ids[self.mine(ids)]
-        bounds = [] if table.hashed else [table.num_embeddings]
-        for bound in [*bounds, *([] if self.bound is None else [self.bound])]:
+        for bound in (None if table.hashed else table.num_embeddings, self.bound):
+            if bound is None:
+                continue
             bad = ids[(ids < 0) | (ids >= bound)]
             if len(bad):
                 raise CheckpointError(
@@ -275,7 +288,7 @@ def saved_tables(chain: Chain, saved: SavedTable) -> SavedTables:
     found = []
     for folder, manifest in chain:
         table = saved_table(manifest, folder, saved.module, saved.name, True)
-        for name in ("hashed", "embedding_dim", "weight_dtype", "parts", "columns"):
+        for name in () if table is saved else ("hashed", "embedding_dim", "weight_dtype", "parts", "columns"):
             before, now = getattr(table, name), getattr(saved, name)
             if before != now:
                 raise CheckpointError(
@@ -289,6 +302,8 @@ def are_in(known: Int64Array, ids: Int64Array) -> np.ndarray:
     """Which of `ids` are among those known, which are ascending: bool `[n]`."""
     if not len(known):
         return np.zeros(len(ids), bool)
+    if np.array_equal(known, ids):  # all rows were in the cache, say
+        return np.ones(len(ids), bool)
     places = np.searchsorted(known, ids)
     found: np.ndarray = known[np.minimum(places, len(known) - 1)] == ids
     return found

@@ -17,7 +17,7 @@ from .folders import Paths, chain_of, latest_save, paths_of
 from .manifest import REMOVED, ROWS
 from .quantized import BITS
 from .reading import verify, verify_tables
-from .tensors import DTYPES, TensorReader, TensorSpec, TensorWriter
+from .tensors import DTYPES, TensorLayout, TensorReader, TensorSpec, TensorWriter
 
 _PIECE = 1 << 16
 """Rows that are in memory at a time, with safetensors."""
@@ -107,7 +107,7 @@ def export(path: Paths, output: Path, kind: str = "safetensors", tables: Sequenc
             shape = (count, saved.embedding_dim)
             specs = [TensorSpec("ids", torch.int64, (count,)), TensorSpec("weight", dtype, shape)]
             with FileWriter(target) as out:
-                writer = TensorWriter(out, specs)
+                writer = TensorWriter(out, TensorLayout(specs))
                 writer.append("ids", torch.from_numpy(ids))
                 for piece in pieces:
                     writer.append("weight", piece)

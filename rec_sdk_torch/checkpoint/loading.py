@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from ..tbe.rows.replacement import Replacement, TableSource
 from ..tbe.rows.row_parts import WEIGHT
 from ..tbe.rows.state_dict import warn_of_rows
 from ..warn import SaveWarning, warn
-from .contents import count_problem, saved_tables
+from .contents import SavedTables, count_problem
 from .errors import CheckpointError
 from .manifest import EVICTED, WINDOW, Chain, Manifest, SavedOptimizer
 from .owners import Owner
@@ -33,12 +32,11 @@ def check(found: Sequence[Match], chain: Chain) -> list[int]:
         CapacityError: too many ids.
         RuntimeError: batches are in flight.
     """
-    for each in found:
-        if each.owner.embedding.layout.in_flight():
-            raise RuntimeError(
-                "batches are in flight: run their backward, or drop the outputs of their forward, before a load"
-            )
-        _check_options(each, *chain[-1])
+    if any(layout.in_flight() for layout in {id(each.view.layout): each.view.layout for each in found}.values()):
+        raise RuntimeError(
+            "batches are in flight: run their backward, or drop the outputs of their forward, before a load"
+        )
+    _check_options(found, *chain[-1])
     return [_checked_rows(each, chain) for each in found]
 
 
@@ -48,17 +46,17 @@ def has_room(found: Sequence[Match], rows: Sequence[int], folder: Path) -> bool:
     Raises:
         MemoryError, OSError: not even without those.
     """
-    views = [each.owner.embedding.view(each.name) for each in found]
+    views = [each.view for each in found]
     return has_room_beside(list(zip(views, rows, strict=True)), folder)
 
 
 def _checked_rows(found: Match, chain: Chain) -> int:
-    config, capacity = found.owner.configs[found.name], found.owner.embedding.view(found.name).config.capacity
-    tables = dataclasses.replace(
-        saved_tables(chain, found.saved),
-        mine=lambda ids: found.owner.mine(found.name, ids),
-        bound=None if config.hashed or found.cut is not None else config.num_embeddings,
-        cut=found.cut,
+    config, capacity = found.owner.configs[found.name], found.view.config.capacity
+    tables = SavedTables(
+        found.tables.chain,
+        lambda ids: found.owner.mine(found.name, ids),
+        None if config.hashed or found.cut is not None else config.num_embeddings,
+        found.cut,
     )
     rows = tables.check_ids()
     if config.hashed and 0 < capacity < rows:
@@ -80,20 +78,24 @@ def check_counts(found: Sequence[Match], folder: Path, of_ranks: Sequence[Sequen
             raise CheckpointError(f"{folder}: {problem}")
 
 
-def _check_options(found: Match, folder: Path, manifest: Manifest) -> None:
+def _check_options(found: Sequence[Match], folder: Path, manifest: Manifest) -> None:
     """
     Raises:
-        CheckpointError: the saved optimizer has options that no update may use.
+        CheckpointError: a saved optimizer has options that no update may use.
     """
-    optimizer = found.owner.embedding.layout.optimizer_of(found.name)
-    if optimizer is None or not same_family(found.owner, found.name, found.saved, manifest):
-        return
-    assert found.saved.optimizer is not None
-    options = {**optimizer.options, **_options(optimizer, manifest.optimizers[found.saved.optimizer])}
-    try:
-        check_options(f"{folder}: the optimizer of table {found.name!r}", optimizer.spec, options)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(str(error)) from error
+    checked = set()
+    for each in found:
+        optimizer, number = each.owner.embedding.layout.optimizer_of(each.name), each.saved.optimizer
+        if optimizer is None or number is None or (id(optimizer), number) in checked:
+            continue
+        checked.add((id(optimizer), number))
+        if not same_family(each.owner, each.name, each.saved, manifest):
+            continue
+        options = {**optimizer.options, **_options(optimizer, manifest.optimizers[number])}
+        try:
+            check_options(f"{folder}: the optimizer of table {each.name!r}", optimizer.spec, options)
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(str(error)) from error
 
 
 def replacements(owners: Sequence[Owner], found: Sequence[Match], chain: Chain, beside: bool) -> list[Replacement]:
@@ -102,15 +104,18 @@ def replacements(owners: Sequence[Owner], found: Sequence[Match], chain: Chain, 
     for owner in owners:
         own = [each for each in found if each.owner is owner]
         windows = _windows(own, chain)
-        optimizers: dict[int, tuple[TableOptimizer, int, dict[str, Any]]] = {}
+        of_tables: dict[int, tuple[TableOptimizer, int]] = {}
         for each in own:
-            optimizer = owner.embedding.layout.optimizer_of(each.name)
-            if optimizer is not None and each.saved.optimizer is not None:
-                saved = manifest.optimizers[each.saved.optimizer]
-                if same_family(owner, each.name, each.saved, manifest):
-                    optimizers[id(optimizer)] = optimizer, saved.step, _options(optimizer, saved)
+            optimizer, number = owner.embedding.layout.optimizer_of(each.name), each.saved.optimizer
+            if optimizer is None or number is None or not same_family(owner, each.name, each.saved, manifest):
+                continue
+            of_tables[id(optimizer)] = optimizer, number
+        optimizers = []
+        for optimizer, number in of_tables.values():
+            saved = manifest.optimizers[number]
+            optimizers.append((optimizer, saved.step, _options(optimizer, saved)))
         sources = [_source(each, chain, bool(windows)) for each in own]
-        result.append(Replacement(owner.embedding.layout, sources, list(optimizers.values()), windows, beside=beside))
+        result.append(Replacement(owner.embedding.layout, sources, optimizers, windows, beside=beside))
     return result
 
 
@@ -132,7 +137,7 @@ def put_in_place(team: Team, owners: Sequence[Owner], made: Sequence[Replacement
 
 
 def _source(found: Match, chain: Chain, with_window: bool) -> TableSource:
-    view = found.owner.embedding.view(found.name)
+    view = found.view
     rows = piece_rows(view)
 
     def waiting() -> Iterator[tuple[Int64Array, Any]]:

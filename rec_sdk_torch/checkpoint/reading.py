@@ -16,8 +16,10 @@ from ..tbe.cache.batch import Int64Array
 from ..tbe.config.life import TableLife
 from ..tbe.rows.replacement import LifeState, Removed, Rows
 from ..tbe.rows.row_parts import WEIGHT
+from ..tbe.rows.table_view import TableView
 from ..worker import Pool
 from .contents import (
+    SavedTables,
     check_tensors,
     check_values,
     count_problem,
@@ -40,7 +42,9 @@ class Match:
 
     Attributes:
         owner, name: the table of the model.
-        keys: what it is called in each save of the chain.
+        view: the same.
+        tables: in each save of the chain.
+        keys: what it is called there.
         saved: in the last save.
         parts: of a row, those that are loaded.
         cut: ids from here on are left out, as an index table has no such rows that was saved with more; None: none is.
@@ -48,6 +52,8 @@ class Match:
 
     owner: Owner
     name: str
+    view: TableView
+    tables: SavedTables
     keys: list[str]
     saved: SavedTable
     parts: tuple[str, ...]
@@ -115,7 +121,7 @@ def match(owners: Sequence[Owner], chain: Chain) -> list[Match]:
                     f"{folder}: rows of table {name!r} have {BITS[saved.weight_dtype]} bits, for serving alone: load "
                     "the save that it was made from"
                 )
-            keys = [table.key for _, _, table in saved_tables(chain, saved).chain]
+            tables = saved_tables(chain, saved)
             if saved.embedding_dim != config.embedding_dim:
                 raise CheckpointError(
                     f"{folder}: table {name!r} has embedding_dim {saved.embedding_dim}, the model's "
@@ -123,16 +129,17 @@ def match(owners: Sequence[Owner], chain: Chain) -> list[Match]:
                 )
             fewer = not saved.hashed and not config.hashed and saved.num_embeddings > config.num_embeddings
             cut = config.num_embeddings if fewer else None
-            matches.append(Match(owner, name, keys, saved, _parts(owner, name, saved, chain[-1]), cut))
+            view, keys = owner.embedding.view(name), [table.key for _, _, table in tables.chain]
+            matches.append(Match(owner, name, view, tables, keys, saved, _parts(owner, view, saved, chain[-1]), cut))
     return matches
 
 
-def _parts(owner: Owner, name: str, saved: SavedTable, save: tuple[Path, Manifest]) -> tuple[str, ...]:
+def _parts(owner: Owner, view: TableView, saved: SavedTable, save: tuple[Path, Manifest]) -> tuple[str, ...]:
     """All parts of a row where the optimizer is of the family that saved them; else its weight."""
     folder, manifest = save
-    if not same_family(owner, name, saved, manifest):
+    if not same_family(owner, view.config.name, saved, manifest):
         return (WEIGHT,)
-    shapes = {part: shape[0] for part, shape in owner.embedding.view(name).parts().items()}
+    shapes = {part: shape[0] for part, shape in view.parts().items()}
     if shapes != saved.parts:
         raise CheckpointError(
             f"{folder}: table {saved.key!r} has parts {saved.parts}, with the same optimizer the model has {shapes}"
@@ -186,7 +193,7 @@ def _layers(found: Match, chain: Chain, rows: int) -> Iterator[Rows | Removed]:
 
 def _kept(found: Match) -> list[str]:
     """Columns of a row that both the save and the table have."""
-    life = found.owner.embedding.view(found.name).config.life
+    life = found.view.config.life
     return [name for name in (life.columns() if life else []) if name in found.saved.columns]
 
 
@@ -200,12 +207,12 @@ def _columns(
 
 def life(found: Match, chain: Chain) -> LifeState | None:
     """The state that admission and eviction of the table go by; None where it or the save has none."""
-    config = found.owner.embedding.view(found.name).config
+    config = found.view.config
     if config.life is None or not found.saved.clocks:
         return None
     if not config.life.counts_candidates:
         return LifeState(found.saved.clocks, None)
-    names = list(found.owner.embedding.view(found.name).candidates()[1])
+    names = list(found.view.candidates()[1])
     return LifeState(found.saved.clocks, _candidates(found, chain, names), _sketches(found, chain, config.life))
 
 

@@ -41,8 +41,8 @@ from .manifest import (
 from .marks import Mark, marks_of, places_of, set_mark
 from .owners import Owner, tables_of
 from .sketches import saved_sketch
-from .tensors import DTYPE_NAMES, TensorSpec
-from .warming import cached_specs, saved_heat
+from .tensors import DTYPE_NAMES, DTYPES, TensorSpec
+from .warming import CACHED_SPECS, saved_heat
 from .writing import Piece, RankFiles, row_specs, window_specs
 
 ASIDE_BYTES = 64 << 20
@@ -190,7 +190,7 @@ class TableMoment:
     key: str
     owner: Owner
     view: TableView
-    specs: list[TensorSpec]
+    specs: Sequence[TensorSpec]
     count: int
     snapshot: Snapshot
     initial: bool
@@ -234,15 +234,17 @@ def take(owners: Sequence[Owner], keys: dict[tuple[int, str], str], start: Start
     out = RankFiles(Path(start.folder), rank, start.id, draft.many)
     groups = [list(owner.embedding.groups) for owner in owners]
     moment = Moment([], groups, draft, Aside(Path(start.folder), ASIDE_BYTES), out, Written(out.written))
+    of_draft = {table.key: table for table in draft.tables}
     try:
         for place, owner in enumerate(owners):
             mark = next((each for each in marks_of(owner.embedding) if each.place.save == start.previous), None)
             for name in owner.configs:
+                saved = of_draft[keys[place, name]]
                 if not owner.saves(name):
-                    moment.written.rows[keys[place, name]] = 0
+                    moment.written.rows[saved.key] = 0
                     continue
                 since = None if mark is None else _version(owner, name, mark.versions)
-                moment.tables.append(_take_table(moment, owner, name, keys[place, name], since))
+                moment.tables.append(_take_table(moment, owner, saved, since))
             moment.written.versions.append(versions(owner.embedding.layout))
     except BaseException:
         moment.close()
@@ -250,15 +252,19 @@ def take(owners: Sequence[Owner], keys: dict[tuple[int, str], str], start: Start
     return moment
 
 
-def _take_table(moment: Moment, owner: Owner, name: str, key: str, since: int | None) -> TableMoment:
+def _take_table(moment: Moment, owner: Owner, saved: SavedTable, since: int | None) -> TableMoment:
+    """`saved`: the table in the draft of the manifest."""
+    name, key = saved.name, saved.key
     view = owner.embedding.view(name)
     rows = moment.written.rows[key] = owner.count(view)
-    specs = row_specs(_elements(view), view.dtypes(), _columns(view))
+    dtypes = view.dtypes()
+    parts = tuple((part, dtypes[part], elements) for part, elements in saved.parts.items())
+    specs = row_specs(parts, tuple((column, DTYPES[kind]) for column, kind in saved.columns.items()))
     gone = None if since is None else removed(view, since)
     ids = None
     if since is not None and gone is not None and len(gone) and not view.config.hashed:
         ids, gone = changed(view, since)  # rows of an index table that were removed are initial ones now
-    snapshot = Snapshot(owner.embedding.layout, name, moment.aside, ids, since if ids is None else None)
+    snapshot = Snapshot(view, moment.aside, ids, since if ids is None else None)
     try:
         initial = since is None and owner.configs[name].hashed != view.config.hashed
         count = rows if initial else snapshot.count
@@ -306,7 +312,7 @@ def write(moment: Moment) -> Written:
             table.sketch = None
         if table.cached is not None and len(table.cached.ids):
             hot = saved_heat(table.cached)
-            out.other(CACHED, table.key, cached_specs(), len(hot["ids"]), [hot])
+            out.other(CACHED, table.key, CACHED_SPECS, len(hot["ids"]), [hot])
         table.cached = None
         _write_evicted(out, table)
     out.finish()
@@ -354,10 +360,10 @@ def _tensors(
     return {"ids": ids, WEIGHT: parts[WEIGHT], **states, **{f"column.{name}": each for name, each in columns.items()}}
 
 
-def _columns(view: TableView) -> dict[str, torch.dtype]:
+def _columns(view: TableView) -> dict[str, str]:
     """Columns of a row beside its parts, and their data types in files."""
     kept = view.config.life.columns() if view.config.life is not None else []
-    return {name: torch.float64 if name == "score" else torch.int64 for name in kept}
+    return {name: "F64" if name == "score" else "I64" for name in kept}
 
 
 def _elements(view: TableView) -> dict[str, int]:
@@ -405,7 +411,7 @@ def _draft(owners: Sequence[Owner], keys: dict[tuple[int, str], str], start: Sta
     tables = []
     for place, owner in enumerate(owners):
         for name, config in owner.configs.items():
-            optimizer = owner.embedding.layout.optimizer_of(name)
+            view, optimizer = owner.embedding.view(name), owner.embedding.layout.optimizer_of(name)
             number = None
             if optimizer is not None:
                 number, _ = optimizers.setdefault(id(optimizer), (len(optimizers), optimizer))
@@ -421,12 +427,10 @@ def _draft(owners: Sequence[Owner], keys: dict[tuple[int, str], str], start: Sta
                     pooling=config.pooling.value,
                     weight_dtype=DTYPE_NAMES[config.weight_dtype],
                     seed=owner.embedding.options.seed,
-                    parts=_elements(owner.embedding.view(name)),
+                    parts=_elements(view),
                     optimizer=number,
                     rows=0,
-                    columns={
-                        column: DTYPE_NAMES[kind] for column, kind in _columns(owner.embedding.view(name)).items()
-                    },
+                    columns=_columns(view),
                     clocks={},
                 )
             )

@@ -88,25 +88,35 @@ def record(cls: type[_Record], value: object, where: str) -> _Record:
         ValueError: a field is missing, of another type, or against a rule.
     """
     of_class: Any = cls  # mypy takes a class of a type variable for nothing that can be hashed
-    found: _Record = _decoder(of_class)(value, (where,) if where else ())
+    try:
+        found: _Record = _decoder(of_class)(value)
+    except _WrongError as wrong:
+        raise ValueError(wrong.text(where)) from None
     return found
 
 
-Where = tuple[Any, ...]
-"""The place of a value: a name; or the place that it is in, and a string with a blank for what follows. It is made
-readable only in an error: a manifest has many values.
-"""
-Decoder = Callable[[Any, Where], Any]
-"""Converts a value of JSON to the annotated type; the place names the value in an error."""
+class _WrongError(Exception):
+    """A wrong value, on its way out of what it is in. Only then is its place made: a manifest has many values."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self._problem = problem
+        self._places: list[tuple[str, object]] = []
+
+    def inside(self, form: str, place: object) -> _WrongError:
+        """The same, whose value is at a place in another one. `form`: for the name of that one, and the place."""
+        self._places.append((form, place))
+        return self
+
+    def text(self, where: str) -> str:
+        """The problem, with the name of the value, which is in one called `where`."""
+        for form, place in reversed(self._places):
+            where = form.format(where, place).lstrip(".")
+        return f"{where or 'it'} {self._problem}"
 
 
-def _name(where: Where) -> str:
-    """A place in words."""
-    if len(where) < 3:
-        return str(where[0]) if where else ""
-    outer, form, inner = where
-    name: str = form.format(_name(outer), inner).lstrip(".")
-    return name
+Decoder = Callable[[Any], Any]
+"""Converts a value of JSON to the annotated type."""
 
 
 def _record_decoder(cls: Any) -> Decoder:
@@ -117,16 +127,21 @@ def _record_decoder(cls: Any) -> Decoder:
         for each in dataclasses.fields(cls)
     ]
 
-    def decode(value: Any, where: Where) -> Any:
-        if not isinstance(value, dict):
-            raise _wrong(where, value, _NAMES[dict])
-        found = {}
-        for name, of_field, required in fields:
-            if name in value:
-                found[name] = of_field(value[name], (where, "{}.{}", name))
-            elif required:
-                raise ValueError(f"{_name(where) or 'it'} has no {name!r}")
-        return cls(**found)
+    def decode(value: Any) -> Any:
+        if type(value) is not dict:
+            raise _expected(value, _NAMES[dict])
+        found, name = {}, ""
+        try:
+            for name, of_field, required in fields:
+                if name in value:
+                    found[name] = of_field(value[name])
+                elif required:
+                    break
+            else:
+                return cls(**found)
+        except _WrongError as wrong:
+            raise wrong.inside("{}.{}", name) from None
+        raise _WrongError(f"has no {name!r}")
 
     return decode
 
@@ -139,53 +154,70 @@ def _decoder(kind: Any) -> Decoder:
         return _with_rules(_decoder(arguments[0]), arguments[1:])
     if origin in (types.UnionType, typing.Union):
         some = _decoder(arguments[0])
-        return lambda value, where: None if value is None else some(value, where)
+        return lambda value: None if value is None else some(value)
     if kind is Any:
-        return lambda value, where: value
+        return lambda value: value
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return _record_decoder(kind)
-    return _of_type(origin or kind, tuple(_decoder(each) for each in arguments))
+    if origin is list:
+        return _list_decoder(_decoder(arguments[0]))
+    if origin is dict:
+        return _dict_decoder(_decoder(arguments[0]), _decoder(arguments[1]))
+
+    def scalar(value: Any) -> Any:
+        if type(value) is not kind:  # a bool is no int here
+            raise _expected(value, _NAMES[kind])
+        return value
+
+    return scalar
 
 
 def _with_rules(plain: Decoder, rules: Sequence[Rule]) -> Decoder:
     problems = [rule.problem for rule in rules]
 
-    def decode(value: Any, where: Where) -> Any:
-        found = plain(value, where)
+    def decode(value: Any) -> Any:
+        found = plain(value)
         for problem_of in problems:
             problem = problem_of(found)
             if problem is not None:
-                raise _wrong(where, value, problem)
+                raise _expected(value, problem)
         return found
 
     return decode
 
 
-def _of_type(kind: Any, inner: Sequence[Decoder]) -> Decoder:
-    def check(value: Any, where: Where) -> None:
-        if type(value) is not kind:  # a bool is no int here
-            raise _wrong(where, value, _NAMES[kind])
+def _list_decoder(inner: Decoder) -> Decoder:
+    def decode(value: Any) -> Any:
+        if type(value) is not list:
+            raise _expected(value, _NAMES[list])
+        found: list[Any] = []
+        try:
+            found.extend(map(inner, value))
+        except _WrongError as wrong:
+            raise wrong.inside("{}[{}]", len(found)) from None
+        return found
 
-    def scalar(value: Any, where: Where) -> Any:
-        check(value, where)
-        return value
-
-    def of_list(value: Any, where: Where) -> Any:
-        check(value, where)
-        return [inner[0](each, (where, "{}[{}]", place)) for place, each in enumerate(value)]
-
-    def of_dict(value: Any, where: Where) -> Any:
-        check(value, where)
-        return {
-            inner[0](key, (where, "a key of {}", "")): inner[1](each, (where, "{}[{!r}]", key))
-            for key, each in value.items()
-        }
-
-    return {list: of_list, dict: of_dict}.get(kind, scalar)
+    return decode
 
 
-def _wrong(where: Where, value: object, expected: str) -> ValueError:
+def _dict_decoder(of_key: Decoder, inner: Decoder) -> Decoder:
+    def decode(value: Any) -> Any:
+        if type(value) is not dict:
+            raise _expected(value, _NAMES[dict])
+        found, form, place = {}, "", None
+        try:
+            for key, each in value.items():
+                form, place = "a key of {}", key
+                name = of_key(key)
+                form = "{}[{!r}]"
+                found[name] = inner(each)
+        except _WrongError as wrong:
+            raise wrong.inside(form, place) from None
+        return found
+
+    return decode
+
+
+def _expected(value: object, expected: str) -> _WrongError:
     text = repr(value)
-    return ValueError(
-        f"{_name(where) or 'it'} is {text if len(text) <= 80 else f'{text[:80]}...'}, expected {expected}"
-    )
+    return _WrongError(f"is {text if len(text) <= 80 else f'{text[:80]}...'}, expected {expected}")

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 
+from .. import _engine
 from ..worker import Pool
 from .errors import CheckpointError
 from .file_writer import WRITE_BYTES, Bytes, FileWriter
@@ -35,6 +36,15 @@ DTYPES = {
 }
 """Names of data types in the header."""
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_NUMPY = {
+    torch.float32: np.float32,
+    torch.float16: np.float16,
+    torch.bfloat16: np.int16,
+    torch.float64: np.float64,
+    torch.int64: np.int64,
+    torch.int32: np.int32,
+    torch.uint8: np.uint8,
+}
 HEADER = "header"
 """The checksum of the length and the header has this name among those of the tensors."""
 _PIECE = 1 << 20
@@ -43,6 +53,8 @@ _READERS = 4
 _ONE_READER = 4 << 20
 """Bytes of a file that takes less time to read than threads take to start."""
 _MOST_HEADER = 1 << 20
+_FIRST_BYTES = 1 << 10
+"""Bytes of a file that are read at once: most headers are among them."""
 _ALIGNMENT = 64
 
 
@@ -81,46 +93,48 @@ class _Field:
             raise ValueError(f"a tensor has shape {self.shape} and data_offsets {self.data_offsets}")
 
 
-@dataclass(frozen=True)
-class _Header:
-    """The header of a file."""
-
-    about: dict[str, str]
-    tensors: dict[str, _Field]
-
+crc32 = _engine.crc32 if _engine.has_carryless_multiplication() else zlib.crc32
+"""The CRC-32 of bytes, behind others whose CRC-32 may be given too."""
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
+_decode_from = json.JSONDecoder().raw_decode
+_METADATA = '{"__metadata__":{'
 
 
-def _header(specs: Sequence[TensorSpec], about: Mapping[str, str], begin: int) -> tuple[bytes, dict[str, int]]:
-    """The bytes before the tensors, and the place of each behind `begin`. Tensors of larger elements come first.
+class TensorLayout:
+    """Tensors of a file, one behind the other. Files of tables of one shape share it.
 
-    In the file the first tensor is at a multiple of `_ALIGNMENT`.
+    Attributes:
+        specs: by name, in the order of the file. With the widest elements first, all of them are aligned.
+        bytes, most_row: of all tensors, and of a row of the widest.
     """
-    of_tensors, places = _fields(tuple(specs))
-    whole = f'{{"__metadata__":{_encode(about)}{"," if specs else ""}{of_tensors[1:]}' if about else of_tensors
-    text = whole.encode()
-    text += b" " * (-(begin + 8 + len(text)) % _ALIGNMENT)
-    start = 8 + len(text)
-    return len(text).to_bytes(8, "little") + text, {name: start + place for name, place in places.items()}
 
+    def __init__(self, specs: Sequence[TensorSpec]) -> None:
+        self.specs = {spec.name: spec for spec in specs}
+        self.most_row = max((spec.row_bytes for spec in specs), default=0)
+        fields: dict[str, Any] = {}
+        self._places, self.bytes = {}, 0
+        for spec in specs:
+            self._places[spec.name], end = self.bytes, self.bytes + spec.bytes
+            fields[spec.name] = {
+                "dtype": DTYPE_NAMES[spec.dtype],
+                "shape": list(spec.shape),
+                "data_offsets": [self.bytes, end],
+            }
+            self.bytes = end
+        self._fields = _encode(fields)
 
-@lru_cache(64)
-def _fields(specs: tuple[TensorSpec, ...]) -> tuple[str, dict[str, int]]:
-    """The tensors in a header, and the place of each behind it. Tables of one shape have the same."""
-    fields: dict[str, Any] = {}
-    offset = 0
-    places = {}
-    for spec in specs:
-        end = offset + spec.bytes
-        fields[spec.name] = {
-            "dtype": DTYPE_NAMES[spec.dtype],
-            "shape": list(spec.shape),
-            "data_offsets": [offset, end],
-        }
-        places[spec.name] = offset
-        offset = end
-    return _encode(fields), places
+    def header(self, about: Mapping[str, str], begin: int) -> tuple[bytes, dict[str, int]]:
+        """The bytes before the tensors, and the place of each behind `begin`.
+
+        In the file the first tensor is at a multiple of `_ALIGNMENT`.
+        """
+        fields = self._fields
+        whole = f'{{"__metadata__":{_encode(about)}{"," if self.specs else ""}{fields[1:]}' if about else fields
+        text = whole.encode()
+        text += b" " * (-(begin + 8 + len(text)) % _ALIGNMENT)
+        start = 8 + len(text)
+        return len(text).to_bytes(8, "little") + text, {name: start + place for name, place in self._places.items()}
 
 
 def _bits(rows: torch.Tensor) -> np.ndarray:
@@ -138,17 +152,15 @@ class TensorWriter:
         bytes: of them, with their header.
     """
 
-    def __init__(self, out: FileWriter, specs: Sequence[TensorSpec], about: Mapping[str, str] | None = None) -> None:
-        """`specs`: in the order of the file. With the widest elements first, all of them are aligned."""
+    def __init__(self, out: FileWriter, layout: TensorLayout, about: Mapping[str, str] | None = None) -> None:
         self._out = out
-        self._specs = {spec.name: spec for spec in specs}
+        self._specs, self._most_row = layout.specs, layout.most_row
         self.begin = out.end
-        header, self._starts = _header(specs, about or {}, self.begin)
-        self.bytes = len(header) + sum(spec.bytes for spec in specs)
+        header, self._starts = layout.header(about or {}, self.begin)
+        self.bytes = len(header) + layout.bytes
         self._written = dict.fromkeys(self._specs, 0)
-        self._sums = {HEADER: zlib.crc32(header), **dict.fromkeys(self._specs, 0)}
+        self._sums = {HEADER: crc32(header), **self._written}
         self._filling: dict[str, tuple[Bytes, int]] = {}  # a buffer, and how much of it is full
-        self._most_row = max((spec.row_bytes for spec in specs), default=0)
         self._whole: Bytes | None = None
         if self.bytes <= WRITE_BYTES:
             self._whole = out.room(self.bytes)
@@ -186,7 +198,7 @@ class TensorWriter:
         self._out.write(buffer, filled, offset, lambda data: self._add(name, data))
 
     def _add(self, name: str, data: memoryview) -> None:
-        self._sums[name] = zlib.crc32(data, self._sums[name])
+        self._sums[name] = crc32(data, self._sums[name])
 
     def finish(self) -> dict[str, int]:
         """The checksums. The file is not on the disk yet.
@@ -213,6 +225,55 @@ def _put(buffer: Bytes, begin: int, rows: np.ndarray) -> int:
     end = begin + rows.nbytes
     buffer[begin:end].view(rows.dtype).reshape(rows.shape)[...] = rows
     return end
+
+
+@dataclass(frozen=True)
+class _Tensors:
+    """The tensors of a file, as its header has them. Tables of one shape share this.
+
+    Attributes:
+        specs, places: of each, by name; where it begins behind the header.
+        last, bytes: the name of that which ends last, and where.
+    """
+
+    specs: dict[str, TensorSpec]
+    places: dict[str, int]
+    last: str
+    bytes: int
+
+
+def _parted(text: str) -> tuple[Any, str]:
+    """The metadata of a header, and the JSON of its tensors.
+
+    Raises:
+        ValueError, RecursionError: it is no JSON.
+    """
+    if text.startswith(_METADATA):
+        about, end = _decode_from(text, len(_METADATA) - 1)
+        if text.startswith(',"', end):
+            return about, "{" + text[end + 1 :].rstrip()
+    header = json.loads(text)
+    about = header.pop("__metadata__", {}) if isinstance(header, dict) else {}
+    return about, _encode(header)
+
+
+@lru_cache(64)
+def _tensors(text: str) -> _Tensors:
+    """The tensors in a header.
+
+    Raises:
+        ValueError, RecursionError: they are none.
+    """
+    specs, places, last, most = {}, {}, "", 0
+    for name, each in record(dict[str, _Field], json.loads(text), "tensors").items():
+        spec = TensorSpec(name, DTYPES[each.dtype], tuple(each.shape))
+        begin, end = each.data_offsets
+        if end - begin != spec.bytes:
+            raise ValueError(f"{name} has bytes {begin} to {end}")
+        if end > most:
+            last, most = name, end
+        specs[name], places[name] = spec, begin
+    return _Tensors(specs, places, last, most)
 
 
 @dataclass(eq=False)
@@ -318,26 +379,24 @@ class TensorReader:
         self._contents.checked = by
 
     def _read_header(self) -> bytes:
-        length = int.from_bytes(os.pread(self._fd, 8, self._begin), "little")
+        raw = os.pread(self._fd, min(_FIRST_BYTES, self.bytes), self._begin)
+        length = int.from_bytes(raw[:8], "little")
         if self.bytes < 8 or length > min(_MOST_HEADER, self.bytes - 8):
             raise CheckpointError(f"{self.path}: damaged, its header would be {length} of {self.bytes} bytes")
-        return os.pread(self._fd, 8 + length, self._begin)
+        return raw[: 8 + length] if 8 + length <= len(raw) else os.pread(self._fd, 8 + length, self._begin)
 
     def _parse(self, raw: bytes) -> _Contents:
-        specs, starts, text = {}, {}, raw[8:]
+        begin = len(raw)
         try:
-            header = json.loads(text)
-            about = header.pop("__metadata__", {}) if isinstance(header, dict) else {}
-            fields = record(_Header, {"about": about, "tensors": header}, "")
-            for name, each in fields.tensors.items():
-                spec = TensorSpec(name, DTYPES[each.dtype], tuple(each.shape))
-                begin, end = each.data_offsets
-                if end - begin != spec.bytes or 8 + len(text) + end > self.bytes:
-                    raise ValueError(f"{name} has bytes {begin} to {end}")
-                specs[name], starts[name] = spec, self._begin + 8 + len(text) + begin
+            about, text = _parted(raw[8:].decode())
+            tensors = _tensors(text)
+            about = record(dict[str, str], about, "about")
+            if begin + tensors.bytes > self.bytes:
+                raise ValueError(f"{tensors.last} ends at byte {begin + tensors.bytes} of {self.bytes}")
         except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{self.path}: damaged, its header is wrong: {error}") from error
-        return _Contents(raw, specs, starts, fields.about)
+        starts = {name: self._begin + begin + place for name, place in tensors.places.items()}
+        return _Contents(raw, tensors.specs, starts, about)
 
     def read(self, name: str, begin: int = 0, end: int | None = None) -> torch.Tensor:
         """Rows [begin, end) of a tensor, on the host.
@@ -345,17 +404,26 @@ class TensorReader:
         Raises:
             CheckpointError: there is no such tensor, or the file ends before.
         """
+        rows = torch.from_numpy(self.array(name, begin, end))
+        return rows.view(torch.bfloat16) if self.specs[name].dtype is torch.bfloat16 else rows
+
+    def array(self, name: str, begin: int = 0, end: int | None = None) -> np.ndarray:
+        """The same for numpy, which has the bits of bfloat16 as int16.
+
+        Raises:
+            CheckpointError: as `read`.
+        """
         spec = self.specs.get(name)
         if spec is None:
             raise CheckpointError(f"{self.path}: has no tensor {name!r}, only {sorted(self.specs)}")
         count = (spec.shape[0] if end is None else end) - begin
-        rows = torch.empty((count, *spec.shape[1:]), dtype=spec.dtype, device="cpu")
-        self._read_into(rows.reshape(-1).view(torch.uint8).numpy().data, self.starts[name] + begin * spec.row_bytes)
+        rows = np.empty((count, *spec.shape[1:]), _NUMPY[spec.dtype])
+        if rows.size:
+            self._read_into(rows.reshape(-1).view(np.uint8).data, self.starts[name] + begin * spec.row_bytes)
         return rows
 
     def _read_into(self, out: memoryview, offset: int) -> None:
-        while out:
-            count = os.preadv(self._fd, [out], offset)
+        while (count := os.preadv(self._fd, [out], offset)) < len(out):
             if count == 0:
                 raise CheckpointError(f"{self.path}: damaged, it ends at byte {offset}")
             out, offset = out[count:], offset + count
@@ -370,13 +438,13 @@ class TensorReader:
             raise CheckpointError(f"{self.path}: damaged, it has {self.bytes} bytes, expected {size}")
         if checksums.keys() != {HEADER, *self.specs}:
             raise CheckpointError(f"{self.path}: has tensors {sorted(self.specs)}, expected {sorted(checksums)}")
-        self._compare(HEADER, zlib.crc32(self._header), checksums)
+        self._compare(HEADER, crc32(self._header), checksums)
         if self.bytes <= _PIECE:
             whole = memoryview(bytearray(self.bytes) if self._pack is None else self._pack.piece)[: self.bytes]
             self._read_into(whole, self._begin)
             for name, spec in self.specs.items():
                 begin = self.starts[name] - self._begin
-                self._compare(name, zlib.crc32(whole[begin : begin + spec.bytes]), checksums)
+                self._compare(name, crc32(whole[begin : begin + spec.bytes]), checksums)
             return
         if self.bytes <= _ONE_READER:
             for name in self.specs:
@@ -392,7 +460,7 @@ class TensorReader:
         while rest:
             piece = buffer[: min(_PIECE, rest)]
             self._read_into(piece, offset)
-            total = zlib.crc32(piece, total)
+            total = crc32(piece, total)
             offset, rest = offset + len(piece), rest - len(piece)
         return total
 

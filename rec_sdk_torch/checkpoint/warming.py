@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ..tbe.cache.warming import CachedRows
+from ..tbe.cache.batch import Int64Array
+from ..tbe.cache.warming import LATEST, CachedRows
+from ..tbe.rows import pieces
 from ..tbe.rows.table_view import TableView
 from ..warn import PerformanceWarning, warn
 from .contents import open_file
@@ -17,10 +19,8 @@ from .reading import Match
 from .tensors import TensorSpec
 from .writing import Piece
 
-
-def cached_specs() -> list[TensorSpec]:
-    """Tensors of a file of rows that were in the cache, none yet: 10 bytes for each."""
-    return [TensorSpec("ids", torch.int64, (0,)), TensorSpec("heats", torch.float16, (0,))]
+CACHED_SPECS = (TensorSpec("ids", torch.int64, (0,)), TensorSpec("heats", torch.float16, (0,)))
+"""Tensors of a file of rows that were in the cache, none yet: 10 bytes for each."""
 
 
 def saved_heat(cached: CachedRows) -> Piece:
@@ -34,7 +34,7 @@ def warm_tables(found: Sequence[Match], chain: Chain) -> None:
     """Fills the caches of tables that were loaded with the rows that were hot at the save."""
     for each in found:
         ids, heats = _hot(each, chain)
-        view = each.owner.embedding.view(each.name)
+        view = each.view
         if len(ids):
             _warm(view, ids, heats)
         else:
@@ -48,24 +48,24 @@ def warm_by_counts(owners: Sequence[Owner]) -> None:
             _warm_by_counts(owner.embedding.view(name))
 
 
-def _hot(found: Match, chain: Chain) -> tuple[torch.Tensor, torch.Tensor]:
+def _hot(found: Match, chain: Chain) -> tuple[Int64Array, np.ndarray]:
     """Ids at home here that were in the cache of any rank, hottest first, and their heats."""
     folder, manifest = chain[-1]
     ids, heats, places = [np.empty(0, np.int64)], [np.empty(0, np.float16)], [np.empty(0)]
     files = manifest.files_of(found.keys[-1], CACHED)
     for file in files:
         with open_file(folder, manifest, file) as reader:
-            of_rank, counted = reader.read("ids").numpy(), reader.read("heats").numpy()
+            of_rank, counted = reader.array("ids"), reader.array("heats")
         mine = found.mine(of_rank)
         if mine is None and len(files) == 1 and (counted[1:] <= counted[:-1]).all():
-            return torch.from_numpy(of_rank), torch.from_numpy(counted)  # as the sort would have them
+            return of_rank, counted  # as the sort would have them
         chosen = slice(None) if mine is None else mine
         ids.append(of_rank[chosen])
         heats.append(counted[chosen])
         places.append(np.arange(file.rows)[chosen] / file.rows)  # ranks whose policies count nothing take turns
     heat = np.concatenate(heats)
     order = np.lexsort((np.concatenate(places), -heat))
-    return torch.from_numpy(np.concatenate(ids)[order]), torch.from_numpy(heat[order])
+    return np.concatenate(ids)[order], heat[order]
 
 
 def _warm_by_counts(view: TableView) -> None:
@@ -81,13 +81,14 @@ def _warm_by_counts(view: TableView) -> None:
     values = columns[by]
     if life.score_half_life:  # each is of the last batch that had the row
         values = values * torch.exp2((columns["last_use"] - columns["last_use"].max()) / life.score_half_life)
-    _warm(view, ids[values.argsort(descending=True, stable=True)], None)
+    chosen = ids[values.argsort(descending=True, stable=True)].numpy()
+    _warm(view, chosen, np.full(len(chosen), LATEST))
 
 
-def _warm(view: TableView, ids: torch.Tensor, heats: torch.Tensor | None) -> None:
+def _warm(view: TableView, ids: Int64Array, heats: np.ndarray) -> None:
     """The rows are loaded: whatever goes wrong here, they are whole, and come when batches need them."""
     try:
-        view.warm(ids, heats)
+        pieces.warm(view, ids, heats.astype(np.float32))
     except Exception as error:
         warn(
             f"table {view.config.name!r} is loaded, and its hot rows could not be brought to the cache: {error}",

@@ -12,7 +12,7 @@ import torch
 from . import files
 from .file_writer import FileWriter
 from .manifest import REMOVED, ROWS, SavedFile
-from .tensors import TensorSpec, TensorWriter
+from .tensors import TensorLayout, TensorSpec, TensorWriter
 
 MOST_BYTES = 1 << 30
 """A file of rows, or a pack, has at most these."""
@@ -50,17 +50,11 @@ class RankFiles:
         if self._pack is not None:
             self._pack.close()
 
-    @contextlib.contextmanager
-    def _opened(self, path: str, size: int) -> Iterator[FileWriter]:
-        """Gives the place to write so many bytes, which would be the file `path`."""
-        if self._packed and size <= PACKED_BYTES:
-            yield self._pack_for(size)
-            return
+    def _new_file(self, path: str) -> FileWriter:
         target = self._folder / path
         self._folders |= {above for above in target.parents if self._folder in above.parents}
         files.make_folder(target.parent, sync=False)
-        with FileWriter(target) as out:
-            yield out
+        return FileWriter(target)
 
     def _pack_for(self, size: int) -> FileWriter:
         if self._pack is not None and self._pack.end + size > MOST_BYTES:
@@ -72,9 +66,9 @@ class RankFiles:
         return self._pack
 
     def rows(self, table: str, layer: int, specs: Sequence[TensorSpec], count: int, pieces: Iterable[Piece]) -> None:
-        """Writes `count` rows in files of at most `MOST_BYTES`; `specs` are of no rows."""
-        most = max(1, MOST_BYTES // sum(spec.row_bytes for spec in specs))
-        rest = (piece for piece in pieces if len(piece["ids"]))
+        """Writes `count` rows in files of at most `MOST_BYTES`; `specs` are of no rows, and no piece is empty."""
+        most = max(1, MOST_BYTES // sum([spec.row_bytes for spec in specs]))
+        rest = iter(pieces)
         left: Piece = {}
         for number, begin in enumerate(range(0, count, most)):
             name = f"layer-{layer}/rows-{number:05d}.safetensors"
@@ -104,43 +98,51 @@ class RankFiles:
         rest: Iterator[Piece],
     ) -> Piece:
         """Writes `count` rows of `left` and then of `rest`, and returns what is left of the last piece."""
-        full = _of_rows(tuple(specs), count)
-        size = sum(spec.bytes for spec in full)
+        layout = _layout(tuple(specs), count)
         path = f"{table}/rank-{self._rank:05d}/{name}"
-        with self._opened(path, size) as out:
-            writer = TensorWriter(out, full, {"save": self._save, "table": table})
+        packed = self._packed and layout.bytes <= PACKED_BYTES
+        with contextlib.nullcontext(self._pack_for(layout.bytes)) if packed else self._new_file(path) as out:
+            writer = TensorWriter(out, layout, {"save": self._save, "table": table})
             missing = count
             while missing:
                 piece = left or next(rest, {})
                 if not piece:
                     raise ValueError(f"{out.path}: {missing} of {count} rows of table {table!r} are missing")
-                taken = min(missing, len(piece["ids"]))
+                taken = len(piece["ids"])
+                left = {}
+                if taken > missing:
+                    taken, left = missing, {key: values[missing:] for key, values in piece.items()}
+                    piece = {key: values[:missing] for key, values in piece.items()}
                 for spec in specs:
-                    writer.append(spec.name, piece[spec.name][:taken])
-                left = {key: values[taken:] for key, values in piece.items()} if taken < len(piece["ids"]) else {}
+                    writer.append(spec.name, piece[spec.name])
                 missing -= taken
             checksums = writer.finish()
-        path, offset = (out.path.name, writer.begin) if out is self._pack else (path, None)
+        path, offset = (out.path.name, writer.begin) if packed else (path, None)
         self.written.append(SavedFile(path, role, table, self._rank, layer, count, writer.bytes, checksums, offset))
         return left
 
 
 @lru_cache(64)
-def _of_rows(specs: tuple[TensorSpec, ...], count: int) -> tuple[TensorSpec, ...]:
-    """The tensors of a file of so many rows. Many tables may have the same."""
-    return tuple(TensorSpec(spec.name, spec.dtype, (count, *spec.shape[1:])) for spec in specs)
+def _layout(specs: tuple[TensorSpec, ...], count: int) -> TensorLayout:
+    """The tensors of a file of so many rows. Many tables have the same."""
+    return TensorLayout([TensorSpec(spec.name, spec.dtype, (count, *spec.shape[1:])) for spec in specs])
 
 
+@lru_cache(64)
 def row_specs(
-    parts: Mapping[str, int], dtypes: Mapping[str, torch.dtype], columns: Mapping[str, torch.dtype]
-) -> list[TensorSpec]:
-    """Tensors of a file of rows, none yet, those of wide elements first."""
+    parts: Sequence[tuple[str, torch.dtype, int]], columns: Sequence[tuple[str, torch.dtype]]
+) -> tuple[TensorSpec, ...]:
+    """Tensors of a file of rows, none yet, those of wide elements first.
+
+    Args:
+        parts: names, data types and elements.
+        columns: names and data types.
+    """
     specs = [TensorSpec("ids", torch.int64, (0,))]
-    specs += [TensorSpec(f"column.{name}", kind, (0,)) for name, kind in columns.items()]
-    for name, elements in parts.items():
-        named = name if name == "weight" else f"state.{name}"
-        specs.append(TensorSpec(named, dtypes[name], (0, elements)))
-    return sorted(specs, key=lambda spec: -spec.dtype.itemsize)
+    specs += [TensorSpec(f"column.{name}", kind, (0,)) for name, kind in columns]
+    for name, kind, elements in parts:
+        specs.append(TensorSpec(name if name == "weight" else f"state.{name}", kind, (0, elements)))
+    return tuple(sorted(specs, key=lambda spec: -spec.dtype.itemsize))
 
 
 def window_specs(dim: int) -> list[TensorSpec]:

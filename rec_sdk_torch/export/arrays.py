@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from ..checkpoint.file_writer import FileWriter
-from ..checkpoint.tensors import TensorSpec, TensorWriter
+from ..checkpoint.tensors import TensorLayout, TensorSpec, TensorWriter
 from ..modules.collection import CachedCollection
 from ..tbe import TableBatchedEmbedding
 from ..tbe.rows.row_parts import WEIGHT
@@ -105,7 +105,7 @@ def _write(view: TableView, folder: Path) -> Path:
     file = FileWriter(path)
     try:
         with file:
-            writer = TensorWriter(file, specs)
+            writer = TensorWriter(file, TensorLayout(specs))
             for chunk in view.chunks([WEIGHT]):
                 writer.append("ids", chunk.ids)
                 writer.append(WEIGHT, chunk.parts[WEIGHT])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -21,6 +22,7 @@ FORMULAS: Mapping[str, Formula] = {spec.kernel: spec.formula for spec in UPDATES
 """The formulas by name, in the order of the kernels' list in `op_kernels/common/optimizers.h`."""
 
 
+@functools.cache
 def same_states(kernel: str, other: str) -> bool:
     """Whether the states of two kernels, by their names, mean the same: they differ in weight decay at most."""
     first, second = (FORMULAS[name].undecayed or name if name in FORMULAS else name for name in (kernel, other))

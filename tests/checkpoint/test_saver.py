@@ -110,6 +110,22 @@ def test_other_data_types_are_converted(tmp_path: Path) -> None:
         assert torch.equal(weights, ours.read(ours.ids(), ["weight"]).parts["weight"].float())
 
 
+def test_states_that_a_save_lacks_begin_anew(tmp_path: Path) -> None:
+    """They have their first values, which are not 0, in rows that are loaded."""
+    source = tables.make((torch.optim.SGD, {"lr": 0.1}))
+    tables.train(source, range(3))
+    rst.Saver().save(source, tmp_path)
+    target = tables.make((torch.optim.Adagrad, {"lr": 0.1, "initial_accumulator_value": 0.5}))
+    with pytest.warns(UserWarning, match="only their weights"):
+        rst.Saver().load(target, tmp_path)
+    for name in "abcd":
+        view = target.view(name)
+        chunk = view.read(view.ids())
+        assert torch.equal(chunk.parts["weight"], source.view(name).read(chunk.ids).parts["weight"])
+        assert bool((chunk.parts["sum"] == 0.5).all())
+        assert len(chunk.ids) > 10
+
+
 DECAYING = (torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.Adam)
 _PLAIN, _DECAYED = {"lr": 0.1}, {"lr": 0.1, "weight_decay": 0.5}
 

@@ -405,6 +405,26 @@ void checks_memory() {
   }
 }
 
+// Small ones are from the heap, others are mapped: they behave alike.
+void buffers_of_every_size_are_zero_and_zero_again() {
+  for (const size_t bytes :
+       {size_t{1}, size_t{4096}, size_t{32} << 10, (size_t{32} << 10) + 1, rec_sdk::kHugePage}) {
+    rec_sdk::HugeBuffer buffer(bytes, rec_sdk::Pages::kSmall);
+    const auto all_are = [&](size_t begin, size_t end, char value) {
+      return std::all_of(buffer.data() + begin, buffer.data() + end, [&](char c) { return c == value; });
+    };
+    CHECK(buffer.size() >= bytes && buffer.size() % rec_sdk::small_page() == 0);
+    CHECK(all_are(0, buffer.size(), 0));
+    std::fill_n(buffer.data(), buffer.size(), char{7});
+    buffer.give_back(1, buffer.size() - 1);  // but for the first page, not all of which is among these
+    CHECK(all_are(0, rec_sdk::small_page(), 7) && all_are(rec_sdk::small_page(), buffer.size(), 0));
+    buffer.give_back(0, buffer.size());
+    CHECK(all_are(0, buffer.size(), 0));
+    rec_sdk::HugeBuffer moved(std::move(buffer));
+    CHECK(buffer.data() == nullptr && moved.size() >= bytes);
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -430,5 +450,6 @@ int main() {
   on_disk(48, 2000003, 5);
   on_disk((40 << 20) + 16, 2, 8);
   checks_memory();
+  buffers_of_every_size_are_zero_and_zero_again();
   return check_result();
 }

@@ -59,12 +59,12 @@ def warm_rows(group: Group, table: int, ids: Int64Array, heats: Heats) -> int:
         RuntimeError: batches are in flight.
     """
     places, rows, slots = group.engine.choose_warm(table, ids)
-    chosen = ids[places]
+    chosen, heats = ids[places], heats[places]
     for begin in range(0, len(chosen), group.chunk):
         piece = slice(begin, begin + group.chunk)
         records = torch.empty((len(chosen[piece]), group.layout.bytes), dtype=torch.uint8, device="cpu")
         group.engine.read_rows(table, chosen[piece], rows[piece], records.numpy())
         group.scatter(slots[piece], records)
     # Until now the slots are free: an interrupt leaves the cache as it was.
-    group.engine.warm(table, chosen, slots, heats[places])
+    group.engine.warm(table, chosen, slots, heats)
     return len(chosen)

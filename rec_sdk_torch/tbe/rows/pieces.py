@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ..cache.batch import Int64Array
-from ..cache.warming import CachedRows, cached_rows
+from ..cache.warming import CachedRows, Heats, cached_rows, warm_rows
 from .layout import Layout
 from .table_view import TableView
 
@@ -93,6 +93,11 @@ def forget_changes(layout: Layout, upto: Sequence[int]) -> None:
 def cached(view: TableView) -> CachedRows:
     """The table's rows that are in the device cache. Hold `exclusive()` meanwhile."""
     return cached_rows(*view._open())
+
+
+def warm(view: TableView, ids: Int64Array, heats: Heats) -> int:
+    """As `TableView.warm`, of ids and heats that are right. Hold `exclusive()` meanwhile."""
+    return warm_rows(*view._open(), ids, heats)
 
 
 # ---- open windows

@@ -16,7 +16,7 @@ from ..config.life import NEVER
 from ..config.optimizer import TableOptimizer
 from .given import columns_of
 from .layout import Layout
-from .row_parts import part_of
+from .row_parts import placed
 from .table_life import CLOCKS
 from .table_view import Chunk, TableView
 
@@ -117,10 +117,9 @@ class Replacement:
                 self._empty()
             engines = [group.fresh_engine() if self._beside else group.engine for group in groups]
             self._new = [(group, engine, group.counts()) for group, engine in zip(groups, engines, strict=True)]
-            records = _Records()
             for source in self._sources:
                 group, table = source.view._open()
-                _fill(source, group, engines[groups.index(group)], table, records)
+                _fill(source, group, engines[groups.index(group)], table)
                 if source.view.config.name in self._layout.evicted:
                     self._evicted[source.view.config.name] = source.evicted()
         except BaseException:
@@ -156,51 +155,25 @@ class Replacement:
         self._layout.windows = dict(self._windows)
 
 
-class _Records:
-    """Memory of records, for one piece of a table after the other: fresh memory has to be cleared by the system."""
-
-    def __init__(self) -> None:
-        self._group: Group | None = None
-        self._last = torch.empty((0, 0), dtype=torch.uint8, device="cpu")
-
-    def of(self, group: Group, rows: int) -> torch.Tensor:
-        """Uint8 `[rows, bytes]` for records of the group: zero, but for parts that a call before has filled."""
-        if group is not self._group or rows > len(self._last):
-            self._group = group
-            self._last = torch.zeros((rows, group.layout.bytes), dtype=torch.uint8, device="cpu")
-        return self._last[:rows]
-
-
-def _fill(source: TableSource, group: Group, engine: _engine.Engine, table: int, records: _Records) -> None:
-    """Makes an empty table of `engine`, which is the group's or will be, what the source says."""
+def _fill(source: TableSource, group: Group, engine: _engine.Engine, table: int) -> None:
+    """Makes an empty table of `engine`, the group's or one that will be, what the source says: no row is cached."""
+    places, name = source.view._places(None), source.view.config.name
     engine.reserve_ids(table, source.rows)
     for layer in source.layers():
+        ids: Int64Array = layer.ids.numpy()
         if isinstance(layer, Removed):
-            engine.remove(table, layer.ids.numpy())
-        else:
-            _write_rows(source.view, group, engine, table, layer, records)
+            engine.remove(table, ids)
+            continue
+        parts = [placed(group, places[part], values) for part, values in layer.parts.items()]
+        rows = engine.load_rows(table, ids, parts, len(parts) == len(places))
+        if layer.columns and len(ids):
+            engine.write_columns(table, rows, columns_of(name, layer.columns))
     for ids, sums in source.window():
         engine.put_away(table, engine.find_rows(table, ids)[0], sums.contiguous().numpy())
     if source.life is not None:
-        engine.set_clock(table, *(source.life.clocks[name] for name in CLOCKS))
+        engine.set_clock(table, *(source.life.clocks[clock] for clock in CLOCKS))
         if source.life.candidates is not None:
             waiting, columns = source.life.candidates
-            engine.set_candidates(table, waiting.numpy(), columns_of(source.view.config.name, columns))
+            engine.set_candidates(table, waiting.numpy(), columns_of(name, columns))
         if source.life.sketches:
             engine.set_sketch(table, [sketch.numpy() for sketch in source.life.sketches])
-
-
-def _write_rows(
-    view: TableView, group: Group, engine: _engine.Engine, table: int, chunk: Rows, memory: _Records
-) -> None:
-    """No row is in the cache."""
-    ids: Int64Array = chunk.ids.numpy()
-    rows, _ = engine.insert(table, ids)
-    records = memory.of(group, len(ids))
-    if chunk.parts.keys() != view.parts().keys():
-        engine.read_rows(table, ids, rows, records.numpy())
-    for name, place in view._places(list(chunk.parts)).items():
-        part_of(group, place)(records).copy_(chunk.parts[name])
-    engine.write_rows(table, ids, rows, records.numpy())
-    if chunk.columns and len(ids):
-        engine.write_columns(table, rows, columns_of(view.config.name, chunk.columns))

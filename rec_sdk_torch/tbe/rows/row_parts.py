@@ -64,6 +64,13 @@ def part_of(group: Group, place: int) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda records: group.layout.state(records, place)
 
 
+def placed(group: Group, place: int, values: torch.Tensor) -> tuple[np.ndarray, int]:
+    """A part of records as these have it, uint8 `[n, bytes]`, and its first byte in a record."""
+    layout = group.layout
+    dtype, begin = (layout.weight_dtype, 0) if place < 0 else (layout.state_dtype(place), layout.begin(place))
+    return values.to(dtype).contiguous().view(torch.uint8).numpy(), begin
+
+
 def _joined(group: Group, place: int, chunks: list[torch.Tensor]) -> torch.Tensor:
     if len(chunks) == 1:
         return chunks[0]

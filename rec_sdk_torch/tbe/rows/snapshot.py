@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from ..cache.batch import Int64Array
-from .layout import Layout
 from .row_parts import as_stored
 from .table_view import TableView
 
@@ -131,12 +130,10 @@ class Snapshot:
         size: rows that are read at a time.
     """
 
-    def __init__(
-        self, layout: Layout, name: str, aside: Aside, ids: Int64Array | None = None, since: int | None = None
-    ) -> None:
+    def __init__(self, view: TableView, aside: Aside, ids: Int64Array | None = None, since: int | None = None) -> None:
         """
         Args:
-            layout, name: the table's.
+            view: the table.
             aside: where rows wait.
             ids: of the rows, which the table has; None for all of them.
             since: only rows that changed after this version, in place of `ids`.
@@ -144,10 +141,9 @@ class Snapshot:
         Raises:
             RuntimeError: the table has a snapshot.
         """
-        group, table = layout.find_table(name)
-        group.swap.settle()
-        self._locks, self._group, self._table, self._aside, self._ids = layout.locks, group, table, aside, ids
-        self._names = list(TableView(layout, name).parts())  # an optimizer that comes later brings others
+        group, table = view._open()
+        self._locks, self._group, self._table, self._aside, self._ids = view.layout.locks, group, table, aside, ids
+        self._names = list(view.parts())  # an optimizer that comes later brings others
         self._shelf = Shelf()
         self.size = max(1, PIECE_BYTES // group.layout.bytes)
         self._place = 0

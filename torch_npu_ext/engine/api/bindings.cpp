@@ -259,6 +259,7 @@ PYBIND11_MODULE(_engine, m) {
   bind_window(engine);
   bind_tables(engine);
   bind_saves(engine);
+  bind_checksums(m);
   bind_reports(engine);
   bind_unique(m);
   bind_life(engine);

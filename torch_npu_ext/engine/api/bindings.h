@@ -150,6 +150,7 @@ void bind_read_plan(py::module_& m);
 void bind_batches(EngineClass& engine);
 void bind_window(EngineClass& engine);
 void bind_tables(EngineClass& engine);
+void bind_checksums(py::module_& m);
 void bind_saves(EngineClass& engine);
 void bind_reports(EngineClass& engine);
 void bind_unique(py::module_& m);

@@ -1,7 +1,33 @@
 // rec_sdk_torch._engine: saves.
+#include <memory>
+
 #include "torch_npu_ext/engine/api/bindings.h"
+#include "torch_npu_ext/engine/base/crc32.h"
 
 namespace rec_sdk {
+
+namespace {
+
+uint32_t checksum(const py::object& data, uint32_t before) {
+  Py_buffer buffer;
+  if (PyObject_GetBuffer(data.ptr(), &buffer, PyBUF_SIMPLE) != 0) throw py::error_already_set();
+  const auto release = [](Py_buffer* held) { PyBuffer_Release(held); };
+  const std::unique_ptr<Py_buffer, decltype(release)> held(&buffer, release);
+  const WithoutLock nogil;
+  return crc32(buffer.buf, static_cast<size_t>(buffer.len), before);
+}
+
+}  // namespace
+
+void bind_checksums(py::module_& m) {
+  m.def("has_carryless_multiplication", &has_carryless_multiplication,
+        "Whether this machine has the instructions with which crc32 is fast; it is slow without.");
+  m.def("crc32", &checksum,
+        R"(As zlib.crc32: the CRC-32 of contiguous bytes that follow those whose CRC-32 is `before`.
+
+          BufferError, TypeError for what has no such bytes.)",
+        py::arg("data"), py::arg("before") = 0);
+}
 
 void bind_saves(EngineClass& engine) {
   engine

@@ -212,6 +212,29 @@ void bind_tables(EngineClass& engine) {
           R"(Stores host records of rows [n] and their ids. Resident rows must be written to the cache
           as well.)",
           py::arg("table"), py::arg("ids"), py::arg("rows"), py::arg("records"))
+      .def(
+          "load_rows",
+          [](Engine& e, int32_t table, const Dense& ids, const std::vector<std::pair<Bytes, int64_t>>& parts,
+             bool whole) {
+            std::vector<Engine::RecordPart> of_records;
+            for (const auto& [values, begin] : parts) {
+              const bool fits = values.ndim() == 2 && values.shape(0) == ids.size() && begin >= 0 &&
+                                begin + values.shape(1) <= e.layout().bytes;
+              if (!fits) throw py::value_error("load_rows needs parts of records, [n, bytes]");
+              of_records.push_back({reinterpret_cast<const char*>(values.data()), begin, values.shape(1)});
+            }
+            std::vector<int64_t> rows(static_cast<size_t>(ids.size()));
+            {
+              const WithoutLock nogil;
+              e.load_rows(table, ids.data(), ids.size(), of_records, whole, rows.data());
+            }
+            return to_numpy(std::move(rows));
+          },
+          R"(Rows [n] of the ids, as insert() gives them, none of which is in the cache. Stores parts of their records:
+          uint8 [n, bytes], and where they begin in a record. whole: other bytes are zero; else they stay.
+
+          Errors as of insert() and write_rows().)",
+          py::arg("table"), py::arg("ids"), py::arg("parts"), py::arg("whole"))
       .def("clear_table", &Engine::clear_table,
            "Forgets all rows, with their sums. RuntimeError while a batch in flight uses one.",
            py::arg("table"), py::call_guard<WithoutLock>())

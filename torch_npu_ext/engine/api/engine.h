@@ -153,6 +153,14 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void reserve_rows(int32_t table, const int64_t* rows, int64_t count);
   // `ids`: of the rows.
   void write_rows(int32_t table, const int64_t* ids, const int64_t* rows, int64_t count, const char* records);
+  // Rows of a load, none of which is in the cache: insert() of their ids, and write_rows() of records that
+  // are made of parts. `whole`: parts that are not there are zero; else they stay. `rows`: out.
+  struct RecordPart {
+    const char* values;    // [count, bytes]
+    int64_t begin, bytes;  // in a record
+  };
+  void load_rows(int32_t table, const int64_t* ids, int64_t count, const std::vector<RecordPart>& parts,
+                 bool whole, int64_t* rows);
   // remove_ids() says what and when.
   int64_t remove(int32_t table, const int64_t* ids, int64_t count, bool candidates = true);
   void clear_table(int32_t table);

@@ -231,6 +231,34 @@ void Engine::write_rows(int32_t t, const int64_t* ids, const int64_t* rows, int6
   }
 }
 
+void Engine::load_rows(int32_t t, const int64_t* ids, int64_t count, const std::vector<RecordPart>& parts,
+                       bool whole, int64_t* rows) {
+  constexpr int64_t kPieceBytes = int64_t{256} << 10;  // which stay in a core's cache
+  {
+    std::vector<int32_t> slots(static_cast<size_t>(count));
+    insert(t, ids, count, rows, slots.data());
+  }
+  const int64_t bytes = group_.layout.bytes;
+  if (whole && parts.size() == 1 && parts[0].bytes == bytes) {
+    write_rows(t, ids, rows, count, parts[0].values);
+    return;
+  }
+  const int64_t most = std::min(count, std::max<int64_t>(1, kPieceBytes / bytes));
+  std::vector<char> records(static_cast<size_t>(most * bytes));
+  for (int64_t begin = 0; begin < count; begin += most) {
+    const int64_t some = std::min(most, count - begin);
+    if (!whole) read_rows(t, ids + begin, rows + begin, some, records.data());
+    for (const RecordPart& part : parts) {
+      const char* values = part.values + begin * part.bytes;
+      char* record = records.data() + part.begin;
+      for (int64_t i = 0; i < some; ++i, values += part.bytes, record += bytes) {
+        std::memcpy(record, values, static_cast<size_t>(part.bytes));
+      }
+    }
+    write_rows(t, ids + begin, rows + begin, some, records.data());
+  }
+}
+
 int64_t Engine::remove(int32_t t, const int64_t* ids, int64_t count, bool candidates) {
   const auto guard = lock_settled("removing rows");
   const std::unique_lock<std::shared_mutex> alone(records_mutex_);

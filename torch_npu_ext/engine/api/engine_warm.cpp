@@ -23,7 +23,7 @@ std::vector<int32_t> next_slots(const Table& table, size_t count) {
   std::vector<int32_t> slots(count);
   for (size_t k = 0; k < count; ++k)
     slots[k] = static_cast<int32_t>(table.peek_slot(static_cast<int64_t>(k)));
-  std::sort(slots.begin(), slots.end());
+  if (!std::is_sorted(slots.begin(), slots.end())) std::sort(slots.begin(), slots.end());
   return slots;
 }
 

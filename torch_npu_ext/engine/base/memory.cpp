@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <sstream>
@@ -14,6 +15,7 @@
 namespace rec_sdk {
 namespace {
 
+constexpr size_t kCacheLine = 64;
 constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
 constexpr int64_t kGrantAhead = int64_t{256} << 20;
 constexpr int kCollapse = 25;  // MADV_COLLAPSE, of Linux 6.1; before, a thread of the system does it later
@@ -103,6 +105,12 @@ HugeBuffer::HugeBuffer(size_t bytes, Pages pages) {
   const size_t unit = large ? kHugePage : small_page();
   if (bytes > std::numeric_limits<size_t>::max() / 2) throw std::bad_alloc();
   size_ = (bytes + unit - 1) / unit * unit;
+  if (!mapped()) {
+    data_ = static_cast<char*>(std::aligned_alloc(kCacheLine, size_));
+    if (data_ == nullptr) throw std::bad_alloc();
+    std::memset(data_, 0, size_);
+    return;
+  }
   const size_t slack = large ? kHugePage : 0;
   const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
   void* mapped = mmap(nullptr, size_ + slack, PROT_READ | PROT_WRITE, flags, -1, 0);
@@ -120,7 +128,12 @@ HugeBuffer::HugeBuffer(size_t bytes, Pages pages) {
 }
 
 HugeBuffer::~HugeBuffer() {
-  if (data_ != nullptr) munmap(data_, size_);
+  if (data_ == nullptr) return;
+  if (mapped()) {
+    munmap(data_, size_);
+  } else {
+    std::free(data_);
+  }
 }
 
 void HugeBuffer::expect_huge_pages() noexcept {
@@ -139,14 +152,19 @@ void HugeBuffer::populate(size_t begin, size_t bytes) noexcept {
   constexpr size_t kLeast = size_t{1} << 16;  // below it a call costs as much as the faults
   constexpr int kPopulate = 23;  // MADV_POPULATE_WRITE, of Linux 5.14; before, pages come one by one
   const size_t unit = small_page(), first = begin / unit * unit, end = std::min(begin + bytes, size_);
-  if (bytes >= kLeast && first < end) madvise(data_ + first, end - first, kPopulate);
+  if (mapped() && bytes >= kLeast && first < end) madvise(data_ + first, end - first, kPopulate);
 }
 
 void HugeBuffer::give_back(size_t begin, size_t bytes) noexcept {
   const size_t unit = small_page();
   const size_t first = (begin + unit - 1) / unit * unit;
   const size_t end = std::min(begin + bytes, size_) / unit * unit;
-  if (first < end) madvise(data_ + first, end - first, MADV_DONTNEED);
+  if (first >= end) return;
+  if (mapped()) {
+    madvise(data_ + first, end - first, MADV_DONTNEED);
+  } else {
+    std::memset(data_ + first, 0, end - first);
+  }
 }
 
 ChunkedMemory::ChunkedMemory(size_t item_bytes, size_t chunk_bytes) : item_bytes_(item_bytes), shift_(0) {

@@ -27,7 +27,8 @@ constexpr size_t kLargeArray = size_t{8} << 20;
 constexpr Pages pages_of_array(size_t bytes) { return bytes > kLargeArray ? Pages::kHuge : Pages::kSmall; }
 
 // Zeroed memory that the system commits page by page at the first touch. From one huge page on it is aligned
-// to huge pages.
+// to huge pages. A small one, of which a model of many tables has many, is taken from the heap instead: a
+// mapping of its own costs two calls of the system and a fault for each page.
 class HugeBuffer {
  public:
   HugeBuffer() = default;
@@ -64,6 +65,9 @@ class HugeBuffer {
   size_t size() const { return size_; }
 
  private:
+  static constexpr size_t kMostOfHeap = size_t{32} << 10;
+  bool mapped() const { return size_ > kMostOfHeap; }
+
   char* data_ = nullptr;
   size_t size_ = 0;
 };
