@@ -22,6 +22,7 @@ from ..cache.ranges import profiled
 from ..rows.layout import Layout
 from .gradient_check import GradientGuard
 from .monitor import Monitor
+from .outputs import split_apart
 from .table_update import Grads, TableUpdate
 
 T = TypeVar("T")
@@ -109,7 +110,7 @@ class Step:
                 look_up = group.lookup_resident if resident else group.lookup
                 rows = look_up(plans[index], weights[index] if weights else None, out)
                 if lengths is not None and len(lengths[index]) > 1:
-                    outputs += rows.split(lengths[index])
+                    outputs += split_apart(rows, lengths[index])
                 else:
                     outputs.append(rows)
             if weights_grad:
