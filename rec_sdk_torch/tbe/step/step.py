@@ -143,9 +143,10 @@ class Step:
         here.depth += 1
         try:
             ready = list(grads)
-            for place, grad in enumerate(grads):
-                if grad is not None and not (grad.dtype is torch.float32 and grad.is_contiguous() and grad.numel()):
-                    ready[place] = _ready(grad)
+            float32 = torch.float32
+            for place, grad in enumerate(grads):  # which the operators read as float32 rows without gaps
+                if grad is not None and not (grad.is_contiguous() and grad.dtype is float32):
+                    ready[place] = grad.float().contiguous()
             guard, locks = self._guard, self._locks
             weights = weights or (None,) * len(self._groups)
             of_groups: Grads = self._by_group(ready)
@@ -255,11 +256,6 @@ class Step:
         """Whether its rows have to stay in the cache: an interrupt has left the update to be completed."""
         unfinished = self._locks.unfinished
         return unfinished is not None and (unfinished is self or unfinished is self._table_update)
-
-
-def _ready(grad: torch.Tensor) -> torch.Tensor:
-    """`grad` as the operators read it: float32 rows without gaps. One without elements may have any strides."""
-    return grad.float().contiguous() if grad.numel() else grad.new_empty(grad.shape, dtype=torch.float32)
 
 
 class FusedLookup(torch.autograd.Function):
