@@ -20,8 +20,8 @@ constexpr int64_t kRing = 64;           // no less than any distance; a power of
 constexpr int64_t kPartLookups = 4096;  // located in one go
 constexpr int64_t kStampDistance = 48, kTallyLag = kTallyDistance - kNumberDistance;  // of divided tables
 constexpr size_t kAdmissionDistance = 16;
-// A pipeline of so few lookups is mostly its ends, and hides no misses.
-constexpr int64_t kSmallTable = 64;
+// A pipeline of so few lookups is mostly its ends, and hides few misses.
+constexpr int64_t kSmallTable = 256;
 constexpr uint64_t ring(int64_t j) { return static_cast<uint64_t>(j) % kRing; }
 
 // One of two addresses; GCC makes a condition a branch here, and the processor mispredicts it.
