@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..ops import accumulate_rows, ops
-from ..tbe.step.outputs import apart
+from ..tbe.step.outputs import split_apart
 from .dedup import Segments
 
 
@@ -27,18 +27,12 @@ class Repeat(torch.autograd.Function):
     def forward(ctx: Any, rows: torch.Tensor, segments: Segments) -> tuple[torch.Tensor, ...]:
         ctx.segments = segments
         result: torch.Tensor = ops.lookup_sequence(rows, segments.slots)
-        parts: tuple[torch.Tensor, ...] = result.split(segments.lookups)
-        return parts
+        return tuple(split_apart(result, segments.lookups))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         grad = torch.cat(grads) if len(grads) > 1 else grads[0]
         return _summed(grad.float().contiguous(), ctx.segments, ctx.segments.by_row(None)), None
-
-
-def repeated(rows: torch.Tensor, segments: Segments) -> tuple[torch.Tensor, ...]:
-    """`Repeat`, whose outputs are the caller's."""
-    return apart(Repeat.apply(rows, segments))
 
 
 class PoolBags(torch.autograd.Function):

@@ -27,7 +27,7 @@ from .collectives import Exchange, SendRows, Vote
 from .dedup import Deduplication, GroupConstants, Segments, Tables, UniqueBatch
 from .input_dist import HEADER, Asked, CountsAwaitable, RanksEndedError, ShardedContext
 from .local_shard import HomeTables
-from .output_dist import PoolBags, repeated
+from .output_dist import PoolBags, Repeat
 from .placement import Placement
 from .rank_tables import RankTables
 
@@ -314,7 +314,7 @@ class ShardedCollection(
     ) -> dict[str, JaggedTensor]:
         parts: dict[int, torch.Tensor] = {}
         for each, received in zip(segments, rows, strict=True):
-            parts.update(zip(each.features, repeated(received, each), strict=True))
+            parts.update(zip(each.features, Repeat.apply(received, each), strict=True))
         ordered = with_zeros([parts[feature] for feature in range(len(parts))], batch, joined=False)
         given = batch.whole
         return bags.sequences(self._names, given, ordered, self._need_indices)

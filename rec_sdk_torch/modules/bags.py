@@ -11,6 +11,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from ..tbe.cache.batch import Batch
 from ..tbe.cache.padding import padded_places
+from ..tbe.step.outputs import split_apart
 
 
 @functools.cache
@@ -20,13 +21,7 @@ def _has_known_fields() -> bool:
     return list(vars(JaggedTensor(none, lengths=none))) == ["_values", "_weights", "_lengths", "_offsets"]
 
 
-def jagged(values: torch.Tensor, lengths: torch.Tensor, weights: torch.Tensor | None) -> JaggedTensor:
-    """A JaggedTensor of rows `[n, D]` and lengths that fit, without the 16 calls of its constructor that check them."""
-    if not _has_known_fields():
-        return JaggedTensor(values, weights, lengths)
-    made = JaggedTensor.__new__(JaggedTensor)
-    made._values, made._weights, made._lengths, made._offsets = values, weights, lengths, None
-    return made
+_new_jagged = JaggedTensor.__new__
 
 
 def _misfit(offsets: torch.Tensor, of_keys: str) -> ValueError:
@@ -89,16 +84,20 @@ class Bags:
         """
         device, keys = rows[0].device, batch.feature_keys.tolist()
         lengths = self.features.lengths().to(device)
-        of_keys: Sequence[torch.Tensor] = lengths.split(self.size if self.sizes is None else self.sizes)
-        if len(of_keys) < len(self.features.keys()):  # there are no samples
-            of_keys = [lengths] * len(self.features.keys())
+        of_keys = split_apart(lengths, self.sizes or [self.size] * len(self.features.keys()))
         weights: Sequence[torch.Tensor | None] = [None] * len(rows)
         if need_indices:
             ids = self.features.values().to(device)
             begins = batch.offsets[batch.feature_keys * self.size].tolist()
             weights = [ids[begin : begin + len(part)] for begin, part in zip(begins, rows, strict=True)]
         outputs = zip(names, keys, rows, weights, strict=True)
-        return {name: jagged(part, of_keys[key], weight) for name, key, part, weight in outputs}
+        if not _has_known_fields():
+            return {name: JaggedTensor(part, weight, of_keys[key]) for name, key, part, weight in outputs}
+        found: dict[str, JaggedTensor] = {}
+        for name, key, part, weight in outputs:  # without the 16 calls of a constructor that checks what fits
+            found[name] = made = _new_jagged(JaggedTensor)
+            made._values, made._weights, made._lengths, made._offsets = part, weight, of_keys[key], None
+        return found
 
     def check_pooled(self) -> None:
         """

@@ -30,7 +30,7 @@ from .rows.table_view import TableView, fill_tables
 from .step.gradient_check import GradientGuard
 from .step.later import LaterStep, WaitingGradients
 from .step.monitor import Monitor
-from .step.outputs import apart, split_rows
+from .step.outputs import split_rows
 from .step.prefetch_queue import Prefetched, PrefetchQueue
 from .step.reading import read_batch
 from .step.reports import Reports
@@ -378,8 +378,6 @@ class TableBatchedEmbedding(Reports, WaitingGradients, CountedNorms, TablesModul
         monitor.copied_batches += batch.copied
         try:
             outputs = FusedLookup.apply(self._anchor, step, *weights) if weights else look_up(self._anchor, step)
-            if len(outputs) > 1:
-                outputs = apart(outputs)  # the caller may write into them
         except BaseException:
             step.release()  # now: the traceback may live on
             raise

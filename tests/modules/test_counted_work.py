@@ -61,9 +61,9 @@ def calls_of(work: Callable[[], object]) -> int:
     return count
 
 
-@pytest.mark.parametrize(("pooled", "of_a_table"), [(True, 0), (False, 2)])
+@pytest.mark.parametrize(("pooled", "of_a_table"), [(True, 0), (False, 1)])
 def test_calls_of_a_forward_for_each_table_more(pooled: bool, of_a_table: int) -> None:
-    """A sequence makes one for its output, and the test one to read it."""
+    """The test makes one for each output of a sequence, to read it."""
     few, many = Warm(pooled, 3), Warm(pooled, 13)
     counts = [calls_of(lambda warm=warm: warm.forward(warm.batches[5])) for warm in (few, many)]
     assert counts[1] - counts[0] == 10 * of_a_table

@@ -27,11 +27,23 @@ void Checker::contiguous(const char* name, const Tensor& tensor) const {
 
 float* Checker::matrix(const char* name, const Tensor& tensor) const {
   this->tensor(name, tensor, ScalarType::Float, 2);
-  require(tensor.size(1) <= 1 || tensor.stride(1) == 1, name, " must have stride(1) = 1, got ",
-          tensor.stride(1));
-  require(tensor.size(0) <= 1 || tensor.stride(0) >= tensor.size(1), name,
-          " must have stride(0) >= size(1) = ", tensor.size(1), ", got ", tensor.stride(0));
+  const int64_t rows = tensor.size(0), columns = tensor.size(1);
+  if (rows > 0 && columns > 1) {
+    require(tensor.stride(1) == 1, name, " must have stride(1) = 1, got ", tensor.stride(1));
+  }
+  if (rows > 1 && columns > 0) {
+    require(tensor.stride(0) >= columns, name, " must have stride(0) >= size(1) = ", columns, ", got ",
+            tensor.stride(0));
+  }
   return static_cast<float*>(tensor.data_ptr());
+}
+
+float* Checker::matrix(const char* name, size_t index, const Tensor& tensor) const {
+  try {
+    return matrix(name, tensor);
+  } catch (const std::runtime_error&) {  // only an error needs the text, which costs more than the checks
+    return matrix((std::string(name) + "[" + std::to_string(index) + "]").c_str(), tensor);
+  }
 }
 
 int64_t row_stride(const Tensor& matrix) { return matrix.size(0) > 1 ? matrix.stride(0) : matrix.size(1); }
@@ -40,9 +52,10 @@ Gradients gradients_of(const char* op, const Tensor& cache, const Tensors& grads
   const Checker check(op, cache);
   check.require(!grads.empty(), "grads must have at least one gradient, got none");
   Gradients gradients;
+  gradients.reserve(grads.size());
   for (size_t i = 0; i < grads.size(); ++i) {
     const Tensor& grad = grads[i];
-    const float* data = check.matrix(("grads[" + std::to_string(i) + "]").c_str(), grad);
+    const float* data = check.matrix("grads", i, grad);
     gradients.push_back({data, row_stride(grad), grad.size(0), grad.size(1)});
   }
   return gradients;

@@ -39,8 +39,10 @@ class Checker {
     vector_checks(name, tensor, dtype, size);
     return static_cast<T*>(tensor.data_ptr());
   }
-  // A float32 matrix whose rows are contiguous; returns its data.
+  // A float32 matrix whose rows are contiguous; returns its data. One without elements may have any strides.
   float* matrix(const char* name, const Tensor& tensor) const;
+  // The same for name[index].
+  float* matrix(const char* name, size_t index, const Tensor& tensor) const;
   void contiguous(const char* name, const Tensor& tensor) const;
 
   Weights weights(const Tensor& weights) const;

@@ -36,12 +36,14 @@ template <class... Optimizer>
 RecordLayout find_layout(const Checker& check, const std::string& name, int64_t dim, DType dtype,
                          const DTypes& state_dtypes, OptimizerList<Optimizer...>) {
   RecordLayout layout{};
-  std::string names;
-  ((name == Optimizer::name() ? void(layout = layout_of<Optimizer>(check, dim, dtype, state_dtypes))
-                              : void()),
-   ...);
-  ((names += std::string(names.empty() ? "" : ", ") + Optimizer::name()), ...);
-  check.require(layout.bytes > 0, "optimizer must be one of ", names, "; got '", name, "'");
+  const bool found = ((name == Optimizer::name() &&
+                       (layout = layout_of<Optimizer>(check, dim, dtype, state_dtypes), true)) ||
+                      ...);
+  if (!found) {
+    std::string names;
+    ((names += std::string(names.empty() ? "" : ", ") + Optimizer::name()), ...);
+    check.require(false, "optimizer must be one of ", names, "; got '", name, "'");
+  }
   return layout;
 }
 

@@ -75,11 +75,13 @@ _DTYPES = [_OTHER_TYPES.get(name) for name in PlanArrays._fields]
 """Data types of the arrays; None for int32, which the arena has all of them as."""
 
 
+_from_capsule = torch._C._from_dlpack  # of torch.from_dlpack, which asks first whether it was given a tensor
+
+
 def arrays_on_host(host: _engine.Plan) -> PlanArrays:
     """The plan's own arrays, where host and device are one."""
-    from_numpy = torch.from_numpy
     # not PlanArrays(...), which is a function of Python
-    return tuple.__new__(PlanArrays, [None if view is None else from_numpy(view) for view in host.views])
+    return tuple.__new__(PlanArrays, [None if part is None else _from_capsule(part) for part in host.capsules])
 
 
 def arrays_on_device(arena: torch.Tensor, host: _engine.Plan) -> PlanArrays:

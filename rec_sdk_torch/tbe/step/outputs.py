@@ -6,16 +6,17 @@ from collections.abc import Sequence
 
 import torch
 
-_unsafe_view = torch.ops.aten._unsafe_view.default._op
+_BelowAutograd = torch._C._AutoDispatchBelowADInplaceOrView
 
 
-def apart(outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """The outputs of one node of autograd, each as one that may be changed in place, with a node of its own.
+def split_apart(rows: torch.Tensor, lengths: Sequence[int]) -> Sequence[torch.Tensor]:
+    """The rows of each feature, in the memory of `rows`, as outputs of one node of autograd that may be changed in place.
 
-    Hooks of a feature that is not part of the loss are not called then. Memory is shared with `outputs`, which a view
-    of them would be to autograd as well: it allows no change in place of a view that was one output of several.
+    Autograd does not learn that they share memory: it allows no change in place of a view that is one output of
+    several. A node for each of them would do as well, and takes more time than all else that is done for an output.
     """
-    return tuple(map(_unsafe_view, outputs, [output.shape for output in outputs]))
+    with _BelowAutograd():
+        return rows.split_with_sizes(lengths)
 
 
 def split_rows(of_groups: Sequence[torch.Tensor], lengths: Sequence[list[int]]) -> tuple[torch.Tensor, ...]:

@@ -22,6 +22,7 @@ from ..cache.ranges import profiled
 from ..rows.layout import Layout
 from .gradient_check import GradientGuard
 from .monitor import Monitor
+from .outputs import split_apart
 from .table_update import Grads, TableUpdate
 
 T = TypeVar("T")
@@ -109,7 +110,7 @@ class Step:
                 look_up = group.lookup_resident if resident else group.lookup
                 rows = look_up(plans[index], weights[index] if weights else None, out)
                 if lengths is not None and len(lengths[index]) > 1:
-                    outputs += rows.split(lengths[index])
+                    outputs += split_apart(rows, lengths[index])
                 else:
                     outputs.append(rows)
             if weights_grad:
@@ -142,9 +143,10 @@ class Step:
         here.depth += 1
         try:
             ready = list(grads)
-            for place, grad in enumerate(grads):
-                if grad is not None and not (grad.dtype is torch.float32 and grad.is_contiguous() and grad.numel()):
-                    ready[place] = _ready(grad)
+            float32 = torch.float32
+            for place, grad in enumerate(grads):  # which the operators read as float32 rows without gaps
+                if grad is not None and not (grad.is_contiguous() and grad.dtype is float32):
+                    ready[place] = grad.float().contiguous()
             guard, locks = self._guard, self._locks
             weights = weights or (None,) * len(self._groups)
             of_groups: Grads = self._by_group(ready)
@@ -254,11 +256,6 @@ class Step:
         """Whether its rows have to stay in the cache: an interrupt has left the update to be completed."""
         unfinished = self._locks.unfinished
         return unfinished is not None and (unfinished is self or unfinished is self._table_update)
-
-
-def _ready(grad: torch.Tensor) -> torch.Tensor:
-    """`grad` as the operators read it: float32 rows without gaps. One without elements may have any strides."""
-    return grad.float().contiguous() if grad.numel() else grad.new_empty(grad.shape, dtype=torch.float32)
 
 
 class FusedLookup(torch.autograd.Function):

@@ -37,8 +37,41 @@ py::capsule owner_of(const Plan& plan) {
   return py::capsule(owner, [](void* data) { delete static_cast<std::shared_ptr<PlanBuffers>*>(data); });
 }
 
+// The binary interface of DLPack before versions, https://dmlc.github.io/dlpack/latest/c_api.html.
+struct DLDevice {
+  static constexpr int32_t kCpu = 1;
+  int32_t type, id;
+};
+struct DLDataType {
+  static constexpr uint8_t kInt = 0, kFloat = 2;
+  uint8_t code, bits;
+  uint16_t lanes;
+};
+struct DLTensor {
+  void* data;
+  DLDevice device;
+  int32_t ndim;
+  DLDataType dtype;
+  int64_t* shape;
+  int64_t* strides;  // null: without gaps
+  uint64_t byte_offset;
+};
+struct DLManagedTensor {
+  DLTensor dl_tensor;
+  void* manager_ctx;
+  void (*deleter)(DLManagedTensor*);
+};
+constexpr const char* kDlpackName = "dltensor";
+
+struct ExportedField {
+  DLManagedTensor managed{};
+  int64_t shape[2];
+  std::shared_ptr<PlanBuffers> owner;
+};
+
 using View = py::typing::Optional<py::array>;
 using Views = py::typing::Tuple<View, py::ellipsis>;
+using Capsules = py::typing::Tuple<py::typing::Optional<py::capsule>, py::ellipsis>;
 
 // An array of the plan as its type is; None if the batch does not need it.
 py::object view_of(const PlanBuffers::Field& field, const char* arena, const py::capsule& owner) {
@@ -57,6 +90,38 @@ py::object view_of(const PlanBuffers::Field& field, const char* arena, const py:
       break;
   }
   return py::array_t<int32_t>(words, reinterpret_cast<const int32_t*>(data), owner);
+}
+
+// A part of the plan for torch.from_dlpack, or None. Such a tensor costs less than one of a NumPy array, above all at
+// its end, which takes no lock.
+py::object capsule_of(const PlanBuffers::Field& field, const Plan& plan) {
+  using Field = PlanBuffers::Field;
+  if (field.begin < 0) return py::none();
+  auto exported = std::make_unique<ExportedField>();
+  DLTensor& tensor = exported->managed.dl_tensor;
+  const uint8_t bits = field.type == Field::kInt64 ? 64 : 32;
+  const bool rows = field.type == Field::kHotSegment;
+  const int64_t elements = 32 * field.words / bits;
+  exported->shape[0] = rows ? elements / 4 : elements;
+  exported->shape[1] = 4;
+  exported->owner = plan.buffers();
+  tensor.data = const_cast<char*>(plan->arena() + 4 * field.begin);
+  tensor.device = {DLDevice::kCpu, 0};
+  tensor.ndim = rows ? 2 : 1;
+  tensor.dtype = {field.type == Field::kFloat32 ? DLDataType::kFloat : DLDataType::kInt, bits, 1};
+  tensor.shape = exported->shape;
+  exported->managed.manager_ctx = exported.get();
+  exported->managed.deleter = [](DLManagedTensor* managed) {
+    delete static_cast<ExportedField*>(managed->manager_ctx);
+  };
+  PyObject* const capsule = PyCapsule_New(&exported->managed, kDlpackName, [](PyObject* unused) {
+    if (!PyCapsule_IsValid(unused, kDlpackName)) return;  // whoever took it has renamed it
+    auto* managed = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(unused, kDlpackName));
+    managed->deleter(managed);
+  });
+  if (capsule == nullptr) throw py::error_already_set();
+  (void)exported.release();
+  return py::reinterpret_steal<py::object>(capsule);
 }
 
 // Keeps the array until the last use of the plan's arrays, which may end on any thread.
@@ -113,6 +178,15 @@ void bind_plan(py::module_& m) {
             return Views(result);
           },
           "The fields as arrays of their types, `hot_segments` [H, 4], that keep the arena.")
+      .def_property_readonly(
+          "capsules",
+          [](const Plan& p) {
+            const std::vector<PlanBuffers::Field> fields = p->device_fields();
+            py::tuple result(fields.size());
+            for (size_t i = 0; i < fields.size(); ++i) result[i] = capsule_of(fields[i], p);
+            return Capsules(result);
+          },
+          "The same for torch.from_dlpack.")
       .def_property_readonly(
           "serial", [](const Plan& p) { return p->serial; },
           "The number of the plan; later plans have larger ones.")

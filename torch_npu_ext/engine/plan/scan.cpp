@@ -20,6 +20,8 @@ constexpr int64_t kRing = 64;           // no less than any distance; a power of
 constexpr int64_t kPartLookups = 4096;  // located in one go
 constexpr int64_t kStampDistance = 48, kTallyLag = kTallyDistance - kNumberDistance;  // of divided tables
 constexpr size_t kAdmissionDistance = 16;
+// A pipeline of so few lookups is mostly its ends, and hides few misses.
+constexpr int64_t kSmallTable = 256;
 constexpr uint64_t ring(int64_t j) { return static_cast<uint64_t>(j) % kRing; }
 
 // One of two addresses; GCC makes a condition a branch here, and the processor mispredicts it.
@@ -58,7 +60,7 @@ void with_ids(const Batch& batch, const Batch::Piece& piece, const Use& use) {
   }
 }
 
-// Gives the rows whose keys locate() did not find theirs.
+// Gives the rows whose keys were not found theirs.
 template <class Directory, class Id>
 void settle(Directory* directory, const Id* ids, int64_t count, RowKey* keys) {
   for (int64_t j = 0; j < count; ++j) {
@@ -137,7 +139,8 @@ void Scan::begin(Group* group, const Batch& batch) {
   epoch_ = group->uses.epoch();
   tables_.assign(group->tables.size(), TableScan());
   shares_.clear();
-  const int64_t threads = worth_threads(batch.lookups) ? parallel_threads() : 1;
+  const bool threaded = worth_threads(batch.lookups);
+  const int64_t threads = threaded ? parallel_threads() : 1;
   size_t piece = 0;
   for (size_t t = 0; t < tables_.size(); ++t) {
     TableScan& table = tables_[t];
@@ -151,6 +154,7 @@ void Scan::begin(Group* group, const Batch& batch) {
     table.end_piece = piece;
     table.bound_before = group->tables[t].row_bound();
     table.admits = group->tables[t].spec().life.admits;
+    table.small = !threaded && !table.admits && table.count <= kSmallTable;
     table.first_share = shares_.size();
     const int64_t shares = (table.count * threads + batch.lookups - 1) / std::max<int64_t>(1, batch.lookups);
     table.end_share = table.first_share + std::max<int64_t>(1, shares);
@@ -164,6 +168,7 @@ void Scan::begin(Group* group, const Batch& batch) {
 
 void Scan::run(Group* group, const Batch& batch, std::vector<LifeLog>* life) {
   for (size_t t = 0; t < tables_.size(); ++t) tables_[t].life = &(*life)[t];
+  locate_small(group, batch);
   locate_lookups(group, batch);
   for_each_part(static_cast<int64_t>(tables_.size()), batch.lookups, [&](int64_t t) noexcept {
     try {
@@ -192,6 +197,39 @@ void Scan::with_directory(Group* group, int32_t t, const Use& use) {
   }
 }
 
+// Calls use(directory, ids, count, keys) for each piece of a small table.
+template <class Use>
+void Scan::for_each_small(Group* group, const Batch& batch, const Use& use) {
+  for (size_t t = 0; t < tables_.size(); ++t) {
+    const TableScan& table = tables_[t];
+    if (!table.small || table.count == 0) continue;
+    with_directory(group, static_cast<int32_t>(t), [&](const auto& directory) {
+      for (size_t p = table.first_piece; p < table.end_piece; ++p) {
+        const Batch::Piece& piece = batch.pieces[p];
+        with_ids(batch, piece, [&](const auto* ids) {
+          use(directory, ids, piece.end - piece.begin, local.data() + piece.begin);
+        });
+      }
+    });
+  }
+}
+
+// Small tables are searched together: the misses of one hide those of the others.
+void Scan::locate_small(Group* group, const Batch& batch) {
+  for_each_small(group, batch, [](const auto& directory, const auto* ids, int64_t count, RowKey*) {
+    const auto places = directory.places();
+    for (int64_t j = 0; j < count; ++j) prefetch_near(places.of(ids[j]));
+  });
+  for_each_small(group, batch, [this](const auto& directory, const auto* ids, int64_t count, RowKey* keys) {
+    const auto places = directory.places();
+    for (int64_t j = 0; j < count; ++j) {
+      const auto place = places.of(ids[j]);
+      keys[j] = directory.peek(ids[j], place);
+      prefetch_near(choose(keys[j] == kNoSlot, directory.beyond(place), &stamps_[keys[j]]));
+    }
+  });
+}
+
 // Tables with more lookups than a thread's share would keep the other threads waiting. For these, all threads
 // first do what changes nothing; then one gives missing rows their keys, in the order of the lookups, so that
 // rows and slots are the same for every number of threads; then all number the rows.
@@ -203,7 +241,7 @@ void Scan::locate_lookups(Group* group, const Batch& batch) {
   };
   std::vector<Part> parts;
   for (size_t t = 0; t < tables_.size(); ++t) {
-    if (!tables_[t].located()) continue;
+    if (!tables_[t].located() || tables_[t].small) continue;
     for (size_t p = tables_[t].first_piece; p < tables_[t].end_piece; ++p) {
       const Batch::Piece& piece = batch.pieces[p];
       for (int64_t begin = piece.begin; begin < piece.end; begin += kPartLookups) {
@@ -245,6 +283,7 @@ void Scan::scan_table(Group* group, int32_t t, const Batch& batch) {
       const Batch::Piece& piece = batch.pieces[p];
       with_ids(batch, piece, [&](const auto* ids) {
         const int64_t count = piece.end - piece.begin;
+        if (table.small && count > 0) directory.reserve(kRing);  // as scan_piece does
         if (table.located()) {
           settle(&directory, ids, count, local.data() + piece.begin);
         } else {
@@ -253,7 +292,7 @@ void Scan::scan_table(Group* group, int32_t t, const Batch& batch) {
       });
     }
   });
-  if (!table.admits || table.divided()) return;
+  if (!table.numbered_last() || table.divided()) return;
   Share& share = shares_[table.first_share];
   number_lookups(&share, EveryLookup{local.data() + share.first});
 }

@@ -92,15 +92,21 @@ class Scan {
     int64_t bound_before = 0;  // of the table's rows
     std::exception_ptr error;
     bool admits = false;  // not all ids
+    bool small = false;   // see locate_small()
     LifeLog* life = nullptr;
     bool divided() const { return end_share - first_share > 1; }
     // All lookups are searched before the first is answered.
-    bool located() const { return divided() || admits; }
+    bool located() const { return divided() || admits || small; }
+    // Rows are numbered when all lookups are answered.
+    bool numbered_last() const { return admits || small; }
   };
   const Share& last_share(int32_t t) const { return shares_[tables_[t].end_share - 1]; }
 
   template <class Use>
   void with_directory(Group* group, int32_t t, const Use& use);
+  template <class Use>
+  void for_each_small(Group* group, const Batch& batch, const Use& use);
+  void locate_small(Group* group, const Batch& batch);
   void locate_lookups(Group* group, const Batch& batch);
   void scan_table(Group* group, int32_t t, const Batch& batch);
   std::vector<UnknownLookup> count_unknown(Group* group, int32_t t, const Batch& batch);
