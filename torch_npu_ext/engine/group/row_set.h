@@ -24,13 +24,17 @@ class RowSet {
     }
     cells_.assign(cells, 0);
     for (size_t t = 0; t < parts_.size(); ++t) {
-      for (int32_t i = offsets[t]; i < offsets[t + 1]; ++i) *place_of(parts_[t], rows[i]) = rows[i] + 1;
+      for (int32_t i = offsets[t]; i < offsets[t + 1]; ++i)
+        *place_of(parts_[t], rows[i], hash(rows[i])) = rows[i] + 1;
     }
   }
 
-  bool has(int32_t table, uint32_t row) const {  // a set that was never assigned has none
-    return !parts_.empty() && *place_of(parts_[table], row) != 0;
+  static REC_SDK_ALWAYS_INLINE uint64_t hash(uint32_t row) { return IdSeed::hash(row); }
+  // A set that was never assigned has no row.
+  REC_SDK_ALWAYS_INLINE bool has(int32_t table, uint32_t row, uint64_t hash) const {
+    return !parts_.empty() && *place_of(parts_[table], row, hash) != 0;
   }
+  bool has(int32_t table, uint32_t row) const { return has(table, row, hash(row)); }
 
  private:
   // The cells of a table, of which half are free at least.
@@ -41,10 +45,10 @@ class RowSet {
   static constexpr int kLeastBits = 2;
 
   // That of the row, or the free one where a search for it ends. 0 is free: there is no row 2^32 - 1.
-  REC_SDK_ALWAYS_INLINE uint32_t* place_of(const Part& part, uint32_t row) const {
+  REC_SDK_ALWAYS_INLINE uint32_t* place_of(const Part& part, uint32_t row, uint64_t hash) const {
     const uint64_t mask = (uint64_t{1} << part.bits) - 1;
     uint32_t* const cells = const_cast<uint32_t*>(cells_.data()) + part.first;
-    uint64_t i = IdSeed::hash(row) >> (64 - part.bits);
+    uint64_t i = hash >> (64 - part.bits);
     while (cells[i] != 0 && cells[i] != row + 1) i = (i + 1) & mask;
     return cells + i;
   }

@@ -66,8 +66,9 @@ std::shared_ptr<PlanBuffers> Transit::find(uint64_t serial) const noexcept {
 }
 
 uint64_t Transit::serial_of(int32_t table, uint32_t row) const noexcept {
+  const uint64_t hash = RowSet::hash(row);
   for (auto departure = departures_.rbegin(); departure != departures_.rend(); ++departure) {
-    if (departure->rows.has(table, row)) return departure->plan->serial;
+    if (departure->rows.has(table, row, hash)) return departure->plan->serial;
   }
   return 0;
 }
