@@ -86,6 +86,12 @@ struct PlanBuffers {
     enum Type { kInt32, kInt64, kFloat32, kHotSegment } type;
   };
 
+  // A row in that one of the sources takes out.
+  struct Late {
+    int32_t place;  // among the rows in
+    uint64_t source;
+  };
+
   static size_t arena_bytes(const PlanShape& shape);
   // Lays the arrays out in `arena` or, without one, in memory of its own. Throws std::invalid_argument for an
   // arena that is too small, and std::bad_alloc.
@@ -134,6 +140,7 @@ struct PlanBuffers {
   std::vector<int32_t> pending_out, pending_in;  // [P], [Q] indices into swap_out_slots / swap_in_slots
   std::vector<uint32_t> pending_out_sums, pending_in_sums;  // their places among the window's sums
   std::vector<uint64_t> sources;  // serials of the plans whose rows out this one wants, not landed when made
+  std::vector<Late> late;         // ascending
   std::vector<BoundsError> bounds_errors;              // counted when the plan is applied
   std::vector<int64_t> table_lookups, table_new_rows;  // [T]
   std::vector<LifeLog> life;                           // [T]

@@ -10,11 +10,23 @@ void add_source(std::vector<uint64_t>* sources, uint64_t serial) {
   }
 }
 
+namespace {
+
+// Of the row in at this place.
+void note_late(PlanBuffers* plan, int32_t place, uint64_t serial) {
+  if (serial == 0) return;
+  add_source(&plan->sources, serial);
+  plan->late.push_back({place, serial});
+}
+
+}  // namespace
+
 void Transit::prepare(bool looks_up) {
   if (departures_.size() == departures_.capacity()) {
     const std::lock_guard<std::mutex> guard(mutex_);
     departures_.reserve(2 * departures_.size() + 4);
   }
+  spare_.reserve(departures_.capacity());
   if (!looks_up) return;
   for (Departure& departure : departures_) {
     if (!departure.indexed) index(&departure);
@@ -22,17 +34,11 @@ void Transit::prepare(bool looks_up) {
 }
 
 void Transit::index(Departure* departure) {
-  const PlanBuffers& plan = *departure->plan;
-  IdMap rows(plan.rows_out);
-  for (int32_t t = 0; t < static_cast<int32_t>(plan.tables); ++t) {
-    for (int32_t i = plan.out_offsets[t]; i < plan.out_offsets[t + 1]; ++i) {
-      const int64_t id = key(t, plan.swap_out_rows[i]);
-      bool added = false;
-      rows.reserve(1);
-      rows.find_or_add(id, IdMap::hash(id), 0, &added);
-    }
+  if (!spare_.empty()) {
+    departure->rows = std::move(spare_.back());
+    spare_.pop_back();
   }
-  departure->rows = std::move(rows);
+  departure->rows.assign(departure->plan->out_offsets, departure->plan->swap_out_rows);
   departure->indexed = true;
 }
 
@@ -46,7 +52,9 @@ void Transit::remove(const PlanBuffers& plan) noexcept {
   const std::lock_guard<std::mutex> guard(mutex_);
   const auto same = [&plan](const Departure& departure) { return departure.plan.get() == &plan; };
   const auto found = std::find_if(departures_.begin(), departures_.end(), same);
-  if (found != departures_.end()) departures_.erase(found);
+  if (found == departures_.end()) return;
+  if (found->indexed && spare_.size() < spare_.capacity()) spare_.push_back(std::move(found->rows));
+  departures_.erase(found);
 }
 
 std::shared_ptr<PlanBuffers> Transit::find(uint64_t serial) const noexcept {
@@ -58,10 +66,9 @@ std::shared_ptr<PlanBuffers> Transit::find(uint64_t serial) const noexcept {
 }
 
 uint64_t Transit::serial_of(int32_t table, uint32_t row) const noexcept {
-  const int64_t id = key(table, row);
-  const uint64_t hash = IdMap::hash(id);
+  const uint64_t hash = RowSet::hash(row);
   for (auto departure = departures_.rbegin(); departure != departures_.rend(); ++departure) {
-    if (departure->rows.find(id, hash)) return departure->plan->serial;
+    if (departure->rows.has(table, row, hash)) return departure->plan->serial;
   }
   return 0;
 }
@@ -69,29 +76,17 @@ uint64_t Transit::serial_of(int32_t table, uint32_t row) const noexcept {
 void Transit::find_sources(PlanBuffers* plan) const noexcept {
   for (int32_t t = 0; t < static_cast<int32_t>(plan->tables); ++t) {
     for (int32_t i = plan->in_offsets[t]; i < plan->in_offsets[t + 1]; ++i) {
-      add_source(&plan->sources, serial_of(t, plan->swap_in_rows[i]));
+      note_late(plan, i, serial_of(t, plan->swap_in_rows[i]));
     }
   }
 }
 
-// A plan's sources were indexed when it was made.
+// Of plans that took out the same row the newest lands last.
 std::vector<int32_t> Transit::late_rows(const PlanBuffers& plan) const {
-  std::vector<const Departure*> sources;
-  for (const Departure& departure : departures_) {
-    const uint64_t serial = departure.plan->serial;
-    if (std::find(plan.sources.begin(), plan.sources.end(), serial) != plan.sources.end()) {
-      sources.push_back(&departure);
-    }
-  }
   std::vector<int32_t> late;
-  if (sources.empty()) return late;
-  for (int32_t t = 0; t < static_cast<int32_t>(plan.tables); ++t) {
-    for (int32_t i = plan.in_offsets[t]; i < plan.in_offsets[t + 1]; ++i) {
-      const int64_t id = key(t, plan.swap_in_rows[i]);
-      const uint64_t hash = IdMap::hash(id);
-      const auto has = [id, hash](const Departure* source) { return bool{source->rows.find(id, hash)}; };
-      if (std::any_of(sources.begin(), sources.end(), has)) late.push_back(i);
-    }
+  for (const PlanBuffers::Late& row : plan.late) {
+    const auto has_it = [&row](const Departure& departure) { return departure.plan->serial == row.source; };
+    if (std::any_of(departures_.begin(), departures_.end(), has_it)) late.push_back(row.place);
   }
   return late;
 }

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "torch_npu_ext/engine/batch/plan_buffers.h"
-#include "torch_npu_ext/engine/directory/id_map.h"
+#include "torch_npu_ext/engine/group/row_set.h"
 
 namespace rec_sdk {
 
@@ -27,7 +27,8 @@ class Transit {
 
   // The newest departure that has the row, or 0. Needs prepare(true).
   uint64_t serial_of(int32_t table, uint32_t row) const noexcept;
-  // plan->sources: of the rows in. Needs prepare(true), and room in sources for each departure.
+  // plan->sources and plan->late: of the rows in. Needs prepare(true), and room in sources for each departure
+  // and in late for each row.
   void find_sources(PlanBuffers* plan) const noexcept;
   // Places [i] among the plan's rows in, ascending, of those that its sources have not landed yet.
   std::vector<int32_t> late_rows(const PlanBuffers& plan) const;
@@ -38,17 +39,16 @@ class Transit {
   size_t size() const { return departures_.size(); }
 
  private:
-  static int64_t key(int32_t table, uint32_t row) { return (static_cast<int64_t>(table) << 32) | row; }
-
   struct Departure {
     std::shared_ptr<PlanBuffers> plan;
-    IdMap rows;  // keys, from the first question on
+    RowSet rows;  // from the first question on
     bool indexed = false;
   };
-  static void index(Departure* departure);
+  void index(Departure* departure);
 
   mutable std::mutex mutex_;           // of changes of departures_, and of find()
   std::vector<Departure> departures_;  // oldest first
+  std::vector<RowSet> spare_;          // of departures that are over: a plan asks the system for no memory
 };
 
 void add_source(std::vector<uint64_t>* sources, uint64_t serial);  // once each

@@ -250,6 +250,8 @@ void Planner::reserve(const BatchInput& input, Group* group, PlanBuffers* plan, 
   plan->sources.clear();
   if (exact.in > 0 || exact.out > 0) group->transit.prepare(exact.in > 0);
   plan->sources.reserve(group->transit.size());
+  plan->late.clear();
+  if (!group->transit.empty()) plan->late.reserve(static_cast<size_t>(exact.in));
   if (exact.out > 0) group->uses.prepare_held();
   column_updates_.reserve(group, batch_, scan_.share_count(), plan);
   if (group->pooled) write_offsets(input, batch_, plan->offsets);

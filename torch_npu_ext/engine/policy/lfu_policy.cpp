@@ -26,6 +26,7 @@ struct CountAndAge {
     const uint32_t age = (epoch - last_batch) >> shift;
     return static_cast<uint32_t>(counts[slot]) << kAgeBits | (kOldest - std::min(age, kOldest));
   }
+  static uint32_t base(uint32_t) { return 0; }
   static bool waits(uint32_t) { return false; }
   static std::pair<uint32_t, uint32_t> range(uint32_t, uint32_t) {
     return {0, static_cast<uint32_t>(kMost) << kAgeBits | kOldest};

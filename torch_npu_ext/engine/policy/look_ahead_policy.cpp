@@ -12,6 +12,7 @@ struct ByNeedAndScore {
     return distance == FutureUses::kNever ? by_score.key(slot, last_batch)
                                           : ByScore::kMost + FutureUses::kNever - distance;
   }
+  static uint32_t base(uint32_t) { return 0; }
   bool waits(uint32_t slot) const { return future.distance(slot) != FutureUses::kNever; }
   static std::pair<uint32_t, uint32_t> range(uint32_t, uint32_t) {
     return {0, ByScore::kMost + FutureUses::kNever};

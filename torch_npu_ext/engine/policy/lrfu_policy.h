@@ -14,6 +14,7 @@ struct ByScore {
   static constexpr uint32_t kMost = 255;
   const uint8_t* scores;  // of slot 0
   uint32_t key(uint32_t slot, uint32_t) const { return scores[slot]; }
+  static uint32_t base(uint32_t) { return 0; }
   static bool waits(uint32_t) { return false; }
   static std::pair<uint32_t, uint32_t> range(uint32_t, uint32_t) { return {0, kMost}; }
 };

@@ -11,6 +11,9 @@ namespace {
 struct LastBatch {
   const SlotUses& uses;
   static uint32_t key(uint32_t, uint32_t last_batch) { return last_batch; }
+  static uint32_t base(uint32_t epoch) {
+    return epoch < VictimQueue::kBins ? 1 : epoch - VictimQueue::kBins + 1;
+  }
   static bool waits(uint32_t) { return false; }
   std::pair<uint32_t, uint32_t> range(uint32_t first_slot, uint32_t end_slot) const {
     uint32_t oldest = uses.epoch();

@@ -42,6 +42,9 @@ class SlotUses {
     const uint32_t batch = last_batch(slot);
     return batch >= oldest_ && (in_order_ || batch == epoch_ || marks_[slot] == mark_);
   }
+  // Whether the slots that are held are those last used by the batch oldest_in_flight() and later ones.
+  bool in_order() const { return in_order_; }
+  uint32_t oldest_in_flight() const { return oldest_; }
   void prepare_held() {  // throws std::bad_alloc
     if (!in_order_ && !marked_) mark_held();
   }

@@ -14,10 +14,13 @@ namespace rec_sdk {
 
 // An Order has, of slots with a row that the current batch does not use:
 //   uint32_t key(uint32_t slot, uint32_t last_batch) const;  // the smallest leaves first, equal ones by slot
+//   uint32_t base(uint32_t epoch) const;  // mostly, all keys are from it to it + kBins - 1
 //   bool waits(uint32_t slot) const;    // it leaves only when no other can, and its key is larger than
 //   theirs
 class VictimQueue {
  public:
+  static constexpr uint32_t kBins = 4096;
+
   VictimQueue(int64_t first_slot, int64_t slots)
       : first_slot_(static_cast<uint32_t>(first_slot)),
         end_slot_(static_cast<uint32_t>(first_slot + slots)),
@@ -37,7 +40,6 @@ class VictimQueue {
 
  private:
   static constexpr int64_t kPrefetchDistance = 16;
-  static constexpr uint32_t kBins = 4096;
   // A refill looks at every slot, and this share of them is queued at least: eight slots looked at, one after
   // the other in memory, for a row that leaves or is used again.
   static constexpr int64_t kQueuedShare = 8;
@@ -59,7 +61,7 @@ class VictimQueue {
   bool stale(const SlotUses& uses, uint32_t slot) const { return uses.last_batch(slot) - 1 >= queued_at_; }
   // Slots of the current batch are not queued: it has yet to bring in others, which would be missing among
   // them.
-  static bool old(uint32_t last_batch, uint32_t epoch) { return last_batch != 0 && last_batch != epoch; }
+  static bool old(uint32_t last_batch, uint32_t epoch) { return last_batch - 1 < epoch - 1; }
 
   // These two are out of line: inlined into one function, plans that evict took 1.02 times as long.
 
@@ -87,7 +89,56 @@ class VictimQueue {
 
   // Queues the rows that come first, so many that `wanted` of them are not held.
   template <class Order>
-  __attribute__((noinline)) void refill(int64_t wanted, const SlotUses& uses, const Order& order) noexcept {
+  void refill(int64_t wanted, const SlotUses& uses, const Order& order) noexcept {
+    wanted = std::max(wanted, (end_slot_ - first_slot_) / kQueuedShare);
+    queued_at_ = uses.epoch() - 1;
+    if (uses.in_order() ? refill_few<true>(wanted, uses, order) : refill_few<false>(wanted, uses, order))
+      return;
+    refill_many(wanted, uses, order);
+  }
+
+  // Where a bin has one key, and so in nearly all plans: two passes without a branch that depends on the
+  // slot. False, and nothing is done, where there are other keys. kInOrder: uses.in_order().
+  template <bool kInOrder, class Order>
+  __attribute__((noinline)) bool refill_few(int64_t wanted, const SlotUses& uses, Order order) noexcept {
+    const uint32_t epoch = uses.epoch(), oldest = uses.oldest_in_flight(), base = order.base(epoch);
+    const uint64_t* const stamps = uses.stamps();
+    uint64_t bins[kBins + 1] =
+        {};  // rows and, from bit 32 on, those that are not held; of other keys the last
+    const auto bin_of = [&](uint32_t slot, uint32_t batch) __attribute__((always_inline)) {
+      return std::min(order.key(slot, batch) - base, kBins);
+    };
+    for (uint32_t slot = first_slot_; slot < end_slot_; ++slot) {
+      const auto batch = static_cast<uint32_t>(stamps[slot] >> 32);
+      const bool there = old(batch, epoch);
+      const bool free = kInOrder ? old(batch, oldest) : there && !uses.held(slot);
+      bins[bin_of(slot, batch)] += uint64_t{there} | uint64_t{free} << 32;
+    }
+    if (bins[kBins] != 0) return false;
+    uint32_t end_bin = 0, queued = 0;
+    for (int64_t free = 0; end_bin < kBins && free < wanted; ++end_bin) {
+      free += static_cast<int64_t>(bins[end_bin] >> 32);
+      const auto rows = static_cast<uint32_t>(bins[end_bin]);
+      bins[end_bin] = queued;  // from now on where the next row of the bin goes
+      queued += rows;
+    }
+    // Slots that are not queued are written where the queue ends, and go nowhere.
+    bins[end_bin] = std::min(queued, end_slot_ - first_slot_ - 1);
+    uint32_t* const queue = queue_.data();
+    for (uint32_t slot = first_slot_; slot < end_slot_; ++slot) {
+      const auto batch = static_cast<uint32_t>(stamps[slot] >> 32);
+      const uint32_t bin = old(batch, epoch) ? std::min(bin_of(slot, batch), end_bin) : end_bin;
+      queue[bins[bin]] = slot;
+      bins[bin] += bin < end_bin;
+    }
+    head_ = 0;
+    tail_ = queued;
+    return true;
+  }
+
+  template <class Order>
+  __attribute__((noinline)) void refill_many(int64_t wanted, const SlotUses& uses,
+                                             const Order& order) noexcept {
     const uint32_t epoch = uses.epoch();
     const std::pair<uint32_t, uint32_t> range = order.range(first_slot_, end_slot_);
     Bins bins(range.first, range.second);
@@ -98,7 +149,6 @@ class VictimQueue {
       ++bins.all[bin];
       bins.free[bin] += !uses.held(slot);
     }
-    wanted = std::max(wanted, (end_slot_ - first_slot_) / kQueuedShare);
     uint32_t end_bin = 0;
     uint32_t queued = 0;
     for (int64_t free = 0; end_bin < kBins && free < wanted; ++end_bin) {
@@ -120,7 +170,6 @@ class VictimQueue {
     }
     head_ = 0;
     tail_ = queued;
-    queued_at_ = epoch - 1;
   }
 
   uint32_t first_slot_;
