@@ -65,7 +65,7 @@ class HugeBuffer {
   size_t size() const { return size_; }
 
  private:
-  static constexpr size_t kMostOfHeap = size_t{32} << 10;
+  static constexpr size_t kMostOfHeap = 4096;  // pages of larger ones cost nothing until they are touched
   bool mapped() const { return size_ > kMostOfHeap; }
 
   char* data_ = nullptr;
