@@ -1,6 +1,7 @@
 #include "torch_npu_ext/engine/plan/row_facts.h"
 
 #include <algorithm>
+#include <cstdint>
 
 namespace rec_sdk {
 namespace {
@@ -23,6 +24,38 @@ REC_SDK_ALWAYS_INLINE void for_each_lookup(const Batch& batch, const Share& shar
       visit(share.lookups[next] + shift, share.rows[next]);
     }
   }
+}
+
+// Whether all numbers of a table are at least `least`, 0 or more, and their sum has no more than 32 bits:
+// then they add up as they are. So it is with labels of 0 and 1.
+bool adds_up(const Batch& batch, int32_t t, const Scan& scan, const int32_t* given, int32_t least) {
+  uint32_t bits = 0, below = 0;  // numbers of one kind, for the sake of vectors
+  for (size_t p = scan.piece_begin(t); p < scan.piece_end(t); ++p) {
+    const int32_t* const of_piece = given + batch.pieces[p].source;
+    const int64_t count = batch.pieces[p].end - batch.pieces[p].begin;
+    for (int64_t i = 0; i < count; ++i) {
+      const uint32_t number = static_cast<uint32_t>(of_piece[i]);
+      bits |= number;
+      below |= number - static_cast<uint32_t>(least);  // the highest bit: it is less
+    }
+  }
+  const uint64_t most = static_cast<uint64_t>(bits) * static_cast<uint64_t>(batch.lookups);
+  return below >> 31 == 0 && bits >> 31 == 0 && most <= UINT32_MAX;
+}
+
+// sums[row] of a share: of the numbers of its lookups as `number` has them, none of which is below `least`.
+template <class Number>
+void add_up(const Batch& batch, const Share& share, const Scan& scan, const int32_t* given, int32_t least,
+            uint32_t* sums, const Number& number) {
+  std::fill(sums + share.first, sums + share.end(), 0);
+  if (adds_up(batch, share.table, scan, given, least)) {
+    for_each_lookup(batch, share, scan,
+                    [&](int64_t source, uint32_t row) { sums[row] += static_cast<uint32_t>(given[source]); });
+    return;
+  }
+  for_each_lookup(batch, share, scan, [&](int64_t source, uint32_t row) {
+    sums[row] = saturated_sum(sums[row], number(given[source]));
+  });
 }
 
 }  // namespace
@@ -49,20 +82,10 @@ void write_row_facts(const Group& group, const Batch& batch, int64_t s, const Sc
   const Share& share = scan.share(s);
   const RowColumns& columns = group.tables[share.table].columns;
   if (facts->has_shows && columns.has(Column::kCount)) {
-    uint32_t* const shows = facts->shows.data();
-    const int32_t* const given = batch.shows;
-    std::fill(shows + share.first, shows + share.end(), 0);
-    for_each_lookup(batch, share, scan, [&](int64_t source, uint32_t row) {
-      shows[row] = saturated_sum(shows[row], Batch::shows_in(given[source]));
-    });
+    add_up(batch, share, scan, batch.shows, 1, facts->shows.data(), Batch::shows_in);
   }
   if (facts->has_clicks && columns.has(Column::kClicks)) {
-    uint32_t* const clicks = facts->clicks.data();
-    const int32_t* const given = batch.clicks;
-    std::fill(clicks + share.first, clicks + share.end(), 0);
-    for_each_lookup(batch, share, scan, [&](int64_t source, uint32_t row) {
-      clicks[row] = saturated_sum(clicks[row], Batch::clicks_in(given[source]));
-    });
+    add_up(batch, share, scan, batch.clicks, 0, facts->clicks.data(), Batch::clicks_in);
   }
   if (facts->has_timestamps && columns.has(Column::kTimestamp)) {
     int64_t* const timestamps = facts->timestamps.data();
