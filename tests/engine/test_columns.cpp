@@ -1,4 +1,5 @@
 // The columns of rows: their records, and what batches with shows, clicks and timestamps make of them.
+#include <limits>
 #include <map>
 #include <memory>
 
@@ -69,6 +70,7 @@ struct Given {
 Given draw(Loop* loop, bool large, bool shows, int64_t now) {
   Given given;
   const uint64_t spread = large ? 60000 : 90;
+  const int32_t least = loop->random() % 2 == 0 ? -1 : 0;  // of the clicks; -1: unknown
   given.batch.batch_size = 2;
   for (int64_t key = 0; key < 3; ++key) {
     given.batch.keys.push_back(2 - key);
@@ -77,7 +79,7 @@ Given draw(Loop* loop, bool large, bool shows, int64_t now) {
       for (uint64_t i = 0; i < count; ++i) {
         given.batch.values.push_back(static_cast<int64_t>(loop->random() % spread));
         given.shows.push_back(shows ? static_cast<int32_t>(1 + loop->random() % 3) : 1);
-        given.clicks.push_back(static_cast<int32_t>(loop->random() % 4) - 1);
+        given.clicks.push_back(static_cast<int32_t>(loop->random() % 4) + least);
         const bool wrong = now > 100 && loop->random() % 50 == 0;  // in milliseconds, say
         given.timestamps.push_back(wrong ? now * 1000000000 : now + static_cast<int64_t>(loop->random() % 9));
       }
@@ -176,8 +178,44 @@ void numbers_of_batches() {
   }
 }
 
+// Sums of more than 32 bits stay at their most, and those of the batch's other rows are exact.
+void large_sums_stay_at_their_most() {
+  constexpr int32_t kLarge = std::numeric_limits<int32_t>::max();
+  Loop loop(one_table(true, 8, 0, {Column::kCount, Column::kClicks}), 1);
+  const auto train = [&](const std::vector<int64_t>& ids, const std::vector<int32_t>& numbers) {
+    TestBatch batch;
+    batch.values = ids;
+    batch.batch_size = 1;
+    batch.keys = {0};
+    batch.offsets = {0, static_cast<int64_t>(ids.size())};
+    BatchInput input = batch.input();
+    input.shows = input.clicks = numbers.data();
+    const auto plan = loop.engine->plan(input);
+    std::vector<char> in(static_cast<size_t>((*plan)->rows_in * loop.engine->layout().bytes));
+    loop.engine->read_in(*plan, in.data());
+    Engine::begin({plan.get()});
+    loop.engine->applied(*plan);
+    plan->release();
+  };
+  const auto row = [&](int64_t id) {
+    int64_t number;
+    int32_t slot;
+    loop.engine->find_rows(0, &id, 1, &number, &slot);
+    RowColumnValues values;
+    loop.engine->read_columns(0, &number, 1, &values);
+    return values;
+  };
+  train({7, 8, 7, 7}, {kLarge, 1, kLarge, kLarge});
+  CHECK(row(7).count == 4294967295u && row(7).clicks == 4294967295u);
+  CHECK(row(8).count == 1 && row(8).clicks == 1);
+  train({7, 8, 8}, {-kLarge - 1, 0, 3});  // a row was seen at least once, and clicked at least never
+  CHECK(row(7).count == 4294967295u && row(7).clicks == 4294967295u);
+  CHECK(row(8).count == 5 && row(8).clicks == 4);
+}
+
 void all() {
   records_of_rows();
+  large_sums_stay_at_their_most();
   numbers_of_batches();
 }
 

@@ -186,10 +186,9 @@ void Engine::set_candidates(int32_t t, const std::vector<Candidate>& candidates)
   }
   if (target.sketch.any()) {
     target.sketch.clear();
-    std::vector<CountSketch::Change> log;
+    CountSketch::Log log;
     for (const Candidate& candidate : candidates) {
       log.clear();
-      log.reserve(static_cast<size_t>(target.sketch.shape().depth));
       target.sketch.add(candidate.id, candidate.values.count, &log);
     }
     return;

@@ -55,12 +55,10 @@ struct Batch {
   const int64_t* latest = nullptr;  // by key
   IntArray feature_keys;
   // At least 1 and 0: a label may be negative for 'unknown'.
-  uint32_t shows_of(int64_t source) const {
-    return shows == nullptr || shows[source] < 1 ? 1 : static_cast<uint32_t>(shows[source]);
-  }
-  uint32_t clicks_of(int64_t source) const {
-    return clicks == nullptr || clicks[source] < 0 ? 0 : static_cast<uint32_t>(clicks[source]);
-  }
+  static uint32_t shows_in(int32_t given) { return given < 1 ? 1 : static_cast<uint32_t>(given); }
+  static uint32_t clicks_in(int32_t given) { return given < 0 ? 0 : static_cast<uint32_t>(given); }
+  uint32_t shows_of(int64_t source) const { return shows == nullptr ? 1 : shows_in(shows[source]); }
+  uint32_t clicks_of(int64_t source) const { return clicks == nullptr ? 0 : clicks_in(clicks[source]); }
   int64_t bags = 0;
   int64_t lookups = 0;
   std::vector<Piece> pieces;

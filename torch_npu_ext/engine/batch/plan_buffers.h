@@ -34,12 +34,17 @@ struct LifeLog {
     int64_t id;
     Candidates::Values values;
   };
-  std::vector<Counted> candidates;          // before the batch; a count of 0: it was none
-  std::vector<Counted> admitted;            // with the batch, in the order of their rows
-  std::vector<CountSketch::Change> sketch;  // cells before the batch, in the order of their changes
-  int64_t sketched = 0;                     // lookups that these count
-  HugeArray<char> columns;                  // of the unique rows, before the batch
-  int64_t latest_before = 0;                // timestamp of the table
+  struct Admitted {
+    int64_t id;
+    uint32_t row;
+    Candidates::Values values;
+  };
+  std::vector<Counted> candidates;  // before the batch; a count of 0: it was none
+  std::vector<Admitted> admitted;   // with the batch, in the order of their rows
+  CountSketch::Log sketch;          // of lookups of ids without a row, in their order
+  int64_t sketched = 0;             // how many these are
+  HugeArray<char> columns;          // of the unique rows, before the batch
+  int64_t latest_before = 0;        // timestamp of the table
   int64_t default_lookups = 0;
   int64_t candidates_added = 0;  // less those that were admitted
 

@@ -51,20 +51,6 @@ void Candidates::rehash(uint64_t places) {
   }
 }
 
-int64_t Candidates::find_or_add(int64_t id) {
-  const uint64_t first = home(id);
-  uint64_t p = first;
-  while (entry(p).count != 0) {
-    if (entry(p).id == id) return static_cast<int64_t>(p);
-    p = next(p);
-  }
-  entry(p) = {id, 0, 0};
-  if (wide()) extra(p) = {0, 0, 0};  // another id may have been here
-  ++size_;
-  if (p != first && seed_.crowds(id, distance(first, p), size_ + erased_)) room_ = kCrowded;
-  return static_cast<int64_t>(p);
-}
-
 // An entry may be moved to the hole when the hole is not before its home.
 bool Candidates::erase(int64_t id) noexcept {
   const int64_t found = find(id);

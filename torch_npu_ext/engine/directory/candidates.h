@@ -31,13 +31,9 @@ class Candidates {
   int64_t moves() const { return moves_; }  // how often all ids have got other places
   void shrink() noexcept;                   // gives memory back when a fourth of it would do
 
-  REC_SDK_ALWAYS_INLINE void prefetch(int64_t id) const {
-    if (places_ == 0) return;
-    rec_sdk::prefetch(&entry(home(id)));
-  }
-  REC_SDK_ALWAYS_INLINE void prefetch_place(int64_t place) const {
-    prefetch_near(&entry(static_cast<uint64_t>(place)));
-  }
+  REC_SDK_ALWAYS_INLINE void prefetch(uint64_t place) const { rec_sdk::prefetch(&entry(place)); }
+  REC_SDK_ALWAYS_INLINE void prefetch_near(uint64_t place) const { rec_sdk::prefetch_near(&entry(place)); }
+  bool has_room() const { return size_ < room_; }  // growth(1) == 0
   // The place of the id, or -1. Valid until the next call that changes the map.
   int64_t find(int64_t id) const {
     if (places_ == 0) return -1;
@@ -47,7 +43,19 @@ class Candidates {
     }
   }
   // Adds a new id, with a count of 0: set() has to follow. Precondition: growth(1) == 0.
-  int64_t find_or_add(int64_t id);
+  int64_t find_or_add(int64_t id) { return find_or_add(id, home(id)); }
+  REC_SDK_ALWAYS_INLINE int64_t find_or_add(int64_t id, uint64_t home) {
+    uint64_t p = home;
+    while (entry(p).count != 0) {
+      if (entry(p).id == id) return static_cast<int64_t>(p);
+      p = next(p);
+    }
+    entry(p) = {id, 0, 0};
+    if (wide()) extra(p) = {0, 0, 0};  // another id may have been here
+    ++size_;
+    if (p != home && seed_.crowds(id, distance(home, p), size_ + erased_)) room_ = kCrowded;
+    return static_cast<int64_t>(p);
+  }
   bool erase(int64_t id) noexcept;
 
   Values get(int64_t place) const {

@@ -2,7 +2,6 @@
 // the batch, so that a batch which is planned again has the same coins, and nothing is counted.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <string>
 
@@ -23,11 +22,13 @@ class Coin {
   bool toss(int64_t id, uint64_t batch, double probability) const {
     const uint64_t bits = static_cast<uint64_t>(id);
     const auto drawn = philox4x32({low(bits), high(bits), low(batch), high(batch)}, {low(key_), high(key_)});
-    const uint64_t number = (static_cast<uint64_t>(drawn[0]) << 32 | drawn[1]) >> 11;
-    return std::ldexp(static_cast<double>(number), -53) < probability;
+    const int64_t number = static_cast<int64_t>((static_cast<uint64_t>(drawn[0]) << 32 | drawn[1]) >> 11);
+    return static_cast<double>(number) < probability * kNumbers;  // both are exact
   }
 
  private:
+  static constexpr double kNumbers = uint64_t{1} << 53;
+
   static uint32_t low(uint64_t bits) { return static_cast<uint32_t>(bits); }
   static uint32_t high(uint64_t bits) { return static_cast<uint32_t>(bits >> 32); }
 

@@ -71,7 +71,9 @@ SketchShape SketchShape::of(int64_t bytes, int64_t depth, uint32_t enough) {
 
 CountSketch::CountSketch(const SketchShape& shape)
     : shape_(shape),
-      bytes_(static_cast<size_t>(shape.bytes()), pages_of_array(static_cast<size_t>(shape.bytes()))) {}
+      bytes_(static_cast<size_t>(shape.bytes()), pages_of_array(static_cast<size_t>(shape.bytes()))) {
+  for (int64_t r = 0; r < shape.depth; ++r) seeds_.push_back(seed(r));
+}
 
 uint32_t CountSketch::get(uint64_t cell) const {
   return read_cell(&bytes_[cell * cell_bytes()], shape_.cell_bytes);
@@ -81,29 +83,69 @@ void CountSketch::set(uint64_t cell, uint32_t value) noexcept {
   write_cell(&bytes_[cell * cell_bytes()], shape_.cell_bytes, value);
 }
 
-uint32_t CountSketch::estimate(int64_t id) const {
-  const uint64_t hash = IdSeed::hash(id);
+size_t CountSketch::extend(int64_t ids, Log* log) const {
+  const size_t first = log->cells.size(), size = first + static_cast<size_t>(ids) * seeds_.size();
+  log->cells.resize(size);
+  log->before.resize(size);
+  return first;
+}
+
+// Copies of members: what is written could be these, for all that the compiler knows.
+template <class Cell>
+uint32_t CountSketch::least(const uint64_t* cells) const {
+  const uint8_t* const bytes = bytes_.data();
+  const size_t depth = seeds_.size();
   uint32_t least = std::numeric_limits<uint32_t>::max();
-  for (int64_t r = 0; r < shape_.depth; ++r) least = std::min(least, get(cell(hash, r)));
+  for (size_t r = 0; r < depth; ++r) least = std::min(least, read_as<Cell>(bytes + cells[r] * sizeof(Cell)));
   return least;
 }
 
-void CountSketch::add(int64_t id, uint32_t shows, std::vector<Change>* log) noexcept {
-  const uint64_t hash = IdSeed::hash(id);
-  const uint32_t before = estimate(id), most = shape_.full();
-  const uint32_t now = shows < most - before ? before + shows : most;
-  counted_ += shows;
-  for (int64_t r = 0; r < shape_.depth; ++r) {
-    const uint64_t place = cell(hash, r);
-    const uint32_t value = get(place);
-    if (value >= now) continue;
-    log->push_back({place, value});
-    set(place, now);
+template <class Cell>
+void CountSketch::raise(const uint64_t* cells, uint32_t shows, uint32_t* before) noexcept {
+  uint8_t* const bytes = bytes_.data();
+  const size_t depth = seeds_.size();
+  uint32_t least = std::numeric_limits<uint32_t>::max();
+  for (size_t r = 0; r < depth; ++r) {
+    before[r] = read_as<Cell>(bytes + cells[r] * sizeof(Cell));
+    least = std::min(least, before[r]);
+  }
+  constexpr uint32_t kMost = std::numeric_limits<Cell>::max();
+  const uint32_t now = shows < kMost - least ? least + shows : kMost;
+  for (size_t r = 0; r < depth; ++r) {
+    write_as<Cell>(bytes + cells[r] * sizeof(Cell), std::max(before[r], now));
   }
 }
 
-void CountSketch::undo(const std::vector<Change>& log, int64_t shows) noexcept {
-  for (auto change = log.rbegin(); change != log.rend(); ++change) set(change->cell, change->value);
+uint32_t CountSketch::estimate(const uint64_t* cells) const {
+  if (shape_.cell_bytes == 1) return least<uint8_t>(cells);
+  return shape_.cell_bytes == 2 ? least<uint16_t>(cells) : least<uint32_t>(cells);
+}
+
+void CountSketch::add(const uint64_t* cells, uint32_t shows, uint32_t* before) noexcept {
+  counted_ += shows;
+  if (shape_.cell_bytes == 1) {
+    raise<uint8_t>(cells, shows, before);
+  } else if (shape_.cell_bytes == 2) {
+    raise<uint16_t>(cells, shows, before);
+  } else {
+    raise<uint32_t>(cells, shows, before);
+  }
+}
+
+uint32_t CountSketch::estimate(int64_t id) const {
+  std::vector<uint64_t> cells(seeds_.size());
+  find(id, cells.data());
+  return estimate(cells.data());
+}
+
+void CountSketch::add(int64_t id, uint32_t shows, Log* log) {
+  const size_t first = extend(1, log);
+  find(id, &log->cells[first]);
+  add(&log->cells[first], shows, &log->before[first]);
+}
+
+void CountSketch::undo(const Log& log, int64_t shows) noexcept {
+  for (size_t c = log.cells.size(); c-- > 0;) set(log.cells[c], log.before[c]);
   counted_ -= shows;
 }
 

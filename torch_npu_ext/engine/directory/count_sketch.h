@@ -28,10 +28,14 @@ struct SketchShape {
 
 class CountSketch {
  public:
-  // A cell before it was changed.
-  struct Change {
-    uint64_t cell;
-    uint32_t value;
+  // The cells of ids that were counted, `depth` for each, and their values before.
+  struct Log {
+    std::vector<uint64_t, Unset<uint64_t>> cells;
+    std::vector<uint32_t, Unset<uint32_t>> before;
+    void clear() {
+      cells.clear();
+      before.clear();
+    }
   };
 
   CountSketch() = default;                         // none
@@ -43,15 +47,27 @@ class CountSketch {
   // Lookups that its cells count, as far as halving has left them.
   int64_t counted() const { return counted_; }
 
-  REC_SDK_ALWAYS_INLINE void prefetch(int64_t id) const {
-    const uint64_t hash = IdSeed::hash(id);
-    for (int64_t r = 0; r < shape_.depth; ++r) rec_sdk::prefetch(&bytes_[cell(hash, r) * cell_bytes()]);
+  // A batch finds the cells of an id once, in the log, and goes by these. The place there of the first cell
+  // of `ids` more, of which each has to be found and added before undo(). Throws std::bad_alloc.
+  size_t extend(int64_t ids, Log* log) const;
+  REC_SDK_ALWAYS_INLINE void find(int64_t id, uint64_t* cells) const {
+    const uint64_t hash = IdSeed::hash(id), width = static_cast<uint64_t>(shape_.width);
+    const uint64_t* const seeds = seeds_.data();
+    const size_t depth = seeds_.size();
+    for (size_t r = 0; r < depth; ++r) cells[r] = r * width + IdSeed::home(hash, seeds[r], width);
   }
+  REC_SDK_ALWAYS_INLINE void prefetch(const uint64_t* cells) const {
+    const uint8_t* const bytes = bytes_.data();
+    const size_t depth = seeds_.size();
+    for (size_t r = 0; r < depth; ++r) rec_sdk::prefetch(bytes + cells[r] * cell_bytes());
+  }
+  uint32_t estimate(const uint64_t* cells) const;
+  // Raises the cells of an id that are less than its estimate and `shows`; fills `before`.
+  void add(const uint64_t* cells, uint32_t shows, uint32_t* before) noexcept;
+
   uint32_t estimate(int64_t id) const;
-  // Raises the cells of an id that are less than its estimate and `shows`; `log` has room for depth more of
-  // them.
-  void add(int64_t id, uint32_t shows, std::vector<Change>* log) noexcept;
-  void undo(const std::vector<Change>& log, int64_t shows) noexcept;  // of the latest calls of add()
+  void add(int64_t id, uint32_t shows, Log* log);     // throws std::bad_alloc
+  void undo(const Log& log, int64_t shows) noexcept;  // of the latest calls of add()
   void halve() noexcept;
   void clear() noexcept;
 
@@ -65,17 +81,18 @@ class CountSketch {
 
  private:
   uint64_t cell_bytes() const { return static_cast<uint64_t>(shape_.cell_bytes); }
-  REC_SDK_ALWAYS_INLINE uint64_t cell(uint64_t hash, int64_t row) const {
-    const uint64_t width = static_cast<uint64_t>(shape_.width);
-    return static_cast<uint64_t>(row) * width + IdSeed::home(hash, seed(row), width);
-  }
-  static REC_SDK_ALWAYS_INLINE uint64_t seed(int64_t row) {
+  static uint64_t seed(int64_t row) {
     return IdSeed::fold(static_cast<uint64_t>(row + 1) * 0x9E3779B97F4A7C15ull, 0xD6E8FEB86659FD93ull) | 1;
   }
+  template <class Cell>
+  uint32_t least(const uint64_t* cells) const;
+  template <class Cell>
+  void raise(const uint64_t* cells, uint32_t shows, uint32_t* before) noexcept;
   uint32_t get(uint64_t cell) const;
   void set(uint64_t cell, uint32_t value) noexcept;
 
   SketchShape shape_;
+  std::vector<uint64_t> seeds_;  // [depth]
   int64_t counted_ = 0;
   HugeArray<uint8_t> bytes_;
 };

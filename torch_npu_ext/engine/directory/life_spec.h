@@ -63,7 +63,8 @@ struct LifeClock {
 };
 
 inline uint32_t saturated_sum(uint32_t a, uint32_t b) {
-  return b < std::numeric_limits<uint32_t>::max() - a ? a + b : std::numeric_limits<uint32_t>::max();
+  const uint32_t sum = a + b;
+  return sum | (uint32_t{0} - static_cast<uint32_t>(sum < a));  // no branch
 }
 
 }  // namespace rec_sdk

@@ -10,23 +10,6 @@ size_t chunk_bytes(int32_t record_bytes) { return static_cast<size_t>(record_byt
 
 }  // namespace
 
-ColumnPlaces::ColumnPlaces(ColumnSet columns) : columns_(columns) {
-  append<Column::kCount>();
-  append<Column::kLastUse>();
-  append<Column::kScore>();
-  append<Column::kClicks>();
-  append<Column::kTimestamp>();
-  undone_bytes_ = bytes_;
-  append<Column::kVersion>();
-}
-
-template <Column column>
-void ColumnPlaces::append() {
-  if (!has(column)) return;
-  places_[static_cast<int>(column)] = bytes_;
-  bytes_ += static_cast<int32_t>(sizeof(ColumnNumber<column>));
-}
-
 RowColumns::RowColumns(ColumnSet columns)
     : places_(columns), records_(std::max(4, places_.bytes()), chunk_bytes(std::max(4, places_.bytes()))) {}
 

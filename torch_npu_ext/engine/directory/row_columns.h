@@ -39,6 +39,12 @@ class ColumnSet {
   constexpr void add(Column column) { bits_ |= 1u << static_cast<int>(column); }
   constexpr bool has(Column column) const { return (bits_ >> static_cast<int>(column) & 1) != 0; }
   constexpr bool empty() const { return bits_ == 0; }
+  constexpr uint32_t bits() const { return bits_; }  // bit c: column c
+  static constexpr ColumnSet of_bits(uint32_t bits) {
+    ColumnSet columns;
+    columns.bits_ = bits;
+    return columns;
+  }
 
  private:
   uint32_t bits_ = 0;
@@ -57,12 +63,21 @@ struct RowColumnValues {
 // version is the last: a plan that is cancelled puts back all that is before it.
 class ColumnPlaces {
  public:
-  explicit ColumnPlaces(ColumnSet columns);
+  constexpr explicit ColumnPlaces(ColumnSet columns) : columns_(columns) {
+    append<Column::kCount>();
+    append<Column::kLastUse>();
+    append<Column::kScore>();
+    append<Column::kClicks>();
+    append<Column::kTimestamp>();
+    undone_bytes_ = bytes_;
+    append<Column::kVersion>();
+  }
 
-  bool has(Column column) const { return columns_.has(column); }
-  bool empty() const { return columns_.empty(); }
-  int32_t bytes() const { return bytes_; }                // of a record, a multiple of 4
-  int32_t undone_bytes() const { return undone_bytes_; }  // of those before the version
+  constexpr ColumnSet columns() const { return columns_; }
+  constexpr bool has(Column column) const { return columns_.has(column); }
+  constexpr bool empty() const { return columns_.empty(); }
+  constexpr int32_t bytes() const { return bytes_; }                // of a record, a multiple of 4
+  constexpr int32_t undone_bytes() const { return undone_bytes_; }  // of those before the version
 
   // Precondition: has(column).
   template <Column column>
@@ -78,10 +93,14 @@ class ColumnPlaces {
 
  private:
   template <Column column>
-  void append();
+  constexpr void append() {
+    if (!has(column)) return;
+    places_[static_cast<int>(column)] = bytes_;
+    bytes_ += static_cast<int32_t>(sizeof(ColumnNumber<column>));
+  }
 
   ColumnSet columns_;
-  int32_t bytes_ = 0, undone_bytes_;
+  int32_t bytes_ = 0, undone_bytes_ = 0;
   int32_t places_[ColumnSet::kColumns] = {};  // by Column
 };
 

@@ -136,6 +136,8 @@ class Table {
   REC_SDK_ALWAYS_INLINE void prefetch_row(uint32_t slot) const {
     if (spec_.hashed) rec_sdk::prefetch(&slot_rows_[slot - first_slot_]);
   }
+  // By the slot of the group. Precondition: spec().hashed.
+  const uint32_t* rows_of_slots() const { return slot_rows_.data() - first_slot_; }
   uint32_t row_in(uint32_t slot, int64_t id) const {
     return spec_.hashed ? slot_rows_[slot - first_slot_] : static_cast<uint32_t>(id);
   }

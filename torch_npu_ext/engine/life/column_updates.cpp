@@ -8,40 +8,53 @@
 namespace rec_sdk {
 namespace {
 
-constexpr int32_t kPrefetchDistance = 24;
-constexpr int32_t kRing = 32;  // no less; a power of two
+constexpr int32_t kPrefetchDistance = 48;
+constexpr uint32_t kRing = 64;  // no less; a power of two
 constexpr int32_t kPartRows = 16384;
+constexpr int32_t kCacheLine = 64;
 
 // visit(record, u) of unique rows [begin, end) of a table. Rows come from one pass of prefetches, records
-// from the next.
-template <class Visit>
+// from the next. `kBytes` of a record, or 0: any.
+template <bool kHashed, int32_t kBytes, class Visit>
 REC_SDK_ALWAYS_INLINE void for_each_record(const Group& group, const Table& table, const int32_t* slots,
                                            int32_t begin, int32_t end, const Visit& visit) {
-  const bool hashed = table.spec().hashed;
   const int64_t* const ids = group.slot_ids.data();
-  const int32_t last_byte = table.columns.places().bytes() - 1;
-  char* records[kRing];
-  for (int32_t u = begin; u < end + 2 * kPrefetchDistance; ++u) {
-    if (u < end) hashed ? table.prefetch_row(static_cast<uint32_t>(slots[u])) : prefetch(&ids[slots[u]]);
-    const int32_t found = u - kPrefetchDistance, visited = u - 2 * kPrefetchDistance;
-    if (found >= begin && found < end) {
-      const uint32_t slot = static_cast<uint32_t>(slots[found]);
-      char* const record = table.columns.record(hashed ? table.row_in(slot, 0) : ids[slot]);
-      records[found % kRing] = record;
-      prefetch_near(record);
-      prefetch_near(record + last_byte);
-    }
-    if (visited >= begin) visit(records[visited % kRing], visited);
+  const uint32_t* const rows = kHashed ? table.rows_of_slots() : nullptr;
+  const RowColumns& columns = table.columns;
+  const int32_t last_byte = columns.places().bytes() - 1;
+  // A record of another size may lie on two lines.
+  constexpr bool kOnOneLine = kBytes > 0 && kCacheLine % (kBytes > 0 ? kBytes : 1) == 0;
+  char* records[kRing] = {};
+  const auto ask = [&](int32_t u) __attribute__((always_inline)) {
+    kHashed ? prefetch(&rows[slots[u]]) : prefetch(&ids[slots[u]]);
+  };
+  const auto find = [&](int32_t u) __attribute__((always_inline)) {
+    char* const record = columns.record(kHashed ? int64_t{rows[slots[u]]} : ids[slots[u]]);
+    records[static_cast<uint32_t>(u) % kRing] = record;
+    prefetch(record);
+    if (!kOnOneLine) prefetch(record + last_byte);
+  };
+  for (int32_t u = begin; u < std::min(end, begin + 2 * kPrefetchDistance); ++u) ask(u);
+  for (int32_t u = begin; u < std::min(end, begin + kPrefetchDistance); ++u) find(u);
+  for (int32_t u = begin; u < end; ++u) {
+    if (end - u > 2 * kPrefetchDistance) ask(u + 2 * kPrefetchDistance);
+    prefetch_near(records[static_cast<uint32_t>(u + 6) % kRing]);
+    char* const record = records[static_cast<uint32_t>(u) % kRing];
+    if (end - u > kPrefetchDistance) find(u + kPrefetchDistance);
+    visit(record, u);
   }
 }
 
-// Calls use(std::integral_constant of `bytes`), a multiple of 4 up to 28.
-template <int32_t kBytes = 0, class Use>
-void with_constant(int32_t bytes, const Use& use) {
-  if (bytes == kBytes) {
-    use(std::integral_constant<int32_t, kBytes>());
-  } else if constexpr (kBytes < 28) {
-    with_constant<kBytes + 4>(bytes, use);
+// Calls use(std::integral_constant of the bits) of a set of columns, but for the version: a function of such
+// a set knows where each of them is.
+constexpr uint32_t kVersionBit = ColumnSet{Column::kVersion}.bits();
+template <uint32_t kBits = 0, class Use>
+void with_columns(ColumnSet columns, const Use& use) {
+  if ((columns.bits() & ~kVersionBit) == kBits) {
+    use(std::integral_constant<uint32_t, kBits>());
+  } else if constexpr (kBits + 1 < 1u << ColumnSet::kColumns) {
+    constexpr uint32_t kNext = kBits + 1;
+    with_columns<(kNext & kVersionBit) != 0 ? kNext + kVersionBit : kNext>(columns, use);
   }
 }
 
@@ -53,7 +66,8 @@ struct Score {
 
 // A score that decays with time is of the moment of the row's last batch: the score then, and those since its
 // first as far as they are left. Another one is not decayed the first time.
-double new_score(const Table& table, const Score& before, uint32_t count, uint32_t clicks) {
+REC_SDK_ALWAYS_INLINE double new_score(const Table& table, const Score& before, uint32_t count,
+                                       uint32_t clicks) {
   const LifeSpec& life = table.spec().life;
   if (life.half_life > 0) {
     const uint32_t idle_for = table.clock.batches_since(before.last_use);
@@ -66,86 +80,103 @@ double new_score(const Table& table, const Score& before, uint32_t count, uint32
 
 }  // namespace
 
-void ColumnUpdates::reserve(Group* group, const Batch& batch, int64_t shares, PlanBuffers* plan) {
+void ColumnUpdates::reserve(Group* group, const Batch& batch, const std::vector<RowRun>& runs,
+                            PlanBuffers* plan) {
   parts_.clear();
+  for (const RowRun& run : runs) {
+    for (int32_t first = run.begin; first < run.end; first += kPartRows) {
+      parts_.push_back({{run.table, first, std::min(run.end, first + kPartRows), run.shift}});
+    }
+  }
   ColumnSet any;
   for (size_t t = 0; t < group->tables.size(); ++t) {
     Table& table = group->tables[t];
     if (table.columns.empty()) continue;
-    const int32_t begin = plan->table_offsets[t], end = plan->table_offsets[t + 1];
-    for (int32_t first = begin; first < end; first += kPartRows) {
-      parts_.push_back({static_cast<int32_t>(t), first, std::min(end, first + kPartRows)});
-    }
-    plan->life[t].columns.ensure(static_cast<size_t>(end - begin) * table.columns.places().undone_bytes());
+    const int32_t count = plan->table_offsets[t + 1] - plan->table_offsets[t];
+    plan->life[t].columns.ensure(static_cast<size_t>(count) * table.columns.places().undone_bytes());
     if (table.columns.has(Column::kVersion)) {
-      table.changes.reserve(end - begin, table.row_bound(), group->uses.newest_version());
+      table.changes.reserve(count, table.row_bound(), group->uses.newest_version());
       any.add(Column::kVersion);
     }
     for (const Column column : {Column::kCount, Column::kClicks, Column::kTimestamp}) {
       if (table.columns.has(column)) any.add(column);
     }
   }
-  const size_t places = static_cast<size_t>(plan->table_offsets.back() + shares);
+  const size_t numbers = static_cast<size_t>(batch.lookups);
   facts_.has_shows = any.has(Column::kCount) && batch.shows != nullptr;
   facts_.has_clicks = any.has(Column::kClicks) && batch.clicks != nullptr;
   facts_.has_timestamps = any.has(Column::kTimestamp) && batch.timestamps != nullptr;
-  if (facts_.has_shows) facts_.shows.ensure(places);
-  if (facts_.has_clicks) facts_.clicks.ensure(places);
-  if (facts_.has_timestamps) facts_.timestamps.ensure(places);
-  if (any.has(Column::kVersion)) changed_.ensure(places);
+  if (facts_.has_shows) facts_.shows.ensure(numbers);
+  if (facts_.has_clicks) facts_.clicks.ensure(numbers);
+  if (facts_.has_timestamps) facts_.timestamps.ensure(numbers);
+  if (any.has(Column::kVersion)) changed_.ensure(static_cast<size_t>(plan->table_offsets.back()));
 }
 
-template <class Bytes>
-void ColumnUpdates::touch_rows(const Group& group, Part* part, PlanBuffers* plan, Bytes) noexcept {
+template <class Columns>
+void ColumnUpdates::touch_rows(const Group& group, Part* part, PlanBuffers* plan, Columns) noexcept {
+  constexpr ColumnPlaces kPlaces(ColumnSet::of_bits(Columns::value));
+  constexpr int32_t kBytes = kPlaces.bytes();
   const Table& table = group.tables[part->table];
   LifeLog& log = plan->life[part->table];
   // Copies: what is written could be these, for all that the compiler knows.
-  const ColumnPlaces places = table.columns.places();
   const LifeClock clock = table.clock;
   const ChangeLog* const changes = &table.changes;
   const bool has_shows = facts_.has_shows, has_clicks = facts_.has_clicks,
-             has_timestamps = facts_.has_timestamps;
-  const uint32_t* const shows = facts_.shows.data();
-  const uint32_t* const clicks = facts_.clicks.data();
-  const int64_t* const timestamps = facts_.timestamps.data();
+             has_timestamps = facts_.has_timestamps, has_version = table.columns.has(Column::kVersion);
+  const int64_t shift = part->shift;
+  const uint32_t* const shows = facts_.shows.data() + shift;
+  const uint32_t* const clicks = facts_.clicks.data() + shift;
+  const int64_t* const timestamps = facts_.timestamps.data() + shift;
   const int32_t* const segments = plan->segment_offsets;
   const uint64_t serial = plan->serial;
   const int64_t most = log.most;
-  char* const before =
-      log.columns.data() - static_cast<int64_t>(plan->table_offsets[part->table]) * Bytes::value;
+  char* const before = log.columns.data() - static_cast<int64_t>(plan->table_offsets[part->table]) * kBytes;
   int32_t* const changed = changed_.data() + part->begin;
   int32_t changes_found = 0;
-  for_each_record(group, table, plan->unique_slots, part->begin, part->end, [&](char* record, int32_t u) {
-    if constexpr (Bytes::value > 0) std::memcpy(before + int64_t{u} * Bytes::value, record, Bytes::value);
+  const auto touch_row = [&](char* record, int32_t u) __attribute__((always_inline)) {
+    if constexpr (kBytes > 0) std::memcpy(before + int64_t{u} * kBytes, record, kBytes);
     Score old{0, 0, 0, 0};
     uint32_t count = 0, clicked = 0;
-    if (places.has(Column::kCount)) {
-      old.count = places.get<Column::kCount>(record);
+    if constexpr (kPlaces.has(Column::kCount)) {
+      old.count = kPlaces.get<Column::kCount>(record);
       count = saturated_sum(old.count,
                             has_shows ? shows[u] : static_cast<uint32_t>(segments[u + 1] - segments[u]));
-      places.set<Column::kCount>(record, count);
+      kPlaces.set<Column::kCount>(record, count);
     }
-    if (places.has(Column::kLastUse)) {
-      old.last_use = places.get<Column::kLastUse>(record);
-      places.set<Column::kLastUse>(record, static_cast<uint32_t>(clock.batches));
+    if constexpr (kPlaces.has(Column::kLastUse)) {
+      old.last_use = kPlaces.get<Column::kLastUse>(record);
+      kPlaces.set<Column::kLastUse>(record, static_cast<uint32_t>(clock.batches));
     }
-    if (places.has(Column::kClicks)) {
-      old.clicks = clicked = places.get<Column::kClicks>(record);
-      if (has_clicks) places.set<Column::kClicks>(record, clicked = saturated_sum(clicked, clicks[u]));
+    if constexpr (kPlaces.has(Column::kClicks)) {
+      old.clicks = clicked = kPlaces.get<Column::kClicks>(record);
+      if (has_clicks) kPlaces.set<Column::kClicks>(record, clicked = saturated_sum(clicked, clicks[u]));
     }
-    if (has_timestamps && places.has(Column::kTimestamp)) {
-      places.set<Column::kTimestamp>(record, timestamps[u] <= most ? timestamps[u] : clock.timestamp);
+    if constexpr (kPlaces.has(Column::kTimestamp)) {
+      if (has_timestamps) {
+        kPlaces.set<Column::kTimestamp>(record, timestamps[u] <= most ? timestamps[u] : clock.timestamp);
+      }
     }
-    if (places.has(Column::kScore)) {
-      old.score = places.get<Column::kScore>(record);
-      places.set<Column::kScore>(record, new_score(table, old, count, clicked));
+    if constexpr (kPlaces.has(Column::kScore)) {
+      old.score = kPlaces.get<Column::kScore>(record);
+      kPlaces.set<Column::kScore>(record, new_score(table, old, count, clicked));
     }
-    if (places.has(Column::kVersion)) {
+    if (has_version) {
+      uint64_t version;
+      std::memcpy(&version, record + kBytes, sizeof(version));  // behind the others
       changed[changes_found] = u;
-      changes_found += changes->wants(places.get<Column::kVersion>(record));
-      places.set<Column::kVersion>(record, serial);
+      changes_found += changes->wants(version);
+      std::memcpy(record + kBytes, &serial, sizeof(serial));
     }
-  });
+  };
+  const int32_t begin = part->begin, end = part->end;
+  const int32_t* const slots = plan->unique_slots;
+  if (!table.spec().hashed) {
+    for_each_record<false, 0>(group, table, slots, begin, end, touch_row);
+  } else if (has_version) {
+    for_each_record<true, 0>(group, table, slots, begin, end, touch_row);
+  } else {
+    for_each_record<true, kBytes>(group, table, slots, begin, end, touch_row);
+  }
   part->changed = changes_found;
 }
 
@@ -154,10 +185,11 @@ void ColumnUpdates::touch_admitted(Group* group, int32_t t, const PlanBuffers& p
   Table& table = group->tables[t];
   const ColumnPlaces& places = table.columns.places();
   const bool whole = table.has_candidates();
-  for (const LifeLog::Counted& admitted : plan.life[t].admitted) {
-    const Candidates::Values& values = admitted.values;
-    const uint32_t row = table.row_of(admitted.id, table.map().find(admitted.id, IdMap::hash(admitted.id)));
-    char* const record = table.columns.record(row);
+  const std::vector<LifeLog::Admitted>& all = plan.life[t].admitted;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (i + kPrefetchDistance < all.size()) prefetch(table.columns.record(all[i + kPrefetchDistance].row));
+    const Candidates::Values& values = all[i].values;
+    char* const record = table.columns.record(all[i].row);
     uint32_t count = 0, clicks = 0;
     // A sketch has no timestamps, and a cell that is full may say less than the batch; chance counts nothing.
     if (places.has(Column::kCount)) {
@@ -191,8 +223,8 @@ void ColumnUpdates::touch(Group* group, PlanBuffers* plan) noexcept {
   if (parts_.empty()) return;
   const auto touch_part = [&](int64_t p) noexcept {
     Part* const part = &parts_[static_cast<size_t>(p)];
-    with_constant(group->tables[part->table].columns.places().undone_bytes(),
-                  [&](auto undone) { touch_rows(*group, part, plan, undone); });
+    with_columns(group->tables[part->table].columns.places().columns(),
+                 [&](auto columns) { touch_rows(*group, part, plan, columns); });
   };
   for (const Part& part : parts_) {
     Table& table = group->tables[part.table];
@@ -216,10 +248,13 @@ void ColumnUpdates::undo(Group* group, const PlanBuffers& plan) noexcept {
     const int32_t bytes = table.columns.places().undone_bytes(), begin = plan.table_offsets[t];
     if (bytes == 0) continue;
     const char* const before = plan.life[t].columns.data();
-    for_each_record(*group, table, plan.unique_slots, begin, plan.table_offsets[t + 1],
-                    [&](char* record, int32_t u) {
-                      std::memcpy(record, before + int64_t{u - begin} * bytes, static_cast<size_t>(bytes));
-                    });
+    const auto put_back = [&](char* record, int32_t u) {
+      std::memcpy(record, before + int64_t{u - begin} * bytes, static_cast<size_t>(bytes));
+    };
+    const int32_t* const slots = plan.unique_slots;
+    table.spec().hashed
+        ? for_each_record<true, 0>(*group, table, slots, begin, plan.table_offsets[t + 1], put_back)
+        : for_each_record<false, 0>(*group, table, slots, begin, plan.table_offsets[t + 1], put_back);
   }
 }
 

@@ -11,9 +11,15 @@
 
 namespace rec_sdk {
 
-// Sums over the lookups of each unique row of a batch, by its place in the plan, and behind these one place
-// for each share of the scan, which is not read. An array that the batch does not have, or no table asks
-// for, is not written.
+// Unique rows [begin, end) of a plan, all of one table, which have the numbers [begin + shift, end + shift)
+// in the scan.
+struct RowRun {
+  int32_t table, begin, end;
+  int64_t shift;
+};
+
+// Sums over the lookups of each unique row of a batch, by its number in the scan. An array that the batch
+// does not have, or no table asks for, is not written.
 struct RowFacts {
   bool has_shows = false, has_clicks = false, has_timestamps = false;
   HugeArray<uint32_t> shows;      // the sum; where there are none, the lookups of the row
@@ -24,8 +30,9 @@ struct RowFacts {
 
 class ColumnUpdates {
  public:
-  // Room for the other calls, of a plan whose unique rows are counted. Throws std::bad_alloc
-  void reserve(Group* group, const Batch& batch, int64_t shares, PlanBuffers* plan);
+  // Room for the other calls, of a plan whose unique rows are counted: `runs` are those of tables with
+  // columns. Throws std::bad_alloc
+  void reserve(Group* group, const Batch& batch, const std::vector<RowRun>& runs, PlanBuffers* plan);
   // To be filled before touch(), if it asks for any.
   RowFacts* facts() { return &facts_; }
   // Updates the rows of a training batch, after its plan was held: its serial is known. Without columns it
@@ -35,12 +42,11 @@ class ColumnUpdates {
   static void undo(Group* group, const PlanBuffers& plan) noexcept;
 
  private:
-  struct Part {  // unique rows of a table
-    int32_t table, begin, end;
-    int32_t changed = 0;  // the first so many of these places in changed_
+  struct Part : RowRun {  // a run, or a part of a long one
+    int32_t changed = 0;  // the first so many of its places in changed_
   };
-  template <class Bytes>
-  void touch_rows(const Group& group, Part* part, PlanBuffers* plan, Bytes undone_bytes) noexcept;
+  template <class Columns>
+  void touch_rows(const Group& group, Part* part, PlanBuffers* plan, Columns columns) noexcept;
   void touch_admitted(Group* group, int32_t t, const PlanBuffers& plan) noexcept;
   void log_changes(Group* group, const Part& part, const PlanBuffers& plan) noexcept;
 

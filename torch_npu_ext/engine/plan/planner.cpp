@@ -253,7 +253,8 @@ void Planner::reserve(const BatchInput& input, Group* group, PlanBuffers* plan, 
   plan->late.clear();
   if (!group->transit.empty()) plan->late.reserve(static_cast<size_t>(exact.in));
   if (exact.out > 0) group->uses.prepare_held();
-  column_updates_.reserve(group, batch_, scan_.share_count(), plan);
+  list_runs(*group, scan_, *plan, &runs_);
+  column_updates_.reserve(group, batch_, runs_, plan);
   if (group->pooled) write_offsets(input, batch_, plan->offsets);
 }
 
@@ -279,7 +280,7 @@ void Planner::commit(Group* group, PlanBuffers* plan) noexcept {
   for (int32_t t = 0; t < tables; ++t) touch(group, t, *plan);
   if (column_updates_.facts()->any()) {
     for_each_part(scan_.share_count(), batch_.lookups, [&](int64_t s) noexcept {
-      write_row_facts(*group, batch_, s, scan_, *plan, column_updates_.facts());
+      write_row_facts(*group, batch_, s, scan_, column_updates_.facts());
     });
   }
   if (!group->window.empty()) group->window.move(plan);

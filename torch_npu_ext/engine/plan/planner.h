@@ -58,6 +58,7 @@ class Planner {
   Batch batch_;
   Scan scan_;
   ColumnUpdates column_updates_;
+  std::vector<RowRun> runs_;  // of the plan that is made
 };
 
 }  // namespace rec_sdk

@@ -1,65 +1,97 @@
 #include "torch_npu_ext/engine/plan/row_facts.h"
 
 #include <algorithm>
-#include <limits>
+#include <cstdint>
 
 namespace rec_sdk {
 namespace {
 
-// visit(source, place) of the lookups of a share, in order: where each is in the batch's arrays, and its row
-// in the facts.
+// visit(source, row) of the lookups of a share, in order: where each is in the batch's arrays, and the number
+// of its row.
 template <class Visit>
-void for_each_lookup(const Batch& batch, int64_t s, const Scan& scan, const PlanBuffers& plan,
-                     const Visit& visit) {
-  const Share& share = scan.share(s);
-  const int64_t to_place = plan.table_offsets[share.table] + share.uniques_before - share.first;
-  const int64_t spare = plan.uniques + s;
-  const int64_t default_row = share.default_row < 0 ? std::numeric_limits<int64_t>::max() : share.default_row;
-  const auto place = [&](int64_t row) __attribute__((always_inline)) {
-    return row == default_row ? spare : row + to_place - (row > default_row);
-  };
+REC_SDK_ALWAYS_INLINE void for_each_lookup(const Batch& batch, const Share& share, const Scan& scan,
+                                           const Visit& visit) {
   int64_t next = 0;
   for (size_t p = scan.piece_begin(share.table); p < scan.piece_end(share.table); ++p) {
     const Batch::Piece& piece = batch.pieces[p];
     const int64_t shift = piece.source - piece.begin;
     if (share.lookups == nullptr) {
       const uint32_t* const rows = scan.local.data();
-      for (int64_t i = piece.begin; i < piece.end; ++i) visit(i + shift, place(rows[i]));
+      for (int64_t i = piece.begin; i < piece.end; ++i) visit(i + shift, rows[i]);
       continue;
     }
     for (; next < share.count && share.lookups[next] < piece.end; ++next) {
-      visit(share.lookups[next] + shift, place(share.rows[next]));
+      visit(share.lookups[next] + shift, share.rows[next]);
     }
   }
 }
 
+// Whether all numbers of a table are at least `least`, 0 or more, and their sum has no more than 32 bits:
+// then they add up as they are. So it is with labels of 0 and 1.
+bool adds_up(const Batch& batch, int32_t t, const Scan& scan, const int32_t* given, int32_t least) {
+  uint32_t bits = 0, below = 0;  // numbers of one kind, for the sake of vectors
+  for (size_t p = scan.piece_begin(t); p < scan.piece_end(t); ++p) {
+    const int32_t* const of_piece = given + batch.pieces[p].source;
+    const int64_t count = batch.pieces[p].end - batch.pieces[p].begin;
+    for (int64_t i = 0; i < count; ++i) {
+      const uint32_t number = static_cast<uint32_t>(of_piece[i]);
+      bits |= number;
+      below |= number - static_cast<uint32_t>(least);  // the highest bit: it is less
+    }
+  }
+  const uint64_t most = static_cast<uint64_t>(bits) * static_cast<uint64_t>(batch.lookups);
+  return below >> 31 == 0 && bits >> 31 == 0 && most <= UINT32_MAX;
+}
+
+// sums[row] of a share: of the numbers of its lookups as `number` has them, none of which is below `least`.
+template <class Number>
+void add_up(const Batch& batch, const Share& share, const Scan& scan, const int32_t* given, int32_t least,
+            uint32_t* sums, const Number& number) {
+  std::fill(sums + share.first, sums + share.end(), 0);
+  if (adds_up(batch, share.table, scan, given, least)) {
+    for_each_lookup(batch, share, scan,
+                    [&](int64_t source, uint32_t row) { sums[row] += static_cast<uint32_t>(given[source]); });
+    return;
+  }
+  for_each_lookup(batch, share, scan, [&](int64_t source, uint32_t row) {
+    sums[row] = saturated_sum(sums[row], number(given[source]));
+  });
+}
+
 }  // namespace
 
+void list_runs(const Group& group, const Scan& scan, const PlanBuffers& plan, std::vector<RowRun>* runs) {
+  runs->clear();
+  for (int64_t s = 0; s < scan.share_count(); ++s) {
+    const Share& share = scan.share(s);
+    if (group.tables[share.table].columns.empty()) continue;
+    const int64_t begin = plan.table_offsets[share.table] + share.uniques_before;
+    const int64_t before_default =
+        share.default_row >= 0 ? share.default_row - share.first : share.rows_found();
+    const auto add = [&](int64_t first, int64_t end, int64_t shift) {
+      if (first == end) return;
+      runs->push_back({share.table, static_cast<int32_t>(first), static_cast<int32_t>(end), shift});
+    };
+    add(begin, begin + before_default, share.first - begin);
+    add(begin + before_default, begin + share.rows_found(), share.first + 1 - begin);
+  }
+}
+
 void write_row_facts(const Group& group, const Batch& batch, int64_t s, const Scan& scan,
-                     const PlanBuffers& plan, RowFacts* facts) noexcept {
+                     RowFacts* facts) noexcept {
   const Share& share = scan.share(s);
   const RowColumns& columns = group.tables[share.table].columns;
-  const int64_t begin = plan.table_offsets[share.table] + share.uniques_before;
-  const int64_t end = begin + share.rows_found();
   if (facts->has_shows && columns.has(Column::kCount)) {
-    uint32_t* const shows = facts->shows.data();
-    std::fill(shows + begin, shows + end, 0);
-    for_each_lookup(batch, s, scan, plan, [&](int64_t source, int64_t place) {
-      shows[place] = saturated_sum(shows[place], batch.shows_of(source));
-    });
+    add_up(batch, share, scan, batch.shows, 1, facts->shows.data(), Batch::shows_in);
   }
   if (facts->has_clicks && columns.has(Column::kClicks)) {
-    uint32_t* const clicks = facts->clicks.data();
-    std::fill(clicks + begin, clicks + end, 0);
-    for_each_lookup(batch, s, scan, plan, [&](int64_t source, int64_t place) {
-      clicks[place] = saturated_sum(clicks[place], batch.clicks_of(source));
-    });
+    add_up(batch, share, scan, batch.clicks, 0, facts->clicks.data(), Batch::clicks_in);
   }
   if (facts->has_timestamps && columns.has(Column::kTimestamp)) {
     int64_t* const timestamps = facts->timestamps.data();
     const int64_t* const given = batch.timestamps;
-    for_each_lookup(batch, s, scan, plan,
-                    [&](int64_t source, int64_t place) { timestamps[place] = given[source]; });
+    for_each_lookup(batch, share, scan,
+                    [&](int64_t source, uint32_t row) { timestamps[row] = given[source]; });
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "torch_npu_ext/engine/batch/batch.h"
 #include "torch_npu_ext/engine/batch/plan_buffers.h"
@@ -11,8 +12,11 @@
 
 namespace rec_sdk {
 
-// Writes the sums of a share of the scan, whose segments were written before.
+// The unique rows of tables with columns.
+void list_runs(const Group& group, const Scan& scan, const PlanBuffers& plan, std::vector<RowRun>* runs);
+
+// Writes the sums of a share of the scan; those of its default row say nothing.
 void write_row_facts(const Group& group, const Batch& batch, int64_t share, const Scan& scan,
-                     const PlanBuffers& plan, RowFacts* facts) noexcept;
+                     RowFacts* facts) noexcept;
 
 }  // namespace rec_sdk

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "torch_npu_ext/engine/base/parallel.h"
+#include "torch_npu_ext/engine/plan/numbering.h"
 #include "torch_npu_ext/engine/plan/scan_directories.h"
 
 namespace rec_sdk {
@@ -19,9 +20,8 @@ constexpr int64_t kNearDistance = 6;                                            
 constexpr int64_t kRing = 64;           // no less than any distance; a power of two
 constexpr int64_t kPartLookups = 4096;  // located in one go
 constexpr int64_t kStampDistance = 48, kTallyLag = kTallyDistance - kNumberDistance;  // of divided tables
-constexpr size_t kAdmissionDistance = 16;
 // A pipeline of so few lookups is mostly its ends, and hides few misses.
-constexpr int64_t kSmallTable = 256;
+constexpr int64_t kSmallTable = 16;
 constexpr uint64_t ring(int64_t j) { return static_cast<uint64_t>(j) % kRing; }
 
 // One of two addresses; GCC makes a condition a branch here, and the processor mispredicts it.
@@ -30,82 +30,38 @@ REC_SDK_ALWAYS_INLINE const void* choose(bool first, const void* a, const void* 
   return reinterpret_cast<const void*>(y ^ ((x ^ y) & (uintptr_t{0} - first)));
 }
 
-// The keys of rows that have one, or else kNoSlot.
+// The keys of rows that have one, or else kNoSlot. Lists the lookups of these, counted from the first of the
+// batch, which is `first` for the first of `ids`; how many.
 template <class Directory, class Id>
-void locate(const Directory& directory, const Id* ids, int64_t count, RowKey* keys) {
+int64_t locate(const Directory& directory, const Id* ids, int64_t count, uint32_t first, RowKey* keys,
+               uint32_t* missed) {
   const typename Directory::Places places = directory.places();
   typename Directory::Place prepared[kRing];
-  for (int64_t k = 0; k < count + kEntryDistance + kSettleDistance; ++k) {
-    const int64_t peeked = k - kEntryDistance, settled = peeked - kSettleDistance;
-    if (peeked >= 0 && peeked < count) {
-      const typename Directory::Place place = prepared[ring(peeked)];
-      keys[peeked] = Directory::peek(ids[peeked], place);
-      if (keys[peeked] == kNoSlot) prefetch(Directory::beyond(place));
+  // No branch on found or not: the processor mispredicts it where some are not there.
+  int64_t vain = 0;
+  for (int64_t k = 0; k < count + kEntryDistance; ++k) {
+    const int64_t peeked = k - kEntryDistance;
+    if (peeked >= 0) {
+      keys[peeked] = Directory::peek(ids[peeked], prepared[ring(peeked)]);
+      missed[vain] = static_cast<uint32_t>(peeked);
+      vain += keys[peeked] == kNoSlot;
     }
     if (k < count) {
       prepared[ring(k)] = places.of(ids[k]);
       prefetch(prepared[ring(k)]);
     }
-    if (settled >= 0 && keys[settled] == kNoSlot) keys[settled] = directory.find(ids[settled]);
   }
+  int64_t listed = 0;
+  for (int64_t v = 0; v < vain; ++v) {
+    if (v + kSettleDistance < vain) prefetch(Directory::beyond(places.of(ids[missed[v + kSettleDistance]])));
+    const uint32_t i = missed[v];
+    bool known = false;
+    keys[i] = directory.find(ids[i], &known);
+    missed[listed] = (first + i) | (known ? kKnownRow : 0);
+    listed += keys[i] == kNoSlot;
+  }
+  return listed;
 }
-
-// Calls use(ids of the piece): int64 or int32.
-template <class Use>
-void with_ids(const Batch& batch, const Batch::Piece& piece, const Use& use) {
-  if (batch.values.wide) {
-    use(static_cast<const int64_t*>(batch.values.data) + piece.source);
-  } else {
-    use(static_cast<const int32_t*>(batch.values.data) + piece.source);
-  }
-}
-
-// Gives the rows whose keys were not found theirs.
-template <class Directory, class Id>
-void settle(Directory* directory, const Id* ids, int64_t count, RowKey* keys) {
-  for (int64_t j = 0; j < count; ++j) {
-    if (__builtin_expect(keys[j] != kNoSlot, 1)) continue;
-    directory->reserve(1);
-    keys[j] = directory->key(ids[j]);
-  }
-}
-
-// Numbers the rows of a share as they come, and writes their number back also when an exception ends that.
-class Numbering {
- public:
-  Numbering(uint64_t* stamps, uint32_t epoch, UniqueRow* unique, uint32_t* last_batch, Share* share)
-      : stamps_(stamps),
-        epoch_(static_cast<uint64_t>(epoch) << 32),
-        unique_(unique),
-        last_batch_(last_batch),
-        share_(share),
-        next_(static_cast<uint32_t>(share->end())) {}
-  ~Numbering() { share_->uniques = next_ - share_->first; }
-
-  // No branch on first or repeated: on uniform batches it would be mispredicted half of the time.
-  REC_SDK_ALWAYS_INLINE uint32_t number(RowKey key) {
-    const uint64_t stamp = stamps_[key];
-    const bool seen = (stamp ^ epoch_) >> 32 == 0;
-    const uint32_t row = seen ? static_cast<uint32_t>(stamp) : next_;
-    stamps_[key] = epoch_ | row;
-    // These two stay when the row is new.
-    last_batch_[next_] = static_cast<uint32_t>(stamp >> 32);
-    unique_[next_] = {key, 0};
-    prefetch(&unique_[row]);
-    next_ += !seen;
-    return row;
-  }
-  REC_SDK_ALWAYS_INLINE void tally(uint32_t row) { ++unique_[row].count; }
-  REC_SDK_ALWAYS_INLINE const void* stamp(RowKey key) const { return &stamps_[key]; }
-
- private:
-  uint64_t* stamps_;
-  uint64_t epoch_;
-  UniqueRow* unique_;
-  uint32_t* last_batch_;
-  Share* share_;
-  uint32_t next_;
-};
 
 // The keys of a share's lookups, and where their rows go: into a list, or over the keys.
 struct ListedLookups {
@@ -138,6 +94,7 @@ void Scan::begin(Group* group, const Batch& batch) {
   stamps_ = group->uses.stamps();
   epoch_ = group->uses.epoch();
   tables_.assign(group->tables.size(), TableScan());
+  unknown_.resize(group->tables.size());
   shares_.clear();
   const bool threaded = worth_threads(batch.lookups);
   const int64_t threads = threaded ? parallel_threads() : 1;
@@ -234,30 +191,35 @@ void Scan::locate_small(Group* group, const Batch& batch) {
 // first do what changes nothing; then one gives missing rows their keys, in the order of the lookups, so that
 // rows and slots are the same for every number of threads; then all number the rows.
 void Scan::locate_lookups(Group* group, const Batch& batch) {
-  struct Part {
-    int32_t table;
-    const Batch::Piece* piece;
-    int64_t begin, end;
-  };
-  std::vector<Part> parts;
-  for (size_t t = 0; t < tables_.size(); ++t) {
-    if (!tables_[t].located() || tables_[t].small) continue;
-    for (size_t p = tables_[t].first_piece; p < tables_[t].end_piece; ++p) {
-      const Batch::Piece& piece = batch.pieces[p];
-      for (int64_t begin = piece.begin; begin < piece.end; begin += kPartLookups) {
-        parts.push_back({static_cast<int32_t>(t), &piece, begin, std::min(begin + kPartLookups, piece.end)});
-      }
-    }
-  }
-  run_pieces(static_cast<int64_t>(parts.size()), [&](int64_t i) noexcept {
-    const Part& part = parts[i];
+  list_parts(batch);
+  if (parts_.empty()) return;
+  missed_.ensure(static_cast<size_t>(batch.lookups));
+  run_pieces(static_cast<int64_t>(parts_.size()), [&](int64_t i) noexcept {
+    Part& part = parts_[i];
     with_directory(group, part.table, [&](const auto& directory) {
       with_ids(batch, *part.piece, [&](const auto* ids) {
-        locate(directory, ids + (part.begin - part.piece->begin), part.end - part.begin,
-               local.data() + part.begin);
+        part.missed =
+            locate(directory, ids + (part.begin - part.piece->begin), part.end - part.begin,
+                   static_cast<uint32_t>(part.begin), local.data() + part.begin, missed_.data() + part.begin);
       });
     });
   });
+}
+
+void Scan::list_parts(const Batch& batch) {
+  parts_.clear();
+  for (size_t t = 0; t < tables_.size(); ++t) {
+    TableScan& table = tables_[t];
+    if (!table.located()) continue;
+    table.first_part = parts_.size();
+    for (size_t p = table.first_piece; p < table.end_piece; ++p) {
+      const Batch::Piece& piece = batch.pieces[p];
+      for (int64_t begin = piece.begin; begin < piece.end; begin += kPartLookups) {
+        parts_.push_back({static_cast<int32_t>(t), &piece, begin, std::min(begin + kPartLookups, piece.end)});
+      }
+    }
+    table.end_part = parts_.size();
+  }
 }
 
 template <class Lookups>
@@ -276,19 +238,17 @@ void Scan::scan_table(Group* group, int32_t t, const Batch& batch) {
   const TableScan& table = tables_[t];
   with_directory(group, t, [&](auto directory) {
     if (table.admits) {
-      answer_unknown(&directory, &group->tables[t], count_unknown(group, t, batch), table.life);
+      count_unknown(group, t, batch);
+      answer_unknown(&directory, t, &group->tables[t]);
       return;
     }
+    if (table.located()) return answer_missed(&directory, t, batch);
+    if (table.small) return answer_small(&directory, t, batch);
     for (size_t p = table.first_piece; p < table.end_piece; ++p) {
       const Batch::Piece& piece = batch.pieces[p];
       with_ids(batch, piece, [&](const auto* ids) {
-        const int64_t count = piece.end - piece.begin;
-        if (table.small && count > 0) directory.reserve(kRing);  // as scan_piece does
-        if (table.located()) {
-          settle(&directory, ids, count, local.data() + piece.begin);
-        } else {
-          scan_piece(&directory, ids, count, local.data() + piece.begin, &shares_[table.first_share]);
-        }
+        scan_piece(&directory, ids, piece.end - piece.begin, local.data() + piece.begin,
+                   &shares_[table.first_share]);
       });
     }
   });
@@ -297,41 +257,55 @@ void Scan::scan_table(Group* group, int32_t t, const Batch& batch) {
   number_lookups(&share, EveryLookup{local.data() + share.first});
 }
 
-std::vector<UnknownLookup> Scan::count_unknown(Group* group, int32_t t, const Batch& batch) {
-  Candidates& candidates = group->tables[t].candidates;
-  const int64_t moves = candidates.moves();
-  std::vector<UnknownLookup> unknown;
-  for (size_t p = tables_[t].first_piece; p < tables_[t].end_piece; ++p) {
-    const Batch::Piece& piece = batch.pieces[p];
-    const size_t first = unknown.size();
-    with_ids(batch, piece, [&](const auto* ids) {
-      for (int64_t i = piece.begin; i < piece.end; ++i) {
-        if (__builtin_expect(local[i] != kNoSlot, 1)) continue;
-        unknown.push_back({ids[i - piece.begin], UnknownLookup::kKnown, static_cast<uint32_t>(i)});
+// Gives the rows whose keys locate() did not find theirs.
+template <class Directory>
+void Scan::answer_missed(Directory* directory, int32_t t, const Batch& batch) {
+  for (size_t p = tables_[t].first_part; p < tables_[t].end_part; ++p) {
+    const Part& part = parts_[p];
+    const uint32_t* const missed = missed_.data() + part.begin;
+    with_ids(batch, *part.piece, [&](const auto* ids) {
+      for (int64_t m = 0; m < part.missed; ++m) {
+        const int64_t lookup = missed[m] & ~kKnownRow;
+        directory->reserve(1);
+        local[lookup] = directory->key(ids[lookup - part.piece->begin]);
       }
     });
-    UnknownLookup* const all = unknown.data();
-    count_candidates(&group->tables[t], batch, piece, all + first, all + unknown.size(), tables_[t].life);
   }
-  if (candidates.moves() == moves) return unknown;
-  for (UnknownLookup& one : unknown) {
-    if (one.candidate != UnknownLookup::kKnown) one.candidate = candidates.find(one.id);
+}
+
+// The same of what locate_small() did not find.
+template <class Directory>
+void Scan::answer_small(Directory* directory, int32_t t, const Batch& batch) {
+  for (size_t p = tables_[t].first_piece; p < tables_[t].end_piece; ++p) {
+    const Batch::Piece& piece = batch.pieces[p];
+    with_ids(batch, piece, [&](const auto* ids) {
+      if (piece.end > piece.begin) directory->reserve(kRing);  // as scan_piece does
+      for (int64_t i = piece.begin; i < piece.end; ++i) {
+        if (__builtin_expect(local[i] != kNoSlot, 1)) continue;
+        directory->reserve(1);
+        local[i] = directory->key(ids[i - piece.begin]);
+      }
+    });
   }
-  return unknown;
 }
 
 template <class Directory>
-void Scan::answer_unknown(Directory* directory, Table* table, const std::vector<UnknownLookup>& unknown,
-                          LifeLog* life) {
-  for (size_t i = 0; i < unknown.size(); ++i) {
-    if (i + kAdmissionDistance < unknown.size()) prefetch_admission(*table, unknown[i + kAdmissionDistance]);
-    const UnknownLookup& one = unknown[i];
-    if (one.candidate != UnknownLookup::kKnown && !admit(*table, one, life)) {
-      local[one.lookup] = table->default_slot();
-      continue;
+void Scan::answer_unknown(Directory* directory, int32_t t, Table* table) {
+  std::vector<UnknownLookup>& unknown = unknown_[t];
+  LifeLog* const life = tables_[t].life;
+  const Admission admission(*table, *life);
+  const size_t accepted = refuse(table->default_slot(), admission, &unknown);
+  for (size_t i = 0; i < accepted; ++i) {
+    if (i + kAdmissionDistance < accepted) {
+      table->map().prefetch(IdMap::hash(unknown[i + kAdmissionDistance].id));
     }
+    const UnknownLookup& one = unknown[i];
     directory->reserve(1);
-    local[one.lookup] = directory->key(one.id);
+    bool added = false;
+    local[one.lookup] = directory->key(one.id, &added);
+    if (!added) continue;
+    const Miss& miss = misses[static_cast<size_t>(missing(t).end - 1)];
+    life->admitted.push_back({one.id, miss.row, admission.counted(one)});
   }
   remove_admitted(table, *life);
 }

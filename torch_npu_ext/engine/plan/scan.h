@@ -17,6 +17,9 @@ namespace rec_sdk {
 // lookup finds duplicates too.
 using RowKey = uint32_t;
 
+constexpr uint32_t kKnownRow = uint32_t{1} << 31;  // beside a lookup: its id has a row, which has no slot
+constexpr size_t kAdmissionDistance = 16;          // of prefetches, in lookups that are admitted or not
+
 struct UniqueRow {
   RowKey key;
   uint32_t count;  // of lookups; a cursor into the segment later
@@ -89,16 +92,23 @@ class Scan {
     int64_t misses = 0;
     size_t first_piece = 0, end_piece = 0;
     size_t first_share = 0, end_share = 0;
-    int64_t bound_before = 0;  // of the table's rows
+    size_t first_part = 0, end_part = 0;  // of a table that is located
+    int64_t bound_before = 0;             // of the table's rows
     std::exception_ptr error;
     bool admits = false;  // not all ids
     bool small = false;   // see locate_small()
     LifeLog* life = nullptr;
     bool divided() const { return end_share - first_share > 1; }
     // All lookups are searched before the first is answered.
-    bool located() const { return divided() || admits || small; }
+    bool located() const { return divided() || admits; }
     // Rows are numbered when all lookups are answered.
     bool numbered_last() const { return admits || small; }
+  };
+  struct Part {  // of the lookups of a piece
+    int32_t table;
+    const Batch::Piece* piece;
+    int64_t begin, end;
+    int64_t missed = 0;  // the first so many from `begin` on in missed_
   };
   const Share& last_share(int32_t t) const { return shares_[tables_[t].end_share - 1]; }
 
@@ -109,10 +119,15 @@ class Scan {
   void locate_small(Group* group, const Batch& batch);
   void locate_lookups(Group* group, const Batch& batch);
   void scan_table(Group* group, int32_t t, const Batch& batch);
-  std::vector<UnknownLookup> count_unknown(Group* group, int32_t t, const Batch& batch);
+  void list_parts(const Batch& batch);
+  void count_unknown(Group* group, int32_t t, const Batch& batch);
   template <class Directory>
-  void answer_unknown(Directory* directory, Table* table, const std::vector<UnknownLookup>& unknown,
-                      LifeLog* life);
+  void answer_missed(Directory* directory, int32_t t, const Batch& batch);
+  template <class Directory>
+  void answer_small(Directory* directory, int32_t t, const Batch& batch);
+  template <class Directory>
+  void answer_unknown(Directory* directory, int32_t t, Table* table);
+  size_t refuse(uint32_t slot, const Admission& admission, std::vector<UnknownLookup>* unknown) noexcept;
   template <class Directory, class Id>
   void scan_piece(Directory* directory, const Id* ids, int64_t count, uint32_t* local_out, Share* share);
   void number_divided();
@@ -127,8 +142,11 @@ class Scan {
   HugeArray<uint32_t> last_batch_;  // [N] of each unique row: the last batch before that used its slot
   HugeArray<uint32_t> lists_;       // lookups of shares
   HugeArray<uint32_t> list_rows_;   // [N] rows of those
+  HugeArray<uint32_t> missed_;      // [N] by part: lookups that have no key yet; see kKnownRow
   std::vector<TableScan> tables_;
   std::vector<Share> shares_;
+  std::vector<Part> parts_;                          // of tables that are located, by table
+  std::vector<std::vector<UnknownLookup>> unknown_;  // by table
   int64_t segment_lookups_ = 0;
 };
 

@@ -5,6 +5,16 @@
 
 namespace rec_sdk {
 
+// Calls use(ids of the piece): int64 or int32.
+template <class Use>
+void with_ids(const Batch& batch, const Batch::Piece& piece, const Use& use) {
+  if (batch.values.wide) {
+    use(static_cast<const int64_t*>(batch.values.data) + piece.source);
+  } else {
+    use(static_cast<const int32_t*>(batch.values.data) + piece.source);
+  }
+}
+
 // Numbers the rows of a table that are not resident: by a slot that no row has, or else by a key beyond the
 // slots.
 class MissList {
@@ -35,8 +45,9 @@ class MissList {
 
 // How an id is found, for hash and for index tables. `places` says where, as of(id), until reserve() says
 // that they have moved; to peek there gives the key of a row that has one, in most cases, or else kNoSlot.
-// key() always gives one, and marks a missing row; after a vain peek it reads what is beyond the place.
-// find() does not mark, and gives kNoSlot for a missing row.
+// key() always gives one, and marks a missing row; after a vain peek it reads what is beyond the place;
+// `added` says whether the id is new. find() does not mark, and gives kNoSlot for a missing row; `known` says
+// whether the table has the id.
 class HashDirectory {
  public:
   using Place = const IdMap::Bucket*;
@@ -53,16 +64,20 @@ class HashDirectory {
   static REC_SDK_ALWAYS_INLINE RowKey peek(int64_t id, Place home) { return IdMap::slot_at(*home, id); }
   static REC_SDK_ALWAYS_INLINE const void* beyond(Place home) { return home + 1; }
 
-  RowKey find(int64_t id) const {
+  REC_SDK_ALWAYS_INLINE RowKey find(int64_t id, bool* known) const {
     const IdMap::Entry entry = table_->map().find(id, IdMap::hash(id));
+    *known = static_cast<bool>(entry);
     return entry ? entry.slot() : kNoSlot;
   }
   RowKey key(int64_t id) {
     bool added = false;
-    const IdMap::Entry entry = table_->directory().find_or_add(id, IdMap::hash(id), &added);
+    return key(id, &added);
+  }
+  RowKey key(int64_t id, bool* added) {
+    const IdMap::Entry entry = table_->directory().find_or_add(id, IdMap::hash(id), added);
     if (!entry.has_slot()) {
-      entry.set_slot(misses_.add(id, entry.row(), added));
-      if (added) table_->check_capacity(table_->rows(), id);
+      entry.set_slot(misses_.add(id, entry.row(), *added));
+      if (*added) table_->check_capacity(table_->rows(), id);
     }
     return entry.slot();
   }
@@ -94,7 +109,14 @@ class IndexDirectory {
   static REC_SDK_ALWAYS_INLINE RowKey peek(int64_t, Place place) { return ~*place; }
   static REC_SDK_ALWAYS_INLINE const void* beyond(Place place) { return place; }
 
-  RowKey find(int64_t) const { return kNoSlot; }  // a peek has said so
+  RowKey find(int64_t, bool* known) const {  // a peek has said so
+    *known = true;
+    return kNoSlot;
+  }
+  RowKey key(int64_t id, bool* added) {
+    *added = false;
+    return key(id);
+  }
   RowKey key(int64_t id) {
     const uint64_t row = places_.row_of(id);
     uint32_t& slot = places_.row_slots[row];
