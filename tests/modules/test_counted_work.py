@@ -71,7 +71,7 @@ def test_calls_of_a_forward_for_each_table_more(pooled: bool, of_a_table: int) -
 
 @pytest.mark.parametrize(("pooled", "most"), [(True, 43), (False, 49)])
 def test_calls_of_a_step(pooled: bool, most: int) -> None:
-    """Those of the package; constructors of data classes have no file, and do not count."""
+    """Calls of the package count; constructors of data classes have no file, and do not."""
     warm = Warm(pooled, 1)
     assert calls_of(lambda: warm.train(warm.batches[5]), "/rec_sdk_torch/") <= most
 
