@@ -21,7 +21,7 @@ constexpr int64_t kPartLookups = 4096;  // located in one go
 constexpr int64_t kStampDistance = 48, kTallyLag = kTallyDistance - kNumberDistance;  // of divided tables
 constexpr size_t kAdmissionDistance = 16;
 // A pipeline of so few lookups is mostly its ends, and hides few misses.
-constexpr int64_t kSmallTable = 256;
+constexpr int64_t kSmallTable = 16;
 constexpr uint64_t ring(int64_t j) { return static_cast<uint64_t>(j) % kRing; }
 
 // One of two addresses; GCC makes a condition a branch here, and the processor mispredicts it.
