@@ -14,6 +14,12 @@ from torch.fx import Proxy
 _Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")
 
+# Each batch asks these: they are found once.
+_tracing_state = torch._C._get_tracing_state
+_dispatch_mode = torch._C._get_dispatch_mode
+_PROXY_MODE = torch._C._TorchDispatchModeKey.PROXY
+_transforms = torch._C._functorch.peek_interpreter_stack
+
 UNTRACEABLE = (
     "embedding tables cannot be traced: a lookup reads the ids of its batch in Python. Use torch.compile without "
     "fullgraph=True, where a lookup is a graph break; or torch.fx on the model around a collection, which is one node; "
@@ -73,11 +79,11 @@ def check_batch(ids: object) -> None:
     """
     if isinstance(ids, (FakeTensor, Proxy)):
         check_real(ids)
-    if torch._C._get_tracing_state() is not None:
+    if _tracing_state() is not None:
         raise RuntimeError(f"torch.jit.trace of a model with tables: {UNTRACEABLE}")
-    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:
+    if _dispatch_mode(_PROXY_MODE) is not None:
         raise RuntimeError(f"make_fx of a model with tables: {UNTRACEABLE}")
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if _transforms() is not None:
         raise RuntimeError(
             "embedding tables cannot be looked up in a function that torch.func transforms (grad, vmap): look them up "
             "before, and give the function their output"

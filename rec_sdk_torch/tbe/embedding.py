@@ -319,20 +319,19 @@ class TableBatchedEmbedding(Reports, WaitingGradients, CountedNorms, TablesModul
 
     def lookup_features(self, batch: Batch) -> list[torch.Tensor]:
         """Rows of each feature, float32 `[n_f, D_f]`."""
-        rows = self._in_order(self._lookup(batch))
+        parts = self._lookup(batch)
+        rows = list(parts) if len(self.layout.built) == 1 else self._in_order(parts)
         return rows if batch.given is None else with_zeros(rows, batch, joined=False)
 
     def _in_order(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Rows of each feature, from those in the order of the groups."""
-        if len(self.layout.built) == 1:
-            return list(parts)
+        """Rows of each feature, from those in the order of several groups."""
         features = [feature for group in self.groups for feature in group.features.tolist()]
         of_features = dict(zip(features, parts, strict=True))
         return [of_features[feature] for feature in range(self.num_features)]
 
     def _lengths(self, batch: Batch) -> list[list[int]]:
         """The lookups of each feature of each group."""
-        return [batch.lookups(group.features).tolist() for group in self.groups]
+        return [batch.lookups(group.features).tolist() for group in self.layout.built]
 
     @calls
     def _lookup(self, batch: Batch) -> tuple[torch.Tensor, ...]:
@@ -367,7 +366,7 @@ class TableBatchedEmbedding(Reports, WaitingGradients, CountedNorms, TablesModul
         layout = self.layout
         groups = layout.built or layout.groups
         weights = () if batch.weights is None else layout.weights_of(batch)
-        lengths, shape = self._shape_of(batch)
+        lengths, shape = (None, (batch.batch_size, self._width)) if self.pooled else self._shape_of(batch)
         if not self._trainable:
             layout.check_trainable()
             self._trainable = True

@@ -45,13 +45,13 @@ class Warm:
         torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])
 
 
-def calls_of(work: Callable[[], object]) -> int:
-    """Calls of Python, in whichever package."""
+def calls_of(work: Callable[[], object], package: str = "") -> int:
+    """Calls of Python, in whichever package, or in one."""
     count = 0
 
     def profile(frame: Any, event: str, argument: object) -> None:
         nonlocal count
-        count += event == "call"
+        count += event == "call" and package in frame.f_code.co_filename
 
     sys.setprofile(profile)
     try:
@@ -67,6 +67,13 @@ def test_calls_of_a_forward_for_each_table_more(pooled: bool, of_a_table: int) -
     few, many = Warm(pooled, 3), Warm(pooled, 13)
     counts = [calls_of(lambda warm=warm: warm.forward(warm.batches[5])) for warm in (few, many)]
     assert counts[1] - counts[0] == 10 * of_a_table
+
+
+@pytest.mark.parametrize(("pooled", "most"), [(True, 43), (False, 49)])
+def test_calls_of_a_step(pooled: bool, most: int) -> None:
+    """Calls of the package count; constructors of data classes have no file, and do not."""
+    warm = Warm(pooled, 1)
+    assert calls_of(lambda: warm.train(warm.batches[5]), "/rec_sdk_torch/") <= most
 
 
 class Operators(TorchDispatchMode):
@@ -87,8 +94,23 @@ def test_operators_of_a_pooled_step() -> None:
         output.backward(grad)
     ours = {name: count for name, count in operators.counted.items() if name.startswith("rec_sdk")}
     assert ours == {"rec_sdk.lookup_pooled.default": 1, "rec_sdk.update_rows.default": 1}
-    # Beside them: TorchRec's offsets, memory for the output, two arrays of NumPy, seven tensors of the plan.
-    assert operators.counted.total() <= 2 + 1 + 1 + 2 + 7, operators.counted
+    # Beside them: TorchRec's offsets, memory for the output, two arrays of NumPy. Tensors of the plan cost no operator.
+    assert operators.counted.total() <= 2 + 1 + 1 + 2, operators.counted
+
+
+def test_operators_of_a_sequence_do_not_grow_with_tables() -> None:
+    few, many = Warm(False, 3), Warm(False, 13)
+    counts = []
+    for warm in (few, many):
+        with Operators() as operators:
+            warm.forward(warm.batches[5])
+        counts.append(operators.counted)
+    assert counts[0] == counts[1]
+
+
+def test_outputs_of_a_sequence_are_those_of_one_node() -> None:
+    warm = Warm(False, 5)
+    assert len({output.grad_fn for output in warm.forward(warm.batches[5])}) == 1
 
 
 @pytest.mark.parametrize("pooled", [True, False])

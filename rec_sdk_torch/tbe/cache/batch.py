@@ -150,8 +150,8 @@ class Batch:
         """Lookups of each of `features`."""
         if not self.batch_size:
             return np.zeros(len(features), np.int64)
-        keys = self.feature_keys[features]
-        return self._starts[keys + 1] - self._starts[keys]
+        begins = self.feature_keys[features] * self.batch_size
+        return (self.offsets[begins + self.batch_size] - self.offsets[begins]).astype(np.int64)
 
     def bags(self, features: Int64Array) -> Int64Array:
         """Offsets of the bags of `features`, one behind the other, int64 `[F * B + 1]`."""

@@ -298,7 +298,7 @@ class Group:
             if out is None:
                 return lookup_sequence(rows, arrays.slots)
             lookup_pooled(rows, arrays.slots, arrays.offsets, weights, self._columns, self._means, 0, out)
-        return out
+            return out
 
     def copy_rows(self, plan: Plan) -> torch.Tensor:
         """The weights that the plan's lookups read, float32 `[n, D]`."""
@@ -411,12 +411,12 @@ class Group:
         segments: Segments,
         coefficients: Mapping[int, Sequence[float]],
     ) -> Call:
-        layout, seeds = self.layout, self._numbers.seeds() if self._rounds else None
-        of_tables = self._numbers.coefficients(coefficients)
-        settings = (of_tables, self._kernel, layout.dim, layout.weight_dtype, ids, seeds)
-        *of_lookups, hot = segments
+        (*of_lookups, hot), kind = segments, (self._kernel, self.layout.dim, self.layout.weight_dtype)
+        call = update_rows, cache, grads, slots, tables, *of_lookups, self._numbers.coefficients(coefficients), *kind
+        if hot is None and self.norms is None and not (self._rounds or self._state_dtypes):
+            return call  # defaults cost less
         norms = None if self.norms is None else self.norms.of_call(key, slots, tables)
-        return update_rows, cache, grads, slots, tables, *of_lookups, *settings, self._state_dtypes, hot, norms
+        return *call, ids, self._numbers.seeds() if self._rounds else None, self._state_dtypes, hot, norms
 
     def count_norms(self, on: bool) -> None:
         """Lets updates count the norms of gradients, or no more."""

@@ -187,6 +187,8 @@ class Step:
 
     def _by_group(self, of_outputs: Sequence[T]) -> list[list[T]]:
         """The outputs of each group, of what there is for every output."""
+        if len(self._groups) == 1:
+            return [list(of_outputs)]
         if self._lengths is not None:
             rest = iter(of_outputs)
             return [list(islice(rest, len(lengths))) for lengths in self._lengths]

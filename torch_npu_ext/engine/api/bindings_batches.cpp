@@ -65,13 +65,13 @@ constexpr const char* kDlpackName = "dltensor";
 
 struct ExportedField {
   DLManagedTensor managed{};
-  int64_t shape[2];
+  int64_t elements;
   std::shared_ptr<PlanBuffers> owner;
 };
 
 using View = py::typing::Optional<py::array>;
 using Views = py::typing::Tuple<View, py::ellipsis>;
-using Capsules = py::typing::Tuple<py::typing::Optional<py::capsule>, py::ellipsis>;
+using Capsules = py::typing::Tuple<py::typing::Optional<py::object>, py::ellipsis>;
 
 // An array of the plan as its type is; None if the batch does not need it.
 py::object view_of(const PlanBuffers::Field& field, const char* arena, const py::capsule& owner) {
@@ -92,35 +92,33 @@ py::object view_of(const PlanBuffers::Field& field, const char* arena, const py:
   return py::array_t<int32_t>(words, reinterpret_cast<const int32_t*>(data), owner);
 }
 
-// A part of the plan for torch.from_dlpack, or None. Such a tensor costs less than one of a NumPy array, above all at
-// its end, which takes no lock.
+// A part of the plan for torch.from_dlpack, or None. Such a tensor costs less than one of a NumPy array,
+// above all at its end, which takes no lock.
 py::object capsule_of(const PlanBuffers::Field& field, const Plan& plan) {
   using Field = PlanBuffers::Field;
-  if (field.begin < 0) return py::none();
+  // Kernels on the host find hot rows themselves.
+  if (field.begin < 0 || field.type == Field::kHotSegment) return py::none();
   auto exported = std::make_unique<ExportedField>();
-  DLTensor& tensor = exported->managed.dl_tensor;
   const uint8_t bits = field.type == Field::kInt64 ? 64 : 32;
-  const bool rows = field.type == Field::kHotSegment;
-  const int64_t elements = 32 * field.words / bits;
-  exported->shape[0] = rows ? elements / 4 : elements;
-  exported->shape[1] = 4;
+  exported->elements = 32 * field.words / bits;
   exported->owner = plan.buffers();
+  DLTensor& tensor = exported->managed.dl_tensor;
   tensor.data = const_cast<char*>(plan->arena() + 4 * field.begin);
   tensor.device = {DLDevice::kCpu, 0};
-  tensor.ndim = rows ? 2 : 1;
+  tensor.ndim = 1;
   tensor.dtype = {field.type == Field::kFloat32 ? DLDataType::kFloat : DLDataType::kInt, bits, 1};
-  tensor.shape = exported->shape;
+  tensor.shape = &exported->elements;
   exported->managed.manager_ctx = exported.get();
   exported->managed.deleter = [](DLManagedTensor* managed) {
     delete static_cast<ExportedField*>(managed->manager_ctx);
   };
   PyObject* const capsule = PyCapsule_New(&exported->managed, kDlpackName, [](PyObject* unused) {
-    if (!PyCapsule_IsValid(unused, kDlpackName)) return;  // whoever took it has renamed it
+    if (!PyCapsule_IsValid(unused, kDlpackName)) return;  // a tensor has it, and has renamed the capsule
     auto* managed = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(unused, kDlpackName));
     managed->deleter(managed);
   });
   if (capsule == nullptr) throw py::error_already_set();
-  (void)exported.release();
+  static_cast<void>(exported.release());
   return py::reinterpret_steal<py::object>(capsule);
 }
 
@@ -186,7 +184,8 @@ void bind_plan(py::module_& m) {
             for (size_t i = 0; i < fields.size(); ++i) result[i] = capsule_of(fields[i], p);
             return Capsules(result);
           },
-          "The same for torch.from_dlpack.")
+          "The same for torch.from_dlpack, without `hot_segments`: kernels on the host find hot rows "
+          "themselves.")
       .def_property_readonly(
           "serial", [](const Plan& p) { return p->serial; },
           "The number of the plan; later plans have larger ones.")
