@@ -22,7 +22,7 @@ class Candidates {
 
   int64_t size() const { return size_; }
   int64_t places() const { return static_cast<int64_t>(places_); }
-  // Where the search for an id begins. Precondition: places() > 0.
+  // Where the search for an id begins: 0 where there is no place yet.
   uint64_t home(int64_t id) const { return IdSeed::home(IdSeed::hash(id), seed_.value(), places_); }
   int64_t bytes() const { return static_cast<int64_t>(places_ * cells_of_place_ * sizeof(Cell)); }
   // Bytes of the arrays that `extra` more ids need in place of these; 0 when there is room.
@@ -31,8 +31,8 @@ class Candidates {
   int64_t moves() const { return moves_; }  // how often all ids have got other places
   void shrink() noexcept;                   // gives memory back when a fourth of it would do
 
-  REC_SDK_ALWAYS_INLINE void prefetch(uint64_t place) const { rec_sdk::prefetch(&entry(place)); }
-  REC_SDK_ALWAYS_INLINE void prefetch_near(uint64_t place) const { rec_sdk::prefetch_near(&entry(place)); }
+  REC_SDK_ALWAYS_INLINE void prefetch(uint64_t place) const { rec_sdk::prefetch(cell(place)); }
+  REC_SDK_ALWAYS_INLINE void prefetch_near(uint64_t place) const { rec_sdk::prefetch_near(cell(place)); }
   bool has_room() const { return size_ < room_; }  // growth(1) == 0
   // The place of the id, or -1. Valid until the next call that changes the map.
   int64_t find(int64_t id) const {
@@ -100,6 +100,7 @@ class Candidates {
   Candidates(bool wide, uint64_t places, const IdSeed& seed);
 
   bool wide() const { return cells_of_place_ == 2; }
+  const Cell* cell(uint64_t place) const { return cells_.data() + place * cells_of_place_; }
   Entry& entry(uint64_t place) const { return cells_[place * cells_of_place_].entry; }
   Extra& extra(uint64_t place) const { return cells_[place * cells_of_place_ + 1].extra; }
 
