@@ -1,13 +1,31 @@
 // The sketch that counts ids without a row: never too little, and as before after a plan that is dropped.
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <memory>
+#include <new>
 #include <stdexcept>
 
 #include "tests/engine/loop.h"
 #include "torch_npu_ext/engine/base/errors.h"
 #include "torch_npu_ext/engine/directory/count_sketch.h"
+
+namespace {
+
+thread_local int64_t allocations_left = std::numeric_limits<int64_t>::max();
+
+}  // namespace
+
+// Out of line: GCC would warn that what is freed did not come from malloc.
+__attribute__((noinline)) void* operator new(size_t bytes) {
+  void* const memory = --allocations_left < 0 ? nullptr : std::malloc(bytes);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+__attribute__((noinline)) void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { operator delete(memory); }
 
 namespace rec_sdk {
 namespace {
@@ -70,6 +88,31 @@ void full_cells_stay_full() {
   CHECK(wide.estimate(7) == 4294967295u);
   narrow.clear();
   CHECK(narrow.estimate(7) == 0 && narrow.counted() == 0);
+}
+
+// A plan undoes what its log says, also when memory ends before the log has room for all of its ids.
+void a_log_without_room_says_nothing() {
+  constexpr int64_t kMany = 10000;
+  CountSketch sketch(SketchShape{1000, 4, 1});
+  CountSketch::Log log;
+  sketch.add(7, 3, &log);
+  const State before = sketch.state();
+  int64_t allowed = 0;
+  for (bool done = false; !done; ++allowed) {
+    log = {};
+    sketch.add(8, 2, &log);
+    allocations_left = allowed;
+    try {
+      sketch.extend(kMany, &log);
+      done = true;
+    } catch (const std::bad_alloc&) {
+      allocations_left = std::numeric_limits<int64_t>::max();
+      sketch.undo(log, 2);
+      CHECK(sketch.state() == before);
+    }
+    allocations_left = std::numeric_limits<int64_t>::max();
+  }
+  CHECK(allowed == 3);  // the second of two arrays had no room, too
 }
 
 void damaged_states_are_refused() {
@@ -171,6 +214,7 @@ int main() {
   rec_sdk::cells_are_as_wide_as_they_need_to_be();
   rec_sdk::it_never_counts_too_little();
   rec_sdk::full_cells_stay_full();
+  rec_sdk::a_log_without_room_says_nothing();
   rec_sdk::damaged_states_are_refused();
   rec_sdk::dropped_plans_leave_no_trace();
   rec_sdk::plans_ahead_do_not_fill_it();

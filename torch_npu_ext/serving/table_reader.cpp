@@ -110,7 +110,7 @@ std::unique_ptr<Temporary> make_index(const Save& save,
     }
     writer.end_round();
   }
-  writer.finish();
+  writer.finish(false);  // it is gone with the reader: nothing waits for the disk
   return index;
 }
 

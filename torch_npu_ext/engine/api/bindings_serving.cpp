@@ -46,8 +46,9 @@ void bind_serving(py::module_& m) {
           },
           "Takes out ids [n], which have no row any more.", py::arg("ids"))
       .def("end_round", &IndexWriter::end_round, py::call_guard<WithoutLock>())
-      .def("finish", &IndexWriter::finish, "Returns when the index is on the disk, after the last round.",
-           py::call_guard<WithoutLock>());
+      .def(
+          "finish", [](IndexWriter& w) { w.finish(true); },
+          "Returns when the index is on the disk, after the last round.", py::call_guard<WithoutLock>());
   m.def(
       "same_index",
       [](const std::string& path, const std::string& other, const std::string& save) {

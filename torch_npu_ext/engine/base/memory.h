@@ -58,7 +58,8 @@ class HugeBuffer {
   // The system gives all pages of [begin, begin + bytes) now, where it can: one call takes less than a fault
   // for each small page.
   void populate(size_t begin, size_t bytes) noexcept;
-  // Whole small pages of [begin, begin + bytes) are zero again, and the system has their memory.
+  // Whole small pages of [begin, begin + bytes) are zero again, and the system has the memory of those that
+  // were mapped.
   void give_back(size_t begin, size_t bytes) noexcept;
 
   char* data() const { return data_; }

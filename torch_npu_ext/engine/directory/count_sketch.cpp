@@ -85,8 +85,8 @@ void CountSketch::set(uint64_t cell, uint32_t value) noexcept {
 
 size_t CountSketch::extend(int64_t ids, Log* log) const {
   const size_t first = log->cells.size(), size = first + static_cast<size_t>(ids) * seeds_.size();
+  log->before.resize(size);  // undo() goes by the cells: where these get no room, it ends before the new ones
   log->cells.resize(size);
-  log->before.resize(size);
   return first;
 }
 

@@ -165,7 +165,7 @@ void IndexWriter::end_round() {
   if (round_ < rounds()) put_carried();
 }
 
-void IndexWriter::finish() {
+void IndexWriter::finish(bool sync) {
   if (round_ != rounds()) throw std::logic_error("rounds of an index are missing");
   for (uint64_t round = 0; !overflow_.empty(); ++round) {  // behind the last window is the first
     const size_t bytes = window_ * sizeof(IndexEntry);
@@ -179,7 +179,7 @@ void IndexWriter::finish() {
     write_window(round);
   }
   write(&header_, sizeof header_, 0);
-  if (fsync(file_) != 0) fail(path_, "cannot be written to the disk");
+  if (sync && fsync(file_) != 0) fail(path_, "cannot be written to the disk");
 }
 
 // The system begins to bring a window to the disk while the next one is made.

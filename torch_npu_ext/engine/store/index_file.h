@@ -91,8 +91,9 @@ class IndexWriter {
   void add(const int64_t* ids, int64_t count, uint32_t file, uint32_t first_row);
   void remove(const int64_t* ids, int64_t count);
   void end_round();  // throws DiskError
-  // On the disk. Throws DiskError, and std::logic_error before the last round has ended.
-  void finish();
+  // Completes the file; `sync`: on the disk. Throws DiskError, and std::logic_error before the last round has
+  // ended.
+  void finish(bool sync);
 
   static constexpr uint64_t kWindow = uint64_t{1} << 24;  // 256 MiB
 
