@@ -12,7 +12,7 @@ void add_source(std::vector<uint64_t>* sources, uint64_t serial) {
 
 namespace {
 
-// Of the row in at this place.
+// `place`: of a row that comes in.
 void note_late(PlanBuffers* plan, int32_t place, uint64_t serial) {
   if (serial == 0) return;
   add_source(&plan->sources, serial);
@@ -81,7 +81,7 @@ void Transit::find_sources(PlanBuffers* plan) const noexcept {
   }
 }
 
-// Of plans that took out the same row the newest lands last.
+// Where several plans took out the same row, the newest lands last.
 std::vector<int32_t> Transit::late_rows(const PlanBuffers& plan) const {
   std::vector<int32_t> late;
   for (const PlanBuffers::Late& row : plan.late) {
