@@ -67,8 +67,8 @@ def _pooled(module: Any, batches: Batches) -> Step:
 
 
 def _sequence(module: Any, batches: Batches) -> Step:
-    """A model has one loss, not one for each table: the engine is called as `torch.autograd.backward` calls it, which
-    would check the shape of each gradient in Python before, 4 us for every table.
+    """A model has one loss, not one for each table. So the engine is called without `torch.autograd.backward`, which
+    checks the shape of each gradient in Python first, 4 us for every table.
     """
     keys, grads = batches.keys, tuple(torch.ones(count, DIM) for count in batches.of_features)
     engine: Any = torch.autograd.Variable._execution_engine

@@ -19,9 +19,9 @@ __all__ = ["Check", "fail_a_launch"]
 FAILING = "a launch on no cores, which must fail"
 
 _SECONDS = 300
-"""A process whose launch fails is killed after these."""
+"""A process whose launch fails is killed after so many seconds."""
 _ERROR_SECONDS = 5
-"""A launch that failed must have raised an error after these."""
+"""A launch that failed must have raised an error after so many seconds."""
 
 
 def _difference(ours: torch.Tensor, reference: torch.Tensor) -> str:

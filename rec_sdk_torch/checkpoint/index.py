@@ -14,7 +14,9 @@ from .manifest import REMOVED, ROWS, Manifest, SavedFile
 _PIECE = 1 << 18
 """Ids that are in memory at once."""
 _WINDOW = 1 << 24
-"""Entries of an index that are in memory at once, 16 bytes each; for each so many it reads all ids again."""
+"""Entries of an index that are in memory at once, 16 bytes each; for each so many it reads all ids again. The reader of
+saves for C++ servers has the same, `IndexWriter::kWindow`.
+"""
 SMALL_ROWS = 1 << 14
 """A table below this size gets its index when it is opened, in a moment: a save of many tables has none of it."""
 

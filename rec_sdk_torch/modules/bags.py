@@ -11,7 +11,6 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from ..tbe.cache.batch import Batch
 from ..tbe.cache.padding import padded_places
-from ..tbe.step.outputs import split_apart
 
 
 @functools.cache
@@ -84,7 +83,7 @@ class Bags:
         """
         device, keys = rows[0].device, batch.feature_keys.tolist()
         lengths = self.features.lengths().to(device)
-        of_keys = split_apart(lengths, self.sizes or [self.size] * len(self.features.keys()))
+        of_keys = lengths.split_with_sizes(self.sizes or [self.size] * len(self.features.keys()))
         weights: Sequence[torch.Tensor | None] = [None] * len(rows)
         if need_indices:
             ids = self.features.values().to(device)

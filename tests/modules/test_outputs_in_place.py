@@ -144,6 +144,22 @@ def test_of_what_is_read_too(device: torch.device, weighted: bool) -> None:
     assert not weighted or torch.equal(*gradients)
 
 
+@pytest.mark.parametrize("in_grad_mode", [False, True])
+@pytest.mark.parametrize("kind", COLLECTIONS)
+def test_what_was_read_is_changed_with_a_parameter(device: torch.device, kind: str, in_grad_mode: bool) -> None:
+    """Autograd would not allow it of a view that was made without gradients."""
+    collection = COLLECTIONS[kind](device).eval()
+    gradients = []
+    for way in (torch.Tensor.mul_, torch.Tensor.mul):
+        scale = torch.tensor(2.0, device=device, requires_grad=True)
+        with torch.set_grad_enabled(in_grad_mode):
+            outputs = outputs_of(collection(BATCHES[0]))
+        torch.stack([way(output, scale).sum() for output in outputs]).sum().backward()
+        gradients.append(scale.grad)
+    assert gradients[0] is not None
+    assert torch.equal(*gradients)
+
+
 def test_after_a_prefetch(device: torch.device) -> None:
     found = []
     for way in CHANGES["relu"]:

@@ -110,6 +110,20 @@ def test_strides_columns_and_a_gradient_given_twice(device: torch.device) -> Non
     torch.testing.assert_close(cache.weights[1].cpu().double(), expected, rtol=1e-6, atol=1e-6)
 
 
+def test_strides_of_a_gradient_without_elements_do_not_matter(device: torch.device) -> None:
+    """That of the sum of no rows is a number that was expanded: torch calls it contiguous."""
+    batch = Batch([3, 0, 4], 8, device)
+    caches = [Cache(torch.zeros(ROWS, 8), device=device) for _ in range(2)]
+    (first, _, last), row, source = batch.several()
+    for cache, empty in zip(caches, (torch.zeros(0, 8), torch.zeros(()).expand(0, 8)), strict=True):
+        update(cache, batch, ([first, empty.to(device), last], row, source), "sgd")
+    assert torch.equal(caches[0].records, caches[1].records)
+    sums = torch.zeros(ROWS, 16, device=device)
+    grads = [first, torch.zeros(8, 5, device=device).t()[:0], last]
+    torch.ops.rec_sdk.accumulate_rows(sums, grads, batch.unique, batch.offsets, row, source, None, batch.scale)
+    assert sums.count_nonzero()
+
+
 def test_a_source_for_one_gradient(device: torch.device) -> None:
     batch = Batch([60], 8, device)
     caches = [Cache(torch.zeros(ROWS, 8), device=device) for _ in range(2)]

@@ -67,9 +67,10 @@ class Checker:
         self.contiguous(name, tensor)
 
     def matrix(self, name: str, tensor: torch.Tensor) -> None:
-        """A float32 matrix whose rows are contiguous."""
+        """A float32 matrix whose rows are contiguous. One without elements may have any strides."""
         self.tensor(name, tensor, torch.float32, 2)
-        self._row_strides(name, tensor)
+        if tensor.numel():
+            self._row_strides(name, tensor)
 
     def _row_strides(self, name: str, tensor: torch.Tensor) -> None:
         (rows, columns), (down, right) = tensor.shape, tensor.stride()

@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from ..cache.batch import Batch
 from ..cache.device_cache import Group
-from .outputs import split_rows
+from .outputs import split_apart
 
 
 class ReadPooled(torch.autograd.Function):
@@ -59,5 +59,5 @@ def read_batch(
         return (ReadPooled.apply(groups, batch, out, *weights),)
     read = [group.read(batch, weight, out) for group, weight in zip(groups, weights, strict=True)]
     if lengths is not None:
-        return split_rows(read, lengths)
+        return tuple(part for rows, of_group in zip(read, lengths, strict=True) for part in split_apart(rows, of_group))
     return tuple(read) if out is None else (out,)

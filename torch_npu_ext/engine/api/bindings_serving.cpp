@@ -27,7 +27,7 @@ void bind_serving(py::module_& m) {
       .def(py::init<const std::string&, int64_t, const std::string&, uint64_t>(),
            R"(path: of a new file. save: the save's id, 32 characters. window: entries that are in
           memory at a time, 16 bytes each, a power of two. OSError where the disk has no room.)",
-           py::arg("path"), py::arg("most_ids"), py::arg("save"), py::arg("window") = IndexWriter::kWindow)
+           py::arg("path"), py::arg("most_ids"), py::arg("save"), py::arg("window"))
       .def_property_readonly("rounds", &IndexWriter::rounds)
       .def(
           "add",

@@ -208,7 +208,7 @@ class IdMap {
   static constexpr int64_t kUsualSteps = 2;  // 0.7 in a full map, 0.12 on the average
   static constexpr int64_t kCrowded = -1;
   static constexpr int64_t kIdsPerMerge = 16384;  // that reserve() is called for, for each huge page
-  static constexpr uint64_t kAtOnce = 1024;  // a map of fewer buckets grows as a whole, in a millisecond
+  static constexpr uint64_t kAtOnce = 1024;       // a map of fewer buckets grows as a whole, in a millisecond
   // Ten ids move for each one that there may be more of: the old array is at most 0.75 full at the end.
   static constexpr uint64_t kHomesPerId = 3;
   // The first buckets of the old array stay: a run of full buckets goes on there from the end. Searches that
@@ -220,8 +220,8 @@ class IdMap {
     uint64_t count = 0;
     Pages pages = Pages::kSmall;
     HugeArray<Bucket> array;
-    size_t small_bytes = 0;  // at the front, which are to become huge pages
-    int64_t ids_since = 0;   // the last of them did
+    size_t small_bytes = 0;  // at the front, in small pages that are to become huge ones
+    int64_t ids_since = 0;   // ids that reserve() was called for since the last page became huge
 
     Buckets() = default;
     Buckets(uint64_t buckets, Pages kind) : count(buckets), pages(kind), array(buckets, kind) {}

@@ -33,7 +33,7 @@ void Scan::count_unknown(Group* group, int32_t t, const Batch& batch) {
 }
 
 // Answers lookups of ids that get no row, and moves the others to the front, in order; how many. All are
-// asked before any of them is added: no branch waits for what is counted, and no map for a branch.
+// asked before any of them is added, so that the processor looks ahead across lookups.
 size_t Scan::refuse(uint32_t slot, const Admission& admission, std::vector<UnknownLookup>* unknown) noexcept {
   UnknownLookup* const all = unknown->data();
   const size_t count = unknown->size();

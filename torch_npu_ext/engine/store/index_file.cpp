@@ -88,6 +88,9 @@ IndexWriter::IndexWriter(const std::string& path, int64_t most_ids, const std::s
       capacity_(capacity_for(most_ids)),
       window_(std::min(window, capacity_)),
       entries_(window_) {
+  if (window_ == 0 || (window_ & (window_ - 1)) != 0) {
+    throw std::invalid_argument("window is " + std::to_string(window) + ", it must be a power of two");
+  }
   file_ = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
   if (file_ < 0) fail(path, "cannot be created");
   const off_t bytes = static_cast<off_t>(sizeof(IndexHeader) + capacity_ * sizeof(IndexEntry));
@@ -161,8 +164,9 @@ void IndexWriter::put_carried() {
 
 void IndexWriter::end_round() {
   write_window(round_++);
+  if (round_ == rounds()) return;
   std::memset(entries_.data(), 0, window_ * sizeof(IndexEntry));
-  if (round_ < rounds()) put_carried();
+  put_carried();
 }
 
 void IndexWriter::finish(bool sync) {
