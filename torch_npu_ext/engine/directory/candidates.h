@@ -21,6 +21,7 @@ class Candidates {
   explicit Candidates(bool wide) : Candidates(wide, 0, IdSeed(kUsualSteps)) {}
 
   int64_t size() const { return size_; }
+  int64_t places() const { return static_cast<int64_t>(places_); }
   // Where the search for an id begins: 0 where there is no place yet.
   uint64_t home(int64_t id) const { return IdSeed::home(IdSeed::hash(id), seed_.value(), places_); }
   int64_t bytes() const { return static_cast<int64_t>(places_ * cells_of_place_ * sizeof(Cell)); }
