@@ -49,7 +49,7 @@ def _differences(case: Case, device: torch.device) -> str:
 
 def _seconds(device: torch.device, call: Callable[[], object], repeats: int) -> float:
     """Seconds of one call, in a queue of them."""
-    synchronize = torch.npu.synchronize  # type: ignore[attr-defined]
+    synchronize = torch.get_device_module(device).synchronize
     call()
     synchronize(device)
     start = time.perf_counter()
@@ -81,7 +81,7 @@ def fail_a_launch(device: torch.device) -> int:
     try:
         torch.ops.rec_sdk_npu.launch_on_no_cores(on)
         while time.monotonic() < end:
-            torch.npu.synchronize(device)  # type: ignore[attr-defined]
+            torch.get_device_module(device).synchronize(device)
             time.sleep(0.01)
     except RuntimeError as error:
         print(error)
