@@ -2,8 +2,8 @@
 
 python tests/checkpoint/former_saves.py     writes tests/data/saves/<version>: models that it does not have yet
 
-A folder there has, for each model of `MODELS`, its saves and `expected.json`: the bits of rows, states, pending
-gradients, counts and clocks when the last one was written, read from the tables and not from the save.
+For each model of `MODELS` there is an archive of its saves, `<model>.zip`, and `<model>.json`: the bits of rows,
+states, pending gradients, counts and clocks when the last one was written, read from the tables and not from the save.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,17 +163,24 @@ def plain(contents: Any) -> Any:
     return contents.hex() if isinstance(contents, bytes) else contents
 
 
+def _lines(contents: Mapping[str, Any]) -> str:
+    """Return JSON with one line for each table or other part."""
+    lines = ",\n".join(f"{json.dumps(part)}: {json.dumps(contents[part])}" for part in sorted(contents))
+    return f"{{\n{lines}\n}}\n"
+
+
 def main() -> None:
     """The command line."""
     torch.set_num_threads(1)
+    version = SAVES / rst.__version__
+    version.mkdir(exist_ok=True)
     for name, former in MODELS.items():
-        folder = SAVES / rst.__version__ / name
-        if (folder / "expected.json").exists():
+        if (version / f"{name}.json").exists():
             continue
-        shutil.rmtree(folder, ignore_errors=True)  # of a run that was broken off
-        folder.mkdir(parents=True)
-        expected = plain(former.write(folder))
-        (folder / "expected.json").write_text(json.dumps(expected, indent=0, sort_keys=True) + "\n")
+        with tempfile.TemporaryDirectory() as folder:
+            expected = plain(former.write(Path(folder)))
+            shutil.make_archive(str(version / name), "zip", folder)
+        (version / f"{name}.json").write_text(_lines(expected))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from rec_sdk_torch.checkpoint.__main__ import main
 from rec_sdk_torch.checkpoint.manifest import read_manifest
 
 VERSIONS = sorted(folder.name for folder in SAVES.iterdir())
-SAVED = [(version, name) for version in VERSIONS for name in MODELS if (SAVES / version / name).exists()]
+SAVED = [(version, name) for version in VERSIONS for name in MODELS if (SAVES / version / f"{name}.json").exists()]
 
 
 def test_there_are_saves_of_this_version() -> None:
@@ -45,8 +45,8 @@ def assert_same_options(found: Any, expected: Any) -> None:
 @pytest.mark.parametrize(("version", "name"), SAVED)
 def test_they_load(version: str, name: str, tmp_path: Path) -> None:
     """And are followed by a delta of this version."""
-    folder = shutil.copytree(SAVES / version / name, tmp_path / name)
-    expected, path = json.loads((folder / "expected.json").read_text()), folder / MODELS[name].place
+    shutil.unpack_archive(SAVES / version / f"{name}.zip", tmp_path)
+    expected, path = json.loads((SAVES / version / f"{name}.json").read_text()), tmp_path / MODELS[name].place
     model = MODELS[name].make()
     rst.Saver().load(model, path)
     found = plain(MODELS[name].contents(model))
