@@ -17,6 +17,7 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from ..eager import check_batch
 from ..formulas import spec_for
+from ..optim.clipping import look_for_tables
 from ..optim.fused import EmbCacheFusedOptimizer
 from ..optim.handles import TableHandle, TableParameter, module_dict
 from ..optim.norms import GradientNorms, gradient_norms
@@ -31,7 +32,6 @@ from ..tbe.rows.state_dict import TablesModule, load_tables
 from ..tbe.rows.table_view import fill_tables
 from ..tbe.step.prefetch_queue import Prefetched
 from .bags import Bags
-from .clipping import look_for_tables
 from .configs import feature_names
 from .data_parallel import keep_tables_out
 from .html import tables_html

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from .._patches import is_ours, mark
 from ..optim.handles import TableHandle
 from ..warn import TrainingWarning, warn
 
@@ -23,9 +24,10 @@ _IGNORED = "_ddp_params_and_buffers_to_ignore"
 def keep_tables_out() -> None:
     """Lets every DistributedDataParallel made from now on ignore the tables of its module."""
     construct = DistributedDataParallel.__init__
-    if getattr(construct, "keeps_tables_out", False):
+    if is_ours(construct):
         return
 
+    @mark
     @functools.wraps(construct)
     def ignoring(self: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         handles = {name: part for name, part in module.named_modules() if isinstance(part, TableHandle)}
@@ -50,7 +52,6 @@ def keep_tables_out() -> None:
             for part in handles.values():
                 part.weight.others_differ = not part.sharded
 
-    ignoring.keeps_tables_out = True  # type: ignore[attr-defined]
     DistributedDataParallel.__init__ = ignoring  # type: ignore[method-assign]
 
 

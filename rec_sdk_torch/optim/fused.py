@@ -15,6 +15,7 @@ from ..tbe.config.optimizer import check_options
 from ..tbe.rows.given import known_ids_problem, step_problem, tensor_problem
 from ..tbe.rows.state_dict import row_numbers, warn_of_rows
 from ..tbe.rows.table_view import Content, load
+from .clipping import look_for_tables
 from .handles import TableParameter
 from .requests import defaults_of
 from .torchrec_hooks import check_clipping
@@ -250,6 +251,7 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
         """
         if not self.updates_at_step:
             return None
+        look_for_tables()  # another library may have replaced torch's clipping since
         loss = None
         if closure is not None:
             with torch.enable_grad():

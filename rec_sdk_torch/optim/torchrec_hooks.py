@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .._imports import after_import
+from .._patches import is_ours, mark
 from ..warn import TrainingWarning, warn
 
 CLIP_INSTEAD = (
@@ -41,9 +42,10 @@ def check_clipping(fused_class: type) -> None:
     from torchrec.optim.clipping import GradientClippingOptimizer
 
     construct = GradientClippingOptimizer.__init__
-    if hasattr(construct, "__wrapped__"):
+    if is_ours(construct):
         return
 
+    @mark
     @functools.wraps(construct)
     def checked(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         construct(self, optimizer, *args, **kwargs)

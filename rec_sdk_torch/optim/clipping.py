@@ -3,7 +3,8 @@
 With `update="backward"` a table's gradients are used up in the backward pass, so these functions would leave tables out
 without a word. With `update="step"` they clip the gradients that wait; of a table whose rows are on several ranks the
 norm is that of all of them. The functions stay the ones that programs have imported by name: only what they call is
-wrapped. Done when the first collection is made, not on import.
+wrapped. Done when the first collection is made, not on import. Where another library has put a function of its own in
+place of torch's, the change reaches it through torch's, if it calls that; if it does not, a warning says so.
 """
 
 from __future__ import annotations
@@ -16,39 +17,64 @@ from typing import Any
 import torch
 from torch.nn.utils import clip_grad, clip_grads_with_norm_, get_total_norm
 
-from ..optim.handles import Ranks, TableParameter
-from ..optim.norms import together
-from ..optim.torchrec_hooks import CLIP_INSTEAD, warn_tables_not_clipped
+from .._patches import callees, is_ours, mark
+from ..warn import ConfigurationWarning, warn
+from .handles import Ranks, TableParameter
+from .norms import together
+from .torchrec_hooks import CLIP_INSTEAD, warn_tables_not_clipped
+
+_FUNCTIONS = ("clip_grad_norm_", "clip_grad_value_")
+_looked_at: dict[tuple[str, str], Any] = {}
+"""The function that was found last under each name in each module of torch."""
 
 
 def look_for_tables() -> None:
-    """Lets torch's clipping look for tables among its parameters."""
-    functions: list[Any] = [clip_grad.clip_grad_norm_, clip_grad.clip_grad_value_]
-    for function in functions:
-        clip = getattr(function, "__wrapped__", None)  # what torch's decorator calls under no_grad
-        if clip is None or hasattr(clip, "looks_for_tables"):
-            continue
-        for cell in function.__closure__ or ():  # none is it where other code has replaced the function
-            if cell.cell_contents is clip:
-                cell.cell_contents = function.__wrapped__ = _looking(clip)
+    """Lets torch's clipping look for tables among its parameters; warns of functions in its place that cannot."""
+    for module in (clip_grad, torch.nn.utils):
+        for name in _FUNCTIONS:
+            place, function = (module.__name__, name), getattr(module, name)
+            if _looked_at.get(place) is not function:
+                _looked_at[place] = function
+                if not any(_wrap(each, name) for each in callees(function)):
+                    _warn_of(".".join(place), function)
 
 
-def _looking(clip: Callable[..., Any]) -> Callable[..., Any]:
-    clips_norm = clip.__name__ == "clip_grad_norm_"
+def _wrap(function: Any, name: str) -> bool:
+    """Wraps what a function of torch's calls under no_grad; False where this is not torch's function `name`."""
+    if not isinstance(function, types.FunctionType) or function.__globals__ is not vars(clip_grad):
+        return False
+    if function.__name__ != name or not function.__closure__:
+        return False
+    (cell,) = function.__closure__
+    if not is_ours(cell.cell_contents):
+        cell.cell_contents = _looking(cell.cell_contents, name)
+    return True
 
+
+def _warn_of(place: str, function: Any) -> None:
+    known = f"{getattr(function, '__module__', None)}.{getattr(function, '__qualname__', type(function).__name__)}"
+    warn(
+        f"{place} is {known}, which does not call torch's function: it does not say which tables it leaves out, and "
+        "where ranks share tables it clips on each rank by another norm, so that dense parameters grow apart. Let it "
+        "call torch's function, or scale gradients by collection.grad_norm()",
+        ConfigurationWarning,
+    )
+
+
+def _looking(clip: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @mark
     @functools.wraps(clip)
     def looking(parameters: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(parameters, torch.Tensor):
             parameters = [parameters]
         given = list(parameters)
         handles = [parameter for parameter in given if isinstance(parameter, TableParameter)]
-        _check(clip.__name__, handles, only_tables=len(handles) == len(given))
-        if clips_norm and any(handle.ranks is not None for handle in handles if handle.updates_at_step):
+        _check(name, handles, only_tables=len(handles) == len(given))
+        if name == "clip_grad_norm_" and any(handle.ranks is not None for handle in handles if handle.updates_at_step):
             return _clip_over_ranks(given, *args, **kwargs)
         empty = not given and isinstance(parameters, types.GeneratorType)
         return clip(parameters if empty else given, *args, **kwargs)
 
-    looking.looks_for_tables = True  # type: ignore[attr-defined]
     return looking
 
 
