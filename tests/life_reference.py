@@ -14,6 +14,8 @@ from sketch_reference import Sketch, enough
 from rec_sdk_torch.tbe import EvictReason, TableLife
 
 NEVER = -(2**63)
+MOST = 2**32 - 1
+"""Where counts end."""
 DIGITS = [2.0**-1]
 for _ in range(56):
     DIGITS.append(math.sqrt(DIGITS[-1]))
@@ -101,9 +103,12 @@ class Life:
             self.candidates = {i: one for i, one in self.candidates.items() if self.coin.toss(i, self.batches, chance)}
         for i in set(ids.tolist()):
             threshold = self.rules.admit_threshold
+            one = self.rows[i] if i in self.rows else self.candidates.get(i, Id())
+            whole = Id(one.count, one.clicks)
+            one.count, one.clicks = min(one.count, MOST), min(one.clicks, MOST)
             if i in self.rows and self.rules.score_half_life:
-                one, was = self.rows[i], before[i]
-                added = Id(one.count - was.count, one.clicks - was.clicks)
+                was = before[i]
+                added = Id(whole.count - was.count, whole.clicks - was.clicks)
                 one.score = self.left(was, self.batches) + self.value(added)
             elif i in self.rows:
                 self.rows[i].score = (self.rows[i].score + self.value(self.rows[i])) * self.rules.score_decay

@@ -7,10 +7,15 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from dynamicemb import DynamicEmbInitializerArgs as Args
+from dynamicemb import DynamicEmbInitializerMode as Mode
 from dynamicemb import DynamicEmbScoreStrategy as Strategy
 from dynamicemb import DynamicEmbTableOptions as Options
+from dynamicemb import FrequencyAdmissionStrategy
+from dynamicemb.batched_dynamicemb_tables import BatchedDynamicEmbeddingTablesV2 as Tables
 from dynamicemb.dump_load import DynamicEmbDump, DynamicEmbLoad, find_sharded_modules, get_dynamic_emb_module
 from dynamicemb.incremental_dump import get_score, incremental_dump, set_score
 from dynamicemb.optimizer import EmbOptimType
@@ -25,6 +30,7 @@ from torchrec import (
 )
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import Topology
+from under_dynamicemb import ids_of, tables, train
 
 DEVICE = torch.device("cuda:0")
 """The NPU or the CPU: where there is no CUDA, that is what the name means."""
@@ -144,3 +150,23 @@ def test_cuda_means_what_there_is() -> None:
     torch.cuda.synchronize()
     assert torch.cuda.current_device() == 0
     assert torch.cuda.device_count() >= 1
+
+
+def candidates_of(module: Tables) -> set[int]:
+    return set(module._scores["t"].view.candidates()[0].tolist())
+
+
+def test_counts_of_a_dump_end_where_those_of_tables_end(tmp_path: Path) -> None:
+    admit = FrequencyAdmissionStrategy(2**40, Args(Mode.CONSTANT))
+    for strategy, kind, ids in ((None, "emb_scores", ids_of), (admit, "counter_frequencies", candidates_of)):
+        module, other = (tables(score_strategy=Strategy.LFU, admit_strategy=strategy) for _ in range(2))
+        train(module, 1, 2, 3, 4)
+        module.dump(tmp_path, counter=True)
+        scores = tmp_path / f"t_{kind}.rank_0.world_size_1"
+        np.array([2**31, 2**32 - 1, 2**40, -1]).tofile(scores)
+        with pytest.warns(UserWarning, match=r"counts 2 ids more than 2\*\*32 - 1 times"):
+            other.load(tmp_path, counter=True)
+        counts = other._scores["t"].view
+        assert ids(other) == {1, 2, 3, 4}
+        found = counts.candidates()[1] if strategy else counts.row_columns(torch.arange(1, 5))
+        assert found["count"].tolist() == [2**31, *[2**32 - 1] * 3]

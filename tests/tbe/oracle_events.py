@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from life_reference import MOST
 from oracle_leaving import Result
 from oracle_scenarios import Scenario, Step
 
@@ -18,6 +19,16 @@ def warm(embedding: TableBatchedEmbedding, scenario: Scenario, step: Step) -> No
         except RuntimeError as error:
             if "in flight" not in str(error):
                 raise
+
+
+def fill_counts(embedding: TableBatchedEmbedding, scenario: Scenario, step: Step) -> None:
+    """Writes counts of rows that are one below the last that they can have."""
+    for index, table in enumerate(scenario.tables):
+        view, ids = embedding.view(table.name), torch.tensor(sorted(scenario.ids(index, step)), dtype=torch.int64)
+        if table.life is not None and table.name != scenario.frozen:
+            known = ids[view.knows(ids)]
+            names = view.row_columns(known).keys() & {"count", "clicks"}
+            view.write_row_columns(known, {name: torch.full_like(known, MOST - 1) for name in names})
 
 
 def loaded(embedding: TableBatchedEmbedding, saved: dict[str, torch.Tensor]) -> bool:

@@ -20,8 +20,8 @@ STEPS = 20
 BATCH = 4
 DIMS = (1, 3, 8, 20, 64, 130)
 KINDS = ("mixed", "mixed", "mixed", "empty", "one id", "all the same", "all new", "extremes", "hot")
-EVENTS = ("train", "train", "train", "train", "eval", "abandon", "overlap", "fail", "warm", "leave")
-WITHOUT_FORWARD = ("fail", "save", "load", "warm", "leave")
+EVENTS = ("train", "train", "train", "train", "eval", "abandon", "overlap", "fail", "warm", "leave", "fill")
+WITHOUT_FORWARD = ("fail", "save", "load", "warm", "leave", "fill")
 
 STORES = tempfile.TemporaryDirectory(prefix="rec_sdk_oracle")
 """Folders of host stores on disk, each used by one embedding."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from coin_reference import Coin
-from life_reference import Id, Life
+from life_reference import MOST, Id, Life
 from optimizer_table import BY_NAME
 from reference_optimizers import EnsembleRowWiseAdagrad
 
@@ -115,6 +115,14 @@ class Reference:
             states = {name: self.state(table, name)[row].clone() for name in names}
             self.left[table].append(Left(i, weight[row].detach().clone(), states, replace(counted), reason))
         self._forget(table, row)
+
+    def fill_counts(self, table: int, ids: set[int]) -> None:
+        """Sets the counts of rows to one below their last; of clicks where they are counted."""
+        life = self.lives[table]
+        if life is None or self.tables[table].name == self.frozen:
+            return
+        for one in (life.rows[i] for i in ids & life.rows.keys()):
+            one.count, one.clicks = MOST - 1, MOST - 1 if life.rules.needs_clicks else one.clicks
 
     @torch.no_grad()
     def remove(self, table: int, ids: list[int], in_flight: list[list[list[np.ndarray]]]) -> int | None:

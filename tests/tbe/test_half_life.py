@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from life_reference import decayed
+from life_reference import MOST, decayed
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableLife, TableOptimizer
@@ -89,6 +89,20 @@ def test_clicks_decay_too(device: torch.device) -> None:
     assert columns["score"].tolist() == [12 / 2 + 11, 1]
     with pytest.raises(ValueError, match="scores ids by clicks"):
         train(embedding, 1)
+
+
+def test_counts_that_have_ended_still_add_to_scores(device: torch.device) -> None:
+    """The hottest id would decay to 0 and be evicted."""
+    embedding = table(device, max_rows=50, score_half_life=1, alpha=1.0, beta=10.0)
+    train(embedding, 1, clicks=torch.tensor([1]))
+    view, one = embedding.view("t"), torch.tensor([1])
+    ended = dict.fromkeys(("count", "clicks"), torch.tensor([MOST - 1]))
+    view.write_row_columns(one, ended | {"score": torch.tensor([8.0], dtype=torch.float64)})
+    for _ in range(2):
+        train(embedding, 1, 1, 1, clicks=torch.tensor([1, 0, 1]))
+    columns = view.row_columns(one)
+    assert (columns["count"].item(), columns["clicks"].item()) == (MOST, MOST)
+    assert columns["score"].item() == (8 / 2 + 23) / 2 + 23
 
 
 def test_the_share_leaves_by_what_is_left_now(device: torch.device) -> None:

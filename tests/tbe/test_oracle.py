@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 from life_reference import Life
 from optimizer_table import BY_NAME
-from oracle_events import collect, loaded, norm_of, norms, warm
+from oracle_events import collect, fill_counts, loaded, norm_of, norms, warm
 from oracle_leaving import Result, compare_left, keeps, leave, note_left, reference_leave, take
 from oracle_scenarios import (
     BATCH,
@@ -213,6 +213,8 @@ def run(scenario: Scenario, cache: dict[str, int], device: torch.device, depth: 
             result.update({f"saved{index}.{name}": value for name, value in saved.items()})
         elif step.event == "warm":
             warm(embedding, scenario, step)
+        elif step.event == "fill":
+            fill_counts(embedding, scenario, step)
         elif step.event == "leave":
             leave(embedding, scenario, index, result)
         elif step.event == "load":
@@ -290,6 +292,9 @@ def reference_run(scenario: Scenario, device: torch.device) -> tuple[Result, Ref
         pending += [index] if step.event in ("train", "overlap") else []
         if step.event == "leave":
             reference_leave(reference, scenario, index, [scenario.steps[i].features for i in pending], result)
+        if step.event == "fill":
+            for table in range(len(scenario.tables)):
+                reference.fill_counts(table, scenario.ids(table, step))
         if step.event not in WITHOUT_FORWARD:
             if step.trains:
                 reference.begin_batch(step.features, step.clicks, step.timestamps)

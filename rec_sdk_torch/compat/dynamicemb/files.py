@@ -23,7 +23,7 @@ from ...tbe.rows.table_view import load
 from ...warn import SaveWarning, warn
 from .enums import BATCH_SIZE_PER_DUMP
 from .optimizers import name_in_dumps
-from .scores import TableScores, device_timestamp
+from .scores import TableScores, counts_of_dump, device_timestamp
 
 Mine = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]]
 """Which ids are at home on this rank."""
@@ -208,4 +208,4 @@ def _load_candidates(scores: TableScores, folder: Path, mine: Mine) -> None:
     candidates = torch.tensor(list(counts), dtype=torch.int64, device="cpu")
     new = ~scores.view.knows(candidates)
     given = torch.tensor(list(counts.values()), dtype=torch.int64, device="cpu")[new]
-    scores.view.set_candidates(candidates[new], {"count": given})
+    scores.view.set_candidates(candidates[new], {"count": counts_of_dump(scores.name, given)})

@@ -11,7 +11,7 @@ import torch
 
 from ...tbe import TableBatchedEmbedding
 from ...tbe.rows.table_view import TableView
-from ...warn import InputWarning, warn
+from ...warn import InputWarning, SaveWarning, warn
 from .enums import (
     DynamicEmbEvictStrategy,
     DynamicEmbScoreStrategy,
@@ -24,6 +24,7 @@ from .options import DynamicEmbTableOptions
 from .rules import writes_scores
 
 _LAST_SCORE = 2**63 - 1
+_LAST_COUNT = 2**32 - 1
 _EVICTS = {
     DynamicEmbScoreStrategy.TIMESTAMP: DynamicEmbEvictStrategy.LRU,
     DynamicEmbScoreStrategy.LFU: DynamicEmbEvictStrategy.LFU,
@@ -34,6 +35,18 @@ _FIRST = {DynamicEmbScoreStrategy.STEP: 1, DynamicEmbScoreStrategy.LFU: 1}
 def device_timestamp() -> int:
     """Nanoseconds of the clock that scores of TIMESTAMP are read from."""
     return time.time_ns()
+
+
+def counts_of_dump(table: str, scores: torch.Tensor) -> torch.Tensor:
+    """Return the counts that `scores` of a dump are, int64 `[n]`; a negative one is a uint64 above 2**63 - 1."""
+    beyond = (scores < 0) | (scores > _LAST_COUNT)
+    if beyond.any():
+        warn(
+            f"table {table!r}: the dump counts {int(beyond.sum())} ids more than 2**32 - 1 times, where counts end "
+            "here: they count as that",
+            SaveWarning,
+        )
+    return scores.masked_fill(beyond, _LAST_COUNT)
 
 
 class TableScores:
@@ -158,7 +171,7 @@ class TableScores:
         columns = dict(zip(self._order(), scores.unbind(1), strict=True))
         written = {}
         if self._counts:
-            written["count"] = columns[DynamicEmbScoreStrategy.LFU].clamp(0, 2**31 - 1)
+            written["count"] = counts_of_dump(self.name, columns[DynamicEmbScoreStrategy.LFU])
         if self._dated:
             (dates,) = (column for kind, column in columns.items() if kind is not DynamicEmbScoreStrategy.LFU)
             distinct, place = dates.unique(return_inverse=True)

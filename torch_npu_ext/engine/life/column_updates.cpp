@@ -61,20 +61,25 @@ void with_columns(ColumnSet columns, const Use& use) {
 // A row as it was before the batch; a `count` of 0: no batch has had it.
 struct Score {
   double score;
-  uint32_t count, last_use, clicks;
+  uint32_t count, last_use;
 };
 
-// A score that decays with time is of the moment of the row's last batch: the score then, and those since its
-// first as far as they are left. Another one is not decayed the first time.
-REC_SDK_ALWAYS_INLINE double new_score(const Table& table, const Score& before, uint32_t count,
-                                       uint32_t clicks) {
+struct Counts {
+  uint32_t shows = 0, clicks = 0;
+};
+
+// A score that decays with time is of the moment of the row's last batch: the score then as far as it is
+// left, and that of the batch, which is no difference of `total`: counts end at 2^32 - 1. Another one is not
+// decayed the first time.
+REC_SDK_ALWAYS_INLINE double new_score(const Table& table, const Score& before, const Counts& total,
+                                       const Counts& of_batch) {
   const LifeSpec& life = table.spec().life;
   if (life.half_life > 0) {
     const uint32_t idle_for = table.clock.batches_since(before.last_use);
     const double left = before.count == 0 ? 0 : table.half_life.decayed(before.score, idle_for);
-    return left + life.score(count - before.count, clicks - before.clicks);
+    return left + life.score(of_batch.shows, of_batch.clicks);
   }
-  const double score = life.score(count, clicks);
+  const double score = life.score(total.shows, total.clicks);
   return before.count == 0 ? score : (before.score + score) * life.decay;
 }
 
@@ -135,21 +140,22 @@ void ColumnUpdates::touch_rows(const Group& group, Part* part, PlanBuffers* plan
   int32_t changes_found = 0;
   const auto touch_row = [&](char* record, int32_t u) __attribute__((always_inline)) {
     if constexpr (kBytes > 0) std::memcpy(before + int64_t{u} * kBytes, record, kBytes);
-    Score old{0, 0, 0, 0};
-    uint32_t count = 0, clicked = 0;
+    Score old{0, 0, 0};
+    Counts total, of_batch;
     if constexpr (kPlaces.has(Column::kCount)) {
       old.count = kPlaces.get<Column::kCount>(record);
-      count = saturated_sum(old.count,
-                            has_shows ? shows[u] : static_cast<uint32_t>(segments[u + 1] - segments[u]));
-      kPlaces.set<Column::kCount>(record, count);
+      of_batch.shows = has_shows ? shows[u] : static_cast<uint32_t>(segments[u + 1] - segments[u]);
+      total.shows = saturated_sum(old.count, of_batch.shows);
+      kPlaces.set<Column::kCount>(record, total.shows);
     }
     if constexpr (kPlaces.has(Column::kLastUse)) {
       old.last_use = kPlaces.get<Column::kLastUse>(record);
       kPlaces.set<Column::kLastUse>(record, static_cast<uint32_t>(clock.batches));
     }
     if constexpr (kPlaces.has(Column::kClicks)) {
-      old.clicks = clicked = kPlaces.get<Column::kClicks>(record);
-      if (has_clicks) kPlaces.set<Column::kClicks>(record, clicked = saturated_sum(clicked, clicks[u]));
+      of_batch.clicks = has_clicks ? clicks[u] : 0;
+      total.clicks = saturated_sum(kPlaces.get<Column::kClicks>(record), of_batch.clicks);
+      kPlaces.set<Column::kClicks>(record, total.clicks);
     }
     if constexpr (kPlaces.has(Column::kTimestamp)) {
       if (has_timestamps) {
@@ -158,7 +164,7 @@ void ColumnUpdates::touch_rows(const Group& group, Part* part, PlanBuffers* plan
     }
     if constexpr (kPlaces.has(Column::kScore)) {
       old.score = kPlaces.get<Column::kScore>(record);
-      kPlaces.set<Column::kScore>(record, new_score(table, old, count, clicked));
+      kPlaces.set<Column::kScore>(record, new_score(table, old, total, of_batch));
     }
     if (has_version) {
       uint64_t version;
@@ -190,19 +196,19 @@ void ColumnUpdates::touch_admitted(Group* group, int32_t t, const PlanBuffers& p
     if (i + kPrefetchDistance < all.size()) prefetch(table.columns.record(all[i + kPrefetchDistance].row));
     const Candidates::Values& values = all[i].values;
     char* const record = table.columns.record(all[i].row);
-    uint32_t count = 0, clicks = 0;
+    Counts total;
     // A sketch has no timestamps, and a cell that is full may say less than the batch; chance counts nothing.
     if (places.has(Column::kCount)) {
-      count = whole ? values.count : std::max(places.get<Column::kCount>(record), values.count);
-      places.set<Column::kCount>(record, count);
+      total.shows = whole ? values.count : std::max(places.get<Column::kCount>(record), values.count);
+      places.set<Column::kCount>(record, total.shows);
     }
     if (places.has(Column::kClicks)) {
-      clicks = whole ? values.clicks : places.get<Column::kClicks>(record);
-      places.set<Column::kClicks>(record, clicks);
+      total.clicks = whole ? values.clicks : places.get<Column::kClicks>(record);
+      places.set<Column::kClicks>(record, total.clicks);
     }
     if (places.has(Column::kTimestamp) && whole) places.set<Column::kTimestamp>(record, values.timestamp);
     if (places.has(Column::kScore)) {
-      places.set<Column::kScore>(record, new_score(table, {0, 0, 0, 0}, count, clicks));
+      places.set<Column::kScore>(record, new_score(table, {0, 0, 0}, total, total));
     }
   }
 }
