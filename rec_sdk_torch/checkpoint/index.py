@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
-from .._engine import IndexWriter, same_index
+import numpy as np
+
+from .._engine import IndexWriter, ServedTable, same_index
 from . import files
-from .contents import open_file
+from .contents import Int64Array, are_in, open_file
 from .errors import CheckpointError
-from .manifest import REMOVED, ROWS, Manifest, SavedFile
+from .manifest import REMOVED, ROWS, WEIGHT, Manifest, SavedFile, SavedTable
 
 _PIECE = 1 << 18
 """Ids that are in memory at once."""
+_ROWS = 1 << 14
+"""Rows that are in memory at once, while they are compared."""
+_REMOVE = "remove it to have it made anew"
 _WINDOW = 1 << 24
 """Entries of an index that are in memory at once, 16 bytes each; for each so many it reads all ids again. The reader of
 saves for C++ servers has the same, `IndexWriter::kWindow`.
@@ -63,7 +70,7 @@ def is_kept(manifest: Manifest, key: str) -> bool:
 
 
 def check_indexes(folder: Path, manifest: Manifest) -> None:
-    """Compares the indexes that the save in `folder` has with new ones.
+    """Compares the indexes that the save in `folder` has with new ones, and the rows that they find with the files.
 
     Raises:
         OSError: the folder has no room for another index.
@@ -75,13 +82,72 @@ def check_indexes(folder: Path, manifest: Manifest) -> None:
             continue
         made = _made_index(folder, manifest, table.key, folder)
         try:
-            same = same_index(str(made), str(path), manifest.id)
-        except ValueError as error:
+            if not same_index(str(made), str(path), manifest.id):
+                raise CheckpointError(f"{path}: damaged; {_REMOVE}")
+            _check_rows(folder, manifest, table, path)
+        except ValueError as error:  # of the engine; a CheckpointError is one too
             raise CheckpointError(str(error)) from error
         finally:
             made.unlink()
-        if not same:
-            raise CheckpointError(f"{path}: damaged; remove it to have it made anew")
+
+
+def _check_rows(folder: Path, manifest: Manifest, table: SavedTable, path: Path) -> None:
+    """Looks up all ids of a table in the index `path`, and compares their weights with the files.
+
+    The last file in order that has an id decides. A new index would repeat the faults of the code that makes both.
+
+    Raises:
+        CheckpointError: an id has other weights or none, or a removed id has some.
+    """
+    served = open_served([(folder, manifest, table, path)])
+    sources = reversed(manifest.files_of(table.key, REMOVED, ROWS))
+    groups = [list(files) for _, files in itertools.groupby(sources, lambda file: (file.layer, file.role))]
+    decided: Int64Array = np.empty(0, np.int64)  # ids in later groups, ascending
+    for group in groups:
+        in_group = [decided]
+        for file in group:
+            with open_file(folder, manifest, file) as reader:
+                for begin in range(0, file.rows, _ROWS):
+                    end = min(begin + _ROWS, file.rows)
+                    ids = reader.array("ids", begin, end)
+                    compared = ~are_in(decided, ids)
+                    weights = reader.array(WEIGHT, begin, end)[compared] if file.role == ROWS else None
+                    wrong = _wrong_ids(served, ids[compared], weights)
+                    if len(wrong):
+                        raise CheckpointError(f"{path}: damaged, id {wrong[0]} is not at its row; {_REMOVE}")
+                    in_group.append(ids)
+        if group is not groups[-1]:
+            decided = np.unique(np.concatenate(in_group))
+
+
+def _wrong_ids(served: ServedTable, ids: Int64Array, weights: np.ndarray | None) -> Int64Array:
+    """Ids that `served` has with other bytes than `weights` `[n, ...]`; with None, ids that it has at all."""
+    rows = np.empty((len(ids), served.row_bytes), np.uint8)
+    found = served.lookup(ids, np.zeros(served.row_bytes, np.uint8), rows)
+    wrong: np.ndarray = found if weights is None else ~found | (rows != weights.view(np.uint8)).any(1)
+    return np.ascontiguousarray(ids[wrong])
+
+
+def open_served(saves: Sequence[tuple[Path, Manifest, SavedTable, Path]]) -> ServedTable:
+    """Maps the rows of a table.
+
+    Args:
+        saves: of a chain, the newest first: folder, manifest, the table there, and the path of its index.
+
+    Raises:
+        CheckpointError: a file is missing, damaged or of another save.
+    """
+    served = []
+    for folder, manifest, table, index in saves:
+        files = []
+        for file in row_files(manifest, table.key):
+            with open_file(folder, manifest, file) as reader:
+                files.append((str(reader.path), reader.starts[WEIGHT], file.rows))
+        served.append((str(index), manifest.id, files))
+    try:
+        return ServedTable(served, table.weight_dtype, table.embedding_dim)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(str(error)) from error
 
 
 def write_index(folder: Path, manifest: Manifest, key: str) -> None:
@@ -92,7 +158,7 @@ def write_index(folder: Path, manifest: Manifest, key: str) -> None:
 def _made_index(folder: Path, manifest: Manifest, key: str, place: Path) -> Path:
     """A new index in the folder `place`, under a name of its own."""
     made = place / f".index-{uuid.uuid4().hex}"
-    numbers = {file.path: number for number, file in enumerate(row_files(manifest, key))}
+    numbers = {file.place: number for number, file in enumerate(row_files(manifest, key))}
     sources = manifest.files_of(key, REMOVED, ROWS)
     for file in sources:  # each has as many rows as the manifest says, for which the index will have room
         open_file(folder, manifest, file).close()
@@ -105,7 +171,7 @@ def _made_index(folder: Path, manifest: Manifest, key: str, place: Path) -> Path
                     for begin in range(0, file.rows, _PIECE):
                         ids = reader.read("ids", begin, min(begin + _PIECE, file.rows)).numpy()
                         if file.role == ROWS:
-                            writer.add(ids, numbers[file.path], begin)
+                            writer.add(ids, numbers[file.place], begin)
                         else:
                             writer.remove(ids)
             files.before("write", made)

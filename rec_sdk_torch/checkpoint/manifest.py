@@ -5,6 +5,7 @@ has the format.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 import zlib
@@ -79,6 +80,11 @@ class SavedFile:
     bytes: Annotated[int, Within(8)]
     checksums: dict[str, Checksum]
     offset: Count | None = None
+
+    @property
+    def place(self) -> tuple[str, int | None]:
+        """Path and offset: what tells this file from all others of the save. Files in one pack share their path."""
+        return self.path, self.offset
 
 
 @dataclass(frozen=True)
@@ -206,15 +212,21 @@ class Manifest:
             table.check()
             if table.optimizer is not None and table.optimizer >= len(self.optimizers):
                 raise ValueError(f"table {table.key!r} has optimizer {table.optimizer} of {len(self.optimizers)}")
-        keys = [(table.key, None) for table in self.tables]
-        for what, found in (("tables", keys), ("files", [(file.path, file.offset) for file in self.files])):
-            twice = [name for (name, _), count in Counter(found).items() if count > 1]
-            if twice:
-                raise ValueError(f"{what} {twice} are there twice")
+        twice = [key for key, count in Counter(table.key for table in self.tables).items() if count > 1]
+        if twice:
+            raise ValueError(f"tables {twice} are there twice")
         for module, counts in self.windows.items():
             if any(count >= int(length) for length, count in counts.items()):
                 raise ValueError(f"windows of {module!r} are {counts}, of more backward passes than their lengths")
+        self._check_places()
         self._check_files()
+
+    def _check_places(self) -> None:
+        """Whether every byte is in one file at most."""
+        ordered = sorted((file.path, file.offset or 0, file.bytes) for file in self.files)
+        for (path, begin, size), (next_path, next_begin, _) in itertools.pairwise(ordered):
+            if path == next_path and next_begin < begin + size:
+                raise ValueError(f"{path} has files at bytes {begin} and {next_begin}, which share bytes")
 
     def _check_files(self) -> None:
         tables = {table.key: table for table in self.tables}

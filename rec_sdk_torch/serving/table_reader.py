@@ -20,10 +20,10 @@ import torch
 
 from .. import _engine
 from .._exits import OwnThread, calls
-from ..checkpoint.contents import open_file, saved_tables
+from ..checkpoint.contents import saved_tables
 from ..checkpoint.errors import CheckpointError
 from ..checkpoint.folders import Paths, chain_of, latest_save, paths_of
-from ..checkpoint.index import ensure_index, row_files
+from ..checkpoint.index import ensure_index, open_served
 from ..checkpoint.manifest import Manifest
 from ..checkpoint.quantized import BITS
 from ..checkpoint.tensors import DTYPES
@@ -103,17 +103,10 @@ class TableReader:
         about = chain[-1][1].table(self._key(*chain[-1]))
         saves = []
         for folder, manifest, saved in reversed(saved_tables(chain, about).chain):
-            files = []
-            for file in row_files(manifest, saved.key):
-                with open_file(folder, manifest, file) as reader:
-                    files.append((str(reader.path), reader.starts["weight"], file.rows))
-            saves.append((str(ensure_index(folder, manifest, saved.key, aside)), manifest.id, files))
+            saves.append((folder, manifest, saved, ensure_index(folder, manifest, saved.key, aside)))
         bits = BITS.get(about.weight_dtype)
         dtype = torch.float32 if bits else DTYPES[about.weight_dtype]
-        try:
-            table = _engine.ServedTable(saves, about.weight_dtype, about.embedding_dim)
-        except (OSError, ValueError) as error:
-            raise CheckpointError(str(error)) from error
+        table = open_served(saves)
         return _Moment(save, chain[-1][1].id, table, about.rows, about.embedding_dim, dtype, bits)
 
     def _key(self, folder: Path, manifest: Manifest) -> str:

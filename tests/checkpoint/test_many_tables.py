@@ -370,13 +370,19 @@ def test_places_in_a_pack_that_cannot_be(tmp_path: Path) -> None:
     for offset, message in (
         (-1, "offset is -1, expected a number from 0"),
         ("0", "offset is '0', expected an int"),
-        (1, "damaged, its header"),
+        (1, "at bytes 1 and [0-9]+, which share bytes"),
         (size, "damaged, it ends at byte"),
         (2**62, "damaged, it ends at byte"),
-        (second["offset"], "are there twice"),
+        (second["offset"], "which share bytes"),
     ):
         odd_saves.write_manifest(folder, {**body, "files": [{**first, "offset": offset}, *body["files"][1:]]})
         refused(target, folder, message)
+    inside = {**first, "offset": 1, "bytes": first["bytes"] - 1}
+    odd_saves.write_manifest(folder, {**body, "files": [inside, *body["files"][1:]]})
+    refused(target, folder, "damaged, its header")
+    alone = {name: value for name, value in first.items() if name != "offset"}
+    odd_saves.write_manifest(folder, {**body, "files": [alone, *body["files"][1:]]})
+    refused(target, folder, "damaged, it has [0-9]+ bytes, expected")
     moved = {**first, **{name: second[name] for name in ("offset", "bytes", "checksums", "rows")}}
     odd_saves.write_manifest(folder, {**body, "files": [moved, *body["files"][2:]]})
     refused(target, folder, "files are missing|expected")
