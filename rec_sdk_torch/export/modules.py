@@ -10,54 +10,14 @@ from torchrec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBag
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.quant.embedding_modules import EmbeddingBagCollection as QuantEmbeddingBagCollection
 from torchrec.quant.embedding_modules import EmbeddingCollection as QuantEmbeddingCollection
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from ..modules.collection import CachedCollection
 from ..modules.configs import feature_names
 from ..tbe import Pooling
 from ..tbe.rows.row_parts import WEIGHT
 from .arrays import embedding_of
-
-
-class IdMap(torch.nn.Module):
-    """Ids of tables -> rows of exported ones. An id that a table does not know is its last row, which is zeros.
-
-    Attributes:
-        tables: place of the table that each feature reads, by its name.
-    """
-
-    def __init__(self, ids: list[torch.Tensor | None], tables: dict[str, int]) -> None:
-        """`ids`: of each table int64 `[n]`, of row 0 and so on; None where ids are rows."""
-        super().__init__()
-        self.tables = tables
-        for place, known in enumerate(ids):
-            ordered, rows = (None, None) if known is None else torch.sort(known)
-            self.register_buffer(f"ids{place}", ordered)
-            self.register_buffer(f"rows{place}", rows)
-
-    def rows_of(self, table: int, ids: torch.Tensor) -> torch.Tensor:
-        """Rows of `ids`, int64 of their shape."""
-        known, rows = getattr(self, f"ids{table}"), getattr(self, f"rows{table}")
-        ids = ids.long()
-        if known is None:
-            return ids
-        if len(known) == 0:
-            return torch.zeros_like(ids)
-        places = torch.searchsorted(known, ids).clamp_(max=len(known) - 1)
-        return torch.where(known[places] == ids, rows[places], len(known))
-
-    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """The batch with rows for ids, and the features that tables read."""
-        given: list[str] = features.keys()
-        keys = [key for key in given if key in self.tables]
-        parts = [features[key] for key in keys]
-        weights = [part.weights_or_none() for part in parts]
-        return KeyedJaggedTensor(
-            keys,
-            torch.cat([self.rows_of(self.tables[key], part.values()) for key, part in zip(keys, parts, strict=True)]),
-            None if any(each is None for each in weights) else torch.cat([w for w in weights if w is not None]),
-            torch.cat([part.lengths() for part in parts]),
-        )
+from .id_map import IdMap
 
 
 class ExportedCollection(torch.nn.Module):
@@ -74,20 +34,41 @@ class ExportedCollection(torch.nn.Module):
         self.collection = collection
 
     def forward(self, features: KeyedJaggedTensor) -> Any:
-        return self.collection(self.id_map(features))
+        rows = self.id_map(features)
+        if isinstance(self.collection, QuantEmbeddingCollection) and rows.variable_stride_per_key():
+            return _padded_sequences(self.collection, rows)
+        return self.collection(rows)
+
+
+def _padded_sequences(collection: QuantEmbeddingCollection, rows: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+    """Look up keys with batch sizes of their own in a collection that takes one size: with empty samples behind."""
+    sizes = dict(zip(rows.keys(), rows.stride_per_key(), strict=True))
+    most = max(sizes.values())
+    parts = rows.lengths().split(list(sizes.values()))
+    lengths = torch.cat([torch.nn.functional.pad(part, (0, most - len(part))) for part in parts])
+    output = collection(KeyedJaggedTensor(rows.keys(), rows.values(), lengths=lengths))
+    return {
+        key: JaggedTensor(part.values(), part.weights_or_none(), part.lengths()[: sizes[key]])
+        for key, part in output.items()
+    }
 
 
 def _tables(source: CachedCollection) -> tuple[list[torch.Tensor | None], list[torch.Tensor]]:
     """For each table ids, None where they are rows, and weights; behind those with ids a row of zeros.
 
     Raises:
-        ValueError: a MEAN does not count some id.
+        ValueError: a MEAN does not count some id, or is weighted.
     """
     embedding = embedding_of(source)
     ids: list[torch.Tensor | None] = []
     weights = []
     with embedding.exclusive():
         for config in embedding.tables:
+            if source._is_weighted and config.pooling is Pooling.MEAN:
+                raise ValueError(
+                    f"table {config.name!r}: a MEAN with weights per sample cannot be exported: "
+                    "torch.nn.EmbeddingBag weights sums alone"
+                )
             if config.padding_idx is not None and config.pooling is Pooling.MEAN:
                 raise ValueError(f"table {config.name!r}: a MEAN that does not count padding_idx cannot be exported")
             view = embedding.view(config.name)
@@ -114,22 +95,24 @@ def _id_map(source: CachedCollection, ids: list[torch.Tensor | None]) -> IdMap:
                     "its ids have other rows in each, give the tables a feature each"
                 )
             tables[name] = place
-    return IdMap(ids, tables)
+    return IdMap(ids, tables, pooled=source._embedding.pooled)
 
 
 def to_torchrec(source: CachedCollection) -> ExportedCollection:
     """A copy as TorchRec's `EmbeddingBagCollection` or `EmbeddingCollection`, on the host, with an id map before it.
 
     Weights are the live ones' bits, so outputs for ids that are known are the same up to the order in which bags are
-    summed; ids that are not known give zeros. An index table without `padding_idx` has no id map, and an id outside it
-    is an error of torch's. With `padding_idx` such an id gives zeros without a word.
+    summed; ids that are not known give zeros. Keys may have batch sizes of their own, as in the live collection. An
+    index table without `padding_idx` has no id map, and an id outside it is an error of torch's. With `padding_idx`
+    such an id gives zeros without a word.
 
     Args:
         source: a collection that is not sharded.
 
     Raises:
         TypeError: `source` is no unsharded collection.
-        ValueError: several hash tables read one feature; a MEAN does not count the table's `padding_idx`.
+        ValueError: several hash tables read one feature; a MEAN does not count the table's `padding_idx`, or is
+            weighted per sample.
 
     Example:
         >>> import torch
@@ -176,7 +159,8 @@ def to_embedding_bags(source: CachedCollection) -> tuple[IdMap, dict[str, torch.
 
     Raises:
         TypeError: `source` is no unsharded collection, or not of pooled tables.
-        ValueError: several tables read one feature; a MEAN does not count the table's `padding_idx`.
+        ValueError: several tables read one feature; a MEAN does not count the table's `padding_idx`, or is weighted
+            per sample.
 
     Example:
         >>> import torch

@@ -124,22 +124,31 @@ class Bags:
             ValueError: `inverse_indices` without a row for each key.
             IndexError: an index that is no bag of its key, where they are on the host.
         """
-        inverse = self.features.inverse_indices_or_none()
-        if inverse is None:
+        places = self.bags_of_samples([self.features.keys()[key] for key in keys], values.device)
+        if places is None:
             return values
         sizes = self.sizes
-        names, indices = inverse
-        rows = {name: row for row, name in enumerate(names)}
-        wanted = [self.features.keys()[key] for key in keys]
-        missing = sorted(set(wanted) - rows.keys())
-        if missing or indices.dim() != 2 or len(names) != len(indices):
-            raise ValueError(
-                f"inverse_indices have keys {list(names)} and shape {tuple(indices.shape)}, expected [keys, samples] "
-                f"with keys {wanted}"
-            )
-        indices = indices.to(values.device)
         parts = [
-            (part if sizes is None else part[: sizes[key]]).index_select(0, indices[rows[name]])
-            for part, key, name in zip(values.split(list(dims), 1), keys, wanted, strict=True)
+            (part if sizes is None else part[: sizes[key]]).index_select(0, bags)
+            for part, key, bags in zip(values.split(list(dims), 1), keys, places, strict=True)
         ]
         return torch.cat(parts, 1)
+
+    def bags_of_samples(self, keys: Sequence[str], device: torch.device) -> list[torch.Tensor] | None:
+        """Return the bag of each sample, int64 `[samples]` for each of `keys`; None without `inverse_indices`.
+
+        Raises:
+            ValueError: `inverse_indices` without a row for each key.
+        """
+        inverse = self.features.inverse_indices_or_none()
+        if inverse is None:
+            return None
+        names, indices = inverse
+        rows = {name: row for row, name in enumerate(names)}
+        if set(keys) - rows.keys() or indices.dim() != 2 or len(names) != len(indices):
+            raise ValueError(
+                f"inverse_indices have keys {list(names)} and shape {tuple(indices.shape)}, expected [keys, samples] "
+                f"with keys {list(keys)}"
+            )
+        indices = indices.to(device)
+        return [indices[rows[key]] for key in keys]

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from variable_batches import variable_batch
 
 import rec_sdk_torch as rst
 from rec_sdk_torch import export
@@ -42,10 +43,19 @@ def batch(seed: int) -> KeyedJaggedTensor:
     return KeyedJaggedTensor(["f0", "f1", "f2"], torch.from_numpy(ids), lengths=lengths)
 
 
-def values(output: Any) -> torch.Tensor:
+def values(output: Any, keys: list[str] = KEYS) -> torch.Tensor:
     if isinstance(output, dict):
-        return torch.cat([output[key].values() for key in KEYS])
-    return torch.cat([output[key] for key in KEYS], dim=1)
+        return torch.cat([output[key].values() for key in keys])
+    return torch.cat([output[key] for key in keys], dim=1)
+
+
+def trained_on_all(tables: Any, keys: list[str], ids: int = 40) -> Any:
+    """The tables in evaluation, after a batch that has ids from 0 to `ids` - 1 in each key."""
+    count = len(keys) * ids
+    every = torch.arange(ids).repeat(len(keys))
+    features = KeyedJaggedTensor(keys, every, torch.ones(count), torch.ones(count, dtype=torch.int64))
+    values(tables(features), keys).square().sum().backward()
+    return tables.eval()
 
 
 def trained(pooled: bool) -> Any:
@@ -75,6 +85,68 @@ def test_embedding_bags_give_the_live_outputs() -> None:
     for table, key in zip(("t0", "t1", "t2"), KEYS, strict=True):
         part = rows[key]
         assert torch.equal(bags[table](part.values(), part.offsets()), live[key])
+
+
+@pytest.mark.parametrize("inverse", [True, False])
+@pytest.mark.parametrize(
+    ("pooled", "form"), [(True, "stock"), (True, "qint8"), (True, "bags"), (False, "stock"), (False, "qint8")]
+)
+def test_keys_with_batch_sizes_of_their_own(pooled: bool, form: str, inverse: bool) -> None:
+    """With inverse indices each sample of a pooled output has the bags that they say."""
+    tables = trained_on_all(collection(pooled), KEYS)
+    if form == "bags":
+        id_map, bags = export.to_embedding_bags(tables)
+
+        def exported(features: KeyedJaggedTensor) -> Any:
+            rows = id_map(features)
+            parts = zip(("t0", "t1", "t2"), KEYS, strict=True)
+            return {key: bags[table](rows[key].values(), rows[key].offsets()) for table, key in parts}
+    else:
+        exported = export.to_torchrec(tables)
+        exported = exported if form == "stock" else export.quantized(exported)
+    for seed in range(6):
+        features = variable_batch(np.random.default_rng(seed), KEYS, 40, inverse=inverse)
+        if pooled and not inverse:
+            with pytest.raises(ValueError, match="pooled outputs need inverse_indices"):
+                exported(features)
+            continue
+        live, found = tables(features), exported(features)
+        for key in KEYS:
+            of_key, right = (x[key] if pooled else x[key].values() for x in (found, live))
+            torch.testing.assert_close(of_key, right, rtol=0, atol=0.05 if form == "qint8" else 0)
+            assert pooled or found[key].lengths().tolist() == live[key].lengths().tolist()
+
+
+def test_weights_of_samples_that_share_a_bag() -> None:
+    tables = [
+        rst.EmbCacheEmbeddingBagConfig(name="t0", num_embeddings=100, embedding_dim=8, feature_names=["f0", "f1"])
+    ]
+    live = rst.EmbCacheEmbeddingBagCollection(tables, cache=40, is_weighted=True, seed=1)
+    rst.apply_optimizer_in_backward(torch.optim.SGD, live.parameters(), {"lr": 0.1})
+    exported = export.to_torchrec(trained_on_all(live, ["f0", "f1"]))
+    features = variable_batch(np.random.default_rng(0), ["x", "f1", "f0"], 40, weighted=True)
+    torch.testing.assert_close(exported(features).values(), live(features).values(), rtol=1e-6, atol=1e-7)
+    features = KeyedJaggedTensor(
+        features.keys(),
+        features.values(),
+        features.weights(),
+        features.lengths(),
+        stride_per_key_per_rank=features.stride_per_key_per_rank(),
+        inverse_indices=(["f0", "x"], torch.zeros(2, 6, dtype=torch.int64)),
+    )
+    with pytest.raises(ValueError, match=r"inverse_indices have keys \['f0', 'x'\]"):
+        exported(features)
+
+
+def test_a_weighted_mean_is_refused() -> None:
+    """torch's EmbeddingBag, and TorchRec's collection of it, have no such bags."""
+    config = EmbeddingBagConfig(
+        name="t0", num_embeddings=100, embedding_dim=8, feature_names=["f0"], pooling=PoolingType.MEAN
+    )
+    live = rst.EmbCacheEmbeddingBagCollection([config], cache=40, is_weighted=True)
+    for call in export.to_torchrec, export.to_embedding_bags:
+        with pytest.raises(ValueError, match="table 't0': a MEAN with weights per sample cannot be exported"):
+            call(live)
 
 
 @pytest.mark.parametrize("pooled", [True, False])
