@@ -22,9 +22,9 @@ def tables(device: torch.device, update: str = "step", optimizer: type = torch.o
     return collection
 
 
-def batches(count: int, seed: int = 0) -> list[Any]:
+def batches(count: int, seed: int = 0, ids: int = 30) -> list[Any]:
     rng = np.random.default_rng(seed)
-    return [jagged(random_bags(rng, KEYS, 30)) for _ in range(count)]
+    return [jagged(random_bags(rng, KEYS, ids)) for _ in range(count)]
 
 
 def loss_of(collection: Any, batch: Any) -> torch.Tensor:

@@ -16,6 +16,8 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torchrec.optim import CombinedOptimizer, KeyedOptimizerWrapper, WarmupOptimizer, WarmupPolicy, WarmupStage
 from torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
 
+import rec_sdk_torch as rst
+
 # ---- clipping, beside dense parameters
 
 
@@ -84,6 +86,24 @@ def test_tables_and_dense_parameters_are_clipped_by_one_norm(device: torch.devic
         torch.testing.assert_close(models[0].dense.weight, models[1].dense.weight)
 
 
+@pytest.mark.parametrize("passes", [1, 2, 3])
+def test_cache_size_and_prefetching_change_no_bit(device: torch.device, passes: int) -> None:
+    """Gradients are in the order of ids, so that their norm is a sum in one order."""
+    every, made, norms = batches(12, ids=200), [], []
+    for cache, depth in ((60, 0), (75, 0), (90, 2), (1000, 3)):
+        collection = tables(device, "step", torch.optim.Adagrad, cache=cache)
+        norms.append([])
+        for number, batch in enumerate(rst.prefetch(iter(every), collection, depth=depth) if depth else every):
+            loss_of(collection, batch).backward()
+            if number % passes == passes - 1:
+                norms[-1].append(clip_grad_norm_(collection.parameters(), 3.0))
+                collection.fused_optimizer.step()
+        made.append(collection)
+    for collection, of_collection in zip(made[1:], norms[1:], strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(norms[0], of_collection, strict=True))
+        assert_same(made[0], collection)
+
+
 def test_clipping_of_tables_alone(device: torch.device) -> None:
     collection = bags_collection(device, update="step")
     apply(collection, lr=1.0)
@@ -119,9 +139,9 @@ def test_norms_of_what_waits(device: torch.device, norm_type: float) -> None:
     grads = [bag.weight.grad.cpu() for bag in plain.bags]
     expected = [float(torch.linalg.vector_norm(grad, norm_type)) for grad in grads]
     found = model.tables.grad_norm(norm_type)
-    torch.testing.assert_close(list(found.tables.values()), expected)
+    torch.testing.assert_close(list(found.tables.values()), expected, rtol=1e-6, atol=0)
     every = torch.cat([grad.flatten() for grad in grads])
-    torch.testing.assert_close(found.total, float(torch.linalg.vector_norm(every, norm_type)))
+    torch.testing.assert_close(found.total, float(torch.linalg.vector_norm(every, norm_type)), rtol=1e-6, atol=0)
     clip_grad_value_(model.parameters(), 0.25)
     assert model.tables.grad_norm(float("inf")).total == 0.25
     model.tables.fused_optimizer.step()

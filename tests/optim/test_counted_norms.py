@@ -81,6 +81,21 @@ def test_a_window_has_the_norm_of_its_sum(device: torch.device, cache: int) -> N
     assert found == [(0.0, 0.0), first, first, second]
 
 
+@pytest.mark.parametrize("window", [1, 3])
+def test_the_size_of_the_cache_changes_no_bit(device: torch.device, window: int) -> None:
+    every = batches(9, ids=200)
+    of_samples = torch.logspace(-6, 6, 5, device=device)[:, None]  # of magnitudes that a sum in another order rounds
+    options: dict[str, Any] = {"use_accumulate": True, "accumulate_step": window}
+    found: list[list[Any]] = []
+    for cache in (30, 33, 1000):
+        collection = counting(device, rst.AccumulateAdagrad, cache=cache, **options)
+        found.append([])
+        for batch in every:
+            (collection(batch).values() * of_samples).pow(2).sum().backward()
+            found[-1].append(collection.grad_norm())
+    assert found[0] == found[1] == found[2]
+
+
 def test_frozen_tables_have_none(device: torch.device) -> None:
     collection = counting(device)
     one, other = batches(2)

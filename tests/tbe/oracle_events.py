@@ -60,6 +60,15 @@ def norm_of(grad: torch.Tensor | None, norm_type: float) -> torch.Tensor:
     )
 
 
+def clip(embedding: TableBatchedEmbedding, max_norm: float) -> torch.Tensor:
+    """Clips the gradients that wait by one norm, as torch's `clip_grad_norm_`; the norm."""
+    grads = [grad for table in embedding.tables if (grad := embedding.gradient(table.name)) is not None]
+    norm = torch.nn.utils.get_total_norm(grads)
+    for grad in grads:
+        grad.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
+    return norm.cpu()
+
+
 def collect(embedding: TableBatchedEmbedding, name: str, result: Result) -> None:
     view = embedding.view(name)
     whole = view.read(view.ids())

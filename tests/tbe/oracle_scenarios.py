@@ -64,6 +64,19 @@ class Scenario:
     narrow: bool = False
     """Optimizer states, but for counters, are 16 bits wide."""
     update: str = "backward"
+    max_norm: float = float("inf")
+    """The norm by which step() clips the gradients of `window` backward passes; finite with update="step" alone."""
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether the optimizer has an accumulation window."""
+        return self.window > 1 and self.update == "backward"
+
+    def clipped(self) -> Scenario:
+        """The same tables without rules: step() comes after two backward passes or more, and clips by one norm."""
+        tables = [replace(table, life=None) for table in self.tables]
+        bounds = {"max_norm": float(1 + self.seed % 20), "max_gradient": float("inf")}
+        return replace(self, tables=tables, update="step", window=max(2, self.window), **bounds)
 
     def with_other_update(self) -> Scenario:
         """The same, with updates at another time, which are the same where a window has one backward pass."""
@@ -111,7 +124,7 @@ class Scenario:
     @property
     def counts(self) -> bool:
         """Whether norms of gradients are compared."""
-        return self.seed % 5 > 1
+        return self.seed % 5 > 1 and self.max_norm == float("inf")
 
     @property
     def one_launch(self) -> bool:

@@ -43,8 +43,10 @@ class Reference:
         max_gradient: float,
         frozen: str | None = None,
         seed: int = 0,
+        max_norm: float = float("inf"),
     ) -> None:
         self.tables = tables
+        self.max_norm, self.last_norm = max_norm, 0.0  # of the gradients of an update together
         self.frozen = frozen
         self.places = [{int(i): row for row, i in enumerate(every)} for every in ids]
         self.weights = [torch.nn.Parameter(weight.double().clone()) for weight in initial]
@@ -228,14 +230,20 @@ class Reference:
         self._end_step(features, in_flight)
 
     def _update(self, lr: float) -> None:
+        for table, weight in zip(self.tables, self.weights, strict=True):
+            if table.name != self.frozen:
+                assert weight.grad is not None
+                weight.grad = weight.grad.coalesce()
+                self.last_gradients[table.name] = weight.grad.values().clone()
+        squares = [gradient.square().sum() for gradient in self.last_gradients.values()]
+        self.last_norm = float(torch.stack(squares).sum().sqrt())
+        factor = min(1.0, self.max_norm / (self.last_norm + 1e-6))
         for table, optimizer, weight in zip(self.tables, self.optimizers, self.weights, strict=True):
             if table.name == self.frozen:
                 continue
             optimizer.param_groups[0]["lr"] = lr
             assert weight.grad is not None
-            weight.grad = weight.grad.coalesce()
-            self.last_gradients[table.name] = weight.grad.values().clone()
-            weight.grad.values().clamp_(-self.max_gradient, self.max_gradient)
+            weight.grad.values().mul_(factor).clamp_(-self.max_gradient, self.max_gradient)
             optimizer.step()
             weight.grad = None
         for index, optimizer in enumerate(self.optimizers):

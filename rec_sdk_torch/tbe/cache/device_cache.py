@@ -75,6 +75,7 @@ class Group:
         cache_policy: str,
         serial: int = 0,
         stores: StoreFolder | None = None,
+        row_ids: bool = False,
     ) -> None:
         """Allocates the cache.
 
@@ -87,6 +88,7 @@ class Group:
             cache_policy: which rows leave the cache, by its name in the engine.
             serial: versions of rows go on from here.
             stores: where host stores are on disk; None keeps them in memory.
+            row_ids: plans have the ids of their rows, `unique_ids`, also where weights round to nearest.
         """
         self.members = list(members)
         self.places = {member.config.name: place for place, member in enumerate(self.members)}
@@ -99,26 +101,23 @@ class Group:
         self._kernel = first.optimizer.spec.kernel if first.optimizer else ""
         self._device = device
         means = [m.config.pooling is Pooling.MEAN for m in members for _ in m.features]
-        layout, policy, backend = self.layout, cache_policy, backend_for(device)
+        backend, of_tables = backend_for(device), (members, self.layout, columns, means)
         self._rounds = first.config.rounds_stochastically and first.optimizer is not None
         self._make_engine = functools.partial(
             engine_of,
-            members,
-            layout,
-            columns,
-            means,
+            *of_tables,
             seed,
             bounds_check,
-            policy,
+            cache_policy,
             stores=stores,
-            row_ids=self._rounds,
+            row_ids=self._rounds or row_ids,
             state_inits=state_inits(members),
             origins=backend.joins_lookups,
         )
         self.engine = self._make_engine(serial=serial)
         self._counted: dict[int | None, dict[str, int]] = {}
         self.swapping_ns = 0
-        self._state_dtypes = dtype_codes(layout.state_dtypes)
+        self._state_dtypes = dtype_codes(self.layout.state_dtypes)
         self._may_warn = bounds_check is BoundsCheckMode.WARNING and not all(m.config.hashed for m in members)
         self._with_init_fn = [i for i, m in enumerate(members) if m.config.hashed and m.config.init_fn is not None]
         self.set_evict_step_interval(None)
@@ -416,7 +415,8 @@ class Group:
         if hot is None and self.norms is None and not (self._rounds or self._state_dtypes):
             return call  # defaults cost less
         norms = None if self.norms is None else self.norms.of_call(key, slots, tables)
-        return *call, ids, self._numbers.seeds() if self._rounds else None, self._state_dtypes, hot, norms
+        rounding = (ids, self._numbers.seeds()) if self._rounds else (None, None)
+        return *call, *rounding, self._state_dtypes, hot, norms
 
     def count_norms(self, on: bool) -> None:
         """Lets updates count the norms of gradients, or no more."""

@@ -42,7 +42,8 @@ class UpdateNorms:
     def of_tables(self, count: int, norm_type: float) -> list[float]:
         """The norm of each of `count` tables; the host waits for the device.
 
-        Sums over rows are of float64, in the order of the rows: threads and cores of the kernels do not change them.
+        Sums over rows are of float64, from the smallest square to the largest: threads, cores of the kernels and the
+        order of rows do not change them.
         """
         parts: list[list[np.ndarray]] = [[] for _ in range(count)]
         for rows, tables in self._calls.values():
@@ -53,7 +54,7 @@ class UpdateNorms:
 
 
 def _norm(parts: Sequence[np.ndarray], norm_type: float) -> float:
-    squares = float(sum(part[0].sum(dtype=np.float64) for part in parts))
+    squares = float(np.sort(np.concatenate([part[0] for part in parts])).sum(dtype=np.float64)) if parts else 0.0
     if math.isnan(squares):  # kernels may lose a NaN among magnitudes, but not in a sum
         return math.nan
     if norm_type == 2:

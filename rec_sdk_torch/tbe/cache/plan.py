@@ -37,7 +37,8 @@ class PlanArrays(NamedTuple):
             numbered in this order, or -1 if the slot is free; batches that evict rows.
         window_out_slots: int64, those of rows that leave with sums of an open window.
         window_in_slots: int64, those of `swap_in_slots` with sums that come back.
-        unique_ids: int64 `[U]`, the id of each distinct row; groups that round stochastically.
+        unique_ids: int64 `[U]`, the id of each distinct row; groups that round stochastically, or whose gradients wait
+            for `step()`.
         hot_segments: int32 `[H, 4]`, what devices sum in chunks, as `rec_sdk::update_rows` takes it.
         origins: int32 `[N]`, where the row of each lookup is before the swap: its slot, or the slots of the cache + i
             if it is the i-th of the rows that come; batches that bring rows in, on devices that swap rows and look them

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -46,10 +46,24 @@ class WaitingRows:
         """The gradient of each row, in the first D columns."""
         return self.sums if self.values is None else self.values
 
+    def handed_out(self) -> WaitingRows:
+        """The same rows in the order of their tables and ids, with values that may be changed.
+
+        This order, and so a norm of the values, depends on no cache and no thread.
+        """
+        if self.values is not None:
+            return self
+        assert self.arrays.unique_ids is not None
+        ids, of_table = self.arrays.unique_ids.cpu().numpy(), self._tables_of_rows()
+        rows = self._chosen(np.lexsort((ids, of_table)), of_table)
+        return replace(rows, values=rows.sums[:, : rows.sums.shape[1] // 2].contiguous())
+
     def parts(self) -> list[torch.Tensor]:
-        """The gradient of each table's rows, float32 `[n, D]`; what is changed in it is changed for the update."""
-        if self.values is None:
-            self.values = self.sums[:, : self.sums.shape[1] // 2].contiguous()
+        """The gradient of each table's rows, float32 `[n, D]`; what is changed in it is changed for the update.
+
+        They were handed out.
+        """
+        assert self.values is not None
         borders = self.arrays.table_offsets.tolist()
         return [self.values[begin:end] for begin, end in itertools.pairwise(borders)]
 
@@ -64,15 +78,21 @@ class WaitingRows:
 
     def without(self, tables: Collection[int]) -> WaitingRows:
         """The same, but for the rows of some tables."""
+        of_table = self._tables_of_rows()
+        return self._chosen(np.flatnonzero(~np.isin(of_table, list(tables))), of_table)
+
+    def _tables_of_rows(self) -> np.ndarray:
         counts = self.arrays.table_offsets.cpu().numpy()
-        of_table = np.repeat(np.arange(len(counts) - 1), np.diff(counts))
-        kept = np.flatnonzero(~np.isin(of_table, list(tables)))
-        places = torch.from_numpy(kept).to(self.sums.device)
+        return np.repeat(np.arange(len(counts) - 1), np.diff(counts))
+
+    def _chosen(self, rows: np.ndarray, of_table: np.ndarray) -> WaitingRows:
+        """These of the rows, table by table; `of_table`: the table of each row."""
+        places = torch.from_numpy(rows).to(self.sums.device)
         ids = self.arrays.unique_ids
         arrays = _arrays(
             self.arrays.unique_slots.index_select(0, places),
             None if ids is None else ids.index_select(0, places),
-            _borders(of_table[kept], len(counts) - 1).to(self.sums.device),
+            _borders(of_table[rows], len(self.arrays.table_offsets) - 1).to(self.sums.device),
         )
         return WaitingRows(arrays, self._folded().index_select(0, places))
 

@@ -178,7 +178,8 @@ class Layout:
             members = [Member(self.tables[i], self._features[i], slots[i], self.optimizers[i]) for i in indices]
             own = [columns[f] for member in members for f in member.features] if self.pooled else []
             choices = options.seed, options.bounds_check_mode, options.cache_policy
-            group = Group(members, own, options.device, *choices, serial, self._store_folder)
+            stores, row_ids = self._store_folder, options.updates_at_step  # gradients are handed out by id
+            group = Group(members, own, options.device, *choices, serial, stores, row_ids)
             group.set_evict_step_interval(options.evict_step_interval)
             if options.frozen:
                 group.freeze(options.frozen)

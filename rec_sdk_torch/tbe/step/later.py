@@ -160,8 +160,8 @@ class WaitingGradients:
         A change in it counts, until another backward pass comes, after which this gives another tensor.
 
         Returns:
-            float32 `[n, D]` on the device of the cache, each row once, in no order; a row of zeros where the table has
-            none.
+            float32 `[n, D]` on the device of the cache, each row once, in the order of their ids; a row of zeros where
+            the table has none.
         """
         layout = self.layout
         with layout.locks.launch:
@@ -170,7 +170,11 @@ class WaitingGradients:
                 return None
             group, place = layout.find_table(table)
             group.swap.transfers.follow()
-            rows = waiting.rows[layout.built.index(group)]
+            index = layout.built.index(group)
+            rows = waiting.rows[index]
+            if rows is not None and rows.values is None:
+                rows = rows.handed_out()
+                layout.waiting = waiting._replace(rows=[*waiting.rows[:index], rows, *waiting.rows[index + 1 :]])
             part = None if rows is None else rows.parts()[place]
             if part is None or not len(part):  # norms and ranks go by a gradient that has elements
                 part = torch.zeros((1, group.layout.dim), dtype=torch.float32, device=layout.device)

@@ -125,7 +125,7 @@ struct PlanBuffers {
   int32_t* swap_out_places = nullptr;   // [I] for each: its row that leaves, or -1; only when rows leave
   int64_t* window_out_slots = nullptr;  // [P] those of swap_out_slots
   int64_t* window_in_slots = nullptr;   // [Q] those of swap_in_slots
-  int64_t* unique_ids = nullptr;        // [U] of unique_slots; only where weights round stochastically
+  int64_t* unique_ids = nullptr;        // [U] of unique_slots; only in groups with row_ids
   HotSegment* hot_segments = nullptr;   // [H]; room for hot_segment_places(N)
   // [N] of each lookup its slot; slots of the group + i, if its row is the i-th that comes. Only where rows
   // come, and the device asks for it.
