@@ -288,12 +288,12 @@ def saved_tables(chain: Chain, saved: SavedTable) -> SavedTables:
     found = []
     for folder, manifest in chain:
         table = saved_table(manifest, folder, saved.module, saved.name, True)
-        for name in () if table is saved else ("hashed", "embedding_dim", "weight_dtype", "parts", "columns"):
-            before, now = getattr(table, name), getattr(saved, name)
-            if before != now:
-                raise CheckpointError(
-                    f"{folder}: table {table.key!r} has {name} {before}, in {chain[-1][0]}, which follows it, {now}"
-                )
+        difference = None if table is saved else table.row_format.difference(saved.row_format)
+        if difference is not None:
+            name, before, now = difference
+            raise CheckpointError(
+                f"{folder}: table {table.key!r} has {name} {before}, in {chain[-1][0]}, which follows it, {now}"
+            )
         found.append((folder, manifest, table))
     return SavedTables(found)
 

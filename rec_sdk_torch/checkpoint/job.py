@@ -9,18 +9,17 @@ from pathlib import Path
 import torch
 
 from . import files
+from .draft import Start, keys_of
 from .errors import CheckpointError
 from .owners import Owner, owners_of
 from .saving import (
     Moment,
-    Start,
     begin,
     check_shared,
     check_tracked,
     finish,
     follows,
     give_up,
-    keys_of,
     manifest_of,
     note,
     take,

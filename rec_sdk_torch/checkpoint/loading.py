@@ -11,17 +11,15 @@ from ..tbe.cache.batch import Int64Array
 from ..tbe.config.optimizer import check_options
 from ..tbe.rows.pieces import piece_rows
 from ..tbe.rows.replacement import Replacement, TableSource
-from ..tbe.rows.row_parts import WEIGHT
 from ..tbe.rows.state_dict import warn_of_rows
 from ..warn import SaveWarning, warn
 from .contents import SavedTables, count_problem
 from .errors import CheckpointError
-from .manifest import EVICTED, WINDOW, Chain, Manifest, SavedOptimizer
+from .manifest import EVICTED, WINDOW, Chain, Formats, Manifest, RowFormat, SavedOptimizer
 from .owners import Owner
 from .reading import Match, evicted, layers, life, same_family, window
 from .room import has_room_beside
 from .team import Team
-from .tensors import DTYPE_NAMES
 
 
 def check(found: Sequence[Match], chain: Chain) -> list[int]:
@@ -224,13 +222,14 @@ def warn_of_losses(found: Sequence[Match], chain: Chain) -> None:
             )
 
 
-def takes_all(found: Sequence[Match]) -> bool:
-    """Whether the tables are now just what was saved, so that a delta can follow."""
-    return all(_takes_all(each) for each in found)
+def can_be_followed(found: Sequence[Match], last: Manifest, now: Formats) -> bool:
+    """Whether a delta of the tables can follow the save `last`: they have all that it has, in the same format.
+
+    `now`: the formats of the tables that were found, in their order.
+    """
+    same = (_is_as_saved(each, own) for each, (_, _, own) in zip(found, now, strict=True))
+    return len(found) == len(last.tables) and all(same)
 
 
-def _takes_all(found: Match) -> bool:
-    config = found.owner.configs[found.name]
-    same = (found.saved.hashed, found.saved.weight_dtype) == (config.hashed, DTYPE_NAMES[config.weight_dtype])
-    same = same and (config.hashed or found.saved.num_embeddings == config.num_embeddings)
-    return same and set(found.parts) == {WEIGHT} | set(found.saved.parts)
+def _is_as_saved(found: Match, now: RowFormat) -> bool:
+    return now == found.saved.row_format and set(found.parts) == set(now.parts)

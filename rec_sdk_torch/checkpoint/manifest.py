@@ -10,7 +10,7 @@ import json
 import re
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -88,6 +88,35 @@ class SavedFile:
 
 
 @dataclass(frozen=True)
+class RowFormat:
+    """The format of a table's rows in a save. All saves of a chain have the same: a delta follows no other save.
+
+    Attributes:
+        hashed, embedding_dim, weight_dtype, parts, columns: as in `SavedTable`.
+        num_embeddings: of an index table; None for a hash table.
+    """
+
+    hashed: bool
+    embedding_dim: int
+    weight_dtype: str
+    parts: dict[str, int]
+    columns: dict[str, str]
+    num_embeddings: int | None
+
+    def difference(self, later: RowFormat) -> tuple[str, object, object] | None:
+        """Returns the first field that a later save has otherwise: its name, and both values. None: there is none."""
+        for field_ in dataclasses.fields(self):
+            before, now = getattr(self, field_.name), getattr(later, field_.name)
+            if before != now:
+                return field_.name, before, now
+        return None
+
+
+Formats = tuple[tuple[str, str, RowFormat], ...]
+"""The tables of a model: of each the path of its module, its name, and the format of its rows."""
+
+
+@dataclass(frozen=True)
 class SavedTable:
     """A table.
 
@@ -120,6 +149,12 @@ class SavedTable:
     columns: dict[Name, ColumnType] = field(default_factory=dict)
     clocks: dict[Annotated[str, OneOf(CLOCKS)], _Timestamp] = field(default_factory=dict)
 
+    @property
+    def row_format(self) -> RowFormat:
+        """The format of the table's rows."""
+        rows = None if self.hashed else self.num_embeddings
+        return RowFormat(self.hashed, self.embedding_dim, self.weight_dtype, self.parts, self.columns, rows)
+
     def check(self) -> None:
         """
         Raises:
@@ -145,6 +180,11 @@ class SavedTable:
                 f"{where} is an index table of {self.num_embeddings} rows, and has {self.rows}, clocks {self.clocks} "
                 f"and columns {self.columns}"
             )
+
+
+def formats(tables: Iterable[SavedTable]) -> Formats:
+    """Returns the tables and the formats of their rows. A delta follows a save only if these are the same."""
+    return tuple((table.module, table.name, table.row_format) for table in tables)
 
 
 @dataclass(frozen=True)

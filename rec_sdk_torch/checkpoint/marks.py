@@ -10,12 +10,10 @@ from ..tbe import TableBatchedEmbedding
 from ..tbe.cache.device_cache import Group
 from ..tbe.rows.pieces import forget_changes
 from .folders import Place
+from .manifest import Formats
 
 MOST_PATHS = 4
 """Folders of saves that one embedding keeps a mark for; ids that were removed are remembered for the oldest."""
-
-Tables = tuple[tuple[str, str], ...]
-"""The tables of a model: of each the path of its module and its name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,13 +22,13 @@ class Mark:
 
     Attributes:
         place: where the save is.
-        tables: of the model that was saved.
+        formats: of the tables of the model that was saved.
         versions: of each group, then.
         groups: of the embedding, then.
     """
 
     place: Place
-    tables: Tables
+    formats: Formats
     versions: list[int]
     groups: list[weakref.ref[Group]]
 
@@ -56,7 +54,7 @@ def places_of(embedding: TableBatchedEmbedding) -> list[Place]:
 def set_mark(
     embedding: TableBatchedEmbedding,
     place: Place,
-    tables: Tables,
+    formats: Formats,
     versions: Sequence[int],
     groups: Sequence[Group] | None = None,
 ) -> None:
@@ -67,7 +65,7 @@ def set_mark(
     marks = _marks.setdefault(embedding, {})
     marks.pop(place.folders[0], None)
     of_then = [weakref.ref(group) for group in (embedding.groups if groups is None else groups)]
-    marks[place.folders[0]] = Mark(place, tables, list(versions), of_then)
+    marks[place.folders[0]] = Mark(place, formats, list(versions), of_then)
     for other in [key for key, mark in marks.items() if not mark.holds(embedding)]:
         del marks[other]
     while len(marks) > MOST_PATHS:

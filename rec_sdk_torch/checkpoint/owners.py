@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -94,11 +94,6 @@ def _of(path: str, module: torch.nn.Module) -> Owner | None:
         configs = {table.name: table for table in embedding.tables}
         return Owner(path, embedding, configs, sync=module._sync_optimizers)
     return None
-
-
-def tables_of(owners: Sequence[Owner]) -> tuple[tuple[str, str], ...]:
-    """Each table of a model: the path of its module, and its name."""
-    return tuple((owner.path, name) for owner in owners for name in owner.configs)
 
 
 def owners_of(model: torch.nn.Module) -> list[Owner]:

@@ -15,13 +15,14 @@ import torch
 from .._exits import OwnThread, calls
 from ..tbe.rows.pieces import versions
 from . import folders, rec_sdk
+from .draft import formats_of
 from .errors import CheckpointError
 from .folders import PathLike, Paths, Place
 from .job import SaveJob, one_moment
-from .loading import check, check_counts, has_room, put_in_place, replacements, takes_all, warn_of_losses
+from .loading import can_be_followed, check, check_counts, has_room, put_in_place, replacements, warn_of_losses
 from .manifest import Manifest
 from .marks import drop_marks, places_of, set_mark
-from .owners import Owner, owners_of, tables_of
+from .owners import Owner, owners_of
 from .reading import match, verify
 from .team import Team
 from .warming import warm_by_counts, warm_tables
@@ -185,11 +186,12 @@ def _load(module: torch.nn.Module, path: Paths, incremental: bool, warm: bool) -
         put_in_place(team, owners, replacements(owners, found, chain, beside))
         last, of_chain = chain[-1][1], dict.fromkeys(str(each.parent) for each, _ in reversed(chain))
         place = Place(last.id, last.base, last.sequence, folder.name, tuple(of_chain))
+        now = formats_of(owners)
+        followed = can_be_followed(found, last, now)
         for owner in owners:
             drop_marks(owner.embedding)
-            if takes_all(found) and len(found) == len(last.tables):
-                version = versions(owner.embedding.layout)
-                set_mark(owner.embedding, place, tables_of(owners), version)
+            if followed:
+                set_mark(owner.embedding, place, now, versions(owner.embedding.layout))
         if warm:
             warm_tables(found, chain)
     return str(folder)

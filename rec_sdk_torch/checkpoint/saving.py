@@ -3,73 +3,46 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from ..tbe import EvictedRows, TableOptimizer
+from ..tbe import EvictedRows
 from ..tbe.cache.device_cache import Group
 from ..tbe.cache.warming import CachedRows
-from ..tbe.config.optimizer import plain
 from ..tbe.rows.pieces import cached, changed, knows_changes, removed, split, versions, window_count, window_rows
 from ..tbe.rows.row_parts import WEIGHT
 from ..tbe.rows.snapshot import Aside, Rows, Snapshot
 from ..tbe.rows.table_view import TableView
 from . import files
+from .draft import Start, draft_of, formats_of
 from .folders import UNFINISHED, Place, is_whole, next_name, remember
 from .index import write_indexes
 from .manifest import (
     CACHED,
     CANDIDATES,
-    DELTA,
     EVICTED,
-    FULL,
     MANIFEST,
     SKETCH,
     WINDOW,
     Manifest,
     SavedFile,
-    SavedOptimizer,
     SavedTable,
+    formats,
 )
 from .marks import Mark, marks_of, places_of, set_mark
-from .owners import Owner, tables_of
+from .owners import Owner
 from .sketches import saved_sketch
-from .tensors import DTYPE_NAMES, DTYPES, TensorSpec
+from .tensors import DTYPES, TensorSpec
 from .warming import CACHED_SPECS, saved_heat
 from .writing import Piece, RankFiles, row_specs, window_specs
 
 ASIDE_BYTES = 64 << 20
 """Bytes of rows put aside that a save keeps in memory; more wait on the disk."""
-
-
-@dataclass(frozen=True)
-class Start:
-    """The facts that the ranks of a save agree on.
-
-    Attributes:
-        id: of the save.
-        base, previous, sequence: its place in a chain.
-        folder: where it is written.
-        folders: of saves, in which those that it follows lie.
-    """
-
-    id: str
-    base: str
-    previous: str | None
-    sequence: int
-    folder: str
-    folders: tuple[str, ...] = ()
-
-    @property
-    def kind(self) -> str:
-        return FULL if self.previous is None else DELTA
 
 
 def begin(path: Path, follows: Sequence[Sequence[Place]]) -> Start:
@@ -123,9 +96,9 @@ def follows(owners: Sequence[Owner], path: str) -> list[list[Place]]:
     It is the one before it in a folder that has a whole chain, and elsewhere the last save of the model, wherever that
     is; where it is not there any more, one before it.
     """
-    tables, result = tables_of(owners), []
+    now, result = formats_of(owners), []
     for owner in owners:
-        places = [mark.place for mark in marks_of(owner.embedding) if mark.tables == tables and _knows(owner, mark)]
+        places = [mark.place for mark in marks_of(owner.embedding) if mark.formats == now and _knows(owner, mark)]
         result.append(sorted(places, key=lambda place: place.folders != (path,)))
     return result
 
@@ -230,7 +203,7 @@ def take(owners: Sequence[Owner], keys: dict[tuple[int, str], str], start: Start
 
     Sums of open windows are written now; all else waits for `write`.
     """
-    draft = _draft(owners, keys, start)
+    draft = draft_of(owners, keys, start)
     out = RankFiles(Path(start.folder), rank, start.id, draft.many)
     groups = [list(owner.embedding.groups) for owner in owners]
     moment = Moment([], groups, draft, Aside(Path(start.folder), ASIDE_BYTES), out, Written(out.written))
@@ -360,37 +333,6 @@ def _tensors(
     return {"ids": ids, WEIGHT: parts[WEIGHT], **states, **{f"column.{name}": each for name, each in columns.items()}}
 
 
-def _columns(view: TableView) -> dict[str, str]:
-    """Columns of a row beside its parts, and their data types in files."""
-    kept = view.config.life.columns() if view.config.life is not None else []
-    return {name: "F64" if name == "score" else "I64" for name in kept}
-
-
-def _elements(view: TableView) -> dict[str, int]:
-    return {name: shape[0] for name, shape in view.parts().items()}
-
-
-# ---- the manifest
-
-
-def keys_of(owners: Sequence[Owner]) -> dict[tuple[int, str], str]:
-    """The name of each table in a save, by its embedding's place and its own name."""
-    keys: dict[tuple[int, str], str] = {}
-    seen: dict[str, int] = {}
-    for place, owner in enumerate(owners):
-        for name in owner.configs:
-            number = seen.get(name, 0)
-            seen[name] = number + 1
-            keys[place, name] = f"{name}.{number}" if number else name
-    return keys
-
-
-def _optimizer(optimizer: TableOptimizer) -> SavedOptimizer:
-    options = {name: plain(value) for name, value in optimizer.options.items() if name != "params"}
-    cls = f"{optimizer.cls.__module__}.{optimizer.cls.__qualname__}"
-    return SavedOptimizer(cls, optimizer.spec.kernel, options, optimizer.step, optimizer.accumulate_step)
-
-
 def manifest_of(draft: Manifest, written: Sequence[Written]) -> Manifest:
     """The manifest of a save whose files the ranks have written."""
     tables = [
@@ -403,56 +345,6 @@ def manifest_of(draft: Manifest, written: Sequence[Written]) -> Manifest:
     ]
     files = [file for each in written for file in each.files]
     return replace(draft, tables=tables, files=files, world_size=len(written))
-
-
-def _draft(owners: Sequence[Owner], keys: dict[tuple[int, str], str], start: Start) -> Manifest:
-    """The manifest of a save of this moment, of which nothing is written."""
-    optimizers: dict[int, tuple[int, TableOptimizer]] = {}
-    tables = []
-    for place, owner in enumerate(owners):
-        for name, config in owner.configs.items():
-            view, optimizer = owner.embedding.view(name), owner.embedding.layout.optimizer_of(name)
-            number = None
-            if optimizer is not None:
-                number, _ = optimizers.setdefault(id(optimizer), (len(optimizers), optimizer))
-            tables.append(
-                SavedTable(
-                    key=keys[place, name],
-                    name=name,
-                    module=owner.path,
-                    num_embeddings=config.num_embeddings,
-                    embedding_dim=config.embedding_dim,
-                    hashed=config.hashed,
-                    capacity=config.capacity,
-                    pooling=config.pooling.value,
-                    weight_dtype=DTYPE_NAMES[config.weight_dtype],
-                    seed=owner.embedding.options.seed,
-                    parts=_elements(view),
-                    optimizer=number,
-                    rows=0,
-                    columns=_columns(view),
-                    clocks={},
-                )
-            )
-    root = os.path.dirname(start.folder)
-    open_windows = {
-        owner.path: {str(length): count for length, count in owner.embedding.layout.windows.items() if count}
-        for owner in owners
-    }
-    return Manifest(
-        id=start.id,
-        kind=start.kind,
-        base=start.base,
-        previous=start.previous,
-        sequence=start.sequence,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        world_size=1,
-        tables=tables,
-        optimizers=[_optimizer(optimizer) for _, optimizer in optimizers.values()],
-        windows={path: counts for path, counts in open_windows.items() if counts},
-        files=[],
-        folders=[os.path.relpath(each, root) for each in start.folders if each != root],
-    )
 
 
 def finish(owners: Sequence[Owner], path: Path, start: Start, manifest: Manifest) -> Path:
@@ -479,6 +371,6 @@ def give_up(start: Start | None) -> None:
 def note(owners: Sequence[Owner], save: Path, start: Start, moment: Moment) -> None:
     """Lets later deltas follow this save, which is in the folder `save`."""
     folders = tuple(dict.fromkeys([str(save.parent), *start.folders]))
-    place, tables = Place(start.id, start.base, start.sequence, save.name, folders), tables_of(owners)
+    place, now = Place(start.id, start.base, start.sequence, save.name, folders), formats(moment.draft.tables)
     for owner, version, groups in zip(owners, moment.written.versions, moment.groups, strict=True):
-        set_mark(owner.embedding, place, tables, version, groups)
+        set_mark(owner.embedding, place, now, version, groups)
