@@ -28,15 +28,17 @@ def quantize(rows: Floats, bits: int) -> npt.NDArray[np.uint8]:
     Bias and scale are rounded so that the codes from 0 to 255, or 15, span the row: each weight is within half a scale.
 
     Raises:
-        ValueError: a weight that is not finite, or, with 4 bits, beyond what float16 can have.
+        ValueError: a weight that is not finite; with 8 bits a row whose range float32 does not have; with 4 bits a
+            weight beyond what float16 can have.
     """
     kind, most = _PARAMETERS[bits], 2**bits - 1
     exact = rows.astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
         bias = _rounded(exact.min(axis=1), kind, -np.inf)
         scale = _rounded((exact.max(axis=1) - bias.astype(np.float64)) / most, kind, np.inf)
-    if not (np.isfinite(bias).all() and np.isfinite(scale).all()):
-        raise ValueError(f"a weight that is not finite, or too large for a scale and a bias of {np.dtype(kind)}")
+        largest = np.float32(most) * scale.astype(np.float32) + bias.astype(np.float32)
+    if not np.isfinite(largest).all():  # as readers compute it, in float32
+        raise ValueError(f"a weight that is not finite, or a row too wide for a scale and a bias of {np.dtype(kind)}")
     wide = scale.astype(np.float64)[:, None]
     offset = exact - bias.astype(np.float64)[:, None]
     codes = np.rint(np.divide(offset, wide, out=np.zeros_like(offset), where=wide > 0)).astype(np.uint8)

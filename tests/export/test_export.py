@@ -166,6 +166,20 @@ def test_quantized_outputs_are_bounded(pooled: bool, dtype: torch.dtype) -> None
         export.quantized(exported, torch.float16)
 
 
+@pytest.mark.parametrize(("dtype", "codes"), [(torch.qint8, 255), (torch.quint4x2, 15)])
+@pytest.mark.parametrize(("scale", "offset"), [(1.0, 0.0), (1e-3, 100.0), (1e-5, 0.0), (1e-8, 0.0), (1e-6, 0.5)])
+def test_quantized_rows_lose_what_the_docs_say(scale: float, offset: float, dtype: torch.dtype, codes: int) -> None:
+    config = EmbeddingBagConfig(name="t0", num_embeddings=64, embedding_dim=8, feature_names=["f0"])
+    tables = rst.EmbCacheEmbeddingBagCollection([config], cache=64).eval()
+    rows = torch.randn(64, 8, generator=torch.Generator().manual_seed(1)) * scale + offset
+    tables.load_state_dict({"embedding_bags.t0.weight": rows})
+    small = export.quantized(export.to_torchrec(tables), dtype)
+    features = KeyedJaggedTensor(["f0"], torch.arange(64), lengths=torch.ones(64, dtype=torch.int64))
+    error = (small(features).values().double() - rows.double()).abs().amax(1)
+    lowest, width = rows.double().amin(1), rows.double().amax(1) - rows.double().amin(1)
+    assert (error <= width / codes / 2 + (width + lowest.abs()) / 2048 + 1e-5).all()
+
+
 def test_arrays_and_safetensors(tmp_path: Path) -> None:
     tables = trained(True)
     arrays = export.to_arrays(tables)
